@@ -1,0 +1,130 @@
+"""The denoising chain: T transitions from noise to a token, one after the other."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+
+from cspd_jax.diffusion.gaussian import Coefficients, Gaussian, guide, log_density, transition
+
+Array = jax.Array
+
+
+class Denoiser(Protocol):
+    """The network of the chain, in three parts by what they depend on. R is any number of rows."""
+
+    def embed_time(self, params: Any, timesteps: Array) -> Array:
+        """Original timesteps [T] -> features [T, ...], computed once per generation."""
+
+    def modulate(self, params: Any, time: Array, z: Array) -> Any:
+        """Features [..., W] and z [..., D], broadcast together -> pytree of what (t, z) contribute."""
+
+    def denoise(self, params: Any, x: Array, modulations: Any) -> Array:
+        """x [R, d] and its modulations -> eps | v [R, 2d]."""
+
+
+# Modulations are made for several steps in one matrix product. Enough rows to be efficient, few enough to
+# stay in cache (and in memory: one row of MAR-H is 40 thousand numbers).
+MODULATION_ROWS = 128
+
+
+def sample_chain(
+    denoiser: Denoiser,
+    params: Any,
+    time: Array,
+    z: Array,
+    noise: Array,
+    coefficients: Coefficients,
+    *,
+    temperature: Array | float = 1.0,
+    scale: Array | None = None,
+    final_noise: bool = False,
+    trajectory: bool = False,
+) -> Array:
+    """Runs the chain of R tokens side by side and returns x_0 [R, d].
+
+    time: `embed_time` of the T timesteps. z: [R, D]; with guidance (`scale` [R, 1] or scalar) [2R, D],
+    the conditional rows first. noise: [T + 1, R, d]; entry T is x_T, entry i is added in step i.
+    MAR adds none in step 0, unless `final_noise`. With `trajectory` the states x_{T-1}, ..., x_0 are
+    returned as well: (x_0, [T, R, d]).
+    """
+    steps = time.shape[0]
+    gain = jnp.full(steps, temperature, noise.dtype)
+    if not final_noise:
+        gain = gain.at[0].set(0.0)
+    chunk = chunk_length(steps, z.shape[0])
+    backwards = jax.tree.map(
+        lambda a: a[::-1].reshape(steps // chunk, chunk, *a.shape[1:]),
+        (time, coefficients, noise[:-1], gain),
+    )
+
+    def step(x, inputs):
+        modulations, c, eps, g = inputs
+        p = _transition(denoiser, params, x, modulations, c, scale)
+        x = p.mean + g * jnp.exp(0.5 * p.log_var) * eps
+        return x, x if trajectory else None
+
+    def several_steps(x, inputs):
+        time, *rest = inputs
+        modulations = denoiser.modulate(params, time[:, None], z[None])
+        return jax.lax.scan(step, x, (modulations, *rest))
+
+    x, states = jax.lax.scan(several_steps, noise[-1], backwards)
+    return (x, states.reshape(steps, *x.shape)) if trajectory else x
+
+
+def path_log_density(
+    denoiser: Denoiser,
+    params: Any,
+    time: Array,
+    z: Array,
+    path: Array,
+    coefficients: Coefficients,
+    *,
+    temperature: Array | float = 1.0,
+    scale: Array | None = None,
+    final_noise: bool = True,
+) -> Array:
+    """log p(x_{T-1}, ..., x_0 | x_T, z) of given paths [T + 1, R, d] (entry i is x_i) -> [R].
+
+    The states are given, so nothing is sequential: chunks of the T x R transitions are single head calls.
+    Without `final_noise` the last transition is deterministic and left out.
+    """
+    steps = time.shape[0]
+    chunk = chunk_length(steps, z.shape[0])
+    shift = 2 * jnp.log(jnp.asarray(temperature, path.dtype))
+    counted = jnp.ones(steps, bool) if final_noise else jnp.arange(steps) > 0
+    chunks = jax.tree.map(
+        lambda a: a.reshape(steps // chunk, chunk, *a.shape[1:]),
+        (time, coefficients, path[1:], path[:-1], counted),
+    )
+
+    def add(total, inputs):
+        time, c, x, after, counted = inputs
+        modulations = denoiser.modulate(params, time[:, None], z[None])
+
+        def one(modulations, c, x, after):
+            p = _transition(denoiser, params, x, modulations, c, scale)
+            return log_density(Gaussian(p.mean, p.log_var + shift), after)
+
+        terms = jax.vmap(one)(modulations, c, x, after)
+        return total + jnp.sum(jnp.where(counted[:, None], terms, 0.0), axis=0), None
+
+    start = jnp.zeros(path.shape[1], jnp.promote_types(path.dtype, jnp.float32))
+    return jax.lax.scan(add, start, chunks)[0]
+
+
+def _transition(denoiser, params, x, modulations, c, scale) -> Gaussian:
+    """p(x_{i} | x_{i+1} = x) for rows [R, d], guided when there is a `scale`."""
+    rows = x if scale is None else jnp.concatenate([x, x])
+    eps, v = guide(denoiser.denoise(params, rows, modulations), scale)
+    return transition(c, x, eps.astype(x.dtype), v.astype(x.dtype))
+
+
+def chunk_length(steps: int, rows: int) -> int:
+    """The largest divisor of `steps` that keeps steps x rows near MODULATION_ROWS."""
+    most = max(1, math.ceil(MODULATION_ROWS / rows))
+    return max(d for d in range(1, steps + 1) if steps % d == 0 and d <= most)

@@ -1,0 +1,85 @@
+"""One denoising transition as a diagonal Gaussian, and densities of such Gaussians."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from cspd_jax.diffusion.schedule import Schedule
+
+Array = jax.Array
+
+
+class Coefficients(NamedTuple):
+    """What one transition needs of the schedule: scalars, or arrays [T] to scan or index over."""
+
+    recip: Array  # x_0-hat = recip * x - recipm1 * eps
+    recipm1: Array
+    mean_x0: Array  # mean = mean_x0 * x_0-hat + mean_x * x
+    mean_x: Array
+    log_beta: Array  # log variance = f log_beta + (1 - f) log_posterior, f = (v + 1) / 2
+    log_posterior: Array
+
+
+class Gaussian(NamedTuple):
+    """A diagonal Gaussian over tokens: `mean` and `log_var` of shape [..., d]."""
+
+    mean: Array
+    log_var: Array
+
+
+def coefficients(schedule: Schedule, dtype=jnp.float32) -> Coefficients:
+    """Arrays [T], entry i for the step that turns x_{i+1} into x_i."""
+    return Coefficients(
+        *(
+            jnp.asarray(a, dtype)
+            for a in (
+                schedule.sqrt_recip_alphas_cumprod,
+                schedule.sqrt_recipm1_alphas_cumprod,
+                schedule.posterior_mean_coef1,
+                schedule.posterior_mean_coef2,
+                schedule.log_betas,
+                schedule.posterior_log_variance_clipped,
+            )
+        )
+    )
+
+
+def predicted_x0(c: Coefficients, x: Array, eps: Array) -> Array:
+    return c.recip * x - c.recipm1 * eps
+
+
+def transition(c: Coefficients, x: Array, eps: Array, v: Array) -> Gaussian:
+    """The law of x_{t-1} given x_t = `x` and the network's `eps`, `v` (all [..., d])."""
+    f = (v + 1) / 2
+    mean = c.mean_x0 * predicted_x0(c, x, eps) + c.mean_x * x
+    return Gaussian(mean, f * c.log_beta + (1 - f) * c.log_posterior)
+
+
+def posterior(c: Coefficients, x0: Array, x: Array) -> Gaussian:
+    """q(x_{t-1} | x_t = x, x_0 = x0), the law a perfectly informed network would use."""
+    mean = c.mean_x0 * x0 + c.mean_x * x
+    return Gaussian(mean, jnp.broadcast_to(c.log_posterior, mean.shape))
+
+
+def guide(out: Array, scale: Array | None) -> tuple[Array, Array]:
+    """Splits the head's output [..., 2d] into (eps, v), with classifier-free guidance.
+
+    With `scale` ([R, 1] or a scalar) the rows are R conditional ones, then R unconditional ones; eps is
+    u + scale (c - u), v is the conditional half's. Returns [R, d] each.
+    """
+    eps, v = jnp.split(out, 2, axis=-1)
+    if scale is None:
+        return eps, v
+    conditional, unconditional = jnp.split(eps, 2, axis=0)
+    return unconditional + scale * (conditional - unconditional), jnp.split(v, 2, axis=0)[0]
+
+
+def log_density(g: Gaussian, x: Array) -> Array:
+    """log N(x; g), summed over the last axis: [...]. Computed in at least float32."""
+    mean, log_var, x = (a.astype(jnp.promote_types(a.dtype, jnp.float32)) for a in (g.mean, g.log_var, x))
+    square = (x - mean) ** 2 * jnp.exp(-log_var)
+    return -0.5 * jnp.sum(square + log_var + math.log(2 * math.pi), axis=-1)

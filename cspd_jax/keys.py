@@ -1,0 +1,43 @@
+"""Which random numbers are drawn from an image's key, and for what.
+
+Every image has one key. All that is random in it is derived by folding in a purpose and the place where
+the number is used, so an image depends on its own key and never on its neighbours in the batch.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import jax
+import jax.numpy as jnp
+
+Array = jax.Array
+
+
+class Purpose(enum.IntEnum):
+    """What a random number is used for. Numbers of different purposes are independent."""
+
+    ORDER = 0
+    CHAIN = 1
+
+
+def image_keys(key: Array, count: int, first: int = 0) -> Array:
+    """Keys of the images first, ..., first + count - 1 of a run: [count]."""
+    return jax.vmap(lambda i: jax.random.fold_in(key, i))(first + jnp.arange(count))
+
+
+def purpose_keys(keys: Array, purpose: Purpose) -> Array:
+    return jax.vmap(lambda k: jax.random.fold_in(k, int(purpose)))(keys)
+
+
+def chain_noise(keys: Array, positions: Array, steps: int, dim: int) -> Array:
+    """Noise of the denoising chains at `positions` [B, G] of images with `keys` [B]: [T + 1, B, G, d].
+
+    Entry T is x_T, entry i is for step i. Drawn in float32 whatever the networks run in.
+    """
+
+    def one(key, position):
+        return jax.random.normal(jax.random.fold_in(key, position), (steps + 1, dim), jnp.float32)
+
+    keys = purpose_keys(keys, Purpose.CHAIN)
+    return jax.vmap(jax.vmap(one, (None, 0), 1), (0, 0), 1)(keys, positions)

@@ -1,0 +1,220 @@
+"""The KL-16 autoencoder: images [N, H, W, 3] <-> latents [N, H/16, W/16, 16], in Flax.
+
+Convolutions and products run in `dtype`, normalisation and softmax in at least float32. Submodule names
+follow the PyTorch checkpoint with dots turned into underscores: `down.0.block.1` is `down_0_block_1`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from cspd_jax.errors import UserError
+from cspd_jax.networks.config import KLConfig
+from cspd_jax.networks.layers import at_least_float32
+
+Array = jax.Array
+
+
+class Posterior(NamedTuple):
+    """The diagonal Gaussian over latents; every field is [N, h, w, embed_dim]."""
+
+    mean: Array
+    logvar: Array  # clamped to [-30, 20]
+    std: Array
+
+
+class GroupNorm(nn.Module):
+    """GroupNorm over the channels of [N, H, W, C], eps 1e-6."""
+
+    groups: int
+    dtype: jnp.dtype = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        shape, channels = x.shape, x.shape[-1]
+        wide = at_least_float32(x).reshape(shape[0], -1, self.groups, channels // self.groups)
+        mean = jnp.mean(wide, axis=(1, 3), keepdims=True)
+        variance = jnp.mean(jnp.square(wide - mean), axis=(1, 3), keepdims=True)
+        y = ((wide - mean) * jax.lax.rsqrt(variance + 1e-6)).reshape(shape)
+        y = y * self.param("scale", nn.initializers.ones, (channels,), jnp.float32)
+        y = y + self.param("bias", nn.initializers.zeros, (channels,), jnp.float32)
+        return y.astype(self.dtype)
+
+
+def conv(features: int, size: int, name: str, dtype) -> nn.Conv:
+    """A convolution that keeps height and width."""
+    return nn.Conv(features, (size, size), padding=size // 2, name=name, dtype=dtype)
+
+
+class ResBlock(nn.Module):
+    """[N, H, W, Cin] -> [N, H, W, features]: two normalised convolutions beside a shortcut."""
+
+    features: int
+    groups: int
+    dtype: jnp.dtype = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        h = nn.silu(GroupNorm(self.groups, self.dtype, name="norm1")(x))
+        h = conv(self.features, 3, "conv1", self.dtype)(h)
+        h = nn.silu(GroupNorm(self.groups, self.dtype, name="norm2")(h))
+        h = conv(self.features, 3, "conv2", self.dtype)(h)
+        if x.shape[-1] != self.features:
+            x = conv(self.features, 1, "nin_shortcut", self.dtype)(x)
+        return x + h
+
+
+class SpatialAttention(nn.Module):
+    """Single-head attention over all positions of [N, H, W, C], added to its input."""
+
+    groups: int
+    dtype: jnp.dtype = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        n, height, width, channels = x.shape
+        h = GroupNorm(self.groups, self.dtype, name="norm")(x)
+        q, k, v = (
+            conv(channels, 1, name, self.dtype)(h).reshape(n, height * width, channels) for name in "qkv"
+        )
+        scores = at_least_float32(jnp.einsum("nqc,nkc->nqk", q * channels**-0.5, k))
+        h = jnp.einsum("nqk,nkc->nqc", jax.nn.softmax(scores, axis=-1).astype(self.dtype), v)
+        return x + conv(channels, 1, "proj_out", self.dtype)(h.reshape(x.shape))
+
+
+def _middle(x: Array, groups: int, dtype) -> Array:
+    channels = x.shape[-1]
+    x = ResBlock(channels, groups, dtype, name="mid_block_1")(x)
+    x = SpatialAttention(groups, dtype, name="mid_attn_1")(x)
+    return ResBlock(channels, groups, dtype, name="mid_block_2")(x)
+
+
+class Encoder(nn.Module):
+    """[N, H, W, image_channels] -> [N, H/stride, W/stride, 2 z_channels]."""
+
+    config: KLConfig
+    dtype: jnp.dtype = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        c, dtype = self.config, self.dtype
+        x = conv(c.channels, 3, "conv_in", dtype)(x)
+        for level, multiplier in enumerate(c.channel_mult):
+            for i in range(c.num_res_blocks):
+                x = ResBlock(c.channels * multiplier, c.groups, dtype, name=f"down_{level}_block_{i}")(x)
+                if level in c.encoder_attention_levels:
+                    x = SpatialAttention(c.groups, dtype, name=f"down_{level}_attn_{i}")(x)
+            if level + 1 < len(c.channel_mult):
+                name = f"down_{level}_downsample"
+                x = jnp.pad(x, ((0, 0), (0, 1), (0, 1), (0, 0)))
+                x = nn.Conv(x.shape[-1], (3, 3), strides=2, padding="VALID", name=name, dtype=dtype)(x)
+        x = _middle(x, c.groups, dtype)
+        x = nn.silu(GroupNorm(c.groups, dtype, name="norm_out")(x))
+        return conv(2 * c.z_channels, 3, "conv_out", dtype)(x)
+
+
+class Decoder(nn.Module):
+    """[N, h, w, z_channels] -> [N, h stride, w stride, image_channels]."""
+
+    config: KLConfig
+    dtype: jnp.dtype = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        c, dtype = self.config, self.dtype
+        x = conv(c.channels * c.channel_mult[-1], 3, "conv_in", dtype)(x)
+        x = _middle(x, c.groups, dtype)
+        for level, multiplier in reversed(list(enumerate(c.channel_mult))):
+            for i in range(c.num_res_blocks + 1):
+                x = ResBlock(c.channels * multiplier, c.groups, dtype, name=f"up_{level}_block_{i}")(x)
+                if level in c.decoder_attention_levels:
+                    x = SpatialAttention(c.groups, dtype, name=f"up_{level}_attn_{i}")(x)
+            if level > 0:
+                x = jnp.repeat(jnp.repeat(x, 2, axis=1), 2, axis=2)
+                x = conv(x.shape[-1], 3, f"up_{level}_upsample", dtype)(x)
+        x = nn.silu(GroupNorm(c.groups, dtype, name="norm_out")(x))
+        return conv(c.image_channels, 3, "conv_out", dtype)(x)
+
+
+class Autoencoder(nn.Module):
+    config: KLConfig
+    dtype: jnp.dtype = jnp.float32
+
+    def setup(self):
+        c = self.config
+        self.encoder = Encoder(c, self.dtype)
+        self.decoder = Decoder(c, self.dtype)
+        self.quant_conv = conv(2 * c.embed_dim, 1, "quant_conv", self.dtype)
+        self.post_quant_conv = conv(c.z_channels, 1, "post_quant_conv", self.dtype)
+
+    def moments(self, images: Array) -> Array:
+        """images [N, H, W, 3] in [-1, 1] -> [N, h, w, 2 embed_dim]: mean, then unclamped logvar."""
+        return self.quant_conv(self.encoder(images.astype(self.dtype)))
+
+    def decode(self, latents: Array) -> Array:
+        """latents [N, h, w, embed_dim] -> images [N, H, W, 3]."""
+        return self.decoder(self.post_quant_conv(latents.astype(self.dtype)))
+
+    def __call__(self, images: Array) -> Array:
+        mean, _ = jnp.split(self.moments(images), 2, axis=-1)
+        return self.decode(mean)
+
+
+def posterior(moments: Array) -> Posterior:
+    """moments [N, h, w, 2 embed_dim] -> Posterior, in at least float32."""
+    mean, logvar = jnp.split(at_least_float32(moments), 2, axis=-1)
+    logvar = jnp.clip(logvar, -30.0, 20.0)
+    return Posterior(mean, logvar, jnp.exp(0.5 * logvar))
+
+
+def encode(config: KLConfig, params, images: Array, dtype=jnp.float32) -> Posterior:
+    """images [N, H, W, 3] in [-1, 1] -> the distribution of latents; H and W are multiples of the stride."""
+    if images.ndim != 4 or images.shape[-1] != config.image_channels:
+        raise UserError(
+            f"images have shape {images.shape}; the autoencoder takes [N, H, W, {config.image_channels}]"
+        )
+    if images.shape[1] % config.stride or images.shape[2] % config.stride:
+        raise UserError(
+            f"images of {images.shape[1]}x{images.shape[2]} pixels do not fit the autoencoder:"
+            f" both sides must be multiples of {config.stride}"
+        )
+    return posterior(Autoencoder(config, dtype).apply({"params": params}, images, method="moments"))
+
+
+def sample(posterior: Posterior, *, key: Array | None = None, noise: Array | None = None) -> Array:
+    """A latent [N, h, w, embed_dim] from the posterior, with fresh noise (`key`) or the given one."""
+    if (key is None) == (noise is None):
+        raise UserError("sampling a latent needs either a key or the noise, not both and not neither")
+    if noise is None:
+        noise = jax.random.normal(key, posterior.mean.shape, posterior.mean.dtype)
+    return posterior.mean + posterior.std * noise
+
+
+def decode(config: KLConfig, params, latents: Array, dtype=jnp.float32) -> Array:
+    """latents [N, h, w, embed_dim] -> images [N, H, W, 3] in about [-1, 1], at least float32."""
+    if latents.ndim != 4 or latents.shape[-1] != config.embed_dim:
+        raise UserError(
+            f"latents have shape {latents.shape}; the autoencoder takes [N, h, w, {config.embed_dim}]"
+        )
+    return at_least_float32(Autoencoder(config, dtype).apply({"params": params}, latents, method="decode"))
+
+
+def kl_divergence(posterior: Posterior) -> Array:
+    """KL(posterior || N(0, I)) of each image, [N]."""
+    mean, logvar, std = posterior
+    return 0.5 * jnp.sum(mean**2 + std**2 - 1.0 - logvar, axis=(1, 2, 3))
+
+
+def init_params(config: KLConfig, key: Array) -> dict:
+    """Fresh parameters."""
+    images = jnp.zeros((1, config.stride, config.stride, config.image_channels))
+    return Autoencoder(config).init(key, images)["params"]
+
+
+def abstract_params(config: KLConfig):
+    """Shapes and dtypes of the parameters, without allocating them."""
+    return jax.eval_shape(lambda: init_params(config, jax.random.key(0)))

@@ -1,0 +1,103 @@
+"""Sizes of the networks, as frozen (hashable) dataclasses: the only static argument of a jitted call."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from cspd_jax.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class MARConfig:
+    """A MAR model: a masked bidirectional backbone and a small diffusion head.
+
+    The defaults are MAR-B at 256x256. `respacing` names the denoising steps used for sampling
+    (see `diffusion.schedule.respace`); `vae_stride` 1 means that tokens are patches of pixels.
+    """
+
+    seq_len: int = 256
+    token_dim: int = 16
+    num_classes: int = 1000
+    buffer_size: int = 64
+    encoder_width: int = 768
+    encoder_depth: int = 12
+    encoder_heads: int = 12
+    decoder_width: int = 768
+    decoder_depth: int = 12
+    decoder_heads: int = 12
+    mlp_ratio: float = 4.0
+    head_depth: int = 6
+    head_width: int = 1024
+    respacing: str = "100"
+    patch_size: int = 1
+    vae_stride: int = 16
+
+    def __post_init__(self):
+        for name in ("encoder", "decoder"):
+            width, heads = getattr(self, f"{name}_width"), getattr(self, f"{name}_heads")
+            if heads < 1 or width % heads:
+                raise UserError(f"{name} width {width} is not divisible by its number of heads {heads}")
+        if math.isqrt(self.seq_len) ** 2 != self.seq_len:
+            raise UserError(f"the number of tokens, {self.seq_len}, is not a square (images are square grids)")
+        if self.token_dim % self.patch_size**2:
+            raise UserError(
+                f"token dimension {self.token_dim} is not a multiple of patch_size^2 = {self.patch_size**2}"
+            )
+
+    @property
+    def grid(self) -> int:
+        """Tokens along one side of the image."""
+        return math.isqrt(self.seq_len)
+
+    @property
+    def latent_channels(self) -> int:
+        return self.token_dim // self.patch_size**2
+
+    @property
+    def image_size(self) -> int:
+        """Pixels along one side of the image."""
+        return self.grid * self.patch_size * self.vae_stride
+
+
+@dataclasses.dataclass(frozen=True)
+class KLConfig:
+    """The KL-16 autoencoder. The defaults are the published one (66 M parameters, stride 16).
+
+    `attention_levels` are the encoder levels whose residual blocks are followed by attention; the two
+    middle parts always have one attention block.
+    """
+
+    channels: int = 128
+    channel_mult: tuple[int, ...] = (1, 1, 2, 2, 4)
+    num_res_blocks: int = 2
+    z_channels: int = 16
+    embed_dim: int = 16
+    image_channels: int = 3
+    groups: int = 32
+    encoder_attention_levels: tuple[int, ...] = (4,)
+    decoder_attention_levels: tuple[int, ...] = ()
+
+    @property
+    def stride(self) -> int:
+        return 2 ** (len(self.channel_mult) - 1)
+
+
+def _mar(width: int, depth: int, heads: int, head_depth: int, head_width: int) -> MARConfig:
+    return MARConfig(
+        encoder_width=width,
+        encoder_depth=depth,
+        encoder_heads=heads,
+        decoder_width=width,
+        decoder_depth=depth,
+        decoder_heads=heads,
+        head_depth=head_depth,
+        head_width=head_width,
+    )
+
+
+MAR_PRESETS = {
+    "mar-base": _mar(768, 12, 12, 6, 1024),
+    "mar-large": _mar(1024, 16, 16, 8, 1280),
+    "mar-huge": _mar(1280, 20, 16, 12, 1536),
+}

@@ -1,0 +1,121 @@
+"""MAR's diffusion head: a small MLP with adaLN that denoises one token given the backbone's z.
+
+The modulations depend on (t, z) but not on x, so they are computed apart (`modulate`), for many t in one
+matrix product; `denoise` is what remains for the sequential part.
+"""
+
+from __future__ import annotations
+
+import math
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from cspd_jax.networks.layers import LayerNorm, dense
+
+Array = jax.Array
+_FREQUENCIES = 256
+_MAX_PERIOD = 10_000.0
+
+
+def sinusoid(t: Array, dtype=jnp.float32) -> Array:
+    """Timesteps [...] -> [..., 256], cosines first."""
+    half = _FREQUENCIES // 2
+    frequencies = jnp.exp(-math.log(_MAX_PERIOD) * jnp.arange(half, dtype=jnp.float32) / half)
+    angles = t[..., None].astype(jnp.float32) * frequencies
+    return jnp.concatenate([jnp.cos(angles), jnp.sin(angles)], axis=-1).astype(dtype)
+
+
+class TimeEmbed(nn.Module):
+    width: int
+    dtype: jnp.dtype
+
+    @nn.compact
+    def __call__(self, t: Array) -> Array:
+        normal = nn.initializers.normal(0.02)
+        h = nn.Dense(self.width, name="mlp_0", dtype=self.dtype, kernel_init=normal)(sinusoid(t, self.dtype))
+        return nn.Dense(self.width, name="mlp_2", dtype=self.dtype, kernel_init=normal)(nn.silu(h))
+
+
+class ResBlock(nn.Module):
+    """h + gate * mlp(LN(h) * (1 + scale) + shift)."""
+
+    width: int
+    dtype: jnp.dtype
+
+    def setup(self):
+        self.in_ln = LayerNorm(dtype=self.dtype, name="in_ln")
+        self.mlp_0 = dense(self.width, "mlp_0", self.dtype)
+        self.mlp_2 = dense(self.width, "mlp_2", self.dtype)
+        self.adaln = _zero_dense(3 * self.width, "adaLN_modulation_1", self.dtype)
+
+    def modulate(self, y: Array) -> Array:
+        """silu(y) [..., W] -> shift | scale | gate [..., 3W]."""
+        return self.adaln(y)
+
+    def __call__(self, h: Array, modulation: Array) -> Array:
+        shift, scale, gate = jnp.split(modulation, 3, axis=-1)
+        inner = self.in_ln(h) * (1 + scale) + shift
+        return h + gate * self.mlp_2(nn.silu(self.mlp_0(inner)))
+
+
+class FinalLayer(nn.Module):
+    out: int
+    width: int
+    dtype: jnp.dtype
+
+    def setup(self):
+        self.norm = LayerNorm(dtype=self.dtype, affine=False, name="norm_final")
+        self.linear = _zero_dense(self.out, "linear", self.dtype)
+        self.adaln = _zero_dense(2 * self.width, "adaLN_modulation_1", self.dtype)
+
+    def modulate(self, y: Array) -> Array:
+        """silu(y) [..., W] -> shift | scale [..., 2W]."""
+        return self.adaln(y)
+
+    def __call__(self, h: Array, modulation: Array) -> Array:
+        shift, scale = jnp.split(modulation, 2, axis=-1)
+        return self.linear(self.norm(h) * (1 + scale) + shift)
+
+
+def _zero_dense(features: int, name: str, dtype) -> nn.Dense:
+    return nn.Dense(features, name=name, dtype=dtype, kernel_init=nn.initializers.zeros)
+
+
+class Head(nn.Module):
+    """x [..., C], t [...], z [..., Dz] -> [..., 2C] = eps | v."""
+
+    token_dim: int
+    width: int
+    depth: int
+    dtype: jnp.dtype = jnp.float32
+
+    def setup(self):
+        self.time_embed = TimeEmbed(self.width, self.dtype, name="time_embed")
+        self.cond_embed = dense(self.width, "cond_embed", self.dtype)
+        self.input_proj = dense(self.width, "input_proj", self.dtype)
+        self.res_blocks = [
+            ResBlock(self.width, self.dtype, name=f"res_blocks_{i}") for i in range(self.depth)
+        ]
+        self.final_layer = FinalLayer(2 * self.token_dim, self.width, self.dtype, name="final_layer")
+
+    def embed_time(self, t: Array) -> Array:
+        """Original timesteps [T] -> [T, W]: depends on nothing else, computed once per generation."""
+        return self.time_embed(t)
+
+    def modulate(self, time: Array, z: Array) -> tuple[Array, ...]:
+        """time [..., W] and z [..., Dz], broadcast together -> one modulation [..., kW] per layer."""
+        y = nn.silu(time + self.cond_embed(z.astype(self.dtype)))
+        return (*(block.modulate(y) for block in self.res_blocks), self.final_layer.modulate(y))
+
+    def denoise(self, x: Array, modulations: tuple[Array, ...]) -> Array:
+        """x [..., C] with the modulations of its own (t, z) -> eps | v [..., 2C], at least float32."""
+        h = self.input_proj(x.astype(self.dtype))
+        for block, modulation in zip(self.res_blocks, modulations):
+            h = block(h, modulation)
+        out = self.final_layer(h, modulations[-1])
+        return out.astype(jnp.promote_types(out.dtype, jnp.float32))
+
+    def __call__(self, x: Array, t: Array, z: Array) -> Array:
+        return self.denoise(x, self.modulate(self.embed_time(t), z))

@@ -1,0 +1,102 @@
+"""Layers shared by the transformers: normalisation, attention, MLP, the ViT block.
+
+Matrix products and activations run in `dtype`; normalisation and softmax in at least float32.
+"""
+
+from __future__ import annotations
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+Array = jax.Array
+
+
+def at_least_float32(x: Array) -> Array:
+    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+
+
+class LayerNorm(nn.Module):
+    """LayerNorm over the last axis, eps 1e-6, with or without scale and bias."""
+
+    dtype: jnp.dtype = jnp.float32
+    affine: bool = True
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        wide = at_least_float32(x)
+        mean = jnp.mean(wide, axis=-1, keepdims=True)
+        centred = wide - mean
+        variance = jnp.mean(centred * centred, axis=-1, keepdims=True)
+        y = centred * jax.lax.rsqrt(variance + 1e-6)
+        if self.affine:
+            y = y * self.param("scale", nn.initializers.ones, x.shape[-1:], jnp.float32)
+            y = y + self.param("bias", nn.initializers.zeros, x.shape[-1:], jnp.float32)
+        return y.astype(self.dtype)
+
+
+def dense(features: int, name: str, dtype) -> nn.Dense:
+    """A Dense layer with MAR's initialisation (Xavier uniform, zero bias)."""
+    return nn.Dense(features, name=name, dtype=dtype, kernel_init=nn.initializers.xavier_uniform())
+
+
+def attend(q: Array, k: Array, v: Array, visible: Array | None) -> Array:
+    """softmax(q k^T / sqrt(d)) v for q [B, H, Q, d], k and v [B, H, K, d].
+
+    `visible` [B, K] (bool) hides keys; None shows all. At least one key of every row is visible.
+    """
+    scores = jnp.einsum("bhqd,bhkd->bhqk", q * q.shape[-1] ** -0.5, k)
+    scores = at_least_float32(scores)
+    if visible is not None:
+        scores = jnp.where(visible[:, None, None, :], scores, -jnp.inf)
+    weights = jnp.exp(scores - jnp.max(scores, axis=-1, keepdims=True))
+    total = jnp.sum(weights, axis=-1, keepdims=True)
+    return jnp.einsum("bhqk,bhkd->bhqd", weights.astype(v.dtype), v) / total.astype(v.dtype)
+
+
+class Attention(nn.Module):
+    """Multi-head self-attention without a causal mask. `rows` [B, Q] restricts the queries."""
+
+    heads: int
+    dtype: jnp.dtype = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: Array, visible: Array | None = None, rows: Array | None = None) -> Array:
+        batch, length, width = x.shape
+        qkv = dense(3 * width, "qkv", self.dtype)(x)
+        q, k, v = jnp.split(qkv, 3, axis=-1)
+        q = take_rows(q, rows)
+        q, k, v = (a.reshape(batch, -1, self.heads, width // self.heads).swapaxes(1, 2) for a in (q, k, v))
+        out = attend(q, k, v, visible)
+        out = out.swapaxes(1, 2).reshape(batch, -1, width)
+        return dense(width, "proj", self.dtype)(out)
+
+
+def take_rows(x: Array, rows: Array | None) -> Array:
+    """x [B, N, D] at `rows` [B, Q] -> [B, Q, D]; None takes all."""
+    return x if rows is None else jnp.take_along_axis(x, rows[:, :, None], axis=1)
+
+
+class Mlp(nn.Module):
+    hidden: int
+    dtype: jnp.dtype = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        h = nn.gelu(dense(self.hidden, "fc1", self.dtype)(x), approximate=False)
+        return dense(x.shape[-1], "fc2", self.dtype)(h)
+
+
+class Block(nn.Module):
+    """A pre-norm ViT block. With `rows`, only those rows are computed (all are still attended to)."""
+
+    heads: int
+    mlp_ratio: float = 4.0
+    dtype: jnp.dtype = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: Array, visible: Array | None = None, rows: Array | None = None) -> Array:
+        h = LayerNorm(name="norm1", dtype=self.dtype)(x)
+        x = take_rows(x, rows) + Attention(self.heads, name="attn", dtype=self.dtype)(h, visible, rows)
+        h = LayerNorm(name="norm2", dtype=self.dtype)(x)
+        return x + Mlp(int(x.shape[-1] * self.mlp_ratio), name="mlp", dtype=self.dtype)(h)

@@ -1,0 +1,168 @@
+"""The MAR backbone: a masked bidirectional transformer over image tokens.
+
+Everything works in **reveal order**: the tokens of an image are stored in the order in which they become
+known, so that the known ones are a prefix of length `n_known` and the encoder runs on a static prefix
+(`bucket` >= n_known) with the surplus hidden. Attention does not see the order of its inputs; positions
+enter through the learned embeddings, gathered by `reveal`.
+"""
+
+from __future__ import annotations
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from cspd_jax.networks.config import MARConfig
+from cspd_jax.networks.head import Head
+from cspd_jax.networks.layers import Block, LayerNorm, dense
+
+Array = jax.Array
+
+
+class Backbone(nn.Module):
+    config: MARConfig
+    dtype: jnp.dtype = jnp.float32
+
+    def setup(self):
+        c, dtype = self.config, self.dtype
+        normal = nn.initializers.normal(0.02)
+        self.class_emb = nn.Embed(c.num_classes, c.encoder_width, embedding_init=normal, name="class_emb")
+        total = c.buffer_size + c.seq_len
+        self.fake_latent = self.param("fake_latent", normal, (1, c.encoder_width))
+        self.mask_token = self.param("mask_token", normal, (1, 1, c.decoder_width))
+        self.encoder_pos = self.param("encoder_pos_embed_learned", normal, (1, total, c.encoder_width))
+        self.decoder_pos = self.param("decoder_pos_embed_learned", normal, (1, total, c.decoder_width))
+        self.output_pos = self.param("diffusion_pos_embed_learned", normal, (1, c.seq_len, c.decoder_width))
+        self.z_proj = dense(c.encoder_width, "z_proj", dtype)
+        self.z_proj_ln = LayerNorm(dtype=dtype, name="z_proj_ln")
+        self.encoder_blocks = [
+            Block(c.encoder_heads, c.mlp_ratio, dtype, name=f"encoder_blocks_{i}")
+            for i in range(c.encoder_depth)
+        ]
+        self.encoder_norm = LayerNorm(dtype=dtype, name="encoder_norm")
+        self.decoder_embed = dense(c.decoder_width, "decoder_embed", dtype)
+        self.decoder_blocks = [
+            Block(c.decoder_heads, c.mlp_ratio, dtype, name=f"decoder_blocks_{i}")
+            for i in range(c.decoder_depth)
+        ]
+        self.decoder_norm = LayerNorm(dtype=dtype, name="decoder_norm")
+
+    def embed_class(self, labels: Array, unconditional: Array) -> Array:
+        """labels [B] -> [B, De]; rows where `unconditional` [B] get the fake latent instead."""
+        known = self.class_emb(jnp.where(unconditional, 0, labels))
+        return jnp.where(unconditional[:, None], self.fake_latent, known)
+
+    def encode(self, tokens: Array, reveal: Array, n_known: Array, class_embedding: Array) -> Array:
+        """Encodes the buffer and the first tokens in reveal order.
+
+        tokens [B, bucket, C], reveal [B, bucket] (positions), n_known [B] <= bucket, class_embedding
+        [B, De] -> [B, buffer + bucket, De]. Rows from buffer + n_known on are meaningless.
+        """
+        batch, bucket = reveal.shape
+        buffer = self.config.buffer_size
+        x = self.z_proj(tokens.astype(self.dtype)) + self._at(self.encoder_pos, buffer + reveal)
+        start = class_embedding[:, None] + self.encoder_pos[:, :buffer]
+        x = self.z_proj_ln(jnp.concatenate([start.astype(self.dtype), x], axis=1))
+        visible = jnp.arange(buffer + bucket) < buffer + n_known[:, None]
+        for block in self.encoder_blocks:
+            x = block(x, visible)
+        return self.encoder_norm(x)
+
+    def decode(self, encoded: Array, reveal: Array, n_known: Array, rows: Array | None) -> Array:
+        """encoded [B, buffer + bucket, De], reveal [B, L] -> z [B, Q, Dd].
+
+        `rows` [B, Q] are indices into the reveal order whose z is wanted (the last block computes no
+        others); None computes all L.
+        """
+        batch, length = reveal.shape
+        buffer = self.config.buffer_size
+        bucket = encoded.shape[1] - buffer
+        x = self.decoder_embed(encoded)
+        mask = jnp.broadcast_to(self.mask_token.astype(self.dtype), (batch, length, x.shape[-1]))
+        known = (jnp.arange(bucket) < n_known[:, None])[:, :, None]
+        tokens = jnp.where(known, x[:, buffer:], mask[:, :bucket])
+        positions = self._at(self.decoder_pos, buffer + reveal)
+        tokens = jnp.concatenate([tokens, mask[:, bucket:]], axis=1) + positions
+        x = jnp.concatenate([x[:, :buffer] + self.decoder_pos[:, :buffer].astype(self.dtype), tokens], axis=1)
+        if rows is None:
+            rows = jnp.broadcast_to(jnp.arange(length), (batch, length))
+        for block in self.decoder_blocks[:-1]:
+            x = block(x)
+        x = self.decoder_blocks[-1](x, rows=buffer + rows)
+        return self.decoder_norm(x) + self._at(self.output_pos, jnp.take_along_axis(reveal, rows, axis=1))
+
+    def _at(self, table: Array, positions: Array) -> Array:
+        return table[0].astype(self.dtype)[positions]
+
+    def __call__(
+        self,
+        tokens: Array,
+        reveal: Array,
+        n_known: Array,
+        class_embedding: Array,
+        rows: Array | None = None,
+        *,
+        bucket: int,
+    ) -> Array:
+        """tokens [B, L, C] and reveal [B, L] in reveal order, n_known [B] -> z [B, Q, Dd] of `rows`."""
+        encoded = self.encode(tokens[:, :bucket], reveal[:, :bucket], n_known, class_embedding)
+        return self.decode(encoded, reveal, n_known, rows)
+
+
+def make_head(config: MARConfig, dtype=jnp.float32) -> Head:
+    return Head(config.token_dim, config.head_width, config.head_depth, dtype)
+
+
+def reveal_order(mask: Array) -> Array:
+    """mask [B, L] (1 = unknown) -> positions [B, L], the known ones first, in row-major order."""
+    return jnp.argsort(mask, axis=1, stable=True)
+
+
+def full_forward(
+    config: MARConfig,
+    params,
+    tokens: Array,
+    mask: Array,
+    class_embedding: Array,
+    *,
+    bucket: int | None = None,
+    dtype=jnp.float32,
+) -> Array:
+    """z at every position, for an arbitrary mask: the form used in training.
+
+    params: the backbone's; tokens [B, L, C] and mask [B, L] (1 = unknown) by position -> z [B, L, Dd].
+    `bucket` is a static bound on the number of known tokens of any row (default L).
+    """
+    reveal = reveal_order(mask)
+    n_known = jnp.sum(mask < 0.5, axis=1)
+    ordered = jnp.take_along_axis(tokens, reveal[:, :, None], axis=1)
+    z = Backbone(config, dtype).apply(
+        {"params": params}, ordered, reveal, n_known, class_embedding, bucket=bucket or config.seq_len
+    )
+    return jnp.take_along_axis(z, jnp.argsort(reveal, axis=1)[:, :, None], axis=1)
+
+
+def class_embedding(config: MARConfig, params, labels: Array, unconditional: Array) -> Array:
+    """labels [B], unconditional [B] (bool) -> [B, De]; `params` are the backbone's."""
+    return Backbone(config).apply({"params": params}, labels, unconditional, method="embed_class")
+
+
+def init_params(config: MARConfig, key: Array) -> dict:
+    """Fresh parameters {"backbone": ..., "head": ...} with MAR's initialisation."""
+    backbone_key, head_key = jax.random.split(key)
+    tokens = jnp.zeros((1, config.seq_len, config.token_dim))
+    reveal = jnp.arange(config.seq_len)[None]
+
+    def touch_everything(module: Backbone):
+        embedding = module.embed_class(jnp.zeros(1, int), jnp.zeros(1, bool))
+        return module(tokens, reveal, jnp.ones(1, int), embedding, bucket=1)
+
+    backbone = Backbone(config).init(backbone_key, method=touch_everything)
+    z = jnp.zeros((1, config.decoder_width))
+    head = make_head(config).init(head_key, tokens[:, 0], jnp.zeros(1, int), z)
+    return {"backbone": backbone["params"], "head": head["params"]}
+
+
+def abstract_params(config: MARConfig):
+    """Shapes and dtypes of the parameters, without allocating them."""
+    return jax.eval_shape(lambda: init_params(config, jax.random.key(0)))
