@@ -1,0 +1,21 @@
+"""Data sets: rendered glyphs, handwritten digits, folders of images; and images as tokens."""
+
+from cspd_jax.data.digits import Digits, DigitsConfig
+from cspd_jax.data.folder import Folder, FolderConfig, LatentEncoder
+from cspd_jax.data.glyphs import GlyphConfig, Glyphs
+from cspd_jax.data.patches import patchify, unpatchify
+from cspd_jax.data.source import Batch, Source
+
+__all__ = [
+    "Batch",
+    "Digits",
+    "DigitsConfig",
+    "Folder",
+    "FolderConfig",
+    "GlyphConfig",
+    "Glyphs",
+    "LatentEncoder",
+    "Source",
+    "patchify",
+    "unpatchify",
+]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -35,7 +36,7 @@ class PlainSettings:
     guided: bool = False
     cfg_schedule: str = "linear"
     final_noise: bool = False
-    encoder_sizes: int = 8
+    encoder_sizes: int = 4
 
 
 class State(NamedTuple):
@@ -45,7 +46,7 @@ class State(NamedTuple):
 
 
 class Segment(NamedTuple):
-    """Consecutive AR steps that run in one `scan`: same encoder prefix, same padded group size."""
+    """Consecutive AR steps that run in one `scan`: same encoder prefix `bucket`, groups padded to `width`."""
 
     groups: tuple[Group, ...]
     bucket: int
@@ -67,22 +68,15 @@ class Batch(NamedTuple):
 
 
 def plan_segments(length: int, num_iter: int, encoder_sizes: int) -> tuple[Segment, ...]:
-    """Cuts the AR steps into segments of equal static shapes.
-
-    Group sizes are rounded up to a power of two, and never down again from one step to the next: MAR's
-    cosine makes them grow, give or take one.
-    """
-    unit = max(1, -(-length // encoder_sizes))
-    segments: list[Segment] = []
-    width = 1
+    """Cuts the AR steps where the known tokens outgrow an encoder prefix: static shapes in between."""
+    unit = -(-length // encoder_sizes)
+    by_bucket: dict[int, list[Group]] = {}
     for group in reveal_groups(length, num_iter):
-        width = max(width, 1 << (group.size - 1).bit_length())
-        bucket = min(length, -(-group.start // unit) * unit)
-        if segments and segments[-1][1:] == (bucket, width):
-            segments[-1] = segments[-1]._replace(groups=(*segments[-1].groups, group))
-        else:
-            segments.append(Segment((group,), bucket, width))
-    return tuple(segments)
+        bucket = min(length, unit * max(1, -(-group.start // unit)))
+        by_bucket.setdefault(bucket, []).append(group)
+    return tuple(
+        Segment(tuple(groups), bucket, max(g.size for g in groups)) for bucket, groups in by_bucket.items()
+    )
 
 
 def start(model: TokenModel, params, keys, labels, settings: PlainSettings, reveal=None, noise=None) -> Batch:
@@ -174,9 +168,7 @@ def sample(
     """
     batch = start(model, params, keys, labels, settings, reveal, noise)
     segments = plan_segments(model.seq_len, settings.num_iter, settings.encoder_sizes)
-    dtype = jnp.promote_types(getattr(model, "dtype", jnp.float32), jnp.float32)
-    padding = segments[-1].width - 1
-    state = State(jnp.zeros((keys.shape[0], model.seq_len + padding, model.token_dim), dtype))
+    state = empty_state(model, keys.shape[0], segments)
     for segment in segments:
 
         def step(state, inputs, segment=segment):
@@ -185,9 +177,51 @@ def sample(
             return ar_step(model, params, batch, state, first, scale, temperature, **kwargs), None
 
         firsts = jnp.array([g.start for g in segment.groups])
-        scales = guidance_scale(segment.groups, cfg, settings.cfg_schedule).astype(dtype)
+        scales = guidance_scale(segment.groups, cfg, settings.cfg_schedule)
         state, _ = jax.lax.scan(step, state, (firsts, scales))
     return by_position(state.tokens[:, : model.seq_len], batch.reveal[: keys.shape[0]])
+
+
+def stream(
+    model: TokenModel,
+    params: Any,
+    keys: Array,
+    labels: Array,
+    *,
+    settings: PlainSettings,
+    cfg: float = 1.0,
+    temperature: float = 1.0,
+) -> Iterator[tuple[int, Array]]:
+    """The same generation step by step, for progress bars and animations.
+
+    Yields (number of known tokens, tokens [B, L, d] by position, zero where unknown) after each AR step.
+    """
+    batch = _start(model, params, keys, labels, settings)
+    segments = plan_segments(model.seq_len, settings.num_iter, settings.encoder_sizes)
+    state = empty_state(model, keys.shape[0], segments)
+    for segment in segments:
+        for group, scale in zip(segment.groups, guidance_scale(segment.groups, cfg, settings.cfg_schedule)):
+            kwargs = {"settings": settings, "bucket": segment.bucket, "width": segment.width}
+            state = _ar_step(model, params, batch, state, group.start, scale, temperature, **kwargs)
+            known = group.start + group.size
+            yield known, _known_by_position(state.tokens, batch.reveal, known)
+
+
+_start = jax.jit(start, static_argnames=("model", "settings"))
+_ar_step = jax.jit(ar_step, static_argnames=("model", "settings", "bucket", "width"))
+
+
+@jax.jit
+def _known_by_position(tokens: Array, reveal: Array, known: Array) -> Array:
+    images, length = tokens.shape[0], reveal.shape[1]
+    visible = (jnp.arange(length) < known)[None, :, None]
+    return by_position(jnp.where(visible, tokens[:, :length], 0), reveal[:images])
+
+
+def empty_state(model: TokenModel, images: int, segments: tuple[Segment, ...]) -> State:
+    dtype = jnp.promote_types(getattr(model, "dtype", jnp.float32), jnp.float32)
+    padded = model.seq_len + max(s.width for s in segments) - 1
+    return State(jnp.zeros((images, padded, model.token_dim), dtype))
 
 
 def by_position(tokens: Array, reveal: Array) -> Array:

@@ -31,6 +31,20 @@ class Denoiser(Protocol):
 MODULATION_ROWS = 128
 
 
+def step_law(
+    denoiser: Denoiser,
+    params: Any,
+    x: Array,
+    modulations: Any,
+    c: Coefficients,
+    scale: Array | None = None,
+) -> Gaussian:
+    """p(x_{t-1} | x_t = x, z) for rows [R, d], guided when there is a `scale`; temperature is not in it."""
+    rows = x if scale is None else jnp.concatenate([x, x])
+    eps, v = guide(denoiser.denoise(params, rows, modulations), scale)
+    return transition(c, x, eps.astype(x.dtype), v.astype(x.dtype))
+
+
 def sample_chain(
     denoiser: Denoiser,
     params: Any,
@@ -63,7 +77,7 @@ def sample_chain(
 
     def step(x, inputs):
         modulations, c, eps, g = inputs
-        p = _transition(denoiser, params, x, modulations, c, scale)
+        p = step_law(denoiser, params, x, modulations, c, scale)
         x = p.mean + g * jnp.exp(0.5 * p.log_var) * eps
         return x, x if trajectory else None
 
@@ -107,7 +121,7 @@ def path_log_density(
         modulations = denoiser.modulate(params, time[:, None], z[None])
 
         def one(modulations, c, x, after):
-            p = _transition(denoiser, params, x, modulations, c, scale)
+            p = step_law(denoiser, params, x, modulations, c, scale)
             return log_density(Gaussian(p.mean, p.log_var + shift), after)
 
         terms = jax.vmap(one)(modulations, c, x, after)
@@ -115,13 +129,6 @@ def path_log_density(
 
     start = jnp.zeros(path.shape[1], jnp.promote_types(path.dtype, jnp.float32))
     return jax.lax.scan(add, start, chunks)[0]
-
-
-def _transition(denoiser, params, x, modulations, c, scale) -> Gaussian:
-    """p(x_{i} | x_{i+1} = x) for rows [R, d], guided when there is a `scale`."""
-    rows = x if scale is None else jnp.concatenate([x, x])
-    eps, v = guide(denoiser.denoise(params, rows, modulations), scale)
-    return transition(c, x, eps.astype(x.dtype), v.astype(x.dtype))
 
 
 def chunk_length(steps: int, rows: int) -> int:

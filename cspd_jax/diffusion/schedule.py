@@ -61,7 +61,9 @@ def respace(spec: str, num_steps: int = NUM_TRAIN_STEPS) -> np.ndarray:
         for stride in range(1, num_steps + 1):
             if len(range(0, num_steps, stride)) == count:
                 return np.arange(0, num_steps, stride, dtype=np.int32)
-        raise UserError(f"respacing {spec!r}: no integer stride cuts {num_steps} timesteps into {count} steps")
+        raise UserError(
+            f"respacing {spec!r}: no integer stride cuts {num_steps} timesteps into {count} steps"
+        )
 
     counts = [_count(part, spec) for part in spec.split(",")]
     size, longer = divmod(num_steps, len(counts))

@@ -39,7 +39,9 @@ class MARConfig:
             if heads < 1 or width % heads:
                 raise UserError(f"{name} width {width} is not divisible by its number of heads {heads}")
         if math.isqrt(self.seq_len) ** 2 != self.seq_len:
-            raise UserError(f"the number of tokens, {self.seq_len}, is not a square (images are square grids)")
+            raise UserError(
+                f"the number of tokens, {self.seq_len}, is not a square (images are square grids)"
+            )
         if self.token_dim % self.patch_size**2:
             raise UserError(
                 f"token dimension {self.token_dim} is not a multiple of patch_size^2 = {self.patch_size**2}"

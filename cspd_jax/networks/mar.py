@@ -58,8 +58,7 @@ class Backbone(nn.Module):
         tokens [B, bucket, C], reveal [B, bucket] (positions), n_known [B] <= bucket, class_embedding
         [B, De] -> [B, buffer + bucket, De]. Rows from buffer + n_known on are meaningless.
         """
-        batch, bucket = reveal.shape
-        buffer = self.config.buffer_size
+        buffer, bucket = self.config.buffer_size, reveal.shape[1]
         x = self.z_proj(tokens.astype(self.dtype)) + self._at(self.encoder_pos, buffer + reveal)
         start = class_embedding[:, None] + self.encoder_pos[:, :buffer]
         x = self.z_proj_ln(jnp.concatenate([start.astype(self.dtype), x], axis=1))

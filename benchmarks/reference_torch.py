@@ -1,0 +1,260 @@
+"""MAR's sampling loop in PyTorch, written from its description, to compare speed and numbers with.
+
+It does what the public implementation does, in the same order: the encoder runs on the known tokens only,
+every denoising step is one full call of the head (time embedding, condition embedding and modulations
+included), every AR step draws its noise as it goes. Module names are those of the published checkpoints.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from cspd_jax.decoders.order import mask_lengths
+from cspd_jax.diffusion.schedule import Schedule
+from cspd_jax.networks.config import MARConfig
+
+
+class Attention(nn.Module):
+    def __init__(self, width: int, heads: int):
+        super().__init__()
+        self.heads = heads
+        self.qkv = nn.Linear(width, 3 * width)
+        self.proj = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        b, n, w = x.shape
+        q, k, v = self.qkv(x).reshape(b, n, 3, self.heads, w // self.heads).permute(2, 0, 3, 1, 4)
+        return self.proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(b, n, w))
+
+
+class Mlp(nn.Module):
+    def __init__(self, width: int, hidden: int):
+        super().__init__()
+        self.fc1 = nn.Linear(width, hidden)
+        self.fc2 = nn.Linear(hidden, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc2(F.gelu(self.fc1(x)))
+
+
+class Block(nn.Module):
+    def __init__(self, width: int, heads: int, ratio: float):
+        super().__init__()
+        self.norm1 = nn.LayerNorm(width, eps=1e-6)
+        self.attn = Attention(width, heads)
+        self.norm2 = nn.LayerNorm(width, eps=1e-6)
+        self.mlp = Mlp(width, int(width * ratio))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attn(self.norm1(x))
+        return x + self.mlp(self.norm2(x))
+
+
+class TimestepEmbedder(nn.Module):
+    def __init__(self, width: int):
+        super().__init__()
+        self.mlp = nn.Sequential(nn.Linear(256, width), nn.SiLU(), nn.Linear(width, width))
+
+    def forward(self, t: Tensor) -> Tensor:
+        frequencies = torch.exp(-math.log(10_000) * torch.arange(128, dtype=torch.float32) / 128)
+        angles = t[:, None].float() * frequencies[None]
+        return self.mlp(
+            torch.cat([torch.cos(angles), torch.sin(angles)], dim=-1).to(self.mlp[0].weight.dtype)
+        )
+
+
+class ResBlock(nn.Module):
+    def __init__(self, width: int):
+        super().__init__()
+        self.in_ln = nn.LayerNorm(width, eps=1e-6)
+        self.mlp = nn.Sequential(nn.Linear(width, width), nn.SiLU(), nn.Linear(width, width))
+        self.adaLN_modulation = nn.Sequential(nn.SiLU(), nn.Linear(width, 3 * width))
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        shift, scale, gate = self.adaLN_modulation(y).chunk(3, dim=-1)
+        return x + gate * self.mlp(self.in_ln(x) * (1 + scale) + shift)
+
+
+class FinalLayer(nn.Module):
+    def __init__(self, width: int, out: int):
+        super().__init__()
+        self.norm_final = nn.LayerNorm(width, eps=1e-6, elementwise_affine=False)
+        self.linear = nn.Linear(width, out)
+        self.adaLN_modulation = nn.Sequential(nn.SiLU(), nn.Linear(width, 2 * width))
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        shift, scale = self.adaLN_modulation(y).chunk(2, dim=-1)
+        return self.linear(self.norm_final(x) * (1 + scale) + shift)
+
+
+class Head(nn.Module):
+    def __init__(self, c: MARConfig):
+        super().__init__()
+        width = c.head_width
+        self.time_embed = TimestepEmbedder(width)
+        self.cond_embed = nn.Linear(c.decoder_width, width)
+        self.input_proj = nn.Linear(c.token_dim, width)
+        self.res_blocks = nn.ModuleList(ResBlock(width) for _ in range(c.head_depth))
+        self.final_layer = FinalLayer(width, 2 * c.token_dim)
+
+    def forward(self, x: Tensor, t: Tensor, z: Tensor) -> Tensor:
+        x = self.input_proj(x)
+        y = self.time_embed(t) + self.cond_embed(z)
+        for block in self.res_blocks:
+            x = block(x, y)
+        return self.final_layer(x, y)
+
+
+class DiffLoss(nn.Module):
+    """The head under the name that the checkpoints give it, with the sampling chain."""
+
+    def __init__(self, c: MARConfig):
+        super().__init__()
+        self.net = Head(c)
+
+    def sample(self, z: Tensor, s: Schedule, noise: Tensor | None, temperature: float, cfg: float) -> Tensor:
+        """z [R, D] (twice the rows with guidance) -> x_0 [n, d]. noise [T + 1, n, d] or None: drawn here."""
+        guided = cfg != 1.0
+        rows, dim = z.shape[0] // (1 + guided), self.net.input_proj.in_features
+        x = torch.randn(rows, dim) if noise is None else noise[-1]
+        for i in reversed(range(s.num_steps)):
+            t = torch.full((z.shape[0],), int(s.timestep_map[i]))
+            out = self.net(torch.cat([x, x]) if guided else x, t, z)
+            eps, v = out.split(dim, dim=-1)
+            if guided:
+                conditional, unconditional = eps.chunk(2)
+                eps, v = unconditional + cfg * (conditional - unconditional), v.chunk(2)[0]
+            f = (v + 1) / 2
+            log_var = f * float(s.log_betas[i]) + (1 - f) * float(s.posterior_log_variance_clipped[i])
+            x0 = float(s.sqrt_recip_alphas_cumprod[i]) * x - float(s.sqrt_recipm1_alphas_cumprod[i]) * eps
+            x = float(s.posterior_mean_coef1[i]) * x0 + float(s.posterior_mean_coef2[i]) * x
+            if i > 0:
+                step_noise = torch.randn_like(x) if noise is None else noise[i]
+                x = x + torch.exp(0.5 * log_var) * step_noise * temperature
+        return x
+
+
+class MAR(nn.Module):
+    def __init__(self, c: MARConfig):
+        super().__init__()
+        self.config = c
+        we, wd, total = c.encoder_width, c.decoder_width, c.buffer_size + c.seq_len
+        self.fake_latent = nn.Parameter(torch.zeros(1, we))
+        self.encoder_pos_embed_learned = nn.Parameter(torch.zeros(1, total, we))
+        self.mask_token = nn.Parameter(torch.zeros(1, 1, wd))
+        self.decoder_pos_embed_learned = nn.Parameter(torch.zeros(1, total, wd))
+        self.diffusion_pos_embed_learned = nn.Parameter(torch.zeros(1, c.seq_len, wd))
+        self.class_emb = nn.Embedding(c.num_classes, we)
+        self.z_proj = nn.Linear(c.token_dim, we)
+        self.z_proj_ln = nn.LayerNorm(we, eps=1e-6)
+        self.encoder_blocks = nn.ModuleList(
+            Block(we, c.encoder_heads, c.mlp_ratio) for _ in range(c.encoder_depth)
+        )
+        self.encoder_norm = nn.LayerNorm(we, eps=1e-6)
+        self.decoder_embed = nn.Linear(we, wd)
+        self.decoder_blocks = nn.ModuleList(
+            Block(wd, c.decoder_heads, c.mlp_ratio) for _ in range(c.decoder_depth)
+        )
+        self.decoder_norm = nn.LayerNorm(wd, eps=1e-6)
+        self.diffloss = DiffLoss(c)
+
+    def context(self, tokens: Tensor, mask: Tensor, class_embedding: Tensor) -> Tensor:
+        """tokens [B, L, d], mask [B, L] (1 = unknown), as many known in every row -> z [B, L, D]."""
+        c = self.config
+        batch, buffer = tokens.shape[0], c.buffer_size
+        x = torch.cat([class_embedding[:, None].expand(-1, buffer, -1), self.z_proj(tokens)], dim=1)
+        known = torch.cat([torch.ones(batch, buffer, dtype=torch.bool), mask < 0.5], dim=1)
+        x = self.z_proj_ln(x + self.encoder_pos_embed_learned)
+        x = x[known].reshape(batch, -1, c.encoder_width)
+        for block in self.encoder_blocks:
+            x = block(x)
+        x = self.decoder_embed(self.encoder_norm(x))
+        full = self.mask_token.expand(batch, buffer + c.seq_len, -1).clone()
+        full[known] = x.reshape(-1, c.decoder_width)
+        x = full + self.decoder_pos_embed_learned
+        for block in self.decoder_blocks:
+            x = block(x)
+        return self.decoder_norm(x)[:, buffer:] + self.diffusion_pos_embed_learned
+
+    @torch.inference_mode()
+    def sample(
+        self,
+        labels: Tensor,
+        schedule: Schedule,
+        *,
+        num_iter: int,
+        cfg: float = 1.0,
+        temperature: float = 1.0,
+        orders: np.ndarray | None = None,
+        noise: np.ndarray | None = None,
+        steps: int | None = None,
+        clock=None,
+    ) -> Tensor:
+        """A batch of images: tokens [B, L, d]. Linear guidance.
+
+        noise: [T + 1, B, L, d] by position. `steps` stops after that many AR steps. `clock(name)` is called
+        after each backbone pass and after each chain.
+        """
+        c = self.config
+        batch, length = labels.shape[0], c.seq_len
+        if orders is None:
+            orders = np.stack([np.random.permutation(length) for _ in range(batch)])
+        orders = torch.as_tensor(np.ascontiguousarray(orders))
+        tokens = torch.zeros(batch, length, c.token_dim)
+        mask = torch.ones(batch, length)
+        lengths = mask_lengths(length, num_iter)
+        for step, masked in enumerate(lengths[:steps]):
+            embedding = self.class_emb(labels)
+            double = cfg != 1.0
+            if double:
+                embedding = torch.cat([embedding, self.fake_latent.expand(batch, -1)])
+            z = self.context(tokens.repeat(1 + double, 1, 1), mask.repeat(1 + double, 1), embedding)
+            after = torch.zeros_like(mask).scatter(1, orders[:, :masked], 1.0)
+            predicted = mask > 0.5 if step == num_iter - 1 else (mask > 0.5) & (after < 0.5)
+            mask = after
+            z = z[predicted.repeat(1 + double, 1)]
+            if clock:
+                clock("backbone")
+            here = None if noise is None else torch.as_tensor(noise)[:, predicted]
+            scale = 1 + (cfg - 1) * (length - masked) / length
+            if len(z):
+                tokens[predicted] = self.diffloss.sample(
+                    z, schedule, here, temperature, scale if double else 1.0
+                )
+            if clock:
+                clock("head")
+        return tokens
+
+
+def random_model(config: MARConfig, seed: int = 0) -> MAR:
+    """Every parameter random and small: the weights mean nothing, the samples stay finite."""
+    torch.manual_seed(seed)
+    model = MAR(config).eval()
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            if name.endswith("weight") and p.ndim == 1:
+                p.copy_(1 + 0.1 * torch.randn_like(p))
+            else:
+                p.normal_(0.0, 0.5 / math.sqrt(p.shape[-1]) if p.ndim == 2 else 0.02)
+    return model
+
+
+def to_jax(model: MAR) -> dict:
+    """The same weights as our parameters, through the converter's own table."""
+    from cspd_jax.converters import mar
+
+    return mar.convert(model.config, {k: _Whole(v) for k, v in model.state_dict().items()}, "the torch model")
+
+
+class _Whole:
+    def __init__(self, tensor: Tensor):
+        self.array = tensor.numpy()
+        self.shape, self.dtype = self.array.shape, self.array.dtype
+
+    def numpy(self) -> np.ndarray:
+        return self.array

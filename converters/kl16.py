@@ -1,0 +1,72 @@
+"""KL-16 autoencoder checkpoints: the table of names, and the sizes read from shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from cspd_jax.converters._tables import (
+    Entry,
+    Shape,
+    Shapes,
+    Table,
+    Tensor,
+    check_names_and_shapes,
+    entries,
+    fill,
+)
+from cspd_jax.errors import UserError
+from cspd_jax.networks.autoencoder import abstract_params
+from cspd_jax.networks.config import KLConfig
+
+TABLE: Table = (
+    (r"(quant_conv|post_quant_conv)", r"\1"),
+    (r"(encoder|decoder)/(conv_in|norm_out|conv_out)", r"\1.\2"),
+    (r"(encoder|decoder)/mid_(block_1|attn_1|block_2)/(\w+)", r"\1.mid.\2.\3"),
+    (r"(encoder/down|decoder/up)_(\d+)_(block|attn)_(\d+)/(\w+)", r"\1.\2.\3.\4.\5"),
+    (r"(encoder/down|decoder/up)_(\d+)_(downsample|upsample)", r"\1.\2.\3.conv"),
+)
+
+
+def make_config(shapes: Mapping[str, Shape], where: str, *, groups: int | None = None) -> KLConfig:
+    """The configuration, from shapes; `groups` of the normalisation default to 32, or fewer channels."""
+    s = Shapes(shapes, where)
+    channels = s.size("encoder.conv_in.weight", 0, 4)
+    levels = s.count(r"encoder\.down\.(\d{1,6})\.")
+    multipliers = []
+    for level in range(levels):
+        multiplier, rest = divmod(s.size(f"encoder.down.{level}.block.0.conv1.weight", 0, 4), channels)
+        if rest or not multiplier:
+            raise UserError(
+                f"{where} does not fit the network: level {level} of its encoder is not a multiple of"
+                f" {channels} channels wide"
+            )
+        multipliers.append(multiplier)
+    groups = groups or min(32, channels)
+    if groups < 1 or channels % groups:
+        raise UserError(f"{where} has {channels} channels, which {groups} groups do not divide; see --groups")
+    return KLConfig(
+        channels=channels,
+        channel_mult=tuple(multipliers),
+        num_res_blocks=s.count(r"encoder\.down\.0\.block\.(\d{1,6})\."),
+        z_channels=s.size("post_quant_conv.weight", 0, 4),
+        embed_dim=s.size("post_quant_conv.weight", 1, 4),
+        image_channels=s.size("encoder.conv_in.weight", 1, 4),
+        groups=groups,
+        encoder_attention_levels=s.indices(r"encoder\.down\.(\d{1,6})\.attn\."),
+        decoder_attention_levels=s.indices(r"decoder\.up\.(\d{1,6})\.attn\."),
+    )
+
+
+def plan(config: KLConfig, shapes: Mapping[str, Shape], where: str) -> list[Entry]:
+    """Which tensor goes where; UserError unless names and shapes fit exactly."""
+    wanted = entries(TABLE, abstract_params(config))
+    check_names_and_shapes(wanted, shapes, where)
+    return wanted
+
+
+def convert(config: KLConfig, tensors: Mapping[str, Tensor], where: str, dtype=np.float32) -> dict:
+    """The Flax parameters as numpy arrays."""
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    return fill(plan(config, shapes, where), tensors, where, dtype)

@@ -1,0 +1,133 @@
+"""Opens a published checkpoint of any supported file format and says what it holds."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cspd_jax.converters import kl16, mar
+from cspd_jax.converters._tables import Tensor
+from cspd_jax.converters.safetensors_file import open_safetensors
+from cspd_jax.converters.torch_zip import LazyTensor, Namespace, open_checkpoint
+from cspd_jax.errors import UserError
+
+_MAR_NAMES = ("diffloss.", "encoder_blocks.", "decoder_blocks.", "z_proj")
+_KL16_NAMES = ("encoder.", "decoder.", "quant_conv.", "post_quant_conv.")
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """The weights of a checkpoint file, not yet read, and what the file says about itself."""
+
+    path: Path
+    kind: str  # "mar" or "kl16"
+    tensors: Mapping[str, Tensor]
+    args: Mapping[str, Any]
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {name: tuple(tensor.shape) for name, tensor in self.tensors.items()}
+
+    @property
+    def dtype(self) -> str:
+        kinds = sorted({str(tensor.dtype) for tensor in self.tensors.values()})
+        return kinds[0] if len(kinds) == 1 else "mixed (" + ", ".join(kinds) + ")"
+
+    @property
+    def num_params(self) -> int:
+        return sum(int(np.prod(shape, dtype=object)) for shape in self.shapes.values())
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What the caller knows better than the file; None means not given."""
+
+    heads: tuple[int, int] | None = None
+    patch_size: int | None = None
+    steps: str | None = None
+    vae_stride: int | None = None
+    groups: int | None = None
+
+    def refuse_others(self, kind: str) -> None:
+        """UserError if an option does not apply to checkpoints of this kind."""
+        applies = ("groups",) if kind == "kl16" else ("heads", "patch_size", "steps", "vae_stride")
+        for field in dataclasses.fields(self):
+            if getattr(self, field.name) is not None and field.name not in applies:
+                flag = "--" + field.name.replace("_", "-")
+                raise UserError(f"{flag} does not apply to a checkpoint of kind {kind}; leave it out")
+
+
+def open_source(path: str | os.PathLike, weights: str | None = None) -> Source:
+    """Opens `path`. `weights` names the state dict of a training checkpoint: model_ema (default) or model."""
+    path = Path(path)
+    if path.suffix == ".safetensors":
+        if weights is not None:
+            raise UserError(f"{path} holds a single set of weights; --weights is for .pth files")
+        tree, args = open_safetensors(path), {}
+    else:
+        tree = open_checkpoint(path)
+        tree, args = _state_dict(tree, path, weights), tree.get("args") if isinstance(tree, dict) else None
+    return Source(path, _kind(tree, path), tree, args if isinstance(args, Namespace | dict) else {})
+
+
+def _state_dict(tree: Any, path: Path, weights: str | None) -> dict[str, LazyTensor]:
+    if not isinstance(tree, dict):
+        raise UserError(f"{path} holds a {type(tree).__name__}, not a dictionary of weights")
+    found = [name for name in ("model_ema", "model") if isinstance(tree.get(name), dict)]
+    if weights is not None and weights not in found:
+        raise UserError(f"{path} holds no {weights!r} weights; it has: {_some(tree)}")
+    state = tree[weights or found[0]] if found else tree
+    for name, value in state.items():
+        if not isinstance(name, str) or not isinstance(value, LazyTensor):
+            raise UserError(
+                f"{path}: entry {name!r} of the weights is a {type(value).__name__}, not a tensor"
+            )
+    return state
+
+
+def _kind(tensors: Mapping[str, Tensor], path: Path) -> str:
+    if any(name.startswith(_MAR_NAMES) for name in tensors):
+        return "mar"
+    if any(name.startswith(_KL16_NAMES) for name in tensors):
+        return "kl16"
+    raise UserError(f"{path} is neither a MAR nor a KL-16 checkpoint; its tensors are: {_some(tensors)}")
+
+
+def _some(names: Mapping) -> str:
+    listed = [str(name)[:80] for name in list(names)[:8]]
+    return ", ".join(listed) + (f" and {len(names) - 8} more" if len(names) > 8 else "") if listed else "none"
+
+
+def make_config(source: Source, options: Options = Options()):
+    """The network's configuration (MARConfig or KLConfig) that fits the file."""
+    options.refuse_others(source.kind)
+    where = str(source.path)
+    if source.kind == "kl16":
+        return kl16.make_config(source.shapes, where, groups=options.groups)
+    return mar.make_config(
+        source.shapes,
+        where,
+        args=source.args,
+        heads=options.heads,
+        patch_size=options.patch_size,
+        steps=options.steps,
+        vae_stride=options.vae_stride,
+    )
+
+
+def convert(source: Source, config, dtype=np.float32) -> dict:
+    """The Flax parameter tree of numpy arrays."""
+    module = kl16 if source.kind == "kl16" else mar
+    return module.convert(config, source.tensors, str(source.path), dtype)
+
+
+def sha256(path: str | os.PathLike) -> str:
+    """Hexadecimal digest of a file."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,60 @@
+"""`cspd-jax convert`: a published PyTorch checkpoint becomes a checkpoint folder."""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+from cspd_jax.cli._arguments import add_source_flags, options
+from cspd_jax.cli._output import progress, result
+
+
+def add_parser(subparsers) -> None:
+    parser = subparsers.add_parser(
+        "convert", help="make a checkpoint folder from a PyTorch or safetensors file, without PyTorch"
+    )
+    parser.add_argument(
+        "source",
+        metavar="SRC",
+        help="a .pth, .ckpt or .safetensors file, or mar-base, mar-large, mar-huge, kl16",
+    )
+    parser.add_argument("destination", metavar="DST", help="the folder to make; it must not exist")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="type stored")
+    parser.add_argument("--revision", help="which revision to fetch, for a SRC given by name")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_source_flags(parser)
+    parser.set_defaults(func=run)
+
+
+def run(args: argparse.Namespace) -> None:
+    from cspd_jax import checkpoints
+    from cspd_jax.converters.source import convert, make_config, open_source, sha256
+    from cspd_jax.errors import UserError
+
+    checkpoints.check_destination(args.destination)
+    path, origin = _locate(args)
+    source = open_source(path, args.weights)
+    config = make_config(source, options(args))
+    progress(f"converting {source.num_params:,} parameters of kind {source.kind}")
+    params = convert(source, config, checkpoints.DTYPES[args.dtype])
+    try:
+        digest = sha256(path)
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}") from None
+    description = checkpoints.save(
+        args.destination, source.kind, config, params, source=origin, source_sha256=digest
+    )
+    result({"path": os.path.abspath(args.destination), **description}, args.json)
+
+
+def _locate(args: argparse.Namespace) -> tuple[str | os.PathLike, str]:
+    """The file to read, and where it comes from."""
+    from cspd_jax.checkpoints import hub
+    from cspd_jax.errors import UserError
+
+    if args.source in hub.FILES and not os.path.exists(args.source):
+        fetched = hub.fetch(args.source, revision=args.revision)
+        return fetched.path, f"{fetched.repository}@{fetched.commit}/{fetched.file}"
+    if args.revision is not None:
+        raise UserError(f"--revision is for models fetched by name, and {args.source} is a file")
+    return args.source, os.path.basename(args.source)

@@ -1,0 +1,277 @@
+"""Compares the library with numbers recorded from the public PyTorch implementation of MAR.
+
+    python tests/golden_cases.py DIR    # the largest difference of every group, for every mar_*.npz in DIR
+
+`cases(folder, name)` yields (what, difference, tolerance); the tests ask that none exceeds its tolerance.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from cspd_jax.converters.source import Options, convert, make_config, open_source
+from cspd_jax.data.patches import patchify, unpatchify
+from cspd_jax.decoders import plain
+from cspd_jax.decoders.order import guidance_scale, mask_lengths, reveal_from_orders, reveal_groups
+from cspd_jax.diffusion.chain import sample_chain, step_law
+from cspd_jax.diffusion.gaussian import coefficients, posterior, predicted_x0
+from cspd_jax.diffusion.schedule import Schedule, make_schedule, respace
+from cspd_jax.keys import image_keys
+from cspd_jax.networks.head import sinusoid
+from cspd_jax.networks.mar import Backbone, class_embedding, full_forward, make_head, reveal_order
+from cspd_jax.networks.model import MARModel
+
+GOLDEN = Path(__file__).parent / "golden"
+Case = tuple[str, float, float]
+
+
+class Fixture:
+    """One recorded model: configuration, our parameters, and the recorded arrays."""
+
+    def __init__(self, folder: Path, name: str):
+        recorded = json.loads((folder / f"{name}_keys.json").read_text())["config"]
+        source = open_source(folder / f"{name}.pth")
+        heads = (recorded["encoder_num_heads"], recorded["decoder_num_heads"])
+        self.config = make_config(source, Options(heads=heads, steps=recorded["num_sampling_steps"]))
+        self.params = jax.tree.map(jnp.asarray, convert(source, self.config))
+        self.model = MARModel(self.config)
+        self.arrays = np.load(folder / f"{name}.npz")
+        self.floors = json.loads(bytes(self.arrays["f32_floor_json"]))
+
+    def __getitem__(self, key: str) -> np.ndarray:
+        return self.arrays[key]
+
+    def under(self, prefix: str) -> list[str]:
+        """The names directly below a prefix."""
+        return sorted({k[len(prefix) :].split("/")[0] for k in self.arrays.files if k.startswith(prefix)})
+
+
+@functools.cache
+def fixture(folder: Path = GOLDEN, name: str = "mar_tiny") -> Fixture:
+    return Fixture(folder, name)
+
+
+def difference(ours, theirs) -> float:
+    ours, theirs = np.asarray(ours), np.asarray(theirs)
+    assert ours.shape == theirs.shape, (ours.shape, theirs.shape)
+    return float(np.abs(ours.astype(np.float64) - theirs.astype(np.float64)).max())
+
+
+def relative(ours, theirs) -> float:
+    return difference(ours, theirs) / float(np.abs(theirs).max())
+
+
+def patches(f: Fixture) -> Iterator[Case]:
+    latents, patch = f["patch/latents"], f.config.patch_size
+    tokens = patchify(latents.transpose(0, 2, 3, 1), patch)
+    yield "patchify", difference(tokens, f["patch/tokens"]), 0.0
+    back = unpatchify(tokens, patch).transpose(0, 3, 1, 2)
+    yield "unpatchify", difference(back, f["patch/back"]), 0.0
+
+
+def masks(f: Fixture) -> Iterator[Case]:
+    for name in f.under("mask/schedule_niter"):
+        ours = mask_lengths(f.config.seq_len, int(name))
+        yield f"mask lengths, num_iter {name}", difference(ours, f[f"mask/schedule_niter{name}"]), 0.0
+
+
+def schedules(f: Fixture) -> Iterator[Case]:
+    for which, spec in (("gen", f.config.respacing), ("train", "1000")):
+        schedule = make_schedule(spec)
+        for field in Schedule._fields:
+            theirs = f[f"sched/{which}/{field}"]
+            error = np.abs(getattr(schedule, field) - theirs) / np.maximum(np.abs(theirs), 1e-300)
+            yield f"schedule {which} {field}", float(error.max()), 1e-12
+    for spec in f.under("sched/spec/"):
+        yield f"respacing {spec}", difference(respace(spec), f[f"sched/spec/{spec}/timestep_map"]), 0.0
+        if f"sched/spec/{spec}/betas" in f.arrays.files:
+            theirs = f[f"sched/spec/{spec}/betas"]
+            error = np.abs(make_schedule(spec).betas - theirs) / theirs
+            yield f"betas {spec}", float(error.max()), 1e-12
+
+
+def backbone(f: Fixture) -> Iterator[Case]:
+    params, labels = f.params["backbone"], jnp.asarray(f["net/labels"])
+    tokens = jnp.asarray(f["net/tokens"])
+    forward = jax.jit(functools.partial(full_forward, f.config))
+    encode = jax.jit(lambda params, *a: Backbone(f.config).apply({"params": params}, *a, method="encode"))
+    groups = [name for name in f.under("net/") if name.endswith("known")]
+    assert groups
+    for which in ("cond", "uncond"):
+        embedding = class_embedding(f.config, params, labels, jnp.full(len(labels), which == "uncond"))
+        recorded = "class_embedding" if which == "cond" else "uncond_embedding"
+        yield f"{which} embedding", difference(embedding, f[f"net/{recorded}"]), 0.0
+        for group in groups:
+            mask = jnp.asarray(f[f"net/{group}/mask"])
+            reveal, known = reveal_order(mask), jnp.sum(mask < 0.5, axis=1)
+            count = int(known[0])
+            ordered = jnp.take_along_axis(tokens, reveal[:, :, None], axis=1)
+            # The encoder's rows are the buffer and the known tokens in row-major order, as recorded; here
+            # with a longer, partly hidden prefix.
+            bucket = min(f.config.seq_len, count + 3)
+            encoded = encode(params, ordered[:, :bucket], reveal[:, :bucket], known, embedding)
+            encoded = encoded[:, : f.config.buffer_size + count]
+            yield f"encoder, {group}, {which}", difference(encoded, f[f"net/{group}/{which}/enc"]), 3e-5
+            z = forward(params, tokens, mask, embedding)
+            yield f"z, {group}, {which}", difference(z, f[f"net/{group}/{which}/z"]), 3e-5
+
+
+def head(f: Fixture) -> Iterator[Case]:
+    params, module = {"params": f.params["head"]}, make_head(f.config)
+    x, t, z, u = (jnp.asarray(f[f"head/{k}"]) for k in ("x", "t", "z", "z_uncond"))
+    yield "sinusoid", difference(sinusoid(t), f["head/t_freq"]), 1e-4  # one ulp of a frequency, times 999
+    yield "time embedding", difference(module.apply(params, t, method="embed_time"), f["head/t_emb"]), 5e-6
+    yield "head", difference(module.apply(params, x, t, z), f["head/out"]), 5e-6
+    for name in f.under("head/out_cfg"):
+        both = module.apply(params, jnp.tile(x, (2, 1)), jnp.tile(t, 2), jnp.concatenate([z, u]))
+        eps, v = jnp.split(both, 2, axis=-1)
+        c, uncond = jnp.split(eps, 2)
+        guided = jnp.tile(uncond + float(name) * (c - uncond), (2, 1))
+        ours = jnp.concatenate([guided, v], axis=-1)
+        yield f"guided head, {name}", difference(ours, f[f"head/out_cfg{name}"]), 5e-6 * float(name)
+
+
+def transitions(f: Fixture) -> Iterator[Case]:
+    x, z, u = (jnp.asarray(f[f"head/{k}"]) for k in ("x", "z", "z_uncond"))
+
+    @jax.jit
+    def laws(c, timestep):
+        time = f.model.embed_time(f.params, timestep[None])
+        modulations = f.model.modulate(f.params, time, z)
+        law = step_law(f.model, f.params, x, modulations, c)
+        eps = f.model.denoise(f.params, x, modulations)[:, : x.shape[1]]
+        both = f.model.modulate(f.params, time, jnp.concatenate([z, u]))
+        guided = step_law(f.model, f.params, x, both, c, jnp.float32(3.0))
+        return law, predicted_x0(c, x, eps), guided, posterior(c, z[:, : x.shape[1]], x)
+
+    for which, spec in (("gen", f.config.respacing), ("train", "1000")):
+        schedule = make_schedule(spec)
+        table = jax.tree.map(np.asarray, coefficients(schedule))
+        for i in f[f"pmv/{which}/t"]:
+            c = jax.tree.map(lambda a, i=i: a[i], table)
+            law, x0, guided, true = laws(c, schedule.timestep_map[i])
+            at = f"pmv/{which}/t{i}/"
+            # An error of 5e-6 in eps (the head's tolerance) is multiplied by these; by 5 more under guidance.
+            x0_bound = 5e-6 * max(1.0, float(c.recipm1))
+            bound = 5e-6 + x0_bound * float(c.mean_x0)
+            yield at + "mean", difference(law.mean, f[at + "mean"]), bound
+            yield at + "log_variance", difference(law.log_var, f[at + "log_variance"]), 5e-5
+            yield at + "variance", relative(jnp.exp(law.log_var), f[at + "variance"]), 5e-5
+            yield at + "x0", difference(x0, f[at + "pred_xstart"]), x0_bound
+            yield at + "cfg3 mean", difference(guided.mean, f[at + "cfg3/mean"][: len(x)]), 5 * bound
+            log_var = f[at + "cfg3/log_variance"][: len(x)]
+            yield at + "cfg3 log_variance", difference(guided.log_var, log_var), 5e-5
+            yield at + "q_posterior mean", relative(true.mean, f[at + "q_posterior_mean"]), 1e-6
+            yield at + "q_posterior logvar", difference(true.log_var, f[at + "q_posterior_logvar"]), 1e-5
+
+
+def _bound(f: Fixture, run: str) -> float:
+    """Ill-conditioned runs: ten times the reference's own float32 error; the others: 2e-4."""
+    return 2e-4 if run.startswith("wc/") else 10 * f.floors[run][0]
+
+
+def _spec(f: Fixture, prefix: str) -> str:
+    return f"ddim{f.config.respacing.removeprefix('ddim')}" if prefix == "wc/" else f.config.respacing
+
+
+def chains(f: Fixture, prefix: str) -> Iterator[Case]:
+    schedule = make_schedule(_spec(f, prefix))
+    time = f.model.embed_time(f.params, jnp.asarray(schedule.timestep_map))
+
+    @jax.jit
+    def chain(params, time, z, noise, c, temperature, scale):
+        kwargs = {"temperature": temperature, "scale": scale, "trajectory": True}
+        return sample_chain(f.model, params, time, z, noise, c, **kwargs)
+
+    for name in f.under(prefix + "loop/"):
+        at = f"{prefix}loop/{name}/"
+        cfg, temperature = (float(part.strip("cfgtemp")) for part in name.split("_"))
+        init = f[at + "init_noise"]
+        rows = len(init)
+        noise = np.concatenate([f[at + "step_noise"][::-1, :rows], init[None]])
+        z, scale = jnp.asarray(f[at + "z"]), None if cfg == 1.0 else cfg
+        x, states = chain(f.params, time, z, jnp.asarray(noise), coefficients(schedule), temperature, scale)
+        bound = _bound(f, at[:-1])
+        yield at + "sample", difference(x, f[at + "sample"][:rows]), bound
+        yield at + "traj", difference(states, f[at + "traj"][:, :rows]), bound
+
+
+def generations(f: Fixture, prefix: str) -> Iterator[Case]:
+    length, dim = f.config.seq_len, f.config.token_dim
+    for name in f.under(prefix + "ar/"):
+        at = f"{prefix}ar/{name}/"
+        num_iter, cfg, constant, temperature = (float(s) for s in f[at + "settings"])
+        settings = plain.PlainSettings(
+            num_iter=int(num_iter),
+            respacing=_spec(f, prefix),
+            guided=cfg != 1.0,
+            cfg_schedule="constant" if constant else "linear",
+            encoder_sizes=1,
+        )
+        groups = reveal_groups(length, settings.num_iter)
+        scales = guidance_scale(groups, cfg, settings.cfg_schedule)
+        recorded = f[at + "cfg_iter"][f[at + "n_pred"] > 0]
+        yield at + "guidance", difference(scales, recorded), 1e-6
+        labels = jnp.asarray(f[at + "labels"])
+        steps = make_schedule(settings.respacing).num_steps
+        noise = np.zeros((steps + 1, len(labels), length, dim), np.float32)
+        for step in f.under(at + "step"):
+            row, position = f[f"{at}step{step}/index"].T
+            noise[-1, row, position] = f[f"{at}step{step}/init_noise"]
+            noise[:-1, row, position] = f[f"{at}step{step}/step_noise"][::-1, : len(row)]
+        tokens = plain.sample(
+            f.model,
+            f.params,
+            image_keys(jax.random.key(0), len(labels)),
+            labels,
+            settings=settings,
+            cfg=cfg,
+            temperature=temperature,
+            reveal=reveal_from_orders(jnp.asarray(f[at + "orders"])),
+            noise=jnp.asarray(noise),
+        )
+        yield at + "tokens", difference(tokens, f[at + "tokens"]), _bound(f, at[:-1])
+        latents = unpatchify(tokens, f.config.patch_size).transpose(0, 3, 1, 2)
+        yield at + "latents", difference(latents, f[at + "latents"]), _bound(f, at[:-1])
+
+
+GROUPS = {
+    "patches": patches,
+    "masks": masks,
+    "schedules": schedules,
+    "backbone": backbone,
+    "head": head,
+    "transitions": transitions,
+    "chains": lambda f: chains(f, ""),
+    "chains (well conditioned)": lambda f: chains(f, "wc/"),
+    "generations": lambda f: generations(f, ""),
+    "generations (well conditioned)": lambda f: generations(f, "wc/"),
+}
+
+
+def main(folder: Path) -> int:
+    failures = 0
+    for path in sorted(folder.glob("mar_*.npz")):
+        for group, check in GROUPS.items():
+            cases = list(check(fixture(folder, path.stem)))
+            what, error, bound = max(cases, key=lambda c: c[1] / c[2] if c[2] else c[1] > 0)
+            bad = [c for c in cases if not c[1] <= c[2]]
+            failures += len(bad)
+            print(
+                f"{path.stem:16} {group:31} {len(cases):4} cases, {len(bad)} beyond tolerance; nearest: "
+                f"{what} {error:.1e} (tolerance {bound:.1e})"
+            )
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    jax.config.update("jax_default_matmul_precision", "highest")
+    sys.exit(main(Path(sys.argv[1]) if len(sys.argv) > 1 else GOLDEN))

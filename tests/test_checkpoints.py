@@ -1,0 +1,208 @@
+"""Checkpoint folders: what goes in comes out, nothing half-written, everything wrong is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+from cspd_jax import checkpoints
+from cspd_jax.checkpoints import _params
+from cspd_jax.errors import UserError
+from cspd_jax.networks.config import KLConfig, MARConfig
+from cspd_jax.networks.mar import abstract_params
+
+CONFIG = MARConfig(
+    seq_len=4, num_classes=3, buffer_size=2, encoder_width=8, encoder_depth=1, encoder_heads=2,
+    decoder_width=8, decoder_depth=1, decoder_heads=2, head_depth=1, head_width=8, respacing="ddim10",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def params():
+    rng = np.random.default_rng(0)
+    return jax.tree.map(lambda s: rng.standard_normal(s.shape, np.float32), abstract_params(CONFIG))
+
+
+@pytest.fixture
+def saved(tmp_path, params):
+    checkpoints.save(
+        tmp_path / "model", "mar", CONFIG, params, source="x.pth", source_sha256="ab", extra={"g": [1]}
+    )
+    return tmp_path / "model"
+
+
+def same(a, b):
+    jax.tree.map(np.testing.assert_array_equal, a, b)
+
+
+def with_leaf(params, value):
+    return {**params, "backbone": {**params["backbone"], "mask_token": value}}
+
+
+def test_round_trip(saved, params):
+    kind, config, loaded, metadata = checkpoints.load(saved)
+    assert (kind, config) == ("mar", CONFIG)
+    same(loaded, params)
+    assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(loaded))
+    count = sum(leaf.size for leaf in jax.tree.leaves(params))
+    assert metadata == {
+        "format_version": 1,
+        "dtype": "float32",
+        "params": count,
+        "source": "x.pth",
+        "source_sha256": "ab",
+        "extra": {"g": [1]},
+    }
+    assert sorted(p.name for p in saved.parent.iterdir()) == ["model"]
+    assert sorted(p.name for p in saved.iterdir()) == ["config.json", "params"]
+
+
+def test_relative_paths_and_jax_arrays(tmp_path, params, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    checkpoints.save("here", "mar", CONFIG, jax.tree.map(jnp.asarray, params))
+    same(checkpoints.load("here").params, params)
+
+
+def test_bfloat16_storage_and_casts(tmp_path, params):
+    narrow = jax.tree.map(lambda p: p.astype(ml_dtypes.bfloat16), params)
+    description = checkpoints.save(tmp_path / "narrow", "mar", CONFIG, narrow)
+    assert description["dtype"] == "bfloat16"
+    loaded = checkpoints.load(tmp_path / "narrow").params
+    assert {leaf.dtype for leaf in jax.tree.leaves(loaded)} == {jnp.dtype(jnp.bfloat16)}
+    same(loaded, narrow)
+    wide = checkpoints.load(tmp_path / "narrow", dtype=jnp.float32).params
+    same(wide, jax.tree.map(lambda p: p.astype(np.float32), narrow))
+
+
+def test_other_kinds(tmp_path):
+    @dataclasses.dataclass(frozen=True)
+    class Toy:
+        size: int
+        scale: float = 1.0
+
+    checkpoints.register_kind("toy", Toy, lambda c: {"w": jax.ShapeDtypeStruct((c.size,), np.float32)})
+    checkpoints.save(tmp_path / "toy", "toy", Toy(3), {"w": np.arange(3, dtype=np.float32)})
+    assert checkpoints.load(tmp_path / "toy").config == Toy(3)
+
+
+def test_tuples_come_back_as_tuples():
+    from cspd_jax.checkpoints.kinds import get_kind, read_config
+
+    values = json.loads(json.dumps(dataclasses.asdict(KLConfig(channels=64))))
+    assert read_config(get_kind("kl16", "x"), values, "x") == KLConfig(channels=64)
+    with pytest.raises(UserError, match="channel_mult is 3; it must be a list of whole numbers"):
+        read_config(get_kind("kl16", "x"), {**values, "channel_mult": 3}, "x")
+
+
+def test_destination(tmp_path, params, saved):
+    with pytest.raises(UserError, match="exists already"):
+        checkpoints.save(saved, "mar", CONFIG, params)
+    with pytest.raises(UserError, match=r"folder .*nowhere does not exist"):
+        checkpoints.save(tmp_path / "nowhere" / "x", "mar", CONFIG, params)
+
+
+@pytest.mark.parametrize("failure", [KeyboardInterrupt, OSError(28, "No space left on device"), RuntimeError])
+def test_nothing_half_written(tmp_path, params, monkeypatch, failure):
+    write = _params.write
+
+    def fail(path, tree):
+        write(path, tree)
+        raise failure
+
+    monkeypatch.setattr(_params, "write", fail)
+    with pytest.raises(UserError if isinstance(failure, OSError) else failure):
+        checkpoints.save(tmp_path / "model", "mar", CONFIG, params)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_saving_nonsense(tmp_path, params):
+    refused = lambda tree, match: pytest.raises(UserError, match=match)
+    bad = {
+        "mask_token holds NaN": with_leaf(params, np.full((1, 1, 8), np.nan, np.float32)),
+        r"mask_token is \[1, 8\] instead of \[1, 1, 8\]": with_leaf(params, np.zeros((1, 8), np.float32)),
+        "missing head/": {"backbone": params["backbone"]},
+        "unknown extra": {**params, "extra": np.zeros(1)},
+    }
+    for match, tree in bad.items():
+        with refused(tree, match):
+            checkpoints.save(tmp_path / "model", "mar", CONFIG, tree)
+    with pytest.raises(UserError, match="unknown kind 'cat'; known kinds are"):
+        checkpoints.save(tmp_path / "model", "cat", CONFIG, params)
+    assert list(tmp_path.iterdir()) == []
+
+
+def edit(folder, **changes):
+    file = folder / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+
+
+def edit_config(folder, **changes):
+    edit(folder, config={**json.loads((folder / "config.json").read_text())["config"], **changes})
+
+
+def unloadable(folder, match):
+    with pytest.raises(UserError, match=match):
+        checkpoints.load(folder)
+
+
+def test_wrong_descriptions(saved):
+    edit(saved, format_version=2)
+    unloadable(saved, "format version 2, but this version of cspd-jax reads up to 1; upgrade")
+    edit(saved, format_version="1")
+    unloadable(saved, "format_version is '1'")
+    edit(saved, format_version=1, kind="cat")
+    unloadable(saved, "unknown kind 'cat'")
+    edit(saved, kind=["mar"])
+    unloadable(saved, "unknown kind")
+    edit(saved, kind="mar")
+    good = json.loads((saved / "config.json").read_text())["config"]
+    edit(saved, config={k: v for k, v in good.items() if k != "head_depth"} | {"cats": 9})
+    unloadable(saved, "missing head_depth; unknown cats")
+    edit(saved, config=[1])
+    unloadable(saved, "config must be an object")
+    for name, value in {"head_depth": 1.5, "buffer_size": True, "respacing": 100, "mlp_ratio": "4"}.items():
+        edit(saved, config={**good, name: value})
+        unloadable(saved, f"config field {name} is")
+    edit(saved, config={**good, "encoder_heads": 3})
+    unloadable(saved, "not divisible")
+    edit(saved, config={**good, "num_classes": 5})
+    unloadable(saved, r"class_emb/embedding is \[3, 8\] instead of \[5, 8\]")
+    edit(saved, config={**good, "head_depth": 2})
+    unloadable(saved, "missing head/res_blocks_1")
+    edit(saved, config={**good, "decoder_depth": 0})
+    unloadable(saved, "config describes no possible network")
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", "\xff", "[" * 100_000])
+def test_corrupt_json(saved, text):
+    (saved / "config.json").write_bytes(text.encode("latin-1"))
+    unloadable(saved, "config.json (is not readable JSON|must hold a JSON object)")
+
+
+def test_missing_files(tmp_path, saved):
+    import shutil
+
+    unloadable(tmp_path / "none", "does not exist; a checkpoint is a folder")
+    unloadable(saved / "config.json", "is a file; a checkpoint is a folder")
+    unloadable(tmp_path, "has no config.json")
+    victim = next((saved / "params").glob("backbone.mask_token*"))
+    shutil.rmtree(victim)
+    unloadable(saved, "params")
+    shutil.rmtree(saved / "params")
+    unloadable(saved, "no folder params")
+    (saved / "params").mkdir()
+    unloadable(saved, "cannot be read as Orbax parameters")
+
+
+def test_nan_on_disk(tmp_path, params, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(_params, "check_finite", lambda *_: None)
+        bad = with_leaf(params, np.full((1, 1, 8), np.inf, np.float32))
+        checkpoints.save(tmp_path / "model", "mar", CONFIG, bad)
+    unloadable(tmp_path / "model", "parameter backbone/mask_token holds NaN or infinity")

@@ -1,0 +1,128 @@
+"""`cspd-jax convert` and `cspd-jax info`: what machines rely on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch_file
+
+from cspd_jax import __version__, checkpoints
+from cspd_jax.cli import main
+
+GOLDEN = Path(__file__).parent / "golden"
+TINY = str(GOLDEN / "mar_tiny.pth")
+
+
+def run(capsys, *argv):
+    """(exit code, standard output, standard error)."""
+    try:
+        code = main([str(a) for a in argv])
+    except SystemExit as exit:
+        code = exit.code
+    return (code, *capsys.readouterr())
+
+
+def test_convert_and_info(tmp_path, capsys):
+    code, out, err = run(capsys, "convert", TINY, tmp_path / "tiny", "--heads", "4,4", "--json")
+    assert code == 0 and "converting 101,856 parameters" in err
+    converted = json.loads(out)
+    digest = hashlib.sha256(Path(TINY).read_bytes()).hexdigest()
+    assert converted["kind"] == "mar" and converted["source_sha256"] == digest
+    assert converted["config"]["respacing"] == "8" and converted["source"] == "mar_tiny.pth"
+    code, out, err = run(capsys, "info", tmp_path / "tiny", "--json")
+    assert code == 0 and json.loads(out) == converted and err == ""
+    code, out, _ = run(capsys, "info", tmp_path / "tiny")
+    assert code == 0 and "101,856" in out and digest in out
+    code, out, _ = run(capsys, "info", TINY, "--json")
+    source = json.loads(out)
+    assert code == 0 and (source["kind"], source["params"], source["dtype"]) == ("mar", 101856, "float32")
+    assert source["source_sha256"] == digest and "encoder_heads" not in source["config"]
+
+
+def test_bfloat16_and_other_weights(tmp_path, capsys):
+    argv = ["convert", TINY, tmp_path / "x", "--heads", "4,4", "--dtype", "bfloat16", "--weights", "model"]
+    assert run(capsys, *argv)[0] == 0
+    loaded = checkpoints.load(tmp_path / "x")
+    assert loaded.metadata["dtype"] == "bfloat16"
+    assert str(loaded.params["backbone"]["mask_token"].dtype) == "bfloat16"
+    assert run(capsys, "info", GOLDEN / "kl16_g16.ckpt")[0] == 0
+
+
+def bad_files(folder):
+    (folder / "text.pth").write_text("hello")
+    (folder / "short.pth").write_bytes(Path(TINY).read_bytes()[:300_000])
+    evil = b"\x80\x02cposix\nsystem\nX\x02\x00\x00\x00id\x85R."
+    torch_file.write(folder / "evil.pth", {}, pickle=evil)
+    nan = {"z_proj.weight": torch_file.tensor(np.full((8, 16), np.nan, np.float32))}
+    torch_file.write(folder / "part.pth", {"model_ema": nan})
+
+
+@pytest.mark.parametrize(
+    "argv, sentence",
+    [
+        (["convert", "none.pth", "out"], "none.pth does not exist"),
+        (["convert", "text.pth", "out"], "not a PyTorch checkpoint"),
+        (["convert", "short.pth", "out"], "truncated or damaged"),
+        (["convert", "evil.pth", "out"], "posix.system, which is not among"),
+        (["convert", "part.pth", "out"], "missing decoder_embed.weight"),
+        (["convert", TINY, "out"], "--heads ENC,DEC"),
+        (["convert", TINY, "out", "--heads", "4"], "two numbers ENC,DEC"),
+        (["convert", TINY, "out", "--heads", "4,0"], "'0' is not a positive whole number"),
+        (["convert", TINY, "out", "--heads", "4,4", "--steps", "many"], "respacing 'many'"),
+        (["convert", TINY, "out", "--heads", "4,4", "--patch-size", "3"], "not a multiple of patch_size"),
+        (["convert", TINY, "out", "--groups", "4"], "--groups does not apply"),
+        (["convert", TINY, "out", "--revision", "x"], "--revision is for models fetched by name"),
+        (["convert", TINY, "text.pth", "--heads", "4,4"], "text.pth exists already"),
+        (["convert", TINY, "none/out", "--heads", "4,4"], "none does not exist"),
+        (["convert", TINY], "the following arguments are required: DST"),
+        (["info", "none"], "none does not exist"),
+        (["info", "."], "has no config.json"),
+        (["fly"], "invalid choice"),
+        ([], "required"),
+    ],
+)
+def test_mistakes(tmp_path, capsys, monkeypatch, argv, sentence):
+    monkeypatch.chdir(tmp_path)
+    bad_files(tmp_path)
+    before = sorted(os.listdir(tmp_path))
+    code, out, err = run(capsys, *argv)
+    assert code == 2 and out == ""
+    assert sentence in err and "cspd-jax" in err and "error: " in err and "Traceback" not in err
+    assert sorted(os.listdir(tmp_path)) == before
+
+
+def test_version_is_quick():
+    start = time.perf_counter()
+    out = subprocess.run(
+        [sys.executable, "-m", "cspd_jax", "--version"], capture_output=True, text=True, check=True
+    )
+    assert out.stdout.strip() == f"cspd-jax {__version__}"
+    assert time.perf_counter() - start < 5
+    code = "import sys, cspd_jax.cli as c; c.make_parser(); sys.exit('jax' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_json_is_alone_on_standard_output(tmp_path):
+    command = [
+        sys.executable,
+        "-m",
+        "cspd_jax",
+        "convert",
+        TINY,
+        str(tmp_path / "x"),
+        "--heads",
+        "4,4",
+        "--json",
+    ]
+    out = subprocess.run(command, capture_output=True, text=True)
+    assert out.returncode == 0, out.stderr
+    assert json.loads(out.stdout)["params"] == 101856
+    assert out.stderr.splitlines() == ["converting 101,856 parameters of kind mar"]

@@ -1,0 +1,265 @@
+"""Names, shapes and sizes: nothing may be left over on either side, and everything wrong is named."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import jax
+import ml_dtypes
+import numpy as np
+import pytest
+import torch_file
+from safetensors.numpy import save_file
+from torch_file import namespace, ordered_dict, tensor
+
+from cspd_jax.converters import kl16, mar
+from cspd_jax.converters.source import Options, convert, make_config, open_source
+from cspd_jax.converters.torch_zip import open_checkpoint
+from cspd_jax.errors import UserError
+from cspd_jax.networks import autoencoder
+from cspd_jax.networks import mar as network
+from cspd_jax.networks.config import MAR_PRESETS, KLConfig, MARConfig
+
+GOLDEN = Path(__file__).parent / "golden"
+HEADS = Options(heads=(4, 4))
+
+
+def recorded(name):
+    description = json.loads((GOLDEN / f"{name}_keys.json").read_text())
+    return description, {key: tuple(shape) for key, shape in description["keys"]}
+
+
+@pytest.mark.parametrize("size", ["base", "large", "huge"])
+def test_published_mar_sizes_map_completely(size):
+    description, shapes = recorded(f"mar_{size}")
+    config = mar.make_config(shapes, "file")
+    assert config == MAR_PRESETS[f"mar-{size}"]
+    plan = mar.plan(config, shapes, "file")
+    assert {entry.name for entry in plan} == set(shapes) and len(plan) == len(shapes)
+    leaves = jax.tree.leaves(network.abstract_params(config))
+    assert len(leaves) == len(plan)
+    assert sum(math.prod(leaf.shape) for leaf in leaves) == description["params"]
+
+
+def test_published_kl16_maps_completely():
+    description, shapes = recorded("kl16_full")
+    config = kl16.make_config(shapes, "file")
+    assert config == KLConfig()
+    plan = kl16.plan(config, shapes, "file")
+    assert {entry.name for entry in plan} == set(shapes) and len(plan) == len(shapes)
+    leaves = jax.tree.leaves(autoencoder.abstract_params(config))
+    assert sum(math.prod(leaf.shape) for leaf in leaves) == description["params"]
+
+
+@pytest.mark.parametrize("name, channels, groups", [("kl16_small", 32, 32), ("kl16_g16", 16, 16)])
+def test_small_kl16_sizes(name, channels, groups):
+    _, shapes = recorded(name)
+    assert kl16.make_config(shapes, "file") == KLConfig(channels=channels, groups=groups)
+    assert kl16.make_config(shapes, "file", groups=8).groups == 8
+    with pytest.raises(UserError, match="groups do not divide"):
+        kl16.make_config(shapes, "file", groups=7)
+
+
+@pytest.mark.parametrize(
+    "name, patch, stride, steps", [("mar_tiny", 1, 16, "8"), ("mar_tiny_patch2", 2, 8, "10")]
+)
+def test_config_of_a_file_with_args(name, patch, stride, steps):
+    source = open_source(GOLDEN / f"{name}.pth")
+    config = make_config(source, HEADS)
+    assert (config.patch_size, config.vae_stride, config.respacing) == (patch, stride, steps)
+    assert config.image_size == 64 and (config.encoder_heads, config.decoder_heads) == (4, 4)
+    assert (config.buffer_size, config.num_classes, config.head_depth, config.head_width) == (4, 10, 2, 48)
+    flags = Options(heads=(2, 8), patch_size=4, steps="ddim50", vae_stride=1)
+    config = make_config(source, flags)
+    assert (config.patch_size, config.vae_stride, config.respacing) == (4, 1, "ddim50")
+    assert (config.encoder_heads, config.decoder_heads) == (2, 8)
+
+
+def test_values_land_where_they_belong():
+    source = open_source(GOLDEN / "mar_tiny.pth")
+    state = open_checkpoint(GOLDEN / "mar_tiny.pth")["model_ema"]
+    params = convert(source, make_config(source, HEADS))
+    get = lambda name: state[name].numpy()
+    block = params["backbone"]["encoder_blocks_1"]
+    np.testing.assert_array_equal(block["attn"]["qkv"]["kernel"], get("encoder_blocks.1.attn.qkv.weight").T)
+    np.testing.assert_array_equal(block["norm2"]["scale"], get("encoder_blocks.1.norm2.weight"))
+    np.testing.assert_array_equal(params["backbone"]["class_emb"]["embedding"], get("class_emb.weight"))
+    np.testing.assert_array_equal(params["backbone"]["mask_token"], get("mask_token"))
+    head = params["head"]["res_blocks_0"]["adaLN_modulation_1"]["kernel"]
+    np.testing.assert_array_equal(head, get("diffloss.net.res_blocks.0.adaLN_modulation.1.weight").T)
+    assert all(leaf.dtype == np.float32 and leaf.flags.c_contiguous for leaf in jax.tree.leaves(params))
+    other = open_source(GOLDEN / "mar_tiny.pth", "model")
+    ratio = convert(other, make_config(other, HEADS))["head"]["cond_embed"]["kernel"]
+    np.testing.assert_allclose(ratio, 0.999 * params["head"]["cond_embed"]["kernel"], rtol=1e-6)
+
+
+def test_convolution_kernels():
+    source = open_source(GOLDEN / "kl16_g16.ckpt")
+    params = convert(source, make_config(source))
+    weight = source.tensors["encoder.down.2.block.0.conv1.weight"].numpy()
+    kernel = params["encoder"]["down_2_block_0"]["conv1"]["kernel"]
+    assert weight.shape == (32, 16, 3, 3) and kernel.shape == (3, 3, 16, 32)
+    assert kernel[0, 2, 5, 7] == weight[7, 5, 0, 2]
+
+
+def state_dict(name="mar_tiny.pth"):
+    state = open_checkpoint(GOLDEN / name)
+    state = state.get("model_ema", state.get("model"))
+    return {key: np.array(value.numpy()) for key, value in state.items()}
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    return state_dict()
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float64])
+def test_other_float_types_are_cast(tmp_path, tiny, dtype):
+    torch_file.write(tmp_path / "x.pth", {k: tensor(v.astype(dtype)) for k, v in tiny.items()})
+    source = open_source(tmp_path / "x.pth")
+    params = convert(source, make_config(source, HEADS))
+    assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {np.dtype(np.float32)}
+    expected = tiny["mask_token"].astype(dtype).astype(np.float32)
+    np.testing.assert_array_equal(params["backbone"]["mask_token"], expected)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("name, options", [("mar_tiny.pth", HEADS), ("kl16_g16.ckpt", Options())])
+def test_safetensors(tmp_path, name, options, dtype):
+    save_file({k: v.astype(dtype) for k, v in state_dict(name).items()}, tmp_path / "x.safetensors")
+    source = open_source(tmp_path / "x.safetensors")
+    original = open_source(GOLDEN / name)
+    assert source.kind == original.kind
+    config = make_config(source, options)
+    assert config == make_config(original, Options(options.heads, steps="100") if options.heads else options)
+    ours, theirs = convert(source, config), convert(original, config)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_array_equal(a, b.astype(dtype).astype(np.float32)), ours, theirs
+    )
+
+
+def refused(tmp_path, tree, match, options=HEADS, weights=None):
+    torch_file.write(tmp_path / "x.pth", tree)
+    with pytest.raises(UserError, match=match):
+        source = open_source(tmp_path / "x.pth", weights)
+        convert(source, make_config(source, options))
+
+
+def changed(tiny, **changes):
+    state = dict(tiny)
+    for name, value in changes.items():
+        name = name.replace("__", ".")
+        if value is None:
+            del state[name]
+        else:
+            state[name] = value
+    return {"model_ema": ordered_dict({k: tensor(v) for k, v in state.items()})}
+
+
+def test_missing_extra_and_misshapen_tensors_are_named(tmp_path, tiny):
+    name = "encoder_blocks__1__attn__qkv__bias"
+    refused(tmp_path, changed(tiny, **{name: None}), r"1 missing \(encoder_blocks\.1\.attn\.qkv\.bias\)")
+    refused(tmp_path, changed(tiny, surprise=np.zeros(3)), r"1 unknown \(surprise\)")
+    wrong = changed(tiny, **{name: np.zeros(95)})
+    refused(
+        tmp_path, wrong, r"1 misshapen \(encoder_blocks\.1\.attn\.qkv\.bias is \[95\] instead of \[96\]\)"
+    )
+    many = {f"x{i}": np.zeros(1) for i in range(9)}
+    refused(tmp_path, changed(tiny, **many), r"9 unknown \(x0, x1, x2, x3, x4 and 4 more\)")
+    refused(tmp_path, changed(tiny, z_proj__weight=None), "missing z_proj.weight")
+    refused(tmp_path, changed(tiny, z_proj__weight=np.zeros(3)), r"misshapen z_proj.weight is \[3\]")
+    refused(tmp_path, changed(tiny, encoder_pos_embed_learned=None), "missing encoder_pos_embed_learned")
+    for part in ("encoder_blocks", "decoder_blocks", "diffloss.net.res_blocks"):
+        none = {k: tensor(v) for k, v in tiny.items() if not k.startswith(part)}
+        refused(tmp_path, none, rf"missing {part}\.0\.")
+    fixed = changed(tiny, encoder_pos_embed=np.zeros((1, 20, 32)))
+    refused(tmp_path, fixed, r"1 unknown \(encoder_pos_embed\)")
+    short = changed(tiny, encoder_pos_embed_learned=np.zeros((1, 16, 32)))
+    refused(tmp_path, short, "must have more positions than the 16")
+    gap = {k.replace("encoder_blocks.1.", "encoder_blocks.7."): tensor(v) for k, v in tiny.items()}
+    refused(tmp_path, gap, r"missing \(encoder_blocks\.1\..*unknown \(encoder_blocks\.7\.")
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_nan_and_infinity(tmp_path, tiny, bad):
+    value = tiny["mask_token"].copy()
+    value[0, 0, 3] = bad
+    refused(tmp_path, changed(tiny, mask_token=value), "tensor mask_token holds NaN or infinity")
+
+
+def test_overflow_and_wrong_types(tmp_path, tiny):
+    huge = np.full((1, 1, 32), 1e300)
+    refused(tmp_path, changed(tiny, mask_token=huge), "tensor mask_token holds NaN or infinity .or overflows")
+    whole = np.zeros((1, 1, 32), np.int32)
+    refused(tmp_path, changed(tiny, mask_token=whole), "tensor mask_token has type int32")
+
+
+def test_heads(tmp_path, tiny):
+    refused(tmp_path, changed(tiny), "encoder of width 32.*--heads ENC,DEC", Options())
+    refused(tmp_path, changed(tiny), "encoder width 32 is not divisible", Options(heads=(5, 4)))
+    tree = {**changed(tiny), "args": namespace(encoder_num_heads=8, decoder_num_heads=2)}
+    torch_file.write(tmp_path / "x.pth", tree)
+    config = make_config(open_source(tmp_path / "x.pth"))
+    assert (config.encoder_heads, config.decoder_heads) == (8, 2)
+
+
+def test_rules_for_what_shapes_cannot_say():
+    _, shapes = recorded("mar_base")
+    wide = {**shapes, "z_proj.weight": (768, 64)}
+    assert mar.make_config(wide, "file").patch_size == 2
+    with pytest.raises(UserError, match=r"dimension 48, which is not 16 p\^2.*--patch-size"):
+        mar.make_config({**shapes, "z_proj.weight": (768, 48)}, "file")
+    with pytest.raises(UserError, match="says patch_size = '1' in its args"):
+        mar.make_config(shapes, "file", args={"patch_size": "1"})
+    with pytest.raises(UserError, match="respacing"):
+        mar.make_config(shapes, "file", args={"num_sampling_steps": "ten"})
+    with pytest.raises(UserError, match="not a square"):
+        mar.make_config({**shapes, "diffusion_pos_embed_learned": (1, 255, 768)}, "file")
+
+
+@pytest.mark.parametrize("hidden, width", [(150, 49), (4096, 1024), (100, 33), (7, 3)])
+def test_mlp_ratio_survives_rounding(hidden, width):
+    assert int(width * mar._ratio(hidden, width)) == hidden
+
+
+def test_decoder_width_may_differ(tmp_path):
+    config = MARConfig(
+        seq_len=4, num_classes=3, buffer_size=2, encoder_width=8, encoder_depth=1, encoder_heads=2,
+        decoder_width=12, decoder_depth=2, decoder_heads=3, head_depth=1, head_width=8,
+    )  # fmt: skip
+    plan = mar.entries(mar.TABLE, network.abstract_params(config))
+    rng = np.random.default_rng(0)
+    tensors = {e.name: tensor(rng.standard_normal(e.source_shape, np.float32)) for e in plan}
+    torch_file.write(tmp_path / "x.pth", {"model": tensors})
+    source = open_source(tmp_path / "x.pth")
+    assert make_config(source, Options(heads=(2, 3))) == config
+    convert(source, config)
+
+
+def test_what_is_not_a_model(tmp_path, tiny):
+    refused(tmp_path, {"w": tensor(np.zeros(2))}, "neither a MAR nor a KL-16 checkpoint; its tensors are: w")
+    refused(tmp_path, {}, "its tensors are: none")
+    refused(tmp_path, [1, 2], "holds a list, not a dictionary")
+    refused(tmp_path, {"model": {"w": 3}}, "entry 'w' of the weights is a int, not a tensor")
+    refused(tmp_path, {"model": {1: tensor(np.zeros(2))}}, "entry 1 of the weights")
+    refused(tmp_path, changed(tiny), "holds no 'model' weights; it has: model_ema", weights="model")
+    refused(tmp_path, changed(tiny), "--groups does not apply to a checkpoint of kind mar", Options(groups=2))
+
+
+def test_damaged_safetensors(tmp_path):
+    path = tmp_path / "x.safetensors"
+    with pytest.raises(UserError, match="does not exist"):
+        open_source(path)
+    save_file({"w": np.zeros(100, np.float32)}, path)
+    whole = path.read_bytes()
+    for content in (b"", b"hello", whole[:-1], whole[:20], whole[:8] + b"x" * (len(whole) - 8)):
+        path.write_bytes(content)
+        with pytest.raises(UserError, match="not a complete safetensors file"):
+            open_source(path)
+    save_file({"diffloss.w": np.zeros(2, np.uint32)}, path)
+    with pytest.raises(UserError, match=r"tensor diffloss\.w has type U32"):
+        open_source(path)
+    with pytest.raises(UserError, match=r"--weights is for \.pth files"):
+        open_source(path, "model")

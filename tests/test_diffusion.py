@@ -1,0 +1,139 @@
+"""Schedules and the denoising chain on a case with a known answer."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from cspd_jax.diffusion.chain import chunk_length, path_log_density, sample_chain
+from cspd_jax.diffusion.gaussian import Gaussian, coefficients, log_density
+from cspd_jax.diffusion.schedule import make_schedule, respace, sampling_schedule
+from cspd_jax.errors import UserError
+
+
+class GaussianData:
+    """The exact denoiser of tokens drawn from N(mean, variance): eps and v are known in closed form.
+
+    v is chosen so that each transition has the true reverse variance, clipped to what v can express.
+    """
+
+    def __init__(self, spec, mean, variance):
+        self.schedule, self.mean, self.variance = make_schedule(spec), mean, variance
+
+    def embed_time(self, params, timesteps):
+        return timesteps.astype(jnp.float32)[:, None]
+
+    def modulate(self, params, time, z):
+        index = jnp.searchsorted(jnp.asarray(self.schedule.timestep_map), time[..., 0].astype(jnp.int32))
+        index, _ = jnp.broadcast_arrays(index, z[..., 0])
+        return index
+
+    def denoise(self, params, x, index):
+        abar = jnp.asarray(self.schedule.alphas_cumprod, x.dtype)[index][:, None]
+        spread = abar * self.variance + 1 - abar
+        eps = jnp.sqrt(1 - abar) * (x - jnp.sqrt(abar) * self.mean) / spread
+        beta, post = (
+            jnp.asarray(a, x.dtype)[index][:, None]
+            for a in (self.schedule.betas, self.schedule.posterior_variance)
+        )
+        known = self.variance * (1 - abar) / spread  # variance of x_0 given x_t
+        c1 = jnp.asarray(self.schedule.posterior_mean_coef1, x.dtype)[index][:, None]
+        true = post + c1**2 * known
+        low = jnp.asarray(self.schedule.posterior_log_variance_clipped, x.dtype)[index][:, None]
+        f = (jnp.log(true) - low) / (jnp.log(beta) - low)
+        return jnp.concatenate([eps, jnp.broadcast_to(2 * f - 1, eps.shape)], axis=-1)
+
+
+def run_chain(denoiser, rows, dim, key, **kwargs):
+    schedule = denoiser.schedule
+    noise = jax.random.normal(key, (schedule.num_steps + 1, rows, dim))
+    time = denoiser.embed_time(None, jnp.asarray(schedule.timestep_map))
+    z = jnp.zeros((rows, 1))
+    return sample_chain(denoiser, None, time, z, noise, coefficients(schedule), **kwargs), noise, time, z
+
+
+@pytest.mark.parametrize("spec", ["ddim100", "ddim25"])
+def test_a_perfect_denoiser_returns_the_data_distribution(spec):
+    """Gaussian data: x_0 must be N(0.7, 0.3^2). Bounds are 5 standard errors (false alarm 1e-6 each)."""
+    mean, variance, rows, dim = 0.7, 0.09, 20_000, 2
+    # The last step's true variance (that of x_0 given x_1) must be added: final_noise on.
+    x, *_ = run_chain(GaussianData(spec, mean, variance), rows, dim, jax.random.key(3), final_noise=True)
+    n = rows * dim
+    # ddim spacings start from t = 990 or 960, not from pure noise: a bias of sqrt(abar_T) * mean.
+    bias = float(np.sqrt(make_schedule(spec).alphas_cumprod[-1])) * mean
+    assert abs(float(x.mean()) - mean) < 5 * np.sqrt(variance / n) + bias
+    assert abs(float(x.var()) / variance - 1) < 5 * np.sqrt(2 / n) + bias
+
+
+def test_the_statistics_above_notice_a_wrong_noise():
+    """Negative control: noise 5 % too strong in every step."""
+    rows, variance = 20_000, 0.09
+    x, *_ = run_chain(
+        GaussianData("ddim100", 0.7, variance), rows, 2, jax.random.key(3), final_noise=True, temperature=1.05
+    )
+    assert abs(float(x.var()) / variance - 1) > 5 * np.sqrt(2 / (2 * rows)) + 0.02
+
+
+def test_last_step_adds_noise_only_when_asked():
+    denoiser = GaussianData("ddim25", 0.7, 0.09)
+    key = jax.random.key(0)
+    (off, states), noise, *_ = run_chain(denoiser, 8, 4, key, trajectory=True)
+    (on, _), *_ = run_chain(denoiser, 8, 4, key, trajectory=True, final_noise=True)
+    assert states.shape == (25, 8, 4)
+    np.testing.assert_array_equal(states[-1], off)
+    difference = np.asarray(on - off) / np.asarray(noise[0])
+    np.testing.assert_allclose(difference, difference[0, 0], rtol=1e-3)
+    assert difference[0, 0] > 0.005
+
+
+@pytest.mark.parametrize("final_noise", [True, False])
+def test_path_density_is_the_sum_of_its_transitions(final_noise):
+    """Against a direct evaluation from the chain's own noise: every standardised residual is that noise."""
+    denoiser = GaussianData("ddim25", 0.7, 0.09)
+    temperature = 0.9
+    (_, states), noise, time, z = run_chain(
+        denoiser, 5, 3, jax.random.key(1), trajectory=True, final_noise=final_noise, temperature=temperature
+    )
+    path = jnp.concatenate([noise[-1:], states])[::-1]
+    c = coefficients(denoiser.schedule)
+    kwargs = {"temperature": temperature, "final_noise": final_noise}
+    total = path_log_density(denoiser, None, time, z, path, c, **kwargs)
+    expected = np.zeros(5)
+    for i in range(0 if final_noise else 1, 25):
+        out = denoiser.denoise(None, path[i + 1], jnp.full(5, i))
+        f = (np.asarray(out[:, 3:], np.float64) + 1) / 2
+        low = denoiser.schedule.posterior_log_variance_clipped[i]
+        log_var = f * denoiser.schedule.log_betas[i] + (1 - f) * low + 2 * np.log(temperature)
+        eps = np.asarray(noise[i], np.float64)
+        expected += (-0.5 * (eps**2 + log_var + np.log(2 * np.pi))).sum(-1)
+    np.testing.assert_allclose(total, expected, rtol=2e-4)
+
+
+def test_log_density_at_small_sigma_in_many_dimensions():
+    """64 dimensions at sigma 0.004: a product of standard deviations would be 0 in float32."""
+    g = Gaussian(jnp.zeros(64), jnp.full(64, 2 * np.log(0.004)))
+    expected = -0.5 * 64 * (1 + 2 * np.log(0.004) + np.log(2 * np.pi))
+    np.testing.assert_allclose(log_density(g, jnp.full(64, 0.004)), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 7, 10, 97, 100])
+def test_chunks_divide_the_steps(steps):
+    for rows in (1, 3, 8, 64, 1000):
+        assert steps % chunk_length(steps, rows) == 0
+
+
+@pytest.mark.parametrize(
+    "spec", ["0", "", "abc", "ddim", "ddim600", "ddim0", "-5", "10,x", "1001", "600,600"]
+)
+def test_bad_respacings_are_refused(spec):
+    with pytest.raises(UserError, match="respacing"):
+        respace(spec)
+
+
+def test_a_single_step_cannot_sample():
+    with pytest.raises(UserError, match="single step"):
+        sampling_schedule("1")
+
+
+def test_spacings_visit_what_they_say():
+    assert respace("100")[-1] == 999 and respace("ddim100")[-1] == 990

@@ -1,0 +1,128 @@
+"""Fetching by name: the real download code against a small local server."""
+
+from __future__ import annotations
+
+import hashlib
+import http.server
+import json
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save
+
+from cspd_jax.checkpoints import hub
+from cspd_jax.cli import main
+from cspd_jax.converters.torch_zip import open_checkpoint
+from cspd_jax.errors import UserError
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+GOLDEN = Path(__file__).parent / "golden"
+
+pytest.importorskip("huggingface_hub")
+
+
+class FakeHub(http.server.BaseHTTPRequestHandler):
+    """Answers GET and HEAD of /<repository>/resolve/<revision>/<file> as the hub does."""
+
+    files: dict[str, bytes]
+    revisions = ("main", COMMIT)
+    requests: list[str]
+
+    def do_HEAD(self):
+        self.answer(send_body=False)
+
+    def do_GET(self):
+        self.answer(send_body=True)
+
+    def answer(self, send_body: bool):
+        self.requests.append(f"{self.command} {self.path}")
+        prefix = f"/{hub.REPOSITORY}/resolve/"
+        revision, _, name = self.path.removeprefix(prefix).partition("/")
+        found = self.path.startswith(prefix) and revision in self.revisions and name in self.files
+        body = self.files[name] if found else json.dumps({"error": "not found"}).encode()
+        self.send_response(200 if found else 404)
+        self.send_header("Content-Length", str(len(body)))
+        if found:
+            self.send_header("ETag", f'"{hashlib.sha256(body).hexdigest()}"')
+            self.send_header("X-Repo-Commit", COMMIT)
+        else:
+            self.send_header("X-Error-Code", "EntryNotFound")
+        self.end_headers()
+        if send_body:
+            self.wfile.write(body)
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def server():
+    state = open_checkpoint(GOLDEN / "mar_tiny.pth")["model_ema"]
+    weights = {name: np.array(tensor.numpy()) for name, tensor in state.items()}
+    strange = {"net.transformer.weight": np.zeros((2, 2), np.float32)}
+    FakeHub.files = {"mar-base.safetensors": save(weights), "kl16.safetensors": save(strange)}
+    FakeHub.requests = []
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), FakeHub) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def test_fetch_and_cache(server, tmp_path):
+    fetched = hub.fetch("mar-base", endpoint=server, cache_dir=tmp_path)
+    assert fetched.path.read_bytes() == FakeHub.files["mar-base.safetensors"]
+    assert fetched.commit == COMMIT and fetched.repository == hub.REPOSITORY
+    downloads = [r for r in FakeHub.requests if r.startswith("GET") and "/resolve/" in r]
+    assert len(downloads) == 1 and "/resolve/" in downloads[0]
+    hub.fetch("mar-base", endpoint=server, cache_dir=tmp_path)
+    assert [r for r in FakeHub.requests if r.startswith("GET") and "/resolve/" in r] == downloads
+
+
+def test_revision(server, tmp_path, monkeypatch):
+    asked = lambda: FakeHub.requests[0].split("/resolve/")[1].split("/")[0]
+    hub.fetch("mar-base", revision=COMMIT, endpoint=server, cache_dir=tmp_path / "a")
+    assert asked() == COMMIT
+    FakeHub.requests.clear()
+    monkeypatch.setenv(hub.REVISION_VARIABLE, COMMIT)
+    hub.fetch("mar-base", endpoint=server, cache_dir=tmp_path / "b")
+    assert asked() == COMMIT
+    FakeHub.requests.clear()
+    with pytest.raises(UserError, match="revision v9 could not be fetched"):
+        hub.fetch("mar-base", revision="v9", endpoint=server, cache_dir=tmp_path / "c")
+
+
+def test_failures_are_one_sentence(server, tmp_path, monkeypatch):
+    with pytest.raises(UserError, match=r"mar-huge\.safetensors of jadechoghari/mar .* could not be fetched"):
+        hub.fetch("mar-huge", endpoint=server, cache_dir=tmp_path)
+    with pytest.raises(UserError, match="no published model is called 'mar-tiny'; the names are mar-base"):
+        hub.fetch("mar-tiny")
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(UserError, match=r"pip install 'cspd-jax\[hub\]'"):
+        hub.fetch("mar-base")
+
+
+@pytest.mark.slow  # the library tries again and again
+def test_no_connection(tmp_path):
+    with pytest.raises(UserError, match=r"could not be fetched .*check the connection"):
+        hub.fetch("mar-base", endpoint="http://127.0.0.1:9", cache_dir=tmp_path)
+
+
+def test_convert_by_name(server, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    fetch = hub.fetch
+    monkeypatch.setattr(
+        hub,
+        "fetch",
+        lambda name, revision: fetch(name, revision=revision, endpoint=server, cache_dir="cache"),
+    )
+    assert main(["convert", "mar-base", "out", "--heads", "4,4", "--json"]) == 0
+    description = json.loads(capsys.readouterr().out)
+    assert description["source"] == f"jadechoghari/mar@{COMMIT}/mar-base.safetensors"
+    assert description["source_sha256"] == hashlib.sha256(FakeHub.files["mar-base.safetensors"]).hexdigest()
+    assert main(["convert", "kl16", "other"]) == 2
+    error = capsys.readouterr().err
+    assert "neither a MAR nor a KL-16 checkpoint; its tensors are: net.transformer.weight" in error
+    assert not Path("other").exists()

@@ -1,0 +1,64 @@
+"""Reveal orders, group sizes and guidance schedules."""
+
+import jax
+import numpy as np
+import pytest
+
+from cspd_jax.decoders.order import guidance_scale, mask_lengths, random_reveal, reveal_groups
+from cspd_jax.decoders.plain import plan_segments
+from cspd_jax.errors import UserError
+
+
+@pytest.mark.parametrize("length", [1, 4, 16, 64, 256])
+@pytest.mark.parametrize("num_iter", [1, 2, 3, 7, 16, 64, 256, 300])
+def test_groups_cover_every_token_once(length, num_iter):
+    groups = reveal_groups(length, num_iter)
+    known = 0
+    for group in groups:
+        assert group.start == known and group.size >= 1
+        known += group.size
+    assert known == length
+    assert len(groups) <= min(num_iter, length)
+
+
+def test_as_many_steps_as_tokens_reveal_one_each():
+    assert [g.size for g in reveal_groups(256, 256)] == [1] * 256
+
+
+def test_with_more_steps_than_tokens_the_last_one_is_held_back():
+    # 16 tokens in 24 steps: one token for 15 steps, 8 empty steps, then the last token.
+    assert mask_lengths(16, 24) == [*range(15, 0, -1), *[1] * 9]
+    assert [g.size for g in reveal_groups(16, 24)] == [1] * 16
+
+
+def test_linear_guidance_counts_what_is_revealed_after_the_step():
+    groups = reveal_groups(4, 4)
+    np.testing.assert_allclose(guidance_scale(groups, 5.0, "linear"), [2, 3, 4, 4])
+    np.testing.assert_allclose(guidance_scale(groups, 5.0, "constant"), [5] * 4)
+    with pytest.raises(UserError, match="'linear' or 'constant'"):
+        guidance_scale(groups, 5.0, "cosine")
+
+
+def test_no_steps_is_an_error():
+    with pytest.raises(UserError, match="num_iter is 0"):
+        reveal_groups(16, 0)
+
+
+@pytest.mark.parametrize("length, num_iter", [(256, 256), (256, 64), (64, 16), (16, 5), (1, 1), (9, 30)])
+@pytest.mark.parametrize("sizes", [1, 4, 8])
+def test_segments_hold_all_groups_in_order(length, num_iter, sizes):
+    segments = plan_segments(length, num_iter, sizes)
+    assert tuple(g for s in segments for g in s.groups) == reveal_groups(length, num_iter)
+    for segment in segments:
+        for group in segment.groups:
+            assert group.start <= segment.bucket <= length
+            assert group.size <= segment.width
+    assert len(segments) <= sizes
+
+
+def test_orders_are_permutations():
+    reveal = jax.vmap(lambda k: random_reveal(k, 16))(jax.random.split(jax.random.key(0), 2000))
+    assert (np.sort(reveal, axis=1) == np.arange(16)).all()
+    # Each position is equally often first: chi-squared with 15 degrees of freedom, false alarm 1e-5.
+    counts = np.bincount(np.asarray(reveal)[:, 0], minlength=16)
+    assert ((counts - 125) ** 2 / 125).sum() < 50.5

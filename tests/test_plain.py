@@ -1,0 +1,156 @@
+"""The plain sampler: keys, batches, groups, dtypes, compilation."""
+
+import dataclasses
+import functools
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from golden_cases import fixture
+
+from cspd_jax.decoders import plain
+from cspd_jax.errors import UserError
+from cspd_jax.keys import image_keys
+from cspd_jax.networks.model import MARModel
+
+SETTINGS = plain.PlainSettings(num_iter=6, respacing="ddim8", encoder_sizes=1)
+LABELS = jnp.array([3, 1, -1, 9])
+KEYS = image_keys(jax.random.key(7), 4)
+
+
+def draw(keys=KEYS, labels=LABELS, settings=SETTINGS, model=None, **kwargs):
+    f = fixture()
+    return np.asarray(plain.sample(model or f.model, f.params, keys, labels, settings=settings, **kwargs))
+
+
+@functools.cache
+def base():
+    return draw()
+
+
+def test_shape_and_determinism():
+    chex.assert_shape(base(), (4, 16, 16))
+    chex.assert_tree_all_finite(base())
+    np.testing.assert_array_equal(draw(), base())
+
+
+def test_neighbours_do_not_matter():
+    """Same shapes, the same row among other neighbours: bit for bit."""
+    others = image_keys(jax.random.key(99), 4)
+    keys = jnp.stack([others[0], KEYS[1], others[2], others[3]])
+    mixed = draw(keys=keys, labels=jnp.array([0, 1, 5, -1]))
+    np.testing.assert_array_equal(mixed[1], base()[1])
+    assert np.abs(mixed[0] - base()[0]).max() > 0.1  # and the others did change
+
+
+def test_place_in_the_batch_does_not_matter():
+    reverse = draw(keys=KEYS[::-1], labels=LABELS[::-1])
+    np.testing.assert_allclose(reverse[::-1], base(), atol=1e-4)
+
+
+@pytest.mark.parametrize("guided, cfg", [(False, 1.0), (True, 2.5)])
+def test_batch_shapes_agree_in_float64(guided, cfg):
+    """Alone or in a batch of four: equal up to float64 rounding."""
+    f = fixture()
+    settings = dataclasses.replace(SETTINGS, guided=guided)
+    with jax.enable_x64(True):
+        params = jax.tree.map(lambda a: jnp.asarray(np.asarray(a, np.float64)), f.params)
+        model = MARModel(f.config, jnp.float64)
+        run = functools.partial(plain.sample, model, params, settings=settings, cfg=cfg)
+        together = np.asarray(run(KEYS, LABELS))
+        alone = np.asarray(run(KEYS[2:3], LABELS[2:3]))
+    assert together.dtype == np.float64
+    np.testing.assert_allclose(alone[0], together[2], rtol=0, atol=1e-9)
+    single = draw(settings=settings, cfg=cfg)
+    np.testing.assert_allclose(single, together, atol=2e-4 * max(1, np.abs(together).max() / 10))
+
+
+def test_labels_and_guidance_change_the_result():
+    assert np.abs(draw(labels=jnp.array([4, 1, -1, 9]))[0] - base()[0]).max() > 1e-3
+    guided = dataclasses.replace(SETTINGS, guided=True)
+    strong = draw(settings=guided, cfg=3.0)
+    assert np.abs(strong - base()).max() > 1e-2
+    # Scale 1 with both halves computed is no guidance at all.
+    np.testing.assert_allclose(draw(settings=guided, cfg=1.0), base(), atol=2e-4)
+    # An unconditional image guided by itself is not changed either.
+    np.testing.assert_allclose(strong[2], base()[2], atol=2e-4)
+
+
+def test_final_noise_is_small():
+    noisy = draw(settings=dataclasses.replace(SETTINGS, final_noise=True))
+    assert np.abs(noisy - base()).max() > 1e-4
+
+
+@pytest.mark.parametrize("num_iter", [1, 16, 24])
+def test_any_number_of_steps(num_iter):
+    settings = dataclasses.replace(SETTINGS, num_iter=num_iter)
+    chex.assert_tree_all_finite(draw(settings=settings))
+
+
+@pytest.mark.parametrize("num_iter", [5])
+def test_encoder_sizes_do_not_change_the_result(num_iter):
+    settings = dataclasses.replace(SETTINGS, num_iter=num_iter)
+    runs = [draw(settings=dataclasses.replace(settings, encoder_sizes=n)) for n in (1, 4)]
+    np.testing.assert_allclose(runs[0], runs[1], atol=2e-4)
+
+
+def test_more_steps_than_tokens_equal_as_many():
+    many, enough = (draw(settings=dataclasses.replace(SETTINGS, num_iter=n)) for n in (24, 16))
+    np.testing.assert_array_equal(many, enough)
+
+
+def test_streaming_gives_the_same_images():
+    f = fixture()
+    steps = list(plain.stream(f.model, f.params, KEYS, LABELS, settings=SETTINGS))
+    assert [known for known, _ in steps] == [1, 3, 5, 8, 12, 16]
+    np.testing.assert_allclose(steps[-1][1], base(), atol=2e-4)
+    shown = [(np.abs(np.asarray(tokens)).sum(-1) > 0).sum(1) for _, tokens in steps]
+    assert all((count == known).all() for count, (known, _) in zip(shown, steps))
+
+
+def test_bfloat16_stays_close():
+    f = fixture()
+    model = MARModel(f.config, jnp.bfloat16)
+    tokens = draw(model=model, settings=dataclasses.replace(SETTINGS, num_iter=1))
+    assert tokens.dtype == np.float32
+    exact = draw(settings=dataclasses.replace(SETTINGS, num_iter=1))
+    assert np.abs(tokens - exact).mean() < 0.1 * np.abs(exact).mean()
+
+
+def test_compiled_once_per_shape():
+    f = fixture()
+    run = jax.jit(
+        chex.assert_max_traces(plain.sample.__wrapped__, n=1), static_argnames=("model", "settings")
+    )
+    for seed, cfg in ((0, 1.0), (1, 2.0)):
+        keys = image_keys(jax.random.key(seed), 2)
+        run(
+            model=f.model,
+            params=f.params,
+            keys=keys,
+            labels=LABELS[:2],
+            settings=SETTINGS,
+            cfg=cfg,
+            temperature=1.0 - seed / 10,
+        )
+
+
+@pytest.mark.parametrize(
+    "change, labels, cfg, temperature, message",
+    [
+        ({}, [10], 1.0, 1.0, "label 10 is out of range"),
+        ({}, [-2], 1.0, 1.0, "label -2 is out of range"),
+        ({}, [0], -1.0, 1.0, "cfg is -1.0"),
+        ({}, [0], float("nan"), 1.0, "cfg is nan"),
+        ({}, [0], 1.0, 0.0, "temperature is 0.0"),
+        ({"num_iter": 0}, [0], 1.0, 1.0, "num_iter is 0"),
+        ({"respacing": "ddim600"}, [0], 1.0, 1.0, "respacing"),
+        ({"cfg_schedule": "cosine"}, [0], 1.0, 1.0, "guidance schedule"),
+    ],
+)
+def test_impossible_requests_are_refused(change, labels, cfg, temperature, message):
+    settings = dataclasses.replace(SETTINGS, **change)
+    with pytest.raises(UserError, match=message):
+        plain.check_request(fixture().model, labels, 10, settings, cfg, temperature)

@@ -1,0 +1,179 @@
+"""Writes PyTorch's zip checkpoint format without torch, honest files and hostile ones, for the tests."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import struct
+import zipfile
+from collections.abc import Iterable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+STORAGE_NAMES = {
+    np.dtype(np.float16): "HalfStorage",
+    np.dtype(ml_dtypes.bfloat16): "BFloat16Storage",
+    np.dtype(np.float32): "FloatStorage",
+    np.dtype(np.float64): "DoubleStorage",
+    np.dtype(np.int8): "CharStorage",
+    np.dtype(np.uint8): "ByteStorage",
+    np.dtype(np.int16): "ShortStorage",
+    np.dtype(np.int32): "IntStorage",
+    np.dtype(np.int64): "LongStorage",
+    np.dtype(np.bool_): "BoolStorage",
+}
+
+
+@dataclasses.dataclass
+class Storage:
+    """`size` numbers of `dtype`; `chunks` yields their bytes when the file is written."""
+
+    dtype: np.dtype
+    size: int
+    chunks: Iterable[bytes]
+
+
+@dataclasses.dataclass
+class Tensor:
+    storage: Storage
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int = 0
+
+
+@dataclasses.dataclass
+class Global:
+    name: str  # "module name"
+
+
+@dataclasses.dataclass
+class Call:
+    name: str
+    arguments: tuple
+    state: Any = None  # for BUILD
+    new: bool = False  # NEWOBJ instead of REDUCE
+
+
+@dataclasses.dataclass
+class Raw:
+    """Pickle instructions as they are."""
+
+    instructions: bytes
+
+
+def storage(array: np.ndarray) -> Storage:
+    return Storage(array.dtype, array.size, [np.ascontiguousarray(array).tobytes()])
+
+
+def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
+
+
+def tensor(array: np.ndarray) -> Tensor:
+    array = np.asarray(array)
+    return Tensor(storage(array), array.shape, contiguous(array.shape))
+
+
+def namespace(**values) -> Call:
+    return Call("argparse Namespace", (), values, new=True)
+
+
+def ordered_dict(values: dict) -> list:
+    """As a state dict is pickled: an OrderedDict with items, then its `_metadata` attribute."""
+    metadata = Call("collections OrderedDict", ())
+    return [Call("collections OrderedDict", ()), values, {"_metadata": metadata}]
+
+
+class _Pickler:
+    def __init__(self):
+        self.storages: list[Storage] = []
+
+    def key(self, storage: Storage) -> str:
+        for i, known in enumerate(self.storages):
+            if known is storage:
+                return str(i)
+        self.storages.append(storage)
+        return str(len(self.storages) - 1)
+
+    def emit(self, value) -> bytes:
+        match value:
+            case None:
+                return b"N"
+            case bool():
+                return b"\x88" if value else b"\x89"
+            case int():
+                return b"J" + struct.pack("<i", value) if -(2**31) <= value < 2**31 else _long(value)
+            case float():
+                return b"G" + struct.pack(">d", value)
+            case str():
+                return b"X" + struct.pack("<I", len(value.encode())) + value.encode()
+            case Raw():
+                return value.instructions
+            case Global():
+                return b"c" + value.name.replace(" ", "\n", 1).encode() + b"\n"
+            case Call():
+                call = self.emit(Global(value.name)) + self.emit(value.arguments)
+                call += b"\x81" if value.new else b"R"
+                return call if value.state is None else call + self.emit(value.state) + b"b"
+            case Tensor():
+                s = value.storage
+                kind = Global(f"torch {STORAGE_NAMES[s.dtype]}")
+                reference = ("storage", kind, self.key(s), "cpu", s.size)
+                pieces = (
+                    value.offset,
+                    value.shape,
+                    value.strides,
+                    False,
+                    Call("collections OrderedDict", ()),
+                )
+                return (
+                    self.emit(Global("torch._utils _rebuild_tensor_v2"))
+                    + (b"(" + self.emit(reference) + b"Q")
+                    + b"".join(map(self.emit, pieces))
+                    + b"tR"
+                )
+            case tuple():
+                return b"(" + b"".join(map(self.emit, value)) + b"t"
+            case [Call(), dict() as items, dict() as state]:
+                return self.emit(value[0]) + self.items(items) + self.emit(state) + b"b"
+            case list():
+                return b"](" + b"".join(map(self.emit, value)) + b"e"
+            case dict():
+                return b"}" + self.items(value)
+        raise TypeError(type(value))
+
+    def items(self, values: dict) -> bytes:
+        return b"(" + b"".join(self.emit(k) + self.emit(v) for k, v in values.items()) + b"u"
+
+
+def _long(value: int) -> bytes:
+    data = value.to_bytes((value.bit_length() + 8) // 8, "little", signed=True)
+    return b"\x8a" + bytes([len(data)]) + data
+
+
+def write(
+    path,
+    tree,
+    *,
+    byteorder: bytes | None = b"little",
+    compression: int = zipfile.ZIP_STORED,
+    without: tuple[str, ...] = (),
+    pickle: bytes | None = None,
+) -> None:
+    """Writes `tree` (or the given pickle) as torch.save would; members named in `without` are left out."""
+    pickler = _Pickler()
+    body = b"\x80\x02" + pickler.emit(tree) + b"."
+    with zipfile.ZipFile(path, "w", compression) as archive:
+        archive.writestr("archive/data.pkl", body if pickle is None else pickle, zipfile.ZIP_STORED)
+        if byteorder is not None:
+            archive.writestr("archive/byteorder", byteorder)
+        for i, item in enumerate(pickler.storages):
+            if f"data/{i}" in without:
+                continue
+            with archive.open(f"archive/data/{i}", "w", force_zip64=True) as member:
+                for chunk in item.chunks:
+                    member.write(chunk)
+        archive.writestr("archive/version", b"3\n")
+        archive.writestr("archive/.data/serialization_id", b"0" * 40)
