@@ -17,7 +17,7 @@ _LAZY = {
     "picture": "cspd_jax.reports",
 }
 
-__all__ = ["__version__", *_LAZY]  # noqa: PLE0604
+__all__ = ["__version__", *_LAZY]
 
 
 def __getattr__(name: str):

@@ -42,19 +42,6 @@ def dense(features: int, name: str, dtype) -> nn.Dense:
     return nn.Dense(features, name=name, dtype=dtype, kernel_init=nn.initializers.xavier_uniform())
 
 
-class DenseParams(nn.Module):
-    """The kernel [in, out] and bias [out] of a Dense layer, for a caller that applies them in parts."""
-
-    features: int
-    dtype: jnp.dtype = jnp.float32
-
-    @nn.compact
-    def __call__(self, width: int) -> tuple[Array, Array]:
-        kernel = self.param("kernel", nn.initializers.xavier_uniform(), (width, self.features), jnp.float32)
-        bias = self.param("bias", nn.initializers.zeros, (self.features,), jnp.float32)
-        return kernel.astype(self.dtype), bias.astype(self.dtype)
-
-
 def attend(q: Array, k: Array, v: Array, visible: Array | None) -> Array:
     """softmax(q k^T / sqrt(d)) v for q [B, ..., Q, d], k and v [B, ..., K, d].
 
@@ -70,47 +57,20 @@ def attend(q: Array, k: Array, v: Array, visible: Array | None) -> Array:
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention without a causal mask. `rows` [B, Q] restricts the queries.
-
-    On a CPU the heads are computed one after the other: the scores of one head stay in cache, and its
-    queries, keys and values come out of the projection in the layout that they are used in. Elsewhere all
-    heads are one batched product.
-    """
+    """Multi-head self-attention without a causal mask. `rows` [B, Q] restricts the queries."""
 
     heads: int
     dtype: jnp.dtype = jnp.float32
 
     @nn.compact
     def __call__(self, x: Array, visible: Array | None = None, rows: Array | None = None) -> Array:
-        width = x.shape[-1]
-        kernel, bias = DenseParams(3 * width, self.dtype, name="qkv")(width)
-        if jax.default_backend() == "cpu":
-            out = self._one_by_one(x, take_rows(x, rows), kernel, bias, visible)
-        else:
-            out = self._all_at_once(x, rows, kernel, bias, visible)
-        return dense(width, "proj", self.dtype)(out)
-
-    def _one_by_one(self, x, queries, kernel, bias, visible):
-        width = x.shape[-1]
-        size = width // self.heads
-
-        def project(x, part, head):
-            columns = slice(part * width + head * size, part * width + (head + 1) * size)
-            return x @ kernel[:, columns] + bias[columns]
-
-        heads = [
-            attend(project(queries, 0, h), project(x, 1, h), project(x, 2, h), visible)
-            for h in range(self.heads)
-        ]
-        return jnp.concatenate(heads, axis=-1)
-
-    def _all_at_once(self, x, rows, kernel, bias, visible):
         batch, length, width = x.shape
-        split = (x @ kernel + bias).reshape(batch, length, 3, self.heads, width // self.heads)
-        q, k, v = split.transpose(2, 0, 3, 1, 4)
+        qkv = dense(3 * width, "qkv", self.dtype)(x)
+        q, k, v = qkv.reshape(batch, length, 3, self.heads, width // self.heads).transpose(2, 0, 3, 1, 4)
         if rows is not None:
             q = jnp.take_along_axis(q, rows[:, None, :, None], axis=2)
-        return attend(q, k, v, visible).swapaxes(1, 2).reshape(batch, -1, width)
+        out = attend(q, k, v, visible).swapaxes(1, 2).reshape(batch, -1, width)
+        return dense(width, "proj", self.dtype)(out)
 
 
 def take_rows(x: Array, rows: Array | None) -> Array:

@@ -1,0 +1,1 @@
+"""Training: MAR's objective, the optimiser, resumable runs."""

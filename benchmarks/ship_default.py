@@ -1,0 +1,33 @@
+"""Puts a trained model into the package as an embedded default: bfloat16, in a single file.
+
+    python benchmarks/ship_default.py runs/glyphs/model target
+    python benchmarks/ship_default.py runs/draft/model draft
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+from pathlib import Path
+
+import cspd_jax
+from cspd_jax import checkpoints
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path, help="checkpoint folder of a finished run")
+    parser.add_argument("name", choices=["target", "draft"])
+    args = parser.parse_args()
+    loaded = checkpoints.load(args.model, checkpoints.DTYPES["bfloat16"])
+    place = Path(cspd_jax.__file__).parent / "defaults" / args.name
+    place.parent.mkdir(exist_ok=True)
+    shutil.rmtree(place, ignore_errors=True)
+    metadata = {k: loaded.metadata[k] for k in ("source", "extra") if k in loaded.metadata}
+    checkpoints.save(place, loaded.kind, loaded.config, loaded.params, single_file=True, **metadata)
+    size = sum(f.stat().st_size for f in place.iterdir())
+    print(f"{place}: {size / 1e6:.2f} MB")
+
+
+if __name__ == "__main__":
+    main()

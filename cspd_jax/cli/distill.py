@@ -1,0 +1,98 @@
+"""`cspd-jax distill`: trains a small draft for a given target."""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+from cspd_jax.cli._arguments import positive
+from cspd_jax.cli._output import progress
+from cspd_jax.cli.train import add_run_flags, configure, finish
+
+_CONTEXTS = 512  # held-out contexts on which acceptance is reported
+
+
+def add_parser(subparsers) -> None:
+    parser = subparsers.add_parser(
+        "distill",
+        help="train a draft for a target",
+        description="Trains a draft that imitates the denoising steps of TARGET, in the folder OUT (as"
+        " `cspd-jax train` does), and reports how often its tokens would be accepted.",
+    )
+    parser.add_argument(
+        "--target", default="default", help="a checkpoint folder, or a model's name (default)"
+    )
+    add_run_flags(parser, default="glyphs-draft")
+    parser.add_argument(
+        "--from",
+        dest="origin",
+        choices=("data", "target", "both"),
+        default="data",
+        help="learn on contexts from the preset's data, the target's own samples, or both in turn (data)",
+    )
+    parser.add_argument(
+        "--samples", type=positive, default=4096, help="how many samples of the target are made (4096)"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.set_defaults(func=run)
+
+
+def run(args: argparse.Namespace) -> None:
+    config = configure(args)
+
+    from cspd_jax import models
+    from cspd_jax.training.distillation import FromTarget, Teacher
+    from cspd_jax.training.pictures import save_pictures
+    from cspd_jax.training.samples import Alternating, TargetSamples
+    from cspd_jax.training.sources import make_source
+    from cspd_jax.training.trainer import check_fit, prepare_folder, train
+
+    target = models.load(args.target)
+    teacher = Teacher(target.config, target.params)
+    task = FromTarget(config, teacher)
+    prepare_folder(args.out, args.resume)
+    data = make_source(config.data)
+    source = data
+    if args.origin != "data":
+        progress(f"making {args.samples} samples of the target")
+        source = TargetSamples(teacher, data.class_names, args.samples, args.out / "samples", config.seed)
+    if args.origin == "both":
+        source = Alternating(data, source)
+    check_fit(config, source)
+    start = time.monotonic()
+    on_sample = save_pictures if config.model.vae_stride == 1 else None
+    state = train(
+        config, source, args.out, resume=args.resume, stop_at=args.stop_at, on_sample=on_sample, task=task
+    )
+    acceptance = measure(teacher, config, state.ema, data)
+    finish(args, config, state, data.class_names, start, "cspd-jax distill", **acceptance)
+
+
+def measure(teacher, config, params, data) -> dict:
+    """Path acceptance and path divergence of the draft on held-out images with random contexts."""
+    import jax
+    import numpy as np
+
+    from cspd_jax.data.patches import patchify
+    from cspd_jax.networks.model import MARModel
+    from cspd_jax.training.acceptance import path_acceptance
+
+    images, labels = data.batch(0, _CONTEXTS, seed=config.seed, split="held-out")
+    tokens = patchify(images, config.model.patch_size)
+    known = np.arange(_CONTEXTS) % config.model.seq_len
+    found = path_acceptance(
+        MARModel(teacher.config),
+        teacher.params,
+        MARModel(config.model),
+        params,
+        jax.random.key(config.seed),
+        tokens,
+        labels,
+        known,
+    )
+    probability = np.asarray(found.probability, np.float64)
+    return {
+        "path_acceptance": round(float(probability.mean()), 4),
+        "standard_error": round(float(probability.std() / np.sqrt(_CONTEXTS)), 4),
+        "contexts": _CONTEXTS,
+    }

@@ -1,0 +1,121 @@
+"""`cspd-jax train`: trains a model; a run that was interrupted continues where it was."""
+
+from __future__ import annotations
+
+import argparse
+import pathlib
+import shutil
+import time
+
+from cspd_jax.cli._arguments import positive
+from cspd_jax.cli._output import progress, result
+
+_SHORTCUTS = ("steps", "batch", "seed", "learning_rate")
+
+
+def add_parser(subparsers) -> None:
+    parser = subparsers.add_parser(
+        "train",
+        help="train a model",
+        description="Trains a model in the folder OUT: checkpoints/, metrics.jsonl and pictures/ while it"
+        " runs, and at the end model/, a checkpoint folder of the averaged weights.",
+    )
+    add_run_flags(parser, default="glyphs")
+    folder = parser.add_argument_group("folders of images (preset mar-base, or --set data.root=DIR)")
+    folder.add_argument("--data", metavar="DIR", help="the folder; short for --set data.root=DIR")
+    folder.add_argument("--vae", metavar="DIR", help="a KL-16 checkpoint folder: train on its latents")
+    folder.add_argument("--cache", metavar="DIR", help="where decoded images or latents are kept")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.set_defaults(func=run)
+
+
+def add_run_flags(parser: argparse.ArgumentParser, default: str) -> None:
+    """Flags of every command that trains."""
+    parser.add_argument(
+        "--preset", default=default, help=f"a named run; an unknown name lists them ({default})"
+    )
+    parser.add_argument("--out", required=True, metavar="OUT", type=pathlib.Path, help="folder of the run")
+    parser.add_argument(
+        "--resume",
+        action="store_true",
+        help="continue the run in OUT, with its own settings instead of the preset's; start it if there is"
+        " none",
+    )
+    parser.add_argument("--steps", type=positive, help="length of the run")
+    parser.add_argument("--batch", type=positive, help="images per step")
+    parser.add_argument("--seed", help="seed of the run")
+    parser.add_argument("--learning-rate", help="highest learning rate")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="change any setting, for example model.encoder_width=64 or data.rotation=4; repeatable;"
+        " an unknown name lists them",
+    )
+    parser.add_argument("--stop-at", type=positive, metavar="STEP", help="stop early, to be resumed later")
+
+
+def run(args: argparse.Namespace) -> None:
+    config = configure(args)  # a wrong name or value is reported before jax is loaded
+    from cspd_jax.training.pictures import save_pictures
+    from cspd_jax.training.sources import kl16_encoder, make_source
+    from cspd_jax.training.trainer import check_fit, prepare_folder, train
+
+    prepare_folder(args.out, args.resume)
+    encoder = kl16_encoder(args.vae) if args.vae else None
+    source = make_source(config.data, encoder=encoder, cache=args.cache)
+    check_fit(config, source)
+    in_pixels = encoder is None and source.shape[2] in (1, 3)
+    start = time.monotonic()
+    state = train(
+        config,
+        source,
+        args.out,
+        resume=args.resume,
+        stop_at=args.stop_at,
+        on_sample=save_pictures if in_pixels else None,
+    )
+    finish(args, config, state, source.class_names, start)
+
+
+def finish(args, config, state, class_names, start: float, source: str = "cspd-jax train", **report) -> None:
+    """Writes the model of a run that reached its end, and prints the result."""
+    step = int(state.step)
+    report = {**report, "out": str(args.out), "steps": step, "seconds": round(time.monotonic() - start, 1)}
+    if step < config.steps:
+        progress(f"stopped at step {step} of {config.steps}; continue with --resume")
+        result(report, args.json)
+        return
+    description = write_model(args.out / "model", config, state.ema, class_names, source)
+    result({**report, "model": str(args.out / "model"), "params": description["params"]}, args.json)
+
+
+def configure(args: argparse.Namespace):
+    """The settings of the run: the preset's, or those of the run in OUT; then the options."""
+    from cspd_jax.errors import UserError
+    from cspd_jax.training import overrides, presets
+
+    config = presets.preset(args.preset)
+    stored = presets.read(args.out) if args.resume else None
+    if getattr(args, "data", None):
+        args.set.insert(0, f"data.root={args.data}")
+    settings = [f"{name}={getattr(args, name)}" for name in _SHORTCUTS if getattr(args, name) is not None]
+    changed = overrides.apply(stored or config, [*settings, *args.set])
+    if stored and (changed.model, changed.data, changed.seed) != (stored.model, stored.data, stored.seed):
+        raise UserError("the model, data and seed of a run cannot be changed when it is resumed")
+    return changed
+
+
+def write_model(path: pathlib.Path, config, params, class_names: tuple[str, ...], source: str) -> dict:
+    """Writes (or replaces) the checkpoint folder of a finished run."""
+    from cspd_jax import checkpoints
+    from cspd_jax.training.presets import to_json
+
+    fresh = path.with_name(f".{path.name}.new")
+    shutil.rmtree(fresh, ignore_errors=True)
+    extra = {"class_names": list(class_names), "training": to_json(config)}
+    description = checkpoints.save(fresh, "mar", config.model, params, source=source, extra=extra)
+    shutil.rmtree(path, ignore_errors=True)
+    fresh.rename(path)
+    return description

@@ -1,0 +1,196 @@
+"""A folder with one sub-folder of images per class, as pixels or as latents of an autoencoder."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pathlib
+import sys
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from PIL import Image, ImageOps
+from tqdm import tqdm
+
+from cspd_jax.data.cache import Shard, ShardCache
+from cspd_jax.data.source import Batch, Split, generator, shuffled
+from cspd_jax.errors import UserError
+
+SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
+_SHARD = 64  # images
+_REPORTED = 5
+_NOISE, _FLIP = 1, 2
+
+
+@dataclasses.dataclass(frozen=True)
+class FolderConfig:
+    """root: the folder. size: of the square images made from its files (the shorter side is scaled to it,
+    the middle is kept; files with a shorter side below it are skipped). channels: 1 (grey) or 3. flip:
+    whether images are mirrored at random. held_out: every how-manyth image is kept from training (0: none).
+    """
+
+    root: str = ""
+    size: int = 256
+    channels: int = 3
+    flip: bool = False
+    held_out: int = 20
+
+    def __post_init__(self):
+        if self.channels not in (1, 3):
+            raise UserError(f"images have 1 or 3 channels, not {self.channels}")
+        if self.size < 1 or self.held_out < 0:
+            raise UserError(f"size {self.size} must be at least 1, held_out {self.held_out} at least 0")
+
+
+class ImageFile(NamedTuple):
+    """name: the path below the root."""
+
+    path: pathlib.Path
+    name: str
+    label: int
+
+
+class LatentEncoder(NamedTuple):
+    """How pixels become latents. moments: float32 pixels [N, H, W, C] in [-1, 1] -> [N, h, w, 2c], mean
+    and log variance of the latents. scale: factor on a sampled latent. name: tells encoders apart."""
+
+    moments: Callable[[np.ndarray], np.ndarray]
+    scale: float
+    name: str
+
+
+class Folder:
+    """The `Source` of a `FolderConfig`. `skipped` holds a sentence for every file that was left out.
+
+    encoder: give latents in place of pixels, a new sample of the posterior every time. cache: a folder
+    for the decoded pixels or encoded moments; an interrupted preparation continues there.
+    """
+
+    def __init__(
+        self,
+        config: FolderConfig,
+        *,
+        encoder: LatentEncoder | None = None,
+        cache: str | os.PathLike | None = None,
+        progress: bool = True,
+    ):
+        self.config, self._encoder = config, encoder
+        self.class_names, files = list_images(config.root)
+        self._shards, labels, self.skipped = self._prepare(files, ShardCache(cache), progress)
+        self._labels = np.array(labels, np.int32)
+        if not labels:
+            raise UserError(
+                f"none of the {len(files)} images in {config.root} can be used: {self.skipped[0]}"
+            )
+        if self.skipped and progress:
+            print(skip_report(self.skipped), file=sys.stderr)
+        self._starts = np.cumsum([0, *(len(rows) for rows in self._shards)])
+        row = self._shards[0].shape[1:]
+        self.shape = row if encoder is None else (*row[1:3], row[3] // 2)
+
+    def batch(self, index: int, size: int, *, seed: int = 0, split: Split = "train") -> Batch:
+        rows = self._rows(split)
+        rows = rows[shuffled(len(rows), index, size, seed=seed, split=split)]
+        shards = np.searchsorted(self._starts, rows, side="right") - 1
+        stored = np.stack([self._shards[s][r - self._starts[s]] for s, r in zip(shards, rows)])
+        flipped = generator(seed, split, index, _FLIP).integers(2, size=size) * self.config.flip
+        if self._encoder is None:
+            images = stored.astype(np.float32) / 127.5 - 1
+            images = np.where(flipped[:, None, None, None] > 0, images[:, :, ::-1], images)
+            return Batch(images, self._labels[rows])
+        moments = stored[np.arange(size), flipped].astype(np.float32)
+        mean, log_var = np.split(moments, 2, axis=-1)
+        noise = generator(seed, split, index, _NOISE).standard_normal(mean.shape, dtype=np.float32)
+        return Batch(
+            (mean + np.exp(log_var / 2) * noise) * np.float32(self._encoder.scale), self._labels[rows]
+        )
+
+    def _rows(self, split: Split) -> np.ndarray:
+        every = np.arange(len(self._labels))
+        kept_out = every % self.config.held_out == 0 if self.config.held_out else np.zeros(len(every), bool)
+        rows = every[kept_out == (split == "held-out")]
+        if not len(rows):
+            raise UserError(f"{self.config.root} has no images left for the {split} part")
+        return rows
+
+    def _prepare(self, files: list[ImageFile], cache: ShardCache, progress: bool):
+        """Decodes or encodes all files in shards: (arrays, a label per row, skipped files)."""
+        arrays, labels, skipped = [], [], []
+        chunks = [files[i : i + _SHARD] for i in range(0, len(files), _SHARD)]
+        for chunk in tqdm(chunks, desc="images", unit=f"x{_SHARD}", disable=not progress or len(chunks) < 2):
+            shard = cache.get(self._inputs(chunk), lambda chunk=chunk: self._make(chunk))
+            if len(shard.rows):
+                arrays.append(shard.rows)
+            labels += [file.label for file in chunk if file.name not in shard.notes]
+            skipped += [f"{name}: {problem}" for name, problem in shard.notes.items()]
+        return arrays, labels, tuple(skipped)
+
+    def _inputs(self, files: list[ImageFile]) -> list:
+        """All that a shard depends on, as JSON."""
+        c = self.config
+        encoder = None if self._encoder is None else self._encoder.name
+        stats = [(f.name, f.path.stat().st_size, f.path.stat().st_mtime_ns) for f in files]
+        return [c.size, c.channels, c.flip, encoder, stats]
+
+    def _make(self, files: list[ImageFile]) -> Shard:
+        """uint8 pixels [N, H, W, C], or float16 moments [N, 1 or 2 (mirrored), h, w, 2c]; notes say which
+        files are missing and why."""
+        images, problems = [], {}
+        for file in files:
+            try:
+                images.append(read_image(file.path, self.config.size, self.config.channels))
+            except UserError as error:
+                problems[file.name] = str(error)
+        if not images:
+            return Shard(np.zeros((0,)), problems)
+        pixels = np.stack(images)
+        if self._encoder is None:
+            return Shard(pixels, problems)
+        views = [pixels, pixels[:, :, ::-1]][: 1 + self.config.flip]
+        moments = [self._encoder.moments(view.astype(np.float32) / 127.5 - 1) for view in views]
+        return Shard(np.stack(moments, axis=1).astype(np.float16), problems)
+
+
+def list_images(root: str) -> tuple[tuple[str, ...], list[ImageFile]]:
+    """The class names (sub-folders, sorted) and the image files below each."""
+    folder = pathlib.Path(root)
+    if not root or not folder.is_dir():
+        raise UserError(f"the image folder {root!r} does not exist")
+    classes = sorted(p.name for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
+    files = [
+        ImageFile(path, path.relative_to(folder).as_posix(), label)
+        for label, name in enumerate(classes)
+        for path in sorted((folder / name).rglob("*"))
+        if path.suffix.lower() in SUFFIXES and path.is_file()
+    ]
+    if not files:
+        raise UserError(f"{root} holds no images; expected one sub-folder of images per class")
+    return tuple(classes), files
+
+
+def read_image(path: pathlib.Path, size: int, channels: int) -> np.ndarray:
+    """The middle square of a picture, scaled: uint8 [size, size, channels]."""
+    try:
+        with Image.open(path) as opened:
+            picture = ImageOps.exif_transpose(opened).convert("L" if channels == 1 else "RGB")
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise UserError(f"unreadable ({type(error).__name__})") from None
+    width, height = picture.size
+    if min(width, height) < size:
+        raise UserError(f"{width}x{height} is smaller than {size}x{size}")
+    while min(picture.size) >= 2 * size:  # halving by boxes first keeps the final filter sharp
+        picture = picture.resize(tuple(side // 2 for side in picture.size), Image.Resampling.BOX)
+    scale = size / min(picture.size)
+    shape = tuple(max(size, round(side * scale)) for side in picture.size)
+    picture = picture.resize(shape, Image.Resampling.BICUBIC)
+    left, top = ((side - size) // 2 for side in shape)
+    square = picture.crop((left, top, left + size, top + size))
+    return np.asarray(square, np.uint8).reshape(size, size, channels)
+
+
+def skip_report(skipped: tuple[str, ...]) -> str:
+    """One paragraph: how many files were left out, and the first few."""
+    shown = "; ".join(skipped[:_REPORTED])
+    more = f"; and {len(skipped) - _REPORTED} more" if len(skipped) > _REPORTED else ""
+    return f"{len(skipped)} image files were skipped: {shown}{more}"

@@ -1,0 +1,46 @@
+"""What training asks of a data set: numbered batches, each a pure function of (seed, split, index)."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple, Protocol
+
+import numpy as np
+
+Split = Literal["train", "held-out"]
+_SPLITS = {"train": 0, "held-out": 1}
+
+
+class Batch(NamedTuple):
+    """images: [B, H, W, C] float32 (pixels in [-1, 1], or latents). labels: [B] int32."""
+
+    images: np.ndarray
+    labels: np.ndarray
+
+
+class Source(Protocol):
+    """A labelled data set. Batch `index` never depends on which batches were made before it."""
+
+    shape: tuple[int, int, int]
+    class_names: tuple[str, ...]
+
+    def batch(self, index: int, size: int, *, seed: int = 0, split: Split = "train") -> Batch:
+        """Batch number `index` of the endless sequence that belongs to (seed, split)."""
+
+
+def generator(seed: int, split: Split, *numbers: int) -> np.random.Generator:
+    """The random numbers that belong to (seed, split, numbers); different ones are independent."""
+    return np.random.default_rng([_SPLITS[split], seed, *numbers])
+
+
+def shuffled(count: int, index: int, size: int, *, seed: int, split: Split) -> np.ndarray:
+    """Batch `index` of `size` indices into a finite set of `count` rows: [size].
+
+    The endless sequence is one permutation of the set after another; the batches cut it in pieces.
+    """
+    places = np.arange(index * size, (index + 1) * size)
+    epochs = places // count
+    rows = np.empty(size, np.int64)
+    for epoch in np.unique(epochs):
+        here = epochs == epoch
+        rows[here] = generator(seed, split, int(epoch)).permutation(count)[places[here] % count]
+    return rows

@@ -1,0 +1,171 @@
+"""Models by name or path: the shipped pair, published weights, checkpoint folders."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from cspd_jax import checkpoints
+from cspd_jax.checkpoints import hub
+from cspd_jax.errors import UserError
+from cspd_jax.networks.config import MAR_PRESETS, KLConfig, MARConfig
+from cspd_jax.networks.model import MARModel
+
+DEFAULTS = {"default": "target", "default-draft": "draft"}
+NAMES = (*DEFAULTS, *MAR_PRESETS)
+_SHIPPED = Path(__file__).parent / "defaults"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ImageModel:
+    """A MAR model with its parameters.
+
+    name: what it was loaded by. model: its pure functions (static under jit). params: pytree of arrays.
+    metadata: the rest of its config.json. class_names: one per class, or empty.
+    """
+
+    name: str
+    model: MARModel
+    params: Any
+    metadata: dict[str, Any]
+    class_names: tuple[str, ...] = ()
+
+    @property
+    def config(self) -> MARConfig:
+        return self.model.config
+
+    def class_name(self, label: int) -> str:
+        """The caption of a label: the class's name, its number, or "no class" for -1."""
+        if label < 0:
+            return "no class"
+        return self.class_names[label] if self.class_names else str(label)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class VAE:
+    """A KL-16 autoencoder with its parameters; turns the latents of converted MAR models into pixels."""
+
+    name: str
+    config: KLConfig
+    params: Any
+    dtype: Any = jnp.float32
+
+
+def load(name_or_path: str | os.PathLike, dtype: Any = None) -> ImageModel:
+    """A model by name (`NAMES`; mar-* are downloaded, which needs the extra `hub`) or checkpoint folder.
+
+    dtype: of parameters and activations, float32 unless given. A folder called like a published model is
+    that folder; the shipped models always win (write ./default for a folder of that name).
+    """
+    dtype = _float_type(dtype)
+    loaded = _load(name_or_path, "mar", dtype)
+    model = MARModel(loaded.config, dtype)
+    names = class_names(loaded.metadata, loaded.config.num_classes)
+    return ImageModel(os.fspath(name_or_path), model, loaded.params, loaded.metadata, names)
+
+
+def load_vae(name_or_path: str | os.PathLike = "kl16", dtype: Any = None) -> VAE:
+    """The published KL-16 autoencoder (`"kl16"`, downloaded) or the folder of a converted one."""
+    dtype = _float_type(dtype)
+    loaded = _load(name_or_path, "kl16", dtype)
+    return VAE(os.fspath(name_or_path), loaded.config, loaded.params, dtype)
+
+
+def describe(name_or_path: str | os.PathLike) -> ImageModel:
+    """The model without its parameters (None), to check a request against; nothing is downloaded."""
+    name = os.fspath(name_or_path)
+    path = _locate(name, "mar")
+    if path is None:
+        return ImageModel(name, MARModel(MAR_PRESETS[name]), None, {})
+    metadata = checkpoints.read_description(path)
+    _check_kind(metadata.pop("kind"), "mar", name)
+    config = metadata.pop("config")
+    return ImageModel(name, MARModel(config), None, metadata, class_names(metadata, config.num_classes))
+
+
+def class_names(metadata: dict[str, Any], num_classes: int) -> tuple[str, ...]:
+    """The class names a checkpoint carries; empty if it has none that fit."""
+    extra = metadata.get("extra")
+    names = extra.get("class_names") if isinstance(extra, dict) else None
+    if isinstance(names, list) and len(names) == num_classes and all(isinstance(n, str) for n in names):
+        return tuple(names)
+    return ()
+
+
+def check_draft(target: MARConfig, draft: MARConfig) -> None:
+    """UserError unless `draft` generates the same kind of token sequence as `target`."""
+    for field, meaning in (
+        ("token_dim", "tokens of dimension {}"),
+        ("seq_len", "{} tokens per image"),
+        ("num_classes", "{} classes"),
+        ("patch_size", "patches of size {}"),
+        ("vae_stride", "a stride of {} pixels per latent"),
+    ):
+        have, want = getattr(draft, field), getattr(target, field)
+        if have != want:
+            raise UserError(
+                f"the draft does not fit the target: it has {meaning.format(have)}, the target"
+                f" {meaning.format(want)}"
+            )
+
+
+def _float_type(dtype: Any):
+    try:
+        dtype = jnp.dtype(jnp.float32 if dtype is None else dtype)
+    except TypeError:
+        raise UserError(f"dtype {dtype!r} is unknown; use float32 or bfloat16") from None
+    if not jnp.issubdtype(dtype, jnp.floating):
+        raise UserError(f"dtype {dtype} is not a floating-point type; use float32 or bfloat16")
+    return dtype
+
+
+def _load(name: str | os.PathLike, kind: str, dtype) -> checkpoints.Checkpoint:
+    path = _locate(name, kind)
+    if path is None:
+        return _published(os.fspath(name), dtype)
+    _check_kind(checkpoints.read_description(path)["kind"], kind, name)
+    return checkpoints.load(path, dtype)
+
+
+def _locate(name: str | os.PathLike, kind: str) -> Path | None:
+    """The checkpoint folder a name stands for; None for a published model."""
+    text = os.fspath(name)
+    if kind == "mar" and text in DEFAULTS:
+        path = _SHIPPED / DEFAULTS[text]
+        if not path.is_dir():
+            raise UserError(
+                f"this copy of cspd-jax was installed without the model {text!r}; train one with"
+                " cspd-jax train and give its folder"
+            )
+        return path
+    if os.path.exists(text):
+        return Path(text)
+    published = tuple(MAR_PRESETS) if kind == "mar" else ("kl16",)
+    if text in published:
+        return None
+    names = NAMES if kind == "mar" else published
+    raise UserError(f"{text} is neither a checkpoint folder nor one of the names {', '.join(names)}")
+
+
+def _check_kind(kind: str, wanted: str, name: str | os.PathLike) -> None:
+    what = {"mar": "the model must be of kind mar", "kl16": "the autoencoder must be of kind kl16"}
+    if kind != wanted:
+        raise UserError(f"{os.fspath(name)} is a checkpoint of kind {kind}; {what[wanted]}")
+
+
+def _published(name: str, dtype) -> checkpoints.Checkpoint:
+    """Downloads (or finds in the cache) and converts published weights."""
+    from cspd_jax.converters.source import Options, convert, make_config, open_source
+
+    fetched = hub.fetch(name)
+    source = open_source(fetched.path)
+    config = make_config(source, Options())
+    params = jax.tree.map(jnp.asarray, convert(source, config, np.dtype(dtype)))
+    origin = f"{fetched.repository}@{fetched.commit}/{fetched.file}"
+    return checkpoints.Checkpoint(source.kind, config, params, {"source": origin})

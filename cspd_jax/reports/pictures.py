@@ -1,0 +1,62 @@
+"""Labelled grids of images."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+
+from cspd_jax.errors import UserError
+
+_CELL = 64  # small images are enlarged to about this many pixels
+_GAP = 6
+_TEXT = 14  # height of a caption's line
+_PAPER, _INK = (255, 255, 255), (40, 40, 40)
+
+
+def picture(
+    images: np.ndarray, labels: Sequence[str | int] | None = None, columns: int | None = None
+) -> Image.Image:
+    """A grid of images uint8 [N, H, W, 1 or 3], each above its label.
+
+    columns: images to a row; about as many as rows unless given.
+    """
+    images = np.asarray(images)
+    if images.ndim != 4 or not len(images) or images.shape[3] not in (1, 3) or images.dtype != np.uint8:
+        raise UserError(
+            f"a picture is made of uint8 images [N, H, W, 1 or 3], not of {images.dtype} {list(images.shape)}"
+        )
+    if labels is not None and len(labels) != len(images):
+        raise UserError(f"there are {len(images)} images and {len(labels)} labels; give one for each")
+    if columns is not None and columns < 1:
+        raise UserError(f"columns is {columns}; it must be at least 1")
+    count, height, width, _ = images.shape
+    columns = min(columns or math.ceil(math.sqrt(count)), count)
+    zoom = max(1, round(_CELL / max(height, width)))
+    caption = _TEXT if labels is not None else 0
+    step_x, step_y = width * zoom + _GAP, height * zoom + caption + _GAP
+    size = (columns * step_x + _GAP, -(-count // columns) * step_y + _GAP)
+    page = Image.new("RGB", size, _PAPER)
+    draw, font = ImageDraw.Draw(page), ImageFont.load_default()
+    for i, image in enumerate(np.broadcast_to(images, (*images.shape[:3], 3))):
+        x, y = _GAP + i % columns * step_x, _GAP + i // columns * step_y
+        cell = Image.fromarray(np.ascontiguousarray(image))
+        page.paste(cell.resize((width * zoom, height * zoom), Image.Resampling.NEAREST), (x, y))
+        if labels is not None:
+            text = _fit(str(labels[i]), font, width * zoom)
+            left = x + (width * zoom - font.getlength(text)) / 2
+            draw.text((left, y + height * zoom + 1), text, fill=_INK, font=font)
+    return page
+
+
+def _fit(text: str, font, width: int) -> str:
+    """The text, cut so that it is no wider than an image."""
+    if not text.isascii() and isinstance(font, ImageFont.ImageFont):  # the old bitmap font
+        text = ascii(text)[1:-1]
+    if font.getlength(text) <= width:
+        return text
+    while len(text) > 1 and font.getlength(text + "..") > width:
+        text = text[:-1]
+    return text + ".."

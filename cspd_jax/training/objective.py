@@ -1,0 +1,143 @@
+"""MAR's training objective: denoising score matching on the masked tokens, plus the variance term.
+
+For a token x_0, a timestep t and noise e, x_t = sqrt(a_t) x_0 + sqrt(1 - a_t) e and
+
+    loss = |eps(x_t, t, z) - e|^2 / d  +  KL(q(x_{t-1} | x_t, x_0) || p(x_{t-1} | x_t, z)) / (d ln 2)
+
+where the gradient of the second term reaches the variance only (its mean is stopped), and at t = 0 it is
+the negative log-likelihood of x_0 on a grid of 8-bit values.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from cspd_jax.diffusion.gaussian import Coefficients, Gaussian, coefficients, posterior, transition
+from cspd_jax.diffusion.schedule import NUM_TRAIN_STEPS, make_schedule
+from cspd_jax.networks.config import MARConfig
+from cspd_jax.networks.mar import Backbone, make_head
+
+Array = jax.Array
+
+
+class Terms(NamedTuple):
+    """The two parts of the loss per row, [...]: squared error of eps, and variational bound in bits per
+    dimension."""
+
+    mse: Array
+    vb: Array
+
+    @property
+    def loss(self) -> Array:
+        return self.mse + self.vb
+
+
+class Draws(NamedTuple):
+    """Everything random in one evaluation of the objective, M the diffusion batch multiplier.
+
+    reveal: [B, L] positions; the first n_known of them are given, the rest must be predicted.
+    n_known: [] the same for all rows. dropped: [B] bool, rows trained without their label.
+    t: [M, B, Q] timesteps 0..999 and noise: [M, B, Q, C] of the last Q tokens in reveal order.
+    """
+
+    reveal: Array
+    n_known: Array
+    dropped: Array
+    t: Array
+    noise: Array
+
+
+def add_noise(x0: Array, t: Array, noise: Array) -> Array:
+    """x_t for x0 [..., C], t [...] and noise [..., C]."""
+    schedule = make_schedule(str(NUM_TRAIN_STEPS))
+    signal = jnp.asarray(schedule.sqrt_alphas_cumprod, x0.dtype)[t][..., None]
+    spread = jnp.asarray(schedule.sqrt_one_minus_alphas_cumprod, x0.dtype)[t][..., None]
+    return signal * x0 + spread * noise
+
+
+def diffusion_terms(out: Array, x0: Array, x_t: Array, t: Array, noise: Array) -> Terms:
+    """The loss of the head's output [..., 2C] = eps | v at x_t [..., C], timesteps t [...]."""
+    eps, v = jnp.split(out, 2, axis=-1)
+    every = coefficients(make_schedule(str(NUM_TRAIN_STEPS)), x0.dtype)
+    c = Coefficients(*(a[t][..., None] for a in every))
+    p = transition(c, x_t, jax.lax.stop_gradient(eps), v)
+    q = posterior(c, x0, x_t)
+    bits = jnp.where(t[..., None] == 0, -discretised_log_likelihood(p, x0), kl_divergence(q, p))
+    return Terms(jnp.mean((eps - noise) ** 2, axis=-1), jnp.mean(bits, axis=-1) / math.log(2))
+
+
+def kl_divergence(q: Gaussian, p: Gaussian) -> Array:
+    """KL(q || p) per coordinate, in nats."""
+    ratio = q.log_var - p.log_var
+    return 0.5 * (jnp.exp(ratio) - 1 - ratio + (q.mean - p.mean) ** 2 * jnp.exp(-p.log_var))
+
+
+def discretised_log_likelihood(p: Gaussian, x: Array) -> Array:
+    """Per coordinate, the log mass that p puts on the 8-bit bin of x (bins tile [-1, 1], open ends)."""
+    centred, precision = x - p.mean, jnp.exp(-0.5 * p.log_var)
+    above = _normal_cdf(precision * (centred + 1 / 255))
+    below = _normal_cdf(precision * (centred - 1 / 255))
+    mass = jnp.where(x < -0.999, above, jnp.where(x > 0.999, 1 - below, above - below))
+    return jnp.log(jnp.maximum(mass, 1e-12))
+
+
+def _normal_cdf(x: Array) -> Array:
+    """The approximation that improved diffusion uses (so that losses agree to the last digits)."""
+    return 0.5 * (1 + jnp.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+
+def head_terms(
+    config: MARConfig, head_params, x0: Array, z: Array, t: Array, noise: Array, dtype=jnp.float32
+) -> Terms:
+    """The loss of the head at given z. x0 [..., C] and z [..., D] broadcast against t [M, ...].
+
+    The timestep embedding is computed once for all 1000 timesteps, and z's once for all M copies.
+    """
+
+    def head(method, *args):
+        return make_head(config, dtype).apply({"params": head_params}, *args, method=method)
+
+    x_t = add_noise(x0, t, noise)
+    time = head("embed_time", jnp.arange(NUM_TRAIN_STEPS))[t]
+    out = head("denoise", x_t, head("modulate", time, z))
+    return diffusion_terms(out, x0, x_t, t, noise)
+
+
+def masked_mean(x: Array, mask: Array) -> Array:
+    """sum(x * mask) / sum(mask), the mask broadcast against x."""
+    mask = jnp.broadcast_to(mask, x.shape)
+    return jnp.sum(x * mask) / jnp.sum(mask)
+
+
+def objective(
+    config: MARConfig,
+    params: dict,
+    tokens: Array,
+    labels: Array,
+    draws: Draws,
+    *,
+    bucket: int,
+    dtype=jnp.float32,
+) -> tuple[Array, Terms]:
+    """MAR's loss of a batch, and the masked means of its two terms.
+
+    tokens: [B, L, C] by position. labels: [B]. `bucket` is a static bound on n_known (and so is
+    L - Q, the other way round: the last Q tokens of the reveal order include all that are unknown).
+    """
+    batch, length, _ = tokens.shape
+    shown = length - draws.t.shape[-1]
+    rows = jnp.broadcast_to(jnp.arange(shown, length), (batch, length - shown))
+    ordered = jnp.take_along_axis(tokens, draws.reveal[:, :, None], axis=1)
+    variables = {"params": params["backbone"]}
+    backbone = Backbone(config, dtype)
+    embedding = backbone.apply(variables, labels, draws.dropped, method="embed_class")
+    n_known = jnp.broadcast_to(draws.n_known, (batch,))
+    z = backbone.apply(variables, ordered, draws.reveal, n_known, embedding, rows, bucket=bucket)
+    terms = head_terms(config, params["head"], ordered[:, shown:], z, draws.t, draws.noise, dtype)
+    unknown = (rows >= draws.n_known).astype(terms.mse.dtype)
+    means = Terms(masked_mean(terms.mse, unknown), masked_mean(terms.vb, unknown))
+    return means.loss, means

@@ -1,0 +1,104 @@
+"""A target's own samples as a data set, for distillation without (or beside) data."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import pathlib
+import zipfile
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from tqdm import tqdm
+
+from cspd_jax.data.patches import unpatchify
+from cspd_jax.data.source import Batch, Source, Split, shuffled
+from cspd_jax.decoders import plain
+from cspd_jax.errors import UserError
+from cspd_jax.keys import image_keys
+from cspd_jax.networks.model import MARModel
+from cspd_jax.training.distillation import Teacher
+
+PART = 64  # images made side by side, and kept in one file
+
+
+class TargetSamples:
+    """`count` images of the target, of all classes in turn, made once and kept in `folder`.
+
+    Finished parts stay when making them is interrupted, and are checked when they are read.
+    """
+
+    def __init__(
+        self, teacher: Teacher, class_names: tuple[str, ...], count: int, folder: pathlib.Path, seed: int = 0
+    ):
+        if count < PART:
+            raise UserError(f"{count} samples are too few to learn from; ask for at least {PART}")
+        config = teacher.config
+        side = config.grid * config.patch_size
+        self.shape = (side, side, config.latent_channels)
+        self.class_names = class_names
+        self._labels = np.arange(-(-count // PART) * PART, dtype=np.int32) % config.num_classes
+        parts = range(len(self._labels) // PART)
+        folder.mkdir(parents=True, exist_ok=True)
+        origin = fingerprint(teacher, seed)
+        images = [self._part(teacher, i, folder, origin, seed) for i in tqdm(parts, desc="samples")]
+        self._images = np.concatenate(images)
+
+    def batch(self, index: int, size: int, *, seed: int = 0, split: Split = "train") -> Batch:
+        rows = shuffled(len(self._labels), index, size, seed=seed, split=split)
+        return Batch(self._images[rows], self._labels[rows])
+
+    def _part(self, teacher: Teacher, index: int, folder: pathlib.Path, origin: str, seed: int) -> np.ndarray:
+        path = folder / f"samples_{index:05d}.npz"
+        if path.exists():
+            return _read(path, origin)
+        config = teacher.config
+        settings = plain.PlainSettings(config.seq_len, config.respacing, final_noise=True, encoder_sizes=2)
+        labels = self._labels[index * PART : (index + 1) * PART]
+        tokens = plain.sample(
+            MARModel(config),
+            teacher.params,
+            image_keys(jax.random.key(seed), PART, index * PART),
+            jnp.asarray(labels),
+            settings=settings,
+        )
+        images = np.asarray(unpatchify(tokens, config.patch_size))
+        unfinished = path.with_suffix(".partial")
+        with open(unfinished, "wb") as file:
+            np.savez(file, images=images, origin=origin)
+        os.replace(unfinished, path)
+        return images
+
+
+def _read(path: pathlib.Path, origin: str) -> np.ndarray:
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            images, stored_origin = stored["images"], str(stored["origin"])
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        raise UserError(f"{path} is damaged ({error}); delete it and it will be made again") from None
+    if stored_origin != origin:
+        raise UserError(f"{path} was made by another target or seed; delete that folder or choose another")
+    return images
+
+
+def fingerprint(teacher: Teacher, seed: int) -> str:
+    """Names what the samples depend on: sizes, weights and seed."""
+    digest = hashlib.sha256(json.dumps([repr(teacher.config), seed]).encode())
+    for leaf in jax.tree.leaves(teacher.params):
+        digest.update(np.asarray(leaf).tobytes())
+    return digest.hexdigest()
+
+
+class Alternating:
+    """Batches of two data sets in turn."""
+
+    def __init__(self, first: Source, second: Source):
+        if first.shape != second.shape or len(first.class_names) != len(second.class_names):
+            raise UserError("the data and the target's samples differ in shape or in number of classes")
+        self.shape, self.class_names = first.shape, first.class_names
+        self._sources = (first, second)
+
+    def batch(self, index: int, size: int, *, seed: int = 0, split: Split = "train") -> Batch:
+        return self._sources[index % 2].batch(index // 2, size, seed=seed, split=split)

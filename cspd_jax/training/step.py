@@ -1,0 +1,115 @@
+"""One training step: a pure function from state and batch to state and metrics."""
+
+from __future__ import annotations
+
+import enum
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from cspd_jax.networks.mar import init_params
+from cspd_jax.training import masking
+from cspd_jax.training.config import TrainConfig
+from cspd_jax.training.objective import Terms, objective
+from cspd_jax.training.optimizer import average, learning_rate, make_optimizer
+
+Array = jax.Array
+
+
+class Purpose(enum.IntEnum):
+    """What the seed of a run is used for."""
+
+    INIT = 0
+    STEP = 1
+    MASK = 2
+    PICTURES = 3
+
+
+class State(NamedTuple):
+    """What a run carries from step to step, and what its checkpoints hold.
+
+    params, ema: {"backbone": ..., "head": ...}, the weights and their running average. optimizer: of
+    optax. step: [] int32, steps done. Everything random is derived from the seed and `step`.
+    """
+
+    params: Any
+    ema: Any
+    optimizer: Any
+    step: Array
+
+
+class Metrics(NamedTuple):
+    """Scalars of one step.
+
+    loss: what was minimised, made of mse (of eps) and vb (the variational term of MAR's objective, or the
+    path KL when distilling). norm: of the gradient before clipping. rate: of learning.
+    """
+
+    loss: Array
+    mse: Array
+    vb: Array
+    norm: Array
+    rate: Array
+
+
+def run_key(seed: int, purpose: Purpose) -> Array:
+    return jax.random.fold_in(jax.random.key(seed), int(purpose))
+
+
+@functools.partial(jax.jit, static_argnames=("config",))
+def init_state(config: TrainConfig) -> State:
+    params = init_params(config.model, run_key(config.seed, Purpose.INIT))
+    ema = jax.tree.map(jnp.copy, params)
+    return State(params, ema, make_optimizer(config).init(params), jnp.int32(0))
+
+
+def n_known(config: TrainConfig, step: int) -> int:
+    """The number of tokens shown in step `step`: decided on the host, as it chooses the compiled shape."""
+    random = np.random.default_rng([int(Purpose.MASK), config.seed, step])
+    return masking.draw_n_known(random, config.model.seq_len, config.least_mask_ratio)
+
+
+@functools.partial(jax.jit, static_argnames=("config", "bucket"), donate_argnames=("state",))
+def train_step(
+    config: TrainConfig, bucket: masking.Bucket, state: State, tokens: Array, labels: Array, known: Array
+) -> tuple[State, Metrics]:
+    """tokens [B, L, C], labels [B], known [] (the number of tokens shown, within `bucket`)."""
+    model = config.model
+    draws = masking.draw(
+        jax.random.fold_in(run_key(config.seed, Purpose.STEP), state.step),
+        tokens.shape[0],
+        model.seq_len,
+        model.token_dim,
+        bucket,
+        known,
+        copies=config.copies,
+        drop=config.label_drop,
+    )
+
+    def loss(params):
+        return objective(
+            model, params, tokens, labels, draws, bucket=bucket.most, dtype=jnp.dtype(config.dtype)
+        )
+
+    return optimise(config, state, loss)
+
+
+def optimise(config: TrainConfig, state: State, loss: Callable[[Any], tuple[Array, Terms]]):
+    """One step down the gradient of `loss(params) -> (scalar, its terms)`: (state, metrics)."""
+    gradient, terms = jax.grad(loss, has_aux=True)(state.params)
+    updates, optimizer = make_optimizer(config).update(gradient, state.optimizer, state.params)
+    params = optax.apply_updates(state.params, updates)
+    ema = average(state.ema, params, state.step, config.ema)
+    metrics = Metrics(
+        loss=terms.loss,
+        mse=terms.mse,
+        vb=terms.vb,
+        norm=jnp.sqrt(sum(jnp.vdot(g, g) for g in jax.tree.leaves(gradient))),
+        rate=learning_rate(config)(state.step),
+    )
+    return State(params, ema, optimizer, state.step + 1), metrics

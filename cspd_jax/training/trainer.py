@@ -1,0 +1,153 @@
+"""The training loop: batches in, checkpoints, metrics and pictures out.
+
+A run is decided by its `TrainConfig`: batch, mask ratio and noise of step n are functions of (seed, n), and
+a checkpoint holds everything else. So a run that was killed and resumed ends with the same bits.
+"""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from tqdm import tqdm
+
+from cspd_jax.data.patches import patchify
+from cspd_jax.data.source import Source
+from cspd_jax.errors import UserError
+from cspd_jax.training import masking, presets
+from cspd_jax.training.checkpointing import Checkpoints
+from cspd_jax.training.config import TrainConfig
+from cspd_jax.training.metrics import MetricsLog
+from cspd_jax.training.step import Metrics, State, init_state, n_known, train_step
+
+
+class Task(Protocol):
+    """What a run learns: which contexts it sees, and one step of optimisation."""
+
+    buckets: tuple[masking.Bucket, ...]
+
+    def n_known(self, step: int) -> int:
+        """The number of tokens shown in step `step`: a function of the run's seed and `step`."""
+
+    def step(
+        self, bucket: masking.Bucket, state: State, tokens: jax.Array, labels: jax.Array, known: np.int32
+    ) -> tuple[State, Metrics]:
+        """tokens [B, L, C] by position, labels [B], known tokens within `bucket`."""
+
+
+class FromData:
+    """MAR's objective on the data itself."""
+
+    def __init__(self, config: TrainConfig):
+        self.config = config
+        self.buckets = masking.make_buckets(config.model.seq_len, config.least_mask_ratio, config.buckets)
+
+    def n_known(self, step: int) -> int:
+        return n_known(self.config, step)
+
+    def step(self, bucket, state, tokens, labels, known):
+        return train_step(self.config, bucket, state, tokens, labels, known)
+
+
+def train(
+    config: TrainConfig,
+    source: Source,
+    out: pathlib.Path,
+    *,
+    resume: bool = False,
+    stop_at: int | None = None,
+    on_sample: Callable[[TrainConfig, dict, int, pathlib.Path], None] | None = None,
+    task: Task | None = None,
+    progress: bool = True,
+) -> State:
+    """Trains in the folder `out` and returns the final state.
+
+    resume: continue from the newest checkpoint in `out`, if there is one; otherwise `out` must be new or
+    empty. stop_at: end early, after this step (schedules are still those of `config.steps`).
+    on_sample: called with (config, averaged weights, step, a folder) every `config.sample_every` steps.
+    task: what is learnt; MAR's objective unless given.
+    """
+    check_fit(config, source)
+    prepare_folder(out, resume)
+    end = min(config.steps, stop_at or config.steps)
+    placement, spread = placements(config.batch)
+    checkpoints = Checkpoints(out / "checkpoints")
+    first = jax.device_put(init_state(config), placement)
+    if checkpoints.latest() is not None:
+        first = checkpoints.restore(first)
+    presets.write(config, out)
+    step, state = int(first.step), first
+    log = MetricsLog(out / "metrics.jsonl", step, config.batch)
+    bar = tqdm(initial=step, total=end, unit="step", dynamic_ncols=True, disable=not progress)
+    with bar, log:
+        for step, state, metrics in run_steps(task or FromData(config), config, source, first, end, spread):
+            log.add(metrics)
+            bar.update()
+            if step % config.log_every == 0 or step == end:
+                bar.set_postfix_str(f"loss {log.write(step).loss:.4f}")
+            if step % config.checkpoint_every == 0 or step == end:
+                checkpoints.save(state)
+            if on_sample and config.sample_every and (step % config.sample_every == 0 or step == end):
+                on_sample(config, state.ema, step, out / "pictures")
+    checkpoints.close()
+    return state
+
+
+def run_steps(
+    task: Task, config: TrainConfig, source: Source, state: State, end: int, spread: NamedSharding
+) -> Iterator[tuple[int, State, Metrics]]:
+    """Yields (steps done, state, metrics) up to step `end`. The next batch is made while a step runs."""
+    step = int(state.step)
+    batch = load_batch(config, source, step, spread) if step < end else None
+    while step < end:
+        known = task.n_known(step)
+        bucket = masking.find_bucket(task.buckets, known)
+        state, metrics = task.step(bucket, state, *batch, np.int32(known))
+        step += 1
+        if step < end:
+            batch = load_batch(config, source, step, spread)
+        jax.block_until_ready(metrics)
+        yield step, state, metrics
+
+
+def load_batch(config: TrainConfig, source: Source, step: int, spread: NamedSharding):
+    """Tokens [B, L, C] and labels [B] of step `step`, spread over the devices."""
+    images, labels = source.batch(step, config.batch, seed=config.seed)
+    return jax.device_put((patchify(images, config.model.patch_size), labels), spread)
+
+
+def placements(batch: int) -> tuple[NamedSharding, NamedSharding]:
+    """How the state (copied to every device) and a batch (cut among them) are placed."""
+    devices = jax.device_count()
+    if batch % devices:
+        raise UserError(f"a batch of {batch} cannot be spread evenly over {devices} devices")
+    mesh = jax.make_mesh((devices,), ("batch",), axis_types=(AxisType.Auto,))
+    return NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec("batch"))
+
+
+def check_fit(config: TrainConfig, source: Source) -> None:
+    """Raises a UserError when the model is not one for this data."""
+    model = config.model
+    height, width, channels = source.shape
+    tokens = (height // model.patch_size) * (width // model.patch_size)
+    dim = channels * model.patch_size**2
+    if height % model.patch_size or width % model.patch_size or tokens != model.seq_len:
+        raise UserError(
+            f"images of {height}x{width} in patches of {model.patch_size} do not give {model.seq_len} tokens"
+        )
+    if dim != model.token_dim:
+        raise UserError(f"the data's tokens have dimension {dim}, the model's {model.token_dim}")
+    if len(source.class_names) != model.num_classes:
+        raise UserError(f"the data has {len(source.class_names)} classes, the model {model.num_classes}")
+
+
+def prepare_folder(out: pathlib.Path, resume: bool) -> None:
+    if out.exists() and not out.is_dir():
+        raise UserError(f"{out} is a file; name a folder for the run")
+    if not resume and out.exists() and any(out.iterdir()):
+        raise UserError(f"{out} is not empty; choose another folder, or continue that run with --resume")
+    out.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,251 @@
+"""Data sets: reproducible, disjoint splits, sane values; bad files and folders are reported."""
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from cspd_jax.data import Digits, DigitsConfig, Folder, FolderConfig, GlyphConfig, Glyphs
+from cspd_jax.data.cache import Shard, ShardCache
+from cspd_jax.data.folder import LatentEncoder, read_image, skip_report
+from cspd_jax.data.patches import patchify, unpatchify
+from cspd_jax.data.source import shuffled
+from cspd_jax.errors import UserError
+
+
+def same(a, b):
+    return np.array_equal(a.images, b.images) and np.array_equal(a.labels, b.labels)
+
+
+@pytest.fixture(scope="module")
+def glyphs():
+    return Glyphs(GlyphConfig(fonts=("DejaVuSans", "cmr10")))
+
+
+@pytest.fixture(params=["glyphs", "digits", "folder"])
+def source(request, glyphs, tmp_path):
+    if request.param == "folder":
+        fill(tmp_path, {"a": 12, "b": 12})
+        return Folder(FolderConfig(str(tmp_path), size=8, held_out=4, flip=True), progress=False)
+    return glyphs if request.param == "glyphs" else Digits(DigitsConfig())
+
+
+def fill(root, counts, side=20):
+    random = np.random.default_rng(0)
+    for name, count in counts.items():
+        (root / name).mkdir()
+        for i in range(count):
+            pixels = random.integers(0, 256, (side, side + i, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(root / name / f"{i:03}.png")
+
+
+def test_a_batch_depends_on_seed_split_and_index_only(source):
+    first = source.batch(3, 16, seed=1)
+    source.batch(7, 5)
+    assert same(first, source.batch(3, 16, seed=1))
+    assert not same(first, source.batch(4, 16, seed=1))
+    assert not same(first, source.batch(3, 16, seed=2))
+    assert not same(first, source.batch(3, 16, seed=1, split="held-out"))
+    assert first.images.shape == (16, *source.shape) and first.images.dtype == np.float32
+    assert first.labels.dtype == np.int32
+    assert first.images.min() >= -1 and first.images.max() <= 1
+    assert set(first.labels) <= set(range(len(source.class_names)))
+
+
+def test_finite_splits_are_disjoint(tmp_path):
+    fill(tmp_path, {"a": 10, "b": 10})
+    folder = Folder(FolderConfig(str(tmp_path), size=8, held_out=4), progress=False)
+    for data, count in ((folder, 20), (Digits(DigitsConfig(8)), 1797)):
+        train, held_out = (
+            {image.tobytes() for image in data.batch(0, count, split=split).images}
+            for split in ("train", "held-out")
+        )
+        assert train and held_out and not train & held_out
+
+
+def test_every_row_once_per_epoch():
+    batches = [shuffled(10, i, 4, seed=0, split="train") for i in range(5)]
+    rows = np.concatenate(batches)
+    assert sorted(rows[:10]) == sorted(rows[10:]) == list(range(10))
+    assert list(rows[:10]) != list(rows[10:])
+
+
+def test_glyphs_fill_the_frame_and_differ_by_class(glyphs):
+    """With nothing random but the label: the box of the ink, and that classes are told apart."""
+    still = dict.fromkeys(
+        ("rotation", "shear", "stretch", "shift", "elastic", "weight", "gradient", "grain"), 0.0
+    )
+    data = Glyphs(GlyphConfig(fonts=("DejaVuSans",), contrast=0.0, **still))
+    images, labels = data.batch(0, 100)
+    assert set(labels) == set(range(10))
+    for label in range(10):
+        ink = images[labels == label][0, :, :, 0] > 0
+        rows, columns = np.nonzero(ink.any(1))[0], np.nonzero(ink.any(0))[0]
+        assert abs(max(np.ptp(rows), np.ptp(columns)) + 1 - 26.5) <= 1.5
+        assert abs((rows[0] + rows[-1]) / 2 - 15.5) <= 1 and abs((columns[0] + columns[-1]) / 2 - 15.5) <= 1
+    means = np.stack([images[labels == label].mean(0) for label in range(10)])
+    distance = np.abs(means[:, None] - means[None]).mean(axis=(2, 3, 4))
+    assert distance[~np.eye(10, dtype=bool)].min() > 0.05
+
+
+def test_glyphs_have_no_constant_tokens(glyphs):
+    tokens = patchify(glyphs.batch(0, 64).images, 4)
+    assert tokens.std(axis=-1).min() > 1e-3
+    spread = tokens.std(axis=0)
+    assert spread.min() > 0.02  # and nothing is the same in every image
+
+
+def test_glyphs_are_learnable(glyphs):
+    """A linear classifier on 1500 training images is right on most held-out ones (chance is 10 %)."""
+    train, test = glyphs.batch(0, 1500), glyphs.batch(0, 500, split="held-out")
+    x, y = (
+        np.concatenate([b.images.reshape(len(b.images), -1), np.ones((len(b.images), 1))], 1)
+        for b in (train, test)
+    )
+    target = np.eye(10)[train.labels]
+    weights = np.linalg.solve(x.T @ x + 10 * np.eye(x.shape[1]), x.T @ target)
+    assert ((y @ weights).argmax(1) == test.labels).mean() > 0.9
+
+
+@pytest.mark.parametrize(
+    "settings,match",
+    [
+        ({"fonts": ("NoSuchFont",)}, "NoSuchFont.*DejaVuSans"),
+        ({"fonts": ()}, "at least one font"),
+        ({"classes": "00"}, "different characters"),
+        ({"classes": " "}, "draws nothing"),
+        ({"extent": 40.0}, "does not fit"),
+    ],
+)
+def test_bad_glyph_settings(settings, match):
+    with pytest.raises(UserError, match=match):
+        Glyphs(GlyphConfig(**settings)).batch(0, 1)
+
+
+def test_digit_sizes():
+    assert Digits(DigitsConfig(24)).batch(0, 2).images.shape == (2, 24, 24, 1)
+    padded = Digits(DigitsConfig(18)).batch(0, 2).images
+    assert padded.shape == (2, 18, 18, 1) and (padded[:, :5] == -1).all()
+    with pytest.raises(UserError, match="even size"):
+        DigitsConfig(7)
+
+
+def test_bad_files_are_skipped_and_counted(tmp_path, capsys):
+    fill(tmp_path, {"a": 3, "b": 3})
+    (tmp_path / "a" / "broken.png").write_bytes(b"not a picture")
+    whole = (tmp_path / "a" / "001.png").read_bytes()
+    (tmp_path / "b" / "cut.png").write_bytes(whole[: len(whole) // 2])
+    Image.new("RGB", (9, 40)).save(tmp_path / "b" / "thin.png")
+    (tmp_path / "b" / "notes.txt").write_text("ignored")
+    folder = Folder(FolderConfig(str(tmp_path), size=16, held_out=0))
+    assert folder.class_names == ("a", "b") and folder.shape == (16, 16, 3)
+    assert len(folder.skipped) == 3
+    assert sorted(folder.batch(0, 6).labels) == [0, 0, 0, 1, 1, 1]
+    told = capsys.readouterr().err
+    assert "3 image files were skipped" in told and "b/thin.png: 9x40 is smaller than 16x16" in told
+    assert "and 2 more" in skip_report(tuple(f"{i}" for i in range(7)))
+
+
+def test_empty_folders_are_errors(tmp_path):
+    with pytest.raises(UserError, match="does not exist"):
+        Folder(FolderConfig(str(tmp_path / "none")))
+    (tmp_path / "a").mkdir()
+    with pytest.raises(UserError, match="holds no images"):
+        Folder(FolderConfig(str(tmp_path)))
+    (tmp_path / "a" / "x.png").write_bytes(b"")
+    with pytest.raises(UserError, match=r"none of the 1 images .* unreadable"):
+        Folder(FolderConfig(str(tmp_path)), progress=False)
+
+
+def test_images_are_scaled_to_the_shorter_side(tmp_path):
+    pixels = np.zeros((64, 128, 3), np.uint8)
+    pixels[:, 32:96] = 255  # exactly the middle square
+    Image.fromarray(pixels).save(tmp_path / "x.png")
+    square = read_image(tmp_path / "x.png", 16, 3)
+    assert square.shape == (16, 16, 3) and square[:, 2:-2].min() > 250
+    assert read_image(tmp_path / "x.png", 16, 1).shape == (16, 16, 1)
+
+
+def fake_encoder(calls):
+    """Moments of a stride-4 'autoencoder': mean of blocks, and a small variance."""
+
+    def moments(images):
+        calls.append(len(images))
+        n, h, w, _ = images.shape
+        mean = images.reshape(n, h // 4, 4, w // 4, 4, 3).mean((2, 4))
+        return np.concatenate([mean, np.full_like(mean, -6.0)], axis=-1)
+
+    return LatentEncoder(moments, 0.5, "fake")
+
+
+def test_latents_are_cached_and_a_damaged_shard_is_made_again(tmp_path):
+    (tmp_path / "images").mkdir()
+    fill(tmp_path / "images", {"a": 40, "b": 40})
+    config = FolderConfig(str(tmp_path / "images"), size=16, flip=True, held_out=0)
+    calls = []
+
+    def load(config=config):
+        calls.clear()
+        return Folder(config, encoder=fake_encoder(calls), cache=tmp_path / "cache", progress=False)
+
+    first = load()
+    assert calls == [64, 64, 16, 16] and first.shape == (4, 4, 3)  # two shards, mirrored as well
+    batch = first.batch(2, 8)
+    pixels = Folder(config, progress=False).batch(2, 8).images
+    mean = 0.5 * pixels.reshape(8, 4, 4, 4, 4, 3).mean((2, 4))
+    error = (batch.images - mean) / (0.5 * np.exp(-3.0))  # standard normal, 384 of them
+    assert abs(error.mean()) < 0.25 and abs(error.std() - 1) < 0.2
+    assert same(batch, load().batch(2, 8)) and not calls
+    damaged = sorted((tmp_path / "cache").glob("*.npy"))[0]
+    damaged.write_bytes(damaged.read_bytes()[:-4])
+    assert same(batch, load().batch(2, 8)) and len(calls) == 2
+    sorted((tmp_path / "cache").glob("*.json"))[0].unlink()  # as if killed between the two files
+    assert same(batch, load().batch(2, 8)) and len(calls) == 2
+
+
+def test_an_interrupted_shard_leaves_nothing(tmp_path):
+    cache = ShardCache(tmp_path)
+
+    def fails():
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        cache.get(["x"], fails)
+    assert not list(tmp_path.iterdir())
+    assert cache.get(["x"], lambda: Shard(np.arange(3), {"a": 1})).notes == {"a": 1}
+    assert cache.get(["x"], fails).rows.tolist() == [0, 1, 2]
+
+
+def test_patches_are_inverse():
+    images = np.random.default_rng(0).normal(size=(2, 8, 8, 3))
+    tokens = patchify(images, 2)
+    assert tokens.shape == (2, 16, 12)
+    np.testing.assert_array_equal(tokens[0, 5].reshape(3, 2, 2), images[0, 2:4, 2:4].transpose(2, 0, 1))
+    np.testing.assert_array_equal(unpatchify(tokens, 2), images)
+
+
+@pytest.mark.slow
+def test_latents_of_a_real_autoencoder(tmp_path):
+    """From a checkpoint folder and a folder of images to MAR's tokens, against the encoder itself."""
+    import jax
+
+    from cspd_jax import checkpoints
+    from cspd_jax.networks import autoencoder
+    from cspd_jax.networks.config import KLConfig
+    from cspd_jax.training.sources import kl16_encoder, make_source
+
+    config = KLConfig(channels=16, groups=16)
+    params = autoencoder.init_params(config, jax.random.key(0))
+    checkpoints.save(tmp_path / "kl", "kl16", config, params)
+    (tmp_path / "images").mkdir()
+    fill(tmp_path / "images", {"a": 2, "b": 3}, side=40)
+    folder = FolderConfig(str(tmp_path / "images"), size=32, held_out=0)
+    data = make_source(folder, encoder=kl16_encoder(tmp_path / "kl", batch=4), cache=tmp_path / "cache")
+    assert data.shape == (2, 2, 16)
+    pixels = make_source(folder).batch(0, 5)
+    posterior = autoencoder.encode(config, params, pixels.images)
+    batch = data.batch(0, 5)
+    assert np.array_equal(batch.labels, pixels.labels)
+    error = (batch.images / 0.2325 - posterior.mean) / posterior.std
+    assert abs(float(error.mean())) < 0.3 and abs(float(error.std()) - 1) < 0.2
+    with pytest.raises(UserError, match="does not exist"):
+        kl16_encoder(tmp_path / "none")

@@ -1,0 +1,132 @@
+"""Distillation: the draft approaches the target's path law, and acceptance is measured right."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from training_run import TINY
+
+from cspd_jax.cli import main
+from cspd_jax.data.digits import Digits
+from cspd_jax.data.patches import patchify
+from cspd_jax.errors import UserError
+from cspd_jax.networks.mar import init_params
+from cspd_jax.networks.model import MARModel
+from cspd_jax.training.acceptance import path_acceptance
+from cspd_jax.training.distillation import FromTarget, Teacher, distill_step
+from cspd_jax.training.samples import Alternating, TargetSamples
+from cspd_jax.training.step import init_state
+
+DIGITS = Digits(TINY.data)
+
+
+def shaken(config, seed, scale=0.3):
+    """Fresh parameters with noise on top: MAR's initial head is zero, and all fresh models alike."""
+    params = init_params(config, jax.random.key(seed))
+    keys = iter(jax.random.split(jax.random.key(seed + 1), len(jax.tree.leaves(params))))
+    return jax.tree.map(lambda p: p + scale * jax.random.normal(next(keys), p.shape) * 0.3, params)
+
+
+TEACHER = Teacher(TINY.model, shaken(TINY.model, 0))
+
+
+def acceptance(params, count=64, config=TINY.model, **kwargs):
+    images, labels = DIGITS.batch(0, count, split="held-out")
+    return path_acceptance(
+        MARModel(TEACHER.config),
+        TEACHER.params,
+        MARModel(config),
+        params,
+        jax.random.key(5),
+        jnp.asarray(patchify(images, 4)),
+        jnp.asarray(labels),
+        jnp.arange(count) % TINY.model.seq_len,
+        **kwargs,
+    )
+
+
+@pytest.mark.parametrize("cfg", [1.0, 3.0])
+def test_the_target_accepts_itself(cfg):
+    """The drafted path is the target's own: log p = log q up to float32 rounding of the T terms."""
+    found = acceptance(TEACHER.params, cfg=cfg)
+    np.testing.assert_allclose(found.log_ratio, 0, atol=0.05)
+    assert float(found.probability.min()) > 0.95
+
+
+def test_another_model_is_accepted_less():
+    assert float(acceptance(shaken(TINY.model, 7)).probability.mean()) < 0.7
+
+
+def test_distilling_brings_the_draft_closer():
+    """Path divergence on fresh batches falls to less than a third; the same run without learning: not."""
+    config = dataclasses.replace(TINY, steps=150, decay=50, batch=16, learning_rate=1e-2)
+
+    def final_divergence(config):
+        task, state, losses = FromTarget(config, TEACHER), init_state(config), []
+        for step in range(config.steps):
+            images, labels = DIGITS.batch(step, config.batch)
+            known = np.int32(task.n_known(step))
+            state, metrics = task.step(task.buckets[0], state, patchify(images, 4), labels, known)
+            losses.append(float(metrics.vb))
+        return np.mean(losses[-20:]), np.mean(losses[:5])
+
+    last, first = final_divergence(config)
+    assert last < first / 3
+    idle, _ = final_divergence(dataclasses.replace(config, learning_rate=1e-9))
+    assert idle > first / 2
+
+
+def test_divergence_of_the_target_from_itself_is_zero():
+    state = init_state(TINY)._replace(params=TEACHER.params)
+    images, labels = DIGITS.batch(0, TINY.batch)
+    bucket = FromTarget(TINY, TEACHER).buckets[0]
+    copy = jax.tree.map(jnp.copy, state)
+    tokens = patchify(images, 4)
+    _, metrics = distill_step(TINY, TINY.model, bucket, TEACHER.params, copy, tokens, labels, np.int32(2))
+    assert float(metrics.mse) < 1e-9 and abs(float(metrics.vb)) < 1e-4
+
+
+def test_contexts_of_every_length_are_drawn_equally_often():
+    task = FromTarget(dataclasses.replace(TINY, buckets=2), TEACHER)
+    counts = np.bincount([task.n_known(i) for i in range(2000)], minlength=4)
+    assert len(counts) == 4 and np.abs(counts - 500).max() < 100  # 5 standard deviations
+    assert task.buckets == ((0, 1), (2, 3))
+
+
+@pytest.mark.parametrize("change", [{"respacing": "ddim20"}, {"num_classes": 9}, {"seq_len": 9}])
+def test_pairs_that_do_not_fit_are_refused(change):
+    config = dataclasses.replace(TINY, model=dataclasses.replace(TINY.model, **change))
+    with pytest.raises(UserError, match="must be equal"):
+        FromTarget(config, TEACHER)
+
+
+def test_samples_of_the_target_are_kept_and_checked(tmp_path):
+    names = DIGITS.class_names
+    first = TargetSamples(TEACHER, names, 100, tmp_path)
+    files = sorted(p.name for p in tmp_path.iterdir())
+    assert files == ["samples_00000.npz", "samples_00001.npz"]
+    stamps = [p.stat().st_mtime_ns for p in sorted(tmp_path.iterdir())]
+    again = TargetSamples(TEACHER, names, 100, tmp_path)
+    assert [p.stat().st_mtime_ns for p in sorted(tmp_path.iterdir())] == stamps
+    for index in (0, 3):
+        np.testing.assert_array_equal(first.batch(index, 32).images, again.batch(index, 32).images)
+    assert sorted(first.batch(0, 128).labels) == sorted(np.arange(128) % 10)
+    with pytest.raises(UserError, match="another target or seed"):
+        TargetSamples(TEACHER, names, 100, tmp_path, seed=1)
+    (tmp_path / files[0]).write_bytes(b"PK\x03\x04 damaged")
+    with pytest.raises(UserError, match="damaged"):
+        TargetSamples(TEACHER, names, 100, tmp_path)
+    with pytest.raises(UserError, match="too few"):
+        TargetSamples(TEACHER, names, 3, tmp_path)
+    both = Alternating(DIGITS, first)
+    np.testing.assert_array_equal(both.batch(3, 8).images, first.batch(1, 8).images)
+    np.testing.assert_array_equal(both.batch(4, 8).images, DIGITS.batch(2, 8).images)
+
+
+def test_the_command_refuses_what_does_not_fit(tmp_path, capsys):
+    out = str(tmp_path / "run")
+    assert main(["distill", "--target", str(tmp_path / "none"), "--out", out]) == 2
+    assert "neither a checkpoint folder" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()

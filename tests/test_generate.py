@@ -1,0 +1,225 @@
+"""`generate` in Python: what a notebook relies on."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+
+import cspd_jax
+from cspd_jax import generation, models
+from cspd_jax.errors import UserError
+from cspd_jax.generation import Calls
+from cspd_jax.keys import image_keys
+from cspd_jax.networks.model import MARModel
+
+KEY = jax.random.key(3)
+LABELS = [0, 1, 2, 3]
+FAST = {"num_iter": 2}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _compile_quickly():
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("models")
+
+
+@pytest.fixture(scope="module")
+def model(folder):
+    return cspd_jax.load(tiny.save_mar(folder / "target"))
+
+
+def test_generate_and_look(model):
+    tokens, info = cspd_jax.generate(KEY, model, LABELS)
+    assert tokens.shape == (4, 16, 16) and bool(jnp.isfinite(tokens).all())
+    assert (info.method, info.images, info.tokens, info.rounds) == ("plain", 4, 64, 16)
+    assert info.sequential == Calls(16, 160) and info.total == Calls(64, 640)
+    assert info.accepted.shape == (4, 16) and not info.accepted.any()
+    images = cspd_jax.to_images(model, tokens)
+    assert images.shape == (4, 16, 16, 1) and images.dtype == np.uint8
+    expected = np.clip(np.asarray(tokens)[1, 5].reshape(4, 4), -1, 1) * 127.5 + 127.5  # row 1, column 1
+    np.testing.assert_allclose(images[1, 4:8, 4:8, 0], expected, atol=0.51)
+    picture = cspd_jax.picture(images, [model.class_name(i) for i in LABELS], columns=2)
+    assert picture.mode == "RGB" and picture.width > 2 * 64
+
+
+def test_counts_with_guidance_and_groups(model):
+    _, info = generation.generate(KEY, model, [0, 1, -1], num_iter=4, steps="ddim5", cfg=2.0)
+    segments = generation.plain.plan_segments(16, 4, 1)
+    width = sum(len(s.groups) * s.width for s in segments)
+    assert width >= 16 and info.rounds == 4
+    assert info.sequential == Calls(4, 20) and info.total == Calls(2 * 3 * 4, 2 * 3 * width * 5)
+
+
+def test_compiled_once_per_shape(model):
+    traces = []
+
+    class Counting(MARModel):
+        def embed_class(self, *args):
+            traces.append(1)
+            return super().embed_class(*args)
+
+    counting = dataclasses.replace(model, model=Counting(model.config))
+    for cfg, temperature, labels in ((2.0, 1.0, [0, 1]), (3.0, 0.9, [4, 2]), (2.5, 0.5, [1, -1])):
+        generation.generate(KEY, counting, labels, cfg=cfg, temperature=temperature, num_iter=1)
+    assert len(traces) == 1
+    generation.generate(KEY, counting, [0, 1, 2], cfg=2.0, num_iter=1)
+    assert len(traces) == 2
+
+
+def test_streaming_is_the_same_generation(model):
+    tokens, _ = generation.generate(KEY, model, LABELS, **FAST)
+    steps = list(generation.stream(KEY, model, LABELS, **FAST))
+    assert [known for known, _ in steps] == sorted({known for known, _ in steps}) and steps[-1][0] == 16
+    np.testing.assert_allclose(steps[-1][1], tokens, atol=1e-4)
+    for known, partial in steps:
+        assert int((jnp.abs(partial[0]).sum(-1) > 0).sum()) == known
+
+
+def test_image_depends_on_its_own_key_only(model):
+    tokens, _ = generation.generate(KEY, model, LABELS, **FAST)
+    keys = image_keys(KEY, 4)
+    swapped, _ = generation.generate(keys[jnp.array([3, 1, 0, 2])], model, [3, 1, 0, 2], **FAST)
+    others, _ = generation.generate(
+        keys.at[1:].set(image_keys(jax.random.key(9), 3)), model, [0, 4, 4, 4], **FAST
+    )
+    np.testing.assert_array_equal(others[0], tokens[0])  # same shapes: exactly, whatever the neighbours
+    np.testing.assert_array_equal(swapped[1], tokens[1])
+    assert not np.allclose(others[1], tokens[1])
+    np.testing.assert_allclose(swapped, tokens[jnp.array([3, 1, 0, 2])], atol=1e-4)
+
+
+@pytest.mark.parametrize("batch", [1, 3, 50])
+def test_batches_do_not_change_the_images(model, batch):
+    labels = LABELS
+    whole, _ = generation.generate(KEY, model, labels, **FAST)
+    request, calls = generation.make_request(model, labels, **FAST), itertools.count()
+    tokens, info = generation.generate_batches(KEY, model, request, batch, on_step=lambda: next(calls))
+    np.testing.assert_allclose(tokens, whole, atol=1e-4)
+    batches = -(-4 // min(batch, 4))
+    assert next(calls) == generation.num_steps(model, request, batch) == 2 * batches
+    assert info.sequential == Calls(2 * batches, 20 * batches)
+    assert info.total.target_backbone == 2 * batches * min(batch, 4)
+
+
+def test_old_keys_and_one_key_each(model):
+    tokens, _ = generation.generate(jax.random.PRNGKey(3), model, LABELS, **FAST)
+    np.testing.assert_array_equal(tokens, generation.generate(KEY, model, LABELS, **FAST)[0])
+    with pytest.raises(UserError, match="4 labels and keys of shape"):
+        generation.generate(image_keys(KEY, 3), model, LABELS)
+
+
+@pytest.mark.parametrize(
+    "options, sentence",
+    [
+        ({"cfg": -1.0}, "cfg is -1.0"),
+        ({"cfg": float("nan")}, "cfg is nan"),
+        ({"temperature": 0.0}, "temperature is 0.0"),
+        ({"temperature": float("inf")}, "temperature is inf"),
+        ({"num_iter": 0}, "num_iter is 0"),
+        ({"steps": "ddim300"}, "respacing 'ddim300'"),
+        ({"steps": 1}, "single step"),
+        ({"cfg_schedule": "cubic"}, "schedule 'cubic'"),
+        ({"labels": [5]}, "label 5 is out of range"),
+        ({"labels": []}, "at least one class"),
+        ({"labels": [0.5]}, "at least one class"),
+    ],
+)
+def test_mistakes(model, options, sentence):
+    labels = options.pop("labels", LABELS)
+    with pytest.raises(UserError, match=sentence.replace(".", r"\.")):
+        generation.generate(KEY, model, labels, **options)
+
+
+def test_latents(folder):
+    model = cspd_jax.load(tiny.save_mar(folder / "latents", tiny.LATENTS, names=None))
+    vae = cspd_jax.load_vae(tiny.save_kl16(folder / "vae"))
+    tokens, _ = generation.generate(KEY, model, LABELS * 3, num_iter=1)
+    latents = generation.to_latents(model, tokens)
+    assert latents.shape == (12, 4, 4, 4)
+    np.testing.assert_allclose(latents[0, 1, 2] * 0.2325, tokens[0, 6], rtol=1e-5)
+    images = generation.to_images(model, tokens, vae)
+    assert images.shape == (12, 8, 8, 3) and model.class_name(3) == "3"
+    np.testing.assert_array_equal(images[9:10], generation.to_images(model, tokens[9:10], vae))
+    with pytest.raises(UserError, match="makes latents"):
+        generation.to_images(model, tokens)
+    wrong = dataclasses.replace(vae, config=dataclasses.replace(vae.config, embed_dim=8))
+    with pytest.raises(UserError, match="does not fit"):
+        generation.to_images(model, tokens, wrong)
+
+
+def test_load(folder, model, monkeypatch):
+    assert model.class_names == tuple(tiny.NAMES) and model.class_name(-1) == "no class"
+    half = cspd_jax.load(folder / "target", "bfloat16")
+    assert {leaf.dtype for leaf in jax.tree.leaves(half.params)} == {jnp.dtype("bfloat16")}
+    tokens, _ = generation.generate(KEY, half, LABELS, num_iter=1)
+    assert tokens.dtype == jnp.float32 and bool(jnp.isfinite(tokens).all())
+    monkeypatch.setattr(models, "_SHIPPED", folder)
+    assert cspd_jax.load("default").name == "default"
+    with pytest.raises(UserError, match="installed without the model 'default-draft'"):
+        cspd_jax.load("default-draft")
+    assert models.describe("mar-huge").config.encoder_depth == 20
+    for name, dtype, sentence in (
+        (
+            "nothing",
+            None,
+            "neither a checkpoint folder nor one of the names default, default-draft",
+        ),
+        (tiny.save_kl16(folder / "kl"), None, "of kind kl16; the model must be of kind mar"),
+        (folder, None, "has no config.json"),
+        (folder / "target", "int8", "dtype int8"),
+        (folder / "target", "float17", "dtype 'float17' is unknown"),
+    ):
+        with pytest.raises(UserError, match=sentence):
+            cspd_jax.load(name, dtype)
+    with pytest.raises(UserError, match="of kind mar; the autoencoder"):
+        cspd_jax.load_vae(folder / "target")
+
+
+def test_published_weights(folder, monkeypatch):
+    """What the hub gives is converted; here it gives a small file of the same format."""
+    from safetensors.numpy import save_file
+
+    from cspd_jax.checkpoints import hub
+    from cspd_jax.converters import mar as table
+
+    entries = table.entries(table.TABLE, table.abstract_params(tiny.LATENTS))
+    rng = np.random.default_rng(0)
+    save_file(
+        {e.name: rng.standard_normal(e.source_shape).astype(np.float32) for e in entries},
+        folder / "mar-base.safetensors",
+    )
+    fetched = hub.Fetched(folder / "mar-base.safetensors", "someone/mar", "mar-base.safetensors", "abc")
+    monkeypatch.setattr(hub, "fetch", lambda name: fetched)
+    monkeypatch.setitem(table.HEADS_OF_WIDTH, 16, 2)
+    monkeypatch.setattr(table, "_patch_size", lambda dim, where: 1)
+    model = cspd_jax.load("mar-base")
+    assert model.config.seq_len == 16 and model.metadata["source"] == "someone/mar@abc/mar-base.safetensors"
+
+
+@pytest.mark.parametrize("field", ["token_dim", "num_classes", "seq_len"])
+def test_drafts_that_do_not_fit(field):
+    other = {"token_dim": 32, "num_classes": 4, "seq_len": 64}[field]
+    with pytest.raises(UserError, match="does not fit the target"):
+        models.check_draft(tiny.PIXELS, dataclasses.replace(tiny.PIXELS, **{field: other}))
+
+
+def test_single_file_checkpoint(folder, model):
+    path = tiny.save_mar(folder / "single", single_file=True)
+    assert sorted(p.name for p in (folder / "single").iterdir()) == ["config.json", "params.safetensors"]
+    jax.tree.map(np.testing.assert_array_equal, cspd_jax.load(path).params, model.params)
+    file = folder / "single" / "params.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(UserError, match="not a readable safetensors file"):
+        cspd_jax.load(path)

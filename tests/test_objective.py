@@ -1,0 +1,183 @@
+"""The training objective: against the recorded losses and gradients, and against its own definition."""
+
+import functools
+import json
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from golden_cases import GOLDEN, fixture, relative
+
+from cspd_jax.converters import mar
+from cspd_jax.converters._tables import entries
+from cspd_jax.data.patches import patchify
+from cspd_jax.diffusion.gaussian import Gaussian, log_density
+from cspd_jax.diffusion.schedule import make_schedule
+from cspd_jax.networks.mar import reveal_order
+from cspd_jax.training import masking
+from cspd_jax.training.objective import (
+    Draws,
+    diffusion_terms,
+    discretised_log_likelihood,
+    head_terms,
+    kl_divergence,
+    masked_mean,
+    objective,
+)
+
+MODELS = ("mar_tiny", "mar_tiny_patch2")
+
+
+def recorded(name):
+    return fixture(GOLDEN, name)
+
+
+def names(f):
+    """Checkpoint name -> our path, for every parameter."""
+    return {e.name: e for e in entries(mar.TABLE, f.params)}
+
+
+def leaf(tree, path):
+    return functools.reduce(lambda node, key: node[key], path, tree)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_terms_of_given_rows(name):
+    f = recorded(name)
+    x0, t, noise, z = (jnp.asarray(f[f"train/terms/{k}"]) for k in ("target", "t", "noise", "z"))
+    terms = head_terms(f.config, f.params["head"], x0, z, t, noise)
+    assert relative(terms.mse, f["train/terms/mse"]) < 1e-5
+    assert relative(terms.vb, f["train/terms/vb"]) < 1e-5
+    assert relative(terms.loss, f["train/terms/loss"]) < 1e-5
+
+    def loss(params, z):
+        return jnp.mean(head_terms(f.config, params, x0, z, t, noise).loss)
+
+    gradient, of_z = jax.grad(loss, (0, 1))(f.params["head"], z)
+    assert relative(of_z, f["train/terms/grad_z"]) < 1e-5
+    table = names(f)
+    checked = [k for k in f.under("train/terms/") if k.startswith("grad_") and k != "grad_z"]
+    assert len(checked) == 4
+    for key in checked:
+        entry = table["diffloss.net." + key.removeprefix("grad_")]
+        ours = leaf({"head": gradient}, entry.path)
+        assert relative(ours, entry.to_flax(f[f"train/terms/{key}"])) < 2e-5, key
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_masked_mean_of_given_rows(name):
+    f = recorded(name)
+    t, noise, mask = (jnp.asarray(f[f"train/diffloss/{k}"]) for k in ("t", "noise", "mask"))
+    x0, z = jnp.asarray(f["train/terms/target"]), jnp.asarray(f["train/terms/z"])
+    terms = head_terms(f.config, f.params["head"], x0, z, t, noise)
+    assert relative(masked_mean(terms.loss, mask), f["train/diffloss/loss"]) < 1e-5
+
+
+def whole_model(f, bucket):
+    """The recorded evaluation of the full objective, as arguments of ours."""
+    config, mask = f.config, jnp.asarray(f["train/model/mask"])
+    tokens = jnp.asarray(patchify(f["train/model/latents"].transpose(0, 2, 3, 1), config.patch_size))
+    batch, length = mask.shape
+    reveal = reveal_order(mask)
+    at = jnp.broadcast_to(reveal, (len(f["train/model/t"]) // mask.size, batch, length))
+    t = jnp.asarray(f["train/model/t"]).reshape(at.shape)
+    noise = jnp.asarray(f["train/model/noise"]).reshape(*at.shape, -1)
+    draws = Draws(
+        reveal=reveal,
+        n_known=jnp.sum(mask[0] < 0.5),
+        dropped=jnp.zeros(batch, bool),
+        t=jnp.take_along_axis(t, at, axis=2)[:, :, bucket.least :],
+        noise=jnp.take_along_axis(noise, at[..., None], axis=2)[:, :, bucket.least :],
+    )
+    labels = jnp.asarray(f["train/model/labels"])
+    return lambda params: objective(config, params, tokens, labels, draws, bucket=bucket.most)[0]
+
+
+@pytest.mark.parametrize("name,slack", [("mar_tiny", 16), ("mar_tiny_patch2", 1)])
+def test_whole_model(name, slack):
+    """With all rows computed, and with only those that a bucket of numbers of known tokens needs."""
+    f = recorded(name)
+    known = int((f["train/model/mask"][0] < 0.5).sum())
+    bucket = masking.Bucket(max(0, known - slack), min(f.config.seq_len, known + slack))
+    loss, gradient = jax.jit(jax.value_and_grad(whole_model(f, bucket)))(f.params)
+    assert relative(loss, f["train/model/loss"]) < 1e-5
+    table = names(f)
+    norms = f.under("train/model/gradnorm/")
+    for key in norms:
+        ours = jnp.linalg.norm(leaf(gradient, table[key].path))
+        np.testing.assert_allclose(ours, f[f"train/model/gradnorm/{key}"], rtol=1e-4, atol=1e-7, err_msg=key)
+    for key in f.under("train/model/grad/"):
+        entry = table[key]
+        assert relative(leaf(gradient, entry.path), entry.to_flax(f[f"train/model/grad/{key}"])) < 1e-4, key
+    # The rest has no gradient in the reference: the fake latent, as no label was dropped.
+    silent = [e for key, e in table.items() if key not in norms]
+    assert [e.name for e in silent] == ["fake_latent"]
+    assert not jnp.any(leaf(gradient, silent[0].path))
+
+
+def test_kl_is_that_of_gaussians():
+    random = np.random.default_rng(0)
+    q = Gaussian(jnp.array([0.3]), jnp.array([-1.0]))
+    p = Gaussian(jnp.array([-0.4]), jnp.array([0.7]))
+    x = jnp.asarray(0.3 + math.exp(-0.5) * random.standard_normal((200_000, 1)), jnp.float32)
+    estimate = jnp.mean(log_density(q, x) - log_density(p, x))
+    assert abs(float(kl_divergence(q, p)[0] - estimate)) < 0.01
+    assert abs(float(kl_divergence(p, q)[0] - estimate)) > 0.1  # the other way round is another number
+
+
+def test_bins_of_the_discretised_likelihood_sum_to_one():
+    levels = jnp.linspace(-1, 1, 256)[:, None]
+    p = Gaussian(jnp.array([0.2, -0.95]), jnp.array([-3.0, -6.0]))
+    np.testing.assert_allclose(jnp.exp(discretised_log_likelihood(p, levels)).sum(0), 1.0, rtol=1e-4)
+
+
+def test_the_variance_term_does_not_move_the_mean():
+    random = np.random.default_rng(1)
+    out, x0, x_t, noise = (jnp.asarray(random.normal(size=(5, d)), jnp.float32) for d in (8, 4, 4, 4))
+    t = jnp.array([0, 3, 100, 500, 990])
+    of_vb = jax.grad(lambda out: diffusion_terms(out, x0, x_t, t, noise).vb.sum())(out)
+    of_mse = jax.grad(lambda out: diffusion_terms(out, x0, x_t, t, noise).mse.sum())(out)
+    assert not jnp.any(of_vb[:, :4]) and not jnp.any(of_mse[:, 4:])
+    assert jnp.all(jnp.any(of_vb[1:, 4:] != 0, axis=1)) and jnp.any(of_mse[:, :4])
+
+
+def test_mask_ratio_is_a_left_truncated_normal():
+    """20000 draws against the mean of the distribution; false alarm below 1e-6 (5 standard errors)."""
+    random, length = np.random.default_rng(2), 1000
+    known = np.array([masking.draw_n_known(random, length, 0.7) for _ in range(20_000)])
+    assert known.min() >= 0 and known.max() <= 300
+    grid = np.linspace(0.7, 1.0, 100_001)
+    weight = np.exp(-0.5 * ((grid - 1) / 0.25) ** 2)
+    mean = length * (1 - (grid * weight).sum() / weight.sum()) - 0.5  # half a token lost to rounding up
+    error = known.std() / math.sqrt(len(known))
+    assert abs(known.mean() - mean) < 5 * error
+    assert abs(known.mean() - 150) > 5 * error  # a uniform ratio would have this mean
+
+
+@pytest.mark.parametrize("length,count", [(64, 4), (16, 8), (256, 1), (1, 3)])
+def test_every_number_of_known_tokens_has_one_bucket(length, count):
+    buckets = masking.make_buckets(length, 0.7, count)
+    assert len(buckets) <= count
+    largest = length - math.ceil(length * 0.7)
+    for known in range(largest + 1):
+        assert sum(b.least <= known <= b.most for b in buckets) == 1
+        assert masking.find_bucket(buckets, known).most >= known
+
+
+def test_draws():
+    """4000 rows: the share of dropped labels within 5 standard errors, orders are permutations."""
+    bucket = masking.Bucket(2, 4)
+    draws = masking.draw(jax.random.key(0), 4000, 16, 3, bucket, jnp.int32(3), copies=2, drop=0.1)
+    assert draws.t.shape == (2, 4000, 14) and draws.noise.shape == (2, 4000, 14, 3)
+    assert jnp.array_equal(jnp.sort(draws.reveal, axis=1), jnp.broadcast_to(jnp.arange(16), (4000, 16)))
+    assert abs(float(draws.dropped.mean()) - 0.1) < 5 * math.sqrt(0.09 / 4000)
+    assert int(draws.t.min()) == 0 and int(draws.t.max()) == make_schedule("1000").num_steps - 1
+    first = jnp.bincount(draws.reveal[:, 0], length=16)
+    assert abs(first - 250).max() < 5 * math.sqrt(250)
+
+
+def test_configuration_of_the_fixtures_is_the_default():
+    config = json.loads((GOLDEN / "mar_tiny_keys.json").read_text())["config"]
+    assert config["label_drop_prob"] == 0.1 and config["mask_ratio_min"] == 0.7

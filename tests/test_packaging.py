@@ -1,0 +1,39 @@
+"""`converters/` stands at the top of the repository and must be installed as `cspd_jax.converters`."""
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_converters_are_the_folder_at_the_top():
+    import cspd_jax.converters
+
+    assert Path(cspd_jax.converters.__file__).parent.name == "converters"
+
+
+@pytest.mark.slow
+def test_wheel_is_complete(tmp_path):
+    """Builds a wheel (fetches setuptools) and imports everything from it, away from the repository."""
+    wheel = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(tmp_path), str(ROOT)]
+    subprocess.run(wheel, check=True, timeout=300)
+    (built,) = tmp_path.glob("*.whl")
+    installed = tmp_path / "installed"
+    with zipfile.ZipFile(built) as archive:
+        names = archive.namelist()
+        archive.extractall(installed)
+    assert {n.split("/")[0] for n in names} == {"cspd_jax", built.name.rsplit("-", 3)[0] + ".dist-info"}
+    modules = {p.relative_to(ROOT).as_posix() for p in (ROOT / "cspd_jax").rglob("*.py")}
+    modules |= {f"cspd_jax/{p.relative_to(ROOT).as_posix()}" for p in (ROOT / "converters").rglob("*.py")}
+    assert {n for n in names if n.endswith(".py")} == modules
+    code = (
+        f"import sys; sys.path.insert(0, {str(installed)!r});"
+        "import cspd_jax, cspd_jax.converters.mar as m, cspd_jax.converters.source;"
+        "assert 'installed' in cspd_jax.__file__ and 'installed' in m.__file__, m.__file__;"
+        "from cspd_jax.cli import main; sys.exit(main(['info', '--help']))"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path, timeout=120)

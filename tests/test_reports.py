@@ -1,0 +1,213 @@
+"""`cspd-jax generate`: files, report, and every mistake a caller can make."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+
+import jax
+import numpy as np
+import pytest
+import tiny
+from PIL import Image
+
+from cspd_jax.cli import _compilation, main
+from cspd_jax.cli._labels import parse_labels
+from cspd_jax.errors import UserError
+from cspd_jax.reports import picture
+
+FIELDS = {
+    "method", "criterion", "draft", "denoise", "lossless", "why", "images", "tokens", "seconds",
+    "seconds_per_image", "acceptance", "rounds", "tokens_per_round", "truncated", "sequential", "total",
+    "per_row", "compared_to_plain", "reference", "plan", "versions", "device", "config", "seed",
+}  # fmt: skip
+CALLS = {"target_backbone", "target_head", "draft_backbone", "draft_head"}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _compile_quickly():
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models")
+    tiny.save_mar(folder / "target")
+    tiny.save_mar(folder / "latents", tiny.LATENTS, names=None)
+    tiny.save_mar(folder / "short", dataclasses.replace(tiny.PIXELS, seq_len=4))
+    tiny.save_kl16(folder / "vae")
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(_compilation, "use_cache", lambda: None)
+
+
+@pytest.fixture
+def run(models, capsys):
+    """Runs `generate`; {models} in an argument is their folder. (exit code, standard output, error)."""
+
+    def run(*argv):
+        argv = [str(a).replace("{models}", str(models)) for a in argv]
+        try:
+            code = main(["generate", *argv])
+        except SystemExit as exit:
+            code = exit.code
+        return (code, *capsys.readouterr())
+
+    return run
+
+
+def test_files_and_report(run, tmp_path):
+    argv = ("--target", "{models}/target", "--num-iter", "2", "--n", "2", "--seed", "7")
+    code, out, err = run(*argv, "--labels", "bee,3-4")
+    assert code == 0 and out == "samples-0001\n" and "6 images" in err
+    assert sorted(os.listdir("samples-0001")) == ["report.json", "samples.npz", "samples.png"]
+    report = json.loads((tmp_path / "samples-0001" / "report.json").read_text())
+    assert set(report) >= FIELDS
+    assert all(set(report[name]) == CALLS for name in ("sequential", "total", "per_row"))
+    assert (report["method"], report["denoise"], report["lossless"]) == ("plain", "plain", True)
+    assert (report["images"], report["tokens"], report["rounds"], report["tokens_per_round"]) == (6, 96, 2, 8)
+    assert report["sequential"]["target_head"] == 20 and report["per_row"]["target_head"] == 20
+    assert report["reference"]["T"] == 10 and report["reference"]["final_noise"] is False
+    assert report["config"] == dataclasses.asdict(tiny.PIXELS) and report["seed"] == 7
+    assert report["seconds"] >= 0 and report["non_finite"] == 0
+    samples = np.load("samples-0001/samples.npz")
+    assert samples["arr_0"].shape == (6, 16, 16, 1) and samples["arr_0"].dtype == np.uint8
+    assert samples["labels"].tolist() == [1, 3, 4, 1, 3, 4]
+    assert samples["tokens"].shape == (6, 16, 16)
+    assert samples["accepted"].shape == (6, 16) and not samples["accepted"].any()
+
+    # Again, in smaller batches, as JSON, into an empty folder.
+    os.mkdir("mine")
+    code, out, _ = run(*argv, "--labels", "1,3,4", "--batch", "4", "--out", "mine", "--json")
+    assert code == 0 and json.loads(out)["out"] == "mine" and json.loads(out)["plan"]["batch"] == 4
+    again = np.load("mine/samples.npz")
+    np.testing.assert_allclose(again["tokens"], samples["tokens"], atol=1e-4)
+    assert run(*argv, "--labels", "1,3,4")[1] == "samples-0002\n"
+    assert sorted(os.listdir()) == ["mine", "samples-0001", "samples-0002"]
+
+
+def test_latents_with_and_without_vae(run):
+    argv = ("--target", "{models}/latents", "--num-iter", "1", "--n", "1", "--steps", "ddim5")
+    code, out, err = run(*argv, "--out", "latents", "--json")
+    report = json.loads(out)
+    assert code == 0 and report["output"] == "latents" and "no --vae" in report["note"] and "no --vae" in err
+    assert sorted(os.listdir("latents")) == ["report.json", "samples.npz"]
+    samples = np.load("latents/samples.npz")
+    assert samples["latents"].shape == (5, 4, 4, 4) and "arr_0" not in samples
+    code, out, _ = run(*argv, "--vae", "{models}/vae", "--out", "pixels", "--json")
+    assert code == 0 and json.loads(out)["output"] == "images"
+    assert np.load("pixels/samples.npz")["arr_0"].shape == (5, 8, 8, 3)
+    assert Image.open("pixels/samples.png").size[0] > 5 * 64
+
+
+def test_options_reach_the_sampler(run):
+    argv = ("--target", "{models}/target", "--num-iter", "2", "--n", "1", "--labels", "none,0", "--json")
+    options = ("--cfg", "2", "--cfg-schedule", "constant", "--temperature", "0.9", "--final-noise", "on")
+    code, out, err = run(*argv, *options, "--dtype", "bfloat16", "--draft", "{models}/target")
+    assert code == 0 and "does not use the draft" in err
+    assert json.loads(out)["reference"] == {
+        "method": "plain", "final_noise": True, "dtype": "bfloat16", "respacing": "ddim10", "T": 10,
+        "num_iter": 2, "cfg": 2.0, "cfg_schedule": "constant", "temperature": 0.9,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "argv, sentence",
+    [
+        (["--labels", "9"], "label 9 is out of range: the model has classes 0 to 4"),
+        (["--labels", "0-9"], "label 9 is out of range"),
+        (["--labels", "4-2"], "runs backwards"),
+        (["--labels", "ape"], "label 'ape' is unknown; write class numbers from 0 to 4"),
+        (["--labels", "1,,2"], "label '' is unknown"),
+        (["--cfg", "-1"], "cfg is -1.0"),
+        (["--cfg", "nan"], "cfg is nan"),
+        (["--cfg", "much"], "invalid float"),
+        (["--temperature", "0"], "temperature is 0.0"),
+        (["--num-iter", "0"], "'0' is not a positive whole number"),
+        (["--n", "0"], "'0' is not a positive"),
+        (["--batch", "-2"], "'-2' is not a positive"),
+        (["--seed", "-1"], "not a whole number"),
+        (["--steps", "ddim300"], "respacing 'ddim300'"),
+        (["--steps", "1"], "a single step"),
+        (["--out", "full"], "full is not empty"),
+        (["--out", "file"], "file is a file"),
+        (["--out", "none/out"], "none does not exist"),
+        (["--target", "none"], "none is neither a checkpoint folder nor one of the names default"),
+        (["--target", "full"], "has no config.json"),
+        (["--target", "{models}/vae"], "of kind kl16; the model must be of kind mar"),
+        (["--draft", "{models}/short"], "it has 4 tokens per image, the target 16 tokens per image"),
+        (["--draft", "{models}/latents"], "tokens of dimension 4, the target tokens of dimension 16"),
+        (["--draft", "{models}/vae"], "kind kl16"),
+        (["--vae", "{models}/vae"], "which makes pixels"),
+        (["--vae", "none", "--target", "{models}/latents"], "none is neither"),
+        (
+            ["--vae", "{models}/target", "--target", "{models}/latents"],
+            "autoencoder must be of kind kl16",
+        ),
+        (["--method", "magic"], "invalid choice"),
+        (["--temperature", "1e38", "--num-iter", "1", "--n", "1"], "the model diverged"),
+    ],
+)
+def test_mistakes(run, argv, sentence):
+    os.mkdir("full")
+    for name in ("full/x", "file"):
+        open(name, "w").close()
+    before = sorted(os.listdir())
+    if "--target" not in argv:
+        argv = ["--target", "{models}/target", *argv]
+    code, out, err = run(*argv)
+    assert code == 2 and out == ""
+    assert sentence in err and "error: " in err and "Traceback" not in err
+    assert sorted(os.listdir()) == before
+
+
+def test_failure_while_writing_leaves_nothing(run, monkeypatch):
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(np, "savez", full)
+    code, _, err = run("--target", "{models}/target", "--num-iter", "1", "--n", "1")
+    assert code == 2 and "No space left" in err and os.listdir() == []
+
+
+@pytest.mark.parametrize(
+    "text, names, labels",
+    [
+        ("0-3", (), [0, 1, 2, 3]),
+        ("3, 1,1", (), [3, 1, 1]),
+        ("none,2", (), [-1, 2]),
+        ("-1", (), [-1]),
+        ("b-d,a", tuple("abcde"), [1, 2, 3, 0]),
+        ("x-y,z-x-y", ("z", "x-y", "w"), [1, 0, 1]),
+        ("1", ("2", "1", "0"), [1]),
+        ("0", ("2", "1", "0"), [0]),
+    ],
+)
+def test_labels(text, names, labels):
+    assert parse_labels(text, 5, names) == labels
+
+
+@pytest.mark.parametrize("text", ["", "5", "a", "1-", "-", "2-1", "0-none", "1.5", "٣"])
+def test_wrong_labels(text):
+    with pytest.raises(UserError):
+        parse_labels(text, 5)
+
+
+def test_picture():
+    images = np.full((5, 8, 8, 3), 200, np.uint8)
+    page = picture(images, ["a", "ünusually long name", "c", "d", "e"], columns=2)
+    plain = picture(images, columns=2)
+    assert page.size[0] == plain.size[0] == 2 * (64 + 6) + 6 and page.size[1] > plain.size[1]
+    assert picture(images[..., :1]).mode == "RGB"
+    for wrong in (images[0], images.astype(float), images[..., :2], images[:0]):
+        with pytest.raises(UserError):
+            picture(wrong)
+    with pytest.raises(UserError, match="5 images and 1 labels"):
+        picture(images, ["a"])

@@ -1,0 +1,314 @@
+"""Training runs: exactly resumable, the optimiser and its schedules, several devices, the command."""
+
+import argparse
+import dataclasses
+import json
+import os
+import pathlib
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from training_run import TINY
+
+from cspd_jax import checkpoints
+from cspd_jax.cli import train as command
+from cspd_jax.data import Digits, FolderConfig
+from cspd_jax.errors import UserError
+from cspd_jax.training import overrides, presets
+from cspd_jax.training.metrics import MetricsLog
+from cspd_jax.training.optimizer import average, decayed, learning_rate
+from cspd_jax.training.pictures import grid
+from cspd_jax.training.step import Metrics, init_state, n_known
+from cspd_jax.training.trainer import check_fit, train
+
+HERE = pathlib.Path(__file__).parent
+SOURCE = Digits(TINY.data)
+
+
+def identical(a, b):
+    a, b = jax.tree.leaves(a), jax.tree.leaves(b)
+    return len(a) == len(b) and all(np.array_equal(x, y) for x, y in zip(a, b))
+
+
+def steps_logged(out):
+    path = out / "metrics.jsonl"
+    return [json.loads(line)["step"] for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def start(out, *settings, **environment):
+    run = [sys.executable, HERE / "training_run.py", out, *settings]
+    return subprocess.Popen(
+        run, env={**os.environ, **environment}, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
+
+
+def kill_at(out, step, delay=0.0):
+    """Runs in a process of its own and kills it after `step` steps (and a moment)."""
+    process = start(out)
+    try:
+        deadline = time.monotonic() + 300
+        while len(steps_logged(out)) < step:
+            assert process.poll() is None, process.stderr.read()
+            assert time.monotonic() < deadline, "the run does not get on"
+            time.sleep(0.005)
+        time.sleep(delay)
+        process.send_signal(signal.SIGKILL)
+    finally:
+        process.kill()
+        process.communicate()
+    assert process.returncode == -signal.SIGKILL, "it ended before it could be killed"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled_once(tmp_path_factory):
+    """All processes of these tests share what they compile."""
+    folder = str(tmp_path_factory.mktemp("compiled"))
+    settings = {"jax_compilation_cache_dir": folder, "jax_persistent_cache_min_compile_time_secs": 0}
+    before = {name: getattr(jax.config, name) for name in settings}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in settings.items():
+            jax.config.update(name, value)
+            patch.setenv(name.upper(), str(value))
+        yield
+    for name, value in before.items():
+        jax.config.update(name, value)
+
+
+@pytest.fixture(autouse=True)
+def _exact_matmuls():
+    """In place of the shared fixture: the precision is that of the processes started here."""
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The folder and the final state of a run that nothing interrupted."""
+    out = tmp_path_factory.mktemp("whole")
+    return out, train(TINY, SOURCE, out, progress=False)
+
+
+def check_resumed(out, whole):
+    state = train(TINY, SOURCE, out, resume=True, progress=False)
+    assert identical(state, whole[1])
+    assert steps_logged(out) == list(range(1, TINY.steps + 1))
+    losses = [
+        [json.loads(line)["loss"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        for folder in (out, whole[0])
+    ]
+    assert losses[0] == losses[1]
+    kept = {path.name for path in (out / "checkpoints").iterdir()}
+    assert kept == {str(TINY.steps - TINY.checkpoint_every), str(TINY.steps)}
+
+
+def test_a_killed_run_continues_bit_for_bit(tmp_path, whole):
+    kill_at(tmp_path, random.Random(0).randrange(5, 32))
+    check_resumed(tmp_path, whole)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("attempt", range(8))
+def test_killed_again_and_again(tmp_path, whole, attempt):
+    """Three kills at moments that fall into steps as well as into writing."""
+    moments = random.Random(attempt)
+    step = 0
+    for _ in range(3):
+        step = moments.randrange(step + 2, step + 11)
+        kill_at(tmp_path, step, moments.random() * 0.1)
+        step = len(steps_logged(tmp_path))
+    check_resumed(tmp_path, whole)
+
+
+def test_negative_control_one_lost_step_is_noticed(tmp_path, whole):
+    """The comparison of resumed runs would see a single batch of another seed."""
+
+    class Forgetful(Digits):
+        def batch(self, index, size, *, seed=0, split="train"):
+            return super().batch(index, size, seed=seed + (index == 30), split=split)
+
+    config = dataclasses.replace(TINY, checkpoint_every=TINY.steps)
+    state = train(config, Forgetful(TINY.data), tmp_path, progress=False)
+    assert not identical(state, whole[1])
+
+
+def test_the_loss_falls(whole):
+    lines = [json.loads(line) for line in (whole[0] / "metrics.jsonl").read_text().splitlines()]
+    errors = np.array([line["mse"] for line in lines])
+    assert np.isfinite([line["loss"] for line in lines]).all()
+    assert errors[-10:].mean() < 0.8 * errors[:10].mean()
+    assert all(abs(line["loss"] - line["mse"] - line["vb"]) < 1e-5 for line in lines)
+
+
+def test_two_devices_give_the_same_run(tmp_path, whole):
+    """Same batches and noise; only the order of additions differs."""
+    flags = "--xla_force_host_platform_device_count=2 --xla_backend_optimization_level=0"
+    process = start(tmp_path, "steps=15", "checkpoint_every=15", XLA_FLAGS=flags)
+    assert process.wait(300) == 0, process.stderr.read()
+    process.communicate()
+    losses = [
+        [json.loads(line)["loss"] for line in (folder / "metrics.jsonl").read_text().splitlines()][:5]
+        for folder in (tmp_path, whole[0])
+    ]
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-4)
+
+
+def test_an_occupied_folder_is_refused(tmp_path):
+    (tmp_path / "x").write_text("")
+    with pytest.raises(UserError, match=r"not empty.*--resume"):
+        train(TINY, SOURCE, tmp_path)
+    with pytest.raises(UserError, match="is a file"):
+        train(TINY, SOURCE, tmp_path / "x", resume=True)
+
+
+@pytest.mark.parametrize(
+    "setting,match",
+    [
+        ("model.seq_len=16", "do not give 16 tokens"),
+        ("model.token_dim=32", "dimension 16, the model's 32"),
+        ("model.num_classes=9", "10 classes, the model 9"),
+    ],
+)
+def test_model_and_data_must_fit(setting, match):
+    with pytest.raises(UserError, match=match):
+        check_fit(overrides.apply(TINY, [setting]), SOURCE)
+
+
+def test_learning_rate():
+    rate = jax.vmap(learning_rate(dataclasses.replace(TINY, warmup=10, decay=20, steps=60, final_rate=0.1)))
+    values = np.array(rate(jnp.arange(61))) / TINY.learning_rate
+    np.testing.assert_allclose(values[:10], np.arange(1, 11) / 10, rtol=1e-5)
+    np.testing.assert_allclose(values[10:41], 1.0)
+    np.testing.assert_allclose(values[[50, 60]], [0.55, 0.1], rtol=1e-5)
+    constant = learning_rate(dataclasses.replace(TINY, decay=0))
+    assert float(constant(59)) == pytest.approx(TINY.learning_rate)
+
+
+def test_weight_decay_spares_the_head_biases_and_norms():
+    params = init_state(TINY).params
+    mask = decayed(params)
+    assert not any(jax.tree.leaves(mask["head"]))
+    block = mask["backbone"]["encoder_blocks_0"]
+    assert block["attn"]["qkv"] == {"kernel": True, "bias": False}
+    assert block["norm1"] == {"scale": False, "bias": False}
+    assert mask["backbone"]["class_emb"]["embedding"]
+
+
+def test_average_of_the_weights():
+    ema = {"w": jnp.zeros(())}
+    for step in range(200):
+        ema = average(ema, {"w": jnp.ones(())}, jnp.int32(step), 0.9)
+    assert float(ema["w"]) == pytest.approx(1.0, abs=1e-6)
+    young = average({"w": jnp.zeros(())}, {"w": jnp.ones(())}, jnp.int32(0), 0.999)
+    assert float(young["w"]) == pytest.approx(0.9)
+
+
+def test_every_step_has_its_own_mask_ratio():
+    numbers = [n_known(TINY, step) for step in range(200)]
+    assert numbers == [n_known(TINY, step) for step in range(200)]
+    assert set(numbers) == {0, 1}  # of 4 tokens, at least 70 % hidden
+
+
+def test_metrics_past_the_checkpoint_are_dropped(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 5}\n{"step": 10}\n{"step": 15}\n{"step": 2')
+    with MetricsLog(path, 10, 4) as log:
+        log.add(Metrics(3.0, 2.0, 1.0, 0.5, 0.1))
+        log.add(Metrics(1.0, 0.5, 0.5, 0.5, 0.1))
+        assert log.write(12).loss == 2.0
+    assert steps_logged(tmp_path) == [5, 10, 12]
+
+
+def test_pictures_are_tiled_row_by_row():
+    images = np.stack([np.full((2, 2, 1), value) for value in (-1.0, 0.0, 1.0)])
+    assert grid(images, 2)[::2, ::2].tolist() == [[0, 128], [255, 0]]
+
+
+@pytest.mark.parametrize("name", presets.PRESETS)
+def test_presets_survive_json(name):
+    config = presets.preset(name)
+    assert presets.from_json(json.loads(json.dumps(presets.to_json(config)))) == config
+    hash(config)
+    if not isinstance(config.data, FolderConfig):
+        from cspd_jax.training.sources import make_source
+
+        check_fit(config, make_source(config.data))
+
+
+@pytest.mark.parametrize(
+    "settings,match",
+    [
+        (["steps"], "NAME=VALUE"),
+        (["step=1"], "no setting 'step'; there are steps, batch"),
+        (["model.depth=1"], r"no setting 'model.depth'.*model.encoder_depth.*data.size"),
+        (["model=1"], "no setting 'model'"),
+        (["steps=many"], "steps is a whole number"),
+        (["steps=0"], "at least 1"),
+        (["learning_rate=0"], "above 0"),
+        (["ema=1"], "below 1"),
+        (["decay=59"], "do not fit"),
+        (["model.encoder_heads=3"], "not divisible"),
+        (["dtype=int8"], "float32 or bfloat16"),
+    ],
+)
+def test_bad_settings(settings, match):
+    with pytest.raises(UserError, match=match):
+        overrides.apply(TINY, settings)
+
+
+def test_settings_by_name():
+    config = overrides.apply(
+        presets.preset("glyphs"), ["data.fonts=cmr10, cmss10", "model.head_depth=2", "ema=0"]
+    )
+    assert config.data.fonts == ("cmr10", "cmss10") and config.model.head_depth == 2 and config.ema == 0.0
+    assert overrides.apply(presets.preset("mar-base"), ["data.flip=false"]).data.flip is False
+
+
+def call(*arguments):
+    parser = argparse.ArgumentParser()
+    command.add_parser(parser.add_subparsers())
+    args = parser.parse_args(["train", *map(str, arguments)])
+    args.func(args)
+
+
+def test_the_command(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(presets.PRESETS, "tiny", dataclasses.replace(TINY, sample_every=1000))
+    out = tmp_path / "run"
+    call("--preset", "tiny", "--out", out, "--stop-at", 3, "--json", "--set", "checkpoint_every=40")
+    told = capsys.readouterr()
+    assert json.loads(told.out)["steps"] == 3 and "--resume" in told.err
+    assert not (out / "model").exists()
+    with pytest.raises(UserError, match="not empty"):
+        call("--preset", "tiny", "--out", out)
+    with pytest.raises(UserError, match="cannot be changed"):
+        call("--out", out, "--resume", "--seed", 8)
+    call("--out", out, "--resume", "--json")
+    report = json.loads(capsys.readouterr().out)
+    assert report["steps"] == 40 and pathlib.Path(report["model"]).is_dir()
+    model = checkpoints.load(report["model"])
+    assert model.kind == "mar" and model.config == TINY.model
+    assert model.metadata["extra"]["class_names"] == list("0123456789")
+    assert model.metadata["extra"]["training"]["checkpoint_every"] == 40
+    assert (out / "pictures" / "step_0000040.png").exists()
+
+
+def test_wrong_options_of_the_command(tmp_path):
+    with pytest.raises(UserError, match="'none' is unknown; there are glyphs"):
+        call("--preset", "none", "--out", tmp_path)
+    with pytest.raises(UserError, match="image folder '' does not exist"):
+        call("--preset", "mar-base", "--out", tmp_path)
+    with pytest.raises(UserError, match="for folders of images"):
+        call("--preset", "digits", "--out", tmp_path, "--cache", tmp_path / "cache")
+    (tmp_path / "config.json").write_text("[]")
+    with pytest.raises(UserError, match="settings of a run"):
+        call("--out", tmp_path, "--resume")
+
+
+def test_a_batch_must_divide_among_devices(monkeypatch, tmp_path):
+    monkeypatch.setattr(jax, "device_count", lambda: 3)
+    with pytest.raises(UserError, match="batch of 8 cannot be spread evenly over 3 devices"):
+        train(TINY, SOURCE, tmp_path)

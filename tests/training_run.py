@@ -1,0 +1,46 @@
+"""A tiny training run in a process of its own: `python tests/training_run.py OUT [NAME=VALUE ...]`."""
+
+import pathlib
+import sys
+
+from cspd_jax.data.digits import DigitsConfig
+from cspd_jax.networks.config import MARConfig
+from cspd_jax.training.config import TrainConfig
+from cspd_jax.training.overrides import apply
+from cspd_jax.training.sources import make_source
+from cspd_jax.training.trainer import train
+
+TINY = TrainConfig(
+    model=MARConfig(
+        seq_len=4,
+        token_dim=16,
+        num_classes=10,
+        buffer_size=2,
+        encoder_width=16,
+        encoder_depth=1,
+        encoder_heads=2,
+        decoder_width=16,
+        decoder_depth=1,
+        decoder_heads=2,
+        head_depth=1,
+        head_width=16,
+        respacing="ddim10",
+        patch_size=4,
+        vae_stride=1,
+    ),
+    data=DigitsConfig(8),
+    steps=40,
+    batch=8,
+    learning_rate=3e-3,
+    warmup=5,
+    decay=10,
+    copies=2,
+    buckets=1,
+    log_every=1,
+    checkpoint_every=4,
+    sample_every=0,
+)
+
+if __name__ == "__main__":
+    config = apply(TINY, sys.argv[2:])
+    train(config, make_source(config.data), pathlib.Path(sys.argv[1]), resume=True, progress=False)
