@@ -1,7 +1,7 @@
 """Puts a trained model into the package as an embedded default: bfloat16, in a single file.
 
-    python benchmarks/ship_default.py runs/glyphs/model target
-    python benchmarks/ship_default.py runs/draft/model draft
+python benchmarks/ship_default.py runs/glyphs/model target
+python benchmarks/ship_default.py runs/draft/model draft
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from cspd_jax import checkpoints
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("model", type=Path, help="checkpoint folder of a finished run")
     parser.add_argument("name", choices=["target", "draft"])
     args = parser.parse_args()

@@ -19,12 +19,12 @@ from cspd_jax.errors import UserError
 from cspd_jax.keys import image_keys
 from cspd_jax.models import VAE, ImageModel, load, load_vae
 from cspd_jax.networks import autoencoder
+from cspd_jax.networks.config import LATENT_SCALE
 
 __all__ = ["Calls", "ImageModel", "Info", "generate", "load", "load_vae", "stream", "to_images", "to_latents"]
 
 Array = jax.Array
 
-LATENT_SCALE = 0.2325  # MAR's tokens are latents times this
 _DECODED_TOGETHER = 8  # images per call of the autoencoder
 
 
@@ -98,7 +98,7 @@ def make_request(
         guided=cfg != 1,
         cfg_schedule=cfg_schedule,
         final_noise=final_noise,
-        encoder_sizes=1 if length <= 64 else 8,  # each size is compiled: not worth it for short sequences
+        encoder_sizes=1 if length <= 64 else 4,  # each size is compiled: not worth it for short sequences
     )
     plain.check_request(model.model, labels, model.config.num_classes, settings, cfg, temperature)
     return Request(labels.astype(np.int32), settings, float(cfg), float(temperature))

@@ -6,7 +6,6 @@ import dataclasses
 import json
 import os
 
-import jax
 import numpy as np
 import pytest
 import tiny
@@ -23,13 +22,6 @@ FIELDS = {
     "per_row", "compared_to_plain", "reference", "plan", "versions", "device", "config", "seed",
 }  # fmt: skip
 CALLS = {"target_backbone", "target_head", "draft_backbone", "draft_head"}
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _compile_quickly():
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,7 @@ SEPARATOR = "/"
 def write(path: Path, params: Mapping) -> None:
     """Writes the new file `path`; a parameter is named by its place in the tree."""
     leaves = {SEPARATOR.join(keys): jnp.asarray(leaf) for keys, leaf in _flatten(params)}
-    arrays.save_file(leaves, path)
+    path.write_bytes(arrays.save(leaves))  # save_file would make it readable by its owner only
 
 
 def read(path: Path, abstract: Mapping, dtype: Any = None) -> dict:

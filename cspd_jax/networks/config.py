@@ -7,6 +7,8 @@ import math
 
 from cspd_jax.errors import UserError
 
+LATENT_SCALE = 0.2325  # MAR's tokens are the autoencoder's latents times this
+
 
 @dataclasses.dataclass(frozen=True)
 class MARConfig:

@@ -53,12 +53,12 @@ PRESETS: dict[str, TrainConfig] = {
     "glyphs-draft": TrainConfig(
         model=_small(64, 64, 2, 96, 2),
         data=GlyphConfig(),
-        steps=5_000,
+        steps=3_000,
         learning_rate=2e-3,
         warmup=200,
-        decay=3_500,
+        decay=2_000,
         copies=2,
-        sample_every=2_500,
+        sample_every=3_000,
     ),
     "letters": TrainConfig(
         model=_small(64, 128, 3, 128, 3, classes=26),

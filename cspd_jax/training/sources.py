@@ -9,9 +9,8 @@ from cspd_jax.data.folder import Folder, FolderConfig, LatentEncoder
 from cspd_jax.data.glyphs import GlyphConfig, Glyphs
 from cspd_jax.data.source import Source
 from cspd_jax.errors import UserError
+from cspd_jax.networks.config import LATENT_SCALE
 from cspd_jax.training.config import DataConfig
-
-MAR_LATENT_SCALE = 0.2325  # token = latent sample x this
 
 
 def make_source(
@@ -49,4 +48,4 @@ def kl16_encoder(path: str | os.PathLike, batch: int = 16) -> LatentEncoder:
         return np.concatenate([np.asarray(p) for p in parts])[: len(images) - padded]
 
     name = loaded.metadata.get("source_sha256") or os.path.abspath(path)
-    return LatentEncoder(moments, MAR_LATENT_SCALE, f"kl16 {name}")
+    return LatentEncoder(moments, LATENT_SCALE, f"kl16 {name}")

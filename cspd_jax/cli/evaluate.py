@@ -1,0 +1,97 @@
+"""`cspd-jax evaluate`: how good a trained model's images are."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+
+from cspd_jax.cli._arguments import positive
+from cspd_jax.cli._output import progress, result
+from cspd_jax.cli.generate import _seed
+
+
+def add_parser(subparsers) -> None:
+    parser = subparsers.add_parser(
+        "evaluate",
+        help="measure how good a trained model's images are",
+        description="Measures a model made by cspd-jax train against the data it was trained on: the share"
+        " of images that show the asked-for class, distances to held-out data, and nearest training images,"
+        " each beside the same figure of held-out data. Writes evaluation.json, grid.png and neighbours.png"
+        " into OUT. Repeat the command to continue an interrupted evaluation.",
+    )
+    what = parser.add_argument_group("what")
+    what.add_argument("--target", default="default", metavar="MODEL", help="a name or folder (default)")
+    what.add_argument("--n", type=positive, default=2000, help="images generated, classes in turn (2000)")
+    what.add_argument("--seed", type=_seed, default=0, help="image i depends on the seed and i only (0)")
+    what.add_argument("--batch", type=positive, default=100, help="images side by side (100)")
+    what.add_argument(
+        "--train-images", type=positive, default=20_000, help="searched for nearest neighbours (20000)"
+    )
+    what.add_argument("--classifier-steps", type=positive, default=250, help="of its training (250)")
+    what.add_argument(
+        "--out", type=pathlib.Path, default="evaluation", metavar="OUT", help="folder (evaluation)"
+    )
+    what.add_argument("--json", action="store_true", help="print the report as one JSON object")
+    how = parser.add_argument_group("how (as for generate)")
+    how.add_argument("--num-iter", type=positive, help="AR steps (one per token)")
+    how.add_argument("--steps", help='denoising steps, for example "100" or "ddim50" (the model\'s own)')
+    how.add_argument("--cfg", type=float, default=1.0, help="guidance scale; 1 is none (1)")
+    how.add_argument("--cfg-schedule", choices=("linear", "constant"), default="linear", help="(linear)")
+    how.add_argument("--temperature", type=float, default=1.0, help="of the denoising noise (1)")
+    how.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="(float32)")
+    parser.set_defaults(func=run)
+
+
+def run(args: argparse.Namespace) -> None:
+    from cspd_jax.cli import _compilation
+
+    _compilation.use_cache()
+    from cspd_jax import evaluation, models
+    from cspd_jax.evaluation.classifier import ClassifierConfig
+
+    names = ("num_iter", "steps", "cfg", "cfg_schedule", "temperature")
+    settings = evaluation.Settings(
+        n=args.n,
+        batch=args.batch,
+        seed=args.seed,
+        training_images=args.train_images,
+        options=tuple((name, getattr(args, name)) for name in names),
+        classifier=ClassifierConfig(steps=args.classifier_steps),
+    )
+    source = evaluation.check(models.describe(args.target), settings, args.out)  # before weights are loaded
+    report = evaluation.evaluate(models.load(args.target, args.dtype), source, settings, args.out)
+    if report["non_finite"]:
+        progress(f"warning: {report['non_finite']} of {args.n} images hold NaN or infinity")
+    if report["classifier"]["note"]:
+        progress(f"warning: {report['classifier']['note']}")
+    if args.json:
+        print(json.dumps(report))
+    else:
+        result(_summary(report, args.out), as_json=False)
+
+
+def _summary(report: dict, out: pathlib.Path) -> dict[str, str]:
+    """The report in a few lines."""
+    accuracy, distance, near = report["accuracy"], report["distance"], report["nearest_neighbours"]
+    shares = [
+        f"{accuracy[name]['share']:.2%} ({accuracy[name]['interval_95'][0]:.2%} to"
+        f" {accuracy[name]['interval_95'][1]:.2%})"
+        for name in ("generated", "held_out")
+    ]
+    made, held = distance["generated"], distance["held_out"]
+    lines = {
+        "right class": f"generated {shares[0]}, held-out {shares[1]}",
+        "Fréchet": f"generated {made['frechet']:.4g}, held-out {held['frechet']:.4g}"
+        f" ({distance['images']} images against as many held-out ones)",
+        "MMD squared": f"generated {made['mmd2']:.3g} (p = {made['mmd2_p']:.3f}), held-out"
+        f" {held['mmd2']:.3g} (p = {held['mmd2_p']:.3f})",
+    }
+    for name in ("pixels", "features"):
+        values = near[name]
+        lines[f"near, {name}"] = (
+            f"generated {values['generated']['0.5']:.3g}, held-out {values['held_out']['0.5']:.3g} (median"
+            f" distance to the nearest of {near['training_images']} training images);"
+            f" {values['share_near']:.2%} nearer than the nearest 1 % of held-out"
+        )
+    return {**lines, "out": str(out)}

@@ -1,0 +1,76 @@
+"""Distances between samples of features, and intervals for shares."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+FRECHET = "|m1 - m2|^2 + Tr(C1 + C2 - 2 (C1 C2)^(1/2)), m and C: mean and covariance of the features"
+MMD = (
+    "E k(x, x') + E k(y, y') - 2 E k(x, y) over different images (unbiased, may be negative),"
+    " k(x, y) = exp(-|x - y|^2 / (2 s^2)), s: median distance of training images"
+)
+
+
+def frechet_distance(x: np.ndarray, y: np.ndarray) -> float:
+    """The Fréchet distance (squared, as in FID) of the Gaussians fitted to x [N, F] and y [M, F].
+
+    It is biased upwards by about a multiple of 1/N: compare distances of equal N and M only.
+    """
+    x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
+    first, second = (np.atleast_2d(np.cov(z, rowvar=False)) for z in (x, y))
+    values, vectors = np.linalg.eigh(first)
+    root = (vectors * np.sqrt(np.maximum(values, 0))) @ vectors.T
+    # C1 C2 has the eigenvalues of the symmetric C1^(1/2) C2 C1^(1/2)
+    mixed = np.maximum(np.linalg.eigvalsh(root @ second @ root), 0)
+    gap = x.mean(axis=0) - y.mean(axis=0)
+    return float(gap @ gap + np.trace(first) + np.trace(second) - 2 * np.sqrt(mixed).sum())
+
+
+class MMD2(NamedTuple):
+    """value: the unbiased estimate of MMD squared. p_value: of the permutation test of equality, which is
+    exact: under equality it is at most a with probability at most a."""
+
+    value: float
+    p_value: float
+
+
+def mmd_squared(x: np.ndarray, y: np.ndarray, bandwidth: float, permutations: int = 199, seed: int = 0):
+    """`MMD2` of x [N, F] and y [M, F]; `bandwidth` must not be chosen by looking at x or y."""
+    pooled = np.concatenate([x, y]).astype(np.float32)
+    kernel = np.exp(squared_distances(pooled, pooled) * np.float32(-0.5 / bandwidth**2))
+    np.fill_diagonal(kernel, 0)
+    random = np.random.default_rng(seed)
+    first = np.zeros((len(pooled), permutations + 1), np.float32)
+    first[: len(x), 0] = 1  # column 0 is the truth, the others are random splits
+    for column in range(1, permutations + 1):
+        first[random.permutation(len(pooled))[: len(x)], column] = 1
+    rows = kernel.sum(axis=1, dtype=np.float64)
+    within_x = (first * (kernel @ first)).sum(axis=0, dtype=np.float64)
+    across = rows @ first - within_x
+    within_y = rows.sum() - within_x - 2 * across
+    n, m = len(x), len(y)
+    values = within_x / (n * (n - 1)) + within_y / (m * (m - 1)) - 2 * across / (n * m)
+    return MMD2(float(values[0]), float(np.mean(values >= values[0])))
+
+
+def median_distance(x: np.ndarray) -> float:
+    """Of all pairs of different rows; 1 if that is zero."""
+    squares = squared_distances(x, x)[np.triu_indices(len(x), 1)]
+    return float(np.sqrt(np.median(squares))) or 1.0
+
+
+def squared_distances(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """|x_i - y_j|^2 as a matrix product, [N, M]; never negative."""
+    squares = (x * x).sum(axis=1)[:, None] + (y * y).sum(axis=1) - 2 * (x @ y.T)
+    return np.maximum(squares, 0)
+
+
+def wilson(right: int, count: int) -> list[float]:
+    """The 95 % interval of a share (Wilson's)."""
+    z, share = 1.959964, right / count
+    middle = share + z * z / (2 * count)
+    spread = z * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
+    return [round(max(0.0, (middle + sign * spread) / (1 + z * z / count)), 5) for sign in (-1, 1)]
