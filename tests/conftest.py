@@ -9,7 +9,7 @@ OPTIMISED = {"test_golden_mar", "test_autoencoder", "test_parity_torch"}
 @pytest.fixture(autouse=True)
 def _compiler(request):
     """On a GPU float32 products default to TF32; numbers are compared at full precision."""
-    before = jax.config.jax_disable_most_optimizations
+    before = jax.config.read("jax_disable_most_optimizations")
     optimised = request.module.__name__ in OPTIMISED
     jax.config.update("jax_disable_most_optimizations", before or not optimised)
     with jax.default_matmul_precision("highest"):
