@@ -50,7 +50,7 @@ def run(
         return machine.result()
     except UserError:
         raise
-    except (Malformed, ValueError, IndexError, KeyError, TypeError, OverflowError, MemoryError) as error:
+    except (Malformed, ArithmeticError, LookupError, MemoryError, OSError, TypeError, ValueError) as error:
         reason = f"{type(error).__name__}: {error}" if not isinstance(error, Malformed) else str(error)
         raise UserError(f"{where} is damaged: its description of objects is broken ({reason})") from None
 
@@ -63,6 +63,8 @@ class _Machine:
 
     def step(self, opcode: str, argument: Any) -> None:
         if opcode in _PUSH:
+            if type(argument) is int and abs(argument) >= 2**63:
+                raise Malformed("a number does not fit into 64 bits")
             self.stack.append(argument)
         elif opcode in _CONSTANTS:
             self.stack.append(_CONSTANTS[opcode]())

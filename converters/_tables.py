@@ -54,6 +54,15 @@ def entries(table: Table, tree: Mapping) -> list[Entry]:
     return [_entry(table, path, tuple(leaf.shape)) for path, leaf in flatten(tree)]
 
 
+def expected(table: Table, abstract_params, config: Any, where: str) -> list[Entry]:
+    """The entries of the network that a configuration read from a stranger's file describes."""
+    try:
+        tree = abstract_params(config)
+    except Exception as error:  # whatever the network stumbles over
+        raise UserError(f"{where} describes no possible network ({type(error).__name__})") from error
+    return entries(table, tree)
+
+
 def flatten(tree: Mapping, prefix: tuple[str, ...] = ()) -> Iterable[tuple[tuple[str, ...], Any]]:
     """(path, leaf) of every leaf of a nested mapping."""
     for key, value in tree.items():

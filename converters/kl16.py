@@ -13,12 +13,14 @@ from cspd_jax.converters._tables import (
     Table,
     Tensor,
     check_names_and_shapes,
-    entries,
+    expected,
     fill,
 )
 from cspd_jax.errors import UserError
 from cspd_jax.networks.autoencoder import abstract_params
 from cspd_jax.networks.config import KLConfig
+
+_MOST_LEVELS = 12
 
 TABLE: Table = (
     (r"(quant_conv|post_quant_conv)", r"\1"),
@@ -34,6 +36,8 @@ def make_config(shapes: Mapping[str, Shape], where: str, *, groups: int | None =
     s = Shapes(shapes, where)
     channels = s.size("encoder.conv_in.weight", 0, 4)
     levels = s.count(r"encoder\.down\.(\d{1,6})\.")
+    if levels > _MOST_LEVELS:
+        raise UserError(f"{where} has {levels} levels of resolution; no autoencoder has over {_MOST_LEVELS}")
     multipliers = []
     for level in range(levels):
         multiplier, rest = divmod(s.size(f"encoder.down.{level}.block.0.conv1.weight", 0, 4), channels)
@@ -59,11 +63,16 @@ def make_config(shapes: Mapping[str, Shape], where: str, *, groups: int | None =
     )
 
 
+def wanted(config: KLConfig, where: str = "the configuration") -> list[Entry]:
+    """Every tensor that a checkpoint of these sizes holds."""
+    return expected(TABLE, abstract_params, config, where)
+
+
 def plan(config: KLConfig, shapes: Mapping[str, Shape], where: str) -> list[Entry]:
     """Which tensor goes where; UserError unless names and shapes fit exactly."""
-    wanted = entries(TABLE, abstract_params(config))
-    check_names_and_shapes(wanted, shapes, where)
-    return wanted
+    entries = wanted(config, where)
+    check_names_and_shapes(entries, shapes, where)
+    return entries
 
 
 def convert(config: KLConfig, tensors: Mapping[str, Tensor], where: str, dtype=np.float32) -> dict:

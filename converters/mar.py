@@ -15,7 +15,7 @@ from cspd_jax.converters._tables import (
     Table,
     Tensor,
     check_names_and_shapes,
-    entries,
+    expected,
     fill,
 )
 from cspd_jax.diffusion.schedule import sampling_schedule
@@ -91,7 +91,7 @@ def make_config(
         _heads(sizes, args, "encoder", where),
         _heads(sizes, args, "decoder", where),
     )
-    steps = steps or str(args.get("num_sampling_steps", "100"))
+    steps = steps or _steps(args, where)
     sampling_schedule(steps)  # refuses what is not a respacing
     return MARConfig(
         **sizes,
@@ -117,6 +117,13 @@ def _heads(sizes: Mapping, args: Mapping, part: str, where: str) -> int:
     return heads
 
 
+def _steps(args: Mapping, where: str) -> str:
+    value = args.get("num_sampling_steps", "100")
+    if type(value) not in (str, int) or len(str(value)) > 100:
+        raise UserError(f"{where}: num_sampling_steps in its args is not a respacing; give --steps")
+    return str(value)
+
+
 def _patch_size(token_dim: int, where: str) -> int:
     side = round((token_dim / 16) ** 0.5)
     if side < 1 or token_dim != 16 * side * side:
@@ -130,15 +137,21 @@ def _patch_size(token_dim: int, where: str) -> int:
 def _positive(args: Mapping, name: str, where: str) -> int | None:
     value = args.get(name)
     if value is not None and (type(value) is not int or value < 1):
-        raise UserError(f"{where} says {name} = {value!r} in its args; it must be a positive whole number")
+        shown = value if type(value) is int else f"a {type(value).__name__}"
+        raise UserError(f"{where}: {name} in its args is {shown}; it must be a positive whole number")
     return value
+
+
+def wanted(config: MARConfig, where: str = "the configuration") -> list[Entry]:
+    """Every tensor that a checkpoint of these sizes holds."""
+    return expected(TABLE, abstract_params, config, where)
 
 
 def plan(config: MARConfig, shapes: Mapping[str, Shape], where: str) -> list[Entry]:
     """Which tensor goes where; UserError unless names and shapes fit exactly."""
-    wanted = entries(TABLE, abstract_params(config))
-    check_names_and_shapes(wanted, shapes, where)
-    return wanted
+    entries = wanted(config, where)
+    check_names_and_shapes(entries, shapes, where)
+    return entries
 
 
 def convert(config: MARConfig, tensors: Mapping[str, Tensor], where: str, dtype=np.float32) -> dict:

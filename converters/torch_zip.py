@@ -25,6 +25,17 @@ from cspd_jax.errors import UserError
 _OLD_FORMAT_MAGIC = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 _RESAVE = "load it with a recent PyTorch and save it again with torch.save(...)"
 _LOCAL_HEADER = struct.Struct("<4s22xHH")
+_EXPANDED_BYTES = 64 * 2**20
+_UNREADABLE = (
+    zipfile.BadZipFile,
+    EOFError,
+    OSError,
+    RuntimeError,
+    NotImplementedError,
+    ValueError,
+    OverflowError,
+    struct.error,
+)
 
 STORAGES = {
     "torch HalfStorage": np.dtype(np.float16),
@@ -147,7 +158,7 @@ def _read(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:
     _check_stored(path, info)
     try:
         return archive.read(info)
-    except (zipfile.BadZipFile, EOFError, OSError, RuntimeError, NotImplementedError, struct.error) as error:
+    except _UNREADABLE as error:
         raise UserError(f"{path} is damaged: member {info.filename} cannot be read ({error})") from None
 
 
@@ -210,6 +221,13 @@ class _Reader:
                     f"{self.path}: a tensor of shape {shape}, strides {strides} and offset {offset}"
                     f" does not fit its storage of {storage.size} numbers"
                 )
+        # Expanded tensors (stride 0) are legal; one that would fill the memory is not a checkpoint's.
+        bytes_needed = math.prod(shape) * storage.dtype.itemsize
+        if bytes_needed > max(self.file_size, _EXPANDED_BYTES):
+            raise UserError(
+                f"{self.path}: a tensor of shape {shape} would take {bytes_needed} bytes,"
+                " more than the file has"
+            )
         return LazyTensor(storage, offset, shape, strides)
 
     def parameter(self, tensor, requires_grad=False, hooks=None):

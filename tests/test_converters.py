@@ -229,7 +229,7 @@ def test_decoder_width_may_differ(tmp_path):
         seq_len=4, num_classes=3, buffer_size=2, encoder_width=8, encoder_depth=1, encoder_heads=2,
         decoder_width=12, decoder_depth=2, decoder_heads=3, head_depth=1, head_width=8,
     )  # fmt: skip
-    plan = mar.entries(mar.TABLE, network.abstract_params(config))
+    plan = mar.wanted(config)
     rng = np.random.default_rng(0)
     tensors = {e.name: tensor(rng.standard_normal(e.source_shape, np.float32)) for e in plan}
     torch_file.write(tmp_path / "x.pth", {"model": tensors})

@@ -187,7 +187,7 @@ def test_published_weights(folder, monkeypatch):
     from cspd_jax.checkpoints import hub
     from cspd_jax.converters import mar as table
 
-    entries = table.entries(table.TABLE, table.abstract_params(tiny.LATENTS))
+    entries = table.wanted(tiny.LATENTS)
     rng = np.random.default_rng(0)
     save_file(
         {e.name: rng.standard_normal(e.source_shape).astype(np.float32) for e in entries},

@@ -312,3 +312,12 @@ def test_against_torch(tmp_path):
     torch.save(tree, tmp_path / "old.pth", _use_new_zipfile_serialization=False)
     with pytest.raises(UserError, match="old non-zip format"):
         open_checkpoint(tmp_path / "old.pth")
+
+
+def test_a_tensor_that_would_fill_the_memory_is_refused(tmp_path):
+    """Stride 0 lets a file of a few bytes describe any number of elements."""
+    path = tmp_path / "huge.pth"
+    one = torch_file.Tensor(torch_file.storage(np.zeros(1, np.float32)), (2**30, 32), (0, 0))
+    torch_file.write(path, {"model": {"w": one}})
+    with pytest.raises(UserError, match="more than the file has"):
+        open_checkpoint(path)

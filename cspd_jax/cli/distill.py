@@ -50,15 +50,16 @@ def run(args: argparse.Namespace) -> None:
     target = models.load(args.target)
     teacher = Teacher(target.config, target.params)
     task = FromTarget(config, teacher)
-    prepare_folder(args.out, args.resume)
     data = make_source(config.data)
+    check_fit(config, data)
+    data.batch(0, 1, split="held-out")  # an empty split is found now, not after the run
+    prepare_folder(args.out, args.resume)
     source = data
     if args.origin != "data":
         progress(f"making {args.samples} samples of the target")
         source = TargetSamples(teacher, data.class_names, args.samples, args.out / "samples", config.seed)
     if args.origin == "both":
         source = Alternating(data, source)
-    check_fit(config, source)
     start = time.monotonic()
     on_sample = save_pictures if config.model.vae_stride == 1 else None
     state = train(
@@ -70,12 +71,12 @@ def run(args: argparse.Namespace) -> None:
 
 def measure(teacher, config, params, data) -> dict:
     """Path acceptance and path divergence of the draft on held-out images with random contexts."""
-    import jax
     import numpy as np
 
     from cspd_jax.data.patches import patchify
     from cspd_jax.networks.model import MARModel
     from cspd_jax.training.acceptance import path_acceptance
+    from cspd_jax.training.step import Purpose, run_key
 
     images, labels = data.batch(0, _CONTEXTS, seed=config.seed, split="held-out")
     tokens = patchify(images, config.model.patch_size)
@@ -85,7 +86,7 @@ def measure(teacher, config, params, data) -> dict:
         teacher.params,
         MARModel(config.model),
         params,
-        jax.random.key(config.seed),
+        run_key(config.seed, Purpose.MEASURE),
         tokens,
         labels,
         known,

@@ -62,7 +62,7 @@ def reveal_groups(length: int, num_iter: int) -> tuple[Group, ...]:
 def guidance_scale(groups: tuple[Group, ...], cfg: Array | float, schedule: str) -> Array:
     """The guidance scale of each group, [G]: constant, or linear in the share of tokens revealed."""
     if schedule == "constant":
-        return jnp.full(len(groups), cfg, jnp.float32)
+        return jnp.full(len(groups), cfg, float)
     if schedule == "linear":
-        return 1 + (jnp.asarray(cfg, jnp.float32) - 1) * jnp.array([g.revealed for g in groups])
+        return 1 + (jnp.asarray(cfg, float) - 1) * jnp.array([g.revealed for g in groups], float)
     raise UserError(f"guidance schedule {schedule!r} is unknown; it is 'linear' or 'constant'")

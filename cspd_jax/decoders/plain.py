@@ -165,6 +165,7 @@ def sample(
 
     keys: one typed key per image, [B]. labels: [B], -1 for "no class". reveal: [B, L] replaces the
     random orders; noise: [T + 1, B, L, d] by position replaces what the keys give (parity tests).
+    cfg: the guidance scale, used only when `settings.guided`.
     """
     batch = start(model, params, keys, labels, settings, reveal, noise)
     segments = plan_segments(model.seq_len, settings.num_iter, settings.encoder_sizes)

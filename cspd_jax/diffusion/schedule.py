@@ -85,8 +85,8 @@ def respace(spec: str, num_steps: int = NUM_TRAIN_STEPS) -> np.ndarray:
 
 
 def _count(text: str, spec: str) -> int:
-    if not text.strip().isdecimal():
-        raise UserError(f"respacing {spec!r} is not understood; write for example 100, 10,15 or ddim100")
+    if not text.strip().isdecimal() or len(text) > 9:
+        raise UserError(f"respacing {spec[:40]!r} is not understood; write for example 100, 10,15 or ddim100")
     return int(text)
 
 

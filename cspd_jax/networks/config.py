@@ -36,9 +36,15 @@ class MARConfig:
     vae_stride: int = 16
 
     def __post_init__(self):
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.type == "int" and value < 1:
+                raise UserError(f"the model's {field.name} is {value}; it must be at least 1")
+        if not 0 < self.mlp_ratio < math.inf:
+            raise UserError(f"the model's mlp_ratio is {self.mlp_ratio}; it must be a positive number")
         for name in ("encoder", "decoder"):
             width, heads = getattr(self, f"{name}_width"), getattr(self, f"{name}_heads")
-            if heads < 1 or width % heads:
+            if width % heads:
                 raise UserError(f"{name} width {width} is not divisible by its number of heads {heads}")
         if math.isqrt(self.seq_len) ** 2 != self.seq_len:
             raise UserError(

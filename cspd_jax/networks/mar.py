@@ -59,6 +59,8 @@ class Backbone(nn.Module):
         [B, De] -> [B, buffer + bucket, De]. Rows from buffer + n_known on are meaningless.
         """
         buffer, bucket = self.config.buffer_size, reveal.shape[1]
+        # Hidden keys get weight 0, but 0 times NaN is NaN: what stands in unknown slots must not matter.
+        tokens = jnp.where((jnp.arange(bucket) < n_known[:, None])[:, :, None], tokens, 0)
         x = self.z_proj(tokens.astype(self.dtype)) + self._at(self.encoder_pos, buffer + reveal)
         start = class_embedding[:, None] + self.encoder_pos[:, :buffer]
         x = self.z_proj_ln(jnp.concatenate([start.astype(self.dtype), x], axis=1))

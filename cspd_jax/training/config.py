@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 from cspd_jax.data.digits import DigitsConfig
 from cspd_jax.data.folder import FolderConfig
@@ -54,10 +55,12 @@ class TrainConfig:
             if getattr(self, name) < 1:
                 raise UserError(f"{name} is {getattr(self, name)}; it must be at least 1")
         for name in ("seed", "warmup", "decay", "sample_every", "weight_decay", "sample_cfg"):
-            if getattr(self, name) < 0:
-                raise UserError(f"{name} is {getattr(self, name)}; it must not be negative")
+            if not 0 <= getattr(self, name) < math.inf:
+                raise UserError(f"{name} is {getattr(self, name)}; it must be 0 or more")
+        if self.seed >= 2**32:
+            raise UserError(f"seed is {self.seed}; it must be below {2**32}")
         for name in ("learning_rate", "clip"):
-            if not getattr(self, name) > 0:
+            if not 0 < getattr(self, name) < math.inf:
                 raise UserError(f"{name} is {getattr(self, name)}; it must be above 0")
         for name in ("ema", "label_drop", "final_rate"):
             if not 0 <= getattr(self, name) < 1:

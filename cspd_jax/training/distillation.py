@@ -69,7 +69,7 @@ class FromTarget:
 
 
 def check_pair(draft: MARConfig, target: MARConfig) -> None:
-    for name in ("seq_len", "token_dim", "num_classes", "respacing"):
+    for name in ("seq_len", "token_dim", "num_classes", "patch_size", "vae_stride", "respacing"):
         have, want = getattr(draft, name), getattr(target, name)
         if have != want:
             raise UserError(f"the draft's {name} is {have}, the target's is {want}; they must be equal")

@@ -20,6 +20,7 @@ from cspd_jax.errors import UserError
 from cspd_jax.keys import image_keys
 from cspd_jax.networks.model import MARModel
 from cspd_jax.training.distillation import Teacher
+from cspd_jax.training.step import Purpose, run_key
 
 PART = 64  # images made side by side, and kept in one file
 
@@ -60,7 +61,7 @@ class TargetSamples:
         tokens = plain.sample(
             MARModel(config),
             teacher.params,
-            image_keys(jax.random.key(seed), PART, index * PART),
+            image_keys(run_key(seed, Purpose.SAMPLES), PART, index * PART),
             jnp.asarray(labels),
             settings=settings,
         )

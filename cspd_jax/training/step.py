@@ -28,6 +28,8 @@ class Purpose(enum.IntEnum):
     STEP = 1
     MASK = 2
     PICTURES = 3
+    SAMPLES = 4
+    MEASURE = 5
 
 
 class State(NamedTuple):
