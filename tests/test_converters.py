@@ -211,7 +211,7 @@ def test_rules_for_what_shapes_cannot_say():
     assert mar.make_config(wide, "file").patch_size == 2
     with pytest.raises(UserError, match=r"dimension 48, which is not 16 p\^2.*--patch-size"):
         mar.make_config({**shapes, "z_proj.weight": (768, 48)}, "file")
-    with pytest.raises(UserError, match="says patch_size = '1' in its args"):
+    with pytest.raises(UserError, match="patch_size in its args is a str"):
         mar.make_config(shapes, "file", args={"patch_size": "1"})
     with pytest.raises(UserError, match="respacing"):
         mar.make_config(shapes, "file", args={"num_sampling_steps": "ten"})
@@ -242,8 +242,8 @@ def test_what_is_not_a_model(tmp_path, tiny):
     refused(tmp_path, {"w": tensor(np.zeros(2))}, "neither a MAR nor a KL-16 checkpoint; its tensors are: w")
     refused(tmp_path, {}, "its tensors are: none")
     refused(tmp_path, [1, 2], "holds a list, not a dictionary")
-    refused(tmp_path, {"model": {"w": 3}}, "entry 'w' of the weights is a int, not a tensor")
-    refused(tmp_path, {"model": {1: tensor(np.zeros(2))}}, "entry 1 of the weights")
+    refused(tmp_path, {"model": {"w": 3}}, "entry w of the weights is a int, not a tensor")
+    refused(tmp_path, {"model": {1: tensor(np.zeros(2))}}, "whose name is not a tensor's name")
     refused(tmp_path, changed(tiny), "holds no 'model' weights; it has: model_ema", weights="model")
     refused(tmp_path, changed(tiny), "--groups does not apply to a checkpoint of kind mar", Options(groups=2))
 
