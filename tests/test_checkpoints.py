@@ -176,7 +176,7 @@ def test_wrong_descriptions(saved):
     edit(saved, config={**good, "head_depth": 2})
     unloadable(saved, "missing head/res_blocks_1")
     edit(saved, config={**good, "decoder_depth": 0})
-    unloadable(saved, "config describes no possible network")
+    unloadable(saved, "must be at least 1")
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", "\xff", "[" * 100_000])
