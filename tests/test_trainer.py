@@ -82,8 +82,8 @@ def compiled_once(tmp_path_factory):
 
 
 @pytest.fixture(autouse=True)
-def _exact_matmuls():
-    """In place of the shared fixture: the precision is that of the processes started here."""
+def _compiler():
+    """In place of the shared fixture: the settings are those of the processes started here."""
 
 
 @pytest.fixture(scope="module")
