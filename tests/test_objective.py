@@ -146,7 +146,7 @@ def test_the_variance_term_does_not_move_the_mean():
 def test_mask_ratio_is_a_left_truncated_normal():
     """20000 draws against the mean of the distribution; false alarm below 1e-6 (5 standard errors)."""
     random, length = np.random.default_rng(2), 1000
-    known = np.array([masking.draw_n_known(random, length, 0.7) for _ in range(20_000)])
+    known = np.array([masking.draw_n_known(random, length, 0.7, 0.25) for _ in range(20_000)])
     assert known.min() >= 0 and known.max() <= 300
     grid = np.linspace(0.7, 1.0, 100_001)
     weight = np.exp(-0.5 * ((grid - 1) / 0.25) ** 2)

@@ -23,7 +23,8 @@ class TrainConfig:
     the backbone's matrices and embeddings only. Gradients are clipped to global norm `clip`.
     ema: decay of the averaged weights; while young, (1 + step) / (10 + step) if that is less.
     Objective: `copies` is MAR's diffusion batch multiplier, `label_drop` the share of rows trained
-    without their label, `least_mask_ratio` where the mask ratio's normal is cut off.
+    without their label. The mask ratio is a normal around 1 of `mask_ratio_deviation`, cut off below
+    `least_mask_ratio` (and above 1).
     buckets: the step is compiled for this many ranges of the number of known tokens.
     Reporting: losses every `log_every` steps; a checkpoint and pictures every so often (0: no pictures).
     """
@@ -43,6 +44,7 @@ class TrainConfig:
     copies: int = 4
     label_drop: float = 0.1
     least_mask_ratio: float = 0.7
+    mask_ratio_deviation: float = 0.25
     buckets: int = 4
     dtype: str = "float32"
     log_every: int = 50
@@ -59,7 +61,7 @@ class TrainConfig:
                 raise UserError(f"{name} is {getattr(self, name)}; it must be 0 or more")
         if self.seed >= 2**32:
             raise UserError(f"seed is {self.seed}; it must be below {2**32}")
-        for name in ("learning_rate", "clip"):
+        for name in ("learning_rate", "clip", "mask_ratio_deviation"):
             if not 0 < getattr(self, name) < math.inf:
                 raise UserError(f"{name} is {getattr(self, name)}; it must be above 0")
         for name in ("ema", "label_drop", "final_rate"):

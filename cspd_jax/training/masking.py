@@ -23,10 +23,10 @@ class Bucket(NamedTuple):
     most: int
 
 
-def draw_n_known(random: np.random.Generator, length: int, least_ratio: float) -> int:
-    """The number of tokens shown to the model: MAR's mask ratio is a normal of mean 1 and standard
-    deviation 0.25, truncated to [least_ratio, 1]; at least one token stays hidden."""
-    normal = statistics.NormalDist(1.0, 0.25)
+def draw_n_known(random: np.random.Generator, length: int, least_ratio: float, deviation: float) -> int:
+    """The number of tokens shown to the model: MAR's mask ratio is a normal of mean 1 and the given
+    standard deviation, truncated to [least_ratio, 1]; at least one token stays hidden."""
+    normal = statistics.NormalDist(1.0, deviation)
     lowest = normal.cdf(least_ratio)
     ratio = normal.inv_cdf(lowest + random.random() * (0.5 - lowest))
     return length - min(length, math.ceil(length * ratio))

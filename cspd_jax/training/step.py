@@ -73,7 +73,8 @@ def init_state(config: TrainConfig) -> State:
 def n_known(config: TrainConfig, step: int) -> int:
     """The number of tokens shown in step `step`: decided on the host, as it chooses the compiled shape."""
     random = np.random.default_rng([int(Purpose.MASK), config.seed, step])
-    return masking.draw_n_known(random, config.model.seq_len, config.least_mask_ratio)
+    ratio = config.least_mask_ratio, config.mask_ratio_deviation
+    return masking.draw_n_known(random, config.model.seq_len, *ratio)
 
 
 @functools.partial(jax.jit, static_argnames=("config", "bucket"), donate_argnames=("state",))
