@@ -11,6 +11,8 @@ import enum
 import jax
 import jax.numpy as jnp
 
+from cspd_jax.coupling.acceptance import uniform
+
 Array = jax.Array
 
 
@@ -19,6 +21,8 @@ class Purpose(enum.IntEnum):
 
     ORDER = 0
     CHAIN = 1
+    ACCEPT = 2
+    RESIDUAL = 3
 
 
 def image_keys(key: Array, count: int, first: int = 0) -> Array:
@@ -41,3 +45,19 @@ def chain_noise(keys: Array, positions: Array, steps: int, dim: int) -> Array:
 
     keys = purpose_keys(keys, Purpose.CHAIN)
     return jax.vmap(jax.vmap(one, (None, 0), 1), (0, 0), 1)(keys, positions)
+
+
+def chain_uniforms(keys: Array, positions: Array, steps: int) -> Array:
+    """Uniforms of the accept tests along the chains at `positions` [B, G]: [T, B, G], entry i for step i."""
+
+    def one(key, position):
+        return uniform(jax.random.fold_in(key, position), (steps,))
+
+    keys = purpose_keys(keys, Purpose.ACCEPT)
+    return jax.vmap(jax.vmap(one, (None, 0), 1), (0, 0), 1)(keys, positions)
+
+
+def residual_keys(keys: Array, positions: Array) -> Array:
+    """One key per token [B, G] for draws from residuals; to be folded with the step."""
+    keys = purpose_keys(keys, Purpose.RESIDUAL)
+    return jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)))(keys, positions)

@@ -27,7 +27,7 @@ class ImageModel:
     """A MAR model with its parameters.
 
     name: what it was loaded by. model: its pure functions (static under jit). params: pytree of arrays.
-    metadata: the rest of its config.json. class_names: one per class, or empty.
+    metadata: the rest of its config.json. class_names: one per class, or empty. folder: its checkpoint's.
     """
 
     name: str
@@ -35,6 +35,7 @@ class ImageModel:
     params: Any
     metadata: dict[str, Any]
     class_names: tuple[str, ...] = ()
+    folder: Path | None = None
 
     @property
     def config(self) -> MARConfig:
@@ -64,10 +65,11 @@ def load(name_or_path: str | os.PathLike, dtype: Any = None) -> ImageModel:
     that folder; the shipped models always win (write ./default for a folder of that name).
     """
     dtype = _float_type(dtype)
-    loaded = _load(name_or_path, "mar", dtype)
+    name = os.fspath(name_or_path)
+    loaded = _load(name, "mar", dtype)
     model = MARModel(loaded.config, dtype)
     names = class_names(loaded.metadata, loaded.config.num_classes)
-    return ImageModel(os.fspath(name_or_path), model, loaded.params, loaded.metadata, names)
+    return ImageModel(name, model, loaded.params, loaded.metadata, names, _locate(name, "mar"))
 
 
 def load_vae(name_or_path: str | os.PathLike = "kl16", dtype: Any = None) -> VAE:

@@ -237,7 +237,7 @@ def generations(f: Fixture, prefix: str) -> Iterator[Case]:
             temperature=temperature,
             reveal=reveal_from_orders(jnp.asarray(f[at + "orders"])),
             noise=jnp.asarray(noise),
-        )
+        ).tokens
         yield at + "tokens", difference(tokens, f[at + "tokens"]), _bound(f, at[:-1])
         latents = unpatchify(tokens, f.config.patch_size).transpose(0, 3, 1, 2)
         yield at + "latents", difference(latents, f[at + "latents"]), _bound(f, at[:-1])

@@ -4,44 +4,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from gaussian_head import GaussianData
 
 from cspd_jax.diffusion.chain import chunk_length, path_log_density, sample_chain
 from cspd_jax.diffusion.gaussian import Gaussian, coefficients, log_density
 from cspd_jax.diffusion.schedule import make_schedule, respace, sampling_schedule
 from cspd_jax.errors import UserError
-
-
-class GaussianData:
-    """The exact denoiser of tokens drawn from N(mean, variance): eps and v are known in closed form.
-
-    v is chosen so that each transition has the true reverse variance, clipped to what v can express.
-    """
-
-    def __init__(self, spec, mean, variance):
-        self.schedule, self.mean, self.variance = make_schedule(spec), mean, variance
-
-    def embed_time(self, params, timesteps):
-        return timesteps.astype(jnp.float32)[:, None]
-
-    def modulate(self, params, time, z):
-        index = jnp.searchsorted(jnp.asarray(self.schedule.timestep_map), time[..., 0].astype(jnp.int32))
-        index, _ = jnp.broadcast_arrays(index, z[..., 0])
-        return index
-
-    def denoise(self, params, x, index):
-        abar = jnp.asarray(self.schedule.alphas_cumprod, x.dtype)[index][:, None]
-        spread = abar * self.variance + 1 - abar
-        eps = jnp.sqrt(1 - abar) * (x - jnp.sqrt(abar) * self.mean) / spread
-        beta, post = (
-            jnp.asarray(a, x.dtype)[index][:, None]
-            for a in (self.schedule.betas, self.schedule.posterior_variance)
-        )
-        known = self.variance * (1 - abar) / spread  # variance of x_0 given x_t
-        c1 = jnp.asarray(self.schedule.posterior_mean_coef1, x.dtype)[index][:, None]
-        true = post + c1**2 * known
-        low = jnp.asarray(self.schedule.posterior_log_variance_clipped, x.dtype)[index][:, None]
-        f = (jnp.log(true) - low) / (jnp.log(beta) - low)
-        return jnp.concatenate([eps, jnp.broadcast_to(2 * f - 1, eps.shape)], axis=-1)
 
 
 def run_chain(denoiser, rows, dim, key, **kwargs):

@@ -66,5 +66,5 @@ def test_whole_generation(change, num_iter, cfg, temperature):
         temperature=temperature,
         reveal=jnp.asarray(orders[:, ::-1].copy()),
         noise=jnp.asarray(noise),
-    )
+    ).tokens
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=2e-5 * np.abs(theirs).max())

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import jax
+
+from cspd_jax.user_cache import cache_folder
 
 CACHE_VARIABLE = "JAX_COMPILATION_CACHE_DIR"  # JAX's own; it also has JAX_ENABLE_COMPILATION_CACHE=false
 _COMPILING = "/jax/core/compile/"
@@ -16,8 +17,7 @@ def use_cache() -> None:
     """Turns on JAX's persistent cache, in the user's cache folder unless JAX was told another one."""
     if os.environ.get(CACHE_VARIABLE) or jax.config.jax_compilation_cache_dir:
         return
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    folder = Path(base) / "cspd-jax" / "compiled"
+    folder = cache_folder() / "compiled"
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError:

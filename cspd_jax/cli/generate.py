@@ -26,8 +26,8 @@ def add_parser(subparsers) -> None:
         "generate",
         help="generate images",
         description="Generates images and writes samples.png (a labelled grid), samples.npz and report.json"
-        " into a new folder, whose name it prints. Without arguments it uses the model that comes with the"
-        " package.",
+        " into a new folder, whose name it prints (and runs.png with speculation). Without arguments it uses"
+        " the model that comes with the package.",
     )
     what = parser.add_argument_group("what")
     what.add_argument(
@@ -58,6 +58,20 @@ def add_parser(subparsers) -> None:
     how.add_argument(
         "--final-noise", choices=("on", "off"), default="off", help="noise in the last denoising step (off)"
     )
+    how.add_argument(
+        "--denoise",
+        choices=("plain", "speculative", "auto"),
+        default="plain",
+        help="denoising steps one by one, or drafted and verified together (the same law), or what a short"
+        " measurement finds faster (plain)",
+    )
+    how.add_argument(
+        "--window",
+        type=_windows,
+        metavar="M",
+        help="denoising steps per head call with --denoise speculative: 16, or 4x32,8 for four calls of 32,"
+        " then 8 (16)",
+    )
     how.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="(float32)")
     parser.set_defaults(func=run)
 
@@ -66,6 +80,16 @@ def _seed(text: str) -> int:
     if not (text.isascii() and text.isdecimal() and int(text) < 2**32):
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 to {2**32 - 1}")
     return int(text)
+
+
+def _windows(text: str) -> tuple[int, ...]:
+    windows: list[int] = []
+    for part in text.split(","):
+        count, _, size = part.rpartition("x")
+        if not all(n.isascii() and n.isdecimal() and 1 <= int(n) <= 1000 for n in (count or "1", size)):
+            raise argparse.ArgumentTypeError(f"{text!r} is not understood; write for example 16 or 4x32,8")
+        windows += [int(size)] * int(count or 1)
+    return tuple(windows)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -87,6 +111,7 @@ def run(args: argparse.Namespace) -> None:
     vae = _autoencoder(args, model)
     load_seconds = time.perf_counter() - start
 
+    request = generation.settle(model, request, min(args.batch, len(request.labels)))
     compiled, start = _compilation.compile_seconds(), time.perf_counter()
     steps = generation.num_steps(model, request, args.batch)
     with tqdm(total=steps, desc=f"{len(request.labels)} images", unit="step", mininterval=0.5) as bar:
@@ -114,7 +139,10 @@ def run(args: argparse.Namespace) -> None:
     arrays |= {"labels": request.labels, "tokens": tokens, "accepted": info.accepted}
     captions = [model.class_name(label) for label in request.labels[:_MOST_IN_PICTURE]]
     columns = len(labels) if len(labels) <= 20 else None
-    folder = write_folder(args.out, PREFIX, lambda path: _write(path, arrays, report, captions, columns))
+    chart = info.chains and _chart(info)
+    folder = write_folder(
+        args.out, PREFIX, lambda path: _write(path, arrays, report, captions, columns, chart)
+    )
     progress(f"{info.images} images in {seconds:.1f} s, and {compile_seconds:.1f} s to compile")
     print(json.dumps({"out": str(folder), **report}) if args.json else folder)
 
@@ -139,6 +167,8 @@ def _request(args: argparse.Namespace, model, labels: list[int]):
         cfg_schedule=args.cfg_schedule,
         temperature=args.temperature,
         final_noise=args.final_noise == "on",
+        denoise=args.denoise,
+        windows=args.window,
     )
     if args.draft is not None:
         models.check_draft(model.config, models.describe(args.draft).config)
@@ -182,7 +212,17 @@ def _pixels_or_latents(model, tokens, vae) -> dict:
     return {"latents": generation.to_latents(model, tokens)}
 
 
-def _write(folder: Path, arrays: dict, report: dict, captions: list[str], columns: int | None) -> None:
+def _chart(info):
+    """Accepted run length against the denoising step; the first steps are on the left."""
+    from cspd_jax import reports
+
+    lengths = reports.run_lengths(info)[::-1]
+    names = [str(step) for step in reversed(range(len(lengths)))]
+    title = "denoising steps committed by a head call that begins at step t"
+    return reports.bars(lengths, title, "step t (the last is 0)", names)
+
+
+def _write(folder: Path, arrays: dict, report: dict, captions: list[str], columns: int | None, chart) -> None:
     import numpy as np
 
     from cspd_jax import reports
@@ -192,3 +232,5 @@ def _write(folder: Path, arrays: dict, report: dict, captions: list[str], column
     if "arr_0" in arrays and arrays["arr_0"].shape[-1] in (1, 3):
         shown = arrays["arr_0"][: len(captions)]
         reports.picture(shown, captions, columns).save(folder / "samples.png")
+    if chart is not None:
+        chart.save(folder / "runs.png")

@@ -1,4 +1,7 @@
-"""The plain sampler: the law of MAR's `sample_tokens`, one group of tokens after the other."""
+"""The plain sampler: the law of MAR's `sample_tokens`, one group of tokens after the other.
+
+The denoising chains of a group are run step by step, or with speculation along them (`inner`): same law.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,15 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from cspd_jax.decoders import inner
+from cspd_jax.decoders.drafter import Drafter, frozen
 from cspd_jax.decoders.order import Group, guidance_scale, random_reveal, reveal_groups
 from cspd_jax.decoders.protocol import TokenModel
 from cspd_jax.diffusion.chain import sample_chain
 from cspd_jax.diffusion.gaussian import coefficients
 from cspd_jax.diffusion.schedule import sampling_schedule
 from cspd_jax.errors import UserError
-from cspd_jax.keys import Purpose, chain_noise, purpose_keys
+from cspd_jax.keys import Purpose, chain_noise, chain_uniforms, purpose_keys, residual_keys
 
 Array = jax.Array
 
@@ -28,7 +33,7 @@ class PlainSettings:
     num_iter: AR steps. respacing: denoising steps. guided: whether a second, unconditional half runs
     (MAR: cfg != 1). final_noise: noise in the last denoising step too, which MAR does not add.
     encoder_sizes: the encoder is compiled for this many prefix lengths, and each AR step uses the
-    shortest that holds the known tokens.
+    shortest that holds the known tokens. speculation: along the denoising chains; None is step by step.
     """
 
     num_iter: int = 256
@@ -37,12 +42,20 @@ class PlainSettings:
     cfg_schedule: str = "linear"
     final_noise: bool = False
     encoder_sizes: int = 4
+    speculation: inner.Speculation | None = None
 
 
 class State(NamedTuple):
     """tokens: [B, L + padding, d] in reveal order; the first `start` of the next group are final."""
 
     tokens: Array
+
+
+class Sample(NamedTuple):
+    """tokens: [B, L, d] by position. counts: of speculation in each AR step, [S, ...]; None without."""
+
+    tokens: Array
+    counts: inner.Counts | None
 
 
 class Segment(NamedTuple):
@@ -57,7 +70,7 @@ class Batch(NamedTuple):
     """What stays the same during a generation. B' is B, or 2B with guidance (conditional half first).
 
     keys: [B]. reveal: [B', L] positions. class_embedding: [B', De]. time: [T, ...] features of the
-    timesteps. noise: None, or injected chain noise [T + 1, B, L, d] by position.
+    timesteps. noise: None, or injected chain noise [T + 1, B, L, d] by position. drafter: for speculation.
     """
 
     keys: Array
@@ -65,6 +78,7 @@ class Batch(NamedTuple):
     class_embedding: Array
     time: Array
     noise: Array | None
+    drafter: Drafter | None
 
 
 def plan_segments(length: int, num_iter: int, encoder_sizes: int) -> tuple[Segment, ...]:
@@ -79,10 +93,22 @@ def plan_segments(length: int, num_iter: int, encoder_sizes: int) -> tuple[Segme
     )
 
 
-def start(model: TokenModel, params, keys, labels, settings: PlainSettings, reveal=None, noise=None) -> Batch:
+def start(
+    model: TokenModel,
+    params: Any,
+    keys: Array,
+    labels: Array,
+    settings: PlainSettings,
+    reveal: Array | None = None,
+    noise: Array | None = None,
+    drafter: Drafter | None = None,
+) -> Batch:
     """Draws the orders and prepares what all AR steps share. labels [B]; -1 is "no class"."""
     if reveal is None:
         reveal = jax.vmap(random_reveal, (0, None))(purpose_keys(keys, Purpose.ORDER), model.seq_len)
+    steps = sampling_schedule(settings.respacing).num_steps
+    if settings.speculation is not None and drafter is None:
+        drafter = frozen(steps, model.token_dim)
     unconditional = labels < 0
     if settings.guided:
         labels, reveal = jnp.tile(labels, 2), jnp.tile(reveal, (2, 1))
@@ -93,6 +119,7 @@ def start(model: TokenModel, params, keys, labels, settings: PlainSettings, reve
         class_embedding=model.embed_class(params, labels, unconditional),
         time=model.embed_time(params, jnp.asarray(sampling_schedule(settings.respacing).timestep_map)),
         noise=noise,
+        drafter=drafter,
     )
 
 
@@ -101,22 +128,30 @@ def ar_step(
     params: Any,
     batch: Batch,
     state: State,
-    first: Array,
-    scale: Array,
+    group: tuple[Array, Array, Array],
     temperature: Array,
     *,
     settings: PlainSettings,
     bucket: int,
     width: int,
-) -> State:
-    """Generates the `width` tokens from index `first` on; a group that is smaller is simply overwritten.
+) -> tuple[State, inner.Counts | None]:
+    """Generates the group (first index, size, guidance scale), padded to `width`: the rest is overwritten."""
+    first, size, scale = group
+    z, positions = group_context(model, params, batch, state, first, bucket=bucket, width=width)
+    used = jnp.broadcast_to(jnp.arange(width) < size, positions.shape)
+    x, counts = _denoise(model, params, batch, z, positions, used, scale, temperature, settings)
+    return write_group(state, x, first), counts
 
-    scale: the guidance scale of this step (unused when not guided).
+
+def group_context(
+    model: TokenModel, params: Any, batch: Batch, state: State, first: Array, *, bucket: int, width: int
+) -> tuple[Array, Array]:
+    """What the chains of the `width` tokens from index `first` on depend on: z [B', G, D], positions [B, G].
+
+    All tokens before `first` are known. Past the end the last token is repeated.
     """
-    images = batch.keys.shape[0]
-    padded = first + jnp.arange(width)
-    rows = jnp.minimum(padded, model.seq_len - 1)
-    halves = batch.reveal.shape[0]
+    images, halves = batch.keys.shape[0], batch.reveal.shape[0]
+    rows = jnp.minimum(first + jnp.arange(width), model.seq_len - 1)
     z = model.context(
         params,
         jnp.tile(state.tokens[:, : model.seq_len], (halves // images, 1, 1)),
@@ -126,26 +161,44 @@ def ar_step(
         jnp.broadcast_to(rows, (halves, width)),
         bucket=bucket,
     )
+    return z, batch.reveal[:images][:, rows]
+
+
+def write_group(state: State, x: Array, first: Array) -> State:
+    """x [B, G, d] become the tokens from index `first` on."""
+    x = x.astype(state.tokens.dtype)
+    return State(jax.lax.dynamic_update_slice_in_dim(state.tokens, x, first, axis=1))
+
+
+def _denoise(model, params, batch: Batch, z, positions, used, scale, temperature, settings: PlainSettings):
+    """z [B', G, D] -> tokens [B, G, d] at `positions` [B, G], those not `used` arbitrary; and counts."""
     schedule = sampling_schedule(settings.respacing)
-    positions = batch.reveal[:images][:, rows]
+    steps, (images, width) = schedule.num_steps, positions.shape
     if batch.noise is None:
-        noise = chain_noise(batch.keys, positions, schedule.num_steps, model.token_dim)
+        noise = chain_noise(batch.keys, positions, steps, model.token_dim)
     else:
         noise = jnp.take_along_axis(batch.noise, positions[None, :, :, None], axis=2)
-    dtype = state.tokens.dtype
-    x = sample_chain(
-        model,
-        params,
-        batch.time,
-        z.reshape(halves * width, -1),
-        noise.reshape(noise.shape[0], images * width, -1).astype(dtype),
-        coefficients(schedule, dtype),
-        temperature=temperature,
-        scale=scale if settings.guided else None,
-        final_noise=settings.final_noise,
-    )
-    tokens = jax.lax.dynamic_update_slice_in_dim(state.tokens, x.reshape(images, width, -1), first, axis=1)
-    return State(tokens)
+    dtype = _float(model)
+    noise = noise.reshape(steps + 1, images * width, -1).astype(dtype)
+    z = z.reshape(z.shape[0] * width, -1)
+    options = {
+        "temperature": temperature,
+        "scale": scale if settings.guided else None,
+        "final_noise": settings.final_noise,
+    }
+    c = coefficients(schedule, dtype)
+    if settings.speculation is None:
+        x, counts = sample_chain(model, params, batch.time, z, noise, c, **options), None
+    else:
+        random = inner.Randomness(
+            noise,
+            chain_uniforms(batch.keys, positions, steps).reshape(steps, -1),
+            residual_keys(batch.keys, positions).reshape(-1),
+        )
+        options |= {"speculation": settings.speculation, "active": used.reshape(-1)}
+        chains = inner.speculate_chain(model, params, batch.time, z, random, c, batch.drafter, **options)
+        x, counts = chains.x, chains.counts
+    return x.reshape(images, width, -1), counts
 
 
 @functools.partial(jax.jit, static_argnames=("model", "settings"))
@@ -160,27 +213,28 @@ def sample(
     temperature: Array | float = 1.0,
     reveal: Array | None = None,
     noise: Array | None = None,
-) -> Array:
-    """Generates a batch: tokens [B, L, d] by position.
+    drafter: Drafter | None = None,
+) -> Sample:
+    """Generates a batch.
 
     keys: one typed key per image, [B]. labels: [B], -1 for "no class". reveal: [B, L] replaces the
     random orders; noise: [T + 1, B, L, d] by position replaces what the keys give (parity tests).
-    cfg: the guidance scale, used only when `settings.guided`.
+    cfg: the guidance scale, used only when `settings.guided`. drafter: for speculation (frozen x_0-hat).
     """
-    batch = start(model, params, keys, labels, settings, reveal, noise)
+    batch = start(model, params, keys, labels, settings, reveal, noise, drafter)
     segments = plan_segments(model.seq_len, settings.num_iter, settings.encoder_sizes)
     state = empty_state(model, keys.shape[0], segments)
+    counts = []
     for segment in segments:
 
-        def step(state, inputs, segment=segment):
-            first, scale = inputs
+        def step(state, group, segment=segment):
             kwargs = {"settings": settings, "bucket": segment.bucket, "width": segment.width}
-            return ar_step(model, params, batch, state, first, scale, temperature, **kwargs), None
+            return ar_step(model, params, batch, state, group, temperature, **kwargs)
 
-        firsts = jnp.array([g.start for g in segment.groups])
-        scales = guidance_scale(segment.groups, cfg, settings.cfg_schedule)
-        state, _ = jax.lax.scan(step, state, (firsts, scales))
-    return by_position(state.tokens[:, : model.seq_len], batch.reveal[: keys.shape[0]])
+        state, spent = jax.lax.scan(step, state, group_arrays(segment, cfg, settings))
+        counts.append(spent)
+    tokens = by_position(state.tokens[:, : model.seq_len], batch.reveal[: keys.shape[0]])
+    return Sample(tokens, jax.tree.map(lambda *parts: jnp.concatenate(parts), *counts))
 
 
 def stream(
@@ -192,20 +246,21 @@ def stream(
     settings: PlainSettings,
     cfg: float = 1.0,
     temperature: float = 1.0,
-) -> Iterator[tuple[int, Array]]:
+    drafter: Drafter | None = None,
+) -> Iterator[tuple[int, Array, inner.Counts | None]]:
     """The same generation step by step, for progress bars and animations.
 
-    Yields (number of known tokens, tokens [B, L, d] by position, zero where unknown) after each AR step.
+    Yields (number of known tokens, tokens [B, L, d] by position, zero where unknown, the step's counts).
     """
-    batch = _start(model, params, keys, labels, settings)
+    batch = _start(model, params, keys, labels, settings, drafter=drafter)
     segments = plan_segments(model.seq_len, settings.num_iter, settings.encoder_sizes)
     state = empty_state(model, keys.shape[0], segments)
     for segment in segments:
-        for group, scale in zip(segment.groups, guidance_scale(segment.groups, cfg, settings.cfg_schedule)):
+        for group, arrays in zip(segment.groups, zip(*group_arrays(segment, cfg, settings))):
             kwargs = {"settings": settings, "bucket": segment.bucket, "width": segment.width}
-            state = _ar_step(model, params, batch, state, group.start, scale, temperature, **kwargs)
+            state, counts = _ar_step(model, params, batch, state, arrays, temperature, **kwargs)
             known = group.start + group.size
-            yield known, _known_by_position(state.tokens, batch.reveal, known)
+            yield known, _known_by_position(state.tokens, batch.reveal, known), counts
 
 
 _start = jax.jit(start, static_argnames=("model", "settings"))
@@ -219,8 +274,19 @@ def _known_by_position(tokens: Array, reveal: Array, known: Array) -> Array:
     return by_position(jnp.where(visible, tokens[:, :length], 0), reveal[:images])
 
 
+def group_arrays(segment: Segment, cfg, settings: PlainSettings) -> tuple[Array, Array, Array]:
+    """First index, size and guidance scale of each group of the segment."""
+    firsts, sizes = (jnp.array(column) for column in zip(*((g.start, g.size) for g in segment.groups)))
+    return firsts, sizes, guidance_scale(segment.groups, cfg, settings.cfg_schedule)
+
+
+def _float(model: TokenModel):
+    """What tokens, noise and densities are computed in: float32, unless the network has more."""
+    return jnp.promote_types(getattr(model, "dtype", jnp.float32), jnp.float32)
+
+
 def empty_state(model: TokenModel, images: int, segments: tuple[Segment, ...]) -> State:
-    dtype = jnp.promote_types(getattr(model, "dtype", jnp.float32), jnp.float32)
+    dtype = _float(model)
     padded = model.seq_len + max(s.width for s in segments) - 1
     return State(jnp.zeros((images, padded, model.token_dim), dtype))
 

@@ -31,6 +31,15 @@ class Denoiser(Protocol):
 MODULATION_ROWS = 128
 
 
+def predict(
+    denoiser: Denoiser, params: Any, x: Array, modulations: Any, scale: Array | None = None
+) -> tuple[Array, Array]:
+    """(eps, v) at rows x [R, d]; with a `scale` the modulations are of 2R rows, conditional ones first."""
+    rows = x if scale is None else jnp.concatenate([x, x])
+    eps, v = guide(denoiser.denoise(params, rows, modulations), scale)
+    return eps.astype(x.dtype), v.astype(x.dtype)
+
+
 def step_law(
     denoiser: Denoiser,
     params: Any,
@@ -40,9 +49,7 @@ def step_law(
     scale: Array | None = None,
 ) -> Gaussian:
     """p(x_{t-1} | x_t = x, z) for rows [R, d], guided when there is a `scale`; temperature is not in it."""
-    rows = x if scale is None else jnp.concatenate([x, x])
-    eps, v = guide(denoiser.denoise(params, rows, modulations), scale)
-    return transition(c, x, eps.astype(x.dtype), v.astype(x.dtype))
+    return transition(c, x, *predict(denoiser, params, x, modulations, scale))
 
 
 def sample_chain(

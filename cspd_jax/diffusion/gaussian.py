@@ -54,9 +54,13 @@ def predicted_x0(c: Coefficients, x: Array, eps: Array) -> Array:
 
 def transition(c: Coefficients, x: Array, eps: Array, v: Array) -> Gaussian:
     """The law of x_{t-1} given x_t = `x` and the network's `eps`, `v` (all [..., d])."""
+    return transition_from_x0(c, x, predicted_x0(c, x, eps), v)
+
+
+def transition_from_x0(c: Coefficients, x: Array, x0: Array, v: Array) -> Gaussian:
+    """The same, for a network that says `x0` in place of eps."""
     f = (v + 1) / 2
-    mean = c.mean_x0 * predicted_x0(c, x, eps) + c.mean_x * x
-    return Gaussian(mean, f * c.log_beta + (1 - f) * c.log_posterior)
+    return Gaussian(c.mean_x0 * x0 + c.mean_x * x, f * c.log_beta + (1 - f) * c.log_posterior)
 
 
 def posterior(c: Coefficients, x0: Array, x: Array) -> Gaussian:

@@ -38,14 +38,15 @@ def make_report(
     **more,
 ) -> dict[str, Any]:
     """The content of `report.json`. labels: one turn of them, taken `per_label` times. `more` is added."""
-    settings = info.settings
+    settings = info.request.settings
+    lossless, why = judgement(info)
     return {
         "method": info.method,
         "criterion": None,
         "draft": None,
-        "denoise": "plain",
-        "lossless": True,
-        "why": "the plain sampler is the reference itself: every token is drawn from the target's own law",
+        "denoise": "plain" if settings.speculation is None else "speculative",
+        "lossless": lossless,
+        "why": why,
         "target": {"name": model.name, "source_sha256": model.metadata.get("source_sha256")},
         "images": info.images,
         "tokens": info.tokens,
@@ -56,19 +57,21 @@ def make_report(
         "acceptance": None,
         "rounds": info.rounds,
         "tokens_per_round": info.tokens / info.images / info.rounds,
-        "truncated": 0,
+        "truncated": info.chains.truncated if info.chains else 0,
         "sequential": info.sequential._asdict(),
         "total": info.total._asdict(),
         "per_row": _per_row(info),
+        "chains": _chains(info),
         "compared_to_plain": None,
         "reference": reference(info, model),
         "plan": {
             "batch": info.batch,
             "encoder_sizes": settings.encoder_sizes,
             "gamma": None,
-            "M": None,
-            "K": None,
-            "gains": None,
+            "M": list(settings.speculation.windows) if settings.speculation else None,
+            "K": settings.speculation.proposals if settings.speculation else None,
+            "gains": info.request.gains,
+            "measured_seconds": info.request.measured,
         },
         "labels": labels,
         "per_label": per_label,
@@ -80,9 +83,27 @@ def make_report(
     }
 
 
+def judgement(info: Info) -> tuple[bool, str]:
+    """Whether the law of the images is the target's own, and why."""
+    if info.chains is None:
+        return (
+            True,
+            "the plain sampler is the reference itself: every token is drawn from the target's own law",
+        )
+    if info.chains.truncated:
+        return False, (
+            f"{info.chains.truncated} draws from a residual were given up at the limit of trips, and replaced"
+            " by draws from the target"
+        )
+    return True, (
+        "every denoising step is an accepted draft or a draw from the residual, which together have the"
+        " target's own law"
+    )
+
+
 def reference(info: Info, model: ImageModel) -> dict[str, Any]:
     """The plain sampler that the run equals in law."""
-    settings = info.settings
+    settings = info.request.settings
     return {
         "method": "plain",
         "final_noise": settings.final_noise,
@@ -90,9 +111,9 @@ def reference(info: Info, model: ImageModel) -> dict[str, Any]:
         "respacing": settings.respacing,
         "T": sampling_schedule(settings.respacing).num_steps,
         "num_iter": settings.num_iter,
-        "cfg": info.cfg,
+        "cfg": info.request.cfg,
         "cfg_schedule": settings.cfg_schedule,
-        "temperature": info.temperature,
+        "temperature": info.request.temperature,
     }
 
 
@@ -110,3 +131,24 @@ def _per_row(info: Info) -> dict[str, float]:
     """Calls one after the other that one image took part in."""
     batches = -(-info.images // info.batch)
     return {name: calls / batches for name, calls in info.sequential._asdict().items()}
+
+
+def _chains(info: Info) -> dict[str, Any] | None:
+    """Speculation along the denoising chains: calls per token, and accepted runs by denoising step."""
+    if info.chains is None:
+        return None
+    chains = info.chains
+    return {
+        "steps": len(chains.starts),
+        "head_calls_per_token": chains.calls_per_token,
+        "head_calls_of_slowest": chains.slowest,
+        "acceptance": chains.accepted / max(1, chains.tested),
+        "run_length_by_step": run_lengths(info),
+        "calls_by_step": chains.starts.tolist(),
+        "resampler_trips": chains.trips,
+    }
+
+
+def run_lengths(info: Info) -> list[float | None]:
+    """Mean number of steps committed by the head calls that began at each step; None where none began."""
+    return [float(c / s) if s else None for s, c in zip(info.chains.starts, info.chains.committed)]

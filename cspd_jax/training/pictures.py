@@ -38,8 +38,8 @@ def generate(config: TrainConfig, params: dict) -> np.ndarray:
         guided=config.sample_cfg != 1,
         encoder_sizes=2,
     )
-    tokens = sample(MARModel(model), params, keys, labels, settings=settings, cfg=config.sample_cfg)
-    return np.asarray(unpatchify(tokens, model.patch_size))
+    made = sample(MARModel(model), params, keys, labels, settings=settings, cfg=config.sample_cfg)
+    return np.asarray(unpatchify(made.tokens, model.patch_size))
 
 
 def grid(images: np.ndarray, columns: int) -> np.ndarray:

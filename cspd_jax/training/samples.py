@@ -64,7 +64,7 @@ class TargetSamples:
             image_keys(run_key(seed, Purpose.SAMPLES), PART, index * PART),
             jnp.asarray(labels),
             settings=settings,
-        )
+        ).tokens
         images = np.asarray(unpatchify(tokens, config.patch_size))
         unfinished = path.with_suffix(".partial")
         with open(unfinished, "wb") as file:

@@ -1,0 +1,59 @@
+"""`cspd-jax calibrate`: fits the free drafter of a model and keeps its gains with the checkpoint."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+
+from cspd_jax.cli._output import progress
+from cspd_jax.errors import UserError
+
+
+def add_parser(subparsers) -> None:
+    parser = subparsers.add_parser(
+        "calibrate",
+        help="fit the drafter of the denoising chains",
+        description="Runs a few hundred plain denoising chains of a model, fits the drafter that"
+        " generate --denoise speculative uses, and keeps it in the checkpoint folder. Gains belong to one"
+        " respacing, guidance and temperature; generate calibrates by itself where they are missing, and"
+        " keeps what it finds in the user's cache.",
+    )
+    parser.add_argument("target", metavar="MODEL", help="a checkpoint folder")
+    parser.add_argument("--steps", help='denoising steps, for example "100" (the model\'s own)')
+    parser.add_argument("--cfg", type=float, default=1.0, help="guidance scale; 1 is none (1)")
+    parser.add_argument("--cfg-schedule", choices=("linear", "constant"), default="linear", help="(linear)")
+    parser.add_argument("--temperature", type=float, default=1.0, help="of the denoising noise (1)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.set_defaults(func=run)
+
+
+def run(args: argparse.Namespace) -> None:
+    from cspd_jax import gains, generation, models
+    from cspd_jax.cli import _compilation
+
+    _compilation.use_cache()
+    if args.target in models.DEFAULTS:
+        raise UserError(
+            f"{args.target} comes with the package, which is not written to; copy its folder first"
+        )
+    outline = models.describe(args.target)
+    request = generation.make_request(
+        outline,
+        [0],
+        steps=args.steps,
+        cfg=args.cfg,
+        cfg_schedule=args.cfg_schedule,
+        temperature=args.temperature,
+    )
+    model = models.load(args.target)
+    if model.folder is None or not os.access(model.folder, os.W_OK):
+        raise UserError(f"{args.target} is not a checkpoint folder that can be written to; convert it first")
+    progress("calibrating")
+    settings = request.settings
+    calibration = gains.measure(model, settings, request.cfg, request.temperature)
+    path = model.folder / gains.FOLDER / gains.file_name(settings, request.cfg, request.temperature)
+    gains.write(path, calibration)
+    drafter = calibration.drafter
+    found = {"gains": drafter.gain.tolist(), "gains_by_f": drafter.gain_f.tolist()}
+    print(json.dumps({"out": str(path), **found}) if args.json else path)

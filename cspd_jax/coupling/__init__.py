@@ -1,0 +1,51 @@
+"""Couplings: given a target p, a drafter q and a draft from q, keep the draft or draw what p is still owed.
+
+Every function is pure and treats one lane: a key that is used up here, `vmap` for many. The value is
+distributed as p, and equals the draft with probability 1 - TV(p, q), the highest there is.
+"""
+
+from cspd_jax.coupling.acceptance import (
+    accepts,
+    log_acceptance,
+    log_acceptance_of_ratio,
+    log_residual_acceptance,
+    uniform,
+)
+from cspd_jax.coupling.block import BlockLaws, Verified, block_laws, verify_block
+from cspd_jax.coupling.categorical import couple_categorical, residual_logits
+from cspd_jax.coupling.gaussian import (
+    couple_equal,
+    couple_gaussians,
+    gaussian_residual,
+    line_residual,
+    log_ratio,
+    reflect,
+)
+from cspd_jax.coupling.path import couple_path
+from cspd_jax.coupling.resample import Resampled, resample
+from cspd_jax.coupling.result import Coupled, CouplingInfo
+
+__all__ = [
+    "BlockLaws",
+    "Coupled",
+    "CouplingInfo",
+    "Resampled",
+    "Verified",
+    "accepts",
+    "block_laws",
+    "couple_categorical",
+    "couple_equal",
+    "couple_gaussians",
+    "couple_path",
+    "gaussian_residual",
+    "line_residual",
+    "log_acceptance",
+    "log_acceptance_of_ratio",
+    "log_ratio",
+    "log_residual_acceptance",
+    "reflect",
+    "resample",
+    "residual_logits",
+    "uniform",
+    "verify_block",
+]

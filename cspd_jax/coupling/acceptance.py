@@ -1,0 +1,49 @@
+"""The accept test: probabilities min(1, p / q) in logs, and uniforms to hold against them."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from cspd_jax.coupling.logs import at_least_float32, log1mexp
+
+Array = jax.Array
+
+
+def log_acceptance(log_p: Array, log_q: Array) -> Array:
+    """log min(1, p / q), elementwise.
+
+    p = 0 < q is never accepted, q = 0 always (0 / 0 = 1), p = q exactly has log probability 0. A density
+    that is infinite or not a number is a fault, and never accepted.
+    """
+    log_p, log_q = at_least_float32(log_p, log_q)
+    log_ratio = jnp.where(log_q == -jnp.inf, 0.0, log_p - log_q)
+    valid = (log_p < jnp.inf) & (log_q < jnp.inf)
+    return jnp.where(valid, jnp.minimum(log_ratio, 0.0), -jnp.inf)
+
+
+def log_acceptance_of_ratio(log_ratio: Array) -> Array:
+    """log min(1, e^log_ratio), for ratios p / q from 0 to infinity; nan is never accepted."""
+    (log_ratio,) = at_least_float32(log_ratio)
+    return jnp.where(jnp.isnan(log_ratio), -jnp.inf, jnp.minimum(log_ratio, 0.0))
+
+
+def log_residual_acceptance(log_ratio: Array) -> Array:
+    """log (1 - min(1, q / p)): how a draw from p becomes one from the residual (p - q)_+; nan never does."""
+    (log_ratio,) = at_least_float32(log_ratio)
+    positive = log_ratio > 0
+    return jnp.where(positive, log1mexp(jnp.where(positive, log_ratio, 1.0)), -jnp.inf)
+
+
+def uniform(key: Array, shape: tuple[int, ...] = (), dtype=jnp.float32) -> Array:
+    """Uniforms in (0, 1] from 32 bits each: nearly the same number in float32 and float64.
+
+    `jax.random.uniform` has multiples of 2^-23, too coarse for the tests of rare residuals.
+    """
+    bits = jax.random.bits(key, shape, jnp.uint32)
+    return (bits.astype(dtype) + 0.5) * 2.0**-32
+
+
+def accepts(u: Array, log_accept: Array) -> Array:
+    """u <= a for uniforms u in (0, 1]: probability 1 always passes, probability 0 never."""
+    return jnp.log(u) <= log_accept

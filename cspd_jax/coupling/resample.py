@@ -1,0 +1,71 @@
+"""The acceptance-rejection resampler: proposals until one is accepted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from cspd_jax.coupling.acceptance import accepts, uniform
+
+Array = jax.Array
+
+
+class Resampled(NamedTuple):
+    """value: as `propose` returns it. trips: int32, of K proposals each. truncated: none was accepted."""
+
+    value: Any
+    trips: Array
+    truncated: Array
+
+
+class _Loop(NamedTuple):
+    value: Any
+    trips: Array
+    settled: Array
+
+
+def resample(
+    key: Array,
+    propose: Callable[[Array], Any],
+    log_accept: Callable[[Any], Array],
+    *,
+    proposals: int = 8,
+    max_trips: int,
+    needed: Array | bool = True,
+) -> Resampled:
+    """The first of the values propose(key) that passes its test of log probability log_accept(value).
+
+    Proposal j has the key fold_in(key, j), one half for its value and one for its test, so the result does
+    not depend on K = `proposals`, the number drawn side by side in one trip. A lane that is not `needed`
+    makes no trip and returns zeros: vmapped, it holds nobody up. After `max_trips` the last proposal is
+    returned and `truncated` says so.
+
+    To draw from a residual (p - q)_+ by proposals from p takes 1 / TV(p, q) of them on average, and a draft
+    is rejected with probability TV: one proposal per draft in the long run, but rare and long searches when
+    p and q are close. N proposals are too few with probability TV (1 - TV)^N per draft, at most 1 / (e N). For
+    Gaussians there is a better way (`coupling.residual`).
+    """
+
+    def one(key):
+        for_value, for_test = jax.random.split(key)
+        value = propose(for_value)
+        log_a = log_accept(value)
+        return value, accepts(uniform(for_test, dtype=log_a.dtype), log_a)
+
+    def searching(loop):
+        return ~loop.settled & (loop.trips < max_trips)
+
+    def trip(loop):
+        index = loop.trips * proposals + jnp.arange(proposals)
+        values, accepted = jax.vmap(lambda j: one(jax.random.fold_in(key, j)))(index)
+        found = jnp.any(accepted)
+        first = jnp.where(found, jnp.argmax(accepted), proposals - 1)
+        return _Loop(jax.tree.map(lambda a: a[first], values), loop.trips + 1, found)
+
+    nothing = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(propose, key))
+    start = _Loop(nothing, jnp.int32(0), ~jnp.asarray(needed, bool))
+    end = jax.lax.while_loop(searching, trip, start)
+    return Resampled(end.value, end.trips, ~end.settled)

@@ -1,0 +1,193 @@
+"""Couplings where numbers are small, large, equal, rounded or missing."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_coupling_gaussian import COUPLINGS, PAIRS, at, compiled, gaussian, normals, run, wave
+
+from cspd_jax.coupling import (
+    accepts,
+    couple_gaussians,
+    gaussian_residual,
+    log_acceptance,
+    log_acceptance_of_ratio,
+    log_ratio,
+    log_residual_acceptance,
+    reflect,
+    uniform,
+)
+from cspd_jax.diffusion.gaussian import Gaussian, log_density
+
+INF, NAN = np.inf, np.nan
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float16, jnp.bfloat16])
+def test_acceptance_of_two_densities(dtype):
+    table = [
+        # log p, log q, log min(1, p / q)
+        (-1.0, -1.0, 0.0),
+        (-1.0, -3.0, 0.0),
+        (-3.0, -1.0, -2.0),
+        (-INF, -1.0, -INF),
+        (-1.0, -INF, 0.0),
+        (-INF, -INF, 0.0),
+        (INF, -1.0, -INF),
+        (-1.0, INF, -INF),
+        (INF, INF, -INF),
+        (INF, -INF, -INF),
+        (NAN, -1.0, -INF),
+        (-1.0, NAN, -INF),
+        (NAN, -INF, -INF),
+    ]
+    log_p, log_q, expected = jnp.asarray(table, dtype).T
+    found = log_acceptance(log_p, log_q)
+    assert found.dtype == jnp.float32
+    np.testing.assert_array_equal(found, expected.astype(jnp.float32))
+
+
+def test_acceptance_of_a_ratio():
+    ratios = jnp.float32([0.0, 2.0, -2.0, INF, -INF, NAN, 1e-6])
+    np.testing.assert_array_equal(log_acceptance_of_ratio(ratios), [0, 0, -2, 0, -INF, -INF, 0])
+    expected = [-INF, np.log(1 - np.exp(-2)), -INF, 0, -INF, -INF, np.log(1e-6)]
+    np.testing.assert_allclose(log_residual_acceptance(ratios), expected, rtol=1e-6)
+
+
+def test_certain_tests_are_certain():
+    """A million uniforms: all in (0, 1]; their mean and the share below 2^-12 within 5 standard errors."""
+    u = uniform(jax.random.key(0), (1_000_000,))
+    assert u.dtype == jnp.float32 and u.min() > 0 and u.max() <= 1
+    assert accepts(u, jnp.float32(0.0)).all() and not accepts(u, jnp.float32(-INF)).any()
+    assert not accepts(u, jnp.float32(NAN)).any()
+    assert abs(float(jnp.mean(u)) - 0.5) < 5 * np.sqrt(1 / 12e6)
+    assert abs(float(jnp.mean(accepts(u, jnp.log(2.0**-12)))) - 2.0**-12) < 5 * np.sqrt(2.0**-12 / 1e6)
+    # The extreme bit patterns: 0 and 2^32 - 1.
+    extremes = (jnp.uint32([0, 2**32 - 1]).astype(jnp.float32) + 0.5) * 2.0**-32
+    np.testing.assert_array_equal(accepts(extremes, jnp.float32(0.0)), True)
+    np.testing.assert_array_equal(accepts(extremes, jnp.float32(-INF)), False)
+
+
+SMALL = gaussian(wave(64, 0), 0.004)
+OTHERS = {
+    "itself": SMALL,
+    "close": gaussian(wave(64, 0) + 1e-4 * wave(64, 1), 0.004 * np.exp(0.002 * wave(64, 2))),
+    "apart": gaussian(wave(64, 0) + 0.002 * wave(64, 1), 0.004 * np.exp(0.2 * wave(64, 2))),
+    "disjoint": gaussian(wave(64, 0) + 3.0, 0.004),
+}
+
+
+def test_log_ratio_at_small_sigma_in_many_dimensions():
+    """sigma 0.004, d = 64, against float64 at the same float32 numbers. Control: the difference of two
+    float32 log densities, each a sum of 64 terms of size 10, is ten times worse where p and q are close."""
+    x = jnp.asarray(at(SMALL, np.random.default_rng(0).normal(size=(200, 64))), jnp.float32)
+
+    def errors(other):
+        p, q = (Gaussian(*(jnp.asarray(a, jnp.float32) for a in g)) for g in (SMALL, OTHERS[other]))
+        exact = exact_log_ratio(p, q, x)
+        naive = log_density(p, x) - log_density(q, x)
+        return (np.abs(np.asarray(a, np.float64) - exact) for a in (log_ratio(p, q, x), naive)), exact
+
+    (ours, naive), exact = errors("close")
+    assert 0.05 < exact.std() < 0.5
+    assert ours.max() < 5e-6 and naive.max() > 10 * ours.max()
+    (ours, _), exact = errors("apart")
+    assert ours.max() < 1e-5 * np.abs(exact).max()
+    (ours, _), exact = errors("disjoint")
+    assert (ours / np.abs(exact)).max() < 1e-5
+    np.testing.assert_array_equal(log_ratio(SMALL, SMALL, x), 0.0)
+
+
+def exact_log_ratio(p, q, x):
+    p, q, x = jax.tree.map(lambda a: np.asarray(a, np.float64), (p, q, x))
+    terms = (x - q.mean) ** 2 * np.exp(-q.log_var) - (x - p.mean) ** 2 * np.exp(-p.log_var)
+    return 0.5 * np.sum(terms + q.log_var - p.log_var, axis=-1)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float16, jnp.bfloat16])
+@pytest.mark.parametrize("coupling", COUPLINGS)
+def test_extremes(coupling, dtype):
+    """sigma 0.004 in 64 dimensions: p = q is always accepted without a trip, disjoint laws never, after one
+    trip; the result is float32 and finite, and near p."""
+    q = Gaussian(*(jnp.asarray(a, dtype) for a in SMALL))
+    keys = jax.random.split(jax.random.key(0), 64)
+    noise = np.random.default_rng(0).normal(size=(64, 64))
+    draft = jnp.asarray(at(jax.tree.map(lambda a: np.asarray(a, np.float64), q), noise), dtype)
+
+    value, accepted, info = compiled(coupling)(keys, q, q, draft)
+    assert value.dtype == info.log_accept.dtype == jnp.float32
+    np.testing.assert_array_equal(value, draft.astype(jnp.float32))
+    assert accepted.all() and not info.trips.any() and not info.truncated.any()
+    np.testing.assert_array_equal(info.log_accept, 0.0)
+
+    p = Gaussian(jnp.asarray(OTHERS["disjoint"].mean, dtype), q.log_var)
+    value, accepted, info = compiled(coupling)(keys, p, q, draft)
+    assert value.dtype == jnp.float32 and not accepted.any() and not info.truncated.any()
+    assert (info.trips == (coupling == "general")).all()
+    assert float(jnp.max(jnp.abs(value - p.mean))) < 0.004 * 6
+
+
+def test_distant_means_keep_the_noise_of_the_draft_accurate():
+    """Means 10^5 sigmas apart: what is orthogonal to the line is not lost in rounding."""
+    noise = np.random.default_rng(0).normal(size=(10, 64))
+    q = gaussian(np.zeros(64), 0.004)
+    p = gaussian(400.0 * (np.arange(64) == 3), 0.004)
+    for coupling in ("equal", "reflect"):
+        value = run(coupling, p, q, at(q, noise)).value
+        np.testing.assert_allclose(np.delete(value, 3, 1), np.delete(at(q, noise), 3, 1), atol=1e-6)
+
+
+def test_numbers_that_are_not_finite_end_at_once_and_are_reported():
+    q = gaussian(np.zeros(2), 1.0)
+    for bad in (np.nan, np.inf):
+        p = Gaussian(np.array([bad, 0.0]), q.log_var)
+        _, accepted, info = run("general", p, q, np.zeros((3, 2)))
+        assert not accepted.any() and info.truncated.all() and not info.trips.any()
+
+
+def test_a_residual_of_nothing_is_reported():
+    """Called though p = q, or with one proposal, of which about half fail: never silently something else."""
+    p = gaussian(np.zeros(2), 1.0)
+    found = jax.jit(gaussian_residual)(jax.random.key(0), p, p)
+    assert found.truncated and found.trips == 0
+    q = gaussian(np.full(2, 2e-4), 1.0)
+    few = jax.jit(jax.vmap(lambda key: gaussian_residual(key, p, q, proposals=1, max_trips=1)))
+    found = few(jax.random.split(jax.random.key(0), 100))
+    assert 20 < found.truncated.sum() < 80 and (found.trips == 1).all()
+    assert float(jnp.std(found.value)) > 0.5  # the last proposal
+
+
+def test_one_by_one_is_the_same_as_vmapped():
+    p, q = PAIRS["unequal", 16]
+    draft = at(q, normals(16, 1))[:24].astype(np.float32)
+    together = run("general", p, q, draft)
+    keys = jax.random.split(jax.random.key(0), 24)
+    one = jax.jit(functools.partial(couple_gaussians, proposals=4))
+    p, q = jax.tree.map(jnp.float32, (p, q))
+    alone = jax.tree.map(lambda *a: np.stack(a), *(one(keys[i], p, q, draft[i]) for i in range(24)))
+    assert 0 < alone.accepted.sum() < 24
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), together, alone)
+
+
+def test_float64_stays_float64():
+    """And decides as float32 does: the uniforms are the same."""
+    p, q = PAIRS["equal", 2]
+    draft = at(q, normals(2, 1))[:1000]
+    single = run("reflect", p, q, draft)
+    with jax.enable_x64(True):
+        keys = jax.random.split(jax.random.key(0), 1000)
+        double = jax.jit(jax.vmap(reflect, (0, None, None, 0)))(keys, p, q, draft)
+        assert double.value.dtype == double.info.log_accept.dtype == jnp.float64
+        assert log_ratio(p, q, draft).dtype == jnp.float64
+        np.testing.assert_allclose(log_ratio(p, q, draft), exact_log_ratio(p, q, draft), atol=1e-12)
+        np.testing.assert_array_equal(double.accepted, single.accepted)
+        np.testing.assert_allclose(double.value, single.value, atol=1e-5)
+
+
+def test_lanes_must_be_vmapped():
+    """A batch given as one lane would be accepted or rejected as a whole."""
+    g = gaussian(np.zeros((3, 2)), 1.0)
+    for couple in COUPLINGS.values():
+        with pytest.raises(AssertionError):
+            couple(jax.random.key(0), g, g, np.zeros((3, 2)))

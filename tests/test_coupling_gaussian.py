@@ -1,0 +1,255 @@
+"""Couplings of Gaussians: the output law is p's and the acceptance probability 1 - TV, in 1, 2 and 16
+dimensions; a wrong coupling of each kind is noticed.
+
+Samples of N lanes with fixed seeds; the false-alarm rate of every test is at most 1e-4 (see `laws`).
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from laws import (
+    FALSE_ALARM,
+    classifier_p_value,
+    energy_p_value,
+    ks_p_value,
+    share_p_value,
+    two_sample_ks_p_value,
+)
+from scipy.stats import chi2, norm
+
+from cspd_jax.coupling import (
+    couple_equal,
+    couple_gaussians,
+    gaussian_residual,
+    line_residual,
+    reflect,
+)
+from cspd_jax.diffusion.gaussian import Gaussian
+
+COUPLINGS = {"equal": couple_equal, "reflect": reflect, "general": couple_gaussians}
+LANES = {1: 20_000, 2: 20_000, 16: 10_000}
+
+
+def gaussian(mean, sigma):
+    mean, sigma = np.broadcast_arrays(np.asarray(mean, float), np.asarray(sigma, float))
+    return Gaussian(mean.copy(), 2 * np.log(sigma))
+
+
+def wave(d, phase):
+    return np.sin(np.arange(d) * 1.7 + phase)
+
+
+PAIRS = {
+    ("equal", 1): (gaussian([0.3], 0.7), gaussian([-0.5], 0.7)),
+    ("equal", 2): (gaussian([0.3, 1.0], [0.7, 0.1]), gaussian([-0.2, 1.1], [0.7, 0.1])),
+    ("equal", 16): (
+        gaussian(wave(16, 0), np.exp(wave(16, 1))),
+        gaussian(wave(16, 0) + 0.4 * wave(16, 2) * np.exp(wave(16, 1)), np.exp(wave(16, 1))),
+    ),
+    ("unequal", 1): (gaussian([0.3], 0.7), gaussian([-0.1], 1.2)),
+    ("unequal", 2): (gaussian([0.3, 1.0], [0.9, 0.1]), gaussian([-0.1, 1.05], [0.6, 0.13])),
+    ("unequal", 16): (
+        gaussian(wave(16, 0), np.exp(wave(16, 1))),
+        gaussian(wave(16, 0) + 0.2 * wave(16, 2), np.exp(wave(16, 1) + 0.2 * wave(16, 3) + 0.05)),
+    ),
+}
+CASES = [("equal", "equal"), ("reflect", "equal"), ("general", "equal"), ("general", "unequal")]
+
+
+@functools.cache
+def compiled(coupling):
+    # Few proposals side by side: most lanes need one or two.
+    options = {"proposals": 4} if coupling == "general" else {}
+    one = functools.partial(COUPLINGS[coupling], **options)
+    return jax.jit(jax.vmap(one, (0, None, None, 0)))
+
+
+def normals(d, seed):
+    return np.random.default_rng([seed, d]).normal(size=(LANES[d], d))
+
+
+def at(g, noise):
+    return g.mean + np.exp(0.5 * g.log_var) * noise
+
+
+def density(g, x):
+    return np.exp(-0.5 * np.sum((x - g.mean) ** 2 * np.exp(-g.log_var) + g.log_var + np.log(2 * np.pi), -1))
+
+
+def run(coupling, p, q, draft, seed=0):
+    as_float32 = functools.partial(jax.tree.map, lambda a: jnp.asarray(a, jnp.float32))
+    keys = jax.random.split(jax.random.key(seed), len(draft))
+    return jax.tree.map(np.asarray, compiled(coupling)(keys, as_float32(p), as_float32(q), as_float32(draft)))
+
+
+def law_p_value(value, p, q):
+    """Of `value` [N, d] against p: each coordinate, the squared radius, the coordinate along the difference
+    of the means, and log p / q, on which any test of p against a mixture with q can be based."""
+    d = value.shape[1]
+    noise = (value - p.mean) * np.exp(-0.5 * p.log_var)
+    delta = (p.mean - q.mean) * np.exp(-0.5 * p.log_var)
+    fresh = at(p, normals(d, 99))
+    ratios = [np.log(density(p, x)) - np.log(density(q, x)) for x in (value, fresh)]
+    found = [
+        *(ks_p_value(noise[:, i], norm.cdf) for i in range(d)),
+        ks_p_value(np.sum(noise**2, axis=1), chi2(d).cdf),
+        ks_p_value(noise @ delta / np.linalg.norm(delta), norm.cdf),
+        two_sample_ks_p_value(*ratios),
+    ]
+    return min(1.0, len(found) * min(found))
+
+
+def overlap(p, q):
+    """(1 - TV, bound of its error): the integral of min(p, q) by the midpoint rule in 1 and 2 dimensions and
+    for equal covariances (along the line of the means), else the mean of min(1, p / q) over a million
+    draws from q (5 standard errors)."""
+    d = len(p.mean)
+    if np.array_equal(p.log_var, q.log_var):
+        distance = np.linalg.norm((p.mean - q.mean) * np.exp(-0.5 * p.log_var))
+        p, q, d = gaussian([0.0], 1.0), gaussian([distance], 1.0), 1
+    if d <= 2:
+        steps = {1: 100_001, 2: 1501}[d]
+        sides = [
+            np.linspace(m - 9 * s, m + 9 * s, steps)
+            for m, s in zip(q.mean, np.exp(0.5 * q.log_var), strict=True)
+        ]
+        points = np.stack(np.meshgrid(*sides, indexing="ij"), axis=-1)
+        cell = np.prod([side[1] - side[0] for side in sides])
+        return np.sum(np.minimum(density(p, points), density(q, points))) * cell, 1e-4
+    random = np.random.default_rng(7)
+    ratios = []
+    for _ in range(10):
+        x = at(q, random.normal(size=(100_000, d)))
+        ratios.append(np.minimum(1, density(p, x) / density(q, x)))
+    ratios = np.concatenate(ratios)
+    return ratios.mean(), 5 * ratios.std() / np.sqrt(len(ratios))
+
+
+@pytest.mark.parametrize("d", [1, 2, 16])
+@pytest.mark.parametrize("coupling,pair", CASES)
+def test_output_law_and_acceptance(coupling, pair, d):
+    """N = 20 000 (d = 16: 10 000) drafts from q."""
+    p, q = PAIRS[pair, d]
+    draft = at(q, normals(d, 1))
+    value, accepted, info = run(coupling, p, q, draft)
+    assert law_p_value(value, p, q) > FALSE_ALARM
+    expected, error = overlap(p, q)
+    assert 0.3 < expected < 0.8
+    gap = max(abs(accepted.mean() - expected) - error, 0)
+    assert share_p_value(gap, 0, len(draft)) > FALSE_ALARM
+    np.testing.assert_array_equal(value[accepted], draft[accepted].astype(np.float32))
+    assert not info.truncated.any()
+    assert np.all((info.trips > 0) == ((coupling == "general") & ~accepted))
+    np.testing.assert_allclose(
+        np.exp(info.log_accept), np.minimum(1, density(p, draft) / density(q, draft)), rtol=2e-4, atol=1e-30
+    )
+
+
+def narrower(g):
+    """The variance's logarithm taken from the standard deviation."""
+    return Gaussian(g.mean, 0.5 * g.log_var)
+
+
+def fresh(p, q, noise, value, accepted):
+    return np.where(accepted[:, None], value, at(p, normals(value.shape[1], 2)))
+
+
+def reused(p, q, noise, value, accepted):
+    return np.where(accepted[:, None], value, at(p, noise))
+
+
+@pytest.mark.parametrize("d", [1, 2, 16])
+@pytest.mark.parametrize("coupling,pair", CASES)
+def test_wrong_couplings_are_noticed(coupling, pair, d):
+    """Negative controls, N as above: after a rejection a fresh draw from p, or p at the draft's own noise;
+    p and q swapped; a standard deviation taken for a variance."""
+    p, q = PAIRS[pair, d]
+    noise = normals(d, 1)
+    draft = at(q, noise)
+    value, accepted, _ = run(coupling, p, q, draft)
+    assert law_p_value(fresh(p, q, noise, value, accepted), p, q) <= FALSE_ALARM
+    assert law_p_value(reused(p, q, noise, value, accepted), p, q) <= FALSE_ALARM
+    assert law_p_value(run(coupling, q, p, draft).value, p, q) <= FALSE_ALARM
+    wrong = run(coupling, narrower(p), narrower(q), draft)
+    assert law_p_value(wrong.value, p, q) <= FALSE_ALARM
+    assert share_p_value(wrong.accepted.mean(), overlap(p, q)[0], len(draft)) <= FALSE_ALARM
+
+
+@pytest.mark.parametrize("test", [energy_p_value, classifier_p_value])
+def test_all_coordinates_together(test):
+    """Two-sample tests in 16 dimensions, N = 500 (energy) and 10 000 (classifier): the coordinates which
+    `couple_equal` keeps from the draft are independent of the one it draws."""
+    p, q = PAIRS["equal", 16]
+    noise = normals(16, 3)
+    value, accepted, _ = run("equal", p, q, at(q, noise))
+    wrong = fresh(p, q, noise, value, accepted)
+    lanes = 500 if test is energy_p_value else len(value)
+    value, wrong, right = (
+        (x[:lanes] - p.mean) * np.exp(-0.5 * p.log_var) for x in (value, wrong, at(p, normals(16, 4)))
+    )
+    assert test(value, right) > FALSE_ALARM
+    assert test(wrong, right) <= FALSE_ALARM
+
+
+def residual_cdf(distance, s):
+    m = distance / 2
+    below = norm.cdf(s) - norm.cdf(s + distance) - norm.cdf(-m) + norm.cdf(m)
+    return np.where(s > -m, below / (norm.cdf(m) - norm.cdf(-m)), 0.0)
+
+
+def test_residual_on_the_line():
+    """Against its distribution function in float64, N = 20 000 at distances from 0.01 to 40. Control: the
+    distribution function of a distance 15 % off (up to 3; a far residual does not depend on it)."""
+    distances = np.array([0.01, 0.3, 1.0, 3.0, 8.0, 40.0])
+    keys = jax.random.split(jax.random.key(0), (len(distances), 20_000))
+    draw = jax.jit(jax.vmap(jax.vmap(line_residual, (0, None))))
+    for distance, s in zip(distances, draw(keys, jnp.asarray(distances, jnp.float32)), strict=True):
+        assert ks_p_value(s, functools.partial(residual_cdf, distance)) > FALSE_ALARM
+        if 0.3 < distance <= 3:
+            assert ks_p_value(s, functools.partial(residual_cdf, 1.15 * distance)) <= FALSE_ALARM
+    # Rayleigh in the limit of equal means, standard normal in that of distant ones
+    near, far = (np.asarray(draw(keys[:1], jnp.float32([d]))[0]) for d in (1e-12, 1e12))
+    assert ks_p_value(near, lambda s: 1 - np.exp(-0.5 * np.maximum(s, 0) ** 2)) > FALSE_ALARM
+    assert ks_p_value(far, norm.cdf) > FALSE_ALARM
+
+
+def narrow_cdf(s):
+    """Of the density ~ (1 - s^2)_+ phi(s): the residual of p = N(0, 1) over a slightly wider q."""
+    s = np.clip(s, -1, 1)
+    return 0.5 * (s * norm.pdf(s) / norm.pdf(1) + 1)
+
+
+def across(value, direction):
+    """A coordinate orthogonal to `direction`, of unit variance under p."""
+    other = wave(16, 4) - (wave(16, 4) @ direction) * direction
+    return np.asarray(value, float) @ (other / np.linalg.norm(other))
+
+
+@pytest.mark.parametrize("distance", [1.0, 0.1, 1e-3, 1e-6])
+def test_close_gaussians_take_as_few_proposals(distance):
+    """Residuals of N = 20 000 lanes at distances down to 1e-6, proposals one by one: the line through the
+    means (d = 16) has the closed-form law, and so has a coordinate whose variance alone differs (d = 1);
+    no more than 5 and 25 proposals on average. Controls: plain draws from p have neither law."""
+    keys = jax.random.split(jax.random.key(1), 20_000)
+
+    def draw(p, q):
+        one = functools.partial(gaussian_residual, proposals=1)
+        return jax.jit(jax.vmap(one, (0, None, None)))(keys, p, q)
+
+    p = gaussian(np.zeros(16), 1.0)
+    direction = wave(16, 0) / np.linalg.norm(wave(16, 0))
+    found = draw(p, gaussian(-distance * direction, 1.0))
+    along = np.asarray(found.value, float) @ direction
+    assert ks_p_value(along, functools.partial(residual_cdf, distance)) > FALSE_ALARM
+    assert ks_p_value(across(found.value, direction), norm.cdf) > FALSE_ALARM
+    assert not found.truncated.any() and found.trips.mean() < 5
+    assert ks_p_value(normals(16, 5) @ direction, functools.partial(residual_cdf, distance)) <= FALSE_ALARM
+    if distance <= 1e-3:
+        p = gaussian([0.0], 1.0)
+        found = draw(p, gaussian([0.0], 1 + distance))
+        assert ks_p_value(found.value, narrow_cdf) > FALSE_ALARM
+        assert not found.truncated.any() and found.trips.mean() < 25
+        assert ks_p_value(normals(1, 5), narrow_cdf) <= FALSE_ALARM

@@ -1,0 +1,419 @@
+"""Speculation along denoising chains: exact, counted, frozen where finished, and noticed when it is wrong."""
+
+import dataclasses
+import functools
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from gaussian_head import GaussianData
+from golden_cases import fixture
+from laws import FALSE_ALARM, classifier_p_value, energy_p_value, ks_p_value
+from scipy.special import gammainc, ndtr
+
+from cspd_jax import models
+from cspd_jax.coupling import Resampled, uniform
+from cspd_jax.data.patches import unpatchify
+from cspd_jax.decoders import inner, plain
+from cspd_jax.decoders.calibration import calibrate, fit
+from cspd_jax.decoders.drafter import NoiseCorrected, frozen
+from cspd_jax.diffusion.chain import path_log_density, sample_chain
+from cspd_jax.diffusion.gaussian import coefficients
+from cspd_jax.keys import image_keys
+from cspd_jax.networks.model import MARModel
+
+HEAD = GaussianData("ddim100", 0.7, 0.09)
+STEPS, DIM, ROWS = 100, 16, 4096
+
+
+def randomness(rows, steps=STEPS, dim=DIM, seed=0):
+    key = jax.random.key(seed)
+    return inner.Randomness(
+        noise=jax.random.normal(jax.random.fold_in(key, 1), (steps + 1, rows, dim)),
+        uniforms=uniform(jax.random.fold_in(key, 2), (steps, rows)),
+        residual=jax.random.split(jax.random.fold_in(key, 3), rows),
+    )
+
+
+def setting(head=HEAD, rows=ROWS):
+    schedule = head.schedule
+    time = head.embed_time(None, jnp.asarray(schedule.timestep_map))
+    return time, jnp.zeros((rows, 1)), coefficients(schedule)
+
+
+def biased(head=HEAD, dim=DIM, by=0.4):
+    """A bad drafter: its x_0-hat is off by `by`, its variances are too large."""
+    steps = head.schedule.num_steps
+    drafter = frozen(steps, dim)
+
+    class Biased(NoiseCorrected):
+        def law(self, c, guess, x):
+            return super().law(c, guess._replace(x0=guess.x0 + by, v=guess.v + 0.5), x)
+
+    return Biased(*drafter)
+
+
+def speculate(head=HEAD, rows=ROWS, seed=0, drafter=None, windows=(16,), random=None, proposals=16,
+              max_trips=16384, **kwargs):  # fmt: skip
+    random = random or randomness(rows, head.schedule.num_steps, seed=seed)
+    time, z, c = setting(head, rows)
+    drafter = drafter or frozen(head.schedule.num_steps, DIM)
+    way = inner.Speculation(windows, proposals, max_trips)
+
+    @jax.jit
+    def run(random, drafter):
+        return inner.speculate_chain(head, None, time, z, random, c, drafter, speculation=way, **kwargs)
+
+    return run(random, drafter)
+
+
+def p_values(x, **kwargs):
+    """x [R, 16] against independent coordinates of the closed-form law: coordinates, and squared norms."""
+    mean, variance = HEAD.marginal(**kwargs)
+    whitened = (np.asarray(x, np.float64) - mean) / np.sqrt(variance)
+    # Means of neighbouring coordinates are tested as well: a shift of all of them adds up.
+    sums = whitened.sum(1) / 4
+    return (
+        ks_p_value(whitened, ndtr),
+        ks_p_value(sums, ndtr),
+        ks_p_value((whitened**2).sum(1), lambda s: gammainc(DIM / 2, s / 2)),
+    )
+
+
+@pytest.mark.parametrize(
+    "windows, drafter, kwargs",
+    [
+        ((16,), frozen(STEPS, DIM), {"final_noise": True}),
+        ((32, 32, 5), frozen(STEPS, DIM), {"final_noise": False, "temperature": 0.95}),
+        ((8,), biased(), {"final_noise": True}),
+    ],
+)
+def test_the_closed_form_law(windows, drafter, kwargs):
+    """4096 tokens of dimension 16 (65536 coordinates), T = 100, Gaussian data: by the plain and the
+    speculative chain alike; false alarm of each of three tests 1e-4."""
+    found = speculate(drafter=drafter, windows=windows, **kwargs)
+    assert min(p_values(found.x, **kwargs)) > FALSE_ALARM
+    time, z, c = setting()
+    plainly = sample_chain(HEAD, None, time, z, randomness(ROWS, seed=1).noise, c, **kwargs)
+    assert min(p_values(plainly, **kwargs)) > FALSE_ALARM
+    assert found.counts.calls < STEPS / 2 and found.counts.truncated == 0
+
+
+def fresh(key, p, q, *, needed, **_):
+    """In place of the residual: a new draw from the target."""
+    x = p.mean + jnp.exp(0.5 * p.log_var) * jax.random.normal(key, p.mean.shape)
+    return Resampled(x, jnp.int32(0), jnp.bool_(False))
+
+
+def swapped(key, p, q, **kwargs):
+    return RESIDUAL(key, q, p, **kwargs)
+
+
+RESIDUAL, RATIO = inner.gaussian_residual, inner.log_ratio
+
+
+class Wrong:
+    """Ways to get it wrong that look right."""
+
+    def fresh_draw_from_the_target(patch):
+        patch.setattr(inner, "gaussian_residual", fresh)
+
+    def residual_of_q_over_p(patch):
+        patch.setattr(inner, "gaussian_residual", swapped)
+
+    def ratio_of_q_to_p(patch):
+        patch.setattr(inner, "log_ratio", lambda p, q, x: RATIO(q, p, x))
+
+    def standard_deviation_taken_for_variance(patch):
+        def halved(g):
+            return g._replace(log_var=0.5 * g.log_var)
+
+        patch.setattr(inner, "log_ratio", lambda p, q, x: RATIO(halved(p), halved(q), x))
+
+    def everything_accepted(patch):
+        patch.setattr(inner, "log_ratio", lambda p, q, x: jnp.zeros(x.shape[:-1]))
+
+
+@pytest.mark.parametrize("name", [n for n in vars(Wrong) if not n.startswith("_")])
+def test_negative_controls(name, monkeypatch):
+    """The tests above refute each of these with the bad drafter, at the same sample size."""
+    vars(Wrong)[name](monkeypatch)
+    found = speculate(drafter=biased(), windows=(8,), final_noise=True)
+    assert min(p_values(found.x)) < FALSE_ALARM
+
+
+def test_negative_control_the_drafts_noise_in_the_residual(monkeypatch):
+    """The rejected draft's noise, under the target's mean and variance."""
+    random = randomness(ROWS)
+    monkeypatch.setattr(
+        inner, "gaussian_residual", lambda key, p, q, **_: Resampled(p.mean, jnp.int32(0), False)
+    )
+    original = inner.commit
+
+    def commit(problem, speculation, chain, draft, verdict, rows):
+        moved = original(problem, speculation, chain, draft, verdict, rows)
+        lanes = jnp.arange(ROWS)
+        at = jnp.minimum(verdict.n, draft.steps.shape[0] - 1)
+        rejected = (chain.left > 0) & (verdict.n < jnp.minimum(draft.steps.shape[0], chain.left))
+        p = jax.tree.map(lambda a: a[at, lanes], verdict.p)
+        reused = p.mean + jnp.exp(0.5 * p.log_var) * problem.random.noise[draft.steps[at, lanes], lanes]
+        return moved._replace(x=jnp.where(rejected[:, None], reused, moved.x))
+
+    monkeypatch.setattr(inner, "commit", commit)
+    found = speculate(drafter=biased(), windows=(8,), random=random, final_noise=True)
+    assert min(p_values(found.x)) < FALSE_ALARM
+
+
+@pytest.mark.parametrize("final_noise, temperature", [(True, 1.0), (False, 0.9)])
+def test_path_and_its_density(final_noise, temperature):
+    """The density that comes out is that of the path that comes out."""
+    kwargs = {"final_noise": final_noise, "temperature": temperature}
+    random = randomness(64)
+    found = speculate(rows=64, random=random, trajectory=True, windows=(16, 8), **kwargs)
+    np.testing.assert_array_equal(found.path[0], found.x)
+    path = jnp.concatenate([found.path, random.noise[-1:]])
+    time, z, c = setting(rows=64)
+    expected = path_log_density(HEAD, None, time, z, path, c, **kwargs)
+    np.testing.assert_allclose(found.log_p, expected, rtol=1e-5)
+
+
+def test_counts():
+    final = {True: 64 * STEPS, False: 64 * (STEPS - 1)}
+    for final_noise, transitions in final.items():
+        counts = speculate(rows=64, final_noise=final_noise, windows=(8,)).counts
+        assert counts.committed.sum() == 64 * STEPS and counts.tested == transitions
+        assert 0 < counts.accepted < counts.tested
+        assert counts.starts.sum() == counts.row_calls and counts.starts[STEPS - 1] == 64
+        assert counts.rows == counts.calls * 8 * 64
+        assert counts.row_calls / 64 <= counts.calls <= STEPS
+        rejected = counts.tested - counts.accepted
+        assert (
+            counts.row_calls <= rejected + 64 * -(-STEPS // 8) + 64
+        )  # each call ends by one or by its window
+
+
+def test_a_perfect_guess_takes_the_fewest_calls():
+    """Point masses: x_0-hat never moves. Everything is accepted, T / M calls."""
+    head = GaussianData("ddim100", 0.25, 0.0)
+    exact = frozen(STEPS, DIM)._replace(x0=jnp.full(DIM, 0.25))
+    index = jnp.arange(STEPS)
+    out = head.denoise(None, jnp.zeros((STEPS, DIM)), index)
+    exact = exact._replace(v=out[:, DIM:])
+    counts = speculate(head, rows=8, drafter=exact, windows=(16,)).counts
+    assert counts.calls == 7 and counts.accepted == counts.tested
+
+
+def test_inactive_rows_cost_no_call():
+    active = jnp.arange(8) < 3
+    counts = speculate(rows=8, active=active).counts
+    assert counts.committed.sum() == 3 * STEPS
+    none = speculate(rows=8, active=jnp.zeros(8, bool)).counts
+    assert none.calls == 0 and none.tested == 0
+
+
+def test_truncation_is_reported():
+    counts = speculate(drafter=biased(by=0.02), proposals=1, max_trips=1, rows=256).counts
+    assert counts.truncated > 0
+
+
+def test_neighbours_do_not_matter():
+    """Same shapes, another neighbour: bit for bit."""
+    random, other = randomness(8), randomness(8, seed=5)
+    mixed = inner.Randomness(
+        noise=other.noise.at[:, 2].set(random.noise[:, 2]),
+        uniforms=other.uniforms.at[:, 2].set(random.uniforms[:, 2]),
+        residual=jnp.where(jnp.arange(8) == 2, random.residual, other.residual),
+    )
+    a, b = (speculate(rows=8, random=r, windows=(8,)) for r in (random, mixed))
+    np.testing.assert_array_equal(a.x[2], b.x[2])
+    assert np.abs(a.x - b.x).max() > 0.1
+
+
+def test_the_last_window_finishes_the_rows():
+    """Any windows, also longer than the chain: same law, and rows that are done stay as they are."""
+    head = GaussianData("ddim8", 0.7, 0.09)
+    for windows in ((1,), (3,), (50,), (8, 8, 8, 2)):
+        found = speculate(head, rows=32, windows=windows)
+        assert found.counts.committed.sum() == 32 * 8 and np.isfinite(found.x).all()
+    one = speculate(head, rows=32, windows=(1,)).counts
+    assert one.calls == 8  # a window of one is the plain chain, step by step
+
+
+# Networks
+
+
+@functools.cache
+def default():
+    return models.load("default")
+
+
+def settings_of(config, **kwargs):
+    kwargs = {"num_iter": 16, "respacing": config.respacing, "encoder_sizes": 1, **kwargs}
+    return plain.PlainSettings(**kwargs)
+
+
+def chains_of_default(speculation, *, guided, temperature, rows=600, seed=0):
+    """Tokens of one context of the default model, many times."""
+    from cspd_jax.choice import run_chains
+
+    model = default()
+    settings = settings_of(model.config, guided=guided)
+    key = image_keys(jax.random.key(1), 2)
+    found = calibrate(model.model, model.params, key, jnp.array([3, 8]), settings=settings, cfg=3.0)
+    z = jnp.repeat(found.contexts[:, 40:41], rows, axis=1).reshape(-1, found.contexts.shape[-1])
+    random = randomness(rows, seed=seed)
+    way = speculation and inner.Speculation(speculation)
+    x, counts = run_chains(
+        model.model,
+        model.params,
+        z,
+        random,
+        found.drafter,
+        3.0,
+        temperature,
+        settings=settings,
+        speculation=way,
+    )
+    return np.asarray(x), counts
+
+
+@pytest.mark.parametrize("guided, temperature", [(False, 1.0), (True, 0.95)])
+def test_tokens_of_the_default_model(guided, temperature):
+    """600 tokens each of one context: energy test and classifier, false alarm 1e-4 each; a temperature
+    that is 20 % lower is told apart."""
+    plainly, _ = chains_of_default(None, guided=guided, temperature=temperature, seed=0)
+    fast, counts = chains_of_default((16,), guided=guided, temperature=temperature, seed=1)
+    assert counts.calls < 40 and counts.truncated == 0
+    assert energy_p_value(plainly, fast) > FALSE_ALARM
+    assert classifier_p_value(plainly, fast) > FALSE_ALARM
+    cold, _ = chains_of_default((16,), guided=guided, temperature=0.8 * temperature, seed=1)
+    assert min(energy_p_value(plainly, cold), classifier_p_value(plainly, cold)) <= FALSE_ALARM
+
+
+def images_of_default(speculation, count=100, seed=0, **kwargs):
+    model = default()
+    settings = settings_of(model.config, num_iter=8, respacing="ddim25", speculation=speculation)
+    labels = jnp.arange(count, dtype=jnp.int32) % 10
+    keys = image_keys(jax.random.key(seed), count)
+    made = plain.sample(model.model, model.params, keys, labels, settings=settings, **kwargs)
+    return np.asarray(unpatchify(made.tokens, 4))[..., 0], np.asarray(labels)
+
+
+def features(images):
+    """[N, 32, 32] -> [N, 8], about equally scaled: what a change of the noise shows in."""
+    across, down = np.diff(images, axis=2), np.diff(images, axis=1)
+    found = [
+        images,
+        images**2,
+        np.abs(across),
+        np.abs(down),
+        across**2,
+        down**2,
+        images[:, ::4],
+        images[:, 3::4],
+    ]
+    found = np.stack([f.mean((1, 2)) for f in found], axis=1)
+    return (found - found.mean(0)) / found.std(0)
+
+
+def test_whole_images_of_the_default_model():
+    """100 images each, T = 25: energy tests stratified by class, of pixels and features, and a classifier of
+    the features; images at temperature 0.7 are told apart."""
+    plainly, labels = images_of_default(None, seed=0)
+    fast, _ = images_of_default(inner.Speculation((8,)), seed=1)
+    cold, _ = images_of_default(inner.Speculation((8,)), seed=1, temperature=0.7)
+    strata = np.concatenate([labels, labels])
+
+    def smallest(a, b):
+        both = features(np.concatenate([a, b]))
+        x, y = both[: len(a)], both[len(a) :]
+        pixels = energy_p_value(a.reshape(len(a), -1), b.reshape(len(b), -1), strata)
+        return min(pixels, energy_p_value(x, y, strata), classifier_p_value(x, y))
+
+    assert smallest(plainly, fast) > FALSE_ALARM
+    assert smallest(plainly, cold) <= FALSE_ALARM
+
+
+KEYS, LABELS = image_keys(jax.random.key(7), 4), jnp.array([3, 1, -1, 9])
+TINY = plain.PlainSettings(num_iter=6, respacing="ddim8", encoder_sizes=1)
+FAST = dataclasses.replace(TINY, speculation=inner.Speculation((3,)))
+
+
+def test_batch_shapes_agree_in_float64():
+    """Alone or in a batch of four: equal up to float64 rounding, so every accept test came out the same."""
+    f = fixture()
+    with jax.enable_x64(True):
+        params = jax.tree.map(lambda a: jnp.asarray(np.asarray(a, np.float64)), f.params)
+        model = MARModel(f.config, jnp.float64)
+        settings = dataclasses.replace(FAST, guided=True)
+        run = functools.partial(plain.sample, model, params, settings=settings, cfg=2.5)
+        together, alone = run(KEYS, LABELS), run(KEYS[2:3], LABELS[2:3])
+    assert together.tokens.dtype == jnp.float64
+    np.testing.assert_allclose(alone.tokens[0], together.tokens[2], rtol=0, atol=1e-9)
+
+
+def test_groups_are_padded_with_rows_that_cost_nothing():
+    f = fixture()
+    made = plain.sample(f.model, f.params, KEYS, LABELS, settings=FAST)
+    assert made.counts.committed.sum() == 4 * 16 * 8  # images x tokens x steps, whatever the padding
+    chex.assert_tree_all_finite(made.tokens)
+
+
+def test_streaming_counts_the_same():
+    f = fixture()
+    made = plain.sample(f.model, f.params, KEYS, LABELS, settings=FAST)
+    steps = list(plain.stream(f.model, f.params, KEYS, LABELS, settings=FAST))
+    np.testing.assert_allclose(steps[-1][1], made.tokens, atol=2e-4)
+    assert [int(counts.committed.sum()) for *_, counts in steps] == made.counts.committed.sum(1).tolist()
+
+
+def test_bfloat16_networks():
+    f = fixture()
+    model = MARModel(f.config, jnp.bfloat16)
+    made = plain.sample(model, f.params, KEYS, LABELS, settings=FAST)
+    assert made.tokens.dtype == jnp.float32 and np.isfinite(made.tokens).all()
+
+
+# Calibration
+
+
+def test_gains_of_a_linear_head_are_its_slope():
+    """x_0-hat = J_t x + const: after a step the guess moves by J_{t-1} times the deviation."""
+    schedule = HEAD.schedule
+    time, z, c = setting(rows=512)
+    noise = randomness(512).noise
+    _, states = sample_chain(HEAD, None, time, z, noise, c, trajectory=True, final_noise=True)
+    x = jnp.concatenate([states[::-1], noise[-1:]])  # entry i is x_i
+    index = jnp.broadcast_to(jnp.arange(STEPS)[:, None], (STEPS, 512)).reshape(-1)
+    out = HEAD.denoise(None, x[1:].reshape(-1, DIM), index)
+    eps, v = (a.reshape(STEPS, 512, DIM) for a in jnp.split(out, 2, axis=-1))
+    x0 = c.recip[:, None, None] * x[1:] - c.recipm1[:, None, None] * eps
+    mean = c.mean_x0[:, None, None] * x0 + c.mean_x[:, None, None] * x[1:]
+    drafter = fit(x0, v, x[:-1] - mean, jnp.ones((512,)), jnp.float32(10.0))
+    f = (v[:, 0, 0] + 1) / 2
+    abar = schedule.alphas_cumprod[:-1]
+    slope = np.sqrt(abar) * HEAD.variance / (abar * HEAD.variance + 1 - abar)  # at x_t of entry t
+    total = np.asarray(drafter.gain + drafter.gain_f * f)[1:]
+    np.testing.assert_allclose(total, slope, atol=0.02)
+    np.testing.assert_allclose(drafter.v, v[:, 0], atol=1e-4)
+
+
+def test_a_calibrated_drafter_needs_fewer_calls():
+    """The default model: the noise-corrected guess against the frozen one, M = 16; and both far below T."""
+    model = default()
+    settings = settings_of(model.config)
+    keys, labels = image_keys(jax.random.key(3), 8), jnp.arange(8)
+    found = calibrate(model.model, model.params, keys, labels, settings=settings)
+    fast = dataclasses.replace(settings, speculation=inner.Speculation((16,)))
+    calls = [
+        int(
+            plain.sample(
+                model.model, model.params, keys, labels, settings=fast, drafter=d
+            ).counts.row_calls.sum()
+        )
+        for d in (None, found.drafter)
+    ]
+    assert calls[1] < calls[0] < 0.2 * 8 * 64 * STEPS
+    assert found.contexts.shape == (1, 64, 128)
