@@ -103,7 +103,7 @@ def whole_images(batch: int, cfg: float = 1.0) -> dict:
         "reference_share_head": spent["head"] / theirs_s,
         "ratio": theirs_s / ours_s,
         "ours_first_call_s": first,
-        "largest_difference": float(np.abs(np.asarray(same) - theirs.numpy()).max()),
+        "largest_difference": float(np.abs(np.asarray(same.tokens) - theirs.numpy()).max()),
         "largest_value": float(theirs.abs().max()),
     }
 
@@ -142,8 +142,8 @@ def mar_b(cfg: float, known: int, repeats: int) -> dict:
     @jax.jit
     def step(params, state):
         kwargs = {"settings": settings, "bucket": bucket, "width": 1}
-        scale, temperature = jnp.float32(cfg), jnp.float32(1)
-        return plain.ar_step(model, params, batch, state, jnp.int32(known), scale, temperature, **kwargs)
+        group = jnp.int32(known), jnp.int32(1), jnp.float32(cfg)
+        return plain.ar_step(model, params, batch, state, group, jnp.float32(1), **kwargs)
 
     our_backbone = warm_seconds(lambda: backbone(params), repeats)
     our_step = warm_seconds(lambda: step(params, state), repeats)

@@ -105,8 +105,12 @@ def exact_log_ratio(p, q, x):
     return 0.5 * np.sum(terms + q.log_var - p.log_var, axis=-1)
 
 
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float16, jnp.bfloat16])
-@pytest.mark.parametrize("coupling", COUPLINGS)
+@pytest.mark.parametrize(
+    "coupling,dtype",
+    [("general", t) for t in ("float32", "float16", "bfloat16")]
+    + [("equal", t) for t in ("float32", "float16")]
+    + [("reflect", t) for t in ("float32", "bfloat16")],
+)
 def test_extremes(coupling, dtype):
     """sigma 0.004 in 64 dimensions: p = q is always accepted without a trip, disjoint laws never, after one
     trip; the result is float32 and finite, and near p."""

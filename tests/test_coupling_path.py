@@ -34,7 +34,7 @@ class Chain(NamedTuple):
 
     def log_density(self, path):
         law = Gaussian(
-            self.shift + self.slope * path[:-1], jnp.full(STEPS, 2 * np.log(self.sigma), path.dtype)
+            self.shift + self.slope * path[:-1], jnp.full(STEPS, 2 * jnp.log(self.sigma), path.dtype)
         )
         return log_density(law, path[1:])
 
@@ -60,7 +60,7 @@ class Verdict(NamedTuple):
     noise: jax.Array
 
 
-@functools.partial(jax.jit, static_argnums=(1, 2))
+@jax.jit
 def verdicts(key, p, q):
     """Drafts of Q, coupled as if p were the target and q the drafter."""
 
@@ -135,18 +135,23 @@ def draw(key):
     return {"x": jax.random.normal(key, (2,)), "n": jax.random.randint(key, (), 0, 100) * 1.0}
 
 
-def search(keys, needed=True, log_accept=LOG_SHARE, **kwargs):
+@functools.partial(jax.jit, static_argnames="proposals")
+def search(keys, log_accept=-2.995732, needed=True, *, proposals, max_trips):
     def one(key, needed):
-        return resample(key, draw, lambda value: jnp.float32(log_accept), needed=needed, **kwargs)
+        return resample(
+            key, draw, lambda value: log_accept, proposals=proposals, max_trips=max_trips, needed=needed
+        )
 
-    return jax.jit(jax.vmap(one))(keys, jnp.broadcast_to(needed, len(keys)))
+    return jax.vmap(one)(keys, jnp.broadcast_to(needed, len(keys)))
+
+
+KEYS = jax.random.split(jax.random.key(0), 200)
 
 
 def test_the_result_does_not_depend_on_how_many_are_proposed_at_once():
     """K = 1, 8, 32 for 200 keys: the same proposal wins, bit for bit; mean number of proposals 20 (5 standard
-    errors). Control: other keys give other values."""
-    keys = jax.random.split(jax.random.key(0), 200)
-    one, some, many = (search(keys, proposals=k, max_trips=1000) for k in (1, 8, 32))
+    errors). Different keys give different values."""
+    one, some, many = (search(KEYS, proposals=k, max_trips=1000) for k in (1, 8, 32))
     for found in (one, some, many):
         assert not found.truncated.any()
         jax.tree.map(np.testing.assert_array_equal, found.value, one.value)
@@ -158,26 +163,24 @@ def test_the_result_does_not_depend_on_how_many_are_proposed_at_once():
 
 def test_lanes_without_need_make_no_trip():
     """Also when nothing would ever be accepted, and whatever the other lanes do."""
-    keys = jax.random.split(jax.random.key(0), 6)
-    needed = jnp.arange(6) % 2 == 0
-    found = search(keys, needed, proposals=2, max_trips=1000)
+    needed = jnp.arange(200) % 2 == 0
+    found = search(KEYS, needed=needed, proposals=8, max_trips=1000)
     np.testing.assert_array_equal(found.trips > 0, needed)
     assert not found.truncated.any()
     jax.tree.map(lambda a: np.testing.assert_array_equal(a[1::2], 0), found.value)
-    everyone = search(keys, proposals=2, max_trips=1000)
+    everyone = search(KEYS, proposals=8, max_trips=1000)
     jax.tree.map(lambda a, b: np.testing.assert_array_equal(a[::2], b[::2]), found.value, everyone.value)
-    none = search(keys, False, log_accept=-np.inf, proposals=2, max_trips=2**30)
+    none = search(KEYS, -np.inf, needed=jnp.zeros(200, bool), proposals=8, max_trips=2**27)
     assert not none.trips.any() and not none.truncated.any()
 
 
 def test_the_trip_limit_is_reported():
     """The last proposal is returned, and said not to be accepted; log probability 0 takes one trip."""
-    keys = jax.random.split(jax.random.key(0), 100)
-    found = search(keys, log_accept=-np.inf, proposals=3, max_trips=4)
+    found = search(KEYS, -np.inf, proposals=8, max_trips=4)
     assert found.truncated.all() and (found.trips == 4).all()
-    last = jax.vmap(lambda key: draw(jax.random.split(jax.random.fold_in(key, 11))[0]))(keys)
+    last = jax.vmap(lambda key: draw(jax.random.split(jax.random.fold_in(key, 31))[0]))(KEYS)
     jax.tree.map(np.testing.assert_array_equal, found.value, last)
-    found = search(keys, log_accept=0.0, proposals=3, max_trips=4)
+    found = search(KEYS, 0.0, proposals=8, max_trips=4)
     assert not found.truncated.any() and (found.trips == 1).all()
-    few = search(keys, proposals=1, max_trips=1)
-    assert 0 < few.truncated.sum() < 100
+    few = search(KEYS, proposals=1, max_trips=1)
+    assert 0 < few.truncated.sum() < 200

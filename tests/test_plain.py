@@ -60,8 +60,8 @@ def test_batch_shapes_agree_in_float64(guided, cfg):
         params = jax.tree.map(lambda a: jnp.asarray(np.asarray(a, np.float64)), f.params)
         model = MARModel(f.config, jnp.float64)
         run = functools.partial(plain.sample, model, params, settings=settings, cfg=cfg)
-        together = np.asarray(run(KEYS, LABELS))
-        alone = np.asarray(run(KEYS[2:3], LABELS[2:3]))
+        together = np.asarray(run(KEYS, LABELS).tokens)
+        alone = np.asarray(run(KEYS[2:3], LABELS[2:3]).tokens)
     assert together.dtype == np.float64
     np.testing.assert_allclose(alone[0], together[2], rtol=0, atol=1e-9)
     single = draw(settings=settings, cfg=cfg)

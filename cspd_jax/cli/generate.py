@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import time
 from pathlib import Path
 
@@ -85,10 +86,10 @@ def _seed(text: str) -> int:
 def _windows(text: str) -> tuple[int, ...]:
     windows: list[int] = []
     for part in text.split(","):
-        count, _, size = part.rpartition("x")
-        if not all(n.isascii() and n.isdecimal() and 1 <= int(n) <= 1000 for n in (count or "1", size)):
+        found = re.fullmatch(r"(?:([1-9][0-9]{0,2})x)?([1-9][0-9]{0,2})", part)
+        if not found:
             raise argparse.ArgumentTypeError(f"{text!r} is not understood; write for example 16 or 4x32,8")
-        windows += [int(size)] * int(count or 1)
+        windows += [int(found[2])] * int(found[1] or 1)
     return tuple(windows)
 
 

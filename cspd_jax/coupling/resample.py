@@ -45,8 +45,8 @@ def resample(
 
     To draw from a residual (p - q)_+ by proposals from p takes 1 / TV(p, q) of them on average, and a draft
     is rejected with probability TV: one proposal per draft in the long run, but rare and long searches when
-    p and q are close. N proposals are too few with probability TV (1 - TV)^N per draft, at most 1 / (e N). For
-    Gaussians there is a better way (`coupling.residual`).
+    p and q are close. N proposals are too few with probability TV (1 - TV)^N per draft, at most 1 / (e N).
+    For Gaussians there is a better way (`coupling.residual`).
     """
 
     def one(key):

@@ -1,0 +1,176 @@
+"""Gains kept with checkpoints and in the user's cache, the measured choice, and the command line of both."""
+
+import json
+import os
+
+import jax
+import numpy as np
+import pytest
+import tiny
+
+from cspd_jax import choice, gains, generation, models
+from cspd_jax.cli import main
+from cspd_jax.decoders.plain import PlainSettings
+from cspd_jax.errors import UserError
+
+SETTINGS = PlainSettings(num_iter=16, respacing="ddim10", encoder_sizes=1)
+KEY = jax.random.key(0)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "cspd-jax"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tiny.save_mar(tmp_path_factory.mktemp("model") / "target")
+
+
+@pytest.fixture
+def model(folder):
+    return models.load(folder)
+
+
+def same(a, b):
+    return all(np.array_equal(x, y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
+
+
+def test_made_once_then_read(model, cache):
+    first = gains.get(model, SETTINGS, 1.0, 1.0)
+    second = gains.get(model, SETTINGS, 1.0, 1.0)
+    assert first.source == "calibrated" and second.source.startswith(str(cache))
+    assert same(first.calibration, second.calibration)
+    assert first.calibration.contexts.shape == (1, 64, 16)
+    assert gains.find(model, SETTINGS, 1.0, 0.9) is None  # another temperature has its own
+    other = models.load("default")
+    assert gains.digest(other) != gains.digest(model)
+
+
+def test_calibrate_command_writes_into_the_checkpoint(tmp_path, capsys):
+    path = tiny.save_mar(tmp_path / "model")
+    assert main(["calibrate", path, "--cfg", "2", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert os.path.exists(said["out"]) and len(said["gains"]) == 10
+    model = models.load(path)
+    settings = PlainSettings(num_iter=16, respacing="ddim10", encoder_sizes=1, guided=True)
+    found = gains.get(model, settings, 2.0, 1.0)
+    assert found.source == said["out"] and found.calibration.contexts.shape == (2, 64, 16)
+    # A checkpoint with gains is a checkpoint.
+    assert main(["info", path]) == 0
+    assert [f.name for f in (tmp_path / "model" / "gains").iterdir()] == ["ddim10-cfg2-linear-t1.npz"]
+
+
+@pytest.mark.parametrize(
+    "arguments, sentence",
+    [
+        (["default"], "comes with the package"),
+        (["nowhere"], "neither a checkpoint folder"),
+        (["{}", "--temperature", "0"], "temperature is 0.0"),
+        (["{}", "--cfg", "-1"], "cfg is -1.0"),
+        (["{}", "--steps", "xy"], "respacing 'xy'"),
+    ],
+)
+def test_calibrate_refuses(folder, arguments, sentence, capsys):
+    assert main(["calibrate", *(a.format(folder) for a in arguments)]) == 2
+    assert sentence in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("damage", ["cut", "shape", "nan", "pickle"])
+def test_damaged_gains_are_one_sentence(model, cache, damage):
+    path = cache / "gains" / gains.digest(model) / gains.file_name(SETTINGS, 1.0, 1.0)
+    gains.get(model, SETTINGS, 1.0, 1.0)
+    content = dict(np.load(path))
+    if damage == "cut":
+        path.write_bytes(path.read_bytes()[:100])
+    else:
+        change = {"shape": content["gain"][:5], "nan": content["gain"] * np.nan, "pickle": np.array([{}])}
+        np.savez(path, **{**content, "gain": change[damage]})
+    with pytest.raises(UserError, match="remove"):
+        gains.get(model, SETTINGS, 1.0, 1.0)
+
+
+def test_the_choice_is_measured_once(model, monkeypatch):
+    calibration = gains.get(model, SETTINGS, 1.0, 1.0).calibration
+    first = choice.choose(model, SETTINGS, calibration, 4, 1.0, 1.0)
+    assert set(first.seconds) == {"plain", "8"} and min(first.seconds.values()) > 0
+    monkeypatch.setattr(choice, "measure", None)  # not measured again
+    assert choice.choose(model, SETTINGS, calibration, 4, 1.0, 1.0) == first
+
+
+@pytest.mark.parametrize("fastest", ["plain", "8"])
+def test_the_fastest_is_chosen(model, monkeypatch, fastest):
+    monkeypatch.setattr(choice, "measure", lambda *_: {"plain": 1.0, "8": 1.0, fastest: 0.5})
+    request = generation.make_request(model, [0, 1], denoise="auto")
+    settled = generation.settle(model, request, 2)
+    assert (settled.settings.speculation is None) == (fastest == "plain")
+    assert (settled.drafter is None) == (fastest == "plain")
+
+
+def test_windows_are_written_as_they_are_read():
+    assert choice.name_of((32, 32, 32, 8)) == "3x32,8" and choice.name_of((16,)) == "16"
+    assert set(choice.candidates(100)) == {"plain", "8", "16", "4x32,8"}
+    assert set(choice.candidates(10)) == {"plain", "8"}
+
+
+def test_generate_with_speculation(model):
+    tokens, info = generation.generate(KEY, model, [0, 1, 2], denoise="speculative", windows=(3, 2))
+    assert tokens.shape == (3, 16, 16) and np.isfinite(tokens).all()
+    chains = info.chains
+    assert chains.committed.sum() == 3 * 16 * 10 and chains.tested == 3 * 16 * 9
+    assert info.sequential.target_head >= 16 * 4 and chains.calls_per_token <= chains.slowest
+    assert info.total.target_head == 3 * (3 * 16 + 2 * (info.sequential.target_head - 16))
+    plain, _ = generation.generate(KEY, model, [0, 1, 2])
+    assert plain.shape == tokens.shape and not np.array_equal(plain, tokens)
+
+
+def test_a_given_drafter_is_used(model, cache):
+    from cspd_jax.decoders.drafter import frozen
+
+    generation.generate(KEY, model, [0], denoise="speculative", drafter=frozen(10, 16))
+    assert not (cache / "gains").exists()
+
+
+@pytest.mark.parametrize(
+    "options, sentence",
+    [
+        ({"denoise": "fast"}, "denoise 'fast' is unknown"),
+        ({"windows": (8,)}, "windows"),
+        ({"denoise": "speculative", "windows": (0,)}, "windows"),
+    ],
+)
+def test_wrong_options(model, options, sentence):
+    with pytest.raises(UserError, match=sentence):
+        generation.make_request(model, [0], **options)
+
+
+def test_generate_command(folder, tmp_path, capsys):
+    out = tmp_path / "out"
+    arguments = ["generate", "--target", folder, "--n", "1", "--out", str(out), "--json"]
+    assert main([*arguments, "--denoise", "speculative", "--window", "2x4,2", "--batch", "2"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["denoise"] == "speculative" and report["lossless"] is True
+    assert report["plan"]["M"] == [4, 4, 2] and report["plan"]["gains"] == "calibrated"
+    chains = report["chains"]
+    assert chains["steps"] == 10 and sum(chains["calls_by_step"]) > 0 and 0 < chains["acceptance"] <= 1
+    committed = sum(c * r for c, r in zip(chains["calls_by_step"], chains["run_length_by_step"]) if c)
+    assert round(committed) == 6 * 16 * 10  # five images, and one to fill up the last batch
+    assert report["sequential"]["target_head"] < 3 * 16 * 10
+    assert {p.name for p in out.iterdir()} == {"samples.png", "samples.npz", "report.json", "runs.png"}
+
+
+def test_generate_command_decides(folder, tmp_path, capsys):
+    arguments = ["generate", "--target", folder, "--n", "1", "--out", str(tmp_path / "a"), "--json"]
+    assert main([*arguments, "--denoise", "auto"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    measured = report["plan"]["measured_seconds"]
+    assert set(measured) == {"plain", "8"}
+    assert (report["denoise"] == "plain") == (1.02 * measured["8"] > measured["plain"])
+
+
+@pytest.mark.parametrize("window", ["0", "x8", "8x", "a", "3x0", "2000"])
+def test_wrong_windows(window, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["generate", "--denoise", "speculative", "--window", window])
+    assert "is not understood" in capsys.readouterr().err
