@@ -1,4 +1,4 @@
-"""Puts a trained model into the package as an embedded default: bfloat16, in a single file.
+"""Puts a trained model into the package as an embedded default: bfloat16, in a single file, with its gains.
 
 python benchmarks/ship_default.py runs/glyphs/model target
 python benchmarks/ship_default.py runs/draft/model draft
@@ -11,7 +11,8 @@ import shutil
 from pathlib import Path
 
 import cspd_jax
-from cspd_jax import checkpoints
+from cspd_jax import checkpoints, gains, models
+from cspd_jax.generation import make_request
 
 
 def main() -> None:
@@ -27,7 +28,12 @@ def main() -> None:
     shutil.rmtree(place, ignore_errors=True)
     metadata = {k: loaded.metadata[k] for k in ("source", "extra") if k in loaded.metadata}
     checkpoints.save(place, loaded.kind, loaded.config, loaded.params, single_file=True, **metadata)
-    size = sum(f.stat().st_size for f in place.iterdir())
+    model = models.load(place)
+    settings = make_request(model, [0]).settings
+    gains.write(
+        place / gains.FOLDER / gains.file_name(settings, 1.0, 1.0), gains.measure(model, settings, 1.0, 1.0)
+    )
+    size = sum(f.stat().st_size for f in place.rglob("*") if f.is_file())
     print(f"{place}: {size / 1e6:.2f} MB")
 
 

@@ -152,8 +152,8 @@ def test_negative_control_the_drafts_noise_in_the_residual(monkeypatch):
     )
     original = inner.commit
 
-    def commit(problem, speculation, chain, draft, verdict, rows):
-        moved = original(problem, speculation, chain, draft, verdict, rows)
+    def commit(problem, speculation, chain, draft, verdict):
+        moved = original(problem, speculation, chain, draft, verdict)
         lanes = jnp.arange(ROWS)
         at = jnp.minimum(verdict.n, draft.steps.shape[0] - 1)
         rejected = (chain.left > 0) & (verdict.n < jnp.minimum(draft.steps.shape[0], chain.left))

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from cspd_jax.coupling.acceptance import accepts, uniform
+from cspd_jax.coupling.logs import at_least_float32
 
 Array = jax.Array
 
@@ -52,7 +53,7 @@ def resample(
     def one(key):
         for_value, for_test = jax.random.split(key)
         value = propose(for_value)
-        log_a = log_accept(value)
+        (log_a,) = at_least_float32(log_accept(value))
         return value, accepts(uniform(for_test, dtype=log_a.dtype), log_a)
 
     def searching(loop):

@@ -14,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -122,14 +123,18 @@ class Result(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """What stays the same along the chains; `log_scale` is 2 log temperature."""
+    """What stays the same along the chains.
 
-    head: Any  # (steps [M, R], x [M, R, d]) -> (eps, v)
+    head: (steps [M, R], x [M, R, d]) -> (eps, v). log_scale: 2 log temperature. halves: 2 with guidance.
+    """
+
+    head: Callable[[Array, Array], tuple[Array, Array]]
     drafter: Drafter
     c: Coefficients
     log_scale: Array
     random: Randomness
     final_noise: bool
+    halves: int
 
 
 def speculate_chain(
@@ -142,16 +147,43 @@ def speculate_chain(
     drafter: Drafter,
     *,
     speculation: Speculation,
+    trajectory: bool = False,
+    **options,
+) -> Result:
+    """`sample_chain` with the same law and fewer head calls in sequence.
+
+    options: temperature, scale, final_noise as there; active: [R], rows that count. trajectory: return the
+    path.
+    """
+    problem, chain = begin(denoiser, params, time, z, random, coefficients, drafter, **options)
+    if trajectory:
+        chain = chain._replace(path=jnp.zeros((time.shape[0], *chain.x.shape), chain.x.dtype))
+
+    def call(window, chain):
+        return advance(problem, speculation, chain, window)
+
+    *first, last = ((w, len(list(same))) for w, same in itertools.groupby(speculation.windows))
+    for window, calls in first:
+        chain, _ = jax.lax.scan(lambda chain, _, w=window: (call(w, chain), None), chain, length=calls)
+    chain = jax.lax.while_loop(lambda chain: jnp.any(chain.left > 0), functools.partial(call, last[0]), chain)
+    return Result(chain.x, chain.log_p, chain.path, chain.counts)
+
+
+def begin(
+    denoiser: Denoiser,
+    params: Any,
+    time: Array,
+    z: Array,
+    random: Randomness,
+    coefficients: Coefficients,
+    drafter: Drafter,
+    *,
     temperature: Array | float = 1.0,
     scale: Array | None = None,
     final_noise: bool = False,
     active: Array | None = None,
-    trajectory: bool = False,
-) -> Result:
-    """`sample_chain` with the same law and fewer head calls in sequence.
-
-    active: [R], rows that count. trajectory: return the path.
-    """
+) -> tuple[Problem, Chain]:
+    """The chains at x_T, before the first head call."""
     steps, rows = time.shape[0], random.noise.shape[1]
     x = random.noise[-1]
     problem = Problem(
@@ -161,27 +193,19 @@ def speculate_chain(
         log_scale=2 * jnp.log(jnp.asarray(temperature, x.dtype)),
         random=random,
         final_noise=final_noise,
+        halves=z.shape[0] // rows,
     )
     left = jnp.full(rows, steps, jnp.int32)
     if active is not None:
         left = jnp.where(active, left, 0)
     log_p = jnp.zeros(rows, jnp.promote_types(x.dtype, jnp.float32))
-    path = jnp.zeros((steps, *x.shape), x.dtype) if trajectory else None
-    chain = Chain(left, x, drafter.start(x), log_p, path, _no_counts(steps))
-    halves = z.shape[0] // rows
+    return problem, Chain(left, x, drafter.start(x), log_p, None, _no_counts(steps))
 
-    def advance(window, chain):
-        draft = draft_steps(problem, chain, window)
-        verdict = verify_steps(problem, draft)
-        return commit(problem, speculation, chain, draft, verdict, window * rows * halves)
 
-    *first, last = ((w, len(list(same))) for w, same in itertools.groupby(speculation.windows))
-    for window, calls in first:
-        chain, _ = jax.lax.scan(lambda chain, _, w=window: (advance(w, chain), None), chain, length=calls)
-    chain = jax.lax.while_loop(
-        lambda chain: jnp.any(chain.left > 0), functools.partial(advance, last[0]), chain
-    )
-    return Result(chain.x, chain.log_p, chain.path, chain.counts)
+def advance(problem: Problem, speculation: Speculation, chain: Chain, window: int) -> Chain:
+    """One head call: drafts `window` steps of every row, verifies them, and commits what passed."""
+    draft = draft_steps(problem, chain, window)
+    return commit(problem, speculation, chain, draft, verify_steps(problem, draft))
 
 
 def draft_steps(problem: Problem, chain: Chain, window: int) -> Draft:
@@ -217,14 +241,7 @@ def verify_steps(problem: Problem, draft: Draft) -> Verdict:
     return Verdict(p, x0, v, jnp.sum(accepted, axis=0, dtype=jnp.int32))
 
 
-def commit(
-    problem: Problem,
-    speculation: Speculation,
-    chain: Chain,
-    draft: Draft,
-    verdict: Verdict,
-    rows_called: int,
-) -> Chain:
+def commit(problem: Problem, speculation: Speculation, chain: Chain, draft: Draft, verdict: Verdict) -> Chain:
     """Keeps the accepted drafts, draws the first rejected step from its residual, and guesses anew."""
     window, rows = draft.steps.shape
     lanes = jnp.arange(rows)
@@ -263,7 +280,7 @@ def commit(
     tested = taken - jnp.where(taken > 0, noise_free, False)
     counts = Counts(
         calls=old.calls + 1,
-        rows=old.rows + rows_called,
+        rows=old.rows + window * rows * problem.halves,
         row_calls=old.row_calls + _count(active),
         starts=old.starts.at[begun].add(active.astype(jnp.int32)),
         committed=old.committed.at[begun].add(jnp.where(active, taken, 0)),

@@ -1,0 +1,279 @@
+"""Speculation along the denoising chain: head calls, and time, against the plain chain, in one run.
+
+    python benchmarks/inner.py                 # both parts
+    python benchmarks/inner.py --only calls    # head calls per token of the default model
+    python benchmarks/inner.py --only seconds  # MAR's real head shapes; whole tokens at MAR-B's sizes
+    python benchmarks/inner.py --only auto     # what --denoise auto decides, against both ways
+
+Times of MAR's heads are with random weights, as none are at hand: the cost of a call is real, and which
+drafts are accepted is replayed from the default model (the same windows; as many chains). With torch (extra
+`parity`), tokens at MAR-B's sizes are compared with the reference as well. Prints tables on standard error,
+one JSON object on standard output.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import platform
+import statistics
+import sys
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from cspd_jax import choice, gains, models
+from cspd_jax.coupling import uniform
+from cspd_jax.decoders import inner, plain
+from cspd_jax.decoders.drafter import frozen
+from cspd_jax.decoders.plain import PlainSettings
+from cspd_jax.diffusion.gaussian import coefficients
+from cspd_jax.diffusion.schedule import sampling_schedule
+from cspd_jax.keys import image_keys
+from cspd_jax.networks.config import MAR_PRESETS
+from cspd_jax.networks.mar import abstract_params, init_params
+from cspd_jax.networks.model import MARModel
+
+STEPS = 100
+WINDOWS = ((8,), (16,), (32,), (32, 32, 32, 32, 8))
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def seconds(runs: dict, repeats: int) -> dict[str, float]:
+    """Median seconds of each, the runs taking turns, after one that compiles."""
+    for run in runs.values():
+        jax.block_until_ready(run())
+    times = {name: [] for name in runs}
+    for _ in range(repeats):
+        for name, run in runs.items():
+            start = time.perf_counter()
+            jax.block_until_ready(run())
+            times[name].append(time.perf_counter() - start)
+    return {name: statistics.median(t) for name, t in times.items()}
+
+
+def settings_of(model, guided: bool = False, speculation=None) -> PlainSettings:
+    return PlainSettings(
+        num_iter=model.config.seq_len,
+        respacing="ddim100",
+        guided=guided,
+        encoder_sizes=1,
+        speculation=speculation,
+    )
+
+
+def calls(images: int) -> list[dict]:
+    """Head calls of whole generations by the default model, all `images` side by side, one token a step."""
+    model, found = models.load("default"), []
+    keys = image_keys(jax.random.key(11), images)
+    labels = jnp.arange(images, dtype=jnp.int32) % 10
+    for cfg, temperature in ((1.0, 1.0), (3.0, 1.0), (1.0, 0.95), (3.0, 0.95)):
+        settings = settings_of(model, cfg != 1)
+        drafter = gains.get(model, settings, cfg, temperature).calibration.drafter
+        ways = {"frozen": frozen(STEPS, model.config.token_dim), "noise-corrected": drafter}
+        for name, drafter in ways.items():
+            for windows in WINDOWS:
+                way = settings_of(model, cfg != 1, inner.Speculation(windows))
+                options = {"settings": way, "cfg": cfg, "temperature": temperature, "drafter": drafter}
+                counts = plain.sample(model.model, model.params, keys, labels, **options).counts
+                counts = jax.tree.map(lambda a: np.asarray(a, np.int64), counts)
+                tokens = images * model.config.seq_len
+                row = {
+                    "cfg": cfg,
+                    "temperature": temperature,
+                    "drafter": name,
+                    "M": choice.name_of(windows),
+                    "calls_mean": counts.row_calls.sum() / tokens,
+                    "calls_of_slowest": float(counts.calls.mean()),
+                    "rows_per_token": counts.rows.sum() / tokens / (1 + settings.guided),
+                    "acceptance": counts.accepted.sum() / counts.tested.sum(),
+                    "trips_per_call": counts.trips.sum() / counts.calls.sum(),
+                    "truncated": int(counts.truncated.sum()),
+                }
+                found.append(row)
+                say(
+                    f"cfg {cfg:g}, temperature {temperature:g}, {name}, M = {row['M']}:"
+                    f" {row['calls_mean']:.1f} head calls a token, {row['calls_of_slowest']:.1f} for the"
+                    f" slowest; {row['rows_per_token']:.0f} rows; {row['trips_per_call']:.2f} trips a call"
+                )
+    return found
+
+
+def randomness(rows: int, dim: int, seed: int = 0) -> inner.Randomness:
+    key = jax.random.key(seed)
+    return inner.Randomness(
+        jax.random.normal(jax.random.fold_in(key, 1), (STEPS + 1, rows, dim)),
+        uniform(jax.random.fold_in(key, 2), (STEPS, rows)),
+        jax.random.split(jax.random.fold_in(key, 3), rows),
+    )
+
+
+def recorded(rows: int, windows: tuple[int, ...]) -> tuple[inner.Randomness, int]:
+    """Runs the default model on `rows` of its contexts. Returns random numbers whose uniforms make any other
+    model accept and reject the same drafts (0 always accepts, 2 never), and the number of head calls."""
+    model = models.load("default")
+    found = gains.get(model, settings_of(model), 1.0, 1.0).calibration
+    schedule = sampling_schedule("ddim100")
+    features = model.model.embed_time(model.params, jnp.asarray(schedule.timestep_map))
+    chosen = np.random.default_rng(rows).permutation(rows) % found.contexts.shape[1]
+    random = randomness(rows, model.config.token_dim)
+    z = found.contexts[0, chosen]
+    problem, chain = inner.begin(
+        model.model, model.params, features, z, random, coefficients(schedule), found.drafter
+    )
+
+    @functools.partial(jax.jit, static_argnums=1)
+    def call(chain, window):
+        draft = inner.draft_steps(problem, chain, window)
+        verdict = inner.verify_steps(problem, draft)
+        rejected = verdict.n < jnp.minimum(window, chain.left)
+        step = draft.steps[jnp.minimum(verdict.n, window - 1), jnp.arange(rows)]
+        return inner.commit(problem, inner.Speculation(windows), chain, draft, verdict), rejected, step
+
+    forced = np.zeros((STEPS, rows), np.float32)
+    count = 0
+    while np.any(chain.left > 0):
+        chain, rejected, step = call(chain, windows[min(count, len(windows) - 1)])
+        forced[np.asarray(step)[rejected], np.nonzero(rejected)[0]] = 2.0
+        count += 1
+    return random._replace(uniforms=jnp.asarray(forced)), count
+
+
+def head_seconds(name: str, rows: int, repeats: int) -> dict:
+    """Seconds of the chains of `rows` tokens with the head of a published size."""
+    config = MAR_PRESETS[name]
+    model = MARModel(config)
+    random = np.random.default_rng(0)
+    params = jax.tree.map(
+        lambda a: jnp.asarray(0.02 * random.standard_normal(a.shape, np.float32)),
+        {"head": abstract_params(config)["head"]},
+    )
+    z = jax.random.normal(jax.random.key(1), (rows, config.decoder_width))
+    settings = PlainSettings(respacing="ddim100")
+    drafter = frozen(STEPS, config.token_dim)
+    runs, count = {}, {}
+    for windows in (None, *WINDOWS):
+        label, random = "plain", randomness(rows, config.token_dim)
+        if windows:
+            label = choice.name_of(windows)
+            random, count[label] = recorded(rows, windows)
+        way = windows and inner.Speculation(windows)
+        runs[label] = functools.partial(
+            choice.run_chains, model, params, z, random, drafter, 1.0, 1.0, settings=settings, speculation=way
+        )
+    times = seconds(runs, repeats)
+    best = min((label for label in times if label != "plain"), key=times.get)
+    say(
+        f"{name}, {rows} rows: plain {times['plain']:.3f} s, "
+        + ", ".join(f"M = {m} {times[m]:.3f} s in {count[m]} calls" for m in count)
+        + f"; {times['plain'] / times[best]:.2f} times faster"
+    )
+    return {
+        "head": name,
+        "rows": rows,
+        "seconds": times,
+        "calls": count,
+        "ratio": times["plain"] / times[best],
+    }
+
+
+def whole_tokens(head: dict, repeats: int) -> list[dict]:
+    """One AR step at MAR-B's sizes, batch 1: the backbone's time, and with it the time of a token."""
+    config = MAR_PRESETS["mar-base"]
+    model, params = MARModel(config), init_params(config, jax.random.key(0))
+    settings = PlainSettings(num_iter=256, respacing="ddim100")
+    batch = plain.start(model, params, image_keys(jax.random.key(0), 1), jnp.zeros(1, jnp.int32), settings)
+    segments = plain.plan_segments(config.seq_len, 256, settings.encoder_sizes)
+    state = plain.empty_state(model, 1, segments)
+    fast = min(s for label, s in head["seconds"].items() if label != "plain")
+    found = []
+    for known in (4, 128):
+        bucket = next(s.bucket for s in segments if s.bucket >= known)
+        context = jax.jit(functools.partial(plain.group_context, model, bucket=bucket, width=1))
+        run = functools.partial(context, params, batch, state, jnp.int32(known))
+        backbone = seconds({"backbone": run}, repeats)["backbone"]
+        row = {"known": known, "backbone": backbone}
+        row |= {"plain": backbone + head["seconds"]["plain"], "speculative": backbone + fast}
+        row["reference"] = reference_token(config, known, repeats)
+        found.append(row)
+        against = f", reference {row['reference']:.2f} s" if row["reference"] else ""
+        say(
+            f"MAR-B token, batch 1, {known} known: plain {row['plain']:.3f} s, speculative"
+            f" {row['speculative']:.3f} s (backbone {backbone:.3f}){against}"
+        )
+    return found
+
+
+def reference_token(config, known: int, repeats: int) -> float | None:
+    """Seconds of a token in a PyTorch implementation that loops as the reference does; None without torch."""
+    try:
+        import reference_torch
+        import torch
+    except ImportError:
+        return None
+    torch.set_num_threads(2)
+    reference = reference_torch.random_model(config)
+    reveal = np.random.default_rng(0).permutation(config.seq_len)
+    mask = torch.ones(1, config.seq_len)
+    mask[:, reveal[:known]] = 0
+    tokens = torch.zeros(1, config.seq_len, config.token_dim)
+
+    def token():
+        with torch.inference_mode():
+            z = reference.context(tokens, mask, reference.fake_latent)[:, reveal[known]]
+            reference.diffloss.sample(z, sampling_schedule("ddim100"), None, 1.0, 1.0)
+        return 0
+
+    return seconds({"token": token}, repeats)["token"]
+
+
+def auto(repeats: int) -> list[dict]:
+    """What `--denoise auto` decides for groups of the default model, and what both ways take."""
+    model, found = models.load("default"), []
+    settings = settings_of(model)
+    calibration = gains.get(model, settings, 1.0, 1.0).calibration
+    for rows in (1, 8, 64):
+        chosen = choice.choose(model, settings, calibration, rows, 1.0, 1.0)
+        again = [choice.measure(model, settings, calibration, rows, 1.0, 1.0) for _ in range(repeats)]
+        times = {name: statistics.median(a[name] for a in again) for name in again[0]}
+        name = choice.name_of(chosen.speculation.windows) if chosen.speculation else "plain"
+        row = {"rows": rows, "chosen": name, "seconds": times, "loss": times[name] / min(times.values()) - 1}
+        found.append(row)
+        listed = ", ".join(f"{n} {1e3 * s:.1f} ms" for n, s in times.items())
+        say(f"auto, {rows} rows of the default model: {name}; {listed}; {row['loss']:.1%} from the best")
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", choices=["calls", "seconds", "auto"])
+    parser.add_argument("--images", type=int, default=64, help="side by side, for the calls (64)")
+    parser.add_argument("--repeats", type=int, default=5)
+    args = parser.parse_args()
+    out = {
+        "machine": platform.machine(),
+        "device": jax.devices()[0].device_kind,
+        "jax": jax.__version__,
+    }
+    if args.only in (None, "calls"):
+        out["calls"] = calls(args.images)
+    if args.only in (None, "seconds"):
+        out["head"] = [
+            head_seconds(name, rows, args.repeats) for name in ("mar-base", "mar-huge") for rows in (1, 8, 64)
+        ]
+        out["token"] = whole_tokens(out["head"][0], args.repeats)
+    if args.only in (None, "auto"):
+        out["auto"] = auto(3)
+    print(json.dumps(out))
+
+
+if __name__ == "__main__":
+    main()
