@@ -199,12 +199,12 @@ def test_sampled_blocks():
 
 
 def test_a_shorter_block_ignores_the_later_rows():
-    """gamma = 0, ..., 3 as a traced number, later rows full of nan, is the block of that static length."""
+    """gamma = 0 and 2 as a traced number, later rows full of nan, is the block of that static length."""
     p, q = tables(1)
     drafts = np.tile(DRAFTS, (8, 1))
     keys = jax.random.split(jax.random.key(0), len(drafts))
     log_p, log_q = logs(along(p, drafts, GAMMA + 1)), logs(along(q, drafts, GAMMA))
-    for gamma in range(GAMMA + 1):
+    for gamma in (0, 2):
         late_p, late_q, late = log_p.copy(), log_q.copy(), drafts.copy()
         late_p[:, gamma + 1 :], late_q[:, gamma:], late[:, gamma:] = np.nan, np.nan, 0
         found = verify(keys, late_p, late_q, late, np.full(len(drafts), gamma))

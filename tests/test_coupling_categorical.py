@@ -92,10 +92,11 @@ def test_sixteen_bits_are_normalised_in_float32(dtype):
     what a sampler draws from them. Equal laws are accepted always."""
     random = np.random.default_rng(0)
     log_p, log_q = (jnp.asarray(np.log(random.dirichlet(np.full(1000, 0.5)) + 1e-9), dtype) for _ in range(2))
-    found = couple_categorical(jax.random.key(0), log_p, log_p, jnp.int32(3))
-    assert found.accepted and found.info.log_accept == 0 and found.info.log_accept.dtype == jnp.float32
+    keys, drafts = jax.random.split(jax.random.key(0), 1000), np.arange(1000)
+    found = couple(keys, log_p, log_p, drafts)
+    assert found.accepted.all() and found.info.log_accept.dtype == jnp.float32
+    np.testing.assert_array_equal(found.info.log_accept, 0)
     p, q = (np.exp(np.asarray(a, np.float64)) for a in (log_p, log_q))
     p, q = p / p.sum(), q / q.sum()
-    drafts = jnp.arange(1000)
-    log_a = jax.vmap(lambda x: couple_categorical(jax.random.key(0), log_p, log_q, x).info.log_accept)(drafts)
+    log_a = couple(keys, log_p, log_q, drafts).info.log_accept
     np.testing.assert_allclose(np.exp(log_a), np.minimum(1, p / q), rtol=1e-4)

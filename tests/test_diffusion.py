@@ -6,18 +6,18 @@ import numpy as np
 import pytest
 from gaussian_head import GaussianData
 
-from cspd_jax.diffusion.chain import chunk_length, path_log_density, sample_chain
+from cspd_jax.diffusion.chain import chunk_length, path_log_density, sample_chain, sample_path
 from cspd_jax.diffusion.gaussian import Gaussian, coefficients, log_density
 from cspd_jax.diffusion.schedule import make_schedule, respace, sampling_schedule
 from cspd_jax.errors import UserError
 
 
-def run_chain(denoiser, rows, dim, key, **kwargs):
+def run_chain(denoiser, rows, dim, key, sample=sample_chain, **kwargs):
     schedule = denoiser.schedule
     noise = jax.random.normal(key, (schedule.num_steps + 1, rows, dim))
     time = denoiser.embed_time(None, jnp.asarray(schedule.timestep_map))
     z = jnp.zeros((rows, 1))
-    return sample_chain(denoiser, None, time, z, noise, coefficients(schedule), **kwargs), noise, time, z
+    return sample(denoiser, None, time, z, noise, coefficients(schedule), **kwargs), noise, time, z
 
 
 @pytest.mark.parametrize("spec", ["ddim100", "ddim25"])
@@ -45,11 +45,11 @@ def test_the_statistics_above_notice_a_wrong_noise():
 def test_last_step_adds_noise_only_when_asked():
     denoiser = GaussianData("ddim25", 0.7, 0.09)
     key = jax.random.key(0)
-    (off, states), noise, *_ = run_chain(denoiser, 8, 4, key, trajectory=True)
-    (on, _), *_ = run_chain(denoiser, 8, 4, key, trajectory=True, final_noise=True)
-    assert states.shape == (25, 8, 4)
-    np.testing.assert_array_equal(states[-1], off)
-    difference = np.asarray(on - off) / np.asarray(noise[0])
+    off, noise, *_ = run_chain(denoiser, 8, 4, key, sample_path)
+    on, *_ = run_chain(denoiser, 8, 4, key, final_noise=True)
+    assert off.states.shape == (25, 8, 4)
+    np.testing.assert_array_equal(off.states[0], off.x)
+    difference = np.asarray(on - off.x) / np.asarray(noise[0])
     np.testing.assert_allclose(difference, difference[0, 0], rtol=1e-3)
     assert difference[0, 0] > 0.005
 
@@ -59,10 +59,10 @@ def test_path_density_is_the_sum_of_its_transitions(final_noise):
     """Against a direct evaluation from the chain's own noise: every standardised residual is that noise."""
     denoiser = GaussianData("ddim25", 0.7, 0.09)
     temperature = 0.9
-    (_, states), noise, time, z = run_chain(
-        denoiser, 5, 3, jax.random.key(1), trajectory=True, final_noise=final_noise, temperature=temperature
+    drawn, noise, time, z = run_chain(
+        denoiser, 5, 3, jax.random.key(1), sample_path, final_noise=final_noise, temperature=temperature
     )
-    path = jnp.concatenate([noise[-1:], states])[::-1]
+    path = jnp.concatenate([drawn.states, noise[-1:]])
     c = coefficients(denoiser.schedule)
     kwargs = {"temperature": temperature, "final_noise": final_noise}
     total = path_log_density(denoiser, None, time, z, path, c, **kwargs)
@@ -75,6 +75,7 @@ def test_path_density_is_the_sum_of_its_transitions(final_noise):
         eps = np.asarray(noise[i], np.float64)
         expected += (-0.5 * (eps**2 + log_var + np.log(2 * np.pi))).sum(-1)
     np.testing.assert_allclose(total, expected, rtol=2e-4)
+    np.testing.assert_allclose(drawn.log_density, expected, rtol=1e-5)
 
 
 def test_log_density_at_small_sigma_in_many_dimensions():

@@ -19,7 +19,7 @@ from cspd_jax.data.patches import unpatchify
 from cspd_jax.decoders import inner, plain
 from cspd_jax.decoders.calibration import calibrate, fit
 from cspd_jax.decoders.drafter import NoiseCorrected, frozen
-from cspd_jax.diffusion.chain import path_log_density, sample_chain
+from cspd_jax.diffusion.chain import path_log_density, sample_chain, sample_path
 from cspd_jax.diffusion.gaussian import coefficients
 from cspd_jax.keys import image_keys
 from cspd_jax.networks.model import MARModel
@@ -384,8 +384,8 @@ def test_gains_of_a_linear_head_are_its_slope():
     schedule = HEAD.schedule
     time, z, c = setting(rows=512)
     noise = randomness(512).noise
-    _, states = sample_chain(HEAD, None, time, z, noise, c, trajectory=True, final_noise=True)
-    x = jnp.concatenate([states[::-1], noise[-1:]])  # entry i is x_i
+    states = sample_path(HEAD, None, time, z, noise, c, final_noise=True).states
+    x = jnp.concatenate([states, noise[-1:]])  # entry i is x_i
     index = jnp.broadcast_to(jnp.arange(STEPS)[:, None], (STEPS, 512)).reshape(-1)
     out = HEAD.denoise(None, x[1:].reshape(-1, DIM), index)
     eps, v = (a.reshape(STEPS, 512, DIM) for a in jnp.split(out, 2, axis=-1))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -52,6 +52,15 @@ def step_law(
     return transition(c, x, *predict(denoiser, params, x, modulations, scale))
 
 
+class Path(NamedTuple):
+    """x: x_0 [R, d]. states: [T, R, d], entry i is x_i. log_density: [R], of them given x_T; the last
+    transition is left out where it has no noise."""
+
+    x: Array
+    states: Array
+    log_density: Array
+
+
 def sample_chain(
     denoiser: Denoiser,
     params: Any,
@@ -59,19 +68,45 @@ def sample_chain(
     z: Array,
     noise: Array,
     coefficients: Coefficients,
-    *,
-    temperature: Array | float = 1.0,
-    scale: Array | None = None,
-    final_noise: bool = False,
-    trajectory: bool = False,
+    **options,
 ) -> Array:
-    """Runs the chain of R tokens side by side and returns x_0 [R, d].
+    """Runs the chain of R tokens side by side and returns x_0 [R, d]; arguments as for `sample_path`."""
+    x, _ = _run(denoiser, params, time, z, noise, coefficients, record=False, **options)
+    return x
+
+
+def sample_path(
+    denoiser: Denoiser,
+    params: Any,
+    time: Array,
+    z: Array,
+    noise: Array,
+    coefficients: Coefficients,
+    **options,
+) -> Path:
+    """`sample_chain`, with the states on the way and their density.
 
     time: `embed_time` of the T timesteps. z: [R, D]; with guidance (`scale` [R, 1] or scalar) [2R, D],
     the conditional rows first. noise: [T + 1, R, d]; entry T is x_T, entry i is added in step i.
-    MAR adds none in step 0, unless `final_noise`. With `trajectory` the states x_{T-1}, ..., x_0 are
-    returned as well: (x_0, [T, R, d]).
+    Options: temperature (1), scale, final_noise: MAR adds none in step 0, unless this is set (False).
     """
+    x, (states, terms) = _run(denoiser, params, time, z, noise, coefficients, record=True, **options)
+    return Path(x, states[::-1], jnp.sum(terms, axis=0))
+
+
+def _run(
+    denoiser: Denoiser,
+    params: Any,
+    time: Array,
+    z: Array,
+    noise: Array,
+    coefficients: Coefficients,
+    *,
+    record: bool,
+    temperature: Array | float = 1.0,
+    scale: Array | None = None,
+    final_noise: bool = False,
+):
     steps = time.shape[0]
     gain = jnp.full(steps, temperature, noise.dtype)
     if not final_noise:
@@ -86,15 +121,19 @@ def sample_chain(
         modulations, c, eps, g = inputs
         p = step_law(denoiser, params, x, modulations, c, scale)
         x = p.mean + g * jnp.exp(0.5 * p.log_var) * eps
-        return x, x if trajectory else None
+        if not record:
+            return x, None
+        widened = Gaussian(jnp.zeros_like(eps), p.log_var + 2 * jnp.log(temperature))
+        term = log_density(widened, jnp.exp(0.5 * widened.log_var) * eps)
+        return x, (x, jnp.where(g > 0, term, 0.0))
 
     def several_steps(x, inputs):
         time, *rest = inputs
         modulations = denoiser.modulate(params, time[:, None], z[None])
         return jax.lax.scan(step, x, (modulations, *rest))
 
-    x, states = jax.lax.scan(several_steps, noise[-1], backwards)
-    return (x, states.reshape(steps, *x.shape)) if trajectory else x
+    x, seen = jax.lax.scan(several_steps, noise[-1], backwards)
+    return x, jax.tree.map(lambda a: a.reshape(steps, *a.shape[2:]), seen)
 
 
 def path_log_density(

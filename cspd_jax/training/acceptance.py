@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from cspd_jax.diffusion.chain import path_log_density, sample_chain
+from cspd_jax.diffusion.chain import path_log_density, sample_path
 from cspd_jax.diffusion.gaussian import coefficients
 from cspd_jax.diffusion.schedule import sampling_schedule
 from cspd_jax.networks.model import MARModel
@@ -62,8 +62,7 @@ def path_acceptance(
     q, p = condition(draft, draft_params), condition(target, target_params)
     noise = jax.random.normal(chain, (schedule.num_steps + 1, batch, dim))
     kwargs = {"scale": scale, "final_noise": True}
-    _, states = sample_chain(draft, draft_params, *q, noise, c, trajectory=True, **kwargs)
-    path = jnp.concatenate([states[::-1], noise[-1:]])
-    log_p = path_log_density(target, target_params, *p, path, c, **kwargs)
-    log_q = path_log_density(draft, draft_params, *q, path, c, **kwargs)
-    return Acceptance(jnp.exp(jnp.minimum(0.0, log_p - log_q)), log_p - log_q)
+    drafted = sample_path(draft, draft_params, *q, noise, c, **kwargs)
+    path = jnp.concatenate([drafted.states, noise[-1:]])
+    log_ratio = path_log_density(target, target_params, *p, path, c, **kwargs) - drafted.log_density
+    return Acceptance(jnp.exp(jnp.minimum(0.0, log_ratio)), log_ratio)
