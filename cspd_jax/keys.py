@@ -23,6 +23,9 @@ class Purpose(enum.IntEnum):
     CHAIN = 1
     ACCEPT = 2
     RESIDUAL = 3
+    TEST = 4
+    PROPOSAL = 5
+    PROPOSAL_TEST = 6
 
 
 def image_keys(key: Array, count: int, first: int = 0) -> Array:
