@@ -27,9 +27,7 @@ def noise_of(sampler, *, num_iter=6, cfg=1.0, temperature=1.0, images=IMAGES, se
     )
     keys = image_keys(jax.random.key(seed), images)
     labels = jnp.zeros(images, jnp.int32)
-    found = sampler(
-        MODEL, None, keys, labels, settings=settings, cfg=cfg, temperature=temperature, **options
-    )
+    found = sampler(MODEL, None, keys, labels, settings=settings, cfg=cfg, temperature=temperature, **options)
     groups = reveal_groups(MODEL.seq_len, num_iter)
     scales = np.asarray(guidance_scale(groups, cfg, "linear"))
     tokens = in_reveal_order(found.tokens, keys)
@@ -43,7 +41,9 @@ def p_value(noise):
     flat = noise.reshape(count, -1)
     found = [ks_p_value(noise[:, i], norm.cdf) for i in range(length)]
     found += [ks_p_value(flat.sum(1) / np.sqrt(length * dim), norm.cdf)]
-    found += [ks_p_value((noise[:, 1:] - noise[:, :-1])[:, i] / np.sqrt(2), norm.cdf) for i in range(length - 1)]
+    found += [
+        ks_p_value((noise[:, 1:] - noise[:, :-1])[:, i] / np.sqrt(2), norm.cdf) for i in range(length - 1)
+    ]
     found += [ks_p_value((flat**2).sum(1), chi2(length * dim).cdf)]
     return min(1.0, len(found) * min(found))
 

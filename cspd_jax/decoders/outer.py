@@ -1,10 +1,10 @@
-"""Exact speculation over AR steps: groups of tokens are drafted, and verified together by whole denoising paths.
+"""Exact speculation over AR steps: groups of tokens drafted, and verified together by whole denoising paths.
 
-A drafted token is a path X = (x_T, ..., x_0) of the drafter's chain, with density q. The target's density p of
-the same path, under the token's own context, needs no sequential call: the states are given. X is accepted with
-probability min(1, p / q); a rejected token is drawn from the residual (p - q)_+ by paths Y of the target, each
-accepted with probability 1 - min(1, q(Y) / p(Y)). So every token has the target's law given what is before it.
-It needs noise in the last denoising step: without it paths of two laws are never equal.
+A drafted token is a path X = (x_T, ..., x_0) of the drafter's chain, with density q. The target's density p
+of the same path, under the token's own context, needs no sequential call: the states are given. X is accepted
+with probability min(1, p / q); a rejected token is drawn from the residual (p - q)_+ by paths Y of the target,
+each accepted with probability 1 - min(1, q(Y) / p(Y)). So every token has the target's law given what is before
+it. Noise in the last denoising step is needed: without it paths of two laws are never equal.
 
 One round, every image at its own place: one backbone call gives the contexts before each drafted group, one head
 call the densities; groups are committed up to the first with a rejection, whose rejected tokens are drawn anew
@@ -174,9 +174,7 @@ def begin(model, params, keys, labels, settings: PlainSettings, ahead: Ahead, cf
                                             jnp.zeros(images, jnp.int32)))  # fmt: skip
     z = jnp.zeros(shape.shape, shape.dtype)[:, 0]  # [B, gamma + 1, G, H, D]
     zeros = jnp.zeros(z.shape[:3], dtype)
-    drafts = Paths(
-        jnp.zeros((*z.shape[:3], game.steps + 1, model.token_dim), dtype), z, zeros, zeros
-    )
+    drafts = Paths(jnp.zeros((*z.shape[:3], game.steps + 1, model.token_dim), dtype), z, zeros, zeros)
     drafts = jax.tree.map(lambda a: a[:, 1:], drafts)
     missing = jnp.zeros(z.shape[:1] + z.shape[2:3], bool)
     no = jnp.zeros(images, bool)
@@ -335,9 +333,7 @@ def draw(game: Game, state: State, ahead_z: Array) -> State:
         drafts=drafts,
         drafted=jnp.ones_like(state.drafted),
         waiting=waiting._replace(missing=missing, tries=waiting.tries + k),
-        counts=state.counts._replace(
-            truncated=state.counts.truncated + jnp.sum(given_up, dtype=jnp.int32)
-        ),
+        counts=state.counts._replace(truncated=state.counts.truncated + jnp.sum(given_up, dtype=jnp.int32)),
     )
 
 
