@@ -1,15 +1,17 @@
 """Exact speculation over AR steps: groups of tokens drafted, and verified together by whole denoising paths.
 
-A drafted token is a path X = (x_T, ..., x_0) of the drafter's chain, with density q. The target's density p
-of the same path, under the token's own context, needs no sequential call: the states are given. X is accepted
-with probability min(1, p / q); a rejected token is drawn from the residual (p - q)_+ by paths Y of the target,
-each accepted with probability 1 - min(1, q(Y) / p(Y)). So every token has the target's law given what is before
-it. Noise in the last denoising step is needed: without it paths of two laws are never equal.
+A drafted token is a path X = (x_T, ..., x_0) of the drafter's chain, with density q. The target's density
+p of the same path, under the token's own context, needs no sequential call: the states are given. X is
+accepted with probability min(1, p / q); a rejected token is drawn from the residual (p - q)_+ by paths Y
+of the target, each accepted with probability 1 - min(1, q(Y) / p(Y)). So every token has the target's law
+given what is before it. Noise in the last denoising step is needed: without it paths of two laws are
+never equal.
 
-One round, every image at its own place: one backbone call gives the contexts before each drafted group, one head
-call the densities; groups are committed up to the first with a rejection, whose rejected tokens are drawn anew
-under the context that they had; one pass over the denoising chain draws K proposals for each of them and, side by
-side, the next drafts. A token whose proposals all failed waits, with its image, for the next round.
+One round, every image at its own place: one backbone call gives the contexts before each drafted group,
+one head call the densities; groups are committed up to the first with a rejection, whose rejected tokens
+are drawn anew under the context that they had; one pass over the denoising chain draws K proposals for
+each of them and, side by side, the next drafts. A token whose proposals all failed waits, with its image,
+for the next round.
 
 The target drafts for itself: its z at positions further ahead, stale by 1, 2, ... groups, are the drafter's.
 """
@@ -38,8 +40,8 @@ Array = jax.Array
 
 @dataclasses.dataclass(frozen=True)
 class Ahead:
-    """The static part. gamma: groups drafted ahead. proposals: K, per round and waiting token. max_tries: proposals
-    after which the last one is kept and counted as truncated."""
+    """The static part. gamma: groups drafted ahead. proposals: K, per round and waiting token. max_tries:
+    proposals after which the last one is kept and counted as truncated."""
 
     gamma: int = 4
     proposals: int = 8
@@ -47,8 +49,9 @@ class Ahead:
 
 
 class Paths(NamedTuple):
-    """Tokens with their past: states [..., T + 1, d] (entry 0 is the token) and what drew them, z [..., H, D]
-    (H = 2 with guidance, conditional first) at guidance `scale` [...], under which they have `log_density`."""
+    """Tokens with their past: states [..., T + 1, d] (entry 0 is the token) and what drew them, z [...,
+    H, D] (H = 2 with guidance, conditional first) at guidance `scale` [...], under which they have
+    `log_density`."""
 
     states: Array
     z: Array
@@ -84,9 +87,10 @@ class Counts(NamedTuple):
 
 
 class State(NamedTuple):
-    """tokens: [B, L + padding, d] in reveal order, final before group `group` [B] (and in it, where nothing is
-    missing). drafts: [B, gamma, G] of the groups from `group` on, or, while tokens are missing, of those after;
-    drafted: [B], whether there are any. accepted: [B, L + padding], tokens that were drafts.
+    """tokens: [B, L + padding, d] in reveal order, final before group `group` [B] (and in it, where
+    nothing is missing). drafts: [B, gamma, G] of the groups from `group` on, or, while tokens are
+    missing, of those after; drafted: [B], whether there are any. accepted: [B, L + padding], tokens that
+    were drafts.
     """
 
     tokens: Array
@@ -298,10 +302,9 @@ def draw(game: Game, state: State, ahead_z: Array) -> State:
     proposed_noise = proposal_noise(game, here, index, waiting.fresh)  # [B, K, G, T + 1, d]
     many = jax.tree.map(lambda a: jnp.repeat(a[:, None], k, axis=1), (waiting.z, waiting.scale))
     after = state.group[:, None] + 1 + jnp.arange(gamma)
-    draft_noise = jnp.moveaxis(
-        chain_noise(game.batch.keys, positions(game, after).reshape(images, -1), game.steps, game.model.token_dim),
-        0, 2,
-    ).reshape(images, gamma, game.width, game.steps + 1, -1)  # fmt: skip
+    later = positions(game, after).reshape(images, -1)
+    draft_noise = chain_noise(game.batch.keys, later, game.steps, game.model.token_dim)
+    draft_noise = jnp.moveaxis(draft_noise, 0, 2).reshape(images, gamma, game.width, game.steps + 1, -1)
     scale = jnp.broadcast_to(game.scale[after][..., None], draft_noise.shape[:3])
     both = [
         jnp.concatenate(pair, axis=1)
