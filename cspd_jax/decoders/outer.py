@@ -76,8 +76,8 @@ class Waiting(NamedTuple):
 
 
 class Counts(NamedTuple):
-    """tested, accepted: [S, gamma] drafted tokens, by AR step and by distance. rounds: [B], until the image was
-    complete. calls: [], rounds of the loop. truncated: []."""
+    """tested, accepted: [S, gamma] drafted tokens, by AR step and by distance. rounds: [B], until the image
+    was complete. calls: [], rounds of the loop. truncated: [] residual draws that were given up."""
 
     tested: Array
     accepted: Array
@@ -103,7 +103,7 @@ class State(NamedTuple):
 
 
 class Game(NamedTuple):
-    """What stays the same. start, size, scale: [S + gamma + 1] of the groups, those past the last one empty."""
+    """What stays the same. start, size, scale: [S + gamma + 1] of the groups; those past the last are empty."""
 
     model: TokenModel
     params: Any
@@ -206,8 +206,8 @@ def play(game: Game, state: State) -> State:
 
 
 def contexts(game: Game, tokens: Array, group: Array) -> Array:
-    """z [B, gamma + 1, gamma + 1, G, H, D]: entry [b, j, k] is of the tokens of group `group` + j + k when all
-    groups before `group` + j are known."""
+    """z [B, gamma + 1, gamma + 1, G, H, D]: entry [b, j, k] is of the tokens of group `group` + j + k when
+    all groups before `group` + j are known."""
     images, ahead = group.shape[0], game.ahead.gamma + 1
     halves = game.batch.reveal.shape[0] // images
     known = group[:, None] + jnp.arange(ahead)  # [B, j]
@@ -241,8 +241,8 @@ def with_drafts(game: Game, state: State) -> Array:
 
 
 def verify(game: Game, state: State, z: Array) -> tuple[State, Array]:
-    """Tests the drafts of the images that wait for nothing. Returns what is waited for now, and the z [B, gamma,
-    G, H, D] of the groups after, from the newest context of each image."""
+    """Tests the drafts of the images that wait for nothing. Returns what is waited for now, and the
+    z [B, gamma, G, H, D] of the groups after, from the newest context of each image."""
     images, gamma = state.group.shape[0], game.ahead.gamma
     lanes = jnp.arange(images)
     testing = (state.group < game.groups) & ~jnp.any(state.waiting.missing, axis=1)
