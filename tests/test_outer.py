@@ -8,7 +8,7 @@ from laws import FALSE_ALARM, ks_p_value
 from linear_tokens import LinearTokens
 from scipy.stats import chi2, norm
 
-from cspd_jax.decoders import outer, plain
+from cspd_jax.decoders import inner, outer, plain
 from cspd_jax.decoders.order import guidance_scale, reveal_groups
 from cspd_jax.keys import Purpose, image_keys, purpose_keys
 
@@ -20,10 +20,15 @@ def in_reveal_order(tokens, keys):
     return np.take_along_axis(np.asarray(tokens), np.asarray(reveal)[:, :, None], axis=1)
 
 
-def noise_of(sampler, *, num_iter=6, cfg=1.0, temperature=1.0, images=IMAGES, seed=0, **options):
+def noise_of(sampler, *, num_iter=6, cfg=1.0, temperature=1.0, images=IMAGES, seed=0, inside=None, **options):
     """The standardised noise of all tokens, [N, L, d]; and what the sampler returned."""
     settings = plain.PlainSettings(
-        num_iter=num_iter, respacing=MODEL.spec, guided=cfg != 1, final_noise=True, encoder_sizes=1
+        num_iter=num_iter,
+        respacing=MODEL.spec,
+        guided=cfg != 1,
+        final_noise=True,
+        encoder_sizes=1,
+        speculation=inside,
     )
     keys = image_keys(jax.random.key(seed), images)
     labels = jnp.zeros(images, jnp.int32)
@@ -53,12 +58,16 @@ CASES = [
     {"ahead": outer.Ahead(gamma=1, proposals=2), "temperature": 0.8},
     {"ahead": outer.Ahead(gamma=2), "num_iter": 3},
     {"ahead": outer.Ahead(gamma=8), "cfg": 1.5},
+    {"ahead": outer.Ahead(gamma=3, proposals=4), "inside": inner.Speculation((4,)), "images": 1500},
 ]
 
 
-@pytest.mark.parametrize("options", CASES, ids=["one by one", "K = 2, cold", "groups", "guided"])
+@pytest.mark.parametrize(
+    "options", CASES, ids=["one by one", "K = 2, cold", "groups", "guided", "both levels"]
+)
 def test_joint_law(options):
-    """4000 images of 6 tokens of dimension 2: false alarm 1e-4. Rows advance at their own speed."""
+    """4000 images of 6 tokens of dimension 2 (1500 where both levels speculate): false alarm 1e-4. Rows
+    advance at their own speed."""
     noise, found = noise_of(outer.sample, **options)
     assert p_value(noise) > FALSE_ALARM
     counts = found.counts

@@ -199,7 +199,7 @@ def begin(
     if active is not None:
         left = jnp.where(active, left, 0)
     log_p = jnp.zeros(rows, jnp.promote_types(x.dtype, jnp.float32))
-    return problem, Chain(left, x, drafter.start(x), log_p, None, _no_counts(steps))
+    return problem, Chain(left, x, drafter.start(x), log_p, None, no_counts(steps))
 
 
 def advance(problem: Problem, speculation: Speculation, chain: Chain, window: int) -> Chain:
@@ -333,6 +333,6 @@ def _head(denoiser: Denoiser, params: Any, time: Array, z: Array, scale: Array |
     return call
 
 
-def _no_counts(steps: int) -> Counts:
+def no_counts(steps: int) -> Counts:
     none = Counts(*[jnp.int32(0)] * len(Counts._fields))
     return none._replace(starts=jnp.zeros(steps, jnp.int32), committed=jnp.zeros(steps, jnp.int32))

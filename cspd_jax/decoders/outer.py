@@ -26,14 +26,15 @@ import jax
 import jax.numpy as jnp
 
 from cspd_jax.coupling import accepts, log_acceptance_of_ratio, log_residual_acceptance, uniform
-from cspd_jax.decoders import plain
+from cspd_jax.decoders import inner, plain
+from cspd_jax.decoders.drafter import Drafter
 from cspd_jax.decoders.order import guidance_scale, reveal_groups
 from cspd_jax.decoders.plain import PlainSettings
 from cspd_jax.decoders.protocol import TokenModel
 from cspd_jax.diffusion.chain import path_log_density, sample_path
 from cspd_jax.diffusion.gaussian import Coefficients, coefficients
 from cspd_jax.diffusion.schedule import sampling_schedule
-from cspd_jax.keys import Purpose, chain_noise, purpose_keys
+from cspd_jax.keys import Purpose, chain_noise, chain_uniforms, purpose_keys, residual_keys
 
 Array = jax.Array
 
@@ -77,13 +78,15 @@ class Waiting(NamedTuple):
 
 class Counts(NamedTuple):
     """tested, accepted: [S, gamma] drafted tokens, by AR step and by distance. rounds: [B], until the image
-    was complete. calls: [], rounds of the loop. truncated: [] residual draws that were given up."""
+    was complete. calls: [], rounds of the loop. truncated: [] residual draws that were given up. chains: of
+    speculation along the denoising chains, if there was any."""
 
     tested: Array
     accepted: Array
     rounds: Array
     calls: Array
     truncated: Array
+    chains: inner.Counts | None
 
 
 class State(NamedTuple):
@@ -103,7 +106,7 @@ class State(NamedTuple):
 
 
 class Game(NamedTuple):
-    """What stays the same. start, size, scale: [S + gamma + 1] of the groups; those past the last are empty."""
+    """What stays the same. start, size, scale: [S + gamma + 1] of the groups, some empty ones at the end."""
 
     model: TokenModel
     params: Any
@@ -117,6 +120,7 @@ class Game(NamedTuple):
     temperature: Array
     guided: bool
     ahead: Ahead
+    speculation: inner.Speculation | None
 
     @property
     def groups(self) -> int:
@@ -142,9 +146,10 @@ def sample(
     ahead: Ahead,
     cfg: Array | float = 1.0,
     temperature: Array | float = 1.0,
+    drafter: Drafter | None = None,
 ) -> Result:
-    """As `plain.sample` with `final_noise`, in fewer rounds."""
-    game, state = begin(model, params, keys, labels, settings, ahead, cfg, temperature)
+    """As `plain.sample` with `final_noise`, in fewer rounds. drafter: for `settings.speculation`."""
+    game, state = begin(model, params, keys, labels, settings, ahead, cfg, temperature, drafter)
     state = jax.lax.while_loop(lambda s: jnp.any(s.group < game.groups), functools.partial(play, game), state)
     reveal = game.batch.reveal[: keys.shape[0]]
     tokens = plain.by_position(state.tokens[:, : model.seq_len], reveal)
@@ -152,7 +157,17 @@ def sample(
     return Result(tokens, accepted, state.counts)
 
 
-def begin(model, params, keys, labels, settings: PlainSettings, ahead: Ahead, cfg, temperature):
+def begin(
+    model: TokenModel,
+    params: Any,
+    keys: Array,
+    labels: Array,
+    settings: PlainSettings,
+    ahead: Ahead,
+    cfg: Array | float,
+    temperature: Array | float,
+    drafter: Drafter | None = None,
+) -> tuple[Game, State]:
     """(Game, State) before the first round: nothing known, nothing drafted."""
     groups = reveal_groups(model.seq_len, settings.num_iter)
     past = ahead.gamma + 1
@@ -162,7 +177,7 @@ def begin(model, params, keys, labels, settings: PlainSettings, ahead: Ahead, cf
     game = Game(
         model=model,
         params=params,
-        batch=plain.start(model, params, keys, labels, settings),
+        batch=plain.start(model, params, keys, labels, settings, drafter=drafter),
         start=jnp.array([g.start for g in groups] + [model.seq_len] * past),
         size=jnp.array([g.size for g in groups] + [0] * past),
         scale=jnp.concatenate([scale, jnp.repeat(scale[-1:], past)]),
@@ -172,6 +187,7 @@ def begin(model, params, keys, labels, settings: PlainSettings, ahead: Ahead, cf
         temperature=temperature,
         guided=settings.guided,
         ahead=ahead,
+        speculation=settings.speculation,
     )
     images, length = keys.shape[0], model.seq_len + game.width - 1
     shape = jax.eval_shape(lambda: contexts(game, jnp.zeros((images, length, model.token_dim), dtype),
@@ -185,7 +201,8 @@ def begin(model, params, keys, labels, settings: PlainSettings, ahead: Ahead, cf
     waiting = Waiting(missing, z[:, 0], zeros[:, 0], no, z[:, 0], zeros[:, 0], jnp.zeros(images, jnp.int32))
     table = jnp.zeros((len(groups), ahead.gamma), jnp.int32)
     none = jnp.int32(0)
-    counts = Counts(table, table, jnp.zeros(images, jnp.int32), none, none)
+    chains = None if game.speculation is None else inner.no_counts(game.steps)
+    counts = Counts(table, table, jnp.zeros(images, jnp.int32), none, none, chains)
     state = State(
         tokens=jnp.zeros((images, length, model.token_dim), dtype),
         group=jnp.zeros(images, jnp.int32),
@@ -296,29 +313,32 @@ def verify(game: Game, state: State, z: Array) -> tuple[State, Array]:
 def draw(game: Game, state: State, ahead_z: Array) -> State:
     """One pass over the denoising chain: proposals for what is missing, and drafts where there are none."""
     waiting, (gamma, k) = state.waiting, (game.ahead.gamma, game.ahead.proposals)
-    images = state.group.shape[0]
-    here = positions(game, state.group[:, None])[:, 0]  # [B, G]
     index = waiting.tries[:, None] + jnp.arange(k)  # [B, K]
-    proposed_noise = proposal_noise(game, here, index, waiting.fresh)  # [B, K, G, T + 1, d]
-    many = jax.tree.map(lambda a: jnp.repeat(a[:, None], k, axis=1), (waiting.z, waiting.scale))
     after = state.group[:, None] + 1 + jnp.arange(gamma)
-    later = positions(game, after).reshape(images, -1)
-    draft_noise = chain_noise(game.batch.keys, later, game.steps, game.model.token_dim)
-    draft_noise = jnp.moveaxis(draft_noise, 0, 2).reshape(images, gamma, game.width, game.steps + 1, -1)
-    scale = jnp.broadcast_to(game.scale[after][..., None], draft_noise.shape[:3])
-    both = [
-        jnp.concatenate(pair, axis=1)
-        for pair in ((proposed_noise, draft_noise), (many[0], ahead_z), (many[1], scale))
-    ]
-    paths = run(game, *both)
+    here = positions(game, jnp.repeat(state.group[:, None], k, axis=1))
+    tried = waiting.missing[:, None] & ((jnp.arange(k) == 0) | ~waiting.fresh[:, None])[..., None]
+    proposed = Order(
+        keys=proposal_keys(game, index, waiting.fresh),
+        positions=here,
+        z=jnp.repeat(waiting.z[:, None], k, axis=1),
+        scale=jnp.repeat(waiting.scale[:, None], k, axis=1),
+        wanted=tried,
+    )
+    later = positions(game, after)
+    ahead = Order(
+        keys=jnp.repeat(game.batch.keys[:, None], gamma, axis=1),
+        positions=later,
+        z=ahead_z,
+        scale=jnp.broadcast_to(game.scale[after][..., None], later.shape),
+        wanted=exists(game, after) & ~state.drafted[:, None, None],
+    )
+    paths, chains = run(game, jax.tree.map(lambda a, b: jnp.concatenate([a, b], axis=1), proposed, ahead))
     proposals, drafts = (jax.tree.map(lambda a, s=s: a[:, s], paths) for s in (slice(k), slice(k, None)))
 
     q_z, q_scale = (jnp.repeat(a[:, None], k, axis=1) for a in (waiting.q_z, waiting.q_scale))
     log_q = density(game, proposals.states, q_z, q_scale)
     log_a = log_residual_acceptance(proposals.log_density - log_q)
-    u = jnp.moveaxis(
-        jax.vmap(lambda i: token_uniforms(game, here, Purpose.PROPOSAL_TEST, i), 1, 1)(index), 1, 1
-    )
+    u = token_uniforms(game, here, Purpose.PROPOSAL_TEST, index)
     good = accepts(u, log_a) | waiting.fresh[:, None, None]  # [B, K, G]
     hopeless = (waiting.tries + k >= game.ahead.max_tries)[:, None]
     first = jnp.where(jnp.any(good, axis=1), jnp.argmax(good, axis=1), k - 1)  # [B, G]
@@ -336,20 +356,49 @@ def draw(game: Game, state: State, ahead_z: Array) -> State:
         drafts=drafts,
         drafted=jnp.ones_like(state.drafted),
         waiting=waiting._replace(missing=missing, tries=waiting.tries + k),
-        counts=state.counts._replace(truncated=state.counts.truncated + jnp.sum(given_up, dtype=jnp.int32)),
+        counts=state.counts._replace(
+            truncated=state.counts.truncated + jnp.sum(given_up, dtype=jnp.int32),
+            chains=jax.tree.map(jnp.add, state.counts.chains, chains),
+        ),
     )
 
 
-def run(game: Game, noise: Array, z: Array, scale: Array) -> Paths:
-    """Paths of the target: noise [..., T + 1, d], z [..., H, D], scale [...]."""
-    shape = noise.shape[:-2]
-    flat = jnp.moveaxis(noise.reshape(-1, *noise.shape[-2:]), 0, 1)
-    path = sample_path(
-        game.model, game.params, game.batch.time, _rows(z), flat.astype(game.c.recip.dtype), game.c,
-        temperature=game.temperature, scale=_scale(game, scale), final_noise=True,
-    )  # fmt: skip
-    states = jnp.moveaxis(jnp.concatenate([path.states, flat[-1:]]), 0, 1)
-    return Paths(states.reshape(noise.shape), z, scale, path.log_density.reshape(shape))
+class Order(NamedTuple):
+    """Paths to be drawn: keys [B, N], positions [B, N, G], z [B, N, G, H, D], scale and wanted [B, N, G]."""
+
+    keys: Array
+    positions: Array
+    z: Array
+    scale: Array
+    wanted: Array
+
+
+def run(game: Game, order: Order) -> tuple[Paths, inner.Counts | None]:
+    """Paths of the target, [B, N, G, ...]; those that are not wanted may be anything."""
+    images, many, width = order.positions.shape
+    keys, places = order.keys.reshape(-1), order.positions.reshape(-1, width)
+    dtype = game.c.recip.dtype
+    noise = chain_noise(keys, places, game.steps, game.model.token_dim).astype(dtype)
+    noise = noise.reshape(game.steps + 1, -1, noise.shape[-1])
+    arguments = (game.model, game.params, game.batch.time, _rows(order.z))
+    options = {"temperature": game.temperature, "scale": _scale(game, order.scale), "final_noise": True}
+    if game.speculation is None:
+        path, counts = sample_path(*arguments, noise, game.c, **options), None
+        states, log_density = path.states, path.log_density
+    else:
+        random = inner.Randomness(
+            noise,
+            chain_uniforms(keys, places, game.steps).reshape(game.steps, -1),
+            residual_keys(keys, places).reshape(-1),
+        )
+        options |= {"speculation": game.speculation, "active": order.wanted.reshape(-1), "trajectory": True}
+        found = inner.speculate_chain(*arguments, random, game.c, game.batch.drafter, **options)
+        states, log_density, counts = found.path, found.log_p, found.counts
+    states = jnp.moveaxis(jnp.concatenate([states, noise[-1:]]), 0, 1)
+    shape = (images, many, width)
+    return Paths(
+        states.reshape(*shape, *states.shape[1:]), order.z, order.scale, log_density.reshape(shape)
+    ), counts
 
 
 def density(game: Game, states: Array, z: Array, scale: Array) -> Array:
@@ -400,28 +449,24 @@ def by_image(chosen: Array, new: Array, old: Array) -> Array:
 
 
 def token_uniforms(game: Game, positions: Array, purpose: Purpose, index: Array | None = None) -> Array:
-    """A uniform for each position [B, ...], and each `index` [B]."""
-    keys = purpose_keys(game.batch.keys, purpose)
+    """A uniform for each position [B, N, G], and for each `index` [B, N] if that is given."""
+    keys = jnp.repeat(purpose_keys(game.batch.keys, purpose)[:, None], positions.shape[1], axis=1)
     if index is not None:
-        keys = jax.vmap(jax.random.fold_in)(keys, index)
+        keys = jax.vmap(jax.vmap(jax.random.fold_in))(keys, index)
 
     def one(key, position):
         return uniform(jax.random.fold_in(key, position))
 
-    flat = positions.reshape(positions.shape[0], -1)
-    return jax.vmap(jax.vmap(one, (None, 0)))(keys, flat).reshape(positions.shape)
+    return jax.vmap(jax.vmap(jax.vmap(one, (None, 0))))(keys, positions)
 
 
-def proposal_noise(game: Game, positions: Array, index: Array, fresh: Array) -> Array:
-    """Noise [B, K, G, T + 1, d] of the proposals `index` [B, K] at positions [B, G].
+def proposal_keys(game: Game, index: Array, fresh: Array) -> Array:
+    """In place of the image's key, [B, K], for the proposals `index` [B, K].
 
-    The first proposal of a group without drafts has the noise of the plain chain, which no draft has used.
+    The first proposal for a group without drafts has the image's own: the noise of the plain chain, which no
+    draft of these tokens has used.
     """
     keys = purpose_keys(game.batch.keys, Purpose.PROPOSAL)
-
-    def one(index, fresh):
-        folded = jax.vmap(jax.random.fold_in)(keys, index)
-        own = jnp.where(fresh & (index == 0), game.batch.keys, folded)
-        return jnp.moveaxis(chain_noise(own, positions, game.steps, game.model.token_dim), 0, 2)
-
-    return jax.vmap(lambda i: one(i, fresh), 1, 1)(index)
+    folded = jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)))(keys, index)
+    own = fresh[:, None] & (index == 0)
+    return jnp.where(own, game.batch.keys[:, None], folded)
