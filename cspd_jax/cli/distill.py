@@ -8,6 +8,7 @@ import time
 from cspd_jax.cli._arguments import positive
 from cspd_jax.cli._output import progress
 from cspd_jax.cli.train import add_run_flags, configure, finish
+from cspd_jax.errors import UserError
 
 _CONTEXTS = 512  # held-out contexts on which acceptance is reported
 
@@ -33,6 +34,9 @@ def add_parser(subparsers) -> None:
     parser.add_argument(
         "--samples", type=positive, default=4096, help="how many samples of the target are made (4096)"
     )
+    parser.add_argument(
+        "--init", metavar="MODEL", help="a draft trained before, for example on data, to start from"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(func=run)
 
@@ -53,6 +57,7 @@ def run(args: argparse.Namespace) -> None:
     data = make_source(config.data)
     check_fit(config, data)
     data.batch(0, 1, split="held-out")  # an empty split is found now, not after the run
+    initial = starting_weights(args.init, config.model)
     prepare_folder(args.out, args.resume)
     source = data
     if args.origin != "data":
@@ -63,10 +68,31 @@ def run(args: argparse.Namespace) -> None:
     start = time.monotonic()
     on_sample = save_pictures if config.model.vae_stride == 1 else None
     state = train(
-        config, source, args.out, resume=args.resume, stop_at=args.stop_at, on_sample=on_sample, task=task
+        config,
+        source,
+        args.out,
+        resume=args.resume,
+        stop_at=args.stop_at,
+        on_sample=on_sample,
+        task=task,
+        initial=initial,
     )
     acceptance = measure(teacher, config, state.ema, data)
     finish(args, config, state, data.class_names, start, "cspd-jax distill", **acceptance)
+
+
+def starting_weights(name: str | None, config):
+    """The parameters of a model of the same sizes; None without a name."""
+    from cspd_jax import models
+
+    if name is None:
+        return None
+    model = models.load(name)
+    if model.config != config:
+        raise UserError(
+            f"--init {name} has other sizes than the draft of this run; choose its preset or --set"
+        )
+    return model.params
 
 
 def measure(teacher, config, params, data) -> dict:

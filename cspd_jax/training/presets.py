@@ -42,6 +42,18 @@ def _small(seq_len: int, width: int, depth: int, head_width: int, head_depth: in
 # A small model does not extrapolate from MAR's contexts, of which at most 30 % is known, to fuller ones.
 _ALL_CONTEXTS = {"least_mask_ratio": 0.02, "mask_ratio_deviation": 0.7}
 
+_GLYPHS_DRAFT = TrainConfig(
+    model=_small(64, 64, 2, 96, 2),
+    data=GlyphConfig(),
+    steps=5_000,
+    learning_rate=2e-3,
+    warmup=200,
+    decay=4_000,
+    copies=2,
+    sample_every=3_000,
+    **_ALL_CONTEXTS,
+)
+
 PRESETS: dict[str, TrainConfig] = {
     "glyphs": TrainConfig(
         model=_small(64, 128, 3, 128, 3),
@@ -54,16 +66,10 @@ PRESETS: dict[str, TrainConfig] = {
         sample_every=3_000,
         **_ALL_CONTEXTS,
     ),
-    "glyphs-draft": TrainConfig(
-        model=_small(64, 64, 2, 96, 2),
-        data=GlyphConfig(),
-        steps=5_000,
-        learning_rate=2e-3,
-        warmup=200,
-        decay=4_000,
-        copies=2,
-        sample_every=3_000,
-        **_ALL_CONTEXTS,
+    "glyphs-draft": _GLYPHS_DRAFT,
+    # For `distill --init` of a draft that has learnt the data.
+    "glyphs-distill": dataclasses.replace(
+        _GLYPHS_DRAFT, steps=1_500, learning_rate=5e-4, warmup=50, decay=1_200, sample_every=1_500
     ),
     "letters": TrainConfig(
         model=_small(64, 128, 3, 128, 3, classes=26),

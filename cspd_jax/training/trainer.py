@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import pathlib
 from collections.abc import Callable, Iterator
-from typing import Protocol
+from typing import Any, Protocol
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from tqdm import tqdm
@@ -62,6 +63,7 @@ def train(
     stop_at: int | None = None,
     on_sample: Callable[[TrainConfig, dict, int, pathlib.Path], None] | None = None,
     task: Task | None = None,
+    initial: Any = None,
     progress: bool = True,
 ) -> State:
     """Trains in the folder `out` and returns the final state.
@@ -69,14 +71,17 @@ def train(
     resume: continue from the newest checkpoint in `out`, if there is one; otherwise `out` must be new or
     empty. stop_at: end early, after this step (schedules are still those of `config.steps`).
     on_sample: called with (config, averaged weights, step, a folder) every `config.sample_every` steps.
-    task: what is learnt; MAR's objective unless given.
+    task: what is learnt; MAR's objective unless given. initial: weights to start from (random ones).
     """
     check_fit(config, source)
     prepare_folder(out, resume)
     end = min(config.steps, stop_at or config.steps)
     placement, spread = placements(config.batch)
     checkpoints = Checkpoints(out / "checkpoints")
-    first = jax.device_put(init_state(config), placement)
+    first = init_state(config)
+    if initial is not None:
+        first = first._replace(params=initial, ema=jax.tree.map(jnp.copy, initial))
+    first = jax.device_put(first, placement)
     if checkpoints.latest() is not None:
         first = checkpoints.restore(first)
     presets.write(config, out)
