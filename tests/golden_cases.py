@@ -21,7 +21,7 @@ from cspd_jax.converters.source import Options, convert, make_config, open_sourc
 from cspd_jax.data.patches import patchify, unpatchify
 from cspd_jax.decoders import plain
 from cspd_jax.decoders.order import guidance_scale, mask_lengths, reveal_from_orders, reveal_groups
-from cspd_jax.diffusion.chain import sample_chain, step_law
+from cspd_jax.diffusion.chain import sample_path, step_law
 from cspd_jax.diffusion.gaussian import coefficients, posterior, predicted_x0
 from cspd_jax.diffusion.schedule import Schedule, make_schedule, respace
 from cspd_jax.keys import image_keys
@@ -188,8 +188,7 @@ def chains(f: Fixture, prefix: str) -> Iterator[Case]:
 
     @jax.jit
     def chain(params, time, z, noise, c, temperature, scale):
-        kwargs = {"temperature": temperature, "scale": scale, "trajectory": True}
-        return sample_chain(f.model, params, time, z, noise, c, **kwargs)
+        return sample_path(f.model, params, time, z, noise, c, temperature=temperature, scale=scale)
 
     for name in f.under(prefix + "loop/"):
         at = f"{prefix}loop/{name}/"
@@ -198,10 +197,10 @@ def chains(f: Fixture, prefix: str) -> Iterator[Case]:
         rows = len(init)
         noise = np.concatenate([f[at + "step_noise"][::-1, :rows], init[None]])
         z, scale = jnp.asarray(f[at + "z"]), None if cfg == 1.0 else cfg
-        x, states = chain(f.params, time, z, jnp.asarray(noise), coefficients(schedule), temperature, scale)
+        path = chain(f.params, time, z, jnp.asarray(noise), coefficients(schedule), temperature, scale)
         bound = _bound(f, at[:-1])
-        yield at + "sample", difference(x, f[at + "sample"][:rows]), bound
-        yield at + "traj", difference(states, f[at + "traj"][:, :rows]), bound
+        yield at + "sample", difference(path.x, f[at + "sample"][:rows]), bound
+        yield at + "traj", difference(path.states[::-1], f[at + "traj"][:, :rows]), bound
 
 
 def generations(f: Fixture, prefix: str) -> Iterator[Case]:

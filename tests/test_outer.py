@@ -58,7 +58,7 @@ CASES = [
     {"ahead": outer.Ahead(gamma=1, proposals=2), "temperature": 0.8},
     {"ahead": outer.Ahead(gamma=2), "num_iter": 3},
     {"ahead": outer.Ahead(gamma=8), "cfg": 1.5},
-    {"ahead": outer.Ahead(gamma=3, proposals=4), "inside": inner.Speculation((4,)), "images": 1500},
+    {"ahead": outer.Ahead(gamma=3, proposals=4), "inside": inner.Speculation((4,)), "images": 600},
 ]
 
 
@@ -66,7 +66,7 @@ CASES = [
     "options", CASES, ids=["one by one", "K = 2, cold", "groups", "guided", "both levels"]
 )
 def test_joint_law(options):
-    """4000 images of 6 tokens of dimension 2 (1500 where both levels speculate): false alarm 1e-4. Rows
+    """4000 images of 6 tokens of dimension 2 (600 where both levels speculate): false alarm 1e-4. Rows
     advance at their own speed."""
     noise, found = noise_of(outer.sample, **options)
     assert p_value(noise) > FALSE_ALARM
