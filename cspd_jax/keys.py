@@ -26,6 +26,7 @@ class Purpose(enum.IntEnum):
     TEST = 4
     PROPOSAL = 5
     PROPOSAL_TEST = 6
+    UNALIGNED = 7
 
 
 def image_keys(key: Array, count: int, first: int = 0) -> Array:

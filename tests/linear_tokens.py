@@ -14,7 +14,7 @@ class LinearTokens:
     """x_k = kappa (offset + pull * mean of the tokens before) + noise of variance V: the head denoises
     Gaussian data around z, with the variance of GaussianData; without a class z is zero.
 
-    A `drafter` of other `pull` and `offset` is a bad one.
+    One of other `pull` and `offset`, or of `narrower` transitions, is a bad drafter.
     """
 
     seq_len: int = 6
@@ -23,6 +23,7 @@ class LinearTokens:
     offset: float = 0.4
     spec: str = "ddim10"
     variance: float = 0.09
+    narrower: float = 0.0
 
     def head(self, mean=1.0):
         return GaussianData(self.spec, mean, self.variance)
@@ -48,6 +49,7 @@ class LinearTokens:
         out = self.head(0.0).denoise(params, x, index)
         abar = jnp.asarray(make_schedule(self.spec).alphas_cumprod, x.dtype)[index][:, None]
         spread = abar * self.variance + 1 - abar
+        out = out.at[:, self.token_dim :].add(-self.narrower)
         return out.at[:, : self.token_dim].add(-jnp.sqrt((1 - abar) * abar) * z / spread)
 
     def noise_of(self, tokens, groups, scales, temperature=1.0):

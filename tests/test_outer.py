@@ -10,6 +10,8 @@ from scipy.stats import chi2, norm
 
 from cspd_jax.decoders import inner, outer, plain
 from cspd_jax.decoders.order import guidance_scale, reveal_groups
+from cspd_jax.decoders.outer import adaptation, path_criterion, rounds
+from cspd_jax.decoders.outer.paths import log_stds
 from cspd_jax.keys import Purpose, image_keys, purpose_keys
 
 MODEL, IMAGES = LinearTokens(), 4000
@@ -32,7 +34,8 @@ def noise_of(sampler, *, num_iter=6, cfg=1.0, temperature=1.0, images=IMAGES, se
     )
     keys = image_keys(jax.random.key(seed), images)
     labels = jnp.zeros(images, jnp.int32)
-    found = sampler(MODEL, None, keys, labels, settings=settings, cfg=cfg, temperature=temperature, **options)
+    options |= {"settings": settings, "cfg": cfg, "temperature": temperature}
+    found = sampler(MODEL, None, keys, labels, **options)
     groups = reveal_groups(MODEL.seq_len, num_iter)
     scales = np.asarray(guidance_scale(groups, cfg, "linear"))
     tokens = in_reveal_order(found.tokens, keys)
@@ -53,27 +56,56 @@ def p_value(noise):
     return min(1.0, len(found) * min(found))
 
 
-CASES = [
-    {"ahead": outer.Ahead(gamma=3)},
-    {"ahead": outer.Ahead(gamma=1, proposals=2), "temperature": 0.8},
-    {"ahead": outer.Ahead(gamma=2), "num_iter": 3},
-    {"ahead": outer.Ahead(gamma=8), "cfg": 1.5},
-    {"ahead": outer.Ahead(gamma=3, proposals=4), "inside": inner.Speculation((4,)), "images": 600},
-]
+NEAR, FAR = LinearTokens(pull=1.45, offset=0.42), LinearTokens(pull=0.5, offset=0.9, variance=0.16)
+SIGMA_ONE = {"criterion": "paper", "sigma": False}
+
+CASES = {
+    "self": {"ahead": outer.Ahead(gamma=3)},
+    "self, K = 2, cold": {"ahead": outer.Ahead(gamma=1, proposals=2), "temperature": 0.8},
+    "self, groups": {"ahead": outer.Ahead(gamma=2, prefill=0.3), "num_iter": 3},
+    "self, guided": {"ahead": outer.Ahead(gamma=8), "cfg": 1.5},
+    "self, adaptive": {"ahead": outer.Ahead(gamma=4, adapt=0.2)},
+    "self, both levels": {
+        "ahead": outer.Ahead(gamma=3, proposals=4),
+        "inside": inner.Speculation((4,)),
+        "images": 600,
+    },
+    "model": {"ahead": outer.Ahead(gamma=3), "draft": NEAR},
+    "model, bad, groups, guided": {
+        "ahead": outer.Ahead(gamma=2, prefill=0.3),
+        "draft": FAR,
+        "num_iter": 3,
+        "cfg": 1.5,
+    },
+    "model, adaptive, both levels": {
+        "ahead": outer.Ahead(gamma=3, proposals=4, adapt=0.3),
+        "draft": NEAR,
+        "inside": inner.Speculation((4,)),
+        "images": 600,
+    },
+    "paper, Sigma = 1": {"ahead": outer.Ahead(gamma=3, **SIGMA_ONE), "draft": NEAR},
+    "paper, Sigma = 1, groups, guided, own noise": {
+        "ahead": outer.Ahead(gamma=2, align=False, prefill=0.3, **SIGMA_ONE),
+        "draft": NEAR,
+        "num_iter": 3,
+        "cfg": 1.5,
+    },
+}
 
 
-@pytest.mark.parametrize(
-    "options", CASES, ids=["one by one", "K = 2, cold", "groups", "guided", "both levels"]
-)
+@pytest.mark.parametrize("options", CASES.values(), ids=CASES)
 def test_joint_law(options):
     """4000 images of 6 tokens of dimension 2 (600 where both levels speculate): false alarm 1e-4. Rows
     advance at their own speed."""
     noise, found = noise_of(outer.sample, **options)
     assert p_value(noise) > FALSE_ALARM
     counts = found.counts
-    assert counts.truncated == 0 and len(np.unique(counts.rounds)) > 1
-    assert 0.05 < counts.accepted.sum() / counts.tested.sum() < 0.95
+    assert counts.truncated == 0
+    if options["ahead"].align:  # without, the last transition alone is too narrow for drafts to pass
+        assert len(np.unique(counts.rounds)) > 1
+        assert 0.05 < counts.accepted.sum() / counts.tested.sum() < 0.97
     assert np.asarray(found.accepted).sum() == counts.accepted.sum()
+    assert np.asarray(found.tested).sum() == counts.tested.sum()
 
 
 def test_the_plain_sampler_has_the_same_law():
@@ -81,18 +113,110 @@ def test_the_plain_sampler_has_the_same_law():
     assert p_value(noise) > FALSE_ALARM
 
 
+def test_a_draft_like_the_target_is_always_accepted():
+    _, found = noise_of(outer.sample, ahead=outer.Ahead(gamma=3), draft=MODEL, images=200)
+    assert found.counts.accepted.sum() == found.counts.tested.sum() > 0
+    assert np.all(found.counts.rounds == 3)  # one token from the target, then 3 + 1 and 1
+
+
+def test_a_hopeless_draft_costs_nothing_but_time():
+    noise, found = noise_of(outer.sample, ahead=outer.Ahead(gamma=2), draft=LinearTokens(offset=9.0))
+    assert found.counts.accepted.sum() == 0 and np.all(found.counts.rounds >= MODEL.seq_len)
+    assert p_value(noise) > FALSE_ALARM
+
+
+def is_refuted(**options):
+    jax.clear_caches()
+    noise, _ = noise_of(outer.sample, **options)
+    jax.clear_caches()
+    return p_value(noise) <= FALSE_ALARM
+
+
 WRONG = {
-    "everything accepted": ("log_acceptance_of_ratio", jnp.zeros_like),
-    "p and q swapped": ("log_acceptance_of_ratio", lambda r: jnp.minimum(-r, 0.0)),
-    "a fresh draw in place of the residual": ("log_residual_acceptance", jnp.zeros_like),
+    "everything accepted": (path_criterion, "log_acceptance_of_ratio", jnp.zeros_like),
+    "p and q swapped": (path_criterion, "log_acceptance_of_ratio", lambda r: jnp.minimum(-r, 0.0)),
+    "a fresh draw in place of the residual": (path_criterion, "log_residual_acceptance", jnp.zeros_like),
+    "the draft's noise in the residual": (
+        path_criterion,
+        "_proposal_keys",
+        lambda game, index, fresh: jnp.broadcast_to(game.keys[:, None], index.shape),
+    ),
 }
 
 
 @pytest.mark.parametrize("name", WRONG)
 def test_negative_controls(name, monkeypatch):
-    what, wrong = WRONG[name]
-    monkeypatch.setattr(outer, what, wrong)
-    jax.clear_caches()
-    noise, _ = noise_of(outer.sample, ahead=outer.Ahead(gamma=3))
-    jax.clear_caches()
-    assert p_value(noise) <= FALSE_ALARM
+    monkeypatch.setattr(*WRONG[name])
+    assert is_refuted(ahead=outer.Ahead(gamma=3, max_tries=64))
+
+
+LOSSY = {  # the paper's Sigma is lossy too, but here too little to be seen: close drafts alone are accepted
+    "paper, inner temperature 42": outer.Ahead(gamma=3, **SIGMA_ONE, inner_temperature=42.0),
+    "verified in one context": outer.Ahead(gamma=3, joint=True),
+}
+
+
+@pytest.mark.parametrize("name", LOSSY)
+def test_lossy_modes_are_told_apart(name):
+    assert is_refuted(ahead=LOSSY[name], draft=NEAR)
+
+
+def test_adaptation_from_dropped_tests_is_refuted(monkeypatch):
+    """Every test is noted, dropped or not, and a group whose dropped test failed is left to the target."""
+
+    def note_all(game, window, passed):
+        outcome = right(game, window, passed)
+        return outcome._replace(tested=window.drafted, kept=window.drafted & passed)
+
+    def adapt(game, state):
+        place = jnp.minimum(game.start[jnp.minimum(state.group + 2, game.groups)], game.length - 1)[:, None]
+        tested, passed = (jnp.take_along_axis(a, place, 1)[:, 0] for a in (state.tested, state.accepted))
+        return state._replace(window=jnp.where(tested & ~passed, 1, game.ahead.gamma))
+
+    right = path_criterion.settle
+    monkeypatch.setattr(path_criterion, "settle", note_all)
+    monkeypatch.setattr(rounds, "adapt", adapt)
+    assert is_refuted(ahead=outer.Ahead(gamma=4))
+
+
+def test_speedup():
+    """Geometric sums; with a = 0 a round is one group in 1 + gamma c."""
+    gammas = jnp.array([1, 2, 5])
+    assert np.allclose(adaptation.speedup(0.0, gammas, 0.25), 1 / (1 + 0.25 * gammas))
+    expected = [sum(0.7**i for i in range(g + 1)) / (1 + 0.1 * g) for g in (1, 2, 5)]
+    assert np.allclose(adaptation.speedup(0.7, gammas, 0.1), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("draft", [None, NEAR], ids=["self", "model"])
+def test_an_image_does_not_depend_on_its_neighbours(draft):
+    keys, labels = image_keys(jax.random.key(3), 8), jnp.zeros(8, jnp.int32)
+    settings = plain.PlainSettings(num_iter=6, respacing=MODEL.spec, final_noise=True, encoder_sizes=1)
+    options = {"settings": settings, "ahead": outer.Ahead(gamma=3), "draft": draft}
+    traced = outer.sample._cache_size()
+    both = outer.sample(MODEL, None, keys, labels, **options)
+    other = image_keys(jax.random.key(4), 8).at[2].set(keys[2])
+    alone = outer.sample(MODEL, None, other, labels, **options)
+    assert np.array_equal(both.tokens[2], alone.tokens[2])
+    assert np.array_equal(both.accepted[2], alone.accepted[2])
+    assert outer.sample._cache_size() == traced + 1
+
+    *_, last = outer.stream(MODEL, None, keys, labels, **options)
+    assert np.allclose(last.tokens, both.tokens, atol=1e-5)
+    assert np.array_equal(last.accepted, both.accepted)
+
+
+def test_sigma_of_the_paper():
+    """Its logarithm, for a draft whose log variances are lower by known amounts: all transitions but the last."""
+    narrow = LinearTokens(narrower=0.2)
+    settings = plain.PlainSettings(num_iter=6, respacing=MODEL.spec, final_noise=True)
+    keys, labels = image_keys(jax.random.key(3), 2), jnp.zeros(2, jnp.int32)
+    game, state = outer.begin(
+        MODEL, None, keys, labels, settings=settings, ahead=outer.Ahead(gamma=2), draft=narrow
+    )
+    path = state.drafts
+    (of_p, _), (of_q, _) = (
+        log_stds(game, side, path.states, path.z, path.scale) for side in (game.target, game.draft)
+    )
+    lower = 0.5 * 0.2 * (game.c.log_beta - game.c.log_posterior)
+    expected = -0.5 * MODEL.token_dim * np.sum(np.asarray(lower)[1:])
+    assert np.allclose(of_q - of_p, expected, rtol=1e-4)

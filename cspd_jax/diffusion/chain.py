@@ -30,6 +30,9 @@ class Denoiser(Protocol):
 # stay in cache (and in memory: one row of MAR-H is 40 thousand numbers).
 MODULATION_ROWS = 128
 
+# The transitions of given paths in one call of the head: a limit for memory only.
+GIVEN_ROWS = 4096
+
 
 def predict(
     denoiser: Denoiser, params: Any, x: Array, modulations: Any, scale: Array | None = None
@@ -111,7 +114,7 @@ def _run(
     gain = jnp.full(steps, temperature, noise.dtype)
     if not final_noise:
         gain = gain.at[0].set(0.0)
-    chunk = chunk_length(steps, z.shape[0])
+    chunk = chunk_length(steps, z.shape[0], MODULATION_ROWS)
     backwards = jax.tree.map(
         lambda a: a[::-1].reshape(steps // chunk, chunk, *a.shape[1:]),
         (time, coefficients, noise[:-1], gain),
@@ -150,34 +153,62 @@ def path_log_density(
 ) -> Array:
     """log p(x_{T-1}, ..., x_0 | x_T, z) of given paths [T + 1, R, d] (entry i is x_i) -> [R].
 
-    The states are given, so nothing is sequential: chunks of the T x R transitions are single head calls.
     Without `final_noise` the last transition is deterministic and left out.
     """
+    terms = _along(denoiser, params, time, z, path, coefficients, log_density, temperature, scale)
+    return jnp.sum(terms if final_noise else terms[1:], axis=0)
+
+
+def path_log_stds(
+    denoiser: Denoiser,
+    params: Any,
+    time: Array,
+    z: Array,
+    path: Array,
+    coefficients: Coefficients,
+    *,
+    temperature: Array | float = 1.0,
+    scale: Array | None = None,
+) -> Array:
+    """Log sigma of the transition from x_{i+1} to x_i of given paths, summed over dimensions: [T, R]."""
+
+    def measure(law, after):
+        return 0.5 * jnp.sum(law.log_var, axis=-1)
+
+    return _along(denoiser, params, time, z, path, coefficients, measure, temperature, scale)
+
+
+def path_density_calls(steps: int, rows: int) -> int:
+    """How many head calls the transitions of paths take, with `rows` rows of z."""
+    return steps // chunk_length(steps, rows, GIVEN_ROWS)
+
+
+def _along(denoiser, params, time, z, path, coefficients, measure, temperature, scale) -> Array:
+    """measure(law, after) -> [R] of the transitions of given paths: [T, R].
+
+    The states are given, so nothing is sequential: chunks of the T x R transitions are single head calls.
+    """
     steps = time.shape[0]
-    chunk = chunk_length(steps, z.shape[0])
+    chunk = chunk_length(steps, z.shape[0], GIVEN_ROWS)
     shift = 2 * jnp.log(jnp.asarray(temperature, path.dtype))
-    counted = jnp.ones(steps, bool) if final_noise else jnp.arange(steps) > 0
     chunks = jax.tree.map(
-        lambda a: a.reshape(steps // chunk, chunk, *a.shape[1:]),
-        (time, coefficients, path[1:], path[:-1], counted),
+        lambda a: a.reshape(steps // chunk, chunk, *a.shape[1:]), (time, coefficients, path[1:], path[:-1])
     )
 
-    def add(total, inputs):
-        time, c, x, after, counted = inputs
+    def several(inputs):
+        time, c, x, after = inputs
         modulations = denoiser.modulate(params, time[:, None], z[None])
 
         def one(modulations, c, x, after):
             p = step_law(denoiser, params, x, modulations, c, scale)
-            return log_density(Gaussian(p.mean, p.log_var + shift), after)
+            return measure(Gaussian(p.mean, p.log_var + shift), after)
 
-        terms = jax.vmap(one)(modulations, c, x, after)
-        return total + jnp.sum(jnp.where(counted[:, None], terms, 0.0), axis=0), None
+        return jax.vmap(one)(modulations, c, x, after)
 
-    start = jnp.zeros(path.shape[1], jnp.promote_types(path.dtype, jnp.float32))
-    return jax.lax.scan(add, start, chunks)[0]
+    return jax.lax.map(several, chunks).reshape(steps, -1)
 
 
-def chunk_length(steps: int, rows: int) -> int:
-    """The largest divisor of `steps` that keeps steps x rows near MODULATION_ROWS."""
-    most = max(1, math.ceil(MODULATION_ROWS / rows))
+def chunk_length(steps: int, rows: int, most_rows: int) -> int:
+    """The largest divisor of `steps` that keeps steps x rows near `most_rows`."""
+    most = max(1, math.ceil(most_rows / rows))
     return max(d for d in range(1, steps + 1) if steps % d == 0 and d <= most)

@@ -1,0 +1,39 @@
+"""Speculation over AR steps: groups of tokens drafted by a smaller model, or by the target itself, and
+verified together.
+
+One round, every image at its own place: one backbone call gives the contexts before each drafted group; the
+drafts are tested, and groups are committed up to the first with a rejection, whose rejected tokens are drawn
+anew under the context that they had; then the next groups are drafted. The steps are pure functions of
+(game, state) and can be composed anew: `begin`, `verify_step`, `resample_step`, `draft_step`, `play`.
+"""
+
+from cspd_jax.decoders.outer.drafting import draft_step, keep_drafts, self_order
+from cspd_jax.decoders.outer.game import Ahead, Counts, Game, Paths, State, Work, begin
+from cspd_jax.decoders.outer.paper import verify_and_resample
+from cspd_jax.decoders.outer.path_criterion import proposal_order, resample_step, verify_step
+from cspd_jax.decoders.outer.paths import Order, draw
+from cspd_jax.decoders.outer.rounds import Result, play, result, sample, stream
+
+__all__ = [
+    "Ahead",
+    "Counts",
+    "Game",
+    "Order",
+    "Paths",
+    "Result",
+    "State",
+    "Work",
+    "begin",
+    "draft_step",
+    "draw",
+    "keep_drafts",
+    "play",
+    "proposal_order",
+    "resample_step",
+    "result",
+    "sample",
+    "self_order",
+    "stream",
+    "verify_and_resample",
+    "verify_step",
+]

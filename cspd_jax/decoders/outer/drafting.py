@@ -1,0 +1,82 @@
+"""Drafts of the next groups: by the target from its newest context, or by a smaller model."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from cspd_jax.decoders.outer.game import (
+    Game,
+    Paths,
+    State,
+    add_work,
+    backbone_work,
+    by_image,
+    contexts,
+    exists,
+    positions,
+    scales,
+    with_drafts,
+)
+from cspd_jax.decoders.outer.paths import Order, draw
+
+Array = jax.Array
+
+
+def self_order(game: Game, state: State, newest: Array) -> Order:
+    """The groups after the one in work, all at once from z [B, gamma, G, H, D] of the newest context.
+
+    The target's z at positions further ahead is stale by 1, 2, ... groups; it is the drafter's all the same.
+    """
+    gamma = game.ahead.gamma
+    groups = state.group[:, None] + 1 + jnp.arange(gamma)
+    wanted = (jnp.arange(gamma) < state.window[:, None]) & ~state.drafted[:, None]
+    wanted &= groups[:, :1] >= game.ahead.prefilled(game.groups)
+    return Order(
+        keys=jnp.broadcast_to(game.keys[:, None], groups.shape),
+        positions=positions(game, groups),
+        z=newest,
+        scale=scales(game, groups),
+        wanted=exists(game, groups) & wanted[..., None],
+    )
+
+
+def keep_drafts(state: State, drafts: Paths) -> State:
+    """New drafts for the images that had none."""
+    return state._replace(
+        drafts=by_image(state.drafted, state.drafts, drafts), drafted=jnp.ones_like(state.drafted)
+    )
+
+
+def draft_step(game: Game, state: State) -> State:
+    """The draft model continues every complete group, one AR step after the other, as far as some image asks.
+
+    Its noise is the image's own at each position: the noise of a chain of the target there.
+    """
+    complete = (state.group < game.groups) & ~jnp.any(state.waiting.missing, axis=1)
+    asked = jnp.arange(game.ahead.gamma) < state.window[:, None]
+    groups = state.group[:, None] + jnp.arange(game.ahead.gamma)
+    asked &= (groups < game.groups) & complete[:, None]
+    asked &= groups[:, :1] >= game.ahead.prefilled(game.groups)
+    state = state._replace(drafted=complete)
+    steps = jnp.max(jnp.sum(asked, axis=1))
+
+    def one(carry):
+        j, state = carry
+        here = (state.group + j)[:, None]  # [B, 1]
+        known = jnp.minimum(here, game.groups)
+        z = contexts(game, game.draft, with_drafts(game, state, count=j), known)[:, :, 0]
+        order = Order(
+            keys=game.keys[:, None],
+            positions=positions(game, here),
+            z=z,
+            scale=scales(game, here),
+            wanted=exists(game, here) & asked[:, j][:, None, None],
+        )
+        drawn, work, _ = draw(game, game.draft, order)
+        drafts = jax.tree.map(lambda a, new: a.at[:, j].set(new[:, 0]), state.drafts, drawn)
+        spent = add_work(state.counts.draft, work, backbone_work(game, len(here)))
+        return j + 1, state._replace(drafts=drafts, counts=state.counts._replace(draft=spent))
+
+    _, state = jax.lax.while_loop(lambda carry: carry[0] < steps, one, (jnp.int32(0), state))
+    return state

@@ -1,0 +1,210 @@
+"""The exact criterion: whole denoising paths are accepted with min(1, p / q), or drawn from (p - q)_+.
+
+The target's density p of a drafted path, under the token's own context, needs no sequential call: the states
+are given. A rejected token is drawn from the residual by paths Y of the target, each accepted with
+probability 1 - min(1, q(Y) / p(Y)), K of them per round; a token whose proposals all failed waits, with its
+image, for the next round. q is evaluated where the draft was drawn: at the drafter's z and scale of then.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from cspd_jax.coupling import accepts, log_acceptance_of_ratio, log_residual_acceptance
+from cspd_jax.decoders.outer.game import (
+    Game,
+    Paths,
+    State,
+    Waiting,
+    add_work,
+    backbone_work,
+    by_image,
+    contexts,
+    exists,
+    positions,
+    put,
+    scales,
+    with_drafts,
+)
+from cspd_jax.decoders.outer.paths import Order, density, token_uniforms
+from cspd_jax.keys import Purpose, purpose_keys
+
+Array = jax.Array
+
+
+class Window(NamedTuple):
+    """What is verified in a round.
+
+    testing: [B] images that wait for nothing. groups: [B, gamma]. drafted: [B, gamma, G], where a draft is to
+    be tested. z: [B, gamma + 1, reach, G, H, D], of the groups from `group` on and those after each.
+    """
+
+    testing: Array
+    groups: Array
+    drafted: Array
+    z: Array
+
+
+class Outcome(NamedTuple):
+    """n: [B] groups accepted in full. tested, kept: [B, gamma, G], tests up to the first group with a
+    rejection, and drafts accepted by them."""
+
+    n: Array
+    tested: Array
+    kept: Array
+
+
+def open_window(game: Game, state: State, reach: int) -> tuple[State, Window]:
+    """The target's contexts before each drafted group and after the last, from one backbone call."""
+    gamma, prefilled = game.ahead.gamma, game.ahead.prefilled(game.groups)
+    testing = (state.group < game.groups) & ~jnp.any(state.waiting.missing, axis=1)
+    groups = state.group[:, None] + jnp.arange(gamma)
+    used = (testing & state.drafted)[:, None] & (jnp.arange(gamma) < state.window[:, None])
+    used &= (state.group >= prefilled)[:, None]
+    known = state.group[:, None] + jnp.arange(gamma + 1)
+    tokens = with_drafts(game, state)
+    if game.ahead.joint:  # one context for the whole window, with all drafts in it
+        last = state.group + jnp.sum(used, axis=1)
+        z = _joint(game, tokens, state.group, last, reach)
+        work = backbone_work(game, len(groups))
+    else:
+        z = contexts(game, game.target, tokens, known, reach)
+        work = backbone_work(game, known.size)
+    counts = state.counts._replace(target=add_work(state.counts.target, work))
+    return state._replace(counts=counts), Window(testing, groups, exists(game, groups) & used[..., None], z)
+
+
+def _joint(game: Game, tokens: Array, group: Array, known: Array, reach: int) -> Array:
+    """As `contexts` of `group` [B] and the gamma after it, all read where the groups before `known` [B] are
+    known: a draft sees itself and those after it."""
+    gamma = game.ahead.gamma
+    z = contexts(game, game.target, tokens, known[:, None], gamma + reach, first=group[:, None])
+    return z[:, 0, jnp.arange(gamma + 1)[:, None] + jnp.arange(reach)]
+
+
+def settle(game: Game, window: Window, passed: Array) -> Outcome:
+    """Groups are accepted up to the first with a rejection; the tests after it count for nothing."""
+    real = window.drafted
+    whole = jnp.all(passed | ~real, axis=2) & jnp.any(real, axis=2)
+    n = jnp.sum(jnp.cumprod(whole, axis=1), axis=1)
+    tested = real & (jnp.arange(game.ahead.gamma) <= n[:, None])[..., None]
+    return Outcome(n, tested, tested & passed)
+
+
+def accept(game: Game, state: State, window: Window, outcome: Outcome) -> State:
+    """Writes the accepted drafts; the images move to the group that ended their run."""
+    groups, tested, kept = window.groups, outcome.tested, outcome.kept
+    old = state.counts
+    step = jnp.minimum(groups, game.groups - 1)
+    distance = jnp.broadcast_to(jnp.arange(game.ahead.gamma), groups.shape)
+    counts = old._replace(
+        tested=old.tested.at[step, distance].add(jnp.sum(tested, axis=2, dtype=jnp.int32)),
+        accepted=old.accepted.at[step, distance].add(jnp.sum(kept, axis=2, dtype=jnp.int32)),
+        rounds=old.rounds + (state.group < game.groups),
+        calls=old.calls + 1,
+    )
+    return state._replace(
+        tokens=put(game, state.tokens, groups, state.drafts.states[..., 0, :], kept),
+        group=state.group + jnp.where(window.testing, outcome.n, 0),
+        drafted=state.drafted & ~window.testing,
+        tested=put(game, state.tested, groups, tested, tested),
+        accepted=put(game, state.accepted, groups, kept, kept),
+        counts=counts,
+    )
+
+
+def verify_step(game: Game, state: State, reach: int = 1) -> tuple[State, Array]:
+    """Tests the drafts of the images that wait for nothing. Returns what is waited for now, and the
+    z [B, reach - 1, G, H, D] of the groups after, from the newest context of each image."""
+    state, window = open_window(game, state, reach)
+    gamma, lanes, drafts = game.ahead.gamma, jnp.arange(len(state.group)), state.drafts
+    log_p, work = density(
+        game, game.target, drafts.states, window.z[:, :gamma, 0], scales(game, window.groups)
+    )
+    u = token_uniforms(game, positions(game, window.groups), Purpose.TEST)
+    passed = accepts(u, log_acceptance_of_ratio(log_p - drafts.log_density))
+    outcome = settle(game, window, passed)
+    state = accept(game, state, window, outcome)
+
+    n, at = outcome.n, jnp.minimum(outcome.n, gamma - 1)
+    some = outcome.tested[lanes, at] & (n < gamma)[:, None]  # the group that ended the run was drafted
+    fresh = ~jnp.any(some, axis=1)
+    missing = exists(game, state.group) & (fresh[:, None] | ~passed[lanes, at])
+    waiting = Waiting(
+        missing=missing,
+        z=window.z[lanes, n, 0],
+        scale=scales(game, state.group),
+        fresh=fresh,
+        q_z=drafts.z[lanes, at],
+        q_scale=drafts.scale[lanes, at],
+        tries=jnp.zeros_like(state.waiting.tries),
+    )
+    counts = state.counts._replace(target=add_work(state.counts.target, work))
+    waiting = by_image(window.testing, waiting, state.waiting)
+    return state._replace(waiting=waiting, counts=counts), window.z[lanes, n, 1:]
+
+
+def proposal_order(game: Game, state: State) -> Order:
+    """K paths of the target for every token that is missing."""
+    waiting, k = state.waiting, game.ahead.proposals
+    index = waiting.tries[:, None] + jnp.arange(k)  # [B, K]
+    first = (jnp.arange(k) == 0) | ~waiting.fresh[:, None]  # one will do where nothing was drafted
+    return Order(
+        keys=_proposal_keys(game, index, waiting.fresh),
+        positions=_here(game, state),
+        z=jnp.repeat(waiting.z[:, None], k, axis=1),
+        scale=jnp.repeat(waiting.scale[:, None], k, axis=1),
+        wanted=waiting.missing[:, None] & first[..., None],
+    )
+
+
+def resample_step(game: Game, state: State, proposals: Paths) -> State:
+    """Tries the proposals [B, K, G]; images whose group is complete with them move on."""
+    waiting, k = state.waiting, game.ahead.proposals
+    index = waiting.tries[:, None] + jnp.arange(k)
+    q_z, q_scale = (jnp.repeat(a[:, None], k, axis=1) for a in (waiting.q_z, waiting.q_scale))
+    log_q, work = density(game, game.drafter, proposals.states, q_z, q_scale)
+    log_a = log_residual_acceptance(proposals.log_density - log_q)
+    u = token_uniforms(game, _here(game, state), Purpose.PROPOSAL_TEST, index)
+    good = accepts(u, log_a) | waiting.fresh[:, None, None]  # [B, K, G]
+    hopeless = (waiting.tries + k >= game.ahead.max_tries)[:, None]
+    first = jnp.where(jnp.any(good, axis=1), jnp.argmax(good, axis=1), k - 1)  # [B, G]
+    value = jnp.take_along_axis(proposals.states[..., 0, :], first[:, None, :, None], axis=1)
+    found = waiting.missing & (jnp.any(good, axis=1) | hopeless)
+    given_up = waiting.missing & ~jnp.any(good, axis=1) & hopeless
+    missing = waiting.missing & ~found
+    searching = jnp.any(waiting.missing, axis=1) & ~waiting.fresh
+    side = "target" if game.draft is None else "draft"
+    old = state.counts
+    counts = old._replace(
+        trips=old.trips + jnp.sum(searching, dtype=jnp.int32),
+        truncated=old.truncated + jnp.sum(given_up, dtype=jnp.int32),
+        **{side: add_work(getattr(old, side), work)},
+    )
+    complete = (state.group < game.groups) & ~jnp.any(missing, axis=1)
+    return state._replace(
+        tokens=put(game, state.tokens, state.group[:, None], value, found[:, None]),
+        group=state.group + complete,
+        waiting=waiting._replace(missing=missing, tries=waiting.tries + k),
+        counts=counts,
+    )
+
+
+def _here(game: Game, state: State) -> Array:
+    """The positions of the group in work, once for each proposal: [B, K, G]."""
+    return positions(game, jnp.repeat(state.group[:, None], game.ahead.proposals, axis=1))
+
+
+def _proposal_keys(game: Game, index: Array, fresh: Array) -> Array:
+    """In place of the image's key, [B, K], for the proposals `index` [B, K].
+
+    The first proposal for a group without drafts has the image's own: the noise of the plain chain, which no
+    tested draft of these tokens has used.
+    """
+    keys = purpose_keys(game.keys, Purpose.PROPOSAL)
+    folded = jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)))(keys, index)
+    own = fresh[:, None] & (index == 0)
+    return jnp.where(own, game.keys[:, None], folded)
