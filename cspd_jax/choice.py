@@ -12,6 +12,7 @@ import json
 import secrets
 import statistics
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -87,8 +88,9 @@ def measure(
     rows: int,
     cfg: float,
     temperature: float,
+    ways: Sequence[str] | None = None,
 ) -> dict[str, float]:
-    """Median seconds of one group of chains of each way, the ways taking turns."""
+    """Median seconds of one group of chains of each way (of the `candidates`), the ways taking turns."""
     key = jax.random.key(0)
     steps = sampling_schedule(settings.respacing).num_steps
     random = inner.Randomness(
@@ -104,6 +106,7 @@ def measure(
             settings=settings, speculation=way,
         )
         for name, way in candidates(steps).items()
+        if ways is None or name in ways
     }  # fmt: skip
     for run in runs.values():
         jax.block_until_ready(run())

@@ -52,6 +52,11 @@ def get(model: ImageModel, settings: PlainSettings, cfg: float, temperature: flo
     found = find(model, settings, cfg, temperature)
     if found is None:
         found = Found(measure(model, settings, cfg, temperature), "calibrated")
+        if not all(bool(jnp.isfinite(a).all()) for a in jax.tree.leaves(found.calibration)):
+            raise UserError(
+                "the chains that the drafter is fitted to came out as NaN or infinity: the model diverged;"
+                " try a lower temperature or cfg, or steps ddim100"
+            )
         with contextlib.suppress(OSError):  # then it is made again next time
             write(_in_cache(model, file_name(settings, cfg, temperature)), found.calibration)
     return found

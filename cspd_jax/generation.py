@@ -2,169 +2,26 @@
 
 from __future__ import annotations
 
-import dataclasses
-import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax import choice, gains
 from cspd_jax.data.patches import unpatchify
-from cspd_jax.decoders import inner, plain
-from cspd_jax.decoders.drafter import Drafter
+from cspd_jax.decoders import official, outer, plain
 from cspd_jax.decoders.order import reveal_groups
-from cspd_jax.decoders.plain import PlainSettings
-from cspd_jax.diffusion.schedule import sampling_schedule
 from cspd_jax.errors import UserError
+from cspd_jax.info import Info, Made, summarise
 from cspd_jax.keys import image_keys
-from cspd_jax.models import VAE, ImageModel, load, load_vae
+from cspd_jax.models import VAE, ImageModel
 from cspd_jax.networks import autoencoder
 from cspd_jax.networks.config import LATENT_SCALE
-
-__all__ = ["Calls", "ImageModel", "Info", "generate", "load", "load_vae", "stream", "to_images", "to_latents"]
+from cspd_jax.request import Request, make_request, settle
 
 Array = jax.Array
 
-DENOISE = ("plain", "speculative", "auto")
-WINDOWS = (16,)
 _DECODED_TOGETHER = 8  # images per call of the autoencoder
-
-
-class Calls(NamedTuple):
-    """Network calls. The backbone's unit is one sequence of tokens, the head's one denoising step."""
-
-    target_backbone: int
-    target_head: int
-    draft_backbone: int = 0
-    draft_head: int = 0
-
-
-class Info(NamedTuple):
-    """What happened during a generation.
-
-    method: "plain". images: N. tokens: N x L. rounds: AR steps that revealed tokens, per image.
-    sequential: calls the loops executed one after the other, for the whole batch and never divided by it
-    (several batches one after the other add up). total: rows evaluated in those calls, counting the
-    unconditional half of guidance and the padding of groups and batches.
-    accepted: bool [N, L], tokens that are accepted drafts (none, in the plain method).
-    batch: images generated side by side. request: what was asked for, as it was settled.
-    chains: what speculation along the denoising chains took; None without it.
-    """
-
-    method: str
-    images: int
-    tokens: int
-    rounds: int
-    sequential: Calls
-    total: Calls
-    accepted: np.ndarray
-    batch: int
-    request: Request
-    chains: Chains | None
-
-
-class Chains(NamedTuple):
-    """Speculation along the denoising chains, over a whole generation (numpy integers).
-
-    calls_per_token: mean number of head calls a token took part in. slowest: mean over groups of the calls
-    until the last of its tokens was ready. tested, accepted: transitions. starts, committed: [T], head calls
-    that began at step t, and the steps they committed. trips: of the residual's loop, in sequence.
-    truncated: residual draws that were given up; with any, the law is not exactly the target's.
-    """
-
-    calls_per_token: float
-    slowest: float
-    tested: int
-    accepted: int
-    starts: np.ndarray
-    committed: np.ndarray
-    trips: int
-    truncated: int
-
-
-class Request(NamedTuple):
-    """A checked request. labels: int [N]. denoise: "plain", "speculative", or "auto" until `settle`d.
-
-    drafter: for speculation, with `gains` saying where it is from. measured: seconds of a group of chains
-    by way, when the choice was measured.
-    """
-
-    labels: np.ndarray
-    settings: PlainSettings
-    cfg: float
-    temperature: float
-    denoise: str = "plain"
-    drafter: Drafter | None = None
-    gains: str | None = None
-    measured: dict[str, float] | None = None
-
-    def arguments(self) -> dict:
-        return {
-            "settings": self.settings,
-            "cfg": self.cfg,
-            "temperature": self.temperature,
-            "drafter": self.drafter,
-        }
-
-
-def make_request(
-    model: ImageModel,
-    labels: Sequence[int] | Array,
-    *,
-    num_iter: int | None = None,
-    steps: str | int | None = None,
-    cfg: float = 1.0,
-    cfg_schedule: str = "linear",
-    temperature: float = 1.0,
-    final_noise: bool = False,
-    denoise: str = "plain",
-    windows: Sequence[int] | None = None,
-    drafter: Drafter | None = None,
-) -> Request:
-    """The options of `generate`, checked against the model; UserError for what no generation can have."""
-    labels = np.asarray(labels)
-    if labels.ndim != 1 or not labels.size or not np.issubdtype(labels.dtype, np.integer):
-        raise UserError("labels must be a list of at least one class number, for example [0, 1, 2]")
-    for name, value in (("cfg", cfg), ("temperature", temperature)):
-        if not math.isfinite(value):
-            raise UserError(f"{name} is {value}; it must be a finite number")
-    if denoise not in DENOISE:
-        raise UserError(f"denoise {denoise!r} is unknown; it is {', '.join(DENOISE)}")
-    if windows is not None and (denoise != "speculative" or not windows or min(windows) < 1):
-        raise UserError("windows are whole numbers from 1, and go with denoise speculative only")
-    length = model.model.seq_len
-    settings = PlainSettings(
-        num_iter=length if num_iter is None else num_iter,
-        respacing=model.config.respacing if steps is None else str(steps),
-        guided=cfg != 1,
-        cfg_schedule=cfg_schedule,
-        final_noise=final_noise,
-        encoder_sizes=1 if length <= 64 else 4,  # each size is compiled: not worth it for short sequences
-        speculation=inner.Speculation(tuple(windows or WINDOWS)) if denoise == "speculative" else None,
-    )
-    plain.check_request(model.model, labels, model.config.num_classes, settings, cfg, temperature)
-    gains = None if drafter is None else "given"
-    return Request(labels.astype(np.int32), settings, float(cfg), float(temperature), denoise, drafter, gains)
-
-
-def settle(model: ImageModel, request: Request, batch: int) -> Request:
-    """Finds (or makes, once) what speculation needs: its drafter and, with "auto", whether it is worth it."""
-    if request.denoise == "plain" or request.gains:
-        return request
-    settings, cfg, temperature = request.settings, request.cfg, request.temperature
-    found = gains.get(model, settings, cfg, temperature)
-    request = request._replace(drafter=found.calibration.drafter, gains=found.source)
-    if request.denoise == "speculative":
-        return request
-    (*_, widest) = sorted(group.size for group in reveal_groups(model.model.seq_len, settings.num_iter))
-    chosen = choice.choose(model, settings, found.calibration, batch * widest, cfg, temperature)
-    settings = dataclasses.replace(settings, speculation=chosen.speculation)
-    if chosen.speculation is None:
-        request = request._replace(drafter=None, gains=None)
-    return request._replace(settings=settings, measured=chosen.seconds)
 
 
 def generate(key: Array, model: ImageModel, labels: Sequence[int] | Array, **options) -> tuple[Array, Info]:
@@ -176,54 +33,121 @@ def generate(key: Array, model: ImageModel, labels: Sequence[int] | Array, **opt
 
     Options: num_iter, AR steps (one per token); steps, the respacing of the denoising steps (the
     model's own); cfg, guidance scale (1); cfg_schedule, "linear" or "constant"; temperature (1);
-    final_noise, noise in the last denoising step too (False, as MAR); denoise, "plain", "speculative"
-    (the same law in fewer head calls one after the other) or "auto" (what is faster here; "plain");
-    windows, how many steps are drafted in the first, second, ... head call; drafter, in place of the
-    calibrated one.
+    final_noise, noise in the last denoising step too (off, as MAR, wherever the method can do without).
+
+    denoise, "plain", "speculative" (the same law in fewer head calls one after the other) or "auto" (what is
+    faster here; "plain"); windows, how many steps are drafted in the first, second, ... head call; drafter,
+    in place of the calibrated one.
+
+    method, "plain" (one AR step after the other), "self" (the target drafts the next groups itself) or "cspd"
+    (a smaller model, `draft`, does); criterion, "path" (exact), "paper" or "official" (both lossy, for cspd);
+    gamma, groups drafted ahead (8); prefill, the share of tokens that come from the target alone; verify,
+    "each" group in its own context or "joint" (lossy); adapt, a drafted step's share of the time of a
+    target's, to draft no more than pays (always gamma); proposals, draws from the residual per round (16);
+    sigma and align (True), inner_temperature (1; 42 for official): of the criterion paper.
     """
-    request = settle(model, make_request(model, labels, **options), len(labels))
+    return run(key, model, settle(model, make_request(model, labels, **options), len(labels)))
+
+
+def run(key: Array, model: ImageModel, request: Request) -> tuple[Array, Info]:
+    """`generate`, for a settled request."""
     keys = _keys_per_image(key, len(request.labels))
-    made = plain.sample(model.model, model.params, keys, jnp.asarray(request.labels), **request.arguments())
-    return made.tokens, _info(model, request, len(request.labels), [made.counts])
+    made = _sample(model, request, keys, jnp.asarray(request.labels))
+    return made.tokens, summarise(model, request, len(request.labels), [made])
+
+
+def _sample(model: ImageModel, request: Request, keys: Array, labels: Array) -> Made:
+    """A batch in one jitted call."""
+    if request.criterion is None:
+        made = plain.sample(
+            model.model, model.params, keys, labels, **request.common, drafter=request.drafter
+        )
+        return _plain_made(made.tokens, made.counts)
+    if request.criterion == "official":
+        draft = request.draft
+        made = official.sample(
+            model.model, model.params, draft.model, draft.params, keys, labels,
+            **request.common, official=request.ahead,
+        )  # fmt: skip
+        return Made(made.tokens, made.tested, made.accepted, made.counts)
+    made = outer.sample(model.model, model.params, keys, labels, **_outer_arguments(request))
+    return Made(*made)
+
+
+def _outer_arguments(request: Request) -> dict:
+    arguments = {**request.common, "ahead": request.ahead, "drafter": request.drafter}
+    if request.draft is not None:
+        arguments |= {"draft": request.draft.model, "draft_params": request.draft.params}
+        arguments["draft_drafter"] = request.draft_drafter
+    return arguments
+
+
+def _plain_made(tokens: Array, counts) -> Made:
+    none = np.zeros(tokens.shape[:2], bool)
+    return Made(tokens, none, none, counts)
+
+
+def _steps(model: ImageModel, request: Request, keys: Array, labels: Array) -> Iterator[tuple[float, Made]]:
+    """A batch step by step: (number of known tokens per image, on average; what there is). Tokens that are
+    not known are zero, and the counts are complete at the end."""
+    if request.criterion is None:
+        steps = plain.stream(
+            model.model, model.params, keys, labels, **request.common, drafter=request.drafter
+        )
+        counts = []
+        for known, tokens, spent in steps:
+            counts.append(jax.tree.map(lambda a: a[None], spent))
+            together = jax.tree.map(lambda *parts: np.concatenate(parts), *counts)
+            yield known, _plain_made(tokens, together)
+    elif request.criterion == "official":
+        yield model.model.seq_len, _sample(model, request, keys, labels)
+    else:
+        arguments = _outer_arguments(request)
+        for known, made in outer.stream(model.model, model.params, keys, labels, **arguments):
+            yield float(jnp.mean(known)), Made(*made)
 
 
 def stream(
     key: Array, model: ImageModel, labels: Sequence[int] | Array, **options
-) -> Iterator[tuple[int, Array]]:
-    """`generate` step by step: yields (number of known tokens, tokens [N, L, d]), zero where unknown."""
+) -> Iterator[tuple[float, Array]]:
+    """`generate` step by step: yields (number of known tokens per image, on average; tokens [N, L, d]), zero
+    where unknown."""
     request = settle(model, make_request(model, labels, **options), len(labels))
     keys = _keys_per_image(key, len(request.labels))
-    steps = plain.stream(model.model, model.params, keys, jnp.asarray(request.labels), **request.arguments())
-    return ((known, tokens) for known, tokens, _ in steps)
+    return ((known, made.tokens) for known, made in _steps(model, request, keys, jnp.asarray(request.labels)))
 
 
 def generate_batches(
-    key: Array, model: ImageModel, request: Request, batch: int, on_step: Callable[[], None] | None = None
+    key: Array,
+    model: ImageModel,
+    request: Request,
+    batch: int,
+    on_step: Callable[[int], None] = lambda steps: None,
 ) -> tuple[np.ndarray, Info]:
     """Any number of images, `batch` side by side (the last batch is filled up and the surplus dropped).
 
-    Image i depends on `key` and i only. `on_step` is called after every AR step of every batch. The request
-    must be `settle`d. Returns tokens [N, L, d] and what happened.
+    Image i depends on `key` and i only. `on_step` is told how many AR steps' worth of tokens are new. The
+    request must be `settle`d. Returns tokens [N, L, d] and what happened.
     """
     count = len(request.labels)
     batch = min(batch, count)
-    parts, counts = [], []
+    starts = [group.start for group in reveal_groups(model.model.seq_len, request.settings.num_iter)]
+    parts = []
     for first in range(0, count, batch):
         labels = request.labels[np.minimum(first + np.arange(batch), count - 1)]
-        keys = image_keys(key, batch, first)
-        for _, tokens, spent in plain.stream(
-            model.model, model.params, keys, jnp.asarray(labels), **request.arguments()
-        ):
-            tokens.block_until_ready()
-            counts.append(jax.tree.map(lambda a: a[None], spent))
-            if on_step is not None:
-                on_step()
-        parts.append(np.asarray(tokens))
-    return np.concatenate(parts)[:count], _info(model, request, batch, counts)
+        done = 0
+        for known, made in _steps(model, request, image_keys(key, batch, first), jnp.asarray(labels)):
+            made.tokens.block_until_ready()
+            now = int(np.searchsorted(starts, known))  # AR steps whose tokens are known
+            on_step(now - done)
+            done = now
+        parts.append(made._replace(tokens=np.asarray(made.tokens)))
+    tokens = np.concatenate([part.tokens for part in parts])[:count]
+    return tokens, summarise(model, request, batch, parts)
 
 
 def num_steps(model: ImageModel, request: Request, batch: int) -> int:
-    """How often `generate_batches` calls `on_step`."""
+    """How many steps `generate_batches` tells of."""
     rounds = len(reveal_groups(model.model.seq_len, request.settings.num_iter))
     return -(-len(request.labels) // min(batch, len(request.labels))) * rounds
 
@@ -279,45 +203,3 @@ def _keys_per_image(key: Array, count: int) -> Array:
     if key.shape != (count,):
         raise UserError(f"there are {count} labels and keys of shape {key.shape}; give one key, or one each")
     return key
-
-
-def _info(model: ImageModel, request: Request, batch: int, counts: list[inner.Counts | None]) -> Info:
-    """What happened: from the static plan, and from the counts [S, ...] of AR steps where work varies."""
-    settings, length = request.settings, model.model.seq_len
-    segments = plain.plan_segments(length, settings.num_iter, settings.encoder_sizes)
-    rounds = len(reveal_groups(length, settings.num_iter))
-    drawn = sum(len(segment.groups) * segment.width for segment in segments)  # with the padding of groups
-    steps = sampling_schedule(settings.respacing).num_steps
-    images = len(request.labels)
-    batches = -(-images // batch)
-    rows = batches * batch * (2 if settings.guided else 1)
-    head_calls, head_rows, chains = batches * rounds * steps, rows * drawn * steps, None
-    if settings.speculation is not None:
-        counts = jax.tree.map(lambda *parts: np.concatenate(parts).astype(np.int64), *counts)
-        head_calls, head_rows = int(counts.calls.sum()), int(counts.rows.sum())
-        chains = _chains(counts, batches * batch * length)
-    return Info(
-        method="plain",
-        images=images,
-        tokens=images * length,
-        rounds=rounds,
-        sequential=Calls(batches * rounds, head_calls),
-        total=Calls(rows * rounds, head_rows),
-        accepted=np.zeros((images, length), bool),
-        batch=batch,
-        request=request,
-        chains=chains,
-    )
-
-
-def _chains(counts: inner.Counts, tokens: int) -> Chains:
-    return Chains(
-        calls_per_token=float(counts.row_calls.sum() / tokens),
-        slowest=float(counts.calls.mean()),
-        tested=int(counts.tested.sum()),
-        accepted=int(counts.accepted.sum()),
-        starts=counts.starts.sum(0),
-        committed=counts.committed.sum(0),
-        trips=int(counts.trips.sum()),
-        truncated=int(counts.truncated.sum()),
-    )

@@ -1,8 +1,10 @@
-"""Compares the library with numbers recorded from the public PyTorch implementation of MAR.
+"""Compares the library with numbers recorded from the public PyTorch implementations of MAR and its
+speculative runner.
 
-    python tests/golden_cases.py DIR    # the largest difference of every group, for every mar_*.npz in DIR
+    python tests/golden_cases.py DIR    # the largest difference of every group, for every file in DIR
 
-`cases(folder, name)` yields (what, difference, tolerance); the tests ask that none exceeds its tolerance.
+`fixture` and `GROUPS` are for the files mar_*.npz; for runs of the speculative runner see `runner_cases`. A
+group yields (what, difference, tolerance); the tests ask that none exceeds its tolerance.
 """
 
 from __future__ import annotations
@@ -16,8 +18,9 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+from recorded import GOLDEN, Case, Network, Recorded, difference
+from runner_cases import RUNNER_GROUPS, runner, runner_names
 
-from cspd_jax.converters.source import Options, convert, make_config, open_source
 from cspd_jax.data.patches import patchify, unpatchify
 from cspd_jax.decoders import plain
 from cspd_jax.decoders.order import guidance_scale, mask_lengths, reveal_from_orders, reveal_groups
@@ -27,42 +30,20 @@ from cspd_jax.diffusion.schedule import Schedule, make_schedule, respace
 from cspd_jax.keys import image_keys
 from cspd_jax.networks.head import sinusoid
 from cspd_jax.networks.mar import Backbone, class_embedding, full_forward, make_head, reveal_order
-from cspd_jax.networks.model import MARModel
-
-GOLDEN = Path(__file__).parent / "golden"
-Case = tuple[str, float, float]
 
 
-class Fixture:
-    """One recorded model: configuration, our parameters, and the recorded arrays."""
+class Fixture(Recorded, Network):
+    """A recorded MAR model."""
 
     def __init__(self, folder: Path, name: str):
-        recorded = json.loads((folder / f"{name}_keys.json").read_text())["config"]
-        source = open_source(folder / f"{name}.pth")
-        heads = (recorded["encoder_num_heads"], recorded["decoder_num_heads"])
-        self.config = make_config(source, Options(heads=heads, steps=recorded["num_sampling_steps"]))
-        self.params = jax.tree.map(jnp.asarray, convert(source, self.config))
-        self.model = MARModel(self.config)
-        self.arrays = np.load(folder / f"{name}.npz")
+        Recorded.__init__(self, folder, name)
+        Network.__init__(self, folder, name)
         self.floors = json.loads(bytes(self.arrays["f32_floor_json"]))
-
-    def __getitem__(self, key: str) -> np.ndarray:
-        return self.arrays[key]
-
-    def under(self, prefix: str) -> list[str]:
-        """The names directly below a prefix."""
-        return sorted({k[len(prefix) :].split("/")[0] for k in self.arrays.files if k.startswith(prefix)})
 
 
 @functools.cache
 def fixture(folder: Path = GOLDEN, name: str = "mar_tiny") -> Fixture:
     return Fixture(folder, name)
-
-
-def difference(ours, theirs) -> float:
-    ours, theirs = np.asarray(ours), np.asarray(theirs)
-    assert ours.shape == theirs.shape, (ours.shape, theirs.shape)
-    return float(np.abs(ours.astype(np.float64) - theirs.astype(np.float64)).max())
 
 
 def relative(ours, theirs) -> float:
@@ -258,14 +239,18 @@ GROUPS = {
 
 def main(folder: Path) -> int:
     failures = 0
-    for path in sorted(folder.glob("mar_*.npz")):
-        for group, check in GROUPS.items():
-            cases = list(check(fixture(folder, path.stem)))
+    recorded = [(path.stem, GROUPS, fixture) for path in sorted(folder.glob("mar_*.npz"))]
+    recorded += [(name, RUNNER_GROUPS, runner) for name in runner_names(folder)]
+    for name, groups, load in recorded:
+        for group, check in groups.items():
+            cases = list(check(load(folder, name)))
+            if not cases:
+                continue
             what, error, bound = max(cases, key=lambda c: c[1] / c[2] if c[2] else c[1] > 0)
             bad = [c for c in cases if not c[1] <= c[2]]
             failures += len(bad)
             print(
-                f"{path.stem:16} {group:31} {len(cases):4} cases, {len(bad)} beyond tolerance; nearest: "
+                f"{name:16} {group:31} {len(cases):4} cases, {len(bad)} beyond tolerance; nearest: "
                 f"{what} {error:.1e} (tolerance {bound:.1e})"
             )
     return 1 if failures else 0

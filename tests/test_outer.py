@@ -200,13 +200,13 @@ def test_an_image_does_not_depend_on_its_neighbours(draft):
     assert np.array_equal(both.accepted[2], alone.accepted[2])
     assert outer.sample._cache_size() == traced + 1
 
-    *_, last = outer.stream(MODEL, None, keys, labels, **options)
+    *_, (_, last) = outer.stream(MODEL, None, keys, labels, **options)
     assert np.allclose(last.tokens, both.tokens, atol=1e-5)
     assert np.array_equal(last.accepted, both.accepted)
 
 
 def test_sigma_of_the_paper():
-    """Its logarithm, for a draft whose log variances are lower by known amounts: all transitions but the last."""
+    """Its logarithm, for a draft with log variances lower by known amounts; the last one does not count."""
     narrow = LinearTokens(narrower=0.2)
     settings = plain.PlainSettings(num_iter=6, respacing=MODEL.spec, final_noise=True)
     keys, labels = image_keys(jax.random.key(3), 2), jnp.zeros(2, jnp.int32)

@@ -56,7 +56,7 @@ def run(models, capsys):
 
 
 def test_files_and_report(run, tmp_path):
-    argv = ("--target", "{models}/target", "--num-iter", "2", "--n", "2", "--seed", "7")
+    argv = ("--target", "{models}/target", "--method", "plain", "--num-iter", "2", "--n", "2", "--seed", "7")
     code, out, err = run(*argv, "--labels", "bee,3-4")
     assert code == 0 and out == "samples-0001\n" and "6 images" in err
     assert sorted(os.listdir("samples-0001")) == ["report.json", "samples.npz", "samples.png"]
@@ -86,7 +86,18 @@ def test_files_and_report(run, tmp_path):
 
 
 def test_latents_with_and_without_vae(run):
-    argv = ("--target", "{models}/latents", "--num-iter", "1", "--n", "1", "--steps", "ddim5")
+    argv = (
+        "--target",
+        "{models}/latents",
+        "--method",
+        "plain",
+        "--num-iter",
+        "1",
+        "--n",
+        "1",
+        "--steps",
+        "ddim5",
+    )
     code, out, err = run(*argv, "--out", "latents", "--json")
     report = json.loads(out)
     assert code == 0 and report["output"] == "latents" and "no --vae" in report["note"] and "no --vae" in err
@@ -100,7 +111,8 @@ def test_latents_with_and_without_vae(run):
 
 
 def test_options_reach_the_sampler(run):
-    argv = ("--target", "{models}/target", "--num-iter", "2", "--n", "1", "--labels", "none,0", "--json")
+    argv = ("--target", "{models}/target", "--method", "plain", "--num-iter", "2", "--n", "1")
+    argv += ("--labels", "none,0", "--json")
     options = ("--cfg", "2", "--cfg-schedule", "constant", "--temperature", "0.9", "--final-noise", "on")
     code, out, err = run(*argv, *options, "--dtype", "bfloat16", "--draft", "{models}/target")
     assert code == 0 and "does not use the draft" in err
@@ -165,7 +177,7 @@ def test_failure_while_writing_leaves_nothing(run, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(np, "savez", full)
-    code, _, err = run("--target", "{models}/target", "--num-iter", "1", "--n", "1")
+    code, _, err = run("--target", "{models}/target", "--method", "plain", "--num-iter", "1", "--n", "1")
     assert code == 2 and "No space left" in err and os.listdir() == []
 
 

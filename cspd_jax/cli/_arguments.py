@@ -41,3 +41,9 @@ def options(args: argparse.Namespace):
     from cspd_jax.converters.source import Options
 
     return Options(args.heads, args.patch_size, args.steps, args.vae_stride, args.groups)
+
+
+def seed(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and int(text) < 2**32):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 to {2**32 - 1}")
+    return int(text)

@@ -6,9 +6,8 @@ import argparse
 import json
 import pathlib
 
-from cspd_jax.cli._arguments import positive
+from cspd_jax.cli._arguments import positive, seed
 from cspd_jax.cli._output import progress, result
-from cspd_jax.cli.generate import _seed
 
 
 def add_parser(subparsers) -> None:
@@ -23,7 +22,7 @@ def add_parser(subparsers) -> None:
     what = parser.add_argument_group("what")
     what.add_argument("--target", default="default", metavar="MODEL", help="a name or folder (default)")
     what.add_argument("--n", type=positive, default=2000, help="images generated, classes in turn (2000)")
-    what.add_argument("--seed", type=_seed, default=0, help="image i depends on the seed and i only (0)")
+    what.add_argument("--seed", type=seed, default=0, help="image i depends on the seed and i only (0)")
     what.add_argument("--batch", type=positive, default=100, help="images side by side (100)")
     what.add_argument(
         "--train-images", type=positive, default=20_000, help="searched for nearest neighbours (20000)"

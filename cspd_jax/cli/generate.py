@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import time
 from pathlib import Path
 
-from cspd_jax.cli._arguments import positive
 from cspd_jax.cli._folder import check_new_folder, next_free, write_folder
-from cspd_jax.cli._labels import parse_labels
+from cspd_jax.cli._generate_options import add_options, labels_of, request_of
 from cspd_jax.cli._output import progress
 from cspd_jax.errors import UserError
 
 PREFIX = "samples"
-_CLASSES = 10  # generated without --labels
 _MOST_IN_PICTURE = 400
+_COMPARED = 10  # images, where a comparison was not asked for
+_SHOWN = {"gamma": 4, "proposals": 8, "denoise": "speculative", "windows": (8,)}  # then, both levels
 _LATENTS = (
     "the model makes latents and no --vae was given: samples.npz holds latents, and there is no picture"
 )
@@ -27,70 +26,12 @@ def add_parser(subparsers) -> None:
         "generate",
         help="generate images",
         description="Generates images and writes samples.png (a labelled grid), samples.npz and report.json"
-        " into a new folder, whose name it prints (and runs.png with speculation). Without arguments it uses"
-        " the model that comes with the package.",
+        " into a new folder, whose name it prints, with charts of what was accepted where drafts are"
+        " verified. Without arguments it uses the model that comes with the package, finds the fastest exact"
+        " method on this machine, and shows speculation beside the plain sampler.",
     )
-    what = parser.add_argument_group("what")
-    what.add_argument(
-        "--target",
-        default="default",
-        metavar="MODEL",
-        help="default, default-draft, mar-base, mar-large, mar-huge, or a checkpoint folder (default)",
-    )
-    what.add_argument(
-        "--labels",
-        metavar="LIST",
-        help=f"classes: 0-9, or 3,5,7, or names; none is no class (the first {_CLASSES} classes)",
-    )
-    what.add_argument("--n", type=positive, default=4, help="images of each label (4)")
-    what.add_argument("--seed", type=_seed, default=0, help="image i depends on the seed and i only (0)")
-    what.add_argument("--vae", metavar="MODEL", help="kl16 or a folder: turns latents into pictures")
-    what.add_argument("--out", metavar="DIR", help=f"a new or empty folder (the next free {PREFIX}-0001)")
-    what.add_argument("--json", action="store_true", help="print the report as one JSON object")
-    how = parser.add_argument_group("how")
-    how.add_argument("--method", choices=("plain",), default="plain", help="the sampler (plain)")
-    how.add_argument("--draft", metavar="MODEL", help="a smaller model for methods that use one")
-    how.add_argument("--batch", type=positive, default=64, help="images generated side by side (64)")
-    how.add_argument("--num-iter", type=positive, help="AR steps (one per token)")
-    how.add_argument("--steps", help='denoising steps, for example "100" or "ddim50" (the model\'s own)')
-    how.add_argument("--cfg", type=float, default=1.0, help="guidance scale; 1 is none (1)")
-    how.add_argument("--cfg-schedule", choices=("linear", "constant"), default="linear", help="(linear)")
-    how.add_argument("--temperature", type=float, default=1.0, help="of the denoising noise (1)")
-    how.add_argument(
-        "--final-noise", choices=("on", "off"), default="off", help="noise in the last denoising step (off)"
-    )
-    how.add_argument(
-        "--denoise",
-        choices=("plain", "speculative", "auto"),
-        default="plain",
-        help="denoising steps one by one, or drafted and verified together (the same law), or what a short"
-        " measurement finds faster (plain)",
-    )
-    how.add_argument(
-        "--window",
-        type=_windows,
-        metavar="M",
-        help="denoising steps per head call with --denoise speculative: 16, or 4x32,8 for four calls of 32,"
-        " then 8 (16)",
-    )
-    how.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="(float32)")
+    add_options(parser, PREFIX)
     parser.set_defaults(func=run)
-
-
-def _seed(text: str) -> int:
-    if not (text.isascii() and text.isdecimal() and int(text) < 2**32):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 to {2**32 - 1}")
-    return int(text)
-
-
-def _windows(text: str) -> tuple[int, ...]:
-    windows: list[int] = []
-    for part in text.split(","):
-        found = re.fullmatch(r"(?:([1-9][0-9]{0,2})x)?([1-9][0-9]{0,2})", part)
-        if not found:
-            raise argparse.ArgumentTypeError(f"{text!r} is not understood; write for example 16 or 4x32,8")
-        windows += [int(found[2])] * int(found[1] or 1)
-    return tuple(windows)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -105,14 +46,20 @@ def run(args: argparse.Namespace) -> None:
     from cspd_jax import generation, models, reports
 
     outline = models.describe(args.target)
-    labels = _labels(args, outline)
-    request = _request(args, outline, labels * args.n)
+    labels = labels_of(args, outline)
+    request = request_of(args, outline, labels * args.n)
     start = time.perf_counter()
     model = models.load(args.target, args.dtype)
+    if request.draft is not None:
+        request = request._replace(draft=models.load(args.draft, args.dtype))
     vae = _autoencoder(args, model)
     load_seconds = time.perf_counter() - start
 
-    request = generation.settle(model, request, min(args.batch, len(request.labels)))
+    batch = min(args.batch, len(request.labels))
+    other = None
+    if args.method is None:
+        request, other = _fastest(args, model, request, batch)
+    request = generation.settle(model, request, batch)
     compiled, start = _compilation.compile_seconds(), time.perf_counter()
     steps = generation.num_steps(model, request, args.batch)
     with tqdm(total=steps, desc=f"{len(request.labels)} images", unit="step", mininterval=0.5) as bar:
@@ -121,8 +68,9 @@ def run(args: argparse.Namespace) -> None:
         )
     compile_seconds = _compilation.compile_seconds() - compiled
     seconds = max(0.0, time.perf_counter() - start - compile_seconds)
-
     non_finite = _count_non_finite(tokens)
+    beside = _compare(args, model, request, other, batch)
+
     arrays = _pixels_or_latents(model, tokens, vae)
     latents = "latents" in arrays
     report = reports.make_report(
@@ -132,51 +80,102 @@ def run(args: argparse.Namespace) -> None:
         labels=labels,
         per_label=args.n,
         seed=args.seed,
+        compared=beside,
         output="latents" if latents else "images",
         vae=args.vae,
         note=_LATENTS if latents else None,
         non_finite=non_finite,
     )
-    arrays |= {"labels": request.labels, "tokens": tokens, "accepted": info.accepted}
+    arrays |= {"labels": request.labels, "tokens": tokens, "accepted": info.accepted, "tested": info.tested}
     captions = [model.class_name(label) for label in request.labels[:_MOST_IN_PICTURE]]
     columns = len(labels) if len(labels) <= 20 else None
-    chart = info.chains and _chart(info)
+    pictures = reports.pages(info, captions)
+    if beside is not None:
+        pictures |= {f"compared-{name}": page for name, page in _beside(model, vae, beside, captions).items()}
     folder = write_folder(
-        args.out, PREFIX, lambda path: _write(path, arrays, report, captions, columns, chart)
+        args.out, PREFIX, lambda path: _write(path, arrays, report, captions, columns, pictures)
     )
     progress(f"{info.images} images in {seconds:.1f} s, and {compile_seconds:.1f} s to compile")
     print(json.dumps({"out": str(folder), **report}) if args.json else folder)
 
 
-def _labels(args: argparse.Namespace, model) -> list[int]:
-    """One turn of the labels; images take turns: 0, 1, 2, 0, 1, 2, ..."""
-    classes = model.config.num_classes
-    text = args.labels if args.labels is not None else f"0-{min(classes, _CLASSES) - 1}"
-    return parse_labels(text, classes, model.class_names)
+def _fastest(args: argparse.Namespace, model, request, batch: int):
+    """(the fastest exact request, what to show beside it) where no method was asked for."""
+    from cspd_jax import comparison, generation
+
+    labels = request.labels
+    plain = generation.settle(model, request, batch)
+    if args.final_noise == "off" or args.window:
+        return plain, None
+    ahead = request_of(args, model, labels, method="self", denoise=args.denoise or "auto")
+    if comparison.self_speculation_can_win(model, plain, ahead, batch):
+        ahead = generation.settle(model, ahead, batch)
+        found = comparison.compare(_key(args), model, ahead._replace(labels=labels[:batch]))
+        if found.faster > 1:
+            return ahead, ahead
+    return plain, request_of(args, model, labels, method="self", **_SHOWN)
 
 
-def _request(args: argparse.Namespace, model, labels: list[int]):
-    """What is asked for, checked before anything is loaded."""
-    from cspd_jax import generation, models
+def _key(args: argparse.Namespace):
+    import jax
 
-    request = generation.make_request(
-        model,
-        labels,
-        num_iter=args.num_iter,
-        steps=args.steps,
-        cfg=args.cfg,
-        cfg_schedule=args.cfg_schedule,
-        temperature=args.temperature,
-        final_noise=args.final_noise == "on",
-        denoise=args.denoise,
-        windows=args.window,
+    return jax.random.key(args.seed)
+
+
+def _compare(args: argparse.Namespace, model, request, other, batch: int):
+    """The method (or `other`, what is shown where the plain sampler is fastest) beside the plain sampler."""
+    from cspd_jax import comparison, generation
+
+    side_by_side = batch
+    if args.compare:
+        shown = request if other is None else other
+    elif other is not None:
+        shown, batch = other, min(batch, _COMPARED)
+    else:
+        return None
+    shown = shown._replace(labels=request.labels[:batch])
+    repeats = 3 if args.compare else 1
+    found = comparison.compare(_key(args), model, generation.settle(model, shown, batch), repeats)
+    info = found.infos[found.method]
+    if other is not None and request.method == "plain":
+        way = "step by step" if request.settings.speculation is None else "with speculation along the chains"
+        progress(f"the fastest exact method for {side_by_side} images side by side here: plain, {way}")
+    progress(f"{found.method}, {info.images} images side by side, beside plain: {_ratios(found)}")
+    return found
+
+
+def _ratios(found) -> str:
+    """A comparison in words."""
+    reason = ""
+    if found.faster < 1:
+        reason = " (this machine is bound by arithmetic, of which speculation does more)"
+        if found.fewer_calls < 1:
+            reason = " (the draft's own calls are in sequence too)"
+    return (
+        f"{_times(found.fewer_calls, 'fewer', 'more')} network calls in sequence,"
+        f" {_times(found.faster, 'faster', 'slower')}{reason}"
     )
-    if args.draft is not None:
-        models.check_draft(model.config, models.describe(args.draft).config)
-        progress(f"the method {args.method} does not use the draft")
-    if args.vae is not None and model.config.vae_stride == 1:
-        raise UserError(f"--vae does not apply to {args.target}, which makes pixels; leave it out")
-    return request
+
+
+def _times(ratio: float, above: str, below: str) -> str:
+    return f"{ratio:.1f} times {above}" if ratio >= 1 else f"{1 / ratio:.1f} times {below}"
+
+
+def _beside(model, vae, found, captions) -> dict:
+    """Pictures of a comparison: plain (or the draft alone) beside the verified images; what was accepted."""
+    from cspd_jax import generation, reports
+
+    info = found.infos[found.method]
+    pages = reports.pages(info, captions[: info.images])
+    if model.config.vae_stride == 1 or vae is not None:
+        left = "draft" if "draft" in found.tokens else "plain"
+        made = {n: generation.to_images(model, found.tokens[n], vae) for n in (left, found.method)}
+        if made[left].shape[-1] in (1, 3):
+            titles = {"draft": "the draft alone", "plain": "plain"}[left], f"{found.method}: verified"
+            shown = captions[: min(info.images, len(captions))]
+            sides = ((title, made[n][: len(shown)]) for title, n in zip(titles, (left, found.method)))
+            pages["images.png"] = reports.side_by_side(*sides, shown, None)
+    return pages
 
 
 def _autoencoder(args: argparse.Namespace, model):
@@ -213,17 +212,9 @@ def _pixels_or_latents(model, tokens, vae) -> dict:
     return {"latents": generation.to_latents(model, tokens)}
 
 
-def _chart(info):
-    """Accepted run length against the denoising step; the first steps are on the left."""
-    from cspd_jax import reports
-
-    lengths = reports.run_lengths(info)[::-1]
-    names = [str(step) for step in reversed(range(len(lengths)))]
-    title = "denoising steps committed by a head call that begins at step t"
-    return reports.bars(lengths, title, "step t (the last is 0)", names)
-
-
-def _write(folder: Path, arrays: dict, report: dict, captions: list[str], columns: int | None, chart) -> None:
+def _write(
+    folder: Path, arrays: dict, report: dict, captions: list[str], columns: int | None, pictures
+) -> None:
     import numpy as np
 
     from cspd_jax import reports
@@ -233,5 +224,5 @@ def _write(folder: Path, arrays: dict, report: dict, captions: list[str], column
     if "arr_0" in arrays and arrays["arr_0"].shape[-1] in (1, 3):
         shown = arrays["arr_0"][: len(captions)]
         reports.picture(shown, captions, columns).save(folder / "samples.png")
-    if chart is not None:
-        chart.save(folder / "runs.png")
+    for name, page in pictures.items():
+        page.save(folder / name)

@@ -12,7 +12,9 @@ is the mean of its last transition. With N(mu, sigma) that transition (sigma tim
 sum of log sigma over the transitions before it (sigma without the temperature), p of the target, q of the
 draft, it is accepted if
 
-    u < F prod(sigma_q / sigma_p) exp(-|(mu_q - mu_p) / (sigma_p inner_temperature)|^2 / 2),    F = e^(S_p - S_q).
+    u < F prod(sigma_q / sigma_p) exp(-|(mu_q - mu_p) / (sigma_p inner_temperature)|^2 / 2),
+
+    F = e^(S_p - S_q).
 
 Otherwise x ~ N(mu_p, sigma_p) is proposed until u < 1 - q(x) / (F p(x)). The tries go on until each token of
 the block was taken once, the accepted ones too, and a later proposal that is taken replaces an earlier one.
@@ -135,9 +137,11 @@ class Counts(NamedTuple):
 
 
 class Result(NamedTuple):
-    """tokens: [B, L, d]. accepted: [B, L], tokens that are drafts. Both by position."""
+    """tokens: [B, L, d]. tested, accepted: [B, L], tokens that were judged, and the drafts among them that
+    stayed. All by position."""
 
     tokens: Array
+    tested: Array
     accepted: Array
     counts: Counts
 
@@ -173,7 +177,7 @@ class Game(NamedTuple):
 
 
 class Arrays(NamedTuple):
-    """One step in a `scan`: first index and guidance scale of its group; block of size 0 if none is judged."""
+    """A step in a `scan`: first index and guidance scale of its group; block of size 0 if none is judged."""
 
     first: Array
     scale: Array
@@ -325,7 +329,7 @@ def judge(game: Game, segment: Segment, state: State, step: Arrays) -> tuple[Sta
     p, positions = laws(game, game.target, state.tokens, first, step.scale, segment.bucket, width)
     q = jax.tree.map(lambda a: jax.lax.dynamic_slice_in_dim(a, first, width, axis=1), state.law)
     real = jnp.broadcast_to(jnp.arange(width) < step.block_size, positions.shape)
-    u = test_uniforms(game, positions)
+    u = accept_uniforms(game, positions)
     accepted = real & (jnp.log(u) < log_acceptance_ratio(p, q, game.inner_temperature))
     draw = functools.partial(proposal_numbers, game, positions)
     together = game.draws is not None
@@ -441,7 +445,7 @@ def trace_chain(side: Side, z: Array, noise: Array, c: Coefficients, temperature
     return law._replace(last=Gaussian(law.last.mean, law.last.log_var + 2 * jnp.log(temperature)))
 
 
-def test_uniforms(game: Game, positions: Array) -> Array:
+def accept_uniforms(game: Game, positions: Array) -> Array:
     """Uniforms of the tests at `positions` [B, W]."""
     if game.draws is not None:
         return jnp.take_along_axis(game.draws.test, positions, axis=1)
@@ -488,5 +492,7 @@ def result(game: Game, steps: tuple[Step, ...], state: State, tries: Array) -> R
     tested = jnp.array([images * step.group.size * step.drafted for step in steps], jnp.int32)
     counts = Counts(tested, by_step, tries, jnp.sum(zero, dtype=jnp.int32))
     reveal = game.target.batch.reveal[:images]
-    accepted = plain.by_position(accepted[..., None], reveal)[..., 0]
-    return Result(plain.by_position(tokens, reveal), accepted, counts)
+    drafted = np.repeat([step.drafted for step in steps], [step.group.size for step in steps])
+    judged = jnp.broadcast_to(jnp.asarray(drafted), accepted.shape)
+    judged, accepted = (plain.by_position(a[..., None], reveal)[..., 0] for a in (judged, accepted))
+    return Result(plain.by_position(tokens, reveal), judged, accepted, counts)

@@ -11,8 +11,10 @@ import jax
 import jax.numpy as jnp
 
 from cspd_jax._version import __version__
+from cspd_jax.comparison import Comparison, summary
+from cspd_jax.decoders.outer import Ahead
 from cspd_jax.diffusion.schedule import sampling_schedule
-from cspd_jax.generation import Info
+from cspd_jax.info import Info
 from cspd_jax.models import ImageModel
 
 _PACKAGES = ("jax", "jaxlib", "flax", "numpy")
@@ -35,44 +37,39 @@ def make_report(
     labels: list[int],
     per_label: int,
     seed: int,
+    compared: Comparison | None = None,
     **more,
 ) -> dict[str, Any]:
-    """The content of `report.json`. labels: one turn of them, taken `per_label` times. `more` is added."""
-    settings = info.request.settings
+    """The content of `report.json`. labels: one turn of them, taken `per_label` times. `compared`:
+    to the plain sampler. `more` is added."""
+    request, settings = info.request, info.request.settings
     lossless, why = judgement(info)
     return {
         "method": info.method,
-        "criterion": None,
-        "draft": None,
+        "criterion": request.criterion,
+        "draft": request.draft and identity(request.draft),
         "denoise": "plain" if settings.speculation is None else "speculative",
         "lossless": lossless,
         "why": why,
-        "target": {"name": model.name, "source_sha256": model.metadata.get("source_sha256")},
+        "target": identity(model),
         "images": info.images,
         "tokens": info.tokens,
         "seconds": round(timing.seconds, 3),
         "seconds_per_image": round(timing.seconds / info.images, 5),
         "compile_seconds": round(timing.compile_seconds, 3),
         "load_seconds": round(timing.load_seconds, 3),
-        "acceptance": None,
+        "acceptance": info.verified and info.verified.acceptance,
         "rounds": info.rounds,
         "tokens_per_round": info.tokens / info.images / info.rounds,
-        "truncated": info.chains.truncated if info.chains else 0,
+        "truncated": truncated(info),
         "sequential": info.sequential._asdict(),
         "total": info.total._asdict(),
         "per_row": _per_row(info),
+        "verified": _verified(info),
         "chains": _chains(info),
-        "compared_to_plain": None,
+        "compared_to_plain": compared and summary(compared),
         "reference": reference(info, model),
-        "plan": {
-            "batch": info.batch,
-            "encoder_sizes": settings.encoder_sizes,
-            "gamma": None,
-            "M": list(settings.speculation.windows) if settings.speculation else None,
-            "K": settings.speculation.proposals if settings.speculation else None,
-            "gains": info.request.gains,
-            "measured_seconds": info.request.measured,
-        },
+        "plan": _plan(info),
         "labels": labels,
         "per_label": per_label,
         "versions": versions(),
@@ -85,20 +82,50 @@ def make_report(
 
 def judgement(info: Info) -> tuple[bool, str]:
     """Whether the law of the images is the target's own, and why."""
+    ahead, criterion = info.request.ahead, info.request.criterion
+    if criterion == "official":
+        return False, (
+            "the released runner judges drafts in the context before their block, keeps what follows a"
+            " rejection, and widens its test: its images do not have the target's law"
+        )
+    if isinstance(ahead, Ahead) and ahead.joint:
+        return False, "all drafts were verified in one context that shows them, which is not each token's own"
+    if criterion == "paper" and ahead.inner_temperature != 1:
+        return False, f"the test is widened by the inner temperature {ahead.inner_temperature:g}"
+    if criterion == "paper" and ahead.sigma:
+        return (
+            False,
+            "the ratio of Eq. 5 has the factor Sigma, with which tokens do not have the target's law",
+        )
+    if truncated(info):
+        return False, (
+            f"{truncated(info)} draws from a residual were given up at the limit of tries, and replaced by"
+            " draws from the target"
+        )
+    if criterion == "paper":
+        return True, (
+            "with Sigma = 1 and inner temperature 1, every token's last step is a maximal coupling of target"
+            " and draft, after chains that have each their own law"
+        )
+    if criterion == "path":
+        return True, (
+            "every token is an accepted draft or a draw from the residual of whole denoising paths, in its"
+            " own context, which together have the target's own law"
+        )
     if info.chains is None:
         return (
             True,
             "the plain sampler is the reference itself: every token is drawn from the target's own law",
         )
-    if info.chains.truncated:
-        return False, (
-            f"{info.chains.truncated} draws from a residual were given up at the limit of trips, and replaced"
-            " by draws from the target"
-        )
     return True, (
         "every denoising step is an accepted draft or a draw from the residual, which together have the"
         " target's own law"
     )
+
+
+def truncated(info: Info) -> int:
+    """Draws from a residual that were given up."""
+    return sum(part.truncated for part in (info.chains, info.verified) if part)
 
 
 def reference(info: Info, model: ImageModel) -> dict[str, Any]:
@@ -131,6 +158,47 @@ def _per_row(info: Info) -> dict[str, float]:
     """Calls one after the other that one image took part in."""
     batches = -(-info.images // info.batch)
     return {name: calls / batches for name, calls in info.sequential._asdict().items()}
+
+
+def identity(model: ImageModel) -> dict[str, Any]:
+    return {"name": model.name, "source_sha256": model.metadata.get("source_sha256")}
+
+
+def _plan(info: Info) -> dict[str, Any]:
+    """All that a replay needs besides the models, the labels and the seed."""
+    request, settings = info.request, info.request.settings
+    ahead = None if request.ahead is None else dataclasses.asdict(request.ahead)
+    speculation = settings.speculation
+    return {
+        "batch": info.batch,
+        "encoder_sizes": settings.encoder_sizes,
+        "gamma": ahead and ahead["gamma"],
+        "ahead": ahead,
+        "M": list(speculation.windows) if speculation else None,
+        "K": speculation.proposals if speculation else None,
+        "gains": request.gains,
+        "measured_seconds": request.measured,
+    }
+
+
+def _verified(info: Info) -> dict[str, Any] | None:
+    """Speculation over AR steps: acceptance by AR step, by distance, and by position over the images."""
+    if info.verified is None:
+        return None
+    found = info.verified
+    return {
+        "tested": int(found.tested.sum()),
+        "accepted": int(found.accepted.sum()),
+        "acceptance_by_step": rates(found.accepted.sum(1), found.tested.sum(1)),
+        "acceptance_by_distance": rates(found.accepted.sum(0), found.tested.sum(0)),
+        "acceptance_by_position": rates(info.accepted.sum(0), info.tested.sum(0)),
+        "resampling_trips": found.trips,
+        "zeros": found.zeros,
+    }
+
+
+def rates(accepted, tested) -> list[float | None]:
+    return [float(a / t) if t else None for a, t in zip(accepted, tested)]
 
 
 def _chains(info: Info) -> dict[str, Any] | None:

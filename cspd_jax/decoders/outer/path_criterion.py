@@ -147,31 +147,33 @@ def verify_step(game: Game, state: State, reach: int = 1) -> tuple[State, Array]
     return state._replace(waiting=waiting, counts=counts), window.z[lanes, n, 1:]
 
 
-def proposal_order(game: Game, state: State) -> Order:
-    """K paths of the target for every token that is missing."""
-    waiting, k = state.waiting, game.ahead.proposals
-    index = waiting.tries[:, None] + jnp.arange(k)  # [B, K]
-    first = (jnp.arange(k) == 0) | ~waiting.fresh[:, None]  # one will do where nothing was drafted
+def proposal_order(game: Game, state: State, count: int) -> Order:
+    """The next `count` paths of the target to try for every token that is missing."""
+    waiting = state.waiting
+    index = waiting.tries[:, None] + jnp.arange(count)  # [B, count]
+    first = (jnp.arange(count) == 0) | ~waiting.fresh[:, None]  # one will do where nothing was drafted
     return Order(
         keys=_proposal_keys(game, index, waiting.fresh),
-        positions=_here(game, state),
-        z=jnp.repeat(waiting.z[:, None], k, axis=1),
-        scale=jnp.repeat(waiting.scale[:, None], k, axis=1),
+        positions=_here(game, state, count),
+        z=jnp.repeat(waiting.z[:, None], count, axis=1),
+        scale=jnp.repeat(waiting.scale[:, None], count, axis=1),
         wanted=waiting.missing[:, None] & first[..., None],
     )
 
 
-def resample_step(game: Game, state: State, proposals: Paths) -> State:
-    """Tries the proposals [B, K, G]; images whose group is complete with them move on."""
-    waiting, k = state.waiting, game.ahead.proposals
-    index = waiting.tries[:, None] + jnp.arange(k)
-    q_z, q_scale = (jnp.repeat(a[:, None], k, axis=1) for a in (waiting.q_z, waiting.q_scale))
+def resample_step(game: Game, state: State, proposals: Paths, valid: Array) -> State:
+    """Tries the proposals [B, N, G], the first valid[b] of each image; images whose group is complete with
+    them move on."""
+    waiting, count = state.waiting, proposals.log_density.shape[1]
+    index = waiting.tries[:, None] + jnp.arange(count)
+    q_z, q_scale = (jnp.repeat(a[:, None], count, axis=1) for a in (waiting.q_z, waiting.q_scale))
     log_q, work = density(game, game.drafter, proposals.states, q_z, q_scale)
     log_a = log_residual_acceptance(proposals.log_density - log_q)
-    u = token_uniforms(game, _here(game, state), Purpose.PROPOSAL_TEST, index)
-    good = accepts(u, log_a) | waiting.fresh[:, None, None]  # [B, K, G]
-    hopeless = (waiting.tries + k >= game.ahead.max_tries)[:, None]
-    first = jnp.where(jnp.any(good, axis=1), jnp.argmax(good, axis=1), k - 1)  # [B, G]
+    u = token_uniforms(game, _here(game, state, count), Purpose.PROPOSAL_TEST, index)
+    good = accepts(u, log_a) | waiting.fresh[:, None, None]  # [B, N, G]
+    good &= (jnp.arange(count) < valid[:, None])[..., None]
+    hopeless = (waiting.tries + valid >= game.ahead.max_tries)[:, None]
+    first = jnp.where(jnp.any(good, axis=1), jnp.argmax(good, axis=1), valid[:, None] - 1)  # [B, G]
     value = jnp.take_along_axis(proposals.states[..., 0, :], first[:, None, :, None], axis=1)
     found = waiting.missing & (jnp.any(good, axis=1) | hopeless)
     given_up = waiting.missing & ~jnp.any(good, axis=1) & hopeless
@@ -188,18 +190,18 @@ def resample_step(game: Game, state: State, proposals: Paths) -> State:
     return state._replace(
         tokens=put(game, state.tokens, state.group[:, None], value, found[:, None]),
         group=state.group + complete,
-        waiting=waiting._replace(missing=missing, tries=waiting.tries + k),
+        waiting=waiting._replace(missing=missing, tries=waiting.tries + valid),
         counts=counts,
     )
 
 
-def _here(game: Game, state: State) -> Array:
-    """The positions of the group in work, once for each proposal: [B, K, G]."""
-    return positions(game, jnp.repeat(state.group[:, None], game.ahead.proposals, axis=1))
+def _here(game: Game, state: State, count: int) -> Array:
+    """The positions of the group in work, once for each proposal: [B, count, G]."""
+    return positions(game, jnp.repeat(state.group[:, None], count, axis=1))
 
 
 def _proposal_keys(game: Game, index: Array, fresh: Array) -> Array:
-    """In place of the image's key, [B, K], for the proposals `index` [B, K].
+    """In place of the image's key, [B, N], for the proposals `index` [B, N].
 
     The first proposal for a group without drafts has the image's own: the noise of the plain chain, which no
     tested draft of these tokens has used.

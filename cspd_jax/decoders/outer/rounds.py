@@ -13,7 +13,7 @@ from cspd_jax.decoders import plain
 from cspd_jax.decoders.drafter import Drafter
 from cspd_jax.decoders.outer.adaptation import adapt
 from cspd_jax.decoders.outer.drafting import draft_step, keep_drafts, self_order
-from cspd_jax.decoders.outer.game import Ahead, Counts, Game, State, add_work, begin
+from cspd_jax.decoders.outer.game import Ahead, Counts, Game, State, add_work, begin, by_image
 from cspd_jax.decoders.outer.paper import verify_and_resample
 from cspd_jax.decoders.outer.path_criterion import proposal_order, resample_step, verify_step
 from cspd_jax.decoders.outer.paths import draw
@@ -65,32 +65,37 @@ def sample(
     return result(game, state)
 
 
-def stream(target: TokenModel, target_params: Any, keys: Array, labels: Array, **options) -> Iterator[Result]:
-    """The same generation round by round; tokens that are not final yet are zero."""
+def stream(
+    target: TokenModel, target_params: Any, keys: Array, labels: Array, **options
+) -> Iterator[tuple[Array, Result]]:
+    """The same generation round by round: (number of final tokens [B], what there is, zero elsewhere)."""
     game, state = _begin(target, target_params, keys, labels, **options)
     while jnp.any(state.group < game.groups):
         state = _play(game, state)
-        yield _result(game, state)
+        yield game.start[state.group], _result(game, state)
 
 
 def play(game: Game, state: State) -> State:
     """One round: verify what is drafted, complete the group where it ended, draft again."""
+    k = game.ahead.proposals
     if game.ahead.criterion == "paper":
         state = verify_and_resample(game, state)
         return draft_step(game, adapt(game, state))
     if game.draft is not None:
         state, _ = verify_step(game, state)
-        proposals, work, chains = draw(game, game.target, proposal_order(game, state))
-        state = resample_step(game, _spent(adapt(game, state), work, chains), proposals)
-        return draft_step(game, state)
+        proposals, work, chains = draw(game, game.target, proposal_order(game, state, k))
+        state = _spent(adapt(game, state), work, chains)
+        return draft_step(game, resample_step(game, state, proposals, jnp.full_like(state.group, k)))
     state, newest = verify_step(game, state, reach=game.ahead.gamma + 1)
     state = adapt(game, state)
-    orders = (proposal_order(game, state), self_order(game, state, newest))
-    together = jax.tree.map(lambda *parts: jnp.concatenate(parts, axis=1), *orders)
-    paths, work, chains = draw(game, game.target, together)
-    k = game.ahead.proposals
-    proposals, drafts = (jax.tree.map(lambda a, s=s: a[:, s], paths) for s in (slice(k), slice(k, None)))
-    return keep_drafts(resample_step(game, _spent(state, work, chains), proposals), drafts)
+    tries = proposal_order(game, state, k + game.ahead.gamma)
+    behind = jax.tree.map(lambda a: a[:, k:], tries)
+    behind = by_image(state.drafted, behind, self_order(game, state, newest))
+    order = jax.tree.map(lambda a, b: jnp.concatenate([a[:, :k], b], axis=1), tries, behind)
+    paths, work, chains = draw(game, game.target, order)
+    valid = k + jnp.where(state.drafted, game.ahead.gamma, 0)  # who has drafts uses their places too
+    state = resample_step(game, _spent(state, work, chains), paths, valid)
+    return keep_drafts(state, jax.tree.map(lambda a: a[:, k:], paths))
 
 
 def _spent(state: State, work, chains) -> State:

@@ -1,0 +1,67 @@
+"""Files of recorded numbers, and the checkpoints that they were recorded with."""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from cspd_jax.converters.source import Options, convert, make_config, open_source
+from cspd_jax.networks.model import MARModel
+
+GOLDEN = Path(__file__).parent / "golden"
+Case = tuple[str, float, float]  # what, difference, tolerance
+
+
+class Recorded:
+    """The arrays of a file."""
+
+    def __init__(self, folder: Path, name: str):
+        self.folder, self.name = folder, name
+        self.arrays = np.load(folder / f"{name}.npz")
+
+    def __getitem__(self, key: str) -> np.ndarray:
+        return self.arrays[key]
+
+    def under(self, prefix: str) -> list[str]:
+        """The names directly below a prefix."""
+        return sorted({k[len(prefix) :].split("/")[0] for k in self.arrays.files if k.startswith(prefix)})
+
+
+class Network:
+    """A recorded checkpoint: configuration and our parameters. `like`: one that has its number of heads, if
+    nothing else tells."""
+
+    def __init__(self, folder: Path, name: str, like: Network | None = None):
+        source = open_source(folder / f"{name}.pth")
+        keys = folder / f"{name}_keys.json"
+        known = json.loads(keys.read_text())["config"] if keys.exists() else dict(source.args)
+        heads = tuple(known.get(f"{part}_num_heads") for part in ("encoder", "decoder"))
+        if None in heads:
+            heads = None if like is None else (like.config.encoder_heads, like.config.decoder_heads)
+        options = Options(
+            heads=heads, steps=known.get("num_sampling_steps"), patch_size=known.get("patch_size")
+        )
+        self.config = make_config(source, options)
+        self.params = jax.tree.map(jnp.asarray, convert(source, self.config))
+        self.model = MARModel(self.config)
+
+
+@functools.cache
+def network(folder: Path, name: str, like: Network | None = None) -> Network:
+    return Network(folder, name, like)
+
+
+def difference(ours, theirs) -> float:
+    ours, theirs = np.asarray(ours), np.asarray(theirs)
+    assert ours.shape == theirs.shape, (ours.shape, theirs.shape)
+    return float(np.abs(ours.astype(np.float64) - theirs.astype(np.float64)).max(initial=0))
+
+
+def mismatch(ours, theirs) -> float:
+    """`difference` for lists that may differ in length."""
+    return difference(ours, theirs) if np.shape(ours) == np.shape(theirs) else np.inf

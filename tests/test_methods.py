@@ -1,0 +1,186 @@
+"""Speculation over AR steps through `generate` and the command line: what is reported, drawn and refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+
+import jax
+import numpy as np
+import pytest
+import tiny
+from PIL import Image
+
+import cspd_jax
+from cspd_jax import generation
+from cspd_jax.cli import _compilation, main
+from cspd_jax.decoders.official import Official
+from cspd_jax.decoders.outer import Ahead
+from cspd_jax.errors import UserError
+from cspd_jax.reports import acceptance_maps
+
+KEY = jax.random.key(3)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models")
+    tiny.save_mar(folder / "target")
+    tiny.save_mar(folder / "draft", seed=5)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(_compilation, "use_cache", lambda: None)
+
+
+@pytest.fixture
+def run(folder, capsys):
+    def run(*argv):
+        argv = [str(a).replace("{models}", str(folder)) for a in argv]
+        try:
+            code = main(["generate", "--target", str(folder / "target"), *argv])
+        except SystemExit as exit:
+            code = exit.code
+        return (code, *capsys.readouterr())
+
+    return run
+
+
+FAST = ("--n", "2", "--labels", "0,1", "--num-iter", "4", "--gamma", "2", "--out", "out", "--json")
+DRAFT = ("--draft", "{models}/draft")
+
+
+def test_self(run):
+    code, out, _ = run("--method", "self", *FAST, "--proposals", "4", "--compare")
+    report = json.loads(out)
+    assert code == 0 and report["lossless"] and report["method"] == "self" and report["criterion"] == "path"
+    assert report["reference"]["final_noise"] is True and report["draft"] is None
+    verified, sequential = report["verified"], report["sequential"]
+    assert verified["accepted"] == round(report["acceptance"] * verified["tested"])
+    assert len(verified["acceptance_by_step"]) == 4 and len(verified["acceptance_by_distance"]) == 2
+    assert len(verified["acceptance_by_position"]) == 16
+    assert 2 <= report["rounds"] <= sequential["target_backbone"] and sequential["draft_head"] == 0
+    assert sequential["target_head"] > 10 * sequential["target_backbone"]
+    assert report["plan"]["ahead"]["gamma"] == report["plan"]["gamma"] == 2
+    compared = report["compared_to_plain"]
+    assert compared["method"] == "self" and compared["images"] == 4 and compared["faster"] > 0
+    assert compared["sequential"]["plain"] == {**sequential, "target_backbone": 4, "target_head": 40}
+    assert compared["predicted"]["cost"] == 0 and compared["more_rows"]["target_head"] > 1
+    samples = np.load("out/samples.npz")
+    assert (
+        samples["accepted"].sum() == verified["accepted"]
+        and not (samples["accepted"] & ~samples["tested"]).any()
+    )
+    assert {"accepted.png", "acceptance.png", "compared-images.png"} <= set(os.listdir("out"))
+    assert Image.open("out/acceptance.png").size == (640, 520)
+
+
+def test_cspd(run):
+    code, out, _ = run("--method", "cspd", *DRAFT, *FAST, "--adapt", "0.3", "--prefill", "0.25", "--compare")
+    report = json.loads(out)
+    assert code == 0 and report["lossless"] and report["draft"]["name"].endswith("draft")
+    assert report["sequential"]["draft_backbone"] >= 1 and report["total"]["draft_head"] > 0
+    assert report["verified"]["acceptance_by_step"][:2] == [None, None]  # prefilled
+    assert report["compared_to_plain"]["predicted"]["cost"] > 0
+    assert "draft" in report["compared_to_plain"]["seconds"]
+
+
+@pytest.mark.parametrize(
+    "options, lossless, why",
+    [
+        (("--criterion", "paper"), False, "factor Sigma"),
+        (("--criterion", "paper", "--sigma", "off", "--align", "off"), True, "maximal coupling"),
+        (("--criterion", "paper", "--sigma", "off", "--inner-temperature", "42"), False, "temperature 42"),
+        (("--criterion", "official", "--prefill", "0"), False, "the released runner"),
+        (("--verify", "joint"), False, "in one context"),
+    ],
+)
+def test_lossy_modes_say_so(run, options, lossless, why):
+    code, out, err = run("--method", "cspd", *DRAFT, *FAST, *options)
+    report = json.loads(out)
+    assert code == 0, err
+    assert report["lossless"] is lossless and why in report["why"]
+    assert report["criterion"] == (options[1] if options[0] == "--criterion" else "path")
+    assert report["sequential"]["draft_head"] >= 10 and report["verified"]["tested"] > 0
+    assert report["reference"]["final_noise"] is (report["criterion"] != "official")
+
+
+def test_without_a_method_the_fastest_exact_one_is_shown_beside_plain(run):
+    code, out, err = run("--n", "1", "--labels", "0", "--num-iter", "2", "--out", "out", "--json")
+    report = json.loads(out)
+    assert code == 0 and report["lossless"] and report["compared_to_plain"]["method"] == "self"
+    assert "network calls in sequence" in err and "compared-images.png" in os.listdir("out")
+
+
+def test_batches_stream_and_one_call_agree(folder):
+    model, draft = (cspd_jax.load(folder / name) for name in ("target", "draft"))
+    labels = [0, 1, 2]
+    for options in ({"method": "self"}, {"method": "cspd", "draft": draft, "criterion": "official"}):
+        options |= {"num_iter": 3, "gamma": 2, "steps": "ddim5"}
+        tokens, info = cspd_jax.generate(KEY, model, labels, **options)
+        request, told = generation.make_request(model, labels, **options), []
+        batches, other = generation.generate_batches(KEY, model, request, 2, on_step=told.append)
+        np.testing.assert_allclose(batches, tokens, atol=1e-4)
+        np.testing.assert_array_equal(other.accepted, info.accepted)
+        assert sum(told) == generation.num_steps(model, request, 2) == 6
+        *_, (known, last) = cspd_jax.stream(KEY, model, labels, **options)
+        assert known == 16
+        np.testing.assert_allclose(last, tokens, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "argv, sentence",
+    [
+        (("--method", "cspd"), "the method cspd needs a draft"),
+        (("--method", "self", "--criterion", "paper"), "the criterion paper needs a draft model"),
+        (("--gamma", "3"), "gamma goes with the methods cspd and self"),
+        (("--method", "self", "--inner-temperature", "2"), "inner-temperature goes with the criteria paper"),
+        (("--method", "self", "--prefill", "1.5"), "prefill is 1.5"),
+        (("--method", "self", "--gamma", "0"), "'0' is not a positive"),
+        (("--method", "self", "--adapt", "0"), "adapt is 0.0; it must be above 0"),
+        (("--method", "self", "--final-noise", "off"), "needs noise in the last denoising step"),
+        (
+            ("--method", "cspd", *DRAFT, "--criterion", "official", "--denoise", "speculative"),
+            "official has denoise plain",
+        ),
+        (("--method", "cspd", "--draft", "{models}/other"), "the draft denoises by ddim5"),
+    ],
+)  # fmt: skip
+def test_mistakes(run, folder, argv, sentence):
+    if not (folder / "other").exists():
+        tiny.save_mar(folder / "other", dataclasses.replace(tiny.PIXELS, respacing="ddim5"))
+    code, out, err = run(*argv)
+    assert code == 2 and out == "" and sentence in err and "Traceback" not in err
+    assert [name for name in os.listdir() if name != "cache"] == []
+
+
+def test_options_become_settings(folder):
+    model = cspd_jax.load(folder / "target")
+    draft = cspd_jax.load(folder / "draft")
+
+    def made(**options):
+        return generation.make_request(model, [0], **options)
+
+    assert made().ahead is None and made().settings.final_noise is False
+    assert made(method="self").ahead == Ahead(gamma=8, proposals=16)
+    assert made(method="cspd", draft=draft, criterion="official", gamma=4).ahead == Official(gamma=4)
+    with pytest.raises(UserError, match="method self uses no draft"):
+        made(method="self", draft=draft)
+    with pytest.raises(TypeError, match="no option 'gama'"):
+        made(method="self", gama=3)
+
+
+def test_maps():
+    tested, accepted = np.ones((3, 16), bool), np.zeros((3, 16), bool)
+    tested[0, 0] = False
+    accepted[:, 5] = True
+    page = np.asarray(acceptance_maps(tested, accepted, ["a", "b", "c"]))
+    zoom, left, top = 32, 8, 26
+    dark = page[top + zoom + 4, left + zoom + 4]  # row 1, column 1
+    light = page[top + 4, left + 2 * zoom + 4]
+    assert dark.sum() < 250 < light.sum()

@@ -1,0 +1,226 @@
+"""The released runner: against recorded runs of it, and what is ours in it."""
+
+import dataclasses
+import functools
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from linear_tokens import LinearTokens
+from runner_cases import RUNNER_GROUPS, recorded_laws, runner, runner_generation
+
+from cspd_jax.decoders import official, plain
+from cspd_jax.decoders.official import Official
+from cspd_jax.decoders.order import reveal_groups
+from cspd_jax.diffusion.gaussian import Gaussian
+from cspd_jax.diffusion.schedule import respace
+from cspd_jax.errors import UserError
+from cspd_jax.keys import image_keys
+
+TARGET, DRAFT = LinearTokens(), LinearTokens(pull=1.45, offset=0.42)
+SETTINGS = plain.PlainSettings(num_iter=9, respacing=TARGET.spec, encoder_sizes=1)  # 6 tokens
+OPTIONS = Official(gamma=2, prefill=0.1)
+KEYS, LABELS = image_keys(jax.random.key(5), 4), jnp.zeros(4, jnp.int32)
+
+
+def agree(cases):
+    cases = list(cases)
+    assert cases
+    bad = [f"{what}: {error:.2e} > {bound:.2e}" for what, error, bound in cases if not error <= bound]
+    assert not bad, "\n".join(bad)
+
+
+@pytest.mark.parametrize("group", [g for g in RUNNER_GROUPS if g != "speculative generations"])
+def test_parity(group):
+    agree(RUNNER_GROUPS[group](runner()))
+
+
+@pytest.mark.parametrize("run", runner().runs)
+def test_parity_of_runs(run):
+    agree(runner_generation(runner(), run))
+
+
+def test_parity_notices_the_factor():
+    """With F the other way round, as the density of a path has it, recorded decisions are not met."""
+    r, at = runner(), "unit/close42/"
+    p, q = recorded_laws(r, at, len(r[at + "uniform"]))
+    for swapped, differing in ((False, 0), (True, 5)):
+        log_stds = (q.log_std, p.log_std) if swapped else (p.log_std, q.log_std)
+        laws = (law._replace(log_std=log_std) for law, log_std in zip((p, q), log_stds))
+        ratio = official.log_acceptance_ratio(*laws, float(r[at + "inner"]))[0]
+        wrong = (np.log(r[at + "uniform"]) < ratio) != r[at + "accepted"]
+        assert wrong.sum() >= differing if swapped else not wrong.any()
+
+
+def letters(steps):
+    """T and D for the calls of both models, blocks apart."""
+    return "".join("D" * step.drafted + "T " * bool(step.block) or "T" for step in steps).strip()
+
+
+@pytest.mark.parametrize(
+    "length, num_iter, options, expected",
+    [
+        (16, 16, Official(4), "TTTDDT DDDDT DDDDT DDDT"),
+        (16, 6, Official(2, 0.05), "TDDT DDT DT"),
+        (16, 8, Official(4, 1.0), "TTTTTTTT"),
+        (16, 4, Official(9, 0.0), "TDDDT"),
+        (4, 9, Official(4, 0.0), "TDDT DT"),  # steps 3 to 7 reveal nothing, but a block ends at step 4
+    ],
+)
+def test_schedule(length, num_iter, options, expected):
+    steps = official.schedule(length, num_iter, options)
+    assert tuple(step.group for step in steps) == reveal_groups(length, num_iter)
+    assert letters(steps) == expected
+    drafted = [i for step in steps if step.drafted for i in range(step.group.start, sum(step.group[:2]))]
+    blocks = [step.block for step in steps if step.block]
+    assert drafted == [i for first, size in blocks for i in range(first, first + size)]
+    total = official.calls(steps, 7)
+    assert total.target_head == 7 * total.target_backbone == 7 * expected.count("T")
+    assert total.draft_head == 7 * total.draft_backbone == 7 * expected.count("D")
+
+
+def draw(keys=KEYS, labels=LABELS, draft=DRAFT, settings=SETTINGS, options=OPTIONS, target=TARGET, **kwargs):
+    kwargs = {"temperature": 1.0, "inner_temperature": 42.0} | kwargs
+    made = official.sample(
+        target, None, draft, None, keys, labels, settings=settings, official=options, **kwargs
+    )
+    return jax.tree.map(np.asarray, made)
+
+
+@functools.cache
+def base():
+    return draw()
+
+
+def test_what_is_reported():
+    tokens, tested, accepted, counts = base()
+    chex.assert_shape(tokens, (4, 6, 2))
+    chex.assert_tree_all_finite(tokens)
+    steps = official.schedule(6, 9, OPTIONS)
+    np.testing.assert_array_equal(counts.tested, [4 * step.group.size * step.drafted for step in steps])
+    assert 0 < counts.accepted.sum() == accepted.sum() < counts.tested.sum() == tested.sum()
+    assert (tested | ~accepted).all()
+    assert (counts.accepted <= counts.tested).all()
+    assert ((counts.tries > 0) <= [step.block is not None for step in steps]).all()
+    assert counts.zeros == (~tokens.any(-1)).sum()
+
+
+def test_neighbours_do_not_matter():
+    others = image_keys(jax.random.key(99), 4)
+    mixed = draw(keys=others.at[1].set(KEYS[1]), labels=jnp.array([-1, 0, 0, 0]))
+    np.testing.assert_array_equal(mixed.tokens[1], base().tokens[1])
+    np.testing.assert_array_equal(mixed.accepted[1], base().accepted[1])
+    assert (mixed.tokens[0] != base().tokens[0]).any()
+
+
+@pytest.mark.parametrize(
+    "options, draft, cfg_schedule, temperature",
+    [(Official(1, 0.0), TARGET, "linear", 0.8), (Official(3, 1.0), DRAFT, "constant", 1.1)],
+)
+def test_equal_to_the_plain_sampler(options, draft, cfg_schedule, temperature):
+    """A target that judges its own drafts one by one accepts all; or the target generates all."""
+    settings = plain.PlainSettings(3, TARGET.spec, guided=True, cfg_schedule=cfg_schedule, encoder_sizes=1)
+    numbers = {"settings": settings, "cfg": 1.5, "temperature": temperature}
+    expected = plain.sample(TARGET, None, KEYS, LABELS, **numbers).tokens
+    found = draw(draft=draft, options=options, **numbers)
+    np.testing.assert_allclose(found.tokens, expected, atol=1e-5)
+    assert found.counts.zeros == found.counts.tries.sum() == 0
+    assert found.accepted.sum() == found.counts.tested.sum()
+
+
+def test_draft_like_the_target():
+    """In each block the context of the first token is the same for both: accepted. No proposal is ever taken
+    in its place, so all tries are made where another token of the image was rejected."""
+    options = Official(gamma=3, prefill=0.0)
+    counts = draw(draft=TARGET, options=options).counts
+    for block in (step.block for step in official.schedule(6, 9, options) if step.block):
+        assert counts.accepted[block[0]] == counts.tested[block[0]] == 4  # a token is a step
+    assert counts.accepted.sum() < counts.tested.sum()
+    assert set(counts.tries) == {0, 100}
+
+
+def test_tokens_without_a_taken_proposal_are_zero():
+    """A draft that is nearly right, but rejected at this inner temperature: proposals are rarely taken."""
+    options = Official(gamma=2, prefill=0.1, inner_temperature=1e-5, max_tries=1)
+    found = draw(draft=LinearTokens(offset=0.4001), options=options, inner_temperature=None)
+    zero = ~found.tokens.any(-1)
+    assert found.counts.zeros == zero.sum() > 0
+    assert not (zero & found.accepted).any() and set(found.counts.tries) == {0, 1}
+
+
+class Prefix(LinearTokens):
+    """Its context is nan where the encoder's prefix does not hold the known tokens."""
+
+    def context(self, params, tokens, reveal, n_known, *args, bucket):
+        z = super().context(params, tokens, reveal, n_known, *args, bucket=bucket)
+        return jnp.where((n_known > bucket)[:, None, None], jnp.nan, z)
+
+
+def test_encoder_sizes_do_not_change_the_result():
+    settings = dataclasses.replace(SETTINGS, encoder_sizes=2)
+    found = draw(target=Prefix(), draft=Prefix(pull=DRAFT.pull, offset=DRAFT.offset), settings=settings)
+    np.testing.assert_allclose(found.tokens, base().tokens, atol=1e-5)
+    np.testing.assert_array_equal(found.accepted, base().accepted)
+
+
+def test_inner_temperature():
+    assert draw(inner_temperature=1e-3).counts.accepted.sum() == 0
+    assert draw(inner_temperature=1e6).counts.accepted.sum() == base().counts.tested.sum()
+
+
+def test_when_tries_end():
+    """Taken are the proposals with u < 1 (p and q are far apart). The last of them counts; an image stops
+    when each of its tokens has been taken, the batch when this is so in all images with a rejection."""
+    far = jnp.full((3, 2, 1), 50.0)
+    p, q = (official.Law(Gaussian(mean, jnp.zeros_like(far)), jnp.zeros_like(far)) for mean in (far, -far))
+    taken = np.zeros((6, 3, 2), bool)
+    taken[[0, 2, 1], 0, [0, 0, 1]] = True  # first image: token 0 in tries 0 and 2, token 1 in try 1
+    taken[[0, 3], 1, [0, 1]] = True
+    accepted, real = jnp.array([[False, True], [False, False], [True, True]]), jnp.ones((3, 2), bool)
+
+    def draw(k):
+        return jnp.full((3, 2, 1), k.astype(jnp.float32)), jnp.where(jnp.asarray(taken)[k], 0.5, 1.0)
+
+    for together, tries, values in ((False, 4, [[0, 1], [0, 3]]), (True, 6, [[2, 1], [0, 3]])):
+        found = official.propose(p, q, real, accepted, draw, max_tries=6, together=together)
+        assert found.tries == tries
+        np.testing.assert_array_equal(found.value[:2, :, 0] - 50, values)
+        assert not found.taken[2].any()
+
+
+def test_compiled_once(monkeypatch):
+    """Other numbers, same shapes and settings: nothing of the function is run by Python again."""
+    base()
+    monkeypatch.setattr(official, "check", None)
+    draw(image_keys(jax.random.key(1), 4), LABELS - 1, temperature=0.9, inner_temperature=40.0)
+    with pytest.raises(TypeError):
+        draw(KEYS[:3], LABELS[:3])
+
+
+def test_recorded_timesteps_can_always_be_named():
+    kept = [0, 17, 500, 998]
+    every = ",".join("1" if t in kept else "0" for t in range(1000))
+    np.testing.assert_array_equal(respace(every), kept)
+
+
+@pytest.mark.parametrize(
+    "wrong, message",
+    [
+        ({"gamma": 0}, "gamma is 0"),
+        ({"prefill": 1.5}, "prefill is 1.5"),
+        ({"inner_temperature": 0.0}, "inner temperature is 0.0"),
+        ({"max_tries": 0}, "max_tries is 0"),
+    ],
+)
+def test_impossible_options_are_refused(wrong, message):
+    with pytest.raises(UserError, match=message):
+        Official(**wrong)
+
+
+def test_impossible_requests_are_refused():
+    with pytest.raises(UserError, match="must be equal"):
+        draw(draft=LinearTokens(seq_len=4))
+    with pytest.raises(UserError, match="no noise in the last"):
+        draw(settings=dataclasses.replace(SETTINGS, final_noise=True))
