@@ -14,13 +14,14 @@ from laws import FALSE_ALARM, classifier_p_value, energy_p_value, ks_p_value
 from scipy.special import gammainc, ndtr
 
 from cspd_jax import models
-from cspd_jax.coupling import Resampled, uniform
+from cspd_jax.coupling import Resampled, log_acceptance_of_ratio, log_ratio, uniform
 from cspd_jax.data.patches import unpatchify
 from cspd_jax.decoders import inner, plain
 from cspd_jax.decoders.calibration import calibrate, fit
 from cspd_jax.decoders.drafter import NoiseCorrected, frozen
 from cspd_jax.diffusion.chain import path_log_density, sample_chain, sample_path
 from cspd_jax.diffusion.gaussian import coefficients
+from cspd_jax.diffusion.schedule import sampling_schedule
 from cspd_jax.keys import image_keys
 from cspd_jax.networks.model import MARModel
 
@@ -352,6 +353,69 @@ def test_batch_shapes_agree_in_float64():
         together, alone = run(KEYS, LABELS), run(KEYS[2:3], LABELS[2:3])
     assert together.tokens.dtype == jnp.float64
     np.testing.assert_allclose(alone.tokens[0], together.tokens[2], rtol=0, atol=1e-9)
+
+
+@jax.jit
+def one_call(random, z, chain):
+    """The next chain; steps, margins (log acceptance - log u), whether they counted [M, R]; accepted [R]."""
+    f = fixture()
+    schedule = sampling_schedule("ddim8")
+    time = f.model.embed_time(f.params, jnp.asarray(schedule.timestep_map))
+    drafter = frozen(8, f.config.token_dim)
+    problem, start = inner.begin(
+        f.model, f.params, time, z, random, coefficients(schedule), drafter, final_noise=True
+    )
+    chain = start if chain is None else chain
+    draft = inner.draft_steps(problem, chain, 3)
+    verdict = inner.verify_steps(problem, draft)
+    log_a = log_acceptance_of_ratio(log_ratio(verdict.p, draft.q, draft.after))
+    margin = log_a - jnp.log(random.uniforms[draft.steps, jnp.arange(z.shape[0])])
+    counted = draft.valid & (jnp.arange(3)[:, None] <= verdict.n) & (chain.left > 0)
+    after = inner.commit(problem, inner.Speculation((3,)), chain, draft, verdict)
+    return after, draft.steps, margin, counted, verdict.n
+
+
+def decisions(random, z):
+    """{(row, step): (accepted, margin)} of the tests that counted, and x_0."""
+    found, chain = {}, None
+    while chain is None or np.any(chain.left > 0):
+        chain, *seen = one_call(random, z, chain)
+        steps, margin, counted, n = map(np.asarray, seen)
+        for m, row in np.argwhere(counted):
+            found[row, int(steps[m, row])] = (bool(m < n[row]), margin[m, row])
+    return found, np.asarray(chain.x)
+
+
+def test_differences_across_batch_shapes_are_near_ties():
+    """float32, 32 rows together and two by two: a row differs only behind a test that was nearly a tie. Ties
+    are made on purpose, so that there are such rows: the uniform of one test is the acceptance itself."""
+    f = fixture()
+    random = randomness(32, steps=8, dim=f.config.token_dim)
+    random = random._replace(uniforms=jnp.maximum(random.uniforms, 1e-3))
+    z = jax.random.normal(jax.random.key(5), (32, f.config.decoder_width))
+    first, _ = decisions(random, z)
+    uniforms, tied = np.array(random.uniforms), {}
+    for (row, step), (accepted, margin) in first.items():
+        if row % 2 and row not in tied and accepted and 0 < margin < 2:
+            tied[row] = step
+            uniforms[step, row] *= np.exp(margin)
+    random = random._replace(uniforms=jnp.asarray(uniforms))
+    together, x = decisions(random, z)
+    different = 0
+    for pair in range(0, 32, 2):
+        at = slice(pair, pair + 2)
+        part = inner.Randomness(random.noise[:, at], random.uniforms[:, at], random.residual[at])
+        apart, y = decisions(part, z[at])
+        for row in (0, 1):
+            for step in reversed(range(8)):
+                one, other = together.get((pair + row, step)), apart.get((row, step))
+                if (one and one[0]) != (other and other[0]):
+                    different += 1
+                    assert tied[pair + row] == step and abs(one[1]) < 1e-4
+                    break
+            else:
+                np.testing.assert_allclose(y[row], x[pair + row], rtol=1e-4, atol=1e-3)
+    assert len(tied) > 8 and different > 0
 
 
 def test_groups_are_padded_with_rows_that_cost_nothing():

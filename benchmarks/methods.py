@@ -1,0 +1,220 @@
+"""Every method on the default pair, in one run: seconds, network calls one after the other, acceptance.
+
+    python benchmarks/methods.py results.jsonl                       # all cells
+    python benchmarks/methods.py results.jsonl --batch 1,8 --cfg 1   # some of them
+    python benchmarks/methods.py results.jsonl --held-out            # acceptance on real images' contexts
+
+One line of JSON per cell is appended to the file; cells that are there already are not run again, so an
+interrupted run goes on where it was. A cell is one batch with one key; its seconds are those of the one run,
+less compilation. A table of the file's cells is printed on standard error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from cspd_jax import generation, models, reports
+from cspd_jax.cli._compilation import compile_seconds
+from cspd_jax.coupling import log_acceptance_of_ratio
+from cspd_jax.decoders.order import random_reveal
+from cspd_jax.diffusion.chain import path_log_density, sample_path
+from cspd_jax.diffusion.gaussian import coefficients
+from cspd_jax.diffusion.schedule import sampling_schedule
+from cspd_jax.evaluation.data import held_out, open_source, to_float, training_config
+from cspd_jax.reports.report import judgement
+
+PAPER = {"method": "cspd", "criterion": "paper", "gamma": 3}
+METHODS = {
+    "plain": {"final_noise": True},
+    "plain, 16 AR steps (lossy)": {"final_noise": True, "num_iter": 16},
+    "inner": {"final_noise": True, "denoise": "speculative"},
+    "self": {"method": "self"},
+    "self + inner": {"method": "self", "denoise": "speculative"},
+    "self, gamma 16, K 32": {"method": "self", "gamma": 16, "proposals": 32},
+    "self, one context (lossy)": {"method": "self", "gamma": 3, "verify": "joint"},
+    "self, 16 AR steps": {"method": "self", "num_iter": 16, "gamma": 4},
+    "cspd path": {"method": "cspd", "gamma": 3, "proposals": 8},
+    "cspd paper, Sigma = 1": {**PAPER, "sigma": False},
+    "cspd paper (lossy)": PAPER,
+    "cspd paper, inner temperature 42 (lossy)": {**PAPER, "gamma": 8, "inner_temperature": 42.0},
+    "cspd official (lossy)": {"method": "cspd", "criterion": "official", "gamma": 8},
+}
+DISTANCES = (1, 2, 4, 8)
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def cell(target, draft, name: str, batch: int, cfg: float, seed: int) -> dict:
+    options = dict(METHODS[name])
+    if options.get("method") == "cspd":
+        options["draft"] = draft
+    labels = np.arange(batch) % target.config.num_classes
+    request = generation.make_request(target, labels, cfg=cfg, **options)
+    request = generation.settle(target, request, batch)
+    compiled, start = compile_seconds(), time.perf_counter()
+    tokens, info = generation.run(jax.random.key(seed), target, request)
+    tokens = np.asarray(tokens)
+    seconds = time.perf_counter() - start - (compile_seconds() - compiled)
+    lossless, _ = judgement(info)
+    row = {"seconds_per_image": seconds / batch, "lossless": lossless, "rounds": info.rounds}
+    row |= {"tokens_per_round": info.tokens / batch / info.rounds, "sequential": info.sequential._asdict()}
+    row |= {"total": info.total._asdict()}
+    if info.verified is not None:
+        found, background = info.verified, is_background(tokens)
+        other = info.tested & ~background
+        row |= {
+            "acceptance": found.acceptance,
+            "by_distance": reports.rates(found.accepted.sum(0), found.tested.sum(0)),
+            "tested": int(found.tested.sum()),
+            "trips": found.trips,
+            "truncated": found.truncated,
+            "zeros": found.zeros,
+            "background": float(background.mean()),
+            "acceptance_without_background": float(info.accepted[other].mean()) if other.any() else None,
+        }
+    return row
+
+
+def is_background(tokens: np.ndarray) -> np.ndarray:
+    """Tokens [N, L, d] of dark pixels only: [N, L]."""
+    return (tokens < -0.9).all(axis=-1)
+
+
+def contexts_of(model, tokens, reveal, labels, known, rows, guided):
+    """z [1 or 2, B, D] of the token at index `rows` of the order, given the first `known`."""
+    halves, batch = 1 + guided, len(tokens)
+    unconditional = jnp.arange(halves * batch) >= batch
+    embedding = model.model.embed_class(model.params, jnp.tile(labels, halves), unconditional)
+    z = model.model.context(
+        model.params,
+        jnp.tile(tokens, (halves, 1, 1)),
+        jnp.tile(reveal, (halves, 1)),
+        jnp.tile(known, halves),
+        embedding,
+        jnp.tile(rows, halves)[:, None],
+        bucket=tokens.shape[1],
+    )
+    return z[:, 0]
+
+
+def on_real_images(target, draft, cfg: float, count: int = 512, seed: int = 0) -> dict:
+    """Acceptance by paths of drafts after real prefixes: by the draft model, and by the target itself from a
+    context that lacks the last 1, 2, 4, 8 tokens of the prefix (distance 1 lacks one)."""
+    source = open_source(training_config(target))
+    data = held_out(source, count)
+    tokens = jnp.asarray(
+        source.tokens(to_float(data.images)) if hasattr(source, "tokens") else patches(target, data)
+    )
+    key, length = jax.random.key(seed), target.config.seq_len
+    reveal = jax.vmap(random_reveal, (0, None))(jax.random.split(key, len(tokens)), length)
+    ordered = jnp.take_along_axis(tokens, reveal[:, :, None], axis=1)
+    known = jax.random.randint(jax.random.fold_in(key, 1), (len(tokens),), max(DISTANCES), length)
+    labels, guided = jnp.asarray(data.labels, jnp.int32), cfg != 1
+    schedule = sampling_schedule(target.config.respacing)
+    c, stamps = coefficients(schedule), jnp.asarray(schedule.timestep_map)
+    noise = jax.random.normal(
+        jax.random.fold_in(key, 2), (schedule.num_steps + 1, len(tokens), target.config.token_dim)
+    )
+    options = {"scale": cfg if guided else None, "final_noise": True}
+
+    @jax.jit
+    def acceptance(p_z, q_z):
+        p_time, q_time = (m.model.embed_time(m.params, stamps) for m in (target, drafter))
+        drawn = sample_path(drafter.model, drafter.params, q_time, q_z, noise, c, **options)
+        path = jnp.concatenate([drawn.states, noise[-1:]])
+        log_p = path_log_density(target.model, target.params, p_time, p_z, path, c, **options)
+        return jnp.exp(log_acceptance_of_ratio(log_p - drawn.log_density)), drawn.x
+
+    at = (ordered, reveal, labels)
+    p_z = contexts_of(target, *at, known, known, guided)
+    found = {}
+    for name in ("draft model", *DISTANCES):
+        drafter = draft if name == "draft model" else target
+        lacking = 0 if name == "draft model" else name
+        q_z = contexts_of(drafter, *at, known - lacking, known, guided)
+        acceptance.clear_cache()
+        share, x = acceptance(p_z, q_z)
+        other = ~is_background(np.asarray(x))
+        found[str(name)] = {
+            "acceptance": float(share.mean()),
+            "standard_error": float(share.std() / np.sqrt(len(share))),
+            "without_background": float(np.asarray(share)[other].mean()),
+        }
+    return found
+
+
+def patches(target, data):
+    from cspd_jax.data.patches import patchify
+
+    return patchify(to_float(data.images), target.config.patch_size)
+
+
+def table(rows: list[dict]) -> None:
+    for row in rows:
+        if "held_out" in row:
+            shares = (
+                f"{n} {v['acceptance']:.2f} ({v['without_background']:.2f})"
+                for n, v in row["held_out"].items()
+            )
+            say(
+                f"real contexts, cfg {row['cfg']:g}: "
+                + ", ".join(shares)
+                + "  (in brackets: without background)"
+            )
+            continue
+        seq, found = row["sequential"], ""
+        if "acceptance" in row and row["acceptance"] is not None:
+            near = ["-" if a is None else f"{a:.2f}" for a in row["by_distance"]]
+            found = f"; acceptance {row['acceptance']:.3f}, by distance {' '.join(near)}"
+            found += f"; without background {row['acceptance_without_background'] or 0:.3f}"
+        say(
+            f"B={row['batch']} cfg={row['cfg']:g} {row['method']}: {row['seconds_per_image']:.3f} s/image,"
+            f" {sum(seq.values())} calls in sequence ({', '.join(str(n) for n in seq.values())}),"
+            f" {row['tokens_per_round']:.1f} tokens a round{found}"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--batch", default="1,8,64")
+    parser.add_argument("--cfg", default="1,3")
+    parser.add_argument("--methods", help="some of them, by name, separated by ;")
+    parser.add_argument("--held-out", action="store_true")
+    parser.add_argument("--draft", default="default-draft", help="another draft model")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    rows = [json.loads(line) for line in args.file.read_text().splitlines()] if args.file.exists() else []
+    target, draft = models.load("default"), models.load(args.draft)
+    machine = {"device": jax.devices()[0].device_kind, "jax": jax.__version__, "seed": args.seed}
+    names = args.methods.split(";") if args.methods else list(METHODS)
+    for cfg in (float(x) for x in args.cfg.split(",")):
+        cells = [(b, n) for b in (int(x) for x in args.batch.split(",")) for n in names]
+        for batch, name in [(None, "held-out")] if args.held_out else cells:
+            row = {"batch": batch, "cfg": cfg, "method": name, "draft": args.draft, **machine}
+            if any(row.items() <= old.items() for old in rows):
+                continue
+            if args.held_out:
+                row["held_out"] = on_real_images(target, draft, cfg)
+            else:
+                row |= cell(target, draft, name, batch, cfg, args.seed)
+            rows.append(row)
+            table([row])
+            with args.file.open("a") as file:
+                file.write(json.dumps(row) + "\n")
+
+
+if __name__ == "__main__":
+    main()

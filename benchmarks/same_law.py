@@ -1,0 +1,158 @@
+"""Is the law of the images the plain sampler's? Thousands of images of every method, and statistical tests.
+
+    python benchmarks/same_law.py FOLDER                               # generate what is missing, then test
+    python benchmarks/same_law.py FOLDER --n 4000 --steps ddim25 --cells "plain;self;cspd path" --cfg 1
+
+FOLDER keeps every part of every cell, so an interrupted run goes on where it was. Each method is tested
+against plain images of other keys, with noise in the last denoising step in both, by
+
+  means, squares: the largest standardised difference of the 2 x L x d first and second moments (Bonferroni),
+  energy:         energy distance, labels permuted within the classes,
+  classifier:     least squares on squares and products of 32 principal components, tested on held-out halves.
+
+A p-value below 1e-4 refutes equality. "plain" itself, with a third set of keys, is the control that must
+pass; the lossy methods are those that may be caught. The class accuracy is a classifier's, trained on the
+same data. Prints a table on standard error and writes FOLDER/results.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+from methods import METHODS
+
+from cspd_jax import generation, models
+from cspd_jax.evaluation import classifier as classifiers
+from cspd_jax.evaluation.data import open_source, training_config
+from cspd_jax.training.presets import to_json
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from laws import FALSE_ALARM, classifier_p_value, energy_p_value
+
+# Few drafts and proposals take the least arithmetic, and exactness does not depend on how many there are.
+FRUGAL = {"self": {"gamma": 3, "proposals": 3}, "cspd path": {"gamma": 2, "proposals": 4}}
+BATCH = 100
+COMPONENTS = 32
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def generate(target, draft, folder: Path, method: str, n: int, seed: int, options: dict) -> dict:
+    """tokens [N, L, d] and labels of a cell; parts that exist are read."""
+    options = {**METHODS[method], **FRUGAL.get(method, {}), **options}
+    if options.get("method") == "cspd":
+        options["draft"] = draft
+    folder.mkdir(parents=True, exist_ok=True)
+    labels = np.arange(BATCH) % target.config.num_classes
+    request = None
+    parts = []
+    for i in range(-(-n // BATCH)):
+        path = folder / f"part-{i:03d}.npz"
+        if not path.exists():
+            request = request or generation.settle(
+                target, generation.make_request(target, labels, **options), BATCH
+            )
+            keys = generation.image_keys(jax.random.key(seed), BATCH, i * BATCH)
+            tokens, info = generation.run(keys, target, request)
+            partial = path.with_suffix(".partial.npz")
+            tested = (int(info.tested.sum()), int(info.accepted.sum()))
+            np.savez(partial, tokens=np.asarray(tokens, np.float32), tested=tested, rounds=info.rounds)
+            partial.replace(path)
+            say(f"{folder.name}: {(i + 1) * BATCH} of {n}")
+        with np.load(path) as part:
+            parts.append({name: part[name] for name in part.files})
+    tested, accepted = np.sum([p["tested"] for p in parts], axis=0)
+    return {
+        "tokens": np.concatenate([p["tokens"] for p in parts])[:n],
+        "labels": np.tile(labels, len(parts))[:n],
+        "acceptance": float(accepted / tested) if tested else None,
+        "rounds": float(np.mean([p["rounds"] for p in parts])),
+    }
+
+
+def tests(x: np.ndarray, y: np.ndarray, labels: np.ndarray) -> dict[str, float]:
+    """p-values for tokens x, y [N, F], whose classes are `labels` in both."""
+    both = np.concatenate([x, y]).astype(np.float64)
+    moments = np.concatenate([both, (both - both.mean(0)) ** 2], axis=1)
+    first, second = moments[: len(x)], moments[len(x) :]
+    spread = np.sqrt(first.var(0) / len(x) + second.var(0) / len(y)) + 1e-12
+    z = np.abs(first.mean(0) - second.mean(0)) / spread
+    centred = both - both.mean(0)
+    _, axes = np.linalg.eigh(centred.T @ centred)
+    main = centred @ axes[:, -COMPONENTS:]
+    return {
+        "largest_z": float(z.max()),
+        "moments": min(1.0, len(z) * math.erfc(z.max() / math.sqrt(2))),
+        "energy": energy_p_value(x, y, np.tile(labels, 2)),
+        "classifier": classifier_p_value(main[: len(x)], main[len(x) :]),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--n", type=int, default=4000)
+    parser.add_argument("--steps", default="ddim100", help="of the denoising chains (ddim100)")
+    parser.add_argument("--num-iter", default="64,16", help="AR steps")
+    parser.add_argument("--cfg", default="1,3")
+    parser.add_argument(
+        "--cells", default="plain;self;cspd path", help="methods of methods.py, separated by ;"
+    )
+    parser.add_argument("--classifier", type=Path, help="where it is kept (FOLDER/classifier.npz)")
+    args = parser.parse_args()
+    target, draft = models.load("default"), models.load("default-draft")
+    config = training_config(target)
+    data = {name: to_json(config)[name] for name in ("data_kind", "data")}
+    path = args.classifier or args.folder / "classifier.npz"
+    args.folder.mkdir(parents=True, exist_ok=True)
+    classify = classifiers.train_or_load(
+        path, open_source(config), data, classifiers.ClassifierConfig(), True
+    )
+    out = args.folder / "results.json"
+    results = json.loads(out.read_text()) if out.exists() else []
+    for cfg in (float(x) for x in args.cfg.split(",")):
+        for num_iter in (int(x) for x in args.num_iter.split(",")):
+            options = {"cfg": cfg, "num_iter": num_iter, "steps": args.steps}
+            here = f"cfg{cfg:g}-iter{num_iter}-{args.steps}"
+            made = generate(target, draft, args.folder / f"{here}-reference", "plain", args.n, 1, options)
+            reference = made["tokens"].reshape(args.n, -1)
+            for i, name in enumerate(args.cells.split(";")):
+                cell = {"method": name, "n": args.n, **options}
+                if any(cell.items() <= old.items() for old in results):
+                    continue
+                slug = "".join(c if c.isalnum() else "_" for c in name)
+                seed = 2 if name == "plain" else 1000 + i
+                found = generate(target, draft, args.folder / f"{here}-{slug}", name, args.n, seed, options)
+                images = generation.to_images(target, found["tokens"])
+                right = np.mean(classify(images)[0] == found["labels"])
+                row = cell | {
+                    "acceptance": found["acceptance"],
+                    "rounds": found["rounds"],
+                    "right_class": float(right),
+                }
+                row |= tests(found["tokens"].reshape(args.n, -1), reference, found["labels"])
+                row["refuted"] = min(row["moments"], row["energy"], row["classifier"]) <= FALSE_ALARM
+                row |= {"device": jax.devices()[0].device_kind, "jax": jax.__version__}
+                results.append(row)
+                partial = out.with_suffix(".partial")
+                partial.write_text(json.dumps(results, indent=1) + "\n")
+                partial.replace(out)
+                say(
+                    f"{here} {name}: right class {right:.2%}; p = {row['moments']:.2g} (moments, largest z"
+                    f" {row['largest_z']:.1f}), {row['energy']:.2g} (energy), {row['classifier']:.2g}"
+                    f" (classifier){'; REFUTED' if row['refuted'] else ''}"
+                )
+
+
+if __name__ == "__main__":
+    main()
