@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from cspd_jax.converters import kl16, mar
+from cspd_jax.converters import hf, hf_lm, kl16, mar
 from cspd_jax.converters._tables import Tensor
 from cspd_jax.converters.safetensors_file import open_safetensors
 from cspd_jax.converters.torch_zip import LazyTensor, Namespace, open_checkpoint
@@ -26,9 +26,15 @@ class Source:
     """The weights of a checkpoint file, not yet read, and what the file says about itself."""
 
     path: Path
-    kind: str  # "mar" or "kl16"
+    kind: str  # "mar", "kl16" or "lm"
     tensors: Mapping[str, Tensor]
     args: Mapping[str, Any]
+    folder: hf.Folder | None = None  # of a language model
+
+    @property
+    def companions(self) -> tuple[Path, ...]:
+        """Files that belong beside the converted weights."""
+        return self.folder.companions if self.folder else ()
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -56,7 +62,7 @@ class Options:
 
     def refuse_others(self, kind: str) -> None:
         """UserError if an option does not apply to checkpoints of this kind."""
-        applies = ("groups",) if kind == "kl16" else ("heads", "patch_size", "steps", "vae_stride")
+        applies = {"kl16": ("groups",), "mar": ("heads", "patch_size", "steps", "vae_stride")}.get(kind, ())
         for field in dataclasses.fields(self):
             if getattr(self, field.name) is not None and field.name not in applies:
                 flag = "--" + field.name.replace("_", "-")
@@ -64,11 +70,17 @@ class Options:
 
 
 def open_source(path: str | os.PathLike, weights: str | None = None) -> Source:
-    """Opens `path`. `weights` names the state dict of a training checkpoint: model_ema (default) or model."""
+    """Opens a file or a model folder.
+
+    `weights` names the state dict of a training checkpoint: model_ema (default) or model.
+    """
     path = Path(path)
-    if path.suffix == ".safetensors":
+    if path.is_dir() or path.suffix == ".safetensors":
         if weights is not None:
             raise UserError(f"{path} holds a single set of weights; --weights is for .pth files")
+        if path.is_dir():
+            folder = hf.open_folder(path)
+            return Source(path, "lm", hf_lm.weights(folder), folder.config, folder)
         tree, args = open_safetensors(path), {}
     else:
         tree = open_checkpoint(path)
@@ -105,9 +117,11 @@ def _some(names: Mapping) -> str:
 
 
 def make_config(source: Source, options: Options = Options()):
-    """The network's configuration (MARConfig or KLConfig) that fits the file."""
+    """The network's configuration (MARConfig, KLConfig or LMConfig) that fits the file."""
     options.refuse_others(source.kind)
     where = str(source.path)
+    if source.folder:
+        return hf_lm.make_config(source.folder)
     if source.kind == "kl16":
         return kl16.make_config(source.shapes, where, groups=options.groups)
     return mar.make_config(
@@ -123,7 +137,7 @@ def make_config(source: Source, options: Options = Options()):
 
 def convert(source: Source, config, dtype=np.float32) -> dict:
     """The Flax parameter tree of numpy arrays."""
-    module = kl16 if source.kind == "kl16" else mar
+    module = {"mar": mar, "kl16": kl16, "lm": hf_lm}[source.kind]
     return module.convert(config, source.tensors, str(source.path), dtype)
 
 
@@ -131,3 +145,11 @@ def sha256(path: str | os.PathLike) -> str:
     """Hexadecimal digest of a file."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def digest(source: Source) -> str:
+    """`sha256` of the file; of a folder, of the output of `sha256sum config.json *.safetensors` in it."""
+    if source.folder is None:
+        return sha256(source.path)
+    lines = "".join(f"{sha256(file)}  {file.name}\n" for file in source.folder.files)
+    return hashlib.sha256(lines.encode()).hexdigest()

@@ -3,7 +3,7 @@ import pytest
 
 # Parity with recorded numbers is checked on the code that users run. Elsewhere nearly all the time would go
 # into compiling small programs that run once.
-OPTIMISED = {"test_golden_mar", "test_autoencoder", "test_parity_torch"}
+OPTIMISED = {"test_golden_mar", "test_autoencoder", "test_parity_torch", "test_lm_parity"}
 
 
 @pytest.fixture(autouse=True)

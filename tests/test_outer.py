@@ -139,7 +139,7 @@ WRONG = {
     "the draft's noise in the residual": (
         path_criterion,
         "_proposal_keys",
-        lambda game, index, fresh: jnp.broadcast_to(game.keys[:, None], index.shape),
+        lambda game, slots, fresh: game.keys[slots.image],
     ),
 }
 

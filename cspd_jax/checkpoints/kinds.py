@@ -8,8 +8,9 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from cspd_jax.errors import UserError
-from cspd_jax.networks import autoencoder, mar
+from cspd_jax.networks import autoencoder, lm, mar
 from cspd_jax.networks.config import KLConfig, MARConfig
+from cspd_jax.networks.lm_config import LMConfig
 
 
 class Kind(NamedTuple):
@@ -20,6 +21,7 @@ class Kind(NamedTuple):
 _KINDS: dict[str, Kind] = {
     "mar": Kind(MARConfig, mar.abstract_params),
     "kl16": Kind(KLConfig, autoencoder.abstract_params),
+    "lm": Kind(LMConfig, lm.abstract_params),
 }
 
 
@@ -69,6 +71,8 @@ def _typed(value: Any, hint: Any, name: str, where: str) -> Any:
         raise UserError(f"{where}: config field {name} is {value!r}; it must be a whole number")
     if hint is float and not (whole or type(value) is float):
         raise UserError(f"{where}: config field {name} is {value!r}; it must be a number")
+    if hint is bool and type(value) is not bool:
+        raise UserError(f"{where}: config field {name} is {value!r}; it must be true or false")
     if hint is str and not isinstance(value, str):
         raise UserError(f"{where}: config field {name} is {value!r}; it must be a string")
     if hint == tuple[int, ...]:

@@ -11,12 +11,13 @@ from cspd_jax.cli._output import progress, result
 
 def add_parser(subparsers) -> None:
     parser = subparsers.add_parser(
-        "convert", help="make a checkpoint folder from a PyTorch or safetensors file, without PyTorch"
+        "convert", help="make a checkpoint folder from a published checkpoint, without PyTorch"
     )
     parser.add_argument(
         "source",
         metavar="SRC",
-        help="a .pth, .ckpt or .safetensors file, or mar-base, mar-large, mar-huge, kl16",
+        help="a .pth, .ckpt or .safetensors file, a model folder with config.json and .safetensors files,"
+        " or mar-base, mar-large, mar-huge, kl16",
     )
     parser.add_argument("destination", metavar="DST", help="the folder to make; it must not exist")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="type stored")
@@ -28,7 +29,8 @@ def add_parser(subparsers) -> None:
 
 def run(args: argparse.Namespace) -> None:
     from cspd_jax import checkpoints
-    from cspd_jax.converters.source import convert, make_config, open_source, sha256
+    from cspd_jax.checkpoints._companions import save_with
+    from cspd_jax.converters.source import convert, digest, make_config, open_source
     from cspd_jax.errors import UserError
 
     checkpoints.check_destination(args.destination)
@@ -38,11 +40,12 @@ def run(args: argparse.Namespace) -> None:
     progress(f"converting {source.num_params:,} parameters of kind {source.kind}")
     params = convert(source, config, checkpoints.DTYPES[args.dtype])
     try:
-        digest = sha256(path)
+        sha256 = digest(source)
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}") from None
-    description = checkpoints.save(
-        args.destination, source.kind, config, params, source=origin, source_sha256=digest
+    companions = {f"tokenizer/{file.name}": file for file in source.companions}
+    description = save_with(
+        companions, args.destination, source.kind, config, params, source=origin, source_sha256=sha256
     )
     result({"path": os.path.abspath(args.destination), **description}, args.json)
 
@@ -57,4 +60,4 @@ def _locate(args: argparse.Namespace) -> tuple[str | os.PathLike, str]:
         return fetched.path, f"{fetched.repository}@{fetched.commit}/{fetched.file}"
     if args.revision is not None:
         raise UserError(f"--revision is for models fetched by name, and {args.source} is a file")
-    return args.source, os.path.basename(args.source)
+    return args.source, os.path.basename(os.path.abspath(args.source))

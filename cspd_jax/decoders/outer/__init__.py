@@ -10,7 +10,13 @@ anew under the context that they had; then the next groups are drafted. The step
 from cspd_jax.decoders.outer.drafting import draft_step, keep_drafts, self_order
 from cspd_jax.decoders.outer.game import Ahead, Counts, Game, Paths, State, Work, begin
 from cspd_jax.decoders.outer.paper import verify_and_resample
-from cspd_jax.decoders.outer.path_criterion import proposal_order, resample_step, verify_step
+from cspd_jax.decoders.outer.path_criterion import (
+    Slots,
+    proposal_order,
+    resample_step,
+    share_slots,
+    verify_step,
+)
 from cspd_jax.decoders.outer.paths import Order, draw
 from cspd_jax.decoders.outer.rounds import Result, play, result, sample, stream
 
@@ -21,6 +27,7 @@ __all__ = [
     "Order",
     "Paths",
     "Result",
+    "Slots",
     "State",
     "Work",
     "begin",
@@ -33,6 +40,7 @@ __all__ = [
     "result",
     "sample",
     "self_order",
+    "share_slots",
     "stream",
     "verify_and_resample",
     "verify_step",

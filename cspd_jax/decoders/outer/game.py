@@ -43,7 +43,7 @@ class Ahead:
     criterion: str = "path"
     joint: bool = False
     proposals: int = 8
-    max_tries: int = 2048
+    max_tries: int = 2**16
     sigma: bool = True
     align: bool = True
     inner_temperature: float = 1.0

@@ -2,8 +2,8 @@
 
 The target's density p of a drafted path, under the token's own context, needs no sequential call: the states
 are given. A rejected token is drawn from the residual by paths Y of the target, each accepted with
-probability 1 - min(1, q(Y) / p(Y)), K of them per round; a token whose proposals all failed waits, with its
-image, for the next round. q is evaluated where the draft was drawn: at the drafter's z and scale of then.
+probability 1 - min(1, q(Y) / p(Y)), about K of them per round; a token whose proposals all failed waits, with
+its image, for the next round. q is evaluated where the draft was drawn: at the drafter's z and scale of then.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from cspd_jax.decoders.outer.game import (
     scales,
     with_drafts,
 )
-from cspd_jax.decoders.outer.paths import Order, density, token_uniforms
+from cspd_jax.decoders.outer.paths import Order, density, position_uniforms, token_uniforms
 from cspd_jax.keys import Purpose, purpose_keys
 
 Array = jax.Array
@@ -147,66 +147,91 @@ def verify_step(game: Game, state: State, reach: int = 1) -> tuple[State, Array]
     return state._replace(waiting=waiting, counts=counts), window.z[lanes, n, 1:]
 
 
-def proposal_order(game: Game, state: State, count: int) -> Order:
-    """The next `count` paths of the target to try for every token that is missing."""
-    waiting = state.waiting
-    index = waiting.tries[:, None] + jnp.arange(count)  # [B, count]
-    first = (jnp.arange(count) == 0) | ~waiting.fresh[:, None]  # one will do where nothing was drafted
+class Slots(NamedTuple):
+    """Which proposals a pass over the chain draws, [B, N] each: for which image, its number among those for
+    the image's group, and whether there is one at all."""
+
+    image: Array
+    index: Array
+    valid: Array
+
+
+def share_slots(game: Game, state: State, free: Array) -> Slots:
+    """Gives the free places [B, N] of a pass to the images that wait, in turns.
+
+    A rejection of probability TV takes 1 / TV proposals: rarely very many. So an image that waits when the
+    others have done has all their places. Its proposals are numbered and the first good one is taken, so what
+    comes out does not depend on how many were drawn side by side.
+    """
+    missing = jnp.any(state.waiting.missing, axis=1)
+    several = jnp.maximum(jnp.sum(missing), 1)
+    turn = (jnp.cumsum(free.reshape(-1)) - 1).reshape(free.shape)
+    image = jnp.argsort(~missing, stable=True)[turn % several]
+    index = state.waiting.tries[image] + turn // several
+    valid = free & missing[image] & ((index == 0) | ~state.waiting.fresh[image])  # one will do without drafts
+    return Slots(image, index, valid)
+
+
+def proposal_order(game: Game, state: State, slots: Slots) -> Order:
+    """Paths of the target for the tokens that are missing."""
+    waiting, at = state.waiting, slots.image
     return Order(
-        keys=_proposal_keys(game, index, waiting.fresh),
-        positions=_here(game, state, count),
-        z=jnp.repeat(waiting.z[:, None], count, axis=1),
-        scale=jnp.repeat(waiting.scale[:, None], count, axis=1),
-        wanted=waiting.missing[:, None] & first[..., None],
+        keys=_proposal_keys(game, slots, waiting.fresh[at]),
+        positions=_here(game, state)[at],
+        z=waiting.z[at],
+        scale=waiting.scale[at],
+        wanted=waiting.missing[at] & slots.valid[..., None],
     )
 
 
-def resample_step(game: Game, state: State, proposals: Paths, valid: Array) -> State:
-    """Tries the proposals [B, N, G], the first valid[b] of each image; images whose group is complete with
-    them move on."""
-    waiting, count = state.waiting, proposals.log_density.shape[1]
-    index = waiting.tries[:, None] + jnp.arange(count)
-    q_z, q_scale = (jnp.repeat(a[:, None], count, axis=1) for a in (waiting.q_z, waiting.q_scale))
-    log_q, work = density(game, game.drafter, proposals.states, q_z, q_scale)
+def resample_step(game: Game, state: State, proposals: Paths, slots: Slots) -> State:
+    """Tries the proposals [B, N, G]; images whose group is complete with them move on."""
+    waiting, at = state.waiting, slots.image
+    log_q, work = density(game, game.drafter, proposals.states, waiting.q_z[at], waiting.q_scale[at])
     log_a = log_residual_acceptance(proposals.log_density - log_q)
-    u = token_uniforms(game, _here(game, state, count), Purpose.PROPOSAL_TEST, index)
-    good = accepts(u, log_a) | waiting.fresh[:, None, None]  # [B, N, G]
-    good &= (jnp.arange(count) < valid[:, None])[..., None]
-    hopeless = (waiting.tries + valid >= game.ahead.max_tries)[:, None]
-    first = jnp.where(jnp.any(good, axis=1), jnp.argmax(good, axis=1), valid[:, None] - 1)  # [B, G]
-    value = jnp.take_along_axis(proposals.states[..., 0, :], first[:, None, :, None], axis=1)
-    found = waiting.missing & (jnp.any(good, axis=1) | hopeless)
-    given_up = waiting.missing & ~jnp.any(good, axis=1) & hopeless
-    missing = waiting.missing & ~found
-    searching = jnp.any(waiting.missing, axis=1) & ~waiting.fresh
-    side = "target" if game.draft is None else "draft"
-    old = state.counts
+    keys = _fold(purpose_keys(game.keys, Purpose.PROPOSAL_TEST)[at], slots.index)
+    u = position_uniforms(keys, _here(game, state)[at])
+    good = (accepts(u, log_a) | waiting.fresh[at][..., None]) & slots.valid[..., None]
+
+    none, index = jnp.iinfo(jnp.int32).max, slots.index[..., None]
+    first = jnp.full(waiting.missing.shape, none).at[at].min(jnp.where(good, index, none))  # [B, G]
+    tries = waiting.tries.at[at].add(slots.valid)
+    found = waiting.missing & (first < none)
+    given_up = waiting.missing & ~found & (tries >= game.ahead.max_tries)[:, None]
+    taken = jnp.where(found, first, jnp.where(given_up, tries[:, None] - 1, -1))
+    chosen = (index == taken[at]) & slots.valid[..., None]
+    token = jnp.where(chosen[..., None], proposals.states[..., 0, :], 0)
+    value = jnp.zeros((*first.shape, game.dim), token.dtype).at[at].add(token)
+    missing = waiting.missing & ~found & ~given_up
+    side, old = ("target" if game.draft is None else "draft"), state.counts
     counts = old._replace(
-        trips=old.trips + jnp.sum(searching, dtype=jnp.int32),
+        trips=old.trips + jnp.sum(jnp.any(waiting.missing, axis=1) & ~waiting.fresh, dtype=jnp.int32),
         truncated=old.truncated + jnp.sum(given_up, dtype=jnp.int32),
         **{side: add_work(getattr(old, side), work)},
     )
-    complete = (state.group < game.groups) & ~jnp.any(missing, axis=1)
+    done = (found | given_up)[:, None]
     return state._replace(
-        tokens=put(game, state.tokens, state.group[:, None], value, found[:, None]),
-        group=state.group + complete,
-        waiting=waiting._replace(missing=missing, tries=waiting.tries + valid),
+        tokens=put(game, state.tokens, state.group[:, None], value[:, None], done),
+        group=state.group + ((state.group < game.groups) & ~jnp.any(missing, axis=1)),
+        waiting=waiting._replace(missing=missing, tries=tries),
         counts=counts,
     )
 
 
-def _here(game: Game, state: State, count: int) -> Array:
-    """The positions of the group in work, once for each proposal: [B, count, G]."""
-    return positions(game, jnp.repeat(state.group[:, None], count, axis=1))
+def _here(game: Game, state: State) -> Array:
+    """The positions of the group in work, [B, G]."""
+    return positions(game, state.group[:, None])[:, 0]
 
 
-def _proposal_keys(game: Game, index: Array, fresh: Array) -> Array:
-    """In place of the image's key, [B, N], for the proposals `index` [B, N].
+def _proposal_keys(game: Game, slots: Slots, fresh: Array) -> Array:
+    """In place of the image's key, [B, N]; fresh: [B, N].
 
     The first proposal for a group without drafts has the image's own: the noise of the plain chain, which no
     tested draft of these tokens has used.
     """
-    keys = purpose_keys(game.keys, Purpose.PROPOSAL)
-    folded = jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)))(keys, index)
-    own = fresh[:, None] & (index == 0)
-    return jnp.where(own, game.keys[:, None], folded)
+    folded = _fold(purpose_keys(game.keys, Purpose.PROPOSAL)[slots.image], slots.index)
+    return jnp.where(fresh & (slots.index == 0), game.keys[slots.image], folded)
+
+
+def _fold(keys: Array, index: Array) -> Array:
+    return jax.vmap(jax.vmap(jax.random.fold_in))(keys, index)

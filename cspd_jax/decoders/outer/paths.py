@@ -109,19 +109,21 @@ def _scale(game: Game, scale: Array) -> Array | None:
     return scale.reshape(-1, 1) if game.settings.guided else None
 
 
-def token_uniforms(game: Game, positions: Array, purpose: Purpose, index: Array | None = None) -> Array:
-    """A uniform for each position [B, N, G], and for each `index` [B, N] if that is given."""
-    return jax.vmap(jax.vmap(jax.vmap(uniform)))(token_keys(game, positions, purpose, index))
+def token_uniforms(game: Game, positions: Array, purpose: Purpose) -> Array:
+    """A uniform for each position [B, N, G]."""
+    return jax.vmap(jax.vmap(jax.vmap(uniform)))(token_keys(game, positions, purpose))
 
 
-def token_keys(game: Game, positions: Array, purpose: Purpose, index: Array | None = None) -> Array:
-    """A key for each position [B, N, G], and for each `index` [B, N] if that is given."""
+def token_keys(game: Game, positions: Array, purpose: Purpose) -> Array:
+    """A key for each position [B, N, G]."""
     keys = jnp.repeat(purpose_keys(game.keys, purpose)[:, None], positions.shape[1], axis=1)
-    if index is not None:
-        keys = jax.vmap(jax.vmap(jax.random.fold_in))(keys, index)
+    return _at_positions(keys, positions)
+
+
+def position_uniforms(keys: Array, positions: Array) -> Array:
+    """A uniform for each position [B, N, G], from keys [B, N]."""
+    return jax.vmap(jax.vmap(jax.vmap(uniform)))(_at_positions(keys, positions))
+
+
+def _at_positions(keys: Array, positions: Array) -> Array:
     return jax.vmap(jax.vmap(jax.vmap(jax.random.fold_in, (None, 0))))(keys, positions)
-
-
-def image_keys_for(game: Game, groups: Array) -> Array:
-    """The images' own keys for the chains of groups [B, N]: the noise of the plain sampler."""
-    return jnp.broadcast_to(game.keys[:, None], groups.shape)

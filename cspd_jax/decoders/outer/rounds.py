@@ -15,7 +15,12 @@ from cspd_jax.decoders.outer.adaptation import adapt
 from cspd_jax.decoders.outer.drafting import draft_step, keep_drafts, self_order
 from cspd_jax.decoders.outer.game import Ahead, Counts, Game, State, add_work, begin, by_image
 from cspd_jax.decoders.outer.paper import verify_and_resample
-from cspd_jax.decoders.outer.path_criterion import proposal_order, resample_step, verify_step
+from cspd_jax.decoders.outer.path_criterion import (
+    proposal_order,
+    resample_step,
+    share_slots,
+    verify_step,
+)
 from cspd_jax.decoders.outer.paths import draw
 from cspd_jax.decoders.plain import PlainSettings
 from cspd_jax.decoders.protocol import TokenModel
@@ -77,25 +82,27 @@ def stream(
 
 def play(game: Game, state: State) -> State:
     """One round: verify what is drafted, complete the group where it ended, draft again."""
-    k = game.ahead.proposals
     if game.ahead.criterion == "paper":
-        state = verify_and_resample(game, state)
-        return draft_step(game, adapt(game, state))
+        return draft_step(game, adapt(game, verify_and_resample(game, state)))
+    k, gamma = game.ahead.proposals, game.ahead.gamma
     if game.draft is not None:
         state, _ = verify_step(game, state)
-        proposals, work, chains = draw(game, game.target, proposal_order(game, state, k))
-        state = _spent(adapt(game, state), work, chains)
-        return draft_step(game, resample_step(game, state, proposals, jnp.full_like(state.group, k)))
-    state, newest = verify_step(game, state, reach=game.ahead.gamma + 1)
+        state = adapt(game, state)
+        slots = share_slots(game, state, jnp.ones((len(state.group), k), bool))
+        paths, work, chains = draw(game, game.target, proposal_order(game, state, slots))
+        return draft_step(game, resample_step(game, _spent(state, work, chains), paths, slots))
+    state, newest = verify_step(game, state, reach=gamma + 1)
     state = adapt(game, state)
-    tries = proposal_order(game, state, k + game.ahead.gamma)
-    behind = jax.tree.map(lambda a: a[:, k:], tries)
-    behind = by_image(state.drafted, behind, self_order(game, state, newest))
-    order = jax.tree.map(lambda a, b: jnp.concatenate([a[:, :k], b], axis=1), tries, behind)
+    idle = state.drafted | (state.group >= game.groups)  # needs no drafts: gives their places to proposals
+    free = (jnp.arange(k + gamma) < k) | idle[:, None]
+    slots = share_slots(game, state, free)
+    tries, ahead = proposal_order(game, state, slots), self_order(game, state, newest)
+    order = jax.tree.map(
+        lambda t, a: jnp.concatenate([t[:, :k], by_image(idle, t[:, k:], a)], axis=1), tries, ahead
+    )
     paths, work, chains = draw(game, game.target, order)
-    valid = k + jnp.where(state.drafted, game.ahead.gamma, 0)  # who has drafts uses their places too
-    state = resample_step(game, _spent(state, work, chains), paths, valid)
-    return keep_drafts(state, jax.tree.map(lambda a: a[:, k:], paths))
+    drafts = jax.tree.map(lambda a: a[:, k:], paths)
+    return keep_drafts(resample_step(game, _spent(state, work, chains), paths, slots), drafts)
 
 
 def _spent(state: State, work, chains) -> State:

@@ -1,0 +1,100 @@
+"""Causal language models in Hugging Face folders: which family, its configuration, its parameters."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from types import ModuleType
+
+import numpy as np
+
+from cspd_jax.converters import llama, neox, qwen2
+from cspd_jax.converters._tables import Entry, Shape, Shapes, Tensor, check_names_and_shapes, fill
+from cspd_jax.converters.hf import CONFIG, GENERATION, Folder, known_ids
+from cspd_jax.converters.hf_config import Values, refuse_the_unrepresentable
+from cspd_jax.errors import UserError
+from cspd_jax.networks.lm_config import LMConfig
+
+FAMILIES: dict[str, ModuleType] = {"gpt_neox": neox, "llama": llama, "qwen2": qwen2}
+
+
+def family(folder: Folder) -> str:
+    """The name of the family, from model_type, else from architectures."""
+    values = Values(folder.config, str(folder.path / CONFIG))
+    listed = folder.config.get("architectures") or []
+    if not isinstance(listed, list) or any(not isinstance(a, str) for a in listed):
+        raise values.wrong("architectures", "a list of strings")
+    by_architecture = {module.ARCHITECTURE: name for name, module in FAMILIES.items()}
+    name = values.text("model_type", None) or (by_architecture.get(listed[0]) if listed else None)
+    if name not in FAMILIES:
+        key = "model_type" if folder.config.get("model_type") is not None else "architectures"
+        found = repr(folder.config.get(key))[:80]
+        raise UserError(f"{values.where}: {key} is {found}; known model types are {', '.join(FAMILIES)}")
+    if listed and FAMILIES[name].ARCHITECTURE not in listed:
+        raise values.refuse("architectures", f"of {name}, only {FAMILIES[name].ARCHITECTURE} is supported")
+    return name
+
+
+def weights(folder: Folder) -> dict[str, Tensor]:
+    """The tensors of a folder, without the buffers that older files hold besides weights."""
+    ignored = re.compile(FAMILIES[family(folder)].IGNORED)
+    return {name: tensor for name, tensor in folder.tensors.items() if not ignored.fullmatch(name)}
+
+
+def make_config(folder: Folder) -> LMConfig:
+    """The configuration that config.json describes, with the tokenizer's and the generation's facts."""
+    name, where = family(folder), str(folder.path / CONFIG)
+    values, generation = (
+        Values(folder.config, where),
+        Values(folder.generation, str(folder.path / GENERATION)),
+    )
+    refuse_the_unrepresentable(values)
+    fields = FAMILIES[name].fields(values)
+    _check_depth(folder, FAMILIES[name].LAYER, fields["depth"])
+    ids = lambda key: tuple(dict.fromkeys(generation.ids(key) or values.ids(key)))
+    return LMConfig(
+        family=name,
+        known_ids=known_ids(folder, fields["vocab_size"]),
+        bos_ids=ids("bos_token_id"),
+        eos_ids=ids("eos_token_id"),
+        **fields,
+    )
+
+
+def _check_depth(folder: Folder, pattern: str, depth: int) -> None:
+    """Before the network is built: a stranger's number of layers may be anything."""
+    found = Shapes(dict.fromkeys(folder.tensors, ()), str(folder.path)).count(pattern)
+    if found != depth:
+        raise UserError(f"{folder.path} has the tensors of {found} layers; num_hidden_layers is {depth}")
+
+
+def wanted(config: LMConfig, where: str = "the configuration") -> list[Entry]:
+    """Every parameter, and the tensor that holds it."""
+    return FAMILIES[config.family].wanted(config, where)
+
+
+def plan(config: LMConfig, shapes: Mapping[str, Shape], where: str) -> list[Entry]:
+    """Which tensor goes where; UserError unless names and shapes fit exactly."""
+    entries = wanted(config, where)
+    check_names_and_shapes(list({entry.name: entry for entry in entries}.values()), shapes, where)
+    return entries
+
+
+def convert(config: LMConfig, tensors: Mapping[str, Tensor], where: str, dtype=np.float32) -> dict:
+    """The Flax parameters as numpy arrays."""
+    if config.tie_embeddings:
+        tensors = _without_the_copy(FAMILIES[config.family], tensors, where)
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    return fill(plan(config, shapes, where), tensors, where, dtype)
+
+
+def _without_the_copy(module: ModuleType, tensors: Mapping[str, Tensor], where: str) -> Mapping[str, Tensor]:
+    """A file may hold the tied output layer again, as long as it is the embedding."""
+    head, embedding = tensors.get(module.HEAD), tensors.get(module.EMBEDDING)
+    if head is None or embedding is None:
+        return tensors
+    if not np.array_equal(head.numpy(), embedding.numpy()):
+        raise UserError(
+            f"{where}: tie_word_embeddings is true, but {module.HEAD} is not equal to {module.EMBEDDING}"
+        )
+    return {name: tensor for name, tensor in tensors.items() if name != module.HEAD}

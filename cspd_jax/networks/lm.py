@@ -1,0 +1,277 @@
+"""A decoder-only transformer: GPT-NeoX, Llama and Qwen2, and masked-diffusion models, by configuration.
+
+Matrix products and activations run in `dtype`; normalisation, rotation, softmax and logits in at least
+float32.
+
+The cache has one slot per position. A call writes the keys and values of its tokens into the slots of their
+own positions and lets every token see the slots up to its own position, so a rollback is simply going on from
+an earlier position: what stands in later slots is overwritten before anything looks at it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from cspd_jax.networks.layers import at_least_float32, gelu, take_rows
+from cspd_jax.networks.lm_config import LMConfig
+from cspd_jax.networks.rotary import rotate, rotation
+
+Array = jax.Array
+_NORMAL = nn.initializers.normal(0.02)
+_ACTIVATIONS = {"gelu": gelu, "gelu_tanh": lambda x: jax.nn.gelu(x, approximate=True), "silu": jax.nn.silu}
+
+
+class Cache(NamedTuple):
+    """Keys (already rotated) and values of every layer: one array [B, kv_heads, max_len, head_dim] each.
+
+    Heads come before positions: attention then reads the arrays as they lie, without a transposed copy.
+    """
+
+    keys: tuple[Array, ...]
+    values: tuple[Array, ...]
+
+    @property
+    def max_len(self) -> int:
+        return self.keys[0].shape[2]
+
+
+class Norm(nn.Module):
+    """LayerNorm (scale and bias) or RMSNorm (scale) over the last axis."""
+
+    kind: str
+    eps: float
+    dtype: Any
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        wide = at_least_float32(x)
+        if self.kind == "layer":
+            wide = wide - jnp.mean(wide, axis=-1, keepdims=True)
+        y = wide * jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + self.eps)
+        y = y * self.param("scale", nn.initializers.ones, x.shape[-1:], jnp.float32)
+        if self.kind == "layer":
+            y = y + self.param("bias", nn.initializers.zeros, x.shape[-1:], jnp.float32)
+        return y.astype(self.dtype)
+
+
+class Head(nn.Module):
+    """h [..., D] -> logits [..., V] in at least float32, whatever the weights are in."""
+
+    vocab_size: int
+    dtype: Any
+
+    @nn.compact
+    def __call__(self, h: Array) -> Array:
+        kernel = self.param("kernel", _NORMAL, (h.shape[-1], self.vocab_size), jnp.float32)
+        return _logits("...d,dv->...v", h, kernel.astype(self.dtype))
+
+
+def _logits(equation: str, h: Array, table: Array) -> Array:
+    wide = jnp.promote_types(h.dtype, jnp.float32)
+    return jnp.einsum(equation, h, table, preferred_element_type=wide)
+
+
+def attend(q: Array, keys: Array, values: Array, visible: Array | None) -> Array:
+    """softmax(q k^T / sqrt(Dh)) v -> [B, Q, H, Dh], without repeating the keys of shared heads.
+
+    q [B, Q, H, Dh]; keys and values [B, kv_heads, K, Dh]; visible [B or 1, Q or 1, K] (bool), None for all.
+    A query that sees nothing gets a finite, meaningless result.
+    """
+    batch, length, heads, dim = q.shape
+    kv_heads, count = keys.shape[1:3]
+    wide = jnp.promote_types(q.dtype, jnp.float32)
+    # Query heads that share keys become rows of one product with them: [B, kv_heads, group * Q, Dh].
+    rows = q.reshape(batch, length, kv_heads, -1, dim).transpose(0, 2, 3, 1, 4)
+    rows = rows.reshape(batch, kv_heads, -1, dim)
+    scores = jnp.einsum("bhrd,bhkd->bhrk", rows, keys, preferred_element_type=wide) * dim**-0.5
+    if visible is not None:
+        shaped = scores.reshape(batch, kv_heads, -1, length, count)
+        shaped = jnp.where(visible[:, None, None], shaped, jnp.finfo(wide).min)
+        scores = shaped.reshape(scores.shape)
+    weights = jnp.exp(scores - jnp.max(scores, axis=-1, keepdims=True))
+    total = jnp.sum(weights, axis=-1, keepdims=True)
+    out = jnp.einsum("bhrk,bhkd->bhrd", weights.astype(values.dtype), values, preferred_element_type=wide)
+    out = (out / total).astype(q.dtype).reshape(batch, kv_heads, heads // kv_heads, length, dim)
+    return out.transpose(0, 3, 1, 2, 4).reshape(batch, length, heads, dim)
+
+
+def write(slots: Array, new: Array, positions: Array) -> Array:
+    """slots [B, kv_heads, max_len, Dh] with new [B, Q, kv_heads, Dh] at each row's positions [B, Q].
+
+    Positions of one row differ; those outside 0..max_len - 1 are dropped.
+    """
+    batch, length = positions.shape
+    max_len = slots.shape[2]
+    inside = (positions >= 0) & (positions < max_len)
+    beyond = max_len + jnp.arange(length)  # one for each, so that the indices are unique as promised
+    index = jnp.where(inside, positions, beyond)
+    row = jnp.arange(batch)[:, None]
+    return slots.at[row, :, index].set(new.astype(slots.dtype), mode="drop", unique_indices=True)
+
+
+class Attention(nn.Module):
+    config: LMConfig
+    dtype: Any
+
+    @nn.compact
+    def __call__(self, x: Array, cos_sin, visible, positions: Array, slots: tuple[Array, Array] | None):
+        """x [B, Q, D] -> ([B, Q, D], the updated slots). Without slots, x attends to itself."""
+        c = self.config
+        project = lambda heads, name: nn.Dense(
+            heads * c.head_dim, c.qkv_bias, self.dtype, kernel_init=_NORMAL, name=name
+        )(x).reshape(*x.shape[:2], heads, c.head_dim)
+        q, k, v = project(c.heads, "q"), project(c.kv_heads, "k"), project(c.kv_heads, "v")
+        q, k = rotate(q, cos_sin), rotate(k, cos_sin)
+        if slots is None:
+            keys, values = k.swapaxes(1, 2), v.swapaxes(1, 2)
+        else:
+            keys, values = slots = write(slots[0], k, positions), write(slots[1], v, positions)
+        out = attend(q, keys, values, visible).reshape(*x.shape[:2], -1)
+        dense = nn.Dense(c.width, c.out_bias, self.dtype, kernel_init=_NORMAL, name="out")
+        return dense(out), slots
+
+
+class Mlp(nn.Module):
+    config: LMConfig
+    dtype: Any
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        c, activation = self.config, _ACTIVATIONS[self.config.activation]
+        dense = lambda size, name: nn.Dense(size, c.mlp_bias, self.dtype, kernel_init=_NORMAL, name=name)
+        up = dense(c.mlp_width, "up")(x)
+        h = activation(dense(c.mlp_width, "gate")(x)) * up if c.gated_mlp else activation(up)
+        return dense(c.width, "down")(h)
+
+
+class Layer(nn.Module):
+    config: LMConfig
+    dtype: Any
+
+    @nn.compact
+    def __call__(self, x: Array, cos_sin, visible, positions, slots):
+        norm = lambda name: Norm(self.config.norm, self.config.norm_eps, self.dtype, name=name)
+        attention = Attention(self.config, self.dtype, name="attention")
+        attended, slots = attention(norm("attention_norm")(x), cos_sin, visible, positions, slots)
+        mlp, mlp_norm = Mlp(self.config, self.dtype, name="mlp"), norm("mlp_norm")
+        if self.config.parallel_residual:
+            return x + attended + mlp(mlp_norm(x)), slots
+        x = x + attended
+        return x + mlp(mlp_norm(x)), slots
+
+
+class Transformer(nn.Module):
+    config: LMConfig
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(
+        self,
+        tokens: Array,
+        positions: Array,
+        visible: Array | None,
+        cache: Cache | None = None,
+        rows: Array | None = None,
+    ) -> tuple[Array, Cache | None]:
+        """tokens and positions [B, Q], visible [B or 1, Q or 1, K] -> logits [B, Q, V] and the new cache.
+
+        rows [B, R] picks the tokens whose logits are computed: [B, R, V].
+        """
+        c = self.config
+        embed = nn.Embed(c.vocab_size, c.width, dtype=self.dtype, embedding_init=_NORMAL, name="embed")
+        x, cos_sin = embed(tokens), rotation(c, positions, self.dtype)
+        slots = [None] * c.depth if cache is None else list(zip(*cache))
+        for i in range(c.depth):
+            layer = Layer(c, self.dtype, name=f"layers_{i}")
+            x, slots[i] = layer(x, cos_sin, visible, positions, slots[i])
+        h = Norm(c.norm, c.norm_eps, self.dtype, name="norm")(take_rows(x, rows))
+        if c.tie_embeddings:
+            logits = _logits("...d,vd->...v", h, embed.embedding.astype(self.dtype))
+        else:
+            logits = Head(c.vocab_size, self.dtype, name="head")(h)
+        return logits, None if cache is None else Cache(*zip(*slots))
+
+
+@dataclasses.dataclass(frozen=True)
+class LM:
+    """A language model as pure functions of explicit parameters: a static argument of jitted functions."""
+
+    config: LMConfig
+    dtype: Any = jnp.float32
+
+    @property
+    def vocab_size(self) -> int:
+        return self.config.vocab_size
+
+    def empty_cache(self, batch: int, max_len: int, dtype: Any = None) -> Cache:
+        return empty_cache(self.config, batch, max_len, self.dtype if dtype is None else dtype)
+
+    def apply(
+        self,
+        params,
+        tokens: Array,
+        positions: Array,
+        cache: Cache,
+        *,
+        mask: Array | None = None,
+        rows: Array | None = None,
+    ) -> tuple[Array, Cache]:
+        """Logits [B, Q, V] of tokens [B, Q] at positions [B, Q], and the cache with these tokens in it.
+
+        A token sees the slots at positions up to its own, the tokens of this call included. A row's positions
+        differ from each other and those outside 0..max_len - 1 are padding: nothing is stored, and the logits
+        there are finite and meaningless. Without the causal mask every slot is seen. mask [B, max_len] (bool)
+        hides slots on top of that. rows [B, R] are indices into Q: logits [B, R, V] of those alone.
+        """
+        visible = None
+        if self.config.causal:
+            visible = jnp.arange(cache.max_len) <= jnp.maximum(positions, 0)[:, :, None]
+        return self._run(params, tokens, positions, _and(visible, mask), cache, rows)
+
+    def forward(
+        self, params, tokens: Array, mask: Array | None = None, *, rows: Array | None = None
+    ) -> Array:
+        """Logits [B, N, V] of whole rows of tokens [B, N], without a cache.
+
+        mask [B, N] (bool) hides tokens, such as padding on either side: positions count from the start of the
+        row, but only their differences matter. rows as in `apply`.
+        """
+        steps = jnp.arange(tokens.shape[1])
+        visible = steps <= steps[:, None] if self.config.causal else None
+        if mask is not None:
+            tokens = jnp.where(mask, tokens, 0)  # a hidden token weighs 0, but 0 times NaN is NaN
+        visible = _and(None if visible is None else visible[None], mask)
+        return self._run(params, tokens, jnp.broadcast_to(steps, tokens.shape), visible, None, rows)[0]
+
+    def _run(self, params, *args):
+        return Transformer(self.config, self.dtype).apply({"params": params}, *args)
+
+
+def _and(visible: Array | None, mask: Array | None) -> Array | None:
+    """visible [B or 1, Q, K] and mask [B, K], either of which may be None."""
+    if mask is None:
+        return visible
+    return mask[:, None] if visible is None else visible & mask[:, None]
+
+
+def empty_cache(config: LMConfig, batch: int, max_len: int, dtype: Any = jnp.float32) -> Cache:
+    """Zeros for `batch` rows of up to `max_len` tokens."""
+    shape = (batch, config.kv_heads, max_len, config.head_dim)
+    layers = lambda: tuple(jnp.zeros(shape, dtype) for _ in range(config.depth))
+    return Cache(layers(), layers())
+
+
+def init_params(config: LMConfig, key: Array) -> dict:
+    """Fresh float32 parameters: normal of standard deviation 0.02, biases 0, scales 1."""
+    start = jnp.zeros((1, 1), jnp.int32)
+    return Transformer(config).init(key, start, start, None)["params"]
+
+
+def abstract_params(config: LMConfig):
+    """Shapes and dtypes of the parameters, without allocating them."""
+    return jax.eval_shape(lambda: init_params(config, jax.random.key(0)))

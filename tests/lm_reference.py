@@ -1,0 +1,87 @@
+"""Small random language models of the transformers library (5 or newer, with torch), to compare with."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+
+import numpy as np
+import torch
+import transformers
+
+SIZES = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+         "intermediate_size": 48, "max_position_embeddings": 128}  # fmt: skip
+LLAMA3 = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0,
+          "high_freq_factor": 4.0, "original_max_position_embeddings": 16}  # fmt: skip
+CASES = {
+    "gpt_neox": {
+        "parallel": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4,
+                                         "partial_rotary_factor": 0.25}},
+        "sequential": {"use_parallel_residual": False, "hidden_act": "gelu_new",
+                       "rope_parameters": {"rope_type": "default", "rope_theta": 1e4,
+                                           "partial_rotary_factor": 0.5}},
+    },
+    "llama": {
+        "plain": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
+        "llama3": {"rope_parameters": LLAMA3, "num_key_value_heads": 2, "tie_word_embeddings": True},
+        "linear": {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0},
+                   "num_key_value_heads": 1, "head_dim": 6, "attention_bias": True, "mlp_bias": True},
+    },
+    "qwen2": {
+        "tied": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}, "num_key_value_heads": 2,
+                 "tie_word_embeddings": True},
+        "untied": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}, "num_key_value_heads": 1,
+                   "tie_word_embeddings": False},
+    },
+}  # fmt: skip
+NAMES = [(family, case) for family, cases in CASES.items() for case in cases]
+_CLASSES = {"gpt_neox": "GPTNeoX", "llama": "Llama", "qwen2": "Qwen2"}
+
+
+def random_model(family: str, case: str):
+    """A model whose every weight, scale and bias is random, large enough for logits of a few units."""
+    name = _CLASSES[family]
+    config = getattr(transformers, f"{name}Config")(**SIZES, **CASES[family][case])
+    torch.manual_seed(1 + NAMES.index((family, case)))
+    model = getattr(transformers, f"{name}ForCausalLM")(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.25 * torch.randn(parameter.shape))
+    return model
+
+
+@torch.no_grad()
+def round_to_half(model) -> None:
+    """Weights that float16 holds exactly. `model.half()` would round the rotary frequencies as well."""
+    for parameter in model.parameters():
+        parameter.copy_(parameter.half())
+
+
+def random_tokens(rows: int = 2, length: int = 24) -> np.ndarray:
+    return np.random.default_rng(0).integers(0, SIZES["vocab_size"], (rows, length))
+
+
+@torch.no_grad()
+def logits(model, tokens: np.ndarray, **options) -> np.ndarray:
+    options = {name: torch.as_tensor(value) for name, value in options.items()}
+    return model(torch.as_tensor(tokens), **options).logits.numpy()
+
+
+@torch.no_grad()
+def decoded(model, tokens: np.ndarray, prompt: int) -> np.ndarray:
+    """The same logits from the model's own cache: the prompt at once, then token by token."""
+    out = model(torch.as_tensor(tokens[:, :prompt]), use_cache=True)
+    parts = [out.logits]
+    for i in range(prompt, tokens.shape[1]):
+        out = model(
+            torch.as_tensor(tokens[:, i : i + 1]), past_key_values=out.past_key_values, use_cache=True
+        )
+        parts.append(out.logits)
+    return torch.cat(parts, dim=1).numpy()
+
+
+def save(model, folder: Path, **options) -> Path:
+    model.save_pretrained(folder, **options)
+    return folder
