@@ -1,9 +1,24 @@
+import os
+
+# Tests run side by side, one in each process: threads of one would be in the way of the others.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_cpu_multi_thread_eigen=false"
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 import jax
 import pytest
 
 # Parity with recorded numbers is checked on the code that users run. Elsewhere nearly all the time would go
 # into compiling small programs that run once.
-OPTIMISED = {"test_golden_mar", "test_autoencoder", "test_parity_torch", "test_lm_parity"}
+OPTIMISED = {
+    "test_autoencoder",
+    "test_golden_mar",
+    "test_inner_default",
+    "test_lm_parity",
+    "test_parity_torch",
+    "test_same_law",
+}
 
 
 @pytest.fixture(autouse=True)

@@ -88,7 +88,7 @@ def test_log_density_at_small_sigma_in_many_dimensions():
 @pytest.mark.parametrize("steps", [1, 2, 7, 10, 97, 100])
 def test_chunks_divide_the_steps(steps):
     for rows in (1, 3, 8, 64, 1000):
-        assert steps % chunk_length(steps, rows) == 0
+        assert steps % chunk_length(steps, rows, 128) == 0
 
 
 @pytest.mark.parametrize(

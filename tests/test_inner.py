@@ -8,16 +8,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from chain_randomness import randomness
 from gaussian_head import GaussianData
 from golden_cases import fixture
-from laws import FALSE_ALARM, classifier_p_value, energy_p_value, ks_p_value
+from laws import FALSE_ALARM, ks_p_value
 from scipy.special import gammainc, ndtr
 
-from cspd_jax import models
-from cspd_jax.coupling import Resampled, log_acceptance_of_ratio, log_ratio, uniform
-from cspd_jax.data.patches import unpatchify
+from cspd_jax.coupling import Resampled, log_acceptance_of_ratio, log_ratio
 from cspd_jax.decoders import inner, plain
-from cspd_jax.decoders.calibration import calibrate, fit
+from cspd_jax.decoders.calibration import fit
 from cspd_jax.decoders.drafter import NoiseCorrected, frozen
 from cspd_jax.diffusion.chain import path_log_density, sample_chain, sample_path
 from cspd_jax.diffusion.gaussian import coefficients
@@ -27,15 +26,6 @@ from cspd_jax.networks.model import MARModel
 
 HEAD = GaussianData("ddim100", 0.7, 0.09)
 STEPS, DIM, ROWS = 100, 16, 4096
-
-
-def randomness(rows, steps=STEPS, dim=DIM, seed=0):
-    key = jax.random.key(seed)
-    return inner.Randomness(
-        noise=jax.random.normal(jax.random.fold_in(key, 1), (steps + 1, rows, dim)),
-        uniforms=uniform(jax.random.fold_in(key, 2), (steps, rows)),
-        residual=jax.random.split(jax.random.fold_in(key, 3), rows),
-    )
 
 
 def setting(head=HEAD, rows=ROWS):
@@ -245,98 +235,6 @@ def test_the_last_window_finishes_the_rows():
 # Networks
 
 
-@functools.cache
-def default():
-    return models.load("default")
-
-
-def settings_of(config, **kwargs):
-    kwargs = {"num_iter": 16, "respacing": config.respacing, "encoder_sizes": 1, **kwargs}
-    return plain.PlainSettings(**kwargs)
-
-
-def chains_of_default(speculation, *, guided, temperature, rows=600, seed=0):
-    """Tokens of one context of the default model, many times."""
-    from cspd_jax.choice import run_chains
-
-    model = default()
-    settings = settings_of(model.config, guided=guided)
-    key = image_keys(jax.random.key(1), 2)
-    found = calibrate(model.model, model.params, key, jnp.array([3, 8]), settings=settings, cfg=3.0)
-    z = jnp.repeat(found.contexts[:, 40:41], rows, axis=1).reshape(-1, found.contexts.shape[-1])
-    random = randomness(rows, seed=seed)
-    way = speculation and inner.Speculation(speculation)
-    x, counts = run_chains(
-        model.model,
-        model.params,
-        z,
-        random,
-        found.drafter,
-        3.0,
-        temperature,
-        settings=settings,
-        speculation=way,
-    )
-    return np.asarray(x), counts
-
-
-@pytest.mark.parametrize("guided, temperature", [(False, 1.0), (True, 0.95)])
-def test_tokens_of_the_default_model(guided, temperature):
-    """600 tokens each of one context: energy test and classifier, false alarm 1e-4 each; a temperature
-    that is 20 % lower is told apart."""
-    plainly, _ = chains_of_default(None, guided=guided, temperature=temperature, seed=0)
-    fast, counts = chains_of_default((16,), guided=guided, temperature=temperature, seed=1)
-    assert counts.calls < 40 and counts.truncated == 0
-    assert energy_p_value(plainly, fast) > FALSE_ALARM
-    assert classifier_p_value(plainly, fast) > FALSE_ALARM
-    cold, _ = chains_of_default((16,), guided=guided, temperature=0.8 * temperature, seed=1)
-    assert min(energy_p_value(plainly, cold), classifier_p_value(plainly, cold)) <= FALSE_ALARM
-
-
-def images_of_default(speculation, count=100, seed=0, **kwargs):
-    model = default()
-    settings = settings_of(model.config, num_iter=8, respacing="ddim25", speculation=speculation)
-    labels = jnp.arange(count, dtype=jnp.int32) % 10
-    keys = image_keys(jax.random.key(seed), count)
-    made = plain.sample(model.model, model.params, keys, labels, settings=settings, **kwargs)
-    return np.asarray(unpatchify(made.tokens, 4))[..., 0], np.asarray(labels)
-
-
-def features(images):
-    """[N, 32, 32] -> [N, 8], about equally scaled: what a change of the noise shows in."""
-    across, down = np.diff(images, axis=2), np.diff(images, axis=1)
-    found = [
-        images,
-        images**2,
-        np.abs(across),
-        np.abs(down),
-        across**2,
-        down**2,
-        images[:, ::4],
-        images[:, 3::4],
-    ]
-    found = np.stack([f.mean((1, 2)) for f in found], axis=1)
-    return (found - found.mean(0)) / found.std(0)
-
-
-def test_whole_images_of_the_default_model():
-    """100 images each, T = 25: energy tests stratified by class, of pixels and features, and a classifier of
-    the features; images at temperature 0.7 are told apart."""
-    plainly, labels = images_of_default(None, seed=0)
-    fast, _ = images_of_default(inner.Speculation((8,)), seed=1)
-    cold, _ = images_of_default(inner.Speculation((8,)), seed=1, temperature=0.7)
-    strata = np.concatenate([labels, labels])
-
-    def smallest(a, b):
-        both = features(np.concatenate([a, b]))
-        x, y = both[: len(a)], both[len(a) :]
-        pixels = energy_p_value(a.reshape(len(a), -1), b.reshape(len(b), -1), strata)
-        return min(pixels, energy_p_value(x, y, strata), classifier_p_value(x, y))
-
-    assert smallest(plainly, fast) > FALSE_ALARM
-    assert smallest(plainly, cold) <= FALSE_ALARM
-
-
 KEYS, LABELS = image_keys(jax.random.key(7), 4), jnp.array([3, 1, -1, 9])
 TINY = plain.PlainSettings(num_iter=6, respacing="ddim8", encoder_sizes=1)
 FAST = dataclasses.replace(TINY, speculation=inner.Speculation((3,)))
@@ -462,22 +360,3 @@ def test_gains_of_a_linear_head_are_its_slope():
     total = np.asarray(drafter.gain + drafter.gain_f * f)[1:]
     np.testing.assert_allclose(total, slope, atol=0.02)
     np.testing.assert_allclose(drafter.v, v[:, 0], atol=1e-4)
-
-
-def test_a_calibrated_drafter_needs_fewer_calls():
-    """The default model: the noise-corrected guess against the frozen one, M = 16; and both far below T."""
-    model = default()
-    settings = settings_of(model.config)
-    keys, labels = image_keys(jax.random.key(3), 8), jnp.arange(8)
-    found = calibrate(model.model, model.params, keys, labels, settings=settings)
-    fast = dataclasses.replace(settings, speculation=inner.Speculation((16,)))
-    calls = [
-        int(
-            plain.sample(
-                model.model, model.params, keys, labels, settings=fast, drafter=d
-            ).counts.row_calls.sum()
-        )
-        for d in (None, found.drafter)
-    ]
-    assert calls[1] < calls[0] < 0.2 * 8 * 64 * STEPS
-    assert found.contexts.shape == (1, 64, 128)

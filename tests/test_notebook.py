@@ -28,7 +28,7 @@ def test_quickstart(tmp_path, monkeypatch):
     resources = {"metadata": {"path": tmp_path}}
     NotebookClient(notebook, timeout=300, kernel_name="python3", resources=resources).execute()
     pictures = [o for cell in code for o in cell.outputs if "image/png" in o.get("data", {})]
-    assert len(pictures) == 2
+    assert len(pictures) == 3
     assert code[-1].outputs[0].data["text/plain"] == "(3, 4, 4, 16)"
 
 

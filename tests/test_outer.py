@@ -68,7 +68,7 @@ CASES = {
     "self, both levels": {
         "ahead": outer.Ahead(gamma=3, proposals=4),
         "inside": inner.Speculation((4,)),
-        "images": 600,
+        "images": 400,
     },
     "model": {"ahead": outer.Ahead(gamma=3), "draft": NEAR},
     "model, bad, groups, guided": {
@@ -81,7 +81,7 @@ CASES = {
         "ahead": outer.Ahead(gamma=3, proposals=4, adapt=0.3),
         "draft": NEAR,
         "inside": inner.Speculation((4,)),
-        "images": 600,
+        "images": 400,
     },
     "paper, Sigma = 1": {"ahead": outer.Ahead(gamma=3, **SIGMA_ONE), "draft": NEAR},
     "paper, Sigma = 1, groups, guided, own noise": {
@@ -95,7 +95,7 @@ CASES = {
 
 @pytest.mark.parametrize("options", CASES.values(), ids=CASES)
 def test_joint_law(options):
-    """4000 images of 6 tokens of dimension 2 (600 where both levels speculate): false alarm 1e-4. Rows
+    """4000 images of 6 tokens of dimension 2 (400 where both levels speculate): false alarm 1e-4. Rows
     advance at their own speed."""
     noise, found = noise_of(outer.sample, **options)
     assert p_value(noise) > FALSE_ALARM

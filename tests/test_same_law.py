@@ -1,6 +1,6 @@
 """Whole images of real (small, fitted) networks: speculation over AR steps against the plain sampler.
 
-The recorded target and its near draft, T = 8: 16 tokens of dimension 16. 600 images of each method, tested
+The recorded target and its near draft, T = 8: 16 tokens of dimension 16. 400 images of each method, tested
 by the largest standardised difference of first and second moments, an energy test, and a
 classifier of the means over the tokens; each at a false alarm of 1e-4 / 3.
 """
@@ -18,7 +18,7 @@ from recorded import GOLDEN, network
 from cspd_jax.decoders import outer, plain
 from cspd_jax.keys import image_keys
 
-IMAGES, NEAR = 600, "cspd_draft_near"
+IMAGES, NEAR = 400, "cspd_draft_near"
 
 
 def images(sampler, seed, *, cfg=1.0, num_iter=16, draft=None, **options):
