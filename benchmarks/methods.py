@@ -86,8 +86,8 @@ def cell(target, draft, name: str, batch: int, cfg: float, seed: int) -> dict:
 
 
 def is_background(tokens: np.ndarray) -> np.ndarray:
-    """Tokens [N, L, d] of dark pixels only: [N, L]."""
-    return (tokens < -0.9).all(axis=-1)
+    """Tokens [N, L, d] without a stroke: [N, L]. The default's background is between -0.95 and -0.55."""
+    return (tokens < -0.5).all(axis=-1)
 
 
 def contexts_of(model, tokens, reveal, labels, known, rows, guided):
