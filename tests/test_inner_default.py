@@ -66,7 +66,7 @@ def test_tokens_of_the_default_model(guided, temperature):
     assert min(energy_p_value(plainly, cold), classifier_p_value(plainly, cold)) <= FALSE_ALARM
 
 
-def images_of_default(speculation, count=60, seed=0, **kwargs):
+def images_of_default(speculation, count=100, seed=0, **kwargs):
     model = default()
     settings = settings_of(model.config, num_iter=8, respacing="ddim25", speculation=speculation)
     labels = jnp.arange(count, dtype=jnp.int32) % 10
@@ -93,7 +93,7 @@ def features(images):
 
 
 def test_whole_images_of_the_default_model():
-    """60 images each, T = 25: energy tests stratified by class, of pixels and features, and a classifier of
+    """100 images each, T = 25: energy tests stratified by class, of pixels and features, and a classifier of
     the features; images at temperature 0.7 are told apart."""
     plainly, labels = images_of_default(None, seed=0)
     fast, _ = images_of_default(inner.Speculation((8,)), seed=1)
@@ -110,6 +110,7 @@ def test_whole_images_of_the_default_model():
     assert smallest(plainly, cold) <= FALSE_ALARM
 
 
+@pytest.mark.slow
 def test_a_calibrated_drafter_needs_fewer_calls():
     """The default model: the noise-corrected guess against the frozen one, M = 16; and both far below T."""
     model = default()
