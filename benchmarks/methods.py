@@ -12,6 +12,7 @@ less compilation. A table of the file's cells is printed on standard error.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import sys
 import time
@@ -24,6 +25,7 @@ import numpy as np
 from cspd_jax import generation, models, reports
 from cspd_jax.cli._compilation import compile_seconds
 from cspd_jax.coupling import log_acceptance_of_ratio
+from cspd_jax.data.patches import patchify
 from cspd_jax.decoders.order import random_reveal
 from cspd_jax.diffusion.chain import path_log_density, sample_path
 from cspd_jax.diffusion.gaussian import coefficients
@@ -90,73 +92,55 @@ def is_background(tokens: np.ndarray) -> np.ndarray:
     return (tokens < -0.5).all(axis=-1)
 
 
-def contexts_of(model, tokens, reveal, labels, known, rows, guided):
-    """z [1 or 2, B, D] of the token at index `rows` of the order, given the first `known`."""
+def contexts_of(model, images, known, guided):
+    """z [1 or 2, B, D] of the token after the prefix, read where only the first `known` tokens are known."""
+    tokens, reveal, labels, at = images
     halves, batch = 1 + guided, len(tokens)
     unconditional = jnp.arange(halves * batch) >= batch
-    embedding = model.model.embed_class(model.params, jnp.tile(labels, halves), unconditional)
-    z = model.model.context(
+    return model.model.context(
         model.params,
         jnp.tile(tokens, (halves, 1, 1)),
         jnp.tile(reveal, (halves, 1)),
         jnp.tile(known, halves),
-        embedding,
-        jnp.tile(rows, halves)[:, None],
+        model.model.embed_class(model.params, jnp.tile(labels, halves), unconditional),
+        jnp.tile(at, halves)[:, None],
         bucket=tokens.shape[1],
-    )
-    return z[:, 0]
+    )[:, 0]
 
 
 def on_real_images(target, draft, cfg: float, count: int = 512, seed: int = 0) -> dict:
     """Acceptance by paths of drafts after real prefixes: by the draft model, and by the target itself from a
-    context that lacks the last 1, 2, 4, 8 tokens of the prefix (distance 1 lacks one)."""
-    source = open_source(training_config(target))
-    data = held_out(source, count)
-    tokens = jnp.asarray(
-        source.tokens(to_float(data.images)) if hasattr(source, "tokens") else patches(target, data)
-    )
+    context that lacks the last 1, 2, 4, 8 tokens of the prefix."""
+    data = held_out(open_source(training_config(target)), count)
+    tokens = patchify(jnp.asarray(to_float(data.images)), target.config.patch_size)
     key, length = jax.random.key(seed), target.config.seq_len
-    reveal = jax.vmap(random_reveal, (0, None))(jax.random.split(key, len(tokens)), length)
+    reveal = jax.vmap(random_reveal, (0, None))(jax.random.split(key, count), length)
+    at = jax.random.randint(jax.random.fold_in(key, 1), (count,), max(DISTANCES), length)
     ordered = jnp.take_along_axis(tokens, reveal[:, :, None], axis=1)
-    known = jax.random.randint(jax.random.fold_in(key, 1), (len(tokens),), max(DISTANCES), length)
-    labels, guided = jnp.asarray(data.labels, jnp.int32), cfg != 1
+    images = (ordered, reveal, jnp.asarray(data.labels, jnp.int32), at)
     schedule = sampling_schedule(target.config.respacing)
     c, stamps = coefficients(schedule), jnp.asarray(schedule.timestep_map)
-    noise = jax.random.normal(
-        jax.random.fold_in(key, 2), (schedule.num_steps + 1, len(tokens), target.config.token_dim)
-    )
-    options = {"scale": cfg if guided else None, "final_noise": True}
+    shape = (schedule.num_steps + 1, count, target.config.token_dim)
+    noise = jax.random.normal(jax.random.fold_in(key, 2), shape)
+    options = {"scale": cfg if cfg != 1 else None, "final_noise": True}
 
-    @jax.jit
-    def acceptance(p_z, q_z):
+    def acceptance(drafter, lacking):
+        p_z, q_z = (contexts_of(m, images, at - n, cfg != 1) for m, n in ((target, 0), (drafter, lacking)))
         p_time, q_time = (m.model.embed_time(m.params, stamps) for m in (target, drafter))
         drawn = sample_path(drafter.model, drafter.params, q_time, q_z, noise, c, **options)
         path = jnp.concatenate([drawn.states, noise[-1:]])
         log_p = path_log_density(target.model, target.params, p_time, p_z, path, c, **options)
         return jnp.exp(log_acceptance_of_ratio(log_p - drawn.log_density)), drawn.x
 
-    at = (ordered, reveal, labels)
-    p_z = contexts_of(target, *at, known, known, guided)
     found = {}
-    for name in ("draft model", *DISTANCES):
-        drafter = draft if name == "draft model" else target
-        lacking = 0 if name == "draft model" else name
-        q_z = contexts_of(drafter, *at, known - lacking, known, guided)
-        acceptance.clear_cache()
-        share, x = acceptance(p_z, q_z)
-        other = ~is_background(np.asarray(x))
-        found[str(name)] = {
+    for name, drafter, lacking in (("draft model", draft, 0), *((str(d), target, d) for d in DISTANCES)):
+        share, x = map(np.asarray, jax.jit(functools.partial(acceptance, drafter, lacking))())
+        found[name] = {
             "acceptance": float(share.mean()),
-            "standard_error": float(share.std() / np.sqrt(len(share))),
-            "without_background": float(np.asarray(share)[other].mean()),
+            "standard_error": float(share.std() / np.sqrt(count)),
+            "without_background": float(share[~is_background(x)].mean()),
         }
     return found
-
-
-def patches(target, data):
-    from cspd_jax.data.patches import patchify
-
-    return patchify(to_float(data.images), target.config.patch_size)
 
 
 def table(rows: list[dict]) -> None:

@@ -30,6 +30,7 @@ from methods import METHODS
 from cspd_jax import generation, models
 from cspd_jax.evaluation import classifier as classifiers
 from cspd_jax.evaluation.data import open_source, training_config
+from cspd_jax.keys import image_keys
 from cspd_jax.training.presets import to_json
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
@@ -60,7 +61,7 @@ def generate(target, draft, folder: Path, method: str, n: int, seed: int, option
             request = request or generation.settle(
                 target, generation.make_request(target, labels, **options), BATCH
             )
-            keys = generation.image_keys(jax.random.key(seed), BATCH, i * BATCH)
+            keys = image_keys(jax.random.key(seed), BATCH, i * BATCH)
             tokens, info = generation.run(keys, target, request)
             partial = path.with_suffix(".partial.npz")
             tested = (int(info.tested.sum()), int(info.accepted.sum()))

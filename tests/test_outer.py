@@ -10,7 +10,7 @@ from scipy.stats import chi2, norm
 
 from cspd_jax.decoders import inner, outer, plain
 from cspd_jax.decoders.order import guidance_scale, reveal_groups
-from cspd_jax.decoders.outer import adaptation, path_criterion, rounds
+from cspd_jax.decoders.outer import adaptation, paper, path_criterion, rounds
 from cspd_jax.decoders.outer.paths import log_stds
 from cspd_jax.keys import Purpose, image_keys, purpose_keys
 
@@ -148,6 +148,22 @@ WRONG = {
 def test_negative_controls(name, monkeypatch):
     monkeypatch.setattr(*WRONG[name])
     assert is_refuted(ahead=outer.Ahead(gamma=3, max_tries=64))
+
+
+WRONG_WITH_A_DRAFT = {
+    "path: everything accepted": (path_criterion, "log_acceptance_of_ratio", {}),
+    "path: a fresh draw in place of the residual": (path_criterion, "log_residual_acceptance", {}),
+    "paper: everything accepted": (paper, "log_acceptance_of_ratio", SIGMA_ONE),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_WITH_A_DRAFT)
+def test_negative_controls_with_a_draft(name, monkeypatch):
+    """The same errors with another model's drafts. The paper's residual is tested with the couplings: it
+    is of the last transition, a small part of a token's noise."""
+    module, function, criterion = WRONG_WITH_A_DRAFT[name]
+    monkeypatch.setattr(module, function, jnp.zeros_like)
+    assert is_refuted(ahead=outer.Ahead(gamma=3, **criterion), draft=NEAR)
 
 
 LOSSY = {  # the paper's Sigma is lossy too, but here too little to be seen: close drafts alone are accepted

@@ -133,6 +133,9 @@ def _compare(args: argparse.Namespace, model, request, other, batch: int):
         shown, batch = other, min(batch, _COMPARED)
     else:
         return None
+    if shown.method == "plain" and shown.settings.speculation is None:
+        progress("--compare has nothing to do: this is the plain sampler, step by step")
+        return None
     shown = shown._replace(labels=request.labels[:batch])
     repeats = 3 if args.compare else 1
     found = comparison.compare(_key(args), model, generation.settle(model, shown, batch), repeats)

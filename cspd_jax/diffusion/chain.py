@@ -147,35 +147,21 @@ def path_log_density(
     path: Array,
     coefficients: Coefficients,
     *,
-    temperature: Array | float = 1.0,
-    scale: Array | None = None,
     final_noise: bool = True,
+    **options,
 ) -> Array:
     """log p(x_{T-1}, ..., x_0 | x_T, z) of given paths [T + 1, R, d] (entry i is x_i) -> [R].
 
-    Without `final_noise` the last transition is deterministic and left out.
+    Without `final_noise` the last transition is deterministic and left out. Options: temperature (1), scale.
     """
-    terms = _along(denoiser, params, time, z, path, coefficients, log_density, temperature, scale)
+    terms = _along(log_density, denoiser, params, time, z, path, coefficients, **options)
     return jnp.sum(terms if final_noise else terms[1:], axis=0)
 
 
-def path_log_stds(
-    denoiser: Denoiser,
-    params: Any,
-    time: Array,
-    z: Array,
-    path: Array,
-    coefficients: Coefficients,
-    *,
-    temperature: Array | float = 1.0,
-    scale: Array | None = None,
-) -> Array:
-    """Log sigma of the transition from x_{i+1} to x_i of given paths, summed over dimensions: [T, R]."""
-
-    def measure(law, after):
-        return 0.5 * jnp.sum(law.log_var, axis=-1)
-
-    return _along(denoiser, params, time, z, path, coefficients, measure, temperature, scale)
+def path_log_stds(*arguments, **options) -> Array:
+    """Log sigma of the transition from x_{i+1} to x_i of given paths, summed over dimensions: [T, R].
+    Arguments as for `path_log_density`."""
+    return _along(lambda law, after: 0.5 * jnp.sum(law.log_var, axis=-1), *arguments, **options)
 
 
 def path_density_calls(steps: int, rows: int) -> int:
@@ -183,7 +169,7 @@ def path_density_calls(steps: int, rows: int) -> int:
     return steps // chunk_length(steps, rows, GIVEN_ROWS)
 
 
-def _along(denoiser, params, time, z, path, coefficients, measure, temperature, scale) -> Array:
+def _along(measure, denoiser, params, time, z, path, coefficients, *, temperature=1.0, scale=None) -> Array:
     """measure(law, after) -> [R] of the transitions of given paths: [T, R].
 
     The states are given, so nothing is sequential: chunks of the T x R transitions are single head calls.

@@ -8,7 +8,6 @@ anew under the context that they had; then the next groups are drafted. The step
 """
 
 from cspd_jax.decoders.outer.drafting import draft_step, keep_drafts, self_order
-from cspd_jax.decoders.outer.game import Ahead, Counts, Game, Paths, State, Work, begin
 from cspd_jax.decoders.outer.paper import verify_and_resample
 from cspd_jax.decoders.outer.path_criterion import (
     Slots,
@@ -19,6 +18,8 @@ from cspd_jax.decoders.outer.path_criterion import (
 )
 from cspd_jax.decoders.outer.paths import Order, draw
 from cspd_jax.decoders.outer.rounds import Result, play, result, sample, stream
+from cspd_jax.decoders.outer.start import begin
+from cspd_jax.decoders.outer.state import Ahead, Counts, Game, Paths, State, Work
 
 __all__ = [
     "Ahead",

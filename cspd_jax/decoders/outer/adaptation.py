@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from cspd_jax.decoders.outer.game import Game, State
+from cspd_jax.decoders.outer.state import Game, State
 
 Array = jax.Array
 

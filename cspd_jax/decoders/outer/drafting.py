@@ -5,20 +5,9 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from cspd_jax.decoders.outer.game import (
-    Game,
-    Paths,
-    State,
-    add_work,
-    backbone_work,
-    by_image,
-    contexts,
-    exists,
-    positions,
-    scales,
-    with_drafts,
-)
+from cspd_jax.decoders.outer.groups import by_image, contexts, exists, positions, scales, with_drafts
 from cspd_jax.decoders.outer.paths import Order, draw
+from cspd_jax.decoders.outer.state import Game, Paths, State, add_work, backbone_work
 
 Array = jax.Array
 

@@ -22,9 +22,10 @@ from cspd_jax.coupling import (
     log_residual_acceptance,
     resample,
 )
-from cspd_jax.decoders.outer.game import Game, State, add_work, exists, positions, put, scales
-from cspd_jax.decoders.outer.path_criterion import accept, open_window, settle
+from cspd_jax.decoders.outer.groups import exists, positions, put, scales
 from cspd_jax.decoders.outer.paths import Order, draw, last_law, log_stds, token_keys, token_uniforms
+from cspd_jax.decoders.outer.state import Game, State, add_work
+from cspd_jax.decoders.outer.window import accept, open_window, settle
 from cspd_jax.diffusion.gaussian import Gaussian
 from cspd_jax.keys import Purpose, purpose_keys
 

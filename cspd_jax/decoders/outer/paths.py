@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from cspd_jax.coupling import uniform
 from cspd_jax.decoders import inner
-from cspd_jax.decoders.outer.game import Game, Paths, Side, Work, head_work
+from cspd_jax.decoders.outer.state import Game, Paths, Side, Work, head_work
 from cspd_jax.diffusion.chain import (
     path_density_calls,
     path_log_density,

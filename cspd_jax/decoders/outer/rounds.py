@@ -13,7 +13,7 @@ from cspd_jax.decoders import plain
 from cspd_jax.decoders.drafter import Drafter
 from cspd_jax.decoders.outer.adaptation import adapt
 from cspd_jax.decoders.outer.drafting import draft_step, keep_drafts, self_order
-from cspd_jax.decoders.outer.game import Ahead, Counts, Game, State, add_work, begin, by_image
+from cspd_jax.decoders.outer.groups import by_image
 from cspd_jax.decoders.outer.paper import verify_and_resample
 from cspd_jax.decoders.outer.path_criterion import (
     proposal_order,
@@ -22,6 +22,8 @@ from cspd_jax.decoders.outer.path_criterion import (
     verify_step,
 )
 from cspd_jax.decoders.outer.paths import draw
+from cspd_jax.decoders.outer.start import begin
+from cspd_jax.decoders.outer.state import Ahead, Counts, Game, State, add_work
 from cspd_jax.decoders.plain import PlainSettings
 from cspd_jax.decoders.protocol import TokenModel
 
