@@ -3,6 +3,7 @@
     python benchmarks/methods.py results.jsonl                       # all cells
     python benchmarks/methods.py results.jsonl --batch 1,8 --cfg 1   # some of them
     python benchmarks/methods.py results.jsonl --held-out            # acceptance on real images' contexts
+    python benchmarks/methods.py results.jsonl --gammas --batch 8 --cfg 1 --picture docs/gamma.png
 
 One line of JSON per cell is appended to the file; cells that are there already are not run again, so an
 interrupted run goes on where it was. A cell is one batch with one key; its seconds are those of the one run,
@@ -21,6 +22,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+from PIL import Image
 
 from cspd_jax import generation, models, reports
 from cspd_jax.cli._compilation import compile_seconds
@@ -31,6 +33,7 @@ from cspd_jax.diffusion.chain import path_log_density, sample_path
 from cspd_jax.diffusion.gaussian import coefficients
 from cspd_jax.diffusion.schedule import sampling_schedule
 from cspd_jax.evaluation.data import held_out, open_source, to_float, training_config
+from cspd_jax.reports.charts import bars, stacked
 from cspd_jax.reports.report import judgement
 
 PAPER = {"method": "cspd", "criterion": "paper", "gamma": 3}
@@ -49,6 +52,7 @@ METHODS = {
     "cspd paper, inner temperature 42 (lossy)": {**PAPER, "gamma": 8, "inner_temperature": 42.0},
     "cspd official (lossy)": {"method": "cspd", "criterion": "official", "gamma": 8},
 }
+GAMMAS = {f"self, gamma {gamma}": {"method": "self", "gamma": gamma} for gamma in (1, 2, 4, 8, 16)}
 DISTANCES = (1, 2, 4, 8)
 
 
@@ -57,7 +61,7 @@ def say(text: str) -> None:
 
 
 def cell(target, draft, name: str, batch: int, cfg: float, seed: int) -> dict:
-    options = dict(METHODS[name])
+    options = dict({**METHODS, **GAMMAS}[name])
     if options.get("method") == "cspd":
         options["draft"] = draft
     labels = np.arange(batch) % target.config.num_classes
@@ -161,11 +165,24 @@ def table(rows: list[dict]) -> None:
             near = ["-" if a is None else f"{a:.2f}" for a in row["by_distance"]]
             found = f"; acceptance {row['acceptance']:.3f}, by distance {' '.join(near)}"
             found += f"; without background {row['acceptance_without_background'] or 0:.3f}"
+        seconds = f"{row['seconds_per_image']:.3f} s/image, " if "seconds_per_image" in row else ""
         say(
-            f"B={row['batch']} cfg={row['cfg']:g} {row['method']}: {row['seconds_per_image']:.3f} s/image,"
-            f" {sum(seq.values())} calls in sequence ({', '.join(str(n) for n in seq.values())}),"
+            f"B={row['batch']} cfg={row['cfg']:g} {row['method']}: {seconds}"
+            f"{sum(seq.values())} calls in sequence ({', '.join(str(n) for n in seq.values())}),"
             f" {row['tokens_per_round']:.1f} tokens a round{found}"
         )
+
+
+def against_gamma(rows: list[dict], batch: int, cfg: float) -> Image.Image:
+    """Acceptance and tokens per round of self-speculation against gamma, from the rows of `--gammas`."""
+    found = {row["method"]: row for row in rows if (row["batch"], row["cfg"]) == (batch, cfg)}
+    measured = [found.get(name, {}) for name in GAMMAS]
+    names = [f"gamma {options['gamma']}" for options in GAMMAS.values()]
+    charts = [
+        bars([row.get(key) for row in measured], f"{title}, {batch} images, guidance {cfg:g}", "gamma", names)
+        for key, title in (("acceptance", "acceptance"), ("tokens_per_round", "tokens a round"))
+    ]
+    return stacked(charts)
 
 
 def main() -> None:
@@ -177,13 +194,16 @@ def main() -> None:
     parser.add_argument("--cfg", default="1,3")
     parser.add_argument("--methods", help="some of them, by name, separated by ;")
     parser.add_argument("--held-out", action="store_true")
+    parser.add_argument("--gammas", action="store_true", help="self-speculation with several gamma")
+    parser.add_argument("--picture", type=Path, help="where --gammas draws what it found (the last cell's)")
     parser.add_argument("--draft", default="default-draft", help="another draft model")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--no-seconds", action="store_true", help="for a machine that does other work")
     args = parser.parse_args()
     rows = [json.loads(line) for line in args.file.read_text().splitlines()] if args.file.exists() else []
     target, draft = models.load("default"), models.load(args.draft)
     machine = {"device": jax.devices()[0].device_kind, "jax": jax.__version__, "seed": args.seed}
-    names = args.methods.split(";") if args.methods else list(METHODS)
+    names = args.methods.split(";") if args.methods else list(GAMMAS if args.gammas else METHODS)
     for cfg in (float(x) for x in args.cfg.split(",")):
         cells = [(b, n) for b in (int(x) for x in args.batch.split(",")) for n in names]
         for batch, name in [(None, "held-out")] if args.held_out else cells:
@@ -194,10 +214,14 @@ def main() -> None:
                 row["held_out"] = on_real_images(target, draft, cfg)
             else:
                 row |= cell(target, draft, name, batch, cfg, args.seed)
+                if args.no_seconds:
+                    del row["seconds_per_image"]
             rows.append(row)
             table([row])
             with args.file.open("a") as file:
                 file.write(json.dumps(row) + "\n")
+    if args.picture:
+        against_gamma(rows, cells[-1][0], cfg).save(args.picture)
 
 
 if __name__ == "__main__":

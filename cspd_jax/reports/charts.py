@@ -37,3 +37,13 @@ def bars(values: Sequence[float | None], title: str, below: str, names: Sequence
             draw.text((x, bottom + 4), names[i], fill=_INK, font=font)
     draw.text(((_WIDTH - font.getlength(below)) / 2, _HEIGHT - 18), below, fill=_INK, font=font)
     return page
+
+
+def stacked(charts: Sequence[Image.Image]) -> Image.Image:
+    """Charts of one width, one under the other."""
+    page = Image.new("RGB", (charts[0].width, sum(chart.height for chart in charts)))
+    top = 0
+    for chart in charts:
+        page.paste(chart, (0, top))
+        top += chart.height
+    return page

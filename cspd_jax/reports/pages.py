@@ -8,7 +8,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from cspd_jax.info import Info
-from cspd_jax.reports.charts import bars
+from cspd_jax.reports.charts import bars, stacked
 from cspd_jax.reports.heatmaps import acceptance_maps
 from cspd_jax.reports.pictures import picture
 from cspd_jax.reports.report import rates, run_lengths
@@ -42,12 +42,7 @@ def acceptance_chart(info: Info) -> Image.Image:
     if len(distances) > 1:
         title = "acceptance by distance: groups between the draft and what was known to it"
         charts.append(bars(rates(accepted.sum(0), tested.sum(0)), title, "distance", distances))
-    page = Image.new("RGB", (charts[0].width, sum(chart.height for chart in charts)))
-    top = 0
-    for chart in charts:
-        page.paste(chart, (0, top))
-        top += chart.height
-    return page
+    return stacked(charts)
 
 
 def side_by_side(
