@@ -78,15 +78,17 @@ class Values:
         return UserError(f"{self.where}: {name} is {_show(self.values[name])}; {why}")
 
 
-def refuse_the_unrepresentable(values: Values) -> None:
-    """UserError for what any family's file may say and this library has no network for."""
+def refuse_the_unrepresentable(values: Values, own_code: bool = False) -> None:
+    """UserError for what any family's file may say and this library has no network for. own_code: of a family
+    that is known by its own modelling code."""
     if values.values.get("quantization_config") is not None:
         raise values.refuse("quantization_config", "quantised weights are not supported; take the original")
     for name in _EXPERTS:
         if values.values.get(name):
             raise values.refuse(name, "mixtures of experts are not supported")
-    own_code = values.values.get("auto_map")
-    if isinstance(own_code, Mapping) and any(str(name).startswith("AutoModel") for name in own_code):
+    brought = values.values.get("auto_map")
+    brings_a_model = isinstance(brought, Mapping) and any(str(n).startswith("AutoModel") for n in brought)
+    if brings_a_model and not own_code:
         raise values.refuse("auto_map", "models that bring their own code are not supported")
 
 

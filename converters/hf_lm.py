@@ -1,4 +1,4 @@
-"""Causal language models in Hugging Face folders: which family, its configuration, its parameters."""
+"""Language models in Hugging Face folders: which family, its configuration, its parameters."""
 
 from __future__ import annotations
 
@@ -8,14 +8,20 @@ from types import ModuleType
 
 import numpy as np
 
-from cspd_jax.converters import llama, neox, qwen2
+from cspd_jax.converters import dream, llada, llama, neox, qwen2
 from cspd_jax.converters._tables import Entry, Shape, Shapes, Tensor, check_names_and_shapes, fill
 from cspd_jax.converters.hf import CONFIG, GENERATION, Folder, known_ids
 from cspd_jax.converters.hf_config import Values, refuse_the_unrepresentable
 from cspd_jax.errors import UserError
 from cspd_jax.networks.lm_config import LMConfig
 
-FAMILIES: dict[str, ModuleType] = {"gpt_neox": neox, "llama": llama, "qwen2": qwen2}
+FAMILIES: dict[str, ModuleType] = {
+    "gpt_neox": neox,
+    "llama": llama,
+    "qwen2": qwen2,
+    "llada": llada,
+    "Dream": dream,
+}
 
 
 def family(folder: Folder) -> str:
@@ -48,9 +54,10 @@ def make_config(folder: Folder) -> LMConfig:
         Values(folder.config, where),
         Values(folder.generation, str(folder.path / GENERATION)),
     )
-    refuse_the_unrepresentable(values)
-    fields = FAMILIES[name].fields(values)
-    _check_depth(folder, FAMILIES[name].LAYER, fields["depth"])
+    module = FAMILIES[name]
+    refuse_the_unrepresentable(values, own_code=getattr(module, "OWN_CODE", False))
+    fields = module.fields(values)
+    _check_depth(folder, module, fields["depth"])
     ids = lambda key: tuple(dict.fromkeys(generation.ids(key) or values.ids(key)))
     return LMConfig(
         family=name,
@@ -61,11 +68,11 @@ def make_config(folder: Folder) -> LMConfig:
     )
 
 
-def _check_depth(folder: Folder, pattern: str, depth: int) -> None:
+def _check_depth(folder: Folder, module: ModuleType, depth: int) -> None:
     """Before the network is built: a stranger's number of layers may be anything."""
-    found = Shapes(dict.fromkeys(folder.tensors, ()), str(folder.path)).count(pattern)
+    found = Shapes(dict.fromkeys(folder.tensors, ()), str(folder.path)).count(module.LAYER)
     if found != depth:
-        raise UserError(f"{folder.path} has the tensors of {found} layers; num_hidden_layers is {depth}")
+        raise UserError(f"{folder.path} has the tensors of {found} layers; {module.DEPTH} is {depth}")
 
 
 def wanted(config: LMConfig, where: str = "the configuration") -> list[Entry]:

@@ -12,7 +12,7 @@ from cspd_jax.networks.lm_config import LMConfig
 
 ARCHITECTURE = "LlamaForCausalLM"
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
-LAYER = r"model\.layers\.(\d{1,6})\."
+LAYER, DEPTH = r"model\.layers\.(\d{1,6})\.", "num_hidden_layers"
 IGNORED = r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq"  # buffers that older files keep
 
 TABLE: Table = (

@@ -14,7 +14,7 @@ from cspd_jax.networks.lm_config import LMConfig
 
 ARCHITECTURE = "GPTNeoXForCausalLM"
 EMBEDDING, HEAD = "gpt_neox.embed_in.weight", "embed_out.weight"
-LAYER = r"gpt_neox\.layers\.(\d{1,6})\."
+LAYER, DEPTH = r"gpt_neox\.layers\.(\d{1,6})\.", "num_hidden_layers"
 # Buffers that older files keep: the causal mask, what masked scores become, rotary frequencies.
 IGNORED = r"gpt_neox\.layers\.\d+\.attention\.(bias|masked_bias|rotary_emb\.inv_freq)"
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from cspd_jax.converters.hf_config import Values
-from cspd_jax.converters.llama import EMBEDDING, HEAD, IGNORED, LAYER, TABLE, common_fields, wanted
+from cspd_jax.converters.llama import DEPTH, EMBEDDING, HEAD, IGNORED, LAYER, TABLE, common_fields, wanted
 
-__all__ = ["ARCHITECTURE", "EMBEDDING", "HEAD", "IGNORED", "LAYER", "TABLE", "fields", "wanted"]
+__all__ = ["ARCHITECTURE", "DEPTH", "EMBEDDING", "HEAD", "IGNORED", "LAYER", "TABLE", "fields", "wanted"]
 
 ARCHITECTURE = "Qwen2ForCausalLM"
 

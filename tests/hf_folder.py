@@ -31,13 +31,25 @@ QWEN2 = {
     "use_sliding_window": False, "sliding_window": 64, "max_window_layers": 1, "tie_word_embeddings": True,
     "bos_token_id": 5, "eos_token_id": 6,
 }  # fmt: skip
+LLADA = {
+    "architectures": ["LLaDAModelLM"], "model_type": "llada", "d_model": D, "n_layers": L, "n_heads": H,
+    "n_kv_heads": H, "mlp_hidden_size": M, "vocab_size": V, "embedding_size": V, "max_sequence_length": 64,
+    "rope_theta": 500000.0, "rms_norm_eps": 1e-5, "block_type": "llama", "activation_type": "silu",
+    "layer_norm_type": "rms", "rope": True, "alibi": False, "include_bias": False, "include_qkv_bias": False,
+    "weight_tying": False, "eos_token_id": 3, "pad_token_id": 3, "mask_token_id": 9,
+    "auto_map": {"AutoModelForCausalLM": "modeling_llada.LLaDAModelLM"},
+}  # fmt: skip
+DREAM = {
+    **QWEN2, "architectures": ["DreamModel"], "model_type": "Dream", "tie_word_embeddings": False,
+    "mask_token_id": 8, "pad_token_id": 7, "auto_map": {"AutoModel": "modeling_dream.DreamModel"},
+}  # fmt: skip
 CONFIGS = {"gpt_neox": NEOX, "llama": LLAMA, "qwen2": QWEN2}
 
 
 def tensors(config: dict, seed: int = 0) -> dict[str, np.ndarray]:
     """Random float32 tensors under the family's published names."""
     rng = np.random.default_rng(seed)
-    shapes = _neox() if config["model_type"] == "gpt_neox" else _llama(config)
+    shapes = {"gpt_neox": _neox, "llada": _llada}.get(config["model_type"], lambda: _llama(config))()
     return {name: 0.2 * rng.standard_normal(shape, np.float32) for name, shape in shapes.items()}
 
 
@@ -64,7 +76,7 @@ def _llama(config: dict) -> dict[str, tuple[int, ...]]:
         at = f"model.layers.{i}."
         for name, shape in attention.items():
             shapes[f"{at}self_attn.{name}_proj.weight"] = shape
-            if config.get("attention_bias") or (config["model_type"] == "qwen2" and name != "o"):
+            if config.get("attention_bias") or (config["model_type"] in ("qwen2", "Dream") and name != "o"):
                 shapes[f"{at}self_attn.{name}_proj.bias"] = shape[:1]
         for name, shape in {"gate": (M, D), "up": (M, D), "down": (D, M)}.items():
             shapes[f"{at}mlp.{name}_proj.weight"] = shape
@@ -72,6 +84,14 @@ def _llama(config: dict) -> dict[str, tuple[int, ...]]:
                 shapes[f"{at}mlp.{name}_proj.bias"] = shape[:1]
         shapes |= {f"{at}{name}.weight": (D,) for name in ("input_layernorm", "post_attention_layernorm")}
     return shapes
+
+
+def _llada() -> dict[str, tuple[int, ...]]:
+    at = "model.transformer."
+    shapes = {f"{at}wte.weight": (V, D), f"{at}ln_f.weight": (D,), f"{at}ff_out.weight": (V, D)}
+    linear = dict.fromkeys(("q_proj", "k_proj", "v_proj", "attn_out"), (D, D))
+    linear |= {"ff_proj": (M, D), "up_proj": (M, D), "ff_out": (D, M), "attn_norm": (D,), "ff_norm": (D,)}
+    return shapes | {f"{at}blocks.{i}.{n}.weight": s for i in range(L) for n, s in linear.items()}
 
 
 def write(path: Path, config: dict, weights: dict | None = None, files: int = 1, others: dict | None = None):

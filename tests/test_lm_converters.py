@@ -1,4 +1,4 @@
-"""Hugging Face folders of causal language models: names, configurations, and everything that is refused."""
+"""Hugging Face folders of language models: names, configurations, and everything that is refused."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import jax
 import ml_dtypes
 import numpy as np
 import pytest
-from hf_folder import CONFIGS, LLAMA, NEOX, QWEN2, D, L, M, V, tensors, write
+from hf_folder import CONFIGS, DREAM, LLADA, LLAMA, NEOX, QWEN2, D, L, M, V, tensors, write
 
 from cspd_jax import checkpoints
 from cspd_jax.checkpoints.kinds import get_kind, read_config
@@ -106,6 +106,40 @@ def test_published_sizes(family, sizes):
     fields = hf_lm.FAMILIES[family].fields(hf_lm.Values({**CONFIGS[family], **sizes}, "config"))
     config = LMConfig(family=family, known_ids=1, **fields)
     assert sum(leaf.size for leaf in jax.tree.leaves(lm.abstract_params(config))) == published[family]
+
+
+def test_masked_diffusion_models(tmp_path):
+    found, params = read(write(tmp_path / "llada", LLADA))
+    expected = LMConfig(
+        family="llada", **COMMON, heads=4, kv_heads=4, head_dim=4, rope_theta=5e5, causal=False,
+        eos_ids=(3,), mask_ids=(9,),
+    )  # fmt: skip
+    assert found == expected
+    own, same = tensors(LLADA), np.testing.assert_array_equal
+    same(params["head"]["kernel"], own["model.transformer.ff_out.weight"].T)
+    same(params["layers_1"]["mlp"]["down"]["kernel"], own["model.transformer.blocks.1.ff_out.weight"].T)
+    same(params["layers_1"]["mlp"]["gate"]["kernel"], own["model.transformer.blocks.1.ff_proj.weight"].T)
+    assert sum(leaf.size for leaf in jax.tree.leaves(params)) == sum(t.size for t in own.values())
+    found, _ = read(write(tmp_path / "dream", DREAM, files=2))
+    masked = {"family": "Dream", "tie_embeddings": False, "causal": False, "shifted": True, "mask_ids": (8,)}
+    assert found == dataclasses.replace(EXPECTED["qwen2"], **masked)
+    left_out = edited(LLADA, n_kv_heads=None, mlp_hidden_size=None, mlp_ratio=1.5, embedding_size=None)
+    assert make_config(open_source(write(tmp_path / "short", left_out, own))) == expected
+
+
+def test_published_sizes_of_masked_models():
+    """LLaDA-8B and Dream-7B (Qwen2.5-7B's sizes) have the number of parameters that is published."""
+    llada = {"d_model": 4096, "n_layers": 32, "n_heads": 32, "n_kv_heads": 32, "mlp_hidden_size": 12288,
+             "vocab_size": 126464, "embedding_size": 126464}  # fmt: skip
+    dream = {"hidden_size": 3584, "num_hidden_layers": 28, "num_attention_heads": 28, "vocab_size": 152064,
+             "num_key_value_heads": 4, "intermediate_size": 18944}  # fmt: skip
+    for name, config, count in (
+        ("llada", {**LLADA, **llada}, 8_015_581_184),
+        ("Dream", {**DREAM, **dream}, 7_615_616_512),
+    ):
+        fields = hf_lm.FAMILIES[name].fields(hf_lm.Values(config, "config"))
+        found = lm.abstract_params(LMConfig(family=name, known_ids=1, **fields))
+        assert sum(leaf.size for leaf in jax.tree.leaves(found)) == count
 
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
@@ -284,11 +318,19 @@ def scaled(**changes):
         (edited(LLAMA, attention_bias=True), "8 missing (model.layers.0.self_attn."),
         (edited(LLAMA, tie_word_embeddings=True), "tie_word_embeddings is true, but lm_head.weight is not"),
         (edited(QWEN2, tie_word_embeddings=False), "1 missing (lm_head.weight)"),
+        (edited(LLADA, alibi=True), "alibi is True; only false is supported"),
+        (edited(LLADA, block_type="sequential"), "block_type is 'sequential'; only 'llama' is supported"),
+        (edited(LLADA, mask_token_id=None), "does not say mask_token_id"),
+        (edited(LLADA, n_heads=3), "d_model 16 cannot be shared by 3 n_heads"),
+        (edited(LLADA, n_layers=3), "has the tensors of 2 layers; n_layers is 3"),
+        (edited(DREAM, mask_token_id=V), "mask_ids hold 40, which is no id of a vocabulary of 40"),
+        (edited(DREAM, use_sliding_window=True), "use_sliding_window is True; attention within a sliding"),
         (edited(LLAMA, hidden_size=10**30, head_dim=4), "21 misshapen (model.embed_tokens.weight is"),
     ],
 )  # fmt: skip
 def test_refused_configurations(tmp_path, capsys, config, sentence):
-    own = tensors(CONFIGS.get(config["model_type"], LLAMA))
+    masked = {"llada": LLADA, "Dream": DREAM}
+    own = tensors({**CONFIGS, **masked}.get(config["model_type"], LLAMA))
     refused(tmp_path, capsys, write(tmp_path / "x", config, own), sentence)
 
 

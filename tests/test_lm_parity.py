@@ -1,4 +1,4 @@
-"""Logits of GPT-NeoX, Llama and Qwen2 against the transformers library: recorded, and live (`-m parity`)."""
+"""Logits of every family against the transformers library: recorded, and live (`-m parity`)."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from cspd_jax.networks.lm import LM
 GOLDEN = Path(__file__).parent / "golden"
 CASES = [("gpt_neox", "parallel"), ("gpt_neox", "sequential"), ("llama", "plain"), ("llama", "llama3"),
          ("llama", "linear"), ("qwen2", "tied"), ("qwen2", "untied")]  # fmt: skip
+MASKED = ["dream", "llada"]
 TOLERANCE = 1e-4
 apply = jax.jit(LM.apply, static_argnums=0)
 forward = jax.jit(LM.forward, static_argnums=0)
@@ -47,15 +48,34 @@ def differs(report, ours, theirs):
     assert np.abs(theirs).max() > 1 and error <= TOLERANCE, (report, error)
 
 
-@pytest.mark.parametrize("family, case", CASES)
-def test_recorded_logits(tmp_path, family, case):
+def unpack(tmp_path, family, case):
+    """The model, its parameters, tokens and the logits to be met."""
     with zipfile.ZipFile(GOLDEN / f"lm_{family}.zip") as archive:
         archive.extractall(tmp_path, [name for name in archive.namelist() if name.startswith(f"{case}/")])
     recorded = np.load(tmp_path / case / "logits.npz")
-    tokens, expected = recorded["tokens"].astype(np.int32), recorded["logits"]
-    model, params = load(tmp_path / case)
+    return *load(tmp_path / case), recorded["tokens"].astype(np.int32), recorded["logits"]
+
+
+@pytest.mark.parametrize("family, case", CASES)
+def test_recorded_logits(tmp_path, family, case):
+    model, params, tokens, expected = unpack(tmp_path, family, case)
     differs(f"{family} {case}", forward(model, params, tokens), expected)
     differs(f"{family} {case}, cached", cached(model, params, tokens, (20, 1, 1, 1, 1)), expected)
+
+
+@pytest.mark.parametrize("family", MASKED)
+def test_recorded_logits_of_masked_models(tmp_path, family):
+    """All see all. A shifted model's cached logits are those of the hidden states, one place before."""
+    model, params, tokens, expected = unpack(tmp_path, family, "masked")
+    assert model.config.mask_ids == (63,) and not model.config.causal
+    differs(family, forward(model, params, tokens), expected)
+    rows = np.array([[0, 5, 23], [7, 1, 2]])
+    some = np.take_along_axis(expected, rows[:, :, None], axis=1)
+    differs(f"{family}, some rows", forward(model, params, tokens, rows=rows), some)
+    positions = np.tile(np.arange(24), (2, 1))
+    raw, _ = apply(model, params, tokens, positions, model.empty_cache(2, 24))
+    shift = model.config.shifted
+    differs(f"{family}, cached", raw[:, : 24 - shift], expected[:, shift:])
 
 
 def test_every_recorded_case_is_compared():
@@ -64,7 +84,7 @@ def test_every_recorded_case_is_compared():
         with zipfile.ZipFile(path) as archive:
             folders = {name.split("/")[0] for name in archive.namelist()}
         found += [(path.stem.removeprefix("lm_"), case) for case in folders]
-    assert sorted(found) == sorted(CASES)
+    assert sorted(found) == sorted(CASES + [(family, "masked") for family in MASKED])
 
 
 @functools.cache
@@ -95,6 +115,15 @@ def test_live_logits(tmp_path, family, case):
     stored = apply(model, params, tokens, positions, model.empty_cache(3, 40))[0]
     for name, ours in (("padded", masked), ("padded, cached", stored)):
         differs(f"{what}, {name}", np.asarray(ours)[mask], expected[mask])
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("family", MASKED)
+def test_live_logits_of_masked_models(tmp_path, family):
+    theirs = reference()
+    torch_model, tokens = theirs.random_masked_model(family), theirs.random_tokens(3, 40)
+    model, params = load(theirs.save_masked(family, torch_model, tmp_path / "model"))
+    differs(family, forward(model, params, tokens), theirs.masked_logits(family, torch_model, tokens))
 
 
 @pytest.mark.parity

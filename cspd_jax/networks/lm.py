@@ -239,9 +239,13 @@ class LM:
         """Logits [B, N, V] of whole rows of tokens [B, N], without a cache.
 
         mask [B, N] (bool) hides tokens, such as padding on either side: positions count from the start of the
-        row, but only their differences matter. rows as in `apply`.
+        row, but only their differences matter. rows as in `apply`. Of a shifted model the logits at i are those
+        of hidden state i - 1, so that they are of the token at i (the first has no state before it: its own).
         """
         steps = jnp.arange(tokens.shape[1])
+        if self.config.shifted:
+            wanted = jnp.broadcast_to(steps, tokens.shape) if rows is None else rows
+            rows = jnp.maximum(wanted - 1, 0)
         visible = steps <= steps[:, None] if self.config.causal else None
         if mask is not None:
             tokens = jnp.where(mask, tokens, 0)  # a hidden token weighs 0, but 0 times NaN is NaN

@@ -25,7 +25,9 @@ class LMConfig:
     rope_scaling: none; linear: all frequencies divided by rope_factor; llama3: only those that turn less than
     rope_low_frequency times in rope_original_positions, while those above rope_high_frequency stay.
     max_positions: the length it was made for. causal: False for masked-diffusion models.
+    shifted: hidden state i - 1 predicts the token at position i of a masked-diffusion model, as in Dream.
     bos_ids, eos_ids: ids that begin a text and that end one; possibly none.
+    mask_ids: the id that stands for a token to be found; none in causal models.
     """
 
     family: str
@@ -55,8 +57,10 @@ class LMConfig:
     rope_original_positions: int = 8192
     tie_embeddings: bool = False
     causal: bool = True
+    shifted: bool = False
     bos_ids: tuple[int, ...] = ()
     eos_ids: tuple[int, ...] = ()
+    mask_ids: tuple[int, ...] = ()
 
     def __post_init__(self):
         for field in dataclasses.fields(self):
@@ -82,11 +86,15 @@ class LMConfig:
             )
         if self.known_ids > self.vocab_size:
             raise UserError(f"the model knows {self.known_ids} ids of a vocabulary of {self.vocab_size}")
-        for name in ("bos_ids", "eos_ids"):
+        for name in ("bos_ids", "eos_ids", "mask_ids"):
             if wrong := [i for i in getattr(self, name) if not 0 <= i < self.vocab_size]:
                 raise UserError(
                     f"the model's {name} hold {wrong[0]}, which is no id of a vocabulary of {self.vocab_size}"
                 )
+        if self.causal and (self.shifted or self.mask_ids):
+            raise UserError("a causal model has neither mask_ids nor shifted predictions")
+        if len(self.mask_ids) > 1:
+            raise UserError(f"a masked-diffusion model has one id in mask_ids, not {len(self.mask_ids)}")
 
     def _check_choice(self, name: str, choices: tuple[str, ...]) -> None:
         value = getattr(self, name)
