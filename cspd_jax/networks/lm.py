@@ -19,6 +19,7 @@ import jax.numpy as jnp
 
 from cspd_jax.networks.layers import at_least_float32, gelu, take_rows
 from cspd_jax.networks.lm_config import LMConfig
+from cspd_jax.networks.quantised import expand
 from cspd_jax.networks.rotary import rotate, rotation
 
 Array = jax.Array
@@ -100,6 +101,41 @@ def attend(q: Array, keys: Array, values: Array, visible: Array | None) -> Array
     return out.transpose(0, 3, 1, 2, 4).reshape(batch, length, heads, dim)
 
 
+def attend_beside(q: Array, k: Array, v: Array, slots: tuple[Array, Array], own: Array, seen: Array) -> Array:
+    """R versions of the same tokens, each seeing itself and the stored slots: [B * R, Q, H, Dh].
+
+    q [B * R, Q, H, Dh]; k and v [B * R, Q, kv_heads, Dh]; slots [B, kv_heads, K, Dh] are read where they lie,
+    not once for each version. own [B, Q] and seen [B, K]: which tokens and which slots are seen.
+    """
+    keys, values = slots
+    batch, kv_heads, _, dim = keys.shape
+    length, heads = q.shape[1:3]
+    wide = jnp.promote_types(q.dtype, jnp.float32)
+    rows = q.reshape(batch, -1, length, kv_heads, heads // kv_heads, dim).transpose(0, 1, 3, 4, 2, 5)
+    rows = rows.reshape(batch, -1, kv_heads, heads // kv_heads * length, dim)
+    k, v = (a.reshape(batch, -1, length, kv_heads, dim) for a in (k, v))
+    scores = [
+        jnp.einsum("bvhrd,bhkd->bvhrk", rows, keys, preferred_element_type=wide),
+        jnp.einsum("bvhrd,bvkhd->bvhrk", rows, k, preferred_element_type=wide),
+    ]
+    visible = jnp.concatenate([seen, own], axis=1)[:, None, None, None]
+    scores = jnp.where(visible, jnp.concatenate(scores, axis=-1) * dim**-0.5, jnp.finfo(wide).min)
+    weights = jnp.exp(scores - jnp.max(scores, axis=-1, keepdims=True))
+    total = jnp.sum(weights, axis=-1, keepdims=True)
+    stored, fresh = jnp.split(weights.astype(v.dtype), [keys.shape[2]], axis=-1)
+    out = jnp.einsum("bvhrk,bhkd->bvhrd", stored, values, preferred_element_type=wide)
+    out = out + jnp.einsum("bvhrk,bvkhd->bvhrd", fresh, v, preferred_element_type=wide)
+    out = (out / total).astype(q.dtype).reshape(-1, kv_heads, heads // kv_heads, length, dim)
+    return out.transpose(0, 3, 1, 2, 4).reshape(-1, length, heads, dim)
+
+
+class Beside(NamedTuple):
+    """What a token sees in a pass that stores nothing: its own version's tokens [B, Q], and slots [B, K]."""
+
+    own: Array
+    seen: Array
+
+
 def write(slots: Array, new: Array, positions: Array) -> Array:
     """slots [B, kv_heads, max_len, Dh] with new [B, Q, kv_heads, Dh] at each row's positions [B, Q].
 
@@ -127,11 +163,14 @@ class Attention(nn.Module):
         )(x).reshape(*x.shape[:2], heads, c.head_dim)
         q, k, v = project(c.heads, "q"), project(c.kv_heads, "k"), project(c.kv_heads, "v")
         q, k = rotate(q, cos_sin), rotate(k, cos_sin)
-        if slots is None:
-            keys, values = k.swapaxes(1, 2), v.swapaxes(1, 2)
+        if isinstance(visible, Beside):
+            out = attend_beside(q, k, v, slots, *visible)
+        elif slots is None:
+            out = attend(q, k.swapaxes(1, 2), v.swapaxes(1, 2), visible)
         else:
-            keys, values = slots = write(slots[0], k, positions), write(slots[1], v, positions)
-        out = attend(q, keys, values, visible).reshape(*x.shape[:2], -1)
+            slots = write(slots[0], k, positions), write(slots[1], v, positions)
+            out = attend(q, *slots, visible)
+        out = out.reshape(*x.shape[:2], -1)
         dense = nn.Dense(c.width, c.out_bias, self.dtype, kernel_init=_NORMAL, name="out")
         return dense(out), slots
 
@@ -174,7 +213,7 @@ class Transformer(nn.Module):
         self,
         tokens: Array,
         positions: Array,
-        visible: Array | None,
+        visible: Array | Beside | None,
         cache: Cache | None = None,
         rows: Array | None = None,
     ) -> tuple[Array, Cache | None]:
@@ -239,8 +278,8 @@ class LM:
         """Logits [B, N, V] of whole rows of tokens [B, N], without a cache.
 
         mask [B, N] (bool) hides tokens, such as padding on either side: positions count from the start of the
-        row, but only their differences matter. rows as in `apply`. Of a shifted model the logits at i are those
-        of hidden state i - 1, so that they are of the token at i (the first has no state before it: its own).
+        row, but only their differences matter. rows as in `apply`. Of a shifted model the logits at i are
+        those of hidden state i - 1, so that they are of the token at i (at the first: its own).
         """
         steps = jnp.arange(tokens.shape[1])
         if self.config.shifted:
@@ -252,8 +291,24 @@ class LM:
         visible = _and(None if visible is None else visible[None], mask)
         return self._run(params, tokens, jnp.broadcast_to(steps, tokens.shape), visible, None, rows)[0]
 
+    def beside(
+        self, params, tokens: Array, positions: Array, cache: Cache, *, own: Array, mask: Array
+    ) -> Array:
+        """Logits [B, R, Q, V] of R versions tokens [B, R, Q] of the same positions [B, Q]; nothing is stored.
+
+        For models without a causal mask. A token sees its own version's tokens where own [B, Q] says so, and
+        the slots of mask [B, max_len], which should leave these positions out. The logits are those of the
+        hidden states, also of a shifted model.
+        """
+        versions = tokens.shape[1]
+        flat = tokens.reshape(-1, tokens.shape[2])
+        logits, _ = self._run(
+            params, flat, jnp.repeat(positions, versions, axis=0), Beside(own, mask), cache, None
+        )
+        return logits.reshape(*tokens.shape, -1)
+
     def _run(self, params, *args):
-        return Transformer(self.config, self.dtype).apply({"params": params}, *args)
+        return Transformer(self.config, self.dtype).apply({"params": expand(params, self.dtype)}, *args)
 
 
 def _and(visible: Array | None, mask: Array | None) -> Array | None:

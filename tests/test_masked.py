@@ -1,0 +1,324 @@
+"""Masked-diffusion decoding: self-speculation writes what the stepwise reference writes, always."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+
+from cspd_jax.decoders.masked import generate, least_passes, passes, stepwise, stream
+from cspd_jax.decoders.masked.canvas import canvas_of, window_at
+from cspd_jax.decoders.masked.speculative import Speculation, begin, play, run, unfinished
+from cspd_jax.errors import UserError
+from cspd_jax.networks.lm import LM, abstract_params
+from cspd_jax.networks.lm_config import LMConfig
+
+V, MASK, PLACES = 12, 10, 11
+LLADA = LMConfig(
+    family="llada", vocab_size=V, known_ids=V - 1, width=16, depth=2, heads=2, kv_heads=2, head_dim=8,
+    mlp_width=24, max_positions=64, causal=False, mask_ids=(MASK,),
+)  # fmt: skip
+DREAM = dataclasses.replace(LLADA, family="Dream", shifted=True, kv_heads=1, qkv_bias=True)
+CONFIGS = {"llada": LLADA, "dream": DREAM}
+
+
+@pytest.fixture(autouse=True)
+def float64():
+    with jax.enable_x64(True):
+        yield
+
+
+@functools.cache
+def params_of(config, seed):
+    return jax.tree.map(
+        lambda a: np.asarray(a, np.float64), tiny.params(abstract_params(config), scale=0.6, seed=seed)
+    )
+
+
+def canvas(family="llada", seed=0, rows=8, block=4, places=PLACES, temperature=0.0, **options):
+    config = CONFIGS[family]
+    random = np.random.default_rng(seed)
+    lengths = random.integers(1, 7, rows)
+    prompts = random.integers(0, MASK, (rows, 6))
+    keys = jax.random.split(jax.random.key(seed), rows) if temperature else None
+    return canvas_of(
+        LM(config, jnp.float64), params_of(config, seed), prompts, jnp.asarray(lengths), places, block,
+        temperature=temperature, keys=keys, **options,
+    )  # fmt: skip
+
+
+def speculation(draft_len, rows=8, most=8, top_k=None):
+    draft_len = jnp.broadcast_to(jnp.asarray(draft_len, jnp.int32), (rows,))
+    return Speculation(most, draft_len, None if top_k is None else jnp.int32(top_k))
+
+
+def by_hand(c, params):
+    """The stepwise rule in numpy, one row and one pass at a time."""
+    model = c.model
+    texts, orders = [], []
+    for b in range(len(c.start)):
+        start = int(c.start[b])
+        text = np.full(c.places, MASK)
+        order = np.zeros(c.places, int)
+        for step in range(c.places):
+            tokens = np.concatenate([np.asarray(c.base[b, :start]), text])
+            logits = np.array(model.forward(params, jnp.asarray(tokens)[None]))[0, start:]
+            logits[:, [MASK, V - 1]] = -np.inf
+            law = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+            first = np.argmax(text == MASK) // c.block * c.block
+            best, token = -1.0, None
+            for place in range(first, min(first + c.block, c.places)):
+                if text[place] == MASK and law[place].max() > best:
+                    best, where, token = law[place].max(), place, law[place].argmax()
+            text[where], order[where] = token, step
+        texts.append(text)
+        orders.append(order)
+    return np.array(texts), np.array(orders)
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_the_reference_is_the_rule(family):
+    c = canvas(family, rows=3)
+    found = stepwise.stepwise(c)
+    text, order = by_hand(c, c.params)
+    np.testing.assert_array_equal(found.text, text)
+    np.testing.assert_array_equal(found.steps, order)
+    assert found.passes == PLACES and found.block_passes == 0
+
+
+@functools.cache
+def reference(family, seed, block, cached, temperature, guided):
+    with jax.enable_x64(True):
+        return stepwise.stepwise(make(family, seed, block, cached, temperature, guided))
+
+
+def make(family, seed, block, cached, temperature, guided):
+    guidance = jnp.float64(0.7) if guided else None
+    return canvas(family, seed, block=block, cached=cached, temperature=temperature, guidance=guidance)
+
+
+def agrees(family, seed, block, cached, temperature, guided, draft_len):
+    c = make(family, seed, block, cached, temperature, guided)
+    expected = reference(family, seed, block, cached, temperature, guided)
+    found = run(c, speculation(draft_len))
+    np.testing.assert_array_equal(found.text, expected.text)
+    np.testing.assert_array_equal(found.order, expected.steps)
+    assert np.all(np.asarray(found.text) != MASK) and np.all(np.asarray(found.text) < V - 1)
+    assert np.all(found.step == PLACES)
+    tested, accepted = int(found.counts.tested.sum()), int(found.counts.accepted.sum())
+    assert 0 <= accepted <= tested
+    assert int(found.counts.rounds.sum()) + accepted == 8 * PLACES  # one certain move in every round
+    return found, expected
+
+
+@pytest.mark.parametrize("cached", [False, True], ids=["whole", "cached"])
+@pytest.mark.parametrize(
+    "family, block, temperature",
+    [
+        ("llada", 1, 0.0),
+        ("llada", 4, 0.0),
+        ("llada", 4, 0.8),
+        ("llada", PLACES, 0.0),
+        ("dream", 8, 0.0),
+        ("dream", 8, 0.8),
+        ("dream", PLACES, 0.8),
+    ],
+)
+def test_identical_to_stepwise(family, block, cached, temperature):
+    """Six models with 8 prompts each: draft lengths 1 to 8, also mixed in one batch."""
+    fewer = 0
+    for seed, draft_len in enumerate([1, 2, 3, 5, 8, np.arange(1, 9)]):
+        found, expected = agrees(family, seed, block, cached, temperature, False, draft_len)
+        passes_made = found.counts.passes + found.counts.block_passes
+        fewer += int(expected.passes + expected.block_passes - passes_made)
+        assert found.counts.passes <= expected.passes and fewer >= 0
+    assert fewer > 0 or (block == 1 and cached)  # a cached block of one place leaves nothing to speculate on
+
+
+@pytest.mark.parametrize("family, cached", [("llada", False), ("dream", True)])
+def test_guidance(family, cached):
+    found, _ = agrees(family, 1, 4, cached, 0.0, True, 4)
+    plain = reference(family, 1, 4, cached, 0.0, False)
+    assert np.any(np.asarray(found.text) != np.asarray(plain.text))
+
+
+def test_cached_is_another_sampler_and_its_first_logits_are_the_same():
+    """Fresh keys and values: a pass beside the cache equals one over everything."""
+    differ = 0
+    for family in CONFIGS:
+        c = canvas(family, cached=True)
+        text = c.empty().at[:, :5].set(3).at[:, 6].set(1)
+        window = window_at(c, text, 4)
+        assert np.all(window.places[:, 0] == 4)
+        logits, cache = passes.refresh(c, window, text, passes.empty_cache(c), jnp.ones(8, bool))
+        whole = passes.whole(c, window, text[:, None])[:, 0]
+        exists = np.asarray(window.exists)
+        np.testing.assert_allclose(np.asarray(logits)[exists], np.asarray(whole)[exists], atol=1e-11)
+        two = passes.beside(c, window, jnp.stack([text, text], 1), cache)
+        first = int(c.model.config.shifted)  # its first place has no logits there
+        np.testing.assert_allclose(two[:, 0, first:], whole[:, first:], atol=1e-11)
+        np.testing.assert_array_equal(two[:, 0], two[:, 1])
+        kept = passes.refresh(c, window, text * 0, cache, jnp.zeros(8, bool))[1]
+        jax.tree.map(np.testing.assert_array_equal, kept, cache)
+        other = reference(family, 0, 4, True, 0.0, False).text
+        differ += np.any(np.asarray(other) != np.asarray(reference(family, 0, 4, False, 0.0, False).text))
+    assert differ
+
+
+@pytest.mark.parametrize("top_k", [4, 100], ids=["top-k", "token alone"])
+def test_lossy_acceptance_differs_somewhere(top_k):
+    different = 0
+    for seed in range(3):
+        c = canvas(seed=seed, block=8)
+        found = run(c, speculation(6, top_k=top_k))
+        assert np.all(np.asarray(found.text) != MASK)
+        different += np.any(np.asarray(found.text) != reference("llada", seed, 8, False, 0.0, False).text)
+    assert different
+
+
+@pytest.mark.parametrize("cached", [False, True], ids=["whole", "cached"])
+def test_rows_do_not_depend_on_their_neighbours(cached):
+    c = canvas(temperature=0.9, cached=cached, seed=4)
+    found = run(c, speculation(3))
+    order = np.random.default_rng(0).permutation(8)
+    order[5:] = order[0]  # other neighbours
+    moved = dataclasses.replace(
+        c, base=c.base[order], valid=c.valid[order], start=c.start[order], keys=c.keys[order]
+    )
+    again = run(moved, speculation(3))
+    np.testing.assert_array_equal(again.text, np.asarray(found.text)[order])
+    np.testing.assert_array_equal(again.order, np.asarray(found.order)[order])
+    np.testing.assert_array_equal(again.counts.rounds, np.asarray(found.counts.rounds)[order])
+
+
+def test_draft_length_does_not_recompile():
+    c = canvas()
+    run(c, speculation(1))
+    before = run._cache_size()
+    for draft_len in (2, 5, 8):
+        run(c, speculation(draft_len))
+    assert run._cache_size() == before
+
+
+def test_streaming_rounds_are_the_loop():
+    c, spec = canvas(block=8), speculation(3)
+    step, state = jax.jit(play), jax.jit(begin)(c, spec)
+    rounds = 0
+    while np.any(unfinished(c, state)):
+        state = step(c, spec, state)
+        rounds += 1
+    expected = run(c, spec)
+    np.testing.assert_array_equal(state.text, expected.text)
+    np.testing.assert_array_equal(state.rounds, expected.rounds)
+    assert rounds == np.max(state.counts.rounds) == np.max(state.rounds) + 1
+    assert int(state.counts.passes) <= 1 + rounds
+
+
+@pytest.mark.parametrize("cached", [False, True], ids=["whole", "cached"])
+def test_least_passes(cached):
+    """A network whose logits do not depend on the text has every draft accepted."""
+    config = dataclasses.replace(LLADA, depth=1)
+    params = jax.tree.map(jnp.zeros_like, params_of(config, 0))
+    params["embed"]["embedding"] += 1.0
+    params["head"]["kernel"] += np.arange(V) / V
+    params["norm"]["scale"] += 1.0
+    prompts, lengths = np.ones((1, 2), int), np.array([2])
+    for places, block, draft_len in ((11, 4, 3), (9, 4, 1), (1, 4, 2), (10, 10, 2)):
+        options = {"new_tokens": places, "block": block, "draft_len": draft_len, "cached": cached}
+        found = generate(LM(config, jnp.float64), params, prompts, lengths, **options)
+        assert found.passes + found.block_passes == least_passes(places, block, draft_len, cached)
+        assert found.accepted.sum() == found.tested.sum()
+
+
+def test_generate_and_stream():
+    model, params = LM(LLADA, jnp.float64), params_of(LLADA, 0)
+    prompts, lengths = np.array([[1, 2, 3], [4, 0, 0]]), np.array([3, 1])
+    options = {"new_tokens": 9, "block": 3, "temperature": 0.7, "keys": jax.random.key(1)}
+    found = generate(model, params, prompts, lengths, **options)
+    reference = generate(model, params, prompts, lengths, method="stepwise", **options)
+    *_, last = stream(model, params, prompts, lengths, **options)
+    np.testing.assert_array_equal(found.text, reference.text)
+    np.testing.assert_array_equal(found.text, last.text)
+    assert (last.passes, last.rows) == (found.passes, found.rows) and found.passes < reference.passes == 9
+    several = generate(model, params, prompts, lengths, method="schedule", steps=3, **options)
+    assert several.passes == 3
+    of_dream = generate(
+        LM(DREAM, jnp.float64),
+        params_of(DREAM, 0),
+        prompts,
+        lengths,
+        method="schedule",
+        steps=4,
+        new_tokens=8,
+    )
+    assert of_dream.passes == 4 and np.all(np.asarray(of_dream.text) != MASK)
+
+
+@pytest.mark.parametrize(
+    "options, sentence",
+    [
+        ({"draft_len": 0}, "draft_len is 0; it must be at least 1"),
+        ({"draft_len": 5, "max_draft_len": 4}, "it must be at most max_draft_len, 4"),
+        ({"block": 0}, "block is 0; it must be at least 1"),
+        ({"temperature": 1.0}, "sampling needs keys"),
+        ({"temperature": -1.0}, "temperature is -1.0"),
+        ({"method": "fast"}, "method is 'fast'; it must be one of ssd, stepwise, schedule"),
+        ({"method": "schedule", "cached": True}, "without a cache"),
+        ({"prompts": [[V - 1]]}, "none of the model's 11 ids"),
+        ({"lengths": [2]}, "a prompt has not 0 to 1 tokens"),
+    ],
+)
+def test_refused(options, sentence):
+    prompts = np.array(options.pop("prompts", [[1]]))
+    lengths = options.pop("lengths", [1])
+    with pytest.raises(UserError, match=sentence):
+        generate(LM(LLADA, jnp.float64), None, prompts, lengths, **options)
+
+
+def test_quotas():
+    assert list(stepwise.llada_quotas(16, 8, 6)) == [3, 3, 2, 3, 3, 2]
+    assert list(stepwise.llada_quotas(11, 4, 6)) == [2, 2, 2, 2, 2, 1]
+    assert list(stepwise.llada_quotas(8, 8, 8)) == [1] * 8
+    assert list(stepwise.llada_quotas(5, 8, 64)) == [1] * 5
+    assert stepwise.dream_quotas(16, 4).sum() == 16 and list(stepwise.dream_quotas(4, 4)) == [0, 1, 1, 2]
+
+
+def test_schedules():
+    """One token per step is the stepwise reference; several are lossy, and fill each block in turn."""
+    c = canvas()
+    one = stepwise.scheduled(c, jnp.asarray(stepwise.llada_quotas(PLACES, 4, 12)))
+    np.testing.assert_array_equal(one.text, reference("llada", 0, 4, False, 0.0, False).text)
+    quotas = stepwise.llada_quotas(PLACES, 4, 6)
+    several = stepwise.scheduled(c, jnp.asarray(quotas))
+    assert np.all(np.asarray(several.text) != MASK) and several.passes == 6
+    for step, quota in enumerate(quotas):
+        assert np.all((np.asarray(several.steps) == step).sum(1) == quota)
+    assert np.all(np.asarray(several.steps)[:, :4].max(1) < np.asarray(several.steps)[:, 4:].min(1))
+    assert np.any(np.asarray(several.text) != np.asarray(one.text))
+
+
+def test_temperature_law_of_one_token():
+    """A place's token has the law softmax(logits / temperature), by Gumbel noise: 20000 keys, one place."""
+    from laws import FALSE_ALARM, counts_p_value
+
+    rows, c = 20_000, canvas(rows=1, places=1, block=1)
+    tiled = dataclasses.replace(
+        c,
+        base=jnp.tile(c.base[:1], (rows, 1)),
+        valid=jnp.tile(c.valid[:1], (rows, 1)),
+        start=jnp.tile(c.start[:1], rows),
+        keys=jax.random.split(jax.random.key(5), rows),
+        temperature=jnp.float64(1.7),
+    )
+    text = np.asarray(stepwise.stepwise(tiled).text)[:, 0]
+    logits = np.array(passes.whole(c, window_at(c, c.empty(), 1), c.empty()[:, None]))[0, 0, 0]
+    logits[[MASK, V - 1]] = -np.inf
+    for temperature, right in ((1.7, True), (1.0, False)):
+        law = np.exp(logits / temperature)
+        p = counts_p_value(np.bincount(text, minlength=V), law / law.sum())
+        assert (p > FALSE_ALARM) == right
