@@ -1,0 +1,282 @@
+"""Text: our decoding beside the transformers library's: one run, the same weights, prompts and threads.
+
+    python benchmarks/text.py                      # all tables, several minutes
+    python benchmarks/text.py --only embedded      # the embedded pair, on held-out text
+    python benchmarks/text.py --only pythia        # the sizes of Pythia-160m, with random weights
+    python benchmarks/text.py --only drafts        # bytes and acceptance of every kind of draft
+
+The weights of Pythia's sizes are random, so an acceptance of their own would mean nothing: there a draft
+model of two layers is run for its time, and its tokens are replaced so that each is right with the
+probability that was measured on the embedded pair. Prints tables on standard error and one JSON object on
+standard output. Needs torch and transformers (extra `parity`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import platform
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+import transformers
+
+from cspd_jax import models
+from cspd_jax.byte_tokenizer import ByteTokenizer
+from cspd_jax.converters import hf_lm
+from cspd_jax.data.stdlib import documents
+from cspd_jax.decoders import text
+from cspd_jax.decoders.text import ModelDrafter, PromptLookup
+from cspd_jax.networks.lm import LM
+from cspd_jax.networks.quantised import bytes_in_memory, quantise
+from cspd_jax.text_comparison import Draft, Generation, cost_of_a_draft, run
+
+GAMMAS = (2, 3, 4, 6)
+PYTHIA = {"vocab_size": 50304, "hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072}
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def seconds_of(calls: dict[str, Any], repeats: int) -> dict[str, float]:
+    """The median time of each call, taken in turn, after one that compiles."""
+    times = {name: [] for name in calls}
+    for repeat in range(repeats + 1):
+        for name, call in calls.items():
+            start = time.perf_counter()
+            jax.block_until_ready(call())
+            if repeat:
+                times[name].append(time.perf_counter() - start)
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def held_out_prompts(count: int, length: int = 64) -> list[list[int]]:
+    """The beginnings of held-out documents, of one length: the transformers library pads others."""
+    texts = [d.text for d in documents() if d.held_out and len(d.text.encode()) > 4 * length]
+    return [ByteTokenizer().encode(t)[:length] for t in texts[:count]]
+
+
+def as_transformers(model: models.TextModel):
+    """The same weights in the transformers library's class."""
+    c = model.config
+    config = transformers.LlamaConfig(
+        vocab_size=c.vocab_size, hidden_size=c.width, num_hidden_layers=c.depth, num_attention_heads=c.heads,
+        num_key_value_heads=c.kv_heads, head_dim=c.head_dim, intermediate_size=c.mlp_width,
+        max_position_embeddings=c.max_positions, rms_norm_eps=c.norm_eps, hidden_act=c.activation,
+        rope_parameters={"rope_type": "default", "rope_theta": c.rope_theta},
+        tie_word_embeddings=c.tie_embeddings, bos_token_id=c.bos_ids[0], eos_token_id=None, pad_token_id=0,
+    )  # fmt: skip
+    theirs = transformers.LlamaForCausalLM(config).eval()
+    state = {}
+    for entry in hf_lm.wanted(c):
+        leaf = model.params
+        for part in entry.path:
+            leaf = leaf[part]
+        array = np.array(leaf)
+        state[entry.name] = torch.tensor(array.T.copy() if entry.path[-1] == "kernel" else array)
+    if c.tie_embeddings:
+        state["lm_head.weight"] = state["model.embed_tokens.weight"]
+    theirs.load_state_dict(state)
+    return theirs
+
+
+def theirs_generate(model, prompts, count: int, assistant=None, gamma: int = 4):
+    ids = torch.tensor(prompts)
+    options = {"do_sample": False, "max_new_tokens": count, "min_new_tokens": count}
+    if assistant is not None:
+        assistant.generation_config.num_assistant_tokens = gamma
+        assistant.generation_config.num_assistant_tokens_schedule = "constant"
+        assistant.generation_config.assistant_confidence_threshold = 0.0
+        options["assistant_model"] = assistant
+    with torch.no_grad():
+        return model.generate(ids, attention_mask=torch.ones_like(ids), **options)[:, ids.shape[1] :]
+
+
+def ours(target, params, prompts, count, draft=None, gamma=4, **options) -> Generation:
+    options = {"temperature": 0.0, "max_new_tokens": count, "stop_ids": (), **options}
+    return Generation(target, params, prompts, options, draft, gamma)
+
+
+def row(name: str, batch: int, seconds: float, tokens: int, base: float, **more) -> dict:
+    found = {"what": name, "batch": batch, "tokens_per_second": tokens / seconds, "ratio": base / seconds}
+    extra = "".join(f", {k} {v:.3g}" for k, v in more.items())
+    say(f"  {name}: {found['tokens_per_second']:.0f} tokens/s, {found['ratio']:.2f}x{extra}")
+    return found | more
+
+
+def speculative_rows(
+    calls: dict, found: dict, seconds: dict, tokens: int, base: float, batch: int, costs: dict
+):
+    """The rows of our speculative cells, with what the formula gives for the same acceptance and cost."""
+    rows = []
+    for name, generation in found.items():
+        info = text.summarise(run(generation, None))
+        factor = float(text.speedup(info.acceptance, generation.gamma, costs[name]))
+        measured = seconds["ours plain"] / seconds[name]
+        rows.append(row(name, batch, seconds[name], tokens, base, acceptance=info.acceptance,
+                        tokens_per_pass=info.tokens_per_pass, cost=costs[name], over_plain=measured,
+                        formula=factor, share_of_formula=measured / factor))  # fmt: skip
+    return rows
+
+
+def embedded(repeats: int, count: int = 128) -> list[dict]:
+    target, small = models.load_text("text-default"), models.load_text("text-default-draft")
+    their_target, their_draft = as_transformers(target), as_transformers(small)
+    rows = []
+    for batch in (1, 8):
+        say(f"embedded pair, {batch} rows of {count} new tokens behind held-out text, greedy, float32")
+        prompts = held_out_prompts(batch)
+        plain = ours(target.model, target.params, prompts, count)
+        found = {
+            f"ours, {rule}, gamma {gamma}": ours(target.model, target.params, prompts, count,
+                                                 Draft(small.model, small.params, rule), gamma)
+            for rule, gamma in [("block", g) for g in GAMMAS]
+        }  # fmt: skip
+        calls = {"transformers": lambda prompts=prompts: theirs_generate(their_target, prompts, count)}
+        if batch == 1:
+            for gamma in GAMMAS:
+                calls[f"transformers, assisted, gamma {gamma}"] = lambda prompts=prompts, gamma=gamma: (
+                    theirs_generate(their_target, prompts, count, their_draft, gamma)
+                )
+        calls["ours plain"] = lambda plain=plain: run(plain, None)
+        calls |= {name: (lambda g=g: run(g, None)) for name, g in found.items()}
+        seconds, tokens = seconds_of(calls, repeats), batch * count
+        base = seconds["transformers"]
+        rows += [row(n, batch, seconds[n], tokens, base) for n in calls if n not in found]
+        costs = dict.fromkeys(found, cost_of_a_draft(next(iter(found.values())), count, repeats))
+        rows += speculative_rows(found, seconds, tokens, base, batch, costs)
+        same = np.asarray(run(plain, None).tokens)[:, len(prompts[0]) :] == calls["transformers"]().numpy()
+        say(f"  tokens that both libraries agree on: {same.mean():.4f}")
+    return rows
+
+
+@dataclasses.dataclass(frozen=True)
+class Replayed:
+    """A draft model run for its time; its tokens are `right` ones with a given probability. Parameters:
+    (the model's, right [B, N], use [B, N] bool)."""
+
+    inner: ModelDrafter
+
+    def begin(self, params, prompts, lengths, max_len):
+        return self.inner.begin(params[0], prompts, lengths, max_len)
+
+    def draft(self, params, state, wanted):
+        weights, right, use = params
+        drafts, state = self.inner.draft(weights, state, wanted)
+        at = wanted.length[:, None] + jnp.arange(wanted.most)
+        take = lambda a: jnp.take_along_axis(a, jnp.minimum(at, a.shape[1] - 1), axis=1)
+        wrong = (take(right) + 1 + drafts.tokens % 2) % wanted.ids  # so that the draft is not optimised away
+        return drafts._replace(tokens=jnp.where(take(use), take(right), wrong)), state
+
+
+def pythia(repeats: int, acceptance: float, count: int = 32) -> list[dict]:
+    torch.manual_seed(0)
+    config = transformers.GPTNeoXConfig(
+        **PYTHIA, num_hidden_layers=12, max_position_embeddings=2048, rotary_pct=0.25, eos_token_id=None,
+        bos_token_id=0, pad_token_id=0,
+    )  # fmt: skip
+    their_target = transformers.GPTNeoXForCausalLM(config).eval()
+    with tempfile.TemporaryDirectory() as scratch:
+        their_target.save_pretrained(Path(scratch) / "target")
+        target = models.load_text(Path(scratch) / "target")
+    draft_model = LM(dataclasses.replace(target.config, depth=2))
+    kept = {k: v for k, v in target.params.items() if not k.startswith("layers_")}
+    draft_params = kept | {f"layers_{i}": target.params[f"layers_{i}"] for i in range(2)}
+    rows = []
+    for batch in (1, 8):
+        say(f"Pythia-160m's sizes, random weights, {batch} rows of {count} new tokens, greedy, float32;"
+            f" acceptance {acceptance:.3f} replayed from the embedded pair")  # fmt: skip
+        prompts = np.random.default_rng(0).integers(0, 50_000, (batch, 64)).tolist()
+        plain = ours(target.model, target.params, prompts, count)
+        right = run(plain, None).tokens
+        use = jax.random.bernoulli(jax.random.key(1), acceptance, right.shape)
+        drafter, params = Replayed(ModelDrafter(draft_model)), (draft_params, right, use)
+        found = {
+            f"ours, block, gamma {gamma} (replayed)": ours(
+                target.model, target.params, prompts, count, Draft(drafter, params, "block"), gamma
+            )
+            for gamma in GAMMAS
+        }
+        calls = {
+            "transformers": lambda prompts=prompts: theirs_generate(their_target, prompts, count),
+            "ours plain": lambda plain=plain: run(plain, None),
+        }
+        calls |= {name: (lambda g=g: run(g, None)) for name, g in found.items()}
+        seconds, tokens = seconds_of(calls, repeats), batch * count
+        base = seconds["transformers"]
+        rows += [row(n, batch, seconds[n], tokens, base) for n in ("transformers", "ours plain")]
+        alone = ours(target.model, target.params, prompts, count, Draft(draft_model, draft_params, "block"))
+        costs = dict.fromkeys(found, cost_of_a_draft(alone, count, repeats))
+        rows += speculative_rows(found, seconds, tokens, base, batch, costs)
+    return rows
+
+
+def drafts(count: int = 128, batch: int = 8, gamma: int = 4) -> list[dict]:
+    """Bytes in memory and acceptance of every kind of draft, greedy and sampled."""
+    target, small = models.load_text("text-default"), models.load_text("text-default-draft")
+    kinds = {
+        "the distilled draft": (small.model, small.params),
+        "int8": (target.model, quantise(target.params, 8)),
+        "int4": (target.model, quantise(target.params, 4)),
+        "lookup": (PromptLookup(), None),
+    }
+    say(
+        f"drafts for the embedded target ({bytes_in_memory(target.params):,} bytes), {batch} rows,"
+        f" gamma {gamma}"
+    )
+    rows = []
+    for name, (drafter, params) in kinds.items():
+        for temperature in (0.0, 1.0):
+            options = {"temperature": temperature}
+            if temperature:
+                options["keys"] = jax.random.key(0)
+            made = ours(target.model, target.params, held_out_prompts(batch), count,
+                        Draft(drafter, params, "block"), gamma, **options)  # fmt: skip
+            info = text.summarise(run(made, None))
+            rows.append({"draft": name, "temperature": temperature, "bytes": bytes_in_memory(params),
+                         "acceptance": info.acceptance, "tokens_per_pass": info.tokens_per_pass})  # fmt: skip
+            say(f"  {name}, temperature {temperature:g}: {rows[-1]['bytes']:,} bytes, acceptance"
+                f" {info.acceptance:.3f}, {info.tokens_per_pass:.2f} tokens per target pass")  # fmt: skip
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", choices=("embedded", "pythia", "drafts"))
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--acceptance", type=float, help="to replay (measured on the embedded pair)")
+    args = parser.parse_args()
+    result: dict[str, Any] = {
+        "jax": jax.__version__,
+        "transformers": transformers.__version__,
+        "torch": torch.__version__,
+        "torch_threads": torch.get_num_threads(),
+        "machine": platform.processor() or platform.machine(),
+    }
+    if args.only in (None, "embedded"):
+        result["embedded"] = embedded(args.repeats)
+    if args.only in (None, "drafts"):
+        result["drafts"] = drafts()
+    if args.only in (None, "pythia"):
+        acceptance = args.acceptance
+        if acceptance is None:
+            found = result.get("drafts") or drafts()
+            acceptance = found[0]["acceptance"]
+        result["pythia"] = pythia(args.repeats, acceptance)
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()
