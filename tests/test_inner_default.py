@@ -92,6 +92,7 @@ def features(images):
     return (found - found.mean(0)) / found.std(0)
 
 
+@pytest.mark.slow
 def test_whole_images_of_the_default_model():
     """100 images each, T = 25: energy tests stratified by class, of pixels and features, and a classifier of
     the features; images at temperature 0.7 are told apart."""

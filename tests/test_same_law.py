@@ -74,6 +74,7 @@ WRONG = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WRONG)
 def test_lossy_images_are_told_apart(name):
     tokens, _ = images(outer.sample, 1, **WRONG[name])
