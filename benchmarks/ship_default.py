@@ -1,7 +1,9 @@
-"""Puts a trained model into the package as an embedded default: bfloat16, in a single file, with its gains.
+"""Puts a trained model into the package as an embedded default: bfloat16, in a single file; a model of images
+with the gains of its denoising steps.
 
-python benchmarks/ship_default.py runs/glyphs/model target
-python benchmarks/ship_default.py runs/draft/model draft
+    python benchmarks/ship_default.py runs/glyphs/model target
+    python benchmarks/ship_default.py runs/draft/model draft
+    python benchmarks/ship_default.py runs/text-target/model text-target
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("model", type=Path, help="checkpoint folder of a finished run")
-    parser.add_argument("name", choices=["target", "draft"])
+    parser.add_argument("name", choices=[*models.DEFAULTS.values(), *models.TEXT_DEFAULTS.values()])
     args = parser.parse_args()
     loaded = checkpoints.load(args.model, checkpoints.DTYPES["bfloat16"])
     place = Path(cspd_jax.__file__).parent / "defaults" / args.name
@@ -28,13 +30,17 @@ def main() -> None:
     shutil.rmtree(place, ignore_errors=True)
     metadata = {k: loaded.metadata[k] for k in ("source", "extra") if k in loaded.metadata}
     checkpoints.save(place, loaded.kind, loaded.config, loaded.params, single_file=True, **metadata)
-    model = models.load(place)
-    settings = make_request(model, [0]).settings
-    gains.write(
-        place / gains.FOLDER / gains.file_name(settings, 1.0, 1.0), gains.measure(model, settings, 1.0, 1.0)
-    )
+    if loaded.kind == "mar":
+        write_gains(place)
     size = sum(f.stat().st_size for f in place.rglob("*") if f.is_file())
     print(f"{place}: {size / 1e6:.2f} MB")
+
+
+def write_gains(place: Path) -> None:
+    model = models.load(place)
+    settings = make_request(model, [0]).settings
+    found = gains.measure(model, settings, 1.0, 1.0)
+    gains.write(place / gains.FOLDER / gains.file_name(settings, 1.0, 1.0), found)
 
 
 if __name__ == "__main__":

@@ -94,7 +94,12 @@ def _tensor_files(path: Path) -> list[Path]:
         others = sorted(p.name for p in path.iterdir() if p.suffix in (".bin", ".pth", ".safetensors"))
         found = f"it has {', '.join(others[:3])}" if others else "it has no weights"
         raise UserError(f"{path} has neither {SINGLE} nor {INDEX} ({found})")
-    return [path / name for name in sorted(set(_weight_map(path / INDEX).values()))]
+    return [path / name for name in shards(path)]
+
+
+def shards(path: str | os.PathLike) -> list[str]:
+    """The names of the files that the index of a folder lists."""
+    return sorted(set(_weight_map(Path(path) / INDEX).values()))
 
 
 def _weight_map(index: Path) -> dict[str, str]:

@@ -13,12 +13,21 @@ import numpy as np
 
 from cspd_jax import checkpoints
 from cspd_jax.checkpoints import hub
+from cspd_jax.converters import hf
 from cspd_jax.errors import UserError
 from cspd_jax.networks.config import MAR_PRESETS, KLConfig, MARConfig
+from cspd_jax.networks.lm import LM
+from cspd_jax.networks.lm_config import LMConfig
 from cspd_jax.networks.model import MARModel
 
 DEFAULTS = {"default": "target", "default-draft": "draft"}
+TEXT_DEFAULTS = {
+    "text-default": "text-target",
+    "text-default-draft": "text-draft",
+    "masked-default": "masked-text",
+}
 NAMES = (*DEFAULTS, *MAR_PRESETS)
+_MOST_PADDING = 1024  # ids; published models of one tokenizer differ by some hundreds
 _SHIPPED = Path(__file__).parent / "defaults"
 
 
@@ -49,6 +58,21 @@ class ImageModel:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
+class TextModel:
+    """A language model with its parameters; the fields are those of `ImageModel`."""
+
+    name: str
+    model: LM
+    params: Any
+    metadata: dict[str, Any]
+    folder: Path | None = None
+
+    @property
+    def config(self) -> LMConfig:
+        return self.model.config
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class VAE:
     """A KL-16 autoencoder with its parameters; turns the latents of converted MAR models into pixels."""
 
@@ -70,6 +94,31 @@ def load(name_or_path: str | os.PathLike, dtype: Any = None) -> ImageModel:
     model = MARModel(loaded.config, dtype)
     names = class_names(loaded.metadata, loaded.config.num_classes)
     return ImageModel(name, model, loaded.params, loaded.metadata, names, _locate(name, "mar"))
+
+
+def load_text(name_or_path: str | os.PathLike, dtype: Any = None) -> TextModel:
+    """A language model by name (`TEXT_DEFAULTS`), checkpoint folder, Hugging Face folder, or OWNER/NAME on
+    the Hugging Face hub, which is downloaded (extra `hub`)."""
+    dtype = _float_type(dtype)
+    name = os.fspath(name_or_path)
+    if name not in TEXT_DEFAULTS and hub.is_repository(name) and not os.path.exists(name):
+        fetched = hub.fetch_model(name)
+        origin = f"{fetched.repository}@{fetched.commit}"
+        loaded, folder = _converted(fetched.path, origin, dtype), fetched.path
+    elif name not in TEXT_DEFAULTS and hf.is_model_folder(name):
+        loaded, folder = _converted(name, Path(name).name, dtype), Path(name)
+    else:
+        loaded, folder = _load(name, "lm", dtype), _locate(name, "lm")
+    return TextModel(name, LM(loaded.config, dtype), loaded.params, loaded.metadata, folder)
+
+
+def kind_of(name_or_path: str | os.PathLike) -> str:
+    """The kind of the checkpoint that a name or folder stands for: mar, lm, ..."""
+    name = os.fspath(name_or_path)
+    if name in TEXT_DEFAULTS:
+        return "lm"
+    path = _locate(name, "mar")
+    return "mar" if path is None else checkpoints.read_description(path)["kind"]
 
 
 def load_vae(name_or_path: str | os.PathLike = "kl16", dtype: Any = None) -> VAE:
@@ -98,6 +147,18 @@ def class_names(metadata: dict[str, Any], num_classes: int) -> tuple[str, ...]:
     if isinstance(names, list) and len(names) == num_classes and all(isinstance(n, str) for n in names):
         return tuple(names)
     return ()
+
+
+def check_vocabularies(target: TextModel, draft: TextModel) -> None:
+    """UserError unless two language models can have the same ids, apart from padding of the vocabulary."""
+    t, d = target.config, draft.config
+    unknown = any(c.known_ids == c.vocab_size for c in (t, d))
+    if t.known_ids == d.known_ids or (unknown and abs(t.known_ids - d.known_ids) <= _MOST_PADDING):
+        return
+    raise UserError(
+        f"the vocabularies differ: {target.name} has {t.known_ids} ids and {draft.name} {d.known_ids}, which"
+        " is more than padding; a draft needs the target's tokens"
+    )
 
 
 def check_draft(target: MARConfig, draft: MARConfig) -> None:
@@ -138,8 +199,8 @@ def _load(name: str | os.PathLike, kind: str, dtype) -> checkpoints.Checkpoint:
 def _locate(name: str | os.PathLike, kind: str) -> Path | None:
     """The checkpoint folder a name stands for; None for a published model."""
     text = os.fspath(name)
-    if kind == "mar" and text in DEFAULTS:
-        path = _SHIPPED / DEFAULTS[text]
+    if text in (shipped := {"mar": DEFAULTS, "lm": TEXT_DEFAULTS}.get(kind, {})):
+        path = _SHIPPED / shipped[text]
         if not path.is_dir():
             raise UserError(
                 f"this copy of cspd-jax was installed without the model {text!r}; train one with"
@@ -148,26 +209,32 @@ def _locate(name: str | os.PathLike, kind: str) -> Path | None:
         return path
     if os.path.exists(text):
         return Path(text)
-    published = tuple(MAR_PRESETS) if kind == "mar" else ("kl16",)
+    published = {"mar": tuple(MAR_PRESETS), "kl16": ("kl16",)}.get(kind, ())
     if text in published:
         return None
-    names = NAMES if kind == "mar" else published
+    names = (*shipped, *published)
     raise UserError(f"{text} is neither a checkpoint folder nor one of the names {', '.join(names)}")
 
 
 def _check_kind(kind: str, wanted: str, name: str | os.PathLike) -> None:
-    what = {"mar": "the model must be of kind mar", "kl16": "the autoencoder must be of kind kl16"}
+    what = {"mar": "model", "kl16": "autoencoder", "lm": "language model"}
     if kind != wanted:
-        raise UserError(f"{os.fspath(name)} is a checkpoint of kind {kind}; {what[wanted]}")
+        raise UserError(
+            f"{os.fspath(name)} is a checkpoint of kind {kind}; the {what[wanted]} must be of kind {wanted}"
+        )
 
 
 def _published(name: str, dtype) -> checkpoints.Checkpoint:
     """Downloads (or finds in the cache) and converts published weights."""
+    fetched = hub.fetch(name)
+    return _converted(fetched.path, f"{fetched.repository}@{fetched.commit}/{fetched.file}", dtype)
+
+
+def _converted(path: str | os.PathLike, origin: str, dtype) -> checkpoints.Checkpoint:
+    """A file or folder in a published format, converted as it is read."""
     from cspd_jax.converters.source import Options, convert, make_config, open_source
 
-    fetched = hub.fetch(name)
-    source = open_source(fetched.path)
+    source = open_source(path)
     config = make_config(source, Options())
     params = jax.tree.map(jnp.asarray, convert(source, config, np.dtype(dtype)))
-    origin = f"{fetched.repository}@{fetched.commit}/{fetched.file}"
     return checkpoints.Checkpoint(source.kind, config, params, {"source": origin})

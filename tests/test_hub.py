@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import http.server
 import json
@@ -9,6 +10,7 @@ import sys
 import threading
 from pathlib import Path
 
+import hf_folder
 import numpy as np
 import pytest
 from safetensors.numpy import save
@@ -27,6 +29,7 @@ pytest.importorskip("huggingface_hub")
 class FakeHub(http.server.BaseHTTPRequestHandler):
     """Answers GET and HEAD of /<repository>/resolve/<revision>/<file> as the hub does."""
 
+    repository = hub.REPOSITORY
     files: dict[str, bytes]
     revisions = ("main", COMMIT)
     requests: list[str]
@@ -39,7 +42,7 @@ class FakeHub(http.server.BaseHTTPRequestHandler):
 
     def answer(self, send_body: bool):
         self.requests.append(f"{self.command} {self.path}")
-        prefix = f"/{hub.REPOSITORY}/resolve/"
+        prefix = f"/{self.repository}/resolve/"
         revision, _, name = self.path.removeprefix(prefix).partition("/")
         found = self.path.startswith(prefix) and revision in self.revisions and name in self.files
         body = self.files[name] if found else json.dumps({"error": "not found"}).encode()
@@ -126,3 +129,31 @@ def test_convert_by_name(server, tmp_path, monkeypatch, capsys):
     error = capsys.readouterr().err
     assert "neither a MAR nor a KL-16 checkpoint; its tensors are: net.transformer.weight" in error
     assert not Path("other").exists()
+
+
+@pytest.mark.parametrize("files", [1, 2])
+def test_language_models_by_name(server, tmp_path, monkeypatch, capsys, files):
+    """Config, weights in one or several files; then `text` and `convert`."""
+    folder = hf_folder.write(tmp_path / "made", hf_folder.LLAMA, files=files)
+    FakeHub.files = {file.name: file.read_bytes() for file in folder.iterdir()}
+    monkeypatch.setattr(FakeHub, "repository", "someone/tiny-1.5b")
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
+    fetch = functools.partial(hub.fetch_model, endpoint=server, cache_dir=tmp_path / "cache")
+    monkeypatch.setattr(hub, "fetch_model", fetch)
+    monkeypatch.chdir(tmp_path)
+    command = ["--prompt-ids", "1,2", "--new-tokens", "4", "--method", "plain", "--json"]
+    assert main(["text", "--target", "someone/tiny-1.5b", *command]) == 0
+    by_name = json.loads(capsys.readouterr().out)
+    assert main(["text", "--target", str(folder), *command]) == 0
+    assert json.loads(capsys.readouterr().out)["ids"] == by_name["ids"]
+    assert main(["convert", "someone/tiny-1.5b", "out", "--json"]) == 0
+    description = json.loads(capsys.readouterr().out)
+    assert description["source"] == f"someone/tiny-1.5b@{COMMIT}" and description["kind"] == "lm"
+    FakeHub.files.pop("config.json")
+    with pytest.raises(UserError, match=r"config\.json of someone/tiny-1\.5b .* could not be fetched"):
+        fetch("someone/tiny-1.5b", cache_dir=tmp_path / "other")
+
+
+def test_repository_names():
+    assert hub.is_repository("EleutherAI/pythia-160m-deduped") and hub.is_repository("a/b.c_d")
+    assert not any(map(hub.is_repository, ("a", "a/b/c", "../x", "a/..", "/x", "a/", "a b/c")))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import NamedTuple
 
+from cspd_jax.converters import hf
 from cspd_jax.errors import UserError
 
 REPOSITORY = "jadechoghari/mar"
@@ -22,9 +24,9 @@ REVISION_VARIABLE = "CSPD_HUB_REVISION"
 
 
 class Fetched(NamedTuple):
-    path: Path  # the file in the local cache
+    path: Path  # the file in the local cache, or the folder of a language model
     repository: str
-    file: str
+    file: str  # empty for a folder
     commit: str  # the commit that the revision stood for
 
 
@@ -42,21 +44,61 @@ def fetch(
     """
     if name not in FILES:
         raise UserError(f"no published model is called {name!r}; the names are {', '.join(FILES)}")
+    revision = revision or os.environ.get(REVISION_VARIABLE) or REVISION
+    path = _download(REPOSITORY, FILES[name], revision, endpoint, cache_dir)
+    return Fetched(path, REPOSITORY, FILES[name], path.parent.name)
+
+
+def is_repository(name: str) -> bool:
+    """Whether a name has the form owner/name."""
+    return re.fullmatch(r"[\w.-]{1,96}/[\w.-]{1,96}", name) is not None and ".." not in name
+
+
+def fetch_model(
+    repository: str,
+    *,
+    revision: str | None = None,
+    endpoint: str | None = None,
+    cache_dir: str | os.PathLike | None = None,
+) -> Fetched:
+    """The folder of a language model, owner/name: config.json, the .safetensors files, the tokenizer."""
+    revision = revision or os.environ.get(REVISION_VARIABLE) or REVISION
+
+    def get(file: str, required: bool = True) -> Path | None:
+        return _download(repository, file, revision, endpoint, cache_dir, required)
+
+    folder = get(hf.CONFIG).parent
+    if get(hf.SINGLE, required=False) is None:
+        get(hf.INDEX)
+        for file in hf.shards(folder):
+            get(file)
+    for file in hf.COMPANIONS:
+        get(file, required=False)
+    return Fetched(folder, repository, "", folder.name)
+
+
+def _download(repository, file: str, revision, endpoint, cache_dir, required: bool = True) -> Path | None:
+    """A file in the local cache; None if it is not required and the repository has none."""
     try:
         import huggingface_hub
+        from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
     except ImportError:
         raise UserError(
-            f"fetching {name} needs the package huggingface_hub; install it with: pip install 'cspd-jax[hub]'"
+            f"fetching {repository} needs the package huggingface_hub; install it with:"
+            " pip install 'cspd-jax[hub]'"
         ) from None
-    revision = revision or os.environ.get(REVISION_VARIABLE) or REVISION
     try:
-        path = huggingface_hub.hf_hub_download(
-            REPOSITORY, FILES[name], revision=revision, endpoint=endpoint, cache_dir=cache_dir
+        return Path(
+            huggingface_hub.hf_hub_download(
+                repository, file, revision=revision, endpoint=endpoint, cache_dir=cache_dir
+            )
         )
     except Exception as error:  # the library and its HTTP client raise many types
+        absent = isinstance(error, EntryNotFoundError) and not isinstance(error, LocalEntryNotFoundError)
+        if absent and not required:
+            return None
         reason = " ".join(str(error).split())[:300] or type(error).__name__
         raise UserError(
-            f"{FILES[name]} of {REPOSITORY} at revision {revision} could not be fetched ({reason});"
+            f"{file} of {repository} at revision {revision} could not be fetched ({reason});"
             " check the connection, or give the path of a file you have"
         ) from error
-    return Fetched(Path(path), REPOSITORY, FILES[name], Path(path).parent.name)

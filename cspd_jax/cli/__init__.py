@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from cspd_jax._version import __version__
-from cspd_jax.cli import calibrate, convert, distill, evaluate, generate, info, train
+from cspd_jax.cli import calibrate, convert, distill, evaluate, generate, info, masked, text, train
 from cspd_jax.errors import UserError
 
 
@@ -17,7 +17,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"cspd-jax {__version__}")
     subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
-    for command in (generate, convert, info, train, distill, calibrate, evaluate):
+    for command in (generate, text, masked, convert, info, train, distill, calibrate, evaluate):
         command.add_parser(subparsers)
     return parser
 

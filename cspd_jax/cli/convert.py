@@ -17,7 +17,7 @@ def add_parser(subparsers) -> None:
         "source",
         metavar="SRC",
         help="a .pth, .ckpt or .safetensors file, a model folder with config.json and .safetensors files,"
-        " or mar-base, mar-large, mar-huge, kl16",
+        " mar-base, mar-large, mar-huge, kl16, or the OWNER/NAME of a language model on the Hugging Face hub",
     )
     parser.add_argument("destination", metavar="DST", help="the folder to make; it must not exist")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="type stored")
@@ -58,6 +58,9 @@ def _locate(args: argparse.Namespace) -> tuple[str | os.PathLike, str]:
     if args.source in hub.FILES and not os.path.exists(args.source):
         fetched = hub.fetch(args.source, revision=args.revision)
         return fetched.path, f"{fetched.repository}@{fetched.commit}/{fetched.file}"
+    if hub.is_repository(args.source) and not os.path.exists(args.source):
+        fetched = hub.fetch_model(args.source, revision=args.revision)
+        return fetched.path, f"{fetched.repository}@{fetched.commit}"
     if args.revision is not None:
         raise UserError(f"--revision is for models fetched by name, and {args.source} is a file")
     return args.source, os.path.basename(os.path.abspath(args.source))

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import time
 
+from cspd_jax.cli import _text
 from cspd_jax.cli._arguments import positive
 from cspd_jax.cli._output import progress
-from cspd_jax.cli.train import add_run_flags, configure, finish
-from cspd_jax.errors import UserError
+from cspd_jax.cli.train import add_run_flags, configure, finish, starting_weights
 
 _CONTEXTS = 512  # held-out contexts on which acceptance is reported
 
@@ -17,11 +17,13 @@ def add_parser(subparsers) -> None:
     parser = subparsers.add_parser(
         "distill",
         help="train a draft for a target",
-        description="Trains a draft that imitates the denoising steps of TARGET, in the folder OUT (as"
-        " `cspd-jax train` does), and reports how often its tokens would be accepted.",
+        description="Trains a draft that imitates the denoising steps of TARGET (or, of text, its laws of the"
+        " next token), in the folder OUT, as `cspd-jax train` does, and reports how often its tokens would be"
+        " accepted.",
     )
     parser.add_argument(
-        "--target", default="default", help="a checkpoint folder, or a model's name (default)"
+        "--target",
+        help="a checkpoint folder, or a model's name (default; of text presets text-default)",
     )
     add_run_flags(parser, default="glyphs-draft")
     parser.add_argument(
@@ -34,30 +36,33 @@ def add_parser(subparsers) -> None:
     parser.add_argument(
         "--samples", type=positive, default=4096, help="how many samples of the target are made (4096)"
     )
-    parser.add_argument(
-        "--init", metavar="MODEL", help="a draft trained before, for example on data, to start from"
-    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(func=run)
 
 
 def run(args: argparse.Namespace) -> None:
     config = configure(args)
+    from cspd_jax.data.text import TextConfig
+
+    if isinstance(config.data, TextConfig):
+        _text.distill(args, config)
+        return
 
     from cspd_jax import models
     from cspd_jax.training.distillation import FromTarget, Teacher
     from cspd_jax.training.pictures import save_pictures
+    from cspd_jax.training.run import prepare_folder
     from cspd_jax.training.samples import Alternating, TargetSamples
     from cspd_jax.training.sources import make_source
-    from cspd_jax.training.trainer import check_fit, prepare_folder, train
+    from cspd_jax.training.trainer import check_fit, train
 
-    target = models.load(args.target)
+    target = models.load(args.target or "default")
     teacher = Teacher(target.config, target.params)
     task = FromTarget(config, teacher)
     data = make_source(config.data)
     check_fit(config, data)
     data.batch(0, 1, split="held-out")  # an empty split is found now, not after the run
-    initial = starting_weights(args.init, config.model)
+    initial = starting_weights(args.init, config.model, models.load)
     prepare_folder(args.out, args.resume)
     source = data
     if args.origin != "data":
@@ -71,28 +76,15 @@ def run(args: argparse.Namespace) -> None:
         config,
         source,
         args.out,
-        resume=args.resume,
+        resume=True,  # the folder has been looked at, and may hold samples by now
         stop_at=args.stop_at,
         on_sample=on_sample,
         task=task,
         initial=initial,
     )
     acceptance = measure(teacher, config, state.ema, data)
-    finish(args, config, state, data.class_names, start, "cspd-jax distill", **acceptance)
-
-
-def starting_weights(name: str | None, config):
-    """The parameters of a model of the same sizes; None without a name."""
-    from cspd_jax import models
-
-    if name is None:
-        return None
-    model = models.load(name)
-    if model.config != config:
-        raise UserError(
-            f"--init {name} has other sizes than the draft of this run; choose its preset or --set"
-        )
-    return model.params
+    extra = {"class_names": list(data.class_names)}
+    finish(args, config, state, start, "mar", extra, "cspd-jax distill", **acceptance)
 
 
 def measure(teacher, config, params, data) -> dict:

@@ -6,6 +6,7 @@ import argparse
 import json
 import pathlib
 
+from cspd_jax.cli import _text
 from cspd_jax.cli._arguments import positive, seed
 from cspd_jax.cli._output import progress, result
 
@@ -17,7 +18,9 @@ def add_parser(subparsers) -> None:
         description="Measures a model made by cspd-jax train against the data it was trained on: the share"
         " of images that show the asked-for class, distances to held-out data, and nearest training images,"
         " each beside the same figure of held-out data. Writes evaluation.json, grid.png and neighbours.png"
-        " into OUT. Repeat the command to continue an interrupted evaluation.",
+        " into OUT. Repeat the command to continue an interrupted evaluation. Of a language model it prints"
+        " bits per byte of held-out text, beside those of n-gram models; only --target, --dtype and --json"
+        " matter then.",
     )
     what = parser.add_argument_group("what")
     what.add_argument("--target", default="default", metavar="MODEL", help="a name or folder (default)")
@@ -48,6 +51,10 @@ def run(args: argparse.Namespace) -> None:
     _compilation.use_cache()
     from cspd_jax import evaluation, models
     from cspd_jax.evaluation.classifier import ClassifierConfig
+
+    if models.kind_of(args.target) == "lm":
+        _text.evaluate(args)
+        return
 
     names = ("num_iter", "steps", "cfg", "cfg_schedule", "temperature")
     settings = evaluation.Settings(

@@ -7,6 +7,7 @@ import pathlib
 import shutil
 import time
 
+from cspd_jax.cli import _text
 from cspd_jax.cli._arguments import positive
 from cspd_jax.cli._output import progress, result
 
@@ -41,8 +42,11 @@ def add_run_flags(parser: argparse.ArgumentParser, default: str) -> None:
         help="continue the run in OUT, with its own settings instead of the preset's; start it if there is"
         " none",
     )
+    parser.add_argument(
+        "--init", metavar="MODEL", help="a model of the same sizes to start from, for example one of the data"
+    )
     parser.add_argument("--steps", type=positive, help="length of the run")
-    parser.add_argument("--batch", type=positive, help="images per step")
+    parser.add_argument("--batch", type=positive, help="images (or rows of text) per step")
     parser.add_argument("--seed", help="seed of the run")
     parser.add_argument("--learning-rate", help="highest learning rate")
     parser.add_argument(
@@ -58,10 +62,18 @@ def add_run_flags(parser: argparse.ArgumentParser, default: str) -> None:
 
 def run(args: argparse.Namespace) -> None:
     config = configure(args)  # a wrong name or value is reported before jax is loaded
-    from cspd_jax.training.pictures import save_pictures
-    from cspd_jax.training.sources import kl16_encoder, make_source
-    from cspd_jax.training.trainer import check_fit, prepare_folder, train
+    from cspd_jax.data.text import TextConfig
 
+    if isinstance(config.data, TextConfig):
+        _text.train(args, config)
+        return
+    from cspd_jax import models
+    from cspd_jax.training.pictures import save_pictures
+    from cspd_jax.training.run import prepare_folder
+    from cspd_jax.training.sources import kl16_encoder, make_source
+    from cspd_jax.training.trainer import check_fit, train
+
+    initial = starting_weights(args.init, config.model, models.load)
     prepare_folder(args.out, args.resume)
     encoder = kl16_encoder(args.vae) if args.vae else None
     source = make_source(config.data, encoder=encoder, cache=args.cache)
@@ -75,20 +87,37 @@ def run(args: argparse.Namespace) -> None:
         resume=args.resume,
         stop_at=args.stop_at,
         on_sample=save_pictures if in_pixels else None,
+        initial=initial,
     )
-    finish(args, config, state, source.class_names, start)
+    finish(args, config, state, start, "mar", {"class_names": list(source.class_names)})
 
 
-def finish(args, config, state, class_names, start: float, source: str = "cspd-jax train", **report) -> None:
-    """Writes the model of a run that reached its end, and prints the result."""
+def finish(
+    args, config, state, start: float, kind: str, extra: dict, source: str = "cspd-jax train", **report
+) -> None:
+    """Writes the model of a run that reached its end, and prints the result. extra: for its config.json."""
     step = int(state.step)
     report = {**report, "out": str(args.out), "steps": step, "seconds": round(time.monotonic() - start, 1)}
     if step < config.steps:
         progress(f"stopped at step {step} of {config.steps}; continue with --resume")
         result(report, args.json)
         return
-    description = write_model(args.out / "model", config, state.ema, class_names, source)
+    description = write_model(args.out / "model", kind, config, state.ema, extra, source)
     result({**report, "model": str(args.out / "model"), "params": description["params"]}, args.json)
+
+
+def starting_weights(name: str | None, config, load):
+    """The parameters of a model of the same sizes; None without a name."""
+    from cspd_jax.errors import UserError
+
+    if name is None:
+        return None
+    model = load(name)
+    if model.config != config:
+        raise UserError(
+            f"--init {name} has other sizes than the model of this run; choose its preset or --set"
+        )
+    return model.params
 
 
 def configure(args: argparse.Namespace):
@@ -107,15 +136,15 @@ def configure(args: argparse.Namespace):
     return changed
 
 
-def write_model(path: pathlib.Path, config, params, class_names: tuple[str, ...], source: str) -> dict:
+def write_model(path: pathlib.Path, kind: str, config, params, extra: dict, source: str) -> dict:
     """Writes (or replaces) the checkpoint folder of a finished run."""
     from cspd_jax import checkpoints
     from cspd_jax.training.presets import to_json
 
     fresh = path.with_name(f".{path.name}.new")
     shutil.rmtree(fresh, ignore_errors=True)
-    extra = {"class_names": list(class_names), "training": to_json(config)}
-    description = checkpoints.save(fresh, "mar", config.model, params, source=source, extra=extra)
+    extra = {**extra, "training": to_json(config)}
+    description = checkpoints.save(fresh, kind, config.model, params, source=source, extra=extra)
     shutil.rmtree(path, ignore_errors=True)
     fresh.rename(path)
     return description

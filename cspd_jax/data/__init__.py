@@ -1,10 +1,11 @@
-"""Data sets: rendered glyphs, handwritten digits, folders of images; and images as tokens."""
+"""Data sets: rendered glyphs, handwritten digits, folders of images, text; and images as tokens."""
 
 from cspd_jax.data.digits import Digits, DigitsConfig
 from cspd_jax.data.folder import Folder, FolderConfig, LatentEncoder
 from cspd_jax.data.glyphs import GlyphConfig, Glyphs
 from cspd_jax.data.patches import patchify, unpatchify
 from cspd_jax.data.source import Batch, Source
+from cspd_jax.data.text import TextConfig, Texts
 
 __all__ = [
     "Batch",
@@ -16,6 +17,8 @@ __all__ = [
     "Glyphs",
     "LatentEncoder",
     "Source",
+    "TextConfig",
+    "Texts",
     "patchify",
     "unpatchify",
 ]

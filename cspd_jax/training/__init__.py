@@ -1,1 +1,1 @@
-"""Training: MAR's objective, the optimiser, resumable runs."""
+"""Training: objectives of images and text, the optimiser, resumable runs."""

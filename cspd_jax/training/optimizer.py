@@ -6,12 +6,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from cspd_jax.training.config import TrainConfig
+from cspd_jax.training.config import RunConfig
 
 Array = jax.Array
 
 
-def learning_rate(config: TrainConfig) -> optax.Schedule:
+def learning_rate(config: RunConfig) -> optax.Schedule:
     """Linear warm-up, then constant, then a cosine down to `final_rate` over the last `decay` steps."""
 
     def rate(step):
@@ -26,12 +26,12 @@ def learning_rate(config: TrainConfig) -> optax.Schedule:
 def decayed(params: dict) -> dict:
     """Which leaves weight decay acts on: as in MAR, nothing of the head, no biases and no norms."""
     return {
-        "backbone": jax.tree.map(lambda p: p.ndim > 1, params["backbone"]),
-        "head": jax.tree.map(lambda p: False, params["head"]),
+        part: jax.tree.map(lambda p: part != "head" and p.ndim > 1, leaves)  # noqa: B023
+        for part, leaves in params.items()
     }
 
 
-def make_optimizer(config: TrainConfig) -> optax.GradientTransformation:
+def make_optimizer(config: RunConfig) -> optax.GradientTransformation:
     return optax.chain(
         optax.clip_by_global_norm(config.clip),
         optax.adamw(

@@ -10,12 +10,15 @@ from typing import Any
 from cspd_jax.data.digits import DigitsConfig
 from cspd_jax.data.folder import FolderConfig
 from cspd_jax.data.glyphs import GlyphConfig
+from cspd_jax.data.text import TextConfig
 from cspd_jax.errors import UserError
 from cspd_jax.networks.config import MAR_PRESETS, MARConfig
-from cspd_jax.training.config import TrainConfig
+from cspd_jax.networks.lm_config import LMConfig
+from cspd_jax.training.config import RunConfig, TextTrainConfig, TrainConfig
+from cspd_jax.training.text_presets import TEXT_PRESETS
 
 CONFIG_FILE = "config.json"
-_DATA = {"glyphs": GlyphConfig, "digits": DigitsConfig, "folder": FolderConfig}
+_DATA = {"glyphs": GlyphConfig, "digits": DigitsConfig, "folder": FolderConfig, "text": TextConfig}
 
 
 def _small(seq_len: int, width: int, depth: int, head_width: int, head_depth: int, classes: int = 10):
@@ -103,26 +106,33 @@ PRESETS: dict[str, TrainConfig] = {
 }
 
 
-def preset(name: str) -> TrainConfig:
-    if name not in PRESETS:
-        raise UserError(f"preset {name!r} is unknown; there are {', '.join(PRESETS)}")
-    return PRESETS[name]
+def preset(name: str) -> RunConfig:
+    known = {**PRESETS, **TEXT_PRESETS}
+    if name not in known:
+        raise UserError(f"preset {name!r} is unknown; there are {', '.join(known)}")
+    return known[name]
 
 
-def to_json(config: TrainConfig) -> dict[str, Any]:
+def to_json(config: RunConfig) -> dict[str, Any]:
     kind = next(name for name, cls in _DATA.items() if isinstance(config.data, cls))
     return {**dataclasses.asdict(config), "data_kind": kind}
 
 
-def from_json(values: dict[str, Any]) -> TrainConfig:
+def from_json(values: dict[str, Any]) -> RunConfig:
     values = dict(values)
     data = _DATA[values.pop("data_kind")]
-    values["model"] = MARConfig(**values["model"])
-    values["data"] = data(**{k: tuple(v) if isinstance(v, list) else v for k, v in values["data"].items()})
-    return TrainConfig(**values)
+    run, model = (TextTrainConfig, LMConfig) if data is TextConfig else (TrainConfig, MARConfig)
+    values["model"] = model(**_hashable(values["model"]))
+    values["data"] = data(**_hashable(values["data"]))
+    return run(**values)
 
 
-def read(out: pathlib.Path) -> TrainConfig | None:
+def _hashable(values: dict[str, Any]) -> dict[str, Any]:
+    """JSON knows no tuples."""
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+
+
+def read(out: pathlib.Path) -> RunConfig | None:
     """The settings of the run in a folder; None if there is no run."""
     path = out / CONFIG_FILE
     if not path.exists():
@@ -133,7 +143,7 @@ def read(out: pathlib.Path) -> TrainConfig | None:
         raise UserError(f"{path} does not hold the settings of a run ({error})") from None
 
 
-def write(config: TrainConfig, out: pathlib.Path) -> None:
+def write(config: RunConfig, out: pathlib.Path) -> None:
     partial = out / f".{CONFIG_FILE}.partial"
     partial.write_text(json.dumps(to_json(config), indent=2) + "\n", encoding="utf-8")
     partial.replace(out / CONFIG_FILE)

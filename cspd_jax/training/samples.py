@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
 import pathlib
-import zipfile
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from tqdm import tqdm
@@ -20,6 +15,7 @@ from cspd_jax.errors import UserError
 from cspd_jax.keys import image_keys
 from cspd_jax.networks.model import MARModel
 from cspd_jax.training.distillation import Teacher
+from cspd_jax.training.kept import fingerprint, kept
 from cspd_jax.training.step import Purpose, run_key
 
 PART = 64  # images made side by side, and kept in one file
@@ -43,7 +39,7 @@ class TargetSamples:
         self._labels = np.arange(-(-count // PART) * PART, dtype=np.int32) % config.num_classes
         parts = range(len(self._labels) // PART)
         folder.mkdir(parents=True, exist_ok=True)
-        origin = fingerprint(teacher, seed)
+        origin = fingerprint(config, teacher.params, seed)
         images = [self._part(teacher, i, folder, origin, seed) for i in tqdm(parts, desc="samples")]
         self._images = np.concatenate(images)
 
@@ -52,9 +48,9 @@ class TargetSamples:
         return Batch(self._images[rows], self._labels[rows])
 
     def _part(self, teacher: Teacher, index: int, folder: pathlib.Path, origin: str, seed: int) -> np.ndarray:
-        path = folder / f"samples_{index:05d}.npz"
-        if path.exists():
-            return _read(path, origin)
+        return kept(folder / f"samples_{index:05d}.npz", origin, lambda: self._make(teacher, index, seed))
+
+    def _make(self, teacher: Teacher, index: int, seed: int) -> np.ndarray:
         config = teacher.config
         settings = plain.PlainSettings(config.seq_len, config.respacing, final_noise=True, encoder_sizes=2)
         labels = self._labels[index * PART : (index + 1) * PART]
@@ -65,31 +61,7 @@ class TargetSamples:
             jnp.asarray(labels),
             settings=settings,
         ).tokens
-        images = np.asarray(unpatchify(tokens, config.patch_size))
-        unfinished = path.with_suffix(".partial")
-        with open(unfinished, "wb") as file:
-            np.savez(file, images=images, origin=origin)
-        os.replace(unfinished, path)
-        return images
-
-
-def _read(path: pathlib.Path, origin: str) -> np.ndarray:
-    try:
-        with np.load(path, allow_pickle=False) as stored:
-            images, stored_origin = stored["images"], str(stored["origin"])
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
-        raise UserError(f"{path} is damaged ({error}); delete it and it will be made again") from None
-    if stored_origin != origin:
-        raise UserError(f"{path} was made by another target or seed; delete that folder or choose another")
-    return images
-
-
-def fingerprint(teacher: Teacher, seed: int) -> str:
-    """Names what the samples depend on: sizes, weights and seed."""
-    digest = hashlib.sha256(json.dumps([repr(teacher.config), seed]).encode())
-    for leaf in jax.tree.leaves(teacher.params):
-        digest.update(np.asarray(leaf).tobytes())
-    return digest.hexdigest()
+        return np.asarray(unpatchify(tokens, config.patch_size))
 
 
 class Alternating:

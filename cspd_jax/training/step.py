@@ -14,7 +14,7 @@ import optax
 
 from cspd_jax.networks.mar import init_params
 from cspd_jax.training import masking
-from cspd_jax.training.config import TrainConfig
+from cspd_jax.training.config import RunConfig, TrainConfig
 from cspd_jax.training.objective import Terms, objective
 from cspd_jax.training.optimizer import average, learning_rate, make_optimizer
 
@@ -35,8 +35,8 @@ class Purpose(enum.IntEnum):
 class State(NamedTuple):
     """What a run carries from step to step, and what its checkpoints hold.
 
-    params, ema: {"backbone": ..., "head": ...}, the weights and their running average. optimizer: of
-    optax. step: [] int32, steps done. Everything random is derived from the seed and `step`.
+    params, ema: the weights and their running average; of image models {"backbone": ..., "head": ...}.
+    optimizer: of optax. step: [] int32, steps done. Everything random is derived from the seed and `step`.
     """
 
     params: Any
@@ -65,7 +65,10 @@ def run_key(seed: int, purpose: Purpose) -> Array:
 
 @functools.partial(jax.jit, static_argnames=("config",))
 def init_state(config: TrainConfig) -> State:
-    params = init_params(config.model, run_key(config.seed, Purpose.INIT))
+    return first_state(config, init_params(config.model, run_key(config.seed, Purpose.INIT)))
+
+
+def first_state(config: RunConfig, params: Any) -> State:
     ema = jax.tree.map(jnp.copy, params)
     return State(params, ema, make_optimizer(config).init(params), jnp.int32(0))
 
@@ -104,15 +107,16 @@ def train_step(
 
 def optimise(config: TrainConfig, state: State, loss: Callable[[Any], tuple[Array, Terms]]):
     """One step down the gradient of `loss(params) -> (scalar, its terms)`: (state, metrics)."""
-    gradient, terms = jax.grad(loss, has_aux=True)(state.params)
+    state, terms, norm, rate = descend(config, state, loss)
+    return state, Metrics(terms.loss, terms.mse, terms.vb, norm, rate)
+
+
+def descend(config: RunConfig, state: State, loss: Callable[[Any], tuple[Array, Any]]):
+    """One step down the gradient of `loss(params) -> (scalar, anything)`: (state, anything, the gradient's
+    norm before clipping, the learning rate)."""
+    gradient, told = jax.grad(loss, has_aux=True)(state.params)
     updates, optimizer = make_optimizer(config).update(gradient, state.optimizer, state.params)
     params = optax.apply_updates(state.params, updates)
     ema = average(state.ema, params, state.step, config.ema)
-    metrics = Metrics(
-        loss=terms.loss,
-        mse=terms.mse,
-        vb=terms.vb,
-        norm=jnp.sqrt(sum(jnp.vdot(g, g) for g in jax.tree.leaves(gradient))),
-        rate=learning_rate(config)(state.step),
-    )
-    return State(params, ema, optimizer, state.step + 1), metrics
+    norm = jnp.sqrt(sum(jnp.vdot(g, g) for g in jax.tree.leaves(gradient)))
+    return State(params, ema, optimizer, state.step + 1), told, norm, learning_rate(config)(state.step)

@@ -1,7 +1,6 @@
-"""The training loop: batches in, checkpoints, metrics and pictures out.
+"""The training loop of image models: batches in, checkpoints, metrics and pictures out.
 
-A run is decided by its `TrainConfig`: batch, mask ratio and noise of step n are functions of (seed, n), and
-a checkpoint holds everything else. So a run that was killed and resumed ends with the same bits.
+A run is decided by its `TrainConfig`: batch, mask ratio and noise of step n are functions of (seed, n).
 """
 
 from __future__ import annotations
@@ -11,18 +10,15 @@ from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
-from tqdm import tqdm
+from jax.sharding import NamedSharding
 
 from cspd_jax.data.patches import patchify
 from cspd_jax.data.source import Source
 from cspd_jax.errors import UserError
-from cspd_jax.training import masking, presets
-from cspd_jax.training.checkpointing import Checkpoints
+from cspd_jax.training import masking
 from cspd_jax.training.config import TrainConfig
-from cspd_jax.training.metrics import MetricsLog
+from cspd_jax.training.run import placements, run
 from cspd_jax.training.step import Metrics, State, init_state, n_known, train_step
 
 
@@ -68,38 +64,22 @@ def train(
 ) -> State:
     """Trains in the folder `out` and returns the final state.
 
-    resume: continue from the newest checkpoint in `out`, if there is one; otherwise `out` must be new or
-    empty. stop_at: end early, after this step (schedules are still those of `config.steps`).
-    on_sample: called with (config, averaged weights, step, a folder) every `config.sample_every` steps.
-    task: what is learnt; MAR's objective unless given. initial: weights to start from (random ones).
+    resume, stop_at, initial: as in `run`. on_sample: called with (config, averaged weights, step, a folder)
+    every `config.sample_every` steps. task: what is learnt; MAR's objective unless given.
     """
     check_fit(config, source)
-    prepare_folder(out, resume)
-    end = min(config.steps, stop_at or config.steps)
-    placement, spread = placements(config.batch)
-    checkpoints = Checkpoints(out / "checkpoints")
-    first = init_state(config)
-    if initial is not None:
-        first = first._replace(params=initial, ema=jax.tree.map(jnp.copy, initial))
-    first = jax.device_put(first, placement)
-    if checkpoints.latest() is not None:
-        first = checkpoints.restore(first)
-    presets.write(config, out)
-    step, state = int(first.step), first
-    log = MetricsLog(out / "metrics.jsonl", step, config.batch)
-    bar = tqdm(initial=step, total=end, unit="step", dynamic_ncols=True, disable=not progress)
-    with bar, log:
-        for step, state, metrics in run_steps(task or FromData(config), config, source, first, end, spread):
-            log.add(metrics)
-            bar.update()
-            if step % config.log_every == 0 or step == end:
-                bar.set_postfix_str(f"loss {log.write(step).loss:.4f}")
-            if step % config.checkpoint_every == 0 or step == end:
-                checkpoints.save(state)
-            if on_sample and config.sample_every and (step % config.sample_every == 0 or step == end):
-                on_sample(config, state.ema, step, out / "pictures")
-    checkpoints.close()
-    return state
+    task, (_, spread) = task or FromData(config), placements(config.batch)
+    return run(
+        config,
+        out,
+        init_state(config),
+        lambda state, end: run_steps(task, config, source, state, end, spread),
+        resume=resume,
+        stop_at=stop_at,
+        on_sample=on_sample and (lambda step, ema: on_sample(config, ema, step, out / "pictures")),
+        initial=initial,
+        progress=progress,
+    )
 
 
 def run_steps(
@@ -125,15 +105,6 @@ def load_batch(config: TrainConfig, source: Source, step: int, spread: NamedShar
     return jax.device_put((patchify(images, config.model.patch_size), labels), spread)
 
 
-def placements(batch: int) -> tuple[NamedSharding, NamedSharding]:
-    """How the state (copied to every device) and a batch (cut among them) are placed."""
-    devices = jax.device_count()
-    if batch % devices:
-        raise UserError(f"a batch of {batch} cannot be spread evenly over {devices} devices")
-    mesh = jax.make_mesh((devices,), ("batch",), axis_types=(AxisType.Auto,))
-    return NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec("batch"))
-
-
 def check_fit(config: TrainConfig, source: Source) -> None:
     """Raises a UserError when the model is not one for this data."""
     model = config.model
@@ -148,11 +119,3 @@ def check_fit(config: TrainConfig, source: Source) -> None:
         raise UserError(f"the data's tokens have dimension {dim}, the model's {model.token_dim}")
     if len(source.class_names) != model.num_classes:
         raise UserError(f"the data has {len(source.class_names)} classes, the model {model.num_classes}")
-
-
-def prepare_folder(out: pathlib.Path, resume: bool) -> None:
-    if out.exists() and not out.is_dir():
-        raise UserError(f"{out} is a file; name a folder for the run")
-    if not resume and out.exists() and any(out.iterdir()):
-        raise UserError(f"{out} is not empty; choose another folder, or continue that run with --resume")
-    out.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,161 @@
+"""`cspd-jax text`: text from a causal language model, and a report of what it cost."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+
+from cspd_jax.cli._arguments import positive, seed
+from cspd_jax.cli._output import progress
+from cspd_jax.cli._prompts import add_prompt_options, colourful, paint, read_prompts
+from cspd_jax.errors import UserError
+
+METHODS = {"plain": None, "speculative": "google", "deepmind": "deepmind", "block": "block", "match": "match"}
+PROMPT = "Return a list of"
+_GREEN, _RED, _BLUE = 32, 31, 34
+
+
+def add_parser(subparsers) -> None:
+    parser = subparsers.add_parser(
+        "text",
+        help="write text with a causal language model",
+        description="Continues prompts and prints the text, drafts that were accepted in green, corrected"
+        " tokens in red, tokens gained behind a whole accepted draft in blue. Without arguments it uses the"
+        " byte-level models that come with the package, which know the documentation of Python's standard"
+        " library, and shows speculation beside plain decoding.",
+    )
+    models = parser.add_argument_group("models")
+    models.add_argument(
+        "--target",
+        default="text-default",
+        metavar="MODEL",
+        help="text-default, a folder (ours or Hugging Face's), or OWNER/NAME on the hub",
+    )
+    models.add_argument(
+        "--draft",
+        metavar="MODEL|int8|int4|lookup",
+        help="another model, the target's own weights in 8 or 4 bits, or copies from the text so far"
+        " (text-default-draft for text-default, else lookup)",
+    )
+    models.add_argument("--dtype", choices=("float32", "bfloat16", "float64"), default="float32")
+    add_prompt_options(parser)
+    how = parser.add_argument_group("how")
+    how.add_argument(
+        "--method",
+        choices=METHODS,
+        default="block",
+        help="plain; speculative: token by token; block: the whole draft at once (default); match: the very"
+        " tokens of plain sampling. All have the law of plain decoding",
+    )
+    how.add_argument("--new-tokens", type=positive, default=128, help="per prompt (128)")
+    how.add_argument("--gamma", type=positive, default=4, help="drafts per round (4)")
+    how.add_argument("--adapt", action="store_true", help="draft fewer where few are accepted")
+    how.add_argument("--confidence", type=float, help="end a draft behind a token less likely than this")
+    how.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (0)")
+    how.add_argument("--top-k", type=positive)
+    how.add_argument("--top-p", type=float)
+    how.add_argument("--seed", type=seed, default=0)
+    how.add_argument("--no-stop", action="store_true", help="write on behind the end of a text")
+    what = parser.add_argument_group("output")
+    what.add_argument("--compare", action="store_true", help="measure beside plain decoding")
+    what.add_argument("--color", choices=("auto", "always", "never"), default="auto")
+    what.add_argument("--json", action="store_true", help="print one JSON object: text, ids, report")
+    parser.set_defaults(func=run)
+
+
+def run(args: argparse.Namespace) -> None:
+    from cspd_jax.cli import _compilation
+
+    if args.dtype == "float64":
+        import jax
+
+        jax.config.update("jax_enable_x64", True)
+    _compilation.use_cache()
+    from cspd_jax import models, text_comparison
+    from cspd_jax.reports import text as reports
+    from cspd_jax.tokenizer import load_tokenizer
+
+    target = models.load_text(args.target, args.dtype)
+    if not target.config.causal:
+        raise UserError(f"{args.target} is a masked-diffusion model; use cspd-jax masked")
+    tokenizer = load_tokenizer(target)
+    prompts = read_prompts(args, tokenizer, target.config, args.new_tokens, [PROMPT])
+    name, drafter, params = (None, None, None) if args.method == "plain" else draft_of(args, target)
+    generation = text_comparison.Generation(
+        target=target.model,
+        params=target.params,
+        prompts=prompts,
+        options=_options(args, prompts),
+        draft=None if drafter is None else text_comparison.Draft(drafter, params, METHODS[args.method]),
+        gamma=args.gamma,
+        adapt=args.adapt,
+        confidence=args.confidence,
+    )
+    without_arguments = args.draft is None and args.prompt is None and args.method == "block"
+    beside = drafter is not None and (args.compare or without_arguments)
+    found = text_comparison.measure(generation, beside=beside, repeats=3 if beside else 1)
+    report = reports.make_report(found, target, args.method, name, seed=args.seed)
+    if report["truncated"]:
+        progress("warning: rounding left nothing of a residual; those tokens are not exactly the target's")
+    if args.json:
+        texts = [None if tokenizer is None else tokenizer.decode(ids) for ids in found.ids]
+        print(json.dumps({"text": texts, "ids": found.ids, **report}))
+        return
+    for prompt, ids, marks in zip(prompts, found.ids, found.marks):
+        print(show(tokenizer, prompt, ids, marks, colourful(args.color)))
+    progress(reports.in_words(report))
+
+
+def draft_of(args: argparse.Namespace, target):
+    """(its name, the drafter, its parameters)."""
+    from cspd_jax import models
+    from cspd_jax.decoders.text import PromptLookup
+    from cspd_jax.networks.quantised import quantise
+
+    name = args.draft
+    if name is None:
+        name = "text-default-draft" if args.target == "text-default" else "lookup"
+    if name == "lookup":
+        return name, PromptLookup(), None
+    if name in ("int8", "int4"):
+        return name, target.model, quantise(target.params, int(name[3:]))
+    draft = models.load_text(name, args.dtype)
+    if not draft.config.causal:
+        raise UserError(f"{name} is a masked-diffusion model; it cannot draft for a causal one")
+    models.check_vocabularies(target, draft)
+    return name, draft.model, draft.params
+
+
+def _options(args: argparse.Namespace, prompts) -> dict:
+    import jax
+
+    options = {
+        "temperature": args.temperature,
+        "top_k": args.top_k,
+        "top_p": args.top_p,
+        "max_new_tokens": args.new_tokens,
+    }
+    if args.temperature:
+        options["keys"] = jax.random.key(args.seed)
+    if args.no_stop:
+        options["stop_ids"] = ()
+    return options
+
+
+def show(tokenizer, prompt, ids, marks, colour: bool) -> str:
+    """Prompt and text, coloured by where each token is from."""
+    from cspd_jax.decoders.text import ACCEPTED, BONUS, CORRECTED
+    from cspd_jax.tokenizer import pieces
+
+    if tokenizer is None:
+        return ",".join(map(str, ids))
+    if not colour:
+        return tokenizer.decode([*prompt, *ids])
+    colours = {ACCEPTED: _GREEN, CORRECTED: _RED, BONUS: _BLUE}
+    parts = zip(pieces(tokenizer, [*prompt, *ids])[len(prompt) :], (colours.get(mark) for mark in marks))
+    painted = []
+    for tint, group in itertools.groupby(parts, lambda part: part[1]):
+        passage = "".join(piece for piece, _ in group)
+        painted.append(passage if tint is None else paint(passage, tint))
+    return tokenizer.decode(prompt) + "".join(painted)

@@ -1,0 +1,80 @@
+"""A causal target's own continuations as rows to distil on."""
+
+from __future__ import annotations
+
+import functools
+import pathlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from tqdm import tqdm
+
+from cspd_jax.data.source import shuffled
+from cspd_jax.data.text import Texts
+from cspd_jax.errors import UserError
+from cspd_jax.networks.lm import LM
+from cspd_jax.training.kept import fingerprint, kept
+from cspd_jax.training.step import Purpose, run_key
+from cspd_jax.training.text_step import TextTeacher
+from cspd_jax.training.text_trainer import Rows
+
+Array = jax.Array
+PART = 64  # rows made side by side, and kept in one file
+PROMPT = 32  # ids from the data at the start of each
+
+
+class TargetTexts:
+    """`count` rows that begin as the data does and go on as the target would; made once, kept in `folder`."""
+
+    def __init__(self, teacher: TextTeacher, texts: Texts, count: int, folder: pathlib.Path, seed: int = 0):
+        if not teacher.config.causal:
+            raise UserError("a masked-diffusion target is distilled on data; leave out --from")
+        if count < PART or texts.config.length <= PROMPT:
+            raise UserError(
+                f"{count} samples of {texts.config.length} ids are too few to learn from; ask for at least"
+                f" {PART} of {PROMPT + 1}"
+            )
+        folder.mkdir(parents=True, exist_ok=True)
+        origin = fingerprint(*teacher, seed, texts.config.length)
+
+        def make(part: int) -> np.ndarray:
+            key = jax.random.fold_in(run_key(seed, Purpose.SAMPLES), part)
+            rows = texts.batch(part, PART, seed=seed)
+            return np.asarray(continued(LM(teacher.config), teacher.params, key, rows))
+
+        parts = tqdm(range(-(-count // PART)), desc="samples")
+        made = [kept(folder / f"samples_{i:05d}.npz", origin, functools.partial(make, i)) for i in parts]
+        self._rows = np.concatenate(made)
+
+    def batch(self, index: int, size: int, *, seed: int = 0) -> np.ndarray:
+        return self._rows[shuffled(len(self._rows), index, size, seed=seed, split="train")]
+
+
+@functools.partial(jax.jit, static_argnames=("model",))
+def continued(model: LM, params: Any, key: Array, rows: Array) -> Array:
+    """rows [B, L] with all ids after the first `PROMPT` drawn from the model."""
+    batch, length = rows.shape
+
+    def step(carry, position):
+        cache, previous = carry
+        at = jnp.full((batch, 1), position)
+        logits, cache = model.apply(params, previous[:, None], at, cache)
+        drawn = jax.random.categorical(jax.random.fold_in(key, position), logits[:, 0])
+        following = jnp.where(position + 1 < PROMPT, rows[:, jnp.minimum(position + 1, PROMPT)], drawn)
+        return (cache, following.astype(rows.dtype)), following.astype(rows.dtype)
+
+    start = model.empty_cache(batch, length), rows[:, 0]
+    _, drawn = jax.lax.scan(step, start, jnp.arange(length - 1))
+    return jnp.concatenate([rows[:, :1], drawn.T], axis=1)
+
+
+class InTurn:
+    """Batches of two sets of rows in turn."""
+
+    def __init__(self, first: Rows, second: Rows):
+        self._rows = (first, second)
+
+    def batch(self, index: int, size: int, *, seed: int = 0) -> np.ndarray:
+        return self._rows[index % 2].batch(index // 2, size, seed=seed)

@@ -1,0 +1,168 @@
+"""`cspd-jax text` and `masked`: what they print, what they report, what they refuse."""
+
+from __future__ import annotations
+
+import json
+
+import jax
+import numpy as np
+import pytest
+from hf_folder import DREAM, LLADA, LLAMA, V, tensors, write
+
+from cspd_jax.cli import main
+
+PROMPTS = ("--prompt-ids", "1,2,3,4", "--prompt-ids", "5,6")
+EXACT = ("--dtype", "float64", "--no-stop")
+
+
+@pytest.fixture(autouse=True)
+def no_cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "cache"))
+    yield
+    jax.config.update("jax_enable_x64", False)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    root = tmp_path_factory.mktemp("folders")
+    near = {n: t * np.float32(1 + 0.03 * np.sin(len(n))) for n, t in tensors(LLAMA).items()}
+    return {
+        "llama": write(root / "llama", LLAMA),
+        "draft": write(root / "draft", LLAMA, near),
+        "llada": write(root / "llada", LLADA),
+        "dream": write(root / "dream", DREAM),
+    }
+
+
+def run(capsys, *argv):
+    code = main([str(a) for a in argv])
+    return (code, *capsys.readouterr())
+
+
+def printed(capsys, *argv):
+    code, out, err = run(capsys, *argv, "--json")
+    assert code == 0, err
+    return json.loads(out)
+
+
+@pytest.mark.parametrize("draft", ["int8", "int4", "lookup", "draft"])
+def test_text_is_that_of_plain_decoding(folders, capsys, draft):
+    """Greedy, in float64, for every kind of draft; the report adds up."""
+    common = ("text", "--target", folders["llama"], *PROMPTS, "--new-tokens", 20, *EXACT)
+    plain = printed(capsys, *common, "--method", "plain")
+    found = printed(capsys, *common, "--draft", folders.get(draft, draft), "--gamma", 3)
+    assert found["ids"] == plain["ids"] and found["text"] == [None, None]
+    assert [len(ids) for ids in found["ids"]] == [20, 20] and found["tokens"] == 40
+    assert found["lossless"] and plain["lossless"] and found["method"] == "block"
+    assert plain["acceptance"] is None and plain["sequential"] == {"target": 20, "draft": 0}
+    assert sum(found["tokens_from"].values()) == 40
+    assert found["tokens_from"]["accepted"] > 0 and found["sequential"]["target"] < 20
+    assert found["plan"]["gamma"] == 3 and found["truncated"] == 0
+
+
+def test_match_repeats_plain_sampling(folders, capsys):
+    common = ("text", "--target", folders["llama"], *PROMPTS, "--new-tokens", 16, *EXACT)
+    common += ("--temperature", 1.3, "--top-k", 20, "--top-p", 0.9, "--seed", 4)
+    plain = printed(capsys, *common, "--method", "plain")
+    found = printed(capsys, *common, "--method", "match", "--draft", folders["draft"], "--compare", "--adapt")
+    assert found["ids"] == plain["ids"]
+    assert found["compared_to_plain"]["identical_rows"] == 2
+    assert found["reference"]["top_k"] == 20 and found["plan"]["adapt"]
+
+
+def test_what_people_see(folders, capsys):
+    common = ("text", "--target", folders["llama"], *PROMPTS, "--new-tokens", 8)
+    code, out, err = run(capsys, *common, "--compare", "--draft", "int8")
+    assert code == 0 and len(out.splitlines()) == 2
+    assert "beside plain decoding" in err and "by the formula" in err and "identical to plain decoding" in err
+
+
+@pytest.mark.parametrize("model, cached", [("llada", False), ("dream", True)])
+def test_masked_is_stepwise_decoding(folders, capsys, tmp_path, model, cached):
+    common = (
+        "masked",
+        "--model",
+        folders[model],
+        *PROMPTS,
+        "--new-tokens",
+        12,
+        "--dtype",
+        "float64",
+        "--block",
+        6,
+    )
+    common += ("--cache",) if cached else ()
+    found = printed(capsys, *common, "--draft-len", 3, "--out", tmp_path / "out")
+    stepwise = printed(capsys, *common, "--method", "stepwise")
+    assert found["ids"] == stepwise["ids"] and found["compared_to_stepwise"]["identical_rows"] == 2
+    assert found["lossless"] and found["cached"] == cached and found["steps"] == 12
+    assert sum(found["passes"].values()) <= sum(stepwise["passes"].values()) == 12
+    assert found["least_passes"] <= sum(found["passes"].values())
+    assert json.loads((tmp_path / "out" / "report.json").read_text())["ids"] == found["ids"]
+    assert (tmp_path / "out" / "order.png").stat().st_size > 100
+    code, _, err = run(capsys, *common, "--out", tmp_path / "out")
+    assert code == 2 and "is not empty" in err
+
+
+def test_lossy_ways_say_so(folders, capsys):
+    common = ("masked", "--model", folders["llada"], *PROMPTS, "--new-tokens", 8, "--no-compare")
+    lossy = printed(capsys, *common, "--accept", "top-k", "--top-k", 4)
+    assert not lossy["lossless"] and lossy["compared_to_stepwise"] is None and lossy["accept"] == "top-k"
+    scheduled = printed(capsys, *common, "--method", "schedule", "--steps", 4)
+    assert not scheduled["lossless"] and scheduled["passes"] == {"whole": 4, "block": 0}
+    code, _, err = run(capsys, *common, "--animate", "--temperature", 0.7)
+    assert code == 0 and "·" in err and "lossy" not in err
+
+
+TEXT = ("text", "--target", "{llama}", *PROMPTS, "--new-tokens", "4")
+
+
+@pytest.mark.parametrize(
+    "command, sentence",
+    [
+        (("text", "--target", "missing"), "missing is neither a checkpoint folder nor one of the names"),
+        (("text", "--target", "{llada}", *PROMPTS), "is a masked-diffusion model; use cspd-jax masked"),
+        (("masked", "--model", "{llama}", *PROMPTS), "is a causal model; use cspd-jax text"),
+        (("text", "--target", "{llama}", "--prompt", "x"), "the model has no tokenizer.json"),
+        (("text", "--target", "{llama}", "--prompt-ids", "1,x"), "is not a list of whole numbers"),
+        (("text", "--target", "{llama}", "--prompt-ids", "1,40", "--new-tokens", "4"), "id 40 in a prompt"),
+        ((*TEXT, "--new-tokens", "61"), "4 tokens and 61 new ones are more"),
+        ((*TEXT, "--draft", "{llada}"), "cannot draft"),
+        ((*TEXT, "--temperature", "-1"), "temperature is"),
+        (("masked", "--model", "{llada}", *PROMPTS, "--new-tokens", "4", "--steps", "2"), "--steps is for"),
+        (("masked", "--model", "{llada}", "--prompt-ids", ""), "is not a list of whole numbers"),
+    ],
+)  # fmt: skip
+def test_refused(folders, capsys, command, sentence):
+    code, out, err = run(capsys, *(part.format(**folders) for part in command))
+    assert (code, out) == (2, "") and sentence in err and len(err.splitlines()) == 1
+
+
+def test_vocabularies_beyond_padding(folders, capsys, tmp_path):
+    config = {**LLAMA, "vocab_size": V + 2000}
+    own = tensors(LLAMA)
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        own[name] = np.concatenate([own[name], np.zeros((2000, own[name].shape[1]), np.float32)])
+    other = write(tmp_path / "wide", config, own)
+    command = ("text", "--target", folders["llama"], *PROMPTS, "--new-tokens", 4, "--draft")
+    code, _, err = run(capsys, *command, other)
+    assert code == 2 and "the vocabularies differ" in err and "more than padding" in err
+
+
+def test_tokenizer_of_the_folder(folders, capsys, tmp_path):
+    """A byte-pair tokenizer.json is used for prompts and texts, through the package that reads such files."""
+    tokenizers = pytest.importorskip("tokenizers")
+    vocab = {chr(97 + i): i for i in range(26)} | {"<unk>": 26, " ": 27}
+    made = tokenizers.Tokenizer(tokenizers.models.BPE(vocab, [], unk_token="<unk>"))
+    made.decoder = tokenizers.decoders.Fuse()
+    folder = write(tmp_path / "own", LLAMA, others={"tokenizer.json": json.loads(made.to_str())})
+    found = printed(capsys, "text", "--target", folder, "--prompt", "abc", "--new-tokens", 9, "--no-stop")
+    assert found["config"]["known_ids"] == 28 and max(found["ids"][0]) < 28
+    assert len(found["text"][0]) == 9 or "<unk>" in found["text"][0]
+    code, out, _ = run(capsys, "text", "--target", folder, "--prompt", "abc", "--new-tokens", 5, "--no-stop",
+                       "--color", "always", "--gamma", 2)  # fmt: skip
+    assert code == 0 and out.startswith("abc") and "\x1b[3" in out
+    assert run(capsys, "convert", folder, tmp_path / "converted")[0] == 0
+    again = printed(capsys, "text", "--target", tmp_path / "converted", "--prompt", "abc", "--new-tokens", 9,
+                    "--no-stop")  # fmt: skip
+    assert again["text"] == found["text"]

@@ -1,0 +1,110 @@
+"""Weights in 8 and 4 bits: how far off, how small, and the same model when they are expanded."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import text_models
+
+from cspd_jax.errors import UserError
+from cspd_jax.networks.lm import abstract_params
+from cspd_jax.networks.quantised import Quantised, bytes_in_memory, expand, quantise, quantise_matrix
+
+CASES = [(8, 20, 0), (8, 20, 1), (4, 4, 0), (4, 8, 0), (4, 8, 1), (4, 32, 1)]
+
+
+def random(*shape, seed=0):
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+@pytest.mark.parametrize("bits,group,axis", CASES)
+def test_no_weight_is_off_by_more_than_half_a_scale(bits, group, axis):
+    matrix = random(20, 20) * np.exp(random(20, seed=1))
+    found = quantise_matrix(jnp.asarray(matrix), axis, bits, group)
+    error = np.abs(np.asarray(found.expand()) - matrix).swapaxes(0, axis)
+    for start in range(0, 20, group):
+        part = slice(start, start + group)
+        largest = np.abs(matrix).swapaxes(0, axis)[part].max(axis=0)
+        assert (error[part] <= largest / (2 ** (bits - 1) - 1) / 2 * 1.0001).all()
+    assert error.max() > 0
+
+
+@pytest.mark.parametrize("bits,group,axis", CASES)
+def test_integers_come_back_as_they_were(bits, group, axis):
+    """Every code, negative ones too, in every place of the packing; and a group of zeros."""
+    most = 2 ** (bits - 1) - 1
+    matrix = np.random.default_rng(0).integers(-most, most + 1, (20, 24)).astype(np.float32)
+    matrix[0], matrix[1, 0] = most, 0
+    matrix[:, 3] = np.where(axis == 0, 0.0, matrix[:, 3])
+    found = quantise_matrix(jnp.asarray(matrix), axis, bits, group if bits == 4 else matrix.shape[axis])
+    back = np.asarray(found.expand())
+    whole = np.abs(matrix).max(axis=axis, keepdims=True) == most
+    if bits == 8:
+        np.testing.assert_allclose(np.where(whole, back, matrix), matrix, atol=1e-5)
+    packed = quantise_matrix(jnp.asarray(back), axis, bits, group if bits == 4 else matrix.shape[axis])
+    np.testing.assert_allclose(packed.expand(), back, atol=1e-5)  # nothing moves a second time
+
+
+def test_sizes_in_memory():
+    matrix = jnp.asarray(random(64, 48))
+    assert quantise_matrix(matrix, 0, 8, 64).codes.nbytes == 64 * 48
+    for group in (32, 64):
+        found = quantise_matrix(matrix, 0, 4, group)
+        assert found.codes.nbytes == 64 * 48 // 2
+        assert bytes_in_memory(found) == 64 * 48 // 2 + 4 * 48 * 64 // group
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_a_quantised_model_is_the_expanded_one(bits, tied):
+    """Through the cache and without it, inside jit, and not the original model."""
+    lm = text_models.model(dtype=jnp.float32, tie_embeddings=tied, qkv_bias=True)
+    params = text_models.params(lm)
+    small = quantise(params, bits, group=8)
+    kept = {"scale", "bias"}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(small, is_leaf=lambda x: isinstance(x, Quantised)):
+        assert isinstance(leaf, Quantised) == (path[-1].key not in kept)
+    tokens = jnp.arange(12).reshape(2, 6) % 11
+    forward = jax.jit(lm.forward)
+    np.testing.assert_allclose(forward(small, tokens), forward(expand(small), tokens), rtol=1e-5, atol=1e-5)
+    positions = jnp.broadcast_to(jnp.arange(6), (2, 6))
+    cached, _ = jax.jit(lm.apply)(small, tokens, positions, lm.empty_cache(2, 8))
+    np.testing.assert_allclose(cached, forward(small, tokens), rtol=1e-4, atol=1e-4)
+    assert np.abs(forward(small, tokens) - forward(params, tokens)).max() > 1e-3
+
+
+def test_eight_bits_are_nearer_than_four():
+    lm = text_models.model(dtype=jnp.float32)
+    params, tokens = text_models.params(lm), jnp.arange(30).reshape(3, 10) % 11
+    forward = jax.jit(lm.forward)
+    exact = forward(params, tokens)
+    off = [np.abs(forward(quantise(params, *how), tokens) - exact).mean() for how in ((8,), (4, 8))]
+    assert off[0] < off[1] / 5 and off[1] < np.abs(exact).mean()
+
+
+def test_a_model_in_half_precision_expands_to_it():
+    lm = text_models.model(dtype=jnp.bfloat16)
+    params = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), text_models.params(lm))
+    leaves = jax.tree.leaves(expand(quantise(params, 4, 8), jnp.bfloat16)["layers_0"]["mlp"])
+    assert {leaf.dtype for leaf in leaves} == {jnp.dtype(jnp.bfloat16)}
+    assert np.isfinite(lm.forward(quantise(params, 4, 8), jnp.zeros((1, 3), jnp.int32))).all()
+
+
+def test_share_of_the_memory():
+    """8 bits are about a quarter of float32, 4 bits about an eighth, and their scales."""
+    config = dataclasses.replace(text_models.CONFIG, width=64, head_dim=16, mlp_width=192, vocab_size=256)
+    params = jax.tree.map(lambda x: np.ones(x.shape, x.dtype), abstract_params(config))
+    whole = bytes_in_memory(params)
+    assert bytes_in_memory(quantise(params, 8)) / whole < 0.27
+    assert bytes_in_memory(quantise(params, 4, 32)) / whole < 0.165
+    assert bytes_in_memory(quantise(params, 4, 64)) / whole < 0.15
+
+
+@pytest.mark.parametrize(
+    "how,match", [((3,), "3 bits are unknown"), ((4, 3), "groups of 3"), ((4, 0), "groups of 0")]
+)
+def test_impossible_quantisation(how, match):
+    with pytest.raises(UserError, match=match):
+        quantise({"kernel": jnp.ones((4, 4))}, *how)

@@ -1,0 +1,163 @@
+"""The corpus of Python's documentation, bytes as ids, and n-gram models against counting by hand."""
+
+import collections
+import math
+import pathlib
+import sysconfig
+
+import numpy as np
+import pytest
+
+from cspd_jax.byte_tokenizer import CAUSAL_SIZE, END_OF_TEXT, MASK, ByteTokenizer, StreamDecoder
+from cspd_jax.data import stdlib
+from cspd_jax.data.stdlib import Document
+from cspd_jax.data.text import TextConfig, Texts
+from cspd_jax.errors import UserError
+from cspd_jax.evaluation import ngram
+
+SOURCE = '''#!/usr/bin/env python
+# Copyright 1999, somebody. All rights reserved and so on.
+
+"""The module's docstring: the first passage."""
+
+# A block of comments
+#   that has two lines.
+def f(x):  # a remark behind code is no passage of its own
+    """What f does, indented
+    as docstrings are.
+    """
+    # short
+    text = """just a string, however long it may be"""
+
+
+class C:
+    "The docstring of a class, in one line."
+'''
+
+
+def write(root, **files):
+    for name, text in files.items():
+        path = root / (name.replace(".", "/") + ".py")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+def test_passages_in_the_order_of_the_source(tmp_path):
+    write(tmp_path, m=SOURCE)
+    assert stdlib.passages(tmp_path / "m.py") == [
+        "The module's docstring: the first passage.",
+        "A block of comments\nthat has two lines.",
+        "What f does, indented\nas docstrings are.",
+        "The docstring of a class, in one line.",
+    ]
+
+
+def test_what_is_left_out(tmp_path):
+    text = '"""A docstring that is long enough, number {}."""'
+    inside = {
+        name: text.format(i)
+        for i, name in enumerate(
+            ["b", "a.c", "a.__init__", "a.test.t", "encodings.x", "_sysconfigdata__linux"]
+        )
+    }
+    repeated = '"""A docstring that is  long\nenough, number 0."""'
+    write(tmp_path, **inside, broken="def f(:", z=repeated)
+    found = stdlib.documents(tmp_path)
+    assert [d.module for d in found] == ["a", "a.c", "b"]
+    assert found[2].text == "A docstring that is long enough, number 0."
+    with pytest.raises(UserError, match="no Python sources"):
+        stdlib.documents(tmp_path / "a" / "nothing")
+
+
+def test_one_module_in_twenty_is_held_out():
+    names = [f"module_{i}" for i in range(4000)]
+    held_out = [name for name in names if Document(name, "").held_out]
+    assert abs(len(held_out) - 200) < 70  # 5 standard deviations
+    assert Document("tempfile", "").held_out and not Document("asyncio.tasks", "").held_out
+
+
+def test_the_running_python_has_these_passages():
+    path = dict(stdlib.modules(pathlib.Path(sysconfig.get_path("stdlib"))))
+    assert path["heapq"].name == "heapq.py" and not any("site-packages" in str(p) for p in path.values())
+    assert len(path) > 300 and "test.support" not in path
+    assert stdlib.passages(path["heapq"])[0].startswith("Heap queue algorithm")
+
+
+CORPUS = tuple(
+    Document(name, f"The text of {name}, né {i}.") for i, name in enumerate(["tempfile", "b", "c", "d"])
+)
+
+
+def test_streams_and_windows():
+    texts = Texts(TextConfig(8), CORPUS)
+    decode, stream = ByteTokenizer().decode, texts.streams["train"]
+    assert decode(stream) == "".join(d.text for d in CORPUS[1:])
+    assert decode(texts.streams["held-out"]) == CORPUS[0].text
+    assert (stream == END_OF_TEXT).sum() == 4 and stream[0] == stream[-1] == END_OF_TEXT
+    rows = np.concatenate([texts.batch(i, 50) for i in range(20)])
+    windows = np.lib.stride_tricks.sliding_window_view(stream, 8)
+    assert rows.dtype == np.int32 and {tuple(r) for r in rows} == {tuple(w) for w in windows}
+    np.testing.assert_array_equal(texts.batch(3, 50), rows[150:200])
+    assert not np.array_equal(texts.batch(3, 50, seed=1), rows[150:200])
+    with pytest.raises(UserError, match="fewer than a row of 4000"):
+        Texts(TextConfig(4000), CORPUS).batch(0, 1)
+
+
+@pytest.mark.parametrize("text", ["", "plain", "naïve → 漢字 🎲", "\ud800 alone"])
+def test_texts_survive(text):
+    ids = ByteTokenizer().encode(text)
+    assert ids[0] == END_OF_TEXT and ByteTokenizer().encode(text, begin=False) == ids[1:]
+    if "alone" not in text:
+        assert ByteTokenizer().decode([*ids, MASK]) == text
+
+
+def test_characters_appear_when_they_are_complete():
+    stream, ids = StreamDecoder(), list("né→🎲".encode())
+    assert [stream.feed([i]) for i in ids] == ["n", "", "é", "", "", "→", "", "", "", "🎲"]
+    assert stream.feed([0xF0, 0x9F]) == "" and stream.finish() == "�"
+    assert ByteTokenizer().decode([0xFF, 65]) == "�A"
+
+
+def counted(train, held_out, n):
+    """Bits per byte of the interpolated n-gram model, id by id with dictionaries."""
+    tables = [collections.defaultdict(collections.Counter) for _ in range(n)]
+    for k, table in enumerate(tables):
+        for i in range(k, len(train)):
+            table[tuple(train[i - k : i])][train[i]] += 1
+    bits = 0.0
+    for i in range(1, len(held_out)):
+        p = 1 / CAUSAL_SIZE
+        for k, table in enumerate(tables[: i + 1]):
+            after = table.get(tuple(held_out[i - k : i]))
+            if after:
+                different, total = len(after), sum(after.values())
+                p = (after[held_out[i]] + different * p) / (total + different)
+        bits -= math.log2(p)
+    return bits / sum(x != END_OF_TEXT for x in held_out[1:])
+
+
+def test_ngrams_against_counting():
+    random = np.random.default_rng(0)
+    train, held_out = (
+        np.array(
+            [END_OF_TEXT, *random.choice([0, 97, 98, 255], size, p=[0.1, 0.5, 0.3, 0.1]), 120 + size % 2]
+        )
+        for size in (400, 61)
+    )
+    found = ngram.bits_per_byte(train, held_out, ngram.MOST)
+    for n, bits in found.items():
+        assert bits == pytest.approx(counted(train.tolist(), held_out.tolist(), n), rel=1e-12)
+    assert len(set(found.values())) == ngram.MOST
+
+
+def test_ngram_probabilities_add_up():
+    """Over all continuations of one text, by 2 ** -bits of the last id."""
+    train = np.array([END_OF_TEXT, *b"abracadabra abracadabra"])
+    prefix = [END_OF_TEXT, *b"abra"]
+
+    def last(x):
+        bits = [ngram.bits_per_byte(train, np.array(ids), 4)[4] for ids in ([*prefix, x], prefix)]
+        return 2 ** -(bits[0] * (len(prefix) - 1 + (x != END_OF_TEXT)) - bits[1] * (len(prefix) - 1))
+
+    assert sum(last(x) for x in range(CAUSAL_SIZE)) == pytest.approx(1, abs=1e-9)

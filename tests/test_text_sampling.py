@@ -1,0 +1,86 @@
+"""The law that tokens are drawn from, against sorting in numpy; and the draws.
+
+Fixed seeds; the false-alarm rate of every sampled test is at most 1e-4 (see `laws`).
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import text_models
+from laws import FALSE_ALARM, counts_p_value
+
+from cspd_jax.decoders.text import Sampling, expected_tokens, log_law, speedup
+from cspd_jax.decoders.text.randomness import Purpose, choose, noise_at, round_keys
+from cspd_jax.decoders.text.sampling import fit
+
+LOGITS = 3 * np.random.default_rng(0).standard_normal((4, 3, 50)).astype(np.float32)
+of_logits = jax.jit(log_law)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.3, 1.0, 2.5])
+@pytest.mark.parametrize("top_k", [None, 1, 7, 99])
+@pytest.mark.parametrize("top_p", [None, 1e-6, 0.6, 0.97, 1.0])
+@pytest.mark.parametrize("wide", [False, True])
+def test_temperature_then_top_k_then_top_p(temperature, top_k, top_p, wide):
+    number = lambda x: None if x is None else jnp.asarray(x)
+    with jax.enable_x64(wide):
+        logits = LOGITS.astype(np.float64 if wide else np.float32)
+        found = of_logits(logits, Sampling(*map(number, (temperature, top_k, top_p))))
+        assert found.dtype == logits.dtype
+    expected = np.apply_along_axis(text_models.law, -1, LOGITS, temperature, top_k, top_p)
+    np.testing.assert_allclose(np.exp(found), expected, atol=2e-6)
+
+
+def test_every_row_may_have_numbers_of_its_own():
+    temperature, top_k, top_p = [0.0, 0.5, 1.0, 2.0], [3, 50, 9, 20], [0.5, 0.8, 1.0, 0.9]
+    found = of_logits(LOGITS, Sampling(*map(jnp.asarray, (temperature, top_k, top_p))))
+    for row in range(4):
+        options = temperature[row], top_k[row], top_p[row]
+        expected = np.apply_along_axis(text_models.law, -1, LOGITS[row], *options)
+        np.testing.assert_allclose(np.exp(found[row]), expected, atol=2e-6)
+
+
+def test_ties_and_extremes():
+    logits = jnp.array([[1.0, 3.0, 3.0, -jnp.inf, 2.0, 2.0]])
+    law = lambda *options: np.exp(of_logits(logits, Sampling(*map(jnp.asarray, options))))[0]
+    np.testing.assert_array_equal(np.exp(log_law(logits, Sampling()))[0], np.eye(6)[1])
+    np.testing.assert_array_equal(law(0.0), np.eye(6)[1])
+    np.testing.assert_array_equal(law(1e-37), [0, 0.5, 0.5, 0, 0, 0])
+    np.testing.assert_array_equal(law(1.0, 1), [0, 0.5, 0.5, 0, 0, 0])
+    np.testing.assert_array_equal(law(1.0, 3) > 0, [0, 1, 1, 0, 1, 1])
+    np.testing.assert_array_equal(law(1.0, 6, 1e-9), [0, 0.5, 0.5, 0, 0, 0])
+    assert np.isfinite(law(1e30, 6, 1.0)).all()
+    np.testing.assert_array_equal(
+        fit(logits, 2, 4), [[1.0, 3.0, -np.inf, -np.inf]]
+    )  # a draft that has fewer ids than the target
+    np.testing.assert_array_equal(fit(logits, 6, 4), logits[:, :4])
+
+
+def test_draws_follow_the_law():
+    """N = 50 000, with one id of probability 1e-3 and one of 0; another law is refuted."""
+    p = np.array([0.5, 0.001, 0.3, 0.0, 0.199])
+    keys = jax.random.split(jax.random.key(0), 50_000)
+    with np.errstate(divide="ignore"):
+        drawn = choose(jnp.log(p), noise_at(keys, jnp.full(len(keys), 9), 5, jnp.float32))
+    counts = np.bincount(drawn, minlength=5)
+    assert counts_p_value(counts, p) > FALSE_ALARM
+    assert counts_p_value(counts, [0.48, 0.001, 0.32, 0.0, 0.199]) <= FALSE_ALARM
+
+
+def test_noise_belongs_to_row_purpose_and_place():
+    keys = jax.random.split(jax.random.key(0), 3)
+    places = jnp.array([[4, 5], [9, 4], [2, 3]])
+    noise = noise_at(keys, places, 6, jnp.float32)
+    np.testing.assert_array_equal(noise[1:], noise_at(keys[1:], places[1:], 6, jnp.float32))
+    np.testing.assert_array_equal(noise[:, 1], noise_at(keys, places[:, 1], 6, jnp.float32))
+    all_keys = [round_keys(keys, purpose, jnp.array([n, n, n])) for purpose in Purpose for n in (4, 5)]
+    assert len(np.unique(jax.random.key_data(jnp.concatenate(all_keys)), axis=0)) == 3 * 2 * len(Purpose)
+    with jax.enable_x64(True):
+        np.testing.assert_allclose(noise_at(keys, places, 6, jnp.float64), noise, rtol=1e-5, atol=1e-5)
+
+
+def test_expectations():
+    np.testing.assert_allclose(expected_tokens(0.8, 3), 1 + 0.8 + 0.64 + 0.512, rtol=1e-6)
+    np.testing.assert_allclose(expected_tokens(np.array([0.0, 1.0]), 5), [1, 6])
+    np.testing.assert_allclose(speedup(0.5, 2, 0.25), 1.75 / 1.5)

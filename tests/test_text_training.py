@@ -1,0 +1,289 @@
+"""Training of language models: objectives by enumeration, held-out bits in closed form, exact resumption."""
+
+import argparse
+import dataclasses
+import itertools
+import json
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import text_models
+
+from cspd_jax import checkpoints, models
+from cspd_jax.byte_tokenizer import END_OF_TEXT
+from cspd_jax.cli import distill as distill_command
+from cspd_jax.cli import evaluate as evaluate_command
+from cspd_jax.cli import train as train_command
+from cspd_jax.data.stdlib import Document
+from cspd_jax.data.text import TextConfig, Texts
+from cspd_jax.errors import UserError
+from cspd_jax.networks.lm import LM, init_params
+from cspd_jax.training import overrides, presets
+from cspd_jax.training.config import TextTrainConfig
+from cspd_jax.training.held_out import bits_per_byte, overlapping
+from cspd_jax.training.text_acceptance import agreement
+from cspd_jax.training.text_objective import causal_view, cross_entropy, divergence, mask_rates, masked_view
+from cspd_jax.training.text_presets import TEXT_PRESETS, byte_model
+from cspd_jax.training.text_samples import PROMPT, TargetTexts
+from cspd_jax.training.text_step import TextTeacher, init_text_state, text_step
+from cspd_jax.training.text_trainer import train_text
+
+CORPUS = tuple(Document(name, f"{name}: {'abcab ' * 40}") for name in ("tempfile", "b", "c"))
+TINY = TextTrainConfig(
+    model=byte_model(8, 1, 1, 8),
+    data=TextConfig(16),
+    steps=12,
+    batch=4,
+    learning_rate=1e-2,
+    warmup=2,
+    decay=4,
+    log_every=1,
+    checkpoint_every=4,
+    sample_every=0,
+)
+MASKED = dataclasses.replace(TINY, model=byte_model(8, 1, 1, 8, causal=False))
+TEXTS = Texts(TINY.data, CORPUS)
+
+
+def identical(a, b):
+    return jax.tree.all(jax.tree.map(lambda x, y: np.array_equal(x, y), a, b))
+
+
+def unigram(lm, seed=0):
+    """Parameters that ignore the context (all layers 0, an embedding of ones), and log p of every id."""
+    tree = jax.tree.map(jnp.zeros_like, init_params(lm.config, jax.random.key(0)))
+    head = jax.random.normal(jax.random.key(seed), tree["head"]["kernel"].shape)
+    tree["embed"]["embedding"] += 1.0
+    tree["norm"]["scale"] += 1.0
+    tree["head"]["kernel"] = head
+    return tree, np.asarray(jax.nn.log_softmax(head.sum(axis=0) * (1 + 1e-5) ** -0.5))
+
+
+def untied(config):
+    return LM(dataclasses.replace(config.model, tie_embeddings=False))
+
+
+@pytest.mark.parametrize("size", [5, 16, 17, 24, 25, 203])
+def test_every_id_is_predicted_once_and_with_context(size):
+    stream = np.arange(size)
+    rows, asked = overlapping(stream, 16)
+    assert sorted(rows[asked]) == list(range(1, size))
+    place = np.broadcast_to(np.arange(16), rows.shape)[asked]
+    assert (np.minimum(rows[asked], 8) <= place).all()
+
+
+@pytest.mark.parametrize("length", [16, 10])
+def test_bits_per_byte_of_a_known_model(length):
+    """A model that ignores its context: the mean of -log2 p over the stream, whatever the rows."""
+    lm = untied(TINY)
+    params, logs = unigram(lm)
+    stream = TEXTS.streams["held-out"]
+    wanted = -logs[stream[1:]].sum() / math.log(2) / (stream != END_OF_TEXT).sum()
+    assert bits_per_byte(lm, params, stream, length) == pytest.approx(wanted, rel=1e-5)
+
+
+def test_the_bound_of_a_known_masked_model():
+    """The estimate of a model that ignores its context is near its true bits: masks only weigh the ids."""
+    lm = untied(MASKED)
+    params, logs = unigram(lm)
+    stream = np.tile(TEXTS.streams["train"], 20)
+    rows = stream[: len(stream) // 16 * 16]
+    wanted = -logs[rows].sum() / math.log(2) / (rows != END_OF_TEXT).sum()
+    found = bits_per_byte(lm, params, stream, 16)
+    assert found == pytest.approx(wanted, rel=0.05)
+    assert found == bits_per_byte(lm, params, stream, 16)
+
+
+def test_masked_objective_against_enumeration():
+    """Its mean over masks is the integral over t of the sum over all masks, for a row of three ids."""
+    lm = text_models.model(dtype=jnp.float32, causal=False, mask_ids=(10,))
+    params = text_models.params(lm, scale=0.5)
+    row = np.array([3, 1, 4])
+    masks = np.array(list(itertools.product([0, 1], repeat=3)))
+    logs = np.asarray(jax.nn.log_softmax(lm.forward(params, jnp.where(masks, 10, row))), np.float64)
+    of_mask = -(masks * logs[:, range(3), row]).sum(axis=1)
+    k = masks.sum(axis=1)
+    # int_0^1 t^(k - 1) (1 - t)^(3 - k) dt = B(k, 4 - k)
+    beta = np.array([math.gamma(n) * math.gamma(4 - n) / math.gamma(4) if n else 0.0 for n in k])
+    exact = (beta * of_mask).sum() / 3 / math.log(2)
+
+    def one(key):
+        rates, hide = jax.random.split(key)
+        rows = jnp.broadcast_to(jnp.asarray(row), (64, 3))
+        view = masked_view(rows, mask_rates(rates, 64), hide, 10)
+        return cross_entropy(view, lm.forward(params, view.seen))
+
+    losses = np.asarray(jax.jit(jax.vmap(one))(jax.random.split(jax.random.key(0), 400)), np.float64)
+    error = losses.std() / math.sqrt(len(losses))
+    assert abs(losses.mean() - exact) < 4.5 * error < 0.05 * exact
+    unweighted = (
+        np.array([math.gamma(n + 1) * math.gamma(4 - n) / math.gamma(5) for n in k]) * of_mask
+    ).sum()
+    assert abs(unweighted / 3 / math.log(2) - exact) > 10 * error  # negative control: without the 1/t
+
+
+def test_rates_of_masking_are_uniform_and_spread():
+    rates = np.asarray(jax.vmap(lambda k: mask_rates(k, 8))(jax.random.split(jax.random.key(0), 2000)))
+    assert (np.floor(-rates * 8 + 8) == np.arange(8)[::-1]).all() and rates.min() > 0
+    np.testing.assert_allclose(rates.mean(axis=0), (np.arange(8) + 0.5) / 8, atol=0.005)
+
+
+def test_divergence_is_cross_entropy_less_entropy():
+    view = causal_view(jnp.asarray(TEXTS.batch(0, 4)))
+    p, q = (jax.random.normal(jax.random.key(i), (4, 16, 257)) for i in range(2))
+    logs = jax.nn.log_softmax(p), jax.nn.log_softmax(q)
+    exact = (jnp.exp(logs[0]) * (logs[0] - logs[1])).sum(axis=-1)[:, :-1].mean() / math.log(2)
+    assert float(divergence(view, p, q)) == pytest.approx(float(exact), rel=1e-5)
+    assert float(divergence(view, p, p)) == pytest.approx(0, abs=1e-6)
+
+
+@pytest.mark.parametrize("config", [TINY, MASKED])
+def test_a_stopped_run_continues_bit_for_bit(tmp_path, config):
+    whole = train_text(config, TEXTS, tmp_path / "whole", progress=False)
+    out = tmp_path / "stopped"
+    for stop in (6, None):
+        state = train_text(config, TEXTS, out, resume=True, stop_at=stop, progress=False)
+    assert identical(state, whole)
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == list(range(1, 13)) and "rows_per_second" in lines[0]
+    assert lines[-1]["loss"] < lines[0]["loss"] - 0.1
+
+    class Forgetful(Texts):  # negative control: a single batch of another seed is noticed
+        def batch(self, index, size, *, seed=0, split="train"):
+            return super().batch(index, size, seed=seed + (index == 9), split=split)
+
+    other = train_text(config, Forgetful(TINY.data, CORPUS), tmp_path / "other", progress=False)
+    assert not identical(other, whole)
+
+
+def test_the_masked_objective_is_learnt(tmp_path):
+    config = dataclasses.replace(MASKED, steps=60, checkpoint_every=60)
+    state = train_text(config, TEXTS, tmp_path, progress=False)
+    stream = np.tile(TEXTS.streams["held-out"], 10)
+    before = init_params(MASKED.model, jax.random.key(0))
+    found = [bits_per_byte(LM(MASKED.model), p, stream, 16) for p in (before, state.params)]
+    assert found[1] < found[0] - 2
+
+
+def teacher(seed=3, config=TINY):
+    params = init_params(config.model, jax.random.key(seed))
+    return TextTeacher(config.model, jax.tree.map(lambda x: 8 * x, params))
+
+
+@pytest.mark.parametrize("config", [TINY, MASKED])
+def test_distilling_brings_the_draft_closer(tmp_path, config):
+    config = dataclasses.replace(config, steps=120, decay=60, checkpoint_every=120)
+    target = teacher(config=config)
+    rows = np.concatenate([TEXTS.batch(i, 4, split="held-out") for i in range(8)])
+    before = init_params(config.model, jax.random.key(0))
+    state = train_text(config, TEXTS, tmp_path, teacher=target, progress=False)
+    lm = LM(config.model)
+    first, last = (agreement(lm, target.params, lm, p, rows) for p in (before, state.params))
+    assert last.divergence < first.divergence / 2 and last.acceptance > first.acceptance + 0.1
+    itself = agreement(lm, target.params, lm, target.params, rows)
+    np.testing.assert_allclose(itself, (1, 1, 0), atol=1e-5)
+
+
+def test_the_share_of_the_data_in_the_loss():
+    """The loss with share s is (1 - s) KL + s cross-entropy."""
+    target, rows, first = teacher(), TEXTS.batch(0, 4), init_text_state(TINY)
+
+    def loss(share, *target):
+        state = jax.tree.map(jnp.copy, first)
+        return float(text_step(dataclasses.replace(TINY, data_share=share), state, rows, *target)[1].loss)
+
+    kl, data, both = loss(0.0, *target), loss(0.0), loss(0.25, *target)
+    assert both == pytest.approx(0.75 * kl + 0.25 * data, rel=1e-5)
+
+
+def test_rows_of_the_target_itself(tmp_path):
+    """They begin as the data does, follow the target's law, and are made once."""
+    config = dataclasses.replace(TINY, data=TextConfig(PROMPT + 32))
+    texts = Texts(config.data, CORPUS)
+    lm = untied(config)
+    params, logs = unigram(lm)
+    target = TextTeacher(lm.config, params)
+    rows = TargetTexts(target, texts, 128, tmp_path)
+    made = rows.batch(0, 128)
+    assert sorted(map(tuple, made[:, :PROMPT])) == sorted(
+        tuple(r) for i in range(2) for r in texts.batch(i, 64)[:, :PROMPT]
+    )
+    own, chance = made[:, PROMPT:], np.exp(logs)
+    likely = np.argsort(-chance)[:10]
+    for x in likely:
+        deviation = math.sqrt(chance[x] * (1 - chance[x]) / own.size)
+        assert abs((own == x).mean() - chance[x]) < 4.5 * deviation
+    stamps = [p.stat().st_mtime_ns for p in sorted(tmp_path.iterdir())]
+    np.testing.assert_array_equal(TargetTexts(target, texts, 128, tmp_path).batch(0, 128), made)
+    assert [p.stat().st_mtime_ns for p in sorted(tmp_path.iterdir())] == stamps
+    with pytest.raises(UserError, match="another target"):
+        TargetTexts(teacher(), texts, 128, tmp_path)
+    with pytest.raises(UserError, match="leave out --from"):
+        TargetTexts(TextTeacher(MASKED.model, {}), texts, 128, tmp_path)
+
+
+def test_pairs_that_do_not_fit_are_refused(tmp_path):
+    with pytest.raises(UserError, match="vocab_size is 257, the target's is 258"):
+        train_text(TINY, TEXTS, tmp_path, teacher=TextTeacher(MASKED.model, {}))
+
+
+@pytest.mark.parametrize("name", TEXT_PRESETS)
+def test_presets_survive_json(name):
+    config = presets.preset(name)
+    assert presets.from_json(json.loads(json.dumps(presets.to_json(config)))) == config
+    hash(config)
+
+
+@pytest.mark.parametrize(
+    "setting,match",
+    [
+        ("data.length=1", "least length is 2"),
+        ("data.length=2048", "but the model has 1024 positions"),
+        ("data_share=1", "below 1"),
+        ("copies=2", "no setting 'copies'"),
+    ],
+)
+def test_bad_settings(setting, match):
+    with pytest.raises(UserError, match=match):
+        overrides.apply(TINY, [setting])
+
+
+def call(command, *arguments):
+    parser = argparse.ArgumentParser()
+    command.add_parser(parser.add_subparsers())
+    args = parser.parse_args([command.__name__.rpartition(".")[2], *map(str, arguments)])
+    args.func(args)
+
+
+def test_the_commands(tmp_path, capsys, monkeypatch):
+    """Train a target, distil a draft of it from its own samples and the data, evaluate both."""
+    monkeypatch.setattr("cspd_jax.data.text.documents", lambda: CORPUS)
+    config = dataclasses.replace(TINY, data=TextConfig(PROMPT + 8), sample_every=6)
+    monkeypatch.setitem(TEXT_PRESETS, "tiny", config)
+    target, draft = tmp_path / "target", tmp_path / "draft"
+    call(train_command, "--preset", "tiny", "--out", target, "--json")
+    report = json.loads(capsys.readouterr().out)
+    assert report["steps"] == 12 and 0 < report["held_out_bits_per_byte"] < 9
+    assert len((target / "held_out.jsonl").read_text().splitlines()) == 2
+    model = models.load_text(report["model"])
+    assert model.config == config.model and model.metadata["extra"]["corpus"]["held_out_ids"] > 100
+    assert models.kind_of(report["model"]) == "lm"
+    flags = ("--target", report["model"], "--from", "both", "--samples", 64, "--init", report["model"])
+    call(distill_command, "--preset", "tiny", "--out", draft, *flags, "--json")
+    told = json.loads(capsys.readouterr().out)
+    assert told["divergence"] < 0.1 and told["acceptance"] > 0.9 and told["greedy"] > 0.5
+    assert checkpoints.load(told["model"]).metadata["source"] == "cspd-jax distill"
+    call(evaluate_command, "--target", report["model"], "--json")
+    found = json.loads(capsys.readouterr().out)
+    assert found["bits_per_byte"] == report["held_out_bits_per_byte"]
+    assert found["corpus"] == found["trained_on"] and set(found["ngrams"]) == set("123456")
+    wider = ("--init", report["model"], "--set", "model.mlp_width=16")
+    with pytest.raises(UserError, match="other sizes than the model of this run"):
+        call(train_command, "--preset", "tiny", "--out", tmp_path / "x", *wider)
+    with pytest.raises(UserError, match="for folders of images"):
+        call(train_command, "--preset", "tiny", "--out", tmp_path / "x", "--cache", tmp_path)
+    with pytest.raises(UserError, match="must be of kind mar"):
+        models.load(report["model"])

@@ -1,0 +1,89 @@
+"""Tiny random language models, and their plain decoding: in numpy, without a cache."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import tiny
+
+from cspd_jax.networks.lm import LM, abstract_params
+from cspd_jax.networks.lm_config import LMConfig
+
+CONFIG = LMConfig(
+    family="llama", vocab_size=11, known_ids=11, width=16, depth=1, heads=4, kv_heads=2, head_dim=4,
+    mlp_width=24, max_positions=64,
+)  # fmt: skip
+
+
+def model(ids=11, padding=0, dtype=jnp.float64, **sizes) -> LM:
+    return LM(dataclasses.replace(CONFIG, vocab_size=ids + padding, known_ids=ids, **sizes), dtype)
+
+
+def params(lm: LM, seed=0, scale=1.0):
+    """Weights so large that the laws of two contexts differ much, and greedy text varies."""
+    tree = tiny.params(abstract_params(lm.config), seed, scale)
+    return jax.tree.map(lambda x: np.asarray(x, lm.dtype), tree)
+
+
+def near(tree, seed=0, scale=0.3):
+    """Parameters not far from these: of a draft that is often right."""
+    random = np.random.default_rng(seed)
+    return jax.tree.map(lambda x: x + (scale * random.standard_normal(x.shape)).astype(x.dtype), tree)
+
+
+def with_law(lm: LM, law):
+    """Parameters that give every token this law [ids], whatever comes before it."""
+    tree = jax.tree.map(lambda s: np.zeros(s.shape, lm.dtype), abstract_params(lm.config))
+    tree["embed"]["embedding"] += 1
+    tree["norm"]["scale"] += 1
+    tree["head"]["kernel"] += np.log(law) / lm.config.width
+    return tree
+
+
+def prompts(batch, longest, ids=11, seed=0):
+    """Ids [batch, longest] of lengths [batch] from 1 to longest; what stands after them is no id."""
+    random = np.random.default_rng(seed)
+    lengths = random.integers(1, longest + 1, batch)
+    tokens = random.integers(0, ids, (batch, longest))
+    return np.where(np.arange(longest) < lengths[:, None], tokens, -7), lengths
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _forward(lm, tree, tokens):
+    return lm.forward(tree, tokens)
+
+
+def logits(lm: LM, tree, tokens) -> np.ndarray:
+    """Of the model's ids after each of the tokens [N, L]: [N, L, ids]."""
+    return np.asarray(_forward(lm, tree, np.maximum(tokens, 0)))[..., : lm.config.known_ids]
+
+
+def law(logits, temperature=1.0, top_k=None, top_p=None) -> np.ndarray:
+    """Probabilities [V] from logits [V], by sorting."""
+    x = np.asarray(logits, np.float64)
+    if temperature == 0:
+        return np.eye(len(x))[np.argmax(x)]
+    order = np.argsort(-x, kind="stable")[:top_k]
+    kept = np.exp((x[order] - x[order[0]]) / temperature)
+    kept /= kept.sum()
+    if top_p is not None:
+        kept[1 + np.searchsorted(np.cumsum(kept), top_p) :] = 0
+    out = np.zeros(len(x))
+    out[order] = kept / kept.sum()
+    return out
+
+
+def decode(lm: LM, tree, tokens, lengths, new, choose=lambda row, at, logits: np.argmax(logits)):
+    """[N, L + new]: each row with `new` tokens more, then zeros. choose(row, position, logits [ids])."""
+    width = tokens.shape[1] + new
+    out = np.zeros((len(tokens), width), int)
+    out[:, : tokens.shape[1]] = np.where(np.arange(tokens.shape[1]) < lengths[:, None], tokens, 0)
+    for i in range(new):
+        found = logits(lm, tree, out)
+        for row, n in enumerate(lengths):
+            out[row, n + i] = choose(row, n + i, found[row, n + i - 1])
+    return out
