@@ -81,11 +81,11 @@ TEXT_PRESETS: dict[str, TextTrainConfig] = {
     "text-distill": dataclasses.replace(
         _DRAFT,
         data=TextConfig(_POSITIONS),
-        steps=1_500,
+        steps=400,
         batch=4,
         learning_rate=1e-3,
         warmup=50,
-        decay=1_450,
+        decay=350,
         sample_every=0,
     ),
     "masked-text": TextTrainConfig(
