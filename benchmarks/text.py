@@ -114,9 +114,7 @@ def row(name: str, batch: int, seconds: float, tokens: int, base: float, **more)
     return found | more
 
 
-def speculative_rows(
-    calls: dict, found: dict, seconds: dict, tokens: int, base: float, batch: int, costs: dict
-):
+def speculative_rows(found: dict, seconds: dict, tokens: int, base: float, batch: int, costs: dict):
     """The rows of our speculative cells, with what the formula gives for the same acceptance and cost."""
     rows = []
     for name, generation in found.items():
