@@ -160,6 +160,7 @@ def test_generate_command(folder, tmp_path, capsys):
     assert {p.name for p in out.iterdir()} == {"samples.png", "samples.npz", "report.json", "runs.png"}
 
 
+@pytest.mark.slow
 def test_generate_command_decides(folder, tmp_path, capsys):
     arguments = ["generate", "--target", folder, "--n", "1", "--out", str(tmp_path / "a"), "--json"]
     assert main([*arguments, "--denoise", "auto"]) == 0

@@ -93,7 +93,13 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("options", CASES.values(), ids=CASES)
+SLOW = ("model, adaptive, both levels", "paper, Sigma = 1, groups, guided, own noise")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [pytest.param(c, id=name, marks=[pytest.mark.slow] * (name in SLOW)) for name, c in CASES.items()],
+)
 def test_joint_law(options):
     """4000 images of 6 tokens of dimension 2 (400 where both levels speculate): false alarm 1e-4. Rows
     advance at their own speed."""

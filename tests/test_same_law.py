@@ -56,7 +56,10 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+SLOW = ("self", "model, guided")
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in CASES])
 def test_images(name):
     case = CASES[name]
     tokens, found = images(outer.sample, 1, **case)

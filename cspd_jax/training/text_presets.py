@@ -12,7 +12,9 @@ from cspd_jax.training.config import TextTrainConfig
 _POSITIONS = 1024
 
 
-def byte_model(width: int, depth: int, heads: int, mlp_width: int, causal: bool = True) -> LMConfig:
+def byte_model(
+    width: int, depth: int, heads: int, mlp_width: int, causal: bool = True, positions: int = _POSITIONS
+) -> LMConfig:
     """A Llama over bytes, or its masked-diffusion sibling."""
     size = CAUSAL_SIZE if causal else MASKED_SIZE
     return LMConfig(
@@ -25,7 +27,7 @@ def byte_model(width: int, depth: int, heads: int, mlp_width: int, causal: bool 
         kv_heads=heads,
         head_dim=width // heads,
         mlp_width=mlp_width,
-        max_positions=_POSITIONS,
+        max_positions=positions,
         tie_embeddings=True,
         causal=causal,
         bos_ids=(END_OF_TEXT,),
@@ -89,7 +91,7 @@ TEXT_PRESETS: dict[str, TextTrainConfig] = {
         sample_every=0,
     ),
     "masked-text": TextTrainConfig(
-        model=byte_model(128, 6, 2, 384, causal=False),
+        model=byte_model(128, 6, 2, 384, causal=False, positions=256),  # as long as its rows
         data=TextConfig(),
         steps=4_500,
         batch=8,
