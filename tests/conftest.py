@@ -1,5 +1,8 @@
 import os
 
+# The commands turn on JAX's cache on disk; tests neither read what other runs left there nor write into it.
+os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
+
 # Tests run side by side, one in each process: threads of one would be in the way of the others.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_cpu_multi_thread_eigen=false"
@@ -30,3 +33,10 @@ def _compiler(request):
     with jax.default_matmul_precision("highest"):
         yield
     jax.config.update("jax_disable_most_optimizations", before)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _forget_programs():
+    """Thousands of compiled programs in one process use up the memory maps that Linux allows it."""
+    yield
+    jax.clear_caches()

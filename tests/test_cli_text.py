@@ -16,8 +16,7 @@ EXACT = ("--dtype", "float64", "--no-stop")
 
 
 @pytest.fixture(autouse=True)
-def no_cache(monkeypatch, tmp_path):
-    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "cache"))
+def float32_again():
     yield
     jax.config.update("jax_enable_x64", False)
 
