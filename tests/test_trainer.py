@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 from training_run import TINY
 
 from cspd_jax import checkpoints
@@ -70,7 +71,11 @@ def kill_at(out, step, delay=0.0):
 def compiled_once(tmp_path_factory):
     """All processes of these tests share what they compile."""
     folder = str(tmp_path_factory.mktemp("compiled"))
-    settings = {"jax_compilation_cache_dir": folder, "jax_persistent_cache_min_compile_time_secs": 0}
+    settings = {
+        "jax_enable_compilation_cache": True,
+        "jax_compilation_cache_dir": folder,
+        "jax_persistent_cache_min_compile_time_secs": 0,
+    }
     before = {name: getattr(jax.config, name) for name in settings}
     with pytest.MonkeyPatch.context() as patch:
         for name, value in settings.items():
@@ -79,6 +84,7 @@ def compiled_once(tmp_path_factory):
         yield
     for name, value in before.items():
         jax.config.update(name, value)
+    compilation_cache.reset_cache()  # it remembers that it was on
 
 
 @pytest.fixture(autouse=True)
