@@ -69,6 +69,8 @@ def _refuse_other_blocks(values: Values) -> None:
     for name in _NOT:
         if values.flag(name, False):
             raise values.refuse(name, "only false is supported")
+    if values.values.get("clip_qkv") is not None:
+        raise values.refuse("clip_qkv", "only null is supported")
 
 
 def wanted(config: LMConfig, where: str = "the configuration") -> list[Entry]:

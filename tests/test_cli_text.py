@@ -9,7 +9,10 @@ import numpy as np
 import pytest
 from hf_folder import DREAM, LLADA, LLAMA, V, tensors, write
 
+from cspd_jax.byte_tokenizer import ByteTokenizer
 from cspd_jax.cli import main
+from cspd_jax.cli.masked import _in_one_line
+from cspd_jax.reports.masked import order_picture
 
 PROMPTS = ("--prompt-ids", "1,2,3,4", "--prompt-ids", "5,6")
 EXACT = ("--dtype", "float64", "--no-stop")
@@ -111,6 +114,20 @@ def test_lossy_ways_say_so(folders, capsys):
     assert not scheduled["lossless"] and scheduled["passes"] == {"whole": 4, "block": 0}
     code, _, err = run(capsys, *common, "--animate", "--temperature", 0.7)
     assert code == 0 and "·" in err and "lossy" not in err
+
+
+def test_a_line_of_the_animation_moves_no_cursor():
+    ids = [257, 257, *"é\n\x1b[2K\tz".encode(), 257]
+    assert _in_one_line(ids, 257, ByteTokenizer()) == "··é↵�[2K�z·"
+    assert _in_one_line([3, 9, 12], 9, None) == "3 ·12 "
+
+
+@pytest.mark.parametrize("places", [1, 100, 9000])
+def test_the_picture_has_a_limit(places):
+    """Round k fills place k: the picture has as many rows of cells as columns."""
+    picture = order_picture(np.tile(np.arange(places), (2, 1)), 8)
+    assert picture.size[0] < 1700 and picture.size[1] < 2 * 1700
+    assert np.any(np.all(np.asarray(picture) == (27, 58, 102), axis=-1))  # the colour of the first round
 
 
 TEXT = ("text", "--target", "{llama}", *PROMPTS, "--new-tokens", "4")

@@ -13,7 +13,9 @@ import tiny
 
 from cspd_jax.decoders.masked import generate, least_passes, passes, stepwise, stream
 from cspd_jax.decoders.masked.canvas import canvas_of, window_at
+from cspd_jax.decoders.masked.rule import candidates
 from cspd_jax.decoders.masked.speculative import Speculation, begin, play, run, unfinished
+from cspd_jax.decoders.text.randomness import gumbel
 from cspd_jax.errors import UserError
 from cspd_jax.networks.lm import LM, abstract_params
 from cspd_jax.networks.lm_config import LMConfig
@@ -57,38 +59,92 @@ def speculation(draft_len, rows=8, most=8, top_k=None):
     return Speculation(most, draft_len, None if top_k is None else jnp.int32(top_k))
 
 
-def by_hand(c, params):
-    """The stepwise rule in numpy, one row and one pass at a time."""
-    model = c.model
-    texts, orders = [], []
-    for b in range(len(c.start)):
-        start = int(c.start[b])
-        text = np.full(c.places, MASK)
-        order = np.zeros(c.places, int)
-        for step in range(c.places):
-            tokens = np.concatenate([np.asarray(c.base[b, :start]), text])
-            logits = np.array(model.forward(params, jnp.asarray(tokens)[None]))[0, start:]
-            logits[:, [MASK, V - 1]] = -np.inf
-            law = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
-            first = np.argmax(text == MASK) // c.block * c.block
-            best, token = -1.0, None
-            for place in range(first, min(first + c.block, c.places)):
-                if text[place] == MASK and law[place].max() > best:
-                    best, where, token = law[place].max(), place, law[place].argmax()
-            text[where], order[where] = token, step
-        texts.append(text)
-        orders.append(order)
-    return np.array(texts), np.array(orders)
+@functools.partial(jax.jit, static_argnums=0)
+def forward(model, params, tokens):
+    return model.forward(params, tokens[None])[0]
 
 
-@pytest.mark.parametrize("family", CONFIGS)
-def test_the_reference_is_the_rule(family):
-    c = canvas(family, rows=3)
-    found = stepwise.stepwise(c)
-    text, order = by_hand(c, c.params)
-    np.testing.assert_array_equal(found.text, text)
-    np.testing.assert_array_equal(found.steps, order)
-    assert found.passes == PLACES and found.block_passes == 0
+@functools.partial(jax.jit, static_argnums=0)
+def apply(model, params, tokens, positions, cache):
+    logits, cache = model.apply(params, tokens[None], positions[None], cache)
+    return logits[0], cache
+
+
+def block_logits(c, prompt, text, first, last, begins, cache):
+    """Logits of places first..last - 1 [last - first, V], and the cache; a shifted model's hidden state i - 1
+    tells of place i, and inside a block a cached pass has none for its first place."""
+    model, start, shift = c.model, len(prompt), int(c.model.config.shifted)
+    tokens = np.concatenate([prompt, text])
+    if not c.cached:
+        return np.array(forward(model, c.params, tokens)[start + first : start + last]), None
+    if begins:
+        cache = model.empty_cache(1, len(tokens))
+        logits, cache = apply(model, c.params, tokens, np.arange(len(tokens)), cache)
+        return np.array(logits[start + first - shift : start + last - shift]), cache
+    own = slice(start + first, start + last)
+    logits, _ = apply(model, c.params, tokens[own], np.arange(len(tokens))[own], cache)
+    return np.array(jnp.roll(logits, shift, axis=0)), cache
+
+
+def by_hand(c, row):
+    """The stepwise rule in numpy for one row, one pass and one place at a time: text and order."""
+    start = int(c.start[row])
+    prompts = [np.asarray(c.base[row, :start])] + [np.full(start, MASK)] * (c.guidance is not None)
+    text, order, caches = np.full(c.places, MASK), np.zeros(c.places, int), [None] * len(prompts)
+    for step in range(c.places):
+        first = np.argmax(text == MASK) // c.block * c.block
+        last = min(first + c.block, c.places)
+        begins = np.all(text[first:last] == MASK)
+        logits = []
+        for i, prompt in enumerate(prompts):
+            found, caches[i] = block_logits(c, prompt, text, first, last, begins, caches[i])
+            logits.append(found)
+        logits = logits[0] if len(prompts) == 1 else logits[1] + (c.guidance + 1) * (logits[0] - logits[1])
+        best = -1.0
+        for place, of_place in zip(range(first, last), np.array(logits)):
+            of_place[[MASK, V - 1]] = -np.inf
+            law = np.exp(of_place) / np.exp(of_place).sum()
+            if c.keys is not None:
+                key = jax.random.fold_in(jax.random.fold_in(c.keys[row], step), place)
+                of_place = of_place + c.temperature * gumbel(key, V, of_place.dtype)
+            token = np.argmax(of_place)
+            only_first = c.cached and c.model.config.shifted and begins
+            if text[place] == MASK and law[token] > best and (place == first or not only_first):
+                best, where, what = law[token], place, token
+        text[where], order[where] = what, step
+    return text, order
+
+
+@pytest.mark.parametrize(
+    "family, cached, temperature, guided",
+    [
+        ("llada", False, 0.0, False),
+        ("dream", False, 0.8, False),
+        ("llada", False, 0.8, True),
+        ("llada", True, 0.8, False),
+        ("dream", True, 0.0, True),
+    ],
+)
+def test_the_reference_is_the_rule(family, cached, temperature, guided):
+    """Noise of the step and the place; confidence without it; a prompt that guidance hides; stale keys of
+    other blocks."""
+    c = make(family, 0, 4, cached, temperature, guided)
+    found = reference(family, 0, 4, cached, temperature, guided)
+    for row in range(2):
+        text, order = by_hand(c, row)
+        np.testing.assert_array_equal(found.text[row], text)
+        np.testing.assert_array_equal(found.steps[row], order)
+    assert found.passes == (3 if cached else PLACES) and found.passes + found.block_passes == PLACES
+
+
+def test_confidence_is_as_fine_as_a_probability():
+    """Also of sure places with large logits, of which the logarithm of a sum would keep few digits."""
+    c = canvas(rows=1)
+    logits = np.full((1, 4, V), 1000.0, np.float32)
+    logits[0, :, 3] += np.linspace(7, 7.001, 4)
+    found = candidates(c, jnp.asarray(logits), jnp.arange(4)[None], jnp.zeros(1, int))
+    allowed = np.delete(np.asarray(logits, np.float64), [MASK, V - 1], axis=-1)
+    np.testing.assert_allclose(found.confidence, jax.nn.log_softmax(allowed)[..., 3], atol=1e-6)
 
 
 @functools.cache
@@ -300,16 +356,37 @@ def test_generate_and_stream():
     assert (last.passes, last.rows) == (found.passes, found.rows) and found.passes < reference.passes == 9
     several = generate(model, params, prompts, lengths, method="schedule", steps=3, **options)
     assert several.passes == 3
-    of_dream = generate(
-        LM(DREAM, jnp.float64),
-        params_of(DREAM, 0),
-        prompts,
-        lengths,
-        method="schedule",
-        steps=4,
-        new_tokens=8,
-    )
-    assert of_dream.passes == 4 and np.all(np.asarray(of_dream.text) != MASK)
+
+
+@pytest.mark.parametrize("places, block, steps", [(8, 8, 4), (16, 8, 4), (11, 4, 3)])
+@pytest.mark.parametrize("family", CONFIGS)
+def test_a_schedule_fills_every_place(family, places, block, steps):
+    options = {"method": "schedule", "steps": steps, "new_tokens": places, "block": block}
+    model, params = LM(CONFIGS[family], jnp.float64), params_of(CONFIGS[family], 0)
+    found = generate(model, params, np.array([[1, 2], [4, 0]]), np.array([2, 1]), **options)
+    assert found.passes == steps and np.all(np.asarray(found.text) < MASK)
+
+
+@pytest.mark.parametrize("guidance", [None, 1.0])
+@pytest.mark.parametrize("cached", [False, True], ids=["whole", "cached"])
+def test_half_precision(cached, guidance):
+    model, params = LM(LLADA, jnp.bfloat16), params_of(LLADA, 0)
+    options = {"new_tokens": 6, "block": 3, "cached": cached, "guidance": guidance, "draft_len": 2}
+    found = generate(model, params, np.array([[1, 2, 3], [4, 0, 0]]), np.array([3, 1]), **options)
+    assert np.all(np.asarray(found.text) < MASK)
+
+
+def test_numbers_beyond_all_use():
+    """Moves that there cannot be are not drafted; noise that drowns the logits chooses no mask."""
+    model, params = LM(LLADA, jnp.float32), params_of(LLADA, 0)
+    prompts, lengths, most = np.ones((40, 2), int), np.full(40, 2), 3 * 10**9
+    for options, drafted in (({}, 5), ({"cached": True, "block": 3}, 2), ({"max_draft_len": 4 * 10**9}, 5)):
+        options = {"new_tokens": 6, "draft_len": most, "top_k": most, **options}
+        found = generate(model, params, prompts, lengths, **options)
+        assert len(found.tested) == drafted
+    hot = {"new_tokens": 6, "temperature": 1e6, "keys": jax.random.key(0)}
+    found = generate(model, params, prompts, lengths, **hot)
+    assert np.all(np.asarray(found.text) < MASK)
 
 
 @pytest.mark.parametrize(
@@ -320,6 +397,10 @@ def test_generate_and_stream():
         ({"block": 0}, "block is 0; it must be at least 1"),
         ({"temperature": 1.0}, "sampling needs keys"),
         ({"temperature": -1.0}, "temperature is -1.0"),
+        ({"temperature": 1e39, "keys": 0}, "it must be 0 .greedy. to 1e.06"),
+        ({"guidance": float("nan")}, "guidance is nan; it must be a number"),
+        ({"method": "schedule", "steps": 65}, "at most one for each of 64 places"),
+        ({"method": "schedule", "steps": 7}, "at least one for each of 8 blocks"),
         ({"method": "fast"}, "method is 'fast'; it must be one of ssd, stepwise, schedule"),
         ({"method": "schedule", "cached": True}, "without a cache"),
         ({"prompts": [[V - 1]]}, "none of the model's 11 ids"),
@@ -337,7 +418,8 @@ def test_quotas():
     assert list(stepwise.llada_quotas(16, 8, 6)) == [3, 3, 2, 3, 3, 2]
     assert list(stepwise.llada_quotas(11, 4, 6)) == [2, 2, 2, 2, 2, 1]
     assert list(stepwise.llada_quotas(8, 8, 8)) == [1] * 8
-    assert list(stepwise.llada_quotas(5, 8, 64)) == [1] * 5
+    assert list(stepwise.llada_quotas(5, 8, 5)) == [1] * 5
+    assert list(stepwise.llada_quotas(16, 4, 7)) == [2, 2, 2, 2, 2, 2, 4]
     assert stepwise.dream_quotas(16, 4).sum() == 16 and list(stepwise.dream_quotas(4, 4)) == [0, 1, 1, 2]
 
 

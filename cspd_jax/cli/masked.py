@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -46,7 +48,7 @@ def add_parser(subparsers) -> None:
     how.add_argument("--cache", action="store_true", help="keep keys and values, anew for each block")
     how.add_argument("--accept", choices=("exact", "top-k"), default="exact", help="top-k is lossy (exact)")
     how.add_argument("--top-k", type=positive, default=3, help="of --accept top-k (3)")
-    how.add_argument("--steps", type=positive, help="of --method schedule (half of the places)")
+    how.add_argument("--steps", type=positive, help="of --method schedule (half as many as places)")
     how.add_argument("--temperature", type=float, default=0.0, help="0 takes the likeliest tokens (0)")
     how.add_argument("--guidance", type=float, help="scale of classifier-free guidance by the prompt (off)")
     how.add_argument("--seed", type=seed, default=0)
@@ -78,6 +80,8 @@ def run(args: argparse.Namespace) -> None:
     model = models.load_text(args.model, args.dtype)
     if model.config.causal:
         raise UserError(f"{args.model} is a causal model; use cspd-jax text")
+    if not model.config.mask_ids:
+        raise UserError(f"{args.model} has no mask id: it is not a masked-diffusion model")
     tokenizer = load_tokenizer(model)
     prompts = read_prompts(args, tokenizer, model.config, args.new_tokens, [PROMPT])
     options = _options(args)
@@ -120,7 +124,8 @@ def _options(args: argparse.Namespace) -> dict:
             raise UserError(f"--accept top-k is for --method ssd; {args.method} drafts nothing")
         options["top_k"] = args.top_k
     if args.method == "schedule":
-        options["steps"] = args.steps or max(1, args.new_tokens // 2)
+        blocks = -(-args.new_tokens // options["block"])
+        options["steps"] = args.steps or max(blocks, args.new_tokens // 2)
     elif args.steps is not None:
         raise UserError("--steps is for --method schedule")
     if args.temperature:
@@ -141,7 +146,7 @@ def _until_the_end(tokenizer, config, ids: list[int]) -> str:
 
 
 def _animate(generation, tokenizer) -> None:
-    """The first text after each round, over the one before."""
+    """The end of the first text after each round, as far as a line goes, over the one before."""
     from cspd_jax.decoders import masked
     from cspd_jax.decoders.text import pad_prompts
 
@@ -149,14 +154,22 @@ def _animate(generation, tokenizer) -> None:
         raise UserError(f"--animate shows the rounds of --method ssd, not of {generation.method}")
     prompts, lengths = pad_prompts(generation.prompts)
     mask_id = generation.model.config.mask_ids[0]
+    columns = shutil.get_terminal_size().columns - 1
     for state in masked.stream(generation.model, generation.params, prompts, lengths, **generation.options):
-        shown = "".join(
-            _FREE if i == mask_id else tokenizer.decode([i]) if tokenizer else f"{i} "
-            for i in _rows(state.text)[0].tolist()
-        )
-        sys.stderr.write("\r\x1b[2K" + shown.replace("\n", "↵"))
+        row = _rows(state.text)[0].tolist()
+        sys.stderr.write("\r\x1b[2K" + _in_one_line(row, mask_id, tokenizer)[-columns:])
         sys.stderr.flush()
     sys.stderr.write("\n")
+
+
+def _in_one_line(ids: list[int], mask_id: int, tokenizer) -> str:
+    """Ids as text; free places as dots, and what would move the cursor as other signs."""
+    parts = []
+    for free, run in itertools.groupby(ids, lambda i: i == mask_id):
+        run = list(run)
+        text = tokenizer.decode(run) if tokenizer else "".join(f"{i} " for i in run)
+        parts.append(_FREE * len(run) if free else text.replace("\n", "↵"))
+    return "".join(c if c.isprintable() else "�" for c in "".join(parts))
 
 
 def _write(folder: Path, content: dict, rounds, block: int) -> None:

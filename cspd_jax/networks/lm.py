@@ -111,22 +111,23 @@ def attend_beside(q: Array, k: Array, v: Array, slots: tuple[Array, Array], own:
     batch, kv_heads, _, dim = keys.shape
     length, heads = q.shape[1:3]
     wide = jnp.promote_types(q.dtype, jnp.float32)
-    rows = q.reshape(batch, -1, length, kv_heads, heads // kv_heads, dim).transpose(0, 1, 3, 4, 2, 5)
-    rows = rows.reshape(batch, -1, kv_heads, heads // kv_heads * length, dim)
-    k, v = (a.reshape(batch, -1, length, kv_heads, dim) for a in (k, v))
+    # Heads come before versions: then all versions are one product with what is stored.
+    rows = q.reshape(batch, -1, length, kv_heads, heads // kv_heads, dim).transpose(0, 3, 1, 4, 2, 5)
+    rows = rows.reshape(batch, kv_heads, -1, heads // kv_heads * length, dim)
+    k, v = (a.reshape(batch, -1, length, kv_heads, dim).transpose(0, 3, 1, 2, 4) for a in (k, v))
     scores = [
-        jnp.einsum("bvhrd,bhkd->bvhrk", rows, keys, preferred_element_type=wide),
-        jnp.einsum("bvhrd,bvkhd->bvhrk", rows, k, preferred_element_type=wide),
+        jnp.einsum("bhvrd,bhkd->bhvrk", rows, keys, preferred_element_type=wide),
+        jnp.einsum("bhvrd,bhvkd->bhvrk", rows, k, preferred_element_type=wide),
     ]
     visible = jnp.concatenate([seen, own], axis=1)[:, None, None, None]
     scores = jnp.where(visible, jnp.concatenate(scores, axis=-1) * dim**-0.5, jnp.finfo(wide).min)
     weights = jnp.exp(scores - jnp.max(scores, axis=-1, keepdims=True))
     total = jnp.sum(weights, axis=-1, keepdims=True)
     stored, fresh = jnp.split(weights.astype(v.dtype), [keys.shape[2]], axis=-1)
-    out = jnp.einsum("bvhrk,bhkd->bvhrd", stored, values, preferred_element_type=wide)
-    out = out + jnp.einsum("bvhrk,bvkhd->bvhrd", fresh, v, preferred_element_type=wide)
-    out = (out / total).astype(q.dtype).reshape(-1, kv_heads, heads // kv_heads, length, dim)
-    return out.transpose(0, 3, 1, 2, 4).reshape(-1, length, heads, dim)
+    out = jnp.einsum("bhvrk,bhkd->bhvrd", stored, values, preferred_element_type=wide)
+    out = out + jnp.einsum("bhvrk,bhvkd->bhvrd", fresh, v, preferred_element_type=wide)
+    out = (out / total).astype(q.dtype).reshape(batch, kv_heads, -1, heads // kv_heads, length, dim)
+    return out.transpose(0, 2, 4, 1, 3, 5).reshape(-1, length, heads, dim)
 
 
 class Beside(NamedTuple):

@@ -13,7 +13,9 @@ from cspd_jax.masked_comparison import Found
 from cspd_jax.models import TextModel
 from cspd_jax.reports.report import device, rates, versions
 
-_CELL, _MARGIN, _LEFT, _ROWS = 10, 28, 44, 4
+_MARGIN, _LEFT = 28, 44
+_ROWS, _PLACES = 4, 400  # shown at most
+_CELL, _SIDE = 10, 1600  # pixels of a place at most, and of all places and rounds
 _PAPER, _INK, _LINE = (255, 255, 255), (40, 40, 40), (225, 225, 225)
 _EARLY, _LATE = np.array((27, 58, 102)), np.array((242, 170, 76))
 
@@ -102,30 +104,36 @@ def in_words(report: dict[str, Any]) -> str:
             f"beside stepwise decoding: {beside['fewer_passes']:.2f} times fewer passes, {words};"
             f" identical: {beside['identical_rows']} of {report['prompts']} rows"
         )
+        if report["lossless"] and beside["identical_rows"] < report["prompts"]:
+            lines.append(
+                "rows differ: passes of other shapes round otherwise, and where two moves are equally likely"
+                " up to rounding, either may be taken; --dtype float64 tells"
+            )
     if not report["lossless"]:
         lines.append(f"lossy: {report['why']}")
     return "\n".join(lines)
 
 
 def order_picture(rounds: np.ndarray, block: int) -> Image.Image:
-    """When each place of the first rows was filled: rounds [B, G]. Later rounds are lower and lighter, and
-    lines part the blocks."""
-    rounds = np.asarray(rounds)[:_ROWS]
+    """When each of the first places of the first rows was filled: rounds [B, G]. Later rounds are lower and
+    lighter, and lines part the blocks."""
+    rounds = np.asarray(rounds)[:_ROWS, :_PLACES]
     last = int(rounds.max())
-    width = _LEFT + rounds.shape[1] * _CELL + 8
-    height = _MARGIN + (last + 1) * _CELL + 8
+    cell = min(_CELL, _SIDE // max(rounds.shape[1], last + 1))
+    width = _LEFT + rounds.shape[1] * cell + 8
+    height = _MARGIN + (last + 1) * cell + 8
     page = Image.new("RGB", (width, height * len(rounds)), _PAPER)
     draw, font = ImageDraw.Draw(page), ImageFont.load_default()
     for row, filled in enumerate(rounds):
         top = row * height + _MARGIN
         draw.text((_LEFT, top - 20), f"text {row + 1}: round in which each place was filled", _INK, font)
         for x in range(0, rounds.shape[1] + 1, block):
-            draw.line((_LEFT + x * _CELL, top, _LEFT + x * _CELL, top + (last + 1) * _CELL), _LINE)
+            draw.line((_LEFT + x * cell, top, _LEFT + x * cell, top + (last + 1) * cell), _LINE)
         for number in range(0, last + 1, max(1, (last + 1) // 8)):
-            draw.text((8, top + number * _CELL - 2), str(number), _INK, font)
+            draw.text((8, top + number * cell - 2), str(number), _INK, font)
         for place, number in enumerate(filled):
-            x, y = _LEFT + place * _CELL, top + int(number) * _CELL
+            x, y = _LEFT + place * cell, top + int(number) * cell
             share = number / max(1, last)
             colour = tuple(int(c) for c in np.round(_EARLY + share * (_LATE - _EARLY)))
-            draw.rectangle((x + 1, y + 1, x + _CELL - 1, y + _CELL - 1), fill=colour)
+            draw.rectangle((x + 1, y + 1, x + cell - 1, y + cell - 1), fill=colour)
     return page

@@ -18,7 +18,7 @@ Array = jax.Array
 class Canvas:
     """What stays the same while G places behind each of B prompts are filled.
 
-    block: places of a block; blocks are filled from left to right. cached: see `passes`.
+    places: G. block: places of a block; blocks are filled from left to right. cached: see `passes`.
     base: [H * B, N] prompts, at the left edge; H = 2 with guidance, the second half with hidden prompts.
     valid: [H * B, N], no padding. start: [B] lengths of the prompts.
     guidance: the scale s of un + (s + 1)(cond - un), or None. keys: [B], None when greedy. temperature: [].

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -41,11 +42,12 @@ def generate(model: LM, params: Any, prompts: Array, lengths: Array, **options) 
     """Fills `new_tokens` places behind each of prompts [B, P] of `lengths` [B].
 
     method: "ssd" (self-speculation), "stepwise" (its reference, one token per step) or "schedule" (the
-    published one of `steps` steps, several tokens each: lossy). block: places that are filled before later
-    ones (default 8). cached: keys and values are computed anew at the beginning of each block only; that is
-    another sampler, with its own stepwise reference.
+    published one of `steps` steps, several tokens each: lossy; Dream's knows no blocks).
+    block: places that are filled before later ones (default 8). cached: keys and values are computed anew at
+    the beginning of each block only; that is another sampler, with its own stepwise reference.
     draft_len: moves tested per round, a number or [B] (default 4). max_draft_len: a static bound on it, on
-    which work depends. top_k: None is exact; a number accepts a move whose place is among so many: lossy.
+    which work depends. Neither counts beyond the moves that there can be.
+    top_k: None is exact; a number accepts a move whose place is among so many: lossy.
     temperature: 0 takes the likeliest token; above, `keys` are needed: one, or one for each row [B].
     guidance: scale s of un + (s + 1)(cond - un), where `un` does not see the prompt.
     """
@@ -56,7 +58,7 @@ def generate(model: LM, params: Any, prompts: Array, lengths: Array, **options) 
     if method == "stepwise":
         found = stepwise.stepwise(canvas)
     else:
-        found = stepwise.scheduled(canvas, jnp.asarray(quotas_of(model, canvas.places, canvas.block, steps)))
+        found = scheduled(canvas, steps)
     rows = (int(found.passes) + int(found.block_passes)) * len(canvas.base)
     calls = int(found.passes), int(found.block_passes)
     return Result(found.text, found.steps, found.steps, *calls, rows, None, None, None)
@@ -105,33 +107,53 @@ def prepare(
     _require(np.all(np.asarray(draft_len) >= 1), f"draft_len is {draft_len}; it must be at least 1")
     most = int(np.max(draft_len)) if max_draft_len is None else max_draft_len
     _require(most >= np.max(draft_len), f"draft_len is {draft_len}; it must be at most max_draft_len, {most}")
-    _require(0 <= temperature < np.inf, f"temperature is {temperature}; it must be 0 (greedy) or more")
+    hottest = 1e6  # above, only rounding errors of the logits would be left
+    _require(
+        0 <= temperature <= hottest, f"temperature is {temperature}; it must be 0 (greedy) to {hottest:g}"
+    )
+    _require(guidance is None or np.isfinite(guidance), f"guidance is {guidance}; it must be a number")
     _require(temperature == 0 or keys is not None, "sampling needs keys: one, or one for each row")
     _require(not (cached and method == "schedule"), "the published schedule is offered without a cache")
     if keys is not None:
         keys = image_keys(keys, batch) if keys.ndim == 0 else keys
+    block = min(block, new_tokens)
+    if method == "schedule":
+        _check_steps(model, new_tokens, block, steps or new_tokens)
     canvas = canvas_of(
         model,
         params,
         prompts,
         jnp.asarray(lengths, jnp.int32),
         new_tokens,
-        min(block, new_tokens),
+        block,
         cached=cached,
         guidance=None if guidance is None else jnp.asarray(guidance, float),
         keys=keys if temperature else None,
         temperature=temperature,
     )
-    draft_len = jnp.broadcast_to(jnp.asarray(draft_len, jnp.int32), (batch,))
-    speculation = Speculation(most, draft_len, None if top_k is None else jnp.int32(top_k))
-    return canvas, speculation, steps or new_tokens
+    most = min(most, max(1, (block if cached else new_tokens) - 1))  # more moves than that there are not
+    draft_len = jnp.broadcast_to(jnp.asarray(np.minimum(draft_len, most), jnp.int32), (batch,))
+    top_k = None if top_k is None else jnp.int32(min(top_k, new_tokens))
+    return canvas, Speculation(most, draft_len, top_k), steps or new_tokens
 
 
-def quotas_of(model: LM, places: int, block: int, steps: int) -> np.ndarray:
-    """Of the schedule that was published with the model's family."""
-    if model.config.shifted:
-        return stepwise.dream_quotas(places, steps)
-    return stepwise.llada_quotas(places, block, steps)
+def _check_steps(model: LM, places: int, block: int, steps: int) -> None:
+    _require(steps <= places, f"steps is {steps}; the schedule has at most one for each of {places} places")
+    blocks = -(-places // block)
+    _require(
+        model.config.shifted or steps >= blocks,
+        f"steps is {steps}; the schedule has at least one for each of {blocks} blocks",
+    )
+
+
+def scheduled(canvas: Canvas, steps: int) -> stepwise.Filled:
+    """By the schedule that was published with the model's family."""
+    if canvas.model.config.shifted:
+        canvas = dataclasses.replace(canvas, block=canvas.places)
+        quotas = stepwise.dream_quotas(canvas.places, steps)
+    else:
+        quotas = stepwise.llada_quotas(canvas.places, canvas.block, steps)
+    return stepwise.scheduled(canvas, jnp.asarray(quotas))
 
 
 def least_passes(places: int, block: int, draft_len: int, cached: bool) -> int:

@@ -47,8 +47,10 @@ def candidates(canvas: Canvas, logits: Array, places: Array, steps: Array) -> Ca
         noise = step_noise(canvas.keys, steps, places, logits.shape[-1], logits.dtype)
         noisy = logits + canvas.temperature.astype(logits.dtype) * noise
     tokens = jnp.argmax(noisy, axis=-1).astype(jnp.int32)
+    # Of sure places log p is near 0: the largest logit is taken off first, or its rounding would be theirs.
+    logits = logits - jnp.max(logits, axis=-1, keepdims=True)
     chosen = jnp.take_along_axis(logits, tokens[..., None], axis=-1)[..., 0]
-    return Candidates(tokens, chosen - jax.nn.logsumexp(logits, axis=-1))
+    return Candidates(tokens, chosen - jnp.log(jnp.sum(jnp.exp(logits), axis=-1)))
 
 
 def step_noise(keys: Array, steps: Array, places: Array, ids: int, dtype) -> Array:

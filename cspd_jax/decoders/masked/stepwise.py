@@ -70,19 +70,20 @@ def _cached_pass(canvas, window, text, cache, begins):
 
 
 def llada_quotas(places: int, block: int, steps: int) -> np.ndarray:
-    """Tokens of each step: the steps are shared by the blocks, a block's places by its steps, the remainder
-    first."""
+    """Tokens of each step: the steps are shared by the blocks, a block's places by its steps; the first ones
+    take the remainders. `steps` are at least as many as there are blocks."""
     blocks = -(-places // block)
-    each = max(1, steps // blocks)
     quotas = []
     for i in range(blocks):
         size = min(block, places - i * block)
+        each = min(size, steps // blocks + (i < steps % blocks))
         quotas += [size // each + (k < size % each) for k in range(each)]
-    return np.array([q for q in quotas if q], np.int32)
+    return np.array(quotas, np.int32)
 
 
 def dream_quotas(places: int, steps: int) -> np.ndarray:
-    """Dream's own: of what is left, the share by which the time from 1 to 0.001 shrinks; at last all."""
+    """Dream's own, which knows no blocks: of what is left, the share by which the time from 1 to 0.001
+    shrinks; at last all."""
     times = np.linspace(1, 1e-3, steps + 1)
     left, quotas = places, []
     for i in range(steps):
