@@ -25,6 +25,7 @@ from cspd_jax.training import overrides, presets
 from cspd_jax.training.config import TextTrainConfig
 from cspd_jax.training.held_out import bits_per_byte, overlapping
 from cspd_jax.training.text_acceptance import agreement
+from cspd_jax.training.text_initial import initial_params
 from cspd_jax.training.text_objective import causal_view, cross_entropy, divergence, mask_rates, masked_view
 from cspd_jax.training.text_presets import TEXT_PRESETS, byte_model
 from cspd_jax.training.text_samples import PROMPT, TargetTexts
@@ -256,6 +257,32 @@ def call(command, *arguments):
     command.add_parser(parser.add_subparsers())
     args = parser.parse_args([command.__name__.rpartition(".")[2], *map(str, arguments)])
     args.func(args)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_masked_model_begins_with_a_causal_one(tied):
+    """A text of one token looks the same to both, so the old ids have the same logits there."""
+    causal = dataclasses.replace(TINY.model, tie_embeddings=tied)
+    masked = dataclasses.replace(MASKED.model, tie_embeddings=tied, max_positions=99)
+    model = models.TextModel("x", LM(causal), init_params(causal, jax.random.key(1)), {})
+    params = initial_params(model, masked)
+    assert jax.tree.map(np.shape, params) == jax.tree.map(np.shape, init_params(masked, jax.random.key(0)))
+    tokens = np.array([[7], [END_OF_TEXT]])
+    logits = LM(masked).forward(params, tokens)
+    np.testing.assert_allclose(
+        logits[..., : causal.vocab_size], model.model.forward(model.params, tokens), atol=1e-6
+    )
+    np.testing.assert_allclose(logits[..., -1], logits[..., :-1].mean(-1), atol=1e-5)
+    assert identical(initial_params(model, causal), model.params)
+
+
+@pytest.mark.parametrize("change", [{"width": 16}, {"shifted": False}, {"norm": "layer"}])
+def test_other_models_are_no_beginning(change):
+    model = models.TextModel("x", LM(TINY.model), None, {})
+    with pytest.raises(UserError, match="other sizes than the model of this run"):
+        initial_params(model, dataclasses.replace(MASKED.model, **change))
+    with pytest.raises(UserError, match="other sizes than the model of this run"):
+        initial_params(models.TextModel("x", LM(MASKED.model), None, {}), TINY.model)
 
 
 def test_the_commands(tmp_path, capsys, monkeypatch):

@@ -15,14 +15,13 @@ _GLANCE = 64  # held-out rows measured while training
 
 
 def train(args: argparse.Namespace, config) -> None:
-    from cspd_jax import models
-    from cspd_jax.cli.train import finish, starting_weights
+    from cspd_jax.cli.train import finish
     from cspd_jax.data.text import Texts
     from cspd_jax.training.text_trainer import train_text
 
     if args.vae or args.cache:
         raise UserError("an autoencoder and a cache are for folders of images, not for text")
-    initial = starting_weights(args.init, config.model, models.load_text)
+    initial = _initial(args.init, config.model)
     texts = Texts(config.data)
     start = time.monotonic()
     state = train_text(
@@ -38,9 +37,17 @@ def train(args: argparse.Namespace, config) -> None:
     finish(args, config, state, start, "lm", {"corpus": texts.describe()}, **report)
 
 
+def _initial(name: str | None, config):
+    """The parameters that --init gives a run; None without it."""
+    from cspd_jax import models
+    from cspd_jax.training.text_initial import initial_params
+
+    return None if name is None else initial_params(models.load_text(name), config)
+
+
 def distill(args: argparse.Namespace, config) -> None:
     from cspd_jax import models
-    from cspd_jax.cli.train import finish, starting_weights
+    from cspd_jax.cli.train import finish
     from cspd_jax.data.text import Texts
     from cspd_jax.networks.lm import LM
     from cspd_jax.training.held_out import tiled
@@ -52,7 +59,7 @@ def distill(args: argparse.Namespace, config) -> None:
 
     target = models.load_text(args.target or ("text-default" if config.model.causal else "masked-default"))
     check_vocabulary(config.model, target.config)
-    initial = starting_weights(args.init, config.model, models.load_text)
+    initial = _initial(args.init, config.model)
     prepare_folder(args.out, args.resume)
     teacher = TextTeacher(target.config, target.params)
     texts = rows = Texts(config.data)

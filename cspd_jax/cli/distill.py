@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> None:
     data = make_source(config.data)
     check_fit(config, data)
     data.batch(0, 1, split="held-out")  # an empty split is found now, not after the run
-    initial = starting_weights(args.init, config.model, models.load)
+    initial = starting_weights(args.init, config.model)
     prepare_folder(args.out, args.resume)
     source = data
     if args.origin != "data":

@@ -67,13 +67,12 @@ def run(args: argparse.Namespace) -> None:
     if isinstance(config.data, TextConfig):
         _text.train(args, config)
         return
-    from cspd_jax import models
     from cspd_jax.training.pictures import save_pictures
     from cspd_jax.training.run import prepare_folder
     from cspd_jax.training.sources import kl16_encoder, make_source
     from cspd_jax.training.trainer import check_fit, train
 
-    initial = starting_weights(args.init, config.model, models.load)
+    initial = starting_weights(args.init, config.model)
     prepare_folder(args.out, args.resume)
     encoder = kl16_encoder(args.vae) if args.vae else None
     source = make_source(config.data, encoder=encoder, cache=args.cache)
@@ -106,13 +105,14 @@ def finish(
     result({**report, "model": str(args.out / "model"), "params": description["params"]}, args.json)
 
 
-def starting_weights(name: str | None, config, load):
-    """The parameters of a model of the same sizes; None without a name."""
+def starting_weights(name: str | None, config):
+    """The parameters of an image model of the same sizes; None without a name."""
+    from cspd_jax import models
     from cspd_jax.errors import UserError
 
     if name is None:
         return None
-    model = load(name)
+    model = models.load(name)
     if model.config != config:
         raise UserError(
             f"--init {name} has other sizes than the model of this run; choose its preset or --set"

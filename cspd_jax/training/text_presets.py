@@ -15,10 +15,10 @@ _POSITIONS = 1024
 def byte_model(
     width: int, depth: int, heads: int, mlp_width: int, causal: bool = True, positions: int = _POSITIONS
 ) -> LMConfig:
-    """A Llama over bytes, or its masked-diffusion sibling."""
+    """A Llama over bytes, or its masked-diffusion sibling, which can begin with its weights."""
     size = CAUSAL_SIZE if causal else MASKED_SIZE
     return LMConfig(
-        family="llama" if causal else "llada",
+        family="llama" if causal else "dream",
         vocab_size=size,
         known_ids=size,
         width=width,
@@ -30,6 +30,7 @@ def byte_model(
         max_positions=positions,
         tie_embeddings=True,
         causal=causal,
+        shifted=not causal,
         bos_ids=(END_OF_TEXT,),
         eos_ids=(END_OF_TEXT,),
         mask_ids=() if causal else (MASK,),
@@ -90,14 +91,15 @@ TEXT_PRESETS: dict[str, TextTrainConfig] = {
         decay=350,
         sample_every=0,
     ),
+    # For `train --init` of a causal target; it learns from its own objective what else a mask may hide.
     "masked-text": TextTrainConfig(
-        model=byte_model(128, 6, 2, 384, causal=False, positions=256),  # as long as its rows
+        model=byte_model(96, 8, 2, 288, causal=False, positions=256),  # as long as its rows
         data=TextConfig(),
-        steps=4_500,
+        steps=5_000,
         batch=8,
         learning_rate=2e-3,
         warmup=200,
-        decay=4_300,
+        decay=4_800,
         weight_decay=0.1,
         clip=1.0,
         checkpoint_every=250,
