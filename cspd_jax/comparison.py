@@ -15,9 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax import choice, gains, generation
+from cspd_jax.decoders.expectation import speedup
 from cspd_jax.decoders.order import reveal_groups
 from cspd_jax.decoders.outer import Ahead
-from cspd_jax.decoders.outer.adaptation import speedup
 from cspd_jax.info import Calls, Info
 from cspd_jax.models import ImageModel
 from cspd_jax.request import Request, chains_per_image

@@ -10,7 +10,7 @@ from scipy.stats import chi2, norm
 
 from cspd_jax.decoders import inner, outer, plain
 from cspd_jax.decoders.order import guidance_scale, reveal_groups
-from cspd_jax.decoders.outer import adaptation, paper, path_criterion, rounds
+from cspd_jax.decoders.outer import paper, path_criterion, rounds
 from cspd_jax.decoders.outer.paths import log_stds
 from cspd_jax.keys import Purpose, image_keys, purpose_keys
 
@@ -199,14 +199,6 @@ def test_adaptation_from_dropped_tests_is_refuted(monkeypatch):
     monkeypatch.setattr(path_criterion, "settle", note_all)
     monkeypatch.setattr(rounds, "adapt", adapt)
     assert is_refuted(ahead=outer.Ahead(gamma=4))
-
-
-def test_speedup():
-    """Geometric sums; with a = 0 a round is one group in 1 + gamma c."""
-    gammas = jnp.array([1, 2, 5])
-    assert np.allclose(adaptation.speedup(0.0, gammas, 0.25), 1 / (1 + 0.25 * gammas))
-    expected = [sum(0.7**i for i in range(g + 1)) / (1 + 0.1 * g) for g in (1, 2, 5)]
-    assert np.allclose(adaptation.speedup(0.7, gammas, 0.1), expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize("draft", [None, NEAR], ids=["self", "model"])

@@ -84,3 +84,7 @@ def test_expectations():
     np.testing.assert_allclose(expected_tokens(0.8, 3), 1 + 0.8 + 0.64 + 0.512, rtol=1e-6)
     np.testing.assert_allclose(expected_tokens(np.array([0.0, 1.0]), 5), [1, 6])
     np.testing.assert_allclose(speedup(0.5, 2, 0.25), 1.75 / 1.5)
+    gammas = jnp.array([1, 2, 5])
+    np.testing.assert_allclose(speedup(0.0, gammas, 0.25), 1 / (1 + 0.25 * gammas))
+    expected = [sum(0.7**i for i in range(g + 1)) / (1 + 0.1 * g) for g in (1, 2, 5)]
+    np.testing.assert_allclose(speedup(jnp.full((1,), 0.7)[:, None], gammas, 0.1)[0], expected, rtol=1e-6)

@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 
+from cspd_jax.decoders.expectation import speedup
 from cspd_jax.decoders.outer.state import Game, State
-
-Array = jax.Array
 
 # Until there are tests: this many accepted of this many.
 _ACCEPTED, _TESTED = 8.0, 10.0
-
-
-def speedup(acceptance: Array, gamma: Array, cost: Array | float) -> Array:
-    """Groups per round over time per round, with a draft's time as a share `cost` of a target's step:
-    (1 - a^(gamma + 1)) / ((1 - a) (gamma cost + 1))."""
-    a = jnp.clip(acceptance, 0.0, 1 - 1e-4)
-    return (1 - a ** (gamma + 1)) / ((1 - a) * (gamma * cost + 1))
 
 
 def adapt(game: Game, state: State) -> State:

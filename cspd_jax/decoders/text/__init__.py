@@ -5,8 +5,8 @@ says what happened. A round is made of pure functions of (game, state) that can 
 `draft_step`, `verify_step`, `commit`, `play`. Drafters are any objects like `Drafter`.
 """
 
+from cspd_jax.decoders.expectation import expected_tokens, speedup
 from cspd_jax.decoders.text.drafter import Drafter, Drafts, Wanted
-from cspd_jax.decoders.text.expectation import expected_tokens, speedup
 from cspd_jax.decoders.text.generation import Result, generate, pad_prompts, prepare, result, stream
 from cspd_jax.decoders.text.info import Info, summarise
 from cspd_jax.decoders.text.model_drafter import ModelDrafter

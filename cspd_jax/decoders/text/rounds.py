@@ -10,8 +10,8 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from cspd_jax.decoders.expectation import speedup
 from cspd_jax.decoders.text.drafter import Drafts, Wanted, among, no_drafts
-from cspd_jax.decoders.text.expectation import speedup
 from cspd_jax.decoders.text.model_drafter import read_prompts
 from cspd_jax.decoders.text.randomness import Purpose, round_keys
 from cspd_jax.decoders.text.rules import RULES, Verdict, agree
