@@ -130,6 +130,13 @@ def _ratio(calls: Calls, plain: Calls) -> dict[str, float]:
     }
 
 
+def is_faster(key: Array, model: ImageModel, ahead: Request, plain: Request) -> bool:
+    """Whether `ahead` is faster than `plain`, both settled. Plain's chains may be speculative, too, so both are
+    measured beside the plain sampler step by step."""
+    rival = 1.0 if plain.settings.speculation is None else compare(key, model, plain).faster
+    return compare(key, model, ahead).faster > rival
+
+
 def self_speculation_can_win(model: ImageModel, plain: Request, ahead: Request, batch: int) -> bool:
     """Whether rounds of self-speculation could be faster than AR steps if every draft were accepted.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -13,7 +14,7 @@ import tiny
 from PIL import Image
 
 import cspd_jax
-from cspd_jax import generation
+from cspd_jax import comparison, generation
 from cspd_jax.cli import _compilation, main
 from cspd_jax.decoders.official_schedule import Official
 from cspd_jax.decoders.outer import Ahead
@@ -115,6 +116,20 @@ def test_without_a_method_the_fastest_exact_one_is_shown_beside_plain(run):
     report = json.loads(out)
     assert code == 0 and report["lossless"] and report["compared_to_plain"]["method"] == "self"
     assert "network calls in sequence" in err and "compared-images.png" in os.listdir("out")
+
+
+@pytest.mark.parametrize("of_chains, wins", [(None, True), (1.05, True), (3.0, False)])
+def test_self_speculation_must_beat_speculation_along_the_chains(monkeypatch, of_chains, wins):
+    """Not only the plain sampler step by step."""
+    model = cspd_jax.load("default")
+    plain = generation.make_request(model, [0], denoise="plain")
+    if of_chains is not None:
+        plain = generation.make_request(model, [0], denoise="speculative")
+    ahead = generation.make_request(model, [0], method="self")
+    factors = {"self": 1.1, "plain": of_chains}
+    measured = lambda key, model, request: SimpleNamespace(faster=factors[request.method])
+    monkeypatch.setattr(comparison, "compare", measured)
+    assert comparison.is_faster(KEY, model, ahead, plain) == wins
 
 
 def test_batches_stream_and_one_call_agree(folder):

@@ -12,6 +12,7 @@ from cspd_jax.decoders import inner, outer, plain
 from cspd_jax.decoders.order import guidance_scale, reveal_groups
 from cspd_jax.decoders.outer import paper, path_criterion, rounds
 from cspd_jax.decoders.outer.paths import log_stds
+from cspd_jax.decoders.outer.state import Waiting
 from cspd_jax.keys import Purpose, image_keys, purpose_keys
 
 MODEL, IMAGES = LinearTokens(), 4000
@@ -150,6 +151,13 @@ WRONG = {
 }
 
 
+def waiting_with_the_newest_q(**fields):
+    return Waiting(**{**fields, "q_z": fields["z"], "q_scale": fields["scale"]})
+
+
+WRONG["q at the newest z in the residual"] = (path_criterion, "Waiting", waiting_with_the_newest_q)
+
+
 @pytest.mark.parametrize("name", WRONG)
 def test_negative_controls(name, monkeypatch):
     monkeypatch.setattr(*WRONG[name])
@@ -170,6 +178,48 @@ def test_negative_controls_with_a_draft(name, monkeypatch):
     module, function, criterion = WRONG_WITH_A_DRAFT[name]
     monkeypatch.setattr(module, function, jnp.zeros_like)
     assert is_refuted(ahead=outer.Ahead(gamma=3, **criterion), draft=NEAR)
+
+
+def test_drafts_kept_behind_a_rejection_are_refuted(monkeypatch):
+    """What passed behind a rejected token is taken as it is, though it was tested behind the rejected one."""
+
+    def note_all(game, window, passed):
+        return settle(game, window, passed)._replace(kept=window.drafted & passed)
+
+    def skip_what_is_noted(game, state, proposals, slots):
+        before, state = state.group, resample(game, state, proposals, slots)
+        place = jnp.minimum(game.start[jnp.minimum(state.group, game.groups)], game.length - 1)[:, None]
+        noted = jnp.take_along_axis(state.accepted, place, 1)[:, 0]
+        skip = (state.group > before) & (state.group < game.groups) & noted
+        return state._replace(group=state.group + skip)
+
+    settle, resample = path_criterion.settle, rounds.resample_step
+    monkeypatch.setattr(path_criterion, "settle", note_all)
+    monkeypatch.setattr(rounds, "resample_step", skip_what_is_noted)
+    assert is_refuted(ahead=outer.Ahead(gamma=3), draft=NEAR)
+
+
+def test_a_limit_of_tries_is_counted():
+    _, found = noise_of(outer.sample, ahead=outer.Ahead(gamma=3, proposals=1, max_tries=1), images=100)
+    assert 0 < found.counts.truncated <= found.counts.tested.sum() - found.counts.accepted.sum()
+
+
+def test_an_image_that_diverges_stops_nobody():
+    """Its tokens are given up at once, not after 65536 tries."""
+    settings = plain.PlainSettings(num_iter=6, respacing=MODEL.spec, final_noise=True, encoder_sizes=1)
+    keys, labels = image_keys(jax.random.key(3), 2), jnp.zeros(2, jnp.int32)
+    for draft in (None, NEAR):
+        found = outer.sample(
+            LinearTokens(pull=1e38),
+            None,
+            keys,
+            labels,
+            settings=settings,
+            ahead=outer.Ahead(gamma=3),
+            draft=draft,
+        )
+        assert not np.isfinite(found.tokens).all() and found.counts.truncated > 0
+        assert np.all(found.counts.rounds <= 2 * MODEL.seq_len)
 
 
 LOSSY = {  # the paper's Sigma is lossy too, but here too little to be seen: close drafts alone are accepted

@@ -110,9 +110,11 @@ def _fastest(args: argparse.Namespace, model, request, batch: int):
     ahead = request_of(args, model, labels, method="self", denoise=args.denoise or "auto")
     if comparison.self_speculation_can_win(model, plain, ahead, batch):
         ahead = generation.settle(model, ahead, batch)
-        found = comparison.compare(_key(args), model, ahead._replace(labels=labels[:batch]))
-        if found.faster > 1:
+        both = (request._replace(labels=labels[:batch]) for request in (ahead, plain))
+        if comparison.is_faster(_key(args), model, *both):
             return ahead, ahead
+    if plain.settings.speculation is not None:
+        return plain, plain
     return plain, request_of(args, model, labels, method="self", **_SHOWN)
 
 

@@ -95,7 +95,8 @@ def resample_step(game: Game, state: State, proposals: Paths, slots: Slots) -> S
     """Tries the proposals [B, N, G]; images whose group is complete with them move on."""
     waiting, at = state.waiting, slots.image
     log_q, work = density(game, game.drafter, proposals.states, waiting.q_z[at], waiting.q_scale[at])
-    log_a = log_residual_acceptance(proposals.log_density - log_q)
+    log_ratio = proposals.log_density - log_q
+    log_a = log_residual_acceptance(log_ratio)
     keys = _fold(purpose_keys(game.keys, Purpose.PROPOSAL_TEST)[at], slots.index)
     u = position_uniforms(keys, _here(game, state)[at])
     good = (accepts(u, log_a) | waiting.fresh[at][..., None]) & slots.valid[..., None]
@@ -104,7 +105,9 @@ def resample_step(game: Game, state: State, proposals: Paths, slots: Slots) -> S
     first = jnp.full(waiting.missing.shape, none).at[at].min(jnp.where(good, index, none))  # [B, G]
     tries = waiting.tries.at[at].add(slots.valid)
     found = waiting.missing & (first < none)
-    given_up = waiting.missing & ~found & (tries >= game.ahead.max_tries)[:, None]
+    nan = jnp.isnan(log_ratio) & slots.valid[..., None]  # of an image that diverges no proposal is ever good
+    diverged = jnp.zeros(waiting.missing.shape, bool).at[at].max(nan)
+    given_up = waiting.missing & ~found & (diverged | (tries >= game.ahead.max_tries)[:, None])
     taken = jnp.where(found, first, jnp.where(given_up, tries[:, None] - 1, -1))
     chosen = (index == taken[at]) & slots.valid[..., None]
     token = jnp.where(chosen[..., None], proposals.states[..., 0, :], 0)

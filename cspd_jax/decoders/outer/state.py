@@ -30,7 +30,7 @@ class Ahead:
     joint: verify all groups in one context that shows all drafts, in place of each group in its own (lossy).
 
     proposals, max_tries ("path"): K draws from the residual per round and token, and how many there are
-    before the last one is kept and counted as truncated.
+    before the last one is kept and counted as truncated (at once where the image diverges).
     sigma, align, inner_temperature, max_trips ("paper"): whether Eq. 5 has its factor Sigma (lossy with it),
     whether both chains share their noise, by how much the test is widened (lossy unless 1), and the limit of
     the resampler's loop.
