@@ -30,8 +30,9 @@ class Comparison(NamedTuple):
     its tokens [B, L, d], what happened.
 
     faster: plain's seconds by the method's. fewer_calls: plain's calls in sequence by the method's.
-    predicted: faster, by the formula (1 - a^(g + 1)) / ((1 - a) (g c + 1)) with a and c as measured; it
-    counts calls in sequence only, as if their rows were free.
+    predicted: faster, by the formula (1 - a^(g + 1)) / ((1 - a) (g c + 1)) with a and c as measured (c = 0
+    where the target drafts for itself, in the same pass); it counts AR steps in sequence only, as if rows
+    were free, and knows nothing of speculation along the chains.
     """
 
     method: str
@@ -131,8 +132,8 @@ def _ratio(calls: Calls, plain: Calls) -> dict[str, float]:
 
 
 def is_faster(key: Array, model: ImageModel, ahead: Request, plain: Request) -> bool:
-    """Whether `ahead` is faster than `plain`, both settled. Plain's chains may be speculative, too, so both are
-    measured beside the plain sampler step by step."""
+    """Whether `ahead` is faster than `plain`, both settled. The chains of `plain` may be speculative, too, so
+    both are measured beside the plain sampler step by step."""
     rival = 1.0 if plain.settings.speculation is None else compare(key, model, plain).faster
     return compare(key, model, ahead).faster > rival
 

@@ -40,11 +40,12 @@ def generate(key: Array, model: ImageModel, labels: Sequence[int] | Array, **opt
     in place of the calibrated one.
 
     method, "plain" (one AR step after the other), "self" (the target drafts the next groups itself) or "cspd"
-    (a smaller model, `draft`, does); criterion, "path" (exact), "paper" or "official" (both lossy, for cspd);
-    gamma, groups drafted ahead (8); prefill, the share of tokens that come from the target alone; verify,
-    "each" group in its own context or "joint" (lossy); adapt, a drafted step's share of the time of a
-    target's, to draft no more than pays (always gamma); proposals, draws from the residual per round (16);
-    sigma and align (True), inner_temperature (1; 42 for official): of the criterion paper.
+    (a smaller model, `draft`, does); criterion, "path" (exact), or for cspd "paper" (lossy; exact without
+    sigma) or "official" (lossy); gamma, groups drafted ahead (8); prefill, the share of AR steps, and one
+    more, that come from the target alone (0; official .15); verify, "each" group in its own context or
+    "joint" (lossy); adapt, a drafted step's share of the time of a target's, to draft no more than pays
+    (always gamma); proposals, draws from the residual per round (16); sigma and align (True),
+    inner_temperature (1; 42 for official): of the criterion paper.
     """
     return run(key, model, settle(model, make_request(model, labels, **options), len(labels)))
 

@@ -27,6 +27,7 @@ CRITERIA = ("path", "paper", "official")
 DENOISE = ("plain", "speculative", "auto")
 WINDOWS = (16,)
 GAMMA, PROPOSALS = 8, 16
+_MOST_PROPOSALS = 1024
 _ONLY_FOR = {  # options that mean something for some criteria only
     "verify": ("path", "paper"),
     "adapt": ("path", "paper"),
@@ -108,6 +109,8 @@ def make_request(
             "the criterion official has denoise plain and no noise in the last step (final_noise off)"
         )
     length = model.model.seq_len
+    if isinstance(ahead, Ahead):  # more groups than that there are not
+        ahead = dataclasses.replace(ahead, gamma=min(ahead.gamma, length))
     settings = PlainSettings(
         num_iter=length if num_iter is None else num_iter,
         respacing=model.config.respacing if steps is None else str(steps),
@@ -164,7 +167,9 @@ def _ahead(
     if gamma < 1:
         raise UserError(f"gamma is {gamma}; at least 1 group must be drafted ahead")
     if prefill is not None and not 0 <= prefill <= 1:
-        raise UserError(f"prefill is {prefill}; it is a share of the tokens, from 0 to 1")
+        raise UserError(f"prefill is {prefill}; it is a share of the AR steps, from 0 to 1")
+    if given.get("proposals", 0) > _MOST_PROPOSALS:
+        raise UserError(f"proposals is {given['proposals']}; it must be at most {_MOST_PROPOSALS}")
     for name, least in (("inner_temperature", 0.0), ("adapt", 0.0), ("proposals", 0)):
         if name in given and not (math.isfinite(given[name]) and given[name] > least):
             raise UserError(f"{name.replace('_', '-')} is {given[name]}; it must be above {least:g}")

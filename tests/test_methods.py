@@ -106,6 +106,7 @@ def test_lossy_modes_say_so(run, options, lossless, why):
     report = json.loads(out)
     assert code == 0, err
     assert report["lossless"] is lossless and why in report["why"]
+    assert lossless or f"lossy: {report['why']}" in err
     assert report["criterion"] == (options[1] if options[0] == "--criterion" else "path")
     assert report["sequential"]["draft_head"] >= 10 and report["verified"]["tested"] > 0
     assert report["reference"]["final_noise"] is (report["criterion"] != "official")
@@ -157,6 +158,7 @@ def test_batches_stream_and_one_call_agree(folder):
         (("--method", "self", "--inner-temperature", "2"), "inner-temperature goes with the criteria paper"),
         (("--method", "self", "--prefill", "1.5"), "prefill is 1.5"),
         (("--method", "self", "--gamma", "0"), "'0' is not a positive"),
+        (("--method", "self", "--proposals", "1000000000"), "it must be at most 1024"),
         (("--method", "self", "--adapt", "0"), "adapt is 0.0; it must be above 0"),
         (("--method", "self", "--final-noise", "off"), "needs noise in the last denoising step"),
         (
@@ -172,6 +174,11 @@ def test_mistakes(run, folder, argv, sentence):
     code, out, err = run(*argv)
     assert code == 2 and out == "" and sentence in err and "Traceback" not in err
     assert [name for name in os.listdir() if name != "cache"] == []
+
+
+def test_no_more_is_drafted_than_there_is(folder):
+    model = cspd_jax.load(folder / "target")
+    assert generation.make_request(model, [0], method="self", gamma=10**9).ahead.gamma == 16
 
 
 def test_options_become_settings(folder):

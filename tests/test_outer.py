@@ -196,7 +196,7 @@ def test_drafts_kept_behind_a_rejection_are_refuted(monkeypatch):
     settle, resample = path_criterion.settle, rounds.resample_step
     monkeypatch.setattr(path_criterion, "settle", note_all)
     monkeypatch.setattr(rounds, "resample_step", skip_what_is_noted)
-    assert is_refuted(ahead=outer.Ahead(gamma=3), draft=NEAR)
+    assert is_refuted(ahead=outer.Ahead(gamma=3), draft=LinearTokens(offset=0.8))
 
 
 def test_a_limit_of_tries_is_counted():
@@ -209,15 +209,8 @@ def test_an_image_that_diverges_stops_nobody():
     settings = plain.PlainSettings(num_iter=6, respacing=MODEL.spec, final_noise=True, encoder_sizes=1)
     keys, labels = image_keys(jax.random.key(3), 2), jnp.zeros(2, jnp.int32)
     for draft in (None, NEAR):
-        found = outer.sample(
-            LinearTokens(pull=1e38),
-            None,
-            keys,
-            labels,
-            settings=settings,
-            ahead=outer.Ahead(gamma=3),
-            draft=draft,
-        )
+        options = {"settings": settings, "ahead": outer.Ahead(gamma=3), "draft": draft}
+        found = outer.sample(LinearTokens(pull=1e38), None, keys, labels, **options)
         assert not np.isfinite(found.tokens).all() and found.counts.truncated > 0
         assert np.all(found.counts.rounds <= 2 * MODEL.seq_len)
 

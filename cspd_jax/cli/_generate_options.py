@@ -84,7 +84,10 @@ def add_options(parser: argparse.ArgumentParser, prefix: str) -> None:
         help="draft fewer where acceptance is low; C is the time of a drafted step as a share of a target's",
     )
     ahead.add_argument(
-        "--prefill", type=float, metavar="SHARE", help="of the tokens, from the target alone (0)"
+        "--prefill",
+        type=float,
+        metavar="SHARE",
+        help="of the AR steps, and one more, from the target alone (0; official .15)",
     )
     ahead.add_argument("--proposals", type=positive, help="draws from the residual per round, of path (16)")
     ahead.add_argument(
@@ -97,7 +100,8 @@ def add_options(parser: argparse.ArgumentParser, prefix: str) -> None:
     ahead.add_argument(
         "--inner-temperature",
         type=float,
-        help="widens the test of paper and official: lossy unless 1 (1; official 42)",
+        help="widens the test of paper and official: lossy unless 1, and 1 alone does not make official, or"
+        " paper with its Sigma, exact (1; official 42)",
     )
 
 

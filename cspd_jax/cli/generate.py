@@ -95,6 +95,8 @@ def run(args: argparse.Namespace) -> None:
     folder = write_folder(
         args.out, PREFIX, lambda path: _write(path, arrays, report, captions, columns, pictures)
     )
+    if not report["lossless"]:
+        progress(f"lossy: {report['why']}")
     progress(f"{info.images} images in {seconds:.1f} s, and {compile_seconds:.1f} s to compile")
     print(json.dumps({"out": str(folder), **report}) if args.json else folder)
 
@@ -176,7 +178,8 @@ def _beside(model, vae, found, captions) -> dict:
         left = "draft" if "draft" in found.tokens else "plain"
         made = {n: generation.to_images(model, found.tokens[n], vae) for n in (left, found.method)}
         if made[left].shape[-1] in (1, 3):
-            titles = {"draft": "the draft alone", "plain": "plain"}[left], f"{found.method}: verified"
+            verified = f"{found.method}: verified{reports.lossy(info)}"
+            titles = {"draft": "the draft alone", "plain": "plain"}[left], verified
             shown = captions[: min(info.images, len(captions))]
             sides = ((title, made[n][: len(shown)]) for title, n in zip(titles, (left, found.method)))
             pages["images.png"] = reports.side_by_side(*sides, shown, None)

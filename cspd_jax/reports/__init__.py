@@ -2,7 +2,7 @@
 
 from cspd_jax.reports.charts import bars
 from cspd_jax.reports.heatmaps import acceptance_maps
-from cspd_jax.reports.pages import pages, side_by_side
+from cspd_jax.reports.pages import lossy, pages, side_by_side
 from cspd_jax.reports.pictures import picture
 from cspd_jax.reports.report import Timing, identity, make_report, rates, run_lengths
 
@@ -11,6 +11,7 @@ __all__ = [
     "acceptance_maps",
     "bars",
     "identity",
+    "lossy",
     "make_report",
     "pages",
     "picture",

@@ -15,12 +15,12 @@ _UNTESTED = (255, 255, 255)
 
 
 def acceptance_maps(
-    tested: np.ndarray, accepted: np.ndarray, captions: Sequence[str], most: int = 11
+    tested: np.ndarray, accepted: np.ndarray, captions: Sequence[str], note: str = "", most: int = 11
 ) -> Image.Image:
     """The share of accepted drafts at each place of the grid, over all images; then the first images' own.
 
     tested, accepted: bool [N, L], the grid's rows one after the other. Accepted is dark, rejected light, and
-    a token that was never a tested draft (it came from the target) white with a dot.
+    a token that was never a tested draft (it came from the target) white with a dot. note: ends the legend.
     """
     length = tested.shape[1]
     side = math.isqrt(length)
@@ -35,9 +35,8 @@ def acceptance_maps(
     cell = (shape[1] * zoom + _GAP, shape[0] * zoom + _TEXT + _GAP)
     page = Image.new("RGB", (columns * cell[0] + _MARGIN, rows * cell[1] + _MARGIN + 18), _PAPER)
     draw, font = ImageDraw.Draw(page), ImageFont.load_default()
-    draw.text(
-        (_MARGIN, 4), "accepted drafts: dark; rejected: light; from the target: a dot", fill=_INK, font=font
-    )
+    legend = f"accepted drafts: dark; rejected: light; from the target: a dot{note}"
+    draw.text((_MARGIN, 4), legend, fill=_INK, font=font)
     for i, (name, values) in enumerate(maps):
         x, y = _MARGIN + i % columns * cell[0], 18 + _MARGIN + i // columns * cell[1]
         _draw_map(draw, (x, y), zoom, values.reshape(shape))

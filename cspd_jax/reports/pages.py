@@ -11,7 +11,7 @@ from cspd_jax.info import Info
 from cspd_jax.reports.charts import bars, stacked
 from cspd_jax.reports.heatmaps import acceptance_maps
 from cspd_jax.reports.pictures import picture
-from cspd_jax.reports.report import rates, run_lengths
+from cspd_jax.reports.report import judgement, rates, run_lengths
 
 
 def pages(info: Info, captions: Sequence[str]) -> dict[str, Image.Image]:
@@ -20,9 +20,14 @@ def pages(info: Info, captions: Sequence[str]) -> dict[str, Image.Image]:
     if info.chains is not None:
         found["runs.png"] = run_chart(info)
     if info.verified is not None:
-        found["accepted.png"] = acceptance_maps(info.tested, info.accepted, captions)
+        found["accepted.png"] = acceptance_maps(info.tested, info.accepted, captions, lossy(info))
         found["acceptance.png"] = acceptance_chart(info)
     return found
+
+
+def lossy(info: Info) -> str:
+    """What a title adds for images that do not have the target's law."""
+    return "" if judgement(info)[0] else " (lossy)"
 
 
 def run_chart(info: Info) -> Image.Image:
@@ -38,9 +43,10 @@ def acceptance_chart(info: Info) -> Image.Image:
     tested, accepted = info.verified.tested, info.verified.accepted
     steps = [str(i) for i in range(len(tested))]
     distances = [str(i + 1) for i in range(tested.shape[1])]
-    charts = [bars(rates(accepted.sum(1), tested.sum(1)), "acceptance by AR step", "AR step", steps)]
+    title = f"acceptance by AR step{lossy(info)}"
+    charts = [bars(rates(accepted.sum(1), tested.sum(1)), title, "AR step", steps)]
     if len(distances) > 1:
-        title = "acceptance by distance: groups between the draft and what was known to it"
+        title = "acceptance by distance: which of the groups drafted ahead it was"
         charts.append(bars(rates(accepted.sum(0), tested.sum(0)), title, "distance", distances))
     return stacked(charts)
 

@@ -155,7 +155,7 @@ def device() -> dict[str, Any]:
 
 
 def _per_row(info: Info) -> dict[str, float]:
-    """Calls one after the other that one image took part in."""
+    """Calls one after the other while an image was made: those of its batch."""
     batches = -(-info.images // info.batch)
     return {name: calls / batches for name, calls in info.sequential._asdict().items()}
 
