@@ -28,7 +28,7 @@ from cspd_jax import generation, models, reports
 from cspd_jax.cli._compilation import compile_seconds
 from cspd_jax.coupling import log_acceptance_of_ratio
 from cspd_jax.data.patches import patchify
-from cspd_jax.decoders.order import random_reveal
+from cspd_jax.decoders.order import guidance_scale, random_reveal, reveal_groups
 from cspd_jax.diffusion.chain import path_log_density, sample_path
 from cspd_jax.diffusion.gaussian import coefficients
 from cspd_jax.diffusion.schedule import sampling_schedule
@@ -126,7 +126,10 @@ def on_real_images(target, draft, cfg: float, count: int = 512, seed: int = 0) -
     c, stamps = coefficients(schedule), jnp.asarray(schedule.timestep_map)
     shape = (schedule.num_steps + 1, count, target.config.token_dim)
     noise = jax.random.normal(jax.random.fold_in(key, 2), shape)
-    options = {"scale": cfg if cfg != 1 else None, "final_noise": True}
+    scale = None
+    if cfg != 1:  # of each prefix's AR step, as in generation
+        scale = guidance_scale(reveal_groups(length, length), cfg, "linear")[at][:, None]
+    options = {"scale": scale, "final_noise": True}
 
     def acceptance(drafter, lacking):
         p_z, q_z = (contexts_of(m, images, at - n, cfg != 1) for m, n in ((target, 0), (drafter, lacking)))
