@@ -55,6 +55,7 @@ def test_the_target_accepts_itself(cfg):
     assert float(found.probability.min()) > 0.95
 
 
+@pytest.mark.slow
 def test_another_model_is_accepted_less():
     assert float(acceptance(shaken(TINY.model, 7)).probability.mean()) < 0.7
 

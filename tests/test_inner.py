@@ -76,7 +76,7 @@ def p_values(x, **kwargs):
 @pytest.mark.parametrize(
     "windows, drafter, kwargs",
     [
-        ((16,), frozen(STEPS, DIM), {"final_noise": True}),
+        pytest.param((16,), frozen(STEPS, DIM), {"final_noise": True}, marks=pytest.mark.slow),
         ((32, 32, 5), frozen(STEPS, DIM), {"final_noise": False, "temperature": 0.95}),
         ((8,), biased(), {"final_noise": True}),
     ],
@@ -127,7 +127,13 @@ class Wrong:
         patch.setattr(inner, "log_ratio", lambda p, q, x: jnp.zeros(x.shape[:-1]))
 
 
-@pytest.mark.parametrize("name", [n for n in vars(Wrong) if not n.startswith("_")])
+SLOW = ("ratio_of_q_to_p", "standard_deviation_taken_for_variance")  # the coupling's tests refute them, too
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in vars(Wrong) if not n.startswith("_")],
+)
 def test_negative_controls(name, monkeypatch):
     """The tests above refute each of these with the bad drafter, at the same sample size."""
     vars(Wrong)[name](monkeypatch)

@@ -53,9 +53,8 @@ def chains_of_default(speculation, *, guided, temperature, rows=600, seed=0):
     return np.asarray(x), counts
 
 
-@pytest.mark.parametrize(
-    "guided, temperature", [pytest.param(False, 1.0, marks=pytest.mark.slow), (True, 0.95)]
-)
+@pytest.mark.parametrize("guided, temperature", [(False, 1.0), (True, 0.95)])
+@pytest.mark.slow
 def test_tokens_of_the_default_model(guided, temperature):
     """600 tokens each of one context: energy test and classifier, false alarm 1e-4 each; a temperature
     that is 20 % lower is told apart."""

@@ -94,7 +94,11 @@ CASES = {
 }
 
 
-SLOW = ("model, adaptive, both levels", "paper, Sigma = 1, groups, guided, own noise")
+SLOW = (
+    "model, adaptive, both levels",
+    "paper, Sigma = 1, groups, guided, own noise",
+    "self, K = 2, cold",
+)
 
 
 @pytest.mark.parametrize(
@@ -171,7 +175,13 @@ WRONG_WITH_A_DRAFT = {
 }
 
 
-@pytest.mark.parametrize("name", WRONG_WITH_A_DRAFT)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(n, marks=[pytest.mark.slow] * (n == "path: everything accepted"))
+        for n in WRONG_WITH_A_DRAFT
+    ],
+)
 def test_negative_controls_with_a_draft(name, monkeypatch):
     """The same errors with another model's drafts. The paper's residual is tested with the couplings: it
     is of the last transition, a small part of a token's noise."""

@@ -150,6 +150,7 @@ def test_the_loss_falls(whole):
     assert all(abs(line["loss"] - line["mse"] - line["vb"]) < 1e-5 for line in lines)
 
 
+@pytest.mark.slow
 def test_two_devices_give_the_same_run(tmp_path, whole):
     """Same batches and noise; only the order of additions differs."""
     flags = "--xla_force_host_platform_device_count=2 --xla_backend_optimization_level=0"
