@@ -77,7 +77,12 @@ def p_values(x, **kwargs):
     "windows, drafter, kwargs",
     [
         pytest.param((16,), frozen(STEPS, DIM), {"final_noise": True}, marks=pytest.mark.slow),
-        ((32, 32, 5), frozen(STEPS, DIM), {"final_noise": False, "temperature": 0.95}),
+        pytest.param(
+            (32, 32, 5),
+            frozen(STEPS, DIM),
+            {"final_noise": False, "temperature": 0.95},
+            marks=pytest.mark.slow,
+        ),
         ((8,), biased(), {"final_noise": True}),
     ],
 )

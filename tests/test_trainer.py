@@ -130,6 +130,7 @@ def test_killed_again_and_again(tmp_path, whole, attempt):
     check_resumed(tmp_path, whole)
 
 
+@pytest.mark.slow
 def test_negative_control_one_lost_step_is_noticed(tmp_path, whole):
     """The comparison of resumed runs would see a single batch of another seed."""
 
