@@ -3,7 +3,8 @@
     python benchmarks/same_law.py FOLDER                               # generate what is missing, then test
     python benchmarks/same_law.py FOLDER --n 4000 --steps ddim25 --cells "plain;self;cspd path" --cfg 1
 
-FOLDER keeps every part of every cell, so an interrupted run goes on where it was. Each method is tested
+FOLDER keeps every part of every cell, so an interrupted run goes on where it was; parts of other settings are
+not taken for these. Each method is tested
 against plain images of other keys, with noise in the last denoising step in both, by
 
   means, squares: the largest standardised difference of the 2 x L x d first and second moments (Bonferroni),
@@ -59,10 +60,14 @@ def say(text: str) -> None:
 
 def generate(target, draft, folder: Path, n: int, seed: int, settings: dict) -> dict:
     """tokens [N, L, d] and labels of a cell; parts that exist are read."""
+    folder.mkdir(parents=True, exist_ok=True)
+    told, made_by = folder / "settings.json", {"seed": seed, **settings}
+    if told.exists() and json.loads(told.read_text()) != made_by:
+        sys.exit(f"{folder} holds images of other settings; name another folder")
+    told.write_text(json.dumps(made_by) + "\n")
     options = dict(settings)
     if options.get("method") == "cspd":
         options["draft"] = draft
-    folder.mkdir(parents=True, exist_ok=True)
     labels = np.arange(BATCH) % target.config.num_classes
     request = None
     parts = []
@@ -120,6 +125,8 @@ def main() -> None:
     parser.add_argument("--cells", default="plain;self;cspd path", help="separated by ;")
     parser.add_argument("--classifier", type=Path, help="where it is kept (FOLDER/classifier.npz)")
     args = parser.parse_args()
+    if unknown := [name for name in args.cells.split(";") if name not in SEEDS.keys() & METHODS.keys()]:
+        parser.error(f"cell {unknown[0]!r} is unknown; cells are {'; '.join(SEEDS.keys() & METHODS.keys())}")
     target, draft = models.load("default"), models.load("default-draft")
     config = training_config(target)
     data = {name: to_json(config)[name] for name in ("data_kind", "data")}

@@ -44,3 +44,10 @@ def _forget_programs():
     maps = pathlib.Path("/proc/self/maps")
     if maps.exists() and maps.read_bytes().count(b"\n") > 10_000:
         jax.clear_caches()
+
+
+@pytest.fixture
+def float64():
+    """Greedy claims are of token equality: rounding must have no say."""
+    with jax.enable_x64(True):
+        yield

@@ -19,6 +19,7 @@ from cspd_jax.networks.lm import LM
 
 Array = jax.Array
 METHODS = ("ssd", "stepwise", "schedule")
+_HOTTEST = 1e6  # above this temperature only rounding errors of the logits would be left
 
 
 class Result(NamedTuple):
@@ -107,9 +108,8 @@ def prepare(
     _require(np.all(np.asarray(draft_len) >= 1), f"draft_len is {draft_len}; it must be at least 1")
     most = int(np.max(draft_len)) if max_draft_len is None else max_draft_len
     _require(most >= np.max(draft_len), f"draft_len is {draft_len}; it must be at most max_draft_len, {most}")
-    hottest = 1e6  # above, only rounding errors of the logits would be left
     _require(
-        0 <= temperature <= hottest, f"temperature is {temperature}; it must be 0 (greedy) to {hottest:g}"
+        0 <= temperature <= _HOTTEST, f"temperature is {temperature}; it must be 0 (greedy) to {_HOTTEST:g}"
     )
     _require(guidance is None or np.isfinite(guidance), f"guidance is {guidance}; it must be a number")
     _require(temperature == 0 or keys is not None, "sampling needs keys: one, or one for each row")

@@ -1,0 +1,54 @@
+"""Tiny random masked-diffusion models, prompts for them, and what the stepwise reference makes of these."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import tiny
+
+from cspd_jax.decoders.masked import stepwise
+from cspd_jax.decoders.masked.canvas import canvas_of
+from cspd_jax.networks.lm import LM, abstract_params
+from cspd_jax.networks.lm_config import LMConfig
+
+V, MASK, PLACES = 12, 10, 11
+LLADA = LMConfig(
+    family="llada", vocab_size=V, known_ids=V - 1, width=16, depth=2, heads=2, kv_heads=2, head_dim=8,
+    mlp_width=24, max_positions=64, causal=False, mask_ids=(MASK,),
+)  # fmt: skip
+DREAM = dataclasses.replace(LLADA, family="Dream", shifted=True, kv_heads=1, qkv_bias=True)
+CONFIGS = {"llada": LLADA, "dream": DREAM}
+
+
+@functools.cache
+def params_of(config, seed):
+    return jax.tree.map(
+        lambda a: np.asarray(a, np.float64), tiny.params(abstract_params(config), scale=0.6, seed=seed)
+    )
+
+
+def canvas(family="llada", seed=0, rows=8, block=4, places=PLACES, temperature=0.0, **options):
+    config = CONFIGS[family]
+    random = np.random.default_rng(seed)
+    lengths = random.integers(1, 7, rows)
+    prompts = random.integers(0, MASK, (rows, 6))
+    keys = jax.random.split(jax.random.key(seed), rows) if temperature else None
+    return canvas_of(
+        LM(config, jnp.float64), params_of(config, seed), prompts, jnp.asarray(lengths), places, block,
+        temperature=temperature, keys=keys, **options,
+    )  # fmt: skip
+
+
+def make(family, seed, block, cached, temperature, guided):
+    guidance = jnp.float64(0.7) if guided else None
+    return canvas(family, seed, block=block, cached=cached, temperature=temperature, guidance=guidance)
+
+
+@functools.cache
+def reference(family, seed, block, cached, temperature, guided):
+    with jax.enable_x64(True):
+        return stepwise.stepwise(make(family, seed, block, cached, temperature, guided))

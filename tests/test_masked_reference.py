@@ -1,0 +1,174 @@
+"""The reference of masked-diffusion decoding: the rule by hand, its law, the cache, the schedules."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from laws import FALSE_ALARM, counts_p_value
+from masked_models import CONFIGS, MASK, PLACES, V, canvas, make, reference
+
+from cspd_jax.decoders.masked import passes, stepwise
+from cspd_jax.decoders.masked.canvas import window_at
+from cspd_jax.decoders.masked.rule import candidates
+from cspd_jax.decoders.text.randomness import gumbel
+
+pytestmark = pytest.mark.usefixtures("float64")
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def forward(model, params, tokens):
+    return model.forward(params, tokens[None])[0]
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def apply(model, params, tokens, positions, cache):
+    logits, cache = model.apply(params, tokens[None], positions[None], cache)
+    return logits[0], cache
+
+
+def block_logits(c, prompt, text, first, last, begins, cache):
+    """Logits of places first..last - 1 [last - first, V], and the cache; a shifted model's hidden state i - 1
+    tells of place i, and inside a block a cached pass has none for its first place."""
+    model, start, shift = c.model, len(prompt), int(c.model.config.shifted)
+    tokens = np.concatenate([prompt, text])
+    if not c.cached:
+        return np.array(forward(model, c.params, tokens)[start + first : start + last]), None
+    if begins:
+        cache = model.empty_cache(1, len(tokens))
+        logits, cache = apply(model, c.params, tokens, np.arange(len(tokens)), cache)
+        return np.array(logits[start + first - shift : start + last - shift]), cache
+    own = slice(start + first, start + last)
+    logits, _ = apply(model, c.params, tokens[own], np.arange(len(tokens))[own], cache)
+    return np.array(jnp.roll(logits, shift, axis=0)), cache
+
+
+def by_hand(c, row):
+    """The stepwise rule in numpy for one row, one pass and one place at a time: text and order."""
+    start = int(c.start[row])
+    prompts = [np.asarray(c.base[row, :start])] + [np.full(start, MASK)] * (c.guidance is not None)
+    text, order, caches = np.full(c.places, MASK), np.zeros(c.places, int), [None] * len(prompts)
+    for step in range(c.places):
+        first = np.argmax(text == MASK) // c.block * c.block
+        last = min(first + c.block, c.places)
+        begins = np.all(text[first:last] == MASK)
+        logits = []
+        for i, prompt in enumerate(prompts):
+            found, caches[i] = block_logits(c, prompt, text, first, last, begins, caches[i])
+            logits.append(found)
+        logits = logits[0] if len(prompts) == 1 else logits[1] + (c.guidance + 1) * (logits[0] - logits[1])
+        best = -1.0
+        for place, of_place in zip(range(first, last), np.array(logits)):
+            of_place[[MASK, V - 1]] = -np.inf
+            law = np.exp(of_place) / np.exp(of_place).sum()
+            if c.keys is not None:
+                key = jax.random.fold_in(jax.random.fold_in(c.keys[row], step), place)
+                of_place = of_place + c.temperature * gumbel(key, V, of_place.dtype)
+            token = np.argmax(of_place)
+            only_first = c.cached and c.model.config.shifted and begins
+            if text[place] == MASK and law[token] > best and (place == first or not only_first):
+                best, where, what = law[token], place, token
+        text[where], order[where] = what, step
+    return text, order
+
+
+@pytest.mark.parametrize(
+    "family, cached, temperature, guided",
+    [
+        ("llada", False, 0.0, False),
+        ("dream", False, 0.8, False),
+        ("llada", False, 0.8, True),
+        ("llada", True, 0.8, False),
+        ("dream", True, 0.0, True),
+    ],
+)
+def test_the_reference_is_the_rule(family, cached, temperature, guided):
+    """Noise of the step and the place; confidence without it; a prompt that guidance hides; stale keys of
+    other blocks."""
+    c = make(family, 0, 4, cached, temperature, guided)
+    found = reference(family, 0, 4, cached, temperature, guided)
+    for row in range(2):
+        text, order = by_hand(c, row)
+        np.testing.assert_array_equal(found.text[row], text)
+        np.testing.assert_array_equal(found.steps[row], order)
+    assert found.passes == (3 if cached else PLACES) and found.passes + found.block_passes == PLACES
+
+
+def test_confidence_is_as_fine_as_a_probability():
+    """Also of sure places with large logits, of which the logarithm of a sum would keep few digits."""
+    c = canvas(rows=1)
+    logits = np.full((1, 4, V), 1000.0, np.float32)
+    logits[0, :, 3] += np.linspace(7, 7.001, 4)
+    found = candidates(c, jnp.asarray(logits), jnp.arange(4)[None], jnp.zeros(1, int))
+    allowed = np.delete(np.asarray(logits, np.float64), [MASK, V - 1], axis=-1)
+    np.testing.assert_allclose(found.confidence, jax.nn.log_softmax(allowed)[..., 3], atol=1e-6)
+
+
+def test_temperature_law_of_one_token():
+    """A place's token has the law softmax(logits / temperature), by Gumbel noise: 20000 keys, one place."""
+    rows, c = 20_000, canvas(rows=1, places=1, block=1)
+    tiled = dataclasses.replace(
+        c,
+        base=jnp.tile(c.base[:1], (rows, 1)),
+        valid=jnp.tile(c.valid[:1], (rows, 1)),
+        start=jnp.tile(c.start[:1], rows),
+        keys=jax.random.split(jax.random.key(5), rows),
+        temperature=jnp.float64(1.7),
+    )
+    text = np.asarray(stepwise.stepwise(tiled).text)[:, 0]
+    logits = np.array(passes.whole(c, window_at(c, c.empty(), 1), c.empty()[:, None]))[0, 0, 0]
+    logits[[MASK, V - 1]] = -np.inf
+    for temperature, right in ((1.7, True), (1.0, False)):
+        law = np.exp(logits / temperature)
+        p = counts_p_value(np.bincount(text, minlength=V), law / law.sum())
+        assert (p > FALSE_ALARM) == right
+
+
+def test_cached_is_another_sampler_and_its_first_logits_are_the_same():
+    """Fresh keys and values: a pass beside the cache equals one over everything."""
+    differ = 0
+    for family in CONFIGS:
+        c = canvas(family, cached=True)
+        text = c.empty().at[:, :5].set(3).at[:, 6].set(1)
+        window = window_at(c, text, 4)
+        assert np.all(window.places[:, 0] == 4)
+        logits, cache = passes.refresh(c, window, text, passes.empty_cache(c), jnp.ones(8, bool))
+        whole = passes.whole(c, window, text[:, None])[:, 0]
+        exists = np.asarray(window.exists)
+        np.testing.assert_allclose(np.asarray(logits)[exists], np.asarray(whole)[exists], atol=1e-11)
+        two = passes.beside(c, window, jnp.stack([text, text], 1), cache)
+        first = int(c.model.config.shifted)  # its first place has no logits there
+        np.testing.assert_allclose(two[:, 0, first:], whole[:, first:], atol=1e-11)
+        np.testing.assert_array_equal(two[:, 0], two[:, 1])
+        kept = passes.refresh(c, window, text * 0, cache, jnp.zeros(8, bool))[1]
+        jax.tree.map(np.testing.assert_array_equal, kept, cache)
+        other = reference(family, 0, 4, True, 0.0, False).text
+        differ += np.any(np.asarray(other) != np.asarray(reference(family, 0, 4, False, 0.0, False).text))
+    assert differ
+
+
+def test_quotas():
+    assert list(stepwise.llada_quotas(16, 8, 6)) == [3, 3, 2, 3, 3, 2]
+    assert list(stepwise.llada_quotas(11, 4, 6)) == [2, 2, 2, 2, 2, 1]
+    assert list(stepwise.llada_quotas(8, 8, 8)) == [1] * 8
+    assert list(stepwise.llada_quotas(5, 8, 5)) == [1] * 5
+    assert list(stepwise.llada_quotas(16, 4, 7)) == [2, 2, 2, 2, 2, 2, 4]
+    assert stepwise.dream_quotas(16, 4).sum() == 16 and list(stepwise.dream_quotas(4, 4)) == [0, 1, 1, 2]
+
+
+def test_schedules():
+    """One token per step is the stepwise reference; several are lossy, and fill each block in turn."""
+    c = canvas()
+    one = stepwise.scheduled(c, jnp.asarray(stepwise.llada_quotas(PLACES, 4, 12)))
+    np.testing.assert_array_equal(one.text, reference("llada", 0, 4, False, 0.0, False).text)
+    quotas = stepwise.llada_quotas(PLACES, 4, 6)
+    several = stepwise.scheduled(c, jnp.asarray(quotas))
+    assert np.all(np.asarray(several.text) != MASK) and several.passes == 6
+    for step, quota in enumerate(quotas):
+        assert np.all((np.asarray(several.steps) == step).sum(1) == quota)
+    assert np.all(np.asarray(several.steps)[:, :4].max(1) < np.asarray(several.steps)[:, 4:].min(1))
+    assert np.any(np.asarray(several.text) != np.asarray(one.text))
