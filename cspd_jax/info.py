@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from cspd_jax.decoders import inner, official, official_schedule, outer, plain
+from cspd_jax.decoders import inner, official, outer, plain
 from cspd_jax.decoders.order import reveal_groups
 from cspd_jax.diffusion.schedule import sampling_schedule
 from cspd_jax.models import ImageModel
@@ -163,10 +163,10 @@ def _outer(model: ImageModel, request: Request, batch: int, counts: list[outer.C
 
 def _official(model: ImageModel, request: Request, batch: int, counts: list[official.Counts]) -> dict:
     settings = request.settings
-    steps = official_schedule.schedule(model.model.seq_len, settings.num_iter, request.ahead)
+    steps = official.schedule(model.model.seq_len, settings.num_iter, request.ahead)
     T = sampling_schedule(settings.respacing).num_steps
-    calls = official_schedule.calls(steps, T)
-    segments = official_schedule.plan_segments(steps, model.model.seq_len, settings.encoder_sizes)
+    calls = official.calls(steps, T)
+    segments = official.plan_segments(steps, model.model.seq_len, settings.encoder_sizes)
     rows = batch * (1 + settings.guided)
     drawn = {True: 0, False: 0}  # by whether the draft draws them, with the padding of groups and blocks
     for segment in segments:

@@ -13,7 +13,7 @@ import numpy as np
 from cspd_jax import choice, gains
 from cspd_jax.decoders import inner, plain
 from cspd_jax.decoders.drafter import Drafter
-from cspd_jax.decoders.official_schedule import Official
+from cspd_jax.decoders.official import Official
 from cspd_jax.decoders.order import reveal_groups
 from cspd_jax.decoders.outer import Ahead
 from cspd_jax.decoders.plain import PlainSettings

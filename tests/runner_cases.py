@@ -15,7 +15,7 @@ import numpy as np
 from recorded import GOLDEN, Case, Network, Recorded, difference, mismatch, network
 
 from cspd_jax.data.patches import unpatchify
-from cspd_jax.decoders import official, official_schedule, plain
+from cspd_jax.decoders import official, plain
 from cspd_jax.decoders.order import guidance_scale, reveal_from_orders
 from cspd_jax.diffusion.gaussian import Gaussian
 from cspd_jax.diffusion.schedule import respace
@@ -106,7 +106,7 @@ def runner_calls(r: Runner, run: str) -> Iterator[Case]:
     settings, options, numbers = run_settings(r, run)
     length = r.target(run).config.seq_len
     reveal = reveal_from_orders(r[f"{run}/orders"])
-    steps = official_schedule.schedule(length, settings.num_iter, options)
+    steps = official.schedule(length, settings.num_iter, options)
     models, known, sizes, scales = zip(*calls_of(steps, numbers["cfg"], settings.cfg_schedule))
     masks = np.ones((len(known), *reveal.shape), np.float32)
     for mask, count in zip(masks, known):
@@ -117,7 +117,7 @@ def runner_calls(r: Runner, run: str) -> Iterator[Case]:
     yield f"{run}/masks", mismatch(masks, recorded["mask"]), 0.0
     yield f"{run}/predicted", mismatch(np.array(sizes) * len(reveal), recorded["npred"]), 0.0
     yield f"{run}/guidance", mismatch(scales, recorded["cfg"]), 1e-6
-    total = official_schedule.calls(steps, 1)
+    total = official.calls(steps, 1)
     of_models = (int((recorded["model"] == m).sum()) for m in (0, 1))
     yield f"{run}/total", mismatch((total.target_backbone, total.draft_backbone), [*of_models]), 0.0
 
@@ -228,7 +228,7 @@ def runner_generation(r: Runner, run: str) -> Iterator[Case]:
         accepted[tuple(r[at + "index"].T)] = r[at + "accepted"]
         tries.append(len(r[at + "resample_normal"]) if at + "resample_normal" in r.arrays.files else 0)
         zeros += int((~np.any(r[at + "out"], axis=1)).sum())
-    steps = official_schedule.schedule(target.config.seq_len, settings.num_iter, options)
+    steps = official.schedule(target.config.seq_len, settings.num_iter, options)
     judged = [i for i, step in enumerate(steps) if step.block]
     counts = jax.tree.map(np.asarray, found.counts)
     yield f"{run}/accepted", float((np.asarray(found.accepted) != accepted).sum()), 0.0

@@ -16,7 +16,7 @@ from PIL import Image
 import cspd_jax
 from cspd_jax import comparison, generation
 from cspd_jax.cli import _compilation, main
-from cspd_jax.decoders.official_schedule import Official
+from cspd_jax.decoders.official import Official
 from cspd_jax.decoders.outer import Ahead
 from cspd_jax.errors import UserError
 from cspd_jax.reports import acceptance_maps

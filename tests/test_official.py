@@ -11,8 +11,8 @@ import pytest
 from linear_tokens import LinearTokens
 from runner_cases import RUNNER_GROUPS, recorded_laws, runner, runner_generation
 
-from cspd_jax.decoders import official, official_schedule, plain
-from cspd_jax.decoders.official_schedule import Official
+from cspd_jax.decoders import official, plain
+from cspd_jax.decoders.official import Official
 from cspd_jax.decoders.order import reveal_groups
 from cspd_jax.diffusion.gaussian import Gaussian
 from cspd_jax.diffusion.schedule import respace
@@ -70,13 +70,13 @@ def letters(steps):
     ],
 )
 def test_schedule(length, num_iter, options, expected):
-    steps = official_schedule.schedule(length, num_iter, options)
+    steps = official.schedule(length, num_iter, options)
     assert tuple(step.group for step in steps) == reveal_groups(length, num_iter)
     assert letters(steps) == expected
     drafted = [i for step in steps if step.drafted for i in range(step.group.start, sum(step.group[:2]))]
     blocks = [step.block for step in steps if step.block]
     assert drafted == [i for first, size in blocks for i in range(first, first + size)]
-    total = official_schedule.calls(steps, 7)
+    total = official.calls(steps, 7)
     assert total.target_head == 7 * total.target_backbone == 7 * expected.count("T")
     assert total.draft_head == 7 * total.draft_backbone == 7 * expected.count("D")
 
@@ -98,7 +98,7 @@ def test_what_is_reported():
     tokens, tested, accepted, counts = base()
     chex.assert_shape(tokens, (4, 6, 2))
     chex.assert_tree_all_finite(tokens)
-    steps = official_schedule.schedule(6, 9, OPTIONS)
+    steps = official.schedule(6, 9, OPTIONS)
     np.testing.assert_array_equal(counts.tested, [4 * step.group.size * step.drafted for step in steps])
     assert 0 < counts.accepted.sum() == accepted.sum() < counts.tested.sum() == tested.sum()
     assert (tested | ~accepted).all()
@@ -135,7 +135,7 @@ def test_draft_like_the_target():
     in its place, so all tries are made where another token of the image was rejected."""
     options = Official(gamma=3, prefill=0.0)
     counts = draw(draft=TARGET, options=options).counts
-    for block in (step.block for step in official_schedule.schedule(6, 9, options) if step.block):
+    for block in (step.block for step in official.schedule(6, 9, options) if step.block):
         assert counts.accepted[block[0]] == counts.tested[block[0]] == 4  # a token is a step
     assert counts.accepted.sum() < counts.tested.sum()
     assert set(counts.tries) == {0, 100}
@@ -193,7 +193,7 @@ def test_when_tries_end():
 def test_compiled_once(monkeypatch):
     """Other numbers, same shapes and settings: nothing of the function is run by Python again."""
     base()
-    monkeypatch.setattr(official, "check", None)
+    monkeypatch.setattr(official.runner, "check", None)
     draw(image_keys(jax.random.key(1), 4), LABELS - 1, temperature=0.9, inner_temperature=40.0)
     with pytest.raises(TypeError):
         draw(KEYS[:3], LABELS[:3])
