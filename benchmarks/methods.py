@@ -39,7 +39,7 @@ from cspd_jax.reports.report import judgement
 PAPER = {"method": "cspd", "criterion": "paper", "gamma": 3}
 METHODS = {
     "plain": {"final_noise": True},
-    "plain, 16 AR steps (lossy)": {"final_noise": True, "num_iter": 16},
+    "plain, 16 AR steps": {"final_noise": True, "num_iter": 16},
     "inner": {"final_noise": True, "denoise": "speculative"},
     "self": {"method": "self"},
     "self + inner": {"method": "self", "denoise": "speculative"},

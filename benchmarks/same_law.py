@@ -39,7 +39,11 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from laws import FALSE_ALARM, classifier_p_value, energy_p_value
 
 # Few drafts and proposals take the least arithmetic, and exactness does not depend on how many there are.
-FRUGAL = {"self": {"gamma": 3, "proposals": 3}, "cspd path": {"gamma": 2, "proposals": 2}}
+FRUGAL = {
+    "self": {"gamma": 3, "proposals": 3},
+    "self + inner": {"gamma": 3, "proposals": 3},
+    "cspd path": {"gamma": 2, "proposals": 2},
+}
 FRUGAL_IN_GROUPS = {"gamma": 1, "proposals": 2}  # of the same methods where a step reveals several tokens
 # By cell; no two share their noise.
 SEEDS = {
@@ -50,6 +54,7 @@ SEEDS = {
     "cspd official (lossy)": 1003,
     "cspd paper, inner temperature 42 (lossy)": 1004,
     "self, one context (lossy)": 1005,
+    "self + inner": 1006,
 }
 BATCH = 100
 COMPONENTS = 32

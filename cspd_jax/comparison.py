@@ -18,6 +18,7 @@ from cspd_jax import choice, gains, generation
 from cspd_jax.decoders.expectation import speedup
 from cspd_jax.decoders.order import reveal_groups
 from cspd_jax.decoders.outer import Ahead
+from cspd_jax.errors import is_out_of_memory
 from cspd_jax.info import Calls, Info
 from cspd_jax.models import ImageModel
 from cspd_jax.request import Request, chains_per_image
@@ -133,9 +134,14 @@ def _ratio(calls: Calls, plain: Calls) -> dict[str, float]:
 
 def is_faster(key: Array, model: ImageModel, ahead: Request, plain: Request) -> bool:
     """Whether `ahead` is faster than `plain`, both settled. The chains of `plain` may be speculative, too, so
-    both are measured beside the plain sampler step by step."""
+    both are measured beside the plain sampler step by step. What does not fit into memory is not faster."""
     rival = 1.0 if plain.settings.speculation is None else compare(key, model, plain).faster
-    return compare(key, model, ahead).faster > rival
+    try:
+        return compare(key, model, ahead).faster > rival
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        return False
 
 
 def self_speculation_can_win(model: ImageModel, plain: Request, ahead: Request, batch: int) -> bool:

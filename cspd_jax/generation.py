@@ -57,21 +57,25 @@ def run(key: Array, model: ImageModel, request: Request) -> tuple[Array, Info]:
     return made.tokens, summarise(model, request, len(request.labels), [made])
 
 
-def _sample(model: ImageModel, request: Request, keys: Array, labels: Array) -> Made:
-    """A batch in one jitted call."""
+def _sample(
+    model: ImageModel, request: Request, keys: Array, labels: Array, active: Array | None = None
+) -> Made:
+    """A batch in one jitted call. active: [B], images that are wanted (all)."""
     if request.criterion is None:
         made = plain.sample(
-            model.model, model.params, keys, labels, **request.common, drafter=request.drafter
-        )
+            model.model, model.params, keys, labels,
+            **request.common, drafter=request.drafter, active=active,
+        )  # fmt: skip
         return _plain_made(made.tokens, made.counts)
     if request.criterion == "official":
         draft = request.draft
         made = official.sample(
             model.model, model.params, draft.model, draft.params, keys, labels,
-            **request.common, official=request.ahead,
+            **request.common, official=request.ahead, active=active,
         )  # fmt: skip
         return Made(made.tokens, made.tested, made.accepted, made.counts)
-    made = outer.sample(model.model, model.params, keys, labels, **_outer_arguments(request))
+    arguments = _outer_arguments(request)
+    made = outer.sample(model.model, model.params, keys, labels, **arguments, active=active)
     return Made(*made)
 
 
@@ -88,24 +92,31 @@ def _plain_made(tokens: Array, counts) -> Made:
     return Made(tokens, none, none, counts)
 
 
-def _steps(model: ImageModel, request: Request, keys: Array, labels: Array) -> Iterator[tuple[float, Made]]:
+def _steps(
+    model: ImageModel, request: Request, keys: Array, labels: Array, active: Array | None = None
+) -> Iterator[tuple[float, Made]]:
     """A batch step by step: (number of known tokens per image, on average; what there is). Tokens that are
-    not known are zero, and the counts are complete at the end."""
+    not known are zero, and the counts are those of the last step."""
     if request.criterion is None:
         steps = plain.stream(
-            model.model, model.params, keys, labels, **request.common, drafter=request.drafter
-        )
+            model.model, model.params, keys, labels,
+            **request.common, drafter=request.drafter, active=active,
+        )  # fmt: skip
         counts = []
         for known, tokens, spent in steps:
-            counts.append(jax.tree.map(lambda a: a[None], spent))
-            together = jax.tree.map(lambda *parts: np.concatenate(parts), *counts)
-            yield known, _plain_made(tokens, together)
+            counts.append(spent)
+            complete = known == model.model.seq_len
+            yield known, _plain_made(tokens, _stacked(counts) if complete else None)
     elif request.criterion == "official":
-        yield model.model.seq_len, _sample(model, request, keys, labels)
+        yield model.model.seq_len, _sample(model, request, keys, labels, active)
     else:
         arguments = _outer_arguments(request)
-        for known, made in outer.stream(model.model, model.params, keys, labels, **arguments):
-            yield float(jnp.mean(known)), Made(*made)
+        for known, made in outer.stream(model.model, model.params, keys, labels, **arguments, active=active):
+            yield float(np.mean(np.asarray(known)[... if active is None else active])), Made(*made)
+
+
+def _stacked(counts: list):
+    return jax.tree.map(lambda *parts: np.stack([np.asarray(part) for part in parts]), *counts)
 
 
 def stream(
@@ -135,9 +146,10 @@ def generate_batches(
     starts = [group.start for group in reveal_groups(model.model.seq_len, request.settings.num_iter)]
     parts = []
     for first in range(0, count, batch):
-        labels = request.labels[np.minimum(first + np.arange(batch), count - 1)]
+        index = first + np.arange(batch)
+        labels = jnp.asarray(request.labels[np.minimum(index, count - 1)])
         done = 0
-        for known, made in _steps(model, request, image_keys(key, batch, first), jnp.asarray(labels)):
+        for known, made in _steps(model, request, image_keys(key, batch, first), labels, index < count):
             made.tokens.block_until_ready()
             now = int(np.searchsorted(starts, known))  # AR steps whose tokens are known
             on_step(now - done)
@@ -191,9 +203,14 @@ def _decode(vae: VAE, latents: np.ndarray) -> np.ndarray:
     """Latents [N, h, w, c] -> pixels [N, H, W, 3], a few images at a time."""
     count, size = len(latents), min(len(latents), _DECODED_TOGETHER)
     padded = np.concatenate([latents, np.zeros((-count % size, *latents.shape[1:]), latents.dtype)])
-    decode = jax.jit(lambda params, z: autoencoder.decode(vae.config, params, z, vae.dtype))
-    parts = [np.asarray(decode(vae.params, padded[i : i + size])) for i in range(0, len(padded), size)]
+    parts = [
+        np.asarray(_decode_some(vae.config, vae.params, padded[i : i + size], vae.dtype))
+        for i in range(0, len(padded), size)
+    ]
     return np.concatenate(parts)[:count]
+
+
+_decode_some = jax.jit(autoencoder.decode, static_argnums=(0, 3))
 
 
 def _keys_per_image(key: Array, count: int) -> Array:

@@ -30,7 +30,7 @@ class Info(NamedTuple):
     average: AR steps that revealed tokens, or rounds of drafting and verifying.
     sequential: calls the loops executed one after the other, for the whole batch and never divided by it
     (several batches one after the other add up). total: rows evaluated in those calls, counting the
-    unconditional half of guidance and the padding of groups and batches.
+    unconditional half of guidance and the padding of groups and batches, which nothing else counts.
     tested, accepted: bool [N, L], tokens that were tested drafts, and those that passed (none, in the plain
     method). batch: images generated side by side. request: what was asked for, as it was settled.
     chains: what speculation along the denoising chains took; None without it. verified: the same of
@@ -132,7 +132,7 @@ def _plain(model: ImageModel, request: Request, batch: int, counts: list[inner.C
     if settings.speculation is not None:
         counts = jax.tree.map(lambda *parts: np.concatenate(parts), *counts)
         head_calls, head_rows = int(counts.calls.sum()), int(counts.rows.sum())
-        chains = _chains(counts, batches * batch * length, len(counts.calls))
+        chains = _chains(counts, len(request.labels) * length, len(counts.calls))
     return {
         "rounds": rounds,
         "sequential": Calls(batches * rounds, head_calls),
@@ -145,17 +145,15 @@ def _plain(model: ImageModel, request: Request, batch: int, counts: list[inner.C
 def _outer(model: ImageModel, request: Request, batch: int, counts: list[outer.Counts]) -> dict:
     rounds = np.concatenate([c.rounds for c in counts])[: len(request.labels)]
     total = jax.tree.map(lambda *parts: sum(parts), *(c._replace(rounds=0) for c in counts))
-    target, draft = total.target, total.draft
+    works = (total.target, total.draft)
     chains = None
     if total.chains is not None:
         per_token = max(1, int(total.chains.starts[-1]))  # every chain begins at the last step, once
         chains = _chains(total.chains, per_token, int(total.calls))
     return {
         "rounds": float(rounds.mean()),
-        "sequential": Calls(*(int(n) for n in (target.backbone, target.head, draft.backbone, draft.head))),
-        "total": Calls(
-            *(int(n) for n in (target.backbone_rows, target.head_rows, draft.backbone_rows, draft.head_rows))
-        ),
+        "sequential": Calls(*(int(n) for work in works for n in (work.backbone, work.head))),
+        "total": Calls(*(outer.total_rows(n) for w in works for n in (w.backbone_rows, w.head_rows))),
         "chains": chains,
         "verified": Verified(total.tested, total.accepted, int(total.trips), int(total.truncated)),
     }

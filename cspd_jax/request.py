@@ -17,6 +17,7 @@ from cspd_jax.decoders.official import Official
 from cspd_jax.decoders.order import reveal_groups
 from cspd_jax.decoders.outer import Ahead
 from cspd_jax.decoders.plain import PlainSettings
+from cspd_jax.diffusion.schedule import sampling_schedule
 from cspd_jax.errors import UserError
 from cspd_jax.models import ImageModel, check_draft
 
@@ -94,8 +95,14 @@ def make_request(
             raise UserError(f"{name} is {value}; it must be a finite number")
     if denoise not in DENOISE:
         raise UserError(f"denoise {denoise!r} is unknown; it is {', '.join(DENOISE)}")
+    whole = [("num_iter", num_iter), ("gamma", gamma), ("proposals", more.get("proposals"))]
+    for name, value in whole + [("a window", window) for window in windows or ()]:
+        if value is not None and not isinstance(value, (int, np.integer)):
+            raise UserError(f"{name} is {value!r}; it must be a whole number")
     if windows is not None and (denoise != "speculative" or not windows or min(windows) < 1):
         raise UserError("windows are whole numbers from 1, and go with denoise speculative only")
+    if drafter is not None and denoise != "speculative":
+        raise UserError(f"a drafter goes with denoise speculative, not with denoise {denoise}")
     criterion, ahead = _ahead(method, criterion, gamma, prefill, more)
     _check_draft(model, method, draft, steps)
     needs_noise = criterion in ("path", "paper")
@@ -109,16 +116,23 @@ def make_request(
             "the criterion official has denoise plain and no noise in the last step (final_noise off)"
         )
     length = model.model.seq_len
-    if isinstance(ahead, Ahead):  # more groups than that there are not
-        ahead = dataclasses.replace(ahead, gamma=min(ahead.gamma, length))
+    num_iter = length if num_iter is None else num_iter
+    if isinstance(ahead, Ahead):  # more groups than that there are not; the first is not drafted by itself
+        most = len(reveal_groups(length, num_iter)) - (method == "self")
+        ahead = dataclasses.replace(ahead, gamma=min(ahead.gamma, max(1, most)))
+    respacing = model.config.respacing if steps is None else str(steps)
+    speculation = None
+    if denoise == "speculative":  # longer windows than the chain, or more of them, there are not
+        T = sampling_schedule(respacing).num_steps
+        speculation = inner.Speculation(tuple(min(window, T) for window in (windows or WINDOWS)[:T]))
     settings = PlainSettings(
-        num_iter=length if num_iter is None else num_iter,
-        respacing=model.config.respacing if steps is None else str(steps),
+        num_iter=num_iter,
+        respacing=respacing,
         guided=cfg != 1,
         cfg_schedule=cfg_schedule,
         final_noise=needs_noise if final_noise is None else final_noise,
         encoder_sizes=1 if length <= 64 else 4,  # each size is compiled: not worth it for short sequences
-        speculation=inner.Speculation(tuple(windows or WINDOWS)) if denoise == "speculative" else None,
+        speculation=speculation,
     )
     plain.check_request(model.model, labels, model.config.num_classes, settings, cfg, temperature)
     return Request(
@@ -201,20 +215,21 @@ def _check_draft(model: ImageModel, method: str, draft: ImageModel | None, steps
 
 def settle(model: ImageModel, request: Request, batch: int) -> Request:
     """Finds (or makes, once) what speculation needs: its drafter and, with "auto", whether it is worth it."""
-    if request.denoise == "plain" or request.gains:
+    if request.denoise == "plain":
         return request
     settings, cfg, temperature = request.settings, request.cfg, request.temperature
-    found = gains.get(model, settings, cfg, temperature)
-    request = request._replace(drafter=found.calibration.drafter, gains=found.source)
-    if request.denoise == "auto":
-        rows = batch * chains_per_image(model, request)
-        chosen = choice.choose(model, settings, found.calibration, rows, cfg, temperature)
-        settings = dataclasses.replace(settings, speculation=chosen.speculation)
-        request = request._replace(settings=settings, measured=chosen.seconds)
-    if request.settings.speculation is None:
-        return request._replace(drafter=None, gains=None)
-    if request.draft is not None:
-        of_draft = gains.get(request.draft, request.settings, cfg, temperature)
+    if request.gains is None:
+        found = gains.get(model, settings, cfg, temperature)
+        request = request._replace(drafter=found.calibration.drafter, gains=found.source)
+        if request.denoise == "auto":
+            rows = batch * chains_per_image(model, request)
+            chosen = choice.choose(model, settings, found.calibration, rows, cfg, temperature)
+            settings = dataclasses.replace(settings, speculation=chosen.speculation)
+            request = request._replace(settings=settings, measured=chosen.seconds)
+            if chosen.speculation is None:
+                return request._replace(drafter=None, gains=None)
+    if request.draft is not None and request.draft_drafter is None:
+        of_draft = gains.get(request.draft, settings, cfg, temperature)
         request = request._replace(draft_drafter=of_draft.calibration.drafter)
     return request
 

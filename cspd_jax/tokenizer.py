@@ -27,7 +27,7 @@ class FileTokenizer:
             import tokenizers
         except ImportError:
             raise UserError(
-                f"{path} needs the package tokenizers; install it with: pip install 'cspd-jax[text]'"
+                f"{path} needs the package tokenizers; install it with: pip install tokenizers"
             ) from None
         try:
             self._tokenizer = tokenizers.Tokenizer.from_file(str(path))

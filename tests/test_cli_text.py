@@ -131,6 +131,7 @@ def test_the_picture_has_a_limit(places):
 
 
 TEXT = ("text", "--target", "{llama}", *PROMPTS, "--new-tokens", "4")
+MASKED = ("masked", "--model", "{llada}", *PROMPTS, "--new-tokens", "4")
 
 
 @pytest.mark.parametrize(
@@ -145,7 +146,12 @@ TEXT = ("text", "--target", "{llama}", *PROMPTS, "--new-tokens", "4")
         ((*TEXT, "--new-tokens", "61"), "4 tokens and 61 new ones are more"),
         ((*TEXT, "--draft", "{llada}"), "cannot draft"),
         ((*TEXT, "--temperature", "-1"), "temperature is"),
-        (("masked", "--model", "{llada}", *PROMPTS, "--new-tokens", "4", "--steps", "2"), "--steps is for"),
+        ((*TEXT, "--top-p", "0.9"), "--top-p is for sampling"),
+        ((*TEXT, "--method", "plain", "--draft", "int8"), "not with --method plain"),
+        ((*MASKED, "--steps", "2"), "--steps is for"),
+        ((*MASKED, "--top-k", "2"), "--top-k goes with --accept top-k"),
+        ((*MASKED, "--method", "stepwise", "--draft-len", "2"), "stepwise drafts nothing"),
+        ((*MASKED, "--animate", "--json"), "exclude each other"),
         (("masked", "--model", "{llada}", "--prompt-ids", ""), "is not a list of whole numbers"),
     ],
 )  # fmt: skip

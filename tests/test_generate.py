@@ -121,6 +121,8 @@ def test_old_keys_and_one_key_each(model):
         ({"temperature": 0.0}, "temperature is 0.0"),
         ({"temperature": float("inf")}, "temperature is inf"),
         ({"num_iter": 0}, "num_iter is 0"),
+        ({"num_iter": 10**9}, "num_iter is 1000000000"),
+        ({"num_iter": 2.5}, "num_iter is 2.5"),
         ({"steps": "ddim300"}, "respacing 'ddim300'"),
         ({"steps": 1}, "single step"),
         ({"cfg_schedule": "cubic"}, "schedule 'cubic'"),
@@ -143,7 +145,10 @@ def test_latents(folder):
     assert latents.shape == (12, 4, 4, 4)
     np.testing.assert_allclose(latents[0, 1, 2] * 0.2325, tokens[0, 6], rtol=1e-5)
     images = generation.to_images(model, tokens, vae)
+    compiled = generation._decode_some._cache_size()
     assert images.shape == (12, 8, 8, 3) and model.class_name(3) == "3"
+    np.testing.assert_array_equal(images, generation.to_images(model, tokens, vae))
+    assert generation._decode_some._cache_size() == compiled
     np.testing.assert_array_equal(images[9:10], generation.to_images(model, tokens[9:10], vae))
     with pytest.raises(UserError, match="makes latents"):
         generation.to_images(model, tokens)

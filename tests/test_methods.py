@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
 from types import SimpleNamespace
@@ -16,6 +17,7 @@ from PIL import Image
 import cspd_jax
 from cspd_jax import comparison, generation
 from cspd_jax.cli import _compilation, main
+from cspd_jax.decoders.drafter import frozen
 from cspd_jax.decoders.official import Official
 from cspd_jax.decoders.outer import Ahead
 from cspd_jax.errors import UserError
@@ -133,6 +135,22 @@ def test_self_speculation_must_beat_speculation_along_the_chains(monkeypatch, of
     assert comparison.is_faster(KEY, model, ahead, plain) == wins
 
 
+def _too_little(*_, **__):
+    raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes.")
+
+
+def test_too_little_memory(run, folder, monkeypatch):
+    """What does not fit is not faster; where it was asked for, one sentence says what to do."""
+    model = cspd_jax.load(folder / "target")
+    monkeypatch.setattr(comparison, "compare", _too_little)
+    plain, ahead = (generation.make_request(model, [0], method=method) for method in ("plain", "self"))
+    assert not comparison.is_faster(KEY, model, ahead, plain)
+    monkeypatch.setattr(generation, "generate_batches", _too_little)
+    code, out, err = run("--method", "self", *FAST)
+    assert code == 2 and out == "" and "too little memory" in err and "Traceback" not in err
+    assert not os.path.exists("out")
+
+
 def test_batches_stream_and_one_call_agree(folder):
     model, draft = (cspd_jax.load(folder / name) for name in ("target", "draft"))
     labels = [0, 1, 2]
@@ -143,6 +161,8 @@ def test_batches_stream_and_one_call_agree(folder):
         batches, other = generation.generate_batches(KEY, model, request, 2, on_step=told.append)
         np.testing.assert_allclose(batches, tokens, atol=1e-4)
         np.testing.assert_array_equal(other.accepted, info.accepted)
+        np.testing.assert_array_equal(other.verified.accepted, info.verified.accepted)  # without the filling
+        assert other.verified.tested.sum() == other.tested.sum() == info.verified.tested.sum()
         assert sum(told) == generation.num_steps(model, request, 2) == 6
         *_, (known, last) = cspd_jax.stream(KEY, model, labels, **options)
         assert known == 16
@@ -178,7 +198,11 @@ def test_mistakes(run, folder, argv, sentence):
 
 def test_no_more_is_drafted_than_there_is(folder):
     model = cspd_jax.load(folder / "target")
-    assert generation.make_request(model, [0], method="self", gamma=10**9).ahead.gamma == 16
+    made = functools.partial(generation.make_request, model, [0], method="self", gamma=10**9)
+    assert made().ahead.gamma == 15  # 16 groups, and the first is not drafted
+    assert made(num_iter=4).ahead.gamma == 3 and made(num_iter=1).ahead.gamma == 1
+    speculation = made(denoise="speculative", steps="ddim10", windows=[40] * 90).settings.speculation
+    assert speculation.windows == (10,) * 10
 
 
 def test_options_become_settings(folder):
@@ -195,6 +219,10 @@ def test_options_become_settings(folder):
         made(method="self", draft=draft)
     with pytest.raises(TypeError, match="no option 'gama'"):
         made(method="self", gama=3)
+    with pytest.raises(UserError, match="gamma is 2\\.5; it must be a whole number"):
+        made(method="self", gamma=2.5)
+    with pytest.raises(UserError, match="a drafter goes with denoise speculative"):
+        made(denoise="auto", drafter=frozen(10, 4))
 
 
 def test_maps():

@@ -1,5 +1,7 @@
 """Speculation over AR steps: the joint law of all tokens, against closed forms; and what it reports."""
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +14,7 @@ from cspd_jax.decoders import inner, outer, plain
 from cspd_jax.decoders.order import guidance_scale, reveal_groups
 from cspd_jax.decoders.outer import paper, path_criterion, rounds
 from cspd_jax.decoders.outer.paths import log_stds
-from cspd_jax.decoders.outer.state import Waiting
+from cspd_jax.decoders.outer.state import Waiting, add_work, backbone_work, head_work, no_work
 from cspd_jax.keys import Purpose, image_keys, purpose_keys
 
 MODEL, IMAGES = LinearTokens(), 4000
@@ -287,3 +289,30 @@ def test_sigma_of_the_paper():
     lower = 0.5 * 0.2 * (game.c.log_beta - game.c.log_posterior)
     expected = -0.5 * MODEL.token_dim * np.sum(np.asarray(lower)[1:])
     assert np.allclose(of_q - of_p, expected, rtol=1e-4)
+
+
+@pytest.mark.parametrize("criterion", ["self", "path", "paper"])
+@pytest.mark.parametrize("inside", [None, inner.Speculation((3,))])
+def test_types_do_not_change_in_a_round(float64, criterion, inside):
+    """Also where numbers are of 64 bits by default."""
+    draft = None if criterion == "self" else NEAR
+    ahead = outer.Ahead(gamma=2, criterion="path" if draft is None else criterion, adapt=0.2)
+    settings = plain.PlainSettings(
+        num_iter=4, respacing=MODEL.spec, guided=True, final_noise=True, speculation=inside
+    )
+    keys, labels = image_keys(jax.random.key(3), 2), jnp.zeros(2, jnp.int32)
+    game, state = outer.begin(MODEL, None, keys, labels, settings=settings, ahead=ahead, cfg=1.5, draft=draft)
+    after = jax.eval_shape(outer.play, game, state)
+    of = lambda tree: jax.tree.map(lambda a: (a.shape, str(a.dtype)), tree)
+    assert of(after) == of(state)
+
+
+def test_many_rows_are_counted():
+    """More than a number of 32 bits holds."""
+    settings = plain.PlainSettings(num_iter=4, respacing=MODEL.spec, guided=True)
+    game = SimpleNamespace(settings=settings)
+    work = no_work()
+    for _ in range(5):
+        work = add_work(work, head_work(game, 7, 2**29 - 3), backbone_work(game, 2**29 + 1))
+    assert (outer.total_rows(work.head_rows), int(work.head)) == (5 * 2 * (2**29 - 3), 35)
+    assert (outer.total_rows(work.backbone_rows), int(work.backbone)) == (5 * 2 * (2**29 + 1), 5)

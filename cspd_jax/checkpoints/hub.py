@@ -85,7 +85,7 @@ def _download(repository, file: str, revision, endpoint, cache_dir, required: bo
     except ImportError:
         raise UserError(
             f"fetching {repository} needs the package huggingface_hub; install it with:"
-            " pip install 'cspd-jax[hub]'"
+            " pip install huggingface_hub"
         ) from None
     try:
         return Path(

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from cspd_jax._version import __version__
 from cspd_jax.cli import calibrate, convert, distill, evaluate, generate, info, masked, text, train
-from cspd_jax.errors import UserError
+from cspd_jax.errors import UserError, is_out_of_memory
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -29,6 +29,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         args.func(args)
     except UserError as error:
         print(f"cspd-jax: error: {error}", file=sys.stderr)
+        return 2
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        print(
+            "cspd-jax: error: the device has too little memory for this; fewer side by side take less"
+            " (--batch, and where drafts are made --gamma and --proposals)",
+            file=sys.stderr,
+        )
         return 2
     except KeyboardInterrupt:
         print("cspd-jax: interrupted", file=sys.stderr)

@@ -27,7 +27,12 @@ def add_options(parser: argparse.ArgumentParser, prefix: str) -> None:
         help=f"classes: 0-9, or 3,5,7, or names; none is no class (the first {_CLASSES} classes)",
     )
     what.add_argument("--n", type=positive, default=4, help="images of each label (4)")
-    what.add_argument("--seed", type=seed, default=0, help="image i depends on the seed and i only (0)")
+    what.add_argument(
+        "--seed",
+        type=seed,
+        default=0,
+        help="with the same options, image i depends on the seed and i only (0)",
+    )
     what.add_argument("--vae", metavar="MODEL", help="kl16 or a folder: turns latents into pictures")
     what.add_argument("--out", metavar="DIR", help=f"a new or empty folder (the next free {prefix}-0001)")
     what.add_argument("--json", action="store_true", help="print the report as one JSON object")
@@ -87,7 +92,7 @@ def add_options(parser: argparse.ArgumentParser, prefix: str) -> None:
         "--prefill",
         type=float,
         metavar="SHARE",
-        help="of the AR steps, and one more, from the target alone (0; official .15)",
+        help="above 0: the first 1 + SHARE x AR steps come from the target alone (0; official .15)",
     )
     ahead.add_argument("--proposals", type=positive, help="draws from the residual per round, of path (16)")
     ahead.add_argument(

@@ -23,7 +23,8 @@ def add_parser(subparsers) -> None:
     )
     parser.add_argument(
         "--target",
-        help="a checkpoint folder, or a model's name (default; of text presets text-default)",
+        help="a checkpoint folder, or a model's name (default; of text presets text-default, of masked ones"
+        " masked-default)",
     )
     add_run_flags(parser, default="glyphs-draft")
     parser.add_argument(

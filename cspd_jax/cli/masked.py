@@ -16,6 +16,7 @@ from cspd_jax.cli._prompts import add_prompt_options, colourful, paint, read_pro
 from cspd_jax.errors import UserError
 
 PROMPT = "Return a list of"
+_DRAFT_LEN, _TOP_K = 4, 3
 _BLUE, _FREE = 34, "·"
 
 
@@ -44,10 +45,10 @@ def add_parser(subparsers) -> None:
     )
     how.add_argument("--new-tokens", type=positive, default=64, help="places behind each prompt (64)")
     how.add_argument("--block", type=positive, default=8, help="places filled before later ones (8)")
-    how.add_argument("--draft-len", type=positive, default=4, help="moves tested per pass (4)")
+    how.add_argument("--draft-len", type=positive, help="moves tested per pass, of ssd (4)")
     how.add_argument("--cache", action="store_true", help="keep keys and values, anew for each block")
     how.add_argument("--accept", choices=("exact", "top-k"), default="exact", help="top-k is lossy (exact)")
-    how.add_argument("--top-k", type=positive, default=3, help="of --accept top-k (3)")
+    how.add_argument("--top-k", type=positive, help="of --accept top-k (3)")
     how.add_argument("--steps", type=positive, help="of --method schedule (half as many as places)")
     how.add_argument("--temperature", type=float, default=0.0, help="0 takes the likeliest tokens (0)")
     how.add_argument("--guidance", type=float, help="scale of classifier-free guidance by the prompt (off)")
@@ -86,7 +87,7 @@ def run(args: argparse.Namespace) -> None:
     prompts = read_prompts(args, tokenizer, model.config, args.new_tokens, [PROMPT])
     options = _options(args)
     generation = masked_comparison.Generation(model.model, model.params, prompts, args.method, options)
-    if args.animate and not args.json:
+    if args.animate:
         _animate(generation, tokenizer)
     beside = args.method != "stepwise" and not args.no_compare
     found = masked_comparison.measure(generation, beside)
@@ -115,14 +116,20 @@ def _options(args: argparse.Namespace) -> dict:
         "new_tokens": args.new_tokens,
         "block": min(args.block, args.new_tokens),
         "cached": args.cache,
-        "draft_len": args.draft_len,
+        "draft_len": args.draft_len or _DRAFT_LEN,
         "temperature": args.temperature,
         "guidance": args.guidance,
     }
     if args.accept == "top-k":
         if args.method != "ssd":
             raise UserError(f"--accept top-k is for --method ssd; {args.method} drafts nothing")
-        options["top_k"] = args.top_k
+        options["top_k"] = args.top_k or _TOP_K
+    elif args.top_k is not None:
+        raise UserError("--top-k goes with --accept top-k, which is lossy")
+    if args.draft_len is not None and args.method != "ssd":
+        raise UserError(f"--draft-len is for --method ssd; {args.method} drafts nothing")
+    if args.animate and args.json:
+        raise UserError("--animate and --json exclude each other")
     if args.method == "schedule":
         blocks = -(-args.new_tokens // options["block"])
         options["steps"] = args.steps or max(blocks, args.new_tokens // 2)

@@ -53,9 +53,9 @@ def add_parser(subparsers) -> None:
     how.add_argument("--adapt", action="store_true", help="draft fewer where few are accepted")
     how.add_argument("--confidence", type=float, help="end a draft behind a token less likely than this")
     how.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (0)")
-    how.add_argument("--top-k", type=positive)
-    how.add_argument("--top-p", type=float)
-    how.add_argument("--seed", type=seed, default=0)
+    how.add_argument("--top-k", type=positive, help="sample among the K likeliest tokens (all)")
+    how.add_argument("--top-p", type=float, help="sample among the likeliest of total probability P (all)")
+    how.add_argument("--seed", type=seed, default=0, help="of the sampling (0)")
     how.add_argument("--no-stop", action="store_true", help="write on behind the end of a text")
     what = parser.add_argument_group("output")
     what.add_argument("--compare", action="store_true", help="measure beside plain decoding")
@@ -67,6 +67,7 @@ def add_parser(subparsers) -> None:
 def run(args: argparse.Namespace) -> None:
     from cspd_jax.cli import _compilation
 
+    _check(args)
     if args.dtype == "float64":
         import jax
 
@@ -105,6 +106,19 @@ def run(args: argparse.Namespace) -> None:
     for prompt, ids, marks in zip(prompts, found.ids, found.marks):
         print(show(tokenizer, prompt, ids, marks, colourful(args.color)))
     progress(reports.in_words(report))
+
+
+def _check(args: argparse.Namespace) -> None:
+    """Raises a UserError for options that would do nothing."""
+    if not args.temperature:
+        for name in ("top_k", "top_p"):
+            if getattr(args, name) is not None:
+                option = name.replace("_", "-")
+                raise UserError(f"--{option} is for sampling; give a --temperature above 0 with it")
+    if args.method == "plain":
+        for name in ("draft", "confidence"):
+            if getattr(args, name) is not None:
+                raise UserError(f"--{name} goes with the methods that draft, not with --method plain")
 
 
 def draft_of(args: argparse.Namespace, target):

@@ -19,7 +19,8 @@ def add_parser(subparsers) -> None:
         "train",
         help="train a model",
         description="Trains a model in the folder OUT: checkpoints/, metrics.jsonl and pictures/ while it"
-        " runs, and at the end model/, a checkpoint folder of the averaged weights.",
+        " runs (of text held_out.jsonl in place of pictures/), and at the end model/, a checkpoint folder of"
+        " the averaged weights.",
     )
     add_run_flags(parser, default="glyphs")
     folder = parser.add_argument_group("folders of images (preset mar-base, or --set data.root=DIR)")
@@ -43,7 +44,10 @@ def add_run_flags(parser: argparse.ArgumentParser, default: str) -> None:
         " none",
     )
     parser.add_argument(
-        "--init", metavar="MODEL", help="a model of the same sizes to start from, for example one of the data"
+        "--init",
+        metavar="MODEL",
+        help="a model of the same sizes to start from, for example one of the data; of masked-text a causal"
+        " one too, with fewer ids",
     )
     parser.add_argument("--steps", type=positive, help="length of the run")
     parser.add_argument("--batch", type=positive, help="images (or rows of text) per step")

@@ -1,7 +1,8 @@
 """Couplings: given a target p, a drafter q and a draft from q, keep the draft or draw what p is still owed.
 
-Every function is pure and treats one lane: a key that is used up here, `vmap` for many. The value is
-distributed as p, and equals the draft with probability 1 - TV(p, q), the highest there is.
+Every function is pure and treats one lane: a key that is used up here, `vmap` for many. The value that a
+coupling (`couple_*`, `reflect`) returns is distributed as p, and equals the draft with probability
+1 - TV(p, q), the highest there is; `verify_block` does this for a whole draft of tokens.
 """
 
 from cspd_jax.coupling.acceptance import (

@@ -48,7 +48,7 @@ def _load(size: int) -> tuple[np.ndarray, np.ndarray]:
         from sklearn.datasets import load_digits
     except ImportError:
         raise UserError(
-            "the handwritten digits need scikit-learn; install the extra: pip install 'cspd-jax[train]'"
+            "the handwritten digits need scikit-learn; install it with: pip install scikit-learn"
         ) from None
     data = load_digits()
     images = data.images.astype(np.float32) / 8 - 1

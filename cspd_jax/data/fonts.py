@@ -19,9 +19,11 @@ _FINE = 8  # rendered finer than stored by this factor
 def font_folder() -> pathlib.Path:
     try:
         import matplotlib
+        import scipy  # noqa: F401  # for `distance_field`
     except ImportError:
         raise UserError(
-            "rendered glyphs need matplotlib's fonts; install the extra: pip install 'cspd-jax[train]'"
+            "rendered glyphs need matplotlib's fonts and scipy; install them with: pip install matplotlib"
+            " scipy"
         ) from None
     return pathlib.Path(matplotlib.get_data_path()) / "fonts" / "ttf"
 

@@ -30,6 +30,7 @@ from cspd_jax.diffusion.gaussian import (
     predicted_x0,
     transition_from_x0,
 )
+from cspd_jax.parts import in_parts
 
 Array = jax.Array
 
@@ -162,10 +163,19 @@ def speculate_chain(
     def call(window, chain):
         return advance(problem, speculation, chain, window)
 
+    def unfinished(chain):
+        return jnp.any(chain.left > 0)
+
+    until = 0
     *first, last = ((w, len(list(same))) for w, same in itertools.groupby(speculation.windows))
     for window, calls in first:
-        chain, _ = jax.lax.scan(lambda chain, _, w=window: (call(w, chain), None), chain, length=calls)
-    chain = jax.lax.while_loop(lambda chain: jnp.any(chain.left > 0), functools.partial(call, last[0]), chain)
+        until += calls
+
+        def early(chain, until=until):
+            return unfinished(chain) & (chain.counts.calls < until)
+
+        chain = jax.lax.while_loop(early, functools.partial(call, window), chain)
+    chain = jax.lax.while_loop(unfinished, functools.partial(call, last[0]), chain)
     return Result(chain.x, chain.log_p, chain.path, chain.counts)
 
 
@@ -308,26 +318,34 @@ def _at(c: Coefficients, steps: Array) -> Coefficients:
 # Modulations of all steps are made in one matrix product and kept, unless that takes more numbers than this.
 _KEPT = 2**25
 
+# The modulations of a head call are that many numbers at most: of more rows it is made in parts.
+_TOGETHER = 2**28
+
 
 def _head(denoiser: Denoiser, params: Any, time: Array, z: Array, scale: Array | None):
     """(steps [M, R], x [M, R, d]) -> (eps, v) [M, R, d] in one call of the network."""
     steps, halves = time.shape[0], 1 if scale is None else 2
     rows = z.shape[0] // halves
-    size = jax.eval_shape(denoiser.modulate, params, time[:1], z[:1])
+    of_row = jax.eval_shape(denoiser.modulate, params, time[:1], z[:1])
+    numbers = sum(a.size for a in jax.tree.leaves(of_row))
     kept = None
-    if steps * z.shape[0] * sum(a.size for a in jax.tree.leaves(size)) <= _KEPT:
+    if steps * z.shape[0] * numbers <= _KEPT:
         kept = denoiser.modulate(params, time[:, None], z[None])
 
-    def call(at, x):
-        window = at.shape[0]
-        lanes = jnp.arange(rows)[None] + rows * jnp.arange(halves)[:, None, None]  # [halves, 1, R]
-        at, lanes = (jnp.broadcast_to(a, (halves, window, rows)).reshape(-1) for a in (at, lanes))
+    def some(at, lane, x):
+        lanes = jnp.concatenate([lane + rows * half for half in range(halves)])
+        at = jnp.tile(at, halves)
         if kept is None:
             modulations = denoiser.modulate(params, time[at], z[lanes])
         else:
             modulations = jax.tree.map(lambda a: a[at, lanes], kept)
-        many = scale if scale is None or jnp.ndim(scale) == 0 else jnp.tile(scale, (window, 1))
-        eps, v = predict(denoiser, params, x.reshape(-1, x.shape[-1]), modulations, many)
+        own = scale if scale is None or jnp.ndim(scale) == 0 else scale[lane]
+        return predict(denoiser, params, x, modulations, own)
+
+    def call(at, x):
+        lane = jnp.broadcast_to(jnp.arange(rows), at.shape).reshape(-1)
+        most = _TOGETHER // (halves * numbers)
+        eps, v = in_parts(some, most, at.reshape(-1), lane, x.reshape(-1, x.shape[-1]))
         return eps.reshape(x.shape), v.reshape(x.shape)
 
     return call

@@ -12,6 +12,8 @@ from cspd_jax.errors import UserError
 
 Array = jax.Array
 
+_MOST_STEPS = 2**16  # far more than any model has tokens: the others reveal nothing
+
 
 class Group(NamedTuple):
     """Tokens revealed together by one AR step: `size` of them, from index `start` of the reveal order.
@@ -37,8 +39,8 @@ def reveal_from_orders(orders: Array) -> Array:
 
 def mask_lengths(length: int, num_iter: int) -> list[int]:
     """How many tokens MAR leaves masked after each of the `num_iter` AR steps (the last one aside)."""
-    if num_iter < 1:
-        raise UserError(f"num_iter is {num_iter}; it must be at least 1")
+    if not 1 <= num_iter <= _MOST_STEPS:
+        raise UserError(f"num_iter is {num_iter}; it must be from 1 to {_MOST_STEPS}")
     lengths, previous = [], length
     for step in range(num_iter):
         cosine = math.floor(length * math.cos(math.pi / 2 * (step + 1) / num_iter))

@@ -71,6 +71,7 @@ class Batch(NamedTuple):
 
     keys: [B]. reveal: [B', L] positions. class_embedding: [B', De]. time: [T, ...] features of the
     timesteps. noise: None, or injected chain noise [T + 1, B, L, d] by position. drafter: for speculation.
+    active: [B], images that are wanted; the others only fill the batch, and nothing counts them.
     """
 
     keys: Array
@@ -79,6 +80,7 @@ class Batch(NamedTuple):
     time: Array
     noise: Array | None
     drafter: Drafter | None
+    active: Array
 
 
 def plan_segments(length: int, num_iter: int, encoder_sizes: int) -> tuple[Segment, ...]:
@@ -102,6 +104,7 @@ def start(
     reveal: Array | None = None,
     noise: Array | None = None,
     drafter: Drafter | None = None,
+    active: Array | None = None,
 ) -> Batch:
     """Draws the orders and prepares what all AR steps share. labels [B]; -1 is "no class"."""
     if reveal is None:
@@ -120,6 +123,7 @@ def start(
         time=model.embed_time(params, jnp.asarray(sampling_schedule(settings.respacing).timestep_map)),
         noise=noise,
         drafter=drafter,
+        active=jnp.ones(keys.shape[0], bool) if active is None else active,
     )
 
 
@@ -138,7 +142,7 @@ def ar_step(
     """Generates the group (first index, size, guidance scale), padded to `width`: the rest is overwritten."""
     first, size, scale = group
     z, positions = group_context(model, params, batch, state, first, bucket=bucket, width=width)
-    used = jnp.broadcast_to(jnp.arange(width) < size, positions.shape)
+    used = (jnp.arange(width) < size) & batch.active[:, None]
     x, counts = _denoise(model, params, batch, z, positions, used, scale, temperature, settings)
     return write_group(state, x, first), counts
 
@@ -214,14 +218,16 @@ def sample(
     reveal: Array | None = None,
     noise: Array | None = None,
     drafter: Drafter | None = None,
+    active: Array | None = None,
 ) -> Sample:
     """Generates a batch.
 
     keys: one typed key per image, [B]. labels: [B], -1 for "no class". reveal: [B, L] replaces the
     random orders; noise: [T + 1, B, L, d] by position replaces what the keys give (parity tests).
     cfg: the guidance scale, used only when `settings.guided`. drafter: for speculation (frozen x_0-hat).
+    active: [B], images that count (all).
     """
-    batch = start(model, params, keys, labels, settings, reveal, noise, drafter)
+    batch = start(model, params, keys, labels, settings, reveal, noise, drafter, active)
     segments = plan_segments(model.seq_len, settings.num_iter, settings.encoder_sizes)
     state = empty_state(model, keys.shape[0], segments)
     counts = []
@@ -247,12 +253,13 @@ def stream(
     cfg: float = 1.0,
     temperature: float = 1.0,
     drafter: Drafter | None = None,
+    active: Array | None = None,
 ) -> Iterator[tuple[int, Array, inner.Counts | None]]:
     """The same generation step by step, for progress bars and animations.
 
     Yields (number of known tokens, tokens [B, L, d] by position, zero where unknown, the step's counts).
     """
-    batch = _start(model, params, keys, labels, settings, drafter=drafter)
+    batch = _start(model, params, keys, labels, settings, drafter=drafter, active=active)
     segments = plan_segments(model.seq_len, settings.num_iter, settings.encoder_sizes)
     state = empty_state(model, keys.shape[0], segments)
     for segment in segments:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -10,8 +11,12 @@ import jax.numpy as jnp
 
 from cspd_jax.networks.config import MARConfig
 from cspd_jax.networks.mar import Backbone, make_head
+from cspd_jax.parts import in_parts
 
 Array = jax.Array
+
+# Attention scores of a layer that are in memory at once: of 218 sequences of MAR-B.
+_SCORES = 2**28
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +38,10 @@ class MARModel:
         return self._backbone(params, labels, unconditional, method="embed_class")
 
     def context(self, params, tokens, reveal, n_known, class_embedding, rows, *, bucket: int) -> Array:
-        return self._backbone(params, tokens, reveal, n_known, class_embedding, rows, bucket=bucket)
+        c = self.config
+        scores = max(c.encoder_heads, c.decoder_heads) * (c.buffer_size + c.seq_len) ** 2
+        some = functools.partial(self._backbone, params, bucket=bucket)
+        return in_parts(some, _SCORES // scores, tokens, reveal, n_known, class_embedding, rows)
 
     def embed_time(self, params, timesteps: Array) -> Array:
         return self._head(params, timesteps, method="embed_time")

@@ -99,18 +99,19 @@ def judgement(info: Info) -> tuple[bool, str]:
         )
     if truncated(info):
         return False, (
-            f"{truncated(info)} draws from a residual were given up at the limit of tries, and replaced by"
-            " draws from the target"
+            f"{truncated(info)} draws from a residual were given up, at the limit of tries or because a"
+            " density was not a number, and replaced by draws from the target"
         )
     if criterion == "paper":
         return True, (
             "with Sigma = 1 and inner temperature 1, every token's last step is a maximal coupling of target"
-            " and draft, after chains that have each their own law"
+            " and draft, after chains that have each their own law: that of the plain sampler with noise in"
+            " the last step"
         )
     if criterion == "path":
         return True, (
             "every token is an accepted draft or a draw from the residual of whole denoising paths, in its"
-            " own context, which together have the target's own law"
+            " own context, which together have the law of the plain sampler with noise in the last step"
         )
     if info.chains is None:
         return (

@@ -19,6 +19,10 @@ _WHY = {
     "block": "the longest accepted part of each draft and the token behind it have together the target's law",
     "match": "every token is the target's own draw; drafts only decide how many are drawn in one pass",
 }
+ROWS_DIFFER = (
+    "rows differ: passes of other shapes round otherwise, and where two tokens are equally likely up to"
+    " rounding, either may be taken; --dtype float64 tells"
+)
 
 
 def make_report(
@@ -74,7 +78,7 @@ def judgement(found: Found) -> tuple[bool, str]:
     if found.info.truncated.any():
         return False, "rounding left nothing of some residuals, and those tokens were drawn from the target"
     if not found.generation.options["temperature"]:
-        return True, "every token is the target's likeliest, as in plain greedy decoding"
+        return True, "every token is the target's likeliest, as in plain greedy decoding (up to rounding)"
     return True, _WHY["google" if draft.rule == "deepmind" else draft.rule]
 
 
@@ -126,4 +130,6 @@ def in_words(report: dict[str, Any]) -> str:
         if not report["reference"]["temperature"] or report["method"] == "match":
             same = f"{beside['identical_rows']} of {report['prompts']} rows"
             lines.append(f"identical to plain decoding: {same}")
+            if beside["identical_rows"] < report["prompts"]:
+                lines.append(ROWS_DIFFER)
     return "\n".join(lines)

@@ -7,12 +7,12 @@ from collections.abc import Iterable
 from typing import Any
 
 from cspd_jax.errors import UserError
-from cspd_jax.training.config import TrainConfig
+from cspd_jax.training.config import RunConfig
 
 _PARTS = ("model", "data")
 
 
-def apply(config: TrainConfig, settings: Iterable[str]) -> TrainConfig:
+def apply(config: RunConfig, settings: Iterable[str]) -> RunConfig:
     """`settings` are texts like `steps=2000`, `model.encoder_width=64` or `data.fonts=cmr10,cmss10`."""
     changes: dict[str, dict[str, Any]] = {"": {}, **{part: {} for part in _PARTS}}
     for setting in settings:
@@ -32,7 +32,7 @@ def field_names(owner: Any) -> list[str]:
     return [field.name for field in dataclasses.fields(owner)]
 
 
-def every_name(config: TrainConfig) -> list[str]:
+def every_name(config: RunConfig) -> list[str]:
     """All names that `apply` knows for this configuration."""
     own = [name for name in field_names(config) if name not in _PARTS]
     return own + [f"{part}.{name}" for part in _PARTS for name in field_names(getattr(config, part))]

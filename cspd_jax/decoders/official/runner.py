@@ -100,11 +100,12 @@ def sample(
     reveal: Array | None = None,
     noise: Array | None = None,
     draws: Draws | None = None,
+    active: Array | None = None,
 ) -> Result:
     """Generates a batch; arguments as for `plain.sample`, and both models see the same.
 
     inner_temperature: replaces that of `official` without compiling anew. draws: replaces the numbers of
-    the tests and proposals (parity tests).
+    the tests and proposals (parity tests). active: [B], images that count (all).
     """
     check(target, draft, settings)
     steps = schedule(target.seq_len, settings.num_iter, official)
@@ -112,7 +113,10 @@ def sample(
     state = empty_state(target, draft, keys.shape[0], segments)
     both = ((target, target_params), (draft, draft_params))
     game = Game(
-        *(Side(m, p, plain.start(m, p, keys, labels, settings, reveal, noise)) for m, p in both),
+        *(
+            Side(m, p, plain.start(m, p, keys, labels, settings, reveal, noise, active=active))
+            for m, p in both
+        ),
         c=coefficients(sampling_schedule(settings.respacing), state.tokens.dtype),
         temperature=temperature,
         inner_temperature=official.inner_temperature if inner_temperature is None else inner_temperature,
@@ -225,9 +229,12 @@ def result(game: Game, steps: tuple[Step, ...], state: State, tries: Array) -> R
     length, images = game.target.model.seq_len, state.tokens.shape[0]
     tokens, accepted, zero = (a[:, :length] for a in (state.tokens, state.accepted, state.zero))
     step_of = np.repeat(np.arange(len(steps)), [step.group.size for step in steps])
-    by_step = jnp.zeros(len(steps), jnp.int32).at[step_of].add(jnp.sum(accepted, axis=0, dtype=jnp.int32))
-    tested = jnp.array([images * step.group.size * step.drafted for step in steps], jnp.int32)
-    counts = Counts(tested, by_step, tries, jnp.sum(zero, dtype=jnp.int32))
+    active = game.target.batch.active
+    kept = jnp.sum(accepted & active[:, None], axis=0, dtype=jnp.int32)
+    by_step = jnp.zeros(len(steps), jnp.int32).at[step_of].add(kept)
+    of_image = jnp.array([step.group.size * step.drafted for step in steps], jnp.int32)
+    tested = jnp.sum(active, dtype=jnp.int32) * of_image
+    counts = Counts(tested, by_step, tries, jnp.sum(zero & active[:, None], dtype=jnp.int32))
     reveal = game.target.batch.reveal[:images]
     drafted = np.repeat([step.drafted for step in steps], [step.group.size for step in steps])
     judged = jnp.broadcast_to(jnp.asarray(drafted), accepted.shape)

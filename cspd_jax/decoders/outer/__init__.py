@@ -19,7 +19,7 @@ from cspd_jax.decoders.outer.path_criterion import (
 from cspd_jax.decoders.outer.paths import Order, draw
 from cspd_jax.decoders.outer.rounds import Result, play, result, sample, stream
 from cspd_jax.decoders.outer.start import begin
-from cspd_jax.decoders.outer.state import Ahead, Counts, Game, Paths, State, Work
+from cspd_jax.decoders.outer.state import Ahead, Counts, Game, Paths, State, Work, total_rows
 
 __all__ = [
     "Ahead",
@@ -43,6 +43,7 @@ __all__ = [
     "self_order",
     "share_slots",
     "stream",
+    "total_rows",
     "verify_and_resample",
     "verify_step",
 ]

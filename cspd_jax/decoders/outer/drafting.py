@@ -62,10 +62,12 @@ def draft_step(game: Game, state: State) -> State:
             scale=scales(game, here),
             wanted=exists(game, here) & asked[:, j][:, None, None],
         )
-        drawn, work, _ = draw(game, game.draft, order)
+        drawn, work, chains = draw(game, game.draft, order)
         drafts = jax.tree.map(lambda a, new: a.at[:, j].set(new[:, 0]), state.drafts, drawn)
         spent = add_work(state.counts.draft, work, backbone_work(game, len(here)))
-        return j + 1, state._replace(drafts=drafts, counts=state.counts._replace(draft=spent))
+        given_up = 0 if chains is None else chains.truncated
+        counts = state.counts._replace(draft=spent, truncated=state.counts.truncated + given_up)
+        return j + 1, state._replace(drafts=drafts, counts=counts)
 
     _, state = jax.lax.while_loop(lambda carry: carry[0] < steps, one, (jnp.int32(0), state))
     return state

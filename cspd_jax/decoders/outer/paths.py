@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from cspd_jax.coupling import uniform
 from cspd_jax.decoders import inner
-from cspd_jax.decoders.outer.state import Game, Paths, Side, Work, head_work
+from cspd_jax.decoders.outer.state import Game, Paths, Side, Work, chains_work, head_work
 from cspd_jax.diffusion.chain import (
     path_density_calls,
     path_log_density,
@@ -55,7 +55,7 @@ def draw(game: Game, side: Side, order: Order) -> tuple[Paths, Work, inner.Count
         options["active"] = order.wanted.reshape(-1)
         found = inner.speculate_chain(*arguments, random, game.c, side.batch.drafter, **options)
         states, log_density, counts = found.path, found.log_p, found.counts
-        work = head_work(game, 0, 0)._replace(head=counts.calls, head_rows=counts.rows)
+        work = chains_work(counts)
     states = jnp.moveaxis(jnp.concatenate([states, noise[-1:]]), 0, 1)
     shape = (images, many, width)
     states = states.reshape(*shape, *states.shape[1:])

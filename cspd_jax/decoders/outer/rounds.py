@@ -57,16 +57,17 @@ def sample(
     draft: TokenModel | None = None,
     draft_params: Any = None,
     draft_drafter: Drafter | None = None,
+    active: Array | None = None,
 ) -> Result:
     """As `plain.sample` with `final_noise`, in fewer rounds.
 
     draft: a smaller model; without one the target drafts for itself. drafter, draft_drafter: of the chains of
-    each model, for `settings.speculation`.
+    each model, for `settings.speculation`. active: [B], images that are wanted (all).
     """
     game, state = begin(
         target, target_params, keys, labels,
         settings=settings, ahead=ahead, cfg=cfg, temperature=temperature, drafter=drafter,
-        draft=draft, draft_params=draft_params, draft_drafter=draft_drafter,
+        draft=draft, draft_params=draft_params, draft_drafter=draft_drafter, active=active,
     )  # fmt: skip
     state = jax.lax.while_loop(lambda s: jnp.any(s.group < game.groups), functools.partial(play, game), state)
     return result(game, state)

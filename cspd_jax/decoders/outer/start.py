@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from cspd_jax.decoders import inner, plain
 from cspd_jax.decoders.order import guidance_scale, reveal_groups
 from cspd_jax.decoders.outer.groups import contexts
-from cspd_jax.decoders.outer.state import Ahead, Counts, Game, Paths, Side, State, Waiting, Work
+from cspd_jax.decoders.outer.state import Ahead, Counts, Game, Paths, Side, State, Waiting, no_work
 from cspd_jax.decoders.plain import PlainSettings
 from cspd_jax.decoders.protocol import TokenModel
 from cspd_jax.diffusion.gaussian import coefficients
@@ -33,24 +33,27 @@ def begin(
     draft: TokenModel | None = None,
     draft_params: Any = None,
     draft_drafter=None,
+    active: Array | None = None,
 ) -> tuple[Game, State]:
-    """(Game, State) before the first round: nothing known, nothing drafted. Arguments as for `sample`."""
+    """(Game, State) before the first round: nothing known, nothing drafted; images that are not `active` are
+    complete. Arguments as for `sample`."""
     groups = reveal_groups(target.seq_len, settings.num_iter)
     past = ahead.gamma + 1
     scale = guidance_scale(groups, cfg, settings.cfg_schedule)
     dtype = jnp.promote_types(getattr(target, "dtype", jnp.float32), jnp.float32)
 
     def side(model, params, drafter):
-        return Side(model, params, plain.start(model, params, keys, labels, settings, drafter=drafter))
+        batch = plain.start(model, params, keys, labels, settings, drafter=drafter, active=active)
+        return Side(model, params, batch)
 
     game = Game(
         ahead=ahead,
         settings=settings,
         target=side(target, target_params, drafter),
         draft=None if draft is None else side(draft, draft_params, draft_drafter),
-        start=jnp.array([g.start for g in groups] + [target.seq_len] * past),
-        size=jnp.array([g.size for g in groups] + [0] * past),
-        scale=jnp.concatenate([scale, jnp.repeat(scale[-1:], past)]),
+        start=jnp.array([g.start for g in groups] + [target.seq_len] * past, jnp.int32),
+        size=jnp.array([g.size for g in groups] + [0] * past, jnp.int32),
+        scale=jnp.concatenate([scale, jnp.repeat(scale[-1:], past)]).astype(dtype),
         c=coefficients(sampling_schedule(settings.respacing), dtype),
         temperature=jnp.asarray(temperature, dtype),
     )
@@ -70,11 +73,11 @@ def _nothing(game: Game) -> State:
     z, q_z = z_of(game.target), z_of(game.drafter)
     zeros = jnp.zeros((images, width), game.dtype)
     drafts = Paths(jnp.zeros((images, width, game.steps + 1, game.dim), game.dtype), q_z, zeros, zeros)
-    table, work = jnp.zeros((game.groups, gamma), jnp.int32), Work(none, none, none, none)
+    table, work = jnp.zeros((game.groups, gamma), jnp.int32), no_work()
     chains = None if game.settings.speculation is None else inner.no_counts(game.steps)
     return State(
         tokens=tokens,
-        group=number,
+        group=jnp.where(game.target.batch.active, number, game.groups),
         drafts=jax.tree.map(lambda a: jnp.repeat(a[:, None], gamma, axis=1), drafts),
         drafted=no,
         window=jnp.full(images, gamma, jnp.int32),

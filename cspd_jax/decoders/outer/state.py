@@ -141,8 +141,12 @@ class Waiting(NamedTuple):
     tries: Array
 
 
+# Rows are counted in two numbers, of so many and of one: a long generation has more than int32 holds.
+_MANY = 2**20
+
+
 class Work(NamedTuple):
-    """Calls of a network one after the other, and the rows in them: contexts, and denoising steps."""
+    """Calls of a network one after the other, and the rows in them [2]: contexts, and denoising steps."""
 
     backbone: Array
     backbone_rows: Array
@@ -187,14 +191,37 @@ class State(NamedTuple):
 
 
 def add_work(old: Work, *more: Work) -> Work:
-    return jax.tree.map(lambda *numbers: functools.reduce(jnp.add, numbers), old, *more)
+    total = jax.tree.map(lambda *numbers: functools.reduce(jnp.add, numbers), old, *more)
+    return total._replace(backbone_rows=_carried(total.backbone_rows), head_rows=_carried(total.head_rows))
+
+
+def _carried(rows: Array) -> Array:
+    return jnp.stack([rows[0] + rows[1] // _MANY, rows[1] % _MANY])
+
+
+def _work(backbone: Any = 0, backbone_rows: Any = 0, head: Any = 0, head_rows: Any = 0) -> Work:
+    def rows(n):
+        return jnp.stack([jnp.int32(n // _MANY), jnp.int32(n % _MANY)])
+
+    return Work(jnp.int32(backbone), rows(backbone_rows), jnp.int32(head), rows(head_rows))
+
+
+def no_work() -> Work:
+    return _work()
 
 
 def backbone_work(game: Game, sequences: int) -> Work:
-    halves = 1 + game.settings.guided
-    return Work(*(jnp.int32(n) for n in (1, sequences * halves, 0, 0)))
+    return _work(backbone=1, backbone_rows=sequences * (1 + game.settings.guided))
 
 
 def head_work(game: Game, calls: int, rows: int) -> Work:
-    halves = 1 + game.settings.guided
-    return Work(*(jnp.int32(n) for n in (0, 0, calls, rows * halves)))
+    return _work(head=calls, head_rows=rows * (1 + game.settings.guided))
+
+
+def chains_work(counts: inner.Counts) -> Work:
+    return _work(head=counts.calls, head_rows=counts.rows)
+
+
+def total_rows(rows) -> int:
+    """How many rows a `Work` has counted."""
+    return int(rows[0]) * _MANY + int(rows[1])

@@ -67,7 +67,7 @@ def settle(game: Game, window: Window, passed: Array) -> Outcome:
     """Groups are accepted up to the first with a rejection; the tests after it count for nothing."""
     real = window.drafted
     whole = jnp.all(passed | ~real, axis=2) & jnp.any(real, axis=2)
-    n = jnp.sum(jnp.cumprod(whole, axis=1), axis=1)
+    n = jnp.sum(jnp.cumprod(whole, axis=1, dtype=jnp.int32), axis=1, dtype=jnp.int32)
     tested = real & (jnp.arange(game.ahead.gamma) <= n[:, None])[..., None]
     return Outcome(n, tested, tested & passed)
 

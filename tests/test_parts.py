@@ -1,0 +1,53 @@
+"""Calls in parts: the same numbers, a few rows at a time."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+
+from cspd_jax import models
+from cspd_jax.decoders import inner, plain
+from cspd_jax.keys import image_keys
+from cspd_jax.networks import model as networks
+from cspd_jax.parts import in_parts
+
+KEYS, LABELS = image_keys(jax.random.key(1), 5), jnp.zeros(5, jnp.int32)
+
+
+@pytest.mark.parametrize("most", [0, 1, 3, 4, 7, 9])
+def test_parts_make_the_whole(most):
+    a, b = np.arange(14.0).reshape(7, 2), np.arange(7)
+    seen = []
+
+    def function(a, b):
+        seen.append(len(b))
+        return {"sum": a.sum(1) + b, "twice": 2 * a}
+
+    found = in_parts(function, most, jnp.asarray(a), jnp.asarray(b))
+    np.testing.assert_array_equal(found["sum"], a.sum(1) + b)
+    np.testing.assert_array_equal(found["twice"], 2 * a)
+    assert max(seen) <= max(1, most)
+
+
+@pytest.mark.parametrize("module, limit", [(networks, "_SCORES"), (inner, "_TOGETHER")])
+def test_a_generation_in_parts(tmp_path, monkeypatch, module, limit):
+    """Contexts of two sequences at a time; head calls of a few rows at a time."""
+    model = models.load(tiny.save_mar(tmp_path / "model"))
+    settings = plain.PlainSettings(2, "ddim5", guided=True, speculation=inner.Speculation((4,)))
+    make = functools.partial(plain.sample.__wrapped__, model.model, model.params, KEYS, LABELS)
+    whole = make(settings=settings, cfg=2.0).tokens
+    config, parts = model.config, []
+    scores = config.encoder_heads * (config.buffer_size + config.seq_len) ** 2
+    monkeypatch.setattr(module, limit, 2 * scores if limit == "_SCORES" else 2**12)
+    right = networks.in_parts
+
+    def told(function, most, *arrays):
+        parts.append((most, len(arrays[0])))
+        return right(function, most, *arrays)
+
+    monkeypatch.setattr(module, "in_parts", told)
+    np.testing.assert_allclose(make(settings=settings, cfg=2.0).tokens, whole, rtol=1e-4, atol=1e-4)
+    assert any(most < rows for most, rows in parts)
