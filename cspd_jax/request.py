@@ -93,46 +93,24 @@ def make_request(
     for name, value in (("cfg", cfg), ("temperature", temperature)):
         if not math.isfinite(value):
             raise UserError(f"{name} is {value}; it must be a finite number")
-    if denoise not in DENOISE:
-        raise UserError(f"denoise {denoise!r} is unknown; it is {', '.join(DENOISE)}")
-    whole = [("num_iter", num_iter), ("gamma", gamma), ("proposals", more.get("proposals"))]
-    for name, value in whole + [("a window", window) for window in windows or ()]:
-        if value is not None and not isinstance(value, (int, np.integer)):
-            raise UserError(f"{name} is {value!r}; it must be a whole number")
-    if windows is not None and (denoise != "speculative" or not windows or min(windows) < 1):
-        raise UserError("windows are whole numbers from 1, and go with denoise speculative only")
-    if drafter is not None and denoise != "speculative":
-        raise UserError(f"a drafter goes with denoise speculative, not with denoise {denoise}")
+    for name, value in (("num_iter", num_iter), ("gamma", gamma), ("proposals", more.get("proposals"))):
+        _check_whole(name, value)
     criterion, ahead = _ahead(method, criterion, gamma, prefill, more)
     _check_draft(model, method, draft, steps)
-    needs_noise = criterion in ("path", "paper")
-    if final_noise is False and needs_noise:
-        raise UserError(
-            f"the criterion {criterion} needs noise in the last denoising step; leave final_noise out, or set"
-            " it to on"
-        )
-    if criterion == "official" and (final_noise or denoise != "plain"):
-        raise UserError(
-            "the criterion official has denoise plain and no noise in the last step (final_noise off)"
-        )
     length = model.model.seq_len
     num_iter = length if num_iter is None else num_iter
     if isinstance(ahead, Ahead):  # more groups than that there are not; the first is not drafted by itself
         most = len(reveal_groups(length, num_iter)) - (method == "self")
         ahead = dataclasses.replace(ahead, gamma=min(ahead.gamma, max(1, most)))
     respacing = model.config.respacing if steps is None else str(steps)
-    speculation = None
-    if denoise == "speculative":  # longer windows than the chain, or more of them, there are not
-        T = sampling_schedule(respacing).num_steps
-        speculation = inner.Speculation(tuple(min(window, T) for window in (windows or WINDOWS)[:T]))
     settings = PlainSettings(
         num_iter=num_iter,
         respacing=respacing,
         guided=cfg != 1,
         cfg_schedule=cfg_schedule,
-        final_noise=needs_noise if final_noise is None else final_noise,
+        final_noise=_final_noise(criterion, final_noise, denoise),
         encoder_sizes=1 if length <= 64 else 4,  # each size is compiled: not worth it for short sequences
-        speculation=speculation,
+        speculation=_along_chains(denoise, windows, drafter, respacing),
     )
     plain.check_request(model.model, labels, model.config.num_classes, settings, cfg, temperature)
     return Request(
@@ -148,6 +126,43 @@ def make_request(
         ahead=ahead,
         draft=draft,
     )
+
+
+def _check_whole(name: str, value) -> None:
+    if value is not None and not isinstance(value, (int, np.integer)):
+        raise UserError(f"{name} is {value!r}; it must be a whole number")
+
+
+def _final_noise(criterion: str | None, asked: bool | None, denoise: str) -> bool:
+    needed = criterion in ("path", "paper")
+    if needed and asked is False:
+        raise UserError(
+            f"the criterion {criterion} needs noise in the last denoising step; leave final_noise out, or set"
+            " it to on"
+        )
+    if criterion == "official" and (asked or denoise != "plain"):
+        raise UserError(
+            "the criterion official has denoise plain and no noise in the last step (final_noise off)"
+        )
+    return needed if asked is None else asked
+
+
+def _along_chains(
+    denoise: str, windows: Sequence[int] | None, drafter: Drafter | None, respacing: str
+) -> inner.Speculation | None:
+    """Speculation along the denoising chains; None also where `settle` is to decide."""
+    if denoise not in DENOISE:
+        raise UserError(f"denoise {denoise!r} is unknown; it is {', '.join(DENOISE)}")
+    for window in windows or ():
+        _check_whole("a window", window)
+    if windows is not None and (denoise != "speculative" or not windows or min(windows) < 1):
+        raise UserError("windows are whole numbers from 1, and go with denoise speculative only")
+    if drafter is not None and denoise != "speculative":
+        raise UserError(f"a drafter goes with denoise speculative, not with denoise {denoise}")
+    if denoise != "speculative":
+        return None
+    T = sampling_schedule(respacing).num_steps  # longer windows, or more of them, there cannot be
+    return inner.Speculation(tuple(min(window, T) for window in (windows or WINDOWS)[:T]))
 
 
 def _ahead(
