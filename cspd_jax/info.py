@@ -29,8 +29,9 @@ class Info(NamedTuple):
     method: "plain", "cspd" or "self". images: N. tokens: N x L. rounds: until an image was complete, on
     average: AR steps that revealed tokens, or rounds of drafting and verifying.
     sequential: calls the loops executed one after the other, for the whole batch and never divided by it
-    (several batches one after the other add up; a call that is made in parts, for memory, is one). total: rows evaluated in those calls, counting the
-    unconditional half of guidance and the padding of groups and batches, which nothing else counts.
+    (several batches one after the other add up; a call that is made in parts, for memory, is one).
+    total: rows evaluated in those calls, counting the unconditional half of guidance and the padding of
+    groups and batches, which nothing else counts.
     tested, accepted: bool [N, L], tokens that were tested drafts, and those that passed (none, in the plain
     method). batch: images generated side by side. request: what was asked for, as it was settled.
     chains: what speculation along the denoising chains took; None without it. verified: the same of
