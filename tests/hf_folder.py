@@ -113,3 +113,14 @@ def write(path: Path, config: dict, weights: dict | None = None, files: int = 1,
     index = {"metadata": {}, "weight_map": where}
     (path / "model.safetensors.index.json").write_text(json.dumps(index))
     return path
+
+
+TOKENIZER = {
+    "model": {"type": "BPE", "vocab": {"a": 0, "b": 1}},
+    "added_tokens": [{"id": 7, "content": "<e>"}],
+}
+
+
+def edited(config, **changes):
+    """A configuration with other values; "absent" takes a key away."""
+    return {key: value for key, value in {**config, **changes}.items() if value != "absent"}
