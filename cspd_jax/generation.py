@@ -96,7 +96,7 @@ def _steps(
     model: ImageModel, request: Request, keys: Array, labels: Array, active: Array | None = None
 ) -> Iterator[tuple[float, Made]]:
     """A batch step by step: (number of known tokens per image, on average; what there is). Tokens that are
-    not known are zero, and the counts are those of the last step."""
+    not known are zero; the counts are complete at the last step, and may be None before."""
     if request.criterion is None:
         steps = plain.stream(
             model.model, model.params, keys, labels,
@@ -110,9 +110,9 @@ def _steps(
     elif request.criterion == "official":
         yield model.model.seq_len, _sample(model, request, keys, labels, active)
     else:
-        arguments = _outer_arguments(request)
+        arguments, wanted = _outer_arguments(request), slice(None) if active is None else active
         for known, made in outer.stream(model.model, model.params, keys, labels, **arguments, active=active):
-            yield float(np.mean(np.asarray(known)[... if active is None else active])), Made(*made)
+            yield float(np.mean(np.asarray(known)[wanted])), Made(*made)
 
 
 def _stacked(counts: list):

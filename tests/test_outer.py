@@ -316,3 +316,26 @@ def test_many_rows_are_counted():
         work = add_work(work, head_work(game, 7, 2**29 - 3), backbone_work(game, 2**29 + 1))
     assert (outer.total_rows(work.head_rows), int(work.head)) == (5 * 2 * (2**29 - 3), 35)
     assert (outer.total_rows(work.backbone_rows), int(work.backbone)) == (5 * 2 * (2**29 + 1), 5)
+
+
+def test_draws_given_up_in_the_chains_of_a_draft_are_counted():
+    """Such a draft does not have the law it is tested by; the target's chains have a count of their own."""
+    keys, labels = image_keys(jax.random.key(3), 50), jnp.zeros(50, jnp.int32)
+    for trips, given_up in ((1, True), (1024, False)):
+        inside = inner.Speculation((4,), proposals=1, max_trips=trips)
+        settings = plain.PlainSettings(
+            num_iter=6, respacing=MODEL.spec, final_noise=True, encoder_sizes=1, speculation=inside
+        )
+        ahead = outer.Ahead(gamma=2)
+        found = outer.sample(MODEL, None, keys, labels, settings=settings, ahead=ahead, draft=NEAR)
+        assert (int(found.counts.truncated) > 0) == given_up
+
+
+def test_first_windows_end_with_the_chain():
+    """However many of them are asked for."""
+    settings = plain.PlainSettings(
+        num_iter=1, respacing=MODEL.spec, final_noise=True, speculation=inner.Speculation((2,) * 90 + (3,))
+    )
+    keys, labels = image_keys(jax.random.key(3), 4), jnp.zeros(4, jnp.int32)
+    made = plain.sample(MODEL, None, keys, labels, settings=settings)
+    assert 5 <= int(made.counts.calls[0]) <= 10  # T = 10
