@@ -1,0 +1,236 @@
+"""Fingerprints of the tokens that every method of every family makes at fixed keys, in float64.
+
+    python tests/token_hashes.py            # compares with golden/token_hashes.json
+    python tests/token_hashes.py --write    # replaces it
+
+A change of structure must leave them alone. A change that is meant to draw other tokens (of the same
+distribution) writes them anew and says why. Real numbers are rounded to six decimals, far above the rounding
+errors of float64, so the file holds on every machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import hashlib
+import json
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import masked_models
+import numpy as np
+import text_models
+import tiny
+from linear_tokens import LinearTokens
+
+from cspd_jax.decoders import inner, masked, official, outer, plain, text
+from cspd_jax.keys import image_keys
+from cspd_jax.networks import mar
+from cspd_jax.networks.model import MARModel
+
+FILE = Path(__file__).parent / "golden" / "token_hashes.json"
+IMAGES = 8
+
+
+class Linear(LinearTokens):
+    """In float64."""
+
+    dtype = jnp.float64
+
+
+TARGET, NEAR, FAR = Linear(), Linear(pull=1.45, offset=0.42), Linear(pull=0.5, offset=0.9, variance=0.16)
+CHAINS = inner.Speculation((4,))
+PAPER = {"criterion": "paper"}
+
+
+def _settings(num_iter=6, cfg=1.0, chains=None, final_noise=True, encoder_sizes=1):
+    return plain.PlainSettings(
+        num_iter=num_iter, respacing=TARGET.spec, guided=cfg != 1, final_noise=final_noise,
+        encoder_sizes=encoder_sizes, speculation=chains,
+    )  # fmt: skip
+
+
+def _labels():
+    return jnp.array([0, 0, -1, 0, 0, 0, -1, 0], jnp.int32)
+
+
+def plain_tokens(model=TARGET, params=None, cfg=1.0, temperature=1.0, labels=None, **settings):
+    made = plain.sample(
+        model, params, image_keys(jax.random.key(1), IMAGES), _labels() if labels is None else labels,
+        settings=_settings(cfg=cfg, **settings), cfg=cfg, temperature=temperature,
+    )  # fmt: skip
+    return (made.tokens,)
+
+
+def outer_tokens(ahead, draft=None, cfg=1.0, temperature=1.0, **settings):
+    made = outer.sample(
+        TARGET, None, image_keys(jax.random.key(1), IMAGES), _labels(), settings=_settings(cfg=cfg, **settings),
+        ahead=ahead, cfg=cfg, temperature=temperature, draft=draft,
+    )  # fmt: skip
+    return made.tokens, made.tested, made.accepted
+
+
+def released_tokens(draft=NEAR, cfg=1.0, num_iter=6, **options):
+    made = official.sample(
+        TARGET, None, draft, None, image_keys(jax.random.key(1), IMAGES), _labels(),
+        settings=_settings(cfg=cfg, num_iter=num_iter, final_noise=False), cfg=cfg,
+        official=official.Official(**options),
+    )  # fmt: skip
+    return made.tokens, made.tested, made.accepted
+
+
+def mar_tokens(chains=None, cfg=1.0, method="plain", num_iter=4):
+    """A tiny MAR network with random weights."""
+    config = dataclasses.replace(tiny.PIXELS, respacing="ddim5")
+    params = jax.tree.map(lambda a: np.asarray(a, np.float64), tiny.params(mar.abstract_params(config)))
+    settings = dataclasses.replace(
+        _settings(cfg=cfg, chains=chains, num_iter=num_iter, encoder_sizes=2), respacing="ddim5"
+    )
+    keys, labels = image_keys(jax.random.key(2), 3), jnp.array([0, 3, -1])
+    model, options = MARModel(config, jnp.float64), {"settings": settings, "cfg": cfg}
+    if method == "plain":
+        return (plain.sample(model, params, keys, labels, **options).tokens,)
+    made = outer.sample(model, params, keys, labels, ahead=outer.Ahead(gamma=2), **options)
+    return made.tokens, made.tested, made.accepted
+
+
+IMAGE = {
+    "plain": lambda: plain_tokens(),
+    "plain, no final noise, groups, guided, cold": lambda: plain_tokens(
+        num_iter=3, cfg=1.5, temperature=0.8, final_noise=False
+    ),
+    "plain, chains": lambda: plain_tokens(chains=CHAINS, cfg=1.5),
+    "plain, chains, no final noise": lambda: plain_tokens(chains=CHAINS, final_noise=False, num_iter=3),
+    "self": lambda: outer_tokens(outer.Ahead(gamma=3)),
+    "self, groups, guided, prefill": lambda: outer_tokens(
+        outer.Ahead(gamma=2, prefill=0.3), num_iter=3, cfg=1.5, temperature=0.9
+    ),
+    "self, adaptive, chains": lambda: outer_tokens(outer.Ahead(gamma=4, adapt=0.2), chains=CHAINS),
+    "self, joint (lossy)": lambda: outer_tokens(outer.Ahead(gamma=3, joint=True)),
+    "draft, path": lambda: outer_tokens(outer.Ahead(gamma=3), draft=NEAR),
+    "draft, path, far, groups, guided, chains": lambda: outer_tokens(
+        outer.Ahead(gamma=2, prefill=0.3, adapt=0.3), draft=FAR, num_iter=3, cfg=1.5, chains=CHAINS
+    ),
+    "draft, paper (lossy)": lambda: outer_tokens(outer.Ahead(gamma=3, **PAPER), draft=NEAR),
+    "draft, paper, Sigma = 1, unaligned, guided": lambda: outer_tokens(
+        outer.Ahead(gamma=2, sigma=False, align=False, **PAPER), draft=NEAR, num_iter=3, cfg=1.5
+    ),
+    "draft, paper, widened (lossy)": lambda: outer_tokens(
+        outer.Ahead(gamma=3, inner_temperature=42.0, **PAPER), draft=NEAR
+    ),
+    "released (lossy)": lambda: released_tokens(gamma=2),
+    "released, groups, guided (lossy)": lambda: released_tokens(
+        draft=FAR, num_iter=4, cfg=1.5, gamma=3, inner_temperature=5.0, prefill=0.3
+    ),
+    "MAR, plain, guided": lambda: mar_tokens(cfg=2.0),
+    "MAR, plain, chains": lambda: mar_tokens(chains=CHAINS),
+    "MAR, self": lambda: mar_tokens(method="self", num_iter=5),
+}
+
+
+def text_tokens(drafter=None, temperature=0.8, draft_scale=0.3, **options):
+    model = text_models.model()
+    params = text_models.params(model)
+    prompts, lengths = text_models.prompts(4, 5)
+    if drafter == "model":
+        options |= {"drafter": model, "draft_params": text_models.near(params, scale=draft_scale)}
+    elif drafter == "lookup":
+        options["drafter"] = text.PromptLookup()
+    made = text.generate(
+        model, params, prompts, jnp.asarray(lengths), keys=jax.random.key(5), temperature=temperature,
+        max_new_tokens=12, stop_ids=(3,), **options,
+    )  # fmt: skip
+    return made.tokens, made.marks, made.lengths
+
+
+TEXT = {
+    "greedy": lambda: text_tokens(temperature=0.0),
+    "plain": lambda: text_tokens(top_k=6, top_p=0.9),
+    "greedy, model": lambda: text_tokens("model", temperature=0.0),
+    "google": lambda: text_tokens("model", rule="google"),
+    "deepmind": lambda: text_tokens("model", rule="deepmind"),
+    "block": lambda: text_tokens("model", rule="block", gamma=5),
+    "block, adaptive, confidence": lambda: text_tokens("model", rule="block", cost=0.2, confidence=0.3),
+    "match": lambda: text_tokens("model", rule="match"),
+    "lookup, block": lambda: text_tokens("lookup", rule="block", temperature=0.3),
+    "lookup, google": lambda: text_tokens("lookup", rule="google", temperature=0.3),
+}
+
+
+def masked_tokens(family="llada", method="ssd", temperature=0.0, **options):
+    random = np.random.default_rng(7)
+    lengths = random.integers(1, 7, 4)
+    prompts = random.integers(0, masked_models.MASK, (4, 6))
+    config = masked_models.CONFIGS[family]
+    if temperature:
+        options["keys"] = jax.random.key(6)
+    if method == "ssd":
+        options.setdefault("draft_len", 3)
+    made = masked.generate(
+        text_models.LM(config, jnp.float64), masked_models.params_of(config, 0), prompts, jnp.asarray(lengths),
+        method=method, new_tokens=masked_models.PLACES, block=4, temperature=temperature, **options,
+    )  # fmt: skip
+    return made.text, made.steps, made.rounds
+
+
+MASKED = {
+    "stepwise": lambda: masked_tokens(method="stepwise"),
+    "stepwise, cached, sampled": lambda: masked_tokens(method="stepwise", cached=True, temperature=0.7),
+    "ssd": lambda: masked_tokens(),
+    "ssd, sampled, guided": lambda: masked_tokens(temperature=0.7, guidance=0.7),
+    "ssd, cached": lambda: masked_tokens(cached=True),
+    "ssd, Dream": lambda: masked_tokens("dream", temperature=0.7),
+    "ssd, Dream, cached": lambda: masked_tokens("dream", cached=True),
+    "ssd, top-k (lossy)": lambda: masked_tokens(top_k=3),
+    "schedule (lossy)": lambda: masked_tokens(method="schedule", steps=6),
+    "schedule, Dream (lossy)": lambda: masked_tokens("dream", method="schedule", steps=6),
+}
+
+CASES = {
+    f"{family}: {name}": case
+    for family, cases in (("image", IMAGE), ("text", TEXT), ("masked", MASKED))
+    for name, case in cases.items()
+}
+
+
+def fingerprint(arrays) -> str:
+    """Of the values in order, whatever their types."""
+    found = hashlib.sha256()
+    for array in map(np.asarray, arrays):
+        if np.issubdtype(array.dtype, np.floating):
+            array = np.round(array.astype(np.float64), 6) + 0.0  # no negative zeros
+        else:
+            array = array.astype(np.int64)
+        found.update(repr(array.shape).encode() + array.tobytes())
+    return found.hexdigest()[:16]
+
+
+def found(name: str) -> str:
+    with jax.enable_x64(True):
+        return fingerprint(CASES[name]())
+
+
+def recorded() -> dict[str, str]:
+    return json.loads(FILE.read_text(encoding="utf-8"))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--write", action="store_true", help="replace the recorded fingerprints")
+    args = parser.parse_args()
+    hashes = {name: found(name) for name in CASES}
+    if args.write:
+        FILE.write_text(json.dumps(hashes, indent=1) + "\n", encoding="utf-8")
+        return 0
+    before = recorded()
+    different = [name for name in {*before, *hashes} if before.get(name) != hashes.get(name)]
+    for name in sorted(different):
+        print(f"{name}: {before.get(name)} recorded, {hashes.get(name)} found")
+    print(f"{len(hashes) - len(different)} of {len(before)} fingerprints are equal")
+    return 1 if different else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
