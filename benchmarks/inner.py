@@ -25,17 +25,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax import choice, gains, models
+from cspd_jax import models
+from cspd_jax._utils.random import image_keys
 from cspd_jax.coupling import uniform
-from cspd_jax.decoders import inner, plain
-from cspd_jax.decoders.drafter import frozen
-from cspd_jax.decoders.plain import PlainSettings
 from cspd_jax.diffusion.gaussian import coefficients
 from cspd_jax.diffusion.schedule import sampling_schedule
-from cspd_jax.keys import image_keys
+from cspd_jax.image import autotune, calibration, chain_speculation, plain
+from cspd_jax.image.chain_drafters import frozen
+from cspd_jax.image.plain import PlainSettings
 from cspd_jax.networks.config import MAR_PRESETS
-from cspd_jax.networks.mar import abstract_params, init_params
-from cspd_jax.networks.model import MARModel
+from cspd_jax.networks.mar import MARModel, abstract_params, init_params
 
 STEPS = 100
 WINDOWS = ((8,), (16,), (32,), (32, 32, 32, 32, 8))
@@ -75,11 +74,11 @@ def calls(images: int) -> list[dict]:
     labels = jnp.arange(images, dtype=jnp.int32) % 10
     for cfg, temperature in ((1.0, 1.0), (3.0, 1.0), (1.0, 0.95), (3.0, 0.95)):
         settings = settings_of(model, cfg != 1)
-        drafter = gains.get(model, settings, cfg, temperature).calibration.drafter
+        drafter = calibration.get(model, settings, cfg, temperature).calibration.drafter
         ways = {"frozen": frozen(STEPS, model.config.token_dim), "noise-corrected": drafter}
         for name, drafter in ways.items():
             for windows in WINDOWS:
-                way = settings_of(model, cfg != 1, inner.Speculation(windows))
+                way = settings_of(model, cfg != 1, chain_speculation.Speculation(windows))
                 options = {"settings": way, "cfg": cfg, "temperature": temperature, "drafter": drafter}
                 counts = plain.sample(model.model, model.params, keys, labels, **options).counts
                 counts = jax.tree.map(lambda a: np.asarray(a, np.int64), counts)
@@ -88,7 +87,7 @@ def calls(images: int) -> list[dict]:
                     "cfg": cfg,
                     "temperature": temperature,
                     "drafter": name,
-                    "M": choice.name_of(windows),
+                    "M": autotune.name_of(windows),
                     "calls_mean": counts.row_calls.sum() / tokens,
                     "calls_of_slowest": float(counts.calls.mean()),
                     "rows_per_token": counts.rows.sum() / tokens / (1 + settings.guided),
@@ -105,36 +104,40 @@ def calls(images: int) -> list[dict]:
     return found
 
 
-def randomness(rows: int, dim: int, seed: int = 0) -> inner.Randomness:
+def randomness(rows: int, dim: int, seed: int = 0) -> chain_speculation.Randomness:
     key = jax.random.key(seed)
-    return inner.Randomness(
+    return chain_speculation.Randomness(
         jax.random.normal(jax.random.fold_in(key, 1), (STEPS + 1, rows, dim)),
         uniform(jax.random.fold_in(key, 2), (STEPS, rows)),
         jax.random.split(jax.random.fold_in(key, 3), rows),
     )
 
 
-def recorded(rows: int, windows: tuple[int, ...]) -> tuple[inner.Randomness, int]:
+def recorded(rows: int, windows: tuple[int, ...]) -> tuple[chain_speculation.Randomness, int]:
     """Runs the default model on `rows` of its contexts. Returns random numbers whose uniforms make any other
     model accept and reject the same drafts (0 always accepts, 2 never), and the number of head calls."""
     model = models.load("default")
-    found = gains.get(model, settings_of(model), 1.0, 1.0).calibration
+    found = calibration.get(model, settings_of(model), 1.0, 1.0).calibration
     schedule = sampling_schedule("ddim100")
     features = model.model.embed_time(model.params, jnp.asarray(schedule.timestep_map))
     chosen = np.random.default_rng(rows).permutation(rows) % found.contexts.shape[1]
     random = randomness(rows, model.config.token_dim)
     z = found.contexts[0, chosen]
-    problem, chain = inner.begin(
+    problem, chain = chain_speculation.begin(
         model.model, model.params, features, z, random, coefficients(schedule), found.drafter
     )
 
     @functools.partial(jax.jit, static_argnums=1)
     def call(chain, window):
-        draft = inner.draft_steps(problem, chain, window)
-        verdict = inner.verify_steps(problem, draft)
+        draft = chain_speculation.draft_steps(problem, chain, window)
+        verdict = chain_speculation.verify_steps(problem, draft)
         rejected = verdict.n < jnp.minimum(window, chain.left)
         step = draft.steps[jnp.minimum(verdict.n, window - 1), jnp.arange(rows)]
-        return inner.commit(problem, inner.Speculation(windows), chain, draft, verdict), rejected, step
+        return (
+            chain_speculation.commit(problem, chain_speculation.Speculation(windows), chain, draft, verdict),
+            rejected,
+            step,
+        )
 
     forced = np.zeros((STEPS, rows), np.float32)
     count = 0
@@ -161,11 +164,20 @@ def head_seconds(name: str, rows: int, repeats: int) -> dict:
     for windows in (None, *WINDOWS):
         label, random = "plain", randomness(rows, config.token_dim)
         if windows:
-            label = choice.name_of(windows)
+            label = autotune.name_of(windows)
             random, count[label] = recorded(rows, windows)
-        way = windows and inner.Speculation(windows)
+        way = windows and chain_speculation.Speculation(windows)
         runs[label] = functools.partial(
-            choice.run_chains, model, params, z, random, drafter, 1.0, 1.0, settings=settings, speculation=way
+            autotune.run_chains,
+            model,
+            params,
+            z,
+            random,
+            drafter,
+            1.0,
+            1.0,
+            settings=settings,
+            speculation=way,
         )
     times = seconds(runs, repeats)
     best = min((label for label in times if label != "plain"), key=times.get)
@@ -237,12 +249,12 @@ def auto(repeats: int) -> list[dict]:
     """What `--denoise auto` decides for groups of the default model, and what both ways take."""
     model, found = models.load("default"), []
     settings = settings_of(model)
-    calibration = gains.get(model, settings, 1.0, 1.0).calibration
+    gains = calibration.get(model, settings, 1.0, 1.0).calibration
     for rows in (1, 8, 64):
-        chosen = choice.choose(model, settings, calibration, rows, 1.0, 1.0)
-        again = [choice.measure(model, settings, calibration, rows, 1.0, 1.0) for _ in range(repeats)]
+        chosen = autotune.choose(model, settings, gains, rows, 1.0, 1.0)
+        again = [autotune.measure(model, settings, gains, rows, 1.0, 1.0) for _ in range(repeats)]
         times = {name: statistics.median(a[name] for a in again) for name in again[0]}
-        name = choice.name_of(chosen.speculation.windows) if chosen.speculation else "plain"
+        name = autotune.name_of(chosen.speculation.windows) if chosen.speculation else "plain"
         row = {"rows": rows, "chosen": name, "seconds": times, "loss": times[name] / min(times.values()) - 1}
         found.append(row)
         listed = ", ".join(f"{n} {1e3 * s:.1f} ms" for n, s in times.items())

@@ -21,11 +21,10 @@ import time
 import jax
 import numpy as np
 
-from cspd_jax import models
-from cspd_jax.byte_tokenizer import ByteTokenizer
-from cspd_jax.data.stdlib import documents
-from cspd_jax.decoders import masked
-from cspd_jax.masked_comparison import Generation, run
+from cspd_jax import masked, models
+from cspd_jax.data.text import documents
+from cspd_jax.masked.comparison import Generation, run
+from cspd_jax.tokenizers import ByteTokenizer
 
 DRAFT_LENGTHS = (1, 2, 3, 4, 5, 6, 7, 8)
 

@@ -24,17 +24,18 @@ import jax.numpy as jnp
 import numpy as np
 from PIL import Image
 
-from cspd_jax import generation, models, reports
-from cspd_jax.cli._compilation import compile_seconds
+from cspd_jax import models, reports
+from cspd_jax._utils.compilation import compile_seconds
 from cspd_jax.coupling import log_acceptance_of_ratio
-from cspd_jax.data.patches import patchify
-from cspd_jax.decoders.order import guidance_scale, random_reveal, reveal_groups
 from cspd_jax.diffusion.chain import path_log_density, sample_path
 from cspd_jax.diffusion.gaussian import coefficients
 from cspd_jax.diffusion.schedule import sampling_schedule
 from cspd_jax.evaluation.data import held_out, open_source, to_float, training_config
+from cspd_jax.image import generation
+from cspd_jax.image.pixels import patchify
+from cspd_jax.image.reveal import guidance_scale, random_reveal, reveal_groups
 from cspd_jax.reports.charts import bars, stacked
-from cspd_jax.reports.report import judgement
+from cspd_jax.reports.image import judgement
 
 PAPER = {"method": "cspd", "criterion": "paper", "gamma": 3}
 METHODS = {

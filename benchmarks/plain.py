@@ -23,11 +23,11 @@ import numpy as np
 import reference_torch
 import torch
 
-from cspd_jax.decoders import plain
+from cspd_jax._utils.random import image_keys
 from cspd_jax.diffusion.schedule import sampling_schedule
-from cspd_jax.keys import image_keys
+from cspd_jax.image import plain
 from cspd_jax.networks.config import MAR_PRESETS, MARConfig
-from cspd_jax.networks.model import MARModel
+from cspd_jax.networks.mar import MARModel
 
 SMALL = MARConfig(
     encoder_width=128,

@@ -29,10 +29,11 @@ import jax
 import numpy as np
 from methods import METHODS
 
-from cspd_jax import generation, models
+from cspd_jax import models
+from cspd_jax._utils.random import image_keys
 from cspd_jax.evaluation import classifier as classifiers
 from cspd_jax.evaluation.data import open_source, training_config
-from cspd_jax.keys import image_keys
+from cspd_jax.image import generation
 from cspd_jax.training.presets import to_json
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))

@@ -13,8 +13,9 @@ import shutil
 from pathlib import Path
 
 import cspd_jax
-from cspd_jax import checkpoints, gains, models
-from cspd_jax.generation import make_request
+from cspd_jax import checkpoints, models
+from cspd_jax.image import calibration
+from cspd_jax.image.generation import make_request
 
 
 def main() -> None:
@@ -39,8 +40,8 @@ def main() -> None:
 def write_gains(place: Path) -> None:
     model = models.load(place)
     settings = make_request(model, [0]).settings
-    found = gains.measure(model, settings, 1.0, 1.0)
-    gains.write(place / gains.FOLDER / gains.file_name(settings, 1.0, 1.0), found)
+    found = calibration.measure(model, settings, 1.0, 1.0)
+    calibration.write(place / calibration.FOLDER / calibration.file_name(settings, 1.0, 1.0), found)
 
 
 if __name__ == "__main__":

@@ -30,15 +30,14 @@ import numpy as np
 import torch
 import transformers
 
-from cspd_jax import models
-from cspd_jax.byte_tokenizer import ByteTokenizer
+from cspd_jax import models, text
 from cspd_jax.converters import hf_lm
-from cspd_jax.data.stdlib import documents
-from cspd_jax.decoders import text
-from cspd_jax.decoders.text import ModelDrafter, PromptLookup
+from cspd_jax.data.text import documents
 from cspd_jax.networks.lm import LM
 from cspd_jax.networks.quantised import bytes_in_memory, quantise
-from cspd_jax.text_comparison import Draft, Generation, cost_of_a_draft, run
+from cspd_jax.text import ModelDrafter, PromptLookup
+from cspd_jax.text.comparison import Draft, Generation, cost_of_a_draft, run
+from cspd_jax.tokenizers import ByteTokenizer
 
 GAMMAS = (2, 3, 4, 6)
 PYTHIA = {"vocab_size": 50304, "hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072}

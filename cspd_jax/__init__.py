@@ -2,18 +2,18 @@
 
 import importlib
 
-from cspd_jax._version import __version__
+__version__ = "0.1.0"
 
 # Loaded when first used, so that the command line answers at once.
 _LAZY = {
     "ImageModel": "cspd_jax.models",
     "load": "cspd_jax.models",
     "load_vae": "cspd_jax.models",
-    "Info": "cspd_jax.generation",
-    "generate": "cspd_jax.generation",
-    "stream": "cspd_jax.generation",
-    "to_images": "cspd_jax.generation",
-    "to_latents": "cspd_jax.generation",
+    "Info": "cspd_jax.image.generation",
+    "generate": "cspd_jax.image.generation",
+    "stream": "cspd_jax.image.generation",
+    "to_images": "cspd_jax.image.generation",
+    "to_latents": "cspd_jax.image.generation",
     "picture": "cspd_jax.reports",
 }
 

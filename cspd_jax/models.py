@@ -18,7 +18,7 @@ from cspd_jax.errors import UserError
 from cspd_jax.networks.config import MAR_PRESETS, KLConfig, MARConfig
 from cspd_jax.networks.lm import LM
 from cspd_jax.networks.lm_config import LMConfig
-from cspd_jax.networks.model import MARModel
+from cspd_jax.networks.mar import MARModel
 
 DEFAULTS = {"default": "target", "default-draft": "draft"}
 TEXT_DEFAULTS = {

@@ -21,13 +21,13 @@ import numpy as np
 from recorded import GOLDEN, Case, Network, Recorded, difference
 from runner_cases import RUNNER_GROUPS, runner, runner_names
 
-from cspd_jax.data.patches import patchify, unpatchify
-from cspd_jax.decoders import plain
-from cspd_jax.decoders.order import guidance_scale, mask_lengths, reveal_from_orders, reveal_groups
+from cspd_jax._utils.random import image_keys
 from cspd_jax.diffusion.chain import sample_path, step_law
 from cspd_jax.diffusion.gaussian import coefficients, posterior, predicted_x0
 from cspd_jax.diffusion.schedule import Schedule, make_schedule, respace
-from cspd_jax.keys import image_keys
+from cspd_jax.image import plain
+from cspd_jax.image.pixels import patchify, unpatchify
+from cspd_jax.image.reveal import guidance_scale, mask_lengths, reveal_from_orders, reveal_groups
 from cspd_jax.networks.head import sinusoid
 from cspd_jax.networks.mar import Backbone, class_embedding, full_forward, make_head, reveal_order
 

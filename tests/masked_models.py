@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import tiny
 
-from cspd_jax.decoders.masked import stepwise
-from cspd_jax.decoders.masked.canvas import canvas_of
+from cspd_jax.masked import stepwise
+from cspd_jax.masked.canvas import canvas_of
 from cspd_jax.networks.lm import LM, abstract_params
 from cspd_jax.networks.lm_config import LMConfig
 

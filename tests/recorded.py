@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax.converters.source import Options, convert, make_config, open_source
-from cspd_jax.networks.model import MARModel
+from cspd_jax.networks.mar import MARModel
 
 GOLDEN = Path(__file__).parent / "golden"
 Case = tuple[str, float, float]  # what, difference, tolerance

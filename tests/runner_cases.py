@@ -14,13 +14,13 @@ import jax.numpy as jnp
 import numpy as np
 from recorded import GOLDEN, Case, Network, Recorded, difference, mismatch, network
 
-from cspd_jax.data.patches import unpatchify
-from cspd_jax.decoders import official, plain
-from cspd_jax.decoders.order import guidance_scale, reveal_from_orders
+from cspd_jax._utils.random import image_keys
 from cspd_jax.diffusion.gaussian import Gaussian
 from cspd_jax.diffusion.schedule import respace
 from cspd_jax.errors import UserError
-from cspd_jax.keys import image_keys
+from cspd_jax.image import plain, released
+from cspd_jax.image.pixels import unpatchify
+from cspd_jax.image.reveal import guidance_scale, reveal_from_orders
 
 
 class Runner(Recorded):
@@ -75,8 +75,8 @@ def runner_names(folder: Path) -> list[str]:
     return found
 
 
-def run_settings(r: Runner, run: str) -> tuple[plain.PlainSettings, official.Official, dict]:
-    """What `official.sample` is to be called with; the numbers that are not static in a dictionary."""
+def run_settings(r: Runner, run: str) -> tuple[plain.PlainSettings, released.Official, dict]:
+    """What `released.sample` is to be called with; the numbers that are not static in a dictionary."""
     num_iter, gamma, prefill, cfg, constant, temperature, inner = (
         round(float(s), 6) for s in r[f"{run}/settings"]
     )
@@ -88,10 +88,10 @@ def run_settings(r: Runner, run: str) -> tuple[plain.PlainSettings, official.Off
         encoder_sizes=1,
     )
     numbers = {"cfg": cfg, "temperature": temperature, "inner_temperature": inner}
-    return settings, official.Official(int(gamma), prefill), numbers
+    return settings, released.Official(int(gamma), prefill), numbers
 
 
-def calls_of(steps: tuple[official.Step, ...], cfg: float, cfg_schedule: str) -> list[tuple]:
+def calls_of(steps: tuple[released.Step, ...], cfg: float, cfg_schedule: str) -> list[tuple]:
     """All calls in order: model (0 target, 1 draft), known tokens, predicted tokens, guidance scale."""
     scales = np.asarray(guidance_scale(tuple(step.group for step in steps), cfg, cfg_schedule))
     found = []
@@ -106,7 +106,7 @@ def runner_calls(r: Runner, run: str) -> Iterator[Case]:
     settings, options, numbers = run_settings(r, run)
     length = r.target(run).config.seq_len
     reveal = reveal_from_orders(r[f"{run}/orders"])
-    steps = official.schedule(length, settings.num_iter, options)
+    steps = released.schedule(length, settings.num_iter, options)
     models, known, sizes, scales = zip(*calls_of(steps, numbers["cfg"], settings.cfg_schedule))
     masks = np.ones((len(known), *reveal.shape), np.float32)
     for mask, count in zip(masks, known):
@@ -117,19 +117,19 @@ def runner_calls(r: Runner, run: str) -> Iterator[Case]:
     yield f"{run}/masks", mismatch(masks, recorded["mask"]), 0.0
     yield f"{run}/predicted", mismatch(np.array(sizes) * len(reveal), recorded["npred"]), 0.0
     yield f"{run}/guidance", mismatch(scales, recorded["cfg"]), 1e-6
-    total = official.calls(steps, 1)
+    total = released.calls(steps, 1)
     of_models = (int((recorded["model"] == m).sum()) for m in (0, 1))
     yield f"{run}/total", mismatch((total.target_backbone, total.draft_backbone), [*of_models]), 0.0
 
 
-def recorded_laws(r: Runner, at: str, rows: int) -> tuple[official.Law, official.Law]:
+def recorded_laws(r: Runner, at: str, rows: int) -> tuple[released.Law, released.Law]:
     """The recorded laws of target and draft, as a batch of one with `rows` tokens: [1, rows, d]."""
 
     def law(side):
         mean, std, log_std = (r[f"{at}{side}_{k}"] for k in ("mean", "std", "logstd_sum"))
         mean, log_std = (np.pad(a, ((0, rows - len(a)), (0, 0)))[None] for a in (mean, log_std))
         std = np.pad(std, ((0, rows - len(std)), (0, 0)), constant_values=1)[None]
-        return official.Law(Gaussian(mean, 2 * np.log(std)), log_std)
+        return released.Law(Gaussian(mean, 2 * np.log(std)), log_std)
 
     return law("target"), law("draft")
 
@@ -137,13 +137,13 @@ def recorded_laws(r: Runner, at: str, rows: int) -> tuple[official.Law, official
 @functools.partial(jax.jit, static_argnames="max_tries")
 def _judged(p, q, real, inner, u, normals, uniforms, max_tries):
     """The test and the proposals on given laws and numbers; log ratio, log F and log alpha as well."""
-    ratio = official.log_acceptance_ratio(p, q, inner)
+    ratio = released.log_acceptance_ratio(p, q, inner)
     accepted = real & (jnp.log(u) < ratio)
     draw = lambda k: (normals[k], uniforms[k])
-    found = official.propose(p, q, real, accepted, draw, max_tries=max_tries, together=True)
-    alpha = official.log_taking(p, q, p.last.mean + jnp.exp(0.5 * p.last.log_var) * normals)
+    found = released.propose(p, q, real, accepted, draw, max_tries=max_tries, together=True)
+    alpha = released.log_taking(p, q, p.last.mean + jnp.exp(0.5 * p.last.log_var) * normals)
     out = jnp.where(accepted[..., None], q.last.mean, found.value)
-    return ratio, official.log_path_factor(p, q), alpha, accepted, found.tries, out
+    return ratio, released.log_path_factor(p, q), alpha, accepted, found.tries, out
 
 
 def acceptance(r: Runner, at: str, inner: float, max_tries: int = 100) -> Iterator[Case]:
@@ -188,7 +188,7 @@ def runner_units(r: Runner) -> Iterator[Case]:
         yield from acceptance(r, f"unit/{case}/", float(r[f"unit/{case}/inner"]))
 
 
-def run_draws(r: Runner, run: str, max_tries: int) -> official.Draws:
+def run_draws(r: Runner, run: str, max_tries: int) -> released.Draws:
     """The recorded uniforms and normals by position; zero where nothing was drawn."""
     images, length, dim = r[f"{run}/noise"].shape
     test = np.zeros((images, length), np.float32)
@@ -201,7 +201,7 @@ def run_draws(r: Runner, run: str, max_tries: int) -> official.Draws:
             tries = len(r[at + "resample_normal"])
             normals[:tries, row, position] = r[at + "resample_normal"]
             uniforms[:tries, row, position] = r[at + "resample_uniform"]
-    return official.Draws(test, normals, uniforms)
+    return released.Draws(test, normals, uniforms)
 
 
 def runner_generation(r: Runner, run: str) -> Iterator[Case]:
@@ -209,7 +209,7 @@ def runner_generation(r: Runner, run: str) -> Iterator[Case]:
     settings, options, numbers = run_settings(r, run)
     labels = r[f"{run}/labels"]
     inner, first = np.moveaxis(r[f"{run}/inter_noise"], 2, 0), r[f"{run}/noise"]
-    found = official.sample(
+    found = released.sample(
         target.model,
         target.params,
         draft.model,
@@ -228,7 +228,7 @@ def runner_generation(r: Runner, run: str) -> Iterator[Case]:
         accepted[tuple(r[at + "index"].T)] = r[at + "accepted"]
         tries.append(len(r[at + "resample_normal"]) if at + "resample_normal" in r.arrays.files else 0)
         zeros += int((~np.any(r[at + "out"], axis=1)).sum())
-    steps = official.schedule(target.config.seq_len, settings.num_iter, options)
+    steps = released.schedule(target.config.seq_len, settings.num_iter, options)
     judged = [i for i, step in enumerate(steps) if step.block]
     counts = jax.tree.map(np.asarray, found.counts)
     yield f"{run}/accepted", float((np.asarray(found.accepted) != accepted).sum()), 0.0

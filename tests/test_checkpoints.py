@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from cspd_jax import checkpoints
-from cspd_jax.checkpoints import _params
+from cspd_jax.checkpoints import parameters
 from cspd_jax.errors import UserError
 from cspd_jax.networks.config import KLConfig, MARConfig
 from cspd_jax.networks.mar import abstract_params
@@ -92,7 +92,7 @@ def test_other_kinds(tmp_path):
 
 
 def test_tuples_come_back_as_tuples():
-    from cspd_jax.checkpoints.kinds import get_kind, read_config
+    from cspd_jax.checkpoints.folder import get_kind, read_config
 
     values = json.loads(json.dumps(dataclasses.asdict(KLConfig(channels=64))))
     assert read_config(get_kind("kl16", "x"), values, "x") == KLConfig(channels=64)
@@ -109,13 +109,13 @@ def test_destination(tmp_path, params, saved):
 
 @pytest.mark.parametrize("failure", [KeyboardInterrupt, OSError(28, "No space left on device"), RuntimeError])
 def test_nothing_half_written(tmp_path, params, monkeypatch, failure):
-    write = _params.write
+    write = parameters.write
 
     def fail(path, tree):
         write(path, tree)
         raise failure
 
-    monkeypatch.setattr(_params, "write", fail)
+    monkeypatch.setattr(parameters, "write", fail)
     with pytest.raises(UserError if isinstance(failure, OSError) else failure):
         checkpoints.save(tmp_path / "model", "mar", CONFIG, params)
     assert list(tmp_path.iterdir()) == []
@@ -202,7 +202,7 @@ def test_missing_files(tmp_path, saved):
 
 def test_nan_on_disk(tmp_path, params, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(_params, "check_finite", lambda *_: None)
+        patch.setattr(parameters, "check_finite", lambda *_: None)
         bad = with_leaf(params, np.full((1, 1, 8), np.inf, np.float32))
         checkpoints.save(tmp_path / "model", "mar", CONFIG, bad)
     unloadable(tmp_path / "model", "parameter backbone/mask_token holds NaN or infinity")

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from hf_folder import DREAM, LLADA, LLAMA, V, tensors, write
 
-from cspd_jax.byte_tokenizer import ByteTokenizer
 from cspd_jax.cli import main
 from cspd_jax.cli.masked import _in_one_line
 from cspd_jax.reports.masked import order_picture
+from cspd_jax.tokenizers import ByteTokenizer
 
 PROMPTS = ("--prompt-ids", "1,2,3,4", "--prompt-ids", "5,6")
 EXACT = ("--dtype", "float64", "--no-stop")

@@ -20,13 +20,7 @@ from laws import (
 )
 from scipy.stats import chi2, norm
 
-from cspd_jax.coupling import (
-    couple_equal,
-    couple_gaussians,
-    gaussian_residual,
-    line_residual,
-    reflect,
-)
+from cspd_jax.coupling import couple_equal, couple_gaussians, gaussian_residual, line_residual, reflect
 from cspd_jax.diffusion.gaussian import Gaussian
 
 COUPLINGS = {"equal": couple_equal, "reflect": reflect, "general": couple_gaussians}

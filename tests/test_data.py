@@ -5,11 +5,10 @@ import pytest
 from PIL import Image
 
 from cspd_jax.data import Digits, DigitsConfig, Folder, FolderConfig, GlyphConfig, Glyphs
-from cspd_jax.data.cache import Shard, ShardCache
-from cspd_jax.data.folder import LatentEncoder, read_image, skip_report
-from cspd_jax.data.patches import patchify, unpatchify
+from cspd_jax.data.folder import LatentEncoder, Shard, ShardCache, read_image, skip_report
 from cspd_jax.data.source import shuffled
 from cspd_jax.errors import UserError
+from cspd_jax.image.pixels import patchify, unpatchify
 
 
 def same(a, b):
@@ -231,7 +230,7 @@ def test_latents_of_a_real_autoencoder(tmp_path):
     from cspd_jax import checkpoints
     from cspd_jax.networks import autoencoder
     from cspd_jax.networks.config import KLConfig
-    from cspd_jax.training.sources import kl16_encoder, make_source
+    from cspd_jax.training.image.data import kl16_encoder, make_source
 
     config = KLConfig(channels=16, groups=16)
     params = autoencoder.init_params(config, jax.random.key(0))

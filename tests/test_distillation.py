@@ -10,13 +10,11 @@ from training_run import TINY
 
 from cspd_jax.cli import main
 from cspd_jax.data.digits import Digits
-from cspd_jax.data.patches import patchify
 from cspd_jax.errors import UserError
-from cspd_jax.networks.mar import init_params
-from cspd_jax.networks.model import MARModel
-from cspd_jax.training.acceptance import path_acceptance
-from cspd_jax.training.distillation import FromTarget, Teacher, distill_step
-from cspd_jax.training.samples import Alternating, TargetSamples
+from cspd_jax.image.pixels import patchify
+from cspd_jax.networks.mar import MARModel, init_params
+from cspd_jax.training.image.data import Alternating, TargetSamples
+from cspd_jax.training.image.distillation import FromTarget, Teacher, distill_step, path_acceptance
 from cspd_jax.training.step import init_state
 
 DIGITS = Digits(TINY.data)

@@ -12,12 +12,13 @@ import pytest
 import tiny
 from PIL import Image
 
-from cspd_jax import checkpoints, generation, models
+from cspd_jax import checkpoints, models
 from cspd_jax.cli import main
 from cspd_jax.data.digits import Digits, DigitsConfig
 from cspd_jax.data.glyphs import GlyphConfig, Glyphs
 from cspd_jax.data.source import Batch
-from cspd_jax.evaluation import classifier, data, neighbours, parts, statistics
+from cspd_jax.evaluation import classifier, data, resume, statistics
+from cspd_jax.image import generation
 from cspd_jax.networks import mar
 from cspd_jax.training.config import TrainConfig
 from cspd_jax.training.presets import to_json
@@ -126,7 +127,7 @@ def test_nearest_against_brute_force():
     queries = random.standard_normal((23, 9)).astype(np.float32) + 5
     queries[4] = references[31]
     queries[5] = references[32] + np.float32(1e-3)
-    found = neighbours.nearest(queries, references, chunk=8)
+    found = statistics.nearest(queries, references, chunk=8)
     every = np.linalg.norm(queries[:, None].astype(np.float64) - references, axis=2)
     np.testing.assert_array_equal(found.index, every.argmin(axis=1))
     np.testing.assert_allclose(found.distance, every.min(axis=1), rtol=1e-4)
@@ -137,11 +138,11 @@ def test_copies_are_noticed():
     """Negative control: of images like held-out ones about 1 % are near, of copies all."""
     random = np.random.default_rng(4)
     training, held, fresh = (random.standard_normal((1000, 6)).astype(np.float32) for _ in range(3))
-    by_held = neighbours.nearest(held, training).distance
-    honest = neighbours.compare(neighbours.nearest(fresh, training).distance, by_held)
+    by_held = statistics.nearest(held, training).distance
+    honest = statistics.compare(statistics.nearest(fresh, training).distance, by_held)
     assert honest["share_near"] < 0.03 and honest["share_near_held_out"] == 0.01
     copies = training[:100] + 0.01 * random.standard_normal((100, 6)).astype(np.float32)
-    assert neighbours.compare(neighbours.nearest(copies, training).distance, by_held)["share_near"] == 1
+    assert statistics.compare(statistics.nearest(copies, training).distance, by_held)["share_near"] == 1
 
 
 # Data and classifier
@@ -153,7 +154,7 @@ def test_images_are_different_and_of_their_split():
     held, training = data.held_out(digits, 1000), data.trained_on(digits, config, 5000)
     assert (len(held.labels), len(training.labels)) == (360, 1437)
     assert (
-        neighbours.nearest(*(data.to_float(b.images).reshape(-1, 64) for b in (held, training)))[1].min() > 0
+        statistics.nearest(*(data.to_float(b.images).reshape(-1, 64) for b in (held, training)))[1].min() > 0
     )
     glyphs = Glyphs(GLYPHS)
     saw = data.trained_on(glyphs, RUN, 1000)
@@ -196,7 +197,7 @@ def test_report(evaluated):
     near = report["nearest_neighbours"]
     assert near["training_images"] == 50
     assert near["pixels"]["generated"]["0.5"] > near["pixels"]["held_out"]["0.5"]
-    with Image.open(evaluated / "grid.png") as grid, Image.open(evaluated / "neighbours.png") as pairs:
+    with Image.open(evaluated / "grid.png") as grid, Image.open(evaluated / "statistics.png") as pairs:
         assert grid.width > grid.height and pairs.width > pairs.height
     assert not list(evaluated.glob(".*.partial"))
 
@@ -211,7 +212,7 @@ def test_images_are_those_of_generate(evaluated, target):
 
 
 def test_killed_run_continues(evaluated, target, tmp_path, monkeypatch, capsys):
-    out, made, make = tmp_path / "out", [], parts._make
+    out, made, make = tmp_path / "out", [], resume._make
     shutil.copytree(evaluated, out)
     (out / "evaluation.json").unlink()
     (out / "generated" / "part_00001.npz").unlink()
@@ -225,9 +226,9 @@ def test_killed_run_continues(evaluated, target, tmp_path, monkeypatch, capsys):
         return make(model, key, index, *rest)
 
     command = ["evaluate", "--target", target, "--out", str(out), *FAST]
-    monkeypatch.setattr(parts, "_make", killed_after_one)
+    monkeypatch.setattr(resume, "_make", killed_after_one)
     assert main(command) == 130 and made == [1] and not (out / "evaluation.json").exists()
-    monkeypatch.setattr(parts, "_make", lambda *args: made.append(args[2]) or make(*args))
+    monkeypatch.setattr(resume, "_make", lambda *args: made.append(args[2]) or make(*args))
     capsys.readouterr()
     assert main([*command, "--json"]) == 0 and made == [1, 2]
     report, before = (

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import tiny
 
-from cspd_jax import choice, gains, generation, models
+from cspd_jax import models
 from cspd_jax.cli import main
-from cspd_jax.decoders.plain import PlainSettings
 from cspd_jax.errors import UserError
+from cspd_jax.image import autotune, calibration, generation
+from cspd_jax.image.plain import PlainSettings
 
 SETTINGS = PlainSettings(num_iter=16, respacing="ddim10", encoder_sizes=1)
 KEY = jax.random.key(0)
@@ -38,14 +39,14 @@ def same(a, b):
 
 
 def test_made_once_then_read(model, cache):
-    first = gains.get(model, SETTINGS, 1.0, 1.0)
-    second = gains.get(model, SETTINGS, 1.0, 1.0)
+    first = calibration.get(model, SETTINGS, 1.0, 1.0)
+    second = calibration.get(model, SETTINGS, 1.0, 1.0)
     assert first.source == "calibrated" and second.source.startswith(str(cache))
     assert same(first.calibration, second.calibration)
     assert first.calibration.contexts.shape == (1, 64, 16)
-    assert gains.find(model, SETTINGS, 1.0, 0.9) is None  # another temperature has its own
+    assert calibration.find(model, SETTINGS, 1.0, 0.9) is None  # another temperature has its own
     other = models.load("default")
-    assert gains.digest(other) != gains.digest(model)
+    assert calibration.digest(other) != calibration.digest(model)
 
 
 def test_calibrate_command_writes_into_the_checkpoint(tmp_path, capsys):
@@ -55,7 +56,7 @@ def test_calibrate_command_writes_into_the_checkpoint(tmp_path, capsys):
     assert os.path.exists(said["out"]) and len(said["gains"]) == 10
     model = models.load(path)
     settings = PlainSettings(num_iter=16, respacing="ddim10", encoder_sizes=1, guided=True)
-    found = gains.get(model, settings, 2.0, 1.0)
+    found = calibration.get(model, settings, 2.0, 1.0)
     assert found.source == said["out"] and found.calibration.contexts.shape == (2, 64, 16)
     # A checkpoint with gains is a checkpoint.
     assert main(["info", path]) == 0
@@ -79,8 +80,8 @@ def test_calibrate_refuses(folder, arguments, sentence, capsys):
 
 @pytest.mark.parametrize("damage", ["cut", "shape", "nan", "pickle"])
 def test_damaged_gains_are_one_sentence(model, cache, damage):
-    path = cache / "gains" / gains.digest(model) / gains.file_name(SETTINGS, 1.0, 1.0)
-    gains.get(model, SETTINGS, 1.0, 1.0)
+    path = cache / "gains" / calibration.digest(model) / calibration.file_name(SETTINGS, 1.0, 1.0)
+    calibration.get(model, SETTINGS, 1.0, 1.0)
     content = dict(np.load(path))
     if damage == "cut":
         path.write_bytes(path.read_bytes()[:100])
@@ -88,20 +89,20 @@ def test_damaged_gains_are_one_sentence(model, cache, damage):
         change = {"shape": content["gain"][:5], "nan": content["gain"] * np.nan, "pickle": np.array([{}])}
         np.savez(path, **{**content, "gain": change[damage]})
     with pytest.raises(UserError, match="remove"):
-        gains.get(model, SETTINGS, 1.0, 1.0)
+        calibration.get(model, SETTINGS, 1.0, 1.0)
 
 
 def test_the_choice_is_measured_once(model, monkeypatch):
-    calibration = gains.get(model, SETTINGS, 1.0, 1.0).calibration
-    first = choice.choose(model, SETTINGS, calibration, 4, 1.0, 1.0)
+    found = calibration.get(model, SETTINGS, 1.0, 1.0).calibration
+    first = autotune.choose(model, SETTINGS, found, 4, 1.0, 1.0)
     assert set(first.seconds) == {"plain", "8"} and min(first.seconds.values()) > 0
-    monkeypatch.setattr(choice, "measure", None)  # not measured again
-    assert choice.choose(model, SETTINGS, calibration, 4, 1.0, 1.0) == first
+    monkeypatch.setattr(autotune, "measure", None)  # not measured again
+    assert autotune.choose(model, SETTINGS, found, 4, 1.0, 1.0) == first
 
 
 @pytest.mark.parametrize("fastest", ["plain", "8"])
 def test_the_fastest_is_chosen(model, monkeypatch, fastest):
-    monkeypatch.setattr(choice, "measure", lambda *_: {"plain": 1.0, "8": 1.0, fastest: 0.5})
+    monkeypatch.setattr(autotune, "measure", lambda *_: {"plain": 1.0, "8": 1.0, fastest: 0.5})
     request = generation.make_request(model, [0, 1], denoise="auto")
     settled = generation.settle(model, request, 2)
     assert (settled.settings.speculation is None) == (fastest == "plain")
@@ -109,9 +110,9 @@ def test_the_fastest_is_chosen(model, monkeypatch, fastest):
 
 
 def test_windows_are_written_as_they_are_read():
-    assert choice.name_of((32, 32, 32, 8)) == "3x32,8" and choice.name_of((16,)) == "16"
-    assert set(choice.candidates(100)) == {"plain", "8", "16", "4x32,8"}
-    assert set(choice.candidates(10)) == {"plain", "8"}
+    assert autotune.name_of((32, 32, 32, 8)) == "3x32,8" and autotune.name_of((16,)) == "16"
+    assert set(autotune.candidates(100)) == {"plain", "8", "16", "4x32,8"}
+    assert set(autotune.candidates(10)) == {"plain", "8"}
 
 
 def test_generate_with_speculation(model):
@@ -126,7 +127,7 @@ def test_generate_with_speculation(model):
 
 
 def test_a_given_drafter_is_used(model, cache):
-    from cspd_jax.decoders.drafter import frozen
+    from cspd_jax.image.chain_drafters import frozen
 
     generation.generate(KEY, model, [0], denoise="speculative", drafter=frozen(10, 16))
     assert not (cache / "gains").exists()

@@ -11,12 +11,12 @@ import pytest
 import tiny
 
 import cspd_jax
-from cspd_jax import generation, models
-from cspd_jax.decoders import plain
+from cspd_jax import models
+from cspd_jax._utils.random import image_keys
 from cspd_jax.errors import UserError
-from cspd_jax.info import Calls
-from cspd_jax.keys import image_keys
-from cspd_jax.networks.model import MARModel
+from cspd_jax.image import generation, plain
+from cspd_jax.image.info import Calls
+from cspd_jax.networks.mar import MARModel
 
 KEY = jax.random.key(3)
 LABELS = [0, 1, 2, 3]

@@ -14,15 +14,15 @@ from golden_cases import fixture
 from laws import FALSE_ALARM, ks_p_value
 from scipy.special import gammainc, ndtr
 
+from cspd_jax._utils.random import image_keys
 from cspd_jax.coupling import Resampled, log_acceptance_of_ratio, log_ratio
-from cspd_jax.decoders import inner, plain
-from cspd_jax.decoders.calibration import fit
-from cspd_jax.decoders.drafter import NoiseCorrected, frozen
 from cspd_jax.diffusion.chain import path_log_density, sample_chain, sample_path
 from cspd_jax.diffusion.gaussian import coefficients
 from cspd_jax.diffusion.schedule import sampling_schedule
-from cspd_jax.keys import image_keys
-from cspd_jax.networks.model import MARModel
+from cspd_jax.image import chain_speculation, plain
+from cspd_jax.image.calibration import fit
+from cspd_jax.image.chain_drafters import NoiseCorrected, frozen
+from cspd_jax.networks.mar import MARModel
 
 HEAD = GaussianData("ddim100", 0.7, 0.09)
 STEPS, DIM, ROWS = 100, 16, 4096
@@ -51,11 +51,13 @@ def speculate(head=HEAD, rows=ROWS, seed=0, drafter=None, windows=(16,), random=
     random = random or randomness(rows, head.schedule.num_steps, seed=seed)
     time, z, c = setting(head, rows)
     drafter = drafter or frozen(head.schedule.num_steps, DIM)
-    way = inner.Speculation(windows, proposals, max_trips)
+    way = chain_speculation.Speculation(windows, proposals, max_trips)
 
     @jax.jit
     def run(random, drafter):
-        return inner.speculate_chain(head, None, time, z, random, c, drafter, speculation=way, **kwargs)
+        return chain_speculation.speculate_chain(
+            head, None, time, z, random, c, drafter, speculation=way, **kwargs
+        )
 
     return run(random, drafter)
 
@@ -107,29 +109,29 @@ def swapped(key, p, q, **kwargs):
     return RESIDUAL(key, q, p, **kwargs)
 
 
-RESIDUAL, RATIO = inner.gaussian_residual, inner.log_ratio
+RESIDUAL, RATIO = chain_speculation.gaussian_residual, chain_speculation.log_ratio
 
 
 class Wrong:
     """Ways to get it wrong that look right."""
 
     def fresh_draw_from_the_target(patch):
-        patch.setattr(inner, "gaussian_residual", fresh)
+        patch.setattr(chain_speculation, "gaussian_residual", fresh)
 
     def residual_of_q_over_p(patch):
-        patch.setattr(inner, "gaussian_residual", swapped)
+        patch.setattr(chain_speculation, "gaussian_residual", swapped)
 
     def ratio_of_q_to_p(patch):
-        patch.setattr(inner, "log_ratio", lambda p, q, x: RATIO(q, p, x))
+        patch.setattr(chain_speculation, "log_ratio", lambda p, q, x: RATIO(q, p, x))
 
     def standard_deviation_taken_for_variance(patch):
         def halved(g):
             return g._replace(log_var=0.5 * g.log_var)
 
-        patch.setattr(inner, "log_ratio", lambda p, q, x: RATIO(halved(p), halved(q), x))
+        patch.setattr(chain_speculation, "log_ratio", lambda p, q, x: RATIO(halved(p), halved(q), x))
 
     def everything_accepted(patch):
-        patch.setattr(inner, "log_ratio", lambda p, q, x: jnp.zeros(x.shape[:-1]))
+        patch.setattr(chain_speculation, "log_ratio", lambda p, q, x: jnp.zeros(x.shape[:-1]))
 
 
 SLOW = ("ratio_of_q_to_p", "standard_deviation_taken_for_variance")  # the coupling's tests refute them, too
@@ -150,9 +152,9 @@ def test_negative_control_the_drafts_noise_in_the_residual(monkeypatch):
     """The rejected draft's noise, under the target's mean and variance."""
     random = randomness(ROWS)
     monkeypatch.setattr(
-        inner, "gaussian_residual", lambda key, p, q, **_: Resampled(p.mean, jnp.int32(0), False)
+        chain_speculation, "gaussian_residual", lambda key, p, q, **_: Resampled(p.mean, jnp.int32(0), False)
     )
-    original = inner.commit
+    original = chain_speculation.commit
 
     def commit(problem, speculation, chain, draft, verdict):
         moved = original(problem, speculation, chain, draft, verdict)
@@ -163,7 +165,7 @@ def test_negative_control_the_drafts_noise_in_the_residual(monkeypatch):
         reused = p.mean + jnp.exp(0.5 * p.log_var) * problem.random.noise[draft.steps[at, lanes], lanes]
         return moved._replace(x=jnp.where(rejected[:, None], reused, moved.x))
 
-    monkeypatch.setattr(inner, "commit", commit)
+    monkeypatch.setattr(chain_speculation, "commit", commit)
     found = speculate(drafter=biased(), windows=(8,), random=random, final_noise=True)
     assert min(p_values(found.x)) < FALSE_ALARM
 
@@ -223,7 +225,7 @@ def test_truncation_is_reported():
 def test_neighbours_do_not_matter():
     """Same shapes, another neighbour: bit for bit."""
     random, other = randomness(8), randomness(8, seed=5)
-    mixed = inner.Randomness(
+    mixed = chain_speculation.Randomness(
         noise=other.noise.at[:, 2].set(random.noise[:, 2]),
         uniforms=other.uniforms.at[:, 2].set(random.uniforms[:, 2]),
         residual=jnp.where(jnp.arange(8) == 2, random.residual, other.residual),
@@ -248,7 +250,7 @@ def test_the_last_window_finishes_the_rows():
 
 KEYS, LABELS = image_keys(jax.random.key(7), 4), jnp.array([3, 1, -1, 9])
 TINY = plain.PlainSettings(num_iter=6, respacing="ddim8", encoder_sizes=1)
-FAST = dataclasses.replace(TINY, speculation=inner.Speculation((3,)))
+FAST = dataclasses.replace(TINY, speculation=chain_speculation.Speculation((3,)))
 
 
 def test_batch_shapes_agree_in_float64():
@@ -271,16 +273,16 @@ def one_call(random, z, chain):
     schedule = sampling_schedule("ddim8")
     time = f.model.embed_time(f.params, jnp.asarray(schedule.timestep_map))
     drafter = frozen(8, f.config.token_dim)
-    problem, start = inner.begin(
+    problem, start = chain_speculation.begin(
         f.model, f.params, time, z, random, coefficients(schedule), drafter, final_noise=True
     )
     chain = start if chain is None else chain
-    draft = inner.draft_steps(problem, chain, 3)
-    verdict = inner.verify_steps(problem, draft)
+    draft = chain_speculation.draft_steps(problem, chain, 3)
+    verdict = chain_speculation.verify_steps(problem, draft)
     log_a = log_acceptance_of_ratio(log_ratio(verdict.p, draft.q, draft.after))
     margin = log_a - jnp.log(random.uniforms[draft.steps, jnp.arange(z.shape[0])])
     counted = draft.valid & (jnp.arange(3)[:, None] <= verdict.n) & (chain.left > 0)
-    after = inner.commit(problem, inner.Speculation((3,)), chain, draft, verdict)
+    after = chain_speculation.commit(problem, chain_speculation.Speculation((3,)), chain, draft, verdict)
     return after, draft.steps, margin, counted, verdict.n
 
 
@@ -313,7 +315,7 @@ def test_differences_across_batch_shapes_are_near_ties():
     different = 0
     for pair in range(0, 32, 2):
         at = slice(pair, pair + 2)
-        part = inner.Randomness(random.noise[:, at], random.uniforms[:, at], random.residual[at])
+        part = chain_speculation.Randomness(random.noise[:, at], random.uniforms[:, at], random.residual[at])
         apart, y = decisions(part, z[at])
         for row in (0, 1):
             for step in reversed(range(8)):

@@ -11,11 +11,11 @@ from chain_randomness import randomness
 from laws import FALSE_ALARM, classifier_p_value, energy_p_value
 
 from cspd_jax import models
-from cspd_jax.choice import run_chains
-from cspd_jax.data.patches import unpatchify
-from cspd_jax.decoders import inner, plain
-from cspd_jax.decoders.calibration import calibrate
-from cspd_jax.keys import image_keys
+from cspd_jax._utils.random import image_keys
+from cspd_jax.image import chain_speculation, plain
+from cspd_jax.image.autotune import run_chains
+from cspd_jax.image.calibration import calibrate
+from cspd_jax.image.pixels import unpatchify
 
 STEPS = 100
 
@@ -38,7 +38,7 @@ def chains_of_default(speculation, *, guided, temperature, rows=600, seed=0):
     found = calibrate(model.model, model.params, key, jnp.array([3, 8]), settings=settings, cfg=3.0)
     z = jnp.repeat(found.contexts[:, 40:41], rows, axis=1).reshape(-1, found.contexts.shape[-1])
     random = randomness(rows, seed=seed)
-    way = speculation and inner.Speculation(speculation)
+    way = speculation and chain_speculation.Speculation(speculation)
     x, counts = run_chains(
         model.model,
         model.params,
@@ -98,8 +98,8 @@ def test_whole_images_of_the_default_model():
     """100 images each, T = 25: energy tests stratified by class, of pixels and features, and a classifier of
     the features; images at temperature 0.7 are told apart."""
     plainly, labels = images_of_default(None, seed=0)
-    fast, _ = images_of_default(inner.Speculation((8,)), seed=1)
-    cold, _ = images_of_default(inner.Speculation((8,)), seed=1, temperature=0.7)
+    fast, _ = images_of_default(chain_speculation.Speculation((8,)), seed=1)
+    cold, _ = images_of_default(chain_speculation.Speculation((8,)), seed=1, temperature=0.7)
     strata = np.concatenate([labels, labels])
 
     def smallest(a, b):
@@ -119,7 +119,7 @@ def test_a_calibrated_drafter_needs_fewer_calls():
     settings = settings_of(model.config)
     keys, labels = image_keys(jax.random.key(3), 4), jnp.arange(4)
     found = calibrate(model.model, model.params, keys, labels, settings=settings)
-    fast = dataclasses.replace(settings, speculation=inner.Speculation((16,)))
+    fast = dataclasses.replace(settings, speculation=chain_speculation.Speculation((16,)))
     calls = [
         int(
             plain.sample(

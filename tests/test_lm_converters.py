@@ -14,7 +14,7 @@ import pytest
 from hf_folder import CONFIGS, DREAM, LLADA, LLAMA, NEOX, QWEN2, TOKENIZER, D, L, M, V, edited, tensors, write
 
 from cspd_jax import checkpoints
-from cspd_jax.checkpoints.kinds import get_kind, read_config
+from cspd_jax.checkpoints.folder import get_kind, read_config
 from cspd_jax.cli import main
 from cspd_jax.converters import hf_lm
 from cspd_jax.converters.source import convert, make_config, open_source

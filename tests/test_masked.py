@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from masked_models import LLADA, MASK, PLACES, V, canvas, make, reference
 
-from cspd_jax.decoders.masked import passes, stepwise
-from cspd_jax.decoders.masked.canvas import window_at
-from cspd_jax.decoders.masked.speculative import Speculation, begin, play, run, unfinished
+from cspd_jax.masked import passes, stepwise
+from cspd_jax.masked.canvas import window_at
+from cspd_jax.masked.speculative import Speculation, begin, play, run, unfinished
 from cspd_jax.networks.lm import LM
 
 pytestmark = pytest.mark.usefixtures("float64")

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from masked_models import CONFIGS, LLADA, MASK, V, params_of
 
-from cspd_jax.decoders.masked import generate, least_passes, stream
 from cspd_jax.errors import UserError
+from cspd_jax.masked import generate, least_passes, stream
 from cspd_jax.networks.lm import LM
 
 pytestmark = pytest.mark.usefixtures("float64")

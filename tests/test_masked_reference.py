@@ -12,10 +12,10 @@ import pytest
 from laws import FALSE_ALARM, counts_p_value
 from masked_models import CONFIGS, MASK, PLACES, V, canvas, make, reference
 
-from cspd_jax.decoders.masked import passes, stepwise
-from cspd_jax.decoders.masked.canvas import window_at
-from cspd_jax.decoders.masked.rule import candidates
-from cspd_jax.decoders.text.randomness import gumbel
+from cspd_jax.masked import passes, stepwise
+from cspd_jax.masked.canvas import window_at
+from cspd_jax.masked.stepwise import candidates
+from cspd_jax.text.sampling import gumbel
 
 pytestmark = pytest.mark.usefixtures("float64")
 

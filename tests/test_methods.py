@@ -15,12 +15,13 @@ import tiny
 from PIL import Image
 
 import cspd_jax
-from cspd_jax import comparison, generation
-from cspd_jax.cli import _compilation, main
-from cspd_jax.decoders.drafter import frozen
-from cspd_jax.decoders.official import Official
-from cspd_jax.decoders.outer import Ahead
+from cspd_jax._utils import compilation
+from cspd_jax.cli import main
 from cspd_jax.errors import UserError
+from cspd_jax.image import comparison, generation
+from cspd_jax.image.chain_drafters import frozen
+from cspd_jax.image.released import Official
+from cspd_jax.image.speculation import Ahead
 from cspd_jax.reports import acceptance_maps
 
 KEY = jax.random.key(3)
@@ -38,7 +39,7 @@ def folder(tmp_path_factory):
 def _here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(_compilation, "use_cache", lambda: None)
+    monkeypatch.setattr(compilation, "use_cache", lambda: None)
 
 
 @pytest.fixture

@@ -12,12 +12,12 @@ from golden_cases import GOLDEN, fixture, relative
 
 from cspd_jax.converters import mar
 from cspd_jax.converters._tables import entries
-from cspd_jax.data.patches import patchify
 from cspd_jax.diffusion.gaussian import Gaussian, log_density
 from cspd_jax.diffusion.schedule import make_schedule
+from cspd_jax.image.pixels import patchify
 from cspd_jax.networks.mar import reveal_order
-from cspd_jax.training import masking
-from cspd_jax.training.objective import (
+from cspd_jax.training.image import masking
+from cspd_jax.training.image.objective import (
     Draws,
     diffusion_terms,
     discretised_log_likelihood,

@@ -11,13 +11,13 @@ import pytest
 from linear_tokens import LinearTokens
 from runner_cases import RUNNER_GROUPS, recorded_laws, runner, runner_generation
 
-from cspd_jax.decoders import official, plain
-from cspd_jax.decoders.official import Official
-from cspd_jax.decoders.order import reveal_groups
+from cspd_jax._utils.random import image_keys
 from cspd_jax.diffusion.gaussian import Gaussian
 from cspd_jax.diffusion.schedule import respace
 from cspd_jax.errors import UserError
-from cspd_jax.keys import image_keys
+from cspd_jax.image import plain, released
+from cspd_jax.image.released import Official
+from cspd_jax.image.reveal import reveal_groups
 
 TARGET, DRAFT = LinearTokens(), LinearTokens(pull=1.45, offset=0.42)
 SETTINGS = plain.PlainSettings(num_iter=9, respacing=TARGET.spec, encoder_sizes=1)  # 6 tokens
@@ -49,7 +49,7 @@ def test_parity_notices_the_factor():
     for swapped, differing in ((False, 0), (True, 5)):
         log_stds = (q.log_std, p.log_std) if swapped else (p.log_std, q.log_std)
         laws = (law._replace(log_std=log_std) for law, log_std in zip((p, q), log_stds))
-        ratio = official.log_acceptance_ratio(*laws, float(r[at + "inner"]))[0]
+        ratio = released.log_acceptance_ratio(*laws, float(r[at + "inner"]))[0]
         wrong = (np.log(r[at + "uniform"]) < ratio) != r[at + "accepted"]
         assert wrong.sum() >= differing if swapped else not wrong.any()
 
@@ -70,20 +70,20 @@ def letters(steps):
     ],
 )
 def test_schedule(length, num_iter, options, expected):
-    steps = official.schedule(length, num_iter, options)
+    steps = released.schedule(length, num_iter, options)
     assert tuple(step.group for step in steps) == reveal_groups(length, num_iter)
     assert letters(steps) == expected
     drafted = [i for step in steps if step.drafted for i in range(step.group.start, sum(step.group[:2]))]
     blocks = [step.block for step in steps if step.block]
     assert drafted == [i for first, size in blocks for i in range(first, first + size)]
-    total = official.calls(steps, 7)
+    total = released.calls(steps, 7)
     assert total.target_head == 7 * total.target_backbone == 7 * expected.count("T")
     assert total.draft_head == 7 * total.draft_backbone == 7 * expected.count("D")
 
 
 def draw(keys=KEYS, labels=LABELS, draft=DRAFT, settings=SETTINGS, options=OPTIONS, target=TARGET, **kwargs):
     kwargs = {"temperature": 1.0, "inner_temperature": 42.0} | kwargs
-    made = official.sample(
+    made = released.sample(
         target, None, draft, None, keys, labels, settings=settings, official=options, **kwargs
     )
     return jax.tree.map(np.asarray, made)
@@ -98,7 +98,7 @@ def test_what_is_reported():
     tokens, tested, accepted, counts = base()
     chex.assert_shape(tokens, (4, 6, 2))
     chex.assert_tree_all_finite(tokens)
-    steps = official.schedule(6, 9, OPTIONS)
+    steps = released.schedule(6, 9, OPTIONS)
     np.testing.assert_array_equal(counts.tested, [4 * step.group.size * step.drafted for step in steps])
     assert 0 < counts.accepted.sum() == accepted.sum() < counts.tested.sum() == tested.sum()
     assert (tested | ~accepted).all()
@@ -135,7 +135,7 @@ def test_draft_like_the_target():
     in its place, so all tries are made where another token of the image was rejected."""
     options = Official(gamma=3, prefill=0.0)
     counts = draw(draft=TARGET, options=options).counts
-    for block in (step.block for step in official.schedule(6, 9, options) if step.block):
+    for block in (step.block for step in released.schedule(6, 9, options) if step.block):
         assert counts.accepted[block[0]] == counts.tested[block[0]] == 4  # a token is a step
     assert counts.accepted.sum() < counts.tested.sum()
     assert set(counts.tries) == {0, 100}
@@ -174,7 +174,7 @@ def test_when_tries_end():
     """Taken are the proposals with u < 1 (p and q are far apart). The last of them counts; an image stops
     when each of its tokens has been taken, the batch when this is so in all images with a rejection."""
     far = jnp.full((3, 2, 1), 50.0)
-    p, q = (official.Law(Gaussian(mean, jnp.zeros_like(far)), jnp.zeros_like(far)) for mean in (far, -far))
+    p, q = (released.Law(Gaussian(mean, jnp.zeros_like(far)), jnp.zeros_like(far)) for mean in (far, -far))
     taken = np.zeros((6, 3, 2), bool)
     taken[[0, 2, 1], 0, [0, 0, 1]] = True  # first image: token 0 in tries 0 and 2, token 1 in try 1
     taken[[0, 3], 1, [0, 1]] = True
@@ -184,7 +184,7 @@ def test_when_tries_end():
         return jnp.full((3, 2, 1), k.astype(jnp.float32)), jnp.where(jnp.asarray(taken)[k], 0.5, 1.0)
 
     for together, tries, values in ((False, 4, [[0, 1], [0, 3]]), (True, 6, [[2, 1], [0, 3]])):
-        found = official.propose(p, q, real, accepted, draw, max_tries=6, together=together)
+        found = released.propose(p, q, real, accepted, draw, max_tries=6, together=together)
         assert found.tries == tries
         np.testing.assert_array_equal(found.value[:2, :, 0] - 50, values)
         assert not found.taken[2].any()
@@ -193,7 +193,7 @@ def test_when_tries_end():
 def test_compiled_once(monkeypatch):
     """Other numbers, same shapes and settings: nothing of the function is run by Python again."""
     base()
-    monkeypatch.setattr(official.runner, "check", None)
+    monkeypatch.setattr(released.runner, "check", None)
     draw(image_keys(jax.random.key(1), 4), LABELS - 1, temperature=0.9, inner_temperature=40.0)
     with pytest.raises(TypeError):
         draw(KEYS[:3], LABELS[:3])

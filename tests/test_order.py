@@ -4,9 +4,9 @@ import jax
 import numpy as np
 import pytest
 
-from cspd_jax.decoders.order import guidance_scale, mask_lengths, random_reveal, reveal_groups
-from cspd_jax.decoders.plain import plan_segments
 from cspd_jax.errors import UserError
+from cspd_jax.image.plain import plan_segments
+from cspd_jax.image.reveal import guidance_scale, mask_lengths, random_reveal, reveal_groups
 
 
 @pytest.mark.parametrize("length", [1, 4, 16, 64, 256])

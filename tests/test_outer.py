@@ -10,12 +10,12 @@ from laws import FALSE_ALARM, ks_p_value
 from linear_tokens import LinearTokens
 from scipy.stats import chi2, norm
 
-from cspd_jax.decoders import inner, outer, plain
-from cspd_jax.decoders.order import guidance_scale, reveal_groups
-from cspd_jax.decoders.outer import paper, path_criterion, rounds
-from cspd_jax.decoders.outer.paths import log_stds
-from cspd_jax.decoders.outer.state import Waiting, add_work, backbone_work, head_work, no_work
-from cspd_jax.keys import Purpose, image_keys, purpose_keys
+from cspd_jax._utils.random import Purpose, image_keys, purpose_keys
+from cspd_jax.image import chain_speculation, plain, speculation
+from cspd_jax.image.reveal import guidance_scale, reveal_groups
+from cspd_jax.image.speculation import paper_criterion, path_criterion, rounds
+from cspd_jax.image.speculation.paths import log_stds
+from cspd_jax.image.speculation.state import Waiting, add_work, backbone_work, head_work, no_work
 
 MODEL, IMAGES = LinearTokens(), 4000
 
@@ -63,32 +63,32 @@ NEAR, FAR = LinearTokens(pull=1.45, offset=0.42), LinearTokens(pull=0.5, offset=
 SIGMA_ONE = {"criterion": "paper", "sigma": False}
 
 CASES = {
-    "self": {"ahead": outer.Ahead(gamma=3)},
-    "self, K = 2, cold": {"ahead": outer.Ahead(gamma=1, proposals=2), "temperature": 0.8},
-    "self, groups": {"ahead": outer.Ahead(gamma=2, prefill=0.3), "num_iter": 3},
-    "self, guided": {"ahead": outer.Ahead(gamma=8), "cfg": 1.5},
-    "self, adaptive": {"ahead": outer.Ahead(gamma=4, adapt=0.2)},
+    "self": {"ahead": speculation.Ahead(gamma=3)},
+    "self, K = 2, cold": {"ahead": speculation.Ahead(gamma=1, proposals=2), "temperature": 0.8},
+    "self, groups": {"ahead": speculation.Ahead(gamma=2, prefill=0.3), "num_iter": 3},
+    "self, guided": {"ahead": speculation.Ahead(gamma=8), "cfg": 1.5},
+    "self, adaptive": {"ahead": speculation.Ahead(gamma=4, adapt=0.2)},
     "self, both levels": {
-        "ahead": outer.Ahead(gamma=3, proposals=4),
-        "inside": inner.Speculation((4,)),
+        "ahead": speculation.Ahead(gamma=3, proposals=4),
+        "inside": chain_speculation.Speculation((4,)),
         "images": 400,
     },
-    "model": {"ahead": outer.Ahead(gamma=3), "draft": NEAR},
+    "model": {"ahead": speculation.Ahead(gamma=3), "draft": NEAR},
     "model, bad, groups, guided": {
-        "ahead": outer.Ahead(gamma=2, prefill=0.3),
+        "ahead": speculation.Ahead(gamma=2, prefill=0.3),
         "draft": FAR,
         "num_iter": 3,
         "cfg": 1.5,
     },
     "model, adaptive, both levels": {
-        "ahead": outer.Ahead(gamma=3, proposals=4, adapt=0.3),
+        "ahead": speculation.Ahead(gamma=3, proposals=4, adapt=0.3),
         "draft": NEAR,
-        "inside": inner.Speculation((4,)),
+        "inside": chain_speculation.Speculation((4,)),
         "images": 400,
     },
-    "paper, Sigma = 1": {"ahead": outer.Ahead(gamma=3, **SIGMA_ONE), "draft": NEAR},
+    "paper, Sigma = 1": {"ahead": speculation.Ahead(gamma=3, **SIGMA_ONE), "draft": NEAR},
     "paper, Sigma = 1, groups, guided, own noise": {
-        "ahead": outer.Ahead(gamma=2, align=False, prefill=0.3, **SIGMA_ONE),
+        "ahead": speculation.Ahead(gamma=2, align=False, prefill=0.3, **SIGMA_ONE),
         "draft": NEAR,
         "num_iter": 3,
         "cfg": 1.5,
@@ -110,7 +110,7 @@ SLOW = (
 def test_joint_law(options):
     """4000 images of 6 tokens of dimension 2 (400 where both levels speculate): false alarm 1e-4. Rows
     advance at their own speed."""
-    noise, found = noise_of(outer.sample, **options)
+    noise, found = noise_of(speculation.sample, **options)
     assert p_value(noise) > FALSE_ALARM
     counts = found.counts
     assert counts.truncated == 0
@@ -127,20 +127,22 @@ def test_the_plain_sampler_has_the_same_law():
 
 
 def test_a_draft_like_the_target_is_always_accepted():
-    _, found = noise_of(outer.sample, ahead=outer.Ahead(gamma=3), draft=MODEL, images=200)
+    _, found = noise_of(speculation.sample, ahead=speculation.Ahead(gamma=3), draft=MODEL, images=200)
     assert found.counts.accepted.sum() == found.counts.tested.sum() > 0
     assert np.all(found.counts.rounds == 3)  # one token from the target, then 3 + 1 and 1
 
 
 def test_a_hopeless_draft_costs_nothing_but_time():
-    noise, found = noise_of(outer.sample, ahead=outer.Ahead(gamma=2), draft=LinearTokens(offset=9.0))
+    noise, found = noise_of(
+        speculation.sample, ahead=speculation.Ahead(gamma=2), draft=LinearTokens(offset=9.0)
+    )
     assert found.counts.accepted.sum() == 0 and np.all(found.counts.rounds >= MODEL.seq_len)
     assert p_value(noise) > FALSE_ALARM
 
 
 def is_refuted(**options):
     jax.clear_caches()
-    noise, _ = noise_of(outer.sample, **options)
+    noise, _ = noise_of(speculation.sample, **options)
     jax.clear_caches()
     return p_value(noise) <= FALSE_ALARM
 
@@ -167,13 +169,13 @@ WRONG["q at the newest z in the residual"] = (path_criterion, "Waiting", waiting
 @pytest.mark.parametrize("name", WRONG)
 def test_negative_controls(name, monkeypatch):
     monkeypatch.setattr(*WRONG[name])
-    assert is_refuted(ahead=outer.Ahead(gamma=3, max_tries=64))
+    assert is_refuted(ahead=speculation.Ahead(gamma=3, max_tries=64))
 
 
 WRONG_WITH_A_DRAFT = {
     "path: everything accepted": (path_criterion, "log_acceptance_of_ratio", {}),
     "path: a fresh draw in place of the residual": (path_criterion, "log_residual_acceptance", {}),
-    "paper: everything accepted": (paper, "log_acceptance_of_ratio", SIGMA_ONE),
+    "paper: everything accepted": (paper_criterion, "log_acceptance_of_ratio", SIGMA_ONE),
 }
 
 
@@ -189,7 +191,7 @@ def test_negative_controls_with_a_draft(name, monkeypatch):
     is of the last transition, a small part of a token's noise."""
     module, function, criterion = WRONG_WITH_A_DRAFT[name]
     monkeypatch.setattr(module, function, jnp.zeros_like)
-    assert is_refuted(ahead=outer.Ahead(gamma=3, **criterion), draft=NEAR)
+    assert is_refuted(ahead=speculation.Ahead(gamma=3, **criterion), draft=NEAR)
 
 
 def test_drafts_kept_behind_a_rejection_are_refuted(monkeypatch):
@@ -208,11 +210,13 @@ def test_drafts_kept_behind_a_rejection_are_refuted(monkeypatch):
     settle, resample = path_criterion.settle, rounds.resample_step
     monkeypatch.setattr(path_criterion, "settle", note_all)
     monkeypatch.setattr(rounds, "resample_step", skip_what_is_noted)
-    assert is_refuted(ahead=outer.Ahead(gamma=3), draft=LinearTokens(offset=0.8))
+    assert is_refuted(ahead=speculation.Ahead(gamma=3), draft=LinearTokens(offset=0.8))
 
 
 def test_a_limit_of_tries_is_counted():
-    _, found = noise_of(outer.sample, ahead=outer.Ahead(gamma=3, proposals=1, max_tries=1), images=100)
+    _, found = noise_of(
+        speculation.sample, ahead=speculation.Ahead(gamma=3, proposals=1, max_tries=1), images=100
+    )
     assert 0 < found.counts.truncated <= found.counts.tested.sum() - found.counts.accepted.sum()
 
 
@@ -221,15 +225,15 @@ def test_an_image_that_diverges_stops_nobody():
     settings = plain.PlainSettings(num_iter=6, respacing=MODEL.spec, final_noise=True, encoder_sizes=1)
     keys, labels = image_keys(jax.random.key(3), 2), jnp.zeros(2, jnp.int32)
     for draft in (None, NEAR):
-        options = {"settings": settings, "ahead": outer.Ahead(gamma=3), "draft": draft}
-        found = outer.sample(LinearTokens(pull=1e38), None, keys, labels, **options)
+        options = {"settings": settings, "ahead": speculation.Ahead(gamma=3), "draft": draft}
+        found = speculation.sample(LinearTokens(pull=1e38), None, keys, labels, **options)
         assert not np.isfinite(found.tokens).all() and found.counts.truncated > 0
         assert np.all(found.counts.rounds <= 2 * MODEL.seq_len)
 
 
 LOSSY = {  # the paper's Sigma is lossy too, but here too little to be seen: close drafts alone are accepted
-    "paper, inner temperature 42": outer.Ahead(gamma=3, **SIGMA_ONE, inner_temperature=42.0),
-    "verified in one context": outer.Ahead(gamma=3, joint=True),
+    "paper, inner temperature 42": speculation.Ahead(gamma=3, **SIGMA_ONE, inner_temperature=42.0),
+    "verified in one context": speculation.Ahead(gamma=3, joint=True),
 }
 
 
@@ -253,23 +257,23 @@ def test_adaptation_from_dropped_tests_is_refuted(monkeypatch):
     right = path_criterion.settle
     monkeypatch.setattr(path_criterion, "settle", note_all)
     monkeypatch.setattr(rounds, "adapt", adapt)
-    assert is_refuted(ahead=outer.Ahead(gamma=4))
+    assert is_refuted(ahead=speculation.Ahead(gamma=4))
 
 
 @pytest.mark.parametrize("draft", [None, NEAR], ids=["self", "model"])
 def test_an_image_does_not_depend_on_its_neighbours(draft):
     keys, labels = image_keys(jax.random.key(3), 8), jnp.zeros(8, jnp.int32)
     settings = plain.PlainSettings(num_iter=6, respacing=MODEL.spec, final_noise=True, encoder_sizes=1)
-    options = {"settings": settings, "ahead": outer.Ahead(gamma=3), "draft": draft}
-    traced = outer.sample._cache_size()
-    both = outer.sample(MODEL, None, keys, labels, **options)
+    options = {"settings": settings, "ahead": speculation.Ahead(gamma=3), "draft": draft}
+    traced = speculation.sample._cache_size()
+    both = speculation.sample(MODEL, None, keys, labels, **options)
     other = image_keys(jax.random.key(4), 8).at[2].set(keys[2])
-    alone = outer.sample(MODEL, None, other, labels, **options)
+    alone = speculation.sample(MODEL, None, other, labels, **options)
     assert np.array_equal(both.tokens[2], alone.tokens[2])
     assert np.array_equal(both.accepted[2], alone.accepted[2])
-    assert outer.sample._cache_size() == traced + 1
+    assert speculation.sample._cache_size() == traced + 1
 
-    *_, (_, last) = outer.stream(MODEL, None, keys, labels, **options)
+    *_, (_, last) = speculation.stream(MODEL, None, keys, labels, **options)
     assert np.allclose(last.tokens, both.tokens, atol=1e-5)
     assert np.array_equal(last.accepted, both.accepted)
 
@@ -279,8 +283,8 @@ def test_sigma_of_the_paper():
     narrow = LinearTokens(narrower=0.2)
     settings = plain.PlainSettings(num_iter=6, respacing=MODEL.spec, final_noise=True)
     keys, labels = image_keys(jax.random.key(3), 2), jnp.zeros(2, jnp.int32)
-    game, state = outer.begin(
-        MODEL, None, keys, labels, settings=settings, ahead=outer.Ahead(gamma=2), draft=narrow
+    game, state = speculation.begin(
+        MODEL, None, keys, labels, settings=settings, ahead=speculation.Ahead(gamma=2), draft=narrow
     )
     path = state.drafts
     (of_p, _), (of_q, _) = (
@@ -292,17 +296,19 @@ def test_sigma_of_the_paper():
 
 
 @pytest.mark.parametrize("criterion", ["self", "path", "paper"])
-@pytest.mark.parametrize("inside", [None, inner.Speculation((3,))])
+@pytest.mark.parametrize("inside", [None, chain_speculation.Speculation((3,))])
 def test_types_do_not_change_in_a_round(float64, criterion, inside):
     """Also where numbers are of 64 bits by default."""
     draft = None if criterion == "self" else NEAR
-    ahead = outer.Ahead(gamma=2, criterion="path" if draft is None else criterion, adapt=0.2)
+    ahead = speculation.Ahead(gamma=2, criterion="path" if draft is None else criterion, adapt=0.2)
     settings = plain.PlainSettings(
         num_iter=4, respacing=MODEL.spec, guided=True, final_noise=True, speculation=inside
     )
     keys, labels = image_keys(jax.random.key(3), 2), jnp.zeros(2, jnp.int32)
-    game, state = outer.begin(MODEL, None, keys, labels, settings=settings, ahead=ahead, cfg=1.5, draft=draft)
-    after = jax.eval_shape(outer.play, game, state)
+    game, state = speculation.begin(
+        MODEL, None, keys, labels, settings=settings, ahead=ahead, cfg=1.5, draft=draft
+    )
+    after = jax.eval_shape(speculation.play, game, state)
     of = lambda tree: jax.tree.map(lambda a: (a.shape, str(a.dtype)), tree)
     assert of(after) == of(state)
 
@@ -314,27 +320,30 @@ def test_many_rows_are_counted():
     work = no_work()
     for _ in range(5):
         work = add_work(work, head_work(game, 7, 2**29 - 3), backbone_work(game, 2**29 + 1))
-    assert (outer.total_rows(work.head_rows), int(work.head)) == (5 * 2 * (2**29 - 3), 35)
-    assert (outer.total_rows(work.backbone_rows), int(work.backbone)) == (5 * 2 * (2**29 + 1), 5)
+    assert (speculation.total_rows(work.head_rows), int(work.head)) == (5 * 2 * (2**29 - 3), 35)
+    assert (speculation.total_rows(work.backbone_rows), int(work.backbone)) == (5 * 2 * (2**29 + 1), 5)
 
 
 def test_draws_given_up_in_the_chains_of_a_draft_are_counted():
     """Such a draft does not have the law it is tested by; the target's chains have a count of their own."""
     keys, labels = image_keys(jax.random.key(3), 50), jnp.zeros(50, jnp.int32)
     for trips, given_up in ((1, True), (1024, False)):
-        inside = inner.Speculation((4,), proposals=1, max_trips=trips)
+        inside = chain_speculation.Speculation((4,), proposals=1, max_trips=trips)
         settings = plain.PlainSettings(
             num_iter=6, respacing=MODEL.spec, final_noise=True, encoder_sizes=1, speculation=inside
         )
-        ahead = outer.Ahead(gamma=2)
-        found = outer.sample(MODEL, None, keys, labels, settings=settings, ahead=ahead, draft=NEAR)
+        ahead = speculation.Ahead(gamma=2)
+        found = speculation.sample(MODEL, None, keys, labels, settings=settings, ahead=ahead, draft=NEAR)
         assert (int(found.counts.truncated) > 0) == given_up
 
 
 def test_first_windows_end_with_the_chain():
     """However many of them are asked for."""
     settings = plain.PlainSettings(
-        num_iter=1, respacing=MODEL.spec, final_noise=True, speculation=inner.Speculation((2,) * 90 + (3,))
+        num_iter=1,
+        respacing=MODEL.spec,
+        final_noise=True,
+        speculation=chain_speculation.Speculation((2,) * 90 + (3,)),
     )
     keys, labels = image_keys(jax.random.key(3), 4), jnp.zeros(4, jnp.int32)
     made = plain.sample(MODEL, None, keys, labels, settings=settings)

@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from cspd_jax.decoders import plain
+from cspd_jax._utils.random import image_keys
 from cspd_jax.diffusion.schedule import sampling_schedule
-from cspd_jax.keys import image_keys
+from cspd_jax.image import plain
 from cspd_jax.networks.config import MARConfig
-from cspd_jax.networks.model import MARModel
+from cspd_jax.networks.mar import MARModel
 
 pytestmark = pytest.mark.parity
 

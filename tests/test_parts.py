@@ -9,10 +9,10 @@ import pytest
 import tiny
 
 from cspd_jax import models
-from cspd_jax.decoders import inner, plain
-from cspd_jax.keys import image_keys
-from cspd_jax.networks import model as networks
-from cspd_jax.parts import in_parts
+from cspd_jax._utils.chunks import in_parts
+from cspd_jax._utils.random import image_keys
+from cspd_jax.image import chain_speculation, plain
+from cspd_jax.networks import mar as networks
 
 KEYS, LABELS = image_keys(jax.random.key(1), 5), jnp.zeros(5, jnp.int32)
 
@@ -32,11 +32,11 @@ def test_parts_make_the_whole(most):
     assert max(seen) <= max(1, most)
 
 
-@pytest.mark.parametrize("module, limit", [(networks, "_SCORES"), (inner, "_TOGETHER")])
+@pytest.mark.parametrize("module, limit", [(networks, "_SCORES"), (chain_speculation, "_TOGETHER")])
 def test_a_generation_in_parts(tmp_path, monkeypatch, module, limit):
     """Contexts of two sequences at a time; head calls of a few rows at a time."""
     model = models.load(tiny.save_mar(tmp_path / "model"))
-    settings = plain.PlainSettings(2, "ddim5", guided=True, speculation=inner.Speculation((4,)))
+    settings = plain.PlainSettings(2, "ddim5", guided=True, speculation=chain_speculation.Speculation((4,)))
     make = functools.partial(plain.sample.__wrapped__, model.model, model.params, KEYS, LABELS)
     whole = make(settings=settings, cfg=2.0).tokens
     config, parts = model.config, []

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from golden_cases import fixture
 
-from cspd_jax.decoders import plain
+from cspd_jax._utils.random import image_keys
 from cspd_jax.errors import UserError
-from cspd_jax.keys import image_keys
-from cspd_jax.networks.model import MARModel
+from cspd_jax.image import plain
+from cspd_jax.networks.mar import MARModel
 
 SETTINGS = plain.PlainSettings(num_iter=6, respacing="ddim8", encoder_sizes=1)
 LABELS = jnp.array([3, 1, -1, 9])

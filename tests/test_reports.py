@@ -11,8 +11,9 @@ import pytest
 import tiny
 from PIL import Image
 
-from cspd_jax.cli import _compilation, main
-from cspd_jax.cli._labels import parse_labels
+from cspd_jax._utils import compilation
+from cspd_jax.cli import main
+from cspd_jax.cli._arguments import parse_labels
 from cspd_jax.errors import UserError
 from cspd_jax.reports import picture
 
@@ -37,7 +38,7 @@ def models(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def _here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(_compilation, "use_cache", lambda: None)
+    monkeypatch.setattr(compilation, "use_cache", lambda: None)
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ import pytest
 from laws import FALSE_ALARM, classifier_p_value, energy_p_value
 from recorded import GOLDEN, network
 
-from cspd_jax.decoders import outer, plain
-from cspd_jax.keys import image_keys
+from cspd_jax._utils.random import image_keys
+from cspd_jax.image import plain, speculation
 
 NEAR = "cspd_draft_near"
 
@@ -49,11 +49,16 @@ def p_value(x, y):
     return min(1.0, 3 * min(moments, energy, classifier_p_value(x.mean(1), y.mean(1))))
 
 
-DRAFTERS = {"self": {"ahead": outer.Ahead(gamma=4)}, "model": {"ahead": outer.Ahead(gamma=3), "draft": NEAR}}
+DRAFTERS = {
+    "self": {"ahead": speculation.Ahead(gamma=4)},
+    "model": {"ahead": speculation.Ahead(gamma=3), "draft": NEAR},
+}
 
 
 def check(drafter, cfg, num_iter, count):
-    tokens, found = images(outer.sample, 1, count=count, cfg=cfg, num_iter=num_iter, **DRAFTERS[drafter])
+    tokens, found = images(
+        speculation.sample, 1, count=count, cfg=cfg, num_iter=num_iter, **DRAFTERS[drafter]
+    )
     assert p_value(tokens, reference(count, cfg, num_iter)) > FALSE_ALARM
     counts = found.counts
     assert counts.truncated == 0 and 0 < counts.accepted.sum() < counts.tested.sum()
@@ -74,10 +79,10 @@ def test_many_images(drafter, cfg, num_iter):
 
 WRONG = {
     "paper, inner temperature 1000": {
-        "ahead": outer.Ahead(gamma=3, criterion="paper", inner_temperature=1000.0),
+        "ahead": speculation.Ahead(gamma=3, criterion="paper", inner_temperature=1000.0),
         "draft": "cspd_draft",
     },
-    "one context": {"ahead": outer.Ahead(gamma=4, joint=True)},
+    "one context": {"ahead": speculation.Ahead(gamma=4, joint=True)},
 }
 
 
@@ -85,5 +90,5 @@ WRONG = {
     "name", [pytest.param("paper, inner temperature 1000", marks=pytest.mark.slow), "one context"]
 )
 def test_lossy_images_are_told_apart(name):
-    tokens, _ = images(outer.sample, 1, **WRONG[name])
+    tokens, _ = images(speculation.sample, 1, **WRONG[name])
     assert p_value(tokens, reference(400, 1.0, 16)) <= FALSE_ALARM

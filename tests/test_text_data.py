@@ -8,12 +8,11 @@ import sysconfig
 import numpy as np
 import pytest
 
-from cspd_jax.byte_tokenizer import CAUSAL_SIZE, END_OF_TEXT, MASK, ByteTokenizer, StreamDecoder
-from cspd_jax.data import stdlib
-from cspd_jax.data.stdlib import Document
-from cspd_jax.data.text import TextConfig, Texts
+from cspd_jax.data import text as corpus
+from cspd_jax.data.text import Document, TextConfig, Texts
 from cspd_jax.errors import UserError
-from cspd_jax.evaluation import ngram
+from cspd_jax.evaluation import text as ngrams
+from cspd_jax.tokenizers import CAUSAL_SIZE, END_OF_TEXT, MASK, ByteTokenizer, StreamDecoder
 
 SOURCE = '''#!/usr/bin/env python
 # Copyright 1999, somebody. All rights reserved and so on.
@@ -45,7 +44,7 @@ def write(root, **files):
 
 def test_passages_in_the_order_of_the_source(tmp_path):
     write(tmp_path, m=SOURCE)
-    assert stdlib.passages(tmp_path / "m.py") == [
+    assert corpus.passages(tmp_path / "m.py") == [
         "The module's docstring: the first passage.",
         "A block of comments\nthat has two lines.",
         "What f does, indented\nas docstrings are.",
@@ -63,11 +62,11 @@ def test_what_is_left_out(tmp_path):
     }
     repeated = '"""A docstring that is  long\nenough, number 0."""'
     write(tmp_path, **inside, broken="def f(:", z=repeated)
-    found = stdlib.documents(tmp_path)
+    found = corpus.documents(tmp_path)
     assert [d.module for d in found] == ["a", "a.c", "b"]
     assert found[2].text == "A docstring that is long enough, number 0."
     with pytest.raises(UserError, match="no Python sources"):
-        stdlib.documents(tmp_path / "a" / "nothing")
+        corpus.documents(tmp_path / "a" / "nothing")
 
 
 def test_one_module_in_twenty_is_held_out():
@@ -78,10 +77,10 @@ def test_one_module_in_twenty_is_held_out():
 
 
 def test_the_running_python_has_these_passages():
-    path = dict(stdlib.modules(pathlib.Path(sysconfig.get_path("stdlib"))))
+    path = dict(corpus.modules(pathlib.Path(sysconfig.get_path("stdlib"))))
     assert path["heapq"].name == "heapq.py" and not any("site-packages" in str(p) for p in path.values())
     assert len(path) > 300 and "test.support" not in path
-    assert stdlib.passages(path["heapq"])[0].startswith("Heap queue algorithm")
+    assert corpus.passages(path["heapq"])[0].startswith("Heap queue algorithm")
 
 
 CORPUS = tuple(
@@ -145,10 +144,10 @@ def test_ngrams_against_counting():
         )
         for size in (400, 61)
     )
-    found = ngram.bits_per_byte(train, held_out, ngram.MOST)
+    found = ngrams.ngram_bits_per_byte(train, held_out, ngrams.MOST)
     for n, bits in found.items():
         assert bits == pytest.approx(counted(train.tolist(), held_out.tolist(), n), rel=1e-12)
-    assert len(set(found.values())) == ngram.MOST
+    assert len(set(found.values())) == ngrams.MOST
 
 
 def test_ngram_probabilities_add_up():
@@ -157,7 +156,7 @@ def test_ngram_probabilities_add_up():
     prefix = [END_OF_TEXT, *b"abra"]
 
     def last(x):
-        bits = [ngram.bits_per_byte(train, np.array(ids), 4)[4] for ids in ([*prefix, x], prefix)]
+        bits = [ngrams.ngram_bits_per_byte(train, np.array(ids), 4)[4] for ids in ([*prefix, x], prefix)]
         return 2 ** -(bits[0] * (len(prefix) - 1 + (x != END_OF_TEXT)) - bits[1] * (len(prefix) - 1))
 
     assert sum(last(x) for x in range(CAUSAL_SIZE)) == pytest.approx(1, abs=1e-9)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import text_models
 
-from cspd_jax.decoders.text import ModelDrafter, PromptLookup, Sampling, Wanted
-from cspd_jax.decoders.text.randomness import noise_at
+from cspd_jax.text import ModelDrafter, PromptLookup, Sampling, Wanted
+from cspd_jax.text.sampling import noise_at
 
 MAX_LEN, MOST = 24, 6
 

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import text_models
 
-from cspd_jax.decoders import text
-from cspd_jax.decoders.text import ACCEPTED, BONUS, CORRECTED, NONE, PLAIN, generation
-from cspd_jax.decoders.text.randomness import Purpose, noise_at
+from cspd_jax import text
+from cspd_jax._utils.random import purpose_keys
 from cspd_jax.errors import UserError
-from cspd_jax.keys import purpose_keys
+from cspd_jax.text import ACCEPTED, BONUS, CORRECTED, NONE, PLAIN, generation
+from cspd_jax.text.sampling import Purpose, noise_at
 
 RULES = ("google", "deepmind", "block", "match")
 LONGEST, NEW, MOST = 6, 14, 8

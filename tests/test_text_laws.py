@@ -18,11 +18,11 @@ from laws import FALSE_ALARM, counts_p_value
 from test_coupling_block import DRAFTS, GAMMA, along, joint, normal, output_law, prefixes, tables
 from test_coupling_categorical import logs
 
+from cspd_jax import text
+from cspd_jax._utils.random import purpose_keys
 from cspd_jax.coupling import block_laws, residual_logits, uniform
-from cspd_jax.decoders import text
-from cspd_jax.decoders.text import RULES, ModelDrafter, Verdict
-from cspd_jax.decoders.text.randomness import Purpose, choose, gumbel, round_keys
-from cspd_jax.keys import purpose_keys
+from cspd_jax.text import RULES, ModelDrafter, Verdict
+from cspd_jax.text.sampling import Purpose, choose, gumbel, round_keys
 
 ROWS, V, NEW, STOP = 20_000, 4, 4, 3
 PROMPT = np.array([2, 2, 0, 2, 1])

@@ -10,9 +10,8 @@ import pytest
 import text_models
 from laws import FALSE_ALARM, counts_p_value
 
-from cspd_jax.decoders.text import Sampling, expected_tokens, log_law, speedup
-from cspd_jax.decoders.text.randomness import Purpose, choose, noise_at, round_keys
-from cspd_jax.decoders.text.sampling import fit
+from cspd_jax.text import Sampling, expected_tokens, log_law, speedup
+from cspd_jax.text.sampling import Purpose, choose, fit, noise_at, round_keys
 
 LOGITS = 3 * np.random.default_rng(0).standard_normal((4, 3, 50)).astype(np.float32)
 of_logits = jax.jit(log_law)

@@ -13,24 +13,27 @@ import pytest
 import text_models
 
 from cspd_jax import checkpoints, models
-from cspd_jax.byte_tokenizer import END_OF_TEXT
 from cspd_jax.cli import distill as distill_command
 from cspd_jax.cli import evaluate as evaluate_command
 from cspd_jax.cli import train as train_command
-from cspd_jax.data.stdlib import Document
-from cspd_jax.data.text import TextConfig, Texts
+from cspd_jax.data.text import Document, TextConfig, Texts
 from cspd_jax.errors import UserError
 from cspd_jax.networks.lm import LM, init_params
-from cspd_jax.training import overrides, presets
-from cspd_jax.training.config import TextTrainConfig
-from cspd_jax.training.held_out import bits_per_byte, overlapping
-from cspd_jax.training.text_acceptance import agreement
-from cspd_jax.training.text_initial import initial_params
-from cspd_jax.training.text_objective import causal_view, cross_entropy, divergence, mask_rates, masked_view
-from cspd_jax.training.text_presets import TEXT_PRESETS, byte_model
-from cspd_jax.training.text_samples import PROMPT, TargetTexts
-from cspd_jax.training.text_step import TextTeacher, init_text_state, text_step
-from cspd_jax.training.text_trainer import train_text
+from cspd_jax.tokenizers import END_OF_TEXT
+from cspd_jax.training import presets
+from cspd_jax.training.config import TextTrainConfig, with_settings
+from cspd_jax.training.presets import TEXT_PRESETS, byte_model
+from cspd_jax.training.text.distillation import PROMPT, TargetTexts, agreement
+from cspd_jax.training.text.objective import (
+    bits_per_byte,
+    causal_view,
+    cross_entropy,
+    divergence,
+    mask_rates,
+    masked_view,
+    overlapping,
+)
+from cspd_jax.training.text.trainer import TextTeacher, init_text_state, initial_params, text_step, train_text
 
 CORPUS = tuple(Document(name, f"{name}: {'abcab ' * 40}") for name in ("tempfile", "b", "c"))
 TINY = TextTrainConfig(
@@ -249,7 +252,7 @@ def test_presets_survive_json(name):
 )
 def test_bad_settings(setting, match):
     with pytest.raises(UserError, match=match):
-        overrides.apply(TINY, [setting])
+        with_settings(TINY, [setting])
 
 
 def call(command, *arguments):

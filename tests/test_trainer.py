@@ -22,12 +22,11 @@ from cspd_jax import checkpoints
 from cspd_jax.cli import train as command
 from cspd_jax.data import Digits, FolderConfig
 from cspd_jax.errors import UserError
-from cspd_jax.training import overrides, presets
-from cspd_jax.training.metrics import MetricsLog
-from cspd_jax.training.optimizer import average, decayed, learning_rate
-from cspd_jax.training.pictures import grid
-from cspd_jax.training.step import Metrics, init_state, n_known
-from cspd_jax.training.trainer import check_fit, train
+from cspd_jax.training import presets
+from cspd_jax.training.config import with_settings
+from cspd_jax.training.image.trainer import check_fit, grid, train
+from cspd_jax.training.run import MetricsLog
+from cspd_jax.training.step import Metrics, average, decayed, init_state, learning_rate, n_known
 
 HERE = pathlib.Path(__file__).parent
 SOURCE = Digits(TINY.data)
@@ -183,7 +182,7 @@ def test_an_occupied_folder_is_refused(tmp_path):
 )
 def test_model_and_data_must_fit(setting, match):
     with pytest.raises(UserError, match=match):
-        check_fit(overrides.apply(TINY, [setting]), SOURCE)
+        check_fit(with_settings(TINY, [setting]), SOURCE)
 
 
 def test_learning_rate():
@@ -242,7 +241,7 @@ def test_presets_survive_json(name):
     assert presets.from_json(json.loads(json.dumps(presets.to_json(config)))) == config
     hash(config)
     if not isinstance(config.data, FolderConfig):
-        from cspd_jax.training.sources import make_source
+        from cspd_jax.training.image.data import make_source
 
         check_fit(config, make_source(config.data))
 
@@ -265,15 +264,15 @@ def test_presets_survive_json(name):
 )
 def test_bad_settings(settings, match):
     with pytest.raises(UserError, match=match):
-        overrides.apply(TINY, settings)
+        with_settings(TINY, settings)
 
 
 def test_settings_by_name():
-    config = overrides.apply(
+    config = with_settings(
         presets.preset("glyphs"), ["data.fonts=cmr10, cmss10", "model.head_depth=2", "ema=0"]
     )
     assert config.data.fonts == ("cmr10", "cmss10") and config.model.head_depth == 2 and config.ema == 0.0
-    assert overrides.apply(presets.preset("mar-base"), ["data.flip=false"]).data.flip is False
+    assert with_settings(presets.preset("mar-base"), ["data.flip=false"]).data.flip is False
 
 
 def call(*arguments):

@@ -25,10 +25,11 @@ import text_models
 import tiny
 from linear_tokens import LinearTokens
 
-from cspd_jax.decoders import inner, masked, official, outer, plain, text
-from cspd_jax.keys import image_keys
+from cspd_jax import masked, text
+from cspd_jax._utils.random import image_keys
+from cspd_jax.image import chain_speculation, plain, released, speculation
 from cspd_jax.networks import mar
-from cspd_jax.networks.model import MARModel
+from cspd_jax.networks.mar import MARModel
 
 FILE = Path(__file__).parent / "golden" / "token_hashes.json"
 IMAGES = 8
@@ -41,7 +42,7 @@ class Linear(LinearTokens):
 
 
 TARGET, NEAR, FAR = Linear(), Linear(pull=1.45, offset=0.42), Linear(pull=0.5, offset=0.9, variance=0.16)
-CHAINS = inner.Speculation((4,))
+CHAINS = chain_speculation.Speculation((4,))
 PAPER = {"criterion": "paper"}
 
 
@@ -65,18 +66,18 @@ def plain_tokens(model=TARGET, params=None, cfg=1.0, temperature=1.0, labels=Non
 
 
 def outer_tokens(ahead, draft=None, cfg=1.0, temperature=1.0, **settings):
-    made = outer.sample(
-        TARGET, None, image_keys(jax.random.key(1), IMAGES), _labels(), settings=_settings(cfg=cfg, **settings),
-        ahead=ahead, cfg=cfg, temperature=temperature, draft=draft,
+    made = speculation.sample(
+        TARGET, None, image_keys(jax.random.key(1), IMAGES), _labels(),
+        settings=_settings(cfg=cfg, **settings), ahead=ahead, cfg=cfg, temperature=temperature, draft=draft,
     )  # fmt: skip
     return made.tokens, made.tested, made.accepted
 
 
 def released_tokens(draft=NEAR, cfg=1.0, num_iter=6, **options):
-    made = official.sample(
+    made = released.sample(
         TARGET, None, draft, None, image_keys(jax.random.key(1), IMAGES), _labels(),
         settings=_settings(cfg=cfg, num_iter=num_iter, final_noise=False), cfg=cfg,
-        official=official.Official(**options),
+        official=released.Official(**options),
     )  # fmt: skip
     return made.tokens, made.tested, made.accepted
 
@@ -92,7 +93,7 @@ def mar_tokens(chains=None, cfg=1.0, method="plain", num_iter=4):
     model, options = MARModel(config, jnp.float64), {"settings": settings, "cfg": cfg}
     if method == "plain":
         return (plain.sample(model, params, keys, labels, **options).tokens,)
-    made = outer.sample(model, params, keys, labels, ahead=outer.Ahead(gamma=2), **options)
+    made = speculation.sample(model, params, keys, labels, ahead=speculation.Ahead(gamma=2), **options)
     return made.tokens, made.tested, made.accepted
 
 
@@ -103,22 +104,22 @@ IMAGE = {
     ),
     "plain, chains": lambda: plain_tokens(chains=CHAINS, cfg=1.5),
     "plain, chains, no final noise": lambda: plain_tokens(chains=CHAINS, final_noise=False, num_iter=3),
-    "self": lambda: outer_tokens(outer.Ahead(gamma=3)),
+    "self": lambda: outer_tokens(speculation.Ahead(gamma=3)),
     "self, groups, guided, prefill": lambda: outer_tokens(
-        outer.Ahead(gamma=2, prefill=0.3), num_iter=3, cfg=1.5, temperature=0.9
+        speculation.Ahead(gamma=2, prefill=0.3), num_iter=3, cfg=1.5, temperature=0.9
     ),
-    "self, adaptive, chains": lambda: outer_tokens(outer.Ahead(gamma=4, adapt=0.2), chains=CHAINS),
-    "self, joint (lossy)": lambda: outer_tokens(outer.Ahead(gamma=3, joint=True)),
-    "draft, path": lambda: outer_tokens(outer.Ahead(gamma=3), draft=NEAR),
+    "self, adaptive, chains": lambda: outer_tokens(speculation.Ahead(gamma=4, adapt=0.2), chains=CHAINS),
+    "self, joint (lossy)": lambda: outer_tokens(speculation.Ahead(gamma=3, joint=True)),
+    "draft, path": lambda: outer_tokens(speculation.Ahead(gamma=3), draft=NEAR),
     "draft, path, far, groups, guided, chains": lambda: outer_tokens(
-        outer.Ahead(gamma=2, prefill=0.3, adapt=0.3), draft=FAR, num_iter=3, cfg=1.5, chains=CHAINS
+        speculation.Ahead(gamma=2, prefill=0.3, adapt=0.3), draft=FAR, num_iter=3, cfg=1.5, chains=CHAINS
     ),
-    "draft, paper (lossy)": lambda: outer_tokens(outer.Ahead(gamma=3, **PAPER), draft=NEAR),
+    "draft, paper (lossy)": lambda: outer_tokens(speculation.Ahead(gamma=3, **PAPER), draft=NEAR),
     "draft, paper, Sigma = 1, unaligned, guided": lambda: outer_tokens(
-        outer.Ahead(gamma=2, sigma=False, align=False, **PAPER), draft=NEAR, num_iter=3, cfg=1.5
+        speculation.Ahead(gamma=2, sigma=False, align=False, **PAPER), draft=NEAR, num_iter=3, cfg=1.5
     ),
     "draft, paper, widened (lossy)": lambda: outer_tokens(
-        outer.Ahead(gamma=3, inner_temperature=42.0, **PAPER), draft=NEAR
+        speculation.Ahead(gamma=3, inner_temperature=42.0, **PAPER), draft=NEAR
     ),
     "released (lossy)": lambda: released_tokens(gamma=2),
     "released, groups, guided (lossy)": lambda: released_tokens(
@@ -169,8 +170,9 @@ def masked_tokens(family="llada", method="ssd", temperature=0.0, **options):
     if method == "ssd":
         options.setdefault("draft_len", 3)
     made = masked.generate(
-        text_models.LM(config, jnp.float64), masked_models.params_of(config, 0), prompts, jnp.asarray(lengths),
-        method=method, new_tokens=masked_models.PLACES, block=4, temperature=temperature, **options,
+        text_models.LM(config, jnp.float64), masked_models.params_of(config, 0), prompts,
+        jnp.asarray(lengths), method=method, new_tokens=masked_models.PLACES, block=4,
+        temperature=temperature, **options,
     )  # fmt: skip
     return made.text, made.steps, made.rounds
 

@@ -5,10 +5,9 @@ import sys
 
 from cspd_jax.data.digits import DigitsConfig
 from cspd_jax.networks.config import MARConfig
-from cspd_jax.training.config import TrainConfig
-from cspd_jax.training.overrides import apply
-from cspd_jax.training.sources import make_source
-from cspd_jax.training.trainer import train
+from cspd_jax.training.config import TrainConfig, with_settings
+from cspd_jax.training.image.data import make_source
+from cspd_jax.training.image.trainer import train
 
 TINY = TrainConfig(
     model=MARConfig(
@@ -42,5 +41,5 @@ TINY = TrainConfig(
 )
 
 if __name__ == "__main__":
-    config = apply(TINY, sys.argv[2:])
+    config = with_settings(TINY, sys.argv[2:])
     train(config, make_source(config.data), pathlib.Path(sys.argv[1]), resume=True, progress=False)

@@ -7,9 +7,9 @@ from cspd_jax.checkpoints.folder import (
     check_destination,
     load,
     read_description,
+    register_kind,
     save,
 )
-from cspd_jax.checkpoints.kinds import register_kind
 
 __all__ = [
     "DTYPES",

@@ -1,7 +1,4 @@
-"""A checkpoint folder: `config.json` and the parameters, in `params/` (Orbax) or `params.safetensors`.
-
-Written beside its final name and renamed, so that a folder of that name is always complete.
-"""
+"""The kinds of checkpoint: which configuration class and which network each one has."""
 
 from __future__ import annotations
 
@@ -10,7 +7,9 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Mapping
+import tempfile
+import typing
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,9 +17,85 @@ import jax
 import ml_dtypes
 import numpy as np
 
-from cspd_jax.checkpoints import _params, _single
-from cspd_jax.checkpoints.kinds import describe_params, get_kind, read_config
+from cspd_jax.checkpoints import parameters
 from cspd_jax.errors import UserError
+from cspd_jax.networks import autoencoder, lm, mar
+from cspd_jax.networks.config import KLConfig, MARConfig
+from cspd_jax.networks.lm_config import LMConfig
+
+
+class Kind(NamedTuple):
+    config_class: type  # a frozen dataclass
+    abstract_params: Callable[[Any], Any]  # config -> nested dict of ShapeDtypeStruct
+
+
+_KINDS: dict[str, Kind] = {
+    "mar": Kind(MARConfig, mar.abstract_params),
+    "kl16": Kind(KLConfig, autoencoder.abstract_params),
+    "lm": Kind(LMConfig, lm.abstract_params),
+}
+
+
+def register_kind(name: str, config_class: type, abstract_params: Callable[[Any], Any]) -> None:
+    """Makes `save` and `load` know another kind of network."""
+    _KINDS[name] = Kind(config_class, abstract_params)
+
+
+def get_kind(name: Any, where: str) -> Kind:
+    if not isinstance(name, str) or name not in _KINDS:
+        raise UserError(
+            f"{where} is of the unknown kind {name!r}; known kinds are {', '.join(sorted(_KINDS))}"
+        )
+    return _KINDS[name]
+
+
+def read_config(kind: Kind, values: Any, where: str):
+    """A JSON object -> the kind's configuration; every field must be there, with its type, and no other."""
+    if not isinstance(values, dict):
+        raise UserError(f"{where}: config must be an object with the sizes of the network")
+    hints = typing.get_type_hints(kind.config_class)
+    fields = [field.name for field in dataclasses.fields(kind.config_class)]
+    missing, unknown = [f for f in fields if f not in values], [v for v in values if v not in fields]
+    if missing or unknown:
+        parts = [
+            f"{what} {', '.join(names)}"
+            for what, names in (("missing", missing), ("unknown", unknown))
+            if names
+        ]
+        raise UserError(f"{where}: config has wrong fields: {'; '.join(parts)}")
+    return kind.config_class(**{name: _typed(values[name], hints[name], name, where) for name in fields})
+
+
+def describe_params(kind: Kind, config: Any, where: str):
+    """The kind's abstract parameters for a configuration that may be nonsense."""
+    try:
+        return kind.abstract_params(config)
+    except UserError:
+        raise
+    except Exception as error:  # whatever the network stumbles over
+        raise UserError(f"{where}: config describes no possible network ({error})") from error
+
+
+def _typed(value: Any, hint: Any, name: str, where: str) -> Any:
+    whole = type(value) is int
+    if hint is int and not whole:
+        raise UserError(f"{where}: config field {name} is {value!r}; it must be a whole number")
+    if hint is float and not (whole or type(value) is float):
+        raise UserError(f"{where}: config field {name} is {value!r}; it must be a number")
+    if hint is bool and type(value) is not bool:
+        raise UserError(f"{where}: config field {name} is {value!r}; it must be true or false")
+    if hint is str and not isinstance(value, str):
+        raise UserError(f"{where}: config field {name} is {value!r}; it must be a string")
+    if hint == tuple[int, ...]:
+        if not isinstance(value, list) or any(type(v) is not int for v in value):
+            raise UserError(f"{where}: config field {name} is {value!r}; it must be a list of whole numbers")
+        return tuple(value)
+    return value
+
+
+# A checkpoint folder: `config.json` and the parameters, in `params/` (Orbax) or `params.safetensors`.
+#
+# Written beside its final name and renamed, so that a folder of that name is always complete.
 
 FORMAT_VERSION = 1
 SINGLE_FILE = "params.safetensors"
@@ -52,12 +127,12 @@ def save(
     """
     path = Path(os.path.abspath(path))
     check_destination(path)
-    _params.check(params, describe_params(get_kind(kind, str(path)), config, str(path)), str(path))
+    parameters.check(params, describe_params(get_kind(kind, str(path)), config, str(path)), str(path))
     description = {
         "format_version": FORMAT_VERSION,
         "kind": kind,
         "config": dataclasses.asdict(config),
-        "dtype": _params.common_dtype(params),
+        "dtype": parameters.common_dtype(params),
         "params": sum(int(leaf.size) for leaf in jax.tree.leaves(params)),
         "source": source,
         "source_sha256": source_sha256,
@@ -68,9 +143,9 @@ def save(
     try:
         partial.mkdir()
         if single_file:
-            _single.write(partial / SINGLE_FILE, params)
+            parameters.write_file(partial / SINGLE_FILE, params)
         else:
-            _params.write(partial / "params", params)
+            parameters.write(partial / "params", params)
         (partial / "config.json").write_text(text, encoding="utf-8")
         check_destination(path)
         partial.rename(path)
@@ -129,7 +204,32 @@ def load(path: str | os.PathLike, dtype: Any = None) -> Checkpoint:
     config, kind = description.pop("config"), description.pop("kind")
     abstract = describe_params(get_kind(kind, str(path)), config, str(path))
     if (path / SINGLE_FILE).is_file():
-        params = _single.read(path / SINGLE_FILE, abstract, dtype)
+        params = parameters.read_file(path / SINGLE_FILE, abstract, dtype)
     else:
-        params = _params.read(path / "params", abstract, dtype)
+        params = parameters.read(path / "params", abstract, dtype)
     return Checkpoint(kind, config, params, description)
+
+
+# Checkpoint folders that also hold files which are copied as they are, such as a tokenizer's.
+
+
+def save_with(companions: Mapping[str, Path], path: str | os.PathLike, *args, **options) -> dict[str, Any]:
+    """`save`, with a copy of every file of `companions` (place in the folder -> file). All or nothing."""
+    if not companions:
+        return save(path, *args, **options)
+    path = Path(os.path.abspath(path))
+    check_destination(path)
+    try:
+        with tempfile.TemporaryDirectory(
+            prefix=f".{path.name}.", suffix=".partial", dir=path.parent
+        ) as beside:
+            made = Path(beside) / path.name
+            description = save(made, *args, **options)
+            for place, file in companions.items():
+                (made / place).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(file, made / place)
+            check_destination(path)
+            made.rename(path)
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {error.strerror or error}") from error
+    return description

@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from cspd_jax._version import __version__
+from cspd_jax import __version__
 from cspd_jax.cli import calibrate, convert, distill, evaluate, generate, info, masked, text, train
 from cspd_jax.errors import UserError, is_out_of_memory
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 
-from cspd_jax.cli._arguments import positive, seed
-from cspd_jax.cli._labels import parse_labels
+from cspd_jax.cli._arguments import parse_labels, positive, seed
 from cspd_jax.cli._output import progress
 from cspd_jax.errors import UserError
 
@@ -130,7 +129,7 @@ def labels_of(args: argparse.Namespace, model) -> list[int]:
 def request_of(args: argparse.Namespace, model, labels: list[int], **instead):
     """What is asked for, checked before anything is loaded. `instead`: options in place of the arguments'."""
     from cspd_jax import models
-    from cspd_jax.request import make_request
+    from cspd_jax.image.plan import make_request
 
     draft = None if args.draft is None else models.describe(args.draft)
     method = args.method or "plain"

@@ -29,10 +29,11 @@ def add_parser(subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    from cspd_jax import gains, generation, models
-    from cspd_jax.cli import _compilation
+    from cspd_jax import models
+    from cspd_jax._utils import compilation
+    from cspd_jax.image import calibration, generation
 
-    _compilation.use_cache()
+    compilation.use_cache()
     if args.target in models.DEFAULTS:
         raise UserError(
             f"{args.target} comes with the package, which is not written to; copy its folder first"
@@ -51,9 +52,11 @@ def run(args: argparse.Namespace) -> None:
         raise UserError(f"{args.target} is not a checkpoint folder that can be written to; convert it first")
     progress("calibrating")
     settings = request.settings
-    calibration = gains.measure(model, settings, request.cfg, request.temperature)
-    path = model.folder / gains.FOLDER / gains.file_name(settings, request.cfg, request.temperature)
-    gains.write(path, calibration)
+    calibration = calibration.measure(model, settings, request.cfg, request.temperature)
+    path = (
+        model.folder / calibration.FOLDER / calibration.file_name(settings, request.cfg, request.temperature)
+    )
+    calibration.write(path, calibration)
     drafter = calibration.drafter
     found = {"gains": drafter.gain.tolist(), "gains_by_f": drafter.gain_f.tolist()}
     print(json.dumps({"out": str(path), **found}) if args.json else path)

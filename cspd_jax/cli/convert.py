@@ -29,7 +29,7 @@ def add_parser(subparsers) -> None:
 
 def run(args: argparse.Namespace) -> None:
     from cspd_jax import checkpoints
-    from cspd_jax.checkpoints._companions import save_with
+    from cspd_jax.checkpoints.folder import save_with
     from cspd_jax.converters.source import convert, digest, make_config, open_source
     from cspd_jax.errors import UserError
 

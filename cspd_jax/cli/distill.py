@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import time
 
-from cspd_jax.cli import _text
+from cspd_jax.cli import _training_text
 from cspd_jax.cli._arguments import positive
 from cspd_jax.cli._output import progress
 from cspd_jax.cli.train import add_run_flags, configure, finish, starting_weights
@@ -46,16 +46,14 @@ def run(args: argparse.Namespace) -> None:
     from cspd_jax.data.text import TextConfig
 
     if isinstance(config.data, TextConfig):
-        _text.distill(args, config)
+        _training_text.distill(args, config)
         return
 
     from cspd_jax import models
-    from cspd_jax.training.distillation import FromTarget, Teacher
-    from cspd_jax.training.pictures import save_pictures
+    from cspd_jax.training.image.data import Alternating, TargetSamples, make_source
+    from cspd_jax.training.image.distillation import FromTarget, Teacher
+    from cspd_jax.training.image.trainer import check_fit, save_pictures, train
     from cspd_jax.training.run import prepare_folder
-    from cspd_jax.training.samples import Alternating, TargetSamples
-    from cspd_jax.training.sources import make_source
-    from cspd_jax.training.trainer import check_fit, train
 
     target = models.load(args.target or "default")
     teacher = Teacher(target.config, target.params)
@@ -92,9 +90,9 @@ def measure(teacher, config, params, data) -> dict:
     """Path acceptance and path divergence of the draft on held-out images with random contexts."""
     import numpy as np
 
-    from cspd_jax.data.patches import patchify
-    from cspd_jax.networks.model import MARModel
-    from cspd_jax.training.acceptance import path_acceptance
+    from cspd_jax.image.pixels import patchify
+    from cspd_jax.networks.mar import MARModel
+    from cspd_jax.training.image.distillation import path_acceptance
     from cspd_jax.training.step import Purpose, run_key
 
     images, labels = data.batch(0, _CONTEXTS, seed=config.seed, split="held-out")

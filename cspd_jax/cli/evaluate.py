@@ -6,7 +6,7 @@ import argparse
 import json
 import pathlib
 
-from cspd_jax.cli import _text
+from cspd_jax.cli import _training_text
 from cspd_jax.cli._arguments import positive, seed
 from cspd_jax.cli._output import progress, result
 
@@ -46,14 +46,14 @@ def add_parser(subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    from cspd_jax.cli import _compilation
+    from cspd_jax._utils import compilation
 
-    _compilation.use_cache()
+    compilation.use_cache()
     from cspd_jax import evaluation, models
     from cspd_jax.evaluation.classifier import ClassifierConfig
 
     if models.kind_of(args.target) == "lm":
-        _text.evaluate(args)
+        _training_text.evaluate(args)
         return
 
     names = ("num_iter", "steps", "cfg", "cfg_schedule", "temperature")

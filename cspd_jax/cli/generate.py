@@ -7,7 +7,7 @@ import json
 import time
 from pathlib import Path
 
-from cspd_jax.cli._folder import check_new_folder, next_free, write_folder
+from cspd_jax._utils.files import check_new_folder, next_free, write_folder
 from cspd_jax.cli._generate_options import add_options, labels_of, request_of
 from cspd_jax.cli._output import progress
 from cspd_jax.errors import UserError
@@ -38,12 +38,13 @@ def run(args: argparse.Namespace) -> None:
     check_new_folder(args.out or next_free(PREFIX))
     from tqdm import tqdm
 
-    from cspd_jax.cli import _compilation
+    from cspd_jax._utils import compilation
 
-    _compilation.use_cache()
+    compilation.use_cache()
     import jax
 
-    from cspd_jax import generation, models, reports
+    from cspd_jax import models, reports
+    from cspd_jax.image import generation
 
     outline = models.describe(args.target)
     labels = labels_of(args, outline)
@@ -60,13 +61,13 @@ def run(args: argparse.Namespace) -> None:
     if args.method is None:
         request, other = _fastest(args, model, request, batch)
     request = generation.settle(model, request, batch)
-    compiled, start = _compilation.compile_seconds(), time.perf_counter()
+    compiled, start = compilation.compile_seconds(), time.perf_counter()
     steps = generation.num_steps(model, request, args.batch)
     with tqdm(total=steps, desc=f"{len(request.labels)} images", unit="step", mininterval=0.5) as bar:
         tokens, info = generation.generate_batches(
             jax.random.key(args.seed), model, request, args.batch, on_step=bar.update
         )
-    compile_seconds = _compilation.compile_seconds() - compiled
+    compile_seconds = compilation.compile_seconds() - compiled
     seconds = max(0.0, time.perf_counter() - start - compile_seconds)
     non_finite = _count_non_finite(tokens)
     beside = _compare(args, model, request, other, batch)
@@ -103,7 +104,7 @@ def run(args: argparse.Namespace) -> None:
 
 def _fastest(args: argparse.Namespace, model, request, batch: int):
     """(the fastest exact request, what to show beside it) where no method was asked for."""
-    from cspd_jax import comparison, generation
+    from cspd_jax.image import comparison, generation
 
     labels = request.labels
     plain = generation.settle(model, request, batch)
@@ -128,7 +129,7 @@ def _key(args: argparse.Namespace):
 
 def _compare(args: argparse.Namespace, model, request, other, batch: int):
     """The method (or `other`, what is shown where the plain sampler is fastest) beside the plain sampler."""
-    from cspd_jax import comparison, generation
+    from cspd_jax.image import comparison, generation
 
     side_by_side = batch
     if args.compare:
@@ -170,7 +171,8 @@ def _times(ratio: float, above: str, below: str) -> str:
 
 def _beside(model, vae, found, captions) -> dict:
     """Pictures of a comparison: plain (or the draft alone) beside the verified images; what was accepted."""
-    from cspd_jax import generation, reports
+    from cspd_jax import reports
+    from cspd_jax.image import generation
 
     info = found.infos[found.method]
     pages = reports.pages(info, captions[: info.images])
@@ -189,7 +191,8 @@ def _beside(model, vae, found, captions) -> dict:
 def _autoencoder(args: argparse.Namespace, model):
     if args.vae is None:
         return None
-    from cspd_jax import generation, models
+    from cspd_jax import models
+    from cspd_jax.image import generation
 
     vae = models.load_vae(args.vae, args.dtype)
     generation.check_vae(model, vae)
@@ -212,7 +215,7 @@ def _count_non_finite(tokens) -> int:
 
 
 def _pixels_or_latents(model, tokens, vae) -> dict:
-    from cspd_jax import generation
+    from cspd_jax.image import generation
 
     if model.config.vae_stride == 1 or vae is not None:
         return {"arr_0": generation.to_images(model, tokens, vae)}

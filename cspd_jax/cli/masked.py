@@ -9,8 +9,8 @@ import shutil
 import sys
 from pathlib import Path
 
+from cspd_jax._utils.files import check_new_folder, write_folder
 from cspd_jax.cli._arguments import positive, seed
-from cspd_jax.cli._folder import check_new_folder, write_folder
 from cspd_jax.cli._output import progress
 from cspd_jax.cli._prompts import add_prompt_options, colourful, paint, read_prompts
 from cspd_jax.errors import UserError
@@ -65,7 +65,7 @@ def add_parser(subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    from cspd_jax.cli import _compilation
+    from cspd_jax._utils import compilation
 
     if args.out is not None:
         check_new_folder(args.out)
@@ -73,10 +73,11 @@ def run(args: argparse.Namespace) -> None:
         import jax
 
         jax.config.update("jax_enable_x64", True)
-    _compilation.use_cache()
-    from cspd_jax import masked_comparison, models
+    compilation.use_cache()
+    from cspd_jax import models
+    from cspd_jax.masked import comparison
     from cspd_jax.reports import masked as reports
-    from cspd_jax.tokenizer import load_tokenizer
+    from cspd_jax.tokenizers import load_tokenizer
 
     model = models.load_text(args.model, args.dtype)
     if model.config.causal:
@@ -86,11 +87,11 @@ def run(args: argparse.Namespace) -> None:
     tokenizer = load_tokenizer(model)
     prompts = read_prompts(args, tokenizer, model.config, args.new_tokens, [PROMPT])
     options = _options(args)
-    generation = masked_comparison.Generation(model.model, model.params, prompts, args.method, options)
+    generation = comparison.Generation(model.model, model.params, prompts, args.method, options)
     if args.animate:
         _animate(generation, tokenizer)
     beside = args.method != "stepwise" and not args.no_compare
-    found = masked_comparison.measure(generation, beside)
+    found = comparison.measure(generation, beside)
     report = reports.make_report(found, model, seed=args.seed)
     ids = [row.tolist() for row in _rows(found.result.text)]
     texts = [None if tokenizer is None else _until_the_end(tokenizer, model.config, row) for row in ids]
@@ -154,8 +155,8 @@ def _until_the_end(tokenizer, config, ids: list[int]) -> str:
 
 def _animate(generation, tokenizer) -> None:
     """The end of the first text after each round, as far as a line goes, over the one before."""
-    from cspd_jax.decoders import masked
-    from cspd_jax.decoders.text import pad_prompts
+    from cspd_jax import masked
+    from cspd_jax.text import pad_prompts
 
     if generation.method != "ssd":
         raise UserError(f"--animate shows the rounds of --method ssd, not of {generation.method}")

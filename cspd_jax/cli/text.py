@@ -65,17 +65,18 @@ def add_parser(subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    from cspd_jax.cli import _compilation
+    from cspd_jax._utils import compilation
 
     _check(args)
     if args.dtype == "float64":
         import jax
 
         jax.config.update("jax_enable_x64", True)
-    _compilation.use_cache()
-    from cspd_jax import models, text_comparison
+    compilation.use_cache()
+    from cspd_jax import models
     from cspd_jax.reports import text as reports
-    from cspd_jax.tokenizer import load_tokenizer
+    from cspd_jax.text import comparison
+    from cspd_jax.tokenizers import load_tokenizer
 
     target = models.load_text(args.target, args.dtype)
     if not target.config.causal:
@@ -83,19 +84,19 @@ def run(args: argparse.Namespace) -> None:
     tokenizer = load_tokenizer(target)
     prompts = read_prompts(args, tokenizer, target.config, args.new_tokens, [PROMPT])
     name, drafter, params = (None, None, None) if args.method == "plain" else draft_of(args, target)
-    generation = text_comparison.Generation(
+    generation = comparison.Generation(
         target=target.model,
         params=target.params,
         prompts=prompts,
         options=_options(args, prompts),
-        draft=None if drafter is None else text_comparison.Draft(drafter, params, METHODS[args.method]),
+        draft=None if drafter is None else comparison.Draft(drafter, params, METHODS[args.method]),
         gamma=args.gamma,
         adapt=args.adapt,
         confidence=args.confidence,
     )
     without_arguments = args.draft is None and args.prompt is None and args.method == "block"
     beside = drafter is not None and (args.compare or without_arguments)
-    found = text_comparison.measure(generation, beside=beside, repeats=3 if beside else 1)
+    found = comparison.measure(generation, beside=beside, repeats=3 if beside else 1)
     report = reports.make_report(found, target, args.method, name, seed=args.seed)
     if report["truncated"]:
         progress("warning: rounding left nothing of a residual; those tokens are not exactly the target's")
@@ -124,8 +125,8 @@ def _check(args: argparse.Namespace) -> None:
 def draft_of(args: argparse.Namespace, target):
     """(its name, the drafter, its parameters)."""
     from cspd_jax import models
-    from cspd_jax.decoders.text import PromptLookup
     from cspd_jax.networks.quantised import quantise
+    from cspd_jax.text import PromptLookup
 
     name = args.draft
     if name is None:
@@ -159,8 +160,8 @@ def _options(args: argparse.Namespace, prompts) -> dict:
 
 def show(tokenizer, prompt, ids, marks, colour: bool) -> str:
     """Prompt and text, coloured by where each token is from."""
-    from cspd_jax.decoders.text import ACCEPTED, BONUS, CORRECTED
-    from cspd_jax.tokenizer import pieces
+    from cspd_jax.text import ACCEPTED, BONUS, CORRECTED
+    from cspd_jax.tokenizers import pieces
 
     if tokenizer is None:
         return ",".join(map(str, ids))

@@ -7,7 +7,7 @@ import pathlib
 import shutil
 import time
 
-from cspd_jax.cli import _text
+from cspd_jax.cli import _training_text
 from cspd_jax.cli._arguments import positive
 from cspd_jax.cli._output import progress, result
 
@@ -69,12 +69,11 @@ def run(args: argparse.Namespace) -> None:
     from cspd_jax.data.text import TextConfig
 
     if isinstance(config.data, TextConfig):
-        _text.train(args, config)
+        _training_text.train(args, config)
         return
-    from cspd_jax.training.pictures import save_pictures
+    from cspd_jax.training.image.data import kl16_encoder, make_source
+    from cspd_jax.training.image.trainer import check_fit, save_pictures, train
     from cspd_jax.training.run import prepare_folder
-    from cspd_jax.training.sources import kl16_encoder, make_source
-    from cspd_jax.training.trainer import check_fit, train
 
     initial = starting_weights(args.init, config.model)
     prepare_folder(args.out, args.resume)
@@ -127,14 +126,15 @@ def starting_weights(name: str | None, config):
 def configure(args: argparse.Namespace):
     """The settings of the run: the preset's, or those of the run in OUT; then the options."""
     from cspd_jax.errors import UserError
-    from cspd_jax.training import overrides, presets
+    from cspd_jax.training import presets
+    from cspd_jax.training.config import with_settings
 
     config = presets.preset(args.preset)
     stored = presets.read(args.out) if args.resume else None
     if getattr(args, "data", None):
         args.set.insert(0, f"data.root={args.data}")
     settings = [f"{name}={getattr(args, name)}" for name in _SHORTCUTS if getattr(args, name) is not None]
-    changed = overrides.apply(stored or config, [*settings, *args.set])
+    changed = with_settings(stored or config, [*settings, *args.set])
     if stored and (changed.model, changed.data, changed.seed) != (stored.model, stored.data, stored.seed):
         raise UserError("the model, data and seed of a run cannot be changed when it is resumed")
     return changed

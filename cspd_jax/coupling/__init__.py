@@ -6,14 +6,22 @@ coupling (`couple_*`, `reflect`) returns is distributed as p, and equals the dra
 """
 
 from cspd_jax.coupling.acceptance import (
+    Coupled,
+    CouplingInfo,
     accepts,
     log_acceptance,
     log_acceptance_of_ratio,
     log_residual_acceptance,
     uniform,
 )
-from cspd_jax.coupling.block import BlockLaws, Verified, block_laws, verify_block
-from cspd_jax.coupling.categorical import couple_categorical, residual_logits
+from cspd_jax.coupling.categorical import (
+    BlockLaws,
+    Verified,
+    block_laws,
+    couple_categorical,
+    residual_logits,
+    verify_block,
+)
 from cspd_jax.coupling.gaussian import (
     couple_equal,
     couple_gaussians,
@@ -22,9 +30,7 @@ from cspd_jax.coupling.gaussian import (
     log_ratio,
     reflect,
 )
-from cspd_jax.coupling.path import couple_path
-from cspd_jax.coupling.resample import Resampled, resample
-from cspd_jax.coupling.result import Coupled, CouplingInfo
+from cspd_jax.coupling.resample import Resampled, couple_path, resample
 
 __all__ = [
     "BlockLaws",

@@ -1,13 +1,36 @@
-"""The accept test: probabilities min(1, p / q) in logs, and uniforms to hold against them."""
+"""Arithmetic of probabilities that are kept as logarithms."""
 
 from __future__ import annotations
+
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from cspd_jax.coupling.logs import at_least_float32, log1mexp
-
 Array = jax.Array
+
+LOG_2 = 0.6931471805599453
+
+
+def at_least_float32(*arrays: Array) -> list[Array]:
+    """All arrays in the widest type among them, and in no narrower one than float32."""
+    dtype = jnp.result_type(jnp.float32, *arrays)
+    return [jnp.asarray(a, dtype) for a in arrays]
+
+
+def log1mexp(x: Array) -> Array:
+    """log(1 - e^-x) for x >= 0, accurate at both ends."""
+    return jnp.where(x < LOG_2, jnp.log(-jnp.expm1(-x)), jnp.log1p(-jnp.exp(-x)))
+
+
+def log_excess(log_a: Array, log_b: Array) -> Array:
+    """log max(a - b, 0); -inf wherever a does not exceed b."""
+    exceeds = log_a > log_b
+    gap = jnp.where(exceeds, log_a - log_b, jnp.inf)
+    return jnp.where(exceeds, log_a + log1mexp(gap), -jnp.inf)
+
+
+# The accept test: probabilities min(1, p / q) in logs, and uniforms to hold against them.
 
 
 def log_acceptance(log_p: Array, log_q: Array) -> Array:
@@ -47,3 +70,28 @@ def uniform(key: Array, shape: tuple[int, ...] = (), dtype=jnp.float32) -> Array
 def accepts(u: Array, log_accept: Array) -> Array:
     """u <= a for uniforms u in (0, 1]: probability 1 always passes, probability 0 never."""
     return jnp.log(u) <= log_accept
+
+
+# What a coupling returns.
+
+
+class CouplingInfo(NamedTuple):
+    """What happened; scalars, except where a function says otherwise.
+
+    log_accept: log of the probability with which the draft was accepted, min(1, p / q).
+    trips: trips of the resampling loop; 0 when it was not needed or the residual has a closed form.
+    truncated: the value is not a draw from the residual: the trip limit was reached, or rounding left
+        nothing of the residual. A result with any of these is not exactly the target's.
+    """
+
+    log_accept: Array
+    trips: Array
+    truncated: Array
+
+
+class Coupled(NamedTuple):
+    """value: distributed as the target, whatever the draft's law. accepted: the value is the draft."""
+
+    value: Any
+    accepted: Array
+    info: CouplingInfo

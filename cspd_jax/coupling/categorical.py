@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import chex
 import jax
 import jax.numpy as jnp
+from jax.scipy.special import logsumexp
 
-from cspd_jax.coupling.acceptance import accepts, log_acceptance, uniform
-from cspd_jax.coupling.logs import at_least_float32, log_excess
-from cspd_jax.coupling.result import Coupled, CouplingInfo
+from cspd_jax.coupling.acceptance import (
+    Coupled,
+    CouplingInfo,
+    accepts,
+    at_least_float32,
+    log1mexp,
+    log_acceptance,
+    log_excess,
+    uniform,
+)
 
 Array = jax.Array
 
@@ -42,3 +52,80 @@ def draw_or_fall_back(key: Array, logits: Array, log_p: Array) -> tuple[Array, A
     """A draw from `logits` [V], or from log_p if all of them are -inf: (index, whether they are)."""
     empty = jnp.all(logits == -jnp.inf)
     return jax.random.categorical(key, jnp.where(empty, log_p, logits)), empty
+
+
+# Block verification: a run of categorical drafts, tested as a whole.
+
+
+class Verified(NamedTuple):
+    """tau: int32, how many drafts are accepted. token: int32, the one after them. Both together continue the
+    prefix as the target does. info.log_accept [gamma]: log h_1, ..., log h_gamma."""
+
+    tau: Array
+    token: Array
+    info: CouplingInfo
+
+
+class BlockLaws(NamedTuple):
+    """The random choices of block verification for given drafts.
+
+    log_h [gamma]: tau is the largest i >= 1 with eta_i <= h_i for independent uniforms eta, or 0.
+    log_next [gamma + 1, V]: unnormalised log probabilities of the token after tau = 0, ..., gamma drafts.
+    """
+
+    log_h: Array
+    log_next: Array
+
+
+def verify_block(
+    key: Array, log_p: Array, log_q: Array, drafts: Array, gamma: Array | int | None = None
+) -> Verified:
+    """The drafts to accept and the token after them.
+
+    log_p [gamma + 1, V], log_q [gamma, V]: log probabilities after 0, 1, ... drafts. drafts [gamma]: the
+    i-th drawn from row i of q. A number `gamma` below the static length ends the block there, and later
+    rows are ignored.
+    """
+    most = drafts.shape[0]
+    log_p, log_q = normalised(log_p), normalised(log_q)
+    laws = block_laws(log_p, log_q, drafts, gamma)
+    for_tests, for_token = jax.random.split(key)
+    index = 1 + jnp.arange(most)
+    u = jax.vmap(lambda i: uniform(jax.random.fold_in(for_tests, i), dtype=log_p.dtype))(index)
+    tau = jnp.max(jnp.where(accepts(u, laws.log_h), index, 0), initial=0)
+    token, empty = draw_or_fall_back(for_token, laws.log_next[tau], log_p[tau])
+    return Verified(tau, token, CouplingInfo(laws.log_h, jnp.int32(0), empty))
+
+
+def block_laws(log_p: Array, log_q: Array, drafts: Array, gamma: Array | int | None = None) -> BlockLaws:
+    """Arguments as `verify_block`, normalised.
+
+    With q = 0 after the block the general formulas give h_gamma = pi_gamma and the token after the last
+    draft the law p, so the end of the block needs no case of its own.
+    """
+    most, vocabulary = log_q.shape
+    chex.assert_shape(log_p, (most + 1, vocabulary))
+    chex.assert_shape(drafts, (most,))
+    gamma = most if gamma is None else gamma
+    inside = jnp.arange(most + 1) < gamma
+    log_q = jnp.where(inside[:, None], jnp.pad(log_q, ((0, 1), (0, 0))), -jnp.inf)
+    position = jnp.arange(most)
+    log_pi = _prefix_acceptance(log_p[position, drafts], log_q[position, drafts])
+    log_next = log_excess(log_pi[:, None] + log_p, log_q)
+    log_s = logsumexp(log_next, axis=-1)
+    log_total = jnp.logaddexp(log_s, log1mexp(-log_pi))  # S + 1 - pi
+    log_h = jnp.where(log_total == -jnp.inf, 0.0, log_s - log_total)
+    return BlockLaws(jnp.where(jnp.arange(1, most + 1) <= gamma, log_h[1:], -jnp.inf), log_next)
+
+
+def _prefix_acceptance(log_p: Array, log_q: Array) -> Array:
+    """log pi_0, ..., log pi_gamma from the drafts' log probabilities [gamma]; a zero stays zero."""
+
+    def extend(log_pi, draft):
+        log_p, log_q = draft
+        after = jnp.where(log_pi == -jnp.inf, -jnp.inf, log_acceptance(log_pi + log_p, log_q))
+        return after, after
+
+    start = jnp.zeros((), log_p.dtype)
+    _, rest = jax.lax.scan(extend, start, (log_p, log_q))
+    return jnp.concatenate([start[None], rest])

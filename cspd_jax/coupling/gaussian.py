@@ -9,11 +9,16 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from cspd_jax.coupling.acceptance import accepts, log_acceptance_of_ratio, uniform
-from cspd_jax.coupling.logs import at_least_float32
+from cspd_jax.coupling.acceptance import (
+    Coupled,
+    CouplingInfo,
+    accepts,
+    at_least_float32,
+    log_acceptance_of_ratio,
+    uniform,
+)
+from cspd_jax.coupling.gaussian_residual import envelope, log_accept, propose
 from cspd_jax.coupling.resample import Resampled, resample
-from cspd_jax.coupling.residual import envelope, log_accept, propose
-from cspd_jax.coupling.result import Coupled, CouplingInfo
 from cspd_jax.diffusion.gaussian import Gaussian
 
 Array = jax.Array

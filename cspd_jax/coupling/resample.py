@@ -5,11 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 
-from cspd_jax.coupling.acceptance import accepts, uniform
-from cspd_jax.coupling.logs import at_least_float32
+from cspd_jax.coupling.acceptance import (
+    Coupled,
+    CouplingInfo,
+    accepts,
+    at_least_float32,
+    log_acceptance_of_ratio,
+    log_residual_acceptance,
+    uniform,
+)
 
 Array = jax.Array
 
@@ -70,3 +78,37 @@ def resample(
     start = _Loop(nothing, jnp.int32(0), ~jnp.asarray(needed, bool))
     end = jax.lax.while_loop(searching, trip, start)
     return Resampled(end.value, end.trips, ~end.settled)
+
+
+# Maximal coupling of two laws of whole paths, known by their density ratio only.
+
+
+def couple_path(
+    key: Array,
+    log_ratio: Array,
+    draft: Any,
+    propose: Callable[[Array], tuple[Any, Array]],
+    *,
+    proposals: int = 8,
+    max_trips: int = 1024,
+) -> Coupled:
+    """A draw from p: the draft (drawn from q) with probability min(1, p / q), else from the residual.
+
+    log_ratio: log p - log q of the draft's path. propose(key) -> (value, log_ratio): a path of p, what the
+    caller wants of it (a pytree like `draft`), and its own log p - log q. It is accepted with probability
+    1 - min(1, q / p), so the residual's mass is never needed.
+    """
+    chex.assert_rank(log_ratio, 0)
+    for_test, for_residual = jax.random.split(key)
+    log_a = log_acceptance_of_ratio(log_ratio)
+    accepted = accepts(uniform(for_test, dtype=log_a.dtype), log_a)
+    found = resample(
+        for_residual,
+        propose,
+        lambda proposed: log_residual_acceptance(proposed[1]),
+        proposals=proposals,
+        max_trips=max_trips,
+        needed=~accepted,
+    )
+    value = jax.tree.map(lambda a, b: jnp.where(accepted, a, b), draft, found.value[0])
+    return Coupled(value, accepted, CouplingInfo(log_a, found.trips, found.truncated))

@@ -3,9 +3,9 @@
 from cspd_jax.data.digits import Digits, DigitsConfig
 from cspd_jax.data.folder import Folder, FolderConfig, LatentEncoder
 from cspd_jax.data.glyphs import GlyphConfig, Glyphs
-from cspd_jax.data.patches import patchify, unpatchify
 from cspd_jax.data.source import Batch, Source
 from cspd_jax.data.text import TextConfig, Texts
+from cspd_jax.image.pixels import patchify, unpatchify
 
 __all__ = [
     "Batch",

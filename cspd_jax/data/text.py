@@ -1,18 +1,122 @@
-"""Text as rows of byte ids: windows into one long stream of documents."""
+"""The prose of Python's standard library: docstrings and comments, a corpus that every user has.
+
+One document per module, its docstrings and blocks of comments in the order of the source. It depends on the
+running Python only; about 3 MB.
+"""
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import functools
 import hashlib
+import inspect
+import io
+import pathlib
 import platform
+import sysconfig
+import tokenize
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 
-from cspd_jax.byte_tokenizer import END_OF_TEXT, ByteTokenizer
 from cspd_jax.data.source import Split, generator
-from cspd_jax.data.stdlib import Document, documents
 from cspd_jax.errors import UserError
+from cspd_jax.tokenizers import END_OF_TEXT, ByteTokenizer
+
+# Tests, generated tables, copies of other projects, and what differs between installations.
+_LEFT_OUT = {"test", "tests", "idle_test", "encodings", "pydoc_data", "site-packages", "_bundled"}
+_SHORTEST = 20  # characters; less is a label rather than a text
+_HELD_OUT_ONE_IN = 20
+
+
+class Document(NamedTuple):
+    module: str
+    text: str
+
+    @property
+    def held_out(self) -> bool:
+        """Decided by a hash of the module's name: the same in every version of Python that has it."""
+        digest = hashlib.sha256(self.module.encode()).digest()
+        return int.from_bytes(digest[:8], "big") % _HELD_OUT_ONE_IN == 0
+
+
+@functools.lru_cache(maxsize=4)
+def documents(root: pathlib.Path | None = None) -> tuple[Document, ...]:
+    """The documents below `root` (the standard library), by name; a passage that comes again is left out."""
+    root = pathlib.Path(sysconfig.get_path("stdlib")) if root is None else root
+    seen: set[str] = set()
+    found = []
+    for name, path in modules(root):
+        fresh = []
+        for passage in passages(path):
+            words = " ".join(passage.split())
+            if words not in seen:
+                seen.add(words)
+                fresh.append(passage)
+        if fresh:
+            found.append(Document(name, "\n\n".join(fresh)))
+    if not found:
+        raise UserError(f"{root} holds no Python sources; the text models are trained on their documentation")
+    return tuple(found)
+
+
+def modules(root: pathlib.Path) -> list[tuple[str, pathlib.Path]]:
+    """The dotted name and the file of every module that counts, sorted by name."""
+    found = []
+    for path in root.rglob("*.py"):
+        parts = path.relative_to(root).with_suffix("").parts
+        generated = parts[-1].startswith("_sysconfigdata") or parts[0].startswith("config-")
+        if not generated and _LEFT_OUT.isdisjoint(parts):
+            found.append((".".join(part for part in parts if part != "__init__"), path))
+    return sorted(found)
+
+
+def passages(path: pathlib.Path) -> list[str]:
+    """Docstrings and blocks of comments in the order of the source, without legal notices.
+
+    None if the file is not Python: some are examples of what is not.
+    """
+    try:
+        with tokenize.open(path) as file:
+            source = file.read()
+        placed = sorted([*_docstrings(ast.parse(source)), *_comments(source)])
+    except (SyntaxError, ValueError, OSError):
+        return []
+    return [text for _, text in placed if len(text) >= _SHORTEST and "copyright" not in text.lower()]
+
+
+def _docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            text = ast.get_docstring(node, clean=False)
+            if text is not None:
+                yield node.body[0].lineno, inspect.cleandoc(text)
+
+
+def _comments(source: str) -> Iterator[tuple[int, str]]:
+    """Comments that have their lines to themselves; neighbouring lines make one block."""
+    start, lines = 0, []
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type != tokenize.COMMENT or token.line[: token.start[1]].strip():
+            continue
+        row = token.start[0]
+        if lines and row != start + len(lines):
+            yield start, _block(lines)
+            lines = []
+        if not lines:
+            start = row
+        lines.append(token.string)
+    if lines:
+        yield start, _block(lines)
+
+
+def _block(lines: list[str]) -> str:
+    return inspect.cleandoc("\n".join(line.lstrip("#!:") for line in lines))
+
+
+# Text as rows of byte ids: windows into one long stream of documents.
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from cspd_jax.data.source import Source
 from cspd_jax.evaluation.data import to_float
-from cspd_jax.evaluation.files import replace_file
+from cspd_jax.evaluation.resume import replace_file
 
 _TOGETHER = 256
 

@@ -11,8 +11,8 @@ from cspd_jax.errors import UserError
 from cspd_jax.models import ImageModel
 from cspd_jax.training import presets
 from cspd_jax.training.config import TrainConfig
-from cspd_jax.training.sources import make_source
-from cspd_jax.training.trainer import check_fit
+from cspd_jax.training.image.data import make_source
+from cspd_jax.training.image.trainer import check_fit
 
 _TOGETHER = 500
 

@@ -1,25 +1,57 @@
-"""`evaluation.json`: everything measured about a model's images, each figure beside held-out data's."""
+"""Pictures of an evaluation."""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
+import io
 from pathlib import Path
 
 import jax
 import numpy as np
 
-from cspd_jax import generation
 from cspd_jax.data.source import Batch, Source
 from cspd_jax.errors import UserError
 from cspd_jax.evaluation import classifier as classifiers
-from cspd_jax.evaluation import neighbours, parts, pictures, statistics
+from cspd_jax.evaluation import resume, statistics
 from cspd_jax.evaluation.classifier import Classifier, ClassifierConfig
 from cspd_jax.evaluation.data import held_out, open_source, to_float, trained_on, training_config
-from cspd_jax.evaluation.files import check_folder, open_folder, write_json
+from cspd_jax.evaluation.resume import check_folder, open_folder, replace_file, write_json
+from cspd_jax.evaluation.statistics import Nearest
+from cspd_jax.image import generation
 from cspd_jax.models import ImageModel
-from cspd_jax.reports.report import device, versions
+from cspd_jax.reports import picture
+from cspd_jax.reports.image import device, versions
 from cspd_jax.training.presets import to_json
+
+_CLASSES, _EACH, _PAIRS = 10, 8, 12
+
+
+def save_grid(path: Path, model: ImageModel, images: np.ndarray, labels: np.ndarray) -> None:
+    """A column per class (the first ten), the first eight images of each."""
+    classes = min(_CLASSES, model.config.num_classes)
+    rows = np.nonzero(labels < classes)[0][: classes * _EACH]  # classes take turns
+    captions = [model.class_name(label) for label in labels[rows]]
+    _save(path, picture(images[rows], captions, classes))
+
+
+def save_neighbours(path: Path, images: np.ndarray, training: np.ndarray, found: Nearest) -> None:
+    """Generated images above their nearest training images: the nearest of all on the left, and on to
+    the farthest at even quantiles. Below each pair its distance."""
+    count = min(_PAIRS, len(images))
+    rows = np.argsort(found.distance)[np.linspace(0, len(images) - 1, count).astype(int)]
+    shown = np.concatenate([images[rows], training[found.index[rows]]])
+    captions = [""] * count + [f"{d:.2f}" for d in found.distance[rows]]
+    _save(path, picture(shown, captions, count))
+
+
+def _save(path: Path, page) -> None:
+    content = io.BytesIO()
+    page.save(content, format="PNG")
+    replace_file(path, content.getvalue())
+
+
+# `evaluation.json`: everything measured about a model's images, each figure beside held-out data's.
 
 FILE = "evaluation.json"
 ENOUGH = 0.97  # held-out accuracy that makes the classifier a judge
@@ -71,12 +103,12 @@ def evaluate(model: ImageModel, source: Source, settings: Settings, out: Path, p
     if len(held.labels) < 4:
         raise UserError(f"the data has {len(held.labels)} held-out images; the evaluation needs at least 4")
     classify = classifiers.train_or_load(out / "classifier.npz", source, data, settings.classifier, progress)
-    made = parts.generate(
+    made = resume.generate(
         model, settings.n, batch, settings.seed, dict(settings.options), out / "generated", progress
     )
     measured, nearest_pixels = _measure(classify, made, held, training, model.class_name, progress)
-    pictures.save_grid(out / "grid.png", model, made.images, made.labels)
-    pictures.save_neighbours(out / "neighbours.png", made.images, training.images, nearest_pixels)
+    save_grid(out / "grid.png", model, made.images, made.labels)
+    save_neighbours(out / "statistics.png", made.images, training.images, nearest_pixels)
     report = {
         "target": {
             "name": model.name,
@@ -97,7 +129,7 @@ def evaluate(model: ImageModel, source: Source, settings: Settings, out: Path, p
 
 
 def _measure(
-    classify: Classifier, made: parts.Generated, held: Batch, training: Batch, class_name, progress: bool
+    classify: Classifier, made: resume.Generated, held: Batch, training: Batch, class_name, progress: bool
 ):
     """The figures, and the nearest training images in pixels."""
     half = len(held.labels) // 2
@@ -115,8 +147,8 @@ def _measure(
 
     pixels = [to_float(images).reshape(len(images), -1) for images in (made.images, held.images)]
     searched = to_float(training.images).reshape(len(training.images), -1)
-    by_pixels = [neighbours.nearest(x, searched, progress=progress) for x in pixels]
-    by_features = [neighbours.nearest(x, training_features) for x in (made_features, held_features)]
+    by_pixels = [statistics.nearest(x, searched, progress=progress) for x in pixels]
+    by_features = [statistics.nearest(x, training_features) for x in (made_features, held_features)]
     enough = bool(held_right.mean() >= ENOUGH)
     measured = {
         "classifier": {
@@ -148,8 +180,8 @@ def _measure(
         "nearest_neighbours": {
             "training_images": len(training.labels),
             "held_out_images": len(held.labels),
-            "pixels": neighbours.compare(*(found.distance for found in by_pixels)),
-            "features": neighbours.compare(*(found.distance for found in by_features)),
+            "pixels": statistics.compare(*(found.distance for found in by_pixels)),
+            "features": statistics.compare(*(found.distance for found in by_features)),
         },
     }
     return measured, by_pixels[0]

@@ -17,10 +17,9 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from cspd_jax.networks.layers import at_least_float32, gelu, take_rows
+from cspd_jax.networks.layers import at_least_float32, gelu, rotate, rotation, take_rows
 from cspd_jax.networks.lm_config import LMConfig
 from cspd_jax.networks.quantised import expand
-from cspd_jax.networks.rotary import rotate, rotation
 
 Array = jax.Array
 _NORMAL = nn.initializers.normal(0.02)

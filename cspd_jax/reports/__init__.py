@@ -1,10 +1,17 @@
 """What a run leaves behind: its report and its pictures."""
 
-from cspd_jax.reports.charts import bars
-from cspd_jax.reports.heatmaps import acceptance_maps
-from cspd_jax.reports.pages import lossy, pages, side_by_side
+from cspd_jax.reports.charts import acceptance_maps, bars
+from cspd_jax.reports.image import (
+    Timing,
+    identity,
+    lossy,
+    make_report,
+    pages,
+    rates,
+    run_lengths,
+    side_by_side,
+)
 from cspd_jax.reports.pictures import picture
-from cspd_jax.reports.report import Timing, identity, make_report, rates, run_lengths
 
 __all__ = [
     "Timing",

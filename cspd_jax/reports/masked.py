@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from cspd_jax.decoders.masked import least_passes
-from cspd_jax.masked_comparison import Found
+from cspd_jax.masked import least_passes
+from cspd_jax.masked.comparison import Found
 from cspd_jax.models import TextModel
-from cspd_jax.reports.report import device, rates, versions
+from cspd_jax.reports.image import device, rates, versions
 
 _MARGIN, _LEFT = 28, 44
 _ROWS, _PLACES = 4, 400  # shown at most

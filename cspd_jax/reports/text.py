@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from cspd_jax.decoders.text import ACCEPTED, BONUS, CORRECTED, PLAIN, expected_tokens, speedup
 from cspd_jax.models import TextModel
-from cspd_jax.reports.report import device, rates, versions
-from cspd_jax.text_comparison import Found
+from cspd_jax.reports.image import device, rates, versions
+from cspd_jax.text import ACCEPTED, BONUS, CORRECTED, PLAIN, expected_tokens, speedup
+from cspd_jax.text.comparison import Found
 
 _MARKS = {"plain": PLAIN, "accepted": ACCEPTED, "corrected": CORRECTED, "bonus": BONUS}
 _WHY = {

@@ -1,26 +1,141 @@
-"""A training run in a folder, whatever is learnt: checkpoints, metrics and resumption.
-
-Step n of a run is a function of (its configuration, n), and a checkpoint holds everything else. So a run
-that was killed and resumed ends with the same bits.
-"""
+"""Checkpoints of a run: written atomically, the last two kept."""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
 import pathlib
+import time
+import zipfile
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from tqdm import tqdm
 
 from cspd_jax.errors import UserError
 from cspd_jax.training import presets
-from cspd_jax.training.checkpointing import Checkpoints
 from cspd_jax.training.config import RunConfig
-from cspd_jax.training.metrics import MetricsLog
 from cspd_jax.training.step import State
+
+
+class Checkpoints:
+    """The numbered checkpoints in a folder. A folder that was being written when its process died has a
+    temporary name; it is never restored, and removed when the run is resumed."""
+
+    def __init__(self, folder: pathlib.Path, keep: int = 2):
+        options = ocp.CheckpointManagerOptions(
+            max_to_keep=keep, enable_async_checkpointing=False, cleanup_tmp_directories=True
+        )
+        self._manager = ocp.CheckpointManager(folder.resolve(), options=options)
+
+    def save(self, state: State) -> None:
+        self._manager.save(int(state.step), args=ocp.args.StandardSave(state._asdict()), force=True)
+
+    def latest(self) -> int | None:
+        """The step of the newest complete checkpoint."""
+        return self._manager.latest_step()
+
+    def restore(self, like: State) -> State:
+        """The newest checkpoint, with the structure, shapes and placement of `like`."""
+        abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, like._asdict())
+        restored = self._manager.restore(self.latest(), args=ocp.args.StandardRestore(abstract))
+        return State(**restored)
+
+    def close(self) -> None:
+        self._manager.close()
+
+
+# `metrics.jsonl`: one JSON object per line, averages over the steps since the line before.
+#
+# The metrics of a step are a NamedTuple of scalars; each kind of training has its own.
+
+
+class MetricsLog:
+    """Appends to a file; lines past `step`, left by a run that went on after its last checkpoint, go."""
+
+    def __init__(self, path: pathlib.Path, step: int, batch: int, unit: str = "images"):
+        kept = [line for line in _lines(path) if json.loads(line)["step"] <= step]
+        partial = path.with_suffix(".partial")
+        partial.write_text("".join(kept), encoding="utf-8")
+        partial.replace(path)
+        self._file = path.open("a", encoding="utf-8")
+        self._batch, self._unit = batch, unit
+        self._waiting: list[NamedTuple] = []
+        self._since = time.monotonic()
+
+    def __enter__(self) -> MetricsLog:
+        return self
+
+    def __exit__(self, *exception) -> None:
+        self._file.close()
+
+    def add(self, metrics: NamedTuple) -> None:
+        self._waiting.append(metrics)
+
+    def write(self, step: int) -> NamedTuple:
+        """Writes the line of step `step` and returns the averages in it."""
+        kind = type(self._waiting[0])
+        means = kind(*(float(np.mean(values)) for values in zip(*jax.device_get(self._waiting))))
+        now = time.monotonic()
+        rate = len(self._waiting) * self._batch / (now - self._since)
+        line = {"step": step, **means._asdict(), f"{self._unit}_per_second": round(rate, 2)}
+        self._file.write(json.dumps(line) + "\n")
+        self._file.flush()
+        self._waiting, self._since = [], now
+        return means
+
+
+def _lines(path: pathlib.Path) -> list[str]:
+    """The complete lines of a file (a killed process may leave half a line)."""
+    if not path.exists():
+        return []
+    return [line for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if line[-1:] == "\n"]
+
+
+# Arrays that take long to make: made once, kept in a file, and checked when they are read.
+
+
+def kept(path: pathlib.Path, origin: str, make: Callable[[], np.ndarray]) -> np.ndarray:
+    """The array in the file `path`, made if there is none. origin: names what it depends on."""
+    if path.exists():
+        return _read(path, origin)
+    samples = make()
+    unfinished = path.with_suffix(".partial")
+    with open(unfinished, "wb") as file:
+        np.savez(file, samples=samples, origin=origin)
+    os.replace(unfinished, path)
+    return samples
+
+
+def _read(path: pathlib.Path, origin: str) -> np.ndarray:
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            samples, stored_origin = stored["samples"], str(stored["origin"])
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        raise UserError(f"{path} is damaged ({error}); delete it and it will be made again") from None
+    if stored_origin != origin:
+        raise UserError(f"{path} was made by another target or seed; delete that folder or choose another")
+    return samples
+
+
+def fingerprint(config: Any, params: Any, *more: Any) -> str:
+    """Names what a model's samples depend on: sizes, weights, and what else is given (JSON)."""
+    digest = hashlib.sha256(json.dumps([repr(config), *more]).encode())
+    for leaf in jax.tree.leaves(params):
+        digest.update(np.asarray(leaf).tobytes())
+    return digest.hexdigest()
+
+
+# A training run in a folder, whatever is learnt: checkpoints, metrics and resumption.
+#
+# Step n of a run is a function of (its configuration, n), and a checkpoint holds everything else. So a run
+# that was killed and resumed ends with the same bits.
 
 Steps = Iterator[tuple[int, State, NamedTuple]]  # steps done, the state, the metrics of the last step
 

@@ -1,0 +1,118 @@
+"""`cspd-jax train`, `distill` and `evaluate` for language models."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+import time
+from collections.abc import Callable
+
+from cspd_jax.cli._output import progress, result
+from cspd_jax.errors import UserError
+
+_GLANCE = 64  # held-out rows measured while training
+
+
+def train(args: argparse.Namespace, config) -> None:
+    from cspd_jax.cli.train import finish
+    from cspd_jax.data.text import Texts
+    from cspd_jax.training.text.trainer import train_text
+
+    if args.vae or args.cache:
+        raise UserError("an autoencoder and a cache are for folders of images, not for text")
+    initial = _initial(args.init, config.model)
+    texts = Texts(config.data)
+    start = time.monotonic()
+    state = train_text(
+        config,
+        texts,
+        args.out,
+        resume=args.resume,
+        stop_at=args.stop_at,
+        on_sample=glance(config, texts, args.out / "held_out.jsonl"),
+        initial=initial,
+    )
+    report = {"held_out_bits_per_byte": measure(config, state.ema, texts)}
+    finish(args, config, state, start, "lm", {"corpus": texts.describe()}, **report)
+
+
+def _initial(name: str | None, config):
+    """The parameters that --init gives a run; None without it."""
+    from cspd_jax import models
+    from cspd_jax.training.text.trainer import initial_params
+
+    return None if name is None else initial_params(models.load_text(name), config)
+
+
+def distill(args: argparse.Namespace, config) -> None:
+    from cspd_jax import models
+    from cspd_jax.cli.train import finish
+    from cspd_jax.data.text import Texts
+    from cspd_jax.networks.lm import LM
+    from cspd_jax.training.run import prepare_folder
+    from cspd_jax.training.text.distillation import InTurn, TargetTexts, agreement
+    from cspd_jax.training.text.objective import tiled
+    from cspd_jax.training.text.trainer import TextTeacher, check_vocabulary, train_text
+
+    target = models.load_text(args.target or ("text-default" if config.model.causal else "masked-default"))
+    check_vocabulary(config.model, target.config)
+    initial = _initial(args.init, config.model)
+    prepare_folder(args.out, args.resume)
+    teacher = TextTeacher(target.config, target.params)
+    texts = rows = Texts(config.data)
+    if args.origin != "data":
+        progress(f"making {args.samples} samples of the target")
+        rows = TargetTexts(teacher, texts, args.samples, args.out / "samples", config.seed)
+    if args.origin == "both":
+        rows = InTurn(texts, rows)
+    start = time.monotonic()
+    state = train_text(
+        config,
+        rows,
+        args.out,
+        teacher=teacher,
+        resume=True,  # the folder has been looked at, and may hold samples by now
+        stop_at=args.stop_at,
+        on_sample=glance(config, texts, args.out / "held_out.jsonl"),
+        initial=initial,
+    )
+    held_out, _ = tiled(texts.streams["held-out"], config.data.length)
+    found = agreement(target.model, target.params, LM(config.model), state.ema, held_out)
+    report = {name: round(value, 4) for name, value in found._asdict().items()}
+    report["held_out_bits_per_byte"] = measure(config, state.ema, texts)
+    extra = {"corpus": texts.describe()}
+    finish(args, config, state, start, "lm", extra, "cspd-jax distill", **report)
+
+
+def evaluate(args: argparse.Namespace) -> None:
+    from cspd_jax import models
+    from cspd_jax.evaluation import text
+
+    report = text.evaluate(models.load_text(args.target, args.dtype))
+    if report["corpus"] != report["trained_on"]:
+        progress("warning: this model was trained on the documentation of another Python")
+    if not args.json:
+        report["ngrams"] = {f"{n}-gram": f"{bits:.3f}" for n, bits in report["ngrams"].items()}
+    result(report, args.json)
+
+
+def measure(config, params, texts, most: int | None = None) -> float:
+    """Held-out bits per byte."""
+    from cspd_jax.networks.lm import LM
+    from cspd_jax.training.text.objective import bits_per_byte
+
+    stream = texts.streams["held-out"]
+    return round(bits_per_byte(LM(config.model), params, stream, config.data.length, most), 4)
+
+
+def glance(config, texts, path: pathlib.Path) -> Callable[[int, object], None]:
+    """Measures a few held-out rows and appends what it finds to a file."""
+
+    def on_sample(step: int, params) -> None:
+        bits = measure(config, params, texts, _GLANCE)
+        progress(f"step {step}: {bits:.3f} bits per byte on {_GLANCE} held-out rows")
+        with path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"step": step, "bits_per_byte": bits}) + "\n")
+
+    return on_sample

@@ -1,0 +1,146 @@
+"""Files that are complete under their names, and the folder of an evaluation."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import secrets
+import time
+import zipfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from tqdm import tqdm
+
+from cspd_jax._utils.random import image_keys
+from cspd_jax.errors import UserError
+from cspd_jax.image import generation
+from cspd_jax.models import ImageModel
+
+SETTINGS = "settings.json"
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Writes `path` in one go: at any moment it is the old file, or the new one."""
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
+    try:
+        partial.write_bytes(content)
+        os.replace(partial, path)
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {error.strerror or error}") from error
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def write_json(path: Path, values: Any) -> None:
+    replace_file(path, (json.dumps(values, indent=2) + "\n").encode())
+
+
+def check_folder(folder: Path, what: dict | None = None) -> None:
+    """UserError unless `folder` is new, empty, or of an evaluation (of the same images, given `what`)."""
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder} is a file; the evaluation needs a folder")
+    if not folder.is_dir() or not any(folder.iterdir()):
+        return
+    try:
+        stored = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{folder} is not empty and holds no evaluation; choose another --out") from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"{folder / SETTINGS} is not readable JSON ({error})") from None
+    if what is not None and stored != what:
+        names = [k for k in what if not isinstance(stored, dict) or stored.get(k) != what[k]]
+        raise UserError(
+            f"{folder} holds the evaluation of other images ({', '.join(names) or 'settings'} differ);"
+            " choose another --out"
+        )
+
+
+def open_folder(folder: Path, what: dict) -> None:
+    """Makes the folder of the evaluation of the images that `what` (JSON) decides, or goes back to it."""
+    check_folder(folder, what)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{folder} cannot be made: {error.strerror or error}") from None
+    write_json(folder / SETTINGS, what)
+
+
+# Generated images, made and kept in parts: what a killed run has finished is not made again.
+
+
+class Generated(NamedTuple):
+    """images: uint8 [N, H, W, C]; those that hold NaN or infinity are black where they do. labels: [N],
+    the classes in turn. finite: bool [N]. seconds: spent on all parts, compilation included."""
+
+    images: np.ndarray
+    labels: np.ndarray
+    finite: np.ndarray
+    seconds: float
+
+
+def generate(
+    model: ImageModel, count: int, batch: int, seed: int, options: dict, folder: Path, progress: bool = True
+) -> Generated:
+    """`count` images, `batch` to a part. Image i depends on the seed, its class i mod classes, and i only.
+
+    options: of `generation.generate`. The last part is made complete, so a larger `count` reuses it.
+    """
+    try:
+        folder.mkdir(exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{folder} cannot be made: {error.strerror or error}") from None
+    key = jax.random.key(seed)
+    parts = [_read(_path(folder, index), batch) for index in range(-(-count // batch))]
+    per_part = generation.num_steps(model, generation.make_request(model, [0] * batch, **options), batch)
+    kept = sum(part is not None for part in parts)
+    with tqdm(
+        total=per_part * len(parts),
+        initial=per_part * kept,
+        desc=f"{count} images",
+        unit="step",
+        mininterval=0.5,
+        disable=not progress,
+    ) as bar:
+        for index, part in enumerate(parts):
+            if part is None:
+                parts[index] = _make(model, key, index, batch, options, bar)
+                _write(_path(folder, index), parts[index])
+    images, labels, finite, seconds = zip(*parts)
+    joined = (np.concatenate(each)[:count] for each in (images, labels, finite))
+    return Generated(*joined, sum(seconds))
+
+
+def _make(model: ImageModel, key, index: int, batch: int, options: dict, bar) -> Generated:
+    start = time.perf_counter()
+    places = index * batch + np.arange(batch)
+    labels = (places % model.config.num_classes).astype(np.int32)
+    keys = image_keys(key, batch, index * batch)
+    for _, tokens in generation.stream(keys, model, labels, **options):
+        tokens.block_until_ready()
+        bar.update()
+    finite = np.isfinite(np.asarray(tokens)).all(axis=(1, 2))
+    return Generated(generation.to_images(model, tokens), labels, finite, time.perf_counter() - start)
+
+
+def _path(folder: Path, index: int) -> Path:
+    return folder / f"part_{index:05d}.npz"
+
+
+def _write(path: Path, part: Generated) -> None:
+    content = io.BytesIO()
+    np.savez(content, **part._asdict())
+    replace_file(path, content.getvalue())
+
+
+def _read(path: Path, batch: int) -> Generated | None:
+    """A part on disk; None if it is absent or damaged (its checksums are verified by the zip format)."""
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            part = Generated(*(stored[name] for name in Generated._fields))
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+        return None
+    return part._replace(seconds=float(part.seconds)) if len(part.images) == batch else None

@@ -1,0 +1,191 @@
+"""What is judged of a token, and the test.
+
+Draft and target run their chains on the same noise, without noise in the last transition, so a drafted token
+is the mean of its last transition. With N(mu, sigma) that transition (sigma times the temperature), S the
+sum of log sigma over the transitions before it (sigma without the temperature), p of the target, q of the
+draft, it is accepted if
+
+    u < F prod(sigma_q / sigma_p) exp(-|(mu_q - mu_p) / (sigma_p inner_temperature)|^2 / 2),
+
+    F = e^(S_p - S_q).
+
+Everything is computed in logs. Where the runner's products underflow to 0 / 0 (more than 16 coordinates), it
+rejects every draft and leaves zeros; that is not imitated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from cspd_jax._utils.random import Purpose, purpose_keys
+from cspd_jax.coupling.acceptance import log_residual_acceptance, uniform
+from cspd_jax.coupling.gaussian import log_ratio
+from cspd_jax.diffusion.chain import MODULATION_ROWS, chunk_length, step_law
+from cspd_jax.diffusion.gaussian import Coefficients, Gaussian
+from cspd_jax.image.protocol import TokenModel
+
+Array = jax.Array
+
+
+class Law(NamedTuple):
+    """What is judged of a token. last: the Gaussian of its last transition, with the temperature; its mean
+    is the token. log_std: [..., d], log sigma summed over the transitions before, without it."""
+
+    last: Gaussian
+    log_std: Array
+
+
+def trace_chain(
+    model: TokenModel,
+    params: Any,
+    time: Array,
+    z: Array,
+    noise: Array,
+    c: Coefficients,
+    temperature: Array | float,
+    scale: Array | None,
+) -> Law:
+    """The chain of R tokens, as `diffusion.chain.sample_chain` runs it, with its sigmas: Law [R, d].
+
+    time: [T, D], embeddings of the steps. z: [R, D], with a `scale` [2R, D]. noise: [T + 1, R, d].
+    """
+    steps = time.shape[0]
+    chunk = chunk_length(steps, z.shape[0], MODULATION_ROWS)
+    backwards = jax.tree.map(
+        lambda a: a[::-1].reshape(steps // chunk, chunk, *a.shape[1:]),
+        (time, c, noise[:-1], jnp.arange(steps) > 0),
+    )
+
+    def step(before, inputs):
+        modulations, c, eps, noisy = inputs
+        law = step_law(model, params, before.last.mean, modulations, c, scale)
+        log_std = 0.5 * law.log_var
+        x = law.mean + jnp.where(noisy, temperature * jnp.exp(log_std), 0.0) * eps
+        return Law(Gaussian(x, law.log_var), before.log_std + jnp.where(noisy, log_std, 0.0)), None
+
+    def several_steps(before, inputs):
+        times, *rest = inputs
+        modulations = model.modulate(params, times[:, None], z[None])
+        return jax.lax.scan(step, before, (modulations, *rest))
+
+    zeros = jnp.zeros_like(noise[-1])
+    law, _ = jax.lax.scan(several_steps, Law(Gaussian(noise[-1], zeros), zeros), backwards)
+    return law._replace(last=Gaussian(law.last.mean, law.last.log_var + 2 * jnp.log(temperature)))
+
+
+def log_path_factor(p: Law, q: Law) -> Array:
+    """log F, [...]."""
+    return jnp.sum(p.log_std - q.log_std, axis=-1)
+
+
+def log_acceptance_ratio(p: Law, q: Law, inner_temperature: Array | float) -> Array:
+    """log of what the uniform is compared with: the ratio at the drafted tokens, the means of q. [...]"""
+    distance = (q.last.mean - p.last.mean) * jnp.exp(-0.5 * p.last.log_var) / inner_temperature
+    last = 0.5 * jnp.sum(q.last.log_var - p.last.log_var - distance**2, axis=-1)
+    return log_path_factor(p, q) + last
+
+
+def log_taking(p: Law, q: Law, x: Array) -> Array:
+    """log max(0, 1 - q(x) / (F p(x))) of proposals x [..., d]: [...]."""
+    return log_residual_acceptance(log_path_factor(p, q) + log_ratio(p.last, q.last, x))
+
+
+# The draws in a rejected token's place, and the random numbers of tests and draws.
+#
+# Where a token is rejected, x ~ N(mu_p, sigma_p) is proposed until u < 1 - q(x) / (F p(x)). The tries go on
+# until each token of the block was taken once, the accepted ones too, and a later proposal that is taken
+# replaces an earlier one. The runner repeats them for the whole batch until that holds in every row: so it is
+# done here with recorded numbers (`Draws`). With keys each image stops by itself, and does not depend on its
+# neighbours.
+
+
+class Draws(NamedTuple):
+    """Recorded random numbers, by position. test: [B, L] uniforms. proposal: [K, B, L, d] normals and
+    proposal_test: [K, B, L] uniforms of the tries; K at least max_tries."""
+
+    test: Array
+    proposal: Array
+    proposal_test: Array
+
+
+class Proposed(NamedTuple):
+    """value: [B, W, d], zeros where nothing was `taken` [B, W]. tries: []."""
+
+    value: Array
+    taken: Array
+    tries: Array
+
+
+def propose(
+    p: Law,
+    q: Law,
+    real: Array,
+    accepted: Array,
+    draw: Callable[[Array], tuple[Array, Array]],
+    *,
+    max_tries: int,
+    together: bool,
+) -> Proposed:
+    """Proposals for a block with laws [B, W, ...], of which the tokens `real` [B, W] count.
+
+    draw: number of the try -> normals [B, W, d], uniforms [B, W]. A row makes no tries without a rejection
+    and stops when each of its tokens was taken; `together`: when this is so for all rows.
+    """
+
+    def rows(condition):  # [B]; the same for all if they are `together`
+        return jnp.broadcast_to(jnp.any(condition), condition.shape) if together else condition
+
+    needed = rows(jnp.any(real & ~accepted, axis=1))
+
+    def active(found):
+        return needed & rows(jnp.any(real & ~found.taken, axis=1))
+
+    def trying(found):
+        return (found.tries < max_tries) & jnp.any(active(found))
+
+    def once(found):
+        normal, u = draw(found.tries)
+        x = p.last.mean + jnp.exp(0.5 * p.last.log_var) * normal.astype(p.last.mean.dtype)
+        good = (jnp.log(u) < log_taking(p, q, x)) & active(found)[:, None]
+        value = jnp.where(good[..., None], x, found.value)
+        return Proposed(value, found.taken | good, found.tries + 1)
+
+    start = Proposed(jnp.zeros_like(p.last.mean), jnp.zeros_like(real), jnp.int32(0))
+    return jax.lax.while_loop(trying, once, start)
+
+
+def accept_uniforms(keys: Array, draws: Draws | None, positions: Array) -> Array:
+    """Uniforms of the tests at `positions` [B, W]."""
+    if draws is not None:
+        return jnp.take_along_axis(draws.test, positions, axis=1)
+    return _uniforms(purpose_keys(keys, Purpose.TEST), positions)
+
+
+def proposal_numbers(
+    keys: Array, draws: Draws | None, positions: Array, dim: int, number: Array
+) -> tuple[Array, Array]:
+    """Normals [B, W, d] and uniforms [B, W] of try `number` at `positions` [B, W]."""
+    if draws is not None:
+        normal, u = draws.proposal[number], draws.proposal_test[number]
+        at = positions[..., None]
+        return jnp.take_along_axis(normal, at, axis=1), jnp.take_along_axis(u, positions, axis=1)
+
+    def keys_for(purpose):
+        return jax.vmap(jax.random.fold_in, (0, None))(purpose_keys(keys, purpose), number)
+
+    def one(key, position):
+        return jax.random.normal(jax.random.fold_in(key, position), (dim,), jnp.float32)
+
+    normal = jax.vmap(jax.vmap(one, (None, 0)))(keys_for(Purpose.PROPOSAL), positions)
+    return normal, _uniforms(keys_for(Purpose.PROPOSAL_TEST), positions)
+
+
+def _uniforms(keys: Array, positions: Array) -> Array:
+    def one(key, position):
+        return uniform(jax.random.fold_in(key, position))
+
+    return jax.vmap(jax.vmap(one, (None, 0)))(keys, positions)

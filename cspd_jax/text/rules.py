@@ -1,0 +1,110 @@
+"""How many drafts are accepted, and which token comes after them.
+
+A rule is a function of (keys [B], length [B], log_p [B, G + 1, V], drafts): log_p[:, i] is the target's law
+after i drafts. Whatever the rule, the tokens of all rounds together are distributed as the target's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from cspd_jax._utils.random import purpose_keys
+from cspd_jax.coupling import accepts, log_acceptance, residual_logits, uniform, verify_block
+from cspd_jax.text.drafters import Drafts
+from cspd_jax.text.sampling import Purpose, choose, gumbel, noise_at, point_mass, round_keys
+
+Array = jax.Array
+
+
+class Verdict(NamedTuple):
+    """tau [B]: the drafts accepted. token [B]: the one after them. truncated [B]: rounding left nothing of
+    the residual, and the token is from p itself."""
+
+    tau: Array
+    token: Array
+    truncated: Array
+
+
+def google(keys: Array, length: Array, log_p: Array, drafts: Drafts) -> Verdict:
+    """A draft is rejected if r > p / q; the first rejected one is replaced by a draw from (p - q)_+."""
+    return _one_by_one(keys, length, log_p, drafts, lambda r, log_p, log_q: accepts(r, log_p - log_q))
+
+
+def deepmind(keys: Array, length: Array, log_p: Array, drafts: Drafts) -> Verdict:
+    """The same, said of acceptance: if r < min(1, p / q), with r in [0, 1)."""
+
+    def test(r, log_p, log_q):
+        return jnp.log(jnp.minimum(r, 1 - 2.0**-24)) < log_acceptance(log_p, log_q)
+
+    return _one_by_one(keys, length, log_p, drafts, test)
+
+
+def _one_by_one(keys: Array, length: Array, log_p: Array, drafts: Drafts, test: Callable) -> Verdict:
+    most, ids = drafts.tokens.shape[1], log_p.shape[-1]
+    of_drafts = drafts.tokens[:, :, None]
+    p = jnp.take_along_axis(log_p[:, :most], of_drafts, axis=2)[..., 0]
+    q = jnp.zeros_like(p)
+    if drafts.log_q is not None:
+        q = jnp.take_along_axis(drafts.log_q, of_drafts, axis=2)[..., 0]
+    r = jax.vmap(lambda key: uniform(key, (most,), p.dtype))(round_keys(keys, Purpose.TEST, length))
+    tau = _first_failure(test(r, p, q), drafts.count)
+
+    rejected = tau < drafts.count
+    at = jnp.minimum(tau, most - 1)
+    if drafts.log_q is None:
+        q = point_mass(_take(drafts.tokens, at), ids, p.dtype)
+    else:
+        q = _take(drafts.log_q, at)
+    p = _take(log_p, tau)
+    residual = residual_logits(p, jnp.where(rejected[:, None], q, -jnp.inf))  # all of p after the last draft
+    empty = jnp.all(residual == -jnp.inf, axis=1)
+    noise = gumbel(round_keys(keys, Purpose.RESIDUAL, length), ids, p.dtype)
+    return Verdict(tau, choose(jnp.where(empty[:, None], p, residual), noise), empty)
+
+
+def block(keys: Array, length: Array, log_p: Array, drafts: Drafts) -> Verdict:
+    """Block verification: all drafts of the round are tested together, and at least as many are accepted."""
+    log_q = drafts.log_q
+    if log_q is None:
+        log_q = point_mass(drafts.tokens, log_p.shape[-1], log_p.dtype)
+    keys = round_keys(keys, Purpose.BLOCK, length)
+    found = jax.vmap(verify_block)(keys, log_p, log_q.astype(log_p.dtype), drafts.tokens, drafts.count)
+    return Verdict(found.tau.astype(jnp.int32), found.token.astype(jnp.int32), found.info.truncated)
+
+
+def match(keys: Array, length: Array, log_p: Array, drafts: Drafts) -> Verdict:
+    """The target draws as the plain sampler would, with the noise of each position, and drafts are accepted
+    while they are the same. The output is the plain sampler's token by token, whatever the drafts."""
+    positions = length[:, None] + jnp.arange(log_p.shape[1])
+    noise = noise_at(purpose_keys(keys, Purpose.TOKEN), positions, log_p.shape[-1], log_p.dtype)
+    return agree(choose(log_p, noise), drafts)
+
+
+def agree(tokens: Array, drafts: Drafts) -> Verdict:
+    """tokens [B, G + 1]: the target's own after 0, 1, ... drafts. With these, every rule is greedy decoding
+    where laws are certain."""
+    tau = _first_failure(drafts.tokens == tokens[:, :-1], drafts.count)
+    return Verdict(tau, _take(tokens, tau), jnp.zeros(tau.shape, bool))
+
+
+RULES: dict[str, Callable[[Array, Array, Array, Drafts], Verdict]] = {
+    "google": google,
+    "deepmind": deepmind,
+    "block": block,
+    "match": match,
+}
+
+
+def _first_failure(passed: Array, count: Array) -> Array:
+    """How many of the first `count` [B] tests [B, G] pass before one fails: int32 [B]."""
+    passed = passed & (jnp.arange(passed.shape[1]) < count[:, None])
+    return jnp.sum(jnp.cumprod(passed.astype(jnp.int32), axis=1), axis=1, dtype=jnp.int32)
+
+
+def _take(a: Array, index: Array) -> Array:
+    """a [B, N, ...] at index [B] -> [B, ...]"""
+    return a[jnp.arange(a.shape[0]), index]

@@ -1,0 +1,114 @@
+"""Text as bytes: the vocabulary of the embedded language models.
+
+Ids 0..255 are the bytes of UTF-8; `END_OF_TEXT` begins a text and ends it; `MASK` stands for a byte to be
+found, in masked-diffusion models only.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from cspd_jax.errors import UserError
+from cspd_jax.models import TextModel
+
+END_OF_TEXT = 256
+MASK = 257
+CAUSAL_SIZE = 257
+MASKED_SIZE = 258
+
+
+class ByteTokenizer:
+    """Encodes and decodes whole texts."""
+
+    def encode(self, text: str, begin: bool = True) -> list[int]:
+        """The bytes of a text, after the id that begins one unless `begin` is false."""
+        return [END_OF_TEXT] * begin + list(text.encode("utf-8", errors="surrogatepass"))
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Bytes that are no UTF-8 become replacement characters; ids that are no bytes are left out."""
+        stream = StreamDecoder()
+        return stream.feed(ids) + stream.finish()
+
+
+class StreamDecoder:
+    """Decodes ids as they come: a character appears when its last byte has arrived."""
+
+    def __init__(self):
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def feed(self, ids: Iterable[int]) -> str:
+        """The text that these ids complete."""
+        return self._decoder.decode(bytes(i for i in ids if 0 <= i < END_OF_TEXT))
+
+    def finish(self) -> str:
+        """What is left when no more ids come: a replacement character for a half character."""
+        return self._decoder.decode(b"", final=True)
+
+
+# From text to a language model's ids and back: its own tokenizer.json, or bytes.
+
+_PLACES = ("tokenizer/tokenizer.json", "tokenizer.json")  # in our folders, and in Hugging Face's
+
+
+class Tokenizer(Protocol):
+    def encode(self, text: str) -> list[int]: ...
+
+    def decode(self, ids: Sequence[int]) -> str: ...
+
+
+class FileTokenizer:
+    """A tokenizer.json, read by the `tokenizers` package."""
+
+    def __init__(self, path: Path, known_ids: int):
+        try:
+            import tokenizers
+        except ImportError:
+            raise UserError(
+                f"{path} needs the package tokenizers; install it with: pip install tokenizers"
+            ) from None
+        try:
+            self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:  # the package raises bare ones
+            raise UserError(f"{path} is not a tokenizer ({error})") from None
+        self._path, self._known_ids = path, known_ids
+
+    def encode(self, text: str) -> list[int]:
+        ids = self._tokenizer.encode(text).ids
+        if ids and max(ids) >= self._known_ids:
+            raise UserError(
+                f"{self._path} gives id {max(ids)}, but the model knows {self._known_ids} ids:"
+                " they do not belong together"
+            )
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self._tokenizer.decode(list(map(int, ids)), skip_special_tokens=False)
+
+
+def load_tokenizer(model: TextModel) -> Tokenizer | None:
+    """The model's own; None if it has none, so that only ids can be given to it."""
+    if model.folder is not None:
+        for place in _PLACES:
+            if (path := Path(model.folder) / place).is_file():
+                return FileTokenizer(path, model.config.known_ids)
+    if model.config.vocab_size in (CAUSAL_SIZE, MASKED_SIZE) and model.config.eos_ids == (END_OF_TEXT,):
+        return ByteTokenizer()
+    return None
+
+
+def pieces(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
+    """What each id adds to the text: "" where a character is not complete yet. Together they are the text."""
+    whole, found = "", []
+    start = 0
+    for i in range(len(ids)):
+        text = tokenizer.decode(ids[start : i + 1])
+        complete = not text.endswith("�") or i == len(ids) - 1
+        found.append(text[len(whole) :] if complete else "")
+        if complete:
+            whole = text
+            if not text[-1:].isspace() and i - start >= 64:  # what stands far back does not matter any more
+                start, whole = i, tokenizer.decode(ids[i : i + 1])
+    return found

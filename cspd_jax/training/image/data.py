@@ -1,0 +1,124 @@
+"""From a data configuration to the data set itself."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+
+import jax.numpy as jnp
+import numpy as np
+from tqdm import tqdm
+
+from cspd_jax._utils.random import image_keys
+from cspd_jax.data.digits import Digits
+from cspd_jax.data.folder import Folder, FolderConfig, LatentEncoder
+from cspd_jax.data.glyphs import GlyphConfig, Glyphs
+from cspd_jax.data.source import Batch, Source, Split, shuffled
+from cspd_jax.errors import UserError
+from cspd_jax.image import plain
+from cspd_jax.image.pixels import unpatchify
+from cspd_jax.networks.config import LATENT_SCALE
+from cspd_jax.networks.mar import MARModel
+from cspd_jax.training.config import DataConfig
+from cspd_jax.training.image.distillation import Teacher
+from cspd_jax.training.run import fingerprint, kept
+from cspd_jax.training.step import Purpose, run_key
+
+
+def make_source(
+    config: DataConfig, *, encoder: LatentEncoder | None = None, cache: str | os.PathLike | None = None
+) -> Source:
+    """`encoder` and `cache` are for folders of images (see `data.folder.Folder`)."""
+    if isinstance(config, FolderConfig):
+        return Folder(config, encoder=encoder, cache=cache)
+    if encoder is not None or cache is not None:
+        raise UserError("an autoencoder and a cache are for folders of images, not for data made here")
+    return Glyphs(config) if isinstance(config, GlyphConfig) else Digits(config)
+
+
+def kl16_encoder(path: str | os.PathLike, batch: int = 16) -> LatentEncoder:
+    """The encoder of a KL-16 checkpoint folder; latents are scaled as MAR does."""
+    import jax
+    import numpy as np
+
+    from cspd_jax import checkpoints
+    from cspd_jax.networks import autoencoder
+
+    loaded = checkpoints.load(path)
+    if loaded.kind != "kl16":
+        raise UserError(f"{path} is a checkpoint of kind {loaded.kind}; the autoencoder must be of kind kl16")
+
+    @jax.jit
+    def encode(params, images):
+        posterior = autoencoder.encode(loaded.config, params, images)
+        return jax.numpy.concatenate([posterior.mean, posterior.logvar], axis=-1)
+
+    def moments(images: np.ndarray) -> np.ndarray:
+        padded = -len(images) % batch  # so that one shape is compiled
+        images = np.concatenate([images, np.zeros((padded, *images.shape[1:]), images.dtype)])
+        parts = [encode(loaded.params, images[i : i + batch]) for i in range(0, len(images), batch)]
+        return np.concatenate([np.asarray(p) for p in parts])[: len(images) - padded]
+
+    name = loaded.metadata.get("source_sha256") or os.path.abspath(path)
+    return LatentEncoder(moments, LATENT_SCALE, f"kl16 {name}")
+
+
+# A target's own samples as a data set, for distillation without (or beside) data.
+
+PART = 64  # images made side by side, and kept in one file
+
+
+class TargetSamples:
+    """`count` images of the target, of all classes in turn, made once and kept in `folder`.
+
+    Finished parts stay when making them is interrupted, and are checked when they are read.
+    """
+
+    def __init__(
+        self, teacher: Teacher, class_names: tuple[str, ...], count: int, folder: pathlib.Path, seed: int = 0
+    ):
+        if count < PART:
+            raise UserError(f"{count} samples are too few to learn from; ask for at least {PART}")
+        config = teacher.config
+        side = config.grid * config.patch_size
+        self.shape = (side, side, config.latent_channels)
+        self.class_names = class_names
+        self._labels = np.arange(-(-count // PART) * PART, dtype=np.int32) % config.num_classes
+        parts = range(len(self._labels) // PART)
+        folder.mkdir(parents=True, exist_ok=True)
+        origin = fingerprint(config, teacher.params, seed)
+        images = [self._part(teacher, i, folder, origin, seed) for i in tqdm(parts, desc="samples")]
+        self._images = np.concatenate(images)
+
+    def batch(self, index: int, size: int, *, seed: int = 0, split: Split = "train") -> Batch:
+        rows = shuffled(len(self._labels), index, size, seed=seed, split=split)
+        return Batch(self._images[rows], self._labels[rows])
+
+    def _part(self, teacher: Teacher, index: int, folder: pathlib.Path, origin: str, seed: int) -> np.ndarray:
+        return kept(folder / f"samples_{index:05d}.npz", origin, lambda: self._make(teacher, index, seed))
+
+    def _make(self, teacher: Teacher, index: int, seed: int) -> np.ndarray:
+        config = teacher.config
+        settings = plain.PlainSettings(config.seq_len, config.respacing, final_noise=True, encoder_sizes=2)
+        labels = self._labels[index * PART : (index + 1) * PART]
+        tokens = plain.sample(
+            MARModel(config),
+            teacher.params,
+            image_keys(run_key(seed, Purpose.SAMPLES), PART, index * PART),
+            jnp.asarray(labels),
+            settings=settings,
+        ).tokens
+        return np.asarray(unpatchify(tokens, config.patch_size))
+
+
+class Alternating:
+    """Batches of two data sets in turn."""
+
+    def __init__(self, first: Source, second: Source):
+        if first.shape != second.shape or len(first.class_names) != len(second.class_names):
+            raise UserError("the data and the target's samples differ in shape or in number of classes")
+        self.shape, self.class_names = first.shape, first.class_names
+        self._sources = (first, second)
+
+    def batch(self, index: int, size: int, *, seed: int = 0, split: Split = "train") -> Batch:
+        return self._sources[index % 2].batch(index // 2, size, seed=seed, split=split)

@@ -1,0 +1,197 @@
+"""Distillation: a small draft learns the target's Gaussians on states of the target's own process.
+
+A draft path is accepted with probability min(1, p(X) / q(X)), so what counts is how far the draft's path
+law q is from the target's p. Their divergence is a sum over the T transitions of sampling,
+
+    KL(p || q) = sum_i E_{x ~ p} KL(p(. | x, z_p) || q(. | x, z_q)),
+
+closed form for each Gaussian, and a weighted matching of eps and of the variance: small noise weighs most.
+It is estimated at random steps i of the *sampling* schedule, at states x made by noising a token of the
+data or of the target's own samples. The squared difference of eps is added: the path KL alone says little
+about large noise, where a young draft is lost.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import itertools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from cspd_jax.diffusion.chain import path_log_density, sample_path
+from cspd_jax.diffusion.gaussian import Coefficients, Gaussian, coefficients, transition
+from cspd_jax.diffusion.schedule import sampling_schedule
+from cspd_jax.errors import UserError
+from cspd_jax.networks.config import MARConfig
+from cspd_jax.networks.mar import MARModel
+from cspd_jax.training.config import TrainConfig
+from cspd_jax.training.image import masking
+from cspd_jax.training.image.objective import Terms, kl_divergence, masked_mean
+from cspd_jax.training.step import Metrics, Purpose, State, optimise, run_key
+
+Array = jax.Array
+
+
+class Teacher(NamedTuple):
+    """The target: its sizes (static) and parameters."""
+
+    config: MARConfig
+    params: Any
+
+
+class Random(enum.IntEnum):
+    """What a step's key is folded with."""
+
+    DRAWS = 0
+    STEPS = 1
+
+
+class FromTarget:
+    """The task of a distillation run: contexts of every length, equally often, as in generation."""
+
+    def __init__(self, config: TrainConfig, teacher: Teacher):
+        check_pair(config.model, teacher.config)
+        self.config, self.teacher = config, teacher
+        length = config.model.seq_len
+        edges = [round(length * i / config.buckets) for i in range(config.buckets + 1)]
+        self.buckets = tuple(masking.Bucket(a, b - 1) for a, b in itertools.pairwise(edges) if b > a)
+
+    def n_known(self, step: int) -> int:
+        random = np.random.default_rng([int(Purpose.MASK), self.config.seed, step])
+        return int(random.integers(self.config.model.seq_len))
+
+    def step(self, bucket, state, tokens, labels, known):
+        config, params = self.teacher
+        return distill_step(self.config, config, bucket, params, state, tokens, labels, known)
+
+
+def check_pair(draft: MARConfig, target: MARConfig) -> None:
+    for name in ("seq_len", "token_dim", "num_classes", "patch_size", "vae_stride", "respacing"):
+        have, want = getattr(draft, name), getattr(target, name)
+        if have != want:
+            raise UserError(f"the draft's {name} is {have}, the target's is {want}; they must be equal")
+
+
+@functools.partial(jax.jit, static_argnames=("config", "target", "bucket"), donate_argnames=("state",))
+def distill_step(
+    config: TrainConfig,
+    target: MARConfig,
+    bucket: masking.Bucket,
+    target_params: Any,
+    state: State,
+    tokens: Array,
+    labels: Array,
+    known: Array,
+) -> tuple[State, Metrics]:
+    """tokens [B, L, C] by position, labels [B], known [] (within `bucket`)."""
+    model = config.model
+    key = jax.random.fold_in(run_key(config.seed, Purpose.STEP), state.step)
+    draws = masking.draw(
+        jax.random.fold_in(key, int(Random.DRAWS)),
+        tokens.shape[0],
+        model.seq_len,
+        model.token_dim,
+        bucket,
+        known,
+        copies=config.copies,
+        drop=config.label_drop,
+    )
+    steps = sampling_schedule(target.respacing).num_steps
+    at = jax.random.randint(jax.random.fold_in(key, int(Random.STEPS)), draws.t.shape, 0, steps)
+    # Class embeddings of the two models differ; context, states and steps are shared.
+    inputs = (tokens, labels, draws, at, bucket)
+    dtype = jnp.dtype(config.dtype)
+    eps, p = jax.lax.stop_gradient(gaussians(MARModel(target, dtype), target_params, *inputs))
+
+    def loss(params):
+        draft_eps, q = gaussians(MARModel(model, dtype), params, *inputs)
+        path = steps * jnp.sum(kl_divergence(p, q), axis=-1)
+        square = jnp.mean((draft_eps - eps) ** 2, axis=-1)
+        shown = model.seq_len - draws.t.shape[-1]
+        unknown = (shown + jnp.arange(draws.t.shape[-1]) >= draws.n_known).astype(path.dtype)
+        means = Terms(masked_mean(square, unknown), masked_mean(path, unknown))
+        return means.mse + means.vb / model.token_dim, means
+
+    state, metrics = optimise(config, state, loss)
+    return state, metrics._replace(loss=metrics.mse + metrics.vb / model.token_dim)
+
+
+def gaussians(
+    model: MARModel, params: Any, tokens: Array, labels: Array, draws, at: Array, bucket: masking.Bucket
+) -> tuple[Array, Gaussian]:
+    """eps and the law of step `at` [M, B, Q] of the sampling schedule, of the last Q tokens: [M, B, Q, C]."""
+    batch, length, _ = tokens.shape
+    shown = length - at.shape[-1]
+    rows = jnp.broadcast_to(jnp.arange(shown, length), (batch, length - shown))
+    ordered = jnp.take_along_axis(tokens, draws.reveal[:, :, None], axis=1)
+    embedding = model.embed_class(params, labels, draws.dropped)
+    n_known = jnp.broadcast_to(draws.n_known, (batch,))
+    z = model.context(params, ordered, draws.reveal, n_known, embedding, rows, bucket=bucket.most)
+    schedule = sampling_schedule(model.config.respacing)
+    x0 = ordered[:, shown:]
+    signal = jnp.asarray(schedule.sqrt_alphas_cumprod, x0.dtype)[at][..., None]
+    spread = jnp.asarray(schedule.sqrt_one_minus_alphas_cumprod, x0.dtype)[at][..., None]
+    x = signal * x0 + spread * draws.noise
+    time = model.embed_time(params, jnp.asarray(schedule.timestep_map))[at]
+    eps, v = jnp.split(model.denoise(params, x, model.modulate(params, time, z)), 2, axis=-1)
+    c = Coefficients(*(a[at][..., None] for a in coefficients(schedule, x0.dtype)))
+    return eps, transition(c, x, eps, v)
+
+
+# How often a draft's tokens would be accepted: the share min(1, p / q) of whole paths, on given contexts.
+
+
+class Acceptance(NamedTuple):
+    """Per context, [B]: the probability of acceptance, and log p - log q of the drafted path."""
+
+    probability: Array
+    log_ratio: Array
+
+
+@functools.partial(jax.jit, static_argnames=("target", "draft", "cfg"))
+def path_acceptance(
+    target: MARModel,
+    target_params: Any,
+    draft: MARModel,
+    draft_params: Any,
+    key: Array,
+    tokens: Array,
+    labels: Array,
+    known: Array,
+    *,
+    cfg: float = 1.0,
+) -> Acceptance:
+    """The draft continues images [B, L, C] (by position) of which `known` [B] random tokens are given.
+
+    One token per image is drafted, with noise in the last step; both models see the same context.
+    """
+    order, chain = jax.random.split(key)
+    batch, length, dim = tokens.shape
+    reveal = jnp.argsort(jax.random.uniform(order, (batch, length)), axis=1)
+    ordered = jnp.take_along_axis(tokens, reveal[:, :, None], axis=1)
+    schedule = sampling_schedule(target.config.respacing)
+    c = coefficients(schedule)
+    timesteps = jnp.asarray(schedule.timestep_map)
+    guided = cfg != 1.0
+    scale = cfg if guided else None
+
+    def condition(model, params):
+        halves = 1 + guided
+        unconditional = jnp.arange(halves * batch) >= batch
+        embedding = model.embed_class(params, jnp.tile(labels, halves), unconditional)
+        context = (jnp.tile(a, (halves, *[1] * (a.ndim - 1))) for a in (ordered, reveal, known))
+        rows = jnp.tile(known, halves)[:, None]
+        z = model.context(params, *context, embedding, rows, bucket=length)
+        return model.embed_time(params, timesteps), z[:, 0]
+
+    q, p = condition(draft, draft_params), condition(target, target_params)
+    noise = jax.random.normal(chain, (schedule.num_steps + 1, batch, dim))
+    kwargs = {"scale": scale, "final_noise": True}
+    drafted = sample_path(draft, draft_params, *q, noise, c, **kwargs)
+    path = jnp.concatenate([drafted.states, noise[-1:]])
+    log_ratio = path_log_density(target, target_params, *p, path, c, **kwargs) - drafted.log_density
+    return Acceptance(jnp.exp(jnp.minimum(0.0, log_ratio)), log_ratio)

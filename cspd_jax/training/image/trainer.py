@@ -1,0 +1,164 @@
+"""The training loop of image models: batches in, checkpoints, metrics and pictures out.
+
+A run is decided by its `TrainConfig`: batch, mask ratio and noise of step n are functions of (seed, n).
+"""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding
+from PIL import Image
+
+from cspd_jax.data.source import Source
+from cspd_jax.errors import UserError
+from cspd_jax.image.pixels import patchify, unpatchify
+from cspd_jax.image.plain import PlainSettings, sample
+from cspd_jax.networks.mar import MARModel
+from cspd_jax.training.config import TrainConfig
+from cspd_jax.training.image import masking
+from cspd_jax.training.run import placements, run
+from cspd_jax.training.step import Metrics, Purpose, State, init_state, n_known, run_key, train_step
+
+
+class Task(Protocol):
+    """What a run learns: which contexts it sees, and one step of optimisation."""
+
+    buckets: tuple[masking.Bucket, ...]
+
+    def n_known(self, step: int) -> int:
+        """The number of tokens shown in step `step`: a function of the run's seed and `step`."""
+
+    def step(
+        self, bucket: masking.Bucket, state: State, tokens: jax.Array, labels: jax.Array, known: np.int32
+    ) -> tuple[State, Metrics]:
+        """tokens [B, L, C] by position, labels [B], known tokens within `bucket`."""
+
+
+class FromData:
+    """MAR's objective on the data itself."""
+
+    def __init__(self, config: TrainConfig):
+        self.config = config
+        self.buckets = masking.make_buckets(config.model.seq_len, config.least_mask_ratio, config.buckets)
+
+    def n_known(self, step: int) -> int:
+        return n_known(self.config, step)
+
+    def step(self, bucket, state, tokens, labels, known):
+        return train_step(self.config, bucket, state, tokens, labels, known)
+
+
+def train(
+    config: TrainConfig,
+    source: Source,
+    out: pathlib.Path,
+    *,
+    resume: bool = False,
+    stop_at: int | None = None,
+    on_sample: Callable[[TrainConfig, dict, int, pathlib.Path], None] | None = None,
+    task: Task | None = None,
+    initial: Any = None,
+    progress: bool = True,
+) -> State:
+    """Trains in the folder `out` and returns the final state.
+
+    resume, stop_at, initial: as in `run`. on_sample: called with (config, averaged weights, step, a folder)
+    every `config.sample_every` steps. task: what is learnt; MAR's objective unless given.
+    """
+    check_fit(config, source)
+    task, (_, spread) = task or FromData(config), placements(config.batch)
+    return run(
+        config,
+        out,
+        init_state(config),
+        lambda state, end: run_steps(task, config, source, state, end, spread),
+        resume=resume,
+        stop_at=stop_at,
+        on_sample=on_sample and (lambda step, ema: on_sample(config, ema, step, out / "pictures")),
+        initial=initial,
+        progress=progress,
+    )
+
+
+def run_steps(
+    task: Task, config: TrainConfig, source: Source, state: State, end: int, spread: NamedSharding
+) -> Iterator[tuple[int, State, Metrics]]:
+    """Yields (steps done, state, metrics) up to step `end`. The next batch is made while a step runs."""
+    step = int(state.step)
+    batch = load_batch(config, source, step, spread) if step < end else None
+    while step < end:
+        known = task.n_known(step)
+        bucket = masking.find_bucket(task.buckets, known)
+        state, metrics = task.step(bucket, state, *batch, np.int32(known))
+        step += 1
+        if step < end:
+            batch = load_batch(config, source, step, spread)
+        jax.block_until_ready(metrics)
+        yield step, state, metrics
+
+
+def load_batch(config: TrainConfig, source: Source, step: int, spread: NamedSharding):
+    """Tokens [B, L, C] and labels [B] of step `step`, spread over the devices."""
+    images, labels = source.batch(step, config.batch, seed=config.seed)
+    return jax.device_put((patchify(images, config.model.patch_size), labels), spread)
+
+
+def check_fit(config: TrainConfig, source: Source) -> None:
+    """Raises a UserError when the model is not one for this data."""
+    model = config.model
+    height, width, channels = source.shape
+    tokens = (height // model.patch_size) * (width // model.patch_size)
+    dim = channels * model.patch_size**2
+    if height % model.patch_size or width % model.patch_size or tokens != model.seq_len:
+        raise UserError(
+            f"images of {height}x{width} in patches of {model.patch_size} do not give {model.seq_len} tokens"
+        )
+    if dim != model.token_dim:
+        raise UserError(f"the data's tokens have dimension {dim}, the model's {model.token_dim}")
+    if len(source.class_names) != model.num_classes:
+        raise UserError(f"the data has {len(source.class_names)} classes, the model {model.num_classes}")
+
+
+# Pictures of what a model in training generates.
+
+PER_CLASS = 4
+MOST_CLASSES = 10
+
+
+def save_pictures(config: TrainConfig, params: dict, step: int, folder: pathlib.Path) -> None:
+    """Writes `step_<number>.png` into `folder`: a row of images per class, always of the same keys."""
+    folder.mkdir(parents=True, exist_ok=True)
+    images = generate(config, params)
+    Image.fromarray(grid(images, PER_CLASS)).save(folder / f"step_{step:07d}.png")
+
+
+def generate(config: TrainConfig, params: dict) -> np.ndarray:
+    """[classes * PER_CLASS, H, W, C] in [-1, 1], class by class, in a quarter of the tokens' AR steps."""
+    model = config.model
+    labels = jnp.repeat(jnp.arange(min(MOST_CLASSES, model.num_classes)), PER_CLASS)
+    key = run_key(config.seed, Purpose.PICTURES)
+    keys = jax.vmap(lambda i: jax.random.fold_in(key, i))(jnp.arange(len(labels)))
+    settings = PlainSettings(
+        num_iter=max(1, model.seq_len // 4),
+        respacing=model.respacing,
+        guided=config.sample_cfg != 1,
+        encoder_sizes=2,
+    )
+    made = sample(MARModel(model), params, keys, labels, settings=settings, cfg=config.sample_cfg)
+    return np.asarray(unpatchify(made.tokens, model.patch_size))
+
+
+def grid(images: np.ndarray, columns: int) -> np.ndarray:
+    """[N, H, W, C] in [-1, 1] -> one uint8 picture, `columns` images to a row."""
+    n, h, w, c = images.shape
+    rows = -(-n // columns)
+    padded = np.concatenate([images, np.full((rows * columns - n, h, w, c), -1.0)])
+    tiled = padded.reshape(rows, columns, h, w, c).swapaxes(1, 2).reshape(rows * h, columns * w, c)
+    picture = (np.clip(tiled, -1, 1) * 127.5 + 127.5).round().astype(np.uint8)
+    return picture[..., 0] if c == 1 else picture[..., :3]

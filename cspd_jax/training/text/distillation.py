@@ -1,0 +1,122 @@
+"""A causal target's own continuations as rows to distil on."""
+
+from __future__ import annotations
+
+import functools
+import pathlib
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from tqdm import tqdm
+
+from cspd_jax.data.source import shuffled
+from cspd_jax.data.text import Texts
+from cspd_jax.errors import UserError
+from cspd_jax.networks.lm import LM
+from cspd_jax.training.run import fingerprint, kept
+from cspd_jax.training.step import Purpose, run_key
+from cspd_jax.training.text.objective import View, divergence, view
+from cspd_jax.training.text.trainer import Rows, TextTeacher
+
+Array = jax.Array
+PART = 64  # rows made side by side, and kept in one file
+PROMPT = 32  # ids from the data at the start of each
+
+
+class TargetTexts:
+    """`count` rows that begin as the data does and go on as the target would; made once, kept in `folder`."""
+
+    def __init__(self, teacher: TextTeacher, texts: Texts, count: int, folder: pathlib.Path, seed: int = 0):
+        if not teacher.config.causal:
+            raise UserError("a masked-diffusion target is distilled on data; leave out --from")
+        if count < PART or texts.config.length <= PROMPT:
+            raise UserError(
+                f"{count} samples of {texts.config.length} ids are too few to learn from; ask for at least"
+                f" {PART} of {PROMPT + 1}"
+            )
+        folder.mkdir(parents=True, exist_ok=True)
+        origin = fingerprint(*teacher, seed, texts.config.length)
+
+        def make(part: int) -> np.ndarray:
+            key = jax.random.fold_in(run_key(seed, Purpose.SAMPLES), part)
+            rows = texts.batch(part, PART, seed=seed)
+            return np.asarray(continued(LM(teacher.config), teacher.params, key, rows))
+
+        parts = tqdm(range(-(-count // PART)), desc="samples")
+        made = [kept(folder / f"samples_{i:05d}.npz", origin, functools.partial(make, i)) for i in parts]
+        self._rows = np.concatenate(made)
+
+    def batch(self, index: int, size: int, *, seed: int = 0) -> np.ndarray:
+        return self._rows[shuffled(len(self._rows), index, size, seed=seed, split="train")]
+
+
+@functools.partial(jax.jit, static_argnames=("model",))
+def continued(model: LM, params: Any, key: Array, rows: Array) -> Array:
+    """rows [B, L] with all ids after the first `PROMPT` drawn from the model."""
+    batch, length = rows.shape
+
+    def step(carry, position):
+        cache, previous = carry
+        at = jnp.full((batch, 1), position)
+        logits, cache = model.apply(params, previous[:, None], at, cache)
+        drawn = jax.random.categorical(jax.random.fold_in(key, position), logits[:, 0])
+        following = jnp.where(position + 1 < PROMPT, rows[:, jnp.minimum(position + 1, PROMPT)], drawn)
+        return (cache, following.astype(rows.dtype)), following.astype(rows.dtype)
+
+    start = model.empty_cache(batch, length), rows[:, 0]
+    _, drawn = jax.lax.scan(step, start, jnp.arange(length - 1))
+    return jnp.concatenate([rows[:, :1], drawn.T], axis=1)
+
+
+class InTurn:
+    """Batches of two sets of rows in turn."""
+
+    def __init__(self, first: Rows, second: Rows):
+        self._rows = (first, second)
+
+    def batch(self, index: int, size: int, *, seed: int = 0) -> np.ndarray:
+        return self._rows[index % 2].batch(index // 2, size, seed=seed)
+
+
+# How often a draft's ids would be accepted: the overlap of the two models' laws on given rows.
+
+_TOGETHER = 16
+
+
+class Agreement(NamedTuple):
+    """Means over predictions.
+
+    acceptance: sum_x min(p(x), q(x)), the probability that speculative sampling accepts one draft. greedy: of
+    predictions whose likeliest id is the same. divergence: KL(p || q) in bits per id.
+    """
+
+    acceptance: Array
+    greedy: Array
+    divergence: Array
+
+
+def agreement(target: LM, target_params: Any, draft: LM, draft_params: Any, rows: np.ndarray) -> Agreement:
+    """On rows [N, L] (what does not fill a batch is left out)."""
+    count = max(1, len(rows) // _TOGETHER)
+    found = [
+        _agreement(target, target_params, draft, draft_params, jax.random.key(i), part)
+        for i, part in enumerate(np.array_split(rows[: count * _TOGETHER], count))
+    ]
+    return Agreement(*(float(np.mean(values)) for values in zip(*found)))
+
+
+@functools.partial(jax.jit, static_argnames=("target", "draft"))
+def _agreement(target: LM, target_params: Any, draft: LM, draft_params: Any, key: Array, rows: Array):
+    shown = view(target, key, rows)
+    p, q = target.forward(target_params, shown.seen), draft.forward(draft_params, shown.seen)
+    overlap = jnp.sum(jnp.minimum(jax.nn.softmax(p), jax.nn.softmax(q)), axis=-1)
+    same = jnp.argmax(p, axis=-1) == jnp.argmax(q, axis=-1)
+    return Agreement(_mean(shown, overlap), _mean(shown, same), divergence(shown, p, q))
+
+
+def _mean(shown: View, values: Array) -> Array:
+    """Over the predictions that were asked for, each alike."""
+    asked = shown.weight > 0
+    return jnp.sum(values * asked) / jnp.maximum(jnp.sum(asked), 1)

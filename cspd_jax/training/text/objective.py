@@ -1,0 +1,143 @@
+"""What language models learn: to predict ids of a row from what they see of it.
+
+A causal model sees the ids before each one. A masked-diffusion model sees a row of which each id was hidden
+with probability t ~ U(0, 1); the hidden ones weigh 1/t, and then the expected loss of a row bounds its
+negative log-likelihood from above (LLaDA).
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from cspd_jax.networks.lm import LM
+from cspd_jax.tokenizers import END_OF_TEXT
+
+Array = jax.Array
+
+
+class View(NamedTuple):
+    """What a model is shown of rows and what is asked of it; all [B, L].
+
+    seen: the ids it reads. wanted: the ids its logits should give. weight: of each prediction; a row's losses
+    so weighted add up to its loss per id.
+    """
+
+    seen: Array
+    wanted: Array
+    weight: Array
+
+
+def view(model: LM, key: Array, rows: Array) -> View:
+    """The training view of rows [B, L]; the key decides what is masked."""
+    if model.config.causal:
+        return causal_view(rows)
+    rates, hide = jax.random.split(key)
+    return masked_view(rows, mask_rates(rates, len(rows)), hide, model.config.mask_ids[0])
+
+
+def causal_view(rows: Array) -> View:
+    """Every id but the last is asked for the next one."""
+    length = rows.shape[1]
+    weight = jnp.where(jnp.arange(length) < length - 1, 1 / (length - 1), 0.0)
+    return View(rows, jnp.roll(rows, -1, axis=1), jnp.broadcast_to(weight, rows.shape))
+
+
+def mask_rates(key: Array, count: int) -> Array:
+    """`count` rates, each U(0, 1] and together evenly spread, which makes their average loss less noisy."""
+    return (jnp.arange(count) + 1 - jax.random.uniform(key)) / count
+
+
+def masked_view(rows: Array, rates: Array, key: Array, mask_id: int) -> View:
+    """Row b with each id masked with probability rates[b]."""
+    hidden = jax.random.uniform(key, rows.shape) < rates[:, None]
+    weight = hidden / rates[:, None] / rows.shape[1]
+    return View(jnp.where(hidden, mask_id, rows), rows, weight)
+
+
+def cross_entropy(view: View, logits: Array) -> Array:
+    """Bits per id of what was wanted, under logits [B, L, V]: []."""
+    return _mean(view, -_taken(jax.nn.log_softmax(logits), view.wanted))
+
+
+def divergence(view: View, target: Array, draft: Array) -> Array:
+    """KL(target || draft) in bits per id, of logits [B, L, V] each: []."""
+    p, q = jax.nn.log_softmax(target), jax.nn.log_softmax(draft)
+    return _mean(view, jnp.sum(jnp.exp(p) * (p - q), axis=-1))
+
+
+def _mean(view: View, nats: Array) -> Array:
+    return jnp.sum(view.weight * nats) / len(nats) / math.log(2)
+
+
+def _taken(values: Array, ids: Array) -> Array:
+    return jnp.take_along_axis(values, ids[..., None], axis=-1)[..., 0]
+
+
+# Bits per byte of a language model on held-out text.
+#
+# Causal: every id is predicted from at least half a row before it (where the stream has that much).
+# Masked diffusion: an estimate of the bound, with masks that depend on nothing but the number of rows, so
+# that two models are asked the same.
+
+_TOGETHER = 16
+
+
+def bits_per_byte(model: LM, params: Any, stream: np.ndarray, length: int, most: int | None = None) -> float:
+    """Of the stream [N] (it begins with an end-of-text id) in rows of `length`.
+
+    most: use at most this many rows, evenly spread.
+    """
+    rows, asked = (overlapping if model.config.causal else tiled)(stream, length)
+    if most is not None and len(rows) > most:
+        chosen = np.linspace(0, len(rows) - 1, most).round().astype(int)
+        rows, asked = rows[chosen], asked[chosen]
+    bits = 0.0
+    rates = mask_rates(jax.random.key(0), len(rows))
+    rates = np.asarray(jax.random.permutation(jax.random.key(1), rates))
+    for start in range(0, len(rows), _TOGETHER):
+        part = slice(start, start + _TOGETHER)
+        padded = _TOGETHER - len(rows[part])
+        filled = [
+            np.pad(a[part], [(0, padded)] + [(0, 0)] * (a.ndim - 1), mode="edge") for a in (rows, rates)
+        ]
+        per_id = row_bits(model, params, *filled, jax.random.fold_in(jax.random.key(2), start))
+        bits += float(np.sum(np.asarray(per_id, np.float64)[: _TOGETHER - padded] * asked[part]))
+    return bits / np.sum(asked & (rows != END_OF_TEXT))
+
+
+@functools.partial(jax.jit, static_argnames=("model",))
+def row_bits(model: LM, params: Any, rows: Array, rates: Array, key: Array) -> Array:
+    """Bits of every id of rows [B, L], given those before it (0 for the first), or its part in the estimate
+    of the bound: [B, L]."""
+    if model.config.causal:
+        logs = jax.nn.log_softmax(model.forward(params, rows))[:, :-1]
+        nats = -jnp.take_along_axis(logs, rows[:, 1:, None], axis=-1)[..., 0]
+        return jnp.pad(nats, ((0, 0), (1, 0))) / math.log(2)
+    shown = masked_view(rows, rates, key, model.config.mask_ids[0])
+    logs = jax.nn.log_softmax(model.forward(params, shown.seen))
+    nats = -jnp.take_along_axis(logs, rows[..., None], axis=-1)[..., 0]
+    return nats * shown.weight * rows.shape[1] / math.log(2)
+
+
+def overlapping(stream: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rows [R, length] that begin every half length, and which ids count in which row: each exactly once,
+    but the stream's first, which nothing predicts."""
+    step = length // 2
+    count = max(0, -(-(len(stream) - length) // step)) + 1
+    row, place = np.arange(count)[:, None], np.arange(length)
+    index = row * step + place
+    asked = (index > 0) & (index < len(stream)) & ((row == 0) | (place >= length - step))
+    return stream[np.minimum(index, len(stream) - 1)].astype(np.int32), asked
+
+
+def tiled(stream: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rows [R, length] side by side, all of whose ids count; what does not fill a row is left out."""
+    count = len(stream) // length
+    rows = stream[: count * length].reshape(count, length).astype(np.int32)
+    return rows, np.ones_like(rows, bool)
