@@ -1,21 +1,73 @@
-"""The user's cache folder: compiled programs, gains, choices. All of it can be deleted at any time."""
+"""Files and folders that are complete or absent, and fingerprints of what they hold."""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import json
 import os
 import secrets
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
 
 from cspd_jax.errors import UserError
 
 
 def cache_folder() -> Path:
+    """The user's cache: compiled programs, calibrations, timings. All of it can be deleted at any time."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cspd-jax"
 
 
-# A new folder of results: it appears under its name when it is complete, or not at all.
+@contextlib.contextmanager
+def written_beside(path: str | os.PathLike) -> Iterator[Path]:
+    """Yields a name beside `path` to write a file or folder to; it becomes `path` if the block succeeds.
+
+    The name is random, so that two processes do not write to the same one. Whatever is left of it is removed.
+    """
+    path = Path(path)
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
+    try:
+        yield partial
+        partial.replace(path)
+    finally:
+        remove(partial)
+
+
+def remove(path: Path) -> None:
+    """A file or a folder, if it exists."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)
+
+
+def write_text(path: str | os.PathLike, text: str) -> None:
+    """Replaces the file by one with this content."""
+    with written_beside(path) as partial:
+        partial.write_text(text, encoding="utf-8")
+
+
+def write_arrays(path: str | os.PathLike, **arrays: Any) -> None:
+    """Replaces the .npz file by one with these arrays."""
+    with written_beside(path) as partial, open(partial, "wb") as file:
+        np.savez(file, **{name: np.asarray(value) for name, value in arrays.items()})
+
+
+def fingerprint(config: Any, params: Any, *more: Any, leading: int | None = None) -> str:
+    """The SHA-256 of a model's sizes and weights, and of `more` (JSON).
+
+    leading: how many numbers of each parameter count; None is all of them.
+    """
+    digest = hashlib.sha256(json.dumps([repr(config), *more]).encode())
+    for leaf in jax.tree.leaves(params):
+        digest.update(np.asarray(leaf.reshape(-1)[:leading]).tobytes())
+    return digest.hexdigest()
 
 
 def check_new_folder(path: str | os.PathLike) -> None:
@@ -54,7 +106,7 @@ def write_folder(path: str | os.PathLike | None, prefix: str, fill: Callable[[Pa
     except OSError as error:
         raise UserError(f"{final} cannot be written: {error.strerror or error}") from error
     finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        remove(partial)
 
 
 def next_free(prefix: str) -> Path:

@@ -1,4 +1,4 @@
-"""What drafting is expected to bring, if each draft is accepted with the same probability a."""
+"""How many drafts pay off, if each is accepted with the same probability."""
 
 from __future__ import annotations
 
@@ -19,3 +19,20 @@ def speedup(acceptance: Array | float, gamma: Array | int, cost: Array | float) 
     """Over plain decoding, where a draft takes `cost` of the time of a target pass:
     (1 - a^(gamma+1)) / ((1 - a) (gamma cost + 1))."""
     return expected_tokens(acceptance, gamma) / (jnp.asarray(gamma) * cost + 1)
+
+
+def best_draft_length(
+    acceptance: Array, most: int, cost: Array | float, limit: Array | int | None = None
+) -> Array:
+    """The gamma from 1 to `most` (and to `limit` [B], if given) of the largest speed-up: int32 [B].
+
+    acceptance: [B], of one draft. It must come from tests that were not dropped: choosing by a test that the
+    output does not show biases the distribution of the output.
+    """
+    gammas = 1 + jnp.arange(most)
+    gains = speedup(acceptance[:, None], gammas, cost)
+    if limit is None:
+        return 1 + jnp.argmax(gains, axis=1).astype(jnp.int32)
+    limit = jnp.broadcast_to(limit, acceptance.shape)
+    best = jnp.argmax(jnp.where(gammas <= limit[:, None], gains, 0.0), axis=1)
+    return jnp.minimum(1 + best.astype(jnp.int32), limit)

@@ -1,0 +1,29 @@
+"""Wall-clock comparisons: several ways of doing the same, measured in turns."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+
+
+def seconds_in_turns(
+    runs: Mapping[str, Callable[[], Any]], repeats: int, longest: float = float("inf")
+) -> dict[str, list[float]]:
+    """The seconds of each run, `repeats` of them, the runs taking turns so that a busy machine is fair to all.
+
+    Every run must have run before, or its compilation is measured too. What it returns is waited for. After
+    `longest` seconds no further turn begins.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
+    begin = time.perf_counter()
+    for turn in range(repeats):
+        if turn and time.perf_counter() - begin > longest:
+            break
+        for name, run in runs.items():
+            start = time.perf_counter()
+            jax.block_until_ready(run())
+            seconds[name].append(time.perf_counter() - start)
+    return seconds
