@@ -26,13 +26,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax import models
-from cspd_jax._utils.random import image_keys
+from cspd_jax._utils.random import row_keys
 from cspd_jax.coupling import uniform
 from cspd_jax.diffusion.gaussian import coefficients
 from cspd_jax.diffusion.schedule import sampling_schedule
-from cspd_jax.image import autotune, calibration, chain_speculation, plain
+from cspd_jax.image import calibration, chain_speculation, chain_timing, plain
 from cspd_jax.image.chain_drafters import frozen
-from cspd_jax.image.plain import PlainSettings
+from cspd_jax.image.chain_speculation import ChainRandomness, ChainSpeculation
+from cspd_jax.image.plain import SamplerSettings
 from cspd_jax.networks.config import MAR_PRESETS
 from cspd_jax.networks.mar import MARModel, abstract_params, init_params
 
@@ -57,20 +58,20 @@ def seconds(runs: dict, repeats: int) -> dict[str, float]:
     return {name: statistics.median(t) for name, t in times.items()}
 
 
-def settings_of(model, guided: bool = False, speculation=None) -> PlainSettings:
-    return PlainSettings(
+def settings_of(model, guided: bool = False, speculation=None) -> SamplerSettings:
+    return SamplerSettings(
         num_iter=model.config.seq_len,
         respacing="ddim100",
         guided=guided,
-        encoder_sizes=1,
-        speculation=speculation,
+        prefix_buckets=1,
+        chain=speculation,
     )
 
 
 def calls(images: int) -> list[dict]:
     """Head calls of whole generations by the default model, all `images` side by side, one token a step."""
     model, found = models.load("default"), []
-    keys = image_keys(jax.random.key(11), images)
+    keys = row_keys(jax.random.key(11), images)
     labels = jnp.arange(images, dtype=jnp.int32) % 10
     for cfg, temperature in ((1.0, 1.0), (3.0, 1.0), (1.0, 0.95), (3.0, 0.95)):
         settings = settings_of(model, cfg != 1)
@@ -78,16 +79,16 @@ def calls(images: int) -> list[dict]:
         ways = {"frozen": frozen(STEPS, model.config.token_dim), "noise-corrected": drafter}
         for name, drafter in ways.items():
             for windows in WINDOWS:
-                way = settings_of(model, cfg != 1, chain_speculation.Speculation(windows))
+                way = settings_of(model, cfg != 1, ChainSpeculation(windows))
                 options = {"settings": way, "cfg": cfg, "temperature": temperature, "drafter": drafter}
-                counts = plain.sample(model.model, model.params, keys, labels, **options).counts
+                counts = plain.sample(model.network, model.params, keys, labels, **options).counts
                 counts = jax.tree.map(lambda a: np.asarray(a, np.int64), counts)
                 tokens = images * model.config.seq_len
                 row = {
                     "cfg": cfg,
                     "temperature": temperature,
                     "drafter": name,
-                    "M": autotune.name_of(windows),
+                    "M": chain_timing.name_of(windows),
                     "calls_mean": counts.row_calls.sum() / tokens,
                     "calls_of_slowest": float(counts.calls.mean()),
                     "rows_per_token": counts.rows.sum() / tokens / (1 + settings.guided),
@@ -104,27 +105,27 @@ def calls(images: int) -> list[dict]:
     return found
 
 
-def randomness(rows: int, dim: int, seed: int = 0) -> chain_speculation.Randomness:
+def randomness(rows: int, dim: int, seed: int = 0) -> ChainRandomness:
     key = jax.random.key(seed)
-    return chain_speculation.Randomness(
+    return ChainRandomness(
         jax.random.normal(jax.random.fold_in(key, 1), (STEPS + 1, rows, dim)),
         uniform(jax.random.fold_in(key, 2), (STEPS, rows)),
         jax.random.split(jax.random.fold_in(key, 3), rows),
     )
 
 
-def recorded(rows: int, windows: tuple[int, ...]) -> tuple[chain_speculation.Randomness, int]:
+def recorded(rows: int, windows: tuple[int, ...]) -> tuple[ChainRandomness, int]:
     """Runs the default model on `rows` of its contexts. Returns random numbers whose uniforms make any other
     model accept and reject the same drafts (0 always accepts, 2 never), and the number of head calls."""
     model = models.load("default")
     found = calibration.get(model, settings_of(model), 1.0, 1.0).calibration
     schedule = sampling_schedule("ddim100")
-    features = model.model.embed_time(model.params, jnp.asarray(schedule.timestep_map))
+    features = model.network.embed_time(model.params, jnp.asarray(schedule.timestep_map))
     chosen = np.random.default_rng(rows).permutation(rows) % found.contexts.shape[1]
     random = randomness(rows, model.config.token_dim)
     z = found.contexts[0, chosen]
     problem, chain = chain_speculation.begin(
-        model.model, model.params, features, z, random, coefficients(schedule), found.drafter
+        model.network, model.params, features, z, random, coefficients(schedule), found.drafter
     )
 
     @functools.partial(jax.jit, static_argnums=1)
@@ -134,7 +135,7 @@ def recorded(rows: int, windows: tuple[int, ...]) -> tuple[chain_speculation.Ran
         rejected = verdict.n < jnp.minimum(window, chain.left)
         step = draft.steps[jnp.minimum(verdict.n, window - 1), jnp.arange(rows)]
         return (
-            chain_speculation.commit(problem, chain_speculation.Speculation(windows), chain, draft, verdict),
+            chain_speculation.commit(problem, ChainSpeculation(windows), chain, draft, verdict)[0],
             rejected,
             step,
         )
@@ -158,17 +159,17 @@ def head_seconds(name: str, rows: int, repeats: int) -> dict:
         {"head": abstract_params(config)["head"]},
     )
     z = jax.random.normal(jax.random.key(1), (rows, config.decoder_width))
-    settings = PlainSettings(respacing="ddim100")
+    settings = SamplerSettings(respacing="ddim100")
     drafter = frozen(STEPS, config.token_dim)
     runs, count = {}, {}
     for windows in (None, *WINDOWS):
         label, random = "plain", randomness(rows, config.token_dim)
         if windows:
-            label = autotune.name_of(windows)
+            label = chain_timing.name_of(windows)
             random, count[label] = recorded(rows, windows)
-        way = windows and chain_speculation.Speculation(windows)
+        way = windows and ChainSpeculation(windows)
         runs[label] = functools.partial(
-            autotune.run_chains,
+            chain_timing.run_chains,
             model,
             params,
             z,
@@ -199,9 +200,9 @@ def whole_tokens(head: dict, repeats: int) -> list[dict]:
     """One AR step at MAR-B's sizes, batch 1: the backbone's time, and with it the time of a token."""
     config = MAR_PRESETS["mar-base"]
     model, params = MARModel(config), init_params(config, jax.random.key(0))
-    settings = PlainSettings(num_iter=256, respacing="ddim100")
-    batch = plain.start(model, params, image_keys(jax.random.key(0), 1), jnp.zeros(1, jnp.int32), settings)
-    segments = plain.plan_segments(config.seq_len, 256, settings.encoder_sizes)
+    settings = SamplerSettings(num_iter=256, respacing="ddim100")
+    batch = plain.start(model, params, row_keys(jax.random.key(0), 1), jnp.zeros(1, jnp.int32), settings)
+    segments = plain.plan_segments(config.seq_len, 256, settings.prefix_buckets)
     state = plain.empty_state(model, 1, segments)
     fast = min(s for label, s in head["seconds"].items() if label != "plain")
     found = []
@@ -251,10 +252,10 @@ def auto(repeats: int) -> list[dict]:
     settings = settings_of(model)
     gains = calibration.get(model, settings, 1.0, 1.0).calibration
     for rows in (1, 8, 64):
-        chosen = autotune.choose(model, settings, gains, rows, 1.0, 1.0)
-        again = [autotune.measure(model, settings, gains, rows, 1.0, 1.0) for _ in range(repeats)]
+        chosen = chain_timing.choose(model, settings, gains, rows, 1.0, 1.0)
+        again = [chain_timing.measure(model, settings, gains, rows, 1.0, 1.0) for _ in range(repeats)]
         times = {name: statistics.median(a[name] for a in again) for name in again[0]}
-        name = autotune.name_of(chosen.speculation.windows) if chosen.speculation else "plain"
+        name = chain_timing.name_of(chosen.speculation.draft_lengths) if chosen.speculation else "plain"
         row = {"rows": rows, "chosen": name, "seconds": times, "loss": times[name] / min(times.values()) - 1}
         found.append(row)
         listed = ", ".join(f"{n} {1e3 * s:.1f} ms" for n, s in times.items())

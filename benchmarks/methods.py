@@ -24,6 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 from PIL import Image
 
+import cspd_jax
 from cspd_jax import models, reports
 from cspd_jax._utils.compilation import compile_seconds
 from cspd_jax.coupling import log_acceptance_of_ratio
@@ -31,11 +32,9 @@ from cspd_jax.diffusion.chain import path_log_density, sample_path
 from cspd_jax.diffusion.gaussian import coefficients
 from cspd_jax.diffusion.schedule import sampling_schedule
 from cspd_jax.evaluation.data import held_out, open_source, to_float, training_config
-from cspd_jax.image import generation
 from cspd_jax.image.pixels import patchify
 from cspd_jax.image.reveal import guidance_scale, random_reveal, reveal_groups
 from cspd_jax.reports.charts import bars, stacked
-from cspd_jax.reports.image import judgement
 
 PAPER = {"method": "cspd", "criterion": "paper", "gamma": 3}
 METHODS = {
@@ -45,7 +44,7 @@ METHODS = {
     "self": {"method": "self"},
     "self + inner": {"method": "self", "denoise": "speculative"},
     "self, gamma 16, K 32": {"method": "self", "gamma": 16, "proposals": 32},
-    "self, one context (lossy)": {"method": "self", "gamma": 3, "verify": "joint"},
+    "self, one context (lossy)": {"method": "self", "gamma": 3, "joint": True},
     "self, 16 AR steps": {"method": "self", "num_iter": 16, "gamma": 4},
     "cspd path": {"method": "cspd", "gamma": 3, "proposals": 8},
     "cspd paper, Sigma = 1": {**PAPER, "sigma": False},
@@ -57,23 +56,38 @@ GAMMAS = {f"self, gamma {gamma}": {"method": "self", "gamma": gamma} for gamma i
 DISTANCES = (1, 2, 4, 8)
 
 
+def request_of(target, draft, labels, options: dict, **more):
+    """The request that one of `METHODS`, which can be written as JSON, stands for."""
+    options = dict(options)
+    asked = {name: options.pop(name) for name in ("num_iter", "final_noise", "denoise") if name in options}
+    name, criterion = options.pop("method", "plain"), options.pop("criterion", "path")
+    if name == "plain":
+        method = cspd_jax.Plain()
+    elif name == "self":
+        method = cspd_jax.SelfSpeculation(**options)
+    elif criterion == "official":
+        method = cspd_jax.ReleasedRunner(draft, **options)
+    else:
+        kind = {"path": cspd_jax.PathCriterion, "paper": cspd_jax.PaperCriterion}[criterion]
+        names = ("proposals", "sigma", "align", "inner_temperature")
+        own = {name: options.pop(name) for name in names if name in options}
+        method = cspd_jax.DraftSpeculation(draft, kind(**own), **options)
+    return cspd_jax.make_request(target, labels, method=method, **asked, **more)
+
+
 def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
 def cell(target, draft, name: str, batch: int, cfg: float, seed: int) -> dict:
-    options = dict({**METHODS, **GAMMAS}[name])
-    if options.get("method") == "cspd":
-        options["draft"] = draft
     labels = np.arange(batch) % target.config.num_classes
-    request = generation.make_request(target, labels, cfg=cfg, **options)
-    request = generation.settle(target, request, batch)
+    request = request_of(target, draft, labels, {**METHODS, **GAMMAS}[name], cfg=cfg)
+    plan = cspd_jax.resolve(target, request)
     compiled, start = compile_seconds(), time.perf_counter()
-    tokens, info = generation.run(jax.random.key(seed), target, request)
+    tokens, info = cspd_jax.run(jax.random.key(seed), plan)
     tokens = np.asarray(tokens)
     seconds = time.perf_counter() - start - (compile_seconds() - compiled)
-    lossless, _ = judgement(info)
-    row = {"seconds_per_image": seconds / batch, "lossless": lossless, "rounds": info.rounds}
+    row = {"seconds_per_image": seconds / batch, "lossless": info.exactness.lossless, "rounds": info.rounds}
     row |= {"tokens_per_round": info.tokens / batch / info.rounds, "sequential": info.sequential._asdict()}
     row |= {"total": info.total._asdict()}
     if info.verified is not None:
@@ -102,12 +116,12 @@ def contexts_of(model, images, known, guided):
     tokens, reveal, labels, at = images
     halves, batch = 1 + guided, len(tokens)
     unconditional = jnp.arange(halves * batch) >= batch
-    return model.model.context(
+    return model.network.context(
         model.params,
         jnp.tile(tokens, (halves, 1, 1)),
         jnp.tile(reveal, (halves, 1)),
         jnp.tile(known, halves),
-        model.model.embed_class(model.params, jnp.tile(labels, halves), unconditional),
+        model.network.embed_class(model.params, jnp.tile(labels, halves), unconditional),
         jnp.tile(at, halves)[:, None],
         bucket=tokens.shape[1],
     )[:, 0]
@@ -134,10 +148,10 @@ def on_real_images(target, draft, cfg: float, count: int = 512, seed: int = 0) -
 
     def acceptance(drafter, lacking):
         p_z, q_z = (contexts_of(m, images, at - n, cfg != 1) for m, n in ((target, 0), (drafter, lacking)))
-        p_time, q_time = (m.model.embed_time(m.params, stamps) for m in (target, drafter))
-        drawn = sample_path(drafter.model, drafter.params, q_time, q_z, noise, c, **options)
+        p_time, q_time = (m.network.embed_time(m.params, stamps) for m in (target, drafter))
+        drawn = sample_path(drafter.network, drafter.params, q_time, q_z, noise, c, **options)
         path = jnp.concatenate([drawn.states, noise[-1:]])
-        log_p = path_log_density(target.model, target.params, p_time, p_z, path, c, **options)
+        log_p = path_log_density(target.network, target.params, p_time, p_z, path, c, **options)
         return jnp.exp(log_acceptance_of_ratio(log_p - drawn.log_density)), drawn.x
 
     found = {}

@@ -23,7 +23,7 @@ import numpy as np
 import reference_torch
 import torch
 
-from cspd_jax._utils.random import image_keys
+from cspd_jax._utils.random import row_keys
 from cspd_jax.diffusion.schedule import sampling_schedule
 from cspd_jax.image import plain
 from cspd_jax.networks.config import MAR_PRESETS, MARConfig
@@ -70,8 +70,8 @@ def whole_images(batch: int, cfg: float = 1.0) -> dict:
     labels = rng.integers(0, config.num_classes, batch)
     orders = np.stack([rng.permutation(config.seq_len) for _ in range(batch)])
     noise = rng.standard_normal((101, batch, config.seq_len, config.token_dim), np.float32)
-    settings = plain.PlainSettings(num_iter=256, respacing=config.respacing, guided=cfg != 1.0)
-    keys = image_keys(jax.random.key(0), batch)
+    settings = plain.SamplerSettings(num_iter=256, respacing=config.respacing, guided=cfg != 1.0)
+    keys = row_keys(jax.random.key(0), batch)
     ours = functools.partial(
         plain.sample, MARModel(config), params, keys, jnp.asarray(labels), settings=settings, cfg=cfg
     )
@@ -126,10 +126,10 @@ def mar_b(cfg: float, known: int, repeats: int) -> dict:
 
     params = jax.tree.map(jnp.asarray, reference_torch.to_jax(reference))
     model = MARModel(config)
-    settings = plain.PlainSettings(num_iter=256, respacing=config.respacing, guided=guided)
-    segments = plain.plan_segments(config.seq_len, 256, settings.encoder_sizes)
+    settings = plain.SamplerSettings(num_iter=256, respacing=config.respacing, guided=guided)
+    segments = plain.plan_segments(config.seq_len, 256, settings.prefix_buckets)
     bucket = next(s.bucket for s in segments if s.bucket >= known)
-    keys = image_keys(jax.random.key(0), 1)
+    keys = row_keys(jax.random.key(0), 1)
     batch = plain.start(model, params, keys, jnp.zeros(1, jnp.int32), settings)
     state = plain.empty_state(model, 1, segments)
 

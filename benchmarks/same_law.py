@@ -27,13 +27,14 @@ from pathlib import Path
 
 import jax
 import numpy as np
-from methods import METHODS
+from methods import METHODS, request_of
 
+import cspd_jax
 from cspd_jax import models
-from cspd_jax._utils.random import image_keys
+from cspd_jax._utils.random import row_keys
 from cspd_jax.evaluation import classifier as classifiers
 from cspd_jax.evaluation.data import open_source, training_config
-from cspd_jax.image import generation
+from cspd_jax.image import pixels
 from cspd_jax.training.presets import to_json
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
@@ -58,6 +59,8 @@ SEEDS = {
     "self + inner": 1006,
 }
 BATCH = 100
+# Settings of a cell that are not of its method, and what `generate` calls them.
+SAMPLING = {"steps": "respacing", "cfg": "cfg", "cfg_schedule": "cfg_schedule", "temperature": "temperature"}
 COMPONENTS = 32
 
 
@@ -76,20 +79,19 @@ def generate(target, draft, folder: Path, n: int, seed: int, settings: dict) -> 
     if told.exists() and json.loads(told.read_text()) != made_by:
         sys.exit(f"{folder} holds images of other settings; name another folder")
     told.write_text(json.dumps(made_by) + "\n")
-    options = dict(settings)
-    if options.get("method") == "cspd":
-        options["draft"] = draft
     labels = np.arange(BATCH) % target.config.num_classes
-    request = None
+    plan = None
     parts = []
     for i in range(-(-n // BATCH)):
         path = folder / f"part-{i:03d}.npz"
         if not path.exists():
-            request = request or generation.settle(
-                target, generation.make_request(target, labels, **options), BATCH
-            )
-            keys = image_keys(jax.random.key(seed), BATCH, i * BATCH)
-            tokens, info = generation.run(keys, target, request)
+            if plan is None:
+                options = {name: value for name, value in settings.items() if name not in SAMPLING}
+                sampling = {SAMPLING[name]: value for name, value in settings.items() if name in SAMPLING}
+                request = request_of(target, draft, labels, options, **sampling)
+                plan = cspd_jax.resolve(target, request, BATCH)
+            keys = row_keys(jax.random.key(seed), BATCH, i * BATCH)
+            tokens, info = cspd_jax.run(keys, plan)
             partial = path.with_suffix(".partial.npz")
             tested = (int(info.tested.sum()), int(info.accepted.sum()))
             np.savez(partial, tokens=np.asarray(tokens, np.float32), tested=tested, rounds=info.rounds)
@@ -165,7 +167,7 @@ def main() -> None:
                 slug = "".join(c if c.isalnum() else "_" for c in name)
                 folder = args.folder / f"{here}-{slug}"
                 found = generate(target, draft, folder, args.n, SEEDS[name], settings)
-                images = generation.to_images(target, found["tokens"])
+                images = pixels.to_images(target, found["tokens"])
                 right = np.mean(classify(images)[0] == found["labels"])
                 row = cell | {
                     "acceptance": found["acceptance"],

@@ -15,7 +15,7 @@ from pathlib import Path
 import cspd_jax
 from cspd_jax import checkpoints, models
 from cspd_jax.image import calibration
-from cspd_jax.image.generation import make_request
+from cspd_jax.image.plan import make_request
 
 
 def main() -> None:

@@ -33,22 +33,27 @@ _SHIPPED = Path(__file__).parent / "defaults"
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ImageModel:
-    """A MAR model with its parameters.
+    """An image model with its parameters: a MAR model, or your own.
 
-    name: what it was loaded by. model: its pure functions (static under jit). params: pytree of arrays.
-    metadata: the rest of its config.json. class_names: one per class, or empty. folder: its checkpoint's.
+    name: what it was loaded by.
+    network: its pure functions (a `TokenModel`, static under jit). Either it has a `config` with num_classes
+        and respacing, or these are its own attributes.
+    params: pytree of arrays.
+    metadata: the rest of its config.json.
+    class_names: one per class, or empty.
+    folder: its checkpoint's, if it has one.
     """
 
     name: str
-    model: MARModel
+    network: Any
     params: Any
-    metadata: dict[str, Any]
+    metadata: dict[str, Any] = dataclasses.field(default_factory=dict)
     class_names: tuple[str, ...] = ()
     folder: Path | None = None
 
     @property
     def config(self) -> MARConfig:
-        return self.model.config
+        return getattr(self.network, "config", self.network)
 
     def class_name(self, label: int) -> str:
         """The caption of a label: the class's name, its number, or "no class" for -1."""
@@ -91,9 +96,9 @@ def load(name_or_path: str | os.PathLike, dtype: Any = None) -> ImageModel:
     dtype = _float_type(dtype)
     name = os.fspath(name_or_path)
     loaded = _load(name, "mar", dtype)
-    model = MARModel(loaded.config, dtype)
+    network = MARModel(loaded.config, dtype)
     names = class_names(loaded.metadata, loaded.config.num_classes)
-    return ImageModel(name, model, loaded.params, loaded.metadata, names, _locate(name, "mar"))
+    return ImageModel(name, network, loaded.params, loaded.metadata, names, _locate(name, "mar"))
 
 
 def load_text(name_or_path: str | os.PathLike, dtype: Any = None) -> TextModel:
@@ -170,7 +175,7 @@ def check_draft(target: MARConfig, draft: MARConfig) -> None:
         ("patch_size", "patches of size {}"),
         ("vae_stride", "a stride of {} pixels per latent"),
     ):
-        have, want = getattr(draft, field), getattr(target, field)
+        have, want = getattr(draft, field, None), getattr(target, field, None)
         if have != want:
             raise UserError(
                 f"the draft does not fit the target: it has {meaning.format(have)}, the target"

@@ -19,7 +19,7 @@ import pytest
 OPTIMISED = {
     "test_autoencoder",
     "test_golden_mar",
-    "test_inner_default",
+    "test_chain_speculation_default",
     "test_lm_parity",
     "test_parity_torch",
     "test_same_law",

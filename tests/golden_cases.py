@@ -21,7 +21,7 @@ import numpy as np
 from recorded import GOLDEN, Case, Network, Recorded, difference
 from runner_cases import RUNNER_GROUPS, runner, runner_names
 
-from cspd_jax._utils.random import image_keys
+from cspd_jax._utils.random import row_keys
 from cspd_jax.diffusion.chain import sample_path, step_law
 from cspd_jax.diffusion.gaussian import coefficients, posterior, predicted_x0
 from cspd_jax.diffusion.schedule import Schedule, make_schedule, respace
@@ -189,12 +189,12 @@ def generations(f: Fixture, prefix: str) -> Iterator[Case]:
     for name in f.under(prefix + "ar/"):
         at = f"{prefix}ar/{name}/"
         num_iter, cfg, constant, temperature = (float(s) for s in f[at + "settings"])
-        settings = plain.PlainSettings(
+        settings = plain.SamplerSettings(
             num_iter=int(num_iter),
             respacing=_spec(f, prefix),
             guided=cfg != 1.0,
             cfg_schedule="constant" if constant else "linear",
-            encoder_sizes=1,
+            prefix_buckets=1,
         )
         groups = reveal_groups(length, settings.num_iter)
         scales = guidance_scale(groups, cfg, settings.cfg_schedule)
@@ -210,7 +210,7 @@ def generations(f: Fixture, prefix: str) -> Iterator[Case]:
         tokens = plain.sample(
             f.model,
             f.params,
-            image_keys(jax.random.key(0), len(labels)),
+            row_keys(jax.random.key(0), len(labels)),
             labels,
             settings=settings,
             cfg=cfg,

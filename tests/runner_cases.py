@@ -1,4 +1,4 @@
-"""Compares `decoders.official` with recorded runs of the released speculative runner.
+"""Compares `image.released` with recorded runs of the released speculative runner.
 
 `runner(folder, name)` is a file of runs; a group of RUNNER_GROUPS yields (what, difference, tolerance).
 """
@@ -14,12 +14,13 @@ import jax.numpy as jnp
 import numpy as np
 from recorded import GOLDEN, Case, Network, Recorded, difference, mismatch, network
 
-from cspd_jax._utils.random import image_keys
+from cspd_jax._utils.random import row_keys
 from cspd_jax.diffusion.gaussian import Gaussian
 from cspd_jax.diffusion.schedule import respace
 from cspd_jax.errors import UserError
 from cspd_jax.image import plain, released
 from cspd_jax.image.pixels import unpatchify
+from cspd_jax.image.released import RunnerOptions
 from cspd_jax.image.reveal import guidance_scale, reveal_from_orders
 
 
@@ -75,23 +76,23 @@ def runner_names(folder: Path) -> list[str]:
     return found
 
 
-def run_settings(r: Runner, run: str) -> tuple[plain.PlainSettings, released.Official, dict]:
+def run_settings(r: Runner, run: str) -> tuple[plain.SamplerSettings, RunnerOptions, dict]:
     """What `released.sample` is to be called with; the numbers that are not static in a dictionary."""
     num_iter, gamma, prefill, cfg, constant, temperature, inner = (
         round(float(s), 6) for s in r[f"{run}/settings"]
     )
-    settings = plain.PlainSettings(
+    settings = plain.SamplerSettings(
         num_iter=int(num_iter),
         respacing=r.respacing(run),
         guided=cfg != 1.0,
         cfg_schedule="constant" if constant else "linear",
-        encoder_sizes=1,
+        prefix_buckets=1,
     )
     numbers = {"cfg": cfg, "temperature": temperature, "inner_temperature": inner}
-    return settings, released.Official(int(gamma), prefill), numbers
+    return settings, RunnerOptions(int(gamma), prefill), numbers
 
 
-def calls_of(steps: tuple[released.Step, ...], cfg: float, cfg_schedule: str) -> list[tuple]:
+def calls_of(steps: tuple[released.ScheduledStep, ...], cfg: float, cfg_schedule: str) -> list[tuple]:
     """All calls in order: model (0 target, 1 draft), known tokens, predicted tokens, guidance scale."""
     scales = np.asarray(guidance_scale(tuple(step.group for step in steps), cfg, cfg_schedule))
     found = []
@@ -122,32 +123,32 @@ def runner_calls(r: Runner, run: str) -> Iterator[Case]:
     yield f"{run}/total", mismatch((total.target_backbone, total.draft_backbone), [*of_models]), 0.0
 
 
-def recorded_laws(r: Runner, at: str, rows: int) -> tuple[released.Law, released.Law]:
-    """The recorded laws of target and draft, as a batch of one with `rows` tokens: [1, rows, d]."""
+def recorded_ends(r: Runner, at: str, rows: int) -> tuple[released.ChainEnd, released.ChainEnd]:
+    """The recorded ends of target and draft, as a batch of one with `rows` tokens: [1, rows, d]."""
 
-    def law(side):
+    def end(side):
         mean, std, log_std = (r[f"{at}{side}_{k}"] for k in ("mean", "std", "logstd_sum"))
         mean, log_std = (np.pad(a, ((0, rows - len(a)), (0, 0)))[None] for a in (mean, log_std))
         std = np.pad(std, ((0, rows - len(std)), (0, 0)), constant_values=1)[None]
-        return released.Law(Gaussian(mean, 2 * np.log(std)), log_std)
+        return released.ChainEnd(Gaussian(mean, 2 * np.log(std)), log_std)
 
-    return law("target"), law("draft")
+    return end("target"), end("draft")
 
 
 @functools.partial(jax.jit, static_argnames="max_tries")
 def _judged(p, q, real, inner, u, normals, uniforms, max_tries):
-    """The test and the proposals on given laws and numbers; log ratio, log F and log alpha as well."""
+    """The test and the proposals on given ends and numbers; log ratio, log F and log alpha as well."""
     ratio = released.log_acceptance_ratio(p, q, inner)
     accepted = real & (jnp.log(u) < ratio)
     draw = lambda k: (normals[k], uniforms[k])
     found = released.propose(p, q, real, accepted, draw, max_tries=max_tries, together=True)
-    alpha = released.log_taking(p, q, p.last.mean + jnp.exp(0.5 * p.last.log_var) * normals)
+    alpha = released.log_take(p, q, p.last.mean + jnp.exp(0.5 * p.last.log_var) * normals)
     out = jnp.where(accepted[..., None], q.last.mean, found.value)
     return ratio, released.log_path_factor(p, q), alpha, accepted, found.tries, out
 
 
 def acceptance(r: Runner, at: str, inner: float, max_tries: int = 100) -> Iterator[Case]:
-    """The test and the proposals alone, on recorded laws and numbers, under the prefix `at`."""
+    """The test and the proposals alone, on recorded ends and numbers, under the prefix `at`."""
     theirs = {key: r[at + key] for key in ("ratio", "fixed_term", "uniform", "accepted", "out")}
     count, dim = theirs["out"].shape
     rows = -(-count // 32) * 32  # fewer shapes to compile
@@ -159,9 +160,9 @@ def acceptance(r: Runner, at: str, inner: float, max_tries: int = 100) -> Iterat
             r[at + "resample_uniform"],
         )
     u = np.pad(theirs["uniform"], (0, rows - count))[None]
-    laws, real = recorded_laws(r, at, rows), np.arange(rows)[None] < count
+    ends, real = recorded_ends(r, at, rows), np.arange(rows)[None] < count
     ratio, factor, alpha, accepted, spent, out = jax.tree.map(
-        np.asarray, _judged(*laws, real, inner, u, *map(np.float32, (normals, uniforms)), max_tries)
+        np.asarray, _judged(*ends, real, inner, u, *map(np.float32, (normals, uniforms)), max_tries)
     )
     ratio, factor, accepted, out = (a[0, :count] for a in (ratio, factor, accepted, out))
     # The reference divides products of float32 numbers, which lose their digits where they are subnormal.
@@ -188,7 +189,7 @@ def runner_units(r: Runner) -> Iterator[Case]:
         yield from acceptance(r, f"unit/{case}/", float(r[f"unit/{case}/inner"]))
 
 
-def run_draws(r: Runner, run: str, max_tries: int) -> released.Draws:
+def run_draws(r: Runner, run: str, max_tries: int) -> released.RecordedDraws:
     """The recorded uniforms and normals by position; zero where nothing was drawn."""
     images, length, dim = r[f"{run}/noise"].shape
     test = np.zeros((images, length), np.float32)
@@ -201,7 +202,7 @@ def run_draws(r: Runner, run: str, max_tries: int) -> released.Draws:
             tries = len(r[at + "resample_normal"])
             normals[:tries, row, position] = r[at + "resample_normal"]
             uniforms[:tries, row, position] = r[at + "resample_uniform"]
-    return released.Draws(test, normals, uniforms)
+    return released.RecordedDraws(test, normals, uniforms)
 
 
 def runner_generation(r: Runner, run: str) -> Iterator[Case]:
@@ -214,10 +215,10 @@ def runner_generation(r: Runner, run: str) -> Iterator[Case]:
         target.params,
         draft.model,
         draft.params,
-        image_keys(jax.random.key(0), len(labels)),
+        row_keys(jax.random.key(0), len(labels)),
         labels,
         settings=settings,
-        official=options,
+        options=options,
         reveal=reveal_from_orders(r[f"{run}/orders"]),
         noise=np.concatenate([inner, first[None]]),
         draws=run_draws(r, run, options.max_tries),

@@ -18,7 +18,7 @@ from cspd_jax.data.digits import Digits, DigitsConfig
 from cspd_jax.data.glyphs import GlyphConfig, Glyphs
 from cspd_jax.data.source import Batch
 from cspd_jax.evaluation import classifier, data, resume, statistics
-from cspd_jax.image import generation
+from cspd_jax.image import generation, pixels, plan
 from cspd_jax.networks import mar
 from cspd_jax.training.config import TrainConfig
 from cspd_jax.training.presets import to_json
@@ -204,11 +204,11 @@ def test_report(evaluated):
 
 def test_images_are_those_of_generate(evaluated, target):
     model = models.load(target)
-    request = generation.make_request(model, [0, 1, 2, 3, 4, 0, 1], num_iter=2, steps="2")
-    tokens, _ = generation.generate_batches(jax.random.key(0), model, request, batch=3)
+    request = plan.make_request(model, [0, 1, 2, 3, 4, 0, 1], num_iter=2, respacing="2")
+    tokens, _ = generation.generate_batches(jax.random.key(0), plan.resolve(model, request, batch=3))
     kept = [np.load(evaluated / "generated" / f"part_0000{i}.npz") for i in range(3)]
     images = np.concatenate([part["images"] for part in kept])[:7].astype(int)
-    assert np.abs(images - generation.to_images(model, tokens)).max() <= 1  # 8-bit rounding
+    assert np.abs(images - pixels.to_images(model, tokens)).max() <= 1  # 8-bit rounding
 
 
 def test_killed_run_continues(evaluated, target, tmp_path, monkeypatch, capsys):

@@ -12,10 +12,10 @@ import tiny
 
 import cspd_jax
 from cspd_jax import models
-from cspd_jax._utils.random import image_keys
+from cspd_jax._utils.random import row_keys
 from cspd_jax.errors import UserError
-from cspd_jax.image import generation, plain
-from cspd_jax.image.info import Calls
+from cspd_jax.image import generation, pixels, plain, plan
+from cspd_jax.image.info import NetworkCalls
 from cspd_jax.networks.mar import MARModel
 
 KEY = jax.random.key(3)
@@ -37,7 +37,7 @@ def test_generate_and_look(model):
     tokens, info = cspd_jax.generate(KEY, model, LABELS)
     assert tokens.shape == (4, 16, 16) and bool(jnp.isfinite(tokens).all())
     assert (info.method, info.images, info.tokens, info.rounds) == ("plain", 4, 64, 16)
-    assert info.sequential == Calls(16, 160) and info.total == Calls(64, 640)
+    assert info.sequential == NetworkCalls(16, 160) and info.total == NetworkCalls(64, 640)
     assert info.accepted.shape == (4, 16) and not info.accepted.any()
     images = cspd_jax.to_images(model, tokens)
     assert images.shape == (4, 16, 16, 1) and images.dtype == np.uint8
@@ -48,11 +48,11 @@ def test_generate_and_look(model):
 
 
 def test_counts_with_guidance_and_groups(model):
-    _, info = generation.generate(KEY, model, [0, 1, -1], num_iter=4, steps="ddim5", cfg=2.0)
+    _, info = generation.generate(KEY, model, [0, 1, -1], num_iter=4, respacing="ddim5", cfg=2.0)
     segments = plain.plan_segments(16, 4, 1)
     width = sum(len(s.groups) * s.width for s in segments)
     assert width >= 16 and info.rounds == 4
-    assert info.sequential == Calls(4, 20) and info.total == Calls(2 * 3 * 4, 2 * 3 * width * 5)
+    assert info.sequential == NetworkCalls(4, 20) and info.total == NetworkCalls(2 * 3 * 4, 2 * 3 * width * 5)
 
 
 def test_compiled_once_per_shape(model):
@@ -63,7 +63,7 @@ def test_compiled_once_per_shape(model):
             traces.append(1)
             return super().embed_class(*args)
 
-    counting = dataclasses.replace(model, model=Counting(model.config))
+    counting = dataclasses.replace(model, network=Counting(model.config))
     for cfg, temperature, labels in ((2.0, 1.0, [0, 1]), (3.0, 0.9, [4, 2]), (2.5, 0.5, [1, -1])):
         generation.generate(KEY, counting, labels, cfg=cfg, temperature=temperature, num_iter=1)
     assert len(traces) == 1
@@ -82,10 +82,10 @@ def test_streaming_is_the_same_generation(model):
 
 def test_image_depends_on_its_own_key_only(model):
     tokens, _ = generation.generate(KEY, model, LABELS, **FAST)
-    keys = image_keys(KEY, 4)
+    keys = row_keys(KEY, 4)
     swapped, _ = generation.generate(keys[jnp.array([3, 1, 0, 2])], model, [3, 1, 0, 2], **FAST)
     others, _ = generation.generate(
-        keys.at[1:].set(image_keys(jax.random.key(9), 3)), model, [0, 4, 4, 4], **FAST
+        keys.at[1:].set(row_keys(jax.random.key(9), 3)), model, [0, 4, 4, 4], **FAST
     )
     np.testing.assert_array_equal(others[0], tokens[0])  # same shapes: exactly, whatever the neighbours
     np.testing.assert_array_equal(swapped[1], tokens[1])
@@ -97,12 +97,13 @@ def test_image_depends_on_its_own_key_only(model):
 def test_batches_do_not_change_the_images(model, batch):
     labels = LABELS
     whole, _ = generation.generate(KEY, model, labels, **FAST)
-    request, told = generation.make_request(model, labels, **FAST), []
-    tokens, info = generation.generate_batches(KEY, model, request, batch, on_step=told.append)
+    request, told = plan.make_request(model, labels, **FAST), []
+    resolved = plan.resolve(model, request, batch)
+    tokens, info = generation.generate_batches(KEY, resolved, on_step=told.append)
     np.testing.assert_allclose(tokens, whole, atol=1e-4)
     batches = -(-4 // min(batch, 4))
-    assert sum(told) == generation.num_steps(model, request, batch) == 2 * batches
-    assert info.sequential == Calls(2 * batches, 20 * batches)
+    assert sum(told) == generation.num_steps(resolved) == 2 * batches
+    assert info.sequential == NetworkCalls(2 * batches, 20 * batches)
     assert info.total.target_backbone == 2 * batches * min(batch, 4)
 
 
@@ -110,7 +111,7 @@ def test_old_keys_and_one_key_each(model):
     tokens, _ = generation.generate(jax.random.PRNGKey(3), model, LABELS, **FAST)
     np.testing.assert_array_equal(tokens, generation.generate(KEY, model, LABELS, **FAST)[0])
     with pytest.raises(UserError, match="4 labels and keys of shape"):
-        generation.generate(image_keys(KEY, 3), model, LABELS)
+        generation.generate(row_keys(KEY, 3), model, LABELS)
 
 
 @pytest.mark.parametrize(
@@ -123,8 +124,8 @@ def test_old_keys_and_one_key_each(model):
         ({"num_iter": 0}, "num_iter is 0"),
         ({"num_iter": 10**9}, "num_iter is 1000000000"),
         ({"num_iter": 2.5}, "num_iter is 2.5"),
-        ({"steps": "ddim300"}, "respacing 'ddim300'"),
-        ({"steps": 1}, "single step"),
+        ({"respacing": "ddim300"}, "respacing 'ddim300'"),
+        ({"respacing": 1}, "single step"),
         ({"cfg_schedule": "cubic"}, "schedule 'cubic'"),
         ({"labels": [5]}, "label 5 is out of range"),
         ({"labels": []}, "at least one class"),
@@ -141,20 +142,20 @@ def test_latents(folder):
     model = cspd_jax.load(tiny.save_mar(folder / "latents", tiny.LATENTS, names=None))
     vae = cspd_jax.load_vae(tiny.save_kl16(folder / "vae"))
     tokens, _ = generation.generate(KEY, model, LABELS * 3, num_iter=1)
-    latents = generation.to_latents(model, tokens)
+    latents = pixels.to_latents(model, tokens)
     assert latents.shape == (12, 4, 4, 4)
     np.testing.assert_allclose(latents[0, 1, 2] * 0.2325, tokens[0, 6], rtol=1e-5)
-    images = generation.to_images(model, tokens, vae)
-    compiled = generation._decode_some._cache_size()
+    images = pixels.to_images(model, tokens, vae)
+    compiled = pixels.decode_batch._cache_size()
     assert images.shape == (12, 8, 8, 3) and model.class_name(3) == "3"
-    np.testing.assert_array_equal(images, generation.to_images(model, tokens, vae))
-    assert generation._decode_some._cache_size() == compiled
-    np.testing.assert_array_equal(images[9:10], generation.to_images(model, tokens[9:10], vae))
+    np.testing.assert_array_equal(images, pixels.to_images(model, tokens, vae))
+    assert pixels.decode_batch._cache_size() == compiled
+    np.testing.assert_array_equal(images[9:10], pixels.to_images(model, tokens[9:10], vae))
     with pytest.raises(UserError, match="makes latents"):
-        generation.to_images(model, tokens)
+        pixels.to_images(model, tokens)
     wrong = dataclasses.replace(vae, config=dataclasses.replace(vae.config, embed_dim=8))
     with pytest.raises(UserError, match="does not fit"):
-        generation.to_images(model, tokens, wrong)
+        pixels.to_images(model, tokens, wrong)
 
 
 def test_load(folder, model, monkeypatch):

@@ -18,10 +18,12 @@ import cspd_jax
 from cspd_jax._utils import compilation
 from cspd_jax.cli import main
 from cspd_jax.errors import UserError
-from cspd_jax.image import comparison, generation
+from cspd_jax.image import autotune, generation, plan
 from cspd_jax.image.chain_drafters import frozen
-from cspd_jax.image.released import Official
-from cspd_jax.image.speculation import Ahead
+from cspd_jax.image.chain_speculation import ChainSpeculation
+from cspd_jax.image.methods import DraftSpeculation, Plain, ReleasedRunner, SelfSpeculation
+from cspd_jax.image.speculation import PaperCriterion
+from cspd_jax.networks.mar import MARModel
 from cspd_jax.reports import acceptance_maps
 
 KEY = jax.random.key(3)
@@ -126,14 +128,23 @@ def test_without_a_method_the_fastest_exact_one_is_shown_beside_plain(run):
 def test_self_speculation_must_beat_speculation_along_the_chains(monkeypatch, of_chains, wins):
     """Not only the plain sampler step by step."""
     model = cspd_jax.load("default")
-    plain = generation.make_request(model, [0], denoise="plain")
-    if of_chains is not None:
-        plain = generation.make_request(model, [0], denoise="speculative")
-    ahead = generation.make_request(model, [0], method="self")
+    denoise = "plain" if of_chains is None else "speculative"
+    plain = plan.resolve(model, plan.make_request(model, [0], denoise=denoise))
+    ahead = plan.make_request(model, [0], method=SelfSpeculation())
     factors = {"self": 1.1, "plain": of_chains}
-    measured = lambda key, model, request: SimpleNamespace(faster=factors[request.method])
-    monkeypatch.setattr(comparison, "compare", measured)
-    assert comparison.is_faster(KEY, model, ahead, plain) == wins
+    measured = lambda key, plan: SimpleNamespace(faster=factors[plan.method.name])
+    monkeypatch.setattr(autotune, "compare", measured)
+    monkeypatch.setattr(autotune, "self_speculation_can_win", lambda *_: True)
+    assert (autotune.faster_of(KEY, plain, ahead).method.name == "self") == wins
+
+
+def test_fastest_is_a_plan_that_runs(folder):
+    model = cspd_jax.load(folder / "target")
+    found = cspd_jax.fastest(KEY, model, [0, 1], num_iter=2)
+    tokens, info = cspd_jax.run(KEY, found)
+    assert tokens.shape == (2, 16, 16) and info.exactness.lossless
+    assert info.method in ("plain", "self")
+    assert cspd_jax.fastest(KEY, model, [0], num_iter=2, final_noise=False).method == Plain()
 
 
 def _too_little(*_, **__):
@@ -143,9 +154,11 @@ def _too_little(*_, **__):
 def test_too_little_memory(run, folder, monkeypatch):
     """What does not fit is not faster; where it was asked for, one sentence says what to do."""
     model = cspd_jax.load(folder / "target")
-    monkeypatch.setattr(comparison, "compare", _too_little)
-    plain, ahead = (generation.make_request(model, [0], method=method) for method in ("plain", "self"))
-    assert not comparison.is_faster(KEY, model, ahead, plain)
+    monkeypatch.setattr(autotune, "compare", _too_little)
+    monkeypatch.setattr(autotune, "self_speculation_can_win", lambda *_: True)
+    plain = plan.resolve(model, plan.make_request(model, [0]))
+    ahead = plan.make_request(model, [0], method=SelfSpeculation())
+    assert autotune.faster_of(KEY, plain, ahead) is plain
     monkeypatch.setattr(generation, "generate_batches", _too_little)
     code, out, err = run("--method", "self", *FAST)
     assert code == 2 and out == "" and "too little memory" in err and "Traceback" not in err
@@ -155,16 +168,16 @@ def test_too_little_memory(run, folder, monkeypatch):
 def test_batches_stream_and_one_call_agree(folder):
     model, draft = (cspd_jax.load(folder / name) for name in ("target", "draft"))
     labels = [0, 1, 2]
-    for options in ({"method": "self"}, {"method": "cspd", "draft": draft, "criterion": "official"}):
-        options |= {"num_iter": 3, "gamma": 2, "steps": "ddim5"}
+    for method in (SelfSpeculation(gamma=2), ReleasedRunner(draft, gamma=2)):
+        options = {"method": method, "num_iter": 3, "respacing": "ddim5"}
         tokens, info = cspd_jax.generate(KEY, model, labels, **options)
-        request, told = generation.make_request(model, labels, **options), []
-        batches, other = generation.generate_batches(KEY, model, request, 2, on_step=told.append)
+        in_batches, told = plan.resolve(model, plan.make_request(model, labels, **options), 2), []
+        batches, other = generation.generate_batches(KEY, in_batches, on_step=told.append)
         np.testing.assert_allclose(batches, tokens, atol=1e-4)
         np.testing.assert_array_equal(other.accepted, info.accepted)
         np.testing.assert_array_equal(other.verified.accepted, info.verified.accepted)  # without the filling
         assert other.verified.tested.sum() == other.tested.sum() == info.verified.tested.sum()
-        assert sum(told) == generation.num_steps(model, request, 2) == 6
+        assert sum(told) == generation.num_steps(in_batches) == 6
         *_, (known, last) = cspd_jax.stream(KEY, model, labels, **options)
         assert known == 16
         np.testing.assert_allclose(last, tokens, atol=1e-4)
@@ -199,31 +212,42 @@ def test_mistakes(run, folder, argv, sentence):
 
 def test_no_more_is_drafted_than_there_is(folder):
     model = cspd_jax.load(folder / "target")
-    made = functools.partial(generation.make_request, model, [0], method="self", gamma=10**9)
-    assert made().ahead.gamma == 15  # 16 groups, and the first is not drafted
-    assert made(num_iter=4).ahead.gamma == 3 and made(num_iter=1).ahead.gamma == 1
-    speculation = made(denoise="speculative", steps="ddim10", windows=[40] * 90).settings.speculation
-    assert speculation.windows == (10,) * 10
+    made = functools.partial(plan.make_request, model, [0], method=SelfSpeculation(gamma=10**9))
+    assert made().method.gamma == 15  # 16 groups, and the first is not drafted
+    assert made(num_iter=4).method.gamma == 3 and made(num_iter=1).method.gamma == 1
+    chain = made(denoise=ChainSpeculation((40,) * 90), respacing="ddim10").settings.chain
+    assert chain.draft_lengths == (10,) * 10
 
 
-def test_options_become_settings(folder):
+def test_methods_check_themselves(folder):
     model = cspd_jax.load(folder / "target")
     draft = cspd_jax.load(folder / "draft")
 
-    def made(**options):
-        return generation.make_request(model, [0], **options)
+    def made(method, **options):
+        return plan.make_request(model, [0], method=method, **options)
 
-    assert made().ahead is None and made().settings.final_noise is False
-    assert made(method="self").ahead == Ahead(gamma=8, proposals=16)
-    assert made(method="cspd", draft=draft, criterion="official", gamma=4).ahead == Official(gamma=4)
-    with pytest.raises(UserError, match="method self uses no draft"):
-        made(method="self", draft=draft)
-    with pytest.raises(TypeError, match="no option 'gama'"):
-        made(method="self", gama=3)
-    with pytest.raises(UserError, match="gamma is 2\\.5; it must be a whole number"):
-        made(method="self", gamma=2.5)
-    with pytest.raises(UserError, match="a drafter goes with denoise speculative"):
-        made(denoise="auto", drafter=frozen(10, 4))
+    assert made(Plain()).settings.final_noise is False
+    assert made(SelfSpeculation()).method == SelfSpeculation(gamma=8, proposals=16)
+    assert made(SelfSpeculation()).settings.final_noise is True
+    assert made(ReleasedRunner(draft)).settings.final_noise is False
+    small = dataclasses.replace(draft, network=MARModel(dataclasses.replace(tiny.PIXELS, num_classes=3)))
+    for method, sentence in (
+        (SelfSpeculation(gamma=2.5), "gamma is 2\\.5; it must be a whole number"),
+        (SelfSpeculation(gamma=True), "gamma is True; it must be a whole number"),
+        (SelfSpeculation(proposals=0), "proposals is 0; it must be at least 1"),
+        (DraftSpeculation(draft, PaperCriterion(inner_temperature=0.0)), "inner_temperature is 0"),
+        (DraftSpeculation(draft, prefill=-0.1), "prefill is -0.1"),
+        (DraftSpeculation(small), "does not fit the target"),
+        (ReleasedRunner(draft, max_tries=0), "max_tries is 0"),
+        (SelfSpeculation, "must be a method object"),
+        ("self", "must be a method object"),
+    ):
+        with pytest.raises(UserError, match=sentence):
+            made(method)
+    with pytest.raises(UserError, match="a chain_drafter goes with denoise speculative"):
+        made(Plain(), denoise="auto", chain_drafter=frozen(10, 4))
+    with pytest.raises(UserError, match="no noise in the last denoising step"):
+        made(ReleasedRunner(draft), final_noise=True)
 
 
 def test_maps():

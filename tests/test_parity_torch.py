@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from cspd_jax._utils.random import image_keys
+from cspd_jax._utils.random import row_keys
 from cspd_jax.diffusion.schedule import sampling_schedule
 from cspd_jax.image import plain
 from cspd_jax.networks.config import MARConfig
@@ -59,9 +59,9 @@ def test_whole_generation(change, num_iter, cfg, temperature):
     ours = plain.sample(
         MARModel(config),
         jax.tree.map(jnp.asarray, reference_torch.to_jax(reference)),
-        image_keys(jax.random.key(0), 3),
+        row_keys(jax.random.key(0), 3),
         jnp.asarray(labels),
-        settings=plain.PlainSettings(num_iter=num_iter, respacing=config.respacing, guided=cfg != 1.0),
+        settings=plain.SamplerSettings(num_iter=num_iter, respacing=config.respacing, guided=cfg != 1.0),
         cfg=cfg,
         temperature=temperature,
         reveal=jnp.asarray(orders[:, ::-1].copy()),

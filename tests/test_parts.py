@@ -10,11 +10,12 @@ import tiny
 
 from cspd_jax import models
 from cspd_jax._utils.chunks import in_parts
-from cspd_jax._utils.random import image_keys
+from cspd_jax._utils.random import row_keys
 from cspd_jax.image import chain_speculation, plain
+from cspd_jax.image.chain_speculation import ChainSpeculation
 from cspd_jax.networks import mar as networks
 
-KEYS, LABELS = image_keys(jax.random.key(1), 5), jnp.zeros(5, jnp.int32)
+KEYS, LABELS = row_keys(jax.random.key(1), 5), jnp.zeros(5, jnp.int32)
 
 
 @pytest.mark.parametrize("most", [0, 1, 3, 4, 7, 9])
@@ -36,8 +37,8 @@ def test_parts_make_the_whole(most):
 def test_a_generation_in_parts(tmp_path, monkeypatch, module, limit):
     """Contexts of two sequences at a time; head calls of a few rows at a time."""
     model = models.load(tiny.save_mar(tmp_path / "model"))
-    settings = plain.PlainSettings(2, "ddim5", guided=True, speculation=chain_speculation.Speculation((4,)))
-    make = functools.partial(plain.sample.__wrapped__, model.model, model.params, KEYS, LABELS)
+    settings = plain.SamplerSettings(2, "ddim5", guided=True, chain=ChainSpeculation((4,)))
+    make = functools.partial(plain.sample.__wrapped__, model.network, model.params, KEYS, LABELS)
     whole = make(settings=settings, cfg=2.0).tokens
     config, parts = model.config, []
     scores = config.encoder_heads * (config.buffer_size + config.seq_len) ** 2

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 from golden_cases import fixture
 
-from cspd_jax._utils.random import image_keys
+from cspd_jax._utils.random import row_keys
 from cspd_jax.errors import UserError
 from cspd_jax.image import plain
 from cspd_jax.networks.mar import MARModel
 
-SETTINGS = plain.PlainSettings(num_iter=6, respacing="ddim8", encoder_sizes=1)
+SETTINGS = plain.SamplerSettings(num_iter=6, respacing="ddim8", prefix_buckets=1)
 LABELS = jnp.array([3, 1, -1, 9])
-KEYS = image_keys(jax.random.key(7), 4)
+KEYS = row_keys(jax.random.key(7), 4)
 
 
 def draw(keys=KEYS, labels=LABELS, settings=SETTINGS, model=None, **kwargs):
@@ -39,7 +39,7 @@ def test_shape_and_determinism():
 
 def test_neighbours_do_not_matter():
     """Same shapes, the same row among other neighbours: bit for bit."""
-    others = image_keys(jax.random.key(99), 4)
+    others = row_keys(jax.random.key(99), 4)
     keys = jnp.stack([others[0], KEYS[1], others[2], others[3]])
     mixed = draw(keys=keys, labels=jnp.array([0, 1, 5, -1]))
     np.testing.assert_array_equal(mixed[1], base()[1])
@@ -93,7 +93,7 @@ def test_any_number_of_steps(num_iter):
 @pytest.mark.parametrize("num_iter", [5])
 def test_encoder_sizes_do_not_change_the_result(num_iter):
     settings = dataclasses.replace(SETTINGS, num_iter=num_iter)
-    runs = [draw(settings=dataclasses.replace(settings, encoder_sizes=n)) for n in (1, 4)]
+    runs = [draw(settings=dataclasses.replace(settings, prefix_buckets=n)) for n in (1, 4)]
     np.testing.assert_allclose(runs[0], runs[1], atol=2e-4)
 
 
@@ -126,7 +126,7 @@ def test_compiled_once_per_shape():
         chex.assert_max_traces(plain.sample.__wrapped__, n=1), static_argnames=("model", "settings")
     )
     for seed, cfg in ((0, 1.0), (1, 2.0)):
-        keys = image_keys(jax.random.key(seed), 2)
+        keys = row_keys(jax.random.key(seed), 2)
         run(
             model=f.model,
             params=f.params,

@@ -12,10 +12,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from ahead import ahead
 from laws import FALSE_ALARM, classifier_p_value, energy_p_value
 from recorded import GOLDEN, network
 
-from cspd_jax._utils.random import image_keys
+from cspd_jax._utils.random import row_keys
 from cspd_jax.image import plain, speculation
 
 NEAR = "cspd_draft_near"
@@ -27,8 +28,8 @@ def images(sampler, seed, *, count=400, cfg=1.0, num_iter=16, draft=None, **opti
     if draft:
         small = network(GOLDEN, draft, target)
         options |= {"draft": small.model, "draft_params": small.params}
-    settings = plain.PlainSettings(num_iter, "ddim8", guided=cfg != 1, final_noise=True, encoder_sizes=1)
-    keys, labels = image_keys(jax.random.key(seed), count), jnp.zeros(count, jnp.int32)
+    settings = plain.SamplerSettings(num_iter, "ddim8", guided=cfg != 1, final_noise=True, prefix_buckets=1)
+    keys, labels = row_keys(jax.random.key(seed), count), jnp.zeros(count, jnp.int32)
     found = sampler(target.model, target.params, keys, labels, settings=settings, cfg=cfg, **options)
     return np.asarray(found.tokens, np.float64), found
 
@@ -50,8 +51,8 @@ def p_value(x, y):
 
 
 DRAFTERS = {
-    "self": {"ahead": speculation.Ahead(gamma=4)},
-    "model": {"ahead": speculation.Ahead(gamma=3), "draft": NEAR},
+    "self": {"speculation": ahead(gamma=4)},
+    "model": {"speculation": ahead(gamma=3), "draft": NEAR},
 }
 
 
@@ -79,10 +80,10 @@ def test_many_images(drafter, cfg, num_iter):
 
 WRONG = {
     "paper, inner temperature 1000": {
-        "ahead": speculation.Ahead(gamma=3, criterion="paper", inner_temperature=1000.0),
+        "speculation": ahead(gamma=3, criterion="paper", inner_temperature=1000.0),
         "draft": "cspd_draft",
     },
-    "one context": {"ahead": speculation.Ahead(gamma=4, joint=True)},
+    "one context": {"speculation": ahead(gamma=4, joint=True)},
 }
 
 

@@ -23,11 +23,13 @@ import masked_models
 import numpy as np
 import text_models
 import tiny
+from ahead import ahead
 from linear_tokens import LinearTokens
 
 from cspd_jax import masked, text
-from cspd_jax._utils.random import image_keys
-from cspd_jax.image import chain_speculation, plain, released, speculation
+from cspd_jax._utils.random import row_keys
+from cspd_jax.image import plain, released, speculation
+from cspd_jax.image.chain_speculation import ChainSpeculation
 from cspd_jax.networks import mar
 from cspd_jax.networks.mar import MARModel
 
@@ -42,14 +44,16 @@ class Linear(LinearTokens):
 
 
 TARGET, NEAR, FAR = Linear(), Linear(pull=1.45, offset=0.42), Linear(pull=0.5, offset=0.9, variance=0.16)
-CHAINS = chain_speculation.Speculation((4,))
+CHAINS = ChainSpeculation((4,))
+
+
 PAPER = {"criterion": "paper"}
 
 
 def _settings(num_iter=6, cfg=1.0, chains=None, final_noise=True, encoder_sizes=1):
-    return plain.PlainSettings(
+    return plain.SamplerSettings(
         num_iter=num_iter, respacing=TARGET.spec, guided=cfg != 1, final_noise=final_noise,
-        encoder_sizes=encoder_sizes, speculation=chains,
+        prefix_buckets=encoder_sizes, chain=chains,
     )  # fmt: skip
 
 
@@ -59,25 +63,26 @@ def _labels():
 
 def plain_tokens(model=TARGET, params=None, cfg=1.0, temperature=1.0, labels=None, **settings):
     made = plain.sample(
-        model, params, image_keys(jax.random.key(1), IMAGES), _labels() if labels is None else labels,
+        model, params, row_keys(jax.random.key(1), IMAGES), _labels() if labels is None else labels,
         settings=_settings(cfg=cfg, **settings), cfg=cfg, temperature=temperature,
     )  # fmt: skip
     return (made.tokens,)
 
 
-def outer_tokens(ahead, draft=None, cfg=1.0, temperature=1.0, **settings):
+def outer_tokens(options, draft=None, cfg=1.0, temperature=1.0, **settings):
     made = speculation.sample(
-        TARGET, None, image_keys(jax.random.key(1), IMAGES), _labels(),
-        settings=_settings(cfg=cfg, **settings), ahead=ahead, cfg=cfg, temperature=temperature, draft=draft,
+        TARGET, None, row_keys(jax.random.key(1), IMAGES), _labels(),
+        settings=_settings(cfg=cfg, **settings), speculation=options, cfg=cfg,
+        temperature=temperature, draft=draft,
     )  # fmt: skip
     return made.tokens, made.tested, made.accepted
 
 
 def released_tokens(draft=NEAR, cfg=1.0, num_iter=6, **options):
     made = released.sample(
-        TARGET, None, draft, None, image_keys(jax.random.key(1), IMAGES), _labels(),
+        TARGET, None, draft, None, row_keys(jax.random.key(1), IMAGES), _labels(),
         settings=_settings(cfg=cfg, num_iter=num_iter, final_noise=False), cfg=cfg,
-        official=released.Official(**options),
+        options=released.RunnerOptions(**options),
     )  # fmt: skip
     return made.tokens, made.tested, made.accepted
 
@@ -89,11 +94,11 @@ def mar_tokens(chains=None, cfg=1.0, method="plain", num_iter=4):
     settings = dataclasses.replace(
         _settings(cfg=cfg, chains=chains, num_iter=num_iter, encoder_sizes=2), respacing="ddim5"
     )
-    keys, labels = image_keys(jax.random.key(2), 3), jnp.array([0, 3, -1])
+    keys, labels = row_keys(jax.random.key(2), 3), jnp.array([0, 3, -1])
     model, options = MARModel(config, jnp.float64), {"settings": settings, "cfg": cfg}
     if method == "plain":
         return (plain.sample(model, params, keys, labels, **options).tokens,)
-    made = speculation.sample(model, params, keys, labels, ahead=speculation.Ahead(gamma=2), **options)
+    made = speculation.sample(model, params, keys, labels, speculation=ahead(gamma=2), **options)
     return made.tokens, made.tested, made.accepted
 
 
@@ -104,22 +109,22 @@ IMAGE = {
     ),
     "plain, chains": lambda: plain_tokens(chains=CHAINS, cfg=1.5),
     "plain, chains, no final noise": lambda: plain_tokens(chains=CHAINS, final_noise=False, num_iter=3),
-    "self": lambda: outer_tokens(speculation.Ahead(gamma=3)),
+    "self": lambda: outer_tokens(ahead(gamma=3)),
     "self, groups, guided, prefill": lambda: outer_tokens(
-        speculation.Ahead(gamma=2, prefill=0.3), num_iter=3, cfg=1.5, temperature=0.9
+        ahead(gamma=2, prefill=0.3), num_iter=3, cfg=1.5, temperature=0.9
     ),
-    "self, adaptive, chains": lambda: outer_tokens(speculation.Ahead(gamma=4, adapt=0.2), chains=CHAINS),
-    "self, joint (lossy)": lambda: outer_tokens(speculation.Ahead(gamma=3, joint=True)),
-    "draft, path": lambda: outer_tokens(speculation.Ahead(gamma=3), draft=NEAR),
+    "self, adaptive, chains": lambda: outer_tokens(ahead(gamma=4, adapt=0.2), chains=CHAINS),
+    "self, joint (lossy)": lambda: outer_tokens(ahead(gamma=3, joint=True)),
+    "draft, path": lambda: outer_tokens(ahead(gamma=3), draft=NEAR),
     "draft, path, far, groups, guided, chains": lambda: outer_tokens(
-        speculation.Ahead(gamma=2, prefill=0.3, adapt=0.3), draft=FAR, num_iter=3, cfg=1.5, chains=CHAINS
+        ahead(gamma=2, prefill=0.3, adapt=0.3), draft=FAR, num_iter=3, cfg=1.5, chains=CHAINS
     ),
-    "draft, paper (lossy)": lambda: outer_tokens(speculation.Ahead(gamma=3, **PAPER), draft=NEAR),
+    "draft, paper (lossy)": lambda: outer_tokens(ahead(gamma=3, **PAPER), draft=NEAR),
     "draft, paper, Sigma = 1, unaligned, guided": lambda: outer_tokens(
-        speculation.Ahead(gamma=2, sigma=False, align=False, **PAPER), draft=NEAR, num_iter=3, cfg=1.5
+        ahead(gamma=2, sigma=False, align=False, **PAPER), draft=NEAR, num_iter=3, cfg=1.5
     ),
     "draft, paper, widened (lossy)": lambda: outer_tokens(
-        speculation.Ahead(gamma=3, inner_temperature=42.0, **PAPER), draft=NEAR
+        ahead(gamma=3, inner_temperature=42.0, **PAPER), draft=NEAR
     ),
     "released (lossy)": lambda: released_tokens(gamma=2),
     "released, groups, guided (lossy)": lambda: released_tokens(

@@ -29,7 +29,7 @@ class Purpose(enum.IntEnum):
     UNALIGNED = 7
 
 
-def image_keys(key: Array, count: int, first: int = 0) -> Array:
+def row_keys(key: Array, count: int, first: int = 0) -> Array:
     """Keys of the images first, ..., first + count - 1 of a run: [count]."""
     return jax.vmap(lambda i: jax.random.fold_in(key, i))(first + jnp.arange(count))
 

@@ -12,7 +12,7 @@ import jax
 def seconds_in_turns(
     runs: Mapping[str, Callable[[], Any]], repeats: int, longest: float = float("inf")
 ) -> dict[str, list[float]]:
-    """The seconds of each run, `repeats` of them, the runs taking turns so that a busy machine is fair to all.
+    """The seconds of each run, `repeats` times. The runs take turns, so that a busy machine is fair to all.
 
     Every run must have run before, or its compilation is measured too. What it returns is waited for. After
     `longest` seconds no further turn begins.

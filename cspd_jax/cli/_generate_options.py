@@ -126,41 +126,96 @@ def labels_of(args: argparse.Namespace, model) -> list[int]:
     return parse_labels(text, classes, model.class_names)
 
 
-def request_of(args: argparse.Namespace, model, labels: list[int], **instead):
-    """What is asked for, checked before anything is loaded. `instead`: options in place of the arguments'."""
-    from cspd_jax import models
+def request_of(args: argparse.Namespace, model, labels: list[int]):
+    """What is asked for, checked before anything is loaded."""
     from cspd_jax.image.plan import make_request
 
-    draft = None if args.draft is None else models.describe(args.draft)
-    method = args.method or "plain"
-    if draft is not None and method != "cspd":
-        models.check_draft(model.config, draft.config)
-        progress(f"the method {method} does not use the draft")
-        draft = None
     if args.vae is not None and model.config.vae_stride == 1:
         raise UserError(f"--vae does not apply to {args.target}, which makes pixels; leave it out")
-    options = {
-        "num_iter": args.num_iter,
-        "steps": args.steps,
-        "cfg": args.cfg,
-        "cfg_schedule": args.cfg_schedule,
-        "temperature": args.temperature,
-        "final_noise": _switch(args.final_noise),
-        "denoise": args.denoise or ("plain" if args.method or args.window else "auto"),
-        "windows": args.window,
-        "method": method,
-        "draft": draft,
-        "criterion": args.criterion,
-        "gamma": args.gamma,
-        "prefill": args.prefill,
-        "adapt": args.adapt,
-        "proposals": args.proposals,
-        "verify": args.verify,
-        "sigma": _switch(args.sigma),
-        "align": _switch(args.align),
-        "inner_temperature": args.inner_temperature,
-    }
-    return make_request(model, labels, **(options | instead))
+    method = method_of(args, model)
+    return make_request(
+        model,
+        labels,
+        method=method,
+        denoise=_denoise(args),
+        num_iter=args.num_iter,
+        respacing=args.steps,
+        cfg=args.cfg,
+        cfg_schedule=args.cfg_schedule,
+        temperature=args.temperature,
+        final_noise=_switch(args.final_noise),
+    )
+
+
+# Which options mean something for which way of drafting and testing: --method self, or a --criterion of cspd.
+_GOES_WITH = {
+    "gamma": ("self", "path", "paper", "official"),
+    "prefill": ("self", "path", "paper", "official"),
+    "adapt": ("self", "path", "paper"),
+    "verify": ("self", "path", "paper"),
+    "proposals": ("self", "path"),
+    "sigma": ("paper",),
+    "align": ("paper",),
+    "inner_temperature": ("paper", "official"),
+}
+
+
+def method_of(args: argparse.Namespace, model):
+    """The method object that the arguments describe. A draft model is described, not loaded."""
+    from cspd_jax import models
+    from cspd_jax.image import methods
+
+    name, criterion = args.method or "plain", args.criterion
+    draft = None if args.draft is None else models.describe(args.draft)
+    if draft is not None and name != "cspd":
+        models.check_draft(model.config, draft.config)
+        progress(f"the method {name} does not use the draft")
+    if name == "cspd" and draft is None:
+        raise UserError("the method cspd needs a draft: a smaller model of the same tokens (--draft MODEL)")
+    if name == "self" and criterion not in (None, "path"):
+        raise UserError(f"the criterion {criterion} needs a draft model: method cspd; self has path only")
+    way = {"plain": "plain", "self": "self", "cspd": criterion or "path"}[name]
+    given = {option: getattr(args, option) for option in _GOES_WITH if getattr(args, option) is not None}
+    if way == "plain" and (criterion or given):
+        option = "criterion" if criterion else next(iter(given))
+        raise UserError(f"{_flag(option)} goes with the methods cspd and self, not with plain")
+    for option in given:
+        if way not in _GOES_WITH[option]:
+            criteria = " and ".join(w for w in _GOES_WITH[option] if w != "self")
+            raise UserError(
+                f"{_flag(option)} goes with the criteria {criteria}, not with {criterion or 'path'}"
+            )
+    if "verify" in given:
+        given["joint"] = given.pop("verify") == "joint"
+    for option in ("sigma", "align"):
+        if option in given:
+            given[option] = _switch(given[option])
+    if way == "plain":
+        return methods.Plain()
+    if way == "self":
+        return methods.SelfSpeculation(**given)
+    if way == "official":
+        return methods.ReleasedRunner(draft, **given)
+    kind = {"path": methods.PathCriterion, "paper": methods.PaperCriterion}[way]
+    own = {option: given.pop(option) for option in _CRITERION_OPTIONS if option in given}
+    return methods.DraftSpeculation(draft, criterion=kind(**own), **given)
+
+
+_CRITERION_OPTIONS = ("proposals", "sigma", "align", "inner_temperature")
+
+
+def _denoise(args: argparse.Namespace):
+    from cspd_jax.image.chain_speculation import ChainSpeculation
+
+    if args.window is not None:
+        if args.denoise != "speculative":
+            raise UserError("--window goes with --denoise speculative only")
+        return ChainSpeculation(args.window)
+    return args.denoise or ("plain" if args.method else "auto")
+
+
+def _flag(option: str) -> str:
+    return option.replace("_", "-")
 
 
 def _switch(text: str | None) -> bool | None:

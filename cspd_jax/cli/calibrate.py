@@ -31,7 +31,7 @@ def add_parser(subparsers) -> None:
 def run(args: argparse.Namespace) -> None:
     from cspd_jax import models
     from cspd_jax._utils import compilation
-    from cspd_jax.image import calibration, generation
+    from cspd_jax.image import calibration, plan
 
     compilation.use_cache()
     if args.target in models.DEFAULTS:
@@ -39,10 +39,10 @@ def run(args: argparse.Namespace) -> None:
             f"{args.target} comes with the package, which is not written to; copy its folder first"
         )
     outline = models.describe(args.target)
-    request = generation.make_request(
+    request = plan.make_request(
         outline,
         [0],
-        steps=args.steps,
+        respacing=args.steps,
         cfg=args.cfg,
         cfg_schedule=args.cfg_schedule,
         temperature=args.temperature,
@@ -52,11 +52,9 @@ def run(args: argparse.Namespace) -> None:
         raise UserError(f"{args.target} is not a checkpoint folder that can be written to; convert it first")
     progress("calibrating")
     settings = request.settings
-    calibration = calibration.measure(model, settings, request.cfg, request.temperature)
-    path = (
-        model.folder / calibration.FOLDER / calibration.file_name(settings, request.cfg, request.temperature)
-    )
-    calibration.write(path, calibration)
-    drafter = calibration.drafter
-    found = {"gains": drafter.gain.tolist(), "gains_by_f": drafter.gain_f.tolist()}
+    fitted = calibration.measure(model, settings, request.cfg, request.temperature)
+    name = calibration.file_name(settings, request.cfg, request.temperature)
+    path = model.folder / calibration.FOLDER / name
+    calibration.write(path, fitted)
+    found = {"gains": fitted.drafter.gain.tolist(), "gains_by_f": fitted.drafter.gain_f.tolist()}
     print(json.dumps({"out": str(path), **found}) if args.json else path)

@@ -37,7 +37,9 @@ def add_parser(subparsers) -> None:
     what.add_argument("--json", action="store_true", help="print the report as one JSON object")
     how = parser.add_argument_group("how (as for generate)")
     how.add_argument("--num-iter", type=positive, help="AR steps (one per token)")
-    how.add_argument("--steps", help='denoising steps, for example "100" or "ddim50" (the model\'s own)')
+    how.add_argument(
+        "--steps", dest="respacing", help='denoising steps, for example "100" or "ddim50" (the model\'s own)'
+    )
     how.add_argument("--cfg", type=float, default=1.0, help="guidance scale; 1 is none (1)")
     how.add_argument("--cfg-schedule", choices=("linear", "constant"), default="linear", help="(linear)")
     how.add_argument("--temperature", type=float, default=1.0, help="of the denoising noise (1)")
@@ -56,7 +58,7 @@ def run(args: argparse.Namespace) -> None:
         _training_text.evaluate(args)
         return
 
-    names = ("num_iter", "steps", "cfg", "cfg_schedule", "temperature")
+    names = ("num_iter", "respacing", "cfg", "cfg_schedule", "temperature")
     settings = evaluation.Settings(
         n=args.n,
         batch=args.batch,

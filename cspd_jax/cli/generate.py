@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import time
 from pathlib import Path
@@ -15,7 +16,7 @@ from cspd_jax.errors import UserError
 PREFIX = "samples"
 _MOST_IN_PICTURE = 400
 _COMPARED = 10  # images, where a comparison was not asked for
-_SHOWN = {"gamma": 4, "proposals": 8, "denoise": "speculative", "windows": (8,)}  # then, both levels
+_SHOWN = {"gamma": 4, "proposals": 8}  # then, with speculation along the chains
 _LATENTS = (
     "the model makes latents and no --vae was given: samples.npz holds latents, and there is no picture"
 )
@@ -44,33 +45,32 @@ def run(args: argparse.Namespace) -> None:
     import jax
 
     from cspd_jax import models, reports
-    from cspd_jax.image import generation
+    from cspd_jax.image import generation, plan
 
     outline = models.describe(args.target)
     labels = labels_of(args, outline)
     request = request_of(args, outline, labels * args.n)
     start = time.perf_counter()
     model = models.load(args.target, args.dtype)
-    if request.draft is not None:
-        request = request._replace(draft=models.load(args.draft, args.dtype))
+    if request.method.draft_model is not None:
+        draft = models.load(args.draft, args.dtype)
+        request = dataclasses.replace(request, method=dataclasses.replace(request.method, draft=draft))
     vae = _autoencoder(args, model)
     load_seconds = time.perf_counter() - start
 
-    batch = min(args.batch, len(request.labels))
-    other = None
+    key, shown = jax.random.key(args.seed), None
     if args.method is None:
-        request, other = _fastest(args, model, request, batch)
-    request = generation.settle(model, request, batch)
+        decided, shown = _fastest(args, key, model, request)
+    else:
+        decided = plan.resolve(model, request, args.batch)
     compiled, start = compilation.compile_seconds(), time.perf_counter()
-    steps = generation.num_steps(model, request, args.batch)
+    steps = generation.num_steps(decided)
     with tqdm(total=steps, desc=f"{len(request.labels)} images", unit="step", mininterval=0.5) as bar:
-        tokens, info = generation.generate_batches(
-            jax.random.key(args.seed), model, request, args.batch, on_step=bar.update
-        )
+        tokens, info = generation.generate_batches(key, decided, on_step=bar.update)
     compile_seconds = compilation.compile_seconds() - compiled
     seconds = max(0.0, time.perf_counter() - start - compile_seconds)
     non_finite = _count_non_finite(tokens)
-    beside = _compare(args, model, request, other, batch)
+    beside = _compare(args, key, decided, shown)
 
     arrays = _pixels_or_latents(model, tokens, vae)
     latents = "latents" in arrays
@@ -102,52 +102,51 @@ def run(args: argparse.Namespace) -> None:
     print(json.dumps({"out": str(folder), **report}) if args.json else folder)
 
 
-def _fastest(args: argparse.Namespace, model, request, batch: int):
-    """(the fastest exact request, what to show beside it) where no method was asked for."""
-    from cspd_jax.image import comparison, generation
+def _fastest(args: argparse.Namespace, key, model, request):
+    """(the fastest exact plan, what to show beside the plain sampler) where no method was asked for."""
+    from cspd_jax.image import autotune, plan
+    from cspd_jax.image.chain_speculation import ChainSpeculation
+    from cspd_jax.image.methods import SelfSpeculation
 
-    labels = request.labels
-    plain = generation.settle(model, request, batch)
+    plain = plan.resolve(model, request, args.batch)
     if args.final_noise == "off" or args.window:
         return plain, None
-    ahead = request_of(args, model, labels, method="self", denoise=args.denoise or "auto")
-    if comparison.self_speculation_can_win(model, plain, ahead, batch):
-        ahead = generation.settle(model, ahead, batch)
-        both = (request._replace(labels=labels[:batch]) for request in (ahead, plain))
-        if comparison.is_faster(_key(args), model, *both):
-            return ahead, ahead
-    if plain.settings.speculation is not None:
-        return plain, plain
-    return plain, request_of(args, model, labels, method="self", **_SHOWN)
+
+    def ahead(method, denoise):
+        settings = request.settings
+        return plan.make_request(
+            model, request.labels, method=method, denoise=denoise, num_iter=settings.num_iter,
+            respacing=args.steps, cfg=request.cfg, cfg_schedule=settings.cfg_schedule,
+            temperature=request.temperature,
+        )  # fmt: skip
+
+    found = autotune.faster_of(key, plain, ahead(SelfSpeculation(), args.denoise or "auto"))
+    if found is not plain or plain.settings.chain is not None:
+        return found, found
+    both_levels = ahead(SelfSpeculation(**_SHOWN), ChainSpeculation((8,)))
+    return plain, plan.resolve(model, both_levels, args.batch)
 
 
-def _key(args: argparse.Namespace):
-    import jax
+def _compare(args: argparse.Namespace, key, decided, shown):
+    """What was run (or `shown`, where no method was asked for) beside the plain sampler; None if there is
+    nothing to compare."""
+    from cspd_jax.image import autotune, comparison
 
-    return jax.random.key(args.seed)
-
-
-def _compare(args: argparse.Namespace, model, request, other, batch: int):
-    """The method (or `other`, what is shown where the plain sampler is fastest) beside the plain sampler."""
-    from cspd_jax.image import comparison, generation
-
-    side_by_side = batch
+    batch = decided.batch
     if args.compare:
-        shown = request if other is None else other
-    elif other is not None:
-        shown, batch = other, min(batch, _COMPARED)
+        compared = decided if shown is None else shown
+    elif shown is not None:
+        compared, batch = shown, min(batch, _COMPARED)
     else:
         return None
-    if shown.method == "plain" and shown.settings.speculation is None:
+    if compared.method.name == "plain" and compared.settings.chain is None:
         progress("--compare has nothing to do: this is the plain sampler, step by step")
         return None
-    shown = shown._replace(labels=request.labels[:batch])
-    repeats = 3 if args.compare else 1
-    found = comparison.compare(_key(args), model, generation.settle(model, shown, batch), repeats)
+    found = comparison.compare(key, autotune.one_batch(compared, batch), 3 if args.compare else 1)
     info = found.infos[found.method]
-    if other is not None and request.method == "plain":
-        way = "step by step" if request.settings.speculation is None else "with speculation along the chains"
-        progress(f"the fastest exact method for {side_by_side} images side by side here: plain, {way}")
+    if shown is not None and decided.method.name == "plain":
+        way = "step by step" if decided.settings.chain is None else "with speculation along the chains"
+        progress(f"the fastest exact method for {decided.batch} images side by side here: plain, {way}")
     progress(f"{found.method}, {info.images} images side by side, beside plain: {_ratios(found)}")
     return found
 
@@ -172,13 +171,13 @@ def _times(ratio: float, above: str, below: str) -> str:
 def _beside(model, vae, found, captions) -> dict:
     """Pictures of a comparison: plain (or the draft alone) beside the verified images; what was accepted."""
     from cspd_jax import reports
-    from cspd_jax.image import generation
+    from cspd_jax.image import pixels
 
     info = found.infos[found.method]
     pages = reports.pages(info, captions[: info.images])
     if model.config.vae_stride == 1 or vae is not None:
         left = "draft" if "draft" in found.tokens else "plain"
-        made = {n: generation.to_images(model, found.tokens[n], vae) for n in (left, found.method)}
+        made = {n: pixels.to_images(model, found.tokens[n], vae) for n in (left, found.method)}
         if made[left].shape[-1] in (1, 3):
             verified = f"{found.method}: verified{reports.lossy(info)}"
             titles = {"draft": "the draft alone", "plain": "plain"}[left], verified
@@ -192,10 +191,10 @@ def _autoencoder(args: argparse.Namespace, model):
     if args.vae is None:
         return None
     from cspd_jax import models
-    from cspd_jax.image import generation
+    from cspd_jax.image import pixels
 
     vae = models.load_vae(args.vae, args.dtype)
-    generation.check_vae(model, vae)
+    pixels.check_vae(model, vae)
     return vae
 
 
@@ -215,12 +214,12 @@ def _count_non_finite(tokens) -> int:
 
 
 def _pixels_or_latents(model, tokens, vae) -> dict:
-    from cspd_jax.image import generation
+    from cspd_jax.image import pixels
 
     if model.config.vae_stride == 1 or vae is not None:
-        return {"arr_0": generation.to_images(model, tokens, vae)}
+        return {"arr_0": pixels.to_images(model, tokens, vae)}
     progress(_LATENTS)
-    return {"latents": generation.to_latents(model, tokens)}
+    return {"latents": pixels.to_latents(model, tokens)}
 
 
 def _write(

@@ -18,7 +18,7 @@ from cspd_jax.evaluation.classifier import Classifier, ClassifierConfig
 from cspd_jax.evaluation.data import held_out, open_source, to_float, trained_on, training_config
 from cspd_jax.evaluation.resume import check_folder, open_folder, replace_file, write_json
 from cspd_jax.evaluation.statistics import Nearest
-from cspd_jax.image import generation
+from cspd_jax.image import plan
 from cspd_jax.models import ImageModel
 from cspd_jax.reports import picture
 from cspd_jax.reports.image import device, versions
@@ -61,7 +61,7 @@ _MOST_IN_KERNEL = 2000  # images on either side
 @dataclasses.dataclass(frozen=True)
 class Settings:
     """n, batch, seed: of the generated images. training_images: searched for neighbours. options: pairs,
-    of `generation.generate`."""
+    of `image.generate`."""
 
     n: int = 2000
     batch: int = 100
@@ -80,7 +80,7 @@ def check(model: ImageModel, settings: Settings, out: Path) -> Source:
     if settings.n < 2:
         raise UserError(f"--n is {settings.n}; distances need at least 2 images")
     config = training_config(model)
-    generation.make_request(model, [0], **dict(settings.options))
+    plan.make_request(model, [0], **dict(settings.options))
     return open_source(config)
 
 
@@ -91,9 +91,9 @@ def evaluate(model: ImageModel, source: Source, settings: Settings, out: Path, p
     """
     config = training_config(model)
     batch = min(settings.batch, settings.n)
-    request = generation.make_request(model, [0], **dict(settings.options))
+    request = plan.make_request(model, [0], **dict(settings.options))
     sampler = {**dataclasses.asdict(request.settings), "cfg": request.cfg, "temperature": request.temperature}
-    sampler |= {"seed": settings.seed, "batch": batch, "dtype": np.dtype(model.model.dtype).name}
+    sampler |= {"seed": settings.seed, "batch": batch, "dtype": np.dtype(model.network.dtype).name}
     weights = fingerprint(model)
     open_folder(out, {"weights_sha256": weights, **sampler})
 

@@ -15,9 +15,9 @@ import jax
 import numpy as np
 from tqdm import tqdm
 
-from cspd_jax._utils.random import image_keys
+from cspd_jax._utils.random import row_keys
 from cspd_jax.errors import UserError
-from cspd_jax.image import generation
+from cspd_jax.image import generation, pixels, plan
 from cspd_jax.models import ImageModel
 
 SETTINGS = "settings.json"
@@ -87,7 +87,7 @@ def generate(
 ) -> Generated:
     """`count` images, `batch` to a part. Image i depends on the seed, its class i mod classes, and i only.
 
-    options: of `generation.generate`. The last part is made complete, so a larger `count` reuses it.
+    options: of `image.generate`. The last part is made complete, so a larger `count` reuses it.
     """
     try:
         folder.mkdir(exist_ok=True)
@@ -95,7 +95,7 @@ def generate(
         raise UserError(f"{folder} cannot be made: {error.strerror or error}") from None
     key = jax.random.key(seed)
     parts = [_read(_path(folder, index), batch) for index in range(-(-count // batch))]
-    per_part = generation.num_steps(model, generation.make_request(model, [0] * batch, **options), batch)
+    per_part = generation.num_steps(plan.resolve(model, plan.make_request(model, [0] * batch, **options)))
     kept = sum(part is not None for part in parts)
     with tqdm(
         total=per_part * len(parts),
@@ -118,12 +118,12 @@ def _make(model: ImageModel, key, index: int, batch: int, options: dict, bar) ->
     start = time.perf_counter()
     places = index * batch + np.arange(batch)
     labels = (places % model.config.num_classes).astype(np.int32)
-    keys = image_keys(key, batch, index * batch)
+    keys = row_keys(key, batch, index * batch)
     for _, tokens in generation.stream(keys, model, labels, **options):
         tokens.block_until_ready()
         bar.update()
     finite = np.isfinite(np.asarray(tokens)).all(axis=(1, 2))
-    return Generated(generation.to_images(model, tokens), labels, finite, time.perf_counter() - start)
+    return Generated(pixels.to_images(model, tokens), labels, finite, time.perf_counter() - start)
 
 
 def _path(folder: Path, index: int) -> Path:

@@ -3,6 +3,10 @@
 A few images are generated in a few AR steps, so that contexts of every fullness occur, and what the head
 predicted along each chain is kept. The gains of step t are the least-squares coefficients of the change of
 x_0-hat on the deviation x_{t-1} - mean and on f times it, over all tokens and coordinates.
+
+Gains depend on the respacing, the guidance and the temperature, so each combination has its own file: in the
+checkpoint folder, or in the user's cache, where it is put when it was made here. Gains change how many head
+calls speculation takes and nothing else: stale or foreign gains are slower, never wrong.
 """
 
 from __future__ import annotations
@@ -10,8 +14,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import hashlib
-import secrets
 import zipfile
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,29 +22,35 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax._utils.files import cache_folder
-from cspd_jax._utils.random import chain_noise, image_keys
+from cspd_jax._utils import files
+from cspd_jax._utils.random import chain_noise, row_keys
 from cspd_jax.diffusion.chain import predict
 from cspd_jax.diffusion.gaussian import coefficients, predicted_x0, transition_from_x0
 from cspd_jax.diffusion.schedule import sampling_schedule
 from cspd_jax.errors import UserError
 from cspd_jax.image import plain
 from cspd_jax.image.chain_drafters import NoiseCorrected
-from cspd_jax.image.plain import PlainSettings
+from cspd_jax.image.plain import SamplerSettings
 from cspd_jax.image.protocol import TokenModel
 from cspd_jax.models import ImageModel
 
 Array = jax.Array
 
+FOLDER = "gains"  # within a checkpoint folder
 CHAINS = 512  # about as many are run; few gains are fitted
+_SEED = 0  # always the same key: the same model has the same gains
 _AR_STEPS = 8
 _CONTEXTS = 64
 _SPARE = 1.25  # x_0-hat is drafted within the range of the tokens seen, and some more
 
 
 class Calibration(NamedTuple):
-    """drafter: fitted. contexts: float32 [H, N, D], some of the z the chains had (H = 2 with guidance, the
-    unconditional ones last), for measurements of speed."""
+    """What is fitted to a model.
+
+    drafter: of its denoising chains.
+    contexts: float32 [H, N, D] some of the z that the chains had (H = 2 with guidance, the unconditional ones
+        last), for measurements of speed.
+    """
 
     drafter: NoiseCorrected
     contexts: Array
@@ -54,7 +62,7 @@ def calibrate(
     keys: Array,
     labels: Array,
     *,
-    settings: PlainSettings,
+    settings: SamplerSettings,
     cfg: Array | float = 1.0,
     temperature: Array | float = 1.0,
 ) -> Calibration:
@@ -63,24 +71,24 @@ def calibrate(
     Of `settings` only what the gains depend on is used: respacing and guidance.
     """
     few = min(_AR_STEPS, model.seq_len)
-    settings = dataclasses.replace(settings, num_iter=few, encoder_sizes=1, speculation=None)
+    settings = dataclasses.replace(settings, num_iter=few, prefix_buckets=1, chain=None)
     return _calibrate(model, params, keys, labels, cfg, temperature, settings=settings)
 
 
 @functools.partial(jax.jit, static_argnames=("model", "settings"))
-def _calibrate(model, params, keys, labels, cfg, temperature, *, settings: PlainSettings) -> Calibration:
+def _calibrate(model, params, keys, labels, cfg, temperature, *, settings: SamplerSettings) -> Calibration:
     batch = plain.start(model, params, keys, labels, settings)
-    (segment,) = plain.plan_segments(model.seq_len, settings.num_iter, encoder_sizes=1)
+    (segment,) = plain.plan_segments(model.seq_len, settings.num_iter, prefix_buckets=1)
     shape = {"bucket": segment.bucket, "width": segment.width}
 
     def step(state, group):
-        first, size, scale = group
-        z, positions = plain.group_context(model, params, batch, state, first, **shape)
-        scale = scale if settings.guided else None
+        z, positions, cache = plain.group_context(model, params, batch, state, group.first, **shape)
+        scale = group.scale if settings.guided else None
         x, *seen = record_chains(model, params, batch, z, positions, scale, temperature, settings)
-        return plain.write_group(state, x, first), (z, seen, jnp.arange(segment.width) < size)
+        state = plain.PlainState(plain.write_group(state.tokens, x, group.first), cache)
+        return state, (z, seen, jnp.arange(segment.width) < group.size)
 
-    state = plain.empty_state(model, keys.shape[0], (segment,))
+    state = plain.empty_state(model, params, batch, (segment,))
     state, (z, (x0, v, deviation), used) = jax.lax.scan(
         step, state, plain.group_arrays(segment, cfg, settings)
     )
@@ -100,7 +108,7 @@ def some_contexts(z: Array, segment: plain.Segment, images: int) -> Array:
     return z[s[chosen], :, b[chosen], i[chosen]].swapaxes(0, 1)
 
 
-def record_chains(model, params, batch, z, positions, scale, temperature, settings: PlainSettings):
+def record_chains(model, params, batch, z, positions, scale, temperature, settings: SamplerSettings):
     """Plain chains of tokens [B, G]: x_0 [B, G, d], and by step [T, B, G, d] x_0-hat, v, x_{t-1} - mean."""
     schedule = sampling_schedule(settings.respacing)
     noise = chain_noise(batch.keys, positions, schedule.num_steps, model.token_dim)
@@ -150,24 +158,18 @@ def fit(x0: Array, v: Array, deviation: Array, used: Array, limit: Array) -> Noi
     return jax.tree.map(lambda a: jnp.nan_to_num(a, nan=0.0, posinf=0.0, neginf=0.0), found)
 
 
-# Calibrations of drafters, kept: in the checkpoint folder, or in the user's cache; made when there is none.
-#
-# Gains depend on the respacing, the guidance and the temperature, so each combination has its own file.
-# They change how many head calls speculation takes and nothing else: stale or foreign gains are
-# slower, never wrong.
-
-FOLDER = "gains"  # within a checkpoint folder
-_SEED = 0  # calibration always uses the same key: the same model has the same gains
-
-
 class Found(NamedTuple):
-    """A calibration, and where it is from: a file, or "calibrated"."""
+    """A calibration that exists.
+
+    calibration: itself.
+    source: where it is from, a file or "calibrated".
+    """
 
     calibration: Calibration
     source: str
 
 
-def find(model: ImageModel, settings: PlainSettings, cfg: float, temperature: float) -> Found | None:
+def find(model: ImageModel, settings: SamplerSettings, cfg: float, temperature: float) -> Found | None:
     """The stored calibration for these settings, if there is one."""
     name = file_name(settings, cfg, temperature)
     for path in (_in_checkpoint(model, name), _in_cache(model, name)):
@@ -177,7 +179,7 @@ def find(model: ImageModel, settings: PlainSettings, cfg: float, temperature: fl
     return None
 
 
-def get(model: ImageModel, settings: PlainSettings, cfg: float, temperature: float) -> Found:
+def get(model: ImageModel, settings: SamplerSettings, cfg: float, temperature: float) -> Found:
     """The stored calibration, or one made now and put into the user's cache."""
     found = find(model, settings, cfg, temperature)
     if found is None:
@@ -192,37 +194,30 @@ def get(model: ImageModel, settings: PlainSettings, cfg: float, temperature: flo
     return found
 
 
-def measure(model: ImageModel, settings: PlainSettings, cfg: float, temperature: float) -> Calibration:
+def measure(model: ImageModel, settings: SamplerSettings, cfg: float, temperature: float) -> Calibration:
     """Calibrates on images of the model's first classes."""
     images = max(1, CHAINS // model.config.seq_len)
-    keys = image_keys(jax.random.key(_SEED), images)
+    keys = row_keys(jax.random.key(_SEED), images)
     labels = jnp.arange(images, dtype=jnp.int32) % model.config.num_classes
     return calibrate(
-        model.model, model.params, keys, labels, settings=settings, cfg=cfg, temperature=temperature
+        model.network, model.params, keys, labels, settings=settings, cfg=cfg, temperature=temperature
     )
 
 
-def file_name(settings: PlainSettings, cfg: float, temperature: float) -> str:
+def file_name(settings: SamplerSettings, cfg: float, temperature: float) -> str:
     guidance = f"-cfg{cfg:g}-{settings.cfg_schedule}" if settings.guided else ""
     return f"{settings.respacing.replace(',', '_')}{guidance}-t{temperature:g}.npz"
 
 
 def write(path: Path, calibration: Calibration) -> None:
-    arrays = {**calibration.drafter._asdict(), "contexts": calibration.contexts}
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
-    try:
-        with open(partial, "wb") as file:
-            np.savez(file, **{name: np.asarray(value) for name, value in arrays.items()})
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    files.write_arrays(path, **calibration.drafter._asdict(), contexts=calibration.contexts)
 
 
-def read(path: Path, model: ImageModel, settings: PlainSettings) -> Calibration | None:
+def read(path: Path, model: ImageModel, settings: SamplerSettings) -> Calibration | None:
     """The calibration in a file; None if there is no file. UserError if it is not one for this model."""
     steps, dim = sampling_schedule(settings.respacing).num_steps, model.config.token_dim
-    contexts = (1 + settings.guided, None, model.config.decoder_width)
+    contexts = (1 + settings.guided, None, getattr(model.config, "decoder_width", None))
     shapes = {"x0": (dim,), "v": (steps, dim), "gain": (steps,), "gain_f": (steps,), "limit": ()}
     shapes["contexts"] = contexts
     try:
@@ -246,11 +241,9 @@ def read(path: Path, model: ImageModel, settings: PlainSettings) -> Calibration 
 
 
 def digest(model: ImageModel) -> str:
-    """Tells models apart: a hash of the sizes, the dtype and a few numbers of every parameter."""
-    found = hashlib.sha256(repr((model.config, jnp.dtype(model.model.dtype).name)).encode())
-    for leaf in jax.tree.leaves(model.params):
-        found.update(np.asarray(leaf.reshape(-1)[:64]).tobytes())
-    return found.hexdigest()[:20]
+    """Tells models apart: by the sizes, the dtype and a few numbers of every parameter."""
+    dtype = jnp.dtype(getattr(model.network, "dtype", jnp.float32)).name
+    return files.fingerprint(model.config, model.params, dtype, leading=64)[:20]
 
 
 def _in_checkpoint(model: ImageModel, name: str) -> Path | None:
@@ -258,4 +251,4 @@ def _in_checkpoint(model: ImageModel, name: str) -> Path | None:
 
 
 def _in_cache(model: ImageModel, name: str) -> Path:
-    return cache_folder() / FOLDER / digest(model) / name
+    return files.cache_folder() / FOLDER / digest(model) / name

@@ -1,14 +1,14 @@
-"""What the head would predict at the next states of a chain, guessed without calling it.
+"""Drafters for the denoising chain: what the head would predict at the next states, without calling it.
 
-Frozen: x_0-hat and v stay what they were at the last state the head has seen. Better: x_0-hat is a martingale
-along the reverse chain, so its drift cannot be guessed, but it moves with the noise that was just drawn.
-After x_{t-1} = mean + deviation,
+The simplest keeps x_0-hat and v as they were at the last state that the head has seen. A better one uses that
+x_0-hat is a martingale along the reverse chain: its drift cannot be guessed, but it moves with the noise that
+was just drawn. After x_{t-1} = mean + deviation,
 
     x_0-hat <- x_0-hat + (gain_t + gain_f_t f) * deviation,        v <- v + (typical v_{t-1} - typical v_t),
 
-where f = (v + 1) / 2 is how far the learnt variance is from its lower end, coordinate by coordinate: where
+where f = (v + 1) / 2 is how far the learned variance is from its lower end, coordinate by coordinate: where
 the head is unsure of x_0, x_0-hat moves more. The gains are regression coefficients over the model's own
-chains (`decoders.calibration`). A bad guess costs head calls; it cannot change the law of the tokens.
+chains (`image.calibration`). A bad guess costs head calls; it cannot change the distribution of the tokens.
 """
 
 from __future__ import annotations
@@ -24,29 +24,40 @@ Array = jax.Array
 
 
 class Prediction(NamedTuple):
-    """x0, v [R, d]: the head's output at a state, or a guess of it."""
+    """The head's output at a state, or a guess of it.
+
+    x0: [R, d]
+    v: [R, d]
+    """
 
     x0: Array
     v: Array
 
 
-class Drafter(Protocol):
-    """Any pytree with these functions. Guesses may depend on committed states and on the drafts before."""
+class ChainDrafter(Protocol):
+    """Any pytree with these functions. Guesses may depend on committed states and on earlier drafts."""
 
     def start(self, like: Array) -> Prediction:
-        """The guess at x_T = `like` [R, d], before the head was called at all."""
+        """The guess at x_T = `like` [R, d], before the first head call."""
+        ...
 
-    def law(self, c: Coefficients, guess: Prediction, x: Array) -> Gaussian:
-        """The drafted law of x_{t-1} given x_t = x [R, d]; c [R, 1] are the coefficients of the step."""
+    def distribution(self, c: Coefficients, guess: Prediction, x: Array) -> Gaussian:
+        """The drafted distribution of x_{t-1} given x_t = x [R, d]; c [R, 1]: coefficients of the step."""
+        ...
 
     def advance(self, step: Array, guess: Prediction, deviation: Array) -> Prediction:
         """The guess at x_{t-1} = mean + deviation, from that at x_t; step [R] is the one just taken."""
+        ...
 
 
 class NoiseCorrected(NamedTuple):
-    """The drafter above. x0: [d] typical token. v: [T, d] typical v. gain, gain_f: [T] (entry 0 unused).
+    """The better drafter above.
 
-    limit: [], x_0-hat is drafted within +-limit; a head that sees almost pure noise may be far beyond.
+    x0: [d] typical token.
+    v: [T, d] typical v at each step.
+    gain: [T] coefficient of the deviation (entry 0 is unused).
+    gain_f: [T] coefficient of f times the deviation (entry 0 is unused).
+    limit: [] x_0-hat is clipped to +-limit: at almost pure noise a head may be far beyond.
     """
 
     x0: Array
@@ -59,7 +70,7 @@ class NoiseCorrected(NamedTuple):
         x0, v = (jnp.broadcast_to(a, like.shape).astype(like.dtype) for a in (self.x0, self.v[-1]))
         return Prediction(x0, v)
 
-    def law(self, c: Coefficients, guess: Prediction, x: Array) -> Gaussian:
+    def distribution(self, c: Coefficients, guess: Prediction, x: Array) -> Gaussian:
         return transition_from_x0(c, x, jnp.clip(guess.x0, -self.limit, self.limit), guess.v)
 
     def advance(self, step: Array, guess: Prediction, deviation: Array) -> Prediction:
@@ -74,6 +85,6 @@ class NoiseCorrected(NamedTuple):
 
 
 def frozen(steps: int, dim: int, limit: float = 5.0) -> NoiseCorrected:
-    """Needs no calibration: the last x_0-hat and v, kept. Tokens are of about unit scale."""
+    """Needs no calibration: keeps the last x_0-hat and v. Tokens are of about unit scale."""
     zeros = jnp.zeros(steps)
     return NoiseCorrected(jnp.zeros(dim), jnp.zeros((steps, dim)), zeros, zeros, jnp.float32(limit))

@@ -1,12 +1,13 @@
-"""Speculation along a token's denoising chain: the same law in a fraction of the sequential head calls.
+"""Speculation along a token's denoising chain: the same distribution in a fraction of the sequential calls.
 
 From the state x_i a drafter draws the next M states without the network. One head call on those M states
-gives the target's Gaussians there; the drafts are accepted one after the other with probability
-min(1, p / q), and at the first rejection the state is drawn from the residual (p - q)_+ instead, so each
-committed transition has exactly the target's law. Rows advance independently; finished rows are frozen.
+gives the target's Gaussians there. The drafts are accepted one after the other with probability
+min(1, p / q); at the first rejection the state is drawn from the residual (p - q)_+ instead, so each
+committed transition has exactly the target's distribution. Rows advance independently; finished rows are
+frozen.
 
 Each denoising step of a row is tested at most once: its noise and its uniform are drawn beforehand, and a
-draft that was dropped behind a rejection is drawn again, from a better guess, with the same noise.
+draft that was dropped after a rejection is drawn again, from a better guess, with the same noise.
 """
 
 from __future__ import annotations
@@ -23,33 +24,44 @@ import jax.numpy as jnp
 from cspd_jax._utils.chunks import in_parts
 from cspd_jax.coupling import accepts, gaussian_residual, log_acceptance_of_ratio, log_ratio
 from cspd_jax.diffusion.chain import Denoiser, predict
-from cspd_jax.diffusion.gaussian import Coefficients, Gaussian, log_density, predicted_x0, transition_from_x0
-from cspd_jax.image.chain_drafters import Drafter, Prediction
+from cspd_jax.diffusion.gaussian import (
+    Coefficients,
+    Gaussian,
+    log_density,
+    predicted_x0,
+    transition_from_x0,
+)
+from cspd_jax.image.chain_drafters import ChainDrafter, Prediction
 
 Array = jax.Array
 
 
 @dataclasses.dataclass(frozen=True)
-class Speculation:
-    """The static part: what a replay needs besides keys and drafter.
+class ChainSpeculation:
+    """How denoising steps are drafted and verified.
 
-    windows: how many steps are drafted in the first, second, ... head call; the last holds until the end.
-    proposals: draws from the residual per trip of its `while_loop`. max_trips: where it gives up (then the
-    last draw is kept and counted as truncated).
+    draft_lengths: steps drafted in the first, second, ... head call; the last one holds until the end.
+    proposals: draws from the residual per iteration of its `while_loop`.
+    max_trips: iterations after which it gives up; the last draw is kept and counted as truncated.
     """
 
-    windows: tuple[int, ...] = (16,)
+    draft_lengths: tuple[int, ...] = (16,)
     proposals: int = 16
     max_trips: int = 16384
 
 
-class Counts(NamedTuple):
-    """What speculation along the chains of R rows took, T steps each; adds up over AR steps.
+class ChainCounts(NamedTuple):
+    """What head calls along R chains of T steps took; adds up over calls and over AR steps.
 
-    calls: head calls one after the other. rows: rows in them (two each with guidance). row_calls: [] calls
-    of each row until it was finished, summed over the rows. starts, committed: [T], calls that began at
-    step t (x_{t+1} known), and the steps those calls committed. tested, accepted: [] transitions.
-    trips: [] of the residual's loop, in sequence. truncated: [] residual draws given up.
+    calls: [] head calls one after the other.
+    rows: [] rows in them (two each with guidance).
+    row_calls: [] calls until a row was finished, summed over the rows.
+    starts: [T] calls that began at step t (x_{t+1} known).
+    committed: [T] steps that those calls committed.
+    tested: [] transitions tested.
+    accepted: [] transitions accepted.
+    trips: [] iterations of the residual's loop, in sequence.
+    truncated: [] residual draws that were given up.
     """
 
     calls: Array
@@ -63,18 +75,27 @@ class Counts(NamedTuple):
     truncated: Array
 
 
-class Randomness(NamedTuple):
-    """noise: [T + 1, R, d], as for `sample_chain`. uniforms: [T, R] of the tests. residual: keys [R]."""
+class ChainRandomness(NamedTuple):
+    """All random numbers of R chains.
+
+    noise: [T + 1, R, d] as for `sample_chain`.
+    uniforms: [T, R] of the accept tests.
+    residual: [R] keys of the draws from residuals.
+    """
 
     noise: Array
     uniforms: Array
     residual: Array
 
 
-class Chain(NamedTuple):
-    """State of R chains. left: [R], x is x_left. guess: the drafter's at x. log_p: [R] of the path so far.
+class ChainState(NamedTuple):
+    """R chains on their way.
 
-    path: None, or the states so far [T, R, d], entry i is x_i.
+    left: [R] steps that are left; x is x_left.
+    x: [R, d]
+    guess: the drafter's, at x.
+    log_p: [R] log density of the path so far.
+    path: None, or the states so far, [T, R, d]; entry i is x_i.
     """
 
     left: Array
@@ -82,13 +103,16 @@ class Chain(NamedTuple):
     guess: Prediction
     log_p: Array
     path: Array | None
-    counts: Counts
 
 
-class Draft(NamedTuple):
-    """M drafted transitions: at step `steps` [M, R] from `before` to `after` [M, R, d], which has law q.
+class ChainDraft(NamedTuple):
+    """M drafted transitions.
 
-    Rows with fewer than M steps left repeat step 0; `valid` [M, R] is false there.
+    steps: [M, R] the step of each; rows with fewer than M steps left repeat step 0.
+    before: [M, R, d] the state it starts from.
+    after: [M, R, d] the state it was drawn to.
+    q: the distribution it was drawn from.
+    valid: [M, R] false where a step 0 is repeated.
     """
 
     steps: Array
@@ -98,8 +122,14 @@ class Draft(NamedTuple):
     valid: Array
 
 
-class Verdict(NamedTuple):
-    """p: the target's law of each drafted transition; x0, v [M, R, d] its prediction. n: [R] accepted."""
+class ChainVerdict(NamedTuple):
+    """What the target says of M drafted transitions.
+
+    p: the target's distribution of each.
+    x0: [M, R, d] the head's x_0-hat.
+    v: [M, R, d] the head's v.
+    n: [R] accepted drafts.
+    """
 
     p: Gaussian
     x0: Array
@@ -107,27 +137,39 @@ class Verdict(NamedTuple):
     n: Array
 
 
-class Result(NamedTuple):
-    """x: x_0 [R, d]. log_p: [R], log density of the path x_{T-1}, ..., x_0 given x_T under the target
-    (without the last transition when that has no noise). path: those states [T, R, d], entry i is x_i."""
+class ChainResult(NamedTuple):
+    """R finished chains.
+
+    x: [R, d] x_0.
+    log_p: [R] log density of the path x_{T-1}, ..., x_0 given x_T under the target, without the last
+        transition where that has no noise.
+    path: None, or those states, [T, R, d]; entry i is x_i.
+    counts: what it took.
+    """
 
     x: Array
     log_p: Array
     path: Array | None
-    counts: Counts
+    counts: ChainCounts
 
 
-class Problem(NamedTuple):
+class ChainInputs(NamedTuple):
     """What stays the same along the chains.
 
-    head: (steps [M, R], x [M, R, d]) -> (eps, v). log_scale: 2 log temperature. halves: 2 with guidance.
+    head: (steps [M, R], x [M, R, d]) -> (eps, v), one call of the network.
+    drafter: draws the drafts.
+    c: coefficients of the schedule, [T].
+    log_scale: [] 2 log temperature.
+    random: all random numbers.
+    final_noise: whether the last step has noise.
+    halves: rows of the head per row here; 2 with guidance.
     """
 
     head: Callable[[Array, Array], tuple[Array, Array]]
-    drafter: Drafter
+    drafter: ChainDrafter
     c: Coefficients
     log_scale: Array
-    random: Randomness
+    random: ChainRandomness
     final_noise: bool
     halves: int
 
@@ -137,40 +179,47 @@ def speculate_chain(
     params: Any,
     time: Array,
     z: Array,
-    random: Randomness,
+    random: ChainRandomness,
     coefficients: Coefficients,
-    drafter: Drafter,
+    drafter: ChainDrafter,
     *,
-    speculation: Speculation,
+    speculation: ChainSpeculation,
+    temperature: Array | float = 1.0,
+    scale: Array | None = None,
+    final_noise: bool = False,
+    active: Array | None = None,
     trajectory: bool = False,
-    **options,
-) -> Result:
-    """`sample_chain` with the same law and fewer head calls in sequence.
+) -> ChainResult:
+    """`sample_chain` with the same distribution and fewer head calls in sequence.
 
-    options: temperature, scale, final_noise as there; active: [R], rows that count. trajectory: return the
-    path.
+    temperature, scale, final_noise: as there. active: [R] rows that count (all). trajectory: keep the path.
     """
-    problem, chain = begin(denoiser, params, time, z, random, coefficients, drafter, **options)
+    inputs, chain = begin(
+        denoiser, params, time, z, random, coefficients, drafter,
+        temperature=temperature, scale=scale, final_noise=final_noise, active=active,
+    )  # fmt: skip
     if trajectory:
         chain = chain._replace(path=jnp.zeros((time.shape[0], *chain.x.shape), chain.x.dtype))
 
-    def call(window, chain):
-        return advance(problem, speculation, chain, window)
+    def call(length, carry):
+        chain, counts = carry
+        chain, made = speculate_once(inputs, speculation, chain, length)
+        return chain, jax.tree.map(jnp.add, counts, made)
 
-    def unfinished(chain):
-        return jnp.any(chain.left > 0)
+    def unfinished(carry):
+        return jnp.any(carry[0].left > 0)
 
-    until = 0
-    *first, last = ((w, len(list(same))) for w, same in itertools.groupby(speculation.windows))
-    for window, calls in first:
+    carry, until = (chain, no_counts(time.shape[0])), 0
+    *first, last = ((m, len(list(same))) for m, same in itertools.groupby(speculation.draft_lengths))
+    for length, calls in first:
         until += calls
 
-        def early(chain, until=until):
-            return unfinished(chain) & (chain.counts.calls < until)
+        def early(carry, until=until):
+            return unfinished(carry) & (carry[1].calls < until)
 
-        chain = jax.lax.while_loop(early, functools.partial(call, window), chain)
-    chain = jax.lax.while_loop(unfinished, functools.partial(call, last[0]), chain)
-    return Result(chain.x, chain.log_p, chain.path, chain.counts)
+        carry = jax.lax.while_loop(early, functools.partial(call, length), carry)
+    chain, counts = jax.lax.while_loop(unfinished, functools.partial(call, last[0]), carry)
+    return ChainResult(chain.x, chain.log_p, chain.path, counts)
 
 
 def begin(
@@ -178,19 +227,19 @@ def begin(
     params: Any,
     time: Array,
     z: Array,
-    random: Randomness,
+    random: ChainRandomness,
     coefficients: Coefficients,
-    drafter: Drafter,
+    drafter: ChainDrafter,
     *,
     temperature: Array | float = 1.0,
     scale: Array | None = None,
     final_noise: bool = False,
     active: Array | None = None,
-) -> tuple[Problem, Chain]:
+) -> tuple[ChainInputs, ChainState]:
     """The chains at x_T, before the first head call."""
     steps, rows = time.shape[0], random.noise.shape[1]
     x = random.noise[-1]
-    problem = Problem(
+    inputs = ChainInputs(
         head=_head(denoiser, params, time, z, scale),
         drafter=drafter,
         c=coefficients,
@@ -203,54 +252,63 @@ def begin(
     if active is not None:
         left = jnp.where(active, left, 0)
     log_p = jnp.zeros(rows, jnp.promote_types(x.dtype, jnp.float32))
-    return problem, Chain(left, x, drafter.start(x), log_p, None, no_counts(steps))
+    return inputs, ChainState(left, x, drafter.start(x), log_p, None)
 
 
-def advance(problem: Problem, speculation: Speculation, chain: Chain, window: int) -> Chain:
-    """One head call: drafts `window` steps of every row, verifies them, and commits what passed."""
-    draft = draft_steps(problem, chain, window)
-    return commit(problem, speculation, chain, draft, verify_steps(problem, draft))
+def speculate_once(
+    inputs: ChainInputs, speculation: ChainSpeculation, chain: ChainState, length: int
+) -> tuple[ChainState, ChainCounts]:
+    """One head call: drafts `length` steps of every row, verifies them, and commits what passed."""
+    draft = draft_steps(inputs, chain, length)
+    verdict = verify_steps(inputs, draft)
+    return commit(inputs, speculation, chain, draft, verdict)
 
 
-def draft_steps(problem: Problem, chain: Chain, window: int) -> Draft:
-    """Draws the next `window` states of every row from the drafter's law."""
+def draft_steps(inputs: ChainInputs, chain: ChainState, length: int) -> ChainDraft:
+    """Draws the next `length` states of every row from the drafter's distribution."""
     rows = jnp.arange(chain.x.shape[0])
 
     def step(carry, m):
         x, guess = carry
         t = jnp.maximum(chain.left - 1 - m, 0)
-        q = problem.drafter.law(_at(problem.c, t), guess, x)
-        q = Gaussian(q.mean, q.log_var + problem.log_scale)
-        deviation = jnp.exp(0.5 * q.log_var) * problem.random.noise[t, rows]
+        q = inputs.drafter.distribution(_at(inputs.c, t), guess, x)
+        q = Gaussian(q.mean, q.log_var + inputs.log_scale)
+        deviation = jnp.exp(0.5 * q.log_var) * inputs.random.noise[t, rows]
         after = q.mean + deviation
-        return (after, problem.drafter.advance(t, guess, deviation)), (t, x, after, q, chain.left > m)
+        return (after, inputs.drafter.advance(t, guess, deviation)), (t, x, after, q, chain.left > m)
 
-    _, drafted = jax.lax.scan(step, (chain.x, chain.guess), jnp.arange(window))
-    return Draft(*drafted)
+    _, drafted = jax.lax.scan(step, (chain.x, chain.guess), jnp.arange(length))
+    return ChainDraft(*drafted)
 
 
-def verify_steps(problem: Problem, draft: Draft) -> Verdict:
-    """The target's laws at the drafted states, in one head call, and how many drafts pass."""
-    eps, v = problem.head(draft.steps, draft.before)
-    c = _at(problem.c, draft.steps)
+def verify_steps(inputs: ChainInputs, draft: ChainDraft) -> ChainVerdict:
+    """The target's distributions at the drafted states, from one head call, and how many drafts pass."""
+    eps, v = inputs.head(draft.steps, draft.before)
+    c = _at(inputs.c, draft.steps)
     x0 = predicted_x0(c, draft.before, eps)
     p = transition_from_x0(c, draft.before, x0, v)
-    p = Gaussian(p.mean, p.log_var + problem.log_scale)
+    p = Gaussian(p.mean, p.log_var + inputs.log_scale)
     rows = jnp.arange(draft.steps.shape[1])
-    uniforms = problem.random.uniforms[draft.steps, rows]
+    uniforms = inputs.random.uniforms[draft.steps, rows]
     passed = accepts(uniforms, log_acceptance_of_ratio(log_ratio(p, draft.q, draft.after))) & draft.valid
-    if not problem.final_noise:  # the last state is then a function of the one before: nothing to test
+    if not inputs.final_noise:  # the last state is then a function of the one before: nothing to test
         passed |= draft.valid & (draft.steps == 0)
     accepted = jnp.cumprod(passed, axis=0, dtype=jnp.int32)
-    return Verdict(p, x0, v, jnp.sum(accepted, axis=0, dtype=jnp.int32))
+    return ChainVerdict(p, x0, v, jnp.sum(accepted, axis=0, dtype=jnp.int32))
 
 
-def commit(problem: Problem, speculation: Speculation, chain: Chain, draft: Draft, verdict: Verdict) -> Chain:
+def commit(
+    inputs: ChainInputs,
+    speculation: ChainSpeculation,
+    chain: ChainState,
+    draft: ChainDraft,
+    verdict: ChainVerdict,
+) -> tuple[ChainState, ChainCounts]:
     """Keeps the accepted drafts, draws the first rejected step from its residual, and guesses anew."""
-    window, rows = draft.steps.shape
+    length, rows = draft.steps.shape
     lanes = jnp.arange(rows)
     active = chain.left > 0
-    drafted = jnp.minimum(window, chain.left)
+    drafted = jnp.minimum(length, chain.left)
     rejected = active & (verdict.n < drafted)
     taken = verdict.n + rejected
     last = jnp.maximum(taken - 1, 0)  # the last transition that is committed
@@ -259,46 +317,45 @@ def commit(problem: Problem, speculation: Speculation, chain: Chain, draft: Draf
         return jax.tree.map(lambda a: a[last, lanes], a)
 
     step, p, q = pick(draft.steps), pick(verdict.p), pick(draft.q)
-    noise_free = (step == 0) & (not problem.final_noise)
-    keys = jax.vmap(jax.random.fold_in)(problem.random.residual, step)
+    noise_free = (step == 0) & (not inputs.final_noise)
+    keys = jax.vmap(jax.random.fold_in)(inputs.random.residual, step)
     options = {"proposals": speculation.proposals, "max_trips": speculation.max_trips}
     residual = jax.vmap(functools.partial(gaussian_residual, **options))(keys, p, q, needed=rejected)
     x = jnp.where(rejected[:, None], residual.value, pick(draft.after))
     x = jnp.where(noise_free[:, None], p.mean, x)
 
     terms = log_density(verdict.p, draft.after)
-    counted = (jnp.arange(window)[:, None] < verdict.n) & ((draft.steps > 0) | problem.final_noise)
+    counted = (jnp.arange(length)[:, None] < verdict.n) & ((draft.steps > 0) | inputs.final_noise)
     log_p = chain.log_p + jnp.sum(jnp.where(counted, terms, 0.0), axis=0)
     log_p += jnp.where(rejected, log_density(p, x), 0.0)
 
     path = chain.path
     if path is not None:
-        index = jnp.arange(window)[:, None]
+        index = jnp.arange(length)[:, None]
         committed = jnp.where((index < taken) & active, draft.steps, len(path))  # the rest is dropped
         states = jnp.where((index == last)[..., None], x, draft.after)
         path = path.at[committed, lanes].set(states, mode="drop")
 
-    guess = problem.drafter.advance(step, Prediction(pick(verdict.x0), pick(verdict.v)), x - p.mean)
-    old = chain.counts
-    begun = jnp.maximum(chain.left - 1, 0)
+    guess = inputs.drafter.advance(step, Prediction(pick(verdict.x0), pick(verdict.v)), x - p.mean)
+    begun, nothing = jnp.maximum(chain.left - 1, 0), no_counts(len(inputs.c.recip))
     tested = taken - jnp.where(taken > 0, noise_free, False)
-    counts = Counts(
-        calls=old.calls + 1,
-        rows=old.rows + window * rows * problem.halves,
-        row_calls=old.row_calls + _count(active),
-        starts=old.starts.at[begun].add(active.astype(jnp.int32)),
-        committed=old.committed.at[begun].add(jnp.where(active, taken, 0)),
-        tested=old.tested + _count(jnp.where(active, tested, 0)),
-        accepted=old.accepted + _count(jnp.where(active, tested - rejected, 0)),
-        trips=old.trips + jnp.max(residual.trips),
-        truncated=old.truncated + _count(residual.truncated & rejected),
+    counts = ChainCounts(
+        calls=jnp.int32(1),
+        rows=jnp.int32(length * rows * inputs.halves),
+        row_calls=_count(active),
+        starts=nothing.starts.at[begun].add(active.astype(jnp.int32)),
+        committed=nothing.committed.at[begun].add(jnp.where(active, taken, 0)),
+        tested=_count(jnp.where(active, tested, 0)),
+        accepted=_count(jnp.where(active, tested - rejected, 0)),
+        trips=jnp.max(residual.trips),
+        truncated=_count(residual.truncated & rejected),
     )
 
     def keep_finished(new, same):
         return jnp.where(active.reshape(-1, *[1] * (new.ndim - 1)), new, same)
 
     moved = (chain.left - taken, x, guess, log_p)
-    return Chain(*jax.tree.map(keep_finished, moved, tuple(chain[:4])), path, counts)
+    return ChainState(*jax.tree.map(keep_finished, moved, tuple(chain[:4])), path), counts
 
 
 def _count(numbers: Array) -> Array:
@@ -312,7 +369,7 @@ def _at(c: Coefficients, steps: Array) -> Coefficients:
 # Modulations of all steps are made in one matrix product and kept, unless that takes more numbers than this.
 _KEPT = 2**25
 
-# The modulations of a head call are that many numbers at most: of more rows it is made in parts.
+# A head call has at most this many numbers of modulations; one of more rows is made in chunks.
 _TOGETHER = 2**28
 
 
@@ -345,6 +402,6 @@ def _head(denoiser: Denoiser, params: Any, time: Array, z: Array, scale: Array |
     return call
 
 
-def no_counts(steps: int) -> Counts:
-    none = Counts(*[jnp.int32(0)] * len(Counts._fields))
+def no_counts(steps: int) -> ChainCounts:
+    none = ChainCounts(*[jnp.int32(0)] * len(ChainCounts._fields))
     return none._replace(starts=jnp.zeros(steps, jnp.int32), committed=jnp.zeros(steps, jnp.int32))

@@ -1,39 +1,38 @@
-"""A method beside the plain sampler: seconds and network calls, of the same images in one run; and which is
-the fastest exact one on this machine."""
+"""A method beside the plain sampler: seconds and network calls, of the same images in one run."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import statistics
-import time
-from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from cspd_jax._utils.timing import seconds_in_turns
 from cspd_jax.coupling.draft_length import speedup
-from cspd_jax.errors import is_out_of_memory
-from cspd_jax.image import autotune, calibration, generation
-from cspd_jax.image.info import Calls, Info
-from cspd_jax.image.plan import Request, chains_per_image
-from cspd_jax.image.reveal import reveal_groups
-from cspd_jax.image.speculation import Ahead
-from cspd_jax.models import ImageModel
+from cspd_jax.image import generation
+from cspd_jax.image.info import Info, NetworkCalls
+from cspd_jax.image.methods import Plain
+from cspd_jax.image.plan import Plan
 
 Array = jax.Array
 
 
 class Comparison(NamedTuple):
-    """By way, "plain", the method's name, and "draft" (the draft model alone): median seconds of the batch,
-    its tokens [B, L, d], what happened.
+    """What was measured, by way: "plain", the method's name, and "draft" (the draft model alone).
 
-    faster: plain's seconds by the method's. fewer_calls: plain's calls in sequence by the method's.
-    predicted: faster, by the formula (1 - a^(g + 1)) / ((1 - a) (g c + 1)) with a and c as measured (c = 0
-    where the target drafts for itself, in the same pass); it counts AR steps in sequence only, as if rows
-    were free, and knows nothing of speculation along the chains.
+    method: name of the method that is compared; "speculative" where only the chains are.
+    seconds: median of the batch.
+    tokens: [B, L, d]
+    infos: what happened.
+    faster: plain's seconds by the method's.
+    fewer_calls: plain's calls in sequence by the method's.
+    predicted: `faster` by the formula (1 - a^(g + 1)) / ((1 - a) (g c + 1)), with a and c as measured (c = 0
+        where the target drafts for itself, in the same pass); None where it does not apply. It counts AR
+        steps in sequence only, as if rows were free, and knows nothing of speculation along the chains.
     """
 
     method: str
@@ -45,62 +44,44 @@ class Comparison(NamedTuple):
     predicted: dict[str, float] | None
 
 
-def compare(key: Array, model: ImageModel, request: Request, repeats: int = 3) -> Comparison:
-    """Runs the method and the plain sampler, with the same noise in the last step, on all labels at once.
+def plain_plan(plan: Plan) -> Plan:
+    """The plain sampler step by step, with the same noise in the last step."""
+    request = dataclasses.replace(plan.request, method=Plain(), denoise="plain", chain_drafter=None)
+    settings = dataclasses.replace(plan.settings, chain=None)
+    return Plan(plan.model, request, settings, plan.batch)
 
-    `request` must be settled. Compilation is not counted.
-    """
-    base = request._replace(
-        settings=dataclasses.replace(request.settings, speculation=None),
-        denoise="plain",
-        drafter=None,
-        gains=None,
-        method="plain",
-        criterion=None,
-        ahead=None,
-        draft=None,
-        draft_drafter=None,
-    )
-    ways = {"plain": (model, base), request.method: (model, request)}
-    if request.method == "plain":
-        ways = {"plain": (model, base), "speculative": (model, request)}
-    if request.draft is not None:
-        ways["draft"] = (request.draft, base)
-    method = list(ways)[1]
-    runs = {name: functools.partial(generation.run, key, *way) for name, way in ways.items()}
+
+def compare(key: Array, plan: Plan, repeats: int = 3) -> Comparison:
+    """Runs the plan and the plain sampler on all labels at once. Compilation is not counted."""
+    base = plain_plan(plan)
+    method = "speculative" if plan.method.name == "plain" else plan.method.name
+    plans = {"plain": base, method: plan}
+    if plan.method.draft_model is not None:
+        plans["draft"] = dataclasses.replace(base, model=plan.method.draft_model)
+    runs = {name: functools.partial(generation.run, key, one) for name, one in plans.items()}
     made = {name: run() for name, run in runs.items()}
-    times = _median_seconds(runs, repeats)
+    times = seconds_in_turns({name: lambda run=run: run()[0] for name, run in runs.items()}, repeats)
+    seconds = {name: statistics.median(several) for name, several in times.items()}
     infos = {name: info for name, (_, info) in made.items()}
     calls = {name: sum(info.sequential) for name, info in infos.items()}
     return Comparison(
         method=method,
-        seconds=times,
+        seconds=seconds,
         tokens={name: np.asarray(tokens) for name, (tokens, _) in made.items()},
         infos=infos,
-        faster=times["plain"] / times[method],
+        faster=seconds["plain"] / seconds[method],
         fewer_calls=calls["plain"] / calls[method],
-        predicted=_predicted(infos[method], times),
+        predicted=_predicted(infos[method], seconds),
     )
 
 
-def _median_seconds(runs: dict[str, Callable], repeats: int) -> dict[str, float]:
-    """The runs take turns; each has run before."""
-    times: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(repeats):
-        for name, run in runs.items():
-            start = time.perf_counter()
-            jax.block_until_ready(run()[0])
-            times[name].append(time.perf_counter() - start)
-    return {name: statistics.median(several) for name, several in times.items()}
-
-
 def _predicted(info: Info, seconds: dict[str, float]) -> dict[str, float] | None:
-    if info.verified is None or not isinstance(info.request.ahead, Ahead) or not info.verified.tested.any():
+    lossy_runner = info.plan.method.needs_final_noise is False  # its acceptance means something else
+    if info.verified is None or lossy_runner or not info.verified.tested.any():
         return None
-    groups = len(info.verified.tested)
+    groups, gamma = info.verified.tested.shape
     acceptance = info.verified.acceptance ** (info.tokens / info.images / groups)  # of a group
     cost = seconds["draft"] / seconds["plain"] if "draft" in seconds else 0.0
-    gamma = info.request.ahead.gamma
     return {
         "acceptance": acceptance,
         "cost": cost,
@@ -108,12 +89,12 @@ def _predicted(info: Info, seconds: dict[str, float]) -> dict[str, float] | None
     }
 
 
-def summary(found: Comparison) -> dict:
+def summary(found: Comparison) -> dict[str, Any]:
     """For `report.json`."""
     info = found.infos[found.method]
     return {
         "method": found.method,
-        "denoise": "plain" if info.request.settings.speculation is None else "speculative",
+        "denoise": "plain" if info.plan.settings.chain is None else "speculative",
         "images": info.images,
         "seconds": found.seconds,
         "faster": found.faster,
@@ -124,40 +105,9 @@ def summary(found: Comparison) -> dict:
     }
 
 
-def _ratio(calls: Calls, plain: Calls) -> dict[str, float]:
+def _ratio(calls: NetworkCalls, plain: NetworkCalls) -> dict[str, float]:
     """Rows evaluated, as multiples of the plain sampler's."""
     return {
         "target_backbone": calls.target_backbone / plain.target_backbone,
         "target_head": calls.target_head / plain.target_head,
     }
-
-
-def is_faster(key: Array, model: ImageModel, ahead: Request, plain: Request) -> bool:
-    """Whether `ahead` is faster than `plain`, both settled. The chains of `plain` may be speculative, too, so
-    both are measured beside the plain sampler step by step. What does not fit into memory is not faster."""
-    rival = 1.0 if plain.settings.speculation is None else compare(key, model, plain).faster
-    try:
-        return compare(key, model, ahead).faster > rival
-    except RuntimeError as error:
-        if not is_out_of_memory(error):
-            raise
-        return False
-
-
-def self_speculation_can_win(model: ImageModel, plain: Request, ahead: Request, batch: int) -> bool:
-    """Whether rounds of self-speculation could be faster than AR steps if every draft were accepted.
-
-    A round commits gamma + 1 groups at most. If its pass over the denoising chains alone takes longer than
-    as many plain passes, it cannot: then the machine is bound by arithmetic.
-    """
-    rows = [batch * chains_per_image(model, request) for request in (plain, ahead)]
-    found = calibration.get(model, plain.settings, plain.cfg, plain.temperature).calibration
-    once, round_ = (
-        autotune.measure(model, plain.settings, found, n, plain.cfg, plain.temperature, ways=("plain",))[
-            "plain"
-        ]
-        for n in rows
-    )
-    groups = len(reveal_groups(model.model.seq_len, plain.settings.num_iter))
-    gamma = ahead.ahead.gamma
-    return round_ * -(-groups // (gamma + 1)) < once * groups

@@ -1,10 +1,20 @@
-"""Images as sequences of tokens."""
+"""From images to tokens and back: patches, latents, pixels."""
 
 from __future__ import annotations
 
 from typing import TypeVar
 
-Array = TypeVar("Array")  # of numpy or jax
+import jax
+import numpy as np
+
+from cspd_jax.errors import UserError
+from cspd_jax.models import VAE, ImageModel
+from cspd_jax.networks import autoencoder
+from cspd_jax.networks.config import LATENT_SCALE
+
+Array = TypeVar("Array", np.ndarray, jax.Array)
+
+_DECODED_TOGETHER = 8  # images per call of the autoencoder
 
 
 def patchify(images: Array, patch: int) -> Array:
@@ -20,3 +30,51 @@ def unpatchify(tokens: Array, patch: int) -> Array:
     side, c = round(length**0.5), dim // patch**2
     grid = tokens.reshape(b, side, side, c, patch, patch)
     return grid.transpose(0, 1, 4, 2, 5, 3).reshape(b, side * patch, side * patch, c)
+
+
+def to_images(model: ImageModel, tokens: jax.Array | np.ndarray, vae: VAE | None = None) -> np.ndarray:
+    """Tokens [N, L, d] -> uint8 images [N, H, W, C]. Models on latents (vae_stride > 1) need the `vae`.
+
+    Values that are not numbers become black.
+    """
+    if model.config.vae_stride == 1:
+        if vae is not None:
+            raise UserError(f"{model.name} makes pixels; it needs no autoencoder")
+        pixels = np.asarray(unpatchify(tokens, model.config.patch_size))
+    elif vae is None:
+        raise UserError(f"{model.name} makes latents; give the autoencoder (vae) that turns them into images")
+    else:
+        check_vae(model, vae)
+        pixels = _decode(vae, to_latents(model, tokens))
+    pixels = np.nan_to_num(np.asarray(pixels, np.float32), nan=-1.0)
+    return (np.clip(pixels, -1, 1) * 127.5 + 127.5).round().astype(np.uint8)
+
+
+def to_latents(model: ImageModel, tokens: jax.Array | np.ndarray) -> np.ndarray:
+    """Tokens [N, L, d] -> float32 latents [N, h, w, c] as an autoencoder's decoder takes them."""
+    return np.asarray(unpatchify(tokens, model.config.patch_size), np.float32) / LATENT_SCALE
+
+
+def check_vae(model: ImageModel, vae: VAE) -> None:
+    """UserError unless the autoencoder decodes this model's latents."""
+    have = (vae.config.embed_dim, vae.config.stride)
+    want = (model.config.latent_channels, model.config.vae_stride)
+    if have != want:
+        raise UserError(
+            f"the autoencoder {vae.name} does not fit {model.name}: it decodes {have[0]} channels with stride"
+            f" {have[1]}, and the model makes {want[0]} channels for stride {want[1]}"
+        )
+
+
+def _decode(vae: VAE, latents: np.ndarray) -> np.ndarray:
+    """Latents [N, h, w, c] -> pixels [N, H, W, 3], a few images at a time."""
+    count, size = len(latents), min(len(latents), _DECODED_TOGETHER)
+    padded = np.concatenate([latents, np.zeros((-count % size, *latents.shape[1:]), latents.dtype)])
+    parts = [
+        np.asarray(decode_batch(vae.config, vae.params, padded[i : i + size], vae.dtype))
+        for i in range(0, len(padded), size)
+    ]
+    return np.concatenate(parts)[:count]
+
+
+decode_batch = jax.jit(autoencoder.decode, static_argnums=(0, 3))

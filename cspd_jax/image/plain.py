@@ -1,6 +1,7 @@
-"""The plain sampler: the law of MAR's `sample_tokens`, one group of tokens after the other.
+"""The plain sampler: the distribution of MAR's `sample_tokens`, one group of tokens after the other.
 
-The denoising chains of a group are run step by step, or with speculation along them (`inner`): same law.
+The denoising chains of a group are run step by step, or with speculation along them (`chain_speculation`),
+which has the same distribution.
 """
 
 from __future__ import annotations
@@ -17,23 +18,31 @@ from cspd_jax._utils.random import Purpose, chain_noise, chain_uniforms, purpose
 from cspd_jax.diffusion.chain import sample_chain
 from cspd_jax.diffusion.gaussian import coefficients
 from cspd_jax.diffusion.schedule import sampling_schedule
-from cspd_jax.errors import UserError
-from cspd_jax.image import chain_speculation
-from cspd_jax.image.chain_drafters import Drafter, frozen
-from cspd_jax.image.protocol import TokenModel
+from cspd_jax.image.chain_drafters import ChainDrafter, frozen
+from cspd_jax.image.chain_speculation import (
+    ChainCounts,
+    ChainRandomness,
+    ChainSpeculation,
+    speculate_chain,
+)
+from cspd_jax.image.protocol import CachedTokenModel, TokenModel
 from cspd_jax.image.reveal import Group, guidance_scale, random_reveal, reveal_groups
 
 Array = jax.Array
 
 
 @dataclasses.dataclass(frozen=True)
-class PlainSettings:
+class SamplerSettings:
     """The static part of a generation; together with the shapes it decides what is compiled.
 
-    num_iter: AR steps. respacing: denoising steps. guided: whether a second, unconditional half runs
-    (MAR: cfg != 1). final_noise: noise in the last denoising step too, which MAR does not add.
-    encoder_sizes: the encoder is compiled for this many prefix lengths, and each AR step uses the
-    shortest that holds the known tokens. speculation: along the denoising chains; None is step by step.
+    num_iter: AR steps.
+    respacing: which denoising steps are kept.
+    guided: whether a second, unconditional half runs (MAR: cfg != 1).
+    cfg_schedule: "linear" or "constant" guidance scale along the AR steps.
+    final_noise: noise in the last denoising step too, which MAR does not add.
+    prefix_buckets: the encoder is compiled for this many prefix lengths; each AR step uses the shortest
+        that holds the known tokens.
+    chain: speculation along the denoising chains; None runs them step by step.
     """
 
     num_iter: int = 256
@@ -41,25 +50,39 @@ class PlainSettings:
     guided: bool = False
     cfg_schedule: str = "linear"
     final_noise: bool = False
-    encoder_sizes: int = 4
-    speculation: chain_speculation.Speculation | None = None
+    prefix_buckets: int = 4
+    chain: ChainSpeculation | None = None
 
 
-class State(NamedTuple):
-    """tokens: [B, L + padding, d] in reveal order; the first `start` of the next group are final."""
+class PlainState(NamedTuple):
+    """What the AR steps carry.
 
-    tokens: Array
-
-
-class Sample(NamedTuple):
-    """tokens: [B, L, d] by position. counts: of speculation in each AR step, [S, ...]; None without."""
+    tokens: [B, L + padding, d] in reveal order; those before the next group are final.
+    cache: the context cache of a `CachedTokenModel`; None for other models.
+    """
 
     tokens: Array
-    counts: chain_speculation.Counts | None
+    cache: Any
+
+
+class PlainOutput(NamedTuple):
+    """What the plain sampler returns.
+
+    tokens: [B, L, d] by position.
+    counts: of speculation along the chains in each AR step, [S, ...]; None without.
+    """
+
+    tokens: Array
+    counts: ChainCounts | None
 
 
 class Segment(NamedTuple):
-    """Consecutive AR steps that run in one `scan`: same encoder prefix `bucket`, groups padded to `width`."""
+    """Consecutive AR steps that run in one `scan`.
+
+    groups: of these steps.
+    bucket: length of the encoder's prefix.
+    width: what groups are padded to.
+    """
 
     groups: tuple[Group, ...]
     bucket: int
@@ -69,9 +92,13 @@ class Segment(NamedTuple):
 class Batch(NamedTuple):
     """What stays the same during a generation. B' is B, or 2B with guidance (conditional half first).
 
-    keys: [B]. reveal: [B', L] positions. class_embedding: [B', De]. time: [T, ...] features of the
-    timesteps. noise: None, or injected chain noise [T + 1, B, L, d] by position. drafter: for speculation.
-    active: [B], images that are wanted; the others only fill the batch, and nothing counts them.
+    keys: [B]
+    reveal: [B', L] positions in the order in which they are generated.
+    class_embedding: [B', De]
+    time: [T, ...] features of the timesteps.
+    noise: None, or injected chain noise, [T + 1, B, L, d] by position.
+    drafter: for speculation along the chains.
+    active: [B] images that are wanted; the others only fill the batch, and nothing counts them.
     """
 
     keys: Array
@@ -79,13 +106,26 @@ class Batch(NamedTuple):
     class_embedding: Array
     time: Array
     noise: Array | None
-    drafter: Drafter | None
+    drafter: ChainDrafter | None
     active: Array
 
 
-def plan_segments(length: int, num_iter: int, encoder_sizes: int) -> tuple[Segment, ...]:
+class GroupArrays(NamedTuple):
+    """Groups of AR steps as arrays: one scalar each inside a step, [S] to scan over.
+
+    first: index of the group's first token in reveal order.
+    size: tokens in it.
+    scale: guidance scale, or one for each image: [..., B].
+    """
+
+    first: Array
+    size: Array
+    scale: Array
+
+
+def plan_segments(length: int, num_iter: int, prefix_buckets: int) -> tuple[Segment, ...]:
     """Cuts the AR steps where the known tokens outgrow an encoder prefix: static shapes in between."""
-    unit = -(-length // encoder_sizes)
+    unit = -(-length // prefix_buckets)
     by_bucket: dict[int, list[Group]] = {}
     for group in reveal_groups(length, num_iter):
         bucket = min(length, unit * max(1, -(-group.start // unit)))
@@ -100,17 +140,17 @@ def start(
     params: Any,
     keys: Array,
     labels: Array,
-    settings: PlainSettings,
+    settings: SamplerSettings,
     reveal: Array | None = None,
     noise: Array | None = None,
-    drafter: Drafter | None = None,
+    drafter: ChainDrafter | None = None,
     active: Array | None = None,
 ) -> Batch:
     """Draws the orders and prepares what all AR steps share. labels [B]; -1 is "no class"."""
     if reveal is None:
         reveal = jax.vmap(random_reveal, (0, None))(purpose_keys(keys, Purpose.ORDER), model.seq_len)
     steps = sampling_schedule(settings.respacing).num_steps
-    if settings.speculation is not None and drafter is None:
+    if settings.chain is not None and drafter is None:
         drafter = frozen(steps, model.token_dim)
     unconditional = labels < 0
     if settings.guided:
@@ -131,50 +171,52 @@ def ar_step(
     model: TokenModel,
     params: Any,
     batch: Batch,
-    state: State,
-    group: tuple[Array, Array, Array],
+    state: PlainState,
+    group: GroupArrays,
     temperature: Array,
     *,
-    settings: PlainSettings,
+    settings: SamplerSettings,
     bucket: int,
     width: int,
-) -> tuple[State, chain_speculation.Counts | None]:
-    """Generates the group (first index, size, guidance scale), padded to `width`: the rest is overwritten."""
-    first, size, scale = group
-    z, positions = group_context(model, params, batch, state, first, bucket=bucket, width=width)
-    used = (jnp.arange(width) < size) & batch.active[:, None]
-    x, counts = _denoise(model, params, batch, z, positions, used, scale, temperature, settings)
-    return write_group(state, x, first), counts
+) -> tuple[PlainState, ChainCounts | None]:
+    """Generates a group, padded to `width`: what is behind it is overwritten by the next one."""
+    z, positions, cache = group_context(model, params, batch, state, group.first, bucket=bucket, width=width)
+    used = (jnp.arange(width) < group.size) & batch.active[:, None]
+    x, counts = _denoise(model, params, batch, z, positions, used, group.scale, temperature, settings)
+    return PlainState(write_group(state.tokens, x, group.first), cache), counts
 
 
 def group_context(
-    model: TokenModel, params: Any, batch: Batch, state: State, first: Array, *, bucket: int, width: int
-) -> tuple[Array, Array]:
-    """What the chains of the `width` tokens from index `first` on depend on: z [B', G, D], positions [B, G].
+    model: TokenModel, params: Any, batch: Batch, state: PlainState, first: Array, *, bucket: int, width: int
+) -> tuple[Array, Array, Any]:
+    """What the chains of the `width` tokens from index `first` on depend on: z [B', G, D], positions [B, G];
+    and the cache.
 
     All tokens before `first` are known. Past the end the last token is repeated.
     """
     images, halves = batch.keys.shape[0], batch.reveal.shape[0]
     rows = jnp.minimum(first + jnp.arange(width), model.seq_len - 1)
-    z = model.context(
-        params,
+    arguments = (
         jnp.tile(state.tokens[:, : model.seq_len], (halves // images, 1, 1)),
         batch.reveal,
         jnp.full(halves, first),
         batch.class_embedding,
         jnp.broadcast_to(rows, (halves, width)),
-        bucket=bucket,
     )
-    return z, batch.reveal[:images][:, rows]
+    cache = state.cache
+    if isinstance(model, CachedTokenModel):
+        z, cache = model.extend(params, cache, *arguments, bucket=bucket)
+    else:
+        z = model.context(params, *arguments, bucket=bucket)
+    return z, batch.reveal[:images][:, rows], cache
 
 
-def write_group(state: State, x: Array, first: Array) -> State:
+def write_group(tokens: Array, x: Array, first: Array) -> Array:
     """x [B, G, d] become the tokens from index `first` on."""
-    x = x.astype(state.tokens.dtype)
-    return State(jax.lax.dynamic_update_slice_in_dim(state.tokens, x, first, axis=1))
+    return jax.lax.dynamic_update_slice_in_dim(tokens, x.astype(tokens.dtype), first, axis=1)
 
 
-def _denoise(model, params, batch: Batch, z, positions, used, scale, temperature, settings: PlainSettings):
+def _denoise(model, params, batch: Batch, z, positions, used, scale, temperature, settings: SamplerSettings):
     """z [B', G, D] -> tokens [B, G, d] at `positions` [B, G], those not `used` arbitrary; and counts."""
     schedule = sampling_schedule(settings.respacing)
     steps, (images, width) = schedule.num_steps, positions.shape
@@ -182,27 +224,25 @@ def _denoise(model, params, batch: Batch, z, positions, used, scale, temperature
         noise = chain_noise(batch.keys, positions, steps, model.token_dim)
     else:
         noise = jnp.take_along_axis(batch.noise, positions[None, :, :, None], axis=2)
-    dtype = _float(model)
+    dtype = float_type(model)
     noise = noise.reshape(steps + 1, images * width, -1).astype(dtype)
     z = z.reshape(z.shape[0] * width, -1)
-    options = {
-        "temperature": temperature,
-        "scale": scale if settings.guided else None,
-        "final_noise": settings.final_noise,
-    }
+    if not settings.guided:
+        scale = None
+    elif jnp.ndim(scale):
+        scale = jnp.repeat(scale, width)[:, None]
+    options = {"temperature": temperature, "scale": scale, "final_noise": settings.final_noise}
     c = coefficients(schedule, dtype)
-    if settings.speculation is None:
+    if settings.chain is None:
         x, counts = sample_chain(model, params, batch.time, z, noise, c, **options), None
     else:
-        random = chain_speculation.Randomness(
+        random = ChainRandomness(
             noise,
             chain_uniforms(batch.keys, positions, steps).reshape(steps, -1),
             residual_keys(batch.keys, positions).reshape(-1),
         )
-        options |= {"speculation": settings.speculation, "active": used.reshape(-1)}
-        chains = chain_speculation.speculate_chain(
-            model, params, batch.time, z, random, c, batch.drafter, **options
-        )
+        options |= {"speculation": settings.chain, "active": used.reshape(-1)}
+        chains = speculate_chain(model, params, batch.time, z, random, c, batch.drafter, **options)
         x, counts = chains.x, chains.counts
     return x.reshape(images, width, -1), counts
 
@@ -214,35 +254,39 @@ def sample(
     keys: Array,
     labels: Array,
     *,
-    settings: PlainSettings,
+    settings: SamplerSettings,
     cfg: Array | float = 1.0,
     temperature: Array | float = 1.0,
     reveal: Array | None = None,
     noise: Array | None = None,
-    drafter: Drafter | None = None,
+    drafter: ChainDrafter | None = None,
     active: Array | None = None,
-) -> Sample:
+) -> PlainOutput:
     """Generates a batch.
 
-    keys: one typed key per image, [B]. labels: [B], -1 for "no class". reveal: [B, L] replaces the
-    random orders; noise: [T + 1, B, L, d] by position replaces what the keys give (parity tests).
-    cfg: the guidance scale, used only when `settings.guided`. drafter: for speculation (frozen x_0-hat).
-    active: [B], images that count (all).
+    keys: [B] one typed key per image.
+    labels: [B] class numbers; -1 is "no class".
+    cfg: guidance scale, [] or [B]; used only when `settings.guided`.
+    temperature: [] factor of the standard deviation of every denoising step.
+    reveal: [B, L] positions, in place of the random orders.
+    noise: [T + 1, B, L, d] by position, in place of what the keys give (for parity tests).
+    drafter: for speculation along the chains (default: frozen x_0-hat).
+    active: [B] images that count (default: all).
     """
     batch = start(model, params, keys, labels, settings, reveal, noise, drafter, active)
-    segments = plan_segments(model.seq_len, settings.num_iter, settings.encoder_sizes)
-    state = empty_state(model, keys.shape[0], segments)
+    segments = plan_segments(model.seq_len, settings.num_iter, settings.prefix_buckets)
+    state = empty_state(model, params, batch, segments)
     counts = []
     for segment in segments:
 
         def step(state, group, segment=segment):
-            kwargs = {"settings": settings, "bucket": segment.bucket, "width": segment.width}
-            return ar_step(model, params, batch, state, group, temperature, **kwargs)
+            shape = {"settings": settings, "bucket": segment.bucket, "width": segment.width}
+            return ar_step(model, params, batch, state, group, temperature, **shape)
 
         state, spent = jax.lax.scan(step, state, group_arrays(segment, cfg, settings))
         counts.append(spent)
     tokens = by_position(state.tokens[:, : model.seq_len], batch.reveal[: keys.shape[0]])
-    return Sample(tokens, jax.tree.map(lambda *parts: jnp.concatenate(parts), *counts))
+    return PlainOutput(tokens, jax.tree.map(lambda *parts: jnp.concatenate(parts), *counts))
 
 
 def stream(
@@ -251,25 +295,25 @@ def stream(
     keys: Array,
     labels: Array,
     *,
-    settings: PlainSettings,
-    cfg: float = 1.0,
-    temperature: float = 1.0,
-    drafter: Drafter | None = None,
+    settings: SamplerSettings,
+    cfg: Array | float = 1.0,
+    temperature: Array | float = 1.0,
+    drafter: ChainDrafter | None = None,
     active: Array | None = None,
-) -> Iterator[tuple[int, Array, chain_speculation.Counts | None]]:
+) -> Iterator[tuple[int, PlainOutput]]:
     """The same generation step by step, for progress bars and animations.
 
-    Yields (number of known tokens, tokens [B, L, d] by position, zero where unknown, the step's counts).
+    Yields the number of known tokens, and the tokens (zero where unknown) with the counts of this step.
     """
     batch = _start(model, params, keys, labels, settings, drafter=drafter, active=active)
-    segments = plan_segments(model.seq_len, settings.num_iter, settings.encoder_sizes)
-    state = empty_state(model, keys.shape[0], segments)
+    segments = plan_segments(model.seq_len, settings.num_iter, settings.prefix_buckets)
+    state = empty_state(model, params, batch, segments)
     for segment in segments:
-        for group, arrays in zip(segment.groups, zip(*group_arrays(segment, cfg, settings))):
-            kwargs = {"settings": settings, "bucket": segment.bucket, "width": segment.width}
-            state, counts = _ar_step(model, params, batch, state, arrays, temperature, **kwargs)
+        shape = {"settings": settings, "bucket": segment.bucket, "width": segment.width}
+        for group, *arrays in zip(segment.groups, *group_arrays(segment, cfg, settings)):
+            state, counts = _ar_step(model, params, batch, state, GroupArrays(*arrays), temperature, **shape)
             known = group.start + group.size
-            yield known, _known_by_position(state.tokens, batch.reveal, known), counts
+            yield known, PlainOutput(_known_by_position(state.tokens, batch.reveal, known), counts)
 
 
 _start = jax.jit(start, static_argnames=("model", "settings"))
@@ -283,39 +327,26 @@ def _known_by_position(tokens: Array, reveal: Array, known: Array) -> Array:
     return by_position(jnp.where(visible, tokens[:, :length], 0), reveal[:images])
 
 
-def group_arrays(segment: Segment, cfg, settings: PlainSettings) -> tuple[Array, Array, Array]:
-    """First index, size and guidance scale of each group of the segment."""
+def group_arrays(segment: Segment, cfg: Array | float, settings: SamplerSettings) -> GroupArrays:
+    """The groups of the segment, [S]."""
     firsts, sizes = (jnp.array(column) for column in zip(*((g.start, g.size) for g in segment.groups)))
-    return firsts, sizes, guidance_scale(segment.groups, cfg, settings.cfg_schedule)
+    return GroupArrays(firsts, sizes, guidance_scale(segment.groups, cfg, settings.cfg_schedule))
 
 
-def _float(model: TokenModel):
+def float_type(model: TokenModel):
     """What tokens, noise and densities are computed in: float32, unless the network has more."""
     return jnp.promote_types(getattr(model, "dtype", jnp.float32), jnp.float32)
 
 
-def empty_state(model: TokenModel, images: int, segments: tuple[Segment, ...]) -> State:
-    dtype = _float(model)
+def empty_state(model: TokenModel, params: Any, batch: Batch, segments: tuple[Segment, ...]) -> PlainState:
     padded = model.seq_len + max(s.width for s in segments) - 1
-    return State(jnp.zeros((images, padded, model.token_dim), dtype))
+    tokens = jnp.zeros((batch.keys.shape[0], padded, model.token_dim), float_type(model))
+    cache = None
+    if isinstance(model, CachedTokenModel):
+        cache = model.init_cache(params, batch.reveal, batch.class_embedding)
+    return PlainState(tokens, cache)
 
 
 def by_position(tokens: Array, reveal: Array) -> Array:
     """tokens [B, L, d] in reveal order -> by position."""
     return jnp.take_along_axis(tokens, jnp.argsort(reveal, axis=1)[:, :, None], axis=1)
-
-
-def check_request(model: TokenModel, labels, num_classes: int, settings: PlainSettings, cfg, temperature):
-    """Raises a UserError for values that no generation can have."""
-    reveal_groups(model.seq_len, settings.num_iter)
-    sampling_schedule(settings.respacing)
-    guidance_scale((), 1.0, settings.cfg_schedule)
-    wrong = [int(x) for x in labels if not -1 <= int(x) < num_classes]
-    if wrong:
-        raise UserError(
-            f"label {wrong[0]} is out of range: the model has classes 0 to {num_classes - 1} (-1 is no class)"
-        )
-    if not cfg >= 0:
-        raise UserError(f"cfg is {cfg}; guidance must be 0 or more (1 switches it off)")
-    if not temperature > 0:
-        raise UserError(f"temperature is {temperature}; it must be above 0")

@@ -1,259 +1,268 @@
-"""What is asked of a generation: options checked against the model, and settled for this machine."""
+"""What is asked of a generation (`Request`, checked), and what will run (`Plan`, resolved)."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
 
 from cspd_jax.diffusion.schedule import sampling_schedule
-from cspd_jax.errors import UserError
-from cspd_jax.image import autotune, calibration, chain_speculation, plain
-from cspd_jax.image.chain_drafters import Drafter
-from cspd_jax.image.plain import PlainSettings
-from cspd_jax.image.released import Official
-from cspd_jax.image.reveal import reveal_groups
-from cspd_jax.image.speculation import Ahead
-from cspd_jax.models import ImageModel, check_draft
+from cspd_jax.errors import UserError, check_whole
+from cspd_jax.image import calibration, chain_timing
+from cspd_jax.image.chain_drafters import ChainDrafter
+from cspd_jax.image.chain_speculation import ChainSpeculation
+from cspd_jax.image.info import BatchOutput
+from cspd_jax.image.methods import Method, Plain
+from cspd_jax.image.plain import SamplerSettings
+from cspd_jax.image.reveal import guidance_scale, reveal_groups
+from cspd_jax.models import ImageModel
 
 Array = jax.Array
 
-METHODS = ("plain", "cspd", "self")
-CRITERIA = ("path", "paper", "official")
 DENOISE = ("plain", "speculative", "auto")
-WINDOWS = (16,)
-GAMMA, PROPOSALS = 8, 16
-_MOST_PROPOSALS = 1024
-_ONLY_FOR = {  # options that mean something for some criteria only
-    "verify": ("path", "paper"),
-    "adapt": ("path", "paper"),
-    "sigma": ("paper",),
-    "align": ("paper",),
-    "inner_temperature": ("paper", "official"),
-    "proposals": ("path",),
-}
 
 
-class Request(NamedTuple):
-    """A checked request. labels: int [N]. denoise: "plain", "speculative", or "auto" until `settle`d.
+@dataclasses.dataclass(frozen=True, eq=False)
+class Request:
+    """What was asked for, checked against the model.
 
-    drafter: for speculation along the chains, with `gains` saying where it is from. measured: seconds of a
-    group of chains by way, when the choice was measured. criterion: None for the method "plain". ahead: the
-    options of speculation over AR steps; draft: the smaller model of "cspd", with a drafter of its own.
+    labels: int32 [N] class numbers; -1 is "no class".
+    method: how tokens are generated.
+    settings: of the sampler; `settings.chain` is still None where denoise is "auto".
+    cfg: guidance scale.
+    temperature: factor of the standard deviation of every denoising step.
+    denoise: "plain", "speculative" or "auto".
+    chain_drafter: given by the caller, in place of the calibrated one.
     """
 
     labels: np.ndarray
-    settings: PlainSettings
+    method: Method
+    settings: SamplerSettings
     cfg: float
     temperature: float
     denoise: str = "plain"
-    drafter: Drafter | None = None
-    gains: str | None = None
-    measured: dict[str, float] | None = None
-    method: str = "plain"
-    criterion: str | None = None
-    ahead: Ahead | Official | None = None
-    draft: ImageModel | None = None
-    draft_drafter: Drafter | None = None
+    chain_drafter: ChainDrafter | None = None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Plan:
+    """What will run: everything is decided, and nothing random is in it.
+
+    model: the target.
+    request: what was asked for.
+    settings: of the sampler.
+    batch: images side by side.
+    drafter: of the target's denoising chains; None without speculation along them.
+    drafter_source: where it is from: a file, "calibrated" or "given".
+    draft_drafter: of the draft model's chains.
+    measured_seconds: of a group of chains by way of denoising, if the choice was measured.
+    """
+
+    model: ImageModel
+    request: Request
+    settings: SamplerSettings
+    batch: int
+    drafter: ChainDrafter | None = None
+    drafter_source: str | None = None
+    draft_drafter: ChainDrafter | None = None
+    measured_seconds: dict[str, float] | None = None
 
     @property
-    def common(self) -> dict:
-        return {"settings": self.settings, "cfg": self.cfg, "temperature": self.temperature}
+    def method(self) -> Method:
+        return self.request.method
+
+    @property
+    def common(self) -> dict[str, Any]:
+        """Arguments that every sampler takes."""
+        return {
+            "settings": self.settings,
+            "cfg": self.request.cfg,
+            "temperature": self.request.temperature,
+        }
+
+    @property
+    def num_steps(self) -> int:
+        """AR steps of an image that reveal something."""
+        return len(reveal_groups(self.model.network.seq_len, self.settings.num_iter))
+
+    def sample(
+        self,
+        keys: Array,
+        labels: Array,
+        *,
+        params: Any = None,
+        cfg: Array | float | None = None,
+        temperature: Array | float | None = None,
+        active: Array | None = None,
+    ) -> BatchOutput:
+        """A batch, as a pure function to be used inside `jax.jit`, `vmap` or `scan`.
+
+        keys: [B] one typed key per image.
+        labels: [B] class numbers, which may be traced; -1 is "no class".
+        params: in place of the model's own.
+        cfg: in place of the plan's, [] or [B]; the plan must have been made with a cfg other than 1.
+        temperature: in place of the plan's.
+        active: [B] images that are wanted (default: all).
+        """
+        if cfg is not None and not self.settings.guided:
+            raise UserError("the plan was made without guidance; make it with the cfg that is used most")
+        model, request = self.model, self.request
+        if params is not None:
+            model = dataclasses.replace(model, params=params)
+        changes = {"cfg": cfg, "temperature": temperature}
+        changes = {name: value for name, value in changes.items() if value is not None}
+        plan = dataclasses.replace(self, model=model, request=dataclasses.replace(request, **changes))
+        return self.method.run(plan, keys, labels, active)
 
 
 def make_request(
     model: ImageModel,
     labels: Sequence[int] | Array,
     *,
+    method: Method = Plain(),
+    denoise: ChainSpeculation | str = "plain",
     num_iter: int | None = None,
-    steps: str | int | None = None,
+    respacing: str | int | None = None,
     cfg: float = 1.0,
     cfg_schedule: str = "linear",
     temperature: float = 1.0,
     final_noise: bool | None = None,
-    denoise: str = "plain",
-    windows: Sequence[int] | None = None,
-    drafter: Drafter | None = None,
-    method: str = "plain",
-    draft: ImageModel | None = None,
-    criterion: str | None = None,
-    gamma: int | None = None,
-    prefill: float | None = None,
-    **more,
+    chain_drafter: ChainDrafter | None = None,
 ) -> Request:
-    """The options of `generate`, checked against the model; UserError for what no generation can have."""
-    labels = np.asarray(labels)
-    if labels.ndim != 1 or not labels.size or not np.issubdtype(labels.dtype, np.integer):
-        raise UserError("labels must be a list of at least one class number, for example [0, 1, 2]")
+    """The arguments of `generate`, checked against the model; UserError for what no generation can have."""
+    labels = _checked_labels(model, labels)
+    _check_method(method)
     for name, value in (("cfg", cfg), ("temperature", temperature)):
         if not math.isfinite(value):
             raise UserError(f"{name} is {value}; it must be a finite number")
-    for name, value in (("num_iter", num_iter), ("gamma", gamma), ("proposals", more.get("proposals"))):
-        _check_whole(name, value)
-    criterion, ahead = _ahead(method, criterion, gamma, prefill, more)
-    _check_draft(model, method, draft, steps)
-    length = model.model.seq_len
-    num_iter = length if num_iter is None else num_iter
-    if isinstance(ahead, Ahead):  # more groups than that there are not; the first is not drafted by itself
-        most = len(reveal_groups(length, num_iter)) - (method == "self")
-        ahead = dataclasses.replace(ahead, gamma=min(ahead.gamma, max(1, most)))
-    respacing = model.config.respacing if steps is None else str(steps)
-    settings = PlainSettings(
+    if cfg < 0:
+        raise UserError(f"cfg is {cfg}; guidance must be 0 or more (1 switches it off)")
+    if temperature <= 0:
+        raise UserError(f"temperature is {temperature}; it must be above 0")
+    length = model.network.seq_len
+    if num_iter is None:
+        num_iter = length
+    check_whole("num_iter", num_iter, -(2**63))
+    guidance_scale((), 1.0, cfg_schedule)
+    groups = reveal_groups(length, num_iter)
+    draft = method.draft_model
+    if draft is not None and respacing is None and draft.config.respacing != model.config.respacing:
+        raise UserError(
+            f"the draft denoises by {draft.config.respacing}, the target by {model.config.respacing}; set the"
+            " respacing (--steps), for both"
+        )
+    respacing = model.config.respacing if respacing is None else str(respacing)
+    steps = sampling_schedule(respacing).num_steps
+    settings = SamplerSettings(
         num_iter=num_iter,
         respacing=respacing,
         guided=cfg != 1,
         cfg_schedule=cfg_schedule,
-        final_noise=_final_noise(criterion, final_noise, denoise),
-        encoder_sizes=1 if length <= 64 else 4,  # each size is compiled: not worth it for short sequences
-        speculation=_along_chains(denoise, windows, drafter, respacing),
+        final_noise=_final_noise(method, final_noise),
+        prefix_buckets=1 if length <= 64 else 4,  # each is compiled: not worth it for short sequences
+        chain=_chain_speculation(denoise, chain_drafter, steps),
     )
-    plain.check_request(model.model, labels, model.config.num_classes, settings, cfg, temperature)
+    method.check(model, settings)
+    if isinstance(denoise, str) and denoise == "auto" and method.needs_final_noise is False:
+        raise UserError(f"the criterion {method.criterion_name} has denoise plain, not {denoise}")
     return Request(
-        labels=labels.astype(np.int32),
+        labels=labels,
+        method=method.fitted(len(groups)),
         settings=settings,
         cfg=float(cfg),
         temperature=float(temperature),
-        denoise=denoise,
-        drafter=drafter,
-        gains=None if drafter is None else "given",
-        method=method,
-        criterion=criterion,
-        ahead=ahead,
-        draft=draft,
+        denoise=denoise if isinstance(denoise, str) else "speculative",
+        chain_drafter=chain_drafter,
     )
 
 
-def _check_whole(name: str, value) -> None:
-    if value is not None and not isinstance(value, (int, np.integer)):
-        raise UserError(f"{name} is {value!r}; it must be a whole number")
-
-
-def _final_noise(criterion: str | None, asked: bool | None, denoise: str) -> bool:
-    needed = criterion in ("path", "paper")
-    if needed and asked is False:
+def _checked_labels(model: ImageModel, labels) -> np.ndarray:
+    labels = np.asarray(labels)
+    if labels.ndim != 1 or not labels.size or not np.issubdtype(labels.dtype, np.integer):
+        raise UserError("labels must be a list of at least one class number, for example [0, 1, 2]")
+    classes = model.config.num_classes
+    wrong = labels[(labels < -1) | (labels >= classes)]
+    if wrong.size:
         raise UserError(
-            f"the criterion {criterion} needs noise in the last denoising step; leave final_noise out, or set"
-            " it to on"
+            f"label {wrong[0]} is out of range: the model has classes 0 to {classes - 1} (-1 is no class)"
         )
-    if criterion == "official" and (asked or denoise != "plain"):
+    return labels.astype(np.int32)
+
+
+def _check_method(method: Any) -> None:
+    if isinstance(method, type) or not hasattr(method, "summarise"):
         raise UserError(
-            "the criterion official has denoise plain and no noise in the last step (final_noise off)"
+            f"method is {method!r}; it must be a method object such as Plain(), SelfSpeculation() or"
+            " DraftSpeculation(draft)"
         )
-    return needed if asked is None else asked
 
 
-def _along_chains(
-    denoise: str, windows: Sequence[int] | None, drafter: Drafter | None, respacing: str
-) -> chain_speculation.Speculation | None:
-    """Speculation along the denoising chains; None also where `settle` is to decide."""
-    if denoise not in DENOISE:
-        raise UserError(f"denoise {denoise!r} is unknown; it is {', '.join(DENOISE)}")
-    for window in windows or ():
-        _check_whole("a window", window)
-    if windows is not None and (denoise != "speculative" or not windows or min(windows) < 1):
-        raise UserError("windows are whole numbers from 1, and go with denoise speculative only")
-    if drafter is not None and denoise != "speculative":
-        raise UserError(f"a drafter goes with denoise speculative, not with denoise {denoise}")
-    if denoise != "speculative":
-        return None
-    T = sampling_schedule(respacing).num_steps  # longer windows, or more of them, there cannot be
-    return chain_speculation.Speculation(tuple(min(window, T) for window in (windows or WINDOWS)[:T]))
-
-
-def _ahead(
-    method: str, criterion: str | None, gamma: int | None, prefill: float | None, more: dict
-) -> tuple[str | None, Ahead | Official | None]:
-    """The criterion, and the options of speculation over AR steps."""
-    if method not in METHODS:
-        raise UserError(f"method {method!r} is unknown; it is {', '.join(METHODS)}")
-    given = {name: value for name, value in more.items() if value is not None}
-    unknown = sorted(given.keys() - _ONLY_FOR.keys())
-    if unknown:
-        raise TypeError(f"generate has no option {unknown[0]!r}")
-    if method == "plain":
-        named = {"criterion": criterion, "gamma": gamma, "prefill": prefill, **given}
-        wrong = [name for name, value in named.items() if value is not None]
-        if wrong:
-            raise UserError(
-                f"{wrong[0].replace('_', '-')} goes with the methods cspd and self, not with plain"
-            )
-        return None, None
-    criterion = criterion or "path"
-    if criterion not in CRITERIA:
-        raise UserError(f"criterion {criterion!r} is unknown; it is {', '.join(CRITERIA)}")
-    if method == "self" and criterion != "path":
-        raise UserError(f"the criterion {criterion} needs a draft model: method cspd; self has path only")
-    for name in given:
-        if criterion not in _ONLY_FOR[name]:
-            listed = " and ".join(_ONLY_FOR[name])
-            raise UserError(f"{name.replace('_', '-')} goes with the criteria {listed}, not with {criterion}")
-    gamma = GAMMA if gamma is None else gamma
-    if gamma < 1:
-        raise UserError(f"gamma is {gamma}; at least 1 group must be drafted ahead")
-    if prefill is not None and not 0 <= prefill <= 1:
-        raise UserError(f"prefill is {prefill}; it is a share of the AR steps, from 0 to 1")
-    if given.get("proposals", 0) > _MOST_PROPOSALS:
-        raise UserError(f"proposals is {given['proposals']}; it must be at most {_MOST_PROPOSALS}")
-    for name, least in (("inner_temperature", 0.0), ("adapt", 0.0), ("proposals", 0)):
-        if name in given and not (math.isfinite(given[name]) and given[name] > least):
-            raise UserError(f"{name.replace('_', '-')} is {given[name]}; it must be above {least:g}")
-    if criterion == "official":
-        share = {} if prefill is None else {"prefill": prefill}
-        return criterion, Official(gamma=gamma, **share, **given)
-    verify = given.pop("verify", "each")
-    if verify not in ("each", "joint"):
-        raise UserError(f"verify {verify!r} is unknown; it is each or joint")
-    given.setdefault("proposals", PROPOSALS)
-    return criterion, Ahead(
-        gamma=gamma, prefill=prefill or 0.0, criterion=criterion, joint=verify == "joint", **given
+def _final_noise(method: Method, asked: bool | None) -> bool:
+    needed = method.needs_final_noise
+    if needed is None or asked is None or asked == needed:
+        return bool(asked if needed is None else needed)
+    if needed:
+        raise UserError(
+            f"the criterion {method.criterion_name} needs noise in the last denoising step; leave final_noise"
+            " out, or set it to on"
+        )
+    raise UserError(
+        f"the criterion {method.criterion_name} has no noise in the last denoising step (final_noise off)"
     )
 
 
-def _check_draft(model: ImageModel, method: str, draft: ImageModel | None, steps) -> None:
-    if (method == "cspd") != (draft is not None):
-        if draft is None:
-            raise UserError("the method cspd needs a draft: a smaller model of the same tokens")
-        raise UserError(f"the method {method} uses no draft; leave it out, or take method cspd")
-    if draft is not None:
-        check_draft(model.config, draft.config)
-        if steps is None and draft.config.respacing != model.config.respacing:
-            raise UserError(
-                f"the draft denoises by {draft.config.respacing}, the target by {model.config.respacing}; set"
-                " steps, for both"
-            )
+def _chain_speculation(denoise: Any, drafter: ChainDrafter | None, steps: int) -> ChainSpeculation | None:
+    """Speculation along the denoising chains of T steps; None also where `resolve` is to decide."""
+    if isinstance(denoise, str) and denoise == "speculative":
+        denoise = ChainSpeculation()
+    if isinstance(denoise, ChainSpeculation):
+        if not denoise.draft_lengths:
+            raise UserError("draft_lengths is empty; it must hold at least one number of steps")
+        for length in denoise.draft_lengths:
+            check_whole("a draft length (window)", length, 1)
+        check_whole("proposals", denoise.proposals, 1)
+        check_whole("max_trips", denoise.max_trips, 1)
+        lengths = tuple(min(length, steps) for length in denoise.draft_lengths[:steps])
+        return dataclasses.replace(denoise, draft_lengths=lengths)
+    if not (isinstance(denoise, str) and denoise in DENOISE):
+        raise UserError(f"denoise {denoise!r} is unknown; it is {', '.join(DENOISE)}, or a ChainSpeculation")
+    if drafter is not None:
+        raise UserError(f"a chain_drafter goes with denoise speculative, not with denoise {denoise}")
+    return None
 
 
-def settle(model: ImageModel, request: Request, batch: int) -> Request:
-    """Finds (or makes, once) what speculation needs: its drafter and, with "auto", whether it is worth it."""
+def resolve(model: ImageModel, request: Request, batch: int | None = None) -> Plan:
+    """Finds, or makes once, what speculation along the chains needs: its drafter and, with "auto", whether it
+    is worth it here for `batch` images side by side."""
+    batch = len(request.labels) if batch is None else min(batch, len(request.labels))
+    plan = Plan(model, request, request.settings, batch)
     if request.denoise == "plain":
-        return request
-    settings, cfg, temperature = request.settings, request.cfg, request.temperature
-    if request.gains is None:
-        found = calibration.get(model, settings, cfg, temperature)
-        request = request._replace(drafter=found.calibration.drafter, gains=found.source)
+        return plan
+    options = (request.settings, request.cfg, request.temperature)
+    if request.chain_drafter is not None:
+        plan = dataclasses.replace(plan, drafter=request.chain_drafter, drafter_source="given")
+    else:
+        found = calibration.get(model, *options)
+        plan = dataclasses.replace(plan, drafter=found.calibration.drafter, drafter_source=found.source)
         if request.denoise == "auto":
             rows = batch * chains_per_image(model, request)
-            chosen = autotune.choose(model, settings, found.calibration, rows, cfg, temperature)
-            settings = dataclasses.replace(settings, speculation=chosen.speculation)
-            request = request._replace(settings=settings, measured=chosen.seconds)
+            chosen = chain_timing.choose(model, request.settings, found.calibration, rows, *options[1:])
             if chosen.speculation is None:
-                return request._replace(drafter=None, gains=None)
-    if request.draft is not None and request.draft_drafter is None:
-        of_draft = calibration.get(request.draft, settings, cfg, temperature)
-        request = request._replace(draft_drafter=of_draft.calibration.drafter)
-    return request
+                return Plan(model, request, request.settings, batch, measured_seconds=chosen.seconds)
+            settings = dataclasses.replace(request.settings, chain=chosen.speculation)
+            plan = dataclasses.replace(plan, settings=settings, measured_seconds=chosen.seconds)
+    draft = request.method.draft_model
+    if draft is not None:
+        of_draft = calibration.get(draft, *options)
+        plan = dataclasses.replace(plan, draft_drafter=of_draft.calibration.drafter)
+    return plan
 
 
 def chains_per_image(model: ImageModel, request: Request) -> int:
     """Denoising chains of the target that run side by side for an image."""
-    widest = max(group.size for group in reveal_groups(model.model.seq_len, request.settings.num_iter))
-    ahead = request.ahead
-    if not isinstance(ahead, Ahead):
-        return widest
-    if ahead.criterion == "paper":
-        return widest * (ahead.gamma + 1)
-    return widest * (ahead.proposals + (ahead.gamma if request.method == "self" else 0))
+    widest = max(group.size for group in reveal_groups(model.network.seq_len, request.settings.num_iter))
+    return widest * request.method.chains_per_token()

@@ -1,8 +1,8 @@
-"""What an image decoder asks of a model. Any object with these functions will do."""
+"""What the image samplers ask of a model. Any object with these functions will do."""
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 
@@ -15,13 +15,20 @@ class TokenModel(Denoiser, Protocol):
     """Pure functions of explicit parameters; hashable, so that it can be a static argument.
 
     Tokens are in reveal order throughout: `reveal` [B, L] holds positions, the first `n_known` are known.
+
+    seq_len: L, tokens per image.
+    token_dim: d, numbers per token.
     """
 
-    seq_len: int
-    token_dim: int
+    @property
+    def seq_len(self) -> int: ...
+
+    @property
+    def token_dim(self) -> int: ...
 
     def embed_class(self, params: Any, labels: Array, unconditional: Array) -> Array:
         """labels [B]; where `unconditional` [B] is set, the embedding of "no class". -> [B, De]"""
+        ...
 
     def context(
         self,
@@ -38,3 +45,32 @@ class TokenModel(Denoiser, Protocol):
 
         Values of unknown tokens must not matter. `bucket` is a static bound on n_known.
         """
+        ...
+
+
+@runtime_checkable
+class CachedTokenModel(Protocol):
+    """What a causal model has besides: a cache of its context, carried by the sampler.
+
+    Every entry belongs to an index of the reveal order, and entries at n_known or behind it are never read.
+    So rolling back is calling `extend` with a smaller n_known, and nothing has to be undone.
+    """
+
+    def init_cache(self, params: Any, reveal: Array, class_embedding: Array) -> Any:
+        """A cache of nothing, for reveal [B, L] and class_embedding [B, De]: any pytree."""
+        ...
+
+    def extend(
+        self,
+        params: Any,
+        cache: Any,
+        tokens: Array,
+        reveal: Array,
+        n_known: Array,
+        class_embedding: Array,
+        rows: Array,
+        *,
+        bucket: int,
+    ) -> tuple[Array, Any]:
+        """`TokenModel.context`, and the cache with the entries that it was missing."""
+        ...

@@ -62,9 +62,14 @@ def reveal_groups(length: int, num_iter: int) -> tuple[Group, ...]:
 
 
 def guidance_scale(groups: tuple[Group, ...], cfg: Array | float, schedule: str) -> Array:
-    """The guidance scale of each group, [G]: constant, or linear in the share of tokens revealed."""
+    """The guidance scale of each group: constant, or linear in the share of tokens revealed.
+
+    cfg: one number, or one for each image, [B]. -> [S], or [S, B].
+    """
+    cfg = jnp.asarray(cfg, float)
+    each = (-1,) + (1,) * cfg.ndim
     if schedule == "constant":
-        return jnp.full(len(groups), cfg, float)
+        return jnp.broadcast_to(cfg, (len(groups), *cfg.shape))
     if schedule == "linear":
-        return 1 + (jnp.asarray(cfg, float) - 1) * jnp.array([g.revealed for g in groups], float)
+        return 1 + (cfg - 1) * jnp.array([g.revealed for g in groups], float).reshape(each)
     raise UserError(f"guidance schedule {schedule!r} is unknown; it is 'linear' or 'constant'")

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax._utils.random import image_keys
+from cspd_jax._utils.random import row_keys
 from cspd_jax.errors import UserError
 from cspd_jax.masked import speculative, stepwise
 from cspd_jax.masked.canvas import Canvas, canvas_of
@@ -115,7 +115,7 @@ def prepare(
     _require(temperature == 0 or keys is not None, "sampling needs keys: one, or one for each row")
     _require(not (cached and method == "schedule"), "the published schedule is offered without a cache")
     if keys is not None:
-        keys = image_keys(keys, batch) if keys.ndim == 0 else keys
+        keys = row_keys(keys, batch) if keys.ndim == 0 else keys
     block = min(block, new_tokens)
     if method == "schedule":
         _check_steps(model, new_tokens, block, steps or new_tokens)

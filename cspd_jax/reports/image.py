@@ -17,7 +17,6 @@ from cspd_jax import __version__
 from cspd_jax.diffusion.schedule import sampling_schedule
 from cspd_jax.image.comparison import Comparison, summary
 from cspd_jax.image.info import Info
-from cspd_jax.image.speculation import Ahead
 from cspd_jax.models import ImageModel
 from cspd_jax.reports.charts import acceptance_maps, bars, stacked
 from cspd_jax.reports.pictures import picture
@@ -47,15 +46,15 @@ def make_report(
 ) -> dict[str, Any]:
     """The content of `report.json`. labels: one turn of them, taken `per_label` times. `compared`:
     to the plain sampler. `more` is added."""
-    request, settings = info.request, info.request.settings
-    lossless, why = judgement(info)
+    method, exactness = info.plan.method, info.exactness
+    draft = method.draft_model
     return {
-        "method": info.method,
-        "criterion": request.criterion,
-        "draft": request.draft and identity(request.draft),
-        "denoise": "plain" if settings.speculation is None else "speculative",
-        "lossless": lossless,
-        "why": why,
+        "method": method.name,
+        "criterion": method.criterion_name,
+        "draft": None if draft is None else identity(draft),
+        "denoise": "plain" if info.plan.settings.chain is None else "speculative",
+        "lossless": exactness.lossless,
+        "why": exactness.why,
         "target": identity(model),
         "images": info.images,
         "tokens": info.tokens,
@@ -66,7 +65,7 @@ def make_report(
         "acceptance": info.verified and info.verified.acceptance,
         "rounds": info.rounds,
         "tokens_per_round": info.tokens / info.images / info.rounds,
-        "truncated": truncated(info),
+        "truncated": info.truncated,
         "sequential": info.sequential._asdict(),
         "total": info.total._asdict(),
         "per_row": _per_row(info),
@@ -85,68 +84,19 @@ def make_report(
     }
 
 
-def judgement(info: Info) -> tuple[bool, str]:
-    """Whether the law of the images is the target's own, and why."""
-    ahead, criterion = info.request.ahead, info.request.criterion
-    if criterion == "official":
-        return False, (
-            "the released runner judges drafts in the context before their block, keeps what follows a"
-            " rejection, and widens its test: its images do not have the target's law"
-        )
-    if isinstance(ahead, Ahead) and ahead.joint:
-        return False, "all drafts were verified in one context that shows them, which is not each token's own"
-    if criterion == "paper" and ahead.inner_temperature != 1:
-        return False, f"the test is widened by the inner temperature {ahead.inner_temperature:g}"
-    if criterion == "paper" and ahead.sigma:
-        return (
-            False,
-            "the ratio of Eq. 5 has the factor Sigma, with which tokens do not have the target's law",
-        )
-    if truncated(info):
-        return False, (
-            f"{truncated(info)} draws from a residual were given up, at the limit of tries or because a"
-            " density was not a number, and replaced by draws from the target"
-        )
-    if criterion == "paper":
-        return True, (
-            "with Sigma = 1 and inner temperature 1, every token's last step is a maximal coupling of target"
-            " and draft, after chains that have each their own law: that of the plain sampler with noise in"
-            " the last step"
-        )
-    if criterion == "path":
-        return True, (
-            "every token is an accepted draft or a draw from the residual of whole denoising paths, in its"
-            " own context, which together have the law of the plain sampler with noise in the last step"
-        )
-    if info.chains is None:
-        return (
-            True,
-            "the plain sampler is the reference itself: every token is drawn from the target's own law",
-        )
-    return True, (
-        "every denoising step is an accepted draft or a draw from the residual, which together have the"
-        " target's own law"
-    )
-
-
-def truncated(info: Info) -> int:
-    """Draws from a residual that were given up."""
-    return sum(part.truncated for part in (info.chains, info.verified) if part)
-
-
 def reference(info: Info, model: ImageModel) -> dict[str, Any]:
     """The plain sampler that the run equals in law."""
-    settings = info.request.settings
+    settings = info.plan.settings
     return {
         "method": "plain",
         "final_noise": settings.final_noise,
-        "dtype": jnp.dtype(model.model.dtype).name,
+        "dtype": jnp.dtype(getattr(model.network, "dtype", jnp.float32)).name,
         "respacing": settings.respacing,
         "T": sampling_schedule(settings.respacing).num_steps,
         "num_iter": settings.num_iter,
-        "cfg": info.request.cfg,
+        "cfg": info.plan.request.cfg,
         "cfg_schedule": settings.cfg_schedule,
-        "temperature": info.request.temperature,
+        "temperature": info.plan.request.temperature,
     }
 
 
@@ -171,19 +121,25 @@ def identity(model: ImageModel) -> dict[str, Any]:
 
 
 def _plan(info: Info) -> dict[str, Any]:
-    """All that a replay needs besides the models, the labels and the seed."""
-    request, settings = info.request, info.request.settings
-    ahead = None if request.ahead is None else dataclasses.asdict(request.ahead)
-    speculation = settings.speculation
+    """All that a replay needs besides the models, the labels and the seed.
+
+    draft_lengths and proposals_per_trip are also there under their first names, M and K.
+    """
+    plan, chain = info.plan, info.plan.settings.chain
+    options = plan.method.describe()
+    lengths = list(chain.draft_lengths) if chain else None
+    per_trip = chain.proposals if chain else None
     return {
-        "batch": info.batch,
-        "encoder_sizes": settings.encoder_sizes,
-        "gamma": ahead and ahead["gamma"],
-        "ahead": ahead,
-        "M": list(speculation.windows) if speculation else None,
-        "K": speculation.proposals if speculation else None,
-        "gains": request.gains,
-        "measured_seconds": request.measured,
+        "batch": plan.batch,
+        "encoder_sizes": plan.settings.prefix_buckets,
+        "gamma": options and options["gamma"],
+        "ahead": options,
+        "draft_lengths": lengths,
+        "M": lengths,
+        "proposals_per_trip": per_trip,
+        "K": per_trip,
+        "gains": plan.drafter_source,
+        "measured_seconds": plan.measured_seconds,
     }
 
 
@@ -244,7 +200,7 @@ def pages(info: Info, captions: Sequence[str]) -> dict[str, Image.Image]:
 
 def lossy(info: Info) -> str:
     """What a title adds for images that do not have the target's law."""
-    return "" if judgement(info)[0] else " (lossy)"
+    return "" if info.exactness.lossless else " (lossy)"
 
 
 def run_chart(info: Info) -> Image.Image:

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax._utils.random import image_keys
+from cspd_jax._utils.random import row_keys
 from cspd_jax.errors import UserError
 from cspd_jax.networks.lm import LM
 from cspd_jax.networks.lm_config import LMConfig
@@ -183,7 +183,7 @@ def prepare(
         sampling, rule, keys = Sampling(), "match", None  # all rules are one
     else:
         sampling = Sampling(_reals(temperature), None if top_k is None else _integers(top_k), _reals(top_p))
-        keys = image_keys(keys, batch) if keys.ndim == 0 else keys
+        keys = row_keys(keys, batch) if keys.ndim == 0 else keys
     most = int(np.max(gamma)) if max_gamma is None else max_gamma
     if drafter is None or most == 0:
         drafter, draft_params, rule, most, gamma, cost, confidence = None, None, "match", 0, 0, None, None

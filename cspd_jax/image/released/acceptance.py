@@ -11,6 +11,12 @@ draft, it is accepted if
 
 Everything is computed in logs. Where the runner's products underflow to 0 / 0 (more than 16 coordinates), it
 rejects every draft and leaves zeros; that is not imitated.
+
+Where a token is rejected, x ~ N(mu_p, sigma_p) is proposed until u < 1 - q(x) / (F p(x)). The tries go on
+until each token of the block was taken once, the accepted ones too, and a later proposal that is taken
+replaces an earlier one. The runner repeats them for the whole batch until that holds in every row; so it is
+done here with recorded numbers (`RecordedDraws`). With keys each image stops by itself, and does not depend
+on its neighbours.
 """
 
 from __future__ import annotations
@@ -31,9 +37,12 @@ from cspd_jax.image.protocol import TokenModel
 Array = jax.Array
 
 
-class Law(NamedTuple):
-    """What is judged of a token. last: the Gaussian of its last transition, with the temperature; its mean
-    is the token. log_std: [..., d], log sigma summed over the transitions before, without it."""
+class ChainEnd(NamedTuple):
+    """What is judged of a token.
+
+    last: [..., d] the Gaussian of its last transition, with the temperature; its mean is the token.
+    log_std: [..., d] log sigma summed over the transitions before, without the temperature.
+    """
 
     last: Gaussian
     log_std: Array
@@ -48,8 +57,8 @@ def trace_chain(
     c: Coefficients,
     temperature: Array | float,
     scale: Array | None,
-) -> Law:
-    """The chain of R tokens, as `diffusion.chain.sample_chain` runs it, with its sigmas: Law [R, d].
+) -> ChainEnd:
+    """The chain of R tokens, as `diffusion.chain.sample_chain` runs it, with its sigmas: [R, d].
 
     time: [T, D], embeddings of the steps. z: [R, D], with a `scale` [2R, D]. noise: [T + 1, R, d].
     """
@@ -62,10 +71,10 @@ def trace_chain(
 
     def step(before, inputs):
         modulations, c, eps, noisy = inputs
-        law = step_law(model, params, before.last.mean, modulations, c, scale)
-        log_std = 0.5 * law.log_var
-        x = law.mean + jnp.where(noisy, temperature * jnp.exp(log_std), 0.0) * eps
-        return Law(Gaussian(x, law.log_var), before.log_std + jnp.where(noisy, log_std, 0.0)), None
+        p = step_law(model, params, before.last.mean, modulations, c, scale)
+        log_std = 0.5 * p.log_var
+        x = p.mean + jnp.where(noisy, temperature * jnp.exp(log_std), 0.0) * eps
+        return ChainEnd(Gaussian(x, p.log_var), before.log_std + jnp.where(noisy, log_std, 0.0)), None
 
     def several_steps(before, inputs):
         times, *rest = inputs
@@ -73,39 +82,34 @@ def trace_chain(
         return jax.lax.scan(step, before, (modulations, *rest))
 
     zeros = jnp.zeros_like(noise[-1])
-    law, _ = jax.lax.scan(several_steps, Law(Gaussian(noise[-1], zeros), zeros), backwards)
-    return law._replace(last=Gaussian(law.last.mean, law.last.log_var + 2 * jnp.log(temperature)))
+    end, _ = jax.lax.scan(several_steps, ChainEnd(Gaussian(noise[-1], zeros), zeros), backwards)
+    return end._replace(last=Gaussian(end.last.mean, end.last.log_var + 2 * jnp.log(temperature)))
 
 
-def log_path_factor(p: Law, q: Law) -> Array:
+def log_path_factor(p: ChainEnd, q: ChainEnd) -> Array:
     """log F, [...]."""
     return jnp.sum(p.log_std - q.log_std, axis=-1)
 
 
-def log_acceptance_ratio(p: Law, q: Law, inner_temperature: Array | float) -> Array:
+def log_acceptance_ratio(p: ChainEnd, q: ChainEnd, inner_temperature: Array | float) -> Array:
     """log of what the uniform is compared with: the ratio at the drafted tokens, the means of q. [...]"""
     distance = (q.last.mean - p.last.mean) * jnp.exp(-0.5 * p.last.log_var) / inner_temperature
     last = 0.5 * jnp.sum(q.last.log_var - p.last.log_var - distance**2, axis=-1)
     return log_path_factor(p, q) + last
 
 
-def log_taking(p: Law, q: Law, x: Array) -> Array:
+def log_take(p: ChainEnd, q: ChainEnd, x: Array) -> Array:
     """log max(0, 1 - q(x) / (F p(x))) of proposals x [..., d]: [...]."""
     return log_residual_acceptance(log_path_factor(p, q) + log_ratio(p.last, q.last, x))
 
 
-# The draws in a rejected token's place, and the random numbers of tests and draws.
-#
-# Where a token is rejected, x ~ N(mu_p, sigma_p) is proposed until u < 1 - q(x) / (F p(x)). The tries go on
-# until each token of the block was taken once, the accepted ones too, and a later proposal that is taken
-# replaces an earlier one. The runner repeats them for the whole batch until that holds in every row: so it is
-# done here with recorded numbers (`Draws`). With keys each image stops by itself, and does not depend on its
-# neighbours.
+class RecordedDraws(NamedTuple):
+    """Recorded random numbers, by position; K is at least max_tries.
 
-
-class Draws(NamedTuple):
-    """Recorded random numbers, by position. test: [B, L] uniforms. proposal: [K, B, L, d] normals and
-    proposal_test: [K, B, L] uniforms of the tries; K at least max_tries."""
+    test: [B, L] uniforms of the tests.
+    proposal: [K, B, L, d] normals of the tries.
+    proposal_test: [K, B, L] uniforms of the tries.
+    """
 
     test: Array
     proposal: Array
@@ -113,7 +117,12 @@ class Draws(NamedTuple):
 
 
 class Proposed(NamedTuple):
-    """value: [B, W, d], zeros where nothing was `taken` [B, W]. tries: []."""
+    """What was drawn for a block.
+
+    value: [B, W, d] zeros where nothing was taken.
+    taken: [B, W]
+    tries: []
+    """
 
     value: Array
     taken: Array
@@ -121,8 +130,8 @@ class Proposed(NamedTuple):
 
 
 def propose(
-    p: Law,
-    q: Law,
+    p: ChainEnd,
+    q: ChainEnd,
     real: Array,
     accepted: Array,
     draw: Callable[[Array], tuple[Array, Array]],
@@ -130,7 +139,7 @@ def propose(
     max_tries: int,
     together: bool,
 ) -> Proposed:
-    """Proposals for a block with laws [B, W, ...], of which the tokens `real` [B, W] count.
+    """Proposals for a block with chain ends [B, W, ...], of which the tokens `real` [B, W] count.
 
     draw: number of the try -> normals [B, W, d], uniforms [B, W]. A row makes no tries without a rejection
     and stops when each of its tokens was taken; `together`: when this is so for all rows.
@@ -150,7 +159,7 @@ def propose(
     def once(found):
         normal, u = draw(found.tries)
         x = p.last.mean + jnp.exp(0.5 * p.last.log_var) * normal.astype(p.last.mean.dtype)
-        good = (jnp.log(u) < log_taking(p, q, x)) & active(found)[:, None]
+        good = (jnp.log(u) < log_take(p, q, x)) & active(found)[:, None]
         value = jnp.where(good[..., None], x, found.value)
         return Proposed(value, found.taken | good, found.tries + 1)
 
@@ -158,7 +167,7 @@ def propose(
     return jax.lax.while_loop(trying, once, start)
 
 
-def accept_uniforms(keys: Array, draws: Draws | None, positions: Array) -> Array:
+def accept_uniforms(keys: Array, draws: RecordedDraws | None, positions: Array) -> Array:
     """Uniforms of the tests at `positions` [B, W]."""
     if draws is not None:
         return jnp.take_along_axis(draws.test, positions, axis=1)
@@ -166,7 +175,7 @@ def accept_uniforms(keys: Array, draws: Draws | None, positions: Array) -> Array
 
 
 def proposal_numbers(
-    keys: Array, draws: Draws | None, positions: Array, dim: int, number: Array
+    keys: Array, draws: RecordedDraws | None, positions: Array, dim: int, number: Array
 ) -> tuple[Array, Array]:
     """Normals [B, W, d] and uniforms [B, W] of try `number` at `positions` [B, W]."""
     if draws is not None:

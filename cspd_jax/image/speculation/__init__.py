@@ -3,46 +3,73 @@ verified together.
 
 One round, every image at its own place: one backbone call gives the contexts before each drafted group; the
 drafts are tested, and groups are committed up to the first with a rejection, whose rejected tokens are drawn
-anew under the context that they had; then the next groups are drafted. The steps are pure functions of
-(game, state) and can be composed anew: `begin`, `verify_step`, `resample_step`, `draft_step`, `play`.
+anew under the context that they had; then the next groups are drafted. The steps are pure functions
+(inputs, state) -> (state, info) and can be composed in other ways: `begin`, `verify_step`, `draw_paths`,
+`resample_step`, `draft_step`, `run_round`. Only the loop adds up what happened.
 """
 
-from cspd_jax.image.speculation.drafting import draft_step, keep_drafts, self_order
-from cspd_jax.image.speculation.paper_criterion import verify_and_resample
+from cspd_jax.image.speculation.drafting import (
+    choose_num_drafts,
+    draft_step,
+    keep_drafts,
+    self_draft_request,
+)
+from cspd_jax.image.speculation.exactness import Exactness
+from cspd_jax.image.speculation.paper_criterion import PaperCriterion
 from cspd_jax.image.speculation.path_criterion import (
-    Slots,
-    proposal_order,
+    PathCriterion,
+    ProposalAssignment,
+    assign_proposals,
+    proposal_request,
     resample_step,
-    share_slots,
     verify_step,
 )
-from cspd_jax.image.speculation.paths import Order, draw
-from cspd_jax.image.speculation.rounds import Result, begin, play, result, sample, stream
-from cspd_jax.image.speculation.state import Ahead, Counts, Game, Paths, State, Work, total_rows
+from cspd_jax.image.speculation.paths import PathRequest, draw_paths
+from cspd_jax.image.speculation.rounds import SpeculationOutput, begin, output, run_round, sample, stream
+from cspd_jax.image.speculation.state import (
+    BoundModel,
+    CallCounts,
+    Inputs,
+    Paths,
+    PendingTokens,
+    RoundInfo,
+    SpeculationState,
+    TokenSpeculation,
+    add_up,
+    round_info,
+    total_rows,
+)
 
 __all__ = [
-    "Ahead",
-    "Counts",
-    "Game",
-    "Order",
+    "BoundModel",
+    "CallCounts",
+    "Exactness",
+    "Inputs",
+    "PaperCriterion",
+    "PathCriterion",
+    "PathRequest",
     "Paths",
-    "Result",
-    "Slots",
-    "State",
-    "Work",
+    "PendingTokens",
+    "ProposalAssignment",
+    "RoundInfo",
+    "SpeculationOutput",
+    "SpeculationState",
+    "TokenSpeculation",
+    "add_up",
+    "assign_proposals",
     "begin",
+    "choose_num_drafts",
     "draft_step",
-    "draw",
+    "draw_paths",
     "keep_drafts",
-    "play",
-    "proposal_order",
+    "output",
+    "proposal_request",
     "resample_step",
-    "result",
+    "round_info",
+    "run_round",
     "sample",
-    "self_order",
-    "share_slots",
+    "self_draft_request",
     "stream",
     "total_rows",
-    "verify_and_resample",
     "verify_step",
 ]

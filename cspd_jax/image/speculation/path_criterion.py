@@ -2,145 +2,219 @@
 
 The target's density p of a drafted path, under the token's own context, needs no sequential call: the states
 are given. A rejected token is drawn from the residual by paths Y of the target, each accepted with
-probability 1 - min(1, q(Y) / p(Y)), about K of them per round; a token whose proposals all failed waits, with
-its image, for the next round. q is evaluated where the draft was drawn: at the drafter's z and scale of then.
+probability 1 - min(1, q(Y) / p(Y)), about K of them per round; a token whose proposals all failed stays
+pending, with its image, until the next round. q is evaluated where the draft was drawn: at the drafter's z
+and scale of then.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import dataclasses
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from cspd_jax._utils.random import Purpose, purpose_keys
 from cspd_jax.coupling import accepts, log_acceptance_of_ratio, log_residual_acceptance
-from cspd_jax.image.speculation.groups import by_image, exists, positions, put, scales
-from cspd_jax.image.speculation.paths import Order, density, position_uniforms, token_uniforms
-from cspd_jax.image.speculation.state import Game, Paths, State, Waiting, add_work
-from cspd_jax.image.speculation.verification import accept, open_window, settle
+from cspd_jax.errors import check_whole
+from cspd_jax.image.speculation.exactness import Exactness
+from cspd_jax.image.speculation.groups import by_image, completing, exists, positions, put, scales
+from cspd_jax.image.speculation.paths import (
+    PathRequest,
+    draw_paths,
+    log_density,
+    position_uniforms,
+    token_uniforms,
+)
+from cspd_jax.image.speculation.state import (
+    Inputs,
+    Paths,
+    PendingTokens,
+    RoundInfo,
+    SpeculationState,
+    add_calls,
+    add_up,
+    round_info,
+)
+from cspd_jax.image.speculation.verification import accept, accepted_prefix, drafted_groups
+
+if TYPE_CHECKING:
+    from cspd_jax.image.info import Info
 
 Array = jax.Array
 
 
-def verify_step(game: Game, state: State, reach: int = 1) -> tuple[State, Array]:
-    """Tests the drafts of the images that wait for nothing. Returns what is waited for now, and the
-    z [B, reach - 1, G, H, D] of the groups after, from the newest context of each image."""
-    state, window = open_window(game, state, reach)
-    gamma, lanes, drafts = game.ahead.gamma, jnp.arange(len(state.group)), state.drafts
-    log_p, work = density(
-        game, game.target, drafts.states, window.z[:, :gamma, 0], scales(game, window.groups)
-    )
-    u = token_uniforms(game, positions(game, window.groups), Purpose.TEST)
-    passed = accepts(u, log_acceptance_of_ratio(log_p - drafts.log_density))
-    outcome = settle(game, window, passed)
-    state = accept(game, state, window, outcome)
+@dataclasses.dataclass(frozen=True)
+class PathCriterion:
+    """Accepts or rejects a token by the densities of its whole denoising path. Exact.
 
-    n, at = outcome.n, jnp.minimum(outcome.n, gamma - 1)
-    some = outcome.tested[lanes, at] & (n < gamma)[:, None]  # the group that ended the run was drafted
-    fresh = ~jnp.any(some, axis=1)
-    missing = exists(game, state.group) & (fresh[:, None] | ~passed[lanes, at])
-    waiting = Waiting(
-        missing=missing,
-        z=window.z[lanes, n, 0],
-        scale=scales(game, state.group),
-        fresh=fresh,
+    proposals: K, draws from the residual per round.
+    max_tries: draws after which the last one is kept and counted as truncated (at once where the image
+        diverges).
+    """
+
+    proposals: int = 16
+    max_tries: int = 2**16
+
+    name = "path"
+
+    def check(self) -> None:
+        check_whole("proposals", self.proposals, 1, 1024)
+        check_whole("max_tries", self.max_tries, 1)
+
+    def chains_per_token(self, gamma: int) -> int:
+        """Denoising chains of the target side by side in a round, without its own drafts."""
+        return self.proposals
+
+    def verify(self, inputs: Inputs, state: SpeculationState) -> tuple[SpeculationState, RoundInfo]:
+        """A round but for the drafts: tests them, and draws what was rejected from the residual."""
+        state, _, verified = verify_step(inputs, state)
+        assignment = assign_proposals(state, jnp.ones((inputs.images, self.proposals), bool))
+        paths, calls, chains = draw_paths(inputs, inputs.target, proposal_request(inputs, state, assignment))
+        state, resampled = resample_step(inputs, state, paths, assignment)
+        return state, add_up(verified, round_info(inputs, target=calls, chains=chains), resampled)
+
+    def exactness(self, info: Info) -> Exactness:
+        return Exactness(
+            True,
+            "every token is an accepted draft or a draw from the residual of whole denoising paths, in its"
+            " own context; together they have the distribution of the plain sampler with noise in the last"
+            " step",
+        )
+
+
+def verify_step(
+    inputs: Inputs, state: SpeculationState, lookahead: int = 1
+) -> tuple[SpeculationState, Array, RoundInfo]:
+    """Tests the drafts of the images that are not completing a group.
+
+    Returns the state with what is pending now, and the z [B, lookahead - 1, G, H, D] of the groups after,
+    from the newest context of each image.
+    """
+    drafted, backbone = drafted_groups(inputs, state, lookahead)
+    gamma, lanes, drafts = inputs.speculation.gamma, jnp.arange(inputs.images), state.drafts
+    log_p, head = log_density(
+        inputs, inputs.target, drafts.states, drafted.z[:, :gamma, 0], scales(inputs, drafted.groups)
+    )
+    u = token_uniforms(inputs, positions(inputs, drafted.groups), Purpose.TEST)
+    passed = accepts(u, log_acceptance_of_ratio(log_p - drafts.log_density))
+    prefix = accepted_prefix(inputs, drafted, passed)
+    state, info = accept(inputs, state, drafted, prefix)
+
+    n, at = prefix.n, jnp.minimum(prefix.n, gamma - 1)
+    some = prefix.tested[lanes, at] & (n < gamma)[:, None]  # the group that ended the run was drafted
+    undrafted = ~jnp.any(some, axis=1)
+    pending = PendingTokens(
+        missing=exists(inputs, state.group) & (undrafted[:, None] | ~passed[lanes, at]),
+        z=drafted.z[lanes, n, 0],
+        scale=scales(inputs, state.group),
+        undrafted=undrafted,
         q_z=drafts.z[lanes, at],
         q_scale=drafts.scale[lanes, at],
-        tries=jnp.zeros_like(state.waiting.tries),
+        tries=jnp.zeros_like(state.pending.tries),
     )
-    counts = state.counts._replace(target=add_work(state.counts.target, work))
-    waiting = by_image(window.testing, waiting, state.waiting)
-    return state._replace(waiting=waiting, counts=counts), window.z[lanes, n, 1:]
+    pending = by_image(drafted.testing, pending, state.pending)
+    info = info._replace(target=add_calls(backbone, head))
+    return state._replace(pending=pending), drafted.z[lanes, n, 1:], info
 
 
-class Slots(NamedTuple):
-    """Which proposals a pass over the chain draws, [B, N] each: for which image, its number among those for
-    the image's group, and whether there is one at all."""
+class ProposalAssignment(NamedTuple):
+    """Which proposals a pass over the chain draws, [B, N] each.
+
+    image: the image that the proposal is for.
+    index: its number among those for the image's group.
+    valid: whether there is one at all.
+    """
 
     image: Array
     index: Array
     valid: Array
 
 
-def share_slots(game: Game, state: State, free: Array) -> Slots:
-    """Gives the free places [B, N] of a pass to the images that wait, in turns.
+def assign_proposals(state: SpeculationState, free: Array) -> ProposalAssignment:
+    """Gives the free places [B, N] of a pass to the images that are completing a group, in turns.
 
-    A rejection of probability TV takes 1 / TV proposals: rarely very many. So an image that waits when the
-    others have done has all their places. Its proposals are numbered and the first good one is taken, so what
-    comes out does not depend on how many were drawn side by side.
+    A rejection of probability TV takes 1 / TV proposals: rarely very many. So an image that still waits when
+    the others are done has all their places. Its proposals are numbered and the first good one is taken, so
+    what comes out does not depend on how many were drawn side by side.
     """
-    missing = jnp.any(state.waiting.missing, axis=1)
+    missing = completing(state)
     several = jnp.maximum(jnp.sum(missing), 1)
     turn = (jnp.cumsum(free.reshape(-1)) - 1).reshape(free.shape)
     image = jnp.argsort(~missing, stable=True)[turn % several]
-    index = state.waiting.tries[image] + turn // several
-    valid = free & missing[image] & ((index == 0) | ~state.waiting.fresh[image])  # one will do without drafts
-    return Slots(image, index, valid)
+    index = state.pending.tries[image] + turn // several
+    valid = free & missing[image] & ((index == 0) | ~state.pending.undrafted[image])  # one will do undrafted
+    return ProposalAssignment(image, index, valid)
 
 
-def proposal_order(game: Game, state: State, slots: Slots) -> Order:
+def proposal_request(inputs: Inputs, state: SpeculationState, assignment: ProposalAssignment) -> PathRequest:
     """Paths of the target for the tokens that are missing."""
-    waiting, at = state.waiting, slots.image
-    return Order(
-        keys=_proposal_keys(game, slots, waiting.fresh[at]),
-        positions=_here(game, state)[at],
-        z=waiting.z[at],
-        scale=waiting.scale[at],
-        wanted=waiting.missing[at] & slots.valid[..., None],
+    pending, at = state.pending, assignment.image
+    return PathRequest(
+        keys=_proposal_keys(inputs, assignment, pending.undrafted[at]),
+        positions=_here(inputs, state)[at],
+        z=pending.z[at],
+        scale=pending.scale[at],
+        wanted=pending.missing[at] & assignment.valid[..., None],
     )
 
 
-def resample_step(game: Game, state: State, proposals: Paths, slots: Slots) -> State:
+def resample_step(
+    inputs: Inputs, state: SpeculationState, proposals: Paths, assignment: ProposalAssignment
+) -> tuple[SpeculationState, RoundInfo]:
     """Tries the proposals [B, N, G]; images whose group is complete with them move on."""
-    waiting, at = state.waiting, slots.image
-    log_q, work = density(game, game.drafter, proposals.states, waiting.q_z[at], waiting.q_scale[at])
+    pending, at = state.pending, assignment.image
+    max_tries = inputs.speculation.criterion.max_tries
+    log_q, calls = log_density(inputs, inputs.drafter, proposals.states, pending.q_z[at], pending.q_scale[at])
     log_ratio = proposals.log_density - log_q
-    log_a = log_residual_acceptance(log_ratio)
-    keys = _fold(purpose_keys(game.keys, Purpose.PROPOSAL_TEST)[at], slots.index)
-    u = position_uniforms(keys, _here(game, state)[at])
-    good = (accepts(u, log_a) | waiting.fresh[at][..., None]) & slots.valid[..., None]
+    keys = _fold(purpose_keys(inputs.keys, Purpose.PROPOSAL_TEST)[at], assignment.index)
+    u = position_uniforms(keys, _here(inputs, state)[at])
+    good = accepts(u, log_residual_acceptance(log_ratio)) | pending.undrafted[at][..., None]
+    good &= assignment.valid[..., None]
 
-    none, index = jnp.iinfo(jnp.int32).max, slots.index[..., None]
-    first = jnp.full(waiting.missing.shape, none).at[at].min(jnp.where(good, index, none))  # [B, G]
-    tries = waiting.tries.at[at].add(slots.valid)
-    found = waiting.missing & (first < none)
-    nan = jnp.isnan(log_ratio) & slots.valid[..., None]  # of an image that diverges no proposal is ever good
-    diverged = jnp.zeros(waiting.missing.shape, bool).at[at].max(nan)
-    given_up = waiting.missing & ~found & (diverged | (tries >= game.ahead.max_tries)[:, None])
+    none, index = jnp.iinfo(jnp.int32).max, assignment.index[..., None]
+    first = jnp.full(pending.missing.shape, none).at[at].min(jnp.where(good, index, none))  # [B, G]
+    tries = pending.tries.at[at].add(assignment.valid)
+    found = pending.missing & (first < none)
+    nan = jnp.isnan(log_ratio) & assignment.valid[..., None]  # of an image that diverges none is ever good
+    diverged = jnp.zeros(pending.missing.shape, bool).at[at].max(nan)
+    given_up = pending.missing & ~found & (diverged | (tries >= max_tries)[:, None])
     taken = jnp.where(found, first, jnp.where(given_up, tries[:, None] - 1, -1))
-    chosen = (index == taken[at]) & slots.valid[..., None]
+    chosen = (index == taken[at]) & assignment.valid[..., None]
     token = jnp.where(chosen[..., None], proposals.states[..., 0, :], 0)
-    value = jnp.zeros((*first.shape, game.dim), token.dtype).at[at].add(token)
-    missing = waiting.missing & ~found & ~given_up
-    side, old = ("target" if game.draft is None else "draft"), state.counts
-    counts = old._replace(
-        trips=old.trips + jnp.sum(jnp.any(waiting.missing, axis=1) & ~waiting.fresh, dtype=jnp.int32),
-        truncated=old.truncated + jnp.sum(given_up, dtype=jnp.int32),
-        **{side: add_work(getattr(old, side), work)},
+    value = jnp.zeros((*first.shape, inputs.dim), token.dtype).at[at].add(token)
+    missing = pending.missing & ~found & ~given_up
+
+    resampling = jnp.any(pending.missing, axis=1) & ~pending.undrafted
+    info = round_info(
+        inputs,
+        trips=jnp.sum(resampling, dtype=jnp.int32),
+        truncated=jnp.sum(given_up, dtype=jnp.int32),
+        **{"target" if inputs.draft is None else "draft": calls},
     )
     done = (found | given_up)[:, None]
-    return state._replace(
-        tokens=put(game, state.tokens, state.group[:, None], value[:, None], done),
-        group=state.group + ((state.group < game.groups) & ~jnp.any(missing, axis=1)),
-        waiting=waiting._replace(missing=missing, tries=tries),
-        counts=counts,
+    state = state._replace(
+        tokens=put(inputs, state.tokens, state.group[:, None], value[:, None], done),
+        group=state.group + ((state.group < inputs.groups) & ~jnp.any(missing, axis=1)),
+        pending=pending._replace(missing=missing, tries=tries),
     )
+    return state, info
 
 
-def _here(game: Game, state: State) -> Array:
+def _here(inputs: Inputs, state: SpeculationState) -> Array:
     """The positions of the group in work, [B, G]."""
-    return positions(game, state.group[:, None])[:, 0]
+    return positions(inputs, state.group[:, None])[:, 0]
 
 
-def _proposal_keys(game: Game, slots: Slots, fresh: Array) -> Array:
-    """In place of the image's key, [B, N]; fresh: [B, N].
+def _proposal_keys(inputs: Inputs, assignment: ProposalAssignment, undrafted: Array) -> Array:
+    """In place of the image's key, [B, N]; undrafted: [B, N].
 
-    The first proposal for a group without drafts has the image's own: the noise of the plain chain, which no
-    tested draft of these tokens has used.
+    The first proposal for a group without drafts has the image's own key: the noise of the plain chain, which
+    no tested draft of these tokens has used.
     """
-    folded = _fold(purpose_keys(game.keys, Purpose.PROPOSAL)[slots.image], slots.index)
-    return jnp.where(fresh & (slots.index == 0), game.keys[slots.image], folded)
+    folded = _fold(purpose_keys(inputs.keys, Purpose.PROPOSAL)[assignment.image], assignment.index)
+    return jnp.where(undrafted & (assignment.index == 0), inputs.keys[assignment.image], folded)
 
 
 def _fold(keys: Array, index: Array) -> Array:

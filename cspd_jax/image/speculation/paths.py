@@ -1,4 +1,4 @@
-"""Denoising paths of many tokens: drawn, and their densities."""
+"""Denoising paths of many tokens: drawn, and their densities. Each function says what calls it took."""
 
 from __future__ import annotations
 
@@ -17,14 +17,28 @@ from cspd_jax.diffusion.chain import (
     step_law,
 )
 from cspd_jax.diffusion.gaussian import Gaussian
-from cspd_jax.image import chain_speculation
-from cspd_jax.image.speculation.state import Game, Paths, Side, Work, chains_work, head_work
+from cspd_jax.image.chain_speculation import ChainCounts, ChainRandomness, speculate_chain
+from cspd_jax.image.speculation.state import (
+    BoundModel,
+    CallCounts,
+    Inputs,
+    Paths,
+    call_counts,
+    head_calls,
+)
 
 Array = jax.Array
 
 
-class Order(NamedTuple):
-    """Paths to be drawn: keys [B, N], positions [B, N, G], z [B, N, G, H, D], scale and wanted [B, N, G]."""
+class PathRequest(NamedTuple):
+    """Paths to be drawn.
+
+    keys: [B, N] in place of the image's key.
+    positions: [B, N, G]
+    z: [B, N, G, H, D]
+    scale: [B, N, G]
+    wanted: [B, N, G] the others may be anything.
+    """
 
     keys: Array
     positions: Array
@@ -33,65 +47,80 @@ class Order(NamedTuple):
     wanted: Array
 
 
-def draw(game: Game, side: Side, order: Order) -> tuple[Paths, Work, chain_speculation.Counts | None]:
-    """Paths of a network, [B, N, G, ...]; those that are not wanted may be anything."""
-    images, many, width = order.positions.shape
-    keys, places = order.keys.reshape(-1), order.positions.reshape(-1, width)
-    noise = chain_noise(keys, places, game.steps, game.dim).astype(game.dtype)
-    noise = noise.reshape(game.steps + 1, -1, game.dim)
-    arguments = (side.model, side.params, side.batch.time, _rows(order.z))
-    options = {"temperature": game.temperature, "scale": _scale(game, order.scale), "final_noise": True}
-    if game.settings.speculation is None:
-        path, counts = sample_path(*arguments, noise, game.c, **options), None
+def draw_paths(
+    inputs: Inputs, bound: BoundModel, request: PathRequest
+) -> tuple[Paths, CallCounts, ChainCounts | None]:
+    """Paths of a network, [B, N, G, ...], and the calls that they took."""
+    images, many, width = request.positions.shape
+    keys, places = request.keys.reshape(-1), request.positions.reshape(-1, width)
+    noise = chain_noise(keys, places, inputs.steps, inputs.dim).astype(inputs.dtype)
+    noise = noise.reshape(inputs.steps + 1, -1, inputs.dim)
+    arguments = (bound.model, bound.params, bound.batch.time, _rows(request.z))
+    options = {
+        "temperature": inputs.temperature,
+        "scale": _scale(inputs, request.scale),
+        "final_noise": True,
+    }
+    if inputs.settings.chain is None:
+        path, counts = sample_path(*arguments, noise, inputs.c, **options), None
         states, log_density = path.states, path.log_density
-        work = head_work(game, game.steps, game.steps * noise.shape[1])
+        calls = head_calls(inputs, inputs.steps, inputs.steps * noise.shape[1])
     else:
-        random = chain_speculation.Randomness(
+        random = ChainRandomness(
             noise,
-            chain_uniforms(keys, places, game.steps).reshape(game.steps, -1),
+            chain_uniforms(keys, places, inputs.steps).reshape(inputs.steps, -1),
             residual_keys(keys, places).reshape(-1),
         )
-        options |= {"speculation": game.settings.speculation, "trajectory": True}
-        options["active"] = order.wanted.reshape(-1)
-        found = chain_speculation.speculate_chain(*arguments, random, game.c, side.batch.drafter, **options)
+        options |= {"speculation": inputs.settings.chain, "trajectory": True}
+        options["active"] = request.wanted.reshape(-1)
+        found = speculate_chain(*arguments, random, inputs.c, bound.batch.drafter, **options)
         states, log_density, counts = found.path, found.log_p, found.counts
-        work = chains_work(counts)
+        calls = call_counts(head=counts.calls, head_rows=counts.rows)
     states = jnp.moveaxis(jnp.concatenate([states, noise[-1:]]), 0, 1)
     shape = (images, many, width)
     states = states.reshape(*shape, *states.shape[1:])
-    return Paths(states, order.z, order.scale, log_density.reshape(shape)), work, counts
+    return Paths(states, request.z, request.scale, log_density.reshape(shape)), calls, counts
 
 
-def density(game: Game, side: Side, states: Array, z: Array, scale: Array) -> tuple[Array, Work]:
+def log_density(
+    inputs: Inputs, bound: BoundModel, states: Array, z: Array, scale: Array
+) -> tuple[Array, CallCounts]:
     """log p of paths [..., T + 1, d] under z [..., H, D] -> [...]; no call waits for another's result."""
     flat = _flat(states)
     found = path_log_density(
-        side.model, side.params, side.batch.time, _rows(z), flat, game.c,
-        temperature=game.temperature, scale=_scale(game, scale), final_noise=True,
+        bound.model, bound.params, bound.batch.time, _rows(z), flat, inputs.c,
+        temperature=inputs.temperature, scale=_scale(inputs, scale), final_noise=True,
     )  # fmt: skip
-    work = head_work(game, path_density_calls(game.steps, _rows(z).shape[0]), game.steps * flat.shape[1])
-    return found.reshape(states.shape[:-2]), work
+    return found.reshape(states.shape[:-2]), _given_path_calls(inputs, z, flat)
 
 
-def log_stds(game: Game, side: Side, states: Array, z: Array, scale: Array) -> tuple[Array, Work]:
+def log_stds(
+    inputs: Inputs, bound: BoundModel, states: Array, z: Array, scale: Array
+) -> tuple[Array, CallCounts]:
     """Sum over dimensions and over all transitions but the last of log sigma, along paths: [...]."""
     flat = _flat(states)
     found = path_log_stds(
-        side.model, side.params, side.batch.time, _rows(z), flat, game.c,
-        temperature=game.temperature, scale=_scale(game, scale),
+        bound.model, bound.params, bound.batch.time, _rows(z), flat, inputs.c,
+        temperature=inputs.temperature, scale=_scale(inputs, scale),
     )  # fmt: skip
-    work = head_work(game, path_density_calls(game.steps, _rows(z).shape[0]), game.steps * flat.shape[1])
-    return jnp.sum(found[1:], axis=0).reshape(states.shape[:-2]), work
+    return jnp.sum(found[1:], axis=0).reshape(states.shape[:-2]), _given_path_calls(inputs, z, flat)
 
 
-def last_law(game: Game, side: Side, x1: Array, z: Array, scale: Array) -> tuple[Gaussian, Work]:
-    """The law [..., d] of x_0 given x_1 [..., d]."""
+def last_transition(
+    inputs: Inputs, bound: BoundModel, x1: Array, z: Array, scale: Array
+) -> tuple[Gaussian, CallCounts]:
+    """The distribution [..., d] of x_0 given x_1 [..., d]."""
     flat = x1.reshape(-1, x1.shape[-1])
-    modulations = side.model.modulate(side.params, side.batch.time[:1], _rows(z))
-    c = jax.tree.map(lambda a: a[0], game.c)
-    law = step_law(side.model, side.params, flat, modulations, c, _scale(game, scale))
-    law = Gaussian(law.mean.reshape(x1.shape), law.log_var.reshape(x1.shape) + 2 * jnp.log(game.temperature))
-    return law, head_work(game, 1, flat.shape[0])
+    modulations = bound.model.modulate(bound.params, bound.batch.time[:1], _rows(z))
+    c = jax.tree.map(lambda a: a[0], inputs.c)
+    found = step_law(bound.model, bound.params, flat, modulations, c, _scale(inputs, scale))
+    log_var = found.log_var.reshape(x1.shape) + 2 * jnp.log(inputs.temperature)
+    return Gaussian(found.mean.reshape(x1.shape), log_var), head_calls(inputs, 1, flat.shape[0])
+
+
+def _given_path_calls(inputs: Inputs, z: Array, flat: Array) -> CallCounts:
+    calls = path_density_calls(inputs.steps, _rows(z).shape[0])
+    return head_calls(inputs, calls, inputs.steps * flat.shape[1])
 
 
 def _flat(states: Array) -> Array:
@@ -105,18 +134,18 @@ def _rows(z: Array) -> Array:
     return jnp.moveaxis(flat, 0, 1).reshape(-1, z.shape[-1])
 
 
-def _scale(game: Game, scale: Array) -> Array | None:
-    return scale.reshape(-1, 1) if game.settings.guided else None
+def _scale(inputs: Inputs, scale: Array) -> Array | None:
+    return scale.reshape(-1, 1) if inputs.settings.guided else None
 
 
-def token_uniforms(game: Game, positions: Array, purpose: Purpose) -> Array:
+def token_uniforms(inputs: Inputs, positions: Array, purpose: Purpose) -> Array:
     """A uniform for each position [B, N, G]."""
-    return jax.vmap(jax.vmap(jax.vmap(uniform)))(token_keys(game, positions, purpose))
+    return jax.vmap(jax.vmap(jax.vmap(uniform)))(token_keys(inputs, positions, purpose))
 
 
-def token_keys(game: Game, positions: Array, purpose: Purpose) -> Array:
+def token_keys(inputs: Inputs, positions: Array, purpose: Purpose) -> Array:
     """A key for each position [B, N, G]."""
-    keys = jnp.repeat(purpose_keys(game.keys, purpose)[:, None], positions.shape[1], axis=1)
+    keys = jnp.repeat(purpose_keys(inputs.keys, purpose)[:, None], positions.shape[1], axis=1)
     return _at_positions(keys, positions)
 
 

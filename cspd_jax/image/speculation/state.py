@@ -1,52 +1,45 @@
-"""What the rounds of speculation over AR steps carry: the options, the constants, the state, the counts."""
+"""What the rounds of token speculation work on: the options, the inputs, the state, and what happened."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from cspd_jax.diffusion.gaussian import Coefficients
-from cspd_jax.image import chain_speculation, plain
-from cspd_jax.image.plain import PlainSettings
+from cspd_jax.image import plain
+from cspd_jax.image.chain_speculation import ChainCounts, no_counts
+from cspd_jax.image.plain import SamplerSettings
 from cspd_jax.image.protocol import TokenModel
 from cspd_jax.image.reveal import reveal_groups
+
+if TYPE_CHECKING:
+    from cspd_jax.image.speculation.paper_criterion import PaperCriterion
+    from cspd_jax.image.speculation.path_criterion import PathCriterion
 
 Array = jax.Array
 
 
 @dataclasses.dataclass(frozen=True)
-class Ahead:
-    """The static options.
+class TokenSpeculation:
+    """The static options of speculation over AR steps. See `image.methods` for what they mean to a user.
 
-    gamma: groups drafted ahead, at most. adapt: None drafts gamma of them always; a number is the time of a
-    drafted AR step as a share of a target's, for which each image chooses how many to draft from its own
-    acceptance so far. prefill: this share of the groups, and one more, come from the target alone; 0 is none.
-
-    criterion: "path", whole denoising paths (exact), or "paper", the last transition after aligned chains.
-    joint: verify all groups in one context that shows all drafts, in place of each group in its own (lossy).
-
-    proposals, max_tries ("path"): K draws from the residual per round and token, and how many there are
-    before the last one is kept and counted as truncated (at once where the image diverges).
-    sigma, align, inner_temperature, max_trips ("paper"): whether Eq. 5 has its factor Sigma (lossy with it),
-    whether both chains share their noise, by how much the test is widened (lossy unless 1), and the limit of
-    the resampler's loop.
+    criterion: how a drafted token is tested, and what replaces it.
+    gamma: most groups drafted ahead.
+    adapt: None drafts gamma groups always; a number is the cost of a drafted AR step as a share of a
+        target's, and each image then drafts as many as pay off at its acceptance so far.
+    prefill: this share of the groups, and one more, come from the target alone; 0 is none.
+    joint: verify all groups in one context that shows all drafts, instead of each in its own (lossy).
     """
 
-    gamma: int = 4
+    criterion: PathCriterion | PaperCriterion
+    gamma: int = 8
     adapt: float | None = None
     prefill: float = 0.0
-    criterion: str = "path"
     joint: bool = False
-    proposals: int = 8
-    max_tries: int = 2**16
-    sigma: bool = True
-    align: bool = True
-    inner_temperature: float = 1.0
-    max_trips: int = 64
 
     def prefilled(self, groups: int) -> int:
         return 1 + int(groups * self.prefill) if self.prefill > 0 else 0
@@ -54,8 +47,13 @@ class Ahead:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Side:
-    """A network with what it needs: the target, or the draft."""
+class BoundModel:
+    """The target or the draft, with its parameters and what its calls share.
+
+    model: static.
+    params: pytree of arrays.
+    batch: keys, orders, embeddings.
+    """
 
     model: TokenModel = dataclasses.field(metadata={"static": True})
     params: Any
@@ -64,17 +62,24 @@ class Side:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Game:
+class Inputs:
     """What stays the same during a generation.
 
-    draft: None where the target drafts for itself. start, size, scale: [S + gamma + 1] of the groups, with
-    some empty ones at the end. steps, c: the denoising chain.
+    speculation: the options (static).
+    settings: of the sampler (static).
+    target: verifies.
+    draft: drafts; None where the target drafts for itself.
+    start: [S + gamma + 1] first index of each group in reveal order; the last gamma + 1 groups are empty.
+    size: [S + gamma + 1] tokens in each group.
+    scale: [S + gamma + 1, B] guidance scale.
+    c: coefficients of the denoising chain, [T].
+    temperature: []
     """
 
-    ahead: Ahead = dataclasses.field(metadata={"static": True})
-    settings: PlainSettings = dataclasses.field(metadata={"static": True})
-    target: Side
-    draft: Side | None
+    speculation: TokenSpeculation = dataclasses.field(metadata={"static": True})
+    settings: SamplerSettings = dataclasses.field(metadata={"static": True})
+    target: BoundModel
+    draft: BoundModel | None
     start: Array
     size: Array
     scale: Array
@@ -82,12 +87,16 @@ class Game:
     temperature: Array
 
     @property
-    def drafter(self) -> Side:
+    def drafter(self) -> BoundModel:
         return self.target if self.draft is None else self.draft
 
     @property
     def keys(self) -> Array:
         return self.target.batch.keys
+
+    @property
+    def images(self) -> int:
+        return self.keys.shape[0]
 
     @property
     def length(self) -> int:
@@ -103,7 +112,7 @@ class Game:
 
     @property
     def groups(self) -> int:
-        return self.start.shape[0] - self.ahead.gamma - 1
+        return self.start.shape[0] - self.speculation.gamma - 1
 
     @property
     def width(self) -> int:
@@ -115,9 +124,13 @@ class Game:
 
 
 class Paths(NamedTuple):
-    """Tokens with their past: states [..., T + 1, d] (entry 0 is the token) and what drew them, z [...,
-    H, D] (H = 2 with guidance, conditional first) at guidance `scale` [...], under which they have
-    `log_density`."""
+    """Tokens with their denoising paths, and what drew them.
+
+    states: [..., T + 1, d] entry 0 is the token, entry T is noise.
+    z: [..., H, D] the context (H = 2 with guidance, conditional first).
+    scale: [...] the guidance scale.
+    log_density: [...] of the path under z and scale.
+    """
 
     states: Array
     z: Array
@@ -125,28 +138,63 @@ class Paths(NamedTuple):
     log_density: Array
 
 
-class Waiting(NamedTuple):
-    """The tokens [B, G] of the group that is being completed.
+class PendingTokens(NamedTuple):
+    """The group that each image is completing.
 
-    missing: [B, G]. z [B, G, H, D], scale [B, G]: the target's law of them. fresh: [B], nothing was drafted:
-    the first proposal is taken. q_z, q_scale: the law of the rejected drafts. tries: [B] proposals so far.
+    missing: [B, G] tokens that are not there yet.
+    z: [B, G, H, D] the target's context of them.
+    scale: [B, G] the target's guidance scale.
+    undrafted: [B] nothing was drafted there, so the first proposal is taken.
+    q_z: [B, G, H, D] the context that the rejected drafts were drawn in.
+    q_scale: [B, G] the guidance scale that they were drawn with.
+    tries: [B] proposals so far.
     """
 
     missing: Array
     z: Array
     scale: Array
-    fresh: Array
+    undrafted: Array
     q_z: Array
     q_scale: Array
     tries: Array
+
+
+class SpeculationState(NamedTuple):
+    """What a round starts from.
+
+    tokens: [B, L + padding, d] in reveal order; final before group `group`, and in it where nothing is
+        missing.
+    group: [B] the group in work.
+    drafts: [B, gamma, G] of the groups from `group` on or, while tokens are missing, of those after it.
+    drafted: [B] whether there are drafts.
+    num_drafts: [B] how many of the drafted groups are used.
+    pending: the group that is being completed.
+    tested: [B, L + padding] tokens that were tested drafts.
+    accepted: [B, L + padding] drafts that passed.
+    """
+
+    tokens: Array
+    group: Array
+    drafts: Paths
+    drafted: Array
+    num_drafts: Array
+    pending: PendingTokens
+    tested: Array
+    accepted: Array
 
 
 # Rows are counted in two numbers, of so many and of one: a long generation has more than int32 holds.
 _MANY = 2**20
 
 
-class Work(NamedTuple):
-    """Calls of a network one after the other, and the rows in them [2]: contexts, and denoising steps."""
+class CallCounts(NamedTuple):
+    """Calls of one network, one after the other, and the rows in them.
+
+    backbone: [] calls; a row is a sequence of tokens.
+    backbone_rows: [2]
+    head: [] calls; a row is one denoising step of a token.
+    head_rows: [2]
+    """
 
     backbone: Array
     backbone_rows: Array
@@ -154,74 +202,76 @@ class Work(NamedTuple):
     head_rows: Array
 
 
-class Counts(NamedTuple):
-    """tested, accepted: [S, gamma] drafted tokens, by AR step and by distance. rounds: [B], until the image
-    was complete. calls: [], rounds of the loop. target, draft: calls of the networks. trips: [] of
-    resampling: rounds in which an image drew from residuals ("path", summed over images), or trips of the
-    loop ("paper"). truncated: [] residual draws that were given up. chains: of speculation along the target's
-    denoising chains, if there was any."""
+class RoundInfo(NamedTuple):
+    """What happened in a step, in a round, or in all rounds: they add up.
+
+    tested: [S, gamma] drafted tokens that were tested, by AR step and by distance.
+    accepted: [S, gamma] those that passed.
+    rounds: [B] rounds until the image was complete.
+    calls: [] rounds of the loop.
+    target: calls of the target.
+    draft: calls of the draft model.
+    trips: [] resampling: rounds in which an image drew from residuals, summed over images ("path"), or
+        iterations of the loop ("paper").
+    truncated: [] residual draws that were given up.
+    chains: speculation along the target's denoising chains; None without.
+    """
 
     tested: Array
     accepted: Array
     rounds: Array
     calls: Array
-    target: Work
-    draft: Work
+    target: CallCounts
+    draft: CallCounts
     trips: Array
     truncated: Array
-    chains: chain_speculation.Counts | None
+    chains: ChainCounts | None
 
 
-class State(NamedTuple):
-    """tokens: [B, L + padding, d] in reveal order, final before group `group` [B] (and in it, where
-    nothing is missing). drafts: [B, gamma, G] of the groups from `group` on, or, while tokens are
-    missing, of those after; drafted: [B], whether there are any. window: [B], how many of them are used.
-    tested, accepted: [B, L + padding], tokens that were tested drafts, and those that passed.
-    """
-
-    tokens: Array
-    group: Array
-    drafts: Paths
-    drafted: Array
-    window: Array
-    waiting: Waiting
-    tested: Array
-    accepted: Array
-    counts: Counts
+def round_info(inputs: Inputs, **happened) -> RoundInfo:
+    """Nothing happened but what is given."""
+    table = jnp.zeros((inputs.groups, inputs.speculation.gamma), jnp.int32)
+    none, chains = jnp.int32(0), None
+    if inputs.settings.chain is not None:
+        chains = no_counts(inputs.steps)
+    rounds = jnp.zeros(inputs.images, jnp.int32)
+    nothing = RoundInfo(table, table, rounds, none, call_counts(), call_counts(), none, none, chains)
+    return nothing._replace(**happened)
 
 
-def add_work(old: Work, *more: Work) -> Work:
-    total = jax.tree.map(lambda *numbers: functools.reduce(jnp.add, numbers), old, *more)
-    return total._replace(backbone_rows=_carried(total.backbone_rows), head_rows=_carried(total.head_rows))
+def add_up(*infos: RoundInfo) -> RoundInfo:
+    total = jax.tree.map(lambda *numbers: functools.reduce(jnp.add, numbers), *infos)
+    return total._replace(target=_carried(total.target), draft=_carried(total.draft))
 
 
-def _carried(rows: Array) -> Array:
-    return jnp.stack([rows[0] + rows[1] // _MANY, rows[1] % _MANY])
-
-
-def _work(backbone: Any = 0, backbone_rows: Any = 0, head: Any = 0, head_rows: Any = 0) -> Work:
+def call_counts(backbone: Any = 0, backbone_rows: Any = 0, head: Any = 0, head_rows: Any = 0) -> CallCounts:
     def rows(n):
         return jnp.stack([jnp.int32(n // _MANY), jnp.int32(n % _MANY)])
 
-    return Work(jnp.int32(backbone), rows(backbone_rows), jnp.int32(head), rows(head_rows))
+    return CallCounts(jnp.int32(backbone), rows(backbone_rows), jnp.int32(head), rows(head_rows))
 
 
-def no_work() -> Work:
-    return _work()
+def add_calls(*counts: CallCounts) -> CallCounts:
+    return _carried(jax.tree.map(lambda *numbers: functools.reduce(jnp.add, numbers), *counts))
 
 
-def backbone_work(game: Game, sequences: int) -> Work:
-    return _work(backbone=1, backbone_rows=sequences * (1 + game.settings.guided))
+def _carried(counts: CallCounts) -> CallCounts:
+    def carried(rows):
+        return jnp.stack([rows[0] + rows[1] // _MANY, rows[1] % _MANY])
+
+    return counts._replace(backbone_rows=carried(counts.backbone_rows), head_rows=carried(counts.head_rows))
 
 
-def head_work(game: Game, calls: int, rows: int) -> Work:
-    return _work(head=calls, head_rows=rows * (1 + game.settings.guided))
+def backbone_calls(inputs: Inputs, sequences: int) -> CallCounts:
+    """One call on so many sequences."""
+    return call_counts(backbone=1, backbone_rows=sequences * (1 + inputs.settings.guided))
 
 
-def chains_work(counts: chain_speculation.Counts) -> Work:
-    return _work(head=counts.calls, head_rows=counts.rows)
+def head_calls(inputs: Inputs, calls: int, rows: int) -> CallCounts:
+    """Calls on so many rows together."""
+    return call_counts(head=calls, head_rows=rows * (1 + inputs.settings.guided))
 
 
 def total_rows(rows) -> int:
-    """How many rows a `Work` has counted."""
+    """How many rows a `CallCounts` has counted."""
     return int(rows[0]) * _MANY + int(rows[1])

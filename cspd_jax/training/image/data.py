@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from tqdm import tqdm
 
-from cspd_jax._utils.random import image_keys
+from cspd_jax._utils.random import row_keys
 from cspd_jax.data.digits import Digits
 from cspd_jax.data.folder import Folder, FolderConfig, LatentEncoder
 from cspd_jax.data.glyphs import GlyphConfig, Glyphs
@@ -99,12 +99,12 @@ class TargetSamples:
 
     def _make(self, teacher: Teacher, index: int, seed: int) -> np.ndarray:
         config = teacher.config
-        settings = plain.PlainSettings(config.seq_len, config.respacing, final_noise=True, encoder_sizes=2)
+        settings = plain.SamplerSettings(config.seq_len, config.respacing, final_noise=True, prefix_buckets=2)
         labels = self._labels[index * PART : (index + 1) * PART]
         tokens = plain.sample(
             MARModel(config),
             teacher.params,
-            image_keys(run_key(seed, Purpose.SAMPLES), PART, index * PART),
+            row_keys(run_key(seed, Purpose.SAMPLES), PART, index * PART),
             jnp.asarray(labels),
             settings=settings,
         ).tokens

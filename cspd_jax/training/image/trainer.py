@@ -18,7 +18,7 @@ from PIL import Image
 from cspd_jax.data.source import Source
 from cspd_jax.errors import UserError
 from cspd_jax.image.pixels import patchify, unpatchify
-from cspd_jax.image.plain import PlainSettings, sample
+from cspd_jax.image.plain import SamplerSettings, sample
 from cspd_jax.networks.mar import MARModel
 from cspd_jax.training.config import TrainConfig
 from cspd_jax.training.image import masking
@@ -144,11 +144,11 @@ def generate(config: TrainConfig, params: dict) -> np.ndarray:
     labels = jnp.repeat(jnp.arange(min(MOST_CLASSES, model.num_classes)), PER_CLASS)
     key = run_key(config.seed, Purpose.PICTURES)
     keys = jax.vmap(lambda i: jax.random.fold_in(key, i))(jnp.arange(len(labels)))
-    settings = PlainSettings(
+    settings = SamplerSettings(
         num_iter=max(1, model.seq_len // 4),
         respacing=model.respacing,
         guided=config.sample_cfg != 1,
-        encoder_sizes=2,
+        prefix_buckets=2,
     )
     made = sample(MARModel(model), params, keys, labels, settings=settings, cfg=config.sample_cfg)
     return np.asarray(unpatchify(made.tokens, model.patch_size))

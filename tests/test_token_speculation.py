@@ -6,16 +6,24 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from ahead import ahead
 from laws import FALSE_ALARM, ks_p_value
 from linear_tokens import LinearTokens
 from scipy.stats import chi2, norm
 
-from cspd_jax._utils.random import Purpose, image_keys, purpose_keys
-from cspd_jax.image import chain_speculation, plain, speculation
+from cspd_jax._utils.random import Purpose, purpose_keys, row_keys
+from cspd_jax.image import plain, speculation
+from cspd_jax.image.chain_speculation import ChainSpeculation
 from cspd_jax.image.reveal import guidance_scale, reveal_groups
 from cspd_jax.image.speculation import paper_criterion, path_criterion, rounds
 from cspd_jax.image.speculation.paths import log_stds
-from cspd_jax.image.speculation.state import Waiting, add_work, backbone_work, head_work, no_work
+from cspd_jax.image.speculation.state import (
+    PendingTokens,
+    add_calls,
+    backbone_calls,
+    call_counts,
+    head_calls,
+)
 
 MODEL, IMAGES = LinearTokens(), 4000
 
@@ -27,15 +35,15 @@ def in_reveal_order(tokens, keys):
 
 def noise_of(sampler, *, num_iter=6, cfg=1.0, temperature=1.0, images=IMAGES, seed=0, inside=None, **options):
     """The standardised noise of all tokens, [N, L, d]; and what the sampler returned."""
-    settings = plain.PlainSettings(
+    settings = plain.SamplerSettings(
         num_iter=num_iter,
         respacing=MODEL.spec,
         guided=cfg != 1,
         final_noise=True,
-        encoder_sizes=1,
-        speculation=inside,
+        prefix_buckets=1,
+        chain=inside,
     )
-    keys = image_keys(jax.random.key(seed), images)
+    keys = row_keys(jax.random.key(seed), images)
     labels = jnp.zeros(images, jnp.int32)
     options |= {"settings": settings, "cfg": cfg, "temperature": temperature}
     found = sampler(MODEL, None, keys, labels, **options)
@@ -63,32 +71,32 @@ NEAR, FAR = LinearTokens(pull=1.45, offset=0.42), LinearTokens(pull=0.5, offset=
 SIGMA_ONE = {"criterion": "paper", "sigma": False}
 
 CASES = {
-    "self": {"ahead": speculation.Ahead(gamma=3)},
-    "self, K = 2, cold": {"ahead": speculation.Ahead(gamma=1, proposals=2), "temperature": 0.8},
-    "self, groups": {"ahead": speculation.Ahead(gamma=2, prefill=0.3), "num_iter": 3},
-    "self, guided": {"ahead": speculation.Ahead(gamma=8), "cfg": 1.5},
-    "self, adaptive": {"ahead": speculation.Ahead(gamma=4, adapt=0.2)},
+    "self": {"speculation": ahead(gamma=3)},
+    "self, K = 2, cold": {"speculation": ahead(gamma=1, proposals=2), "temperature": 0.8},
+    "self, groups": {"speculation": ahead(gamma=2, prefill=0.3), "num_iter": 3},
+    "self, guided": {"speculation": ahead(gamma=8), "cfg": 1.5},
+    "self, adaptive": {"speculation": ahead(gamma=4, adapt=0.2)},
     "self, both levels": {
-        "ahead": speculation.Ahead(gamma=3, proposals=4),
-        "inside": chain_speculation.Speculation((4,)),
+        "speculation": ahead(gamma=3, proposals=4),
+        "inside": ChainSpeculation((4,)),
         "images": 400,
     },
-    "model": {"ahead": speculation.Ahead(gamma=3), "draft": NEAR},
+    "model": {"speculation": ahead(gamma=3), "draft": NEAR},
     "model, bad, groups, guided": {
-        "ahead": speculation.Ahead(gamma=2, prefill=0.3),
+        "speculation": ahead(gamma=2, prefill=0.3),
         "draft": FAR,
         "num_iter": 3,
         "cfg": 1.5,
     },
     "model, adaptive, both levels": {
-        "ahead": speculation.Ahead(gamma=3, proposals=4, adapt=0.3),
+        "speculation": ahead(gamma=3, proposals=4, adapt=0.3),
         "draft": NEAR,
-        "inside": chain_speculation.Speculation((4,)),
+        "inside": ChainSpeculation((4,)),
         "images": 400,
     },
-    "paper, Sigma = 1": {"ahead": speculation.Ahead(gamma=3, **SIGMA_ONE), "draft": NEAR},
+    "paper, Sigma = 1": {"speculation": ahead(gamma=3, **SIGMA_ONE), "draft": NEAR},
     "paper, Sigma = 1, groups, guided, own noise": {
-        "ahead": speculation.Ahead(gamma=2, align=False, prefill=0.3, **SIGMA_ONE),
+        "speculation": ahead(gamma=2, align=False, prefill=0.3, **SIGMA_ONE),
         "draft": NEAR,
         "num_iter": 3,
         "cfg": 1.5,
@@ -114,7 +122,9 @@ def test_joint_law(options):
     assert p_value(noise) > FALSE_ALARM
     counts = found.counts
     assert counts.truncated == 0
-    if options["ahead"].align:  # without, the last transition alone is too narrow for drafts to pass
+    if getattr(
+        options["speculation"].criterion, "align", True
+    ):  # without, the last transition alone is too narrow for drafts to pass
         assert len(np.unique(counts.rounds)) > 1
         assert 0.05 < counts.accepted.sum() / counts.tested.sum() < 0.97
     assert np.asarray(found.accepted).sum() == counts.accepted.sum()
@@ -127,15 +137,13 @@ def test_the_plain_sampler_has_the_same_law():
 
 
 def test_a_draft_like_the_target_is_always_accepted():
-    _, found = noise_of(speculation.sample, ahead=speculation.Ahead(gamma=3), draft=MODEL, images=200)
+    _, found = noise_of(speculation.sample, speculation=ahead(gamma=3), draft=MODEL, images=200)
     assert found.counts.accepted.sum() == found.counts.tested.sum() > 0
     assert np.all(found.counts.rounds == 3)  # one token from the target, then 3 + 1 and 1
 
 
 def test_a_hopeless_draft_costs_nothing_but_time():
-    noise, found = noise_of(
-        speculation.sample, ahead=speculation.Ahead(gamma=2), draft=LinearTokens(offset=9.0)
-    )
+    noise, found = noise_of(speculation.sample, speculation=ahead(gamma=2), draft=LinearTokens(offset=9.0))
     assert found.counts.accepted.sum() == 0 and np.all(found.counts.rounds >= MODEL.seq_len)
     assert p_value(noise) > FALSE_ALARM
 
@@ -154,22 +162,22 @@ WRONG = {
     "the draft's noise in the residual": (
         path_criterion,
         "_proposal_keys",
-        lambda game, slots, fresh: game.keys[slots.image],
+        lambda inputs, assignment, undrafted: inputs.keys[assignment.image],
     ),
 }
 
 
-def waiting_with_the_newest_q(**fields):
-    return Waiting(**{**fields, "q_z": fields["z"], "q_scale": fields["scale"]})
+def pending_with_the_newest_q(**fields):
+    return PendingTokens(**{**fields, "q_z": fields["z"], "q_scale": fields["scale"]})
 
 
-WRONG["q at the newest z in the residual"] = (path_criterion, "Waiting", waiting_with_the_newest_q)
+WRONG["q at the newest z in the residual"] = (path_criterion, "PendingTokens", pending_with_the_newest_q)
 
 
 @pytest.mark.parametrize("name", WRONG)
 def test_negative_controls(name, monkeypatch):
     monkeypatch.setattr(*WRONG[name])
-    assert is_refuted(ahead=speculation.Ahead(gamma=3, max_tries=64))
+    assert is_refuted(speculation=ahead(gamma=3, max_tries=64))
 
 
 WRONG_WITH_A_DRAFT = {
@@ -191,83 +199,84 @@ def test_negative_controls_with_a_draft(name, monkeypatch):
     is of the last transition, a small part of a token's noise."""
     module, function, criterion = WRONG_WITH_A_DRAFT[name]
     monkeypatch.setattr(module, function, jnp.zeros_like)
-    assert is_refuted(ahead=speculation.Ahead(gamma=3, **criterion), draft=NEAR)
+    assert is_refuted(speculation=ahead(gamma=3, **criterion), draft=NEAR)
 
 
 def test_drafts_kept_behind_a_rejection_are_refuted(monkeypatch):
     """What passed behind a rejected token is taken as it is, though it was tested behind the rejected one."""
 
-    def note_all(game, window, passed):
-        return settle(game, window, passed)._replace(kept=window.drafted & passed)
+    def note_all(inputs, drafted, passed):
+        return accepted_prefix(inputs, drafted, passed)._replace(kept=drafted.drafted & passed)
 
-    def skip_what_is_noted(game, state, proposals, slots):
-        before, state = state.group, resample(game, state, proposals, slots)
-        place = jnp.minimum(game.start[jnp.minimum(state.group, game.groups)], game.length - 1)[:, None]
+    def skip_what_is_noted(inputs, state, proposals, assignment):
+        before = state.group
+        state, info = resample(inputs, state, proposals, assignment)
+        group = jnp.minimum(state.group, inputs.groups)
+        place = jnp.minimum(inputs.start[group], inputs.length - 1)[:, None]
         noted = jnp.take_along_axis(state.accepted, place, 1)[:, 0]
-        skip = (state.group > before) & (state.group < game.groups) & noted
-        return state._replace(group=state.group + skip)
+        skip = (state.group > before) & (state.group < inputs.groups) & noted
+        return state._replace(group=state.group + skip), info
 
-    settle, resample = path_criterion.settle, rounds.resample_step
-    monkeypatch.setattr(path_criterion, "settle", note_all)
-    monkeypatch.setattr(rounds, "resample_step", skip_what_is_noted)
-    assert is_refuted(ahead=speculation.Ahead(gamma=3), draft=LinearTokens(offset=0.8))
+    accepted_prefix, resample = path_criterion.accepted_prefix, path_criterion.resample_step
+    monkeypatch.setattr(path_criterion, "accepted_prefix", note_all)
+    monkeypatch.setattr(path_criterion, "resample_step", skip_what_is_noted)
+    assert is_refuted(speculation=ahead(gamma=3), draft=LinearTokens(offset=0.8))
 
 
 def test_a_limit_of_tries_is_counted():
-    _, found = noise_of(
-        speculation.sample, ahead=speculation.Ahead(gamma=3, proposals=1, max_tries=1), images=100
-    )
+    _, found = noise_of(speculation.sample, speculation=ahead(gamma=3, proposals=1, max_tries=1), images=100)
     assert 0 < found.counts.truncated <= found.counts.tested.sum() - found.counts.accepted.sum()
 
 
 def test_an_image_that_diverges_stops_nobody():
     """Its tokens are given up at once, not after 65536 tries."""
-    settings = plain.PlainSettings(num_iter=6, respacing=MODEL.spec, final_noise=True, encoder_sizes=1)
-    keys, labels = image_keys(jax.random.key(3), 2), jnp.zeros(2, jnp.int32)
+    settings = plain.SamplerSettings(num_iter=6, respacing=MODEL.spec, final_noise=True, prefix_buckets=1)
+    keys, labels = row_keys(jax.random.key(3), 2), jnp.zeros(2, jnp.int32)
     for draft in (None, NEAR):
-        options = {"settings": settings, "ahead": speculation.Ahead(gamma=3), "draft": draft}
+        options = {"settings": settings, "speculation": ahead(gamma=3), "draft": draft}
         found = speculation.sample(LinearTokens(pull=1e38), None, keys, labels, **options)
         assert not np.isfinite(found.tokens).all() and found.counts.truncated > 0
         assert np.all(found.counts.rounds <= 2 * MODEL.seq_len)
 
 
 LOSSY = {  # the paper's Sigma is lossy too, but here too little to be seen: close drafts alone are accepted
-    "paper, inner temperature 42": speculation.Ahead(gamma=3, **SIGMA_ONE, inner_temperature=42.0),
-    "verified in one context": speculation.Ahead(gamma=3, joint=True),
+    "paper, inner temperature 42": ahead(gamma=3, **SIGMA_ONE, inner_temperature=42.0),
+    "verified in one context": ahead(gamma=3, joint=True),
 }
 
 
 @pytest.mark.parametrize("name", LOSSY)
 def test_lossy_modes_are_told_apart(name):
-    assert is_refuted(ahead=LOSSY[name], draft=NEAR)
+    assert is_refuted(speculation=LOSSY[name], draft=NEAR)
 
 
 def test_adaptation_from_dropped_tests_is_refuted(monkeypatch):
     """Every test is noted, dropped or not, and a group whose dropped test failed is left to the target."""
 
-    def note_all(game, window, passed):
-        outcome = right(game, window, passed)
-        return outcome._replace(tested=window.drafted, kept=window.drafted & passed)
+    def note_all(inputs, drafted, passed):
+        prefix = right(inputs, drafted, passed)
+        return prefix._replace(tested=drafted.drafted, kept=drafted.drafted & passed)
 
-    def adapt(game, state):
-        place = jnp.minimum(game.start[jnp.minimum(state.group + 2, game.groups)], game.length - 1)[:, None]
+    def adapt(inputs, state):
+        group = jnp.minimum(state.group + 2, inputs.groups)
+        place = jnp.minimum(inputs.start[group], inputs.length - 1)[:, None]
         tested, passed = (jnp.take_along_axis(a, place, 1)[:, 0] for a in (state.tested, state.accepted))
-        return state._replace(window=jnp.where(tested & ~passed, 1, game.ahead.gamma))
+        return state._replace(num_drafts=jnp.where(tested & ~passed, 1, inputs.speculation.gamma))
 
-    right = path_criterion.settle
-    monkeypatch.setattr(path_criterion, "settle", note_all)
-    monkeypatch.setattr(rounds, "adapt", adapt)
-    assert is_refuted(ahead=speculation.Ahead(gamma=4))
+    right = path_criterion.accepted_prefix
+    monkeypatch.setattr(path_criterion, "accepted_prefix", note_all)
+    monkeypatch.setattr(rounds, "choose_num_drafts", adapt)
+    assert is_refuted(speculation=ahead(gamma=4))
 
 
 @pytest.mark.parametrize("draft", [None, NEAR], ids=["self", "model"])
 def test_an_image_does_not_depend_on_its_neighbours(draft):
-    keys, labels = image_keys(jax.random.key(3), 8), jnp.zeros(8, jnp.int32)
-    settings = plain.PlainSettings(num_iter=6, respacing=MODEL.spec, final_noise=True, encoder_sizes=1)
-    options = {"settings": settings, "ahead": speculation.Ahead(gamma=3), "draft": draft}
+    keys, labels = row_keys(jax.random.key(3), 8), jnp.zeros(8, jnp.int32)
+    settings = plain.SamplerSettings(num_iter=6, respacing=MODEL.spec, final_noise=True, prefix_buckets=1)
+    options = {"settings": settings, "speculation": ahead(gamma=3), "draft": draft}
     traced = speculation.sample._cache_size()
     both = speculation.sample(MODEL, None, keys, labels, **options)
-    other = image_keys(jax.random.key(4), 8).at[2].set(keys[2])
+    other = row_keys(jax.random.key(4), 8).at[2].set(keys[2])
     alone = speculation.sample(MODEL, None, other, labels, **options)
     assert np.array_equal(both.tokens[2], alone.tokens[2])
     assert np.array_equal(both.accepted[2], alone.accepted[2])
@@ -281,70 +290,72 @@ def test_an_image_does_not_depend_on_its_neighbours(draft):
 def test_sigma_of_the_paper():
     """Its logarithm, for a draft with log variances lower by known amounts; the last one does not count."""
     narrow = LinearTokens(narrower=0.2)
-    settings = plain.PlainSettings(num_iter=6, respacing=MODEL.spec, final_noise=True)
-    keys, labels = image_keys(jax.random.key(3), 2), jnp.zeros(2, jnp.int32)
-    game, state = speculation.begin(
-        MODEL, None, keys, labels, settings=settings, ahead=speculation.Ahead(gamma=2), draft=narrow
+    settings = plain.SamplerSettings(num_iter=6, respacing=MODEL.spec, final_noise=True)
+    keys, labels = row_keys(jax.random.key(3), 2), jnp.zeros(2, jnp.int32)
+    inputs, state = speculation.begin(
+        MODEL, None, keys, labels, settings=settings, speculation=ahead(gamma=2), draft=narrow
     )
     path = state.drafts
     (of_p, _), (of_q, _) = (
-        log_stds(game, side, path.states, path.z, path.scale) for side in (game.target, game.draft)
+        log_stds(inputs, bound, path.states, path.z, path.scale) for bound in (inputs.target, inputs.draft)
     )
-    lower = 0.5 * 0.2 * (game.c.log_beta - game.c.log_posterior)
+    lower = 0.5 * 0.2 * (inputs.c.log_beta - inputs.c.log_posterior)
     expected = -0.5 * MODEL.token_dim * np.sum(np.asarray(lower)[1:])
     assert np.allclose(of_q - of_p, expected, rtol=1e-4)
 
 
 @pytest.mark.parametrize("criterion", ["self", "path", "paper"])
-@pytest.mark.parametrize("inside", [None, chain_speculation.Speculation((3,))])
+@pytest.mark.parametrize("inside", [None, ChainSpeculation((3,))])
 def test_types_do_not_change_in_a_round(float64, criterion, inside):
     """Also where numbers are of 64 bits by default."""
     draft = None if criterion == "self" else NEAR
-    ahead = speculation.Ahead(gamma=2, criterion="path" if draft is None else criterion, adapt=0.2)
-    settings = plain.PlainSettings(
-        num_iter=4, respacing=MODEL.spec, guided=True, final_noise=True, speculation=inside
+    options = ahead(gamma=2, criterion="path" if draft is None else criterion, adapt=0.2)
+    settings = plain.SamplerSettings(
+        num_iter=4, respacing=MODEL.spec, guided=True, final_noise=True, chain=inside
     )
-    keys, labels = image_keys(jax.random.key(3), 2), jnp.zeros(2, jnp.int32)
-    game, state = speculation.begin(
-        MODEL, None, keys, labels, settings=settings, ahead=ahead, cfg=1.5, draft=draft
+    keys, labels = row_keys(jax.random.key(3), 2), jnp.zeros(2, jnp.int32)
+    inputs, state = speculation.begin(
+        MODEL, None, keys, labels, settings=settings, speculation=options, cfg=1.5, draft=draft
     )
-    after = jax.eval_shape(speculation.play, game, state)
+    after, _ = jax.eval_shape(speculation.run_round, inputs, state)
     of = lambda tree: jax.tree.map(lambda a: (a.shape, str(a.dtype)), tree)
     assert of(after) == of(state)
 
 
 def test_many_rows_are_counted():
     """More than a number of 32 bits holds."""
-    settings = plain.PlainSettings(num_iter=4, respacing=MODEL.spec, guided=True)
-    game = SimpleNamespace(settings=settings)
-    work = no_work()
+    settings = plain.SamplerSettings(num_iter=4, respacing=MODEL.spec, guided=True)
+    inputs = SimpleNamespace(settings=settings)
+    calls = call_counts()
     for _ in range(5):
-        work = add_work(work, head_work(game, 7, 2**29 - 3), backbone_work(game, 2**29 + 1))
-    assert (speculation.total_rows(work.head_rows), int(work.head)) == (5 * 2 * (2**29 - 3), 35)
-    assert (speculation.total_rows(work.backbone_rows), int(work.backbone)) == (5 * 2 * (2**29 + 1), 5)
+        calls = add_calls(calls, head_calls(inputs, 7, 2**29 - 3), backbone_calls(inputs, 2**29 + 1))
+    assert (speculation.total_rows(calls.head_rows), int(calls.head)) == (5 * 2 * (2**29 - 3), 35)
+    assert (speculation.total_rows(calls.backbone_rows), int(calls.backbone)) == (5 * 2 * (2**29 + 1), 5)
 
 
 def test_draws_given_up_in_the_chains_of_a_draft_are_counted():
     """Such a draft does not have the law it is tested by; the target's chains have a count of their own."""
-    keys, labels = image_keys(jax.random.key(3), 50), jnp.zeros(50, jnp.int32)
+    keys, labels = row_keys(jax.random.key(3), 50), jnp.zeros(50, jnp.int32)
     for trips, given_up in ((1, True), (1024, False)):
-        inside = chain_speculation.Speculation((4,), proposals=1, max_trips=trips)
-        settings = plain.PlainSettings(
-            num_iter=6, respacing=MODEL.spec, final_noise=True, encoder_sizes=1, speculation=inside
+        inside = ChainSpeculation((4,), proposals=1, max_trips=trips)
+        settings = plain.SamplerSettings(
+            num_iter=6, respacing=MODEL.spec, final_noise=True, prefix_buckets=1, chain=inside
         )
-        ahead = speculation.Ahead(gamma=2)
-        found = speculation.sample(MODEL, None, keys, labels, settings=settings, ahead=ahead, draft=NEAR)
+        options = ahead(gamma=2)
+        found = speculation.sample(
+            MODEL, None, keys, labels, settings=settings, speculation=options, draft=NEAR
+        )
         assert (int(found.counts.truncated) > 0) == given_up
 
 
 def test_first_windows_end_with_the_chain():
     """However many of them are asked for."""
-    settings = plain.PlainSettings(
+    settings = plain.SamplerSettings(
         num_iter=1,
         respacing=MODEL.spec,
         final_noise=True,
-        speculation=chain_speculation.Speculation((2,) * 90 + (3,)),
+        chain=ChainSpeculation((2,) * 90 + (3,)),
     )
-    keys, labels = image_keys(jax.random.key(3), 4), jnp.zeros(4, jnp.int32)
+    keys, labels = row_keys(jax.random.key(3), 4), jnp.zeros(4, jnp.int32)
     made = plain.sample(MODEL, None, keys, labels, settings=settings)
     assert 5 <= int(made.counts.calls[0]) <= 10  # T = 10

@@ -11,10 +11,11 @@ from chain_randomness import randomness
 from laws import FALSE_ALARM, classifier_p_value, energy_p_value
 
 from cspd_jax import models
-from cspd_jax._utils.random import image_keys
-from cspd_jax.image import chain_speculation, plain
-from cspd_jax.image.autotune import run_chains
+from cspd_jax._utils.random import row_keys
+from cspd_jax.image import plain
 from cspd_jax.image.calibration import calibrate
+from cspd_jax.image.chain_speculation import ChainSpeculation
+from cspd_jax.image.chain_timing import run_chains
 from cspd_jax.image.pixels import unpatchify
 
 STEPS = 100
@@ -26,21 +27,21 @@ def default():
 
 
 def settings_of(config, **kwargs):
-    kwargs = {"num_iter": 16, "respacing": config.respacing, "encoder_sizes": 1, **kwargs}
-    return plain.PlainSettings(**kwargs)
+    kwargs = {"num_iter": 16, "respacing": config.respacing, "prefix_buckets": 1, **kwargs}
+    return plain.SamplerSettings(**kwargs)
 
 
 def chains_of_default(speculation, *, guided, temperature, rows=600, seed=0):
     """Tokens of one context of the default model, many times."""
     model = default()
     settings = settings_of(model.config, guided=guided)
-    key = image_keys(jax.random.key(1), 2)
-    found = calibrate(model.model, model.params, key, jnp.array([3, 8]), settings=settings, cfg=3.0)
+    key = row_keys(jax.random.key(1), 2)
+    found = calibrate(model.network, model.params, key, jnp.array([3, 8]), settings=settings, cfg=3.0)
     z = jnp.repeat(found.contexts[:, 40:41], rows, axis=1).reshape(-1, found.contexts.shape[-1])
     random = randomness(rows, seed=seed)
-    way = speculation and chain_speculation.Speculation(speculation)
+    way = speculation and ChainSpeculation(speculation)
     x, counts = run_chains(
-        model.model,
+        model.network,
         model.params,
         z,
         random,
@@ -71,8 +72,8 @@ def images_of_default(speculation, count=100, seed=0, **kwargs):
     model = default()
     settings = settings_of(model.config, num_iter=8, respacing="ddim25", speculation=speculation)
     labels = jnp.arange(count, dtype=jnp.int32) % 10
-    keys = image_keys(jax.random.key(seed), count)
-    made = plain.sample(model.model, model.params, keys, labels, settings=settings, **kwargs)
+    keys = row_keys(jax.random.key(seed), count)
+    made = plain.sample(model.network, model.params, keys, labels, settings=settings, **kwargs)
     return np.asarray(unpatchify(made.tokens, 4))[..., 0], np.asarray(labels)
 
 
@@ -98,8 +99,8 @@ def test_whole_images_of_the_default_model():
     """100 images each, T = 25: energy tests stratified by class, of pixels and features, and a classifier of
     the features; images at temperature 0.7 are told apart."""
     plainly, labels = images_of_default(None, seed=0)
-    fast, _ = images_of_default(chain_speculation.Speculation((8,)), seed=1)
-    cold, _ = images_of_default(chain_speculation.Speculation((8,)), seed=1, temperature=0.7)
+    fast, _ = images_of_default(ChainSpeculation((8,)), seed=1)
+    cold, _ = images_of_default(ChainSpeculation((8,)), seed=1, temperature=0.7)
     strata = np.concatenate([labels, labels])
 
     def smallest(a, b):
@@ -117,13 +118,13 @@ def test_a_calibrated_drafter_needs_fewer_calls():
     """The default model: the noise-corrected guess against the frozen one, M = 16; and both far below T."""
     model = default()
     settings = settings_of(model.config)
-    keys, labels = image_keys(jax.random.key(3), 4), jnp.arange(4)
-    found = calibrate(model.model, model.params, keys, labels, settings=settings)
-    fast = dataclasses.replace(settings, speculation=chain_speculation.Speculation((16,)))
+    keys, labels = row_keys(jax.random.key(3), 4), jnp.arange(4)
+    found = calibrate(model.network, model.params, keys, labels, settings=settings)
+    fast = dataclasses.replace(settings, chain=ChainSpeculation((16,)))
     calls = [
         int(
             plain.sample(
-                model.model, model.params, keys, labels, settings=fast, drafter=d
+                model.network, model.params, keys, labels, settings=fast, drafter=d
             ).counts.row_calls.sum()
         )
         for d in (None, found.drafter)

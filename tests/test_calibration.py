@@ -11,10 +11,11 @@ import tiny
 from cspd_jax import models
 from cspd_jax.cli import main
 from cspd_jax.errors import UserError
-from cspd_jax.image import autotune, calibration, generation
-from cspd_jax.image.plain import PlainSettings
+from cspd_jax.image import calibration, chain_timing, generation, plan
+from cspd_jax.image.chain_speculation import ChainSpeculation
+from cspd_jax.image.plain import SamplerSettings
 
-SETTINGS = PlainSettings(num_iter=16, respacing="ddim10", encoder_sizes=1)
+SETTINGS = SamplerSettings(num_iter=16, respacing="ddim10", prefix_buckets=1)
 KEY = jax.random.key(0)
 
 
@@ -55,7 +56,7 @@ def test_calibrate_command_writes_into_the_checkpoint(tmp_path, capsys):
     said = json.loads(capsys.readouterr().out)
     assert os.path.exists(said["out"]) and len(said["gains"]) == 10
     model = models.load(path)
-    settings = PlainSettings(num_iter=16, respacing="ddim10", encoder_sizes=1, guided=True)
+    settings = SamplerSettings(num_iter=16, respacing="ddim10", prefix_buckets=1, guided=True)
     found = calibration.get(model, settings, 2.0, 1.0)
     assert found.source == said["out"] and found.calibration.contexts.shape == (2, 64, 16)
     # A checkpoint with gains is a checkpoint.
@@ -94,29 +95,29 @@ def test_damaged_gains_are_one_sentence(model, cache, damage):
 
 def test_the_choice_is_measured_once(model, monkeypatch):
     found = calibration.get(model, SETTINGS, 1.0, 1.0).calibration
-    first = autotune.choose(model, SETTINGS, found, 4, 1.0, 1.0)
+    first = chain_timing.choose(model, SETTINGS, found, 4, 1.0, 1.0)
     assert set(first.seconds) == {"plain", "8"} and min(first.seconds.values()) > 0
-    monkeypatch.setattr(autotune, "measure", None)  # not measured again
-    assert autotune.choose(model, SETTINGS, found, 4, 1.0, 1.0) == first
+    monkeypatch.setattr(chain_timing, "measure", None)  # not measured again
+    assert chain_timing.choose(model, SETTINGS, found, 4, 1.0, 1.0) == first
 
 
 @pytest.mark.parametrize("fastest", ["plain", "8"])
 def test_the_fastest_is_chosen(model, monkeypatch, fastest):
-    monkeypatch.setattr(autotune, "measure", lambda *_: {"plain": 1.0, "8": 1.0, fastest: 0.5})
-    request = generation.make_request(model, [0, 1], denoise="auto")
-    settled = generation.settle(model, request, 2)
-    assert (settled.settings.speculation is None) == (fastest == "plain")
+    monkeypatch.setattr(chain_timing, "measure", lambda *_: {"plain": 1.0, "8": 1.0, fastest: 0.5})
+    request = plan.make_request(model, [0, 1], denoise="auto")
+    settled = plan.resolve(model, request, 2)
+    assert (settled.settings.chain is None) == (fastest == "plain")
     assert (settled.drafter is None) == (fastest == "plain")
 
 
 def test_windows_are_written_as_they_are_read():
-    assert autotune.name_of((32, 32, 32, 8)) == "3x32,8" and autotune.name_of((16,)) == "16"
-    assert set(autotune.candidates(100)) == {"plain", "8", "16", "4x32,8"}
-    assert set(autotune.candidates(10)) == {"plain", "8"}
+    assert chain_timing.name_of((32, 32, 32, 8)) == "3x32,8" and chain_timing.name_of((16,)) == "16"
+    assert set(chain_timing.candidates(100)) == {"plain", "8", "16", "4x32,8"}
+    assert set(chain_timing.candidates(10)) == {"plain", "8"}
 
 
 def test_generate_with_speculation(model):
-    tokens, info = generation.generate(KEY, model, [0, 1, 2], denoise="speculative", windows=(3, 2))
+    tokens, info = generation.generate(KEY, model, [0, 1, 2], denoise=ChainSpeculation((3, 2)))
     assert tokens.shape == (3, 16, 16) and np.isfinite(tokens).all()
     chains = info.chains
     assert chains.committed.sum() == 3 * 16 * 10 and chains.tested == 3 * 16 * 9
@@ -129,7 +130,7 @@ def test_generate_with_speculation(model):
 def test_a_given_drafter_is_used(model, cache):
     from cspd_jax.image.chain_drafters import frozen
 
-    generation.generate(KEY, model, [0], denoise="speculative", drafter=frozen(10, 16))
+    generation.generate(KEY, model, [0], denoise="speculative", chain_drafter=frozen(10, 16))
     assert not (cache / "gains").exists()
 
 
@@ -137,13 +138,14 @@ def test_a_given_drafter_is_used(model, cache):
     "options, sentence",
     [
         ({"denoise": "fast"}, "denoise 'fast' is unknown"),
-        ({"windows": (8,)}, "windows"),
-        ({"denoise": "speculative", "windows": (0,)}, "windows"),
+        ({"denoise": ChainSpeculation(())}, "draft_lengths is empty"),
+        ({"denoise": ChainSpeculation((0,))}, "window"),
+        ({"denoise": ChainSpeculation((2.5,))}, "whole number"),
     ],
 )
 def test_wrong_options(model, options, sentence):
     with pytest.raises(UserError, match=sentence):
-        generation.make_request(model, [0], **options)
+        plan.make_request(model, [0], **options)
 
 
 def test_generate_command(folder, tmp_path, capsys):

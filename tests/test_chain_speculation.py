@@ -14,7 +14,7 @@ from golden_cases import fixture
 from laws import FALSE_ALARM, ks_p_value
 from scipy.special import gammainc, ndtr
 
-from cspd_jax._utils.random import image_keys
+from cspd_jax._utils.random import row_keys
 from cspd_jax.coupling import Resampled, log_acceptance_of_ratio, log_ratio
 from cspd_jax.diffusion.chain import path_log_density, sample_chain, sample_path
 from cspd_jax.diffusion.gaussian import coefficients
@@ -22,6 +22,7 @@ from cspd_jax.diffusion.schedule import sampling_schedule
 from cspd_jax.image import chain_speculation, plain
 from cspd_jax.image.calibration import fit
 from cspd_jax.image.chain_drafters import NoiseCorrected, frozen
+from cspd_jax.image.chain_speculation import ChainRandomness, ChainSpeculation
 from cspd_jax.networks.mar import MARModel
 
 HEAD = GaussianData("ddim100", 0.7, 0.09)
@@ -40,8 +41,8 @@ def biased(head=HEAD, dim=DIM, by=0.4):
     drafter = frozen(steps, dim)
 
     class Biased(NoiseCorrected):
-        def law(self, c, guess, x):
-            return super().law(c, guess._replace(x0=guess.x0 + by, v=guess.v + 0.5), x)
+        def distribution(self, c, guess, x):
+            return super().distribution(c, guess._replace(x0=guess.x0 + by, v=guess.v + 0.5), x)
 
     return Biased(*drafter)
 
@@ -51,7 +52,7 @@ def speculate(head=HEAD, rows=ROWS, seed=0, drafter=None, windows=(16,), random=
     random = random or randomness(rows, head.schedule.num_steps, seed=seed)
     time, z, c = setting(head, rows)
     drafter = drafter or frozen(head.schedule.num_steps, DIM)
-    way = chain_speculation.Speculation(windows, proposals, max_trips)
+    way = ChainSpeculation(windows, proposals, max_trips)
 
     @jax.jit
     def run(random, drafter):
@@ -157,13 +158,13 @@ def test_negative_control_the_drafts_noise_in_the_residual(monkeypatch):
     original = chain_speculation.commit
 
     def commit(problem, speculation, chain, draft, verdict):
-        moved = original(problem, speculation, chain, draft, verdict)
+        moved, counts = original(problem, speculation, chain, draft, verdict)
         lanes = jnp.arange(ROWS)
         at = jnp.minimum(verdict.n, draft.steps.shape[0] - 1)
         rejected = (chain.left > 0) & (verdict.n < jnp.minimum(draft.steps.shape[0], chain.left))
         p = jax.tree.map(lambda a: a[at, lanes], verdict.p)
         reused = p.mean + jnp.exp(0.5 * p.log_var) * problem.random.noise[draft.steps[at, lanes], lanes]
-        return moved._replace(x=jnp.where(rejected[:, None], reused, moved.x))
+        return moved._replace(x=jnp.where(rejected[:, None], reused, moved.x)), counts
 
     monkeypatch.setattr(chain_speculation, "commit", commit)
     found = speculate(drafter=biased(), windows=(8,), random=random, final_noise=True)
@@ -225,7 +226,7 @@ def test_truncation_is_reported():
 def test_neighbours_do_not_matter():
     """Same shapes, another neighbour: bit for bit."""
     random, other = randomness(8), randomness(8, seed=5)
-    mixed = chain_speculation.Randomness(
+    mixed = ChainRandomness(
         noise=other.noise.at[:, 2].set(random.noise[:, 2]),
         uniforms=other.uniforms.at[:, 2].set(random.uniforms[:, 2]),
         residual=jnp.where(jnp.arange(8) == 2, random.residual, other.residual),
@@ -248,9 +249,9 @@ def test_the_last_window_finishes_the_rows():
 # Networks
 
 
-KEYS, LABELS = image_keys(jax.random.key(7), 4), jnp.array([3, 1, -1, 9])
-TINY = plain.PlainSettings(num_iter=6, respacing="ddim8", encoder_sizes=1)
-FAST = dataclasses.replace(TINY, speculation=chain_speculation.Speculation((3,)))
+KEYS, LABELS = row_keys(jax.random.key(7), 4), jnp.array([3, 1, -1, 9])
+TINY = plain.SamplerSettings(num_iter=6, respacing="ddim8", prefix_buckets=1)
+FAST = dataclasses.replace(TINY, chain=ChainSpeculation((3,)))
 
 
 def test_batch_shapes_agree_in_float64():
@@ -282,7 +283,7 @@ def one_call(random, z, chain):
     log_a = log_acceptance_of_ratio(log_ratio(verdict.p, draft.q, draft.after))
     margin = log_a - jnp.log(random.uniforms[draft.steps, jnp.arange(z.shape[0])])
     counted = draft.valid & (jnp.arange(3)[:, None] <= verdict.n) & (chain.left > 0)
-    after = chain_speculation.commit(problem, chain_speculation.Speculation((3,)), chain, draft, verdict)
+    after, _ = chain_speculation.commit(problem, ChainSpeculation((3,)), chain, draft, verdict)
     return after, draft.steps, margin, counted, verdict.n
 
 
@@ -315,7 +316,7 @@ def test_differences_across_batch_shapes_are_near_ties():
     different = 0
     for pair in range(0, 32, 2):
         at = slice(pair, pair + 2)
-        part = chain_speculation.Randomness(random.noise[:, at], random.uniforms[:, at], random.residual[at])
+        part = ChainRandomness(random.noise[:, at], random.uniforms[:, at], random.residual[at])
         apart, y = decisions(part, z[at])
         for row in (0, 1):
             for step in reversed(range(8)):
@@ -340,8 +341,8 @@ def test_streaming_counts_the_same():
     f = fixture()
     made = plain.sample(f.model, f.params, KEYS, LABELS, settings=FAST)
     steps = list(plain.stream(f.model, f.params, KEYS, LABELS, settings=FAST))
-    np.testing.assert_allclose(steps[-1][1], made.tokens, atol=2e-4)
-    assert [int(counts.committed.sum()) for *_, counts in steps] == made.counts.committed.sum(1).tolist()
+    np.testing.assert_allclose(steps[-1][1].tokens, made.tokens, atol=2e-4)
+    assert [int(out.counts.committed.sum()) for _, out in steps] == made.counts.committed.sum(1).tolist()
 
 
 def test_bfloat16_networks():

@@ -9,20 +9,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from linear_tokens import LinearTokens
-from runner_cases import RUNNER_GROUPS, recorded_laws, runner, runner_generation
+from runner_cases import RUNNER_GROUPS, recorded_ends, runner, runner_generation
 
-from cspd_jax._utils.random import image_keys
+from cspd_jax._utils.random import row_keys
 from cspd_jax.diffusion.gaussian import Gaussian
 from cspd_jax.diffusion.schedule import respace
 from cspd_jax.errors import UserError
 from cspd_jax.image import plain, released
-from cspd_jax.image.released import Official
+from cspd_jax.image.released import RunnerOptions
 from cspd_jax.image.reveal import reveal_groups
 
 TARGET, DRAFT = LinearTokens(), LinearTokens(pull=1.45, offset=0.42)
-SETTINGS = plain.PlainSettings(num_iter=9, respacing=TARGET.spec, encoder_sizes=1)  # 6 tokens
-OPTIONS = Official(gamma=2, prefill=0.1)
-KEYS, LABELS = image_keys(jax.random.key(5), 4), jnp.zeros(4, jnp.int32)
+SETTINGS = plain.SamplerSettings(num_iter=9, respacing=TARGET.spec, prefix_buckets=1)  # 6 tokens
+OPTIONS = RunnerOptions(gamma=2, prefill=0.1)
+KEYS, LABELS = row_keys(jax.random.key(5), 4), jnp.zeros(4, jnp.int32)
 
 
 def agree(cases):
@@ -45,11 +45,11 @@ def test_parity_of_runs(run):
 def test_parity_notices_the_factor():
     """With F the other way round, as the density of a path has it, recorded decisions are not met."""
     r, at = runner(), "unit/close42/"
-    p, q = recorded_laws(r, at, len(r[at + "uniform"]))
+    p, q = recorded_ends(r, at, len(r[at + "uniform"]))
     for swapped, differing in ((False, 0), (True, 5)):
         log_stds = (q.log_std, p.log_std) if swapped else (p.log_std, q.log_std)
-        laws = (law._replace(log_std=log_std) for law, log_std in zip((p, q), log_stds))
-        ratio = released.log_acceptance_ratio(*laws, float(r[at + "inner"]))[0]
+        ends = (end._replace(log_std=log_std) for end, log_std in zip((p, q), log_stds))
+        ratio = released.log_acceptance_ratio(*ends, float(r[at + "inner"]))[0]
         wrong = (np.log(r[at + "uniform"]) < ratio) != r[at + "accepted"]
         assert wrong.sum() >= differing if swapped else not wrong.any()
 
@@ -62,11 +62,11 @@ def letters(steps):
 @pytest.mark.parametrize(
     "length, num_iter, options, expected",
     [
-        (16, 16, Official(4), "TTTDDT DDDDT DDDDT DDDT"),
-        (16, 6, Official(2, 0.05), "TDDT DDT DT"),
-        (16, 8, Official(4, 1.0), "TTTTTTTT"),
-        (16, 4, Official(9, 0.0), "TDDDT"),
-        (4, 9, Official(4, 0.0), "TDDT DT"),  # steps 3 to 7 reveal nothing, but a block ends at step 4
+        (16, 16, RunnerOptions(4), "TTTDDT DDDDT DDDDT DDDT"),
+        (16, 6, RunnerOptions(2, 0.05), "TDDT DDT DT"),
+        (16, 8, RunnerOptions(4, 1.0), "TTTTTTTT"),
+        (16, 4, RunnerOptions(9, 0.0), "TDDDT"),
+        (4, 9, RunnerOptions(4, 0.0), "TDDT DT"),  # steps 3 to 7 reveal nothing, but a block ends at step 4
     ],
 )
 def test_schedule(length, num_iter, options, expected):
@@ -84,7 +84,7 @@ def test_schedule(length, num_iter, options, expected):
 def draw(keys=KEYS, labels=LABELS, draft=DRAFT, settings=SETTINGS, options=OPTIONS, target=TARGET, **kwargs):
     kwargs = {"temperature": 1.0, "inner_temperature": 42.0} | kwargs
     made = released.sample(
-        target, None, draft, None, keys, labels, settings=settings, official=options, **kwargs
+        target, None, draft, None, keys, labels, settings=settings, options=options, **kwargs
     )
     return jax.tree.map(np.asarray, made)
 
@@ -108,7 +108,7 @@ def test_what_is_reported():
 
 
 def test_neighbours_do_not_matter():
-    others = image_keys(jax.random.key(99), 4)
+    others = row_keys(jax.random.key(99), 4)
     mixed = draw(keys=others.at[1].set(KEYS[1]), labels=jnp.array([-1, 0, 0, 0]))
     np.testing.assert_array_equal(mixed.tokens[1], base().tokens[1])
     np.testing.assert_array_equal(mixed.accepted[1], base().accepted[1])
@@ -117,11 +117,11 @@ def test_neighbours_do_not_matter():
 
 @pytest.mark.parametrize(
     "options, draft, cfg_schedule, temperature",
-    [(Official(1, 0.0), TARGET, "linear", 0.8), (Official(3, 1.0), DRAFT, "constant", 1.1)],
+    [(RunnerOptions(1, 0.0), TARGET, "linear", 0.8), (RunnerOptions(3, 1.0), DRAFT, "constant", 1.1)],
 )
 def test_equal_to_the_plain_sampler(options, draft, cfg_schedule, temperature):
     """A target that judges its own drafts one by one accepts all; or the target generates all."""
-    settings = plain.PlainSettings(3, TARGET.spec, guided=True, cfg_schedule=cfg_schedule, encoder_sizes=1)
+    settings = plain.SamplerSettings(3, TARGET.spec, guided=True, cfg_schedule=cfg_schedule, prefix_buckets=1)
     numbers = {"settings": settings, "cfg": 1.5, "temperature": temperature}
     expected = plain.sample(TARGET, None, KEYS, LABELS, **numbers).tokens
     found = draw(draft=draft, options=options, **numbers)
@@ -133,7 +133,7 @@ def test_equal_to_the_plain_sampler(options, draft, cfg_schedule, temperature):
 def test_draft_like_the_target():
     """In each block the context of the first token is the same for both: accepted. No proposal is ever taken
     in its place, so all tries are made where another token of the image was rejected."""
-    options = Official(gamma=3, prefill=0.0)
+    options = RunnerOptions(gamma=3, prefill=0.0)
     counts = draw(draft=TARGET, options=options).counts
     for block in (step.block for step in released.schedule(6, 9, options) if step.block):
         assert counts.accepted[block[0]] == counts.tested[block[0]] == 4  # a token is a step
@@ -143,7 +143,7 @@ def test_draft_like_the_target():
 
 def test_tokens_without_a_taken_proposal_are_zero():
     """A draft that is nearly right, but rejected at this inner temperature: proposals are rarely taken."""
-    options = Official(gamma=2, prefill=0.1, inner_temperature=1e-5, max_tries=1)
+    options = RunnerOptions(gamma=2, prefill=0.1, inner_temperature=1e-5, max_tries=1)
     found = draw(draft=LinearTokens(offset=0.4001), options=options, inner_temperature=None)
     zero = ~found.tokens.any(-1)
     assert found.counts.zeros == zero.sum() > 0
@@ -158,8 +158,8 @@ class Prefix(LinearTokens):
         return jnp.where((n_known > bucket)[:, None, None], jnp.nan, z)
 
 
-def test_encoder_sizes_do_not_change_the_result():
-    settings = dataclasses.replace(SETTINGS, encoder_sizes=2)
+def test_prefix_buckets_do_not_change_the_result():
+    settings = dataclasses.replace(SETTINGS, prefix_buckets=2)
     found = draw(target=Prefix(), draft=Prefix(pull=DRAFT.pull, offset=DRAFT.offset), settings=settings)
     np.testing.assert_allclose(found.tokens, base().tokens, atol=1e-5)
     np.testing.assert_array_equal(found.accepted, base().accepted)
@@ -174,7 +174,9 @@ def test_when_tries_end():
     """Taken are the proposals with u < 1 (p and q are far apart). The last of them counts; an image stops
     when each of its tokens has been taken, the batch when this is so in all images with a rejection."""
     far = jnp.full((3, 2, 1), 50.0)
-    p, q = (released.Law(Gaussian(mean, jnp.zeros_like(far)), jnp.zeros_like(far)) for mean in (far, -far))
+    p, q = (
+        released.ChainEnd(Gaussian(mean, jnp.zeros_like(far)), jnp.zeros_like(far)) for mean in (far, -far)
+    )
     taken = np.zeros((6, 3, 2), bool)
     taken[[0, 2, 1], 0, [0, 0, 1]] = True  # first image: token 0 in tries 0 and 2, token 1 in try 1
     taken[[0, 3], 1, [0, 1]] = True
@@ -194,7 +196,7 @@ def test_compiled_once(monkeypatch):
     """Other numbers, same shapes and settings: nothing of the function is run by Python again."""
     base()
     monkeypatch.setattr(released.runner, "check", None)
-    draw(image_keys(jax.random.key(1), 4), LABELS - 1, temperature=0.9, inner_temperature=40.0)
+    draw(row_keys(jax.random.key(1), 4), LABELS - 1, temperature=0.9, inner_temperature=40.0)
     with pytest.raises(TypeError):
         draw(KEYS[:3], LABELS[:3])
 
@@ -210,13 +212,13 @@ def test_recorded_timesteps_can_always_be_named():
     [
         ({"gamma": 0}, "gamma is 0"),
         ({"prefill": 1.5}, "prefill is 1.5"),
-        ({"inner_temperature": 0.0}, "inner temperature is 0.0"),
+        ({"inner_temperature": 0.0}, "inner_temperature is 0.0"),
         ({"max_tries": 0}, "max_tries is 0"),
     ],
 )
 def test_impossible_options_are_refused(wrong, message):
     with pytest.raises(UserError, match=message):
-        Official(**wrong)
+        RunnerOptions(**wrong)
 
 
 def test_impossible_requests_are_refused():

@@ -1,0 +1,173 @@
+"""Whether to speculate along the denoising chains, decided by a short measurement on this machine.
+
+Speculation trades sequential calls for arithmetic: it wins where a head call on one row costs nearly as much
+as on many (large heads, accelerators, small batches) and loses elsewhere. Both have the same distribution.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from cspd_jax._utils import files
+from cspd_jax._utils.timing import seconds_in_turns
+from cspd_jax.coupling import uniform
+from cspd_jax.diffusion.chain import sample_chain
+from cspd_jax.diffusion.gaussian import coefficients
+from cspd_jax.diffusion.schedule import sampling_schedule
+from cspd_jax.image import calibration
+from cspd_jax.image.calibration import Calibration
+from cspd_jax.image.chain_speculation import ChainRandomness, ChainSpeculation, speculate_chain
+from cspd_jax.image.plain import SamplerSettings
+from cspd_jax.models import ImageModel
+
+_REPEATS = 5
+_LONGEST = 20.0  # seconds after which no further repeat is made
+_HANDICAP = 1.02  # speculation must win by more than the clock's noise
+
+
+class Choice(NamedTuple):
+    """What is fastest here.
+
+    speculation: along the chains; None is step by step.
+    seconds: of one group of chains, by way: "plain", or draft lengths as `name_of` writes them.
+    """
+
+    speculation: ChainSpeculation | None
+    seconds: dict[str, float]
+
+
+def candidates(steps: int) -> dict[str, ChainSpeculation | None]:
+    """The ways tried. Accepted runs are long at the start of the chain and short at its end."""
+    long = (32,) * -(-steps // 32)
+    lengths = {(8,), (16,), (*long, 8)} if steps > 16 else {(min(8, steps),)}
+    return {"plain": None, **{name_of(n): ChainSpeculation(n) for n in sorted(lengths)}}
+
+
+def name_of(draft_lengths: tuple[int, ...]) -> str:
+    """How draft lengths are written: runs of equal ones as count x length, for example 4x32,8."""
+    parts: list[list[int]] = []
+    for n in draft_lengths:
+        if parts and parts[-1][1] == n:
+            parts[-1][0] += 1
+        else:
+            parts.append([1, n])
+    return ",".join(f"{count}x{n}" if count > 1 else str(n) for count, n in parts)
+
+
+def choose(
+    model: ImageModel,
+    settings: SamplerSettings,
+    fitted: Calibration,
+    rows: int,
+    cfg: float,
+    temperature: float,
+) -> Choice:
+    """The fastest way for groups of `rows` chains: measured, or as found when it was measured before."""
+    path = _file(model, settings, rows, cfg, temperature)
+    steps = sampling_schedule(settings.respacing).num_steps
+    ways = candidates(steps)
+    seconds = _read(path, ways)
+    if seconds is None:
+        seconds = measure(model, settings, fitted, rows, cfg, temperature)
+        _write(path, seconds)
+    fair = {name: s * (_HANDICAP if ways[name] else 1.0) for name, s in seconds.items()}
+    return Choice(ways[min(fair, key=fair.get)], seconds)
+
+
+def measure(
+    model: ImageModel,
+    settings: SamplerSettings,
+    fitted: Calibration,
+    rows: int,
+    cfg: float,
+    temperature: float,
+    ways: Sequence[str] | None = None,
+) -> dict[str, float]:
+    """Median seconds of one group of chains of each way (of the `candidates`), the ways taking turns."""
+    key = jax.random.key(0)
+    steps = sampling_schedule(settings.respacing).num_steps
+    random = ChainRandomness(
+        noise=jax.random.normal(jax.random.fold_in(key, 1), (steps + 1, rows, model.config.token_dim)),
+        uniforms=uniform(jax.random.fold_in(key, 2), (steps, rows)),
+        residual=jax.random.split(jax.random.fold_in(key, 3), rows),
+    )
+    z = fitted.contexts
+    z = (
+        z[:, jnp.arange(rows) % z.shape[1]]
+        .reshape(-1, z.shape[-1])
+        .astype(getattr(model.network, "dtype", jnp.float32))
+    )
+    runs = {
+        name: functools.partial(
+            run_chains, model.network, model.params, z, random, fitted.drafter, cfg, temperature,
+            settings=settings, speculation=way,
+        )
+        for name, way in candidates(steps).items()
+        if ways is None or name in ways
+    }  # fmt: skip
+    for run in runs.values():
+        jax.block_until_ready(run())
+    seconds = seconds_in_turns(runs, _REPEATS, _LONGEST)
+    return {name: statistics.median(several) for name, several in seconds.items()}
+
+
+@functools.partial(jax.jit, static_argnames=("model", "settings", "speculation"))
+def run_chains(
+    model,
+    params,
+    z,
+    random: ChainRandomness,
+    drafter,
+    cfg,
+    temperature,
+    *,
+    settings,
+    speculation,
+):
+    """The chains of one group, z [R or 2R, D] given: x_0 [R, d], and counts with speculation."""
+    schedule = sampling_schedule(settings.respacing)
+    time_features = model.embed_time(params, jnp.asarray(schedule.timestep_map))
+    c = coefficients(schedule, random.noise.dtype)
+    options = {
+        "temperature": temperature,
+        "scale": cfg if settings.guided else None,
+        "final_noise": settings.final_noise,
+    }
+    if speculation is None:
+        return sample_chain(model, params, time_features, z, random.noise, c, **options), None
+    found = speculate_chain(
+        model, params, time_features, z, random, c, drafter, speculation=speculation, **options
+    )
+    return found.x, found.counts
+
+
+def _file(model: ImageModel, settings: SamplerSettings, rows: int, cfg: float, temperature: float) -> Path:
+    device = f"{jax.devices()[0].device_kind}-jax{jax.__version__}".replace(" ", "_").replace("/", "_")
+    name = calibration.file_name(settings, cfg, temperature).removesuffix(".npz")
+    folder = files.cache_folder() / "choices" / calibration.digest(model)
+    return folder / f"{name}-rows{rows}-{device}.json"
+
+
+def _read(path: Path, ways) -> dict[str, float] | None:
+    """Earlier measurements; None unless they are of the same ways."""
+    try:
+        seconds = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    known = isinstance(seconds, dict) and seconds.keys() == ways.keys()
+    return seconds if known and all(isinstance(s, float) for s in seconds.values()) else None
+
+
+def _write(path: Path, seconds: dict[str, float]) -> None:
+    with contextlib.suppress(OSError):  # then it is measured again next time
+        path.parent.mkdir(parents=True, exist_ok=True)
+        files.write_text(path, json.dumps(seconds))

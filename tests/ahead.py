@@ -1,0 +1,8 @@
+"""Options of token speculation in one call, for tests."""
+
+from cspd_jax.image.speculation import PaperCriterion, PathCriterion, TokenSpeculation
+
+
+def ahead(gamma=4, criterion="path", adapt=None, prefill=0.0, joint=False, proposals=8, **of_criterion):
+    kind = {"path": PathCriterion, "paper": PaperCriterion}[criterion]
+    return TokenSpeculation(kind(proposals=proposals, **of_criterion), gamma, adapt, prefill, joint)

@@ -1,0 +1,106 @@
+"""Applies the mistakes of `table.py` to a copy of the repository, one at a time, and says which of them the
+tests notice.
+
+    python tests/mutants/run.py                          # all; results.json is written as it goes
+    python tests/mutants/run.py --only path,chain        # those whose names contain one of these
+    python tests/mutants/run.py --workers 2 --fresh      # forget earlier results
+
+A mutant is killed if one of the tests that must see it fails. One whose text is not found, or found twice, is
+an error: the table has to be brought up to date.
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+from table import MUTANTS, Mutant
+
+ROOT = Path(__file__).parents[2]
+RESULTS = Path(__file__).parent / "results.json"
+_LIMIT = 900  # seconds; a mutant that makes a loop endless is killed by it
+_COPIED = ("cspd_jax", "converters", "tests", "notebooks", "docs", "pyproject.toml", "README.md", "setup.py")
+
+
+def apply(mutant: Mutant, root: Path) -> None:
+    path = root / mutant.file
+    text = path.read_text(encoding="utf-8")
+    if text.count(mutant.old) != 1:
+        sys.exit(f"{mutant.name}: its text stands {text.count(mutant.old)} times in {mutant.file}, not once")
+    path.write_text(text.replace(mutant.old, mutant.new), encoding="utf-8")
+
+
+def tried(mutant: Mutant) -> dict:
+    """Whether the tests notice it, and which one did."""
+    start = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        for name in _COPIED:
+            source = ROOT / name
+            if source.is_dir():
+                shutil.copytree(source, root / name, ignore=shutil.ignore_patterns("__pycache__"))
+            elif source.exists():
+                shutil.copy(source, root / name)
+        # Imported from the copy: the installed package may be this repository itself.
+        os.symlink(root / "converters", root / "cspd_jax" / "converters")
+        apply(mutant, root)
+        command = [sys.executable, "-m", "pytest", "-q", "-x", "-n0", "-p", "no:cacheprovider", *mutant.tests]
+        environment = {**os.environ, "PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"}
+        environment |= {"PYTEST_XDIST_WORKER": "mutant", "JAX_PLATFORMS": "cpu"}
+        try:
+            done = subprocess.run(
+                command, cwd=root, env=environment, capture_output=True, text=True, timeout=_LIMIT
+            )
+        except subprocess.TimeoutExpired:
+            return {"killed": True, "by": "time limit", "seconds": _LIMIT}
+    failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    if done.returncode not in (0, 1):
+        sys.exit(
+            f"{mutant.name}: pytest ended with {done.returncode}\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
+        )
+    by = failed[0].split(" - ")[0] if failed else None
+    return {"killed": done.returncode == 1, "by": by, "seconds": round(time.monotonic() - start, 1)}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--only", help="parts of names, separated by commas")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--fresh", action="store_true", help="run again what has a result")
+    args = parser.parse_args()
+    parts = args.only.split(",") if args.only else [""]
+    chosen = [m for m in MUTANTS if any(part in m.name for part in parts)]
+    results = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
+    names = {m.name for m in MUTANTS}
+    results = {name: found for name, found in results.items() if name in names}
+    open_ones = [m for m in chosen if args.fresh or m.name not in results]
+    with concurrent.futures.ThreadPoolExecutor(args.workers) as pool:
+        futures = {pool.submit(tried, m): m for m in open_ones}
+        for number, future in enumerate(concurrent.futures.as_completed(futures), 1):
+            mutant = futures[future]
+            results[mutant.name] = future.result()
+            verdict = "killed" if results[mutant.name]["killed"] else "SURVIVED"
+            print(f"{number}/{len(open_ones)} {mutant.name}: {verdict}", file=sys.stderr, flush=True)
+            ordered = {m.name: results[m.name] for m in MUTANTS if m.name in results}
+            partial = RESULTS.with_suffix(".partial")
+            partial.write_text(json.dumps(ordered, indent=1) + "\n", encoding="utf-8")
+            partial.replace(RESULTS)
+    survived = [m.name for m in chosen if not results[m.name]["killed"]]
+    for name in survived:
+        why = next(m.why_it_survives for m in MUTANTS if m.name == name)
+        print(f"survived: {name}{f' ({why})' if why else ''}")
+    print(f"{len(chosen) - len(survived)} of {len(chosen)} mutants killed")
+    return 1 if any(not m.why_it_survives for m in chosen if m.name in survived) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
