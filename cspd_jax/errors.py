@@ -15,6 +15,7 @@ def check_whole(name: str, value: Any, least: int, most: int | None = None) -> N
     """UserError unless `value` is a whole number from `least` to `most`."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise UserError(f"{name} is {value!r}; it must be a whole number")
+    value = int(value)
     if value < least:
         raise UserError(f"{name} is {value}; it must be at least {least}")
     if most is not None and value > most:
@@ -32,6 +33,7 @@ def check_range(
     """UserError unless `value` is a finite number within the bounds that are given."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real) or not math.isfinite(value):
         raise UserError(f"{name} is {value!r}; it must be a finite number")
+    value = float(value)
     if above is not None and value <= above:
         raise UserError(f"{name} is {value}; it must be above {above:g}")
     if least is not None and value < least:

@@ -107,6 +107,7 @@ def load_text(name_or_path: str | os.PathLike, dtype: Any = None) -> TextModel:
     dtype = _float_type(dtype)
     name = os.fspath(name_or_path)
     if name not in TEXT_DEFAULTS and hub.is_repository(name) and not os.path.exists(name):
+        folder: Path | None
         fetched = hub.fetch_model(name)
         origin = f"{fetched.repository}@{fetched.commit}"
         loaded, folder = _converted(fetched.path, origin, dtype), fetched.path

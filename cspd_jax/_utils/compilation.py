@@ -15,7 +15,7 @@ _spent = {"seconds": 0.0, "listening": False}
 
 def use_cache() -> None:
     """Turns on JAX's persistent cache, in the user's cache folder unless JAX was told another one."""
-    if os.environ.get(CACHE_VARIABLE) or jax.config.jax_compilation_cache_dir:
+    if os.environ.get(CACHE_VARIABLE) or jax.config.read("jax_compilation_cache_dir"):
         return
     folder = cache_folder() / "compiled"
     try:
@@ -34,6 +34,6 @@ def compile_seconds() -> float:
     return _spent["seconds"]
 
 
-def _add(event: str, duration: float, **_) -> None:
+def _add(event: str, duration_secs: float, **_) -> None:
     if event.startswith(_COMPILING):
-        _spent["seconds"] += duration
+        _spent["seconds"] += duration_secs

@@ -56,7 +56,8 @@ def write_text(path: str | os.PathLike, text: str) -> None:
 def write_arrays(path: str | os.PathLike, **arrays: Any) -> None:
     """Replaces the .npz file by one with these arrays."""
     with written_beside(path) as partial, open(partial, "wb") as file:
-        np.savez(file, **{name: np.asarray(value) for name, value in arrays.items()})
+        made: dict[str, Any] = {name: np.asarray(value) for name, value in arrays.items()}
+        np.savez(file, **made)
 
 
 def fingerprint(config: Any, params: Any, *more: Any, leading: int | None = None) -> str:

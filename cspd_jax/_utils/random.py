@@ -34,7 +34,7 @@ def row_keys(key: Array, count: int, first: int = 0) -> Array:
     return jax.vmap(lambda i: jax.random.fold_in(key, i))(first + jnp.arange(count))
 
 
-def purpose_keys(keys: Array, purpose: Purpose) -> Array:
+def purpose_keys(keys: Array, purpose: enum.IntEnum) -> Array:
     return jax.vmap(lambda k: jax.random.fold_in(k, int(purpose)))(keys)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 
@@ -39,7 +40,7 @@ def fastest(
     plain sampler alone considered, or True to compare like with like. The other arguments are those of
     `generate`.
     """
-    options = {
+    options: dict[str, Any] = {
         "num_iter": num_iter,
         "respacing": respacing,
         "cfg": cfg,
@@ -95,6 +96,7 @@ def self_speculation_can_win(plain: Plan, ahead: Request) -> bool:
         )["plain"]
         for of in (request, ahead)
     )  # fmt: skip
+    assert isinstance(ahead.method, SelfSpeculation)
     groups = len(reveal_groups(model.network.seq_len, settings.num_iter))
     rounds = -(-groups // (ahead.method.gamma + 1))
     return in_a_round * rounds < once * groups

@@ -94,7 +94,8 @@ def _calibrate(model, params, keys, labels, cfg, temperature, *, settings: Sampl
     )
     limit = _SPARE * jnp.max(jnp.abs(state.tokens[:, : model.seq_len]))
     rows = used[:, None, :]  # [S, 1, G] for [S, T, B, G, d]
-    drafter = fit(*(jnp.moveaxis(a, 1, 0) for a in (x0, v, deviation)), rows, limit)
+    x0, v, deviation = (jnp.moveaxis(a, 1, 0) for a in (x0, v, deviation))
+    drafter = fit(x0, v, deviation, rows, limit)
     return Calibration(drafter, some_contexts(z, segment, keys.shape[0]))
 
 
@@ -218,7 +219,13 @@ def read(path: Path, model: ImageModel, settings: SamplerSettings) -> Calibratio
     """The calibration in a file; None if there is no file. UserError if it is not one for this model."""
     steps, dim = sampling_schedule(settings.respacing).num_steps, model.config.token_dim
     contexts = (1 + settings.guided, None, getattr(model.config, "decoder_width", None))
-    shapes = {"x0": (dim,), "v": (steps, dim), "gain": (steps,), "gain_f": (steps,), "limit": ()}
+    shapes: dict[str, tuple[int | None, ...]] = {
+        "x0": (dim,),
+        "v": (steps, dim),
+        "gain": (steps,),
+        "gain_f": (steps,),
+        "limit": (),
+    }
     shapes["contexts"] = contexts
     try:
         with np.load(path, allow_pickle=False) as content:

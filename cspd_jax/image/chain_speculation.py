@@ -319,8 +319,10 @@ def commit(
     step, p, q = pick(draft.steps), pick(verdict.p), pick(draft.q)
     noise_free = (step == 0) & (not inputs.final_noise)
     keys = jax.vmap(jax.random.fold_in)(inputs.random.residual, step)
-    options = {"proposals": speculation.proposals, "max_trips": speculation.max_trips}
-    residual = jax.vmap(functools.partial(gaussian_residual, **options))(keys, p, q, needed=rejected)
+    draw = functools.partial(
+        gaussian_residual, proposals=speculation.proposals, max_trips=speculation.max_trips
+    )
+    residual = jax.vmap(draw)(keys, p, q, needed=rejected)
     x = jnp.where(rejected[:, None], residual.value, pick(draft.after))
     x = jnp.where(noise_free[:, None], p.mean, x)
 
@@ -355,7 +357,8 @@ def commit(
         return jnp.where(active.reshape(-1, *[1] * (new.ndim - 1)), new, same)
 
     moved = (chain.left - taken, x, guess, log_p)
-    return ChainState(*jax.tree.map(keep_finished, moved, tuple(chain[:4])), path), counts
+    left, x, guess, log_p = jax.tree.map(keep_finished, moved, tuple(chain[:4]))
+    return ChainState(left, x, guess, log_p, path), counts
 
 
 def _count(numbers: Array) -> Array:

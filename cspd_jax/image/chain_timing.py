@@ -80,7 +80,7 @@ def choose(
         seconds = measure(model, settings, fitted, rows, cfg, temperature)
         _write(path, seconds)
     fair = {name: s * (_HANDICAP if ways[name] else 1.0) for name, s in seconds.items()}
-    return Choice(ways[min(fair, key=fair.get)], seconds)
+    return Choice(ways[min(fair, key=lambda name: fair[name])], seconds)
 
 
 def measure(

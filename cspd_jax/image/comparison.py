@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import statistics
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -60,7 +61,7 @@ def compare(key: Array, plan: Plan, repeats: int = 3) -> Comparison:
         plans["draft"] = dataclasses.replace(base, model=plan.method.draft_model)
     runs = {name: functools.partial(generation.run, key, one) for name, one in plans.items()}
     made = {name: run() for name, run in runs.items()}
-    times = seconds_in_turns({name: lambda run=run: run()[0] for name, run in runs.items()}, repeats)
+    times = seconds_in_turns({name: functools.partial(_tokens, run) for name, run in runs.items()}, repeats)
     seconds = {name: statistics.median(several) for name, several in times.items()}
     infos = {name: info for name, (_, info) in made.items()}
     calls = {name: sum(info.sequential) for name, info in infos.items()}
@@ -73,6 +74,10 @@ def compare(key: Array, plan: Plan, repeats: int = 3) -> Comparison:
         fewer_calls=calls["plain"] / calls[method],
         predicted=_predicted(infos[method], seconds),
     )
+
+
+def _tokens(run: Callable[[], tuple[Array, Info]]) -> Array:
+    return run()[0]
 
 
 def _predicted(info: Info, seconds: dict[str, float]) -> dict[str, float] | None:

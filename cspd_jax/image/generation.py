@@ -112,8 +112,8 @@ def generate_batches(
     for first in range(0, count, batch):
         index = first + np.arange(batch)
         of_batch = jnp.asarray(labels[np.minimum(index, count - 1)])
-        done, out = 0, None
-        for known, out in plan.method.steps(plan, row_keys(key, batch, first), of_batch, index < count):
+        done, wanted = 0, jnp.asarray(index < count)
+        for known, out in plan.method.steps(plan, row_keys(key, batch, first), of_batch, wanted):
             out.tokens.block_until_ready()
             now = int(np.searchsorted(starts, known))  # AR steps whose tokens are known
             on_step(now - done)

@@ -225,7 +225,7 @@ class _Speculation:
 
     def summarise(self, plan: Plan, counts: list[RoundInfo]) -> dict[str, Any]:
         rounds = np.concatenate([c.rounds for c in counts])[: len(plan.request.labels)]
-        total = jax.tree.map(lambda *parts: sum(parts), *(c._replace(rounds=0) for c in counts))
+        total = jax.tree.map(lambda *parts: sum(parts), *(c._replace(rounds=c.rounds[:0]) for c in counts))
         networks = (total.target, total.draft)
         chains = None
         if total.chains is not None:

@@ -12,7 +12,7 @@ from cspd_jax.models import VAE, ImageModel
 from cspd_jax.networks import autoencoder
 from cspd_jax.networks.config import LATENT_SCALE
 
-Array = TypeVar("Array", np.ndarray, jax.Array)
+Array = TypeVar("Array", np.ndarray, jax.Array, jax.Array | np.ndarray)
 
 _DECODED_TOGETHER = 8  # images per call of the autoencoder
 

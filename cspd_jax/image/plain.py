@@ -227,11 +227,14 @@ def _denoise(model, params, batch: Batch, z, positions, used, scale, temperature
     dtype = float_type(model)
     noise = noise.reshape(steps + 1, images * width, -1).astype(dtype)
     z = z.reshape(z.shape[0] * width, -1)
-    if not settings.guided:
-        scale = None
-    elif jnp.ndim(scale):
-        scale = jnp.repeat(scale, width)[:, None]
-    options = {"temperature": temperature, "scale": scale, "final_noise": settings.final_noise}
+    by_row = None
+    if settings.guided:
+        by_row = jnp.repeat(scale, width)[:, None] if jnp.ndim(scale) else scale
+    options: dict[str, Any] = {
+        "temperature": temperature,
+        "scale": by_row,
+        "final_noise": settings.final_noise,
+    }
     c = coefficients(schedule, dtype)
     if settings.chain is None:
         x, counts = sample_chain(model, params, batch.time, z, noise, c, **options), None
@@ -241,6 +244,7 @@ def _denoise(model, params, batch: Batch, z, positions, used, scale, temperature
             chain_uniforms(batch.keys, positions, steps).reshape(steps, -1),
             residual_keys(batch.keys, positions).reshape(-1),
         )
+        assert batch.drafter is not None
         options |= {"speculation": settings.chain, "active": used.reshape(-1)}
         chains = speculate_chain(model, params, batch.time, z, random, c, batch.drafter, **options)
         x, counts = chains.x, chains.counts

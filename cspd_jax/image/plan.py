@@ -60,6 +60,8 @@ class Plan:
     drafter_source: where it is from: a file, "calibrated" or "given".
     draft_drafter: of the draft model's chains.
     measured_seconds: of a group of chains by way of denoising, if the choice was measured.
+    cfg: in place of the request's; may be traced.
+    temperature: in place of the request's; may be traced.
     """
 
     model: ImageModel
@@ -70,6 +72,8 @@ class Plan:
     drafter_source: str | None = None
     draft_drafter: ChainDrafter | None = None
     measured_seconds: dict[str, float] | None = None
+    cfg: Array | float | None = None
+    temperature: Array | float | None = None
 
     @property
     def method(self) -> Method:
@@ -80,8 +84,8 @@ class Plan:
         """Arguments that every sampler takes."""
         return {
             "settings": self.settings,
-            "cfg": self.request.cfg,
-            "temperature": self.request.temperature,
+            "cfg": self.request.cfg if self.cfg is None else self.cfg,
+            "temperature": self.request.temperature if self.temperature is None else self.temperature,
         }
 
     @property
@@ -110,12 +114,8 @@ class Plan:
         """
         if cfg is not None and not self.settings.guided:
             raise UserError("the plan was made without guidance; make it with the cfg that is used most")
-        model, request = self.model, self.request
-        if params is not None:
-            model = dataclasses.replace(model, params=params)
-        changes = {"cfg": cfg, "temperature": temperature}
-        changes = {name: value for name, value in changes.items() if value is not None}
-        plan = dataclasses.replace(self, model=model, request=dataclasses.replace(request, **changes))
+        model = self.model if params is None else dataclasses.replace(self.model, params=params)
+        plan = dataclasses.replace(self, model=model, cfg=cfg, temperature=temperature)
         return self.method.run(plan, keys, labels, active)
 
 
@@ -134,7 +134,7 @@ def make_request(
     chain_drafter: ChainDrafter | None = None,
 ) -> Request:
     """The arguments of `generate`, checked against the model; UserError for what no generation can have."""
-    labels = _checked_labels(model, labels)
+    classes = _checked_labels(model, labels)
     _check_method(method)
     for name, value in (("cfg", cfg), ("temperature", temperature)):
         if not math.isfinite(value):
@@ -170,7 +170,7 @@ def make_request(
     if isinstance(denoise, str) and denoise == "auto" and method.needs_final_noise is False:
         raise UserError(f"the criterion {method.criterion_name} has denoise plain, not {denoise}")
     return Request(
-        labels=labels,
+        labels=classes,
         method=method.fitted(len(groups)),
         settings=settings,
         cfg=float(cfg),
@@ -242,22 +242,22 @@ def resolve(model: ImageModel, request: Request, batch: int | None = None) -> Pl
     plan = Plan(model, request, request.settings, batch)
     if request.denoise == "plain":
         return plan
-    options = (request.settings, request.cfg, request.temperature)
+    settings, cfg, temperature = request.settings, request.cfg, request.temperature
     if request.chain_drafter is not None:
         plan = dataclasses.replace(plan, drafter=request.chain_drafter, drafter_source="given")
     else:
-        found = calibration.get(model, *options)
+        found = calibration.get(model, settings, cfg, temperature)
         plan = dataclasses.replace(plan, drafter=found.calibration.drafter, drafter_source=found.source)
         if request.denoise == "auto":
             rows = batch * chains_per_image(model, request)
-            chosen = chain_timing.choose(model, request.settings, found.calibration, rows, *options[1:])
+            chosen = chain_timing.choose(model, settings, found.calibration, rows, cfg, temperature)
             if chosen.speculation is None:
                 return Plan(model, request, request.settings, batch, measured_seconds=chosen.seconds)
-            settings = dataclasses.replace(request.settings, chain=chosen.speculation)
-            plan = dataclasses.replace(plan, settings=settings, measured_seconds=chosen.seconds)
+            sped_up = dataclasses.replace(settings, chain=chosen.speculation)
+            plan = dataclasses.replace(plan, settings=sped_up, measured_seconds=chosen.seconds)
     draft = request.method.draft_model
     if draft is not None:
-        of_draft = calibration.get(draft, *options)
+        of_draft = calibration.get(draft, settings, cfg, temperature)
         plan = dataclasses.replace(plan, draft_drafter=of_draft.calibration.drafter)
     return plan
 

@@ -267,12 +267,11 @@ def chain_ends(
         noise = jnp.take_along_axis(bound.batch.noise, positions[None, :, :, None], axis=2)
     noise = noise.reshape(steps + 1, -1, dim).astype(tokens.dtype)
     z = z.reshape(z.shape[0] * width, -1)
-    if not inputs.guided:
-        scale = None
-    elif jnp.ndim(scale):
-        scale = jnp.repeat(scale, width)[:, None]
+    by_row: Array | None = None
+    if inputs.guided:
+        by_row = jnp.repeat(scale, width)[:, None] if jnp.ndim(scale) else scale
     chain = (bound.model, bound.params, bound.batch.time, z, noise, inputs.c, inputs.temperature)
-    end = trace_chain(*chain, scale)
+    end = trace_chain(*chain, by_row)
     return jax.tree.map(lambda a: a.reshape(*positions.shape, dim), end), positions
 
 

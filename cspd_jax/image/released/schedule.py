@@ -113,8 +113,8 @@ def plan_segments(
         return step.drafted, min(length, unit * max(1, -(-step.group.start // unit)))
 
     segments = []
-    for (drafted, bucket), several in itertools.groupby(steps, place):
-        several = tuple(several)
+    for (drafted, bucket), run in itertools.groupby(steps, place):
+        several = tuple(run)
         blocks = [step.block[1] for step in several if step.block]
         width = max(step.group.size for step in several)
         segments.append(RunnerSegment(several, drafted, bucket, width, max(blocks, default=0)))

@@ -12,13 +12,14 @@ widened test (`inner_temperature` other than 1) is LOSSY.
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from cspd_jax._utils.random import Purpose, purpose_keys
 from cspd_jax.coupling import (
+    Resampled,
     accepts,
     gaussian_residual,
     log_acceptance_of_ratio,
@@ -91,9 +92,9 @@ class PaperCriterion:
     def verify(self, inputs: Inputs, state: SpeculationState) -> tuple[SpeculationState, RoundInfo]:
         """A round but for the drafts: every image that is not finished commits n + 1 groups."""
         drafted, backbone = drafted_groups(inputs, state, lookahead=1)
-        own, drawn = aligned_chains(inputs, drafted)
-        test, tested = judge_last_transitions(inputs, state.drafts, drafted, own)
-        state, committed = replace_rejected(inputs, state, drafted, own, test)
+        own, drawn = aligned_chains(self, inputs, drafted)
+        test, tested = judge_last_transitions(self, inputs, state.drafts, drafted, own)
+        state, committed = replace_rejected(self, inputs, state, drafted, own, test)
         return state, add_up(round_info(inputs, target=backbone), drawn, tested, committed)
 
     def exactness(self, info: Info) -> Exactness:
@@ -130,9 +131,11 @@ class LastTransitions(NamedTuple):
     passed: Array
 
 
-def aligned_chains(inputs: Inputs, drafted: DraftedGroups) -> tuple[Paths, RoundInfo]:
+def aligned_chains(
+    criterion: PaperCriterion, inputs: Inputs, drafted: DraftedGroups
+) -> tuple[Paths, RoundInfo]:
     """The target's own chains of all drafted groups and of the one after them: [B, gamma + 1, G]."""
-    criterion, gamma = inputs.speculation.criterion, inputs.speculation.gamma
+    gamma = inputs.speculation.gamma
     group = drafted.groups[:, :1]
     groups = group + jnp.arange(gamma + 1)
     keys = inputs.keys if criterion.align else purpose_keys(inputs.keys, Purpose.UNALIGNED)
@@ -150,10 +153,11 @@ def aligned_chains(inputs: Inputs, drafted: DraftedGroups) -> tuple[Paths, Round
 
 
 def judge_last_transitions(
-    inputs: Inputs, drafts: Paths, drafted: DraftedGroups, own: Paths
+    criterion: PaperCriterion, inputs: Inputs, drafts: Paths, drafted: DraftedGroups, own: Paths
 ) -> tuple[LastTransitions, RoundInfo]:
     """Eq. 5 for every draft."""
-    criterion, gamma = inputs.speculation.criterion, inputs.speculation.gamma
+    assert inputs.draft is not None
+    gamma = inputs.speculation.gamma
     own = jax.tree.map(lambda a: a[:, :gamma], own)
     p, of_p = last_transition(inputs, inputs.target, own.states[..., 1, :], own.z, own.scale)
     q, of_q = last_transition(inputs, inputs.draft, drafts.states[..., 1, :], drafts.z, drafts.scale)
@@ -171,7 +175,12 @@ def judge_last_transitions(
 
 
 def replace_rejected(
-    inputs: Inputs, state: SpeculationState, drafted: DraftedGroups, own: Paths, test: LastTransitions
+    criterion: PaperCriterion,
+    inputs: Inputs,
+    state: SpeculationState,
+    drafted: DraftedGroups,
+    own: Paths,
+    test: LastTransitions,
 ) -> tuple[SpeculationState, RoundInfo]:
     """Commits the accepted groups and completes the one after them: by Eq. 11 where drafts were rejected, by
     the target's own chain where there were none."""
@@ -183,9 +192,9 @@ def replace_rejected(
     rejected = prefix.tested[lanes, at] & ~prefix.kept[lanes, at] & (n < gamma)[:, None]
     undrafted = ~jnp.any(prefix.tested[lanes, at] & (n < gamma)[:, None], axis=1)
     here = positions(inputs, group[:, None])
-    of_group = jax.tree.map(lambda a: a[lanes, at], (test.p, test.q, test.log_sigma))
+    p, q, log_sigma = jax.tree.map(lambda a: a[lanes, at], (test.p, test.q, test.log_sigma))
     keys = token_keys(inputs, here, Purpose.PROPOSAL)[:, 0]
-    found = _residual(inputs.speculation.criterion, keys, *of_group, rejected)
+    found = _residual(criterion, keys, p, q, log_sigma, rejected)
     value = jnp.where(undrafted[:, None, None], own.states[lanes, n, :, 0], found.value)
     missing = exists(inputs, group) & drafted.testing[:, None] & (undrafted[:, None] | rejected)
     info = info._replace(
@@ -212,10 +221,10 @@ def tempered_log_ratio(p: Gaussian, q: Gaussian, x: Array, inner_temperature: fl
 
 def _residual(
     criterion: PaperCriterion, keys: Array, p: Gaussian, q: Gaussian, log_sigma: Array, needed: Array
-):
+) -> Resampled:
     """Draws [B, G, d] with density ~ (Sigma p - q)_+ / Sigma; without Sigma from an envelope, which has no
     trouble where p and q are close."""
-    options = {"proposals": criterion.proposals, "max_trips": criterion.max_trips}
+    options: dict[str, Any] = {"proposals": criterion.proposals, "max_trips": criterion.max_trips}
 
     def one(key, p, q, log_sigma, needed):
         if not criterion.sigma:

@@ -123,12 +123,12 @@ class ProposalAssignment(NamedTuple):
     """Which proposals a pass over the chain draws, [B, N] each.
 
     image: the image that the proposal is for.
-    index: its number among those for the image's group.
+    number: which of the proposals for the image's group it is.
     valid: whether there is one at all.
     """
 
     image: Array
-    index: Array
+    number: Array
     valid: Array
 
 
@@ -143,9 +143,9 @@ def assign_proposals(state: SpeculationState, free: Array) -> ProposalAssignment
     several = jnp.maximum(jnp.sum(missing), 1)
     turn = (jnp.cumsum(free.reshape(-1)) - 1).reshape(free.shape)
     image = jnp.argsort(~missing, stable=True)[turn % several]
-    index = state.pending.tries[image] + turn // several
-    valid = free & missing[image] & ((index == 0) | ~state.pending.undrafted[image])  # one will do undrafted
-    return ProposalAssignment(image, index, valid)
+    number = state.pending.tries[image] + turn // several
+    valid = free & missing[image] & ((number == 0) | ~state.pending.undrafted[image])  # one will do undrafted
+    return ProposalAssignment(image, number, valid)
 
 
 def proposal_request(inputs: Inputs, state: SpeculationState, assignment: ProposalAssignment) -> PathRequest:
@@ -165,15 +165,17 @@ def resample_step(
 ) -> tuple[SpeculationState, RoundInfo]:
     """Tries the proposals [B, N, G]; images whose group is complete with them move on."""
     pending, at = state.pending, assignment.image
-    max_tries = inputs.speculation.criterion.max_tries
+    criterion = inputs.speculation.criterion
+    assert isinstance(criterion, PathCriterion)
+    max_tries = criterion.max_tries
     log_q, calls = log_density(inputs, inputs.drafter, proposals.states, pending.q_z[at], pending.q_scale[at])
     log_ratio = proposals.log_density - log_q
-    keys = _fold(purpose_keys(inputs.keys, Purpose.PROPOSAL_TEST)[at], assignment.index)
+    keys = _fold(purpose_keys(inputs.keys, Purpose.PROPOSAL_TEST)[at], assignment.number)
     u = position_uniforms(keys, _here(inputs, state)[at])
     good = accepts(u, log_residual_acceptance(log_ratio)) | pending.undrafted[at][..., None]
     good &= assignment.valid[..., None]
 
-    none, index = jnp.iinfo(jnp.int32).max, assignment.index[..., None]
+    none, index = jnp.iinfo(jnp.int32).max, assignment.number[..., None]
     first = jnp.full(pending.missing.shape, none).at[at].min(jnp.where(good, index, none))  # [B, G]
     tries = pending.tries.at[at].add(assignment.valid)
     found = pending.missing & (first < none)
@@ -213,8 +215,8 @@ def _proposal_keys(inputs: Inputs, assignment: ProposalAssignment, undrafted: Ar
     The first proposal for a group without drafts has the image's own key: the noise of the plain chain, which
     no tested draft of these tokens has used.
     """
-    folded = _fold(purpose_keys(inputs.keys, Purpose.PROPOSAL)[assignment.image], assignment.index)
-    return jnp.where(undrafted & (assignment.index == 0), inputs.keys[assignment.image], folded)
+    folded = _fold(purpose_keys(inputs.keys, Purpose.PROPOSAL)[assignment.image], assignment.number)
+    return jnp.where(undrafted & (assignment.number == 0), inputs.keys[assignment.image], folded)
 
 
 def _fold(keys: Array, index: Array) -> Array:

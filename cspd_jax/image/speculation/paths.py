@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -55,14 +55,15 @@ def draw_paths(
     keys, places = request.keys.reshape(-1), request.positions.reshape(-1, width)
     noise = chain_noise(keys, places, inputs.steps, inputs.dim).astype(inputs.dtype)
     noise = noise.reshape(inputs.steps + 1, -1, inputs.dim)
-    arguments = (bound.model, bound.params, bound.batch.time, _rows(request.z))
-    options = {
+    model, params, time, z = bound.model, bound.params, bound.batch.time, _rows(request.z)
+    options: dict[str, Any] = {
         "temperature": inputs.temperature,
         "scale": _scale(inputs, request.scale),
         "final_noise": True,
     }
     if inputs.settings.chain is None:
-        path, counts = sample_path(*arguments, noise, inputs.c, **options), None
+        path = sample_path(model, params, time, z, noise, inputs.c, **options)
+        counts: ChainCounts | None = None
         states, log_density = path.states, path.log_density
         calls = head_calls(inputs, inputs.steps, inputs.steps * noise.shape[1])
     else:
@@ -73,7 +74,9 @@ def draw_paths(
         )
         options |= {"speculation": inputs.settings.chain, "trajectory": True}
         options["active"] = request.wanted.reshape(-1)
-        found = speculate_chain(*arguments, random, inputs.c, bound.batch.drafter, **options)
+        assert bound.batch.drafter is not None
+        found = speculate_chain(model, params, time, z, random, inputs.c, bound.batch.drafter, **options)
+        assert found.path is not None
         states, log_density, counts = found.path, found.log_p, found.counts
         calls = call_counts(head=counts.calls, head_rows=counts.rows)
     states = jnp.moveaxis(jnp.concatenate([states, noise[-1:]]), 0, 1)

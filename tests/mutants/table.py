@@ -1,0 +1,421 @@
+"""Small mistakes that tests must notice: a file, what stands there, what it becomes, which tests see it.
+
+Each is one that somebody could make. `run.py` applies them to a copy, one at a time.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Mutant(NamedTuple):
+    """A mistake.
+
+    name: for people, and for `--only`.
+    file: from the root of the repository.
+    old: a text that stands there exactly once.
+    new: what it becomes.
+    tests: of the default tests, as pytest takes them; one of them must fail.
+    why_it_survives: of one that no default test can notice, the reason; it is not counted as a hole.
+    """
+
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+    why_it_survives: str = ""
+
+
+def _table(file: str, tests: tuple[str, ...], *rows: tuple) -> list[Mutant]:
+    """Rows of (name, old, new) or (name, old, new, tests)."""
+    return [Mutant(row[0], file, row[1], row[2], row[3] if len(row) > 3 else tests) for row in rows]
+
+
+CHAIN = "tests/test_chain_speculation.py"
+TOKENS = "tests/test_token_speculation.py"
+PROTOCOL = "tests/test_protocol_image.py"
+PLAIN = "tests/test_plain.py"
+RELEASED = "tests/test_released.py"
+HASHES = "tests/test_token_hashes.py"
+
+CHAINS = _table(
+    "cspd_jax/image/chain_speculation.py",
+    (CHAIN,),
+    (
+        "chain: the drafter's q without the temperature",
+        "q = Gaussian(q.mean, q.log_var + inputs.log_scale)",
+        "q = Gaussian(q.mean, q.log_var)",
+    ),
+    (
+        "chain: p without the temperature",
+        "p = Gaussian(p.mean, p.log_var + inputs.log_scale)",
+        "p = Gaussian(p.mean, p.log_var)",
+    ),
+    ("chain: temperature taken for the variance", "log_scale=2 * jnp.log(", "log_scale=jnp.log("),
+    (
+        "chain: the noise of x_T is used again for the first step",
+        "inputs.random.noise[t, rows]",
+        "inputs.random.noise[jnp.where(t == len(inputs.c.recip) - 1, t + 1, t), rows]",
+    ),
+    (
+        "chain: noise in the last step although it is off",
+        "x = jnp.where(noise_free[:, None], p.mean, x)",
+        "x = x",
+    ),
+    (
+        "chain: the last step is tested although it has no noise",
+        "passed |= draft.valid & (draft.steps == 0)",
+        "passed |= draft.valid & (draft.steps < 0)",
+    ),
+    (
+        "chain: the guidance scale of the first row for all",
+        "scale[lane]",
+        "scale[jnp.zeros_like(lane)]",
+        (PROTOCOL,),
+    ),
+    (
+        "chain: a rejected step is counted as accepted",
+        "accepted=_count(jnp.where(active, tested - rejected, 0)),",
+        "accepted=_count(jnp.where(active, tested, 0)),",
+    ),
+    (
+        "chain: a truncated draw is not reported",
+        "truncated=_count(residual.truncated & rejected),",
+        "truncated=_count(residual.truncated & ~active),",
+    ),
+    (
+        "chain: truncation of rows that needed no draw is reported",
+        "truncated=_count(residual.truncated & rejected),",
+        "truncated=_count(rejected),",
+    ),
+    (
+        "chain: drafts behind a rejection are kept",
+        "accepted = jnp.cumprod(passed, axis=0, dtype=jnp.int32)",
+        "accepted = passed.astype(jnp.int32)",
+    ),
+    (
+        "chain: the uniform of another step",
+        "uniforms = inputs.random.uniforms[draft.steps, rows]",
+        "uniforms = inputs.random.uniforms[jnp.zeros_like(draft.steps), rows]",
+    ),
+    (
+        "chain: one residual key for all steps",
+        "keys = jax.vmap(jax.random.fold_in)(inputs.random.residual, step)",
+        "keys = jax.vmap(jax.random.fold_in)(inputs.random.residual, 0 * step)",
+        (HASHES,),
+    ),
+    (
+        "chain: finished rows go on",
+        "return jnp.where(active.reshape(-1, *[1] * (new.ndim - 1)), new, same)",
+        "return new",
+    ),
+    (
+        "chain: the density of the step that was rejected is left out",
+        "log_p += jnp.where(rejected, log_density(p, x), 0.0)",
+        "log_p += 0.0",
+    ),
+    (
+        "chain: the path keeps the rejected draft",
+        "states = jnp.where((index == last)[..., None], x, draft.after)",
+        "states = draft.after",
+    ),
+    (
+        "chain: the guess is advanced by the draft's deviation of the wrong sign",
+        "x - p.mean)\n    begun",
+        "p.mean - x)\n    begun",
+        (CHAIN, HASHES),
+    ),
+    ("chain: unwanted rows are run", "left = jnp.where(active, left, 0)", "left = left"),
+    (
+        "chain: the first draft lengths hold for one call less",
+        "(carry[1].calls < until)",
+        "(carry[1].calls < until - 1)",
+        (CHAIN, TOKENS),
+    ),
+)
+
+DRAFTERS = _table(
+    "cspd_jax/image/chain_drafters.py",
+    (CHAIN, HASHES),
+    (
+        "chain drafter: the gain of the step before",
+        "for a in (self.gain[step],",
+        "for a in (self.gain[step - 1],",
+    ),
+    ("chain drafter: typical v moves the other way", "guess.v + after - before", "guess.v + before - after"),
+    (
+        "chain drafter: x_0-hat is not limited",
+        "return transition_from_x0(c, x, jnp.clip(guess.x0, -self.limit, self.limit), guess.v)",
+        "return transition_from_x0(c, x, guess.x0, guess.v)",
+    ),
+)
+
+PLAINS = _table(
+    "cspd_jax/image/plain.py",
+    (PLAIN, PROTOCOL),
+    (
+        "plain: the guidance scale of the first image for all",
+        "by_row = jnp.repeat(scale, width)[:, None] if",
+        "by_row = jnp.full((len(scale) * width, 1), scale[0]) if",
+    ),
+    (
+        "plain: guidance scales in the order of another layout",
+        "by_row = jnp.repeat(scale, width)[:, None] if",
+        "by_row = jnp.tile(scale, width)[:, None] if",
+        (PROTOCOL, HASHES),
+    ),
+    ("plain: the unconditional half has the class", "jnp.ones_like(unconditional)])", "unconditional])"),
+    (
+        "plain: tokens are returned in reveal order",
+        "return jnp.take_along_axis(tokens, jnp.argsort(reveal, axis=1)[:, :, None], axis=1)",
+        "return tokens",
+    ),
+    (
+        "plain: reveal order applied instead of undone",
+        "jnp.argsort(reveal, axis=1)[:, :, None]",
+        "reveal[:, :, None]",
+    ),
+    (
+        "plain: the known tokens include the group's first",
+        "jnp.full(halves, first),\n        batch",
+        "jnp.full(halves, first + 1),\n        batch",
+    ),
+    (
+        "plain: noise in the last step although it is off",
+        '"final_noise": settings.final_noise,\n    }',
+        '"final_noise": True,\n    }',
+    ),
+    (
+        "plain: images that only fill the batch are counted",
+        "(jnp.arange(width) < group.size) & batch.active[:, None]",
+        "jnp.broadcast_to(jnp.arange(width) < group.size, positions.shape)",
+    ),
+    (
+        "plain: the cache is not carried on",
+        "return PlainState(write_group(state.tokens, x, group.first), cache), counts",
+        "return PlainState(write_group(state.tokens, x, group.first), state.cache), counts",
+    ),
+)
+
+KEYS = _table(
+    "cspd_jax/_utils/random.py",
+    (HASHES, PROTOCOL),
+    (
+        "keys: all images share the first key",
+        "jax.random.fold_in(key, i))(first + jnp.arange(count))",
+        "jax.random.fold_in(key, 0 * i))(first + jnp.arange(count))",
+    ),
+    ("keys: the first image is ignored", "(first + jnp.arange(count))", "(jnp.arange(count))"),
+    ("keys: tests share the chain's uniforms", "TEST = 4", "TEST = 2"),
+    ("keys: proposals share the noise of the chain", "PROPOSAL = 5", "PROPOSAL = 1"),
+    (
+        "keys: the position is not in the noise",
+        "jax.random.normal(jax.random.fold_in(key, position), (steps + 1, dim), jnp.float32)",
+        "jax.random.normal(jax.random.fold_in(key, 0 * position), (steps + 1, dim), jnp.float32)",
+    ),
+)
+
+PATHS = _table(
+    "cspd_jax/image/speculation/path_criterion.py",
+    (TOKENS,),
+    (
+        "path: p and q swapped",
+        "log_acceptance_of_ratio(log_p - drafts.log_density)",
+        "log_acceptance_of_ratio(drafts.log_density - log_p)",
+    ),
+    ("path: q at the newest context", "q_z=drafts.z[lanes, at],", "q_z=drafted.z[lanes, n, 0],"),
+    (
+        "path: q at the newest guidance scale",
+        "q_scale=drafts.scale[lanes, at],",
+        "q_scale=scales(inputs, state.group),",
+        (TOKENS, HASHES),
+    ),
+    (
+        "path: a rejected token is taken as it is",
+        "(undrafted[:, None] | ~passed[lanes, at])",
+        "(undrafted[:, None] | passed[lanes, at])",
+    ),
+    (
+        "path: every proposal is good",
+        "good = accepts(u, log_residual_acceptance(log_ratio)) |",
+        "good = (accepts(u, log_residual_acceptance(log_ratio)) | True) |",
+    ),
+    (
+        "path: the last good proposal instead of the first",
+        "first = jnp.full(pending.missing.shape, none).at[at].min(jnp.where(good, index, none))",
+        "first = jnp.full(pending.missing.shape, -1).at[at].max(jnp.where(good, index, -1))\n"
+        "    first = jnp.where(first < 0, none, first)",
+        (TOKENS, HASHES),
+    ),
+    (
+        "path: tries are not counted on",
+        "tries = pending.tries.at[at].add(assignment.valid)",
+        "tries = pending.tries",
+    ),
+    (
+        "path: giving up is not reported",
+        "truncated=jnp.sum(given_up, dtype=jnp.int32),",
+        "truncated=jnp.int32(0),",
+    ),
+    (
+        "path: the draft's noise in its own residual",
+        "return jnp.where(undrafted & (assignment.number == 0), inputs.keys[assignment.image], folded)",
+        "return jnp.where(assignment.number == 0, inputs.keys[assignment.image], folded)",
+    ),
+    (
+        "path: the test of every proposal uses one uniform",
+        "keys = _fold(purpose_keys(inputs.keys, Purpose.PROPOSAL_TEST)[at], assignment.number)",
+        "keys = purpose_keys(inputs.keys, Purpose.PROPOSAL_TEST)[at]",
+    ),
+    (
+        "path: an image moves on with tokens missing",
+        "group=state.group + ((state.group < inputs.groups) & ~jnp.any(missing, axis=1)),",
+        "group=state.group + (state.group < inputs.groups),",
+    ),
+    (
+        "path: tests of images that wait are used",
+        "pending = by_image(drafted.testing, pending, state.pending)",
+        "pending = pending",
+    ),
+)
+
+VERIFICATION = _table(
+    "cspd_jax/image/speculation/verification.py",
+    (TOKENS,),
+    (
+        "rounds: groups behind a rejection are kept",
+        "n = jnp.sum(jnp.cumprod(whole, axis=1, dtype=jnp.int32), axis=1, dtype=jnp.int32)",
+        "n = jnp.sum(whole, axis=1, dtype=jnp.int32)",
+    ),
+    (
+        "rounds: tests behind the rejection count",
+        "(jnp.arange(inputs.speculation.gamma) <= n[:, None])[..., None]",
+        "(jnp.arange(inputs.speculation.gamma) >= 0)[None, :, None]",
+    ),
+    (
+        "rounds: drafts of the prefill are used",
+        "used &= (state.group >= prefilled)[:, None]",
+        "used &= True",
+        (TOKENS, HASHES),
+    ),
+    (
+        "rounds: each context shows its own draft",
+        "known = state.group[:, None] + jnp.arange(gamma + 1)",
+        "known = state.group[:, None] + jnp.minimum(jnp.arange(gamma + 1) + 1, gamma)",
+    ),
+    (
+        "rounds: accepted drafts are not marked",
+        "accepted=put(inputs, state.accepted, groups, kept, kept),",
+        "accepted=state.accepted,",
+    ),
+)
+
+PAPER = _table(
+    "cspd_jax/image/speculation/paper_criterion.py",
+    (TOKENS, HASHES),
+    ("paper: Sigma upside down", "log_sigma = for_q - for_p", "log_sigma = for_p - for_q"),
+    (
+        "paper: a truncated draw is not reported",
+        "truncated=jnp.sum(found.truncated & rejected, dtype=jnp.int32),",
+        "truncated=jnp.int32(0),",
+        ("tests/test_methods.py", TOKENS),
+    ),
+    (
+        "paper: the target's own token instead of the residual",
+        "value = jnp.where(undrafted[:, None, None], own.states[lanes, n, :, 0], found.value)",
+        "value = own.states[lanes, n, :, 0]",
+    ),
+    (
+        "paper: chains always share their noise",
+        "keys = inputs.keys if criterion.align else purpose_keys(inputs.keys, Purpose.UNALIGNED)",
+        "keys = inputs.keys",
+    ),
+    (
+        "paper: a widened test is called exact",
+        "if self.inner_temperature != 1:",
+        "if self.inner_temperature < 1:",
+        ("tests/test_methods.py",),
+    ),
+    (
+        "paper: the factor Sigma is called exact",
+        "        if self.sigma:\n            return Exactness(",
+        "        if self.sigma and info is None:\n            return Exactness(",
+        ("tests/test_methods.py",),
+    ),
+)
+
+DRAFTING = _table(
+    "cspd_jax/image/speculation/drafting.py",
+    (TOKENS, HASHES),
+    (
+        "drafting: adaptation from tests that were dropped is not possible, from none at all is wrong too",
+        "of_tokens = (accepted + _ACCEPTED) / (tested + _TESTED)",
+        "of_tokens = (tested + _ACCEPTED) / (tested + _TESTED)",
+    ),
+    (
+        "drafting: truncated draws in a draft's chains are not reported",
+        "truncated=jnp.int32(0) if chains is None else chains.truncated,",
+        "truncated=jnp.int32(0),",
+    ),
+    (
+        "drafting: a draft sees itself",
+        "with_drafts(inputs, state, count=j), known)",
+        "with_drafts(inputs, state, count=j), jnp.minimum(known + 1, inputs.groups))",
+    ),
+    (
+        "drafting: drafts of images that have some are replaced",
+        "drafts=by_image(state.drafted, state.drafts, drafts), drafted",
+        "drafts=drafts, drafted",
+    ),
+    (
+        "drafting: the stale context of the group in work",
+        "groups = state.group[:, None] + 1 + jnp.arange(gamma)",
+        "groups = state.group[:, None] + jnp.arange(gamma)",
+    ),
+)
+
+REVEAL = _table(
+    "cspd_jax/image/reveal.py",
+    ("tests/test_order.py", "tests/test_golden_mar.py"),
+    (
+        "reveal: groups start one token late",
+        "groups.append(Group(known, until - known,",
+        "groups.append(Group(known + 1, until - known,",
+    ),
+    ("reveal: guidance before the step instead of after", "(length - masked) / length))", "known / length))"),
+    ("reveal: linear guidance forgets the one", "return 1 + (cfg - 1) *", "return (cfg - 1) *"),
+    ("reveal: MAR's orders are not turned around", "return orders[..., ::-1]", "return orders"),
+)
+
+RUNNER = _table(
+    "cspd_jax/image/released/acceptance.py",
+    (RELEASED,),
+    (
+        "released: the factor the other way round",
+        "return jnp.sum(p.log_std - q.log_std, axis=-1)",
+        "return jnp.sum(q.log_std - p.log_std, axis=-1)",
+    ),
+    (
+        "released: the inner temperature multiplies",
+        "jnp.exp(-0.5 * p.last.log_var) / inner_temperature",
+        "jnp.exp(-0.5 * p.last.log_var) * inner_temperature",
+    ),
+    (
+        "released: the first taken proposal stays",
+        "value = jnp.where(good[..., None], x, found.value)",
+        "value = jnp.where((good & ~found.taken)[..., None], x, found.value)",
+    ),
+) + _table(
+    "cspd_jax/image/released/schedule.py",
+    (RELEASED,),
+    (
+        "released: prefill ends a step early",
+        "drafted = number > num_iter * options.prefill",
+        "drafted = number >= num_iter * options.prefill",
+    ),
+)
+
+MUTANTS: list[Mutant] = [
+    *CHAINS, *DRAFTERS, *PLAINS, *KEYS, *PATHS, *VERIFICATION, *PAPER, *DRAFTING, *REVEAL, *RUNNER,
+]  # fmt: skip

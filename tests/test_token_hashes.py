@@ -1,0 +1,46 @@
+"""The tokens of every method at fixed keys are those recorded: a change of structure changes none."""
+
+import pytest
+import token_hashes
+
+QUICK = (
+    "image: plain, no final noise, groups, guided, cold",
+    "image: plain, chains, no final noise",
+    "image: self, groups, guided, prefill",
+    "image: self, joint (lossy)",
+    "image: draft, path",
+    "image: draft, paper, Sigma = 1, unaligned, guided",
+    "image: released, groups, guided (lossy)",
+    "text: greedy, model",
+    "text: google",
+    "text: block, adaptive, confidence",
+    "text: lookup, block",
+    "text: match",
+    "masked: stepwise, cached, sampled",
+    "masked: ssd, sampled, guided",
+    "masked: ssd, Dream, cached",
+    "masked: schedule (lossy)",
+)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n not in QUICK)) for n in token_hashes.CASES]
+)
+def test_tokens_are_those_recorded(name):
+    assert token_hashes.found(name) == token_hashes.recorded()[name]
+
+
+def test_every_case_is_recorded():
+    assert token_hashes.recorded().keys() == token_hashes.CASES.keys() >= set(QUICK)
+
+
+def test_another_token_is_noticed():
+    """The negative control: a number of the sixth decimal, an integer, a shape."""
+    import numpy as np
+
+    tokens = np.linspace(0, 1, 12).reshape(3, 4)
+    found = token_hashes.fingerprint((tokens,))
+    assert found == token_hashes.fingerprint((tokens + 1e-12,))
+    assert found != token_hashes.fingerprint((tokens + np.eye(3, 4) * 1e-6,))
+    assert found != token_hashes.fingerprint((tokens.reshape(4, 3),))
+    assert token_hashes.fingerprint(([1, 2],)) != token_hashes.fingerprint(([1, 3],))
