@@ -26,9 +26,10 @@ OPTIMISED = {
 }
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def _compiler(request):
-    """On a GPU float32 products default to TF32; numbers are compared at full precision."""
+    """For the tests of a module and its fixtures. On a GPU float32 products default to TF32; numbers are
+    compared at full precision."""
     before = jax.config.read("jax_disable_most_optimizations")
     optimised = request.module.__name__ in OPTIMISED
     jax.config.update("jax_disable_most_optimizations", before or not optimised)
