@@ -1,4 +1,4 @@
-"""Distillation: the draft approaches the target's path law, and acceptance is measured right."""
+"""Distillation: the draft approaches the target's path distribution, and acceptance is measured right."""
 
 import dataclasses
 

@@ -214,7 +214,7 @@ def test_the_share_of_the_data_in_the_loss():
 
 
 def test_rows_of_the_target_itself(tmp_path):
-    """They begin as the data does, follow the target's law, and are made once."""
+    """They begin as the data does, follow the target's distribution, and are made once."""
     config = dataclasses.replace(TINY, data=TextConfig(PROMPT + 32))
     texts = Texts(config.data, CORPUS)
     lm = untied(config)

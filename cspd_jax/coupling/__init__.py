@@ -15,9 +15,9 @@ from cspd_jax.coupling.acceptance import (
     uniform,
 )
 from cspd_jax.coupling.categorical import (
-    BlockLaws,
+    BlockDistributions,
     Verified,
-    block_laws,
+    block_distributions,
     couple_categorical,
     residual_logits,
     verify_block,
@@ -27,13 +27,13 @@ from cspd_jax.coupling.resample import Resampled, couple_path, resample
 from cspd_jax.coupling.residual import gaussian_residual, log_ratio
 
 __all__ = [
-    "BlockLaws",
+    "BlockDistributions",
     "Coupled",
     "CouplingInfo",
     "Resampled",
     "Verified",
     "accepts",
-    "block_laws",
+    "block_distributions",
     "couple_categorical",
     "couple_equal",
     "couple_gaussians",

@@ -67,7 +67,7 @@ class Verified(NamedTuple):
     info: CouplingInfo
 
 
-class BlockLaws(NamedTuple):
+class BlockDistributions(NamedTuple):
     """The distributions of tau and of the next token, for given drafts.
 
     log_h: [gamma]; tau is the largest i >= 1 with eta_i <= h_i for independent uniforms eta, or 0.
@@ -90,16 +90,18 @@ def verify_block(
     """
     most = drafts.shape[0]
     log_p, log_q = normalised(log_p), normalised(log_q)
-    laws = block_laws(log_p, log_q, drafts, gamma)
+    found = block_distributions(log_p, log_q, drafts, gamma)
     for_tests, for_token = jax.random.split(key)
     index = 1 + jnp.arange(most)
     u = jax.vmap(lambda i: uniform(jax.random.fold_in(for_tests, i), dtype=log_p.dtype))(index)
-    tau = jnp.max(jnp.where(accepts(u, laws.log_h), index, 0), initial=0)
-    token, empty = draw_or_fall_back(for_token, laws.log_next[tau], log_p[tau])
-    return Verified(tau, token, CouplingInfo(laws.log_h, jnp.int32(0), empty))
+    tau = jnp.max(jnp.where(accepts(u, found.log_h), index, 0), initial=0)
+    token, empty = draw_or_fall_back(for_token, found.log_next[tau], log_p[tau])
+    return Verified(tau, token, CouplingInfo(found.log_h, jnp.int32(0), empty))
 
 
-def block_laws(log_p: Array, log_q: Array, drafts: Array, gamma: Array | int | None = None) -> BlockLaws:
+def block_distributions(
+    log_p: Array, log_q: Array, drafts: Array, gamma: Array | int | None = None
+) -> BlockDistributions:
     """Arguments as for `verify_block`, normalised.
 
     With q = 0 after the block, the general formulas give h_gamma = pi_gamma and a token with distribution p
@@ -117,7 +119,7 @@ def block_laws(log_p: Array, log_q: Array, drafts: Array, gamma: Array | int | N
     log_s = logsumexp(log_next, axis=-1)
     log_total = jnp.logaddexp(log_s, log1mexp(-log_pi))  # S + 1 - pi
     log_h = jnp.where(log_total == -jnp.inf, 0.0, log_s - log_total)
-    return BlockLaws(jnp.where(jnp.arange(1, most + 1) <= gamma, log_h[1:], -jnp.inf), log_next)
+    return BlockDistributions(jnp.where(jnp.arange(1, most + 1) <= gamma, log_h[1:], -jnp.inf), log_next)
 
 
 def _prefix_acceptance(log_p: Array, log_q: Array) -> Array:

@@ -43,7 +43,7 @@ def predict(
     return eps.astype(x.dtype), v.astype(x.dtype)
 
 
-def step_law(
+def step_distribution(
     denoiser: Denoiser,
     params: Any,
     x: Array,
@@ -128,7 +128,7 @@ def _run(
 
     def step(x, inputs):
         modulations, c, eps, g = inputs
-        p = step_law(denoiser, params, x, modulations, c, scale)
+        p = step_distribution(denoiser, params, x, modulations, c, scale)
         x = p.mean + g * jnp.exp(0.5 * p.log_var) * eps
         if not record:
             return x, None
@@ -195,7 +195,7 @@ def _along(measure, denoiser, params, time, z, path, coefficients, *, temperatur
         modulations = denoiser.modulate(params, time[:, None], z[None])
 
         def one(modulations, c, x, after):
-            p = step_law(denoiser, params, x, modulations, c, scale)
+            p = step_distribution(denoiser, params, x, modulations, c, scale)
             return measure(Gaussian(p.mean, p.log_var + shift), after)
 
         return jax.vmap(one)(modulations, c, x, after)

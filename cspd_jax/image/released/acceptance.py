@@ -24,7 +24,7 @@ import jax.numpy as jnp
 from cspd_jax._utils.random import Purpose, purpose_keys
 from cspd_jax.coupling.acceptance import log_residual_acceptance, uniform
 from cspd_jax.coupling.gaussian import log_ratio
-from cspd_jax.diffusion.chain import MODULATION_ROWS, chunk_length, step_law
+from cspd_jax.diffusion.chain import MODULATION_ROWS, chunk_length, step_distribution
 from cspd_jax.diffusion.gaussian import Coefficients, Gaussian
 from cspd_jax.image.protocol import TokenModel
 
@@ -62,7 +62,7 @@ def trace_chain(
 
     def step(before, inputs):
         modulations, c, eps, noisy = inputs
-        law = step_law(model, params, before.last.mean, modulations, c, scale)
+        law = step_distribution(model, params, before.last.mean, modulations, c, scale)
         log_std = 0.5 * law.log_var
         x = law.mean + jnp.where(noisy, temperature * jnp.exp(log_std), 0.0) * eps
         return Law(Gaussian(x, law.log_var), before.log_std + jnp.where(noisy, log_std, 0.0)), None

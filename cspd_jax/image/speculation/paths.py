@@ -14,7 +14,7 @@ from cspd_jax.diffusion.chain import (
     path_log_density,
     path_log_stds,
     sample_path,
-    step_law,
+    step_distribution,
 )
 from cspd_jax.diffusion.gaussian import Gaussian
 from cspd_jax.image import chain_speculation
@@ -89,7 +89,7 @@ def last_law(game: Game, side: Side, x1: Array, z: Array, scale: Array) -> tuple
     flat = x1.reshape(-1, x1.shape[-1])
     modulations = side.model.modulate(side.params, side.batch.time[:1], _rows(z))
     c = jax.tree.map(lambda a: a[0], game.c)
-    law = step_law(side.model, side.params, flat, modulations, c, _scale(game, scale))
+    law = step_distribution(side.model, side.params, flat, modulations, c, _scale(game, scale))
     law = Gaussian(law.mean.reshape(x1.shape), law.log_var.reshape(x1.shape) + 2 * jnp.log(game.temperature))
     return law, head_work(game, 1, flat.shape[0])
 
