@@ -20,7 +20,6 @@ OPTIMISED = {
     "test_autoencoder",
     "test_golden_mar",
     "test_inner_default",
-    "test_lm_parity",
     "test_parity_torch",
     "test_same_law",
 }

@@ -1,4 +1,4 @@
-"""What the command line does about compilation: keep its results on disk, and time it."""
+"""The compilation cache of the command line, and the time spent compiling."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _spent = {"seconds": 0.0, "listening": False}
 
 
 def use_cache() -> None:
-    """Turns on JAX's persistent cache, in the user's cache folder unless JAX was told another one."""
+    """Turns on JAX's persistent cache, in the user's cache folder unless JAX is configured to use another."""
     if os.environ.get(CACHE_VARIABLE) or jax.config.jax_compilation_cache_dir:
         return
     folder = cache_folder() / "compiled"
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError:
-        return  # slower, not wrong
+        return  # without a cache it is only slower
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
 
