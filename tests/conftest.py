@@ -17,7 +17,6 @@ import pytest
 # Parity with recorded numbers is checked on optimised code. Elsewhere nearly all the time would go
 # into compiling small programs that run once.
 OPTIMISED = {
-    "test_autoencoder",
     "test_golden_mar",
     "test_inner_default",
     "test_parity_torch",
