@@ -1,1 +1,1 @@
-"""Published PyTorch checkpoints -> Flax parameters, without PyTorch. One module per format."""
+"""Published PyTorch checkpoints -> Flax parameters, without PyTorch."""

@@ -4,60 +4,51 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from types import ModuleType
 
 import numpy as np
 
-from cspd_jax.converters import dream, llada, llama, neox, qwen2
 from cspd_jax.converters._tables import Entry, Shape, Shapes, Tensor, check_names_and_shapes, fill
+from cspd_jax.converters.families import FAMILIES, Family
 from cspd_jax.converters.hf import CONFIG, GENERATION, Folder, known_ids
 from cspd_jax.converters.hf_config import Values, refuse_the_unrepresentable
 from cspd_jax.errors import UserError
 from cspd_jax.networks.lm_config import LMConfig
 
-FAMILIES: dict[str, ModuleType] = {
-    "gpt_neox": neox,
-    "llama": llama,
-    "qwen2": qwen2,
-    "llada": llada,
-    "Dream": dream,
-}
 
-
-def family(folder: Folder) -> str:
-    """The name of the family, from model_type, else from architectures."""
+def family_name(folder: Folder) -> str:
+    """The name of the family, from model_type or else from architectures."""
     values = Values(folder.config, str(folder.path / CONFIG))
     listed = folder.config.get("architectures") or []
     if not isinstance(listed, list) or any(not isinstance(a, str) for a in listed):
         raise values.wrong("architectures", "a list of strings")
-    by_architecture = {module.ARCHITECTURE: name for name, module in FAMILIES.items()}
+    by_architecture = {family.architecture: name for name, family in FAMILIES.items()}
     name = values.text("model_type", None) or (by_architecture.get(listed[0]) if listed else None)
     if name not in FAMILIES:
         key = "model_type" if folder.config.get("model_type") is not None else "architectures"
         found = repr(folder.config.get(key))[:80]
         raise UserError(f"{values.where}: {key} is {found}; known model types are {', '.join(FAMILIES)}")
-    if listed and FAMILIES[name].ARCHITECTURE not in listed:
-        raise values.refuse("architectures", f"of {name}, only {FAMILIES[name].ARCHITECTURE} is supported")
+    if listed and FAMILIES[name].architecture not in listed:
+        raise values.refuse("architectures", f"of {name}, only {FAMILIES[name].architecture} is supported")
     return name
 
 
 def weights(folder: Folder) -> dict[str, Tensor]:
-    """The tensors of a folder, without the buffers that older files hold besides weights."""
-    ignored = re.compile(FAMILIES[family(folder)].IGNORED)
+    """The tensors of a folder, without the buffers that older files keep besides the weights."""
+    ignored = re.compile(FAMILIES[family_name(folder)].ignored)
     return {name: tensor for name, tensor in folder.tensors.items() if not ignored.fullmatch(name)}
 
 
 def make_config(folder: Folder) -> LMConfig:
-    """The configuration that config.json describes, with the tokenizer's and the generation's facts."""
-    name, where = family(folder), str(folder.path / CONFIG)
+    """The configuration from config.json, the tokenizer and generation_config.json."""
+    name, where = family_name(folder), str(folder.path / CONFIG)
     values, generation = (
         Values(folder.config, where),
         Values(folder.generation, str(folder.path / GENERATION)),
     )
-    module = FAMILIES[name]
-    refuse_the_unrepresentable(values, own_code=getattr(module, "OWN_CODE", False))
-    fields = module.fields(values)
-    _check_depth(folder, module, fields["depth"])
+    family = FAMILIES[name]
+    refuse_the_unrepresentable(values, own_code=family.own_code)
+    fields = family.fields(values)
+    _check_depth(folder, family, fields["depth"])
     ids = lambda key: tuple(dict.fromkeys(generation.ids(key) or values.ids(key)))
     return LMConfig(
         family=name,
@@ -68,11 +59,11 @@ def make_config(folder: Folder) -> LMConfig:
     )
 
 
-def _check_depth(folder: Folder, module: ModuleType, depth: int) -> None:
-    """Before the network is built: a stranger's number of layers may be anything."""
-    found = Shapes(dict.fromkeys(folder.tensors, ()), str(folder.path)).count(module.LAYER)
+def _check_depth(folder: Folder, family: Family, depth: int) -> None:
+    """Runs before the network is built, because the number of layers in a stranger's file may be anything."""
+    found = Shapes(dict.fromkeys(folder.tensors, ()), str(folder.path)).count(family.layer)
     if found != depth:
-        raise UserError(f"{folder.path} has the tensors of {found} layers; {module.DEPTH} is {depth}")
+        raise UserError(f"{folder.path} has the tensors of {found} layers; {family.depth} is {depth}")
 
 
 def wanted(config: LMConfig, where: str = "the configuration") -> list[Entry]:
@@ -95,13 +86,13 @@ def convert(config: LMConfig, tensors: Mapping[str, Tensor], where: str, dtype=n
     return fill(plan(config, shapes, where), tensors, where, dtype)
 
 
-def _without_the_copy(module: ModuleType, tensors: Mapping[str, Tensor], where: str) -> Mapping[str, Tensor]:
-    """A file may hold the tied output layer again, as long as it is the embedding."""
-    head, embedding = tensors.get(module.HEAD), tensors.get(module.EMBEDDING)
+def _without_the_copy(family: Family, tensors: Mapping[str, Tensor], where: str) -> Mapping[str, Tensor]:
+    """Drops a copy of the tied output layer; UserError if it differs from the embedding."""
+    head, embedding = tensors.get(family.head), tensors.get(family.embedding)
     if head is None or embedding is None:
         return tensors
     if not np.array_equal(head.numpy(), embedding.numpy()):
         raise UserError(
-            f"{where}: tie_word_embeddings is true, but {module.HEAD} is not equal to {module.EMBEDDING}"
+            f"{where}: tie_word_embeddings is true, but {family.head} is not equal to {family.embedding}"
         )
-    return {name: tensor for name, tensor in tensors.items() if name != module.HEAD}
+    return {name: tensor for name, tensor in tensors.items() if name != family.head}

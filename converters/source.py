@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from cspd_jax._utils.files import file_sha256
 from cspd_jax.converters import hf, hf_lm, kl16, mar
 from cspd_jax.converters._tables import Tensor
 from cspd_jax.converters.safetensors_file import open_safetensors
@@ -23,13 +24,20 @@ _KL16_NAMES = ("encoder.", "decoder.", "quant_conv.", "post_quant_conv.")
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """The weights of a checkpoint file, not yet read, and what the file says about itself."""
+    """The weights of a checkpoint, not yet read, and what it says about itself.
+
+    path: the file or folder.
+    kind: mar, kl16 or lm.
+    tensors: by their names in the checkpoint.
+    args: the training arguments or the configuration stored in it.
+    folder: that of a language model, else None.
+    """
 
     path: Path
-    kind: str  # "mar", "kl16" or "lm"
+    kind: str
     tensors: Mapping[str, Tensor]
     args: Mapping[str, Any]
-    folder: hf.Folder | None = None  # of a language model
+    folder: hf.Folder | None = None
 
     @property
     def companions(self) -> tuple[Path, ...]:
@@ -52,7 +60,14 @@ class Source:
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What the caller knows better than the file; None means not given."""
+    """What the caller knows better than the file; None means not given.
+
+    heads: attention heads of a MAR model's encoder and decoder.
+    patch_size: latents along one side of a token (MAR).
+    steps: respacing of the denoising steps (MAR).
+    vae_stride: pixels per latent (MAR).
+    groups: of the group normalisation (KL-16).
+    """
 
     heads: tuple[int, int] | None = None
     patch_size: int | None = None
@@ -141,15 +156,9 @@ def convert(source: Source, config, dtype=np.float32) -> dict:
     return module.convert(config, source.tensors, str(source.path), dtype)
 
 
-def sha256(path: str | os.PathLike) -> str:
-    """Hexadecimal digest of a file."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def digest(source: Source) -> str:
-    """`sha256` of the file; of a folder, of the output of `sha256sum config.json *.safetensors` in it."""
+    """The SHA-256 of the file; of a folder, that of the output of `sha256sum config.json *.safetensors`."""
     if source.folder is None:
-        return sha256(source.path)
-    lines = "".join(f"{sha256(file)}  {file.name}\n" for file in source.folder.files)
+        return file_sha256(source.path)
+    lines = "".join(f"{file_sha256(file)}  {file.name}\n" for file in source.folder.files)
     return hashlib.sha256(lines.encode()).hexdigest()

@@ -17,18 +17,17 @@ import pytest
 # Parity with recorded numbers is checked on optimised code. Elsewhere nearly all the time would go
 # into compiling small programs that run once.
 OPTIMISED = {
-    "test_autoencoder",
     "test_golden_mar",
     "test_chain_speculation_default",
-    "test_lm_parity",
     "test_parity_torch",
     "test_same_law",
 }
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def _compiler(request):
-    """On a GPU float32 products default to TF32; numbers are compared at full precision."""
+    """For the tests of a module and its fixtures. On a GPU float32 products default to TF32; numbers are
+    compared at full precision."""
     before = jax.config.read("jax_disable_most_optimizations")
     optimised = request.module.__name__ in OPTIMISED
     jax.config.update("jax_disable_most_optimizations", before or not optimised)

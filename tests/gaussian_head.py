@@ -1,4 +1,4 @@
-"""A denoising head with a known law."""
+"""A denoising head with a known distribution."""
 
 import jax.numpy as jnp
 import numpy as np

@@ -22,7 +22,7 @@ from recorded import GOLDEN, Case, Network, Recorded, difference
 from runner_cases import RUNNER_GROUPS, runner, runner_names
 
 from cspd_jax._utils.random import row_keys
-from cspd_jax.diffusion.chain import sample_path, step_law
+from cspd_jax.diffusion.chain import sample_path, step_distribution
 from cspd_jax.diffusion.gaussian import coefficients, posterior, predicted_x0
 from cspd_jax.diffusion.schedule import Schedule, make_schedule, respace
 from cspd_jax.image import plain
@@ -124,28 +124,28 @@ def transitions(f: Fixture) -> Iterator[Case]:
     x, z, u = (jnp.asarray(f[f"head/{k}"]) for k in ("x", "z", "z_uncond"))
 
     @jax.jit
-    def laws(c, timestep):
+    def distributions(c, timestep):
         time = f.model.embed_time(f.params, timestep[None])
         modulations = f.model.modulate(f.params, time, z)
-        law = step_law(f.model, f.params, x, modulations, c)
+        plain = step_distribution(f.model, f.params, x, modulations, c)
         eps = f.model.denoise(f.params, x, modulations)[:, : x.shape[1]]
         both = f.model.modulate(f.params, time, jnp.concatenate([z, u]))
-        guided = step_law(f.model, f.params, x, both, c, jnp.float32(3.0))
-        return law, predicted_x0(c, x, eps), guided, posterior(c, z[:, : x.shape[1]], x)
+        guided = step_distribution(f.model, f.params, x, both, c, jnp.float32(3.0))
+        return plain, predicted_x0(c, x, eps), guided, posterior(c, z[:, : x.shape[1]], x)
 
     for which, spec in (("gen", f.config.respacing), ("train", "1000")):
         schedule = make_schedule(spec)
         table = jax.tree.map(np.asarray, coefficients(schedule))
         for i in f[f"pmv/{which}/t"]:
             c = jax.tree.map(lambda a, i=i: a[i], table)
-            law, x0, guided, true = laws(c, schedule.timestep_map[i])
+            plain, x0, guided, true = distributions(c, schedule.timestep_map[i])
             at = f"pmv/{which}/t{i}/"
             # An error of 5e-6 in eps (the head's tolerance) is multiplied by these; by 5 more under guidance.
             x0_bound = 5e-6 * max(1.0, float(c.recipm1))
             bound = 5e-6 + x0_bound * float(c.mean_x0)
-            yield at + "mean", difference(law.mean, f[at + "mean"]), bound
-            yield at + "log_variance", difference(law.log_var, f[at + "log_variance"]), 5e-5
-            yield at + "variance", relative(jnp.exp(law.log_var), f[at + "variance"]), 5e-5
+            yield at + "mean", difference(plain.mean, f[at + "mean"]), bound
+            yield at + "log_variance", difference(plain.log_var, f[at + "log_variance"]), 5e-5
+            yield at + "variance", relative(jnp.exp(plain.log_var), f[at + "variance"]), 5e-5
             yield at + "x0", difference(x0, f[at + "pred_xstart"]), x0_bound
             yield at + "cfg3 mean", difference(guided.mean, f[at + "cfg3/mean"][: len(x)]), 5 * bound
             log_var = f[at + "cfg3/log_variance"][: len(x)]

@@ -12,7 +12,7 @@ import pytest
 from laws import FALSE_ALARM, counts_p_value
 from test_coupling_categorical import LANES, counts, logs
 
-from cspd_jax.coupling import block_laws, verify_block
+from cspd_jax.coupling import block_distributions, verify_block
 
 V, GAMMA = 3, 3
 DRAFTS = np.array(list(itertools.product(range(V), repeat=GAMMA)))
@@ -20,7 +20,7 @@ TABLES = 12
 
 
 def tables(seed):
-    """Conditional laws of p and q after every prefix of 0, ..., GAMMA tokens: [2][GAMMA + 1][V^i, V].
+    """Conditional distributions p and q after every prefix of 0, ..., GAMMA tokens: [2][GAMMA + 1][V^i, V].
 
     Every third table has zeros in both; every fourth has q = p after some prefixes.
     """
@@ -28,9 +28,9 @@ def tables(seed):
     p, q = ([random.dirichlet(np.ones(V), size=V**i) for i in range(GAMMA + 1)] for _ in range(2))
     for i in range(GAMMA + 1):
         if seed % 3 == 0:
-            for laws in (p, q):
-                laws[i][np.arange(V**i), random.integers(V, size=V**i)] = 0
-                laws[i] /= laws[i].sum(axis=1, keepdims=True)
+            for distributions in (p, q):
+                distributions[i][np.arange(V**i), random.integers(V, size=V**i)] = 0
+                distributions[i] /= distributions[i].sum(axis=1, keepdims=True)
         if seed % 4 == 0:
             equal = random.random(V**i) < 0.5
             q[i][equal] = p[i][equal]
@@ -47,19 +47,19 @@ def along(table, drafts, rows):
 
 
 def joint(table, length):
-    """The law of the first `length` tokens: [V] * length."""
-    law = np.ones(())
+    """The distribution of the first `length` tokens: [V] * length."""
+    distribution = np.ones(())
     for i in range(length):
-        law = law[..., None] * table[i].reshape(*[V] * i, V)
-    return law
+        distribution = distribution[..., None] * table[i].reshape(*[V] * i, V)
+    return distribution
 
 
-def output_law(p, q, h, following):
-    """The joint law of GAMMA + 1 tokens: tau drafts, the token after them, the rest drawn from p.
+def output_distribution(p, q, h, following):
+    """The joint distribution of GAMMA + 1 tokens: tau drafts, the token after them, the rest drawn from p.
 
     h [27, GAMMA] and following [27, GAMMA + 1, V], for each row of DRAFTS, tau: the last success of h.
     """
-    law = np.zeros([V] * (GAMMA + 1))
+    distribution = np.zeros([V] * (GAMMA + 1))
     of_drafts = joint(q, GAMMA).ravel()
     for n, drafts in enumerate(DRAFTS):
         failed = 1.0
@@ -71,10 +71,10 @@ def output_law(p, q, h, following):
             tail = following[n, tau]
             for i in range(tau + 1, GAMMA + 1):
                 start = prefixes(drafts, tau) * V ** (i - tau)
-                laws = p[i][start : start + V ** (i - tau)]
-                tail = tail[..., None] * laws.reshape(*[V] * (i - tau), V)
-            law[tuple(drafts[:tau])] += of_drafts[n] * chance * tail
-    return law
+                distributions = p[i][start : start + V ** (i - tau)]
+                tail = tail[..., None] * distributions.reshape(*[V] * (i - tau), V)
+            distribution[tuple(drafts[:tau])] += of_drafts[n] * chance * tail
+    return distribution
 
 
 def normal(logits):
@@ -83,15 +83,15 @@ def normal(logits):
 
 
 @functools.cache
-def all_laws():
-    """Of every table and draft: h [TABLES, 27, GAMMA] and the law of the next token [..., GAMMA + 1, V], both
-    from `block_laws`; the laws p [..., GAMMA + 1, V] and q [..., GAMMA, V]."""
+def all_distributions():
+    """For every table and draft: h [TABLES, 27, GAMMA] and the distribution of the next token
+    [..., GAMMA + 1, V], both from `block_distributions`; p [..., GAMMA + 1, V] and q [..., GAMMA, V]."""
     p, q = (
         np.stack([along(tables(seed)[which], DRAFTS, rows) for seed in range(TABLES)])
         for which, rows in ((0, GAMMA + 1), (1, GAMMA))
     )
     drafts = np.broadcast_to(DRAFTS, (TABLES, *DRAFTS.shape))
-    found = jax.jit(jax.vmap(jax.vmap(block_laws)))(logs(p), logs(q), drafts)
+    found = jax.jit(jax.vmap(jax.vmap(block_distributions)))(logs(p), logs(q), drafts)
     return np.exp(np.asarray(found.log_h, np.float64)), normal(found.log_next), p, q
 
 
@@ -99,9 +99,9 @@ def all_laws():
 def test_block_verification_puts_out_the_target(seed):
     """By enumeration of all drafts, from the probabilities that the code computes; exact to float32. Its
     expected number of accepted drafts is at least that of testing one token after the other."""
-    h, following, p, q = (a[seed] for a in all_laws())
+    h, following, p, q = (a[seed] for a in all_distributions())
     np.testing.assert_allclose(
-        output_law(*tables(seed), h, following), joint(tables(seed)[0], GAMMA + 1), atol=2e-6
+        output_distribution(*tables(seed), h, following), joint(tables(seed)[0], GAMMA + 1), atol=2e-6
     )
     of_drafts = joint(tables(seed)[1], GAMMA).ravel()
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -132,22 +132,22 @@ def almost_right(kind, h, following, p, q):
     return np.cumprod(np.minimum(1, ratios), axis=1), np.where(empty, p, following)
 
 
-def last_success(law):
-    """h of which tau = i has the probability law[:, i - 1]."""
-    above = 1 - np.cumsum(law[:, ::-1], axis=1)[:, ::-1]
-    left = np.concatenate([above[:, 1:], np.ones((len(law), 1))], axis=1)
-    return law / np.maximum(left, 1e-12)
+def last_success(distribution):
+    """h of which tau = i has the probability distribution[:, i - 1]."""
+    above = 1 - np.cumsum(distribution[:, ::-1], axis=1)[:, ::-1]
+    left = np.concatenate([above[:, 1:], np.ones((len(distribution), 1))], axis=1)
+    return distribution / np.maximum(left, 1e-12)
 
 
 @pytest.mark.parametrize(
     "kind", ["residual without pi", "fresh draw from p", "first failure ends it", "clamped products"]
 )
 def test_almost_right_block_verification_is_noticed(kind):
-    """Negative controls of the enumeration: their output law is more than 1 % off in some cell."""
-    h, following, p, q = (a[2] for a in all_laws())
-    law = output_law(*tables(2), *almost_right(kind, h, following, p, q))
-    np.testing.assert_allclose(law.sum(), 1, atol=1e-5)
-    assert np.max(np.abs(law - joint(tables(2)[0], GAMMA + 1))) > 0.01
+    """Negative controls of the enumeration: their output distribution is more than 1 % off in some cell."""
+    h, following, p, q = (a[2] for a in all_distributions())
+    distribution = output_distribution(*tables(2), *almost_right(kind, h, following, p, q))
+    np.testing.assert_allclose(distribution.sum(), 1, atol=1e-5)
+    assert np.max(np.abs(distribution - joint(tables(2)[0], GAMMA + 1))) > 0.01
 
 
 @jax.jit
@@ -156,8 +156,8 @@ def verify(key, log_p, log_q, drafts, gamma):
     return verify_block(key, log_p, log_q, drafts, gamma)
 
 
-def sample_rows(random, laws):
-    return np.sum(random.random((len(laws), 1)) > np.cumsum(laws, axis=1)[:, :-1], axis=1)
+def sample_rows(random, distributions):
+    return np.sum(random.random((len(distributions), 1)) > np.cumsum(distributions, axis=1)[:, :-1], axis=1)
 
 
 def sampled(p, q, seed=0, q_of_drafts=None):
@@ -186,11 +186,11 @@ def test_sampled_blocks():
     target = joint(p, GAMMA + 1)
     drafts, tau, out = sampled(p, q)
     assert counts_p_value(cells(out), target) > FALSE_ALARM
-    h = all_laws()[0][1]
+    h = all_distributions()[0][1]
     reached = 1 - np.cumprod(1 - h[:, ::-1], axis=1)[:, ::-1]
-    law = -np.diff(np.concatenate([np.ones((27, 1)), reached, np.zeros((27, 1))], axis=1), axis=1)
-    law *= joint(q, GAMMA).reshape(-1, 1)
-    assert counts_p_value(counts(prefixes(drafts, GAMMA) * 4 + tau, 108), law) > FALSE_ALARM
+    distribution = -np.diff(np.concatenate([np.ones((27, 1)), reached, np.zeros((27, 1))], axis=1), axis=1)
+    distribution *= joint(q, GAMMA).reshape(-1, 1)
+    assert counts_p_value(counts(prefixes(drafts, GAMMA) * 4 + tau, 108), distribution) > FALSE_ALARM
 
     _, _, swapped = sampled(q, p, q_of_drafts=q)
     assert counts_p_value(cells(swapped), target) <= FALSE_ALARM

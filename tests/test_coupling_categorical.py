@@ -1,4 +1,4 @@
-"""Couplings of categorical laws.
+"""Couplings of categorical distributions.
 
 Fixed seeds; the false-alarm rate of every sampled test is at most 1e-4 (see `laws`).
 """
@@ -43,7 +43,7 @@ def counts(x, cells=3):
 
 
 def test_the_worked_example():
-    """Acceptance .4 / .7 for sleeping, residual (0, 2/3, 1/3), output law = target; N = 50 000."""
+    """Acceptance .4 / .7 for sleeping, residual (0, 2/3, 1/3), output distribution = target; N = 50 000."""
     residual = residual_logits(logs(TARGET), logs(DRAFT))
     np.testing.assert_allclose(jax.nn.softmax(residual), [0, 2 / 3, 1 / 3], rtol=1e-5)
     drafts = drawn(DRAFT)
@@ -88,8 +88,8 @@ def test_zeros_and_equality():
 
 @pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
 def test_sixteen_bits_are_normalised_in_float32(dtype):
-    """A vocabulary of 1000 in 16 bits: the rounded probabilities do not sum to one, and the laws compared are
-    what a sampler draws from them. Equal laws are accepted always."""
+    """A vocabulary of 1000 in 16 bits: the rounded probabilities do not sum to one, and the distributions
+    compared are what a sampler draws from them. Equal distributions are always accepted."""
     random = np.random.default_rng(0)
     log_p, log_q = (jnp.asarray(np.log(random.dirichlet(np.full(1000, 0.5)) + 1e-9), dtype) for _ in range(2))
     keys, drafts = jax.random.split(jax.random.key(0), 1000), np.arange(1000)

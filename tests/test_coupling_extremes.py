@@ -110,8 +110,8 @@ def exact_log_ratio(p, q, x):
     [("general", "float32"), ("general", "bfloat16"), ("equal", "float16"), ("reflect", "float32")],
 )
 def test_extremes(coupling, dtype):
-    """sigma 0.004 in 64 dimensions: p = q is always accepted without a trip, disjoint laws never, after one
-    trip; the result is float32 and finite, and near p."""
+    """sigma 0.004 in 64 dimensions: p = q is always accepted without a trip, disjoint distributions never,
+    after one trip; the result is float32 and finite, and near p."""
     q = Gaussian(*(jnp.asarray(a, dtype) for a in SMALL))
     keys = jax.random.split(jax.random.key(0), 64)
     noise = np.random.default_rng(0).normal(size=(64, 64))

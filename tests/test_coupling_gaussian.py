@@ -1,4 +1,4 @@
-"""Couplings of Gaussians: the output law is p's and the acceptance probability 1 - TV, in 1, 2 and 16
+"""Couplings of Gaussians: the output distribution is p and the acceptance probability 1 - TV, in 1, 2 and 16
 dimensions; a wrong coupling of each kind is noticed.
 
 Samples of N lanes with fixed seeds; the false-alarm rate of every test is at most 1e-4 (see `laws`).
@@ -97,7 +97,7 @@ def run(coupling, p, q, draft, seed=0):
     return jax.tree.map(np.asarray, compiled(coupling)(keys, as_float32(p), as_float32(q), as_float32(draft)))
 
 
-def law_p_value(value, p, q):
+def distribution_p_value(value, p, q):
     """Of `value` [N, d] against p: each coordinate, the squared radius, the coordinate along the difference
     of the means, and log p / q, on which any test of p against a mixture with q can be based."""
     d = value.shape[1]
@@ -140,14 +140,25 @@ def overlap(p, q):
     return ratios.mean(), 5 * ratios.std() / np.sqrt(len(ratios))
 
 
+@functools.cache
+def coupled(coupling, pair, d):
+    p, q = PAIRS[pair, d]
+    return run(coupling, p, q, at(q, normals(d, 1)))
+
+
+@functools.cache
+def overlap_of(pair, d):
+    return overlap(*PAIRS[pair, d])
+
+
 @pytest.mark.parametrize("coupling,pair,d", CASES)
-def test_output_law_and_acceptance(coupling, pair, d):
+def test_output_distribution_and_acceptance(coupling, pair, d):
     """N = 10 000 (d = 16: 6000) drafts from q."""
     p, q = PAIRS[pair, d]
     draft = at(q, normals(d, 1))
-    value, accepted, info = run(coupling, p, q, draft)
-    assert law_p_value(value, p, q) > FALSE_ALARM
-    expected, error = overlap(p, q)
+    value, accepted, info = coupled(coupling, pair, d)
+    assert distribution_p_value(value, p, q) > FALSE_ALARM
+    expected, error = overlap_of(pair, d)
     assert 0.3 < expected < 0.9
     gap = max(abs(accepted.mean() - expected) - error, 0)
     assert share_p_value(gap, 0, len(draft)) > FALSE_ALARM
@@ -179,13 +190,13 @@ def test_wrong_couplings_are_noticed(coupling, pair, d):
     p, q = PAIRS[pair, d]
     noise = normals(d, 1)
     draft = at(q, noise)
-    value, accepted, _ = run(coupling, p, q, draft)
-    assert law_p_value(fresh(p, q, noise, value, accepted), p, q) <= FALSE_ALARM
-    assert law_p_value(reused(p, q, noise, value, accepted), p, q) <= FALSE_ALARM
-    assert law_p_value(run(coupling, q, p, draft).value, p, q) <= FALSE_ALARM
+    value, accepted, _ = coupled(coupling, pair, d)
+    assert distribution_p_value(fresh(p, q, noise, value, accepted), p, q) <= FALSE_ALARM
+    assert distribution_p_value(reused(p, q, noise, value, accepted), p, q) <= FALSE_ALARM
+    assert distribution_p_value(run(coupling, q, p, draft).value, p, q) <= FALSE_ALARM
     wrong = run(coupling, narrower(p), narrower(q), draft)
-    assert law_p_value(wrong.value, p, q) <= FALSE_ALARM
-    assert share_p_value(wrong.accepted.mean(), overlap(p, q)[0], len(draft)) <= FALSE_ALARM
+    assert distribution_p_value(wrong.value, p, q) <= FALSE_ALARM
+    assert share_p_value(wrong.accepted.mean(), overlap_of(pair, d)[0], len(draft)) <= FALSE_ALARM
 
 
 @pytest.mark.parametrize("test", [energy_p_value, classifier_p_value])
@@ -247,8 +258,8 @@ def residuals_one_by_one(key, p, q):
 @pytest.mark.parametrize("distance", [1.0, 0.1, 1e-3, 1e-6])
 def test_close_gaussians_take_as_few_proposals(distance):
     """Residuals of N = 10 000 lanes at distances down to 1e-6, proposals one by one: the line through the
-    means (d = 16) has the closed-form law, and so has a coordinate whose variance alone differs (d = 1);
-    no more than 5 and 25 proposals on average. Controls: plain draws from p have neither law."""
+    means (d = 16) has the closed-form distribution, and so has a coordinate whose variance alone differs
+    (d = 1); no more than 5 and 25 proposals on average. Controls: plain draws from p have neither of them."""
     draw = functools.partial(residuals_one_by_one, jax.random.split(jax.random.key(1), 10_000))
     p = gaussian(np.zeros(16), 1.0)
     direction = wave(16, 0) / np.linalg.norm(wave(16, 0))

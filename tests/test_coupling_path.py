@@ -20,7 +20,7 @@ LANES, STEPS = 20_000, 3
 
 
 class Chain(NamedTuple):
-    """x_3 ~ N(0, 1), x_{t-1} ~ N(shift + slope x_t, sigma^2): all laws are normal."""
+    """x_3 ~ N(0, 1), x_{t-1} ~ N(shift + slope x_t, sigma^2): all distributions are normal."""
 
     shift: float
     slope: float
@@ -33,10 +33,10 @@ class Chain(NamedTuple):
         return jnp.stack(x)
 
     def log_density(self, path):
-        law = Gaussian(
+        distribution = Gaussian(
             self.shift + self.slope * path[:-1], jnp.full(STEPS, 2 * jnp.log(self.sigma), path.dtype)
         )
-        return log_density(law, path[1:])
+        return log_density(distribution, path[1:])
 
     def end(self):
         mean, variance = 0.0, 1.0
@@ -90,17 +90,17 @@ def target(noise):
     return path[-1], P.log_density(path) - Q.log_density(path)
 
 
-def law_p_value(end, log_ratio):
+def distribution_p_value(end, log_ratio):
     """x_0 against its closed form, and log p / q against that of fresh target paths."""
     _, fresh = target(jax.random.normal(jax.random.key(5), (LANES, STEPS + 1)))
     return min(1.0, 2 * min(ks_p_value(end, P.end().cdf), two_sample_ks_p_value(log_ratio, fresh)))
 
 
-def test_law_of_coupled_paths():
+def test_distribution_of_coupled_paths():
     """N = 20 000. The acceptance probability is compared with the mean of min(1, q / p) over target paths,
     which is 1 - TV as well, and estimated from as many (allowance: 5 standard errors)."""
     found = verdicts(jax.random.key(0), P, Q)
-    assert law_p_value(found.end, found.log_ratio) > FALSE_ALARM
+    assert distribution_p_value(found.end, found.log_ratio) > FALSE_ALARM
     _, ratios = target(jax.random.normal(jax.random.key(6), (LANES, STEPS + 1)))
     overlap = np.minimum(1, np.exp(-np.asarray(ratios, float)))
     assert 0.5 < overlap.mean() < 0.8
@@ -119,11 +119,11 @@ def test_wrong_couplings_of_paths_are_noticed():
         end, ratio = (
             jnp.where(found.accepted, a, b) for a, b in ((found.end, end), (found.log_ratio, ratio))
         )
-        assert law_p_value(end, ratio) <= FALSE_ALARM
+        assert distribution_p_value(end, ratio) <= FALSE_ALARM
     narrower = [chain._replace(sigma=chain.sigma**0.5) for chain in (P, Q)]
     for pair in ((Q, P), narrower):
         wrong = verdicts(jax.random.key(0), *pair)
-        assert law_p_value(wrong.end, wrong.log_ratio) <= FALSE_ALARM
+        assert distribution_p_value(wrong.end, wrong.log_ratio) <= FALSE_ALARM
     assert share_p_value(0.02, 0, LANES) <= FALSE_ALARM
 
 

@@ -29,13 +29,6 @@ FAST = ["--n", "7", "--batch", "3", "--num-iter", "2", "--steps", "2", "--train-
 FAST += ["--classifier-steps", "3"]
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _compile_quickly():
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
 def save_target(path, training):
     tree = tiny.params(mar.abstract_params(tiny.PIXELS))
     checkpoints.save(path, "mar", tiny.PIXELS, tree, extra={"training": training} if training else {})
@@ -197,7 +190,7 @@ def test_report(evaluated):
     near = report["nearest_neighbours"]
     assert near["training_images"] == 50
     assert near["pixels"]["generated"]["0.5"] > near["pixels"]["held_out"]["0.5"]
-    with Image.open(evaluated / "grid.png") as grid, Image.open(evaluated / "statistics.png") as pairs:
+    with Image.open(evaluated / "grid.png") as grid, Image.open(evaluated / "neighbours.png") as pairs:
         assert grid.width > grid.height and pairs.width > pairs.height
     assert not list(evaluated.glob(".*.partial"))
 

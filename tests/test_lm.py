@@ -260,11 +260,15 @@ def test_one_trace_and_no_copy_of_the_cache():
     cache = model.empty_cache(2, max_len)
     tokens = jnp.zeros((2, 1), jnp.int32)
     jax.config.update("jax_disable_most_optimizations", False)
-    for compiled in (
-        step.lower(tree, tokens, tokens, cache).compile(),
-        jax.jit(decode, donate_argnums=2).lower(tree, tokens, cache).compile(),
-    ):
-        memory, whole = compiled.memory_analysis(), sum(leaf.nbytes for leaf in jax.tree.leaves(cache))
+    try:
+        programs = (
+            step.lower(tree, tokens, tokens, cache).compile(),
+            jax.jit(decode, donate_argnums=2).lower(tree, tokens, cache).compile(),
+        )
+    finally:
+        jax.config.update("jax_disable_most_optimizations", True)
+    for program in programs:
+        memory, whole = program.memory_analysis(), sum(leaf.nbytes for leaf in jax.tree.leaves(cache))
         assert memory.alias_size_in_bytes >= whole
         assert memory.temp_size_in_bytes < cache.keys[0].nbytes
     for at in range(2):

@@ -24,7 +24,7 @@ from cspd_jax.image.chain_speculation import ChainSpeculation
 from cspd_jax.image.methods import DraftSpeculation, Plain, ReleasedRunner, SelfSpeculation
 from cspd_jax.image.speculation import PaperCriterion
 from cspd_jax.networks.mar import MARModel
-from cspd_jax.reports import acceptance_maps
+from cspd_jax.reports import acceptance_maps, charts
 
 KEY = jax.random.key(3)
 
@@ -254,8 +254,11 @@ def test_maps():
     tested, accepted = np.ones((3, 16), bool), np.zeros((3, 16), bool)
     tested[0, 0] = False
     accepted[:, 5] = True
-    page = np.asarray(acceptance_maps(tested, accepted, ["a", "b", "c"]))
-    zoom, left, top = 32, 8, 26
-    dark = page[top + zoom + 4, left + zoom + 4]  # row 1, column 1
-    light = page[top + 4, left + 2 * zoom + 4]
-    assert dark.sum() < 250 < light.sum()
+    first, *single = charts.grids(tested, accepted, most=2)
+    assert len(single) == 2 and first.shape == (4, 4)
+    assert first[1, 1] == 1 and first[0, 2] == 0 and first[0, 0] == 0
+    assert np.isnan(single[0][0, 0]) and single[0][1, 1] == 1 and single[1][0, 0] == 0
+    page = np.asarray(acceptance_maps(tested, accepted, ["a", "b", "c"]).convert("L"))
+    dark = (page < 80).mean()  # the accepted cells: 4 of 64
+    everything = np.asarray(acceptance_maps(tested, tested, ["a", "b", "c"]).convert("L"))
+    assert (everything < 80).mean() > 5 * dark > 0

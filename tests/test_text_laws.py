@@ -20,7 +20,7 @@ from test_coupling_categorical import logs
 
 from cspd_jax import text
 from cspd_jax._utils.random import purpose_keys
-from cspd_jax.coupling import block_laws, residual_logits, uniform
+from cspd_jax.coupling import block_distributions, residual_logits, uniform
 from cspd_jax.text import RULES, ModelDrafter, Verdict
 from cspd_jax.text.sampling import Purpose, choose, gumbel, round_keys
 
@@ -188,7 +188,7 @@ def test_block_verification_accepts_more():
     assert gain.mean() > 5 * gain.std() / np.sqrt(ROWS)
 
 
-of_blocks = jax.jit(jax.vmap(block_laws))
+of_blocks = jax.jit(jax.vmap(block_distributions))
 
 
 @pytest.mark.parametrize("seed", [1, 2, 4, 7, 8])

@@ -18,7 +18,7 @@ from cspd_jax.cli import evaluate as evaluate_command
 from cspd_jax.cli import train as train_command
 from cspd_jax.data.text import Document, TextConfig, Texts
 from cspd_jax.errors import UserError
-from cspd_jax.networks.lm import LM, init_params
+from cspd_jax.networks.lm import LM, abstract_params, init_params
 from cspd_jax.tokenizers import END_OF_TEXT
 from cspd_jax.training import presets
 from cspd_jax.training.config import TextTrainConfig, with_settings
@@ -39,13 +39,13 @@ CORPUS = tuple(Document(name, f"{name}: {'abcab ' * 40}") for name in ("tempfile
 TINY = TextTrainConfig(
     model=byte_model(8, 1, 1, 8),
     data=TextConfig(16),
-    steps=12,
+    steps=80,
     batch=4,
     learning_rate=1e-2,
     warmup=2,
-    decay=4,
+    decay=30,
     log_every=1,
-    checkpoint_every=4,
+    checkpoint_every=40,
     sample_every=0,
 )
 MASKED = dataclasses.replace(TINY, model=byte_model(8, 1, 1, 8, causal=False))
@@ -56,9 +56,19 @@ def identical(a, b):
     return jax.tree.all(jax.tree.map(lambda x, y: np.array_equal(x, y), a, b))
 
 
+init = jax.jit(init_params, static_argnums=0)
+
+
+@pytest.fixture(scope="module", params=[TINY, MASKED], ids=["causal", "masked"])
+def whole(request, tmp_path_factory):
+    """A configuration, and the folder and final state of a run of it that nothing interrupted."""
+    out = tmp_path_factory.mktemp("whole")
+    return request.param, out, train_text(request.param, TEXTS, out, progress=False)
+
+
 def unigram(lm, seed=0):
     """Parameters that ignore the context (all layers 0, an embedding of ones), and log p of every id."""
-    tree = jax.tree.map(jnp.zeros_like, init_params(lm.config, jax.random.key(0)))
+    tree = jax.tree.map(lambda s: jnp.zeros(s.shape), abstract_params(lm.config))
     head = jax.random.normal(jax.random.key(seed), tree["head"]["kernel"].shape)
     tree["embed"]["embedding"] += 1.0
     tree["norm"]["scale"] += 1.0
@@ -79,8 +89,7 @@ def test_every_id_is_predicted_once_and_with_context(size):
     assert (np.minimum(rows[asked], 8) <= place).all()
 
 
-@pytest.mark.parametrize("length", [16, 10])
-def test_bits_per_byte_of_a_known_model(length):
+def test_bits_per_byte_of_a_known_model(length=10):
     """A model that ignores its context: the mean of -log2 p over the stream, whatever the rows."""
     lm = untied(TINY)
     params, logs = unigram(lm)
@@ -144,45 +153,46 @@ def test_divergence_is_cross_entropy_less_entropy():
     assert float(divergence(view, p, p)) == pytest.approx(0, abs=1e-6)
 
 
-@pytest.mark.parametrize("config", [TINY, MASKED])
-def test_a_stopped_run_continues_bit_for_bit(tmp_path, config):
-    whole = train_text(config, TEXTS, tmp_path / "whole", progress=False)
-    out = tmp_path / "stopped"
-    for stop in (6, None):
-        state = train_text(config, TEXTS, out, resume=True, stop_at=stop, progress=False)
-    assert identical(state, whole)
-    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines] == list(range(1, 13)) and "rows_per_second" in lines[0]
-    assert lines[-1]["loss"] < lines[0]["loss"] - 0.1
+def test_a_stopped_run_continues_bit_for_bit(tmp_path, whole):
+    config, folder, state = whole
+    for stop in (45, None):
+        resumed = train_text(config, TEXTS, tmp_path, resume=True, stop_at=stop, progress=False)
+    assert identical(resumed, state)
+    logs = [(out / "metrics.jsonl").read_text().splitlines() for out in (tmp_path, folder)]
+    losses, wanted = ([json.loads(line)["loss"] for line in log] for log in logs)
+    assert losses == wanted and len(losses) == config.steps and "rows_per_second" in json.loads(logs[0][0])
 
-    class Forgetful(Texts):  # negative control: a single batch of another seed is noticed
+
+def test_a_single_other_batch_is_noticed(tmp_path, whole):
+    """Negative control of the comparison of resumed runs."""
+    config, _, state = whole
+
+    class Forgetful(Texts):
         def batch(self, index, size, *, seed=0, split="train"):
             return super().batch(index, size, seed=seed + (index == 9), split=split)
 
-    other = train_text(config, Forgetful(TINY.data, CORPUS), tmp_path / "other", progress=False)
-    assert not identical(other, whole)
+    other = train_text(config, Forgetful(TINY.data, CORPUS), tmp_path, progress=False)
+    assert not identical(other, state)
 
 
-def test_the_masked_objective_is_learnt(tmp_path):
-    config = dataclasses.replace(MASKED, steps=60, checkpoint_every=60)
-    state = train_text(config, TEXTS, tmp_path, progress=False)
+def test_the_objective_is_learnt(whole):
+    config, _, state = whole
     stream = np.tile(TEXTS.streams["held-out"], 10)
-    before = init_params(MASKED.model, jax.random.key(0))
-    found = [bits_per_byte(LM(MASKED.model), p, stream, 16) for p in (before, state.params)]
+    before = init(config.model, jax.random.key(0))
+    found = [bits_per_byte(LM(config.model), p, stream, 16) for p in (before, state.params)]
     assert found[1] < found[0] - 2
 
 
 def teacher(seed=3, config=TINY):
-    params = init_params(config.model, jax.random.key(seed))
+    params = init(config.model, jax.random.key(seed))
     return TextTeacher(config.model, jax.tree.map(lambda x: 8 * x, params))
 
 
 @pytest.mark.parametrize("config", [TINY, MASKED])
 def test_distilling_brings_the_draft_closer(tmp_path, config):
-    config = dataclasses.replace(config, steps=120, decay=60, checkpoint_every=120)
     target = teacher(config=config)
     rows = np.concatenate([TEXTS.batch(i, 4, split="held-out") for i in range(8)])
-    before = init_params(config.model, jax.random.key(0))
+    before = init(config.model, jax.random.key(0))
     state = train_text(config, TEXTS, tmp_path, teacher=target, progress=False)
     lm = LM(config.model)
     first, last = (agreement(lm, target.params, lm, p, rows) for p in (before, state.params))
@@ -204,7 +214,7 @@ def test_the_share_of_the_data_in_the_loss():
 
 
 def test_rows_of_the_target_itself(tmp_path):
-    """They begin as the data does, follow the target's law, and are made once."""
+    """They begin as the data does, follow the target's distribution, and are made once."""
     config = dataclasses.replace(TINY, data=TextConfig(PROMPT + 32))
     texts = Texts(config.data, CORPUS)
     lm = untied(config)
@@ -267,9 +277,9 @@ def test_a_masked_model_begins_with_a_causal_one(tied):
     """A text of one token looks the same to both, so the old ids have the same logits there."""
     causal = dataclasses.replace(TINY.model, tie_embeddings=tied)
     masked = dataclasses.replace(MASKED.model, tie_embeddings=tied, max_positions=99)
-    model = models.TextModel("x", LM(causal), init_params(causal, jax.random.key(1)), {})
+    model = models.TextModel("x", LM(causal), init(causal, jax.random.key(1)), {})
     params = initial_params(model, masked)
-    assert jax.tree.map(np.shape, params) == jax.tree.map(np.shape, init_params(masked, jax.random.key(0)))
+    assert jax.tree.map(np.shape, params) == jax.tree.map(np.shape, abstract_params(masked))
     tokens = np.array([[7], [END_OF_TEXT]])
     logits = LM(masked).forward(params, tokens)
     np.testing.assert_allclose(
@@ -291,7 +301,7 @@ def test_other_models_are_no_beginning(change):
 def test_the_commands(tmp_path, capsys, monkeypatch):
     """Train a target, distil a draft of it from its own samples and the data, evaluate both."""
     monkeypatch.setattr("cspd_jax.data.text.documents", lambda: CORPUS)
-    config = dataclasses.replace(TINY, data=TextConfig(PROMPT + 8), sample_every=6)
+    config = dataclasses.replace(TINY, steps=12, decay=4, data=TextConfig(PROMPT + 8), sample_every=6)
     monkeypatch.setitem(TEXT_PRESETS, "tiny", config)
     target, draft = tmp_path / "target", tmp_path / "draft"
     call(train_command, "--preset", "tiny", "--out", target, "--json")

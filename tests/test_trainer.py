@@ -24,9 +24,10 @@ from cspd_jax.data import Digits, FolderConfig
 from cspd_jax.errors import UserError
 from cspd_jax.training import presets
 from cspd_jax.training.config import with_settings
+from cspd_jax.training.image.step import Metrics, init_state, n_known
 from cspd_jax.training.image.trainer import check_fit, grid, train
 from cspd_jax.training.run import MetricsLog
-from cspd_jax.training.step import Metrics, average, decayed, init_state, learning_rate, n_known
+from cspd_jax.training.step import average, decayed, learning_rate
 
 HERE = pathlib.Path(__file__).parent
 SOURCE = Digits(TINY.data)
@@ -68,7 +69,7 @@ def kill_at(out, step, delay=0.0):
 
 @pytest.fixture(scope="module", autouse=True)
 def compiled_once(tmp_path_factory):
-    """All processes of these tests share what they compile."""
+    """All processes of these tests share what they compile, without optimisations: the steps are tiny."""
     folder = str(tmp_path_factory.mktemp("compiled"))
     settings = {
         "jax_enable_compilation_cache": True,
@@ -76,6 +77,8 @@ def compiled_once(tmp_path_factory):
         "jax_persistent_cache_min_compile_time_secs": 0,
     }
     before = {name: getattr(jax.config, name) for name in settings}
+    optimised = "jax_disable_most_optimizations"
+    before[optimised], settings[optimised] = jax.config.read(optimised), True
     with pytest.MonkeyPatch.context() as patch:
         for name, value in settings.items():
             jax.config.update(name, value)
@@ -86,7 +89,7 @@ def compiled_once(tmp_path_factory):
     compilation_cache.reset_cache()  # it remembers that it was on
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def _compiler():
     """In place of the shared fixture: the settings are those of the processes started here."""
 

@@ -1,4 +1,4 @@
-"""A call on many rows, made in parts where its intermediate arrays would not fit into memory."""
+"""A call on many rows, split into parts so that its intermediate arrays fit into memory."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ Array = jax.Array
 
 
 def in_parts(function: Callable[..., Any], most: int, *arrays: Array) -> Any:
-    """function(*arrays), of and to arrays [N, ...] whose rows do not depend on each other; at most `most`
-    rows go side by side."""
+    """function(*arrays) with at most `most` rows at a time.
+
+    arrays: [N, ...]. The function's results are a pytree of arrays [N, ...], whose rows do not depend on each
+    other.
+    """
     count = arrays[0].shape[0]
     if count <= most:
         return function(*arrays)

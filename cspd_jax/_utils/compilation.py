@@ -1,4 +1,4 @@
-"""What the command line does about compilation: keep its results on disk, and time it."""
+"""The compilation cache of the command line, and the time spent compiling."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def use_cache() -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError:
-        return  # slower, not wrong
+        return  # without a cache it is only slower
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
 

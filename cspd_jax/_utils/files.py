@@ -8,11 +8,11 @@ import json
 import os
 import secrets
 import shutil
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 
 from cspd_jax.errors import UserError
@@ -25,17 +25,30 @@ def cache_folder() -> Path:
 
 @contextlib.contextmanager
 def written_beside(path: str | os.PathLike) -> Iterator[Path]:
-    """Yields a name beside `path` to write a file or folder to; it becomes `path` if the block succeeds.
+    """Yields a temporary path beside `path` for a file or folder; it is renamed to `path` on success.
 
-    The name is random, so that two processes do not write to the same one. Whatever is left of it is removed.
+    Its name is random, so two processes never write to the same one. Nothing is left behind on failure.
     """
     path = Path(path)
-    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
+    partial = _partial(path)
     try:
         yield partial
         partial.replace(path)
     finally:
         remove(partial)
+
+
+def _partial(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
+
+
+@contextlib.contextmanager
+def write_errors(path: str | os.PathLike) -> Iterator[None]:
+    """Turns an OSError within the block into a UserError that names `path`."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {error.strerror or error}") from error
 
 
 def remove(path: Path) -> None:
@@ -60,15 +73,47 @@ def write_arrays(path: str | os.PathLike, **arrays: Any) -> None:
         np.savez(file, **made)
 
 
+def kept_array(path: Path, origin: str, make: Callable[[], np.ndarray]) -> np.ndarray:
+    """The array stored in the .npz file `path`; made and stored there if the file does not exist.
+
+    origin: a fingerprint of everything the array depends on; UserError if the file has another one.
+    """
+    if not path.exists():
+        array = make()
+        write_arrays(path, samples=array, origin=origin)
+        return array
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            array, stored_origin = stored["samples"], str(stored["origin"])
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        raise UserError(f"{path} is damaged ({error}); delete it and it will be made again") from None
+    if stored_origin != origin:
+        raise UserError(f"{path} was made by another target or seed; delete that folder or choose another")
+    return array
+
+
 def fingerprint(config: Any, params: Any, *more: Any, leading: int | None = None) -> str:
-    """The SHA-256 of a model's sizes and weights, and of `more` (JSON).
+    """The SHA-256 of a model's configuration and weights, and of `more` (JSON).
 
     leading: how many numbers of each parameter count; None is all of them.
     """
-    digest = hashlib.sha256(json.dumps([repr(config), *more]).encode())
+    return weights_sha256(json.dumps([repr(config), *more]), params, leading)
+
+
+def weights_sha256(heading: str, params: Any, leading: int | None = None) -> str:
+    """The SHA-256 of a text followed by the bytes of all parameters (or the first `leading` of each)."""
+    import jax  # here, because the command line needs this module before it needs jax
+
+    digest = hashlib.sha256(heading.encode())
     for leaf in jax.tree.leaves(params):
         digest.update(np.asarray(leaf.reshape(-1)[:leading]).tobytes())
     return digest.hexdigest()
+
+
+def file_sha256(path: str | os.PathLike) -> str:
+    """The SHA-256 of a file's content."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def check_new_folder(path: str | os.PathLike) -> None:
@@ -89,7 +134,7 @@ def write_folder(path: str | os.PathLike | None, prefix: str, fill: Callable[[Pa
     """Lets `fill` write into a folder beside `path`, then renames it; None is the next free `prefix-0001`."""
     final = next_free(prefix) if path is None else Path(path)
     absolute = Path(os.path.abspath(final))
-    partial = absolute.with_name(f".{absolute.name}.{secrets.token_hex(4)}.partial")
+    partial = _partial(absolute)
     try:
         partial.mkdir()
         fill(partial)

@@ -1,7 +1,7 @@
-"""Which random numbers are drawn from an image's key, and for what.
+"""The random numbers of an image, all derived from its key.
 
-Every image has one key. All that is random in it is derived by folding in a purpose and the place where
-the number is used, so an image depends on its own key and never on its neighbours in the batch.
+Every image has one key. Everything random about it is derived by folding in a purpose and the place where the
+number is used, so an image depends on its own key and never on its neighbours in the batch.
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ class Purpose(enum.IntEnum):
 
 
 def row_keys(key: Array, count: int, first: int = 0) -> Array:
-    """Keys of the images first, ..., first + count - 1 of a run: [count]."""
+    """Keys [count] of the rows (images, texts) first, ..., first + count - 1 of a run."""
     return jax.vmap(lambda i: jax.random.fold_in(key, i))(first + jnp.arange(count))
 
 
 def purpose_keys(keys: Array, purpose: enum.IntEnum) -> Array:
+    """Keys [B] of one purpose, for rows with `keys` [B]."""
     return jax.vmap(lambda k: jax.random.fold_in(k, int(purpose)))(keys)
 
 
@@ -52,7 +53,7 @@ def chain_noise(keys: Array, positions: Array, steps: int, dim: int) -> Array:
 
 
 def chain_uniforms(keys: Array, positions: Array, steps: int) -> Array:
-    """Uniforms of the accept tests along the chains at `positions` [B, G]: [T, B, G], entry i for step i."""
+    """Uniforms for the accept tests along the chains at `positions` [B, G]: [T, B, G], entry i for step i."""
 
     def one(key, position):
         return uniform(jax.random.fold_in(key, position), (steps,))
@@ -62,6 +63,6 @@ def chain_uniforms(keys: Array, positions: Array, steps: int) -> Array:
 
 
 def residual_keys(keys: Array, positions: Array) -> Array:
-    """One key per token [B, G] for draws from residuals; to be folded with the step."""
+    """One key per token [B, G] for draws from residuals, to be folded with the step."""
     keys = purpose_keys(keys, Purpose.RESIDUAL)
     return jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)))(keys, positions)

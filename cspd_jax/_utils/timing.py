@@ -1,4 +1,4 @@
-"""Wall-clock comparisons: several ways of doing the same, measured in turns."""
+"""Wall-clock comparison of several ways of doing the same thing."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import jax
 def seconds_in_turns(
     runs: Mapping[str, Callable[[], Any]], repeats: int, longest: float = float("inf")
 ) -> dict[str, list[float]]:
-    """The seconds of each run, `repeats` times. The runs take turns, so that a busy machine is fair to all.
+    """Wall-clock seconds of each run, `repeats` times; runs take turns, so a busy machine is fair to all.
 
-    Every run must have run before, or its compilation is measured too. What it returns is waited for. After
-    `longest` seconds no further turn begins.
+    Call each run once before, or its compilation is measured too. Its result is waited for. After `longest`
+    seconds no further turn begins.
     """
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     begin = time.perf_counter()

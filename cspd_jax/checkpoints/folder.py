@@ -1,13 +1,15 @@
-"""The kinds of checkpoint: which configuration class and which network each one has."""
+"""Checkpoint folders: `config.json` and the parameters, in `params/` (Orbax) or `params.safetensors`.
+
+A folder is written beside its final name and renamed, so a folder with that name is always complete. The kind
+of a checkpoint determines the class of its configuration and its network.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import os
-import secrets
 import shutil
-import tempfile
 import typing
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -17,16 +19,27 @@ import jax
 import ml_dtypes
 import numpy as np
 
+from cspd_jax._utils.files import write_errors, written_beside
 from cspd_jax.checkpoints import parameters
 from cspd_jax.errors import UserError
 from cspd_jax.networks import autoencoder, lm, mar
 from cspd_jax.networks.config import KLConfig, MARConfig
 from cspd_jax.networks.lm_config import LMConfig
 
+FORMAT_VERSION = 1
+SINGLE_FILE = "params.safetensors"
+DTYPES = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16}
+
 
 class Kind(NamedTuple):
-    config_class: type  # a frozen dataclass
-    abstract_params: Callable[[Any], Any]  # config -> nested dict of ShapeDtypeStruct
+    """A kind of network.
+
+    config_class: a frozen dataclass.
+    abstract_params: config -> nested dict of ShapeDtypeStruct.
+    """
+
+    config_class: type
+    abstract_params: Callable[[Any], Any]
 
 
 _KINDS: dict[str, Kind] = {
@@ -37,11 +50,129 @@ _KINDS: dict[str, Kind] = {
 
 
 def register_kind(name: str, config_class: type, abstract_params: Callable[[Any], Any]) -> None:
-    """Makes `save` and `load` know another kind of network."""
+    """Makes another kind of network known to `save` and `load`."""
     _KINDS[name] = Kind(config_class, abstract_params)
 
 
+class Checkpoint(NamedTuple):
+    """What a checkpoint folder holds.
+
+    kind: the name of the kind.
+    config: the kind's frozen dataclass.
+    params: nested dict of arrays.
+    metadata: the rest of config.json: dtype, params (their number), source, extra, ...
+    """
+
+    kind: str
+    config: Any
+    params: Any
+    metadata: dict[str, Any]
+
+
+def save(
+    path: str | os.PathLike,
+    kind: str,
+    config: Any,
+    params: Mapping,
+    *,
+    source: str | None = None,
+    source_sha256: str | None = None,
+    extra: Mapping[str, Any] | None = None,
+    single_file: bool = False,
+    companions: Mapping[str, Path] | None = None,
+) -> dict[str, Any]:
+    """Writes a new checkpoint folder, all or nothing, and returns the content of its config.json.
+
+    params: keep their dtype.
+    source, source_sha256: where the parameters come from, and the digest of that.
+    extra: anything JSON can hold.
+    single_file: store the parameters in one safetensors file instead of Orbax's many.
+    companions: files to copy as they are, such as a tokenizer's: place in the folder -> file.
+    """
+    path = Path(os.path.abspath(path))
+    check_destination(path)
+    parameters.check(params, describe_params(get_kind(kind, str(path)), config, str(path)), str(path))
+    description = {
+        "format_version": FORMAT_VERSION,
+        "kind": kind,
+        "config": dataclasses.asdict(config),
+        "dtype": parameters.common_dtype(params),
+        "params": sum(int(leaf.size) for leaf in jax.tree.leaves(params)),
+        "source": source,
+        "source_sha256": source_sha256,
+        "extra": dict(extra or {}),
+    }
+    text = json.dumps(description, indent=2) + "\n"
+    with write_errors(path), written_beside(path) as partial:
+        partial.mkdir()
+        if single_file:
+            parameters.write_file(partial / SINGLE_FILE, params)
+        else:
+            parameters.write(partial / "params", params)
+        (partial / "config.json").write_text(text, encoding="utf-8")
+        for place, file in (companions or {}).items():
+            (partial / place).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, partial / place)
+        check_destination(path)
+    return description
+
+
+def check_destination(path: str | os.PathLike) -> None:
+    """UserError unless a new folder can be made at `path`."""
+    path = Path(os.path.abspath(path))
+    if os.path.lexists(path):
+        raise UserError(f"{path} exists already; choose another name or remove it first")
+    if not path.parent.is_dir():
+        raise UserError(f"{path} cannot be made: the folder {path.parent} does not exist")
+
+
+def read_description(path: str | os.PathLike) -> dict[str, Any]:
+    """The content of a checkpoint's config.json, with "config" as the kind's dataclass."""
+    path = Path(os.path.abspath(path))
+    if not path.is_dir():
+        problem = "is a file" if path.exists() else "does not exist"
+        raise UserError(f"{path} {problem}; a checkpoint is a folder made by cspd-jax convert or train")
+    file = path / "config.json"
+    try:
+        description = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{path} is not a checkpoint: it has no config.json") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{file} is not readable JSON ({error})") from None
+    if not isinstance(description, dict):
+        raise UserError(f"{file} must hold a JSON object")
+    _check_version(description.get("format_version"), file)
+    kind = get_kind(description.get("kind"), str(file))
+    if not (path / "params").is_dir() and not (path / SINGLE_FILE).is_file():
+        raise UserError(f"{path} is not a complete checkpoint: it has no folder params")
+    return {**description, "config": read_config(kind, description.get("config"), str(file))}
+
+
+def _check_version(version: Any, file: Path) -> None:
+    if type(version) is not int or version < 1:
+        raise UserError(f"{file}: format_version is {version!r}; it must be {FORMAT_VERSION}")
+    if version > FORMAT_VERSION:
+        raise UserError(
+            f"{file} has format version {version}, but this version of cspd-jax reads up to {FORMAT_VERSION};"
+            " upgrade cspd-jax"
+        )
+
+
+def load(path: str | os.PathLike, dtype: Any = None) -> Checkpoint:
+    """Reads a checkpoint folder; its parameters become jax arrays, cast to `dtype` if given."""
+    path = Path(os.path.abspath(path))
+    description = read_description(path)
+    config, kind = description.pop("config"), description.pop("kind")
+    abstract = describe_params(get_kind(kind, str(path)), config, str(path))
+    if (path / SINGLE_FILE).is_file():
+        params = parameters.read_file(path / SINGLE_FILE, abstract, dtype)
+    else:
+        params = parameters.read(path / "params", abstract, dtype)
+    return Checkpoint(kind, config, params, description)
+
+
 def get_kind(name: Any, where: str) -> Kind:
+    """The kind called `name`; `where` names the file in the error message."""
     if not isinstance(name, str) or name not in _KINDS:
         raise UserError(
             f"{where} is of the unknown kind {name!r}; known kinds are {', '.join(sorted(_KINDS))}"
@@ -50,7 +181,7 @@ def get_kind(name: Any, where: str) -> Kind:
 
 
 def read_config(kind: Kind, values: Any, where: str):
-    """A JSON object -> the kind's configuration; every field must be there, with its type, and no other."""
+    """A JSON object -> the kind's configuration; it must have exactly its fields, with their types."""
     if not isinstance(values, dict):
         raise UserError(f"{where}: config must be an object with the sizes of the network")
     hints = typing.get_type_hints(kind.config_class)
@@ -91,145 +222,3 @@ def _typed(value: Any, hint: Any, name: str, where: str) -> Any:
             raise UserError(f"{where}: config field {name} is {value!r}; it must be a list of whole numbers")
         return tuple(value)
     return value
-
-
-# A checkpoint folder: `config.json` and the parameters, in `params/` (Orbax) or `params.safetensors`.
-#
-# Written beside its final name and renamed, so that a folder of that name is always complete.
-
-FORMAT_VERSION = 1
-SINGLE_FILE = "params.safetensors"
-DTYPES = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16}
-
-
-class Checkpoint(NamedTuple):
-    kind: str
-    config: Any  # the kind's frozen dataclass
-    params: Any  # nested dict of arrays
-    metadata: dict[str, Any]  # the rest of config.json: dtype, params (their number), source, extra, ...
-
-
-def save(
-    path: str | os.PathLike,
-    kind: str,
-    config: Any,
-    params: Mapping,
-    *,
-    source: str | None = None,
-    source_sha256: str | None = None,
-    extra: Mapping[str, Any] | None = None,
-    single_file: bool = False,
-) -> dict[str, Any]:
-    """Writes a new checkpoint folder and returns what its config.json says.
-
-    `params` keep their dtype. `extra` is anything JSON can hold. `single_file` puts the parameters in one
-    safetensors file instead of Orbax's many. Either the whole folder appears or nothing.
-    """
-    path = Path(os.path.abspath(path))
-    check_destination(path)
-    parameters.check(params, describe_params(get_kind(kind, str(path)), config, str(path)), str(path))
-    description = {
-        "format_version": FORMAT_VERSION,
-        "kind": kind,
-        "config": dataclasses.asdict(config),
-        "dtype": parameters.common_dtype(params),
-        "params": sum(int(leaf.size) for leaf in jax.tree.leaves(params)),
-        "source": source,
-        "source_sha256": source_sha256,
-        "extra": dict(extra or {}),
-    }
-    text = json.dumps(description, indent=2) + "\n"
-    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
-    try:
-        partial.mkdir()
-        if single_file:
-            parameters.write_file(partial / SINGLE_FILE, params)
-        else:
-            parameters.write(partial / "params", params)
-        (partial / "config.json").write_text(text, encoding="utf-8")
-        check_destination(path)
-        partial.rename(path)
-    except OSError as error:
-        raise UserError(f"{path} cannot be written: {error.strerror or error}") from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-    return description
-
-
-def check_destination(path: str | os.PathLike) -> None:
-    """UserError unless a new folder can be made at `path`."""
-    path = Path(os.path.abspath(path))
-    if os.path.lexists(path):
-        raise UserError(f"{path} exists already; choose another name or remove it first")
-    if not path.parent.is_dir():
-        raise UserError(f"{path} cannot be made: the folder {path.parent} does not exist")
-
-
-def read_description(path: str | os.PathLike) -> dict[str, Any]:
-    """The content of a checkpoint's config.json with "config" as the kind's dataclass."""
-    path = Path(os.path.abspath(path))
-    if not path.is_dir():
-        problem = "is a file" if path.exists() else "does not exist"
-        raise UserError(f"{path} {problem}; a checkpoint is a folder made by cspd-jax convert or train")
-    file = path / "config.json"
-    try:
-        description = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"{path} is not a checkpoint: it has no config.json") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{file} is not readable JSON ({error})") from None
-    if not isinstance(description, dict):
-        raise UserError(f"{file} must hold a JSON object")
-    _check_version(description.get("format_version"), file)
-    kind = get_kind(description.get("kind"), str(file))
-    if not (path / "params").is_dir() and not (path / SINGLE_FILE).is_file():
-        raise UserError(f"{path} is not a complete checkpoint: it has no folder params")
-    return {**description, "config": read_config(kind, description.get("config"), str(file))}
-
-
-def _check_version(version: Any, file: Path) -> None:
-    if type(version) is not int or version < 1:
-        raise UserError(f"{file}: format_version is {version!r}; it must be {FORMAT_VERSION}")
-    if version > FORMAT_VERSION:
-        raise UserError(
-            f"{file} has format version {version}, but this version of cspd-jax reads up to {FORMAT_VERSION};"
-            " upgrade cspd-jax"
-        )
-
-
-def load(path: str | os.PathLike, dtype: Any = None) -> Checkpoint:
-    """Reads a checkpoint folder; its parameters become jax arrays, cast to `dtype` if that is given."""
-    path = Path(os.path.abspath(path))
-    description = read_description(path)
-    config, kind = description.pop("config"), description.pop("kind")
-    abstract = describe_params(get_kind(kind, str(path)), config, str(path))
-    if (path / SINGLE_FILE).is_file():
-        params = parameters.read_file(path / SINGLE_FILE, abstract, dtype)
-    else:
-        params = parameters.read(path / "params", abstract, dtype)
-    return Checkpoint(kind, config, params, description)
-
-
-# Checkpoint folders that also hold files which are copied as they are, such as a tokenizer's.
-
-
-def save_with(companions: Mapping[str, Path], path: str | os.PathLike, *args, **options) -> dict[str, Any]:
-    """`save`, with a copy of every file of `companions` (place in the folder -> file). All or nothing."""
-    if not companions:
-        return save(path, *args, **options)
-    path = Path(os.path.abspath(path))
-    check_destination(path)
-    try:
-        with tempfile.TemporaryDirectory(
-            prefix=f".{path.name}.", suffix=".partial", dir=path.parent
-        ) as beside:
-            made = Path(beside) / path.name
-            description = save(made, *args, **options)
-            for place, file in companions.items():
-                (made / place).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(file, made / place)
-            check_destination(path)
-            made.rename(path)
-    except OSError as error:
-        raise UserError(f"{path} cannot be written: {error.strerror or error}") from error
-    return description

@@ -17,17 +17,25 @@ FILES = {
     "mar-huge": "mar-huge.safetensors",
     "kl16": "kl16.safetensors",
 }
-# What is fetched unless the caller says otherwise. A branch name moves; put the 40 digits of a commit here
-# (or in CSPD_HUB_REVISION, or pass `revision`) to pin the files. `Fetched.commit` tells what a name meant.
+# The default revision. A branch moves; to pin the files, pass the 40 digits of a commit as `revision` or in
+# CSPD_HUB_REVISION. `Fetched.commit` is the commit that a name resolved to.
 REVISION = "main"
 REVISION_VARIABLE = "CSPD_HUB_REVISION"
 
 
 class Fetched(NamedTuple):
-    path: Path  # the file in the local cache, or the folder of a language model
+    """A downloaded file or folder.
+
+    path: the file in the local cache, or the folder of a language model.
+    repository: OWNER/NAME.
+    file: its name in the repository; empty for a folder.
+    commit: the commit that the revision resolved to.
+    """
+
+    path: Path
     repository: str
-    file: str  # empty for a folder
-    commit: str  # the commit that the revision stood for
+    file: str
+    commit: str
 
 
 def fetch(

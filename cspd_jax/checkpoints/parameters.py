@@ -1,4 +1,8 @@
-"""Parameter trees on disk (Orbax), checked against the network they belong to."""
+"""Parameter trees on disk, checked against the network they belong to.
+
+Checkpoints are written by Orbax, which makes two files per parameter, one of them hidden. Wheels leave hidden
+files out, so the small models inside the package are single safetensors files.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +23,7 @@ from cspd_jax.errors import UserError
 
 _CONCURRENT_BYTES = 256 * 2**20
 _LISTED = 5
+_SEPARATOR = "/"
 
 
 def write(path: Path, params: Mapping) -> None:
@@ -46,7 +51,7 @@ def _numpy_handler():
 
 @contextlib.contextmanager
 def _quiet():
-    """Keeps Orbax from warning about OCDBT, which is not used here."""
+    """Silences Orbax's warning about OCDBT, which is not used here."""
     logger = logging.getLogger("absl")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -88,6 +93,25 @@ def _to_jax(leaf: np.ndarray, dtype: Any) -> jax.Array:
     return jnp.asarray(leaf)
 
 
+def write_file(path: Path, params: Mapping) -> None:
+    """Writes the tree to the new safetensors file `path`; the name of a parameter is its path in the tree."""
+    leaves = {_SEPARATOR.join(keys): jnp.asarray(leaf) for keys, leaf in _flatten(params)}
+    path.write_bytes(arrays.save(leaves))  # save_file would make it readable by its owner only
+
+
+def read_file(path: Path, abstract: Mapping, dtype: Any = None) -> dict:
+    """The tree in the safetensors file `path`, like `read`."""
+    try:
+        leaves = arrays.load_file(path)
+    except (safetensors.SafetensorError, OSError, ValueError, KeyError) as error:
+        raise UserError(f"{path} is not a readable safetensors file ({error})") from error
+    params = _nest(leaves)
+    check(params, abstract, str(path))
+    if dtype is None:
+        return params
+    return jax.tree.map(lambda x: x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x, params)
+
+
 def check(params: Mapping, abstract: Mapping, where: str) -> None:
     """UserError unless `params` have the network's leaves and shapes and are finite."""
     check_shapes(params, abstract, where)
@@ -95,6 +119,7 @@ def check(params: Mapping, abstract: Mapping, where: str) -> None:
 
 
 def check_shapes(params: Mapping, abstract: Mapping, where: str) -> None:
+    """UserError unless `params` have the leaves and shapes of the abstract tree."""
     have, want = (
         {path: tuple(leaf.shape) for path, leaf in _named_leaves(tree)} for tree in (params, abstract)
     )
@@ -113,6 +138,7 @@ def check_shapes(params: Mapping, abstract: Mapping, where: str) -> None:
 
 
 def check_finite(params: Mapping, where: str) -> None:
+    """UserError if a parameter holds NaN or infinity."""
     for path, leaf in _named_leaves(params):
         array = np.asarray(leaf)
         if jnp.issubdtype(array.dtype, jnp.floating) and not np.isfinite(array).all():
@@ -120,6 +146,7 @@ def check_finite(params: Mapping, where: str) -> None:
 
 
 def common_dtype(params: Mapping) -> str:
+    """The dtype of all leaves, or "mixed"."""
     names = {str(leaf.dtype) for leaf in jax.tree.leaves(params)}
     return names.pop() if len(names) == 1 else "mixed"
 
@@ -133,32 +160,6 @@ def _named_leaves(tree: Any, prefix: str = ""):
             yield path, value
 
 
-# Parameter trees in one safetensors file, for small models that travel inside a package.
-#
-# Orbax makes two files per parameter, one of them hidden, which wheels leave out.
-
-SEPARATOR = "/"
-
-
-def write_file(path: Path, params: Mapping) -> None:
-    """Writes the new file `path`; a parameter is named by its place in the tree."""
-    leaves = {SEPARATOR.join(keys): jnp.asarray(leaf) for keys, leaf in _flatten(params)}
-    path.write_bytes(arrays.save(leaves))  # save_file would make it readable by its owner only
-
-
-def read_file(path: Path, abstract: Mapping, dtype: Any = None) -> dict:
-    """The tree at `path` as jax arrays; UserError unless it has exactly the abstract tree's leaves."""
-    try:
-        leaves = arrays.load_file(path)
-    except (safetensors.SafetensorError, OSError, ValueError, KeyError) as error:
-        raise UserError(f"{path} is not a readable safetensors file ({error})") from error
-    params = _nest(leaves)
-    check(params, abstract, str(path))
-    if dtype is None:
-        return params
-    return jax.tree.map(lambda x: x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x, params)
-
-
 def _flatten(tree: Mapping, prefix: tuple[str, ...] = ()):
     for key, value in tree.items():
         if isinstance(value, Mapping):
@@ -170,7 +171,7 @@ def _flatten(tree: Mapping, prefix: tuple[str, ...] = ()):
 def _nest(leaves: Mapping[str, Any]) -> dict:
     tree: dict = {}
     for name, leaf in leaves.items():
-        *parents, last = name.split(SEPARATOR)
+        *parents, last = name.split(_SEPARATOR)
         node = tree
         for key in parents:
             node = node.setdefault(key, {})

@@ -1,4 +1,4 @@
-"""Types and flags shared by commands."""
+"""Types, flags and the syntax of --labels, shared by commands."""
 
 from __future__ import annotations
 
@@ -50,8 +50,6 @@ def seed(text: str) -> int:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 to {2**32 - 1}")
     return int(text)
 
-
-# `--labels`: a list of class numbers, names and ranges.
 
 NO_CLASS = "none"
 

@@ -72,7 +72,7 @@ def distill(args: argparse.Namespace, config) -> None:
         rows,
         args.out,
         teacher=teacher,
-        resume=True,  # the folder has been looked at, and may hold samples by now
+        resume=True,  # the folder has been checked, and may hold samples by now
         stop_at=args.stop_at,
         on_sample=glance(config, texts, args.out / "held_out.jsonl"),
         initial=initial,
@@ -107,7 +107,7 @@ def measure(config, params, texts, most: int | None = None) -> float:
 
 
 def glance(config, texts, path: pathlib.Path) -> Callable[[int, object], None]:
-    """Measures a few held-out rows and appends what it finds to a file."""
+    """A callback that measures a few held-out rows and appends the result to a file."""
 
     def on_sample(step: int, params) -> None:
         bits = measure(config, params, texts, _GLANCE)

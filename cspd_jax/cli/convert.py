@@ -29,7 +29,6 @@ def add_parser(subparsers) -> None:
 
 def run(args: argparse.Namespace) -> None:
     from cspd_jax import checkpoints
-    from cspd_jax.checkpoints.folder import save_with
     from cspd_jax.converters.source import convert, digest, make_config, open_source
     from cspd_jax.errors import UserError
 
@@ -44,8 +43,14 @@ def run(args: argparse.Namespace) -> None:
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}") from None
     companions = {f"tokenizer/{file.name}": file for file in source.companions}
-    description = save_with(
-        companions, args.destination, source.kind, config, params, source=origin, source_sha256=sha256
+    description = checkpoints.save(
+        args.destination,
+        source.kind,
+        config,
+        params,
+        source=origin,
+        source_sha256=sha256,
+        companions=companions,
     )
     result({"path": os.path.abspath(args.destination), **description}, args.json)
 

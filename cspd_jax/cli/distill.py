@@ -17,13 +17,13 @@ def add_parser(subparsers) -> None:
     parser = subparsers.add_parser(
         "distill",
         help="train a draft for a target",
-        description="Trains a draft that imitates the denoising steps of TARGET (or, of text, its laws of the"
-        " next token), in the folder OUT, as `cspd-jax train` does, and reports how often its tokens would be"
-        " accepted.",
+        description="Trains a draft that imitates the denoising steps of TARGET (for text, its distributions"
+        " of the next token), in the folder OUT like `cspd-jax train`, and reports how often its tokens would"
+        " be accepted.",
     )
     parser.add_argument(
         "--target",
-        help="a checkpoint folder, or a model's name (default; of text presets text-default, of masked ones"
+        help="a checkpoint folder, or a model's name (default; for text presets text-default, for masked ones"
         " masked-default)",
     )
     add_run_flags(parser, default="glyphs-draft")
@@ -35,7 +35,7 @@ def add_parser(subparsers) -> None:
         help="learn on contexts from the preset's data, the target's own samples, or both in turn (data)",
     )
     parser.add_argument(
-        "--samples", type=positive, default=4096, help="how many samples of the target are made (4096)"
+        "--samples", type=positive, default=4096, help="number of samples of the target (4096)"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(func=run)
@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> None:
     task = FromTarget(config, teacher)
     data = make_source(config.data)
     check_fit(config, data)
-    data.batch(0, 1, split="held-out")  # an empty split is found now, not after the run
+    data.batch(0, 1, split="held-out")  # an empty split is reported now, not after the run
     initial = starting_weights(args.init, config.model)
     prepare_folder(args.out, args.resume)
     source = data
@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> None:
         config,
         source,
         args.out,
-        resume=True,  # the folder has been looked at, and may hold samples by now
+        resume=True,  # the folder has been checked, and may hold samples by now
         stop_at=args.stop_at,
         on_sample=on_sample,
         task=task,

@@ -16,21 +16,23 @@ def add_parser(subparsers) -> None:
         "evaluate",
         help="measure how good a trained model's images are",
         description="Measures a model made by cspd-jax train against the data it was trained on: the share"
-        " of images that show the asked-for class, distances to held-out data, and nearest training images,"
-        " each beside the same figure of held-out data. Writes evaluation.json, grid.png and neighbours.png"
-        " into OUT. Repeat the command to continue an interrupted evaluation. Of a language model it prints"
-        " bits per byte of held-out text, beside those of n-gram models; only --target, --dtype and --json"
-        " matter then.",
+        " of images of the requested class, distances to held-out data, and nearest training images, each"
+        " next to the same measurement of held-out data. Writes evaluation.json, grid.png and neighbours.png"
+        " into OUT. Repeat the command to continue an interrupted evaluation. For a language model it prints"
+        " bits per byte of held-out text, next to those of n-gram models; only --target, --dtype and --json"
+        " apply then.",
     )
     what = parser.add_argument_group("what")
     what.add_argument("--target", default="default", metavar="MODEL", help="a name or folder (default)")
-    what.add_argument("--n", type=positive, default=2000, help="images generated, classes in turn (2000)")
-    what.add_argument("--seed", type=seed, default=0, help="image i depends on the seed and i only (0)")
-    what.add_argument("--batch", type=positive, default=100, help="images side by side (100)")
     what.add_argument(
-        "--train-images", type=positive, default=20_000, help="searched for nearest neighbours (20000)"
+        "--n", type=positive, default=2000, help="generated images, cycling through the classes (2000)"
     )
-    what.add_argument("--classifier-steps", type=positive, default=250, help="of its training (250)")
+    what.add_argument("--seed", type=seed, default=0, help="image i depends only on the seed and i (0)")
+    what.add_argument("--batch", type=positive, default=100, help="images generated at once (100)")
+    what.add_argument(
+        "--train-images", type=positive, default=20_000, help="images searched for neighbours (20000)"
+    )
+    what.add_argument("--classifier-steps", type=positive, default=250, help="steps of its training (250)")
     what.add_argument(
         "--out", type=pathlib.Path, default="evaluation", metavar="OUT", help="folder (evaluation)"
     )
@@ -100,6 +102,6 @@ def _summary(report: dict, out: pathlib.Path) -> dict[str, str]:
         lines[f"near, {name}"] = (
             f"generated {values['generated']['0.5']:.3g}, held-out {values['held_out']['0.5']:.3g} (median"
             f" distance to the nearest of {near['training_images']} training images);"
-            f" {values['share_near']:.2%} nearer than the nearest 1 % of held-out"
+            f" {values['share_near']:.2%} closer than the closest 1 % of held-out"
         )
     return {**lines, "out": str(out)}

@@ -1,10 +1,9 @@
-"""`cspd-jax train`: trains a model; a run that was interrupted continues where it was."""
+"""`cspd-jax train`: trains a model; an interrupted run can be resumed."""
 
 from __future__ import annotations
 
 import argparse
 import pathlib
-import shutil
 import time
 
 from cspd_jax.cli import _training_text
@@ -19,7 +18,7 @@ def add_parser(subparsers) -> None:
         "train",
         help="train a model",
         description="Trains a model in the folder OUT: checkpoints/, metrics.jsonl and pictures/ while it"
-        " runs (of text held_out.jsonl in place of pictures/), and at the end model/, a checkpoint folder of"
+        " runs (for text held_out.jsonl instead of pictures/), and at the end model/, a checkpoint folder of"
         " the averaged weights.",
     )
     add_run_flags(parser, default="glyphs")
@@ -46,8 +45,8 @@ def add_run_flags(parser: argparse.ArgumentParser, default: str) -> None:
     parser.add_argument(
         "--init",
         metavar="MODEL",
-        help="a model of the same sizes to start from, for example one of the data; of masked-text a causal"
-        " one too, with fewer ids",
+        help="a model of the same sizes to start from, for example one trained on the data; for masked-text"
+        " also a causal one, which has fewer ids",
     )
     parser.add_argument("--steps", type=positive, help="length of the run")
     parser.add_argument("--batch", type=positive, help="images (or rows of text) per step")
@@ -124,7 +123,7 @@ def starting_weights(name: str | None, config):
 
 
 def configure(args: argparse.Namespace):
-    """The settings of the run: the preset's, or those of the run in OUT; then the options."""
+    """The settings of the run: those of the preset, or of the run in OUT, changed by the options."""
     from cspd_jax.errors import UserError
     from cspd_jax.training import presets
     from cspd_jax.training.config import with_settings
@@ -143,12 +142,11 @@ def configure(args: argparse.Namespace):
 def write_model(path: pathlib.Path, kind: str, config, params, extra: dict, source: str) -> dict:
     """Writes (or replaces) the checkpoint folder of a finished run."""
     from cspd_jax import checkpoints
+    from cspd_jax._utils.files import remove, written_beside
     from cspd_jax.training.presets import to_json
 
-    fresh = path.with_name(f".{path.name}.new")
-    shutil.rmtree(fresh, ignore_errors=True)
     extra = {**extra, "training": to_json(config)}
-    description = checkpoints.save(fresh, kind, config.model, params, source=source, extra=extra)
-    shutil.rmtree(path, ignore_errors=True)
-    fresh.rename(path)
+    with written_beside(path) as partial:
+        description = checkpoints.save(partial, kind, config.model, params, source=source, extra=extra)
+        remove(path)
     return description

@@ -1,8 +1,8 @@
-"""Couplings: given a target p, a drafter q and a draft from q, keep the draft or draw what p is still owed.
+"""Couplings: given a target p, a drafter q and a draft from q, keep the draft or draw from the residual of p.
 
-Every function is pure and treats one lane: a key that is used up here, `vmap` for many. The value that a
-coupling (`couple_*`, `reflect`) returns is distributed as p, and equals the draft with probability
-1 - TV(p, q), the highest there is; `verify_block` does this for a whole draft of tokens.
+All functions are pure, take a key that they consume, and treat a single lane; `vmap` them for many. The value
+that a coupling (`couple_*`, `reflect`) returns is distributed as p, and it equals the draft with probability
+1 - TV(p, q), which is the maximum. `verify_block` does this for a block of drafted tokens.
 """
 
 from cspd_jax.coupling.acceptance import (
@@ -15,31 +15,25 @@ from cspd_jax.coupling.acceptance import (
     uniform,
 )
 from cspd_jax.coupling.categorical import (
-    BlockLaws,
+    BlockDistributions,
     Verified,
-    block_laws,
+    block_distributions,
     couple_categorical,
     residual_logits,
     verify_block,
 )
-from cspd_jax.coupling.gaussian import (
-    couple_equal,
-    couple_gaussians,
-    gaussian_residual,
-    line_residual,
-    log_ratio,
-    reflect,
-)
+from cspd_jax.coupling.gaussian import couple_equal, couple_gaussians, line_residual, reflect
 from cspd_jax.coupling.resample import Resampled, couple_path, resample
+from cspd_jax.coupling.residual import gaussian_residual, log_ratio
 
 __all__ = [
-    "BlockLaws",
+    "BlockDistributions",
     "Coupled",
     "CouplingInfo",
     "Resampled",
     "Verified",
     "accepts",
-    "block_laws",
+    "block_distributions",
     "couple_categorical",
     "couple_equal",
     "couple_gaussians",

@@ -1,4 +1,4 @@
-"""Arithmetic of probabilities that are kept as logarithms."""
+"""The accept test in log space, with probability min(1, p / q), and what couplings return."""
 
 from __future__ import annotations
 
@@ -30,14 +30,11 @@ def log_excess(log_a: Array, log_b: Array) -> Array:
     return jnp.where(exceeds, log_a + log1mexp(gap), -jnp.inf)
 
 
-# The accept test: probabilities min(1, p / q) in logs, and uniforms to hold against them.
-
-
 def log_acceptance(log_p: Array, log_q: Array) -> Array:
     """log min(1, p / q), elementwise.
 
-    p = 0 < q is never accepted, q = 0 always (0 / 0 = 1), p = q exactly has log probability 0. A density
-    that is infinite or not a number is a fault, and never accepted.
+    p = 0 < q is never accepted, q = 0 always is (0 / 0 = 1), and p = q has log probability exactly 0. A
+    density that is infinite or NaN is an error, and never accepted.
     """
     log_p, log_q = at_least_float32(log_p, log_q)
     log_ratio = jnp.where(log_q == -jnp.inf, 0.0, log_p - log_q)
@@ -46,42 +43,39 @@ def log_acceptance(log_p: Array, log_q: Array) -> Array:
 
 
 def log_acceptance_of_ratio(log_ratio: Array) -> Array:
-    """log min(1, e^log_ratio), for ratios p / q from 0 to infinity; nan is never accepted."""
+    """log min(1, e^log_ratio) for ratios p / q from 0 to infinity; NaN is never accepted."""
     (log_ratio,) = at_least_float32(log_ratio)
     return jnp.where(jnp.isnan(log_ratio), -jnp.inf, jnp.minimum(log_ratio, 0.0))
 
 
 def log_residual_acceptance(log_ratio: Array) -> Array:
-    """log (1 - min(1, q / p)): how a draw from p becomes one from the residual (p - q)_+; nan never does."""
+    """log (1 - min(1, q / p)), accepting a draw from p as one from the residual (p - q)_+; never for NaN."""
     (log_ratio,) = at_least_float32(log_ratio)
     positive = log_ratio > 0
     return jnp.where(positive, log1mexp(jnp.where(positive, log_ratio, 1.0)), -jnp.inf)
 
 
 def uniform(key: Array, shape: tuple[int, ...] = (), dtype=jnp.float32) -> Array:
-    """Uniforms in (0, 1] from 32 bits each: nearly the same number in float32 and float64.
+    """Uniforms in (0, 1] from 32 bits each, nearly the same numbers in float32 and float64.
 
-    `jax.random.uniform` has multiples of 2^-23, too coarse for the tests of rare residuals.
+    `jax.random.uniform` gives multiples of 2^-23, which is too coarse for the tests of rare residuals.
     """
     bits = jax.random.bits(key, shape, jnp.uint32)
     return (bits.astype(dtype) + 0.5) * 2.0**-32
 
 
 def accepts(u: Array, log_accept: Array) -> Array:
-    """u <= a for uniforms u in (0, 1]: probability 1 always passes, probability 0 never."""
+    """u <= a for uniforms u in (0, 1]: probability 1 is always accepted, probability 0 never."""
     return jnp.log(u) <= log_accept
-
-
-# What a coupling returns.
 
 
 class CouplingInfo(NamedTuple):
     """What happened; scalars, except where a function says otherwise.
 
-    log_accept: log of the probability with which the draft was accepted, min(1, p / q).
-    trips: trips of the resampling loop; 0 when it was not needed or the residual has a closed form.
-    truncated: the value is not a draw from the residual: the trip limit was reached, or rounding left
-        nothing of the residual. A result with any of these is not exactly the target's.
+    log_accept: log of the acceptance probability of the draft, min(1, p / q).
+    trips: int32, trips of the resampling loop; 0 if it was not needed or the residual has a closed form.
+    truncated: bool, the value is not a draw from the residual, because the trip limit was reached or because
+        rounding left nothing of the residual. Such a result is not exactly distributed as the target.
     """
 
     log_accept: Array
@@ -90,7 +84,12 @@ class CouplingInfo(NamedTuple):
 
 
 class Coupled(NamedTuple):
-    """value: distributed as the target, whatever the draft's law. accepted: the value is the draft."""
+    """The result of a coupling.
+
+    value: like the draft; distributed as the target.
+    accepted: bool, whether the value is the draft.
+    info: what happened.
+    """
 
     value: Any
     accepted: Array

@@ -1,4 +1,4 @@
-"""Maximal coupling of two categorical distributions."""
+"""Couplings of categorical distributions: one draft, or a block of drafts verified as a whole."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Array = jax.Array
 def couple_categorical(key: Array, log_p: Array, log_q: Array, draft: Array) -> Coupled:
     """An index drawn from p: the draft (drawn from q) with probability min(1, p / q), else from the residual.
 
-    log_p, log_q [V]: log probabilities; -inf is a probability of zero.
+    log_p, log_q: [V] log probabilities; -inf is a probability of zero. draft: [] int.
     """
     chex.assert_rank([log_p, log_q], 1)
     log_p, log_q = normalised(log_p), normalised(log_q)
@@ -44,33 +44,34 @@ def residual_logits(log_p: Array, log_q: Array) -> Array:
 
 
 def normalised(log_p: Array) -> Array:
-    """Sums to one in float32 or better, also where 16 bits rounded the log probabilities apart."""
+    """log_p [..., V] normalised in float32 or better, which 16-bit log probabilities need."""
     return jax.nn.log_softmax(*at_least_float32(log_p), axis=-1)
 
 
 def draw_or_fall_back(key: Array, logits: Array, log_p: Array) -> tuple[Array, Array]:
-    """A draw from `logits` [V], or from log_p if all of them are -inf: (index, whether they are)."""
+    """A draw from `logits` [V], or from log_p if they are all -inf: (index, whether they are)."""
     empty = jnp.all(logits == -jnp.inf)
     return jax.random.categorical(key, jnp.where(empty, log_p, logits)), empty
 
 
-# Block verification: a run of categorical drafts, tested as a whole.
-
-
 class Verified(NamedTuple):
-    """tau: int32, how many drafts are accepted. token: int32, the one after them. Both together continue the
-    prefix as the target does. info.log_accept [gamma]: log h_1, ..., log h_gamma."""
+    """The result of block verification; the accepted drafts and the token are distributed as the target.
+
+    tau: [] int32, the number of accepted drafts.
+    token: [] int32, the token after them.
+    info: what happened; log_accept [gamma] holds log h_1, ..., log h_gamma.
+    """
 
     tau: Array
     token: Array
     info: CouplingInfo
 
 
-class BlockLaws(NamedTuple):
-    """The random choices of block verification for given drafts.
+class BlockDistributions(NamedTuple):
+    """The distributions of tau and of the next token, for given drafts.
 
-    log_h [gamma]: tau is the largest i >= 1 with eta_i <= h_i for independent uniforms eta, or 0.
-    log_next [gamma + 1, V]: unnormalised log probabilities of the token after tau = 0, ..., gamma drafts.
+    log_h: [gamma]; tau is the largest i >= 1 with eta_i <= h_i for independent uniforms eta, or 0.
+    log_next: [gamma + 1, V], unnormalised log probabilities of the token after tau = 0, ..., gamma drafts.
     """
 
     log_h: Array
@@ -80,28 +81,31 @@ class BlockLaws(NamedTuple):
 def verify_block(
     key: Array, log_p: Array, log_q: Array, drafts: Array, gamma: Array | int | None = None
 ) -> Verified:
-    """The drafts to accept and the token after them.
+    """The number of drafts to accept, and the token after them.
 
-    log_p [gamma + 1, V], log_q [gamma, V]: log probabilities after 0, 1, ... drafts. drafts [gamma]: the
-    i-th drawn from row i of q. A number `gamma` below the static length ends the block there, and later
-    rows are ignored.
+    log_p: [gamma + 1, V], log probabilities of the target after 0, 1, ... drafts.
+    log_q: [gamma, V], those of the drafter.
+    drafts: [gamma] int, the i-th drawn from row i of q.
+    gamma: ends the block before the static length; later rows are ignored.
     """
     most = drafts.shape[0]
     log_p, log_q = normalised(log_p), normalised(log_q)
-    laws = block_laws(log_p, log_q, drafts, gamma)
+    found = block_distributions(log_p, log_q, drafts, gamma)
     for_tests, for_token = jax.random.split(key)
     index = 1 + jnp.arange(most)
     u = jax.vmap(lambda i: uniform(jax.random.fold_in(for_tests, i), dtype=log_p.dtype))(index)
-    tau = jnp.max(jnp.where(accepts(u, laws.log_h), index, 0), initial=0)
-    token, empty = draw_or_fall_back(for_token, laws.log_next[tau], log_p[tau])
-    return Verified(tau, token, CouplingInfo(laws.log_h, jnp.int32(0), empty))
+    tau = jnp.max(jnp.where(accepts(u, found.log_h), index, 0), initial=0)
+    token, empty = draw_or_fall_back(for_token, found.log_next[tau], log_p[tau])
+    return Verified(tau, token, CouplingInfo(found.log_h, jnp.int32(0), empty))
 
 
-def block_laws(log_p: Array, log_q: Array, drafts: Array, gamma: Array | int | None = None) -> BlockLaws:
-    """Arguments as `verify_block`, normalised.
+def block_distributions(
+    log_p: Array, log_q: Array, drafts: Array, gamma: Array | int | None = None
+) -> BlockDistributions:
+    """Arguments as for `verify_block`, normalised.
 
-    With q = 0 after the block the general formulas give h_gamma = pi_gamma and the token after the last
-    draft the law p, so the end of the block needs no case of its own.
+    With q = 0 after the block, the general formulas give h_gamma = pi_gamma and a token with distribution p
+    after the last draft, so the end of the block needs no special case.
     """
     most, vocabulary = log_q.shape
     chex.assert_shape(log_p, (most + 1, vocabulary))
@@ -115,7 +119,7 @@ def block_laws(log_p: Array, log_q: Array, drafts: Array, gamma: Array | int | N
     log_s = logsumexp(log_next, axis=-1)
     log_total = jnp.logaddexp(log_s, log1mexp(-log_pi))  # S + 1 - pi
     log_h = jnp.where(log_total == -jnp.inf, 0.0, log_s - log_total)
-    return BlockLaws(jnp.where(jnp.arange(1, most + 1) <= gamma, log_h[1:], -jnp.inf), log_next)
+    return BlockDistributions(jnp.where(jnp.arange(1, most + 1) <= gamma, log_h[1:], -jnp.inf), log_next)
 
 
 def _prefix_acceptance(log_p: Array, log_q: Array) -> Array:

@@ -1,4 +1,4 @@
-"""How many drafts pay off, if each is accepted with the same probability."""
+"""How many drafts pay off, assuming that each is accepted with the same probability."""
 
 from __future__ import annotations
 
@@ -16,18 +16,20 @@ def expected_tokens(acceptance: Array | float, gamma: Array | int) -> Array:
 
 
 def speedup(acceptance: Array | float, gamma: Array | int, cost: Array | float) -> Array:
-    """Over plain decoding, where a draft takes `cost` of the time of a target pass:
-    (1 - a^(gamma+1)) / ((1 - a) (gamma cost + 1))."""
+    """The speed-up over plain decoding: (1 - a^(gamma+1)) / ((1 - a) (gamma cost + 1)).
+
+    cost: the time of a draft relative to that of a target pass.
+    """
     return expected_tokens(acceptance, gamma) / (jnp.asarray(gamma) * cost + 1)
 
 
 def best_draft_length(
     acceptance: Array, most: int, cost: Array | float, limit: Array | int | None = None
 ) -> Array:
-    """The gamma from 1 to `most` (and to `limit` [B], if given) of the largest speed-up: int32 [B].
+    """The gamma from 1 to `most` (and to `limit` [B], if given) with the largest speed-up: int32 [B].
 
-    acceptance: [B], of one draft. It must come from tests that were not dropped: choosing by a test that the
-    output does not show biases the distribution of the output.
+    acceptance: [B], of one draft. Estimate it only from tests whose outcome is part of the output: choosing
+    gamma by a test that was dropped biases the distribution of the output.
     """
     gammas = 1 + jnp.arange(most)
     gains = speedup(acceptance[:, None], gammas, cost)

@@ -1,11 +1,10 @@
-"""Maximal couplings of two diagonal Gaussians."""
+"""Maximal couplings of two diagonal Gaussians, in general and with equal covariances."""
 
 from __future__ import annotations
 
 import math
 from typing import NamedTuple
 
-import chex
 import jax
 import jax.numpy as jnp
 
@@ -17,21 +16,17 @@ from cspd_jax.coupling.acceptance import (
     log_acceptance_of_ratio,
     uniform,
 )
-from cspd_jax.coupling.gaussian_residual import envelope, log_accept, propose
-from cspd_jax.coupling.resample import Resampled, resample
+from cspd_jax.coupling.residual import MAX_TRIPS, as_vectors, gaussian_residual, log_ratio
 from cspd_jax.diffusion.gaussian import Gaussian
 
 Array = jax.Array
-
-# For safety only: proposals are accepted with a probability that is bounded below for every pair.
-MAX_TRIPS = 2**10
 
 
 def couple_gaussians(
     key: Array, p: Gaussian, q: Gaussian, draft: Array, *, proposals: int = 16, max_trips: int = MAX_TRIPS
 ) -> Coupled:
     """A draw from p [d]: the draft (drawn from q) with probability min(1, p / q), else from the residual."""
-    p, q, draft = _prepared(p, q, draft)
+    p, q, draft = as_vectors(p, q, draft)
     for_test, for_residual = jax.random.split(key)
     log_a = log_acceptance_of_ratio(log_ratio(p, q, draft))
     accepted = accepts(uniform(for_test, dtype=log_a.dtype), log_a)
@@ -40,61 +35,13 @@ def couple_gaussians(
     return Coupled(value, accepted, CouplingInfo(log_a, found.trips, found.truncated))
 
 
-def log_ratio(p: Gaussian, q: Gaussian, x: Array) -> Array:
-    """log p(x) - log q(x), summed over the last axis: [...].
-
-    Per coordinate, with z the whitened values and r = sigma_p / sigma_q: z_q - z_p = (r - 1) z_p +
-    (mu_p - mu_q) / sigma_q, which is small where p and q are close, and no large numbers cancel.
-    """
-    p_mean, p_log_var, q_mean, q_log_var, x = at_least_float32(*p, *q, x)
-    log_r = 0.5 * (p_log_var - q_log_var)
-    z = (x - p_mean) * jnp.exp(-0.5 * p_log_var)
-    step = jnp.expm1(log_r) * z + (p_mean - q_mean) * jnp.exp(-0.5 * q_log_var)
-    return jnp.sum(step * (z + 0.5 * step) - log_r, axis=-1)
-
-
-def gaussian_residual(
-    key: Array,
-    p: Gaussian,
-    q: Gaussian,
-    *,
-    proposals: int = 16,
-    max_trips: int = MAX_TRIPS,
-    needed: Array | bool = True,
-) -> Resampled:
-    """A draw [d] from the residual (p - q)_+, by proposals from an `envelope` of it; see `resample`.
-
-    Where there is no residual (p equals q, or a number is not finite) no trip is made, the mean of p is
-    returned and `truncated` says so.
-    """
-    p, q, _ = _prepared(p, q, p.mean)
-    differs = jnp.any((p.mean != q.mean) | (p.log_var != q.log_var))
-    exists = differs & jnp.all(jnp.isfinite(jnp.stack([*p, *q])))
-    bound = envelope(p, q)
-
-    def at(z):
-        return p.mean + jnp.exp(0.5 * p.log_var) * z
-
-    found = resample(
-        key,
-        lambda key: propose(key, bound),
-        lambda z: log_accept(bound, z, log_ratio(p, q, at(z))),
-        proposals=proposals,
-        max_trips=max_trips,
-        needed=needed & exists,
-    )
-    missing = needed & ~exists
-    value = jnp.where(missing, p.mean, at(found.value))
-    return Resampled(value, found.trips, jnp.where(missing, True, found.truncated))
-
-
 def couple_equal(key: Array, p: Gaussian, q: Gaussian, draft: Array) -> Coupled:
     """As `couple_gaussians` for equal covariances (p's are used), with the residual in closed form.
 
     In whitened coordinates p and q differ along the line through their means only. The draft keeps its
     coordinates orthogonal to it, which the test did not look at, and on the line `line_residual` is drawn.
     """
-    p, q, draft = _prepared(p, q, draft)
+    p, q, draft = as_vectors(p, q, draft)
     for_test, for_residual = jax.random.split(key)
     line = _line(p, q, draft)
     return _couple_on_line(for_test, p, draft, line, line_residual(for_residual, line.distance))
@@ -103,10 +50,10 @@ def couple_equal(key: Array, p: Gaussian, q: Gaussian, draft: Array) -> Coupled:
 def reflect(key: Array, p: Gaussian, q: Gaussian, draft: Array) -> Coupled:
     """Reflection coupling for equal covariances (p's are used): a rejected draft is mirrored.
 
-    The law of a rejected draft is (q - p)_+, whose mirror image in the plane midway between the means is
-    the residual (p - q)_+. So the value is a function of the draft and nothing else is drawn.
+    A rejected draft has the distribution (q - p)_+, and its mirror image in the plane midway between the
+    means has the residual (p - q)_+. So the value is a function of the draft, and nothing else is drawn.
     """
-    p, q, draft = _prepared(p, q, draft)
+    p, q, draft = as_vectors(p, q, draft)
     line = _line(p, q, draft)
     return _couple_on_line(key, p, draft, line, -line.along)
 
@@ -114,12 +61,12 @@ def reflect(key: Array, p: Gaussian, q: Gaussian, draft: Array) -> Coupled:
 def line_residual(key: Array, distance: Array) -> Array:
     """A draw s from the residual of N(0, 1) over N(-distance, 1): density ~ (phi(s) - phi(s + distance))_+.
 
-    With m = distance / 2 and t = s + m it is phi(t - m) - phi(t + m) on t > 0: the law at time 1 of a
-    Brownian motion from m that has not met zero (reflection principle). Without that condition, end and
-    minimum are t = m + R - 2 L and m - L, where R has the density ~ r^2 exp(-r^2 / 2) and L is uniform on
-    (0, R); the condition is L < m. So R has the density ~ r min(r, m) exp(-r^2 / 2), that is
-    R^2 = A^2 + 2 E with E exponential and A half normal cut off at m, and L is uniform on (0, min(R, m)).
-    No rejection and no cancellation at any distance.
+    With m = distance / 2 and t = s + m the density is phi(t - m) - phi(t + m) on t > 0: the distribution at
+    time 1 of a Brownian motion started at m that has not hit zero (reflection principle). Without that
+    condition, its end and minimum are t = m + R - 2 L and m - L, where R has density ~ r^2 exp(-r^2 / 2) and
+    L is uniform on (0, R); the condition is L < m. So R has density ~ r min(r, m) exp(-r^2 / 2), that is, R^2
+    = A^2 + 2 E with E exponential and A half normal truncated at m, and L is uniform on (0, min(R, m)). There
+    is no rejection, and no cancellation at any distance.
     """
     for_a, for_e, for_l = jax.random.split(key, 3)
     (distance,) = at_least_float32(distance)
@@ -132,10 +79,12 @@ def line_residual(key: Array, distance: Array) -> Array:
 
 
 class _Line(NamedTuple):
-    """The line from mu_q to mu_p in coordinates whitened by p's sigma, and the draft's place by it.
+    """The line from mu_q to mu_p in coordinates whitened by the sigma of p, and where the draft is.
 
-    distance: |mu_p - mu_q|. direction [d]: of length 1, or 0 where the means agree. along: the draft's
-    coordinate on the line, from mu_q. across [d]: what remains of the draft.
+    distance: [], |mu_p - mu_q|.
+    direction: [d], a unit vector, or 0 where the means agree.
+    along: [], the draft's coordinate on the line, from mu_q.
+    across: [d], the component of the draft orthogonal to the line.
     """
 
     distance: Array
@@ -155,16 +104,9 @@ def _line(p: Gaussian, q: Gaussian, draft: Array) -> _Line:
 
 
 def _couple_on_line(key: Array, p: Gaussian, draft: Array, line: _Line, residual: Array) -> Coupled:
-    """The draft, or else the point `residual` on the line, counted from mu_p, with the draft's `across`."""
+    """The draft, or else the point at `residual` on the line (from mu_p) with the draft's `across`."""
     log_a = log_acceptance_of_ratio(line.distance * (line.along - 0.5 * line.distance))
     accepted = accepts(uniform(key, dtype=log_a.dtype), log_a)
     other = p.mean + jnp.exp(0.5 * p.log_var) * (line.across + residual * line.direction)
     info = CouplingInfo(log_a, jnp.int32(0), jnp.bool_(False))
     return Coupled(jnp.where(accepted, draft, other), accepted, info)
-
-
-def _prepared(p: Gaussian, q: Gaussian, draft: Array) -> tuple[Gaussian, Gaussian, Array]:
-    chex.assert_rank(draft, 1)
-    chex.assert_equal_shape([*p, *q, draft])
-    *parameters, draft = at_least_float32(*p, *q, draft)
-    return Gaussian(*parameters[:2]), Gaussian(*parameters[2:]), draft

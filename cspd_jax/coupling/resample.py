@@ -1,4 +1,4 @@
-"""The acceptance-rejection resampler: proposals until one is accepted."""
+"""The acceptance-rejection resampler, and the maximal coupling of path distributions that is built on it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,12 @@ Array = jax.Array
 
 
 class Resampled(NamedTuple):
-    """value: as `propose` returns it. trips: int32, of K proposals each. truncated: none was accepted."""
+    """The result of resampling.
+
+    value: as `propose` returns it.
+    trips: [] int32, of K proposals each.
+    truncated: [] bool, no proposal was accepted.
+    """
 
     value: Any
     trips: Array
@@ -45,17 +50,18 @@ def resample(
     max_trips: int,
     needed: Array | bool = True,
 ) -> Resampled:
-    """The first of the values propose(key) that passes its test of log probability log_accept(value).
+    """The first value propose(key) that is accepted, which happens with log probability log_accept(value).
 
-    Proposal j has the key fold_in(key, j), one half for its value and one for its test, so the result does
-    not depend on K = `proposals`, the number drawn side by side in one trip. A lane that is not `needed`
-    makes no trip and returns zeros: vmapped, it holds nobody up. After `max_trips` the last proposal is
-    returned and `truncated` says so.
+    Proposal j uses the key fold_in(key, j), split into one for its value and one for its test, so the result
+    does not depend on K = `proposals`, the number drawn in parallel per trip. A lane that is not `needed`
+    makes no trip and returns zeros, so that it does not hold up others under `vmap`. After `max_trips` the
+    last proposal is returned and `truncated` is set.
 
-    To draw from a residual (p - q)_+ by proposals from p takes 1 / TV(p, q) of them on average, and a draft
-    is rejected with probability TV: one proposal per draft in the long run, but rare and long searches when
-    p and q are close. N proposals are too few with probability TV (1 - TV)^N per draft, at most 1 / (e N).
-    For Gaussians there is a better way (`coupling.residual`).
+    Drawing from a residual (p - q)_+ with proposals from p takes 1 / TV(p, q) of them on average, and a draft
+    is rejected with probability TV: one proposal per draft in the long run, but rare and long searches when p
+    and q are close. N proposals do not suffice with probability TV (1 - TV)^N per draft, at most 1 / (e N).
+    For Gaussians
+    there is a better way: `coupling.residual`.
     """
 
     def one(key):
@@ -80,9 +86,6 @@ def resample(
     return Resampled(end.value, end.trips, ~end.settled)
 
 
-# Maximal coupling of two laws of whole paths, known by their density ratio only.
-
-
 def couple_path(
     key: Array,
     log_ratio: Array,
@@ -94,9 +97,12 @@ def couple_path(
 ) -> Coupled:
     """A draw from p: the draft (drawn from q) with probability min(1, p / q), else from the residual.
 
-    log_ratio: log p - log q of the draft's path. propose(key) -> (value, log_ratio): a path of p, what the
-    caller wants of it (a pytree like `draft`), and its own log p - log q. It is accepted with probability
-    1 - min(1, q / p), so the residual's mass is never needed.
+    Only the density ratio of the two distributions of paths is needed: a proposal from p is accepted as a
+    draw from the residual with probability 1 - min(1, q / p).
+
+    log_ratio: [], log p - log q of the draft's path.
+    draft: a pytree.
+    propose: key -> (value like `draft`, log p - log q of its path), drawn from p.
     """
     chex.assert_rank(log_ratio, 0)
     for_test, for_residual = jax.random.split(key)

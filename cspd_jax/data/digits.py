@@ -1,4 +1,4 @@
-"""The handwritten digits that scikit-learn bundles: 1797 real images of 8x8, a small data set."""
+"""The handwritten digits bundled with scikit-learn: 1797 real images of 8x8 pixels."""
 
 from __future__ import annotations
 
@@ -15,8 +15,12 @@ _HELD_OUT = 5  # every fifth image
 
 @dataclasses.dataclass(frozen=True)
 class DigitsConfig:
-    """size: of the square image, a multiple of 8 (each pixel becomes a block) or any larger even number
-    (the digit is surrounded by background)."""
+    """The handwritten digits.
+
+    size: of the square image, a multiple of 8 (each pixel becomes a block) or another even number above 8
+    (the
+        digit is surrounded by background).
+    """
 
     size: int = 16
 

@@ -1,4 +1,4 @@
-"""A cache of numbered pieces of work on disk: resumable, checksummed, keyed by what went in."""
+"""A folder with one sub-folder of images per class, as pixels or as latents of an autoencoder."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import hashlib
 import json
 import os
 import pathlib
-import secrets
 import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -16,76 +15,9 @@ import numpy as np
 from PIL import Image, ImageOps
 from tqdm import tqdm
 
+from cspd_jax._utils.files import file_sha256, write_text, written_beside
 from cspd_jax.data.source import Batch, Split, generator, shuffled
 from cspd_jax.errors import UserError
-
-
-class Shard(NamedTuple):
-    """rows: an array, on disk or in memory. notes: what JSON can hold."""
-
-    rows: np.ndarray
-    notes: Any
-
-
-class ShardCache:
-    """Shards in a folder. Each is an array `<key>.npy` and, written after it, `<key>.json` with its sha256
-    and notes; both appear under their names only when complete. A shard whose checksum is wrong is made
-    again. Without a folder nothing is kept."""
-
-    def __init__(self, folder: str | os.PathLike | None):
-        self._folder = None if folder is None else pathlib.Path(folder)
-        if self._folder:
-            self._folder.mkdir(parents=True, exist_ok=True)
-
-    def get(self, inputs: Any, make: Callable[[], Shard]) -> Shard:
-        """The shard that belongs to `inputs` (JSON), made by `make` if it is not there."""
-        if self._folder is None:
-            return make()
-        key = hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:32]
-        array, description = self._folder / f"{key}.npy", self._folder / f"{key}.json"
-        if (notes := _valid_notes(array, description)) is None:
-            shard = make()
-            with _replaced(array) as partial:
-                np.save(partial, shard.rows)
-                digest = _sha256(partial)
-            with _replaced(description) as partial:
-                partial.write_text(json.dumps({"sha256": digest, "notes": shard.notes}), encoding="utf-8")
-            notes = shard.notes
-        return Shard(np.load(array, mmap_mode="r"), notes)
-
-
-def _valid_notes(array: pathlib.Path, description: pathlib.Path) -> Any:
-    """The notes of a complete and intact shard, else None."""
-    try:
-        told = json.loads(description.read_text(encoding="utf-8"))
-        return told["notes"] if told["sha256"] == _sha256(array) else None
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-
-
-def _sha256(path: pathlib.Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-class _replaced:
-    """Within it, a path to write to, which takes the place of `path` when all went well."""
-
-    def __init__(self, path: pathlib.Path):
-        self._path = path
-        self._partial = path.with_name(f".{secrets.token_hex(4)}.partial{path.suffix}")
-
-    def __enter__(self) -> pathlib.Path:
-        return self._partial
-
-    def __exit__(self, kind, *_) -> None:
-        if kind is None:
-            self._partial.replace(self._path)
-        else:
-            self._partial.unlink(missing_ok=True)
-
-
-# A folder with one sub-folder of images per class, as pixels or as latents of an autoencoder.
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
 _SHARD = 64  # images
@@ -95,9 +27,14 @@ _NOISE, _FLIP = 1, 2
 
 @dataclasses.dataclass(frozen=True)
 class FolderConfig:
-    """root: the folder. size: of the square images made from its files (the shorter side is scaled to it,
-    the middle is kept; files with a shorter side below it are skipped). channels: 1 (grey) or 3. flip:
-    whether images are mirrored at random. held_out: every how-manyth image is kept from training (0: none).
+    """A folder of images.
+
+    root: the folder.
+    size: of the square images; the shorter side is scaled to it and the middle is kept. Smaller files are
+        skipped.
+    channels: 1 (grey) or 3.
+    flip: whether images are mirrored at random.
+    held_out: one image in this many is held out from training; 0 holds out none.
     """
 
     root: str = ""
@@ -114,7 +51,12 @@ class FolderConfig:
 
 
 class ImageFile(NamedTuple):
-    """name: the path below the root."""
+    """A file of the data set.
+
+    path: where it is.
+    name: its path below the root.
+    label: the number of its class.
+    """
 
     path: pathlib.Path
     name: str
@@ -122,8 +64,12 @@ class ImageFile(NamedTuple):
 
 
 class LatentEncoder(NamedTuple):
-    """How pixels become latents. moments: float32 pixels [N, H, W, C] in [-1, 1] -> [N, h, w, 2c], mean
-    and log variance of the latents. scale: factor on a sampled latent. name: tells encoders apart."""
+    """An encoder of pixels to latents.
+
+    moments: float32 pixels [N, H, W, C] in [-1, 1] -> [N, h, w, 2c], mean and log variance of the latents.
+    scale: factor on a sampled latent.
+    name: identifies the encoder in the cache.
+    """
 
     moments: Callable[[np.ndarray], np.ndarray]
     scale: float
@@ -133,8 +79,8 @@ class LatentEncoder(NamedTuple):
 class Folder:
     """The `Source` of a `FolderConfig`. `skipped` holds a sentence for every file that was left out.
 
-    encoder: give latents in place of pixels, a new sample of the posterior every time. cache: a folder
-    for the decoded pixels or encoded moments; an interrupted preparation continues there.
+    encoder: yield latents instead of pixels, a new sample of the posterior every time.
+    cache: a folder for the decoded pixels or encoded moments; an interrupted preparation continues there.
     """
 
     def __init__(
@@ -197,15 +143,17 @@ class Folder:
         return arrays, labels, tuple(skipped)
 
     def _inputs(self, files: list[ImageFile]) -> list:
-        """All that a shard depends on, as JSON."""
+        """Everything that a shard depends on, as JSON."""
         c = self.config
         encoder = None if self._encoder is None else self._encoder.name
         stats = [(f.name, f.path.stat().st_size, f.path.stat().st_mtime_ns) for f in files]
         return [c.size, c.channels, c.flip, encoder, stats]
 
     def _make(self, files: list[ImageFile]) -> Shard:
-        """uint8 pixels [N, H, W, C], or float16 moments [N, 1 or 2 (mirrored), h, w, 2c]; notes say which
-        files are missing and why."""
+        """uint8 pixels [N, H, W, C], or float16 moments [N, 1 or 2 (mirrored), h, w, 2c].
+
+        The notes name the files that are missing, and say why.
+        """
         images, problems = [], {}
         for file in files:
             try:
@@ -240,7 +188,7 @@ def list_images(root: str) -> tuple[tuple[str, ...], list[ImageFile]]:
 
 
 def read_image(path: pathlib.Path, size: int, channels: int) -> np.ndarray:
-    """The middle square of a picture, scaled: uint8 [size, size, channels]."""
+    """The central square of a picture, scaled: uint8 [size, size, channels]."""
     try:
         with Image.open(path) as opened:
             picture = ImageOps.exif_transpose(opened).convert("L" if channels == 1 else "RGB")
@@ -264,3 +212,52 @@ def skip_report(skipped: tuple[str, ...]) -> str:
     shown = "; ".join(skipped[:_REPORTED])
     more = f"; and {len(skipped) - _REPORTED} more" if len(skipped) > _REPORTED else ""
     return f"{len(skipped)} image files were skipped: {shown}{more}"
+
+
+class Shard(NamedTuple):
+    """A piece of a data set.
+
+    rows: [N, ...], on disk or in memory.
+    notes: anything JSON can hold.
+    """
+
+    rows: np.ndarray
+    notes: Any
+
+
+class ShardCache:
+    """Shards in a folder, found by what they were made from; resumable and checksummed.
+
+    A shard is an array `<key>.npy` and, written after it, `<key>.json` with its sha256 and notes. A shard
+    whose checksum is wrong is made again. Without a folder nothing is kept.
+    """
+
+    def __init__(self, folder: str | os.PathLike | None):
+        self._folder = None if folder is None else pathlib.Path(folder)
+        if self._folder:
+            self._folder.mkdir(parents=True, exist_ok=True)
+
+    def get(self, inputs: Any, make: Callable[[], Shard]) -> Shard:
+        """The shard that belongs to `inputs` (JSON), made by `make` if it is not there."""
+        if self._folder is None:
+            return make()
+        key = hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:32]
+        array, description = self._folder / f"{key}.npy", self._folder / f"{key}.json"
+        if (notes := _valid_notes(array, description)) is None:
+            shard = make()
+            notes = shard.notes
+            with written_beside(array) as partial:
+                with open(partial, "wb") as file:
+                    np.save(file, shard.rows)
+                digest = file_sha256(partial)
+            write_text(description, json.dumps({"sha256": digest, "notes": notes}))
+        return Shard(np.load(array, mmap_mode="r"), notes)
+
+
+def _valid_notes(array: pathlib.Path, description: pathlib.Path) -> Any:
+    """The notes of a complete and intact shard, else None."""
+    try:
+        told = json.loads(description.read_text(encoding="utf-8"))
+        return told["notes"] if told["sha256"] == file_sha256(array) else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

@@ -1,4 +1,10 @@
-"""Glyph outlines as signed distance fields, from the fonts that matplotlib ships."""
+"""Rendered digits and letters with randomly deformed outlines: an endless, seeded data set.
+
+A glyph is stored as a signed distance field d, made once from a font that matplotlib ships. Sampling d at
+affinely and elastically displaced points and putting a soft threshold on d + weight gives anti-aliased
+pictures of any
+stroke weight without rendering a font again: thousands of images a second on one core.
+"""
 
 from __future__ import annotations
 
@@ -15,86 +21,24 @@ from cspd_jax.errors import UserError
 FIELD = 64  # samples along one side of a stored distance field
 MARGIN = 12  # of which this many are outside the glyph's box, on every side
 _FINE = 8  # rendered finer than stored by this factor
-
-
-@functools.cache
-def font_folder() -> pathlib.Path:
-    try:
-        import matplotlib
-        import scipy  # noqa: F401  # for `distance_field`
-    except ImportError:
-        raise UserError(
-            "rendered glyphs need matplotlib's fonts and scipy; install them with: pip install matplotlib"
-            " scipy"
-        ) from None
-    return pathlib.Path(matplotlib.get_data_path()) / "fonts" / "ttf"
-
-
-def font_names() -> tuple[str, ...]:
-    """Every font that can be named in a `GlyphConfig`."""
-    return tuple(sorted(path.stem for path in font_folder().glob("*.ttf")))
-
-
-@functools.lru_cache(maxsize=1024)
-def distance_field(font: str, character: str) -> np.ndarray:
-    """The signed distance to the glyph's outline, positive inside: [FIELD, FIELD] float32.
-
-    The glyph is centred; the longer side of its tight box is FIELD - 2 MARGIN samples, which is also the
-    unit of the distances.
-    """
-    from scipy.ndimage import distance_transform_edt
-
-    ink = _rendered(font, character)
-    rows, columns = np.nonzero(ink.any(axis=1))[0], np.nonzero(ink.any(axis=0))[0]
-    box = ink[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
-    inner = (FIELD - 2 * MARGIN) * _FINE
-    scale = inner / max(box.shape)
-    shape = [max(1, round(side * scale)) for side in box.shape]
-    resized = Image.fromarray(box.astype(np.uint8) * 255).resize(shape[::-1], Image.Resampling.BILINEAR)
-    fine = np.zeros((FIELD * _FINE, FIELD * _FINE), bool)
-    top, left = ((FIELD * _FINE - side) // 2 for side in shape)
-    fine[top : top + shape[0], left : left + shape[1]] = np.asarray(resized) > 127
-    signed = distance_transform_edt(fine) - distance_transform_edt(~fine)
-    # Averaging blocks puts sample k at the centre of its block, (k + 1/2) _FINE.
-    coarse = signed.reshape(FIELD, _FINE, FIELD, _FINE).mean(axis=(1, 3)) / _FINE
-    return coarse.astype(np.float32)
-
-
-def _rendered(font: str, character: str) -> np.ndarray:
-    """A large black-and-white picture of the character: bool, with at least one pixel set."""
-    path = font_folder() / f"{font}.ttf"
-    if not path.exists():
-        raise UserError(f"font {font!r} is unknown; matplotlib ships {', '.join(font_names())}")
-    side = 2 * FIELD * _FINE
-    canvas = Image.new("L", (side, side))
-    face = ImageFont.truetype(str(path), side // 2)
-    ImageDraw.Draw(canvas).text((side // 2, side // 2), character, fill=255, font=face, anchor="mm")
-    ink = np.asarray(canvas) > 127
-    if not ink.any():
-        raise UserError(f"font {font!r} draws nothing for the character {character!r}")
-    return ink
-
-
-# Rendered digits and letters: an endless, seeded data set with randomly deformed outlines.
-#
-# A glyph is a signed distance field d (see `fonts`). Sampling d at affinely and elastically displaced points
-# and putting a soft threshold on d + weight gives anti-aliased pictures of any stroke weight, without
-# rendering a font again: some thousand images a second on one core.
-
-_ELASTIC_GRID = 4
+_ELASTIC_GRID = 4  # knots along one side
 
 
 @dataclasses.dataclass(frozen=True)
 class GlyphConfig:
-    """Which glyphs, and how much they vary. Lengths are pixels of the finished image.
+    """Which glyphs, and how much they vary. Lengths are in pixels of the finished image.
 
     classes: one class per character.
     fonts: names of the files matplotlib ships.
     size: of the square image.
     extent: the longer side of a glyph's box.
-    rotation, shear, stretch, shift: the largest deviation (degrees, tangent, relative, pixels).
+    rotation: the largest rotation, in degrees.
+    shear: the largest shear, a tangent.
+    stretch: the largest change of a side's logarithm.
+    shift: the largest shift.
     elastic: standard deviation of the displacement of the knots of a 4 x 4 grid.
-    bold: added to the stroke's half width, give or take `weight`.
+    bold: the mean of what is added to the stroke's half width.
+    weight: the largest deviation from it.
     contrast: how far ink and background may be from the ends of [-1, 1].
     gradient: the largest difference of the background between the centre and an edge.
     grain: standard deviation of noise on every pixel.
@@ -132,7 +76,7 @@ class GlyphConfig:
 
 
 class Glyphs:
-    """The `Source` of a `GlyphConfig`. Classes are drawn uniformly, fonts too."""
+    """The `Source` of a `GlyphConfig`. Classes and fonts are drawn uniformly."""
 
     def __init__(self, config: GlyphConfig):
         self.config = config
@@ -159,7 +103,7 @@ class Glyphs:
 
 
 def _places(c: GlyphConfig, random: np.random.Generator, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Where in its distance field every pixel looks: rows and columns, each [B, size, size]."""
+    """The point of the distance field that each pixel samples: rows and columns, each [B, size, size]."""
     angle = np.deg2rad(random.uniform(-c.rotation, c.rotation, size))
     shear = random.uniform(-c.shear, c.shear, size)
     stretch = np.exp(random.uniform(-c.stretch, c.stretch, (2, size)))
@@ -210,3 +154,56 @@ def _colour(c: GlyphConfig, random: np.random.Generator, ink: np.ndarray) -> np.
     background = background + (slope[0] * ramp[:, None] + slope[1] * ramp) / 2 + c.gradient
     grain = random.standard_normal(ink.shape, dtype=np.float32) * np.float32(c.grain)
     return np.clip(background + ink * (foreground - background) + grain, -1, 1).astype(np.float32)
+
+
+@functools.cache
+def font_folder() -> pathlib.Path:
+    """The folder of the fonts that matplotlib ships."""
+    import matplotlib
+
+    return pathlib.Path(matplotlib.get_data_path()) / "fonts" / "ttf"
+
+
+def font_names() -> tuple[str, ...]:
+    """All fonts that a `GlyphConfig` can name."""
+    return tuple(sorted(path.stem for path in font_folder().glob("*.ttf")))
+
+
+@functools.lru_cache(maxsize=1024)
+def distance_field(font: str, character: str) -> np.ndarray:
+    """The signed distance to the glyph's outline, positive inside: [FIELD, FIELD] float32.
+
+    The glyph is centred; the longer side of its tight box is FIELD - 2 MARGIN samples, which is also the
+    unit of the distances.
+    """
+    from scipy.ndimage import distance_transform_edt
+
+    ink = _rendered(font, character)
+    rows, columns = np.nonzero(ink.any(axis=1))[0], np.nonzero(ink.any(axis=0))[0]
+    box = ink[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
+    inner = (FIELD - 2 * MARGIN) * _FINE
+    scale = inner / max(box.shape)
+    shape = [max(1, round(side * scale)) for side in box.shape]
+    resized = Image.fromarray(box.astype(np.uint8) * 255).resize(shape[::-1], Image.Resampling.BILINEAR)
+    fine = np.zeros((FIELD * _FINE, FIELD * _FINE), bool)
+    top, left = ((FIELD * _FINE - side) // 2 for side in shape)
+    fine[top : top + shape[0], left : left + shape[1]] = np.asarray(resized) > 127
+    signed = distance_transform_edt(fine) - distance_transform_edt(~fine)
+    # Averaging blocks puts sample k at the centre of its block, (k + 1/2) _FINE.
+    coarse = signed.reshape(FIELD, _FINE, FIELD, _FINE).mean(axis=(1, 3)) / _FINE
+    return coarse.astype(np.float32)
+
+
+def _rendered(font: str, character: str) -> np.ndarray:
+    """A large black-and-white picture of the character: bool, with at least one pixel set."""
+    path = font_folder() / f"{font}.ttf"
+    if not path.exists():
+        raise UserError(f"font {font!r} is unknown; matplotlib ships {', '.join(font_names())}")
+    side = 2 * FIELD * _FINE
+    canvas = Image.new("L", (side, side))
+    face = ImageFont.truetype(str(path), side // 2)
+    ImageDraw.Draw(canvas).text((side // 2, side // 2), character, fill=255, font=face, anchor="mm")
+    ink = np.asarray(canvas) > 127
+    if not ink.any():
+        raise UserError(f"font {font!r} draws nothing for the character {character!r}")
+    return ink

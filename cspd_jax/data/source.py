@@ -1,4 +1,4 @@
-"""What training asks of a data set: numbered batches, each a pure function of (seed, split, index)."""
+"""The interface of a data set: numbered batches, each a pure function of (seed, split, index)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ _SPLITS = {"train": 0, "held-out": 1}
 
 
 class Batch(NamedTuple):
-    """images: [B, H, W, C] float32 (pixels in [-1, 1], or latents). labels: [B] int32."""
+    """A labelled batch.
+
+    images: [B, H, W, C] float32, pixels in [-1, 1] or latents.
+    labels: [B] int32.
+    """
 
     images: np.ndarray
     labels: np.ndarray
@@ -35,7 +39,7 @@ def generator(seed: int, split: Split, *numbers: int) -> np.random.Generator:
 def shuffled(count: int, index: int, size: int, *, seed: int, split: Split) -> np.ndarray:
     """Batch `index` of `size` indices into a finite set of `count` rows: [size].
 
-    The endless sequence is one permutation of the set after another; the batches cut it in pieces.
+    The batches are consecutive pieces of an endless sequence of permutations of the set.
     """
     places = np.arange(index * size, (index + 1) * size)
     epochs = places // count

@@ -1,0 +1,1 @@
+"""The denoising process: schedules, transitions as Gaussians, and the chain from noise to a token."""

@@ -14,36 +14,36 @@ Array = jax.Array
 
 
 class Denoiser(Protocol):
-    """The network of the chain, in three parts by what they depend on. R is any number of rows."""
+    """The network of the chain, in three parts by what they depend on; R is any number of rows."""
 
     def embed_time(self, params: Any, timesteps: Array) -> Array:
         """Original timesteps [T] -> features [T, ...], computed once per generation."""
 
     def modulate(self, params: Any, time: Array, z: Array) -> Any:
-        """Features [..., W] and z [..., D], broadcast together -> pytree of what (t, z) contribute."""
+        """Features [..., W] and z [..., D], broadcast together -> pytree of what (t, z) contributes."""
 
     def denoise(self, params: Any, x: Array, modulations: Any) -> Array:
         """x [R, d] and its modulations -> eps | v [R, 2d]."""
 
 
-# Modulations are made for several steps in one matrix product. Enough rows to be efficient, few enough to
-# stay in cache (and in memory: one row of MAR-H is 40 thousand numbers).
+# Modulations of several steps are made in one matrix product: enough rows to be efficient, few enough to stay
+# in cache (and in memory: a row of MAR-H has 40 thousand numbers).
 MODULATION_ROWS = 128
 
-# The transitions of given paths in one call of the head: a limit for memory only.
+# Transitions of given paths in one head call; limits memory only.
 GIVEN_ROWS = 4096
 
 
 def predict(
     denoiser: Denoiser, params: Any, x: Array, modulations: Any, scale: Array | None = None
 ) -> tuple[Array, Array]:
-    """(eps, v) at rows x [R, d]; with a `scale` the modulations are of 2R rows, conditional ones first."""
+    """(eps, v) at rows x [R, d]; with a `scale` the modulations have 2R rows, conditional ones first."""
     rows = x if scale is None else jnp.concatenate([x, x])
     eps, v = guide(denoiser.denoise(params, rows, modulations), scale)
     return eps.astype(x.dtype), v.astype(x.dtype)
 
 
-def step_law(
+def step_distribution(
     denoiser: Denoiser,
     params: Any,
     x: Array,
@@ -56,8 +56,12 @@ def step_law(
 
 
 class Path(NamedTuple):
-    """x: x_0 [R, d]. states: [T, R, d], entry i is x_i. log_density: [R], of them given x_T; the last
-    transition is left out where it has no noise."""
+    """A denoising path.
+
+    x: [R, d], x_0.
+    states: [T, R, d], entry i is x_i.
+    log_density: [R], of the states given x_T, without the last transition if that has no noise.
+    """
 
     x: Array
     states: Array
@@ -73,7 +77,7 @@ def sample_chain(
     coefficients: Coefficients,
     **options,
 ) -> Array:
-    """Runs the chain of R tokens side by side and returns x_0 [R, d]; arguments as for `sample_path`."""
+    """Runs the chains of R tokens in parallel and returns x_0 [R, d]; arguments as for `sample_path`."""
     x, _ = _run(denoiser, params, time, z, noise, coefficients, record=False, **options)
     return x
 
@@ -89,9 +93,11 @@ def sample_path(
 ) -> Path:
     """`sample_chain`, with the states on the way and their density.
 
-    time: `embed_time` of the T timesteps. z: [R, D]; with guidance (`scale` [R, 1] or scalar) [2R, D],
-    the conditional rows first. noise: [T + 1, R, d]; entry T is x_T, entry i is added in step i.
-    Options: temperature (1), scale, final_noise: MAR adds none in step 0, unless this is set (False).
+    time: `embed_time` of the T timesteps.
+    z: [R, D]; with guidance [2R, D], the conditional rows first.
+    noise: [T + 1, R, d]; entry T is x_T, entry i is added in step i.
+    options: temperature (1); scale, [R, 1] or scalar, of guidance (None); final_noise, whether noise is added
+        in step 0, which MAR does not do (False).
     """
     x, (states, terms) = _run(denoiser, params, time, z, noise, coefficients, record=True, **options)
     return Path(x, states[::-1], jnp.sum(terms, axis=0))
@@ -122,7 +128,7 @@ def _run(
 
     def step(x, inputs):
         modulations, c, eps, g = inputs
-        p = step_law(denoiser, params, x, modulations, c, scale)
+        p = step_distribution(denoiser, params, x, modulations, c, scale)
         x = p.mean + g * jnp.exp(0.5 * p.log_var) * eps
         if not record:
             return x, None
@@ -152,27 +158,30 @@ def path_log_density(
 ) -> Array:
     """log p(x_{T-1}, ..., x_0 | x_T, z) of given paths [T + 1, R, d] (entry i is x_i) -> [R].
 
-    Without `final_noise` the last transition is deterministic and left out. Options: temperature (1), scale.
+    Without `final_noise` the last transition is deterministic and left out. options: temperature (1), scale
+    (None).
     """
     terms = _along(log_density, denoiser, params, time, z, path, coefficients, **options)
     return jnp.sum(terms if final_noise else terms[1:], axis=0)
 
 
 def path_log_stds(*arguments, **options) -> Array:
-    """Log sigma of the transition from x_{i+1} to x_i of given paths, summed over dimensions: [T, R].
-    Arguments as for `path_log_density`."""
-    return _along(lambda law, after: 0.5 * jnp.sum(law.log_var, axis=-1), *arguments, **options)
+    """Log sigma of the transitions from x_{i+1} to x_i of given paths, summed over dimensions: [T, R].
+
+    Arguments as for `path_log_density`.
+    """
+    return _along(lambda p, after: 0.5 * jnp.sum(p.log_var, axis=-1), *arguments, **options)
 
 
 def path_density_calls(steps: int, rows: int) -> int:
-    """How many head calls the transitions of paths take, with `rows` rows of z."""
+    """The number of head calls for the transitions of given paths, with `rows` rows of z."""
     return steps // chunk_length(steps, rows, GIVEN_ROWS)
 
 
 def _along(measure, denoiser, params, time, z, path, coefficients, *, temperature=1.0, scale=None) -> Array:
-    """measure(law, after) -> [R] of the transitions of given paths: [T, R].
+    """measure(transition, after) -> [R] for all transitions of given paths: [T, R].
 
-    The states are given, so nothing is sequential: chunks of the T x R transitions are single head calls.
+    The states are given, so nothing is sequential: each chunk of the T x R transitions is a single head call.
     """
     steps = time.shape[0]
     chunk = chunk_length(steps, z.shape[0], GIVEN_ROWS)
@@ -186,7 +195,7 @@ def _along(measure, denoiser, params, time, z, path, coefficients, *, temperatur
         modulations = denoiser.modulate(params, time[:, None], z[None])
 
         def one(modulations, c, x, after):
-            p = step_law(denoiser, params, x, modulations, c, scale)
+            p = step_distribution(denoiser, params, x, modulations, c, scale)
             return measure(Gaussian(p.mean, p.log_var + shift), after)
 
         return jax.vmap(one)(modulations, c, x, after)

@@ -14,18 +14,29 @@ Array = jax.Array
 
 
 class Coefficients(NamedTuple):
-    """What one transition needs of the schedule: scalars, or arrays [T] to scan or index over."""
+    """What a transition needs of the schedule: scalars, or arrays [T] to scan over or index.
 
-    recip: Array  # x_0-hat = recip * x - recipm1 * eps
+    With f = (v + 1) / 2,
+
+        x_0-hat = recip * x - recipm1 * eps,
+        mean = mean_x0 * x_0-hat + mean_x * x,
+        log variance = f * log_beta + (1 - f) * log_posterior.
+    """
+
+    recip: Array
     recipm1: Array
-    mean_x0: Array  # mean = mean_x0 * x_0-hat + mean_x * x
+    mean_x0: Array
     mean_x: Array
-    log_beta: Array  # log variance = f log_beta + (1 - f) log_posterior, f = (v + 1) / 2
+    log_beta: Array
     log_posterior: Array
 
 
 class Gaussian(NamedTuple):
-    """A diagonal Gaussian over tokens: `mean` and `log_var` of shape [..., d]."""
+    """A diagonal Gaussian.
+
+    mean: [..., d].
+    log_var: [..., d].
+    """
 
     mean: Array
     log_var: Array
@@ -49,22 +60,23 @@ def coefficients(schedule: Schedule, dtype=jnp.float32) -> Coefficients:
 
 
 def predicted_x0(c: Coefficients, x: Array, eps: Array) -> Array:
+    """x_0-hat, the token that `eps` implies."""
     return c.recip * x - c.recipm1 * eps
 
 
 def transition(c: Coefficients, x: Array, eps: Array, v: Array) -> Gaussian:
-    """The law of x_{t-1} given x_t = `x` and the network's `eps`, `v` (all [..., d])."""
+    """The distribution of x_{t-1} given x_t = `x` and the network's `eps` and `v`, all [..., d]."""
     return transition_from_x0(c, x, predicted_x0(c, x, eps), v)
 
 
 def transition_from_x0(c: Coefficients, x: Array, x0: Array, v: Array) -> Gaussian:
-    """The same, for a network that says `x0` in place of eps."""
+    """The same for a network that predicts `x0` instead of eps."""
     f = (v + 1) / 2
     return Gaussian(c.mean_x0 * x0 + c.mean_x * x, f * c.log_beta + (1 - f) * c.log_posterior)
 
 
 def posterior(c: Coefficients, x0: Array, x: Array) -> Gaussian:
-    """q(x_{t-1} | x_t = x, x_0 = x0), the law a perfectly informed network would use."""
+    """q(x_{t-1} | x_t = x, x_0 = x0), the transition of a network that knows x_0."""
     mean = c.mean_x0 * x0 + c.mean_x * x
     return Gaussian(mean, jnp.broadcast_to(c.log_posterior, mean.shape))
 
@@ -72,8 +84,8 @@ def posterior(c: Coefficients, x0: Array, x: Array) -> Gaussian:
 def guide(out: Array, scale: Array | None) -> tuple[Array, Array]:
     """Splits the head's output [..., 2d] into (eps, v), with classifier-free guidance.
 
-    With `scale` ([R, 1] or a scalar) the rows are R conditional ones, then R unconditional ones; eps is
-    u + scale (c - u), v is the conditional half's. Returns [R, d] each.
+    With `scale` ([R, 1] or a scalar) there are R conditional rows, then R unconditional ones; eps is
+    u + scale (c - u), and v is that of the conditional half. Returns [R, d] each.
     """
     eps, v = jnp.split(out, 2, axis=-1)
     if scale is None:

@@ -1,4 +1,4 @@
-"""The 1000-step cosine schedule, and the shorter schedules that keep some of its steps."""
+"""The 1000-step cosine schedule, and shorter schedules that keep some of its steps."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _MAX_BETA = 0.999
 class Schedule(NamedTuple):
     """Constants of a T-step process, float64 numpy arrays of shape [T], indexed by step i = 0..T-1.
 
-    Step i turns x_{i+1} into x_i (x_T is pure noise, the token is x_0); `timestep_map[i]` is the
-    original timestep 0..999 that the network is told.
+    Step i turns x_{i+1} into x_i; x_T is pure noise, and x_0 is the token. `timestep_map[i]` (int32) is the
+    original timestep 0..999 that the network is given.
     """
 
-    timestep_map: np.ndarray  # int32
+    timestep_map: np.ndarray
     betas: np.ndarray
     log_betas: np.ndarray
     alphas_cumprod: np.ndarray
@@ -50,9 +50,9 @@ def cosine_betas(num_steps: int = NUM_TRAIN_STEPS) -> np.ndarray:
 
 
 def respace(spec: str, num_steps: int = NUM_TRAIN_STEPS) -> np.ndarray:
-    """The original timesteps that a respacing keeps, increasing.
+    """The original timesteps that a respacing keeps, in increasing order.
 
-    `"100"` spreads 100 steps over all 1000, both ends included; `"10,15"` cuts the range into equal
+    `"100"` spreads 100 steps over all 1000, both ends included; `"10,15"` splits the range into equal
     sections and spreads 10 and 15 steps over them; `"ddim100"` takes a fixed integer stride from 0.
     """
     spec = str(spec).strip()
@@ -99,7 +99,7 @@ def make_schedule(spec: str = str(NUM_TRAIN_STEPS)) -> Schedule:
     alphas_cumprod = np.cumprod(1.0 - betas)
     previous = np.append(1.0, alphas_cumprod[:-1])
     variance = betas * (1.0 - previous) / (1.0 - alphas_cumprod)
-    # The variance of step 0 is 0: MAR borrows the logarithm of step 1's.
+    # The variance of step 0 is 0; MAR uses the logarithm of that of step 1.
     clipped = np.log(np.append(variance[1:2], variance[1:])) if len(betas) > 1 else np.full(1, np.nan)
     return Schedule(
         timestep_map=timesteps,

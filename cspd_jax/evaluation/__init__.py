@@ -1,4 +1,4 @@
-"""How good a model's images are: right classes, right distribution, and no copies of training images."""
+"""Evaluation of image models (right class, right distribution, no copies) and of language models."""
 
 from cspd_jax.evaluation.report import Settings, check, evaluate
 

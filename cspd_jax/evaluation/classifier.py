@@ -1,9 +1,8 @@
-"""A small convolutional classifier: which class an image shows, and features to compare images by."""
+"""A small convolutional classifier: it tells which class an image shows, and its features compare images."""
 
 from __future__ import annotations
 
 import dataclasses
-import io
 import json
 import time
 from pathlib import Path
@@ -17,16 +16,24 @@ import numpy as np
 import optax
 from tqdm import tqdm
 
+from cspd_jax._utils.files import write_arrays, write_errors
 from cspd_jax.data.source import Source
 from cspd_jax.evaluation.data import to_float
-from cspd_jax.evaluation.resume import replace_file
 
 _TOGETHER = 256
 
 
 @dataclasses.dataclass(frozen=True)
 class ClassifierConfig:
-    """Adam with a learning rate that falls to zero along a cosine."""
+    """The settings of a classifier, trained by Adam with a learning rate that falls to zero along a cosine.
+
+    steps: optimiser steps.
+    batch: images per step.
+    learning_rate: at the start.
+    width: channels of the first convolution; the next two have twice as many.
+    features: width of the last hidden layer.
+    seed: of the weights and the batches.
+    """
 
     steps: int = 250
     batch: int = 128
@@ -53,7 +60,12 @@ class Network(nn.Module):
 
 
 class Classifier(NamedTuple):
-    """seconds: it took to train, compilation included."""
+    """A trained classifier.
+
+    network: its Flax module.
+    params: its parameters.
+    seconds: wall-clock time of its training, compilation included.
+    """
 
     network: Network
     params: dict
@@ -79,7 +91,7 @@ _apply = jax.jit(lambda network, params, images: network.apply(params, images), 
 
 
 def train(source: Source, config: ClassifierConfig, progress: bool = True) -> Classifier:
-    """Trains on batches of the `train` split; decided by the data set and `config`."""
+    """Trains on batches of the `train` split; the result depends only on the data set and `config`."""
     start = time.perf_counter()
     network = Network(len(source.class_names), config)
     optimizer = optax.adam(optax.cosine_decay_schedule(config.learning_rate, config.steps))
@@ -109,18 +121,17 @@ def train(source: Source, config: ClassifierConfig, progress: bool = True) -> Cl
 def train_or_load(
     path: Path, source: Source, data: dict, config: ClassifierConfig, progress: bool = True
 ) -> Classifier:
-    """The classifier kept in `path` if it is the one of this data and config (and intact), else a new one.
+    """The classifier stored in `path` if it is intact and of this data and configuration, else a new one.
 
-    data: JSON that describes the data set.
+    data: a JSON description of the data set.
     """
     origin = json.dumps({"data": data, "config": dataclasses.asdict(config)}, sort_keys=True)
     if (kept := _read(path, source, origin, config)) is not None:
         return kept
     made = train(source, config, progress)
-    content = io.BytesIO()
     state = np.frombuffer(flax.serialization.to_bytes(made.params), np.uint8)
-    np.savez(content, params=state, origin=origin, seconds=made.seconds)
-    replace_file(path, content.getvalue())
+    with write_errors(path):
+        write_arrays(path, params=state, origin=origin, seconds=made.seconds)
     return made
 
 

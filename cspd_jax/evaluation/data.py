@@ -1,4 +1,4 @@
-"""The data a model was trained on, as its checkpoint tells, in pictures of 8 bits."""
+"""The data a model was trained on, found through its checkpoint, as 8-bit images."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TOGETHER = 500
 
 
 def training_config(model: ImageModel) -> TrainConfig:
-    """The run that made a model; UserError if its checkpoint does not tell."""
+    """The settings of the run that made a model; UserError if its checkpoint does not have them."""
     extra = model.metadata.get("extra")
     told = extra.get("training") if isinstance(extra, dict) else None
     if not told:
@@ -38,18 +38,19 @@ def training_config(model: ImageModel) -> TrainConfig:
 
 
 def open_source(config: TrainConfig) -> Source:
+    """The data set of a run."""
     source = make_source(config.data)
     check_fit(config, source)
     return source
 
 
 def held_out(source: Source, count: int) -> Batch:
-    """Up to `count` different held-out images (fewer if the data set has no more), as uint8."""
+    """Up to `count` distinct held-out images (fewer if the data set has no more), as uint8."""
     return _distinct(source, range(-(-count // _TOGETHER)), _TOGETHER, 0, "held-out", count)
 
 
 def trained_on(source: Source, config: TrainConfig, count: int) -> Batch:
-    """The last images that the run saw, up to `count` different ones, as uint8."""
+    """The last images that the run saw, up to `count` distinct ones, as uint8."""
     first = max(0, config.steps - -(-count // config.batch))
     return _distinct(source, range(first, config.steps), config.batch, config.seed, "train", count)
 
@@ -67,6 +68,7 @@ def _distinct(source: Source, indices, size: int, seed: int, split: Split, count
 
 
 def to_uint8(images: np.ndarray) -> np.ndarray:
+    """float32 in [-1, 1] -> uint8."""
     return (np.clip(images, -1, 1) * 127.5 + 127.5).round().astype(np.uint8)
 
 

@@ -1,22 +1,22 @@
-"""Pictures of an evaluation."""
+"""The report of an evaluation: measurements of a model's images and of held-out data, and pictures."""
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import io
 from pathlib import Path
 
 import jax
 import numpy as np
+from PIL import Image
 
+from cspd_jax._utils.files import weights_sha256, write_errors, written_beside
 from cspd_jax.data.source import Batch, Source
 from cspd_jax.errors import UserError
 from cspd_jax.evaluation import classifier as classifiers
 from cspd_jax.evaluation import resume, statistics
 from cspd_jax.evaluation.classifier import Classifier, ClassifierConfig
 from cspd_jax.evaluation.data import held_out, open_source, to_float, trained_on, training_config
-from cspd_jax.evaluation.resume import check_folder, open_folder, replace_file, write_json
+from cspd_jax.evaluation.resume import check_folder, open_folder, write_json
 from cspd_jax.evaluation.statistics import Nearest
 from cspd_jax.image import plan
 from cspd_jax.models import ImageModel
@@ -24,44 +24,23 @@ from cspd_jax.reports import picture
 from cspd_jax.reports.image import device, versions
 from cspd_jax.training.presets import to_json
 
-_CLASSES, _EACH, _PAIRS = 10, 8, 12
-
-
-def save_grid(path: Path, model: ImageModel, images: np.ndarray, labels: np.ndarray) -> None:
-    """A column per class (the first ten), the first eight images of each."""
-    classes = min(_CLASSES, model.config.num_classes)
-    rows = np.nonzero(labels < classes)[0][: classes * _EACH]  # classes take turns
-    captions = [model.class_name(label) for label in labels[rows]]
-    _save(path, picture(images[rows], captions, classes))
-
-
-def save_neighbours(path: Path, images: np.ndarray, training: np.ndarray, found: Nearest) -> None:
-    """Generated images above their nearest training images: the nearest of all on the left, and on to
-    the farthest at even quantiles. Below each pair its distance."""
-    count = min(_PAIRS, len(images))
-    rows = np.argsort(found.distance)[np.linspace(0, len(images) - 1, count).astype(int)]
-    shown = np.concatenate([images[rows], training[found.index[rows]]])
-    captions = [""] * count + [f"{d:.2f}" for d in found.distance[rows]]
-    _save(path, picture(shown, captions, count))
-
-
-def _save(path: Path, page) -> None:
-    content = io.BytesIO()
-    page.save(content, format="PNG")
-    replace_file(path, content.getvalue())
-
-
-# `evaluation.json`: everything measured about a model's images, each figure beside held-out data's.
-
 FILE = "evaluation.json"
-ENOUGH = 0.97  # held-out accuracy that makes the classifier a judge
+ENOUGH = 0.97  # held-out accuracy from which on the classifier is trusted
 _MOST_IN_KERNEL = 2000  # images on either side
+_CLASSES, _EACH, _PAIRS = 10, 8, 12  # shown in the pictures
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """n, batch, seed: of the generated images. training_images: searched for neighbours. options: pairs,
-    of `image.generate`."""
+    """The settings of an evaluation.
+
+    n: number of generated images.
+    batch: how many of them are generated at once.
+    seed: of the generated images.
+    training_images: how many training images are searched for neighbours.
+    options: (name, value) pairs, arguments of `image.generate`.
+    classifier: the settings of the classifier.
+    """
 
     n: int = 2000
     batch: int = 100
@@ -72,7 +51,7 @@ class Settings:
 
 
 def check(model: ImageModel, settings: Settings, out: Path) -> Source:
-    """The data the model was trained on; UserError for what no evaluation can have.
+    """The data the model was trained on; UserError if the evaluation cannot be made.
 
     `model` may come from `models.describe`.
     """
@@ -87,14 +66,14 @@ def check(model: ImageModel, settings: Settings, out: Path) -> Source:
 def evaluate(model: ImageModel, source: Source, settings: Settings, out: Path, progress: bool = True) -> dict:
     """Measures the model, writes `evaluation.json` and pictures into `out`, and returns the report.
 
-    source: from `check`. What an interrupted evaluation has finished in `out` is used again.
+    source: from `check`. Parts that an interrupted evaluation has finished in `out` are used again.
     """
     config = training_config(model)
     batch = min(settings.batch, settings.n)
     request = plan.make_request(model, [0], **dict(settings.options))
     sampler = {**dataclasses.asdict(request.settings), "cfg": request.cfg, "temperature": request.temperature}
     sampler |= {"seed": settings.seed, "batch": batch, "dtype": np.dtype(model.network.dtype).name}
-    weights = fingerprint(model)
+    weights = weights_sha256(repr(model.config), model.params)
     open_folder(out, {"weights_sha256": weights, **sampler})
 
     data = {name: to_json(config)[name] for name in ("data_kind", "data")}
@@ -108,7 +87,7 @@ def evaluate(model: ImageModel, source: Source, settings: Settings, out: Path, p
     )
     measured, nearest_pixels = _measure(classify, made, held, training, model.class_name, progress)
     save_grid(out / "grid.png", model, made.images, made.labels)
-    save_neighbours(out / "statistics.png", made.images, training.images, nearest_pixels)
+    save_neighbours(out / "neighbours.png", made.images, training.images, nearest_pixels)
     report = {
         "target": {
             "name": model.name,
@@ -131,7 +110,7 @@ def evaluate(model: ImageModel, source: Source, settings: Settings, out: Path, p
 def _measure(
     classify: Classifier, made: resume.Generated, held: Batch, training: Batch, class_name, progress: bool
 ):
-    """The figures, and the nearest training images in pixels."""
+    """The measurements, and the nearest training images by pixels."""
     half = len(held.labels) // 2
     count = min(len(made.labels), half)  # images on either side of a distance
     made_labels, made_features = classify(made.images)
@@ -159,7 +138,7 @@ def _measure(
             "note": None
             if enough
             else f"the classifier is right on {held_right.mean():.1%} of held-out images, less than"
-            f" {ENOUGH:.0%}: the figures that depend on it mean little",
+            f" {ENOUGH:.0%}: do not rely on what is measured with it",
         },
         "accuracy": {
             "generated": _share(right),
@@ -195,8 +174,26 @@ def _share(right: np.ndarray) -> dict:
     }
 
 
-def fingerprint(model: ImageModel) -> str:
-    digest = hashlib.sha256(repr(model.config).encode())
-    for leaf in jax.tree.leaves(model.params):
-        digest.update(np.asarray(leaf).tobytes())
-    return digest.hexdigest()
+def save_grid(path: Path, model: ImageModel, images: np.ndarray, labels: np.ndarray) -> None:
+    """A column per class (the first ten), the first eight images of each."""
+    classes = min(_CLASSES, model.config.num_classes)
+    rows = np.nonzero(labels < classes)[0][: classes * _EACH]  # labels cycle through the classes
+    captions = [model.class_name(label) for label in labels[rows]]
+    _save(path, picture(images[rows], captions, classes))
+
+
+def save_neighbours(path: Path, images: np.ndarray, training: np.ndarray, found: Nearest) -> None:
+    """Generated images above their nearest training images, at even quantiles of the distance between them.
+
+    The closest pair is on the left, the farthest on the right.
+    """
+    count = min(_PAIRS, len(images))
+    rows = np.argsort(found.distance)[np.linspace(0, len(images) - 1, count).astype(int)]
+    shown = np.concatenate([images[rows], training[found.index[rows]]])
+    captions = [""] * count + [f"{d:.2f}" for d in found.distance[rows]]
+    _save(path, picture(shown, captions, count))
+
+
+def _save(path: Path, page: Image.Image) -> None:
+    with write_errors(path), written_beside(path) as partial:
+        page.save(partial, format="PNG")

@@ -1,11 +1,11 @@
-"""Files that are complete under their names, and the folder of an evaluation."""
+"""The folder of an evaluation, and the images generated in it.
+
+Images are stored in parts, so an evaluation that was interrupted does not generate finished parts again.
+"""
 
 from __future__ import annotations
 
-import io
 import json
-import os
-import secrets
 import time
 import zipfile
 from pathlib import Path
@@ -15,6 +15,7 @@ import jax
 import numpy as np
 from tqdm import tqdm
 
+from cspd_jax._utils.files import write_arrays, write_errors, write_text
 from cspd_jax._utils.random import row_keys
 from cspd_jax.errors import UserError
 from cspd_jax.image import generation, pixels, plan
@@ -23,20 +24,10 @@ from cspd_jax.models import ImageModel
 SETTINGS = "settings.json"
 
 
-def replace_file(path: Path, content: bytes) -> None:
-    """Writes `path` in one go: at any moment it is the old file, or the new one."""
-    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
-    try:
-        partial.write_bytes(content)
-        os.replace(partial, path)
-    except OSError as error:
-        raise UserError(f"{path} cannot be written: {error.strerror or error}") from error
-    finally:
-        partial.unlink(missing_ok=True)
-
-
 def write_json(path: Path, values: Any) -> None:
-    replace_file(path, (json.dumps(values, indent=2) + "\n").encode())
+    """Replaces the file by one with this JSON."""
+    with write_errors(path):
+        write_text(path, json.dumps(values, indent=2) + "\n")
 
 
 def check_folder(folder: Path, what: dict | None = None) -> None:
@@ -60,7 +51,7 @@ def check_folder(folder: Path, what: dict | None = None) -> None:
 
 
 def open_folder(folder: Path, what: dict) -> None:
-    """Makes the folder of the evaluation of the images that `what` (JSON) decides, or goes back to it."""
+    """Makes the folder of the evaluation of the images determined by `what` (JSON), or returns to it."""
     check_folder(folder, what)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -69,12 +60,14 @@ def open_folder(folder: Path, what: dict) -> None:
     write_json(folder / SETTINGS, what)
 
 
-# Generated images, made and kept in parts: what a killed run has finished is not made again.
-
-
 class Generated(NamedTuple):
-    """images: uint8 [N, H, W, C]; those that hold NaN or infinity are black where they do. labels: [N],
-    the classes in turn. finite: bool [N]. seconds: spent on all parts, compilation included."""
+    """Generated images.
+
+    images: [N, H, W, C] uint8; black where the model gave NaN or infinity.
+    labels: [N] int32, cycling through the classes.
+    finite: [N] bool, whether the model gave neither NaN nor infinity.
+    seconds: wall-clock time of all parts, compilation included.
+    """
 
     images: np.ndarray
     labels: np.ndarray
@@ -85,9 +78,9 @@ class Generated(NamedTuple):
 def generate(
     model: ImageModel, count: int, batch: int, seed: int, options: dict, folder: Path, progress: bool = True
 ) -> Generated:
-    """`count` images, `batch` to a part. Image i depends on the seed, its class i mod classes, and i only.
+    """`count` images, `batch` to a part. Image i is of class i mod classes and depends on the seed and i.
 
-    options: of `image.generate`. The last part is made complete, so a larger `count` reuses it.
+    options: of `image.generate`. The last part is always complete, so a larger `count` can reuse it.
     """
     try:
         folder.mkdir(exist_ok=True)
@@ -108,7 +101,9 @@ def generate(
         for index, part in enumerate(parts):
             if part is None:
                 parts[index] = _make(model, key, index, batch, options, bar)
-                _write(_path(folder, index), parts[index])
+                path = _path(folder, index)
+                with write_errors(path):
+                    write_arrays(path, **parts[index]._asdict())
     images, labels, finite, seconds = zip(*parts)
     joined = (np.concatenate(each)[:count] for each in (images, labels, finite))
     return Generated(*joined, sum(seconds))
@@ -130,14 +125,8 @@ def _path(folder: Path, index: int) -> Path:
     return folder / f"part_{index:05d}.npz"
 
 
-def _write(path: Path, part: Generated) -> None:
-    content = io.BytesIO()
-    np.savez(content, **part._asdict())
-    replace_file(path, content.getvalue())
-
-
 def _read(path: Path, batch: int) -> Generated | None:
-    """A part on disk; None if it is absent or damaged (its checksums are verified by the zip format)."""
+    """A part on disk; None if it is absent or damaged (the zip format verifies checksums)."""
     try:
         with np.load(path, allow_pickle=False) as stored:
             part = Generated(*(stored[name] for name in Generated._fields))

@@ -1,4 +1,4 @@
-"""Distances between samples of features, and intervals for shares."""
+"""Statistics of an evaluation: distances between samples, nearest neighbours, intervals of shares."""
 
 from __future__ import annotations
 
@@ -8,6 +8,10 @@ from typing import NamedTuple
 import numpy as np
 from tqdm import tqdm
 
+QUANTILES = (0.0, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
+NEAR = 0.01  # an image is "near" below this quantile of the held-out images' distances
+
+# Definitions, as the report gives them.
 FRECHET = "|m1 - m2|^2 + Tr(C1 + C2 - 2 (C1 C2)^(1/2)), m and C: mean and covariance of the features"
 MMD = (
     "E k(x, x') + E k(y, y') - 2 E k(x, y) over different images (unbiased, may be negative),"
@@ -16,9 +20,9 @@ MMD = (
 
 
 def frechet_distance(x: np.ndarray, y: np.ndarray) -> float:
-    """The Fréchet distance (squared, as in FID) of the Gaussians fitted to x [N, F] and y [M, F].
+    """The Fréchet distance (squared, as in FID) of Gaussians fitted to x [N, F] and y [M, F].
 
-    It is biased upwards by about a multiple of 1/N: compare distances of equal N and M only.
+    It has an upward bias of order 1/N, so only distances with equal N and M can be compared.
     """
     x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
     first, second = (np.atleast_2d(np.cov(z, rowvar=False)) for z in (x, y))
@@ -31,21 +35,26 @@ def frechet_distance(x: np.ndarray, y: np.ndarray) -> float:
 
 
 class MMD2(NamedTuple):
-    """value: the unbiased estimate of MMD squared. p_value: of the permutation test of equality, which is
-    exact: under equality it is at most a with probability at most a."""
+    """The squared maximum mean discrepancy of two samples.
+
+    value: its unbiased estimate.
+    p_value: of the permutation test of equality; exact, so under equality P(p_value <= a) <= a.
+    """
 
     value: float
     p_value: float
 
 
-def mmd_squared(x: np.ndarray, y: np.ndarray, bandwidth: float, permutations: int = 199, seed: int = 0):
-    """`MMD2` of x [N, F] and y [M, F]; `bandwidth` must not be chosen by looking at x or y."""
+def mmd_squared(
+    x: np.ndarray, y: np.ndarray, bandwidth: float, permutations: int = 199, seed: int = 0
+) -> MMD2:
+    """The MMD of x [N, F] and y [M, F]; `bandwidth` must not be chosen by looking at x or y."""
     pooled = np.concatenate([x, y]).astype(np.float32)
     kernel = np.exp(squared_distances(pooled, pooled) * np.float32(-0.5 / bandwidth**2))
     np.fill_diagonal(kernel, 0)
     random = np.random.default_rng(seed)
     first = np.zeros((len(pooled), permutations + 1), np.float32)
-    first[: len(x), 0] = 1  # column 0 is the truth, the others are random splits
+    first[: len(x), 0] = 1  # column 0 is the real split, the others are random
     for column in range(1, permutations + 1):
         first[random.permutation(len(pooled))[: len(x)], column] = 1
     rows = kernel.sum(axis=1, dtype=np.float64)
@@ -58,7 +67,7 @@ def mmd_squared(x: np.ndarray, y: np.ndarray, bandwidth: float, permutations: in
 
 
 def median_distance(x: np.ndarray) -> float:
-    """Of all pairs of different rows; 1 if that is zero."""
+    """The median distance of all pairs of rows of x [N, F]; 1 if that is zero."""
     squares = squared_distances(x, x)[np.triu_indices(len(x), 1)]
     return float(np.sqrt(np.median(squares))) or 1.0
 
@@ -70,21 +79,19 @@ def squared_distances(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def wilson(right: int, count: int) -> list[float]:
-    """The 95 % interval of a share (Wilson's)."""
+    """Wilson's 95 % confidence interval of the share right / count."""
     z, share = 1.959964, right / count
     middle = share + z * z / (2 * count)
     spread = z * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
     return [round(max(0.0, (middle + sign * spread) / (1 + z * z / count)), 5) for sign in (-1, 1)]
 
 
-# Is a generated image a copy? Its nearest training image, beside the nearest one of a held-out image.
-
-QUANTILES = (0.0, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
-NEAR = 0.01  # "near" is below this quantile of the held-out images' distances
-
-
 class Nearest(NamedTuple):
-    """Per query, [N]: the index of the nearest reference, and the Euclidean distance to it."""
+    """The nearest reference of each query.
+
+    index: [N] int.
+    distance: [N], the Euclidean distance to it.
+    """
 
     index: np.ndarray
     distance: np.ndarray
@@ -97,12 +104,15 @@ def nearest(queries: np.ndarray, references: np.ndarray, chunk: int = 256, progr
     starts = tqdm(range(0, len(queries), chunk), desc="neighbours", disable=not progress)
     index = [squared_distances(queries[i : i + chunk], references).argmin(axis=1) for i in starts]
     index = np.concatenate(index)
-    # The product is inexact for near copies; the distance to the one found is computed again.
+    # The matrix product is inexact for near copies, so the distance to the one found is computed directly.
     return Nearest(index, np.linalg.norm(queries - references[index], axis=1))
 
 
 def compare(generated: np.ndarray, held_out: np.ndarray) -> dict:
-    """Distances to the nearest training image of generated [N] and held-out [M] images, side by side."""
+    """Are generated images copies? Compares distances to the nearest training image.
+
+    generated: [N]. held_out: [M], of images that cannot be copies.
+    """
     limit = float(np.quantile(held_out, NEAR))
     return {
         "generated": quantiles(generated),

@@ -20,10 +20,15 @@ Array = jax.Array
 
 
 class Posterior(NamedTuple):
-    """The diagonal Gaussian over latents; every field is [N, h, w, embed_dim]."""
+    """The diagonal Gaussian over latents.
+
+    mean: [N, h, w, embed_dim].
+    logvar: [N, h, w, embed_dim], clamped to [-30, 20].
+    std: [N, h, w, embed_dim].
+    """
 
     mean: Array
-    logvar: Array  # clamped to [-30, 20]
+    logvar: Array
     std: Array
 
 
@@ -188,7 +193,7 @@ def encode(config: KLConfig, params, images: Array, dtype=jnp.float32) -> Poster
 def sample(posterior: Posterior, *, key: Array | None = None, noise: Array | None = None) -> Array:
     """A latent [N, h, w, embed_dim] from the posterior, with fresh noise (`key`) or the given one."""
     if (key is None) == (noise is None):
-        raise UserError("sampling a latent needs either a key or the noise, not both and not neither")
+        raise UserError("sampling a latent needs either a key or the noise, and not both")
     if noise is None:
         noise = jax.random.normal(key, posterior.mean.shape, posterior.mean.dtype)
     return posterior.mean + posterior.std * noise

@@ -1,4 +1,4 @@
-"""Sizes of the networks, as frozen (hashable) dataclasses: the only static argument of a jitted call."""
+"""Sizes of the image networks, as frozen (hashable) dataclasses: the static argument of jitted calls."""
 
 from __future__ import annotations
 
@@ -14,8 +14,19 @@ LATENT_SCALE = 0.2325  # MAR's tokens are the autoencoder's latents times this
 class MARConfig:
     """A MAR model: a masked bidirectional backbone and a small diffusion head.
 
-    The defaults are MAR-B at 256x256. `respacing` names the denoising steps used for sampling
-    (see `diffusion.schedule.respace`); `vae_stride` 1 means that tokens are patches of pixels.
+    The defaults are those of MAR-B at 256x256.
+
+    seq_len: tokens per image, a square number.
+    token_dim: numbers per token, channels * patch_size^2.
+    num_classes: classes an image can be conditioned on.
+    buffer_size: extra tokens that carry the class.
+    encoder_width, encoder_depth, encoder_heads: of the encoder.
+    decoder_width, decoder_depth, decoder_heads: of the decoder.
+    mlp_ratio: hidden width of an MLP relative to its transformer.
+    head_depth, head_width: of the diffusion head.
+    respacing: the denoising steps of sampling, see `diffusion.schedule.respace`.
+    patch_size: latents (or pixels) along one side of a token.
+    vae_stride: pixels per latent; 1 if tokens are patches of pixels.
     """
 
     seq_len: int = 256
@@ -72,10 +83,19 @@ class MARConfig:
 
 @dataclasses.dataclass(frozen=True)
 class KLConfig:
-    """The KL-16 autoencoder. The defaults are the published one (66 M parameters, stride 16).
+    """The KL-16 autoencoder. The defaults are those of the published one (66 M parameters, stride 16).
 
-    `attention_levels` are the encoder levels whose residual blocks are followed by attention; the two
-    middle parts always have one attention block.
+    The two middle parts always have one attention block.
+
+    channels: of the outermost level.
+    channel_mult: channels of each level, as multiples of that.
+    num_res_blocks: residual blocks per level.
+    z_channels: channels between encoder and decoder.
+    embed_dim: channels of the latents.
+    image_channels: channels of the images.
+    groups: of the group normalisation.
+    encoder_attention_levels: levels of the encoder whose residual blocks are followed by attention.
+    decoder_attention_levels: those of the decoder.
     """
 
     channels: int = 128

@@ -1,4 +1,7 @@
-"""Rotary positions: pairs of dimensions turned by an angle proportional to the position."""
+"""Layers shared by the transformers: rotary positions, normalisation, attention, MLP, the ViT block.
+
+Matrix products and activations run in `dtype`, normalisation and softmax in at least float32.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +18,14 @@ Array = jax.Array
 
 
 def frequencies(config: LMConfig) -> np.ndarray:
-    """Radians per position of every pair, float64 [rotary_dim / 2]."""
+    """Radians per position of each rotated pair: [rotary_dim / 2] float64."""
     plain = config.rope_theta ** (-np.arange(0, config.rotary_dim, 2) / config.rotary_dim)
     if config.rope_scaling == "none":
         return plain
     slowed = plain / config.rope_factor
     if config.rope_scaling == "linear":
         return slowed
-    # llama3: how many turns a pair makes over the original length decides how much it is slowed.
+    # llama3: the number of turns that a pair makes over the original length determines how much it is slowed.
     turns = config.rope_original_positions * plain / (2 * math.pi)
     low, high = config.rope_low_frequency, config.rope_high_frequency
     kept = np.clip((turns - low) / (high - low), 0, 1)
@@ -37,7 +40,7 @@ def rotation(config: LMConfig, positions: Array, dtype=jnp.float32) -> tuple[Arr
 
 
 def rotate(x: Array, cos_sin: tuple[Array, Array]) -> Array:
-    """x [B, Q, H, Dh] with its first rotary_dim dimensions turned, i together with i + rotary_dim / 2."""
+    """x [B, Q, H, Dh] with its first rotary_dim dimensions rotated in pairs (i, i + rotary_dim / 2)."""
     cos, sin = cos_sin
     half = cos.shape[-1]
     a, b, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
@@ -45,12 +48,8 @@ def rotate(x: Array, cos_sin: tuple[Array, Array]) -> Array:
     return jnp.concatenate([*turned, rest] if rest.shape[-1] else turned, axis=-1)
 
 
-# Layers shared by the transformers: normalisation, attention, MLP, the ViT block.
-#
-# Matrix products and activations run in `dtype`; normalisation and softmax in at least float32.
-
-
 def at_least_float32(x: Array) -> Array:
+    """x in float32, or in its own type if that is wider."""
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 

@@ -4,8 +4,9 @@ Matrix products and activations run in `dtype`; normalisation, rotation, softmax
 float32.
 
 The cache has one slot per position. A call writes the keys and values of its tokens into the slots of their
-own positions and lets every token see the slots up to its own position, so a rollback is simply going on from
-an earlier position: what stands in later slots is overwritten before anything looks at it.
+positions and lets every token see the slots up to its own position. To roll back, simply continue from an
+earlier
+position: later slots are overwritten before anything reads them.
 """
 
 from __future__ import annotations
@@ -130,7 +131,11 @@ def attend_beside(q: Array, k: Array, v: Array, slots: tuple[Array, Array], own:
 
 
 class Beside(NamedTuple):
-    """What a token sees in a pass that stores nothing: its own version's tokens [B, Q], and slots [B, K]."""
+    """What a token sees in a pass that stores nothing.
+
+    own: [B, Q] bool, tokens of its own version.
+    seen: [B, K] bool, slots of the cache.
+    """
 
     own: Array
     seen: Array

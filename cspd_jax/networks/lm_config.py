@@ -1,4 +1,4 @@
-"""Sizes and conventions of a decoder-only transformer: the only static argument of its jitted calls."""
+"""Sizes and conventions of a decoder-only transformer: the static argument of its jitted calls."""
 
 from __future__ import annotations
 
@@ -17,16 +17,22 @@ class LMConfig:
     """A language model over `vocab_size` ids.
 
     family: whose conventions it follows, for example gpt_neox, llama or qwen2.
-    known_ids: ids from this one on have no token (the vocabulary is padded); vocab_size if that is unknown.
+    known_ids: ids from this one on have no token (padding of the vocabulary); vocab_size if that is unknown.
     kv_heads: heads of keys and values; each serves heads / kv_heads query heads.
-    activation: gelu (by erf), gelu_tanh or silu. gated_mlp: down(activation(gate x) * up x); else no gate.
-    norm: layer (with bias) or rms. parallel_residual: x + attention(norm x) + mlp(norm' x).
-    rope_theta, rotary_share: base of the rotary frequencies, and the share of head_dim that is rotated.
-    rope_scaling: none; linear: all frequencies divided by rope_factor; llama3: only those that turn less than
-    rope_low_frequency times in rope_original_positions, while those above rope_high_frequency stay.
-    max_positions: the length it was made for. causal: False for masked-diffusion models.
+    activation: gelu (by erf), gelu_tanh or silu.
+    gated_mlp: down(activation(gate x) * up x); otherwise there is no gate.
+    norm: layer (with bias) or rms.
+    parallel_residual: x + attention(norm x) + mlp(norm' x).
+    rope_theta: base of the rotary frequencies.
+    rotary_share: fraction of head_dim that is rotated.
+    rope_scaling: none; linear, which divides all frequencies by rope_factor; or llama3, which divides those
+        that turn less than rope_low_frequency times in rope_original_positions, and keeps those that turn
+        more than rope_high_frequency times.
+    max_positions: the length it was made for.
+    causal: False for masked-diffusion models.
     shifted: hidden state i - 1 predicts the token at position i of a masked-diffusion model, as in Dream.
-    bos_ids, eos_ids: ids that begin a text and that end one; possibly none.
+    bos_ids: ids that begin a text; possibly none.
+    eos_ids: ids that end a text; possibly none.
     mask_ids: the id that stands for a token to be found; none in causal models.
     """
 

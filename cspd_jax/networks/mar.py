@@ -1,9 +1,9 @@
 """The MAR backbone: a masked bidirectional transformer over image tokens.
 
 Everything works in **reveal order**: the tokens of an image are stored in the order in which they become
-known, so that the known ones are a prefix of length `n_known` and the encoder runs on a static prefix
-(`bucket` >= n_known) with the surplus hidden. Attention does not see the order of its inputs; positions
-enter through the learned embeddings, gathered by `reveal`.
+known. The known ones are then a prefix of length `n_known`, and the encoder runs on a static prefix (`bucket`
+>= n_known) with the surplus hidden. Attention does not depend on the order of its inputs; positions enter
+through the learned embeddings, gathered by `reveal`.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Backbone(nn.Module):
         [B, De] -> [B, buffer + bucket, De]. Rows from buffer + n_known on are meaningless.
         """
         buffer, bucket = self.config.buffer_size, reveal.shape[1]
-        # Hidden keys get weight 0, but 0 times NaN is NaN: what stands in unknown slots must not matter.
+        # Hidden keys get weight 0, but 0 times NaN is NaN: the content of unknown slots must not matter.
         tokens = jnp.where((jnp.arange(bucket) < n_known[:, None])[:, :, None], tokens, 0)
         x = self.z_proj(tokens.astype(self.dtype)) + self._at(self.encoder_pos, buffer + reveal)
         start = class_embedding[:, None] + self.encoder_pos[:, :buffer]
@@ -77,8 +77,8 @@ class Backbone(nn.Module):
     def decode(self, encoded: Array, reveal: Array, n_known: Array, rows: Array | None) -> Array:
         """encoded [B, buffer + bucket, De], reveal [B, L] -> z [B, Q, Dd].
 
-        `rows` [B, Q] are indices into the reveal order whose z is wanted (the last block computes no
-        others); None computes all L.
+        rows: [B, Q], the places in reveal order whose z is wanted (the last block computes no others); None
+        is all.
         """
         batch, length = reveal.shape
         buffer = self.config.buffer_size
@@ -174,16 +174,16 @@ def abstract_params(config: MARConfig):
     return jax.eval_shape(lambda: init_params(config, jax.random.key(0)))
 
 
-# A MAR model as the pure functions that decoders call: parameters in, arrays out.
-
-
-# Attention scores of a layer that are in memory at once: of 218 sequences of MAR-B.
+# Attention scores of a layer that may be in memory at once: those of 218 sequences of MAR-B.
 _SCORES = 2**28
 
 
 @dataclasses.dataclass(frozen=True)
 class MARModel:
-    """Hashable and without arrays: a static argument of jitted functions. See `decoders.TokenModel`."""
+    """A MAR model as pure functions: parameters in, arrays out. See `image.protocol.TokenModel`.
+
+    It is hashable and holds no arrays, so it is a static argument of jitted functions.
+    """
 
     config: MARConfig
     dtype: Any = jnp.float32

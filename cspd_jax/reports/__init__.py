@@ -9,9 +9,8 @@ from cspd_jax.reports.image import (
     pages,
     rates,
     run_lengths,
-    side_by_side,
 )
-from cspd_jax.reports.pictures import picture
+from cspd_jax.reports.pictures import picture, side_by_side
 
 __all__ = [
     "Timing",

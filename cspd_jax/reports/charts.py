@@ -1,4 +1,4 @@
-"""Bar charts."""
+"""Bar charts and heat maps, drawn by matplotlib without pyplot and returned as PIL images."""
 
 from __future__ import annotations
 
@@ -6,43 +6,62 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from PIL import Image, ImageDraw, ImageFont
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import LinearSegmentedColormap, Normalize
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+from PIL import Image
 
-_WIDTH, _HEIGHT = 640, 260
-_LEFT, _RIGHT, _TOP, _BOTTOM = 48, 16, 30, 40
-_PAPER, _INK, _LINE, _BAR = (255, 255, 255), (40, 40, 40), (220, 220, 220), (52, 101, 164)
+_DPI = 100
+_WIDTH, _HEIGHT = 8.0, 3.2  # of a bar chart, in inches
+_MAP = 1.7  # side of a map, in inches
+_BLUE, _GREY = "#3465a4", "#dddddd"
+_COLOURS = LinearSegmentedColormap.from_list("accepted", ["#d6e2f0", "#1b3a66"])  # light is 0, dark is 1
 
 
-def bars(values: Sequence[float | None], title: str, below: str, names: Sequence[str]) -> Image.Image:
-    """A chart of one bar per value (none where it is None), under a title, over an axis called `below`.
+def bars(
+    values: Sequence[float | None],
+    title: str,
+    below: str,
+    names: Sequence[str],
+    left: str = "",
+) -> Image.Image:
+    """A bar chart. The vertical axis goes from 0 to 1, or beyond where a value does.
 
-    names: of the bars; about ten of them are written.
+    values: heights; None has no bar.
+    below, left: labels of the axes.
+    names: of the bars; about ten of them are written, round ones if they are numbers.
     """
-    page = Image.new("RGB", (_WIDTH, _HEIGHT), _PAPER)
-    draw, font = ImageDraw.Draw(page), ImageFont.load_default()
-    bottom = _HEIGHT - _BOTTOM
-    most = max((v for v in values if v is not None), default=1.0) or 1.0
-    draw.text((_LEFT, 8), title, fill=_INK, font=font)
-    for i in range(5):
-        value = most * i / 4
-        y = bottom - (bottom - _TOP) * i / 4
-        draw.line((_LEFT, y, _WIDTH - _RIGHT, y), fill=_LINE)
-        text = f"{value:.3g}"
-        draw.text((_LEFT - 6 - font.getlength(text), y - 6), text, fill=_INK, font=font)
-    step = (_WIDTH - _LEFT - _RIGHT) / max(1, len(values))
-    for i, value in enumerate(values):
-        x = _LEFT + i * step
-        if value is not None:
-            top = bottom - (bottom - _TOP) * value / most
-            draw.rectangle((x, top, x + max(1, step - 1) - 1, bottom), fill=_BAR)
-        if i % max(1, round(len(values) / 10)) == 0:
-            draw.text((x, bottom + 4), names[i], fill=_INK, font=font)
-    draw.text(((_WIDTH - font.getlength(below)) / 2, _HEIGHT - 18), below, fill=_INK, font=font)
-    return page
+    figure = Figure((_WIDTH, _HEIGHT), dpi=_DPI, layout="constrained")
+    axes = figure.add_subplot()
+    heights = [math.nan if value is None else value for value in values]
+    axes.bar(range(len(heights)), heights, width=0.85, color=_BLUE)
+    axes.set(title=title, xlabel=below, ylabel=left, xlim=(-0.7, max(1, len(heights)) - 0.3))
+    axes.set_ylim(0, None if np.nanmax([*heights, 0.0]) > 1 else 1)
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 2.5, 5, 10]))
+    shown = ticks(names)
+    axes.set_xticks(shown, [names[i] for i in shown])
+    axes.grid(axis="y", color=_GREY)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    return _image(figure)
+
+
+def ticks(names: Sequence[str], most: int = 12) -> list[int]:
+    """Places of at most `most` names: every 1, 2, 5, 10, ... of them; if numbers, multiples of that."""
+    step = 1
+    for factor in (2, 2.5, 2) * 10:
+        if -(-len(names) // step) <= most:
+            break
+        step = round(step * factor)
+    numbers = [int(name) for name in names] if all(name.isdecimal() for name in names) else range(len(names))
+    return [place for place, number in enumerate(numbers) if number % step == 0]
 
 
 def stacked(charts: Sequence[Image.Image]) -> Image.Image:
-    """Charts of one width, one under the other."""
+    """Charts of one width, one below the other."""
     page = Image.new("RGB", (charts[0].width, sum(chart.height for chart in charts)))
     top = 0
     for chart in charts:
@@ -51,50 +70,57 @@ def stacked(charts: Sequence[Image.Image]) -> Image.Image:
     return page
 
 
-# Maps over the image grid: which tokens were accepted drafts.
-
-_MAP, _GAP, _TEXT, _MARGIN = 128, 12, 14, 8
-_PAPER, _INK = (255, 255, 255), (40, 40, 40)
-_DARK, _LIGHT = np.array((27, 58, 102)), np.array((214, 226, 240))
-_UNTESTED = (255, 255, 255)
-
-
 def acceptance_maps(
     tested: np.ndarray, accepted: np.ndarray, captions: Sequence[str], note: str = "", most: int = 11
 ) -> Image.Image:
-    """The share of accepted drafts at each place of the grid, over all images; then the first images' own.
+    """Heat maps of the accepted drafts on the token grid: the share over all images, then single images.
 
-    tested, accepted: bool [N, L], the grid's rows one after the other. Accepted is dark, rejected light, and
-    a token that was never a tested draft (it came from the target) white with a dot. note: ends the legend.
+    tested, accepted: [N, L] bool, tokens in row-major order. A token that was never a tested draft (it came
+    from the target) is white with a dot.
+    captions: of the images; at most `most` are shown.
+    note: appended to the title.
+    """
+    maps = grids(tested, accepted, most)
+    names = ["all images", *(str(caption) for caption in captions[: len(maps) - 1])]
+    columns = min(len(maps), 6)
+    rows = -(-len(maps) // columns)
+    size = (max(columns, 3) * _MAP + 1.0, rows * (_MAP + 0.25) + 0.5)
+    figure = Figure(size, dpi=_DPI, layout="constrained")
+    figure.suptitle(f"accepted drafts by place (dot: not drafted){note}", fontsize=10)
+    places = figure.subplots(rows, columns, squeeze=False)
+    for axes in places.flat[len(maps) :]:
+        axes.set_axis_off()
+    for axes, name, values in zip(places.flat, names, maps):
+        heat_map(axes, values)
+        axes.set_title(name, fontsize=9)
+    bar = ScalarMappable(Normalize(0, 1), _COLOURS)
+    figure.colorbar(bar, ax=places, label="share accepted", ticks=[0, 0.25, 0.5, 0.75, 1], aspect=15 * rows)
+    return _image(figure)
+
+
+def grids(tested: np.ndarray, accepted: np.ndarray, most: int) -> list[np.ndarray]:
+    """What `acceptance_maps` draws: [H, W] each, in [0, 1], NaN where no draft was tested.
+
+    The first is the share over all images; the others are the first `most` images.
     """
     length = tested.shape[1]
     side = math.isqrt(length)
     shape = (side, side) if side * side == length else (1, length)
     with np.errstate(invalid="ignore"):
         mean = accepted.sum(0) / tested.sum(0)
-        single = np.where(tested, accepted, np.nan)
-    maps = [("all images", mean), *list(zip(captions, single))[:most]]
-    columns = min(len(maps), 6)
-    rows = -(-len(maps) // columns)
-    zoom = max(1, _MAP // max(shape))
-    cell = (shape[1] * zoom + _GAP, shape[0] * zoom + _TEXT + _GAP)
-    page = Image.new("RGB", (columns * cell[0] + _MARGIN, rows * cell[1] + _MARGIN + 18), _PAPER)
-    draw, font = ImageDraw.Draw(page), ImageFont.load_default()
-    legend = f"accepted drafts: dark; rejected: light; from the target: a dot{note}"
-    draw.text((_MARGIN, 4), legend, fill=_INK, font=font)
-    for i, (name, values) in enumerate(maps):
-        x, y = _MARGIN + i % columns * cell[0], 18 + _MARGIN + i // columns * cell[1]
-        _draw_map(draw, (x, y), zoom, values.reshape(shape))
-        draw.text((x, y + shape[0] * zoom + 1), str(name), fill=_INK, font=font)
-    return page
+    single = np.where(tested, accepted, np.nan)
+    return [values.reshape(shape) for values in (mean, *single[:most])]
 
 
-def _draw_map(draw: ImageDraw.ImageDraw, corner: tuple[int, int], zoom: int, values: np.ndarray) -> None:
-    for (row, column), value in np.ndenumerate(values):
-        x, y = corner[0] + column * zoom, corner[1] + row * zoom
-        box = (x, y, x + zoom - 1, y + zoom - 1)
-        if np.isnan(value):
-            draw.rectangle(box, fill=_UNTESTED, outline=tuple(int(c) for c in _LIGHT))
-            draw.point((x + zoom // 2, y + zoom // 2), fill=_INK)
-        else:
-            draw.rectangle(box, fill=tuple(int(c) for c in np.round(_LIGHT + value * (_DARK - _LIGHT))))
+def heat_map(axes: Axes, values: np.ndarray) -> None:
+    """Draws values [H, W] from 0 to 1; NaN is white with a dot."""
+    axes.imshow(values, cmap=_COLOURS, vmin=0, vmax=1, interpolation="nearest")
+    rows, columns = np.nonzero(np.isnan(values))
+    axes.plot(columns, rows, ".", color="grey", markersize=2)
+    axes.set(xticks=[], yticks=[])
+
+
+def _image(figure: Figure) -> Image.Image:
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    return Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")

@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image
 
 from cspd_jax import __version__
 from cspd_jax.diffusion.schedule import sampling_schedule
@@ -19,7 +18,6 @@ from cspd_jax.image.comparison import Comparison, summary
 from cspd_jax.image.info import Info
 from cspd_jax.models import ImageModel
 from cspd_jax.reports.charts import acceptance_maps, bars, stacked
-from cspd_jax.reports.pictures import picture
 
 _PACKAGES = ("jax", "jaxlib", "flax", "numpy")
 
@@ -222,21 +220,3 @@ def acceptance_chart(info: Info) -> Image.Image:
         title = "acceptance by distance: which of the groups drafted ahead it was"
         charts.append(bars(rates(accepted.sum(0), tested.sum(0)), title, "distance", distances))
     return stacked(charts)
-
-
-def side_by_side(
-    left: tuple[str, np.ndarray], right: tuple[str, np.ndarray], captions: Sequence[str], columns: int | None
-) -> Image.Image:
-    """Two sets of images, each under its title."""
-    (first, second), titles = (
-        (picture(images, captions, columns) for _, images in (left, right)),
-        (left[0], right[0]),
-    )
-    page = Image.new(
-        "RGB", (first.width + second.width, max(first.height, second.height) + 20), (255, 255, 255)
-    )
-    draw, font = ImageDraw.Draw(page), ImageFont.load_default()
-    for x, title, image in ((0, titles[0], first), (first.width, titles[1], second)):
-        draw.text((x + 8, 5), title, fill=(40, 40, 40), font=font)
-        page.paste(image, (x, 20))
-    return page

@@ -10,18 +10,19 @@ from PIL import Image, ImageDraw, ImageFont
 
 from cspd_jax.errors import UserError
 
-_CELL = 64  # small images are enlarged to about this many pixels
+_CELL = 64  # small images are enlarged to about this size in pixels
 _GAP = 6
-_TEXT = 14  # height of a caption's line
+_TEXT = 14  # height of a caption
+_TITLE = 20  # height of a title
 _PAPER, _INK = (255, 255, 255), (40, 40, 40)
 
 
 def picture(
     images: np.ndarray, labels: Sequence[str | int] | None = None, columns: int | None = None
 ) -> Image.Image:
-    """A grid of images uint8 [N, H, W, 1 or 3], each above its label.
+    """A grid of images [N, H, W, 1 or 3] uint8, each above its label.
 
-    columns: images to a row; about as many as rows unless given.
+    columns: images per row; about as many as there are rows unless given.
     """
     images = np.asarray(images)
     if images.ndim != 4 or not len(images) or images.shape[3] not in (1, 3) or images.dtype != np.uint8:
@@ -51,8 +52,22 @@ def picture(
     return page
 
 
+def side_by_side(
+    left: tuple[str, np.ndarray], right: tuple[str, np.ndarray], captions: Sequence[str], columns: int | None
+) -> Image.Image:
+    """Two sets of images, each (title, images), next to each other with the same captions."""
+    pages = [picture(images, captions, columns) for _, images in (left, right)]
+    size = (pages[0].width + pages[1].width, max(page.height for page in pages) + _TITLE)
+    whole = Image.new("RGB", size, _PAPER)
+    draw, font = ImageDraw.Draw(whole), ImageFont.load_default()
+    for x, title, page in zip((0, pages[0].width), (left[0], right[0]), pages):
+        draw.text((x + _GAP, 5), title, fill=_INK, font=font)
+        whole.paste(page, (x, _TITLE))
+    return whole
+
+
 def _fit(text: str, font, width: int) -> str:
-    """The text, cut so that it is no wider than an image."""
+    """The text, truncated to be no wider than an image."""
     if not text.isascii() and isinstance(font, ImageFont.ImageFont):  # the old bitmap font
         text = ascii(text)[1:-1]
     if font.getlength(text) <= width:

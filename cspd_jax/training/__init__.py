@@ -1,1 +1,1 @@
-"""Training: objectives of images and text, the optimiser, resumable runs."""
+"""Training: resumable runs, the optimiser, and the objectives of image and text models."""

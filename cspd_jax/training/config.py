@@ -1,4 +1,4 @@
-"""The settings of a training run, as frozen dataclasses."""
+"""The settings of a training run, as frozen dataclasses, and changing them by name."""
 
 from __future__ import annotations
 
@@ -20,14 +20,24 @@ DataConfig = GlyphConfig | DigitsConfig | FolderConfig
 
 @dataclasses.dataclass(frozen=True)
 class RunConfig:
-    """What every training run has.
+    """The settings that every training run has.
 
-    Optimiser: AdamW with `learning_rate` reached after `warmup` steps and kept, except that it falls to
-    `final_rate` of itself along a cosine over the last `decay` steps (0: constant). `weight_decay` acts on
-    matrices and embeddings only, and not on a head. Gradients are clipped to global norm `clip`.
-    ema: decay of the averaged weights; while young, (1 + step) / (10 + step) if that is less.
-    Reporting: losses every `log_every` steps; a checkpoint, and samples or a measurement, every so often
-    (`sample_every` 0: none).
+    model: the configuration of the network.
+    data: the configuration of the data set.
+    steps: optimiser steps.
+    batch: images, or rows of text, per step.
+    seed: of everything random.
+    learning_rate: of AdamW, after warm-up.
+    warmup: steps of linear warm-up.
+    decay: the learning rate falls along a cosine over this many last steps; 0 keeps it constant.
+    final_rate: what it falls to, as a fraction of `learning_rate`.
+    weight_decay: acts on matrices and embeddings only, and not on a head.
+    clip: largest global norm of a gradient.
+    ema: decay of the averaged weights, or (1 + step) / (10 + step) while that is smaller.
+    dtype: of the activations, float32 or bfloat16.
+    log_every: steps per line of the log.
+    checkpoint_every: steps between checkpoints.
+    sample_every: steps between samples or measurements; 0 makes none.
     """
 
     model: Any
@@ -78,13 +88,14 @@ def share(x: float) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class TrainConfig(RunConfig):
-    """One training run of an image model: together with the code, all that its result depends on.
+    """One training run of an image model: with the code, everything its result depends on.
 
-    Objective: `copies` is MAR's diffusion batch multiplier, `label_drop` the share of rows trained
-    without their label. The mask ratio is a normal around 1 of `mask_ratio_deviation`, cut off below
-    `least_mask_ratio` (and above 1).
-    buckets: the step is compiled for this many ranges of the number of known tokens.
-    sample_cfg: guidance of the pictures.
+    copies: MAR's diffusion batch multiplier, the noise levels per token and step.
+    label_drop: fraction of rows trained without their label.
+    least_mask_ratio: the mask ratio is a normal with mean 1, truncated to [least_mask_ratio, 1].
+    mask_ratio_deviation: the standard deviation of that normal.
+    buckets: number of ranges of the number of known tokens; the step is compiled once for each.
+    sample_cfg: guidance scale of the sample pictures.
     """
 
     model: MARConfig
@@ -107,9 +118,9 @@ class TrainConfig(RunConfig):
 
 @dataclasses.dataclass(frozen=True)
 class TextTrainConfig(RunConfig):
-    """One training run of a language model; what it learns follows from `model.causal`.
+    """One training run of a language model; `model.causal` decides the objective.
 
-    data_share: when distilling, the share of the data's own objective in the loss.
+    data_share: when distilling, the weight of the data's own objective in the loss.
     """
 
     model: LMConfig
@@ -125,13 +136,14 @@ class TextTrainConfig(RunConfig):
             )
 
 
-# Changing single fields of a configuration by name, from text.
-
 _PARTS = ("model", "data")
 
 
 def with_settings(config: RunConfig, settings: Iterable[str]) -> RunConfig:
-    """`settings` are texts like `steps=2000`, `model.encoder_width=64` or `data.fonts=cmr10,cmss10`."""
+    """The configuration with changed fields, given as texts.
+
+    For example `steps=2000`, `model.encoder_width=64` or `data.fonts=cmr10,cmss10`.
+    """
     changes: dict[str, dict[str, Any]] = {"": {}, **{part: {} for part in _PARTS}}
     for setting in settings:
         name, equals, text = setting.partition("=")
@@ -157,7 +169,7 @@ def every_name(config: RunConfig) -> list[str]:
 
 
 def parse(text: str, current: Any, name: str) -> Any:
-    """`text` as a value of the type that the field has now."""
+    """`text` as a value of the type that the field has."""
     if isinstance(current, bool):
         if text.lower() not in ("true", "false"):
             raise UserError(f"{name} is true or false, not {text!r}")

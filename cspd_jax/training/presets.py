@@ -1,4 +1,4 @@
-"""Named training runs of language models."""
+"""Named training runs, and the settings of a run as JSON."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import pathlib
 from typing import Any
 
+from cspd_jax._utils.files import write_text
 from cspd_jax.data.digits import DigitsConfig
 from cspd_jax.data.folder import FolderConfig
 from cspd_jax.data.glyphs import GlyphConfig
@@ -17,113 +18,13 @@ from cspd_jax.networks.lm_config import LMConfig
 from cspd_jax.tokenizers import CAUSAL_SIZE, END_OF_TEXT, MASK, MASKED_SIZE
 from cspd_jax.training.config import RunConfig, TextTrainConfig, TrainConfig
 
-_POSITIONS = 1024
-
-
-def byte_model(
-    width: int, depth: int, heads: int, mlp_width: int, causal: bool = True, positions: int = _POSITIONS
-) -> LMConfig:
-    """A Llama over bytes, or its masked-diffusion sibling, which can begin with its weights."""
-    size = CAUSAL_SIZE if causal else MASKED_SIZE
-    return LMConfig(
-        family="llama" if causal else "dream",
-        vocab_size=size,
-        known_ids=size,
-        width=width,
-        depth=depth,
-        heads=heads,
-        kv_heads=heads,
-        head_dim=width // heads,
-        mlp_width=mlp_width,
-        max_positions=positions,
-        tie_embeddings=True,
-        causal=causal,
-        shifted=not causal,
-        bos_ids=(END_OF_TEXT,),
-        eos_ids=(END_OF_TEXT,),
-        mask_ids=() if causal else (MASK,),
-    )
-
-
-_DRAFT = TextTrainConfig(
-    model=byte_model(128, 1, 4, 256),
-    data=TextConfig(),
-    steps=4_000,
-    batch=16,
-    learning_rate=3e-3,
-    warmup=100,
-    decay=3_900,
-    weight_decay=0.1,
-    clip=1.0,
-    sample_every=1_000,
-)
-
-# Deep and narrow: on a CPU a forward pass for one token costs about as much as it has operations.
-_TARGET = TextTrainConfig(
-    model=byte_model(96, 8, 2, 288),
-    data=TextConfig(),
-    steps=4_500,
-    batch=8,
-    learning_rate=3e-3,
-    warmup=200,
-    decay=4_300,
-    weight_decay=0.1,
-    clip=1.0,
-    checkpoint_every=250,
-    sample_every=500,
-)
-
-TEXT_PRESETS: dict[str, TextTrainConfig] = {
-    "text-target": _TARGET,
-    # For `train --init` of a target that has learnt short rows: attention does not reach farther than it
-    # was trained to.
-    "text-target-long": dataclasses.replace(
-        _TARGET,
-        data=TextConfig(_POSITIONS),
-        steps=400,
-        batch=2,
-        learning_rate=6e-4,
-        warmup=20,
-        decay=380,
-        sample_every=0,
-    ),
-    "text-draft": _DRAFT,
-    # For `distill --init` of a draft that has learnt the data.
-    "text-distill": dataclasses.replace(
-        _DRAFT,
-        data=TextConfig(_POSITIONS),
-        steps=400,
-        batch=4,
-        learning_rate=1e-3,
-        warmup=50,
-        decay=350,
-        sample_every=0,
-    ),
-    # For `train --init` of a causal target; it learns from its own objective what else a mask may hide.
-    "masked-text": TextTrainConfig(
-        model=byte_model(96, 8, 2, 288, causal=False, positions=256),  # as long as its rows
-        data=TextConfig(),
-        steps=5_000,
-        batch=8,
-        learning_rate=2e-3,
-        warmup=200,
-        decay=4_800,
-        weight_decay=0.1,
-        clip=1.0,
-        checkpoint_every=250,
-        sample_every=500,
-    ),
-}
-
-
-# Named training runs, and configurations as plain JSON.
-
 CONFIG_FILE = "config.json"
 _DATA = {"glyphs": GlyphConfig, "digits": DigitsConfig, "folder": FolderConfig, "text": TextConfig}
+_POSITIONS = 1024  # of a byte model
 
 
 def _small(seq_len: int, width: int, depth: int, head_width: int, head_depth: int, classes: int = 10):
-    """A model on pixel patches of 4x4, sampled with the well conditioned spacing."""
+    """A model of 4x4 pixel patches, sampled with evenly spaced timesteps."""
     return MARConfig(
         seq_len=seq_len,
         token_dim=16,
@@ -143,7 +44,8 @@ def _small(seq_len: int, width: int, depth: int, head_width: int, head_depth: in
     )
 
 
-# A small model does not extrapolate from MAR's contexts, of which at most 30 % is known, to fuller ones.
+# In MAR's training at most 30 % of the tokens are known; a small model does not extrapolate to fuller
+# contexts.
 _ALL_CONTEXTS = {"least_mask_ratio": 0.02, "mask_ratio_deviation": 0.7}
 
 _GLYPHS_DRAFT = TrainConfig(
@@ -171,7 +73,7 @@ PRESETS: dict[str, TrainConfig] = {
         **_ALL_CONTEXTS,
     ),
     "glyphs-draft": _GLYPHS_DRAFT,
-    # For `distill --init` of a draft that has learnt the data.
+    # For `distill --init` with a draft trained on the data.
     "glyphs-distill": dataclasses.replace(
         _GLYPHS_DRAFT, steps=1_500, learning_rate=5e-4, warmup=50, decay=1_200, sample_every=1_500
     ),
@@ -207,7 +109,103 @@ PRESETS: dict[str, TrainConfig] = {
 }
 
 
+def byte_model(
+    width: int, depth: int, heads: int, mlp_width: int, causal: bool = True, positions: int = _POSITIONS
+) -> LMConfig:
+    """A Llama over bytes, or a masked-diffusion model of the same shape, which can start from its weights."""
+    size = CAUSAL_SIZE if causal else MASKED_SIZE
+    return LMConfig(
+        family="llama" if causal else "dream",
+        vocab_size=size,
+        known_ids=size,
+        width=width,
+        depth=depth,
+        heads=heads,
+        kv_heads=heads,
+        head_dim=width // heads,
+        mlp_width=mlp_width,
+        max_positions=positions,
+        tie_embeddings=True,
+        causal=causal,
+        shifted=not causal,
+        bos_ids=(END_OF_TEXT,),
+        eos_ids=(END_OF_TEXT,),
+        mask_ids=() if causal else (MASK,),
+    )
+
+
+_DRAFT = TextTrainConfig(
+    model=byte_model(128, 1, 4, 256),
+    data=TextConfig(),
+    steps=4_000,
+    batch=16,
+    learning_rate=3e-3,
+    warmup=100,
+    decay=3_900,
+    weight_decay=0.1,
+    clip=1.0,
+    sample_every=1_000,
+)
+
+# Deep and narrow: on a CPU the cost of a forward pass for one token is proportional to its operations.
+_TARGET = TextTrainConfig(
+    model=byte_model(96, 8, 2, 288),
+    data=TextConfig(),
+    steps=4_500,
+    batch=8,
+    learning_rate=3e-3,
+    warmup=200,
+    decay=4_300,
+    weight_decay=0.1,
+    clip=1.0,
+    checkpoint_every=250,
+    sample_every=500,
+)
+
+TEXT_PRESETS: dict[str, TextTrainConfig] = {
+    "text-target": _TARGET,
+    # For `train --init` with a target trained on short rows: attention does not extrapolate to longer ones.
+    "text-target-long": dataclasses.replace(
+        _TARGET,
+        data=TextConfig(_POSITIONS),
+        steps=400,
+        batch=2,
+        learning_rate=6e-4,
+        warmup=20,
+        decay=380,
+        sample_every=0,
+    ),
+    "text-draft": _DRAFT,
+    # For `distill --init` with a draft trained on the data.
+    "text-distill": dataclasses.replace(
+        _DRAFT,
+        data=TextConfig(_POSITIONS),
+        steps=400,
+        batch=4,
+        learning_rate=1e-3,
+        warmup=50,
+        decay=350,
+        sample_every=0,
+    ),
+    # For `train --init` with a causal target.
+    "masked-text": TextTrainConfig(
+        model=byte_model(96, 8, 2, 288, causal=False, positions=256),  # as long as its rows
+        data=TextConfig(),
+        steps=5_000,
+        batch=8,
+        learning_rate=2e-3,
+        warmup=200,
+        decay=4_800,
+        weight_decay=0.1,
+        clip=1.0,
+        checkpoint_every=250,
+        sample_every=500,
+    ),
+}
+
+
 def preset(name: str) -> RunConfig:
+    """The settings of a named run."""
     known = {**PRESETS, **TEXT_PRESETS}
     if name not in known:
         raise UserError(f"preset {name!r} is unknown; there are {', '.join(known)}")
@@ -215,11 +213,13 @@ def preset(name: str) -> RunConfig:
 
 
 def to_json(config: RunConfig) -> dict[str, Any]:
+    """The settings as a JSON object; `data_kind` names the kind of data set."""
     kind = next(name for name, cls in _DATA.items() if isinstance(config.data, cls))
     return {**dataclasses.asdict(config), "data_kind": kind}
 
 
 def from_json(values: dict[str, Any]) -> RunConfig:
+    """The inverse of `to_json`."""
     values = dict(values)
     data = _DATA[values.pop("data_kind")]
     run, model = (TextTrainConfig, LMConfig) if data is TextConfig else (TrainConfig, MARConfig)
@@ -229,7 +229,7 @@ def from_json(values: dict[str, Any]) -> RunConfig:
 
 
 def _hashable(values: dict[str, Any]) -> dict[str, Any]:
-    """JSON knows no tuples."""
+    """Lists become tuples, which JSON does not have."""
     return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
 
 
@@ -245,6 +245,5 @@ def read(out: pathlib.Path) -> RunConfig | None:
 
 
 def write(config: RunConfig, out: pathlib.Path) -> None:
-    partial = out / f".{CONFIG_FILE}.partial"
-    partial.write_text(json.dumps(to_json(config), indent=2) + "\n", encoding="utf-8")
-    partial.replace(out / CONFIG_FILE)
+    """Writes the settings of the run in a folder."""
+    write_text(out / CONFIG_FILE, json.dumps(to_json(config), indent=2) + "\n")

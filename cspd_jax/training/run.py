@@ -1,13 +1,14 @@
-"""Checkpoints of a run: written atomically, the last two kept."""
+"""A training run in a folder, whatever is learnt: checkpoints, metrics, resumption, devices.
+
+Step n of a run is a function of (its configuration, n), and a checkpoint holds everything else. A run that
+was killed and resumed therefore ends with the same bits as one that was not.
+"""
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 import pathlib
 import time
-import zipfile
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -18,133 +19,22 @@ import orbax.checkpoint as ocp
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from tqdm import tqdm
 
+from cspd_jax._utils.files import write_text
 from cspd_jax.errors import UserError
 from cspd_jax.training import presets
 from cspd_jax.training.config import RunConfig
-from cspd_jax.training.step import State
+from cspd_jax.training.step import TrainState
 
-
-class Checkpoints:
-    """The numbered checkpoints in a folder. A folder that was being written when its process died has a
-    temporary name; it is never restored, and removed when the run is resumed."""
-
-    def __init__(self, folder: pathlib.Path, keep: int = 2):
-        options = ocp.CheckpointManagerOptions(
-            max_to_keep=keep, enable_async_checkpointing=False, cleanup_tmp_directories=True
-        )
-        self._manager = ocp.CheckpointManager(folder.resolve(), options=options)
-
-    def save(self, state: State) -> None:
-        self._manager.save(int(state.step), args=ocp.args.StandardSave(state._asdict()), force=True)
-
-    def latest(self) -> int | None:
-        """The step of the newest complete checkpoint."""
-        return self._manager.latest_step()
-
-    def restore(self, like: State) -> State:
-        """The newest checkpoint, with the structure, shapes and placement of `like`."""
-        abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, like._asdict())
-        restored = self._manager.restore(self.latest(), args=ocp.args.StandardRestore(abstract))
-        return State(**restored)
-
-    def close(self) -> None:
-        self._manager.close()
-
-
-# `metrics.jsonl`: one JSON object per line, averages over the steps since the line before.
-#
-# The metrics of a step are a NamedTuple of scalars; each kind of training has its own.
-
-
-class MetricsLog:
-    """Appends to a file; lines past `step`, left by a run that went on after its last checkpoint, go."""
-
-    def __init__(self, path: pathlib.Path, step: int, batch: int, unit: str = "images"):
-        kept = [line for line in _lines(path) if json.loads(line)["step"] <= step]
-        partial = path.with_suffix(".partial")
-        partial.write_text("".join(kept), encoding="utf-8")
-        partial.replace(path)
-        self._file = path.open("a", encoding="utf-8")
-        self._batch, self._unit = batch, unit
-        self._waiting: list[NamedTuple] = []
-        self._since = time.monotonic()
-
-    def __enter__(self) -> MetricsLog:
-        return self
-
-    def __exit__(self, *exception) -> None:
-        self._file.close()
-
-    def add(self, metrics: NamedTuple) -> None:
-        self._waiting.append(metrics)
-
-    def write(self, step: int) -> NamedTuple:
-        """Writes the line of step `step` and returns the averages in it."""
-        kind = type(self._waiting[0])
-        means = kind(*(float(np.mean(values)) for values in zip(*jax.device_get(self._waiting))))
-        now = time.monotonic()
-        rate = len(self._waiting) * self._batch / (now - self._since)
-        line = {"step": step, **means._asdict(), f"{self._unit}_per_second": round(rate, 2)}
-        self._file.write(json.dumps(line) + "\n")
-        self._file.flush()
-        self._waiting, self._since = [], now
-        return means
-
-
-def _lines(path: pathlib.Path) -> list[str]:
-    """The complete lines of a file (a killed process may leave half a line)."""
-    if not path.exists():
-        return []
-    return [line for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if line[-1:] == "\n"]
-
-
-# Arrays that take long to make: made once, kept in a file, and checked when they are read.
-
-
-def kept(path: pathlib.Path, origin: str, make: Callable[[], np.ndarray]) -> np.ndarray:
-    """The array in the file `path`, made if there is none. origin: names what it depends on."""
-    if path.exists():
-        return _read(path, origin)
-    samples = make()
-    unfinished = path.with_suffix(".partial")
-    with open(unfinished, "wb") as file:
-        np.savez(file, samples=samples, origin=origin)
-    os.replace(unfinished, path)
-    return samples
-
-
-def _read(path: pathlib.Path, origin: str) -> np.ndarray:
-    try:
-        with np.load(path, allow_pickle=False) as stored:
-            samples, stored_origin = stored["samples"], str(stored["origin"])
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
-        raise UserError(f"{path} is damaged ({error}); delete it and it will be made again") from None
-    if stored_origin != origin:
-        raise UserError(f"{path} was made by another target or seed; delete that folder or choose another")
-    return samples
-
-
-def fingerprint(config: Any, params: Any, *more: Any) -> str:
-    """Names what a model's samples depend on: sizes, weights, and what else is given (JSON)."""
-    digest = hashlib.sha256(json.dumps([repr(config), *more]).encode())
-    for leaf in jax.tree.leaves(params):
-        digest.update(np.asarray(leaf).tobytes())
-    return digest.hexdigest()
-
-
-# A training run in a folder, whatever is learnt: checkpoints, metrics and resumption.
-#
-# Step n of a run is a function of (its configuration, n), and a checkpoint holds everything else. So a run
-# that was killed and resumed ends with the same bits.
-
-Steps = Iterator[tuple[int, State, NamedTuple]]  # steps done, the state, the metrics of the last step
+# (steps taken, the state, the metrics of the last step), once per step. The metrics are a NamedTuple of
+# scalars with a field `loss`; each kind of training has its own.
+Steps = Iterator[tuple[int, TrainState, NamedTuple]]
 
 
 def run(
     config: RunConfig,
     out: pathlib.Path,
-    first: State,
-    steps: Callable[[State, int], Steps],
+    first: TrainState,
+    steps: Callable[[TrainState, int], Steps],
     *,
     resume: bool = False,
     stop_at: int | None = None,
@@ -152,14 +42,16 @@ def run(
     initial: Any = None,
     unit: str = "images",
     progress: bool = True,
-) -> State:
+) -> TrainState:
     """Trains in the folder `out` and returns the final state.
 
-    first: the state a new run starts from; with `initial`, from these weights instead. steps: takes a state
-    and the number of the last step, and yields every step in between. resume: continue from the newest
-    checkpoint in `out`, if there is one; otherwise `out` must be new or empty. stop_at: end early, after this
-    step (schedules are still those of `config.steps`). on_sample: called with (step, averaged weights) every
-    `config.sample_every` steps. unit: what a batch consists of.
+    first: the state a new run starts from.
+    steps: takes a state and the number of the last step; yields every step in between.
+    resume: continue from the newest checkpoint in `out`, if any; otherwise `out` must be new or empty.
+    stop_at: end early, after this step (schedules are still those of `config.steps`).
+    on_sample: called with (step, averaged weights) every `config.sample_every` steps.
+    initial: weights to start a new run from, in place of those in `first`.
+    unit: what a batch consists of, for the log.
     """
     prepare_folder(out, resume)
     end = min(config.steps, stop_at or config.steps)
@@ -188,8 +80,17 @@ def run(
     return state
 
 
+def prepare_folder(out: pathlib.Path, resume: bool) -> None:
+    """Makes the folder of a run; UserError if it is occupied and not to be resumed."""
+    if out.exists() and not out.is_dir():
+        raise UserError(f"{out} is a file; name a folder for the run")
+    if not resume and out.exists() and any(out.iterdir()):
+        raise UserError(f"{out} is not empty; choose another folder, or continue that run with --resume")
+    out.mkdir(parents=True, exist_ok=True)
+
+
 def placements(batch: int) -> tuple[NamedSharding, NamedSharding]:
-    """How the state (copied to every device) and a batch (cut among them) are placed."""
+    """The shardings of the state (replicated) and of a batch (split over the devices)."""
     devices = jax.device_count()
     if batch % devices:
         raise UserError(f"a batch of {batch} cannot be spread evenly over {devices} devices")
@@ -197,9 +98,74 @@ def placements(batch: int) -> tuple[NamedSharding, NamedSharding]:
     return NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec("batch"))
 
 
-def prepare_folder(out: pathlib.Path, resume: bool) -> None:
-    if out.exists() and not out.is_dir():
-        raise UserError(f"{out} is a file; name a folder for the run")
-    if not resume and out.exists() and any(out.iterdir()):
-        raise UserError(f"{out} is not empty; choose another folder, or continue that run with --resume")
-    out.mkdir(parents=True, exist_ok=True)
+class Checkpoints:
+    """The numbered checkpoints in a folder, each written atomically; the last `keep` are kept.
+
+    A checkpoint that was being written when its process died has a temporary name. It is never restored, and
+    it is removed when the run is resumed.
+    """
+
+    def __init__(self, folder: pathlib.Path, keep: int = 2):
+        options = ocp.CheckpointManagerOptions(
+            max_to_keep=keep, enable_async_checkpointing=False, cleanup_tmp_directories=True
+        )
+        self._manager = ocp.CheckpointManager(folder.resolve(), options=options)
+
+    def save(self, state: TrainState) -> None:
+        self._manager.save(int(state.step), args=ocp.args.StandardSave(state._asdict()), force=True)
+
+    def latest(self) -> int | None:
+        """The step of the newest complete checkpoint."""
+        return self._manager.latest_step()
+
+    def restore(self, like: TrainState) -> TrainState:
+        """The newest checkpoint, with the structure, shapes and placement of `like`."""
+        abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, like._asdict())
+        restored = self._manager.restore(self.latest(), args=ocp.args.StandardRestore(abstract))
+        return TrainState(**restored)
+
+    def close(self) -> None:
+        self._manager.close()
+
+
+class MetricsLog:
+    """`metrics.jsonl`: one JSON object per line, with averages over the steps since the previous line.
+
+    Lines after `step`, left by a run that went on after its last checkpoint, are removed on opening.
+    """
+
+    def __init__(self, path: pathlib.Path, step: int, batch: int, unit: str = "images"):
+        write_text(path, "".join(line for line in _lines(path) if json.loads(line)["step"] <= step))
+        self._file = path.open("a", encoding="utf-8")
+        self._batch, self._unit = batch, unit
+        self._pending: list[NamedTuple] = []
+        self._since = time.monotonic()
+
+    def __enter__(self) -> MetricsLog:
+        return self
+
+    def __exit__(self, *exception) -> None:
+        self._file.close()
+
+    def add(self, metrics: NamedTuple) -> None:
+        """The metrics of one step."""
+        self._pending.append(metrics)
+
+    def write(self, step: int) -> NamedTuple:
+        """Writes the line of step `step` and returns the averages in it."""
+        kind = type(self._pending[0])
+        means = kind(*(float(np.mean(values)) for values in zip(*jax.device_get(self._pending))))
+        now = time.monotonic()
+        rate = len(self._pending) * self._batch / (now - self._since)
+        line = {"step": step, **means._asdict(), f"{self._unit}_per_second": round(rate, 2)}
+        self._file.write(json.dumps(line) + "\n")
+        self._file.flush()
+        self._pending, self._since = [], now
+        return means
+
+
+def _lines(path: pathlib.Path) -> list[str]:
+    """The complete lines of a file (a killed process may leave half a line)."""
+    if not path.exists():
+        return []
+    return [line for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if line[-1:] == "\n"]

@@ -30,7 +30,7 @@ import jax.numpy as jnp
 from cspd_jax._utils.random import Purpose, purpose_keys
 from cspd_jax.coupling.acceptance import log_residual_acceptance, uniform
 from cspd_jax.coupling.gaussian import log_ratio
-from cspd_jax.diffusion.chain import MODULATION_ROWS, chunk_length, step_law
+from cspd_jax.diffusion.chain import MODULATION_ROWS, chunk_length, step_distribution
 from cspd_jax.diffusion.gaussian import Coefficients, Gaussian
 from cspd_jax.image.protocol import TokenModel
 
@@ -71,7 +71,7 @@ def trace_chain(
 
     def step(before, inputs):
         modulations, c, eps, noisy = inputs
-        p = step_law(model, params, before.last.mean, modulations, c, scale)
+        p = step_distribution(model, params, before.last.mean, modulations, c, scale)
         log_std = 0.5 * p.log_var
         x = p.mean + jnp.where(noisy, temperature * jnp.exp(log_std), 0.0) * eps
         return ChainEnd(Gaussian(x, p.log_var), before.log_std + jnp.where(noisy, log_std, 0.0)), None

@@ -14,7 +14,7 @@ from cspd_jax.diffusion.chain import (
     path_log_density,
     path_log_stds,
     sample_path,
-    step_law,
+    step_distribution,
 )
 from cspd_jax.diffusion.gaussian import Gaussian
 from cspd_jax.image.chain_speculation import ChainCounts, ChainRandomness, speculate_chain
@@ -116,7 +116,7 @@ def last_transition(
     flat = x1.reshape(-1, x1.shape[-1])
     modulations = bound.model.modulate(bound.params, bound.batch.time[:1], _rows(z))
     c = jax.tree.map(lambda a: a[0], inputs.c)
-    found = step_law(bound.model, bound.params, flat, modulations, c, _scale(inputs, scale))
+    found = step_distribution(bound.model, bound.params, flat, modulations, c, _scale(inputs, scale))
     log_var = found.log_var.reshape(x1.shape) + 2 * jnp.log(inputs.temperature)
     return Gaussian(found.mean.reshape(x1.shape), log_var), head_calls(inputs, 1, flat.shape[0])
 

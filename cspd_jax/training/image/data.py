@@ -1,14 +1,17 @@
-"""From a data configuration to the data set itself."""
+"""The data sets an image model learns from: the configured one, the target's own samples, or both."""
 
 from __future__ import annotations
 
 import os
 import pathlib
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from tqdm import tqdm
 
+from cspd_jax import checkpoints
+from cspd_jax._utils.files import fingerprint, kept_array
 from cspd_jax._utils.random import row_keys
 from cspd_jax.data.digits import Digits
 from cspd_jax.data.folder import Folder, FolderConfig, LatentEncoder
@@ -17,18 +20,18 @@ from cspd_jax.data.source import Batch, Source, Split, shuffled
 from cspd_jax.errors import UserError
 from cspd_jax.image import plain
 from cspd_jax.image.pixels import unpatchify
+from cspd_jax.networks import autoencoder
 from cspd_jax.networks.config import LATENT_SCALE
 from cspd_jax.networks.mar import MARModel
 from cspd_jax.training.config import DataConfig
 from cspd_jax.training.image.distillation import Teacher
-from cspd_jax.training.run import fingerprint, kept
 from cspd_jax.training.step import Purpose, run_key
 
 
 def make_source(
     config: DataConfig, *, encoder: LatentEncoder | None = None, cache: str | os.PathLike | None = None
 ) -> Source:
-    """`encoder` and `cache` are for folders of images (see `data.folder.Folder`)."""
+    """The data set of a configuration. encoder, cache: for folders of images, see `data.folder.Folder`."""
     if isinstance(config, FolderConfig):
         return Folder(config, encoder=encoder, cache=cache)
     if encoder is not None or cache is not None:
@@ -37,13 +40,7 @@ def make_source(
 
 
 def kl16_encoder(path: str | os.PathLike, batch: int = 16) -> LatentEncoder:
-    """The encoder of a KL-16 checkpoint folder; latents are scaled as MAR does."""
-    import jax
-    import numpy as np
-
-    from cspd_jax import checkpoints
-    from cspd_jax.networks import autoencoder
-
+    """The encoder in a KL-16 checkpoint folder; latents are scaled as in MAR."""
     loaded = checkpoints.load(path)
     if loaded.kind != "kl16":
         raise UserError(f"{path} is a checkpoint of kind {loaded.kind}; the autoencoder must be of kind kl16")
@@ -51,7 +48,7 @@ def kl16_encoder(path: str | os.PathLike, batch: int = 16) -> LatentEncoder:
     @jax.jit
     def encode(params, images):
         posterior = autoencoder.encode(loaded.config, params, images)
-        return jax.numpy.concatenate([posterior.mean, posterior.logvar], axis=-1)
+        return jnp.concatenate([posterior.mean, posterior.logvar], axis=-1)
 
     def moments(images: np.ndarray) -> np.ndarray:
         padded = -len(images) % batch  # so that one shape is compiled
@@ -63,15 +60,13 @@ def kl16_encoder(path: str | os.PathLike, batch: int = 16) -> LatentEncoder:
     return LatentEncoder(moments, LATENT_SCALE, f"kl16 {name}")
 
 
-# A target's own samples as a data set, for distillation without (or beside) data.
-
-PART = 64  # images made side by side, and kept in one file
+PART = 64  # images sampled in one batch and stored in one file
 
 
 class TargetSamples:
-    """`count` images of the target, of all classes in turn, made once and kept in `folder`.
+    """`count` samples of the target as a data set, cycling through the classes; made once, kept in `folder`.
 
-    Finished parts stay when making them is interrupted, and are checked when they are read.
+    They are stored in parts, so an interrupted run resumes with the parts that are complete.
     """
 
     def __init__(
@@ -95,7 +90,9 @@ class TargetSamples:
         return Batch(self._images[rows], self._labels[rows])
 
     def _part(self, teacher: Teacher, index: int, folder: pathlib.Path, origin: str, seed: int) -> np.ndarray:
-        return kept(folder / f"samples_{index:05d}.npz", origin, lambda: self._make(teacher, index, seed))
+        return kept_array(
+            folder / f"samples_{index:05d}.npz", origin, lambda: self._make(teacher, index, seed)
+        )
 
     def _make(self, teacher: Teacher, index: int, seed: int) -> np.ndarray:
         config = teacher.config

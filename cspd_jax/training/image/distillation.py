@@ -1,14 +1,14 @@
 """Distillation: a small draft learns the target's Gaussians on states of the target's own process.
 
-A draft path is accepted with probability min(1, p(X) / q(X)), so what counts is how far the draft's path
-law q is from the target's p. Their divergence is a sum over the T transitions of sampling,
+A draft path is accepted with probability min(1, p(X) / q(X)), so what matters is how far the draft's
+distribution q of paths is from the target's p. Their divergence is a sum over the T transitions of sampling,
 
     KL(p || q) = sum_i E_{x ~ p} KL(p(. | x, z_p) || q(. | x, z_q)),
 
-closed form for each Gaussian, and a weighted matching of eps and of the variance: small noise weighs most.
-It is estimated at random steps i of the *sampling* schedule, at states x made by noising a token of the
-data or of the target's own samples. The squared difference of eps is added: the path KL alone says little
-about large noise, where a young draft is lost.
+in closed form for Gaussians. It amounts to a weighted matching of eps and of the variance, in which small
+noise levels weigh most. It is estimated at random steps i of the *sampling* schedule, at states x made by
+noising a token of the data or of the target's own samples. The squared difference of eps is added, because
+the path KL alone says little about high noise levels, where an untrained draft is far off.
 """
 
 from __future__ import annotations
@@ -26,32 +26,38 @@ from cspd_jax.diffusion.chain import path_log_density, sample_path
 from cspd_jax.diffusion.gaussian import Coefficients, Gaussian, coefficients, transition
 from cspd_jax.diffusion.schedule import sampling_schedule
 from cspd_jax.errors import UserError
+from cspd_jax.models import check_draft
 from cspd_jax.networks.config import MARConfig
 from cspd_jax.networks.mar import MARModel
 from cspd_jax.training.config import TrainConfig
 from cspd_jax.training.image import masking
 from cspd_jax.training.image.objective import Terms, kl_divergence, masked_mean
-from cspd_jax.training.step import Metrics, Purpose, State, optimise, run_key
+from cspd_jax.training.image.step import Metrics, optimise
+from cspd_jax.training.step import Purpose, TrainState, run_key
 
 Array = jax.Array
 
 
 class Teacher(NamedTuple):
-    """The target: its sizes (static) and parameters."""
+    """The target of a distillation.
+
+    config: its configuration (static under jit).
+    params: its parameters.
+    """
 
     config: MARConfig
     params: Any
 
 
 class Random(enum.IntEnum):
-    """What a step's key is folded with."""
+    """What the key of a step is folded with."""
 
     DRAWS = 0
     STEPS = 1
 
 
 class FromTarget:
-    """The task of a distillation run: contexts of every length, equally often, as in generation."""
+    """The task of a distillation run: contexts of every length are equally frequent, as in generation."""
 
     def __init__(self, config: TrainConfig, teacher: Teacher):
         check_pair(config.model, teacher.config)
@@ -70,10 +76,13 @@ class FromTarget:
 
 
 def check_pair(draft: MARConfig, target: MARConfig) -> None:
-    for name in ("seq_len", "token_dim", "num_classes", "patch_size", "vae_stride", "respacing"):
-        have, want = getattr(draft, name), getattr(target, name)
-        if have != want:
-            raise UserError(f"the draft's {name} is {have}, the target's is {want}; they must be equal")
+    """UserError unless the draft can be distilled from the target: it fits, and has the same schedule."""
+    check_draft(target, draft)
+    if draft.respacing != target.respacing:
+        raise UserError(
+            f"the draft's respacing is {draft.respacing}, the target's is {target.respacing};"
+            " they must be equal"
+        )
 
 
 @functools.partial(jax.jit, static_argnames=("config", "target", "bucket"), donate_argnames=("state",))
@@ -82,12 +91,15 @@ def distill_step(
     target: MARConfig,
     bucket: masking.Bucket,
     target_params: Any,
-    state: State,
+    state: TrainState,
     tokens: Array,
     labels: Array,
     known: Array,
-) -> tuple[State, Metrics]:
-    """tokens [B, L, C] by position, labels [B], known [] (within `bucket`)."""
+) -> tuple[TrainState, Metrics]:
+    """One step of distillation.
+
+    tokens: [B, L, C] by position. labels: [B]. known: [], the number of tokens shown, within `bucket`.
+    """
     model = config.model
     key = jax.random.fold_in(run_key(config.seed, Purpose.STEP), state.step)
     draws = masking.draw(
@@ -102,7 +114,7 @@ def distill_step(
     )
     steps = sampling_schedule(target.respacing).num_steps
     at = jax.random.randint(jax.random.fold_in(key, int(Random.STEPS)), draws.t.shape, 0, steps)
-    # Class embeddings of the two models differ; context, states and steps are shared.
+    # Each model embeds the class itself; context, states and steps are shared.
     inputs = (tokens, labels, draws, at, bucket)
     dtype = jnp.dtype(config.dtype)
     eps, p = jax.lax.stop_gradient(gaussians(MARModel(target, dtype), target_params, *inputs))
@@ -123,7 +135,10 @@ def distill_step(
 def gaussians(
     model: MARModel, params: Any, tokens: Array, labels: Array, draws, at: Array, bucket: masking.Bucket
 ) -> tuple[Array, Gaussian]:
-    """eps and the law of step `at` [M, B, Q] of the sampling schedule, of the last Q tokens: [M, B, Q, C]."""
+    """eps and the transition at steps `at` [M, B, Q] of the sampling schedule, for the last Q tokens.
+
+    Returns arrays [M, B, Q, C].
+    """
     batch, length, _ = tokens.shape
     shown = length - at.shape[-1]
     rows = jnp.broadcast_to(jnp.arange(shown, length), (batch, length - shown))
@@ -142,11 +157,12 @@ def gaussians(
     return eps, transition(c, x, eps, v)
 
 
-# How often a draft's tokens would be accepted: the share min(1, p / q) of whole paths, on given contexts.
-
-
 class Acceptance(NamedTuple):
-    """Per context, [B]: the probability of acceptance, and log p - log q of the drafted path."""
+    """How likely drafted tokens are to be accepted, by context.
+
+    probability: [B], min(1, p / q) of the drafted path.
+    log_ratio: [B], log p - log q of the drafted path.
+    """
 
     probability: Array
     log_ratio: Array
@@ -165,9 +181,9 @@ def path_acceptance(
     *,
     cfg: float = 1.0,
 ) -> Acceptance:
-    """The draft continues images [B, L, C] (by position) of which `known` [B] random tokens are given.
+    """Acceptance of one drafted token per image, with noise in the last step, in a context both models share.
 
-    One token per image is drafted, with noise in the last step; both models see the same context.
+    tokens: [B, L, C] by position. labels: [B]. known: [B], the number of random tokens the context shows.
     """
     order, chain = jax.random.split(key)
     batch, length, dim = tokens.shape

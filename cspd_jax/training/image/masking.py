@@ -1,4 +1,4 @@
-"""How many tokens are hidden in a training batch, and in which static shapes that is computed."""
+"""How many tokens a training batch hides, and the static shapes this is compiled for."""
 
 from __future__ import annotations
 
@@ -17,15 +17,17 @@ Array = jax.Array
 
 
 class Bucket(NamedTuple):
-    """Numbers of known tokens that share one compiled step: least <= n_known <= most."""
+    """A range of numbers of known tokens that share one compiled step, both ends included."""
 
     least: int
     most: int
 
 
 def draw_n_known(random: np.random.Generator, length: int, least_ratio: float, deviation: float) -> int:
-    """The number of tokens shown to the model: MAR's mask ratio is a normal of mean 1 and the given
-    standard deviation, truncated to [least_ratio, 1]; at least one token stays hidden."""
+    """The number of tokens shown to the model; at least one stays hidden.
+
+    MAR's mask ratio is a normal with mean 1 and the given standard deviation, truncated to [least_ratio, 1].
+    """
     normal = statistics.NormalDist(1.0, deviation)
     lowest = normal.cdf(least_ratio)
     ratio = normal.inv_cdf(lowest + random.random() * (0.5 - lowest))
@@ -33,20 +35,21 @@ def draw_n_known(random: np.random.Generator, length: int, least_ratio: float, d
 
 
 def make_buckets(length: int, least_ratio: float, count: int) -> tuple[Bucket, ...]:
-    """Cuts 0 ... (largest number of known tokens) into `count` ranges of about equal length."""
+    """Splits 0 ... (largest number of known tokens) into `count` ranges of about equal length."""
     largest = length - math.ceil(length * least_ratio)
     edges = sorted({round(largest * (i + 1) / count) for i in range(count)})
     return tuple(Bucket(least, most) for least, most in zip([0, *(e + 1 for e in edges)], edges))
 
 
 def find_bucket(buckets: tuple[Bucket, ...], n_known: int) -> Bucket:
+    """The bucket that `n_known` falls into."""
     return next(b for b in buckets if b.least <= n_known <= b.most)
 
 
 def draw(
     key: Array, batch: int, length: int, dim: int, bucket: Bucket, n_known: Array, *, copies: int, drop: float
 ) -> Draws:
-    """All random numbers of one training step but n_known; `copies` is the diffusion batch multiplier."""
+    """All random numbers of one training step except n_known; `copies` is the diffusion batch multiplier."""
     order, label, time, noise = jax.random.split(key, 4)
     rows = length - bucket.least
     return Draws(

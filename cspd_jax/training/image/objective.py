@@ -25,8 +25,11 @@ Array = jax.Array
 
 
 class Terms(NamedTuple):
-    """The two parts of the loss per row, [...]: squared error of eps, and variational bound in bits per
-    dimension."""
+    """The two parts of the loss per row.
+
+    mse: [...], squared error of eps.
+    vb: [...], variational bound in bits per dimension.
+    """
 
     mse: Array
     vb: Array
@@ -37,11 +40,13 @@ class Terms(NamedTuple):
 
 
 class Draws(NamedTuple):
-    """Everything random in one evaluation of the objective, M the diffusion batch multiplier.
+    """Everything random in one evaluation of the objective; M is the diffusion batch multiplier.
 
     reveal: [B, L] positions; the first n_known of them are given, the rest must be predicted.
-    n_known: [] the same for all rows. dropped: [B] bool, rows trained without their label.
-    t: [M, B, Q] timesteps 0..999 and noise: [M, B, Q, C] of the last Q tokens in reveal order.
+    n_known: [], the same for all rows.
+    dropped: [B] bool, rows trained without their label.
+    t: [M, B, Q] timesteps 0..999 of the last Q tokens in reveal order.
+    noise: [M, B, Q, C] their noise.
     """
 
     reveal: Array
@@ -86,7 +91,7 @@ def discretised_log_likelihood(p: Gaussian, x: Array) -> Array:
 
 
 def _normal_cdf(x: Array) -> Array:
-    """The approximation that improved diffusion uses (so that losses agree to the last digits)."""
+    """The tanh approximation of improved diffusion, so that losses agree to the last digits."""
     return 0.5 * (1 + jnp.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
 
 
@@ -125,8 +130,9 @@ def objective(
 ) -> tuple[Array, Terms]:
     """MAR's loss of a batch, and the masked means of its two terms.
 
-    tokens: [B, L, C] by position. labels: [B]. `bucket` is a static bound on n_known (and so is
-    L - Q, the other way round: the last Q tokens of the reveal order include all that are unknown).
+    tokens: [B, L, C] by position. labels: [B].
+    bucket: a static upper bound on n_known. L - Q is a static lower bound: the last Q tokens in reveal order
+    include all unknown ones.
     """
     batch, length, _ = tokens.shape
     shown = length - draws.t.shape[-1]

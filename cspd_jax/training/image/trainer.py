@@ -1,6 +1,6 @@
-"""The training loop of image models: batches in, checkpoints, metrics and pictures out.
+"""The training loop of image models, and pictures of what a model in training generates.
 
-A run is decided by its `TrainConfig`: batch, mask ratio and noise of step n are functions of (seed, n).
+Batch, mask ratio and noise of step n are functions of (seed, n), so its `TrainConfig` determines a run.
 """
 
 from __future__ import annotations
@@ -22,12 +22,16 @@ from cspd_jax.image.plain import SamplerSettings, sample
 from cspd_jax.networks.mar import MARModel
 from cspd_jax.training.config import TrainConfig
 from cspd_jax.training.image import masking
+from cspd_jax.training.image.step import Metrics, init_state, n_known, train_step
 from cspd_jax.training.run import placements, run
-from cspd_jax.training.step import Metrics, Purpose, State, init_state, n_known, run_key, train_step
+from cspd_jax.training.step import Purpose, TrainState, run_key
+
+PER_CLASS = 4
+MOST_CLASSES = 10
 
 
 class Task(Protocol):
-    """What a run learns: which contexts it sees, and one step of optimisation."""
+    """What a run learns: the contexts it sees, and one optimiser step."""
 
     buckets: tuple[masking.Bucket, ...]
 
@@ -35,9 +39,9 @@ class Task(Protocol):
         """The number of tokens shown in step `step`: a function of the run's seed and `step`."""
 
     def step(
-        self, bucket: masking.Bucket, state: State, tokens: jax.Array, labels: jax.Array, known: np.int32
-    ) -> tuple[State, Metrics]:
-        """tokens [B, L, C] by position, labels [B], known tokens within `bucket`."""
+        self, bucket: masking.Bucket, state: TrainState, tokens: jax.Array, labels: jax.Array, known: np.int32
+    ) -> tuple[TrainState, Metrics]:
+        """tokens: [B, L, C] by position. labels: [B]. known: [] tokens shown, within `bucket`."""
 
 
 class FromData:
@@ -65,11 +69,12 @@ def train(
     task: Task | None = None,
     initial: Any = None,
     progress: bool = True,
-) -> State:
+) -> TrainState:
     """Trains in the folder `out` and returns the final state.
 
-    resume, stop_at, initial: as in `run`. on_sample: called with (config, averaged weights, step, a folder)
-    every `config.sample_every` steps. task: what is learnt; MAR's objective unless given.
+    resume, stop_at, initial, progress: as in `run`.
+    on_sample: called with (config, averaged weights, step, a folder) every `config.sample_every` steps.
+    task: what is learnt; MAR's objective unless given.
     """
     check_fit(config, source)
     task, (_, spread) = task or FromData(config), placements(config.batch)
@@ -87,9 +92,9 @@ def train(
 
 
 def run_steps(
-    task: Task, config: TrainConfig, source: Source, state: State, end: int, spread: NamedSharding
-) -> Iterator[tuple[int, State, Metrics]]:
-    """Yields (steps done, state, metrics) up to step `end`. The next batch is made while a step runs."""
+    task: Task, config: TrainConfig, source: Source, state: TrainState, end: int, spread: NamedSharding
+) -> Iterator[tuple[int, TrainState, Metrics]]:
+    """Yields (steps taken, state, metrics) up to step `end`. The next batch is made while a step runs."""
     step = int(state.step)
     batch = load_batch(config, source, step, spread) if step < end else None
     while step < end:
@@ -104,13 +109,13 @@ def run_steps(
 
 
 def load_batch(config: TrainConfig, source: Source, step: int, spread: NamedSharding):
-    """Tokens [B, L, C] and labels [B] of step `step`, spread over the devices."""
+    """Tokens [B, L, C] and labels [B] of step `step`, split over the devices."""
     images, labels = source.batch(step, config.batch, seed=config.seed)
     return jax.device_put((patchify(images, config.model.patch_size), labels), spread)
 
 
 def check_fit(config: TrainConfig, source: Source) -> None:
-    """Raises a UserError when the model is not one for this data."""
+    """UserError unless the model fits the data."""
     model = config.model
     height, width, channels = source.shape
     tokens = (height // model.patch_size) * (width // model.patch_size)
@@ -125,14 +130,8 @@ def check_fit(config: TrainConfig, source: Source) -> None:
         raise UserError(f"the data has {len(source.class_names)} classes, the model {model.num_classes}")
 
 
-# Pictures of what a model in training generates.
-
-PER_CLASS = 4
-MOST_CLASSES = 10
-
-
 def save_pictures(config: TrainConfig, params: dict, step: int, folder: pathlib.Path) -> None:
-    """Writes `step_<number>.png` into `folder`: a row of images per class, always of the same keys."""
+    """Writes `step_<number>.png` into `folder`: a row of images per class, always from the same keys."""
     folder.mkdir(parents=True, exist_ok=True)
     images = generate(config, params)
     Image.fromarray(grid(images, PER_CLASS)).save(folder / f"step_{step:07d}.png")

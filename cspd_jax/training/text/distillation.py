@@ -1,4 +1,4 @@
-"""A causal target's own continuations as rows to distil on."""
+"""Distillation of language models: the target's own continuations as rows, and how well a draft agrees."""
 
 from __future__ import annotations
 
@@ -11,22 +11,23 @@ import jax.numpy as jnp
 import numpy as np
 from tqdm import tqdm
 
+from cspd_jax._utils.files import fingerprint, kept_array
 from cspd_jax.data.source import shuffled
 from cspd_jax.data.text import Texts
 from cspd_jax.errors import UserError
 from cspd_jax.networks.lm import LM
-from cspd_jax.training.run import fingerprint, kept
 from cspd_jax.training.step import Purpose, run_key
 from cspd_jax.training.text.objective import View, divergence, view
 from cspd_jax.training.text.trainer import Rows, TextTeacher
 
 Array = jax.Array
-PART = 64  # rows made side by side, and kept in one file
-PROMPT = 32  # ids from the data at the start of each
+PART = 64  # rows sampled in one batch and stored in one file
+PROMPT = 32  # ids from the data at the start of each row
+_TOGETHER = 16  # rows per call when agreement is measured
 
 
 class TargetTexts:
-    """`count` rows that begin as the data does and go on as the target would; made once, kept in `folder`."""
+    """`count` rows that begin with the data and are continued by the target; made once, kept in `folder`."""
 
     def __init__(self, teacher: TextTeacher, texts: Texts, count: int, folder: pathlib.Path, seed: int = 0):
         if not teacher.config.causal:
@@ -45,7 +46,9 @@ class TargetTexts:
             return np.asarray(continued(LM(teacher.config), teacher.params, key, rows))
 
         parts = tqdm(range(-(-count // PART)), desc="samples")
-        made = [kept(folder / f"samples_{i:05d}.npz", origin, functools.partial(make, i)) for i in parts]
+        made = [
+            kept_array(folder / f"samples_{i:05d}.npz", origin, functools.partial(make, i)) for i in parts
+        ]
         self._rows = np.concatenate(made)
 
     def batch(self, index: int, size: int, *, seed: int = 0) -> np.ndarray:
@@ -54,7 +57,7 @@ class TargetTexts:
 
 @functools.partial(jax.jit, static_argnames=("model",))
 def continued(model: LM, params: Any, key: Array, rows: Array) -> Array:
-    """rows [B, L] with all ids after the first `PROMPT` drawn from the model."""
+    """Rows [B, L] with all ids after the first `PROMPT` drawn from the model."""
     batch, length = rows.shape
 
     def step(carry, position):
@@ -80,16 +83,12 @@ class InTurn:
         return self._rows[index % 2].batch(index // 2, size, seed=seed)
 
 
-# How often a draft's ids would be accepted: the overlap of the two models' laws on given rows.
-
-_TOGETHER = 16
-
-
 class Agreement(NamedTuple):
-    """Means over predictions.
+    """How close a draft q is to the target p; means over predictions.
 
-    acceptance: sum_x min(p(x), q(x)), the probability that speculative sampling accepts one draft. greedy: of
-    predictions whose likeliest id is the same. divergence: KL(p || q) in bits per id.
+    acceptance: sum_x min(p(x), q(x)), the probability that speculative sampling accepts one draft.
+    greedy: fraction of predictions with the same most likely id.
+    divergence: KL(p || q) in bits per id.
     """
 
     acceptance: Array
@@ -98,7 +97,7 @@ class Agreement(NamedTuple):
 
 
 def agreement(target: LM, target_params: Any, draft: LM, draft_params: Any, rows: np.ndarray) -> Agreement:
-    """On rows [N, L] (what does not fill a batch is left out)."""
+    """The agreement on rows [N, L]; an incomplete last batch is left out."""
     count = max(1, len(rows) // _TOGETHER)
     found = [
         _agreement(target, target_params, draft, draft_params, jax.random.key(i), part)
@@ -117,6 +116,6 @@ def _agreement(target: LM, target_params: Any, draft: LM, draft_params: Any, key
 
 
 def _mean(shown: View, values: Array) -> Array:
-    """Over the predictions that were asked for, each alike."""
+    """The unweighted mean over the predictions that were asked for."""
     asked = shown.weight > 0
     return jnp.sum(values * asked) / jnp.maximum(jnp.sum(asked), 1)

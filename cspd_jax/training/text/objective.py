@@ -1,8 +1,8 @@
-"""What language models learn: to predict ids of a row from what they see of it.
+"""The objectives of language models, and bits per byte on held-out text.
 
-A causal model sees the ids before each one. A masked-diffusion model sees a row of which each id was hidden
-with probability t ~ U(0, 1); the hidden ones weigh 1/t, and then the expected loss of a row bounds its
-negative log-likelihood from above (LLaDA).
+A causal model predicts each id of a row from the ids before it. A masked-diffusion model sees a row in which
+each id was hidden with probability t ~ U(0, 1). Its predictions of the hidden ids are weighted by 1/t, which
+makes the expected loss of a row an upper bound on its negative log-likelihood (LLaDA).
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ Array = jax.Array
 
 
 class View(NamedTuple):
-    """What a model is shown of rows and what is asked of it; all [B, L].
+    """What a model is shown of rows, and what it must predict.
 
-    seen: the ids it reads. wanted: the ids its logits should give. weight: of each prediction; a row's losses
-    so weighted add up to its loss per id.
+    seen: [B, L] int, the ids it reads.
+    wanted: [B, L] int, the ids it should predict.
+    weight: [B, L], of each prediction; the weighted sum over a row is its loss per id.
     """
 
     seen: Array
@@ -34,7 +35,7 @@ class View(NamedTuple):
 
 
 def view(model: LM, key: Array, rows: Array) -> View:
-    """The training view of rows [B, L]; the key decides what is masked."""
+    """The training view of rows [B, L]; the key determines what is masked."""
     if model.config.causal:
         return causal_view(rows)
     rates, hide = jax.random.split(key)
@@ -42,14 +43,14 @@ def view(model: LM, key: Array, rows: Array) -> View:
 
 
 def causal_view(rows: Array) -> View:
-    """Every id but the last is asked for the next one."""
+    """Every place but the last predicts the next id."""
     length = rows.shape[1]
     weight = jnp.where(jnp.arange(length) < length - 1, 1 / (length - 1), 0.0)
     return View(rows, jnp.roll(rows, -1, axis=1), jnp.broadcast_to(weight, rows.shape))
 
 
 def mask_rates(key: Array, count: int) -> Array:
-    """`count` rates, each U(0, 1] and together evenly spread, which makes their average loss less noisy."""
+    """`count` rates, each U(0, 1] and together evenly spread, so that their mean loss is less noisy."""
     return (jnp.arange(count) + 1 - jax.random.uniform(key)) / count
 
 
@@ -61,12 +62,12 @@ def masked_view(rows: Array, rates: Array, key: Array, mask_id: int) -> View:
 
 
 def cross_entropy(view: View, logits: Array) -> Array:
-    """Bits per id of what was wanted, under logits [B, L, V]: []."""
-    return _mean(view, -_taken(jax.nn.log_softmax(logits), view.wanted))
+    """Bits per id of the wanted ids under logits [B, L, V]: []."""
+    return _mean(view, -at_ids(jax.nn.log_softmax(logits), view.wanted))
 
 
 def divergence(view: View, target: Array, draft: Array) -> Array:
-    """KL(target || draft) in bits per id, of logits [B, L, V] each: []."""
+    """KL(target || draft) in bits per id, given logits [B, L, V] of each: []."""
     p, q = jax.nn.log_softmax(target), jax.nn.log_softmax(draft)
     return _mean(view, jnp.sum(jnp.exp(p) * (p - q), axis=-1))
 
@@ -75,21 +76,20 @@ def _mean(view: View, nats: Array) -> Array:
     return jnp.sum(view.weight * nats) / len(nats) / math.log(2)
 
 
-def _taken(values: Array, ids: Array) -> Array:
+def at_ids(values: Array, ids: Array) -> Array:
+    """values [..., V] at ids [...]: [...]."""
     return jnp.take_along_axis(values, ids[..., None], axis=-1)[..., 0]
 
-
-# Bits per byte of a language model on held-out text.
-#
-# Causal: every id is predicted from at least half a row before it (where the stream has that much).
-# Masked diffusion: an estimate of the bound, with masks that depend on nothing but the number of rows, so
-# that two models are asked the same.
 
 _TOGETHER = 16
 
 
 def bits_per_byte(model: LM, params: Any, stream: np.ndarray, length: int, most: int | None = None) -> float:
-    """Of the stream [N] (it begins with an end-of-text id) in rows of `length`.
+    """Bits per byte on a stream [N] of ids that begins with an end-of-text id, read in rows of `length`.
+
+    A causal model predicts every id from at least half a row of context (where the stream has that much). For
+    a masked-diffusion model it is an estimate of the bound, with masks that depend only on the number of
+    rows, so that different models are asked the same.
 
     most: use at most this many rows, evenly spread.
     """
@@ -113,21 +113,25 @@ def bits_per_byte(model: LM, params: Any, stream: np.ndarray, length: int, most:
 
 @functools.partial(jax.jit, static_argnames=("model",))
 def row_bits(model: LM, params: Any, rows: Array, rates: Array, key: Array) -> Array:
-    """Bits of every id of rows [B, L], given those before it (0 for the first), or its part in the estimate
-    of the bound: [B, L]."""
+    """Bits of every id of rows [B, L] given those before it (0 for the first): [B, L].
+
+    For a masked-diffusion model, each id's part in the estimate of the bound.
+    """
     if model.config.causal:
         logs = jax.nn.log_softmax(model.forward(params, rows))[:, :-1]
-        nats = -jnp.take_along_axis(logs, rows[:, 1:, None], axis=-1)[..., 0]
+        nats = -at_ids(logs, rows[:, 1:])
         return jnp.pad(nats, ((0, 0), (1, 0))) / math.log(2)
     shown = masked_view(rows, rates, key, model.config.mask_ids[0])
     logs = jax.nn.log_softmax(model.forward(params, shown.seen))
-    nats = -jnp.take_along_axis(logs, rows[..., None], axis=-1)[..., 0]
+    nats = -at_ids(logs, rows)
     return nats * shown.weight * rows.shape[1] / math.log(2)
 
 
 def overlapping(stream: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rows [R, length] that begin every half length, and which ids count in which row: each exactly once,
-    but the stream's first, which nothing predicts."""
+    """Rows [R, length] that start every half length, and which ids count in which row.
+
+    Each id counts exactly once, except the stream's first, which nothing predicts.
+    """
     step = length // 2
     count = max(0, -(-(len(stream) - length) // step)) + 1
     row, place = np.arange(count)[:, None], np.arange(length)
@@ -137,7 +141,7 @@ def overlapping(stream: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray
 
 
 def tiled(stream: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rows [R, length] side by side, all of whose ids count; what does not fill a row is left out."""
+    """Adjacent rows [R, length], all of whose ids count; an incomplete last row is left out."""
     count = len(stream) // length
     rows = stream[: count * length].reshape(count, length).astype(np.int32)
     return rows, np.ones_like(rows, bool)

@@ -1,9 +1,4 @@
-"""Weights a language model's training starts from: another model's of the same sizes, or, for a
-masked-diffusion model with shifted predictions, those of a causal one.
-
-A causal model's hidden state i - 1 predicts the token at i, as a shifted model's does, so it knows most of
-what the other has to learn; Dream was begun in this way.
-"""
+"""The training loop of language models, and the weights a run can start from."""
 
 from __future__ import annotations
 
@@ -22,57 +17,36 @@ from cspd_jax.networks.lm import LM, init_params
 from cspd_jax.networks.lm_config import LMConfig
 from cspd_jax.training.config import TextTrainConfig
 from cspd_jax.training.run import Steps, placements, run
-from cspd_jax.training.step import Purpose, State, descend, first_state, run_key
+from cspd_jax.training.step import Purpose, TrainState, descend, first_state, run_key
 from cspd_jax.training.text.objective import cross_entropy, divergence, view
 
-# What may differ between a causal model and the masked-diffusion model that begins with its weights.
-_CHANGED = ("family", "vocab_size", "known_ids", "max_positions", "causal", "shifted", "mask_ids")
-
-
-def initial_params(model: TextModel, config: LMConfig) -> Any:
-    """The parameters that a run of a model `config` starts with, given --init `model`."""
-    if model.config == config:
-        return model.params
-    if model.config.causal and not config.causal and _same_sizes(model.config, config):
-        return _more_ids(model.params, config)
-    raise UserError(
-        f"--init {model.name} has other sizes than the model of this run; choose its preset or --set"
-    )
-
-
-def _same_sizes(causal: LMConfig, masked: LMConfig) -> bool:
-    changes = {name: getattr(masked, name) for name in _CHANGED}
-    return (
-        masked.shifted
-        and causal.vocab_size <= masked.vocab_size
-        and dataclasses.replace(causal, **changes) == masked
-    )
-
-
-def _more_ids(params: dict, config: LMConfig) -> dict:
-    """`params` for the ids of `config`: new ones, the mask among them, begin as the mean of the others."""
-    params = dict(params)
-
-    def padded(table, axis: int):
-        count = config.vocab_size - table.shape[axis]
-        new = jnp.repeat(jnp.mean(table, axis=axis, keepdims=True), count, axis=axis)
-        return jnp.concatenate([table, new], axis=axis)
-
-    params["embed"] = {"embedding": padded(params["embed"]["embedding"], axis=0)}
-    if not config.tie_embeddings:
-        params["head"] = {"kernel": padded(params["head"]["kernel"], axis=1)}
-    return params
-
-
-# One training step of a language model: from data, or towards a target.
-
 Array = jax.Array
+
+
+class Rows(Protocol):
+    """Rows of ids to learn from. Batch `index` never depends on which batches were made before it."""
+
+    def batch(self, index: int, size: int, *, seed: int = 0) -> np.ndarray:
+        """[size, length] int32."""
+
+
+class TextTeacher(NamedTuple):
+    """The target of a distillation.
+
+    config: its configuration (static under jit).
+    params: its parameters.
+    """
+
+    config: LMConfig
+    params: Any
 
 
 class TextMetrics(NamedTuple):
     """Scalars of one step.
 
-    loss: what was minimised, in bits per id. norm: of the gradient before clipping. rate: of learning.
+    loss: what was minimised, in bits per id.
+    norm: global norm of the gradient before clipping.
+    rate: learning rate.
     """
 
     loss: Array
@@ -80,27 +54,60 @@ class TextMetrics(NamedTuple):
     rate: Array
 
 
-class TextTeacher(NamedTuple):
-    """The target of a distillation: its sizes (static) and parameters."""
+def train_text(
+    config: TextTrainConfig,
+    rows: Rows,
+    out: pathlib.Path,
+    *,
+    teacher: TextTeacher | None = None,
+    **options: Any,
+) -> TrainState:
+    """Trains in the folder `out` and returns the final state.
 
-    config: LMConfig
-    params: Any
+    teacher: with one, the model learns to predict what the teacher predicts.
+    options: those of `run`.
+    """
+    if teacher is not None:
+        check_vocabulary(config.model, teacher.config)
+    target = (None, None) if teacher is None else teacher
+    _, spread = placements(config.batch)
+
+    def steps(state: TrainState, end: int) -> Steps:
+        for step in range(int(state.step), end):
+            batch = jax.device_put(rows.batch(step, config.batch, seed=config.seed), spread)
+            state, metrics = text_step(config, state, batch, *target)
+            jax.block_until_ready(metrics)
+            yield step + 1, state, metrics
+
+    return run(config, out, init_text_state(config), steps, unit="rows", **options)
+
+
+def check_vocabulary(draft: LMConfig, target: LMConfig) -> None:
+    """UserError unless the two models have the same ids with the same meaning."""
+    for name in ("vocab_size", "causal", "bos_ids", "eos_ids", "mask_ids"):
+        have, want = getattr(draft, name), getattr(target, name)
+        if have != want:
+            raise UserError(f"the draft's {name} is {have}, the target's is {want}; they must be equal")
 
 
 @functools.partial(jax.jit, static_argnames=("config",))
-def init_text_state(config: TextTrainConfig) -> State:
+def init_text_state(config: TextTrainConfig) -> TrainState:
+    """The state of a run that starts from random weights."""
     return first_state(config, init_params(config.model, run_key(config.seed, Purpose.INIT)))
 
 
 @functools.partial(jax.jit, static_argnames=("config", "target"), donate_argnames=("state",))
 def text_step(
     config: TextTrainConfig,
-    state: State,
+    state: TrainState,
     rows: Array,
     target: LMConfig | None = None,
     target_params: Any = None,
-) -> tuple[State, TextMetrics]:
-    """rows [B, L]. With a target, `1 - config.data_share` of the loss is KL(target || model)."""
+) -> tuple[TrainState, TextMetrics]:
+    """One optimiser step on rows [B, L], from the data or towards a target.
+
+    With a target the loss is (1 - share) KL(target || model) + share * cross-entropy, share = `data_share`.
+    """
     dtype = jnp.dtype(config.dtype)
     model, share = LM(config.model, dtype), config.data_share
     shown = view(model, jax.random.fold_in(run_key(config.seed, Purpose.STEP), state.step), rows)
@@ -115,48 +122,50 @@ def text_step(
             bits = (1 - share) * divergence(shown, teacher, logits) + share * cross_entropy(shown, logits)
         return bits, bits
 
-    state, bits, norm, rate = descend(config, state, loss)
-    return state, TextMetrics(bits, norm, rate)
+    state, update = descend(config, state, loss)
+    return state, TextMetrics(update.aux, update.norm, update.rate)
 
 
-# The training loop of language models.
+# Fields that may differ between a causal model and the masked-diffusion model that starts from its weights.
+_CHANGED = ("family", "vocab_size", "known_ids", "max_positions", "causal", "shifted", "mask_ids")
 
 
-class Rows(Protocol):
-    """Rows of ids to learn from. Batch `index` never depends on which batches were made before it."""
+def initial_params(model: TextModel, config: LMConfig) -> Any:
+    """The parameters that a run of `config` starts from, given --init `model`.
 
-    def batch(self, index: int, size: int, *, seed: int = 0) -> np.ndarray:
-        """[size, length] int32."""
+    They are those of an equal model or, if this one is masked with shifted predictions, of a causal one.
 
-
-def train_text(
-    config: TextTrainConfig,
-    rows: Rows,
-    out: pathlib.Path,
-    *,
-    teacher: TextTeacher | None = None,
-    **options: Any,
-) -> State:
-    """Trains in the folder `out` and returns the final state. With a teacher, the model learns to predict
-    what the teacher predicts. options: those of `run`."""
-    if teacher is not None:
-        check_vocabulary(config.model, teacher.config)
-    target = (None, None) if teacher is None else teacher
-    _, spread = placements(config.batch)
-
-    def steps(state: State, end: int) -> Steps:
-        for step in range(int(state.step), end):
-            batch = jax.device_put(rows.batch(step, config.batch, seed=config.seed), spread)
-            state, metrics = text_step(config, state, batch, *target)
-            jax.block_until_ready(metrics)
-            yield step + 1, state, metrics
-
-    return run(config, out, init_text_state(config), steps, unit="rows", **options)
+    A causal model's hidden state i - 1 predicts the token at i, as a shifted model's does, so it already
+    knows most of what the other has to learn. Dream was initialised in this way.
+    """
+    if model.config == config:
+        return model.params
+    if model.config.causal and not config.causal and _same_sizes(model.config, config):
+        return _with_new_ids(model.params, config)
+    raise UserError(
+        f"--init {model.name} has other sizes than the model of this run; choose its preset or --set"
+    )
 
 
-def check_vocabulary(draft: LMConfig, target: LMConfig) -> None:
-    """UserError unless the two models speak of the same ids in the same way."""
-    for name in ("vocab_size", "causal", "bos_ids", "eos_ids", "mask_ids"):
-        have, want = getattr(draft, name), getattr(target, name)
-        if have != want:
-            raise UserError(f"the draft's {name} is {have}, the target's is {want}; they must be equal")
+def _same_sizes(causal: LMConfig, masked: LMConfig) -> bool:
+    changes = {name: getattr(masked, name) for name in _CHANGED}
+    return (
+        masked.shifted
+        and causal.vocab_size <= masked.vocab_size
+        and dataclasses.replace(causal, **changes) == masked
+    )
+
+
+def _with_new_ids(params: dict, config: LMConfig) -> dict:
+    """`params` for the vocabulary of `config`: new ids, such as the mask, start as the mean of the others."""
+    params = dict(params)
+
+    def padded(table, axis: int):
+        count = config.vocab_size - table.shape[axis]
+        new = jnp.repeat(jnp.mean(table, axis=axis, keepdims=True), count, axis=axis)
+        return jnp.concatenate([table, new], axis=axis)
+
+    params["embed"] = {"embedding": padded(params["embed"]["embedding"], axis=0)}
+    if not config.tie_embeddings:
+        params["head"] = {"kernel": padded(params["head"]["kernel"], axis=1)}
+    return params

@@ -1,0 +1,91 @@
+"""One training step of an image model: a pure function from state and batch to state and metrics."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from cspd_jax.networks.mar import init_params
+from cspd_jax.training.config import TrainConfig
+from cspd_jax.training.image import masking
+from cspd_jax.training.image.objective import Terms, objective
+from cspd_jax.training.step import Purpose, TrainState, descend, first_state, run_key
+
+Array = jax.Array
+
+
+class Metrics(NamedTuple):
+    """Scalars of one step.
+
+    loss: what was minimised.
+    mse: its squared error of eps.
+    vb: its variational term, or the path KL when distilling.
+    norm: global norm of the gradient before clipping.
+    rate: learning rate.
+    """
+
+    loss: Array
+    mse: Array
+    vb: Array
+    norm: Array
+    rate: Array
+
+
+@functools.partial(jax.jit, static_argnames=("config",))
+def init_state(config: TrainConfig) -> TrainState:
+    """The state of a run that starts from random weights."""
+    return first_state(config, init_params(config.model, run_key(config.seed, Purpose.INIT)))
+
+
+def n_known(config: TrainConfig, step: int) -> int:
+    """The number of tokens shown in step `step`; drawn on the host because it selects the compiled shape."""
+    random = np.random.default_rng([int(Purpose.MASK), config.seed, step])
+    ratio = config.least_mask_ratio, config.mask_ratio_deviation
+    return masking.draw_n_known(random, config.model.seq_len, *ratio)
+
+
+@functools.partial(jax.jit, static_argnames=("config", "bucket"), donate_argnames=("state",))
+def train_step(
+    config: TrainConfig,
+    bucket: masking.Bucket,
+    state: TrainState,
+    tokens: Array,
+    labels: Array,
+    known: Array,
+) -> tuple[TrainState, Metrics]:
+    """One step of MAR's objective.
+
+    tokens: [B, L, C] by position. labels: [B]. known: [], the number of tokens shown, within `bucket`.
+    """
+    model = config.model
+    draws = masking.draw(
+        jax.random.fold_in(run_key(config.seed, Purpose.STEP), state.step),
+        tokens.shape[0],
+        model.seq_len,
+        model.token_dim,
+        bucket,
+        known,
+        copies=config.copies,
+        drop=config.label_drop,
+    )
+
+    def loss(params):
+        return objective(
+            model, params, tokens, labels, draws, bucket=bucket.most, dtype=jnp.dtype(config.dtype)
+        )
+
+    return optimise(config, state, loss)
+
+
+def optimise(
+    config: TrainConfig, state: TrainState, loss: Callable[[Any], tuple[Array, Terms]]
+) -> tuple[TrainState, Metrics]:
+    """One optimiser step on `loss(params) -> (scalar, its terms)`."""
+    state, update = descend(config, state, loss)
+    terms = update.aux
+    return state, Metrics(terms.loss, terms.mse, terms.vb, update.norm, update.rate)
