@@ -14,8 +14,8 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 import jax
 import pytest
 
-# Parity with recorded numbers is checked on optimised code. Elsewhere nearly all the time would go
-# into compiling small programs that run once.
+# Parity of MAR and of the default models with recorded numbers is checked on optimised code. Elsewhere nearly
+# all the time would go into compiling small programs that run once.
 OPTIMISED = {
     "test_golden_mar",
     "test_chain_speculation_default",

@@ -57,7 +57,7 @@ def full_precision():
         yield
 
 
-@pytest.mark.parametrize("size", [32, 64])
+@pytest.mark.parametrize("size", [pytest.param(32, marks=pytest.mark.slow), 64])
 def test_encode_and_sample(case, size):
     config, params, recorded = case
     r = {
@@ -73,7 +73,7 @@ def test_encode_and_sample(case, size):
         np.testing.assert_allclose(kl, recorded["enc64/kl"], rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["enc32", "enc64", "enc_rect"])
+@pytest.mark.parametrize("name", ["enc32", pytest.param("enc64", marks=pytest.mark.slow), "enc_rect"])
 def test_moments(case, name):
     config, params, recorded = case
     image = nhwc(recorded[f"{name}/image"])
@@ -82,7 +82,7 @@ def test_moments(case, name):
     close(moments, recorded[f"{name}/moments"])
 
 
-@pytest.mark.parametrize("size", [32, 64])
+@pytest.mark.parametrize("size", [32, pytest.param(64, marks=pytest.mark.slow)])
 def test_decode(case, size):
     config, params, recorded = case
     images = decode(config, params, nhwc(recorded[f"dec{size}/latent"]))

@@ -54,7 +54,7 @@ def joint(table, length):
     return distribution
 
 
-def output_distribution(p, q, h, following):
+def output_law(p, q, h, following):
     """The joint distribution of GAMMA + 1 tokens: tau drafts, the token after them, the rest drawn from p.
 
     h [27, GAMMA] and following [27, GAMMA + 1, V], for each row of DRAFTS, tau: the last success of h.
@@ -101,7 +101,7 @@ def test_block_verification_puts_out_the_target(seed):
     expected number of accepted drafts is at least that of testing one token after the other."""
     h, following, p, q = (a[seed] for a in all_distributions())
     np.testing.assert_allclose(
-        output_distribution(*tables(seed), h, following), joint(tables(seed)[0], GAMMA + 1), atol=2e-6
+        output_law(*tables(seed), h, following), joint(tables(seed)[0], GAMMA + 1), atol=2e-6
     )
     of_drafts = joint(tables(seed)[1], GAMMA).ravel()
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -145,7 +145,7 @@ def last_success(distribution):
 def test_almost_right_block_verification_is_noticed(kind):
     """Negative controls of the enumeration: their output distribution is more than 1 % off in some cell."""
     h, following, p, q = (a[2] for a in all_distributions())
-    distribution = output_distribution(*tables(2), *almost_right(kind, h, following, p, q))
+    distribution = output_law(*tables(2), *almost_right(kind, h, following, p, q))
     np.testing.assert_allclose(distribution.sum(), 1, atol=1e-5)
     assert np.max(np.abs(distribution - joint(tables(2)[0], GAMMA + 1))) > 0.01
 
