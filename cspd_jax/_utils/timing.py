@@ -1,4 +1,4 @@
-"""Wall-clock comparisons: several ways of doing the same, measured in turns."""
+"""Wall-clock comparisons of several ways to do the same thing, measured in turns."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import jax
 def seconds_in_turns(
     runs: Mapping[str, Callable[[], Any]], repeats: int, longest: float = float("inf")
 ) -> dict[str, list[float]]:
-    """The seconds of each run, `repeats` of them, the runs taking turns so that a busy machine is fair to all.
+    """The seconds of each run, `repeats` times, taking turns so that a busy machine slows all of them alike.
 
-    Every run must have run before, or its compilation is measured too. What it returns is waited for. After
-    `longest` seconds no further turn begins.
+    Call every run once before this, or its compilation is measured too. The timing waits for what a run
+    returns. No further turn begins after `longest` seconds.
     """
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     begin = time.perf_counter()
