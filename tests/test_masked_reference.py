@@ -31,6 +31,9 @@ def apply(network, params, tokens, positions, cache):
     return logits[0], cache
 
 
+refresh, whole_pass = jax.jit(passes.refresh), jax.jit(passes.whole)
+
+
 def block_logits(c, prompt, text, first, last, begins, cache):
     """Logits of places first..last - 1 [last - first, V], and the cache; a shifted model's hidden state i - 1
     tells of place i, and inside a block a cached pass has none for its first place."""
@@ -122,7 +125,7 @@ def test_temperature_of_one_token():
         temperature=jnp.float64(1.7),
     )
     text = np.asarray(stepwise.run(tiled).text)[:, 0]
-    logits = np.array(passes.whole(c, window_at(c, c.empty(), 1), c.empty()[:, None]))[0, 0, 0]
+    logits = np.array(whole_pass(c, window_at(c, c.empty(), 1), c.empty()[:, None]))[0, 0, 0]
     logits[[MASK, V - 1]] = -np.inf
     for temperature, right in ((1.7, True), (1.0, False)):
         probs = np.exp(logits / temperature)
@@ -138,15 +141,15 @@ def test_cached_is_another_sampler_and_its_first_logits_are_the_same():
         text = c.empty().at[:, :5].set(3).at[:, 6].set(1)
         window = window_at(c, text, 4)
         assert np.all(window.places[:, 0] == 4)
-        logits, cache = passes.refresh(c, window, text, passes.empty_cache(c), jnp.ones(8, bool))
-        whole = passes.whole(c, window, text[:, None])[:, 0]
+        logits, cache = refresh(c, window, text, passes.empty_cache(c), jnp.ones(8, bool))
+        whole = whole_pass(c, window, text[:, None])[:, 0]
         exists = np.asarray(window.exists)
         np.testing.assert_allclose(np.asarray(logits)[exists], np.asarray(whole)[exists], atol=1e-11)
-        two = passes.beside(c, window, jnp.stack([text, text], 1), cache)
+        two = jax.jit(passes.beside)(c, window, jnp.stack([text, text], 1), cache)
         first = int(c.network.config.shifted)  # its first place has no logits there
         np.testing.assert_allclose(two[:, 0, first:], whole[:, first:], atol=1e-11)
         np.testing.assert_array_equal(two[:, 0], two[:, 1])
-        kept = passes.refresh(c, window, text * 0, cache, jnp.zeros(8, bool))[1]
+        kept = refresh(c, window, text * 0, cache, jnp.zeros(8, bool))[1]
         jax.tree.map(np.testing.assert_array_equal, kept, cache)
         other = reference(family, 0, 4, True, 0.0, False).text
         differ += np.any(np.asarray(other) != np.asarray(reference(family, 0, 4, False, 0.0, False).text))

@@ -169,7 +169,6 @@ CASES = {
     "text, block, model, adapted": TextCase("model", "block", options=ADAPTED),
     "text, match, model, adapted": TextCase("model", "match", options=ADAPTED),
     "text, block, lookup": TextCase("lookup", "block"),
-    "text, google, lookup": TextCase("lookup", "google"),
     "masked, ssd": MaskedCase(sampled=True),
     "masked, ssd, cached": MaskedCase(cached=True, sampled=True),
     "masked, ssd, Dream, cached, guided": MaskedCase(

@@ -216,6 +216,6 @@ def test_a_block_may_end_after_a_draft_because_of_it(seed):
     given = logs(along(p, DRAFTS, GAMMA + 1)), logs(along(q, DRAFTS, GAMMA)), DRAFTS
     for held_back in (False, True):
         found = of_blocks(*given, np.where(lengths < GAMMA, lengths - held_back, GAMMA))
-        law = output_law(p, q, np.exp(np.asarray(found.log_h, np.float64)), normal(found.log_next))
-        error = np.max(np.abs(law - joint(p, GAMMA + 1)))
+        probs = output_law(p, q, np.exp(np.asarray(found.log_h, np.float64)), normal(found.log_next))
+        error = np.max(np.abs(probs - joint(p, GAMMA + 1)))
         assert error > 0.01 if held_back else error < 2e-6

@@ -181,15 +181,11 @@ def prepare(
             block = max_new_tokens
         quotas = _quotas(config.shifted, max_new_tokens, block, steps or max_new_tokens)
     if method == "ssd":
-        most_moves = max(1, (block if cached else max_new_tokens) - 1)
-        max_gamma = min(max_gamma, most_moves)
-        gamma = gamma if concrete(gamma) is None else np.minimum(gamma, max_gamma)
-        if concrete(accept_top_k) is not None:
-            accept_top_k = min(int(accept_top_k), max_new_tokens)
+        max_gamma = min(max_gamma, max(1, (block if cached else max_new_tokens) - 1))  # all moves there are
         speculation = Speculation(
             max_gamma=max_gamma,
-            gamma=jnp.minimum(jnp.broadcast_to(jnp.asarray(gamma, jnp.int32), (batch,)), max_gamma),
-            accept_top_k=None if accept_top_k is None else jnp.asarray(accept_top_k, jnp.int32),
+            gamma=jnp.broadcast_to(_at_most(gamma, max_gamma), (batch,)),
+            accept_top_k=None if accept_top_k is None else _at_most(accept_top_k, max_new_tokens),
         )
     canvas = make_canvas(
         network,
@@ -203,6 +199,13 @@ def prepare(
         temperature=temperature,
     )
     return Inputs(canvas, speculation, quotas)
+
+
+def _at_most(number: Array | int, limit: int) -> Array:
+    """The smaller one as int32; the number itself may be too large for that."""
+    if concrete(number) is not None:
+        number = np.minimum(number, limit)
+    return jnp.minimum(jnp.asarray(number, jnp.int32), limit)
 
 
 def _quotas(shifted: bool, places: int, block: int, steps: int) -> Array:

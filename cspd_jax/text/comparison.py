@@ -113,14 +113,18 @@ def new_tokens(request: Request, output: TextOutput) -> tuple[list[list[int]], l
     return ids, [marks[i, span].tolist() for i, span in enumerate(spans)]
 
 
-def draft_cost(request: Request, tokens: int = 32, repeats: int = 3) -> float:
-    """Seconds of a plain token of the draft model over those of the target; 0 without a draft model."""
+def draft_cost(request: Request, tokens: int | None = None, repeats: int = 3) -> float:
+    """Seconds of a plain token of the draft model over those of the target; 0 without a draft model.
+
+    tokens: how many each of them generates for it; 32 by default, or fewer if the request asks for fewer.
+    """
     drafter, params = resolve_drafter(request.drafter)
     if not isinstance(drafter, ModelDrafter):
         return 0.0
     networks = {"draft": (drafter.network, params), "target": bound(request.model)}
     common = min(network.config.known_ids for network, _ in networks.values())
     prompts = [[min(i, common - 1) for i in prompt] for prompt in request.prompts]
+    tokens = min(32, request.max_new_tokens) if tokens is None else tokens
     alone = dataclasses.replace(request.plain(), prompts=prompts, max_new_tokens=tokens, stop_ids=())
     runs = {name: dataclasses.replace(alone, model=model).run for name, model in networks.items()}
     for run in runs.values():
