@@ -1,36 +1,36 @@
-"""Masked-diffusion text: passes and seconds of self-speculation beside stepwise decoding, in one run.
+"""Masked-diffusion text: passes and seconds of self-speculation and of stepwise decoding, in one run.
 
-    python benchmarks/masked.py                    # the embedded model, several minutes
+    python benchmarks/masked.py                    # the model that comes with the package, several minutes
     python benchmarks/masked.py --new-tokens 64 --block 8 --batch 1,8
 
-Prompts are beginnings of held-out texts. Every cell's text is compared with its stepwise reference's, and the
-number of identical rows is printed: in float32 a difference can only be a near-tie. The lossy ways stand
-below. Prints tables on standard error and one JSON object on standard
-output.
+Prompts are beginnings of held-out texts. Every text is compared with that of its stepwise reference, and the
+number of identical rows is printed: in float32 a difference can only be a near-tie. Lossy methods come last
+in each table. Prints tables on standard error and one JSON object on standard output.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import platform
 import statistics
 import sys
-import time
 
 import jax
 import numpy as np
 
 from cspd_jax import masked, models
+from cspd_jax._utils.timing import seconds_in_turns
 from cspd_jax.data.text import documents
-from cspd_jax.masked.comparison import Generation, run
+from cspd_jax.masked.comparison import Request
 from cspd_jax.tokenizers import ByteTokenizer
 
-DRAFT_LENGTHS = (1, 2, 3, 4, 5, 6, 7, 8)
+GAMMAS = (1, 2, 3, 4, 5, 6, 7, 8)
 
 
-def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+def say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def held_out_prompts(count: int, length: int = 48) -> list[list[int]]:
@@ -39,49 +39,45 @@ def held_out_prompts(count: int, length: int = 48) -> list[list[int]]:
     return [ByteTokenizer().encode(text)[: length - i % 5] for i, text in enumerate(texts[:count])]
 
 
-def measure(model, cells: dict[str, tuple[str, dict]], prompts, repeats: int) -> dict:
-    """By name: the result and the median seconds of each cell, taken in turn after a run that compiles."""
-    made = {
-        name: Generation(model.model, model.params, prompts, method, options)
-        for name, (method, options) in cells.items()
-    }
-    times = {name: [] for name in made}
-    found = {name: run(generation) for name, generation in made.items()}
-    for _ in range(repeats):
-        for name, generation in made.items():
-            start = time.perf_counter()
-            run(generation)
-            times[name].append(time.perf_counter() - start)
-    return {name: (found[name], statistics.median(times[name])) for name in made}
+def measure(requests: dict[str, Request], repeats: int) -> dict:
+    """By name: the output and the median seconds of each request, measured in turns after compilation."""
+    calls = {name: request.run for name, request in requests.items()}
+    outputs = {name: jax.block_until_ready(call()) for name, call in calls.items()}
+    seconds = seconds_in_turns(calls, repeats)
+    return {name: (outputs[name], statistics.median(seconds[name])) for name in calls}
 
 
 def table(model, batch: int, cached: bool, args) -> list[dict]:
-    base = {"new_tokens": args.new_tokens, "block": args.block, "cached": cached}
-    if args.temperature:
-        base |= {"temperature": args.temperature, "keys": jax.random.key(0)}
-    cells = {"stepwise": ("stepwise", base)}
-    cells |= {f"draft_len {n}": ("ssd", {**base, "draft_len": n}) for n in DRAFT_LENGTHS}
+    base = Request(
+        jax.random.key(0), model, held_out_prompts(batch), max_new_tokens=args.new_tokens, block=args.block,
+        cached=cached, temperature=args.temperature,
+    )  # fmt: skip
+    requests = {"stepwise": base.stepwise()}
+    requests |= {f"draft_len {n}": dataclasses.replace(base, gamma=n) for n in GAMMAS}
     if not cached:
-        cells["top-k 3, draft_len 4 (lossy)"] = ("ssd", {**base, "draft_len": 4, "top_k": 3})
-        cells["schedule, half the steps (lossy)"] = ("schedule", {**base, "steps": args.new_tokens // 2})
-    found = measure(model, cells, held_out_prompts(batch), args.repeats)
+        half = args.new_tokens // 2
+        requests["top-k 3, draft_len 4 (lossy)"] = dataclasses.replace(base, gamma=4, accept_top_k=3)
+        requests["schedule, half the steps (lossy)"] = dataclasses.replace(
+            base, method="schedule", steps=half
+        )
+    found = measure(requests, args.repeats)
     reference, base_seconds = found["stepwise"]
-    least = reference.passes + reference.block_passes
     kind = "with a block cache" if cached else "without a cache"
     say(f"{batch} rows, {args.new_tokens} places, blocks of {args.block}, {kind}")
     rows = []
-    for name, (result, seconds) in found.items():
-        passes = result.passes + result.block_passes
-        same = np.asarray(result.text) == np.asarray(reference.text)
+    for name, ((tokens, info), seconds) in found.items():
+        passes = info.passes
+        same = np.asarray(tokens) == np.asarray(reference.tokens)
         row = {
-            "batch": batch, "cached": cached, "what": name, "passes": passes, "rows": result.rows,
-            "fewer_passes": least / passes, "seconds": seconds, "faster": base_seconds / seconds,
+            "batch": batch, "cached": cached, "what": name, "passes": passes, "rows": int(info.calls.rows),
+            "fewer_passes": reference.info.passes / passes, "seconds": seconds,
+            "faster": base_seconds / seconds,
             "identical_rows": int(same.all(axis=1).sum()), "same_tokens": float(same.mean()),
         }  # fmt: skip
-        if result.tested is not None:
-            draft_len = len(result.tested)
-            row["acceptance"] = float(result.accepted.sum() / max(1, result.tested.sum()))
-            row["least_passes"] = masked.least_passes(args.new_tokens, args.block, draft_len, cached)
+        if info.drafts is not None:
+            gamma = len(info.tested_at)
+            row["acceptance"] = info.acceptance or 0.0
+            row["least_passes"] = masked.least_passes(args.new_tokens, args.block, gamma, cached)
         accepted = f", acceptance {row['acceptance']:.2f}" if "acceptance" in row else ""
         say(f"  {name}: {passes} passes ({row['fewer_passes']:.2f}x fewer), {seconds:.3f} s"
             f" ({row['faster']:.2f}x){accepted}, identical {row['identical_rows']} of {batch}")  # fmt: skip

@@ -1,13 +1,13 @@
-"""Text: our decoding beside the transformers library's: one run, the same weights, prompts and threads.
+"""Text: our decoding and that of the transformers library, with the same weights, prompts and threads.
 
     python benchmarks/text.py                      # all tables, several minutes
-    python benchmarks/text.py --only embedded      # the embedded pair, on held-out text
+    python benchmarks/text.py --only embedded      # the pair that comes with the package, on held-out text
     python benchmarks/text.py --only pythia        # the sizes of Pythia-160m, with random weights
     python benchmarks/text.py --only drafts        # bytes and acceptance of every kind of draft
 
-The weights of Pythia's sizes are random, so an acceptance of their own would mean nothing: there a draft
-model of two layers is run for its time, and its tokens are replaced so that each is right with the
-probability that was measured on the embedded pair. Prints tables on standard error and one JSON object on
+The weights of Pythia's sizes are random, so their acceptance would mean nothing. A draft model of two layers
+is run for its time, and its tokens are replaced so that each is right with the probability that was measured
+on the embedded pair. Prints tables on standard error and one JSON object on
 standard output. Needs torch and transformers (extra `parity`).
 """
 
@@ -20,7 +20,6 @@ import platform
 import statistics
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
@@ -30,33 +29,30 @@ import numpy as np
 import torch
 import transformers
 
-from cspd_jax import models, text
+from cspd_jax import models
+from cspd_jax._utils.timing import seconds_in_turns
 from cspd_jax.converters import hf_lm
 from cspd_jax.data.text import documents
 from cspd_jax.networks.lm import LM
 from cspd_jax.networks.quantised import bytes_in_memory, quantise
-from cspd_jax.text import ModelDrafter, PromptLookup
-from cspd_jax.text.comparison import Draft, Generation, cost_of_a_draft, run
+from cspd_jax.text import Drafting, ModelDrafter, PromptLookup, Sampling, speedup
+from cspd_jax.text.comparison import Request, draft_cost
+from cspd_jax.text.protocol import bound
 from cspd_jax.tokenizers import ByteTokenizer
 
 GAMMAS = (2, 3, 4, 6)
 PYTHIA = {"vocab_size": 50304, "hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072}
 
 
-def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+def say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def seconds_of(calls: dict[str, Any], repeats: int) -> dict[str, float]:
-    """The median time of each call, taken in turn, after one that compiles."""
-    times = {name: [] for name in calls}
-    for repeat in range(repeats + 1):
-        for name, call in calls.items():
-            start = time.perf_counter()
-            jax.block_until_ready(call())
-            if repeat:
-                times[name].append(time.perf_counter() - start)
-    return {name: statistics.median(values) for name, values in times.items()}
+    """The median time of each call, measured in turns after a run that compiles."""
+    for call in calls.values():
+        jax.block_until_ready(call())
+    return {name: statistics.median(found) for name, found in seconds_in_turns(calls, repeats).items()}
 
 
 def held_out_prompts(count: int, length: int = 64) -> list[list[int]]:
@@ -101,9 +97,8 @@ def theirs_generate(model, prompts, count: int, assistant=None, gamma: int = 4):
         return model.generate(ids, attention_mask=torch.ones_like(ids), **options)[:, ids.shape[1] :]
 
 
-def ours(target, params, prompts, count, draft=None, gamma=4, **options) -> Generation:
-    options = {"temperature": 0.0, "max_new_tokens": count, "stop_ids": (), **options}
-    return Generation(target, params, prompts, options, draft, gamma)
+def ours(target, prompts, count, **options) -> Request:
+    return Request(None, target, prompts, max_new_tokens=count, stop_ids=(), **options)
 
 
 def row(name: str, batch: int, seconds: float, tokens: int, base: float, **more) -> dict:
@@ -116,9 +111,9 @@ def row(name: str, batch: int, seconds: float, tokens: int, base: float, **more)
 def speculative_rows(found: dict, seconds: dict, tokens: int, base: float, batch: int, costs: dict):
     """The rows of our speculative cells, with what the formula gives for the same acceptance and cost."""
     rows = []
-    for name, generation in found.items():
-        info = text.summarise(run(generation, None))
-        factor = float(text.speedup(info.acceptance, generation.gamma, costs[name]))
+    for name, request in found.items():
+        info = request.run().info
+        factor = float(speedup(info.acceptance, request.gamma, costs[name]))
         measured = seconds["ours plain"] / seconds[name]
         rows.append(row(name, batch, seconds[name], tokens, base, acceptance=info.acceptance,
                         tokens_per_pass=info.tokens_per_pass, cost=costs[name], over_plain=measured,
@@ -133,46 +128,48 @@ def embedded(repeats: int, count: int = 128) -> list[dict]:
     for batch in (1, 8):
         say(f"embedded pair, {batch} rows of {count} new tokens behind held-out text, greedy, float32")
         prompts = held_out_prompts(batch)
-        plain = ours(target.model, target.params, prompts, count)
+        plain = ours(target, prompts, count)
         found = {
-            f"ours, {rule}, gamma {gamma}": ours(target.model, target.params, prompts, count,
-                                                 Draft(small.model, small.params, rule), gamma)
-            for rule, gamma in [("block", g) for g in GAMMAS]
-        }  # fmt: skip
+            f"ours, block, gamma {g}": ours(target, prompts, count, drafter=small, gamma=g) for g in GAMMAS
+        }
         calls = {"transformers": lambda prompts=prompts: theirs_generate(their_target, prompts, count)}
         if batch == 1:
             for gamma in GAMMAS:
                 calls[f"transformers, assisted, gamma {gamma}"] = lambda prompts=prompts, gamma=gamma: (
                     theirs_generate(their_target, prompts, count, their_draft, gamma)
                 )
-        calls["ours plain"] = lambda plain=plain: run(plain, None)
-        calls |= {name: (lambda g=g: run(g, None)) for name, g in found.items()}
+        calls["ours plain"] = plain.run
+        calls |= {name: request.run for name, request in found.items()}
         seconds, tokens = seconds_of(calls, repeats), batch * count
         base = seconds["transformers"]
         rows += [row(n, batch, seconds[n], tokens, base) for n in calls if n not in found]
-        costs = dict.fromkeys(found, cost_of_a_draft(next(iter(found.values())), count, repeats))
+        costs = dict.fromkeys(found, draft_cost(next(iter(found.values())), count, repeats))
         rows += speculative_rows(found, seconds, tokens, base, batch, costs)
-        same = np.asarray(run(plain, None).tokens)[:, len(prompts[0]) :] == calls["transformers"]().numpy()
+        same = np.asarray(plain.run().tokens)[:, len(prompts[0]) :] == calls["transformers"]().numpy()
         say(f"  tokens that both libraries agree on: {same.mean():.4f}")
     return rows
 
 
 @dataclasses.dataclass(frozen=True)
 class Replayed:
-    """A draft model run for its time; its tokens are `right` ones with a given probability. Parameters:
-    (the model's, right [B, N], use [B, N] bool)."""
+    """A draft model that is run for its time, while each of its tokens is right with a given probability.
+
+    Parameters: (the model's, right [B, N] tokens, use [B, N] whether to propose them).
+    """
 
     inner: ModelDrafter
 
-    def begin(self, params, prompts, lengths, max_len):
-        return self.inner.begin(params[0], prompts, lengths, max_len)
+    def begin(self, params, prompts, max_len):
+        return self.inner.begin(params[0], prompts, max_len)
 
-    def draft(self, params, state, wanted):
+    def draft(self, params, state, request):
         weights, right, use = params
-        drafts, state = self.inner.draft(weights, state, wanted)
-        at = wanted.length[:, None] + jnp.arange(wanted.most)
+        drafts, state = self.inner.draft(weights, state, request)
+        at = request.length[:, None] + jnp.arange(request.max_gamma)
         take = lambda a: jnp.take_along_axis(a, jnp.minimum(at, a.shape[1] - 1), axis=1)
-        wrong = (take(right) + 1 + drafts.tokens % 2) % wanted.ids  # so that the draft is not optimised away
+        wrong = (
+            take(right) + 1 + drafts.tokens % 2
+        ) % request.num_ids  # so that the draft is not optimised away
         return drafts._replace(tokens=jnp.where(take(use), take(right), wrong)), state
 
 
@@ -194,26 +191,24 @@ def pythia(repeats: int, acceptance: float, count: int = 32) -> list[dict]:
         say(f"Pythia-160m's sizes, random weights, {batch} rows of {count} new tokens, greedy, float32;"
             f" acceptance {acceptance:.3f} replayed from the embedded pair")  # fmt: skip
         prompts = np.random.default_rng(0).integers(0, 50_000, (batch, 64)).tolist()
-        plain = ours(target.model, target.params, prompts, count)
-        right = run(plain, None).tokens
+        plain = ours(target, prompts, count)
+        right = plain.run().tokens
         use = jax.random.bernoulli(jax.random.key(1), acceptance, right.shape)
-        drafter, params = Replayed(ModelDrafter(draft_model)), (draft_params, right, use)
+        drafter = Drafting(Replayed(ModelDrafter(draft_model)), (draft_params, right, use))
         found = {
-            f"ours, block, gamma {gamma} (replayed)": ours(
-                target.model, target.params, prompts, count, Draft(drafter, params, "block"), gamma
-            )
-            for gamma in GAMMAS
+            f"ours, block, gamma {g} (replayed)": ours(target, prompts, count, drafter=drafter, gamma=g)
+            for g in GAMMAS
         }
         calls = {
             "transformers": lambda prompts=prompts: theirs_generate(their_target, prompts, count),
-            "ours plain": lambda plain=plain: run(plain, None),
+            "ours plain": plain.run,
         }
-        calls |= {name: (lambda g=g: run(g, None)) for name, g in found.items()}
+        calls |= {name: request.run for name, request in found.items()}
         seconds, tokens = seconds_of(calls, repeats), batch * count
         base = seconds["transformers"]
         rows += [row(n, batch, seconds[n], tokens, base) for n in ("transformers", "ours plain")]
-        alone = ours(target.model, target.params, prompts, count, Draft(draft_model, draft_params, "block"))
-        costs = dict.fromkeys(found, cost_of_a_draft(alone, count, repeats))
+        alone = ours(target, prompts, count, drafter=(draft_model, draft_params))
+        costs = dict.fromkeys(found, draft_cost(alone, count, repeats))
         rows += speculative_rows(found, seconds, tokens, base, batch, costs)
     return rows
 
@@ -221,26 +216,25 @@ def pythia(repeats: int, acceptance: float, count: int = 32) -> list[dict]:
 def drafts(count: int = 128, batch: int = 8, gamma: int = 4) -> list[dict]:
     """Bytes in memory and acceptance of every kind of draft, greedy and sampled."""
     target, small = models.load_text("text-default"), models.load_text("text-default-draft")
+    network, params = bound(target)
     kinds = {
-        "the distilled draft": (small.model, small.params),
-        "int8": (target.model, quantise(target.params, 8)),
-        "int4": (target.model, quantise(target.params, 4)),
-        "lookup": (PromptLookup(), None),
+        "the distilled draft": small,
+        "int8": (network, quantise(params, 8)),
+        "int4": (network, quantise(params, 4)),
+        "lookup": PromptLookup(),
     }
     say(
         f"drafts for the embedded target ({bytes_in_memory(target.params):,} bytes), {batch} rows,"
         f" gamma {gamma}"
     )
     rows = []
-    for name, (drafter, params) in kinds.items():
+    for name, drafter in kinds.items():
+        size = 0 if name == "lookup" else bytes_in_memory(bound(drafter)[1])
         for temperature in (0.0, 1.0):
-            options = {"temperature": temperature}
-            if temperature:
-                options["keys"] = jax.random.key(0)
-            made = ours(target.model, target.params, held_out_prompts(batch), count,
-                        Draft(drafter, params, "block"), gamma, **options)  # fmt: skip
-            info = text.summarise(run(made, None))
-            rows.append({"draft": name, "temperature": temperature, "bytes": bytes_in_memory(params),
+            options = {"drafter": drafter, "gamma": gamma, "sampling": Sampling(temperature)}
+            request = ours(target, held_out_prompts(batch), count, **options)
+            info = dataclasses.replace(request, key=jax.random.key(0)).run().info
+            rows.append({"draft": name, "temperature": temperature, "bytes": size,
                          "acceptance": info.acceptance, "tokens_per_pass": info.tokens_per_pass})  # fmt: skip
             say(f"  {name}, temperature {temperature:g}: {rows[-1]['bytes']:,} bytes, acceptance"
                 f" {info.acceptance:.3f}, {info.tokens_per_pass:.2f} tokens per target pass")  # fmt: skip

@@ -64,17 +64,24 @@ class ImageModel:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TextModel:
-    """A language model with its parameters; the fields are those of `ImageModel`."""
+    """A language model with its parameters.
+
+    name: what it was loaded by.
+    network: its pure functions, static under jit.
+    params: pytree of arrays.
+    metadata: the rest of its config.json.
+    folder: its checkpoint's, if it has one.
+    """
 
     name: str
-    model: LM
+    network: LM
     params: Any
-    metadata: dict[str, Any]
+    metadata: dict[str, Any] = dataclasses.field(default_factory=dict)
     folder: Path | None = None
 
     @property
     def config(self) -> LMConfig:
-        return self.model.config
+        return self.network.config
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -1,7 +1,7 @@
-"""Text as bytes: the vocabulary of the embedded language models.
+"""From text to the ids of a language model and back: by a tokenizer.json of its own, or as bytes.
 
-Ids 0..255 are the bytes of UTF-8; `END_OF_TEXT` begins a text and ends it; `MASK` stands for a byte to be
-found, in masked-diffusion models only.
+The models that come with the package read bytes: ids 0..255 are the bytes of UTF-8, `END_OF_TEXT` begins and
+ends a text, and `MASK` stands for a byte to be found, in masked-diffusion models only.
 """
 
 from __future__ import annotations
@@ -19,44 +19,43 @@ MASK = 257
 CAUSAL_SIZE = 257
 MASKED_SIZE = 258
 
+_PLACES = ("tokenizer/tokenizer.json", "tokenizer.json")  # in our checkpoint folders, and in Hugging Face's
 
-class ByteTokenizer:
+
+class Tokenizer(Protocol):
     """Encodes and decodes whole texts."""
 
+    def encode(self, text: str) -> list[int]: ...
+
+    def decode(self, ids: Sequence[int]) -> str: ...
+
+
+class ByteTokenizer:
+    """Text as the bytes of UTF-8."""
+
     def encode(self, text: str, begin: bool = True) -> list[int]:
-        """The bytes of a text, after the id that begins one unless `begin` is false."""
+        """The bytes of a text, preceded by END_OF_TEXT unless `begin` is false."""
         return [END_OF_TEXT] * begin + list(text.encode("utf-8", errors="surrogatepass"))
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Bytes that are no UTF-8 become replacement characters; ids that are no bytes are left out."""
+        """Invalid UTF-8 becomes replacement characters, and ids that are not bytes are left out."""
         stream = StreamDecoder()
         return stream.feed(ids) + stream.finish()
 
 
 class StreamDecoder:
-    """Decodes ids as they come: a character appears when its last byte has arrived."""
+    """Decodes ids as they come; a character appears when its last byte has arrived."""
 
     def __init__(self):
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def feed(self, ids: Iterable[int]) -> str:
-        """The text that these ids complete."""
+        """The characters that these ids complete."""
         return self._decoder.decode(bytes(i for i in ids if 0 <= i < END_OF_TEXT))
 
     def finish(self) -> str:
-        """What is left when no more ids come: a replacement character for a half character."""
+        """What is left at the end: a replacement character if a character is incomplete."""
         return self._decoder.decode(b"", final=True)
-
-
-# From text to a language model's ids and back: its own tokenizer.json, or bytes.
-
-_PLACES = ("tokenizer/tokenizer.json", "tokenizer.json")  # in our folders, and in Hugging Face's
-
-
-class Tokenizer(Protocol):
-    def encode(self, text: str) -> list[int]: ...
-
-    def decode(self, ids: Sequence[int]) -> str: ...
 
 
 class FileTokenizer:
@@ -72,15 +71,15 @@ class FileTokenizer:
         try:
             self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
         except Exception as error:  # the package raises bare ones
-            raise UserError(f"{path} is not a tokenizer ({error})") from None
+            raise UserError(f"{path} cannot be read as a tokenizer ({error})") from None
         self._path, self._known_ids = path, known_ids
 
     def encode(self, text: str) -> list[int]:
         ids = self._tokenizer.encode(text).ids
         if ids and max(ids) >= self._known_ids:
             raise UserError(
-                f"{self._path} gives id {max(ids)}, but the model knows {self._known_ids} ids:"
-                " they do not belong together"
+                f"{self._path} gives id {max(ids)}, but the model has {self._known_ids} ids: this tokenizer"
+                " is not the model's"
             )
         return ids
 
@@ -89,7 +88,7 @@ class FileTokenizer:
 
 
 def load_tokenizer(model: TextModel) -> Tokenizer | None:
-    """The model's own; None if it has none, so that only ids can be given to it."""
+    """The model's own tokenizer; None if it has none, so that it only takes ids."""
     if model.folder is not None:
         for place in _PLACES:
             if (path := Path(model.folder) / place).is_file():
@@ -100,7 +99,7 @@ def load_tokenizer(model: TextModel) -> Tokenizer | None:
 
 
 def pieces(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
-    """What each id adds to the text: "" where a character is not complete yet. Together they are the text."""
+    """What each id adds to the text, "" while a character is incomplete. Joined, they are the text."""
     whole, found = "", []
     start = 0
     for i in range(len(ids)):
@@ -109,6 +108,6 @@ def pieces(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
         found.append(text[len(whole) :] if complete else "")
         if complete:
             whole = text
-            if not text[-1:].isspace() and i - start >= 64:  # what stands far back does not matter any more
+            if not text[-1:].isspace() and i - start >= 64:  # ids far back no longer matter
                 start, whole = i, tokenizer.decode(ids[i : i + 1])
     return found

@@ -11,9 +11,10 @@ import numpy as np
 import tiny
 
 from cspd_jax.masked import stepwise
-from cspd_jax.masked.canvas import canvas_of
+from cspd_jax.masked.canvas import make_canvas
 from cspd_jax.networks.lm import LM, abstract_params
 from cspd_jax.networks.lm_config import LMConfig
+from cspd_jax.text import Prompts
 
 V, MASK, PLACES = 12, 10, 11
 LLADA = LMConfig(
@@ -37,8 +38,8 @@ def canvas(family="llada", seed=0, rows=8, block=4, places=PLACES, temperature=0
     lengths = random.integers(1, 7, rows)
     prompts = random.integers(0, MASK, (rows, 6))
     keys = jax.random.split(jax.random.key(seed), rows) if temperature else None
-    return canvas_of(
-        LM(config, jnp.float64), params_of(config, seed), prompts, jnp.asarray(lengths), places, block,
+    return make_canvas(
+        LM(config, jnp.float64), params_of(config, seed), Prompts(prompts, lengths), places, block,
         temperature=temperature, keys=keys, **options,
     )  # fmt: skip
 
@@ -51,4 +52,4 @@ def make(family, seed, block, cached, temperature, guided):
 @functools.cache
 def reference(family, seed, block, cached, temperature, guided):
     with jax.enable_x64(True):
-        return stepwise.stepwise(make(family, seed, block, cached, temperature, guided))
+        return stepwise.run(make(family, seed, block, cached, temperature, guided))

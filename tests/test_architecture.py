@@ -12,7 +12,7 @@ ROOMS = {
     "helpers": (r"_utils(\.(files|timing|chunks|compilation))?", ("errors",)),
     "diffusion": (r"diffusion(\..*)?", ("errors",)),
     "coupling": (r"coupling(\..*)?", ("errors", "diffusion")),
-    "keys": (r"_utils\.random", ("coupling",)),
+    "keys": (r"_utils\.random", ("errors", "coupling")),
     "algorithms": (
         r"image\.(protocol|reveal|plain|chain_drafters|chain_speculation|speculation(\..*)?|released(\..*)?)"
         r"|text\.(protocol|sampling|drafters|rules|rounds|state|prompts)"

@@ -110,7 +110,7 @@ def test_batches_do_not_change_the_images(model, batch):
 def test_old_keys_and_one_key_each(model):
     tokens, _ = generation.generate(jax.random.PRNGKey(3), model, LABELS, **FAST)
     np.testing.assert_array_equal(tokens, generation.generate(KEY, model, LABELS, **FAST)[0])
-    with pytest.raises(UserError, match="4 labels and keys of shape"):
+    with pytest.raises(UserError, match="4 rows and keys of shape"):
         generation.generate(row_keys(KEY, 3), model, LABELS)
 
 

@@ -1,4 +1,4 @@
-"""The reference of masked-diffusion decoding: the rule by hand, its law, the cache, the schedules."""
+"""The reference of masked-diffusion decoding: the rule by hand, its draws, the cache, the schedules."""
 
 from __future__ import annotations
 
@@ -14,36 +14,39 @@ from masked_models import CONFIGS, MASK, PLACES, V, canvas, make, reference
 
 from cspd_jax.masked import passes, stepwise
 from cspd_jax.masked.canvas import window_at
-from cspd_jax.masked.stepwise import candidates
+from cspd_jax.masked.rule import candidates
 from cspd_jax.text.sampling import gumbel
 
 pytestmark = pytest.mark.usefixtures("float64")
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def forward(model, params, tokens):
-    return model.forward(params, tokens[None])[0]
+def forward(network, params, tokens):
+    return network.forward(params, tokens[None])[0]
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def apply(model, params, tokens, positions, cache):
-    logits, cache = model.apply(params, tokens[None], positions[None], cache)
+def apply(network, params, tokens, positions, cache):
+    logits, cache = network.apply(params, tokens[None], positions[None], cache)
     return logits[0], cache
+
+
+refresh, whole_pass = jax.jit(passes.refresh), jax.jit(passes.whole)
 
 
 def block_logits(c, prompt, text, first, last, begins, cache):
     """Logits of places first..last - 1 [last - first, V], and the cache; a shifted model's hidden state i - 1
     tells of place i, and inside a block a cached pass has none for its first place."""
-    model, start, shift = c.model, len(prompt), int(c.model.config.shifted)
+    network, start, shift = c.network, len(prompt), int(c.network.config.shifted)
     tokens = np.concatenate([prompt, text])
     if not c.cached:
-        return np.array(forward(model, c.params, tokens)[start + first : start + last]), None
+        return np.array(forward(network, c.params, tokens)[start + first : start + last]), None
     if begins:
-        cache = model.empty_cache(1, len(tokens))
-        logits, cache = apply(model, c.params, tokens, np.arange(len(tokens)), cache)
+        cache = network.empty_cache(1, len(tokens))
+        logits, cache = apply(network, c.params, tokens, np.arange(len(tokens)), cache)
         return np.array(logits[start + first - shift : start + last - shift]), cache
     own = slice(start + first, start + last)
-    logits, _ = apply(model, c.params, tokens[own], np.arange(len(tokens))[own], cache)
+    logits, _ = apply(network, c.params, tokens[own], np.arange(len(tokens))[own], cache)
     return np.array(jnp.roll(logits, shift, axis=0)), cache
 
 
@@ -64,14 +67,14 @@ def by_hand(c, row):
         best = -1.0
         for place, of_place in zip(range(first, last), np.array(logits)):
             of_place[[MASK, V - 1]] = -np.inf
-            law = np.exp(of_place) / np.exp(of_place).sum()
+            probs = np.exp(of_place) / np.exp(of_place).sum()
             if c.keys is not None:
                 key = jax.random.fold_in(jax.random.fold_in(c.keys[row], step), place)
                 of_place = of_place + c.temperature * gumbel(key, V, of_place.dtype)
             token = np.argmax(of_place)
-            only_first = c.cached and c.model.config.shifted and begins
-            if text[place] == MASK and law[token] > best and (place == first or not only_first):
-                best, where, what = law[token], place, token
+            only_first = c.cached and c.network.config.shifted and begins
+            if text[place] == MASK and probs[token] > best and (place == first or not only_first):
+                best, where, what = probs[token], place, token
         text[where], order[where] = what, step
     return text, order
 
@@ -94,8 +97,10 @@ def test_the_reference_is_the_rule(family, cached, temperature, guided):
     for row in range(2):
         text, order = by_hand(c, row)
         np.testing.assert_array_equal(found.text[row], text)
-        np.testing.assert_array_equal(found.steps[row], order)
-    assert found.passes == (3 if cached else PLACES) and found.passes + found.block_passes == PLACES
+        np.testing.assert_array_equal(found.order[row], order)
+    whole, in_block, rows = found.info.calls
+    assert whole == (3 if cached else PLACES) and whole + in_block == PLACES
+    assert rows == PLACES * 8 * (2 if guided else 1)
 
 
 def test_confidence_is_as_fine_as_a_probability():
@@ -108,8 +113,8 @@ def test_confidence_is_as_fine_as_a_probability():
     np.testing.assert_allclose(found.confidence, jax.nn.log_softmax(allowed)[..., 3], atol=1e-6)
 
 
-def test_temperature_law_of_one_token():
-    """A place's token has the law softmax(logits / temperature), by Gumbel noise: 20000 keys, one place."""
+def test_temperature_of_one_token():
+    """A place's token is drawn from softmax(logits / temperature), by Gumbel noise: 20000 keys, one place."""
     rows, c = 20_000, canvas(rows=1, places=1, block=1)
     tiled = dataclasses.replace(
         c,
@@ -119,12 +124,12 @@ def test_temperature_law_of_one_token():
         keys=jax.random.split(jax.random.key(5), rows),
         temperature=jnp.float64(1.7),
     )
-    text = np.asarray(stepwise.stepwise(tiled).text)[:, 0]
-    logits = np.array(passes.whole(c, window_at(c, c.empty(), 1), c.empty()[:, None]))[0, 0, 0]
+    text = np.asarray(stepwise.run(tiled).text)[:, 0]
+    logits = np.array(whole_pass(c, window_at(c, c.empty(), 1), c.empty()[:, None]))[0, 0, 0]
     logits[[MASK, V - 1]] = -np.inf
     for temperature, right in ((1.7, True), (1.0, False)):
-        law = np.exp(logits / temperature)
-        p = counts_p_value(np.bincount(text, minlength=V), law / law.sum())
+        probs = np.exp(logits / temperature)
+        p = counts_p_value(np.bincount(text, minlength=V), probs / probs.sum())
         assert (p > FALSE_ALARM) == right
 
 
@@ -136,15 +141,15 @@ def test_cached_is_another_sampler_and_its_first_logits_are_the_same():
         text = c.empty().at[:, :5].set(3).at[:, 6].set(1)
         window = window_at(c, text, 4)
         assert np.all(window.places[:, 0] == 4)
-        logits, cache = passes.refresh(c, window, text, passes.empty_cache(c), jnp.ones(8, bool))
-        whole = passes.whole(c, window, text[:, None])[:, 0]
+        logits, cache = refresh(c, window, text, passes.empty_cache(c), jnp.ones(8, bool))
+        whole = whole_pass(c, window, text[:, None])[:, 0]
         exists = np.asarray(window.exists)
         np.testing.assert_allclose(np.asarray(logits)[exists], np.asarray(whole)[exists], atol=1e-11)
-        two = passes.beside(c, window, jnp.stack([text, text], 1), cache)
-        first = int(c.model.config.shifted)  # its first place has no logits there
+        two = jax.jit(passes.beside)(c, window, jnp.stack([text, text], 1), cache)
+        first = int(c.network.config.shifted)  # its first place has no logits there
         np.testing.assert_allclose(two[:, 0, first:], whole[:, first:], atol=1e-11)
         np.testing.assert_array_equal(two[:, 0], two[:, 1])
-        kept = passes.refresh(c, window, text * 0, cache, jnp.zeros(8, bool))[1]
+        kept = refresh(c, window, text * 0, cache, jnp.zeros(8, bool))[1]
         jax.tree.map(np.testing.assert_array_equal, kept, cache)
         other = reference(family, 0, 4, True, 0.0, False).text
         differ += np.any(np.asarray(other) != np.asarray(reference(family, 0, 4, False, 0.0, False).text))
@@ -163,12 +168,12 @@ def test_quotas():
 def test_schedules():
     """One token per step is the stepwise reference; several are lossy, and fill each block in turn."""
     c = canvas()
-    one = stepwise.scheduled(c, jnp.asarray(stepwise.llada_quotas(PLACES, 4, 12)))
+    one = stepwise.run(c, jnp.asarray(stepwise.llada_quotas(PLACES, 4, 12)))
     np.testing.assert_array_equal(one.text, reference("llada", 0, 4, False, 0.0, False).text)
     quotas = stepwise.llada_quotas(PLACES, 4, 6)
-    several = stepwise.scheduled(c, jnp.asarray(quotas))
-    assert np.all(np.asarray(several.text) != MASK) and several.passes == 6
+    several = stepwise.run(c, jnp.asarray(quotas))
+    assert np.all(np.asarray(several.text) != MASK) and several.info.calls.whole_passes == 6
     for step, quota in enumerate(quotas):
-        assert np.all((np.asarray(several.steps) == step).sum(1) == quota)
-    assert np.all(np.asarray(several.steps)[:, :4].max(1) < np.asarray(several.steps)[:, 4:].min(1))
+        assert np.all((np.asarray(several.order) == step).sum(1) == quota)
+    assert np.all(np.asarray(several.order)[:, :4].max(1) < np.asarray(several.order)[:, 4:].min(1))
     assert np.any(np.asarray(several.text) != np.asarray(one.text))

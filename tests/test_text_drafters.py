@@ -1,4 +1,4 @@
-"""What drafters propose: copies found by brute force, and tokens from laws of an uncached model."""
+"""What drafters propose: copies found by brute force, and tokens from distributions of an uncached model."""
 
 import jax
 import jax.numpy as jnp
@@ -6,17 +6,17 @@ import numpy as np
 import pytest
 import text_models
 
-from cspd_jax.text import ModelDrafter, PromptLookup, Sampling, Wanted
+from cspd_jax.text import DraftRequest, ModelDrafter, PromptLookup, Prompts, Sampling
 from cspd_jax.text.sampling import noise_at
 
 MAX_LEN, MOST = 24, 6
 
 
-def wanted(tokens, length, count, **options):
+def request(tokens, length, count, **options):
     """Greedy, with no stop ids, unless options say otherwise."""
     given = {"keys": None, "sampling": Sampling(), "stop_ids": jnp.zeros(0, jnp.int32), "confidence": None}
-    given |= {"most": MOST, "ids": 11, "laws": False} | options
-    return Wanted(*(jnp.asarray(a, jnp.int32) for a in (tokens, length, count)), **given)
+    given |= {"max_gamma": MOST, "num_ids": 11, "needs_log_q": False} | options
+    return DraftRequest(*(jnp.asarray(a, jnp.int32) for a in (tokens, length, count)), **given)
 
 
 def copied(text, longest, shortest, count):
@@ -40,8 +40,8 @@ def test_prompt_lookup(longest, shortest):
     tokens = random.integers(0, ids[:, None], (512, MAX_LEN))
     length, count = random.integers(1, MAX_LEN + 1, 512), random.integers(0, MOST + 1, 512)
     lookup = PromptLookup(longest, shortest)
-    assert lookup.begin(None, tokens, length, MAX_LEN) is None
-    drafts, _ = jax.jit(lambda *given: lookup.draft(None, None, wanted(*given)))(tokens, length, count)
+    assert lookup.begin(None, Prompts(tokens, length), MAX_LEN) is None
+    drafts, _ = jax.jit(lambda *given: lookup.draft(None, None, request(*given)))(tokens, length, count)
     assert drafts.tokens.shape == (512, MOST) and drafts.log_q is None
     without = 0
     for row in range(512):
@@ -52,7 +52,7 @@ def test_prompt_lookup(longest, shortest):
     assert 10 < without < 400
 
 
-def test_drafts_of_a_model_follow_its_laws():
+def test_drafts_of_a_model_follow_its_distributions():
     """Sampled with the noise of each position, up to a stop id or a token of low confidence."""
     lm = text_models.model(11, padding=3, dtype=jnp.float32)
     params, limit, stop = text_models.params(lm), 0.4, 4
@@ -64,9 +64,9 @@ def test_drafts_of_a_model_follow_its_laws():
 
     @jax.jit
     def run(tokens, length, count, keys):
-        cache = drafter.begin(params, jnp.asarray(tokens[:, :8]), length, MAX_LEN)
+        cache = drafter.begin(params, Prompts(jnp.asarray(tokens[:, :8]), length), MAX_LEN)
         given = {"keys": keys, "sampling": sampling, "stop_ids": jnp.array([stop]), "confidence": limit}
-        return drafter.draft(params, cache, wanted(tokens, length, count, laws=True, **given))[0]
+        return drafter.draft(params, cache, request(tokens, length, count, needs_log_q=True, **given))[0]
 
     drafts = jax.tree.map(np.asarray, run(np.maximum(tokens, 0), length, count, keys))
     after = length[:, None] + np.arange(MOST)
@@ -78,12 +78,12 @@ def test_drafts_of_a_model_follow_its_laws():
     ended_early = 0
     for row in rows:
         for i in range(drafts.count[row]):
-            law = text_models.law(logits[row, i], 1.2, 9)
-            np.testing.assert_allclose(np.exp(drafts.log_q[row, i]), law, atol=1e-5)
+            probs = text_models.probabilities(logits[row, i], 1.2, 9)
+            np.testing.assert_allclose(np.exp(drafts.log_q[row, i]), probs, atol=1e-5)
             drawn = drafts.tokens[row, i]
             with np.errstate(divide="ignore"):
-                assert drawn == np.argmax(np.log(law) + noise[row, i])
-            last = drawn == stop or text_models.law(logits[row, i])[drawn] < limit
+                assert drawn == np.argmax(np.log(probs) + noise[row, i])
+            last = drawn == stop or text_models.probabilities(logits[row, i])[drawn] < limit
             assert last == (i + 1 == drafts.count[row]) or i + 1 == count[row]
             ended_early += last and i + 1 < count[row]
         assert drafts.count[row] <= count[row] and not drafts.tokens[row, count[row] :].any()

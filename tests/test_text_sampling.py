@@ -1,4 +1,4 @@
-"""The law that tokens are drawn from, against sorting in numpy; and the draws.
+"""The distribution that tokens are drawn from, against sorting in numpy; and the draws.
 
 Fixed seeds; the false-alarm rate of every sampled test is at most 1e-4 (see `laws`).
 """
@@ -10,11 +10,11 @@ import pytest
 import text_models
 from laws import FALSE_ALARM, counts_p_value
 
-from cspd_jax.text import Sampling, expected_tokens, log_law, speedup
-from cspd_jax.text.sampling import Purpose, choose, fit, noise_at, round_keys
+from cspd_jax.text import Sampling, expected_tokens, log_probs, speedup
+from cspd_jax.text.sampling import Purpose, fit_vocabulary, gumbel_max, noise_at, round_keys
 
 LOGITS = 3 * np.random.default_rng(0).standard_normal((4, 3, 50)).astype(np.float32)
-of_logits = jax.jit(log_law)
+of_logits = jax.jit(log_probs)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.3, 1.0, 2.5])
@@ -27,7 +27,7 @@ def test_temperature_then_top_k_then_top_p(temperature, top_k, top_p, wide):
         logits = LOGITS.astype(np.float64 if wide else np.float32)
         found = of_logits(logits, Sampling(*map(number, (temperature, top_k, top_p))))
         assert found.dtype == logits.dtype
-    expected = np.apply_along_axis(text_models.law, -1, LOGITS, temperature, top_k, top_p)
+    expected = np.apply_along_axis(text_models.probabilities, -1, LOGITS, temperature, top_k, top_p)
     np.testing.assert_allclose(np.exp(found), expected, atol=2e-6)
 
 
@@ -36,32 +36,32 @@ def test_every_row_may_have_numbers_of_its_own():
     found = of_logits(LOGITS, Sampling(*map(jnp.asarray, (temperature, top_k, top_p))))
     for row in range(4):
         options = temperature[row], top_k[row], top_p[row]
-        expected = np.apply_along_axis(text_models.law, -1, LOGITS[row], *options)
+        expected = np.apply_along_axis(text_models.probabilities, -1, LOGITS[row], *options)
         np.testing.assert_allclose(np.exp(found[row]), expected, atol=2e-6)
 
 
 def test_ties_and_extremes():
     logits = jnp.array([[1.0, 3.0, 3.0, -jnp.inf, 2.0, 2.0]])
-    law = lambda *options: np.exp(of_logits(logits, Sampling(*map(jnp.asarray, options))))[0]
-    np.testing.assert_array_equal(np.exp(log_law(logits, Sampling()))[0], np.eye(6)[1])
-    np.testing.assert_array_equal(law(0.0), np.eye(6)[1])
-    np.testing.assert_array_equal(law(1e-37), [0, 0.5, 0.5, 0, 0, 0])
-    np.testing.assert_array_equal(law(1.0, 1), [0, 0.5, 0.5, 0, 0, 0])
-    np.testing.assert_array_equal(law(1.0, 3) > 0, [0, 1, 1, 0, 1, 1])
-    np.testing.assert_array_equal(law(1.0, 6, 1e-9), [0, 0.5, 0.5, 0, 0, 0])
-    assert np.isfinite(law(1e30, 6, 1.0)).all()
+    probs = lambda *options: np.exp(of_logits(logits, Sampling(*map(jnp.asarray, options))))[0]
+    np.testing.assert_array_equal(np.exp(log_probs(logits, Sampling()))[0], np.eye(6)[1])
+    np.testing.assert_array_equal(probs(0.0), np.eye(6)[1])
+    np.testing.assert_array_equal(probs(1e-37), [0, 0.5, 0.5, 0, 0, 0])
+    np.testing.assert_array_equal(probs(1.0, 1), [0, 0.5, 0.5, 0, 0, 0])
+    np.testing.assert_array_equal(probs(1.0, 3) > 0, [0, 1, 1, 0, 1, 1])
+    np.testing.assert_array_equal(probs(1.0, 6, 1e-9), [0, 0.5, 0.5, 0, 0, 0])
+    assert np.isfinite(probs(1e30, 6, 1.0)).all()
     np.testing.assert_array_equal(
-        fit(logits, 2, 4), [[1.0, 3.0, -np.inf, -np.inf]]
+        fit_vocabulary(logits, 2, 4), [[1.0, 3.0, -np.inf, -np.inf]]
     )  # a draft that has fewer ids than the target
-    np.testing.assert_array_equal(fit(logits, 6, 4), logits[:, :4])
+    np.testing.assert_array_equal(fit_vocabulary(logits, 6, 4), logits[:, :4])
 
 
-def test_draws_follow_the_law():
-    """N = 50 000, with one id of probability 1e-3 and one of 0; another law is refuted."""
+def test_draws_follow_the_distribution():
+    """N = 50 000, with one id of probability 1e-3 and one of 0; another distribution is refuted."""
     p = np.array([0.5, 0.001, 0.3, 0.0, 0.199])
     keys = jax.random.split(jax.random.key(0), 50_000)
     with np.errstate(divide="ignore"):
-        drawn = choose(jnp.log(p), noise_at(keys, jnp.full(len(keys), 9), 5, jnp.float32))
+        drawn = gumbel_max(jnp.log(p), noise_at(keys, jnp.full(len(keys), 9), 5, jnp.float32))
     counts = np.bincount(drawn, minlength=5)
     assert counts_p_value(counts, p) > FALSE_ALARM
     assert counts_p_value(counts, [0.48, 0.001, 0.32, 0.0, 0.199]) <= FALSE_ALARM

@@ -283,7 +283,7 @@ def test_a_masked_model_begins_with_a_causal_one(tied):
     tokens = np.array([[7], [END_OF_TEXT]])
     logits = LM(masked).forward(params, tokens)
     np.testing.assert_allclose(
-        logits[..., : causal.vocab_size], model.model.forward(model.params, tokens), atol=1e-6
+        logits[..., : causal.vocab_size], model.network.forward(model.params, tokens), atol=1e-6
     )
     np.testing.assert_allclose(logits[..., -1], logits[..., :-1].mean(-1), atol=1e-5)
     assert identical(initial_params(model, causal), model.params)

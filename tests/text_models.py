@@ -1,4 +1,4 @@
-"""Tiny random language models, and their plain decoding: in numpy, without a cache."""
+"""Tiny random language models, and their plain decoding in numpy, without a cache."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import tiny
 
 from cspd_jax.networks.lm import LM, abstract_params
 from cspd_jax.networks.lm_config import LMConfig
+from cspd_jax.text import Prompts
 
 CONFIG = LMConfig(
     family="llama", vocab_size=11, known_ids=11, width=16, depth=1, heads=4, kv_heads=2, head_dim=4,
@@ -24,7 +25,7 @@ def model(ids=11, padding=0, dtype=jnp.float64, **sizes) -> LM:
 
 
 def params(lm: LM, seed=0, scale=1.0):
-    """Weights so large that the laws of two contexts differ much, and greedy text varies."""
+    """Weights so large that the distributions of two contexts differ much, and greedy text varies."""
     tree = tiny.params(abstract_params(lm.config), seed, scale)
     return jax.tree.map(lambda x: np.asarray(x, lm.dtype), tree)
 
@@ -35,21 +36,21 @@ def near(tree, seed=0, scale=0.3):
     return jax.tree.map(lambda x: x + (scale * random.standard_normal(x.shape)).astype(x.dtype), tree)
 
 
-def with_law(lm: LM, law):
-    """Parameters that give every token this law [ids], whatever comes before it."""
+def with_distribution(lm: LM, probs):
+    """Parameters that give every token this distribution [ids], whatever comes before it."""
     tree = jax.tree.map(lambda s: np.zeros(s.shape, lm.dtype), abstract_params(lm.config))
     tree["embed"]["embedding"] += 1
     tree["norm"]["scale"] += 1
-    tree["head"]["kernel"] += np.log(law) / lm.config.width
+    tree["head"]["kernel"] += np.log(probs) / lm.config.width
     return tree
 
 
 def prompts(batch, longest, ids=11, seed=0):
-    """Ids [batch, longest] of lengths [batch] from 1 to longest; what stands after them is no id."""
+    """Ids [batch, longest] of lengths [batch] from 1 to longest, followed by numbers that are not ids."""
     random = np.random.default_rng(seed)
     lengths = random.integers(1, longest + 1, batch)
     tokens = random.integers(0, ids, (batch, longest))
-    return np.where(np.arange(longest) < lengths[:, None], tokens, -7), lengths
+    return Prompts(np.where(np.arange(longest) < lengths[:, None], tokens, -7), lengths)
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -62,7 +63,7 @@ def logits(lm: LM, tree, tokens) -> np.ndarray:
     return np.asarray(_forward(lm, tree, np.maximum(tokens, 0)))[..., : lm.config.known_ids]
 
 
-def law(logits, temperature=1.0, top_k=None, top_p=None) -> np.ndarray:
+def probabilities(logits, temperature=1.0, top_k=None, top_p=None) -> np.ndarray:
     """Probabilities [V] from logits [V], by sorting."""
     x = np.asarray(logits, np.float64)
     if temperature == 0:

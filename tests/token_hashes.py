@@ -1,7 +1,8 @@
 """Fingerprints of the tokens that every method of every family makes at fixed keys, in float64.
 
-    python tests/token_hashes.py            # compares with golden/token_hashes.json
-    python tests/token_hashes.py --write    # replaces it
+    python tests/token_hashes.py                  # compares with golden/token_hashes.json
+    python tests/token_hashes.py text: masked:    # only the cases whose names begin so
+    python tests/token_hashes.py --write          # replaces the file
 
 A change of structure must leave them alone. A change that is meant to draw other tokens (of the same
 distribution) writes them anew and says why. Real numbers are rounded to six decimals, far above the rounding
@@ -136,19 +137,18 @@ IMAGE = {
 }
 
 
-def text_tokens(drafter=None, temperature=0.8, draft_scale=0.3, **options):
+def text_tokens(drafter=None, temperature=0.8, top_k=None, top_p=None, draft_scale=0.3, **options):
     model = text_models.model()
     params = text_models.params(model)
-    prompts, lengths = text_models.prompts(4, 5)
     if drafter == "model":
-        options |= {"drafter": model, "draft_params": text_models.near(params, scale=draft_scale)}
+        options["drafter"] = (model, text_models.near(params, scale=draft_scale))
     elif drafter == "lookup":
         options["drafter"] = text.PromptLookup()
-    made = text.generate(
-        model, params, prompts, jnp.asarray(lengths), keys=jax.random.key(5), temperature=temperature,
-        max_new_tokens=12, stop_ids=(3,), **options,
+    tokens, info = text.generate(
+        jax.random.key(5), (model, params), text_models.prompts(4, 5),
+        sampling=text.Sampling(temperature, top_k, top_p), max_new_tokens=12, stop_ids=(3,), **options,
     )  # fmt: skip
-    return made.tokens, made.marks, made.lengths
+    return tokens, info.marks, info.lengths
 
 
 TEXT = {
@@ -168,18 +168,16 @@ TEXT = {
 def masked_tokens(family="llada", method="ssd", temperature=0.0, **options):
     random = np.random.default_rng(7)
     lengths = random.integers(1, 7, 4)
-    prompts = random.integers(0, masked_models.MASK, (4, 6))
+    prompts = masked.Prompts(random.integers(0, masked_models.MASK, (4, 6)), lengths)
     config = masked_models.CONFIGS[family]
-    if temperature:
-        options["keys"] = jax.random.key(6)
     if method == "ssd":
-        options.setdefault("draft_len", 3)
-    made = masked.generate(
-        text_models.LM(config, jnp.float64), masked_models.params_of(config, 0), prompts,
-        jnp.asarray(lengths), method=method, new_tokens=masked_models.PLACES, block=4,
+        options.setdefault("gamma", 3)
+    model = (text_models.LM(config, jnp.float64), masked_models.params_of(config, 0))
+    tokens, info = masked.generate(
+        jax.random.key(6), model, prompts, method=method, max_new_tokens=masked_models.PLACES, block=4,
         temperature=temperature, **options,
     )  # fmt: skip
-    return made.text, made.steps, made.rounds
+    return tokens, info.steps, info.rounds
 
 
 MASKED = {
@@ -190,7 +188,7 @@ MASKED = {
     "ssd, cached": lambda: masked_tokens(cached=True),
     "ssd, Dream": lambda: masked_tokens("dream", temperature=0.7),
     "ssd, Dream, cached": lambda: masked_tokens("dream", cached=True),
-    "ssd, top-k (lossy)": lambda: masked_tokens(top_k=3),
+    "ssd, top-k (lossy)": lambda: masked_tokens(accept_top_k=3),
     "schedule (lossy)": lambda: masked_tokens(method="schedule", steps=6),
     "schedule, Dream (lossy)": lambda: masked_tokens("dream", method="schedule", steps=6),
 }
@@ -225,13 +223,16 @@ def recorded() -> dict[str, str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("prefixes", nargs="*", default=[""], help="only cases whose names begin so")
     parser.add_argument("--write", action="store_true", help="replace the recorded fingerprints")
     args = parser.parse_args()
-    hashes = {name: found(name) for name in CASES}
+    chosen = tuple(args.prefixes)
+    hashes = {name: found(name) for name in CASES if name.startswith(chosen)}
     if args.write:
-        FILE.write_text(json.dumps(hashes, indent=1) + "\n", encoding="utf-8")
+        kept = {} if chosen == ("",) else recorded()
+        FILE.write_text(json.dumps(kept | hashes, indent=1) + "\n", encoding="utf-8")
         return 0
-    before = recorded()
+    before = {name: value for name, value in recorded().items() if name.startswith(chosen)}
     different = [name for name in {*before, *hashes} if before.get(name) != hashes.get(name)]
     for name in sorted(different):
         print(f"{name}: {before.get(name)} recorded, {hashes.get(name)} found")

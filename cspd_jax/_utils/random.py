@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from cspd_jax.coupling.acceptance import uniform
+from cspd_jax.errors import UserError
 
 Array = jax.Array
 
@@ -32,6 +33,17 @@ class Purpose(enum.IntEnum):
 def row_keys(key: Array, count: int, first: int = 0) -> Array:
     """Keys [count] of the rows (images, texts) first, ..., first + count - 1 of a run."""
     return jax.vmap(lambda i: jax.random.fold_in(key, i))(first + jnp.arange(count))
+
+
+def keys_per_row(key: Array, count: int) -> Array:
+    """One typed key per row [count], from one key for all of them or from one for each."""
+    if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+        key = jax.random.wrap_key_data(key)  # a key of the old kind, jax.random.PRNGKey
+    if key.ndim == 0:
+        return row_keys(key, count)
+    if key.shape != (count,):
+        raise UserError(f"there are {count} rows and keys of shape {key.shape}; give one key, or one each")
+    return key
 
 
 def purpose_keys(keys: Array, purpose: enum.IntEnum) -> Array:

@@ -78,7 +78,7 @@ def distill(args: argparse.Namespace, config) -> None:
         initial=initial,
     )
     held_out, _ = tiled(texts.streams["held-out"], config.data.length)
-    found = agreement(target.model, target.params, LM(config.model), state.ema, held_out)
+    found = agreement(target.network, target.params, LM(config.model), state.ema, held_out)
     report = {name: round(value, 4) for name, value in found._asdict().items()}
     report["held_out_bits_per_byte"] = measure(config, state.ema, texts)
     extra = {"corpus": texts.describe()}

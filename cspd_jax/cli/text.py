@@ -1,4 +1,4 @@
-"""`cspd-jax text`: text from a causal language model, and a report of what it cost."""
+"""`cspd-jax text`: generates text with a causal language model and reports what it cost."""
 
 from __future__ import annotations
 
@@ -19,52 +19,62 @@ _GREEN, _RED, _BLUE = 32, 31, 34
 def add_parser(subparsers) -> None:
     parser = subparsers.add_parser(
         "text",
-        help="write text with a causal language model",
-        description="Continues prompts and prints the text, drafts that were accepted in green, corrected"
-        " tokens in red, tokens gained behind a whole accepted draft in blue. Without arguments it uses the"
-        " byte-level models that come with the package, which know the documentation of Python's standard"
-        " library, and shows speculation beside plain decoding.",
+        help="generate text with a causal language model",
+        description="Continues prompts by speculative decoding and prints the text. Accepted drafts are"
+        " green, corrected tokens red, and tokens gained after a fully accepted draft blue. Without arguments"
+        " it runs the byte-level models that come with the package, which were trained on the documentation"
+        " of Python's standard library, and compares speculative with plain decoding.",
     )
     models = parser.add_argument_group("models")
     models.add_argument(
         "--target",
         default="text-default",
         metavar="MODEL",
-        help="text-default, a folder (ours or Hugging Face's), or OWNER/NAME on the hub",
+        help="text-default, a checkpoint folder (ours or Hugging Face's), or OWNER/NAME on the hub",
     )
     models.add_argument(
         "--draft",
         metavar="MODEL|int8|int4|lookup",
         help="another model, the target's own weights in 8 or 4 bits, or copies from the text so far"
-        " (text-default-draft for text-default, else lookup)",
+        " (default: text-default-draft for text-default, otherwise lookup)",
     )
     models.add_argument("--dtype", choices=("float32", "bfloat16", "float64"), default="float32")
     add_prompt_options(parser)
-    how = parser.add_argument_group("how")
+    how = parser.add_argument_group("decoding")
     how.add_argument(
         "--method",
         choices=METHODS,
         default="block",
-        help="plain; speculative: token by token; block: the whole draft at once (default); match: the very"
-        " tokens of plain sampling. All have the law of plain decoding",
+        help="plain; speculative or deepmind: verify token by token; block: verify the whole draft at once"
+        " (default); match: reproduce the very tokens of plain sampling. All of them sample from the same"
+        " distribution as plain decoding",
     )
-    how.add_argument("--new-tokens", type=positive, default=128, help="per prompt (128)")
-    how.add_argument("--gamma", type=positive, default=4, help="drafts per round (4)")
-    how.add_argument("--adapt", action="store_true", help="draft fewer where few are accepted")
-    how.add_argument("--confidence", type=float, help="end a draft behind a token less likely than this")
-    how.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (0)")
-    how.add_argument("--top-k", type=positive, help="sample among the K likeliest tokens (all)")
-    how.add_argument("--top-p", type=float, help="sample among the likeliest of total probability P (all)")
-    how.add_argument("--seed", type=seed, default=0, help="of the sampling (0)")
-    how.add_argument("--no-stop", action="store_true", help="write on behind the end of a text")
+    how.add_argument(
+        "--new-tokens", "--max-new-tokens", type=positive, default=128, metavar="N",
+        help="tokens to generate per prompt (default: 128)",
+    )  # fmt: skip
+    how.add_argument("--gamma", type=positive, default=4, help="drafts per round (default: 4)")
+    how.add_argument("--adapt", action="store_true", help="draft fewer tokens where few are accepted")
+    how.add_argument(
+        "--confidence", type=float, metavar="P", help="end a draft after a token less probable than P"
+    )
+    how.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default: 0)")
+    how.add_argument("--top-k", type=positive, metavar="K", help="sample from the K most probable tokens")
+    how.add_argument(
+        "--top-p", type=float, metavar="P",
+        help="sample from the most probable tokens that together have probability P",
+    )  # fmt: skip
+    how.add_argument("--seed", type=seed, default=0, help="seed for sampling (default: 0)")
+    how.add_argument("--no-stop", action="store_true", help="continue past the end-of-text token")
     what = parser.add_argument_group("output")
-    what.add_argument("--compare", action="store_true", help="measure beside plain decoding")
+    what.add_argument("--compare", action="store_true", help="also run and time plain decoding")
     what.add_argument("--color", choices=("auto", "always", "never"), default="auto")
-    what.add_argument("--json", action="store_true", help="print one JSON object: text, ids, report")
+    what.add_argument("--json", action="store_true", help="print one JSON object: text, ids and report")
     parser.set_defaults(func=run)
 
 
 def run(args: argparse.Namespace) -> None:
+    """Carries out the command."""
     from cspd_jax._utils import compilation
 
     _check(args)
@@ -83,23 +93,14 @@ def run(args: argparse.Namespace) -> None:
         raise UserError(f"{args.target} is a masked-diffusion model; use cspd-jax masked")
     tokenizer = load_tokenizer(target)
     prompts = read_prompts(args, tokenizer, target.config, args.new_tokens, [PROMPT])
-    name, drafter, params = (None, None, None) if args.method == "plain" else draft_of(args, target)
-    generation = comparison.Generation(
-        target=target.model,
-        params=target.params,
-        prompts=prompts,
-        options=_options(args, prompts),
-        draft=None if drafter is None else comparison.Draft(drafter, params, METHODS[args.method]),
-        gamma=args.gamma,
-        adapt=args.adapt,
-        confidence=args.confidence,
-    )
+    name, drafter = (None, None) if args.method == "plain" else load_drafter(args, target)
+    request = _request(args, target, prompts, drafter)
     without_arguments = args.draft is None and args.prompt is None and args.method == "block"
-    beside = drafter is not None and (args.compare or without_arguments)
-    found = comparison.measure(generation, beside=beside, repeats=3 if beside else 1)
+    compare = drafter is not None and (args.compare or without_arguments)
+    found = comparison.measure(request, compare, repeats=3 if compare else 1)
     report = reports.make_report(found, target, args.method, name, seed=args.seed)
     if report["truncated"]:
-        progress("warning: rounding left nothing of a residual; those tokens are not exactly the target's")
+        progress("warning: rounding left nothing of a residual, so some tokens are not exactly the target's")
     if args.json:
         texts = [None if tokenizer is None else tokenizer.decode(ids) for ids in found.ids]
         print(json.dumps({"text": texts, "ids": found.ids, **report}))
@@ -110,7 +111,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _check(args: argparse.Namespace) -> None:
-    """Raises a UserError for options that would do nothing."""
+    """Raises a UserError for options that would have no effect."""
     if not args.temperature:
         for name in ("top_k", "top_p"):
             if getattr(args, name) is not None:
@@ -119,47 +120,54 @@ def _check(args: argparse.Namespace) -> None:
     if args.method == "plain":
         for name in ("draft", "confidence"):
             if getattr(args, name) is not None:
-                raise UserError(f"--{name} goes with the methods that draft, not with --method plain")
+                raise UserError(f"--{name} is for the methods that draft, not with --method plain")
 
 
-def draft_of(args: argparse.Namespace, target):
-    """(its name, the drafter, its parameters)."""
+def load_drafter(args: argparse.Namespace, target):
+    """The name of the drafter, and what `text.generate` takes for it."""
     from cspd_jax import models
     from cspd_jax.networks.quantised import quantise
     from cspd_jax.text import PromptLookup
+    from cspd_jax.text.protocol import bound
 
     name = args.draft
     if name is None:
         name = "text-default-draft" if args.target == "text-default" else "lookup"
     if name == "lookup":
-        return name, PromptLookup(), None
+        return name, PromptLookup()
     if name in ("int8", "int4"):
-        return name, target.model, quantise(target.params, int(name[3:]))
+        network, params = bound(target)
+        return name, (network, quantise(params, int(name[3:])))
     draft = models.load_text(name, args.dtype)
     if not draft.config.causal:
         raise UserError(f"{name} is a masked-diffusion model; it cannot draft for a causal one")
     models.check_vocabularies(target, draft)
-    return name, draft.model, draft.params
+    return name, draft
 
 
-def _options(args: argparse.Namespace, prompts) -> dict:
+def _request(args: argparse.Namespace, target, prompts, drafter):
     import jax
 
-    options = {
-        "temperature": args.temperature,
-        "top_k": args.top_k,
-        "top_p": args.top_p,
-        "max_new_tokens": args.new_tokens,
-    }
-    if args.temperature:
-        options["keys"] = jax.random.key(args.seed)
-    if args.no_stop:
-        options["stop_ids"] = ()
-    return options
+    from cspd_jax.text import Sampling
+    from cspd_jax.text.comparison import Request
+
+    return Request(
+        key=jax.random.key(args.seed) if args.temperature else None,
+        model=target,
+        prompts=prompts,
+        drafter=drafter,
+        rule=METHODS[args.method] or "block",
+        sampling=Sampling(args.temperature, args.top_k, args.top_p),
+        max_new_tokens=args.new_tokens,
+        gamma=args.gamma,
+        stop_ids=() if args.no_stop else None,
+        confidence=args.confidence,
+        adapt=args.adapt,
+    )
 
 
 def show(tokenizer, prompt, ids, marks, colour: bool) -> str:
-    """Prompt and text, coloured by where each token is from."""
+    """Prompt and text, coloured by where each token came from."""
     from cspd_jax.text import ACCEPTED, BONUS, CORRECTED
     from cspd_jax.tokenizers import pieces
 

@@ -34,7 +34,7 @@ def evaluate(model: TextModel) -> dict[str, Any]:
     config = training_config(model)
     texts = Texts(config.data)
     train, held_out = texts.streams["train"], texts.streams["held-out"]
-    found = bits_per_byte(model.model, model.params, held_out, config.data.length)
+    found = bits_per_byte(model.network, model.params, held_out, config.data.length)
     return {
         "bits_per_byte": round(found, 4),
         "ngrams": {n: round(bits, 4) for n, bits in ngram_bits_per_byte(train, held_out).items()},

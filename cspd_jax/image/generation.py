@@ -8,8 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax._utils.random import row_keys
-from cspd_jax.errors import UserError
+from cspd_jax._utils.random import keys_per_row, row_keys
 from cspd_jax.image.chain_drafters import ChainDrafter
 from cspd_jax.image.chain_speculation import ChainSpeculation
 from cspd_jax.image.info import BatchOutput, Info, summarise
@@ -86,14 +85,14 @@ def stream(
         chain_drafter=chain_drafter,
     )  # fmt: skip
     plan = resolve(model, request)
-    keys = keys_per_image(key, len(request.labels))
+    keys = keys_per_row(key, len(request.labels))
     return ((known, out.tokens) for known, out in plan.method.steps(plan, keys, jnp.asarray(request.labels)))
 
 
 def run(key: Array, plan: Plan) -> tuple[Array, Info]:
     """All images of a plan side by side: tokens [N, L, d] by position, and what happened."""
     labels = plan.request.labels
-    out = plan.method.run(plan, keys_per_image(key, len(labels)), jnp.asarray(labels))
+    out = plan.method.run(plan, keys_per_row(key, len(labels)), jnp.asarray(labels))
     return out.tokens, summarise(plan, [out])
 
 
@@ -126,14 +125,3 @@ def generate_batches(
 def num_steps(plan: Plan) -> int:
     """How many steps `generate_batches` tells of."""
     return -(-len(plan.request.labels) // plan.batch) * plan.num_steps
-
-
-def keys_per_image(key: Array, count: int) -> Array:
-    """One typed key per image, [N], from one key or from as many."""
-    if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
-        key = jax.random.wrap_key_data(key)  # a key of the old kind, jax.random.PRNGKey
-    if key.ndim == 0:
-        return row_keys(key, count)
-    if key.shape != (count,):
-        raise UserError(f"there are {count} labels and keys of shape {key.shape}; give one key, or one each")
-    return key

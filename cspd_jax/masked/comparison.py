@@ -1,37 +1,66 @@
-"""Text by a masked-diffusion model, timed, and beside stepwise decoding: the same prompts and options."""
+"""A generation with its time, and the same prompts by stepwise decoding measured beside it."""
 
 from __future__ import annotations
 
-import time
+import dataclasses
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from cspd_jax import masked
-from cspd_jax.masked import Result
-from cspd_jax.networks.lm import LM
-from cspd_jax.text import pad_prompts
+from cspd_jax._utils.timing import seconds_in_turns
+from cspd_jax.masked.generation import generate, stream
+from cspd_jax.masked.info import MaskedOutput
 
 
-class Generation(NamedTuple):
-    """prompts: lists of ids. method: one of `masked.METHODS`. options: of `masked.generate`."""
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """Arguments of `generate`, to be run one or more times."""
 
-    model: LM
-    params: Any
-    prompts: list[list[int]]
-    method: str
-    options: dict[str, Any]
+    key: jax.Array | None
+    model: Any
+    prompts: Sequence[Sequence[int]]
+    method: str = "ssd"
+    max_new_tokens: int = 64
+    block: int = 8
+    gamma: int = 4
+    cached: bool = False
+    accept_top_k: int | None = None
+    temperature: float = 0.0
+    guidance: float | None = None
+    steps: int | None = None
+
+    def stepwise(self) -> Request:
+        """The same by stepwise decoding."""
+        return dataclasses.replace(self, method="stepwise", accept_top_k=None, steps=None)
+
+    def run(self) -> MaskedOutput:
+        """The generation."""
+        return generate(**self._arguments())
+
+    def stream(self):
+        """The generation round by round."""
+        return stream(**self._arguments())
+
+    def _arguments(self) -> dict[str, Any]:
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
 
-class Found(NamedTuple):
-    """seconds: of the generation alone, compiled before. stepwise, stepwise_seconds: the reference with the
-    same options, or None where it was not asked for."""
+class Measured(NamedTuple):
+    """What `measure` found. The last two fields are None if stepwise decoding was not measured.
 
-    generation: Generation
-    result: Result
+    request: what was run.
+    output: what it wrote, and what happened.
+    seconds: of the generation alone, without compilation.
+    stepwise: what stepwise decoding wrote with the same options.
+    stepwise_seconds: of stepwise decoding.
+    """
+
+    request: Request
+    output: MaskedOutput
     seconds: float
-    stepwise: Result | None = None
+    stepwise: MaskedOutput | None = None
     stepwise_seconds: float | None = None
 
     @property
@@ -39,42 +68,17 @@ class Found(NamedTuple):
         """Rows whose text is that of stepwise decoding."""
         if self.stepwise is None:
             return None
-        return int(np.sum(np.all(np.asarray(self.result.text) == np.asarray(self.stepwise.text), axis=1)))
+        same = np.asarray(self.output.tokens) == np.asarray(self.stepwise.tokens)
+        return int(np.sum(np.all(same, axis=1)))
 
 
-def measure(generation: Generation, beside: bool = False, repeats: int = 1) -> Found:
-    """The text, and its time: the least of `repeats` runs, in turn with those of stepwise decoding if that is
-    measured as well."""
-    both = [generation]
-    if beside:
-        both.append(reference(generation))
-    results = [run(one) for one in both]  # this compiles
-    seconds = [np.inf] * len(both)
-    for _ in range(repeats):
-        for i, one in enumerate(both):
-            start = time.perf_counter()
-            run(one)
-            seconds[i] = min(seconds[i], time.perf_counter() - start)
-    found = Found(generation, results[0], seconds[0])
-    return found._replace(stepwise=results[1], stepwise_seconds=seconds[1]) if beside else found
-
-
-def reference(generation: Generation) -> Generation:
-    """Stepwise decoding with the same options."""
-    only_others = ("draft_len", "max_draft_len", "top_k", "steps")
-    options = {name: value for name, value in generation.options.items() if name not in only_others}
-    return generation._replace(method="stepwise", options=options)
-
-
-def run(generation: Generation) -> Result:
-    prompts, lengths = pad_prompts(generation.prompts)
-    return jax.block_until_ready(
-        masked.generate(
-            generation.model,
-            generation.params,
-            prompts,
-            lengths,
-            method=generation.method,
-            **generation.options,
-        )
+def measure(request: Request, compare: bool = False, repeats: int = 1) -> Measured:
+    """Runs the request, and stepwise decoding too if `compare`; seconds are the least of `repeats` runs."""
+    runs = {"request": request.run}
+    if compare:
+        runs["stepwise"] = request.stepwise().run
+    outputs = {name: jax.block_until_ready(run()) for name, run in runs.items()}  # this compiles
+    seconds = {name: min(found) for name, found in seconds_in_turns(runs, repeats).items()}
+    return Measured(
+        request, outputs["request"], seconds["request"], outputs.get("stepwise"), seconds.get("stepwise")
     )

@@ -1,178 +1,266 @@
-"""Text from a masked-diffusion language model, whole or round by round."""
+"""Text from a masked-diffusion language model: in one jitted loop, or round by round as a stream."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax._utils.random import row_keys
-from cspd_jax.errors import UserError
 from cspd_jax.masked import speculative, stepwise
-from cspd_jax.masked.canvas import Canvas, canvas_of
-from cspd_jax.masked.speculative import Speculation, State
-from cspd_jax.networks.lm import LM
+from cspd_jax.masked.canvas import Canvas, make_canvas
+from cspd_jax.masked.info import Info, MaskedOutput
+from cspd_jax.masked.protocol import MaskedLanguageModel
+from cspd_jax.masked.speculative import MaskedState, Speculation
+from cspd_jax.masked.stepwise import StepState
+from cspd_jax.text.checks import (
+    check_max_gamma,
+    check_number,
+    check_shapes,
+    concrete,
+    holds,
+    keys_of_rows,
+    require,
+)
+from cspd_jax.text.prompts import Prompts, as_prompts, check_prompts
+from cspd_jax.text.protocol import bound
+
+if TYPE_CHECKING:
+    from cspd_jax.models import TextModel
 
 Array = jax.Array
 METHODS = ("ssd", "stepwise", "schedule")
-_HOTTEST = 1e6  # above this temperature only rounding errors of the logits would be left
+_MAX_TEMPERATURE = 1e6  # above it, little more than the rounding errors of the logits would be left
 
 
-class Result(NamedTuple):
-    """text: [B, G], what was written behind the prompts. steps, rounds: [B, G], the step and the round in
-    which each place was filled. passes, block_passes: network calls one after the other for the whole batch,
-    over everything and over a block beside the cache. rows: texts in them. tested, accepted: [D] by place in
-    the draft. row_rounds: [B]; None (as the two before it) where nothing is drafted."""
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Inputs:
+    """What stays the same during a generation.
 
-    text: Array
-    steps: Array
-    rounds: Array
-    passes: int
-    block_passes: int
-    rows: int
-    tested: np.ndarray | None
-    accepted: np.ndarray | None
-    row_rounds: np.ndarray | None
-
-
-def generate(model: LM, params: Any, prompts: Array, lengths: Array, **options) -> Result:
-    """Fills `new_tokens` places behind each of prompts [B, P] of `lengths` [B].
-
-    method: "ssd" (self-speculation), "stepwise" (its reference, one token per step) or "schedule" (the
-    published one of `steps` steps, several tokens each: lossy; Dream's knows no blocks).
-    block: places that are filled before later ones (default 8). cached: keys and values are computed anew at
-    the beginning of each block only; that is another sampler, with its own stepwise reference.
-    draft_len: moves tested per round, a number or [B] (default 4). max_draft_len: a static bound on it, on
-    which work depends. Neither counts beyond the moves that there can be.
-    top_k: None is exact; a number accepts a move whose place is among so many: lossy.
-    temperature: 0 takes the likeliest token; above, `keys` are needed: one, or one for each row [B].
-    guidance: scale s of un + (s + 1)(cond - un), where `un` does not see the prompt.
+    canvas: the model, the prompts and the places after them.
+    speculation: for the method ssd, else None.
+    quotas: [S] places that each step fills, for the method schedule, else None.
     """
-    method = options.pop("method", "ssd")
-    canvas, speculation, steps = prepare(model, params, prompts, lengths, method, **options)
-    if method == "ssd":
-        return result(canvas, speculative.run(canvas, speculation))
-    if method == "stepwise":
-        found = stepwise.stepwise(canvas)
-    else:
-        found = scheduled(canvas, steps)
-    rows = (int(found.passes) + int(found.block_passes)) * len(canvas.base)
-    calls = int(found.passes), int(found.block_passes)
-    return Result(found.text, found.steps, found.steps, *calls, rows, None, None, None)
+
+    canvas: Canvas
+    speculation: Speculation | None
+    quotas: Array | None
 
 
-def stream(model: LM, params: Any, prompts: Array, lengths: Array, **options) -> Iterator[Result]:
-    """Self-speculation round by round: what there is after each, unfilled places with the mask's id."""
-    canvas, speculation, _ = prepare(model, params, prompts, lengths, "ssd", **options)
-    state = _begin(canvas, speculation)
-    while np.any(speculative.unfinished(canvas, state)):
-        state = _play(canvas, speculation, state)
-        yield result(canvas, state)
+def generate(
+    key: Array | None,
+    model: TextModel | tuple[MaskedLanguageModel, Any],
+    prompts: Prompts | tuple[Array, Array] | Sequence[Sequence[int]],
+    *,
+    method: str = "ssd",
+    max_new_tokens: int = 64,
+    block: int = 8,
+    gamma: Array | int = 4,
+    max_gamma: int | None = None,
+    cached: bool = False,
+    accept_top_k: Array | int | None = None,
+    temperature: Array | float = 0.0,
+    guidance: Array | float | None = None,
+    steps: int | None = None,
+) -> MaskedOutput:
+    """Fills `max_new_tokens` places after each prompt, and returns (tokens [B, max_new_tokens], info).
+
+    A row depends on its own prompt, key and numbers, never on its neighbours. The function can be called
+    inside your own jitted function, where sizes, methods and flags must be static.
+
+    Args:
+      key: one key, from which each row derives its own, or one key per row [B]. None is enough when greedy.
+      model: a loaded model, or a pair (network, params); the pair may have traced parameters.
+      prompts: a list of lists of ids, or `Prompts(tokens [B, P], lengths [B])`.
+      method: "ssd" is self-speculation, which writes what "stepwise" writes, its reference with one token per
+        step. "schedule" is the schedule published with the model's family, which fills several places per
+        step and is lossy.
+      max_new_tokens: places to fill after each prompt.
+      block: places that are filled before later ones. Dream's schedule ignores it.
+      gamma: moves tested per round of ssd, one number or one per row [B]; more than there are places to fill
+        is the same as all of them.
+      max_gamma: largest gamma, on which work and memory depend. The default is gamma itself.
+      cached: compute keys and values anew only where a block begins. This is a different sampler, with its
+        own stepwise reference.
+      accept_top_k: lossy acceptance for ssd: a move is also accepted if its place is among so many most
+        confident ones. None is exact.
+      temperature: 0 takes the most probable tokens.
+      guidance: scale s of un + (s + 1) (cond - un), where un does not see the prompt. None is off.
+      steps: of the method schedule. The default is one step per place.
+    """
+    return run(
+        prepare(
+            key, model, prompts, method=method, max_new_tokens=max_new_tokens, block=block, gamma=gamma,
+            max_gamma=max_gamma, cached=cached, accept_top_k=accept_top_k, temperature=temperature,
+            guidance=guidance, steps=steps,
+        )
+    )  # fmt: skip
+
+
+def stream(
+    key: Array | None,
+    model: TextModel | tuple[MaskedLanguageModel, Any],
+    prompts: Prompts | tuple[Array, Array] | Sequence[Sequence[int]],
+    *,
+    method: str = "ssd",
+    max_new_tokens: int = 64,
+    block: int = 8,
+    gamma: Array | int = 4,
+    max_gamma: int | None = None,
+    cached: bool = False,
+    accept_top_k: Array | int | None = None,
+    temperature: Array | float = 0.0,
+    guidance: Array | float | None = None,
+    steps: int | None = None,
+) -> Iterator[MaskedOutput]:
+    """Yields (tokens, info) after each round or step; the last one is what `generate` returns.
+
+    The arguments are those of `generate`. Places that are still to be filled hold the mask's id.
+    """
+    inputs = prepare(
+        key, model, prompts, method=method, max_new_tokens=max_new_tokens, block=block, gamma=gamma,
+        max_gamma=max_gamma, cached=cached, accept_top_k=accept_top_k, temperature=temperature,
+        guidance=guidance, steps=steps,
+    )  # fmt: skip
+    return _outputs(inputs)
+
+
+def _outputs(inputs: Inputs) -> Iterator[MaskedOutput]:
+    state = _begin(inputs)
+    while np.any(_unfinished(inputs, state)):
+        state = _advance(inputs, state)
+        yield output(state)
 
 
 def prepare(
-    model: LM,
-    params: Any,
-    prompts: Array,
-    lengths: Array,
-    method: str,
+    key: Array | None,
+    model: TextModel | tuple[MaskedLanguageModel, Any],
+    prompts: Prompts | tuple[Array, Array] | Sequence[Sequence[int]],
     *,
-    new_tokens: int = 64,
-    block: int = 8,
-    cached: bool = False,
-    draft_len: Array | int = 4,
-    max_draft_len: int | None = None,
-    top_k: int | None = None,
-    temperature: float = 0.0,
-    keys: Array | None = None,
-    guidance: float | None = None,
-    steps: int | None = None,
-) -> tuple[Canvas, Speculation, int]:
-    """What the decoders take, checked."""
-    config, (batch, longest) = model.config, np.shape(prompts)
-    _require(bool(config.mask_ids), "the model is not a masked-diffusion model: it has no mask id")
-    _require(method in METHODS, f"method is {method!r}; it must be one of {', '.join(METHODS)}")
-    _require(np.shape(lengths) == (batch,), f"there must be one length for each of {batch} prompts")
-    lengths = np.asarray(lengths)
-    _require(np.all((lengths >= 0) & (lengths <= longest)), f"a prompt has not 0 to {longest} tokens")
-    ids = np.asarray(prompts)[np.arange(longest) < lengths[:, None]]
-    wrong = ids[(ids < 0) | (ids >= config.known_ids)]
-    _require(not wrong.size, f"id {wrong[:1]} in a prompt is none of the model's {config.known_ids} ids")
-    _require(not config.shifted or np.all(lengths > 0), "this model needs a prompt of at least one token")
-    for name, value in (("new_tokens", new_tokens), ("block", block), ("steps", steps), ("top_k", top_k)):
-        _require(value is None or value >= 1, f"{name} is {value}; it must be at least 1")
-    _require(np.all(np.asarray(draft_len) >= 1), f"draft_len is {draft_len}; it must be at least 1")
-    most = int(np.max(draft_len)) if max_draft_len is None else max_draft_len
-    _require(most >= np.max(draft_len), f"draft_len is {draft_len}; it must be at most max_draft_len, {most}")
-    _require(
-        0 <= temperature <= _HOTTEST, f"temperature is {temperature}; it must be 0 (greedy) to {_HOTTEST:g}"
-    )
-    _require(guidance is None or np.isfinite(guidance), f"guidance is {guidance}; it must be a number")
-    _require(temperature == 0 or keys is not None, "sampling needs keys: one, or one for each row")
-    _require(not (cached and method == "schedule"), "the published schedule is offered without a cache")
-    if keys is not None:
-        keys = row_keys(keys, batch) if keys.ndim == 0 else keys
-    block = min(block, new_tokens)
+    method: str,
+    max_new_tokens: int,
+    block: int,
+    gamma: Array | int,
+    max_gamma: int | None,
+    cached: bool,
+    accept_top_k: Array | int | None,
+    temperature: Array | float,
+    guidance: Array | float | None,
+    steps: int | None,
+) -> Inputs:
+    """The arguments of `generate`, checked where their values are known, as `Inputs`."""
+    network, params = bound(model)
+    config, prompts = network.config, as_prompts(prompts)
+    require(config.mask_ids, "the model has no mask id, so it is not a masked-diffusion model")
+    require(method in METHODS, f"method is {method!r}; it must be one of {', '.join(METHODS)}")
+    batch, _ = check_prompts(config, prompts, shortest=int(config.shifted))
+    for name, value in (("max_new_tokens", max_new_tokens), ("block", block), ("steps", steps)):
+        require(value is None or value >= 1, f"{name} is {value}; it must be at least 1")
+    check_shapes(batch, gamma=gamma)
+    check_number("accept_top_k", accept_top_k, lambda k: k >= 1, "at least 1 (None is exact)")
+    check_number("gamma", gamma, lambda g: g >= 1, "at least 1")
+    max_gamma = check_max_gamma(gamma, max_gamma)
+    check_number("gamma", gamma, lambda g: g <= max_gamma, f"at most max_gamma, {max_gamma}")
+    check_number(
+        "temperature", temperature, lambda t: (t >= 0) & (t <= _MAX_TEMPERATURE),
+        f"0 (greedy) to {_MAX_TEMPERATURE:g}",
+    )  # fmt: skip
+    check_number("guidance", guidance, np.isfinite, "a finite number (None is off)")
+    greedy = holds(temperature, lambda t: t == 0, unknown=False)
+    require(greedy or key is not None, "sampling needs a key: one, or one for each row")
+    require(not (cached and method == "schedule"), "method 'schedule' has no cache; leave cached off")
+    require(method == "ssd" or accept_top_k is None, f"accept_top_k is for method 'ssd', not {method!r}")
+    require(method == "schedule" or steps is None, f"steps is for method 'schedule', not {method!r}")
+    block, speculation, quotas = min(block, max_new_tokens), None, None
     if method == "schedule":
-        _check_steps(model, new_tokens, block, steps or new_tokens)
-    canvas = canvas_of(
-        model,
+        if config.shifted:  # Dream's schedule knows no blocks
+            block = max_new_tokens
+        quotas = _quotas(config.shifted, max_new_tokens, block, steps or max_new_tokens)
+    if method == "ssd":
+        max_gamma = min(max_gamma, max(1, (block if cached else max_new_tokens) - 1))  # all moves there are
+        speculation = Speculation(
+            max_gamma=max_gamma,
+            gamma=jnp.broadcast_to(_at_most(gamma, max_gamma), (batch,)),
+            accept_top_k=None if accept_top_k is None else _at_most(accept_top_k, max_new_tokens),
+        )
+    canvas = make_canvas(
+        network,
         params,
         prompts,
-        jnp.asarray(lengths, jnp.int32),
-        new_tokens,
+        max_new_tokens,
         block,
         cached=cached,
         guidance=None if guidance is None else jnp.asarray(guidance, float),
-        keys=keys if temperature else None,
+        keys=None if greedy else keys_of_rows(key, batch),
         temperature=temperature,
     )
-    most = min(most, max(1, (block if cached else new_tokens) - 1))  # more moves than that there are not
-    draft_len = jnp.broadcast_to(jnp.asarray(np.minimum(draft_len, most), jnp.int32), (batch,))
-    top_k = None if top_k is None else jnp.int32(min(top_k, new_tokens))
-    return canvas, Speculation(most, draft_len, top_k), steps or new_tokens
+    return Inputs(canvas, speculation, quotas)
 
 
-def _check_steps(model: LM, places: int, block: int, steps: int) -> None:
-    _require(steps <= places, f"steps is {steps}; the schedule has at most one for each of {places} places")
+def _at_most(number: Array | int, limit: int) -> Array:
+    """The smaller one as int32; the number itself may be too large for that."""
+    if concrete(number) is not None:
+        number = np.minimum(number, limit)
+    return jnp.minimum(jnp.asarray(number, jnp.int32), limit)
+
+
+def _quotas(shifted: bool, places: int, block: int, steps: int) -> Array:
+    """How many places each step fills, by the schedule published with the model's family."""
+    require(steps <= places, f"steps is {steps}; the schedule has at most one for each of {places} places")
+    if shifted:
+        return jnp.asarray(stepwise.dream_quotas(places, steps))
     blocks = -(-places // block)
-    _require(
-        model.config.shifted or steps >= blocks,
-        f"steps is {steps}; the schedule has at least one for each of {blocks} blocks",
-    )
+    require(steps >= blocks, f"steps is {steps}; the schedule has at least one for each of {blocks} blocks")
+    return jnp.asarray(stepwise.llada_quotas(places, block, steps))
 
 
-def scheduled(canvas: Canvas, steps: int) -> stepwise.Filled:
-    """By the schedule that was published with the model's family."""
-    if canvas.model.config.shifted:
-        canvas = dataclasses.replace(canvas, block=canvas.places)
-        quotas = stepwise.dream_quotas(canvas.places, steps)
-    else:
-        quotas = stepwise.llada_quotas(canvas.places, canvas.block, steps)
-    return stepwise.scheduled(canvas, jnp.asarray(quotas))
+def least_passes(places: int, block: int, gamma: int, cached: bool) -> int:
+    """Passes for one row if every draft is accepted.
 
-
-def least_passes(places: int, block: int, draft_len: int, cached: bool) -> int:
-    """Calls for one row if every draft is accepted. A round fills draft_len + 1 places, and the last place of
-    the text (or of a block, with a cache) needs no call."""
+    A round fills gamma + 1 places. The last place of the text (with a cache, of each block) needs no pass.
+    """
     sizes = [min(block, places - i) for i in range(0, places, block)] if cached else [places]
-    return sum(1 + -(-(size - 1) // (draft_len + 1)) for size in sizes)
+    return sum(1 + -(-(size - 1) // (gamma + 1)) for size in sizes)
 
 
-def result(canvas: Canvas, state: State) -> Result:
-    counts = state.counts
-    calls = int(counts.passes), int(counts.block_passes)
-    tested, accepted, rounds = map(np.asarray, (counts.tested, counts.accepted, counts.rounds))
-    return Result(state.text, state.order, state.rounds, *calls, int(counts.rows), tested, accepted, rounds)
+def begin(inputs: Inputs) -> MaskedState | StepState:
+    """The state before the first round or step."""
+    if inputs.speculation is None:
+        return stepwise.begin(inputs.canvas)
+    return speculative.begin(inputs.canvas, inputs.speculation)
 
 
-def _require(condition: bool, sentence: str) -> None:
-    if not condition:
-        raise UserError(sentence)
+def advance(inputs: Inputs, state: MaskedState | StepState) -> MaskedState | StepState:
+    """One round or step, with its counts added up."""
+    if inputs.speculation is None:
+        return stepwise.advance(inputs.canvas, inputs.quotas, state)
+    return speculative.advance(inputs.canvas, inputs.speculation, state)
 
 
-_begin, _play = jax.jit(speculative.begin), jax.jit(speculative.play)
+@jax.jit
+def run(inputs: Inputs) -> MaskedOutput:
+    """All rounds or steps in one loop on the device."""
+    if inputs.speculation is None:
+        return output(stepwise.run(inputs.canvas, inputs.quotas))
+    return output(speculative.run(inputs.canvas, inputs.speculation))
+
+
+def output(state: MaskedState | StepState) -> MaskedOutput:
+    """What there is after some round or step."""
+    rounds = state.rounds if isinstance(state, MaskedState) else state.order
+    return MaskedOutput(state.text, Info(state.order, rounds, state.info.drafts, state.info.calls))
+
+
+@jax.jit
+def _unfinished(inputs: Inputs, state: MaskedState | StepState) -> Array:
+    """[B]; a schedule may end with steps that fill nothing."""
+    if inputs.quotas is None:
+        return speculative.unfinished(inputs.canvas, state)
+    return jnp.full(len(state.text), state.step < len(inputs.quotas))
+
+
+_begin, _advance = jax.jit(begin), jax.jit(advance)

@@ -1,38 +1,35 @@
-"""What `cspd-jax masked` reports, and the picture of the order in which places were filled."""
+"""The report of `cspd-jax masked`, and a picture of the order in which places were filled."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from PIL import Image, ImageDraw, ImageFont
 
 from cspd_jax.masked import least_passes
-from cspd_jax.masked.comparison import Found
+from cspd_jax.masked.comparison import Measured, Request
 from cspd_jax.models import TextModel
 from cspd_jax.reports.image import device, rates, versions
 
-_MARGIN, _LEFT = 28, 44
-_ROWS, _PLACES = 4, 400  # shown at most
-_CELL, _SIDE = 10, 1600  # pixels of a place at most, and of all places and rounds
-_PAPER, _INK, _LINE = (255, 255, 255), (40, 40, 40), (225, 225, 225)
-_EARLY, _LATE = np.array((27, 58, 102)), np.array((242, 170, 76))
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_MAX_ROWS, _MAX_PLACES = 4, 400  # shown in the picture at most
+_DPI, _WIDTH, _MAX_HEIGHT = 100, 12.0, 8.0  # inches; the height is of one row
+_EARLY, _LATE = "#1b3a66", "#f2aa4c"
 
 
-def make_report(found: Found, model: TextModel, *, seed: int) -> dict[str, Any]:
-    result, generation = found.result, found.generation
-    options = generation.options
-    lossless, why = judgement(found)
-    rows, places = np.shape(result.text)
-    passes = result.passes + result.block_passes
-    cached, block = bool(options.get("cached")), min(options["block"], places)
-    drafted = result.tested is not None
-    tested, accepted = (int(np.sum(a)) if drafted else None for a in (result.tested, result.accepted))
+def make_report(found: Measured, model: TextModel, *, seed: int) -> dict[str, Any]:
+    """Everything worth knowing about a generation, ready for JSON."""
+    request, (tokens, info) = found.request, found.output
+    lossless, why = judgement(request)
+    rows, places = tokens.shape
+    drafts = info.drafts
     return {
-        "method": generation.method,
-        "accept": "top-k" if options.get("top_k") else "exact",
-        "cached": cached,
+        "method": request.method,
+        "accept": "top-k" if request.accept_top_k else "exact",
+        "cached": request.cached,
         "lossless": lossless,
         "why": why,
         "target": {"name": model.name, "source_sha256": model.metadata.get("source_sha256")},
@@ -40,18 +37,18 @@ def make_report(found: Found, model: TextModel, *, seed: int) -> dict[str, Any]:
         "tokens": rows * places,
         "seconds": round(found.seconds, 4),
         "tokens_per_second": round(rows * places / found.seconds, 2),
-        "steps": places if generation.method != "schedule" else passes,
-        "rounds": float(np.mean(result.row_rounds)) if drafted else None,
-        "passes": {"whole": result.passes, "block": result.block_passes},
-        "rows_evaluated": result.rows,
-        "tokens_per_pass": places / passes,
-        "tested": tested,
-        "accepted": accepted,
-        "acceptance": accepted / tested if tested else None,
-        "acceptance_by_position": rates(result.accepted, result.tested) if drafted else None,
-        "least_passes": least_passes(places, block, options["draft_len"], cached) if drafted else None,
+        "steps": places if request.method != "schedule" else info.passes,
+        "rounds": None if drafts is None else float(np.mean(drafts.rounds)),
+        "passes": {"whole": int(info.calls.whole_passes), "block": int(info.calls.block_passes)},
+        "rows_evaluated": int(info.calls.rows),
+        "tokens_per_pass": info.tokens_per_pass,
+        "tested": None if drafts is None else int(info.tested_at.sum()),
+        "accepted": None if drafts is None else int(info.accepted_at.sum()),
+        "acceptance": info.acceptance,
+        "acceptance_by_position": None if drafts is None else rates(info.accepted_at, info.tested_at),
+        "least_passes": None if drafts is None else _least_passes(request),
         "compared_to_stepwise": _compared(found),
-        "plan": {name: value for name, value in options.items() if name != "keys"},
+        "plan": _plan(request),
         "versions": versions(),
         "device": device(),
         "config": dataclasses.asdict(model.config),
@@ -59,30 +56,50 @@ def make_report(found: Found, model: TextModel, *, seed: int) -> dict[str, Any]:
     }
 
 
-def judgement(found: Found) -> tuple[bool, str]:
+def _plan(request: Request) -> dict[str, Any]:
+    """The options of the generation; new_tokens, draft_len and top_k are older names, kept for readers."""
+    plan = {
+        "max_new_tokens": request.max_new_tokens,
+        "new_tokens": request.max_new_tokens,
+        "block": request.block,
+        "cached": request.cached,
+        "gamma": request.gamma,
+        "draft_len": request.gamma,
+        "temperature": request.temperature,
+        "guidance": request.guidance,
+    }
+    if request.accept_top_k is not None:
+        plan |= {"accept_top_k": request.accept_top_k, "top_k": request.accept_top_k}
+    if request.steps is not None:
+        plan["steps"] = request.steps
+    return plan
+
+
+def _least_passes(request: Request) -> int:
+    return least_passes(request.max_new_tokens, request.block, request.gamma, request.cached)
+
+
+def judgement(request: Request) -> tuple[bool, str]:
     """Whether the text is that of stepwise decoding, and why."""
-    generation = found.generation
-    if generation.method == "schedule":
+    if request.method == "schedule":
         return False, "places that are filled in one step do not see each other"
-    if generation.options.get("top_k"):
-        return False, "moves are accepted that the stepwise rule would not take next"
-    with_cache = ""
-    if generation.options.get("cached"):
-        with_cache = "; the block cache makes it another sampler than the one without, with its own reference"
-    if generation.method == "stepwise":
+    if request.accept_top_k:
+        return False, "it accepts moves that the stepwise rule would not make next"
+    note = "; with the block cache this is a different sampler, with a reference of its own"
+    with_cache = note if request.cached else ""
+    if request.method == "stepwise":
         return True, "stepwise decoding is the reference itself" + with_cache
-    return True, "every move is the one that stepwise decoding takes, place and token" + with_cache
+    return True, "every move, place and token, is the one that stepwise decoding makes" + with_cache
 
 
-def _compared(found: Found) -> dict[str, Any] | None:
+def _compared(found: Measured) -> dict[str, Any] | None:
     if found.stepwise is None:
         return None
-    ours, theirs = (r.passes + r.block_passes for r in (found.result, found.stepwise))
     return {
         "stepwise_seconds": round(found.stepwise_seconds, 4),
         "faster": found.stepwise_seconds / found.seconds,
-        "passes": theirs,
-        "fewer_passes": theirs / ours,
+        "passes": found.stepwise.info.passes,
+        "fewer_passes": found.stepwise.info.passes / found.output.info.passes,
         "identical_rows": found.identical,
     }
 
@@ -91,49 +108,55 @@ def in_words(report: dict[str, Any]) -> str:
     """A few lines for people."""
     passes = sum(report["passes"].values())
     lines = [
-        f"{report['tokens']} tokens in {report['seconds']:.2f} s, {passes} passes one after the other"
+        f"{report['tokens']} tokens in {report['seconds']:.2f} s, {passes} sequential passes"
         f" ({report['tokens_per_pass']:.2f} tokens of a row per pass)"
     ]
     if report["acceptance"] is not None:
-        lines[0] += f"; acceptance {report['acceptance']:.2f}; {report['least_passes']} passes at least"
+        lines[0] += f"; acceptance {report['acceptance']:.2f}; {report['least_passes']} passes at best"
     beside = report["compared_to_stepwise"]
     if beside is not None:
         ratio = beside["faster"]
-        words = f"{ratio:.2f} times faster" if ratio >= 1 else f"{1 / ratio:.2f} times slower"
+        words = f"{ratio:.2f} times as fast" if ratio >= 1 else f"{1 / ratio:.2f} times slower"
         lines.append(
-            f"beside stepwise decoding: {beside['fewer_passes']:.2f} times fewer passes, {words};"
+            f"compared with stepwise decoding: {beside['fewer_passes']:.2f} times fewer passes, {words};"
             f" identical: {beside['identical_rows']} of {report['prompts']} rows"
         )
         if report["lossless"] and beside["identical_rows"] < report["prompts"]:
             lines.append(
-                "rows differ: passes of other shapes round otherwise, and where two moves are equally likely"
-                " up to rounding, either may be taken; --dtype float64 tells"
+                "some rows differ: passes of different shapes round differently, so where two moves are"
+                " almost equally probable either may be taken; --dtype float64 rules this out in practice"
             )
     if not report["lossless"]:
         lines.append(f"lossy: {report['why']}")
     return "\n".join(lines)
 
 
-def order_picture(rounds: np.ndarray, block: int) -> Image.Image:
-    """When each of the first places of the first rows was filled: rounds [B, G]. Later rounds are lower and
-    lighter, and lines part the blocks."""
-    rounds = np.asarray(rounds)[:_ROWS, :_PLACES]
-    last = int(rounds.max())
-    cell = min(_CELL, _SIDE // max(rounds.shape[1], last + 1))
-    width = _LEFT + rounds.shape[1] * cell + 8
-    height = _MARGIN + (last + 1) * cell + 8
-    page = Image.new("RGB", (width, height * len(rounds)), _PAPER)
-    draw, font = ImageDraw.Draw(page), ImageFont.load_default()
-    for row, filled in enumerate(rounds):
-        top = row * height + _MARGIN
-        draw.text((_LEFT, top - 20), f"text {row + 1}: round in which each place was filled", _INK, font)
-        for x in range(0, rounds.shape[1] + 1, block):
-            draw.line((_LEFT + x * cell, top, _LEFT + x * cell, top + (last + 1) * cell), _LINE)
-        for number in range(0, last + 1, max(1, (last + 1) // 8)):
-            draw.text((8, top + number * cell - 2), str(number), _INK, font)
-        for place, number in enumerate(filled):
-            x, y = _LEFT + place * cell, top + int(number) * cell
-            share = number / max(1, last)
-            colour = tuple(int(c) for c in np.round(_EARLY + share * (_LATE - _EARLY)))
-            draw.rectangle((x + 1, y + 1, x + cell - 1, y + cell - 1), fill=colour)
-    return page
+def order_picture(rounds: np.ndarray, block: int) -> Figure:
+    """When each of the first places of the first rows was filled: rounds [B, G].
+
+    Later rounds are lower and lighter. Vertical lines separate the blocks.
+    """
+    from matplotlib.colors import LinearSegmentedColormap
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    rounds = np.asarray(rounds)[:_MAX_ROWS, :_MAX_PLACES]
+    (rows, places), count = rounds.shape, int(rounds.max()) + 1
+    height = min(_MAX_HEIGHT, 1.2 + _WIDTH * count / max(places, 16))
+    figure = Figure(figsize=(_WIDTH, height * rows), dpi=_DPI, layout="constrained")
+    colours = LinearSegmentedColormap.from_list("rounds", [_EARLY, _LATE])
+    for row, axes in enumerate(figure.subplots(rows, 1, squeeze=False)[:, 0]):
+        cells = np.full((count, places), np.nan)
+        cells[rounds[row], np.arange(places)] = rounds[row]
+        axes.imshow(
+            cells, cmap=colours, vmin=0, vmax=max(1, count - 1), aspect="auto", interpolation="nearest"
+        )
+        for edge in range(block, places, block):
+            axes.axvline(edge - 0.5, color="0.88", linewidth=0.8, zorder=0)
+        axes.set_title(f"row {row + 1}: the round in which each place was filled", loc="left")
+        axes.set_ylabel("round")
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_locator(MaxNLocator(8, integer=True, steps=[1, 2, 5, 10]))
+        axes.spines[["top", "right"]].set_visible(False)
+    axes.set_xlabel("place after the prompt")
+    return figure

@@ -1,4 +1,4 @@
-"""What `cspd-jax text` reports."""
+"""The report of `cspd-jax text`, as a dictionary and in words."""
 
 from __future__ import annotations
 
@@ -10,35 +10,35 @@ import numpy as np
 from cspd_jax.models import TextModel
 from cspd_jax.reports.image import device, rates, versions
 from cspd_jax.text import ACCEPTED, BONUS, CORRECTED, PLAIN, expected_tokens, speedup
-from cspd_jax.text.comparison import Found
+from cspd_jax.text.comparison import Measured
+from cspd_jax.text.protocol import bound
 
 _MARKS = {"plain": PLAIN, "accepted": ACCEPTED, "corrected": CORRECTED, "bonus": BONUS}
 _WHY = {
-    "google": "every token is an accepted draft or a draw from the residual, which together have the target's"
-    " law",
-    "block": "the longest accepted part of each draft and the token behind it have together the target's law",
+    "google": "accepted drafts and draws from the residual together have the target's distribution",
+    "block": "the accepted part of each draft and the token after it together have the target's distribution",
     "match": "every token is the target's own draw; drafts only decide how many are drawn in one pass",
 }
 ROWS_DIFFER = (
-    "rows differ: passes of other shapes round otherwise, and where two tokens are equally likely up to"
-    " rounding, either may be taken; --dtype float64 tells"
+    "some rows differ: passes of different shapes round differently, so where two tokens are almost equally"
+    " probable either may be taken; --dtype float64 rules this out in practice"
 )
 
 
 def make_report(
-    found: Found, target: TextModel, method: str, draft: str | None, *, seed: int
+    found: Measured, target: TextModel, method: str, draft: str | None, *, seed: int
 ) -> dict[str, Any]:
-    """The report. `draft`: the drafter's name."""
-    info, generation = found.info, found.generation
+    """Everything worth knowing about a generation, ready for JSON. draft: the drafter's name."""
+    info, request, calls = found.info, found.request, found.info.calls
     lossless, why = judgement(found)
-    count, options = int(info.new_tokens.sum()), generation.options
+    count = int(info.new_tokens.sum())
     return {
         "method": method,
         "draft": draft,
         "lossless": lossless,
         "why": why,
         "target": {"name": target.name, "source_sha256": target.metadata.get("source_sha256")},
-        "prompts": len(generation.prompts),
+        "prompts": len(request.prompts),
         "tokens": count,
         "seconds": round(found.seconds, 4),
         "tokens_per_second": round(count / found.seconds, 2),
@@ -49,19 +49,19 @@ def make_report(
         "expected_tokens_per_target_pass": _expected(found),
         "tokens_from": {name: sum(row.count(mark) for row in found.marks) for name, mark in _MARKS.items()},
         "truncated": int(info.truncated.sum()),
-        "sequential": {"target": info.target_passes, "draft": info.draft_passes},
-        "total": {"target": info.target_rows, "draft": info.draft_rows},
+        "sequential": {"target": int(calls.target_passes), "draft": int(calls.draft_passes)},
+        "total": {"target": int(calls.target_rows), "draft": int(calls.draft_rows)},
         "compared_to_plain": _compared(found),
         "reference": {
             "method": "plain",
-            "dtype": np.dtype(target.model.dtype).name,
-            **{name: options[name] for name in ("temperature", "top_k", "top_p")},
+            "dtype": np.dtype(bound(target)[0].dtype).name,
+            **request.sampling._asdict(),
         },
         "plan": {
-            "gamma": None if generation.draft is None else generation.gamma,
-            "adapt": generation.adapt,
-            "confidence": generation.confidence,
-            "max_new_tokens": options["max_new_tokens"],
+            "gamma": None if request.drafter is None else request.gamma,
+            "adapt": request.adapt,
+            "confidence": request.confidence,
+            "max_new_tokens": request.max_new_tokens,
         },
         "versions": versions(),
         "device": device(),
@@ -70,38 +70,40 @@ def make_report(
     }
 
 
-def judgement(found: Found) -> tuple[bool, str]:
-    """Whether the text has the law of plain decoding, and why."""
-    draft = found.generation.draft
-    if draft is None:
+def judgement(found: Measured) -> tuple[bool, str]:
+    """Whether the text has the distribution of plain decoding, and why."""
+    request = found.request
+    if request.drafter is None:
         return True, "plain decoding is the reference itself"
     if found.info.truncated.any():
         return False, "rounding left nothing of some residuals, and those tokens were drawn from the target"
-    if not found.generation.options["temperature"]:
-        return True, "every token is the target's likeliest, as in plain greedy decoding (up to rounding)"
-    return True, _WHY["google" if draft.rule == "deepmind" else draft.rule]
+    if not request.sampling.temperature:
+        return (
+            True,
+            "up to rounding, every token is the target's most probable one, as in plain decoding",
+        )
+    return True, _WHY["google" if request.rule == "deepmind" else request.rule]
 
 
-def _expected(found: Found) -> float | None:
-    """By the formula for a constant acceptance."""
-    if found.info.acceptance is None or found.generation.adapt:
+def _expected(found: Measured) -> float | None:
+    """Tokens per target pass by the formula for a constant acceptance."""
+    if found.info.acceptance is None or found.request.adapt:
         return None
-    return float(expected_tokens(found.info.acceptance, found.generation.gamma))
+    return float(expected_tokens(found.info.acceptance, found.request.gamma))
 
 
-def _compared(found: Found) -> dict[str, Any] | None:
+def _compared(found: Measured) -> dict[str, Any] | None:
     if found.plain_seconds is None:
         return None
-    a, gamma = found.info.acceptance, found.generation.gamma
-    formula = None
-    if a is not None and found.cost is not None and not found.generation.adapt:
-        formula = float(speedup(a, gamma, found.cost))
+    acceptance, formula = found.info.acceptance, None
+    if acceptance is not None and found.cost is not None and not found.request.adapt:
+        formula = float(speedup(acceptance, found.request.gamma, found.cost))
     return {
         "plain_seconds": round(found.plain_seconds, 4),
         "faster": found.plain_seconds / found.seconds,
         "faster_by_formula": formula,
         "cost_of_a_draft": found.cost,
-        "fewer_target_passes": found.plain_passes / max(1, found.info.target_passes),
+        "fewer_target_passes": found.plain_passes / max(1, int(found.info.calls.target_passes)),
         "identical_rows": found.same,
     }
 
@@ -120,12 +122,12 @@ def in_words(report: dict[str, Any]) -> str:
     beside = report["compared_to_plain"]
     if beside is not None:
         ratio = beside["faster"]
-        words = f"{ratio:.2f} times faster" if ratio >= 1 else f"{1 / ratio:.2f} times slower"
+        words = f"{ratio:.2f} times as fast" if ratio >= 1 else f"{1 / ratio:.2f} times slower"
         formula = beside["faster_by_formula"]
-        by_formula = "" if formula is None else f" (by the formula {formula:.2f})"
+        by_formula = "" if formula is None else f" ({formula:.2f} by the formula)"
         lines.append(
-            f"beside plain decoding: {words}{by_formula}, {beside['fewer_target_passes']:.2f} times fewer"
-            f" target passes; a draft costs {beside['cost_of_a_draft']:.2f} of one"
+            f"compared with plain decoding: {words}{by_formula}, {beside['fewer_target_passes']:.2f} times"
+            f" fewer target passes; a draft costs {beside['cost_of_a_draft']:.2f} of one"
         )
         if not report["reference"]["temperature"] or report["method"] == "match":
             same = f"{beside['identical_rows']} of {report['prompts']} rows"

@@ -1,31 +1,43 @@
 """Exact speculative decoding of causal language models, for batches of rows that advance independently.
 
-`generate` continues prompts, plainly or with a drafter; `stream` does the same round by round; `summarise`
-says what happened. A round is made of pure functions of (game, state) that can be composed anew: `begin`,
-`draft_step`, `verify_step`, `commit`, `play`. Drafters are any objects like `Drafter`.
+`generate` continues prompts, plainly or with a drafter, and `stream` does so round by round. Both return
+`(tokens, Info)` and take the same arguments.
+
+A round is made of pure functions that can be combined in other ways: `prepare` makes the `Inputs`, `begin`
+the first `TextState`, and `draft_step`, `verify_step` and `commit` are the steps of `run_round`. A drafter is
+any object with the two functions of `Drafter`.
 """
 
 from cspd_jax.coupling.draft_length import expected_tokens, speedup
-from cspd_jax.text.drafters import Drafter, Drafts, ModelDrafter, PromptLookup, Wanted
-from cspd_jax.text.generation import Info, Result, generate, pad_prompts, prepare, result, stream, summarise
-from cspd_jax.text.rounds import (
+from cspd_jax.text.drafters import Drafter, Drafting, DraftRequest, Drafts, ModelDrafter, PromptLookup
+from cspd_jax.text.generation import generate, output, prepare, run, stream
+from cspd_jax.text.info import (
     ACCEPTED,
     BONUS,
     CORRECTED,
     NONE,
     PLAIN,
-    Counts,
-    Game,
-    State,
+    CallCounts,
+    DraftCounts,
+    Info,
+    RoundInfo,
+    TextOutput,
+)
+from cspd_jax.text.prompts import Prompts, pad_prompts
+from cspd_jax.text.protocol import LanguageModel
+from cspd_jax.text.rounds import (
+    Inputs,
+    TextState,
+    advance,
     begin,
     commit,
+    draft_lengths,
     draft_step,
-    play,
+    run_round,
     verify_step,
-    window,
 )
 from cspd_jax.text.rules import RULES, Verdict
-from cspd_jax.text.sampling import Sampling, log_law
+from cspd_jax.text.sampling import Sampling, log_probs
 
 __all__ = [
     "ACCEPTED",
@@ -34,31 +46,37 @@ __all__ = [
     "NONE",
     "PLAIN",
     "RULES",
-    "Counts",
+    "CallCounts",
+    "DraftCounts",
+    "DraftRequest",
     "Drafter",
+    "Drafting",
     "Drafts",
-    "Game",
     "Info",
+    "Inputs",
+    "LanguageModel",
     "ModelDrafter",
     "PromptLookup",
-    "Result",
+    "Prompts",
+    "RoundInfo",
     "Sampling",
-    "State",
+    "TextOutput",
+    "TextState",
     "Verdict",
-    "Wanted",
+    "advance",
     "begin",
     "commit",
+    "draft_lengths",
     "draft_step",
     "expected_tokens",
     "generate",
-    "log_law",
+    "log_probs",
+    "output",
     "pad_prompts",
-    "play",
     "prepare",
-    "result",
+    "run",
+    "run_round",
     "speedup",
     "stream",
-    "summarise",
     "verify_step",
-    "window",
 ]

@@ -1,122 +1,133 @@
-"""Text by one method, timed, and beside plain decoding: the same prompts, weights and options."""
+"""A generation with its time, and the same prompts by plain decoding measured beside it."""
 
 from __future__ import annotations
 
-import time
+import dataclasses
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from cspd_jax import text
-from cspd_jax.networks.lm import LM
-from cspd_jax.text import Info
+from cspd_jax._utils.timing import seconds_in_turns
+from cspd_jax.text.drafters import ModelDrafter, resolve_drafter
+from cspd_jax.text.generation import generate
+from cspd_jax.text.info import Info, TextOutput
+from cspd_jax.text.protocol import bound
+from cspd_jax.text.sampling import Sampling
 
 
-class Draft(NamedTuple):
-    """drafter: an `LM` or another `Drafter`. rule: one of `text.RULES`."""
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """Arguments of `generate`, to be run one or more times.
 
-    drafter: Any
-    params: Any
-    rule: str
-
-
-class Generation(NamedTuple):
-    """prompts: lists of ids. options: of `text.generate`. draft: None is plain decoding. adapt: choose gamma
-    from the acceptance so far, with the measured cost of a draft. confidence: see `text.generate`."""
-
-    target: LM
-    params: Any
-    prompts: list[list[int]]
-    options: dict[str, Any]
-    draft: Draft | None = None
-    gamma: int = 4
-    adapt: bool = False
-    confidence: float | None = None
-
-
-class Found(NamedTuple):
-    """ids, marks: the new tokens of each row, and where each is from. seconds: of the generation alone,
-    compiled before. info: what happened.
-
-    Measured beside plain decoding, else None: plain_seconds; plain_passes; cost: the time of a draft as a
-    share of a target pass; same: rows whose tokens are plain decoding's.
+    adapt: pass the measured cost of a draft as `cost`, so that each row chooses how many tokens to draft.
+    The other fields are as in `generate`.
     """
 
-    generation: Generation
+    key: jax.Array | None
+    model: Any
+    prompts: Sequence[Sequence[int]]
+    drafter: Any = None
+    rule: str = "block"
+    sampling: Sampling = Sampling()  # noqa: RUF009
+    max_new_tokens: int = 128
+    gamma: int = 4
+    stop_ids: Sequence[int] | None = None
+    confidence: float | None = None
+    adapt: bool = False
+
+    def plain(self) -> Request:
+        """The same by plain decoding."""
+        return dataclasses.replace(self, drafter=None, confidence=None, adapt=False)
+
+    def run(self, cost: float | None = None) -> TextOutput:
+        """The generation; `cost` counts only if the request adapts."""
+        return generate(
+            self.key,
+            self.model,
+            self.prompts,
+            drafter=self.drafter,
+            rule=self.rule,
+            sampling=self.sampling,
+            max_new_tokens=self.max_new_tokens,
+            gamma=self.gamma,
+            stop_ids=self.stop_ids,
+            cost=cost if self.adapt else None,
+            confidence=self.confidence,
+        )
+
+
+class Measured(NamedTuple):
+    """What `measure` found. The last four fields are None if plain decoding was not measured.
+
+    request: what was run.
+    ids: the new tokens of each row.
+    marks: where each of them came from.
+    seconds: of the generation alone, without compilation.
+    info: what happened.
+    cost: time of a draft as a share of a target pass; None if it was not needed.
+    plain_seconds: of plain decoding.
+    plain_passes: target passes of plain decoding.
+    same: rows whose tokens are those of plain decoding.
+    """
+
+    request: Request
     ids: list[list[int]]
     marks: list[list[int]]
     seconds: float
     info: Info
+    cost: float | None = None
     plain_seconds: float | None = None
     plain_passes: int | None = None
-    cost: float | None = None
     same: int | None = None
 
 
-def measure(generation: Generation, beside: bool = False, repeats: int = 1) -> Found:
-    """The text, and its time: the least of `repeats` runs, in turn with those of plain decoding if that is
-    measured as well."""
-    plain = generation._replace(draft=None)
+def measure(request: Request, compare: bool = False, repeats: int = 1) -> Measured:
+    """Runs the request, and plain decoding as well if `compare`; seconds are the least of `repeats` runs."""
     cost = None
-    if generation.draft is not None and (beside or generation.adapt):
-        cost = cost_of_a_draft(generation)
-    calls = [lambda: run(generation, cost)]
-    if beside:
-        calls.append(lambda: run(plain, None))
-    results = [jax.block_until_ready(call()) for call in calls]  # this compiles
-    seconds = [np.inf] * len(calls)
-    for _ in range(repeats):
-        for i, call in enumerate(calls):
-            start = time.perf_counter()
-            jax.block_until_ready(call())
-            seconds[i] = min(seconds[i], time.perf_counter() - start)
-    ids, marks = new_tokens(generation, results[0])
-    found = Found(generation, ids, marks, seconds[0], text.summarise(results[0]), cost=cost)
-    if not beside:
+    if request.drafter is not None and (compare or request.adapt):
+        cost = draft_cost(request)
+    runs = {"request": lambda: request.run(cost)}
+    if compare:
+        runs["plain"] = request.plain().run
+    outputs = {name: jax.block_until_ready(run()) for name, run in runs.items()}  # this compiles
+    seconds = {name: min(found) for name, found in seconds_in_turns(runs, repeats).items()}
+    ids, marks = new_tokens(request, outputs["request"])
+    found = Measured(request, ids, marks, seconds["request"], outputs["request"].info, cost)
+    if not compare:
         return found
-    others, _ = new_tokens(plain, results[1])
-    passes = text.summarise(results[1]).target_passes
-    same = sum(a == b for a, b in zip(ids, others))
-    return found._replace(plain_seconds=seconds[1], plain_passes=passes, same=same)
+    plain_ids, _ = new_tokens(request, outputs["plain"])
+    return found._replace(
+        plain_seconds=seconds["plain"],
+        plain_passes=int(outputs["plain"].info.calls.target_passes),
+        same=sum(a == b for a, b in zip(ids, plain_ids)),
+    )
 
 
-def run(generation: Generation, cost: float | None) -> text.Result:
-    prompts, lengths = text.pad_prompts(generation.prompts)
-    options = dict(generation.options)
-    if generation.draft is not None:
-        drafter, params, rule = generation.draft
-        options |= {"drafter": drafter, "draft_params": params, "rule": rule, "gamma": generation.gamma}
-        options |= {"confidence": generation.confidence, "cost": cost if generation.adapt else None}
-    return text.generate(generation.target, generation.params, prompts, lengths, **options)
-
-
-def new_tokens(generation: Generation, result: text.Result) -> tuple[list[list[int]], list[list[int]]]:
+def new_tokens(request: Request, output: TextOutput) -> tuple[list[list[int]], list[list[int]]]:
     """(ids, marks) of each row, without its prompt."""
-    tokens, marks, lengths = (np.asarray(a) for a in (result.tokens, result.marks, result.lengths))
-    spans = [slice(len(prompt), length) for prompt, length in zip(generation.prompts, lengths)]
+    tokens, marks, lengths = map(np.asarray, (output.tokens, output.info.marks, output.info.lengths))
+    spans = [slice(len(prompt), length) for prompt, length in zip(request.prompts, lengths)]
     ids = [tokens[i, span].tolist() for i, span in enumerate(spans)]
     return ids, [marks[i, span].tolist() for i, span in enumerate(spans)]
 
 
-def cost_of_a_draft(generation: Generation, tokens: int = 32, repeats: int = 3) -> float:
-    """The time of a plain token of the draft model as a share of one of the target; 0 for a drafter without
-    a model."""
-    drafter, params, _ = generation.draft
-    if not isinstance(drafter, LM):
+def draft_cost(request: Request, tokens: int | None = None, repeats: int = 3) -> float:
+    """Seconds of a plain token of the draft model over those of the target; 0 without a draft model.
+
+    tokens: how many each of them generates for it; 32 by default, or fewer if the request asks for fewer.
+    """
+    drafter, params = resolve_drafter(request.drafter)
+    if not isinstance(drafter, ModelDrafter):
         return 0.0
-    options = {**generation.options, "max_new_tokens": tokens, "stop_ids": ()}
-    common = min(drafter.config.known_ids, generation.target.config.known_ids)
-    prompts = [[min(i, common - 1) for i in prompt] for prompt in generation.prompts]
-    alone = [
-        Generation(model, weights, prompts, options)
-        for model, weights in ((drafter, params), (generation.target, generation.params))
-    ]
-    best = [np.inf, np.inf]
-    for repeat in range(repeats + 1):
-        for i, one in enumerate(alone):
-            start = time.perf_counter()
-            jax.block_until_ready(run(one, None))
-            if repeat:  # the first one compiles
-                best[i] = min(best[i], time.perf_counter() - start)
-    return best[0] / best[1]
+    networks = {"draft": (drafter.network, params), "target": bound(request.model)}
+    common = min(network.config.known_ids for network, _ in networks.values())
+    prompts = [[min(i, common - 1) for i in prompt] for prompt in request.prompts]
+    tokens = min(32, request.max_new_tokens) if tokens is None else tokens
+    alone = dataclasses.replace(request.plain(), prompts=prompts, max_new_tokens=tokens, stop_ids=())
+    runs = {name: dataclasses.replace(alone, model=model).run for name, model in networks.items()}
+    for run in runs.values():
+        jax.block_until_ready(run())  # this compiles
+    seconds = seconds_in_turns(runs, repeats)
+    return min(seconds["draft"]) / min(seconds["target"])

@@ -1,28 +1,40 @@
-"""What proposes tokens for the target to verify. Any hashable object with these two functions will do."""
+"""What proposes tokens for the target to verify: a smaller model, or copies from the text itself.
+
+Any hashable object with the two functions of `Drafter` will do.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 
-from cspd_jax.networks.lm import LM, Cache
-from cspd_jax.text.sampling import Sampling, choose, fit, log_law, noise_at
+from cspd_jax.errors import UserError
+from cspd_jax.text.prompts import Prompts
+from cspd_jax.text.protocol import LanguageModel, bound
+from cspd_jax.text.sampling import Sampling, fit_vocabulary, gumbel_max, log_probs, noise_at
+
+if TYPE_CHECKING:
+    from cspd_jax.models import TextModel
 
 Array = jax.Array
 
 
-class Wanted(NamedTuple):
+class DraftRequest(NamedTuple):
     """What a drafter is asked for.
 
-    tokens [B, max_len], of which the first `length` [B] are final; the drafts go on from there.
-    count [B]: how many drafts at most; 0 for rows that need none.
-    keys [B]: to be folded with a draft's position for its noise; None when greedy.
-    sampling: the law to draw from. stop_ids [S]: nothing needs to be drafted after one of these.
-    confidence: None, or a probability: a draft less probable than this should be the row's last.
-    most, ids, laws (static): drafts per row, the size of laws, and whether log_q is needed.
+    tokens: [B, max_len] the texts; positions from `length` on are not filled yet.
+    length: [B] tokens so far; the drafts continue from there.
+    count: [B] how many drafts are wanted at most; 0 for rows that need none.
+    keys: [B] to be folded with a draft's position for its noise; None when greedy.
+    sampling: how to draw.
+    stop_ids: [S] nothing needs to be drafted after one of these.
+    confidence: [] a draft less probable than this should be the row's last; None is off.
+    max_gamma: static bound G on count.
+    num_ids: static size of the target's distributions.
+    needs_log_q: static; whether the rule uses the distributions that the drafts were drawn from.
     """
 
     tokens: Array
@@ -32,20 +44,23 @@ class Wanted(NamedTuple):
     sampling: Sampling
     stop_ids: Array
     confidence: Array | None
-    most: int
-    ids: int
-    laws: bool
+    max_gamma: int
+    num_ids: int
+    needs_log_q: bool
 
 
 class Drafts(NamedTuple):
-    """tokens [B, most], of which the first `count` [B] are drafts.
+    """What a drafter proposes.
 
-    log_q [B, most, ids]: the law that each was drawn from, given those before it. None: each is certain given
-    those before it (or laws were not needed).
-    passes, rows []: of the network that made them, one after the other, and the tokens in them.
+    tokens: [B, G] of which the first `count` are drafts.
+    count: [B] drafts of each row.
+    log_q: [B, G, num_ids] the distribution that each was drawn from, given those before it. None means that
+        each is certain given those before it, or that the distributions were not needed.
+    passes: [] passes of the drafting network, one after the other.
+    rows: [] tokens in those passes.
 
-    Whether the row goes on after a draft may depend on that draft and those before it. A draft that was drawn
-    is handed over: one that is held back because of what it is would bias the output.
+    Whether a row stops drafting may depend on the drafts so far. Every token that was drawn must be handed
+    over, though: holding one back because of what it is would bias the output.
     """
 
     tokens: Array
@@ -56,137 +71,176 @@ class Drafts(NamedTuple):
 
 
 class Drafter(Protocol):
-    """Pure functions of explicit parameters and of a state, which is any pytree."""
+    """Pure functions of explicit parameters and of a state, which may be any pytree."""
 
-    def begin(self, params: Any, prompts: Array, lengths: Array, max_len: int) -> Any:
-        """The state for prompts [B, P] of `lengths` [B] in texts of up to max_len tokens."""
+    def begin(self, params: Any, prompts: Prompts, max_len: int) -> Any:
+        """The state before the first round, for texts of up to max_len tokens."""
 
-    def draft(self, params: Any, state: Any, wanted: Wanted) -> tuple[Drafts, Any]:
-        """Drafts, and the next state. A row's drafts depend on that row alone."""
+    def draft(self, params: Any, state: Any, request: DraftRequest) -> tuple[Drafts, Any]:
+        """Drafts, and the next state. A row's drafts must depend on that row alone."""
+
+
+class Drafting(NamedTuple):
+    """A drafter together with its parameters.
+
+    drafter: a `Drafter`; hashable.
+    params: any pytree, handed to both of its functions.
+    """
+
+    drafter: Drafter
+    params: Any
+
+
+def resolve_drafter(drafter: TextModel | tuple | Drafter | Drafting | None) -> tuple[Drafter | None, Any]:
+    """(drafter, params): a model or a pair (network, params) becomes a `ModelDrafter`."""
+    if drafter is None:
+        return None, None
+    if not isinstance(drafter, Drafting) and hasattr(drafter, "begin") and hasattr(drafter, "draft"):
+        drafter = Drafting(drafter, None)
+    if not isinstance(drafter, Drafting):
+        network, params = bound(drafter)
+        drafter = Drafting(ModelDrafter(network), params)
+    if isinstance(drafter.drafter, ModelDrafter) and drafter.params is None:
+        raise UserError("a ModelDrafter needs parameters; pass Drafting(drafter, params)")
+    return drafter.drafter, drafter.params
 
 
 def no_drafts(batch: int) -> Drafts:
+    """No drafts at all, as in plain decoding."""
     zero = jnp.int32(0)
     return Drafts(jnp.zeros((batch, 0), jnp.int32), jnp.zeros(batch, jnp.int32), None, zero, zero)
 
 
-def among(tokens: Array, ids: Array) -> Array:
-    """Which of the tokens [...] are one of `ids` [S]."""
+def is_any_of(tokens: Array, ids: Array) -> Array:
+    """Whether each of the tokens [...] is one of `ids` [S]."""
     return jnp.any(tokens[..., None] == ids, axis=-1)
 
 
-# Drafts from another language model, token by token, with a cache of its own.
-
-
-def read_prompts(model: LM, params: Any, prompts: Array, lengths: Array, max_len: int) -> Cache:
-    """The cache with all but the last token of each prompt: prompts [B, P] of `lengths` [B]."""
-    batch, longest = prompts.shape
-    cache = model.empty_cache(batch, max_len)
+def read_prompts(network: LanguageModel, params: Any, prompts: Prompts, max_len: int) -> Any:
+    """The cache with all but the last token of each prompt."""
+    batch, longest = prompts.tokens.shape
+    cache = network.empty_cache(batch, max_len)
     if longest == 1:
         return cache
     steps = jnp.arange(longest - 1)
-    positions = jnp.where(steps < lengths[:, None] - 1, steps, max_len)
-    no_logits = jnp.zeros((batch, 1), jnp.int32)  # nobody looks at these, so nothing computes them
-    return model.apply(params, prompts[:, :-1], positions, cache, rows=no_logits)[1]
+    positions = jnp.where(steps < prompts.lengths[:, None] - 1, steps, max_len)
+    unused = jnp.zeros((batch, 1), jnp.int32)  # no logits are read here, so only one per row is asked for
+    return network.apply(params, prompts.tokens[:, :-1], positions, cache, rows=unused)[1]
 
 
-class _Run(NamedTuple):
-    """step []: drafts so far. tokens, count, log_q: as in `Drafts`."""
+class _Progress(NamedTuple):
+    """The carry of the drafting loop.
+
+    step: [] drafts made so far.
+    tokens, count, log_q: as in `Drafts`.
+    cache: of the draft network.
+    """
 
     step: Array
     tokens: Array
     count: Array
     log_q: Array | None
-    cache: Cache
+    cache: Any
 
 
 @dataclasses.dataclass(frozen=True)
 class ModelDrafter:
-    """A smaller, quantised or distilled model over the target's ids; each may pad its vocabulary its own way.
+    """Drafts token by token from another language model with the target's ids, with a cache of its own.
 
-    Between rounds its cache lacks the last one or two of the row's tokens: two when all drafts were
-    accepted, for the last draft was never fed. So the first pass of a round always feeds the last two.
+    The model may be smaller, quantised or distilled, and its vocabulary may be padded differently.
+
+    Between rounds its cache lacks the last one or two tokens of the row: two if all drafts were accepted,
+    because the last draft was never fed. The first pass of a round therefore always feeds the last two.
     """
 
-    model: LM
+    network: LanguageModel
 
-    def begin(self, params: Any, prompts: Array, lengths: Array, max_len: int) -> Cache:
-        return read_prompts(self.model, params, self._known(prompts), lengths, max_len)
+    def begin(self, params: Any, prompts: Prompts, max_len: int) -> Any:
+        known = prompts._replace(tokens=self._known(prompts.tokens))
+        return read_prompts(self.network, params, known, max_len)
 
-    def draft(self, params: Any, cache: Cache, wanted: Wanted) -> tuple[Drafts, Cache]:
-        batch, max_len = wanted.tokens.shape
-        last_two = wanted.length[:, None] + jnp.arange(-2, 0)
-        tokens = jnp.take_along_axis(wanted.tokens, jnp.maximum(last_two, 0), axis=1)
+    def draft(self, params: Any, cache: Any, request: DraftRequest) -> tuple[Drafts, Any]:
+        batch, max_len = request.tokens.shape
+        last_two = request.length[:, None] + jnp.arange(-2, 0)
+        tokens = jnp.take_along_axis(request.tokens, jnp.maximum(last_two, 0), axis=1)
         second = jnp.ones((batch, 1), jnp.int32)
-        logits, cache = self.model.apply(params, self._known(tokens), last_two, cache, rows=second)
+        logits, cache = self.network.apply(params, self._known(tokens), last_two, cache, rows=second)
         log_q = None
-        if wanted.laws and not wanted.sampling.greedy:
-            log_q = jnp.zeros((batch, wanted.most, wanted.ids), jnp.promote_types(logits.dtype, jnp.float32))
-        nothing = jnp.zeros((batch, wanted.most), jnp.int32)
-        run = self._extend(wanted, _Run(jnp.int32(0), nothing, wanted.count, log_q, cache), logits[:, 0])
+        if request.needs_log_q and not request.sampling.greedy:
+            dtype = jnp.promote_types(logits.dtype, jnp.float32)
+            log_q = jnp.zeros((batch, request.max_gamma, request.num_ids), dtype)
+        no_tokens = jnp.zeros((batch, request.max_gamma), jnp.int32)
+        start = _Progress(jnp.int32(0), no_tokens, request.count, log_q, cache)
 
-        def body(run: _Run) -> _Run:
-            newest = jax.lax.dynamic_slice_in_dim(run.tokens, run.step - 1, 1, axis=1)
-            at = jnp.where(run.step < run.count, wanted.length + run.step - 1, max_len)
-            logits, cache = self.model.apply(params, self._known(newest), at[:, None], run.cache)
-            return self._extend(wanted, run._replace(cache=cache), logits[:, 0])
+        def unfinished(progress: _Progress) -> Array:
+            return progress.step < jnp.max(progress.count)
 
-        run = jax.lax.while_loop(lambda run: run.step < jnp.max(run.count), body, run)
-        rows = batch * (run.step + 1)
-        return Drafts(run.tokens, run.count, run.log_q, run.step, rows), run.cache
+        def extend(progress: _Progress) -> _Progress:
+            newest = jax.lax.dynamic_slice_in_dim(progress.tokens, progress.step - 1, 1, axis=1)
+            position = request.length + progress.step - 1
+            position = jnp.where(progress.step < progress.count, position, max_len)
+            logits, cache = self.network.apply(params, self._known(newest), position[:, None], progress.cache)
+            return self._add_draft(request, progress._replace(cache=cache), logits[:, 0])
 
-    def _extend(self, wanted: Wanted, run: _Run, logits: Array) -> _Run:
-        """The next draft of every row, from logits [B, V]."""
-        logits = fit(logits, self.model.config.known_ids, wanted.ids)
-        log_q = run.log_q
-        if wanted.sampling.greedy:
+        progress = jax.lax.while_loop(unfinished, extend, self._add_draft(request, start, logits[:, 0]))
+        rows = batch * (progress.step + 1)
+        drafts = Drafts(progress.tokens, progress.count, progress.log_q, progress.step, rows)
+        return drafts, progress.cache
+
+    def _add_draft(self, request: DraftRequest, progress: _Progress, logits: Array) -> _Progress:
+        """One more draft for every row that still wants one, from logits [B, V]."""
+        logits = fit_vocabulary(logits, self.network.config.known_ids, request.num_ids)
+        log_q = progress.log_q
+        if request.sampling.greedy:
             drawn = jnp.argmax(logits, axis=-1).astype(jnp.int32)
         else:
-            law = log_law(logits, wanted.sampling)
-            drawn = choose(law, noise_at(wanted.keys, wanted.length + run.step, wanted.ids, law.dtype))
-            log_q = None if log_q is None else log_q.at[:, run.step].set(law)
-        last = among(drawn, wanted.stop_ids)
-        if wanted.confidence is not None:
-            sure = jnp.take_along_axis(jax.nn.softmax(logits, axis=-1), drawn[:, None], axis=1)[:, 0]
-            last |= sure < wanted.confidence
-        tokens = run.tokens.at[:, run.step].set(jnp.where(run.step < run.count, drawn, 0))
-        count = jnp.where(last, jnp.minimum(run.count, run.step + 1), run.count)
-        return _Run(run.step + 1, tokens, count, log_q, run.cache)
+            log_p = log_probs(logits, request.sampling)
+            position = request.length + progress.step
+            drawn = gumbel_max(log_p, noise_at(request.keys, position, request.num_ids, log_p.dtype))
+            log_q = None if log_q is None else log_q.at[:, progress.step].set(log_p)
+        is_last = is_any_of(drawn, request.stop_ids)
+        if request.confidence is not None:
+            probs = jax.nn.softmax(logits, axis=-1)
+            is_last |= jnp.take_along_axis(probs, drawn[:, None], axis=1)[:, 0] < request.confidence
+        drafted = jnp.where(progress.step < progress.count, drawn, 0)
+        tokens = progress.tokens.at[:, progress.step].set(drafted)
+        count = jnp.where(is_last, jnp.minimum(progress.count, progress.step + 1), progress.count)
+        return _Progress(progress.step + 1, tokens, count, log_q, progress.cache)
 
     def _known(self, tokens: Array) -> Array:
-        """Any id will do for one that the draft model does not have."""
-        return jnp.minimum(tokens, self.model.vocab_size - 1)
-
-
-# Drafts copied from the row's own text: what followed the last time it read as it does now.
+        """Tokens that the draft model can read; an id beyond its vocabulary is replaced by its last one."""
+        return jnp.minimum(tokens, self.network.config.vocab_size - 1)
 
 
 @dataclasses.dataclass(frozen=True)
 class PromptLookup:
-    """Looks for the last `longest` tokens earlier in the text, then for fewer of them, down to `shortest`; of
-    several places it takes the most recent. A copy that reaches the end of the text goes on with itself.
+    """Copies what followed the last time the text read as it does now.
 
-    It has no parameters and no state, and is certain of its drafts; a row without a match has none.
+    It looks for the last `longest` tokens earlier in the text, then for fewer, down to `shortest`, and takes
+    the most recent of several matches. A copy that reaches the end of the text continues with itself.
+
+    It has neither parameters nor state, and its drafts are certain. A row without a match gets no drafts.
     """
 
     longest: int = 3
     shortest: int = 1
 
-    def begin(self, params: Any, prompts: Array, lengths: Array, max_len: int) -> None:
+    def begin(self, params: Any, prompts: Prompts, max_len: int) -> None:
         return None
 
-    def draft(self, params: Any, state: None, wanted: Wanted) -> tuple[Drafts, None]:
-        start = self._continuation(wanted.tokens, wanted.length)
-        period = wanted.length - start
-        index = start[:, None] + jnp.arange(wanted.most) % jnp.maximum(period, 1)[:, None]
-        tokens = jnp.take_along_axis(wanted.tokens, jnp.minimum(index, wanted.tokens.shape[1] - 1), axis=1)
-        count = jnp.where(period > 0, wanted.count, 0)
+    def draft(self, params: Any, state: None, request: DraftRequest) -> tuple[Drafts, None]:
+        start = self._continuation(request.tokens, request.length)
+        period = request.length - start
+        index = start[:, None] + jnp.arange(request.max_gamma) % jnp.maximum(period, 1)[:, None]
+        index = jnp.minimum(index, request.tokens.shape[1] - 1)
+        tokens = jnp.take_along_axis(request.tokens, index, axis=1)
+        count = jnp.where(period > 0, request.count, 0)
         zero = jnp.int32(0)
         return Drafts(tokens, count, None, zero, zero), None
 
     def _continuation(self, tokens: Array, length: Array) -> Array:
-        """Where the text goes on after the best match: [B]; `length` [B] if there is none."""
-        ends = jnp.arange(tokens.shape[1])  # an index of the last token of a match
+        """The position [B] after the best match; `length` [B] if there is none."""
+        ends = jnp.arange(tokens.shape[1])  # candidate positions of a match's last token
         run = ends < length[:, None] - 1
         matched = jnp.zeros(tokens.shape, jnp.int32)
         for back in range(self.longest):

@@ -1,4 +1,9 @@
-"""What the rounds carry: the constants, the state, the counts."""
+"""Rounds of drafting and verifying, with every row at its own place, until all rows are complete.
+
+In a round a drafter proposes up to gamma tokens, one pass of the target over the last token and the drafts
+gives its distribution after 0, 1, ... drafts, and a rule decides how many drafts stay and which token follows
+them. Without a drafter this is plain decoding, one token per pass.
+"""
 
 from __future__ import annotations
 
@@ -9,38 +14,51 @@ import jax
 import jax.numpy as jnp
 
 from cspd_jax._utils.random import purpose_keys
-from cspd_jax.coupling.draft_length import speedup
-from cspd_jax.networks.lm import LM, Cache
-from cspd_jax.text.drafters import Drafter, Drafts, Wanted, among, no_drafts, read_prompts
+from cspd_jax.coupling.draft_length import best_draft_length
+from cspd_jax.text.drafters import Drafter, DraftRequest, Drafts, is_any_of, no_drafts, read_prompts
+from cspd_jax.text.info import ACCEPTED, BONUS, CORRECTED, PLAIN, CallCounts, DraftCounts, RoundInfo, add
+from cspd_jax.text.prompts import Prompts
+from cspd_jax.text.protocol import LanguageModel
 from cspd_jax.text.rules import RULES, Verdict, agree
-from cspd_jax.text.sampling import Purpose, Sampling, fit, log_law, round_keys
+from cspd_jax.text.sampling import Purpose, Sampling, fit_vocabulary, log_probs, round_keys
 
 Array = jax.Array
 
-# Where a token is from: State.marks.
-NONE, PLAIN, ACCEPTED, CORRECTED, BONUS = range(5)
+# The acceptance that a row starts from, before it has tests of its own: this many accepted of this many.
+_PRIOR_ACCEPTED, _PRIOR_TESTED = 4.0, 5.0
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Game:
+class Inputs:
     """What stays the same during a generation of B rows.
 
-    drafter: None is plain decoding. rule: one of `RULES`; "match" without drafts is the plain sampler.
-    most: drafts per round at most, G. params, draft_params: of the target and for the drafter.
-    keys: [B], None when greedy.
-    limit: [B] length at which a row ends. stop_ids: [S], a row also ends with one of these.
-    gamma: [B] drafts wanted per round, at most G. cost: None, or the time of a draft as a share of a target
-    pass, for which each row chooses how many of its gamma to draft, from its own acceptance so far.
-    confidence: see `Wanted`.
+    target: the network (static).
+    drafter: None is plain decoding (static).
+    rule: one of `RULES`; "match" without a drafter is the plain sampler (static).
+    max_gamma: bound G on the drafts of a round (static).
+    max_len: tokens that a row has room for (static).
+    params: of the target.
+    drafter_params: of the drafter.
+    prompts: what the rows begin with.
+    keys: [B] one per row; None when greedy.
+    limit: [B] the length at which a row ends.
+    stop_ids: [S] a row also ends with one of these.
+    sampling: how tokens are drawn; arrays.
+    gamma: [B] drafts wanted per round, at most G.
+    cost: [] time of a draft as a share of a target pass. If given, each row drafts as many of its gamma as
+        pay off at its own acceptance so far.
+    confidence: see `DraftRequest`.
     """
 
-    target: LM = dataclasses.field(metadata={"static": True})
+    target: LanguageModel = dataclasses.field(metadata={"static": True})
     drafter: Drafter | None = dataclasses.field(metadata={"static": True})
     rule: str = dataclasses.field(metadata={"static": True})
-    most: int = dataclasses.field(metadata={"static": True})
+    max_gamma: int = dataclasses.field(metadata={"static": True})
+    max_len: int = dataclasses.field(metadata={"static": True})
     params: Any
-    draft_params: Any
+    drafter_params: Any
+    prompts: Prompts
     keys: Array | None
     limit: Array
     stop_ids: Array
@@ -50,35 +68,22 @@ class Game:
     confidence: Array | None
 
     @property
-    def ids(self) -> int:
-        """The size of laws; ids from here on are padding of the vocabulary."""
+    def num_ids(self) -> int:
+        """The size of the distributions; ids from here on are padding of the vocabulary."""
         return self.target.config.known_ids
 
 
-class Counts(NamedTuple):
-    """rounds: [B] until the row was complete. drafted: [B]. tested, accepted: [B, G] by position in the
-    draft; drafts after a rejection, or after the end of the row, were not tested. truncated: [B], see
-    `Verdict`.
+class TextState(NamedTuple):
+    """What the rounds carry.
 
-    target_passes, draft_passes: [] passes one after the other for the whole batch, besides the one that reads
-    the prompts. target_rows, draft_rows: [] tokens in them, with padding and rows that were complete.
-    """
-
-    rounds: Array
-    drafted: Array
-    tested: Array
-    accepted: Array
-    truncated: Array
-    target_passes: Array
-    target_rows: Array
-    draft_passes: Array
-    draft_rows: Array
-
-
-class State(NamedTuple):
-    """tokens: [B, max_len], the first `length` [B] are final, later ones zero. marks: [B, max_len] int8,
-    where each token is from (NONE for the prompt). stopped: [B], ended with a stop id. done: [B].
-    cache: of the target, with all final tokens but the last. draft: the drafter's state.
+    tokens: [B, max_len] final tokens, then zeros.
+    length: [B] final tokens of each row.
+    marks: [B, max_len] int8, where each token came from.
+    stopped: [B] whether the row ended with a stop id.
+    done: [B] whether the row is complete.
+    cache: of the target, with all final tokens but the last.
+    drafter_state: whatever the drafter carries.
+    info: the sum of what happened in all rounds so far.
     """
 
     tokens: Array
@@ -86,109 +91,107 @@ class State(NamedTuple):
     marks: Array
     stopped: Array
     done: Array
-    cache: Cache
-    draft: Any
-    counts: Counts
+    cache: Any
+    drafter_state: Any
+    info: RoundInfo
 
 
-# Rounds of drafting and verifying, every row at its own place, until all rows are complete.
-#
-# One round: a drafter proposes up to gamma tokens; one pass of the target over the last token and the drafts
-# gives its laws after 0, 1, ... drafts; a rule says how many drafts stay and which token follows them.
-# Without a drafter this is plain decoding, one token per pass.
-
-
-# What a row's acceptance is taken to be until it has tests: this many accepted of this many.
-_ACCEPTED, _TESTED = 4.0, 5.0
-
-
-def begin(game: Game, prompts: Array, lengths: Array, max_len: int) -> State:
-    """prompts [B, P] of `lengths` [B], each from the left edge, are read by the target and by the drafter."""
-    batch, longest, drafter = *prompts.shape, game.drafter
-    prompts = jnp.where(jnp.arange(longest) < lengths[:, None], prompts, 0).astype(jnp.int32)
-    tokens = jnp.zeros((batch, max_len), jnp.int32).at[:, :longest].set(prompts)
-    zeros, by_place = jnp.zeros(batch, jnp.int32), jnp.zeros((batch, game.most), jnp.int32)
-    total = jnp.int32(0)
-    return State(
-        tokens=tokens,
-        length=lengths.astype(jnp.int32),
-        marks=jnp.zeros(tokens.shape, jnp.int8),
+def begin(inputs: Inputs) -> TextState:
+    """The state before the first round: the prompts have been read."""
+    prompts, max_len = inputs.prompts, inputs.max_len
+    batch, longest = prompts.tokens.shape
+    known = jnp.where(jnp.arange(longest) < prompts.lengths[:, None], prompts.tokens, 0)
+    prompts = prompts._replace(tokens=known)
+    drafter_state = None
+    if inputs.drafter is not None:
+        drafter_state = inputs.drafter.begin(inputs.drafter_params, prompts, max_len)
+    by_row, zero = jnp.zeros(batch, jnp.int32), jnp.int32(0)
+    by_position = jnp.zeros((batch, inputs.max_gamma), jnp.int32)
+    return TextState(
+        tokens=jnp.pad(known, ((0, 0), (0, max_len - longest))),
+        length=prompts.lengths,
+        marks=jnp.zeros((batch, max_len), jnp.int8),
         stopped=jnp.zeros(batch, bool),
-        done=lengths >= game.limit,
-        cache=read_prompts(game.target, game.params, prompts, lengths, max_len),
-        draft=None if drafter is None else drafter.begin(game.draft_params, prompts, lengths, max_len),
-        counts=Counts(zeros, zeros, by_place, by_place, zeros, total, total, total, total),
+        done=prompts.lengths >= inputs.limit,
+        cache=read_prompts(inputs.target, inputs.params, prompts, max_len),
+        drafter_state=drafter_state,
+        info=RoundInfo(
+            DraftCounts(by_row, by_row, by_position, by_position, by_row), CallCounts(zero, zero, zero, zero)
+        ),
     )
 
 
-def play(game: Game, state: State) -> State:
-    """One round."""
-    drafts, state = draft_step(game, state)
-    verdict, state = verify_step(game, state, drafts)
-    return commit(game, state, drafts, verdict)
+def advance(inputs: Inputs, state: TextState) -> TextState:
+    """One turn of the loop: a round, and the sum of what happened."""
+    next_state, happened = run_round(inputs, state)
+    return next_state._replace(info=add(state.info, happened))
 
 
-def draft_step(game: Game, state: State) -> tuple[Drafts, State]:
-    if game.drafter is None:
-        return no_drafts(len(state.length)), state
-    if game.sampling.greedy:
+def run_round(inputs: Inputs, state: TextState) -> tuple[TextState, RoundInfo]:
+    """One round, and what happened in it."""
+    drafts, drafter_state = draft_step(inputs, state)
+    verdict, cache = verify_step(inputs, state, drafts)
+    next_state, draft_counts = commit(inputs, state, drafts, verdict)
+    calls = count_calls(drafts)
+    next_state = next_state._replace(cache=cache, drafter_state=drafter_state)
+    return next_state, RoundInfo(draft_counts, calls)
+
+
+def draft_step(inputs: Inputs, state: TextState) -> tuple[Drafts, Any]:
+    """The drafts of a round, and the drafter's next state."""
+    if inputs.drafter is None:
+        return no_drafts(len(state.length)), state.drafter_state
+    if inputs.sampling.greedy:
         keys = None
-    elif game.rule == "match":  # with the target's noise a draft is more often the target's token
-        keys = purpose_keys(game.keys, Purpose.TOKEN)
+    elif inputs.rule == "match":  # with the target's own noise, a draft more often is the target's token
+        keys = purpose_keys(inputs.keys, Purpose.TOKEN)
     else:
-        keys = round_keys(game.keys, Purpose.DRAFT, state.length)
-    room = game.limit - state.length - 1  # a round adds one token more than it accepts drafts
-    wanted = Wanted(
+        keys = round_keys(inputs.keys, Purpose.DRAFT, state.length)
+    room = inputs.limit - state.length - 1  # a round adds one token more than it accepts drafts
+    request = DraftRequest(
         tokens=state.tokens,
         length=state.length,
-        count=jnp.where(state.done, 0, jnp.minimum(window(game, state), room)),
+        count=jnp.where(state.done, 0, jnp.minimum(draft_lengths(inputs, state), room)),
         keys=keys,
-        sampling=game.sampling,
-        stop_ids=game.stop_ids,
-        confidence=game.confidence,
-        most=game.most,
-        ids=game.ids,
-        laws=game.rule != "match",
+        sampling=inputs.sampling,
+        stop_ids=inputs.stop_ids,
+        confidence=inputs.confidence,
+        max_gamma=inputs.max_gamma,
+        num_ids=inputs.num_ids,
+        needs_log_q=inputs.rule != "match",
     )
-    drafts, draft = game.drafter.draft(game.draft_params, state.draft, wanted)
-    return drafts, state._replace(draft=draft)
+    return inputs.drafter.draft(inputs.drafter_params, state.drafter_state, request)
 
 
-def window(game: Game, state: State) -> Array:
-    """How many tokens each row drafts, chosen from what happened in earlier rounds alone: [B]."""
-    if game.cost is None:
-        return game.gamma
-    accepted, tested = (jnp.sum(a, axis=1) for a in (state.counts.accepted, state.counts.tested))
-    acceptance = (accepted + _ACCEPTED) / (tested + _TESTED)
-    gammas = 1 + jnp.arange(game.most)
-    gains = speedup(acceptance[:, None], gammas, game.cost)
-    best = jnp.argmax(jnp.where(gammas <= game.gamma[:, None], gains, 0.0), axis=1)
-    return jnp.minimum(1 + best.astype(jnp.int32), game.gamma)
+def draft_lengths(inputs: Inputs, state: TextState) -> Array:
+    """How many tokens each row drafts, decided by what happened in earlier rounds alone: [B]."""
+    if inputs.cost is None:
+        return inputs.gamma
+    accepted, tested = (jnp.sum(a, axis=1) for a in (state.info.drafts.accepted, state.info.drafts.tested))
+    acceptance = (accepted + _PRIOR_ACCEPTED) / (tested + _PRIOR_TESTED)
+    return best_draft_length(acceptance, inputs.max_gamma, inputs.cost, inputs.gamma)
 
 
-def verify_step(game: Game, state: State, drafts: Drafts) -> tuple[Verdict, State]:
-    """One pass over the last token and the drafts of each row, and the rule's verdict."""
-    batch, max_len = state.tokens.shape
+def verify_step(inputs: Inputs, state: TextState, drafts: Drafts) -> tuple[Verdict, Any]:
+    """One target pass over the last token and the drafts of each row: the rule's verdict, and the cache."""
+    max_len = inputs.max_len
     last = jnp.take_along_axis(state.tokens, state.length[:, None] - 1, axis=1)
     index = jnp.arange(drafts.tokens.shape[1] + 1, dtype=jnp.int32)
     used = (index <= drafts.count[:, None]) & ~state.done[:, None]
     positions = jnp.where(used, state.length[:, None] - 1 + index, max_len)
     tokens = jnp.concatenate([last, drafts.tokens], axis=1)
-    logits, cache = game.target.apply(game.params, tokens, positions, state.cache)
-    logits = fit(logits, game.ids, game.ids)
-    if game.sampling.greedy:
-        verdict = agree(jnp.argmax(logits, axis=-1).astype(jnp.int32), drafts)
-    else:
-        verdict = RULES[game.rule](game.keys, state.length, log_law(logits, game.sampling), drafts)
-    counts = state.counts
-    counts = counts._replace(
-        target_passes=counts.target_passes + 1, target_rows=counts.target_rows + batch * len(index)
-    )
-    return verdict, state._replace(cache=cache, counts=counts)
+    logits, cache = inputs.target.apply(inputs.params, tokens, positions, state.cache)
+    logits = fit_vocabulary(logits, inputs.num_ids, inputs.num_ids)
+    if inputs.sampling.greedy:
+        return agree(jnp.argmax(logits, axis=-1).astype(jnp.int32), drafts), cache
+    log_p = log_probs(logits, inputs.sampling)
+    return RULES[inputs.rule](inputs.keys, state.length, log_p, drafts), cache
 
 
-def commit(game: Game, state: State, drafts: Drafts, verdict: Verdict) -> State:
-    """Every row goes on by its accepted drafts and one token, or up to a stop id among them."""
+def commit(
+    inputs: Inputs, state: TextState, drafts: Drafts, verdict: Verdict
+) -> tuple[TextState, DraftCounts]:
+    """Every row grows by its accepted drafts and one token, or up to the first stop id among them."""
     batch, max_len = state.tokens.shape
     tau, count = verdict.tau[:, None], drafts.count[:, None]
     index = jnp.arange(drafts.tokens.shape[1] + 1, dtype=jnp.int32)
@@ -196,28 +199,33 @@ def commit(game: Game, state: State, drafts: Drafts, verdict: Verdict) -> State:
     after = jnp.where(count == 0, PLAIN, jnp.where(tau < count, CORRECTED, BONUS))
     marks = jnp.where(index < tau, ACCEPTED, after)
 
-    ends = (index <= tau) & among(tokens, game.stop_ids)
+    ends = (index <= tau) & is_any_of(tokens, inputs.stop_ids)
     first_end = jnp.min(jnp.where(ends, index, max_len), axis=1)
     size = jnp.where(state.done, 0, jnp.minimum(verdict.tau, first_end) + 1)
     length = state.length + size
     stopped = state.stopped | (~state.done & jnp.any(ends, axis=1))
 
-    at = jnp.arange(batch)[:, None], jnp.where(index < size[:, None], state.length[:, None] + index, max_len)
-    counts, of_drafts = state.counts, (index[:-1] < size[:, None]) & (index[:-1] < count)
-    accepted = of_drafts & (index[:-1] < tau)
-    return state._replace(
-        tokens=state.tokens.at[at].set(tokens, mode="drop"),
+    rows = jnp.arange(batch)[:, None]
+    columns = jnp.where(index < size[:, None], state.length[:, None] + index, max_len)  # the rest is dropped
+    tested = (index[:-1] < size[:, None]) & (index[:-1] < count)
+    number = lambda flags: flags.astype(jnp.int32)
+    next_state = state._replace(
+        tokens=state.tokens.at[rows, columns].set(tokens, mode="drop"),
         length=length,
-        marks=state.marks.at[at].set(marks.astype(jnp.int8), mode="drop"),
+        marks=state.marks.at[rows, columns].set(marks.astype(jnp.int8), mode="drop"),
         stopped=stopped,
-        done=stopped | (length >= game.limit),
-        counts=counts._replace(
-            rounds=counts.rounds + ~state.done,
-            drafted=counts.drafted + drafts.count,
-            tested=counts.tested + of_drafts,
-            accepted=counts.accepted + accepted,
-            truncated=counts.truncated + (verdict.truncated & (size > verdict.tau)),
-            draft_passes=counts.draft_passes + drafts.passes,
-            draft_rows=counts.draft_rows + drafts.rows,
-        ),
+        done=stopped | (length >= inputs.limit),
     )
+    return next_state, DraftCounts(
+        rounds=number(~state.done),
+        drafted=drafts.count,
+        tested=number(tested),
+        accepted=number(tested & (index[:-1] < tau)),
+        truncated=number(verdict.truncated & (size > verdict.tau)),
+    )
+
+
+def count_calls(drafts: Drafts) -> CallCounts:
+    """The network calls of a round with these drafts."""
+    batch, gamma = drafts.tokens.shape
+    return CallCounts(jnp.int32(1), jnp.int32(batch * (gamma + 1)), drafts.passes, drafts.rows)

@@ -1,7 +1,8 @@
-"""How many drafts are accepted, and which token comes after them.
+"""How many drafts are accepted, and which token follows them.
 
-A rule is a function of (keys [B], length [B], log_p [B, G + 1, V], drafts): log_p[:, i] is the target's law
-after i drafts. Whatever the rule, the tokens of all rounds together are distributed as the target's.
+A rule is a function of (keys [B], length [B], log_p [B, G + 1, V], drafts) -> Verdict, where log_p[:, i] is
+the target's distribution after i drafts. With every rule in `RULES` the tokens of all rounds together are
+distributed as the target's own.
 """
 
 from __future__ import annotations
@@ -15,14 +16,18 @@ import jax.numpy as jnp
 from cspd_jax._utils.random import purpose_keys
 from cspd_jax.coupling import accepts, log_acceptance, residual_logits, uniform, verify_block
 from cspd_jax.text.drafters import Drafts
-from cspd_jax.text.sampling import Purpose, choose, gumbel, noise_at, point_mass, round_keys
+from cspd_jax.text.sampling import Purpose, gumbel, gumbel_max, noise_at, point_mass, round_keys
 
 Array = jax.Array
 
 
 class Verdict(NamedTuple):
-    """tau [B]: the drafts accepted. token [B]: the one after them. truncated [B]: rounding left nothing of
-    the residual, and the token is from p itself."""
+    """The decision of a rule.
+
+    tau: [B] drafts accepted.
+    token: [B] the token after them.
+    truncated: [B] whether rounding left nothing of the residual, so that the token was drawn from p itself.
+    """
 
     tau: Array
     token: Array
@@ -30,12 +35,12 @@ class Verdict(NamedTuple):
 
 
 def google(keys: Array, length: Array, log_p: Array, drafts: Drafts) -> Verdict:
-    """A draft is rejected if r > p / q; the first rejected one is replaced by a draw from (p - q)_+."""
+    """Rejects a draft if r > p / q, and replaces the first rejected one by a draw from (p - q)_+."""
     return _one_by_one(keys, length, log_p, drafts, lambda r, log_p, log_q: accepts(r, log_p - log_q))
 
 
 def deepmind(keys: Array, length: Array, log_p: Array, drafts: Drafts) -> Verdict:
-    """The same, said of acceptance: if r < min(1, p / q), with r in [0, 1)."""
+    """The same test stated as acceptance: r < min(1, p / q), with r in [0, 1)."""
 
     def test(r, log_p, log_q):
         return jnp.log(jnp.minimum(r, 1 - 2.0**-24)) < log_acceptance(log_p, log_q)
@@ -43,31 +48,8 @@ def deepmind(keys: Array, length: Array, log_p: Array, drafts: Drafts) -> Verdic
     return _one_by_one(keys, length, log_p, drafts, test)
 
 
-def _one_by_one(keys: Array, length: Array, log_p: Array, drafts: Drafts, test: Callable) -> Verdict:
-    most, ids = drafts.tokens.shape[1], log_p.shape[-1]
-    of_drafts = drafts.tokens[:, :, None]
-    p = jnp.take_along_axis(log_p[:, :most], of_drafts, axis=2)[..., 0]
-    q = jnp.zeros_like(p)
-    if drafts.log_q is not None:
-        q = jnp.take_along_axis(drafts.log_q, of_drafts, axis=2)[..., 0]
-    r = jax.vmap(lambda key: uniform(key, (most,), p.dtype))(round_keys(keys, Purpose.TEST, length))
-    tau = _first_failure(test(r, p, q), drafts.count)
-
-    rejected = tau < drafts.count
-    at = jnp.minimum(tau, most - 1)
-    if drafts.log_q is None:
-        q = point_mass(_take(drafts.tokens, at), ids, p.dtype)
-    else:
-        q = _take(drafts.log_q, at)
-    p = _take(log_p, tau)
-    residual = residual_logits(p, jnp.where(rejected[:, None], q, -jnp.inf))  # all of p after the last draft
-    empty = jnp.all(residual == -jnp.inf, axis=1)
-    noise = gumbel(round_keys(keys, Purpose.RESIDUAL, length), ids, p.dtype)
-    return Verdict(tau, choose(jnp.where(empty[:, None], p, residual), noise), empty)
-
-
 def block(keys: Array, length: Array, log_p: Array, drafts: Drafts) -> Verdict:
-    """Block verification: all drafts of the round are tested together, and at least as many are accepted."""
+    """Block verification: tests all drafts of the round together, and accepts at least as many on average."""
     log_q = drafts.log_q
     if log_q is None:
         log_q = point_mass(drafts.tokens, log_p.shape[-1], log_p.dtype)
@@ -77,16 +59,20 @@ def block(keys: Array, length: Array, log_p: Array, drafts: Drafts) -> Verdict:
 
 
 def match(keys: Array, length: Array, log_p: Array, drafts: Drafts) -> Verdict:
-    """The target draws as the plain sampler would, with the noise of each position, and drafts are accepted
-    while they are the same. The output is the plain sampler's token by token, whatever the drafts."""
+    """Accepts drafts while they equal the plain sampler's tokens, drawn with the noise of each position.
+
+    The output equals the plain sampler's token by token, whatever the drafts.
+    """
     positions = length[:, None] + jnp.arange(log_p.shape[1])
     noise = noise_at(purpose_keys(keys, Purpose.TOKEN), positions, log_p.shape[-1], log_p.dtype)
-    return agree(choose(log_p, noise), drafts)
+    return agree(gumbel_max(log_p, noise), drafts)
 
 
 def agree(tokens: Array, drafts: Drafts) -> Verdict:
-    """tokens [B, G + 1]: the target's own after 0, 1, ... drafts. With these, every rule is greedy decoding
-    where laws are certain."""
+    """Accepts drafts while they equal the target's own tokens [B, G + 1] after 0, 1, ... drafts.
+
+    With greedy tokens this is what every rule does.
+    """
     tau = _first_failure(drafts.tokens == tokens[:, :-1], drafts.count)
     return Verdict(tau, _take(tokens, tau), jnp.zeros(tau.shape, bool))
 
@@ -97,6 +83,30 @@ RULES: dict[str, Callable[[Array, Array, Array, Drafts], Verdict]] = {
     "block": block,
     "match": match,
 }
+
+
+def _one_by_one(keys: Array, length: Array, log_p: Array, drafts: Drafts, test: Callable) -> Verdict:
+    """Tests the drafts in order until one fails; test(r, log p, log q) of a draft decides about it."""
+    gamma, num_ids = drafts.tokens.shape[1], log_p.shape[-1]
+    of_drafts = drafts.tokens[:, :, None]
+    p = jnp.take_along_axis(log_p[:, :gamma], of_drafts, axis=2)[..., 0]
+    q = jnp.zeros_like(p)
+    if drafts.log_q is not None:
+        q = jnp.take_along_axis(drafts.log_q, of_drafts, axis=2)[..., 0]
+    r = jax.vmap(lambda key: uniform(key, (gamma,), p.dtype))(round_keys(keys, Purpose.TEST, length))
+    tau = _first_failure(test(r, p, q), drafts.count)
+
+    rejected = tau < drafts.count
+    last = jnp.minimum(tau, gamma - 1)
+    if drafts.log_q is None:
+        q = point_mass(_take(drafts.tokens, last), num_ids, p.dtype)
+    else:
+        q = _take(drafts.log_q, last)
+    p = _take(log_p, tau)
+    residual = residual_logits(p, jnp.where(rejected[:, None], q, -jnp.inf))  # all of p after the last draft
+    empty = jnp.all(residual == -jnp.inf, axis=1)
+    noise = gumbel(round_keys(keys, Purpose.RESIDUAL, length), num_ids, p.dtype)
+    return Verdict(tau, gumbel_max(jnp.where(empty[:, None], p, residual), noise), empty)
 
 
 def _first_failure(passed: Array, count: Array) -> Array:

@@ -1,0 +1,98 @@
+"""The stepwise rule: which place is filled next, and with which token.
+
+In the earliest block with something to fill, the rule takes the place whose token the model is most confident
+of, the first one if several are equal. At temperature 0 the token of a place is the most probable one; above,
+it has the largest logit + temperature * Gumbel noise, with noise that belongs to the step and the place. The
+confidence is the probability of that token without noise.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from cspd_jax.coupling.acceptance import at_least_float32
+from cspd_jax.masked.canvas import Canvas
+from cspd_jax.text.sampling import gumbel
+
+Array = jax.Array
+_NO_BLOCK = jnp.iinfo(jnp.int32).max
+
+
+class Candidates(NamedTuple):
+    """What each place would be filled with.
+
+    tokens: [..., W]
+    confidence: [..., W] log probabilities of the tokens.
+    """
+
+    tokens: Array
+    confidence: Array
+
+
+class Choice(NamedTuple):
+    """The place that the rule takes.
+
+    index: [...] into the window.
+    token: [...] for that place.
+    exists: [...] whether there was a place to fill.
+    """
+
+    index: Array
+    token: Array
+    exists: Array
+
+
+def candidates(canvas: Canvas, logits: Array, places: Array, steps: Array) -> Candidates:
+    """The candidates from logits [B, ..., W, V] at places [B, ..., W], for steps [B, ...].
+
+    Neither the mask nor an id that pads the vocabulary is ever a candidate.
+    """
+    config = canvas.network.config
+    ids = jnp.arange(logits.shape[-1])
+    allowed = (ids < config.known_ids) & (ids != canvas.mask_id)
+    (logits,) = at_least_float32(logits)
+    logits = jnp.where(allowed, logits, -jnp.inf)
+    noisy = logits
+    if canvas.keys is not None:
+        noise = step_noise(canvas.keys, steps, places, logits.shape[-1], logits.dtype)
+        noisy = logits + canvas.temperature.astype(logits.dtype) * noise
+    tokens = jnp.argmax(noisy, axis=-1).astype(jnp.int32)
+    # The log probability of a near-certain token is close to 0. Subtracting the largest logit first keeps its
+    # digits, which the rounding of large logits would swamp.
+    logits = logits - jnp.max(logits, axis=-1, keepdims=True)
+    chosen = jnp.take_along_axis(logits, tokens[..., None], axis=-1)[..., 0]
+    return Candidates(tokens, chosen - jnp.log(jnp.sum(jnp.exp(logits), axis=-1)))
+
+
+def step_noise(keys: Array, steps: Array, places: Array, num_ids: int, dtype) -> Array:
+    """Gumbel noise [B, ..., W, num_ids] by the row's key [B], the step [B, ...] and the place [B, ..., W]."""
+    fold = jax.random.fold_in
+    of_row = lambda key, steps, places: jax.vmap(lambda s, p: jax.vmap(lambda q: fold(fold(key, s), q))(p))(
+        steps.reshape(-1), places.reshape(-1, places.shape[-1])
+    )
+    made = jax.vmap(of_row)(keys, steps, places)
+    return gumbel(made.reshape(places.shape), num_ids, dtype)
+
+
+def eligible(masked: Array, blocks: Array) -> Array:
+    """Of the places [..., W] that are masked, those of the earliest block."""
+    first = jnp.min(jnp.where(masked, blocks, _NO_BLOCK), axis=-1, keepdims=True)
+    return masked & (blocks == first)
+
+
+def choose(found: Candidates, masked: Array, blocks: Array) -> Choice:
+    """The rule, for places [..., W]."""
+    open_places = eligible(masked, blocks)
+    index = jnp.argmax(jnp.where(open_places, found.confidence, -jnp.inf), axis=-1)
+    token = jnp.take_along_axis(found.tokens, index[..., None], axis=-1)[..., 0]
+    return Choice(index, token, jnp.any(masked, axis=-1))
+
+
+def surest(found: Candidates, open_places: Array, count: Array) -> Array:
+    """The `count` most confident of the open places [..., W], the first ones on ties: bool [..., W]."""
+    falling = jnp.argsort(jnp.where(open_places, -found.confidence, jnp.inf), axis=-1, stable=True)
+    rank = jnp.argsort(falling, axis=-1)
+    return open_places & (rank < count)

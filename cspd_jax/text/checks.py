@@ -1,0 +1,61 @@
+"""Argument checks that raise a `UserError` in one sentence. Traced values are not looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from cspd_jax._utils.random import keys_per_row
+from cspd_jax.errors import UserError
+
+Array = jax.Array
+
+
+def concrete(value: Any) -> np.ndarray | None:
+    """The value as a numpy array; None if there is none or it is traced."""
+    return None if value is None or isinstance(value, jax.core.Tracer) else np.asarray(value)
+
+
+def require(condition: Any, sentence: str) -> None:
+    """UserError with this sentence unless the condition holds."""
+    if not condition:
+        raise UserError(sentence)
+
+
+def holds(value: Any, test: Callable[[np.ndarray], Any], unknown: bool = True) -> bool:
+    """Whether `test` is true of every entry of the value; `unknown` if it is None or traced."""
+    known = concrete(value)
+    return unknown if known is None else bool(np.all(test(known)))
+
+
+def check_number(name: str, value: Any, test: Callable[[np.ndarray], Any], valid: str) -> None:
+    """UserError unless `test` is true of every entry; `valid` says in words what is allowed."""
+    require(holds(value, test), f"{name} is {value}; it must be {valid}")
+
+
+def check_shapes(batch: int, **values: Any) -> None:
+    """UserError unless every value is None, one number, or one number per row."""
+    for name, value in values.items():
+        require(
+            value is None or np.shape(value) in ((), (batch,)),
+            f"{name} has shape {np.shape(value)}; it must be one number, or one for each of {batch} rows",
+        )
+
+
+def check_max_gamma(gamma: Any, max_gamma: int | None) -> int:
+    """The static bound on gamma: max_gamma, or the largest gamma if that is None."""
+    require(
+        max_gamma is not None or concrete(gamma) is not None, "gamma is traced, so max_gamma must be given"
+    )
+    return int(np.max(gamma)) if max_gamma is None else max_gamma
+
+
+def keys_of_rows(key: Array | None, batch: int) -> Array | None:
+    """One key per row [B], from one key for all of them or one for each; None stays None."""
+    if key is None:
+        return None
+    require(hasattr(key, "dtype"), "key must be made by jax.random.key")
+    return keys_per_row(key, batch)

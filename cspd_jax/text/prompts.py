@@ -1,0 +1,72 @@
+"""Prompts as lists of ids or as padded arrays, for causal and masked-diffusion models."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from cspd_jax.errors import UserError
+from cspd_jax.text.checks import concrete, holds, require
+from cspd_jax.text.protocol import LanguageModelConfig
+
+Array = jax.Array
+_WANTED = "prompts must be a list of lists of ids, or a tuple (tokens [B, P], lengths [B])"
+
+
+class Prompts(NamedTuple):
+    """Prompts of different lengths as arrays, which may be traced under jit.
+
+    tokens: [B, P] ids, each prompt at the left edge; what follows it in its row is ignored.
+    lengths: [B] number of tokens in each prompt.
+    """
+
+    tokens: Array | np.ndarray
+    lengths: Array | np.ndarray
+
+
+def pad_prompts(prompts: Sequence[Sequence[int]]) -> Prompts:
+    """Lists of ids as arrays, padded with zeros on the right."""
+    lengths = np.array([len(prompt) for prompt in prompts], np.int32)
+    tokens = np.zeros((len(prompts), max(lengths, default=0)), np.int32)
+    for row, prompt in zip(tokens, prompts):
+        row[: len(prompt)] = prompt
+    return Prompts(tokens, lengths)
+
+
+def as_prompts(prompts: Prompts | tuple[Array, Array] | Sequence[Sequence[int]]) -> Prompts:
+    """A list of prompts is padded; a tuple is taken to be (tokens, lengths) already."""
+    if isinstance(prompts, tuple):
+        return Prompts(*prompts)
+    require(all(np.ndim(prompt) == 1 for prompt in prompts), _WANTED)
+    return pad_prompts(prompts)
+
+
+def check_prompts(config: LanguageModelConfig, prompts: Prompts, shortest: int = 1) -> tuple[int, int]:
+    """(B, P) of the prompts. UserError unless they fit each other and the model's vocabulary."""
+    require(np.ndim(prompts.tokens) == 2, _WANTED)
+    batch, longest = np.shape(prompts.tokens)
+    require(
+        np.shape(prompts.lengths) == (batch,),
+        f"there must be one length for each of {batch} prompts, not lengths of shape"
+        f" {np.shape(prompts.lengths)}",
+    )
+    require(
+        holds(prompts.lengths, lambda n: n >= shortest),
+        f"a prompt is empty; it needs at least {shortest} token to begin with"
+        if shortest
+        else "the length of a prompt is negative",
+    )
+    require(
+        holds(prompts.lengths, lambda n: n <= longest),
+        f"a prompt is longer than the {longest} tokens given",
+    )
+    tokens, lengths = concrete(prompts.tokens), concrete(prompts.lengths)
+    if tokens is not None and lengths is not None:
+        ids = tokens[np.arange(longest) < lengths[:, None]]
+        unknown = ids[(ids < 0) | (ids >= config.known_ids)]
+        for wrong in unknown:
+            raise UserError(f"id {wrong} in a prompt is not one of the model's {config.known_ids} ids")
+    return batch, longest

@@ -1,0 +1,70 @@
+"""What decoding needs of a language model: a few fields of its config, and a pass with a cache."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+import jax
+
+from cspd_jax.errors import UserError
+
+if TYPE_CHECKING:
+    from cspd_jax.models import TextModel
+
+Array = jax.Array
+
+
+class LanguageModelConfig(Protocol):
+    """The sizes that decoding reads."""
+
+    @property
+    def causal(self) -> bool:
+        """Whether a token sees only the tokens before it."""
+
+    @property
+    def vocab_size(self) -> int:
+        """The size of the last axis of the logits."""
+
+    @property
+    def known_ids(self) -> int:
+        """Ids from this one on are padding of the vocabulary and are never drawn."""
+
+    @property
+    def eos_ids(self) -> tuple[int, ...]:
+        """Ids that end a text."""
+
+
+class LanguageModel(Protocol):
+    """Pure functions of explicit parameters. Implementations are hashable: they are static under jit."""
+
+    @property
+    def config(self) -> LanguageModelConfig: ...
+
+    def empty_cache(self, batch: int, max_len: int) -> Any:
+        """A cache (any pytree) with one slot for each of max_len positions of each row."""
+
+    def apply(
+        self, params: Any, tokens: Array, positions: Array, cache: Any, *, rows: Array | None = None
+    ) -> tuple[Array, Any]:
+        """Logits [B, Q, V] of tokens [B, Q] at positions [B, Q], and the cache with these tokens stored.
+
+        A token sees the slots at positions up to its own. Positions outside 0..max_len - 1 are padding and
+        store nothing. Going back is just reusing earlier positions. rows [B, R] are indices into Q: only
+        their logits are computed, [B, R, V].
+        """
+
+
+def bound(model: TextModel | tuple[Any, Any]) -> tuple[Any, Any]:
+    """(network, params) of a loaded model, or of such a pair.
+
+    Use the pair inside your own jitted function, where the parameters are traced.
+    """
+    if isinstance(model, tuple):
+        network, params = model
+        return network, params
+    network = getattr(model, "network", None)
+    if network is None or not hasattr(model, "params"):
+        raise UserError(
+            f"a model must be a TextModel or a pair (network, params), not {type(model).__name__}"
+        )
+    return network, model.params

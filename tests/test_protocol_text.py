@@ -1,0 +1,241 @@
+"""Every text rule and drafter and every masked-diffusion method goes through the same four checks.
+
+A stream ends in what one call returns; a row does not depend on its neighbours; other numbers compile
+nothing; the counts add up. All in float64, because different programs round differently.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import masked_models
+import numpy as np
+import pytest
+import text_models
+from masked_models import MASK, PLACES
+
+from cspd_jax import masked, text
+from cspd_jax.networks.lm import LM
+from cspd_jax.text import ACCEPTED, BONUS, CORRECTED, PLAIN, Prompts, Sampling
+
+pytestmark = pytest.mark.usefixtures("float64")
+ROWS, LONGEST, NEW, MAX_GAMMA, FIXED = 6, 6, 13, 5, 2  # FIXED is the row whose neighbours change
+
+
+@dataclasses.dataclass(frozen=True)
+class TextCase:
+    """Without a drafter this is plain decoding. filtered: by top-k and top-p."""
+
+    drafter: str | None = None
+    rule: str = "block"
+    sampled: bool = True
+    filtered: bool = False
+    options: tuple[tuple[str, Any], ...] = ()
+    family = text
+
+    def arguments(self, seed: int) -> tuple[tuple, dict]:
+        """With prompts, keys and numbers by the seed, except for row FIXED."""
+        random, (tokens, lengths) = np.random.default_rng(seed), text_models.prompts(ROWS, LONGEST, seed=seed)
+        tokens[FIXED], lengths[FIXED] = [5, 9, 2, 7, 0, 0], 4
+        gamma, new = (random.integers(1, n + 1, ROWS) for n in (MAX_GAMMA, NEW))
+        gamma[FIXED], new[FIXED] = 4, NEW
+        lm = text_models.model(padding=2)
+        params = text_models.params(lm)
+        drafters = {None: None, "lookup": text.PromptLookup(), "model": (lm, text_models.near(params))}
+        temperature = random.uniform(0.5, 2, ROWS)
+        temperature[FIXED] = 0.9
+        sampling = Sampling(temperature, *(7, 0.95) if self.filtered else ()) if self.sampled else Sampling()
+        options = {
+            "drafter": drafters[self.drafter], "rule": self.rule, "sampling": sampling, "gamma": gamma,
+            "max_gamma": MAX_GAMMA, "max_new_tokens": new, "max_len": LONGEST + NEW, "stop_ids": (),
+        } | dict(self.options)  # fmt: skip
+        return (row_keys(seed), (lm, params), Prompts(tokens, lengths)), options
+
+    def other_sampling(self) -> dict:
+        return {"sampling": Sampling(1.1 * np.ones(ROWS), *(3, 0.5) if self.filtered else ())}
+
+    def settled(self, output) -> np.ndarray:
+        """Which tokens of a stream will not change any more."""
+        return np.arange(output.tokens.shape[1]) < np.asarray(output.info.lengths)[:, None]
+
+    def check_length_of_stream(self, rounds, info):
+        assert len(rounds) == info.calls.target_passes == info.rounds.max()
+        for before, after in itertools.pairwise(rounds):
+            done = before.info.lengths == info.lengths
+            assert np.all((after.info.lengths > before.info.lengths) | done)
+
+    def check_counts(self, arguments, options, tokens, info):
+        lengths, marks = arguments[2].lengths, np.asarray(info.marks)
+        count = lambda *kinds: np.count_nonzero(np.isin(marks, kinds), axis=1)
+        np.testing.assert_array_equal(info.new_tokens, info.lengths - lengths)
+        np.testing.assert_array_equal(count(ACCEPTED), info.accepted)
+        np.testing.assert_array_equal(count(CORRECTED), info.tested - info.accepted)
+        last = marks[np.arange(ROWS), np.asarray(info.lengths) - 1]
+        stopped_in_draft = np.asarray(info.stopped) & (last == ACCEPTED)
+        np.testing.assert_array_equal(count(CORRECTED, BONUS, PLAIN) + stopped_in_draft, info.rounds)
+        for row, n in enumerate(lengths):
+            assert not marks[row, :n].any() and marks[row, n : info.lengths[row]].all()
+        assert info.tokens_per_pass == pytest.approx(info.new_tokens.sum() / info.rounds.sum())
+        calls, gamma = info.calls, 0 if self.drafter is None else MAX_GAMMA
+        assert calls.target_rows == ROWS * (gamma + 1) * calls.target_passes
+        if self.drafter is None:
+            assert set(np.unique(marks)) == {0, PLAIN} and info.acceptance is None
+            assert info.tokens_per_pass == 1 and calls.draft_passes == calls.draft_rows == 0
+            return
+        assert np.all(info.drafted >= info.tested) and 0.1 < info.acceptance < 0.9
+        assert info.tested_at[0] == info.rounds.sum() - count(PLAIN).sum()
+        for by_row, by_position in ((info.tested, info.tested_at), (info.accepted, info.accepted_at)):
+            assert by_row.sum() == by_position.sum() and np.all(np.diff(by_position) <= 0)
+        expected = np.where(info.tested_at > 0, info.accepted_at / np.maximum(info.tested_at, 1), np.nan)
+        np.testing.assert_allclose(info.acceptance_at, expected)
+        if self.drafter == "lookup":
+            assert calls.draft_passes == calls.draft_rows == 0
+        else:
+            assert calls.target_passes <= calls.draft_passes <= MAX_GAMMA * calls.target_passes
+            assert calls.draft_rows == ROWS * (calls.draft_passes + calls.target_passes)  # see ModelDrafter
+
+
+@dataclasses.dataclass(frozen=True)
+class MaskedCase:
+    """A method of a model family, greedy unless sampled."""
+
+    method: str = "ssd"
+    model: str = "llada"
+    cached: bool = False
+    sampled: bool = False
+    options: tuple[tuple[str, Any], ...] = ()
+    family = masked
+
+    def arguments(self, seed: int) -> tuple[tuple, dict]:
+        """With prompts, keys and numbers by the seed, except for row FIXED."""
+        random = np.random.default_rng(seed)
+        tokens, lengths = random.integers(0, MASK, (ROWS, LONGEST)), random.integers(1, LONGEST + 1, ROWS)
+        gamma = random.integers(1, MAX_GAMMA + 1, ROWS)
+        tokens[FIXED], lengths[FIXED], gamma[FIXED] = [5, 9, 2, 7, 0, 0], 4, 4
+        config = dataclasses.replace(masked_models.CONFIGS[self.model], depth=1)
+        options = {
+            "method": self.method, "max_new_tokens": PLACES, "block": 4, "cached": self.cached,
+            "gamma": gamma, "max_gamma": MAX_GAMMA, "temperature": 0.8 if self.sampled else 0.0,
+        } | dict(self.options)  # fmt: skip
+        model = LM(config, jnp.float64), masked_models.params_of(config, 0)
+        return (row_keys(seed), model, Prompts(tokens, lengths)), options
+
+    def other_sampling(self) -> dict:
+        return {"temperature": 0.6}
+
+    def settled(self, output) -> np.ndarray:
+        """Which tokens of a stream will not change any more."""
+        return np.asarray(output.tokens) != MASK
+
+    def check_length_of_stream(self, rounds, info):
+        assert len(rounds) >= np.max(info.rounds) + 1
+        if not self.cached:  # with a cache, rows wait for each other
+            assert len(rounds) == np.max(info.rounds) + 1
+
+    def check_counts(self, arguments, options, tokens, info):
+        assert np.all(np.asarray(tokens) < MASK)
+        calls = info.calls
+        if self.method == "schedule":
+            assert info.passes == options["steps"] and calls.rows == ROWS * info.passes
+        else:
+            in_order = np.tile(np.arange(PLACES), (ROWS, 1))
+            np.testing.assert_array_equal(np.sort(info.steps, axis=1), in_order)
+        if self.method != "ssd":
+            assert info.drafts is None and info.acceptance is None
+            assert calls.rows == ROWS * info.passes
+            np.testing.assert_array_equal(info.rounds, info.steps)
+            return
+        drafts, texts = info.drafts, MAX_GAMMA + 1 if not self.cached else min(MAX_GAMMA, 3) + 1
+        assert np.all(drafts.accepted <= drafts.tested) and info.tested_at.sum() == drafts.tested.sum()
+        certain = drafts.rounds.sum()  # one move of every round
+        assert certain + drafts.accepted.sum() == ROWS * PLACES
+        np.testing.assert_array_equal(np.max(info.rounds, axis=1) + 1, drafts.rounds)
+        assert info.acceptance == drafts.accepted.sum() / drafts.tested.sum()
+        assert info.passes == calls.whole_passes + calls.block_passes <= PLACES
+        single, halves = (calls.whole_passes if self.cached else 1), 2 if "guidance" in options else 1
+        assert calls.rows == halves * ROWS * (single + (info.passes - single) * texts)
+
+
+ADAPTED = (("cost", 0.1), ("confidence", 0.3), ("stop_ids", (4,)))
+CASES = {
+    "text, plain, top-k, top-p": TextCase(filtered=True),
+    "text, greedy, model": TextCase("model", sampled=False),
+    "text, google, model": TextCase("model", "google"),
+    "text, deepmind, model": TextCase("model", "deepmind"),
+    "text, block, model, adapted": TextCase("model", "block", options=ADAPTED),
+    "text, match, model, adapted": TextCase("model", "match", options=ADAPTED),
+    "text, block, lookup": TextCase("lookup", "block"),
+    "masked, ssd": MaskedCase(sampled=True),
+    "masked, ssd, cached": MaskedCase(cached=True, sampled=True),
+    "masked, ssd, Dream, cached, guided": MaskedCase(
+        model="dream", cached=True, options=(("guidance", 0.7),)
+    ),
+    "masked, ssd, top-k": MaskedCase(options=(("accept_top_k", 3),)),
+    "masked, stepwise": MaskedCase("stepwise", sampled=True),
+    "masked, stepwise, cached": MaskedCase("stepwise", cached=True, sampled=True),
+    "masked, schedule": MaskedCase("schedule", sampled=True, options=(("steps", 6),)),
+    "masked, schedule, Dream": MaskedCase("schedule", "dream", options=(("steps", 6),)),
+}
+each_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+
+
+def row_keys(seed):
+    return jax.random.split(jax.random.key(seed), ROWS).at[FIXED].set(jax.random.key(77))
+
+
+def generate(case, seed):
+    arguments, options = case.arguments(seed)
+    return case.family.generate(*arguments, **options)
+
+
+@each_case
+def test_a_stream_ends_in_what_one_call_returns(case):
+    arguments, options = case.arguments(0)
+    whole = case.family.generate(*arguments, **options)
+    rounds = list(case.family.stream(*arguments, **options))
+    jax.tree.map(np.testing.assert_array_equal, rounds[-1], whole)
+    case.check_length_of_stream(rounds, whole.info)
+    for before, after in itertools.pairwise(rounds):
+        settled = case.settled(before)
+        np.testing.assert_array_equal(np.asarray(before.tokens)[settled], np.asarray(after.tokens)[settled])
+        assert np.all(case.settled(after) >= settled)
+
+
+@each_case
+def test_a_row_does_not_depend_on_its_neighbours(case):
+    """Bit for bit in the same shape, with the per-row part of everything that is reported."""
+    seen = []
+    for seed in range(4):
+        output = generate(case, seed)
+        of_rows = output._replace(info=output.info._replace(calls=None))  # calls are of the whole batch
+        seen.append(jax.tree.map(lambda a: np.asarray(a)[FIXED], of_rows))
+        jax.tree.map(np.testing.assert_array_equal, seen[-1], seen[0])
+    others = [np.delete(np.asarray(generate(case, seed).tokens), FIXED, axis=0) for seed in (0, 1)]
+    assert np.any(others[0] != others[1])
+
+
+@each_case
+def test_other_numbers_compile_nothing(case, monkeypatch):
+    traced = []
+    run = LM._run
+    monkeypatch.setattr(LM, "_run", lambda *args: traced.append(1) or run(*args))
+    generate(case, 0)
+    traced.clear()
+    generate(case, 5)
+    arguments, options = case.arguments(6)
+    changed = {"temperature": 0.6} if case.sampled and case.family is masked else {}
+    changed |= (
+        {"sampling": Sampling(1.1 * np.ones(ROWS), 3, 0.5)} if case.sampled and case.family is text else {}
+    )
+    case.family.generate(*arguments, **options | changed)
+    assert not traced
+
+
+@each_case
+def test_counts_add_up(case):
+    arguments, options = case.arguments(0)
+    case.check_counts(arguments, options, *case.family.generate(*arguments, **options))
