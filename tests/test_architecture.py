@@ -15,8 +15,8 @@ ROOMS = {
     "keys": (r"_utils\.random", ("errors", "coupling")),
     "algorithms": (
         r"image\.(protocol|reveal|plain|chain_drafters|chain_speculation|speculation(\..*)?|released(\..*)?)"
-        r"|text\.(protocol|sampling|drafters|rules|rounds|state|prompts)"
-        r"|masked\.(protocol|canvas|passes|stepwise|speculative)",
+        r"|text\.(protocol|checks|info|prompts|sampling|drafters|rules|rounds)"
+        r"|masked\.(protocol|info|canvas|passes|rule|stepwise|speculative)",
         ("errors", "helpers", "diffusion", "coupling", "keys"),
     ),
     "networks": (r"networks(\..*)?", ("errors", "helpers")),

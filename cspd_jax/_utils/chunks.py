@@ -11,7 +11,7 @@ import jax.numpy as jnp
 Array = jax.Array
 
 
-def in_parts(function: Callable[..., Any], most: int, *arrays: Array) -> Any:
+def map_chunks(function: Callable[..., Any], most: int, *arrays: Array) -> Any:
     """function(*arrays) with at most `most` rows at a time.
 
     arrays: [N, ...]. The function's results are a pytree of arrays [N, ...], whose rows do not depend on each

@@ -13,99 +13,130 @@ _CLASSES = 10  # generated without --labels
 
 
 def add_options(parser: argparse.ArgumentParser, prefix: str) -> None:
-    what = parser.add_argument_group("what")
+    what = parser.add_argument_group("what to generate")
     what.add_argument(
         "--target",
         default="default",
         metavar="MODEL",
-        help="default, default-draft, mar-base, mar-large, mar-huge, or a checkpoint folder (default)",
+        help="default, default-draft, mar-base, mar-large, mar-huge, or a checkpoint folder"
+        " (default: default)",
     )
     what.add_argument(
         "--labels",
         metavar="LIST",
-        help=f"classes: 0-9, or 3,5,7, or names; none is no class (the first {_CLASSES} classes)",
+        help="class numbers or names, for example 0-9 or 3,5,7; none means no class"
+        f" (default: the first {_CLASSES} classes)",
     )
-    what.add_argument("--n", type=positive, default=4, help="images of each label (4)")
+    what.add_argument("--n", type=positive, default=4, help="images per label (default: 4)")
     what.add_argument(
         "--seed",
         type=seed,
         default=0,
-        help="with the same options, image i depends on the seed and i only (0)",
+        help="image i depends only on the seed and i, given the same options (default: 0)",
     )
-    what.add_argument("--vae", metavar="MODEL", help="kl16 or a folder: turns latents into pictures")
-    what.add_argument("--out", metavar="DIR", help=f"a new or empty folder (the next free {prefix}-0001)")
+    what.add_argument("--vae", metavar="MODEL", help="autoencoder that decodes latents: kl16 or a folder")
+    what.add_argument(
+        "--out", metavar="DIR", help=f"new or empty output folder (default: the next free {prefix}-0001)"
+    )
     what.add_argument("--json", action="store_true", help="print the report as one JSON object")
     what.add_argument(
         "--compare",
         action="store_true",
-        help="run the plain sampler (and the draft) beside the method, for the same images",
+        help="also time the plain sampler (and the draft model alone) on the same images",
     )
-    how = parser.add_argument_group("how")
+    how = parser.add_argument_group("how to sample")
     how.add_argument(
         "--method",
         choices=("plain", "cspd", "self"),
-        help="one AR step after the other; or several drafted by a smaller model (cspd) or by the target"
-        " itself (self) and verified together (the fastest exact one here, beside the plain one)",
+        help="plain: one AR step at a time; cspd: a smaller model drafts several; self: the target"
+        " drafts them"
+        " itself (default: the fastest exact method on this machine, by measurement)",
     )
-    how.add_argument("--batch", type=positive, default=64, help="images generated side by side (64)")
-    how.add_argument("--num-iter", type=positive, help="AR steps (one per token)")
-    how.add_argument("--steps", help='denoising steps, for example "100" or "ddim50" (the model\'s own)')
-    how.add_argument("--cfg", type=float, default=1.0, help="guidance scale; 1 is none (1)")
-    how.add_argument("--cfg-schedule", choices=("linear", "constant"), default="linear", help="(linear)")
-    how.add_argument("--temperature", type=float, default=1.0, help="of the denoising noise (1)")
+    how.add_argument("--batch", type=positive, default=64, help="images generated together (default: 64)")
+    how.add_argument("--num-iter", type=positive, help="AR steps (default: one per token)")
+    how.add_argument(
+        "--steps", help='denoising steps, for example "100" or "ddim50" (default: as the model was made for)'
+    )
+    how.add_argument("--cfg", type=float, default=1.0, help="guidance scale; 1 is no guidance (default: 1)")
+    how.add_argument(
+        "--cfg-schedule",
+        choices=("linear", "constant"),
+        default="linear",
+        help="how the guidance scale develops along the AR steps (default: linear)",
+    )
+    how.add_argument("--temperature", type=float, default=1.0, help="of the denoising noise (default: 1)")
     how.add_argument(
         "--final-noise",
         choices=("on", "off"),
-        help="noise in the last denoising step (on for the criteria path and paper, which need it; else off)",
+        help="noise in the last denoising step (default: on where the criterion needs it, otherwise off)",
     )
     how.add_argument(
         "--denoise",
         choices=("plain", "speculative", "auto"),
-        help="denoising steps one by one, or drafted and verified together (the same law), or what a short"
-        " measurement finds faster (plain; auto without --method)",
+        help="plain: denoising steps one at a time; speculative: drafted and verified together, with the same"
+        " distribution; auto: whichever a short measurement finds faster (default: plain, or auto without"
+        " --method)",
     )
     how.add_argument(
         "--window",
         type=_windows,
         metavar="M",
-        help="denoising steps per head call with --denoise speculative: 16, or 4x32,8 for four calls of 32,"
-        " then 8 (16)",
+        help="denoising steps drafted per head call with --denoise speculative, for example 16, or 4x32,8 for"
+        " four calls of 32 and then 8 (default: 16)",
     )
-    how.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="(float32)")
-    ahead = parser.add_argument_group("speculation over AR steps: --method cspd or self")
-    ahead.add_argument("--draft", metavar="MODEL", help="the smaller model of cspd")
+    how.add_argument(
+        "--dtype",
+        choices=("float32", "bfloat16"),
+        default="float32",
+        help="of the networks (default: float32)",
+    )
+    ahead = parser.add_argument_group("speculation over AR steps (--method cspd or self)")
+    ahead.add_argument("--draft", metavar="MODEL", help="the smaller model that drafts, for --method cspd")
     ahead.add_argument(
         "--criterion",
         choices=("path", "paper", "official"),
-        help="path: exact. paper: Algorithm 1 as printed, lossy (exact with --sigma off). official: the"
-        " released runner, lossy (path)",
+        help="path: exact; paper: Algorithm 1 as printed, lossy (exact with --sigma off); official:"
+        " the released"
+        " runner, lossy (default: path)",
     )
-    ahead.add_argument("--gamma", type=positive, help="AR steps drafted ahead (8)")
+    ahead.add_argument("--gamma", type=positive, help="AR steps drafted ahead (default: 8)")
     ahead.add_argument(
         "--adapt",
         type=float,
         metavar="C",
-        help="draft fewer where acceptance is low; C is the time of a drafted step as a share of a target's",
+        help="draft fewer steps where acceptance is low; C is the cost of a drafted step relative to a target"
+        " step",
     )
     ahead.add_argument(
         "--prefill",
         type=float,
         metavar="SHARE",
-        help="above 0: the first 1 + SHARE x AR steps come from the target alone (0; official .15)",
+        help="if above 0, the first 1 + SHARE x AR steps come from the target alone (default: 0;"
+        " official: 0.15)",
     )
-    ahead.add_argument("--proposals", type=positive, help="draws from the residual per round, of path (16)")
+    ahead.add_argument(
+        "--proposals", type=positive, help="draws from the residual per round, for path (default: 16)"
+    )
     ahead.add_argument(
         "--verify",
         choices=("each", "joint"),
-        help="each group in its own context, or all in one that shows the drafts (lossy) (each)",
+        help="each: every group in its own context; joint: all in one context that shows the drafts, lossy"
+        " (default: each)",
     )
-    ahead.add_argument("--sigma", choices=("on", "off"), help="the factor of Eq. 5, lossy, of paper (on)")
-    ahead.add_argument("--align", choices=("on", "off"), help="draft and target share noise, of paper (on)")
+    ahead.add_argument(
+        "--sigma",
+        choices=("on", "off"),
+        help="the factor Sigma of Eq. 5, for paper; lossy if on (default: on)",
+    )
+    ahead.add_argument(
+        "--align", choices=("on", "off"), help="whether draft and target share noise, for paper (default: on)"
+    )
     ahead.add_argument(
         "--inner-temperature",
         type=float,
-        help="widens the test of paper and official: lossy unless 1, and 1 alone does not make official, or"
-        " paper with its Sigma, exact (1; official 42)",
+        help="widens the test of paper and official; lossy unless 1, which alone makes neither"
+        " official nor paper"
+        " with Sigma exact (default: 1; official: 42)",
     )
 
 

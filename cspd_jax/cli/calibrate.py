@@ -14,10 +14,11 @@ def add_parser(subparsers) -> None:
     parser = subparsers.add_parser(
         "calibrate",
         help="fit the drafter of the denoising chains",
-        description="Runs a few hundred plain denoising chains of a model, fits the drafter that"
-        " generate --denoise speculative uses, and keeps it in the checkpoint folder. Gains belong to one"
-        " respacing, guidance and temperature; generate calibrates by itself where they are missing, and"
-        " keeps what it finds in the user's cache.",
+        description="Run a few hundred plain denoising chains of a model, fit the drafter that generate"
+        " --denoise speculative uses, and store it in the checkpoint folder. A fit belongs to one choice of"
+        " denoising steps, guidance and temperature. Where it is missing, generate makes it and"
+        " keeps it in the"
+        " user's cache.",
     )
     parser.add_argument("target", metavar="MODEL", help="a checkpoint folder")
     parser.add_argument("--steps", help='denoising steps, for example "100" (the model\'s own)')

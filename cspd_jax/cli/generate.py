@@ -26,10 +26,13 @@ def add_parser(subparsers) -> None:
     parser = subparsers.add_parser(
         "generate",
         help="generate images",
-        description="Generates images and writes samples.png (a labelled grid), samples.npz and report.json"
-        " into a new folder, whose name it prints, with charts of what was accepted where drafts are"
-        " verified. Without arguments it uses the model that comes with the package, finds the fastest exact"
-        " method on this machine, and shows speculation beside the plain sampler.",
+        description="Generate images. Writes samples.png (a labelled grid), samples.npz and"
+        " report.json to a new"
+        " folder and prints its name; where drafts are verified, charts of what was accepted are"
+        " added. Without"
+        " arguments, the embedded model and the fastest exact method on this machine are used, and"
+        " speculation"
+        " is shown beside the plain sampler.",
     )
     add_options(parser, PREFIX)
     parser.set_defaults(func=run)

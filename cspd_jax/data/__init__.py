@@ -1,11 +1,10 @@
-"""Data sets: rendered glyphs, handwritten digits, folders of images, text; and images as tokens."""
+"""Data sets: rendered glyphs, handwritten digits, folders of images, text."""
 
 from cspd_jax.data.digits import Digits, DigitsConfig
 from cspd_jax.data.folder import Folder, FolderConfig, LatentEncoder
 from cspd_jax.data.glyphs import GlyphConfig, Glyphs
 from cspd_jax.data.source import Batch, Source
 from cspd_jax.data.text import TextConfig, Texts
-from cspd_jax.image.pixels import patchify, unpatchify
 
 __all__ = [
     "Batch",
@@ -19,6 +18,4 @@ __all__ = [
     "Source",
     "TextConfig",
     "Texts",
-    "patchify",
-    "unpatchify",
 ]

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from cspd_jax._utils.chunks import in_parts
+from cspd_jax._utils.chunks import map_chunks
 from cspd_jax.coupling import accepts, gaussian_residual, log_acceptance_of_ratio, log_ratio
 from cspd_jax.diffusion.chain import Denoiser, predict
 from cspd_jax.diffusion.gaussian import (
@@ -399,7 +399,7 @@ def _head(denoiser: Denoiser, params: Any, time: Array, z: Array, scale: Array |
     def call(at, x):
         lane = jnp.broadcast_to(jnp.arange(rows), at.shape).reshape(-1)
         most = _TOGETHER // (halves * numbers)
-        eps, v = in_parts(some, most, at.reshape(-1), lane, x.reshape(-1, x.shape[-1]))
+        eps, v = map_chunks(some, most, at.reshape(-1), lane, x.reshape(-1, x.shape[-1]))
         return eps.reshape(x.shape), v.reshape(x.shape)
 
     return call

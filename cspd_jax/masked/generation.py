@@ -203,8 +203,9 @@ def prepare(
 
 def _at_most(number: Array | int, limit: int) -> Array:
     """The smaller one as int32; the number itself may be too large for that."""
-    if concrete(number) is not None:
-        number = np.minimum(number, limit)
+    known = concrete(number)
+    if known is not None:
+        return jnp.asarray(np.minimum(known, limit), jnp.int32)
     return jnp.minimum(jnp.asarray(number, jnp.int32), limit)
 
 
@@ -237,7 +238,9 @@ def begin(inputs: Inputs) -> MaskedState | StepState:
 def advance(inputs: Inputs, state: MaskedState | StepState) -> MaskedState | StepState:
     """One round or step, with its counts added up."""
     if inputs.speculation is None:
+        assert isinstance(state, StepState)
         return stepwise.advance(inputs.canvas, inputs.quotas, state)
+    assert isinstance(state, MaskedState)
     return speculative.advance(inputs.canvas, inputs.speculation, state)
 
 

@@ -87,9 +87,10 @@ class Info(NamedTuple):
     @property
     def acceptance(self) -> float | None:
         """Accepted / tested; None if nothing was tested."""
-        if self.drafts is None or not self.tested_at.sum():
+        tested, accepted = self.tested_at, self.accepted_at
+        if tested is None or accepted is None or not tested.sum():
             return None
-        return float(self.accepted_at.sum() / self.tested_at.sum())
+        return float(accepted.sum() / tested.sum())
 
 
 class MaskedOutput(NamedTuple):

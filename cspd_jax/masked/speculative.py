@@ -112,7 +112,7 @@ def begin(canvas: Canvas, speculation: Speculation) -> MaskedState:
     )
 
 
-def unfinished(canvas: Canvas, state: MaskedState) -> Array:
+def unfinished(canvas: Canvas, state: Any) -> Array:
     """Whether each row has places to fill: [B]"""
     return jnp.any(state.text == canvas.mask_id, axis=1)
 

@@ -16,7 +16,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from cspd_jax._utils.chunks import in_parts
+from cspd_jax._utils.chunks import map_chunks
 from cspd_jax.networks.config import MARConfig
 from cspd_jax.networks.head import Head
 from cspd_jax.networks.layers import Block, LayerNorm, dense
@@ -203,7 +203,7 @@ class MARModel:
         c = self.config
         scores = max(c.encoder_heads, c.decoder_heads) * (c.buffer_size + c.seq_len) ** 2
         some = functools.partial(self._backbone, params, bucket=bucket)
-        return in_parts(some, _SCORES // scores, tokens, reveal, n_known, class_embedding, rows)
+        return map_chunks(some, _SCORES // scores, tokens, reveal, n_known, class_embedding, rows)
 
     def embed_time(self, params, timesteps: Array) -> Array:
         return self._head(params, timesteps, method="embed_time")

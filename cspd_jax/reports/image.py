@@ -1,4 +1,4 @@
-"""`report.json`: what was asked for, what it cost, and what it equals in law."""
+"""`report.json`: what was asked for, what it cost, and which plain sampler it equals in distribution."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def make_report(
 
 
 def reference(info: Info, model: ImageModel) -> dict[str, Any]:
-    """The plain sampler that the run equals in law."""
+    """The plain sampler that the run equals in distribution."""
     settings = info.plan.settings
     return {
         "method": "plain",
@@ -197,7 +197,7 @@ def pages(info: Info, captions: Sequence[str]) -> dict[str, Image.Image]:
 
 
 def lossy(info: Info) -> str:
-    """What a title adds for images that do not have the target's law."""
+    """What a title adds for images that do not have the target's distribution."""
     return "" if info.exactness.lossless else " (lossy)"
 
 

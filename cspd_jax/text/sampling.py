@@ -135,6 +135,6 @@ def _keep_largest(x: Array, enough: Callable[[Array], Array]) -> Array:
     return jnp.where(gap <= bound, x, -jnp.inf)
 
 
-def _by_row(number: Array, x: Array) -> Array:
+def _by_row(number: Array | float | None, x: Array) -> Array:
     """A scalar or [B], reshaped to broadcast against x [B, ..., V]."""
-    return jnp.reshape(number, (-1,) + (1,) * (x.ndim - 1))
+    return jnp.reshape(jnp.asarray(number), (-1,) + (1,) * (x.ndim - 1))

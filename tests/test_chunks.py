@@ -9,7 +9,7 @@ import pytest
 import tiny
 
 from cspd_jax import models
-from cspd_jax._utils.chunks import in_parts
+from cspd_jax._utils.chunks import map_chunks
 from cspd_jax._utils.random import row_keys
 from cspd_jax.image import chain_speculation, plain
 from cspd_jax.image.chain_speculation import ChainSpeculation
@@ -27,7 +27,7 @@ def test_parts_make_the_whole(most):
         seen.append(len(b))
         return {"sum": a.sum(1) + b, "twice": 2 * a}
 
-    found = in_parts(function, most, jnp.asarray(a), jnp.asarray(b))
+    found = map_chunks(function, most, jnp.asarray(a), jnp.asarray(b))
     np.testing.assert_array_equal(found["sum"], a.sum(1) + b)
     np.testing.assert_array_equal(found["twice"], 2 * a)
     assert max(seen) <= max(1, most)
@@ -43,12 +43,12 @@ def test_a_generation_in_parts(tmp_path, monkeypatch, module, limit):
     config, parts = model.config, []
     scores = config.encoder_heads * (config.buffer_size + config.seq_len) ** 2
     monkeypatch.setattr(module, limit, 2 * scores if limit == "_SCORES" else 2**12)
-    right = networks.in_parts
+    right = networks.map_chunks
 
     def told(function, most, *arrays):
         parts.append((most, len(arrays[0])))
         return right(function, most, *arrays)
 
-    monkeypatch.setattr(module, "in_parts", told)
+    monkeypatch.setattr(module, "map_chunks", told)
     np.testing.assert_allclose(make(settings=settings, cfg=2.0).tokens, whole, rtol=1e-4, atol=1e-4)
     assert any(most < rows for most, rows in parts)
