@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import re
 
 from cspd_jax.cli._arguments import parse_labels, positive, seed
@@ -10,6 +11,21 @@ from cspd_jax.cli._output import progress
 from cspd_jax.errors import UserError
 
 _CLASSES = 10  # generated without --labels
+
+# --criterion -> its class, a public name of the package.
+_CRITERIA = {"path": "PathCriterion", "paper": "PaperCriterion"}
+_DRAFTED = ("self", *_CRITERIA)
+# Which options mean something for which way of drafting and testing: --method self, or a --criterion of cspd.
+_GOES_WITH = {
+    "gamma": (*_DRAFTED, "official"),
+    "prefill": (*_DRAFTED, "official"),
+    "adapt": _DRAFTED,
+    "verify": _DRAFTED,
+    "proposals": ("self", "path"),
+    "sigma": ("paper",),
+    "align": ("paper",),
+    "inner_temperature": ("paper", "official"),
+}
 
 
 def add_options(parser: argparse.ArgumentParser, prefix: str) -> None:
@@ -94,7 +110,7 @@ def add_options(parser: argparse.ArgumentParser, prefix: str) -> None:
     ahead.add_argument("--draft", metavar="MODEL", help="the smaller model that drafts, for --method cspd")
     ahead.add_argument(
         "--criterion",
-        choices=("path", "paper", "official"),
+        choices=(*_CRITERIA, "official"),
         help="path: exact; paper: Algorithm 1 as printed, lossy (exact with --sigma off); official:"
         " the released"
         " runner, lossy (default: path)",
@@ -178,21 +194,9 @@ def request_of(args: argparse.Namespace, model, labels: list[int]):
     )
 
 
-# Which options mean something for which way of drafting and testing: --method self, or a --criterion of cspd.
-_GOES_WITH = {
-    "gamma": ("self", "path", "paper", "official"),
-    "prefill": ("self", "path", "paper", "official"),
-    "adapt": ("self", "path", "paper"),
-    "verify": ("self", "path", "paper"),
-    "proposals": ("self", "path"),
-    "sigma": ("paper",),
-    "align": ("paper",),
-    "inner_temperature": ("paper", "official"),
-}
-
-
 def method_of(args: argparse.Namespace, model):
     """The method object that the arguments describe. A draft model is described, not loaded."""
+    import cspd_jax
     from cspd_jax import models
     from cspd_jax.image import methods
 
@@ -227,12 +231,9 @@ def method_of(args: argparse.Namespace, model):
         return methods.SelfSpeculation(**given)
     if way == "official":
         return methods.ReleasedRunner(draft, **given)
-    kind = {"path": methods.PathCriterion, "paper": methods.PaperCriterion}[way]
-    own = {option: given.pop(option) for option in _CRITERION_OPTIONS if option in given}
+    kind = getattr(cspd_jax, _CRITERIA[way])
+    own = {field.name: given.pop(field.name) for field in dataclasses.fields(kind) if field.name in given}
     return methods.DraftSpeculation(draft, criterion=kind(**own), **given)
-
-
-_CRITERION_OPTIONS = ("proposals", "sigma", "align", "inner_temperature")
 
 
 def _denoise(args: argparse.Namespace):

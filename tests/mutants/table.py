@@ -416,6 +416,262 @@ RUNNER = _table(
     ),
 )
 
+GAUSSIANS = "tests/test_coupling_gaussian.py"
+EXTREMES = "tests/test_coupling_extremes.py"
+
+COUPLING = (
+    _table(
+        "cspd_jax/coupling/residual.py",
+        (GAUSSIANS, EXTREMES),
+        (
+            "residual: a term is missing in the bound",
+            "jnp.abs(self.b) * (z**2 + 1)) + self.k",
+            "jnp.abs(self.b) * z**2) + self.k",
+        ),
+        ("residual: the divergence is missing in the bound", "(z**2 + 1)) + self.k", "(z**2 + 1))"),
+        (
+            "residual: half of a mass",
+            "linear = self.slope * math.sqrt(2 / math.pi)",
+            "linear = self.slope * math.sqrt(1 / math.pi)",
+        ),
+        (
+            "residual: the quadratic part is drawn with two normals",
+            "square = jnp.where(here, jnp.copysign(three, z), z)",
+            "square = jnp.where(here, jnp.copysign(two, z), z)",
+        ),
+        (
+            "residual: the linear part keeps its length",
+            "linear = z + (jnp.copysign(two, along) - along) * bound.direction",
+            "linear = z",
+        ),
+        (
+            "residual: the height is not divided out",
+            "return log_residual_acceptance(log_ratio) - log_height",
+            "return log_residual_acceptance(log_ratio)",
+        ),
+        (
+            "residual: the ratio with q's width twice",
+            "step = jnp.expm1(log_r) * z +",
+            "step = jnp.expm1(2 * log_r) * z +",
+        ),
+        (
+            "residual: where there is none nobody is told",
+            "return Resampled(value, found.trips, jnp.where(missing, True, found.truncated))",
+            "return Resampled(value, found.trips, found.truncated)",
+        ),
+    )
+    + _table(
+        "cspd_jax/coupling/acceptance.py",
+        ("tests/test_coupling_categorical.py", GAUSSIANS, EXTREMES),
+        (
+            "acceptance: nan is accepted",
+            "return jnp.where(jnp.isnan(log_ratio), -jnp.inf, jnp.minimum(log_ratio, 0.0))",
+            "return jnp.where(jnp.isnan(log_ratio), 0.0, jnp.minimum(log_ratio, 0.0))",
+        ),
+        (
+            "acceptance: the test is turned around",
+            "return jnp.log(u) <= log_accept",
+            "return jnp.log(u) >= log_accept",
+        ),
+        (
+            "acceptance: uniforms of 8 bits",
+            "return (bits.astype(dtype) + 0.5) * 2.0**-32",
+            "return ((bits >> 24).astype(dtype) + 0.5) * 2.0**-8",
+        ),
+    )
+    + _table(
+        "cspd_jax/coupling/resample.py",
+        (GAUSSIANS, "tests/test_coupling_path.py"),
+        (
+            "resample: the last accepted proposal",
+            "first = jnp.where(found, jnp.argmax(accepted), proposals - 1)",
+            "first = jnp.where(found, proposals - 1 - jnp.argmax(accepted[::-1]), proposals - 1)",
+        ),
+        (
+            "resample: every trip repeats the proposals",
+            "index = loop.trips * proposals + jnp.arange(proposals)",
+            "index = jnp.arange(proposals)",
+        ),
+        (
+            "resample: giving up is not reported",
+            "return Resampled(end.value, end.trips, ~end.settled)",
+            "return Resampled(end.value, end.trips, end.settled & False)",
+        ),
+    )
+    + _table(
+        "cspd_jax/coupling/categorical.py",
+        ("tests/test_coupling_block.py", "tests/test_coupling_categorical.py"),
+        (
+            "block: the first failure ends it",
+            "tau = jnp.max(jnp.where(accepts(u,",
+            "tau = jnp.min(jnp.where(accepts(u,",
+        ),
+        (
+            "block: the token after the last draft is from the residual",
+            "jnp.pad(log_q, ((0, 1), (0, 0))), -jnp.inf)",
+            "jnp.pad(log_q, ((0, 1), (0, 0)), mode='edge'), -jnp.inf)",
+        ),
+        (
+            "block: 1 - pi is left out",
+            "log_total = jnp.logaddexp(log_s, log1mexp(-log_pi))",
+            "log_total = log_s",
+        ),
+    )
+)
+
+TEXT = "tests/test_text_distribution.py"
+TEXT_PROTOCOL = "tests/test_protocol_text.py"
+
+TEXTS = _table(
+    "cspd_jax/text/rules.py",
+    (TEXT,),
+    (
+        "text: p and q swapped in google",
+        "lambda r, log_p, log_q: accepts(r, log_p - log_q))",
+        "lambda r, log_p, log_q: accepts(r, log_q - log_p))",
+    ),
+    ("text: the residual of another place", "p = _take(log_p, tau)", "p = _take(log_p, last)"),
+    ("text: a residual after all drafts", "jnp.where(rejected[:, None], q, -jnp.inf))", "q)"),
+    (
+        "text: the noise of the residual belongs to the position",
+        "noise = gumbel(round_keys(keys, Purpose.RESIDUAL, length), num_ids, p.dtype)",
+        "noise = gumbel(round_keys(keys, Purpose.TEST, length), num_ids, p.dtype)",
+    ),
+    (
+        "text: drafts behind a failure are kept",
+        "jnp.cumprod(passed.astype(jnp.int32), axis=1)",
+        "passed.astype(jnp.int32)",
+    ),
+    (
+        "text: match reads noise one place ahead",
+        "positions = length[:, None] + jnp.arange(log_p.shape[1])",
+        "positions = length[:, None] + 1 + jnp.arange(log_p.shape[1])",
+        (TEXT, "tests/test_text_generate.py"),
+    ),
+) + _table(
+    "cspd_jax/text/rounds.py",
+    (TEXT_PROTOCOL, "tests/test_text_generate.py"),
+    (
+        "text: positions of the pass are one late",
+        "jnp.where(used, state.length[:, None] - 1 + index, max_len)",
+        "jnp.where(used, state.length[:, None] + index, max_len)",
+    ),
+    (
+        "text: a round may write past the limit",
+        "room = inputs.limit - state.length - 1",
+        "room = inputs.limit - state.length",
+    ),
+    (
+        "text: a stop id does not end a row",
+        "size = jnp.where(state.done, 0, jnp.minimum(verdict.tau, first_end) + 1)",
+        "size = jnp.where(state.done, 0, verdict.tau + 1)",
+    ),
+    (
+        "text: truncation is not reported",
+        "truncated=number(verdict.truncated & (size > verdict.tau)),",
+        "truncated=number(verdict.truncated & False),",
+        (TEXT, "tests/test_text_generate.py", TEXT_PROTOCOL),
+    ),
+    ("text: finished rows go on", "done=stopped | (length >= inputs.limit),", "done=length >= inputs.limit,"),
+    (
+        "text: drafts are drawn with the noise of their position",
+        "keys = round_keys(inputs.keys, Purpose.DRAFT, state.length)",
+        "keys = purpose_keys(inputs.keys, Purpose.TOKEN)",
+        (TEXT, HASHES),
+    ),
+)
+
+MASKED = ("tests/test_masked.py", "tests/test_masked_reference.py")
+
+MASKEDS = _table(
+    "cspd_jax/masked/rule.py",
+    MASKED,
+    (
+        "masked: the last of several equally sure places",
+        "index = jnp.argmax(jnp.where(open_places, found.confidence, -jnp.inf), axis=-1)",
+        "index = open_places.shape[-1] - 1 - jnp.argmax(jnp.where(open_places, found.confidence,"
+        " -jnp.inf)[..., ::-1], axis=-1)",
+    ),
+    (
+        "masked: confidence of the likeliest token instead of the sampled",
+        "chosen = jnp.take_along_axis(logits, tokens[..., None], axis=-1)[..., 0]",
+        "chosen = jnp.max(logits, axis=-1)",
+    ),
+    (
+        "masked: the mask may be written",
+        "allowed = (ids < config.known_ids) & (ids != canvas.mask_id)",
+        "allowed = ids < config.known_ids",
+    ),
+    ("masked: noise without the step", "fold(fold(key, s), q)", "fold(fold(key, 0 * s), q)"),
+    (
+        "masked: any block may be filled",
+        "return masked & (blocks == first)",
+        "return masked & (blocks >= first)",
+    ),
+) + _table(
+    "cspd_jax/masked/speculative.py",
+    MASKED,
+    (
+        "masked: the token alone decides",
+        "return (choice.index == index) & (choice.token == moves.token[:, 1:])",
+        "return choice.token == moves.token[:, 1:]",
+    ),
+    (
+        "masked: moves behind a failure are kept",
+        "passed = jnp.cumprod(right, axis=1).astype(bool)",
+        "passed = right",
+    ),
+    (
+        "masked: the noise of the step before",
+        "steps = state.step[:, None] + 1 + number",
+        "steps = state.step[:, None] + number",
+    ),
+    (
+        "masked: drafts have the noise of the first step",
+        "candidates(canvas, logits, window.places, step + k)",
+        "candidates(canvas, logits, window.places, step + 0 * k)",
+    ),
+    (
+        "masked: the window is too narrow",
+        "blocks = 1 + -(-(2 * speculation.max_gamma + 1) // canvas.block)",
+        "blocks = 1 + -(-speculation.max_gamma // canvas.block)",
+    ),
+    (
+        "masked: rows do not wait for their block",
+        "return jax.lax.cond(jnp.all(waiting), refresh,",
+        "return jax.lax.cond(jnp.all(waiting) & False, refresh,",
+    ),
+)
+
+CONVERTERS = _table(
+    "converters/_tables.py",
+    ("tests/test_converters.py", "tests/test_golden_mar.py"),
+    (
+        "converters: matrices are not transposed",
+        "return array.T if array.ndim == 2 else",
+        "return array if array.ndim == 2 else",
+    ),
+    (
+        "converters: unknown tensors are let through",
+        '_list("unknown", [name for name in shapes if name not in names]),',
+        '_list("unknown", []),',
+    ),
+    (
+        "converters: NaN is let through",
+        "if not np.isfinite(array).all():",
+        "if np.isfinite(array).any() is None:",
+    ),
+) + _table(
+    "converters/mar.py",
+    ("tests/test_converters.py",),
+    (
+        "converters: a patch size is guessed where none fits",
+        "if side < 1 or token_dim != 16 * side * side:",
+        "if side < 1:",
+    ),
+)
+
 MUTANTS: list[Mutant] = [
     *CHAINS, *DRAFTERS, *PLAINS, *KEYS, *PATHS, *VERIFICATION, *PAPER, *DRAFTING, *REVEAL, *RUNNER,
+    *COUPLING, *TEXTS, *MASKEDS, *CONVERTERS,
 ]  # fmt: skip
