@@ -15,7 +15,7 @@ _spent = {"seconds": 0.0, "listening": False}
 
 def use_cache() -> None:
     """Turns on JAX's persistent cache, in the user's cache folder unless JAX was told another one."""
-    if os.environ.get(CACHE_VARIABLE) or jax.config.read("jax_compilation_cache_dir"):
+    if os.environ.get(CACHE_VARIABLE) or getattr(jax.config, "jax_compilation_cache_dir", None):
         return
     folder = cache_folder() / "compiled"
     try:
