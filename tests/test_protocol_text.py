@@ -227,11 +227,9 @@ def test_other_numbers_compile_nothing(case, monkeypatch):
     traced.clear()
     generate(case, 5)
     arguments, options = case.arguments(6)
-    changed = {"temperature": 0.6} if case.sampled and case.family is masked else {}
-    changed |= (
-        {"sampling": Sampling(1.1 * np.ones(ROWS), 3, 0.5)} if case.sampled and case.family is text else {}
-    )
-    case.family.generate(*arguments, **options | changed)
+    if case.sampled:
+        options |= case.other_sampling()
+    case.family.generate(*arguments, **options)
     assert not traced
 
 
