@@ -165,24 +165,6 @@ def test_too_little_memory(run, folder, monkeypatch):
     assert not os.path.exists("out")
 
 
-def test_batches_stream_and_one_call_agree(folder):
-    model, draft = (cspd_jax.load(folder / name) for name in ("target", "draft"))
-    labels = [0, 1, 2]
-    for method in (SelfSpeculation(gamma=2), ReleasedRunner(draft, gamma=2)):
-        options = {"method": method, "num_iter": 3, "respacing": "ddim5"}
-        tokens, info = cspd_jax.generate(KEY, model, labels, **options)
-        in_batches, told = plan.resolve(model, plan.make_request(model, labels, **options), 2), []
-        batches, other = generation.generate_batches(KEY, in_batches, on_step=told.append)
-        np.testing.assert_allclose(batches, tokens, atol=1e-4)
-        np.testing.assert_array_equal(other.accepted, info.accepted)
-        np.testing.assert_array_equal(other.verified.accepted, info.verified.accepted)  # without the filling
-        assert other.verified.tested.sum() == other.tested.sum() == info.verified.tested.sum()
-        assert sum(told) == generation.num_steps(in_batches) == 6
-        *_, (known, last) = cspd_jax.stream(KEY, model, labels, **options)
-        assert known == 16
-        np.testing.assert_allclose(last, tokens, atol=1e-4)
-
-
 @pytest.mark.parametrize(
     "argv, sentence",
     [

@@ -107,14 +107,6 @@ def test_what_is_reported():
     assert counts.zeros == (~tokens.any(-1)).sum()
 
 
-def test_neighbours_do_not_matter():
-    others = row_keys(jax.random.key(99), 4)
-    mixed = draw(keys=others.at[1].set(KEYS[1]), labels=jnp.array([-1, 0, 0, 0]))
-    np.testing.assert_array_equal(mixed.tokens[1], base().tokens[1])
-    np.testing.assert_array_equal(mixed.accepted[1], base().accepted[1])
-    assert (mixed.tokens[0] != base().tokens[0]).any()
-
-
 @pytest.mark.parametrize(
     "options, draft, cfg_schedule, temperature",
     [(RunnerOptions(1, 0.0), TARGET, "linear", 0.8), (RunnerOptions(3, 1.0), DRAFT, "constant", 1.1)],
@@ -190,15 +182,6 @@ def test_when_tries_end():
         assert found.tries == tries
         np.testing.assert_array_equal(found.value[:2, :, 0] - 50, values)
         assert not found.taken[2].any()
-
-
-def test_compiled_once(monkeypatch):
-    """Other numbers, same shapes and settings: nothing of the function is run by Python again."""
-    base()
-    monkeypatch.setattr(released.runner, "check", None)
-    draw(row_keys(jax.random.key(1), 4), LABELS - 1, temperature=0.9, inner_temperature=40.0)
-    with pytest.raises(TypeError):
-        draw(KEYS[:3], LABELS[:3])
 
 
 def test_recorded_timesteps_can_always_be_named():

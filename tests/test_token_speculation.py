@@ -269,24 +269,6 @@ def test_adaptation_from_dropped_tests_is_refuted(monkeypatch):
     assert is_refuted(speculation=ahead(gamma=4))
 
 
-@pytest.mark.parametrize("draft", [None, NEAR], ids=["self", "model"])
-def test_an_image_does_not_depend_on_its_neighbours(draft):
-    keys, labels = row_keys(jax.random.key(3), 8), jnp.zeros(8, jnp.int32)
-    settings = plain.SamplerSettings(num_iter=6, respacing=MODEL.spec, final_noise=True, prefix_buckets=1)
-    options = {"settings": settings, "speculation": ahead(gamma=3), "draft": draft}
-    traced = speculation.sample._cache_size()
-    both = speculation.sample(MODEL, None, keys, labels, **options)
-    other = row_keys(jax.random.key(4), 8).at[2].set(keys[2])
-    alone = speculation.sample(MODEL, None, other, labels, **options)
-    assert np.array_equal(both.tokens[2], alone.tokens[2])
-    assert np.array_equal(both.accepted[2], alone.accepted[2])
-    assert speculation.sample._cache_size() == traced + 1
-
-    *_, (_, last) = speculation.stream(MODEL, None, keys, labels, **options)
-    assert np.allclose(last.tokens, both.tokens, atol=1e-5)
-    assert np.array_equal(last.accepted, both.accepted)
-
-
 def test_sigma_of_the_paper():
     """Its logarithm, for a draft with log variances lower by known amounts; the last one does not count."""
     narrow = LinearTokens(narrower=0.2)
