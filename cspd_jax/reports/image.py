@@ -1,4 +1,5 @@
-"""`report.json`: what was asked for, what it cost, and which plain sampler it equals in distribution."""
+"""`report.json` of a generation: what was asked for, what it cost, which plain sampler it equals in
+distribution. And the charts that go with it, by file name."""
 
 from __future__ import annotations
 
@@ -180,9 +181,6 @@ def _chains(info: Info) -> dict[str, Any] | None:
 def run_lengths(info: Info) -> list[float | None]:
     """Mean number of steps committed by the head calls that began at each step; None where none began."""
     return [float(c / s) if s else None for s, c in zip(info.chains.starts, info.chains.committed)]
-
-
-# The pictures that go with a generation, by file name.
 
 
 def pages(info: Info, captions: Sequence[str]) -> dict[str, Image.Image]:
