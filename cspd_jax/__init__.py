@@ -33,8 +33,8 @@ _WHERE = {
     "ImageModel": "models",
     "Info": "image.info",
     "Method": "image.methods",
-    "PaperCriterion": "image.speculation",
-    "PathCriterion": "image.speculation",
+    "PaperCriterion": "image.speculation.paper_criterion",
+    "PathCriterion": "image.speculation.path_criterion",
     "Plain": "image.methods",
     "Plan": "image.plan",
     "ReleasedRunner": "image.methods",
@@ -63,7 +63,8 @@ _WHERE = {
     "to_latents": "image.pixels",
     "use_compilation_cache": "_utils.compilation",
 }
-_ROOMS = ("masked", "text")
+_RENAMED = {"use_compilation_cache": "use_cache"}
+_SUBPACKAGES = ("masked", "text")
 
 __all__ = [
     "VAE",
@@ -109,7 +110,7 @@ __all__ = [
 
 
 def __getattr__(name: str):
-    if name in _ROOMS:
+    if name in _SUBPACKAGES:
         return importlib.import_module(f"cspd_jax.{name}")
     if name not in _WHERE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -118,6 +119,3 @@ def __getattr__(name: str):
 
 def __dir__():
     return sorted({*globals(), *__all__})
-
-
-_RENAMED = {"use_compilation_cache": "use_cache"}

@@ -16,3 +16,30 @@ def test_the_page_runs(tmp_path, monkeypatch):
         # Nothing is kept on disk by the tests.
         code = block.replace("cspd_jax.use_compilation_cache()", "cspd_jax.use_compilation_cache")
         exec(compile(code, f"docs/library.md, block {number}", "exec"), names)
+
+
+def test_every_file_that_the_docs_name_exists():
+    root = PAGE.parent.parent
+    pages = [*root.glob("*.md"), *root.glob("docs/*.md")]
+    folders = (root, root / "cspd_jax", root / "tests", root / "docs", root / "benchmarks")
+    pattern = re.compile(r"`([\w./*-]+\.(?:py|md|json|jsonl|txt|ipynb|toml))`|\]\(([\w./-]+)(?:#[\w-]+)?\)")
+    made_by_users = {"report.json", "config.json", "evaluation.json", "tokenizer.json", "metrics.jsonl"}
+    made_by_users |= {
+        "held_out.jsonl",
+        "settings.json",
+        "model.safetensors.index.json",
+        "tokenizer_config.json",
+        "generation_config.json",
+    }
+    missing = []
+    for page in pages:
+        for code, link in pattern.findall(page.read_text(encoding="utf-8")):
+            name = code or link
+            if name.split("/")[-1] in made_by_users or "://" in name:
+                continue
+            places = [page.parent] if link else folders
+            if not any(
+                list(place.glob(name)) if "*" in name else (place / name).exists() for place in places
+            ):
+                missing.append(f"{page.name}: {name}")
+    assert not missing

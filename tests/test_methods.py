@@ -170,8 +170,8 @@ def test_too_little_memory(run, folder, monkeypatch):
     [
         (("--method", "cspd"), "the method cspd needs a draft"),
         (("--method", "self", "--criterion", "paper"), "the criterion paper needs a draft model"),
-        (("--gamma", "3"), "gamma goes with the methods cspd and self"),
-        (("--method", "self", "--inner-temperature", "2"), "inner-temperature goes with the criteria paper"),
+        (("--gamma", "3"), "--gamma goes with the methods cspd and self"),
+        (("--method", "self", "--inner-temperature", "2"), "--inner-temperature goes with --criterion paper"),
         (("--method", "self", "--prefill", "1.5"), "prefill is 1.5"),
         (("--method", "self", "--gamma", "0"), "'0' is not a positive"),
         (("--method", "self", "--proposals", "1000000000"), "it must be at most 1024"),
@@ -179,7 +179,7 @@ def test_too_little_memory(run, folder, monkeypatch):
         (("--method", "self", "--final-noise", "off"), "needs noise in the last denoising step"),
         (
             ("--method", "cspd", *DRAFT, "--criterion", "official", "--denoise", "speculative"),
-            "official has denoise plain",
+            "denoises step by step; use denoise plain",
         ),
         (("--method", "cspd", "--draft", "{models}/other"), "the draft denoises by ddim5"),
     ],
@@ -221,6 +221,8 @@ def test_methods_check_themselves(folder):
         (DraftSpeculation(draft, prefill=-0.1), "prefill is -0.1"),
         (DraftSpeculation(small), "does not fit the target"),
         (ReleasedRunner(draft, max_tries=0), "max_tries is 0"),
+        (DraftSpeculation(draft, "path"), "must be a criterion object"),
+        (DraftSpeculation(draft.network), "must be an ImageModel"),
         (SelfSpeculation, "must be a method object"),
         ("self", "must be a method object"),
     ):
@@ -228,7 +230,7 @@ def test_methods_check_themselves(folder):
             made(method)
     with pytest.raises(UserError, match="a chain_drafter goes with denoise speculative"):
         made(Plain(), denoise="auto", chain_drafter=frozen(10, 4))
-    with pytest.raises(UserError, match="no noise in the last denoising step"):
+    with pytest.raises(UserError, match="cannot have noise in the last denoising step"):
         made(ReleasedRunner(draft), final_noise=True)
 
 

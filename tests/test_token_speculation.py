@@ -206,7 +206,7 @@ def test_drafts_kept_behind_a_rejection_are_refuted(monkeypatch):
     """What passed behind a rejected token is taken as it is, though it was tested behind the rejected one."""
 
     def note_all(inputs, drafted, passed):
-        return accepted_prefix(inputs, drafted, passed)._replace(kept=drafted.drafted & passed)
+        return accepted_prefix(inputs, drafted, passed)._replace(kept=drafted.to_test & passed)
 
     def skip_what_is_noted(inputs, state, proposals, assignment):
         before = state.group
@@ -255,7 +255,7 @@ def test_adaptation_from_dropped_tests_is_refuted(monkeypatch):
 
     def note_all(inputs, drafted, passed):
         prefix = right(inputs, drafted, passed)
-        return prefix._replace(tested=drafted.drafted, kept=drafted.drafted & passed)
+        return prefix._replace(tested=drafted.to_test, kept=drafted.to_test & passed)
 
     def adapt(inputs, state):
         group = jnp.minimum(state.group + 2, inputs.groups)

@@ -150,9 +150,8 @@ def add_options(parser: argparse.ArgumentParser, prefix: str) -> None:
     ahead.add_argument(
         "--inner-temperature",
         type=float,
-        help="widens the test of paper and official; lossy unless 1, which alone makes neither"
-        " official nor paper"
-        " with Sigma exact (default: 1; official: 42)",
+        help="widens the test of paper and official by this factor; any value but 1 is lossy, and with 1"
+        " paper still needs --sigma off to be exact (default: 1; official: 42)",
     )
 
 
@@ -216,10 +215,9 @@ def method_of(args: argparse.Namespace, model):
         raise UserError(f"{_flag(option)} goes with the methods cspd and self, not with plain")
     for option in given:
         if way not in _GOES_WITH[option]:
-            criteria = " and ".join(w for w in _GOES_WITH[option] if w != "self")
-            raise UserError(
-                f"{_flag(option)} goes with the criteria {criteria}, not with {criterion or 'path'}"
-            )
+            criteria = " or ".join(w for w in _GOES_WITH[option] if w != "self")
+            here = "--method self" if way == "self" else f"--criterion {way}"
+            raise UserError(f"{_flag(option)} goes with --criterion {criteria}, not with {here}")
     if "verify" in given:
         given["joint"] = given.pop("verify") == "joint"
     for option in ("sigma", "align"):
@@ -247,7 +245,7 @@ def _denoise(args: argparse.Namespace):
 
 
 def _flag(option: str) -> str:
-    return option.replace("_", "-")
+    return "--" + option.replace("_", "-")
 
 
 def _switch(text: str | None) -> bool | None:

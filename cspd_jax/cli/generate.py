@@ -111,23 +111,26 @@ def _fastest(args: argparse.Namespace, key, model, request):
     from cspd_jax.image.chain_speculation import ChainSpeculation
     from cspd_jax.image.methods import SelfSpeculation
 
-    plain = plan.resolve(model, request, args.batch)
     if args.final_noise == "off" or args.window:
-        return plain, None
+        return plan.resolve(model, request, args.batch), None
 
-    def ahead(method, denoise):
-        settings = request.settings
-        return plan.make_request(
-            model, request.labels, method=method, denoise=denoise, num_iter=settings.num_iter,
-            respacing=args.steps, cfg=request.cfg, cfg_schedule=settings.cfg_schedule,
-            temperature=request.temperature,
-        )  # fmt: skip
-
-    found = autotune.faster_of(key, plain, ahead(SelfSpeculation(), args.denoise or "auto"))
-    if found is not plain or plain.settings.chain is not None:
+    sampling = {
+        "num_iter": args.num_iter,
+        "respacing": args.steps,
+        "cfg": args.cfg,
+        "cfg_schedule": args.cfg_schedule,
+        "temperature": args.temperature,
+    }
+    found = autotune.fastest(
+        key, model, request.labels, batch=args.batch, denoise=args.denoise or "auto",
+        final_noise=request.settings.final_noise or None, **sampling,
+    )  # fmt: skip
+    if found.method.name != "plain" or found.settings.chain is not None:
         return found, found
-    both_levels = ahead(SelfSpeculation(**_SHOWN), ChainSpeculation((8,)))
-    return plain, plan.resolve(model, both_levels, args.batch)
+    both_levels = plan.make_request(
+        model, request.labels, method=SelfSpeculation(**_SHOWN), denoise=ChainSpeculation((8,)), **sampling
+    )
+    return found, plan.resolve(model, both_levels, args.batch)
 
 
 def _compare(args: argparse.Namespace, key, decided, shown):

@@ -10,6 +10,7 @@ import jax
 
 from cspd_jax.errors import is_out_of_memory
 from cspd_jax.image import calibration, chain_timing
+from cspd_jax.image.chain_speculation import ChainSpeculation
 from cspd_jax.image.comparison import compare
 from cspd_jax.image.methods import Plain, SelfSpeculation
 from cspd_jax.image.plan import Plan, Request, chains_per_image, make_request, resolve
@@ -25,6 +26,7 @@ def fastest(
     labels: Sequence[int] | Array,
     *,
     batch: int | None = None,
+    denoise: ChainSpeculation | str = "auto",
     num_iter: int | None = None,
     respacing: str | int | None = None,
     cfg: float = 1.0,
@@ -35,10 +37,10 @@ def fastest(
     """The fastest exact way to generate these images, `batch` side by side (all): a plan for `run`.
 
     Tried are the plain sampler and self-speculation, each with and without speculation along the denoising
-    chains. Without `final_noise` the two differ in it: self-speculation needs noise in the last denoising
-    step, of standard deviation 0.006, which the plain sampler leaves out; say final_noise=False to have the
-    plain sampler alone considered, or True to compare like with like. The other arguments are those of
-    `generate`.
+    chains (or as `denoise` says). Without `final_noise` the two differ in it: self-speculation needs noise in
+    the last denoising step, of standard deviation 0.006, which the plain sampler leaves out; say
+    final_noise=False to have the plain sampler alone considered, or True to compare like with like. The other
+    arguments are those of `generate`.
     """
     options: dict[str, Any] = {
         "num_iter": num_iter,
@@ -47,7 +49,7 @@ def fastest(
         "cfg_schedule": cfg_schedule,
         "temperature": temperature,
         "final_noise": final_noise,
-        "denoise": "auto",
+        "denoise": denoise,
     }
     plain = resolve(model, make_request(model, labels, method=Plain(), **options), batch)
     if final_noise is False:

@@ -37,7 +37,7 @@ from cspd_jax.models import ImageModel
 Array = jax.Array
 
 FOLDER = "gains"  # within a checkpoint folder
-CHAINS = 512  # about as many are run; few gains are fitted
+CHAINS = 512  # roughly so many are run: enough for two gains per step
 _SEED = 0  # always the same key: the same model has the same gains
 _AR_STEPS = 8
 _CONTEXTS = 64

@@ -57,7 +57,7 @@ class NoiseCorrected(NamedTuple):
     v: [T, d] typical v at each step.
     gain: [T] coefficient of the deviation (entry 0 is unused).
     gain_f: [T] coefficient of f times the deviation (entry 0 is unused).
-    limit: [] x_0-hat is clipped to +-limit: at almost pure noise a head may be far beyond.
+    limit: [] x_0-hat is clipped to +-limit, as a head may predict far larger values at almost pure noise.
     """
 
     x0: Array

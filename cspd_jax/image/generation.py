@@ -97,7 +97,7 @@ def run(key: Array, plan: Plan) -> tuple[Array, Info]:
 
 
 def generate_batches(
-    key: Array, plan: Plan, on_step: Callable[[int], object] = lambda steps: None
+    key: Array, plan: Plan, on_step: Callable[[int], object] | None = None
 ) -> tuple[np.ndarray, Info]:
     """Any number of images, `plan.batch` side by side (the last batch is filled up, the surplus dropped).
 
@@ -115,7 +115,8 @@ def generate_batches(
         for known, out in plan.method.steps(plan, row_keys(key, batch, first), of_batch, wanted):
             out.tokens.block_until_ready()
             now = int(np.searchsorted(starts, known))  # AR steps whose tokens are known
-            on_step(now - done)
+            if on_step is not None:
+                on_step(now - done)
             done = now
         outputs.append(out._replace(tokens=np.asarray(out.tokens)))
     tokens = np.concatenate([out.tokens for out in outputs])[:count]

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 
 class NetworkCalls(NamedTuple):
-    """Network calls. The backbone's unit is one sequence of tokens, the head's one denoising step.
+    """Network calls (`sequential`), or rows in them (`total`).
+
+    The backbone's unit is one sequence of tokens, the head's one denoising step.
 
     target_backbone: of the target's backbone.
     target_head: of the target's head.

@@ -20,8 +20,8 @@ from cspd_jax.image.info import BatchOutput, Info, NetworkCalls, TokenInfo, chai
 from cspd_jax.image.released import RunnerOptions
 from cspd_jax.image.reveal import reveal_groups
 from cspd_jax.image.speculation import (
+    Criterion,
     Exactness,
-    PaperCriterion,
     PathCriterion,
     RoundInfo,
     TokenSpeculation,
@@ -230,7 +230,7 @@ class _Speculation:
         chains = None
         if total.chains is not None:
             count = max(1, int(total.chains.starts[-1]))  # every chain begins at the last step, once
-            chains = chain_info(total.chains, count, int(total.calls))
+            chains = chain_info(total.chains, count, int(total.loop_rounds))
         return {
             "rounds": float(rounds.mean()),
             "sequential": NetworkCalls(*(int(n) for c in networks for n in (c.backbone, c.head))),
@@ -250,6 +250,11 @@ class _Speculation:
     def describe(self) -> dict[str, Any]:
         options = dataclasses.asdict(self.options)
         return {**options, **options["criterion"], "criterion": self.criterion_name}
+
+
+def _check_draft_model(draft: Any) -> None:
+    if not isinstance(draft, ImageModel):
+        raise UserError(f"draft is {draft!r}; it must be an ImageModel, as cspd_jax.load returns it")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -295,7 +300,7 @@ class DraftSpeculation(_Speculation):
     """
 
     draft: ImageModel
-    criterion: PathCriterion | PaperCriterion = PathCriterion()
+    criterion: Criterion = PathCriterion()
     gamma: int = 8
     adapt: float | None = None
     prefill: float = 0.0
@@ -312,6 +317,12 @@ class DraftSpeculation(_Speculation):
         return TokenSpeculation(self.criterion, self.gamma, self.adapt, self.prefill, self.joint)
 
     def check(self, model: ImageModel, settings: plain.SamplerSettings) -> None:
+        _check_draft_model(self.draft)
+        if isinstance(self.criterion, type) or not hasattr(self.criterion, "verify"):
+            raise UserError(
+                f"criterion is {self.criterion!r}; it must be a criterion object such as PathCriterion() or"
+                " PaperCriterion()"
+            )
         super().check(model, settings)
         check_draft(model.config, self.draft.config)
 
@@ -354,10 +365,6 @@ class ReleasedRunner:
     def check(self, model: ImageModel, settings: plain.SamplerSettings) -> None:
         check_draft(model.config, self.draft.config)
         _ = self.options  # checks itself
-        if settings.chain is not None:
-            raise UserError(
-                "the criterion official has denoise plain: the released runner denoises step by step"
-            )
 
     def fitted(self, groups: int) -> ReleasedRunner:
         return self

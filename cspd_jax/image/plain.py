@@ -179,7 +179,7 @@ def ar_step(
     bucket: int,
     width: int,
 ) -> tuple[PlainState, ChainCounts | None]:
-    """Generates a group, padded to `width`: what is behind it is overwritten by the next one."""
+    """Generates a group, padded to `width`; the padding is overwritten by the next group."""
     z, positions, cache = group_context(model, params, batch, state, group.first, bucket=bucket, width=width)
     used = (jnp.arange(width) < group.size) & batch.active[:, None]
     x, counts = _denoise(model, params, batch, z, positions, used, group.scale, temperature, settings)

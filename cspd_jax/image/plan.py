@@ -167,8 +167,11 @@ def make_request(
         chain=_chain_speculation(denoise, chain_drafter, steps),
     )
     method.check(model, settings)
-    if isinstance(denoise, str) and denoise == "auto" and method.needs_final_noise is False:
-        raise UserError(f"the criterion {method.criterion_name} has denoise plain, not {denoise}")
+    if method.needs_final_noise is False and denoise != "plain":
+        raise UserError(
+            f"the released runner (criterion {method.criterion_name}) denoises step by step; use"
+            f" denoise plain"
+        )
     return Request(
         labels=classes,
         method=method.fitted(len(groups)),
@@ -208,10 +211,12 @@ def _final_noise(method: Method, asked: bool | None) -> bool:
     if needed:
         raise UserError(
             f"the criterion {method.criterion_name} needs noise in the last denoising step; leave final_noise"
-            " out, or set it to on"
+            " out, or switch it on"
         )
     raise UserError(
-        f"the criterion {method.criterion_name} has no noise in the last denoising step (final_noise off)"
+        f"the released runner (criterion {method.criterion_name}) cannot have noise in the last"
+        f" denoising step;"
+        " leave final_noise out, or switch it off"
     )
 
 

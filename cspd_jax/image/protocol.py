@@ -52,7 +52,7 @@ class TokenModel(Denoiser, Protocol):
 class CachedTokenModel(Protocol):
     """What a causal model has besides: a cache of its context, carried by the sampler.
 
-    Every entry belongs to an index of the reveal order, and entries at n_known or behind it are never read.
+    Every entry belongs to an index of the reveal order, and entries at n_known or later are never read.
     So rolling back is calling `extend` with a smaller n_known, and nothing has to be undone.
     """
 

@@ -1,4 +1,4 @@
-"""What is judged of a token, and the test.
+"""The released runner's test of a draft, and the proposals that replace what it rejects.
 
 Draft and target run their chains on the same noise, without noise in the last transition, so a drafted token
 is the mean of its last transition. With N(mu, sigma) that transition (sigma times the temperature), S the
@@ -28,8 +28,8 @@ import jax
 import jax.numpy as jnp
 
 from cspd_jax._utils.random import Purpose, purpose_keys
+from cspd_jax.coupling import log_ratio
 from cspd_jax.coupling.acceptance import log_residual_acceptance, uniform
-from cspd_jax.coupling.gaussian import log_ratio
 from cspd_jax.diffusion.chain import MODULATION_ROWS, chunk_length, step_distribution
 from cspd_jax.diffusion.gaussian import Coefficients, Gaussian
 from cspd_jax.image.protocol import TokenModel

@@ -15,7 +15,7 @@ from cspd_jax.diffusion.schedule import sampling_schedule
 from cspd_jax.errors import UserError
 from cspd_jax.image import plain
 from cspd_jax.image.plain import PlainState, SamplerSettings
-from cspd_jax.image.protocol import TokenModel
+from cspd_jax.image.protocol import CachedTokenModel, TokenModel
 from cspd_jax.image.released.acceptance import (
     ChainEnd,
     RecordedDraws,
@@ -179,6 +179,10 @@ def check(target: TokenModel, draft: TokenModel, settings: SamplerSettings) -> N
         raise UserError(
             f"the draft has {draft.seq_len} tokens of dimension {draft.token_dim},"
             f" the target {target.seq_len} of dimension {target.token_dim}; they must be equal"
+        )
+    if isinstance(target, CachedTokenModel) or isinstance(draft, CachedTokenModel):
+        raise UserError(
+            "the released runner does not carry a context cache; use another method for this model"
         )
     if settings.final_noise:
         raise UserError("the released runner has no noise in the last denoising step; set final_noise to off")

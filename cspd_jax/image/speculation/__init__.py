@@ -5,7 +5,8 @@ One round, every image at its own place: one backbone call gives the contexts be
 drafts are tested, and groups are committed up to the first with a rejection, whose rejected tokens are drawn
 anew under the context that they had; then the next groups are drafted. The steps are pure functions
 (inputs, state) -> (state, info) and can be composed in other ways: `begin`, `verify_step`, `draw_paths`,
-`resample_step`, `draft_step`, `run_round`. Only the loop adds up what happened.
+`resample_step`, `draft_step`, `run_round`. A step returns what happened in it; whoever calls several steps
+adds it up.
 """
 
 from cspd_jax.image.speculation.drafting import (
@@ -29,6 +30,7 @@ from cspd_jax.image.speculation.rounds import SpeculationOutput, begin, output, 
 from cspd_jax.image.speculation.state import (
     BoundModel,
     CallCounts,
+    Criterion,
     Inputs,
     Paths,
     PendingTokens,
@@ -43,6 +45,7 @@ from cspd_jax.image.speculation.state import (
 __all__ = [
     "BoundModel",
     "CallCounts",
+    "Criterion",
     "Exactness",
     "Inputs",
     "PaperCriterion",

@@ -90,7 +90,7 @@ def completing(state: SpeculationState) -> Array:
 
 
 def with_drafts(inputs: Inputs, state: SpeculationState, count: Array | None = None) -> Array:
-    """The tokens with the drafts behind them (the first `count` of them, if that is given)."""
+    """The known tokens followed by the drafts (by the first `count` of them, if that is given)."""
     gamma = inputs.speculation.gamma
     groups = state.group[:, None] + jnp.arange(gamma)
     usable = state.drafted & ~completing(state)

@@ -12,7 +12,7 @@ widened test (`inner_temperature` other than 1) is LOSSY.
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -78,7 +78,7 @@ class PaperCriterion:
     proposals: int = 16
     max_trips: int = 64
 
-    name = "paper"
+    name: ClassVar[str] = "paper"
 
     def check(self) -> None:
         check_range("inner_temperature", self.inner_temperature, above=0.0)
@@ -140,7 +140,7 @@ def aligned_chains(
     groups = group + jnp.arange(gamma + 1)
     keys = inputs.keys if criterion.align else purpose_keys(inputs.keys, Purpose.UNALIGNED)
     wanted = exists(inputs, groups) & drafted.testing[:, None, None]
-    wanted &= (jnp.arange(gamma + 1) <= jnp.sum(drafted.drafted[..., 0], axis=1)[:, None])[..., None]
+    wanted &= (jnp.arange(gamma + 1) <= jnp.sum(drafted.to_test[..., 0], axis=1)[:, None])[..., None]
     request = PathRequest(
         keys=jnp.broadcast_to(keys[:, None], groups.shape),
         positions=positions(inputs, groups),

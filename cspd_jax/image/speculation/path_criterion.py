@@ -3,14 +3,14 @@
 The target's density p of a drafted path, under the token's own context, needs no sequential call: the states
 are given. A rejected token is drawn from the residual by paths Y of the target, each accepted with
 probability 1 - min(1, q(Y) / p(Y)), about K of them per round; a token whose proposals all failed stays
-pending, with its image, until the next round. q is evaluated where the draft was drawn: at the drafter's z
-and scale of then.
+pending, with its image, until the next round. q is evaluated with the z and the guidance
+scale that the draft was drawn with.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -57,7 +57,7 @@ class PathCriterion:
     proposals: int = 16
     max_tries: int = 2**16
 
-    name = "path"
+    name: ClassVar[str] = "path"
 
     def check(self) -> None:
         check_whole("proposals", self.proposals, 1, 1024)
@@ -144,7 +144,9 @@ def assign_proposals(state: SpeculationState, free: Array) -> ProposalAssignment
     turn = (jnp.cumsum(free.reshape(-1)) - 1).reshape(free.shape)
     image = jnp.argsort(~missing, stable=True)[turn % several]
     number = state.pending.tries[image] + turn // several
-    valid = free & missing[image] & ((number == 0) | ~state.pending.undrafted[image])  # one will do undrafted
+    valid = (
+        free & missing[image] & ((number == 0) | ~state.pending.undrafted[image])
+    )  # without drafts the first is taken
     return ProposalAssignment(image, number, valid)
 
 
@@ -166,9 +168,11 @@ def resample_step(
     """Tries the proposals [B, N, G]; images whose group is complete with them move on."""
     pending, at = state.pending, assignment.image
     criterion = inputs.speculation.criterion
-    assert isinstance(criterion, PathCriterion)
+    assert isinstance(criterion, PathCriterion), "resample_step is a part of PathCriterion"
     max_tries = criterion.max_tries
-    log_q, calls = log_density(inputs, inputs.drafter, proposals.states, pending.q_z[at], pending.q_scale[at])
+    log_q, calls = log_density(
+        inputs, inputs.drafting_model, proposals.states, pending.q_z[at], pending.q_scale[at]
+    )
     log_ratio = proposals.log_density - log_q
     keys = _fold(purpose_keys(inputs.keys, Purpose.PROPOSAL_TEST)[at], assignment.number)
     u = position_uniforms(keys, _here(inputs, state)[at])

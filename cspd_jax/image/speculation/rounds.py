@@ -24,6 +24,7 @@ from cspd_jax.image.speculation.drafting import (
 )
 from cspd_jax.image.speculation.groups import by_image, contexts
 from cspd_jax.image.speculation.path_criterion import (
+    PathCriterion,
     assign_proposals,
     proposal_request,
     resample_step,
@@ -138,14 +139,16 @@ def run_round(inputs: Inputs, state: SpeculationState) -> tuple[SpeculationState
         return self_round(inputs, state)
     state, verified = inputs.speculation.criterion.verify(inputs, state)
     state = choose_num_drafts(inputs, state)
-    state, drafted = draft_step(inputs, state)
-    return state, add_up(verified, drafted)
+    state, of_drafts = draft_step(inputs, state)
+    return state, add_up(verified, of_drafts)
 
 
 def self_round(inputs: Inputs, state: SpeculationState) -> tuple[SpeculationState, RoundInfo]:
     """A round in which the target drafts for itself: one pass over the denoising chain draws the proposals
     for what was rejected and the next drafts, side by side."""
-    proposals, gamma = inputs.speculation.criterion.proposals, inputs.speculation.gamma
+    criterion, gamma = inputs.speculation.criterion, inputs.speculation.gamma
+    assert isinstance(criterion, PathCriterion), "a model that drafts for itself is verified by paths"
+    proposals = criterion.proposals
     state, newest, verified = verify_step(inputs, state, lookahead=gamma + 1)
     state = choose_num_drafts(inputs, state)
     idle = state.drafted | (state.group >= inputs.groups)  # needs no drafts: gives their places to proposals
@@ -216,7 +219,7 @@ def nothing_known(inputs: Inputs) -> SpeculationState:
         z = jax.eval_shape(lambda: contexts(inputs, bound, tokens, number[:, None])[:, 0, 0])
         return jnp.zeros(z.shape, z.dtype)
 
-    z, q_z = z_of(inputs.target), z_of(inputs.drafter)
+    z, q_z = z_of(inputs.target), z_of(inputs.drafting_model)
     zeros = jnp.zeros((images, width), inputs.dtype)
     states = jnp.zeros((images, width, inputs.steps + 1, inputs.dim), inputs.dtype)
     drafts = Paths(states, q_z, zeros, zeros)

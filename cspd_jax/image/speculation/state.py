@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -17,10 +17,35 @@ from cspd_jax.image.protocol import TokenModel
 from cspd_jax.image.reveal import reveal_groups
 
 if TYPE_CHECKING:
-    from cspd_jax.image.speculation.paper_criterion import PaperCriterion
-    from cspd_jax.image.speculation.path_criterion import PathCriterion
+    from cspd_jax.image.info import Info
+    from cspd_jax.image.speculation.exactness import Exactness
 
 Array = jax.Array
+
+
+class Criterion(Protocol):
+    """How the tokens that a draft model drafted are tested, and what replaces them. Frozen and hashable.
+
+    name: as reports say it.
+    """
+
+    name: ClassVar[str]
+
+    def check(self) -> None:
+        """UserError for options that cannot be."""
+        ...
+
+    def chains_per_token(self, gamma: int) -> int:
+        """Denoising chains of the target that run side by side for a token of a group."""
+        ...
+
+    def verify(self, inputs: Inputs, state: SpeculationState) -> tuple[SpeculationState, RoundInfo]:
+        """A round but for the drafts: tests them, and completes the group where the accepted ones end."""
+        ...
+
+    def exactness(self, info: Info) -> Exactness:
+        """Lossless or not, and why."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +60,7 @@ class TokenSpeculation:
     joint: verify all groups in one context that shows all drafts, instead of each in its own (lossy).
     """
 
-    criterion: PathCriterion | PaperCriterion
+    criterion: Criterion
     gamma: int = 8
     adapt: float | None = None
     prefill: float = 0.0
@@ -87,7 +112,7 @@ class Inputs:
     temperature: Array
 
     @property
-    def drafter(self) -> BoundModel:
+    def drafting_model(self) -> BoundModel:
         return self.target if self.draft is None else self.draft
 
     @property
@@ -208,7 +233,7 @@ class RoundInfo(NamedTuple):
     tested: [S, gamma] drafted tokens that were tested, by AR step and by distance.
     accepted: [S, gamma] those that passed.
     rounds: [B] rounds until the image was complete.
-    calls: [] rounds of the loop.
+    loop_rounds: [] rounds of the loop.
     target: calls of the target.
     draft: calls of the draft model.
     trips: [] resampling: rounds in which an image drew from residuals, summed over images ("path"), or
@@ -220,7 +245,7 @@ class RoundInfo(NamedTuple):
     tested: Array
     accepted: Array
     rounds: Array
-    calls: Array
+    loop_rounds: Array
     target: CallCounts
     draft: CallCounts
     trips: Array

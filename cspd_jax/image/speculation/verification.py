@@ -25,13 +25,13 @@ class DraftedGroups(NamedTuple):
 
     testing: [B] images whose drafts are tested now.
     groups: [B, gamma]
-    drafted: [B, gamma, G] where a draft is to be tested.
+    to_test: [B, gamma, G] where there is a draft to be tested.
     z: [B, gamma + 1, lookahead, G, H, D] contexts of the groups from `group` on, and of those after each.
     """
 
     testing: Array
     groups: Array
-    drafted: Array
+    to_test: Array
     z: Array
 
 
@@ -79,7 +79,7 @@ def _joint_contexts(inputs: Inputs, tokens: Array, group: Array, known: Array, l
 
 def accepted_prefix(inputs: Inputs, drafted: DraftedGroups, passed: Array) -> AcceptedPrefix:
     """Groups are accepted up to the first with a rejection; the tests after it count for nothing."""
-    real = drafted.drafted
+    real = drafted.to_test
     whole = jnp.all(passed | ~real, axis=2) & jnp.any(real, axis=2)
     n = jnp.sum(jnp.cumprod(whole, axis=1, dtype=jnp.int32), axis=1, dtype=jnp.int32)
     tested = real & (jnp.arange(inputs.speculation.gamma) <= n[:, None])[..., None]
@@ -103,7 +103,7 @@ def accept(
         tested=by_step(tested),
         accepted=by_step(kept),
         rounds=(state.group < inputs.groups).astype(jnp.int32),
-        calls=jnp.int32(1),
+        loop_rounds=jnp.int32(1),
     )
     state = state._replace(
         tokens=put(inputs, state.tokens, groups, state.drafts.states[..., 0, :], kept),
