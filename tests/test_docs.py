@@ -3,9 +3,12 @@
 import re
 from pathlib import Path
 
+import pytest
+
 PAGE = Path(__file__).parent.parent / "docs" / "library.md"
 
 
+@pytest.mark.slow
 def test_the_page_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

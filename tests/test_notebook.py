@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import nbformat
+import pytest
 import tiny
 from nbclient import NotebookClient
 
@@ -15,6 +16,7 @@ from cspd_jax import models
 NOTEBOOK = Path(__file__).parent.parent / "notebooks" / "quickstart.ipynb"
 
 
+@pytest.mark.slow
 def test_quickstart(tmp_path, monkeypatch):
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     nbformat.validate(notebook)

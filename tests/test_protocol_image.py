@@ -62,7 +62,11 @@ def plan_of(way, labels=LABELS, batch=None):
     return cspd_jax.resolve(MODEL, request, batch)
 
 
-@pytest.mark.parametrize("way", WAYS)
+# What is slow here runs the code of two others together.
+SLOW = ("self, chains", "draft, path")
+
+
+@pytest.mark.parametrize("way", [pytest.param(way, marks=[pytest.mark.slow] * (way in SLOW)) for way in WAYS])
 def test_protocol(way):
     plan = plan_of(way)
     tokens, info = cspd_jax.run(KEYS, plan)
@@ -107,7 +111,7 @@ def test_protocol(way):
     assert info.exactness.lossless == (way != "released")
 
 
-@pytest.mark.parametrize("way", ["plain, chains", "self", "released"])
+@pytest.mark.parametrize("way", ["plain, chains", "self", pytest.param("released", marks=pytest.mark.slow)])
 def test_batches_are_the_same_images(way):
     """Five images two by two; the one that fills the last batch is in no count."""
     labels = [0, 1, 0, 1, 0]
@@ -123,7 +127,14 @@ def test_batches_are_the_same_images(way):
         assert of_batches.chains.committed.sum() == info.chains.committed.sum()
 
 
-@pytest.mark.parametrize("way", ["plain", "plain, chains", "self, chains", "draft, path", "released"])
+@pytest.mark.parametrize(
+    "way",
+    [
+        "plain, chains",
+        "self",
+        *(pytest.param(w, marks=pytest.mark.slow) for w in (*SLOW, "plain", "released")),
+    ],
+)
 def test_guidance_of_each_image(way):
     """Inside a caller's own jit, with traced labels and a scale for each image: as one by one."""
     plan, scales = plan_of(way), jnp.array([1.2, 2.0, 3.0])

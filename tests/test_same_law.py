@@ -65,6 +65,7 @@ def check(drafter, cfg, num_iter, count):
     assert counts.truncated == 0 and 0 < counts.accepted.sum() < counts.tested.sum()
 
 
+@pytest.mark.slow
 def test_images():
     """Guided, and four tokens per AR step."""
     check("self", 3.0, 4, 400)
@@ -87,9 +88,8 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param("paper, inner temperature 1000", marks=pytest.mark.slow), "one context"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", WRONG)
 def test_lossy_images_are_told_apart(name):
     tokens, _ = images(speculation.sample, 1, **WRONG[name])
     assert p_value(tokens, reference(400, 1.0, 16)) <= FALSE_ALARM

@@ -4,22 +4,15 @@ import pytest
 import token_hashes
 
 QUICK = (
-    "image: plain, no final noise, groups, guided, cold",
     "image: plain, chains, no final noise",
     "image: self, groups, guided, prefill",
-    "image: self, joint (lossy)",
-    "image: draft, path",
     "image: draft, paper, Sigma = 1, unaligned, guided",
     "image: released, groups, guided (lossy)",
     "text: greedy, model",
-    "text: google",
     "text: block, adaptive, confidence",
     "text: lookup, block",
-    "text: match",
-    "masked: stepwise, cached, sampled",
     "masked: ssd, sampled, guided",
     "masked: ssd, Dream, cached",
-    "masked: schedule (lossy)",
 )
 
 

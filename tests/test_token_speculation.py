@@ -105,6 +105,8 @@ CASES = {
 
 
 SLOW = (
+    "self, both levels",
+    "self, guided",
     "model, adaptive, both levels",
     "paper, Sigma = 1, groups, guided, own noise",
     "self, K = 2, cold",
