@@ -83,7 +83,7 @@ def test_self(run):
         and not (samples["accepted"] & ~samples["tested"]).any()
     )
     assert {"accepted.png", "acceptance.png", "compared-images.png"} <= set(os.listdir("out"))
-    assert Image.open("out/acceptance.png").size == (640, 520)
+    assert Image.open("out/acceptance.png").size[1] > 500  # two charts, one above the other
 
 
 def test_cspd(run):
