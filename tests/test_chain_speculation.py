@@ -135,7 +135,8 @@ class Wrong:
         patch.setattr(chain_speculation, "log_ratio", lambda p, q, x: jnp.zeros(x.shape[:-1]))
 
 
-SLOW = ("ratio_of_q_to_p", "standard_deviation_taken_for_variance")  # the coupling's tests refute them, too
+# The coupling's tests refute these, too.
+SLOW = ("residual_of_q_over_p", "ratio_of_q_to_p", "standard_deviation_taken_for_variance")
 
 
 @pytest.mark.parametrize(

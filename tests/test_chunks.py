@@ -33,6 +33,7 @@ def test_parts_make_the_whole(most):
     assert max(seen) <= max(1, most)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module, limit", [(networks, "_SCORES"), (chain_speculation, "_TOGETHER")])
 def test_a_generation_in_parts(tmp_path, monkeypatch, module, limit):
     """Contexts of two sequences at a time; head calls of a few rows at a time."""

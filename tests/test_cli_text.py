@@ -49,7 +49,7 @@ def printed(capsys, *argv):
     return json.loads(out)
 
 
-@pytest.mark.parametrize("draft", ["int8", "int4", "lookup", "draft"])
+@pytest.mark.parametrize("draft", [pytest.param("int8", marks=pytest.mark.slow), "int4", "lookup", "draft"])
 def test_text_is_that_of_plain_decoding(folders, capsys, draft):
     """Greedy, in float64, for every kind of draft; the report adds up."""
     common = ("text", "--target", folders["llama"], *PROMPTS, "--new-tokens", 20, *EXACT)

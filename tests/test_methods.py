@@ -101,9 +101,14 @@ def test_cspd(run):
     [
         (("--criterion", "paper"), False, "factor Sigma"),
         (("--criterion", "paper", "--sigma", "off", "--align", "off"), True, "maximal coupling"),
-        (("--criterion", "paper", "--sigma", "off", "--inner-temperature", "42"), False, "temperature 42"),
+        pytest.param(
+            ("--criterion", "paper", "--sigma", "off", "--inner-temperature", "42"),
+            False,
+            "temperature 42",
+            marks=pytest.mark.slow,
+        ),
         (("--criterion", "official", "--prefill", "0"), False, "the released runner"),
-        (("--verify", "joint"), False, "in one context"),
+        pytest.param(("--verify", "joint"), False, "in one context", marks=pytest.mark.slow),
     ],
 )
 def test_lossy_modes_say_so(run, options, lossless, why):

@@ -180,7 +180,10 @@ CASES = {
     "masked, schedule": MaskedCase("schedule", sampled=True, options=(("steps", 6),)),
     "masked, schedule, Dream": MaskedCase("schedule", "dream", options=(("steps", 6),)),
 }
-each_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+SLOW = ("text, deepmind, model", "text, match, model, adapted", "masked, ssd, cached", "masked, ssd, top-k")
+each_case = pytest.mark.parametrize(
+    "case", [pytest.param(c, id=name, marks=[pytest.mark.slow] * (name in SLOW)) for name, c in CASES.items()]
+)
 
 
 def row_keys(seed):

@@ -37,7 +37,12 @@ def test_parity(group):
     agree(RUNNER_GROUPS[group](runner()))
 
 
-@pytest.mark.parametrize("run", runner().runs)
+QUICK = ("cfg1", "near_cfg2.5_linear", "it6")
+
+
+@pytest.mark.parametrize(
+    "run", [pytest.param(run, marks=[pytest.mark.slow] * (run not in QUICK)) for run in runner().runs]
+)
 def test_parity_of_runs(run):
     agree(runner_generation(runner(), run))
 

@@ -201,6 +201,7 @@ def test_distilling_brings_the_draft_closer(tmp_path, config):
     np.testing.assert_allclose(itself, (1, 1, 0), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_share_of_the_data_in_the_loss():
     """The loss with share s is (1 - s) KL + s cross-entropy."""
     target, rows, first = teacher(), TEXTS.batch(0, 4), init_text_state(TINY)

@@ -110,6 +110,9 @@ SLOW = (
     "model, adaptive, both levels",
     "paper, Sigma = 1, groups, guided, own noise",
     "self, K = 2, cold",
+    "self, groups",
+    "self, adaptive",
+    "model, bad, groups, guided",
 )
 
 
@@ -144,6 +147,7 @@ def test_a_draft_like_the_target_is_always_accepted():
     assert np.all(found.counts.rounds == 3)  # one token from the target, then 3 + 1 and 1
 
 
+@pytest.mark.slow
 def test_a_hopeless_draft_costs_nothing_but_time():
     noise, found = noise_of(speculation.sample, speculation=ahead(gamma=2), draft=LinearTokens(offset=9.0))
     assert found.counts.accepted.sum() == 0 and np.all(found.counts.rounds >= MODEL.seq_len)
@@ -176,7 +180,16 @@ def pending_with_the_newest_q(**fields):
 WRONG["q at the newest z in the residual"] = (path_criterion, "PendingTokens", pending_with_the_newest_q)
 
 
-@pytest.mark.parametrize("name", WRONG)
+SLOW_CONTROLS = (
+    "p and q swapped",
+    "the draft's noise in the residual",
+    "q at the newest z in the residual",
+)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW_CONTROLS)) for n in WRONG]
+)
 def test_negative_controls(name, monkeypatch):
     monkeypatch.setattr(*WRONG[name])
     assert is_refuted(speculation=ahead(gamma=3, max_tries=64))
@@ -204,6 +217,7 @@ def test_negative_controls_with_a_draft(name, monkeypatch):
     assert is_refuted(speculation=ahead(gamma=3, **criterion), draft=NEAR)
 
 
+@pytest.mark.slow
 def test_drafts_kept_behind_a_rejection_are_refuted(monkeypatch):
     """What passed behind a rejected token is taken as it is, though it was tested behind the rejected one."""
 
@@ -252,6 +266,7 @@ def test_lossy_modes_are_told_apart(name):
     assert is_refuted(speculation=LOSSY[name], draft=NEAR)
 
 
+@pytest.mark.slow
 def test_adaptation_from_dropped_tests_is_refuted(monkeypatch):
     """Every test is noted, dropped or not, and a group whose dropped test failed is left to the target."""
 
@@ -317,6 +332,7 @@ def test_many_rows_are_counted():
     assert (speculation.total_rows(calls.backbone_rows), int(calls.backbone)) == (5 * 2 * (2**29 + 1), 5)
 
 
+@pytest.mark.slow
 def test_draws_given_up_in_the_chains_of_a_draft_are_counted():
     """Such a draft does not have the law it is tested by; the target's chains have a count of their own."""
     keys, labels = row_keys(jax.random.key(3), 50), jnp.zeros(50, jnp.int32)

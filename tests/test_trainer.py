@@ -114,6 +114,7 @@ def check_resumed(out, whole):
     assert kept == {str(TINY.steps - TINY.checkpoint_every), str(TINY.steps)}
 
 
+@pytest.mark.slow
 def test_a_killed_run_continues_bit_for_bit(tmp_path, whole):
     kill_at(tmp_path, random.Random(0).randrange(5, 32))
     check_resumed(tmp_path, whole)
