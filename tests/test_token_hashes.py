@@ -1,4 +1,8 @@
-"""The tokens of every method at fixed keys are those recorded: a change of structure changes none."""
+"""The tokens of every method at fixed keys are those recorded: a change of structure changes none.
+
+The cases with a MAR network are left to `python tests/token_hashes.py`: MAR's embedding of time is in float32,
+as published, and differs in its last digits from one compiler setting or processor to another.
+"""
 
 import pytest
 import token_hashes
@@ -17,7 +21,12 @@ QUICK = (
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n not in QUICK)) for n in token_hashes.CASES]
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] * (name not in QUICK))
+        for name in token_hashes.CASES
+        if "MAR" not in name
+    ],
 )
 def test_tokens_are_those_recorded(name):
     assert token_hashes.found(name) == token_hashes.recorded()[name]
