@@ -1,7 +1,7 @@
 """The tokens of every method at fixed keys are those recorded: a change of structure changes none.
 
-The cases with a MAR network are left to `python tests/token_hashes.py`: MAR's embedding of time is in float32,
-as published, and differs in its last digits from one compiler setting or processor to another.
+The cases with a MAR network are left to `python tests/token_hashes.py`: MAR's embedding of time is in
+float32, as published, and differs in its last digits from one compiler setting or processor to another.
 """
 
 import pytest
