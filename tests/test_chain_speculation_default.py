@@ -70,7 +70,7 @@ def test_tokens_of_the_default_model(guided, temperature):
 
 def images_of_default(speculation, count=100, seed=0, **kwargs):
     model = default()
-    settings = settings_of(model.config, num_iter=8, respacing="ddim25", speculation=speculation)
+    settings = settings_of(model.config, num_iter=8, respacing="ddim25", chain=speculation)
     labels = jnp.arange(count, dtype=jnp.int32) % 10
     keys = row_keys(jax.random.key(seed), count)
     made = plain.sample(model.network, model.params, keys, labels, settings=settings, **kwargs)
