@@ -118,6 +118,7 @@ def test_other_sizes_and_attention_in_the_decoder(decoder_levels):
     assert ("up_1_attn_0" in params["decoder"]) == bool(decoder_levels)
 
 
+@pytest.mark.slow
 def test_bfloat16_is_close_and_keeps_wide_statistics():
     params = random_params(TINY)
     images = jax.random.normal(jax.random.key(1), (1, 8, 8, 3))

@@ -148,6 +148,7 @@ def test_wrong_options(model, options, sentence):
         plan.make_request(model, [0], **options)
 
 
+@pytest.mark.slow
 def test_generate_command(folder, tmp_path, capsys):
     out = tmp_path / "out"
     arguments = ["generate", "--target", folder, "--n", "1", "--out", str(out), "--json"]

@@ -86,18 +86,20 @@ def p_values(x, **kwargs):
             {"final_noise": False, "temperature": 0.95},
             marks=pytest.mark.slow,
         ),
-        ((8,), biased(), {"final_noise": True}),
+        pytest.param((8,), biased(), {"final_noise": True}, marks=pytest.mark.slow),
+        ((8,), biased(), {"final_noise": True, "rows": 512}),
     ],
 )
 def test_the_closed_form_law(windows, drafter, kwargs):
     """4096 tokens of dimension 16 (65536 coordinates), T = 100, Gaussian data: by the plain and the
-    speculative chain alike; false alarm of each of three tests 1e-4."""
+    speculative chain alike; false alarm of each of three tests 1e-4. The quick case has 512."""
     found = speculate(drafter=drafter, windows=windows, **kwargs)
+    rows = kwargs.pop("rows", ROWS)
     assert min(p_values(found.x, **kwargs)) > FALSE_ALARM
-    time, z, c = setting()
-    plainly = sample_chain(HEAD, None, time, z, randomness(ROWS, seed=1).noise, c, **kwargs)
+    time, z, c = setting(rows=rows)
+    plainly = sample_chain(HEAD, None, time, z, randomness(rows, seed=1).noise, c, **kwargs)
     assert min(p_values(plainly, **kwargs)) > FALSE_ALARM
-    assert found.counts.calls < STEPS / 2 and found.counts.truncated == 0
+    assert found.counts.calls < 0.6 * STEPS and found.counts.truncated == 0
 
 
 def fresh(key, p, q, *, needed, **_):
@@ -136,7 +138,12 @@ class Wrong:
 
 
 # The coupling's tests refute these, too.
-SLOW = ("residual_of_q_over_p", "ratio_of_q_to_p", "standard_deviation_taken_for_variance")
+SLOW = (
+    "residual_of_q_over_p",
+    "ratio_of_q_to_p",
+    "standard_deviation_taken_for_variance",
+    "everything_accepted",
+)
 
 
 @pytest.mark.parametrize(
@@ -144,12 +151,13 @@ SLOW = ("residual_of_q_over_p", "ratio_of_q_to_p", "standard_deviation_taken_for
     [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in vars(Wrong) if not n.startswith("_")],
 )
 def test_negative_controls(name, monkeypatch):
-    """The tests above refute each of these with the bad drafter, at the same sample size."""
+    """The tests above refute each of these with the bad drafter, at the smaller sample size."""
     vars(Wrong)[name](monkeypatch)
-    found = speculate(drafter=biased(), windows=(8,), final_noise=True)
+    found = speculate(drafter=biased(), windows=(8,), final_noise=True, rows=512)
     assert min(p_values(found.x)) < FALSE_ALARM
 
 
+@pytest.mark.slow
 def test_negative_control_the_drafts_noise_in_the_residual(monkeypatch):
     """The rejected draft's noise, under the target's mean and variance."""
     random = randomness(ROWS)
@@ -172,7 +180,9 @@ def test_negative_control_the_drafts_noise_in_the_residual(monkeypatch):
     assert min(p_values(found.x)) < FALSE_ALARM
 
 
-@pytest.mark.parametrize("final_noise, temperature", [(True, 1.0), (False, 0.9)])
+@pytest.mark.parametrize(
+    "final_noise, temperature", [pytest.param(True, 1.0, marks=pytest.mark.slow), (False, 0.9)]
+)
 def test_path_and_its_density(final_noise, temperature):
     """The density that comes out is that of the path that comes out."""
     kwargs = {"final_noise": final_noise, "temperature": temperature}
@@ -240,7 +250,7 @@ def test_neighbours_do_not_matter():
 def test_the_last_window_finishes_the_rows():
     """Any windows, also longer than the chain: same law, and rows that are done stay as they are."""
     head = GaussianData("ddim8", 0.7, 0.09)
-    for windows in ((1,), (3,), (50,), (8, 8, 8, 2)):
+    for windows in ((1,), (50, 3)):
         found = speculate(head, rows=32, windows=windows)
         assert found.counts.committed.sum() == 32 * 8 and np.isfinite(found.x).all()
     one = speculate(head, rows=32, windows=(1,)).counts
@@ -255,6 +265,7 @@ TINY = plain.SamplerSettings(num_iter=6, respacing="ddim8", prefix_buckets=1)
 FAST = dataclasses.replace(TINY, chain=ChainSpeculation((3,)))
 
 
+@pytest.mark.slow
 def test_batch_shapes_agree_in_float64():
     """Alone or in a batch of four: equal up to float64 rounding, so every accept test came out the same."""
     f = fixture()
@@ -299,6 +310,7 @@ def decisions(random, z):
     return found, np.asarray(chain.x)
 
 
+@pytest.mark.slow
 def test_differences_across_batch_shapes_are_near_ties():
     """float32, 32 rows together and two by two: a row differs only behind a test that was nearly a tie. Ties
     are made on purpose, so that there are such rows: the uniform of one test is the acceptance itself."""
@@ -338,6 +350,7 @@ def test_groups_are_padded_with_rows_that_cost_nothing():
     chex.assert_tree_all_finite(made.tokens)
 
 
+@pytest.mark.slow
 def test_bfloat16_networks():
     f = fixture()
     model = MARModel(f.config, jnp.bfloat16)

@@ -49,7 +49,9 @@ def printed(capsys, *argv):
     return json.loads(out)
 
 
-@pytest.mark.parametrize("draft", [pytest.param("int8", marks=pytest.mark.slow), "int4", "lookup", "draft"])
+@pytest.mark.parametrize(
+    "draft", ["lookup", "draft", *(pytest.param(d, marks=pytest.mark.slow) for d in ("int8", "int4"))]
+)
 def test_text_is_that_of_plain_decoding(folders, capsys, draft):
     """Greedy, in float64, for every kind of draft; the report adds up."""
     common = ("text", "--target", folders["llama"], *PROMPTS, "--new-tokens", 20, *EXACT)
@@ -64,6 +66,7 @@ def test_text_is_that_of_plain_decoding(folders, capsys, draft):
     assert found["plan"]["gamma"] == 3 and found["truncated"] == 0
 
 
+@pytest.mark.slow
 def test_match_repeats_plain_sampling(folders, capsys):
     common = ("text", "--target", folders["llama"], *PROMPTS, "--new-tokens", 16, *EXACT)
     common += ("--temperature", 1.3, "--top-k", 20, "--top-p", 0.9, "--seed", 4)
@@ -85,7 +88,9 @@ def test_what_people_see(folders, capsys):
     )
 
 
-@pytest.mark.parametrize("model, cached", [("llada", False), ("dream", True)])
+@pytest.mark.parametrize(
+    "model, cached", [("llada", False), pytest.param("dream", True, marks=pytest.mark.slow)]
+)
 def test_masked_is_stepwise_decoding(folders, capsys, tmp_path, model, cached):
     common = ("masked", "--model", folders[model], *PROMPTS, "--new-tokens", 12, "--dtype", "float64")
     common += ("--block", 6)

@@ -31,7 +31,9 @@ def recorded(name):
     return description, {key: tuple(shape) for key, shape in description["keys"]}
 
 
-@pytest.mark.parametrize("size", ["base", "large", "huge"])
+@pytest.mark.parametrize(
+    "size", ["base", *(pytest.param(s, marks=pytest.mark.slow) for s in ("large", "huge"))]
+)
 def test_published_mar_sizes_map_completely(size):
     description, shapes = recorded(f"mar_{size}")
     config = mar.make_config(shapes, "file")
@@ -125,8 +127,17 @@ def test_other_float_types_are_cast(tmp_path, tiny, dtype):
     np.testing.assert_array_equal(params["backbone"]["mask_token"], expected)
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
-@pytest.mark.parametrize("name, options", [("mar_tiny.pth", HEADS), ("kl16_g16.ckpt", Options())])
+@pytest.mark.parametrize(
+    "name, options, dtype",
+    [
+        ("mar_tiny.pth", HEADS, np.float32),
+        ("mar_tiny.pth", HEADS, np.float16),
+        ("mar_tiny.pth", HEADS, ml_dtypes.bfloat16),
+        ("kl16_g16.ckpt", Options(), ml_dtypes.bfloat16),
+        pytest.param("kl16_g16.ckpt", Options(), np.float32, marks=pytest.mark.slow),
+        pytest.param("kl16_g16.ckpt", Options(), np.float16, marks=pytest.mark.slow),
+    ],
+)
 def test_safetensors(tmp_path, name, options, dtype):
     save_file({k: v.astype(dtype) for k, v in state_dict(name).items()}, tmp_path / "x.safetensors")
     source = open_source(tmp_path / "x.safetensors")

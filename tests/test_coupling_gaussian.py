@@ -183,7 +183,9 @@ def reused(p, q, noise, value, accepted):
     return np.where(accepted[:, None], value, at(p, noise))
 
 
-@pytest.mark.parametrize("coupling,pair,d", CASES)
+@pytest.mark.parametrize(
+    "coupling,pair,d", [pytest.param(*case, marks=[pytest.mark.slow] * (case[2] > 1)) for case in CASES]
+)
 def test_wrong_couplings_are_noticed(coupling, pair, d):
     """Negative controls, N as above: after a rejection a fresh draw from p, or p at the draft's own noise;
     p and q swapped; a standard deviation taken for a variance."""
@@ -255,7 +257,9 @@ def residuals_one_by_one(key, p, q):
     return gaussian_residual(key, p, q, proposals=1)
 
 
-@pytest.mark.parametrize("distance", [1.0, 0.1, 1e-3, 1e-6])
+@pytest.mark.parametrize(
+    "distance", [1.0, 0.1, *(pytest.param(d, marks=pytest.mark.slow) for d in (1e-3, 1e-6))]
+)
 def test_close_gaussians_take_as_few_proposals(distance):
     """Residuals of N = 10 000 lanes at distances down to 1e-6, proposals one by one: the line through the
     means (d = 16) has the closed-form distribution, and so has a coordinate whose variance alone differs

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from laws import FALSE_ALARM, ks_p_value, share_p_value, two_sample_ks_p_value
 from scipy.stats import norm
 
@@ -110,6 +111,7 @@ def test_distribution_of_coupled_paths():
     assert not found.truncated.any()
 
 
+@pytest.mark.slow
 def test_wrong_couplings_of_paths_are_noticed():
     """Negative controls, N as above: after a rejection a fresh target path, or the target's path along the
     draft's noise; p and q swapped; standard deviations of root size; acceptance off by 2 %."""

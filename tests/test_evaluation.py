@@ -157,6 +157,7 @@ def test_images_are_different_and_of_their_split():
     np.testing.assert_array_equal(last.images, saw.images[-16:])
 
 
+@pytest.mark.slow
 def test_classifier_learns_and_is_kept(tmp_path, monkeypatch):
     source, config = Glyphs(GLYPHS), classifier.ClassifierConfig(steps=40, batch=64, width=8)
     path = tmp_path / "classifier.npz"

@@ -1,5 +1,10 @@
 """Parity with the recorded numbers of the public PyTorch implementation, submodule by submodule."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 from golden_cases import GOLDEN, GROUPS, fixture
 
@@ -22,3 +27,14 @@ def test_parity(name, group):
     assert cases
     bad = [f"{what}: {error:.2e} > {bound:.2e}" for what, error, bound in cases if not error <= bound]
     assert not bad, "\n".join(bad)
+
+
+@pytest.mark.slow
+def test_optimised_code():
+    """The same groups and those of the runner, in a process that compiles as users do."""
+    command = [sys.executable, Path(__file__).with_name("golden_cases.py")]
+    ours = ("XLA_FLAGS", "CSPD_JAX_TESTS", "JAX_DISABLE_MOST_OPTIMIZATIONS")
+    environment = {name: value for name, value in os.environ.items() if name not in ours}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "mar_tiny_patch2" in done.stdout and "runner" in done.stdout

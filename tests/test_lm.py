@@ -197,6 +197,7 @@ def test_without_the_causal_mask():
     close(cached, np.where(mask[:, :, None], padded, cached))
 
 
+@pytest.mark.slow
 def test_bfloat16():
     config = CONFIGS["qwen2"]
     model = LM(config, jnp.bfloat16)

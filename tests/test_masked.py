@@ -45,18 +45,23 @@ def agrees(family, seed, block, cached, temperature, guided, gamma):
     [
         ("llada", 1, 0.0, True),
         ("llada", 4, 0.0, False),
-        ("llada", 4, 0.0, True),
-        ("llada", 4, 0.8, False),
         ("llada", 4, 0.8, True),
-        ("llada", PLACES, 0.0, False),
         ("dream", 8, 0.0, True),
-        ("dream", 8, 0.8, False),
-        ("dream", 8, 0.8, True),
         ("dream", PLACES, 0.8, False),
-        pytest.param("llada", 1, 0.0, False, marks=pytest.mark.slow),
-        pytest.param("llada", PLACES, 0.0, True, marks=pytest.mark.slow),
-        pytest.param("dream", 8, 0.0, False, marks=pytest.mark.slow),
-        pytest.param("dream", PLACES, 0.8, True, marks=pytest.mark.slow),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                ("llada", 1, 0.0, False),
+                ("llada", 4, 0.0, True),
+                ("llada", 4, 0.8, False),
+                ("llada", PLACES, 0.0, False),
+                ("llada", PLACES, 0.0, True),
+                ("dream", 8, 0.0, False),
+                ("dream", 8, 0.8, False),
+                ("dream", 8, 0.8, True),
+                ("dream", PLACES, 0.8, True),
+            )
+        ),
     ],
 )
 def test_identical_to_stepwise(family, block, temperature, cached):
@@ -92,6 +97,7 @@ def rounded_otherwise(a):
     return a * (1 + 1e-6 * np.random.default_rng(a.size).standard_normal(a.shape))
 
 
+@pytest.mark.slow
 def test_differences_in_float32_are_near_ties():
     """A model with tokens that it can hardly tell apart, and the same with its weights rounded otherwise (two
     batch shapes rarely differ on a machine of this kind): where the texts part, both moves have the same log

@@ -17,7 +17,9 @@ from cspd_jax.networks.lm import LM
 pytestmark = pytest.mark.usefixtures("float64")
 
 
-@pytest.mark.parametrize("cached", [False, True], ids=["whole", "cached"])
+@pytest.mark.parametrize(
+    "cached", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["whole", "cached"]
+)
 def test_least_passes(cached):
     """A network whose logits do not depend on the text has every draft accepted."""
     config = dataclasses.replace(LLADA, depth=1)
@@ -63,6 +65,7 @@ def test_inside_a_jitted_function():
 
 
 @pytest.mark.parametrize("cached, guidance", [(False, None), (True, 1.0)])
+@pytest.mark.slow
 def test_half_precision(cached, guidance):
     model = LM(LLADA, jnp.bfloat16), params_of(LLADA, 0)
     options = {"max_new_tokens": 6, "block": 3, "cached": cached, "guidance": guidance, "gamma": 2}
@@ -70,6 +73,7 @@ def test_half_precision(cached, guidance):
     assert np.all(np.asarray(tokens) < MASK)
 
 
+@pytest.mark.slow
 def test_numbers_beyond_all_use():
     """Moves that cannot exist are not drafted, and noise that drowns the logits never chooses the mask."""
     model, prompts, many = (LM(LLADA, jnp.float32), params_of(LLADA, 0)), [[1, 1]] * 40, 3 * 10**9

@@ -82,10 +82,10 @@ def by_hand(c, row):
 @pytest.mark.parametrize(
     "family, cached, temperature, guided",
     [
-        ("llada", False, 0.0, False),
+        pytest.param("llada", False, 0.0, False, marks=pytest.mark.slow),
         ("dream", False, 0.8, False),
         ("llada", False, 0.8, True),
-        ("llada", True, 0.8, False),
+        pytest.param("llada", True, 0.8, False, marks=pytest.mark.slow),
         ("dream", True, 0.0, True),
     ],
 )
@@ -133,6 +133,7 @@ def test_temperature_of_one_token():
         assert (p > FALSE_ALARM) == right
 
 
+@pytest.mark.slow
 def test_cached_is_another_sampler_and_its_first_logits_are_the_same():
     """Fresh keys and values: a pass beside the cache equals one over everything."""
     differ = 0

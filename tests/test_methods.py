@@ -86,6 +86,7 @@ def test_self(run):
     assert Image.open("out/acceptance.png").size[1] > 500  # two charts, one above the other
 
 
+@pytest.mark.slow
 def test_cspd(run):
     code, out, _ = run("--method", "cspd", *DRAFT, *FAST, "--adapt", "0.3", "--prefill", "0.25", "--compare")
     report = json.loads(out)
@@ -99,7 +100,7 @@ def test_cspd(run):
 @pytest.mark.parametrize(
     "options, lossless, why",
     [
-        (("--criterion", "paper"), False, "factor Sigma"),
+        pytest.param(("--criterion", "paper"), False, "factor Sigma", marks=pytest.mark.slow),
         (("--criterion", "paper", "--sigma", "off", "--align", "off"), True, "maximal coupling"),
         pytest.param(
             ("--criterion", "paper", "--sigma", "off", "--inner-temperature", "42"),
@@ -122,6 +123,7 @@ def test_lossy_modes_say_so(run, options, lossless, why):
     assert report["reference"]["final_noise"] is (report["criterion"] != "official")
 
 
+@pytest.mark.slow
 def test_without_a_method_the_fastest_exact_one_is_shown_beside_plain(run):
     code, out, err = run("--n", "1", "--labels", "0", "--num-iter", "2", "--out", "out", "--json")
     report = json.loads(out)
@@ -143,6 +145,7 @@ def test_self_speculation_must_beat_speculation_along_the_chains(monkeypatch, of
     assert (autotune.faster_of(KEY, plain, ahead).method.name == "self") == wins
 
 
+@pytest.mark.slow
 def test_fastest_is_a_plan_that_runs(folder):
     model = cspd_jax.load(folder / "target")
     found = cspd_jax.fastest(KEY, model, [0, 1], num_iter=2)

@@ -50,7 +50,7 @@ def test_place_in_the_batch_does_not_matter():
     np.testing.assert_allclose(reverse[::-1], base(), atol=1e-4)
 
 
-@pytest.mark.parametrize("guided, cfg", [(False, 1.0), (True, 2.5)])
+@pytest.mark.parametrize("guided, cfg", [pytest.param(False, 1.0, marks=pytest.mark.slow), (True, 2.5)])
 def test_batch_shapes_agree_in_float64(guided, cfg):
     """Alone or in a batch of four: equal up to float64 rounding, which chain and guidance magnify."""
     f = fixture()
@@ -83,7 +83,7 @@ def test_final_noise_is_small():
     assert np.abs(noisy - base()).max() > 1e-4
 
 
-@pytest.mark.parametrize("num_iter", [1, 16, 24])
+@pytest.mark.parametrize("num_iter", [1, 16, pytest.param(24, marks=pytest.mark.slow)])
 def test_any_number_of_steps(num_iter):
     settings = dataclasses.replace(SETTINGS, num_iter=num_iter)
     chex.assert_tree_all_finite(draw(settings=settings))
@@ -101,6 +101,7 @@ def test_more_steps_than_tokens_equal_as_many():
     np.testing.assert_array_equal(many, enough)
 
 
+@pytest.mark.slow
 def test_bfloat16_stays_close():
     f = fixture()
     model = MARModel(f.config, jnp.bfloat16)

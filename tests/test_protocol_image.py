@@ -113,18 +113,18 @@ def test_protocol(way):
 
 @pytest.mark.parametrize("way", ["plain, chains", "self", pytest.param("released", marks=pytest.mark.slow)])
 def test_batches_are_the_same_images(way):
-    """Five images two by two; the one that fills the last batch is in no count."""
-    labels = [0, 1, 0, 1, 0]
-    tokens, info = cspd_jax.run(jax.random.key(3), plan_of(way, labels))
-    told: list[int] = []
-    batched, of_batches = cspd_jax.generate_batches(
-        jax.random.key(3), plan_of(way, labels, 2), on_step=told.append
+    """Five images three by three; the one that fills the last batch is in no count."""
+    labels, keys = [0, 1, 0, 1, 0], cspd_jax.row_keys(jax.random.key(3), 5)
+    (first, of_first), (last, of_last) = (
+        cspd_jax.run(keys[at], plan_of(way, labels[at])) for at in (slice(0, 3), slice(2, 5))
     )
-    np.testing.assert_allclose(batched, tokens, atol=1e-5)
-    np.testing.assert_array_equal(of_batches.accepted, info.accepted)
-    assert sum(told) == 3 * 4 and of_batches.batch == 2
+    told: list[int] = []
+    batched, info = cspd_jax.generate_batches(jax.random.key(3), plan_of(way, labels, 3), on_step=told.append)
+    np.testing.assert_allclose(batched, [*first, *last[1:]], atol=1e-5)
+    np.testing.assert_array_equal(info.accepted, [*of_first.accepted, *of_last.accepted[1:]])
+    assert sum(told) == 2 * 4 and info.batch == 3
     if info.chains is not None:
-        assert of_batches.chains.committed.sum() == info.chains.committed.sum()
+        assert info.chains.committed.sum() == 5 / 3 * of_first.chains.committed.sum()
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_guidance_of_each_image(way):
     together = jax.jit(lambda keys, labels, cfg: plan.sample(keys, labels, cfg=cfg).tokens)
     tokens = together(KEYS, jnp.asarray(LABELS), scales)
     for i in range(3):
-        alone = plan.sample(KEYS, jnp.asarray(LABELS), cfg=scales[i]).tokens
+        alone = plan.sample(KEYS, jnp.asarray(LABELS), cfg=float(scales[i])).tokens
         np.testing.assert_allclose(alone[i], tokens[i], atol=1e-5)
     assert not np.allclose(together(KEYS, jnp.asarray(LABELS), scales[::-1])[0], tokens[0], atol=1e-3)
 

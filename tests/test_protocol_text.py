@@ -180,7 +180,16 @@ CASES = {
     "masked, schedule": MaskedCase("schedule", sampled=True, options=(("steps", 6),)),
     "masked, schedule, Dream": MaskedCase("schedule", "dream", options=(("steps", 6),)),
 }
-SLOW = ("text, deepmind, model", "text, match, model, adapted", "masked, ssd, cached", "masked, ssd, top-k")
+SLOW = (
+    "text, greedy, model",
+    "text, deepmind, model",
+    "text, match, model, adapted",
+    "text, block, lookup",
+    "masked, ssd, cached",
+    "masked, ssd, top-k",
+    "masked, stepwise",
+    "masked, schedule, Dream",
+)
 each_case = pytest.mark.parametrize(
     "case", [pytest.param(c, id=name, marks=[pytest.mark.slow] * (name in SLOW)) for name, c in CASES.items()]
 )

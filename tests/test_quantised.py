@@ -84,6 +84,7 @@ def test_eight_bits_are_nearer_than_four():
     assert off[0] < off[1] / 5 and off[1] < np.abs(exact).mean()
 
 
+@pytest.mark.slow
 def test_a_model_in_half_precision_expands_to_it():
     lm = text_models.model(dtype=jnp.bfloat16)
     params = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), text_models.params(lm))

@@ -86,6 +86,7 @@ def test_files_and_report(run, tmp_path):
     assert sorted(os.listdir()) == ["mine", "samples-0001", "samples-0002"]
 
 
+@pytest.mark.slow
 def test_latents_with_and_without_vae(run):
     argv = (
         "--target",

@@ -101,7 +101,7 @@ MIXED = {"gamma": np.arange(ROWS) % 3 + 1, "max_gamma": 3, "stop_ids": (STOP,), 
         ("google", "near", SAMPLED, {}),
         pytest.param("deepmind", "near", SAMPLED, {}, marks=pytest.mark.slow),
         ("block", "near", SAMPLED, {}),
-        ("match", "near", SAMPLED, {}),
+        pytest.param("match", "near", SAMPLED, {}, marks=pytest.mark.slow),
         ("google", "lookup", SAMPLED, {"stop_ids": (STOP,)}),
         ("block", "lookup", OPEN, {"stop_ids": (STOP,)}),
         pytest.param("google", "fewer ids", OPEN, {}, marks=pytest.mark.slow),
@@ -140,7 +140,7 @@ def fresh_draw(keys, length, log_p, drafts):
     return verdict._replace(token=gumbel_max(p, noise))
 
 
-@pytest.mark.parametrize("rule", [clamped_products, fresh_draw])
+@pytest.mark.parametrize("rule", [pytest.param(clamped_products, marks=pytest.mark.slow), fresh_draw])
 def test_almost_right_rules_are_noticed(rule, monkeypatch):
     monkeypatch.setitem(RULES, rule.__name__, rule)
     assert p_value(generate(rule.__name__, "near", OPEN).tokens, OPEN) <= FALSE_ALARM
@@ -159,6 +159,7 @@ class Discarding(ModelDrafter):
 
 
 @pytest.mark.parametrize("rule", ["google", "block"])
+@pytest.mark.slow
 def test_a_draft_that_is_held_back_biases_the_text(rule):
     network, params = drafter("near")
     tokens, _ = generate(rule, "near", OPEN, drafter=Drafting(Discarding(network), params))
@@ -176,6 +177,7 @@ class Stale(ModelDrafter):
         return super().draft(params[0], cache, request)
 
 
+@pytest.mark.slow
 def test_block_verification_needs_fresh_noise_every_round():
     """What it accepts depends on the drafts that it drops; tests one by one do not look that far.
 

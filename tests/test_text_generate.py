@@ -67,7 +67,13 @@ def expected(batch, seed):
 
 
 @pytest.mark.parametrize(
-    "kind, batch", [("near", 1), ("near", 8), ("other", 3), ("lookup", 2), ("lookup", 7), (None, 4)]
+    "kind, batch",
+    [
+        ("near", 1),
+        ("lookup", 7),
+        (None, 4),
+        *(pytest.param(*c, marks=pytest.mark.slow) for c in (("near", 8), ("other", 3), ("lookup", 2))),
+    ],
 )
 def test_greedy_is_plain_greedy(kind, batch):
     """For every rule and gamma = 1, ..., 8, and all gammas at once; at least 40 prompts each."""
@@ -83,6 +89,7 @@ def test_greedy_is_plain_greedy(kind, batch):
     assert kind is None or 0.05 * tested < accepted < 0.9 * tested
 
 
+@pytest.mark.slow
 def test_two_ways_to_test_a_draft_are_one():
     """Rejection if r > p / q, and acceptance if r < min(1, p / q), with the same random numbers."""
     prompts = text_models.prompts(8, LONGEST)
@@ -125,7 +132,7 @@ def test_one_key_for_all_rows():
     np.testing.assert_array_equal(one, many)
 
 
-@pytest.mark.parametrize("kind", ["near", "other", "lookup"])
+@pytest.mark.parametrize("kind", ["near", pytest.param("other", marks=pytest.mark.slow), "lookup"])
 def test_match_is_plain_sampling(kind):
     """Token by token, 160 prompts for each drafter, every gamma."""
     for seed in range(20):
@@ -219,6 +226,7 @@ def test_inside_a_jitted_function():
     np.testing.assert_array_equal(info.new_tokens, NEW)
 
 
+@pytest.mark.slow
 def test_half_precision():
     lm = text_models.model(11, dtype=jnp.bfloat16)
     model, prompts = (lm, text_models.params(lm)), text_models.prompts(3, LONGEST)

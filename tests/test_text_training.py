@@ -188,7 +188,7 @@ def teacher(seed=3, config=TINY):
     return TextTeacher(config.model, jax.tree.map(lambda x: 8 * x, params))
 
 
-@pytest.mark.parametrize("config", [TINY, MASKED])
+@pytest.mark.parametrize("config", [pytest.param(TINY, marks=pytest.mark.slow), MASKED])
 def test_distilling_brings_the_draft_closer(tmp_path, config):
     target = teacher(config=config)
     rows = np.concatenate([TEXTS.batch(i, 4, split="held-out") for i in range(8)])

@@ -12,11 +12,8 @@ QUICK = (
     "image: self, groups, guided, prefill",
     "image: draft, paper, Sigma = 1, unaligned, guided",
     "image: released, groups, guided (lossy)",
-    "text: greedy, model",
     "text: block, adaptive, confidence",
-    "text: lookup, block",
     "masked: ssd, sampled, guided",
-    "masked: ssd, Dream, cached",
 )
 
 

@@ -181,6 +181,7 @@ WRONG["q at the newest z in the residual"] = (path_criterion, "PendingTokens", p
 
 
 SLOW_CONTROLS = (
+    "everything accepted",
     "p and q swapped",
     "the draft's noise in the residual",
     "q at the newest z in the residual",
@@ -202,13 +203,8 @@ WRONG_WITH_A_DRAFT = {
 }
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(n, marks=[pytest.mark.slow] * (n == "path: everything accepted"))
-        for n in WRONG_WITH_A_DRAFT
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", WRONG_WITH_A_DRAFT)
 def test_negative_controls_with_a_draft(name, monkeypatch):
     """The same errors with another model's drafts. The paper's residual is tested with the couplings: it
     is of the last transition, a small part of a token's noise."""
@@ -244,15 +240,15 @@ def test_a_limit_of_tries_is_counted():
     assert 0 < found.counts.truncated <= found.counts.tested.sum() - found.counts.accepted.sum()
 
 
-def test_an_image_that_diverges_stops_nobody():
+@pytest.mark.parametrize("draft", [None, pytest.param(NEAR, marks=pytest.mark.slow)])
+def test_an_image_that_diverges_stops_nobody(draft):
     """Its tokens are given up at once, not after 65536 tries."""
     settings = plain.SamplerSettings(num_iter=6, respacing=MODEL.spec, final_noise=True, prefix_buckets=1)
     keys, labels = row_keys(jax.random.key(3), 2), jnp.zeros(2, jnp.int32)
-    for draft in (None, NEAR):
-        options = {"settings": settings, "speculation": ahead(gamma=3), "draft": draft}
-        found = speculation.sample(LinearTokens(pull=1e38), None, keys, labels, **options)
-        assert not np.isfinite(found.tokens).all() and found.counts.truncated > 0
-        assert np.all(found.counts.rounds <= 2 * MODEL.seq_len)
+    options = {"settings": settings, "speculation": ahead(gamma=3), "draft": draft}
+    found = speculation.sample(LinearTokens(pull=1e38), None, keys, labels, **options)
+    assert not np.isfinite(found.tokens).all() and found.counts.truncated > 0
+    assert np.all(found.counts.rounds <= 2 * MODEL.seq_len)
 
 
 LOSSY = {  # the paper's Sigma is lossy too, but here too little to be seen: close drafts alone are accepted
@@ -262,6 +258,7 @@ LOSSY = {  # the paper's Sigma is lossy too, but here too little to be seen: clo
 
 
 @pytest.mark.parametrize("name", LOSSY)
+@pytest.mark.slow
 def test_lossy_modes_are_told_apart(name):
     assert is_refuted(speculation=LOSSY[name], draft=NEAR)
 

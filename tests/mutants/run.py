@@ -56,6 +56,7 @@ def tried(mutant: Mutant) -> dict:
         command = [sys.executable, "-m", "pytest", "-q", "-x", "-n0", "-p", "no:cacheprovider", *mutant.tests]
         environment = {**os.environ, "PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"}
         environment |= {"PYTEST_XDIST_WORKER": "mutant", "JAX_PLATFORMS": "cpu"}
+        environment.setdefault("CSPD_JAX_TEST_CACHE", str(ROOT / ".pytest_cache" / "programs"))
         try:
             done = subprocess.run(
                 command, cwd=root, env=environment, capture_output=True, text=True, timeout=_LIMIT
