@@ -193,6 +193,31 @@ def test_path_and_its_density(final_noise, temperature):
     time, z, c = setting(rows=64)
     expected = path_log_density(HEAD, None, time, z, path, c, **kwargs)
     np.testing.assert_allclose(found.log_p, expected, rtol=1e-5)
+    if not final_noise:  # the last state is the mean
+        eps, _ = jnp.split(HEAD.denoise(None, path[1], jnp.zeros(64, jnp.int32)), 2, axis=-1)
+        x0 = c.recip[0] * path[1] - c.recipm1[0] * eps
+        np.testing.assert_allclose(found.x, c.mean_x0[0] * x0 + c.mean_x[0] * path[1], rtol=1e-5)
+
+
+def test_drafts_are_drawn_from_what_is_reported():
+    """At the temperature, each with the noise of its own step; the guess moves with what was drawn."""
+    random, steps = randomness(8), jnp.arange(STEPS) / STEPS
+    drafter = frozen(STEPS, DIM, limit=0.1)._replace(gain=steps, gain_f=1 - steps**2)
+    drafter = drafter._replace(x0=jnp.full(DIM, 0.2), v=steps[:, None] * jnp.ones(DIM))
+    time, z, c = setting(rows=8)
+    problem, chain = chain_speculation.begin(HEAD, None, time, z, random, c, drafter, temperature=0.8)
+    draft = chain_speculation.draft_steps(problem, chain, 3)
+    x, x0, log_std = random.noise[-1], jnp.full((8, DIM), 0.2), np.log(0.8)
+    for m, t in enumerate((STEPS - 1, STEPS - 2, STEPS - 3)):
+        f, x0 = (drafter.v[t] + 1) / 2, jnp.clip(x0, -0.1, 0.1)
+        log_var = f * c.log_beta[t] + (1 - f) * c.log_posterior[t] + 2 * log_std
+        mean, deviation = c.mean_x0[t] * x0 + c.mean_x[t] * x, jnp.exp(0.5 * log_var) * random.noise[t]
+        np.testing.assert_array_equal(draft.steps[m], t)
+        np.testing.assert_allclose(draft.before[m], x, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(draft.q.mean[m], mean, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(draft.q.log_var[m], jnp.broadcast_to(log_var, x.shape), rtol=1e-5)
+        np.testing.assert_allclose(draft.after[m], mean + deviation, rtol=1e-5, atol=1e-6)
+        x, x0 = mean + deviation, x0 + (drafter.gain[t] + drafter.gain_f[t] * f) * deviation
 
 
 def test_counts():
@@ -211,14 +236,25 @@ def test_counts():
 
 
 def test_a_perfect_guess_takes_the_fewest_calls():
-    """Point masses: x_0-hat never moves. Everything is accepted, T / M calls."""
+    """Point masses: x_0-hat never moves. Everything is accepted: 2 calls of M = 2, and 96 / 24."""
     head = GaussianData("ddim100", 0.25, 0.0)
     exact = frozen(STEPS, DIM)._replace(x0=jnp.full(DIM, 0.25))
     index = jnp.arange(STEPS)
     out = head.denoise(None, jnp.zeros((STEPS, DIM)), index)
     exact = exact._replace(v=out[:, DIM:])
-    counts = speculate(head, rows=8, drafter=exact, windows=(16,)).counts
-    assert counts.calls == 7 and counts.accepted == counts.tested
+    counts = speculate(head, rows=8, drafter=exact, windows=(2, 2, 24)).counts
+    assert counts.calls == 6 and counts.accepted == counts.tested
+    assert counts.rows == 8 * (2 + 2 + 4 * 24)
+
+
+def test_a_drafter_that_knows_the_slope_is_accepted():
+    """Gaussian data: x_0-hat is linear in the state, so its guess is right behind the first head call."""
+    abar = HEAD.schedule.alphas_cumprod[:-1]
+    slope = np.sqrt(abar) * HEAD.variance / (abar * HEAD.variance + 1 - abar)
+    out = HEAD.denoise(None, jnp.zeros((STEPS, DIM)), jnp.arange(STEPS))
+    drafter = frozen(STEPS, DIM)._replace(gain=jnp.concatenate([jnp.zeros(1), slope]), v=out[:, DIM:])
+    counts = speculate(rows=32, drafter=drafter, windows=(16,)).counts
+    assert counts.calls <= 9 and counts.accepted > 0.99 * counts.tested
 
 
 def test_inactive_rows_cost_no_call():

@@ -14,7 +14,7 @@ from masked_models import CONFIGS, MASK, PLACES, V, canvas, make, reference
 
 from cspd_jax.masked import passes, stepwise
 from cspd_jax.masked.canvas import window_at
-from cspd_jax.masked.rule import candidates
+from cspd_jax.masked.rule import Candidates, candidates, choose
 from cspd_jax.text.sampling import gumbel
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -101,6 +101,15 @@ def test_the_reference_is_the_rule(family, cached, temperature, guided):
     whole, in_block, rows = found.info.calls
     assert whole == (3 if cached else PLACES) and whole + in_block == PLACES
     assert rows == PLACES * 8 * (2 if guided else 1)
+
+
+def test_the_first_of_equally_sure_places():
+    """Of those that are masked, in the earliest block that has any."""
+    found = Candidates(jnp.arange(6)[None] + 10, jnp.array([[0.0, -0.3, -0.2, -0.2, -0.2, -0.1]]))
+    masked, blocks = jnp.array([[False, True, True, True, True, True]]), jnp.array([[0, 0, 0, 0, 0, 1]])
+    chosen = choose(found, masked, blocks)
+    assert chosen.index == 2 and chosen.token == 12 and chosen.exists
+    assert not choose(found, masked & False, blocks).exists
 
 
 def test_confidence_is_as_fine_as_a_probability():

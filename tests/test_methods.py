@@ -209,6 +209,17 @@ def test_no_more_is_drafted_than_there_is(folder):
     assert chain.draft_lengths == (10,) * 10
 
 
+def test_criteria_know_whether_they_are_exact():
+    """Whatever was counted: only without the factor and without widening."""
+    for criterion, lossless in (
+        (PaperCriterion(), False),
+        (PaperCriterion(sigma=False, inner_temperature=42.0), False),
+        (PaperCriterion(sigma=False, inner_temperature=0.5), False),
+        (PaperCriterion(sigma=False), True),
+    ):
+        assert criterion.exactness(SimpleNamespace()).lossless is lossless
+
+
 def test_methods_check_themselves(folder):
     model = cspd_jax.load(folder / "target")
     draft = cspd_jax.load(folder / "draft")

@@ -147,16 +147,18 @@ def test_guidance_of_each_image(way):
 
 
 class Cached(LinearTokens):
-    """The same model with a cache: the sum of the tokens before each index of the reveal order."""
+    """The same model with a cache: the sum of the tokens before each index of the reveal order. A cache that
+    is not handed on from the first group makes the context NaN."""
 
     def init_cache(self, params, reveal, class_embedding):
-        return jnp.zeros((len(reveal), self.seq_len + 1, self.token_dim))
+        return jnp.full((len(reveal), self.seq_len + 1, self.token_dim), jnp.nan)
 
     def extend(self, params, cache, tokens, reveal, n_known, class_embedding, rows, *, bucket):
         sums = jnp.cumsum(tokens, axis=1)
         fresh = jnp.concatenate([jnp.zeros_like(sums[:, :1]), sums], axis=1)
+        begun = (n_known == 0)[:, None, None] | ~jnp.isnan(cache[:, :1])
         index = jnp.arange(self.seq_len + 1)
-        cache = jnp.where((index <= n_known[:, None])[..., None], fresh, cache)
+        cache = jnp.where((index <= n_known[:, None])[..., None] & begun, fresh, cache)
         total = jnp.take_along_axis(cache, n_known[:, None, None], axis=1)[:, 0]
         z = class_embedding * (self.offset + self.pull * total / jnp.maximum(n_known, 1)[:, None])
         return jnp.broadcast_to(z[:, None], (*rows.shape, self.token_dim)), cache

@@ -15,7 +15,7 @@ import text_models
 from cspd_jax import masked, text
 from cspd_jax._utils.random import purpose_keys
 from cspd_jax.errors import UserError
-from cspd_jax.text import ACCEPTED, BONUS, NONE, PLAIN, Prompts, Sampling
+from cspd_jax.text import ACCEPTED, BONUS, NONE, PLAIN, Prompts, Sampling, rules
 from cspd_jax.text.sampling import Purpose, noise_at
 
 RULES = ("google", "deepmind", "block", "match")
@@ -207,6 +207,17 @@ def test_a_draft_ends_with_a_token_of_low_confidence():
     assert whole.drafted.sum() > short.drafted.sum() > one.drafted.sum()
     np.testing.assert_array_equal(one.drafted, one.tested)
     assert not one.tested_at[1:].any()
+
+
+def test_draws_given_up_are_counted(monkeypatch):
+    def giving_up(*arguments):
+        verdict = rules.RULES["google"](*arguments)
+        return verdict._replace(truncated=jnp.ones_like(verdict.truncated))
+
+    monkeypatch.setitem(rules.RULES, "giving up", giving_up)
+    prompts = text_models.prompts(4, LONGEST)
+    _, info = generate(prompts, "near", keys(4), sampling=SAMPLED, rule="giving up", gamma=3)
+    np.testing.assert_array_equal(info.truncated, info.rounds)
 
 
 def test_inside_a_jitted_function():

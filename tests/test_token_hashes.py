@@ -9,7 +9,9 @@ import token_hashes
 
 QUICK = (
     "image: plain, chains, no final noise",
+    "image: self",
     "image: self, groups, guided, prefill",
+    "image: draft, path, far, guided",
     "image: draft, paper, Sigma = 1, unaligned, guided",
     "image: released, groups, guided (lossy)",
     "text: block, adaptive, confidence",

@@ -15,7 +15,7 @@ from cspd_jax._utils.random import Purpose, purpose_keys, row_keys
 from cspd_jax.image import plain, speculation
 from cspd_jax.image.chain_speculation import ChainSpeculation
 from cspd_jax.image.reveal import guidance_scale, reveal_groups
-from cspd_jax.image.speculation import paper_criterion, path_criterion, rounds
+from cspd_jax.image.speculation import drafting, paper_criterion, path_criterion, rounds
 from cspd_jax.image.speculation.paths import log_stds
 from cspd_jax.image.speculation.state import (
     PendingTokens,
@@ -24,6 +24,7 @@ from cspd_jax.image.speculation.state import (
     call_counts,
     head_calls,
 )
+from cspd_jax.image.speculation.verification import drafted_groups
 
 MODEL, IMAGES = LinearTokens(), 4000
 
@@ -72,7 +73,7 @@ SIGMA_ONE = {"criterion": "paper", "sigma": False}
 
 CASES = {
     "self": {"speculation": ahead(gamma=3)},
-    "self, K = 2, cold": {"speculation": ahead(gamma=1, proposals=2), "temperature": 0.8},
+    "self, K = 2, cold": {"speculation": ahead(gamma=3, proposals=2), "temperature": 0.8},
     "self, groups": {"speculation": ahead(gamma=2, prefill=0.3), "num_iter": 3},
     "self, guided": {"speculation": ahead(gamma=8), "cfg": 1.5},
     "self, adaptive": {"speculation": ahead(gamma=4, adapt=0.2)},
@@ -109,7 +110,7 @@ SLOW = (
     "self, guided",
     "model, adaptive, both levels",
     "paper, Sigma = 1, groups, guided, own noise",
-    "self, K = 2, cold",
+    "self",
     "self, groups",
     "self, adaptive",
     "model, bad, groups, guided",
@@ -235,8 +236,14 @@ def test_drafts_kept_behind_a_rejection_are_refuted(monkeypatch):
     assert is_refuted(speculation=ahead(gamma=3), draft=LinearTokens(offset=0.8))
 
 
-def test_a_limit_of_tries_is_counted():
-    _, found = noise_of(speculation.sample, speculation=ahead(gamma=3, proposals=1, max_tries=1), images=100)
+@pytest.mark.parametrize(
+    "criterion, draft",
+    [({"max_tries": 1}, None), ({**SIGMA_ONE, "max_trips": 1}, NEAR)],
+    ids=["self", "paper"],
+)
+def test_a_limit_of_tries_is_counted(criterion, draft):
+    options = ahead(gamma=3, proposals=1, **criterion)
+    _, found = noise_of(speculation.sample, speculation=options, draft=draft, images=100)
     assert 0 < found.counts.truncated <= found.counts.tested.sum() - found.counts.accepted.sum()
 
 
@@ -283,21 +290,47 @@ def test_adaptation_from_dropped_tests_is_refuted(monkeypatch):
     assert is_refuted(speculation=ahead(gamma=4))
 
 
+def test_an_image_drafts_by_its_own_acceptance():
+    """8 of 10 to begin with, then its own counts; the two tokens of a group pass together."""
+    tested = np.arange(6) < np.array([[0], [6], [6]])
+    accepted = tested & [[False], [True], [False]]
+    state = SimpleNamespace(tested=tested, accepted=accepted, _replace=lambda num_drafts: num_drafts)
+    inputs = SimpleNamespace(speculation=ahead(gamma=8, adapt=0.1), length=6, groups=3)
+    rates = np.array([8 / 10, 14 / 16, 8 / 16]) ** 2
+    speedup = lambda gamma, a: (1 - a ** (gamma + 1)) / (1 - a) / (1 + 0.1 * gamma)
+    best = [max(range(1, 9), key=lambda gamma, a=a: speedup(gamma, a)) for a in rates]
+    assert len(set(best)) == 3
+    np.testing.assert_array_equal(drafting.choose_num_drafts(inputs, state), best)
+    inputs.speculation = ahead(gamma=8)
+    assert drafting.choose_num_drafts(inputs, state) is state
+
+
 def test_sigma_of_the_paper():
     """Its logarithm, for a draft with log variances lower by known amounts; the last one does not count."""
     narrow = LinearTokens(narrower=0.2)
     settings = plain.SamplerSettings(num_iter=6, respacing=MODEL.spec, final_noise=True)
     keys, labels = row_keys(jax.random.key(3), 2), jnp.zeros(2, jnp.int32)
+    paper = ahead(gamma=2, criterion="paper")
     inputs, state = speculation.begin(
-        MODEL, None, keys, labels, settings=settings, speculation=ahead(gamma=2), draft=narrow
+        MODEL, None, keys, labels, settings=settings, speculation=paper, draft=narrow
     )
-    path = state.drafts
-    (of_p, _), (of_q, _) = (
-        log_stds(inputs, bound, path.states, path.z, path.scale) for bound in (inputs.target, inputs.draft)
-    )
+
+    @jax.jit
+    def log_sigmas(inputs, state):
+        path, criterion = state.drafts, paper.criterion
+        of_p, of_q = (
+            log_stds(inputs, bound, path.states, path.z, path.scale)[0]
+            for bound in (inputs.target, inputs.draft)
+        )
+        drafted, _ = drafted_groups(inputs, state, lookahead=1)
+        own, _ = paper_criterion.aligned_chains(criterion, inputs, drafted)
+        test, _ = paper_criterion.judge_last_transitions(criterion, inputs, path, drafted, own)
+        return of_q - of_p, test.log_sigma
+
     lower = 0.5 * 0.2 * (inputs.c.log_beta - inputs.c.log_posterior)
     expected = -0.5 * MODEL.token_dim * np.sum(np.asarray(lower)[1:])
-    assert np.allclose(of_q - of_p, expected, rtol=1e-4)
+    for log_sigma in log_sigmas(inputs, state):
+        np.testing.assert_allclose(log_sigma, np.broadcast_to(expected, log_sigma.shape), rtol=1e-4)
 
 
 @pytest.mark.parametrize("criterion", ["self", "path", "paper"])
@@ -329,20 +362,17 @@ def test_many_rows_are_counted():
     assert (speculation.total_rows(calls.backbone_rows), int(calls.backbone)) == (5 * 2 * (2**29 + 1), 5)
 
 
-@pytest.mark.slow
-def test_draws_given_up_in_the_chains_of_a_draft_are_counted():
+@pytest.mark.parametrize("trips, given_up", [(1, True), pytest.param(1024, False, marks=pytest.mark.slow)])
+def test_draws_given_up_in_the_chains_of_a_draft_are_counted(trips, given_up):
     """Such a draft does not have the law it is tested by; the target's chains have a count of their own."""
     keys, labels = row_keys(jax.random.key(3), 50), jnp.zeros(50, jnp.int32)
-    for trips, given_up in ((1, True), (1024, False)):
-        inside = ChainSpeculation((4,), proposals=1, max_trips=trips)
-        settings = plain.SamplerSettings(
-            num_iter=6, respacing=MODEL.spec, final_noise=True, prefix_buckets=1, chain=inside
-        )
-        options = ahead(gamma=2)
-        found = speculation.sample(
-            MODEL, None, keys, labels, settings=settings, speculation=options, draft=NEAR
-        )
-        assert (int(found.counts.truncated) > 0) == given_up
+    inside = ChainSpeculation((4,), proposals=1, max_trips=trips)
+    settings = plain.SamplerSettings(
+        num_iter=6, respacing=MODEL.spec, final_noise=True, prefix_buckets=1, chain=inside
+    )
+    options = ahead(gamma=2)
+    found = speculation.sample(MODEL, None, keys, labels, settings=settings, speculation=options, draft=NEAR)
+    assert (int(found.counts.truncated) > 0) == given_up
 
 
 def test_first_windows_end_with_the_chain():

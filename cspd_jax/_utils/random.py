@@ -17,6 +17,7 @@ from cspd_jax.errors import UserError
 Array = jax.Array
 
 
+@enum.unique
 class Purpose(enum.IntEnum):
     """What a random number is used for. Numbers of different purposes are independent."""
 

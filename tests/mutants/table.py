@@ -153,7 +153,7 @@ DRAFTERS = _table(
 
 PLAINS = _table(
     "cspd_jax/image/plain.py",
-    (PLAIN, PROTOCOL),
+    (PLAIN, PROTOCOL, HASHES),
     (
         "plain: the guidance scale of the first image for all",
         "by_row = jnp.repeat(scale, width)[:, None] if",
@@ -163,7 +163,6 @@ PLAINS = _table(
         "plain: guidance scales in the order of another layout",
         "by_row = jnp.repeat(scale, width)[:, None] if",
         "by_row = jnp.tile(scale, width)[:, None] if",
-        (PROTOCOL, HASHES),
     ),
     ("plain: the unconditional half has the class", "jnp.ones_like(unconditional)])", "unconditional])"),
     (
