@@ -27,7 +27,7 @@ from table import MUTANTS, Mutant
 
 ROOT = Path(__file__).parents[2]
 RESULTS = Path(__file__).parent / "results.json"
-_LIMIT = 900  # seconds; a mutant that makes a loop endless is killed by it
+_LIMIT = 300  # seconds; a mutant that makes a loop endless is killed by it
 _COPIED = ("cspd_jax", "converters", "tests", "notebooks", "docs", "pyproject.toml", "README.md", "setup.py")
 
 

@@ -580,7 +580,7 @@ TEXTS = _table(
     ),
 )
 
-MASKED = ("tests/test_masked.py", "tests/test_masked_reference.py")
+MASKED = ("tests/test_masked_generate.py", "tests/test_masked_reference.py", "tests/test_masked.py")
 
 MASKEDS = _table(
     "cspd_jax/masked/rule.py",
