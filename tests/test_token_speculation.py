@@ -82,7 +82,7 @@ CASES = {
         "inside": ChainSpeculation((4,)),
         "images": 400,
     },
-    "model": {"speculation": ahead(gamma=3), "draft": NEAR},
+    "model, K = 1": {"speculation": ahead(gamma=3, proposals=1), "draft": NEAR},
     "model, bad, groups, guided": {
         "speculation": ahead(gamma=2, prefill=0.3),
         "draft": FAR,
