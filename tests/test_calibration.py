@@ -1,5 +1,6 @@
 """Gains kept with checkpoints and in the user's cache, the measured choice, and the command line of both."""
 
+import dataclasses
 import json
 import os
 
@@ -108,6 +109,16 @@ def test_the_fastest_is_chosen(model, monkeypatch, fastest):
     settled = plan.resolve(model, request, 2)
     assert (settled.settings.chain is None) == (fastest == "plain")
     assert (settled.drafter is None) == (fastest == "plain")
+
+
+@pytest.mark.parametrize("slowest, tried", [(2.5, {"plain", "16"}), (1.5, {"plain", "8", "16", "4x32,8"})])
+def test_where_one_way_is_hopeless_no_other_is_tried(model, monkeypatch, slowest, tried):
+    def measure(*arguments):
+        return {name: 1.0 if name == "plain" else slowest for name in arguments[-1]}
+
+    monkeypatch.setattr(chain_timing, "measure", measure)
+    settings = dataclasses.replace(SETTINGS, respacing="ddim100")
+    assert chain_timing.choose(model, settings, None, 4, 1.0, 1.0).seconds.keys() == tried
 
 
 def test_windows_are_written_as_they_are_read():

@@ -15,7 +15,7 @@ from cspd_jax.errors import UserError
 
 PREFIX = "samples"
 _MOST_IN_PICTURE = 400
-_COMPARED = 10  # images, where a comparison was not asked for
+_COMPARED = 4  # images, where a comparison was not asked for
 _SHOWN = {"gamma": 4, "proposals": 8}  # then, with speculation along the chains
 _LATENTS = (
     "the model makes latents and no --vae was given: samples.npz holds latents, and there is no picture"
