@@ -33,7 +33,6 @@ import contextlib
 import dataclasses
 import functools
 import json
-import math
 import platform
 import re
 import statistics
@@ -45,13 +44,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import kernels
 import numpy as np
 
 import cspd_jax
 from cspd_jax import ChainSpeculation, Plain, SelfSpeculation, models
 from cspd_jax._utils.timing import seconds_in_turns
 from cspd_jax.data.text import documents
-from cspd_jax.image import chain_timing, speculation
+from cspd_jax.image import chain_timing, plain, speculation
 from cspd_jax.image.chain_drafters import frozen
 from cspd_jax.image.chain_speculation import ChainRandomness
 from cspd_jax.image.plain import SamplerSettings
@@ -423,7 +423,7 @@ def measure(file: Path, minutes: float, repeats: int, toy: bool) -> None:
             continue
         say(f"{title}: {len(cases)} rows")
         for case in cases:
-            if is_there(rows, case, mine):
+            if is_there(rows, case.identity, mine):
                 continue
             if time.monotonic() > end:
                 return say("out of time: run it again to go on")
@@ -442,9 +442,9 @@ def measure(file: Path, minutes: float, repeats: int, toy: bool) -> None:
     say("all rows are there")
 
 
-def is_there(rows: list[dict[str, Any]], case: Case, mine: dict[str, Any]) -> bool:
+def is_there(rows: list[dict[str, Any]], identity: dict[str, Any], mine: dict[str, Any]) -> bool:
     """Whether there is such a row; one that failed is tried again, and dropped here."""
-    wanted = case.identity | mine
+    wanted = identity | mine
     same = [row for row in rows if all(row.get(name) == value for name, value in wanted.items())]
     for row in same:
         if row.get("error"):
@@ -485,7 +485,7 @@ def _measured(case: Case, ready, plain: Case, base, repeats: int) -> dict[str, A
         row["ratio"] = per_token["plain"] / per_token["mine"]
     if text is not None:
         with contextlib.suppress(LookupError):  # a loop that only this compiler makes
-            found = count_launches(text, trips, case.about)
+            found = kernels.count_launches(text, trips, case.about)
             row["kernels_per_token"] = found.kernels / case.tokens
             row["host_reads_per_token"] = found.reads / case.tokens
     return row
@@ -493,250 +493,159 @@ def _measured(case: Case, ready, plain: Case, base, repeats: int) -> dict[str, A
 
 # Counting
 
-# What the model of an H100's time assumes.
-LAUNCH = 2.5e-6  # seconds: the least that a kernel of a stream takes
-HOST_READ = 15e-6  # seconds: the host waits for a loop's condition and goes on
-BYTES = 3.0e12  # a second
-OPERATIONS = {"float32": 400e12, "bfloat16": 700e12}  # a second; float32 products are TensorFloat32
-FULL_FLOAT32 = 50e12
-
-NO_KERNELS = {
-    "parameter", "constant", "bitcast", "tuple", "get-tuple-element", "after-all", "optimization-barrier",
-    "async-update", "async-done", "copy-done", "partition-id", "replica-id",
-}  # fmt: skip
-INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?([\w.\-]+) = (.*?) ([a-z][\w\-]*)\((.*)$")
-SHAPE = re.compile(r"\b(pred|[a-z]+\d+\w*)\[([\d,]*)\]")
+COUNTED = ("plain", "chains", "self", "self+chains")
+AHEAD = SelfSpeculation(gamma=4, proposals=4)
+WINDOW = ChainSpeculation((16,))
 
 
-@dataclasses.dataclass
-class Launches:
-    """kernels: launched one after the other. reads: of loop conditions by the host. seconds: modelled."""
-
-    kernels: float = 0.0
-    reads: float = 0.0
-    seconds: float = 0.0
-
-    def add(self, other: Launches, times: float = 1.0) -> None:
-        self.kernels += times * other.kernels
-        self.reads += times * other.reads
-        self.seconds += times * other.seconds
+def counted_about(model: str, batch: int, guided: bool, dtype: str, method: str, **more) -> dict[str, Any]:
+    return about(model, "token", batch, method, guided=guided, dtype=dtype, **more)
 
 
-@dataclasses.dataclass(frozen=True)
-class Instruction:
-    name: str
-    result: str
-    op: str
-    rest: str
+def token_case(name: str, batch: int, guided: bool, dtype: str, method: str, recorded: dict) -> Case:
+    """A token of each image by the plain sampler, in the middle of the image: one AR step, whole."""
+    config = MAR_PRESETS[name]
+    known = config.seq_len // 2
+    model = mar.MARModel(config, jnp.dtype(dtype))
+    settings = SamplerSettings(
+        num_iter=config.seq_len, respacing=f"ddim{STEPS}", guided=guided,
+        chain=WINDOW if method == "chains" else None,
+    )  # fmt: skip
 
-    @property
-    def operands(self) -> list[str]:
-        depth, at = 1, 0
-        while at < len(self.rest) and depth:
-            depth += {"(": 1, ")": -1}.get(self.rest[at], 0)
-            at += 1
-        return re.findall(r"%([\w.\-]+)", self.rest[: at - 1])
+    def prepared(params, labels):
+        keys = cspd_jax.row_keys(jax.random.key(0), batch)
+        made = plain.start(model, params, keys, labels, settings)
+        tokens = jnp.zeros((batch, config.seq_len, config.token_dim))
+        return made, plain.PlainState(tokens, None)
 
-    def attribute(self, pattern: str) -> str | None:
-        found = re.search(pattern, self.rest)
-        return found.group(1) if found else None
+    def run(params, prepared, first, scale):
+        made, state = prepared
+        group = plain.GroupArrays(first, jnp.int32(1), scale)
+        shape = {"settings": settings, "bucket": known, "width": 1}
+        state, counts = plain.ar_step(model, params, made, state, group, jnp.float32(1), **shape)
+        return state.tokens, counts
 
-
-def computations(text: str) -> tuple[dict[str, list[Instruction]], str]:
-    """The instructions of every computation of an HLO module, and the name of the entry."""
-    found: dict[str, list[Instruction]] = {}
-    current, entry = None, ""
-    for line in text.splitlines():
-        header = re.match(r"^(ENTRY )?%?([\w.\-]+) \(.*\) -> .* \{", line)
-        if header:
-            current = found.setdefault(header.group(2), [])
-            entry = header.group(2) if header.group(1) else entry
-        elif line.startswith("}"):
-            current = None
-        elif current is not None and (parts := INSTRUCTION.match(line)):
-            current.append(Instruction(*parts.groups()))
-    return found, entry
-
-
-def bytes_of(shapes: str) -> int:
-    """Bytes of all arrays of a type as HLO writes it."""
-    return sum(_width(kind) * _numbers(dims) for kind, dims in SHAPE.findall(shapes))
+    params, labels = mar_params(name, dtype, abstract=True), jax.ShapeDtypeStruct((batch,), jnp.int32)
+    scale = jax.ShapeDtypeStruct((batch,), jnp.float32)
+    args = (params, jax.eval_shape(prepared, params, labels), jax.ShapeDtypeStruct((), jnp.int32), scale)
+    row = counted_about(
+        name, batch, guided, dtype, method, num_iter=config.seq_len,
+        timed=f"one AR step, {known} tokens known", options="" if method == "plain" else "M 16",
+    )  # fmt: skip
+    if method == "chains":
+        row |= {"head_calls_of_slowest": recorded["calls"], "acceptance_from": "a run of the default model"}
+    return Case(row, run, args, 1)
 
 
-def _width(kind: str) -> int:
-    bits = re.search(r"\d+", kind)
-    return max(1, int(bits.group()) // 8) if bits else 1
+def ahead_case(name: str, batch: int, guided: bool, dtype: str, method: str, recorded: dict) -> Case:
+    """A round of self-speculation, which makes as many tokens as one of the default model."""
+    config = MAR_PRESETS[name]
+    model = mar.MARModel(config, jnp.dtype(dtype))
+    settings = SamplerSettings(
+        num_iter=config.seq_len, respacing=f"ddim{STEPS}", guided=guided, final_noise=True, prefix_buckets=1,
+        chain=WINDOW if method == "self+chains" else None,
+    )  # fmt: skip
+    options: dict[str, Any] = {"settings": settings, "speculation": AHEAD.options}
+
+    def prepared(params, labels):
+        keys = cspd_jax.row_keys(jax.random.key(0), batch)
+        return speculation.begin(model, params, keys, labels, cfg=3.0 if guided else 1.0, **options)
+
+    params, labels = mar_params(name, dtype, abstract=True), jax.ShapeDtypeStruct((batch,), jnp.int32)
+    row = counted_about(
+        name, batch, guided, dtype, method, num_iter=config.seq_len, timed="one round of self-speculation",
+        tokens_per_round=recorded["tokens_per_round"], head_calls_of_slowest=recorded["calls"],
+        options="gamma 4, K 4" + (", M 16" if method == "self+chains" else ""),
+        acceptance_from="a run of the default model",
+    )  # fmt: skip
+    args = jax.eval_shape(prepared, params, labels)
+    return Case(row, speculation.run_round, args, recorded["tokens_per_round"])
 
 
-def _numbers(dims: str) -> int:
-    return math.prod(int(n) for n in dims.split(",") if n)
+def recorded_run(file: Path, method: str, batch: int) -> dict[str, float]:
+    """Head calls of the slowest row and tokens per round, of a run of the default model; kept in the file."""
+    content = json.loads(file.read_text()) if file.exists() else {}
+    kept = content.get("recorded_runs", {})
+    name = f"{method}, batch {batch}"
+    if name not in kept:
+        say(f"running the default model: {name}")
+        way = {"plain": Plain(), "self": AHEAD}[method.split("+")[0].replace("chains", "plain")]
+        chained = WINDOW if "chains" in method else "plain"
+        model = models.load("default")
+        options = {"method": way, "denoise": chained, "final_noise": True}
+        _, info = cspd_jax.generate(jax.random.key(0), model, [i % 10 for i in range(batch)], **options)
+        kept[name] = {
+            "calls": info.chains.slowest if info.chains is not None else float(STEPS),
+            "tokens_per_round": info.tokens / info.images / int(info.sequential.target_backbone),
+            "acceptance": info.verified.acceptance if info.verified is not None else None,
+        }
+        content.setdefault("rows", [])
+        content["recorded_runs"] = kept
+        write(file, content)
+    return kept[name]
 
 
-def count_launches(text: str, trips: list[float], row: dict[str, Any]) -> Launches:
-    """What one run of a compiled module launches.
-
-    trips: of the loops whose number of trips the compiler does not know, by depth: on average, for each time
-        that such a loop begins.
-    """
-    modules, entry = computations(text)
-    peak = FULL_FLOAT32 if row["precision"] == "float32" else OPERATIONS[row["dtype"]]
-
-    def kernel(at: Instruction, shapes: dict[str, str]) -> float:
-        """Modelled seconds: the largest of the launch, the bytes and the operations."""
-        called = modules.get(at.attribute(r"calls=%?([\w.\-]+)") or "", [])
-        moved = bytes_of(at.result)
-        inside = {i.rest.split(")")[0]: i for i in called if i.op == "parameter"}
-        for number, operand in enumerate(at.operands):
-            size = bytes_of(shapes.get(operand, ""))
-            if (parameter := inside.get(str(number))) is not None:
-                users = [i for i in called if parameter.name in i.operands]
-                if users and all(i.op in ("dynamic-slice", "gather", "slice") for i in users):
-                    size = min(size, sum(bytes_of(i.result) for i in users))
-                elif users and all(i.op == "dynamic-update-slice" for i in users):
-                    size = 0  # in place
-                    moved = min(moved, sum(bytes_of(_shape(called, i.operands[1])) for i in users))
-            moved += size
-        inner = {i.name: i.result for i in called}
-        operations = sum(_products(i, inner) for i in called) + _products(at, shapes)
-        return max(LAUNCH, moved / BYTES, operations / peak)
-
-    @functools.cache
-    def of(name: str, depth: int) -> Launches:
-        total, shapes = Launches(), {i.name: i.result for i in modules[name]}
-        for at in modules[name]:
-            if at.op == "while":
-                body, condition = (at.attribute(rf"{part}=%?([\w.\-]+)") for part in ("body", "condition"))
-                known = at.attribute(r'"known_trip_count":\{"n":"(\d+)"')
-                if known:
-                    total.add(of(body, depth), int(known))
-                    continue
-                if depth >= len(trips):
-                    raise LookupError(f"nobody said how often the loop {body} is run")
-                times = trips[depth]
-                total.add(of(body, depth + 1), times)
-                total.add(of(condition, depth + 1), times + 1)
-                total.add(Launches(reads=1, seconds=HOST_READ), times + 1)
-            elif at.op == "call" or at.op == "async-start":
-                target = at.attribute(r"(?:to_apply|calls)=%?([\w.\-]+)")
-                if target:
-                    total.add(of(target, depth))
-            elif at.op == "conditional":
-                names = re.findall(r"%?([\w.\-]+)", at.attribute(r"branch_computations=\{([^}]*)\}") or "")
-                total.add(max((of(n, depth) for n in names), key=lambda l: l.kernels, default=Launches()))
-                total.add(Launches(reads=1, seconds=HOST_READ))
-            elif at.op not in NO_KERNELS:
-                total.add(Launches(1, 0, kernel(at, shapes)))
-        return total
-
-    return of(entry, 0)
-
-
-def _shape(called: list[Instruction], name: str) -> str:
-    return next((i.result for i in called if i.name == name), "")
-
-
-def _products(at: Instruction, shapes: dict[str, str]) -> float:
-    """Operations of a matrix product; 0 for anything else."""
-    contracted = at.attribute(r"lhs_contracting_dim\w*\"?[=:]\s*[\[{]([^\]}]*)[\]}]")
-    if contracted is None or not at.operands:
-        return 0.0
-    _, result = SHAPE.findall(at.result)[0]
-    left = [int(n) for n in SHAPE.findall(shapes.get(at.operands[0], "f32[]"))[0][1].split(",") if n]
-    dims = [int(n) for n in re.findall(r"\d+", contracted)]
-    return 2.0 * _numbers(result) * math.prod(left[d] for d in dims if d < len(left))
-
-
-H100 = """
-gpu_device_info {
-  threads_per_block_limit: 1024 threads_per_warp: 32 shared_memory_per_block: 49152
-  shared_memory_per_core: 233472 threads_per_core_limit: 2048 core_count: 132 fpus_per_core: 128
-  block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
-  memory_bandwidth: 3352320000000 l2_cache_size: 52428800 clock_rate_ghz: 1.98
-  device_memory_size: 84978434048 shared_memory_per_block_optin: 232448
-  cuda_compute_capability { major: 9 minor: 0 }
-  registers_per_core_limit: 65536 registers_per_block_limit: 65536
-}
-platform_name: "CUDA"
-dnn_version_info { major: 9 minor: 8 patch: 0 }
-device_description_str: "NVIDIA H100 80GB HBM3"
-"""
-
-
-def h100() -> jax.sharding.Sharding:
-    from jax.experimental import topologies
-
-    try:
-        found = topologies.get_topology_desc("h100", "cuda", target_config=H100, topology="1x1x1")
-    except Exception as error:
-        raise SystemExit(
-            f"cannot compile for an H100 here ({type(error).__name__}: {str(error)[:200]}). Install the"
-            f" plugin in the version of jax: pip install jax-cuda12-plugin=={jax.__version__}"
-            f" jax-cuda12-pjrt=={jax.__version__} nvidia-cuda-nvcc-cu12"
-        ) from error
-    return jax.sharding.SingleDeviceSharding(found.devices[0])
-
-
-def count_groups(toy: bool) -> Iterator[Callable[[], list[Case]]]:
+def to_count(toy: bool) -> list[tuple[str, int, bool, str]]:
+    """Model, batch, guidance and type of number, the most important first."""
     if toy:
-        yield lambda: image_cases(2, short=True)[:4]
-        return
-    yield functools.partial(image_cases, 1)
-    yield functools.partial(chain_cases, "mar-base", 1, abstract=True)
-    yield lambda: [f("mar-base", 1, abstract=True) for f in (backbone_case, round_case)]
-    yield functools.partial(embedded_cases, 1)
-    yield functools.partial(chain_cases, "mar-base", 8, abstract=True)
-    yield functools.partial(chain_cases, "mar-base", 1, "bfloat16", abstract=True)
-    yield functools.partial(chain_cases, "mar-huge", 1, abstract=True)
-    yield functools.partial(image_cases, 8)
+        return [("mar-base", 1, False, "float32")]
+    order = [("mar-base", 1, False, "float32"), ("mar-huge", 1, False, "float32")]
+    for guided, dtype in ((False, "bfloat16"), (True, "float32"), (True, "bfloat16"), (False, "float32")):
+        order += [("mar-base", batch, guided, dtype) for batch in (1, 8, 64)]
+    for name in ("mar-large", "mar-huge"):
+        for guided, dtype in ((False, "float32"), (False, "bfloat16"), (True, "bfloat16"), (True, "float32")):
+            order += [(name, batch, guided, dtype) for batch in (1, 8, 64)]
+    return list(dict.fromkeys(order))
 
 
-def _abstract(array, sharding) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding)
+def count_cases(file: Path, toy: bool) -> Iterator[tuple[dict[str, Any], Callable[[], tuple[Case, list]]]]:
+    """The identity of each row, and its case with the trips of the loops that end when the data say so."""
+    for name, batch, guided, dtype in to_count(toy):
+        for method in COUNTED:
 
+            def make(name=name, batch=batch, guided=guided, dtype=dtype, method=method):
+                recorded = recorded_run(file, method, batch) if method != "plain" else {}
+                build = ahead_case if method.startswith("self") else token_case
+                trips = [recorded["calls"]] if "chains" in method else []
+                return build(name, batch, guided, dtype, method, recorded), trips
 
-@functools.lru_cache
-def chain_trips(batch: int) -> dict[str, list[float]]:
-    """Trips of the loops of replayed chains, by method, from a run at MAR-B's sizes."""
-    cases = chain_cases("mar-base", batch)
-    return {c.about["method"]: c.facts(c.compiled()(*c.args)).get("trips", []) for c in cases[1:]}
+            identity = counted_about(name, batch, guided, dtype, method, num_iter=MAR_PRESETS[name].seq_len)
+            yield identity, make
 
 
 def count(file: Path, minutes: float, toy: bool) -> None:
     end = time.monotonic() + 60 * minutes
-    sharding, rows = h100(), load(file)
+    sharding = kernels.h100()
     mine = {"device": "NVIDIA H100 80GB HBM3", "jax": jax.__version__, "measured_here": False}
-    abstract = functools.partial(_abstract, sharding=sharding)
-    for make in count_groups(toy):
+    for identity, make in count_cases(file, toy):
+        if is_there(load(file), {n: identity[n] for n in IDENTITY}, mine):
+            continue
         if time.monotonic() > end:
             return say("out of time: run it again to go on")
-        for case in make():
-            if is_there(rows, case, mine):
-                continue
-            if time.monotonic() > end:
-                return say("out of time: run it again to go on")
-            facts: dict[str, Any] = {}
-            if case.about["what"] == "head chain":
-                facts = {"trips": {"plain": [], **chain_trips(case.about["batch"])}[case.about["method"]]}
-            elif case.about["model"] == "default" or case.about["what"] == "text":
-                facts = case.facts(case.compiled()(*case.args))
-            there = jax.tree.map(abstract, case.args)
-            start = time.perf_counter()
-            text = case.compiled(there).as_text()
-            trips = facts.pop("trips", [])
-            found = count_launches(text, trips, case.about)
-            row = {**case.about, **mine, "command": "python benchmarks/accelerator.py --count"}
-            row |= _nothing() | facts
-            row |= {
-                "kernels_per_token": found.kernels / case.tokens,
-                "host_reads_per_token": found.reads / case.tokens,
-                "modelled_seconds_per_token": found.seconds / case.tokens,
-                "tokens": case.tokens,
-                "trips": trips,
-                "compile_seconds": time.perf_counter() - start,
-            }
-            rows.append(row)
-            save(file, rows, None)
-            report(row)
+        case, trips = make()
+        rows = load(file)
+        there = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding), case.args)
+        start = time.perf_counter()
+        compiled = case.compiled(there)
+        found = kernels.count_launches(compiled.as_text(), trips, case.about)
+        memory = compiled.memory_analysis()
+        row = {**case.about, **mine, "command": "python benchmarks/accelerator.py --count", **_nothing()}
+        row |= {
+            "kernels_per_token": found.kernels / case.tokens,
+            "host_reads_per_token": found.reads / case.tokens,
+            "bytes_per_token": found.bytes / case.tokens,
+            "operations_per_token": found.operations / case.tokens,
+            "peak_bytes": memory.argument_size_in_bytes
+            + memory.temp_size_in_bytes
+            + memory.output_size_in_bytes,
+            "modelled_seconds_per_token": found.seconds / case.tokens,
+            "share": kernels.shares(found, case.about),
+            "trips": trips,
+            "compile_seconds": time.perf_counter() - start,
+        }
+        rows.append(row)
+        save(file, rows, None)
+        report(row)
     say("all rows are there")
 
 
@@ -748,14 +657,14 @@ def load(file: Path) -> list[dict[str, Any]]:
 
 
 def save(file: Path, rows: list[dict[str, Any]], here: dict[str, Any] | None) -> None:
-    machines = json.loads(file.read_text())["machines"] if file.exists() else []
+    content = json.loads(file.read_text()) if file.exists() else {}
+    machines = content.get("machines", [])
     if here is not None and here not in machines:
         machines.append(here)
-    assumed = {
-        "launch_seconds": LAUNCH, "host_read_seconds": HOST_READ, "bytes_per_second": BYTES,
-        "operations_per_second": {**OPERATIONS, "full float32": FULL_FLOAT32},
-    }  # fmt: skip
-    content = {"machines": machines, "assumed_of_an_h100": assumed, "rows": rows}
+    write(file, {**content, "machines": machines, "assumed_of_an_h100": kernels.ASSUMED, "rows": rows})
+
+
+def write(file: Path, content: dict[str, Any]) -> None:
     unfinished = file.with_suffix(".part")
     unfinished.write_text(json.dumps(content, indent=1) + "\n")
     unfinished.replace(file)  # a run that is cut off leaves a whole file

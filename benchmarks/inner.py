@@ -132,7 +132,7 @@ def recorded(rows: int, windows: tuple[int, ...]) -> tuple[ChainRandomness, int]
     def call(chain, window):
         draft = chain_speculation.draft_steps(problem, chain, window)
         verdict = chain_speculation.verify_steps(problem, draft)
-        rejected = verdict.n < jnp.minimum(window, chain.left)
+        rejected = (verdict.n < jnp.minimum(window, chain.left)) & (chain.tries == 0)
         step = draft.steps[jnp.minimum(verdict.n, window - 1), jnp.arange(rows)]
         return (
             chain_speculation.commit(problem, ChainSpeculation(windows), chain, draft, verdict)[0],

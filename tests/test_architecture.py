@@ -9,8 +9,8 @@ import pytest
 # A room may import itself and the rooms that are named; the first pattern that fits a module is its room.
 ROOMS = {
     "errors": (r"errors", ()),
-    "helpers": (r"_utils(\.(files|timing|chunks|compilation))?", ("errors",)),
-    "diffusion": (r"diffusion(\..*)?", ("errors",)),
+    "helpers": (r"_utils(\.(files|timing|chunks|compilation|loops|accelerators))?", ("errors",)),
+    "diffusion": (r"diffusion(\..*)?", ("errors", "helpers")),
     "coupling": (r"coupling(\..*)?", ("errors", "diffusion")),
     "keys": (r"_utils\.random", ("errors", "coupling")),
     "algorithms": (

@@ -15,7 +15,8 @@ from laws import FALSE_ALARM, ks_p_value
 from scipy.special import gammainc, ndtr
 
 from cspd_jax._utils.random import row_keys
-from cspd_jax.coupling import Resampled, log_acceptance_of_ratio, log_ratio
+from cspd_jax.coupling import log_acceptance_of_ratio, log_ratio
+from cspd_jax.coupling.residual import ResidualTrip
 from cspd_jax.diffusion.chain import path_log_density, sample_chain, sample_path
 from cspd_jax.diffusion.gaussian import coefficients
 from cspd_jax.diffusion.schedule import sampling_schedule
@@ -102,27 +103,30 @@ def test_the_closed_form_law(windows, drafter, kwargs):
     assert found.counts.calls < 0.6 * STEPS and found.counts.truncated == 0
 
 
-def fresh(key, p, q, *, needed, **_):
+def found_at_once(x):
+    return ResidualTrip(x, jnp.bool_(True), jnp.bool_(True))
+
+
+def fresh(key, p, q, trip, **_):
     """In place of the residual: a new draw from the target."""
-    x = p.mean + jnp.exp(0.5 * p.log_var) * jax.random.normal(key, p.mean.shape)
-    return Resampled(x, jnp.int32(0), jnp.bool_(False))
+    return found_at_once(p.mean + jnp.exp(0.5 * p.log_var) * jax.random.normal(key, p.mean.shape))
 
 
-def swapped(key, p, q, **kwargs):
-    return RESIDUAL(key, q, p, **kwargs)
+def swapped(key, p, q, trip, **kwargs):
+    return RESIDUAL(key, q, p, trip, **kwargs)
 
 
-RESIDUAL, RATIO = chain_speculation.gaussian_residual, chain_speculation.log_ratio
+RESIDUAL, RATIO = chain_speculation.residual_trip, chain_speculation.log_ratio
 
 
 class Wrong:
     """Ways to get it wrong that look right."""
 
     def fresh_draw_from_the_target(patch):
-        patch.setattr(chain_speculation, "gaussian_residual", fresh)
+        patch.setattr(chain_speculation, "residual_trip", fresh)
 
     def residual_of_q_over_p(patch):
-        patch.setattr(chain_speculation, "gaussian_residual", swapped)
+        patch.setattr(chain_speculation, "residual_trip", swapped)
 
     def ratio_of_q_to_p(patch):
         patch.setattr(chain_speculation, "log_ratio", lambda p, q, x: RATIO(q, p, x))
@@ -162,7 +166,7 @@ def test_negative_control_the_drafts_noise_in_the_residual(monkeypatch):
     """The rejected draft's noise, under the target's mean and variance."""
     random = randomness(ROWS)
     monkeypatch.setattr(
-        chain_speculation, "gaussian_residual", lambda key, p, q, **_: Resampled(p.mean, jnp.int32(0), False)
+        chain_speculation, "residual_trip", lambda key, p, q, trip, **_: found_at_once(p.mean)
     )
     original = chain_speculation.commit
 
@@ -199,25 +203,63 @@ def test_path_and_its_density(final_noise, temperature):
         np.testing.assert_allclose(found.x, c.mean_x0[0] * x0 + c.mean_x[0] * path[1], rtol=1e-5)
 
 
-def test_drafts_are_drawn_from_what_is_reported():
+class StepByStep(NoiseCorrected):
+    """Drafts in a loop, as every class does that has no `window` of its own."""
+
+
+@pytest.mark.parametrize("kind", [NoiseCorrected, StepByStep])
+def test_drafts_are_drawn_from_what_is_reported(kind):
     """At the temperature, each with the noise of its own step; the guess moves with what was drawn."""
     random, steps = randomness(8), jnp.arange(STEPS) / STEPS
     drafter = frozen(STEPS, DIM, limit=0.1)._replace(gain=steps, gain_f=1 - steps**2)
-    drafter = drafter._replace(x0=jnp.full(DIM, 0.2), v=steps[:, None] * jnp.ones(DIM))
+    drafter = kind(*drafter._replace(x0=jnp.full(DIM, 0.08), v=steps[:, None] * jnp.ones(DIM)))
     time, z, c = setting(rows=8)
     problem, chain = chain_speculation.begin(HEAD, None, time, z, random, c, drafter, temperature=0.8)
     draft = chain_speculation.draft_steps(problem, chain, 3)
-    x, x0, log_std = random.noise[-1], jnp.full((8, DIM), 0.2), np.log(0.8)
+    x, x0, log_std = random.noise[-1], jnp.full((8, DIM), 0.08), np.log(0.8)
     for m, t in enumerate((STEPS - 1, STEPS - 2, STEPS - 3)):
-        f, x0 = (drafter.v[t] + 1) / 2, jnp.clip(x0, -0.1, 0.1)
+        f, limited = (drafter.v[t] + 1) / 2, jnp.clip(x0, -0.1, 0.1)
         log_var = f * c.log_beta[t] + (1 - f) * c.log_posterior[t] + 2 * log_std
-        mean, deviation = c.mean_x0[t] * x0 + c.mean_x[t] * x, jnp.exp(0.5 * log_var) * random.noise[t]
+        mean, deviation = c.mean_x0[t] * limited + c.mean_x[t] * x, jnp.exp(0.5 * log_var) * random.noise[t]
         np.testing.assert_array_equal(draft.steps[m], t)
         np.testing.assert_allclose(draft.before[m], x, rtol=1e-5, atol=1e-6)
         np.testing.assert_allclose(draft.q.mean[m], mean, rtol=1e-5, atol=1e-6)
         np.testing.assert_allclose(draft.q.log_var[m], jnp.broadcast_to(log_var, x.shape), rtol=1e-5)
         np.testing.assert_allclose(draft.after[m], mean + deviation, rtol=1e-5, atol=1e-6)
         x, x0 = mean + deviation, x0 + (drafter.gain[t] + drafter.gain_f[t] * f) * deviation
+
+
+def test_a_window_is_what_the_loop_draws():
+    """From the first step to the last, with rows at different places and x_0-hat beyond its limit."""
+    random, steps = randomness(4), jnp.arange(STEPS) / STEPS
+    drafter = frozen(STEPS, DIM, limit=0.3)._replace(gain=0.3 * steps, gain_f=0.2 * steps)
+    drafter = drafter._replace(v=jnp.sin(6 * steps)[:, None] * jnp.ones(DIM))
+    time, z, c = setting(rows=4)
+
+    def drafted(drafter):
+        problem, chain = chain_speculation.begin(HEAD, None, time, z, random, c, drafter, temperature=0.9)
+        chain = chain._replace(left=jnp.array([STEPS, STEPS // 2, 9, 2]))
+        return chain_speculation.draft_steps(problem, chain, STEPS)
+
+    window, loop = drafted(drafter), drafted(StepByStep(*drafter))
+    np.testing.assert_array_equal(window.valid, loop.valid)
+    assert np.abs(np.asarray(window.after)).max() > 0.5
+    for one, other in zip(jax.tree.leaves(window), jax.tree.leaves(loop)):
+        shown = np.asarray(window.valid).reshape(*window.valid.shape, *[1] * (one.ndim - 2))
+        np.testing.assert_allclose(np.where(shown, one, 0), np.where(shown, other, 0), rtol=1e-4, atol=1e-5)
+
+
+def test_rows_that_wait_come_to_the_same():
+    """The proposals of a rejected step are numbered: how many a head call has changes the calls alone."""
+    bad = {"drafter": biased(), "windows": (8,), "rows": 64, "trajectory": True, "final_noise": True}
+    some, one = speculate(**bad, proposals=16), speculate(**bad, proposals=1)
+    np.testing.assert_allclose(one.path, some.path, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(one.log_p, some.log_p, rtol=1e-5)
+    for name in ("tested", "accepted"):
+        assert getattr(one.counts, name) == getattr(some.counts, name)
+    np.testing.assert_array_equal(one.counts.committed.sum(), some.counts.committed.sum())
+    assert one.counts.row_calls > 1.2 * some.counts.row_calls
+    assert not one.counts.truncated and not some.counts.truncated
 
 
 def test_counts():
@@ -330,7 +372,7 @@ def one_call(random, z, chain):
     verdict = chain_speculation.verify_steps(problem, draft)
     log_a = log_acceptance_of_ratio(log_ratio(verdict.p, draft.q, draft.after))
     margin = log_a - jnp.log(random.uniforms[draft.steps, jnp.arange(z.shape[0])])
-    counted = draft.valid & (jnp.arange(3)[:, None] <= verdict.n) & (chain.left > 0)
+    counted = draft.valid & (jnp.arange(3)[:, None] <= verdict.n) & (chain.left > 0) & (chain.tries == 0)
     after, _ = chain_speculation.commit(problem, ChainSpeculation((3,)), chain, draft, verdict)
     return after, draft.steps, margin, counted, verdict.n
 

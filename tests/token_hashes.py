@@ -117,7 +117,7 @@ IMAGE = {
     "self, adaptive, chains": lambda: outer_tokens(ahead(gamma=4, adapt=0.2), chains=CHAINS),
     "self, joint (lossy)": lambda: outer_tokens(ahead(gamma=3, joint=True)),
     "draft, path": lambda: outer_tokens(ahead(gamma=3), draft=NEAR),
-    "draft, path, far, guided": lambda: outer_tokens(ahead(gamma=3), draft=FAR, cfg=2.5),
+    "draft, path, far, guided": lambda: outer_tokens(ahead(gamma=3), draft=FAR, cfg=2.0),
     "draft, path, far, groups, guided, chains": lambda: outer_tokens(
         ahead(gamma=2, prefill=0.3, adapt=0.3), draft=FAR, num_iter=3, cfg=1.5, chains=CHAINS
     ),

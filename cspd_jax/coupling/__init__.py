@@ -24,7 +24,7 @@ from cspd_jax.coupling.categorical import (
 )
 from cspd_jax.coupling.gaussian import couple_equal, couple_gaussians, line_residual, reflect
 from cspd_jax.coupling.resample import Resampled, couple_path, resample
-from cspd_jax.coupling.residual import gaussian_residual, log_ratio
+from cspd_jax.coupling.residual import gaussian_residual, log_ratio, residual_trip
 
 __all__ = [
     "BlockDistributions",
@@ -47,6 +47,7 @@ __all__ = [
     "reflect",
     "resample",
     "residual_logits",
+    "residual_trip",
     "uniform",
     "verify_block",
 ]

@@ -60,7 +60,11 @@ def uniform(key: Array, shape: tuple[int, ...] = (), dtype=jnp.float32) -> Array
 
     `jax.random.uniform` gives multiples of 2^-23, which is too coarse for the tests of rare residuals.
     """
-    bits = jax.random.bits(key, shape, jnp.uint32)
+    return unit_interval(jax.random.bits(key, shape, jnp.uint32), dtype)
+
+
+def unit_interval(bits: Array, dtype=jnp.float32) -> Array:
+    """32 random bits each, as uniforms in (0, 1]."""
     return (bits.astype(dtype) + 0.5) * 2.0**-32
 
 

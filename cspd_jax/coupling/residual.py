@@ -20,8 +20,8 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from cspd_jax.coupling.acceptance import at_least_float32, log_residual_acceptance
-from cspd_jax.coupling.resample import Resampled, resample
+from cspd_jax.coupling.acceptance import accepts, at_least_float32, log_residual_acceptance, unit_interval
+from cspd_jax.coupling.resample import Resampled
 from cspd_jax.diffusion.gaussian import Gaussian
 
 Array = jax.Array
@@ -39,30 +39,61 @@ def gaussian_residual(
     max_trips: int = MAX_TRIPS,
     needed: Array | bool = True,
 ) -> Resampled:
-    """A draw [d] from the residual (p - q)_+, with proposals from its `envelope`; see `resample`.
+    """A draw [d] from the residual (p - q)_+: the first proposal from its `envelope` that is accepted.
 
-    If there is no residual (p equals q, or a number is not finite), the loop makes no trip, the value is the
-    mean of p, and `truncated` is set.
+    Proposal j uses the key fold_in(key, j), so the result does not depend on K = `proposals`, the number
+    drawn in parallel per trip. A lane that is not `needed` makes no trip. If there is no residual (p equals
+    q, or a number is not finite), the value is the mean of p, and `truncated` is set, as after `max_trips`.
     """
     p, q, _ = as_vectors(p, q, p.mean)
-    differs = jnp.any((p.mean != q.mean) | (p.log_var != q.log_var))
-    exists = differs & jnp.all(jnp.isfinite(jnp.stack([*p, *q])))
-    bound = envelope(p, q)
 
-    def at(z):
-        return p.mean + jnp.exp(0.5 * p.log_var) * z
+    def searching(loop: Resampled):
+        return loop.truncated & (loop.trips < max_trips)
 
-    found = resample(
-        key,
-        lambda key: propose(key, bound),
-        lambda z: log_accept(bound, z, log_ratio(p, q, at(z))),
-        proposals=proposals,
-        max_trips=max_trips,
-        needed=needed & exists,
-    )
-    missing = needed & ~exists
-    value = jnp.where(missing, p.mean, at(found.value))
-    return Resampled(value, found.trips, jnp.where(missing, True, found.truncated))
+    def trip(loop: Resampled):
+        made = residual_trip(key, p, q, loop.trips, proposals=proposals)
+        return Resampled(made.value, loop.trips + 1, ~made.found)
+
+    needed = jnp.asarray(needed, bool)
+    missing = needed & ~_differ(p, q)
+    end = jax.lax.while_loop(searching, trip, Resampled(p.mean, jnp.int32(0), needed & ~missing))
+    return end._replace(truncated=end.truncated | missing)
+
+
+class ResidualTrip(NamedTuple):
+    """What one trip of `gaussian_residual` came to.
+
+    value: [d] the draw; where nothing was found the last proposal, and without a residual the mean of p.
+    found: [] a proposal was accepted.
+    exists: [] there is a residual: p and q differ, and all numbers are finite.
+    """
+
+    value: Array
+    found: Array
+    exists: Array
+
+
+def residual_trip(key: Array, p: Gaussian, q: Gaussian, trip: Array, *, proposals: int) -> ResidualTrip:
+    """Trip number `trip` of `gaussian_residual` alone, for a caller with a loop of its own."""
+    p, q, _ = as_vectors(p, q, p.mean)
+    bound, exists = envelope(p, q), _differ(p, q)
+
+    def one(j):
+        z, u = propose(jax.random.fold_in(key, j), bound)
+        x = p.mean + jnp.exp(0.5 * p.log_var) * z
+        return x, accepts(u, log_accept(bound, z, log_ratio(p, q, x)))
+
+    x, accepted = jax.vmap(one)(trip * proposals + jnp.arange(proposals))
+    found = jnp.any(accepted)
+    first = jnp.where(found, jnp.argmax(accepted), proposals - 1)
+    return ResidualTrip(jnp.where(exists, x[first], p.mean), found & exists, exists)
+
+
+def _differ(p: Gaussian, q: Gaussian) -> Array:
+    """Whether there is a residual, in one sum: NaN where a number is not finite."""
+    finite = jnp.isfinite(p.mean) & jnp.isfinite(p.log_var) & jnp.isfinite(q.mean) & jnp.isfinite(q.log_var)
+    differs = (p.mean != q.mean) | (p.log_var != q.log_var)
+    return jnp.sum(jnp.where(finite, differs, jnp.nan)) > 0
 
 
 def log_ratio(p: Gaussian, q: Gaussian, x: Array) -> Array:
@@ -93,10 +124,19 @@ class Envelope(NamedTuple):
     k: Array
 
     @property
-    def masses(self) -> Array:
-        """The means under p of |a.z|, of each |b_i| (z_i^2 + 1), and of k: [d + 2]."""
-        linear = self.slope * math.sqrt(2 / math.pi)
-        return jnp.concatenate([linear[None], 2 * jnp.abs(self.b), self.k[None]])
+    def linear_mass(self) -> Array:
+        """The mean of |a.z| under p: []."""
+        return self.slope * math.sqrt(2 / math.pi)
+
+    @property
+    def square_masses(self) -> Array:
+        """The mean of each |b_i| (z_i^2 + 1) under p: [d]."""
+        return 2 * jnp.abs(self.b)
+
+    @property
+    def mean(self) -> Array:
+        """The mean of M under p: []."""
+        return self.linear_mass + jnp.sum(self.square_masses) + self.k
 
     def height(self, z: Array) -> Array:
         """M(z) for z [d]: []."""
@@ -116,26 +156,36 @@ def envelope(p: Gaussian, q: Gaussian) -> Envelope:
     return Envelope(slope, a / jnp.where(slope > 0, slope, 1.0), b, k)
 
 
-def propose(key: Array, bound: Envelope) -> Array:
-    """z [d], drawn with density ~ N(z; 0, 1) M(z), or ~ N(z; 0, 1) where M is above 1 on average."""
-    masses = bound.masses
-    for_z, for_part, for_half, for_size = jax.random.split(key, 4)
-    z = jax.random.normal(for_z, bound.b.shape, bound.b.dtype)
-    part = jax.random.categorical(for_part, jnp.log(masses))
+def propose(key: Array, bound: Envelope) -> tuple[Array, Array]:
+    """z [d], drawn with density ~ N(z; 0, 1) M(z), or ~ N(z; 0, 1) where M is above 1 on average; and a
+    uniform [] for its test. All numbers come from one draw of bits."""
+    dim, dtype = bound.b.shape[0], bound.b.dtype
+    bits = jax.random.bits(key, (dim + 6,), jnp.uint32)
+    normals, (part, coin, u) = _normal(bits[: dim + 3], dtype), unit_interval(bits[dim + 3 :], dtype)
+    z, size = normals[:dim], normals[dim:]
+    linear_mass, masses = bound.linear_mass, bound.square_masses
+    until = linear_mass + jnp.sum(jnp.where(jnp.tri(dim, dtype=bool), masses, 0), axis=1)
+    part *= bound.mean
     # Normals of density ~ |s| phi(s) are signed lengths of 2 normals, those of density ~ s^2 phi(s) of 3.
-    size = jax.random.normal(for_size, (3,), z.dtype)
     two, three = jnp.linalg.norm(size[:2]), jnp.linalg.norm(size)
     along = jnp.sum(bound.direction * z)
     linear = z + (jnp.copysign(two, along) - along) * bound.direction
-    here = (jnp.arange(z.shape[0]) == part - 1) & jax.random.bernoulli(for_half)
+    here = (part > jnp.append(linear_mass, until[:-1])) & (part <= until) & (coin < 0.5)
     square = jnp.where(here, jnp.copysign(three, z), z)
-    biased = jnp.where(part == 0, linear, square)
-    return jnp.where(jnp.sum(masses) < 1, biased, z)
+    biased = jnp.where(part <= linear_mass, linear, square)
+    return jnp.where(bound.mean < 1, biased, z), u
+
+
+def _normal(bits: Array, dtype) -> Array:
+    """Standard normals from 32 bits each, within 5.4 of 0 (of a ten-millionth that lies further out)."""
+    sides = (jax.lax.bitcast_convert_type(bits, jnp.int32).astype(dtype) + 0.5) * 2.0**-31
+    most = 1 - 2.0**-24
+    return math.sqrt(2) * jax.lax.erf_inv(jnp.clip(sides, -most, most))
 
 
 def log_accept(bound: Envelope, z: Array, log_ratio: Array) -> Array:
     """The log probability of accepting proposal z [d], given log p - log q there."""
-    log_height = jnp.where(jnp.sum(bound.masses) < 1, jnp.log(bound.height(z)), 0.0)
+    log_height = jnp.where(bound.mean < 1, jnp.log(bound.height(z)), 0.0)
     return log_residual_acceptance(log_ratio) - log_height
 
 

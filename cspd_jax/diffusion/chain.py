@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 
+from cspd_jax._utils.accelerators import read_at_once, with_enough_rows
 from cspd_jax.diffusion.gaussian import Coefficients, Gaussian, guide, log_density, transition
 
 Array = jax.Array
@@ -39,7 +40,9 @@ def predict(
 ) -> tuple[Array, Array]:
     """(eps, v) at rows x [R, d]; with a `scale` the modulations have 2R rows, conditional ones first."""
     rows = x if scale is None else jnp.concatenate([x, x])
-    eps, v = guide(denoiser.denoise(params, rows, modulations), scale)
+    rows = rows, read_at_once(modulations)
+    out = with_enough_rows(lambda params, rows: denoiser.denoise(params, *rows), params, rows)
+    eps, v = guide(out, scale)
     return eps.astype(x.dtype), v.astype(x.dtype)
 
 

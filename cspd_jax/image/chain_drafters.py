@@ -13,7 +13,8 @@ chains (`image.calibration`). A bad guess costs head calls; it cannot change the
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -50,8 +51,28 @@ class ChainDrafter(Protocol):
         ...
 
 
+class WindowDrafter(ChainDrafter, Protocol):
+    """A drafter that can also draw a window of steps at once, as its other functions would in a loop."""
+
+    def window(
+        self, c: Coefficients, steps: Array, guess: Prediction, x: Array, noise: Array, log_scale: Array
+    ) -> tuple[Array, Gaussian]:
+        """The drafted states [M, R, d], and the distributions that they were drawn from.
+
+        c: [T]. steps: [M, R], falling by one until they stay at 0; what is drafted there again is not used.
+        guess, x: before the first of them. noise: [M, R, d], standard normal.
+        log_scale: [], added to log variances.
+        """
+        ...
+
+
+def own_window(drafter: Any) -> Callable[..., tuple[Array, Gaussian]] | None:
+    """The drafter's `window`, unless it is inherited: that knows nothing of what a subclass changes."""
+    return drafter.window if "window" in vars(type(drafter)) else None
+
+
 class NoiseCorrected(NamedTuple):
-    """The better drafter above.
+    """The better drafter above. A window needs no loop: the noise alone decides where x_0-hat moves.
 
     x0: [d] typical token.
     v: [T, d] typical v at each step.
@@ -71,7 +92,7 @@ class NoiseCorrected(NamedTuple):
         return Prediction(x0, v)
 
     def distribution(self, c: Coefficients, guess: Prediction, x: Array) -> Gaussian:
-        return transition_from_x0(c, x, jnp.clip(guess.x0, -self.limit, self.limit), guess.v)
+        return transition_from_x0(c, x, self._limited(guess.x0), guess.v)
 
     def advance(self, step: Array, guess: Prediction, deviation: Array) -> Prediction:
         gain, gain_f, before, after = (
@@ -79,9 +100,42 @@ class NoiseCorrected(NamedTuple):
             for a in (self.gain[step], self.gain_f[step], self.v[step], self.v[jnp.maximum(step - 1, 0)])
         )
         f = (guess.v + 1) / 2
-        x0 = jnp.clip(guess.x0, -self.limit, self.limit)
-        x0 += (gain[:, None] + gain_f[:, None] * f) * deviation
+        x0 = guess.x0 + (gain[:, None] + gain_f[:, None] * f) * deviation
         return Prediction(x0, guess.v + after - before)
+
+    def window(
+        self, c: Coefficients, steps: Array, guess: Prediction, x: Array, noise: Array, log_scale: Array
+    ) -> tuple[Array, Gaussian]:
+        """With u_t = mean_x0 x_0-hat + deviation the states are x_{t-1} = mean_x x_t + u_t, a recursion whose
+        factors are a quotient: mean_x at t is h(t) / h(t - 1) with h = sqrt(abar) / (1 - abar). So
+
+            h(t_m - 1) x_{t_m - 1} = h(t_0) x_{t_0} + sum_{j <= m} h(t_j - 1) u_{t_j},
+
+        but for the last step, where mean_x is 0 (and h(-1) infinite).
+        """
+        at = Coefficients(*(a[steps][..., None] for a in c))
+        gain, gain_f, typical = (a[steps].astype(x.dtype) for a in (self.gain, self.gain_f, self.v))
+        v = guess.v + typical - typical[0]
+        f = (v + 1) / 2
+        log_var = f * at.log_beta + (1 - f) * at.log_posterior + log_scale
+        deviation = jnp.exp(0.5 * log_var) * noise
+        x0 = guess.x0 + _sum_before((gain[..., None] + gain_f[..., None] * f) * deviation)
+        u = at.mean_x0 * self._limited(x0) + deviation
+        h = c.recip / c.recipm1**2
+        terms = h[steps][..., None] * jnp.concatenate([x[None], u[:-1]])
+        h_after = jnp.concatenate([jnp.full_like(h[:1], jnp.inf), h[:-1]])[steps][..., None]
+        after = u + (_sum_before(terms) + terms) / h_after
+        return after, Gaussian(after - deviation, log_var)
+
+    def _limited(self, x0: Array) -> Array:
+        return jnp.clip(x0, -self.limit, self.limit)
+
+
+def _sum_before(terms: Array) -> Array:
+    """Entry m is the sum of the entries before it, [M, ...]: one reduction, where a scan is many steps."""
+    m = jnp.arange(len(terms))
+    earlier = (m < m[:, None]).reshape(len(terms), len(terms), *[1] * (terms.ndim - 1))
+    return jnp.sum(jnp.where(earlier, terms, 0), axis=1)
 
 
 def frozen(steps: int, dim: int, limit: float = 5.0) -> NoiseCorrected:

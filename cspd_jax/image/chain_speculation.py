@@ -8,6 +8,10 @@ frozen.
 
 Each denoising step of a row is tested at most once: its noise and its uniform are drawn beforehand, and a
 draft that was dropped after a rejection is drawn again, from a better guess, with the same noise.
+
+A rejected step has K proposals from its residual in the same call. A row for which none of them is accepted,
+which is rare, waits at that step and has the next K in the next head call. So the loop over head calls is the
+resampler's loop too, and there is none inside it.
 """
 
 from __future__ import annotations
@@ -22,7 +26,8 @@ import jax
 import jax.numpy as jnp
 
 from cspd_jax._utils.chunks import map_chunks
-from cspd_jax.coupling import accepts, gaussian_residual, log_acceptance_of_ratio, log_ratio
+from cspd_jax._utils.loops import while_loop
+from cspd_jax.coupling import accepts, log_acceptance_of_ratio, log_ratio, residual_trip
 from cspd_jax.diffusion.chain import Denoiser, predict
 from cspd_jax.diffusion.gaussian import (
     Coefficients,
@@ -31,7 +36,7 @@ from cspd_jax.diffusion.gaussian import (
     predicted_x0,
     transition_from_x0,
 )
-from cspd_jax.image.chain_drafters import ChainDrafter, Prediction
+from cspd_jax.image.chain_drafters import ChainDrafter, Prediction, own_window
 
 Array = jax.Array
 
@@ -41,8 +46,8 @@ class ChainSpeculation:
     """How denoising steps are drafted and verified.
 
     draft_lengths: steps drafted in the first, second, ... head call; the last one holds until the end.
-    proposals: draws from the residual per iteration of its `while_loop`.
-    max_trips: iterations after which it gives up; the last draw is kept and counted as truncated.
+    proposals: draws from the residual per head call.
+    max_trips: head calls after which a row gives up; the last draw is kept and counted as truncated.
     """
 
     draft_lengths: tuple[int, ...] = (16,)
@@ -60,7 +65,7 @@ class ChainCounts(NamedTuple):
     committed: [T] steps that those calls committed.
     tested: [] transitions tested.
     accepted: [] transitions accepted.
-    trips: [] iterations of the residual's loop, in sequence.
+    trips: [] head calls with draws from a residual, in sequence.
     truncated: [] residual draws that were given up.
     """
 
@@ -94,15 +99,19 @@ class ChainState(NamedTuple):
     left: [R] steps that are left; x is x_left.
     x: [R, d]
     guess: the drafter's, at x.
-    log_p: [R] log density of the path so far.
+    tries: [R] times that the next step was drawn from its residual in vain; 0 where no row waits.
+    q: what the rejected draft of that step was drawn from.
     path: None, or the states so far, [T, R, d]; entry i is x_i.
+    log_p: [R] log density of the path so far, where it is kept.
     """
 
     left: Array
     x: Array
     guess: Prediction
-    log_p: Array
+    tries: Array
+    q: Gaussian
     path: Array | None
+    log_p: Array | None
 
 
 class ChainDraft(NamedTuple):
@@ -141,15 +150,15 @@ class ChainResult(NamedTuple):
     """R finished chains.
 
     x: [R, d] x_0.
-    log_p: [R] log density of the path x_{T-1}, ..., x_0 given x_T under the target, without the last
-        transition where that has no noise.
-    path: None, or those states, [T, R, d]; entry i is x_i.
+    path: None, or the states x_{T-1}, ..., x_0, [T, R, d]; entry i is x_i.
+    log_p: None, or their log density [R] given x_T under the target, without the last transition where that
+        has no noise.
     counts: what it took.
     """
 
     x: Array
-    log_p: Array
     path: Array | None
+    log_p: Array | None
     counts: ChainCounts
 
 
@@ -192,14 +201,18 @@ def speculate_chain(
 ) -> ChainResult:
     """`sample_chain` with the same distribution and fewer head calls in sequence.
 
-    temperature, scale, final_noise: as there. active: [R] rows that count (all). trajectory: keep the path.
+    temperature, scale, final_noise: as there. active: [R] rows that count (all). trajectory: keep the path
+    and its density.
     """
     inputs, chain = begin(
         denoiser, params, time, z, random, coefficients, drafter,
         temperature=temperature, scale=scale, final_noise=final_noise, active=active,
     )  # fmt: skip
     if trajectory:
-        chain = chain._replace(path=jnp.zeros((time.shape[0], *chain.x.shape), chain.x.dtype))
+        chain = chain._replace(
+            path=jnp.zeros((time.shape[0], *chain.x.shape), chain.x.dtype),
+            log_p=jnp.zeros(len(chain.x), jnp.promote_types(chain.x.dtype, jnp.float32)),
+        )
 
     def call(length, carry):
         chain, counts = carry
@@ -217,9 +230,9 @@ def speculate_chain(
         def early(carry, until=until):
             return unfinished(carry) & (carry[1].calls < until)
 
-        carry = jax.lax.while_loop(early, functools.partial(call, length), carry)
-    chain, counts = jax.lax.while_loop(unfinished, functools.partial(call, last[0]), carry)
-    return ChainResult(chain.x, chain.log_p, chain.path, counts)
+        carry = while_loop(early, functools.partial(call, length), carry)
+    chain, counts = while_loop(unfinished, functools.partial(call, last[0]), carry)
+    return ChainResult(chain.x, chain.path, chain.log_p, counts)
 
 
 def begin(
@@ -251,8 +264,8 @@ def begin(
     left = jnp.full(rows, steps, jnp.int32)
     if active is not None:
         left = jnp.where(active, left, 0)
-    log_p = jnp.zeros(rows, jnp.promote_types(x.dtype, jnp.float32))
-    return inputs, ChainState(left, x, drafter.start(x), log_p, None)
+    q = Gaussian(jnp.zeros_like(x), jnp.zeros_like(x))
+    return inputs, ChainState(left, x, drafter.start(x), jnp.zeros_like(left), q, None, None)
 
 
 def speculate_once(
@@ -266,19 +279,24 @@ def speculate_once(
 
 def draft_steps(inputs: ChainInputs, chain: ChainState, length: int) -> ChainDraft:
     """Draws the next `length` states of every row from the drafter's distribution."""
-    rows = jnp.arange(chain.x.shape[0])
+    rows, ahead = jnp.arange(chain.x.shape[0]), jnp.arange(length)[:, None]
+    steps, valid = jnp.maximum(chain.left - 1 - ahead, 0), chain.left > ahead
+    noise = inputs.random.noise[steps, rows]
+    window = own_window(inputs.drafter)
+    if window is not None:
+        after, q = window(inputs.c, steps, chain.guess, chain.x, noise, inputs.log_scale)
+        return ChainDraft(steps, jnp.concatenate([chain.x[None], after[:-1]]), after, q, valid)
 
-    def step(carry, m):
-        x, guess = carry
-        t = jnp.maximum(chain.left - 1 - m, 0)
+    def step(carry, inputs_of_step):
+        (x, guess), (t, noise) = carry, inputs_of_step
         q = inputs.drafter.distribution(_at(inputs.c, t), guess, x)
         q = Gaussian(q.mean, q.log_var + inputs.log_scale)
-        deviation = jnp.exp(0.5 * q.log_var) * inputs.random.noise[t, rows]
+        deviation = jnp.exp(0.5 * q.log_var) * noise
         after = q.mean + deviation
-        return (after, inputs.drafter.advance(t, guess, deviation)), (t, x, after, q, chain.left > m)
+        return (after, inputs.drafter.advance(t, guess, deviation)), (x, after, q)
 
-    _, drafted = jax.lax.scan(step, (chain.x, chain.guess), jnp.arange(length))
-    return ChainDraft(*drafted)
+    _, (before, after, q) = jax.lax.scan(step, (chain.x, chain.guess), (steps, noise))
+    return ChainDraft(steps, before, after, q, valid)
 
 
 def verify_steps(inputs: ChainInputs, draft: ChainDraft) -> ChainVerdict:
@@ -304,61 +322,72 @@ def commit(
     draft: ChainDraft,
     verdict: ChainVerdict,
 ) -> tuple[ChainState, ChainCounts]:
-    """Keeps the accepted drafts, draws the first rejected step from its residual, and guesses anew."""
+    """Keeps the accepted drafts, draws the first rejected step from its residual, and guesses anew.
+
+    A row that waited has its first step still rejected: nothing of its new drafts counts.
+    """
     length, rows = draft.steps.shape
     lanes = jnp.arange(rows)
-    active = chain.left > 0
+    active, waited = chain.left > 0, chain.tries > 0
     drafted = jnp.minimum(length, chain.left)
-    rejected = active & (verdict.n < drafted)
-    taken = verdict.n + rejected
-    last = jnp.maximum(taken - 1, 0)  # the last transition that is committed
+    n = jnp.where(waited, 0, verdict.n)
+    rejected = active & (n < drafted)
+    last = jnp.clip(n, 0, jnp.maximum(drafted - 1, 0))  # the rejected transition, or the last one accepted
 
     def pick(a):
         return jax.tree.map(lambda a: a[last, lanes], a)
 
-    step, p, q = pick(draft.steps), pick(verdict.p), pick(draft.q)
-    noise_free = (step == 0) & (not inputs.final_noise)
+    step, p = pick(draft.steps), pick(verdict.p)
+    q = jax.tree.map(lambda a, b: jnp.where(waited[:, None], a, b), chain.q, pick(draft.q))
     keys = jax.vmap(jax.random.fold_in)(inputs.random.residual, step)
-    draw = functools.partial(
-        gaussian_residual, proposals=speculation.proposals, max_trips=speculation.max_trips
-    )
-    residual = jax.vmap(draw)(keys, p, q, needed=rejected)
-    x = jnp.where(rejected[:, None], residual.value, pick(draft.after))
+    draw = functools.partial(residual_trip, proposals=speculation.proposals)
+    residual = jax.vmap(draw)(keys, p, q, chain.tries)
+    last_trip = chain.tries + 1 >= speculation.max_trips
+    truncated = rejected & ~residual.found & (last_trip | ~residual.exists)
+    replaced = rejected & (residual.found | truncated)
+    waits = rejected & ~replaced
+    taken = n + replaced
+
+    noise_free = (step == 0) & (not inputs.final_noise)
+    x = jnp.where(replaced[:, None], residual.value, pick(draft.after))
     x = jnp.where(noise_free[:, None], p.mean, x)
 
-    terms = log_density(verdict.p, draft.after)
-    counted = (jnp.arange(length)[:, None] < verdict.n) & ((draft.steps > 0) | inputs.final_noise)
-    log_p = chain.log_p + jnp.sum(jnp.where(counted, terms, 0.0), axis=0)
-    log_p += jnp.where(rejected, log_density(p, x), 0.0)
-
-    path = chain.path
+    path, log_p, index = chain.path, chain.log_p, jnp.arange(length)[:, None]
+    if log_p is not None:
+        terms = log_density(verdict.p, draft.after)
+        counted = (index < n) & ((draft.steps > 0) | inputs.final_noise)
+        log_p += jnp.sum(jnp.where(counted, terms, 0.0), axis=0)
+        log_p += jnp.where(replaced, log_density(p, x), 0.0)
     if path is not None:
-        index = jnp.arange(length)[:, None]
         committed = jnp.where((index < taken) & active, draft.steps, len(path))  # the rest is dropped
         states = jnp.where((index == last)[..., None], x, draft.after)
         path = path.at[committed, lanes].set(states, mode="drop")
 
     guess = inputs.drafter.advance(step, Prediction(pick(verdict.x0), pick(verdict.v)), x - p.mean)
     begun, nothing = jnp.maximum(chain.left - 1, 0), no_counts(len(inputs.c.recip))
-    tested = taken - jnp.where(taken > 0, noise_free, False)
+    passed = jnp.where(active, n - ((n > 0) & ~rejected & noise_free), 0)
     counts = ChainCounts(
         calls=jnp.int32(1),
         rows=jnp.int32(length * rows * inputs.halves),
         row_calls=_count(active),
         starts=nothing.starts.at[begun].add(active.astype(jnp.int32)),
         committed=nothing.committed.at[begun].add(jnp.where(active, taken, 0)),
-        tested=_count(jnp.where(active, tested, 0)),
-        accepted=_count(jnp.where(active, tested - rejected, 0)),
-        trips=jnp.max(residual.trips),
-        truncated=_count(residual.truncated & rejected),
+        tested=_count(passed + (rejected & ~waited)),
+        accepted=_count(passed),
+        trips=jnp.any(rejected).astype(jnp.int32),
+        truncated=_count(truncated),
     )
 
-    def keep_finished(new, same):
-        return jnp.where(active.reshape(-1, *[1] * (new.ndim - 1)), new, same)
+    def settle(new, stuck, same):
+        """What becomes of a row that moved, of one that waits, and of one that was finished."""
+        of_row = lambda where: where.reshape(-1, *[1] * (new.ndim - 1))
+        return jnp.where(of_row(active), jnp.where(of_row(waits), stuck, new), same)
 
-    moved = (chain.left - taken, x, guess, log_p)
-    left, x, guess, log_p = jax.tree.map(keep_finished, moved, tuple(chain[:4]))
-    return ChainState(left, x, guess, log_p, path), counts
+    left, tries = chain.left - taken, jnp.zeros_like(chain.tries)
+    moved = ChainState(left, x, guess, tries, q, None, log_p)
+    waiting = moved._replace(x=pick(draft.before), tries=chain.tries + 1)
+    settled = jax.tree.map(settle, moved, waiting, chain._replace(path=None))
+    return settled._replace(path=path), counts
 
 
 def _count(numbers: Array) -> Array:

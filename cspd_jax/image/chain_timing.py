@@ -10,7 +10,7 @@ import contextlib
 import functools
 import json
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -79,20 +79,24 @@ def choose(
     ways = candidates(steps)
     seconds = _read(path, ways)
     if seconds is None:
-        seconds = _measure_promising(ways, model, settings, fitted, rows, cfg, temperature)
+        seconds = _measure_promising(
+            ways, lambda some: measure(model, settings, fitted, rows, cfg, temperature, some)
+        )
         _write(path, seconds)
     fair = {name: s * (_HANDICAP if ways[name] else 1.0) for name, s in seconds.items()}
     return Choice(ways[min(fair, key=lambda name: fair[name])], seconds)
 
 
-def _measure_promising(ways: dict[str, ChainSpeculation | None], *arguments) -> dict[str, float]:
+def _measure_promising(
+    ways: dict[str, ChainSpeculation | None], measured: Callable[[list[str]], dict[str, float]]
+) -> dict[str, float]:
     """All ways, or plain and the middle one where that settles it: each is a program to be compiled."""
     plain, *others = ways
     first = [plain, others[len(others) // 2]]
-    seconds = measure(*arguments, first)
+    seconds = measured(first)
     if len(first) == len(ways) or seconds[first[1]] > _HOPELESS * seconds[plain]:
         return seconds
-    return measure(*arguments, list(ways))
+    return measured(list(ways))
 
 
 def measure(

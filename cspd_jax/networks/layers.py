@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from cspd_jax._utils.accelerators import by_device
 from cspd_jax.networks.lm_config import LMConfig
 
 Array = jax.Array
@@ -101,11 +102,28 @@ class Attention(nn.Module):
     def __call__(self, x: Array, visible: Array | None = None, rows: Array | None = None) -> Array:
         batch, length, width = x.shape
         qkv = dense(3 * width, "qkv", self.dtype)(x)
-        q, k, v = qkv.reshape(batch, length, 3, self.heads, width // self.heads).transpose(2, 0, 3, 1, 4)
-        if rows is not None:
-            q = jnp.take_along_axis(q, rows[:, None, :, None], axis=2)
-        out = attend(q, k, v, visible).swapaxes(1, 2).reshape(batch, -1, width)
-        return dense(width, "proj", self.dtype)(out)
+        qkv = qkv.reshape(batch, length, 3, self.heads, width // self.heads)
+        out = by_device(qkv, visible, rows, cpu=_attend_by_head, accelerator=_attend_in_place)
+        return dense(width, "proj", self.dtype)(out.reshape(batch, -1, width))
+
+
+def _attend_by_head(qkv: Array, visible: Array | None, rows: Array | None) -> Array:
+    """qkv [B, N, 3, H, d] -> [B, Q, H, d]: transposed once, normalised last."""
+    q, k, v = qkv.transpose(2, 0, 3, 1, 4)
+    if rows is not None:
+        q = jnp.take_along_axis(q, rows[:, None, :, None], axis=2)
+    return attend(q, k, v, visible).swapaxes(1, 2)
+
+
+def _attend_in_place(qkv: Array, visible: Array | None, rows: Array | None) -> Array:
+    """The same: the products transpose as they read, and the softmax is one kernel."""
+    q, k, v = (qkv[:, :, i] for i in range(3))
+    if rows is not None:
+        q = jnp.take_along_axis(q, rows[:, :, None, None], axis=1)
+    scores = at_least_float32(jnp.einsum("bqhd,bkhd->bhqk", q * q.shape[-1] ** -0.5, k))
+    if visible is not None:
+        scores = jnp.where(visible[:, None, None], scores, -jnp.inf)
+    return jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores).astype(v.dtype), v)
 
 
 def take_rows(x: Array, rows: Array | None) -> Array:

@@ -55,8 +55,8 @@ CHAINS = _table(
     ("chain: temperature taken for the variance", "log_scale=2 * jnp.log(", "log_scale=jnp.log("),
     (
         "chain: the noise of x_T is used again for the first step",
-        "inputs.random.noise[t, rows]",
-        "inputs.random.noise[jnp.where(t == len(inputs.c.recip) - 1, t + 1, t), rows]",
+        "noise = inputs.random.noise[steps, rows]",
+        "noise = inputs.random.noise[jnp.where(steps == len(inputs.c.recip) - 1, steps + 1, steps), rows]",
     ),
     (
         "chain: noise in the last step although it is off",
@@ -76,17 +76,17 @@ CHAINS = _table(
     ),
     (
         "chain: a rejected step is counted as accepted",
-        "accepted=_count(jnp.where(active, tested - rejected, 0)),",
-        "accepted=_count(jnp.where(active, tested, 0)),",
+        "accepted=_count(passed),",
+        "accepted=_count(passed + rejected),",
     ),
     (
         "chain: a truncated draw is not reported",
-        "truncated=_count(residual.truncated & rejected),",
-        "truncated=_count(residual.truncated & ~active),",
+        "truncated=_count(truncated),",
+        "truncated=_count(truncated & ~active),",
     ),
     (
         "chain: truncation of rows that needed no draw is reported",
-        "truncated=_count(residual.truncated & rejected),",
+        "truncated=_count(truncated),",
         "truncated=_count(rejected),",
     ),
     (
@@ -107,13 +107,38 @@ CHAINS = _table(
     ),
     (
         "chain: finished rows go on",
-        "return jnp.where(active.reshape(-1, *[1] * (new.ndim - 1)), new, same)",
-        "return new",
+        "return jnp.where(of_row(active), jnp.where(of_row(waits), stuck, new), same)",
+        "return jnp.where(of_row(waits), stuck, new)",
     ),
     (
         "chain: the density of the step that was rejected is left out",
-        "log_p += jnp.where(rejected, log_density(p, x), 0.0)",
+        "log_p += jnp.where(replaced, log_density(p, x), 0.0)",
         "log_p += 0.0",
+    ),
+    (
+        "chain: a row that waits is tested again",
+        "n = jnp.where(waited, 0, verdict.n)",
+        "n = verdict.n",
+    ),
+    (
+        "chain: a row that waits forgets what its draft was drawn from",
+        "jnp.where(waited[:, None], a, b), chain.q, pick(draft.q))",
+        "b, chain.q, pick(draft.q))",
+    ),
+    (
+        "chain: a row that waits has the same proposals again",
+        "residual = jax.vmap(draw)(keys, p, q, chain.tries)",
+        "residual = jax.vmap(draw)(keys, p, q, 0 * chain.tries)",
+    ),
+    (
+        "chain: a row that waits keeps the rejected draft as its state",
+        "waiting = moved._replace(x=pick(draft.before), tries=chain.tries + 1)",
+        "waiting = moved._replace(tries=chain.tries + 1)",
+    ),
+    (
+        "chain: a test is counted again for every trip",
+        "tested=_count(passed + (rejected & ~waited)),",
+        "tested=_count(passed + rejected),",
     ),
     (
         "chain: the path keeps the rejected draft",
@@ -146,8 +171,33 @@ DRAFTERS = _table(
     ("chain drafter: typical v moves the other way", "guess.v + after - before", "guess.v + before - after"),
     (
         "chain drafter: x_0-hat is not limited",
-        "return transition_from_x0(c, x, jnp.clip(guess.x0, -self.limit, self.limit), guess.v)",
+        "return transition_from_x0(c, x, self._limited(guess.x0), guess.v)",
         "return transition_from_x0(c, x, guess.x0, guess.v)",
+    ),
+    (
+        "chain drafter: x_0-hat is not limited in a window",
+        "u = at.mean_x0 * self._limited(x0) + deviation",
+        "u = at.mean_x0 * x0 + deviation",
+    ),
+    (
+        "chain drafter: a window's q without the temperature",
+        "at.log_posterior + log_scale",
+        "at.log_posterior",
+    ),
+    (
+        "chain drafter: a window's x_0-hat moves with its own deviation",
+        "x0 = guess.x0 + _sum_before((gain[..., None] + gain_f[..., None] * f) * deviation)",
+        "x0 = guess.x0 + jnp.cumsum((gain[..., None] + gain_f[..., None] * f) * deviation, axis=0)",
+    ),
+    (
+        "chain drafter: a window forgets the state it starts from in the last step",
+        "jnp.concatenate([jnp.full_like(h[:1], jnp.inf), h[:-1]])",
+        "jnp.concatenate([h[:1], h[:-1]])",
+    ),
+    (
+        "chain drafter: a class that drafts differently inherits the window",
+        'return drafter.window if "window" in vars(type(drafter)) else None',
+        'return getattr(drafter, "window", None)',
     ),
 )
 
@@ -430,8 +480,8 @@ COUPLING = (
         ("residual: the divergence is missing in the bound", "(z**2 + 1)) + self.k", "(z**2 + 1))"),
         (
             "residual: half of a mass",
-            "linear = self.slope * math.sqrt(2 / math.pi)",
-            "linear = self.slope * math.sqrt(1 / math.pi)",
+            "return self.slope * math.sqrt(2 / math.pi)",
+            "return self.slope * math.sqrt(1 / math.pi)",
         ),
         (
             "residual: the quadratic part is drawn with two normals",
@@ -455,8 +505,28 @@ COUPLING = (
         ),
         (
             "residual: where there is none nobody is told",
-            "return Resampled(value, found.trips, jnp.where(missing, True, found.truncated))",
-            "return Resampled(value, found.trips, found.truncated)",
+            "return end._replace(truncated=end.truncated | missing)",
+            "return end",
+        ),
+        (
+            "residual: every trip repeats the proposals",
+            "jax.vmap(one)(trip * proposals + jnp.arange(proposals))",
+            "jax.vmap(one)(jnp.arange(proposals))",
+        ),
+        (
+            "residual: the last accepted proposal",
+            "first = jnp.where(found, jnp.argmax(accepted), proposals - 1)",
+            "first = jnp.where(found, proposals - 1 - jnp.argmax(accepted[::-1]), proposals - 1)",
+        ),
+        (
+            "residual: the test has the number that chose the part",
+            "return jnp.where(bound.mean < 1, biased, z), u",
+            "return jnp.where(bound.mean < 1, biased, z), part / bound.mean",
+        ),
+        (
+            "residual: what is left for the constant goes to the last coordinate",
+            "(part <= until) & (coin < 0.5)",
+            "((part <= until) | (jnp.arange(dim) == dim - 1)) & (coin < 0.5)",
         ),
     )
     + _table(

@@ -76,7 +76,7 @@ def draw_paths(
         options["active"] = request.wanted.reshape(-1)
         assert bound.batch.drafter is not None
         found = speculate_chain(model, params, time, z, random, inputs.c, bound.batch.drafter, **options)
-        assert found.path is not None
+        assert found.path is not None and found.log_p is not None
         states, log_density, counts = found.path, found.log_p, found.counts
         calls = call_counts(head=counts.calls, head_rows=counts.rows)
     states = jnp.moveaxis(jnp.concatenate([states, noise[-1:]]), 0, 1)
