@@ -154,7 +154,7 @@ MASKED = ("masked", "--model", "{llada}", *PROMPTS, "--new-tokens", "4")
         ((*TEXT, "--method", "plain", "--draft", "int8"), "not with --method plain"),
         ((*MASKED, "--steps", "2"), "--steps is for"),
         ((*MASKED, "--top-k", "2"), "--top-k goes with --accept top-k"),
-        ((*MASKED, "--method", "stepwise", "--draft-len", "2"), "stepwise drafts nothing"),
+        ((*MASKED, "--method", "stepwise", "--draft-len", "2"), "for --method ssd, not for stepwise"),
         ((*MASKED, "--animate", "--json"), "exclude each other"),
         (("masked", "--model", "{llada}", "--prompt-ids", ""), "is not a list of whole numbers"),
     ],

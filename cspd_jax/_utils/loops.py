@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 Carry = TypeVar("Carry")
-_SMALL = 2**16  # numbers; a larger array is carried by itself
+_SMALL = 2**12  # numbers; a larger array is carried by itself
 
 
 def while_loop(cond: Callable[[Carry], jax.Array], body: Callable[[Carry], Carry], init: Carry) -> Carry:

@@ -36,6 +36,15 @@ def row_keys(key: Array, count: int, first: int = 0) -> Array:
     return jax.vmap(lambda i: jax.random.fold_in(key, i))(first + jnp.arange(count))
 
 
+def apart(key: Array) -> Array:
+    """A key, or keys [B], whose numbers are independent of those of a run with `key`: for measurements that
+    decide how it is run."""
+    if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+        key = jax.random.wrap_key_data(key)
+    fold = lambda k: jax.random.fold_in(k, 2**32 - 1)  # more than there are rows or purposes
+    return fold(key) if key.ndim == 0 else jax.vmap(fold)(key)
+
+
 def keys_per_row(key: Array, count: int) -> Array:
     """One typed key per row [count], from one key for all of them or from one for each."""
     if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):

@@ -40,10 +40,11 @@ def add_parser(subparsers) -> None:
     how = parser.add_argument_group("decoding")
     how.add_argument(
         "--method",
-        choices=("ssd", "stepwise", "schedule"),
+        choices=("ssd", "stepwise", "schedule", "auto"),
         default="ssd",
         help="ssd: self-speculation (default); stepwise: its reference, one token per step; schedule: several"
-        " tokens per step as published with the model, which is lossy",
+        " tokens per step as published with the model, which is lossy; auto: ssd or stepwise, whichever a"
+        " short measurement finds faster here",
     )
     how.add_argument(
         "--new-tokens", "--max-new-tokens", type=positive, default=64, metavar="N",
@@ -110,9 +111,11 @@ def run(args: argparse.Namespace) -> None:
     tokenizer = load_tokenizer(model)
     prompts = read_prompts(args, tokenizer, model.config, args.new_tokens, [PROMPT])
     request = _request(args, model, prompts)
+    if args.method == "auto":
+        request = _faster(request)
     if args.animate:
         _animate(request, model.config.mask_ids[0], tokenizer)
-    compare = args.method != "stepwise" and not args.no_compare
+    compare = request.method != "stepwise" and not args.no_compare
     found = comparison.measure(request, compare)
     report = reports.make_report(found, model, seed=args.seed)
     ids = found.output.tokens.tolist()
@@ -135,11 +138,11 @@ def _check(args: argparse.Namespace) -> None:
     """Raises a UserError for options that would have no effect."""
     if args.accept == "top-k":
         if args.method != "ssd":
-            raise UserError(f"--accept top-k is for --method ssd; {args.method} drafts nothing")
+            raise UserError(f"--accept top-k is for --method ssd, not for {args.method}")
     elif args.top_k is not None:
         raise UserError("--top-k goes with --accept top-k, which is lossy")
     if args.draft_len is not None and args.method != "ssd":
-        raise UserError(f"--draft-len is for --method ssd; {args.method} drafts nothing")
+        raise UserError(f"--draft-len is for --method ssd, not for {args.method}")
     if args.animate and args.method != "ssd":
         raise UserError(f"--animate shows the rounds of --method ssd, not of {args.method}")
     if args.animate and args.json:
@@ -161,7 +164,7 @@ def _request(args: argparse.Namespace, model, prompts):
         key=jax.random.key(args.seed) if args.temperature else None,
         model=model,
         prompts=prompts,
-        method=args.method,
+        method="ssd" if args.method == "auto" else args.method,
         max_new_tokens=args.new_tokens,
         block=block,
         gamma=args.draft_len or _GAMMA,
@@ -171,6 +174,16 @@ def _request(args: argparse.Namespace, model, prompts):
         guidance=args.guidance,
         steps=steps,
     )
+
+
+def _faster(request):
+    """The request stepwise or by self-speculation."""
+    from cspd_jax.masked.autotune import fastest
+
+    progress("measuring which is faster here: stepwise decoding or self-speculation")
+    choice = fastest(request)
+    progress("; ".join(f"{way} {seconds:.3f} s" for way, seconds in choice.seconds.items()))
+    return choice.request
 
 
 def _until_the_end(tokenizer, config, ids: list[int]) -> str:

@@ -11,7 +11,10 @@ from cspd_jax.cli._output import progress
 from cspd_jax.cli._prompts import add_prompt_options, colourful, paint, read_prompts
 from cspd_jax.errors import UserError
 
-METHODS = {"plain": None, "speculative": "google", "deepmind": "deepmind", "block": "block", "match": "match"}
+METHODS = {
+    "plain": None, "speculative": "google", "deepmind": "deepmind", "block": "block", "match": "match",
+    "auto": "block",
+}  # fmt: skip
 PROMPT = "Return a list of"
 _GREEN, _RED, _BLUE = 32, 31, 34
 
@@ -46,8 +49,9 @@ def add_parser(subparsers) -> None:
         choices=METHODS,
         default="block",
         help="plain; speculative or deepmind: verify token by token; block: verify the whole draft at once"
-        " (default); match: reproduce the very tokens of plain sampling. All of them sample from the same"
-        " distribution as plain decoding",
+        " (default); match: reproduce the very tokens of plain sampling; auto: block or plain, whichever a"
+        " short measurement finds faster here. All of them sample from the same distribution as plain"
+        " decoding",
     )
     how.add_argument(
         "--new-tokens", "--max-new-tokens", type=positive, default=128, metavar="N",
@@ -96,9 +100,13 @@ def run(args: argparse.Namespace) -> None:
     name, drafter = (None, None) if args.method == "plain" else load_drafter(args, target)
     request = _request(args, target, prompts, drafter)
     without_arguments = args.draft is None and args.prompt is None and args.method == "block"
+    method = args.method
+    if method == "auto":
+        request, method = _faster(request)
+        name, drafter = (None, None) if method == "plain" else (name, drafter)
     compare = drafter is not None and (args.compare or without_arguments)
     found = comparison.measure(request, compare, repeats=3 if compare else 1)
-    report = reports.make_report(found, target, args.method, name, seed=args.seed)
+    report = reports.make_report(found, target, method, name, seed=args.seed)
     if report["truncated"]:
         progress("warning: rounding left nothing of a residual, so some tokens are not exactly the target's")
     if args.json:
@@ -164,6 +172,16 @@ def _request(args: argparse.Namespace, target, prompts, drafter):
         confidence=args.confidence,
         adapt=args.adapt,
     )
+
+
+def _faster(request):
+    """The request by plain or block decoding, and which of them it is."""
+    from cspd_jax.text.autotune import fastest
+
+    progress("measuring which is faster here: plain decoding or drafting")
+    choice = fastest(request)
+    progress("; ".join(f"{way} {seconds:.3f} s" for way, seconds in choice.seconds.items()))
+    return choice.request, "plain" if choice.way == "plain" else "block"
 
 
 def show(tokenizer, prompt, ids, marks, colour: bool) -> str:

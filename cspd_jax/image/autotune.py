@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 
+from cspd_jax._utils.random import apart
 from cspd_jax.errors import is_out_of_memory
 from cspd_jax.image import calibration, chain_timing
 from cspd_jax.image.chain_speculation import ChainSpeculation
@@ -66,6 +67,7 @@ def faster_of(key: Array, plain: Plan, ahead: Request) -> Plan:
     """
     if not self_speculation_can_win(plain, ahead):
         return plain
+    key = apart(key)  # a way chosen by the numbers that it is then run with would favour some images
     candidate = resolve(plain.model, ahead, plain.batch)
     rival = 1.0 if plain.settings.chain is None else compare(key, one_batch(plain)).faster
     try:

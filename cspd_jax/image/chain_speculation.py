@@ -364,14 +364,14 @@ def commit(
         path = path.at[committed, lanes].set(states, mode="drop")
 
     guess = inputs.drafter.advance(step, Prediction(pick(verdict.x0), pick(verdict.v)), x - p.mean)
-    begun, nothing = jnp.maximum(chain.left - 1, 0), no_counts(len(inputs.c.recip))
+    here = chain.left[:, None] - 1 == jnp.arange(len(inputs.c.recip))  # [R, T]; finished rows are nowhere
     passed = jnp.where(active, n - ((n > 0) & ~rejected & noise_free), 0)
     counts = ChainCounts(
         calls=jnp.int32(1),
         rows=jnp.int32(length * rows * inputs.halves),
         row_calls=_count(active),
-        starts=nothing.starts.at[begun].add(active.astype(jnp.int32)),
-        committed=nothing.committed.at[begun].add(jnp.where(active, taken, 0)),
+        starts=jnp.sum(here, axis=0, dtype=jnp.int32),
+        committed=jnp.sum(jnp.where(here, taken[:, None], 0), axis=0, dtype=jnp.int32),
         tested=_count(passed + (rejected & ~waited)),
         accepted=_count(passed),
         trips=jnp.any(rejected).astype(jnp.int32),

@@ -5,10 +5,14 @@ and take the same arguments:
 
     tokens, info = masked.generate(None, model, prompts, max_new_tokens=64, block=8, gamma=4)
 
+`fastest` measures whether self-speculation pays here, for a `Request`.
+
 A generation is made of pure functions that can be combined in other ways: `prepare` makes the `Inputs`,
 `begin` the first state, `advance` takes a round or step, and `run` takes all of them.
 """
 
+from cspd_jax.masked.autotune import Choice, fastest
+from cspd_jax.masked.comparison import Request
 from cspd_jax.masked.generation import (
     METHODS,
     Inputs,
@@ -29,6 +33,7 @@ from cspd_jax.text.prompts import Prompts, pad_prompts
 __all__ = [
     "METHODS",
     "CallCounts",
+    "Choice",
     "DraftCounts",
     "Info",
     "Inputs",
@@ -36,9 +41,11 @@ __all__ = [
     "MaskedOutput",
     "MaskedState",
     "Prompts",
+    "Request",
     "Speculation",
     "advance",
     "begin",
+    "fastest",
     "generate",
     "least_passes",
     "output",

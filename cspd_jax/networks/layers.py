@@ -116,11 +116,12 @@ def _attend_by_head(qkv: Array, visible: Array | None, rows: Array | None) -> Ar
 
 
 def _attend_in_place(qkv: Array, visible: Array | None, rows: Array | None) -> Array:
-    """The same: the products transpose as they read, and the softmax is one kernel."""
+    """The same: the products read their part of qkv where it lies, and the softmax is one kernel."""
+    qkv = jax.lax.optimization_barrier(qkv)  # or it is written in three parts, each transposed
     q, k, v = (qkv[:, :, i] for i in range(3))
     if rows is not None:
         q = jnp.take_along_axis(q, rows[:, :, None, None], axis=1)
-    scores = at_least_float32(jnp.einsum("bqhd,bkhd->bhqk", q * q.shape[-1] ** -0.5, k))
+    scores = at_least_float32(jnp.einsum("bqhd,bkhd->bhqk", q, k)) * q.shape[-1] ** -0.5
     if visible is not None:
         scores = jnp.where(visible[:, None, None], scores, -jnp.inf)
     return jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores).astype(v.dtype), v)

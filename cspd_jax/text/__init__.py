@@ -1,7 +1,7 @@
 """Exact speculative decoding of causal language models, for batches of rows that advance independently.
 
 `generate` continues prompts, plainly or with a drafter, and `stream` does so round by round. Both return
-`(tokens, Info)` and take the same arguments.
+`(tokens, Info)` and take the same arguments. `fastest` measures whether drafting pays here, for a `Request`.
 
 A round is made of pure functions that can be combined in other ways: `prepare` makes the `Inputs`, `begin`
 the first `TextState`, and `draft_step`, `verify_step` and `commit` are the steps of `run_round`. A drafter is
@@ -9,6 +9,8 @@ any object with the two functions of `Drafter`.
 """
 
 from cspd_jax.coupling.draft_length import expected_tokens, speedup
+from cspd_jax.text.autotune import Choice, fastest
+from cspd_jax.text.comparison import Request
 from cspd_jax.text.drafters import Drafter, Drafting, DraftRequest, Drafts, ModelDrafter, PromptLookup
 from cspd_jax.text.generation import generate, output, prepare, run, stream
 from cspd_jax.text.info import (
@@ -47,6 +49,7 @@ __all__ = [
     "PLAIN",
     "RULES",
     "CallCounts",
+    "Choice",
     "DraftCounts",
     "DraftRequest",
     "Drafter",
@@ -58,6 +61,7 @@ __all__ = [
     "ModelDrafter",
     "PromptLookup",
     "Prompts",
+    "Request",
     "RoundInfo",
     "Sampling",
     "TextOutput",
@@ -69,6 +73,7 @@ __all__ = [
     "draft_lengths",
     "draft_step",
     "expected_tokens",
+    "fastest",
     "generate",
     "log_probs",
     "output",

@@ -36,6 +36,7 @@ class Request:
     stop_ids: Sequence[int] | None = None
     confidence: float | None = None
     adapt: bool = False
+    max_len: int | None = None
 
     def plain(self) -> Request:
         """The same by plain decoding."""
@@ -55,6 +56,7 @@ class Request:
             stop_ids=self.stop_ids,
             cost=cost if self.adapt else None,
             confidence=self.confidence,
+            max_len=self.max_len,
         )
 
 

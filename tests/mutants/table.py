@@ -147,8 +147,8 @@ CHAINS = _table(
     ),
     (
         "chain: the guess is advanced by the draft's deviation of the wrong sign",
-        "x - p.mean)\n    begun",
-        "p.mean - x)\n    begun",
+        "x - p.mean)\n    here",
+        "p.mean - x)\n    here",
         (CHAIN, HASHES),
     ),
     ("chain: unwanted rows are run", "left = jnp.where(active, left, 0)", "left = left"),

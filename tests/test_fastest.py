@@ -1,0 +1,123 @@
+"""The measured choice for text and masked text; that of images is in test_methods and test_calibration."""
+
+import dataclasses
+import time
+
+import jax
+import numpy as np
+import pytest
+import text_models
+from masked_models import LLADA, params_of
+
+from cspd_jax import masked, text
+from cspd_jax._utils import timing
+from cspd_jax._utils.random import apart, row_keys
+from cspd_jax.cli import main
+from cspd_jax.errors import UserError
+from cspd_jax.masked import autotune as masked_autotune
+from cspd_jax.networks.lm import LM
+from cspd_jax.text import autotune as text_autotune
+
+KEY = jax.random.key(5)
+PROMPTS = [[1, 2, 3], [4, 5]]
+
+
+@pytest.fixture
+def x64():
+    with jax.enable_x64(True):
+        yield
+
+
+def text_request(**options):
+    lm = text_models.model()
+    params = text_models.params(lm)
+    near = (lm, text_models.near(params))
+    options = {"drafter": near, "max_new_tokens": 12, "gamma": 3, "stop_ids": (), **options}
+    return text.Request(options.pop("key", None), (lm, params), PROMPTS, **options)
+
+
+def masked_request(**options):
+    model = (LM(LLADA, np.float64), params_of(LLADA, 0))
+    return masked.Request(options.pop("key", None), model, PROMPTS, max_new_tokens=8, block=4, **options)
+
+
+def chooses(monkeypatch, module, best):
+    """The measurement without a clock: every way is run, `best` is fastest."""
+    seen = {}
+
+    def measured(runs):
+        seen.update({name: run() for name, run in runs.items()})
+        return best, {name: 0.5 if name == best else 1.0 for name in runs}
+
+    monkeypatch.setattr(module, "fastest_of", measured)
+    return seen
+
+
+def test_fastest_of_prefers_the_plain_way_unless_another_is_clearly_faster():
+    runs = {"plain": lambda: time.sleep(0.02), "other": lambda: time.sleep(0.001)}
+    way, seconds = timing.fastest_of(runs, repeats=3)
+    assert way == "other" and seconds["plain"] > seconds["other"]
+    assert timing.fastest_of(dict(reversed(runs.items())), repeats=3)[0] == "other"
+
+
+def test_ways_that_are_alike_are_the_plain_one(monkeypatch):
+    monkeypatch.setattr(timing, "seconds_in_turns", lambda *_: {"plain": [1.0], "other": [0.99]})
+    assert timing.fastest_of({"plain": int, "other": int})[0] == "plain"
+    monkeypatch.setattr(timing, "seconds_in_turns", lambda *_: {"plain": [1.0], "other": [0.97]})
+    assert timing.fastest_of({"plain": int, "other": int})[0] == "other"
+
+
+@pytest.mark.parametrize("best", ["plain", "gamma 2", "gamma 3"])
+def test_text_is_the_same_whatever_is_chosen(x64, monkeypatch, best):
+    seen = chooses(monkeypatch, text_autotune, best)
+    request = text_request()
+    choice = text.fastest(request, pilot=5)
+    assert choice.way == best and seen.keys() == choice.seconds.keys() == {"plain", "gamma 2", "gamma 3"}
+    assert (choice.request.drafter is None) == (best == "plain")
+    for output in seen.values():  # each made the first five tokens, in the shapes of the whole request
+        assert output.tokens.shape == (2, 15) and output.info.lengths.tolist() == [8, 7]
+    expected = request.plain().run().tokens
+    np.testing.assert_array_equal(choice.request.run().tokens, expected)
+
+
+@pytest.mark.parametrize("best", ["stepwise", "gamma 4"])
+def test_masked_text_is_the_same_whatever_is_chosen(x64, monkeypatch, best):
+    seen = chooses(monkeypatch, masked_autotune, best)
+    request = masked_request()
+    choice = masked.fastest(request, gammas=(4,), pilot=5)
+    assert choice.way == best and seen.keys() == {"stepwise", "gamma 4"}
+    assert all(output.tokens.shape == (2, 4) for output in seen.values())  # one block
+    np.testing.assert_array_equal(choice.request.run().tokens, request.stepwise().run().tokens)
+
+
+def test_the_measurement_has_random_numbers_of_its_own(x64, monkeypatch):
+    """Or the ways would be chosen by the very numbers that decide what comes out."""
+    sampling = text.Sampling(temperature=1.0)
+    seen = chooses(monkeypatch, text_autotune, "plain")
+    choice = text.fastest(text_request(key=KEY, sampling=sampling), pilot=12)
+    assert np.any(seen["plain"].tokens != choice.request.run().tokens)
+    seen = chooses(monkeypatch, masked_autotune, "stepwise")
+    choice = masked.fastest(masked_request(key=KEY, temperature=1.0), gammas=(2,), pilot=8)
+    assert np.any(seen["stepwise"].tokens != choice.request.run().tokens)
+    keys = row_keys(KEY, 3)
+    several = [jax.random.key_data(k) for k in (*apart(keys), *keys, apart(KEY))]
+    assert len({np.asarray(k).tobytes() for k in several}) == 7
+
+
+def test_without_a_drafter_there_is_nothing_to_measure(x64):
+    request = text_request(drafter=None)
+    assert text.fastest(request) == text.Choice(request, "plain", {})
+
+
+def test_lossy_ways_are_not_compared(x64):
+    for options in ({"accept_top_k": 2}, {"method": "schedule"}):
+        with pytest.raises(UserError, match="exact"):
+            masked.fastest(dataclasses.replace(masked_request(), **options))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["text", "masked"])
+def test_the_commands_choose(command, capsys):
+    assert main([command, "--method", "auto", "--new-tokens", "16", "--prompt", "Return", "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert '"text"' in out and "measuring which is faster here" in err
