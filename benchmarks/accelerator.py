@@ -645,7 +645,7 @@ def count(file: Path, minutes: float, toy: bool) -> None:
             + memory.temp_size_in_bytes
             + memory.output_size_in_bytes,
             "modelled_seconds_per_token": found.seconds / case.tokens,
-            "share": kernels.shares(found, case.about),
+            "share": kernels.shares(found),
             "trips": trips,
             "compile_seconds": time.perf_counter() - start,
         }

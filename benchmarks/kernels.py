@@ -41,13 +41,14 @@ class Launches:
     """What is launched one after the other.
 
     kernels, and reads of loop conditions by the host. bytes: moved. operations: of matrix products.
-    seconds: modelled.
+    computing: seconds that these take at the device's peak. seconds: modelled.
     """
 
     kernels: float = 0.0
     reads: float = 0.0
     bytes: float = 0.0
     operations: float = 0.0
+    computing: float = 0.0
     seconds: float = 0.0
 
     def add(self, other: Launches, times: float = 1.0) -> None:
@@ -113,7 +114,6 @@ def count_launches(text: str, trips: list[float], row: dict[str, Any]) -> Launch
         that such a loop begins.
     """
     modules, entry = computations(text)
-    peak = _peak(row)
 
     def kernel(at: Instruction, shapes: dict[str, str]) -> Launches:
         """Its modelled seconds are the largest of the launch, the bytes and the operations."""
@@ -131,9 +131,11 @@ def count_launches(text: str, trips: list[float], row: dict[str, Any]) -> Launch
                     moved = min(moved, sum(bytes_of(_shape(called, i.operands[1])) for i in users))
             moved += size
         inner = {i.name: i.result for i in called}
-        operations = sum(_products(i, inner) for i in called) + _products(at, shapes)
-        seconds = max(LAUNCH, moved / BYTES, operations / peak)
-        return Launches(1, 0, moved, operations, seconds)
+        products = [(_products(i, inner), _peak(i, inner, row)) for i in called]
+        products.append((_products(at, shapes), _peak(at, shapes, row)))
+        operations = sum(number for number, _ in products)
+        computing = sum(number / peak for number, peak in products)
+        return Launches(1, 0, moved, operations, computing, max(LAUNCH, moved / BYTES, computing))
 
     @functools.cache
     def of(name: str, depth: int) -> Launches:
@@ -166,15 +168,20 @@ def count_launches(text: str, trips: list[float], row: dict[str, Any]) -> Launch
     return of(entry, 0)
 
 
-def _peak(row: dict[str, Any]) -> float:
-    return FULL_FLOAT32 if row["precision"] == "float32" else OPERATIONS[row["dtype"]]
+def _peak(at: Instruction, shapes: dict[str, str], row: dict[str, Any]) -> float:
+    """Operations a second of this product."""
+    kind = shapes.get(at.operands[0], "") if at.operands else ""
+    if kind.startswith("bf16"):
+        return OPERATIONS["bfloat16"]
+    full = row["precision"] == "float32" or "operand_precision={highest" in at.rest
+    return FULL_FLOAT32 if full else OPERATIONS["float32"]
 
 
-def shares(found: Launches, row: dict[str, Any]) -> dict[str, float]:
+def shares(found: Launches) -> dict[str, float]:
     """Of the modelled time, what each limit of the device alone would take: how near the program is to it."""
     alone = {
         "launches": found.kernels * LAUNCH, "bytes": found.bytes / BYTES,
-        "operations": found.operations / _peak(row), "host": found.reads * HOST_READ,
+        "operations": found.computing, "host": found.reads * HOST_READ,
     }  # fmt: skip
     return {name: seconds / found.seconds for name, seconds in alone.items()}
 

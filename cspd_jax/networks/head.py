@@ -18,6 +18,10 @@ Array = jax.Array
 _FREQUENCIES = 256
 _MAX_PERIOD = 10_000.0
 
+# Tests compare densities: a path drawn in one program and verified in another must have one. GPUs multiply
+# float32 in TensorFloat32 by default, where the two differ by 1e-3 on average (benchmarks/precision.py).
+_PRECISION = jax.lax.Precision.HIGHEST
+
 
 def sinusoid(t: Array, dtype=jnp.float32) -> Array:
     """Timesteps [...] -> [..., 256], cosines first."""
@@ -34,8 +38,12 @@ class TimeEmbed(nn.Module):
     @nn.compact
     def __call__(self, t: Array) -> Array:
         normal = nn.initializers.normal(0.02)
-        h = nn.Dense(self.width, name="mlp_0", dtype=self.dtype, kernel_init=normal)(sinusoid(t, self.dtype))
-        return nn.Dense(self.width, name="mlp_2", dtype=self.dtype, kernel_init=normal)(nn.silu(h))
+        h = nn.Dense(self.width, name="mlp_0", dtype=self.dtype, kernel_init=normal, precision=_PRECISION)(
+            sinusoid(t, self.dtype)
+        )
+        return nn.Dense(self.width, name="mlp_2", dtype=self.dtype, kernel_init=normal, precision=_PRECISION)(
+            nn.silu(h)
+        )
 
 
 class ResBlock(nn.Module):
@@ -46,8 +54,8 @@ class ResBlock(nn.Module):
 
     def setup(self):
         self.in_ln = LayerNorm(dtype=self.dtype, name="in_ln")
-        self.mlp_0 = dense(self.width, "mlp_0", self.dtype)
-        self.mlp_2 = dense(self.width, "mlp_2", self.dtype)
+        self.mlp_0 = dense(self.width, "mlp_0", self.dtype, _PRECISION)
+        self.mlp_2 = dense(self.width, "mlp_2", self.dtype, _PRECISION)
         self.adaln = _zero_dense(3 * self.width, "adaLN_modulation_1", self.dtype)
 
     def modulate(self, y: Array) -> Array:
@@ -80,7 +88,8 @@ class FinalLayer(nn.Module):
 
 
 def _zero_dense(features: int, name: str, dtype) -> nn.Dense:
-    return nn.Dense(features, name=name, dtype=dtype, kernel_init=nn.initializers.zeros)
+    zeros = nn.initializers.zeros
+    return nn.Dense(features, name=name, dtype=dtype, kernel_init=zeros, precision=_PRECISION)
 
 
 class Head(nn.Module):
@@ -93,8 +102,8 @@ class Head(nn.Module):
 
     def setup(self):
         self.time_embed = TimeEmbed(self.width, self.dtype, name="time_embed")
-        self.cond_embed = dense(self.width, "cond_embed", self.dtype)
-        self.input_proj = dense(self.width, "input_proj", self.dtype)
+        self.cond_embed = dense(self.width, "cond_embed", self.dtype, _PRECISION)
+        self.input_proj = dense(self.width, "input_proj", self.dtype, _PRECISION)
         self.res_blocks = [
             ResBlock(self.width, self.dtype, name=f"res_blocks_{i}") for i in range(self.depth)
         ]

@@ -73,9 +73,10 @@ class LayerNorm(nn.Module):
         return y.astype(self.dtype)
 
 
-def dense(features: int, name: str, dtype) -> nn.Dense:
+def dense(features: int, name: str, dtype, precision=None) -> nn.Dense:
     """A Dense layer with MAR's initialisation (Xavier uniform, zero bias)."""
-    return nn.Dense(features, name=name, dtype=dtype, kernel_init=nn.initializers.xavier_uniform())
+    initial = nn.initializers.xavier_uniform()
+    return nn.Dense(features, name=name, dtype=dtype, kernel_init=initial, precision=precision)
 
 
 def attend(q: Array, k: Array, v: Array, visible: Array | None) -> Array:

@@ -1,0 +1,126 @@
+"""How far the measured choice (`fastest`) is behind the best fixed one, for all three families.
+
+    python benchmarks/auto.py            # writes results/auto.json; run it again to go on
+
+Every way that `fastest` may choose is timed on the whole job, in turns, and the time of the one it chose is
+divided by the least. The measurement that leads to the choice is not in it (`deciding_seconds`, of which most
+is compilation).
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+import json
+import platform
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+
+import cspd_jax
+from cspd_jax import Plain, SelfSpeculation, masked, models, text
+from cspd_jax._utils.timing import seconds_in_turns
+from cspd_jax.data.text import documents
+from cspd_jax.image import autotune, chain_timing, generation
+from cspd_jax.networks.quantised import quantise
+from cspd_jax.text.protocol import bound
+from cspd_jax.tokenizers import ByteTokenizer
+
+FILE = Path(__file__).parent / "results" / "auto.json"
+
+# Named ways to run a job, and the name of the one that is chosen for it.
+Job = tuple[dict[str, Callable[[], Any]], Callable[[], str]]
+
+
+def prompts(rows: int) -> list[list[int]]:
+    texts = [d.text for d in documents() if d.held_out and len(d.text.encode()) > 256]
+    return [ByteTokenizer().encode(t)[:64] for t in texts[:rows]]
+
+
+def text_job(rows: int, draft: str) -> Job:
+    target = models.load_text("text-default")
+    network, params = bound(target)
+    drafter = {
+        "model": lambda: models.load_text("text-default-draft"),
+        "int8": lambda: (network, quantise(params, 8)),
+        "lookup": text.PromptLookup,
+    }[draft]()
+    request = text.Request(None, target, prompts(rows), drafter=drafter, max_new_tokens=128, stop_ids=())
+    ways = {"plain": request.plain().run}
+    ways |= {f"gamma {g}": dataclasses.replace(request, gamma=g).run for g in (2, 4)}
+    return ways, lambda: text.fastest(request).way
+
+
+def masked_job(rows: int, places: int = 64) -> Job:
+    request = masked.Request(None, models.load_text("masked-default"), prompts(rows), max_new_tokens=places)
+    ways = {"stepwise": request.stepwise().run}
+    ways |= {f"gamma {g}": dataclasses.replace(request, method="ssd", gamma=g).run for g in (2, 4, 8)}
+    return ways, lambda: masked.fastest(request).way
+
+
+def image_job(batch: int) -> Job:
+    """16 AR steps of 25 denoising steps: all ways in a minute or two."""
+    model, key, labels = models.load("default"), jax.random.key(0), [i % 10 for i in range(batch)]
+    options: dict[str, Any] = {"num_iter": 16, "respacing": "ddim25", "final_noise": True}
+    ways = {}
+    for name, method in (("plain", Plain()), ("self", SelfSpeculation())):
+        for chain, way in chain_timing.candidates(25).items():
+            request = cspd_jax.make_request(model, labels, method=method, denoise=way or "plain", **options)
+            plan = cspd_jax.resolve(model, request)
+            ways[f"{name}, {chain}"] = functools.partial(generation.run, key, plan)
+
+    def chosen() -> str:
+        plan = autotune.fastest(key, model, labels, **options)
+        chain = plan.settings.chain
+        return f"{plan.method.name}, {chain_timing.name_of(chain.draft_lengths) if chain else 'plain'}"
+
+    return ways, chosen
+
+
+def jobs() -> Iterator[tuple[str, Callable[[], Job]]]:
+    for rows in (1, 8):
+        for draft in ("model", "int8", "lookup"):
+            yield f"text, {rows} rows, {draft}", functools.partial(text_job, rows, draft)
+        yield f"masked, {rows} rows", functools.partial(masked_job, rows)
+        yield f"images, {rows}", functools.partial(image_job, rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--file", type=Path, default=FILE)
+    parser.add_argument("--repeats", type=int, default=5)
+    args = parser.parse_args()
+    rows = json.loads(args.file.read_text())["rows"] if args.file.exists() else []
+    for name, make in jobs():
+        if any(row["job"] == name for row in rows):
+            continue
+        ways, chosen = make()
+        begin = time.perf_counter()
+        choice = chosen()
+        deciding = time.perf_counter() - begin
+        for run in ways.values():
+            jax.block_until_ready(run()[0])  # this compiles
+        runs = {way: (lambda run=run: run()[0]) for way, run in ways.items()}
+        turns = seconds_in_turns(runs, args.repeats, longest=60.0)
+        seconds = {way: statistics.median(several) for way, several in turns.items()}
+        best = min(seconds, key=lambda way: seconds[way])
+        behind = seconds[choice] / seconds[best]
+        rows.append(
+            {"job": name, "chosen": choice, "best": best, "behind": behind, "seconds": seconds,
+             "deciding_seconds": deciding}
+        )  # fmt: skip
+        here = {"machine": platform.machine(), "device": jax.devices()[0].device_kind, "jax": jax.__version__}
+        args.file.write_text(json.dumps({"here": here, "rows": rows}, indent=1) + "\n")
+        times = ", ".join(f"{way} {s:.2f} s" for way, s in seconds.items())
+        print(f"{name}: chose {choice}, {100 * (behind - 1):.0f} % behind the best ({times})", flush=True)
+
+
+if __name__ == "__main__":
+    main()

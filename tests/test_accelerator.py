@@ -1,0 +1,174 @@
+"""Kernels of a token on an H100, compiled without one, where the plugins are installed (extra `accelerator`);
+how they are counted; and that what an accelerator computes differently comes to the same."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from cspd_jax._utils import accelerators, loops
+from cspd_jax.networks import layers
+
+ROOT = Path(__file__).parents[1]
+BENCHMARKS = ROOT / "benchmarks"
+
+
+@pytest.fixture
+def as_an_accelerator(monkeypatch):
+    """Programs are lowered for a CPU in the form of an accelerator."""
+    monkeypatch.setattr(accelerators, "by_device", lambda *operands, cpu, accelerator: accelerator(*operands))
+
+
+def test_modulations_read_at_once_are_the_same(as_an_accelerator):
+    tree = (jnp.arange(6.0).reshape(2, 3), [jnp.arange(10.0).reshape(2, 5)])
+    for one, other in zip(jax.tree.leaves(jax.jit(accelerators.read_at_once)(tree)), jax.tree.leaves(tree)):
+        np.testing.assert_array_equal(one, other)
+    mixed = (jnp.zeros(3), jnp.zeros(3, jnp.int32))
+    assert accelerators.read_at_once(mixed) is mixed
+
+
+def test_one_row_is_multiplied_as_several(as_an_accelerator):
+    matrix, seen = jax.random.normal(jax.random.key(0), (5, 4)), []
+
+    def product(matrix, rows):
+        seen.append(rows[0].shape[0])
+        return rows[0] @ matrix + rows[1]
+
+    for count in (1, 2):
+        rows = (jnp.arange(5.0 * count).reshape(count, 5), jnp.ones((count, 4)))
+        found = accelerators.with_enough_rows(product, matrix, rows)
+        np.testing.assert_allclose(found, rows[0] @ matrix + 1, rtol=1e-6)
+    assert seen[0] > 1 and seen[1:] == [2]
+
+
+@pytest.mark.parametrize("hidden", [False, True])
+@pytest.mark.parametrize("some", [False, True])
+def test_attention_in_place_is_attention(hidden, some):
+    qkv = jax.random.normal(jax.random.key(1), (2, 7, 3, 4, 8))
+    visible = jnp.arange(7) < jnp.array([[3], [6]]) if hidden else None
+    rows = jnp.array([[0, 5], [2, 2]]) if some else None
+    by_head, in_place = (
+        jax.jit(attend)(qkv, visible, rows) for attend in (layers._attend_by_head, layers._attend_in_place)
+    )
+    assert by_head.shape == (2, 2 if some else 7, 4, 8)
+    np.testing.assert_allclose(in_place, by_head, rtol=1e-5, atol=1e-6)
+
+
+def test_a_packed_loop_is_a_loop():
+    """Of numbers, of arrays of several types and sizes, of a large one, and of nothing."""
+    large = 2 * loops._SMALL
+    start = {"n": 0, "x": jnp.ones((2, 3)), "y": (jnp.zeros(4), None), "big": jnp.zeros(large), "flag": False}
+
+    def body(carry):
+        n = carry["n"] + 1
+        y = carry["y"][0] + n
+        return {"n": n, "x": 2 * carry["x"], "y": (y, None), "big": carry["big"].at[n].set(n), "flag": n > 2}
+
+    def cond(carry):
+        return carry["n"] < 3
+
+    packed, plain = (
+        jax.jit(lambda loop=loop: loop(cond, body, jax.tree.map(jnp.asarray, start)))()
+        for loop in (loops.while_loop, jax.lax.while_loop)
+    )
+    assert jax.tree.structure(packed) == jax.tree.structure(plain)
+    for one, other in zip(jax.tree.leaves(packed), jax.tree.leaves(plain)):
+        assert one.dtype == other.dtype
+        np.testing.assert_array_equal(one, other)
+
+
+MODULE = """HloModule m
+
+fused (p0: f32[8,4], p1: f32[4,2]) -> f32[8,2] {
+  p0 = f32[8,4] parameter(0)
+  p1 = f32[4,2] parameter(1)
+  ROOT d = f32[8,2] dot(%p0, %p1), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+}
+
+body (s: (s32[], f32[8,2])) -> (s32[], f32[8,2]) {
+  s = (s32[], f32[8,2]) parameter(0)
+  i = s32[] get-tuple-element(%s), index=0
+  j = s32[] copy(%i)
+  x = f32[8,2] get-tuple-element(%s), index=1
+  ROOT t = (s32[], f32[8,2]) tuple(%j, %x)
+}
+
+cond (s: (s32[], f32[8,2])) -> pred[] {
+  s = (s32[], f32[8,2]) parameter(0)
+  i = s32[] get-tuple-element(%s), index=0
+  ROOT c = pred[] fusion(%i), kind=kLoop, calls=%fused
+}
+
+ENTRY main (a: f32[8,4], b: f32[4,2]) -> (s32[], f32[8,2]) {
+  a = f32[8,4] parameter(0)
+  b = f32[4,2] parameter(1)
+  f = f32[8,2] fusion(%a, %b), kind=kCustom, calls=%fused
+  z = s32[] constant(0)
+  t = (s32[], f32[8,2]) tuple(%z, %f)
+  w = (s32[], f32[8,2]) while(%t), condition=%cond, body=%body, backend_config={"known_trip_count":{"n":"5"}}
+  ROOT v = (s32[], f32[8,2]) while(%w), condition=%cond, body=%body
+}
+"""
+
+
+def test_counting(monkeypatch):
+    """A kernel; five trips of one; three trips of one, whose condition is a kernel that the host awaits."""
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    import kernels
+
+    found = kernels.count_launches(MODULE, [3.0], {"precision": None, "dtype": "float32"})
+    assert found.kernels == 1 + 5 + 3 + 4 and found.reads == 4
+    assert found.operations == (1 + 4) * 2 * 16 * 4
+    assert found.seconds == pytest.approx(13 * kernels.LAUNCH + 4 * kernels.HOST_READ)
+    with pytest.raises(LookupError):
+        kernels.count_launches(MODULE, [], {"precision": None, "dtype": "float32"})
+
+
+def test_the_record_is_whole():
+    """Every row says what it is, and none pretends to be measured on a device that was not there."""
+    content = json.loads((BENCHMARKS / "results" / "accelerator.json").read_text())
+    assert content["rows"]
+    for row in content["rows"]:
+        for name in ("model", "batch", "guided", "dtype", "method", "kernels_per_token"):
+            assert row[name] is not None
+        assert (row["measured_seconds_per_token"] is not None) == row["measured_here"]
+
+
+def plugins() -> bool:
+    try:
+        return importlib.util.find_spec("jax_plugins.xla_cuda12") is not None
+    except ModuleNotFoundError:
+        return False
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not plugins(), reason="needs the extra `accelerator`")
+def test_no_more_kernels_than_recorded(tmp_path):
+    """One token of MAR-B, compiled for an H100: at most 5 % more than in the record."""
+    record = json.loads((BENCHMARKS / "results" / "accelerator.json").read_text())
+    new = tmp_path / "new.json"
+    new.write_text(json.dumps({"rows": [], "recorded_runs": record["recorded_runs"]}))
+    command = [sys.executable, str(BENCHMARKS / "accelerator.py"), "--count", "--toy", "--file", str(new)]
+    environment = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+    def kernels_of(content):
+        alike = {"model": "mar-base", "batch": 1, "guided": False, "dtype": "float32", "what": "token"}
+        return {
+            row["method"]: row["kernels_per_token"]
+            for row in content["rows"]
+            if all(row[name] == value for name, value in alike.items())
+        }
+
+    now, recorded = kernels_of(json.loads(new.read_text())), kernels_of(record)
+    assert now.keys() == recorded.keys()
+    for method, kernels in now.items():
+        assert kernels <= 1.05 * recorded[method]
