@@ -596,11 +596,10 @@ def to_count(toy: bool) -> list[tuple[str, int, bool, str]]:
     if toy:
         return [("mar-base", 1, False, "float32")]
     order = [("mar-base", 1, False, "float32"), ("mar-huge", 1, False, "float32")]
-    for guided, dtype in ((False, "bfloat16"), (True, "float32"), (True, "bfloat16"), (False, "float32")):
-        order += [("mar-base", batch, guided, dtype) for batch in (1, 8, 64)]
-    for name in ("mar-large", "mar-huge"):
-        for guided, dtype in ((False, "float32"), (False, "bfloat16"), (True, "bfloat16"), (True, "float32")):
-            order += [(name, batch, guided, dtype) for batch in (1, 8, 64)]
+    types = [(False, "bfloat16"), (True, "float32"), (True, "bfloat16"), (False, "float32")]
+    for batch in (1, 8, 64):
+        for name in ("mar-base", "mar-huge", "mar-large"):
+            order += [(name, batch, guided, dtype) for guided, dtype in types]
     return list(dict.fromkeys(order))
 
 

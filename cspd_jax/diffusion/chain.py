@@ -100,7 +100,8 @@ def sample_path(
     z: [R, D]; with guidance [2R, D], the conditional rows first.
     noise: [T + 1, R, d]; entry T is x_T, entry i is added in step i.
     options: temperature (1); scale, [R, 1] or scalar, of guidance (None); final_noise, whether noise is added
-        in step 0, which MAR does not do (False).
+        in step 0, which MAR does not do (False); of, [R] the row of z that each token has (its own): what z
+        contributes is computed once for all of them.
     """
     x, (states, terms) = _run(denoiser, params, time, z, noise, coefficients, record=True, **options)
     return Path(x, states[::-1], jnp.sum(terms, axis=0))
@@ -118,8 +119,9 @@ def _run(
     temperature: Array | float = 1.0,
     scale: Array | None = None,
     final_noise: bool = False,
+    of: Array | None = None,
 ):
-    steps = time.shape[0]
+    steps, lanes = time.shape[0], rows_of(of, z, scale)
     gain = jnp.full(steps, temperature, noise.dtype)
     if not final_noise:
         gain = gain.at[0].set(0.0)
@@ -131,7 +133,7 @@ def _run(
 
     def step(x, inputs):
         modulations, c, eps, g = inputs
-        p = step_distribution(denoiser, params, x, modulations, c, scale)
+        p = step_distribution(denoiser, params, x, take(modulations, lanes), c, scale)
         x = p.mean + g * jnp.exp(0.5 * p.log_var) * eps
         if not record:
             return x, None
@@ -162,7 +164,7 @@ def path_log_density(
     """log p(x_{T-1}, ..., x_0 | x_T, z) of given paths [T + 1, R, d] (entry i is x_i) -> [R].
 
     Without `final_noise` the last transition is deterministic and left out. options: temperature (1), scale
-    (None).
+    (None), of (each its own row of z).
     """
     terms = _along(log_density, denoiser, params, time, z, path, coefficients, **options)
     return jnp.sum(terms if final_noise else terms[1:], axis=0)
@@ -181,13 +183,15 @@ def path_density_calls(steps: int, rows: int) -> int:
     return steps // chunk_length(steps, rows, GIVEN_ROWS)
 
 
-def _along(measure, denoiser, params, time, z, path, coefficients, *, temperature=1.0, scale=None) -> Array:
+def _along(
+    measure, denoiser, params, time, z, path, coefficients, *, temperature=1.0, scale=None, of=None
+) -> Array:
     """measure(transition, after) -> [R] for all transitions of given paths: [T, R].
 
     The states are given, so nothing is sequential: each chunk of the T x R transitions is a single head call.
     """
-    steps = time.shape[0]
-    chunk = chunk_length(steps, z.shape[0], GIVEN_ROWS)
+    steps, lanes = time.shape[0], rows_of(of, z, scale)
+    chunk = chunk_length(steps, z.shape[0] if lanes is None else len(lanes), GIVEN_ROWS)
     shift = 2 * jnp.log(jnp.asarray(temperature, path.dtype))
     chunks = jax.tree.map(
         lambda a: a.reshape(steps // chunk, chunk, *a.shape[1:]), (time, coefficients, path[1:], path[:-1])
@@ -198,12 +202,24 @@ def _along(measure, denoiser, params, time, z, path, coefficients, *, temperatur
         modulations = denoiser.modulate(params, time[:, None], z[None])
 
         def one(modulations, c, x, after):
-            p = step_distribution(denoiser, params, x, modulations, c, scale)
+            p = step_distribution(denoiser, params, x, take(modulations, lanes), c, scale)
             return measure(Gaussian(p.mean, p.log_var + shift), after)
 
         return jax.vmap(one)(modulations, c, x, after)
 
     return jax.lax.map(several, chunks).reshape(steps, -1)
+
+
+def rows_of(of: Array | None, z: Array, scale: Array | None) -> Array | None:
+    """The rows of z that the rows of a head call have, conditional ones first; None: each its own."""
+    if of is None or scale is None:
+        return of
+    return jnp.concatenate([of, of + z.shape[0] // 2])
+
+
+def take(modulations: Any, lanes: Array | None) -> Any:
+    """Those of some rows."""
+    return modulations if lanes is None else jax.tree.map(lambda a: a[lanes], modulations)
 
 
 def chunk_length(steps: int, rows: int, most_rows: int) -> int:

@@ -28,7 +28,7 @@ import jax.numpy as jnp
 from cspd_jax._utils.chunks import map_chunks
 from cspd_jax._utils.loops import while_loop
 from cspd_jax.coupling import accepts, log_acceptance_of_ratio, log_ratio, residual_trip
-from cspd_jax.diffusion.chain import Denoiser, predict
+from cspd_jax.diffusion.chain import Denoiser, predict, rows_of
 from cspd_jax.diffusion.gaussian import (
     Coefficients,
     Gaussian,
@@ -196,17 +196,18 @@ def speculate_chain(
     temperature: Array | float = 1.0,
     scale: Array | None = None,
     final_noise: bool = False,
+    of: Array | None = None,
     active: Array | None = None,
     trajectory: bool = False,
 ) -> ChainResult:
     """`sample_chain` with the same distribution and fewer head calls in sequence.
 
-    temperature, scale, final_noise: as there. active: [R] rows that count (all). trajectory: keep the path
-    and its density.
+    temperature, scale, final_noise, of: as there. active: [R] rows that count (all). trajectory: keep the
+    path and its density.
     """
     inputs, chain = begin(
         denoiser, params, time, z, random, coefficients, drafter,
-        temperature=temperature, scale=scale, final_noise=final_noise, active=active,
+        temperature=temperature, scale=scale, final_noise=final_noise, of=of, active=active,
     )  # fmt: skip
     if trajectory:
         chain = chain._replace(
@@ -247,19 +248,20 @@ def begin(
     temperature: Array | float = 1.0,
     scale: Array | None = None,
     final_noise: bool = False,
+    of: Array | None = None,
     active: Array | None = None,
 ) -> tuple[ChainInputs, ChainState]:
     """The chains at x_T, before the first head call."""
     steps, rows = time.shape[0], random.noise.shape[1]
     x = random.noise[-1]
     inputs = ChainInputs(
-        head=_head(denoiser, params, time, z, scale),
+        head=_head(denoiser, params, time, z, scale, jnp.arange(rows) if of is None else of),
         drafter=drafter,
         c=coefficients,
         log_scale=2 * jnp.log(jnp.asarray(temperature, x.dtype)),
         random=random,
         final_noise=final_noise,
-        halves=z.shape[0] // rows,
+        halves=1 if scale is None else 2,
     )
     left = jnp.full(rows, steps, jnp.int32)
     if active is not None:
@@ -405,10 +407,9 @@ _KEPT = 2**25
 _TOGETHER = 2**28
 
 
-def _head(denoiser: Denoiser, params: Any, time: Array, z: Array, scale: Array | None):
+def _head(denoiser: Denoiser, params: Any, time: Array, z: Array, scale: Array | None, of: Array):
     """(steps [M, R], x [M, R, d]) -> (eps, v) [M, R, d] in one call of the network."""
     steps, halves = time.shape[0], 1 if scale is None else 2
-    rows = z.shape[0] // halves
     of_row = jax.eval_shape(denoiser.modulate, params, time[:1], z[:1])
     numbers = sum(a.size for a in jax.tree.leaves(of_row))
     kept = None
@@ -416,7 +417,7 @@ def _head(denoiser: Denoiser, params: Any, time: Array, z: Array, scale: Array |
         kept = denoiser.modulate(params, time[:, None], z[None])
 
     def some(at, lane, x):
-        lanes = jnp.concatenate([lane + rows * half for half in range(halves)])
+        lanes = rows_of(of[lane], z, scale)
         at = jnp.tile(at, halves)
         if kept is None:
             modulations = denoiser.modulate(params, time[at], z[lanes])
@@ -426,7 +427,7 @@ def _head(denoiser: Denoiser, params: Any, time: Array, z: Array, scale: Array |
         return predict(denoiser, params, x, modulations, own)
 
     def call(at, x):
-        lane = jnp.broadcast_to(jnp.arange(rows), at.shape).reshape(-1)
+        lane = jnp.broadcast_to(jnp.arange(len(of)), at.shape).reshape(-1)
         most = _TOGETHER // (halves * numbers)
         eps, v = map_chunks(some, most, at.reshape(-1), lane, x.reshape(-1, x.shape[-1]))
         return eps.reshape(x.shape), v.reshape(x.shape)

@@ -61,7 +61,8 @@ def self_draft_request(inputs: Inputs, state: SpeculationState, newest: Array) -
     return PathRequest(
         keys=jnp.broadcast_to(inputs.keys[:, None], groups.shape),
         positions=positions(inputs, groups),
-        z=newest,
+        z=newest.reshape(-1, *newest.shape[-2:]),
+        of=None,
         scale=scales(inputs, groups),
         wanted=exists(inputs, groups) & wanted[..., None],
     )
@@ -96,7 +97,8 @@ def draft_step(inputs: Inputs, state: SpeculationState) -> tuple[SpeculationStat
         request = PathRequest(
             keys=inputs.keys[:, None],
             positions=positions(inputs, here),
-            z=z,
+            z=z.reshape(-1, *z.shape[-2:]),
+            of=None,
             scale=scales(inputs, here),
             wanted=exists(inputs, here) & asked[:, j][:, None, None],
         )

@@ -144,7 +144,8 @@ def aligned_chains(
     request = PathRequest(
         keys=jnp.broadcast_to(keys[:, None], groups.shape),
         positions=positions(inputs, groups),
-        z=drafted.z[:, :, 0],
+        z=drafted.z[:, :, 0].reshape(-1, *drafted.z.shape[-2:]),
+        of=None,
         scale=scales(inputs, groups),
         wanted=wanted,
     )

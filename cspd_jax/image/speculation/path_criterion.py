@@ -153,10 +153,12 @@ def assign_proposals(state: SpeculationState, free: Array) -> ProposalAssignment
 def proposal_request(inputs: Inputs, state: SpeculationState, assignment: ProposalAssignment) -> PathRequest:
     """Paths of the target for the tokens that are missing."""
     pending, at = state.pending, assignment.image
+    contexts, of = _shared(pending.z, at)
     return PathRequest(
         keys=_proposal_keys(inputs, assignment, pending.undrafted[at]),
         positions=_here(inputs, state)[at],
-        z=pending.z[at],
+        z=contexts,
+        of=of,
         scale=pending.scale[at],
         wanted=pending.missing[at] & assignment.valid[..., None],
     )
@@ -170,8 +172,9 @@ def resample_step(
     criterion = inputs.speculation.criterion
     assert isinstance(criterion, PathCriterion), "resample_step is a part of PathCriterion"
     max_tries = criterion.max_tries
+    contexts, of = _shared(pending.q_z, at)
     log_q, calls = log_density(
-        inputs, inputs.drafting_model, proposals.states, pending.q_z[at], pending.q_scale[at]
+        inputs, inputs.drafting_model, proposals.states, contexts, pending.q_scale[at], of
     )
     log_ratio = proposals.log_density - log_q
     keys = _fold(purpose_keys(inputs.keys, Purpose.PROPOSAL_TEST)[at], assignment.number)
@@ -206,6 +209,13 @@ def resample_step(
         pending=pending._replace(missing=missing, tries=tries),
     )
     return state, info
+
+
+def _shared(z: Array, image: Array) -> tuple[Array, Array]:
+    """Contexts [B, G, H, D] as [B G, H, D], and which of these the proposals for `image` [B, N] have,
+    [B, N, G]: all proposals for a token share one."""
+    images, width = z.shape[:2]
+    return z.reshape(images * width, *z.shape[2:]), image[..., None] * width + jnp.arange(width)
 
 
 def _here(inputs: Inputs, state: SpeculationState) -> Array:

@@ -35,7 +35,8 @@ class PathRequest(NamedTuple):
 
     keys: [B, N] in place of the image's key.
     positions: [B, N, G]
-    z: [B, N, G, H, D]
+    z: [Z, H, D], the contexts that they have
+    of: [B, N, G], which of these each has; None: one each, in order
     scale: [B, N, G]
     wanted: [B, N, G] the others may be anything.
     """
@@ -43,6 +44,7 @@ class PathRequest(NamedTuple):
     keys: Array
     positions: Array
     z: Array
+    of: Array | None
     scale: Array
     wanted: Array
 
@@ -60,6 +62,7 @@ def draw_paths(
         "temperature": inputs.temperature,
         "scale": _scale(inputs, request.scale),
         "final_noise": True,
+        "of": None if request.of is None else request.of.reshape(-1),
     }
     if inputs.settings.chain is None:
         path = sample_path(model, params, time, z, noise, inputs.c, **options)
@@ -82,17 +85,24 @@ def draw_paths(
     states = jnp.moveaxis(jnp.concatenate([states, noise[-1:]]), 0, 1)
     shape = (images, many, width)
     states = states.reshape(*shape, *states.shape[1:])
-    return Paths(states, request.z, request.scale, log_density.reshape(shape)), calls, counts
+    contexts = (
+        request.z.reshape(*shape, *request.z.shape[1:]) if request.of is None else request.z[request.of]
+    )
+    return Paths(states, contexts, request.scale, log_density.reshape(shape)), calls, counts
 
 
 def log_density(
-    inputs: Inputs, bound: BoundModel, states: Array, z: Array, scale: Array
+    inputs: Inputs, bound: BoundModel, states: Array, z: Array, scale: Array, of: Array | None = None
 ) -> tuple[Array, CallCounts]:
-    """log p of paths [..., T + 1, d] under z [..., H, D] -> [...]; no call waits for another's result."""
+    """log p of paths [..., T + 1, d] under z [..., H, D] -> [...]; no call waits for another's result.
+
+    of: [...] which of the z [Z, H, D] each path has, where they share them.
+    """
     flat = _flat(states)
     found = path_log_density(
         bound.model, bound.params, bound.batch.time, _rows(z), flat, inputs.c,
         temperature=inputs.temperature, scale=_scale(inputs, scale), final_noise=True,
+        of=None if of is None else of.reshape(-1),
     )  # fmt: skip
     return found.reshape(states.shape[:-2]), _given_path_calls(inputs, z, flat)
 
@@ -122,7 +132,7 @@ def last_transition(
 
 
 def _given_path_calls(inputs: Inputs, z: Array, flat: Array) -> CallCounts:
-    calls = path_density_calls(inputs.steps, _rows(z).shape[0])
+    calls = path_density_calls(inputs.steps, flat.shape[1] * z.shape[-2])
     return head_calls(inputs, calls, inputs.steps * flat.shape[1])
 
 

@@ -30,7 +30,7 @@ from cspd_jax.image.speculation.path_criterion import (
     resample_step,
     verify_step,
 )
-from cspd_jax.image.speculation.paths import draw_paths
+from cspd_jax.image.speculation.paths import PathRequest, draw_paths
 from cspd_jax.image.speculation.state import (
     BoundModel,
     Inputs,
@@ -154,18 +154,34 @@ def self_round(inputs: Inputs, state: SpeculationState) -> tuple[SpeculationStat
     idle = state.drafted | (state.group >= inputs.groups)  # needs no drafts: gives their places to proposals
     free = (jnp.arange(proposals + gamma) < proposals) | idle[:, None]
     assignment = assign_proposals(state, free)
-    request = jax.tree.map(
-        lambda tried, ahead: jnp.concatenate(
-            [tried[:, :proposals], by_image(idle, tried[:, proposals:], ahead)], axis=1
-        ),
+    request = side_by_side(
         proposal_request(inputs, state, assignment),
         self_draft_request(inputs, state, newest),
+        proposals,
+        idle,
     )
     paths, calls, chains = draw_paths(inputs, inputs.target, request)
     drawn = round_info(inputs, target=calls, chains=chains)
     state, resampled = resample_step(inputs, state, paths, assignment)
     state = keep_drafts(state, jax.tree.map(lambda a: a[:, proposals:], paths))
     return state, add_up(verified, drawn, resampled)
+
+
+def side_by_side(tried: PathRequest, ahead: PathRequest, proposals: int, idle: Array) -> PathRequest:
+    """Proposals and drafts in one request; idle images [B] have proposals in the places of their drafts."""
+    own = len(tried.z) + jnp.arange(len(ahead.z)).reshape(ahead.positions.shape)
+
+    def joined(tried, ahead):
+        return jnp.concatenate([tried[:, :proposals], by_image(idle, tried[:, proposals:], ahead)], axis=1)
+
+    return PathRequest(
+        keys=joined(tried.keys, ahead.keys),
+        positions=joined(tried.positions, ahead.positions),
+        z=jnp.concatenate([tried.z, ahead.z]),
+        of=joined(tried.of, own),
+        scale=joined(tried.scale, ahead.scale),
+        wanted=joined(tried.wanted, ahead.wanted),
+    )
 
 
 def begin(
