@@ -16,11 +16,12 @@ run that is not timed. Nothing of a compilation is in them.
   weights are random; which drafts are accepted is replayed from the default model (see inner.py).
 - Text: the embedded pair, and Pythia-160m's sizes with random weights and replayed acceptance (see text.py).
 
-What --count gives is not measured. It compiles with XLA's own GPU pipeline (without autotuning) and adds up
-the kernels of every loop, trips included; the trips of loops that end when the data say so are those of a run
-on this machine. `modelled_seconds_per_token` gives each kernel the longest of a launch, its bytes and its
-products, and each look of the host at a loop's condition a fixed time. It needs, in the version of jax that
-is installed,
+What --count gives is not measured. It compiles whole tokens (one AR step, or one round divided by the tokens
+it makes) with XLA's own GPU pipeline, without autotuning, and adds up the kernels of every loop, trips
+included; the trips of loops that end when the data say so are those of a run of the default model on this
+machine. `modelled_seconds_per_token` gives each kernel the longest of a launch, its bytes and its products,
+and each look of the host at a loop's condition a fixed time (kernels.py). It needs, in the version of jax
+that is installed,
 
     pip install jax-cuda12-plugin jax-cuda12-pjrt nvidia-cuda-nvcc-cu12
 """
@@ -695,14 +696,14 @@ def table(file: Path) -> None:
     def number(value, factor=1.0, digits=3):
         return "" if value is None else f"{factor * value:.{digits}g}"
 
-    by_device = collections.defaultdict(list)
-    for row in load(file):
+    content, by_device = json.loads(file.read_text()), collections.defaultdict(list)
+    for row in content["rows"]:
         by_device[row["device"], row["jax"], row["measured_here"]].append(row)
     for (device, version, measured), rows in by_device.items():
         print(f"\n{device}, jax {version}, {'measured' if measured else 'compiled for and modelled'}\n")
         unit = "ms a token, measured" if measured else "ms a token, modelled"
-        print(f"| model | batch | type | method | {unit} | plain's time / this | kernels | host reads |")
-        print("|---|---|---|---|---|---|---|---|")
+        print(f"| model | batch | type | method | {unit} | plain / this | kernels | host reads | limits |")
+        print("|---|---|---|---|---|---|---|---|---|")
         key = "measured_seconds_per_token" if measured else "modelled_seconds_per_token"
         plain = {_alike(r): r[key] for r in rows if r["method"] in ("plain", "text-plain")}
         for row in rows:
@@ -711,12 +712,19 @@ def table(file: Path) -> None:
                 ratio = plain[_alike(row)] / row[key]
             kind = row["dtype"] + (", full" if row["precision"] == "float32" else "")
             method = row["method"] + (", guidance" if row["guided"] else "")
+            limits = sorted(row.get("share", {}).items(), key=lambda limit: -limit[1])[:2]
             cells = (
                 f"{row['model']}, {row['what']}", row["batch"], kind, method, number(row[key], 1e3),
                 f"{number(ratio)}x" if ratio else "", number(row["kernels_per_token"], digits=4),
                 number(row["host_reads_per_token"]),
+                ", ".join(f"{name} {100 * share:.0f} %" for name, share in limits),
             )  # fmt: skip
             print(f"| {' | '.join(str(c) for c in cells)} |")
+    for row in content.get("eager", []):
+        print(
+            f"\nEager PyTorch {row['torch']}, {row['model']}, batch 1: {row['kernels_per_token']} launches a"
+            f" token, {1e3 * row['modelled_seconds_per_token']:.1f} ms modelled (launches alone)"
+        )
 
 
 def _alike(row: dict[str, Any]) -> tuple:

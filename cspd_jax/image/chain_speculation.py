@@ -313,8 +313,9 @@ def verify_steps(inputs: ChainInputs, draft: ChainDraft) -> ChainVerdict:
     passed = accepts(uniforms, log_acceptance_of_ratio(log_ratio(p, draft.q, draft.after))) & draft.valid
     if not inputs.final_noise:  # the last state is then a function of the one before: nothing to test
         passed |= draft.valid & (draft.steps == 0)
-    accepted = jnp.cumprod(passed, axis=0, dtype=jnp.int32)
-    return ChainVerdict(p, x0, v, jnp.sum(accepted, axis=0, dtype=jnp.int32))
+    length, index = len(passed), jnp.arange(len(passed), dtype=jnp.int32)[:, None]
+    n = jnp.min(jnp.where(passed, length, index), axis=0)  # the first that does not pass
+    return ChainVerdict(p, x0, v, n)
 
 
 def commit(

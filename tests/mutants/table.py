@@ -91,8 +91,8 @@ CHAINS = _table(
     ),
     (
         "chain: drafts behind a rejection are kept",
-        "accepted = jnp.cumprod(passed, axis=0, dtype=jnp.int32)",
-        "accepted = passed.astype(jnp.int32)",
+        "n = jnp.min(jnp.where(passed, length, index), axis=0)",
+        "n = jnp.sum(passed, axis=0, dtype=jnp.int32)",
     ),
     (
         "chain: the uniform of another step",
