@@ -12,6 +12,7 @@ import functools
 import math
 import os
 import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -107,11 +108,14 @@ def _numbers(dims: str) -> int:
     return math.prod(int(n) for n in dims.split(",") if n)
 
 
-def count_launches(text: str, trips: list[float], row: dict[str, Any]) -> Launches:
+def count_launches(
+    text: str, trips: Sequence[float], row: dict[str, Any], named: Mapping[str, float] | None = None
+) -> Launches:
     """What one run of a compiled module launches.
 
     trips: of the loops whose number of trips the compiler does not know, by depth: on average, for each time
         that such a loop begins.
+    named: of those in such a `jax.named_scope`; they have no depth.
     """
     modules, entry = computations(text)
 
@@ -147,18 +151,23 @@ def count_launches(text: str, trips: list[float], row: dict[str, Any]) -> Launch
                 if known:
                     total.add(of(body, depth), int(known))
                     continue
-                if depth >= len(trips):
-                    raise LookupError(f"nobody said how often the loop {body} is run")
-                times = trips[depth]
-                total.add(of(body, depth + 1), times)
-                total.add(of(condition, depth + 1), times + 1)
+                scope = at.attribute(r'op_name="(?:[^"]*/)?(\w+)/while"')
+                if scope in (named or {}):
+                    times, inside = named[scope], depth
+                elif depth < len(trips):
+                    times, inside = trips[depth], depth + 1
+                else:
+                    raise LookupError(f"nobody said how often the loop {body} ({scope}) is run")
+                total.add(of(body, inside), times)
+                total.add(of(condition, inside), times + 1)
                 total.add(Launches(reads=1, seconds=HOST_READ), times + 1)
             elif at.op == "call" or at.op == "async-start":
                 target = at.attribute(r"(?:to_apply|calls)=%?([\w.\-]+)")
                 if target:
                     total.add(of(target, depth))
             elif at.op == "conditional":
-                names = re.findall(r"%?([\w.\-]+)", at.attribute(r"branch_computations=\{([^}]*)\}") or "")
+                names = re.findall(r"(?:true|false)_computation=%?([\w.\-]+)", at.rest)
+                names += re.findall(r"%?([\w.\-]+)", at.attribute(r"branch_computations=\{([^}]*)\}") or "")
                 total.add(max((of(n, depth) for n in names), key=lambda l: l.kernels, default=Launches()))
                 total.add(Launches(reads=1, seconds=HOST_READ))
             elif at.op not in NO_KERNELS:

@@ -24,10 +24,10 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import torch
 import transformers
+from replayed import Replayed
 
 from cspd_jax import models
 from cspd_jax._utils.timing import seconds_in_turns
@@ -148,29 +148,6 @@ def embedded(repeats: int, count: int = 128) -> list[dict]:
         same = np.asarray(plain.run().tokens)[:, len(prompts[0]) :] == calls["transformers"]().numpy()
         say(f"  tokens that both libraries agree on: {same.mean():.4f}")
     return rows
-
-
-@dataclasses.dataclass(frozen=True)
-class Replayed:
-    """A draft model that is run for its time, while each of its tokens is right with a given probability.
-
-    Parameters: (the model's, right [B, N] tokens, use [B, N] whether to propose them).
-    """
-
-    inner: ModelDrafter
-
-    def begin(self, params, prompts, max_len):
-        return self.inner.begin(params[0], prompts, max_len)
-
-    def draft(self, params, state, request):
-        weights, right, use = params
-        drafts, state = self.inner.draft(weights, state, request)
-        at = request.length[:, None] + jnp.arange(request.max_gamma)
-        take = lambda a: jnp.take_along_axis(a, jnp.minimum(at, a.shape[1] - 1), axis=1)
-        wrong = (
-            take(right) + 1 + drafts.tokens % 2
-        ) % request.num_ids  # so that the draft is not optimised away
-        return drafts._replace(tokens=jnp.where(take(use), take(right), wrong)), state
 
 
 def pythia(repeats: int, acceptance: float, count: int = 32) -> list[dict]:

@@ -12,6 +12,7 @@ import pickletools
 from collections.abc import Callable, Set
 from typing import Any
 
+from cspd_jax._utils import bounds
 from cspd_jax.errors import UserError
 
 _MARK = object()
@@ -46,6 +47,7 @@ def run(
     machine = _Machine(construct, persistent, allowed, where)
     try:
         for opcode, argument, _ in pickletools.genops(pickle):
+            machine.spend(1)
             machine.step(opcode.name, argument)
         return machine.result()
     except UserError:
@@ -60,6 +62,16 @@ class _Machine:
         self.construct, self.persistent, self.allowed, self.where = construct, persistent, allowed, where
         self.stack: list[Any] = []
         self.memo: dict[int, Any] = {}
+        self.spent = 0
+
+    def spend(self, work: int) -> None:
+        """Counts instructions and copied values: one byte can make an object, or copy a long list again."""
+        self.spent += work
+        if self.spent > bounds.PICKLE_WORK:
+            raise UserError(
+                f"{self.where} describes its tensors in more than {bounds.PICKLE_WORK} steps;"
+                " no checkpoint needs so many"
+            )
 
     def step(self, opcode: str, argument: Any) -> None:
         if opcode in _PUSH:
@@ -111,6 +123,7 @@ class _Machine:
         arguments, function = self.pop(), self.pop()
         if not isinstance(function, Name) or not isinstance(arguments, tuple):
             raise Malformed("something that is not a known name is called")
+        self.spend(sum(len(value) for value in arguments if isinstance(value, list | tuple | dict)))
         self.stack.append(self.construct(function.name, arguments))
 
     def build(self, _) -> None:
@@ -119,6 +132,7 @@ class _Machine:
         if not isinstance(target, dict) or not isinstance(state, dict):
             raise Malformed("attributes are set on something that is not a namespace or dictionary")
         if type(target) is not dict:
+            self.spend(len(state))
             target.update(state)
 
     def set_items(self, items: list) -> None:

@@ -119,9 +119,14 @@ def fill(wanted: list[Entry], tensors: Mapping[str, Tensor], where: str, dtype=n
     return tree
 
 
-def _convert(entry: Entry, tensor: Tensor, where: str, dtype) -> np.ndarray:
+def check_type(tensor: Tensor, name: str, where: str) -> None:
+    """UserError unless the tensor holds floating-point numbers."""
     if tensor.dtype not in _DTYPES:
-        raise UserError(f"{where}: tensor {entry.name} has type {tensor.dtype}; weights are floating point")
+        raise UserError(f"{where}: tensor {name} has type {tensor.dtype}; weights are floating point")
+
+
+def _convert(entry: Entry, tensor: Tensor, where: str, dtype) -> np.ndarray:
+    check_type(tensor, entry.name, where)
     with np.errstate(over="ignore"):
         array = np.array(entry.to_flax(tensor.numpy()), dtype, order="C")
     if not np.isfinite(array).all():

@@ -205,6 +205,9 @@ def _llada_fields(values: Values) -> dict[str, Any]:
         raise UserError(f"{values.where}: d_model {width} cannot be shared by {heads} n_heads")
     mlp_width = values.whole("mlp_hidden_size", None)
     vocab_size = values.whole("vocab_size")
+    if mlp_width is None:
+        ratio = values.number("mlp_ratio", 4.0)
+        mlp_width = int(min(ratio * width, 2**63)) if ratio > 0 else 0
     return {
         "vocab_size": values.whole("embedding_size", None) or vocab_size,
         "width": width,
@@ -212,7 +215,7 @@ def _llada_fields(values: Values) -> dict[str, Any]:
         "heads": heads,
         "kv_heads": values.whole("n_kv_heads", heads),
         "head_dim": width // heads,
-        "mlp_width": int(values.number("mlp_ratio", 4.0) * width) if mlp_width is None else mlp_width,
+        "mlp_width": mlp_width,
         "max_positions": values.whole("max_sequence_length"),
         "activation": values.activation("activation_type", "silu"),
         "gated_mlp": True,

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from cspd_jax._utils import bounds
+from cspd_jax._utils.json_files import read_object
 from cspd_jax.converters.safetensors_file import SafeTensor, open_safetensors
-from cspd_jax.errors import UserError
+from cspd_jax.errors import UserError, shown
 
 CONFIG = "config.json"
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -65,17 +66,6 @@ def open_folder(path: str | os.PathLike) -> Folder:
     )
 
 
-def read_object(file: Path) -> dict[str, Any]:
-    """The JSON object in a file."""
-    try:
-        values = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{file} is not readable JSON ({error})") from None
-    if not isinstance(values, dict):
-        raise UserError(f"{file} must hold a JSON object")
-    return values
-
-
 def _config(path: Path) -> dict[str, Any]:
     if not (path / CONFIG).is_file():
         raise UserError(
@@ -108,8 +98,12 @@ def _weight_map(index: Path) -> dict[str, str]:
     if not isinstance(weights, dict) or not weights:
         raise UserError(f"{index} has no weight_map of tensors and their files")
     for file in weights.values():
-        if not isinstance(file, str) or Path(file).name != file or not file.endswith(".safetensors"):
-            raise UserError(f"{index} names {str(file)[:80]!r}, which is not a .safetensors file beside it")
+        plain = isinstance(file, str) and Path(file).name == file and len(file) <= bounds.NAME
+        if not plain or not file.isprintable() or not file.endswith(".safetensors"):
+            name = file if isinstance(file, str) else str(file)[:80]
+            raise UserError(f"{index} names {shown(name)}, which is not a .safetensors file beside it")
+    if (count := len(set(weights.values()))) > bounds.SHARDS:
+        raise UserError(f"{index} names {count} files; no model has more than {bounds.SHARDS}")
     return weights
 
 
@@ -127,12 +121,13 @@ def known_ids(folder: Folder, vocab_size: int) -> int:
     file = folder.path / TOKENIZER
     if file not in folder.companions:
         return vocab_size
-    values = read_object(file)
+    values = read_object(file, bounds.TOKENIZER_BYTES)
     model, added = values.get("model"), values.get("added_tokens")
     vocab = model.get("vocab") if isinstance(model, dict) else None
     # Byte-pair vocabularies map a token to its id; unigram ones are lists in the order of the ids.
-    ids = list(vocab.values()) if isinstance(vocab, dict) else list(range(len(vocab or ())))
-    ids += [token.get("id") for token in added or () if isinstance(token, dict)]
+    listed = range(len(vocab)) if isinstance(vocab, list) else ()
+    ids = list(vocab.values()) if isinstance(vocab, dict) else list(listed)
+    ids += [token.get("id") for token in added if isinstance(token, dict)] if isinstance(added, list) else []
     if not ids or any(type(i) is not int or i < 0 for i in ids):
         raise UserError(f"{file} has no vocabulary of tokens and their ids")
     return min(1 + max(ids), vocab_size)

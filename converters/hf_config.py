@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from cspd_jax.errors import UserError
+from cspd_jax.errors import UserError, shown
 
 _ACTIVATIONS = {
     "gelu": "gelu",
@@ -72,10 +72,10 @@ class Values:
         return value
 
     def wrong(self, name: str, what: str) -> UserError:
-        return UserError(f"{self.where}: {name} is {_show(self.values[name])}; it must be {what}")
+        return UserError(f"{self.where}: {name} is {shown(self.values[name])}; it must be {what}")
 
     def refuse(self, name: str, why: str) -> UserError:
-        return UserError(f"{self.where}: {name} is {_show(self.values[name])}; {why}")
+        return UserError(f"{self.where}: {name} is {shown(self.values[name])}; {why}")
 
 
 def refuse_the_unrepresentable(values: Values, own_code: bool = False) -> None:
@@ -96,7 +96,7 @@ def size_fields(values: Values) -> dict[str, Any]:
     """The fields of LMConfig that all families write alike."""
     width, heads = values.whole("hidden_size"), values.whole("num_attention_heads")
     head_dim = values.whole("head_dim", None)
-    if head_dim is None and (heads < 1 or width % heads):
+    if not head_dim and (heads < 1 or width % heads):
         raise UserError(
             f"{values.where}: hidden_size {width} cannot be shared by {heads} num_attention_heads"
         )
@@ -145,7 +145,7 @@ def _rope(values: Values) -> dict[str, Any]:
         if not isinstance(inner, Mapping):
             raise values.wrong(group, "an object")
         if unknown := [key for key in inner if _OTHER_NAMES.get(key, key) not in _ROPE_KEYS]:
-            raise UserError(f"{values.where}: {group} holds {_show(unknown[0])}, which is not supported")
+            raise UserError(f"{values.where}: {group} holds {shown(unknown[0])}, which is not supported")
         _add(found, inner, values.where)
     return found
 
@@ -154,8 +154,4 @@ def _add(found: dict[str, Any], more: Mapping[str, Any], where: str) -> None:
     for key, value in more.items():
         name = _OTHER_NAMES.get(key, key)
         if value is not None and found.setdefault(name, value) != value:
-            raise UserError(f"{where} gives {name} two values, {_show(found[name])} and {_show(value)}")
-
-
-def _show(value: Any) -> str:
-    return repr(value)[:80]
+            raise UserError(f"{where} gives {name} two values, {shown(found[name])} and {shown(value)}")

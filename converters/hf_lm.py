@@ -11,7 +11,7 @@ from cspd_jax.converters._tables import Entry, Shape, Shapes, Tensor, check_name
 from cspd_jax.converters.families import FAMILIES, Family
 from cspd_jax.converters.hf import CONFIG, GENERATION, Folder, known_ids
 from cspd_jax.converters.hf_config import Values, refuse_the_unrepresentable
-from cspd_jax.errors import UserError
+from cspd_jax.errors import UserError, naming, shown
 from cspd_jax.networks.lm_config import LMConfig
 
 
@@ -25,7 +25,7 @@ def family_name(folder: Folder) -> str:
     name = values.text("model_type", None) or (by_architecture.get(listed[0]) if listed else None)
     if name not in FAMILIES:
         key = "model_type" if folder.config.get("model_type") is not None else "architectures"
-        found = repr(folder.config.get(key))[:80]
+        found = shown(folder.config.get(key))
         raise UserError(f"{values.where}: {key} is {found}; known model types are {', '.join(FAMILIES)}")
     if listed and FAMILIES[name].architecture not in listed:
         raise values.refuse("architectures", f"of {name}, only {FAMILIES[name].architecture} is supported")
@@ -50,13 +50,15 @@ def make_config(folder: Folder) -> LMConfig:
     fields = family.fields(values)
     _check_depth(folder, family, fields["depth"])
     ids = lambda key: tuple(dict.fromkeys(generation.ids(key) or values.ids(key)))
-    return LMConfig(
-        family=name,
-        known_ids=known_ids(folder, fields["vocab_size"]),
-        bos_ids=ids("bos_token_id"),
-        eos_ids=ids("eos_token_id"),
-        **fields,
-    )
+    known = known_ids(folder, fields["vocab_size"])
+    with naming(where):
+        return LMConfig(
+            family=name,
+            known_ids=known,
+            bos_ids=ids("bos_token_id"),
+            eos_ids=ids("eos_token_id"),
+            **fields,
+        )
 
 
 def _check_depth(folder: Folder, family: Family, depth: int) -> None:
@@ -84,6 +86,12 @@ def convert(config: LMConfig, tensors: Mapping[str, Tensor], where: str, dtype=n
         tensors = _without_the_copy(FAMILIES[config.family], tensors, where)
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     return fill(plan(config, shapes, where), tensors, where, dtype)
+
+
+def without_the_copy(config: LMConfig, shapes: Mapping[str, Shape]) -> Mapping[str, Shape]:
+    """The shapes but that of a copy of the tied output layer."""
+    copy = FAMILIES[config.family].head if config.tie_embeddings else None
+    return {name: shape for name, shape in shapes.items() if name != copy}
 
 
 def _without_the_copy(family: Family, tensors: Mapping[str, Tensor], where: str) -> Mapping[str, Tensor]:

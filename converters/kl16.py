@@ -16,7 +16,7 @@ from cspd_jax.converters._tables import (
     expected,
     fill,
 )
-from cspd_jax.errors import UserError
+from cspd_jax.errors import UserError, naming
 from cspd_jax.networks.autoencoder import abstract_params
 from cspd_jax.networks.config import KLConfig
 
@@ -50,17 +50,18 @@ def make_config(shapes: Mapping[str, Shape], where: str, *, groups: int | None =
     groups = groups or min(32, channels)
     if groups < 1 or channels % groups:
         raise UserError(f"{where} has {channels} channels, which {groups} groups do not divide; see --groups")
-    return KLConfig(
-        channels=channels,
-        channel_mult=tuple(multipliers),
-        num_res_blocks=s.count(r"encoder\.down\.0\.block\.(\d{1,6})\."),
-        z_channels=s.size("post_quant_conv.weight", 0, 4),
-        embed_dim=s.size("post_quant_conv.weight", 1, 4),
-        image_channels=s.size("encoder.conv_in.weight", 1, 4),
-        groups=groups,
-        encoder_attention_levels=s.indices(r"encoder\.down\.(\d{1,6})\.attn\."),
-        decoder_attention_levels=s.indices(r"decoder\.up\.(\d{1,6})\.attn\."),
-    )
+    with naming(where):
+        return KLConfig(
+            channels=channels,
+            channel_mult=tuple(multipliers),
+            num_res_blocks=s.count(r"encoder\.down\.0\.block\.(\d{1,6})\."),
+            z_channels=s.size("post_quant_conv.weight", 0, 4),
+            embed_dim=s.size("post_quant_conv.weight", 1, 4),
+            image_channels=s.size("encoder.conv_in.weight", 1, 4),
+            groups=groups,
+            encoder_attention_levels=s.indices(r"encoder\.down\.(\d{1,6})\.attn\."),
+            decoder_attention_levels=s.indices(r"decoder\.up\.(\d{1,6})\.attn\."),
+        )
 
 
 def wanted(config: KLConfig, where: str = "the configuration") -> list[Entry]:

@@ -19,7 +19,7 @@ from cspd_jax.converters._tables import (
     fill,
 )
 from cspd_jax.diffusion.schedule import sampling_schedule
-from cspd_jax.errors import UserError
+from cspd_jax.errors import UserError, naming
 from cspd_jax.networks.config import MARConfig
 from cspd_jax.networks.mar import abstract_params
 
@@ -93,16 +93,17 @@ def make_config(
     )
     steps = steps or _steps(args, where)
     sampling_schedule(steps)  # refuses what is not a respacing
-    return MARConfig(
-        **sizes,
-        encoder_heads=encoder_heads,
-        decoder_heads=decoder_heads,
-        respacing=steps,
-        patch_size=patch_size
-        or _positive(args, "patch_size", where)
-        or _patch_size(sizes["token_dim"], where),
-        vae_stride=vae_stride or _positive(args, "vae_stride", where) or 16,
-    )
+    patch_size = patch_size or _positive(args, "patch_size", where) or _patch_size(sizes["token_dim"], where)
+    vae_stride = vae_stride or _positive(args, "vae_stride", where) or 16
+    with naming(where):
+        return MARConfig(
+            **sizes,
+            encoder_heads=encoder_heads,
+            decoder_heads=decoder_heads,
+            respacing=steps,
+            patch_size=patch_size,
+            vae_stride=vae_stride,
+        )
 
 
 def _heads(sizes: Mapping, args: Mapping, part: str, where: str) -> int:
@@ -137,8 +138,8 @@ def _patch_size(token_dim: int, where: str) -> int:
 def _positive(args: Mapping, name: str, where: str) -> int | None:
     value = args.get(name)
     if value is not None and (type(value) is not int or value < 1):
-        shown = value if type(value) is int else f"a {type(value).__name__}"
-        raise UserError(f"{where}: {name} in its args is {shown}; it must be a positive whole number")
+        found = value if type(value) is int else f"a {type(value).__name__}"
+        raise UserError(f"{where}: {name} in its args is {found}; it must be a positive whole number")
     return value
 
 

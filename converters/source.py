@@ -11,13 +11,15 @@ from typing import Any
 
 import numpy as np
 
+from cspd_jax._utils import bounds
 from cspd_jax._utils.files import file_sha256
 from cspd_jax.converters import hf, hf_lm, kl16, mar
-from cspd_jax.converters._tables import Tensor
+from cspd_jax.converters._tables import Tensor, check_type
 from cspd_jax.converters.safetensors_file import open_safetensors
-from cspd_jax.converters.torch_zip import LazyTensor, Namespace, open_checkpoint
+from cspd_jax.converters.torch_zip import LazyTensor, Namespace, open_checkpoint, total_bytes
 from cspd_jax.errors import UserError
 
+_MOST_SHARING = 2
 _MAR_NAMES = ("diffloss.", "encoder_blocks.", "decoder_blocks.", "z_proj")
 _KL16_NAMES = ("encoder.", "decoder.", "quant_conv.", "post_quant_conv.")
 
@@ -111,10 +113,16 @@ def _state_dict(tree: Any, path: Path, weights: str | None) -> dict[str, LazyTen
         raise UserError(f"{path} holds no {weights!r} weights; it has: {_some(tree)}")
     state = tree[weights or found[0]] if found else tree
     for name, value in state.items():
-        if not isinstance(name, str) or not name.isprintable() or len(name) > 200:
+        if not isinstance(name, str) or not name.isprintable() or len(name) > bounds.NAME:
             raise UserError(f"{path}: the weights have an entry whose name is not a tensor's name")
         if not isinstance(value, LazyTensor):
             raise UserError(f"{path}: entry {name} of the weights is a {type(value).__name__}, not a tensor")
+    # Tensors may share a storage, as tied ones do; a thousand of them would make a thousand copies of it.
+    size, total = bounds.file_size(path), total_bytes(state.values())
+    if total > _MOST_SHARING * size:
+        raise UserError(
+            f"{path} has {size} bytes, but its {len(state)} tensors would take {total}; save each tensor once"
+        )
     return state
 
 
@@ -150,9 +158,21 @@ def make_config(source: Source, options: Options = Options()):
     )
 
 
+_MODULES = {"mar": mar, "kl16": kl16, "lm": hf_lm}
+
+
+def check(source: Source, config) -> None:
+    """UserError unless `convert` would find every tensor, by names, shapes and types. Reads no number."""
+    shapes, where = source.shapes, str(source.path)
+    if source.kind == "lm":
+        shapes = hf_lm.without_the_copy(config, shapes)
+    for entry in _MODULES[source.kind].plan(config, shapes, where):
+        check_type(source.tensors[entry.name], entry.name, where)
+
+
 def convert(source: Source, config, dtype=np.float32) -> dict:
     """The Flax parameter tree of numpy arrays."""
-    module = {"mar": mar, "kl16": kl16, "lm": hf_lm}[source.kind]
+    module = _MODULES[source.kind]
     return module.convert(config, source.tensors, str(source.path), dtype)
 
 

@@ -8,34 +8,28 @@ their bytes from the file only when asked.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import os
 import struct
 import zipfile
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
+from cspd_jax._utils import bounds
+from cspd_jax._utils.zip_files import UNREADABLE, open_zip
 from cspd_jax.converters import _pickle_machine as machine
 from cspd_jax.errors import UserError
 
 _OLD_FORMAT_MAGIC = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 _RESAVE = "load it with a recent PyTorch and save it again with torch.save(...)"
-_LOCAL_HEADER = struct.Struct("<4s22xHH")
 _EXPANDED_BYTES = 64 * 2**20
-_UNREADABLE = (
-    zipfile.BadZipFile,
-    EOFError,
-    OSError,
-    RuntimeError,
-    NotImplementedError,
-    ValueError,
-    OverflowError,
-    struct.error,
-)
+_LOCAL_HEADER = struct.Struct("<4s22xHH")
 
 STORAGES = {
     "torch HalfStorage": np.dtype(np.float16),
@@ -97,7 +91,8 @@ class LazyTensor:
 def open_checkpoint(path: str | os.PathLike) -> Any:
     """The object tree of a PyTorch checkpoint, with a `LazyTensor` for every tensor."""
     path = Path(path)
-    with _open_zip(path) as archive:
+    _check_start(path)
+    with _opened(path) as archive:
         description = _find_description(path, archive)
         prefix = description.filename.removesuffix("data.pkl")
         _check_byte_order(path, archive, prefix)
@@ -108,9 +103,12 @@ def open_checkpoint(path: str | os.PathLike) -> Any:
         )
 
 
-def _open_zip(path: Path) -> zipfile.ZipFile:
+def _check_start(path: Path) -> None:
+    """UserError unless the file begins like a zip file."""
     if path.is_dir():
         raise UserError(f"{path} is a folder; a PyTorch checkpoint is a single file")
+    if path.exists():
+        bounds.file_size(path)  # refuses pipes
     try:
         with path.open("rb") as file:
             start = file.read(512)
@@ -124,10 +122,16 @@ def _open_zip(path: Path) -> zipfile.ZipFile:
         raise UserError(f"{path} is in PyTorch's ancient tar format, which is not read here; {_RESAVE}")
     if not start.startswith(b"PK\x03\x04"):
         raise UserError(f"{path} is not a PyTorch checkpoint: it is not the zip file that torch.save writes")
-    try:
-        return zipfile.ZipFile(path)
-    except (zipfile.BadZipFile, NotImplementedError, ValueError, struct.error) as error:
-        raise UserError(f"{path} is a truncated or damaged zip file ({error}); fetch it again") from None
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[zipfile.ZipFile]:
+    with contextlib.ExitStack() as stack:
+        try:
+            archive = stack.enter_context(open_zip(path))
+        except UNREADABLE as error:
+            raise UserError(f"{path} is a truncated or damaged zip file ({error}); fetch it again") from None
+        yield archive
 
 
 def _find_description(path: Path, archive: zipfile.ZipFile) -> zipfile.ZipInfo:
@@ -156,9 +160,14 @@ def _check_stored(path: Path, info: zipfile.ZipInfo) -> None:
 
 def _read(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:
     _check_stored(path, info)
+    if info.file_size > bounds.PICKLE_BYTES:
+        raise UserError(
+            f"{path}: member {info.filename} has {info.file_size} bytes; what describes tensors has at most"
+            f" {bounds.PICKLE_BYTES}"
+        )
     try:
         return archive.read(info)
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         raise UserError(f"{path} is damaged: member {info.filename} cannot be read ({error})") from None
 
 
@@ -212,7 +221,11 @@ class _Reader:
 
     def tensor(self, storage, offset, shape, strides, requires_grad=False, hooks=None, metadata=None):
         whole = isinstance(storage, Storage) and isinstance(shape, tuple) and isinstance(strides, tuple)
-        if not whole or len(shape) != len(strides) or not _are_counts((offset, *shape, *strides)):
+        if (
+            not whole
+            or not len(shape) == len(strides) <= bounds.RANK
+            or not _are_counts((offset, *shape, *strides))
+        ):
             raise machine.Malformed("a tensor is not described as torch.save describes it")
         if math.prod(shape) > 0:
             end = offset + sum((n - 1) * s for n, s in zip(shape, strides))
@@ -236,7 +249,7 @@ class _Reader:
         return tensor
 
     def ordered_dict(self, items=()):
-        return dict(_pairs(items))
+        return dict(_pairs(items))  # the machine has counted the items
 
     def namespace(self):
         return Namespace()
@@ -245,6 +258,11 @@ class _Reader:
         if not isinstance(shape, (tuple, list)) or not _are_counts(shape):
             raise machine.Malformed("a torch.Size holds something else than counts")
         return tuple(shape)
+
+
+def total_bytes(tensors: Iterable[LazyTensor]) -> int:
+    """What the tensors take when they are read."""
+    return sum(math.prod(tensor.shape) * tensor.dtype.itemsize for tensor in tensors)
 
 
 def _are_counts(values) -> bool:

@@ -1,7 +1,5 @@
 """`python -m cspd_jax`."""
 
-import sys
+from cspd_jax.cli import command
 
-from cspd_jax.cli import main
-
-sys.exit(main())
+command()

@@ -2,13 +2,60 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import numbers
+import reprlib
+from collections.abc import Iterator
 from typing import Any
+
+_LONGEST = 2000
+_SHOWN = 80
 
 
 class UserError(ValueError):
-    """One sentence: what is wrong, where, and what would be right. The command line exits with 2."""
+    """One sentence: what is wrong, where, and what would be right. The command line exits with 2.
+
+    Sentences quote names and values from files, which may be megabytes long or steer a terminal; therefore
+    every sentence is made `one_line`.
+    """
+
+    def __init__(self, sentence: object = ""):
+        super().__init__(one_line(str(sentence)))
+
+
+def one_line(text: str) -> str:
+    """What a terminal can be given: `printable`, and the middle of an enormous text cut."""
+    if len(text) > _LONGEST:
+        head, tail = _LONGEST * 2 // 3, _LONGEST // 4
+        text = f"{text[:head]} ... ({len(text) - head - tail} characters left out) ... {text[-tail:]}"
+    return printable(text)
+
+
+def printable(text: str) -> str:
+    """The text with what would steer a terminal, line ends too, escaped as in Python's strings."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+@contextlib.contextmanager
+def naming(where: object) -> Iterator[None]:
+    """Puts the name of a file before the sentence of a UserError within the block."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from None
+
+
+def shown(value: Any) -> str:
+    """A value from a file as a sentence quotes it: like repr, but short, whatever its length and depth."""
+    return _QUOTE.repr(value)[:_SHOWN]
+
+
+_QUOTE = reprlib.Repr()
+_QUOTE.maxstring = _QUOTE.maxother = _QUOTE.maxlong = _SHOWN
+_QUOTE.maxlevel = 3
 
 
 def check_whole(name: str, value: Any, least: int, most: int | None = None) -> None:

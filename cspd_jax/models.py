@@ -86,12 +86,16 @@ class TextModel:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class VAE:
-    """A KL-16 autoencoder with its parameters; turns the latents of converted MAR models into pixels."""
+    """A KL-16 autoencoder with its parameters; turns the latents of converted MAR models into pixels.
+
+    metadata: the rest of its config.json.
+    """
 
     name: str
     config: KLConfig
     params: Any
     dtype: Any = jnp.float32
+    metadata: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
 def load(name_or_path: str | os.PathLike, dtype: Any = None) -> ImageModel:
@@ -101,7 +105,7 @@ def load(name_or_path: str | os.PathLike, dtype: Any = None) -> ImageModel:
     that folder; the shipped models always win (write ./default for a folder of that name).
     """
     dtype = _float_type(dtype)
-    name = os.fspath(name_or_path)
+    name = _as_name(name_or_path)
     loaded = _load(name, "mar", dtype)
     network = MARModel(loaded.config, dtype)
     names = class_names(loaded.metadata, loaded.config.num_classes)
@@ -112,7 +116,7 @@ def load_text(name_or_path: str | os.PathLike, dtype: Any = None) -> TextModel:
     """A language model by name (`TEXT_DEFAULTS`), checkpoint folder, Hugging Face folder, or OWNER/NAME on
     the Hugging Face hub, which is downloaded (extra `hub`)."""
     dtype = _float_type(dtype)
-    name = os.fspath(name_or_path)
+    name = _as_name(name_or_path)
     if name not in TEXT_DEFAULTS and hub.is_repository(name) and not os.path.exists(name):
         folder: Path | None
         fetched = hub.fetch_model(name)
@@ -127,23 +131,29 @@ def load_text(name_or_path: str | os.PathLike, dtype: Any = None) -> TextModel:
 
 def kind_of(name_or_path: str | os.PathLike) -> str:
     """The kind of the checkpoint that a name or folder stands for: mar, lm, ..."""
-    name = os.fspath(name_or_path)
+    name = _as_name(name_or_path)
     if name in TEXT_DEFAULTS:
         return "lm"
     path = _locate(name, "mar")
     return "mar" if path is None else checkpoints.read_description(path)["kind"]
 
 
+def shipped_folder(name: str) -> Path | None:
+    """The checkpoint folder of a model that comes with the package; None for any other name."""
+    folder = {**DEFAULTS, **TEXT_DEFAULTS}.get(name)
+    return None if folder is None else _SHIPPED / folder
+
+
 def load_vae(name_or_path: str | os.PathLike = "kl16", dtype: Any = None) -> VAE:
     """The published KL-16 autoencoder (`"kl16"`, downloaded) or the folder of a converted one."""
     dtype = _float_type(dtype)
-    loaded = _load(name_or_path, "kl16", dtype)
-    return VAE(os.fspath(name_or_path), loaded.config, loaded.params, dtype)
+    loaded = _load(name := _as_name(name_or_path), "kl16", dtype)
+    return VAE(name, loaded.config, loaded.params, dtype, loaded.metadata)
 
 
 def describe(name_or_path: str | os.PathLike) -> ImageModel:
     """The model without its parameters (None), to check a request against; nothing is downloaded."""
-    name = os.fspath(name_or_path)
+    name = _as_name(name_or_path)
     path = _locate(name, "mar")
     if path is None:
         return ImageModel(name, MARModel(MAR_PRESETS[name]), None, {})
@@ -189,6 +199,23 @@ def check_draft(target: MARConfig, draft: MARConfig) -> None:
                 f"the draft does not fit the target: it has {meaning.format(have)}, the target"
                 f" {meaning.format(want)}"
             )
+
+
+def check_image_model(model: Any, role: str = "model") -> None:
+    """UserError unless it is an image model. role: what it is to be, for the message."""
+    if isinstance(model, ImageModel):
+        return
+    if isinstance(model, str | os.PathLike):
+        raise UserError(f"{role} is {str(model)!r:.80}; load it first, with cspd_jax.load")
+    raise UserError(
+        f"{role} is of type {type(model).__name__}; it must be an ImageModel, as cspd_jax.load returns it"
+    )
+
+
+def _as_name(name_or_path: Any) -> str:
+    if not isinstance(name_or_path, str | os.PathLike):
+        raise UserError(f"a model is named by a string or a path, not by {name_or_path!r:.80}")
+    return os.fspath(name_or_path)
 
 
 def _float_type(dtype: Any):

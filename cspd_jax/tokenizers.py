@@ -7,10 +7,14 @@ ends a text, and `MASK` stands for a byte to be found, in masked-diffusion model
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterable, Sequence
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
+from cspd_jax.converters.tokenizer_file import check_tokenizer
 from cspd_jax.errors import UserError
 from cspd_jax.models import TextModel
 
@@ -19,6 +23,8 @@ MASK = 257
 CAUSAL_SIZE = 257
 MASKED_SIZE = 258
 
+_SECONDS = 60  # for a text; a megabyte takes about one
+_QUIET = threading.Lock()
 _PLACES = ("tokenizer/tokenizer.json", "tokenizer.json")  # in our checkpoint folders, and in Hugging Face's
 
 
@@ -68,14 +74,19 @@ class FileTokenizer:
             raise UserError(
                 f"{path} needs the package tokenizers; install it with: pip install tokenizers"
             ) from None
-        try:
-            self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
-        except Exception as error:  # the package raises bare ones
-            raise UserError(f"{path} cannot be read as a tokenizer ({error})") from None
+        check_tokenizer(path)
         self._path, self._known_ids = path, known_ids
+        self._tokenizer = self._ask(
+            lambda: tokenizers.Tokenizer.from_file(str(path)), "be read as a tokenizer"
+        )
+        # A file may ask for texts of a billion ids; what is encoded here is neither cut nor filled up.
+        self._tokenizer.no_padding()
+        self._tokenizer.no_truncation()
 
     def encode(self, text: str) -> list[int]:
-        ids = self._tokenizer.encode(text).ids
+        ids = self._ask(
+            lambda: self._tokenizer.encode_batch([text])[0].ids, f"encode this text of {len(text)} characters"
+        )
         if ids and max(ids) >= self._known_ids:
             raise UserError(
                 f"{self._path} gives id {max(ids)}, but the model has {self._known_ids} ids: this tokenizer"
@@ -84,7 +95,51 @@ class FileTokenizer:
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        return self._tokenizer.decode(list(map(int, ids)), skip_special_tokens=False)
+        try:
+            return self._tokenizer.decode(list(map(int, ids)), skip_special_tokens=False)
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # the package's panics are no Exceptions
+            raise UserError(f"{self._path} cannot decode these ids ({error})") from None
+
+    def _ask(self, call: Callable[[], Any], what: str) -> Any:
+        """The result of the library; UserError if it fails or takes too long.
+
+        A pattern can take time quadratic in the length of a text. The call runs in a thread of its own, for
+        it cannot be interrupted: one that takes too long is left behind, and ends with the process. (Of the
+        package's ways to encode, only that of batches lets other threads run meanwhile.)
+        """
+        found: list[Any] = []
+        failed: list[BaseException] = []
+
+        def run() -> None:
+            try:
+                found.append(call())
+            except BaseException as error:  # bare Exceptions, and panics, which are none
+                failed.append(error)
+
+        thread = threading.Thread(target=run, daemon=True)
+        with _no_reports():
+            thread.start()
+            thread.join(_SECONDS)
+        if found:
+            return found[0]
+        reason = failed[0] if failed else f"that takes longer than {_SECONDS} s"
+        raise UserError(f"{self._path} cannot {what} ({reason})")
+
+
+@contextlib.contextmanager
+def _no_reports() -> Iterator[None]:
+    """Hides what the library writes to file descriptor 2 about a panic, which becomes a sentence."""
+    with _QUIET, contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):
+            kept = os.dup(2)
+            stack.callback(os.close, kept)
+            nothing = os.open(os.devnull, os.O_WRONLY)
+            stack.callback(os.close, nothing)
+            os.dup2(nothing, 2)
+            stack.callback(os.dup2, kept, 2)
+        yield
 
 
 def load_tokenizer(model: TextModel) -> Tokenizer | None:

@@ -9,12 +9,15 @@ import pytest
 # A room may import itself and the rooms that are named; the first pattern that fits a module is its room.
 ROOMS = {
     "errors": (r"errors", ()),
-    "helpers": (r"_utils(\.(files|timing|chunks|compilation|loops|accelerators))?", ("errors",)),
+    "helpers": (
+        r"_utils(\.(files|json_files|zip_files|bounds|typed|timing|chunks|compilation|loops|accelerators))?",
+        ("errors",),
+    ),
     "diffusion": (r"diffusion(\..*)?", ("errors", "helpers")),
     "coupling": (r"coupling(\..*)?", ("errors", "diffusion")),
     "keys": (r"_utils\.random", ("errors", "coupling")),
     "algorithms": (
-        r"image\.(protocol|reveal|plain|chain_drafters|chain_speculation|speculation(\..*)?|released(\..*)?)"
+        r"image\.(protocol|reveal|plain|chain_drafters|chain_head|chain_speculation|speculation(\..*)?|released(\..*)?)"
         r"|text\.(protocol|checks|info|prompts|sampling|drafters|rules|rounds)"
         r"|masked\.(protocol|info|canvas|passes|rule|stepwise|speculative)",
         ("errors", "helpers", "diffusion", "coupling", "keys"),
@@ -22,7 +25,10 @@ ROOMS = {
     "networks": (r"networks(\..*)?", ("errors", "helpers")),
     "converters": (r"converters(\..*)?", ("errors", "helpers", "networks", "diffusion")),
     "checkpoints": (r"checkpoints(\..*)?", ("errors", "helpers", "networks", "converters")),
-    "models": (r"models|tokenizers", ("errors", "networks", "checkpoints", "converters", "models")),
+    "models": (
+        r"models|tokenizers",
+        ("errors", "helpers", "networks", "checkpoints", "converters", "models"),
+    ),
     "image": (
         r"image(\..*)?",
         ("errors", "helpers", "keys", "diffusion", "coupling", "algorithms", "models", "networks"),
@@ -52,6 +58,10 @@ ROOMS = {
     "evaluation": (
         r"evaluation(\..*)?",
         ("errors", "helpers", "keys", "models", "image", "data", "training", "reports"),
+    ),
+    "service": (
+        r"service(\..*)?",
+        ("errors", "helpers", "keys", "algorithms", "models", "image", "text", "masked", "reports"),
     ),
     "cli": (r"cli(\..*)?|__main__", None),
 }

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import zipfile
 
 import jax
 import numpy as np
@@ -80,18 +81,49 @@ def test_calibrate_refuses(folder, arguments, sentence, capsys):
     assert sentence in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("damage", ["cut", "shape", "nan", "pickle"])
-def test_damaged_gains_are_one_sentence(model, cache, damage):
-    path = cache / "gains" / calibration.digest(model) / calibration.file_name(SETTINGS, 1.0, 1.0)
-    calibration.get(model, SETTINGS, 1.0, 1.0)
+@pytest.mark.parametrize("damage", ["cut", "shape", "nan", "pickle", "enormous", "bomb"])
+def test_damaged_gains(model, cache, capsys, damage):
+    """In the user's cache they are made again, with a word; in a checkpoint they are one sentence."""
+    name = calibration.file_name(SETTINGS, 1.0, 1.0)
+    path = cache / "gains" / calibration.digest(model) / name
+    right = calibration.get(model, SETTINGS, 1.0, 1.0)
     content = dict(np.load(path))
     if damage == "cut":
         path.write_bytes(path.read_bytes()[:100])
+    elif damage == "enormous":
+        header = b"{'descr': '<f4', 'fortran_order': False, 'shape': (1, 64, 1000000000000), }"
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("x0.npy", b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header)
+    elif damage == "bomb":
+        np.savez_compressed(path, **{**content, "contexts": np.zeros((1, 10**6, 16), np.float32)})
     else:
         change = {"shape": content["gain"][:5], "nan": content["gain"] * np.nan, "pickle": np.array([{}])}
         np.savez(path, **{**content, "gain": change[damage]})
-    with pytest.raises(UserError, match="remove"):
+    (model.folder / "gains").mkdir(exist_ok=True)
+    copy = model.folder / "gains" / name
+    copy.write_bytes(path.read_bytes())
+    with pytest.raises(UserError, match="remove the file, and it is made anew"):
         calibration.get(model, SETTINGS, 1.0, 1.0)
+    copy.unlink()
+    again = calibration.get(model, SETTINGS, 1.0, 1.0)
+    assert again.source == "calibrated" and same(again.calibration, right.calibration)
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 1 and str(path) in said[0] and said[0].endswith("; it is made again")
+    assert calibration.get(model, SETTINGS, 1.0, 1.0).source == str(path)
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[]", '{"plain": NaN, "8": 1.0}', '{"plain": 1.0, "8": "x"}', "[" * 10**5]
+)
+def test_damaged_timings_are_measured_again(model, capsys, monkeypatch, content):
+    found = calibration.get(model, SETTINGS, 1.0, 1.0).calibration
+    path = chain_timing._file(model, SETTINGS, 4, 1.0, 1.0)
+    path.parent.mkdir(parents=True)
+    path.write_text(content)
+    monkeypatch.setattr(chain_timing, "measure", lambda *_: {"plain": 1.0, "8": 0.5})
+    assert chain_timing.choose(model, SETTINGS, found, 4, 1.0, 1.0).seconds["8"] == 0.5
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 1 and said[0].endswith("; it is made again")
 
 
 def test_the_choice_is_measured_once(model, monkeypatch):

@@ -22,7 +22,7 @@ from cspd_jax.diffusion.gaussian import coefficients
 from cspd_jax.diffusion.schedule import sampling_schedule
 from cspd_jax.image import chain_speculation, plain
 from cspd_jax.image.calibration import fit
-from cspd_jax.image.chain_drafters import NoiseCorrected, frozen
+from cspd_jax.image.chain_drafters import NoiseCorrected, frozen, own_window
 from cspd_jax.image.chain_speculation import ChainRandomness, ChainSpeculation
 from cspd_jax.networks.mar import MARModel
 
@@ -46,6 +46,20 @@ def biased(head=HEAD, dim=DIM, by=0.4):
             return super().distribution(c, guess._replace(x0=guess.x0 + by, v=guess.v + 0.5), x)
 
     return Biased(*drafter)
+
+
+def biased_window(misreported=False, by=0.4):
+    """The same mistakes in windows drawn at once; `misreported`: with distributions not drawn from."""
+
+    class BiasedWindow(NoiseCorrected):
+        def window(self, c, steps, guess, x, noise, log_scale):
+            shifted = guess._replace(x0=guess.x0 + by, v=guess.v + 0.5)
+            after, q = super().window(c, steps, shifted, x, noise, log_scale)
+            if misreported:
+                q = q._replace(log_var=q.log_var - 0.1)
+            return after, q
+
+    return BiasedWindow(*frozen(STEPS, DIM))
 
 
 def speculate(head=HEAD, rows=ROWS, seed=0, drafter=None, windows=(16,), random=None, proposals=16,
@@ -159,6 +173,27 @@ def test_negative_controls(name, monkeypatch):
     vars(Wrong)[name](monkeypatch)
     found = speculate(drafter=biased(), windows=(8,), final_noise=True, rows=512)
     assert min(p_values(found.x)) < FALSE_ALARM
+
+
+def test_a_drafter_has_the_window_of_its_own_class_alone():
+    assert own_window(frozen(STEPS, DIM)) is not None and own_window(biased_window()) is not None
+    assert own_window(biased()) is None  # what it inherits knows nothing of its bias
+
+
+def fresh_after_waiting(key, p, q, trip, **kwargs):
+    found, anew = RESIDUAL(key, p, q, trip, **kwargs), fresh(key, p, q, trip)
+    return jax.tree.map(lambda a, b: jnp.where(trip > 0, b, a), found, anew)
+
+
+@pytest.mark.parametrize("wrong", [None, "misreported", "fresh after waiting"])
+def test_windows_at_once_and_rows_that_wait(wrong, monkeypatch):
+    """A bad drafter of windows, one proposal per head call so that rows wait: the closed-form law, unless the
+    window tells another distribution than it drew from, or a row that waited draws from the target."""
+    if wrong == "fresh after waiting":
+        monkeypatch.setattr(chain_speculation, "residual_trip", fresh_after_waiting)
+    drafter = biased_window(misreported=wrong == "misreported")
+    found = speculate(drafter=drafter, windows=(8,), final_noise=True, rows=512, proposals=1)
+    assert (min(p_values(found.x)) > FALSE_ALARM) == (wrong is None)
 
 
 @pytest.mark.slow

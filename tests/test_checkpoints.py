@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
+import shutil
 
 import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+import safetensors.numpy
 
 from cspd_jax import checkpoints
 from cspd_jax.checkpoints import parameters
@@ -55,6 +58,7 @@ def test_round_trip(saved, params):
         "format_version": 1,
         "dtype": "float32",
         "params": count,
+        "params_sha256": parameters.digest(params),
         "source": "x.pth",
         "source_sha256": "ab",
         "extra": {"g": [1]},
@@ -186,8 +190,6 @@ def test_corrupt_json(saved, text):
 
 
 def test_missing_files(tmp_path, saved):
-    import shutil
-
     unloadable(tmp_path / "none", "does not exist; a checkpoint is a folder")
     unloadable(saved / "config.json", "is a file; a checkpoint is a folder")
     unloadable(tmp_path, "has no config.json")
@@ -197,6 +199,9 @@ def test_missing_files(tmp_path, saved):
     shutil.rmtree(saved / "params")
     unloadable(saved, "no folder params")
     (saved / "params").mkdir()
+    unloadable(saved, "has 0 parameters, too few for the 3 blocks that its config describes")
+    for i in range(3):
+        (saved / "params" / str(i)).mkdir()
     unloadable(saved, "cannot be read as Orbax parameters")
 
 
@@ -206,3 +211,88 @@ def test_nan_on_disk(tmp_path, params, monkeypatch):
         bad = with_leaf(params, np.full((1, 1, 8), np.inf, np.float32))
         checkpoints.save(tmp_path / "model", "mar", CONFIG, bad)
     unloadable(tmp_path / "model", "parameter backbone/mask_token holds NaN or infinity")
+
+
+def single(tmp_path, tree):
+    checkpoints.save(tmp_path / "model", "mar", CONFIG, tree, single_file=True)
+    return tmp_path / "model"
+
+
+@pytest.mark.parametrize("single_file", [False, True])
+def test_a_flipped_byte_is_found(tmp_path, params, single_file):
+    path = tmp_path / "model"
+    checkpoints.save(path, "mar", CONFIG, params, single_file=single_file)
+    if single_file:
+        file = path / "params.safetensors"
+        content = bytearray(file.read_bytes())
+        content[-2] ^= 1  # a bit of the last number
+        file.write_bytes(content)
+    else:  # a compressed array of other numbers
+        checkpoints.save(
+            tmp_path / "other", "mar", CONFIG, with_leaf(params, params["backbone"]["mask_token"] + 1)
+        )
+        shutil.copytree(tmp_path / "other/params", path / "params", dirs_exist_ok=True)
+    unloadable(path, "parameters are not those that were saved")
+
+
+def test_a_folder_without_checksum_loads(saved, params):
+    description = json.loads((saved / "config.json").read_text())
+    del description["params_sha256"]
+    (saved / "config.json").write_text(json.dumps(description))
+    same(checkpoints.load(saved).params, params)
+
+
+def test_the_checksum_is_that_of_names_types_shapes_and_bytes():
+    tree = {"b": {"w": np.arange(6, dtype=np.float32).reshape(2, 3)}, "a": np.float32(1)}
+    lines = [("a float32 []", np.float32(1)), ("b/w float32 [2, 3]", tree["b"]["w"])]
+    text = "".join(f"{name} {hashlib.sha256(array.tobytes()).hexdigest()}\n" for name, array in lines)
+    assert parameters.digest(tree) == hashlib.sha256(text.encode()).hexdigest()
+    assert parameters.digest({**tree, "a": ml_dtypes.bfloat16(1)}) != parameters.digest(tree)
+
+
+def test_sizes_beyond_every_model(saved):
+    good = json.loads((saved / "config.json").read_text())["config"]
+    for name, value in {
+        "encoder_depth": 20_000, "encoder_width": 10**9, "num_classes": 10**12, "seq_len": 10**12,
+        "mlp_ratio": 1e30, "respacing": "1," * 5000, "head_width": 10**400,
+    }.items():  # fmt: skip
+        edit(saved, config={**good, name: value})
+        unloadable(saved, f"config.json: .*{name} .*(at most|from 1 to|characters|ordinary size)")
+
+
+def test_a_depth_that_the_parameters_do_not_have_is_refused_before_the_network_is_described(
+    saved, monkeypatch
+):
+    monkeypatch.setattr("cspd_jax.checkpoints.folder.describe_params", None)
+    edit_config(saved, encoder_depth=1000)
+    unloadable(saved, "parameters, too few for the 1002 blocks that its config describes")
+
+
+def test_chunks_larger_than_their_array_are_refused(saved):
+    file = saved / "params" / "backbone.mask_token" / ".zarray"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "chunks": [1, 10**6, 10**6]}))
+    unloadable(saved, "is stored in chunks .*, which do not fit its shape")
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.bool_, np.complex64])
+def test_weights_that_are_not_floating_point(tmp_path, params, dtype):
+    bad = with_leaf(params, np.zeros((1, 1, 8), dtype))
+    with pytest.raises(UserError, match=f"mask_token has type {np.dtype(dtype)}; weights are floating point"):
+        checkpoints.save(tmp_path / "model", "mar", CONFIG, bad)
+
+
+def test_weights_on_disk_that_are_not_floating_point(tmp_path, params):
+    path = single(tmp_path, params)
+    leaves = {"/".join(keys): leaf for keys, leaf in parameters._flatten(params)}
+    integers = leaves["backbone/mask_token"].astype(np.int32)
+    safetensors.numpy.save_file({**leaves, "backbone/mask_token": integers}, path / "params.safetensors")
+    unloadable(path, "backbone/mask_token has type int32; weights are floating point")
+
+
+def test_a_name_of_a_hundred_thousand_slashes(tmp_path, params):
+    path = single(tmp_path, params)
+    deep = {"/" * 100_000: np.zeros(1, np.float32)}
+    safetensors.numpy.save_file(
+        {**{str(i): deep["/" * 100_000] for i in range(9)}, **deep}, path / "params.safetensors"
+    )
+    unloadable(path, "is not a tensor's name")

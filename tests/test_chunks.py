@@ -11,7 +11,7 @@ import tiny
 from cspd_jax import models
 from cspd_jax._utils.chunks import map_chunks
 from cspd_jax._utils.random import row_keys
-from cspd_jax.image import chain_speculation, plain
+from cspd_jax.image import chain_head, plain
 from cspd_jax.image.chain_speculation import ChainSpeculation
 from cspd_jax.networks import mar as networks
 
@@ -34,7 +34,7 @@ def test_parts_make_the_whole(most):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("module, limit", [(networks, "_SCORES"), (chain_speculation, "_TOGETHER")])
+@pytest.mark.parametrize("module, limit", [(networks, "_SCORES"), (chain_head, "_TOGETHER")])
 def test_a_generation_in_parts(tmp_path, monkeypatch, module, limit):
     """Contexts of two sequences at a time; head calls of a few rows at a time."""
     model = models.load(tiny.save_mar(tmp_path / "model"))

@@ -10,9 +10,11 @@ import sys
 import time
 from pathlib import Path
 
+import hf_folder
 import numpy as np
 import pytest
 import torch_file
+from safetensors.numpy import save_file
 
 from cspd_jax import __version__, checkpoints
 from cspd_jax.cli import main
@@ -54,6 +56,31 @@ def test_bfloat16_and_other_weights(tmp_path, capsys):
     assert loaded.metadata["dtype"] == "bfloat16"
     assert str(loaded.params["backbone"]["mask_token"].dtype) == "bfloat16"
     assert run(capsys, "info", GOLDEN / "kl16_g16.ckpt")[0] == 0
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("wrong", ["missing", "extra", "shape", "integers", None])
+def test_info_refuses_what_convert_refuses(tmp_path, capsys, wrong, tied):
+    config = {**hf_folder.LLAMA, "tie_word_embeddings": tied}
+    tensors = hf_folder.tensors(config)
+    if tied:
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
+    name = "model.layers.1.mlp.up_proj.weight"
+    if wrong == "missing":
+        del tensors[name]
+    elif wrong == "extra":
+        tensors["model.layers.1.mlp.more.weight"] = tensors[name]
+    elif wrong == "shape":
+        tensors[name] = tensors[name][:-1]
+    elif wrong == "integers":
+        tensors[name] = tensors[name].astype(np.int32)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    save_file(tensors, tmp_path / "model.safetensors")
+    (code, _, told), (of_info, _, told_by_info) = (
+        run(capsys, *argv) for argv in (("convert", tmp_path, tmp_path / "made"), ("info", tmp_path))
+    )
+    assert code == of_info == (0 if wrong is None else 2)
+    assert wrong is None or told.splitlines()[-1] == told_by_info.splitlines()[-1]
 
 
 def bad_files(folder):

@@ -230,7 +230,7 @@ CLOSE = [PAIRS["close", 1], PAIRS["close", 2], PAIRS["close", 2][::-1], PAIRS["c
 @pytest.mark.parametrize("p, q", CLOSE, ids=["1", "2", "2, swapped", "16"])
 def test_the_envelope_lies_above_the_residual_and_is_what_proposals_are_drawn_from(p, q):
     """log p - log q <= M everywhere, and E[g(z) / M(z)] = E_p[g(z)] / E_p[M] over 50 000 proposals for g = 1,
-    z_i, z_i^2, within 5 standard errors."""
+    z_i, z_i^2, within 5 standard errors. The number of a proposal's test knows nothing of the proposal."""
     p, q = (jax.tree.map(jnp.asarray, g) for g in (p, q))
     bound, d = envelope(p, q), len(p.mean)
     assert 0 < bound.mean < 1
@@ -239,12 +239,22 @@ def test_the_envelope_lies_above_the_residual_and_is_what_proposals_are_drawn_fr
     assert np.all(ratio <= jax.vmap(bound.height)(anywhere) + 1e-5)
     assert np.all(jax.vmap(lambda z, r: log_accept(bound, z, r))(anywhere, ratio) <= 1e-3)
 
-    z, _ = jax.jit(jax.vmap(propose, (0, None)))(jax.random.split(jax.random.key(6), 50_000), bound)
+    z, u = jax.jit(jax.vmap(propose, (0, None)))(jax.random.split(jax.random.key(6), 50_000), bound)
     weights = bound.mean / jax.vmap(bound.height)(z)
     for g, expected in ((jnp.ones_like(z), 1), (z, 0), (z**2, 1)):
         found = np.asarray(weights[:, None] * g)
         error = found.std(0) / np.sqrt(len(found))
         assert np.all(np.abs(found.mean(0) - expected) < 5 * error)
+    for g in (z, z**2, np.abs(z @ bound.direction)[:, None]):
+        together = np.asarray((u[:, None] - 0.5) * (g - g.mean(0)))
+        assert np.all(np.abs(together.mean(0)) < 5 * together.std(0) / np.sqrt(len(together)))
+
+
+def test_the_residual_does_not_depend_on_how_many_proposals_are_drawn_at_once():
+    p, q = (jax.tree.map(jnp.asarray, g) for g in PAIRS["close", 2])
+    keys = jax.random.split(jax.random.key(7), 100)
+    draw = lambda n: jax.vmap(lambda key: gaussian_residual(key, p, q, proposals=n).value)(keys)
+    np.testing.assert_allclose(draw(1), draw(16), atol=1e-4)
 
 
 def test_residual_on_the_line():

@@ -1,5 +1,7 @@
 """Data sets: reproducible, disjoint splits, sane values; bad files and folders are reported."""
 
+import subprocess
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -227,7 +229,7 @@ def test_latents_of_a_real_autoencoder(tmp_path):
     """From a checkpoint folder and a folder of images to MAR's tokens, against the encoder itself."""
     import jax
 
-    from cspd_jax import checkpoints
+    from cspd_jax import checkpoints, models
     from cspd_jax.networks import autoencoder
     from cspd_jax.networks.config import KLConfig
     from cspd_jax.training.image.data import kl16_encoder, make_source
@@ -238,7 +240,9 @@ def test_latents_of_a_real_autoencoder(tmp_path):
     (tmp_path / "images").mkdir()
     fill(tmp_path / "images", {"a": 2, "b": 3}, side=40)
     folder = FolderConfig(str(tmp_path / "images"), size=32, held_out=0)
-    data = make_source(folder, encoder=kl16_encoder(tmp_path / "kl", batch=4), cache=tmp_path / "cache")
+    data = make_source(
+        folder, encoder=kl16_encoder(models.load_vae(tmp_path / "kl"), batch=4), cache=tmp_path / "cache"
+    )
     assert data.shape == (2, 2, 16)
     pixels = make_source(folder).batch(0, 5)
     posterior = autoencoder.encode(config, params, pixels.images)
@@ -246,5 +250,23 @@ def test_latents_of_a_real_autoencoder(tmp_path):
     assert np.array_equal(batch.labels, pixels.labels)
     error = (batch.images / 0.2325 - posterior.mean) / posterior.std
     assert abs(float(error.mean())) < 0.3 and abs(float(error.std()) - 1) < 0.2
-    with pytest.raises(UserError, match="does not exist"):
-        kl16_encoder(tmp_path / "none")
+    with pytest.raises(UserError, match="neither a checkpoint folder nor one of the names kl16"):
+        models.load_vae(tmp_path / "none")
+
+
+def test_pictures_that_are_not_read(tmp_path, monkeypatch):
+    """By their content, not their name; and by what they declare, before a pixel is decoded."""
+    path = tmp_path / "x.png"
+    path.write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 100 100\n%%EndComments\nshowpage\n%%EOF\n")
+    started = []
+    monkeypatch.setattr(subprocess, "check_call", lambda *a, **k: started.append(a))
+    monkeypatch.setattr(subprocess, "run", lambda *a, **k: started.append(a))
+    with pytest.raises(UserError, match="unreadable"):
+        read_image(path, 8, 3)
+    assert not started
+    Image.new("1", (9000, 9000)).save(path)
+    with pytest.raises(UserError, match="9000x9000 has more than 67108864 pixels"):
+        read_image(path, 8, 3)
+    Image.new("RGB", (20, 4)).save(path)
+    with pytest.raises(UserError, match="20x4 is smaller than 8x8"):
+        read_image(path, 8, 3)

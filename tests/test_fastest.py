@@ -14,9 +14,7 @@ from cspd_jax._utils import timing
 from cspd_jax._utils.random import apart, row_keys
 from cspd_jax.cli import main
 from cspd_jax.errors import UserError
-from cspd_jax.masked import autotune as masked_autotune
 from cspd_jax.networks.lm import LM
-from cspd_jax.text import autotune as text_autotune
 
 KEY = jax.random.key(5)
 PROMPTS = [[1, 2, 3], [4, 5]]
@@ -41,35 +39,33 @@ def masked_request(**options):
     return masked.Request(options.pop("key", None), model, PROMPTS, max_new_tokens=8, block=4, **options)
 
 
-def chooses(monkeypatch, module, best):
+def chooses(monkeypatch, best, scale=1.0):
     """The measurement without a clock: every way is run, `best` is fastest."""
     seen = {}
 
     def measured(runs):
         seen.update({name: run() for name, run in runs.items()})
-        return best, {name: 0.5 if name == best else 1.0 for name in runs}
+        return {name: scale * (0.5 if name == best else 1.0) for name in runs}
 
-    monkeypatch.setattr(module, "fastest_of", measured)
+    monkeypatch.setattr(timing, "median_seconds", measured)
     return seen
 
 
-def test_fastest_of_prefers_the_plain_way_unless_another_is_clearly_faster():
-    runs = {"plain": lambda: time.sleep(0.02), "other": lambda: time.sleep(0.001)}
-    way, seconds = timing.fastest_of(runs, repeats=3)
-    assert way == "other" and seconds["plain"] > seconds["other"]
-    assert timing.fastest_of(dict(reversed(runs.items())), repeats=3)[0] == "other"
+def test_the_seconds_are_those_of_each_way():
+    runs = {"slow": lambda: time.sleep(0.02), "fast": lambda: time.sleep(0.001)}
+    seconds = timing.median_seconds(runs, repeats=3)
+    assert seconds["slow"] > 0.02 > seconds["fast"]
+    assert timing.fastest_of(seconds, plain="slow") == "fast" == timing.fastest_of(seconds, plain="fast")
 
 
-def test_ways_that_are_alike_are_the_plain_one(monkeypatch):
-    monkeypatch.setattr(timing, "seconds_in_turns", lambda *_: {"plain": [1.0], "other": [0.99]})
-    assert timing.fastest_of({"plain": int, "other": int})[0] == "plain"
-    monkeypatch.setattr(timing, "seconds_in_turns", lambda *_: {"plain": [1.0], "other": [0.97]})
-    assert timing.fastest_of({"plain": int, "other": int})[0] == "other"
+def test_ways_that_are_alike_are_the_plain_one():
+    assert timing.fastest_of({"other": 0.99, "plain": 1.0}, "plain") == "plain"
+    assert timing.fastest_of({"other": 0.97, "plain": 1.0}, "plain") == "other"
 
 
 @pytest.mark.parametrize("best", ["plain", "gamma 2", "gamma 3"])
 def test_text_is_the_same_whatever_is_chosen(x64, monkeypatch, best):
-    seen = chooses(monkeypatch, text_autotune, best)
+    seen = chooses(monkeypatch, best)
     request = text_request()
     choice = text.fastest(request, pilot=5)
     assert choice.way == best and seen.keys() == choice.seconds.keys() == {"plain", "gamma 2", "gamma 3"}
@@ -80,9 +76,15 @@ def test_text_is_the_same_whatever_is_chosen(x64, monkeypatch, best):
     np.testing.assert_array_equal(choice.request.run().tokens, expected)
 
 
+def test_a_short_measurement_is_made_longer(x64, monkeypatch):
+    seen = chooses(monkeypatch, "gamma 2", scale=0.01)
+    text.fastest(text_request(), pilot=2)
+    assert seen["plain"].info.new_tokens.tolist() == [12, 12]  # 2, 8, and all of them
+
+
 @pytest.mark.parametrize("best", ["stepwise", "gamma 4"])
 def test_masked_text_is_the_same_whatever_is_chosen(x64, monkeypatch, best):
-    seen = chooses(monkeypatch, masked_autotune, best)
+    seen = chooses(monkeypatch, best)
     request = masked_request()
     choice = masked.fastest(request, gammas=(4,), pilot=5)
     assert choice.way == best and seen.keys() == {"stepwise", "gamma 4"}
@@ -93,10 +95,10 @@ def test_masked_text_is_the_same_whatever_is_chosen(x64, monkeypatch, best):
 def test_the_measurement_has_random_numbers_of_its_own(x64, monkeypatch):
     """Or the ways would be chosen by the very numbers that decide what comes out."""
     sampling = text.Sampling(temperature=1.0)
-    seen = chooses(monkeypatch, text_autotune, "plain")
+    seen = chooses(monkeypatch, "plain")
     choice = text.fastest(text_request(key=KEY, sampling=sampling), pilot=12)
     assert np.any(seen["plain"].tokens != choice.request.run().tokens)
-    seen = chooses(monkeypatch, masked_autotune, "stepwise")
+    seen = chooses(monkeypatch, "stepwise")
     choice = masked.fastest(masked_request(key=KEY, temperature=1.0), gammas=(2,), pilot=8)
     assert np.any(seen["stepwise"].tokens != choice.request.run().tokens)
     keys = row_keys(KEY, 3)

@@ -198,5 +198,5 @@ def test_single_file_checkpoint(folder, model):
     jax.tree.map(np.testing.assert_array_equal, cspd_jax.load(path).params, model.params)
     file = folder / "single" / "params.safetensors"
     file.write_bytes(file.read_bytes()[:-100])
-    with pytest.raises(UserError, match="not a readable safetensors file"):
+    with pytest.raises(UserError, match="not a complete safetensors file"):
         cspd_jax.load(path)

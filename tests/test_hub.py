@@ -8,6 +8,7 @@ import http.server
 import json
 import sys
 import threading
+import time
 from pathlib import Path
 
 import hf_folder
@@ -84,6 +85,18 @@ def test_fetch_and_cache(server, tmp_path):
     assert [r for r in FakeHub.requests if r.startswith("GET") and "/resolve/" in r] == downloads
 
 
+@pytest.mark.parametrize("damage", [lambda b: b[:-100], lambda b: b"", lambda b: bytes(100) + b[100:]])
+def test_a_damaged_download_is_fetched_again(server, tmp_path, capsys, damage):
+    path = hub.fetch("mar-base", endpoint=server, cache_dir=tmp_path).path
+    path.resolve().write_bytes(damage(path.read_bytes()))
+    again = hub.fetch("mar-base", endpoint=server, cache_dir=tmp_path).path
+    assert again.read_bytes() == FakeHub.files["mar-base.safetensors"]
+    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("cspd-jax:")]
+    assert len(said) == 1 and said[0].endswith("; it is downloaded again")
+    hub.fetch("mar-base", endpoint=server, cache_dir=tmp_path)
+    assert "cspd-jax" not in capsys.readouterr().err
+
+
 def test_revision(server, tmp_path, monkeypatch):
     asked = lambda: FakeHub.requests[0].split("/resolve/")[1].split("/")[0]
     hub.fetch("mar-base", revision=COMMIT, endpoint=server, cache_dir=tmp_path / "a")
@@ -157,3 +170,19 @@ def test_language_models_by_name(server, tmp_path, monkeypatch, capsys, files):
 def test_repository_names():
     assert hub.is_repository("EleutherAI/pythia-160m-deduped") and hub.is_repository("a/b.c_d")
     assert not any(map(hub.is_repository, ("a", "a/b/c", "../x", "a/..", "/x", "a/", "a b/c")))
+
+
+def test_without_a_network_the_cache_is_asked_at_once(tmp_path, monkeypatch, caplog):
+    """One line, not the library's retries; a proxy may know the address."""
+    for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    hub._is_unknown.cache_clear()
+    start = time.monotonic()
+    for _ in range(2):
+        with pytest.raises(UserError, match="could not be fetched"):
+            hub.fetch("mar-base", endpoint="http://hub.invalid", cache_dir=tmp_path)
+    assert time.monotonic() - start < 10 and caplog.text.count("hub.invalid is not known") == 1
+    hub._is_unknown.cache_clear()
+    monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")
+    assert not hub._is_unknown("http://hub.invalid")
+    hub._is_unknown.cache_clear()

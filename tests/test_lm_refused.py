@@ -74,7 +74,13 @@ def scaled(**changes):
         (edited(LLADA, n_layers=3), "has the tensors of 2 layers; n_layers is 3"),
         (edited(DREAM, mask_token_id=V), "mask_ids hold 40, which is no id of a vocabulary of 40"),
         (edited(DREAM, use_sliding_window=True), "use_sliding_window is True; attention within a sliding"),
-        (edited(LLAMA, hidden_size=10**30, head_dim=4), "21 misshapen (model.embed_tokens.weight is"),
+        (edited(LLAMA, hidden_size=10**30, head_dim=4), "it must be at most 131072"),
+        (edited(LLAMA, num_hidden_layers=20_000), "has the tensors of 2 layers; num_hidden_layers is 20000"),
+        (edited(LLAMA, vocab_size=10**12), "the model's vocab_size is 1000000000000; it must be at most"),
+        (edited(LLAMA, intermediate_size=10**9), "the model's mlp_width is 1000000000; it must be at most"),
+        (edited(LLAMA, max_position_embeddings=10**12), "the model's max_positions is"),
+        (edited(LLAMA, num_attention_heads=0, head_dim=0), "cannot be shared by 0 num_attention_heads"),
+        (edited(LLADA, mlp_hidden_size=None, mlp_ratio=1e308), "the model's mlp_width is"),
     ],
 )  # fmt: skip
 def test_refused_configurations(tmp_path, capsys, config, sentence):

@@ -178,7 +178,8 @@ def test_too_little_memory(run, folder, monkeypatch):
     [
         (("--method", "cspd"), "the method cspd needs a draft"),
         (("--method", "self", "--criterion", "paper"), "the criterion paper needs a draft model"),
-        (("--gamma", "3"), "--gamma goes with the methods cspd and self"),
+        (("--gamma", "3"), "--gamma needs a method to go with: add --method self or cspd"),
+        (("--method", "plain", "--gamma", "3"), "--gamma goes with the methods cspd and self"),
         (("--method", "self", "--inner-temperature", "2"), "--inner-temperature goes with --criterion paper"),
         (("--method", "self", "--prefill", "1.5"), "prefill is 1.5"),
         (("--method", "self", "--gamma", "0"), "'0' is not a positive"),

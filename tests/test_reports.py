@@ -119,7 +119,8 @@ def test_options_reach_the_sampler(run):
     code, out, err = run(*argv, *options, "--dtype", "bfloat16", "--draft", "{models}/target")
     assert code == 0 and "does not use the draft" in err
     assert json.loads(out)["reference"] == {
-        "method": "plain", "final_noise": True, "dtype": "bfloat16", "respacing": "ddim10", "T": 10,
+        "method": "plain", "final_noise": True, "dtype": "bfloat16", "respacing": "ddim10",
+        "T": 10, "denoising_steps": 10,
         "num_iter": 2, "cfg": 2.0, "cfg_schedule": "constant", "temperature": 0.9,
     }  # fmt: skip
 

@@ -15,7 +15,7 @@ import text_models
 from cspd_jax import masked, text
 from cspd_jax._utils.random import purpose_keys
 from cspd_jax.errors import UserError
-from cspd_jax.text import ACCEPTED, BONUS, NONE, PLAIN, Prompts, Sampling, rules
+from cspd_jax.text import ACCEPTED, BONUS, NONE, PLAIN, Prompts, Sampling, generation, rules
 from cspd_jax.text.sampling import Purpose, noise_at
 
 RULES = ("google", "deepmind", "block", "match")
@@ -267,6 +267,16 @@ def test_generate_and_stream_take_the_same_arguments():
         assert inspect.signature(family.generate).parameters == inspect.signature(family.stream).parameters
 
 
+def test_a_stream_keeps_one_cache():
+    """Each round writes into the cache of the round before, and into nothing else that a caller may hold."""
+    inputs = text.prepare(None, target(), [[3, 4, 5], [7]], **_defaults() | {"max_new_tokens": 3})
+    before = generation._begin(inputs)
+    generation._advance(inputs, before._replace(cache=None), before.cache)
+    assert all(a.is_deleted() for a in jax.tree.leaves(before.cache))
+    others = jax.tree.leaves((inputs, before._replace(cache=None)))
+    assert not any(a.is_deleted() for a in others if isinstance(a, jax.Array))
+
+
 @pytest.mark.parametrize(
     "change, sentence",
     [
@@ -278,7 +288,7 @@ def test_generate_and_stream_take_the_same_arguments():
         ({"model": "gpt"}, "a model must be a TextModel or a pair (network, params), not str"),
         ({"sampling": Sampling(-1.0)}, "temperature is -1.0"),
         ({"sampling": Sampling(1.0)}, "sampling needs a key"),
-        ({"sampling": Sampling(1.0), "key": 3}, "key must be made by jax.random.key"),
+        ({"sampling": Sampling(1.0), "key": 3}, "key is 3; it must be made by jax.random.key"),
         (
             {"sampling": Sampling([1.0, 2.0, 3.0])},
             "temperature has shape (3,); it must be one number, or one",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import pickle
 import zipfile
 
@@ -12,6 +13,8 @@ import pytest
 import torch_file
 from torch_file import Call, Global, Raw, Tensor, namespace, ordered_dict, storage, tensor
 
+from cspd_jax._utils import bounds
+from cspd_jax.converters import source
 from cspd_jax.converters.torch_zip import LazyTensor, Namespace, open_checkpoint
 from cspd_jax.errors import UserError
 
@@ -321,3 +324,75 @@ def test_a_tensor_that_would_fill_the_memory_is_refused(tmp_path):
     torch_file.write(path, {"model": {"w": one}})
     with pytest.raises(UserError, match="more than the file has"):
         open_checkpoint(path)
+
+
+def opened(tmp_path, weights):
+    torch_file.write(tmp_path / "x.pth", {"model": weights})
+    return source.open_source(tmp_path / "x.pth")
+
+
+def test_tensors_that_take_more_than_the_file_are_refused(tmp_path):
+    """By stride 0, or because many share a storage; a copy of each is the most that is read."""
+    shared = storage(np.zeros(10_000, np.float32))
+    once = {"z_proj.weight": Tensor(shared, (100, 100), (100, 1))}
+    assert opened(tmp_path, once | {"again": Tensor(shared, (10_000,), (1,))}).kind == "mar"
+    many = {f"w{i}": Tensor(shared, (10_000,), (1,)) for i in range(3)}
+    with pytest.raises(UserError, match="its 4 tensors would take 160000; save each tensor once"):
+        opened(tmp_path, once | many)
+    with pytest.raises(UserError, match="its 2 tensors would take 40040000"):
+        opened(tmp_path, once | {"wide": Tensor(shared, (1000, 10_000), (0, 1))})
+
+
+def test_storages_that_are_the_same_bytes_of_the_file_count_once(tmp_path):
+    weights = {f"z_proj{i}": tensor(np.full(10_000, i, np.float32)) for i in range(4)}
+    torch_file.write(tmp_path / "x.pth", weights)
+    assert len(source.open_source(tmp_path / "x.pth").tensors) == 4
+    with zipfile.ZipFile(tmp_path / "x.pth", "a") as archive:
+        first = archive.getinfo("archive/data/0")
+        for info in archive.infolist():
+            if info.filename.startswith("archive/data/"):
+                info.header_offset = first.header_offset
+        archive.start_dir = first.header_offset + 41_000
+        archive._didModify = True
+    with pytest.raises(UserError, match="its 4 tensors would take 160000"):
+        source.open_source(tmp_path / "x.pth")
+
+
+def test_pickles_that_build_too_much_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(bounds, "PICKLE_WORK", 10_000)
+    for instruction in (b"]", b"}", b")", b"("):
+        refused(tmp_path, {}, "in more than 10000 steps; no checkpoint needs", pickle=instruction * 10_001)
+
+
+def test_one_list_copied_again_and_again_is_refused(tmp_path):
+    pairs = b"](" + b"K\x01K\x02\x86" * 2000 + b"eq\x00"
+    again = b"ccollections\nOrderedDict\nh\x00\x85R0" * 2000
+    refused(tmp_path, {}, "in more than 2097152 steps", pickle=b"\x80\x02" + pairs + again + b".")
+    attributes = b"}(" + b"".join(b"K%cN" % i for i in range(200)) + b"uq\x00"
+    again = b"cargparse\nNamespace\n)\x81h\x00b0" * 12_000
+    refused(tmp_path, {}, "in more than 2097152 steps", pickle=b"\x80\x02" + attributes + again + b".")
+
+
+def test_an_enormous_pickle_is_not_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(bounds, "PICKLE_BYTES", 1000)
+    refused(
+        tmp_path, {}, "data.pkl has 2001 bytes; what describes tensors has at most 1000", pickle=b"]" * 2001
+    )
+
+
+def test_an_enormous_list_of_members_is_not_read(tmp_path, monkeypatch):
+    torch_file.write(tmp_path / "x.pth", {})
+    monkeypatch.setattr(bounds, "DIRECTORY_BYTES", 100)
+    with pytest.raises(UserError, match="a list of members of"):
+        open_checkpoint(tmp_path / "x.pth")
+
+
+def test_tensors_of_many_dimensions_are_refused(tmp_path):
+    flat = Tensor(storage(np.zeros(1, np.float32)), (1,) * 17, (1,) * 17)
+    refused(tmp_path, {"w": flat}, "a tensor is not described as torch.save describes it")
+
+
+def test_a_pipe_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "x.pth")
+    with pytest.raises(UserError, match="is not a regular file"):
+        open_checkpoint(tmp_path / "x.pth")

@@ -325,3 +325,35 @@ def test_a_batch_must_divide_among_devices(monkeypatch, tmp_path):
     monkeypatch.setattr(jax, "device_count", lambda: 3)
     with pytest.raises(UserError, match="batch of 8 cannot be spread evenly over 3 devices"):
         train(TINY, SOURCE, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "change, sentence",
+    [
+        (lambda v: [], "does not hold the settings of a run"),
+        (lambda v: {**v, "data_kind": ["x"]}, "does not hold the settings of a run"),
+        (lambda v: {**v, "steps": "many"}, "field steps is 'many'; it must be a whole number"),
+        (lambda v: {**v, "steps": 10**12}, "steps is 1000000000000; it must be below"),
+        (lambda v: {**v, "batch": 10**9}, "batch is 1000000000; it must be below"),
+        (lambda v: {**v, "ema": None}, "field ema is None; it must be a number"),
+        (lambda v: {**v, "model": 3}, "model must be an object"),
+        (lambda v: {**v, "cats": 3}, "has wrong fields: unknown cats"),
+        (lambda v: {**v, "model": {**v["model"], "encoder_depth": 20_000}}, "encoder_depth is 20000"),
+        (lambda v: {**v, "data": {**v["data"], "size": [1]}}, "data field size is"),
+    ],
+)
+def test_settings_of_a_run_that_are_not(tmp_path, change, sentence):
+    values = presets.to_json(presets.preset("glyphs"))
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    assert presets.read(tmp_path) == presets.preset("glyphs")
+    (tmp_path / "config.json").write_text(json.dumps(change(values)))
+    with pytest.raises(UserError, match=sentence):
+        presets.read(tmp_path)
+
+
+def test_damaged_lines_of_the_metrics_are_dropped(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    lines = ['{"step": 1}', "{", "[" * 10**5, '{"step": "x"}', '{"step": 2}', '{"step": 3}']
+    path.write_text("\n".join(lines) + "\n")
+    MetricsLog(path, 2, 1).__exit__()
+    assert path.read_text().splitlines() == [lines[0], lines[4]]

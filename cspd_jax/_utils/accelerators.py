@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 # The fewest rows of a matrix product. One row would be computed as the sum of an array of the matrix's size.
-_ROWS = 8
+FEWEST_ROWS = 8
 
 
 def by_device(*operands: Any, cpu: Callable, accelerator: Callable) -> Any:
@@ -42,6 +42,8 @@ def with_enough_rows(function: Callable, fixed: Any, rows: Any) -> jax.Array:
         return function(fixed, rows)
 
     def repeated(fixed, rows):
-        return function(fixed, jax.tree.map(lambda a: jnp.broadcast_to(a, (_ROWS, *a.shape[1:])), rows))[:1]
+        return function(
+            fixed, jax.tree.map(lambda a: jnp.broadcast_to(a, (FEWEST_ROWS, *a.shape[1:])), rows)
+        )[:1]
 
     return by_device(fixed, rows, cpu=function, accelerator=repeated)

@@ -6,15 +6,18 @@ import contextlib
 import hashlib
 import json
 import os
+import platform
+import re
 import secrets
 import shutil
-import zipfile
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from cspd_jax._utils.zip_files import read_arrays
 from cspd_jax.errors import UserError
 
 
@@ -23,11 +26,17 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cspd-jax"
 
 
+def report_remade(error: UserError) -> None:
+    """Says on standard error that a file in the cache is damaged, and that it is made again."""
+    print(f"cspd-jax: {error}; it is made again", file=sys.stderr)
+
+
 @contextlib.contextmanager
 def written_beside(path: str | os.PathLike) -> Iterator[Path]:
     """Yields a temporary path beside `path` for a file or folder; it is renamed to `path` on success.
 
-    Its name is random, so two processes never write to the same one. Nothing is left behind on failure.
+    Its name is random, so two processes never write to the same one. Nothing is left behind on failure, and
+    what processes of this machine left that were killed is removed.
     """
     path = Path(path)
     partial = _partial(path)
@@ -39,7 +48,33 @@ def written_beside(path: str | os.PathLike) -> Iterator[Path]:
 
 
 def _partial(path: Path) -> Path:
-    return path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
+    """A name beside `path` that says which process of which machine writes there."""
+    _sweep(path)
+    return path.with_name(f".{path.name}.{_machine()}-{os.getpid()}-{secrets.token_hex(4)}.partial")
+
+
+def _machine() -> str:
+    return hashlib.sha256(platform.node().encode()).hexdigest()[:8]
+
+
+def _sweep(path: Path) -> None:
+    """Removes what dead processes of this machine left beside `path`."""
+    pattern = re.compile(re.escape(f".{path.name}.{_machine()}-") + r"(\d+)-[0-9a-f]{8}\.partial")
+    with contextlib.suppress(OSError):
+        for entry in os.scandir(path.parent):
+            found = pattern.fullmatch(entry.name)
+            if found and not _alive(int(found[1])):
+                remove(Path(entry.path))
+
+
+def _alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        pass
+    return True
 
 
 @contextlib.contextmanager
@@ -83,13 +118,12 @@ def kept_array(path: Path, origin: str, make: Callable[[], np.ndarray]) -> np.nd
         write_arrays(path, samples=array, origin=origin)
         return array
     try:
-        with np.load(path, allow_pickle=False) as stored:
-            array, stored_origin = stored["samples"], str(stored["origin"])
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
-        raise UserError(f"{path} is damaged ({error}); delete it and it will be made again") from None
-    if stored_origin != origin:
+        stored = read_arrays(path, {"samples": None, "origin": None})
+    except UserError as error:
+        raise UserError(f"{error}; delete it and it will be made again") from None
+    if str(stored["origin"]) != origin:
         raise UserError(f"{path} was made by another target or seed; delete that folder or choose another")
-    return array
+    return stored["samples"]
 
 
 def fingerprint(config: Any, params: Any, *more: Any, leading: int | None = None) -> str:
@@ -118,6 +152,8 @@ def file_sha256(path: str | os.PathLike) -> str:
 
 def check_new_folder(path: str | os.PathLike) -> None:
     """UserError unless `path` is an empty folder or one that can be made."""
+    if not os.fspath(path):
+        raise UserError("the name of the folder for the results is empty")
     path = Path(os.path.abspath(path))
     if path.is_dir():
         if any(path.iterdir()):

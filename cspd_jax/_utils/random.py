@@ -31,24 +31,35 @@ class Purpose(enum.IntEnum):
     UNALIGNED = 7
 
 
+def as_typed(key: Array) -> Array:
+    """A key, or keys, of the new kind. UserError for what is no key, such as a seed."""
+    dtype = getattr(key, "dtype", None)
+    if dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key):
+        return key
+    if dtype != jnp.uint32 or not key.ndim:
+        raise UserError(
+            f"key is {key!r:.80}; it must be made by jax.random.key, for example jax.random.key(0)"
+        )
+    return jax.random.wrap_key_data(key)  # of the old kind, jax.random.PRNGKey
+
+
 def row_keys(key: Array, count: int, first: int = 0) -> Array:
     """Keys [count] of the rows (images, texts) first, ..., first + count - 1 of a run."""
+    key = as_typed(key)
     return jax.vmap(lambda i: jax.random.fold_in(key, i))(first + jnp.arange(count))
 
 
 def apart(key: Array) -> Array:
     """A key, or keys [B], whose numbers are independent of those of a run with `key`: for measurements that
     decide how it is run."""
-    if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
-        key = jax.random.wrap_key_data(key)
+    key = as_typed(key)
     fold = lambda k: jax.random.fold_in(k, 2**32 - 1)  # more than there are rows or purposes
     return fold(key) if key.ndim == 0 else jax.vmap(fold)(key)
 
 
 def keys_per_row(key: Array, count: int) -> Array:
     """One typed key per row [count], from one key for all of them or from one for each."""
-    if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
-        key = jax.random.wrap_key_data(key)  # a key of the old kind, jax.random.PRNGKey
+    key = as_typed(key)
     if key.ndim == 0:
         return row_keys(key, count)
     if key.shape != (count,):

@@ -5,9 +5,11 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax
+
+Request = TypeVar("Request")
 
 
 def seconds_in_turns(
@@ -33,14 +35,39 @@ def seconds_in_turns(
 _HANDICAP = 1.02  # another way must win by more than the clock's noise
 
 
-def fastest_of(
+class Choice(NamedTuple, Generic[Request]):
+    """What is fastest here.
+
+    request: what to run.
+    way: its name.
+    seconds: of the measurement, by way; empty if there was nothing to choose.
+    """
+
+    request: Request
+    way: str
+    seconds: dict[str, float]
+
+
+def median_seconds(
     runs: Mapping[str, Callable[[], Any]], repeats: int = 5, longest: float = 20.0
-) -> tuple[str, dict[str, float]]:
-    """The name of the fastest run, and the median seconds of each. The first is the plain way, which is taken
-    unless another is clearly faster. Each is called once before, to be compiled."""
+) -> dict[str, float]:
+    """Median seconds of each run, by `seconds_in_turns`. Each is called once before, to be compiled."""
     for run in runs.values():
         jax.block_until_ready(run())
     turns = seconds_in_turns(runs, repeats, longest)
-    seconds = {name: statistics.median(several) for name, several in turns.items()}
-    plain = next(iter(runs))
-    return min(seconds, key=lambda name: seconds[name] * (1.0 if name == plain else _HANDICAP)), seconds
+    return {name: statistics.median(several) for name, several in turns.items()}
+
+
+def fastest_of(seconds: Mapping[str, float], plain: str) -> str:
+    """The name of the fastest way: the plain one, unless another is clearly faster."""
+    return min(seconds, key=lambda name: seconds[name] * (1.0 if name == plain else _HANDICAP))
+
+
+def choose(ways: Mapping[str, Request], run: Callable[[Request], Callable[[], Any]]) -> Choice[Request]:
+    """The fastest of several requests, the first of which is the plain one.
+
+    run: the measurement of a request.
+    """
+    seconds = median_seconds({name: run(request) for name, request in ways.items()})
+    way = fastest_of(seconds, next(iter(ways)))
+    return Choice(ways[way], way, seconds)

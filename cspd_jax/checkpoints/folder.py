@@ -10,7 +10,6 @@ import dataclasses
 import json
 import os
 import shutil
-import typing
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,8 +19,10 @@ import ml_dtypes
 import numpy as np
 
 from cspd_jax._utils.files import write_errors, written_beside
+from cspd_jax._utils.json_files import read_object
+from cspd_jax._utils.typed import read_fields
 from cspd_jax.checkpoints import parameters
-from cspd_jax.errors import UserError
+from cspd_jax.errors import UserError, naming, shown
 from cspd_jax.networks import autoencoder, lm, mar
 from cspd_jax.networks.config import KLConfig, MARConfig
 from cspd_jax.networks.lm_config import LMConfig
@@ -98,6 +99,7 @@ def save(
         "config": dataclasses.asdict(config),
         "dtype": parameters.common_dtype(params),
         "params": sum(int(leaf.size) for leaf in jax.tree.leaves(params)),
+        "params_sha256": parameters.digest(params),
         "source": source,
         "source_sha256": source_sha256,
         "extra": dict(extra or {}),
@@ -133,14 +135,9 @@ def read_description(path: str | os.PathLike) -> dict[str, Any]:
         problem = "is a file" if path.exists() else "does not exist"
         raise UserError(f"{path} {problem}; a checkpoint is a folder made by cspd-jax convert or train")
     file = path / "config.json"
-    try:
-        description = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"{path} is not a checkpoint: it has no config.json") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{file} is not readable JSON ({error})") from None
-    if not isinstance(description, dict):
-        raise UserError(f"{file} must hold a JSON object")
+    if not os.path.lexists(file):
+        raise UserError(f"{path} is not a checkpoint: it has no config.json")
+    description = read_object(file)
     _check_version(description.get("format_version"), file)
     kind = get_kind(description.get("kind"), str(file))
     if not (path / "params").is_dir() and not (path / SINGLE_FILE).is_file():
@@ -150,11 +147,11 @@ def read_description(path: str | os.PathLike) -> dict[str, Any]:
 
 def _check_version(version: Any, file: Path) -> None:
     if type(version) is not int or version < 1:
-        raise UserError(f"{file}: format_version is {version!r}; it must be {FORMAT_VERSION}")
+        raise UserError(f"{file}: format_version is {shown(version)}; it must be {FORMAT_VERSION}")
     if version > FORMAT_VERSION:
         raise UserError(
-            f"{file} has format version {version}, but this version of cspd-jax reads up to {FORMAT_VERSION};"
-            " upgrade cspd-jax"
+            f"{file} has format version {shown(version)}, but this version of cspd-jax reads up to"
+            f" {FORMAT_VERSION}; upgrade cspd-jax"
         )
 
 
@@ -163,38 +160,39 @@ def load(path: str | os.PathLike, dtype: Any = None) -> Checkpoint:
     path = Path(os.path.abspath(path))
     description = read_description(path)
     config, kind = description.pop("config"), description.pop("kind")
+    single = (path / SINGLE_FILE).is_file()
+    file = path / (SINGLE_FILE if single else "params")
+    _check_depth(config, parameters.count(file), path)
     abstract = describe_params(get_kind(kind, str(path)), config, str(path))
-    if (path / SINGLE_FILE).is_file():
-        params = parameters.read_file(path / SINGLE_FILE, abstract, dtype)
-    else:
-        params = parameters.read(path / "params", abstract, dtype)
+    read = parameters.read_file if single else parameters.read
+    params = read(file, abstract, dtype, description.get("params_sha256"))
     return Checkpoint(kind, config, params, description)
+
+
+def _check_depth(config: Any, stored: int, path: Path) -> None:
+    """UserError if there are fewer parameters than blocks. To describe a network takes time for each block,
+    so this comes before; whether names and shapes fit is checked after."""
+    if isinstance(config, MARConfig | KLConfig | LMConfig) and config.blocks > stored:
+        raise UserError(
+            f"{path} has {stored} parameters, too few for the {config.blocks} blocks that its config"
+            " describes"
+        )
 
 
 def get_kind(name: Any, where: str) -> Kind:
     """The kind called `name`; `where` names the file in the error message."""
     if not isinstance(name, str) or name not in _KINDS:
         raise UserError(
-            f"{where} is of the unknown kind {name!r}; known kinds are {', '.join(sorted(_KINDS))}"
+            f"{where} is of the unknown kind {shown(name)}; known kinds are {', '.join(sorted(_KINDS))}"
         )
     return _KINDS[name]
 
 
 def read_config(kind: Kind, values: Any, where: str):
     """A JSON object -> the kind's configuration; it must have exactly its fields, with their types."""
-    if not isinstance(values, dict):
-        raise UserError(f"{where}: config must be an object with the sizes of the network")
-    hints = typing.get_type_hints(kind.config_class)
-    fields = [field.name for field in dataclasses.fields(kind.config_class)]
-    missing, unknown = [f for f in fields if f not in values], [v for v in values if v not in fields]
-    if missing or unknown:
-        parts = [
-            f"{what} {', '.join(names)}"
-            for what, names in (("missing", missing), ("unknown", unknown))
-            if names
-        ]
-        raise UserError(f"{where}: config has wrong fields: {'; '.join(parts)}")
-    return kind.config_class(**{name: _typed(values[name], hints[name], name, where) for name in fields})
+    fields = read_fields(kind.config_class, values, f"{where}: config")
+    with naming(where):
+        return kind.config_class(**fields)
 
 
 def describe_params(kind: Kind, config: Any, where: str):
@@ -205,20 +203,3 @@ def describe_params(kind: Kind, config: Any, where: str):
         raise
     except Exception as error:  # whatever the network stumbles over
         raise UserError(f"{where}: config describes no possible network ({error})") from error
-
-
-def _typed(value: Any, hint: Any, name: str, where: str) -> Any:
-    whole = type(value) is int
-    if hint is int and not whole:
-        raise UserError(f"{where}: config field {name} is {value!r}; it must be a whole number")
-    if hint is float and not (whole or type(value) is float):
-        raise UserError(f"{where}: config field {name} is {value!r}; it must be a number")
-    if hint is bool and type(value) is not bool:
-        raise UserError(f"{where}: config field {name} is {value!r}; it must be true or false")
-    if hint is str and not isinstance(value, str):
-        raise UserError(f"{where}: config field {name} is {value!r}; it must be a string")
-    if hint == tuple[int, ...]:
-        if not isinstance(value, list) or any(type(v) is not int for v in value):
-            raise UserError(f"{where}: config field {name} is {value!r}; it must be a list of whole numbers")
-        return tuple(value)
-    return value

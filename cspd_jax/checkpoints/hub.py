@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 import os
 import re
+import socket
+import sys
+import urllib.parse
 from pathlib import Path
 from typing import NamedTuple
 
+from cspd_jax._utils import bounds
+from cspd_jax._utils.json_files import read_json
 from cspd_jax.converters import hf
+from cspd_jax.converters.safetensors_file import open_safetensors
 from cspd_jax.errors import UserError
 
 REPOSITORY = "jadechoghari/mar"
@@ -86,7 +94,29 @@ def fetch_model(
 
 
 def _download(repository, file: str, revision, endpoint, cache_dir, required: bool = True) -> Path | None:
-    """A file in the local cache; None if it is not required and the repository has none."""
+    """A file in the local cache; None if it is not required and the repository has none.
+
+    A file there that was damaged after its download, or by it, is downloaded once more.
+    """
+    path = _cached(repository, file, revision, endpoint, cache_dir, required, force=False)
+    try:
+        if path is not None:
+            _check_whole(path)
+    except UserError as error:
+        print(f"cspd-jax: {error}; it is downloaded again", file=sys.stderr)
+        path = _cached(repository, file, revision, endpoint, cache_dir, required, force=True)
+    return path
+
+
+def _check_whole(path: Path) -> None:
+    """UserError if a file is cut off or is not of its format; nearly free, so not every byte is looked at."""
+    if path.suffix == ".safetensors":
+        open_safetensors(path)
+    elif path.suffix == ".json":
+        read_json(path, bounds.TOKENIZER_BYTES)
+
+
+def _cached(repository, file: str, revision, endpoint, cache_dir, required: bool, force: bool) -> Path | None:
     try:
         import huggingface_hub
         from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
@@ -98,7 +128,13 @@ def _download(repository, file: str, revision, endpoint, cache_dir, required: bo
     try:
         return Path(
             huggingface_hub.hf_hub_download(
-                repository, file, revision=revision, endpoint=endpoint, cache_dir=cache_dir
+                repository,
+                file,
+                revision=revision,
+                endpoint=endpoint,
+                cache_dir=cache_dir,
+                force_download=force,
+                local_files_only=not force and _is_unknown(endpoint or huggingface_hub.constants.ENDPOINT),
             )
         )
     except Exception as error:  # the library and its HTTP client raise many types
@@ -110,3 +146,19 @@ def _download(repository, file: str, revision, endpoint, cache_dir, required: bo
             f"{file} of {repository} at revision {revision} could not be fetched ({reason});"
             " check the connection, or give the path of a file you have"
         ) from error
+
+
+@functools.cache
+def _is_unknown(endpoint: str) -> bool:
+    """Whether this machine cannot even find the hub's address: then the library's many tries are in vain."""
+    if any(os.environ.get(name) for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")):
+        return False  # the proxy finds it
+    address = urllib.parse.urlsplit(endpoint)
+    try:
+        socket.getaddrinfo(address.hostname, address.port or 443)
+    except OSError:
+        logging.getLogger("cspd_jax").warning(
+            "%s is not known on this machine; only the local cache is used", address.hostname
+        )
+        return True
+    return False

@@ -6,8 +6,11 @@ files out, so the small models inside the package are single safetensors files.
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
+import hashlib
 import logging
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,9 +20,11 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 import safetensors
-from safetensors import flax as arrays
+from safetensors import numpy as arrays
 
-from cspd_jax.errors import UserError
+from cspd_jax._utils.json_files import read_object
+from cspd_jax.converters.safetensors_file import open_safetensors
+from cspd_jax.errors import UserError, shown
 
 _CONCURRENT_BYTES = 256 * 2**20
 _LISTED = 5
@@ -61,12 +66,26 @@ def _quiet():
         logger.setLevel(level)
 
 
-def read(path: Path, abstract: Mapping, dtype: Any = None) -> dict:
-    """The tree at `path` as jax arrays; UserError unless it has exactly the abstract tree's leaves."""
+def count(path: Path) -> int:
+    """How many parameters are stored in the folder or file `path`; none is read."""
+    if path.is_file():
+        return len(open_safetensors(path))
+    with os.scandir(path) as entries:
+        return sum(entry.is_dir() for entry in entries)
+
+
+def read(path: Path, abstract: Mapping, dtype: Any = None, sha256: str | None = None) -> dict:
+    """The tree at `path` as jax arrays; UserError unless it has exactly the abstract tree's leaves.
+
+    sha256: what the `digest` of the stored tree must be, if that is known.
+    """
+    _check_metadata(path)
     try:
         with _quiet(), ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
             stored = _tree_metadata(checkpointer.metadata(path))
             check_shapes(stored, abstract, str(path))
+            for place, leaf in _flatten(abstract):
+                _check_array(path / ".".join(place), tuple(leaf.shape))
             as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), abstract)
             params = checkpointer.restore(path, args=ocp.args.PyTreeRestore(abstract, restore_args=as_numpy))
     except UserError:
@@ -74,8 +93,50 @@ def read(path: Path, abstract: Mapping, dtype: Any = None) -> dict:
     except Exception as error:  # Orbax and TensorStore raise many types for damaged files
         reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
         raise UserError(f"{path} cannot be read as Orbax parameters ({reason})") from error
-    check_finite(params, str(path))
+    return _accept(params, abstract, str(path), dtype, sha256)
+
+
+def _check_metadata(path: Path) -> None:
+    """UserError if Orbax would read something enormous, or a form that `write` does not use."""
+    if (path / "manifest.ocdbt").exists():
+        raise UserError(f"{path} is stored as OCDBT, which cspd-jax neither writes nor reads")
+    for name in ("_METADATA", "_CHECKPOINT_METADATA"):
+        if (path / name).exists():
+            read_object(path / name)
+
+
+def _check_array(folder: Path, shape: tuple[int, ...]) -> None:
+    """UserError unless an array's chunks, which TensorStore allocates at once, are no larger than itself."""
+    described = read_object(folder / ".zarray")
+    chunks = described.get("chunks")
+    fits = isinstance(chunks, list) and len(chunks) == len(shape)
+    if not fits or any(type(c) is not int or not 1 <= c <= max(n, 1) for c, n in zip(chunks, shape)):
+        raise UserError(f"{folder} is stored in chunks {shown(chunks)}, which do not fit its shape {shape}")
+
+
+def _accept(params: dict, abstract: Mapping, where: str, dtype: Any, sha256: str | None) -> dict:
+    """The numpy arrays that were read, checked, as jax arrays."""
+    check_types({name: leaf.dtype for name, leaf in _named_leaves(params)}, abstract, where)
+    if sha256 is not None and digest(params) != sha256:
+        raise UserError(
+            f"{where}: the parameters are not those that were saved (config.json has another params_sha256);"
+            " the file is damaged or belongs to another checkpoint, get it again"
+        )
+    check_finite(params, where)
     return jax.tree.map(lambda leaf: _to_jax(leaf, dtype), params)
+
+
+def digest(params: Mapping) -> str:
+    """The SHA-256 of a line for every parameter: its path, dtype, shape and the SHA-256 of its bytes."""
+
+    def line(named: tuple[str, Any]) -> str:
+        name, array = named[0], np.ascontiguousarray(named[1])
+        content = hashlib.sha256(array.reshape(-1).view(np.uint8)).hexdigest()
+        return f"{name} {array.dtype} {list(np.shape(named[1]))} {content}\n"
+
+    with concurrent.futures.ThreadPoolExecutor() as pool:  # hashing does not hold the interpreter
+        lines = pool.map(line, sorted(_named_leaves(params), key=lambda named: named[0]))
+        return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 def _tree_metadata(metadata: Any) -> Mapping:
@@ -95,34 +156,35 @@ def _to_jax(leaf: np.ndarray, dtype: Any) -> jax.Array:
 
 def write_file(path: Path, params: Mapping) -> None:
     """Writes the tree to the new safetensors file `path`; the name of a parameter is its path in the tree."""
-    leaves = {_SEPARATOR.join(keys): jnp.asarray(leaf) for keys, leaf in _flatten(params)}
+    leaves = {_SEPARATOR.join(keys): np.ascontiguousarray(leaf) for keys, leaf in _flatten(params)}
     path.write_bytes(arrays.save(leaves))  # save_file would make it readable by its owner only
 
 
-def read_file(path: Path, abstract: Mapping, dtype: Any = None) -> dict:
+def read_file(path: Path, abstract: Mapping, dtype: Any = None, sha256: str | None = None) -> dict:
     """The tree in the safetensors file `path`, like `read`."""
+    stored = open_safetensors(path)  # their names and shapes; the bytes are read once these are known to fit
+    _check_same({name: tensor.shape for name, tensor in stored.items()}, abstract, str(path))
     try:
         leaves = arrays.load_file(path)
-    except (safetensors.SafetensorError, OSError, ValueError, KeyError) as error:
+    except (safetensors.SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path} is not a readable safetensors file ({error})") from error
-    params = _nest(leaves)
-    check(params, abstract, str(path))
-    if dtype is None:
-        return params
-    return jax.tree.map(lambda x: x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x, params)
+    return _accept(_nest(leaves), abstract, str(path), dtype, sha256)
 
 
 def check(params: Mapping, abstract: Mapping, where: str) -> None:
     """UserError unless `params` have the network's leaves and shapes and are finite."""
     check_shapes(params, abstract, where)
+    check_types({name: leaf.dtype for name, leaf in _named_leaves(params)}, abstract, where)
     check_finite(params, where)
 
 
 def check_shapes(params: Mapping, abstract: Mapping, where: str) -> None:
     """UserError unless `params` have the leaves and shapes of the abstract tree."""
-    have, want = (
-        {path: tuple(leaf.shape) for path, leaf in _named_leaves(tree)} for tree in (params, abstract)
-    )
+    _check_same({path: tuple(leaf.shape) for path, leaf in _named_leaves(params)}, abstract, where)
+
+
+def _check_same(have: Mapping[str, tuple[int, ...]], abstract: Mapping, where: str) -> None:
+    want = {path: tuple(leaf.shape) for path, leaf in _named_leaves(abstract)}
     problems = [f"missing {path}" for path in want if path not in have]
     problems += [f"unknown {path}" for path in have if path not in want]
     problems += [
@@ -135,6 +197,13 @@ def check_shapes(params: Mapping, abstract: Mapping, where: str) -> None:
         raise UserError(
             f"{where}: the parameters do not fit the network: {'; '.join(problems[:_LISTED])}{more}"
         )
+
+
+def check_types(have: Mapping[str, Any], abstract: Mapping, where: str) -> None:
+    """UserError if a parameter is not floating point where that of the network is."""
+    for path, leaf in _named_leaves(abstract):
+        if jnp.issubdtype(leaf.dtype, jnp.floating) and not jnp.issubdtype(have[path], jnp.floating):
+            raise UserError(f"{where}: parameter {path} has type {have[path]}; weights are floating point")
 
 
 def check_finite(params: Mapping, where: str) -> None:
@@ -175,7 +244,5 @@ def _nest(leaves: Mapping[str, Any]) -> dict:
         node = tree
         for key in parents:
             node = node.setdefault(key, {})
-            if not isinstance(node, dict):
-                raise UserError(f"parameter {name} lies below another parameter")
         node[last] = leaf
     return tree

@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
 import sys
 from collections.abc import Sequence
 
 from cspd_jax import __version__
-from cspd_jax.cli import calibrate, convert, distill, evaluate, generate, info, masked, text, train
-from cspd_jax.errors import UserError, is_out_of_memory
+from cspd_jax.cli import (
+    _failures,
+    calibrate,
+    convert,
+    demo,
+    distill,
+    evaluate,
+    generate,
+    info,
+    masked,
+    text,
+    train,
+)
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -17,29 +30,44 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"cspd-jax {__version__}")
     subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
-    for command in (generate, text, masked, convert, info, train, distill, calibrate, evaluate):
+    for command in (generate, text, masked, convert, info, train, distill, calibrate, evaluate, demo):
         command.add_parser(subparsers)
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command; returns 0, or 2 with one sentence on standard error for the caller's mistakes."""
-    args = make_parser().parse_args(argv)
+    """Runs a command; returns 0, or 2 with one sentence on standard error for what the caller can mend."""
+    _failures.forgiving_streams()
+    complaints = _failures.Complaints()
     try:
-        args.func(args)
-    except UserError as error:
-        print(f"cspd-jax: error: {error}", file=sys.stderr)
-        return 2
-    except RuntimeError as error:
-        if not is_out_of_memory(error):
+        with complaints.held(), _failures.terminable():
+            args = make_parser().parse_args(argv)
+            args.func(args)
+            sys.stdout.flush()
+    except Exception as error:
+        sentence = _failures.sentence(error, next(iter(sys.argv[1:] if argv is None else argv), ""))
+        if sentence is None:
+            complaints.tell()
             raise
-        print(
-            "cspd-jax: error: the device has too little memory for this; fewer side by side take less"
-            " (--batch, and where drafts are made --gamma and --proposals)",
-            file=sys.stderr,
-        )
+        if isinstance(error, BrokenPipeError):
+            _failures.silence_output()
+        print(f"cspd-jax: error: {sentence}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        print("cspd-jax: interrupted", file=sys.stderr)
-        return 130
+    except KeyboardInterrupt as interruption:
+        terminated = isinstance(interruption, _failures.Terminated)
+        print(f"cspd-jax: {'terminated' if terminated else 'interrupted'}", file=sys.stderr)
+        return 143 if terminated else 130
+    complaints.tell()
     return 0
+
+
+def command() -> None:
+    """The program. Where it did not end well it ends at once: threads in the middle of something only add to
+    what has been said."""
+    code = main()
+    if code:
+        with contextlib.suppress(OSError, ValueError):
+            sys.stdout.flush()
+        with contextlib.suppress(OSError, ValueError):
+            sys.stderr.flush()
+        os._exit(code)

@@ -3,18 +3,45 @@
 from __future__ import annotations
 
 import argparse
+import os
+import pathlib
 
 from cspd_jax.errors import UserError
 
+_DIGITS = 18  # of a number that could mean something
+_SHOWN = 40  # characters of a wrong argument
+
+
+def shown(text: str) -> str:
+    """An argument in a message: quoted, and cut if it is long."""
+    return repr(text if len(text) <= _SHOWN else f"{text[:_SHOWN]}...")
+
 
 def positive(text: str) -> int:
+    digits = text.strip()
+    if not (digits.isascii() and digits.isdecimal() and len(digits) <= _DIGITS and int(digits) > 0):
+        raise argparse.ArgumentTypeError(f"{shown(text)} is not a positive whole number")
+    return int(digits)
+
+
+def new_folder(text: str) -> pathlib.Path:
+    """The name of a folder for results."""
+    if not text:
+        raise argparse.ArgumentTypeError("the name of the folder is empty")
+    return pathlib.Path(text)
+
+
+def check_fits(what: str, size: int, instead: str) -> None:
+    """UserError if so many bytes are more than half of this machine's memory."""
     try:
-        value = int(text)
-    except ValueError:
-        value = 0
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive whole number")
-    return value
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):  # a system that does not say
+        return
+    if 2 * size > memory:
+        raise UserError(
+            f"{what} would take {size / 2**30:,.0f} GiB, and this machine has {memory / 2**30:.0f} GiB of"
+            f" memory; {instead}"
+        )
 
 
 def heads(text: str) -> tuple[int, int]:
@@ -46,8 +73,8 @@ def options(args: argparse.Namespace):
 
 
 def seed(text: str) -> int:
-    if not (text.isascii() and text.isdecimal() and int(text) < 2**32):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 to {2**32 - 1}")
+    if not (text.isascii() and text.isdecimal() and len(text) <= _DIGITS and int(text) < 2**32):
+        raise argparse.ArgumentTypeError(f"{shown(text)} is not a whole number from 0 to {2**32 - 1}")
     return int(text)
 
 
@@ -68,9 +95,11 @@ def _number(text: str, num_classes: int, class_names: tuple[str, ...]) -> int | 
     if text in (NO_CLASS, "-1") and text not in class_names:
         return -1
     if text.isascii() and text.isdecimal():
-        number = int(text)
+        number = int(text) if len(text) <= _DIGITS else num_classes
         if number >= num_classes:
-            raise UserError(f"label {text} is out of range: the model has classes 0 to {num_classes - 1}")
+            raise UserError(
+                f"label {shown(text)[1:-1]} is out of range: the model has classes 0 to {num_classes - 1}"
+            )
         return number
     return class_names.index(text) if text in class_names else None
 
@@ -87,6 +116,6 @@ def _range(text: str, num_classes: int, class_names: tuple[str, ...]) -> list[in
         return list(range(first, last + 1))
     names = f", or a name such as {class_names[0]}" if class_names else ""
     raise UserError(
-        f"label {text!r} is unknown; write class numbers from 0 to {num_classes - 1}, for example 0-2 or"
+        f"label {shown(text)} is unknown; write class numbers from 0 to {num_classes - 1}, for example 0-2 or"
         f" 0,2{names}"
     )

@@ -6,7 +6,7 @@ import argparse
 import dataclasses
 import re
 
-from cspd_jax.cli._arguments import parse_labels, positive, seed
+from cspd_jax.cli._arguments import check_fits, parse_labels, positive, seed
 from cspd_jax.cli._output import progress
 from cspd_jax.errors import UserError
 
@@ -172,6 +172,14 @@ def labels_of(args: argparse.Namespace, model) -> list[int]:
     return parse_labels(text, classes, model.class_names)
 
 
+def check_memory(args: argparse.Namespace, model, images: int) -> None:
+    """UserError if the images, all of which are held until they are written, cannot fit."""
+    config = model.config
+    tokens = 4 * config.seq_len * config.token_dim
+    size = config.image_size if config.vae_stride == 1 or args.vae else 0
+    check_fits(f"{images:,} images", images * (2 * tokens + 3 * size**2), "ask for fewer (--n, --labels)")
+
+
 def request_of(args: argparse.Namespace, model, labels: list[int]):
     """What is asked for, checked before anything is loaded."""
     from cspd_jax.image.plan import make_request
@@ -201,7 +209,10 @@ def method_of(args: argparse.Namespace, model):
 
     name, criterion = args.method or "plain", args.criterion
     draft = None if args.draft is None else models.describe(args.draft)
-    if draft is not None and name != "cspd":
+    if draft is not None and args.method is None:
+        progress("with --draft the method is cspd; say --method to choose another")
+        name = args.method = "cspd"
+    elif draft is not None and name != "cspd":
         models.check_draft(model.config, draft.config)
         progress(f"the method {name} does not use the draft")
     if name == "cspd" and draft is None:
@@ -212,6 +223,9 @@ def method_of(args: argparse.Namespace, model):
     given = {option: getattr(args, option) for option in _GOES_WITH if getattr(args, option) is not None}
     if way == "plain" and (criterion or given):
         option = "criterion" if criterion else next(iter(given))
+        if args.method is None:
+            others = "" if option == "criterion" or _GOES_WITH[option][0] != "self" else "self or "
+            raise UserError(f"{_flag(option)} needs a method to go with: add --method {others}cspd")
         raise UserError(f"{_flag(option)} goes with the methods cspd and self, not with plain")
     for option in given:
         if way not in _GOES_WITH[option]:

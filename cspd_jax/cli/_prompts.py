@@ -7,7 +7,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from cspd_jax.cli._arguments import shown
 from cspd_jax.errors import UserError
+
+_LONGEST = 2**24  # bytes of a file with a prompt
 
 
 def add_prompt_options(parser: argparse.ArgumentParser) -> None:
@@ -32,10 +35,7 @@ def read_prompts(
 
     texts = list(args.prompt or ())
     if args.prompt_file is not None:
-        try:
-            texts.append(args.prompt_file.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"{args.prompt_file} cannot be read as text ({error})") from None
+        texts.append(_read(args.prompt_file))
     rows = [_ids(text) for text in args.prompt_ids or ()]
     if not texts and not rows:
         if tokenizer is None:
@@ -57,11 +57,22 @@ def read_prompts(
     return rows
 
 
+def _read(path: Path) -> str:
+    try:
+        with open(path, "rb") as file:
+            content = file.read(_LONGEST + 1)
+        if len(content) > _LONGEST:
+            raise UserError(f"{path} has more than {_LONGEST // 2**20} MiB, which is no prompt")
+        return content.decode("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} cannot be read as text ({error})") from None
+
+
 def _ids(text: str) -> list[int]:
     try:
         return [int(part) for part in text.split(",")]
     except ValueError:
-        raise UserError(f"--prompt-ids {text!r} is not a list of whole numbers such as 1,2,3") from None
+        raise UserError(f"--prompt-ids {shown(text)} is not a list of whole numbers such as 1,2,3") from None
 
 
 def colourful(when: str) -> bool:

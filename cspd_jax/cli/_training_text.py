@@ -14,75 +14,88 @@ from cspd_jax.errors import UserError
 _GLANCE = 64  # held-out rows measured while training
 
 
-def train(args: argparse.Namespace, config) -> None:
+def train(args: argparse.Namespace, config, begun) -> None:
     from cspd_jax.cli.train import finish
     from cspd_jax.data.text import Texts
+    from cspd_jax.training import presets
+    from cspd_jax.training.run_folder import claimed
     from cspd_jax.training.text.trainer import train_text
 
-    if args.vae or args.cache:
+    if begun.vae or args.cache:
         raise UserError("an autoencoder and a cache are for folders of images, not for text")
-    initial = _initial(args.init, config.model)
+    initial = _initial(begun.init, config.model, args.out)
+    begun = begun.with_weights(str(args.out), init=initial and (config.model, initial))
     texts = Texts(config.data)
-    start = time.monotonic()
-    state = train_text(
-        config,
-        texts,
-        args.out,
-        resume=args.resume,
-        stop_at=args.stop_at,
-        on_sample=glance(config, texts, args.out / "held_out.jsonl"),
-        initial=initial,
-    )
-    report = {"held_out_bits_per_byte": measure(config, state.ema, texts)}
-    finish(args, config, state, start, "lm", {"corpus": texts.describe()}, **report)
+    with claimed(args.out, args.resume):
+        presets.write(config, args.out, begun)
+        start = time.monotonic()
+        state = train_text(
+            config,
+            texts,
+            args.out,
+            resume=args.resume,
+            stop_at=args.stop_at,
+            on_sample=glance(config, texts, args.out / "held_out.jsonl"),
+            initial=initial,
+        )
+        report = {"held_out_bits_per_byte": measure(config, state.ema, texts)}
+        finish(args, config, state, start, "lm", {"corpus": texts.describe()}, **report)
 
 
-def _initial(name: str | None, config):
-    """The parameters that --init gives a run; None without it."""
+def _initial(name: str | None, config, out: pathlib.Path):
+    """The parameters that --init gives a run; None without it, or if the run is past that."""
     from cspd_jax import models
+    from cspd_jax.training.checkpointing import has_checkpoints
     from cspd_jax.training.text.trainer import initial_params
 
-    return None if name is None else initial_params(models.load_text(name), config)
+    if name is None or has_checkpoints(out):
+        return None
+    return initial_params(models.load_text(name), config)
 
 
-def distill(args: argparse.Namespace, config) -> None:
+def distill(args: argparse.Namespace, config, begun) -> None:
     from cspd_jax import models
     from cspd_jax.cli.train import finish
     from cspd_jax.data.text import Texts
     from cspd_jax.networks.lm import LM
-    from cspd_jax.training.run import prepare_folder
+    from cspd_jax.training import presets
+    from cspd_jax.training.run_folder import claimed
     from cspd_jax.training.text.distillation import InTurn, TargetTexts, agreement
     from cspd_jax.training.text.objective import tiled
     from cspd_jax.training.text.trainer import TextTeacher, check_vocabulary, train_text
 
-    target = models.load_text(args.target or ("text-default" if config.model.causal else "masked-default"))
+    target = models.load_text(begun.target)
     check_vocabulary(config.model, target.config)
-    initial = _initial(args.init, config.model)
-    prepare_folder(args.out, args.resume)
-    teacher = TextTeacher(target.config, target.params)
-    texts = rows = Texts(config.data)
-    if args.origin != "data":
-        progress(f"making {args.samples} samples of the target")
-        rows = TargetTexts(teacher, texts, args.samples, args.out / "samples", config.seed)
-    if args.origin == "both":
-        rows = InTurn(texts, rows)
-    start = time.monotonic()
-    state = train_text(
-        config,
-        rows,
-        args.out,
-        teacher=teacher,
-        resume=True,  # the folder has been checked, and may hold samples by now
-        stop_at=args.stop_at,
-        on_sample=glance(config, texts, args.out / "held_out.jsonl"),
-        initial=initial,
+    initial = _initial(begun.init, config.model, args.out)
+    begun = begun.with_weights(
+        str(args.out), target=(target.config, target.params), init=initial and (config.model, initial)
     )
-    held_out, _ = tiled(texts.streams["held-out"], config.data.length)
-    found = agreement(target.network, target.params, LM(config.model), state.ema, held_out)
-    report = {name: round(value, 4) for name, value in found._asdict().items()}
-    report["held_out_bits_per_byte"] = measure(config, state.ema, texts)
-    extra = {"corpus": texts.describe()}
-    finish(args, config, state, start, "lm", extra, "cspd-jax distill", **report)
+    with claimed(args.out, args.resume):
+        presets.write(config, args.out, begun)
+        teacher = TextTeacher(target.config, target.params)
+        texts = rows = Texts(config.data)
+        if begun.origin != "data":
+            progress(f"making {begun.samples} samples of the target")
+            rows = TargetTexts(teacher, texts, begun.samples, args.out / "samples", config.seed)
+        if begun.origin == "both":
+            rows = InTurn(texts, rows)
+        start = time.monotonic()
+        state = train_text(
+            config,
+            rows,
+            args.out,
+            teacher=teacher,
+            resume=args.resume,
+            stop_at=args.stop_at,
+            on_sample=glance(config, texts, args.out / "held_out.jsonl"),
+            initial=initial,
+        )
+        held_out, _ = tiled(texts.streams["held-out"], config.data.length)
+        found = agreement(target.network, target.params, LM(config.model), state.ema, held_out)
+        report = {name: round(value, 4) for name, value in found._asdict().items()}
+        report["held_out_bits_per_byte"] = measure(config, state.ema, texts)
+        extra = {"corpus": texts.describe()}
+        finish(args, config, state, start, "lm", extra, "cspd-jax distill", **report)
 
 
 def evaluate(args: argparse.Namespace) -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import time
 
 from cspd_jax.cli import _training_text
 from cspd_jax.cli._arguments import positive
 from cspd_jax.cli._output import progress
-from cspd_jax.cli.train import add_run_flags, configure, finish, starting_weights
+from cspd_jax.cli.train import add_run_flags, beginning, configure, finish, lasting, starting_weights
 
+_SAMPLES = 4096
 _CONTEXTS = 512  # held-out contexts on which acceptance is reported
 
 
@@ -31,12 +33,9 @@ def add_parser(subparsers) -> None:
         "--from",
         dest="origin",
         choices=("data", "target", "both"),
-        default="data",
         help="learn on contexts from the preset's data, the target's own samples, or both in turn (data)",
     )
-    parser.add_argument(
-        "--samples", type=positive, default=4096, help="number of samples of the target (4096)"
-    )
+    parser.add_argument("--samples", type=positive, help="number of samples of the target (4096)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(func=run)
 
@@ -44,46 +43,66 @@ def add_parser(subparsers) -> None:
 def run(args: argparse.Namespace) -> None:
     config = configure(args)
     from cspd_jax.data.text import TextConfig
+    from cspd_jax.training import presets
+    from cspd_jax.training.begun import Begun
+    from cspd_jax.training.run import placements
+    from cspd_jax.training.run_folder import claimed
 
+    asked = Begun("distill", lasting(args.init), lasting(args.target), args.origin, args.samples)
+    begun = beginning(args, asked)
+    placements(config.batch)  # a batch that cannot be spread over the devices is reported before work begins
+    default = "default"
     if isinstance(config.data, TextConfig):
-        _training_text.distill(args, config)
+        default = "text-default" if config.model.causal else "masked-default"
+    begun = dataclasses.replace(
+        begun,
+        target=begun.target or default,
+        origin=begun.origin or "data",
+        samples=begun.samples or _SAMPLES,
+    )
+    if isinstance(config.data, TextConfig):
+        _training_text.distill(args, config, begun)
         return
 
     from cspd_jax import models
     from cspd_jax.training.image.data import Alternating, TargetSamples, make_source
     from cspd_jax.training.image.distillation import FromTarget, Teacher
     from cspd_jax.training.image.trainer import check_fit, save_pictures, train
-    from cspd_jax.training.run import prepare_folder
 
-    target = models.load(args.target or "default")
+    target = models.load(begun.target)
     teacher = Teacher(target.config, target.params)
     task = FromTarget(config, teacher)
     data = make_source(config.data)
     check_fit(config, data)
     data.batch(0, 1, split="held-out")  # an empty split is reported now, not after the run
-    initial = starting_weights(args.init, config.model)
-    prepare_folder(args.out, args.resume)
-    source = data
-    if args.origin != "data":
-        progress(f"making {args.samples} samples of the target")
-        source = TargetSamples(teacher, data.class_names, args.samples, args.out / "samples", config.seed)
-    if args.origin == "both":
-        source = Alternating(data, source)
-    start = time.monotonic()
-    on_sample = save_pictures if config.model.vae_stride == 1 else None
-    state = train(
-        config,
-        source,
-        args.out,
-        resume=True,  # the folder has been checked, and may hold samples by now
-        stop_at=args.stop_at,
-        on_sample=on_sample,
-        task=task,
-        initial=initial,
+    initial = starting_weights(begun.init, config.model, args.out)
+    begun = begun.with_weights(
+        str(args.out), target=(target.config, target.params), init=initial and (config.model, initial)
     )
-    acceptance = measure(teacher, config, state.ema, data)
-    extra = {"class_names": list(data.class_names)}
-    finish(args, config, state, start, "mar", extra, "cspd-jax distill", **acceptance)
+    with claimed(args.out, args.resume):
+        presets.write(config, args.out, begun)
+        source = data
+        if begun.origin != "data":
+            progress(f"making {begun.samples} samples of the target")
+            folder = args.out / "samples"
+            source = TargetSamples(teacher, data.class_names, begun.samples, folder, config.seed)
+        if begun.origin == "both":
+            source = Alternating(data, source)
+        start = time.monotonic()
+        on_sample = save_pictures if config.model.vae_stride == 1 else None
+        state = train(
+            config,
+            source,
+            args.out,
+            resume=args.resume,
+            stop_at=args.stop_at,
+            on_sample=on_sample,
+            task=task,
+            initial=initial,
+        )
+        acceptance = measure(teacher, config, state.ema, data)
+        extra = {"class_names": list(data.class_names)}
+        finish(args, config, state, start, "mar", extra, "cspd-jax distill", **acceptance)
 
 
 def measure(teacher, config, params, data) -> dict:

@@ -7,7 +7,7 @@ import json
 import pathlib
 
 from cspd_jax.cli import _training_text
-from cspd_jax.cli._arguments import positive, seed
+from cspd_jax.cli._arguments import check_fits, new_folder, positive, seed
 from cspd_jax.cli._output import progress, result
 
 
@@ -34,7 +34,7 @@ def add_parser(subparsers) -> None:
     )
     what.add_argument("--classifier-steps", type=positive, default=250, help="steps of its training (250)")
     what.add_argument(
-        "--out", type=pathlib.Path, default="evaluation", metavar="OUT", help="folder (evaluation)"
+        "--out", type=new_folder, default="evaluation", metavar="OUT", help="folder (evaluation)"
     )
     what.add_argument("--json", action="store_true", help="print the report as one JSON object")
     how = parser.add_argument_group("how (as for generate)")
@@ -68,6 +68,14 @@ def run(args: argparse.Namespace) -> None:
         training_images=args.train_images,
         options=tuple((name, getattr(args, name)) for name in names),
         classifier=ClassifierConfig(steps=args.classifier_steps),
+    )
+    config = models.describe(args.target).config
+    per_image = 4 * config.image_size**2 * config.latent_channels if config.vae_stride == 1 else 0
+    check_fits(f"{args.n:,} images", 4 * args.n * per_image, "ask for fewer (--n)")
+    check_fits(
+        f"{args.train_images:,} training images",
+        4 * args.train_images * per_image,
+        "search fewer (--train-images)",
     )
     source = evaluation.check(models.describe(args.target), settings, args.out)  # before weights are loaded
     report = evaluation.evaluate(models.load(args.target, args.dtype), source, settings, args.out)

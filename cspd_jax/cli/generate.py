@@ -8,8 +8,8 @@ import json
 import time
 from pathlib import Path
 
-from cspd_jax._utils.files import check_new_folder, next_free, write_folder
-from cspd_jax.cli._generate_options import add_options, labels_of, request_of
+from cspd_jax._utils.files import check_new_folder, next_free, write_folder, write_text, written_beside
+from cspd_jax.cli._generate_options import add_options, check_memory, labels_of, request_of
 from cspd_jax.cli._output import progress
 from cspd_jax.errors import UserError
 
@@ -39,7 +39,7 @@ def add_parser(subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    check_new_folder(args.out or next_free(PREFIX))
+    check_new_folder(next_free(PREFIX) if args.out is None else args.out)
     from tqdm import tqdm
 
     from cspd_jax._utils import compilation
@@ -52,6 +52,7 @@ def run(args: argparse.Namespace) -> None:
 
     outline = models.describe(args.target)
     labels = labels_of(args, outline)
+    check_memory(args, outline, len(labels) * args.n)
     request = request_of(args, outline, labels * args.n)
     start = time.perf_counter()
     model = models.load(args.target, args.dtype)
@@ -73,32 +74,36 @@ def run(args: argparse.Namespace) -> None:
     compile_seconds = compilation.compile_seconds() - compiled
     seconds = max(0.0, time.perf_counter() - start - compile_seconds)
     non_finite = _count_non_finite(tokens)
-    beside = _compare(args, key, decided, shown)
 
     arrays = _pixels_or_latents(model, tokens, vae)
     latents = "latents" in arrays
-    report = reports.make_report(
-        info,
-        model,
-        reports.Timing(seconds, load_seconds, compile_seconds),
-        labels=labels,
-        per_label=args.n,
-        seed=args.seed,
-        compared=beside,
-        output="latents" if latents else "images",
-        vae=args.vae,
-        note=_LATENTS if latents else None,
-        non_finite=non_finite,
-    )
     arrays |= {"labels": request.labels, "tokens": tokens, "accepted": info.accepted, "tested": info.tested}
     captions = [model.class_name(label) for label in request.labels[:_MOST_IN_PICTURE]]
     columns = len(labels) if len(labels) <= 20 else None
-    pictures = reports.pages(info, captions)
-    if beside is not None:
-        pictures |= {f"compared-{name}": page for name, page in _beside(model, vae, beside, captions).items()}
+
+    def report_with(beside) -> dict:
+        return reports.make_report(
+            info,
+            model,
+            reports.Timing(seconds, load_seconds, compile_seconds),
+            labels=labels,
+            per_label=args.n,
+            seed=args.seed,
+            compared=beside,
+            output="latents" if latents else "images",
+            vae=args.vae,
+            note=_LATENTS if latents else None,
+            non_finite=non_finite,
+        )
+
+    report, pictures = report_with(None), reports.pages(info, captions)
     folder = write_folder(
         args.out, PREFIX, lambda path: _write(path, arrays, report, captions, columns, pictures)
     )
+    beside = _compare(args, key, decided, shown, folder)
+    if beside is not None:
+        report = report_with(beside)
+        _add(folder, report, _beside(model, vae, beside, captions))
     if not report["lossless"]:
         progress(f"lossy: {report['why']}")
     progress(f"{info.images} images in {seconds:.1f} s, and {compile_seconds:.1f} s to compile")
@@ -121,6 +126,7 @@ def _fastest(args: argparse.Namespace, key, model, request):
         "cfg_schedule": args.cfg_schedule,
         "temperature": args.temperature,
     }
+    progress("measuring which exact method is fastest here")
     found = autotune.fastest(
         key, model, request.labels, batch=args.batch, denoise=args.denoise or "auto",
         final_noise=request.settings.final_noise or None, **sampling,
@@ -133,7 +139,7 @@ def _fastest(args: argparse.Namespace, key, model, request):
     return found, plan.resolve(model, both_levels, args.batch)
 
 
-def _compare(args: argparse.Namespace, key, decided, shown):
+def _compare(args: argparse.Namespace, key, decided, shown, folder: Path):
     """What was run (or `shown`, where no method was asked for) beside the plain sampler; None if there is
     nothing to compare."""
     from cspd_jax.image import autotune, comparison
@@ -148,6 +154,7 @@ def _compare(args: argparse.Namespace, key, decided, shown):
     if compared.method.name == "plain" and compared.settings.chain is None:
         progress("--compare has nothing to do: this is the plain sampler, step by step")
         return None
+    progress(f"the images are in {folder}; comparing {compared.method.name} with the plain sampler")
     found = comparison.compare(key, autotune.one_batch(compared, batch), 3 if args.compare else 1)
     info = found.infos[found.method]
     if shown is not None and decided.method.name == "plain":
@@ -242,3 +249,11 @@ def _write(
         reports.picture(shown, captions, columns).save(folder / "samples.png")
     for name, page in pictures.items():
         page.save(folder / name)
+
+
+def _add(folder: Path, report: dict, pictures) -> None:
+    """A comparison, to results that are there."""
+    for name, page in pictures.items():
+        with written_beside(folder / f"compared-{name}") as partial:
+            page.save(partial, format="PNG")
+    write_text(folder / "report.json", json.dumps(report, indent=2) + "\n")

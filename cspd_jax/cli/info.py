@@ -16,7 +16,8 @@ def add_parser(subparsers) -> None:
     parser.add_argument(
         "path",
         metavar="PATH",
-        help="a checkpoint folder, a .pth, .ckpt or .safetensors file, or a model folder",
+        help="a name (default, mar-base, ...), a checkpoint folder, a .pth, .ckpt or .safetensors file, or a"
+        " model folder",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(func=run)
@@ -24,10 +25,31 @@ def add_parser(subparsers) -> None:
 
 def run(args: argparse.Namespace) -> None:
     from cspd_jax.converters.hf import is_model_folder
+    from cspd_jax.models import shipped_folder
+    from cspd_jax.networks.config import MAR_PRESETS
 
-    checkpoint = os.path.isdir(args.path) and not is_model_folder(args.path)
-    values = _of_folder(args.path) if checkpoint else _of_source(args.path)
-    result({"path": os.path.abspath(args.path), **values}, args.json)
+    shipped = shipped_folder(args.path)
+    if shipped is None and args.path in MAR_PRESETS and not os.path.exists(args.path):
+        result({"path": args.path, **_of_published(args.path)}, args.json)
+        return
+    path = args.path if shipped is None else str(shipped)
+    checkpoint = os.path.isdir(path) and not is_model_folder(path)
+    values = _of_folder(path) if checkpoint else _of_source(path)
+    result({"path": os.path.abspath(path), **values}, args.json)
+
+
+def _of_published(name: str) -> dict:
+    """What is known of published weights without fetching them."""
+    import jax
+
+    from cspd_jax.checkpoints import hub
+    from cspd_jax.networks import mar
+    from cspd_jax.networks.config import MAR_PRESETS
+
+    config = MAR_PRESETS[name]
+    params = sum(leaf.size for leaf in jax.tree.leaves(mar.abstract_params(config)))
+    source = f"{hub.REPOSITORY}/{hub.FILES[name]}"
+    return {"kind": "mar", "config": dataclasses.asdict(config), "params": params, "source": source}
 
 
 def _of_folder(path: str) -> dict:
@@ -39,16 +61,15 @@ def _of_folder(path: str) -> dict:
 
 def _of_source(path: str) -> dict:
     from cspd_jax.converters import mar
-    from cspd_jax.converters.source import digest, make_config, open_source
+    from cspd_jax.converters.source import Options, check, digest, make_config, open_source
 
     source = open_source(path)
-    if source.kind == "mar":
-        sizes = mar.read_sizes(source.shapes, path)
-    else:
-        sizes = dataclasses.asdict(make_config(source))
+    unsaid = source.kind == "mar"  # the weights do not say how many heads there are; any number fits them
+    config = make_config(source, Options(heads=(1, 1)) if unsaid else Options())
+    check(source, config)
     return {
         "kind": source.kind,
-        "config": sizes,
+        "config": mar.read_sizes(source.shapes, path) if unsaid else dataclasses.asdict(config),
         "dtype": source.dtype,
         "params": source.num_params,
         "source": os.path.basename(os.path.abspath(path)),

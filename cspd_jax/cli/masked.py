@@ -11,7 +11,7 @@ from pathlib import Path
 
 from cspd_jax._utils.files import check_new_folder, write_folder
 from cspd_jax.cli._arguments import positive, seed
-from cspd_jax.cli._output import progress
+from cspd_jax.cli._output import measured, progress
 from cspd_jax.cli._prompts import add_prompt_options, colourful, paint, read_prompts
 from cspd_jax.errors import UserError
 
@@ -98,7 +98,7 @@ def run(args: argparse.Namespace) -> None:
         jax.config.update("jax_enable_x64", True)
     compilation.use_cache()
     from cspd_jax import models
-    from cspd_jax.masked import comparison
+    from cspd_jax.masked import comparison, fastest
     from cspd_jax.reports import masked as reports
     from cspd_jax.tokenizers import load_tokenizer
 
@@ -112,7 +112,7 @@ def run(args: argparse.Namespace) -> None:
     prompts = read_prompts(args, tokenizer, model.config, args.new_tokens, [PROMPT])
     request = _request(args, model, prompts)
     if args.method == "auto":
-        request = _faster(request)
+        request = measured("stepwise decoding or self-speculation", fastest, request).request
     if args.animate:
         _animate(request, model.config.mask_ids[0], tokenizer)
     compare = request.method != "stepwise" and not args.no_compare
@@ -176,16 +176,6 @@ def _request(args: argparse.Namespace, model, prompts):
     )
 
 
-def _faster(request):
-    """The request stepwise or by self-speculation."""
-    from cspd_jax.masked.autotune import fastest
-
-    progress("measuring which is faster here: stepwise decoding or self-speculation")
-    choice = fastest(request)
-    progress("; ".join(f"{way} {seconds:.3f} s" for way, seconds in choice.seconds.items()))
-    return choice.request
-
-
 def _until_the_end(tokenizer, config, ids: list[int]) -> str:
     """The text up to the first end-of-text id."""
     ends = [i for i, token in enumerate(ids) if token in config.eos_ids]
@@ -193,7 +183,14 @@ def _until_the_end(tokenizer, config, ids: list[int]) -> str:
 
 
 def _animate(request, mask_id: int, tokenizer) -> None:
-    """Shows the first text after each round in one line of the terminal: its end, if it is too long."""
+    """Shows the first text after each round in one line of the terminal: its end, if it is too long.
+
+    Without a terminal each round has a line of its own.
+    """
+    if not sys.stderr.isatty():
+        for tokens, _ in request.stream():
+            progress(_in_one_line(tokens[0].tolist(), mask_id, tokenizer))
+        return
     columns = shutil.get_terminal_size().columns - 1
     for tokens, _ in request.stream():
         sys.stderr.write("\r\x1b[2K" + _in_one_line(tokens[0].tolist(), mask_id, tokenizer)[-columns:])

@@ -7,7 +7,7 @@ import itertools
 import json
 
 from cspd_jax.cli._arguments import positive, seed
-from cspd_jax.cli._output import progress
+from cspd_jax.cli._output import measured, progress
 from cspd_jax.cli._prompts import add_prompt_options, colourful, paint, read_prompts
 from cspd_jax.errors import UserError
 
@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> None:
     compilation.use_cache()
     from cspd_jax import models
     from cspd_jax.reports import text as reports
-    from cspd_jax.text import comparison
+    from cspd_jax.text import comparison, fastest
     from cspd_jax.tokenizers import load_tokenizer
 
     target = models.load_text(args.target, args.dtype)
@@ -102,7 +102,8 @@ def run(args: argparse.Namespace) -> None:
     without_arguments = args.draft is None and args.prompt is None and args.method == "block"
     method = args.method
     if method == "auto":
-        request, method = _faster(request)
+        request, way, _ = measured("plain decoding or drafting", fastest, request)
+        method = "plain" if way == "plain" else "block"
         name, drafter = (None, None) if method == "plain" else (name, drafter)
     compare = drafter is not None and (args.compare or without_arguments)
     found = comparison.measure(request, compare, repeats=3 if compare else 1)
@@ -172,16 +173,6 @@ def _request(args: argparse.Namespace, target, prompts, drafter):
         confidence=args.confidence,
         adapt=args.adapt,
     )
-
-
-def _faster(request):
-    """The request by plain or block decoding, and which of them it is."""
-    from cspd_jax.text.autotune import fastest
-
-    progress("measuring which is faster here: plain decoding or drafting")
-    choice = fastest(request)
-    progress("; ".join(f"{way} {seconds:.3f} s" for way, seconds in choice.seconds.items()))
-    return choice.request, "plain" if choice.way == "plain" else "block"
 
 
 def show(tokenizer, prompt, ids, marks, colour: bool) -> str:

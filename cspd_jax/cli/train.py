@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import os
 import pathlib
 import time
 
 from cspd_jax.cli import _training_text
-from cspd_jax.cli._arguments import positive
+from cspd_jax.cli._arguments import new_folder, positive
 from cspd_jax.cli._output import progress, result
 
 _SHORTCUTS = ("steps", "batch", "seed", "learning_rate")
@@ -22,9 +23,11 @@ def add_parser(subparsers) -> None:
         " the averaged weights.",
     )
     add_run_flags(parser, default="glyphs")
-    folder = parser.add_argument_group("folders of images (preset mar-base, or --set data.root=DIR)")
-    folder.add_argument("--data", metavar="DIR", help="the folder; short for --set data.root=DIR")
-    folder.add_argument("--vae", metavar="DIR", help="a KL-16 checkpoint folder: train on its latents")
+    folder = parser.add_argument_group("folders of images (preset mar-base)")
+    folder.add_argument("--data", metavar="DIR", help="the folder of images; short for --set data.root=DIR")
+    folder.add_argument(
+        "--vae", metavar="NAME", help="kl16 or the folder of a converted KL-16: train on its latents"
+    )
     folder.add_argument("--cache", metavar="DIR", help="where decoded images or latents are kept")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(func=run)
@@ -35,7 +38,7 @@ def add_run_flags(parser: argparse.ArgumentParser, default: str) -> None:
     parser.add_argument(
         "--preset", default=default, help=f"a named run; an unknown name lists them ({default})"
     )
-    parser.add_argument("--out", required=True, metavar="OUT", type=pathlib.Path, help="folder of the run")
+    parser.add_argument("--out", required=True, metavar="OUT", type=new_folder, help="folder of the run")
     parser.add_argument(
         "--resume",
         action="store_true",
@@ -66,31 +69,59 @@ def add_run_flags(parser: argparse.ArgumentParser, default: str) -> None:
 def run(args: argparse.Namespace) -> None:
     config = configure(args)  # a wrong name or value is reported before jax is loaded
     from cspd_jax.data.text import TextConfig
+    from cspd_jax.training import presets
+    from cspd_jax.training.begun import Begun
+    from cspd_jax.training.run import placements
+    from cspd_jax.training.run_folder import claimed
 
+    begun = beginning(args, Begun("train", init=lasting(args.init), vae=lasting(args.vae)))
+    placements(config.batch)  # a batch that cannot be spread over the devices is reported before work begins
     if isinstance(config.data, TextConfig):
-        _training_text.train(args, config)
+        _training_text.train(args, config, begun)
         return
+    from cspd_jax import models
     from cspd_jax.training.image.data import kl16_encoder, make_source
     from cspd_jax.training.image.trainer import check_fit, save_pictures, train
-    from cspd_jax.training.run import prepare_folder
 
-    initial = starting_weights(args.init, config.model)
-    prepare_folder(args.out, args.resume)
-    encoder = kl16_encoder(args.vae) if args.vae else None
-    source = make_source(config.data, encoder=encoder, cache=args.cache)
-    check_fit(config, source)
-    in_pixels = encoder is None and source.shape[2] in (1, 3)
-    start = time.monotonic()
-    state = train(
-        config,
-        source,
-        args.out,
-        resume=args.resume,
-        stop_at=args.stop_at,
-        on_sample=save_pictures if in_pixels else None,
-        initial=initial,
+    initial = starting_weights(begun.init, config.model, args.out)
+    vae = models.load_vae(begun.vae) if begun.vae else None
+    begun = begun.with_weights(
+        str(args.out), init=initial and (config.model, initial), vae=vae and (vae.config, vae.params)
     )
-    finish(args, config, state, start, "mar", {"class_names": list(source.class_names)})
+    with claimed(args.out, args.resume):
+        encoder = None if vae is None else kl16_encoder(vae)
+        source = make_source(config.data, encoder=encoder, cache=args.cache)
+        check_fit(config, source)
+        presets.write(config, args.out, begun)
+        in_pixels = encoder is None and source.shape[2] in (1, 3)
+        start = time.monotonic()
+        state = train(
+            config,
+            source,
+            args.out,
+            resume=args.resume,
+            stop_at=args.stop_at,
+            on_sample=save_pictures if in_pixels else None,
+            initial=initial,
+        )
+        finish(args, config, state, start, "mar", {"class_names": list(source.class_names)})
+
+
+def lasting(name: str | None) -> str | None:
+    """A model's name, or the absolute path of its folder: what it means when the run is resumed elsewhere."""
+    from cspd_jax import models
+
+    if name is None or name in models.NAMES or name in models.TEXT_DEFAULTS or not os.path.isdir(name):
+        return name
+    return os.path.abspath(name)
+
+
+def beginning(args: argparse.Namespace, asked):
+    """What the run began with: as recorded if it is resumed, else as asked."""
+    from cspd_jax.training import presets
+
+    recorded = presets.read_begun(args.out) if args.resume else None
+    return asked if recorded is None else recorded.resumed(asked, str(args.out))
 
 
 def finish(
@@ -107,12 +138,13 @@ def finish(
     result({**report, "model": str(args.out / "model"), "params": description["params"]}, args.json)
 
 
-def starting_weights(name: str | None, config):
-    """The parameters of an image model of the same sizes; None without a name."""
+def starting_weights(name: str | None, config, out: pathlib.Path):
+    """The parameters of an image model of the same sizes; None without a name, or if the run is past that."""
     from cspd_jax import models
     from cspd_jax.errors import UserError
+    from cspd_jax.training.checkpointing import has_checkpoints
 
-    if name is None:
+    if name is None or has_checkpoints(out):
         return None
     model = models.load(name)
     if model.config != config:
@@ -131,12 +163,25 @@ def configure(args: argparse.Namespace):
     config = presets.preset(args.preset)
     stored = presets.read(args.out) if args.resume else None
     if getattr(args, "data", None):
+        if not hasattr((stored or config).data, "root"):
+            raise UserError("--data names a folder of images; it goes with --preset mar-base")
         args.set.insert(0, f"data.root={args.data}")
     settings = [f"{name}={getattr(args, name)}" for name in _SHORTCUTS if getattr(args, name) is not None]
+    if stored is None and args.steps is not None:
+        settings += _fitting_schedule(config, args.steps)
     changed = with_settings(stored or config, [*settings, *args.set])
     if stored and (changed.model, changed.data, changed.seed) != (stored.model, stored.data, stored.seed):
         raise UserError("the model, data and seed of a run cannot be changed when it is resumed")
     return changed
+
+
+def _fitting_schedule(config, steps: int) -> list[str]:
+    """Settings that shrink warm-up and decay with the length of the run, if they would not fit into it."""
+    if config.warmup + config.decay <= steps:
+        return []
+    shrunk = [f"{name}={getattr(config, name) * steps // config.steps}" for name in ("warmup", "decay")]
+    progress(f"warm-up and decay are shortened to fit into {steps} steps: {', '.join(shrunk)}")
+    return shrunk
 
 
 def write_model(path: pathlib.Path, kind: str, config, params, extra: dict, source: str) -> dict:

@@ -15,11 +15,15 @@ import numpy as np
 from PIL import Image, ImageOps
 from tqdm import tqdm
 
+from cspd_jax._utils import bounds
 from cspd_jax._utils.files import file_sha256, write_text, written_beside
+from cspd_jax._utils.json_files import read_json
 from cspd_jax.data.source import Batch, Split, generator, shuffled
 from cspd_jax.errors import UserError
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
+# The formats of these files. Left to itself, Pillow goes by the content, and gives PostScript to a program.
+_FORMATS = ("PNG", "JPEG", "MPO", "BMP", "DIB", "GIF", "TIFF", "WEBP")
 _SHARD = 64  # images
 _REPORTED = 5
 _NOISE, _FLIP = 1, 2
@@ -190,13 +194,17 @@ def list_images(root: str) -> tuple[tuple[str, ...], list[ImageFile]]:
 def read_image(path: pathlib.Path, size: int, channels: int) -> np.ndarray:
     """The central square of a picture, scaled: uint8 [size, size, channels]."""
     try:
-        with Image.open(path) as opened:
+        with Image.open(path, formats=_FORMATS) as opened:
+            width, height = opened.size
+            if width * height > bounds.PIXELS:
+                raise UserError(f"{width}x{height} has more than {bounds.PIXELS} pixels")
+            if min(width, height) < size:
+                raise UserError(f"{width}x{height} is smaller than {size}x{size}")
             picture = ImageOps.exif_transpose(opened).convert("L" if channels == 1 else "RGB")
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+    except UserError:
+        raise
+    except Exception as error:  # Pillow's decoders raise many types
         raise UserError(f"unreadable ({type(error).__name__})") from None
-    width, height = picture.size
-    if min(width, height) < size:
-        raise UserError(f"{width}x{height} is smaller than {size}x{size}")
     while min(picture.size) >= 2 * size:  # halving by boxes first keeps the final filter sharp
         picture = picture.resize(tuple(side // 2 for side in picture.size), Image.Resampling.BOX)
     scale = size / min(picture.size)
@@ -257,7 +265,7 @@ class ShardCache:
 def _valid_notes(array: pathlib.Path, description: pathlib.Path) -> Any:
     """The notes of a complete and intact shard, else None."""
     try:
-        told = json.loads(description.read_text(encoding="utf-8"))
+        told = read_json(description)
         return told["notes"] if told["sha256"] == file_sha256(array) else None
-    except (OSError, ValueError, KeyError, TypeError):
+    except (UserError, OSError, KeyError, TypeError):
         return None

@@ -6,8 +6,8 @@ Images are stored in parts, so an evaluation that was interrupted does not gener
 from __future__ import annotations
 
 import json
+import os
 import time
-import zipfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +16,9 @@ import numpy as np
 from tqdm import tqdm
 
 from cspd_jax._utils.files import write_arrays, write_errors, write_text
+from cspd_jax._utils.json_files import read_json
 from cspd_jax._utils.random import row_keys
+from cspd_jax._utils.zip_files import read_arrays
 from cspd_jax.errors import UserError
 from cspd_jax.image import generation, pixels, plan
 from cspd_jax.models import ImageModel
@@ -36,12 +38,9 @@ def check_folder(folder: Path, what: dict | None = None) -> None:
         raise UserError(f"{folder} is a file; the evaluation needs a folder")
     if not folder.is_dir() or not any(folder.iterdir()):
         return
-    try:
-        stored = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"{folder} is not empty and holds no evaluation; choose another --out") from None
-    except (OSError, ValueError) as error:
-        raise UserError(f"{folder / SETTINGS} is not readable JSON ({error})") from None
+    if not os.path.lexists(folder / SETTINGS):
+        raise UserError(f"{folder} is not empty and holds no evaluation; choose another --out")
+    stored = read_json(folder / SETTINGS)
     if what is not None and stored != what:
         names = [k for k in what if not isinstance(stored, dict) or stored.get(k) != what[k]]
         raise UserError(
@@ -128,8 +127,7 @@ def _path(folder: Path, index: int) -> Path:
 def _read(path: Path, batch: int) -> Generated | None:
     """A part on disk; None if it is absent or damaged (the zip format verifies checksums)."""
     try:
-        with np.load(path, allow_pickle=False) as stored:
-            part = Generated(*(stored[name] for name in Generated._fields))
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+        part = Generated(**read_arrays(path, dict.fromkeys(Generated._fields)))
+        return part._replace(seconds=float(part.seconds)) if len(part.images) == batch else None
+    except (UserError, TypeError):
         return None
-    return part._replace(seconds=float(part.seconds)) if len(part.images) == batch else None

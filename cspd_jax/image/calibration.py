@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import zipfile
+import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,6 +24,7 @@ import numpy as np
 
 from cspd_jax._utils import files
 from cspd_jax._utils.random import chain_noise, row_keys
+from cspd_jax._utils.zip_files import read_arrays
 from cspd_jax.diffusion.chain import predict
 from cspd_jax.diffusion.gaussian import coefficients, predicted_x0, transition_from_x0
 from cspd_jax.diffusion.schedule import sampling_schedule
@@ -41,6 +42,7 @@ CHAINS = 512  # roughly so many are run: enough for two gains per step
 _SEED = 0  # always the same key: the same model has the same gains
 _AR_STEPS = 8
 _CONTEXTS = 64
+_MOST_CONTEXTS = 2**12  # and as many numbers in each, where the model does not say how many
 _SPARE = 1.25  # x_0-hat is drafted within the range of the tokens seen, and some more
 
 
@@ -173,11 +175,20 @@ class Found(NamedTuple):
 def find(model: ImageModel, settings: SamplerSettings, cfg: float, temperature: float) -> Found | None:
     """The stored calibration for these settings, if there is one."""
     name = file_name(settings, cfg, temperature)
-    for path in (_in_checkpoint(model, name), _in_cache(model, name)):
-        calibration = path and read(path, model, settings)
+    if path := _in_checkpoint(model, name):
+        try:
+            calibration = read(path, model, settings)
+        except UserError as error:
+            raise UserError(f"{error}; remove the file, and it is made anew") from None
         if calibration:
             return Found(calibration, str(path))
-    return None
+    path = _in_cache(model, name)
+    try:
+        calibration = read(path, model, settings)
+    except UserError as error:
+        files.report_remade(error)
+        return None
+    return Found(calibration, str(path)) if calibration else None
 
 
 def get(model: ImageModel, settings: SamplerSettings, cfg: float, temperature: float) -> Found:
@@ -218,7 +229,7 @@ def write(path: Path, calibration: Calibration) -> None:
 def read(path: Path, model: ImageModel, settings: SamplerSettings) -> Calibration | None:
     """The calibration in a file; None if there is no file. UserError if it is not one for this model."""
     steps, dim = sampling_schedule(settings.respacing).num_steps, model.config.token_dim
-    contexts = (1 + settings.guided, None, getattr(model.config, "decoder_width", None))
+    contexts = (1 + settings.guided, None, getattr(model.config, "decoder_width", None))  # sizes or any
     shapes: dict[str, tuple[int | None, ...]] = {
         "x0": (dim,),
         "v": (steps, dim),
@@ -227,13 +238,10 @@ def read(path: Path, model: ImageModel, settings: SamplerSettings) -> Calibratio
         "limit": (),
     }
     shapes["contexts"] = contexts
-    try:
-        with np.load(path, allow_pickle=False) as content:
-            arrays = {name: content[name] for name in shapes}
-    except FileNotFoundError:
+    if not path.exists():
         return None
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        raise UserError(f"{path} does not hold gains ({error}); remove it, and it is made anew") from None
+    most = {name: 4 * math.prod(_MOST_CONTEXTS if n is None else n for n in shapes[name]) for name in shapes}
+    arrays = read_arrays(path, most)
     for name, array in arrays.items():
         fits = array.ndim == len(shapes[name]) and all(
             have == want or want is None for have, want in zip(array.shape, shapes[name])
@@ -241,10 +249,10 @@ def read(path: Path, model: ImageModel, settings: SamplerSettings) -> Calibratio
         if not fits or not array.size or array.dtype != np.float32 or not np.isfinite(array).all():
             raise UserError(
                 f"{path}: {name} is {array.dtype} {list(array.shape)}, which is not finite float32 of the"
-                " model's sizes; remove the file, and it is made anew"
+                " model's sizes"
             )
-    arrays = {name: jnp.asarray(array) for name, array in arrays.items()}
-    return Calibration(contexts=arrays.pop("contexts"), drafter=NoiseCorrected(**arrays))
+    found = {name: jnp.asarray(array) for name, array in arrays.items()}
+    return Calibration(contexts=found.pop("contexts"), drafter=NoiseCorrected(**found))
 
 
 def digest(model: ImageModel) -> str:

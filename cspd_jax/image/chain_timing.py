@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -18,20 +17,19 @@ import jax
 import jax.numpy as jnp
 
 from cspd_jax._utils import files
-from cspd_jax._utils.timing import seconds_in_turns
+from cspd_jax._utils.json_files import read_object
+from cspd_jax._utils.timing import fastest_of, median_seconds
 from cspd_jax.coupling import uniform
 from cspd_jax.diffusion.chain import sample_chain
 from cspd_jax.diffusion.gaussian import coefficients
 from cspd_jax.diffusion.schedule import sampling_schedule
+from cspd_jax.errors import UserError
 from cspd_jax.image import calibration
 from cspd_jax.image.calibration import Calibration
 from cspd_jax.image.chain_speculation import ChainRandomness, ChainSpeculation, speculate_chain
 from cspd_jax.image.plain import SamplerSettings
 from cspd_jax.models import ImageModel
 
-_REPEATS = 5
-_LONGEST = 20.0  # seconds after which no further repeat is made
-_HANDICAP = 1.02  # speculation must win by more than the clock's noise
 _HOPELESS = 2.0  # if the first way tried is slower than plain by this factor, no other draft lengths will win
 
 
@@ -83,8 +81,7 @@ def choose(
             ways, lambda some: measure(model, settings, fitted, rows, cfg, temperature, some)
         )
         _write(path, seconds)
-    fair = {name: s * (_HANDICAP if ways[name] else 1.0) for name, s in seconds.items()}
-    return Choice(ways[min(fair, key=lambda name: fair[name])], seconds)
+    return Choice(ways[fastest_of(seconds, "plain")], seconds)
 
 
 def _measure_promising(
@@ -130,10 +127,7 @@ def measure(
         for name, way in candidates(steps).items()
         if ways is None or name in ways
     }  # fmt: skip
-    for run in runs.values():
-        jax.block_until_ready(run())
-    seconds = seconds_in_turns(runs, _REPEATS, _LONGEST)
-    return {name: statistics.median(several) for name, several in seconds.items()}
+    return median_seconds(runs)
 
 
 @functools.partial(jax.jit, static_argnames=("model", "settings", "speculation"))
@@ -175,12 +169,16 @@ def _file(model: ImageModel, settings: SamplerSettings, rows: int, cfg: float, t
 
 def _read(path: Path, ways) -> dict[str, float] | None:
     """Earlier measurements; None unless they are of these ways."""
-    try:
-        seconds = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    if not path.exists():
         return None
-    known = isinstance(seconds, dict) and {"plain"} < seconds.keys() <= ways.keys()
-    return seconds if known and all(isinstance(s, float) for s in seconds.values()) else None
+    try:
+        seconds = read_object(path)
+        if not all(isinstance(s, float) and s > 0 for s in seconds.values()):
+            raise UserError(f"{path} does not hold seconds")
+    except UserError as error:
+        files.report_remade(error)
+        return None
+    return seconds if {"plain"} < seconds.keys() <= ways.keys() else None
 
 
 def _write(path: Path, seconds: dict[str, float]) -> None:

@@ -27,7 +27,7 @@ from cspd_jax.image.speculation import (
     TokenSpeculation,
     total_rows,
 )
-from cspd_jax.models import ImageModel, check_draft
+from cspd_jax.models import ImageModel, check_draft, check_image_model
 
 if TYPE_CHECKING:
     from cspd_jax.image.plan import Plan
@@ -252,11 +252,6 @@ class _Speculation:
         return {**options, **options["criterion"], "criterion": self.criterion_name}
 
 
-def _check_draft_model(draft: Any) -> None:
-    if not isinstance(draft, ImageModel):
-        raise UserError(f"draft is {draft!r}; it must be an ImageModel, as cspd_jax.load returns it")
-
-
 @dataclasses.dataclass(frozen=True)
 class SelfSpeculation(_Speculation):
     """The target drafts its own next groups and verifies their whole denoising paths. Exact, no second model.
@@ -317,7 +312,7 @@ class DraftSpeculation(_Speculation):
         return TokenSpeculation(self.criterion, self.gamma, self.adapt, self.prefill, self.joint)
 
     def check(self, model: ImageModel, settings: plain.SamplerSettings) -> None:
-        _check_draft_model(self.draft)
+        check_image_model(self.draft, "draft")
         if isinstance(self.criterion, type) or not hasattr(self.criterion, "verify"):
             raise UserError(
                 f"criterion is {self.criterion!r}; it must be a criterion object such as PathCriterion() or"

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from cspd_jax.errors import UserError
-from cspd_jax.models import VAE, ImageModel
+from cspd_jax.models import VAE, ImageModel, check_image_model
 from cspd_jax.networks import autoencoder
 from cspd_jax.networks.config import LATENT_SCALE
 
@@ -37,21 +37,36 @@ def to_images(model: ImageModel, tokens: jax.Array | np.ndarray, vae: VAE | None
 
     Values that are not numbers become black.
     """
+    check_image_model(model)
+    _check_tokens(model, tokens)
     if model.config.vae_stride == 1:
         if vae is not None:
             raise UserError(f"{model.name} makes pixels; it needs no autoencoder")
-        pixels = np.asarray(unpatchify(tokens, model.config.patch_size))
-    elif vae is None:
+        return _bytes(unpatchify(tokens, model.config.patch_size))
+    if vae is None:
         raise UserError(f"{model.name} makes latents; give the autoencoder (vae) that turns them into images")
-    else:
-        check_vae(model, vae)
-        pixels = _decode(vae, to_latents(model, tokens))
+    check_vae(model, vae)
+    return _decode(vae, to_latents(model, tokens))
+
+
+def _check_tokens(model: ImageModel, tokens: jax.Array | np.ndarray) -> None:
+    wanted = (model.network.seq_len, model.network.token_dim)
+    if np.ndim(tokens) != 3 or np.shape(tokens)[1:] != wanted:
+        raise UserError(
+            f"the tokens have shape {np.shape(tokens)}; {model.name} makes [N, {wanted[0]}, {wanted[1]}]"
+        )
+
+
+def _bytes(pixels: jax.Array | np.ndarray) -> np.ndarray:
+    """[-1, 1] -> uint8."""
     pixels = np.nan_to_num(np.asarray(pixels, np.float32), nan=-1.0)
     return (np.clip(pixels, -1, 1) * 127.5 + 127.5).round().astype(np.uint8)
 
 
 def to_latents(model: ImageModel, tokens: jax.Array | np.ndarray) -> np.ndarray:
     """Tokens [N, L, d] -> float32 latents [N, h, w, c] as an autoencoder's decoder takes them."""
+    check_image_model(model)
+    _check_tokens(model, tokens)
     return np.asarray(unpatchify(tokens, model.config.patch_size), np.float32) / LATENT_SCALE
 
 
@@ -67,14 +82,14 @@ def check_vae(model: ImageModel, vae: VAE) -> None:
 
 
 def _decode(vae: VAE, latents: np.ndarray) -> np.ndarray:
-    """Latents [N, h, w, c] -> pixels [N, H, W, 3], a few images at a time."""
+    """Latents [N, h, w, c] -> uint8 images [N, H, W, 3], a few at a time: only bytes are kept of all."""
     count, size = len(latents), min(len(latents), _DECODED_TOGETHER)
-    padded = np.concatenate([latents, np.zeros((-count % size, *latents.shape[1:]), latents.dtype)])
-    parts = [
-        np.asarray(decode_batch(vae.config, vae.params, padded[i : i + size], vae.dtype))
-        for i in range(0, len(padded), size)
-    ]
-    return np.concatenate(parts)[:count]
+    parts = []
+    for i in range(0, count, size):
+        some = latents[i : i + size]
+        padded = np.concatenate([some, np.zeros((size - len(some), *some.shape[1:]), some.dtype)])
+        parts.append(_bytes(decode_batch(vae.config, vae.params, padded, vae.dtype))[: len(some)])
+    return np.concatenate(parts)
 
 
 decode_batch = jax.jit(autoencoder.decode, static_argnums=(0, 3))

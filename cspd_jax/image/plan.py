@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,7 +18,7 @@ from cspd_jax.image.info import BatchOutput
 from cspd_jax.image.methods import Method, Plain
 from cspd_jax.image.plain import SamplerSettings
 from cspd_jax.image.reveal import guidance_scale, reveal_groups
-from cspd_jax.models import ImageModel
+from cspd_jax.models import ImageModel, check_image_model
 
 Array = jax.Array
 
@@ -134,11 +133,10 @@ def make_request(
     chain_drafter: ChainDrafter | None = None,
 ) -> Request:
     """The arguments of `generate`, checked against the model; UserError for what no generation can have."""
+    check_image_model(model)
     classes = _checked_labels(model, labels)
     _check_method(method)
-    for name, value in (("cfg", cfg), ("temperature", temperature)):
-        if not math.isfinite(value):
-            raise UserError(f"{name} is {value}; it must be a finite number")
+    cfg, temperature = _number("cfg", cfg), _number("temperature", temperature)
     if cfg < 0:
         raise UserError(f"cfg is {cfg}; guidance must be 0 or more (1 switches it off)")
     if temperature <= 0:
@@ -150,6 +148,8 @@ def make_request(
     guidance_scale((), 1.0, cfg_schedule)
     groups = reveal_groups(length, num_iter)
     draft = method.draft_model
+    if draft is not None:
+        check_image_model(draft, "draft")
     if draft is not None and respacing is None and draft.config.respacing != model.config.respacing:
         raise UserError(
             f"the draft denoises by {draft.config.respacing}, the target by {model.config.respacing}; set the"
@@ -176,11 +176,21 @@ def make_request(
         labels=classes,
         method=method.fitted(len(groups)),
         settings=settings,
-        cfg=float(cfg),
-        temperature=float(temperature),
+        cfg=cfg,
+        temperature=temperature,
         denoise=denoise if isinstance(denoise, str) else "speculative",
         chain_drafter=chain_drafter,
     )
+
+
+def _number(name: str, value: Any) -> float:
+    """A number, or an array of one, as a float."""
+    if isinstance(value, jax.core.Tracer):
+        raise UserError(f"{name} is traced; give it to the `sample` of a plan, which is made outside jit")
+    array = np.asarray(value)
+    if array.size != 1 or not np.issubdtype(array.dtype, np.number) or not np.isfinite(array).all():
+        raise UserError(f"{name} is {value!r:.80}; it must be a finite number")
+    return float(array.reshape(()))
 
 
 def _checked_labels(model: ImageModel, labels) -> np.ndarray:
@@ -225,6 +235,8 @@ def _chain_speculation(denoise: Any, drafter: ChainDrafter | None, steps: int) -
     if isinstance(denoise, str) and denoise == "speculative":
         denoise = ChainSpeculation()
     if isinstance(denoise, ChainSpeculation):
+        if isinstance(denoise.draft_lengths, int):
+            denoise = dataclasses.replace(denoise, draft_lengths=(denoise.draft_lengths,))
         if not denoise.draft_lengths:
             raise UserError("draft_lengths is empty; it must hold at least one number of steps")
         for length in denoise.draft_lengths:
@@ -243,6 +255,8 @@ def _chain_speculation(denoise: Any, drafter: ChainDrafter | None, steps: int) -
 def resolve(model: ImageModel, request: Request, batch: int | None = None) -> Plan:
     """Finds, or makes once, what speculation along the chains needs: its drafter and, with "auto", whether it
     is worth it here for `batch` images side by side."""
+    if batch is not None:
+        check_whole("batch", batch, 1)
     batch = len(request.labels) if batch is None else min(batch, len(request.labels))
     plan = Plan(model, request, request.settings, batch)
     if request.denoise == "plain":

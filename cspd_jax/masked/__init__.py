@@ -11,7 +11,8 @@ A generation is made of pure functions that can be combined in other ways: `prep
 `begin` the first state, `advance` takes a round or step, and `run` takes all of them.
 """
 
-from cspd_jax.masked.autotune import Choice, fastest
+from cspd_jax._utils.timing import Choice
+from cspd_jax.masked.autotune import fastest
 from cspd_jax.masked.comparison import Request
 from cspd_jax.masked.generation import (
     METHODS,

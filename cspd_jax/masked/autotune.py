@@ -3,34 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import NamedTuple
 
 from cspd_jax._utils.random import apart
-from cspd_jax._utils.timing import fastest_of
+from cspd_jax._utils.timing import Choice, choose
 from cspd_jax.errors import UserError
 from cspd_jax.masked.comparison import Request
 
 _PILOT = 32  # places
 
 
-class Choice(NamedTuple):
-    """What is fastest here.
-
-    request: what to run.
-    way: "stepwise", or "gamma 4" of self-speculation.
-    seconds: of the first places of each row, by way.
-    """
-
-    request: Request
-    way: str
-    seconds: dict[str, float]
-
-
-def fastest(request: Request, gammas: tuple[int, ...] = (2, 4, 8), pilot: int = _PILOT) -> Choice:
+def fastest(request: Request, gammas: tuple[int, ...] = (2, 4, 8), pilot: int = _PILOT) -> Choice[Request]:
     """The request stepwise or by self-speculation, whichever is faster for its own prompts: the text is one.
 
     Each way fills the first `pilot` places of each row in turns (whole blocks). The measurement draws numbers
-    of its own.
+    of its own. The ways are named "stepwise" and "gamma 4".
     """
     if request.accept_top_k is not None or request.method == "schedule":
         raise UserError("only exact ways are compared; leave accept_top_k and the method 'schedule' out")
@@ -39,5 +25,4 @@ def fastest(request: Request, gammas: tuple[int, ...] = (2, 4, 8), pilot: int = 
     places = min(request.max_new_tokens, max(request.block, pilot // request.block * request.block))
     key = None if request.key is None else apart(request.key)
     short = {"key": key, "max_new_tokens": places, "block": min(request.block, places)}
-    way, seconds = fastest_of({name: dataclasses.replace(one, **short).run for name, one in ways.items()})
-    return Choice(ways[way], way, seconds)
+    return choose(ways, lambda one: dataclasses.replace(one, **short).run)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -17,10 +18,11 @@ from cspd_jax.masked.protocol import MaskedLanguageModel
 from cspd_jax.masked.speculative import MaskedState, Speculation
 from cspd_jax.masked.stepwise import StepState
 from cspd_jax.text.checks import (
+    at_most,
     check_max_gamma,
     check_number,
     check_shapes,
-    concrete,
+    check_whole_numbers,
     holds,
     keys_of_rows,
     require,
@@ -132,7 +134,7 @@ def stream(
 def _outputs(inputs: Inputs) -> Iterator[MaskedOutput]:
     state = _begin(inputs)
     while np.any(_unfinished(inputs, state)):
-        state = _advance(inputs, state)
+        state = _advance(inputs, state._replace(cache=None), state.cache)
         yield output(state)
 
 
@@ -158,9 +160,14 @@ def prepare(
     require(config.mask_ids, "the model has no mask id, so it is not a masked-diffusion model")
     require(method in METHODS, f"method is {method!r}; it must be one of {', '.join(METHODS)}")
     batch, _ = check_prompts(config, prompts, shortest=int(config.shifted))
+    check_whole_numbers(
+        max_new_tokens=max_new_tokens, block=block, steps=steps, gamma=gamma, max_gamma=max_gamma,
+        accept_top_k=accept_top_k,
+    )  # fmt: skip
     for name, value in (("max_new_tokens", max_new_tokens), ("block", block), ("steps", steps)):
         require(value is None or value >= 1, f"{name} is {value}; it must be at least 1")
     check_shapes(batch, gamma=gamma)
+    check_shapes(batch, temperature=temperature, guidance=guidance, accept_top_k=accept_top_k)
     check_number("accept_top_k", accept_top_k, lambda k: k >= 1, "at least 1 (None is exact)")
     check_number("gamma", gamma, lambda g: g >= 1, "at least 1")
     max_gamma = check_max_gamma(gamma, max_gamma)
@@ -184,8 +191,8 @@ def prepare(
         max_gamma = min(max_gamma, max(1, (block if cached else max_new_tokens) - 1))  # all moves there are
         speculation = Speculation(
             max_gamma=max_gamma,
-            gamma=jnp.broadcast_to(_at_most(gamma, max_gamma), (batch,)),
-            accept_top_k=None if accept_top_k is None else _at_most(accept_top_k, max_new_tokens),
+            gamma=jnp.broadcast_to(at_most(gamma, max_gamma), (batch,)),
+            accept_top_k=None if accept_top_k is None else at_most(accept_top_k, max_new_tokens),
         )
     canvas = make_canvas(
         network,
@@ -199,14 +206,6 @@ def prepare(
         temperature=temperature,
     )
     return Inputs(canvas, speculation, quotas)
-
-
-def _at_most(number: Array | int, limit: int) -> Array:
-    """The smaller one as int32; the number itself may be too large for that."""
-    known = concrete(number)
-    if known is not None:
-        return jnp.asarray(np.minimum(known, limit), jnp.int32)
-    return jnp.minimum(jnp.asarray(number, jnp.int32), limit)
 
 
 def _quotas(shifted: bool, places: int, block: int, steps: int) -> Array:
@@ -266,4 +265,10 @@ def _unfinished(inputs: Inputs, state: MaskedState | StepState) -> Array:
     return jnp.full(len(state.text), state.step < len(inputs.quotas))
 
 
-_begin, _advance = jax.jit(begin), jax.jit(advance)
+_begin = jax.jit(begin)
+
+
+@functools.partial(jax.jit, donate_argnames="cache")
+def _advance(inputs: Inputs, state: MaskedState | StepState, cache: Any) -> MaskedState | StepState:
+    """A round whose cache is written where the one before was, not beside it."""
+    return advance(inputs, state._replace(cache=cache))

@@ -5,9 +5,31 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from cspd_jax.errors import UserError
+from cspd_jax._utils import bounds
+from cspd_jax.errors import UserError, check_whole
 
 LATENT_SCALE = 0.2325  # MAR's tokens are the autoencoder's latents times this
+
+_MOST = {
+    "seq_len": bounds.IMAGE_TOKENS,
+    "num_classes": bounds.IDS,
+    "encoder_depth": bounds.LAYERS,
+    "decoder_depth": bounds.LAYERS,
+    "head_depth": bounds.LAYERS,
+    "num_res_blocks": bounds.LAYERS // bounds.LEVELS,
+    "encoder_heads": bounds.HEADS,
+    "decoder_heads": bounds.HEADS,
+    "patch_size": bounds.PATCH,
+    "vae_stride": bounds.PATCH,
+}
+
+
+def _check_sizes(config, whose: str) -> None:
+    """UserError unless every whole number is at least 1 and no more than any model has."""
+    for field in dataclasses.fields(config):
+        if field.type == "int":
+            name = field.name
+            check_whole(f"{whose} {name}", getattr(config, name), 1, _MOST.get(name, bounds.WIDTH))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,14 +69,18 @@ class MARConfig:
     vae_stride: int = 16
 
     def __post_init__(self):
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if field.type == "int" and value < 1:
-                raise UserError(f"the model's {field.name} is {value}; it must be at least 1")
+        _check_sizes(self, "the model's")
         if not 0 < self.mlp_ratio < math.inf:
             raise UserError(f"the model's mlp_ratio is {self.mlp_ratio}; it must be a positive number")
+        if len(self.respacing) > bounds.TEXT:
+            raise UserError(f"the model's respacing has {len(self.respacing)} characters")
         for name in ("encoder", "decoder"):
             width, heads = getattr(self, f"{name}_width"), getattr(self, f"{name}_heads")
+            if not 1 <= width * self.mlp_ratio <= bounds.HIDDEN:
+                raise UserError(
+                    f"the model's mlp_ratio is {self.mlp_ratio}; times {name}_width {width} it must be from 1"
+                    f" to {bounds.HIDDEN}"
+                )
             if width % heads:
                 raise UserError(f"{name} width {width} is not divisible by its number of heads {heads}")
         if math.isqrt(self.seq_len) ** 2 != self.seq_len:
@@ -65,6 +91,11 @@ class MARConfig:
             raise UserError(
                 f"token dimension {self.token_dim} is not a multiple of patch_size^2 = {self.patch_size**2}"
             )
+
+    @property
+    def blocks(self) -> int:
+        """Of all parts; each has parameters."""
+        return self.encoder_depth + self.decoder_depth + self.head_depth
 
     @property
     def grid(self) -> int:
@@ -107,6 +138,26 @@ class KLConfig:
     groups: int = 32
     encoder_attention_levels: tuple[int, ...] = (4,)
     decoder_attention_levels: tuple[int, ...] = ()
+
+    def __post_init__(self):
+        _check_sizes(self, "the autoencoder's")
+        levels = len(self.channel_mult)
+        if not 1 <= levels <= bounds.LEVELS:
+            raise UserError(f"the autoencoder has {levels} levels of resolution, not 1 to {bounds.LEVELS}")
+        for multiplier in self.channel_mult:
+            check_whole("the autoencoder's channel_mult", multiplier, 1, bounds.WIDTH // self.channels)
+        for name in ("encoder_attention_levels", "decoder_attention_levels"):
+            for level in getattr(self, name):
+                check_whole(f"the autoencoder's {name}", level, 0, bounds.LEVELS)
+        if self.channels % self.groups:
+            raise UserError(
+                f"the autoencoder has {self.channels} channels, which {self.groups} groups do not divide"
+            )
+
+    @property
+    def blocks(self) -> int:
+        """Of all levels; each has parameters."""
+        return 2 * self.num_res_blocks * len(self.channel_mult)
 
     @property
     def stride(self) -> int:

@@ -6,6 +6,7 @@ matrix product; `denoise` is what remains for the sequential part.
 
 from __future__ import annotations
 
+import functools
 import math
 
 import flax.linen as nn
@@ -38,12 +39,11 @@ class TimeEmbed(nn.Module):
     @nn.compact
     def __call__(self, t: Array) -> Array:
         normal = nn.initializers.normal(0.02)
-        h = nn.Dense(self.width, name="mlp_0", dtype=self.dtype, kernel_init=normal, precision=_PRECISION)(
-            sinusoid(t, self.dtype)
+        product = functools.partial(
+            nn.Dense, self.width, dtype=self.dtype, kernel_init=normal, precision=_PRECISION
         )
-        return nn.Dense(self.width, name="mlp_2", dtype=self.dtype, kernel_init=normal, precision=_PRECISION)(
-            nn.silu(h)
-        )
+        h = nn.silu(product(name="mlp_0")(sinusoid(t, self.dtype)))
+        return product(name="mlp_2")(h)
 
 
 class ResBlock(nn.Module):

@@ -18,6 +18,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from cspd_jax._utils.accelerators import FEWEST_ROWS, by_device
 from cspd_jax.networks.layers import at_least_float32, gelu, rotate, rotation, take_rows
 from cspd_jax.networks.lm_config import LMConfig
 from cspd_jax.networks.quantised import expand
@@ -272,10 +273,23 @@ class LM:
         there are finite and meaningless. Without the causal mask every slot is seen. mask [B, max_len] (bool)
         hides slots on top of that. rows [B, R] are indices into Q: logits [B, R, V] of those alone.
         """
-        visible = None
-        if self.config.causal:
-            visible = jnp.arange(cache.max_len) <= jnp.maximum(positions, 0)[:, :, None]
-        return self._run(params, tokens, positions, _and(visible, mask), cache, rows)
+
+        def run(params, tokens, positions, cache, mask):
+            visible = None
+            if self.config.causal:
+                visible = jnp.arange(cache.max_len) <= jnp.maximum(positions, 0)[:, :, None]
+            return self._run(params, tokens, positions, _and(visible, mask), cache, rows)
+
+        def run_padded(params, tokens, positions, cache, mask):
+            padding = ((0, 0), (0, FEWEST_ROWS - 1))
+            tokens = jnp.pad(tokens, padding)
+            positions = jnp.pad(positions, padding, constant_values=cache.max_len)
+            logits, cache = run(params, tokens, positions, cache, mask)
+            return logits[:, :1], cache
+
+        if tokens.size > 1 or rows is not None:
+            return run(params, tokens, positions, cache, mask)
+        return by_device(params, tokens, positions, cache, mask, cpu=run, accelerator=run_padded)
 
     def forward(
         self, params, tokens: Array, mask: Array | None = None, *, rows: Array | None = None

@@ -5,11 +5,25 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from cspd_jax.errors import UserError
+from cspd_jax._utils import bounds
+from cspd_jax.errors import UserError, check_whole, shown
 
 ACTIVATIONS = ("gelu", "gelu_tanh", "silu")
 NORMS = ("layer", "rms")
 ROPE_SCALINGS = ("none", "linear", "llama3")
+
+_MOST = {
+    "vocab_size": bounds.IDS,
+    "known_ids": bounds.IDS,
+    "width": bounds.WIDTH,
+    "depth": bounds.LAYERS,
+    "heads": bounds.HEADS,
+    "kv_heads": bounds.HEADS,
+    "head_dim": bounds.WIDTH,
+    "mlp_width": bounds.HIDDEN,
+    "max_positions": bounds.POSITIONS,
+    "rope_original_positions": bounds.POSITIONS,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,8 +85,8 @@ class LMConfig:
     def __post_init__(self):
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if field.type == "int" and value < 1:
-                raise UserError(f"the model's {field.name} is {value}; it must be at least 1")
+            if field.type == "int":
+                check_whole(f"the model's {field.name}", value, 1, _MOST[field.name])
             if field.type == "float" and not 0 < value < math.inf:
                 raise UserError(f"the model's {field.name} is {value}; it must be a positive number")
         self._check_choice("activation", ACTIVATIONS)
@@ -93,6 +107,10 @@ class LMConfig:
         if self.known_ids > self.vocab_size:
             raise UserError(f"the model knows {self.known_ids} ids of a vocabulary of {self.vocab_size}")
         for name in ("bos_ids", "eos_ids", "mask_ids"):
+            if len(getattr(self, name)) > bounds.LISTED:
+                raise UserError(
+                    f"the model's {name} are {len(getattr(self, name))}, more than {bounds.LISTED}"
+                )
             if wrong := [i for i in getattr(self, name) if not 0 <= i < self.vocab_size]:
                 raise UserError(
                     f"the model's {name} hold {wrong[0]}, which is no id of a vocabulary of {self.vocab_size}"
@@ -105,7 +123,12 @@ class LMConfig:
     def _check_choice(self, name: str, choices: tuple[str, ...]) -> None:
         value = getattr(self, name)
         if value not in choices:
-            raise UserError(f"the model's {name} is {value!r}; it must be one of {', '.join(choices)}")
+            raise UserError(f"the model's {name} is {shown(value)}; it must be one of {', '.join(choices)}")
+
+    @property
+    def blocks(self) -> int:
+        """Each has parameters."""
+        return self.depth
 
     @property
     def rotary_dim(self) -> int:

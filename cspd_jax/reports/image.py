@@ -91,7 +91,8 @@ def reference(info: Info, model: ImageModel) -> dict[str, Any]:
         "final_noise": settings.final_noise,
         "dtype": jnp.dtype(getattr(model.network, "dtype", jnp.float32)).name,
         "respacing": settings.respacing,
-        "T": sampling_schedule(settings.respacing).num_steps,
+        "denoising_steps": (steps := sampling_schedule(settings.respacing).num_steps),
+        "T": steps,
         "num_iter": settings.num_iter,
         "cfg": info.plan.request.cfg,
         "cfg_schedule": settings.cfg_schedule,
@@ -122,7 +123,7 @@ def identity(model: ImageModel) -> dict[str, Any]:
 def _plan(info: Info) -> dict[str, Any]:
     """All that a replay needs besides the models, the labels and the seed.
 
-    draft_lengths and proposals_per_trip are also there under their first names, M and K.
+    token_speculation, draft_lengths and proposals_per_trip also have their first names: ahead, M, K.
     """
     plan, chain = info.plan, info.plan.settings.chain
     options = plan.method.describe()
@@ -132,6 +133,7 @@ def _plan(info: Info) -> dict[str, Any]:
         "batch": plan.batch,
         "encoder_sizes": plan.settings.prefix_buckets,
         "gamma": options and options["gamma"],
+        "token_speculation": options,
         "ahead": options,
         "draft_lengths": lengths,
         "M": lengths,

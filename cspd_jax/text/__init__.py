@@ -8,8 +8,9 @@ the first `TextState`, and `draft_step`, `verify_step` and `commit` are the step
 any object with the two functions of `Drafter`.
 """
 
+from cspd_jax._utils.timing import Choice
 from cspd_jax.coupling.draft_length import expected_tokens, speedup
-from cspd_jax.text.autotune import Choice, fastest
+from cspd_jax.text.autotune import fastest
 from cspd_jax.text.comparison import Request
 from cspd_jax.text.drafters import Drafter, Drafting, DraftRequest, Drafts, ModelDrafter, PromptLookup
 from cspd_jax.text.generation import generate, output, prepare, run, stream

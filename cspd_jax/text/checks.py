@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax._utils.random import keys_per_row
@@ -39,9 +40,24 @@ def check_number(name: str, value: Any, test: Callable[[np.ndarray], Any], valid
 def check_shapes(batch: int, **values: Any) -> None:
     """UserError unless every value is None, one number, or one number per row."""
     for name, value in values.items():
+        known = concrete(value)
+        require(
+            known is None or np.issubdtype(known.dtype, np.number),
+            f"{name} is {value!r:.80}; it must be a number",
+        )
         require(
             value is None or np.shape(value) in ((), (batch,)),
             f"{name} has shape {np.shape(value)}; it must be one number, or one for each of {batch} rows",
+        )
+
+
+def check_whole_numbers(**values: Any) -> None:
+    """UserError unless every value is None, traced, or whole numbers."""
+    for name, value in values.items():
+        known = concrete(value)
+        require(
+            known is None or np.issubdtype(known.dtype, np.integer),
+            f"{name} is {value!r:.80}; it must be a whole number",
         )
 
 
@@ -57,5 +73,12 @@ def keys_of_rows(key: Array | None, batch: int) -> Array | None:
     """One key per row [B], from one key for all of them or one for each; None stays None."""
     if key is None:
         return None
-    require(hasattr(key, "dtype"), "key must be made by jax.random.key")
     return keys_per_row(key, batch)
+
+
+def at_most(number: Array | int, limit: int) -> Array:
+    """The smaller one as int32; the number itself may be too large for that."""
+    known = concrete(number)
+    if known is not None:
+        return jnp.asarray(np.minimum(known, limit), jnp.int32)
+    return jnp.minimum(jnp.asarray(number, jnp.int32), limit)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -10,9 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax.text.checks import (
+    at_most,
     check_max_gamma,
     check_number,
     check_shapes,
+    check_whole_numbers,
     concrete,
     holds,
     keys_of_rows,
@@ -111,7 +114,7 @@ def stream(
 def _outputs(inputs: Inputs) -> Iterator[TextOutput]:
     state = _begin(inputs)
     while not np.all(state.done):
-        state = _advance(inputs, state)
+        state = _advance(inputs, state._replace(cache=None), state.cache)
         yield output(state)
 
 
@@ -136,10 +139,15 @@ def prepare(
     prompts = as_prompts(prompts)
     require(target.config.causal, "the model is not causal; use cspd_jax.masked for a masked-diffusion model")
     batch, longest = check_prompts(target.config, prompts)
+    require(isinstance(sampling, Sampling), f"sampling is {sampling!r:.80}; it must be a text.Sampling(...)")
     check_shapes(batch, max_new_tokens=max_new_tokens, gamma=gamma, **sampling._asdict())
+    check_whole_numbers(
+        max_new_tokens=max_new_tokens, gamma=gamma, max_gamma=max_gamma, max_len=max_len, top_k=sampling.top_k
+    )
+    check_shapes(batch, cost=cost, confidence=confidence)
     keys = _check_sampling(key, batch, sampling)
     require(rule in RULES, f"rule is {rule!r}; it must be one of {', '.join(RULES)}")
-    max_gamma = check_max_gamma(gamma, max_gamma)
+    bounded, max_gamma = max_gamma is not None, check_max_gamma(gamma, max_gamma)
     check_number("gamma", gamma, lambda g: (g >= 0) & (g <= max_gamma), f"from 0 to max_gamma, {max_gamma}")
     check_number("cost", cost, lambda c: c >= 0, "at least 0 (None is off)")
     check_number("confidence", confidence, lambda c: (c >= 0) & (c <= 1), "from 0 to 1 (None is off)")
@@ -148,6 +156,9 @@ def prepare(
         require(concrete(max_new_tokens) is not None, "max_new_tokens is traced, so max_len must be given")
         max_len = longest + int(np.max(max_new_tokens))
     require(max_len >= longest, f"max_len is {max_len}, but the prompts have {longest} tokens")
+    if not bounded:  # a round never drafts more than this
+        room = max_len if concrete(max_new_tokens) is None else int(np.max(max_new_tokens))
+        max_gamma = min(max_gamma, max(1, room - 1))
 
     drafter, drafter_params = resolve_drafter(drafter)
     if drafter is None or max_gamma == 0:  # plain decoding
@@ -172,7 +183,7 @@ def prepare(
         limit=jnp.minimum(lengths + _integers(max_new_tokens), max_len),
         stop_ids=_integers(target.config.eos_ids if stop_ids is None else stop_ids),
         sampling=sampling,
-        gamma=jnp.broadcast_to(jnp.minimum(_integers(gamma), max_gamma), (batch,)),
+        gamma=jnp.broadcast_to(at_most(gamma, max_gamma), (batch,)),
         cost=_reals(cost),
         confidence=_reals(confidence),
     )
@@ -214,4 +225,10 @@ def run(inputs: Inputs) -> TextOutput:
     return output(jax.lax.while_loop(unfinished, lambda state: advance(inputs, state), begin(inputs)))
 
 
-_begin, _advance = jax.jit(begin), jax.jit(advance)
+_begin = jax.jit(begin)
+
+
+@functools.partial(jax.jit, donate_argnames="cache")
+def _advance(inputs: Inputs, state: TextState, cache: Any) -> TextState:
+    """A round whose cache is written where the one before was, not beside it."""
+    return advance(inputs, state._replace(cache=cache))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -39,8 +39,10 @@ def pad_prompts(prompts: Sequence[Sequence[int]]) -> Prompts:
 def as_prompts(prompts: Prompts | tuple[Array, Array] | Sequence[Sequence[int]]) -> Prompts:
     """A list of prompts is padded; a tuple is taken to be (tokens, lengths) already."""
     if isinstance(prompts, tuple):
+        require(len(prompts) == 2, _WANTED)
         return Prompts(*prompts)
-    require(all(np.ndim(prompt) == 1 for prompt in prompts), _WANTED)
+    rows = isinstance(prompts, Iterable) and not isinstance(prompts, (str, bytes, dict))
+    require(rows and all(np.ndim(prompt) == 1 for prompt in prompts), _WANTED)
     return pad_prompts(prompts)
 
 

@@ -11,6 +11,7 @@ from cspd_jax.data.digits import DigitsConfig
 from cspd_jax.data.folder import FolderConfig
 from cspd_jax.data.glyphs import GlyphConfig
 from cspd_jax.data.text import TextConfig
+from cspd_jax.diffusion.schedule import sampling_schedule
 from cspd_jax.errors import UserError
 from cspd_jax.networks.config import MARConfig
 from cspd_jax.networks.lm_config import LMConfig
@@ -61,6 +62,8 @@ class RunConfig:
         self._require("at least 1", lambda x: x >= 1, "steps", "batch", "log_every", "checkpoint_every")
         self._require("0 or more", not_negative, "seed", "warmup", "decay", "sample_every", "weight_decay")
         self._require(f"below {2**32}", lambda x: x < 2**32, "seed")
+        self._require(f"below {2**32}", lambda x: x < 2**32, "steps", "warmup", "decay")
+        self._require(f"below {2**20}", lambda x: x < 2**20, "batch")
         self._require("above 0", positive, "learning_rate", "clip")
         self._require("from 0 to below 1", share, "ema", "final_rate")
         if self.warmup + self.decay > self.steps:
@@ -109,11 +112,12 @@ class TrainConfig(RunConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        self._require("at least 1", lambda x: x >= 1, "copies", "buckets")
+        self._require("from 1 to 1024", lambda x: 1 <= x <= 1024, "copies", "buckets")
         self._require("0 or more", not_negative, "sample_cfg")
         self._require("above 0", positive, "mask_ratio_deviation")
         self._require("from 0 to below 1", share, "label_drop")
         self._require("between 0 and 1", lambda x: 0 < x < 1, "least_mask_ratio")
+        sampling_schedule(self.model.respacing)  # or the trained model could not be sampled
 
 
 @dataclasses.dataclass(frozen=True)

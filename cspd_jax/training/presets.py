@@ -8,17 +8,21 @@ import pathlib
 from typing import Any
 
 from cspd_jax._utils.files import write_text
+from cspd_jax._utils.json_files import read_json
+from cspd_jax._utils.typed import read_fields
 from cspd_jax.data.digits import DigitsConfig
 from cspd_jax.data.folder import FolderConfig
 from cspd_jax.data.glyphs import GlyphConfig
 from cspd_jax.data.text import TextConfig
-from cspd_jax.errors import UserError
+from cspd_jax.errors import UserError, naming
 from cspd_jax.networks.config import MAR_PRESETS, MARConfig
 from cspd_jax.networks.lm_config import LMConfig
 from cspd_jax.tokenizers import CAUSAL_SIZE, END_OF_TEXT, MASK, MASKED_SIZE
+from cspd_jax.training.begun import Begun
 from cspd_jax.training.config import RunConfig, TextTrainConfig, TrainConfig
 
 CONFIG_FILE = "config.json"
+_BEGUN = "begun_with"
 _DATA = {"glyphs": GlyphConfig, "digits": DigitsConfig, "folder": FolderConfig, "text": TextConfig}
 _POSITIONS = 1024  # of a byte model
 
@@ -218,32 +222,52 @@ def to_json(config: RunConfig) -> dict[str, Any]:
     return {**dataclasses.asdict(config), "data_kind": kind}
 
 
-def from_json(values: dict[str, Any]) -> RunConfig:
-    """The inverse of `to_json`."""
-    values = dict(values)
-    data = _DATA[values.pop("data_kind")]
+def from_json(values: Any, where: str = "a run") -> RunConfig:
+    """The inverse of `to_json`; UserError if the values are not the settings of a run."""
+    if not isinstance(values, dict) or values.get("data_kind") not in tuple(_DATA):
+        raise UserError(
+            f"{where} does not hold the settings of a run: its data_kind is none of {', '.join(_DATA)}"
+        )
+    data = _DATA[values["data_kind"]]
     run, model = (TextTrainConfig, LMConfig) if data is TextConfig else (TrainConfig, MARConfig)
-    values["model"] = model(**_hashable(values["model"]))
-    values["data"] = data(**_hashable(values["data"]))
-    return run(**values)
-
-
-def _hashable(values: dict[str, Any]) -> dict[str, Any]:
-    """Lists become tuples, which JSON does not have."""
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+    settings = {name: value for name, value in values.items() if name != "data_kind"}
+    settings = read_fields(run, settings, f"{where}:", every=False)
+    for name, part in (("model", model), ("data", data)):
+        fields = read_fields(part, settings.get(name), f"{where}: {name}", every=False)
+        with naming(where):
+            settings[name] = part(**fields)
+    with naming(where):
+        return run(**settings)
 
 
 def read(out: pathlib.Path) -> RunConfig | None:
     """The settings of the run in a folder; None if there is no run."""
+    stored = _stored(out)
+    return None if stored is None else stored[0]
+
+
+def read_begun(out: pathlib.Path) -> Begun | None:
+    """What the run in a folder began with; None if there is no run, or one that does not say."""
+    stored = _stored(out)
+    return None if stored is None else stored[1]
+
+
+def _stored(out: pathlib.Path) -> tuple[RunConfig, Begun | None] | None:
     path = out / CONFIG_FILE
     if not path.exists():
         return None
+    values = read_json(path)
     try:
-        return from_json(json.loads(path.read_text(encoding="utf-8")))
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        begun = values.pop(_BEGUN, None) if isinstance(values, dict) else None
+        return from_json(values, str(path)), None if begun is None else Begun.from_json(begun)
+    except TypeError as error:  # a field is missing
         raise UserError(f"{path} does not hold the settings of a run ({error})") from None
 
 
-def write(config: RunConfig, out: pathlib.Path) -> None:
-    """Writes the settings of the run in a folder."""
-    write_text(out / CONFIG_FILE, json.dumps(to_json(config), indent=2) + "\n")
+def write(config: RunConfig, out: pathlib.Path, begun: Begun | None = None) -> None:
+    """Writes the settings of the run in a folder, and what it began with (None: as it stands there)."""
+    values = to_json(config)
+    begun = read_begun(out) if begun is None else begun
+    if begun is not None:
+        values[_BEGUN] = begun.to_json()
+    write_text(out / CONFIG_FILE, json.dumps(values, indent=2) + "\n")

@@ -6,7 +6,9 @@ was killed and resumed therefore ends with the same bits as one that was not.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
 import pathlib
 import time
 from collections.abc import Callable, Iterator
@@ -15,14 +17,15 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import orbax.checkpoint as ocp
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from tqdm import tqdm
 
 from cspd_jax._utils.files import write_text
 from cspd_jax.errors import UserError
 from cspd_jax.training import presets
+from cspd_jax.training.checkpointing import Checkpoints
 from cspd_jax.training.config import RunConfig
+from cspd_jax.training.run_folder import claimed
 from cspd_jax.training.step import TrainState
 
 # (steps taken, the state, the metrics of the last step), once per step. The metrics are a NamedTuple of
@@ -53,40 +56,28 @@ def run(
     initial: weights to start a new run from, in place of those in `first`.
     unit: what a batch consists of, for the log.
     """
-    prepare_folder(out, resume)
-    end = min(config.steps, stop_at or config.steps)
-    placement, _ = placements(config.batch)
-    checkpoints = Checkpoints(out / "checkpoints")
-    if initial is not None:
-        first = first._replace(params=initial, ema=jax.tree.map(jnp.copy, initial))
-    first = jax.device_put(first, placement)
-    if checkpoints.latest() is not None:
-        first = checkpoints.restore(first)
-    presets.write(config, out)
-    step, state = int(first.step), first
-    log = MetricsLog(out / "metrics.jsonl", step, config.batch, unit)
-    bar = tqdm(initial=step, total=end, unit="step", dynamic_ncols=True, disable=not progress)
-    with bar, log:
-        for step, state, metrics in steps(first, end):
-            log.add(metrics)
-            bar.update()
-            if step % config.log_every == 0 or step == end:
-                bar.set_postfix_str(f"loss {log.write(step).loss:.4f}")
-            if step % config.checkpoint_every == 0 or step == end:
-                checkpoints.save(state)
-            if on_sample and config.sample_every and (step % config.sample_every == 0 or step == end):
-                on_sample(step, state.ema)
-    checkpoints.close()
-    return state
-
-
-def prepare_folder(out: pathlib.Path, resume: bool) -> None:
-    """Makes the folder of a run; UserError if it is occupied and not to be resumed."""
-    if out.exists() and not out.is_dir():
-        raise UserError(f"{out} is a file; name a folder for the run")
-    if not resume and out.exists() and any(out.iterdir()):
-        raise UserError(f"{out} is not empty; choose another folder, or continue that run with --resume")
-    out.mkdir(parents=True, exist_ok=True)
+    with claimed(out, resume), contextlib.closing(Checkpoints(out)) as checkpoints:
+        end = min(config.steps, stop_at or config.steps)
+        placement, _ = placements(config.batch)
+        if initial is not None:
+            first = first._replace(params=initial, ema=jax.tree.map(jnp.copy, initial))
+        first = jax.device_put(first, placement)
+        first = checkpoints.restore(first) or first
+        presets.write(config, out)
+        step, state = int(first.step), first
+        log = MetricsLog(out / "metrics.jsonl", step, config.batch, unit)
+        bar = tqdm(initial=step, total=end, unit="step", dynamic_ncols=True, disable=not progress)
+        with bar, log:
+            for step, state, metrics in steps(first, end):
+                log.add(metrics)
+                bar.update()
+                if step % config.log_every == 0 or step == end:
+                    bar.set_postfix_str(f"loss {log.write(step).loss:.4f}")
+                if step % config.checkpoint_every == 0 or step == end:
+                    checkpoints.save(state)
+                if on_sample and config.sample_every and (step % config.sample_every == 0 or step == end):
+                    on_sample(step, state.ema)
+        return state
 
 
 def placements(batch: int) -> tuple[NamedSharding, NamedSharding]:
@@ -98,44 +89,15 @@ def placements(batch: int) -> tuple[NamedSharding, NamedSharding]:
     return NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec("batch"))
 
 
-class Checkpoints:
-    """The numbered checkpoints in a folder, each written atomically; the last `keep` are kept.
-
-    A checkpoint that was being written when its process died has a temporary name. It is never restored, and
-    it is removed when the run is resumed.
-    """
-
-    def __init__(self, folder: pathlib.Path, keep: int = 2):
-        options = ocp.CheckpointManagerOptions(
-            max_to_keep=keep, enable_async_checkpointing=False, cleanup_tmp_directories=True
-        )
-        self._manager = ocp.CheckpointManager(folder.resolve(), options=options)
-
-    def save(self, state: TrainState) -> None:
-        self._manager.save(int(state.step), args=ocp.args.StandardSave(state._asdict()), force=True)
-
-    def latest(self) -> int | None:
-        """The step of the newest complete checkpoint."""
-        return self._manager.latest_step()
-
-    def restore(self, like: TrainState) -> TrainState:
-        """The newest checkpoint, with the structure, shapes and placement of `like`."""
-        abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, like._asdict())
-        restored = self._manager.restore(self.latest(), args=ocp.args.StandardRestore(abstract))
-        return TrainState(**restored)
-
-    def close(self) -> None:
-        self._manager.close()
-
-
 class MetricsLog:
     """`metrics.jsonl`: one JSON object per line, with averages over the steps since the previous line.
 
-    Lines after `step`, left by a run that went on after its last checkpoint, are removed on opening.
+    Lines after `step`, left by a run that went on after its last checkpoint, are removed on opening, and so
+    are those that are damaged.
     """
 
     def __init__(self, path: pathlib.Path, step: int, batch: int, unit: str = "images"):
-        write_text(path, "".join(line for line in _lines(path) if json.loads(line)["step"] <= step))
+        write_text(path, "".join(line for line in _lines(path) if _step_of(line) <= step))
         self._file = path.open("a", encoding="utf-8")
         self._batch, self._unit = batch, unit
         self._pending: list[NamedTuple] = []
@@ -168,4 +130,17 @@ def _lines(path: pathlib.Path) -> list[str]:
     """The complete lines of a file (a killed process may leave half a line)."""
     if not path.exists():
         return []
-    return [line for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if line[-1:] == "\n"]
+    return [
+        line
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
+        if line[-1:] == "\n"
+    ]
+
+
+def _step_of(line: str) -> float:
+    """The step of a line; of a damaged one, infinity."""
+    try:
+        step = json.loads(line)["step"]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return math.inf
+    return step if isinstance(step, int) else math.inf

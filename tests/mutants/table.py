@@ -740,7 +740,109 @@ CONVERTERS = _table(
     ),
 )
 
+RUN_FOLDER = "tests/test_run_folder.py"
+FAILURES = "tests/test_cli_failures.py"
+RUNS = (
+    _table(
+        "cspd_jax/training/checkpointing.py",
+        (RUN_FOLDER,),
+        (
+            "runs: sums of checkpoints are not compared",
+            "if self._read_sums().get(str(step), found := _sum(state)) != found:",
+            "if self._read_sums().get(str(step)) == 0:",
+        ),
+        (
+            "runs: without a whole checkpoint a run begins anew",
+            "        if problems:\n",
+            "        if problems and not self._folder.exists():\n",
+        ),
+        (
+            "runs: a damaged checkpoint stays where it is",
+            "(self._folder / str(step)).rename(place)",
+            "import shutil; shutil.copytree(self._folder / str(step), place); raise UserError('damaged')",
+        ),
+    )
+    + _table(
+        "cspd_jax/training/begun.py",
+        (RUN_FOLDER,),
+        (
+            "runs: other weights under the same name are taken",
+            "if self.weights.get(name, value) != value:",
+            "if self.weights.get(name, value) is None:",
+        ),
+        (
+            "runs: what was not asked for at first can be added",
+            "if wanted is not None and not _same(was, wanted):",
+            "if wanted is not None and was is not None and not _same(was, wanted):",
+        ),
+    )
+    + _table(
+        "cspd_jax/training/run_folder.py",
+        (RUN_FOLDER,),
+        ("runs: two writers", "fcntl.LOCK_EX | fcntl.LOCK_NB", "fcntl.LOCK_SH | fcntl.LOCK_NB"),
+    )
+    + _table(
+        "cspd_jax/_utils/files.py",
+        (FAILURES, "tests/test_files.py"),
+        ("files: what a live process writes is swept", "if found and not _alive(", "if found and _alive("),
+        ("files: nothing is swept", "if found and not _alive(int(found[1])):", "if not entry.name:"),
+    )
+    + _table(
+        "cspd_jax/cli/generate.py",
+        (FAILURES,),
+        (
+            "generate: the comparison comes first",
+            "    report, pictures = report_with(None), reports.pages(info, captions)\n",
+            "    beside = _compare(args, key, decided, shown, Path('.'))\n"
+            "    report, pictures = report_with(None), reports.pages(info, captions)\n",
+        ),
+    )
+)
+
+SERVICE = _table(
+    "cspd_jax/service/rows.py",
+    ("tests/test_service.py",),
+    (
+        "service: a new image keeps the scale of the row's last one",
+        "scale=jnp.where(rows, fresh.scale, inputs.scale),",
+        "scale=inputs.scale,",
+    ),
+    (
+        "service: a new image keeps the order of the row's last one",
+        "reveal=by_image(halves, new.reveal, old.reveal),",
+        "reveal=old.reveal,",
+    ),
+    (
+        "service: a new image empties the other rows",
+        "return inputs, by_image(rows, nothing, state)",
+        "return inputs, nothing",
+    ),
+    (
+        "service: a row that is left goes on",
+        "self._replace(sorted(unfinished), {})",
+        "pass",
+    ),
+) + _table(
+    "cspd_jax/service/engine.py",
+    ("tests/test_service.py",),
+    (
+        "service: the queue is not bounded",
+        "            if len(self._waiting) >= self.queue:\n                self.metrics",
+        "            if False:\n                self.metrics",
+    ),
+    (
+        "service: those who come last are served first",
+        "for job in self._waiting:\n                if free",
+        "for job in reversed(self._waiting):\n                if free",
+    ),
+    (
+        "service: a failed round leaves its images in the batch",
+        "        lane.reset()\n",
+        "",
+    ),
+)
+
 MUTANTS: list[Mutant] = [
     *CHAINS, *DRAFTERS, *PLAINS, *KEYS, *PATHS, *VERIFICATION, *PAPER, *DRAFTING, *REVEAL, *RUNNER,
-    *COUPLING, *TEXTS, *MASKEDS, *CONVERTERS,
+    *COUPLING, *TEXTS, *MASKEDS, *CONVERTERS, *RUNS, *SERVICE,
 ]  # fmt: skip

@@ -17,6 +17,7 @@ from cspd_jax.image.speculation.groups import (
 )
 from cspd_jax.image.speculation.paths import PathRequest, draw_paths
 from cspd_jax.image.speculation.state import (
+    BoundModel,
     Inputs,
     Paths,
     RoundInfo,
@@ -75,6 +76,22 @@ def keep_drafts(state: SpeculationState, drafts: Paths) -> SpeculationState:
     )
 
 
+def group_request(
+    inputs: Inputs, model: BoundModel, tokens: Array, here: Array, images: Array
+) -> PathRequest:
+    """The model's chains for group `here` [B, 1] of the `images` [B], each in the context of its own tokens
+    before that group. Their noise is the image's own at each position."""
+    z = contexts(inputs, model, tokens, jnp.minimum(here, inputs.groups))[:, :, 0]
+    return PathRequest(
+        keys=inputs.keys[:, None],
+        positions=positions(inputs, here),
+        z=z.reshape(-1, *z.shape[-2:]),
+        of=None,
+        scale=scales(inputs, here),
+        wanted=exists(inputs, here) & images[:, None, None],
+    )
+
+
 def draft_step(inputs: Inputs, state: SpeculationState) -> tuple[SpeculationState, RoundInfo]:
     """The draft model continues every complete group, one AR step after the other, as far as any image asks.
 
@@ -92,16 +109,8 @@ def draft_step(inputs: Inputs, state: SpeculationState) -> tuple[SpeculationStat
     def one(carry):
         j, state, info = carry
         here = (state.group + j)[:, None]  # [B, 1]
-        known = jnp.minimum(here, inputs.groups)
-        z = contexts(inputs, inputs.draft, with_drafts(inputs, state, count=j), known)[:, :, 0]
-        request = PathRequest(
-            keys=inputs.keys[:, None],
-            positions=positions(inputs, here),
-            z=z.reshape(-1, *z.shape[-2:]),
-            of=None,
-            scale=scales(inputs, here),
-            wanted=exists(inputs, here) & asked[:, j][:, None, None],
-        )
+        tokens = with_drafts(inputs, state, count=j)
+        request = group_request(inputs, inputs.draft, tokens, here, asked[:, j])
         drawn, calls, chains = draw_paths(inputs, inputs.draft, request)
         drafts = jax.tree.map(lambda a, new: a.at[:, j].set(new[:, 0]), state.drafts, drawn)
         happened = round_info(
@@ -112,5 +121,6 @@ def draft_step(inputs: Inputs, state: SpeculationState) -> tuple[SpeculationStat
         return j + 1, state._replace(drafts=drafts), add_up(info, happened)
 
     start = jnp.int32(0), state, round_info(inputs)
-    _, state, info = jax.lax.while_loop(lambda carry: carry[0] < steps, one, start)
+    with jax.named_scope("drafts"):
+        _, state, info = jax.lax.while_loop(lambda carry: carry[0] < steps, one, start)
     return state, info

@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 from tqdm import tqdm
 
-from cspd_jax import checkpoints
 from cspd_jax._utils.files import fingerprint, kept_array
 from cspd_jax._utils.random import row_keys
 from cspd_jax.data.digits import Digits
@@ -20,6 +19,7 @@ from cspd_jax.data.source import Batch, Source, Split, shuffled
 from cspd_jax.errors import UserError
 from cspd_jax.image import plain
 from cspd_jax.image.pixels import unpatchify
+from cspd_jax.models import VAE
 from cspd_jax.networks import autoencoder
 from cspd_jax.networks.config import LATENT_SCALE
 from cspd_jax.networks.mar import MARModel
@@ -39,24 +39,22 @@ def make_source(
     return Glyphs(config) if isinstance(config, GlyphConfig) else Digits(config)
 
 
-def kl16_encoder(path: str | os.PathLike, batch: int = 16) -> LatentEncoder:
-    """The encoder in a KL-16 checkpoint folder; latents are scaled as in MAR."""
-    loaded = checkpoints.load(path)
-    if loaded.kind != "kl16":
-        raise UserError(f"{path} is a checkpoint of kind {loaded.kind}; the autoencoder must be of kind kl16")
+def kl16_encoder(vae: VAE, batch: int = 16) -> LatentEncoder:
+    """The encoder of a KL-16; latents are scaled as in MAR."""
 
     @jax.jit
     def encode(params, images):
-        posterior = autoencoder.encode(loaded.config, params, images)
+        posterior = autoencoder.encode(vae.config, params, images)
         return jnp.concatenate([posterior.mean, posterior.logvar], axis=-1)
 
     def moments(images: np.ndarray) -> np.ndarray:
         padded = -len(images) % batch  # so that one shape is compiled
         images = np.concatenate([images, np.zeros((padded, *images.shape[1:]), images.dtype)])
-        parts = [encode(loaded.params, images[i : i + batch]) for i in range(0, len(images), batch)]
+        parts = [encode(vae.params, images[i : i + batch]) for i in range(0, len(images), batch)]
         return np.concatenate([np.asarray(p) for p in parts])[: len(images) - padded]
 
-    name = loaded.metadata.get("source_sha256") or os.path.abspath(path)
+    folder = os.path.abspath(vae.name)
+    name = vae.metadata.get("source_sha256") or (folder if os.path.isdir(folder) else vae.metadata["source"])
     return LatentEncoder(moments, LATENT_SCALE, f"kl16 {name}")
 
 

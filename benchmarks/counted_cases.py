@@ -1,0 +1,359 @@
+"""What is compiled for an H100 and counted: one token, or one round divided by the tokens that it makes.
+
+How often the loops run that end when the data say so, and how many tokens a round makes, are those of runs of
+the default models on this machine, which are kept in the file.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from accelerator_rows import say, write
+from cases import LLADA_8B, PYTHIA_1_4B, PYTHIA_70M, PYTHIA_160M, STEPS, Case, about
+
+import cspd_jax
+from cspd_jax import ChainSpeculation, DraftSpeculation, Plain, SelfSpeculation, masked, models, text
+from cspd_jax.data.text import documents
+from cspd_jax.image import plain, speculation
+from cspd_jax.image.plain import SamplerSettings
+from cspd_jax.masked import generation as masked_generation
+from cspd_jax.networks import lm, mar
+from cspd_jax.networks.config import MAR_PRESETS
+from cspd_jax.networks.lm_config import LMConfig
+from cspd_jax.text import generation as text_generation
+from cspd_jax.tokenizers import ByteTokenizer
+
+GAMMA = 4  # of drafts by a smaller model, of text and of masked text
+NAMED = {"drafts": GAMMA}  # trips of the loop over the drafts of a smaller image model
+NEW_TOKENS = 64
+PROMPT = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class Way:
+    """A way to make images. method: self, draft, chains, self+chains, ...; window: M of the chains."""
+
+    method: str
+    window: int | None = None
+    gamma: int = 0
+    proposals: int = 0
+
+    @property
+    def options(self) -> str:
+        parts = ["MAR-B drafts"] if self.method.startswith("draft") else []
+        parts += [f"gamma {self.gamma}, K {self.proposals}"] if self.gamma else []
+        return ", ".join(parts + ([f"M {self.window}"] if self.window else []))
+
+    @property
+    def chain(self) -> ChainSpeculation | None:
+        return None if self.window is None else ChainSpeculation((self.window,))
+
+
+WAYS = (
+    Way("plain"),
+    Way("chains", 16),
+    Way("self", None, 4, 16),
+    Way("self+chains", 16, 4, 16),
+    Way("chains", 32),
+    Way("self+chains", 16, 6, 8),
+)
+DRAFTED = (Way("draft", None, GAMMA, 16), Way("draft+chains", 16, GAMMA, 16))
+
+
+class Counted(NamedTuple):
+    """A row that is to be made.
+
+    identity: see `cases.IDENTITY`.
+    make: its case, and the trips of the loops that end when the data say so, by depth.
+    """
+
+    identity: dict[str, Any]
+    make: Callable[[], tuple[Case, list[float]]]
+
+
+def cases(file: Path, toy: bool) -> Iterator[Counted]:
+    """The most important first."""
+    if toy:
+        yield from images(file, "mar-base", 1, False, "float32", WAYS[:4])
+        return
+    plain_types = [(False, "bfloat16"), (False, "float32")]
+    types = [*plain_types, (True, "bfloat16"), (True, "float32")]
+    for guided, dtype in types:
+        yield from images(file, "mar-base", 1, guided, dtype)
+    for name in ("mar-huge", "mar-large"):
+        for guided, dtype in plain_types:
+            yield from images(file, name, 1, guided, dtype)
+    for batch in (1, 8):
+        for dtype in ("bfloat16", "float32"):
+            yield from texts(file, "pythia-160m", batch, dtype)
+            yield from texts(file, "pythia-1.4b", batch, dtype)
+        yield from fillings(file, "llada-8b", batch, "bfloat16")
+    for batch in (8, 64):
+        yield from images(file, "mar-base", batch, False, "bfloat16", WAYS[:4])
+    for batch in (1, 8, 64):
+        for name in ("mar-huge", "mar-large", "mar-base"):
+            for guided, dtype in types:
+                yield from images(file, name, batch, guided, dtype)
+
+
+# Images
+
+
+def images(
+    file: Path, name: str, batch: int, guided: bool, dtype: str, ways: Sequence[Way] = WAYS
+) -> Iterator[Counted]:
+    drafted = () if name == "mar-base" else DRAFTED  # by MAR-B
+    for way in (*ways, *drafted):
+        row = about(
+            name, "token", batch, way.method, options=way.options, guided=guided, dtype=dtype,
+            num_iter=MAR_PRESETS[name].seq_len,
+        )  # fmt: skip
+
+        def make(row=row, way=way):
+            run = {} if way.method == "plain" else image_run(file, way, batch)
+            return image_case(row, way, run), [run["calls"]] if way.chain else []
+
+        yield Counted(row, make)
+
+
+def image_case(row: dict[str, Any], way: Way, run: dict[str, float]) -> Case:
+    if run:
+        calls = {"head_calls_of_slowest": run["calls"]} if way.chain else {}
+        row = {**row, "acceptance_from": "runs of the default models", **calls}
+    settings = SamplerSettings(
+        num_iter=row["num_iter"], respacing=f"ddim{STEPS}", guided=row["guided"], chain=way.chain
+    )
+    return _round(row, way, settings, run) if way.gamma else _step(row, settings)
+
+
+def mar_params(name: str, dtype: str) -> Any:
+    shapes = mar.abstract_params(MAR_PRESETS[name])
+    return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, dtype), shapes)
+
+
+def _step(row: dict[str, Any], settings: SamplerSettings) -> Case:
+    """An AR step of the plain sampler in the middle of the image: a token of each image."""
+    config, batch = MAR_PRESETS[row["model"]], row["batch"]
+    model, known = mar.MARModel(config, jnp.dtype(row["dtype"])), config.seq_len // 2
+
+    def prepared(params, labels):
+        keys = cspd_jax.row_keys(jax.random.key(0), batch)
+        made = plain.start(model, params, keys, labels, settings)
+        tokens = jnp.zeros((batch, config.seq_len, config.token_dim))
+        return made, plain.PlainState(tokens, None)
+
+    def step(params, prepared, first, scale):
+        made, state = prepared
+        group = plain.GroupArrays(first, jnp.int32(1), scale)
+        shape = {"settings": settings, "bucket": known, "width": 1}
+        state, counts = plain.ar_step(model, params, made, state, group, jnp.float32(1), **shape)
+        return state.tokens, counts
+
+    params, labels = mar_params(row["model"], row["dtype"]), jax.ShapeDtypeStruct((batch,), jnp.int32)
+    scale = jax.ShapeDtypeStruct((batch,), jnp.float32)
+    args = (params, jax.eval_shape(prepared, params, labels), jax.ShapeDtypeStruct((), jnp.int32), scale)
+    return Case({**row, "timed": f"one AR step, {known} tokens known"}, step, args, 1)
+
+
+def _round(row: dict[str, Any], way: Way, settings: SamplerSettings, run: dict[str, float]) -> Case:
+    """A round of speculation over AR steps, which makes as many tokens as those of the default models."""
+    batch, dtype = row["batch"], jnp.dtype(row["dtype"])
+    model = mar.MARModel(MAR_PRESETS[row["model"]], dtype)
+    params, labels = mar_params(row["model"], row["dtype"]), jax.ShapeDtypeStruct((batch,), jnp.int32)
+    options: dict[str, Any] = {"settings": dataclasses.replace(settings, final_noise=True, prefix_buckets=1)}
+    if way.method.startswith("self"):
+        small = None
+        options["speculation"] = SelfSpeculation(way.gamma, proposals=way.proposals).options
+    else:
+        small = mar_params("mar-base", row["dtype"])
+        options["draft"] = mar.MARModel(MAR_PRESETS["mar-base"], dtype)
+        criterion = speculation.PathCriterion(way.proposals)
+        options["speculation"] = speculation.TokenSpeculation(criterion, way.gamma)
+
+    def prepared(params, small, labels):
+        keys = cspd_jax.row_keys(jax.random.key(0), batch)
+        cfg = 3.0 if row["guided"] else 1.0
+        return speculation.begin(model, params, keys, labels, cfg=cfg, draft_params=small, **options)
+
+    timed = "one round of speculation over AR steps"
+    row = {**row, "timed": timed, "tokens_per_round": run["tokens_per_round"]}
+    args = jax.eval_shape(prepared, params, small, labels)
+    return Case(row, speculation.run_round, args, run["tokens_per_round"])
+
+
+# Text and masked text
+
+
+def abstract(config: LMConfig, dtype: str) -> tuple[lm.LM, Any]:
+    shapes = lm.abstract_params(config)
+    return lm.LM(config, jnp.dtype(dtype)), jax.tree.map(
+        lambda a: jax.ShapeDtypeStruct(a.shape, dtype), shapes
+    )
+
+
+def in_a_loop(row: dict[str, Any], prepared: Callable, params: Any, run: dict[str, float], module) -> Case:
+    """The rounds of a generation in one loop, behind the pass that reads the prompts.
+
+    prepared: params -> the inputs of `module`, text or masked text.
+    """
+
+    def begun(params):
+        inputs = prepared(params)
+        return inputs, module.begin(inputs)
+
+    def rounds(inputs, state):
+        unfinished = lambda state: (
+            ~jnp.all(state.done if hasattr(state, "done") else state.step >= NEW_TOKENS)
+        )
+        return jax.lax.while_loop(unfinished, lambda state: module.advance(inputs, state), state)
+
+    row = {
+        **row, "timed": f"all rounds of {NEW_TOKENS} new tokens behind {PROMPT}",
+        "tokens_per_round": NEW_TOKENS / run["rounds"],
+    }  # fmt: skip
+    if run["rounds"] < NEW_TOKENS:
+        row["acceptance_from"] = "runs of the default models"
+    return Case(row, rounds, jax.eval_shape(begun, params), NEW_TOKENS)
+
+
+def texts(file: Path, name: str, batch: int, dtype: str) -> Iterator[Counted]:
+    config, small, who = {
+        "pythia-160m": (PYTHIA_160M, PYTHIA_70M, "Pythia-70m"),
+        "pythia-1.4b": (PYTHIA_1_4B, PYTHIA_160M, "Pythia-160m"),
+    }[name]
+    prompts = [[1] * PROMPT] * batch
+    for method in ("text-plain", "text-block"):
+        options = "" if method == "text-plain" else f"{who} drafts, gamma {GAMMA}"
+        row = about(name, "token", batch, method, options=options, dtype=dtype, respacing=None)
+
+        def make(row=row, method=method):
+            run = {"rounds": float(NEW_TOKENS)} if method == "text-plain" else text_run(file, batch)
+            network, params = abstract(config, dtype)
+            drafting, drafts = abstract(small, dtype)
+
+            def prepared(params):
+                drafter = None if method == "text-plain" else (drafting, params[1])
+                return text_generation.prepare(
+                    None, (network, params[0]), prompts, drafter=drafter, rule="block",
+                    sampling=text.Sampling(), max_new_tokens=NEW_TOKENS, gamma=GAMMA, max_gamma=None,
+                    max_len=None, stop_ids=(), cost=None, confidence=None,
+                )  # fmt: skip
+
+            case = in_a_loop(row, prepared, (params, drafts), run, text_generation)
+            # In a round the first draft is made before the loop over the others.
+            return case, [run["rounds"], run.get("draft_passes_per_round", 1.0) - 1]
+
+        yield Counted(row, make)
+
+
+def fillings(file: Path, name: str, batch: int, dtype: str) -> Iterator[Counted]:
+    prompts = [[1] * PROMPT] * batch
+    for method in ("stepwise", "ssd"):
+        options = f"gamma {GAMMA}" if method == "ssd" else ""
+        row = about(name, "token", batch, method, options=options, dtype=dtype, respacing=None)
+
+        def make(row=row, method=method):
+            run = {"rounds": float(NEW_TOKENS)} if method == "stepwise" else masked_run(file, batch)
+            network, params = abstract(LLADA_8B, dtype)
+
+            def prepared(params):
+                return masked_generation.prepare(
+                    None, (network, params), prompts, method=method, max_new_tokens=NEW_TOKENS, block=8,
+                    gamma=GAMMA, max_gamma=None, cached=False, accept_top_k=None, temperature=0.0,
+                    guidance=None, steps=None,
+                )  # fmt: skip
+
+            return in_a_loop(row, prepared, params, run, masked_generation), [run["rounds"]]
+
+        yield Counted(row, make)
+
+
+# Runs of the default models
+
+
+def kept(file: Path, name: str, run: Callable[[], dict[str, float]]) -> dict[str, float]:
+    """The numbers of `run`, or as found when it was run before."""
+    content = json.loads(file.read_text()) if file.exists() else {}
+    runs = content.get("recorded_runs", {})
+    if name not in runs:
+        say(f"running the default model: {name}")
+        runs[name] = run()
+        write(file, {"rows": [], **content, "recorded_runs": runs})
+    return runs[name]
+
+
+def image_run(file: Path, way: Way, batch: int) -> dict[str, float]:
+    """Head calls of the slowest row, and tokens per round of speculation over AR steps.
+
+    One image is one draw, so several are run where a batch is small.
+    """
+
+    def run() -> dict[str, float]:
+        method: Any = Plain()
+        if way.method.startswith("self"):
+            method = SelfSpeculation(way.gamma, proposals=way.proposals)
+        elif way.method.startswith("draft"):
+            criterion = speculation.PathCriterion(way.proposals)
+            method = DraftSpeculation(models.load("default-draft"), criterion, gamma=way.gamma)
+        model, infos = models.load("default"), []
+        options: dict[str, Any] = {"method": method, "final_noise": True, "denoise": way.chain or "plain"}
+        for i in range(max(1, 12 // batch)):
+            labels = [(i + j) % 10 for j in range(batch)]
+            infos.append(cspd_jax.generate(jax.random.key(i), model, labels, **options)[1])
+        rounds = sum(int(info.sequential.target_backbone) for info in infos)
+        return {
+            "images": sum(info.images for info in infos),
+            "calls": statistics.mean(float(STEPS) if i.chains is None else i.chains.slowest for i in infos),
+            "tokens_per_round": sum(info.tokens / info.images for info in infos) / rounds,
+        }
+
+    return kept(file, f"{way.method}, {way.options}, batch {batch}", run)
+
+
+def held_out(count: int, longer_than: int) -> list[list[int]]:
+    found = [d.text for d in documents() if d.held_out and len(d.text.encode()) > longer_than]
+    return [ByteTokenizer().encode(found[i % len(found)])[:PROMPT] for i in range(count)]
+
+
+def text_run(file: Path, batch: int) -> dict[str, float]:
+    """Rounds of a batch, and passes of the draft model in each."""
+
+    def run() -> dict[str, float]:
+        target, small = models.load_text("text-default"), models.load_text("text-default-draft")
+        prompts, found = held_out(max(batch, 8), 4 * PROMPT), []
+        for at in range(0, len(prompts), batch):
+            _, info = text.generate(
+                None, target, prompts[at : at + batch], drafter=small, max_new_tokens=NEW_TOKENS, gamma=GAMMA,
+                stop_ids=(),
+            )  # fmt: skip
+            found.append((int(info.calls.target_passes), int(info.calls.draft_passes)))
+        rounds, drafts = np.mean(found, axis=0)
+        return {
+            "texts": len(prompts), "rounds": float(rounds), "draft_passes_per_round": float(drafts / rounds),
+        }  # fmt: skip
+
+    return kept(file, f"text-block, batch {batch}", run)
+
+
+def masked_run(file: Path, batch: int) -> dict[str, float]:
+    """Rounds of a batch."""
+
+    def run() -> dict[str, float]:
+        model = models.load_text("masked-default")
+        prompts, found = held_out(max(batch, 8), 4 * PROMPT), []
+        for at in range(0, len(prompts), batch):
+            _, info = masked.generate(
+                None, model, prompts[at : at + batch], max_new_tokens=NEW_TOKENS, block=8, gamma=GAMMA
+            )
+            found.append(int(np.max(info.rounds)) + 1)
+        return {"texts": len(prompts), "rounds": float(np.mean(found))}
+
+    return kept(file, f"ssd, batch {batch}", run)

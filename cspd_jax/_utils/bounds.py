@@ -1,0 +1,52 @@
+"""The most that a file may declare: beyond every published model, within what a machine survives.
+
+A file says how large the thing is that it describes, and saying so costs it a few bytes. These numbers are
+checked before anything of that size is built. Weights need none: they are as large as their file.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from cspd_jax.errors import UserError
+
+LAYERS = 1024
+WIDTH = 2**17  # of hidden states, tokens, heads
+HIDDEN = 2**20  # of a layer within a block
+HEADS = 2**12
+IDS = 2**22  # of a vocabulary; classes
+POSITIONS = 2**24
+IMAGE_TOKENS = 2**20
+PATCH = 2**10  # pixels or latents along a side
+LEVELS = 12  # of resolution
+LISTED = 2**10  # entries of a list in a configuration
+TEXT = 2**12  # characters of a text in a configuration
+
+JSON_BYTES = 2**24  # of configurations and indices
+TOKENIZER_BYTES = 2**26
+JSON_VALUES = 2**22
+JSON_DEPTH = 64
+
+PICKLE_BYTES = 2**25  # tensors lie outside of it
+PICKLE_WORK = 2**21  # instructions, and values that they copy
+DIRECTORY_BYTES = 2**24  # of the list of a zip file's members
+HEADER_BYTES = 2**24  # of a safetensors file
+TENSORS = 2**17
+RANK = 16
+NAME = 200  # characters of a tensor's name
+SHARDS = 2**12
+PIXELS = 2**26  # of a picture
+
+
+def file_size(path: str | os.PathLike) -> int:
+    """The bytes of a regular file; UserError if it is something else, such as a pipe, which may never end."""
+    try:
+        status = os.stat(path)
+    except FileNotFoundError:
+        raise UserError(f"{path} does not exist") from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read ({error})") from None
+    if not stat.S_ISREG(status.st_mode):
+        raise UserError(f"{path} is not a regular file")
+    return status.st_size

@@ -1,0 +1,58 @@
+"""Values from JSON as the fields of a dataclass, each of the type that its annotation says."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from collections.abc import Mapping
+from typing import Any
+
+from cspd_jax._utils import bounds
+from cspd_jax.errors import UserError, shown
+
+_TEXTS, _NUMBERS = tuple[str, ...], tuple[int, ...]
+
+
+def read_fields(cls: type, values: Any, where: str, *, every: bool = True) -> dict[str, Any]:
+    """The fields that are whole numbers, numbers, flags, texts and tuples of these; others stay as they are.
+
+    values: a JSON object with all fields of the dataclass, or (`every` is false) with some of them.
+    where: begins the sentences of UserErrors, for example "x.json: config".
+    """
+    if not isinstance(values, Mapping):
+        raise UserError(f"{where} must be an object with the fields of {cls.__name__}")
+    fields = [field.name for field in dataclasses.fields(cls)]
+    missing = [name for name in fields if every and name not in values]
+    unknown = [str(name) for name in values if name not in fields]
+    if missing or unknown:
+        parts = [
+            f"{what} {', '.join(names)}"
+            for what, names in (("missing", missing), ("unknown", unknown))
+            if names
+        ]
+        raise UserError(f"{where} has wrong fields: {'; '.join(parts)}")
+    hints = typing.get_type_hints(cls)
+    return {name: _typed(values[name], hints[name], f"{where} field {name}") for name in values}
+
+
+def _typed(value: Any, hint: Any, what: str) -> Any:
+    whole = type(value) is int
+    if hint is int and not whole:
+        raise UserError(f"{what} is {shown(value)}; it must be a whole number")
+    if hint is float and not (whole or type(value) is float):
+        raise UserError(f"{what} is {shown(value)}; it must be a number")
+    if hint in (int, float) and not -(2**63) <= value < 2**63:
+        raise UserError(f"{what} is {shown(value)}; it must be a number of ordinary size")
+    if hint is bool and type(value) is not bool:
+        raise UserError(f"{what} is {shown(value)}; it must be true or false")
+    if hint is str and (type(value) is not str or len(value) > bounds.TEXT):
+        raise UserError(f"{what} is {shown(value)}; it must be a string of at most {bounds.TEXT} characters")
+    if hint in (_TEXTS, _NUMBERS):
+        inner = int if hint == _NUMBERS else str
+        if not isinstance(value, list) or any(type(v) is not inner for v in value):
+            plural = "whole numbers" if inner is int else "strings"
+            raise UserError(f"{what} is {shown(value)}; it must be a list of {plural}")
+        if len(value) > bounds.LISTED:
+            raise UserError(f"{what} lists {len(value)} values; it may list {bounds.LISTED}")
+        return tuple(value)
+    return value

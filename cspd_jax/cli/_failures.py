@@ -1,0 +1,152 @@
+"""What went wrong, in one sentence, where it is not the program's own mistake."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import re
+import signal
+import sys
+import threading
+import traceback
+import types
+from collections.abc import Iterator
+
+from cspd_jax.errors import UserError, is_out_of_memory
+
+_LESS = {  # what takes less memory, by command
+    "generate": "fewer side by side take less (--batch, and where drafts are made --gamma and --proposals)",
+    "text": "fewer prompts, --new-tokens or drafts (--gamma) take less",
+    "masked": "fewer prompts, --new-tokens or drafts (--draft-len) take less",
+    "train": "a smaller --batch takes less",
+    "distill": "a smaller --batch takes less",
+    "evaluate": "a smaller --batch, or fewer images (--n), take less",
+}
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_AGAIN = 5.0  # seconds, in which unfinished files are removed
+_OF_ORBAX = re.compile(r"os_error_code='(\d{1,5})'")  # errors of its writers are words alone
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, which ends a command as Ctrl-C does."""
+
+
+def sentence(error: BaseException, command: str = "") -> str | None:
+    """The sentence for the user of a command; None for a mistake of the program."""
+    less = f"; {_LESS[command]}" if command in _LESS else ""
+    if isinstance(error, UserError):
+        return str(error)
+    if isinstance(error, MemoryError):
+        return f"this machine has too little memory for this{less}"
+    if isinstance(error, RuntimeError) and is_out_of_memory(error):
+        return f"the device has too little memory for this{less}"
+    if isinstance(error, BrokenPipeError):
+        return "nobody reads the output any more"
+    found = _of_the_system(error)
+    if found is None:
+        return None
+    where = f"{found.filename}: " if found.filename else ""
+    if found.errno in _FULL:
+        return f"{where}the disk is full; what was not finished has been removed"
+    return f"{where}{found.strerror or found}"
+
+
+def _of_the_system(error: BaseException | None) -> OSError | None:
+    """The OSError of the operating system that the error is, or comes from. Any error may come from a full
+    disk; where it comes from another, the program should have dealt with it."""
+    direct = True
+    while error is not None:
+        if (told := _OF_ORBAX.search(str(error))) is not None:
+            code = int(told[1])
+            return OSError(code, os.strerror(code))
+        if isinstance(error, OSError) and error.errno is not None and (direct or error.errno in _FULL):
+            return error
+        error, direct = error.__cause__ or error.__context__, False
+    return None
+
+
+def forgiving_streams() -> None:
+    """Characters that the terminal's encoding lacks are written as escapes, not refused."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError, ValueError, OSError):
+            stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+
+
+def silence_output() -> None:
+    """After a broken pipe: what is left in the buffer goes nowhere, in place of a second error at the end."""
+    with contextlib.suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+
+
+@contextlib.contextmanager
+def terminable() -> Iterator[None]:
+    """SIGTERM raises `Terminated`, so that unfinished files are removed.
+
+    An exception within a callback of the garbage collector would be lost, so there it waits; one that is lost
+    elsewhere, in a library that catches everything, is raised again after a while.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(_, frame):
+        within = {f.f_code.co_name for f in _frames(frame)}
+        lost = within & {"_xla_gc_callback", "__del__"}
+        signal.setitimer(signal.ITIMER_REAL, 0.05 if lost else _AGAIN)
+        if not lost:
+            raise Terminated
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGALRM)}
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _frames(frame: types.FrameType | None) -> Iterator[types.FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+_TALKATIVE = ("absl", "asyncio")  # loggers that tell of an error before it is raised; Orbax writes to absl's
+
+
+class Complaints:
+    """What other threads, destructors and libraries' logs complain of. Where a command ends with a sentence
+    these only repeat its cause, so they are held back until it is known how it ends."""
+
+    def __init__(self) -> None:
+        self._held: list[str] = []
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        def hold(args) -> None:
+            told = traceback.format_exception(args.exc_type, args.exc_value, args.exc_traceback)
+            self._held.append("".join(told))
+
+        def hold_record(record: logging.LogRecord) -> bool:
+            if record.levelno >= logging.ERROR:
+                self._held.append(logging.Formatter().format(record))
+            return record.levelno < logging.ERROR
+
+        before = sys.unraisablehook, threading.excepthook
+        sys.unraisablehook = threading.excepthook = hold
+        for name in _TALKATIVE:
+            logging.getLogger(name).addFilter(hold_record)
+        try:
+            yield
+        finally:
+            sys.unraisablehook, threading.excepthook = before
+            for name in _TALKATIVE:
+                logging.getLogger(name).removeFilter(hold_record)
+
+    def tell(self) -> None:
+        for told in self._held:
+            print(told, file=sys.stderr)

@@ -1,0 +1,86 @@
+"""What a run began with besides its settings. It is kept in the run's config.json and holds when resumed."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from cspd_jax._utils.files import fingerprint
+from cspd_jax.errors import UserError
+
+_LEADING = 4096  # numbers of each parameter that tell models apart
+_FLAGS = {"origin": "from"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Begun:
+    """command: train or distill. The other fields are the options of that name; None if not given.
+
+    origin: data, target or both.
+    weights: by option, a fingerprint of the model that it named.
+    """
+
+    command: str
+    init: str | None = None
+    target: str | None = None
+    origin: str | None = None
+    samples: int | None = None
+    vae: str | None = None
+    weights: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    @classmethod
+    def from_json(cls, values: Any) -> Begun:
+        """The inverse of `to_json`. TypeError if that is not what it is."""
+        begun = cls(**values)
+        texts = (begun.command, begun.init, begun.target, begun.origin, begun.vae)
+        numbers = begun.samples is None or type(begun.samples) is int
+        if not (all(t is None or isinstance(t, str) for t in texts) and numbers and begun.command):
+            raise TypeError("what it began with is not made of names and numbers")
+        if not isinstance(begun.weights, dict):
+            raise TypeError("the weights it began with are not an object")
+        return begun
+
+    def to_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    def resumed(self, asked: Begun, where: str) -> Begun:
+        """This beginning, for a run that is resumed with the options `asked`; None there asks for nothing.
+
+        UserError where the two differ.
+        """
+        if asked.command != self.command:
+            raise UserError(
+                f"the run in {where} was begun by cspd-jax {self.command}; continue it with that command"
+            )
+        for name in ("init", "target", "origin", "samples", "vae"):
+            was, wanted = getattr(self, name), getattr(asked, name)
+            if wanted is not None and not _same(was, wanted):
+                flag = _FLAGS.get(name, name)
+                began = f"with --{flag} {was}" if was is not None else f"without --{flag}"
+                raise UserError(
+                    f"--{flag} is {wanted}, but the run in {where} was begun {began}; leave the option out,"
+                    " or choose another folder"
+                )
+        return self
+
+    def with_weights(self, where: str, **models: tuple[Any, Any] | None) -> Begun:
+        """With the fingerprints of (config, params) by option; UserError if another one is recorded."""
+        found = {
+            name: fingerprint(*model, leading=_LEADING) for name, model in models.items() if model is not None
+        }
+        for name, value in found.items():
+            if self.weights.get(name, value) != value:
+                raise UserError(
+                    f"{getattr(self, name)} has other weights than when the run in {where} was begun with it"
+                    f" (--{name}); restore them, or choose another folder"
+                )
+        return dataclasses.replace(self, weights={**self.weights, **found})
+
+
+def _same(a: Any, b: Any) -> bool:
+    if a == b or a is None:
+        return a == b
+    both = isinstance(a, str) and isinstance(b, str) and os.path.exists(a) and os.path.exists(b)
+    return both and os.path.samefile(a, b)

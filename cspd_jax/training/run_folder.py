@@ -1,0 +1,72 @@
+"""The folder of a run: new or to be continued, and one process at a time writes into it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+from collections.abc import Iterator
+
+from cspd_jax.errors import UserError
+
+try:
+    import fcntl
+except ImportError:  # not on this system: nobody is kept out
+    fcntl = None  # type: ignore[assignment]
+
+LOCK = ".lock"
+_claimed: set[pathlib.Path] = set()
+
+
+@contextlib.contextmanager
+def claimed(out: pathlib.Path, resume: bool) -> Iterator[None]:
+    """Makes the folder of a run, and keeps other processes out of it until the block ends.
+
+    UserError if it is occupied and not to be resumed, or if another process writes into it. Within the block
+    the same process may claim it again. A folder that was made here and got no content is removed.
+    """
+    if out.exists() and not out.is_dir():
+        raise UserError(f"{out} is a file; name a folder for the run")
+    place = pathlib.Path(os.path.abspath(out))
+    if place in _claimed:
+        yield
+        return
+    if not resume and out.exists() and any(path.name != LOCK for path in out.iterdir()):
+        raise UserError(f"{out} is not empty; choose another folder, or continue that run with --resume")
+    made = not out.exists()
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        file = open(out / LOCK, "a+", encoding="utf-8")  # noqa: SIM115
+    except OSError as error:
+        raise UserError(f"{out} cannot be written: {error.strerror or error}") from None
+    with file:
+        _lock(file, out)
+        _claimed.add(place)
+        try:
+            yield
+        finally:
+            _claimed.discard(place)
+            if made and [path.name for path in place.iterdir()] == [LOCK]:
+                (place / LOCK).unlink()
+                place.rmdir()
+
+
+def _lock(file, out: pathlib.Path) -> None:
+    """The lock ends with the process, however that ends."""
+    if fcntl is None:
+        return
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.seek(0)
+        who = file.read(20).strip()
+        raise UserError(
+            f"another process{f' ({who})' if who.isdecimal() else ''} is training in {out}; wait for it, or"
+            " choose another folder"
+        ) from None
+    except OSError:  # a file system without locks
+        return
+    file.seek(0)
+    file.truncate()
+    file.write(f"{os.getpid()}\n")
+    file.flush()

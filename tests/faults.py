@@ -1,0 +1,237 @@
+"""Kills, terminates and starves tiny jobs at random moments, runs them again, and compares what comes out.
+
+    python tests/faults.py --runs 200 --seed 0
+
+Jobs: convert, train, distill, generate. Faults: SIGKILL; SIGTERM; a limit on the size of files, which fails
+like a full disk, in the middle of a write; a second process with the same folder. After each fault the result
+must be absent or complete; what the process said must be at most a sentence; and the same command (with
+--resume where a run is continued) must end with the bits of a run that nothing disturbed, and leave nothing
+unfinished behind. Prints counts, and exits with 1 if anything was lost.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import json
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+ROOT = Path(__file__).parents[1]
+FAULTS = ("kill", "terminate", "file limit", "rival")
+TINY = (
+    "model.seq_len=4", "model.buffer_size=2", "model.encoder_width=16", "model.encoder_depth=1",
+    "model.encoder_heads=2", "model.decoder_width=16", "model.decoder_depth=1", "model.decoder_heads=2",
+    "model.head_depth=1", "model.head_width=16", "model.respacing=ddim10", "data.size=8", "copies=2",
+    "buckets=1", "log_every=1", "checkpoint_every=3", "sample_every=0", "warmup=2", "decay=4", "steps=12",
+    "batch=8",
+)  # fmt: skip
+
+
+class Job(NamedTuple):
+    """name; arguments for a result at a path; arguments to go on after a fault; the files of the result that
+    count, and how they are read."""
+
+    name: str
+    start: Callable[[Path], list[str]]
+    again: Callable[[Path], list[str]]
+    read: Callable[[Path], dict[str, np.ndarray]]
+
+
+class Outcome(NamedTuple):
+    code: int
+    told: str
+    seconds: float
+
+
+def jobs(work: Path) -> list[Job]:
+    """The jobs, with what they need in the folder `work`."""
+    import tiny
+    from hf_folder import LLAMA, tensors
+    from safetensors.numpy import save_file
+
+    source = work / "llama"
+    source.mkdir()
+    (source / "config.json").write_text(json.dumps(LLAMA))
+    save_file(tensors(LLAMA), source / "model.safetensors")
+    settings = [part for setting in TINY for part in ("--set", setting)]
+    train = ["train", "--preset", "digits", *settings]
+    subprocess.run(command([*train, "--out", str(work / "target")]), check=True, capture_output=True)
+    target, model = str(work / "target" / "model"), tiny.save_mar(work / "model", tiny.PIXELS)
+    distill = ["distill", "--preset", "digits", *settings, "--target", target, "--from", "both"]
+    distill += ["--samples", "64", "--init", target]
+    images = [
+        "generate",
+        "--target",
+        model,
+        "--method",
+        "self",
+        "--gamma",
+        "2",
+        "--n",
+        "2",
+        "--num-iter",
+        "4",
+    ]
+
+    def run(arguments: list[str]) -> tuple[Callable, Callable]:
+        start = lambda out: [*arguments, "--out", str(out)]
+        return (
+            start,
+            lambda out: [arguments[0], "--resume", "--out", str(out)] if settled(out) else start(out),
+        )
+
+    def settled(out: Path) -> bool:
+        return (out / "config.json").exists()
+
+    convert = lambda out: ["convert", str(source), str(out)]
+    generate = lambda out: [*images, "--out", str(out)]
+    return [
+        Job("convert", convert, convert, read_checkpoint),
+        Job("train", *run(train), lambda out: read_checkpoint(out / "model")),
+        Job("distill", *run(distill), lambda out: read_checkpoint(out / "model")),
+        Job("generate", generate, generate, lambda out: dict(np.load(out / "samples.npz"))),
+    ]
+
+
+def read_checkpoint(folder: Path) -> dict[str, np.ndarray]:
+    import jax
+
+    from cspd_jax import checkpoints
+
+    leaves = jax.tree_util.tree_leaves_with_path(checkpoints.load(folder).params)
+    return {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves}
+
+
+def command(arguments: list[str]) -> list[str]:
+    return [sys.executable, "-m", "cspd_jax", *arguments]
+
+
+def execute(arguments: list[str], fault: str = "", delay: float = 0.0, limit: int = 0) -> Outcome:
+    """Runs a command, with a fault after `delay` seconds or at files of `limit` bytes."""
+
+    def starve() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+
+    begin = time.monotonic()
+    process = subprocess.Popen(
+        command(arguments), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        preexec_fn=starve if fault == "file limit" else None,
+    )  # fmt: skip
+    if fault in ("kill", "terminate"):
+        try:
+            process.wait(delay)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGKILL if fault == "kill" else signal.SIGTERM)
+    _, told = process.communicate(timeout=300)
+    return Outcome(process.returncode, told, time.monotonic() - begin)
+
+
+def same(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> bool:
+    return a.keys() == b.keys() and all(np.array_equal(a[name], b[name]) for name in a)
+
+
+def problems(
+    job: Job, fault: str, whole: dict, seconds: float, folder: Path, rng: random.Random
+) -> list[str]:
+    """What went wrong with one fault: nothing, one hopes."""
+    out, found = folder / "out", []
+    if fault == "rival":
+        rivals = [subprocess.Popen(command(job.start(out)), stderr=subprocess.PIPE, text=True) for _ in "ab"]
+        told = [r.communicate(timeout=300)[1] for r in rivals]
+        codes = sorted(r.returncode for r in rivals)
+        if codes not in ([0, 0], [0, 2]) or any("Traceback" in t for t in told):
+            found.append(f"rivals ended with {codes}: {told[-1][-300:]}")
+    else:
+        limit = int(10 ** rng.uniform(2, 5))
+        first = execute(job.start(out), fault, rng.uniform(0, 1.1 * seconds), limit)
+        expected = {"kill": (0, -9), "terminate": (0, 143, -15), "file limit": (0, 2)}[fault]
+        if first.code not in expected or "Traceback" in first.told:
+            found.append(f"ended with {first.code}: {first.told[-400:]}")
+    if complete(job, out):
+        try:
+            if not same(job.read(out), whole):
+                found.append("the result is there and other than it should be")
+        except Exception as error:
+            found.append(f"the result is there and cannot be read: {error}")
+        if job.name in ("convert", "generate"):  # which refuse to write over a result
+            return found + _left(folder)
+    second = execute(job.again(out))
+    if second.code:
+        found.append(f"the second run ended with {second.code}: {second.told[-400:]}")
+    elif not same(job.read(out), whole):
+        found.append("the second run came to other numbers")
+    return found + _left(folder)
+
+
+def complete(job: Job, out: Path) -> bool:
+    """Whether a result has its final name."""
+    if job.name in ("train", "distill"):
+        out = out / "model"
+    return out.exists()
+
+
+def _left(folder: Path) -> list[str]:
+    return [f"{path.name} was left behind" for path in folder.rglob("*.partial")]
+
+
+def tried(runs: int, seed: int) -> Iterator[tuple[str, str, list[str]]]:
+    """(job, fault, problems) of so many faults, the jobs and faults in turn."""
+    rng = random.Random(seed)
+    with tempfile.TemporaryDirectory() as name:
+        work = Path(name)
+        os.environ.update(
+            JAX_COMPILATION_CACHE_DIR=str(work / "programs"), XDG_CACHE_HOME=str(work / "cache")
+        )
+        os.environ.update(JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS="0", JAX_PLATFORMS="cpu")
+        wholes: dict[str, tuple[dict, float]] = {}
+        every = jobs(work)
+        for i in range(runs):
+            job, fault = every[i % len(every)], FAULTS[i // len(every) % len(FAULTS)]
+            if job.name not in wholes:
+                outcomes = [execute(job.start(work / f"whole-{job.name}-{j}")) for j in range(2)]
+                assert not any(o.code for o in outcomes), outcomes[0].told[-2000:]
+                wholes[job.name] = job.read(work / f"whole-{job.name}-0"), outcomes[1].seconds
+            folder = work / "run"
+            folder.mkdir()
+            yield job.name, fault, problems(job, fault, *wholes[job.name], folder, rng)
+            shutil.rmtree(folder)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--runs", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    counts: collections.Counter = collections.Counter()
+    lost = 0
+    for job, fault, found in tried(args.runs, args.seed):
+        counts[job, fault] += 1
+        lost += bool(found)
+        for problem in found:
+            print(f"\n{job}, {fault}: {problem}", flush=True)
+        print(f"\r{sum(counts.values())} of {args.runs}, {lost} lost", end="", file=sys.stderr, flush=True)
+    print(file=sys.stderr)
+    for (job, fault), count in sorted(counts.items()):
+        print(f"{job}, {fault}: {count}")
+    print(f"{sum(counts.values())} faults, {lost} with a problem")
+    return 1 if lost else 0
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parent))
+    sys.exit(main())
