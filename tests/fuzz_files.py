@@ -3,7 +3,8 @@
     python tests/fuzz_files.py --minutes 5 --seed 0
     python tests/fuzz_files.py --reader torch --reader gains --minutes 1 --keep failures
 
-A failure is another exception, a process that dies, more than SECONDS, a gigabyte of memory, a sentence with
+A failure is another exception, a process that dies, more than SECONDS (and more than PATIENCE when asked again: a
+busy machine is no hang), a gigabyte of memory, a sentence with
 unprintable characters, a program that is started or a file that is written. Files that fail are kept.
 """
 
@@ -28,6 +29,7 @@ from fuzz_mutations import mutate
 from fuzz_readers import READERS, SUFFIXES
 
 SECONDS = 5.0
+PATIENCE = 30.0
 _START = 120.0
 GOOD = ("read", "refused")
 
@@ -45,15 +47,15 @@ class Worker:
     def __init__(self, valid: Path):
         self._valid, self._process = valid, None
 
-    def ask(self, reader: str, path: Path) -> dict:
+    def ask(self, reader: str, path: Path, seconds: float = SECONDS) -> dict:
         process = self._running()
         try:
             process.stdin.write(f"{reader}\t{path}\n".encode())
             process.stdin.flush()
         except BrokenPipeError:
             return self._ended("crash", f"exit status {process.wait()}")
-        if (line := self._line(SECONDS)) is None:
-            return self._ended("hang", f"more than {SECONDS:g} s")
+        if (line := self._line(seconds)) is None:
+            return self._ended("hang", f"more than {seconds:g} s")
         return json.loads(line) if line else self._ended("crash", f"exit status {process.wait()}")
 
     def close(self) -> None:
@@ -137,6 +139,8 @@ def run(
                 r = random.Random(f"{seed}-{index}")
                 path = damaged(valid[name], Path(folder) / f"case-{index}", r)
                 answer = worker.ask(name, path)
+                if answer["outcome"] == "hang":
+                    answer = worker.ask(name, path, PATIENCE)
                 counts[name, answer["outcome"]] += 1
                 if answer["outcome"] not in GOOD:
                     failures.append((name, answer["outcome"], answer["reason"], _keep(path, keep, seed)))
