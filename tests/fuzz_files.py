@@ -4,8 +4,8 @@
     python tests/fuzz_files.py --reader torch --reader gains --minutes 1 --keep failures
 
 A failure is another exception, a process that dies, more than SECONDS (asked again, more than PATIENCE: a
-busy machine is no hang), a gigabyte of memory, a sentence with unprintable characters, a program that is started
-or a file that is written. Files that fail are kept.
+busy machine is no hang), a gigabyte of memory, a sentence with unprintable characters, a program
+that is started or a file that is written. Files that fail are kept.
 """
 
 from __future__ import annotations
