@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 import ml_dtypes
@@ -18,6 +18,8 @@ import numpy as np
 from cspd_jax.errors import UserError
 
 Shape = tuple[int, ...]
+# (path of a parameter, the array) -> what becomes of it
+Put = Callable[[tuple[str, ...], np.ndarray], Any]
 Table = tuple[tuple[str, str], ...]  # (pattern of the Flax module path, checkpoint's module name)
 
 _LEAVES = {"kernel": ".weight", "scale": ".weight", "embedding": ".weight", "bias": ".bias"}
@@ -108,14 +110,24 @@ def check_names_and_shapes(wanted: list[Entry], shapes: Mapping[str, Shape], whe
         raise UserError(f"{where} does not fit the network: {'; '.join(p for p in problems if p)}")
 
 
-def fill(wanted: list[Entry], tensors: Mapping[str, Tensor], where: str, dtype=np.float32) -> dict:
-    """Reads the tensors one by one into a Flax tree of `dtype` arrays; refuses NaN and infinity."""
+def fill(
+    wanted: list[Entry],
+    tensors: Mapping[str, Tensor],
+    where: str,
+    dtype=np.float32,
+    put: Put | None = None,
+) -> dict:
+    """Reads the tensors one by one into a Flax tree of `dtype` arrays; refuses NaN and infinity.
+
+    put: takes each path and array, and returns what becomes of it: then one tensor at a time is in memory.
+    """
     tree: dict = {}
     for entry in wanted:
         node = tree
         for key in entry.path[:-1]:
             node = node.setdefault(key, {})
-        node[entry.path[-1]] = _convert(entry, tensors[entry.name], where, dtype)
+        array = _convert(entry, tensors[entry.name], where, dtype)
+        node[entry.path[-1]] = array if put is None else put(entry.path, array)
     return tree
 
 

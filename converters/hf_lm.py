@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from cspd_jax.converters._tables import Entry, Shape, Shapes, Tensor, check_names_and_shapes, fill
+from cspd_jax.converters._tables import Entry, Put, Shape, Shapes, Tensor, check_names_and_shapes, fill
 from cspd_jax.converters.families import FAMILIES, Family
 from cspd_jax.converters.hf import CONFIG, GENERATION, Folder, known_ids
 from cspd_jax.converters.hf_config import Values, refuse_the_unrepresentable
@@ -80,12 +80,18 @@ def plan(config: LMConfig, shapes: Mapping[str, Shape], where: str) -> list[Entr
     return entries
 
 
-def convert(config: LMConfig, tensors: Mapping[str, Tensor], where: str, dtype=np.float32) -> dict:
-    """The Flax parameters as numpy arrays."""
+def convert(
+    config: LMConfig,
+    tensors: Mapping[str, Tensor],
+    where: str,
+    dtype=np.float32,
+    put: Put | None = None,
+) -> dict:
+    """The Flax parameters as numpy arrays, or what `put` makes of them."""
     if config.tie_embeddings:
         tensors = _without_the_copy(FAMILIES[config.family], tensors, where)
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    return fill(plan(config, shapes, where), tensors, where, dtype)
+    return fill(plan(config, shapes, where), tensors, where, dtype, put)
 
 
 def without_the_copy(config: LMConfig, shapes: Mapping[str, Shape]) -> Mapping[str, Shape]:

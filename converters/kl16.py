@@ -8,6 +8,7 @@ import numpy as np
 
 from cspd_jax.converters._tables import (
     Entry,
+    Put,
     Shape,
     Shapes,
     Table,
@@ -76,7 +77,13 @@ def plan(config: KLConfig, shapes: Mapping[str, Shape], where: str) -> list[Entr
     return entries
 
 
-def convert(config: KLConfig, tensors: Mapping[str, Tensor], where: str, dtype=np.float32) -> dict:
-    """The Flax parameters as numpy arrays."""
+def convert(
+    config: KLConfig,
+    tensors: Mapping[str, Tensor],
+    where: str,
+    dtype=np.float32,
+    put: Put | None = None,
+) -> dict:
+    """The Flax parameters as numpy arrays, or what `put` makes of them."""
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    return fill(plan(config, shapes, where), tensors, where, dtype)
+    return fill(plan(config, shapes, where), tensors, where, dtype, put)

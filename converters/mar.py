@@ -10,6 +10,7 @@ import numpy as np
 
 from cspd_jax.converters._tables import (
     Entry,
+    Put,
     Shape,
     Shapes,
     Table,
@@ -155,7 +156,13 @@ def plan(config: MARConfig, shapes: Mapping[str, Shape], where: str) -> list[Ent
     return entries
 
 
-def convert(config: MARConfig, tensors: Mapping[str, Tensor], where: str, dtype=np.float32) -> dict:
-    """The Flax parameters {"backbone": ..., "head": ...} as numpy arrays."""
+def convert(
+    config: MARConfig,
+    tensors: Mapping[str, Tensor],
+    where: str,
+    dtype=np.float32,
+    put: Put | None = None,
+) -> dict:
+    """The Flax parameters {"backbone": ..., "head": ...} as numpy arrays, or what `put` makes of them."""
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    return fill(plan(config, shapes, where), tensors, where, dtype)
+    return fill(plan(config, shapes, where), tensors, where, dtype, put)

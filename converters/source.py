@@ -14,7 +14,7 @@ import numpy as np
 from cspd_jax._utils import bounds
 from cspd_jax._utils.files import file_sha256
 from cspd_jax.converters import hf, hf_lm, kl16, mar
-from cspd_jax.converters._tables import Tensor, check_type
+from cspd_jax.converters._tables import Put, Tensor, check_type
 from cspd_jax.converters.safetensors_file import open_safetensors
 from cspd_jax.converters.torch_zip import LazyTensor, Namespace, open_checkpoint, total_bytes
 from cspd_jax.errors import UserError
@@ -170,10 +170,10 @@ def check(source: Source, config) -> None:
         check_type(source.tensors[entry.name], entry.name, where)
 
 
-def convert(source: Source, config, dtype=np.float32) -> dict:
-    """The Flax parameter tree of numpy arrays."""
+def convert(source: Source, config, dtype=np.float32, put: Put | None = None) -> dict:
+    """The Flax parameter tree of numpy arrays, or of what `put` makes of each path and array."""
     module = _MODULES[source.kind]
-    return module.convert(config, source.tensors, str(source.path), dtype)
+    return module.convert(config, source.tensors, str(source.path), dtype, put)
 
 
 def digest(source: Source) -> str:

@@ -10,8 +10,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
-from cspd_jax import checkpoints
+from cspd_jax import checkpoints, parallel
 from cspd_jax.checkpoints import hub
 from cspd_jax.converters import hf
 from cspd_jax.errors import UserError
@@ -42,6 +43,7 @@ class ImageModel:
     metadata: the rest of its config.json.
     class_names: one per class, or empty.
     folder: its checkpoint's, if it has one.
+    mesh: the devices that its parameters lie on; None is one device.
     """
 
     name: str
@@ -50,6 +52,7 @@ class ImageModel:
     metadata: dict[str, Any] = dataclasses.field(default_factory=dict)
     class_names: tuple[str, ...] = ()
     folder: Path | None = None
+    mesh: Mesh | None = None
 
     @property
     def config(self) -> MARConfig:
@@ -71,6 +74,7 @@ class TextModel:
     params: pytree of arrays.
     metadata: the rest of its config.json.
     folder: its checkpoint's, if it has one.
+    mesh: the devices that its parameters lie on; None is one device.
     """
 
     name: str
@@ -78,6 +82,7 @@ class TextModel:
     params: Any
     metadata: dict[str, Any] = dataclasses.field(default_factory=dict)
     folder: Path | None = None
+    mesh: Mesh | None = None
 
     @property
     def config(self) -> LMConfig:
@@ -98,35 +103,39 @@ class VAE:
     metadata: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
-def load(name_or_path: str | os.PathLike, dtype: Any = None) -> ImageModel:
+def load(name_or_path: str | os.PathLike, dtype: Any = None, mesh: Mesh | None = None) -> ImageModel:
     """A model by name (`NAMES`; mar-* are downloaded, which needs the extra `hub`) or checkpoint folder.
 
+    mesh: the devices that share its parameters and its work (`cspd_jax.parallel.make_mesh`).
     dtype: of parameters and activations, float32 unless given. A folder called like a published model is
     that folder; the shipped models always win (write ./default for a folder of that name).
     """
     dtype = _float_type(dtype)
     name = _as_name(name_or_path)
-    loaded = _load(name, "mar", dtype)
+    loaded = _load(name, "mar", dtype, mesh)
     network = MARModel(loaded.config, dtype)
     names = class_names(loaded.metadata, loaded.config.num_classes)
-    return ImageModel(name, network, loaded.params, loaded.metadata, names, _locate(name, "mar"))
+    return ImageModel(name, network, loaded.params, loaded.metadata, names, _locate(name, "mar"), mesh)
 
 
-def load_text(name_or_path: str | os.PathLike, dtype: Any = None) -> TextModel:
+def load_text(name_or_path: str | os.PathLike, dtype: Any = None, mesh: Mesh | None = None) -> TextModel:
     """A language model by name (`TEXT_DEFAULTS`), checkpoint folder, Hugging Face folder, or OWNER/NAME on
-    the Hugging Face hub, which is downloaded (extra `hub`)."""
+    the Hugging Face hub, which is downloaded (extra `hub`).
+
+    mesh: the devices that share its parameters and its work (`cspd_jax.parallel.make_mesh`).
+    """
     dtype = _float_type(dtype)
     name = _as_name(name_or_path)
     if name not in TEXT_DEFAULTS and hub.is_repository(name) and not os.path.exists(name):
         folder: Path | None
         fetched = hub.fetch_model(name)
         origin = f"{fetched.repository}@{fetched.commit}"
-        loaded, folder = _converted(fetched.path, origin, dtype), fetched.path
+        loaded, folder = _converted(fetched.path, origin, dtype, mesh), fetched.path
     elif name not in TEXT_DEFAULTS and hf.is_model_folder(name):
-        loaded, folder = _converted(name, Path(name).name, dtype), Path(name)
+        loaded, folder = _converted(name, Path(name).name, dtype, mesh), Path(name)
     else:
-        loaded, folder = _load(name, "lm", dtype), _locate(name, "lm")
-    return TextModel(name, LM(loaded.config, dtype), loaded.params, loaded.metadata, folder)
+        loaded, folder = _load(name, "lm", dtype, mesh), _locate(name, "lm")
+    return TextModel(name, LM(loaded.config, dtype), loaded.params, loaded.metadata, folder, mesh)
 
 
 def kind_of(name_or_path: str | os.PathLike) -> str:
@@ -228,12 +237,12 @@ def _float_type(dtype: Any):
     return dtype
 
 
-def _load(name: str | os.PathLike, kind: str, dtype) -> checkpoints.Checkpoint:
+def _load(name: str | os.PathLike, kind: str, dtype, mesh: Mesh | None = None) -> checkpoints.Checkpoint:
     path = _locate(name, kind)
     if path is None:
-        return _published(os.fspath(name), dtype)
+        return _published(os.fspath(name), dtype, mesh)
     _check_kind(checkpoints.read_description(path)["kind"], kind, name)
-    return checkpoints.load(path, dtype)
+    return checkpoints.load(path, dtype, mesh)
 
 
 def _locate(name: str | os.PathLike, kind: str) -> Path | None:
@@ -264,17 +273,23 @@ def _check_kind(kind: str, wanted: str, name: str | os.PathLike) -> None:
         )
 
 
-def _published(name: str, dtype) -> checkpoints.Checkpoint:
+def _published(name: str, dtype, mesh: Mesh | None) -> checkpoints.Checkpoint:
     """Downloads (or finds in the cache) and converts published weights."""
     fetched = hub.fetch(name)
-    return _converted(fetched.path, f"{fetched.repository}@{fetched.commit}/{fetched.file}", dtype)
+    return _converted(fetched.path, f"{fetched.repository}@{fetched.commit}/{fetched.file}", dtype, mesh)
 
 
-def _converted(path: str | os.PathLike, origin: str, dtype) -> checkpoints.Checkpoint:
-    """A file or folder in a published format, converted as it is read."""
+def _converted(path: str | os.PathLike, origin: str, dtype, mesh: Mesh | None) -> checkpoints.Checkpoint:
+    """A file or folder in a published format, converted as it is read, a tensor at a time."""
     from cspd_jax.converters.source import Options, convert, make_config, open_source
 
     source = open_source(path)
     config = make_config(source, Options())
-    params = jax.tree.map(jnp.asarray, convert(source, config, np.dtype(dtype)))
+
+    def put(place: tuple[str, ...], array: np.ndarray) -> jax.Array:
+        if mesh is None:
+            return jnp.asarray(array)
+        return parallel.put(array, parallel.sharding(mesh, place, array.shape, config))
+
+    params = convert(source, config, np.dtype(dtype), put)
     return checkpoints.Checkpoint(source.kind, config, params, {"source": origin})

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import jax
 import ml_dtypes
 import numpy as np
+from jax.sharding import Mesh
 
 from cspd_jax._utils.files import write_errors, written_beside
 from cspd_jax._utils.json_files import read_object
@@ -26,6 +27,7 @@ from cspd_jax.errors import UserError, naming, shown
 from cspd_jax.networks import autoencoder, lm, mar
 from cspd_jax.networks.config import KLConfig, MARConfig
 from cspd_jax.networks.lm_config import LMConfig
+from cspd_jax.parallel import shardings
 
 FORMAT_VERSION = 1
 SINGLE_FILE = "params.safetensors"
@@ -155,8 +157,12 @@ def _check_version(version: Any, file: Path) -> None:
         )
 
 
-def load(path: str | os.PathLike, dtype: Any = None) -> Checkpoint:
-    """Reads a checkpoint folder; its parameters become jax arrays, cast to `dtype` if given."""
+def load(path: str | os.PathLike, dtype: Any = None, mesh: Mesh | None = None) -> Checkpoint:
+    """Reads a checkpoint folder; its parameters become jax arrays, cast to `dtype` if given.
+
+    mesh: the devices they are spread over. Each process then reads what its devices hold, if that is not
+    everything, and the sum of all parameters is not verified.
+    """
     path = Path(os.path.abspath(path))
     description = read_description(path)
     config, kind = description.pop("config"), description.pop("kind")
@@ -164,8 +170,9 @@ def load(path: str | os.PathLike, dtype: Any = None) -> Checkpoint:
     file = path / (SINGLE_FILE if single else "params")
     _check_depth(config, parameters.count(file), path)
     abstract = describe_params(get_kind(kind, str(path)), config, str(path))
+    placed = None if mesh is None else shardings(mesh, abstract, config)
     read = parameters.read_file if single else parameters.read
-    params = read(file, abstract, dtype, description.get("params_sha256"))
+    params = read(file, abstract, dtype, description.get("params_sha256"), placed)
     return Checkpoint(kind, config, params, description)
 
 

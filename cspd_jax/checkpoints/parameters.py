@@ -20,11 +20,13 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 import safetensors
+from jax.sharding import NamedSharding
 from safetensors import numpy as arrays
 
 from cspd_jax._utils.json_files import read_object
 from cspd_jax.converters.safetensors_file import open_safetensors
 from cspd_jax.errors import UserError, shown
+from cspd_jax.parallel import put
 
 _CONCURRENT_BYTES = 256 * 2**20
 _LISTED = 5
@@ -74,11 +76,15 @@ def count(path: Path) -> int:
         return sum(entry.is_dir() for entry in entries)
 
 
-def read(path: Path, abstract: Mapping, dtype: Any = None, sha256: str | None = None) -> dict:
+def read(
+    path: Path, abstract: Mapping, dtype: Any = None, sha256: str | None = None, shardings: Any = None
+) -> dict:
     """The tree at `path` as jax arrays; UserError unless it has exactly the abstract tree's leaves.
 
-    sha256: what the `digest` of the stored tree must be, if that is known.
+    sha256: what the `digest` of the stored tree must be, if that is known and the tree is read whole.
+    shardings: of the arrays. What is cut is read by each process as far as its devices hold it.
     """
+    cut = shardings is not None and not all(s.is_fully_replicated for s in jax.tree.leaves(shardings))
     _check_metadata(path)
     try:
         with _quiet(), ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
@@ -86,14 +92,31 @@ def read(path: Path, abstract: Mapping, dtype: Any = None, sha256: str | None = 
             check_shapes(stored, abstract, str(path))
             for place, leaf in _flatten(abstract):
                 _check_array(path / ".".join(place), tuple(leaf.shape))
-            as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), abstract)
-            params = checkpointer.restore(path, args=ocp.args.PyTreeRestore(abstract, restore_args=as_numpy))
+            if cut:
+                check_types({name: leaf.dtype for name, leaf in _named_leaves(stored)}, abstract, str(path))
+                restored = jax.tree.map(lambda leaf, s: _placed(leaf, s, dtype), abstract, shardings)
+            else:
+                restored = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), abstract)
+            params = checkpointer.restore(path, args=ocp.args.PyTreeRestore(abstract, restore_args=restored))
     except UserError:
         raise
     except Exception as error:  # Orbax and TensorStore raise many types for damaged files
         reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
         raise UserError(f"{path} cannot be read as Orbax parameters ({reason})") from error
-    return _accept(params, abstract, str(path), dtype, sha256)
+    if cut:
+        check_finite(params, str(path))
+        return params
+    return _accept(params, abstract, str(path), dtype, sha256, shardings)
+
+
+def _placed(leaf: Any, sharding: NamedSharding, dtype: Any) -> ocp.ArrayRestoreArgs:
+    casts = dtype is not None and jnp.issubdtype(leaf.dtype, jnp.floating)
+    return ocp.ArrayRestoreArgs(
+        restore_type=jax.Array,
+        sharding=sharding,
+        global_shape=tuple(leaf.shape),
+        dtype=dtype if casts else None,
+    )
 
 
 def _check_metadata(path: Path) -> None:
@@ -114,7 +137,9 @@ def _check_array(folder: Path, shape: tuple[int, ...]) -> None:
         raise UserError(f"{folder} is stored in chunks {shown(chunks)}, which do not fit its shape {shape}")
 
 
-def _accept(params: dict, abstract: Mapping, where: str, dtype: Any, sha256: str | None) -> dict:
+def _accept(
+    params: dict, abstract: Mapping, where: str, dtype: Any, sha256: str | None, shardings: Any
+) -> dict:
     """The numpy arrays that were read, checked, as jax arrays."""
     check_types({name: leaf.dtype for name, leaf in _named_leaves(params)}, abstract, where)
     if sha256 is not None and digest(params) != sha256:
@@ -123,7 +148,9 @@ def _accept(params: dict, abstract: Mapping, where: str, dtype: Any, sha256: str
             " the file is damaged or belongs to another checkpoint, get it again"
         )
     check_finite(params, where)
-    return jax.tree.map(lambda leaf: _to_jax(leaf, dtype), params)
+    if shardings is None:
+        return jax.tree.map(lambda leaf: jnp.asarray(_cast(leaf, dtype)), params)
+    return jax.tree.map(lambda leaf, sharding: put(_cast(leaf, dtype), sharding), params, shardings)
 
 
 def digest(params: Mapping) -> str:
@@ -148,10 +175,8 @@ def _tree_metadata(metadata: Any) -> Mapping:
     return metadata
 
 
-def _to_jax(leaf: np.ndarray, dtype: Any) -> jax.Array:
-    if dtype is not None and jnp.issubdtype(leaf.dtype, jnp.floating):
-        leaf = leaf.astype(dtype)
-    return jnp.asarray(leaf)
+def _cast(leaf: np.ndarray, dtype: Any) -> np.ndarray:
+    return leaf.astype(dtype) if dtype is not None and jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
 
 
 def write_file(path: Path, params: Mapping) -> None:
@@ -160,7 +185,9 @@ def write_file(path: Path, params: Mapping) -> None:
     path.write_bytes(arrays.save(leaves))  # save_file would make it readable by its owner only
 
 
-def read_file(path: Path, abstract: Mapping, dtype: Any = None, sha256: str | None = None) -> dict:
+def read_file(
+    path: Path, abstract: Mapping, dtype: Any = None, sha256: str | None = None, shardings: Any = None
+) -> dict:
     """The tree in the safetensors file `path`, like `read`."""
     stored = open_safetensors(path)  # their names and shapes; the bytes are read once these are known to fit
     _check_same({name: tensor.shape for name, tensor in stored.items()}, abstract, str(path))
@@ -168,7 +195,7 @@ def read_file(path: Path, abstract: Mapping, dtype: Any = None, sha256: str | No
         leaves = arrays.load_file(path)
     except (safetensors.SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path} is not a readable safetensors file ({error})") from error
-    return _accept(_nest(leaves), abstract, str(path), dtype, sha256)
+    return _accept(_nest(leaves), abstract, str(path), dtype, sha256, shardings)
 
 
 def check(params: Mapping, abstract: Mapping, where: str) -> None:
@@ -209,8 +236,9 @@ def check_types(have: Mapping[str, Any], abstract: Mapping, where: str) -> None:
 def check_finite(params: Mapping, where: str) -> None:
     """UserError if a parameter holds NaN or infinity."""
     for path, leaf in _named_leaves(params):
-        array = np.asarray(leaf)
-        if jnp.issubdtype(array.dtype, jnp.floating) and not np.isfinite(array).all():
+        if not jnp.issubdtype(leaf.dtype, jnp.floating):
+            continue
+        if not (jnp if isinstance(leaf, jax.Array) else np).isfinite(leaf).all():
             raise UserError(f"{where}: parameter {path} holds NaN or infinity")
 
 

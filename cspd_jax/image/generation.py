@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax._utils.random import keys_per_row, row_keys
+from cspd_jax.image import sharded
 from cspd_jax.image.chain_drafters import ChainDrafter
 from cspd_jax.image.chain_speculation import ChainSpeculation
 from cspd_jax.image.info import BatchOutput, Info, summarise
@@ -92,8 +93,21 @@ def stream(
 def run(key: Array, plan: Plan) -> tuple[Array, Info]:
     """All images of a plan side by side: tokens [N, L, d] by position, and what happened."""
     labels = plan.request.labels
-    out = plan.method.run(plan, keys_per_row(key, len(labels)), jnp.asarray(labels))
+    out = _run_batch(plan, keys_per_row(key, len(labels)), jnp.asarray(labels))
     return out.tokens, summarise(plan, [out])
+
+
+def _run_batch(plan: Plan, keys: Array, labels: Array, active: Array | None = None) -> BatchOutput:
+    if plan.model.mesh is None:
+        return plan.method.run(plan, keys, labels, active)
+    return sharded.run(plan, keys, labels, active)
+
+
+def _steps(plan: Plan, keys: Array, labels: Array, active: Array) -> Iterator[tuple[float, BatchOutput]]:
+    """A batch step by step; on a mesh, where groups of devices go their own ways, in one step."""
+    if plan.model.mesh is None:
+        return plan.method.steps(plan, keys, labels, active)
+    return iter([(plan.model.network.seq_len, _run_batch(plan, keys, labels, active))])
 
 
 def generate_batches(
@@ -112,7 +126,7 @@ def generate_batches(
         index = first + np.arange(batch)
         of_batch = jnp.asarray(labels[np.minimum(index, count - 1)])
         done, wanted = 0, jnp.asarray(index < count)
-        for known, out in plan.method.steps(plan, row_keys(key, batch, first), of_batch, wanted):
+        for known, out in _steps(plan, row_keys(key, batch, first), of_batch, wanted):
             out.tokens.block_until_ready()
             now = int(np.searchsorted(starts, known))  # AR steps whose tokens are known
             if on_step is not None:

@@ -11,12 +11,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.masked import speculative, stepwise
+from cspd_jax.masked import sharded, speculative, stepwise
 from cspd_jax.masked.canvas import Canvas, make_canvas
 from cspd_jax.masked.info import Info, MaskedOutput
 from cspd_jax.masked.protocol import MaskedLanguageModel
 from cspd_jax.masked.speculative import MaskedState, Speculation
 from cspd_jax.masked.stepwise import StepState
+from cspd_jax.parallel import common_mesh
 from cspd_jax.text.checks import (
     at_most,
     check_max_gamma,
@@ -94,13 +95,13 @@ def generate(
       guidance: scale s of un + (s + 1) (cond - un), where un does not see the prompt. None is off.
       steps: of the method schedule. The default is one step per place.
     """
-    return run(
-        prepare(
-            key, model, prompts, method=method, max_new_tokens=max_new_tokens, block=block, gamma=gamma,
-            max_gamma=max_gamma, cached=cached, accept_top_k=accept_top_k, temperature=temperature,
-            guidance=guidance, steps=steps,
-        )
+    mesh = common_mesh(model)
+    inputs = prepare(
+        key, model, prompts, method=method, max_new_tokens=max_new_tokens, block=block, gamma=gamma,
+        max_gamma=max_gamma, cached=cached, accept_top_k=accept_top_k, temperature=temperature,
+        guidance=guidance, steps=steps,
     )  # fmt: skip
+    return run(inputs) if mesh is None else sharded.run(run, inputs, mesh)
 
 
 def stream(

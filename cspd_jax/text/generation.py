@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from cspd_jax.parallel import common_mesh
+from cspd_jax.text import sharded
 from cspd_jax.text.checks import (
     at_most,
     check_max_gamma,
@@ -77,13 +79,13 @@ def generate(
 
     Neither cost nor confidence changes the distribution of the output.
     """
-    return run(
-        prepare(
-            key, model, prompts, drafter=drafter, rule=rule, sampling=sampling, max_new_tokens=max_new_tokens,
-            gamma=gamma, max_gamma=max_gamma, max_len=max_len, stop_ids=stop_ids, cost=cost,
-            confidence=confidence,
-        )
+    mesh = common_mesh(model, drafter)
+    inputs = prepare(
+        key, model, prompts, drafter=drafter, rule=rule, sampling=sampling, max_new_tokens=max_new_tokens,
+        gamma=gamma, max_gamma=max_gamma, max_len=max_len, stop_ids=stop_ids, cost=cost,
+        confidence=confidence,
     )  # fmt: skip
+    return run(inputs) if mesh is None else sharded.run(run, inputs, mesh)
 
 
 def stream(

@@ -1,0 +1,26 @@
+"""Many devices: a mesh with a data axis (images, rows) and a model axis (heads, widths, vocabulary).
+
+JAX's own runtime does the work. A model is placed on a mesh by `place`; rows are spread over the data axis by
+`map_rows`, inside which every group of devices runs by itself and waits for no other.
+"""
+
+from cspd_jax.parallel.mesh import DATA, MODEL, common_mesh, local_mesh, make_mesh, parse_mesh
+from cspd_jax.parallel.placement import place, put, sharding, shardings
+from cspd_jax.parallel.rows import Join, Joins, even, map_rows
+
+__all__ = [
+    "DATA",
+    "MODEL",
+    "Join",
+    "Joins",
+    "common_mesh",
+    "even",
+    "local_mesh",
+    "make_mesh",
+    "map_rows",
+    "parse_mesh",
+    "place",
+    "put",
+    "sharding",
+    "shardings",
+]

@@ -1,0 +1,63 @@
+"""The mesh: how many devices share the rows, and how many share each model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+from jax.sharding import AxisType, Mesh
+
+from cspd_jax.errors import UserError
+
+DATA, MODEL = "data", "model"
+_LARGEST = 2**20
+
+
+def parse_mesh(text: str) -> dict[str, int]:
+    """ "data=4,model=2" -> {"data": 4, "model": 2}; an axis that is left out has one device."""
+    sizes = {DATA: 1, MODEL: 1}
+    named = set()
+    for part in text.split(","):
+        name, equals, number = (piece.strip() for piece in part.partition("="))
+        known = name in sizes and name not in named and equals
+        if not known or not number.isdecimal() or len(number) > 7 or not 1 <= int(number) <= _LARGEST:
+            raise UserError(
+                f"mesh {text!r:.80} is not understood; it names devices per axis, for example data=4,model=2"
+            )
+        named.add(name)
+        sizes[name] = int(number)
+    return sizes
+
+
+def make_mesh(sizes: str | Mapping[str, int], devices: Sequence[Any] | None = None) -> Mesh:
+    """A mesh of exactly so many devices (default: all of all processes, which must be as many)."""
+    sizes = parse_mesh(sizes) if isinstance(sizes, str) else {DATA: 1, MODEL: 1, **sizes}
+    devices = jax.devices() if devices is None else devices
+    wanted = math.prod(sizes.values())
+    if wanted != len(devices):
+        axes = ",".join(f"{name}={size}" for name, size in sizes.items())
+        raise UserError(
+            f"mesh {axes} is of {wanted} devices, but there are {len(devices)}; the sizes multiplied must be"
+            " that number"
+        )
+    shape = (sizes[DATA], sizes[MODEL])
+    return jax.make_mesh(shape, (DATA, MODEL), axis_types=(AxisType.Auto,) * 2, devices=devices)
+
+
+def local_mesh(sizes: str | None = None) -> Mesh | None:
+    """A mesh of this process's devices, all on the data axis unless told; None for a single device."""
+    devices = jax.local_devices()
+    if sizes is None and len(devices) == 1:
+        return None
+    return make_mesh({DATA: len(devices)} if sizes is None else sizes, devices)
+
+
+def common_mesh(*models: Any) -> Mesh | None:
+    """The mesh that models lie on (what has no mesh of its own, such as a drafter without parameters, is left
+    out); UserError if they lie on different ones."""
+    meshes = {getattr(model, "mesh", None) for model in models if hasattr(model, "mesh")}
+    if len(meshes) > 1:
+        raise UserError("the models lie on different devices; load all of them with the same mesh")
+    return meshes.pop() if meshes else None

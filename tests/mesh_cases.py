@@ -1,0 +1,130 @@
+"""Generations of all three families on meshes of devices that one processor pretends to be.
+
+    export XLA_FLAGS=--xla_force_host_platform_device_count=8 JAX_ENABLE_X64=1
+    python tests/mesh_cases.py OUT.json "chains,masked" "data=8" "data=4,model=2"
+
+The cases run without a mesh and on each of those named; their tokens and counts are written. In float64:
+rounding, which depends on shapes, must not decide anything.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+
+import jax
+import masked_models
+import numpy as np
+import text_models
+import tiny
+
+import cspd_jax
+from cspd_jax import masked, parallel, text
+from cspd_jax.image.chain_drafters import frozen
+from cspd_jax.models import ImageModel, TextModel
+from cspd_jax.networks import mar
+from cspd_jax.networks.lm import LM
+from cspd_jax.networks.mar import MARModel
+
+IMAGES = 10  # more than a data axis shares evenly
+KEY = 3
+
+
+def placed(kind, name, network, params, mesh):
+    if mesh is None:
+        return kind(name, network, jax.tree.map(jax.numpy.asarray, params))
+    return kind(name, network, parallel.place(mesh, params, network.config), mesh=mesh)
+
+
+def image_model(mesh, seed=0):
+    params = tiny.params(mar.abstract_params(tiny.PIXELS), seed)
+    params = jax.tree.map(lambda a: a.astype(np.float64), params)
+    return placed(ImageModel, f"tiny-{seed}", MARModel(tiny.PIXELS, jax.numpy.float64), params, mesh)
+
+
+def image(method, images=IMAGES, **options):
+    def run(mesh):
+        made = method(lambda seed: image_model(mesh, seed))
+        labels = np.arange(images) % 5
+        model = image_model(mesh)
+        tokens, info = cspd_jax.generate(
+            jax.random.key(KEY), model, labels, method=made, num_iter=6, **options
+        )
+        chains = [] if info.chains is None else [info.chains.tested, info.chains.accepted]
+        return tokens, {
+            "accepted": info.accepted.tolist(),
+            "tested": info.tested.tolist(),
+            "chains": chains,
+            "total": list(info.total) if info.verified is None else [],
+            "sequential": list(info.sequential),
+        }
+
+    return run
+
+
+def chains():
+    drafter = frozen(10, tiny.PIXELS.token_dim)
+    return {"denoise": cspd_jax.ChainSpeculation((4,), proposals=2), "chain_drafter": drafter}
+
+
+def continued(mesh, **options):
+    lm = text_models.model()
+    weights = text_models.params(lm)
+    target = placed(TextModel, "target", lm, weights, mesh)
+    draft = placed(TextModel, "draft", lm, text_models.near(weights), mesh)
+    tokens, info = text.generate(
+        jax.random.key(KEY), target, text_models.prompts(IMAGES, 5), drafter=draft, max_new_tokens=12,
+        gamma=3, **options,
+    )  # fmt: skip
+    calls = info.calls
+    return tokens, {
+        "accepted": info.accepted.tolist(),
+        "tested": info.tested.tolist(),
+        "sequential": [int(calls.target_passes), int(calls.draft_passes)],
+    }
+
+
+def filled(mesh, **options):
+    network = LM(masked_models.LLADA, jax.numpy.float64)
+    model = placed(TextModel, "masked", network, masked_models.params_of(masked_models.LLADA, 0), mesh)
+    prompts = text_models.prompts(IMAGES, 5, ids=masked_models.MASK)
+    tokens, info = masked.generate(jax.random.key(KEY), model, prompts, max_new_tokens=8, block=4, **options)
+    return tokens, {
+        "accepted": np.asarray(info.drafts.accepted).tolist(),
+        "tested": np.asarray(info.drafts.tested).tolist(),
+        "sequential": [info.passes],
+    }
+
+
+CASES = {
+    "plain": image(lambda model: cspd_jax.Plain(), cfg=2.0),
+    "chains": image(lambda model: cspd_jax.Plain(), **chains()),
+    "self": image(lambda model: cspd_jax.SelfSpeculation(gamma=2, proposals=2)),
+    "draft": image(lambda model: cspd_jax.DraftSpeculation(model(1), gamma=2), cfg=2.0),
+    "released": image(lambda model: cspd_jax.ReleasedRunner(model(1), gamma=2)),
+    "greedy text": continued,
+    "sampled text": lambda mesh: continued(mesh, sampling=text.Sampling(temperature=0.8, top_p=0.9)),
+    "masked": lambda mesh: filled(mesh, guidance=0.5),
+    "masked, cached": lambda mesh: filled(mesh, temperature=0.7, cached=True),
+}
+
+
+def mesh_of(sizes: str):
+    """A mesh of as many of the devices as it needs."""
+    return parallel.make_mesh(sizes, jax.devices()[: math.prod(parallel.parse_mesh(sizes).values())])
+
+
+def main(out: str, cases: str, *meshes: str) -> None:
+    results = {}
+    for name in cases.split(","):
+        for sizes in ("none", *meshes):
+            tokens, counts = CASES[name](None if sizes == "none" else mesh_of(sizes))
+            results[f"{name}; {sizes}"] = {"tokens": np.asarray(tokens).tolist(), **counts}
+            print(name, sizes, flush=True)
+    with open(out, "w", encoding="utf-8") as file:
+        json.dump(results, file)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,146 @@
+"""Meshes: the same tokens and counts whatever shares the work; parameters that no device holds whole."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import jax
+import mesh_cases
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec
+
+from cspd_jax import parallel
+from cspd_jax.errors import UserError
+from cspd_jax.parallel.rules import partition
+
+HERE = pathlib.Path(__file__).parent
+COLLECTIVE = r" (all-reduce|all-gather|all-to-all|reduce-scatter|collective-permute)(?:-start)?\("
+QUICK = ("chains", "draft", "sampled text", "masked")
+
+
+def on_meshes(folder, cases, *meshes):
+    out = folder / "results.json"
+    command = [sys.executable, str(HERE / "mesh_cases.py"), str(out), ",".join(cases), *meshes]
+    flags = (os.environ["XLA_FLAGS"], "--xla_force_host_platform_device_count=8", f"--xla_dump_to={folder}")
+    environment = {
+        "XLA_FLAGS": " ".join((*flags, "--xla_dump_hlo_as_text", "--xla_dump_hlo_module_re=.*run.*")),
+        "JAX_PLATFORMS": "cpu",
+        "JAX_ENABLE_X64": "1",
+        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+    }
+    subprocess.run(command, check=True, timeout=1800, env={**os.environ, **environment})
+    return json.loads(out.read_text())
+
+
+def messages_between_groups(program: str, devices: int) -> int:
+    """Collectives of a compiled program that involve more than one group of so many devices."""
+    count = 0
+    for line in program.splitlines():
+        if (found := re.search(COLLECTIVE, line)) is None:
+            continue
+        listed = re.search(r"(?:replica_groups|source_target_pairs)=(\{\{.*?\}\}|\[\S+)", line)
+        groups = _groups(listed.group(1)) if listed else [[0, devices]]
+        between = any(len({n // devices for n in group}) > 1 for group in groups)
+        count += between or found.group(1) == "collective-permute"  # of which each is one for all devices
+    return count
+
+
+def _groups(text):
+    """{{0,1},{2,3}}, or [2,2]<=[4] for the numbers from 0 on, row by row."""
+    if text.startswith("{"):
+        return [[int(n) for n in part.split(",")] for part in re.findall(r"\{([\d,]+)\}", text)]
+    rows, size, count = re.fullmatch(r"\[(\d+),(\d+)\]<=\[(\d+)\],?", text).groups()
+    return np.arange(int(count)).reshape(int(rows), int(size)).tolist()
+
+
+def check(results, cases, meshes):
+    for case, sizes in itertools.product(cases, meshes):
+        alone, spread = results[f"{case}; none"], results[f"{case}; {sizes}"]
+        np.testing.assert_allclose(spread["tokens"], alone["tokens"], rtol=0, atol=1e-10, err_msg=case)
+        for name in ("accepted", "tested", "chains"):
+            assert spread.get(name) == alone.get(name), (case, sizes, name)
+        for few, all_ in zip(spread["sequential"], alone["sequential"]):
+            assert 0 <= few <= all_, (case, sizes)  # a group waits for its own rows alone
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("mesh")
+
+
+@pytest.fixture(scope="module")
+def quick(folder):
+    return on_meshes(folder, QUICK, "data=2,model=2")
+
+
+def test_same_tokens_on_a_mesh(quick):
+    check(quick, QUICK, ["data=2,model=2"])
+
+
+def test_no_message_passes_between_groups(quick, folder):
+    """Groups make different numbers of calls: a message between them would never be answered."""
+    programs = [path.read_text() for path in folder.glob("*after_optimizations.txt")]
+    of_mesh = [program for program in programs if "num_partitions=4" in program]
+    assert len(of_mesh) == len(QUICK)
+    for program in of_mesh:
+        assert re.search(COLLECTIVE, program)
+        assert messages_between_groups(program, 2) == 0
+        assert messages_between_groups(program, 1) > 0  # as if every device were a group
+
+
+def test_the_comparison_can_fail(quick):
+    other = json.loads(json.dumps(quick))
+    other["chains; data=2,model=2"]["tokens"][0][0][0] += 1e-6
+    with pytest.raises(AssertionError):
+        check(other, ["chains"], ["data=2,model=2"])
+
+
+@pytest.mark.slow
+def test_every_sampler_on_every_mesh(tmp_path):
+    meshes = ("data=8", "data=4,model=2", "data=2,model=4")
+    check(on_meshes(tmp_path, mesh_cases.CASES, *meshes), mesh_cases.CASES, meshes)
+
+
+@pytest.mark.parametrize(
+    "path, shape, spec",
+    [
+        ("layers_0/attention/q/kernel", (16, 16), (None, "model")),
+        ("layers_0/attention/out/kernel", (16, 16), ("model",)),
+        ("layers_0/mlp/up/bias", (24,), ("model",)),
+        ("layers_0/mlp/down/kernel", (24, 16), ("model",)),
+        ("embed/embedding", (11, 16), (None, "model")),
+        ("backbone/encoder_blocks_3/attn/qkv/kernel", (16, 48), ("model",)),
+        ("head/res_blocks_0/mlp_0/kernel", (16, 16), (None, "model")),
+        ("head/res_blocks_0/mlp_0/kernel", (16, 15), ()),  # cannot be shared out
+        ("layers_0/norm/scale", (16,), ()),
+    ],
+)
+def test_rules(path, shape, spec):
+    assert partition(path, shape, 2) == PartitionSpec(*spec)
+    assert partition(path, shape, 1) == PartitionSpec()
+
+
+def test_heads_are_cut_only_if_their_number_can_be():
+    config = mesh_cases.text_models.CONFIG  # two heads of keys
+    assert partition("attention/k/kernel", (16, 8), 2, config) == PartitionSpec(None, "model")
+    assert partition("attention/k/kernel", (16, 8), 4, config) == PartitionSpec("model")
+
+
+@pytest.mark.parametrize(
+    "text", ["", "data", "data=0", "data=2,data=2", "rows=2", "data=2;model=2", "data=x"]
+)
+def test_a_mesh_that_is_none(text):
+    with pytest.raises(UserError, match=r"not understood.*data=4,model=2"):
+        parallel.parse_mesh(text)
+
+
+def test_a_mesh_of_other_devices():
+    with pytest.raises(UserError, match=f"of 4096 devices, but there are {len(jax.devices())}"):
+        parallel.make_mesh("data=4096")
