@@ -21,7 +21,6 @@ import tiny
 
 import cspd_jax
 from cspd_jax import masked, parallel, text
-from cspd_jax.image.chain_drafters import frozen
 from cspd_jax.models import ImageModel, TextModel
 from cspd_jax.networks import mar
 from cspd_jax.networks.lm import LM
@@ -38,18 +37,17 @@ def placed(kind, name, network, params, mesh):
 
 
 def image_model(mesh, seed=0):
-    params = tiny.params(mar.abstract_params(tiny.PIXELS), seed)
+    params = tiny.params(mar.abstract_params(tiny.PIXELS), seed, scale=0.05)
     params = jax.tree.map(lambda a: a.astype(np.float64), params)
     return placed(ImageModel, f"tiny-{seed}", MARModel(tiny.PIXELS, jax.numpy.float64), params, mesh)
 
 
-def image(method, images=IMAGES, **options):
+def image(method, load=image_model, images=IMAGES, num_iter=6, **options):
     def run(mesh):
         made = method(lambda seed: image_model(mesh, seed))
         labels = np.arange(images) % 5
-        model = image_model(mesh)
         tokens, info = cspd_jax.generate(
-            jax.random.key(KEY), model, labels, method=made, num_iter=6, **options
+            jax.random.key(KEY), load(mesh), labels, method=made, num_iter=num_iter, **options
         )
         chains = [] if info.chains is None else [info.chains.tested, info.chains.accepted]
         return tokens, {
@@ -63,9 +61,9 @@ def image(method, images=IMAGES, **options):
     return run
 
 
-def chains():
-    drafter = frozen(10, tiny.PIXELS.token_dim)
-    return {"denoise": cspd_jax.ChainSpeculation((4,), proposals=2), "chain_drafter": drafter}
+def trained(mesh):
+    """Along the chains of an untrained model nothing is accepted."""
+    return cspd_jax.load("default", np.float64, mesh)
 
 
 def continued(mesh, **options):
@@ -99,7 +97,14 @@ def filled(mesh, **options):
 
 CASES = {
     "plain": image(lambda model: cspd_jax.Plain(), cfg=2.0),
-    "chains": image(lambda model: cspd_jax.Plain(), **chains()),
+    "chains": image(
+        lambda model: cspd_jax.Plain(),
+        trained,
+        3,
+        2,
+        respacing="ddim10",
+        denoise=cspd_jax.ChainSpeculation((4,)),
+    ),
     "self": image(lambda model: cspd_jax.SelfSpeculation(gamma=2, proposals=2)),
     "draft": image(lambda model: cspd_jax.DraftSpeculation(model(1), gamma=2), cfg=2.0),
     "released": image(lambda model: cspd_jax.ReleasedRunner(model(1), gamma=2)),

@@ -29,7 +29,15 @@ def make_parser() -> argparse.ArgumentParser:
         prog="cspd-jax", description="Speculative decoding that does not change what comes out."
     )
     parser.add_argument("--version", action="version", version=f"cspd-jax {__version__}")
+    parser.add_argument(
+        "--distributed",
+        metavar="WHERE",
+        help="this is one of several processes: auto (found from SLURM, Open MPI, Cloud TPU, Kubernetes), or"
+        " HOST:PORT,I,N for process I of N. generate, text, masked, train, distill and sample share the work;"
+        " of other commands the first process does all",
+    )
     subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
+    parser.set_defaults(shares_work=False)
     for command in (generate, text, masked, convert, info, train, distill, calibrate, evaluate, demo):
         command.add_parser(subparsers)
     return parser
@@ -42,23 +50,47 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with complaints.held(), _failures.terminable():
             args = make_parser().parse_args(argv)
-            args.func(args)
+            if args.distributed is None:
+                args.func(args)
+            else:
+                _run_with_others(args)
             sys.stdout.flush()
     except Exception as error:
         sentence = _failures.sentence(error, next(iter(sys.argv[1:] if argv is None else argv), ""))
         if sentence is None:
             complaints.tell()
+            _end_the_others(f"a mistake of the program ({type(error).__name__}: {error})", 1)
             raise
         if isinstance(error, BrokenPipeError):
             _failures.silence_output()
+        _end_the_others(sentence, 2)
         print(f"cspd-jax: error: {sentence}", file=sys.stderr)
         return 2
     except KeyboardInterrupt as interruption:
         terminated = isinstance(interruption, _failures.Terminated)
-        print(f"cspd-jax: {'terminated' if terminated else 'interrupted'}", file=sys.stderr)
-        return 143 if terminated else 130
+        sentence, code = ("terminated", 143) if terminated else ("interrupted", 130)
+        _end_the_others(sentence, code)
+        print(f"cspd-jax: {sentence}", file=sys.stderr)
+        return code
     complaints.tell()
     return 0
+
+
+def _run_with_others(args: argparse.Namespace) -> None:
+    """The command, in one of several processes."""
+    from cspd_jax.parallel import processes
+
+    processes.initialize(args.distributed)
+    if processes.is_first() or args.shares_work:
+        args.func(args)
+    processes.finish()
+
+
+def _end_the_others(sentence: str, code: int) -> None:
+    """Does not return if there are other processes."""
+    processes = sys.modules.get("cspd_jax.parallel.processes")
+    if processes is not None:
+        processes.fail(sentence, code)
 
 
 def command() -> None:

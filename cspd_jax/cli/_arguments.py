@@ -44,6 +44,22 @@ def check_fits(what: str, size: int, instead: str) -> None:
         )
 
 
+def add_mesh_option(group) -> None:
+    group.add_argument(
+        "--mesh",
+        metavar="SIZES",
+        help="how devices share the work, for example data=4,model=2: rows are spread over the data axis,"
+        " each model over the model axis (default: all devices on data)",
+    )
+
+
+def mesh_of(args: argparse.Namespace):
+    """The mesh that was asked for, of all devices; None for a single device."""
+    from cspd_jax.parallel import default_mesh
+
+    return default_mesh(args.mesh)
+
+
 def heads(text: str) -> tuple[int, int]:
     parts = text.split(",")
     if len(parts) != 2:

@@ -42,6 +42,9 @@ def sentence(error: BaseException, command: str = "") -> str | None:
         return f"this machine has too little memory for this{less}"
     if isinstance(error, RuntimeError) and is_out_of_memory(error):
         return f"the device has too little memory for this{less}"
+    processes = sys.modules.get("cspd_jax.parallel.processes")
+    if processes is not None and (lost := processes.lost(error)):
+        return lost
     if isinstance(error, BrokenPipeError):
         return "nobody reads the output any more"
     found = _of_the_system(error)

@@ -6,7 +6,7 @@ import argparse
 import dataclasses
 import re
 
-from cspd_jax.cli._arguments import check_fits, parse_labels, positive, seed
+from cspd_jax.cli._arguments import add_mesh_option, check_fits, parse_labels, positive, seed
 from cspd_jax.cli._output import progress
 from cspd_jax.errors import UserError
 
@@ -68,6 +68,7 @@ def add_options(parser: argparse.ArgumentParser, prefix: str) -> None:
         " drafts them"
         " itself (default: the fastest exact method on this machine, by measurement)",
     )
+    add_mesh_option(how)
     how.add_argument("--batch", type=positive, default=64, help="images generated together (default: 64)")
     how.add_argument("--num-iter", type=positive, help="AR steps (default: one per token)")
     how.add_argument(

@@ -37,7 +37,7 @@ def add_parser(subparsers) -> None:
     )
     parser.add_argument("--samples", type=positive, help="number of samples of the target (4096)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.set_defaults(func=run)
+    parser.set_defaults(func=run, shares_work=True)
 
 
 def run(args: argparse.Namespace) -> None:

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 from cspd_jax._utils.files import check_new_folder, next_free, write_folder, write_text, written_beside
+from cspd_jax.cli._arguments import mesh_of
 from cspd_jax.cli._generate_options import add_options, check_memory, labels_of, request_of
 from cspd_jax.cli._output import progress
 from cspd_jax.errors import UserError
@@ -35,7 +36,7 @@ def add_parser(subparsers) -> None:
         " is shown beside the plain sampler.",
     )
     add_options(parser, PREFIX)
-    parser.set_defaults(func=run)
+    parser.set_defaults(func=run, shares_work=True)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -49,19 +50,26 @@ def run(args: argparse.Namespace) -> None:
 
     from cspd_jax import models, reports
     from cspd_jax.image import generation, plan
+    from cspd_jax.parallel import processes
 
     outline = models.describe(args.target)
     labels = labels_of(args, outline)
     check_memory(args, outline, len(labels) * args.n)
     request = request_of(args, outline, labels * args.n)
     start = time.perf_counter()
-    model = models.load(args.target, args.dtype)
+    mesh = mesh_of(args)
+    model = models.load(args.target, args.dtype, mesh)
     if request.method.draft_model is not None:
-        draft = models.load(args.draft, args.dtype)
+        draft = models.load(args.draft, args.dtype, mesh)
         request = dataclasses.replace(request, method=dataclasses.replace(request.method, draft=draft))
     vae = _autoencoder(args, model)
     load_seconds = time.perf_counter() - start
 
+    if not processes.is_alone() and (args.method is None or args.compare or args.denoise == "auto"):
+        raise UserError(
+            "nothing is measured across processes: give a --method, --denoise plain or speculative, and no"
+            " --compare"
+        )
     key, shown = jax.random.key(args.seed), None
     if args.method is None:
         decided, shown = _fastest(args, key, model, request)
@@ -74,6 +82,8 @@ def run(args: argparse.Namespace) -> None:
     compile_seconds = compilation.compile_seconds() - compiled
     seconds = max(0.0, time.perf_counter() - start - compile_seconds)
     non_finite = _count_non_finite(tokens)
+    if not processes.is_first():
+        return
 
     arrays = _pixels_or_latents(model, tokens, vae)
     latents = "latents" in arrays

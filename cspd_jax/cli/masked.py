@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from cspd_jax._utils.files import check_new_folder, write_folder
-from cspd_jax.cli._arguments import positive, seed
+from cspd_jax.cli._arguments import add_mesh_option, mesh_of, positive, seed
 from cspd_jax.cli._output import measured, progress
 from cspd_jax.cli._prompts import add_prompt_options, colourful, paint, read_prompts
 from cspd_jax.errors import UserError
@@ -35,6 +35,7 @@ def add_parser(subparsers) -> None:
         metavar="MODEL",
         help="masked-default, a checkpoint folder (ours or Hugging Face's), or OWNER/NAME on the hub",
     )
+    add_mesh_option(parser)
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float64"), default="float32")
     add_prompt_options(parser)
     how = parser.add_argument_group("decoding")
@@ -83,7 +84,7 @@ def add_parser(subparsers) -> None:
     )
     what.add_argument("--color", choices=("auto", "always", "never"), default="auto")
     what.add_argument("--json", action="store_true", help="print one JSON object: text, ids and report")
-    parser.set_defaults(func=run)
+    parser.set_defaults(func=run, shares_work=True)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -99,10 +100,15 @@ def run(args: argparse.Namespace) -> None:
     compilation.use_cache()
     from cspd_jax import models
     from cspd_jax.masked import comparison, fastest
+    from cspd_jax.parallel import processes
     from cspd_jax.reports import masked as reports
     from cspd_jax.tokenizers import load_tokenizer
 
-    model = models.load_text(args.model, args.dtype)
+    if not processes.is_alone() and (args.animate or args.method == "auto"):
+        raise UserError(
+            "nothing is shown or measured across processes: leave out --animate and --method auto"
+        )
+    model = models.load_text(args.model, args.dtype, mesh_of(args))
     if model.config.causal:
         raise UserError(f"{args.model} is a causal model; use cspd-jax text")
     if not model.config.mask_ids:
@@ -121,7 +127,7 @@ def run(args: argparse.Namespace) -> None:
     ids = found.output.tokens.tolist()
     texts = [None if tokenizer is None else _until_the_end(tokenizer, model.config, row) for row in ids]
     content = {"text": texts, "ids": ids, **report}
-    if args.out is not None:
+    if args.out is not None and processes.is_first():
         write_folder(args.out, "masked", lambda folder: _write(folder, content, found))
     if args.json:
         print(json.dumps(content))

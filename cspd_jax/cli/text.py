@@ -6,7 +6,7 @@ import argparse
 import itertools
 import json
 
-from cspd_jax.cli._arguments import positive, seed
+from cspd_jax.cli._arguments import add_mesh_option, mesh_of, positive, seed
 from cspd_jax.cli._output import measured, progress
 from cspd_jax.cli._prompts import add_prompt_options, colourful, paint, read_prompts
 from cspd_jax.errors import UserError
@@ -41,6 +41,7 @@ def add_parser(subparsers) -> None:
         help="another model, the target's own weights in 8 or 4 bits, or copies from the text so far"
         " (default: text-default-draft for text-default, otherwise lookup)",
     )
+    add_mesh_option(models)
     models.add_argument("--dtype", choices=("float32", "bfloat16", "float64"), default="float32")
     add_prompt_options(parser)
     how = parser.add_argument_group("decoding")
@@ -74,7 +75,7 @@ def add_parser(subparsers) -> None:
     what.add_argument("--compare", action="store_true", help="also run and time plain decoding")
     what.add_argument("--color", choices=("auto", "always", "never"), default="auto")
     what.add_argument("--json", action="store_true", help="print one JSON object: text, ids and report")
-    parser.set_defaults(func=run)
+    parser.set_defaults(func=run, shares_work=True)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -88,11 +89,15 @@ def run(args: argparse.Namespace) -> None:
         jax.config.update("jax_enable_x64", True)
     compilation.use_cache()
     from cspd_jax import models
+    from cspd_jax.parallel import processes
     from cspd_jax.reports import text as reports
     from cspd_jax.text import comparison, fastest
     from cspd_jax.tokenizers import load_tokenizer
 
-    target = models.load_text(args.target, args.dtype)
+    mesh = mesh_of(args)
+    if not processes.is_alone() and (args.compare or args.adapt or args.method == "auto"):
+        raise UserError("nothing is measured across processes: leave out --compare, --adapt, --method auto")
+    target = models.load_text(args.target, args.dtype, mesh)
     if not target.config.causal:
         raise UserError(f"{args.target} is a masked-diffusion model; use cspd-jax masked")
     tokenizer = load_tokenizer(target)
@@ -105,7 +110,7 @@ def run(args: argparse.Namespace) -> None:
         request, way, _ = measured("plain decoding or drafting", fastest, request)
         method = "plain" if way == "plain" else "block"
         name, drafter = (None, None) if method == "plain" else (name, drafter)
-    compare = drafter is not None and (args.compare or without_arguments)
+    compare = drafter is not None and (args.compare or (without_arguments and processes.is_alone()))
     found = comparison.measure(request, compare, repeats=3 if compare else 1)
     report = reports.make_report(found, target, method, name, seed=args.seed)
     if report["truncated"]:
@@ -147,7 +152,7 @@ def load_drafter(args: argparse.Namespace, target):
     if name in ("int8", "int4"):
         network, params = bound(target)
         return name, (network, quantise(params, int(name[3:])))
-    draft = models.load_text(name, args.dtype)
+    draft = models.load_text(name, args.dtype, target.mesh)
     if not draft.config.causal:
         raise UserError(f"{name} is a masked-diffusion model; it cannot draft for a causal one")
     models.check_vocabularies(target, draft)

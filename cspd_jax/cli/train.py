@@ -30,7 +30,7 @@ def add_parser(subparsers) -> None:
     )
     folder.add_argument("--cache", metavar="DIR", help="where decoded images or latents are kept")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.set_defaults(func=run)
+    parser.set_defaults(func=run, shares_work=True)
 
 
 def add_run_flags(parser: argparse.ArgumentParser, default: str) -> None:

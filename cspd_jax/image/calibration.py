@@ -194,6 +194,11 @@ def find(model: ImageModel, settings: SamplerSettings, cfg: float, temperature: 
 def get(model: ImageModel, settings: SamplerSettings, cfg: float, temperature: float) -> Found:
     """The stored calibration, or one made now and put into the user's cache."""
     found = find(model, settings, cfg, temperature)
+    if found is None and jax.process_count() > 1:
+        raise UserError(
+            f"{model.name} has no calibrated drafter for these settings, and several processes cannot make"
+            " one; run cspd-jax calibrate first"
+        )
     if found is None:
         found = Found(measure(model, settings, cfg, temperature), "calibrated")
         if not all(bool(jnp.isfinite(a).all()) for a in jax.tree.leaves(found.calibration)):

@@ -18,7 +18,7 @@ from cspd_jax.image.plain import SamplerSettings
 from cspd_jax.image.plan import Plan, Request
 from cspd_jax.image.speculation import CallCounts, RoundInfo
 from cspd_jax.models import ImageModel
-from cspd_jax.parallel import Join, common_mesh, even, map_rows
+from cspd_jax.parallel import Join, common_mesh, even, map_rows, put_whole
 
 Array = jax.Array
 
@@ -70,7 +70,8 @@ def run(plan: Plan, keys: Array, labels: Array, active: Array | None = None) -> 
     Counts of calls in sequence are those of the group that made most (along the chains: in each AR step).
     """
     count, draft = len(labels), plan.method.draft_model
-    mesh = common_mesh(plan.model, draft)
+    mesh = common_mesh(plan.model, *([] if draft is None else [draft]))
+    assert mesh is not None
     cfg = jnp.asarray(plan.common["cfg"], float)
     active = jnp.ones(count, bool) if active is None else jnp.asarray(active)
     rows = Rows(keys, jnp.asarray(labels), active, cfg if cfg.ndim else None)
@@ -82,6 +83,7 @@ def run(plan: Plan, keys: Array, labels: Array, active: Array | None = None) -> 
         None if cfg.ndim else cfg,
         jnp.asarray(plan.common["temperature"], float),
     )
+    rows, shared = put_whole(mesh, (rows, shared))
     network, settings = plan.model.network, plan.settings
     return _run(rows, shared, network=network, method=plan.method, settings=settings, mesh=mesh)
 

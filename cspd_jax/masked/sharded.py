@@ -11,7 +11,7 @@ import jax
 from jax.sharding import Mesh
 
 from cspd_jax.masked.info import CallCounts, Info, MaskedOutput
-from cspd_jax.parallel import Join, even, map_rows
+from cspd_jax.parallel import Join, even, map_rows, put_whole
 
 if TYPE_CHECKING:
     from cspd_jax.masked.generation import Inputs
@@ -24,9 +24,13 @@ _JOINS = {
 }
 
 
-@functools.partial(jax.jit, static_argnames=("function", "mesh"))
 def run(function: Callable[[Inputs], MaskedOutput], inputs: Inputs, mesh: Mesh) -> MaskedOutput:
     """function(inputs), by group. Counts of passes in sequence are those of the group that made most."""
+    return _run(function, put_whole(mesh, inputs), mesh)
+
+
+@functools.partial(jax.jit, static_argnames=("function", "mesh"))
+def _run(function: Callable[[Inputs], MaskedOutput], inputs: Inputs, mesh: Mesh) -> MaskedOutput:
     canvas = inputs.canvas
     count, halves = len(canvas.start), canvas.halves
     own = dataclasses.replace(

@@ -4,8 +4,8 @@ JAX's own runtime does the work. A model is placed on a mesh by `place`; rows ar
 `map_rows`, inside which every group of devices runs by itself and waits for no other.
 """
 
-from cspd_jax.parallel.mesh import DATA, MODEL, common_mesh, local_mesh, make_mesh, parse_mesh
-from cspd_jax.parallel.placement import place, put, sharding, shardings
+from cspd_jax.parallel.mesh import DATA, MODEL, common_mesh, default_mesh, make_mesh, parse_mesh
+from cspd_jax.parallel.placement import place, put, put_whole, sharding, shardings
 from cspd_jax.parallel.rows import Join, Joins, even, map_rows
 
 __all__ = [
@@ -14,13 +14,14 @@ __all__ = [
     "Join",
     "Joins",
     "common_mesh",
+    "default_mesh",
     "even",
-    "local_mesh",
     "make_mesh",
     "map_rows",
     "parse_mesh",
     "place",
     "put",
+    "put_whole",
     "sharding",
     "shardings",
 ]

@@ -46,9 +46,10 @@ def make_mesh(sizes: str | Mapping[str, int], devices: Sequence[Any] | None = No
     return jax.make_mesh(shape, (DATA, MODEL), axis_types=(AxisType.Auto,) * 2, devices=devices)
 
 
-def local_mesh(sizes: str | None = None) -> Mesh | None:
-    """A mesh of this process's devices, all on the data axis unless told; None for a single device."""
-    devices = jax.local_devices()
+def default_mesh(sizes: str | None = None, devices: Sequence[Any] | None = None) -> Mesh | None:
+    """A mesh of the devices (default: all of all processes), all on the data axis unless told; None for a
+    single device."""
+    devices = jax.devices() if devices is None else devices
     if sizes is None and len(devices) == 1:
         return None
     return make_mesh({DATA: len(devices)} if sizes is None else sizes, devices)

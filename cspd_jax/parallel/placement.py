@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from cspd_jax.parallel.mesh import MODEL
 from cspd_jax.parallel.rules import partition
@@ -29,6 +29,16 @@ def sharding(mesh: Mesh, path: tuple[str, ...], shape: tuple[int, ...], config: 
 def place(mesh: Mesh, params: Any, config: Any = None) -> Any:
     """The parameters, each device holding its share. Every process must have them whole."""
     return jax.tree.map(put, params, shardings(mesh, params, config))
+
+
+def put_whole(mesh: Mesh, tree: Any) -> Any:
+    """A pytree of arrays that every process has, whole on every device; those already on the mesh stay."""
+
+    def on_mesh(array: Any) -> jax.Array:
+        return array if getattr(getattr(array, "sharding", None), "mesh", None) == mesh else put(array, whole)
+
+    whole = NamedSharding(mesh, PartitionSpec())
+    return jax.tree.map(on_mesh, tree)
 
 
 def put(array: Any, sharding: NamedSharding) -> jax.Array:

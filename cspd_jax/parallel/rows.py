@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from cspd_jax.parallel.mesh import DATA
 
@@ -49,6 +49,8 @@ def map_rows(
     shared: a pytree of arrays that all groups use.
     joins: for the function's result.
     count: rows that were asked for; the others are left out of what is joined by row.
+
+    What comes out is whole on every device.
     """
 
     def by_group(rows, shared):
@@ -65,7 +67,8 @@ def map_rows(
         axis_names={DATA},
         check_vma=False,
     )(rows, shared)
-    return jax.tree.map(lambda kind, a: _joined(kind, a, count), _kinds(results, joins), results)
+    joined = jax.tree.map(lambda kind, a: _joined(kind, a, count), _kinds(results, joins), results)
+    return jax.lax.with_sharding_constraint(joined, NamedSharding(mesh, whole))
 
 
 def _joined(kind: Join, a: Array, count: int) -> Array:

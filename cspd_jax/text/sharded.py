@@ -10,7 +10,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from cspd_jax.parallel import Join, even, map_rows
+from cspd_jax.parallel import Join, even, map_rows, put_whole
 from cspd_jax.text.info import CallCounts, Info, TextOutput
 from cspd_jax.text.rounds import Inputs
 
@@ -21,9 +21,13 @@ _JOINS = {
 }
 
 
-@functools.partial(jax.jit, static_argnames=("function", "mesh"))
 def run(function: Callable[[Inputs], TextOutput], inputs: Inputs, mesh: Mesh) -> TextOutput:
     """function(inputs), by group. Counts of passes in sequence are those of the group that made most."""
+    return _run(function, put_whole(mesh, inputs), mesh)
+
+
+@functools.partial(jax.jit, static_argnames=("function", "mesh"))
+def _run(function: Callable[[Inputs], TextOutput], inputs: Inputs, mesh: Mesh) -> TextOutput:
     whole = {name: getattr(inputs, name) for name in ("params", "drafter_params", "stop_ids")}
     leaves, tree = jax.tree.flatten(dataclasses.replace(inputs, **dict.fromkeys(whole)))
     of_row = [leaf.ndim > 0 for leaf in leaves]
