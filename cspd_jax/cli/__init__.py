@@ -78,6 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run_with_others(args: argparse.Namespace) -> None:
     """The command, in one of several processes."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # the runtime warns of what is wanted here
     from cspd_jax.parallel import processes
 
     processes.initialize(args.distributed)

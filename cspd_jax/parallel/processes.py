@@ -22,6 +22,7 @@ _FAILED = "cspd_jax/failed"
 _LOOK = 0.5  # seconds between looks for a process that failed
 _SILENCE = 10  # seconds after which a process that says nothing is gone
 _OF_CONNECTIONS = ("Gloo", "NCCL", "Connection closed by peer", "coordination service", "UNAVAILABLE")
+_ending = threading.Lock()
 _connected: dict[str, Any] = {}
 
 
@@ -161,6 +162,7 @@ def _ask(question: Callable[[], Any]) -> Any:
 
 
 def _end(sentence: str | None, stderr: TextIO, code: int = 2) -> None:
+    _ending.acquire()  # whoever comes second has nothing to add
     if sentence is not None:
         print(f"cspd-jax: error: {sentence}", file=stderr, flush=True)
         time.sleep(2 * _LOOK)  # of the first process, which the others ask why
