@@ -45,8 +45,19 @@ def write(path: Path, params: Mapping) -> None:
     handler = ocp.PyTreeCheckpointHandler(
         save_concurrent_gb=budget / 1e9, use_ocdbt=False, type_handler_registry=registry
     )
-    with _quiet(), ocp.Checkpointer(handler) as checkpointer:
+    with _quiet(), ocp.Checkpointer(handler, **_by_itself()) as checkpointer:
         checkpointer.save(path, args=ocp.args.PyTreeSave(jax.tree.map(np.asarray, params)))
+
+
+def _by_itself() -> dict[str, Any]:
+    """Of several processes, Orbax otherwise waits for all of them."""
+    if jax.process_count() == 1:
+        return {}
+    index = jax.process_index()
+    options = ocp.options.MultiprocessingOptions(
+        primary_host=index, active_processes={index}, barrier_sync_key_prefix=f"alone-{index}"
+    )
+    return {"multiprocessing_options": options}
 
 
 def _numpy_handler():
@@ -87,7 +98,8 @@ def read(
     cut = shardings is not None and not all(s.is_fully_replicated for s in jax.tree.leaves(shardings))
     _check_metadata(path)
     try:
-        with _quiet(), ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+        alone = {} if cut else _by_itself()
+        with _quiet(), ocp.Checkpointer(ocp.PyTreeCheckpointHandler(), **alone) as checkpointer:
             stored = _tree_metadata(checkpointer.metadata(path))
             check_shapes(stored, abstract, str(path))
             for place, leaf in _flatten(abstract):

@@ -14,10 +14,12 @@ from cspd_jax.errors import UserError
 _GLANCE = 64  # held-out rows measured while training
 
 
-def train(args: argparse.Namespace, config, begun) -> None:
+def train(args: argparse.Namespace, config, begun, placement) -> None:
     from cspd_jax.cli.train import finish
     from cspd_jax.data.text import Texts
+    from cspd_jax.parallel import processes
     from cspd_jax.training import presets
+    from cspd_jax.training.placement import gathered
     from cspd_jax.training.run_folder import claimed
     from cspd_jax.training.text.trainer import train_text
 
@@ -37,8 +39,10 @@ def train(args: argparse.Namespace, config, begun) -> None:
             stop_at=args.stop_at,
             on_sample=glance(config, texts, args.out / "held_out.jsonl"),
             initial=initial,
+            placement=placement,
         )
-        report = {"held_out_bits_per_byte": measure(config, state.ema, texts)}
+        averaged = gathered(state.ema)
+        report = {"held_out_bits_per_byte": measure(config, averaged, texts)} if processes.is_first() else {}
         finish(args, config, state, start, "lm", {"corpus": texts.describe()}, **report)
 
 
@@ -53,11 +57,12 @@ def _initial(name: str | None, config, out: pathlib.Path):
     return initial_params(models.load_text(name), config)
 
 
-def distill(args: argparse.Namespace, config, begun) -> None:
+def distill(args: argparse.Namespace, config, begun, placement) -> None:
     from cspd_jax import models
     from cspd_jax.cli.train import finish
     from cspd_jax.data.text import Texts
     from cspd_jax.networks.lm import LM
+    from cspd_jax.parallel import put_whole
     from cspd_jax.training import presets
     from cspd_jax.training.run_folder import claimed
     from cspd_jax.training.text.distillation import InTurn, TargetTexts, agreement
@@ -72,7 +77,7 @@ def distill(args: argparse.Namespace, config, begun) -> None:
     )
     with claimed(args.out, args.resume):
         presets.write(config, args.out, begun)
-        teacher = TextTeacher(target.config, target.params)
+        teacher = TextTeacher(target.config, put_whole(placement.mesh, target.params))
         texts = rows = Texts(config.data)
         if begun.origin != "data":
             progress(f"making {begun.samples} samples of the target")
@@ -89,6 +94,7 @@ def distill(args: argparse.Namespace, config, begun) -> None:
             stop_at=args.stop_at,
             on_sample=glance(config, texts, args.out / "held_out.jsonl"),
             initial=initial,
+            placement=placement,
         )
         held_out, _ = tiled(texts.streams["held-out"], config.data.length)
         found = agreement(target.network, target.params, LM(config.model), state.ema, held_out)

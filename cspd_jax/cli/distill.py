@@ -7,7 +7,7 @@ import dataclasses
 import time
 
 from cspd_jax.cli import _training_text
-from cspd_jax.cli._arguments import positive
+from cspd_jax.cli._arguments import mesh_of, positive
 from cspd_jax.cli._output import progress
 from cspd_jax.cli.train import add_run_flags, beginning, configure, finish, lasting, starting_weights
 
@@ -43,14 +43,18 @@ def add_parser(subparsers) -> None:
 def run(args: argparse.Namespace) -> None:
     config = configure(args)
     from cspd_jax.data.text import TextConfig
+    from cspd_jax.errors import UserError
+    from cspd_jax.parallel import processes, put_whole
     from cspd_jax.training import presets
     from cspd_jax.training.begun import Begun
-    from cspd_jax.training.run import placements
+    from cspd_jax.training.placement import Placement
     from cspd_jax.training.run_folder import claimed
 
     asked = Begun("distill", lasting(args.init), lasting(args.target), args.origin, args.samples)
     begun = beginning(args, asked)
-    placements(config.batch)  # a batch that cannot be spread over the devices is reported before work begins
+    if not processes.is_alone():
+        raise UserError("distill runs in one process, on all its devices; leave out --distributed")
+    placement = Placement(config.batch, mesh_of(args))
     default = "default"
     if isinstance(config.data, TextConfig):
         default = "text-default" if config.model.causal else "masked-default"
@@ -61,7 +65,7 @@ def run(args: argparse.Namespace) -> None:
         samples=begun.samples or _SAMPLES,
     )
     if isinstance(config.data, TextConfig):
-        _training_text.distill(args, config, begun)
+        _training_text.distill(args, config, begun, placement)
         return
 
     from cspd_jax import models
@@ -70,7 +74,7 @@ def run(args: argparse.Namespace) -> None:
     from cspd_jax.training.image.trainer import check_fit, save_pictures, train
 
     target = models.load(begun.target)
-    teacher = Teacher(target.config, target.params)
+    teacher = Teacher(target.config, put_whole(placement.mesh, target.params))
     task = FromTarget(config, teacher)
     data = make_source(config.data)
     check_fit(config, data)
@@ -99,6 +103,7 @@ def run(args: argparse.Namespace) -> None:
             on_sample=on_sample,
             task=task,
             initial=initial,
+            placement=placement,
         )
         acceptance = measure(teacher, config, state.ema, data)
         extra = {"class_names": list(data.class_names)}

@@ -8,7 +8,7 @@ import pathlib
 import time
 
 from cspd_jax.cli import _training_text
-from cspd_jax.cli._arguments import new_folder, positive
+from cspd_jax.cli._arguments import add_mesh_option, mesh_of, new_folder, positive
 from cspd_jax.cli._output import progress, result
 
 _SHORTCUTS = ("steps", "batch", "seed", "learning_rate")
@@ -51,6 +51,7 @@ def add_run_flags(parser: argparse.ArgumentParser, default: str) -> None:
         help="a model of the same sizes to start from, for example one trained on the data; for masked-text"
         " also a causal one, which has fewer ids",
     )
+    add_mesh_option(parser)
     parser.add_argument("--steps", type=positive, help="length of the run")
     parser.add_argument("--batch", type=positive, help="images (or rows of text) per step")
     parser.add_argument("--seed", help="seed of the run")
@@ -69,15 +70,16 @@ def add_run_flags(parser: argparse.ArgumentParser, default: str) -> None:
 def run(args: argparse.Namespace) -> None:
     config = configure(args)  # a wrong name or value is reported before jax is loaded
     from cspd_jax.data.text import TextConfig
+    from cspd_jax.parallel import processes
     from cspd_jax.training import presets
     from cspd_jax.training.begun import Begun
-    from cspd_jax.training.run import placements
+    from cspd_jax.training.placement import Placement
     from cspd_jax.training.run_folder import claimed
 
     begun = beginning(args, Begun("train", init=lasting(args.init), vae=lasting(args.vae)))
-    placements(config.batch)  # a batch that cannot be spread over the devices is reported before work begins
+    placement = Placement(config.batch, mesh_of(args))
     if isinstance(config.data, TextConfig):
-        _training_text.train(args, config, begun)
+        _training_text.train(args, config, begun, placement)
         return
     from cspd_jax import models
     from cspd_jax.training.image.data import kl16_encoder, make_source
@@ -90,7 +92,8 @@ def run(args: argparse.Namespace) -> None:
     )
     with claimed(args.out, args.resume):
         encoder = None if vae is None else kl16_encoder(vae)
-        source = make_source(config.data, encoder=encoder, cache=args.cache)
+        with processes.first_alone("the data is prepared"):
+            source = make_source(config.data, encoder=encoder, cache=args.cache)
         check_fit(config, source)
         presets.write(config, args.out, begun)
         in_pixels = encoder is None and source.shape[2] in (1, 3)
@@ -103,6 +106,7 @@ def run(args: argparse.Namespace) -> None:
             stop_at=args.stop_at,
             on_sample=save_pictures if in_pixels else None,
             initial=initial,
+            placement=placement,
         )
         finish(args, config, state, start, "mar", {"class_names": list(source.class_names)})
 
@@ -128,13 +132,18 @@ def finish(
     args, config, state, start: float, kind: str, extra: dict, source: str = "cspd-jax train", **report
 ) -> None:
     """Writes the model of a run that reached its end, and prints the result. extra: for its config.json."""
-    step = int(state.step)
+    from cspd_jax.parallel import processes
+    from cspd_jax.training.placement import gathered
+
+    step, averaged = int(state.step), gathered(state.ema)
+    if not processes.is_first():
+        return
     report = {**report, "out": str(args.out), "steps": step, "seconds": round(time.monotonic() - start, 1)}
     if step < config.steps:
         progress(f"stopped at step {step} of {config.steps}; continue with --resume")
         result(report, args.json)
         return
-    description = write_model(args.out / "model", kind, config, state.ema, extra, source)
+    description = write_model(args.out / "model", kind, config, averaged, extra, source)
     result({**report, "model": str(args.out / "model"), "params": description["params"]}, args.json)
 
 

@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TextIO
 
 import jax
@@ -107,13 +107,29 @@ def lost(error: BaseException) -> str | None:
     return "the connection to another process was lost"
 
 
+def meet(where: str) -> None:
+    """Waits until all processes are here."""
+    if _connected:
+        from jax.experimental import multihost_utils
+
+        multihost_utils.sync_global_devices(where)
+
+
+@contextlib.contextmanager
+def first_alone(what: str) -> Iterator[None]:
+    """The first process runs the block before the others do, who then find on disk what it left there."""
+    if not is_first():
+        meet(what)
+    yield
+    if is_first():
+        meet(what)
+
+
 def finish() -> None:
     """At the end: waits for all processes. The first one, which connects the others, leaves last."""
     if not _connected:
         return
-    from jax.experimental import multihost_utils
-
-    multihost_utils.sync_global_devices("the end")
+    meet("the end")
     _connected["ended"] = True
     if jax.process_index() == 0:
         time.sleep(2 * _LOOK)

@@ -9,11 +9,12 @@ import pathlib
 import sys
 
 import jax
-import numpy as np
 import orbax.checkpoint as ocp
 
 from cspd_jax._utils.files import write_text
 from cspd_jax.errors import UserError
+from cspd_jax.parallel import processes
+from cspd_jax.training.placement import whole
 from cspd_jax.training.step import TrainState
 
 
@@ -40,10 +41,12 @@ class Checkpoints:
         self._manager = ocp.CheckpointManager(self._folder.resolve(), options=self._options)
 
     def save(self, state: TrainState) -> None:
-        step = int(state.step)
+        step, found = int(state.step), _sum(state)
         self._manager.save(step, args=ocp.args.StandardSave(state._asdict()), force=True)
+        if not processes.is_first():
+            return
         kept = {str(s) for s in self._manager.all_steps()}
-        sums = {**self._read_sums(), str(step): _sum(state)}
+        sums = {**self._read_sums(), str(step): found}
         write_text(self._sums, json.dumps({s: value for s, value in sums.items() if s in kept}) + "\n")
 
     def restore(self, like: TrainState) -> TrainState | None:
@@ -75,13 +78,18 @@ class Checkpoints:
     def _put_aside(self, step: int) -> None:
         print(f"checkpoint {step} is damaged; it is put aside into {self._damaged}", file=sys.stderr)
         self._manager.close()
+        if processes.is_first():
+            self._move(step)
+        processes.meet(f"checkpoint {step} is put aside")
+        self._open()
+
+    def _move(self, step: int) -> None:
         self._damaged.mkdir(exist_ok=True)
         number, place = 0, self._damaged / str(step)
         while place.exists():
             number += 1
             place = self._damaged / f"{step}-{number}"
         (self._folder / str(step)).rename(place)
-        self._open()
 
     def _read_sums(self) -> dict[str, str]:
         with contextlib.suppress(OSError, ValueError):
@@ -104,5 +112,5 @@ def _sum(state: TrainState) -> str:
     digest = hashlib.sha256()
     for path, leaf in jax.tree_util.tree_leaves_with_path(state._asdict()):
         digest.update(jax.tree_util.keystr(path).encode())
-        digest.update(np.asarray(leaf).tobytes())
+        digest.update(whole(leaf).tobytes())
     return digest.hexdigest()

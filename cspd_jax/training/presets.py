@@ -17,6 +17,7 @@ from cspd_jax.data.text import TextConfig
 from cspd_jax.errors import UserError, naming
 from cspd_jax.networks.config import MAR_PRESETS, MARConfig
 from cspd_jax.networks.lm_config import LMConfig
+from cspd_jax.parallel import processes
 from cspd_jax.tokenizers import CAUSAL_SIZE, END_OF_TEXT, MASK, MASKED_SIZE
 from cspd_jax.training.begun import Begun
 from cspd_jax.training.config import RunConfig, TextTrainConfig, TrainConfig
@@ -265,7 +266,10 @@ def _stored(out: pathlib.Path) -> tuple[RunConfig, Begun | None] | None:
 
 
 def write(config: RunConfig, out: pathlib.Path, begun: Begun | None = None) -> None:
-    """Writes the settings of the run in a folder, and what it began with (None: as it stands there)."""
+    """Writes the settings of the run in a folder, and what it began with (None: as it stands there). Of
+    several processes the first one writes."""
+    if not processes.is_first():
+        return
     values = to_json(config)
     begun = read_begun(out) if begun is None else begun
     if begun is not None:

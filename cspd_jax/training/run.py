@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import os
 import pathlib
 import time
 from collections.abc import Callable, Iterator
@@ -17,14 +18,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from tqdm import tqdm
 
 from cspd_jax._utils.files import write_text
-from cspd_jax.errors import UserError
+from cspd_jax.parallel import processes
 from cspd_jax.training import presets
 from cspd_jax.training.checkpointing import Checkpoints
 from cspd_jax.training.config import RunConfig
+from cspd_jax.training.placement import Placement, gathered
 from cspd_jax.training.run_folder import claimed
 from cspd_jax.training.step import TrainState
 
@@ -45,8 +46,9 @@ def run(
     initial: Any = None,
     unit: str = "images",
     progress: bool = True,
+    placement: Placement | None = None,
 ) -> TrainState:
-    """Trains in the folder `out` and returns the final state.
+    """Trains in the folder `out` and returns the final state. Of several processes the first one writes.
 
     first: the state a new run starts from.
     steps: takes a state and the number of the last step; yields every step in between.
@@ -55,17 +57,19 @@ def run(
     on_sample: called with (step, averaged weights) every `config.sample_every` steps.
     initial: weights to start a new run from, in place of those in `first`.
     unit: what a batch consists of, for the log.
+    placement: the devices (all of them, on the data axis).
     """
+    writes = processes.is_first()
     with claimed(out, resume), contextlib.closing(Checkpoints(out)) as checkpoints:
         end = min(config.steps, stop_at or config.steps)
-        placement, _ = placements(config.batch)
+        placement = placement or Placement(config.batch)
         if initial is not None:
             first = first._replace(params=initial, ema=jax.tree.map(jnp.copy, initial))
-        first = jax.device_put(first, placement)
+        first = placement.put_state(first, config.model)
         first = checkpoints.restore(first) or first
         presets.write(config, out)
         step, state = int(first.step), first
-        log = MetricsLog(out / "metrics.jsonl", step, config.batch, unit)
+        log = MetricsLog(out / "metrics.jsonl" if writes else None, step, config.batch, unit)
         bar = tqdm(initial=step, total=end, unit="step", dynamic_ncols=True, disable=not progress)
         with bar, log:
             for step, state, metrics in steps(first, end):
@@ -76,17 +80,10 @@ def run(
                 if step % config.checkpoint_every == 0 or step == end:
                     checkpoints.save(state)
                 if on_sample and config.sample_every and (step % config.sample_every == 0 or step == end):
-                    on_sample(step, state.ema)
+                    ema = gathered(state.ema)
+                    if writes:
+                        on_sample(step, ema)
         return state
-
-
-def placements(batch: int) -> tuple[NamedSharding, NamedSharding]:
-    """The shardings of the state (replicated) and of a batch (split over the devices)."""
-    devices = jax.device_count()
-    if batch % devices:
-        raise UserError(f"a batch of {batch} cannot be spread evenly over {devices} devices")
-    mesh = jax.make_mesh((devices,), ("batch",), axis_types=(AxisType.Auto,))
-    return NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec("batch"))
 
 
 class MetricsLog:
@@ -96,8 +93,12 @@ class MetricsLog:
     are those that are damaged.
     """
 
-    def __init__(self, path: pathlib.Path, step: int, batch: int, unit: str = "images"):
-        write_text(path, "".join(line for line in _lines(path) if _step_of(line) <= step))
+    def __init__(self, path: pathlib.Path | None, step: int, batch: int, unit: str = "images"):
+        """path: None writes nothing, as in every process but the first."""
+        if path is None:
+            path = pathlib.Path(os.devnull)
+        else:
+            write_text(path, "".join(line for line in _lines(path) if _step_of(line) <= step))
         self._file = path.open("a", encoding="utf-8")
         self._batch, self._unit = batch, unit
         self._pending: list[NamedTuple] = []

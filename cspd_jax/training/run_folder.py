@@ -8,6 +8,7 @@ import pathlib
 from collections.abc import Iterator
 
 from cspd_jax.errors import UserError
+from cspd_jax.parallel import processes
 
 try:
     import fcntl
@@ -23,12 +24,18 @@ def claimed(out: pathlib.Path, resume: bool) -> Iterator[None]:
     """Makes the folder of a run, and keeps other processes out of it until the block ends.
 
     UserError if it is occupied and not to be resumed, or if another process writes into it. Within the block
-    the same process may claim it again. A folder that was made here and got no content is removed.
+    the same process may claim it again. A folder that was made here and got no content is removed. Of several
+    processes of one run the first one claims it for all.
     """
     if out.exists() and not out.is_dir():
         raise UserError(f"{out} is a file; name a folder for the run")
     place = pathlib.Path(os.path.abspath(out))
     if place in _claimed:
+        yield
+        return
+    if not processes.is_first():
+        processes.meet(f"{out} is claimed")
+        _claimed.add(place)
         yield
         return
     if not resume and out.exists() and any(path.name != LOCK for path in out.iterdir()):
@@ -43,6 +50,7 @@ def claimed(out: pathlib.Path, resume: bool) -> Iterator[None]:
         _lock(file, out)
         _claimed.add(place)
         try:
+            processes.meet(f"{out} is claimed")
             yield
         finally:
             _claimed.discard(place)

@@ -12,7 +12,6 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding
 from PIL import Image
 
 from cspd_jax.data.source import Source
@@ -23,7 +22,8 @@ from cspd_jax.networks.mar import MARModel
 from cspd_jax.training.config import TrainConfig
 from cspd_jax.training.image import masking
 from cspd_jax.training.image.step import Metrics, init_state, n_known, train_step
-from cspd_jax.training.run import placements, run
+from cspd_jax.training.placement import Placement
+from cspd_jax.training.run import run
 from cspd_jax.training.step import Purpose, TrainState, run_key
 
 PER_CLASS = 4
@@ -69,49 +69,53 @@ def train(
     task: Task | None = None,
     initial: Any = None,
     progress: bool = True,
+    placement: Placement | None = None,
 ) -> TrainState:
     """Trains in the folder `out` and returns the final state.
 
-    resume, stop_at, initial, progress: as in `run`.
+    resume, stop_at, initial, progress, placement: as in `run`.
     on_sample: called with (config, averaged weights, step, a folder) every `config.sample_every` steps.
     task: what is learnt; MAR's objective unless given.
     """
     check_fit(config, source)
-    task, (_, spread) = task or FromData(config), placements(config.batch)
+    task, placement = task or FromData(config), placement or Placement(config.batch)
     return run(
         config,
         out,
         init_state(config),
-        lambda state, end: run_steps(task, config, source, state, end, spread),
+        lambda state, end: run_steps(task, config, source, state, end, placement),
         resume=resume,
         stop_at=stop_at,
         on_sample=on_sample and (lambda step, ema: on_sample(config, ema, step, out / "pictures")),
         initial=initial,
         progress=progress,
+        placement=placement,
     )
 
 
 def run_steps(
-    task: Task, config: TrainConfig, source: Source, state: TrainState, end: int, spread: NamedSharding
+    task: Task, config: TrainConfig, source: Source, state: TrainState, end: int, placement: Placement
 ) -> Iterator[tuple[int, TrainState, Metrics]]:
     """Yields (steps taken, state, metrics) up to step `end`. The next batch is made while a step runs."""
     step = int(state.step)
-    batch = load_batch(config, source, step, spread) if step < end else None
+    batch = load_batch(config, source, step, placement) if step < end else None
+    placed = jax.tree.map(lambda array: array.sharding, state)
     while step < end:
         known = task.n_known(step)
         bucket = masking.find_bucket(task.buckets, known)
         state, metrics = task.step(bucket, state, *batch, np.int32(known))
+        state = jax.device_put(state, placed)
         step += 1
         if step < end:
-            batch = load_batch(config, source, step, spread)
+            batch = load_batch(config, source, step, placement)
         jax.block_until_ready(metrics)
         yield step, state, metrics
 
 
-def load_batch(config: TrainConfig, source: Source, step: int, spread: NamedSharding):
+def load_batch(config: TrainConfig, source: Source, step: int, placement: Placement):
     """Tokens [B, L, C] and labels [B] of step `step`, split over the devices."""
     images, labels = source.batch(step, config.batch, seed=config.seed)
-    return jax.device_put((patchify(images, config.model.patch_size), labels), spread)
+    return placement.put_batch((patchify(images, config.model.patch_size), labels))
 
 
 def check_fit(config: TrainConfig, source: Source) -> None:

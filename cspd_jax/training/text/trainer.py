@@ -16,7 +16,8 @@ from cspd_jax.models import TextModel
 from cspd_jax.networks.lm import LM, init_params
 from cspd_jax.networks.lm_config import LMConfig
 from cspd_jax.training.config import TextTrainConfig
-from cspd_jax.training.run import Steps, placements, run
+from cspd_jax.training.placement import Placement
+from cspd_jax.training.run import Steps, run
 from cspd_jax.training.step import Purpose, TrainState, descend, first_state, run_key
 from cspd_jax.training.text.objective import cross_entropy, divergence, view
 
@@ -60,26 +61,30 @@ def train_text(
     out: pathlib.Path,
     *,
     teacher: TextTeacher | None = None,
+    placement: Placement | None = None,
     **options: Any,
 ) -> TrainState:
     """Trains in the folder `out` and returns the final state.
 
     teacher: with one, the model learns to predict what the teacher predicts.
-    options: those of `run`.
+    placement, options: those of `run`.
     """
     if teacher is not None:
         check_vocabulary(config.model, teacher.config)
     target = (None, None) if teacher is None else teacher
-    _, spread = placements(config.batch)
+    placement = placement or Placement(config.batch)
 
     def steps(state: TrainState, end: int) -> Steps:
+        placed = jax.tree.map(lambda array: array.sharding, state)
         for step in range(int(state.step), end):
-            batch = jax.device_put(rows.batch(step, config.batch, seed=config.seed), spread)
+            batch = placement.put_batch(rows.batch(step, config.batch, seed=config.seed))
             state, metrics = text_step(config, state, batch, *target)
+            state = jax.device_put(state, placed)
             jax.block_until_ready(metrics)
             yield step + 1, state, metrics
 
-    return run(config, out, init_text_state(config), steps, unit="rows", **options)
+    first = init_text_state(config)
+    return run(config, out, first, steps, unit="rows", placement=placement, **options)
 
 
 def check_vocabulary(draft: LMConfig, target: LMConfig) -> None:
