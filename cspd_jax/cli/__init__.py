@@ -19,6 +19,7 @@ from cspd_jax.cli import (
     generate,
     info,
     masked,
+    sample,
     text,
     train,
 )
@@ -30,7 +31,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"cspd-jax {__version__}")
     subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
-    for command in (generate, text, masked, convert, info, train, distill, calibrate, evaluate, demo):
+    for command in (generate, sample, text, masked, convert, info, train, distill, calibrate, evaluate, demo):
         command.add_parser(subparsers)
     return parser
 

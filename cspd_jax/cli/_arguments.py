@@ -24,6 +24,13 @@ def positive(text: str) -> int:
     return int(digits)
 
 
+def whole(text: str) -> int:
+    """A whole number from 0 on."""
+    if not (text.isascii() and text.isdecimal() and len(text) <= _DIGITS):
+        raise argparse.ArgumentTypeError(f"{shown(text)} is not a whole number from 0 on")
+    return int(text)
+
+
 def new_folder(text: str) -> pathlib.Path:
     """The name of a folder for results."""
     if not text:

@@ -784,8 +784,8 @@ RUNS = (
     + _table(
         "cspd_jax/_utils/files.py",
         (FAILURES, "tests/test_files.py"),
-        ("files: what a live process writes is swept", "if found and not _alive(", "if found and _alive("),
-        ("files: nothing is swept", "if found and not _alive(int(found[1])):", "if not entry.name:"),
+        ("files: what a live process writes is swept", "if found and not alive(", "if found and alive("),
+        ("files: nothing is swept", "if found and not alive(int(found[1])):", "if not entry.name:"),
     )
     + _table(
         "cspd_jax/cli/generate.py",
