@@ -20,14 +20,14 @@ PNG = "png"
 _ARRAY = "arr_0.npy"
 
 
-def check_exports(manifest: Manifest, png: bool, npz: Path | None) -> None:
+def check_exports(folder: Path, manifest: Manifest, png: bool, npz: Path | None) -> None:
     """UserError for an export that cannot be, before anything is made."""
     if not manifest.image_shape and (png or npz is not None):
         raise UserError("--npz and --png write images, and this job stores tokens alone; add --vae")
     if png and manifest.image_shape[2] not in (1, 3):
         raise UserError(f"a PNG has 1 or 3 channels, and these images have {manifest.image_shape[2]}")
     if npz is not None:
-        if not npz.parent.is_dir():
+        if not npz.parent.is_dir() and os.path.abspath(npz.parent) != os.path.abspath(folder):
             raise UserError(f"{npz} cannot be written: the folder {npz.parent} does not exist")
         if os.path.lexists(npz) and not has_npz(manifest, npz):
             raise UserError(f"{npz} exists and holds something else; remove it, or choose another name")

@@ -76,7 +76,7 @@ def run(
     check_folder(folder)
     plan = job.plan()
     manifest = job.manifest(plan)
-    exports.check_exports(manifest, png, npz)
+    exports.check_exports(folder, manifest, png, npz)
     with _telling(folder, manifest), claims_of.opened(folder) as claims:
         with claims.alone():
             manifest, plan = _settled(job, plan, manifest, folder)
