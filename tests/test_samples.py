@@ -1,5 +1,6 @@
 """Many images in a folder: the same ones whatever happened meanwhile, and refused where they are not."""
 
+import dataclasses
 import functools
 import json
 import multiprocessing
@@ -366,6 +367,17 @@ def test_latents(tmp_path):
     np.testing.assert_array_equal(np.concatenate([s.tokens for s in stored]), tokens)
     with pytest.raises(UserError, match="stores tokens alone"):
         samples.run(job_of(model, 6, tokens=True), tmp_path / "b", png=True)
+
+
+def test_a_model_that_diverges(model, tmp_path):
+    """It is no use to fill a disk with black images; a single one among others is told in the end."""
+    params = jax.tree.map(lambda a: a * np.nan, model.params)
+    diverging = dataclasses.replace(model, params=params)
+    with pytest.raises(UserError, match="all 8 images from number 0 on came out as NaN"):
+        samples.run(job_of(diverging, 8, batch=8), tmp_path / "a")
+    report = samples.run(job_of(diverging, 1), tmp_path / "b")
+    (shard,) = samples.read(tmp_path / "b")
+    assert report["non_finite"] == 1 and not shard.finite.any() and not shard.images.any()
 
 
 def test_info(whole, capsys):

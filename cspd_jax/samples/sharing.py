@@ -35,6 +35,7 @@ from cspd_jax.samples.report import write_report
 LABELS = "labels.npy"
 GAINS = "gains.npz"
 _WAIT = 0.5  # seconds between looks at what other processes do
+_DIVERGED = 8  # images of a shard that are all NaN: no accident
 
 
 def check_folder(folder: str | os.PathLike) -> None:
@@ -194,12 +195,21 @@ def _make_all(
                     if not mine or folders.is_done(folder, manifest, index):
                         continue
                     shard, facts = _made(job, plan, manifest, index, bar)
+                    _check_finite(shard)
                     folders.write_shard(folder, index, scratch, shard, facts)
                 idle = False
                 bar.look()
             if idle:
                 time.sleep(_WAIT)  # the rest is being made by others
             bar.look()
+
+
+def _check_finite(shard: Shard) -> None:
+    if len(shard.finite) >= _DIVERGED and not shard.finite.any():
+        raise UserError(
+            f"all {len(shard.finite)} images from number {shard.first} on came out as NaN or infinity: the"
+            " model diverged; try a lower --temperature or --cfg, or --steps ddim100"
+        )
 
 
 def _made(job: Job, plan: Plan, manifest: Manifest, index: int, bar: Progress) -> tuple[Shard, dict]:
