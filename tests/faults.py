@@ -2,8 +2,8 @@
 
     python tests/faults.py --runs 200 --seed 0
 
-Jobs: convert, train, distill, generate, sample, evaluate; --job names one. Faults: SIGKILL; SIGTERM; a limit
-on the size of files, which fails like a full disk, in the middle of a write; a second process with the same
+Jobs: convert, train, distill, generate, sample; --job names one. Faults: SIGKILL; SIGTERM; a limit on the
+size of files, which fails like a full disk, in the middle of a write; a second process with the same
 folder, which for sample shares the work and is killed in half of the cases. After each fault the result must
 be absent or complete (of sample: every file that is there); what the process said must be at most a sentence;
 and the same command (with --resume where a run is continued) must end with the bits of a run that nothing
@@ -103,16 +103,12 @@ def jobs(work: Path) -> list[Job]:
     many = ["sample", "--target", model, "--n", "43", "--batch", "2", "--first", "1", "--labels", "1,0,4"]
     many += ["--num-iter", "4", "--tokens", "--png"]
     sample = lambda out: [*many, "--npz", str(out / "all.npz"), "--out", str(out)]
-    judge = ["evaluate", "--target", target, "--n", "20", "--batch", "4", "--train-images", "40"]
-    judge += ["--classifier-steps", "2", "--num-iter", "2", "--steps", "ddim2"]
-    evaluate = lambda out: [*judge, "--out", str(out)]
     return [
         Job("convert", convert, convert, read_checkpoint),
         Job("train", *run(train), lambda out: read_checkpoint(out / "model")),
         Job("distill", *run(distill), lambda out: read_checkpoint(out / "model")),
         Job("generate", generate, generate, lambda out: dict(np.load(out / "samples.npz"))),
         Job("sample", sample, sample, read_samples, idle=0.5),
-        Job("evaluate", evaluate, evaluate, read_evaluation),
     ]
 
 
@@ -132,16 +128,6 @@ def files_in(folder: Path) -> dict[str, np.ndarray]:
         if path.is_file() and kept:
             timed = path.name == "report.json" or (path.parent.name == "shards" and path.suffix == ".json")
             found[name] = np.frombuffer(b"" if timed else path.read_bytes(), np.uint8)
-    return found
-
-
-def read_evaluation(folder: Path) -> dict[str, np.ndarray]:
-    """The images, and the measurements but for seconds."""
-    report = json.loads((folder / "evaluation.json").read_text())
-    report = {name: value for name, value in report.items() if "seconds" not in name}
-    found = {"report": np.frombuffer(json.dumps(report, sort_keys=True).encode(), np.uint8)}
-    for path in folder.rglob("part_*.npz"):
-        found |= {f"{path.name} {name}": a for name, a in np.load(path).items() if name != "seconds"}
     return found
 
 
@@ -244,8 +230,6 @@ def complete(job: Job, out: Path) -> bool:
         out = out / "model"
     if job.name == "sample":
         out = out / "all.npz"
-    if job.name == "evaluate":
-        out = out / "evaluation.json"
     return out.exists()
 
 
