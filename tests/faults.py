@@ -2,11 +2,12 @@
 
     python tests/faults.py --runs 200 --seed 0
 
-Jobs: convert, train, distill, generate. Faults: SIGKILL; SIGTERM; a limit on the size of files, which fails
-like a full disk, in the middle of a write; a second process with the same folder. After each fault the result
-must be absent or complete; what the process said must be at most a sentence; and the same command (with
---resume where a run is continued) must end with the bits of a run that nothing disturbed, and leave nothing
-unfinished behind. Prints counts, and exits with 1 if anything was lost.
+Jobs: convert, train, distill, generate, sample; --job names one. Faults: SIGKILL; SIGTERM; a limit on the
+size of files, which fails like a full disk, in the middle of a write; a second process with the same
+folder, which for sample shares the work and is killed in half of the cases. After each fault the result must
+be absent or complete (of sample: every file that is there); what the process said must be at most a sentence;
+and the same command (with --resume where a run is continued) must end with the bits of a run that nothing
+disturbed, and leave nothing unfinished behind. Prints counts, and exits with 1 if anything was lost.
 """
 
 from __future__ import annotations
@@ -42,12 +43,13 @@ TINY = (
 
 class Job(NamedTuple):
     """name; arguments for a result at a path; arguments to go on after a fault; the files of the result that
-    count, and how they are read."""
+    count, and how they are read. idle: the share of its time before it writes anything."""
 
     name: str
     start: Callable[[Path], list[str]]
     again: Callable[[Path], list[str]]
     read: Callable[[Path], dict[str, np.ndarray]]
+    idle: float = 0.0
 
 
 class Outcome(NamedTuple):
@@ -98,12 +100,35 @@ def jobs(work: Path) -> list[Job]:
 
     convert = lambda out: ["convert", str(source), str(out)]
     generate = lambda out: [*images, "--out", str(out)]
+    many = ["sample", "--target", model, "--n", "43", "--batch", "2", "--first", "1", "--labels", "1,0,4"]
+    many += ["--num-iter", "4", "--tokens", "--png"]
+    sample = lambda out: [*many, "--npz", str(out / "all.npz"), "--out", str(out)]
     return [
         Job("convert", convert, convert, read_checkpoint),
         Job("train", *run(train), lambda out: read_checkpoint(out / "model")),
         Job("distill", *run(distill), lambda out: read_checkpoint(out / "model")),
         Job("generate", generate, generate, lambda out: dict(np.load(out / "samples.npz"))),
+        Job("sample", sample, sample, read_samples, idle=0.5),
     ]
+
+
+def read_samples(folder: Path) -> dict[str, np.ndarray]:
+    """The bytes of every file that does not hold times; the shards are verified too."""
+    from cspd_jax import samples
+
+    numbers = np.concatenate([shard.first + np.arange(len(shard.labels)) for shard in samples.read(folder)])
+    return {"numbers": numbers, **files_in(folder)}
+
+
+def files_in(folder: Path) -> dict[str, np.ndarray]:
+    """The bytes of the files that do not hold times, and the names of those that do."""
+    found = {}
+    for path in folder.rglob("*"):
+        name, kept = path.relative_to(folder).as_posix(), not path.name.endswith((".lock", ".partial"))
+        if path.is_file() and kept:
+            timed = path.name == "report.json" or (path.parent.name == "shards" and path.suffix == ".json")
+            found[name] = np.frombuffer(b"" if timed else path.read_bytes(), np.uint8)
+    return found
 
 
 def read_checkpoint(folder: Path) -> dict[str, np.ndarray]:
@@ -143,23 +168,46 @@ def same(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> bool:
     return a.keys() == b.keys() and all(np.array_equal(a[name], b[name]) for name in a)
 
 
+half_way: collections.Counter = collections.Counter()  # by job: faults that left some of the files
+
+
+def same_file(name: str, there: dict[str, np.ndarray], whole: dict[str, np.ndarray]) -> bool:
+    return name in whole and np.array_equal(there[name], whole[name])
+
+
 def problems(
     job: Job, fault: str, whole: dict, seconds: float, folder: Path, rng: random.Random
 ) -> list[str]:
     """What went wrong with one fault: nothing, one hopes."""
     out, found = folder / "out", []
     if fault == "rival":
-        rivals = [subprocess.Popen(command(job.start(out)), stderr=subprocess.PIPE, text=True) for _ in "ab"]
+        rivals = [
+            subprocess.Popen(
+                command(job.start(out)), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+            )
+            for _ in "ab"
+        ]
+        expected = [[0, 0]] if job.name == "sample" else [[0, 0], [0, 2]]
+        if job.name == "sample" and rng.random() < 0.5:
+            time.sleep(rng.uniform(job.idle, 1.5) * seconds)  # two are slower than one
+            rivals[0].kill()
+            expected.append([-9, 0])
         told = [r.communicate(timeout=300)[1] for r in rivals]
         codes = sorted(r.returncode for r in rivals)
-        if codes not in ([0, 0], [0, 2]) or any("Traceback" in t for t in told):
+        if codes not in expected or any("Traceback" in t for t in told):
             found.append(f"rivals ended with {codes}: {told[-1][-300:]}")
     else:
         limit = int(10 ** rng.uniform(2, 5))
-        first = execute(job.start(out), fault, rng.uniform(0, 1.1 * seconds), limit)
+        first = execute(job.start(out), fault, rng.uniform(job.idle, 1.1) * seconds, limit)
         expected = {"kill": (0, -9), "terminate": (0, 143, -15), "file limit": (0, 2)}[fault]
         if first.code not in expected or "Traceback" in first.told:
             found.append(f"ended with {first.code}: {first.told[-400:]}")
+    if job.name == "sample" and out.exists():
+        there = files_in(out)
+        half_way[job.name] += (
+            any(name.startswith("shards/") for name in there) and len(there) < len(whole) - 1
+        )
+        found += [f"{name} is not as it should be" for name in there if not same_file(name, there, whole)]
     if complete(job, out):
         try:
             if not same(job.read(out), whole):
@@ -180,6 +228,8 @@ def complete(job: Job, out: Path) -> bool:
     """Whether a result has its final name."""
     if job.name in ("train", "distill"):
         out = out / "model"
+    if job.name == "sample":
+        out = out / "all.npz"
     return out.exists()
 
 
@@ -187,7 +237,7 @@ def _left(folder: Path) -> list[str]:
     return [f"{path.name} was left behind" for path in folder.rglob("*.partial")]
 
 
-def tried(runs: int, seed: int) -> Iterator[tuple[str, str, list[str]]]:
+def tried(runs: int, seed: int, name_of_job: str | None = None) -> Iterator[tuple[str, str, list[str]]]:
     """(job, fault, problems) of so many faults, the jobs and faults in turn."""
     rng = random.Random(seed)
     with tempfile.TemporaryDirectory() as name:
@@ -197,7 +247,9 @@ def tried(runs: int, seed: int) -> Iterator[tuple[str, str, list[str]]]:
         )
         os.environ.update(JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS="0", JAX_PLATFORMS="cpu")
         wholes: dict[str, tuple[dict, float]] = {}
-        every = jobs(work)
+        every = [job for job in jobs(work) if name_of_job in (None, job.name)]
+        if not every:
+            raise SystemExit(f"there is no job {name_of_job}")
         for i in range(runs):
             job, fault = every[i % len(every)], FAULTS[i // len(every) % len(FAULTS)]
             if job.name not in wholes:
@@ -216,10 +268,11 @@ def main() -> int:
     )
     parser.add_argument("--runs", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--job", help="one of them (all)")
     args = parser.parse_args()
     counts: collections.Counter = collections.Counter()
     lost = 0
-    for job, fault, found in tried(args.runs, args.seed):
+    for job, fault, found in tried(args.runs, args.seed, args.job):
         counts[job, fault] += 1
         lost += bool(found)
         for problem in found:
@@ -228,6 +281,8 @@ def main() -> int:
     print(file=sys.stderr)
     for (job, fault), count in sorted(counts.items()):
         print(f"{job}, {fault}: {count}")
+    for job, count in half_way.items():
+        print(f"{job}: {count} left it half-way")
     print(f"{sum(counts.values())} faults, {lost} with a problem")
     return 1 if lost else 0
 

@@ -228,6 +228,22 @@ def _read_pictures(path: Path) -> None:
     Folder(FolderConfig(str(path), size=8), progress=False)
 
 
+def _make_samples(path: Path) -> None:
+    """A finished job of three images."""
+    import cspd_jax
+    from cspd_jax import samples
+
+    request = cspd_jax.make_request(_model(), [0, 1], num_iter=1, respacing="ddim2")
+    samples.run(samples.Job(_model(), request, 3, batch=2, tokens=True), path)
+
+
+def _read_samples(path: Path) -> None:
+    from cspd_jax import samples
+
+    for _ in samples.read(path):
+        pass
+
+
 def _control(path: Path) -> None:
     """Does what its file says, so that the harness can be seen to notice."""
     from cspd_jax.errors import UserError
@@ -269,6 +285,7 @@ READERS = {
     "run": Reader(_make_run, _read_run),
     "text-run": Reader(_make_text_run, _read_run),
     "pictures": Reader(_make_pictures, _read_pictures),
+    "samples": Reader(_make_samples, _read_samples),
 }
 CONTROL = "control"
 SUFFIXES = {

@@ -71,6 +71,10 @@ ROOMS = {
         r"evaluation(\..*)?",
         ("errors", "helpers", "keys", "models", "image", "data", "training", "reports"),
     ),
+    "samples": (
+        r"samples(\..*)?",
+        ("errors", "helpers", "keys", "diffusion", "models", "image"),
+    ),
     "service": (
         r"service(\..*)?",
         ("errors", "helpers", "keys", "algorithms", "models", "image", "text", "masked", "reports"),

@@ -19,6 +19,7 @@ from cspd_jax.cli import (
     generate,
     info,
     masked,
+    sample,
     text,
     train,
 )
@@ -38,7 +39,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
     parser.set_defaults(shares_work=False)
-    for command in (generate, text, masked, convert, info, train, distill, calibrate, evaluate, demo):
+    for command in (generate, sample, text, masked, convert, info, train, distill, calibrate, evaluate, demo):
         command.add_parser(subparsers)
     return parser
 

@@ -24,6 +24,13 @@ def positive(text: str) -> int:
     return int(digits)
 
 
+def whole(text: str) -> int:
+    """A whole number from 0 on."""
+    if not (text.isascii() and text.isdecimal() and len(text) <= _DIGITS):
+        raise argparse.ArgumentTypeError(f"{shown(text)} is not a whole number from 0 on")
+    return int(text)
+
+
 def new_folder(text: str) -> pathlib.Path:
     """The name of a folder for results."""
     if not text:
@@ -53,11 +60,11 @@ def add_mesh_option(group) -> None:
     )
 
 
-def mesh_of(args: argparse.Namespace):
-    """The mesh that was asked for, of all devices; None for a single device."""
+def mesh_of(args: argparse.Namespace, devices=None):
+    """The mesh that was asked for, of the devices (default: all); None for a single one."""
     from cspd_jax.parallel import default_mesh
 
-    return default_mesh(args.mesh)
+    return default_mesh(args.mesh, devices)
 
 
 def heads(text: str) -> tuple[int, int]:

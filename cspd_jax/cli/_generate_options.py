@@ -1,4 +1,4 @@
-"""The options of `cspd-jax generate`, and the request they make."""
+"""The options of `cspd-jax generate` and `sample`, and the request they make."""
 
 from __future__ import annotations
 
@@ -30,13 +30,7 @@ _GOES_WITH = {
 
 def add_options(parser: argparse.ArgumentParser, prefix: str) -> None:
     what = parser.add_argument_group("what to generate")
-    what.add_argument(
-        "--target",
-        default="default",
-        metavar="MODEL",
-        help="default, default-draft, mar-base, mar-large, mar-huge, or a checkpoint folder"
-        " (default: default)",
-    )
+    add_target(what)
     what.add_argument(
         "--labels",
         metavar="LIST",
@@ -44,13 +38,7 @@ def add_options(parser: argparse.ArgumentParser, prefix: str) -> None:
         f" (default: the first {_CLASSES} classes)",
     )
     what.add_argument("--n", type=positive, default=4, help="images per label (default: 4)")
-    what.add_argument(
-        "--seed",
-        type=seed,
-        default=0,
-        help="image i depends only on the seed and i, given the same options (default: 0)",
-    )
-    what.add_argument("--vae", metavar="MODEL", help="autoencoder that decodes latents: kl16 or a folder")
+    add_seed_and_vae(what)
     what.add_argument(
         "--out", metavar="DIR", help=f"new or empty output folder (default: the next free {prefix}-0001)"
     )
@@ -60,13 +48,47 @@ def add_options(parser: argparse.ArgumentParser, prefix: str) -> None:
         action="store_true",
         help="also time the plain sampler (and the draft model alone) on the same images",
     )
+    add_sampling(
+        parser,
+        "the fastest exact method on this machine, by measurement",
+        ("plain", "speculative", "auto"),
+        "plain, or auto without --method",
+    )
+    add_speculation(parser)
+
+
+def add_target(group) -> None:
+    group.add_argument(
+        "--target",
+        default="default",
+        metavar="MODEL",
+        help="default, default-draft, mar-base, mar-large, mar-huge, or a checkpoint folder"
+        " (default: default)",
+    )
+
+
+def add_seed_and_vae(group) -> None:
+    group.add_argument(
+        "--seed",
+        type=seed,
+        default=0,
+        help="image i depends only on the seed and i, given the same options (default: 0)",
+    )
+    group.add_argument("--vae", metavar="MODEL", help="autoencoder that decodes latents: kl16 or a folder")
+
+
+def add_sampling(
+    parser: argparse.ArgumentParser, method: str, denoise: tuple[str, ...], default_denoise: str
+) -> None:
+    """method: the default, in words. denoise: the ways to denoise; default_denoise: one of them, in words."""
+    auto = "; auto: whichever a short measurement finds faster" if "auto" in denoise else ""
     how = parser.add_argument_group("how to sample")
     how.add_argument(
         "--method",
         choices=("plain", "cspd", "self"),
         help="plain: one AR step at a time; cspd: a smaller model drafts several; self: the target"
         " drafts them"
-        " itself (default: the fastest exact method on this machine, by measurement)",
+        f" itself (default: {method})",
     )
     add_mesh_option(how)
     how.add_argument("--batch", type=positive, default=64, help="images generated together (default: 64)")
@@ -89,10 +111,9 @@ def add_options(parser: argparse.ArgumentParser, prefix: str) -> None:
     )
     how.add_argument(
         "--denoise",
-        choices=("plain", "speculative", "auto"),
+        choices=denoise,
         help="plain: denoising steps one at a time; speculative: drafted and verified together, with the same"
-        " distribution; auto: whichever a short measurement finds faster (default: plain, or auto without"
-        " --method)",
+        f" distribution{auto} (default: {default_denoise})",
     )
     how.add_argument(
         "--window",
@@ -107,6 +128,9 @@ def add_options(parser: argparse.ArgumentParser, prefix: str) -> None:
         default="float32",
         help="of the networks (default: float32)",
     )
+
+
+def add_speculation(parser: argparse.ArgumentParser) -> None:
     ahead = parser.add_argument_group("speculation over AR steps (--method cspd or self)")
     ahead.add_argument("--draft", metavar="MODEL", help="the smaller model that drafts, for --method cspd")
     ahead.add_argument(

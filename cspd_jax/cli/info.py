@@ -1,4 +1,4 @@
-"""`cspd-jax info`: what a checkpoint folder, or a file that can be converted, holds."""
+"""`cspd-jax info`: what a checkpoint folder, or a file that can be converted, holds; a folder of samples."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from cspd_jax.cli._output import result
 
 def add_parser(subparsers) -> None:
     parser = subparsers.add_parser(
-        "info", help="kind, sizes, parameter count, dtype and sha256 of a checkpoint"
+        "info", help="kind, sizes, parameter count, dtype and sha256 of a checkpoint; or how far samples are"
     )
     parser.add_argument(
         "path",
         metavar="PATH",
-        help="a name (default, mar-base, ...), a checkpoint folder, a .pth, .ckpt or .safetensors file, or a"
-        " model folder",
+        help="a name (default, mar-base, ...), a checkpoint folder, a .pth, .ckpt or .safetensors file, a"
+        " model folder, or a folder of samples",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(func=run)
@@ -27,8 +27,12 @@ def run(args: argparse.Namespace) -> None:
     from cspd_jax.converters.hf import is_model_folder
     from cspd_jax.models import shipped_folder
     from cspd_jax.networks.config import MAR_PRESETS
+    from cspd_jax.samples.manifest import is_folder_of_samples
 
     shipped = shipped_folder(args.path)
+    if shipped is None and is_folder_of_samples(args.path):
+        result({"path": os.path.abspath(args.path), **_of_samples(args.path)}, args.json)
+        return
     if shipped is None and args.path in MAR_PRESETS and not os.path.exists(args.path):
         result({"path": args.path, **_of_published(args.path)}, args.json)
         return
@@ -50,6 +54,31 @@ def _of_published(name: str) -> dict:
     params = sum(leaf.size for leaf in jax.tree.leaves(mar.abstract_params(config)))
     source = f"{hub.REPOSITORY}/{hub.FILES[name]}"
     return {"kind": "mar", "config": dataclasses.asdict(config), "params": params, "source": source}
+
+
+def _of_samples(path: str) -> dict:
+    """How far a folder of samples is, and what is in it."""
+    from pathlib import Path
+
+    from cspd_jax.samples.folder import done_shards, images_in
+    from cspd_jax.samples.manifest import read_manifest
+
+    manifest = read_manifest(path)
+    done = done_shards(Path(path), manifest)
+    return {
+        "kind": manifest.kind,
+        "images": manifest.images,
+        "done": f"{images_in(manifest, done)} images, {len(done)} of {manifest.shards} shards",
+        "first": manifest.first,
+        "shape": list(manifest.image_shape or manifest.token_shape),
+        "target": manifest.target,
+        "method": manifest.method,
+        "sampler": manifest.sampler,
+        "seed": manifest.seed,
+        "labels": manifest.labels,
+        "lossless": manifest.lossless,
+        "why": manifest.why,
+    }
 
 
 def _of_folder(path: str) -> dict:

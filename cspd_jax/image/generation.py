@@ -120,21 +120,38 @@ def generate_batches(
     """
     labels, batch = plan.request.labels, plan.batch
     count = len(labels)
-    starts = [g.start for g in reveal_groups(plan.model.network.seq_len, plan.settings.num_iter)]
     outputs: list[BatchOutput] = []
     for first in range(0, count, batch):
         index = first + np.arange(batch)
-        of_batch = jnp.asarray(labels[np.minimum(index, count - 1)])
-        done, wanted = 0, jnp.asarray(index < count)
-        for known, out in _steps(plan, row_keys(key, batch, first), of_batch, wanted):
-            out.tokens.block_until_ready()
-            now = int(np.searchsorted(starts, known))  # AR steps whose tokens are known
-            if on_step is not None:
-                on_step(now - done)
-            done = now
-        outputs.append(out._replace(tokens=np.asarray(out.tokens)))
+        of_batch = labels[np.minimum(index, count - 1)]
+        outputs.append(generate_batch(key, plan, first, of_batch, index < count, on_step))
     tokens = np.concatenate([out.tokens for out in outputs])[:count]
     return tokens, summarise(plan, outputs)
+
+
+def generate_batch(
+    key: Array,
+    plan: Plan,
+    first: int,
+    labels: np.ndarray,
+    wanted: np.ndarray,
+    on_step: Callable[[int], object] | None = None,
+) -> BatchOutput:
+    """The images first, ..., first + B - 1 of a run with `key`, side by side; their tokens in numpy.
+
+    labels: int32 [B].
+    wanted: bool [B] images that are wanted; the others are surplus.
+    on_step: is told how many AR steps' worth of tokens are new.
+    """
+    starts = [g.start for g in reveal_groups(plan.model.network.seq_len, plan.settings.num_iter)]
+    keys, done = row_keys(key, len(labels), first), 0
+    for known, out in _steps(plan, keys, jnp.asarray(labels), jnp.asarray(wanted)):
+        out.tokens.block_until_ready()
+        now = int(np.searchsorted(starts, known))  # AR steps whose tokens are known
+        if on_step is not None:
+            on_step(now - done)
+        done = now
+    return out._replace(tokens=np.asarray(out.tokens))
 
 
 def num_steps(plan: Plan) -> int:

@@ -138,12 +138,23 @@ class Info(NamedTuple):
         """Whether the images have the target's own distribution, and why."""
         judged = self.plan.method.exactness(self)
         if judged.lossless and self.truncated:
-            return Exactness(
-                False,
-                f"{self.truncated} draws from a residual were given up, at the limit of tries or because a"
-                " density was not a number, and replaced by draws from the target",
-            )
+            return given_up(self.truncated)
         return judged
+
+
+def given_up(draws: int) -> Exactness:
+    """The judgement of what would be lossless, had not so many draws from a residual been given up."""
+    return Exactness(
+        False,
+        f"{draws} draws from a residual were given up, at the limit of tries or because a density was not a"
+        " number, and replaced by draws from the target",
+    )
+
+
+def expected_exactness(plan: Plan) -> Exactness:
+    """What a plan promises before it has run: its exactness if no draw is given up."""
+    none, nothing = np.zeros((0, 0), bool), NetworkCalls(0, 0)
+    return plan.method.exactness(Info(plan, 0, 0, plan.batch, 0.0, nothing, nothing, none, none, None, None))
 
 
 def summarise(plan: Plan, outputs: list[BatchOutput]) -> Info:

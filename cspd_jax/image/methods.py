@@ -150,7 +150,7 @@ class Plain:
         }
 
     def exactness(self, info: Info) -> Exactness:
-        if info.chains is None:
+        if info.plan.settings.chain is None:
             return Exactness(
                 True,
                 "the plain sampler is the reference itself: every token is drawn from the target's own"

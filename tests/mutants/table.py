@@ -784,8 +784,8 @@ RUNS = (
     + _table(
         "cspd_jax/_utils/files.py",
         (FAILURES, "tests/test_files.py"),
-        ("files: what a live process writes is swept", "if found and not _alive(", "if found and _alive("),
-        ("files: nothing is swept", "if found and not _alive(int(found[1])):", "if not entry.name:"),
+        ("files: what a live process writes is swept", "if found and not alive(", "if found and alive("),
+        ("files: nothing is swept", "if found and not alive(int(found[1])):", "if not entry.name:"),
     )
     + _table(
         "cspd_jax/cli/generate.py",
@@ -842,7 +842,57 @@ SERVICE = _table(
     ),
 )
 
+SAMPLES = (
+    _table(
+        "cspd_jax/samples/folder.py",
+        ("tests/test_samples.py",),
+        (
+            "samples: a shard of any size counts",
+            "return shard_path(folder, index).stat().st_size == read_record(folder, manifest, index).bytes",
+            "return read_record(folder, manifest, index).bytes > 0",
+        ),
+        (
+            "samples: a damaged shard is read",
+            "record.bytes and file_sha256(path) == record.sha256",
+            "record.bytes",
+        ),
+    )
+    + _table(
+        "cspd_jax/samples/claims.py",
+        ("tests/test_samples.py",),
+        (
+            "samples: two claim the same shard",
+            "                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)",
+            "                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)",
+        ),
+    )
+    + _table(
+        "cspd_jax/samples/job.py",
+        ("tests/test_samples.py",),
+        (
+            "samples: a part begins with the first label",
+            "return turn[numbers % len(turn)]",
+            "return turn[(numbers - self.first) % len(turn)]",
+        ),
+    )
+    + _table(
+        "cspd_jax/samples/report.py",
+        ("tests/test_samples.py",),
+        ("samples: draws that were given up are lossless", "if lossless and truncated:", "if False:"),
+    )
+    + _table(
+        "cspd_jax/samples/sharing.py",
+        ("tests/test_samples.py",),
+        ("samples: any job continues any other", "        manifest.check_same(stored, folder)\n", ""),
+        (
+            "samples: gains of this machine",
+            "return stored, _with_stored_gains(plan, stored, folder)",
+            "return stored, plan",
+        ),
+    )
+)
+
 MUTANTS: list[Mutant] = [
     *CHAINS, *DRAFTERS, *PLAINS, *KEYS, *PATHS, *VERIFICATION, *PAPER, *DRAFTING, *REVEAL, *RUNNER,
-    *COUPLING, *TEXTS, *MASKEDS, *CONVERTERS, *RUNS, *SERVICE,
+    *COUPLING, *TEXTS, *MASKEDS, *CONVERTERS, *RUNS, *SERVICE, *SAMPLES,
 ]  # fmt: skip
