@@ -51,7 +51,8 @@ def _make_torch(path: Path) -> None:
 
 
 def _read_torch(path: Path) -> None:
-    from cspd_jax.converters.torch_zip import LazyTensor, open_checkpoint
+    from cspd_jax.converters.torch_tensors import LazyTensor
+    from cspd_jax.converters.torch_zip import open_checkpoint
 
     tree = open_checkpoint(path)
     for value in tree.values() if isinstance(tree, dict) else ():

@@ -23,7 +23,7 @@ from cspd_jax._utils.json_files import read_object
 from cspd_jax._utils.typed import read_fields
 from cspd_jax.checkpoints import parameters
 from cspd_jax.errors import UserError, naming, shown
-from cspd_jax.networks import autoencoder, lm, mar
+from cspd_jax.networks import autoencoder, inception, lm, mar
 from cspd_jax.networks.config import KLConfig, MARConfig
 from cspd_jax.networks.lm_config import LMConfig
 
@@ -46,6 +46,7 @@ class Kind(NamedTuple):
 _KINDS: dict[str, Kind] = {
     "mar": Kind(MARConfig, mar.abstract_params),
     "kl16": Kind(KLConfig, autoencoder.abstract_params),
+    "inception": Kind(inception.InceptionConfig, inception.abstract_params),
     "lm": Kind(LMConfig, lm.abstract_params),
 }
 
