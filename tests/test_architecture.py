@@ -57,7 +57,19 @@ ROOMS = {
     ),
     "evaluation": (
         r"evaluation(\..*)?",
-        ("errors", "helpers", "keys", "models", "image", "data", "training", "reports"),
+        (
+            "errors",
+            "helpers",
+            "keys",
+            "networks",
+            "converters",
+            "checkpoints",
+            "models",
+            "image",
+            "data",
+            "training",
+            "reports",
+        ),
     ),
     "service": (
         r"service(\..*)?",
