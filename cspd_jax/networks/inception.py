@@ -12,6 +12,7 @@ conversion script has the same table); `conv` is its 1x1 branch after the ReLU, 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import NamedTuple
 
 import flax.linen as nn
@@ -351,6 +352,7 @@ def init_params(config: InceptionConfig, key: Array) -> dict:
     return Inception(config).init(key, jnp.zeros((1, SIDE, SIDE, 3)))["params"]
 
 
+@functools.cache
 def abstract_params(config: InceptionConfig):
     """Shapes and dtypes of the parameters, without allocating them."""
     return jax.eval_shape(lambda: init_params(config, jax.random.key(0)))
