@@ -293,6 +293,7 @@ def test_what_is_refused(made, capsys, tmp_path):
     assert "needs --against" in refused(*a, *weights)
     assert "does not exist" in refused(*a, *weights, "--against", "nowhere")
     assert "must end in .npz" in refused(*a, *weights, "--save-statistics", "x")
+    assert "exists already" in refused(*a, *weights, "--save-statistics", str(made / "a.npz"))
     against = ("--against", str(made / "b.npz"))
     assert "a.npz" in refused(*a, *against, "--inception", str(made / "a.npz"))
     assert "not empty" in refused(*a, *weights, *against, "--out", str(made))

@@ -84,6 +84,8 @@ def _check_file(path: str | None) -> None:
     file = pathlib.Path(path)
     if file.suffix != ".npz":
         raise UserError(f"--save-statistics is {path}; its name must end in .npz")
+    if file.exists():
+        raise UserError(f"{path} exists already; choose another name for the statistics or remove it first")
     if not file.absolute().parent.is_dir():
         raise UserError(f"{path} cannot be made: its folder does not exist")
 
