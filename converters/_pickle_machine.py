@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import pickletools
 from collections.abc import Callable, Set
-from typing import Any
+from typing import IO, Any
 
 from cspd_jax._utils import bounds
 from cspd_jax.errors import UserError
@@ -37,13 +37,13 @@ def check_key(key: Any) -> None:
 
 
 def run(
-    pickle: bytes,
+    pickle: bytes | IO[bytes],
     construct: Callable[[str, tuple], Any],
     persistent: Callable[[Any], Any],
     allowed: Set[str],
     where: str,
 ) -> Any:
-    """The object that `pickle` describes. `where` names the file in error messages."""
+    """The object that `pickle` describes, read up to its end. `where` names the file in error messages."""
     machine = _Machine(construct, persistent, allowed, where)
     try:
         for opcode, argument, _ in pickletools.genops(pickle):

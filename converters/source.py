@@ -13,15 +13,17 @@ import numpy as np
 
 from cspd_jax._utils import bounds
 from cspd_jax._utils.files import file_sha256
-from cspd_jax.converters import hf, hf_lm, kl16, mar
+from cspd_jax.converters import hf, hf_lm, inception, kl16, mar
 from cspd_jax.converters._tables import Put, Tensor, check_type
 from cspd_jax.converters.safetensors_file import open_safetensors
-from cspd_jax.converters.torch_zip import LazyTensor, Namespace, open_checkpoint, total_bytes
+from cspd_jax.converters.torch_tensors import LazyTensor, Namespace, total_bytes
+from cspd_jax.converters.torch_zip import open_checkpoint
 from cspd_jax.errors import UserError
 
 _MOST_SHARING = 2
 _MAR_NAMES = ("diffloss.", "encoder_blocks.", "decoder_blocks.", "z_proj")
 _KL16_NAMES = ("encoder.", "decoder.", "quant_conv.", "post_quant_conv.")
+_INCEPTION_NAMES = ("Conv2d_1a_3x3.", "Mixed_")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +31,7 @@ class Source:
     """The weights of a checkpoint, not yet read, and what it says about itself.
 
     path: the file or folder.
-    kind: mar, kl16 or lm.
+    kind: mar, kl16, inception or lm.
     tensors: by their names in the checkpoint.
     args: the training arguments or the configuration stored in it.
     folder: that of a language model, else None.
@@ -131,7 +133,11 @@ def _kind(tensors: Mapping[str, Tensor], path: Path) -> str:
         return "mar"
     if any(name.startswith(_KL16_NAMES) for name in tensors):
         return "kl16"
-    raise UserError(f"{path} is neither a MAR nor a KL-16 checkpoint; its tensors are: {_some(tensors)}")
+    if any(name.startswith(_INCEPTION_NAMES) for name in tensors):
+        return "inception"
+    raise UserError(
+        f"{path} is neither a MAR, a KL-16 nor an Inception checkpoint; its tensors are: {_some(tensors)}"
+    )
 
 
 def _some(names: Mapping) -> str:
@@ -140,13 +146,15 @@ def _some(names: Mapping) -> str:
 
 
 def make_config(source: Source, options: Options = Options()):
-    """The network's configuration (MARConfig, KLConfig or LMConfig) that fits the file."""
+    """The configuration (MARConfig, KLConfig, InceptionConfig or LMConfig) that fits the file."""
     options.refuse_others(source.kind)
     where = str(source.path)
     if source.folder:
         return hf_lm.make_config(source.folder)
     if source.kind == "kl16":
         return kl16.make_config(source.shapes, where, groups=options.groups)
+    if source.kind == "inception":
+        return inception.make_config(source.shapes, where)
     return mar.make_config(
         source.shapes,
         where,
@@ -158,7 +166,7 @@ def make_config(source: Source, options: Options = Options()):
     )
 
 
-_MODULES = {"mar": mar, "kl16": kl16, "lm": hf_lm}
+_MODULES = {"mar": mar, "kl16": kl16, "inception": inception, "lm": hf_lm}
 
 
 def check(source: Source, config) -> None:

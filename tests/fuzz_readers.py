@@ -51,7 +51,8 @@ def _make_torch(path: Path) -> None:
 
 
 def _read_torch(path: Path) -> None:
-    from cspd_jax.converters.torch_zip import LazyTensor, open_checkpoint
+    from cspd_jax.converters.torch_tensors import LazyTensor
+    from cspd_jax.converters.torch_zip import open_checkpoint
 
     tree = open_checkpoint(path)
     for value in tree.values() if isinstance(tree, dict) else ():
@@ -192,6 +193,49 @@ def _read_hf(path: Path) -> None:
     convert(source, make_config(source))
 
 
+def _make_inception(path: Path) -> None:
+    import inception_reference
+    import torch_file
+
+    weights = inception_reference.weights(16, classes=4)
+    tree = {name: torch_file.tensor(array) for name, array in weights.items()}
+    torch_file.write_old(path, torch_file.ordered_dict(tree))
+
+
+def _make_images(path: Path) -> None:
+    import numpy as np
+
+    pixels = np.random.default_rng(0).integers(0, 256, (7, 6, 5, 3), np.uint8)
+    np.savez_compressed(path, arr_0=pixels)
+
+
+def _make_statistics(path: Path) -> None:
+    import numpy as np
+
+    rng = np.random.default_rng(0)
+    arrays = {"mu": rng.normal(size=6), "sigma": np.eye(6), "mu_s": rng.normal(size=4), "sigma_s": np.eye(4)}
+    arrays |= {"images": np.int64(9), "network": "0" * 64 + " tf1"}
+    np.savez(path, **arrays, arr_0=rng.integers(0, 256, (3, 6, 5, 3), np.uint8))
+
+
+def _read_reference(path: Path) -> None:
+    from cspd_jax.evaluation.reference import open_reference
+
+    found = open_reference(path)
+    for _ in found.images.batches(4) if found.images else ():
+        pass
+
+
+def _make_flat_pictures(path: Path) -> None:
+    import numpy as np
+    from PIL import Image
+
+    path.mkdir()
+    pixels = np.random.default_rng(0).integers(0, 256, (20, 24, 3), np.uint8)
+    for name in ("a.png", "b.jpg", "c.png"):
+        Image.fromarray(pixels).save(path / name)
+
+
 def _make_run(path: Path) -> None:
     from cspd_jax.training import presets
 
@@ -286,11 +330,15 @@ READERS = {
     "text-run": Reader(_make_text_run, _read_run),
     "pictures": Reader(_make_pictures, _read_pictures),
     "samples": Reader(_make_samples, _read_samples),
+    "inception": Reader(_make_inception, _convert),
+    "images": Reader(_make_images, _read_reference),
+    "statistics": Reader(_make_statistics, _read_reference),
+    "flat-pictures": Reader(_make_flat_pictures, _read_reference),
 }
 CONTROL = "control"
 SUFFIXES = {
     "torch": ".pth", "torch-convert": ".pth", "safetensors": ".safetensors", "kl16": ".safetensors",
-    "gains": ".npz",
+    "gains": ".npz", "inception": ".pth", "images": ".npz", "statistics": ".npz",
 }  # fmt: skip
 
 

@@ -69,7 +69,20 @@ ROOMS = {
     ),
     "evaluation": (
         r"evaluation(\..*)?",
-        ("errors", "helpers", "keys", "models", "image", "data", "training", "reports"),
+        (
+            "errors",
+            "helpers",
+            "keys",
+            "networks",
+            "converters",
+            "checkpoints",
+            "models",
+            "image",
+            "data",
+            "training",
+            "reports",
+            "samples",
+        ),
     ),
     "samples": (
         r"samples(\..*)?",

@@ -250,7 +250,11 @@ def test_decoder_width_may_differ(tmp_path):
 
 
 def test_what_is_not_a_model(tmp_path, tiny):
-    refused(tmp_path, {"w": tensor(np.zeros(2))}, "neither a MAR nor a KL-16 checkpoint; its tensors are: w")
+    refused(
+        tmp_path,
+        {"w": tensor(np.zeros(2))},
+        "neither a MAR, a KL-16 nor an Inception checkpoint; its tensors are: w",
+    )
     refused(tmp_path, {}, "its tensors are: none")
     refused(tmp_path, [1, 2], "holds a list, not a dictionary")
     refused(tmp_path, {"model": {"w": 3}}, "entry w of the weights is a int, not a tensor")

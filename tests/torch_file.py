@@ -7,6 +7,7 @@ import math
 import struct
 import zipfile
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -87,8 +88,9 @@ def ordered_dict(values: dict) -> list:
 
 
 class _Pickler:
-    def __init__(self):
+    def __init__(self, old: bool = False):
         self.storages: list[Storage] = []
+        self.old = old  # the format before PyTorch 1.6
 
     def key(self, storage: Storage) -> str:
         for i, known in enumerate(self.storages):
@@ -120,7 +122,7 @@ class _Pickler:
             case Tensor():
                 s = value.storage
                 kind = Global(f"torch {STORAGE_NAMES[s.dtype]}")
-                reference = ("storage", kind, self.key(s), "cpu", s.size)
+                reference = ("storage", kind, self.key(s), "cpu", s.size, *((None,) if self.old else ()))
                 pieces = (
                     value.offset,
                     value.shape,
@@ -177,3 +179,19 @@ def write(
                     member.write(chunk)
         archive.writestr("archive/version", b"3\n")
         archive.writestr("archive/.data/serialization_id", b"0" * 40)
+
+
+def write_old(
+    path, tree, *, version: int = 1001, facts: dict | None = None, keys: list | None = None
+) -> None:
+    """Writes `tree` as torch.save did before PyTorch 1.6."""
+    pickler = _Pickler(old=True)
+    objects = pickler.emit(tree)
+    facts = {"protocol_version": 1001, "little_endian": True} if facts is None else facts
+    keys = [str(i) for i in range(len(pickler.storages))] if keys is None else keys
+    parts = (0x1950A86A20F9469CFC6C, version, facts)
+    described = [
+        b"\x80\x02" + part + b"." for part in (*map(pickler.emit, parts), objects, pickler.emit(keys))
+    ]
+    numbers = [item.size.to_bytes(8, "little") + b"".join(item.chunks) for item in pickler.storages]
+    Path(path).write_bytes(b"".join(described + numbers))

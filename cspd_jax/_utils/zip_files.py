@@ -11,6 +11,7 @@ import tokenize
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
+from typing import IO
 
 import numpy as np
 
@@ -30,6 +31,7 @@ UNREADABLE = (
     zlib.error,
 )
 _NPY_HEADER = 2**14
+_DEFLATE = 1032  # bytes that it packs into one, at most
 # What numpy raises for an array's header, which it parses as a Python literal.
 _BAD_HEADER = (SyntaxError, TypeError, MemoryError, RecursionError, tokenize.TokenError)
 
@@ -76,12 +78,93 @@ def read_arrays(path: str | os.PathLike, most_bytes: Mapping[str, int | None]) -
     return arrays
 
 
-def _read_array(archive: zipfile.ZipFile, name: str, most: int) -> np.ndarray:
-    info = archive.getinfo(f"{name}.npy")
-    if info.file_size > most + _NPY_HEADER:
-        raise UserError(f"array {name} has {info.file_size} bytes; it should have at most {most}")
+def array_names(path: str | os.PathLike) -> list[str]:
+    """The names of the arrays in an .npz file; UserError if it is none."""
+    bounds.file_size(path)
+    try:
+        with open_zip(path) as archive:
+            return [name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy")]
+    except UNREADABLE as error:
+        raise UserError(f"{path} is not an .npz file ({error})") from None
+
+
+class ArrayStream:
+    """An array of an .npz file that is read a few rows at a time.
+
+    shape: of the whole.
+    dtype: of the numbers.
+    """
+
+    def __init__(self, path: str | os.PathLike, name: str, archive: zipfile.ZipFile, most: int):
+        self.path, self.name = path, name
+        with self._damage():
+            info = archive.getinfo(f"{name}.npy")
+            _check_member(name, info, most)
+            self._file = archive.open(info)
+            self.shape, self.dtype, header = _read_header(self._file, name)
+            if math.prod(self.shape) * self.dtype.itemsize != info.file_size - header:
+                raise ValueError(f"array {name} does not have the bytes of {self.dtype} {self.shape}")
+
+    def read(self, rows: int) -> np.ndarray:
+        """The next rows, which are there."""
+        size = rows * math.prod(self.shape[1:]) * self.dtype.itemsize
+        with self._damage():
+            content = self._file.read(size)
+            if len(content) != size:
+                raise EOFError(f"array {self.name} ends too early")
+        return np.frombuffer(content, self.dtype).reshape(rows, *self.shape[1:])
+
+    @contextlib.contextmanager
+    def _damage(self) -> Iterator[None]:
+        try:
+            yield
+        except UserError as error:
+            raise UserError(f"{self.path}: {error}") from None
+        except KeyError as error:
+            raise UserError(f"{self.path}: {error.args[0]}") from None
+        except (*UNREADABLE, *_BAD_HEADER) as error:
+            raise UserError(f"{self.path} is damaged ({error})") from None
+
+
+@contextlib.contextmanager
+def stream_array(path: str | os.PathLike, name: str) -> Iterator[ArrayStream]:
+    """An array of an .npz file, compressed or not, in C order; nothing of it is read yet."""
+    size = bounds.file_size(path)
+    with contextlib.ExitStack() as stack:
+        try:
+            archive = stack.enter_context(open_zip(path))
+        except UNREADABLE as error:
+            raise UserError(f"{path} is not an .npz file ({error})") from None
+        yield ArrayStream(path, name, archive, _DEFLATE * size)
+
+
+def _check_member(name: str, info: zipfile.ZipInfo, most: int) -> None:
+    """UserError if the array is said to have more bytes than `most` or than deflate could have packed."""
+    packed = info.compress_size * (_DEFLATE if info.compress_type == zipfile.ZIP_DEFLATED else 1)
+    if info.file_size > min(most, packed) + _NPY_HEADER:
+        raise UserError(
+            f"array {name} has {info.file_size} bytes; it should have at most {min(most, packed)}"
+        )
     if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise UserError(f"array {name} is compressed in a way that numpy does not use")
+
+
+def _read_header(file: IO[bytes], name: str) -> tuple[tuple[int, ...], np.dtype, int]:
+    """Shape and type of an array in C order, and the bytes of its header."""
+    version = np.lib.format.read_magic(file)
+    if version != (1, 0):
+        raise ValueError(f"array {name} has a header of version {version}")
+    shape, by_columns, dtype = np.lib.format.read_array_header_1_0(file)
+    if by_columns and len(shape) > 1:
+        raise ValueError(f"array {name} is stored by columns; numpy.ascontiguousarray orders it by rows")
+    if dtype.hasobject or len(shape) > bounds.RANK or any(n < 0 for n in shape):
+        raise ValueError(f"array {name} has type {dtype} and shape {shape}")
+    return shape, dtype, file.tell()
+
+
+def _read_array(archive: zipfile.ZipFile, name: str, most: int) -> np.ndarray:
+    info = archive.getinfo(f"{name}.npy")
+    _check_member(name, info, most)
     file = io.BytesIO(archive.read(info))
     version = np.lib.format.read_magic(file)
     if version != (1, 0):

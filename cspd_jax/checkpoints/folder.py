@@ -24,7 +24,7 @@ from cspd_jax._utils.json_files import read_object
 from cspd_jax._utils.typed import read_fields
 from cspd_jax.checkpoints import parameters
 from cspd_jax.errors import UserError, naming, shown
-from cspd_jax.networks import autoencoder, lm, mar
+from cspd_jax.networks import autoencoder, inception, lm, mar
 from cspd_jax.networks.config import KLConfig, MARConfig
 from cspd_jax.networks.lm_config import LMConfig
 from cspd_jax.parallel import shardings
@@ -48,6 +48,7 @@ class Kind(NamedTuple):
 _KINDS: dict[str, Kind] = {
     "mar": Kind(MARConfig, mar.abstract_params),
     "kl16": Kind(KLConfig, autoencoder.abstract_params),
+    "inception": Kind(inception.InceptionConfig, inception.abstract_params),
     "lm": Kind(LMConfig, lm.abstract_params),
 }
 

@@ -1,4 +1,4 @@
-"""`cspd-jax evaluate`: how good a trained model's images are."""
+"""`cspd-jax evaluate`: how good a trained model's images are, or images on disk."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 import json
 import pathlib
 
-from cspd_jax.cli import _training_text
+from cspd_jax.cli import _evaluate_samples, _training_text
 from cspd_jax.cli._arguments import check_fits, new_folder, positive, seed
 from cspd_jax.cli._output import progress, result
 
@@ -14,13 +14,14 @@ from cspd_jax.cli._output import progress, result
 def add_parser(subparsers) -> None:
     parser = subparsers.add_parser(
         "evaluate",
-        help="measure how good a trained model's images are",
+        help="measure how good a trained model's images are, or images on disk (FID)",
         description="Measures a model made by cspd-jax train against the data it was trained on: the share"
         " of images of the requested class, distances to held-out data, and nearest training images, each"
         " next to the same measurement of held-out data. Writes evaluation.json, grid.png and neighbours.png"
         " into OUT. Repeat the command to continue an interrupted evaluation. For a language model it prints"
         " bits per byte of held-out text, next to those of n-gram models; only --target, --dtype and --json"
-        " apply then.",
+        " apply then. With --samples it measures images on disk instead: FID, sFID, Inception score,"
+        " precision and recall.",
     )
     what = parser.add_argument_group("what")
     what.add_argument("--target", default="default", metavar="MODEL", help="a name or folder (default)")
@@ -34,7 +35,7 @@ def add_parser(subparsers) -> None:
     )
     what.add_argument("--classifier-steps", type=positive, default=250, help="steps of its training (250)")
     what.add_argument(
-        "--out", type=new_folder, default="evaluation", metavar="OUT", help="folder (evaluation)"
+        "--out", type=new_folder, metavar="OUT", help="folder (evaluation; with --samples none)"
     )
     what.add_argument("--json", action="store_true", help="print the report as one JSON object")
     how = parser.add_argument_group("how (as for generate)")
@@ -46,6 +47,7 @@ def add_parser(subparsers) -> None:
     how.add_argument("--cfg-schedule", choices=("linear", "constant"), default="linear", help="(linear)")
     how.add_argument("--temperature", type=float, default=1.0, help="of the denoising noise (1)")
     how.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="(float32)")
+    _evaluate_samples.add_flags(parser)
     parser.set_defaults(func=run)
 
 
@@ -53,6 +55,9 @@ def run(args: argparse.Namespace) -> None:
     from cspd_jax._utils import compilation
 
     compilation.use_cache()
+    if _evaluate_samples.asked(args):
+        _evaluate_samples.run(args)
+        return
     from cspd_jax import evaluation, models
     from cspd_jax.evaluation.classifier import ClassifierConfig
 
@@ -60,6 +65,7 @@ def run(args: argparse.Namespace) -> None:
         _training_text.evaluate(args)
         return
 
+    out = pathlib.Path("evaluation") if args.out is None else args.out
     names = ("num_iter", "respacing", "cfg", "cfg_schedule", "temperature")
     settings = evaluation.Settings(
         n=args.n,
@@ -77,8 +83,8 @@ def run(args: argparse.Namespace) -> None:
         4 * args.train_images * per_image,
         "search fewer (--train-images)",
     )
-    source = evaluation.check(models.describe(args.target), settings, args.out)  # before weights are loaded
-    report = evaluation.evaluate(models.load(args.target, args.dtype), source, settings, args.out)
+    source = evaluation.check(models.describe(args.target), settings, out)  # before weights are loaded
+    report = evaluation.evaluate(models.load(args.target, args.dtype), source, settings, out)
     if report["non_finite"]:
         progress(f"warning: {report['non_finite']} of {args.n} images hold NaN or infinity")
     if report["classifier"]["note"]:
@@ -86,7 +92,7 @@ def run(args: argparse.Namespace) -> None:
     if args.json:
         print(json.dumps(report))
     else:
-        result(_summary(report, args.out), as_json=False)
+        result(_summary(report, out), as_json=False)
 
 
 def _summary(report: dict, out: pathlib.Path) -> dict[str, str]:

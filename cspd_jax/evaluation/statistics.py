@@ -8,6 +8,8 @@ from typing import NamedTuple
 import numpy as np
 from tqdm import tqdm
 
+from cspd_jax.evaluation import frechet
+
 QUANTILES = (0.0, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 NEAR = 0.01  # an image is "near" below this quantile of the held-out images' distances
 
@@ -24,14 +26,11 @@ def frechet_distance(x: np.ndarray, y: np.ndarray) -> float:
 
     It has an upward bias of order 1/N, so only distances with equal N and M can be compared.
     """
-    x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
-    first, second = (np.atleast_2d(np.cov(z, rowvar=False)) for z in (x, y))
-    values, vectors = np.linalg.eigh(first)
-    root = (vectors * np.sqrt(np.maximum(values, 0))) @ vectors.T
-    # C1 C2 has the eigenvalues of the symmetric C1^(1/2) C2 C1^(1/2)
-    mixed = np.maximum(np.linalg.eigvalsh(root @ second @ root), 0)
-    gap = x.mean(axis=0) - y.mean(axis=0)
-    return float(gap @ gap + np.trace(first) + np.trace(second) - 2 * np.sqrt(mixed).sum())
+    first, second = (
+        frechet.Gaussian(z.mean(axis=0), np.atleast_2d(np.cov(z, rowvar=False)))
+        for z in (np.asarray(x, np.float64), np.asarray(y, np.float64))
+    )
+    return frechet.distance(first, second)
 
 
 class MMD2(NamedTuple):

@@ -892,7 +892,83 @@ SAMPLES = (
     )
 )
 
+FRECHET = "tests/test_frechet.py"
+JUDGED = "tests/test_evaluation_samples.py"
+INCEPTION = "tests/test_inception.py"
+
+EVALUATION = (
+    _table(
+        "cspd_jax/networks/inception.py",
+        (INCEPTION,),
+        ("inception: averages count padding", "count_include_pad=False", "count_include_pad=True"),
+        ("inception: the last block averages", '"Mixed_7c": _at_8("max")', '"Mixed_7c": _at_8("average")'),
+        ("inception: sFID of the next block", '_SPATIAL_BLOCK = "Mixed_6d"', '_SPATIAL_BLOCK = "Mixed_6e"'),
+        ("inception: another epsilon", "_EPS = 1e-3", "_EPS = 1e-5"),
+        ("inception: one way of resizing", 'if how == "tf1" else np.maximum', "if True else np.maximum"),
+        (
+            "inception: the score's logits have the bias",
+            "return product, product + bias",
+            "return product + bias, product + bias",
+        ),
+    )
+    + _table(
+        "cspd_jax/evaluation/frechet.py",
+        (FRECHET,),
+        ("frechet: portions joined without their gap", "self._squares += np.outer(", "0 * np.outer("),
+        ("frechet: the divisor is N", "self._squares / (self.count - 1)", "self._squares / self.count"),
+        ("frechet: the root once", "- 2 * np.sqrt(mixed).sum()", "- np.sqrt(mixed).sum()"),
+        (
+            "frechet: jackknife taken for a deviation",
+            "(len(without) - 1) / len(without)",
+            "1 / (len(without) - 1)",
+        ),
+    )
+    + _table(
+        "cspd_jax/evaluation/manifold.py",
+        (FRECHET,),
+        ("precision: itself counts as a neighbour", "axis=1)[:, k]", "axis=1)[:, k - 1]"),
+        (
+            "precision: the radii of the other set",
+            "_count_within(samples, reference, reach, progress)",
+            "_count_within(samples, reference, radii(samples, k)[:1], progress)",
+        ),
+    )
+    + _table(
+        "cspd_jax/evaluation/inception_score.py",
+        (FRECHET,),
+        (
+            "score: the last split is forgotten",
+            "        if self._count:\n            self._close()\n",
+            "        if self._count and not self._scores:\n            self._close()\n",
+        ),
+    )
+    + _table(
+        "cspd_jax/evaluation/features.py",
+        (JUDGED,),
+        (
+            "FID: any weights may be called so",
+            "return self.exact and self.sha256 == PUBLISHED_SHA256",
+            "return self.exact",
+        ),
+        ("features: the filling counts", "np.asarray(rows)[: len(some)]", "np.asarray(rows)"),
+    )
+    + _table(
+        "cspd_jax/evaluation/samples.py",
+        (JUDGED,),
+        (
+            "samples: parts depend on the batch",
+            "found.pool[(number - seen) % PARTS :: PARTS]",
+            "found.pool[number::PARTS]",
+        ),
+        (
+            "samples: statistics of any network",
+            "if stored.network and stored.network != network",
+            "if False and stored.network != network",
+        ),
+    )
+)
+
 MUTANTS: list[Mutant] = [
     *CHAINS, *DRAFTERS, *PLAINS, *KEYS, *PATHS, *VERIFICATION, *PAPER, *DRAFTING, *REVEAL, *RUNNER,
-    *COUPLING, *TEXTS, *MASKEDS, *CONVERTERS, *RUNS, *SERVICE, *SAMPLES,
+    *COUPLING, *TEXTS, *MASKEDS, *CONVERTERS, *RUNS, *SERVICE, *SAMPLES, *EVALUATION,
 ]  # fmt: skip

@@ -1,0 +1,358 @@
+"""The Inception-v3 network of December 2015, whose features FID, sFID and the Inception score are about.
+
+Submodules are called as in its PyTorch port (`Mixed_6d/branch7x7_1`). It differs from the usual Inception-v3
+in three ways: average pooling divides by the pixels that are there, padding left out; the last block pools by
+the maximum; and there are 1008 outputs. Only inference: normalisation uses the stored mean and variance.
+
+The spatial features are the node `mixed_6/conv` of the TensorFlow graph. Its blocks are counted `mixed`,
+`mixed_1`, ..., so `mixed_6` is the third of the four blocks at 17x17, the port's `Mixed_6d` (torch-fidelity's
+conversion script has the same table); `conv` is its 1x1 branch after the ReLU, `branch1x1`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from cspd_jax.errors import UserError, check_whole
+from cspd_jax.networks.layers import at_least_float32
+
+Array = jax.Array
+
+SIDE = 299  # pixels of the images that the network sees
+RESIZE = ("tf1", "pytorch-fid")
+_DIVISORS = (1, 2, 4, 8, 16)
+_MOST_CLASSES = 2**16
+_SPATIAL = 7  # channels
+_EPS = 1e-3
+
+
+@dataclasses.dataclass(frozen=True)
+class InceptionConfig:
+    """The sizes of the network.
+
+    divisor: the published network's channels are divided by it, and it is 1; more is for tests.
+    classes: outputs of the last layer.
+    """
+
+    divisor: int = 1
+    classes: int = 1008
+
+    def __post_init__(self):
+        if self.divisor not in _DIVISORS:
+            raise UserError(f"the Inception network's divisor is {self.divisor}, none of 1, 2, 4, 8, 16")
+        check_whole("the Inception network's classes", self.classes, 1, _MOST_CLASSES)
+
+    @property
+    def features(self) -> int:
+        return 2048 // self.divisor
+
+    @property
+    def spatial(self) -> int:
+        """Spatial features: 2023 in the published network."""
+        return 17 * 17 * max(1, _SPATIAL // self.divisor)
+
+
+class Features(NamedTuple):
+    """What the network says about images.
+
+    pool: [N, 2048], the last layer's input.
+    spatial: [N, 2023], the first 7 channels at 17x17 positions, position by position.
+    unbiased: [N, 1008], logits without the last layer's bias, as the Inception score takes them.
+    logits: [N, 1008], with it.
+    """
+
+    pool: Array
+    spatial: Array
+    unbiased: Array
+    logits: Array
+
+
+class Layer(NamedTuple):
+    """A convolution.
+
+    name: of its module.
+    width: channels that leave it, in the published network.
+    kernel: height and width.
+    stride: 2 halves the sides and does not pad.
+    pad: whether height and width are kept, at stride 1.
+    """
+
+    name: str
+    width: int
+    kernel: tuple[int, int] = (1, 1)
+    stride: int = 1
+    pad: bool = True
+
+
+class Block(NamedTuple):
+    """Branches side by side, and a pooled one.
+
+    branches: layers one after another; a tuple of layers in the place of one runs them side by side.
+    pooling: average, max, or halve (3x3 at stride 2, with no layer after it).
+    pooled: width of the layer after the pooling.
+    """
+
+    branches: tuple[tuple[Layer | tuple[Layer, ...], ...], ...]
+    pooling: str = "average"
+    pooled: int = 192
+
+
+def _at_35(pooled: int) -> Block:
+    return Block(
+        (
+            (Layer("branch1x1", 64),),
+            (Layer("branch5x5_1", 48), Layer("branch5x5_2", 64, (5, 5))),
+            (
+                Layer("branch3x3dbl_1", 64),
+                Layer("branch3x3dbl_2", 96, (3, 3)),
+                Layer("branch3x3dbl_3", 96, (3, 3)),
+            ),
+        ),
+        pooled=pooled,
+    )
+
+
+def _at_17(inner: int) -> Block:
+    return Block(
+        (
+            (Layer("branch1x1", 192),),
+            (
+                Layer("branch7x7_1", inner),
+                Layer("branch7x7_2", inner, (1, 7)),
+                Layer("branch7x7_3", 192, (7, 1)),
+            ),
+            (
+                Layer("branch7x7dbl_1", inner),
+                Layer("branch7x7dbl_2", inner, (7, 1)),
+                Layer("branch7x7dbl_3", inner, (1, 7)),
+                Layer("branch7x7dbl_4", inner, (7, 1)),
+                Layer("branch7x7dbl_5", 192, (1, 7)),
+            ),
+        )
+    )
+
+
+def _at_8(pooling: str) -> Block:
+    return Block(
+        (
+            (Layer("branch1x1", 320),),
+            (
+                Layer("branch3x3_1", 384),
+                (Layer("branch3x3_2a", 384, (1, 3)), Layer("branch3x3_2b", 384, (3, 1))),
+            ),
+            (
+                Layer("branch3x3dbl_1", 448),
+                Layer("branch3x3dbl_2", 384, (3, 3)),
+                (Layer("branch3x3dbl_3a", 384, (1, 3)), Layer("branch3x3dbl_3b", 384, (3, 1))),
+            ),
+        ),
+        pooling,
+    )
+
+
+_STEM = (
+    Layer("Conv2d_1a_3x3", 32, (3, 3), 2),
+    Layer("Conv2d_2a_3x3", 32, (3, 3), pad=False),
+    Layer("Conv2d_2b_3x3", 64, (3, 3)),
+    Layer("Conv2d_3b_1x1", 80),
+    Layer("Conv2d_4a_3x3", 192, (3, 3), pad=False),
+)
+_POOLED_AFTER = ("Conv2d_2b_3x3", "Conv2d_4a_3x3")
+_TO_17 = Block(
+    (
+        (Layer("branch3x3", 384, (3, 3), 2),),
+        (
+            Layer("branch3x3dbl_1", 64),
+            Layer("branch3x3dbl_2", 96, (3, 3)),
+            Layer("branch3x3dbl_3", 96, (3, 3), 2),
+        ),
+    ),
+    "halve",
+)
+_TO_8 = Block(
+    (
+        (Layer("branch3x3_1", 192), Layer("branch3x3_2", 320, (3, 3), 2)),
+        (
+            Layer("branch7x7x3_1", 192),
+            Layer("branch7x7x3_2", 192, (1, 7)),
+            Layer("branch7x7x3_3", 192, (7, 1)),
+            Layer("branch7x7x3_4", 192, (3, 3), 2),
+        ),
+    ),
+    "halve",
+)
+_BLOCKS = {
+    "Mixed_5b": _at_35(32),
+    "Mixed_5c": _at_35(64),
+    "Mixed_5d": _at_35(64),
+    "Mixed_6a": _TO_17,
+    "Mixed_6b": _at_17(128),
+    "Mixed_6c": _at_17(160),
+    "Mixed_6d": _at_17(160),
+    "Mixed_6e": _at_17(192),
+    "Mixed_7a": _TO_8,
+    "Mixed_7b": _at_8("average"),
+    "Mixed_7c": _at_8("max"),
+}
+_SPATIAL_BLOCK = "Mixed_6d"
+
+
+class Norm(nn.Module):
+    """Normalisation over channels by stored statistics."""
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        names = (("mean", 0.0), ("var", 1.0), ("scale", 1.0), ("bias", 0.0))
+        mean, var, scale, bias = (
+            self.param(name, nn.initializers.constant(value), x.shape[-1:], jnp.float32)
+            for name, value in names
+        )
+        wide = at_least_float32(x)
+        return ((wide - mean) * (scale * jax.lax.rsqrt(var + _EPS)) + bias).astype(x.dtype)
+
+
+class Unit(nn.Module):
+    """Convolution, normalisation, ReLU."""
+
+    layer: Layer
+    divisor: int
+    dtype: jnp.dtype
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        spec = self.layer
+        x = nn.Conv(
+            spec.width // self.divisor,
+            spec.kernel,
+            strides=spec.stride,
+            padding="SAME" if spec.pad and spec.stride == 1 else "VALID",
+            use_bias=False,
+            dtype=self.dtype,
+            name="conv",
+        )(x)
+        return nn.relu(Norm(name="bn")(x))
+
+
+class Mixed(nn.Module):
+    """A block: [N, H, W, C] -> its branches one after another in the channels, and the first alone."""
+
+    block: Block
+    divisor: int
+    dtype: jnp.dtype
+
+    @nn.compact
+    def __call__(self, x: Array) -> tuple[Array, Array]:
+        def unit(layer: Layer, x: Array) -> Array:
+            return Unit(layer, self.divisor, self.dtype, name=layer.name)(x)
+
+        results = []
+        for branch in self.block.branches:
+            y = x
+            for step in branch:
+                fork = (step,) if isinstance(step, Layer) else step
+                y = jnp.concatenate([unit(layer, y) for layer in fork], axis=-1)
+            results.append(y)
+        pooled = _POOLINGS[self.block.pooling](x)
+        if self.block.pooling != "halve":
+            pooled = unit(Layer("branch_pool", self.block.pooled), pooled)
+        return jnp.concatenate([*results, pooled], axis=-1), results[0]
+
+
+def _halve(x: Array) -> Array:
+    return nn.max_pool(x, (3, 3), (2, 2))
+
+
+def _average(x: Array) -> Array:
+    return nn.avg_pool(x, (3, 3), (1, 1), "SAME", count_include_pad=False)
+
+
+def _maximum(x: Array) -> Array:
+    return nn.max_pool(x, (3, 3), (1, 1), "SAME")
+
+
+_POOLINGS = {"average": _average, "max": _maximum, "halve": _halve}
+
+
+class Inception(nn.Module):
+    """Images [N, 299, 299, 3] in about [-1, 1] -> Features."""
+
+    config: InceptionConfig
+    dtype: jnp.dtype = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: Array) -> Features:
+        divisor, x = self.config.divisor, x.astype(self.dtype)
+        for layer in _STEM:
+            x = Unit(layer, divisor, self.dtype, name=layer.name)(x)
+            if layer.name in _POOLED_AFTER:
+                x = _halve(x)
+        spatial = None
+        for name, block in _BLOCKS.items():
+            x, first = Mixed(block, divisor, self.dtype, name=name)(x)
+            if name == _SPATIAL_BLOCK:
+                spatial = at_least_float32(first[..., : max(1, _SPATIAL // divisor)])
+        pool = at_least_float32(x).mean(axis=(1, 2))
+        unbiased, logits = Last(self.config.classes, name="fc")(pool)
+        return Features(pool, spatial.reshape(len(spatial), -1), unbiased, logits)
+
+
+class Last(nn.Module):
+    """[N, F] -> logits [N, classes] without and with the bias."""
+
+    classes: int
+
+    @nn.compact
+    def __call__(self, x: Array) -> tuple[Array, Array]:
+        shape = (x.shape[-1], self.classes)
+        kernel = self.param("kernel", nn.initializers.lecun_normal(), shape, jnp.float32)
+        bias = self.param("bias", nn.initializers.zeros, (self.classes,), jnp.float32)
+        product = x @ kernel
+        return product, product + bias
+
+
+def resize(images: Array, how: str = "tf1", dtype=jnp.float32) -> Array:
+    """uint8 [N, H, W, 1 or 3] -> [N, 299, 299, 3] in about [-1, 1]; grey becomes three equal channels.
+
+    tf1: pixel i of the result is read at i * (side / 299), between the two pixels beside that place, and
+    becomes (x - 128) / 128. So do the TensorFlow graph, ADM's evaluator and torch-fidelity.
+    pytorch-fid: it is read at (i + 1/2) * (side / 299) - 1/2 and becomes x / 127.5 - 1.
+    Neither smooths before it makes an image smaller.
+    """
+    if images.ndim != 4 or images.shape[-1] not in (1, 3) or images.dtype != jnp.uint8:
+        raise UserError(f"images are {images.dtype} {list(images.shape)}; uint8 [N, H, W, 3] is needed")
+    if how not in RESIZE:
+        raise UserError(f"images are resized as {' or '.join(RESIZE)}, not {how!r}")
+    x = images.astype(dtype)
+    for axis in (2, 1):
+        below, above, share = _places(images.shape[axis], how)
+        share = jnp.asarray(share, dtype).reshape([-1 if i == axis else 1 for i in range(4)])
+        low, high = jnp.take(x, below, axis), jnp.take(x, above, axis)
+        x = low + (high - low) * share
+    x = (x - 128) / 128 if how == "tf1" else x / 127.5 - 1
+    return jnp.broadcast_to(x, (*x.shape[:3], 3))
+
+
+def _places(side: int, how: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Of each of 299 pixels: the two pixels that it lies between, and how far it is from the first."""
+    index = np.arange(SIDE)
+    at = index * (side / SIDE) if how == "tf1" else np.maximum((index + 0.5) * (side / SIDE) - 0.5, 0)
+    below = np.minimum(np.floor(at).astype(int), side - 1)
+    return below, np.minimum(below + 1, side - 1), at - below
+
+
+def init_params(config: InceptionConfig, key: Array) -> dict:
+    """Fresh parameters."""
+    return Inception(config).init(key, jnp.zeros((1, SIDE, SIDE, 3)))["params"]
+
+
+@functools.cache
+def abstract_params(config: InceptionConfig):
+    """Shapes and dtypes of the parameters, without allocating them."""
+    return jax.eval_shape(lambda: init_params(config, jax.random.key(0)))

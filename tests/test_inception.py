@@ -1,0 +1,149 @@
+"""The FID Inception network: against numbers recorded from PyTorch at random weights, and its converter."""
+
+from __future__ import annotations
+
+import json
+
+import inception_reference as reference
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch_file
+from recorded import GOLDEN, difference
+
+from cspd_jax import checkpoints
+from cspd_jax.cli import main
+from cspd_jax.converters import inception as converter
+from cspd_jax.converters.source import convert, make_config, open_source
+from cspd_jax.errors import UserError
+from cspd_jax.networks import inception
+from cspd_jax.networks.inception import Inception, InceptionConfig
+
+EVERY = 7  # as in tests/golden/record_inception.py
+NARROW = 16
+
+
+class InMemory:
+    """A tensor of a checkpoint that is no file."""
+
+    def __init__(self, array):
+        self.array, self.shape, self.dtype = array, array.shape, array.dtype
+
+    def numpy(self):
+        return self.array
+
+
+@pytest.fixture(scope="module")
+def recorded():
+    return np.load(GOLDEN / "inception.npz")
+
+
+@pytest.fixture(scope="module")
+def computed():
+    """The features of the recorded images, by the network at its published size."""
+    tensors = {name: InMemory(array) for name, array in reference.weights().items()}
+    config = converter.make_config({name: tensor.shape for name, tensor in tensors.items()}, "weights")
+    params = jax.tree.map(jnp.asarray, converter.convert(config, tensors, "weights"))
+    images = inception.resize(jnp.asarray(reference.images()))
+    return jax.jit(lambda p, x: Inception(config).apply({"params": p}, x))(params, images)
+
+
+@pytest.mark.parametrize("name", inception.Features._fields)
+def test_features_are_those_of_pytorch(computed, recorded, name):
+    theirs = recorded[f"tf1/{name}"]
+    assert difference(getattr(computed, name), theirs) < 5e-6 * np.abs(theirs).max()
+
+
+def test_another_pooling_would_be_seen(computed, recorded):
+    """The negative control: averages that count padding."""
+    wrong = recorded["wrong pooling/pool"]
+    assert difference(computed.pool, wrong) > 1e-2 * np.abs(wrong).max()
+
+
+def test_the_published_sizes(computed):
+    assert computed.pool.shape == (2, 2048) and computed.spatial.shape == (2, 2023)
+    assert computed.logits.shape == computed.unbiased.shape == (2, 1008)
+    config = InceptionConfig()
+    assert (config.features, config.spatial) == (2048, 2023)
+    stored = sum(leaf.size for leaf in jax.tree.leaves(inception.abstract_params(config)))
+    assert stored == sum(int(np.prod(shape)) for shape in reference.shapes().values()) == 23_885_392
+
+
+@pytest.mark.parametrize("how", inception.RESIZE)
+def test_resizing_is_that_of_pytorch(recorded, how):
+    ours = inception.resize(jnp.asarray(reference.images()), how)
+    assert difference(ours[:, ::EVERY, ::EVERY], recorded[f"{how}/resized"]) < 1e-6
+    other = inception.RESIZE[1 - inception.RESIZE.index(how)]
+    assert difference(ours[:, ::EVERY, ::EVERY], recorded[f"{other}/resized"]) > 1e-2
+
+
+@pytest.mark.parametrize("how, values", [("tf1", (-1, 127 / 128)), ("pytorch-fid", (-1, 1))])
+def test_resizing_of_flat_and_grey_images(how, values):
+    for value, expected in zip((0, 255), values):
+        flat = inception.resize(jnp.full((1, 5, 700, 1), value, jnp.uint8), how)
+        assert flat.shape == (1, 299, 299, 3)
+        np.testing.assert_allclose(flat, expected, atol=1e-6)
+    images = reference.images(1, 299, 299)
+    scaled = images.astype(np.float32)
+    expected = (scaled - 128) / 128 if how == "tf1" else scaled / 127.5 - 1
+    np.testing.assert_allclose(inception.resize(jnp.asarray(images), how), expected, atol=1e-6)
+
+
+def test_what_cannot_be_resized():
+    with pytest.raises(UserError, match="uint8"):
+        inception.resize(jnp.zeros((1, 4, 4, 3)))
+    with pytest.raises(UserError, match="tf1 or pytorch-fid"):
+        inception.resize(jnp.zeros((1, 4, 4, 3), jnp.uint8), "cubic")
+
+
+def write(path, weights, old=True):
+    tree = torch_file.ordered_dict({name: torch_file.tensor(array) for name, array in weights.items()})
+    (torch_file.write_old if old else torch_file.write)(path, tree)
+    return path
+
+
+def test_conversion(tmp_path, capsys):
+    weights = reference.weights(NARROW, classes=10)
+    tracked = {"Mixed_5b.branch1x1.bn.num_batches_tracked": np.array(3)}
+    write(tmp_path / "x.pth", weights | tracked)
+    assert main(["convert", str(tmp_path / "x.pth"), str(tmp_path / "out"), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["kind"] == "inception" and told["config"] == {"divisor": 16, "classes": 10}
+    loaded = checkpoints.load(tmp_path / "out")
+    np.testing.assert_array_equal(loaded.params["fc"]["kernel"], weights["fc.weight"].T)
+    unit = loaded.params["Mixed_6d"]["branch7x7_2"]
+    np.testing.assert_array_equal(unit["bn"]["var"], weights["Mixed_6d.branch7x7_2.bn.running_var"])
+    np.testing.assert_array_equal(
+        unit["conv"]["kernel"], weights["Mixed_6d.branch7x7_2.conv.weight"].transpose(2, 3, 1, 0)
+    )
+    source = open_source(write(tmp_path / "x.pth", weights, old=False))
+    same = convert(source, make_config(source))
+    jax.tree.map(np.testing.assert_array_equal, same, loaded.params)
+
+
+def test_what_does_not_fit(tmp_path):
+    weights = reference.weights(NARROW, classes=10)
+
+    def refused(match, weights):
+        with pytest.raises(UserError, match=match):
+            source = open_source(write(tmp_path / "x.pth", weights))
+            convert(source, make_config(source))
+
+    refused(r"1 missing \(fc.bias\)", {k: v for k, v in weights.items() if k != "fc.bias"})
+    refused("1 unknown", weights | {"AuxLogits.fc.weight": np.zeros(3, np.float32)})
+    misshapen = {"Mixed_6a.branch3x3.conv.weight": np.zeros((24, 18, 3, 2), np.float32)}
+    refused("1 misshapen", weights | misshapen)
+    refused("missing Conv2d_1a_3x3", {k: v for k, v in weights.items() if not k.startswith("Conv2d_1a")})
+    refused("32 channels", weights | {"Conv2d_1a_3x3.conv.weight": np.zeros((5, 3, 3, 3), np.float32)})
+    refused("none of 1, 2", weights | {"Conv2d_1a_3x3.conv.weight": np.zeros((1, 3, 3, 3), np.float32)})
+    refused("NaN", weights | {"fc.bias": np.full(10, np.nan, np.float32)})
+    refused("floating point", weights | {"fc.bias": np.zeros(10, np.int64)})
+
+
+@pytest.mark.parity
+def test_live_against_pytorch(computed):
+    pytest.importorskip("torch")
+    x = reference.resized(reference.images(), "tf1")
+    for name, theirs in reference.outputs(reference.weights(), x).items():
+        assert difference(getattr(computed, name), theirs) < 5e-6 * np.abs(theirs).max()
