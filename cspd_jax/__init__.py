@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 __version__ = "0.2.0"
 
 if TYPE_CHECKING:
-    from cspd_jax import masked, samples, text
+    from cspd_jax import masked, parallel, samples, text
     from cspd_jax._utils.compilation import use_cache as use_compilation_cache
     from cspd_jax._utils.random import row_keys
     from cspd_jax.errors import UserError
@@ -64,7 +64,7 @@ _WHERE = {
     "use_compilation_cache": "_utils.compilation",
 }
 _RENAMED = {"use_compilation_cache": "use_cache"}
-_SUBPACKAGES = ("masked", "samples", "text")
+_SUBPACKAGES = ("masked", "parallel", "samples", "text")
 
 __all__ = [
     "VAE",
@@ -97,6 +97,7 @@ __all__ = [
     "load_vae",
     "make_request",
     "masked",
+    "parallel",
     "picture",
     "resolve",
     "row_keys",

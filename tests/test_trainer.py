@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +27,7 @@ from cspd_jax.training import presets
 from cspd_jax.training.config import with_settings
 from cspd_jax.training.image.step import Metrics, init_state, n_known
 from cspd_jax.training.image.trainer import check_fit, grid, train
+from cspd_jax.training.placement import Placement
 from cspd_jax.training.run import MetricsLog
 from cspd_jax.training.step import average, decayed, learning_rate
 
@@ -148,9 +150,9 @@ def test_negative_control_one_lost_step_is_noticed(tmp_path, whole):
 
 
 @pytest.mark.slow
-def test_two_devices_give_the_same_run(tmp_path, whole):
-    """Same batches and noise; only the order of additions differs."""
-    flags = "--xla_force_host_platform_device_count=2 --xla_backend_optimization_level=0"
+def test_four_devices_give_the_same_run(tmp_path, whole):
+    """Same batches and noise; only the order of additions differs. The state is cut, not copied."""
+    flags = "--xla_force_host_platform_device_count=4 --xla_backend_optimization_level=0"
     process = start(tmp_path, "steps=15", "checkpoint_every=15", XLA_FLAGS=flags)
     assert process.wait(300) == 0, process.stderr.read()
     process.communicate()
@@ -321,10 +323,10 @@ def test_wrong_options_of_the_command(tmp_path):
         call("--out", tmp_path, "--resume")
 
 
-def test_a_batch_must_divide_among_devices(monkeypatch, tmp_path):
-    monkeypatch.setattr(jax, "device_count", lambda: 3)
+def test_a_batch_must_divide_among_devices():
+    three = types.SimpleNamespace(shape={"data": 3, "model": 1})
     with pytest.raises(UserError, match="batch of 8 cannot be spread evenly over 3 devices"):
-        train(TINY, SOURCE, tmp_path)
+        Placement(TINY.batch, three)
 
 
 @pytest.mark.parametrize(
