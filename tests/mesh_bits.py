@@ -31,7 +31,7 @@ def check_placed(load, name):
     placed = load(name, None, mesh).params
     assert jax.tree.all(jax.tree.map(lambda a, b: np.array_equal(a, b), whole, placed))
     total = sum(leaf.nbytes for leaf in jax.tree.leaves(whole))
-    assert len(set(held(placed))) == 1 and held(placed)[0] < 0.6 * total, (held(placed), total)
+    assert len(set(held(placed))) == 1 and held(placed)[0] < 0.7 * total, (held(placed), total)
     replicated = load(name, None, parallel.make_mesh("data=8")).params
     assert held(replicated) == [total] * 8
 

@@ -117,6 +117,14 @@ def test_every_sampler_on_every_mesh(tmp_path):
     check(on_meshes(tmp_path, mesh_cases.CASES, *meshes), mesh_cases.CASES, meshes)
 
 
+@pytest.mark.slow
+def test_bits_and_places(tmp_path):
+    """Restored and converted parameters lie where they belong; an image's bits are those of its own group."""
+    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, str(HERE / "mesh_bits.py"), str(tmp_path)]
+    subprocess.run(command, check=True, timeout=900, env={**os.environ, **flags})
+
+
 @pytest.mark.parametrize(
     "path, shape, spec",
     [
