@@ -17,7 +17,10 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "images on disk, by the Inception network of FID (--batch, --out and --json apply, too)"
     )
     group.add_argument(
-        "--samples", metavar="A", help="an .npz file with an array arr_0, or a folder of PNG or JPEG files"
+        "--samples",
+        metavar="A",
+        help="a folder of cspd-jax sample, an .npz file with an array arr_0, or a folder of PNG or JPEG"
+        " files",
     )
     group.add_argument(
         "--against", metavar="B", help="images as for --samples, or an .npz file of statistics, or of both"
