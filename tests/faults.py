@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import contextlib
 import json
 import os
 import random
@@ -31,6 +32,7 @@ from typing import NamedTuple
 import numpy as np
 
 ROOT = Path(__file__).parents[1]
+_SHARDS = 22
 FAULTS = ("kill", "terminate", "file limit", "rival")
 TINY = (
     "model.seq_len=4", "model.buffer_size=2", "model.encoder_width=16", "model.encoder_depth=1",
@@ -42,14 +44,21 @@ TINY = (
 
 
 class Job(NamedTuple):
-    """name; arguments for a result at a path; arguments to go on after a fault; the files of the result that
-    count, and how they are read. idle: the share of its time before it writes anything."""
+    """A job that is disturbed.
+
+    start: arguments for a result at a path.
+    again: arguments to go on after a fault.
+    read: what counts of the result.
+    shown_by: files of the result that show how far it is.
+    files: how many of them there are at the end; 0 if none does.
+    """
 
     name: str
     start: Callable[[Path], list[str]]
     again: Callable[[Path], list[str]]
     read: Callable[[Path], dict[str, np.ndarray]]
-    idle: float = 0.0
+    shown_by: str = ""
+    files: int = 0
 
 
 class Outcome(NamedTuple):
@@ -100,7 +109,19 @@ def jobs(work: Path) -> list[Job]:
 
     convert = lambda out: ["convert", str(source), str(out)]
     generate = lambda out: [*images, "--out", str(out)]
-    many = ["sample", "--target", model, "--n", "43", "--batch", "2", "--first", "1", "--labels", "1,0,4"]
+    many = [
+        "sample",
+        "--target",
+        model,
+        "--n",
+        str(2 * _SHARDS - 1),
+        "--batch",
+        "2",
+        "--first",
+        "1",
+        "--labels",
+        "1,0,4",
+    ]
     many += ["--num-iter", "4", "--tokens", "--png"]
     sample = lambda out: [*many, "--npz", str(out / "all.npz"), "--out", str(out)]
     return [
@@ -108,7 +129,7 @@ def jobs(work: Path) -> list[Job]:
         Job("train", *run(train), lambda out: read_checkpoint(out / "model")),
         Job("distill", *run(distill), lambda out: read_checkpoint(out / "model")),
         Job("generate", generate, generate, lambda out: dict(np.load(out / "samples.npz"))),
-        Job("sample", sample, sample, read_samples, idle=0.5),
+        Job("sample", sample, sample, read_samples, files=_SHARDS, shown_by="shards/*.json"),
     ]
 
 
@@ -144,8 +165,13 @@ def command(arguments: list[str]) -> list[str]:
     return [sys.executable, "-m", "cspd_jax", *arguments]
 
 
-def execute(arguments: list[str], fault: str = "", delay: float = 0.0, limit: int = 0) -> Outcome:
-    """Runs a command, with a fault after `delay` seconds or at files of `limit` bytes."""
+def execute(
+    arguments: list[str],
+    fault: str = "",
+    wait: Callable[[subprocess.Popen], object] | None = None,
+    limit: int = 0,
+) -> Outcome:
+    """Runs a command, with a fault when `wait` returns or at files of `limit` bytes."""
 
     def starve() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
@@ -155,13 +181,29 @@ def execute(arguments: list[str], fault: str = "", delay: float = 0.0, limit: in
         command(arguments), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
         preexec_fn=starve if fault == "file limit" else None,
     )  # fmt: skip
-    if fault in ("kill", "terminate"):
-        try:
-            process.wait(delay)
-        except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGKILL if fault == "kill" else signal.SIGTERM)
+    if wait is not None and fault in ("kill", "terminate"):
+        wait(process)
+        process.send_signal(signal.SIGKILL if fault == "kill" else signal.SIGTERM)
     _, told = process.communicate(timeout=300)
     return Outcome(process.returncode, told, time.monotonic() - begin)
+
+
+def moment(job: Job, out: Path, seconds: float, rng: random.Random) -> Callable[[subprocess.Popen], None]:
+    """Waits for a moment of a job that takes so many seconds: a random one or, where files show how far it
+    is, shortly after a random number of them is there."""
+    files, delay = rng.randrange(job.files + 1), rng.uniform(0, 1.1) * seconds
+    pause = rng.uniform(0, 0.05)
+
+    def wait(process: subprocess.Popen) -> None:
+        if not job.files:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(delay)
+            return
+        while process.poll() is None and len(list(out.glob(job.shown_by))) < files:
+            time.sleep(0.002)
+        time.sleep(pause)
+
+    return wait
 
 
 def same(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> bool:
@@ -189,7 +231,7 @@ def problems(
         ]
         expected = [[0, 0]] if job.name == "sample" else [[0, 0], [0, 2]]
         if job.name == "sample" and rng.random() < 0.5:
-            time.sleep(rng.uniform(job.idle, 1.5) * seconds)  # two are slower than one
+            moment(job, out, seconds, rng)(rivals[0])
             rivals[0].kill()
             expected.append([-9, 0])
         told = [r.communicate(timeout=300)[1] for r in rivals]
@@ -198,7 +240,7 @@ def problems(
             found.append(f"rivals ended with {codes}: {told[-1][-300:]}")
     else:
         limit = int(10 ** rng.uniform(2, 5))
-        first = execute(job.start(out), fault, rng.uniform(job.idle, 1.1) * seconds, limit)
+        first = execute(job.start(out), fault, moment(job, out, seconds, rng), limit)
         expected = {"kill": (0, -9), "terminate": (0, 143, -15), "file limit": (0, 2)}[fault]
         if first.code not in expected or "Traceback" in first.told:
             found.append(f"ended with {first.code}: {first.told[-400:]}")
