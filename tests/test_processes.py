@@ -133,9 +133,30 @@ def test_one_that_is_killed_ends_the_other(tmp_path, killed):
         assert len(sentences(told)) == 1 and "Traceback" not in told
 
 
+def test_one_that_waits_in_vain():
+    code = "from cspd_jax.parallel import processes; processes.initialize({!r}, patience=3)"
+    for index in (0, 1):
+        where = f"127.0.0.1:{free_port()},{index},2"
+        process = subprocess.run(
+            [sys.executable, "-c", code.format(where)], capture_output=True, text=True, timeout=120,
+            env={**os.environ, "JAX_PLATFORMS": "cpu"},
+        )  # fmt: skip
+        assert process.returncode == 2
+        assert len(sentences(process.stderr)) == 1 and "did not meet within 3 s" in process.stderr
+
+
 def test_where_the_others_are(capsys):
     from cspd_jax.cli import main
 
-    for where in ("here", "host:1", "host:1,2", "host:1,2,2", "host:x,0,2", ",0,2"):
+    for where in (
+        "here",
+        "host:1",
+        "host:1,2",
+        "host:1,2,2",
+        "host:x,0,2",
+        ",0,2",
+        "host:0,0,2",
+        "host:99999,0,2",
+    ):
         assert main(["--distributed", where, "info", "default"]) == 2
         assert "--distributed" in capsys.readouterr().err

@@ -338,6 +338,7 @@ def test_labels(target, model, tmp_path, capsys):
         (("--first", 2**40), "first is"),
         (("--batch", 10**7, "--n", 10**7), "make fewer at once (--batch, --shard-size)"),
         (("--npz", tmp_path / "no" / "x.npz"), "does not exist"),
+        (("--npz", tmp_path), "is a folder; --npz names a file"),
         (("--gamma", 2), "--gamma needs a method"),
     ):
         assert command(*argv, "--out", tmp_path / "c", *wrong) == 2

@@ -22,27 +22,39 @@ _FAILED = "cspd_jax/failed"
 _LOOK = 0.5  # seconds between looks for a process that failed
 _SILENCE = 10  # seconds after which a process that says nothing is gone
 _OF_CONNECTIONS = ("Gloo", "NCCL", "Connection closed by peer", "coordination service", "UNAVAILABLE")
+_ALONE = (
+    "the processes did not meet within {:g} s; start all of them, with the same HOST:PORT of the first one"
+    " and N, and another I for each"
+)
 _ending = threading.Lock()
 _connected: dict[str, Any] = {}
 
 
-def initialize(where: str) -> None:
+def initialize(where: str, patience: float = 120.0) -> None:
     """Connects this process to the others, before any device is used.
 
     where: "auto" finds them as jax.distributed does (SLURM, Open MPI, Cloud TPU, Kubernetes, or the variables
         JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID); or HOST:PORT,I,N: process I of N, the
         first of which can be reached at HOST:PORT.
+    patience: seconds to wait for the others.
     """
     given = {} if where == "auto" else _parse(where)
     with contextlib.suppress(AttributeError):  # the runtime of older versions ends the others by itself
         jax.config.update("jax_enable_recoverability", True)
+    impatience = threading.Timer(patience, _end, (_ALONE.format(patience), sys.stderr))  # the runtime aborts
+    impatience.daemon = True
+    impatience.start()
     try:
-        jax.distributed.initialize(**given, initialization_timeout=120, heartbeat_timeout_seconds=_SILENCE)
+        jax.distributed.initialize(
+            **given, initialization_timeout=10 * int(patience), heartbeat_timeout_seconds=_SILENCE
+        )
     except (RuntimeError, ValueError) as error:
         reason = " ".join(str(error).split())[:200]
         raise UserError(
             f"the processes cannot be connected ({reason}); give --distributed HOST:PORT,I,N to each of them"
         ) from None
+    finally:
+        impatience.cancel()
     if jax.process_count() == 1:
         return
     _connected.update(client=_client(), stderr=_only_the_first_speaks())
@@ -67,7 +79,8 @@ def _parse(where: str) -> dict[str, Any]:
     parts = where.split(",")
     numbers = [int(n) for n in parts[1:] if n.isascii() and n.isdecimal() and len(n) < 7]
     host, colon, port = parts[0].rpartition(":")
-    if len(numbers) != 2 or len(parts) != 3 or not (host and colon and port.isdecimal()):
+    good_port = port.isascii() and port.isdecimal() and len(port) < 6 and 0 < int(port) < 2**16
+    if len(numbers) != 2 or len(parts) != 3 or not (host and colon and good_port):
         raise UserError(
             f"--distributed is {shown(where)}; it must be auto, or HOST:PORT,I,N for process I (from 0) of N"
         )

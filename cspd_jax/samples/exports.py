@@ -29,6 +29,8 @@ def check_exports(folder: Path, manifest: Manifest, png: bool, npz: Path | None)
     if npz is not None:
         if not npz.parent.is_dir() and os.path.abspath(npz.parent) != os.path.abspath(folder):
             raise UserError(f"{npz} cannot be written: the folder {npz.parent} does not exist")
+        if npz.is_dir() or os.path.abspath(npz) == os.path.abspath(folder):
+            raise UserError(f"{npz} is a folder; --npz names a file, for example {npz}.npz")
         if os.path.lexists(npz) and not has_npz(manifest, npz):
             raise UserError(f"{npz} exists and holds something else; remove it, or choose another name")
 
