@@ -11,13 +11,15 @@ import time
 from pathlib import Path
 
 import hf_folder
+import ml_dtypes
 import numpy as np
 import pytest
 import torch_file
 from safetensors.numpy import save_file
 
 from cspd_jax import __version__, checkpoints
-from cspd_jax.cli import main
+from cspd_jax._utils import files
+from cspd_jax.cli import convert, main
 
 GOLDEN = Path(__file__).parent / "golden"
 TINY = str(GOLDEN / "mar_tiny.pth")
@@ -153,3 +155,21 @@ def test_json_is_alone_on_standard_output(tmp_path):
     assert out.returncode == 0, out.stderr
     assert json.loads(out.stdout)["params"] == 101856
     assert out.stderr.splitlines() == ["converting 101,856 parameters of kind mar"]
+
+
+def test_large_parameters_go_through_files(tmp_path, monkeypatch):
+    """The same numbers; nothing is left beside the folder."""
+    put = files.mapped_files(tmp_path / "scratch")
+    large = np.arange(2**17).reshape(2, -1).astype(ml_dtypes.bfloat16)
+    mapped = put(("head", "kernel"), large)
+    assert isinstance(mapped, np.memmap) and mapped.dtype == large.dtype and np.array_equal(mapped, large)
+    assert not isinstance(put((), np.zeros(3)), np.memmap)
+    hf_folder.write(tmp_path / "llama", hf_folder.LLAMA)
+    monkeypatch.setattr(files, "_SMALL", 0)
+    digests = []
+    for limit in (2**30, 0):
+        monkeypatch.setattr(convert, "_IN_MEMORY", limit)
+        assert main(["convert", str(tmp_path / "llama"), str(tmp_path / f"out-{limit}")]) == 0
+        digests.append(json.loads((tmp_path / f"out-{limit}" / "config.json").read_text())["params_sha256"])
+    assert digests[0] == digests[1]
+    assert not list(tmp_path.glob(".*partial"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
 import os
 import platform
@@ -19,6 +20,8 @@ import numpy as np
 
 from cspd_jax._utils.zip_files import read_arrays
 from cspd_jax.errors import UserError
+
+_SMALL = 2**16  # bytes
 
 
 def cache_folder() -> Path:
@@ -58,6 +61,23 @@ def scratch_beside(path: str | os.PathLike) -> Iterator[Path]:
         yield scratch
     finally:
         remove(scratch)
+
+
+def mapped_files(folder: Path) -> Callable[[object, np.ndarray], np.ndarray]:
+    """A function (name, array) that writes large arrays into the new folder and returns them mapped, so that
+    the system can take their memory back."""
+    count = itertools.count()
+
+    def put(_: object, array: np.ndarray) -> np.ndarray:
+        if array.nbytes < _SMALL:
+            return array
+        folder.mkdir(exist_ok=True)
+        file = folder / str(next(count))
+        with open(file, "wb") as opened:
+            opened.write(array.reshape(-1).view(np.uint8).data)
+        return np.memmap(file, array.dtype, "r", shape=array.shape)
+
+    return put
 
 
 def _partial(path: Path) -> Path:

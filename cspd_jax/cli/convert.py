@@ -8,6 +8,8 @@ import os
 from cspd_jax.cli._arguments import add_source_flags, options
 from cspd_jax.cli._output import progress, result
 
+_IN_MEMORY = 2**30  # bytes of parameters; more go through files beside the destination
+
 
 def add_parser(subparsers) -> None:
     parser = subparsers.add_parser(
@@ -28,7 +30,10 @@ def add_parser(subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
+    import numpy as np
+
     from cspd_jax import checkpoints
+    from cspd_jax._utils.files import mapped_files, scratch_beside, write_errors
     from cspd_jax.converters.source import convert, digest, make_config, open_source
     from cspd_jax.errors import UserError
 
@@ -37,21 +42,24 @@ def run(args: argparse.Namespace) -> None:
     source = open_source(path, args.weights)
     config = make_config(source, options(args))
     progress(f"converting {source.num_params:,} parameters of kind {source.kind}")
-    params = convert(source, config, checkpoints.DTYPES[args.dtype])
+    dtype = checkpoints.DTYPES[args.dtype]
     try:
         sha256 = digest(source)
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}") from None
     companions = {f"tokenizer/{file.name}": file for file in source.companions}
-    description = checkpoints.save(
-        args.destination,
-        source.kind,
-        config,
-        params,
-        source=origin,
-        source_sha256=sha256,
-        companions=companions,
-    )
+    with write_errors(args.destination), scratch_beside(args.destination) as scratch:
+        large = source.num_params * np.dtype(dtype).itemsize > _IN_MEMORY
+        params = convert(source, config, dtype, mapped_files(scratch) if large else None)
+        description = checkpoints.save(
+            args.destination,
+            source.kind,
+            config,
+            params,
+            source=origin,
+            source_sha256=sha256,
+            companions=companions,
+        )
     result({"path": os.path.abspath(args.destination), **description}, args.json)
 
 
