@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> None:
     from cspd_jax.training.run_folder import claimed
 
     begun = beginning(args, Begun("train", init=lasting(args.init), vae=lasting(args.vae)))
-    placement = Placement(config.batch, mesh_of(args))
+    placement = Placement(config.batch, mesh_of(args), config.accumulate)
     if isinstance(config.data, TextConfig):
         _training_text.train(args, config, begun, placement)
         return

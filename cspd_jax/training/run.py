@@ -62,7 +62,7 @@ def run(
     writes = processes.is_first()
     with claimed(out, resume), contextlib.closing(Checkpoints(out)) as checkpoints:
         end = min(config.steps, stop_at or config.steps)
-        placement = placement or Placement(config.batch)
+        placement = placement or Placement(config.batch, accumulate=config.accumulate)
         if initial is not None:
             first = first._replace(params=initial, ema=jax.tree.map(jnp.copy, initial))
         first = placement.put_state(first, config.model)

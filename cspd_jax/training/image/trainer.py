@@ -78,7 +78,8 @@ def train(
     task: what is learnt; MAR's objective unless given.
     """
     check_fit(config, source)
-    task, placement = task or FromData(config), placement or Placement(config.batch)
+    task = task or FromData(config)
+    placement = placement or Placement(config.batch, accumulate=config.accumulate)
     return run(
         config,
         out,
