@@ -104,6 +104,7 @@ def run(args: argparse.Namespace) -> None:
             task=task,
             initial=initial,
             placement=placement,
+            tensorboard=args.tensorboard,
         )
         acceptance = measure(teacher, config, state.ema, data)
         extra = {"class_names": list(data.class_names)}
