@@ -15,6 +15,11 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 import jax
 import pytest
 
+if not hasattr(jax, "enable_x64"):  # before 0.8 it was an experiment
+    from jax.experimental import enable_x64
+
+    jax.enable_x64 = enable_x64
+
 # The tests themselves keep what they compile, by the program, the compiler's version and its settings: a
 # second run takes two thirds of the time. CSPD_JAX_TEST_CACHE names another folder for it, or none if empty.
 PROGRAMS = os.environ.get(

@@ -10,7 +10,7 @@ import pytest
 ROOMS = {
     "errors": (r"errors", ()),
     "helpers": (
-        r"_utils(\.(files|json_files|zip_files|bounds|typed|timing|chunks|compilation|loops|accelerators))?",
+        r"_utils(\.(files|json_files|zip_files|bounds|typed|timing|chunks|compilation|loops|accelerators|event_files))?",
         ("errors",),
     ),
     "parallel": (r"parallel(\..*)?", ("errors",)),

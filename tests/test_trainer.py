@@ -150,10 +150,11 @@ def test_negative_control_one_lost_step_is_noticed(tmp_path, whole):
 
 
 @pytest.mark.slow
-def test_four_devices_give_the_same_run(tmp_path, whole):
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_four_devices_give_the_same_run(tmp_path, whole, accumulate):
     """Same batches and noise; only the order of additions differs. The state is cut, not copied."""
     flags = "--xla_force_host_platform_device_count=4 --xla_backend_optimization_level=0"
-    process = start(tmp_path, "steps=15", "checkpoint_every=15", XLA_FLAGS=flags)
+    process = start(tmp_path, "steps=15", "checkpoint_every=15", f"accumulate={accumulate}", XLA_FLAGS=flags)
     assert process.wait(300) == 0, process.stderr.read()
     process.communicate()
     losses = [

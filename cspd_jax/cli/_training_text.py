@@ -40,6 +40,7 @@ def train(args: argparse.Namespace, config, begun, placement) -> None:
             on_sample=glance(config, texts, args.out / "held_out.jsonl"),
             initial=initial,
             placement=placement,
+            tensorboard=args.tensorboard,
         )
         averaged = gathered(state.ema)
         report = {"held_out_bits_per_byte": measure(config, averaged, texts)} if processes.is_first() else {}
@@ -95,6 +96,7 @@ def distill(args: argparse.Namespace, config, begun, placement) -> None:
             on_sample=glance(config, texts, args.out / "held_out.jsonl"),
             initial=initial,
             placement=placement,
+            tensorboard=args.tensorboard,
         )
         held_out, _ = tiled(texts.streams["held-out"], config.data.length)
         found = agreement(target.network, target.params, LM(config.model), state.ema, held_out)

@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> None:
     begun = beginning(args, asked)
     if not processes.is_alone():
         raise UserError("distill runs in one process, on all its devices; leave out --distributed")
-    placement = Placement(config.batch, mesh_of(args))
+    placement = Placement(config.batch, mesh_of(args), config.accumulate)
     default = "default"
     if isinstance(config.data, TextConfig):
         default = "text-default" if config.model.causal else "masked-default"
@@ -104,6 +104,7 @@ def run(args: argparse.Namespace) -> None:
             task=task,
             initial=initial,
             placement=placement,
+            tensorboard=args.tensorboard,
         )
         acceptance = measure(teacher, config, state.ema, data)
         extra = {"class_names": list(data.class_names)}

@@ -64,6 +64,11 @@ def add_run_flags(parser: argparse.ArgumentParser, default: str) -> None:
         help="change any setting, for example model.encoder_width=64 or data.rotation=4; repeatable;"
         " an unknown name lists them",
     )
+    parser.add_argument(
+        "--tensorboard",
+        action="store_true",
+        help="write the metrics into OUT/tensorboard as well, as event files (which need no other package)",
+    )
     parser.add_argument("--stop-at", type=positive, metavar="STEP", help="stop early, to be resumed later")
 
 
@@ -77,7 +82,7 @@ def run(args: argparse.Namespace) -> None:
     from cspd_jax.training.run_folder import claimed
 
     begun = beginning(args, Begun("train", init=lasting(args.init), vae=lasting(args.vae)))
-    placement = Placement(config.batch, mesh_of(args))
+    placement = Placement(config.batch, mesh_of(args), config.accumulate)
     if isinstance(config.data, TextConfig):
         _training_text.train(args, config, begun, placement)
         return
@@ -107,6 +112,7 @@ def run(args: argparse.Namespace) -> None:
             on_sample=save_pictures if in_pixels else None,
             initial=initial,
             placement=placement,
+            tensorboard=args.tensorboard,
         )
         finish(args, config, state, start, "mar", {"class_names": list(source.class_names)})
 

@@ -17,6 +17,7 @@ from cspd_jax.networks.config import MARConfig
 from cspd_jax.networks.lm_config import LMConfig
 
 DataConfig = GlyphConfig | DigitsConfig | FolderConfig
+_COUNTS = ("steps", "batch", "accumulate", "log_every", "checkpoint_every")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,6 +28,7 @@ class RunConfig:
     data: the configuration of the data set.
     steps: optimiser steps.
     batch: images, or rows of text, per step.
+    accumulate: parts of a batch whose gradients are added before a step; more take less memory.
     seed: of everything random.
     learning_rate: of AdamW, after warm-up.
     warmup: steps of linear warm-up.
@@ -45,6 +47,7 @@ class RunConfig:
     data: Any
     steps: int = 10_000
     batch: int = 32
+    accumulate: int = 1
     seed: int = 0
     learning_rate: float = 1e-3
     warmup: int = 500
@@ -59,13 +62,15 @@ class RunConfig:
     sample_every: int = 1000
 
     def __post_init__(self):
-        self._require("at least 1", lambda x: x >= 1, "steps", "batch", "log_every", "checkpoint_every")
+        self._require("at least 1", lambda x: x >= 1, *_COUNTS)
         self._require("0 or more", not_negative, "seed", "warmup", "decay", "sample_every", "weight_decay")
         self._require(f"below {2**32}", lambda x: x < 2**32, "seed")
         self._require(f"below {2**32}", lambda x: x < 2**32, "steps", "warmup", "decay")
         self._require(f"below {2**20}", lambda x: x < 2**20, "batch")
         self._require("above 0", positive, "learning_rate", "clip")
         self._require("from 0 to below 1", share, "ema", "final_rate")
+        if self.batch % self.accumulate:
+            raise UserError(f"a batch of {self.batch} cannot be cut into {self.accumulate} equal parts")
         if self.warmup + self.decay > self.steps:
             raise UserError(f"warmup {self.warmup} and decay {self.decay} do not fit into {self.steps} steps")
         if self.dtype not in ("float32", "bfloat16"):

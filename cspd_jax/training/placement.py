@@ -23,11 +23,13 @@ class Placement:
     what defines a run: it can be resumed on other devices.
     """
 
-    def __init__(self, batch: int, mesh: Mesh | None = None):
+    def __init__(self, batch: int, mesh: Mesh | None = None, accumulate: int = 1):
+        """accumulate: parts of a batch, each of which is spread over the devices."""
         self.mesh = mesh or default_mesh() or Mesh(np.array(jax.devices()[:1]).reshape(1, 1), (DATA, "model"))
         devices = self.mesh.shape[DATA]
-        if batch % devices:
-            raise UserError(f"a batch of {batch} cannot be spread evenly over {devices} devices")
+        if batch % (devices * accumulate):
+            parts = f" in {accumulate} parts" if accumulate > 1 else ""
+            raise UserError(f"a batch of {batch}{parts} cannot be spread evenly over {devices} devices")
 
     def of_state(self, state: Any, config: Any = None) -> Any:
         """The sharding of every array of a state. config: of the network."""

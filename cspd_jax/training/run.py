@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from tqdm import tqdm
 
+from cspd_jax._utils.event_files import EventFile
 from cspd_jax._utils.files import write_text
 from cspd_jax.parallel import processes
 from cspd_jax.training import presets
@@ -47,6 +48,7 @@ def run(
     unit: str = "images",
     progress: bool = True,
     placement: Placement | None = None,
+    tensorboard: bool = False,
 ) -> TrainState:
     """Trains in the folder `out` and returns the final state. Of several processes the first one writes.
 
@@ -58,18 +60,20 @@ def run(
     initial: weights to start a new run from, in place of those in `first`.
     unit: what a batch consists of, for the log.
     placement: the devices (all of them, on the data axis).
+    tensorboard: write the metrics into `tensorboard/` as well, as event files.
     """
     writes = processes.is_first()
     with claimed(out, resume), contextlib.closing(Checkpoints(out)) as checkpoints:
         end = min(config.steps, stop_at or config.steps)
-        placement = placement or Placement(config.batch)
+        placement = placement or Placement(config.batch, accumulate=config.accumulate)
         if initial is not None:
             first = first._replace(params=initial, ema=jax.tree.map(jnp.copy, initial))
         first = placement.put_state(first, config.model)
         first = checkpoints.restore(first) or first
         presets.write(config, out)
         step, state = int(first.step), first
-        log = MetricsLog(out / "metrics.jsonl" if writes else None, step, config.batch, unit)
+        events = EventFile(out / "tensorboard", step + 1) if tensorboard and writes and step < end else None
+        log = MetricsLog(out / "metrics.jsonl" if writes else None, step, config.batch, unit, events)
         bar = tqdm(initial=step, total=end, unit="step", dynamic_ncols=True, disable=not progress)
         with bar, log:
             for step, state, metrics in steps(first, end):
@@ -93,14 +97,21 @@ class MetricsLog:
     are those that are damaged.
     """
 
-    def __init__(self, path: pathlib.Path | None, step: int, batch: int, unit: str = "images"):
-        """path: None writes nothing, as in every process but the first."""
+    def __init__(
+        self,
+        path: pathlib.Path | None,
+        step: int,
+        batch: int,
+        unit: str = "images",
+        events: EventFile | None = None,
+    ):
+        """path: None writes nothing, as in every process but the first. events: gets the same lines."""
         if path is None:
             path = pathlib.Path(os.devnull)
         else:
             write_text(path, "".join(line for line in _lines(path) if _step_of(line) <= step))
         self._file = path.open("a", encoding="utf-8")
-        self._batch, self._unit = batch, unit
+        self._batch, self._unit, self._events = batch, unit, events
         self._pending: list[NamedTuple] = []
         self._since = time.monotonic()
 
@@ -109,6 +120,8 @@ class MetricsLog:
 
     def __exit__(self, *exception) -> None:
         self._file.close()
+        if self._events is not None:
+            self._events.close()
 
     def add(self, metrics: NamedTuple) -> None:
         """The metrics of one step."""
@@ -120,9 +133,11 @@ class MetricsLog:
         means = kind(*(float(np.mean(values)) for values in zip(*jax.device_get(self._pending))))
         now = time.monotonic()
         rate = len(self._pending) * self._batch / (now - self._since)
-        line = {"step": step, **means._asdict(), f"{self._unit}_per_second": round(rate, 2)}
-        self._file.write(json.dumps(line) + "\n")
+        values = {**means._asdict(), f"{self._unit}_per_second": round(rate, 2)}
+        self._file.write(json.dumps({"step": step, **values}) + "\n")
         self._file.flush()
+        if self._events is not None:
+            self._events.write(step, values)
         self._pending, self._since = [], now
         return means
 

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from cspd_jax.training.accumulation import Loss, mean_gradient
 from cspd_jax.training.config import RunConfig
 
 Array = jax.Array
@@ -68,10 +69,10 @@ def first_state(config: RunConfig, params: Any) -> TrainState:
 
 
 def descend(
-    config: RunConfig, state: TrainState, loss: Callable[[Any], tuple[Array, Any]]
+    config: RunConfig, state: TrainState, loss_of: Callable[[Any], Loss], batch: Any, axes: Any = 0
 ) -> tuple[TrainState, Update]:
-    """One optimiser step on `loss(params) -> (scalar, aux)`."""
-    gradient, aux = jax.grad(loss, has_aux=True)(state.params)
+    """One optimiser step. loss_of, batch, axes: as in `mean_gradient`."""
+    gradient, aux = mean_gradient(loss_of, state.params, batch, axes, config.accumulate)
     updates, optimizer = make_optimizer(config).update(gradient, state.optimizer, state.params)
     params = optax.apply_updates(state.params, updates)
     ema = average(state.ema, params, state.step, config.ema)

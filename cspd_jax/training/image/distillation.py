@@ -31,7 +31,7 @@ from cspd_jax.networks.config import MARConfig
 from cspd_jax.networks.mar import MARModel
 from cspd_jax.training.config import TrainConfig
 from cspd_jax.training.image import masking
-from cspd_jax.training.image.objective import Terms, kl_divergence, masked_mean
+from cspd_jax.training.image.objective import ROWS, Terms, kl_divergence, masked_mean
 from cspd_jax.training.image.step import Metrics, optimise
 from cspd_jax.training.step import Purpose, TrainState, run_key
 
@@ -114,21 +114,25 @@ def distill_step(
     )
     steps = sampling_schedule(target.respacing).num_steps
     at = jax.random.randint(jax.random.fold_in(key, int(Random.STEPS)), draws.t.shape, 0, steps)
-    # Each model embeds the class itself; context, states and steps are shared.
-    inputs = (tokens, labels, draws, at, bucket)
     dtype = jnp.dtype(config.dtype)
-    eps, p = jax.lax.stop_gradient(gaussians(MARModel(target, dtype), target_params, *inputs))
 
-    def loss(params):
-        draft_eps, q = gaussians(MARModel(model, dtype), params, *inputs)
-        path = steps * jnp.sum(kl_divergence(p, q), axis=-1)
-        square = jnp.mean((draft_eps - eps) ** 2, axis=-1)
-        shown = model.seq_len - draws.t.shape[-1]
-        unknown = (shown + jnp.arange(draws.t.shape[-1]) >= draws.n_known).astype(path.dtype)
-        means = Terms(masked_mean(square, unknown), masked_mean(path, unknown))
-        return means.mse + means.vb / model.token_dim, means
+    def loss_of(part):
+        # Each model embeds the class itself; context, states and steps are shared.
+        inputs = (*part, bucket)
+        eps, p = jax.lax.stop_gradient(gaussians(MARModel(target, dtype), target_params, *inputs))
 
-    state, metrics = optimise(config, state, loss)
+        def loss(params):
+            draft_eps, q = gaussians(MARModel(model, dtype), params, *inputs)
+            path = steps * jnp.sum(kl_divergence(p, q), axis=-1)
+            square = jnp.mean((draft_eps - eps) ** 2, axis=-1)
+            shown = model.seq_len - draws.t.shape[-1]
+            unknown = (shown + jnp.arange(draws.t.shape[-1]) >= draws.n_known).astype(path.dtype)
+            means = Terms(masked_mean(square, unknown), masked_mean(path, unknown))
+            return means.mse + means.vb / model.token_dim, means
+
+        return loss
+
+    state, metrics = optimise(config, state, loss_of, (tokens, labels, draws, at), (0, 0, ROWS, 1))
     return state, metrics._replace(loss=metrics.mse + metrics.vb / model.token_dim)
 
 

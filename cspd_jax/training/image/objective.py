@@ -56,6 +56,9 @@ class Draws(NamedTuple):
     noise: Array
 
 
+ROWS = Draws(reveal=0, n_known=None, dropped=0, t=1, noise=1)  # which axis of each is B
+
+
 def add_noise(x0: Array, t: Array, noise: Array) -> Array:
     """x_t for x0 [..., C], t [...] and noise [..., C]."""
     schedule = make_schedule(str(NUM_TRAIN_STEPS))

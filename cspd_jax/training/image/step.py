@@ -11,9 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax.networks.mar import init_params
+from cspd_jax.training.accumulation import Loss
 from cspd_jax.training.config import TrainConfig
 from cspd_jax.training.image import masking
-from cspd_jax.training.image.objective import Terms, objective
+from cspd_jax.training.image.objective import ROWS, Terms, objective
 from cspd_jax.training.step import Purpose, TrainState, descend, first_state, run_key
 
 Array = jax.Array
@@ -74,18 +75,17 @@ def train_step(
         drop=config.label_drop,
     )
 
-    def loss(params):
-        return objective(
-            model, params, tokens, labels, draws, bucket=bucket.most, dtype=jnp.dtype(config.dtype)
-        )
+    def loss_of(part):
+        dtype = jnp.dtype(config.dtype)
+        return lambda params: objective(model, params, *part, bucket=bucket.most, dtype=dtype)
 
-    return optimise(config, state, loss)
+    return optimise(config, state, loss_of, (tokens, labels, draws), (0, 0, ROWS))
 
 
 def optimise(
-    config: TrainConfig, state: TrainState, loss: Callable[[Any], tuple[Array, Terms]]
+    config: TrainConfig, state: TrainState, loss_of: Callable[[Any], Loss], batch: Any, axes: Any
 ) -> tuple[TrainState, Metrics]:
-    """One optimiser step on `loss(params) -> (scalar, its terms)`."""
-    state, update = descend(config, state, loss)
-    terms = update.aux
+    """One optimiser step. loss_of, batch, axes: as in `mean_gradient`; the auxiliary output is `Terms`."""
+    state, update = descend(config, state, loss_of, batch, axes)
+    terms: Terms = update.aux
     return state, Metrics(terms.loss, terms.mse, terms.vb, update.norm, update.rate)

@@ -70,15 +70,17 @@ def train(
     initial: Any = None,
     progress: bool = True,
     placement: Placement | None = None,
+    tensorboard: bool = False,
 ) -> TrainState:
     """Trains in the folder `out` and returns the final state.
 
-    resume, stop_at, initial, progress, placement: as in `run`.
+    resume, stop_at, initial, progress, placement, tensorboard: as in `run`.
     on_sample: called with (config, averaged weights, step, a folder) every `config.sample_every` steps.
     task: what is learnt; MAR's objective unless given.
     """
     check_fit(config, source)
-    task, placement = task or FromData(config), placement or Placement(config.batch)
+    task = task or FromData(config)
+    placement = placement or Placement(config.batch, accumulate=config.accumulate)
     return run(
         config,
         out,
@@ -90,6 +92,7 @@ def train(
         initial=initial,
         progress=progress,
         placement=placement,
+        tensorboard=tensorboard,
     )
 
 

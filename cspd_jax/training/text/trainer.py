@@ -72,7 +72,7 @@ def train_text(
     if teacher is not None:
         check_vocabulary(config.model, teacher.config)
     target = (None, None) if teacher is None else teacher
-    placement = placement or Placement(config.batch)
+    placement = placement or Placement(config.batch, accumulate=config.accumulate)
 
     def steps(state: TrainState, end: int) -> Steps:
         placed = jax.tree.map(lambda array: array.sharding, state)
@@ -116,18 +116,22 @@ def text_step(
     dtype = jnp.dtype(config.dtype)
     model, share = LM(config.model, dtype), config.data_share
     shown = view(model, jax.random.fold_in(run_key(config.seed, Purpose.STEP), state.step), rows)
-    if target is not None:
-        teacher = LM(target, dtype).forward(target_params, shown.seen)
 
-    def loss(params):
-        logits = model.forward(params, shown.seen)
-        if target is None:
-            bits = cross_entropy(shown, logits)
-        else:
-            bits = (1 - share) * divergence(shown, teacher, logits) + share * cross_entropy(shown, logits)
-        return bits, bits
+    def loss_of(shown):
+        if target is not None:
+            teacher = LM(target, dtype).forward(target_params, shown.seen)
 
-    state, update = descend(config, state, loss)
+        def loss(params):
+            logits = model.forward(params, shown.seen)
+            if target is None:
+                bits = cross_entropy(shown, logits)
+            else:
+                bits = (1 - share) * divergence(shown, teacher, logits) + share * cross_entropy(shown, logits)
+            return bits, bits
+
+        return loss
+
+    state, update = descend(config, state, loss_of, shown)
     return state, TextMetrics(update.aux, update.norm, update.rate)
 
 
