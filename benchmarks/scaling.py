@@ -1,7 +1,7 @@
 """What many devices cost: messages between them, memory of each, and a model of the time.
 
     python benchmarks/scaling.py --count      # samplers, compiled for up to 256 H100s; again to go on
-    python benchmarks/scaling.py --memory     # of a training step, likewise
+    python benchmarks/scaling.py --memory     # of the state of a training run
     python benchmarks/scaling.py --waiting    # how long groups of images wait for the slowest
     python benchmarks/scaling.py --table      # what benchmarks/results/scaling.json holds, as Markdown
 
@@ -66,11 +66,6 @@ def samplers() -> Iterator[tuple[Program, dict[str, int]]]:
         yield scaling_cases.images("mar-huge", "float32", ROWS, chains), ONE
 
 
-def trainings() -> Iterator[dict[str, Any]]:
-    for devices, cut in ((8, True), (8, False), (64, True), (1, False)):
-        yield {"model": "mar-huge", "dtype": "bfloat16", "images": 8, "devices": devices, "cut": cut}
-
-
 def count(file: Path, minutes: float) -> None:
     end = time.monotonic() + 60 * minutes
     for program, sizes in samplers():
@@ -125,20 +120,12 @@ def memory_of(compiled: Any) -> dict[str, int]:
     return {**parts, "peak": sum(parts.values())}
 
 
-def memory(file: Path, minutes: float) -> None:
-    end = time.monotonic() + 60 * minutes
-    for row in trainings():
-        if _is_there(file, "training", row):
-            continue
-        if time.monotonic() > end:
-            return say("out of time: run it again to go on")
-        say(f"compiling {row}")
-        mesh = parallel.make_mesh({DATA: row["devices"]}, kernels.h100s(row["devices"]))
-        lowered = scaling_cases.training(row["model"], row["dtype"], row["images"], mesh, row["cut"])
-        compiled = lowered.compile()
-        messages = collectives.collectives(compiled.as_text(), (), row["devices"])
-        _add(file, "training", {**row, "memory": memory_of(compiled), "messages": summary(messages, 1)})
-    say("all rows are there")
+def memory(file: Path) -> None:
+    for devices in (1, 8, 64, 256):
+        row = {"model": "mar-huge", "devices": devices}
+        if not _is_there(file, "state", row):
+            mesh = parallel.make_mesh({DATA: devices}, kernels.h100s(devices))
+            _add(file, "state", {**row, "bytes": scaling_cases.state_bytes(row["model"], mesh)})
 
 
 def waiting(file: Path, groups: int) -> None:
@@ -182,7 +169,7 @@ def main() -> None:
     )
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--count", action="store_true", help="messages and kernels of samplers on meshes")
-    what.add_argument("--memory", action="store_true", help="of a training step on meshes")
+    what.add_argument("--memory", action="store_true", help="of the state of a training run on meshes")
     what.add_argument("--waiting", action="store_true", help="how differently long groups of images take")
     what.add_argument("--table", action="store_true", help="print what the file holds")
     parser.add_argument("--file", type=Path, default=FILE)
@@ -194,7 +181,7 @@ def main() -> None:
     elif args.count:
         count(args.file, args.minutes)
     elif args.memory:
-        memory(args.file, args.minutes)
+        memory(args.file)
     else:
         waiting(args.file, args.groups)
 

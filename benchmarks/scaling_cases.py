@@ -1,9 +1,10 @@
-"""The programs whose scaling is counted: samplers on a mesh, as `generate` runs them, and a training step."""
+"""The programs whose scaling is counted: samplers on a mesh as `generate` runs them, and a training state."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,8 +28,7 @@ from cspd_jax.parallel import DATA, shardings
 from cspd_jax.text import generation as text_generation
 from cspd_jax.text import sharded as text_sharded
 from cspd_jax.training.config import TrainConfig
-from cspd_jax.training.image import masking
-from cspd_jax.training.image.step import init_state, train_step
+from cspd_jax.training.image.step import init_state
 from cspd_jax.training.placement import Placement
 
 WINDOW = 16
@@ -148,19 +148,11 @@ def _whole(mesh: Mesh, tree: Any) -> Any:
     return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=whole), tree)
 
 
-def training(name: str, dtype: str, per_device: int, mesh: Mesh, cut: bool):
-    """A step of training, lowered; its state cut over the mesh, or whole on every device."""
-    batch, model = per_device * mesh.shape[DATA], MAR_PRESETS[name]
-    config = TrainConfig(model=model, data=FolderConfig("."), batch=batch, dtype=dtype)
+def state_bytes(name: str, mesh: Mesh) -> int:
+    """Of the state of a training run, on one device of the mesh."""
+    model = MAR_PRESETS[name]
+    config = TrainConfig(model=model, data=FolderConfig("."), batch=mesh.shape[DATA])
     state = jax.eval_shape(lambda: init_state(config))
-    if cut:
-        placed = Placement(batch, mesh).of_state(state, model)
-        state = jax.tree.map(lambda a, s: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=s), state, placed)
-    else:
-        state = _whole(mesh, state)
-    spread = NamedSharding(mesh, PartitionSpec(DATA))
-    tokens = jax.ShapeDtypeStruct((batch, model.seq_len, model.token_dim), jnp.float32, sharding=spread)
-    labels = jax.ShapeDtypeStruct((batch,), jnp.int32, sharding=spread)
-    known = _whole(mesh, jax.ShapeDtypeStruct((), jnp.int32))
-    bucket = masking.make_buckets(model.seq_len, config.least_mask_ratio, config.buckets)[-1]
-    return train_step.lower(config, bucket, state, tokens, labels, known)
+    placed = Placement(config.batch, mesh).of_state(state, model)
+    sizes = jax.tree.map(lambda a, s: math.prod(s.shard_shape(a.shape)) * a.dtype.itemsize, state, placed)
+    return sum(jax.tree.leaves(sizes))

@@ -26,9 +26,9 @@ def print_tables(content: Row) -> None:
     print("\n## Memory of each device, counted by the compiler\n")
     names = ("program", "mesh", "arguments", "peak")
     _print(names, ((_name(row), _mesh_name(row), *_memory(row)) for row in samplers))
-    print("\n## Memory of each device, a training step\n")
-    names = ("state", "devices", "arguments", "peak", "messages", "bytes")
-    _print(names, (_training(row) for row in content.get("training", [])))
+    print("\n## State of a training run on each device\n")
+    states = content.get("state", [])
+    _print(("model", "devices", "state"), (_state(row) for row in states))
     for row in content.get("waiting", []):
         parts = ", ".join(f"{n}: {100 * share:.1f} %" for n, share in row["efficiency_by_groups"].items())
         print(f"\nWaiting for the slowest of so many groups of {row['images']} images: {parts}")
@@ -92,14 +92,8 @@ def _memory(row: Row) -> tuple[str, str]:
     return _gib(row["memory"]["arguments"]), _gib(row["memory"]["peak"])
 
 
-def _training(row: Row) -> tuple[str, ...]:
-    state = "cut over all devices" if row["cut"] else "whole on every device"
-    messages = row["messages"]
-    return (
-        f"{row['model']}, {row['dtype']}, {row['images']} images each, {state}", str(row["devices"]),
-        *_memory(row), _count(sum(m["times"] for m in messages)),
-        _size(sum(m["times"] * m["bytes"] for m in messages)),
-    )  # fmt: skip
+def _state(row: Row) -> tuple[str, str, str]:
+    return row["model"], str(row["devices"]), f"{row['bytes'] / 2**30:.2f} GiB"
 
 
 def _count(number: float) -> str:
