@@ -31,7 +31,8 @@ ASSUMED = {
 
 NO_KERNELS = {
     "parameter", "constant", "bitcast", "tuple", "get-tuple-element", "after-all", "optimization-barrier",
-    "async-update", "async-done", "copy-done", "partition-id", "replica-id",
+    "async-update", "async-done", "copy-done", "partition-id", "replica-id", "all-reduce-done",
+    "all-gather-done", "collective-permute-done", "reduce-scatter-done",
 }  # fmt: skip
 INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?([\w.\-]+) = (.*?) ([a-z][\w\-]*)\((.*)$")
 SHAPE = re.compile(r"\b(pred|[a-z]+\d+\w*)\[([\d,]*)\]")
@@ -147,17 +148,10 @@ def count_launches(
         for at in modules[name]:
             if at.op == "while":
                 body, condition = (at.attribute(rf"{part}=%?([\w.\-]+)") for part in ("body", "condition"))
-                known = at.attribute(r'"known_trip_count":\{"n":"(\d+)"')
+                times, inside, known = trips_of(at, depth, trips, named)
                 if known:
-                    total.add(of(body, depth), int(known))
+                    total.add(of(body, inside), times)
                     continue
-                scope = at.attribute(r'op_name="(?:[^"]*/)?(\w+)/while"')
-                if scope in (named or {}):
-                    times, inside = named[scope], depth
-                elif depth < len(trips):
-                    times, inside = trips[depth], depth + 1
-                else:
-                    raise LookupError(f"nobody said how often the loop {body} ({scope}) is run")
                 total.add(of(body, inside), times)
                 total.add(of(condition, inside), times + 1)
                 total.add(Launches(reads=1, seconds=HOST_READ), times + 1)
@@ -175,6 +169,21 @@ def count_launches(
         return total
 
     return of(entry, 0)
+
+
+def trips_of(
+    at: Instruction, depth: int, trips: Sequence[float], named: Mapping[str, float] | None
+) -> tuple[float, int, bool]:
+    """Trips of a loop, the depth of what is in it, and whether the compiler knows them; see
+    `count_launches`."""
+    if count := at.attribute(r'"known_trip_count":\{"n":"(\d+)"'):
+        return int(count), depth, True
+    scope = at.attribute(r'op_name="(?:[^"]*/)?(\w+)/while"')
+    if named and scope in named:
+        return named[scope], depth, False
+    if depth < len(trips):
+        return trips[depth], depth + 1, False
+    raise LookupError(f"nobody said how often the loop {at.name} ({scope}) is run")
 
 
 def _peak(at: Instruction, shapes: dict[str, str], row: dict[str, Any]) -> float:
@@ -228,15 +237,24 @@ device_description_str: "NVIDIA H100 80GB HBM3"
 
 def h100() -> jax.sharding.Sharding:
     """A device that can be compiled for and not run on."""
+    return jax.sharding.SingleDeviceSharding(h100s(1)[0])
+
+
+def h100s(count: int, per_host: int = 8) -> list[Any]:
+    """So many devices, on hosts of 8, that can be compiled for and not run on."""
     from jax.experimental import topologies
 
+    per_host = min(count, per_host)
+    hosts = count // per_host
     os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")  # there is no driver to ask
     try:
-        found = topologies.get_topology_desc("h100", "cuda", target_config=H100, topology="1x1x1")
+        found = topologies.get_topology_desc(
+            "h100", "cuda", target_config=H100, topology=f"1x{hosts}x{per_host}"
+        )
     except Exception as error:
         raise SystemExit(
             f"cannot compile for an H100 here ({type(error).__name__}: {str(error)[:200]}). Install the"
             f" plugin in the version of jax: pip install jax-cuda12-plugin=={jax.__version__}"
             f" jax-cuda12-pjrt=={jax.__version__} nvidia-cuda-nvcc-cu12"
         ) from error
-    return jax.sharding.SingleDeviceSharding(found.devices[0])
+    return list(found.devices)

@@ -1,0 +1,84 @@
+"""Peak host memory of converting, and of loading onto a mesh, a language model of about 2 GB.
+
+    python benchmarks/host_memory.py [--tmp FOLDER]
+
+Writes a synthetic Llama in the Hugging Face format (float32), then measures child processes: one that only
+imports the library, `cspd-jax convert`, and `load_text` in bfloat16 on eight devices that the processor
+pretends to be, whose memory is the host's. Prints one JSON object. Needs about 4 GB of temporary disk space.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from convert_memory import ROOT, run_child
+
+sys.path.insert(0, str(ROOT / "tests"))
+import hf_folder
+
+SIZES = {"V": 32000, "D": 1024, "L": 24, "H": 8, "KV": 8, "M": 4096}
+CONFIG = {
+    **hf_folder.LLAMA, "vocab_size": SIZES["V"], "hidden_size": SIZES["D"], "num_hidden_layers": SIZES["L"],
+    "num_attention_heads": SIZES["H"], "num_key_value_heads": SIZES["KV"], "intermediate_size": SIZES["M"],
+}  # fmt: skip
+FILES = 2
+LOAD = """
+import os, sys
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
+os.environ["JAX_PLATFORMS"] = "cpu"
+import jax
+import cspd_jax
+from cspd_jax import parallel
+if len(sys.argv) > 1:
+    mesh = None if sys.argv[2] == "none" else parallel.make_mesh(sys.argv[2])
+    model = cspd_jax.load_text(sys.argv[1], jax.numpy.bfloat16, mesh)
+    jax.block_until_ready(model.params)
+"""
+
+
+def write(folder: Path) -> None:
+    """The folder of the synthetic model."""
+    for name, size in SIZES.items():
+        setattr(hf_folder, name, size)
+    hf_folder.write(folder, CONFIG, files=FILES)
+
+
+def measured(command: list[str]) -> dict[str, float]:
+    start = time.perf_counter()
+    status, peak = run_child([sys.executable, *command])
+    seconds = time.perf_counter() - start
+    if status:
+        raise SystemExit(f"{command} ended with {status}")
+    return {"peak_bytes": peak, "seconds": seconds}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--tmp", help="folder for the temporary files")
+    parser.add_argument("--write", type=Path, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.write:
+        return write(args.write)
+    with tempfile.TemporaryDirectory(dir=args.tmp) as folder:
+        source, target = Path(folder, "source"), Path(folder, "converted")
+        # By a child too: a process begins with the peak of the one that started it.
+        subprocess.run([sys.executable, __file__, "--write", str(source)], check=True)
+        size = sum(file.stat().st_size for file in source.glob("*.safetensors"))
+        rows = {
+            "import alone": measured(["-c", LOAD]),
+            "convert": measured(["-m", "cspd_jax", "convert", str(source), str(target)]),
+            "load, one device": measured(["-c", LOAD, str(source), "none"]),
+            "load, model=8": measured(["-c", LOAD, str(source), "model=8"]),
+            "load, data=2,model=4": measured(["-c", LOAD, str(source), "data=2,model=4"]),
+        }
+    print(json.dumps({"file_bytes": size, "rows": rows}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
