@@ -22,7 +22,7 @@ from cspd_jax.parallel.rules import partition
 
 HERE = pathlib.Path(__file__).parent
 COLLECTIVE = r" (all-reduce|all-gather|all-to-all|reduce-scatter|collective-permute)(?:-start)?\("
-QUICK = ("sampled text",)
+QUICK = ("chains", "sampled text")
 
 
 def on_meshes(folder, cases, *meshes):
@@ -81,10 +81,12 @@ def quick(folder):
     return on_meshes(folder, QUICK, "data=2,model=2")
 
 
+@pytest.mark.slow
 def test_same_tokens_on_a_mesh(quick):
     check(quick, QUICK, ["data=2,model=2"])
 
 
+@pytest.mark.slow
 def test_no_message_passes_between_groups(quick, folder):
     """Groups make different numbers of calls: a message between them would never be answered."""
     programs = [path.read_text() for path in folder.glob("*.cpu_after_optimizations.txt")]
@@ -96,6 +98,7 @@ def test_no_message_passes_between_groups(quick, folder):
         assert messages_between_groups(program, 1) > 0  # as if every device were a group
 
 
+@pytest.mark.slow
 def test_some_drafts_are_accepted(quick):
     for case in QUICK:
         spread = quick[f"{case}; data=2,model=2"]
@@ -104,6 +107,7 @@ def test_some_drafts_are_accepted(quick):
         assert 0 < accepted < tested, case
 
 
+@pytest.mark.slow
 def test_the_comparison_can_fail(quick):
     other = json.loads(json.dumps(quick))
     other["sampled text; data=2,model=2"]["tokens"][0][0] += 1

@@ -97,7 +97,13 @@ DAMAGE = {
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Orbax leaves files open
-@pytest.mark.parametrize("name", DAMAGE)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow) if name in ("stray file", "cut metadata") else name
+        for name in DAMAGE
+    ],
+)
 def test_a_damaged_run_is_resumed_from_what_is_whole(tmp_path, runs, name, capfd):
     out = tmp_path / "run"
     shutil.copytree(runs[0], out)

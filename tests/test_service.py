@@ -86,7 +86,7 @@ def alone(model, request, method, rows=B):
 ARRIVALS = {0: [(0, 1), (1, 2)], 1: [(2, 3)], 3: [(1, 4), (0, 5), (-1, 6)], 30: [(2, 7)]}
 
 
-@pytest.mark.parametrize("cfg", [1.0, 2.0])
+@pytest.mark.parametrize("cfg", [pytest.param(1.0, marks=pytest.mark.slow), 2.0])
 @pytest.mark.parametrize("method", [METHOD, Plain()], ids=lambda m: m.name)
 @pytest.mark.parametrize("which", ["toy", "mar"])
 def test_an_image_that_enters_at_any_round_is_the_image_of_the_library(which, method, cfg, request):
