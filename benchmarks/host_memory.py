@@ -10,14 +10,17 @@ pretends to be, whose memory is the host's. Prints one JSON object. Needs about 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import os
+import re
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
-from convert_memory import ROOT, run_child
+from convert_memory import ROOT
 
 sys.path.insert(0, str(ROOT / "tests"))
 import hf_folder
@@ -49,13 +52,25 @@ def write(folder: Path) -> None:
     hf_folder.write(folder, CONFIG, files=FILES)
 
 
-def measured(command: list[str]) -> dict[str, float]:
-    start = time.perf_counter()
-    status, peak = run_child([sys.executable, *command])
+def measured(arguments: list[str]) -> dict:
+    """Peak memory of a Python process, and its seconds. Anonymous memory is what the system cannot take back
+    by writing it to, or reading it again from, a file."""
+    start, anonymous = time.perf_counter(), 0
+    process = subprocess.Popen([sys.executable, *arguments], stdout=subprocess.DEVNULL)
+    while (ended := os.wait4(process.pid, os.WNOHANG))[0] == 0:
+        anonymous = max(anonymous, _anonymous(process.pid))
+        time.sleep(0.01)
+    if ended[1]:
+        raise SystemExit(f"{arguments[:3]} ended with {os.waitstatus_to_exitcode(ended[1])}")
     seconds = time.perf_counter() - start
-    if status:
-        raise SystemExit(f"{command} ended with {status}")
-    return {"peak_bytes": peak, "seconds": seconds}
+    return {"peak_bytes": 1024 * ended[2].ru_maxrss, "peak_anonymous_bytes": anonymous, "seconds": seconds}
+
+
+def _anonymous(process: int) -> int:
+    with contextlib.suppress(OSError):
+        found = re.search(r"RssAnon:\s+(\d+) kB", Path(f"/proc/{process}/status").read_text())
+        return 1024 * int(found[1]) if found else 0
+    return 0
 
 
 def main() -> None:
