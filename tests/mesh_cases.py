@@ -111,7 +111,7 @@ CASES = {
     "greedy text": continued,
     "sampled text": lambda mesh: continued(mesh, sampling=text.Sampling(temperature=0.8, top_p=0.9)),
     "masked": lambda mesh: filled(mesh, guidance=0.5),
-    "masked, cached": lambda mesh: filled(mesh, temperature=0.7, cached=True),
+    "cached masked": lambda mesh: filled(mesh, temperature=0.7, cached=True),
 }
 
 
