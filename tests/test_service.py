@@ -440,6 +440,7 @@ def test_requests_have_limits(toy, asked, sentence):
         Offer(image=toy).image_request(**asked)
 
 
+@pytest.mark.slow
 def test_latents_become_a_picture_when_they_are_complete(tmp_path):
     model = cspd_jax.load(tiny.save_mar(tmp_path / "target", tiny.LATENTS))
     vae = cspd_jax.load_vae(tiny.save_kl16(tmp_path / "vae"))
