@@ -235,6 +235,17 @@ def test_folders_of_strangers(model, whole, tmp_path, name, change, sentence):
     assert sentence in str(refused.value)
 
 
+def test_a_sound_file_with_other_images(whole, tmp_path):
+    """Of the recorded size, and readable: only the SHA-256 tells."""
+    (tmp_path / "shards").mkdir()
+    for part in ("manifest.json", "shards/00000.json"):
+        (tmp_path / part).write_bytes((whole / part).read_bytes())
+    with np.load(whole / "shards" / "00000.npz") as file:
+        np.savez(tmp_path / "shards" / "00000.npz", **{**file, "arr_0": 255 - file["arr_0"]})
+    with pytest.raises(UserError, match="another SHA-256"):
+        next(samples.read(tmp_path))
+
+
 def test_an_array_that_is_not_as_the_manifest_says(whole, tmp_path):
     """With a record that fits the file, and compressed to a thousandth of what it becomes."""
     import hashlib
