@@ -64,18 +64,24 @@ def read_arrays(path: str | os.PathLike, most_bytes: Mapping[str, int | None]) -
     most_bytes: of each array, before anything of it is read; None is as many as the file has.
     """
     size = bounds.file_size(path)
-    arrays = {}
+    with _damage(path), open_zip(path) as archive:
+        return {
+            name: _read_array(archive, name, size if most is None else most)
+            for name, most in most_bytes.items()
+        }
+
+
+@contextlib.contextmanager
+def _damage(path: str | os.PathLike) -> Iterator[None]:
+    """What is wrong with the file, in a sentence that names it."""
     try:
-        with open_zip(path) as archive:
-            for name, most in most_bytes.items():
-                arrays[name] = _read_array(archive, name, size if most is None else most)
+        yield
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
     except KeyError as error:
         raise UserError(f"{path}: {error.args[0]}") from None
     except (*UNREADABLE, *_BAD_HEADER) as error:
         raise UserError(f"{path} is damaged ({error})") from None
-    return arrays
 
 
 def array_names(path: str | os.PathLike) -> list[str]:
@@ -97,7 +103,7 @@ class ArrayStream:
 
     def __init__(self, path: str | os.PathLike, name: str, archive: zipfile.ZipFile, most: int):
         self.path, self.name = path, name
-        with self._damage():
+        with _damage(path):
             info = archive.getinfo(f"{name}.npy")
             _check_member(name, info, most)
             self._file = archive.open(info)
@@ -108,22 +114,11 @@ class ArrayStream:
     def read(self, rows: int) -> np.ndarray:
         """The next rows, which are there."""
         size = rows * math.prod(self.shape[1:]) * self.dtype.itemsize
-        with self._damage():
+        with _damage(self.path):
             content = self._file.read(size)
             if len(content) != size:
                 raise EOFError(f"array {self.name} ends too early")
         return np.frombuffer(content, self.dtype).reshape(rows, *self.shape[1:])
-
-    @contextlib.contextmanager
-    def _damage(self) -> Iterator[None]:
-        try:
-            yield
-        except UserError as error:
-            raise UserError(f"{self.path}: {error}") from None
-        except KeyError as error:
-            raise UserError(f"{self.path}: {error.args[0]}") from None
-        except (*UNREADABLE, *_BAD_HEADER) as error:
-            raise UserError(f"{self.path} is damaged ({error})") from None
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ import jax
 from jax.sharding import Mesh
 
 from cspd_jax.masked.info import CallCounts, Info, MaskedOutput
-from cspd_jax.parallel import Join, even, map_rows, put_whole
+from cspd_jax.parallel import Join, even, map_rows, put_whole, split_rows
 
 if TYPE_CHECKING:
     from cspd_jax.masked.generation import Inputs
@@ -39,19 +39,16 @@ def _run(function: Callable[[Inputs], MaskedOutput], inputs: Inputs, mesh: Mesh)
         base=_by_row(canvas.base, halves),
         valid=_by_row(canvas.valid, halves),
     )
-    leaves, tree = jax.tree.flatten((own, inputs.speculation))
-    of_row = [leaf.ndim > 0 for leaf in leaves]
+    rows, numbers, merge = split_rows((own, inputs.speculation))
 
     def by_group(rows: list, shared: Any) -> MaskedOutput:
         params, quotas, numbers = shared
-        of_rows, of_all = iter(rows), iter(numbers)
-        own, speculation = tree.unflatten([next(of_rows if by_row else of_all) for by_row in of_row])
+        own, speculation = merge(rows, numbers)
         canvas = dataclasses.replace(own, params=params, base=_by_half(own.base), valid=_by_half(own.valid))
         return function(dataclasses.replace(inputs, canvas=canvas, speculation=speculation, quotas=quotas))
 
-    rows = even(mesh, [leaf for leaf, by_row in zip(leaves, of_row) if by_row], count)
-    numbers = [leaf for leaf, by_row in zip(leaves, of_row) if not by_row]
-    return map_rows(by_group, mesh, rows, (canvas.params, inputs.quotas, numbers), _JOINS, count)
+    shared = (canvas.params, inputs.quotas, numbers)
+    return map_rows(by_group, mesh, even(mesh, rows, count), shared, _JOINS, count)
 
 
 def _by_row(a: Array, halves: int) -> Array:

@@ -6,7 +6,7 @@ JAX's own runtime does the work. A model is placed on a mesh by `place`; rows ar
 
 from cspd_jax.parallel.mesh import DATA, MODEL, common_mesh, default_mesh, make_mesh, parse_mesh
 from cspd_jax.parallel.placement import place, put, put_whole, sharding, shardings
-from cspd_jax.parallel.rows import Join, Joins, even, map_rows
+from cspd_jax.parallel.rows import Join, Joins, even, map_rows, split_rows
 
 __all__ = [
     "DATA",
@@ -24,4 +24,5 @@ __all__ = [
     "put_whole",
     "sharding",
     "shardings",
+    "split_rows",
 ]

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, TextIO
+from typing import Any, NoReturn, TextIO
 
 import jax
 
@@ -176,7 +176,6 @@ def _watch() -> None:
             alive = client.get_live_nodes(everyone)
         except Exception:  # nobody answers
             _end("process 0, which connects the others, is gone", stderr)
-            return
         gone = [i for i in everyone if i not in alive]
         if gone:
             _end(f"process {gone[0]} is gone" if jax.process_index() == 0 else None, stderr)
@@ -190,7 +189,7 @@ def _ask(question: Callable[[], Any]) -> Any:
         return None
 
 
-def _end(sentence: str | None, stderr: TextIO, code: int = 2) -> None:
+def _end(sentence: str | None, stderr: TextIO, code: int = 2) -> NoReturn:
     _ending.acquire()  # whoever comes second has nothing to add
     if sentence is not None:
         print(f"cspd-jax: error: {sentence}", file=stderr, flush=True)

@@ -36,6 +36,20 @@ def even(mesh: Mesh, rows: Any, count: int) -> Any:
     return rows if len(index) == count else jax.tree.map(lambda a: a[index], rows)
 
 
+def split_rows(tree: Any) -> tuple[list[Array], list[Array], Callable[[list, list], Any]]:
+    """The arrays of a pytree whose first axis is that of the rows, those of all rows (numbers without an
+    axis), and the function that makes the tree of both again."""
+    leaves, structure = jax.tree.flatten(tree)
+    of_row = [leaf.ndim > 0 for leaf in leaves]
+
+    def merge(rows: list, numbers: list) -> Any:
+        of_rows, of_all = iter(rows), iter(numbers)
+        return structure.unflatten([next(of_rows if by_row else of_all) for by_row in of_row])
+
+    rows = [leaf for leaf, by_row in zip(leaves, of_row) if by_row]
+    return rows, [leaf for leaf, by_row in zip(leaves, of_row) if not by_row], merge
+
+
 def map_rows(
     function: Callable[[Any, Any], Any], mesh: Mesh, rows: Any, shared: Any, joins: Joins, count: int
 ) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from cspd_jax.parallel import Join, even, map_rows, put_whole
+from cspd_jax.parallel import Join, even, map_rows, put_whole, split_rows
 from cspd_jax.text.info import CallCounts, Info, TextOutput
 from cspd_jax.text.rounds import Inputs
 
@@ -29,16 +29,11 @@ def run(function: Callable[[Inputs], TextOutput], inputs: Inputs, mesh: Mesh) ->
 @functools.partial(jax.jit, static_argnames=("function", "mesh"))
 def _run(function: Callable[[Inputs], TextOutput], inputs: Inputs, mesh: Mesh) -> TextOutput:
     whole = {name: getattr(inputs, name) for name in ("params", "drafter_params", "stop_ids")}
-    leaves, tree = jax.tree.flatten(dataclasses.replace(inputs, **dict.fromkeys(whole)))
-    of_row = [leaf.ndim > 0 for leaf in leaves]
+    rows, numbers, merge = split_rows(dataclasses.replace(inputs, **dict.fromkeys(whole)))
 
     def by_group(rows: list, shared: Any) -> TextOutput:
         whole, numbers = shared
-        of_rows, of_all = iter(rows), iter(numbers)
-        merged = tree.unflatten([next(of_rows if by_row else of_all) for by_row in of_row])
-        return function(dataclasses.replace(merged, **whole))
+        return function(dataclasses.replace(merge(rows, numbers), **whole))
 
     count = len(inputs.limit)
-    rows = even(mesh, [leaf for leaf, by_row in zip(leaves, of_row) if by_row], count)
-    numbers = [leaf for leaf, by_row in zip(leaves, of_row) if not by_row]
-    return map_rows(by_group, mesh, rows, (whole, numbers), _JOINS, count)
+    return map_rows(by_group, mesh, even(mesh, rows, count), (whole, numbers), _JOINS, count)

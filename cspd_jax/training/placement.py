@@ -10,7 +10,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from cspd_jax.errors import UserError
-from cspd_jax.parallel import DATA, default_mesh, processes, put, shardings
+from cspd_jax.parallel import DATA, MODEL, default_mesh, processes, put, shardings
 
 _SMALL = 2**10  # numbers; a smaller array is whole on every device
 
@@ -25,7 +25,7 @@ class Placement:
 
     def __init__(self, batch: int, mesh: Mesh | None = None, accumulate: int = 1):
         """accumulate: parts of a batch, each of which is spread over the devices."""
-        self.mesh = mesh or default_mesh() or Mesh(np.array(jax.devices()[:1]).reshape(1, 1), (DATA, "model"))
+        self.mesh = mesh or default_mesh() or Mesh(np.array(jax.devices()[:1]).reshape(1, 1), (DATA, MODEL))
         devices = self.mesh.shape[DATA]
         if batch % (devices * accumulate):
             parts = f" in {accumulate} parts" if accumulate > 1 else ""
