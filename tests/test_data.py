@@ -1,16 +1,26 @@
 """Data sets: reproducible, disjoint splits, sane values; bad files and folders are reported."""
 
 import subprocess
+import sys
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from cspd_jax.data import Digits, DigitsConfig, Folder, FolderConfig, GlyphConfig, Glyphs
+from cspd_jax.data import (
+    Digits,
+    DigitsConfig,
+    Folder,
+    FolderConfig,
+    GlyphConfig,
+    Glyphs,
+    StreamedFolder,
+)
 from cspd_jax.data.folder import LatentEncoder, Shard, ShardCache, read_image, skip_report
 from cspd_jax.data.source import shuffled
 from cspd_jax.errors import UserError
 from cspd_jax.image.pixels import patchify, unpatchify
+from cspd_jax.training.image.data import make_source
 
 
 def same(a, b):
@@ -50,6 +60,49 @@ def test_a_batch_depends_on_seed_split_and_index_only(source):
     assert first.labels.dtype == np.int32
     assert first.images.min() >= -1 and first.images.max() <= 1
     assert set(first.labels) <= set(range(len(source.class_names)))
+
+
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+def test_streamed_files_make_the_batches_of_kept_ones(tmp_path, workers):
+    fill(tmp_path, {"a": 12, "b": 12})
+    (tmp_path / "a" / "005.png").write_bytes(b"no picture")
+    Image.new("RGB", (7, 7)).save(tmp_path / "b" / "small.png")
+    config = FolderConfig(str(tmp_path), size=8, held_out=4, flip=True)
+    kept = Folder(config, progress=False)
+    streamed = StreamedFolder(config, workers=workers, progress=False)
+    assert streamed.skipped == kept.skipped and len(kept.skipped) == 2
+    assert (streamed.shape, streamed.class_names) == (kept.shape, kept.class_names)
+    assert same(streamed.batch(3, 16, seed=1, split="held-out"), kept.batch(3, 16, seed=1, split="held-out"))
+    rows = np.array([1, 2, 13])
+    parts = list(streamed.parts(2, 9, rows, 16, seed=1))
+    assert len(parts) == 7
+    for index, (images, labels) in enumerate(parts, start=2):
+        whole = kept.batch(index, 16, seed=1)
+        np.testing.assert_array_equal(images, whole.images[rows])
+        np.testing.assert_array_equal(labels, whole.labels[rows])
+
+
+def test_a_file_that_breaks_while_it_is_streamed_is_named(tmp_path):
+    fill(tmp_path, {"a": 2})
+    streamed = StreamedFolder(FolderConfig(str(tmp_path), size=8, held_out=0), progress=False)
+    path = tmp_path / "a" / "001.png"
+    path.write_bytes(path.read_bytes()[:200])
+    with pytest.raises(
+        UserError, match=r"001\.png was to be read, but is unreadable.*; replace or remove it"
+    ):
+        list(streamed.parts(0, 1, np.arange(2), 2))
+
+
+def test_streaming_is_refused_where_it_means_nothing(tmp_path, monkeypatch):
+    fill(tmp_path, {"a": 2})
+    config = FolderConfig(str(tmp_path), size=8)
+    with pytest.raises(UserError, match="--stream keeps nothing: leave out --vae"):
+        make_source(config, cache=tmp_path, stream=0)
+    with pytest.raises(UserError, match="--stream are for folders of images"):
+        make_source(DigitsConfig(), stream=0)
+    monkeypatch.setitem(sys.modules, "grain", None)
+    with pytest.raises(UserError, match="pip install grain"):
+        make_source(config, stream=0)
 
 
 def test_finite_splits_are_disjoint(tmp_path):
@@ -232,7 +285,7 @@ def test_latents_of_a_real_autoencoder(tmp_path):
     from cspd_jax import checkpoints, models
     from cspd_jax.networks import autoencoder
     from cspd_jax.networks.config import KLConfig
-    from cspd_jax.training.image.data import kl16_encoder, make_source
+    from cspd_jax.training.image.data import kl16_encoder
 
     config = KLConfig(channels=16, groups=16)
     params = autoencoder.init_params(config, jax.random.key(0))

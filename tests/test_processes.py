@@ -12,6 +12,7 @@ import time
 
 import numpy as np
 import pytest
+from PIL import Image
 
 pytestmark = pytest.mark.slow
 GENERATE = (
@@ -105,6 +106,29 @@ def test_train_and_resume(tmp_path):
     assert len(losses[0]) == 6
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-4)
     assert (tmp_path / "two" / "model" / "config.json").exists()
+
+
+def test_each_reads_the_files_of_its_rows(tmp_path):
+    """Streamed by two processes, the images of a folder train as if one process kept them all."""
+    random = np.random.default_rng(0)
+    for name in "ab":
+        (tmp_path / "images" / name).mkdir(parents=True)
+        for i in range(9):
+            pixels = random.integers(0, 256, (8, 8), np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "images" / name / f"{i}.png")
+    folder = (*TRAIN, "--preset", "mar-base", "--data", tmp_path / "images")
+    for setting in ("seq_len=4", "patch_size=4", "vae_stride=1", "num_classes=2"):
+        folder += ("--set", f"model.{setting}")
+    folder += ("--set", "data.channels=1", "--set", "data.flip=true")
+    (_, told, code), _ = both(*folder, "--stream", "--out", tmp_path / "two")
+    assert code == 0, told
+    alone(*folder, "--out", tmp_path / "one")
+    losses = [
+        [json.loads(line)["loss"] for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
+        for name in ("one", "two")
+    ]
+    assert len(losses[0]) == 6
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-4)
 
 
 def test_one_that_fails_ends_the_other(tmp_path):

@@ -23,12 +23,16 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         " files",
     )
     group.add_argument(
-        "--against", metavar="B", help="images as for --samples, or an .npz file of statistics, or of both"
+        "--against",
+        metavar="B",
+        help="images as for --samples, or an .npz file of statistics, or of both; adm-imagenet-256 and"
+        " adm-imagenet-512 are fetched",
     )
     group.add_argument(
         "--inception",
         metavar="W",
-        help="pt_inception-2015-12-05-6726825d.pth, or the folder that cspd-jax convert made of it",
+        help="pt_inception-2015-12-05-6726825d.pth, or the folder that cspd-jax convert made of it;"
+        " pytorch-fid is fetched",
     )
     group.add_argument(
         "--resize", choices=("tf1", "pytorch-fid"), default="tf1", help="how images become 299x299 (tf1)"
@@ -54,6 +58,7 @@ def run(args: argparse.Namespace) -> None:
     if args.against is None and args.save_statistics is None:
         raise UserError("--samples needs --against, what to compare with, or --save-statistics")
     from cspd_jax._utils.files import check_new_folder
+    from cspd_jax.checkpoints import download
     from cspd_jax.evaluation import reference, samples
     from cspd_jax.evaluation.features import load_network
     from cspd_jax.evaluation.image_files import open_images
@@ -63,8 +68,8 @@ def run(args: argparse.Namespace) -> None:
         check_new_folder(args.out)
     _check_file(args.save_statistics)
     images = open_images(args.samples)
-    against = None if args.against is None else reference.open_reference(args.against)
-    network = load_network(args.inception)
+    against = None if args.against is None else reference.open_reference(download.resolve(args.against))
+    network = load_network(download.resolve(args.inception))
     settings = samples.Settings(args.batch, args.resize)
     _check_memory(images.count, against, network.config.features)
     report, statistics = samples.evaluate(images, against, network, settings)

@@ -23,8 +23,8 @@ def train(args: argparse.Namespace, config, begun, placement) -> None:
     from cspd_jax.training.run_folder import claimed
     from cspd_jax.training.text.trainer import train_text
 
-    if begun.vae or args.cache:
-        raise UserError("an autoencoder and a cache are for folders of images, not for text")
+    if begun.vae or args.cache or args.stream is not None:
+        raise UserError("--vae, --cache and --stream are for folders of images, not for text")
     initial = _initial(begun.init, config.model, args.out)
     begun = begun.with_weights(str(args.out), init=initial and (config.model, initial))
     texts = Texts(config.data)

@@ -8,7 +8,7 @@ import pathlib
 import time
 
 from cspd_jax.cli import _training_text
-from cspd_jax.cli._arguments import add_mesh_option, mesh_of, new_folder, positive
+from cspd_jax.cli._arguments import add_mesh_option, mesh_of, new_folder, positive, whole
 from cspd_jax.cli._output import progress, result
 
 _SHORTCUTS = ("steps", "batch", "seed", "learning_rate")
@@ -29,6 +29,15 @@ def add_parser(subparsers) -> None:
         "--vae", metavar="NAME", help="kl16 or the folder of a converted KL-16: train on its latents"
     )
     folder.add_argument("--cache", metavar="DIR", help="where decoded images or latents are kept")
+    folder.add_argument(
+        "--stream",
+        nargs="?",
+        type=whole,
+        const=0,
+        metavar="WORKERS",
+        help="keep no decoded images, for folders that do not fit: read the files ahead of the steps, by"
+        " threads, or by so many processes (needs the extra grain)",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(func=run, shares_work=True)
 
@@ -98,7 +107,7 @@ def run(args: argparse.Namespace) -> None:
     with claimed(args.out, args.resume):
         encoder = None if vae is None else kl16_encoder(vae)
         with processes.first_alone("the data is prepared"):
-            source = make_source(config.data, encoder=encoder, cache=args.cache)
+            source = make_source(config.data, encoder=encoder, cache=args.cache, stream=args.stream)
         check_fit(config, source)
         presets.write(config, args.out, begun)
         in_pixels = encoder is None and source.shape[2] in (1, 3)

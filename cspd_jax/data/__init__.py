@@ -4,6 +4,7 @@ from cspd_jax.data.digits import Digits, DigitsConfig
 from cspd_jax.data.folder import Folder, FolderConfig, LatentEncoder
 from cspd_jax.data.glyphs import GlyphConfig, Glyphs
 from cspd_jax.data.source import Batch, Source
+from cspd_jax.data.streamed import StreamedFolder
 from cspd_jax.data.text import TextConfig, Texts
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "Glyphs",
     "LatentEncoder",
     "Source",
+    "StreamedFolder",
     "TextConfig",
     "Texts",
 ]

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
 import os
 import pathlib
 import sys
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from PIL import Image, ImageOps
@@ -27,6 +29,9 @@ _FORMATS = ("PNG", "JPEG", "MPO", "BMP", "DIB", "GIF", "TIFF", "WEBP")
 _SHARD = 64  # images
 _REPORTED = 5
 _NOISE, _FLIP = 1, 2
+_READERS = min(16, os.cpu_count() or 1)  # threads: Pillow lets them run side by side
+
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,29 +115,16 @@ class Folder:
         self.shape = row if encoder is None else (*row[1:3], row[3] // 2)
 
     def batch(self, index: int, size: int, *, seed: int = 0, split: Split = "train") -> Batch:
-        rows = self._rows(split)
-        rows = rows[shuffled(len(rows), index, size, seed=seed, split=split)]
-        shards = np.searchsorted(self._starts, rows, side="right") - 1
-        stored = np.stack([self._shards[s][r - self._starts[s]] for s, r in zip(shards, rows)])
-        flipped = generator(seed, split, index, _FLIP).integers(2, size=size) * self.config.flip
+        drawn = draw(self.config, len(self._labels), index, size, seed=seed, split=split)
+        shards = np.searchsorted(self._starts, drawn.images, side="right") - 1
+        stored = np.stack([self._shards[s][i - self._starts[s]] for s, i in zip(shards, drawn.images)])
+        labels = self._labels[drawn.images]
         if self._encoder is None:
-            images = stored.astype(np.float32) / 127.5 - 1
-            images = np.where(flipped[:, None, None, None] > 0, images[:, :, ::-1], images)
-            return Batch(images, self._labels[rows])
-        moments = stored[np.arange(size), flipped].astype(np.float32)
+            return Batch(to_pixels(stored, drawn.flipped), labels)
+        moments = stored[np.arange(size), drawn.flipped].astype(np.float32)
         mean, log_var = np.split(moments, 2, axis=-1)
         noise = generator(seed, split, index, _NOISE).standard_normal(mean.shape, dtype=np.float32)
-        return Batch(
-            (mean + np.exp(log_var / 2) * noise) * np.float32(self._encoder.scale), self._labels[rows]
-        )
-
-    def _rows(self, split: Split) -> np.ndarray:
-        every = np.arange(len(self._labels))
-        kept_out = every % self.config.held_out == 0 if self.config.held_out else np.zeros(len(every), bool)
-        rows = every[kept_out == (split == "held-out")]
-        if not len(rows):
-            raise UserError(f"{self.config.root} has no images left for the {split} part")
-        return rows
+        return Batch((mean + np.exp(log_var / 2) * noise) * np.float32(self._encoder.scale), labels)
 
     def _prepare(self, files: list[ImageFile], cache: ShardCache, progress: bool):
         """Decodes or encodes all files in shards: (arrays, a label per row, skipped files)."""
@@ -159,11 +151,11 @@ class Folder:
         The notes name the files that are missing, and say why.
         """
         images, problems = [], {}
-        for file in files:
-            try:
-                images.append(read_image(file.path, self.config.size, self.config.channels))
-            except UserError as error:
-                problems[file.name] = str(error)
+        for file, found in zip(files, side_by_side(self._read, files)):
+            if isinstance(found, UserError):
+                problems[file.name] = str(found)
+            else:
+                images.append(found)
         if not images:
             return Shard(np.zeros((0,)), problems)
         pixels = np.stack(images)
@@ -172,6 +164,46 @@ class Folder:
         views = [pixels, pixels[:, :, ::-1]][: 1 + self.config.flip]
         moments = [self._encoder.moments(view.astype(np.float32) / 127.5 - 1) for view in views]
         return Shard(np.stack(moments, axis=1).astype(np.float16), problems)
+
+    def _read(self, file: ImageFile) -> np.ndarray | UserError:
+        try:
+            return read_image(file.path, self.config.size, self.config.channels)
+        except UserError as error:
+            return error
+
+
+class Drawn(NamedTuple):
+    """Which images a batch holds.
+
+    images: [B] numbers of the images.
+    flipped: [B] 1 where an image is mirrored, else 0.
+    """
+
+    images: np.ndarray
+    flipped: np.ndarray
+
+
+def draw(config: FolderConfig, count: int, index: int, size: int, *, seed: int, split: Split) -> Drawn:
+    """Batch `index` of `size` images out of `count`."""
+    every = np.arange(count)
+    kept_out = every % config.held_out == 0 if config.held_out else np.zeros(count, bool)
+    images = every[kept_out == (split == "held-out")]
+    if not len(images):
+        raise UserError(f"{config.root} has no images left for the {split} part")
+    images = images[shuffled(len(images), index, size, seed=seed, split=split)]
+    return Drawn(images, generator(seed, split, index, _FLIP).integers(2, size=size) * config.flip)
+
+
+def to_pixels(stored: np.ndarray, flipped: np.ndarray) -> np.ndarray:
+    """uint8 [B, H, W, C], mirrored where `flipped` [B] -> float32 in [-1, 1]."""
+    images = stored.astype(np.float32) / 127.5 - 1
+    return np.where(flipped[:, None, None, None] > 0, images[:, :, ::-1], images)
+
+
+def side_by_side(function: Callable[[ImageFile], T], files: Iterable[ImageFile]) -> Iterator[T]:
+    """The function of each file, in their order, by as many threads as there are cores."""
+    with ThreadPoolExecutor(_READERS) as readers:
+        yield from readers.map(function, files)
 
 
 def list_images(root: str) -> tuple[tuple[str, ...], list[ImageFile]]:
@@ -193,18 +225,8 @@ def list_images(root: str) -> tuple[tuple[str, ...], list[ImageFile]]:
 
 def read_image(path: pathlib.Path, size: int, channels: int) -> np.ndarray:
     """The central square of a picture, scaled: uint8 [size, size, channels]."""
-    try:
-        with Image.open(path, formats=_FORMATS) as opened:
-            width, height = opened.size
-            if width * height > bounds.PIXELS:
-                raise UserError(f"{width}x{height} has more than {bounds.PIXELS} pixels")
-            if min(width, height) < size:
-                raise UserError(f"{width}x{height} is smaller than {size}x{size}")
-            picture = ImageOps.exif_transpose(opened).convert("L" if channels == 1 else "RGB")
-    except UserError:
-        raise
-    except Exception as error:  # Pillow's decoders raise many types
-        raise UserError(f"unreadable ({type(error).__name__})") from None
+    with _opened(path, size) as opened:
+        picture = ImageOps.exif_transpose(opened).convert("L" if channels == 1 else "RGB")
     while min(picture.size) >= 2 * size:  # halving by boxes first keeps the final filter sharp
         picture = picture.resize(tuple(side // 2 for side in picture.size), Image.Resampling.BOX)
     scale = size / min(picture.size)
@@ -213,6 +235,32 @@ def read_image(path: pathlib.Path, size: int, channels: int) -> np.ndarray:
     left, top = ((side - size) // 2 for side in shape)
     square = picture.crop((left, top, left + size, top + size))
     return np.asarray(square, np.uint8).reshape(size, size, channels)
+
+
+def header_problem(file: ImageFile, size: int) -> str | None:
+    """Why a file cannot be used, as far as its header says; None if it can."""
+    try:
+        with _opened(file.path, size):
+            return None
+    except UserError as error:
+        return str(error)
+
+
+@contextlib.contextmanager
+def _opened(path: pathlib.Path, size: int) -> Iterator[Image.Image]:
+    """A picture whose pixels are still to be read; UserError if it is too large, too small or damaged."""
+    try:
+        with Image.open(path, formats=_FORMATS) as opened:
+            width, height = opened.size
+            if width * height > bounds.PIXELS:
+                raise UserError(f"{width}x{height} has more than {bounds.PIXELS} pixels")
+            if min(width, height) < size:
+                raise UserError(f"{width}x{height} is smaller than {size}x{size}")
+            yield opened
+    except UserError:
+        raise
+    except Exception as error:  # Pillow's decoders raise many types
+        raise UserError(f"unreadable ({type(error).__name__})") from None
 
 
 def skip_report(skipped: tuple[str, ...]) -> str:

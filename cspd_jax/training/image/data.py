@@ -16,6 +16,7 @@ from cspd_jax.data.digits import Digits
 from cspd_jax.data.folder import Folder, FolderConfig, LatentEncoder
 from cspd_jax.data.glyphs import GlyphConfig, Glyphs
 from cspd_jax.data.source import Batch, Source, Split, shuffled
+from cspd_jax.data.streamed import StreamedFolder
 from cspd_jax.errors import UserError
 from cspd_jax.image import plain
 from cspd_jax.image.pixels import unpatchify
@@ -29,13 +30,25 @@ from cspd_jax.training.step import Purpose, run_key
 
 
 def make_source(
-    config: DataConfig, *, encoder: LatentEncoder | None = None, cache: str | os.PathLike | None = None
+    config: DataConfig,
+    *,
+    encoder: LatentEncoder | None = None,
+    cache: str | os.PathLike | None = None,
+    stream: int | None = None,
 ) -> Source:
-    """The data set of a configuration. encoder, cache: for folders of images, see `data.folder.Folder`."""
+    """The data set of a configuration.
+
+    encoder, cache: for folders of images, see `data.folder.Folder`.
+    stream: keep no pixels, and read the files by so many processes (0: by threads), see `StreamedFolder`.
+    """
     if isinstance(config, FolderConfig):
-        return Folder(config, encoder=encoder, cache=cache)
-    if encoder is not None or cache is not None:
-        raise UserError("an autoencoder and a cache are for folders of images, not for data made here")
+        if stream is None:
+            return Folder(config, encoder=encoder, cache=cache)
+        if encoder is not None or cache is not None:
+            raise UserError("--stream keeps nothing: leave out --vae (latents are made once) and --cache")
+        return StreamedFolder(config, workers=stream)
+    if encoder is not None or cache is not None or stream is not None:
+        raise UserError("--vae, --cache and --stream are for folders of images, not for data made here")
     return Glyphs(config) if isinstance(config, GlyphConfig) else Digits(config)
 
 

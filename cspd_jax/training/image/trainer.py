@@ -15,6 +15,7 @@ import numpy as np
 from PIL import Image
 
 from cspd_jax.data.source import Source
+from cspd_jax.data.streamed import StreamedFolder
 from cspd_jax.errors import UserError
 from cspd_jax.image.pixels import patchify, unpatchify
 from cspd_jax.image.plain import SamplerSettings, sample
@@ -101,24 +102,33 @@ def run_steps(
 ) -> Iterator[tuple[int, TrainState, Metrics]]:
     """Yields (steps taken, state, metrics) up to step `end`. The next batch is made while a step runs."""
     step = int(state.step)
-    batch = load_batch(config, source, step, placement) if step < end else None
+    batches = load_batches(config, source, step, end, placement)
+    batch = next(batches, None)
     placed = jax.tree.map(lambda array: array.sharding, state)
-    while step < end:
+    while batch is not None:
         known = task.n_known(step)
         bucket = masking.find_bucket(task.buckets, known)
         state, metrics = task.step(bucket, state, *batch, np.int32(known))
         state = jax.device_put(state, placed)
         step += 1
-        if step < end:
-            batch = load_batch(config, source, step, placement)
+        batch = next(batches, None)
         jax.block_until_ready(metrics)
         yield step, state, metrics
 
 
-def load_batch(config: TrainConfig, source: Source, step: int, placement: Placement):
-    """Tokens [B, L, C] and labels [B] of step `step`, split over the devices."""
-    images, labels = source.batch(step, config.batch, seed=config.seed)
-    return placement.put_batch((patchify(images, config.model.patch_size), labels))
+def load_batches(
+    config: TrainConfig, source: Source, start: int, end: int, placement: Placement
+) -> Iterator[tuple[jax.Array, jax.Array]]:
+    """Tokens [B, L, C] and labels [B] of the steps from `start` to `end`, split over the devices."""
+    patch = config.model.patch_size
+    if isinstance(source, StreamedFolder):
+        rows = placement.rows_here(config.batch)
+        for images, labels in source.parts(start, end, rows, config.batch, seed=config.seed):
+            yield placement.put_rows((patchify(images, patch), labels), rows, config.batch)
+        return
+    for step in range(start, end):
+        images, labels = source.batch(step, config.batch, seed=config.seed)
+        yield placement.put_batch((patchify(images, patch), labels))
 
 
 def check_fit(config: TrainConfig, source: Source) -> None:
