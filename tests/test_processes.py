@@ -39,6 +39,10 @@ TRAIN = (
 )  # fmt: skip
 
 
+# Nearly all the time goes into compiling programs that run once.
+ENVIRONMENT = {"JAX_PLATFORMS": "cpu", "JAX_DISABLE_MOST_OPTIMIZATIONS": "true"}
+
+
 def command(*arguments):
     return [sys.executable, "-m", "cspd_jax", *map(str, arguments)]
 
@@ -47,7 +51,7 @@ def start(port, index, *arguments):
     where = f"127.0.0.1:{port},{index},2"
     return subprocess.Popen(
         command("--distributed", where, *arguments),
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "JAX_PLATFORMS": "cpu"},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, **ENVIRONMENT},
     )  # fmt: skip
 
 
@@ -64,7 +68,8 @@ def both(*arguments):
 
 
 def alone(*arguments):
-    subprocess.run(command(*arguments), check=True, capture_output=True, timeout=600)
+    environment = {**os.environ, **ENVIRONMENT}
+    subprocess.run(command(*arguments), check=True, capture_output=True, timeout=600, env=environment)
 
 
 def sentences(told):
@@ -99,13 +104,30 @@ def test_train_and_resume(tmp_path):
     (_, told, code), _ = both(*TRAIN, "--out", tmp_path / "two", "--resume")
     assert code == 0, told
     alone(*TRAIN, "--out", tmp_path / "one")
+    assert_same_losses(tmp_path)
+    assert (tmp_path / "two" / "model" / "config.json").exists()
+
+
+def assert_same_losses(folder):
+    """Of the runs `one` and `two`, of 6 steps."""
     losses = [
-        [json.loads(line)["loss"] for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
+        [json.loads(line)["loss"] for line in (folder / name / "metrics.jsonl").read_text().splitlines()]
         for name in ("one", "two")
     ]
     assert len(losses[0]) == 6
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-4)
-    assert (tmp_path / "two" / "model" / "config.json").exists()
+
+
+def test_distill(tmp_path):
+    """On the data and on samples that the target makes once."""
+    alone(*TRAIN, "--out", tmp_path / "target")
+    target = tmp_path / "target" / "model"
+    distill = ("distill", *TRAIN[1:], "--target", target, "--from", "both", "--samples", "64", "--json")
+    (out, told, code), (silent, _, other) = both(*distill, "--out", tmp_path / "two")
+    assert (code, other) == (0, 0), told
+    alone(*distill, "--out", tmp_path / "one")
+    assert_same_losses(tmp_path)
+    assert 0 < json.loads(out)["path_acceptance"] <= 1 and silent == ""
 
 
 def test_each_reads_the_files_of_its_rows(tmp_path):
@@ -123,12 +145,7 @@ def test_each_reads_the_files_of_its_rows(tmp_path):
     (_, told, code), _ = both(*folder, "--stream", "--out", tmp_path / "two")
     assert code == 0, told
     alone(*folder, "--out", tmp_path / "one")
-    losses = [
-        [json.loads(line)["loss"] for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
-        for name in ("one", "two")
-    ]
-    assert len(losses[0]) == 6
-    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-4)
+    assert_same_losses(tmp_path)
 
 
 def test_one_that_fails_ends_the_other(tmp_path):
@@ -163,7 +180,7 @@ def test_one_that_waits_in_vain():
         where = f"127.0.0.1:{free_port()},{index},2"
         process = subprocess.run(
             [sys.executable, "-c", code.format(where)], capture_output=True, text=True, timeout=120,
-            env={**os.environ, "JAX_PLATFORMS": "cpu"},
+            env={**os.environ, **ENVIRONMENT},
         )  # fmt: skip
         assert process.returncode == 2
         assert len(sentences(process.stderr)) == 1 and "did not meet within 3 s" in process.stderr

@@ -43,8 +43,10 @@ def train(args: argparse.Namespace, config, begun, placement) -> None:
             tensorboard=args.tensorboard,
         )
         averaged = gathered(state.ema)
-        report = {"held_out_bits_per_byte": measure(config, averaged, texts)} if processes.is_first() else {}
-        finish(args, config, state, start, "lm", {"corpus": texts.describe()}, **report)
+        if processes.is_first():
+            report = {"held_out_bits_per_byte": measure(config, averaged, texts)}
+            extra = {"corpus": texts.describe()}
+            finish(args, config, int(state.step), averaged, start, "lm", extra, **report)
 
 
 def _initial(name: str | None, config, out: pathlib.Path):
@@ -63,8 +65,9 @@ def distill(args: argparse.Namespace, config, begun, placement) -> None:
     from cspd_jax.cli.train import finish
     from cspd_jax.data.text import Texts
     from cspd_jax.networks.lm import LM
-    from cspd_jax.parallel import put_whole
+    from cspd_jax.parallel import processes, put_whole
     from cspd_jax.training import presets
+    from cspd_jax.training.placement import gathered
     from cspd_jax.training.run_folder import claimed
     from cspd_jax.training.text.distillation import InTurn, TargetTexts, agreement
     from cspd_jax.training.text.objective import tiled
@@ -82,7 +85,9 @@ def distill(args: argparse.Namespace, config, begun, placement) -> None:
         texts = rows = Texts(config.data)
         if begun.origin != "data":
             progress(f"making {begun.samples} samples of the target")
-            rows = TargetTexts(teacher, texts, begun.samples, args.out / "samples", config.seed)
+            folder, here = args.out / "samples", TextTeacher(target.config, target.params)
+            with processes.first_alone("the samples are made"):
+                rows = TargetTexts(here, texts, begun.samples, folder, config.seed)
         if begun.origin == "both":
             rows = InTurn(texts, rows)
         start = time.monotonic()
@@ -98,12 +103,14 @@ def distill(args: argparse.Namespace, config, begun, placement) -> None:
             placement=placement,
             tensorboard=args.tensorboard,
         )
-        held_out, _ = tiled(texts.streams["held-out"], config.data.length)
-        found = agreement(target.network, target.params, LM(config.model), state.ema, held_out)
-        report = {name: round(value, 4) for name, value in found._asdict().items()}
-        report["held_out_bits_per_byte"] = measure(config, state.ema, texts)
-        extra = {"corpus": texts.describe()}
-        finish(args, config, state, start, "lm", extra, "cspd-jax distill", **report)
+        averaged = gathered(state.ema)
+        if processes.is_first():
+            held_out, _ = tiled(texts.streams["held-out"], config.data.length)
+            found = agreement(target.network, target.params, LM(config.model), averaged, held_out)
+            report = {name: round(value, 4) for name, value in found._asdict().items()}
+            report["held_out_bits_per_byte"] = measure(config, averaged, texts)
+            extra, source = {"corpus": texts.describe()}, "cspd-jax distill"
+            finish(args, config, int(state.step), averaged, start, "lm", extra, source, **report)
 
 
 def evaluate(args: argparse.Namespace) -> None:

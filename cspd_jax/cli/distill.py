@@ -43,17 +43,14 @@ def add_parser(subparsers) -> None:
 def run(args: argparse.Namespace) -> None:
     config = configure(args)
     from cspd_jax.data.text import TextConfig
-    from cspd_jax.errors import UserError
     from cspd_jax.parallel import processes, put_whole
     from cspd_jax.training import presets
     from cspd_jax.training.begun import Begun
-    from cspd_jax.training.placement import Placement
+    from cspd_jax.training.placement import Placement, gathered
     from cspd_jax.training.run_folder import claimed
 
     asked = Begun("distill", lasting(args.init), lasting(args.target), args.origin, args.samples)
     begun = beginning(args, asked)
-    if not processes.is_alone():
-        raise UserError("distill runs in one process, on all its devices; leave out --distributed")
     placement = Placement(config.batch, mesh_of(args), config.accumulate)
     default = "default"
     if isinstance(config.data, TextConfig):
@@ -74,8 +71,8 @@ def run(args: argparse.Namespace) -> None:
     from cspd_jax.training.image.trainer import check_fit, save_pictures, train
 
     target = models.load(begun.target)
-    teacher = Teacher(target.config, put_whole(placement.mesh, target.params))
-    task = FromTarget(config, teacher)
+    teacher = Teacher(target.config, target.params)
+    task = FromTarget(config, Teacher(target.config, put_whole(placement.mesh, target.params)))
     data = make_source(config.data)
     check_fit(config, data)
     data.batch(0, 1, split="held-out")  # an empty split is reported now, not after the run
@@ -89,7 +86,8 @@ def run(args: argparse.Namespace) -> None:
         if begun.origin != "data":
             progress(f"making {begun.samples} samples of the target")
             folder = args.out / "samples"
-            source = TargetSamples(teacher, data.class_names, begun.samples, folder, config.seed)
+            with processes.first_alone("the samples are made"):
+                source = TargetSamples(teacher, data.class_names, begun.samples, folder, config.seed)
         if begun.origin == "both":
             source = Alternating(data, source)
         start = time.monotonic()
@@ -106,9 +104,11 @@ def run(args: argparse.Namespace) -> None:
             placement=placement,
             tensorboard=args.tensorboard,
         )
-        acceptance = measure(teacher, config, state.ema, data)
-        extra = {"class_names": list(data.class_names)}
-        finish(args, config, state, start, "mar", extra, "cspd-jax distill", **acceptance)
+        averaged = gathered(state.ema)
+        if processes.is_first():
+            acceptance = measure(teacher, config, averaged, data)
+            extra, made_by = {"class_names": list(data.class_names)}, "cspd-jax distill"
+            finish(args, config, int(state.step), averaged, start, "mar", extra, made_by, **acceptance)
 
 
 def measure(teacher, config, params, data) -> dict:

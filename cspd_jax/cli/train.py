@@ -87,7 +87,7 @@ def run(args: argparse.Namespace) -> None:
     from cspd_jax.parallel import processes
     from cspd_jax.training import presets
     from cspd_jax.training.begun import Begun
-    from cspd_jax.training.placement import Placement
+    from cspd_jax.training.placement import Placement, gathered
     from cspd_jax.training.run_folder import claimed
 
     begun = beginning(args, Begun("train", init=lasting(args.init), vae=lasting(args.vae)))
@@ -123,7 +123,10 @@ def run(args: argparse.Namespace) -> None:
             placement=placement,
             tensorboard=args.tensorboard,
         )
-        finish(args, config, state, start, "mar", {"class_names": list(source.class_names)})
+        averaged = gathered(state.ema)
+        if processes.is_first():
+            extra = {"class_names": list(source.class_names)}
+            finish(args, config, int(state.step), averaged, start, "mar", extra)
 
 
 def lasting(name: str | None) -> str | None:
@@ -144,15 +147,20 @@ def beginning(args: argparse.Namespace, asked):
 
 
 def finish(
-    args, config, state, start: float, kind: str, extra: dict, source: str = "cspd-jax train", **report
+    args,
+    config,
+    step: int,
+    averaged,
+    start: float,
+    kind: str,
+    extra: dict,
+    source: str = "cspd-jax train",
+    **report,
 ) -> None:
-    """Writes the model of a run that reached its end, and prints the result. extra: for its config.json."""
-    from cspd_jax.parallel import processes
-    from cspd_jax.training.placement import gathered
+    """Writes the model of a run that reached its end, and prints the result: for the first process.
 
-    step, averaged = int(state.step), gathered(state.ema)
-    if not processes.is_first():
-        return
+    averaged: its averaged weights. extra: for its config.json.
+    """
     report = {**report, "out": str(args.out), "steps": step, "seconds": round(time.monotonic() - start, 1)}
     if step < config.steps:
         progress(f"stopped at step {step} of {config.steps}; continue with --resume")
