@@ -2,7 +2,8 @@
 
 All functions are pure, take a key that they consume, and treat a single lane; `vmap` them for many. The value
 that a coupling (`couple_*`, `reflect`) returns is distributed as p, and it equals the draft with probability
-1 - TV(p, q), which is the maximum. `verify_block` does this for a block of drafted tokens.
+1 - TV(p, q), which is the maximum. `verify_block` does this for a block of drafted tokens,
+`verify_gaussian_block` for a path of Gaussian transitions.
 """
 
 from cspd_jax.coupling.acceptance import (
@@ -14,6 +15,7 @@ from cspd_jax.coupling.acceptance import (
     log_residual_acceptance,
     uniform,
 )
+from cspd_jax.coupling.block import VerifiedPath, verify_gaussian_block
 from cspd_jax.coupling.categorical import (
     BlockDistributions,
     Verified,
@@ -32,6 +34,7 @@ __all__ = [
     "CouplingInfo",
     "Resampled",
     "Verified",
+    "VerifiedPath",
     "accepts",
     "block_distributions",
     "couple_categorical",
@@ -50,4 +53,5 @@ __all__ = [
     "residual_trip",
     "uniform",
     "verify_block",
+    "verify_gaussian_block",
 ]

@@ -1,0 +1,151 @@
+"""Block verification of Gaussian paths against a closed form, and a wrong variant that the same test refutes.
+
+Fixed seeds; the false-alarm rate of every sampled test is at most 1e-4 (see `laws`).
+"""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from laws import FALSE_ALARM, ks_p_value, share_p_value
+
+from cspd_jax.coupling import verify_gaussian_block
+from cspd_jax.coupling.gaussian import couple_gaussians
+from cspd_jax.diffusion.gaussian import Gaussian, log_density
+
+LANES, M, D = 12_000, 3, 2
+P_FACTOR, Q_FACTOR = 0.8, 0.7
+P_SHIFT, Q_SHIFT = 0.3, 0.1
+P_VAR, Q_VAR = np.array([0.5, 0.9]), np.array([0.7, 0.8])
+
+
+def p_of(x):
+    return Gaussian(P_FACTOR * x + P_SHIFT, jnp.broadcast_to(jnp.log(P_VAR), x.shape))
+
+
+def q_of(x):
+    """The drafter's mean and variances differ, and how much its mean does depends on the state."""
+    return Gaussian(Q_FACTOR * x + Q_SHIFT, jnp.broadcast_to(jnp.log(Q_VAR), x.shape))
+
+
+def normal_cdf(mean, variance):
+    scale = math.sqrt(2 * variance)
+    return np.vectorize(lambda x: 0.5 * (1 + math.erf((x - mean) / scale)))
+
+
+def step(g, key):
+    return g.mean + jnp.exp(0.5 * g.log_var) * jax.random.normal(key, g.mean.shape)
+
+
+def path(key, law, x, steps=M):
+    states = [x]
+    for k in jax.random.split(key, steps):
+        states.append(step(law(states[-1]), k))
+    return jnp.stack(states)
+
+
+def one_by_one(key, p, q, drafts, count):
+    """What block verification is not: each draft tested alone. Exact as well, and keeps fewer."""
+    coupled = jax.vmap(couple_gaussians)(jax.random.split(key, M), p, q, drafts)
+    kept = jnp.min(jnp.where(coupled.accepted, M, jnp.arange(M)))
+    return kept, coupled.value[jnp.minimum(kept, M - 1)]
+
+
+def as_block(key, p, q, drafts, count):
+    verified = verify_gaussian_block(key, p, q, drafts, count)
+    return verified.kept, verified.value
+
+
+def tokenwise_residual(key, p, q, drafts, count):
+    """Wrong: a block's number of drafts, but the residual of a single transition after them."""
+    verified = verify_gaussian_block(key, p, q, drafts, count)
+    keys = jax.random.split(jax.random.fold_in(key, 1), M)
+    far = Gaussian(q.mean + 100, q.log_var)  # every draft is rejected, so that each value is a draw from p
+    other = jax.vmap(couple_gaussians)(keys, p, far, drafts + 100)
+    return verified.kept, other.value[jnp.minimum(verified.kept, M - 1)]
+
+
+@functools.cache
+def sampled(verify, count=M):
+    """LANES paths [LANES, M + 1, D] by a way to verify, finished by p; how many of `count` drafts each kept;
+    the sum of their pi."""
+    return jax.tree.map(np.asarray, _sampled(verify, jax.random.key(0), count))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _sampled(verify, key, count):
+
+    def lane(key):
+        keys = jax.random.split(key, 5)
+        start = jnp.array([1.0, -1.0])
+        drafted = path(keys[0], q_of, start)
+        p, q = p_of(drafted[:-1]), q_of(drafted[:-1])
+        kept, value = verify(keys[1], p, q, drafted[1:], count)
+        x = jnp.where((jnp.arange(M + 1) <= kept)[:, None], drafted, 0)
+        x = jnp.where((jnp.arange(M + 1) == kept + 1)[:, None] & (kept < count), value, x)
+        known = jnp.where(kept < count, kept + 1, kept)
+        for i, k in zip(range(1, M + 1), jax.random.split(keys[2], M)):
+            x = x.at[i].set(jnp.where(i > known, step(p_of(x[i - 1]), k), x[i]))
+        ratios = log_density(p, drafted[1:]) - log_density(q, drafted[1:])
+        log_pi, total = 0.0, 0.0
+        for i in range(M):
+            log_pi = jnp.minimum(0.0, log_pi + ratios[i])
+            total += jnp.where(i < count, jnp.exp(log_pi), 0)
+        return x, kept, total
+
+    return jax.vmap(lane)(jax.random.split(key, LANES))
+
+
+def worst_p_value(states):
+    """Of every coordinate of every state, and of the last minus the first drawn, under p's closed form."""
+    found = []
+    for d in range(D):
+        mean, variance = [1.0, -1.0][d], 0.0
+        for i in range(1, M + 1):
+            mean, variance = P_FACTOR * mean + P_SHIFT, P_FACTOR**2 * variance + P_VAR[d]
+            found.append(ks_p_value(states[:, i, d], normal_cdf(mean, variance)))
+        first = P_FACTOR * [1.0, -1.0][d] + P_SHIFT
+        factor = P_FACTOR ** (M - 1) - 1
+        moved = variance - P_FACTOR ** (2 * M - 2) * P_VAR[d] + factor**2 * P_VAR[d]
+        found.append(ks_p_value(states[:, M, d] - states[:, 1, d], normal_cdf(mean - first, moved)))
+    return min(found) * len(found)
+
+
+@pytest.mark.parametrize("verify", [as_block, one_by_one])
+def test_paths_have_the_targets_distribution(verify):
+    states, _, _ = sampled(verify)
+    assert worst_p_value(states) > FALSE_ALARM
+
+
+def test_a_wrong_residual_is_refuted():
+    states, _, _ = sampled(tokenwise_residual)
+    assert worst_p_value(states) <= FALSE_ALARM
+
+
+@pytest.mark.parametrize("count", [M, 2])
+def test_how_many_drafts_are_kept(count):
+    """E kept is the sum of E pi_i; and more than one by one, where P(at least i) = E prod min(1, p / q)."""
+    _, kept, total = sampled(as_block, count)
+    assert kept.max() == count
+    assert share_p_value(kept.mean() / count, total.mean() / count, LANES) > FALSE_ALARM
+    if count == M:
+        _, alone, _ = sampled(one_by_one)
+        assert kept.mean() > alone.mean() + 0.02
+
+
+def test_equal_distributions_keep_everything():
+    drafted = path(jax.random.key(2), p_of, jnp.zeros(D))
+    p = p_of(drafted[:-1])
+    verified = verify_gaussian_block(jax.random.key(3), p, p, drafted[1:])
+    assert int(verified.kept) == M and int(verified.trips) == 0 and not bool(verified.truncated)
+
+
+def test_a_block_that_cannot_be_decided_says_so():
+    """A number that is not finite: no coin ever falls."""
+    p = Gaussian(jnp.zeros((1, D)), jnp.zeros((1, D)))
+    q = Gaussian(jnp.full((1, D), jnp.nan), jnp.zeros((1, D)))
+    verified = verify_gaussian_block(jax.random.key(0), p, q, jnp.zeros((1, D)), max_trips=3)
+    assert bool(verified.truncated) and int(verified.kept) == 0 and int(verified.trips) == 3
