@@ -3,7 +3,7 @@
     python benchmarks/chain_rivals.py results.json [--rows 512] [--cfg 1,3] [--windows 8,16,32]
 
 Every way drafts M steps from frozen or corrected predictions, verifies them in one head call, and keeps a
-prefix; T = 100 with noise in the last step, contexts of the model's own generations, the same noise for all.
+prefix; T = 100 with noise in the last step, contexts of the model's own generations.
 
 drafts: what stays as it was at the last state that the head has seen: `x0`, its prediction of x_0, as in
     autospeculation (arXiv 2505.03983, in whose coordinates that is the frozen drift); `eps`, its prediction
@@ -125,20 +125,21 @@ def as_seen(way: Way, c: Coefficients, x: Array, eps: Array, v: Array) -> Predic
 
 
 def drafted(way: Way, c: Coefficients, drafter: NoiseCorrected, chains: Chains, window: int, noise) -> Round:
-    rows, ahead = jnp.arange(len(chains.x)), jnp.arange(window)[:, None]
+    """noise: [M, R, d], new in every round: a block's test looks at drafts that it does not keep."""
+    ahead = jnp.arange(window)[:, None]
     steps, valid = jnp.maximum(chains.left - 1 - ahead, 0), chains.left > ahead
 
-    def step(carry, t):
-        x, seen = carry
+    def step(carry, inputs):
+        (x, seen), (t, noise) = carry, inputs
         guess = as_x0(way, at(c, t), x, seen)
         q = transition_from_x0(at(c, t), x, guess.x0, guess.v)
-        deviation = jnp.exp(0.5 * q.log_var) * noise[t, rows]
+        deviation = jnp.exp(0.5 * q.log_var) * noise
         if way.drafts == "corrected":
             seen = drafter.advance(t, seen, deviation)
         after = q.mean + deviation
         return (after, seen), (x, after, q)
 
-    _, (before, after, q) = jax.lax.scan(step, (chains.x, chains.seen), steps)
+    _, (before, after, q) = jax.lax.scan(step, (chains.x, chains.seen), (steps, noise))
     return Round(steps, before, after, q, valid)
 
 
@@ -162,16 +163,16 @@ def tested_as_block(p: Gaussian, made: Round, uniforms: Array, key: Array) -> tu
     return found.kept, found.value
 
 
-@functools.partial(jax.jit, static_argnames=("way", "window", "head", "model"))
-def run_chains(way: Way, window: int, model, params, time, z, scale, c, drafter, noise, key, head=None):
+@functools.partial(jax.jit, static_argnames=("way", "window", "model"))
+def run_chains(way: Way, window: int, model, params, time, z, scale, c, drafter, x, key):
     """Calls in sequence [R] until each chain was finished, drafts tested and kept, and the rounds of the
     slowest."""
-    rows, lanes = noise.shape[1], jnp.arange(noise.shape[1])
+    rows, lanes = len(x), jnp.arange(len(x))
     call = head_of_steps(model, params, time, z, scale, lanes)
     test = {"each": tested_one_by_one, "block": tested_as_block}[way.test]
-    start = Chains(jnp.full(rows, STEPS), noise[-1], drafter.start(noise[-1]))
+    start = Chains(jnp.full(rows, STEPS), x, drafter.start(x))
     if way.drafts == "eps":
-        start = start._replace(seen=Prediction(noise[-1], start.seen.v))
+        start = start._replace(seen=Prediction(x, start.seen.v))
 
     def one_round(carry):
         chains, calls, kept, drafts, rounds = carry
@@ -180,12 +181,14 @@ def run_chains(way: Way, window: int, model, params, time, z, scale, c, drafter,
             t = jnp.maximum(chains.left - 1, 0)
             eps, v = call(t[None], chains.x[None])
             chains = chains._replace(seen=as_seen(way, at(c, t), chains.x, eps[0], v[0]))
+        own = jax.random.fold_in(key, rounds)
+        noise = jax.random.normal(jax.random.fold_in(own, 1), (window, *start.x.shape))
         made = drafted(way, c, drafter, chains, window, noise)
         eps, v = call(made.steps, made.before)
         cc = at(c, made.steps)
         x0 = predicted_x0(cc, made.before, eps)
         p = transition_from_x0(cc, made.before, x0, v)
-        for_uniforms, for_residual = jax.random.split(jax.random.fold_in(key, rounds))
+        for_uniforms, for_residual = jax.random.split(own)
         n, other = test(p, made, uniform(for_uniforms, made.valid.shape), for_residual)
         ends = jnp.sum(made.valid, axis=0)
         n = jnp.minimum(n, ends)
@@ -245,12 +248,12 @@ def main() -> None:
         calibrated = calibration.get(model, settings, cfg, 1.0).calibration
         chosen = np.random.default_rng(0).integers(calibrated.contexts.shape[1], size=args.rows)
         z = calibrated.contexts[:, chosen].reshape(-1, calibrated.contexts.shape[-1])
-        noise = jax.random.normal(jax.random.key(1), (STEPS + 1, args.rows, model.config.token_dim))
+        first = jax.random.normal(jax.random.key(1), (args.rows, model.config.token_dim))
         begun = time.perf_counter()
         x, calls, kept, drafts, _ = jax.block_until_ready(
             run_chains(
                 way, window, model.network, model.params, features, z, None if cfg == 1 else cfg, c,
-                calibrated.drafter, noise, jax.random.key(2),
+                calibrated.drafter, first, jax.random.key(2),
             )
         )  # fmt: skip
         row = {

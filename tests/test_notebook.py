@@ -1,37 +1,83 @@
-"""The quickstart notebook runs from top to bottom, without the network."""
+"""The notebooks run from top to bottom in a small configuration, without the network, and are kept with what
+they show."""
 
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 
 import nbformat
 import pytest
-import tiny
 from nbclient import NotebookClient
 
-from cspd_jax import models
+NOTEBOOKS = Path(__file__).parent.parent / "notebooks"
+FEW_STEPS = {"num_iter": 4, "respacing": "ddim5"}
+TINY = [
+    "data.classes=01", "model.num_classes=2", "model.encoder_width=16", "model.encoder_depth=1",
+    "model.encoder_heads=2", "model.decoder_width=16", "model.decoder_depth=1", "model.decoder_heads=2",
+    "model.head_width=16", "model.head_depth=1", "model.respacing=ddim5", "sample_every=0", "batch=2",
+]  # fmt: skip
+SMALL = {
+    "1_mar": {"AR_STEPS": 4, "LABELS": [0, 1], "FEW": 2, "OPTIONS": {"respacing": "ddim5"}},
+    "2_exact_speculation": {"DRAWS": 500, "IMAGES": 4, "OPTIONS": FEW_STEPS},
+    "3_your_own_pair": {
+        "TARGET_STEPS": 2, "DRAFT_STEPS": 2, "DISTILL_STEPS": 2, "SETTINGS": TINY, "DRAFT_SETTINGS": TINY,
+    },
+    "4_text": {"NEW_TOKENS": 8, "MASKED_TOKENS": 8, "GAMMAS": [1, 2]},
+}  # fmt: skip
+NAMES = sorted(path.stem for path in NOTEBOOKS.glob("*.ipynb"))
 
-NOTEBOOK = Path(__file__).parent.parent / "notebooks" / "quickstart.ipynb"
+
+def read(name):
+    notebook = nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4)
+    nbformat.validate(notebook)
+    return notebook
+
+
+def code(notebook):
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def pictures(notebook):
+    return [out for cell in code(notebook) for out in cell.outputs if "image/png" in out.get("data", {})]
+
+
+def test_every_notebook_is_run():
+    assert sorted(SMALL) == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_kept_with_its_pictures(name):
+    notebook = read(name)
+    cells = code(notebook)
+    assert all(cell.execution_count for cell in cells), "run notebooks/execute.py"
+    assert not any(out.output_type == "error" for cell in cells for out in cell.outputs)
+    assert pictures(notebook)
+    text = json.dumps(notebook)
+    assert len(text) < 1_000_000
+    assert not re.search(r"/(home|root|tmp|work)/", text)
+    assert "torch" not in "".join(cell.source for cell in cells)
+    install, parameters = (cell for cell in cells if "SOURCE" in cell.source or cell.metadata.get("tags"))
+    assert install is cells[0] and parameters.metadata.tags == ["parameters"]
+    assert set(SMALL[name]) <= set(re.findall(r"^(\w+) =", parameters.source, flags=re.M))
 
 
 @pytest.mark.slow
-def test_quickstart(tmp_path, monkeypatch):
-    notebook = nbformat.read(NOTEBOOK, as_version=4)
-    nbformat.validate(notebook)
-    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    assert all(cell.execution_count is None and not cell.outputs for cell in code)
-    if not (models._SHIPPED / "target").is_dir():  # a checkout without the default model
-        path = tiny.save_mar(tmp_path / "target")
-        for cell in code:
-            cell.source = cell.source.replace('"default"', repr(path))
+@pytest.mark.parametrize("name", NAMES)
+def test_runs(name, tmp_path, monkeypatch):
+    kept = read(name)
+    notebook = read(name)
+    position = next(
+        i for i, cell in enumerate(notebook.cells) if "parameters" in cell.metadata.get("tags", [])
+    )
+    smaller = "\n".join(f"{key} = {value!r}" for key, value in SMALL[name].items())
+    notebook.cells.insert(position + 1, nbformat.v4.new_code_cell(smaller))
     _offline(monkeypatch, tmp_path)
     resources = {"metadata": {"path": tmp_path}}
-    NotebookClient(notebook, timeout=300, kernel_name="python3", resources=resources).execute()
-    pictures = [o for cell in code for o in cell.outputs if "image/png" in o.get("data", {})]
-    assert len(pictures) == 3
-    assert code[-1].outputs[0].data["text/plain"] == "(3, 4, 4, 16)"
+    NotebookClient(notebook, timeout=600, kernel_name="python3", resources=resources).execute()
+    assert len(pictures(notebook)) == len(pictures(kept))
 
 
 def _offline(monkeypatch, folder):
