@@ -49,6 +49,39 @@ def bars(
     return _image(figure)
 
 
+_KINDS = {"exact": ("o", _BLUE), "lossy": ("X", "#cc5500")}
+
+
+def scatter(
+    across: Sequence[float],
+    up: Sequence[float],
+    names: Sequence[str],
+    kinds: Sequence[str],
+    below: str,
+    left: str,
+) -> Image.Image:
+    """Named points on two logarithmic axes.
+
+    kinds: of the points: "exact" or "lossy", drawn as a disc or a cross.
+    below, left: labels of the axes.
+    """
+    figure = Figure((_WIDTH, _HEIGHT * 1.5), dpi=_DPI, layout="constrained")
+    axes = figure.add_subplot()
+    for kind, (marker, colour) in _KINDS.items():
+        chosen = [i for i, other in enumerate(kinds) if other == kind]
+        x, y = [across[i] for i in chosen], [up[i] for i in chosen]
+        axes.scatter(x, y, marker=marker, color=colour, label=kind, s=50)
+    for x, y, name in zip(across, up, names):
+        axes.annotate(name, (x, y), xytext=(5, 4), textcoords="offset points", fontsize=8)
+    axes.set(xscale="log", yscale="log", xlabel=below, ylabel=left)
+    axes.margins(x=0.18, y=0.12)
+    axes.legend(loc="upper right")
+    axes.grid(color=_GREY)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    return _image(figure)
+
+
 def ticks(names: Sequence[str], most: int = 12) -> list[int]:
     """Places of at most `most` names: every 1, 2, 5, 10, ... of them; if numbers, multiples of that."""
     step = 1
