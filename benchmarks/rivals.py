@@ -10,8 +10,8 @@ Every cell is compared with as many plain images of other keys: the share of the
 distance of the features of a classifier trained on the same data, and the three tests of same_law.py. Cell
 "plain" is the control: the sampler of the reference with other keys. Its distance is the floor that any set
 of so many images has. Lossy means: another distribution than the full sampler's, of one AR step per token and
-all denoising steps. Seconds are those that a tenth of the runs of 10 images stay below, less compilation: other
-work on the machine changes them least.
+all denoising steps. Seconds are those that a tenth of the runs of 10 images stay below, less compilation:
+other work on the machine changes them least.
 """
 
 from __future__ import annotations
