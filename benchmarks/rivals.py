@@ -53,12 +53,15 @@ CELLS: dict[str, tuple[str, dict]] = {
     "self + chains": ("exact", {"method": "self", "gamma": 8, "proposals": 16, "denoise": "speculative"}),
     "self": ("exact", {"method": "self", "gamma": 8, "proposals": 16}),
     "paper's criterion": ("lossy", {**PAPER, "gamma": 3}),
+    "4 AR steps": ("lossy", {**NOISY, "num_iter": 4}),
+    "5 denoising steps": ("lossy", {**NOISY, "steps": "ddim5"}),
 }
-SLOW = ("plain + chains", "self + chains", "self", "paper's criterion")
+SLOW = ("plain + chains", "released runner", "self + chains", "self", "paper's criterion")
 REFERENCE_SEED, FIRST_SEED = 41, 42
 STEPS = "ddim100"
 SHARES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0)
 REPETITIONS, NEEDED = 10, 9
+SPLITS = 40
 
 
 def options_of(name: str) -> dict:
@@ -88,6 +91,25 @@ def summary(made: dict, n: int, reference: dict, control: dict, measure) -> dict
     }
     row |= tests(x, y, made["labels"][:n])
     return row | {"refuted": min(row["moments"], row["energy"], row["classifier"]) <= FALSE_ALARM}
+
+
+def two_sets(classes: np.ndarray, n: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Indices of two disjoint random sets of n images, each with as many of every class."""
+    random, kinds = np.random.default_rng(seed), np.unique(classes)
+    each = n // len(kinds)
+    members = [random.permutation(np.flatnonzero(classes == kind))[: 2 * each] for kind in kinds]
+    both = np.stack(members, axis=1)  # [2 n / classes, classes]
+    return both[:each].ravel(), both[each:].ravel()
+
+
+def floors(features: np.ndarray, classes: np.ndarray, sizes: set[int]) -> list[dict]:
+    """The distances of two disjoint sets of n plain images, of features [N, F]: 40 random pairs."""
+    found = []
+    for n in sorted(sizes):
+        pairs = (two_sets(classes, n, seed) for seed in range(SPLITS))
+        each = [statistics.frechet_distance(features[a], features[b]) for a, b in pairs]
+        found.append({"images": n, "least": min(each), "mean": float(np.mean(each)), "most": max(each)})
+    return found
 
 
 def power(reference: dict, control: dict, ten: dict, n: int) -> list[dict]:
@@ -120,10 +142,7 @@ def _often_refuted(test, share, wrong, plain, classes, labels) -> bool:
     missed, n = 0, len(labels)
     for repetition in range(REPETITIONS):
         random = np.random.default_rng(repetition)
-        first, second = (np.empty(n, int) for _ in range(2))
-        for label in np.unique(classes):
-            members = random.permutation(np.flatnonzero(classes == label))
-            first[labels == label], second[labels == label] = np.split(members, 2)
+        first, second = two_sets(classes, n, repetition)
         x, y = plain[first], plain[second].copy()
         at = random.permutation(n)[: round(share * n)]
         y[at] = wrong(plain[second], at, random)
@@ -154,6 +173,13 @@ def markdown(found: dict) -> str:
             *(f"{row[test]:.2g}" for test in ("moments", "energy", "classifier")),
         ]  # fmt: skip
         lines.append("| " + " | ".join(map(str, values)) + " |")
+    lines += ["", "| images of either set | least distance | mean | most |", "|---|---|---|---|"]
+    for row in found.get("floors", []):
+        lines.append(
+            "| "
+            + " | ".join([str(row["images"]), *(f"{row[k]:.2f}" for k in ("least", "mean", "most"))])
+            + " |"
+        )
     if found.get("power"):
         lines += ["", "| wrong images | of | moments | energy | classifier |", "|---|---|---|---|---|"]
     for row in found.get("power", []):
@@ -163,14 +189,17 @@ def markdown(found: dict) -> str:
     return "\n".join(lines)
 
 
-def picture(rows: list[dict]):
-    """Distance against calls, and against seconds."""
+def picture(found: dict):
+    """Distance, as a multiple of that of two plain sets, against calls and against seconds."""
+    rows, floor = found["cells"], {row["images"]: row for row in found["floors"]}
     names, kinds = [row["cell"] for row in rows], [row["kind"] for row in rows]
-    heights = [row["frechet"] / row["floor"] for row in rows]
-    left = "Fréchet / that of the control"
+    heights = [row["frechet"] / floor[row["images"]]["mean"] for row in rows]
+    widest = floor[max(floor)]
+    band = (widest["least"] / widest["mean"], widest["most"] / widest["mean"])
+    left = "Fréchet / that of two plain sets"
     axes = (([calls_of(row) for row in rows], "network calls in sequence, 10 images side by side"),
             ([row["seconds_per_image"] for row in rows], "seconds per image, on this CPU"))  # fmt: skip
-    return stacked([scatter(values, heights, names, kinds, below, left) for values, below in axes])
+    return stacked([scatter(values, heights, names, kinds, below, left, band) for values, below in axes])
 
 
 def main() -> None:
@@ -188,7 +217,7 @@ def main() -> None:
     args = parser.parse_args()
     found = json.loads(args.file.read_text()) if args.file.exists() else {"cells": []}
     if args.picture:
-        picture(found["cells"]).save(args.picture)
+        picture(found).save(args.picture)
     if args.markdown:
         print(markdown(found))
     if args.picture or args.markdown:
@@ -236,6 +265,10 @@ def run(args: argparse.Namespace, found: dict) -> None:
         found["cells"] = [old for old in found["cells"] if old["cell"] != name] + [row]
         write()
         print(json.dumps(row), file=sys.stderr, flush=True)
+    both = np.concatenate([reference["tokens"], control["tokens"]])
+    classes = np.concatenate([reference["labels"], control["labels"]])
+    found["floors"] = floors(measure(both)[1], classes, {row["images"] for row in found["cells"]})
+    write()
     if args.power:
         found["power"] = power(
             reference, control, made("10 denoising steps", args.images, FIRST_SEED + 5, "10_denoising_steps"),
