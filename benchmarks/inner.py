@@ -202,7 +202,7 @@ def whole_tokens(head: dict, repeats: int) -> list[dict]:
     model, params = MARModel(config), init_params(config, jax.random.key(0))
     settings = SamplerSettings(num_iter=256, respacing="ddim100")
     batch = plain.start(model, params, row_keys(jax.random.key(0), 1), jnp.zeros(1, jnp.int32), settings)
-    segments = plain.plan_segments(config.seq_len, 256, settings.prefix_buckets)
+    segments = plain.plan_segments(config.seq_len, settings)
     state = plain.empty_state(model, 1, segments)
     fast = min(s for label, s in head["seconds"].items() if label != "plain")
     found = []

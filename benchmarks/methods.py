@@ -59,7 +59,11 @@ DISTANCES = (1, 2, 4, 8)
 def request_of(target, draft, labels, options: dict, **more):
     """The request that one of `METHODS`, which can be written as JSON, stands for."""
     options = dict(options)
-    asked = {name: options.pop(name) for name in ("num_iter", "final_noise", "denoise") if name in options}
+    names = ("num_iter", "final_noise", "denoise", "anneal", "reveal")
+    asked = {name: options.pop(name) for name in names if name in options}
+    for shortcut, kind in (("anneal", cspd_jax.Annealing), ("reveal", cspd_jax.Checkerboard)):
+        if shortcut in asked:
+            asked[shortcut] = kind(*asked[shortcut])
     name, criterion = options.pop("method", "plain"), options.pop("criterion", "path")
     if name == "plain":
         method = cspd_jax.Plain()

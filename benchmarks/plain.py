@@ -127,7 +127,7 @@ def mar_b(cfg: float, known: int, repeats: int) -> dict:
     params = jax.tree.map(jnp.asarray, reference_torch.to_jax(reference))
     model = MARModel(config)
     settings = plain.SamplerSettings(num_iter=256, respacing=config.respacing, guided=guided)
-    segments = plain.plan_segments(config.seq_len, 256, settings.prefix_buckets)
+    segments = plain.plan_segments(config.seq_len, settings)
     bucket = next(s.bucket for s in segments if s.bucket >= known)
     keys = row_keys(jax.random.key(0), 1)
     batch = plain.start(model, params, keys, jnp.zeros(1, jnp.int32), settings)

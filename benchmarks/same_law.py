@@ -23,6 +23,7 @@ import argparse
 import json
 import math
 import sys
+import time
 from pathlib import Path
 
 import jax
@@ -31,6 +32,7 @@ from methods import METHODS, request_of
 
 import cspd_jax
 from cspd_jax import models
+from cspd_jax._utils.compilation import compile_seconds
 from cspd_jax._utils.random import row_keys
 from cspd_jax.evaluation import classifier as classifiers
 from cspd_jax.evaluation.data import open_source, training_config
@@ -72,31 +74,38 @@ def frugal(name: str, in_groups: bool) -> dict:
     return FRUGAL_IN_GROUPS if in_groups and name in FRUGAL else FRUGAL.get(name, {})
 
 
-def generate(target, draft, folder: Path, n: int, seed: int, settings: dict) -> dict:
-    """tokens [N, L, d] and labels of a cell; parts that exist are read."""
+def generate(target, draft, folder: Path, n: int, seed: int, settings: dict, batch: int = BATCH) -> dict:
+    """tokens [N, L, d] and labels of a cell, made `batch` by `batch`, and what those parts cost that were
+    timed; parts that exist are read."""
     folder.mkdir(parents=True, exist_ok=True)
     told, made_by = folder / "settings.json", {"seed": seed, **settings}
     if told.exists() and json.loads(told.read_text()) != made_by:
         sys.exit(f"{folder} holds images of other settings; name another folder")
     told.write_text(json.dumps(made_by) + "\n")
-    labels = np.arange(BATCH) % target.config.num_classes
+    labels = np.arange(batch) % target.config.num_classes
     plan = None
     parts = []
-    for i in range(-(-n // BATCH)):
+    for i in range(-(-n // batch)):
         path = folder / f"part-{i:03d}.npz"
         if not path.exists():
             if plan is None:
                 options = {name: value for name, value in settings.items() if name not in SAMPLING}
                 sampling = {SAMPLING[name]: value for name, value in settings.items() if name in SAMPLING}
                 request = request_of(target, draft, labels, options, **sampling)
-                plan = cspd_jax.resolve(target, request, BATCH)
-            keys = row_keys(jax.random.key(seed), BATCH, i * BATCH)
+                plan = cspd_jax.resolve(target, request, batch)
+            keys = row_keys(jax.random.key(seed), batch, i * batch)
+            compiled, start = compile_seconds(), time.perf_counter()
             tokens, info = cspd_jax.run(keys, plan)
+            tokens = np.asarray(tokens, np.float32)
+            seconds = time.perf_counter() - start - (compile_seconds() - compiled)
+            cost = {"seconds": seconds, "sequential": tuple(info.sequential), "total": tuple(info.total)}
             partial = path.with_suffix(".partial.npz")
             tested = (int(info.tested.sum()), int(info.accepted.sum()))
-            np.savez(partial, tokens=np.asarray(tokens, np.float32), tested=tested, rounds=info.rounds)
+            lossless = info.exactness.lossless
+            np.savez(partial, tokens=tokens, tested=tested, rounds=info.rounds, lossless=lossless, **cost)
             partial.replace(path)
-            say(f"{folder.name}: {(i + 1) * BATCH} of {n}")
+            if (i + 1) * batch % BATCH == 0:
+                say(f"{folder.name}: {(i + 1) * batch} of {n}")
         with np.load(path) as part:
             parts.append({name: part[name] for name in part.files})
     tested, accepted = np.sum([p["tested"] for p in parts], axis=0)
@@ -105,25 +114,38 @@ def generate(target, draft, folder: Path, n: int, seed: int, settings: dict) -> 
         "labels": np.tile(labels, len(parts))[:n],
         "acceptance": float(accepted / tested) if tested else None,
         "rounds": float(np.mean([p["rounds"] for p in parts])),
+        "timed": [p for p in parts if "seconds" in p],
     }
 
 
-def tests(x: np.ndarray, y: np.ndarray, labels: np.ndarray) -> dict[str, float]:
-    """p-values for tokens x, y [N, F], whose classes are `labels` in both."""
+def tests(x: np.ndarray, y: np.ndarray, labels: np.ndarray, only: str | None = None) -> dict[str, float]:
+    """p-values for tokens x, y [N, F], whose classes are `labels` in both; of all tests, or of one."""
+    if only == "energy":
+        return {"energy": energy_p_value(x, y, np.tile(labels, 2))}
+    found = {} if only == "classifier" else _moments(x, y)
+    if only != "moments":
+        found["classifier"] = _classifier(x, y)
+    if only is None:
+        found["energy"] = energy_p_value(x, y, np.tile(labels, 2))
+    return found
+
+
+def _moments(x: np.ndarray, y: np.ndarray) -> dict[str, float]:
     both = np.concatenate([x, y]).astype(np.float64)
     moments = np.concatenate([both, (both - both.mean(0)) ** 2], axis=1)
     first, second = moments[: len(x)], moments[len(x) :]
     spread = np.sqrt(first.var(0) / len(x) + second.var(0) / len(y)) + 1e-12
     z = np.abs(first.mean(0) - second.mean(0)) / spread
+    p = min(1.0, len(z) * math.erfc(z.max() / math.sqrt(2)))
+    return {"largest_z": float(z.max()), "moments": p}
+
+
+def _classifier(x: np.ndarray, y: np.ndarray) -> float:
+    both = np.concatenate([x, y]).astype(np.float64)
     centred = both - both.mean(0)
     _, axes = np.linalg.eigh(centred.T @ centred)
     main = centred @ axes[:, -COMPONENTS:]
-    return {
-        "largest_z": float(z.max()),
-        "moments": min(1.0, len(z) * math.erfc(z.max() / math.sqrt(2))),
-        "energy": energy_p_value(x, y, np.tile(labels, 2)),
-        "classifier": classifier_p_value(main[: len(x)], main[len(x) :]),
-    }
+    return classifier_p_value(main[: len(x)], main[len(x) :])
 
 
 def main() -> None:

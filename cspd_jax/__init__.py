@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from cspd_jax.image.pixels import to_images, to_latents
     from cspd_jax.image.plan import Plan, Request, make_request, resolve
     from cspd_jax.image.protocol import CachedTokenModel, TokenModel
+    from cspd_jax.image.shortcuts import Annealing, Checkerboard
     from cspd_jax.image.speculation import Exactness, PaperCriterion, PathCriterion
     from cspd_jax.models import VAE, ImageModel, TextModel, load, load_text, load_vae
     from cspd_jax.reports.pictures import picture
@@ -26,8 +27,10 @@ if TYPE_CHECKING:
 
 # Loaded when first used, so that the command line answers at once.
 _WHERE = {
+    "Annealing": "image.shortcuts",
     "CachedTokenModel": "image.protocol",
     "ChainSpeculation": "image.chain_speculation",
+    "Checkerboard": "image.shortcuts",
     "DraftSpeculation": "image.methods",
     "Exactness": "image.speculation",
     "ImageModel": "models",
@@ -68,8 +71,10 @@ _SUBPACKAGES = ("masked", "parallel", "samples", "text")
 
 __all__ = [
     "VAE",
+    "Annealing",
     "CachedTokenModel",
     "ChainSpeculation",
+    "Checkerboard",
     "DraftSpeculation",
     "Exactness",
     "ImageModel",

@@ -18,7 +18,7 @@ ROOMS = {
     "coupling": (r"coupling(\..*)?", ("errors", "diffusion")),
     "keys": (r"_utils\.random", ("errors", "coupling")),
     "algorithms": (
-        r"image\.(protocol|reveal|plain|chain_drafters|chain_head|chain_speculation|speculation(\..*)?|released(\..*)?)"
+        r"image\.(protocol|reveal|shortcuts|plain|chain_drafters|chain_head|chain_speculation|speculation(\..*)?|released(\..*)?)"
         r"|text\.(protocol|checks|info|prompts|sampling|drafters|rules|rounds)"
         r"|masked\.(protocol|info|canvas|passes|rule|stepwise|speculative)",
         ("errors", "helpers", "diffusion", "coupling", "keys"),

@@ -32,6 +32,24 @@ def test_bars():
     assert 1.3 < ink([4.0, 2.0]) / whole < 1.5  # the axis is longer, and both bars are there
 
 
+def test_scatter():
+    """Exact and lossy points look different, and lower numbers are lower."""
+
+    def ink(kind):
+        page = charts.scatter([1.0, 100.0], [10.0, 1.0], ["", ""], [kind, kind], "below", "left")
+        page = np.asarray(page).astype(int)
+        page[: len(page) // 2, page.shape[1] // 2 :] = 255  # the legend
+        return page[..., 2] - page[..., 0] > 60, page[..., 0] - page[..., 2] > 60
+
+    blue, orange = ink("exact")
+    half = blue.shape[1] // 2
+    assert not orange.any() and blue[:, :half].any() and blue[:, half:].any()
+    left, right = (np.nonzero(side)[0].mean() for side in (blue[:, :half], blue[:, half:]))
+    assert left < right  # from the top
+    blue, orange = ink("lossy")
+    assert orange.any() and not blue.any()
+
+
 def test_stacked():
     pages = [charts.bars([1.0], "title", "below", ["0"]) for _ in range(3)]
     assert charts.stacked(pages).size == (pages[0].width, 3 * pages[0].height)

@@ -49,7 +49,7 @@ def test_generate_and_look(model):
 
 def test_counts_with_guidance_and_groups(model):
     _, info = generation.generate(KEY, model, [0, 1, -1], num_iter=4, respacing="ddim5", cfg=2.0)
-    segments = plain.plan_segments(16, 4, 1)
+    segments = plain.plan_segments(16, plain.SamplerSettings(4, prefix_buckets=1))
     width = sum(len(s.groups) * s.width for s in segments)
     assert width >= 16 and info.rounds == 4
     assert info.sequential == NetworkCalls(4, 20) and info.total == NetworkCalls(2 * 3 * 4, 2 * 3 * width * 5)

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from cspd_jax.errors import UserError
-from cspd_jax.image.plain import plan_segments
+from cspd_jax.image.plain import SamplerSettings, plan_segments
 from cspd_jax.image.reveal import guidance_scale, mask_lengths, random_reveal, reveal_groups
 
 
@@ -47,7 +47,7 @@ def test_no_steps_is_an_error():
 @pytest.mark.parametrize("length, num_iter", [(256, 256), (256, 64), (64, 16), (16, 5), (1, 1), (9, 30)])
 @pytest.mark.parametrize("sizes", [1, 4, 8])
 def test_segments_hold_all_groups_in_order(length, num_iter, sizes):
-    segments = plan_segments(length, num_iter, sizes)
+    segments = plan_segments(length, SamplerSettings(num_iter, prefix_buckets=sizes))
     assert tuple(g for s in segments for g in s.groups) == reveal_groups(length, num_iter)
     for segment in segments:
         for group in segment.groups:

@@ -55,6 +55,7 @@ def add_options(parser: argparse.ArgumentParser, prefix: str) -> None:
         "plain, or auto without --method",
     )
     add_speculation(parser)
+    add_shortcuts(parser)
 
 
 def add_target(group) -> None:
@@ -180,6 +181,33 @@ def add_speculation(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_shortcuts(parser: argparse.ArgumentParser) -> None:
+    lossy = parser.add_argument_group(
+        "lossy shortcuts of the plain sampler (another distribution; docs/rivals.md has what they cost)"
+    )
+    lossy.add_argument(
+        "--anneal",
+        type=_annealing,
+        metavar="FIRST:LAST",
+        help="lossy: denoising steps fall from FIRST to LAST along the AR steps, for example 50:5; with"
+        " 50:5:cosine and 50:5:two-stage otherwise than in a line (DiSA)",
+    )
+    lossy.add_argument(
+        "--gtr",
+        type=positive,
+        metavar="K",
+        help="lossy: the tokens of one colour of a checkerboard come first, all others in the last K AR steps"
+        " (GtR)",
+    )
+
+
+def _annealing(text: str) -> tuple[int, int, str]:
+    found = re.fullmatch(r"([1-9][0-9]{0,3}):([1-9][0-9]{0,3})(?::([a-z-]+))?", text)
+    if not found:
+        raise argparse.ArgumentTypeError(f"{text!r} is not understood; write for example 50:5 or 50:5:cosine")
+    return int(found[1]), int(found[2]), found[3] or "linear"
+
+
 def _windows(text: str) -> tuple[int, ...]:
     windows: list[int] = []
     for part in text.split(","):
@@ -211,6 +239,7 @@ def request_of(args: argparse.Namespace, model, labels: list[int]):
 
     if args.vae is not None and model.config.vae_stride == 1:
         raise UserError(f"--vae does not apply to {args.target}, which makes pixels; leave it out")
+    anneal, reveal = shortcuts_of(args)
     method = method_of(args, model)
     return make_request(
         model,
@@ -223,7 +252,20 @@ def request_of(args: argparse.Namespace, model, labels: list[int]):
         cfg_schedule=args.cfg_schedule,
         temperature=args.temperature,
         final_noise=_switch(args.final_noise),
+        anneal=anneal,
+        reveal=reveal,
     )
+
+
+def shortcuts_of(args: argparse.Namespace):
+    """What --anneal and --gtr ask for, None without. With either, the method is plain unless said."""
+    from cspd_jax.image.shortcuts import Annealing, Checkerboard
+
+    anneal = None if args.anneal is None else Annealing(*args.anneal)
+    reveal = None if args.gtr is None else Checkerboard(args.gtr)
+    if (anneal or reveal) and args.method is None and args.draft is None:
+        args.method = "plain"
+    return anneal, reveal
 
 
 def method_of(args: argparse.Namespace, model):

@@ -116,6 +116,8 @@ def run(args: argparse.Namespace) -> None:
         _add(folder, report, _beside(model, vae, beside, captions))
     if not report["lossless"]:
         progress(f"lossy: {report['why']}")
+    if report["fewer_steps"]:
+        progress(f"note: {report['fewer_steps']}")
     progress(f"{info.images} images in {seconds:.1f} s, and {compile_seconds:.1f} s to compile")
     print(json.dumps({"out": str(folder), **report}) if args.json else folder)
 
@@ -161,7 +163,11 @@ def _compare(args: argparse.Namespace, key, decided, shown, folder: Path):
         compared, batch = shown, min(batch, _COMPARED)
     else:
         return None
-    if compared.method.name == "plain" and compared.settings.chain is None:
+    if (
+        compared.method.name == "plain"
+        and compared.settings.chain is None
+        and not compared.settings.shortcuts
+    ):
         progress("--compare has nothing to do: this is the plain sampler, step by step")
         return None
     progress(f"the images are in {folder}; comparing {compared.method.name} with the plain sampler")

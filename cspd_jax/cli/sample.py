@@ -14,6 +14,7 @@ from cspd_jax.cli._arguments import check_fits, mesh_of, new_folder, parse_label
 from cspd_jax.cli._generate_options import (
     add_sampling,
     add_seed_and_vae,
+    add_shortcuts,
     add_speculation,
     add_target,
     request_of,
@@ -74,6 +75,7 @@ def add_parser(subparsers) -> None:
     where.add_argument("--json", action="store_true", help="print the report as one JSON object")
     add_sampling(parser, "plain", ("plain", "speculative"), "plain")
     add_speculation(parser)
+    add_shortcuts(parser)
     parser.set_defaults(func=run, shares_work=True)
 
 

@@ -73,14 +73,14 @@ def calibrate(
     Of `settings` only what the gains depend on is used: respacing and guidance.
     """
     few = min(_AR_STEPS, model.seq_len)
-    settings = dataclasses.replace(settings, num_iter=few, prefix_buckets=1, chain=None)
+    settings = dataclasses.replace(settings, num_iter=few, prefix_buckets=1, chain=None, reveal=None)
     return _calibrate(model, params, keys, labels, cfg, temperature, settings=settings)
 
 
 @functools.partial(jax.jit, static_argnames=("model", "settings"))
 def _calibrate(model, params, keys, labels, cfg, temperature, *, settings: SamplerSettings) -> Calibration:
     batch = plain.start(model, params, keys, labels, settings)
-    (segment,) = plain.plan_segments(model.seq_len, settings.num_iter, prefix_buckets=1)
+    (segment,) = plain.plan_segments(model.seq_len, settings)
     shape = {"bucket": segment.bucket, "width": segment.width}
 
     def step(state, group):

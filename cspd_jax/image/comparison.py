@@ -25,7 +25,8 @@ Array = jax.Array
 class Comparison(NamedTuple):
     """What was measured, by way: "plain", the method's name, and "draft" (the draft model alone).
 
-    method: name of the method that is compared; "speculative" where only the chains are.
+    method: name of the method that is compared; "speculative" where only the chains are,
+        "lossy shortcut" for one of the plain sampler.
     seconds: median of the batch.
     tokens: [B, L, d]
     infos: what happened.
@@ -48,14 +49,16 @@ class Comparison(NamedTuple):
 def plain_plan(plan: Plan) -> Plan:
     """The plain sampler step by step, with the same noise in the last step."""
     request = dataclasses.replace(plan.request, method=Plain(), denoise="plain", chain_drafter=None)
-    settings = dataclasses.replace(plan.settings, chain=None)
+    settings = dataclasses.replace(plan.settings, chain=None, anneal=None, reveal=None)
     return Plan(plan.model, request, settings, plan.batch)
 
 
 def compare(key: Array, plan: Plan, repeats: int = 3) -> Comparison:
     """Runs the plan and the plain sampler on all labels at once. Compilation is not counted."""
     base = plain_plan(plan)
-    method = "speculative" if plan.method.name == "plain" else plan.method.name
+    method = plan.method.name
+    if method == "plain":
+        method = "speculative" if plan.settings.chain is not None else "lossy shortcut"
     plans = {"plain": base, method: plan}
     if plan.method.draft_model is not None:
         plans["draft"] = dataclasses.replace(base, model=plan.method.draft_model)

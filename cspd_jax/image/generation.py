@@ -15,7 +15,7 @@ from cspd_jax.image.chain_speculation import ChainSpeculation
 from cspd_jax.image.info import BatchOutput, Info, summarise
 from cspd_jax.image.methods import Method, Plain
 from cspd_jax.image.plan import Plan, make_request, resolve
-from cspd_jax.image.reveal import reveal_groups
+from cspd_jax.image.shortcuts import Annealing, Checkerboard
 from cspd_jax.models import ImageModel
 
 Array = jax.Array
@@ -35,6 +35,8 @@ def generate(
     temperature: float = 1.0,
     final_noise: bool | None = None,
     chain_drafter: ChainDrafter | None = None,
+    anneal: Annealing | None = None,
+    reveal: Checkerboard | None = None,
 ) -> tuple[Array, Info]:
     """Generates one image per label: tokens [N, L, d] by position, and what happened.
 
@@ -54,11 +56,13 @@ def generate(
     temperature: factor of the standard deviation of every denoising step.
     final_noise: noise in the last denoising step too (off, as in MAR, wherever the method can do without).
     chain_drafter: drafts denoising steps, in place of the calibrated one.
+    anneal: fewer denoising steps for later tokens, with Plain() only: lossy.
+    reveal: a checkerboard that is completed in few AR steps, with Plain() only: lossy.
     """
     request = make_request(
         model, labels, method=method, denoise=denoise, num_iter=num_iter, respacing=respacing, cfg=cfg,
         cfg_schedule=cfg_schedule, temperature=temperature, final_noise=final_noise,
-        chain_drafter=chain_drafter,
+        chain_drafter=chain_drafter, anneal=anneal, reveal=reveal,
     )  # fmt: skip
     return run(key, resolve(model, request))
 
@@ -77,13 +81,15 @@ def stream(
     temperature: float = 1.0,
     final_noise: bool | None = None,
     chain_drafter: ChainDrafter | None = None,
+    anneal: Annealing | None = None,
+    reveal: Checkerboard | None = None,
 ) -> Iterator[tuple[float, Array]]:
     """`generate` step by step: yields (number of known tokens per image, on average; tokens [N, L, d], zero
     where unknown)."""
     request = make_request(
         model, labels, method=method, denoise=denoise, num_iter=num_iter, respacing=respacing, cfg=cfg,
         cfg_schedule=cfg_schedule, temperature=temperature, final_noise=final_noise,
-        chain_drafter=chain_drafter,
+        chain_drafter=chain_drafter, anneal=anneal, reveal=reveal,
     )  # fmt: skip
     plan = resolve(model, request)
     keys = keys_per_row(key, len(request.labels))
@@ -143,7 +149,7 @@ def generate_batch(
     wanted: bool [B] images that are wanted; the others are surplus.
     on_step: is told how many AR steps' worth of tokens are new.
     """
-    starts = [g.start for g in reveal_groups(plan.model.network.seq_len, plan.settings.num_iter)]
+    starts = [g.start for g in plan.settings.groups(plan.model.network.seq_len)]
     keys, done = row_keys(key, len(labels), first), 0
     for known, out in _steps(plan, keys, jnp.asarray(labels), jnp.asarray(wanted)):
         out.tokens.block_until_ready()

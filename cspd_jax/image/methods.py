@@ -18,7 +18,6 @@ from cspd_jax.errors import UserError, check_range, check_whole
 from cspd_jax.image import plain, released, speculation
 from cspd_jax.image.info import BatchOutput, Info, NetworkCalls, TokenInfo, chain_info
 from cspd_jax.image.released import RunnerOptions
-from cspd_jax.image.reveal import reveal_groups
 from cspd_jax.image.speculation import (
     Criterion,
     Exactness,
@@ -131,12 +130,15 @@ class Plain:
     def summarise(self, plan: Plan, counts: list[Any]) -> dict[str, Any]:
         """From what is known beforehand, and from the counts [S, ...] where the work varies."""
         settings, length, batches = plan.settings, plan.model.network.seq_len, len(counts)
-        segments = plain.plan_segments(length, settings.num_iter, settings.prefix_buckets)
-        rounds = len(reveal_groups(length, settings.num_iter))
-        drawn = sum(len(segment.groups) * segment.width for segment in segments)  # with the padding of groups
-        steps = sampling_schedule(settings.respacing).num_steps
+        segments = plain.plan_segments(length, settings)
+        rounds = sum(len(segment.groups) for segment in segments)
+        by_segment = [(len(s.groups) * s.denoising_steps, s.width) for s in segments]
+        calls, drawn = (
+            sum(n for n, _ in by_segment),
+            sum(n * width for n, width in by_segment),
+        )  # with padding
         rows = batches * plan.batch * (2 if settings.guided else 1)
-        head_calls, head_rows, chains = batches * rounds * steps, rows * drawn * steps, None
+        head_calls, head_rows, chains = batches * calls, rows * drawn, None
         if settings.chain is not None:
             joined = jax.tree.map(lambda *parts: np.concatenate(parts), *counts)
             head_calls, head_rows = int(joined.calls.sum()), int(joined.rows.sum())
@@ -150,6 +152,8 @@ class Plain:
         }
 
     def exactness(self, info: Info) -> Exactness:
+        if shortcuts := info.plan.settings.shortcuts:
+            return Exactness(False, "; and ".join(shortcut.why for shortcut in shortcuts))
         if info.plan.settings.chain is None:
             return Exactness(
                 True,

@@ -27,6 +27,7 @@ from cspd_jax.image.chain_speculation import (
 )
 from cspd_jax.image.protocol import CachedTokenModel, TokenModel
 from cspd_jax.image.reveal import Group, guidance_scale, random_reveal, reveal_groups
+from cspd_jax.image.shortcuts import Annealing, Checkerboard
 
 Array = jax.Array
 
@@ -43,6 +44,8 @@ class SamplerSettings:
     prefix_buckets: the encoder is compiled for this many prefix lengths; each AR step uses the shortest
         that holds the known tokens.
     chain: speculation along the denoising chains; None runs them step by step.
+    anneal: fewer denoising steps for later tokens; `respacing` then says of which kind they are. Lossy.
+    reveal: an order of the tokens in place of the random one, with groups of its own. Lossy.
     """
 
     num_iter: int = 256
@@ -52,6 +55,26 @@ class SamplerSettings:
     final_noise: bool = False
     prefix_buckets: int = 4
     chain: ChainSpeculation | None = None
+    anneal: Annealing | None = None
+    reveal: Checkerboard | None = None
+
+    def groups(self, length: int) -> tuple[Group, ...]:
+        """The groups of all AR steps that reveal something."""
+        if self.reveal is not None:
+            return self.reveal.groups(length, self.num_iter)
+        return reveal_groups(length, self.num_iter)
+
+    def respacings(self, length: int) -> list[str]:
+        """The respacing of each of those AR steps."""
+        count = len(self.groups(length))
+        if self.anneal is not None:
+            return self.anneal.respacings(self.respacing, count)
+        return [self.respacing] * count
+
+    @property
+    def shortcuts(self) -> tuple[Annealing | Checkerboard, ...]:
+        """What makes the distribution another one than the plain sampler's."""
+        return tuple(s for s in (self.anneal, self.reveal) if s is not None)
 
 
 class PlainState(NamedTuple):
@@ -82,11 +105,17 @@ class Segment(NamedTuple):
     groups: of these steps.
     bucket: length of the encoder's prefix.
     width: what groups are padded to.
+    respacing: which denoising steps are kept.
     """
 
     groups: tuple[Group, ...]
     bucket: int
     width: int
+    respacing: str
+
+    @property
+    def denoising_steps(self) -> int:
+        return sampling_schedule(self.respacing).num_steps
 
 
 class Batch(NamedTuple):
@@ -123,15 +152,18 @@ class GroupArrays(NamedTuple):
     scale: Array
 
 
-def plan_segments(length: int, num_iter: int, prefix_buckets: int) -> tuple[Segment, ...]:
-    """Cuts the AR steps where the known tokens outgrow an encoder prefix: static shapes in between."""
-    unit = -(-length // prefix_buckets)
-    by_bucket: dict[int, list[Group]] = {}
-    for group in reveal_groups(length, num_iter):
+def plan_segments(length: int, settings: SamplerSettings) -> tuple[Segment, ...]:
+    """Cuts the AR steps where the known tokens outgrow an encoder prefix, where the denoising steps change,
+    and between the colours of a checkerboard: static shapes, and little padding, in between."""
+    unit = -(-length // settings.prefix_buckets)
+    members: dict[tuple[int, str, bool], list[Group]] = {}
+    for group, respacing in zip(settings.groups(length), settings.respacings(length)):
         bucket = min(length, unit * max(1, -(-group.start // unit)))
-        by_bucket.setdefault(bucket, []).append(group)
+        second = settings.reveal is not None and group.start >= settings.reveal.first(length)
+        members.setdefault((bucket, respacing, second), []).append(group)
     return tuple(
-        Segment(tuple(groups), bucket, max(g.size for g in groups)) for bucket, groups in by_bucket.items()
+        Segment(tuple(groups), bucket, max(g.size for g in groups), respacing)
+        for (bucket, respacing, _), groups in members.items()
     )
 
 
@@ -148,7 +180,8 @@ def start(
 ) -> Batch:
     """Draws the orders and prepares what all AR steps share. labels [B]; -1 is "no class"."""
     if reveal is None:
-        reveal = jax.vmap(random_reveal, (0, None))(purpose_keys(keys, Purpose.ORDER), model.seq_len)
+        order = random_reveal if settings.reveal is None else settings.reveal.order
+        reveal = jax.vmap(order, (0, None))(purpose_keys(keys, Purpose.ORDER), model.seq_len)
     steps = sampling_schedule(settings.respacing).num_steps
     if settings.chain is not None and drafter is None:
         drafter = frozen(steps, model.token_dim)
@@ -160,11 +193,25 @@ def start(
         keys=keys,
         reveal=reveal,
         class_embedding=model.embed_class(params, labels, unconditional),
-        time=model.embed_time(params, jnp.asarray(sampling_schedule(settings.respacing).timestep_map)),
+        time=embed_time(model, params, settings.respacing),
         noise=noise,
         drafter=drafter,
         active=jnp.ones(keys.shape[0], bool) if active is None else active,
     )
+
+
+def embed_time(model: TokenModel, params: Any, respacing: str) -> Array:
+    return model.embed_time(params, jnp.asarray(sampling_schedule(respacing).timestep_map))
+
+
+def in_segment(
+    model: TokenModel, params: Any, batch: Batch, settings: SamplerSettings, segment: Segment
+) -> tuple[Batch, SamplerSettings]:
+    """What AR steps of this segment are given: the same, but for the denoising steps."""
+    if segment.respacing == settings.respacing:
+        return batch, settings
+    time = _embed_time(model, params, segment.respacing)
+    return batch._replace(time=time), dataclasses.replace(settings, respacing=segment.respacing)
 
 
 def ar_step(
@@ -278,14 +325,15 @@ def sample(
     active: [B] images that count (default: all).
     """
     batch = start(model, params, keys, labels, settings, reveal, noise, drafter, active)
-    segments = plan_segments(model.seq_len, settings.num_iter, settings.prefix_buckets)
+    segments = plan_segments(model.seq_len, settings)
     state = empty_state(model, params, batch, segments)
     counts = []
     for segment in segments:
+        here, own = in_segment(model, params, batch, settings, segment)
 
-        def step(state, group, segment=segment):
-            shape = {"settings": settings, "bucket": segment.bucket, "width": segment.width}
-            return ar_step(model, params, batch, state, group, temperature, **shape)
+        def step(state, group, segment=segment, here=here, own=own):
+            shape = {"settings": own, "bucket": segment.bucket, "width": segment.width}
+            return ar_step(model, params, here, state, group, temperature, **shape)
 
         state, spent = jax.lax.scan(step, state, group_arrays(segment, cfg, settings))
         counts.append(spent)
@@ -310,17 +358,19 @@ def stream(
     Yields the number of known tokens, and the tokens (zero where unknown) with the counts of this step.
     """
     batch = _start(model, params, keys, labels, settings, drafter=drafter, active=active)
-    segments = plan_segments(model.seq_len, settings.num_iter, settings.prefix_buckets)
+    segments = plan_segments(model.seq_len, settings)
     state = empty_state(model, params, batch, segments)
     for segment in segments:
-        shape = {"settings": settings, "bucket": segment.bucket, "width": segment.width}
+        here, own = in_segment(model, params, batch, settings, segment)
+        shape = {"settings": own, "bucket": segment.bucket, "width": segment.width}
         for group, *arrays in zip(segment.groups, *group_arrays(segment, cfg, settings)):
-            state, counts = _ar_step(model, params, batch, state, GroupArrays(*arrays), temperature, **shape)
+            state, counts = _ar_step(model, params, here, state, GroupArrays(*arrays), temperature, **shape)
             known = group.start + group.size
             yield known, PlainOutput(_known_by_position(state.tokens, batch.reveal, known), counts)
 
 
 _start = jax.jit(start, static_argnames=("model", "settings"))
+_embed_time = jax.jit(embed_time, static_argnames=("model", "respacing"))
 _ar_step = jax.jit(ar_step, static_argnames=("model", "settings", "bucket", "width"))
 
 

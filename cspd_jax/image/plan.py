@@ -17,7 +17,8 @@ from cspd_jax.image.chain_speculation import ChainSpeculation
 from cspd_jax.image.info import BatchOutput
 from cspd_jax.image.methods import Method, Plain
 from cspd_jax.image.plain import SamplerSettings
-from cspd_jax.image.reveal import guidance_scale, reveal_groups
+from cspd_jax.image.reveal import guidance_scale
+from cspd_jax.image.shortcuts import Annealing, Checkerboard
 from cspd_jax.models import ImageModel, check_image_model
 
 Array = jax.Array
@@ -90,7 +91,7 @@ class Plan:
     @property
     def num_steps(self) -> int:
         """AR steps of an image that reveal something."""
-        return len(reveal_groups(self.model.network.seq_len, self.settings.num_iter))
+        return len(self.settings.groups(self.model.network.seq_len))
 
     def sample(
         self,
@@ -131,9 +132,12 @@ def make_request(
     temperature: float = 1.0,
     final_noise: bool | None = None,
     chain_drafter: ChainDrafter | None = None,
+    anneal: Annealing | None = None,
+    reveal: Checkerboard | None = None,
 ) -> Request:
     """The arguments of `generate`, checked against the model; UserError for what no generation can have."""
     check_image_model(model)
+    _check_kinds(anneal, reveal)
     classes = _checked_labels(model, labels)
     _check_method(method)
     cfg, temperature = _number("cfg", cfg), _number("temperature", temperature)
@@ -143,10 +147,9 @@ def make_request(
         raise UserError(f"temperature is {temperature}; it must be above 0")
     length = model.network.seq_len
     if num_iter is None:
-        num_iter = length
+        num_iter = length if reveal is None else reveal.most_steps(length)
     check_whole("num_iter", num_iter, -(2**63))
     guidance_scale((), 1.0, cfg_schedule)
-    groups = reveal_groups(length, num_iter)
     draft = method.draft_model
     if draft is not None:
         check_image_model(draft, "draft")
@@ -165,7 +168,11 @@ def make_request(
         final_noise=_final_noise(method, final_noise),
         prefix_buckets=1 if length <= 64 else 4,  # each is compiled: not worth it for short sequences
         chain=_chain_speculation(denoise, chain_drafter, steps),
+        anneal=anneal,
+        reveal=reveal,
     )
+    _check_shortcuts(method, settings, length, denoise)
+    groups = settings.groups(length)
     method.check(model, settings)
     if method.needs_final_noise is False and denoise != "plain":
         raise UserError(
@@ -212,6 +219,32 @@ def _check_method(method: Any) -> None:
             f"method is {method!r}; it must be a method object such as Plain(), SelfSpeculation() or"
             " DraftSpeculation(draft)"
         )
+
+
+def _check_kinds(anneal: Any, reveal: Any) -> None:
+    if not isinstance(anneal, Annealing | None):
+        raise UserError(f"anneal is {anneal!r:.80}; it must be an Annealing, for example Annealing(50, 5)")
+    if not isinstance(reveal, Checkerboard | None):
+        raise UserError(f"reveal is {reveal!r:.80}; it must be a Checkerboard, for example Checkerboard(1)")
+
+
+def _check_shortcuts(method: Method, settings: SamplerSettings, length: int, denoise: Any) -> None:
+    """UserError for lossy shortcuts that cannot be had, or not with this method."""
+    if settings.shortcuts and method.name != "plain":
+        raise UserError(
+            "annealing and the checkerboard are shortcuts of the plain sampler; they do not go with the"
+            f" method {method.name}"
+        )
+    if settings.reveal is not None:
+        settings.reveal.check(length, settings.num_iter)
+    if settings.anneal is not None:
+        settings.anneal.check()
+        if denoise != "plain":
+            raise UserError(
+                "annealing changes the number of denoising steps, and speculation along them needs one;"
+                " use denoise plain"
+            )
+        settings.respacings(length)
 
 
 def _final_noise(method: Method, asked: bool | None) -> bool:
@@ -283,5 +316,5 @@ def resolve(model: ImageModel, request: Request, batch: int | None = None) -> Pl
 
 def chains_per_image(model: ImageModel, request: Request) -> int:
     """Denoising chains of the target that run side by side for an image."""
-    widest = max(group.size for group in reveal_groups(model.network.seq_len, request.settings.num_iter))
+    widest = max(group.size for group in request.settings.groups(model.network.seq_len))
     return widest * request.method.chains_per_token()

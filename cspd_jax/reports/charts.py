@@ -11,7 +11,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import LinearSegmentedColormap, Normalize
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 from PIL import Image
 
 _DPI = 100
@@ -44,6 +44,47 @@ def bars(
     shown = ticks(names)
     axes.set_xticks(shown, [names[i] for i in shown])
     axes.grid(axis="y", color=_GREY)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    return _image(figure)
+
+
+_KINDS = {"exact": ("o", _BLUE), "lossy": ("X", "#cc5500")}
+
+
+def scatter(
+    across: Sequence[float],
+    up: Sequence[float],
+    names: Sequence[str],
+    kinds: Sequence[str],
+    below: str,
+    left: str,
+    band: tuple[float, float] | None = None,
+) -> Image.Image:
+    """Named points on two logarithmic axes.
+
+    kinds: of the points: "exact" or "lossy", drawn as a disc or a cross.
+    below, left: labels of the axes.
+    band: heights that are within chance, in grey.
+    """
+    figure = Figure((_WIDTH, _HEIGHT * 1.5), dpi=_DPI, layout="constrained")
+    axes = figure.add_subplot()
+    for kind, (marker, colour) in _KINDS.items():
+        chosen = [i for i, other in enumerate(kinds) if other == kind]
+        x, y = [across[i] for i in chosen], [up[i] for i in chosen]
+        axes.scatter(x, y, marker=marker, color=colour, label=kind, s=50, zorder=3)
+    for x, y, name in zip(across, up, names):
+        axes.annotate(name, (x, y), xytext=(5, 4), textcoords="offset points", fontsize=8)
+    if band is not None:
+        axes.axhspan(*band, color="#eeeeee", label="chance", zorder=0)
+    axes.set(xscale="log", yscale="log", xlabel=below, ylabel=left)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.set_major_formatter("{x:g}")
+        axis.set_minor_locator(NullLocator())
+    axes.margins(x=0.18, y=0.12)
+    axes.legend(loc="upper right")
+    axes.grid(color=_GREY)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
     return _image(figure)

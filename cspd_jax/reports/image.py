@@ -17,6 +17,7 @@ from cspd_jax import __version__
 from cspd_jax.diffusion.schedule import sampling_schedule
 from cspd_jax.image.comparison import Comparison, summary
 from cspd_jax.image.info import Info
+from cspd_jax.image.shortcuts import fewer_steps
 from cspd_jax.models import ImageModel
 from cspd_jax.reports.charts import acceptance_maps, bars, stacked
 
@@ -54,6 +55,7 @@ def make_report(
         "denoise": "plain" if info.plan.settings.chain is None else "speculative",
         "lossless": exactness.lossless,
         "why": exactness.why,
+        "fewer_steps": _fewer_steps(info, model),
         "target": identity(model),
         "images": info.images,
         "tokens": info.tokens,
@@ -81,6 +83,13 @@ def make_report(
         "seed": seed,
         **more,
     }
+
+
+def _fewer_steps(info: Info, model: ImageModel) -> str | None:
+    """A line where the plain sampler of `reference` takes fewer steps than the model could."""
+    settings = info.plan.settings
+    own = getattr(model.config, "respacing", settings.respacing)
+    return fewer_steps(model.network.seq_len, settings.num_iter, settings.respacing, own)
 
 
 def reference(info: Info, model: ImageModel) -> dict[str, Any]:
@@ -141,6 +150,8 @@ def _plan(info: Info) -> dict[str, Any]:
         "K": per_trip,
         "gains": plan.drafter_source,
         "measured_seconds": plan.measured_seconds,
+        "anneal": plan.settings.anneal and dataclasses.asdict(plan.settings.anneal),
+        "reveal": plan.settings.reveal and dataclasses.asdict(plan.settings.reveal),
     }
 
 

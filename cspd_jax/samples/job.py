@@ -87,7 +87,11 @@ class Job:
 
     def manifest(self, plan: Plan) -> Manifest:
         """All of it as JSON, with fingerprints of the weights."""
-        method, draft, settings = plan.method, plan.method.draft_model, dataclasses.asdict(plan.settings)
+        method, draft = plan.method, plan.method.draft_model
+        shortcuts = {"anneal", "reveal"}  # not told where there are none, as before there were any
+        settings = {
+            n: v for n, v in dataclasses.asdict(plan.settings).items() if v is not None or n not in shortcuts
+        }
         exactness, turn = expected_exactness(plan), self.request.labels
         config = self.model.config
         return Manifest(

@@ -437,6 +437,39 @@ REVEAL = _table(
     ("reveal: MAR's orders are not turned around", "return orders[..., ::-1]", "return orders"),
 )
 
+BOARD = "tests/test_shortcuts.py::test_a_checkerboard_comes_one_colour_after_the_other"
+STEPS_FALL = "tests/test_shortcuts.py::test_steps_fall_from_the_first_to_the_last"
+SHORTCUTS = [
+    *_table(
+        "cspd_jax/image/shortcuts.py",
+        (BOARD,),
+        (
+            "shortcuts: rows in place of a checkerboard",
+            "(positions // side + positions % side) % 2",
+            "(positions // side) % 2",
+        ),
+        (
+            "shortcuts: the colours are not apart",
+            "order[jnp.argsort(_colour(order, length), stable=True)]",
+            "order",
+        ),
+        ("shortcuts: the second stage begins anew", "Group(start + g.start, g.size", "Group(g.start, g.size"),
+        (
+            "shortcuts: the last number of steps is never reached",
+            "level / max(1, levels - 1)",
+            "level / levels",
+            (STEPS_FALL,),
+        ),
+    ),
+    Mutant(
+        "shortcuts: they are called lossless",
+        "cspd_jax/image/methods.py",
+        'return Exactness(False, "; and "',
+        'return Exactness(True, "; and "',
+        ("tests/test_shortcuts.py::test_exactness_names_every_shortcut",),
+    ),
+]
+
 RUNNER = _table(
     "cspd_jax/image/released/acceptance.py",
     (RELEASED,),
@@ -970,5 +1003,5 @@ EVALUATION = (
 
 MUTANTS: list[Mutant] = [
     *CHAINS, *DRAFTERS, *PLAINS, *KEYS, *PATHS, *VERIFICATION, *PAPER, *DRAFTING, *REVEAL, *RUNNER,
-    *COUPLING, *TEXTS, *MASKEDS, *CONVERTERS, *RUNS, *SERVICE, *SAMPLES, *EVALUATION,
+    *SHORTCUTS, *COUPLING, *TEXTS, *MASKEDS, *CONVERTERS, *RUNS, *SERVICE, *SAMPLES, *EVALUATION,
 ]  # fmt: skip

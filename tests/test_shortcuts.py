@@ -1,0 +1,260 @@
+"""Lossy shortcuts of the plain sampler: annealed denoising steps and the checkerboard. What they draw, its
+law against a closed form, and that they are called lossy."""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+from laws import FALSE_ALARM
+from linear_tokens import LinearTokens
+from test_token_speculation import p_value
+
+import cspd_jax
+from cspd_jax import Annealing, Checkerboard, ImageModel, UserError, samples
+from cspd_jax._utils import compilation
+from cspd_jax._utils.random import Purpose, purpose_keys
+from cspd_jax.cli import main
+from cspd_jax.diffusion.schedule import make_schedule
+from cspd_jax.image.info import expected_exactness
+from cspd_jax.image.reveal import guidance_scale, random_reveal
+from cspd_jax.image.shortcuts import fewer_steps
+
+CALLS: list[int] = []
+TRACES: list[int] = []
+
+
+@dataclasses.dataclass(frozen=True)
+class AnySchedule(LinearTokens):
+    """The linear model with a head that denoises by any respacing: it is told the original timesteps. Its
+    variances are the least of each schedule (v = -1), so the schedule shows in the law."""
+
+    seq_len: int = 9
+    num_classes: int = 2
+    respacing: str = "ddim10"
+
+    def embed_class(self, *args):
+        TRACES.append(1)
+        return super().embed_class(*args)
+
+    def embed_time(self, params, timesteps):
+        return timesteps.astype(jnp.float32)[:, None]
+
+    def denoise(self, params, x, modulations):
+        jax.debug.callback(lambda: CALLS.append(1))
+        timestep, z = modulations
+        abar = jnp.asarray(make_schedule("1000").alphas_cumprod, x.dtype)[timestep][:, None]
+        eps = jnp.sqrt(1 - abar) * (x - jnp.sqrt(abar) * z) / (abar * self.variance + 1 - abar)
+        return jnp.concatenate([eps, jnp.full_like(eps, -1.0)], axis=-1)
+
+    def marginal(self, respacing):
+        """x_0 = a z + noise of variance s^2 after all steps: (a, s^2), in float64."""
+        s = make_schedule(respacing)
+        spread = s.alphas_cumprod * self.variance + 1 - s.alphas_cumprod
+        along = (
+            s.posterior_mean_coef1 * np.sqrt(s.alphas_cumprod) * self.variance / spread
+            + s.posterior_mean_coef2
+        )
+        shift = s.posterior_mean_coef1 * (1 - s.alphas_cumprod) / spread
+        a, variance = 0.0, 1.0
+        for i in reversed(range(s.num_steps)):
+            a, variance = along[i] * a + shift[i], along[i] ** 2 * variance
+            variance += np.exp(s.posterior_log_variance_clipped[i])
+        return a, variance
+
+
+TOY = ImageModel("toy", AnySchedule(), None)
+KEYS = cspd_jax.row_keys(jax.random.key(5), 3)
+ANNEALED = {"anneal": Annealing(10, 3, levels=2), "num_iter": 3}
+BOTH = {**ANNEALED, "reveal": Checkerboard(1)}
+WAYS = {"annealed": ANNEALED, "checkerboard": {"reveal": Checkerboard(2)}, "both": BOTH}
+
+
+def plan_of(labels=(0, 1, -1), model=TOY, **options):
+    return cspd_jax.resolve(model, cspd_jax.make_request(model, list(labels), **options))
+
+
+@pytest.mark.parametrize(
+    "annealing, ar_steps, steps",
+    [
+        (Annealing(50, 5, levels=64), 10, [50, 45, 40, 35, 30, 25, 20, 15, 10, 5]),
+        (Annealing(50, 5, levels=2), 5, [50, 50, 5, 5, 5]),
+        (Annealing(50, 5, "two-stage"), 6, [50, 50, 50, 5, 5, 5]),
+        (Annealing(50, 10, "cosine", levels=3), 3, [50, 30, 10]),
+        (Annealing(5, 50), 1, [5]),
+        (Annealing(7, 7), 3, [7, 7, 7]),
+    ],
+)
+def test_steps_fall_from_the_first_to_the_last(annealing, ar_steps, steps):
+    assert annealing.steps(ar_steps) == steps
+
+
+def test_few_numbers_of_steps_are_compiled():
+    found = Annealing(50, 5).respacings("ddim100", 64)
+    assert found == sorted(found, key=lambda r: -int(r[4:])) and len(set(found)) == 8
+    assert (found[0], found[-1]) == ("ddim50", "ddim5")
+    assert Annealing(50, 5).respacings("100", 64)[0] == "50"
+    assert all(make_schedule(r).num_steps == int(r[4:]) for r in set(found))
+
+
+@pytest.mark.parametrize("length, rest", [(4, 2), (9, 1), (16, 1), (256, 8)])
+def test_a_checkerboard_comes_one_colour_after_the_other(length, rest):
+    board, side = Checkerboard(rest), round(length**0.5)
+    order = np.asarray(jax.vmap(board.order, (0, None))(jax.random.split(jax.random.key(0), 3), length))
+    first = board.first(length)
+    np.testing.assert_array_equal(np.sort(order), np.tile(np.arange(length), (3, 1)))
+    colour = (order // side + order % side) % 2
+    assert not colour[:, :first].any() and colour[:, first:].all()
+    assert length == 4 or not np.array_equal(order[0], order[1])
+    for num_iter in {rest + 1, board.most_steps(length)}:
+        groups = board.groups(length, num_iter)
+        assert len(groups) == num_iter
+        ends = [g.start + g.size for g in groups]
+        assert [0, *ends[:-1]] == [g.start for g in groups] and ends[-1] == length and first in ends
+        assert all(g.revealed == min(end, length - 1) / length for g, end in zip(groups, ends))
+
+
+def test_protocol():
+    """Head calls, guidance of each image, neighbours, streams and tracing, of both shortcuts together."""
+    plan = plan_of(**BOTH, cfg=1.5)
+    CALLS.clear()
+    tokens, info = cspd_jax.run(KEYS, plan)
+    jax.effects_barrier()
+    assert tokens.shape == (3, 9, 2) and np.all(np.any(np.asarray(tokens) != 0, axis=-1))
+    steps = [make_schedule(r).num_steps for r in plan.settings.respacings(9)]
+    assert steps == [10, 3, 3] and info.sequential == (3, 16, 0, 0)
+    assert len(CALLS) == sum(steps)
+    assert [g.size for g in plan.settings.groups(9)] == [2, 3, 4]
+    assert info.total.target_head == 2 * 3 * (2 * 10 + 3 * 3 + 4 * 3)  # groups of a segment have one width
+
+    traced = len(TRACES)
+    others = cspd_jax.row_keys(jax.random.key(9), 3).at[1].set(KEYS[1])
+    mixed = plan.sample(others, jnp.array([-1, 1, 0])).tokens
+    np.testing.assert_array_equal(mixed[1], tokens[1])
+    assert not np.allclose(mixed[0], tokens[0])
+    assert not np.allclose(plan.sample(KEYS, jnp.array([0, 1, -1]), cfg=2.0).tokens[0], tokens[0])
+    assert len(TRACES) == traced
+    alone = plan_of([1], **BOTH, cfg=1.5).sample(KEYS[1:2], jnp.array([1])).tokens
+    np.testing.assert_allclose(alone[0], tokens[1], atol=1e-5)
+    known = 0
+    for known, out in plan.method.steps(plan, KEYS, jnp.array([0, 1, -1])):
+        assert np.count_nonzero(np.any(np.asarray(out.tokens) != 0, axis=-1)) == 3 * known
+    assert known == 9
+    np.testing.assert_allclose(out.tokens, tokens, atol=1e-5)
+
+
+def test_exactness_names_every_shortcut():
+    for way, options in WAYS.items():
+        lossless, why = expected_exactness(plan_of(**options))
+        assert not lossless and "another distribution than the plain sampler's" in why
+        assert ("DiSA" in why, "GtR" in why) == (way != "checkerboard", way != "annealed")
+
+
+def test_annealing_to_the_same_number_changes_nothing():
+    made = [
+        cspd_jax.generate(KEYS, TOY, [0, 1, -1], num_iter=3, anneal=anneal)[0]
+        for anneal in (None, Annealing(10, 10, levels=4))
+    ]
+    np.testing.assert_array_equal(*made)
+
+
+def noise_of(images=2000, by=None, **shortcuts):
+    """The standardised noise of all tokens [N, L, d], by the laws of the schedules used, or of `by`."""
+    plan = plan_of([0] * images, final_noise=True, cfg=1.5, **shortcuts)
+    keys = cspd_jax.row_keys(jax.random.key(1), images)
+    tokens = np.asarray(cspd_jax.run(keys, plan)[0], np.float64)
+    settings, model = plan.settings, TOY.network
+    order = settings.reveal.order if settings.reveal else random_reveal
+    reveal = jax.vmap(order, (0, None))(purpose_keys(keys, Purpose.ORDER), 9)
+    tokens = np.take_along_axis(tokens, np.asarray(reveal)[:, :, None], axis=1)
+    groups = settings.groups(9)
+    scales = np.asarray(guidance_scale(groups, 1.5, "linear"))
+    found = np.empty_like(tokens)
+    for group, scale, respacing in zip(groups, scales, settings.respacings(9), strict=True):
+        a, variance = model.marginal(by or respacing)
+        before = tokens[:, : group.start]
+        z = model.offset + model.pull * (before.mean(1) if group.start else np.zeros_like(tokens[:, 0]))
+        members = slice(group.start, group.start + group.size)
+        found[:, members] = (tokens[:, members] - a * scale * z[:, None]) / np.sqrt(variance)
+    return found
+
+
+@pytest.mark.parametrize(
+    "way", ["both", *(pytest.param(way, marks=pytest.mark.slow) for way in ("annealed", "checkerboard"))]
+)
+def test_the_law_is_that_of_its_own_schedules(way):
+    """2000 images of 9 tokens of dimension 2, false alarm 1e-4."""
+    assert p_value(noise_of(**WAYS[way])) > FALSE_ALARM
+
+
+def test_annealing_is_another_law_than_the_plain_sampler_s():
+    """The negative control: what makes it lossy is seen."""
+    assert p_value(noise_of(**BOTH, by="ddim10")) <= FALSE_ALARM
+
+
+@pytest.mark.parametrize(
+    "options, sentence",
+    [
+        ({"anneal": 50}, "must be an Annealing"),
+        ({"reveal": 1}, "must be a Checkerboard"),
+        ({"anneal": Annealing(1, 5)}, "must be at least 2"),
+        ({"anneal": Annealing(50, 5, "steep")}, "the shape 'steep' is unknown"),
+        ({"anneal": Annealing(), "denoise": "speculative"}, "use denoise plain"),
+        ({"anneal": Annealing(), "denoise": "auto"}, "use denoise plain"),
+        ({"anneal": Annealing(), "respacing": "5,5"}, "no schedules of the kind"),
+        ({"anneal": Annealing(), "method": cspd_jax.SelfSpeculation()}, "do not go with the method self"),
+        ({"reveal": Checkerboard(), "method": cspd_jax.SelfSpeculation()}, "do not go with the method self"),
+        ({"reveal": Checkerboard(5)}, "must be at most 4"),
+        ({"reveal": Checkerboard(2), "num_iter": 2}, "it must be at least 3"),
+    ],
+)
+def test_refused(options, sentence):
+    with pytest.raises(UserError, match=sentence):
+        cspd_jax.make_request(TOY, [0], **options)
+
+
+def test_no_checkerboard_without_a_square():
+    with pytest.raises(UserError, match="are no square"):
+        cspd_jax.make_request(ImageModel("six", AnySchedule(seq_len=6), None), [0], reveal=Checkerboard())
+
+
+def test_reports_say_lossy(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(compilation, "use_cache", lambda: None)
+    argv = ["generate", "--target", tiny.save_mar(tmp_path / "model"), "--labels", "0", "--n", "1", "--json"]
+    code = main([*argv, "--anneal", "10:5", "--gtr", "1", "--num-iter", "2", "--out", str(tmp_path / "out")])
+    out, err = capsys.readouterr()
+    report = json.loads(out)
+    assert code == 0 and report["method"] == "plain" and report["lossless"] is False
+    assert "(DiSA)" in report["why"] and "(GtR)" in report["why"] and f"lossy: {report['why']}" in err
+    assert report["plan"]["anneal"]["first"] == 10 and report["plan"]["reveal"] == {"rest": 1}
+    assert report["fewer_steps"].startswith("2 AR steps for 16 tokens: another distribution")
+    assert f"note: {report['fewer_steps']}" in err
+    assert main([*argv, "--gtr", "1", "--method", "self"]) == 2
+    assert "do not go with the method self" in capsys.readouterr().err
+
+
+def test_fewer_steps_are_said():
+    """They are exact beside the plain sampler with as few; a line says that this is another distribution."""
+    assert fewer_steps(16, 16, "ddim10", "ddim10") is None
+    told = fewer_steps(16, 4, "ddim5", "ddim10")
+    assert told.startswith(
+        "4 AR steps for 16 tokens and 5 denoising steps, where the model was made for 10: another"
+    )
+    assert expected_exactness(plan_of(num_iter=2)).lossless
+
+
+def test_a_job_of_samples_tells_its_shortcuts():
+    def manifest(**shortcuts):
+        model = ImageModel("toy", AnySchedule(), {"w": np.zeros(1)})
+        request = cspd_jax.make_request(model, [0, 1], **shortcuts)
+        job = samples.Job(model, request, 4, batch=2, tokens=True)
+        return job.manifest(job.plan())
+
+    plain, both = manifest(), manifest(**BOTH)
+    assert plain.lossless and not {"anneal", "reveal"} & plain.sampler.keys()
+    assert not both.lossless and "DiSA" in both.why and "GtR" in both.why
+    assert both.sampler["anneal"]["last"] == 3 and both.sampler["reveal"] == {"rest": 1}
+    assert plain.job != both.job
