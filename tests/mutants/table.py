@@ -69,12 +69,6 @@ CHAINS = _table(
         "passed |= draft.valid & (draft.steps < 0)",
     ),
     (
-        "chain: the guidance scale of the first row for all",
-        "scale[lane]",
-        "scale[jnp.zeros_like(lane)]",
-        (PROTOCOL,),
-    ),
-    (
         "chain: a rejected step is counted as accepted",
         "accepted=_count(passed),",
         "accepted=_count(passed + rejected),",
@@ -157,6 +151,41 @@ CHAINS = _table(
         "(carry[1].calls < until)",
         "(carry[1].calls < until - 1)",
         (CHAIN, TOKENS),
+    ),
+)
+
+HEADS = _table(
+    "cspd_jax/image/chain_head.py",
+    (PROTOCOL,),
+    (
+        "chain: the guidance scale of the first row for all",
+        "scale[lane]",
+        "scale[jnp.zeros_like(lane)]",
+    ),
+)
+
+BLOCKS = _table(
+    "cspd_jax/coupling/block.py",
+    ("tests/test_coupling_gaussian_block.py",),
+    (
+        "block of Gaussians: pi is not limited to 1",
+        "log_pi = log_acceptance_of_ratio(log_pi + ratio)",
+        "log_pi = log_pi + ratio",
+    ),
+    (
+        "block of Gaussians: a coin forgets pi",
+        "log_residual_acceptance(log_ratio(p, q, x) + log_pi)",
+        "log_residual_acceptance(log_ratio(p, q, x))",
+    ),
+    (
+        "block of Gaussians: proposing weighs as if pi were 1",
+        "weight = jnp.minimum(bound.mean, 1.0) * jnp.exp(log_pi)",
+        "weight = jnp.minimum(bound.mean, 1.0)",
+    ),
+    (
+        "block of Gaussians: the first coin that falls heads, not the last",
+        "kept = jnp.max(jnp.where(coins.fallen == _HEADS, index, 0))",
+        "kept = jnp.argmax(coins.fallen == _HEADS)",
     ),
 )
 
@@ -409,8 +438,8 @@ DRAFTING = _table(
     ),
     (
         "drafting: a draft sees itself",
-        "with_drafts(inputs, state, count=j), known)",
-        "with_drafts(inputs, state, count=j), jnp.minimum(known + 1, inputs.groups))",
+        "request = group_request(inputs, inputs.draft, tokens, here, asked[:, j])",
+        "request = group_request(inputs, inputs.draft, tokens, here + 1, asked[:, j])",
     ),
     (
         "drafting: drafts of images that have some are replaced",
@@ -1002,6 +1031,6 @@ EVALUATION = (
 )
 
 MUTANTS: list[Mutant] = [
-    *CHAINS, *DRAFTERS, *PLAINS, *KEYS, *PATHS, *VERIFICATION, *PAPER, *DRAFTING, *REVEAL, *RUNNER,
-    *SHORTCUTS, *COUPLING, *TEXTS, *MASKEDS, *CONVERTERS, *RUNS, *SERVICE, *SAMPLES, *EVALUATION,
+    *CHAINS, *HEADS, *DRAFTERS, *PLAINS, *KEYS, *PATHS, *VERIFICATION, *PAPER, *DRAFTING, *REVEAL,
+    *RUNNER, *SHORTCUTS, *BLOCKS, *COUPLING, *TEXTS, *MASKEDS, *CONVERTERS, *RUNS, *SERVICE, *SAMPLES, *EVALUATION,
 ]  # fmt: skip
