@@ -136,6 +136,21 @@ def test_how_many_drafts_are_kept(count):
         assert kept.mean() > alone.mean() + 0.02
 
 
+def test_the_coin_of_a_prefix():
+    """The first draft has p / q = 1/2, and the second next to no density under p: one is kept with
+    probability S / (S + 1/2), else none."""
+    p = Gaussian(jnp.array([[0.0], [0.0]]), jnp.array([[0.0], [0.0]]))
+    q = Gaussian(jnp.array([[math.sqrt(2 * math.log(2))], [1.5]]), jnp.log(jnp.array([[1.0], [2.0]])))
+    drafts = jnp.array([[math.sqrt(2 * math.log(2))], [30.0]])
+    keys = jax.random.split(jax.random.key(4), 3 * LANES)
+    kept = jax.jit(jax.vmap(lambda key: verify_gaussian_block(key, p, q, drafts).kept))(keys)
+    x = np.linspace(-12, 12, 200_001)
+    density = lambda mean, var: np.exp(-((x - mean) ** 2) / (2 * var)) / np.sqrt(2 * np.pi * var)
+    mass = np.sum(np.maximum(0.5 * density(0.0, 1.0) - density(1.5, 2.0), 0)) * (x[1] - x[0])
+    assert set(np.unique(kept)) == {0, 1}
+    assert share_p_value(float(kept.mean()), mass / (mass + 0.5), len(keys)) > FALSE_ALARM
+
+
 def test_equal_distributions_keep_everything():
     drafted = path(jax.random.key(2), p_of, jnp.zeros(D))
     p = p_of(drafted[:-1])
