@@ -21,24 +21,22 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import sys
 from pathlib import Path
 
 import jax
 import numpy as np
-from methods import METHODS, request_of
+from methods import METHODS
 
 import cspd_jax
 from cspd_jax import models
 from cspd_jax._utils.random import row_keys
 from cspd_jax.evaluation import classifier as classifiers
 from cspd_jax.evaluation.data import open_source, training_config
+from cspd_jax.evaluation.equality import FALSE_ALARM, p_values
 from cspd_jax.image import pixels
+from cspd_jax.reproduction.ways import request_of
 from cspd_jax.training.presets import to_json
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from laws import FALSE_ALARM, classifier_p_value, energy_p_value
 
 # Few drafts and proposals take the least arithmetic, and exactness does not depend on how many there are.
 FRUGAL = {
@@ -61,7 +59,6 @@ SEEDS = {
 BATCH = 100
 # Settings of a cell that are not of its method, and what `generate` calls them.
 SAMPLING = {"steps": "respacing", "cfg": "cfg", "cfg_schedule": "cfg_schedule", "temperature": "temperature"}
-COMPONENTS = 32
 
 
 def say(text: str) -> None:
@@ -105,24 +102,6 @@ def generate(target, draft, folder: Path, n: int, seed: int, settings: dict) -> 
         "labels": np.tile(labels, len(parts))[:n],
         "acceptance": float(accepted / tested) if tested else None,
         "rounds": float(np.mean([p["rounds"] for p in parts])),
-    }
-
-
-def tests(x: np.ndarray, y: np.ndarray, labels: np.ndarray) -> dict[str, float]:
-    """p-values for tokens x, y [N, F], whose classes are `labels` in both."""
-    both = np.concatenate([x, y]).astype(np.float64)
-    moments = np.concatenate([both, (both - both.mean(0)) ** 2], axis=1)
-    first, second = moments[: len(x)], moments[len(x) :]
-    spread = np.sqrt(first.var(0) / len(x) + second.var(0) / len(y)) + 1e-12
-    z = np.abs(first.mean(0) - second.mean(0)) / spread
-    centred = both - both.mean(0)
-    _, axes = np.linalg.eigh(centred.T @ centred)
-    main = centred @ axes[:, -COMPONENTS:]
-    return {
-        "largest_z": float(z.max()),
-        "moments": min(1.0, len(z) * math.erfc(z.max() / math.sqrt(2))),
-        "energy": energy_p_value(x, y, np.tile(labels, 2)),
-        "classifier": classifier_p_value(main[: len(x)], main[len(x) :]),
     }
 
 
@@ -174,7 +153,7 @@ def main() -> None:
                     "rounds": found["rounds"],
                     "right_class": float(right),
                 }
-                row |= tests(found["tokens"].reshape(args.n, -1), reference, found["labels"])
+                row |= p_values(found["tokens"].reshape(args.n, -1), reference, found["labels"])
                 row["refuted"] = min(row["moments"], row["energy"], row["classifier"]) <= FALSE_ALARM
                 row |= {"device": jax.devices()[0].device_kind, "jax": jax.__version__}
                 results.append(row)
