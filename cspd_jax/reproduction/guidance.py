@@ -9,7 +9,7 @@ from PIL import Image
 from cspd_jax.reports.charts import lines, stacked
 from cspd_jax.reproduction.ablations import ways
 from cspd_jax.reproduction.cells import Cell
-from cspd_jax.reproduction.experiment import NOT_AT_HAND, Experiment, Results, Table
+from cspd_jax.reproduction.experiment import NOT_AT_HAND, Experiment, Results, Table, Value
 from cspd_jax.reproduction.setup import Setup
 from cspd_jax.reproduction.ways import OFFICIAL, SELF
 
