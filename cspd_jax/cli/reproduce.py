@@ -13,6 +13,7 @@ from cspd_jax.cli._arguments import new_folder, positive, seed
 from cspd_jax.cli._output import progress
 from cspd_jax.errors import UserError, printable
 
+_BATCHES, _GAMMAS = (1, 8), (4, 8, 32)
 _DRAFTS = {"default": "default-draft"}  # of targets that come with one
 
 
@@ -43,11 +44,12 @@ def add_parser(subparsers) -> None:
         "--images", type=positive, metavar="N", help="of each row (each experiment's own number)"
     )
     how.add_argument(
-        "--batch", type=_numbers, default=(1, 8), metavar="LIST", help="images side by side (1,8)"
+        "--batch", type=_numbers, default=_BATCHES, metavar="LIST", help="images side by side (1,8)"
     )
     how.add_argument(
-        "--gamma", type=_numbers, default=(4, 8, 32), metavar="LIST", help="AR steps drafted ahead (4,8,32)"
+        "--gamma", type=_numbers, default=_GAMMAS, metavar="LIST", help="AR steps drafted ahead (4,8,32)"
     )
+    how.add_argument("--num-iter", type=positive, help="AR steps (one per token)")
     how.add_argument(
         "--steps",
         help='denoising steps, for example "100" or "ddim50" (the model\'s own; of the embedded pair ddim25)',
@@ -119,6 +121,7 @@ def _setup(args: argparse.Namespace, draft: str | None):
         "images": args.images,
         "batches": args.batch,
         "gammas": args.gamma,
+        "num_iter": args.num_iter,
         "steps": steps,
         "seed": args.seed,
     }
@@ -143,27 +146,18 @@ def _setup(args: argparse.Namespace, draft: str | None):
     )
 
 
+_TOLD = ("target", "draft", "vae", "images", "batch", "gamma", "num_iter", "steps", "seed", "inception")
+_UNTOLD = {"target": "default", "batch": _BATCHES, "gamma": _GAMMAS, "seed": 0}
+
+
 def _command(args: argparse.Namespace, name: str) -> str:
     """What was typed, for the report of one experiment."""
     parts = ["cspd-jax", "reproduce", name]
-    lists = {"batch": (1, 8), "gamma": (4, 8, 32)}
-    for option in (
-        "target",
-        "draft",
-        "vae",
-        "images",
-        "batch",
-        "gamma",
-        "steps",
-        "seed",
-        "inception",
-        "against",
-    ):
+    for option in (*_TOLD, "against"):
         value = getattr(args, option)
-        if value in (None, "default", 0) or value == lists.get(option):
-            continue
-        text = ",".join(map(str, value)) if option in lists else str(value)
-        parts += [f"--{option}", text]
+        if value is not None and value != _UNTOLD.get(option):
+            text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+            parts += ["--" + option.replace("_", "-"), text]
     return printable(shlex.join(parts))
 
 

@@ -33,6 +33,7 @@ def report(experiment: Experiment, results: Results, command: str) -> dict[str, 
         "target": setup.target.name,
         "draft": setup.draft and setup.draft.name,
         "tokens_of_an_image": setup.target.network.seq_len,
+        "ar_steps": setup.ar_steps,
         "denoising_steps": sampling_schedule(respacing).num_steps,
         "respacing": respacing,
         "seed": setup.seed,
@@ -74,7 +75,8 @@ def markdown(told: dict[str, Any], picture: str | None) -> str:
     tables = "\n\n".join(markdown_table(Table(**table)) for table in told["tables"])
     shown = f"![{told['title']}]({picture})\n\n" if picture else ""
     packages = ", ".join(f"{name} {version}" for name, version in told["versions"].items())
-    sizes = f"{told['tokens_of_an_image']} tokens an image, {told['denoising_steps']} denoising steps"
+    sizes = f"{told['tokens_of_an_image']} tokens an image in {told['ar_steps']} AR steps"
+    sizes += f", {told['denoising_steps']} denoising steps"
     machine = f"{where['processor']} ({where['platform']}, {where['cores']} threads)"
     made = f"{told['images']} images in {told['cells']} cells took {spent:.0f} s, compilation included"
     return (

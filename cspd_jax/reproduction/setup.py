@@ -15,6 +15,7 @@ from cspd_jax._utils.files import weights_sha256
 from cspd_jax.errors import UserError, check_whole
 from cspd_jax.evaluation.features import FeatureNetwork
 from cspd_jax.evaluation.reference import Reference
+from cspd_jax.image.reveal import reveal_groups
 from cspd_jax.models import DEFAULTS, VAE, ImageModel, check_draft
 from cspd_jax.reproduction.cells import Cell
 
@@ -30,6 +31,7 @@ class Setup:
     images: of each row; None is the experiment's own number.
     batches: images side by side, of table 1; the largest is that of the other experiments.
     gammas: AR steps drafted ahead.
+    num_iter: AR steps; None is one per token.
     steps: respacing of the denoising steps; None is the model's own.
     seed: of all keys.
     inception, against: for FID; None is the domain's own features.
@@ -41,6 +43,7 @@ class Setup:
     images: int | None = None
     batches: tuple[int, ...] = (1, 8)
     gammas: tuple[int, ...] = (4, 8, 32)
+    num_iter: int | None = None
     steps: str | None = None
     seed: int = 0
     inception: FeatureNetwork | None = None
@@ -51,18 +54,24 @@ class Setup:
             raise UserError("batches and gammas must each hold at least one number")
         for batch in self.batches:
             check_whole("a batch", batch, 1, 2**20)
-        most = self.target.network.seq_len - 1
+        most = self.ar_steps - 1
         for gamma in self.gammas:
             if gamma > most:
                 raise UserError(
-                    f"gamma {gamma} is too large: {self.target.name} has images of {most + 1} tokens, so"
-                    f" at most {most} can be drafted ahead (--gamma)"
+                    f"gamma {gamma} is too large: {self.target.name} makes an image in {most + 1} AR steps,"
+                    f" so at most {most} can be drafted ahead (--gamma)"
                 )
             check_whole("gamma", gamma, 1)
         if self.images is not None:
             check_whole("images", self.images, 1, 2**24)
         if self.draft is not None:
             check_draft(self.target.config, self.draft.config)
+
+    @property
+    def ar_steps(self) -> int:
+        """AR steps of an image that reveal something."""
+        length = self.target.network.seq_len
+        return len(reveal_groups(length, length if self.num_iter is None else self.num_iter))
 
     @property
     def pair(self) -> str:
@@ -101,7 +110,8 @@ class Setup:
     def cell(self, options: Mapping[str, Any], *, images: int | None = None, **more: Any) -> Cell:
         """A cell with the seed and the denoising steps of this setup."""
         more = {"seed": self.seed, "steps": self.steps} | more
-        return Cell(dict(options), images=images or self.side, **more)
+        of_all = {} if self.num_iter is None else {"num_iter": self.num_iter}
+        return Cell({**of_all, **options}, images=images or self.side, **more)
 
     def cells(self, options: Mapping[str, Any], images: int, **more: Any) -> list[Cell]:
         """As many images as are wanted of each row (`images` unless the setup says), in whole batches."""

@@ -7,7 +7,6 @@ from typing import Any
 from PIL import Image
 
 from cspd_jax.coupling.draft_length import speedup
-from cspd_jax.image.reveal import reveal_groups
 from cspd_jax.reports.charts import lines, stacked
 from cspd_jax.reproduction import published
 from cspd_jax.reproduction.cells import Cell
@@ -198,8 +197,7 @@ def _equation35_cells(setup: Setup) -> list[Cell]:
 def _equation35(results: Results) -> list[Table]:
     setup = results.setup
     rows: list[list[Value]] = []
-    length = setup.target.network.seq_len
-    tokens_of_a_group = length / len(reveal_groups(length, length))
+    tokens_of_a_group = setup.target.network.seq_len / setup.ar_steps
     for batch in setup.batches:
         (_, _, _, first), *others = _timed(setup, batch)
         plain = results.joined([first])
