@@ -287,7 +287,7 @@ EXPERIMENTS = (
         "Speed and acceptance by gamma and batch",
         "Speed-up over MAR of up to 2.33 (MAR-H with MAR-B, gamma 32, batch 256), growing with gamma and"
         " batch while acceptance falls.",
-        "Other models and images (see the head of this page), a CPU in place of an A100, and a draft that"
+        "Other models and images, a CPU in place of an A100, and a draft that"
         " costs a larger share of its target. On a CPU arithmetic takes the time, and speculation adds"
         " arithmetic; calls in sequence do not depend on the machine.",
         False,
