@@ -43,7 +43,9 @@ def times(reports: list[dict]) -> str:
 
 def main() -> None:
     out = Path(sys.argv[1])
-    reports = [json.loads((out / f"{name}.json").read_text()) for name in NAMES]
+    files = {name: out / f"{name}.json" for name in NAMES}
+    reports = [json.loads(file.read_text()) for file in files.values() if file.exists()]
+    missing = [f"`{name}`" for name, file in files.items() if not file.exists()]
     spent = [json.loads(p.read_text()) for p in (out / "cells").glob("*.json") if "derived" not in p.name]
     together = sum(cell["row"]["spent"] for cell in spent) / 60
     first = reports[0]
@@ -60,6 +62,8 @@ def main() -> None:
         + ", ".join(f"{name} {version}" for name, version in packages.items())
         + f". All together, with what they share run once: {together:.0f} minutes.\n"
     )
+    if missing:
+        head += f"\nNot run yet: {', '.join(missing)}.\n"
     page = DOCS / "reproduction.md"
     written = page.read_text(encoding="utf-8").partition(MARK)[0]
     page.write_text("\n".join([f"{written}{MARK}", f"{times(reports)}\n", head, *sections]), encoding="utf-8")

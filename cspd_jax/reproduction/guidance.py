@@ -11,7 +11,7 @@ from cspd_jax.reproduction.ablations import ways
 from cspd_jax.reproduction.cells import Cell
 from cspd_jax.reproduction.experiment import NOT_AT_HAND, Experiment, Results, Table, Value
 from cspd_jax.reproduction.setup import Setup
-from cspd_jax.reproduction.ways import OFFICIAL, SELF
+from cspd_jax.reproduction.ways import OFFICIAL
 
 _IMAGES = 8
 _SCALES = (1.0, 3.0, 5.0)
@@ -25,7 +25,7 @@ def _gammas(setup: Setup, way: dict[str, Any]) -> list[int]:
     some = sorted(setup.gammas)
     if way == OFFICIAL:
         return [some[0], some[-1]]
-    return some[:2] if way == SELF else some[:1]
+    return some[:1]
 
 
 def _guided(setup: Setup, way: dict[str, Any], gamma: int, scale: float) -> list[Cell]:

@@ -19,15 +19,15 @@ from cspd_jax.reproduction.images import ALONE
 from cspd_jax.reproduction.setup import Setup
 from cspd_jax.reproduction.ways import OFFICIAL, PAPER, PATH, PLAIN, SELF, available
 
-_IMAGES = {1.0: 120, 3.0: 60}  # by guidance
-_BATCH = 60
+_IMAGES = {1.0: 100, 3.0: 50}  # by guidance
+_BATCH = 50
 # Few drafts and proposals take the least arithmetic, and exactness does not depend on how many there are.
 _WAYS: dict[str, dict[str, Any]] = {
     "plain (control)": PLAIN,
     "official: the released runner": {**OFFICIAL, "gamma": 8},
-    "paper: Algorithm 1": {**PAPER, "gamma": 2},
-    "path, by the draft model": {**PATH, "gamma": 2, "proposals": 2},
-    "self": {**SELF, "gamma": 3, "proposals": 3},
+    "paper: Algorithm 1": {**PAPER, "gamma": 1},
+    "path, by the draft model": {**PATH, "gamma": 1, "proposals": 2},
+    "self": {**SELF, "gamma": 2, "proposals": 2},
 }
 # Of the power of the tests: shares of the images that are replaced by the draft's, and noise on the tokens.
 _SHARES = (0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0)

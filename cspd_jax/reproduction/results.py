@@ -16,7 +16,7 @@ from cspd_jax.diffusion.schedule import sampling_schedule
 from cspd_jax.reports.image import device, versions
 from cspd_jax.reproduction.experiment import Experiment, Results, Table, Value
 
-_COLOURS = 64  # of a picture
+_COLOURS = 32  # of a picture
 
 
 def report(experiment: Experiment, results: Results, command: str) -> dict[str, Any]:
