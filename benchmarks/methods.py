@@ -16,7 +16,6 @@ import argparse
 import functools
 import json
 import sys
-import time
 from pathlib import Path
 
 import jax
@@ -26,7 +25,7 @@ from PIL import Image
 
 import cspd_jax
 from cspd_jax import models, reports
-from cspd_jax._utils.compilation import compile_seconds
+from cspd_jax._utils.random import row_keys
 from cspd_jax.coupling import log_acceptance_of_ratio
 from cspd_jax.diffusion.chain import path_log_density, sample_path
 from cspd_jax.diffusion.gaussian import coefficients
@@ -35,6 +34,8 @@ from cspd_jax.evaluation.data import held_out, open_source, to_float, training_c
 from cspd_jax.image.pixels import patchify
 from cspd_jax.image.reveal import guidance_scale, random_reveal, reveal_groups
 from cspd_jax.reports.charts import bars, stacked
+from cspd_jax.reproduction.running import timed
+from cspd_jax.reproduction.ways import request_of
 
 PAPER = {"method": "cspd", "criterion": "paper", "gamma": 3}
 METHODS = {
@@ -56,29 +57,6 @@ GAMMAS = {f"self, gamma {gamma}": {"method": "self", "gamma": gamma} for gamma i
 DISTANCES = (1, 2, 4, 8)
 
 
-def request_of(target, draft, labels, options: dict, **more):
-    """The request that one of `METHODS`, which can be written as JSON, stands for."""
-    options = dict(options)
-    names = ("num_iter", "final_noise", "denoise", "anneal", "reveal")
-    asked = {name: options.pop(name) for name in names if name in options}
-    for shortcut, kind in (("anneal", cspd_jax.Annealing), ("reveal", cspd_jax.Checkerboard)):
-        if shortcut in asked:
-            asked[shortcut] = kind(*asked[shortcut])
-    name, criterion = options.pop("method", "plain"), options.pop("criterion", "path")
-    if name == "plain":
-        method = cspd_jax.Plain()
-    elif name == "self":
-        method = cspd_jax.SelfSpeculation(**options)
-    elif criterion == "official":
-        method = cspd_jax.ReleasedRunner(draft, **options)
-    else:
-        kind = {"path": cspd_jax.PathCriterion, "paper": cspd_jax.PaperCriterion}[criterion]
-        names = ("proposals", "sigma", "align", "inner_temperature")
-        own = {name: options.pop(name) for name in names if name in options}
-        method = cspd_jax.DraftSpeculation(draft, kind(**own), **options)
-    return cspd_jax.make_request(target, labels, method=method, **asked, **more)
-
-
 def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
@@ -87,10 +65,7 @@ def cell(target, draft, name: str, batch: int, cfg: float, seed: int) -> dict:
     labels = np.arange(batch) % target.config.num_classes
     request = request_of(target, draft, labels, {**METHODS, **GAMMAS}[name], cfg=cfg)
     plan = cspd_jax.resolve(target, request)
-    compiled, start = compile_seconds(), time.perf_counter()
-    tokens, info = cspd_jax.run(jax.random.key(seed), plan)
-    tokens = np.asarray(tokens)
-    seconds = time.perf_counter() - start - (compile_seconds() - compiled)
+    tokens, info, seconds = timed(row_keys(jax.random.key(seed), batch), plan)
     row = {"seconds_per_image": seconds / batch, "lossless": info.exactness.lossless, "rounds": info.rounds}
     row |= {"tokens_per_round": info.tokens / batch / info.rounds, "sequential": info.sequential._asdict()}
     row |= {"total": info.total._asdict()}

@@ -23,13 +23,14 @@ from pathlib import Path
 
 import jax
 import numpy as np
-from same_law import FALSE_ALARM, say, tests
 from same_law import generate as generate_parts
+from same_law import say
 
 from cspd_jax import models
 from cspd_jax.evaluation import classifier as classifiers
 from cspd_jax.evaluation import statistics
 from cspd_jax.evaluation.data import open_source, training_config
+from cspd_jax.evaluation.equality import FALSE_ALARM, TESTS, p_values
 from cspd_jax.image import pixels
 from cspd_jax.reports.charts import scatter, stacked
 from cspd_jax.training.presets import to_json
@@ -89,7 +90,7 @@ def summary(made: dict, n: int, reference: dict, control: dict, measure) -> dict
         "frechet": statistics.frechet_distance(features, expected),
         "floor": statistics.frechet_distance(same, expected),
     }
-    row |= tests(x, y, made["labels"][:n])
+    row |= p_values(x, y, made["labels"][:n])
     return row | {"refuted": min(row["moments"], row["energy"], row["classifier"]) <= FALSE_ALARM}
 
 
@@ -146,7 +147,7 @@ def _often_refuted(test, share, wrong, plain, classes, labels) -> bool:
         x, y = plain[first], plain[second].copy()
         at = random.permutation(n)[: round(share * n)]
         y[at] = wrong(plain[second], at, random)
-        missed += tests(x, y, labels, only=test)[test] > FALSE_ALARM
+        missed += TESTS[test](x, y, labels) > FALSE_ALARM
         if missed > REPETITIONS - NEEDED:
             return False
     return True

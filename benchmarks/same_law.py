@@ -21,14 +21,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import sys
 import time
 from pathlib import Path
 
 import jax
 import numpy as np
-from methods import METHODS, request_of
+from methods import METHODS
 
 import cspd_jax
 from cspd_jax import models
@@ -36,11 +35,10 @@ from cspd_jax._utils.compilation import compile_seconds
 from cspd_jax._utils.random import row_keys
 from cspd_jax.evaluation import classifier as classifiers
 from cspd_jax.evaluation.data import open_source, training_config
+from cspd_jax.evaluation.equality import FALSE_ALARM, p_values
 from cspd_jax.image import pixels
+from cspd_jax.reproduction.ways import request_of
 from cspd_jax.training.presets import to_json
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from laws import FALSE_ALARM, classifier_p_value, energy_p_value
 
 # Few drafts and proposals take the least arithmetic, and exactness does not depend on how many there are.
 FRUGAL = {
@@ -63,7 +61,6 @@ SEEDS = {
 BATCH = 100
 # Settings of a cell that are not of its method, and what `generate` calls them.
 SAMPLING = {"steps": "respacing", "cfg": "cfg", "cfg_schedule": "cfg_schedule", "temperature": "temperature"}
-COMPONENTS = 32
 
 
 def say(text: str) -> None:
@@ -118,36 +115,6 @@ def generate(target, draft, folder: Path, n: int, seed: int, settings: dict, bat
     }
 
 
-def tests(x: np.ndarray, y: np.ndarray, labels: np.ndarray, only: str | None = None) -> dict[str, float]:
-    """p-values for tokens x, y [N, F], whose classes are `labels` in both; of all tests, or of one."""
-    if only == "energy":
-        return {"energy": energy_p_value(x, y, np.tile(labels, 2))}
-    found = {} if only == "classifier" else _moments(x, y)
-    if only != "moments":
-        found["classifier"] = _classifier(x, y)
-    if only is None:
-        found["energy"] = energy_p_value(x, y, np.tile(labels, 2))
-    return found
-
-
-def _moments(x: np.ndarray, y: np.ndarray) -> dict[str, float]:
-    both = np.concatenate([x, y]).astype(np.float64)
-    moments = np.concatenate([both, (both - both.mean(0)) ** 2], axis=1)
-    first, second = moments[: len(x)], moments[len(x) :]
-    spread = np.sqrt(first.var(0) / len(x) + second.var(0) / len(y)) + 1e-12
-    z = np.abs(first.mean(0) - second.mean(0)) / spread
-    p = min(1.0, len(z) * math.erfc(z.max() / math.sqrt(2)))
-    return {"largest_z": float(z.max()), "moments": p}
-
-
-def _classifier(x: np.ndarray, y: np.ndarray) -> float:
-    both = np.concatenate([x, y]).astype(np.float64)
-    centred = both - both.mean(0)
-    _, axes = np.linalg.eigh(centred.T @ centred)
-    main = centred @ axes[:, -COMPONENTS:]
-    return classifier_p_value(main[: len(x)], main[len(x) :])
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -196,7 +163,7 @@ def main() -> None:
                     "rounds": found["rounds"],
                     "right_class": float(right),
                 }
-                row |= tests(found["tokens"].reshape(args.n, -1), reference, found["labels"])
+                row |= p_values(found["tokens"].reshape(args.n, -1), reference, found["labels"])
                 row["refuted"] = min(row["moments"], row["energy"], row["classifier"]) <= FALSE_ALARM
                 row |= {"device": jax.devices()[0].device_kind, "jax": jax.__version__}
                 results.append(row)

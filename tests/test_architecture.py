@@ -88,6 +88,23 @@ ROOMS = {
         r"samples(\..*)?",
         ("errors", "helpers", "keys", "diffusion", "models", "image"),
     ),
+    "reproduction": (
+        r"reproduction(\..*)?",
+        (
+            "errors",
+            "helpers",
+            "keys",
+            "diffusion",
+            "coupling",
+            "algorithms",
+            "models",
+            "image",
+            "data",
+            "training",
+            "reports",
+            "evaluation",
+        ),
+    ),
     "service": (
         r"service(\..*)?",
         ("errors", "helpers", "keys", "algorithms", "models", "image", "text", "masked", "reports"),

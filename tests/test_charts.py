@@ -50,6 +50,16 @@ def test_scatter():
     assert orange.any() and not blue.any()
 
 
+def test_lines():
+    def red(values):
+        page = np.asarray(charts.lines({"one": values, "two": [0.0, 0.0]}, "t", "below", ["4", "8"], top=1.0))
+        page = page.astype(int)
+        return np.argwhere((page[..., 0] - page[..., 2]) > 120)[:, 0].mean()
+
+    assert red([1.0, 1.0]) < red([0.5, 0.5]) - 50  # higher is higher
+    assert charts.lines({"one": [None, 1.0]}, "t", "below", ["4", "8"], pairs=True).size[0] == 800
+
+
 def test_stacked():
     pages = [charts.bars([1.0], "title", "below", ["0"]) for _ in range(3)]
     assert charts.stacked(pages).size == (pages[0].width, 3 * pages[0].height)

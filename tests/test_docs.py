@@ -35,6 +35,8 @@ def test_every_file_that_the_docs_name_exists():
         "model.safetensors.index.json",
         "tokenizer_config.json",
         "generation_config.json",
+        "NAME.json",
+        "NAME.md",
     }
     missing = []
     for page in pages:

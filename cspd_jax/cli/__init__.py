@@ -19,6 +19,7 @@ from cspd_jax.cli import (
     generate,
     info,
     masked,
+    reproduce,
     sample,
     text,
     train,
@@ -39,7 +40,21 @@ def make_parser() -> argparse.ArgumentParser:
     )
     subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
     parser.set_defaults(shares_work=False)
-    for command in (generate, sample, text, masked, convert, info, train, distill, calibrate, evaluate, demo):
+    commands = (
+        generate,
+        sample,
+        text,
+        masked,
+        convert,
+        info,
+        train,
+        distill,
+        calibrate,
+        evaluate,
+        reproduce,
+        demo,
+    )
+    for command in commands:
         command.add_parser(subparsers)
     return parser
 

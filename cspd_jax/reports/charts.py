@@ -1,9 +1,9 @@
-"""Bar charts and heat maps, drawn by matplotlib without pyplot and returned as PIL images."""
+"""Bar charts, lines and heat maps, drawn by matplotlib without pyplot and returned as PIL images."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -18,6 +18,7 @@ _DPI = 100
 _WIDTH, _HEIGHT = 8.0, 3.2  # of a bar chart, in inches
 _MAP = 1.7  # side of a map, in inches
 _BLUE, _GREY = "#3465a4", "#dddddd"
+_SERIES = ("#cc3311", "#ee9944", "#3465a4", "#117755", "#555555", "#aa66aa", "#999911")  # of lines
 _COLOURS = LinearSegmentedColormap.from_list("accepted", ["#d6e2f0", "#1b3a66"])  # light is 0, dark is 1
 
 
@@ -87,6 +88,43 @@ def scatter(
     axes.grid(color=_GREY)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
+    return _image(figure)
+
+
+def lines(
+    series: Mapping[str, Sequence[float | None]],
+    title: str,
+    below: str,
+    names: Sequence[str],
+    left: str = "",
+    top: float | None = None,
+    pairs: bool = False,
+) -> Image.Image:
+    """Several lines over the same places. The vertical axis begins at 0.
+
+    series: heights by name; None is left out.
+    below, left: labels of the axes.
+    names: of the places; about ten of them are written.
+    top: where the vertical axis ends, at least.
+    pairs: every two series share a colour, the second dashed.
+    """
+    figure = Figure((_WIDTH, _HEIGHT), dpi=_DPI, layout="constrained")
+    axes = figure.add_subplot()
+    for number, (name, values) in enumerate(series.items()):
+        heights = [math.nan if value is None else value for value in values]
+        colour = _SERIES[(number // 2 if pairs else number) % len(_SERIES)]
+        dashed = pairs and number % 2
+        few = ("" if dashed else "o") if len(heights) <= 12 else ""
+        axes.plot(heights, color=colour, linestyle="--" if dashed else "-", marker=few, ms=4, label=name)
+    axes.set(title=title, xlabel=below, ylabel=left)
+    axes.set_ylim(0, max(top or 0.0, axes.get_ylim()[1]))
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 2.5, 5, 10]))
+    shown = ticks(names)
+    axes.set_xticks(shown, [names[i] for i in shown])
+    axes.grid(axis="y", color=_GREY)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.legend(loc="outside right upper", fontsize=8, frameon=False)
     return _image(figure)
 
 

@@ -14,7 +14,7 @@ _CELL = 64  # small images are enlarged to about this size in pixels
 _GAP = 6
 _TEXT = 14  # height of a caption
 _TITLE = 20  # height of a title
-_PAPER, _INK = (255, 255, 255), (40, 40, 40)
+_PAPER, _INK, _MARK = (255, 255, 255), (40, 40, 40), (204, 51, 17)
 
 
 def picture(
@@ -64,6 +64,32 @@ def side_by_side(
         draw.text((x + _GAP, 5), title, fill=_INK, font=font)
         whole.paste(page, (x, _TITLE))
     return whole
+
+
+def titled(pages: Sequence[tuple[str, Image.Image]]) -> Image.Image:
+    """Pages, each (title, page), one below the other."""
+    size = (max(page.width for _, page in pages), sum(page.height + _TITLE for _, page in pages))
+    whole = Image.new("RGB", size, _PAPER)
+    draw, font = ImageDraw.Draw(whole), ImageFont.load_default()
+    top = 0
+    for title, page in pages:
+        draw.text((_GAP, top + 5), title, fill=_INK, font=font)
+        whole.paste(page, (0, top + _TITLE))
+        top += page.height + _TITLE
+    return whole
+
+
+def marked(images: np.ndarray, marks: np.ndarray) -> Image.Image:
+    """A row of images [N, H, W, 1 or 3] uint8, with frames around the tokens that are marked, [N, L] bool."""
+    page, (count, length) = picture(images, columns=len(images)), marks.shape
+    side, draw = math.isqrt(length), ImageDraw.Draw(page)
+    zoom = max(1, round(_CELL / max(images.shape[1:3])))
+    cell = images.shape[1] * zoom // side
+    for i, token in zip(*np.nonzero(marks.reshape(count, side * side))):
+        x = _GAP + i * (images.shape[2] * zoom + _GAP) + token % side * cell
+        y = _GAP + token // side * cell
+        draw.rectangle((x, y, x + cell - 1, y + cell - 1), outline=_MARK)
+    return page
 
 
 def _fit(text: str, font, width: int) -> str:
