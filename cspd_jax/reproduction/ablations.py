@@ -245,8 +245,8 @@ EXPERIMENTS = (
         "figure11",
         "Acceptance along the AR steps, by prefill",
         "Acceptance is low in the first AR steps and rises; prefilled tokens lift the beginning.",
-        "The default pair's images are mostly background, which is easy from the first token on, and few"
-        " images were made where the paper has 1000.",
+        "The default pair's images are mostly background, and few images were made where the paper has 1000:"
+        " only a large rise shows.",
         False,
         prefill_cells,
         _figure11,

@@ -232,7 +232,7 @@ EXPERIMENTS = (
         "Quality of the images, without and with guidance",
         "FID and IS of images by speculation stay within the noise of the plain sampler's.",
         "The embedded pair makes glyphs, for which there is no FID of the literature; equality of the"
-        " distributions is tested in its place, which sees more than FID does at equally many images.",
+        " distributions is tested in its place. The second table says how little that sees at so few images.",
         False,
         _cells,
         _tables,
