@@ -22,13 +22,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from cspd_jax.coupling.acceptance import (
-    accepts,
-    log_acceptance_of_ratio,
-    log_residual_acceptance,
-    uniform,
-)
-from cspd_jax.coupling.residual import MAX_TRIPS, envelope, log_ratio, propose
+from cspd_jax.coupling.acceptance import accepts, log_acceptance_of_ratio, uniform
+from cspd_jax.coupling.residual import MAX_TRIPS, envelope, log_accept, log_ratio, propose
 from cspd_jax.diffusion.gaussian import Gaussian
 
 Array = jax.Array
@@ -90,9 +85,13 @@ def verify_gaussian_block(
     fallen = jnp.where(index > count, _TAILS, fallen)
     start = _Coins(fallen, jnp.zeros((most + 1, *drafts.shape[1:]), drafts.dtype), jnp.int32(0))
 
-    def unsettled(coins: _Coins) -> Array:
+    def matters(coins: _Coins) -> Array:
+        """Whether a coin is undecided that could make more drafts be kept."""
         best = jnp.max(jnp.where(coins.fallen == _HEADS, index, -1))
-        return jnp.any((coins.fallen == _UNDECIDED) & (index > best)) & (coins.trips < max_trips)
+        return jnp.any((coins.fallen == _UNDECIDED) & (index > best))
+
+    def unsettled(coins: _Coins) -> Array:
+        return matters(coins) & (coins.trips < max_trips)
 
     def trip(coins: _Coins) -> _Coins:
         keys = jax.vmap(lambda i: jax.random.fold_in(jax.random.fold_in(key_coins, i), coins.trips))(index)
@@ -107,11 +106,8 @@ def verify_gaussian_block(
         )
 
     coins = jax.lax.while_loop(unsettled, trip, start)
-    truncated = jnp.any(
-        (coins.fallen == _UNDECIDED) & (index > jnp.max(jnp.where(coins.fallen == _HEADS, index, -1)))
-    )
     kept = jnp.max(jnp.where(coins.fallen == _HEADS, index, 0))
-    return VerifiedPath(kept, coins.values[kept], coins.trips, truncated)
+    return VerifiedPath(kept, coins.values[kept], coins.trips, truncated=matters(coins))
 
 
 def _trials(key: Array, p: Gaussian, q: Gaussian, log_pi: Array, proposals: int) -> tuple[Array, Array]:
@@ -124,8 +120,7 @@ def _trials(key: Array, p: Gaussian, q: Gaussian, log_pi: Array, proposals: int)
         own, choice = jax.random.split(jax.random.fold_in(key, j))
         z, u = propose(own, bound)
         x = p.mean + jnp.exp(0.5 * p.log_var) * z
-        height = jnp.where(bound.mean < 1, jnp.log(bound.height(z)), 0.0)
-        accepted = accepts(u, log_residual_acceptance(log_ratio(p, q, x) + log_pi) - height)
+        accepted = accepts(u, log_accept(bound, z, log_ratio(p, q, x) + log_pi))
         gives_up = uniform(choice, dtype=log_pi.dtype) * (weight + tails) > weight  # never where one is NaN
         return x, jnp.where(gives_up, _TAILS, jnp.where(accepted, _HEADS, _UNDECIDED))
 

@@ -41,13 +41,18 @@ def bars(
     axes.bar(range(len(heights)), heights, width=0.85, color=_BLUE)
     axes.set(title=title, xlabel=below, ylabel=left, xlim=(-0.7, max(1, len(heights)) - 0.3))
     axes.set_ylim(0, None if np.nanmax([*heights, 0.0]) > 1 else 1)
+    _places(axes, names)
+    return _image(figure)
+
+
+def _places(axes: Axes, names: Sequence[str]) -> None:
+    """Names below about ten of the places, round heights, and lines at them."""
     axes.yaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 2.5, 5, 10]))
     shown = ticks(names)
     axes.set_xticks(shown, [names[i] for i in shown])
     axes.grid(axis="y", color=_GREY)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
-    return _image(figure)
 
 
 _KINDS = {"exact": ("o", _BLUE), "lossy": ("X", "#cc5500")}
@@ -118,12 +123,7 @@ def lines(
         axes.plot(heights, color=colour, linestyle="--" if dashed else "-", marker=few, ms=4, label=name)
     axes.set(title=title, xlabel=below, ylabel=left)
     axes.set_ylim(0, max(top or 0.0, axes.get_ylim()[1]))
-    axes.yaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 2.5, 5, 10]))
-    shown = ticks(names)
-    axes.set_xticks(shown, [names[i] for i in shown])
-    axes.grid(axis="y", color=_GREY)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
+    _places(axes, names)
     figure.legend(loc="outside right upper", fontsize=8, frameon=False)
     return _image(figure)
 

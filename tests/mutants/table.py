@@ -174,8 +174,8 @@ BLOCKS = _table(
     ),
     (
         "block of Gaussians: a coin forgets pi",
-        "log_residual_acceptance(log_ratio(p, q, x) + log_pi)",
-        "log_residual_acceptance(log_ratio(p, q, x))",
+        "log_accept(bound, z, log_ratio(p, q, x) + log_pi)",
+        "log_accept(bound, z, log_ratio(p, q, x))",
     ),
     (
         "block of Gaussians: proposing weighs as if pi were 1",
