@@ -468,9 +468,11 @@ def test_two_processes_and_a_signal(target, whole, tmp_path):
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     environment = {**os.environ, "JAX_ENABLE_COMPILATION_CACHE": "true"}
     environment["JAX_COMPILATION_CACHE_DIR"] = str(tmp_path / "programs")
-    both = [subprocess.Popen([str(a) for a in argv], env=environment, **pipes) for _ in "ab"]
-    while not (tmp_path / "out" / "manifest.json").exists() and both[0].poll() is None:
-        time.sleep(0.02)
+    both = []
+    for _ in "ab":  # the first one has begun when the second one starts
+        both.append(subprocess.Popen([str(a) for a in argv], env=environment, **pipes))
+        while not (tmp_path / "out" / "manifest.json").exists() and both[0].poll() is None:
+            time.sleep(0.02)
     both[0].send_signal(signal.SIGTERM)
     told = [process.communicate(timeout=120)[1] for process in both]
     assert both[0].returncode in (143, 0) and both[1].returncode == 0, told

@@ -80,11 +80,24 @@ def add_parser(subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    from cspd_jax import samples
-    from cspd_jax._utils import compilation
     from cspd_jax.samples.sharing import check_folder
 
     check_folder(args.out)
+    with _interrupted(args.out):
+        report = _make(args)
+    if report["non_finite"]:
+        broken = f"{report['non_finite']} of {report['images']} images"
+        progress(f"warning: {broken} hold NaN or infinity and are black there")
+    if not report["lossless"]:
+        progress(f"lossy: {report['why']}")
+    print(json.dumps({"out": str(args.out), **report}) if args.json else args.out)
+
+
+def _make(args: argparse.Namespace) -> dict:
+    """All images; what happened."""
+    from cspd_jax import samples
+    from cspd_jax._utils import compilation
+
     compilation.use_cache()
     import jax
 
@@ -111,17 +124,9 @@ def run(args: argparse.Namespace) -> None:
         vae=None if args.vae is None else models.load_vae(args.vae, args.dtype),
         tokens=args.tokens,
     )
-    with _interrupted(args.out):
-        report = samples.run(
-            job, args.out, verify=args.verify_files, png=args.png, npz=args.npz, progress=True, tell=progress
-        )
-    if report["non_finite"]:
-        progress(
-            f"warning: {report['non_finite']} of {images} images hold NaN or infinity and are black there"
-        )
-    if not report["lossless"]:
-        progress(f"lossy: {report['why']}")
-    print(json.dumps({"out": str(args.out), **report}) if args.json else args.out)
+    return samples.run(
+        job, args.out, verify=args.verify_files, png=args.png, npz=args.npz, progress=True, tell=progress
+    )
 
 
 @contextmanager
