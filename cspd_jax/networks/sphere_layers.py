@@ -1,0 +1,114 @@
+"""The transformer block of SphereAR's backbone and autoencoder: RMSNorm, rotary positions in two dimensions,
+attention with a fused projection, SwiGLU. No layer here has a bias.
+
+Matrix products and activations run in `dtype`; normalisation, rotation and softmax in at least float32.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from cspd_jax.networks.lm import Norm, attend, write
+
+Array = jax.Array
+RMSNorm = functools.partial(Norm, "rms", 1e-6)  # RMSNorm(dtype, name=...)
+
+
+def linear(features: int, name: str, dtype) -> nn.Dense:
+    """A Dense layer without a bias."""
+    return nn.Dense(features, use_bias=False, dtype=dtype, name=name)
+
+
+def swiglu_width(width: int) -> int:
+    """The hidden width of a block's MLP: 8/3 of the block's, up to the next multiple of 256."""
+    return -(-(8 * width // 3) // 256) * 256
+
+
+def rotary_2d(grid: int, head_dim: int, prefix: int) -> tuple[np.ndarray, np.ndarray]:
+    """Cosines and sines [prefix + grid^2, head_dim / 2] float32 of the angle of each pair.
+
+    The first half of the pairs turns with the column, the other with the row. The tokens of the prefix do not
+    turn.
+    """
+    frequencies = 10000.0 ** (-2 * np.arange(head_dim // 4) / (head_dim // 2))
+    places = np.arange(grid) + 1.5
+    rows, columns = np.meshgrid(places, places, indexing="ij")
+    turns = np.stack([columns.ravel(), rows.ravel()], axis=1)[:, :, None] * frequencies
+    angles = np.concatenate([np.zeros((prefix, head_dim // 2)), turns.reshape(grid * grid, head_dim // 2)])
+    return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+
+
+def rotate_pairs(x: Array, cos: Array, sin: Array) -> Array:
+    """x [B, Q, H, Dh] with adjacent pairs (2i, 2i + 1) rotated; cos and sin [Q, Dh / 2] or [B, Q, Dh / 2]."""
+    cos, sin = (jnp.asarray(part)[..., None, :] for part in (cos, sin))
+    a, b = x[..., 0::2], x[..., 1::2]
+    return jnp.stack([a * cos - b * sin, b * cos + a * sin], axis=-1).reshape(x.shape).astype(x.dtype)
+
+
+class SwiGLU(nn.Module):
+    """w2(silu(a) b), where a and b are the halves of w1(x)."""
+
+    hidden: int
+    dtype: jnp.dtype = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        a, b = jnp.split(linear(2 * self.hidden, "w1", self.dtype)(x), 2, axis=-1)
+        return linear(x.shape[-1], "w2", self.dtype)(nn.silu(a) * b)
+
+
+class Attention(nn.Module):
+    heads: int
+    dtype: jnp.dtype = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: Array, cos_sin, visible=None, positions=None, slots=None):
+        """See `Block`."""
+        batch, length, width = x.shape
+        qkv = linear(3 * width, "wqkv", self.dtype)(x).reshape(batch, length, 3, self.heads, -1)
+        q, k, v = (qkv[:, :, i] for i in range(3))
+        q, k = rotate_pairs(q, *cos_sin), rotate_pairs(k, *cos_sin)
+        if slots is None:
+            out = attend(q, k.swapaxes(1, 2), v.swapaxes(1, 2), visible)
+        else:
+            slots = write(slots[0], k, positions), write(slots[1], v, positions)
+            out = attend(q, *slots, visible)
+        return linear(width, "wo", self.dtype)(out.reshape(batch, length, width)), slots
+
+
+class Block(nn.Module):
+    """A pre-norm transformer block.
+
+    heads: of the attention.
+    """
+
+    heads: int
+    dtype: jnp.dtype = jnp.float32
+
+    @nn.compact
+    def __call__(
+        self,
+        x: Array,
+        cos_sin: tuple[Array, Array],
+        visible: Array | None = None,
+        positions: Array | None = None,
+        slots: tuple[Array, Array] | None = None,
+    ) -> tuple[Array, tuple[Array, Array] | None]:
+        """x [B, Q, D] -> ([B, Q, D], the updated slots). Without slots, x attends to itself.
+
+        cos_sin: two arrays [Q, Dh / 2] or [B, Q, Dh / 2], those of these tokens.
+        visible: bool [B or 1, Q or 1, K], which keys each token sees; None for all.
+        positions: [B, Q], where keys and values are stored.
+        slots: keys (rotated) and values [B, heads, K, Dh] of a cache, one slot per position.
+        """
+        norm = lambda name: RMSNorm(self.dtype, name=name)
+        attention = Attention(self.heads, self.dtype, name="attention")
+        attended, slots = attention(norm("attention_norm")(x), cos_sin, visible, positions, slots)
+        x = x + attended
+        mlp = SwiGLU(swiglu_width(x.shape[-1]), self.dtype, name="feed_forward")
+        return x + mlp(norm("ffn_norm")(x)), slots
