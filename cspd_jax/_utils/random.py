@@ -29,6 +29,7 @@ class Purpose(enum.IntEnum):
     PROPOSAL = 5
     PROPOSAL_TEST = 6
     UNALIGNED = 7
+    UNCONDITIONAL = 8
 
 
 def as_typed(key: Array) -> Array:

@@ -24,7 +24,7 @@ class Denoiser(Protocol):
         """Features [..., W] and z [..., D], broadcast together -> pytree of what (t, z) contributes."""
 
     def denoise(self, params: Any, x: Array, modulations: Any) -> Array:
-        """x [R, d] and its modulations -> eps | v [R, 2d]."""
+        """x [R, d] and its modulations -> eps | v [R, 2d]; of a flow head the velocity [R, d]."""
 
 
 # Modulations of several steps are made in one matrix product: enough rows to be efficient, few enough to stay
@@ -42,7 +42,7 @@ def predict(
     rows = x if scale is None else jnp.concatenate([x, x])
     rows = rows, read_at_once(modulations)
     out = with_enough_rows(lambda params, rows: denoiser.denoise(params, *rows), params, rows)
-    eps, v = guide(out, scale)
+    eps, v = guide(out, x.shape[-1], scale)
     return eps.astype(x.dtype), v.astype(x.dtype)
 
 

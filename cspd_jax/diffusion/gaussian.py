@@ -7,7 +7,9 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from cspd_jax.diffusion.flow import FlowSchedule
 from cspd_jax.diffusion.schedule import Schedule
 
 Array = jax.Array
@@ -21,6 +23,12 @@ class Coefficients(NamedTuple):
         x_0-hat = recip * x - recipm1 * eps,
         mean = mean_x0 * x_0-hat + mean_x * x,
         log variance = f * log_beta + (1 - f) * log_posterior.
+
+    This is any chain of Gaussians whose means are linear in the state and in the token that the network
+    predicts: MAR's denoising steps, and the steps of a flow head (`diffusion.flow`), whose velocity is eps
+    here and whose variance is known.
+
+    h: mean_x is a quotient of its neighbours, h(t) / h(t - 1), but at the last step.
     """
 
     recip: Array
@@ -29,6 +37,7 @@ class Coefficients(NamedTuple):
     mean_x: Array
     log_beta: Array
     log_posterior: Array
+    h: Array
 
 
 class Gaussian(NamedTuple):
@@ -42,21 +51,22 @@ class Gaussian(NamedTuple):
     log_var: Array
 
 
-def coefficients(schedule: Schedule, dtype=jnp.float32) -> Coefficients:
+def coefficients(schedule: Schedule | FlowSchedule, dtype=jnp.float32) -> Coefficients:
     """Arrays [T], entry i for the step that turns x_{i+1} into x_i."""
-    return Coefficients(
-        *(
-            jnp.asarray(a, dtype)
-            for a in (
-                schedule.sqrt_recip_alphas_cumprod,
-                schedule.sqrt_recipm1_alphas_cumprod,
-                schedule.posterior_mean_coef1,
-                schedule.posterior_mean_coef2,
-                schedule.log_betas,
-                schedule.posterior_log_variance_clipped,
-            )
-        )
+    if isinstance(schedule, FlowSchedule):
+        to_one = np.append(1.0, schedule.mean_x[1:])
+        of_flow = (*schedule[1:], schedule.log_var, np.cumprod(to_one))
+        return Coefficients(*(jnp.asarray(a, dtype) for a in of_flow))
+    arrays = (
+        schedule.sqrt_recip_alphas_cumprod,
+        schedule.sqrt_recipm1_alphas_cumprod,
+        schedule.posterior_mean_coef1,
+        schedule.posterior_mean_coef2,
+        schedule.log_betas,
+        schedule.posterior_log_variance_clipped,
     )
+    recip, recipm1, *rest = (jnp.asarray(a, dtype) for a in arrays)
+    return Coefficients(recip, recipm1, *rest, h=recip / recipm1**2)
 
 
 def predicted_x0(c: Coefficients, x: Array, eps: Array) -> Array:
@@ -81,13 +91,14 @@ def posterior(c: Coefficients, x0: Array, x: Array) -> Gaussian:
     return Gaussian(mean, jnp.broadcast_to(c.log_posterior, mean.shape))
 
 
-def guide(out: Array, scale: Array | None) -> tuple[Array, Array]:
-    """Splits the head's output [..., 2d] into (eps, v), with classifier-free guidance.
+def guide(out: Array, dim: int, scale: Array | None) -> tuple[Array, Array]:
+    """Splits the head's output [..., 2d] into (eps, v), with classifier-free guidance. A head whose output is
+    [..., d] knows its variance: v is 0.
 
     With `scale` ([R, 1] or a scalar) there are R conditional rows, then R unconditional ones; eps is
     u + scale (c - u), and v is that of the conditional half. Returns [R, d] each.
     """
-    eps, v = jnp.split(out, 2, axis=-1)
+    eps, v = out[..., :dim], out[..., dim:] if out.shape[-1] > dim else jnp.zeros_like(out)
     if scale is None:
         return eps, v
     conditional, unconditional = jnp.split(eps, 2, axis=0)

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from cspd_jax.diffusion.flow import FlowSchedule, flow_schedule, is_flow
 from cspd_jax.errors import UserError
 
 NUM_TRAIN_STEPS = 1000
@@ -118,8 +119,11 @@ def make_schedule(spec: str = str(NUM_TRAIN_STEPS)) -> Schedule:
     )
 
 
-def sampling_schedule(spec: str) -> Schedule:
-    """`make_schedule`, refusing the one-step respacing, for which MAR defines no variance."""
+def sampling_schedule(spec: str) -> Schedule | FlowSchedule:
+    """`flow_schedule` for what begins with "flow", else `make_schedule`, refusing the one-step respacing, for
+    which MAR defines no variance."""
+    if is_flow(spec):
+        return flow_schedule(spec)
     schedule = make_schedule(spec)
     if schedule.num_steps < 2:
         raise UserError(f"respacing {spec!r} has a single step; sampling needs at least 2")

@@ -33,6 +33,7 @@ from cspd_jax.image import plain
 from cspd_jax.image.chain_drafters import NoiseCorrected
 from cspd_jax.image.plain import SamplerSettings
 from cspd_jax.image.protocol import TokenModel
+from cspd_jax.image.reveal import Raster
 from cspd_jax.models import ImageModel
 
 Array = jax.Array
@@ -73,7 +74,11 @@ def calibrate(
     Of `settings` only what the gains depend on is used: respacing and guidance.
     """
     few = min(_AR_STEPS, model.seq_len)
-    settings = dataclasses.replace(settings, num_iter=few, prefix_buckets=1, chain=None, reveal=None)
+    settings = dataclasses.replace(settings, num_iter=few, prefix_buckets=1, chain=None)
+    if not isinstance(settings.reveal, Raster):
+        settings = dataclasses.replace(settings, reveal=None)
+    if settings.apart:  # the first token of many
+        settings = dataclasses.replace(settings, cfg_schedule="linear")
     return _calibrate(model, params, keys, labels, cfg, temperature, settings=settings)
 
 
@@ -87,6 +92,7 @@ def _calibrate(model, params, keys, labels, cfg, temperature, *, settings: Sampl
         z, positions, cache = plain.group_context(model, params, batch, state, group.first, **shape)
         scale = group.scale if settings.guided else None
         x, *seen = record_chains(model, params, batch, z, positions, scale, temperature, settings)
+        x = plain.finished(model, x)
         state = plain.PlainState(plain.write_group(state.tokens, x, group.first), cache)
         return state, (z, seen, jnp.arange(segment.width) < group.size)
 
@@ -234,7 +240,7 @@ def write(path: Path, calibration: Calibration) -> None:
 def read(path: Path, model: ImageModel, settings: SamplerSettings) -> Calibration | None:
     """The calibration in a file; None if there is no file. UserError if it is not one for this model."""
     steps, dim = sampling_schedule(settings.respacing).num_steps, model.config.token_dim
-    contexts = (1 + settings.guided, None, getattr(model.config, "decoder_width", None))  # sizes or any
+    contexts = (1 + settings.guided, None, getattr(model.config, "context_width", None))  # sizes or any
     shapes: dict[str, tuple[int | None, ...]] = {
         "x0": (dim,),
         "v": (steps, dim),

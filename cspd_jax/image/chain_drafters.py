@@ -107,7 +107,7 @@ class NoiseCorrected(NamedTuple):
         self, c: Coefficients, steps: Array, guess: Prediction, x: Array, noise: Array, log_scale: Array
     ) -> tuple[Array, Gaussian]:
         """With u_t = mean_x0 x_0-hat + deviation the states are x_{t-1} = mean_x x_t + u_t, a recursion whose
-        factors are a quotient: mean_x at t is h(t) / h(t - 1) with h = sqrt(abar) / (1 - abar). So
+        factors are a quotient: mean_x at t is h(t) / h(t - 1). So
 
             h(t_m - 1) x_{t_m - 1} = h(t_0) x_{t_0} + sum_{j <= m} h(t_j - 1) u_{t_j},
 
@@ -121,7 +121,7 @@ class NoiseCorrected(NamedTuple):
         deviation = jnp.exp(0.5 * log_var) * noise
         x0 = guess.x0 + _sum_before((gain[..., None] + gain_f[..., None] * f) * deviation)
         u = at.mean_x0 * self._limited(x0) + deviation
-        h = c.recip / c.recipm1**2
+        h = c.h
         terms = h[steps][..., None] * jnp.concatenate([x[None], u[:-1]])
         h_after = jnp.concatenate([jnp.full_like(h[:1], jnp.inf), h[:-1]])[steps][..., None]
         after = u + (_sum_before(terms) + terms) / h_after

@@ -25,8 +25,8 @@ from cspd_jax.image.chain_speculation import (
     ChainSpeculation,
     speculate_chain,
 )
-from cspd_jax.image.protocol import CachedTokenModel, TokenModel
-from cspd_jax.image.reveal import Group, guidance_scale, random_reveal, reveal_groups
+from cspd_jax.image.protocol import CachedTokenModel, CausalTokenModel, TokenModel
+from cspd_jax.image.reveal import RISING, Group, Raster, guidance_scale, random_reveal, reveal_groups
 from cspd_jax.image.shortcuts import Annealing, Checkerboard
 
 Array = jax.Array
@@ -45,7 +45,8 @@ class SamplerSettings:
         that holds the known tokens.
     chain: speculation along the denoising chains; None runs them step by step.
     anneal: fewer denoising steps for later tokens; `respacing` then says of which kind they are. Lossy.
-    reveal: an order of the tokens in place of the random one, with groups of its own. Lossy.
+    reveal: an order of the tokens in place of the random one, with groups of its own: that of a causal model,
+        or a checkerboard, which is lossy.
     """
 
     num_iter: int = 256
@@ -56,7 +57,7 @@ class SamplerSettings:
     prefix_buckets: int = 4
     chain: ChainSpeculation | None = None
     anneal: Annealing | None = None
-    reveal: Checkerboard | None = None
+    reveal: Checkerboard | Raster | None = None
 
     def groups(self, length: int) -> tuple[Group, ...]:
         """The groups of all AR steps that reveal something."""
@@ -74,7 +75,12 @@ class SamplerSettings:
     @property
     def shortcuts(self) -> tuple[Annealing | Checkerboard, ...]:
         """What makes the distribution another one than the plain sampler's."""
-        return tuple(s for s in (self.anneal, self.reveal) if s is not None)
+        return tuple(s for s in (self.anneal, self.reveal) if isinstance(s, Annealing | Checkerboard))
+
+    @property
+    def apart(self) -> bool:
+        """Whether the halves of guidance draw their first tokens apart, as SphereAR's do: its scale is 1."""
+        return self.guided and self.cfg_schedule == RISING
 
 
 class PlainState(NamedTuple):
@@ -82,10 +88,12 @@ class PlainState(NamedTuple):
 
     tokens: [B, L + padding, d] in reveal order; those before the next group are final.
     cache: the context cache of a `CachedTokenModel`; None for other models.
+    other: None, or the first tokens [B, d] that the unconditional half has in its context.
     """
 
     tokens: Array
     cache: Any
+    other: Array | None = None
 
 
 class PlainOutput(NamedTuple):
@@ -106,12 +114,14 @@ class Segment(NamedTuple):
     bucket: length of the encoder's prefix.
     width: what groups are padded to.
     respacing: which denoising steps are kept.
+    apart: the halves of guidance draw apart.
     """
 
     groups: tuple[Group, ...]
     bucket: int
     width: int
     respacing: str
+    apart: bool = False
 
     @property
     def denoising_steps(self) -> int:
@@ -125,7 +135,8 @@ class Batch(NamedTuple):
     reveal: [B', L] positions in the order in which they are generated.
     class_embedding: [B', De]
     time: [T, ...] features of the timesteps.
-    noise: None, or injected chain noise, [T + 1, B, L, d] by position.
+    noise: None, or injected chain noise, [T + 1, B, L, d] by position ([T + 1, 2B, L, d] where the halves
+        draw first tokens apart).
     drafter: for speculation along the chains.
     active: [B] images that are wanted; the others only fill the batch, and nothing counts them.
     """
@@ -154,16 +165,18 @@ class GroupArrays(NamedTuple):
 
 def plan_segments(length: int, settings: SamplerSettings) -> tuple[Segment, ...]:
     """Cuts the AR steps where the known tokens outgrow an encoder prefix, where the denoising steps change,
-    and between the colours of a checkerboard: static shapes, and little padding, in between."""
+    between the colours of a checkerboard, and after a first token that is drawn apart: static shapes, and
+    little padding, in between."""
     unit = -(-length // settings.prefix_buckets)
-    members: dict[tuple[int, str, bool], list[Group]] = {}
+    first = settings.reveal.first(length) if isinstance(settings.reveal, Checkerboard) else length
+    members: dict[tuple[int, str, bool, bool], list[Group]] = {}
     for group, respacing in zip(settings.groups(length), settings.respacings(length)):
         bucket = min(length, unit * max(1, -(-group.start // unit)))
-        second = settings.reveal is not None and group.start >= settings.reveal.first(length)
-        members.setdefault((bucket, respacing, second), []).append(group)
+        kind = (bucket, respacing, group.start >= first, settings.apart and group.start == 0)
+        members.setdefault(kind, []).append(group)
     return tuple(
-        Segment(tuple(groups), bucket, max(g.size for g in groups), respacing)
-        for (bucket, respacing, _), groups in members.items()
+        Segment(tuple(groups), bucket, max(g.size for g in groups), respacing, apart)
+        for (bucket, respacing, _, apart), groups in members.items()
     )
 
 
@@ -225,12 +238,33 @@ def ar_step(
     settings: SamplerSettings,
     bucket: int,
     width: int,
+    apart: bool = False,
 ) -> tuple[PlainState, ChainCounts | None]:
-    """Generates a group, padded to `width`; the padding is overwritten by the next group."""
+    """Generates a group, padded to `width`; the padding is overwritten by the next group.
+
+    apart: without guidance, and the unconditional half draws a group of its own.
+    """
     z, positions, cache = group_context(model, params, batch, state, group.first, bucket=bucket, width=width)
+    if apart:
+        batch, positions = both_halves(batch), jnp.tile(positions, (2, 1))
+        settings = dataclasses.replace(settings, guided=False)
     used = (jnp.arange(width) < group.size) & batch.active[:, None]
     x, counts = _denoise(model, params, batch, z, positions, used, group.scale, temperature, settings)
-    return PlainState(write_group(state.tokens, x, group.first), cache), counts
+    x, other = finished(model, x), state.other
+    if apart:
+        x, other = x[: len(state.tokens)], x[len(state.tokens) :, 0].astype(state.tokens.dtype)
+    return PlainState(write_group(state.tokens, x, group.first), cache, other), counts
+
+
+def both_halves(batch: Batch) -> Batch:
+    """The unconditional half as images of their own, with their own randomness."""
+    keys = jnp.concatenate([batch.keys, purpose_keys(batch.keys, Purpose.UNCONDITIONAL)])
+    return batch._replace(keys=keys, active=jnp.tile(batch.active, 2))
+
+
+def finished(model: TokenModel, x: Array) -> Array:
+    """The tokens that the ends of chains x [..., d] stand for."""
+    return model.finish(x) if isinstance(model, CausalTokenModel) else x
 
 
 def group_context(
@@ -243,8 +277,11 @@ def group_context(
     """
     images, halves = batch.keys.shape[0], batch.reveal.shape[0]
     rows = jnp.minimum(first + jnp.arange(width), model.seq_len - 1)
+    tokens = jnp.tile(state.tokens[:, : model.seq_len], (halves // images, 1, 1))
+    if state.other is not None:
+        tokens = tokens.at[images:, 0].set(state.other)
     arguments = (
-        jnp.tile(state.tokens[:, : model.seq_len], (halves // images, 1, 1)),
+        tokens,
         batch.reveal,
         jnp.full(halves, first),
         batch.class_embedding,
@@ -270,7 +307,7 @@ def _denoise(model, params, batch: Batch, z, positions, used, scale, temperature
     if batch.noise is None:
         noise = chain_noise(batch.keys, positions, steps, model.token_dim)
     else:
-        noise = jnp.take_along_axis(batch.noise, positions[None, :, :, None], axis=2)
+        noise = jnp.take_along_axis(batch.noise[:, :images], positions[None, :, :, None], axis=2)
     dtype = float_type(model)
     noise = noise.reshape(steps + 1, images * width, -1).astype(dtype)
     z = z.reshape(z.shape[0] * width, -1)
@@ -332,7 +369,7 @@ def sample(
         here, own = in_segment(model, params, batch, settings, segment)
 
         def step(state, group, segment=segment, here=here, own=own):
-            shape = {"settings": own, "bucket": segment.bucket, "width": segment.width}
+            shape = {"settings": own, **_shape(segment)}
             return ar_step(model, params, here, state, group, temperature, **shape)
 
         state, spent = jax.lax.scan(step, state, group_arrays(segment, cfg, settings))
@@ -362,16 +399,21 @@ def stream(
     state = empty_state(model, params, batch, segments)
     for segment in segments:
         here, own = in_segment(model, params, batch, settings, segment)
-        shape = {"settings": own, "bucket": segment.bucket, "width": segment.width}
+        shape = {"settings": own, **_shape(segment)}
         for group, *arrays in zip(segment.groups, *group_arrays(segment, cfg, settings)):
             state, counts = _ar_step(model, params, here, state, GroupArrays(*arrays), temperature, **shape)
             known = group.start + group.size
             yield known, PlainOutput(_known_by_position(state.tokens, batch.reveal, known), counts)
 
 
+def _shape(segment: Segment) -> dict[str, Any]:
+    """What of a segment is compiled into its AR steps."""
+    return {"bucket": segment.bucket, "width": segment.width, "apart": segment.apart}
+
+
 _start = jax.jit(start, static_argnames=("model", "settings"))
 _embed_time = jax.jit(embed_time, static_argnames=("model", "respacing"))
-_ar_step = jax.jit(ar_step, static_argnames=("model", "settings", "bucket", "width"))
+_ar_step = jax.jit(ar_step, static_argnames=("model", "settings", "bucket", "width", "apart"))
 
 
 @jax.jit
@@ -398,7 +440,8 @@ def empty_state(model: TokenModel, params: Any, batch: Batch, segments: tuple[Se
     cache = None
     if isinstance(model, CachedTokenModel):
         cache = model.init_cache(params, batch.reveal, batch.class_embedding)
-    return PlainState(tokens, cache)
+    other = tokens[:, 0] if any(s.apart for s in segments) else None
+    return PlainState(tokens, cache, other)
 
 
 def by_position(tokens: Array, reveal: Array) -> Array:

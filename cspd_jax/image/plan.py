@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from cspd_jax.diffusion.flow import is_flow, of_kind
 from cspd_jax.diffusion.schedule import sampling_schedule
 from cspd_jax.errors import UserError, check_whole
 from cspd_jax.image import calibration, chain_timing
@@ -17,7 +18,8 @@ from cspd_jax.image.chain_speculation import ChainSpeculation
 from cspd_jax.image.info import BatchOutput
 from cspd_jax.image.methods import Method, Plain
 from cspd_jax.image.plain import SamplerSettings
-from cspd_jax.image.reveal import guidance_scale
+from cspd_jax.image.protocol import CausalTokenModel
+from cspd_jax.image.reveal import Raster, guidance_scale
 from cspd_jax.image.shortcuts import Annealing, Checkerboard
 from cspd_jax.models import ImageModel, check_image_model
 
@@ -145,11 +147,17 @@ def make_request(
         raise UserError(f"cfg is {cfg}; guidance must be 0 or more (1 switches it off)")
     if temperature <= 0:
         raise UserError(f"temperature is {temperature}; it must be above 0")
-    length = model.network.seq_len
+    length, order = model.network.seq_len, reveal
+    causal = isinstance(model.network, CausalTokenModel)
+    if causal:
+        _check_causal(length, num_iter, anneal, reveal)
+        order, num_iter = Raster(), length
     if num_iter is None:
         num_iter = length if reveal is None else reveal.most_steps(length)
     check_whole("num_iter", num_iter, -(2**63))
     guidance_scale((), 1.0, cfg_schedule)
+    if causal and cfg_schedule == "linear":
+        cfg_schedule = model.network.linear_guidance
     draft = method.draft_model
     if draft is not None:
         check_image_model(draft, "draft")
@@ -158,18 +166,20 @@ def make_request(
             f"the draft denoises by {draft.config.respacing}, the target by {model.config.respacing}; set the"
             " respacing (--steps), for both"
         )
-    respacing = model.config.respacing if respacing is None else str(respacing)
+    own = model.config.respacing
+    respacing = own if respacing is None else of_kind(str(respacing), own)
     steps = sampling_schedule(respacing).num_steps
     settings = SamplerSettings(
         num_iter=num_iter,
         respacing=respacing,
         guided=cfg != 1,
         cfg_schedule=cfg_schedule,
-        final_noise=_final_noise(method, final_noise),
-        prefix_buckets=1 if length <= 64 else 4,  # each is compiled: not worth it for short sequences
+        final_noise=_final_noise(method, final_noise, respacing),
+        # Each is compiled: not worth it for short sequences, or where a cache is read whole.
+        prefix_buckets=1 if length <= 64 or causal else 4,
         chain=_chain_speculation(denoise, chain_drafter, steps),
         anneal=anneal,
-        reveal=reveal,
+        reveal=order,
     )
     _check_shortcuts(method, settings, length, denoise)
     groups = settings.groups(length)
@@ -235,7 +245,7 @@ def _check_shortcuts(method: Method, settings: SamplerSettings, length: int, den
             "annealing and the checkerboard are shortcuts of the plain sampler; they do not go with the"
             f" method {method.name}"
         )
-    if settings.reveal is not None:
+    if isinstance(settings.reveal, Checkerboard):
         settings.reveal.check(length, settings.num_iter)
     if settings.anneal is not None:
         settings.anneal.check()
@@ -247,8 +257,22 @@ def _check_shortcuts(method: Method, settings: SamplerSettings, length: int, den
         settings.respacings(length)
 
 
-def _final_noise(method: Method, asked: bool | None) -> bool:
+def _check_causal(length: int, num_iter: int | None, anneal: Any, reveal: Any) -> None:
+    """UserError for what a causal model cannot do."""
+    if anneal is not None or reveal is not None:
+        raise UserError("annealing and the checkerboard are shortcuts of MAR models; this model is causal")
+    if num_iter not in (None, length):
+        raise UserError(
+            f"num_iter is {num_iter}; a causal model makes its {length} tokens one by one, so leave it out"
+        )
+
+
+def _final_noise(method: Method, asked: bool | None, respacing: str) -> bool:
     needed = method.needs_final_noise
+    if is_flow(respacing):  # its last step has none, whatever the method
+        if asked:
+            raise UserError("the last step of a flow sampler has no noise; leave final_noise out")
+        return False
     if needed is None or asked is None or asked == needed:
         return bool(asked if needed is None else needed)
     if needed:

@@ -49,6 +49,21 @@ class TokenModel(Denoiser, Protocol):
 
 
 @runtime_checkable
+class CausalTokenModel(Protocol):
+    """What a model has besides that is made for one order of the tokens, row by row.
+
+    linear_guidance: what the schedule "linear" is called for it (`image.reveal`).
+    """
+
+    @property
+    def linear_guidance(self) -> str: ...
+
+    def finish(self, x: Array) -> Array:
+        """The end of a chain [..., d] -> the token: what is fed back and decoded, such as its direction."""
+        ...
+
+
+@runtime_checkable
 class CachedTokenModel(Protocol):
     """What a causal model has besides: a cache of its context, carried by the sampler.
 

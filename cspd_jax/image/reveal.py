@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import NamedTuple
 
@@ -61,6 +62,22 @@ def reveal_groups(length: int, num_iter: int) -> tuple[Group, ...]:
     return tuple(groups)
 
 
+@dataclasses.dataclass(frozen=True)
+class Raster:
+    """One token after the other, row by row: the order of causal models."""
+
+    def groups(self, length: int, num_iter: int) -> tuple[Group, ...]:
+        return tuple(Group(i, 1, (i + 1) / length) for i in range(length))
+
+    def order(self, key: Array, length: int) -> Array:
+        return jnp.arange(length)
+
+
+# What "linear" guidance means differs between published samplers.
+RISING = "linear-before"  # in the tokens before this one: from exactly 1 (SphereAR)
+FALLING = "linear-falling"  # in the tokens that are left, this one included: down from cfg (NextStep-1)
+
+
 def guidance_scale(groups: tuple[Group, ...], cfg: Array | float, schedule: str) -> Array:
     """The guidance scale of each group: constant, or linear in the share of tokens revealed.
 
@@ -70,6 +87,11 @@ def guidance_scale(groups: tuple[Group, ...], cfg: Array | float, schedule: str)
     each = (-1,) + (1,) * cfg.ndim
     if schedule == "constant":
         return jnp.broadcast_to(cfg, (len(groups), *cfg.shape))
-    if schedule == "linear":
-        return 1 + (cfg - 1) * jnp.array([g.revealed for g in groups], float).reshape(each)
-    raise UserError(f"guidance schedule {schedule!r} is unknown; it is 'linear' or 'constant'")
+    shares = {
+        "linear": lambda g: g.revealed,
+        RISING: lambda g: g.revealed * g.start / (g.start + g.size),
+        FALLING: lambda g: 1 - g.revealed * g.start / (g.start + g.size),
+    }
+    if schedule not in shares:
+        raise UserError(f"guidance schedule {schedule!r} is unknown; it is 'linear' or 'constant'")
+    return 1 + (cfg - 1) * jnp.array([shares[schedule](g) for g in groups], float).reshape(each)

@@ -17,6 +17,10 @@ _MOST = {
     "decoder_depth": bounds.LAYERS,
     "head_depth": bounds.LAYERS,
     "num_res_blocks": bounds.LAYERS // bounds.LEVELS,
+    "depth": bounds.LAYERS,
+    "head_modulations": bounds.LAYERS,
+    "class_tokens": bounds.IMAGE_TOKENS,
+    "heads": bounds.HEADS,
     "encoder_heads": bounds.HEADS,
     "decoder_heads": bounds.HEADS,
     "patch_size": bounds.PATCH,
@@ -83,19 +87,17 @@ class MARConfig:
                 )
             if width % heads:
                 raise UserError(f"{name} width {width} is not divisible by its number of heads {heads}")
-        if math.isqrt(self.seq_len) ** 2 != self.seq_len:
-            raise UserError(
-                f"the number of tokens, {self.seq_len}, is not a square (images are square grids)"
-            )
-        if self.token_dim % self.patch_size**2:
-            raise UserError(
-                f"token dimension {self.token_dim} is not a multiple of patch_size^2 = {self.patch_size**2}"
-            )
+        _check_grid(self)
 
     @property
     def blocks(self) -> int:
         """Of all parts; each has parameters."""
         return self.encoder_depth + self.decoder_depth + self.head_depth
+
+    @property
+    def context_width(self) -> int:
+        """Numbers in each z."""
+        return self.decoder_width
 
     @property
     def grid(self) -> int:
@@ -110,6 +112,90 @@ class MARConfig:
     def image_size(self) -> int:
         """Pixels along one side of the image."""
         return self.grid * self.patch_size * self.vae_stride
+
+
+@dataclasses.dataclass(frozen=True)
+class SphereConfig:
+    """A SphereAR model: a causal backbone, and a flow head whose blocks share modulations.
+
+    The defaults are those of SphereAR-B at 256x256.
+
+    seq_len: tokens per image, a square number.
+    token_dim: numbers per token.
+    num_classes: classes an image can be conditioned on.
+    class_tokens: tokens that carry the class.
+    width, depth, heads: of the backbone.
+    head_depth, head_width: of the flow head.
+    head_modulations: modulations of the head; consecutive blocks share one.
+    respacing: the steps of sampling, see `diffusion.flow`.
+    on_sphere: tokens are put on the sphere of radius sqrt(token_dim) where their chains end.
+    patch_size: latents (or pixels) along one side of a token.
+    vae_stride: pixels per latent; 1 if tokens are patches of pixels.
+    """
+
+    seq_len: int = 256
+    token_dim: int = 16
+    num_classes: int = 1000
+    class_tokens: int = 16
+    width: int = 768
+    depth: int = 24
+    heads: int = 12
+    head_depth: int = 6
+    head_width: int = 768
+    head_modulations: int = 2
+    respacing: str = "flow100"
+    on_sphere: bool = True
+    patch_size: int = 1
+    vae_stride: int = 16
+
+    def __post_init__(self):
+        _check_sizes(self, "the model's")
+        if len(self.respacing) > bounds.TEXT:
+            raise UserError(f"the model's respacing has {len(self.respacing)} characters")
+        if self.width % (4 * self.heads):
+            raise UserError(
+                f"width {self.width} with {self.heads} heads: the width of a head must be a multiple of 4"
+            )
+        if self.head_depth % self.head_modulations:
+            raise UserError(
+                f"{self.head_depth} blocks of the head cannot share {self.head_modulations} modulations evenly"
+            )
+        _check_grid(self)
+
+    @property
+    def blocks(self) -> int:
+        """Of all parts; each has parameters."""
+        return self.depth + self.head_depth
+
+    @property
+    def context_width(self) -> int:
+        """Numbers in each z."""
+        return self.width
+
+    @property
+    def grid(self) -> int:
+        """Tokens along one side of the image."""
+        return math.isqrt(self.seq_len)
+
+    @property
+    def latent_channels(self) -> int:
+        return self.token_dim // self.patch_size**2
+
+    @property
+    def image_size(self) -> int:
+        """Pixels along one side of the image."""
+        return self.grid * self.patch_size * self.vae_stride
+
+
+def _check_grid(config: MARConfig | SphereConfig) -> None:
+    if math.isqrt(config.seq_len) ** 2 != config.seq_len:
+        raise UserError(
+            f"the number of tokens, {config.seq_len}, is not a square (images are square grids)"
+        )
+    if config.token_dim % config.patch_size**2:
+        raise UserError(
+            f"token dimension {config.token_dim} is not a multiple of patch_size^2 = {config.patch_size**2}"
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -181,4 +267,12 @@ MAR_PRESETS = {
     "mar-base": _mar(768, 12, 12, 6, 1024),
     "mar-large": _mar(1024, 16, 16, 8, 1280),
     "mar-huge": _mar(1280, 20, 16, 12, 1536),
+}
+
+SPHERE_PRESETS = {
+    "sphere-b": SphereConfig(),
+    "sphere-l": SphereConfig(width=1024, depth=32, heads=16, head_depth=8, head_width=1024),
+    "sphere-h": SphereConfig(
+        width=1280, depth=40, heads=20, head_depth=12, head_width=1280, head_modulations=3
+    ),
 }

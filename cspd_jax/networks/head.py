@@ -21,7 +21,7 @@ _MAX_PERIOD = 10_000.0
 
 # Tests compare densities: a path drawn in one program and verified in another must have one. GPUs multiply
 # float32 in TensorFloat32 by default, where the two differ by 1e-3 on average (benchmarks/precision.py).
-_PRECISION = jax.lax.Precision.HIGHEST
+PRECISION = jax.lax.Precision.HIGHEST
 
 
 def sinusoid(t: Array, dtype=jnp.float32) -> Array:
@@ -40,7 +40,7 @@ class TimeEmbed(nn.Module):
     def __call__(self, t: Array) -> Array:
         normal = nn.initializers.normal(0.02)
         product = functools.partial(
-            nn.Dense, self.width, dtype=self.dtype, kernel_init=normal, precision=_PRECISION
+            nn.Dense, self.width, dtype=self.dtype, kernel_init=normal, precision=PRECISION
         )
         h = nn.silu(product(name="mlp_0")(sinusoid(t, self.dtype)))
         return product(name="mlp_2")(h)
@@ -54,9 +54,9 @@ class ResBlock(nn.Module):
 
     def setup(self):
         self.in_ln = LayerNorm(dtype=self.dtype, name="in_ln")
-        self.mlp_0 = dense(self.width, "mlp_0", self.dtype, _PRECISION)
-        self.mlp_2 = dense(self.width, "mlp_2", self.dtype, _PRECISION)
-        self.adaln = _zero_dense(3 * self.width, "adaLN_modulation_1", self.dtype)
+        self.mlp_0 = dense(self.width, "mlp_0", self.dtype, PRECISION)
+        self.mlp_2 = dense(self.width, "mlp_2", self.dtype, PRECISION)
+        self.adaln = zero_dense(3 * self.width, "adaLN_modulation_1", self.dtype)
 
     def modulate(self, y: Array) -> Array:
         """silu(y) [..., W] -> shift | scale | gate [..., 3W]."""
@@ -75,8 +75,8 @@ class FinalLayer(nn.Module):
 
     def setup(self):
         self.norm = LayerNorm(dtype=self.dtype, affine=False, name="norm_final")
-        self.linear = _zero_dense(self.out, "linear", self.dtype)
-        self.adaln = _zero_dense(2 * self.width, "adaLN_modulation_1", self.dtype)
+        self.linear = zero_dense(self.out, "linear", self.dtype)
+        self.adaln = zero_dense(2 * self.width, "adaLN_modulation_1", self.dtype)
 
     def modulate(self, y: Array) -> Array:
         """silu(y) [..., W] -> shift | scale [..., 2W]."""
@@ -87,9 +87,9 @@ class FinalLayer(nn.Module):
         return self.linear(self.norm(h) * (1 + scale) + shift)
 
 
-def _zero_dense(features: int, name: str, dtype) -> nn.Dense:
+def zero_dense(features: int, name: str, dtype) -> nn.Dense:
     zeros = nn.initializers.zeros
-    return nn.Dense(features, name=name, dtype=dtype, kernel_init=zeros, precision=_PRECISION)
+    return nn.Dense(features, name=name, dtype=dtype, kernel_init=zeros, precision=PRECISION)
 
 
 class Head(nn.Module):
@@ -102,8 +102,8 @@ class Head(nn.Module):
 
     def setup(self):
         self.time_embed = TimeEmbed(self.width, self.dtype, name="time_embed")
-        self.cond_embed = dense(self.width, "cond_embed", self.dtype, _PRECISION)
-        self.input_proj = dense(self.width, "input_proj", self.dtype, _PRECISION)
+        self.cond_embed = dense(self.width, "cond_embed", self.dtype, PRECISION)
+        self.input_proj = dense(self.width, "input_proj", self.dtype, PRECISION)
         self.res_blocks = [
             ResBlock(self.width, self.dtype, name=f"res_blocks_{i}") for i in range(self.depth)
         ]

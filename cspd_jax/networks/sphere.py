@@ -1,0 +1,195 @@
+"""SphereAR: a causal transformer over the tokens of an image, with a cache, and a flow head.
+
+The sequence is the class, as several tokens, and then the image's tokens row by row. The output at the
+element before a token is what its chain depends on. Positions are rotary, in two dimensions.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from cspd_jax.networks.config import SphereConfig
+from cspd_jax.networks.flow_head import FlowHead
+from cspd_jax.networks.layers import dense, take_rows
+from cspd_jax.networks.sphere_layers import Block, RMSNorm, rotary_2d
+
+Array = jax.Array
+
+
+class Cache(NamedTuple):
+    """Keys (already rotated) and values of every layer: [B, heads, class tokens + L, head_dim] each."""
+
+    keys: tuple[Array, ...]
+    values: tuple[Array, ...]
+
+
+class Backbone(nn.Module):
+    config: SphereConfig
+    dtype: jnp.dtype = jnp.float32
+
+    def setup(self):
+        c, dtype, normal = self.config, self.dtype, nn.initializers.normal(0.02)
+        self.cls_embedding = nn.Embed(c.num_classes + 1, c.class_tokens * c.width, embedding_init=normal)
+        self.proj_in = dense(c.width, "proj_in", dtype)
+        self.emb_norm = RMSNorm(dtype, name="emb_norm")
+        self.layers = [Block(c.heads, dtype, name=f"layers_{i}") for i in range(c.depth)]
+        self.norm = RMSNorm(dtype, name="norm")
+        self.pos_for_diff = nn.Embed(c.seq_len, c.width, embedding_init=normal)
+
+    def embed_class(self, labels: Array, unconditional: Array) -> Array:
+        """labels [B] -> [B, K D]; rows where `unconditional` [B] get the embedding of no class."""
+        return self.cls_embedding(jnp.where(unconditional, self.config.num_classes, labels))
+
+    def embed(self, tokens: Array, class_embedding: Array, elements: Array) -> Array:
+        """The elements [B, Q] of the sequences of tokens [B, L, C]: [B, Q, D]."""
+        c = self.config
+        first = class_embedding.reshape(len(tokens), c.class_tokens, c.width)
+        of_class = take_rows(first, jnp.minimum(elements, c.class_tokens - 1))
+        of_image = self.proj_in(take_rows(tokens, jnp.maximum(elements - c.class_tokens, 0)).astype(self.dtype))
+        is_class = (elements < c.class_tokens)[:, :, None]
+        return self.emb_norm(jnp.where(is_class, of_class.astype(self.dtype), of_image))
+
+    def __call__(self, tokens: Array, class_embedding: Array, elements: Array, cache: Cache | None) -> tuple:
+        """The outputs [B, Q, D] at elements [B, Q] (before the last norm), and the cache with them in it.
+
+        Without a cache the elements must be the first ones, in order: they see each other alone.
+        """
+        c = self.config
+        table = rotary_2d(c.grid, c.width // c.heads, c.class_tokens)
+        cos_sin = tuple(jnp.asarray(part)[elements] for part in table)
+        x = self.embed(tokens, class_embedding, elements)
+        slots = [None] * c.depth if cache is None else list(zip(*cache))
+        places = elements.shape[1] if cache is None else cache.keys[0].shape[2]
+        visible = jnp.arange(places) <= elements[:, :, None]
+        for i, layer in enumerate(self.layers):
+            x, slots[i] = layer(x, cos_sin, visible, elements, slots[i])
+        return x, None if cache is None else Cache(*zip(*slots))
+
+    def context(self, x: Array, rows: Array) -> Array:
+        """Outputs [B, Q, D] at the elements before tokens `rows` [B, Q] -> z [B, Q, D]."""
+        return self.norm(x) + self.pos_for_diff(rows).astype(self.dtype)
+
+
+def make_head(config: SphereConfig, dtype=jnp.float32) -> FlowHead:
+    sizes = config.token_dim, config.head_width, config.head_depth, config.head_modulations
+    return FlowHead(*sizes, dtype)
+
+
+def full_forward(config: SphereConfig, params, tokens: Array, class_embedding: Array, dtype=jnp.float32) -> Array:
+    """z [B, L, D] of all tokens [B, L, C] of whole images, each from those before it: the form used in training.
+
+    params: the backbone's.
+    """
+    def counted(count: int) -> Array:
+        return jnp.broadcast_to(jnp.arange(count), (len(tokens), count))
+
+    elements, rows = counted(config.class_tokens + config.seq_len - 1), counted(config.seq_len)
+
+    def forward(module: Backbone):
+        x, _ = module(tokens, class_embedding, elements, None)
+        return module.context(x[:, config.class_tokens - 1 :], rows)
+
+    return nn.apply(forward, Backbone(config, dtype))({"params": params})
+
+
+def init_params(config: SphereConfig, key: Array) -> dict:
+    """Fresh parameters {"backbone": ..., "head": ...}."""
+    backbone_key, head_key = jax.random.split(key)
+    tokens = jnp.zeros((1, config.seq_len, config.token_dim))
+
+    def touch_everything(module: Backbone):
+        embedding = module.embed_class(jnp.zeros(1, int), jnp.zeros(1, bool))
+        start = jnp.zeros((1, 1), int)
+        x, _ = module(tokens, embedding, start, None)
+        return module.context(x, start)
+
+    backbone = Backbone(config).init(backbone_key, method=touch_everything)
+    z = jnp.zeros((1, config.width))
+    head = make_head(config).init(head_key, tokens[:, 0], jnp.zeros(1), z)
+    return {"backbone": backbone["params"], "head": head["params"]}
+
+
+def abstract_params(config: SphereConfig):
+    """Shapes and dtypes of the parameters, without allocating them."""
+    return jax.eval_shape(lambda: init_params(config, jax.random.key(0)))
+
+
+@dataclasses.dataclass(frozen=True)
+class SphereModel:
+    """A SphereAR model as pure functions: a `TokenModel` with a cache, for the order row by row.
+
+    It is hashable and holds no arrays, so it is a static argument of jitted functions.
+    """
+
+    config: SphereConfig
+    dtype: Any = jnp.float32
+
+    @property
+    def seq_len(self) -> int:
+        return self.config.seq_len
+
+    @property
+    def token_dim(self) -> int:
+        return self.config.token_dim
+
+    @property
+    def linear_guidance(self) -> str:
+        return "linear-before"
+
+    def finish(self, x: Array) -> Array:
+        """The direction of x [..., C], at the length that a token has."""
+        if not self.config.on_sphere:
+            return x
+        length = jnp.linalg.norm(x, axis=-1, keepdims=True)
+        return x * (self.config.token_dim**0.5 / jnp.maximum(length, 1e-7))
+
+    def embed_class(self, params, labels: Array, unconditional: Array) -> Array:
+        return self._backbone(params, labels, unconditional, method="embed_class")
+
+    def context(self, params, tokens, reveal, n_known, class_embedding, rows, *, bucket: int) -> Array:
+        """rows: at most n_known; what comes later is not known to a causal model."""
+        known = (jnp.arange(self.seq_len) < n_known[:, None])[:, :, None]
+        z = full_forward(
+            self.config, params["backbone"], jnp.where(known, tokens, 0), class_embedding, self.dtype
+        )
+        return take_rows(z, rows)
+
+    def init_cache(self, params, reveal: Array, class_embedding: Array) -> Cache:
+        """With the class in it."""
+        c = self.config
+        shape = (len(reveal), c.heads, c.class_tokens + c.seq_len, c.width // c.heads)
+        empty = Cache(*(tuple(jnp.zeros(shape, self.dtype) for _ in range(c.depth)) for _ in range(2)))
+        elements = jnp.broadcast_to(jnp.arange(c.class_tokens), (len(reveal), c.class_tokens))
+        none = jnp.zeros((len(reveal), 1, c.token_dim), self.dtype)
+        return self._backbone(params, none, class_embedding, elements, empty)[1]
+
+    def extend(
+        self, params, cache: Cache, tokens, reveal, n_known, class_embedding, rows, *, bucket: int
+    ) -> tuple[Array, Cache]:
+        """rows: consecutive; the token before the first of them is the newest that is not in the cache."""
+
+        def forward(module: Backbone):
+            x, after = module(tokens, class_embedding, self.config.class_tokens - 1 + rows, cache)
+            return module.context(x, rows), after
+
+        return nn.apply(forward, Backbone(self.config, self.dtype))({"params": params["backbone"]})
+
+    def embed_time(self, params, timesteps: Array) -> Array:
+        return self._head(params, timesteps, method="embed_time")
+
+    def modulate(self, params, time: Array, z: Array) -> tuple[Array, ...]:
+        return self._head(params, time, z, method="modulate")
+
+    def denoise(self, params, x: Array, modulations) -> Array:
+        return self._head(params, x, modulations, method="denoise")
+
+    def _backbone(self, params, *args, **kwargs):
+        return Backbone(self.config, self.dtype).apply({"params": params["backbone"]}, *args, **kwargs)
+
+    def _head(self, params, *args, **kwargs):
+        return make_head(self.config, self.dtype).apply({"params": params["head"]}, *args, **kwargs)
