@@ -16,25 +16,28 @@ from cspd_jax import checkpoints, parallel
 from cspd_jax.checkpoints import hub
 from cspd_jax.converters import hf
 from cspd_jax.errors import UserError
-from cspd_jax.networks.config import MAR_PRESETS, KLConfig, MARConfig
+from cspd_jax.networks.config import MAR_PRESETS, KLConfig, MARConfig, SphereConfig
+from cspd_jax.networks.kinds import IMAGE_KINDS
+from cspd_jax.networks.kinds import kind_of as kind_of_config
 from cspd_jax.networks.lm import LM
 from cspd_jax.networks.lm_config import LMConfig
 from cspd_jax.networks.mar import MARModel
 
-DEFAULTS = {"default": "target", "default-draft": "draft"}
+DEFAULTS = {"default": "target", "default-draft": "draft", "default-causal": "causal"}
 TEXT_DEFAULTS = {
     "text-default": "text-target",
     "text-default-draft": "text-draft",
     "masked-default": "masked-text",
 }
 NAMES = (*DEFAULTS, *MAR_PRESETS)
+_IMAGES = "image"  # in place of the kinds of image models
 _MOST_PADDING = 1024  # ids; published models of one tokenizer differ by some hundreds
 _SHIPPED = Path(__file__).parent / "defaults"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ImageModel:
-    """An image model with its parameters: a MAR model, or your own.
+    """An image model with its parameters: a MAR or causal model, or your own.
 
     name: what it was loaded by.
     network: its pure functions (a `TokenModel`, static under jit). Either it has a `config` with num_classes
@@ -55,7 +58,7 @@ class ImageModel:
     mesh: Mesh | None = None
 
     @property
-    def config(self) -> MARConfig:
+    def config(self) -> MARConfig | SphereConfig:
         return getattr(self.network, "config", self.network)
 
     def class_name(self, label: int) -> str:
@@ -104,7 +107,7 @@ class VAE:
 
 
 def load(name_or_path: str | os.PathLike, dtype: Any = None, mesh: Mesh | None = None) -> ImageModel:
-    """A model by name (`NAMES`; mar-* are downloaded, which needs the extra `hub`) or checkpoint folder.
+    """An image model by name (`NAMES`; mar-* are downloaded, which needs the extra `hub`) or checkpoint folder.
 
     mesh: the devices that share its parameters and its work (`cspd_jax.parallel.make_mesh`).
     dtype: of parameters and activations, float32 unless given. A folder called like a published model is
@@ -112,10 +115,10 @@ def load(name_or_path: str | os.PathLike, dtype: Any = None, mesh: Mesh | None =
     """
     dtype = _float_type(dtype)
     name = _as_name(name_or_path)
-    loaded = _load(name, "mar", dtype, mesh)
-    network = MARModel(loaded.config, dtype)
+    loaded = _load(name, _IMAGES, dtype, mesh)
+    network = kind_of_config(loaded.config).network(loaded.config, dtype)
     names = class_names(loaded.metadata, loaded.config.num_classes)
-    return ImageModel(name, network, loaded.params, loaded.metadata, names, _locate(name, "mar"), mesh)
+    return ImageModel(name, network, loaded.params, loaded.metadata, names, _locate(name, _IMAGES), mesh)
 
 
 def load_text(name_or_path: str | os.PathLike, dtype: Any = None, mesh: Mesh | None = None) -> TextModel:
@@ -143,7 +146,7 @@ def kind_of(name_or_path: str | os.PathLike) -> str:
     name = _as_name(name_or_path)
     if name in TEXT_DEFAULTS:
         return "lm"
-    path = _locate(name, "mar")
+    path = _locate(name, _IMAGES)
     return "mar" if path is None else checkpoints.read_description(path)["kind"]
 
 
@@ -163,13 +166,14 @@ def load_vae(name_or_path: str | os.PathLike = "kl16", dtype: Any = None) -> VAE
 def describe(name_or_path: str | os.PathLike) -> ImageModel:
     """The model without its parameters (None), to check a request against; nothing is downloaded."""
     name = _as_name(name_or_path)
-    path = _locate(name, "mar")
+    path = _locate(name, _IMAGES)
     if path is None:
         return ImageModel(name, MARModel(MAR_PRESETS[name]), None, {})
     metadata = checkpoints.read_description(path)
-    _check_kind(metadata.pop("kind"), "mar", name)
+    _check_kind(metadata.pop("kind"), _IMAGES, name)
     config = metadata.pop("config")
-    return ImageModel(name, MARModel(config), None, metadata, class_names(metadata, config.num_classes))
+    network = kind_of_config(config).network(config)
+    return ImageModel(name, network, None, metadata, class_names(metadata, config.num_classes))
 
 
 def class_names(metadata: dict[str, Any], num_classes: int) -> tuple[str, ...]:
@@ -193,7 +197,7 @@ def check_vocabularies(target: TextModel, draft: TextModel) -> None:
     )
 
 
-def check_draft(target: MARConfig, draft: MARConfig) -> None:
+def check_draft(target: MARConfig | SphereConfig, draft: MARConfig | SphereConfig) -> None:
     """UserError unless `draft` generates the same kind of token sequence as `target`."""
     for field, meaning in (
         ("token_dim", "tokens of dimension {}"),
@@ -248,7 +252,7 @@ def _load(name: str | os.PathLike, kind: str, dtype, mesh: Mesh | None = None) -
 def _locate(name: str | os.PathLike, kind: str) -> Path | None:
     """The checkpoint folder a name stands for; None for a published model."""
     text = os.fspath(name)
-    if text in (shipped := {"mar": DEFAULTS, "lm": TEXT_DEFAULTS}.get(kind, {})):
+    if text in (shipped := {_IMAGES: DEFAULTS, "lm": TEXT_DEFAULTS}.get(kind, {})):
         path = _SHIPPED / shipped[text]
         if not path.is_dir():
             raise UserError(
@@ -258,7 +262,7 @@ def _locate(name: str | os.PathLike, kind: str) -> Path | None:
         return path
     if os.path.exists(text):
         return Path(text)
-    published = {"mar": tuple(MAR_PRESETS), "kl16": ("kl16",)}.get(kind, ())
+    published = {_IMAGES: tuple(MAR_PRESETS), "kl16": ("kl16",)}.get(kind, ())
     if text in published:
         return None
     names = (*shipped, *published)
@@ -266,10 +270,12 @@ def _locate(name: str | os.PathLike, kind: str) -> Path | None:
 
 
 def _check_kind(kind: str, wanted: str, name: str | os.PathLike) -> None:
-    what = {"mar": "model", "kl16": "autoencoder", "lm": "language model"}
-    if kind != wanted:
+    what = {_IMAGES: "model", "kl16": "autoencoder", "lm": "language model"}
+    allowed = tuple(IMAGE_KINDS) if wanted == _IMAGES else (wanted,)
+    if kind not in allowed:
         raise UserError(
-            f"{os.fspath(name)} is a checkpoint of kind {kind}; the {what[wanted]} must be of kind {wanted}"
+            f"{os.fspath(name)} is a checkpoint of kind {kind}; the {what[wanted]} must be of kind"
+            f" {' or '.join(allowed)}"
         )
 
 

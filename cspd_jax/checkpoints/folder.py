@@ -24,8 +24,9 @@ from cspd_jax._utils.json_files import read_object
 from cspd_jax._utils.typed import read_fields
 from cspd_jax.checkpoints import parameters
 from cspd_jax.errors import UserError, naming, shown
-from cspd_jax.networks import autoencoder, inception, lm, mar
-from cspd_jax.networks.config import KLConfig, MARConfig
+from cspd_jax.networks import autoencoder, inception, lm
+from cspd_jax.networks.config import KLConfig, MARConfig, SphereConfig
+from cspd_jax.networks.kinds import IMAGE_KINDS
 from cspd_jax.networks.lm_config import LMConfig
 from cspd_jax.parallel import shardings
 
@@ -46,7 +47,7 @@ class Kind(NamedTuple):
 
 
 _KINDS: dict[str, Kind] = {
-    "mar": Kind(MARConfig, mar.abstract_params),
+    **{name: Kind(kind.config_class, kind.abstract_params) for name, kind in IMAGE_KINDS.items()},
     "kl16": Kind(KLConfig, autoencoder.abstract_params),
     "inception": Kind(inception.InceptionConfig, inception.abstract_params),
     "lm": Kind(LMConfig, lm.abstract_params),
@@ -180,7 +181,7 @@ def load(path: str | os.PathLike, dtype: Any = None, mesh: Mesh | None = None) -
 def _check_depth(config: Any, stored: int, path: Path) -> None:
     """UserError if there are fewer parameters than blocks. To describe a network takes time for each block,
     so this comes before; whether names and shapes fit is checked after."""
-    if isinstance(config, MARConfig | KLConfig | LMConfig) and config.blocks > stored:
+    if isinstance(config, MARConfig | SphereConfig | KLConfig | LMConfig) and config.blocks > stored:
         raise UserError(
             f"{path} has {stored} parameters, too few for the {config.blocks} blocks that its config"
             " describes"

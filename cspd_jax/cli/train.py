@@ -96,6 +96,7 @@ def run(args: argparse.Namespace) -> None:
         _training_text.train(args, config, begun, placement)
         return
     from cspd_jax import models
+    from cspd_jax.networks.kinds import kind_name
     from cspd_jax.training.image.data import kl16_encoder, make_source
     from cspd_jax.training.image.trainer import check_fit, save_pictures, train
 
@@ -126,7 +127,7 @@ def run(args: argparse.Namespace) -> None:
         averaged = gathered(state.ema)
         if processes.is_first():
             extra = {"class_names": list(source.class_names)}
-            finish(args, config, int(state.step), averaged, start, "mar", extra)
+            finish(args, config, int(state.step), averaged, start, kind_name(config.model), extra)
 
 
 def lasting(name: str | None) -> str | None:

@@ -67,7 +67,9 @@ def flow_schedule(spec: str) -> FlowSchedule:
     equal, calls, shift = found.groups()
     steps = int(equal or calls)
     if not 1 + (equal is None) <= steps <= _MOST_STEPS:
-        raise UserError(f"steps {spec!r}: the number of steps must be from {1 + (equal is None)} to {_MOST_STEPS}")
+        raise UserError(
+            f"steps {spec!r}: the number of steps must be from {1 + (equal is None)} to {_MOST_STEPS}"
+        )
     if equal:
         dt = _END / steps
         t = np.zeros(steps + 1, np.float32)

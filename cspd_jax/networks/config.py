@@ -189,9 +189,7 @@ class SphereConfig:
 
 def _check_grid(config: MARConfig | SphereConfig) -> None:
     if math.isqrt(config.seq_len) ** 2 != config.seq_len:
-        raise UserError(
-            f"the number of tokens, {config.seq_len}, is not a square (images are square grids)"
-        )
+        raise UserError(f"the number of tokens, {config.seq_len}, is not a square (images are square grids)")
     if config.token_dim % config.patch_size**2:
         raise UserError(
             f"token dimension {config.token_dim} is not a multiple of patch_size^2 = {config.patch_size**2}"

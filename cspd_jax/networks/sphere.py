@@ -50,7 +50,9 @@ class Backbone(nn.Module):
         c = self.config
         first = class_embedding.reshape(len(tokens), c.class_tokens, c.width)
         of_class = take_rows(first, jnp.minimum(elements, c.class_tokens - 1))
-        of_image = self.proj_in(take_rows(tokens, jnp.maximum(elements - c.class_tokens, 0)).astype(self.dtype))
+        of_image = self.proj_in(
+            take_rows(tokens, jnp.maximum(elements - c.class_tokens, 0)).astype(self.dtype)
+        )
         is_class = (elements < c.class_tokens)[:, :, None]
         return self.emb_norm(jnp.where(is_class, of_class.astype(self.dtype), of_image))
 
@@ -80,11 +82,14 @@ def make_head(config: SphereConfig, dtype=jnp.float32) -> FlowHead:
     return FlowHead(*sizes, dtype)
 
 
-def full_forward(config: SphereConfig, params, tokens: Array, class_embedding: Array, dtype=jnp.float32) -> Array:
+def full_forward(
+    config: SphereConfig, params, tokens: Array, class_embedding: Array, dtype=jnp.float32
+) -> Array:
     """z [B, L, D] of all tokens [B, L, C] of whole images, each from those before it: the form used in training.
 
     params: the backbone's.
     """
+
     def counted(count: int) -> Array:
         return jnp.broadcast_to(jnp.arange(count), (len(tokens), count))
 

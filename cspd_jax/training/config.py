@@ -13,7 +13,7 @@ from cspd_jax.data.glyphs import GlyphConfig
 from cspd_jax.data.text import TextConfig
 from cspd_jax.diffusion.schedule import sampling_schedule
 from cspd_jax.errors import UserError
-from cspd_jax.networks.config import MARConfig
+from cspd_jax.networks.config import MARConfig, SphereConfig
 from cspd_jax.networks.lm_config import LMConfig
 
 DataConfig = GlyphConfig | DigitsConfig | FolderConfig
@@ -123,6 +123,32 @@ class TrainConfig(RunConfig):
         self._require("from 0 to below 1", share, "label_drop")
         self._require("between 0 and 1", lambda x: 0 < x < 1, "least_mask_ratio")
         sampling_schedule(self.model.respacing)  # or the trained model could not be sampled
+
+
+@dataclasses.dataclass(frozen=True)
+class FlowTrainConfig(RunConfig):
+    """One training run of a causal image model with a flow head.
+
+    copies: times and noises per token and step.
+    label_drop: fraction of rows trained without their label.
+    sample_cfg: guidance scale of the sample pictures.
+    """
+
+    model: SphereConfig
+    data: DataConfig
+    copies: int = 4
+    label_drop: float = 0.1
+    sample_cfg: float = 1.0
+
+    def __post_init__(self):
+        super().__post_init__()
+        self._require("from 1 to 1024", lambda x: 1 <= x <= 1024, "copies")
+        self._require("0 or more", not_negative, "sample_cfg")
+        self._require("from 0 to below 1", share, "label_drop")
+        sampling_schedule(self.model.respacing)  # or the trained model could not be sampled
+
+
+ImageTrainConfig = TrainConfig | FlowTrainConfig
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,12 +15,18 @@ from cspd_jax.data.folder import FolderConfig
 from cspd_jax.data.glyphs import GlyphConfig
 from cspd_jax.data.text import TextConfig
 from cspd_jax.errors import UserError, naming
-from cspd_jax.networks.config import MAR_PRESETS, MARConfig
+from cspd_jax.networks.config import MAR_PRESETS, MARConfig, SphereConfig
 from cspd_jax.networks.lm_config import LMConfig
 from cspd_jax.parallel import processes
 from cspd_jax.tokenizers import CAUSAL_SIZE, END_OF_TEXT, MASK, MASKED_SIZE
 from cspd_jax.training.begun import Begun
-from cspd_jax.training.config import RunConfig, TextTrainConfig, TrainConfig
+from cspd_jax.training.config import (
+    FlowTrainConfig,
+    ImageTrainConfig,
+    RunConfig,
+    TextTrainConfig,
+    TrainConfig,
+)
 
 CONFIG_FILE = "config.json"
 _BEGUN = "begun_with"
@@ -49,6 +55,25 @@ def _small(seq_len: int, width: int, depth: int, head_width: int, head_depth: in
     )
 
 
+def _small_causal(seq_len: int, width: int, depth: int, head_width: int, head_depth: int, classes: int = 10):
+    """A causal model of 4x4 pixel patches, which lie on no sphere."""
+    return SphereConfig(
+        seq_len=seq_len,
+        token_dim=16,
+        num_classes=classes,
+        class_tokens=4,
+        width=width,
+        depth=depth,
+        heads=4,
+        head_depth=head_depth,
+        head_width=head_width,
+        head_modulations=1,
+        on_sphere=False,
+        patch_size=4,
+        vae_stride=1,
+    )
+
+
 # In MAR's training at most 30 % of the tokens are known; a small model does not extrapolate to fuller
 # contexts.
 _ALL_CONTEXTS = {"least_mask_ratio": 0.02, "mask_ratio_deviation": 0.7}
@@ -65,7 +90,7 @@ _GLYPHS_DRAFT = TrainConfig(
     **_ALL_CONTEXTS,
 )
 
-PRESETS: dict[str, TrainConfig] = {
+PRESETS: dict[str, ImageTrainConfig] = {
     "glyphs": TrainConfig(
         model=_small(64, 128, 3, 128, 3),
         data=GlyphConfig(),
@@ -81,6 +106,26 @@ PRESETS: dict[str, TrainConfig] = {
     # For `distill --init` with a draft trained on the data.
     "glyphs-distill": dataclasses.replace(
         _GLYPHS_DRAFT, steps=1_500, learning_rate=5e-4, warmup=50, decay=1_200, sample_every=1_500
+    ),
+    "glyphs-causal": FlowTrainConfig(
+        model=_small_causal(64, 128, 5, 128, 3),
+        data=GlyphConfig(),
+        steps=3_000,
+        learning_rate=2e-3,
+        warmup=200,
+        decay=2_400,
+        copies=2,
+        sample_every=1_000,
+    ),
+    "glyphs-causal-draft": FlowTrainConfig(
+        model=_small_causal(64, 64, 2, 96, 2),
+        data=GlyphConfig(),
+        steps=3_000,
+        learning_rate=3e-3,
+        warmup=200,
+        decay=2_400,
+        copies=2,
+        sample_every=1_000,
     ),
     "letters": TrainConfig(
         model=_small(64, 128, 3, 128, 3, classes=26),
@@ -230,7 +275,7 @@ def from_json(values: Any, where: str = "a run") -> RunConfig:
             f"{where} does not hold the settings of a run: its data_kind is none of {', '.join(_DATA)}"
         )
     data = _DATA[values["data_kind"]]
-    run, model = (TextTrainConfig, LMConfig) if data is TextConfig else (TrainConfig, MARConfig)
+    run, model = _classes(data, values.get("model"))
     settings = {name: value for name, value in values.items() if name != "data_kind"}
     settings = read_fields(run, settings, f"{where}:", every=False)
     for name, part in (("model", model), ("data", data)):
@@ -239,6 +284,15 @@ def from_json(values: Any, where: str = "a run") -> RunConfig:
             settings[name] = part(**fields)
     with naming(where):
         return run(**settings)
+
+
+def _classes(data: type, model: Any) -> tuple[type[RunConfig], type]:
+    """Those of a run and of its model, of which causal image models have a number of class tokens."""
+    if data is TextConfig:
+        return TextTrainConfig, LMConfig
+    if isinstance(model, dict) and "class_tokens" in model:
+        return FlowTrainConfig, SphereConfig
+    return TrainConfig, MARConfig
 
 
 def read(out: pathlib.Path) -> RunConfig | None:

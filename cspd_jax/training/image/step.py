@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.networks.mar import init_params
+from cspd_jax.networks.kinds import kind_of
 from cspd_jax.training.accumulation import Loss
-from cspd_jax.training.config import TrainConfig
+from cspd_jax.training.config import ImageTrainConfig, TrainConfig
 from cspd_jax.training.image import masking
 from cspd_jax.training.image.objective import ROWS, Terms, objective
 from cspd_jax.training.step import Purpose, TrainState, descend, first_state, run_key
@@ -38,9 +38,10 @@ class Metrics(NamedTuple):
 
 
 @functools.partial(jax.jit, static_argnames=("config",))
-def init_state(config: TrainConfig) -> TrainState:
+def init_state(config: ImageTrainConfig) -> TrainState:
     """The state of a run that starts from random weights."""
-    return first_state(config, init_params(config.model, run_key(config.seed, Purpose.INIT)))
+    key = run_key(config.seed, Purpose.INIT)
+    return first_state(config, kind_of(config.model).init_params(config.model, key))
 
 
 def n_known(config: TrainConfig, step: int) -> int:

@@ -19,9 +19,12 @@ from cspd_jax.data.streamed import StreamedFolder
 from cspd_jax.errors import UserError
 from cspd_jax.image.pixels import patchify, unpatchify
 from cspd_jax.image.plain import SamplerSettings, sample
-from cspd_jax.networks.mar import MARModel
-from cspd_jax.training.config import TrainConfig
+from cspd_jax.image.reveal import Raster
+from cspd_jax.networks.config import SphereConfig
+from cspd_jax.networks.kinds import kind_of
+from cspd_jax.training.config import FlowTrainConfig, ImageTrainConfig, TrainConfig
 from cspd_jax.training.image import masking
+from cspd_jax.training.image.flow import FromDataByFlow
 from cspd_jax.training.image.step import Metrics, init_state, n_known, train_step
 from cspd_jax.training.placement import Placement
 from cspd_jax.training.run import run
@@ -59,14 +62,19 @@ class FromData:
         return train_step(self.config, bucket, state, tokens, labels, known)
 
 
+def from_data(config: ImageTrainConfig) -> Task:
+    """The objective of the model's kind on the data itself."""
+    return FromDataByFlow(config) if isinstance(config, FlowTrainConfig) else FromData(config)
+
+
 def train(
-    config: TrainConfig,
+    config: ImageTrainConfig,
     source: Source,
     out: pathlib.Path,
     *,
     resume: bool = False,
     stop_at: int | None = None,
-    on_sample: Callable[[TrainConfig, dict, int, pathlib.Path], None] | None = None,
+    on_sample: Callable[[ImageTrainConfig, dict, int, pathlib.Path], None] | None = None,
     task: Task | None = None,
     initial: Any = None,
     progress: bool = True,
@@ -77,10 +85,10 @@ def train(
 
     resume, stop_at, initial, progress, placement, tensorboard: as in `run`.
     on_sample: called with (config, averaged weights, step, a folder) every `config.sample_every` steps.
-    task: what is learnt; MAR's objective unless given.
+    task: what is learnt; the objective of the model's kind on the data unless given.
     """
     check_fit(config, source)
-    task = task or FromData(config)
+    task = task or from_data(config)
     placement = placement or Placement(config.batch, accumulate=config.accumulate)
     return run(
         config,
@@ -98,7 +106,7 @@ def train(
 
 
 def run_steps(
-    task: Task, config: TrainConfig, source: Source, state: TrainState, end: int, placement: Placement
+    task: Task, config: ImageTrainConfig, source: Source, state: TrainState, end: int, placement: Placement
 ) -> Iterator[tuple[int, TrainState, Metrics]]:
     """Yields (steps taken, state, metrics) up to step `end`. The next batch is made while a step runs."""
     step = int(state.step)
@@ -117,7 +125,7 @@ def run_steps(
 
 
 def load_batches(
-    config: TrainConfig, source: Source, start: int, end: int, placement: Placement
+    config: ImageTrainConfig, source: Source, start: int, end: int, placement: Placement
 ) -> Iterator[tuple[jax.Array, jax.Array]]:
     """Tokens [B, L, C] and labels [B] of the steps from `start` to `end`, split over the devices."""
     patch = config.model.patch_size
@@ -131,7 +139,7 @@ def load_batches(
         yield placement.put_batch((patchify(images, patch), labels))
 
 
-def check_fit(config: TrainConfig, source: Source) -> None:
+def check_fit(config: ImageTrainConfig, source: Source) -> None:
     """UserError unless the model fits the data."""
     model = config.model
     height, width, channels = source.shape
@@ -147,15 +155,16 @@ def check_fit(config: TrainConfig, source: Source) -> None:
         raise UserError(f"the data has {len(source.class_names)} classes, the model {model.num_classes}")
 
 
-def save_pictures(config: TrainConfig, params: dict, step: int, folder: pathlib.Path) -> None:
+def save_pictures(config: ImageTrainConfig, params: dict, step: int, folder: pathlib.Path) -> None:
     """Writes `step_<number>.png` into `folder`: a row of images per class, always from the same keys."""
     folder.mkdir(parents=True, exist_ok=True)
     images = generate(config, params)
     Image.fromarray(grid(images, PER_CLASS)).save(folder / f"step_{step:07d}.png")
 
 
-def generate(config: TrainConfig, params: dict) -> np.ndarray:
-    """[classes * PER_CLASS, H, W, C] in [-1, 1], class by class, in a quarter of the tokens' AR steps."""
+def generate(config: ImageTrainConfig, params: dict) -> np.ndarray:
+    """[classes * PER_CLASS, H, W, C] in [-1, 1], class by class; of a MAR model in a quarter of the tokens' AR
+    steps."""
     model = config.model
     labels = jnp.repeat(jnp.arange(min(MOST_CLASSES, model.num_classes)), PER_CLASS)
     key = run_key(config.seed, Purpose.PICTURES)
@@ -165,8 +174,11 @@ def generate(config: TrainConfig, params: dict) -> np.ndarray:
         respacing=model.respacing,
         guided=config.sample_cfg != 1,
         prefix_buckets=2,
+        reveal=Raster() if isinstance(model, SphereConfig) else None,
     )
-    made = sample(MARModel(model), params, keys, labels, settings=settings, cfg=config.sample_cfg)
+    made = sample(
+        kind_of(model).network(model), params, keys, labels, settings=settings, cfg=config.sample_cfg
+    )
     return np.asarray(unpatchify(made.tokens, model.patch_size))
 
 

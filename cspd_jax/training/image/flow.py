@@ -1,0 +1,106 @@
+"""Flow matching for causal models: the velocity from noise to each token, given the tokens before it.
+
+At a time t = sigmoid(normal), x_t = (1 - t) noise + t token, the head learns token - noise by squared error.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from cspd_jax.networks.config import SphereConfig
+from cspd_jax.networks.sphere import Backbone, full_forward, make_head
+from cspd_jax.training.config import FlowTrainConfig
+from cspd_jax.training.image import masking
+from cspd_jax.training.step import Purpose, TrainState, descend, run_key
+
+Array = jax.Array
+
+
+class FlowDraws(NamedTuple):
+    """Everything random in one evaluation of the objective; M is the number of copies.
+
+    dropped: [B] bool, rows trained without their label.
+    t: [M, B, L] times.
+    noise: [M, B, L, C]
+    """
+
+    dropped: Array
+    t: Array
+    noise: Array
+
+
+ROWS = FlowDraws(dropped=0, t=1, noise=1)  # which axis of each is B
+
+
+class FlowMetrics(NamedTuple):
+    """Scalars of one step.
+
+    loss: squared error of the velocity.
+    norm: global norm of the gradient before clipping.
+    rate: learning rate.
+    """
+
+    loss: Array
+    norm: Array
+    rate: Array
+
+
+def draw(key: Array, shape: tuple[int, int, int], copies: int, drop: float) -> FlowDraws:
+    """shape: B, L, C of the batch."""
+    of_labels, of_times, of_noise = jax.random.split(key, 3)
+    return FlowDraws(
+        dropped=jax.random.bernoulli(of_labels, drop, shape[:1]),
+        t=jax.nn.sigmoid(jax.random.normal(of_times, (copies, *shape[:2]))),
+        noise=jax.random.normal(of_noise, (copies, *shape)),
+    )
+
+
+def flow_objective(
+    config: SphereConfig, params: dict, tokens: Array, labels: Array, draws: FlowDraws, dtype=jnp.float32
+) -> tuple[Array, Array]:
+    """The loss of a batch, twice: to be minimised, and to be told. tokens: [B, L, C] by position; labels: [B]."""
+    backbone = {"params": params["backbone"]}
+    embedding = Backbone(config).apply(backbone, labels, draws.dropped, method="embed_class")
+    z = full_forward(config, params["backbone"], tokens, embedding, dtype)
+    t = draws.t[..., None]
+    x = (1 - t) * draws.noise + t * tokens
+    velocity = make_head(config, dtype).apply({"params": params["head"]}, x, draws.t, z)
+    loss = jnp.mean((velocity - (tokens - draws.noise)) ** 2)
+    return loss, loss
+
+
+@functools.partial(jax.jit, static_argnames=("config",), donate_argnames=("state",))
+def flow_step(
+    config: FlowTrainConfig, state: TrainState, tokens: Array, labels: Array
+) -> tuple[TrainState, FlowMetrics]:
+    """One optimiser step. tokens: [B, L, C] by position. labels: [B]."""
+    key = jax.random.fold_in(run_key(config.seed, Purpose.STEP), state.step)
+    draws = draw(key, tokens.shape, config.copies, config.label_drop)
+
+    def loss_of(part):
+        return lambda params: flow_objective(config.model, params, *part, dtype=jnp.dtype(config.dtype))
+
+    state, update = descend(config, state, loss_of, (tokens, labels, draws), (0, 0, ROWS))
+    return state, FlowMetrics(update.aux, update.norm, update.rate)
+
+
+class FromDataByFlow:
+    """Flow matching on the data itself: a `Task`. Every context occurs in every step."""
+
+    buckets = (masking.Bucket(0, 0),)
+
+    def __init__(self, config: FlowTrainConfig):
+        self.config = config
+
+    def n_known(self, step: int) -> int:
+        return 0
+
+    def step(
+        self, bucket: masking.Bucket, state: TrainState, tokens: Array, labels: Array, known: np.int32
+    ) -> tuple[TrainState, FlowMetrics]:
+        return flow_step(self.config, state, tokens, labels)
