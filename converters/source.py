@@ -13,7 +13,7 @@ import numpy as np
 
 from cspd_jax._utils import bounds
 from cspd_jax._utils.files import file_sha256
-from cspd_jax.converters import hf, hf_lm, inception, kl16, mar
+from cspd_jax.converters import hf, hf_lm, inception, kl16, mar, sphere_vae
 from cspd_jax.converters._tables import Put, Tensor, check_type
 from cspd_jax.converters.safetensors_file import open_safetensors
 from cspd_jax.converters.torch_tensors import LazyTensor, Namespace, total_bytes
@@ -24,6 +24,7 @@ _MOST_SHARING = 2
 _MAR_NAMES = ("diffloss.", "encoder_blocks.", "decoder_blocks.", "z_proj")
 _KL16_NAMES = ("encoder.", "decoder.", "quant_conv.", "post_quant_conv.")
 _INCEPTION_NAMES = ("Conv2d_1a_3x3.", "Mixed_")
+_STATE_DICTS = ("model_ema", "ema", "model")  # of a training checkpoint; the first is taken
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +32,7 @@ class Source:
     """The weights of a checkpoint, not yet read, and what it says about itself.
 
     path: the file or folder.
-    kind: mar, kl16, inception or lm.
+    kind: mar, kl16, svae, inception or lm.
     tensors: by their names in the checkpoint.
     args: the training arguments or the configuration stored in it.
     folder: that of a language model, else None.
@@ -59,7 +60,8 @@ class Source:
 
     @property
     def num_params(self) -> int:
-        return sum(int(np.prod(shape, dtype=object)) for shape in self.shapes.values())
+        shapes = sphere_vae.without_angles(self.shapes) if self.kind == "svae" else self.shapes
+        return sum(int(np.prod(shape, dtype=object)) for shape in shapes.values())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,7 +93,8 @@ class Options:
 def open_source(path: str | os.PathLike, weights: str | None = None) -> Source:
     """Opens a file or a model folder.
 
-    `weights` names the state dict of a training checkpoint: model_ema (default) or model.
+    `weights` names the state dict of a training checkpoint; otherwise it is the first that is there of
+    model_ema, ema and model.
     """
     path = Path(path)
     if path.is_dir() or path.suffix == ".safetensors":
@@ -110,7 +113,7 @@ def open_source(path: str | os.PathLike, weights: str | None = None) -> Source:
 def _state_dict(tree: Any, path: Path, weights: str | None) -> dict[str, LazyTensor]:
     if not isinstance(tree, dict):
         raise UserError(f"{path} holds a {type(tree).__name__}, not a dictionary of weights")
-    found = [name for name in ("model_ema", "model") if isinstance(tree.get(name), dict)]
+    found = [name for name in _STATE_DICTS if isinstance(tree.get(name), dict)]
     if weights is not None and weights not in found:
         raise UserError(f"{path} holds no {weights!r} weights; it has: {_some(tree)}")
     state = tree[weights or found[0]] if found else tree
@@ -129,6 +132,8 @@ def _state_dict(tree: Any, path: Path, weights: str | None) -> dict[str, LazyTen
 
 
 def _kind(tensors: Mapping[str, Tensor], path: Path) -> str:
+    if sphere_vae.is_alone(tensors):
+        return "svae"
     if any(name.startswith(_MAR_NAMES) for name in tensors):
         return "mar"
     if any(name.startswith(_KL16_NAMES) for name in tensors):
@@ -136,7 +141,8 @@ def _kind(tensors: Mapping[str, Tensor], path: Path) -> str:
     if any(name.startswith(_INCEPTION_NAMES) for name in tensors):
         return "inception"
     raise UserError(
-        f"{path} is neither a MAR, a KL-16 nor an Inception checkpoint; its tensors are: {_some(tensors)}"
+        f"{path} is neither a MAR, a KL-16, an S-VAE nor an Inception checkpoint; its tensors are:"
+        f" {_some(tensors)}"
     )
 
 
@@ -146,13 +152,15 @@ def _some(names: Mapping) -> str:
 
 
 def make_config(source: Source, options: Options = Options()):
-    """The configuration (MARConfig, KLConfig, InceptionConfig or LMConfig) that fits the file."""
+    """The configuration that fits the file, of the class that its kind has."""
     options.refuse_others(source.kind)
     where = str(source.path)
     if source.folder:
         return hf_lm.make_config(source.folder)
     if source.kind == "kl16":
         return kl16.make_config(source.shapes, where, groups=options.groups)
+    if source.kind == "svae":
+        return sphere_vae.make_config(source.shapes, where)
     if source.kind == "inception":
         return inception.make_config(source.shapes, where)
     return mar.make_config(
@@ -166,7 +174,7 @@ def make_config(source: Source, options: Options = Options()):
     )
 
 
-_MODULES = {"mar": mar, "kl16": kl16, "inception": inception, "lm": hf_lm}
+_MODULES = {"mar": mar, "kl16": kl16, "svae": sphere_vae, "inception": inception, "lm": hf_lm}
 
 
 def check(source: Source, config) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import numpy as np
 
@@ -28,8 +28,7 @@ from cspd_jax.networks.sphere_config import HEAD_DIM, SphereVAEConfig
 from cspd_jax.networks.sphere_vae import abstract_params
 
 PREFIX = "vae."
-# Tables of angles, which are computed again.
-_IGNORED = ("encoder.freqs_cis", "decoder.freqs_cis")
+_ANGLES = ("encoder.freqs_cis", "decoder.freqs_cis")  # tables that are computed again
 
 TABLE: Table = (
     (r"(quant_proj|post_quant_proj)", r"\1"),
@@ -67,7 +66,17 @@ def make_config(shapes: Mapping[str, Shape], where: str) -> SphereVAEConfig:
         )
 
 
-def _prefix(names: Mapping[str, Shape]) -> str:
+def is_alone(names: Collection[str]) -> bool:
+    """Whether these are the names of an S-VAE and of nothing beside it."""
+    return bool(_prefix(names)) or "encoder.register_token.weight" in names
+
+
+def without_angles(shapes: Mapping[str, Shape]) -> dict[str, Shape]:
+    """The tensors that are parameters."""
+    return {name: shape for name, shape in shapes.items() if name.removeprefix(PREFIX) not in _ANGLES}
+
+
+def _prefix(names: Collection[str]) -> str:
     return PREFIX if names and all(name.startswith(PREFIX) for name in names) else ""
 
 
@@ -79,13 +88,10 @@ def wanted(config: SphereVAEConfig, where: str = "the configuration", prefix: st
 
 def plan(config: SphereVAEConfig, shapes: Mapping[str, Shape], where: str) -> list[Entry]:
     """Which tensor goes where; UserError unless names and shapes fit exactly."""
-    prefix = _prefix(shapes)
-    ignored = [prefix + name for name in _IGNORED]
-    for name in ignored:
-        if name in shapes:
-            _check_angles(config, name, tuple(shapes[name]), where)
-    entries = wanted(config, where, prefix)
-    check_names_and_shapes(entries, {n: s for n, s in shapes.items() if n not in ignored}, where)
+    entries, parameters = wanted(config, where, _prefix(shapes)), without_angles(shapes)
+    for name in shapes.keys() - parameters.keys():
+        _check_angles(config, name, tuple(shapes[name]), where)
+    check_names_and_shapes(entries, parameters, where)
     return entries
 
 

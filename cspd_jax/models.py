@@ -20,6 +20,7 @@ from cspd_jax.networks.config import MAR_PRESETS, KLConfig, MARConfig
 from cspd_jax.networks.lm import LM
 from cspd_jax.networks.lm_config import LMConfig
 from cspd_jax.networks.mar import MARModel
+from cspd_jax.networks.sphere_config import SphereVAEConfig
 
 DEFAULTS = {"default": "target", "default-draft": "draft"}
 TEXT_DEFAULTS = {
@@ -91,13 +92,14 @@ class TextModel:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class VAE:
-    """A KL-16 autoencoder with its parameters; turns the latents of converted MAR models into pixels.
+    """An autoencoder with its parameters; turns what models make into pixels: a KL-16 the latents of MAR, an
+    S-VAE the tokens of SphereAR.
 
     metadata: the rest of its config.json.
     """
 
     name: str
-    config: KLConfig
+    config: KLConfig | SphereVAEConfig
     params: Any
     dtype: Any = jnp.float32
     metadata: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -154,7 +156,8 @@ def shipped_folder(name: str) -> Path | None:
 
 
 def load_vae(name_or_path: str | os.PathLike = "kl16", dtype: Any = None) -> VAE:
-    """The published KL-16 autoencoder (`"kl16"`, downloaded) or the folder of a converted one."""
+    """The published KL-16 autoencoder (`"kl16"`, downloaded) or the folder of a converted one, or of
+    a converted S-VAE."""
     dtype = _float_type(dtype)
     loaded = _load(name := _as_name(name_or_path), "kl16", dtype)
     return VAE(name, loaded.config, loaded.params, dtype, loaded.metadata)
@@ -267,9 +270,11 @@ def _locate(name: str | os.PathLike, kind: str) -> Path | None:
 
 def _check_kind(kind: str, wanted: str, name: str | os.PathLike) -> None:
     what = {"mar": "model", "kl16": "autoencoder", "lm": "language model"}
-    if kind != wanted:
+    kinds = ("kl16", "svae") if wanted == "kl16" else (wanted,)
+    if kind not in kinds:
         raise UserError(
-            f"{os.fspath(name)} is a checkpoint of kind {kind}; the {what[wanted]} must be of kind {wanted}"
+            f"{os.fspath(name)} is a checkpoint of kind {kind}; the {what[wanted]} must be of kind"
+            f" {' or '.join(kinds)}"
         )
 
 

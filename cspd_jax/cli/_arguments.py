@@ -78,7 +78,9 @@ def add_source_flags(parser: argparse.ArgumentParser) -> None:
     """Flags for what a published checkpoint file does not say."""
     group = parser.add_argument_group("what the file cannot say (flags override the file)")
     group.add_argument(
-        "--weights", choices=("model_ema", "model"), help="which weights of a .pth (model_ema)"
+        "--weights",
+        choices=("model_ema", "ema", "model"),
+        help="which weights of a .pth (the averaged ones, if there are any)",
     )
     group.add_argument("--heads", type=heads, metavar="ENC,DEC", help="attention heads of a MAR model")
     group.add_argument("--patch-size", type=positive, help="latents along a token's side (MAR)")
