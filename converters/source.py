@@ -13,7 +13,7 @@ import numpy as np
 
 from cspd_jax._utils import bounds
 from cspd_jax._utils.files import file_sha256
-from cspd_jax.converters import hf, hf_lm, inception, kl16, mar
+from cspd_jax.converters import hf, hf_lm, inception, kl16, mar, sphere, sphere_vae
 from cspd_jax.converters._tables import Put, Tensor, check_type
 from cspd_jax.converters.safetensors_file import open_safetensors
 from cspd_jax.converters.torch_tensors import LazyTensor, Namespace, total_bytes
@@ -21,9 +21,11 @@ from cspd_jax.converters.torch_zip import open_checkpoint
 from cspd_jax.errors import UserError
 
 _MOST_SHARING = 2
+_SPHERE_NAMES = ("cls_embedding.", "head.net.", "pos_for_diff.")
 _MAR_NAMES = ("diffloss.", "encoder_blocks.", "decoder_blocks.", "z_proj")
 _KL16_NAMES = ("encoder.", "decoder.", "quant_conv.", "post_quant_conv.")
 _INCEPTION_NAMES = ("Conv2d_1a_3x3.", "Mixed_")
+_STATE_DICTS = ("model_ema", "ema", "model")  # of a training checkpoint; the first is taken
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +33,7 @@ class Source:
     """The weights of a checkpoint, not yet read, and what it says about itself.
 
     path: the file or folder.
-    kind: mar, kl16, inception or lm.
+    kind: mar, sphere, kl16, svae, inception or lm.
     tensors: by their names in the checkpoint.
     args: the training arguments or the configuration stored in it.
     folder: that of a language model, else None.
@@ -49,6 +51,12 @@ class Source:
         return self.folder.companions if self.folder else ()
 
     @property
+    def autoencoder(self) -> Source | None:
+        """That of a SphereAR checkpoint, which lies in the same file."""
+        inside = {name: tensor for name, tensor in self.tensors.items() if name.startswith("vae.")}
+        return Source(self.path, "svae", inside, {}) if self.kind == "sphere" and inside else None
+
+    @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return {name: tuple(tensor.shape) for name, tensor in self.tensors.items()}
 
@@ -59,21 +67,24 @@ class Source:
 
     @property
     def num_params(self) -> int:
-        return sum(int(np.prod(shape, dtype=object)) for shape in self.shapes.values())
+        shapes = self.shapes
+        if self.kind in ("svae", "sphere"):
+            shapes = sphere_vae.without_angles(shapes) if self.kind == "svae" else sphere.without_vae(shapes)
+        return sum(int(np.prod(shape, dtype=object)) for shape in shapes.values())
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
     """What the caller knows better than the file; None means not given.
 
-    heads: attention heads of a MAR model's encoder and decoder.
+    heads: attention heads of a MAR model's encoder and decoder, or of a causal model.
     patch_size: latents along one side of a token (MAR).
-    steps: respacing of the denoising steps (MAR).
-    vae_stride: pixels per latent (MAR).
+    steps: of the sampler (MAR, SphereAR).
+    vae_stride: pixels per latent (MAR, SphereAR).
     groups: of the group normalisation (KL-16).
     """
 
-    heads: tuple[int, int] | None = None
+    heads: tuple[int, ...] | None = None
     patch_size: int | None = None
     steps: str | None = None
     vae_stride: int | None = None
@@ -81,17 +92,25 @@ class Options:
 
     def refuse_others(self, kind: str) -> None:
         """UserError if an option does not apply to checkpoints of this kind."""
-        applies = {"kl16": ("groups",), "mar": ("heads", "patch_size", "steps", "vae_stride")}.get(kind, ())
+        applies = {
+            "kl16": ("groups",),
+            "mar": ("heads", "patch_size", "steps", "vae_stride"),
+            "sphere": ("heads", "steps", "vae_stride"),
+        }.get(kind, ())
         for field in dataclasses.fields(self):
             if getattr(self, field.name) is not None and field.name not in applies:
                 flag = "--" + field.name.replace("_", "-")
                 raise UserError(f"{flag} does not apply to a checkpoint of kind {kind}; leave it out")
+        wanted = {"mar": (2, "ENC,DEC"), "sphere": (1, "N")}.get(kind)
+        if wanted and self.heads is not None and len(self.heads) != wanted[0]:
+            raise UserError(f"--heads of a checkpoint of kind {kind} is {wanted[1]}")
 
 
 def open_source(path: str | os.PathLike, weights: str | None = None) -> Source:
     """Opens a file or a model folder.
 
-    `weights` names the state dict of a training checkpoint: model_ema (default) or model.
+    `weights` names the state dict of a training checkpoint; otherwise it is the first that is there of
+    model_ema, ema and model.
     """
     path = Path(path)
     if path.is_dir() or path.suffix == ".safetensors":
@@ -110,7 +129,7 @@ def open_source(path: str | os.PathLike, weights: str | None = None) -> Source:
 def _state_dict(tree: Any, path: Path, weights: str | None) -> dict[str, LazyTensor]:
     if not isinstance(tree, dict):
         raise UserError(f"{path} holds a {type(tree).__name__}, not a dictionary of weights")
-    found = [name for name in ("model_ema", "model") if isinstance(tree.get(name), dict)]
+    found = [name for name in _STATE_DICTS if isinstance(tree.get(name), dict)]
     if weights is not None and weights not in found:
         raise UserError(f"{path} holds no {weights!r} weights; it has: {_some(tree)}")
     state = tree[weights or found[0]] if found else tree
@@ -129,6 +148,10 @@ def _state_dict(tree: Any, path: Path, weights: str | None) -> dict[str, LazyTen
 
 
 def _kind(tensors: Mapping[str, Tensor], path: Path) -> str:
+    if sphere_vae.is_alone(tensors):
+        return "svae"
+    if any(name.startswith(_SPHERE_NAMES) for name in tensors):
+        return "sphere"
     if any(name.startswith(_MAR_NAMES) for name in tensors):
         return "mar"
     if any(name.startswith(_KL16_NAMES) for name in tensors):
@@ -136,7 +159,8 @@ def _kind(tensors: Mapping[str, Tensor], path: Path) -> str:
     if any(name.startswith(_INCEPTION_NAMES) for name in tensors):
         return "inception"
     raise UserError(
-        f"{path} is neither a MAR, a KL-16 nor an Inception checkpoint; its tensors are: {_some(tensors)}"
+        f"{path} is neither a MAR, a SphereAR, a KL-16, an S-VAE nor an Inception checkpoint; its tensors"
+        f" are: {_some(tensors)}"
     )
 
 
@@ -146,13 +170,20 @@ def _some(names: Mapping) -> str:
 
 
 def make_config(source: Source, options: Options = Options()):
-    """The configuration (MARConfig, KLConfig, InceptionConfig or LMConfig) that fits the file."""
+    """The configuration that fits the file, of the class that its kind has."""
     options.refuse_others(source.kind)
     where = str(source.path)
     if source.folder:
         return hf_lm.make_config(source.folder)
     if source.kind == "kl16":
         return kl16.make_config(source.shapes, where, groups=options.groups)
+    if source.kind == "svae":
+        return sphere_vae.make_config(source.shapes, where)
+    if source.kind == "sphere":
+        heads = None if options.heads is None else options.heads[0]
+        return sphere.make_config(
+            source.shapes, where, heads=heads, steps=options.steps, vae_stride=options.vae_stride
+        )
     if source.kind == "inception":
         return inception.make_config(source.shapes, where)
     return mar.make_config(
@@ -166,7 +197,14 @@ def make_config(source: Source, options: Options = Options()):
     )
 
 
-_MODULES = {"mar": mar, "kl16": kl16, "inception": inception, "lm": hf_lm}
+_MODULES = {
+    "mar": mar,
+    "sphere": sphere,
+    "kl16": kl16,
+    "svae": sphere_vae,
+    "inception": inception,
+    "lm": hf_lm,
+}
 
 
 def check(source: Source, config) -> None:
@@ -176,6 +214,8 @@ def check(source: Source, config) -> None:
         shapes = hf_lm.without_the_copy(config, shapes)
     for entry in _MODULES[source.kind].plan(config, shapes, where):
         check_type(source.tensors[entry.name], entry.name, where)
+    if source.autoencoder:
+        check(source.autoencoder, make_config(source.autoencoder))
 
 
 def convert(source: Source, config, dtype=np.float32, put: Put | None = None) -> dict:

@@ -22,6 +22,7 @@ from cspd_jax.networks.kinds import kind_of as kind_of_config
 from cspd_jax.networks.lm import LM
 from cspd_jax.networks.lm_config import LMConfig
 from cspd_jax.networks.mar import MARModel
+from cspd_jax.networks.sphere_config import SphereVAEConfig
 
 DEFAULTS = {"default": "target", "default-draft": "draft", "default-causal": "causal"}
 TEXT_DEFAULTS = {
@@ -31,6 +32,7 @@ TEXT_DEFAULTS = {
 }
 NAMES = (*DEFAULTS, *MAR_PRESETS)
 _IMAGES = "image"  # in place of the kinds of image models
+AUTOENCODER = "vae"  # within the checkpoint folder of a model that came with one
 _MOST_PADDING = 1024  # ids; published models of one tokenizer differ by some hundreds
 _SHIPPED = Path(__file__).parent / "defaults"
 
@@ -94,20 +96,21 @@ class TextModel:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class VAE:
-    """A KL-16 autoencoder with its parameters; turns the latents of converted MAR models into pixels.
+    """An autoencoder with its parameters; turns what models make into pixels: a KL-16 the latents of MAR, an
+    S-VAE the tokens of SphereAR.
 
     metadata: the rest of its config.json.
     """
 
     name: str
-    config: KLConfig
+    config: KLConfig | SphereVAEConfig
     params: Any
     dtype: Any = jnp.float32
     metadata: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
 def load(name_or_path: str | os.PathLike, dtype: Any = None, mesh: Mesh | None = None) -> ImageModel:
-    """An image model by name (`NAMES`; mar-* are downloaded, which needs the extra `hub`) or checkpoint folder.
+    """An image model by name (`NAMES`; mar-* are downloaded, for which the extra `hub` is needed) or folder.
 
     mesh: the devices that share its parameters and its work (`cspd_jax.parallel.make_mesh`).
     dtype: of parameters and activations, float32 unless given. A folder called like a published model is
@@ -157,10 +160,17 @@ def shipped_folder(name: str) -> Path | None:
 
 
 def load_vae(name_or_path: str | os.PathLike = "kl16", dtype: Any = None) -> VAE:
-    """The published KL-16 autoencoder (`"kl16"`, downloaded) or the folder of a converted one."""
+    """The published KL-16 autoencoder (`"kl16"`, downloaded) or the folder of a converted one, or of
+    a converted S-VAE."""
     dtype = _float_type(dtype)
     loaded = _load(name := _as_name(name_or_path), "kl16", dtype)
     return VAE(name, loaded.config, loaded.params, dtype, loaded.metadata)
+
+
+def own_vae(model: ImageModel) -> str | None:
+    """The folder of the autoencoder that a model came with."""
+    folder = model.folder / AUTOENCODER if model.folder else None
+    return str(folder) if folder is not None and folder.is_dir() else None
 
 
 def describe(name_or_path: str | os.PathLike) -> ImageModel:
@@ -173,7 +183,7 @@ def describe(name_or_path: str | os.PathLike) -> ImageModel:
     _check_kind(metadata.pop("kind"), _IMAGES, name)
     config = metadata.pop("config")
     network = kind_of_config(config).network(config)
-    return ImageModel(name, network, None, metadata, class_names(metadata, config.num_classes))
+    return ImageModel(name, network, None, metadata, class_names(metadata, config.num_classes), path)
 
 
 def class_names(metadata: dict[str, Any], num_classes: int) -> tuple[str, ...]:
@@ -271,7 +281,7 @@ def _locate(name: str | os.PathLike, kind: str) -> Path | None:
 
 def _check_kind(kind: str, wanted: str, name: str | os.PathLike) -> None:
     what = {_IMAGES: "model", "kl16": "autoencoder", "lm": "language model"}
-    allowed = tuple(IMAGE_KINDS) if wanted == _IMAGES else (wanted,)
+    allowed = {_IMAGES: tuple(IMAGE_KINDS), "kl16": ("kl16", "svae")}.get(wanted, (wanted,))
     if kind not in allowed:
         raise UserError(
             f"{os.fspath(name)} is a checkpoint of kind {kind}; the {what[wanted]} must be of kind"

@@ -140,9 +140,7 @@ def test_convert_by_name(server, tmp_path, monkeypatch, capsys):
     assert description["source_sha256"] == hashlib.sha256(FakeHub.files["mar-base.safetensors"]).hexdigest()
     assert main(["convert", "kl16", "other"]) == 2
     error = capsys.readouterr().err
-    assert (
-        "neither a MAR, a KL-16 nor an Inception checkpoint; its tensors are: net.transformer.weight" in error
-    )
+    assert "an S-VAE nor an Inception checkpoint; its tensors are: net.transformer.weight" in error
     assert not Path("other").exists()
 
 

@@ -24,10 +24,11 @@ from cspd_jax._utils.json_files import read_object
 from cspd_jax._utils.typed import read_fields
 from cspd_jax.checkpoints import parameters
 from cspd_jax.errors import UserError, naming, shown
-from cspd_jax.networks import autoencoder, inception, lm
+from cspd_jax.networks import autoencoder, inception, lm, sphere_vae
 from cspd_jax.networks.config import KLConfig, MARConfig, SphereConfig
 from cspd_jax.networks.kinds import IMAGE_KINDS
 from cspd_jax.networks.lm_config import LMConfig
+from cspd_jax.networks.sphere_config import SphereVAEConfig
 from cspd_jax.parallel import shardings
 
 FORMAT_VERSION = 1
@@ -49,6 +50,7 @@ class Kind(NamedTuple):
 _KINDS: dict[str, Kind] = {
     **{name: Kind(kind.config_class, kind.abstract_params) for name, kind in IMAGE_KINDS.items()},
     "kl16": Kind(KLConfig, autoencoder.abstract_params),
+    "svae": Kind(SphereVAEConfig, sphere_vae.abstract_params),
     "inception": Kind(inception.InceptionConfig, inception.abstract_params),
     "lm": Kind(LMConfig, lm.abstract_params),
 }
@@ -181,7 +183,8 @@ def load(path: str | os.PathLike, dtype: Any = None, mesh: Mesh | None = None) -
 def _check_depth(config: Any, stored: int, path: Path) -> None:
     """UserError if there are fewer parameters than blocks. To describe a network takes time for each block,
     so this comes before; whether names and shapes fit is checked after."""
-    if isinstance(config, MARConfig | SphereConfig | KLConfig | LMConfig) and config.blocks > stored:
+    deep = MARConfig | SphereConfig | KLConfig | SphereVAEConfig | LMConfig
+    if isinstance(config, deep) and config.blocks > stored:
         raise UserError(
             f"{path} has {stored} parameters, too few for the {config.blocks} blocks that its config"
             " describes"

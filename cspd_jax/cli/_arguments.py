@@ -67,20 +67,24 @@ def mesh_of(args: argparse.Namespace, devices=None):
     return default_mesh(args.mesh, devices)
 
 
-def heads(text: str) -> tuple[int, int]:
+def heads(text: str) -> tuple[int, ...]:
     parts = text.split(",")
-    if len(parts) != 2:
-        raise argparse.ArgumentTypeError(f"{text!r} is not two numbers ENC,DEC, for example 12,12")
-    return positive(parts[0]), positive(parts[1])
+    if len(parts) > 2:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a number nor two, ENC,DEC, for example 12,12")
+    return tuple(positive(part) for part in parts)
 
 
 def add_source_flags(parser: argparse.ArgumentParser) -> None:
     """Flags for what a published checkpoint file does not say."""
     group = parser.add_argument_group("what the file cannot say (flags override the file)")
     group.add_argument(
-        "--weights", choices=("model_ema", "model"), help="which weights of a .pth (model_ema)"
+        "--weights",
+        choices=("model_ema", "ema", "model"),
+        help="which weights of a .pth (the averaged ones, if there are any)",
     )
-    group.add_argument("--heads", type=heads, metavar="ENC,DEC", help="attention heads of a MAR model")
+    group.add_argument(
+        "--heads", type=heads, metavar="ENC,DEC|N", help="attention heads of a MAR or causal model"
+    )
     group.add_argument("--patch-size", type=positive, help="latents along a token's side (MAR)")
     group.add_argument(
         "--steps", help='respacing of the denoising steps, for example "100" or "ddim50" (MAR)'

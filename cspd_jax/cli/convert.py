@@ -36,11 +36,13 @@ def run(args: argparse.Namespace) -> None:
     from cspd_jax._utils.files import mapped_files, scratch_beside, write_errors
     from cspd_jax.converters.source import convert, digest, make_config, open_source
     from cspd_jax.errors import UserError
+    from cspd_jax.models import AUTOENCODER
 
     checkpoints.check_destination(args.destination)
     path, origin = _locate(args)
     source = open_source(path, args.weights)
-    config = make_config(source, options(args))
+    config, inside = make_config(source, options(args)), source.autoencoder
+    inside_config = None if inside is None else make_config(inside)
     progress(f"converting {source.num_params:,} parameters of kind {source.kind}")
     dtype = checkpoints.DTYPES[args.dtype]
     try:
@@ -50,7 +52,11 @@ def run(args: argparse.Namespace) -> None:
     companions = {f"tokenizer/{file.name}": file for file in source.companions}
     with write_errors(args.destination), scratch_beside(args.destination) as scratch:
         large = source.num_params * np.dtype(dtype).itemsize > _IN_MEMORY
-        params = convert(source, config, dtype, mapped_files(scratch) if large else None)
+        put = mapped_files(scratch) if large else None
+        params = convert(source, config, dtype, put)
+        if inside is not None:
+            vae = convert(inside, inside_config, dtype, put)
+            companions |= _saved_beside(scratch / AUTOENCODER, inside_config, vae, origin, sha256)
         description = checkpoints.save(
             args.destination,
             source.kind,
@@ -61,6 +67,15 @@ def run(args: argparse.Namespace) -> None:
             companions=companions,
         )
     result({"path": os.path.abspath(args.destination), **description}, args.json)
+
+
+def _saved_beside(folder, config, params, origin: str, sha256: str) -> dict:
+    """The autoencoder inside a checkpoint as a checkpoint folder, whose files go into `AUTOENCODER`."""
+    from cspd_jax import checkpoints
+    from cspd_jax.models import AUTOENCODER
+
+    checkpoints.save(folder, "svae", config, params, source=origin, source_sha256=sha256, single_file=True)
+    return {f"{AUTOENCODER}/{file.name}": file for file in folder.iterdir()}
 
 
 def _locate(args: argparse.Namespace) -> tuple[str | os.PathLike, str]:

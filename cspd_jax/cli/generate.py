@@ -53,6 +53,7 @@ def run(args: argparse.Namespace) -> None:
     from cspd_jax.parallel import processes
 
     outline = models.describe(args.target)
+    args.vae = args.vae or models.own_vae(outline)
     labels = labels_of(args, outline)
     check_memory(args, outline, len(labels) * args.n)
     request = request_of(args, outline, labels * args.n)

@@ -89,16 +89,17 @@ def _of_folder(path: str) -> dict:
 
 
 def _of_source(path: str) -> dict:
-    from cspd_jax.converters import mar
+    from cspd_jax.converters import mar, sphere
     from cspd_jax.converters.source import Options, check, digest, make_config, open_source
 
     source = open_source(path)
-    unsaid = source.kind == "mar"  # the weights do not say how many heads there are; any number fits them
-    config = make_config(source, Options(heads=(1, 1)) if unsaid else Options())
+    # The weights do not say how many heads there are; any number fits them.
+    unsaid = {"mar": (mar, (1, 1)), "sphere": (sphere, (1,))}.get(source.kind)
+    config = make_config(source, Options(heads=unsaid[1]) if unsaid else Options())
     check(source, config)
     return {
         "kind": source.kind,
-        "config": mar.read_sizes(source.shapes, path) if unsaid else dataclasses.asdict(config),
+        "config": unsaid[0].read_sizes(source.shapes, path) if unsaid else dataclasses.asdict(config),
         "dtype": source.dtype,
         "params": source.num_params,
         "source": os.path.basename(os.path.abspath(path)),

@@ -104,6 +104,7 @@ def _make(args: argparse.Namespace) -> dict:
     from cspd_jax import models
 
     outline = models.describe(args.target)
+    args.vae = args.vae or models.own_vae(outline)
     turn, images = _what(args, outline)
     _check_memory(args, outline)
     args.denoise = args.denoise or "plain"  # nothing is measured, on any machine

@@ -102,11 +102,11 @@ def run(args: argparse.Namespace) -> None:
 
     initial = starting_weights(begun.init, config.model, args.out)
     vae = models.load_vae(begun.vae) if begun.vae else None
+    encoder = None if vae is None else kl16_encoder(vae)
     begun = begun.with_weights(
         str(args.out), init=initial and (config.model, initial), vae=vae and (vae.config, vae.params)
     )
     with claimed(args.out, args.resume):
-        encoder = None if vae is None else kl16_encoder(vae)
         with processes.first_alone("the data is prepared"):
             source = make_source(config.data, encoder=encoder, cache=args.cache, stream=args.stream)
         check_fit(config, source)

@@ -9,8 +9,9 @@ import numpy as np
 
 from cspd_jax.errors import UserError
 from cspd_jax.models import VAE, ImageModel, check_image_model
-from cspd_jax.networks import autoencoder
-from cspd_jax.networks.config import LATENT_SCALE
+from cspd_jax.networks import autoencoder, sphere_vae
+from cspd_jax.networks.config import LATENT_SCALE, KLConfig
+from cspd_jax.networks.sphere_config import SphereVAEConfig
 
 Array = TypeVar("Array", np.ndarray, jax.Array, jax.Array | np.ndarray)
 
@@ -46,7 +47,12 @@ def to_images(model: ImageModel, tokens: jax.Array | np.ndarray, vae: VAE | None
     if vae is None:
         raise UserError(f"{model.name} makes latents; give the autoencoder (vae) that turns them into images")
     check_vae(model, vae)
-    return _decode(vae, to_latents(model, tokens))
+    return _decode(vae, np.asarray(tokens, np.float32) if _on_sphere(model) else to_latents(model, tokens))
+
+
+def _on_sphere(model: ImageModel) -> bool:
+    """Whether the model's tokens are those of an S-VAE, which are its latents as they are."""
+    return getattr(model.config, "on_sphere", False)
 
 
 def _check_tokens(model: ImageModel, tokens: jax.Array | np.ndarray) -> None:
@@ -63,15 +69,28 @@ def _bytes(pixels: jax.Array | np.ndarray) -> np.ndarray:
     return (np.clip(pixels, -1, 1) * 127.5 + 127.5).round().astype(np.uint8)
 
 
+def _sphere_bytes(pixels: jax.Array | np.ndarray) -> np.ndarray:
+    """The same by the formula of SphereAR: in float32 another one gives other bytes, if rarely."""
+    pixels = np.nan_to_num(np.asarray(pixels, np.float32), nan=-1.0)
+    return np.clip(127.5 * pixels + 128, 0, 255).astype(np.uint8)
+
+
 def to_latents(model: ImageModel, tokens: jax.Array | np.ndarray) -> np.ndarray:
     """Tokens [N, L, d] -> float32 latents [N, h, w, c] as an autoencoder's decoder takes them."""
     check_image_model(model)
     _check_tokens(model, tokens)
-    return np.asarray(unpatchify(tokens, model.config.patch_size), np.float32) / LATENT_SCALE
+    scale = 1 if _on_sphere(model) else LATENT_SCALE
+    return np.asarray(unpatchify(tokens, model.config.patch_size), np.float32) / scale
 
 
 def check_vae(model: ImageModel, vae: VAE) -> None:
     """UserError unless the autoencoder decodes this model's latents."""
+    if isinstance(vae.config, SphereVAEConfig) != _on_sphere(model):
+        kinds = ("an S-VAE", "a KL-16") if _on_sphere(model) else ("a KL-16", "an S-VAE")
+        raise UserError(
+            f"the autoencoder {vae.name} does not fit {model.name}: it is {kinds[1]}, and the model makes the"
+            f" tokens of {kinds[0]}"
+        )
     have = (vae.config.embed_dim, vae.config.stride)
     want = (model.config.latent_channels, model.config.vae_stride)
     if have != want:
@@ -82,14 +101,21 @@ def check_vae(model: ImageModel, vae: VAE) -> None:
 
 
 def _decode(vae: VAE, latents: np.ndarray) -> np.ndarray:
-    """Latents [N, h, w, c] -> uint8 images [N, H, W, 3], a few at a time: only bytes are kept of all."""
+    """Latents, as the autoencoder takes them, -> uint8 images [N, H, W, 3], a few at a time: only bytes are
+    kept of all."""
+    to_bytes = _sphere_bytes if isinstance(vae.config, SphereVAEConfig) else _bytes
     count, size = len(latents), min(len(latents), _DECODED_TOGETHER)
     parts = []
     for i in range(0, count, size):
         some = latents[i : i + size]
         padded = np.concatenate([some, np.zeros((size - len(some), *some.shape[1:]), some.dtype)])
-        parts.append(_bytes(decode_batch(vae.config, vae.params, padded, vae.dtype))[: len(some)])
+        parts.append(to_bytes(decode_batch(vae.config, vae.params, padded, vae.dtype))[: len(some)])
     return np.concatenate(parts)
 
 
-decode_batch = jax.jit(autoencoder.decode, static_argnums=(0, 3))
+def _decode_batch(config: KLConfig | SphereVAEConfig, params, latents, dtype):
+    network = sphere_vae if isinstance(config, SphereVAEConfig) else autoencoder
+    return network.decode(config, params, latents, dtype)
+
+
+decode_batch = jax.jit(_decode_batch, static_argnums=(0, 3))

@@ -158,7 +158,7 @@ class SphereConfig:
             )
         if self.head_depth % self.head_modulations:
             raise UserError(
-                f"{self.head_depth} blocks of the head cannot share {self.head_modulations} modulations evenly"
+                f"{self.head_depth} blocks of the head cannot share {self.head_modulations} modulations"
             )
         _check_grid(self)
 

@@ -1,4 +1,4 @@
-"""SphereAR's flow head: a small MLP with adaLN that predicts the velocity of one token given the backbone's z.
+"""SphereAR's flow head: a small MLP with adaLN that predicts one token's velocity given the backbone's z.
 
 Like MAR's (`networks.head`) it is made of two parts, and what depends on (t, z) alone is computed apart. Here
 several blocks share a modulation.

@@ -85,7 +85,7 @@ def make_head(config: SphereConfig, dtype=jnp.float32) -> FlowHead:
 def full_forward(
     config: SphereConfig, params, tokens: Array, class_embedding: Array, dtype=jnp.float32
 ) -> Array:
-    """z [B, L, D] of all tokens [B, L, C] of whole images, each from those before it: the form used in training.
+    """z [B, L, D] of all tokens [B, L, C] of whole images, each from those before it, as in training.
 
     params: the backbone's.
     """

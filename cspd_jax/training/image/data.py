@@ -22,7 +22,7 @@ from cspd_jax.image import plain
 from cspd_jax.image.pixels import unpatchify
 from cspd_jax.models import VAE
 from cspd_jax.networks import autoencoder
-from cspd_jax.networks.config import LATENT_SCALE
+from cspd_jax.networks.config import LATENT_SCALE, KLConfig
 from cspd_jax.networks.mar import MARModel
 from cspd_jax.training.config import DataConfig
 from cspd_jax.training.image.distillation import Teacher
@@ -54,6 +54,8 @@ def make_source(
 
 def kl16_encoder(vae: VAE, batch: int = 16) -> LatentEncoder:
     """The encoder of a KL-16; latents are scaled as in MAR."""
+    if not isinstance(vae.config, KLConfig):
+        raise UserError(f"the autoencoder {vae.name} is not a KL-16, whose latents MAR learns")
 
     @jax.jit
     def encode(params, images):

@@ -63,7 +63,10 @@ def draw(key: Array, shape: tuple[int, int, int], copies: int, drop: float) -> F
 def flow_objective(
     config: SphereConfig, params: dict, tokens: Array, labels: Array, draws: FlowDraws, dtype=jnp.float32
 ) -> tuple[Array, Array]:
-    """The loss of a batch, twice: to be minimised, and to be told. tokens: [B, L, C] by position; labels: [B]."""
+    """The loss of a batch, twice: to be minimised, and to be told.
+
+    tokens: [B, L, C] by position. labels: [B].
+    """
     backbone = {"params": params["backbone"]}
     embedding = Backbone(config).apply(backbone, labels, draws.dropped, method="embed_class")
     z = full_forward(config, params["backbone"], tokens, embedding, dtype)

@@ -163,7 +163,7 @@ def save_pictures(config: ImageTrainConfig, params: dict, step: int, folder: pat
 
 
 def generate(config: ImageTrainConfig, params: dict) -> np.ndarray:
-    """[classes * PER_CLASS, H, W, C] in [-1, 1], class by class; of a MAR model in a quarter of the tokens' AR
+    """[classes * PER_CLASS, H, W, C] in [-1, 1], class by class; MAR models have a quarter of their AR
     steps."""
     model = config.model
     labels = jnp.repeat(jnp.arange(min(MOST_CLASSES, model.num_classes)), PER_CLASS)
