@@ -181,9 +181,10 @@ def make_config(source: Source, options: Options = Options()):
         return sphere_vae.make_config(source.shapes, where)
     if source.kind == "sphere":
         heads = None if options.heads is None else options.heads[0]
-        return sphere.make_config(
-            source.shapes, where, heads=heads, steps=options.steps, vae_stride=options.vae_stride
-        )
+        stride = options.vae_stride
+        if stride is None and source.autoencoder:
+            stride = make_config(source.autoencoder).stride
+        return sphere.make_config(source.shapes, where, heads=heads, steps=options.steps, vae_stride=stride)
     if source.kind == "inception":
         return inception.make_config(source.shapes, where)
     return mar.make_config(

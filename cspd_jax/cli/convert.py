@@ -74,6 +74,7 @@ def _saved_beside(folder, config, params, origin: str, sha256: str) -> dict:
     from cspd_jax import checkpoints
     from cspd_jax.models import AUTOENCODER
 
+    folder.parent.mkdir(exist_ok=True)
     checkpoints.save(folder, "svae", config, params, source=origin, source_sha256=sha256, single_file=True)
     return {f"{AUTOENCODER}/{file.name}": file for file in folder.iterdir()}
 

@@ -101,8 +101,8 @@ def _offer(args: argparse.Namespace) -> Any:
     found: dict[str, Any] = {}
     if wanted(args.target):
         found["image"] = models.load(args.target, args.dtype)
-        if args.vae is not None:
-            found["vae"] = models.load_vae(args.vae, args.dtype)
+        if vae := args.vae or models.own_vae(found["image"]):
+            found["vae"] = models.load_vae(vae, args.dtype)
             pixels.check_vae(found["image"], found["vae"])
     if wanted(args.text_target):
         found["text"] = target = models.load_text(args.text_target, args.dtype)

@@ -126,6 +126,7 @@ def _setup(args: argparse.Namespace, draft: str | None):
         "seed": args.seed,
     }
     outline = models.describe(args.target)
+    args.vae = args.vae or models.own_vae(outline)
     Setup(outline, None if draft is None else models.describe(draft), **sizes)  # refuses what cannot be
     if args.vae is not None and outline.config.vae_stride == 1:
         raise UserError(f"--vae does not apply to {args.target}, which makes pixels; leave it out")
