@@ -263,7 +263,7 @@ def test_whole_generations_with_speculation():
     key, way = jax.random.key(0), ChainSpeculation((8,))
     tokens, info = generate(key, model, [0, 1, 2], cfg=3.0, respacing=50, denoise=way)
     np.testing.assert_allclose(jnp.linalg.norm(tokens, axis=-1), 8**0.5, rtol=1e-5)
-    assert info.sequential.target_head < 0.5 * 9 * 51 and info.truncated == 0 and info.lossless
+    assert info.sequential.target_head < 0.5 * 9 * 51 and info.truncated == 0 and info.exactness.lossless
 
 
 @pytest.mark.parametrize(
