@@ -59,7 +59,7 @@ class Backbone(nn.Module):
     def __call__(self, tokens: Array, class_embedding: Array, elements: Array, cache: Cache | None) -> tuple:
         """The outputs [B, Q, D] at elements [B, Q] (before the last norm), and the cache with them in it.
 
-        Without a cache the elements must be the first ones, in order: they see each other alone.
+        elements: consecutive, and the same for all. Without a cache they are the first ones.
         """
         c = self.config
         table = rotary_2d(c.grid, c.width // c.heads, c.class_tokens)
@@ -69,7 +69,7 @@ class Backbone(nn.Module):
         places = elements.shape[1] if cache is None else cache.keys[0].shape[2]
         visible = jnp.arange(places) <= elements[:, :, None]
         for i, layer in enumerate(self.layers):
-            x, slots[i] = layer(x, cos_sin, visible, elements, slots[i])
+            x, slots[i] = layer(x, cos_sin, visible, elements[0, 0], slots[i])
         return x, None if cache is None else Cache(*zip(*slots))
 
     def context(self, x: Array, rows: Array) -> Array:
@@ -176,7 +176,8 @@ class SphereModel:
     def extend(
         self, params, cache: Cache, tokens, reveal, n_known, class_embedding, rows, *, bucket: int
     ) -> tuple[Array, Cache]:
-        """rows: consecutive; the token before the first of them is the newest that is not in the cache."""
+        """rows: consecutive, and the same for all images; the token before the first of them is the newest
+        that is not in the cache."""
 
         def forward(module: Backbone):
             x, after = module(tokens, class_embedding, self.config.class_tokens - 1 + rows, cache)

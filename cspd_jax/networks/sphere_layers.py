@@ -13,7 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.networks.lm import Norm, attend, write
+from cspd_jax.networks.layers import at_least_float32
+from cspd_jax.networks.lm import Norm
 
 Array = jax.Array
 RMSNorm = functools.partial(Norm, "rms", 1e-6)  # RMSNorm(dtype, name=...)
@@ -62,12 +63,29 @@ class SwiGLU(nn.Module):
         return linear(x.shape[-1], "w2", self.dtype)(nn.silu(a) * b)
 
 
+def attend(q: Array, keys: Array, values: Array, visible: Array | None) -> Array:
+    """softmax(q k^T / sqrt(Dh)) v -> [B, Q, H, Dh] for q [B, Q, H, Dh], keys and values [B, H, K, Dh].
+
+    visible: bool [B or 1, Q or 1, K], at least one key of every query; None for all.
+    """
+    scores = at_least_float32(jnp.einsum("bqhd,bhkd->bhqk", q, keys)) * q.shape[-1] ** -0.5
+    if visible is not None:
+        scores = jnp.where(visible[:, None], scores, -jnp.inf)
+    return jnp.einsum("bhqk,bhkd->bqhd", jax.nn.softmax(scores).astype(values.dtype), values)
+
+
+def store(slots: Array, new: Array, first: Array) -> Array:
+    """slots [B, H, K, Dh] with new [B, Q, H, Dh] from place `first` [] on. One slice, which XLA writes in
+    place; a scatter is a copy."""
+    return jax.lax.dynamic_update_slice_in_dim(slots, new.swapaxes(1, 2).astype(slots.dtype), first, axis=2)
+
+
 class Attention(nn.Module):
     heads: int
     dtype: jnp.dtype = jnp.float32
 
     @nn.compact
-    def __call__(self, x: Array, cos_sin, visible=None, positions=None, slots=None):
+    def __call__(self, x: Array, cos_sin, visible=None, first=None, slots=None):
         """See `Block`."""
         batch, length, width = x.shape
         qkv = linear(3 * width, "wqkv", self.dtype)(x).reshape(batch, length, 3, self.heads, -1)
@@ -76,7 +94,7 @@ class Attention(nn.Module):
         if slots is None:
             out = attend(q, k.swapaxes(1, 2), v.swapaxes(1, 2), visible)
         else:
-            slots = write(slots[0], k, positions), write(slots[1], v, positions)
+            slots = store(slots[0], k, first), store(slots[1], v, first)
             out = attend(q, *slots, visible)
         return linear(width, "wo", self.dtype)(out.reshape(batch, length, width)), slots
 
@@ -96,19 +114,19 @@ class Block(nn.Module):
         x: Array,
         cos_sin: tuple[Array, Array],
         visible: Array | None = None,
-        positions: Array | None = None,
+        first: Array | None = None,
         slots: tuple[Array, Array] | None = None,
     ) -> tuple[Array, tuple[Array, Array] | None]:
         """x [B, Q, D] -> ([B, Q, D], the updated slots). Without slots, x attends to itself.
 
         cos_sin: two arrays [Q, Dh / 2] or [B, Q, Dh / 2], those of these tokens.
         visible: bool [B or 1, Q or 1, K], which keys each token sees; None for all.
-        positions: [B, Q], where keys and values are stored.
+        first: [], where the keys and values of the first token are stored; the others follow.
         slots: keys (rotated) and values [B, heads, K, Dh] of a cache, one slot per position.
         """
         norm = lambda name: RMSNorm(self.dtype, name=name)
         attention = Attention(self.heads, self.dtype, name="attention")
-        attended, slots = attention(norm("attention_norm")(x), cos_sin, visible, positions, slots)
+        attended, slots = attention(norm("attention_norm")(x), cos_sin, visible, first, slots)
         x = x + attended
         mlp = SwiGLU(swiglu_width(x.shape[-1]), self.dtype, name="feed_forward")
         return x + mlp(norm("ffn_norm")(x)), slots
