@@ -147,7 +147,8 @@ def make_request(
         raise UserError(f"cfg is {cfg}; guidance must be 0 or more (1 switches it off)")
     if temperature <= 0:
         raise UserError(f"temperature is {temperature}; it must be above 0")
-    length, order = model.network.seq_len, reveal
+    length = model.network.seq_len
+    order: Checkerboard | Raster | None = reveal
     causal = isinstance(model.network, CausalTokenModel)
     if causal:
         _check_causal(length, num_iter, anneal, reveal)
@@ -215,6 +216,8 @@ def _checked_labels(model: ImageModel, labels) -> np.ndarray:
     if labels.ndim != 1 or not labels.size or not np.issubdtype(labels.dtype, np.integer):
         raise UserError("labels must be a list of at least one class number, for example [0, 1, 2]")
     classes = model.config.num_classes
+    if not classes:
+        raise UserError(f"{model.name} makes images from prompts; bind some (cspd_jax.image.prompts.bind)")
     wrong = labels[(labels < -1) | (labels >= classes)]
     if wrong.size:
         raise UserError(
