@@ -176,6 +176,8 @@ def load_vae(name_or_path: str | os.PathLike = "kl16", dtype: Any = None) -> VAE
 
 def own_vae(model: ImageModel) -> str | None:
     """The folder of the autoencoder that a model came with."""
+    if isinstance(model.config, NextStepConfig):  # the folder may hold one that is of no use here
+        return None
     folder = model.folder / AUTOENCODER if model.folder else None
     return str(folder) if folder is not None and folder.is_dir() else None
 
