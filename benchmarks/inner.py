@@ -105,24 +105,31 @@ def calls(images: int) -> list[dict]:
     return found
 
 
-def randomness(rows: int, dim: int, seed: int = 0) -> ChainRandomness:
+def randomness(rows: int, dim: int, steps: int = STEPS, seed: int = 0) -> ChainRandomness:
     key = jax.random.key(seed)
     return ChainRandomness(
-        jax.random.normal(jax.random.fold_in(key, 1), (STEPS + 1, rows, dim)),
-        uniform(jax.random.fold_in(key, 2), (STEPS, rows)),
+        jax.random.normal(jax.random.fold_in(key, 1), (steps + 1, rows, dim)),
+        uniform(jax.random.fold_in(key, 2), (steps, rows)),
         jax.random.split(jax.random.fold_in(key, 3), rows),
     )
 
 
-def recorded(rows: int, windows: tuple[int, ...]) -> tuple[ChainRandomness, int]:
-    """Runs the default model on `rows` of its contexts. Returns random numbers whose uniforms make any other
+def recorded(
+    rows: int,
+    windows: tuple[int, ...],
+    name: str = "default",
+    settings: SamplerSettings | None = None,
+    seed: int = 0,
+) -> tuple[ChainRandomness, int]:
+    """Runs an embedded model on `rows` of its contexts. Returns random numbers whose uniforms make any other
     model accept and reject the same drafts (0 always accepts, 2 never), and the number of head calls."""
-    model = models.load("default")
-    found = calibration.get(model, settings_of(model), 1.0, 1.0).calibration
-    schedule = sampling_schedule("ddim100")
+    model = models.load(name)
+    settings = settings or settings_of(model)
+    found = calibration.get(model, settings, 1.0, 1.0).calibration
+    schedule = sampling_schedule(settings.respacing)
     features = model.network.embed_time(model.params, jnp.asarray(schedule.timestep_map))
-    chosen = np.random.default_rng(rows).permutation(rows) % found.contexts.shape[1]
-    random = randomness(rows, model.config.token_dim)
+    chosen = np.random.default_rng(rows + seed).integers(found.contexts.shape[1], size=rows)
+    random = randomness(rows, model.config.token_dim, schedule.num_steps, seed)
     z = found.contexts[0, chosen]
     problem, chain = chain_speculation.begin(
         model.network, model.params, features, z, random, coefficients(schedule), found.drafter
@@ -140,7 +147,7 @@ def recorded(rows: int, windows: tuple[int, ...]) -> tuple[ChainRandomness, int]
             step,
         )
 
-    forced = np.zeros((STEPS, rows), np.float32)
+    forced = np.zeros((schedule.num_steps, rows), np.float32)
     count = 0
     while np.any(chain.left > 0):
         chain, rejected, step = call(chain, windows[min(count, len(windows) - 1)])
@@ -203,7 +210,7 @@ def whole_tokens(head: dict, repeats: int) -> list[dict]:
     settings = SamplerSettings(num_iter=256, respacing="ddim100")
     batch = plain.start(model, params, row_keys(jax.random.key(0), 1), jnp.zeros(1, jnp.int32), settings)
     segments = plain.plan_segments(config.seq_len, settings)
-    state = plain.empty_state(model, 1, segments)
+    state = plain.empty_state(model, params, batch, segments)
     fast = min(s for label, s in head["seconds"].items() if label != "plain")
     found = []
     for known in (4, 128):

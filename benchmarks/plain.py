@@ -131,7 +131,7 @@ def mar_b(cfg: float, known: int, repeats: int) -> dict:
     bucket = next(s.bucket for s in segments if s.bucket >= known)
     keys = row_keys(jax.random.key(0), 1)
     batch = plain.start(model, params, keys, jnp.zeros(1, jnp.int32), settings)
-    state = plain.empty_state(model, 1, segments)
+    state = plain.empty_state(model, params, batch, segments)
 
     @jax.jit
     def backbone(params):

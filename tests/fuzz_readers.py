@@ -99,6 +99,19 @@ def _read_kl16(path: Path) -> None:
     convert(source, make_config(source, Options(groups=4)))
 
 
+def _make_svae(path: Path) -> None:
+    import numpy as np
+    from safetensors.numpy import save_file
+
+    from cspd_jax.converters import sphere_vae
+    from cspd_jax.networks.sphere_config import SphereVAEConfig
+
+    config = SphereVAEConfig((4, 64), encoder_depth=1, decoder_depth=1, latent_dim=3, registers=2)
+    rng = np.random.default_rng(0)
+    tensors = {e.name: rng.standard_normal(e.source_shape, np.float32) for e in sphere_vae.wanted(config)}
+    save_file({**tensors, "vae.encoder.freqs_cis": np.zeros((3, 32, 2), np.float32)}, path)
+
+
 def _make_folder(path: Path, single: bool) -> None:
     import tiny
 
@@ -323,6 +336,7 @@ READERS = {
     "folder-single": Reader(lambda path: _make_folder(path, True), _read_folder),
     "gains": Reader(_make_gains, _read_gains),
     "kl16": Reader(_make_kl16, _read_kl16),
+    "svae": Reader(_make_svae, _convert),
     "llama": Reader(lambda path: _make_hf(path, "LLAMA"), _read_hf),
     "gpt-neox": Reader(lambda path: _make_hf(path, "NEOX"), _read_hf),
     "llada": Reader(lambda path: _make_hf(path, "LLADA"), _read_hf),
@@ -338,6 +352,7 @@ READERS = {
 CONTROL = "control"
 SUFFIXES = {
     "torch": ".pth", "torch-convert": ".pth", "safetensors": ".safetensors", "kl16": ".safetensors",
+    "svae": ".safetensors",
     "gains": ".npz", "inception": ".pth", "images": ".npz", "statistics": ".npz",
 }  # fmt: skip
 

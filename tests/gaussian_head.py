@@ -3,6 +3,7 @@
 import jax.numpy as jnp
 import numpy as np
 
+from cspd_jax.diffusion.flow import flow_schedule
 from cspd_jax.diffusion.schedule import make_schedule
 
 
@@ -58,4 +59,39 @@ class GaussianData:
         mean, variance = 0.0, 1.0
         for a, b, v in list(zip(*self.transitions(**kwargs)))[::-1]:
             mean, variance = a * mean + b, a**2 * variance + v
+        return mean, variance
+
+
+class GaussianFlow:
+    """The exact velocity of tokens drawn from N(mean, variance), for a flow schedule."""
+
+    def __init__(self, spec, mean, variance):
+        self.schedule, self.mean, self.variance = flow_schedule(spec), mean, variance
+
+    def embed_time(self, params, times):
+        return times[:, None]
+
+    def modulate(self, params, time, z):
+        return jnp.broadcast_arrays(time[..., 0], z[..., 0])[0]
+
+    def denoise(self, params, x, t):
+        t = t[:, None]
+        slope = t * self.variance / ((1 - t) ** 2 + t**2 * self.variance)
+        data = self.mean + slope * (x - t * self.mean)
+        return (data - x) / (1 - t)
+
+    def marginal(self):
+        """Mean and variance of the end of the chain, the same in every coordinate, in float64: by the steps
+        as they are written, not by the coefficients that the sampler has."""
+        mean, variance = 0.0, 1.0
+        times = self.schedule.timestep_map[::-1].astype(np.float64)
+        for t, length in zip(times, [*np.diff(times[:-1]), 0.96 - times[-2], 0.04]):
+            slope = t * self.variance / ((1 - t) ** 2 + t**2 * self.variance)
+            # v = velocity * x + offset
+            velocity, offset = (slope - 1) / (1 - t), self.mean * (1 - slope * t) / (1 - t)
+            last = length == 0.04
+            a = 1 + length * (velocity if last else (1 + t) * velocity - 1)
+            b = length * (1 if last else 1 + t) * offset
+            noise = 0.0 if last else 2 * (1 - t) * length
+            mean, variance = a * mean + b, a**2 * variance + noise
         return mean, variance

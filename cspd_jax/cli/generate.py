@@ -131,7 +131,8 @@ def _fastest(args: argparse.Namespace, key, model, request):
     """(the fastest exact plan, what to show beside the plain sampler) where no method was asked for."""
     from cspd_jax.image import autotune, plan
     from cspd_jax.image.chain_speculation import ChainSpeculation
-    from cspd_jax.image.methods import SelfSpeculation
+    from cspd_jax.image.methods import Plain, SelfSpeculation
+    from cspd_jax.image.protocol import CausalTokenModel
 
     if args.final_noise == "off" or args.window:
         return plan.resolve(model, request, args.batch), None
@@ -150,10 +151,15 @@ def _fastest(args: argparse.Namespace, key, model, request):
     )  # fmt: skip
     if found.method.name != "plain" or found.settings.chain is not None:
         return found, found
-    both_levels = plan.make_request(
-        model, request.labels, method=SelfSpeculation(**_SHOWN), denoise=ChainSpeculation((8,)), **sampling
+    causal = isinstance(model.network, CausalTokenModel)
+    everything = plan.make_request(
+        model,
+        request.labels,
+        method=Plain() if causal else SelfSpeculation(**_SHOWN),
+        denoise=ChainSpeculation((8,)),
+        **sampling,
     )
-    return found, plan.resolve(model, both_levels, args.batch)
+    return found, plan.resolve(model, everything, args.batch)
 
 
 def _compare(args: argparse.Namespace, key, decided, shown, folder: Path):

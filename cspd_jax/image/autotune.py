@@ -15,6 +15,7 @@ from cspd_jax.image.chain_speculation import ChainSpeculation
 from cspd_jax.image.comparison import compare
 from cspd_jax.image.methods import Plain, SelfSpeculation
 from cspd_jax.image.plan import Plan, Request, chains_per_image, make_request, resolve
+from cspd_jax.image.protocol import CausalTokenModel
 from cspd_jax.image.reveal import reveal_groups
 from cspd_jax.models import ImageModel
 
@@ -37,11 +38,11 @@ def fastest(
 ) -> Plan:
     """The fastest exact way to generate these images, `batch` side by side (all): a plan for `run`.
 
-    Tried are the plain sampler and self-speculation, each with and without speculation along the denoising
-    chains (or as `denoise` says). Without `final_noise` the two differ in it: self-speculation needs noise in
-    the last denoising step, of standard deviation 0.006, which the plain sampler leaves out; say
-    final_noise=False to have the plain sampler alone considered, or True to compare like with like. The other
-    arguments are those of `generate`.
+    Tried are the plain sampler and (of models that are not causal) self-speculation, each with and without
+    speculation along the denoising chains (or as `denoise` says). Without `final_noise` the two differ in it:
+    self-speculation needs noise in the last denoising step, of standard deviation 0.006, which the plain
+    sampler leaves out; say final_noise=False to have the plain sampler alone considered, or True to compare
+    like with like. The other arguments are those of `generate`.
     """
     options: dict[str, Any] = {
         "num_iter": num_iter,
@@ -53,7 +54,7 @@ def fastest(
         "denoise": denoise,
     }
     plain = resolve(model, make_request(model, labels, method=Plain(), **options), batch)
-    if final_noise is False:
+    if final_noise is False or isinstance(model.network, CausalTokenModel):
         return plain
     ahead = make_request(model, labels, method=SelfSpeculation(), **options)
     return faster_of(key, plain, ahead)

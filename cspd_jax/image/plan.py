@@ -151,7 +151,7 @@ def make_request(
     order: Checkerboard | Raster | None = reveal
     causal = isinstance(model.network, CausalTokenModel)
     if causal:
-        _check_causal(length, num_iter, anneal, reveal)
+        _check_causal(length, method, num_iter, anneal, reveal)
         order, num_iter = Raster(), length
     if num_iter is None:
         num_iter = length if reveal is None else reveal.most_steps(length)
@@ -260,8 +260,13 @@ def _check_shortcuts(method: Method, settings: SamplerSettings, length: int, den
         settings.respacings(length)
 
 
-def _check_causal(length: int, num_iter: int | None, anneal: Any, reveal: Any) -> None:
+def _check_causal(length: int, method: Method, num_iter: int | None, anneal: Any, reveal: Any) -> None:
     """UserError for what a causal model cannot do."""
+    if method.name != "plain":
+        raise UserError(
+            f"the method {method.name} does not go with a causal model, whose tokens come one by one; use"
+            " plain, with denoise speculative"
+        )
     if anneal is not None or reveal is not None:
         raise UserError("annealing and the checkerboard are shortcuts of MAR models; this model is causal")
     if num_iter not in (None, length):

@@ -1,0 +1,206 @@
+"""Causal image models: head calls per token, and seconds of a token at SphereAR's sizes, in one run.
+
+    python benchmarks/causal.py                 # both parts
+    python benchmarks/causal.py --only calls    # head calls per token of the embedded causal model
+    python benchmarks/causal.py --only seconds  # SphereAR-B and -L, one image, against plain and PyTorch
+
+Published weights cannot be had here: those of the second part are random. The cost of a call is real, and
+which drafts are accepted is replayed from the embedded causal model (the same windows). With torch (extra
+`parity`) a loop of the same sizes in PyTorch runs in turn with the others. Prints tables on standard error,
+one JSON object on standard output.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import platform
+import statistics
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from inner import randomness, recorded, say
+
+from cspd_jax import models
+from cspd_jax._utils.random import row_keys
+from cspd_jax.image import calibration, chain_timing, plain
+from cspd_jax.image.chain_drafters import frozen
+from cspd_jax.image.chain_speculation import ChainSpeculation
+from cspd_jax.image.plain import SamplerSettings
+from cspd_jax.image.reveal import RISING, Raster
+from cspd_jax.networks.config import SPHERE_PRESETS
+from cspd_jax.networks.sphere import SphereModel, init_params
+
+MODEL = "default-causal"
+WINDOWS = ((8,), (16,), (32,))
+_REPLAYS = 6  # tokens whose accepted runs are replayed
+
+
+def settings_of(steps: int, guided: bool = False, chain: ChainSpeculation | None = None) -> SamplerSettings:
+    return SamplerSettings(
+        respacing=f"flow{steps}",
+        guided=guided,
+        cfg_schedule=RISING,
+        prefix_buckets=1,
+        chain=chain,
+        reveal=Raster(),
+    )
+
+
+def calls(images: int) -> list[dict]:
+    """Head calls of whole generations by the embedded causal model, all `images` side by side."""
+    model, found = models.load(MODEL), []
+    keys, labels = row_keys(jax.random.key(11), images), jnp.arange(images, dtype=jnp.int32) % 10
+    tokens = images * model.config.seq_len
+    for steps in (100, 50, 25):
+        for cfg in (1.0, 3.0):
+            settings = settings_of(steps, cfg != 1)
+            fitted = calibration.get(model, settings, cfg, 1.0).calibration.drafter
+            for name, drafter in (
+                ("frozen", frozen(steps + 1, model.config.token_dim)),
+                ("calibrated", fitted),
+            ):
+                for windows in WINDOWS:
+                    way = settings_of(steps, cfg != 1, ChainSpeculation(windows))
+                    out = plain.sample(
+                        model.network, model.params, keys, labels, settings=way, cfg=cfg, drafter=drafter
+                    )
+                    counts = jax.tree.map(lambda a: np.asarray(a, np.int64), out.counts)
+                    row = {
+                        "plain": steps + 1,
+                        "cfg": cfg,
+                        "drafter": name,
+                        "M": chain_timing.name_of(windows),
+                        "calls_mean": counts.row_calls.sum() / tokens,
+                        "calls_of_slowest": float(counts.calls.mean()),
+                        "acceptance": counts.accepted.sum() / counts.tested.sum(),
+                        "truncated": int(counts.truncated.sum()),
+                    }
+                    found.append(row)
+                    say(
+                        f"{steps + 1} head calls plain, cfg {cfg:g}, {name}, M = {row['M']}:"
+                        f" {row['calls_mean']:.1f} a token, {row['calls_of_slowest']:.1f} for the slowest of"
+                        f" {images}; acceptance {row['acceptance']:.2f}"
+                    )
+    return found
+
+
+def seconds(runs: dict, repeats: int) -> dict[str, float]:
+    """Mean seconds of each by `repeats` rounds, in which the runs take turns; the median of the rounds. A run
+    is a list of calls, of which round i makes the i-th."""
+    for each in runs.values():
+        jax.block_until_ready(each[0]())
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for i in range(repeats):
+        for name, each in runs.items():
+            start = time.perf_counter()
+            jax.block_until_ready(each[i % len(each)]())
+            times[name].append(time.perf_counter() - start)
+    return {name: statistics.median(t) for name, t in times.items()}
+
+
+def token_seconds(name: str, steps: int, repeats: int) -> dict:
+    """One token of one image at the sizes `name`: the backbone's pass, and the chain by each way."""
+    config = SPHERE_PRESETS[name]
+    model, params = SphereModel(config), jax.jit(functools.partial(init_params, config))(jax.random.key(0))
+    settings = settings_of(steps)
+    batch = plain.start(model, params, row_keys(jax.random.key(0), 1), jnp.zeros(1, jnp.int32), settings)
+    state = plain.empty_state(model, params, batch, plain.plan_segments(config.seq_len, settings))
+    shape = {"bucket": config.seq_len, "width": 1}
+
+    @functools.partial(jax.jit, donate_argnums=1)
+    def pass_of_backbone(params, cache, first):
+        z, _, cache = plain.group_context(model, params, batch, state._replace(cache=cache), first, **shape)
+        return z, cache
+
+    kept = [state.cache]
+    half = jnp.int32(config.seq_len // 2)
+
+    def backbone():
+        z, kept[0] = pass_of_backbone(params, kept[0], half)
+        return z
+
+    z = jax.random.normal(jax.random.key(1), (1, config.width))
+    drafter, runs, count = frozen(steps + 1, config.token_dim), {}, {}
+    for windows in (None, *WINDOWS):
+        label = "plain" if windows is None else chain_timing.name_of(windows)
+        if windows is None:
+            replays = [(randomness(1, config.token_dim, steps + 1), steps + 1)]
+        else:
+            replays = [recorded(1, windows, MODEL, settings, seed) for seed in range(_REPLAYS)]
+        way = windows and ChainSpeculation(windows)
+        run = functools.partial(chain_timing.run_chains, settings=settings, speculation=way)
+        runs[label] = [
+            functools.partial(run, model, params, z, random, drafter, 1.0, 1.0) for random, _ in replays
+        ]
+        count[label] = statistics.mean(calls for _, calls in replays)
+    times = seconds({"backbone": [backbone], **runs, **_torch(config, steps)}, repeats)
+    of_pass = times.pop("backbone")
+    reference = times.pop("torch", None)
+    tokens = {label: of_pass + s for label, s in times.items()}
+    best = min((label for label in tokens if label != "plain"), key=tokens.get)
+    say(
+        f"{name}, {steps + 1} head calls, one image: backbone {of_pass:.3f} s; a token plain"
+        f" {tokens['plain']:.3f} s, "
+        + ", ".join(f"M = {m} {tokens[m]:.3f} s in {count[m]:.1f} calls" for m in tokens if m != "plain")
+        + f"; {tokens['plain'] / tokens[best]:.2f} times faster"
+        + (f"; PyTorch {reference:.3f} s" if reference else "")
+    )
+    return {
+        "model": name,
+        "plain_calls": steps + 1,
+        "backbone": of_pass,
+        "token": tokens,
+        "calls": count,
+        "ratio": tokens["plain"] / tokens[best],
+        "torch": reference,
+        "against_torch": reference and reference / tokens[best],
+    }
+
+
+def _torch(config, steps: int) -> dict:
+    """A token of the loop in PyTorch; nothing without torch."""
+    try:
+        import reference_torch_causal
+        import torch
+    except ImportError:
+        return {}
+    torch.set_num_threads(2)
+    model = reference_torch_causal.Model(config)
+    cache, token = model.cache(1), torch.randn(1, config.token_dim)
+
+    def one():
+        with torch.inference_mode():
+            z = model.context(token, cache, config.class_tokens + config.seq_len // 2)
+            model.token(z, steps)
+        return 0
+
+    return {"torch": [one]}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", choices=["calls", "seconds"])
+    parser.add_argument("--images", type=int, default=64, help="side by side, for the calls (64)")
+    parser.add_argument("--repeats", type=int, default=12)
+    parser.add_argument("--sizes", default="sphere-b,sphere-l")
+    args = parser.parse_args()
+    out = {"machine": platform.machine(), "device": jax.devices()[0].device_kind, "jax": jax.__version__}
+    if args.only in (None, "calls"):
+        out["calls"] = calls(args.images)
+    if args.only in (None, "seconds"):
+        out["seconds"] = [
+            token_seconds(name, steps, args.repeats)
+            for name in args.sizes.split(",")
+            for steps in (100, 50, 25)
+        ]
+    print(json.dumps(out))
+
+
+if __name__ == "__main__":
+    main()

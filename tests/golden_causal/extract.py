@@ -1,0 +1,74 @@
+"""Makes the files of SphereAR beside it from the recorded ones of whole models.
+
+    python tests/golden_causal/extract.py DIR    # DIR holds sphere_tiny.pth, .npz, ...
+
+`*_vae.npz` and `*_ar.npz` keep the arrays that the tests read, `*_vae.pth` the tensors `vae.*` and `*_ar.pth`
+the others, as they lie in the whole file: their types, and the strides of images stored with channels last.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent))
+
+import torch_file  # noqa: E402
+
+from cspd_jax.converters.torch_tensors import LazyTensor  # noqa: E402
+from cspd_jax.converters.torch_zip import open_checkpoint  # noqa: E402
+
+ARRAYS = re.compile(
+    r"vae/image|vae/enc/(patchify|layer\d+|enc|quant|mu|kappa|beta_draw|tangent_noise|sample|kl)"
+    r"|vae/dec/(conv_in|layer\d+|image)|vae/freqs_cis|net/latents|gen/cfg1_n[56]/(latents|image|image_u8)"
+)
+OF_BACKBONE = re.compile(
+    r"net/(latents|labels)|net/(cond|uncond)/(z|k_cache|v_cache)|head/(x|t|z|z_uncond|t_freq|t_emb|v|v_cfg3.0)"
+    r"|sched/.*|sde/(z|z_uncond)|sde/cfg(1|2\.5)_n(5|10)/(init_noise|step_noise|x|v|token)"
+    r"|gen/[^/]*/(labels|settings|latents|image|pos\d+/(init_noise|step_noise))"
+    r"|train/(latents|labels|t_normal|noise|loss|grad/.*)"
+)
+KEYS = ("sphere_b", "sphere_l", "sphere_h", "sphere_vae")
+
+
+def as_it_lies(tensor: LazyTensor) -> torch_file.Tensor:
+    flat = np.lib.stride_tricks.as_strided(
+        tensor.numpy(), (int(np.prod(tensor.shape)),), (tensor.dtype.itemsize,)
+    )
+    return torch_file.Tensor(torch_file.storage(flat), tensor.shape, tensor.strides)
+
+
+def write(file: str, name: str, whole: dict[str, LazyTensor], of_vae: bool) -> None:
+    """A training checkpoint with a part of the weights."""
+    state = {key: as_it_lies(value) for key, value in whole.items() if key.startswith("vae.") == of_vae}
+    tree = {
+        name: torch_file.ordered_dict(state),
+        "optimizer": {},
+        "epochs": 1,
+        "args": torch_file.namespace(),
+    }
+    torch_file.write(HERE / f"{file}.pth", tree)
+
+
+def main(folder: Path) -> None:
+    for name in ("sphere_tiny", "sphere_tiny2"):
+        recorded = np.load(folder / f"{name}.npz")
+        kept = {key: recorded[key] for key in recorded.files if ARRAYS.fullmatch(key)}
+        np.savez_compressed(HERE / f"{name}_vae.npz", **kept)
+        kept = {key: recorded[key] for key in recorded.files if OF_BACKBONE.fullmatch(key)}
+        np.savez_compressed(HERE / f"{name}_ar.npz", **kept)
+    tiny, tiny2 = (open_checkpoint(folder / f"{name}.pth") for name in ("sphere_tiny", "sphere_tiny2"))
+    write("sphere_tiny_ar", "ema", tiny["ema"], of_vae=False)
+    write("sphere_tiny2_ar", "model", tiny2["model"], of_vae=False)
+    write("sphere_tiny2_vae", "model", tiny2["model"], of_vae=True)
+    for name in KEYS:
+        shutil.copyfile(folder / f"{name}_keys.json", HERE / f"{name}_keys.json")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

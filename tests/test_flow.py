@@ -1,0 +1,116 @@
+"""Chains of a flow head: a closed-form law, plain and speculated, and what is refused."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from chain_randomness import randomness
+from gaussian_head import GaussianFlow
+from laws import FALSE_ALARM, ks_p_value
+from scipy.special import gammainc, ndtr
+
+from cspd_jax.diffusion.chain import sample_chain, sample_path
+from cspd_jax.diffusion.flow import flow_schedule, of_kind
+from cspd_jax.diffusion.gaussian import coefficients
+from cspd_jax.errors import UserError
+from cspd_jax.image.calibration import fit
+from cspd_jax.image.chain_drafters import NoiseCorrected, frozen
+from cspd_jax.image.chain_speculation import ChainSpeculation, speculate_chain
+
+HEAD = GaussianFlow("flow25", 0.7, 0.09)
+STEPS, DIM, ROWS = 26, 16, 1024
+
+
+def p_values(x):
+    """x [R, 16] against independent coordinates of the closed-form law: coordinates, means, squared norms."""
+    mean, variance = HEAD.marginal()
+    whitened = (np.asarray(x, np.float64) - mean) / np.sqrt(variance)
+    return (
+        ks_p_value(whitened, ndtr),
+        ks_p_value(whitened.sum(1) / 4, ndtr),
+        ks_p_value((whitened**2).sum(1), lambda s: gammainc(DIM / 2, s / 2)),
+    )
+
+
+class Misreported(NoiseCorrected):
+    """Says that its drafts were drawn from narrower distributions than they were."""
+
+    def window(self, c, steps, guess, x, noise, log_scale):
+        shifted = guess._replace(x0=guess.x0 + 0.4)
+        after, q = super().window(c, steps, shifted, x, noise, log_scale)
+        return after, q._replace(log_var=q.log_var - 0.4)
+
+
+class Biased(NoiseCorrected):
+    """Drafts a shifted token: worse, and as exact."""
+
+    def window(self, c, steps, guess, x, noise, log_scale):
+        return super().window(c, steps, guess._replace(x0=guess.x0 + 0.4), x, noise, log_scale)
+
+
+@functools.partial(jax.jit, static_argnames="kind")
+def speculated(random, kind):
+    return speculated_by(random, kind(*frozen(STEPS, DIM)))
+
+
+@jax.jit
+def speculated_by(random, drafter):
+    time, z, c = setting()
+    return speculate_chain(HEAD, None, time, z, random, c, drafter, speculation=ChainSpeculation((8,)))
+
+
+def setting():
+    time = HEAD.embed_time(None, jnp.asarray(HEAD.schedule.timestep_map))
+    return time, jnp.zeros((ROWS, 1)), coefficients(HEAD.schedule)
+
+
+@pytest.mark.parametrize("kind", [NoiseCorrected, Biased])
+def test_the_closed_form_law(kind):
+    """1024 tokens of dimension 16; false alarm of each of three tests 1e-4."""
+    found = speculated(randomness(ROWS, STEPS), kind)
+    assert min(p_values(found.x)) > FALSE_ALARM
+    assert found.counts.truncated == 0 and found.counts.row_calls / ROWS < 0.7 * STEPS
+
+
+def test_negative_control_misreported_drafts():
+    assert min(p_values(speculated(randomness(ROWS, STEPS), Misreported).x)) < FALSE_ALARM
+
+
+def test_the_plain_chain_has_the_closed_form_law():
+    time, z, c = setting()
+    plainly = jax.jit(sample_chain, static_argnums=0)(
+        HEAD, None, time, z, randomness(ROWS, STEPS, seed=1).noise, c
+    )
+    assert min(p_values(plainly)) > FALSE_ALARM
+
+
+def test_gains_of_a_linear_head_save_calls():
+    """A calibrated drafter knows how the token that the head predicts moves with the noise."""
+    time, z, c = setting()
+    random = randomness(ROWS, STEPS, seed=2)
+    path = jax.jit(sample_path, static_argnums=0)(HEAD, None, time, z, random.noise, c)
+    states = jnp.concatenate([path.states, random.noise[-1:]])
+    t = jnp.asarray(HEAD.schedule.timestep_map)[:, None, None]
+    velocity = jax.vmap(lambda x, t: HEAD.denoise(None, x, jnp.full(ROWS, t)))(states[1:], t[:, 0, 0])
+    x0 = states[1:] + (1 - t) * velocity
+    mean = c.mean_x0[:, None, None] * x0 + c.mean_x[:, None, None] * states[1:]
+    fitted = fit(x0, jnp.zeros_like(x0), states[:-1] - mean, jnp.ones(ROWS), jnp.float32(10))
+    calls = [int(speculated_by(random, drafter).counts.row_calls) for drafter in (frozen(STEPS, DIM), fitted)]
+    assert calls[1] < 0.9 * calls[0]
+
+
+@pytest.mark.parametrize(
+    "spec", ["flow", "flow0", "flow10001", "flow-calls1", "flow-calls9-shift0", "flow9x"]
+)
+def test_refused_schedules(spec):
+    with pytest.raises(UserError, match="steps"):
+        flow_schedule(spec)
+
+
+def test_a_number_of_steps_is_of_the_model_s_kind():
+    assert of_kind("25", "flow100") == "flow25" and of_kind("25", "100") == "25"
+    assert of_kind("20", "flow-calls28-shift3.2") == "flow-calls20-shift3.2"
+    with pytest.raises(UserError, match="do not go with this model"):
+        of_kind("flow25", "ddim100")

@@ -1,0 +1,316 @@
+"""SphereAR: against numbers recorded from the PyTorch implementation, and its files."""
+
+import functools
+import json
+import re
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch_file
+
+from cspd_jax import SelfSpeculation, generate, models
+from cspd_jax.cli import main
+from cspd_jax.converters import sphere as converter
+from cspd_jax.converters.source import Options, check, convert, make_config, open_source
+from cspd_jax.diffusion.chain import sample_path
+from cspd_jax.diffusion.flow import flow_schedule
+from cspd_jax.diffusion.gaussian import coefficients, guide
+from cspd_jax.errors import UserError
+from cspd_jax.image import plain, plan
+from cspd_jax.image.chain_speculation import ChainSpeculation
+from cspd_jax.image.reveal import RISING, Raster
+from cspd_jax.networks import sphere
+from cspd_jax.networks.config import SPHERE_PRESETS
+from cspd_jax.training.image.flow import FlowDraws, flow_objective
+
+GOLDEN = Path(__file__).parent / "golden_causal"
+HEADS = {"sphere_tiny": 4, "sphere_tiny2": 2}  # the weights do not say it
+TOLERANCE = 4e-5
+
+BOTH = [pytest.param("sphere_tiny", marks=pytest.mark.slow), "sphere_tiny2"]
+every_model = pytest.mark.parametrize("name", BOTH)
+
+
+@functools.cache
+def load(name):
+    """Model, parameters, recorded arrays."""
+    source = open_source(GOLDEN / f"{name}_ar.pth")
+    config = make_config(source, Options(heads=(HEADS[name],)))
+    params = jax.tree.map(jnp.asarray, convert(source, config))
+    recorded = np.load(GOLDEN / f"{name}_ar.npz")
+    return sphere.SphereModel(config), params, {key: jnp.asarray(recorded[key]) for key in recorded.files}
+
+
+def close(ours, theirs, tolerance=TOLERANCE):
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=tolerance)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def contexts(model, params, tokens, labels, unconditional):
+    """z from whole images; from one token after the other; from five tokens at once and the others."""
+    embedding = model.embed_class(params, labels, unconditional)
+    count, length = tokens.shape[:2]
+    whole = sphere.full_forward(model.config, params["backbone"], tokens, embedding)
+    empty = model.init_cache(params, jnp.zeros((count, length), int), embedding)
+
+    def extend(cache, rows):
+        rows = jnp.broadcast_to(rows, (count, len(rows)))
+        z, cache = model.extend(params, cache, tokens, None, None, embedding, rows, bucket=length)
+        return cache, z
+
+    cache, stepwise = jax.lax.scan(extend, empty, jnp.arange(length)[:, None])
+    some, first = extend(empty, jnp.arange(5))
+    _, others = extend(some, jnp.arange(5, length))
+    return whole, jnp.moveaxis(stepwise[:, :, 0], 0, 1), jnp.concatenate([first, others], axis=1), cache
+
+
+@every_model
+@pytest.mark.parametrize("half", ["cond", "uncond"])
+def test_backbone_with_and_without_the_cache(name, half):
+    model, params, recorded = load(name)
+    tokens, labels = recorded["net/latents"], recorded["net/labels"]
+    *found, cache = contexts(model, params, tokens, labels, jnp.full(len(labels), half == "uncond"))
+    for z in found:
+        close(z, recorded[f"net/{half}/z"])
+    length = recorded[f"net/{half}/k_cache"].shape[3]  # the last token is fed to nothing
+    close(jnp.stack(cache.keys)[:, :, :, :length], recorded[f"net/{half}/k_cache"])
+    close(jnp.stack(cache.values)[:, :, :, :length], recorded[f"net/{half}/v_cache"])
+
+
+def test_a_context_sees_no_later_token():
+    model, params, recorded = load("sphere_tiny2")
+    tokens, labels = recorded["net/latents"], recorded["net/labels"]
+    spoilt = tokens.at[:, 4:].set(jnp.nan)
+    rows = jnp.broadcast_to(jnp.arange(5), (len(tokens), 5))
+    embedding = model.embed_class(params, labels, jnp.zeros(len(labels), bool))
+    known = jnp.full(len(tokens), 4)
+    z = model.context(params, spoilt, None, known, embedding, rows, bucket=model.seq_len)
+    close(z, recorded["net/cond/z"][:, :5])
+
+
+@every_model
+def test_head(name):
+    model, params, recorded = load(name)
+    x, t, z = (recorded[f"head/{part}"] for part in ("x", "t", "z"))
+    time = jax.jit(model.embed_time)(params, t)
+    close(time, recorded["head/t_emb"], 1e-4)
+    velocity = jax.jit(lambda z: model.denoise(params, x, model.modulate(params, time, z)))
+    close(velocity(z), recorded["head/v"], 1e-4)
+    both = jnp.concatenate([velocity(z), velocity(recorded["head/z_uncond"])])
+    close(guide(both, model.token_dim, 3.0)[0], recorded["head/v_cfg3.0"], 3e-4)
+
+
+@every_model
+def test_schedules(name):
+    _, _, recorded = load(name)
+    runs = sorted({key.split("/")[1] for key in recorded if key.startswith("sched/")})
+    assert len(runs) == 8
+    for run in runs:
+        schedule, t = flow_schedule(f"flow{run[1:]}"), recorded[f"sched/{run}/t"]
+        np.testing.assert_array_equal(schedule.timestep_map[:0:-1], t)
+        close(np.exp(0.5 * schedule.log_var[:0:-1]), recorded[f"sched/{run}/noise_scale"], 1e-7)
+
+
+@pytest.mark.parametrize(
+    "name, run",
+    [
+        pytest.param("sphere_tiny", "cfg2.5_n10", marks=pytest.mark.slow),
+        pytest.param("sphere_tiny2", "cfg1_n5", marks=pytest.mark.slow),
+        ("sphere_tiny2", "cfg2.5_n5"),
+    ],
+)
+def test_chains(name, run):
+    model, params, recorded = load(name)
+    recorded = {
+        key.split("/")[-1]: a for key, a in recorded.items() if key.startswith((f"sde/{run}/", "sde/z"))
+    }
+    cfg, steps = float(run[3:].split("_")[0]), int(run.split("_n")[1])
+    schedule = flow_schedule(f"flow{steps}")
+    z = recorded["z"] if cfg == 1 else jnp.concatenate([recorded["z"], recorded["z_uncond"]])
+    noise = jnp.concatenate(
+        [
+            jnp.zeros_like(recorded["step_noise"][:1]),
+            recorded["step_noise"][::-1],
+            recorded["init_noise"][None],
+        ]
+    )
+
+    @jax.jit
+    def chain(params, z, noise):
+        time = model.embed_time(params, jnp.asarray(schedule.timestep_map))
+        path = sample_path(
+            model, params, time, z, noise, coefficients(schedule), scale=None if cfg == 1 else cfg
+        )
+        return path.states, model.finish(path.x)
+
+    states, token = chain(params, z, noise)
+    close(states[:0:-1], recorded["x"][1:], 1e-4)
+    close(token, recorded["token"][: len(token)], 1e-4)
+
+
+def runs(name):
+    with np.load(GOLDEN / f"{name}_ar.npz") as recorded:
+        return sorted({key.split("/")[1] for key in recorded.files if key.startswith("gen/")})
+
+
+@pytest.mark.parametrize(
+    "name, run",
+    [
+        pytest.param(name, run, marks=() if run == "cfg4.5_n5" else pytest.mark.slow)
+        for name in sorted(HEADS)
+        for run in runs(name)
+    ],
+)
+def test_whole_generations(name, run):
+    """With the recorded noise; with linear guidance the unconditional half has a first token of its own."""
+    model, params, recorded = load(name)
+    recorded = {key[len(f"gen/{run}/") :]: a for key, a in recorded.items() if key.startswith(f"gen/{run}/")}
+    steps, cfg, constant = (float(a) for a in recorded["settings"])
+    images = len(recorded["labels"])
+    noise = np.zeros((int(steps) + 2, 2 * images, model.seq_len, model.token_dim), np.float32)
+    for i in range(model.seq_len):
+        first, rest = recorded[f"pos{i:03d}/init_noise"], recorded[f"pos{i:03d}/step_noise"]
+        noise[-1, : len(first), i], noise[1:-1, : len(first), i] = first, rest[::-1]
+    settings = plain.SamplerSettings(
+        respacing=f"flow{int(steps)}",
+        guided=cfg > 1,
+        cfg_schedule="constant" if constant else RISING,
+        prefix_buckets=1,
+        reveal=Raster(),
+    )
+    assert settings.apart == (cfg > 1 and not constant)
+    keys = jax.random.split(jax.random.key(0), images)
+    noise = noise if settings.apart else noise[:, :images]
+    out = plain.sample(model, params, keys, recorded["labels"], settings=settings, cfg=cfg, noise=noise)
+    close(out.tokens, recorded["latents"], 8e-4 if cfg > 3 else 2.5e-4 if cfg > 1 else 1e-4)
+
+
+@every_model
+def test_training_loss_and_gradients(name):
+    model, params, recorded = load(name)
+    tokens, labels = recorded["train/latents"], recorded["train/labels"]
+    shape = (-1, *tokens.shape[:2])
+    draws = FlowDraws(
+        dropped=jnp.zeros(len(tokens), bool),
+        t=jax.nn.sigmoid(recorded["train/t_normal"]).reshape(shape),
+        noise=recorded["train/noise"].reshape(*shape, tokens.shape[2]),
+    )
+    objective = lambda params: flow_objective(model.config, params, tokens, labels, draws)[0]
+    loss, gradient = jax.jit(jax.value_and_grad(objective))(params)
+    close(loss, recorded["train/loss"][0], 1e-5)
+    backbone, head = gradient["backbone"], gradient["head"]
+    for name, ours in {
+        "proj_in.weight": backbone["proj_in"]["kernel"].T,
+        "emb_norm.weight": backbone["emb_norm"]["scale"],
+        "layers.0.attention.wqkv.weight": backbone["layers_0"]["attention"]["wqkv"]["kernel"].T,
+        "head.net.ada_ln_blocks.0.weight": head["ada_ln_blocks_0"]["kernel"].T,
+        "head.net.final_layer.linear.weight": head["final_layer"]["linear"]["kernel"].T,
+        "pos_for_diff.weight": backbone["pos_for_diff"]["embedding"],
+    }.items():
+        close(ours, recorded[f"train/grad/{name}"], 1e-5)
+
+
+@pytest.mark.parametrize("name", sorted(SPHERE_PRESETS))
+def test_published_names(name):
+    keys = json.loads((GOLDEN / f"{name.replace('-', '_')}_keys.json").read_text())["keys"]
+    shapes = {key: tuple(shape) for key, shape in keys.items()}
+    assert converter.make_config(shapes, name) == SPHERE_PRESETS[name]
+    assert len(converter.plan(SPHERE_PRESETS[name], shapes, name)) == len(converter.without_vae(shapes))
+
+
+@pytest.fixture(scope="module")
+def whole_file(tmp_path_factory):
+    """A checkpoint as it is published: the backbone, the head and the autoencoder in one file."""
+    state = {}
+    for part in ("ar", "vae"):
+        state |= open_source(GOLDEN / f"sphere_tiny2_{part}.pth").tensors
+    lying = {key: torch_file.tensor(np.asarray(value.numpy(), np.float32)) for key, value in state.items()}
+    path = tmp_path_factory.mktemp("sphere") / "tiny.pth"
+    torch_file.write(path, {"model": torch_file.ordered_dict(lying), "epochs": 1})
+    return path
+
+
+def test_convert_describe_generate(whole_file, tmp_path, capsys):
+    """The autoencoder of the file is put beside the model, and used."""
+    out = tmp_path / "model"
+    assert main(["convert", str(whole_file), str(out), "--heads", "2", "--steps", "3"]) == 0
+    model = models.load(out)
+    assert model.config.respacing == "flow3" and model.config.vae_stride == 8
+    expected = load("sphere_tiny2")[1]
+    jax.tree.map(np.testing.assert_array_equal, model.params, expected)
+    capsys.readouterr()
+    assert main(["info", str(whole_file)]) == 0
+    told = capsys.readouterr().out
+    assert "kind:           sphere" in told and "heads=" not in told
+    folder = tmp_path / "images"
+    argv = ["generate", "--target", str(out), "--out", str(folder), "--labels", "0,1", "--n", "1"]
+    assert main([*argv, "--method", "plain", "--denoise", "plain"]) == 0
+    with np.load(folder / "samples.npz") as made:
+        assert made["arr_0"].shape == (2, 24, 24, 3) and made["arr_0"].dtype == np.uint8
+        np.testing.assert_allclose(np.linalg.norm(made["tokens"], axis=-1), 8**0.5, rtol=1e-5)
+    report = json.loads((folder / "report.json").read_text())
+    assert report["lossless"] and report["sequential"]["target_head"] == 9 * 4
+
+
+@pytest.mark.slow
+def test_whole_generations_with_speculation():
+    """Chains are speculated, also apart: fewer head calls, and every token on the sphere."""
+    network, params, _ = load("sphere_tiny2")
+    model = models.ImageModel("tiny", network, params)
+    key, way = jax.random.key(0), ChainSpeculation((8,))
+    tokens, info = generate(key, model, [0, 1, 2], cfg=3.0, respacing=50, denoise=way)
+    np.testing.assert_allclose(jnp.linalg.norm(tokens, axis=-1), 8**0.5, rtol=1e-5)
+    assert info.sequential.target_head < 0.5 * 9 * 51 and info.truncated == 0 and info.exactness.lossless
+
+
+@pytest.mark.parametrize(
+    "argv, words",
+    [
+        ([], "its number of heads|whose number of heads"),
+        (["--heads", "2,2"], "is N"),
+        (["--heads", "3"], "a multiple of 4"),
+        (["--heads", "2", "--steps", "ddim5"], "not those of a flow sampler"),
+        (["--heads", "2", "--patch-size", "2"], "does not apply"),
+    ],
+)
+def test_what_cannot_be_converted(argv, words, tmp_path, capsys):
+    assert main(["convert", str(GOLDEN / "sphere_tiny2_ar.pth"), str(tmp_path / "m"), *argv]) == 2
+    assert re.search(words, capsys.readouterr().err) and not (tmp_path / "m").exists()
+
+
+def test_a_wrong_tensor_is_named():
+    source = open_source(GOLDEN / "sphere_tiny2_ar.pth")
+    config = make_config(source, Options(heads=(2,)))
+    wrong = {name: tensor for name, tensor in source.tensors.items() if name != "emb_norm.weight"}
+    with pytest.raises(UserError, match=r"emb_norm\.weight"):
+        converter.convert(config, wrong, "tiny")
+    source.tensors["layers.0.extra"] = source.tensors["emb_norm.weight"]
+    with pytest.raises(UserError, match=r"layers\.0\.extra"):
+        check(source, config)
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        ({"num_iter": 4}, "makes its 9 tokens one by one"),
+        ({"final_noise": True}, "no noise"),
+        ({"respacing": "ddim10"}, "do not go with this model"),
+        ({"method": SelfSpeculation()}, "self does not go with a causal model"),
+    ],
+)
+def test_what_a_causal_model_cannot_do(options, words):
+    network, params, _ = load("sphere_tiny2")
+    model = models.ImageModel("tiny", network, params)
+    with pytest.raises(UserError, match=words):
+        plan.make_request(model, [0], **options)
+
+
+def test_the_model_s_own_guidance_and_order():
+    network, params, _ = load("sphere_tiny2")
+    model = models.ImageModel("tiny", network, params)
+    request = plan.make_request(model, [0, 1], cfg=3.0, respacing=5, denoise=ChainSpeculation((4,)))
+    assert request.settings.cfg_schedule == RISING and request.settings.respacing == "flow5"
+    assert [group.start for group in request.settings.groups(9)] == list(range(9))

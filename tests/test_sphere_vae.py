@@ -1,0 +1,399 @@
+"""The S-VAE: against numbers recorded from the PyTorch implementation, its files, and its distribution."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import math
+import os
+import types
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.stats
+import tiny
+import torch_file
+from safetensors.numpy import save_file
+
+import cspd_jax
+from cspd_jax import models
+from cspd_jax.cli import main
+from cspd_jax.converters import sphere_vae as converter
+from cspd_jax.converters.source import convert, make_config, open_source
+from cspd_jax.converters.torch_zip import open_checkpoint
+from cspd_jax.errors import UserError
+from cspd_jax.image import pixels
+from cspd_jax.models import VAE, ImageModel
+from cspd_jax.networks import power_spherical, sphere_layers, sphere_vae
+from cspd_jax.networks.sphere_config import SphereVAEConfig
+from cspd_jax.training.image.data import kl16_encoder
+
+GOLDEN = Path(__file__).parent / "golden_causal"
+FILE = GOLDEN / "sphere_tiny2_vae.pth"
+TOLERANCE = 4e-5
+SMALL = SphereVAEConfig(channels=(4, 64), encoder_depth=1, decoder_depth=1, latent_dim=3, registers=2)
+
+
+def nhwc(x):
+    return jnp.asarray(x).transpose(0, 2, 3, 1)
+
+
+def as_tokens(x):
+    return x.reshape(x.shape[0], -1, x.shape[-1])
+
+
+def find(name):
+    """The file of an autoencoder, or of a whole model that it is part of."""
+    folders = [GOLDEN, *([Path(os.environ["CSPD_GOLDEN"])] if "CSPD_GOLDEN" in os.environ else [])]
+    files = [folder / f"{name}{end}.pth" for folder in folders for end in ("_vae", "")]
+    found = [file for file in files if file.is_file()]
+    if not found:
+        pytest.skip(f"set CSPD_GOLDEN to a folder that holds {name}.pth")
+    return found[0]
+
+
+@functools.cache
+def load(file):
+    """(config, parameters) of the tensors vae.*"""
+    tree = open_checkpoint(file)
+    tensors = {n: t for n, t in tree.get("ema", tree["model"]).items() if n.startswith("vae.")}
+    config = converter.make_config({n: t.shape for n, t in tensors.items()}, str(file))
+    return config, converter.convert(config, tensors, str(file))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def everything(config, params, images, draws, tokens):
+    """What the network computes on the way, by the names of the recorded arrays."""
+    apply = functools.partial(
+        sphere_vae.SphereVAE(config).apply, {"params": params}, capture_intermediates=True
+    )
+    moments, kept = apply(images, method="moments")
+    encoder, posterior = kept["intermediates"]["encoder"], sphere_vae.posterior(moments)
+    decoded, kept = apply(tokens, method="decode")
+    decoder = kept["intermediates"]["decoder"]
+    last = f"patchify_{len(config.channels) - 2}"
+    found = {
+        "enc/patchify": as_tokens(encoder[last]["__call__"][0]),
+        "enc/enc": encoder["__call__"][0],
+        "enc/quant": moments,
+        "enc/mu": posterior.mu,
+        "enc/kappa": posterior.kappa,
+        "enc/sample": sphere_vae.sample(posterior, draws=draws),
+        "enc/kl": sphere_vae.kl_divergence(posterior),
+        "dec/conv_in": as_tokens(decoder["conv_in"]["__call__"][0]),
+        "dec/image": decoded.transpose(0, 3, 1, 2),
+    }
+    for part, kept in (("enc", encoder), ("dec", decoder)):
+        layers = [kept[name]["__call__"][0][0] for name in sorted(kept) if name.startswith("layers_")]
+        found |= {f"{part}/layer{i}": layer for i, layer in enumerate(layers)}
+    return found
+
+
+@pytest.mark.parametrize("name", ["sphere_tiny2", "sphere_tiny"])
+def test_recorded_numbers(name):
+    config, params = load(find(name))
+    recorded = np.load(GOLDEN / f"{name}_vae.npz")
+    draws = (recorded["vae/enc/beta_draw"], recorded["vae/enc/tangent_noise"])
+    with jax.default_matmul_precision("highest"):
+        found = everything(config, params, nhwc(recorded["vae/image"]), draws, recorded["net/latents"])
+    wanted = {key for key in recorded.files if key.startswith(("vae/enc", "vae/dec"))}
+    drawn = {"vae/enc/beta_draw", "vae/enc/tangent_noise"}
+    assert {f"vae/{key}" for key in found} == wanted - drawn
+    errors = {key: np.abs(value - recorded[f"vae/{key}"]).max() for key, value in found.items()}
+    assert max(errors.values()) < TOLERANCE, errors
+
+
+@pytest.mark.parametrize("name", ["sphere_tiny2", "sphere_tiny"])
+def test_angles(name):
+    recorded = np.load(GOLDEN / f"{name}_vae.npz")
+    table, length = recorded["vae/freqs_cis"], recorded["net/latents"].shape[1]
+    cos_sin = np.stack(sphere_layers.rotary_2d(math.isqrt(length), 64, 4), axis=-1)
+    np.testing.assert_allclose(cos_sin, table, atol=1e-6)
+    swapped = cos_sin[:, np.r_[16:32, 0:16]]  # rows first
+    assert np.abs(swapped - table).max() > 0.1
+
+
+def test_bytes():
+    recorded = np.load(GOLDEN / "sphere_tiny2_vae.npz")
+    image, wanted = recorded["gen/cfg1_n5/image"], recorded["gen/cfg1_n5/image_u8"]
+    np.testing.assert_array_equal(pixels._sphere_bytes(image), wanted)
+    assert pixels._sphere_bytes(np.float32([np.nan, -3, 3])).tolist() == [0, 0, 255]
+
+
+@pytest.fixture(scope="module")
+def published():
+    """What a file of the published sizes holds, by our network."""
+    return converter.wanted(SphereVAEConfig())
+
+
+@pytest.mark.parametrize("size", ["b", "l", "h", "vae"])
+def test_published_names_and_shapes(published, size, monkeypatch):
+    monkeypatch.setattr(converter, "wanted", lambda *_: published)  # it takes a second each time
+    description = json.loads((GOLDEN / f"sphere_{size}_keys.json").read_text())
+    keys = dict(description["keys"])
+    shapes = {name: tuple(shape) for name, shape in keys.items() if name.startswith("vae.")}
+    config = converter.make_config(shapes, "file")
+    assert config == SphereVAEConfig() and config.stride == 16 and config.heads == 8
+    plan = converter.plan(config, shapes, "file")
+    assert {e.name: e.source_shape for e in plan} == converter.without_angles(shapes)
+    assert len(plan) == len(shapes) - 2
+    numbers = description["parameters"]
+    assert sum(math.prod(e.source_shape) for e in plan) == (numbers if size == "vae" else numbers["vae"])
+
+
+def test_values_land_where_they_belong():
+    config, params = load(FILE)
+    assert config == SphereVAEConfig(
+        channels=(64, 16, 16, 128), encoder_depth=1, decoder_depth=1, latent_dim=8
+    )
+    assert all(leaf.dtype == np.float32 and leaf.flags.c_contiguous for leaf in jax.tree.leaves(params))
+    tensors = open_source(FILE).tensors
+    first = tensors["vae.encoder.patchify.0.net.0.block.2.weight"]
+    assert first.shape == (16, 64, 3, 3) and first.strides == (576, 1, 192, 64)  # channels last
+    assert first.dtype == np.float16
+    raw = np.fromfile(FILE, np.float16, 16 * 576, offset=first.storage.start)
+    kernel = params["encoder"]["patchify_0"]["block_2"]["kernel"]
+    assert kernel[2, 1, 5, 7] == raw[7 * 576 + 2 * 192 + 1 * 64 + 5]
+    up = tensors["vae.decoder.unpatchify.1.net.2.block.2.weight"].numpy()
+    kernel = params["decoder"]["unpatchify_2"]["block_2"]["kernel"]
+    assert (
+        up.shape == (16, 64, 4, 4) and kernel.shape == (4, 4, 64, 16) and kernel[3, 1, 9, 2] == up[2, 9, 3, 1]
+    )
+    registers = tensors["vae.decoder.register_token.weight"].numpy()
+    np.testing.assert_array_equal(params["decoder"]["register_token"], registers)
+
+
+def small_state(prefix="vae.", scale=1.0):
+    rng = np.random.default_rng(0)
+    plan = converter.wanted(SMALL, prefix=prefix)
+    state = {e.name: np.float32(scale * rng.standard_normal(e.source_shape)) for e in plan}
+    return {**state, f"{prefix}encoder.freqs_cis": np.zeros((2 + 9, 32, 2), np.float32)}
+
+
+def write(path, **states):
+    """A training file with these state dicts."""
+    tensors = {
+        name: torch_file.ordered_dict({n: torch_file.tensor(v) for n, v in state.items()})
+        for name, state in states.items()
+    }
+    args = torch_file.namespace(vae_only=True, ema=0.9999)
+    torch_file.write(path, {**tensors, "optimizer": {"state": {}}, "epochs": 400, "args": args})
+    return path
+
+
+def read(path, weights=None):
+    source = open_source(path, weights)
+    assert source.kind == "svae" and make_config(source) == SMALL
+    return convert(source, SMALL)
+
+
+def test_which_weights_and_which_names(tmp_path):
+    state = small_state()
+    both = write(tmp_path / "both.pth", model=small_state(scale=0.5), ema=state)
+    averaged, plain = read(both), read(both, "model")
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(b, 0.5 * a, rtol=1e-6), averaged, plain)
+    assert open_source(both).num_params == sum(leaf.size for leaf in jax.tree.leaves(averaged))
+    bare = {n.removeprefix("vae."): v for n, v in state.items() if "freqs_cis" not in n}
+    save_file(bare, tmp_path / "bare.safetensors")
+    for same in (read(both, "ema"), read(tmp_path / "bare.safetensors")):
+        jax.tree.map(np.testing.assert_array_equal, averaged, same)
+    with pytest.raises(UserError, match="holds no 'ema' weights; it has: model"):
+        open_source(write(tmp_path / "one.pth", model=state), "ema")
+
+
+NORM = "vae.encoder.norm.weight"
+
+
+@pytest.mark.parametrize(
+    "change, sentence",
+    [
+        ({NORM: None}, r"1 missing \(vae\.encoder\.norm\.weight\)"),
+        ({NORM: np.ones(65)}, r"1 misshapen \(vae\.encoder\.norm\.weight is \[65\] instead of \[64\]\)"),
+        ({"vae.freqs_cis": np.ones(3)}, r"1 unknown \(vae\.freqs_cis\)"),
+        (
+            {"vae.encoder.freqs_cis": np.zeros((12, 32, 2))},
+            r"encoder\.freqs_cis is \[12, 32, 2\] instead of \[2 \+ a",
+        ),
+        ({"vae.decoder.freqs_cis": np.zeros(3)}, r"decoder\.freqs_cis is \[3\]"),
+        ({NORM: np.full(64, np.nan)}, "norm.weight holds NaN"),
+        ({"vae.encoder.conv_in.weight": None}, "missing vae.encoder.conv_in.weight"),
+        ({"vae.encoder.conv_in.weight": np.ones((6, 3, 3, 3))}, "a level of 6 channels, which its groups"),
+        ({"vae.encoder.register_token.weight": np.ones(3)}, "misshapen vae.encoder.register_token.weight"),
+        ({"layers.0.norm.weight": np.ones(3)}, "neither a MAR, a KL-16, an S-VAE nor"),
+    ],
+)
+def test_files_that_do_not_fit(tmp_path, change, sentence):
+    state = {n: v for n, v in {**small_state(), **change}.items() if v is not None}
+    with pytest.raises(UserError, match=sentence):
+        source = open_source(write(tmp_path / "x.pth", model=state))
+        convert(source, make_config(source))
+
+
+@pytest.mark.parametrize(
+    "fields, sentence",
+    [
+        ({"channels": (64,)}, "has 1 levels of resolution"),
+        ({"channels": (64, 96)}, "96 wide, which is not a multiple of 64"),
+        ({"channels": (64, 130, 64)}, "130 channels, which its groups do not divide"),
+        ({"latent_dim": 1}, "latent_dim is 1; it must be at least 2"),
+        ({"decoder_depth": 10**6}, "decoder_depth is 1000000; it must be at most"),
+        ({"registers": 0}, "registers is 0"),
+    ],
+)
+def test_sizes_that_are_refused(fields, sentence):
+    with pytest.raises(UserError, match=sentence):
+        SphereVAEConfig(**fields)
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """What the pixels ask of a model's configuration."""
+
+    on_sphere: bool = True
+    vae_stride: int = 8
+    patch_size: int = 1
+    latent_channels: int = 8
+    image_size: int = 24
+
+
+def model_of(sizes):
+    network = types.SimpleNamespace(config=sizes, seq_len=9, token_dim=sizes.latent_channels)
+    return ImageModel("model", network, None)
+
+
+def test_a_file_becomes_an_autoencoder(tmp_path, capsys):
+    assert main(["convert", str(FILE), str(tmp_path / "vae"), "--json"]) == 0
+    converted = json.loads(capsys.readouterr().out)
+    assert main(["info", str(tmp_path / "vae"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == converted
+    assert main(["info", str(FILE), "--json"]) == 0
+    source = json.loads(capsys.readouterr().out)
+    for field in ("kind", "config", "params", "source", "source_sha256"):
+        assert converted[field] == source[field]
+    assert converted["kind"] == "svae" and converted["config"]["channels"] == [64, 16, 16, 128]
+    with pytest.raises(UserError, match="is a checkpoint of kind svae; the model must be of kind mar"):
+        cspd_jax.load(tmp_path / "vae")
+    with pytest.raises(UserError, match="autoencoder must be of kind kl16 or svae"):
+        cspd_jax.load_vae(models.shipped_folder("default"))
+    vae = cspd_jax.load_vae(tmp_path / "vae")
+    jax.tree.map(np.testing.assert_array_equal, vae.params, load(FILE)[1])
+    recorded = np.load(GOLDEN / "sphere_tiny2_vae.npz")
+    tokens, wanted = recorded["gen/cfg1_n5/latents"], recorded["gen/cfg1_n5/image_u8"]
+    with jax.default_matmul_precision("highest"):
+        images = pixels.to_images(model_of(Sizes()), tokens, vae)
+    off = np.abs(images.astype(int) - nhwc(wanted))
+    assert images.dtype == np.uint8
+    assert off.max() <= 1 and (off > 0).mean() < 0.01  # a rounding error may lie across a step
+    np.testing.assert_array_equal(pixels.to_latents(model_of(Sizes()), tokens)[0, 1, 2], tokens[0, 5])
+
+
+def test_autoencoders_that_do_not_fit():
+    kl16, small = VAE("kl", tiny.KL, None), VAE("small", SMALL, None)
+    like = {"latent_channels": 3, "vae_stride": 2}
+    pixels.check_vae(model_of(Sizes(**like)), small)
+    for sizes, vae, sentence in (
+        (Sizes(), small, "it decodes 3 channels with stride 2, and the model makes 8"),
+        (Sizes(on_sphere=False, **like), small, "it is an S-VAE, and the model makes the tokens of a KL-16"),
+        (
+            Sizes(latent_channels=4, vae_stride=2),
+            kl16,
+            "it is a KL-16, and the model makes the tokens of an S",
+        ),
+    ):
+        with pytest.raises(UserError, match=sentence):
+            pixels.check_vae(model_of(sizes), vae)
+    with pytest.raises(UserError, match="is not a KL-16"):
+        kl16_encoder(small)
+
+
+def test_bad_input():
+    params = sphere_vae.abstract_params(SMALL)
+    encode = lambda *shape: sphere_vae.encode(SMALL, params, jnp.zeros(shape))
+    decode = lambda *shape: sphere_vae.decode(SMALL, params, jnp.zeros(shape))
+    for call, shape, sentence in (
+        (encode, (1, 3, 4, 4), r"takes \[N, H, W, 3\]"),
+        (encode, (1, 5, 5, 3), "a multiple of 2"),
+        (encode, (1, 4, 6, 3), "must be square"),
+        (decode, (1, 4, 4), r"takes \[N, L, 3\]"),
+        (decode, (1, 5, 3), "square number L"),
+        (decode, (1, 0, 3), "square number L"),
+    ):
+        with pytest.raises(UserError, match=sentence):
+            call(*shape)
+    posterior = sphere_vae.posterior(jnp.zeros((1, 1, 4)))
+    assert np.isfinite(posterior.mu).all()
+    with pytest.raises(UserError, match="either a key or the draws"):
+        sphere_vae.sample(posterior)
+
+
+def test_bfloat16_keeps_wide_statistics():
+    narrow = jax.eval_shape(
+        lambda p, x: sphere_vae.encode(SMALL, p, x, jnp.bfloat16),
+        sphere_vae.abstract_params(SMALL),
+        jnp.zeros((2, 4, 4, 3)),
+    )
+    assert narrow.mu.shape == (2, 4, 3) and narrow.mu.dtype == narrow.kappa.dtype == jnp.float32
+
+
+DIRECTIONS = {"any": [0.6, 0.0, -0.64, 0.48], "first": [1.0, 0, 0, 0], "opposite": [-1.0, 0, 0, 0]}
+DRAWS = 20_000
+# Of the Kolmogorov distribution: exceeded once in a million samples of the right law.
+BOUND = math.sqrt(math.log(2e6) / 2)
+
+
+@pytest.mark.parametrize("where", DIRECTIONS)
+def test_power_spherical_law(where):
+    """The coordinate along mu against its Beta law, the directions across it against their mean and spread.
+
+    False alarms: one in a million for each direction by the first, below 4e-6 by the second (five standard
+    errors in six numbers). The control, a concentration of 4 instead of 3.5, is refused.
+    """
+    mu, kappa, m = jnp.asarray(DIRECTIONS[where]), 3.5, 4
+    sampled = jax.jit(power_spherical.sample_posterior)
+    many = jnp.broadcast_to(mu, (DRAWS, m)), jnp.full(DRAWS, kappa)
+    draws = np.asarray(sampled(jax.random.key(0), *many), np.float64) / math.sqrt(m)
+    np.testing.assert_allclose(np.linalg.norm(draws, axis=-1), 1, atol=1e-5)
+    along = draws @ np.asarray(mu, np.float64)
+    beta = (m - 1) / 2
+    distance = lambda kappa: math.sqrt(DRAWS) * scipy.stats.ks_1samp(
+        (1 + along) / 2, scipy.stats.beta(kappa + beta, beta).cdf
+    ).statistic  # fmt: skip
+    assert distance(kappa) < BOUND < distance(4.0)
+    across = draws - along[:, None] * np.asarray(mu, np.float64)
+    plane = np.linalg.svd(np.asarray(mu, np.float64)[None])[2][1:]  # an orthonormal basis of what is across
+    unit = across @ plane.T / np.linalg.norm(across, axis=-1, keepdims=True)
+    # On the sphere in three dimensions a coordinate has variance 1/3, its square variance 4/45.
+    assert np.all(np.abs(unit.mean(0)) < 5 * math.sqrt(1 / 3 / DRAWS))
+    assert np.all(np.abs((unit**2).mean(0) - 1 / 3) < 5 * math.sqrt(4 / 45 / DRAWS))
+
+
+@pytest.mark.parametrize("dim", [4, 16])
+def test_kl_against_an_integral(dim):
+    """Only the coordinate along mu has another law than under the uniform one."""
+    beta, z = (dim - 1) / 2, (np.arange(200_000) + 0.5) / 200_000
+    kappas = [1.0, 3.5, 40.0]
+    uniform = scipy.stats.beta.logpdf(z, beta, beta)
+    posterior = [scipy.stats.beta.logpdf(z, kappa + beta, beta) for kappa in kappas]
+    wanted = [np.mean(np.exp(log) * (log - uniform)) for log in posterior]
+    np.testing.assert_allclose(power_spherical.kl(jnp.asarray(kappas), dim), wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_a_block_with_a_cache_is_the_causal_block():
+    """What the backbone uses: keys and values stored a few tokens at a time."""
+    block, length = sphere_layers.Block(2), 7
+    cos, sin = sphere_layers.rotary_2d(2, 8, 3)
+    x = jax.random.normal(jax.random.key(0), (2, length, 16))
+    steps = jnp.arange(length)
+    params = tiny.params(jax.eval_shape(block.init, jax.random.key(1), x, (cos, sin)))
+    whole = jax.jit(block.apply)(params, x, (cos, sin), (steps <= steps[:, None])[None])[0]
+    slots = (jnp.zeros((2, 2, length, 8)),) * 2
+    cached = jax.jit(block.apply)
+    for part in (slice(0, 3), slice(3, 4), slice(4, 7)):
+        positions = jnp.broadcast_to(steps[part], (2, part.stop - part.start))
+        visible = steps <= positions[:, :, None]
+        found, slots = cached(params, x[:, part], (cos[part], sin[part]), visible, positions, slots)
+        np.testing.assert_allclose(found, whole[:, part], atol=1e-5)
