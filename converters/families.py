@@ -53,7 +53,7 @@ class Family:
 
 # Llama, Qwen2 and Dream. Rotary pairs are half a head apart, as in `networks.lm`.
 
-_LLAMA_TABLE: Table = (
+LLAMA_TABLE: Table = (
     (r"embed", r"model.embed_tokens"),
     (r"layers_(\d+)/attention_norm", r"model.layers.\1.input_layernorm"),
     (r"layers_(\d+)/attention/([qkv])", r"model.layers.\1.self_attn.\2_proj"),
@@ -65,7 +65,7 @@ _LLAMA_TABLE: Table = (
 )
 
 
-def _llama_fields(values: Values) -> dict[str, Any]:
+def llama_fields(values: Values) -> dict[str, Any]:
     attention_bias = values.flag("attention_bias", False)
     return _common_fields(values) | {
         "max_positions": values.whole("max_position_embeddings", 2048),
@@ -242,8 +242,8 @@ def _refuse_other_blocks(values: Values) -> None:
 
 _LLAMA = Family(
     architecture="LlamaForCausalLM",
-    table=_LLAMA_TABLE,
-    fields=_llama_fields,
+    table=LLAMA_TABLE,
+    fields=llama_fields,
     embedding="model.embed_tokens.weight",
     head="lm_head.weight",
     layer=r"model\.layers\.(\d{1,6})\.",

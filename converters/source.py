@@ -13,7 +13,7 @@ import numpy as np
 
 from cspd_jax._utils import bounds
 from cspd_jax._utils.files import file_sha256
-from cspd_jax.converters import hf, hf_lm, inception, kl16, mar, sphere, sphere_vae
+from cspd_jax.converters import hf, hf_lm, inception, kl16, mar, nextstep, sphere, sphere_vae
 from cspd_jax.converters._tables import Put, Tensor, check_type
 from cspd_jax.converters.safetensors_file import open_safetensors
 from cspd_jax.converters.torch_tensors import LazyTensor, Namespace, total_bytes
@@ -33,10 +33,10 @@ class Source:
     """The weights of a checkpoint, not yet read, and what it says about itself.
 
     path: the file or folder.
-    kind: mar, sphere, kl16, svae, inception or lm.
+    kind: mar, sphere, nextstep, kl16, svae, inception or lm.
     tensors: by their names in the checkpoint.
     args: the training arguments or the configuration stored in it.
-    folder: that of a language model, else None.
+    folder: that of a language model or a NextStep-1 model, else None.
     """
 
     path: Path
@@ -67,10 +67,12 @@ class Source:
 
     @property
     def num_params(self) -> int:
-        shapes = self.shapes
-        if self.kind in ("svae", "sphere"):
-            shapes = sphere_vae.without_angles(shapes) if self.kind == "svae" else sphere.without_vae(shapes)
-        return sum(int(np.prod(shape, dtype=object)) for shape in shapes.values())
+        parameters = {
+            "svae": sphere_vae.without_angles,
+            "sphere": sphere.without_vae,
+            "nextstep": nextstep.without_places,
+        }.get(self.kind, dict)
+        return sum(int(np.prod(shape, dtype=object)) for shape in parameters(self.shapes).values())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,8 +81,8 @@ class Options:
 
     heads: attention heads of a MAR model's encoder and decoder, or of a causal model.
     patch_size: latents along one side of a token (MAR).
-    steps: of the sampler (MAR, SphereAR).
-    vae_stride: pixels per latent (MAR, SphereAR).
+    steps: of the sampler (MAR, SphereAR, NextStep-1).
+    vae_stride: pixels per latent (MAR, SphereAR, NextStep-1).
     groups: of the group normalisation (KL-16).
     """
 
@@ -96,6 +98,7 @@ class Options:
             "kl16": ("groups",),
             "mar": ("heads", "patch_size", "steps", "vae_stride"),
             "sphere": ("heads", "steps", "vae_stride"),
+            "nextstep": ("steps", "vae_stride"),
         }.get(kind, ())
         for field in dataclasses.fields(self):
             if getattr(self, field.name) is not None and field.name not in applies:
@@ -118,6 +121,8 @@ def open_source(path: str | os.PathLike, weights: str | None = None) -> Source:
             raise UserError(f"{path} holds a single set of weights; --weights is for .pth files")
         if path.is_dir():
             folder = hf.open_folder(path)
+            if nextstep.is_nextstep(folder):
+                return Source(path, "nextstep", folder.tensors, folder.config, folder)
             return Source(path, "lm", hf_lm.weights(folder), folder.config, folder)
         tree, args = open_safetensors(path), {}
     else:
@@ -174,6 +179,8 @@ def make_config(source: Source, options: Options = Options()):
     options.refuse_others(source.kind)
     where = str(source.path)
     if source.folder:
+        if source.kind == "nextstep":
+            return nextstep.make_config(source.folder, steps=options.steps, vae_stride=options.vae_stride)
         return hf_lm.make_config(source.folder)
     if source.kind == "kl16":
         return kl16.make_config(source.shapes, where, groups=options.groups)
@@ -201,6 +208,7 @@ def make_config(source: Source, options: Options = Options()):
 _MODULES = {
     "mar": mar,
     "sphere": sphere,
+    "nextstep": nextstep,
     "kl16": kl16,
     "svae": sphere_vae,
     "inception": inception,

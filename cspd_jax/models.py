@@ -22,8 +22,10 @@ from cspd_jax.networks.kinds import kind_of as kind_of_config
 from cspd_jax.networks.lm import LM
 from cspd_jax.networks.lm_config import LMConfig
 from cspd_jax.networks.mar import MARModel
+from cspd_jax.networks.nextstep_config import NextStepConfig
 from cspd_jax.networks.sphere_config import SphereVAEConfig
 
+ImageConfig = MARConfig | SphereConfig | NextStepConfig
 DEFAULTS = {"default": "target", "default-draft": "draft", "default-causal": "causal"}
 TEXT_DEFAULTS = {
     "text-default": "text-target",
@@ -60,7 +62,7 @@ class ImageModel:
     mesh: Mesh | None = None
 
     @property
-    def config(self) -> MARConfig | SphereConfig:
+    def config(self) -> ImageConfig:
         return getattr(self.network, "config", self.network)
 
     def class_name(self, label: int) -> str:
@@ -110,7 +112,8 @@ class VAE:
 
 
 def load(name_or_path: str | os.PathLike, dtype: Any = None, mesh: Mesh | None = None) -> ImageModel:
-    """An image model by name (`NAMES`; mar-* are downloaded, for which the extra `hub` is needed) or folder.
+    """An image model by name (`NAMES`; mar-* are downloaded, for which the extra `hub` is needed), checkpoint
+    folder, or Hugging Face folder of a NextStep-1 model.
 
     mesh: the devices that share its parameters and its work (`cspd_jax.parallel.make_mesh`).
     dtype: of parameters and activations, float32 unless given. A folder called like a published model is
@@ -118,10 +121,14 @@ def load(name_or_path: str | os.PathLike, dtype: Any = None, mesh: Mesh | None =
     """
     dtype = _float_type(dtype)
     name = _as_name(name_or_path)
-    loaded = _load(name, _IMAGES, dtype, mesh)
+    if _is_hub_folder(name):
+        folder: Path | None
+        loaded, folder = _converted(name, Path(name).name, dtype, mesh, _IMAGES), Path(name)
+    else:
+        loaded, folder = _load(name, _IMAGES, dtype, mesh), _locate(name, _IMAGES)
     network = kind_of_config(loaded.config).network(loaded.config, dtype)
     names = class_names(loaded.metadata, loaded.config.num_classes)
-    return ImageModel(name, network, loaded.params, loaded.metadata, names, _locate(name, _IMAGES), mesh)
+    return ImageModel(name, network, loaded.params, loaded.metadata, names, folder, mesh)
 
 
 def load_text(name_or_path: str | os.PathLike, dtype: Any = None, mesh: Mesh | None = None) -> TextModel:
@@ -136,9 +143,9 @@ def load_text(name_or_path: str | os.PathLike, dtype: Any = None, mesh: Mesh | N
         folder: Path | None
         fetched = hub.fetch_model(name)
         origin = f"{fetched.repository}@{fetched.commit}"
-        loaded, folder = _converted(fetched.path, origin, dtype, mesh), fetched.path
+        loaded, folder = _converted(fetched.path, origin, dtype, mesh, "lm"), fetched.path
     elif name not in TEXT_DEFAULTS and hf.is_model_folder(name):
-        loaded, folder = _converted(name, Path(name).name, dtype, mesh), Path(name)
+        loaded, folder = _converted(name, Path(name).name, dtype, mesh, "lm"), Path(name)
     else:
         loaded, folder = _load(name, "lm", dtype, mesh), _locate(name, "lm")
     return TextModel(name, LM(loaded.config, dtype), loaded.params, loaded.metadata, folder, mesh)
@@ -169,6 +176,8 @@ def load_vae(name_or_path: str | os.PathLike = "kl16", dtype: Any = None) -> VAE
 
 def own_vae(model: ImageModel) -> str | None:
     """The folder of the autoencoder that a model came with."""
+    if isinstance(model.config, NextStepConfig):  # the folder may hold one that is of no use here
+        return None
     folder = model.folder / AUTOENCODER if model.folder else None
     return str(folder) if folder is not None and folder.is_dir() else None
 
@@ -176,6 +185,8 @@ def own_vae(model: ImageModel) -> str | None:
 def describe(name_or_path: str | os.PathLike) -> ImageModel:
     """The model without its parameters (None), to check a request against; nothing is downloaded."""
     name = _as_name(name_or_path)
+    if _is_hub_folder(name):
+        return _describe_hub_folder(name)
     path = _locate(name, _IMAGES)
     if path is None:
         return ImageModel(name, MARModel(MAR_PRESETS[name]), None, {})
@@ -184,6 +195,21 @@ def describe(name_or_path: str | os.PathLike) -> ImageModel:
     config = metadata.pop("config")
     network = kind_of_config(config).network(config)
     return ImageModel(name, network, None, metadata, class_names(metadata, config.num_classes), path)
+
+
+def _is_hub_folder(name: str) -> bool:
+    """Whether an image model's name stands for a Hugging Face folder, which is converted as it is read."""
+    return name not in DEFAULTS and hf.is_model_folder(name)
+
+
+def _describe_hub_folder(name: str) -> ImageModel:
+    from cspd_jax.converters.source import make_config, open_source
+
+    source = open_source(name)
+    _check_kind(source.kind, _IMAGES, name)
+    config = make_config(source)
+    network = kind_of_config(config).network(config)
+    return ImageModel(name, network, None, {"source": Path(name).name}, folder=Path(name))
 
 
 def class_names(metadata: dict[str, Any], num_classes: int) -> tuple[str, ...]:
@@ -207,7 +233,7 @@ def check_vocabularies(target: TextModel, draft: TextModel) -> None:
     )
 
 
-def check_draft(target: MARConfig | SphereConfig, draft: MARConfig | SphereConfig) -> None:
+def check_draft(target: ImageConfig, draft: ImageConfig) -> None:
     """UserError unless `draft` generates the same kind of token sequence as `target`."""
     for field, meaning in (
         ("token_dim", "tokens of dimension {}"),
@@ -295,11 +321,16 @@ def _published(name: str, dtype, mesh: Mesh | None) -> checkpoints.Checkpoint:
     return _converted(fetched.path, f"{fetched.repository}@{fetched.commit}/{fetched.file}", dtype, mesh)
 
 
-def _converted(path: str | os.PathLike, origin: str, dtype, mesh: Mesh | None) -> checkpoints.Checkpoint:
-    """A file or folder in a published format, converted as it is read, a tensor at a time."""
+def _converted(
+    path: str | os.PathLike, origin: str, dtype, mesh: Mesh | None, wanted: str | None = None
+) -> checkpoints.Checkpoint:
+    """A file or folder in a published format, converted as it is read, a tensor at a time. wanted: as for
+    `_check_kind`; None for any kind."""
     from cspd_jax.converters.source import Options, convert, make_config, open_source
 
     source = open_source(path)
+    if wanted is not None:
+        _check_kind(source.kind, wanted, path)
     config = make_config(source, Options())
 
     def put(place: tuple[str, ...], array: np.ndarray) -> jax.Array:

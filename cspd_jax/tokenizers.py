@@ -144,13 +144,17 @@ def _no_reports() -> Iterator[None]:
 
 def load_tokenizer(model: TextModel) -> Tokenizer | None:
     """The model's own tokenizer; None if it has none, so that it only takes ids."""
-    if model.folder is not None:
-        for place in _PLACES:
-            if (path := Path(model.folder) / place).is_file():
-                return FileTokenizer(path, model.config.known_ids)
+    if (found := read_tokenizer(model.folder, model.config.known_ids)) is not None:
+        return found
     if model.config.vocab_size in (CAUSAL_SIZE, MASKED_SIZE) and model.config.eos_ids == (END_OF_TEXT,):
         return ByteTokenizer()
     return None
+
+
+def read_tokenizer(folder: Path | None, known_ids: int) -> FileTokenizer | None:
+    """The tokenizer.json in a model's folder; None without."""
+    found = [folder / place for place in _PLACES if (folder / place).is_file()] if folder else []
+    return FileTokenizer(found[0], known_ids) if found else None
 
 
 def pieces(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:

@@ -8,13 +8,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from cspd_jax._utils import bounds
-from cspd_jax.errors import UserError, shown
+from cspd_jax.errors import UserError, naming, shown
 
 _TEXTS, _NUMBERS = tuple[str, ...], tuple[int, ...]
 
 
 def read_fields(cls: type, values: Any, where: str, *, every: bool = True) -> dict[str, Any]:
-    """The fields that are whole numbers, numbers, flags, texts and tuples of these; others stay as they are.
+    """The fields that are whole numbers, numbers, flags, texts, tuples of these and dataclasses of them;
+    others stay as they are.
 
     values: a JSON object with all fields of the dataclass, or (`every` is false) with some of them.
     where: begins the sentences of UserErrors, for example "x.json: config".
@@ -36,6 +37,10 @@ def read_fields(cls: type, values: Any, where: str, *, every: bool = True) -> di
 
 
 def _typed(value: Any, hint: Any, what: str) -> Any:
+    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        fields = read_fields(hint, value, what)
+        with naming(what):
+            return hint(**fields)
     whole = type(value) is int
     if hint is int and not whole:
         raise UserError(f"{what} is {shown(value)}; it must be a whole number")

@@ -28,6 +28,7 @@ from cspd_jax.networks import autoencoder, inception, lm, sphere_vae
 from cspd_jax.networks.config import KLConfig, MARConfig, SphereConfig
 from cspd_jax.networks.kinds import IMAGE_KINDS
 from cspd_jax.networks.lm_config import LMConfig
+from cspd_jax.networks.nextstep_config import NextStepConfig
 from cspd_jax.networks.sphere_config import SphereVAEConfig
 from cspd_jax.parallel import shardings
 
@@ -183,7 +184,7 @@ def load(path: str | os.PathLike, dtype: Any = None, mesh: Mesh | None = None) -
 def _check_depth(config: Any, stored: int, path: Path) -> None:
     """UserError if there are fewer parameters than blocks. To describe a network takes time for each block,
     so this comes before; whether names and shapes fit is checked after."""
-    deep = MARConfig | SphereConfig | KLConfig | SphereVAEConfig | LMConfig
+    deep = MARConfig | SphereConfig | NextStepConfig | KLConfig | SphereVAEConfig | LMConfig
     if isinstance(config, deep) and config.blocks > stored:
         raise UserError(
             f"{path} has {stored} parameters, too few for the {config.blocks} blocks that its config"

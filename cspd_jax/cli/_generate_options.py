@@ -221,7 +221,8 @@ def _windows(text: str) -> tuple[int, ...]:
 def labels_of(args: argparse.Namespace, model) -> list[int]:
     """One turn of the labels; images take turns: 0, 1, 2, 0, 1, 2, ..."""
     classes = model.config.num_classes
-    text = args.labels if args.labels is not None else f"0-{min(classes, _CLASSES) - 1}"
+    most = classes if hasattr(model.config, "prompts") else min(classes, _CLASSES)
+    text = args.labels if args.labels is not None else f"0-{most - 1}"
     return parse_labels(text, classes, model.class_names)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from cspd_jax._utils.files import check_new_folder, next_free, write_folder, write_text, written_beside
 from cspd_jax.cli._arguments import mesh_of
 from cspd_jax.cli._generate_options import add_options, check_memory, labels_of, request_of
+from cspd_jax.cli._image_prompts import add_image_prompt_options, with_prompts
 from cspd_jax.cli._output import progress
 from cspd_jax.errors import UserError
 
@@ -36,6 +37,7 @@ def add_parser(subparsers) -> None:
         " is shown beside the plain sampler.",
     )
     add_options(parser, PREFIX)
+    add_image_prompt_options(parser)
     parser.set_defaults(func=run, shares_work=True)
 
 
@@ -52,14 +54,16 @@ def run(args: argparse.Namespace) -> None:
     from cspd_jax.image import generation, plan
     from cspd_jax.parallel import processes
 
-    outline = models.describe(args.target)
+    outline = with_prompts(args, models.describe(args.target))
+    if getattr(outline.config, "prompts", 0) and args.method is None:
+        args.method = "plain"
     args.vae = args.vae or models.own_vae(outline)
     labels = labels_of(args, outline)
     check_memory(args, outline, len(labels) * args.n)
     request = request_of(args, outline, labels * args.n)
     start = time.perf_counter()
     mesh = mesh_of(args)
-    model = models.load(args.target, args.dtype, mesh)
+    model = with_prompts(args, models.load(args.target, args.dtype, mesh))
     if request.method.draft_model is not None:
         draft = models.load(args.draft, args.dtype, mesh)
         request = dataclasses.replace(request, method=dataclasses.replace(request.method, draft=draft))

@@ -81,10 +81,22 @@ def flow_schedule(spec: str) -> FlowSchedule:
         by = float(shift or 1)
         if not by:
             raise UserError(f"steps {spec!r}: the shift must be above 0")
-        even = np.linspace(0, _END, steps, dtype=np.float32)
-        t = even / np.float32(1) if by == 1 else (even / (by - (by - 1) * even)).astype(np.float32)
+        t = _shifted(_even(steps), by)
         lengths = np.diff(t.astype(np.float64))
     return _of_times(t, np.append(lengths, _LAST))
+
+
+def _even(steps: int) -> np.ndarray:
+    """Times from 0 to _END in float32, bit for bit as PyTorch's `linspace` rounds them: the first half from
+    the start, the second from the end, each by one fused multiplication and addition."""
+    k = np.arange(steps)
+    step = float(np.float32(_END) / np.float32(steps - 1))
+    return np.where(k < steps // 2, k * step, float(np.float32(_END)) - k[::-1] * step).astype(np.float32)
+
+
+def _shifted(t: np.ndarray, by: float) -> np.ndarray:
+    """t / (s - (s - 1) t), every operation in float32."""
+    return t / (np.float32(by) - np.float32(by - 1) * t)
 
 
 def _of_times(t: np.ndarray, lengths: np.ndarray) -> FlowSchedule:

@@ -32,6 +32,7 @@ from cspd_jax.errors import UserError
 from cspd_jax.image import plain
 from cspd_jax.image.chain_drafters import NoiseCorrected
 from cspd_jax.image.plain import SamplerSettings
+from cspd_jax.image.prompts import unbound
 from cspd_jax.image.protocol import TokenModel
 from cspd_jax.image.reveal import Raster
 from cspd_jax.models import ImageModel
@@ -267,7 +268,8 @@ def read(path: Path, model: ImageModel, settings: SamplerSettings) -> Calibratio
 
 
 def digest(model: ImageModel) -> str:
-    """Tells models apart: by the sizes, the dtype and a few numbers of every parameter."""
+    """Tells models apart: by the sizes, the dtype and a few numbers of every parameter; prompts aside."""
+    model = unbound(model)
     dtype = jnp.dtype(getattr(model.network, "dtype", jnp.float32)).name
     return files.fingerprint(model.config, model.params, dtype, leading=64)[:20]
 

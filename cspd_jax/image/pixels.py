@@ -25,12 +25,13 @@ def patchify(images: Array, patch: int) -> Array:
     return grid.transpose(0, 1, 3, 5, 2, 4).reshape(b, (h // patch) * (w // patch), c * patch * patch)
 
 
-def unpatchify(tokens: Array, patch: int) -> Array:
-    """The inverse of `patchify` for square images: [B, L, C p p] -> [B, H, W, C]."""
+def unpatchify(tokens: Array, patch: int, rows: int | None = None) -> Array:
+    """The inverse of `patchify`: [B, L, C p p] -> [B, H, W, C]. rows: of tokens (those of a square image)."""
     b, length, dim = tokens.shape
-    side, c = round(length**0.5), dim // patch**2
-    grid = tokens.reshape(b, side, side, c, patch, patch)
-    return grid.transpose(0, 1, 4, 2, 5, 3).reshape(b, side * patch, side * patch, c)
+    rows, c = rows or round(length**0.5), dim // patch**2
+    columns = length // rows
+    grid = tokens.reshape(b, rows, columns, c, patch, patch)
+    return grid.transpose(0, 1, 4, 2, 5, 3).reshape(b, rows * patch, columns * patch, c)
 
 
 def to_images(model: ImageModel, tokens: jax.Array | np.ndarray, vae: VAE | None = None) -> np.ndarray:
@@ -79,12 +80,19 @@ def to_latents(model: ImageModel, tokens: jax.Array | np.ndarray) -> np.ndarray:
     """Tokens [N, L, d] -> float32 latents [N, h, w, c] as an autoencoder's decoder takes them."""
     check_image_model(model)
     _check_tokens(model, tokens)
-    scale = 1 if _on_sphere(model) else LATENT_SCALE
-    return np.asarray(unpatchify(tokens, model.config.patch_size), np.float32) / scale
+    config = model.config
+    scale = 1 if _on_sphere(model) else getattr(config, "latent_scale", LATENT_SCALE)
+    latents = unpatchify(tokens, config.patch_size, getattr(config, "rows", None))
+    return np.asarray(latents, np.float32) / scale
 
 
 def check_vae(model: ImageModel, vae: VAE) -> None:
     """UserError unless the autoencoder decodes this model's latents."""
+    if hasattr(model.config, "latent_scale"):
+        raise UserError(
+            f"no autoencoder here decodes the latents of {model.name} (a FLUX-type one does); leave vae out,"
+            " and decode the latents yourself"
+        )
     if isinstance(vae.config, SphereVAEConfig) != _on_sphere(model):
         kinds = ("an S-VAE", "a KL-16") if _on_sphere(model) else ("a KL-16", "an S-VAE")
         raise UserError(

@@ -216,6 +216,8 @@ def _checked_labels(model: ImageModel, labels) -> np.ndarray:
     if labels.ndim != 1 or not labels.size or not np.issubdtype(labels.dtype, np.integer):
         raise UserError("labels must be a list of at least one class number, for example [0, 1, 2]")
     classes = model.config.num_classes
+    if not classes:
+        raise UserError(f"{model.name} makes images from prompts; bind some (cspd_jax.image.prompts.bind)")
     wrong = labels[(labels < -1) | (labels >= classes)]
     if wrong.size:
         raise UserError(

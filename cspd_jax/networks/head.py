@@ -93,12 +93,13 @@ def zero_dense(features: int, name: str, dtype) -> nn.Dense:
 
 
 class Head(nn.Module):
-    """x [..., C], t [...], z [..., Dz] -> [..., 2C] = eps | v."""
+    """x [..., C], t [...], z [..., Dz] -> [..., 2C] = eps | v; with `velocity` a flow's velocity [..., C]."""
 
     token_dim: int
     width: int
     depth: int
     dtype: jnp.dtype = jnp.float32
+    velocity: bool = False
 
     def setup(self):
         self.time_embed = TimeEmbed(self.width, self.dtype, name="time_embed")
@@ -107,10 +108,12 @@ class Head(nn.Module):
         self.res_blocks = [
             ResBlock(self.width, self.dtype, name=f"res_blocks_{i}") for i in range(self.depth)
         ]
-        self.final_layer = FinalLayer(2 * self.token_dim, self.width, self.dtype, name="final_layer")
+        out = self.token_dim if self.velocity else 2 * self.token_dim
+        self.final_layer = FinalLayer(out, self.width, self.dtype, name="final_layer")
 
     def embed_time(self, t: Array) -> Array:
-        """Original timesteps [T] -> [T, W]: depends on nothing else, computed once per generation."""
+        """Original timesteps [T] (times, of a flow) -> [T, W]: depends on nothing else, computed once per
+        generation."""
         return self.time_embed(t)
 
     def modulate(self, time: Array, z: Array) -> tuple[Array, ...]:
@@ -119,7 +122,8 @@ class Head(nn.Module):
         return (*(block.modulate(y) for block in self.res_blocks), self.final_layer.modulate(y))
 
     def denoise(self, x: Array, modulations: tuple[Array, ...]) -> Array:
-        """x [..., C] with the modulations of its own (t, z) -> eps | v [..., 2C], at least float32."""
+        """x [..., C] with the modulations of its own (t, z) -> eps | v [..., 2C], or the velocity [..., C],
+        in at least float32."""
         h = self.input_proj(x.astype(self.dtype))
         for block, modulation in zip(self.res_blocks, modulations):
             h = block(h, modulation)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from cspd_jax.networks import mar, sphere
+from cspd_jax.networks import mar, nextstep, sphere
 from cspd_jax.networks.config import MARConfig, SphereConfig
+from cspd_jax.networks.nextstep_config import NextStepConfig
 
 
 class ImageKind(NamedTuple):
@@ -27,6 +28,9 @@ class ImageKind(NamedTuple):
 IMAGE_KINDS = {
     "mar": ImageKind(MARConfig, mar.MARModel, mar.init_params, mar.abstract_params),
     "sphere": ImageKind(SphereConfig, sphere.SphereModel, sphere.init_params, sphere.abstract_params),
+    "nextstep": ImageKind(
+        NextStepConfig, nextstep.NextStepModel, nextstep.init_params, nextstep.abstract_params
+    ),
 }
 
 

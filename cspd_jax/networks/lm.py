@@ -211,10 +211,50 @@ class Layer(nn.Module):
 
 
 class Transformer(nn.Module):
+    """In three parts: ids to embeddings, those to hidden states, those to logits. Models whose sequences are
+    not all text use the parts."""
+
     config: LMConfig
     dtype: Any = jnp.float32
 
-    @nn.compact
+    def setup(self):
+        c = self.config
+        self.embed = nn.Embed(c.vocab_size, c.width, dtype=self.dtype, embedding_init=_NORMAL)
+        self.layers = [Layer(c, self.dtype, name=f"layers_{i}") for i in range(c.depth)]
+        self.norm = Norm(c.norm, c.norm_eps, self.dtype)
+        if not c.tie_embeddings:
+            self.head = Head(c.vocab_size, self.dtype)
+
+    def embedded(self, tokens: Array) -> Array:
+        """Ids [...] -> [..., D]."""
+        return self.embed(tokens)
+
+    def hidden(
+        self,
+        x: Array,
+        positions: Array,
+        visible: Array | Beside | None,
+        cache: Cache | None = None,
+        rows: Array | None = None,
+    ) -> tuple[Array, Cache | None]:
+        """Embeddings x [B, Q, D] at positions [B, Q], visible [B or 1, Q or 1, K] -> hidden states after the
+        last norm, and the new cache.
+
+        rows [B, R] picks the tokens whose hidden states come out: [B, R, D].
+        """
+        c = self.config
+        cos_sin = rotation(c, positions, self.dtype)
+        slots = [None] * c.depth if cache is None else list(zip(*cache))
+        for i, layer in enumerate(self.layers):
+            x, slots[i] = layer(x, cos_sin, visible, positions, slots[i])
+        return self.norm(take_rows(x, rows)), None if cache is None else Cache(*zip(*slots))
+
+    def logits(self, h: Array) -> Array:
+        """Hidden states [..., D] -> [..., V]."""
+        if self.config.tie_embeddings:
+            return _logits("...d,vd->...v", h, self.embed.embedding.astype(self.dtype))
+        return self.head(h)
+
     def __call__(
         self,
         tokens: Array,
@@ -223,23 +263,9 @@ class Transformer(nn.Module):
         cache: Cache | None = None,
         rows: Array | None = None,
     ) -> tuple[Array, Cache | None]:
-        """tokens and positions [B, Q], visible [B or 1, Q or 1, K] -> logits [B, Q, V] and the new cache.
-
-        rows [B, R] picks the tokens whose logits are computed: [B, R, V].
-        """
-        c = self.config
-        embed = nn.Embed(c.vocab_size, c.width, dtype=self.dtype, embedding_init=_NORMAL, name="embed")
-        x, cos_sin = embed(tokens), rotation(c, positions, self.dtype)
-        slots = [None] * c.depth if cache is None else list(zip(*cache))
-        for i in range(c.depth):
-            layer = Layer(c, self.dtype, name=f"layers_{i}")
-            x, slots[i] = layer(x, cos_sin, visible, positions, slots[i])
-        h = Norm(c.norm, c.norm_eps, self.dtype, name="norm")(take_rows(x, rows))
-        if c.tie_embeddings:
-            logits = _logits("...d,vd->...v", h, embed.embedding.astype(self.dtype))
-        else:
-            logits = Head(c.vocab_size, self.dtype, name="head")(h)
-        return logits, None if cache is None else Cache(*zip(*slots))
+        """Ids and positions [B, Q] -> logits [B, Q, V], of `rows` alone [B, R, V], and the new cache."""
+        h, cache = self.hidden(self.embedded(tokens), positions, visible, cache, rows)
+        return self.logits(h), cache
 
 
 @dataclasses.dataclass(frozen=True)

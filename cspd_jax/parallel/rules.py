@@ -33,6 +33,7 @@ _RULES = (
     (r"mlp/down/kernel", _INPUTS),
     (r"embed/embedding", _FEATURES),
     (r"head/kernel", _INPUTS),
+    (r"image_out_projector/kernel", _INPUTS),
     # MAR.
     (r"attn/(qkv|proj)/kernel", _INPUTS),
     (r"mlp/fc1/kernel", _OUTPUTS),

@@ -1,0 +1,115 @@
+"""Prompts for models that make images from text: bound to a model, they are its classes.
+
+Whatever takes class labels then takes the numbers of the prompts, 0, 1, 2 and so on, and -1 for the
+unconditional prompt, which is also what guidance is measured from.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import jax.numpy as jnp
+import numpy as np
+
+from cspd_jax.errors import UserError
+from cspd_jax.models import ImageModel, check_image_model
+from cspd_jax.networks.nextstep import PADDING, PROMPTS
+from cspd_jax.networks.nextstep_config import NextStepConfig
+from cspd_jax.parallel import put_whole
+from cspd_jax.tokenizers import Tokenizer
+
+Ids = Sequence[int]
+
+
+def bind(
+    model: ImageModel,
+    prompts: Sequence[Ids],
+    negative: Ids,
+    *,
+    grid: tuple[int, int] | None = None,
+    normalise: bool | None = None,
+    texts: Sequence[str] = (),
+) -> ImageModel:
+    """The model with these prompts as its classes.
+
+    prompts: ids, each with all that comes before the image (see `ids_of`). They are padded on the left; the
+        positions that the model sees count the padding, which changes nothing but rounding.
+    negative: the ids of the unconditional prompt.
+    grid: tokens along the height and the width of the images (the model's own).
+    normalise: tokens are normalised where their chains end (as the model's configuration says).
+    texts: one for each prompt, as captions.
+    """
+    config = _config(model)
+    rows = [*map(list, prompts), list(negative)]
+    if len(rows) < 2:
+        raise UserError("there are no prompts; give at least one list of ids")
+    _check_ids(rows, config)
+    if texts and len(texts) != len(rows) - 1:
+        raise UserError(f"there are {len(rows) - 1} prompts and {len(texts)} texts; give one for each")
+    longest = max(map(len, rows))
+    table = np.full((len(rows), longest), PADDING, np.int32)
+    for place, row in zip(table, rows):
+        place[longest - len(row) :] = row
+    height, width = grid or (config.rows, config.columns)
+    config = dataclasses.replace(
+        config,
+        prompts=len(rows) - 1,
+        rows=height,
+        columns=width,
+        normalise=config.normalise if normalise is None else normalise,
+    )
+    if longest + config.seq_len > config.lm.max_positions:
+        raise UserError(
+            f"a prompt of {longest} ids and {config.seq_len} tokens of an image are more than the"
+            f" {config.lm.max_positions} positions that the model was made for"
+        )
+    params = None
+    if model.params is not None:
+        ids = jnp.asarray(table) if model.mesh is None else put_whole(model.mesh, table)
+        params = {**model.params, PROMPTS: ids}
+    network = dataclasses.replace(model.network, config=config)
+    return dataclasses.replace(model, network=network, params=params, class_names=tuple(texts))
+
+
+def unbound(model: ImageModel) -> ImageModel:
+    """The model without prompts; any other model as it is."""
+    if not isinstance(model.config, NextStepConfig) or not model.config.prompts:
+        return model
+    network = dataclasses.replace(model.network, config=dataclasses.replace(model.config, prompts=0))
+    params = {name: part for name, part in model.params.items() if name != PROMPTS}
+    return dataclasses.replace(model, network=network, params=params, class_names=())
+
+
+def ids_of(
+    text: str, tokenizer: Tokenizer, model: ImageModel, grid: tuple[int, int] | None = None
+) -> list[int]:
+    """The ids of a text, of the size of the image, and the one that begins an image, as NextStep-1 is asked.
+
+    The tokenizer must not add ids of its own at the end of a text.
+    """
+    config = _config(model)
+    if not config.image_ids:
+        raise UserError(
+            f"{model.name} does not say which id begins an image; write the ids of prompts yourself"
+        )
+    rows, columns = grid or (config.rows, config.columns)
+    size = tokenizer.encode(f"<|image_area|>{rows}*{columns}")
+    if size[0] in config.lm.bos_ids:  # it begins the text already
+        size = size[1:]
+    return [*tokenizer.encode(text), *size, *config.image_ids]
+
+
+def _config(model: ImageModel) -> NextStepConfig:
+    check_image_model(model)
+    if not isinstance(model.config, NextStepConfig):
+        raise UserError(f"{model.name} makes images of classes, not from prompts")
+    return model.config
+
+
+def _check_ids(rows: Sequence[Ids], config: NextStepConfig) -> None:
+    for row in rows:
+        if not len(row):
+            raise UserError("a prompt is empty; it needs at least the id that begins an image")
+        for wrong in (i for i in row if not 0 <= i < config.lm.vocab_size):
+            raise UserError(f"id {wrong} in a prompt is not one of the model's {config.lm.vocab_size} ids")

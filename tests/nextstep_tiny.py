@@ -1,0 +1,73 @@
+"""The tiny NextStep-1 model whose numbers were recorded, as a Hugging Face folder and as a model."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+
+from cspd_jax import models
+from cspd_jax.image.plain import SamplerSettings
+from cspd_jax.image.prompts import bind
+from cspd_jax.image.reveal import FALLING, Raster
+
+GOLDEN = Path(__file__).parent / "golden_causal"
+DESCRIPTION = json.loads((GOLDEN / "nextstep_tiny.json").read_text())
+CONFIG = DESCRIPTION["config"]
+RUNS = ("cfg1", "cfg3", "cfg3_linear_norm", "cfg3_repeat1", "cfg3_pos_norm_shift")
+
+
+def write(path: Path, config: dict = CONFIG) -> Path:
+    path.mkdir(exist_ok=True)
+    (path / "config.json").write_text(json.dumps(config))
+    shutil.copyfile(GOLDEN / "nextstep_tiny.safetensors", path / "model.safetensors")
+    return path
+
+
+def recorded() -> dict[str, np.ndarray]:
+    with np.load(GOLDEN / "nextstep_tiny.npz") as file:
+        return dict(file)
+
+
+def with_config(model: models.ImageModel, **changes) -> models.ImageModel:
+    config = dataclasses.replace(model.config, **changes)
+    return dataclasses.replace(model, network=dataclasses.replace(model.network, config=config))
+
+
+def spec(calls: float, shift: float) -> str:
+    return f"flow-calls{int(calls)}" + ("" if shift == 1 else f"-shift{shift:.1f}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """A recorded generation of two images of 2 x 3 tokens, and what has to be asked to repeat it."""
+
+    model: models.ImageModel
+    settings: SamplerSettings
+    cfg: float
+    noise: jnp.ndarray
+
+
+def run(model: models.ImageModel, arrays: dict[str, np.ndarray], name: str) -> Run:
+    at = f"gen/{name}/"
+    calls, cfg, _, shift, _, linear, norm, positions = arrays[at + "settings"]
+    ids = [list(row[seen > 0]) for row, seen in zip(arrays[at + "input_ids"], arrays[at + "attention_mask"])]
+    model = with_config(model, positions=bool(positions))
+    model = bind(model, ids[:2], ids[-1], grid=(2, 3), normalise=bool(norm))
+    settings = SamplerSettings(
+        num_iter=6,
+        respacing=spec(calls, shift),
+        guided=cfg != 1,
+        cfg_schedule=FALLING if linear else "constant",
+        prefix_buckets=1,
+        reveal=Raster(),
+    )
+    of_tokens = arrays[at + "noise"]  # [L, N, images or 1, d], the initial noise first
+    of_tokens = np.broadcast_to(of_tokens, (*of_tokens.shape[:2], 2, of_tokens.shape[3]))
+    by_step = of_tokens.transpose(1, 2, 0, 3)
+    noise = np.concatenate([np.zeros_like(by_step[:1]), by_step[:0:-1], by_step[:1]])
+    return Run(model, settings, float(cfg), jnp.asarray(noise))

@@ -1,0 +1,374 @@
+"""NextStep-1: parity with the numbers recorded from the published code, conversion, prompts, speculation."""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import nextstep_tiny as tiny
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from cspd_jax import checkpoints, models
+from cspd_jax._utils.random import row_keys
+from cspd_jax.cli import main
+from cspd_jax.converters import nextstep as converter
+from cspd_jax.converters.source import Options, check, convert, make_config, open_source
+from cspd_jax.diffusion.chain import path_log_density, sample_path
+from cspd_jax.diffusion.flow import flow_schedule
+from cspd_jax.diffusion.gaussian import coefficients
+from cspd_jax.errors import UserError
+from cspd_jax.image import calibration, generation, nextstep, pixels, plain, prompts
+from cspd_jax.image.chain_drafters import frozen
+from cspd_jax.image.chain_speculation import ChainSpeculation
+from cspd_jax.image.reveal import guidance_scale
+from cspd_jax.networks.head import sinusoid
+from cspd_jax.networks.lm import Layer, Transformer
+from cspd_jax.networks.lm_config import LMConfig
+from cspd_jax.networks.nextstep import PADDING, abstract_params, make_head, place_table
+from cspd_jax.networks.nextstep_config import NextStepConfig
+from cspd_jax.parallel.rules import partition
+
+A = tiny.recorded()
+CHAINS = ("n2", "n8", "n20", "cfg3_n8", "n8_shift3.2", "cfg3_n8_shift3.2")
+GRIDS = sorted({name.split("/")[1] for name in A if name.startswith("sched/")})
+# What these have, others have too.
+SLOW = {"n2", "cfg3_n8", "cfg3"}
+
+
+def cases(names):
+    return [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in names]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tiny.write(tmp_path_factory.mktemp("hub") / "nextstep")
+
+
+@pytest.fixture(scope="module")
+def model(folder):
+    return models.load(folder)
+
+
+def close(ours, theirs, bound):
+    error = float(np.abs(np.asarray(ours, np.float64) - theirs).max())
+    assert error <= bound, f"{error:.2e} > {bound:.2e}"
+
+
+# Parity.
+
+
+@pytest.mark.parametrize("grid", GRIDS)
+def test_schedule(grid):
+    calls, shift = (float(part) for part in grid.removeprefix("n").split("_shift"))
+    schedule = flow_schedule(tiny.spec(calls, shift))
+    np.testing.assert_array_equal(schedule.timestep_map[::-1], A[f"sched/{grid}/t"])
+    close(np.exp(0.5 * schedule.log_var[::-1][:-1]), A[f"sched/{grid}/noise_scale"], 2e-7)
+
+
+def test_head(model):
+    params, head = {"params": model.params["head"]}, make_head(model.config)
+    x, t, c, u, u2 = (A[f"head/{name}"] for name in ("x", "t", "c", "c_uncond1", "c_uncond2"))
+    close(sinusoid(jnp.asarray(t)), A["head/t_freq"], 3e-5)
+    close(head.apply(params, t, method="embed_time"), A["head/t_emb"], 3e-5)
+    velocities = jax.jit(head.apply)(params, np.tile(x, (3, 1)), np.tile(t, 3), np.concatenate([c, u, u2]))
+    v, v_u, v_u2 = np.split(np.asarray(velocities), 3)
+    close(v, A["head/v"], 3e-5)
+    close(v_u, A["head/v_uncond1"], 3e-5)
+    close(v_u2, A["head/v_uncond2"], 3e-5)
+    close(v_u + 3 * (v - v_u), A["head/v_cfg3"], 3e-5)
+    close(v_u2 + 1.5 * (v_u - v_u2) + 3 * (v - v_u), A["head/v_cfg3_cfgimg1.5"], 3e-5)
+
+
+@pytest.mark.parametrize("name", cases(CHAINS))
+def test_chain(model, name):
+    calls, cfg, _, shift, _ = A[f"sde/{name}/settings"]
+    schedule = flow_schedule(tiny.spec(calls, shift))
+    initial, steps = A[f"sde/{name}/init_noise"], A[f"sde/{name}/step_noise"]
+    noise = np.concatenate([np.zeros_like(initial)[None], steps[::-1], initial[None]])
+    c, u = A["head/c"], A["head/c_uncond1"]
+
+    @jax.jit
+    def run(params, z, noise):
+        time = model.network.embed_time(params, jnp.asarray(schedule.timestep_map))
+        scale = None if cfg == 1 else float(cfg)
+        return sample_path(model.network, params, time, z, noise, coefficients(schedule), scale=scale)
+
+    path = run(model.params, c if cfg == 1 else np.concatenate([c, u]), noise)
+    close(path.x, A[f"sde/{name}/sample"], 3e-5)
+    close(path.states[:0:-1], A[f"sde/{name}/x"][1:], 3e-5)
+
+
+def test_language_model(model):
+    ids, seen = A["lm/input_ids"], A["lm/attention_mask"] > 0
+    places = np.arange(ids.shape[1])
+    visible = jnp.asarray((places <= places[:, None]) & seen[:, None])
+    transformer = Transformer(model.config.lm)
+
+    def forward(module):
+        x = module.embedded(ids)
+        h, _ = module.hidden(x, jnp.broadcast_to(places, ids.shape), visible)
+        return x, h, module.logits(h[:, -1])
+
+    def run(params):
+        layers = lambda module, _: isinstance(module, Layer)
+        return transformer.apply(
+            {"params": params}, method=forward, capture_intermediates=layers, mutable=["intermediates"]
+        )
+
+    (x, h, logits), kept = jax.jit(run)(model.params["backbone"]["lm"])
+    inner = [kept["intermediates"][f"layers_{i}"]["__call__"][0][0] for i in range(2)]
+    for ours, theirs in zip((x, *inner, h), A["lm/hidden"], strict=True):
+        close(np.where(seen[:, :, None], ours, 0), theirs, 1e-4)
+    close(logits, A["lm/logits_last"], 1e-4)
+
+
+def test_places(model):
+    table = place_table(32, model.config.lm.width)
+    np.testing.assert_array_equal(table[:40], A["lm/gen_pos_embed_rows"])
+
+
+def test_contexts(model):
+    """What the head is given for the recorded tokens, with the cache and without."""
+    name = "cfg3_pos_norm_shift"
+    bound = tiny.run(model, A, name).model
+    network, tokens = bound.network, jnp.tile(A[f"gen/{name}/tokens"], (2, 1, 1))
+    reveal = jnp.tile(jnp.arange(6), (4, 1))
+
+    @jax.jit
+    def run(params):
+        prompt = network.embed_class(params, jnp.array([0, 1, 0, 1]), jnp.array([0, 0, 1, 1], bool))
+        fixed = {"class_embedding": prompt, "bucket": 6}
+
+        def one(cache, i):
+            known = jnp.where(jnp.arange(6)[:, None] < i, tokens, 9.0)  # nothing else may matter
+            rows, count = jnp.full((4, 1), i), jnp.full(4, i)
+            z, cache = network.extend(params, cache, known, reveal, count, rows=rows, **fixed)
+            return cache, z[:, 0]
+
+        cache, cached = jax.lax.scan(one, network.init_cache(params, reveal, prompt), jnp.arange(6))
+        again, _ = network.extend(params, cache, tokens, reveal, jnp.full(4, 5), rows=reveal[:, 2:], **fixed)
+        return network.context(params, tokens, reveal, jnp.full(4, 5), rows=reveal, **fixed), cached, again
+
+    whole, cached, again = run(bound.params)
+    theirs = A[f"gen/{name}/c"]
+    close(whole.swapaxes(0, 1), theirs, 1e-4)
+    close(cached, theirs, 1e-4)
+    close(again.swapaxes(0, 1), theirs[2:], 1e-4)
+
+
+@pytest.mark.parametrize("name", cases(tiny.RUNS))
+def test_generation(model, name):
+    run = tiny.run(model, A, name)
+    groups = run.settings.groups(6)
+    close(guidance_scale(groups, run.cfg, run.settings.cfg_schedule), A[f"gen/{name}/cfg_iter"][:, 0], 1e-6)
+    out = plain.sample(
+        run.model.network,
+        run.model.params,
+        row_keys(jax.random.key(0), 2),
+        jnp.arange(2),
+        settings=run.settings,
+        cfg=run.cfg,
+        noise=run.noise,
+    )
+    close(out.tokens, A[f"gen/{name}/tokens"], 1e-4)
+
+
+def test_patches(model):
+    latents = A["patch/latents"].transpose(0, 2, 3, 1)
+    tokens = pixels.patchify(latents, 2)
+    np.testing.assert_array_equal(tokens, A["patch/tokens"])
+    back = pixels.to_latents(tiny.with_config(model, rows=2, columns=3), tokens)
+    np.testing.assert_array_equal(back.transpose(0, 3, 1, 2), A["patch/back"])
+
+
+# Conversion.
+
+
+def test_description(folder, model):
+    assert model.config.lm.qkv_bias and not model.config.lm.out_bias
+    assert (model.config.rows, model.config.columns, model.config.position_side) == (32, 32, 32)
+    assert models.describe(folder).config == model.config
+    source = open_source(folder)
+    check(source, make_config(source))
+    assert source.num_params == sum(leaf.size for leaf in jax.tree.leaves(model.params))
+    asked = make_config(source, Options(steps="28", vae_stride=4))
+    assert (asked.respacing, asked.vae_stride) == ("flow-calls28", 4)
+
+
+def test_checkpoint_folder(tmp_path, model):
+    checkpoints.save(tmp_path / "it", "nextstep", model.config, model.params, single_file=True)
+    loaded = models.load(tmp_path / "it")
+    assert loaded.config == model.config
+    jax.tree.map(np.testing.assert_array_equal, loaded.params, model.params)
+
+
+@pytest.mark.parametrize(
+    "config, tensors, words",
+    [
+        ({"num_hidden_layers": 4}, {}, "tensors of 3 layers; num_hidden_layers is 4"),
+        ({"fm_head_layers": 2}, {}, "tensors of 3 head blocks; fm_head_layers is 2"),
+        ({"fm_head_dim": 48}, {}, "misshapen"),
+        ({"latent_channels": 8}, {}, "misshapen"),
+        ({"attention_bias": False}, {}, "unknown"),
+        ({"o_attention_bias": True}, {}, "missing"),
+        ({"boi": 96}, {}, "image_ids"),
+        ({"quantization_config": {}}, {}, "quantised"),
+        ({}, {"norm.weight": None}, "missing"),
+        ({}, {"model.norm.weight": np.ones(32, np.float32)}, "unknown"),
+        ({}, {"norm.weight": np.ones(16, np.float32)}, "misshapen"),
+        ({}, {"gen_pos_embed": np.ones((1, 1023, 32), np.float32)}, "no square"),
+        ({"use_gen_pos_embed": True}, {"gen_pos_embed": np.ones((1, 1024, 32), np.float32)}, "table"),
+    ],
+)
+def test_what_does_not_fit_is_refused(tmp_path, config, tensors, words):
+    path = tiny.write(tmp_path / "it", {**tiny.CONFIG, **config})
+    if tensors:
+        changed = load_file(path / "model.safetensors") | tensors
+        save_file({n: t for n, t in changed.items() if t is not None}, path / "model.safetensors")
+    with pytest.raises(UserError, match=words):
+        source = open_source(path)
+        convert(source, make_config(source))
+
+
+def test_kinds_are_not_mixed_up(folder):
+    with pytest.raises(UserError, match="kind nextstep; the language model must be of kind lm"):
+        models.load_text(folder)
+
+
+# At the widths of Qwen2.5-14B, with fewer layers.
+LARGE = NextStepConfig(
+    LMConfig(
+        "llama", vocab_size=152_064, known_ids=152_064, width=5120, depth=2, heads=40, kv_heads=8,
+        head_dim=128, mlp_width=13_824, max_positions=32_768, qkv_bias=True,
+    ),
+    head_depth=1,
+)  # fmt: skip
+
+
+def test_shapes_of_the_published_size():
+    theirs = converter.without_places(tiny.DESCRIPTION["assumed_14B"]["keys"])
+    ours = {entry.name: list(entry.source_shape) for entry in converter.wanted(LARGE)}
+    assert {name: ours.pop(name) for name in theirs} == theirs
+    assert all(name.startswith("layers.1.") for name in ours)
+
+
+def test_the_large_matrices_are_cut():
+    """Along the model axis, by the names that language models have."""
+    whole = {}
+    for path, leaf in jax.tree_util.tree_flatten_with_path(abstract_params(LARGE))[0]:
+        name = "/".join(entry.key for entry in path)
+        if "model" not in partition(name, leaf.shape, 8, LARGE):
+            whole[name] = leaf.size
+    assert max(whole.values()) < 8e6 and sum(whole.values()) < 20e6, whole  # of 2.3e9
+
+
+# Prompts.
+
+IDS = ([64, 38, 71, 23, 22, 86, 92], [9, 23, 22, 86, 92])
+NEGATIVE = [71, 48, 23, 22, 86, 92]
+
+
+def test_prompts_are_classes(model):
+    bound = prompts.bind(model, IDS, NEGATIVE, grid=(2, 3), texts=("a", "b"))
+    rows = bound.network.embed_class(bound.params, jnp.array([1, 0]), jnp.array([False, True]))
+    np.testing.assert_array_equal(rows, [[PADDING, PADDING, *IDS[1]], [PADDING, *NEGATIVE]])
+    assert (bound.config.num_classes, bound.network.seq_len, bound.class_name(1)) == (2, 6, "b")
+    assert calibration.digest(bound) != calibration.digest(model)  # another grid
+    same = prompts.bind(model, [[5, 92]], NEGATIVE, grid=(2, 3))
+    assert calibration.digest(bound) == calibration.digest(same)
+    assert prompts.unbound(bound).config == dataclasses.replace(model.config, rows=2, columns=3)
+
+
+@pytest.mark.parametrize(
+    "call, words",
+    [
+        (lambda m: prompts.bind(m, [], NEGATIVE), "no prompts"),
+        (lambda m: prompts.bind(m, [[]], NEGATIVE), "empty"),
+        (lambda m: prompts.bind(m, [[96]], NEGATIVE), "id 96"),
+        (lambda m: prompts.bind(m, IDS, NEGATIVE, grid=(0, 3)), "rows"),
+        (lambda m: prompts.bind(m, IDS, NEGATIVE, grid=(16, 16)), "256 positions"),
+        (lambda m: prompts.bind(m, IDS, NEGATIVE, texts=["one"]), "one for each"),
+        (lambda m: prompts.bind(tiny.with_config(m, positions=True), IDS, NEGATIVE, grid=(64, 64)), "places"),
+        (lambda m: nextstep.generate(jax.random.key(0), m, IDS, cfg=2), "unconditional"),
+        (lambda m: generation.generate(jax.random.key(0), m, [0]), "bind"),
+    ],
+)
+def test_prompts_that_cannot_be(model, call, words):
+    with pytest.raises(UserError, match=words):
+        call(model)
+
+
+def test_a_text_becomes_ids(model):
+    class Letters:
+        def encode(self, text):
+            return [ord(letter) % 96 for letter in text]
+
+        def decode(self, ids):
+            raise NotImplementedError
+
+    ids = prompts.ids_of("ab", Letters(), model, (2, 3))
+    assert ids == [*Letters().encode("ab<|image_area|>2*3"), 92]
+
+
+# Speculation along the chains.
+
+
+def test_speculation(model):
+    """Fewer head calls for two images of each prompt."""
+    tokens, info = nextstep.generate(
+        jax.random.key(3), model, IDS, negative=NEGATIVE, images=2, grid=(2, 3), cfg=2.0, steps=12,
+        denoise=ChainSpeculation((4,), proposals=4), chain_drafter=frozen(12, 16),
+    )  # fmt: skip
+    assert tokens.shape == (4, 6, 16) and np.isfinite(tokens).all()
+    assert info.plan.request.labels.tolist() == [0, 0, 1, 1]
+    assert info.exactness.lossless and info.truncated == 0
+    assert info.chains.accepted and info.sequential.target_head < 6 * 12
+    assert pixels.to_latents(info.plan.model, tokens).shape == (4, 4, 6, 4)
+
+
+def test_steps_of_speculation_are_those_of_the_chain(model):
+    """The states of a chain, given all at once as drafts are, have the density with which they were drawn;
+    under another guidance they have another."""
+    schedule = flow_schedule("flow-calls8-shift3.2")
+    z = jnp.concatenate([A["head/c"], A["head/c_uncond1"]])
+
+    @jax.jit
+    def run(params, noise, scale):
+        time = model.network.embed_time(params, jnp.asarray(schedule.timestep_map))
+        arguments, c = (model.network, params, time, z), coefficients(schedule)
+        path = sample_path(*arguments, noise, c, scale=3.0)
+        states = jnp.concatenate([path.states, noise[-1:]])
+        given = path_log_density(*arguments, states, c, scale=scale, final_noise=False)
+        return path.log_density, given
+
+    noise = jax.random.normal(jax.random.key(1), (9, 6, 16))
+    close(*run(model.params, noise, 3.0), 1e-3)
+    drawn, given = run(model.params, noise, 2.5)
+    assert np.abs(drawn - given).max() > 1
+
+
+# The command line.
+
+
+def test_command_line(tmp_path, capsys):
+    """A prompt as text beside one as ids, by the folder's tokenizer; its autoencoder is left alone."""
+    folder = tiny.write(tmp_path / "model")
+    words = {"?": 0, "red": 5, "<|image_area|>": 86, "1*2": 7, "x": 92}
+    vocabulary = {"type": "WordLevel", "vocab": words, "unk_token": "?"}
+    pieces = {"type": "Split", "pattern": {"String": " "}, "behavior": "Removed", "invert": False}
+    unset = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    added = {"id": 86, "content": "<|image_area|>", "special": True, **unset}
+    tokenizer = {"version": "1.0", "model": vocabulary, "pre_tokenizer": pieces, "added_tokens": [added]}
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    (folder / "vae").mkdir()
+    arguments = ["--prompt", "red red", "--prompt-ids", "5,86,7,92", "--grid", "1x2", "--n", "1", "--json"]
+    arguments += ["--steps", "4", "--out", str(tmp_path / "out")]
+    assert main(["generate", "--target", str(folder), *arguments]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["output"] == "latents" and report["images"] == 2
+    with np.load(tmp_path / "out" / "samples.npz") as file:
+        assert file["latents"].shape == (2, 2, 4, 4) and np.isfinite(file["latents"]).all()
+    assert main(["generate", "--target", str(folder), "--out", str(tmp_path / "other")]) == 2
+    assert "--prompt" in capsys.readouterr().err
