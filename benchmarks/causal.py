@@ -35,7 +35,7 @@ from cspd_jax.networks.config import SPHERE_PRESETS
 from cspd_jax.networks.sphere import SphereModel, init_params
 
 MODEL = "default-causal"
-WINDOWS = ((8,), (16,), (32,))
+WINDOWS = ((4,), (8,), (16,), (32,))
 _REPLAYS = 6  # tokens whose accepted runs are replayed
 
 

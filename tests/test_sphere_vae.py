@@ -223,7 +223,7 @@ NORM = "vae.encoder.norm.weight"
         ({"vae.encoder.conv_in.weight": None}, "missing vae.encoder.conv_in.weight"),
         ({"vae.encoder.conv_in.weight": np.ones((6, 3, 3, 3))}, "a level of 6 channels, which its groups"),
         ({"vae.encoder.register_token.weight": np.ones(3)}, "misshapen vae.encoder.register_token.weight"),
-        ({"layers.0.norm.weight": np.ones(3)}, "neither a MAR, a KL-16, an S-VAE nor"),
+        ({"layers.0.norm.weight": np.ones(3)}, "neither a MAR, a SphereAR"),
     ],
 )
 def test_files_that_do_not_fit(tmp_path, change, sentence):
