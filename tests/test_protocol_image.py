@@ -131,7 +131,10 @@ def test_batches_are_the_same_images(way):
     "way",
     [
         "self",
-        *(pytest.param(w, marks=pytest.mark.slow) for w in ("self, chains", "draft, path", "released")),
+        *(
+            pytest.param(w, marks=pytest.mark.slow)
+            for w in ("self, chains", "draft, path", "plain", "plain, chains", "released")
+        ),
     ],
 )
 def test_guidance_of_each_image(way):
