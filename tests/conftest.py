@@ -1,3 +1,4 @@
+import gc
 import os
 import pathlib
 
@@ -58,6 +59,13 @@ def _forget_programs():
     maps = pathlib.Path("/proc/self/maps")
     if maps.exists() and maps.read_bytes().count(b"\n") > 10_000:
         jax.clear_caches()
+
+
+def pytest_collection_finish():
+    """Programs leave many objects that stay; looking through them again and again takes time."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 20)
 
 
 @pytest.fixture

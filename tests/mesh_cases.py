@@ -1,10 +1,10 @@
 """Generations of all three families on meshes of devices that one processor pretends to be.
 
     export XLA_FLAGS=--xla_force_host_platform_device_count=8 JAX_ENABLE_X64=1
-    python tests/mesh_cases.py OUT.json "chains,masked" "data=8" "data=4,model=2"
+    python tests/mesh_cases.py OUT.json "data=8:chains,masked" "data=4,model=2:chains"
 
-The cases run without a mesh and on each of those named; their tokens and counts are written. In float64:
-rounding, which depends on shapes, must not decide anything.
+The cases run without a mesh and on each of those named with them; their tokens and counts are written. In
+float64: rounding, which depends on shapes, must not decide anything.
 """
 
 from __future__ import annotations
@@ -120,13 +120,14 @@ def mesh_of(sizes: str):
     return parallel.make_mesh(sizes, jax.devices()[: math.prod(parallel.parse_mesh(sizes).values())])
 
 
-def main(out: str, cases: str, *meshes: str) -> None:
+def main(out: str, *runs: str) -> None:
+    asked = [run.split(":") for run in runs]
+    wanted = [(name, sizes) for sizes, names in asked for name in names.split(",")]
     results = {}
-    for name in cases.split(","):
-        for sizes in ("none", *meshes):
-            tokens, counts = CASES[name](None if sizes == "none" else mesh_of(sizes))
-            results[f"{name}; {sizes}"] = {"tokens": np.asarray(tokens).tolist(), **counts}
-            print(name, sizes, flush=True)
+    for name, sizes in dict.fromkeys([*((name, "none") for name, _ in wanted), *wanted]):
+        tokens, counts = CASES[name](None if sizes == "none" else mesh_of(sizes))
+        results[f"{name}; {sizes}"] = {"tokens": np.asarray(tokens).tolist(), **counts}
+        print(name, sizes, flush=True)
     with open(out, "w", encoding="utf-8") as file:
         json.dump(results, file)
 

@@ -69,7 +69,7 @@ def tokenwise_residual(key, p, q, drafts, count):
 
 
 @functools.cache
-def sampled(verify, count=M):
+def sampled(verify, count):
     """LANES paths [LANES, M + 1, D] by a way to verify, finished by p; how many of `count` drafts each kept;
     the sum of their pi."""
     return jax.tree.map(np.asarray, _sampled(verify, jax.random.key(0), count))
@@ -116,12 +116,12 @@ def worst_p_value(states):
 
 @pytest.mark.parametrize("verify", [as_block, one_by_one])
 def test_paths_have_the_targets_distribution(verify):
-    states, _, _ = sampled(verify)
+    states, _, _ = sampled(verify, M)
     assert worst_p_value(states) > FALSE_ALARM
 
 
 def test_a_wrong_residual_is_refuted():
-    states, _, _ = sampled(tokenwise_residual)
+    states, _, _ = sampled(tokenwise_residual, M)
     assert worst_p_value(states) <= FALSE_ALARM
 
 
@@ -132,7 +132,7 @@ def test_how_many_drafts_are_kept(count):
     assert kept.max() == count
     assert share_p_value(kept.mean() / count, total.mean() / count, LANES) > FALSE_ALARM
     if count == M:
-        _, alone, _ = sampled(one_by_one)
+        _, alone, _ = sampled(one_by_one, M)
         assert kept.mean() > alone.mean() + 0.02
 
 
@@ -142,7 +142,7 @@ def test_the_coin_of_a_prefix():
     p = Gaussian(jnp.array([[0.0], [0.0]]), jnp.array([[0.0], [0.0]]))
     q = Gaussian(jnp.array([[math.sqrt(2 * math.log(2))], [1.5]]), jnp.log(jnp.array([[1.0], [2.0]])))
     drafts = jnp.array([[math.sqrt(2 * math.log(2))], [30.0]])
-    keys = jax.random.split(jax.random.key(4), 3 * LANES)
+    keys = jax.random.split(jax.random.key(4), LANES)
     kept = jax.jit(jax.vmap(lambda key: verify_gaussian_block(key, p, q, drafts).kept))(keys)
     x = np.linspace(-12, 12, 200_001)
     density = lambda mean, var: np.exp(-((x - mean) ** 2) / (2 * var)) / np.sqrt(2 * np.pi * var)
@@ -151,10 +151,13 @@ def test_the_coin_of_a_prefix():
     assert share_p_value(float(kept.mean()), mass / (mass + 0.5), len(keys)) > FALSE_ALARM
 
 
+verify = jax.jit(verify_gaussian_block, static_argnames="max_trips")
+
+
 def test_equal_distributions_keep_everything():
-    drafted = path(jax.random.key(2), p_of, jnp.zeros(D))
+    drafted = jax.jit(lambda key: path(key, p_of, jnp.zeros(D)))(jax.random.key(2))
     p = p_of(drafted[:-1])
-    verified = verify_gaussian_block(jax.random.key(3), p, p, drafted[1:])
+    verified = verify(jax.random.key(3), p, p, drafted[1:])
     assert int(verified.kept) == M and int(verified.trips) == 0 and not bool(verified.truncated)
 
 
@@ -162,5 +165,5 @@ def test_a_block_that_cannot_be_decided_says_so():
     """A number that is not finite: no coin ever falls."""
     p = Gaussian(jnp.zeros((1, D)), jnp.zeros((1, D)))
     q = Gaussian(jnp.full((1, D), jnp.nan), jnp.zeros((1, D)))
-    verified = verify_gaussian_block(jax.random.key(0), p, q, jnp.zeros((1, D)), max_trips=3)
+    verified = verify(jax.random.key(0), p, q, jnp.zeros((1, D)), max_trips=3)
     assert bool(verified.truncated) and int(verified.kept) == 0 and int(verified.trips) == 3

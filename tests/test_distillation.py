@@ -1,6 +1,7 @@
 """Distillation: the draft approaches the target's path distribution, and acceptance is measured right."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -23,19 +24,21 @@ RUN = dataclasses.replace(TINY, steps=150, decay=50, batch=16, learning_rate=1e-
 
 def shaken(config, seed, scale=0.3):
     """Fresh parameters with noise on top: MAR's initial head is zero, and all fresh models alike."""
-    params = init_params(config, jax.random.key(seed))
+    params = jax.jit(init_params, static_argnums=0)(config, jax.random.key(seed))
     random = np.random.default_rng(seed + 1)
     return jax.tree.map(lambda p: p + 0.3 * scale * random.standard_normal(p.shape, np.float32), params)
 
 
-TEACHER = Teacher(TINY.model, shaken(TINY.model, 0))
+@functools.cache
+def teacher():
+    return Teacher(TINY.model, shaken(TINY.model, 0))
 
 
 def acceptance(params, count=64, config=TINY.model, **kwargs):
     images, labels = DIGITS.batch(0, count, split="held-out")
     return path_acceptance(
-        MARModel(TEACHER.config),
-        TEACHER.params,
+        MARModel(teacher().config),
+        teacher().params,
         MARModel(config),
         params,
         jax.random.key(5),
@@ -49,7 +52,7 @@ def acceptance(params, count=64, config=TINY.model, **kwargs):
 @pytest.mark.parametrize("cfg", [1.0, 3.0])
 def test_the_target_accepts_itself(cfg):
     """The drafted path is the target's own: log p = log q up to float32 rounding of the T terms."""
-    found = acceptance(TEACHER.params, cfg=cfg)
+    found = acceptance(teacher().params, cfg=cfg)
     np.testing.assert_allclose(found.log_ratio, 0, atol=0.05)
     assert float(found.probability.min()) > 0.95
 
@@ -62,7 +65,7 @@ def test_another_model_is_accepted_less():
 @pytest.mark.slow
 def test_distilling_brings_the_draft_closer():
     """Path divergence on fresh batches falls to less than a third; without learning it does not."""
-    task, state, fresh = FromTarget(RUN, TEACHER), init_state(RUN), init_state(RUN)
+    task, state, fresh = FromTarget(RUN, teacher()), init_state(RUN), init_state(RUN)
 
     def divergence(state, step):
         images, labels = DIGITS.batch(step, RUN.batch)
@@ -81,16 +84,16 @@ def test_distilling_brings_the_draft_closer():
 
 
 def test_divergence_of_the_target_from_itself_is_zero():
-    state = init_state(RUN)._replace(params=jax.tree.map(jnp.copy, TEACHER.params))
+    state = init_state(RUN)._replace(params=jax.tree.map(jnp.copy, teacher().params))
     images, labels = DIGITS.batch(0, RUN.batch)
-    bucket = FromTarget(RUN, TEACHER).buckets[0]
+    bucket = FromTarget(RUN, teacher()).buckets[0]
     tokens = patchify(images, 4)
-    _, metrics = distill_step(RUN, TINY.model, bucket, TEACHER.params, state, tokens, labels, np.int32(2))
+    _, metrics = distill_step(RUN, TINY.model, bucket, teacher().params, state, tokens, labels, np.int32(2))
     assert float(metrics.mse) < 1e-9 and abs(float(metrics.vb)) < 1e-4
 
 
 def test_contexts_of_every_length_are_drawn_equally_often():
-    task = FromTarget(dataclasses.replace(TINY, buckets=2), TEACHER)
+    task = FromTarget(dataclasses.replace(TINY, buckets=2), teacher())
     counts = np.bincount([task.n_known(i) for i in range(2000)], minlength=4)
     assert len(counts) == 4 and np.abs(counts - 500).max() < 100  # 5 standard deviations
     assert task.buckets == ((0, 1), (2, 3))
@@ -107,27 +110,27 @@ def test_contexts_of_every_length_are_drawn_equally_often():
 def test_pairs_that_do_not_fit_are_refused(change, match):
     config = dataclasses.replace(TINY, model=dataclasses.replace(TINY.model, **change))
     with pytest.raises(UserError, match=match):
-        FromTarget(config, TEACHER)
+        FromTarget(config, teacher())
 
 
 def test_samples_of_the_target_are_kept_and_checked(tmp_path):
     names = DIGITS.class_names
-    first = TargetSamples(TEACHER, names, 100, tmp_path)
+    first = TargetSamples(teacher(), names, 100, tmp_path)
     files = sorted(p.name for p in tmp_path.iterdir())
     assert files == ["samples_00000.npz", "samples_00001.npz"]
     stamps = [p.stat().st_mtime_ns for p in sorted(tmp_path.iterdir())]
-    again = TargetSamples(TEACHER, names, 100, tmp_path)
+    again = TargetSamples(teacher(), names, 100, tmp_path)
     assert [p.stat().st_mtime_ns for p in sorted(tmp_path.iterdir())] == stamps
     for index in (0, 3):
         np.testing.assert_array_equal(first.batch(index, 32).images, again.batch(index, 32).images)
     assert sorted(first.batch(0, 128).labels) == sorted(np.arange(128) % 10)
     with pytest.raises(UserError, match="another target or seed"):
-        TargetSamples(TEACHER, names, 100, tmp_path, seed=1)
+        TargetSamples(teacher(), names, 100, tmp_path, seed=1)
     (tmp_path / files[0]).write_bytes(b"PK\x03\x04 damaged")
     with pytest.raises(UserError, match="damaged"):
-        TargetSamples(TEACHER, names, 100, tmp_path)
+        TargetSamples(teacher(), names, 100, tmp_path)
     with pytest.raises(UserError, match="too few"):
-        TargetSamples(TEACHER, names, 3, tmp_path)
+        TargetSamples(teacher(), names, 3, tmp_path)
     both = Alternating(DIGITS, first)
     np.testing.assert_array_equal(both.batch(3, 8).images, first.batch(1, 8).images)
     np.testing.assert_array_equal(both.batch(4, 8).images, DIGITS.batch(2, 8).images)

@@ -89,11 +89,9 @@ def test_any_number_of_steps(num_iter):
     chex.assert_tree_all_finite(draw(settings=settings))
 
 
-@pytest.mark.parametrize("num_iter", [5])
-def test_encoder_sizes_do_not_change_the_result(num_iter):
-    settings = dataclasses.replace(SETTINGS, num_iter=num_iter)
-    runs = [draw(settings=dataclasses.replace(settings, prefix_buckets=n)) for n in (1, 4)]
-    np.testing.assert_allclose(runs[0], runs[1], atol=2e-4)
+def test_encoder_sizes_do_not_change_the_result():
+    found = draw(settings=dataclasses.replace(SETTINGS, prefix_buckets=3))
+    np.testing.assert_allclose(found, base(), atol=2e-4)
 
 
 def test_more_steps_than_tokens_equal_as_many():
@@ -112,18 +110,11 @@ def test_bfloat16_stays_close():
 
 
 def test_compiled_once_per_shape():
-    f = fixture()
-    run = jax.jit(
-        chex.assert_max_traces(plain.sample.__wrapped__, n=1), static_argnames=("model", "settings")
-    )
+    """Other keys, labels and scales compile nothing."""
+    guided = dataclasses.replace(SETTINGS, guided=True)
+    draw(settings=guided, cfg=2.5)
+    before = plain.sample._cache_size()
+    assert before > 0
     for seed, cfg in ((0, 1.0), (1, 2.0)):
-        keys = row_keys(jax.random.key(seed), 2)
-        run(
-            model=f.model,
-            params=f.params,
-            keys=keys,
-            labels=LABELS[:2],
-            settings=SETTINGS,
-            cfg=cfg,
-            temperature=1.0 - seed / 10,
-        )
+        draw(keys=row_keys(jax.random.key(seed), 4), labels=LABELS - seed, settings=guided, cfg=cfg)
+    assert plain.sample._cache_size() == before

@@ -62,8 +62,8 @@ def plan_of(way, labels=LABELS, batch=None):
     return cspd_jax.resolve(MODEL, request, batch)
 
 
-# What is slow here runs the code of two others together.
-SLOW = ("self, chains", "draft, path")
+# What is slow here runs the code of two others together, or is sampled in test_token_speculation.
+SLOW = ("self, chains", "draft, path", "draft, paper")
 
 
 @pytest.mark.parametrize("way", [pytest.param(way, marks=[pytest.mark.slow] * (way in SLOW)) for way in WAYS])
@@ -130,9 +130,11 @@ def test_batches_are_the_same_images(way):
 @pytest.mark.parametrize(
     "way",
     [
-        "plain, chains",
         "self",
-        *(pytest.param(w, marks=pytest.mark.slow) for w in (*SLOW, "plain", "released")),
+        *(
+            pytest.param(w, marks=pytest.mark.slow)
+            for w in ("self, chains", "draft, path", "plain", "plain, chains", "released")
+        ),
     ],
 )
 def test_guidance_of_each_image(way):

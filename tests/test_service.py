@@ -112,19 +112,20 @@ def test_an_image_that_enters_at_any_round_is_the_image_of_the_library(which, me
 
 def test_a_wrong_label_in_another_row_is_seen(toy):
     """The negative control: the comparison above can fail."""
-    right = run_rows(ImageRows(toy, B, METHOD, False), {0: [ImageRequest(1, 5)]})
-    wrong = alone(toy, ImageRequest(2, 5), METHOD)[0]
-    assert not np.allclose(right[ImageRequest(1, 5)].tokens, wrong, rtol=2e-4, atol=2e-5)
+    asked = ImageRequest(1, 5, 2.0)
+    right = run_rows(ImageRows(toy, B, METHOD, True), {0: [asked]})
+    wrong = alone(toy, ImageRequest(2, 5, 2.0), METHOD)[0]
+    assert not np.allclose(right[asked].tokens, wrong, rtol=2e-4, atol=2e-5)
 
 
 def test_a_row_that_is_emptied_midway_disturbs_nobody(toy):
-    lane = ImageRows(toy, B, METHOD, False)
-    kept, dropped = ImageRequest(0, 1), ImageRequest(1, 2)
+    lane = ImageRows(toy, B, METHOD, True)
+    kept, dropped = ImageRequest(0, 1, 2.0), ImageRequest(1, 2, 2.0)
     lane.enter({0: dropped, 2: kept})
     lane.advance()
     lane.leave([0])
     assert lane._state.group[0] == lane._inputs.groups  # frozen: it takes no places from the others
-    lane.enter({0: ImageRequest(2, 9)})
+    lane.enter({0: ImageRequest(2, 9, 2.0)})
     news = {}
     while not (2 in news and news[2].complete):
         news |= lane.advance()
@@ -135,7 +136,7 @@ def test_rounds_compile_once(toy):
     """Requests that come and go, with other labels, seeds and scales, are no new programs."""
     from cspd_jax.service import rows
 
-    lane = ImageRows(toy, 2, METHOD, True)
+    lane = ImageRows(toy, B, METHOD, True)
     run_rows(lane, {0: [ImageRequest(0, 1, 2.0)]})
     before = rows._advance._cache_size(), rows._replace_rows._cache_size()
     run_rows(lane, {0: [ImageRequest(1, 2, 3.0)], 1: [ImageRequest(2, 4, 1.5), ImageRequest(-1, 4, 0.0)]})

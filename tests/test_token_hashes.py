@@ -9,7 +9,6 @@ import token_hashes
 
 QUICK = (
     "image: plain, chains, no final noise",
-    "image: self",
     "image: self, groups, guided, prefill",
     "image: draft, path, far, guided",
     "image: draft, paper, Sigma = 1, unaligned, guided",

@@ -79,7 +79,7 @@ def outer_tokens(options, draft=None, cfg=1.0, temperature=1.0, **settings):
     return made.tokens, made.tested, made.accepted
 
 
-def released_tokens(draft=NEAR, cfg=1.0, num_iter=6, **options):
+def released_tokens(draft, cfg=1.0, num_iter=6, **options):
     made = released.sample(
         TARGET, None, draft, None, row_keys(jax.random.key(1), IMAGES), _labels(),
         settings=_settings(cfg=cfg, num_iter=num_iter, final_noise=False), cfg=cfg,
@@ -108,27 +108,22 @@ IMAGE = {
     "plain, no final noise, groups, guided, cold": lambda: plain_tokens(
         num_iter=3, cfg=1.5, temperature=0.8, final_noise=False
     ),
-    "plain, chains": lambda: plain_tokens(chains=CHAINS, cfg=1.5),
     "plain, chains, no final noise": lambda: plain_tokens(chains=CHAINS, final_noise=False, num_iter=3),
-    "self": lambda: outer_tokens(ahead(gamma=3)),
     "self, groups, guided, prefill": lambda: outer_tokens(
         ahead(gamma=2, prefill=0.3), num_iter=3, cfg=1.5, temperature=0.9
     ),
     "self, adaptive, chains": lambda: outer_tokens(ahead(gamma=4, adapt=0.2), chains=CHAINS),
     "self, joint (lossy)": lambda: outer_tokens(ahead(gamma=3, joint=True)),
-    "draft, path": lambda: outer_tokens(ahead(gamma=3), draft=NEAR),
     "draft, path, far, guided": lambda: outer_tokens(ahead(gamma=3), draft=FAR, cfg=2.0),
     "draft, path, far, groups, guided, chains": lambda: outer_tokens(
         ahead(gamma=2, prefill=0.3, adapt=0.3), draft=FAR, num_iter=3, cfg=1.5, chains=CHAINS
     ),
-    "draft, paper (lossy)": lambda: outer_tokens(ahead(gamma=3, **PAPER), draft=NEAR),
     "draft, paper, Sigma = 1, unaligned, guided": lambda: outer_tokens(
         ahead(gamma=2, sigma=False, align=False, **PAPER), draft=NEAR, num_iter=3, cfg=1.5
     ),
     "draft, paper, widened (lossy)": lambda: outer_tokens(
         ahead(gamma=3, inner_temperature=42.0, **PAPER), draft=NEAR
     ),
-    "released (lossy)": lambda: released_tokens(gamma=2),
     "released, groups, guided (lossy)": lambda: released_tokens(
         draft=FAR, num_iter=4, cfg=1.5, gamma=3, inner_temperature=5.0, prefill=0.3
     ),
@@ -153,12 +148,9 @@ def text_tokens(drafter=None, temperature=0.8, top_k=None, top_p=None, draft_sca
 
 
 TEXT = {
-    "greedy": lambda: text_tokens(temperature=0.0),
     "plain": lambda: text_tokens(top_k=6, top_p=0.9),
     "greedy, model": lambda: text_tokens("model", temperature=0.0),
-    "google": lambda: text_tokens("model", rule="google"),
     "deepmind": lambda: text_tokens("model", rule="deepmind"),
-    "block": lambda: text_tokens("model", rule="block", gamma=5),
     "block, adaptive, confidence": lambda: text_tokens("model", rule="block", cost=0.2, confidence=0.3),
     "match": lambda: text_tokens("model", rule="match"),
     "lookup, block": lambda: text_tokens("lookup", rule="block", temperature=0.3),
@@ -182,12 +174,8 @@ def masked_tokens(family="llada", method="ssd", temperature=0.0, **options):
 
 
 MASKED = {
-    "stepwise": lambda: masked_tokens(method="stepwise"),
     "stepwise, cached, sampled": lambda: masked_tokens(method="stepwise", cached=True, temperature=0.7),
-    "ssd": lambda: masked_tokens(),
     "ssd, sampled, guided": lambda: masked_tokens(temperature=0.7, guidance=0.7),
-    "ssd, cached": lambda: masked_tokens(cached=True),
-    "ssd, Dream": lambda: masked_tokens("dream", temperature=0.7),
     "ssd, Dream, cached": lambda: masked_tokens("dream", cached=True),
     "ssd, top-k (lossy)": lambda: masked_tokens(accept_top_k=3),
     "schedule (lossy)": lambda: masked_tokens(method="schedule", steps=6),
