@@ -276,10 +276,11 @@ def from_json(values: Any, where: str = "a run") -> RunConfig:
         )
     data = _DATA[values["data_kind"]]
     run, model = _classes(data, values.get("model"))
-    settings = {name: value for name, value in values.items() if name != "data_kind"}
+    parts = {"model": model, "data": data}
+    settings = {name: value for name, value in values.items() if name not in ("data_kind", *parts)}
     settings = read_fields(run, settings, f"{where}:", every=False)
-    for name, part in (("model", model), ("data", data)):
-        fields = read_fields(part, settings.get(name), f"{where}: {name}", every=False)
+    for name, part in parts.items():
+        fields = read_fields(part, values.get(name), f"{where}: {name}", every=False)
         with naming(where):
             settings[name] = part(**fields)
     with naming(where):

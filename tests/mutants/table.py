@@ -271,8 +271,8 @@ PLAINS = _table(
     ),
     (
         "plain: the cache is not carried on",
-        "return PlainState(write_group(state.tokens, x, group.first), cache), counts",
-        "return PlainState(write_group(state.tokens, x, group.first), state.cache), counts",
+        "return PlainState(write_group(state.tokens, x, group.first), cache, other), counts",
+        "return PlainState(write_group(state.tokens, x, group.first), state.cache, other), counts",
     ),
 )
 
