@@ -38,6 +38,7 @@ class Case:
     args: pytrees of arrays, without typed keys.
     tokens: of one row of the batch, made by one run.
     facts: of the output: what happened, with `trips` for `count_launches`.
+    donated: numbers of the arguments that the program may overwrite.
     """
 
     about: dict[str, Any]
@@ -45,6 +46,7 @@ class Case:
     args: tuple
     tokens: int
     facts: Callable[[Any], dict[str, Any]] = lambda out: {}
+    donated: tuple[int, ...] = ()
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -52,7 +54,8 @@ class Case:
 
     def compiled(self, args: tuple | None = None):
         with jax.default_matmul_precision(self.about["precision"]):
-            return jax.jit(self.function).lower(*(self.args if args is None else args)).compile()
+            program = jax.jit(self.function, donate_argnums=self.donated)
+            return program.lower(*(self.args if args is None else args)).compile()
 
 
 def about(model: str, what: str, batch: int, method: str, **more) -> dict[str, Any]:

@@ -22,11 +22,14 @@ from cases import LLADA_8B, PYTHIA_1_4B, PYTHIA_70M, PYTHIA_160M, STEPS, Case, a
 import cspd_jax
 from cspd_jax import ChainSpeculation, DraftSpeculation, Plain, SelfSpeculation, masked, models, text
 from cspd_jax.data.text import documents
+from cspd_jax.diffusion.flow import is_flow
 from cspd_jax.image import plain, speculation
 from cspd_jax.image.plain import SamplerSettings
+from cspd_jax.image.reveal import Raster
 from cspd_jax.masked import generation as masked_generation
 from cspd_jax.networks import lm, mar
-from cspd_jax.networks.config import MAR_PRESETS
+from cspd_jax.networks.config import MAR_PRESETS, SPHERE_PRESETS, MARConfig
+from cspd_jax.networks.kinds import kind_of
 from cspd_jax.networks.lm_config import LMConfig
 from cspd_jax.text import generation as text_generation
 from cspd_jax.tokenizers import ByteTokenizer
@@ -98,6 +101,9 @@ def cases(file: Path, toy: bool) -> Iterator[Counted]:
         yield from fillings(file, "llada-8b", batch, "bfloat16")
     for batch in (8, 64):
         yield from images(file, "mar-base", batch, False, "bfloat16", WAYS[:4])
+    for name in SPHERE_PRESETS:
+        for guided, dtype in plain_types:
+            yield from causal_images(file, name, guided, dtype)
     for batch in (1, 8, 64):
         for name in ("mar-huge", "mar-large", "mar-base"):
             for guided, dtype in types:
@@ -124,6 +130,28 @@ def images(
         yield Counted(row, make)
 
 
+def causal_images(file: Path, name: str, guided: bool, dtype: str) -> Iterator[Counted]:
+    """A token of one image by SphereAR, in the middle of it."""
+    for way in (Way("plain"), Way("chains", 16), Way("chains", 32)):
+        row = about(
+            name, "token", 1, way.method, options=way.options, guided=guided, dtype=dtype,
+            respacing="flow100", num_iter=SPHERE_PRESETS[name].seq_len,
+        )  # fmt: skip
+
+        def make(row=row, way=way):
+            run = {} if way.chain is None else image_run(file, way, 1, "default-causal")
+            if run:
+                calls = {"head_calls_of_slowest": run["calls"]}
+                row = {**row, "acceptance_from": "runs of the default models", **calls}
+            settings = SamplerSettings(
+                respacing="flow100", guided=guided, cfg_schedule="constant", prefix_buckets=1,
+                chain=way.chain, reveal=Raster(),
+            )  # fmt: skip
+            return _step(row, settings), [run["calls"]] if run else []
+
+        yield Counted(row, make)
+
+
 def image_case(row: dict[str, Any], way: Way, run: dict[str, float]) -> Case:
     if run:
         calls = {"head_calls_of_slowest": run["calls"]} if way.chain else {}
@@ -135,32 +163,37 @@ def image_case(row: dict[str, Any], way: Way, run: dict[str, float]) -> Case:
 
 
 def mar_params(name: str, dtype: str) -> Any:
-    shapes = mar.abstract_params(MAR_PRESETS[name])
+    return image_params(MAR_PRESETS[name], dtype)
+
+
+def image_params(config: Any, dtype: str) -> Any:
+    shapes = kind_of(config).abstract_params(config)
     return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, dtype), shapes)
 
 
 def _step(row: dict[str, Any], settings: SamplerSettings) -> Case:
     """An AR step of the plain sampler in the middle of the image: a token of each image."""
-    config, batch = MAR_PRESETS[row["model"]], row["batch"]
-    model, known = mar.MARModel(config, jnp.dtype(row["dtype"])), config.seq_len // 2
+    config, batch = {**MAR_PRESETS, **SPHERE_PRESETS}[row["model"]], row["batch"]
+    model, known = kind_of(config).network(config, jnp.dtype(row["dtype"])), config.seq_len // 2
 
     def prepared(params, labels):
         keys = cspd_jax.row_keys(jax.random.key(0), batch)
         made = plain.start(model, params, keys, labels, settings)
-        tokens = jnp.zeros((batch, config.seq_len, config.token_dim))
-        return made, plain.PlainState(tokens, None)
+        segments = plain.plan_segments(config.seq_len, settings)
+        return made, plain.empty_state(model, params, made, segments)
 
     def step(params, prepared, first, scale):
         made, state = prepared
         group = plain.GroupArrays(first, jnp.int32(1), scale)
         shape = {"settings": settings, "bucket": known, "width": 1}
         state, counts = plain.ar_step(model, params, made, state, group, jnp.float32(1), **shape)
-        return state.tokens, counts
+        return state, counts
 
-    params, labels = mar_params(row["model"], row["dtype"]), jax.ShapeDtypeStruct((batch,), jnp.int32)
+    params, labels = image_params(config, row["dtype"]), jax.ShapeDtypeStruct((batch,), jnp.int32)
     scale = jax.ShapeDtypeStruct((batch,), jnp.float32)
     args = (params, jax.eval_shape(prepared, params, labels), jax.ShapeDtypeStruct((), jnp.int32), scale)
-    return Case({**row, "timed": f"one AR step, {known} tokens known"}, step, args, 1)
+    donated = () if isinstance(config, MARConfig) else (1,)  # the cache is written in place
+    return Case({**row, "timed": f"one AR step, {known} tokens known"}, step, args, 1, donated=donated)
 
 
 def _round(row: dict[str, Any], way: Way, settings: SamplerSettings, run: dict[str, float]) -> Case:
@@ -290,7 +323,7 @@ def kept(file: Path, name: str, run: Callable[[], dict[str, float]]) -> dict[str
     return runs[name]
 
 
-def image_run(file: Path, way: Way, batch: int) -> dict[str, float]:
+def image_run(file: Path, way: Way, batch: int, name: str = "default") -> dict[str, float]:
     """Head calls of the slowest row, and tokens per round of speculation over AR steps.
 
     One image is one draw, so several are run where a batch is small.
@@ -303,8 +336,9 @@ def image_run(file: Path, way: Way, batch: int) -> dict[str, float]:
         elif way.method.startswith("draft"):
             criterion = speculation.PathCriterion(way.proposals)
             method = DraftSpeculation(models.load("default-draft"), criterion, gamma=way.gamma)
-        model, infos = models.load("default"), []
-        options: dict[str, Any] = {"method": method, "final_noise": True, "denoise": way.chain or "plain"}
+        model, infos = models.load(name), []
+        options: dict[str, Any] = {"method": method, "denoise": way.chain or "plain"}
+        options["final_noise"] = None if is_flow(model.config.respacing) else True
         for i in range(max(1, 12 // batch)):
             labels = [(i + j) % 10 for j in range(batch)]
             infos.append(cspd_jax.generate(jax.random.key(i), model, labels, **options)[1])
@@ -315,7 +349,8 @@ def image_run(file: Path, way: Way, batch: int) -> dict[str, float]:
             "tokens_per_round": sum(info.tokens / info.images for info in infos) / rounds,
         }
 
-    return kept(file, f"{way.method}, {way.options}, batch {batch}", run)
+    whose = "" if name == "default" else f"{name}: "
+    return kept(file, f"{whose}{way.method}, {way.options}, batch {batch}", run)
 
 
 def held_out(count: int, longer_than: int) -> list[list[int]]:
