@@ -3,6 +3,7 @@ with the gains of its denoising steps.
 
     python benchmarks/ship_default.py runs/glyphs/model target
     python benchmarks/ship_default.py runs/draft/model draft
+    python benchmarks/ship_default.py runs/glyphs-causal/model causal
     python benchmarks/ship_default.py runs/text-target/model text-target
 """
 
@@ -16,6 +17,7 @@ import cspd_jax
 from cspd_jax import checkpoints, models
 from cspd_jax.image import calibration
 from cspd_jax.image.plan import make_request
+from cspd_jax.networks.kinds import IMAGE_KINDS
 
 
 def main() -> None:
@@ -31,7 +33,7 @@ def main() -> None:
     shutil.rmtree(place, ignore_errors=True)
     metadata = {k: loaded.metadata[k] for k in ("source", "extra") if k in loaded.metadata}
     checkpoints.save(place, loaded.kind, loaded.config, loaded.params, single_file=True, **metadata)
-    if loaded.kind == "mar":
+    if loaded.kind in IMAGE_KINDS:
         write_gains(place)
     size = sum(f.stat().st_size for f in place.rglob("*") if f.is_file())
     print(f"{place}: {size / 1e6:.2f} MB")

@@ -11,25 +11,11 @@ from cspd_jax.cli import main
 from cspd_jax.training import presets
 from cspd_jax.training.config import FlowTrainConfig
 
-TINY = [
-    "model.width=16",
-    "model.depth=1",
-    "model.heads=2",
-    "model.class_tokens=2",
-    "model.head_width=16",
-    "model.head_depth=1",
-    "model.respacing=flow4",
-    "model.seq_len=16",
-    "data.size=16",
-    "data.extent=12",
-    "batch=4",
-    "log_every=1",
-    "checkpoint_every=2",
-    "sample_every=2",
-    "learning_rate=0.003",
-    "warmup=0",
-    "decay=0",
-]
+MODEL = {"width": 16, "depth": 1, "heads": 2, "class_tokens": 2, "head_width": 16, "head_depth": 1}
+MODEL |= {"respacing": "flow4", "seq_len": 16}
+RUN = {"batch": 4, "log_every": 1, "checkpoint_every": 2, "sample_every": 2, "warmup": 0, "decay": 0}
+TINY = [f"model.{name}={value}" for name, value in MODEL.items()]
+TINY += [f"{name}={value}" for name, value in {**RUN, "data.size": 16, "data.extent": 12}.items()]
 
 
 def train(out, *argv):
