@@ -23,7 +23,7 @@ from cspd_jax.image import plain, plan
 from cspd_jax.image.chain_speculation import ChainSpeculation
 from cspd_jax.image.reveal import RISING, Raster
 from cspd_jax.networks import sphere
-from cspd_jax.networks.config import SPHERE_PRESETS
+from cspd_jax.networks.config import SPHERE_PRESETS, SphereConfig
 from cspd_jax.training.image.flow import FlowDraws, flow_objective
 
 GOLDEN = Path(__file__).parent / "golden_causal"
@@ -279,6 +279,18 @@ def test_whole_generations_with_speculation():
 def test_what_cannot_be_converted(argv, words, tmp_path, capsys):
     assert main(["convert", str(GOLDEN / "sphere_tiny2_ar.pth"), str(tmp_path / "m"), *argv]) == 2
     assert re.search(words, capsys.readouterr().err) and not (tmp_path / "m").exists()
+
+
+@pytest.mark.parametrize(
+    "depth, modulations, fits", [(2, 3, True), (6, 2, True), (5, 2, False), (6, 4, False)]
+)
+def test_blocks_that_share_modulations(depth, modulations, fits):
+    sizes = {"head_depth": depth, "head_modulations": modulations}
+    if fits:
+        assert SphereConfig(**sizes).blocks_together == max(1, depth // modulations)
+    else:
+        with pytest.raises(UserError, match="share"):
+            SphereConfig(**sizes)
 
 
 def test_a_wrong_tensor_is_named():

@@ -126,7 +126,7 @@ class SphereConfig:
     class_tokens: tokens that carry the class.
     width, depth, heads: of the backbone.
     head_depth, head_width: of the flow head.
-    head_modulations: modulations of the head; consecutive blocks share one.
+    head_modulations: modulations of the head; consecutive blocks share one, and some may be left over.
     respacing: the steps of sampling, see `diffusion.flow`.
     on_sphere: tokens are put on the sphere of radius sqrt(token_dim) where their chains end.
     patch_size: latents (or pixels) along one side of a token.
@@ -156,11 +156,17 @@ class SphereConfig:
             raise UserError(
                 f"width {self.width} with {self.heads} heads: the width of a head must be a multiple of 4"
             )
-        if self.head_depth % self.head_modulations:
+        together = self.blocks_together
+        if self.head_depth % together or self.head_depth // together > self.head_modulations:
             raise UserError(
                 f"{self.head_depth} blocks of the head cannot share {self.head_modulations} modulations"
             )
         _check_grid(self)
+
+    @property
+    def blocks_together(self) -> int:
+        """How many blocks of the head share a modulation."""
+        return max(1, self.head_depth // self.head_modulations)
 
     @property
     def blocks(self) -> int:

@@ -87,7 +87,7 @@ class FlowHead(nn.Module):
     def denoise(self, x: Array, modulations: tuple[Array, ...]) -> Array:
         """x [..., C] with the modulations of its own (t, z) -> velocity [..., C], at least float32."""
         h = self.input_proj(x.astype(self.dtype))
-        together = self.depth // self.modulations
+        together = max(1, self.depth // self.modulations)
         for i, block in enumerate(self.res_blocks):
             h = block(h, modulations[i // together])
         out = self.final_layer(h, modulations[-1])
