@@ -119,17 +119,16 @@ def recorded(
     windows: tuple[int, ...],
     name: str = "default",
     settings: SamplerSettings | None = None,
-    seed: int = 0,
-) -> tuple[ChainRandomness, int]:
+) -> tuple[ChainRandomness, np.ndarray]:
     """Runs an embedded model on `rows` of its contexts. Returns random numbers whose uniforms make any other
-    model accept and reject the same drafts (0 always accepts, 2 never), and the number of head calls."""
+    model accept and reject the same drafts (0 always accepts, 2 never), and the head calls of each row."""
     model = models.load(name)
     settings = settings or settings_of(model)
     found = calibration.get(model, settings, 1.0, 1.0).calibration
     schedule = sampling_schedule(settings.respacing)
     features = model.network.embed_time(model.params, jnp.asarray(schedule.timestep_map))
-    chosen = np.random.default_rng(rows + seed).integers(found.contexts.shape[1], size=rows)
-    random = randomness(rows, model.config.token_dim, schedule.num_steps, seed)
+    chosen = np.random.default_rng(rows).integers(found.contexts.shape[1], size=rows)
+    random = randomness(rows, model.config.token_dim, schedule.num_steps)
     z = found.contexts[0, chosen]
     problem, chain = chain_speculation.begin(
         model.network, model.params, features, z, random, coefficients(schedule), found.drafter
@@ -148,11 +147,12 @@ def recorded(
         )
 
     forced = np.zeros((schedule.num_steps, rows), np.float32)
-    count = 0
+    made, count = 0, np.zeros(rows, int)
     while np.any(chain.left > 0):
-        chain, rejected, step = call(chain, windows[min(count, len(windows) - 1)])
+        count += np.asarray(chain.left > 0)
+        chain, rejected, step = call(chain, windows[min(made, len(windows) - 1)])
+        made += 1
         forced[np.asarray(step)[rejected], np.nonzero(rejected)[0]] = 2.0
-        count += 1
     return random._replace(uniforms=jnp.asarray(forced)), count
 
 
@@ -173,7 +173,8 @@ def head_seconds(name: str, rows: int, repeats: int) -> dict:
         label, random = "plain", randomness(rows, config.token_dim)
         if windows:
             label = chain_timing.name_of(windows)
-            random, count[label] = recorded(rows, windows)
+            random, calls = recorded(rows, windows)
+            count[label] = int(calls.max())
         way = windows and ChainSpeculation(windows)
         runs[label] = functools.partial(
             chain_timing.run_chains,
