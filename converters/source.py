@@ -104,7 +104,10 @@ class Options:
             if getattr(self, field.name) is not None and field.name not in applies:
                 flag = "--" + field.name.replace("_", "-")
                 raise UserError(f"{flag} does not apply to a checkpoint of kind {kind}; leave it out")
-        wanted = {"mar": (2, "ENC,DEC"), "sphere": (1, "N")}.get(kind)
+        wanted = {
+            "mar": (2, "two numbers ENC,DEC, for example 12,12"),
+            "sphere": (1, "one number, for example 12"),
+        }.get(kind)
         if wanted and self.heads is not None and len(self.heads) != wanted[0]:
             raise UserError(f"--heads of a checkpoint of kind {kind} is {wanted[1]}")
 

@@ -270,7 +270,7 @@ def test_whole_generations_with_speculation():
     "argv, words",
     [
         ([], "its number of heads|whose number of heads"),
-        (["--heads", "2,2"], "is N"),
+        (["--heads", "2,2"], "is one number"),
         (["--heads", "3"], "a multiple of 4"),
         (["--heads", "2", "--steps", "ddim5"], "not those of a flow sampler"),
         (["--heads", "2", "--patch-size", "2"], "does not apply"),
