@@ -13,8 +13,20 @@ import numpy as np
 
 from cspd_jax._utils import bounds
 from cspd_jax._utils.files import file_sha256
-from cspd_jax.converters import hf, hf_lm, inception, kl16, mar, nextstep, sphere, sphere_vae
+from cspd_jax.converters import (
+    gguf,
+    gguf_tokenizer,
+    hf,
+    hf_lm,
+    inception,
+    kl16,
+    mar,
+    nextstep,
+    sphere,
+    sphere_vae,
+)
 from cspd_jax.converters._tables import Put, Tensor, check_type
+from cspd_jax.converters.gguf_header import is_gguf
 from cspd_jax.converters.safetensors_file import open_safetensors
 from cspd_jax.converters.torch_tensors import LazyTensor, Namespace, total_bytes
 from cspd_jax.converters.torch_zip import open_checkpoint
@@ -37,6 +49,7 @@ class Source:
     tensors: by their names in the checkpoint.
     args: the training arguments or the configuration stored in it.
     folder: that of a language model or a NextStep-1 model, else None.
+    gguf: what the file says, if it is a GGUF file, else None.
     """
 
     path: Path
@@ -44,11 +57,23 @@ class Source:
     tensors: Mapping[str, Tensor]
     args: Mapping[str, Any]
     folder: hf.Folder | None = None
+    gguf: gguf.GGUF | None = None
 
     @property
     def companions(self) -> tuple[Path, ...]:
         """Files that belong beside the converted weights."""
         return self.folder.companions if self.folder else ()
+
+    def tokenizer_files(self) -> dict[str, bytes]:
+        """Further such files, name -> content, made of what a single file says of its tokenizer."""
+        return gguf_tokenizer.files(self.args, str(self.path)) if self.gguf else {}
+
+    @property
+    def remark(self) -> str | None:
+        """What a user should know of the conversion."""
+        if self.gguf is None or (why := gguf_tokenizer.missing(self.args)) is None:
+            return None
+        return f"no tokenizer is converted, so that prompts are ids: {why}"
 
     @property
     def autoencoder(self) -> Source | None:
@@ -62,7 +87,7 @@ class Source:
 
     @property
     def dtype(self) -> str:
-        kinds = sorted({str(tensor.dtype) for tensor in self.tensors.values()})
+        kinds = sorted({getattr(tensor, "stored", str(tensor.dtype)) for tensor in self.tensors.values()})
         return kinds[0] if len(kinds) == 1 else "mixed (" + ", ".join(kinds) + ")"
 
     @property
@@ -119,7 +144,8 @@ def open_source(path: str | os.PathLike, weights: str | None = None) -> Source:
     model_ema, ema and model.
     """
     path = Path(path)
-    if path.is_dir() or path.suffix == ".safetensors":
+    in_gguf = not path.is_dir() and is_gguf(path)
+    if path.is_dir() or path.suffix == ".safetensors" or in_gguf:
         if weights is not None:
             raise UserError(f"{path} holds a single set of weights; --weights is for .pth files")
         if path.is_dir():
@@ -127,6 +153,9 @@ def open_source(path: str | os.PathLike, weights: str | None = None) -> Source:
             if nextstep.is_nextstep(folder):
                 return Source(path, "nextstep", folder.tensors, folder.config, folder)
             return Source(path, "lm", hf_lm.weights(folder), folder.config, folder)
+        if in_gguf:
+            found = gguf.open_gguf(path)
+            return Source(path, "lm", found.tensors, found.metadata, gguf=found)
         tree, args = open_safetensors(path), {}
     else:
         tree = open_checkpoint(path)
@@ -181,6 +210,8 @@ def make_config(source: Source, options: Options = Options()):
     """The configuration that fits the file, of the class that its kind has."""
     options.refuse_others(source.kind)
     where = str(source.path)
+    if source.gguf:
+        return gguf.make_config(source.gguf)
     if source.folder:
         if source.kind == "nextstep":
             return nextstep.make_config(source.folder, steps=options.steps, vae_stride=options.vae_stride)
@@ -219,12 +250,16 @@ _MODULES = {
 }
 
 
+def _module(source: Source) -> Any:
+    return gguf if source.gguf else _MODULES[source.kind]
+
+
 def check(source: Source, config) -> None:
     """UserError unless `convert` would find every tensor, by names, shapes and types. Reads no number."""
     shapes, where = source.shapes, str(source.path)
-    if source.kind == "lm":
+    if source.kind == "lm" and source.folder:
         shapes = hf_lm.without_the_copy(config, shapes)
-    for entry in _MODULES[source.kind].plan(config, shapes, where):
+    for entry in _module(source).plan(config, shapes, where):
         check_type(source.tensors[entry.name], entry.name, where)
     if source.autoencoder:
         check(source.autoencoder, make_config(source.autoencoder))
@@ -232,8 +267,7 @@ def check(source: Source, config) -> None:
 
 def convert(source: Source, config, dtype=np.float32, put: Put | None = None) -> dict:
     """The Flax parameter tree of numpy arrays, or of what `put` makes of each path and array."""
-    module = _MODULES[source.kind]
-    return module.convert(config, source.tensors, str(source.path), dtype, put)
+    return _module(source).convert(config, source.tensors, str(source.path), dtype, put)
 
 
 def digest(source: Source) -> str:

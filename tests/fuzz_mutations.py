@@ -1,4 +1,4 @@
-"""Ways to damage a file: as bytes, and by what the bytes mean (JSON, pickles, zip and safetensors files)."""
+"""Ways to damage a file: as bytes, and by what they mean (JSON, pickles, zip, safetensors, GGUF)."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import itertools
 import json
 import pickletools
 import random
+import re
 import struct
 import zipfile
 from collections.abc import Callable
@@ -250,6 +251,18 @@ def of_tensors(content: bytes, r: random.Random) -> bytes:
     return struct.pack("<Q", len(text)) + text + content[8 + length :]
 
 
+def of_gguf(content: bytes, r: random.Random) -> bytes:
+    """What lies behind a name changed: a type, a count, a length, a size, a place."""
+    data = bytearray(content)
+    names = [m.end() for m in re.finditer(rb"(general|llama|tokenizer|blk|token_embd|output)[\w.]*", content)]
+    for _ in range(r.choice([1, 1, 2, 5])):
+        at = r.choice([4, 8, 16, *names]) + r.choice([0, 4, 8, 12, 20])
+        width = r.choice(["<I", "<Q", "<f"])
+        number = r.choice([*_NUMBERS, *range(16), 32, 264]) % 2 ** (8 * struct.calcsize(width))
+        data[at : at + struct.calcsize(width)] = struct.pack(width, number)
+    return bytes(data)
+
+
 def mutate(file: Path, r: random.Random) -> bytes:
     """The content of a file, damaged."""
     content = file.read_bytes()
@@ -270,4 +283,6 @@ def mutations_of(file: Path) -> list[Mutation]:
             return [of_zip, within_zip(".npy", of_bytes), of_bytes]
         case ".safetensors":
             return [of_safetensors, of_tensors, of_bytes]
+        case ".gguf":
+            return [of_gguf, of_gguf, of_bytes]
     return [of_json, of_bytes] if file.name in ("_METADATA", "_CHECKPOINT_METADATA") else [of_bytes]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import importlib.util
 import json
 import os
 import resource
@@ -206,6 +207,20 @@ def _read_hf(path: Path) -> None:
     convert(source, make_config(source))
 
 
+def _make_gguf(path: Path) -> None:
+    import gguf_file
+
+    gguf_file.write(path, gguf_file.LLAMA, gguf_file.weights(gguf_file.LLAMA), "Q8_0")
+
+
+def _read_gguf(path: Path) -> None:
+    from cspd_jax.converters.source import convert, make_config, open_source
+
+    source = open_source(path)
+    source.tokenizer_files()
+    convert(source, make_config(source))
+
+
 def _make_inception(path: Path) -> None:
     import inception_reference
     import torch_file
@@ -349,10 +364,12 @@ READERS = {
     "statistics": Reader(_make_statistics, _read_reference),
     "flat-pictures": Reader(_make_flat_pictures, _read_reference),
 }
+if importlib.util.find_spec("gguf"):
+    READERS["gguf"] = Reader(_make_gguf, _read_gguf)
 CONTROL = "control"
 SUFFIXES = {
     "torch": ".pth", "torch-convert": ".pth", "safetensors": ".safetensors", "kl16": ".safetensors",
-    "svae": ".safetensors",
+    "svae": ".safetensors", "gguf": ".gguf",
     "gains": ".npz", "inception": ".pth", "images": ".npz", "statistics": ".npz",
 }  # fmt: skip
 

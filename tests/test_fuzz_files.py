@@ -8,8 +8,9 @@ import pytest
 
 
 def test_damaged_files():
-    result = fuzz_files.run(seed=0, files=76)
-    assert result.failures == [] and result.counts.total() == 76
+    files = 4 * len(fuzz_readers.READERS)
+    result = fuzz_files.run(seed=0, files=files)
+    assert result.failures == [] and result.counts.total() == files
     outcomes = {outcome for _, outcome in result.counts}
     assert outcomes == {"read", "refused"}  # not all files are damaged where it matters
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from pathlib import Path
 
 from cspd_jax.cli._arguments import add_source_flags, options
 from cspd_jax.cli._output import progress, result
@@ -18,8 +19,9 @@ def add_parser(subparsers) -> None:
     parser.add_argument(
         "source",
         metavar="SRC",
-        help="a .pth, .ckpt or .safetensors file, a model folder with config.json and .safetensors files,"
-        " mar-base, mar-large, mar-huge, kl16, or the OWNER/NAME of a language model on the Hugging Face hub",
+        help="a .pth, .ckpt, .safetensors or .gguf file, a model folder with config.json and .safetensors"
+        " files, mar-base, mar-large, mar-huge, kl16, or the OWNER/NAME of a language model on the Hugging"
+        " Face hub",
     )
     parser.add_argument("destination", metavar="DST", help="the folder to make; it must not exist")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="type stored")
@@ -44,13 +46,18 @@ def run(args: argparse.Namespace) -> None:
     config, inside = make_config(source, options(args)), source.autoencoder
     inside_config = None if inside is None else make_config(inside)
     progress(f"converting {source.num_params:,} parameters of kind {source.kind}")
+    if source.remark:
+        progress(source.remark)
     dtype = checkpoints.DTYPES[args.dtype]
     try:
         sha256 = digest(source)
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}") from None
     companions = {f"tokenizer/{file.name}": file for file in source.companions}
+    tokenizer = source.tokenizer_files()
     with write_errors(args.destination), scratch_beside(args.destination) as scratch:
+        for name, content in tokenizer.items():
+            companions[f"tokenizer/{name}"] = _written(scratch / "tokenizer" / name, content)
         large = source.num_params * np.dtype(dtype).itemsize > _IN_MEMORY
         put = mapped_files(scratch) if large else None
         params = convert(source, config, dtype, put)
@@ -67,6 +74,12 @@ def run(args: argparse.Namespace) -> None:
             companions=companions,
         )
     result({"path": os.path.abspath(args.destination), **description}, args.json)
+
+
+def _written(file: Path, content: bytes) -> Path:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(content)
+    return file
 
 
 def _saved_beside(folder, config, params, origin: str, sha256: str) -> dict:

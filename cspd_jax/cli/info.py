@@ -16,8 +16,8 @@ def add_parser(subparsers) -> None:
     parser.add_argument(
         "path",
         metavar="PATH",
-        help="a name (default, mar-base, ...), a checkpoint folder, a .pth, .ckpt or .safetensors file, a"
-        " model folder, or a folder of samples",
+        help="a name (default, mar-base, ...), a checkpoint folder, a .pth, .ckpt, .safetensors or .gguf"
+        " file, a model folder, or a folder of samples",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(func=run)

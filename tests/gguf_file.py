@@ -1,0 +1,133 @@
+"""Small language models as GGUF files, and the same weights under Hugging Face's names.
+
+Rows of queries and keys are exchanged as the format's published converter does it: in a llama file the two
+dimensions that are rotated together lie side by side.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+V, D, L, H, KV, M = 264, 32, 2, 4, 2, 64  # ids, width, layers, heads, key-value heads, width of the MLP
+SPECIAL = ("<|start|>", "<|end|>")
+MERGES = ("h e", "l l", "he ll", "hell o")
+QWEN2 = {
+    "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "vocab_size": V, "hidden_size": D,
+    "num_hidden_layers": L, "num_attention_heads": H, "num_key_value_heads": KV, "intermediate_size": M,
+    "hidden_act": "silu", "rope_theta": 1000000.0, "rms_norm_eps": 2.0**-20, "max_position_embeddings": 64,
+    "tie_word_embeddings": True, "bos_token_id": 260, "eos_token_id": 261,
+}  # fmt: skip
+LLAMA = {
+    **QWEN2, "architectures": ["LlamaForCausalLM"], "model_type": "llama", "rope_theta": 500000.0,
+    "tie_word_embeddings": False,
+}  # fmt: skip
+_NAMES = {
+    "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down", "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
+}  # fmt: skip
+
+
+def weights(config: dict, seed: int = 0) -> dict[str, np.ndarray]:
+    """Random tensors under Hugging Face's names, float16 numbers in float32."""
+    narrow = D * KV // H
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (V, D), "model.norm.weight": (D,)}
+    if not config["tie_word_embeddings"]:
+        shapes["lm_head.weight"] = (V, D)
+    for i in range(L):
+        at = f"model.layers.{i}."
+        for letter, rows in {"q": D, "k": narrow, "v": narrow, "o": D}.items():
+            shapes[f"{at}self_attn.{letter}_proj.weight"] = (rows, D)
+            if config.get("attention_bias") or (config["model_type"] == "qwen2" and letter != "o"):
+                shapes[f"{at}self_attn.{letter}_proj.bias"] = (rows,)
+        shapes |= {f"{at}mlp.gate_proj.weight": (M, D), f"{at}mlp.up_proj.weight": (M, D)}
+        shapes |= {f"{at}mlp.down_proj.weight": (D, M)}
+        shapes |= {f"{at}{name}.weight": (D,) for name in ("input_layernorm", "post_attention_layernorm")}
+    rng = np.random.default_rng(seed)
+    draw = lambda shape: 0.2 * rng.standard_normal(shape, np.float32)
+    return {name: draw(shape).astype(np.float16).astype(np.float32) for name, shape in shapes.items()}
+
+
+def name_of(name: str) -> str:
+    """The format's name of a tensor."""
+    top = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+    module, _, leaf = name.rpartition(".")
+    if module in top:
+        return f"{top[module]}.{leaf}"
+    _, _, number, rest = module.split(".", 3)
+    return f"blk.{number}.{_NAMES[rest]}.{leaf}"
+
+
+def ordered(config: dict, name: str, array: np.ndarray) -> np.ndarray:
+    """A tensor with its rows in the order of the format."""
+    heads = {"q_proj": H, "k_proj": KV}.get(name.split(".")[-2])
+    if config["model_type"] != "llama" or heads is None:
+        return array
+    halves = array.reshape(heads, 2, -1, *array.shape[1:])
+    return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(array.shape)
+
+
+def tokens() -> list[str]:
+    """256 characters that stand for bytes, what the merges make, special tokens, and unused ids."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [i for i in range(256) if i not in printable]
+    bytes_ = [*map(chr, printable), *(chr(256 + n) for n in range(len(others)))]
+    made = [merge.replace(" ", "") for merge in MERGES]
+    unused = [f"[PAD{i}]" for i in range(V - 256 - len(made) - len(SPECIAL))]
+    return [*bytes_, *made, *SPECIAL, *unused]
+
+
+def metadata(config: dict) -> dict[str, Any]:
+    """The entries of a model with this configuration, but for general.architecture."""
+    a = config["model_type"]
+    types = [1] * 260 + [3] * len(SPECIAL) + [5] * (V - 260 - len(SPECIAL))
+    return {
+        f"{a}.block_count": L, f"{a}.context_length": 64, f"{a}.embedding_length": D,
+        f"{a}.feed_forward_length": M, f"{a}.attention.head_count": H, f"{a}.attention.head_count_kv": KV,
+        f"{a}.rope.freq_base": config["rope_theta"], f"{a}.rope.dimension_count": D // H,
+        f"{a}.attention.layer_norm_rms_epsilon": config["rms_norm_eps"], f"{a}.vocab_size": V,
+        "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": {"llama": "smollm"}.get(a, a),
+        "tokenizer.ggml.tokens": tokens(), "tokenizer.ggml.token_type": types,
+        "tokenizer.ggml.merges": list(MERGES), "tokenizer.ggml.bos_token_id": 260,
+        "tokenizer.ggml.eos_token_id": 261, "tokenizer.chat_template": "{{ messages }}",
+    }  # fmt: skip
+
+
+def write(
+    path: Path, config: dict, tensors: dict[str, np.ndarray], storage: str = "F32", **changes: Any
+) -> Path:
+    """A file with these tensors, the matrices stored as said.
+
+    changes: metadata entries to replace or, where None, to leave out; tensors to add, as arrays.
+    """
+    import gguf
+
+    kind = gguf.GGMLQuantizationType[storage]
+    said = metadata(config) | changes
+    writer = gguf.GGUFWriter(path, said.pop("general.architecture", config["model_type"]))
+    for key, value in said.items():
+        if isinstance(value, np.ndarray):
+            writer.add_tensor(key, value)
+        elif value is not None:
+            _add(writer, key, value)
+    for name, array in tensors.items():
+        array = ordered(config, name, array)
+        if array.ndim == 1 or storage == "F32":
+            writer.add_tensor(name_of(name), array)
+        elif storage == "F16":
+            writer.add_tensor(name_of(name), array.astype(np.float16))
+        else:
+            writer.add_tensor(name_of(name), gguf.quants.quantize(array, kind), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _add(writer, key: str, value: Any) -> None:
+    kinds = {bool: "bool", int: "uint32", float: "float32", str: "string", list: "array"}
+    getattr(writer, f"add_{kinds[type(value)]}")(key, value)

@@ -1,0 +1,345 @@
+"""GGUF files: the same numbers as from Hugging Face's, their tokenizer, and what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import struct
+import sys
+
+import hf_folder
+import jax
+import ml_dtypes
+import numpy as np
+import pytest
+
+from cspd_jax.cli import main
+from cspd_jax.converters.gguf_header import STORAGES, read_header
+from cspd_jax.converters.source import check, convert, make_config, open_source
+from cspd_jax.errors import UserError
+from cspd_jax.networks.layers import frequencies
+from cspd_jax.tokenizers import FileTokenizer
+
+gguf = pytest.importorskip("gguf")
+import gguf_file  # noqa: E402
+from gguf_file import LLAMA, QWEN2, V  # noqa: E402
+
+CONFIGS = {"llama": LLAMA, "qwen2": QWEN2, "biased llama": {**LLAMA, "attention_bias": True}}
+
+
+def read(path):
+    source = open_source(path)
+    config = make_config(source)
+    check(source, config)
+    return config, convert(source, config)
+
+
+@pytest.mark.parametrize("storage", ["F16", "Q8_0"])
+@pytest.mark.parametrize("family", CONFIGS)
+def test_the_numbers_of_the_hugging_face_folder(tmp_path, family, storage):
+    config, own = CONFIGS[family], gguf_file.weights(CONFIGS[family])
+    file = gguf_file.write(tmp_path / "x.gguf", config, own, storage)
+    if storage == "Q8_0":  # the folder then has what the file's numbers stand for: blocks lie within rows
+        kind = gguf.GGMLQuantizationType.Q8_0
+        rounded = lambda x: gguf.quants.dequantize(gguf.quants.quantize(x, kind), kind)
+        own = {name: rounded(array) if array.ndim == 2 else array for name, array in own.items()}
+    expected, theirs = read(hf_folder.write(tmp_path / "folder", config, own))
+    found, params = read(file)
+    assert found == dataclasses.replace(expected, known_ids=262)
+    jax.tree.map(np.testing.assert_array_equal, params, theirs)
+    source = open_source(file)
+    assert source.num_params == sum(array.size for array in own.values())
+    assert storage in source.dtype and "F32" in source.dtype
+
+
+def test_every_storage_is_read_row_by_row(tmp_path):
+    """Of the sizes that the package knows, too."""
+    known = {kind.value: (kind.name, *sizes) for kind, sizes in gguf.GGML_QUANT_SIZES.items()}
+    writer = gguf.GGUFWriter(tmp_path / "x.gguf", "llama")
+    rng, raw = np.random.default_rng(0), {}
+    for number, storage in STORAGES.items():
+        assert known[number] == dataclasses.astuple(storage)
+        kind = gguf.GGMLQuantizationType(number)
+        # Bytes below 60 are halves of small size wherever the scales lie.
+        raw[storage.name] = rng.integers(0, 60, (3, 512 // storage.block * storage.size), np.uint8)
+        writer.add_tensor(storage.name, raw[storage.name], raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    from cspd_jax.converters.gguf import open_gguf
+
+    for name, tensor in open_gguf(tmp_path / "x.gguf").tensors.items():
+        expected = gguf.quants.dequantize(raw[name], gguf.GGMLQuantizationType[name])
+        found = tensor.numpy().astype(np.float32)
+        assert found.shape == tensor.shape == (3, 512) and tensor.stored == name
+        np.testing.assert_array_equal(found, expected.reshape(3, 512))
+    assert open_gguf(tmp_path / "x.gguf").tensors["BF16"].dtype == ml_dtypes.bfloat16
+
+
+def test_rotary_scaling(tmp_path):
+    own = gguf_file.weights(LLAMA)
+    linear = {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0}
+    config = make_config(open_source(gguf_file.write(tmp_path / "a", LLAMA, own, **linear)))
+    assert (config.rope_scaling, config.rope_factor) == ("linear", 4.0)
+    scaled = dataclasses.replace(
+        config, rope_scaling="llama3", rope_factor=8.0, rope_original_positions=334
+    )  # fmt: skip
+    plain = dataclasses.replace(config, rope_scaling="none", rope_factor=1.0)
+    factors = (frequencies(plain) / frequencies(scaled)).astype(np.float32)
+    assert len(set(factors.tolist())) == 3  # one of them in between
+    changes = {"rope_freqs.weight": factors, "llama.rope.scaling.original_context_length": 334}
+    found, params = read(gguf_file.write(tmp_path / "b", LLAMA, own, **changes))
+    assert found == scaled and "head" in params
+    changes["rope_freqs.weight"] = factors + np.float32(0.1)
+    with pytest.raises(UserError, match="is not the table of llama3 scaling"):
+        read(gguf_file.write(tmp_path / "c", LLAMA, own, **changes))
+    changes["rope_freqs.weight"] = np.ones(4, np.float32)
+    assert read(gguf_file.write(tmp_path / "d", LLAMA, own, **changes))[0] == plain
+
+
+def run(capsys, *argv):
+    """(exit code, standard output, standard error)."""
+    code = main([str(a) for a in argv])
+    return (code, *capsys.readouterr())
+
+
+TEXT = "hello, 2024 <|start|>naïve\n  日本 it's<|end|>"
+
+
+def tokenizer_of(tmp_path, family="llama", **changes):
+    name = f"t{len(os.listdir(tmp_path))}"
+    config = CONFIGS[family]
+    file = gguf_file.write(tmp_path / f"{name}.gguf", config, gguf_file.weights(config), **changes)
+    assert main(["convert", str(file), str(tmp_path / name)]) == 0
+    return FileTokenizer(tmp_path / name / "tokenizer" / "tokenizer.json", 262)
+
+
+def test_tokenizer(tmp_path):
+    names = gguf_file.tokens()
+    shown = lambda ids: [names[i] for i in ids]
+    found = tokenizer_of(tmp_path)
+    ids = found.encode(TEXT)
+    assert shown(ids)[:9] == ["hello", ",", "Ġ", "2", "0", "2", "4", "Ġ", "<|start|>"]
+    assert ids[-1] == 261 and found.decode(ids) == TEXT
+    settings = json.loads((tmp_path / "t0" / "tokenizer" / "tokenizer_config.json").read_text())
+    assert settings["chat_template"] == "{{ messages }}"
+    assert (settings["bos_token"], settings["eos_token"]) == gguf_file.SPECIAL
+    composed = tokenizer_of(tmp_path, "qwen2")
+    assert composed.decode(composed.encode("nai\u0308ve")) == "naïve"
+    first = tokenizer_of(tmp_path, **{"tokenizer.ggml.pre": "llama-bpe"})
+    assert first.encode("hello") == [260, names.index("hello")]
+    changes = {"tokenizer.ggml.pre": "gpt-2", "tokenizer.ggml.add_bos_token": True}
+    assert tokenizer_of(tmp_path, **changes).encode("he") == [260, names.index("he")]
+
+
+@pytest.mark.parametrize(
+    "pre, pieces",
+    [
+        ("gpt-2", ["it", "'s", " 1234", " x", "!!", "\n", "\n", "y"]),
+        ("smollm", ["it", "'s", " ", "1", "2", "3", "4", " x", "!!", "\n", "\n", "y"]),
+        ("qwen2", ["it", "'s", " ", "1", "2", "3", "4", " x", "!!\n\n", "y"]),
+        ("llama-bpe", ["it", "'s", " ", "123", "4", " x", "!!\n\n", "y"]),
+    ],
+)
+def test_how_texts_are_split(tmp_path, pre, pieces):
+    tokenizers = pytest.importorskip("tokenizers")
+    tokenizer_of(tmp_path, **{"tokenizer.ggml.pre": pre})
+    whole = tokenizers.Tokenizer.from_file(str(tmp_path / "t0" / "tokenizer" / "tokenizer.json"))
+    text = "it's 1234 x!!\n\ny"
+    assert [text[a:b] for _, (a, b) in whole.pre_tokenizer.pre_tokenize_str(text)] == pieces
+
+
+def test_convert_and_text(tmp_path, capsys):
+    file = gguf_file.write(tmp_path / "model", QWEN2, gguf_file.weights(QWEN2), "Q8_0")  # by its magic
+    code, out, err = run(capsys, "convert", file, tmp_path / "out", "--json", "--dtype", "bfloat16")
+    described = json.loads(out)
+    assert (code, described["kind"], described["source"]) == (0, "lm", "model")
+    assert err.splitlines() == [f"converting {described['params']:,} parameters of kind lm"]
+    code, out, _ = run(capsys, "info", file, "--json")
+    assert code == 0 and json.loads(out)["dtype"] == "mixed (F32, Q8_0)"
+    assert json.loads(out)["source_sha256"] == described["source_sha256"]
+    argv = ("text", "--target", tmp_path / "out", "--prompt", "hello", "--new-tokens", "4", "--no-stop")
+    code, out, _ = run(capsys, *argv, "--method", "plain", "--json")
+    assert code == 0 and len(json.loads(out)["ids"][0]) == 4
+    assert sorted(os.listdir(tmp_path)) == ["model", "out"]
+
+
+@pytest.mark.parametrize(
+    "changes, why",
+    [
+        ({"tokenizer.ggml.pre": "tekken"}, "splits texts by 'tekken'; known are gpt-2"),
+        ({"tokenizer.ggml.model": "llama"}, "is of kind 'llama', and only gpt2"),
+        ({"tokenizer.ggml.model": None}, "the file has no tokenizer"),
+    ],
+)
+def test_a_tokenizer_of_another_kind_is_left_out(tmp_path, capsys, changes, why):
+    file = gguf_file.write(tmp_path / "x.gguf", LLAMA, gguf_file.weights(LLAMA), **changes)
+    code, _, err = run(capsys, "convert", file, tmp_path / "out")
+    assert code == 0 and "no tokenizer is converted, so that prompts are ids: the file" in err
+    assert why in err and not (tmp_path / "out" / "tokenizer").exists()
+
+
+def refused(tmp_path, capsys, file, sentence):
+    before = sorted(os.listdir(tmp_path))
+    code, out, err = run(capsys, "convert", file, tmp_path / "out")
+    lines = [line for line in err.splitlines() if not line.startswith("converting")]
+    assert (code, out, len(lines)) == (2, "", 1) and sentence in err, err
+    assert sorted(os.listdir(tmp_path)) == before
+
+
+@pytest.mark.parametrize(
+    "changes, sentence",
+    [
+        ({"general.architecture": "mamba"}, "general.architecture is 'mamba'; known architectures are llama"),
+        ({"general.type": "adapter"}, "general.type is 'adapter'; only models are supported"),
+        ({"split.count": 3}, "split.count is 3; merge the parts"),
+        ({"llama.block_count": None}, "llama does not say block_count"),
+        ({"llama.block_count": 3}, "has the tensors of 2 layers; llama.block_count is 3"),
+        ({"llama.block_count": "2"}, "block_count is '2'; it must be a whole number"),
+        ({"llama.embedding_length": 34}, "embedding_length 34 cannot be shared by 4 heads"),
+        ({"llama.attention.head_count": 0}, "cannot be shared by 0 heads"),
+        ({"llama.attention.head_count_kv": 3}, "4 query heads cannot share 3 key-value heads evenly"),
+        ({"llama.attention.head_count": [4, 4]}, "it must be a whole number"),
+        ({"llama.rope.dimension_count": 4}, "rope.dimension_count is 4; only the 8 dimensions of a head"),
+        ({"llama.rope.scaling.type": "yarn"}, "rope.scaling.type is 'yarn'; rotary scalings other than lin"),
+        ({"llama.rope.freq_base": -1.0}, "rope_theta is -1.0; it must be a positive number"),
+        ({"llama.context_length": 2**31}, "max_positions is 2147483648; it must be at most"),
+        ({"llama.expert_count": 8}, "expert_count is 8; mixtures of experts are not supported"),
+        ({"llama.attention.sliding_window": 64}, "attention.sliding_window is 64; models that have this"),
+        ({"llama.attention.causal": False}, "attention.causal is False; only true is supported"),
+        ({"llama.feed_forward_length": 65}, "6 misshapen (blk.0.ffn_down.weight is [32, 64] instead of"),
+        ({"blk.0.attn_q_norm.weight": np.ones(8, np.float32)}, "1 unknown (blk.0.attn_q_norm.weight)"),
+        ({"tokenizer.ggml.eos_token_id": V}, f"eos_ids hold {V}, which is no id of a vocabulary of {V}"),
+        ({"tokenizer.ggml.token_type": [1] * 3}, "token_type is not one number for each of the tokens"),
+        ({"tokenizer.ggml.token_type": [5] * V}, "has no tokens"),
+        ({"tokenizer.ggml.tokens": "a"}, "tokenizer.ggml.tokens is 'a'; it must be a list of texts"),
+        ({"tokenizer.ggml.tokens": ["a"] * V}, "has token 'a' twice, as 0 and 1"),
+        ({"tokenizer.ggml.merges": ["h e", "x yz"]}, "merges 'x yz', which are not two tokens that make a"),
+        ({"tokenizer.ggml.merges": ["he"]}, "merges 'he', which are not two tokens"),
+        ({"tokenizer.ggml.merges": None}, "tokenizer.ggml.merges is None; it must be a list of texts"),
+        (
+            {"tokenizer.ggml.add_bos_token": True, "tokenizer.ggml.bos_token_id": None},
+            "begins every text with token None, which it does not have",
+        ),
+    ],
+)
+def test_refused_metadata(tmp_path, capsys, changes, sentence):
+    file = gguf_file.write(tmp_path / "x.gguf", LLAMA, gguf_file.weights(LLAMA), **changes)
+    refused(tmp_path, capsys, file, sentence)
+
+
+def test_refused_tensors(tmp_path, capsys):
+    own = gguf_file.weights(LLAMA)
+    own["lm_head.weight"][3, 3] = np.nan
+    file = gguf_file.write(tmp_path / "a.gguf", LLAMA, own)
+    refused(tmp_path, capsys, file, "tensor output.weight holds NaN or infinity")
+    del own["lm_head.weight"], own["model.embed_tokens.weight"]
+    file = gguf_file.write(tmp_path / "b.gguf", LLAMA, own)
+    refused(tmp_path, capsys, file, "missing token_embd.weight")
+
+
+def test_the_package_is_named_where_it_is_missing(tmp_path, capsys, monkeypatch):
+    own = gguf_file.weights(LLAMA)
+    plain = gguf_file.write(tmp_path / "f16.gguf", LLAMA, own, "F16")
+    file = gguf_file.write(tmp_path / "q8.gguf", LLAMA, own, "Q8_0")
+    monkeypatch.setitem(sys.modules, "gguf.quants", None)
+    refused(tmp_path, capsys, file, "holds Q8_0 numbers, which need the package gguf; install it with: pip")
+    assert run(capsys, "convert", plain, tmp_path / "made")[0] == 0
+
+
+# Headers written by hand.
+
+
+def text(value: str | bytes) -> bytes:
+    content = value.encode() if isinstance(value, str) else value
+    return struct.pack("<Q", len(content)) + content
+
+
+def entry(key: str, kind: int, content: bytes) -> bytes:
+    return text(key) + struct.pack("<I", kind) + content
+
+
+def tensor(name="t", shape=(8,), kind=0, offset=0) -> bytes:
+    return text(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, kind, offset)
+
+
+def header(*parts: bytes, tensors=0, entries=0, version=3, magic=b"GGUF") -> bytes:
+    return magic + struct.pack("<IQQ", version, tensors, entries) + b"".join(parts)
+
+
+def array(kind: int, count: int, content: bytes = b"") -> bytes:
+    return struct.pack("<IQ", kind, count) + content
+
+
+ONE = {"tensors": 1}
+END = bytes(200)
+U32, STRING, ARRAY = 4, 8, 9
+
+
+@pytest.mark.parametrize(
+    "content, sentence",
+    [
+        (b"", "ends within its header"),
+        (b"GGUF", "ends within its header"),
+        (header(magic=b"GGML"), "does not begin with GGUF"),
+        (header(version=1), "is a GGUF file of version 1; little-endian files of versions 2 and 3"),
+        (header(version=3 << 24), "is a big-endian GGUF file"),
+        (header(tensors=2**63), f"says that it has {2**63} tensors; at most"),
+        (header(tensors=10**5), "100000 tensors, which do not fit into it"),
+        (header(entries=2**40), "metadata entries; at most"),
+        (header(entries=10**6), "1000000 metadata entries, which do not fit"),
+        (header(struct.pack("<Q", 2**62), END, entries=1), f"a metadata key of {2**62} bytes; at most"),
+        (header(entry("", U32, bytes(4)), entries=1), "does not say general.architecture"),
+        (header(entry("\x1b[2J", U32, bytes(4)), entries=1), "a metadata key that is no name"),
+        (header(entry("a", U32, bytes(4)) * 2, entries=2), "has two values for 'a'"),
+        (header(text(b"\xff\xff"), END, entries=1), "a metadata key that is not UTF-8"),
+        (header(entry("a", 13, END), entries=1), "has a of type 13, which is unknown"),
+        (header(entry("a", STRING, struct.pack("<Q", 2**40)), entries=1), f"has a of {2**40} bytes; at most"),
+        (header(entry("a", STRING, struct.pack("<Q", 999)), entries=1), "ends within its header"),
+        (header(entry("a", ARRAY, array(ARRAY, 1, array(U32, 1)) + END), entries=1), "as an array of type 9"),
+        (header(entry("a", ARRAY, array(STRING, 2**60)), entries=1), f"{2**60} values of a; at most"),
+        (header(entry("a", ARRAY, array(STRING, 10**6)), entries=1), "1000000 values of a, which do not fit"),
+        (header(entry("a", ARRAY, array(U32, 10**6)), entries=1), "1000000 values of a, which do not fit"),
+        (header(entry("general.alignment", U32, bytes(4)), entries=1), "general.alignment is 0; it must be"),
+        (header(entry("general.alignment", U32, b"\xff" * 4), entries=1), "general.alignment is 4294967295"),
+        (header(tensor(), END, **ONE), "does not say general.architecture"),
+        (header(tensor(), **ONE), "but tensor t ends at"),
+        (header(tensor(name=""), END, **ONE), "a tensor whose name is no name: ''"),
+        (header(tensor(name="x\n"), END, **ONE), "a tensor whose name is no name"),
+        (header(tensor(shape=()), END, **ONE), "tensor t of 0 dimensions"),
+        (header(tensor(shape=(1,) * 5), END, **ONE), "tensor t of 5 dimensions"),
+        (header(tensor(shape=(2**63, 2**63)), END, **ONE), "but tensor t ends at"),
+        (header(tensor(shape=(0,)), END, **ONE), "of shape [0], which F32 cannot have"),
+        (header(tensor(shape=(33,), kind=8), END, **ONE), "of shape [33], which Q8_0 cannot have"),
+        (header(tensor(kind=16), END, **ONE), "tensor t of type 16; the types that are read are F32, F16"),
+        (header(tensor(offset=2**63), END, **ONE), "but tensor t ends at"),
+        (header(tensor(offset=2**64 - 32), END, **ONE), "but tensor t ends at"),
+        (header(tensor(offset=8), END, **ONE), "tensor t at 8, which is no multiple of 32"),
+        (header(tensor(), tensor(), END, tensors=2), "lists twice 't'"),
+        (header(tensor(), tensor("u"), END, tensors=2), "has tensor u where t lies"),
+    ],
+)  # fmt: skip
+def test_refused_headers(tmp_path, capsys, content, sentence):
+    (tmp_path / "x.gguf").write_bytes(content)
+    refused(tmp_path, capsys, tmp_path / "x.gguf", sentence)
+
+
+def test_a_file_cut_anywhere_is_refused(tmp_path):
+    file = gguf_file.write(tmp_path / "x.gguf", LLAMA, gguf_file.weights(LLAMA), "Q8_0")
+    content = file.read_bytes()
+    last = max(place.start + place.size for place in read_header(file).places.values())
+    for size in [*range(0, last - 1, 997), last - 1]:
+        (tmp_path / "cut.gguf").write_bytes(content[:size])
+        with pytest.raises(UserError, match=r"truncated or damaged|which do not fit into it"):
+            read_header(tmp_path / "cut.gguf")
+
+
+def test_no_other_file(tmp_path, capsys):
+    refused(tmp_path, capsys, tmp_path / "none.gguf", "none.gguf does not exist")
+    os.mkfifo(tmp_path / "pipe.gguf")
+    refused(tmp_path, capsys, tmp_path / "pipe.gguf", "is not a regular file")
+    file = gguf_file.write(tmp_path / "x.gguf", LLAMA, gguf_file.weights(LLAMA))
+    code, _, err = run(capsys, "convert", file, tmp_path / "out", "--weights", "model")
+    assert code == 2 and "holds a single set of weights" in err
