@@ -62,7 +62,7 @@ def draws(q, k):
 
 
 def law(drafts, chances, accept, rest):
-    """Of the value [V], from the acceptance probabilities [n, k] of the drafts and what comes after [n, V]."""
+    """Of the value [V], from the drafts' acceptance probabilities [n, k] and what comes after them [n, V]."""
     reached = np.cumprod(np.concatenate([np.ones((len(accept), 1)), 1 - accept], axis=1), axis=1)
     out = np.einsum("n,n,nv->v", chances, reached[:, -1], rest)
     np.add.at(out, drafts, chances[:, None] * reached[:, :-1] * accept)

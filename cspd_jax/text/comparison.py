@@ -29,7 +29,7 @@ class Request:
     model: Any
     prompts: Sequence[Sequence[int]]
     drafter: Any = None
-    rule: str = "block"
+    rule: str | None = None
     sampling: Sampling = Sampling()  # noqa: RUF009
     max_new_tokens: int = 128
     gamma: int = 4
@@ -40,7 +40,7 @@ class Request:
 
     def plain(self) -> Request:
         """The same by plain decoding."""
-        return dataclasses.replace(self, drafter=None, confidence=None, adapt=False)
+        return dataclasses.replace(self, drafter=None, rule=None, confidence=None, adapt=False)
 
     def run(self, cost: float | None = None) -> TextOutput:
         """The generation; `cost` counts only if the request adapts."""
