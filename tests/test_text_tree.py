@@ -16,7 +16,7 @@ import text_models
 from laws import FALSE_ALARM, counts_p_value
 
 from cspd_jax import text
-from cspd_jax.coupling import Sibling, couple_siblings
+from cspd_jax.coupling import accept_sibling, residual_logits
 from cspd_jax.errors import UserError
 from cspd_jax.text import Drafting, Prompts, Sampling, Tree, TreeDrafter, draft_tree, expected_tokens
 from cspd_jax.text.tree_rounds import TREE_RULES
@@ -42,33 +42,29 @@ def test_the_numbers_of_a_tree():
 
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize(
-    "widths, sizes",
+    "widths, near, sizes",
     [
-        ((3, 2, 1), {}),
-        ((2, 2, 2, 1), {"depth": 2}),
-        pytest.param((1, 1, 1), {}, marks=pytest.mark.slow),
-        pytest.param((11, 1), {}, marks=pytest.mark.slow),
-        pytest.param((1, 4), {"depth": 2}, marks=pytest.mark.slow),
+        ((3, 2, 1), True, {"depth": 2}),
+        pytest.param((2, 2, 2, 1), True, {}, marks=pytest.mark.slow),
+        pytest.param((2, 2, 1), False, {}, marks=pytest.mark.slow),
+        pytest.param((1, 1, 1), True, {}, marks=pytest.mark.slow),
+        pytest.param((11, 1), True, {}, marks=pytest.mark.slow),
+        pytest.param((1, 4), False, {"depth": 2}, marks=pytest.mark.slow),
     ],
 )
-def test_greedy_texts_are_those_of_plain_decoding(widths, sizes):
-    """72 tokens of three rows of other lengths, the draft's vocabulary smaller than the target's."""
+def test_greedy_texts_are_those_of_plain_decoding(widths, near, sizes):
+    """72 tokens of rows of three lengths; the draft is near the target, or a stranger of fewer ids."""
     lm = text_models.model(padding=2, **sizes)
     params = text_models.params(lm)
     fewer = text_models.model(9, padding=1)
-    for draft in ((lm, text_models.near(params, scale=0.2)), (fewer, text_models.params(fewer, seed=4))):
-        if max(widths) > 9 and draft[0] is fewer:
-            continue
-        prompts = Prompts(np.array([[5, 9, 2, 7], [1, 0, 0, 0], [3, 3, 8, 0]]), np.array([4, 1, 3]))
-        options = {"max_new_tokens": np.array([72, 72, 65]), "max_len": 76, "stop_ids": ()}
-        plain, _ = text.generate(None, (lm, params), prompts, **options)
-        tokens, info = text.generate(
-            None, (lm, params), prompts, drafter=draft_tree(draft, widths), **options
-        )
-        np.testing.assert_array_equal(tokens, plain)
-        assert info.acceptance > 0.1 and info.tokens_per_pass > 1.1
-        if draft[0] is lm:
-            np.testing.assert_array_equal(info.drafted <= info.rounds * Tree(widths).drafts, True)
+    draft = (lm, text_models.near(params, scale=0.2)) if near else (fewer, text_models.params(fewer, seed=4))
+    prompts = Prompts(np.array([[5, 9, 2, 7], [1, 0, 0, 0], [3, 3, 8, 0]]), np.array([4, 1, 3]))
+    options = {"max_new_tokens": np.array([72, 72, 65]), "max_len": 76, "stop_ids": ()}
+    plain, _ = text.generate(None, (lm, params), prompts, **options)
+    tokens, info = text.generate(None, (lm, params), prompts, drafter=draft_tree(draft, widths), **options)
+    np.testing.assert_array_equal(tokens, plain)
+    assert info.acceptance > (0.3 if near else 0.05)
+    assert np.all(info.drafted <= info.rounds * Tree(widths).drafts)
 
 
 def index(texts):
@@ -116,27 +112,25 @@ def test_texts_of_a_draft_with_fewer_ids_have_the_target_s_distribution():
     assert p_value(tokens, OPEN) > FALSE_ALARM
 
 
-def with_replacement(key, log_p, log_q, drafts):
+def with_replacement(u, log_p, log_q, drafts):
     """Tests every draft against the residual of the one before, but with q itself, as if drawn anew."""
-    value, index = jnp.int32(0), jnp.int32(len(drafts))
-    for i in range(len(drafts)):
-        one = couple_siblings(jax.random.fold_in(key, i), log_p, log_q, drafts[i : i + 1])
-        first = (index == len(drafts)) & (one.index == 0)
-        value, index = jnp.where(first, drafts[i], value), jnp.where(first, i, index)
-        rest = jnp.maximum(jnp.exp(log_p) - jnp.exp(log_q), 0)
-        log_p = jnp.where(jnp.sum(rest) > 0, jnp.log(rest / jnp.sum(rest)), log_p)
-    last = couple_siblings(jax.random.fold_in(key, len(drafts)), log_p, log_q, drafts[:0])
-    return Sibling(index, jnp.where(index == len(drafts), last.value, value), last.info)
+    index, _ = accept_sibling(u[:1], log_p, log_q, drafts[:1])
+    for i in range(1, len(drafts)):
+        rest = residual_logits(log_p, log_q)
+        log_p = jnp.where(jnp.all(rest == -jnp.inf), log_p, jax.nn.log_softmax(rest))
+        one, found = accept_sibling(u[i : i + 1], log_p, log_q, drafts[i : i + 1])
+        index = jnp.where((index == i) & (one > 0), i + 1, index)
+    return index, found._replace(empty=jnp.zeros(len(drafts), bool))
 
 
-def fresh_draw(key, log_p, log_q, drafts):
+def fresh_draw(u, log_p, log_q, drafts):
     """If no draft is accepted, a draw from p itself."""
-    found = couple_siblings(key, log_p, log_q, drafts)
-    other = couple_siblings(jax.random.fold_in(key, 1), log_p, log_q, drafts[:0]).value
-    return found._replace(value=jnp.where(found.index == len(drafts), other, found.value))
+    index, found = accept_sibling(u, log_p, log_q, drafts)
+    return index, found._replace(log_next=log_p)
 
 
-@pytest.mark.parametrize("rule", [with_replacement, pytest.param(fresh_draw, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", [with_replacement, fresh_draw])
 def test_almost_right_rules_are_noticed(rule, monkeypatch):
     monkeypatch.setitem(TREE_RULES, rule.__name__, rule)
     tokens, _ = generate((3, 2), rule=rule.__name__, stop_ids=(STOP,))

@@ -28,7 +28,13 @@ from cspd_jax.coupling.categorical import (
 from cspd_jax.coupling.gaussian import couple_equal, couple_gaussians, line_residual, reflect
 from cspd_jax.coupling.resample import Resampled, couple_path, resample
 from cspd_jax.coupling.residual import gaussian_residual, log_ratio, residual_trip
-from cspd_jax.coupling.siblings import Sibling, SiblingDistributions, couple_siblings, sibling_distributions
+from cspd_jax.coupling.siblings import (
+    Sibling,
+    SiblingDistributions,
+    accept_sibling,
+    couple_siblings,
+    sibling_distributions,
+)
 
 __all__ = [
     "BlockDistributions",
@@ -39,6 +45,7 @@ __all__ = [
     "SiblingDistributions",
     "Verified",
     "VerifiedPath",
+    "accept_sibling",
     "accepts",
     "block_distributions",
     "couple_categorical",

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from cspd_jax.coupling.acceptance import CouplingInfo, accepts, log_acceptance, uniform
+from cspd_jax.coupling.acceptance import CouplingInfo, accepts, at_least_float32, log_acceptance, uniform
 from cspd_jax.coupling.categorical import draw_or_fall_back, normalised, residual_logits
 
 Array = jax.Array
@@ -41,20 +41,21 @@ class Sibling(NamedTuple):
 
 def sibling_distributions(log_p: Array, log_q: Array, drafts: Array) -> SiblingDistributions:
     """log_p, log_q: [V] log probabilities. drafts: [k] int, in the order of draw; see `couple_siblings`."""
-    if drafts.shape[0] == 0:
-        return SiblingDistributions(jnp.zeros(0), normalised(log_p), jnp.zeros(0, bool))
-    log_p, log_q = normalised(log_p), _normalised_or_empty(log_q)
-    log_accept, empty = [], []
-    for i in range(drafts.shape[0]):
-        draft = drafts[i]
+
+    def after(state: tuple[Array, Array], draft: Array):
+        log_p, log_q = state
         exists = log_q[draft] > -jnp.inf
-        log_accept.append(jnp.where(exists, log_acceptance(log_p[draft], log_q[draft]), -jnp.inf))
+        log_accept = jnp.where(exists, log_acceptance(log_p[draft], log_q[draft]), -jnp.inf)
         residual = residual_logits(log_p, log_q)
-        lost = jnp.all(residual == -jnp.inf)
-        empty.append(exists & lost)
-        log_p = jnp.where(exists & ~lost, normalised(jnp.where(lost, 0.0, residual)), log_p)
+        empty = exists & jnp.all(residual == -jnp.inf)
+        log_p = jnp.where(exists & ~empty, _normalised_or_empty(residual), log_p)
         log_q = _normalised_or_empty(log_q.at[draft].set(-jnp.inf))
-    return SiblingDistributions(jnp.stack(log_accept), log_p, jnp.stack(empty))
+        return (log_p, log_q), (log_accept, empty)
+
+    log_p, log_q = at_least_float32(log_p, log_q)
+    start = normalised(log_p), _normalised_or_empty(log_q)
+    (log_next, _), (log_accept, empty) = jax.lax.scan(after, start, drafts)
+    return SiblingDistributions(log_accept, log_next, empty)
 
 
 def couple_siblings(key: Array, log_p: Array, log_q: Array, drafts: Array) -> Sibling:
@@ -65,15 +66,22 @@ def couple_siblings(key: Array, log_p: Array, log_q: Array, drafts: Array) -> Si
     the drafts before it left of q gives it nothing, counts as not there: q may have fewer than k ids.
     """
     for_tests, for_value = jax.random.split(key)
-    found = sibling_distributions(log_p, log_q, drafts)
-    count = drafts.shape[0]
-    u = uniform(for_tests, (count,), found.log_next.dtype)
-    places = jnp.arange(count, dtype=jnp.int32)
-    index = jnp.min(jnp.where(accepts(u, found.log_accept), places, count), initial=count)
+    u = uniform(for_tests, drafts.shape, jnp.result_type(jnp.float32, log_p, log_q))
+    index, found = accept_sibling(u, log_p, log_q, drafts)
     other, _ = draw_or_fall_back(for_value, found.log_next, found.log_next)
     value = jnp.append(drafts.astype(jnp.int32), other.astype(jnp.int32))[index]
-    truncated = jnp.any(found.empty & (places < index))
-    return Sibling(index, value, CouplingInfo(found.log_accept, jnp.int32(0), truncated))
+    lost = jnp.any(found.empty & (jnp.arange(drafts.shape[0]) < index))
+    return Sibling(index, value, CouplingInfo(found.log_accept, jnp.int32(0), lost))
+
+
+def accept_sibling(u: Array, log_p: Array, log_q: Array, drafts: Array) -> tuple[Array, SiblingDistributions]:
+    """The first half of `couple_siblings`, with uniforms u [k]: which draft is accepted, or k, and the
+    distributions."""
+    found = sibling_distributions(log_p, log_q, drafts)
+    count = drafts.shape[0]
+    places = jnp.arange(count, dtype=jnp.int32)
+    index = jnp.min(jnp.where(accepts(u, found.log_accept), places, count), initial=count)
+    return index, found
 
 
 def _normalised_or_empty(log_q: Array) -> Array:

@@ -9,6 +9,7 @@ moved to where the text goes on. State, inputs and what is counted are those of 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -16,20 +17,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.coupling import couple_siblings
+from cspd_jax.coupling import SiblingDistributions, accept_sibling, uniform
 from cspd_jax.text.drafters import DraftRequest, Drafts
 from cspd_jax.text.info import CallCounts, RoundInfo, add
 from cspd_jax.text.rounds import Inputs, TextState, commit
 from cspd_jax.text.rounds import begin as begin_rounds
 from cspd_jax.text.rules import Verdict
-from cspd_jax.text.sampling import Purpose, fit_vocabulary, log_probs, round_keys
+from cspd_jax.text.sampling import Purpose, fit_vocabulary, gumbel, gumbel_max, log_probs, round_keys
 from cspd_jax.text.tree import Tree
 from cspd_jax.text.tree_drafter import Branches, keep_path, see_nodes
 
 Array = jax.Array
 
-# A rule for trees is a function of (key, log p [V], log q [V], drafts [k]) -> `coupling.Sibling`.
-TREE_RULES: dict[str, Callable] = {"tree": couple_siblings}
+# A rule for trees is a function of (uniforms [k], log p [V], log q [V], drafts [k]) -> (which draft is
+# accepted, or k; the distributions): see `coupling.accept_sibling`.
+Rule = Callable[[Array, Array, Array, Array], tuple[Array, SiblingDistributions]]
+TREE_RULES: dict[str, Rule] = {"tree": accept_sibling}
 
 
 def begin(inputs: Inputs) -> TextState:
@@ -96,65 +99,75 @@ def verify_step(
     logits = fit_vocabulary(logits, inputs.num_ids, inputs.num_ids)
     if inputs.sampling.greedy:
         best = jnp.argmax(logits, axis=-1).astype(jnp.int32)
-        return (*jax.vmap(lambda *row: _walk_greedily(tree, *row))(best, branches.tokens, levels), cache)
+        walk = lambda *row: _walk_greedily(tree, *row)
+        tau, path, token = jax.vmap(walk)(best, branches.tokens, levels)
+        return Verdict(tau, token, jnp.zeros(tau.shape, bool)), path, cache
     log_p = log_probs(logits, inputs.sampling)
     keys = round_keys(inputs.keys, Purpose.TEST, state.length)
+    shape = tree.depth, max(tree.widths)
+    u = jax.vmap(lambda key: uniform(key, shape, log_p.dtype))(keys)
     walk = lambda *row: _walk_by_rule(tree, TREE_RULES[inputs.rule], *row)
-    return (*jax.vmap(walk)(keys, log_p, branches.log_q, branches.tokens, levels), cache)
+    tau, path, log_next, truncated = jax.vmap(walk)(u, log_p, branches.log_q, branches.tokens, levels)
+    noise = gumbel(round_keys(inputs.keys, Purpose.RESIDUAL, state.length), inputs.num_ids, log_p.dtype)
+    return Verdict(tau, gumbel_max(log_next, noise), truncated), path, cache
 
 
-def _walk_greedily(tree: Tree, best: Array, tokens: Array, levels: Array) -> tuple[Verdict, Array]:
-    """Accepts the child that is the target's own token, best [drafts + 1] of each node."""
+def _walk_greedily(tree: Tree, best: Array, tokens: Array, levels: Array) -> tuple[Array, ...]:
+    """Accepts the child that is the target's own token, best [drafts + 1] of each node: (tau, the nodes on
+    the way, the token after them)."""
 
     def choose(depth: int, node: Array, drafts: Array):
-        hits = (drafts == best[node]) & (depth < levels)
-        index = jnp.where(jnp.any(hits), jnp.argmax(hits), len(drafts)) if len(drafts) else jnp.int32(0)
-        return index, best[node], jnp.zeros((), bool)
+        hits = jnp.append((drafts == best[node]) & (depth < levels), True)
+        return jnp.argmax(hits).astype(jnp.int32), best[node]
 
     return _walk(tree, tokens, choose)
 
 
 def _walk_by_rule(
     tree: Tree,
-    rule: Callable,
-    key: Array,
+    rule: Rule,
+    u: Array,
     log_p: Array,
     log_q: tuple[Array, ...],
     tokens: Array,
     levels: Array,
-) -> tuple[Verdict, Array]:
-    """log_p [drafts + 1, V] after each node; log_q as in `Branches`."""
+) -> tuple[Array, ...]:
+    """(tau, the nodes on the way, the distribution [V] of the token after them, whether it is truncated).
+
+    u [depth, width] for the tests; log_p [drafts + 1, V] after each node; log_q as in `Branches`.
+    """
 
     def choose(depth: int, node: Array, drafts: Array):
-        p = log_p[node]
-        q = log_q[depth][node - tree.starts[depth]].astype(p.dtype) if len(drafts) else p
-        q = jnp.where(depth < levels, q, -jnp.inf)  # no draft is there
-        found = rule(jax.random.fold_in(key, depth), p, q, drafts)
-        return found.index, found.value, found.info.truncated
+        p, count = log_p[node], len(drafts)
+        if not count:
+            return jnp.int32(0), (p, jnp.zeros((), bool))
+        q = log_q[depth][node - tree.starts[depth]].astype(p.dtype)
+        q = jnp.where(depth < levels, q, -jnp.inf)  # beyond them there are no drafts
+        index, found = rule(u[depth, :count], p, q, drafts)
+        return index, (found.log_next, jnp.any(found.empty & (jnp.arange(count) < index)))
 
-    return _walk(tree, tokens, choose)
+    tau, path, (log_next, truncated) = _walk(tree, tokens, choose)
+    return tau, path, log_next, truncated
 
 
-def _walk(tree: Tree, tokens: Array, choose: Callable) -> tuple[Verdict, Array]:
-    """From the root down while `choose` accepts a child: the verdict, and the nodes [depth] on the way.
+def _walk(tree: Tree, tokens: Array, choose: Callable) -> tuple[Array, Array, Any]:
+    """From the root down while `choose` accepts a child: how many, the nodes [depth] on the way, and what
+    `choose` said where it accepted none.
 
-    choose: maps a depth, a node at it and its children's tokens [k] to (which one is accepted, or k; the next
-    token; whether it is truncated).
+    choose: maps a depth, a node at it and its children's tokens [k] to (which of them is accepted, or k; any
+        pytree).
     """
     node, tau, walking = jnp.int32(0), jnp.int32(0), jnp.ones((), bool)
-    token, truncated, path = jnp.int32(0), jnp.zeros((), bool), []
+    said, path = None, []
     for depth, width in enumerate((*tree.widths, 0)):
-        children = jnp.zeros(0, jnp.int32)
-        if width:
-            first = tree.starts[depth + 1] + (node - tree.starts[depth]) * width
-            children = first + jnp.arange(width, dtype=jnp.int32)
-        index, value, lost = choose(depth, node, tokens[children])
-        token = jnp.where(walking, value, token)
-        truncated |= walking & lost
+        first = tree.starts[depth + 1] + (node - tree.starts[depth]) * width if width else 0
+        children = first + jnp.arange(width, dtype=jnp.int32)
+        index, new = choose(depth, node, tokens[children])
+        said = new if said is None else jax.tree.map(functools.partial(jnp.where, walking), new, said)
         walking &= index < width
         if width:
-            # Off the path, a first child stands for none, so that the numbers stay inside the tree.
+            # Where the walk has ended, a first child stands for none, so that the numbers stay in the tree.
             node = children[jnp.where(walking, index, 0)]
             path.append(node)
             tau += walking.astype(jnp.int32)
-    return Verdict(tau, token, truncated), jnp.stack(path)
+    return tau, jnp.stack(path), said
