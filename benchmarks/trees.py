@@ -1,10 +1,10 @@
 """Draft trees beside chains of drafts, for the pair that comes with the package, on held-out text.
 
     python benchmarks/trees.py                     # some minutes
-    python benchmarks/trees.py --rows 8 --count 32
+    python benchmarks/trees.py --texts 8 --count 32
 
-Tokens per target pass are over many rows, with their standard error; seconds are those of one row alone, the
-median of runs in turns. Prints a table on standard error and one JSON object on standard output.
+One text at a time, the ways in turns: tokens per target pass with their standard error over the texts, and
+the median time of a text. Prints tables on standard error and one JSON object on standard output.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import json
 import platform
 import statistics
 import sys
+import time
 
 import jax
 import numpy as np
 
 from cspd_jax import models
-from cspd_jax._utils.timing import seconds_in_turns
 from cspd_jax.data.text import documents
-from cspd_jax.text import Sampling, draft_tree
+from cspd_jax.text import Info, Sampling, draft_tree
 from cspd_jax.text.comparison import Request
 from cspd_jax.tokenizers import ByteTokenizer
 
@@ -55,52 +55,55 @@ def ways(target, small, count: int, sampled: bool) -> dict[str, Request]:
     return found | {f"tree {','.join(map(str, w))}": of(drafter=draft_tree(small, w)) for w in TREES}
 
 
-def per_pass(info) -> tuple[float, float]:
-    """New tokens per target pass and its standard error, from the rows."""
-    tokens, rounds = info.new_tokens.astype(float), info.rounds.astype(float)
+def per_pass(tokens: np.ndarray, rounds: np.ndarray) -> tuple[float, float]:
+    """Tokens per target pass and the standard error, from the numbers of each text."""
     ratio = tokens.sum() / rounds.sum()
     return ratio, float(np.std(tokens - ratio * rounds, ddof=1) / rounds.mean() / np.sqrt(len(rounds)))
 
 
+def measure(request: Request, index: int, prompt: list[int]) -> tuple[float, Info]:
+    key = None if request.key is None else jax.random.fold_in(request.key, index)
+    one = dataclasses.replace(request, key=key, prompts=[prompt])
+    start = time.perf_counter()
+    output = jax.block_until_ready(one.run())
+    return time.perf_counter() - start, output.info
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rows", type=int, default=64, help="rows for tokens per pass")
+    parser.add_argument("--texts", type=int, default=64)
     parser.add_argument("--count", type=int, default=128, help="new tokens of each")
-    parser.add_argument("--repeats", type=int, default=5, help="runs for the seconds")
     args = parser.parse_args()
     target, small = models.load_text("text-default"), models.load_text("text-default-draft")
-    prompts, table = held_out_prompts(args.rows), []
+    prompts, table = held_out_prompts(args.texts), []
     for sampled in (False, True):
         requests = ways(target, small, args.count, sampled)
-        alone = {
-            name: dataclasses.replace(request, prompts=prompts[:1]) for name, request in requests.items()
-        }
-        say(f"{'temperature 1' if sampled else 'greedy'}: tokens per target pass, target rows, draft passes")
-        calls = {name: request.run for name, request in alone.items()}
-        counted = {
-            name: dataclasses.replace(request, prompts=prompts).run().info
-            for name, request in requests.items()
-        }
-        for call in calls.values():
-            jax.block_until_ready(call())  # this compiles
-        taken = seconds_in_turns(calls, args.repeats)
-        for name, info in counted.items():
-            ratio, error = per_pass(info)
-            seconds = statistics.median(taken[name])
-            passes = int(info.calls.target_passes)
+        for request in requests.values():
+            measure(request, 0, prompts[0])  # this compiles
+        found = {name: [] for name in requests}
+        for index, prompt in enumerate(prompts):
+            for name, request in requests.items():
+                found[name].append(measure(request, index, prompt))
+        say(f"{'temperature 1' if sampled else 'greedy'}: tokens per target pass, and the time of a text")
+        plain = statistics.median(seconds for seconds, _ in found["plain"])
+        for name, texts in found.items():
+            infos = [info for _, info in texts]
+            rounds = np.array([info.rounds.sum() for info in infos], float)
+            ratio, error = per_pass(np.array([info.new_tokens.sum() for info in infos], float), rounds)
+            seconds = statistics.median(seconds for seconds, _ in texts)
             table.append({
                 "what": name, "sampled": sampled, "tokens_per_pass": ratio, "standard_error": error,
-                "rows_per_pass": int(info.calls.target_rows) / passes / args.rows,
-                "draft_passes_per_pass": int(info.calls.draft_passes) / passes,
-                "seconds": seconds, "over_plain": statistics.median(taken["plain"]) / seconds,
-                "truncated": int(info.truncated.sum()),
+                "rows_per_pass": sum(int(info.calls.target_rows) for info in infos) / rounds.sum(),
+                "draft_passes_per_pass": sum(int(i.calls.draft_passes) for i in infos) / rounds.sum(),
+                "seconds": seconds, "over_plain": plain / seconds,
+                "truncated": int(sum(info.truncated.sum() for info in infos)),
             })  # fmt: skip
             last = table[-1]
             say(f"  {name:20s} {ratio:.3f} +- {error:.3f}, {last['rows_per_pass']:.0f} rows,"
-                f" {last['draft_passes_per_pass']:.1f} draft passes; 1 row: {seconds:.3f} s,"
+                f" {last['draft_passes_per_pass']:.1f} draft passes; {seconds:.3f} s,"
                 f" {last['over_plain']:.2f} of plain's speed")  # fmt: skip
     print(json.dumps({
-        "rows": args.rows, "count": args.count, "repeats": args.repeats, "table": table,
+        "texts": args.texts, "count": args.count, "table": table,
         "processor": platform.processor() or platform.machine(), "jax": jax.__version__,
     }))  # fmt: skip
 

@@ -100,9 +100,8 @@ def resolve_drafter(drafter: TextModel | tuple | Drafter | Drafting | None) -> t
     if not isinstance(drafter, Drafting):
         network, params = bound(drafter)
         drafter = Drafting(ModelDrafter(network), params)
-    if hasattr(drafter.drafter, "network") and drafter.params is None:
-        name = type(drafter.drafter).__name__
-        raise UserError(f"a {name} needs parameters; pass Drafting(drafter, params)")
+    if isinstance(drafter.drafter, ModelDrafter) and drafter.params is None:
+        raise UserError("a ModelDrafter needs parameters; pass Drafting(drafter, params)")
     return drafter.drafter, drafter.params
 
 

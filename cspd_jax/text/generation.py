@@ -30,7 +30,7 @@ from cspd_jax.text.protocol import LanguageModel, bound
 from cspd_jax.text.rounds import Inputs, TextState
 from cspd_jax.text.rules import RULES
 from cspd_jax.text.sampling import Sampling
-from cspd_jax.text.tree_drafter import TreeDrafter
+from cspd_jax.text.tree_drafter import tree_of
 from cspd_jax.text.tree_rounds import TREE_RULES
 
 if TYPE_CHECKING:
@@ -152,12 +152,13 @@ def prepare(
     check_shapes(batch, cost=cost, confidence=confidence)
     keys = _check_sampling(key, batch, sampling)
     drafter, drafter_params = resolve_drafter(drafter)
-    tree = drafter.tree if isinstance(drafter, TreeDrafter) else None
+    tree = tree_of(drafter)
     rules, default = (RULES, "block") if tree is None else (TREE_RULES, "tree")
     rule = default if rule is None else rule
     of_what = "" if tree is None else " for a draft tree"
     require(rule in rules, f"rule is {rule!r}; it must be one of {', '.join(rules)}{of_what}")
     if tree is not None:
+        require(drafter_params is not None, "a TreeDrafter needs parameters; see draft_tree")
         require(cost is None and confidence is None, "cost and confidence are not for draft trees")
         require(max(tree.widths) <= target.config.known_ids, "the draft tree is wider than the vocabulary")
         gamma = max_gamma = tree.depth
@@ -254,4 +255,4 @@ def _advance(inputs: Inputs, state: TextState, cache: Any) -> TextState:
 
 def _loop(inputs: Inputs):
     """The module whose rounds these inputs are for."""
-    return tree_rounds if isinstance(inputs.drafter, TreeDrafter) else rounds
+    return rounds if tree_of(inputs.drafter) is None else tree_rounds

@@ -101,6 +101,11 @@ def draft_tree(
     return Drafting(TreeDrafter(network, Tree(tuple(widths))), params)
 
 
+def tree_of(drafter: Any) -> Tree | None:
+    """The tree that a drafter draws; None if it draws none."""
+    return drafter.tree if isinstance(drafter, TreeDrafter) else None
+
+
 def see_nodes(
     network: TreeLanguageModel,
     params: Any,
