@@ -14,6 +14,7 @@ import dataclasses
 import functools
 import json
 import platform
+import re
 import statistics
 import sys
 import time
@@ -73,11 +74,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--texts", type=int, default=64)
     parser.add_argument("--count", type=int, default=128, help="new tokens of each")
+    parser.add_argument("--only", choices=("greedy", "sampled"))
+    parser.add_argument("--ways", default="", metavar="REGEX", help="of the names; plain is always measured")
     args = parser.parse_args()
     target, small = models.load_text("text-default"), models.load_text("text-default-draft")
     prompts, table = held_out_prompts(args.texts), []
-    for sampled in (False, True):
+    for sampled in {"greedy": (False,), "sampled": (True,)}.get(args.only, (False, True)):
         requests = ways(target, small, args.count, sampled)
+        requests = {n: r for n, r in requests.items() if n == "plain" or re.search(args.ways, n)}
         for request in requests.values():
             measure(request, 0, prompts[0])  # this compiles
         found = {name: [] for name in requests}
