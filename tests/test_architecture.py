@@ -19,7 +19,7 @@ ROOMS = {
     "keys": (r"_utils\.random", ("errors", "coupling")),
     "algorithms": (
         r"image\.(protocol|reveal|shortcuts|plain|chain_drafters|chain_head|chain_speculation|speculation(\..*)?|released(\..*)?)"
-        r"|text\.(protocol|checks|info|prompts|sampling|drafters|rules|rounds)"
+        r"|text\.(protocol|checks|info|prompts|sampling|drafters|rules|rounds|tree|tree_drafter|tree_rounds)"
         r"|masked\.(protocol|info|canvas|passes|rule|stepwise|speculative)",
         ("errors", "helpers", "diffusion", "coupling", "keys"),
     ),

@@ -49,6 +49,34 @@ def printed(capsys, *argv):
     return json.loads(out)
 
 
+def test_a_tree_of_drafts_gives_the_text_of_plain_decoding(folders, capsys):
+    """Greedy, in float64; the report says what the tree was."""
+    common = ("text", "--target", folders["llama"], *PROMPTS, "--new-tokens", 20, *EXACT)
+    plain = printed(capsys, *common, "--method", "plain")
+    found = printed(capsys, *common, "--method", "tree", "--tree", "2,2,1", "--draft", folders["draft"])
+    assert found["ids"] == plain["ids"] and found["lossless"]
+    assert found["plan"]["tree"] == [2, 2, 1] and found["plan"]["gamma"] is None
+    assert found["tokens_per_target_pass"] > 1 and found["expected_tokens_per_target_pass"] is None
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        (("--tree", "2,1"), "--tree is for --method tree"),
+        (("--method", "tree", "--draft", "lookup"), "look-up makes no trees"),
+        (("--method", "tree", "--adapt"), "--adapt is not for draft trees"),
+        (("--method", "tree", "--tree", "2,0"), "--tree"),
+    ],
+)
+def test_trees_that_cannot_be_are_refused(folders, capsys, options, words):
+    common = ("text", "--target", folders["llama"], *PROMPTS, "--new-tokens", 8)
+    try:
+        code, _, err = run(capsys, *common, *options)
+    except SystemExit as refused:
+        code, err = refused.code, capsys.readouterr().err
+    assert code == 2 and words in err
+
+
 @pytest.mark.parametrize(
     "draft", ["lookup", "draft", *(pytest.param(d, marks=pytest.mark.slow) for d in ("int8", "int4"))]
 )

@@ -23,6 +23,7 @@ from cspd_jax.networks.lm import LM
 from cspd_jax.text import ACCEPTED, BONUS, CORRECTED, PLAIN, Prompts, Sampling
 
 pytestmark = pytest.mark.usefixtures("float64")
+WIDTHS = (2, 2, 1)  # of the draft trees
 ROWS, LONGEST, NEW, MAX_GAMMA, FIXED = 6, 6, 13, 5, 2  # FIXED is the row whose neighbours change
 
 
@@ -45,7 +46,9 @@ class TextCase:
         gamma[FIXED], new[FIXED] = 4, NEW
         lm = text_models.model(padding=2)
         params = text_models.params(lm)
-        drafters = {None: None, "lookup": text.PromptLookup(), "model": (lm, text_models.near(params))}
+        near = lm, text_models.near(params)
+        drafters = {None: None, "lookup": text.PromptLookup(), "model": near}
+        drafters["tree"] = text.draft_tree(near, WIDTHS)
         temperature = random.uniform(0.5, 2, ROWS)
         temperature[FIXED] = 0.9
         sampling = Sampling(temperature, *(7, 0.95) if self.filtered else ()) if self.sampled else Sampling()
@@ -80,8 +83,8 @@ class TextCase:
         for row, n in enumerate(lengths):
             assert not marks[row, :n].any() and marks[row, n : info.lengths[row]].all()
         assert info.tokens_per_pass == pytest.approx(info.new_tokens.sum() / info.rounds.sum())
-        calls, gamma = info.calls, 0 if self.drafter is None else MAX_GAMMA
-        assert calls.target_rows == ROWS * (gamma + 1) * calls.target_passes
+        calls, drafts = info.calls, {None: 0, "tree": 2 + 4 + 4}.get(self.drafter, MAX_GAMMA)
+        assert calls.target_rows == ROWS * (drafts + 1) * calls.target_passes
         if self.drafter is None:
             assert set(np.unique(marks)) == {0, PLAIN} and info.acceptance is None
             assert info.tokens_per_pass == 1 and calls.draft_passes == calls.draft_rows == 0
@@ -94,6 +97,9 @@ class TextCase:
         np.testing.assert_allclose(info.acceptance_at, expected)
         if self.drafter == "lookup":
             assert calls.draft_passes == calls.draft_rows == 0
+        elif self.drafter == "tree":  # a level is a pass, and the last one is not read
+            assert calls.draft_passes == len(WIDTHS) * calls.target_passes
+            assert calls.draft_rows == ROWS * (2 + 2 + 4) * calls.target_passes
         else:
             assert calls.target_passes <= calls.draft_passes <= MAX_GAMMA * calls.target_passes
             assert calls.draft_rows == ROWS * (calls.draft_passes + calls.target_passes)  # see ModelDrafter
@@ -169,6 +175,8 @@ CASES = {
     "text, block, model, adapted": TextCase("model", "block", options=ADAPTED),
     "text, match, model, adapted": TextCase("model", "match", options=ADAPTED),
     "text, block, lookup": TextCase("lookup", "block"),
+    "text, tree": TextCase("tree", "tree", options=(("stop_ids", (4,)),)),
+    "text, greedy, tree": TextCase("tree", "tree", sampled=False),
     "masked, ssd": MaskedCase(sampled=True),
     "masked, ssd, cached": MaskedCase(cached=True, sampled=True),
     "masked, ssd, Dream, cached, guided": MaskedCase(
@@ -185,6 +193,7 @@ SLOW = (
     "text, deepmind, model",
     "text, match, model, adapted",
     "text, block, lookup",
+    "text, greedy, tree",
     "masked, ssd, cached",
     "masked, ssd, top-k",
     "masked, stepwise",

@@ -13,7 +13,7 @@ from cspd_jax.errors import UserError
 
 METHODS = {
     "plain": None, "speculative": "google", "deepmind": "deepmind", "block": "block", "match": "match",
-    "auto": "block",
+    "tree": "tree", "auto": "block",
 }  # fmt: skip
 PROMPT = "Return a list of"
 _GREEN, _RED, _BLUE = 32, 31, 34
@@ -50,15 +50,20 @@ def add_parser(subparsers) -> None:
         choices=METHODS,
         default="block",
         help="plain; speculative or deepmind: verify token by token; block: verify the whole draft at once"
-        " (default); match: reproduce the very tokens of plain sampling; auto: block or plain, whichever a"
-        " short measurement finds faster here. All of them sample from the same distribution as plain"
-        " decoding",
+        " (default); match: reproduce the very tokens of plain sampling; tree: verify several candidates for"
+        " each token, see --tree; auto: block or plain, whichever a short measurement finds faster here. All"
+        " of them sample from the same distribution as plain decoding",
     )
     how.add_argument(
         "--new-tokens", "--max-new-tokens", type=positive, default=128, metavar="N",
         help="tokens to generate per prompt (default: 128)",
     )  # fmt: skip
     how.add_argument("--gamma", type=positive, default=4, help="drafts per round (default: 4)")
+    how.add_argument(
+        "--tree", type=_widths, metavar="N,N,...",
+        help="with --method tree: candidates for the first token of a draft, for the one after each of those,"
+        " and so on (default: 3,2,1)",
+    )  # fmt: skip
     how.add_argument("--adapt", action="store_true", help="draft fewer tokens where few are accepted")
     how.add_argument(
         "--confidence", type=float, metavar="P", help="end a draft after a token less probable than P"
@@ -136,6 +141,17 @@ def _check(args: argparse.Namespace) -> None:
             if getattr(args, name) is not None:
                 raise UserError(f"--{name} is for the methods that draft, not with --method plain")
 
+    if args.method == "tree":
+        for name in ("confidence", "adapt"):
+            if getattr(args, name):
+                raise UserError(f"--{name} is not for draft trees, whose size is fixed")
+    elif args.tree is not None:
+        raise UserError("--tree is for --method tree")
+
+
+def _widths(text: str) -> tuple[int, ...]:
+    return tuple(positive(width) for width in text.split(","))
+
 
 def load_drafter(args: argparse.Namespace, target):
     """The name of the drafter, and what `text.generate` takes for it."""
@@ -147,6 +163,8 @@ def load_drafter(args: argparse.Namespace, target):
     name = args.draft
     if name is None:
         name = "text-default-draft" if args.target == "text-default" else "lookup"
+    if args.method == "tree" and name == "lookup":
+        raise UserError("look-up makes no trees; give a model as --draft with --method tree")
     if name == "lookup":
         return name, PromptLookup()
     if name in ("int8", "int4"):
@@ -162,15 +180,15 @@ def load_drafter(args: argparse.Namespace, target):
 def _request(args: argparse.Namespace, target, prompts, drafter):
     import jax
 
-    from cspd_jax.text import Sampling
+    from cspd_jax.text import Sampling, draft_tree
     from cspd_jax.text.comparison import Request
 
     return Request(
         key=jax.random.key(args.seed) if args.temperature else None,
         model=target,
         prompts=prompts,
-        drafter=drafter,
-        rule=METHODS[args.method] or "block",
+        drafter=drafter if args.method != "tree" else draft_tree(drafter, args.tree or (3, 2, 1)),
+        rule=METHODS[args.method],
         sampling=Sampling(args.temperature, args.top_k, args.top_p),
         max_new_tokens=args.new_tokens,
         gamma=args.gamma,

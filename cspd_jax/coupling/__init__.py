@@ -3,7 +3,8 @@
 All functions are pure, take a key that they consume, and treat a single lane; `vmap` them for many. The value
 that a coupling (`couple_*`, `reflect`) returns is distributed as p, and it equals the draft with probability
 1 - TV(p, q), which is the maximum. `verify_block` does this for a block of drafted tokens,
-`verify_gaussian_block` for a path of Gaussian transitions.
+`verify_gaussian_block` for a path of Gaussian transitions. `couple_siblings` is given several drafts, without
+replacement, and returns one of them more often than a coupling with one draft could.
 """
 
 from cspd_jax.coupling.acceptance import (
@@ -27,20 +28,31 @@ from cspd_jax.coupling.categorical import (
 from cspd_jax.coupling.gaussian import couple_equal, couple_gaussians, line_residual, reflect
 from cspd_jax.coupling.resample import Resampled, couple_path, resample
 from cspd_jax.coupling.residual import gaussian_residual, log_ratio, residual_trip
+from cspd_jax.coupling.siblings import (
+    Sibling,
+    SiblingDistributions,
+    accept_sibling,
+    couple_siblings,
+    sibling_distributions,
+)
 
 __all__ = [
     "BlockDistributions",
     "Coupled",
     "CouplingInfo",
     "Resampled",
+    "Sibling",
+    "SiblingDistributions",
     "Verified",
     "VerifiedPath",
+    "accept_sibling",
     "accepts",
     "block_distributions",
     "couple_categorical",
     "couple_equal",
     "couple_gaussians",
     "couple_path",
+    "couple_siblings",
     "gaussian_residual",
     "line_residual",
     "log_acceptance",
@@ -51,6 +63,7 @@ __all__ = [
     "resample",
     "residual_logits",
     "residual_trip",
+    "sibling_distributions",
     "uniform",
     "verify_block",
     "verify_gaussian_block",

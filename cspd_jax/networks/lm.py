@@ -236,17 +236,19 @@ class Transformer(nn.Module):
         visible: Array | Beside | None,
         cache: Cache | None = None,
         rows: Array | None = None,
+        places: Array | None = None,
     ) -> tuple[Array, Cache | None]:
         """Embeddings x [B, Q, D] at positions [B, Q], visible [B or 1, Q or 1, K] -> hidden states after the
         last norm, and the new cache.
 
-        rows [B, R] picks the tokens whose hidden states come out: [B, R, D].
+        rows [B, R] picks the tokens whose hidden states come out: [B, R, D]. places [B, Q] are the slots that
+        store the tokens; without them, those of the positions.
         """
         c = self.config
         cos_sin = rotation(c, positions, self.dtype)
         slots = [None] * c.depth if cache is None else list(zip(*cache))
         for i, layer in enumerate(self.layers):
-            x, slots[i] = layer(x, cos_sin, visible, positions, slots[i])
+            x, slots[i] = layer(x, cos_sin, visible, positions if places is None else places, slots[i])
         return self.norm(take_rows(x, rows)), None if cache is None else Cache(*zip(*slots))
 
     def logits(self, h: Array) -> Array:
@@ -262,9 +264,10 @@ class Transformer(nn.Module):
         visible: Array | Beside | None,
         cache: Cache | None = None,
         rows: Array | None = None,
+        places: Array | None = None,
     ) -> tuple[Array, Cache | None]:
         """Ids and positions [B, Q] -> logits [B, Q, V], of `rows` alone [B, R, V], and the new cache."""
-        h, cache = self.hidden(self.embedded(tokens), positions, visible, cache, rows)
+        h, cache = self.hidden(self.embedded(tokens), positions, visible, cache, rows, places)
         return self.logits(h), cache
 
 
@@ -316,6 +319,26 @@ class LM:
         if tokens.size > 1 or rows is not None:
             return run(params, tokens, positions, cache, mask)
         return by_device(params, tokens, positions, cache, mask, cpu=run, accelerator=run_padded)
+
+    def apply_seeing(
+        self, params, tokens: Array, positions: Array, cache: Cache, *, slots: Array, visible: Array
+    ) -> tuple[Array, Cache]:
+        """As `apply`, for tokens that may share positions, such as those of a tree of drafts.
+
+        They are stored in the cache's slots [B, Q], and each sees the slots that visible [B, Q, max_len]
+        (bool) says, those of this call included.
+        """
+        return self._run(params, tokens, positions, visible, cache, None, slots)
+
+    def move(self, cache: Cache, sources: Array, targets: Array) -> Cache:
+        """The cache with what is in the slots `sources` [B, M] in the slots `targets` [B, M] as well; targets
+        outside 0..max_len - 1 are dropped. Keys keep the rotation of the position that they were made at."""
+
+        def moved(slots: Array) -> Array:
+            found = jnp.take_along_axis(slots, sources[:, None, :, None], axis=2)
+            return write(slots, found.swapaxes(1, 2), targets)
+
+        return jax.tree.map(moved, cache)
 
     def forward(
         self, params, tokens: Array, mask: Array | None = None, *, rows: Array | None = None

@@ -17,6 +17,7 @@ _MARKS = {"plain": PLAIN, "accepted": ACCEPTED, "corrected": CORRECTED, "bonus":
 _WHY = {
     "google": "accepted drafts and draws from the residual together have the target's distribution",
     "block": "the accepted part of each draft and the token after it together have the target's distribution",
+    "tree": "accepted branches and draws from what the others leave have together the target's distribution",
     "match": "every token is the target's own draw; drafts only decide how many are drawn in one pass",
 }
 ROWS_DIFFER = (
@@ -58,7 +59,8 @@ def make_report(
             **request.sampling._asdict(),
         },
         "plan": {
-            "gamma": None if request.drafter is None else request.gamma,
+            "gamma": None if request.drafter is None or request.tree is not None else request.gamma,
+            "tree": None if request.tree is None else list(request.tree.widths),
             "adapt": request.adapt,
             "confidence": request.confidence,
             "max_new_tokens": request.max_new_tokens,
@@ -82,12 +84,13 @@ def judgement(found: Measured) -> tuple[bool, str]:
             True,
             "up to rounding, every token is the target's most probable one, as in plain decoding",
         )
-    return True, _WHY["google" if request.rule == "deepmind" else request.rule]
+    rule = request.rule or ("block" if request.tree is None else "tree")
+    return True, _WHY["google" if rule == "deepmind" else rule]
 
 
 def _expected(found: Measured) -> float | None:
     """Tokens per target pass by the formula for a constant acceptance."""
-    if found.info.acceptance is None or found.request.adapt:
+    if found.info.acceptance is None or found.request.adapt or found.request.tree is not None:
         return None
     return float(expected_tokens(found.info.acceptance, found.request.gamma))
 
@@ -96,7 +99,8 @@ def _compared(found: Measured) -> dict[str, Any] | None:
     if found.plain_seconds is None:
         return None
     acceptance, formula = found.info.acceptance, None
-    if acceptance is not None and found.cost is not None and not found.request.adapt:
+    fixed = not found.request.adapt and found.request.tree is None
+    if acceptance is not None and found.cost is not None and fixed:
         formula = float(speedup(acceptance, found.request.gamma, found.cost))
     return {
         "plain_seconds": round(found.plain_seconds, 4),

@@ -41,6 +41,8 @@ from cspd_jax.text.rounds import (
 )
 from cspd_jax.text.rules import RULES, Verdict
 from cspd_jax.text.sampling import Sampling, log_probs
+from cspd_jax.text.tree import Tree
+from cspd_jax.text.tree_drafter import TreeDrafter, draft_tree
 
 __all__ = [
     "ACCEPTED",
@@ -67,12 +69,15 @@ __all__ = [
     "Sampling",
     "TextOutput",
     "TextState",
+    "Tree",
+    "TreeDrafter",
     "Verdict",
     "advance",
     "begin",
     "commit",
     "draft_lengths",
     "draft_step",
+    "draft_tree",
     "expected_tokens",
     "fastest",
     "generate",

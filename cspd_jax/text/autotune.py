@@ -22,10 +22,13 @@ def fastest(request: Request, gammas: tuple[int, ...] | None = None, pilot: int 
     is then run with would favour some texts.
 
     gammas: drafts per round to be tried (2 and the request's own). The ways are named "plain" and "gamma 4".
+        A draft tree is tried as it is, and named "tree".
     """
     tried = sorted({min(2, request.gamma), request.gamma}) if gammas is None else gammas
     ways = {"plain": request.plain()}
     ways |= {f"gamma {g}": dataclasses.replace(request, gamma=g) for g in tried}
+    if request.tree is not None:
+        ways = {"plain": request.plain(), "tree": request}
     if request.drafter is None:
         return Choice(ways["plain"], "plain", {})
     cost = draft_cost(request) if request.adapt else None

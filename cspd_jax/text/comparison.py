@@ -15,6 +15,8 @@ from cspd_jax.text.generation import generate
 from cspd_jax.text.info import Info, TextOutput
 from cspd_jax.text.protocol import bound
 from cspd_jax.text.sampling import Sampling
+from cspd_jax.text.tree import Tree
+from cspd_jax.text.tree_drafter import TreeDrafter, tree_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +31,7 @@ class Request:
     model: Any
     prompts: Sequence[Sequence[int]]
     drafter: Any = None
-    rule: str = "block"
+    rule: str | None = None
     sampling: Sampling = Sampling()  # noqa: RUF009
     max_new_tokens: int = 128
     gamma: int = 4
@@ -38,9 +40,14 @@ class Request:
     adapt: bool = False
     max_len: int | None = None
 
+    @property
+    def tree(self) -> Tree | None:
+        """The shape of the drafts, if the drafter is one of trees."""
+        return tree_of(resolve_drafter(self.drafter)[0])
+
     def plain(self) -> Request:
         """The same by plain decoding."""
-        return dataclasses.replace(self, drafter=None, confidence=None, adapt=False)
+        return dataclasses.replace(self, drafter=None, rule=None, confidence=None, adapt=False)
 
     def run(self, cost: float | None = None) -> TextOutput:
         """The generation; `cost` counts only if the request adapts."""
@@ -121,7 +128,7 @@ def draft_cost(request: Request, tokens: int | None = None, repeats: int = 3) ->
     tokens: how many each of them generates for it; 32 by default, or fewer if the request asks for fewer.
     """
     drafter, params = resolve_drafter(request.drafter)
-    if not isinstance(drafter, ModelDrafter):
+    if not isinstance(drafter, ModelDrafter | TreeDrafter):
         return 0.0
     networks = {"draft": (drafter.network, params), "target": bound(request.model)}
     common = min(network.config.known_ids for network, _ in networks.values())

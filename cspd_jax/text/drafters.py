@@ -128,6 +128,21 @@ def read_prompts(network: LanguageModel, params: Any, prompts: Prompts, max_len:
     return network.apply(params, prompts.tokens[:, :-1], positions, cache, rows=unused)[1]
 
 
+def read_last_two(
+    network: LanguageModel, params: Any, cache: Any, request: DraftRequest
+) -> tuple[Array, Any]:
+    """Logits [B, 1, V] of the network after the text, whose last two tokens its cache may lack."""
+    last_two = request.length[:, None] + jnp.arange(-2, 0)
+    tokens = jnp.take_along_axis(request.tokens, jnp.maximum(last_two, 0), axis=1)
+    second = jnp.ones((len(tokens), 1), jnp.int32)
+    return network.apply(params, known_to(network, tokens), last_two, cache, rows=second)
+
+
+def known_to(network: LanguageModel, tokens: Array) -> Array:
+    """Tokens that a network can read; an id beyond its vocabulary is replaced by its last one."""
+    return jnp.minimum(tokens, network.config.vocab_size - 1)
+
+
 class _Progress(NamedTuple):
     """The carry of the drafting loop.
 
@@ -156,15 +171,12 @@ class ModelDrafter:
     network: LanguageModel
 
     def begin(self, params: Any, prompts: Prompts, max_len: int) -> Any:
-        known = prompts._replace(tokens=self._known(prompts.tokens))
+        known = prompts._replace(tokens=known_to(self.network, prompts.tokens))
         return read_prompts(self.network, params, known, max_len)
 
     def draft(self, params: Any, cache: Any, request: DraftRequest) -> tuple[Drafts, Any]:
         batch, max_len = request.tokens.shape
-        last_two = request.length[:, None] + jnp.arange(-2, 0)
-        tokens = jnp.take_along_axis(request.tokens, jnp.maximum(last_two, 0), axis=1)
-        second = jnp.ones((batch, 1), jnp.int32)
-        logits, cache = self.network.apply(params, self._known(tokens), last_two, cache, rows=second)
+        logits, cache = read_last_two(self.network, params, cache, request)
         log_q = None
         if request.needs_log_q and not request.sampling.greedy:
             dtype = jnp.promote_types(logits.dtype, jnp.float32)
@@ -179,7 +191,8 @@ class ModelDrafter:
             newest = jax.lax.dynamic_slice_in_dim(progress.tokens, progress.step - 1, 1, axis=1)
             position = request.length + progress.step - 1
             position = jnp.where(progress.step < progress.count, position, max_len)
-            logits, cache = self.network.apply(params, self._known(newest), position[:, None], progress.cache)
+            newest = known_to(self.network, newest)
+            logits, cache = self.network.apply(params, newest, position[:, None], progress.cache)
             return self._add_draft(request, progress._replace(cache=cache), logits[:, 0])
 
         progress = jax.lax.while_loop(unfinished, extend, self._add_draft(request, start, logits[:, 0]))
@@ -206,10 +219,6 @@ class ModelDrafter:
         tokens = progress.tokens.at[:, progress.step].set(drafted)
         count = jnp.where(is_last, jnp.minimum(progress.count, progress.step + 1), progress.count)
         return _Progress(progress.step + 1, tokens, count, log_q, progress.cache)
-
-    def _known(self, tokens: Array) -> Array:
-        """Tokens that the draft model can read; an id beyond its vocabulary is replaced by its last one."""
-        return jnp.minimum(tokens, self.network.config.vocab_size - 1)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax.parallel import common_mesh
-from cspd_jax.text import sharded
+from cspd_jax.text import rounds, sharded, tree_rounds
 from cspd_jax.text.checks import (
     at_most,
     check_max_gamma,
@@ -27,9 +27,11 @@ from cspd_jax.text.drafters import Drafter, Drafting, resolve_drafter
 from cspd_jax.text.info import Info, TextOutput
 from cspd_jax.text.prompts import Prompts, as_prompts, check_prompts
 from cspd_jax.text.protocol import LanguageModel, bound
-from cspd_jax.text.rounds import Inputs, TextState, advance, begin
+from cspd_jax.text.rounds import Inputs, TextState
 from cspd_jax.text.rules import RULES
 from cspd_jax.text.sampling import Sampling
+from cspd_jax.text.tree_drafter import tree_of
+from cspd_jax.text.tree_rounds import TREE_RULES
 
 if TYPE_CHECKING:
     from cspd_jax.models import TextModel
@@ -43,7 +45,7 @@ def generate(
     prompts: Prompts | tuple[Array, Array] | Sequence[Sequence[int]],
     *,
     drafter: TextModel | tuple[LanguageModel, Any] | Drafter | Drafting | None = None,
-    rule: str = "block",
+    rule: str | None = None,
     sampling: Sampling = Sampling(),  # noqa: B008
     max_new_tokens: Array | int = 128,
     gamma: Array | int = 4,
@@ -64,12 +66,13 @@ def generate(
       model: a loaded model, or a pair (network, params); the pair may have traced parameters.
       prompts: a list of lists of ids, or `Prompts(tokens [B, P], lengths [B])`.
       drafter: another model, `PromptLookup()`, or any `Drafter`; `Drafting(drafter, params)` for one that has
-        parameters. None is plain decoding.
-      rule: "block", "google" and "deepmind" sample from the same distribution as plain decoding; "match"
-        gives its very tokens. When greedy they are all the same.
+        parameters; `draft_tree(model, widths)` for trees of drafts. None is plain decoding.
+      rule: "block" (the default), "google" and "deepmind" sample from the same distribution as plain
+        decoding, as does "tree", the rule of draft trees; "match" gives its very tokens. When greedy they are
+        all the same.
       sampling: temperature, top_k and top_p, each one number or one per row. The default is greedy.
       max_new_tokens: one number, or one per row [B].
-      gamma: drafts per round, one number or one per row [B].
+      gamma: drafts per round, one number or one per row [B]; not for draft trees, which have their widths.
       max_gamma: largest gamma, on which work and memory depend. The default is gamma itself.
       max_len: room for prompt and new tokens; rows end there. The default is enough for all.
       stop_ids: rows end with one of these, which is kept. The default is the model's eos_ids.
@@ -94,7 +97,7 @@ def stream(
     prompts: Prompts | tuple[Array, Array] | Sequence[Sequence[int]],
     *,
     drafter: TextModel | tuple[LanguageModel, Any] | Drafter | Drafting | None = None,
-    rule: str = "block",
+    rule: str | None = None,
     sampling: Sampling = Sampling(),  # noqa: B008
     max_new_tokens: Array | int = 128,
     gamma: Array | int = 4,
@@ -126,7 +129,7 @@ def prepare(
     prompts: Prompts | tuple[Array, Array] | Sequence[Sequence[int]],
     *,
     drafter: TextModel | tuple[LanguageModel, Any] | Drafter | Drafting | None,
-    rule: str,
+    rule: str | None,
     sampling: Sampling,
     max_new_tokens: Array | int,
     gamma: Array | int,
@@ -148,7 +151,17 @@ def prepare(
     )
     check_shapes(batch, cost=cost, confidence=confidence)
     keys = _check_sampling(key, batch, sampling)
-    require(rule in RULES, f"rule is {rule!r}; it must be one of {', '.join(RULES)}")
+    drafter, drafter_params = resolve_drafter(drafter)
+    tree = tree_of(drafter)
+    rules, default = (RULES, "block") if tree is None else (TREE_RULES, "tree")
+    rule = default if rule is None else rule
+    of_what = "" if tree is None else " for a draft tree"
+    require(rule in rules, f"rule is {rule!r}; it must be one of {', '.join(rules)}{of_what}")
+    if tree is not None:
+        require(drafter_params is not None, "a TreeDrafter needs parameters; see draft_tree")
+        require(cost is None and confidence is None, "cost and confidence are not for draft trees")
+        require(max(tree.widths) <= target.config.known_ids, "the draft tree is wider than the vocabulary")
+        gamma = max_gamma = tree.depth
     bounded, max_gamma = max_gamma is not None, check_max_gamma(gamma, max_gamma)
     check_number("gamma", gamma, lambda g: (g >= 0) & (g <= max_gamma), f"from 0 to max_gamma, {max_gamma}")
     check_number("cost", cost, lambda c: c >= 0, "at least 0 (None is off)")
@@ -162,7 +175,6 @@ def prepare(
         room = max_len if concrete(max_new_tokens) is None else int(np.max(max_new_tokens))
         max_gamma = min(max_gamma, max(1, room - 1))
 
-    drafter, drafter_params = resolve_drafter(drafter)
     if drafter is None or max_gamma == 0:  # plain decoding
         drafter, drafter_params, rule = None, None, "match"
         max_gamma, gamma, cost, confidence = 0, 0, None, None
@@ -224,13 +236,23 @@ def run(inputs: Inputs) -> TextOutput:
     def unfinished(state: TextState) -> Array:
         return ~jnp.all(state.done)
 
-    return output(jax.lax.while_loop(unfinished, lambda state: advance(inputs, state), begin(inputs)))
+    loop = _loop(inputs)
+    return output(
+        jax.lax.while_loop(unfinished, lambda state: loop.advance(inputs, state), loop.begin(inputs))
+    )
 
 
-_begin = jax.jit(begin)
+@jax.jit
+def _begin(inputs: Inputs) -> TextState:
+    return _loop(inputs).begin(inputs)
 
 
 @functools.partial(jax.jit, donate_argnames="cache")
 def _advance(inputs: Inputs, state: TextState, cache: Any) -> TextState:
     """A round whose cache is written where the one before was, not beside it."""
-    return advance(inputs, state._replace(cache=cache))
+    return _loop(inputs).advance(inputs, state._replace(cache=cache))
+
+
+def _loop(inputs: Inputs):
+    """The module whose rounds these inputs are for."""
+    return rounds if tree_of(inputs.drafter) is None else tree_rounds

@@ -54,6 +54,25 @@ class LanguageModel(Protocol):
         """
 
 
+class TreeLanguageModel(LanguageModel, Protocol):
+    """What trees of drafts need besides: tokens that share a position, and a cache whose slots can be moved.
+
+    The caches have a field max_len, the number of their slots.
+    """
+
+    def apply_seeing(
+        self, params: Any, tokens: Array, positions: Array, cache: Any, *, slots: Array, visible: Array
+    ) -> tuple[Array, Any]:
+        """As `apply`, with the tokens stored in `slots` [B, Q]; each sees the slots of visible
+        [B, Q, max_len] (bool)."""
+
+    def move(self, cache: Any, sources: Array, targets: Array) -> Any:
+        """The cache with the contents of the slots `sources` [B, M] in `targets` [B, M] as well.
+
+        Targets outside 0..max_len - 1 are dropped.
+        """
+
+
 def bound(model: TextModel | tuple[Any, Any]) -> tuple[Any, Any]:
     """(network, params) of a loaded model, or of such a pair.
 

@@ -35,7 +35,7 @@ class Inputs:
 
     target: the network (static).
     drafter: None is plain decoding (static).
-    rule: one of `RULES`; "match" without a drafter is the plain sampler (static).
+    rule: one of `RULES`; "match" without a drafter is the plain sampler; for trees "tree" (static).
     max_gamma: bound G on the drafts of a round (static).
     max_len: tokens that a row has room for (static).
     params: of the target.
@@ -96,8 +96,9 @@ class TextState(NamedTuple):
     info: RoundInfo
 
 
-def begin(inputs: Inputs) -> TextState:
-    """The state before the first round: the prompts have been read."""
+def begin(inputs: Inputs, spare: int = 0) -> TextState:
+    """The state before the first round: the prompts have been read. The target's cache has `spare` slots more
+    than a row has tokens."""
     prompts, max_len = inputs.prompts, inputs.max_len
     batch, longest = prompts.tokens.shape
     known = jnp.where(jnp.arange(longest) < prompts.lengths[:, None], prompts.tokens, 0)
@@ -113,7 +114,7 @@ def begin(inputs: Inputs) -> TextState:
         marks=jnp.zeros((batch, max_len), jnp.int8),
         stopped=jnp.zeros(batch, bool),
         done=prompts.lengths >= inputs.limit,
-        cache=read_prompts(inputs.target, inputs.params, prompts, max_len),
+        cache=read_prompts(inputs.target, inputs.params, prompts, max_len + spare),
         drafter_state=drafter_state,
         info=RoundInfo(
             DraftCounts(by_row, by_row, by_position, by_position, by_row), CallCounts(zero, zero, zero, zero)

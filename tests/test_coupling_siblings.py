@@ -1,0 +1,162 @@
+"""Several drafts without replacement: the law of what comes out, by enumeration of all ordered drafts.
+
+Nothing is sampled, except in the last test.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from laws import FALSE_ALARM, counts_p_value
+from test_coupling_categorical import logs
+
+from cspd_jax.coupling import couple_siblings, sibling_distributions
+
+V = 4
+P_Q = {
+    "far": ([0.1, 0.2, 0.3, 0.4], [0.4, 0.35, 0.2, 0.05]),
+    "near": ([0.3, 0.25, 0.25, 0.2], [0.28, 0.27, 0.2, 0.25]),
+    "equal": ([0.4, 0.3, 0.2, 0.1], [0.4, 0.3, 0.2, 0.1]),
+    "p lacks ids": ([0.6, 0.0, 0.4, 0.0], [0.25, 0.25, 0.25, 0.25]),
+    "q lacks ids": ([0.1, 0.2, 0.3, 0.4], [0.7, 0.0, 0.3, 0.0]),
+    "q is certain": ([0.1, 0.2, 0.3, 0.4], [0.0, 1.0, 0.0, 0.0]),
+    "apart": ([0.5, 0.5, 0.0, 0.0], [0.0, 0.0, 0.9, 0.1]),
+    "p is certain": ([0.0, 0.0, 1.0, 0.0], [0.5, 0.3, 0.1, 0.1]),
+}
+
+
+def random_pair(seed):
+    random = np.random.default_rng(seed)
+    p, q = random.dirichlet([0.7] * V, 2)
+    q[random.integers(V)] *= seed % 2  # every other q lacks an id
+    return p, q / q.sum()
+
+
+PAIRS = list(P_Q.values()) + [random_pair(seed) for seed in range(12)]
+
+
+def draws(q, k):
+    """All ordered drafts [n, k] without replacement from q, and their probabilities [n].
+
+    After the last id of q, any id stands for a draft that is not there.
+    """
+    q = np.asarray(q, float)
+    drafts, chances = [], []
+    for ids in itertools.permutations(range(V), k):
+        chance, left = 1.0, q.copy()
+        for i in ids:
+            if left.sum() == 0:
+                chance *= i == min(set(range(V)) - set(ids[: ids.index(i)]))
+                continue
+            chance *= left[i] / left.sum()
+            left[i] = 0
+        if chance:
+            drafts.append(ids)
+            chances.append(chance)
+    assert sum(chances) == pytest.approx(1)
+    return np.array(drafts), np.array(chances)
+
+
+def law(drafts, chances, accept, rest):
+    """Of the value [V], from the drafts' acceptance probabilities [n, k] and what comes after them [n, V]."""
+    reached = np.cumprod(np.concatenate([np.ones((len(accept), 1)), 1 - accept], axis=1), axis=1)
+    out = np.einsum("n,n,nv->v", chances, reached[:, -1], rest)
+    np.add.at(out, drafts, chances[:, None] * reached[:, :-1] * accept)
+    return out
+
+
+every_draft = jax.jit(jax.vmap(sibling_distributions, (None, None, 0)))
+
+
+@pytest.mark.parametrize("k", [1, 2, 3])
+def test_the_value_has_the_distribution_p(k):
+    """To 1e-6, in float32."""
+    for p, q in PAIRS:
+        drafts, chances = draws(q, k)
+        found = every_draft(logs(p), logs(q), drafts)
+        accept, rest = (np.exp(np.asarray(a, np.float64)) for a in (found.log_accept, found.log_next))
+        np.testing.assert_allclose(law(drafts, chances, accept, rest), np.array(p) / np.sum(p), atol=1e-6)
+
+
+def by_hand(p, q, drafts, *, renormalised=True, removed=True, backwards=False):
+    """The rule in numpy, right or nearly so: [k] acceptances and the last residual [V]."""
+    p, q = np.array(p, float), np.array(q, float)
+    accept = np.zeros(len(drafts))
+    for i in reversed(range(len(drafts))) if backwards else range(len(drafts)):
+        x = drafts[i]
+        if q[x] == 0:
+            continue
+        accept[i] = min(1, p[x] / q[x])
+        rest = np.maximum(p - q, 0)
+        if accept[i] < 1 and rest.sum() > 0:
+            p = rest / rest.sum()
+        if removed:
+            q[x] = 0
+        if renormalised and q.sum() > 0:
+            q /= q.sum()
+    return accept, p
+
+
+WRONG = {
+    "q is not renormalised": {"renormalised": False},
+    "q keeps what was drawn": {"removed": False},
+    "the last is tested first": {"backwards": True},
+}
+
+
+@pytest.mark.parametrize("variant", [None, *WRONG])
+def test_almost_right_rules_are_refuted(variant):
+    """Each by more than 1 % somewhere, by the enumeration that the right rule passes."""
+    error = 0.0
+    for p, q in PAIRS:
+        drafts, chances = draws(q, 2)
+        found = [by_hand(p, q, one, **WRONG.get(variant, {})) for one in drafts]
+        accept, rest = map(np.array, zip(*found, strict=True))
+        if variant == "the last is tested first":  # `law` expects the order of the tests
+            drafts, accept = drafts[:, ::-1], accept[:, ::-1]
+        error = max(error, np.abs(law(drafts, chances, accept, rest) - p).max())
+    assert error < 1e-9 if variant is None else error > 0.01
+
+
+@pytest.mark.parametrize("k, share", [(1, 0.8), (2, 0.966667)])
+def test_the_example_of_the_documentation(k, share):
+    """docs/text.md"""
+    drafts, chances = draws([0.7, 0.2, 0.1, 0.0], k)
+    found = every_draft(logs([0.5, 0.3, 0.2, 0.0]), logs([0.7, 0.2, 0.1, 0.0]), drafts)
+    rejected = np.prod(1 - np.exp(np.asarray(found.log_accept)), axis=1)
+    assert 1 - chances @ rejected == pytest.approx(share, abs=1e-5)
+
+
+def test_more_drafts_are_accepted_more_often():
+    for p, q in PAIRS:
+        shares = []
+        for k in (1, 2, 3):
+            drafts, chances = draws(q, k)
+            found = every_draft(logs(p), logs(q), drafts)
+            shares.append(1 - chances @ np.prod(1 - np.exp(np.asarray(found.log_accept)), axis=1))
+        assert shares[0] == pytest.approx(1 - np.maximum(np.array(p) - q, 0).sum(), abs=1e-6)
+        assert shares[0] <= shares[1] + 1e-6 and shares[1] <= shares[2] + 1e-6
+
+
+@jax.jit
+@jax.vmap
+def _sample(key):
+    for_drafts, for_rule = jax.random.split(key)
+    p, q = (jnp.asarray(logs(a)) for a in P_Q["far"])
+    _, drafts = jax.lax.top_k(q + jax.random.gumbel(for_drafts, (V,)), 2)
+    return couple_siblings(for_rule, p, q, drafts), drafts
+
+
+def test_the_draw_itself():
+    """N = 20 000; the value is the accepted draft, and is distributed as p."""
+    found, drafts = jax.tree.map(np.asarray, _sample(jax.random.split(jax.random.key(0), 20_000)))
+    p, q = P_Q["far"]
+    assert counts_p_value(np.bincount(found.value, minlength=V), p) > FALSE_ALARM
+    assert counts_p_value(np.bincount(found.value, minlength=V), q) <= FALSE_ALARM
+    taken = found.index < 2
+    assert 0.3 < taken.mean() < 1 and not found.info.truncated.any()
+    np.testing.assert_array_equal(found.value[taken], drafts[taken, found.index[taken]])

@@ -1,0 +1,172 @@
+"""Trees of drafts: greedy texts token by token, and the joint distribution of sampled ones.
+
+N = 20 000 rows with one prompt, three tokens each; false-alarm rate of every sampled test at most 1e-4 (see
+`laws`). The rule alone is enumerated in test_coupling_siblings.py.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import text_models
+from laws import FALSE_ALARM, counts_p_value
+
+from cspd_jax import text
+from cspd_jax.coupling import accept_sibling, residual_logits
+from cspd_jax.errors import UserError
+from cspd_jax.text import Drafting, Prompts, Sampling, Tree, TreeDrafter, draft_tree, expected_tokens
+from cspd_jax.text.tree_rounds import TREE_RULES
+
+ROWS, V, NEW, STOP = 20_000, 4, 3, 3
+PROMPT = np.array([2, 2, 0, 2, 1])
+PROMPTS = Prompts(np.tile(PROMPT, (ROWS, 1)), np.full(ROWS, len(PROMPT)))
+OPEN, CUT = Sampling(temperature=1.0), Sampling(temperature=1.3, top_k=3, top_p=0.9)
+TEXTS = np.array(list(itertools.product(range(V), repeat=NEW)))
+LM = text_models.model(V, padding=1, dtype=jnp.float32)
+PARAMS = text_models.params(LM, seed=3, scale=0.6)
+NEAR = LM, text_models.near(PARAMS, scale=0.35)
+
+
+def test_the_numbers_of_a_tree():
+    tree = Tree((2, 2, 1))
+    assert tree.levels == (1, 2, 4, 4) and tree.starts == (0, 1, 3, 7) and tree.drafts == 10
+    np.testing.assert_array_equal(tree.parents, [0, 0, 0, 1, 1, 2, 2, 3, 4, 5, 6])
+    np.testing.assert_array_equal(tree.depths, [0, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3])
+    ways = [np.flatnonzero(row).tolist() for row in tree.ancestors]
+    assert ways[0] == [0] and ways[5] == [0, 2, 5] and ways[8] == [0, 1, 4, 8]
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize(
+    "widths, near, sizes",
+    [
+        ((3, 2, 1), True, {"depth": 2}),
+        pytest.param((2, 2, 2, 1), True, {}, marks=pytest.mark.slow),
+        pytest.param((2, 2, 1), False, {}, marks=pytest.mark.slow),
+        pytest.param((1, 1, 1), True, {}, marks=pytest.mark.slow),
+        pytest.param((11, 1), True, {}, marks=pytest.mark.slow),
+        pytest.param((1, 4), False, {"depth": 2}, marks=pytest.mark.slow),
+    ],
+)
+def test_greedy_texts_are_those_of_plain_decoding(widths, near, sizes):
+    """72 tokens of rows of three lengths; the draft is near the target, or a stranger of fewer ids."""
+    lm = text_models.model(padding=2, **sizes)
+    params = text_models.params(lm)
+    fewer = text_models.model(9, padding=1)
+    draft = (lm, text_models.near(params, scale=0.2)) if near else (fewer, text_models.params(fewer, seed=4))
+    prompts = Prompts(np.array([[5, 9, 2, 7], [1, 0, 0, 0], [3, 3, 8, 0]]), np.array([4, 1, 3]))
+    options = {"max_new_tokens": np.array([72, 72, 65]), "max_len": 76, "stop_ids": ()}
+    plain, _ = text.generate(None, (lm, params), prompts, **options)
+    tokens, info = text.generate(None, (lm, params), prompts, drafter=draft_tree(draft, widths), **options)
+    np.testing.assert_array_equal(tokens, plain)
+    assert info.acceptance > (0.3 if near else 0.05)
+    assert np.all(info.drafted <= info.rounds * Tree(widths).drafts)
+
+
+def index(texts):
+    return texts @ V ** np.arange(NEW)[::-1]
+
+
+def p_value(tokens, sampling, stop=None):
+    """Of the texts against the target's own probabilities of all 64."""
+    rows = np.concatenate([np.tile(PROMPT, (len(TEXTS), 1)), TEXTS], axis=1)
+    logits = text_models.logits(LM, PARAMS, rows)[:, len(PROMPT) - 1 : -1]
+    steps = np.apply_along_axis(text_models.probabilities, -1, logits, *sampling)
+    probs = np.take_along_axis(steps, TEXTS[:, :, None], axis=2).prod(axis=(1, 2))
+    before = np.cumsum(stop == TEXTS, axis=1) - (stop == TEXTS)
+    probs = np.bincount(index(np.where(before > 0, 0, TEXTS)), probs, len(TEXTS))
+    counts = np.bincount(index(np.asarray(tokens)[:, len(PROMPT) :]), minlength=len(TEXTS))
+    return counts_p_value(counts, probs)
+
+
+def generate(widths, sampling=OPEN, **options):
+    options = {"drafter": draft_tree(NEAR, widths), "max_new_tokens": NEW, "stop_ids": ()} | options
+    return text.generate(jax.random.key(0), (LM, PARAMS), PROMPTS, sampling=sampling, **options)
+
+
+@pytest.mark.parametrize(
+    "widths, sampling, stop",
+    [
+        ((3, 2), OPEN, STOP),
+        pytest.param((2, 2, 1), CUT, None, marks=pytest.mark.slow),
+        pytest.param((4, 1), CUT, None, marks=pytest.mark.slow),  # wider than what is left of q
+        pytest.param((1, 1, 1), OPEN, None, marks=pytest.mark.slow),
+        pytest.param((2, 1), OPEN, None, marks=pytest.mark.slow),
+    ],
+)
+def test_texts_have_the_target_s_distribution(widths, sampling, stop):
+    tokens, info = generate(widths, sampling, stop_ids=() if stop is None else (stop,))
+    assert p_value(tokens, sampling, stop) > FALSE_ALARM
+    assert 0.2 < info.acceptance < 1 and not info.truncated.any()
+
+
+@pytest.mark.slow
+def test_texts_of_a_draft_with_fewer_ids_have_the_target_s_distribution():
+    lm = text_models.model(V - 1, padding=3, dtype=jnp.float32)
+    draft = lm, text_models.params(lm, seed=5, scale=0.6)
+    tokens, _ = generate((3, 2), drafter=draft_tree(draft, (3, 2)))
+    assert p_value(tokens, OPEN) > FALSE_ALARM
+
+
+def with_replacement(u, log_p, log_q, drafts):
+    """Tests every draft against the residual of the one before, but with q itself, as if drawn anew."""
+    index, _ = accept_sibling(u[:1], log_p, log_q, drafts[:1])
+    for i in range(1, len(drafts)):
+        rest = residual_logits(log_p, log_q)
+        log_p = jnp.where(jnp.all(rest == -jnp.inf), log_p, jax.nn.log_softmax(rest))
+        one, found = accept_sibling(u[i : i + 1], log_p, log_q, drafts[i : i + 1])
+        index = jnp.where((index == i) & (one > 0), i + 1, index)
+    return index, found._replace(empty=jnp.zeros(len(drafts), bool))
+
+
+def fresh_draw(u, log_p, log_q, drafts):
+    """If no draft is accepted, a draw from p itself."""
+    index, found = accept_sibling(u, log_p, log_q, drafts)
+    return index, found._replace(log_next=log_p)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", [with_replacement, fresh_draw])
+def test_almost_right_rules_are_noticed(rule, monkeypatch):
+    monkeypatch.setitem(TREE_RULES, rule.__name__, rule)
+    tokens, _ = generate((3, 2), rule=rule.__name__, stop_ids=(STOP,))
+    assert p_value(tokens, OPEN, STOP) <= FALSE_ALARM
+
+
+@pytest.mark.slow
+def test_a_chain_is_accepted_as_drafts_one_by_one_are():
+    """A tree without branches: tokens per pass as with "google", within five standard errors, N = 20 000."""
+    options = {"max_new_tokens": 12}
+    chain = generate((1, 1, 1), **options).info
+    google = generate((1,), drafter=NEAR, rule="google", gamma=3, **options).info
+    rounds = [np.asarray(info.rounds, float) for info in (chain, google)]
+    error = np.sqrt(sum(r.var() / ROWS for r in rounds))
+    assert abs(rounds[0].mean() - rounds[1].mean()) < 5 * error < 0.1
+    expected = expected_tokens(google.acceptance, 3)
+    assert abs(chain.tokens_per_pass / google.tokens_per_pass - 1) < 0.02 and expected > 1.5
+    assert generate((3, 1, 1), **options).info.rounds.mean() < rounds[0].mean() - 5 * error
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        ({"rule": "block"}, "rule is 'block'; it must be one of tree for a draft tree"),
+        ({"drafter": None, "rule": "tree"}, "rule is 'tree'; it must be one of google"),
+        ({"cost": 0.1}, "cost and confidence are not for draft trees"),
+        ({"drafter": draft_tree(NEAR, (5, 1))}, "wider than the vocabulary"),
+        ({"drafter": Drafting(TreeDrafter(LM, Tree((2,))), None)}, "a TreeDrafter needs parameters"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(options, words):
+    with pytest.raises(UserError, match=words):
+        generate((2, 1), **options)
+
+
+@pytest.mark.parametrize("widths", [(), (0, 1), (2.0,), 3])
+def test_wrong_widths_are_refused(widths):
+    with pytest.raises(UserError, match="widths"):
+        draft_tree(NEAR, widths)
