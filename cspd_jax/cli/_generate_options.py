@@ -63,7 +63,7 @@ def add_target(group) -> None:
         "--target",
         default="default",
         metavar="MODEL",
-        help="default, default-draft, mar-base, mar-large, mar-huge, or a checkpoint folder"
+        help="default, default-draft, default-causal, mar-base, mar-large, mar-huge, or a checkpoint folder"
         " (default: default)",
     )
 
@@ -95,7 +95,9 @@ def add_sampling(
     how.add_argument("--batch", type=positive, default=64, help="images generated together (default: 64)")
     how.add_argument("--num-iter", type=positive, help="AR steps (default: one per token)")
     how.add_argument(
-        "--steps", help='denoising steps, for example "100" or "ddim50" (default: as the model was made for)'
+        "--steps",
+        help='denoising steps, for example "100" or "ddim50"; of a flow head its noisy steps, for example "50"'
+        " (default: as the model was made for)",
     )
     how.add_argument("--cfg", type=float, default=1.0, help="guidance scale; 1 is no guidance (default: 1)")
     how.add_argument(
