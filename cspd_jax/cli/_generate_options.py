@@ -96,7 +96,7 @@ def add_sampling(
     how.add_argument("--num-iter", type=positive, help="AR steps (default: one per token)")
     how.add_argument(
         "--steps",
-        help='denoising steps, for example "100" or "ddim50"; of a flow head its noisy steps, for example "50"'
+        help='denoising steps, for example "100" or "ddim50"; of a flow head its noisy steps, as in "50"'
         " (default: as the model was made for)",
     )
     how.add_argument("--cfg", type=float, default=1.0, help="guidance scale; 1 is no guidance (default: 1)")

@@ -50,8 +50,8 @@ def generate(
         verifies them, which has the same distribution in fewer head calls one after the other; "auto" takes
         what a short measurement finds faster here.
     num_iter: AR steps (one per token).
-    respacing: which denoising steps are kept, for example "100" or "ddim50", or the number of noisy steps of a
-        flow head, for example 50 (the model's own).
+    respacing: which denoising steps are kept, for example "100" or "ddim50"; of a flow head the number of
+        noisy steps, for example 50 (the model's own).
     cfg: guidance scale; 1 is none.
     cfg_schedule: "linear" or "constant" along the AR steps.
     temperature: factor of the standard deviation of every denoising step.
