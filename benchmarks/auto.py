@@ -28,7 +28,6 @@ from cspd_jax._utils.timing import seconds_in_turns
 from cspd_jax.data.text import documents
 from cspd_jax.image import autotune, chain_timing, generation
 from cspd_jax.networks.quantised import quantise
-from cspd_jax.text.protocol import bound
 from cspd_jax.tokenizers import ByteTokenizer
 
 FILE = Path(__file__).parent / "results" / "auto.json"
@@ -44,7 +43,7 @@ def prompts(rows: int) -> list[list[int]]:
 
 def text_job(rows: int, draft: str) -> Job:
     target = models.load_text("text-default")
-    network, params = bound(target)
+    network, params = target.network, target.params
     drafter = {
         "model": lambda: models.load_text("text-default-draft"),
         "int8": lambda: (network, quantise(params, 8)),

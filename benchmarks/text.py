@@ -193,7 +193,7 @@ def pythia(repeats: int, acceptance: float, count: int = 32) -> list[dict]:
 def drafts(count: int = 128, batch: int = 8, gamma: int = 4) -> list[dict]:
     """Bytes in memory and acceptance of every kind of draft, greedy and sampled."""
     target, small = models.load_text("text-default"), models.load_text("text-default-draft")
-    network, params = bound(target)
+    network, params = target.network, target.params
     kinds = {
         "the distilled draft": small,
         "int8": (network, quantise(params, 8)),

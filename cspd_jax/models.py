@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from cspd_jax.networks.lm import LM
 from cspd_jax.networks.lm_config import LMConfig
 from cspd_jax.networks.mar import MARModel
 from cspd_jax.networks.nextstep_config import NextStepConfig
+from cspd_jax.networks.products import by_outputs, gains_by_outputs
 from cspd_jax.networks.sphere_config import SphereVAEConfig
 
 ImageConfig = MARConfig | SphereConfig | NextStepConfig
@@ -94,6 +96,16 @@ class TextModel:
     @property
     def config(self) -> LMConfig:
         return self.network.config
+
+    @functools.cached_property
+    def for_decoding(self) -> tuple[LM, Any]:
+        """The network and its parameters as passes over few tokens want them.
+
+        On a CPU large kernels lie by outputs, in a copy that is made when this is first asked for.
+        """
+        if self.mesh is not None or not gains_by_outputs(self.params, self.network.dtype):
+            return self.network, self.params
+        return dataclasses.replace(self.network, by_outputs=True), by_outputs(self.params)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

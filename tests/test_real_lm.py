@@ -20,7 +20,6 @@ from cspd_jax.cli import main
 from cspd_jax.networks.lm import LM
 from cspd_jax.networks.quantised import quantise
 from cspd_jax.text import PromptLookup, Sampling, generate
-from cspd_jax.text.protocol import bound
 from cspd_jax.tokenizers import load_tokenizer, read_tokenizer
 
 pytestmark = pytest.mark.real
@@ -120,7 +119,7 @@ def test_the_capital_of_france(folder, capsys):
 
 @pytest.mark.parametrize("draft", ["lookup", "int8"])
 def test_speculation_gives_the_same_greedy_tokens(model, recorded, plain, draft):
-    network, params = bound(model)
+    network, params = model.network, model.params
     drafter = PromptLookup() if draft == "lookup" else (network, quantise(params, 8))
     prompt = recorded["long_ids"].tolist()
     tokens, info = generate(None, model, [prompt], drafter=drafter, max_new_tokens=SHORT, stop_ids=())
@@ -139,7 +138,7 @@ def test_sampled_tokens_are_not_grossly_wrong(model, tokenizer):
     """
     rows, kept, temperature = 128, 4, 0.7
     prompt = tokenizer.encode("The best thing about the sea is")
-    network, params = bound(model)
+    network, params = model.network, model.params
     tokens, info = generate(
         jax.random.key(0), model, [prompt] * rows, drafter=(network, quantise(params, 4)), gamma=2,
         sampling=Sampling(temperature, top_k=kept), max_new_tokens=2, stop_ids=(),

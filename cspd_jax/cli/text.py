@@ -158,7 +158,6 @@ def load_drafter(args: argparse.Namespace, target):
     from cspd_jax import models
     from cspd_jax.networks.quantised import quantise
     from cspd_jax.text import PromptLookup
-    from cspd_jax.text.protocol import bound
 
     name = args.draft
     if name is None:
@@ -168,8 +167,7 @@ def load_drafter(args: argparse.Namespace, target):
     if name == "lookup":
         return name, PromptLookup()
     if name in ("int8", "int4"):
-        network, params = bound(target)
-        return name, (network, quantise(params, int(name[3:])))
+        return name, (target.network, quantise(target.params, int(name[3:])))
     draft = models.load_text(name, args.dtype, target.mesh)
     if not draft.config.causal:
         raise UserError(f"{name} is a masked-diffusion model; it cannot draft for a causal one")

@@ -21,6 +21,7 @@ import jax.numpy as jnp
 from cspd_jax._utils.accelerators import FEWEST_ROWS, by_device
 from cspd_jax.networks.layers import at_least_float32, gelu, rotate, rotation, take_rows
 from cspd_jax.networks.lm_config import LMConfig
+from cspd_jax.networks.products import Dense, is_large, product
 from cspd_jax.networks.quantised import expand
 
 Array = jax.Array
@@ -66,16 +67,22 @@ class Head(nn.Module):
 
     vocab_size: int
     dtype: Any
+    by_outputs: bool = False
 
     @nn.compact
     def __call__(self, h: Array) -> Array:
-        kernel = self.param("kernel", _NORMAL, (h.shape[-1], self.vocab_size), jnp.float32)
-        return _logits("...d,dv->...v", h, kernel.astype(self.dtype))
+        shape = h.shape[-1], self.vocab_size
+        turned = self.by_outputs and is_large(shape)
+        kernel = self.param("kernel", _NORMAL, shape[::-1] if turned else shape, jnp.float32)
+        return _logits(h, kernel.astype(self.dtype), turned, turned)
 
 
-def _logits(equation: str, h: Array, table: Array) -> Array:
+def _logits(h: Array, table: Array, by_ids: bool, turned: bool) -> Array:
+    """h [..., D] and a table, [V, D] by ids or [D, V] -> [..., V]. turned: by `product`."""
     wide = jnp.promote_types(h.dtype, jnp.float32)
-    return jnp.einsum(equation, h, table, preferred_element_type=wide)
+    if turned:
+        return product(h, table, wide)
+    return jnp.einsum("...d,vd->...v" if by_ids else "...d,dv->...v", h, table, preferred_element_type=wide)
 
 
 def attend(q: Array, keys: Array, values: Array, visible: Array | None) -> Array:
@@ -159,13 +166,14 @@ def write(slots: Array, new: Array, positions: Array) -> Array:
 class Attention(nn.Module):
     config: LMConfig
     dtype: Any
+    by_outputs: bool = False
 
     @nn.compact
     def __call__(self, x: Array, cos_sin, visible, positions: Array, slots: tuple[Array, Array] | None):
         """x [B, Q, D] -> ([B, Q, D], the updated slots). Without slots, x attends to itself."""
         c = self.config
-        project = lambda heads, name: nn.Dense(
-            heads * c.head_dim, c.qkv_bias, self.dtype, kernel_init=_NORMAL, name=name
+        project = lambda heads, name: Dense(
+            heads * c.head_dim, c.qkv_bias, self.dtype, _NORMAL, self.by_outputs, name=name
         )(x).reshape(*x.shape[:2], heads, c.head_dim)
         q, k, v = project(c.heads, "q"), project(c.kv_heads, "k"), project(c.kv_heads, "v")
         q, k = rotate(q, cos_sin), rotate(k, cos_sin)
@@ -177,18 +185,19 @@ class Attention(nn.Module):
             slots = write(slots[0], k, positions), write(slots[1], v, positions)
             out = attend(q, *slots, visible)
         out = out.reshape(*x.shape[:2], -1)
-        dense = nn.Dense(c.width, c.out_bias, self.dtype, kernel_init=_NORMAL, name="out")
+        dense = Dense(c.width, c.out_bias, self.dtype, _NORMAL, self.by_outputs, name="out")
         return dense(out), slots
 
 
 class Mlp(nn.Module):
     config: LMConfig
     dtype: Any
+    by_outputs: bool = False
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
         c, activation = self.config, _ACTIVATIONS[self.config.activation]
-        dense = lambda size, name: nn.Dense(size, c.mlp_bias, self.dtype, kernel_init=_NORMAL, name=name)
+        dense = lambda size, name: Dense(size, c.mlp_bias, self.dtype, _NORMAL, self.by_outputs, name=name)
         up = dense(c.mlp_width, "up")(x)
         h = activation(dense(c.mlp_width, "gate")(x)) * up if c.gated_mlp else activation(up)
         return dense(c.width, "down")(h)
@@ -197,13 +206,14 @@ class Mlp(nn.Module):
 class Layer(nn.Module):
     config: LMConfig
     dtype: Any
+    by_outputs: bool = False
 
     @nn.compact
     def __call__(self, x: Array, cos_sin, visible, positions, slots):
         norm = lambda name: Norm(self.config.norm, self.config.norm_eps, self.dtype, name=name)
-        attention = Attention(self.config, self.dtype, name="attention")
+        attention = Attention(self.config, self.dtype, self.by_outputs, name="attention")
         attended, slots = attention(norm("attention_norm")(x), cos_sin, visible, positions, slots)
-        mlp, mlp_norm = Mlp(self.config, self.dtype, name="mlp"), norm("mlp_norm")
+        mlp, mlp_norm = Mlp(self.config, self.dtype, self.by_outputs, name="mlp"), norm("mlp_norm")
         if self.config.parallel_residual:
             return x + attended + mlp(mlp_norm(x)), slots
         x = x + attended
@@ -216,14 +226,15 @@ class Transformer(nn.Module):
 
     config: LMConfig
     dtype: Any = jnp.float32
+    by_outputs: bool = False
 
     def setup(self):
         c = self.config
         self.embed = nn.Embed(c.vocab_size, c.width, dtype=self.dtype, embedding_init=_NORMAL)
-        self.layers = [Layer(c, self.dtype, name=f"layers_{i}") for i in range(c.depth)]
+        self.layers = [Layer(c, self.dtype, self.by_outputs, name=f"layers_{i}") for i in range(c.depth)]
         self.norm = Norm(c.norm, c.norm_eps, self.dtype)
         if not c.tie_embeddings:
-            self.head = Head(c.vocab_size, self.dtype)
+            self.head = Head(c.vocab_size, self.dtype, self.by_outputs)
 
     def embedded(self, tokens: Array) -> Array:
         """Ids [...] -> [..., D]."""
@@ -254,7 +265,8 @@ class Transformer(nn.Module):
     def logits(self, h: Array) -> Array:
         """Hidden states [..., D] -> [..., V]."""
         if self.config.tie_embeddings:
-            return _logits("...d,vd->...v", h, self.embed.embedding.astype(self.dtype))
+            table = self.embed.embedding.astype(self.dtype)
+            return _logits(h, table, True, self.by_outputs and is_large(table.shape))
         return self.head(h)
 
     def __call__(
@@ -273,10 +285,14 @@ class Transformer(nn.Module):
 
 @dataclasses.dataclass(frozen=True)
 class LM:
-    """A language model as pure functions of explicit parameters: a static argument of jitted functions."""
+    """A language model as pure functions of explicit parameters: a static argument of jitted functions.
+
+    by_outputs: the parameters are those of `products.by_outputs`, which suit a CPU.
+    """
 
     config: LMConfig
     dtype: Any = jnp.float32
+    by_outputs: bool = False
 
     @property
     def vocab_size(self) -> int:
@@ -376,7 +392,8 @@ class LM:
         return logits.reshape(*tokens.shape, -1)
 
     def _run(self, params, *args):
-        return Transformer(self.config, self.dtype).apply({"params": expand(params, self.dtype)}, *args)
+        transformer = Transformer(self.config, self.dtype, self.by_outputs)
+        return transformer.apply({"params": expand(params, self.dtype)}, *args)
 
 
 def _and(visible: Array | None, mask: Array | None) -> Array | None:

@@ -81,6 +81,8 @@ def bound(model: TextModel | tuple[Any, Any]) -> tuple[Any, Any]:
     if isinstance(model, tuple):
         network, params = model
         return network, params
+    if hasattr(model, "for_decoding"):
+        return model.for_decoding
     network = getattr(model, "network", None)
     if network is None or not hasattr(model, "params"):
         raise UserError(

@@ -1,0 +1,76 @@
+"""Products of large matrices with few rows, of which decoding on a CPU is made: a token, or it and drafts.
+
+A matrix that does not fit in a core's cache is read from memory once for all rows, so two to eight rows
+should not take much longer than one. XLA's product of rows [M, K] with a kernel [K, N] takes two to three
+times as long. It takes half of that if the matrix lies by outputs, [N, K], and comes first: [N, K] x [K, M].
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from cspd_jax.networks.quantised import Quantised
+
+Array = jax.Array
+_LARGE = 2**18  # weights: a megabyte in float32; with smaller matrices the other way is faster
+
+
+def by_outputs(params: Any) -> Any:
+    """The parameters with every large kernel [K, N] as [N, K], for modules that have `by_outputs` set."""
+
+    def one(path, leaf):
+        return jnp.transpose(leaf) if path[-1].key == "kernel" and is_large(leaf.shape) else leaf
+
+    return jax.tree_util.tree_map_with_path(one, params)
+
+
+def gains_by_outputs(params: Any, dtype: Any) -> bool:
+    """Whether they have large kernels, and lie on a CPU in a type that it computes in."""
+    quantised = lambda leaf: isinstance(leaf, Quantised)
+    leaves, _ = jax.tree_util.tree_flatten_with_path(params, is_leaf=quantised)
+    if not all(isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer) for _, leaf in leaves):
+        return False
+    on_cpu = {device.platform for _, leaf in leaves for device in leaf.devices()} == {"cpu"}
+    large = any(path[-1].key == "kernel" and is_large(leaf.shape) for path, leaf in leaves)
+    return on_cpu and large and jnp.dtype(dtype).itemsize >= 4
+
+
+def is_large(shape: tuple[int, ...]) -> bool:
+    return math.prod(shape) >= _LARGE
+
+
+def product(x: Array, matrix: Array, wide: Any = None) -> Array:
+    """x [..., K] and a matrix [N, K] -> [..., N], in the type `wide` if given."""
+    columns = x.reshape(math.prod(x.shape[:-1]), x.shape[-1]).T
+    # Without the barriers XLA merges the transpositions into the product and computes it the slow way.
+    columns = jax.lax.optimization_barrier(columns)
+    found = jax.lax.optimization_barrier(jnp.matmul(matrix, columns, preferred_element_type=wide))
+    return found.T.reshape(*x.shape[:-1], len(matrix))
+
+
+class Dense(nn.Module):
+    """x [..., K] -> x kernel + bias [..., N]. The kernel is [K, N] or, if it is large and by_outputs is set,
+    [N, K]."""
+
+    features: int
+    use_bias: bool
+    dtype: Any
+    kernel_init: Any
+    by_outputs: bool = False
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        shape = x.shape[-1], self.features
+        turned = self.by_outputs and is_large(shape)
+        kernel = self.param("kernel", self.kernel_init, shape[::-1] if turned else shape, jnp.float32)
+        x, kernel = x.astype(self.dtype), kernel.astype(self.dtype)
+        y = product(x, kernel) if turned else jnp.matmul(x, kernel)
+        if self.use_bias:
+            bias = self.param("bias", nn.initializers.zeros, shape[1:], jnp.float32)
+            y = y + bias.astype(self.dtype)
+        return y

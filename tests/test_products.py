@@ -1,0 +1,76 @@
+"""Kernels that lie by outputs give what the others give, and are used where they help."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from cspd_jax.models import TextModel
+from cspd_jax.networks.lm import LM, init_params
+from cspd_jax.networks.lm_config import LMConfig
+from cspd_jax.networks.products import by_outputs, is_large, product
+from cspd_jax.networks.quantised import quantise
+
+WIDE = LMConfig(
+    family="neox", vocab_size=300, known_ids=300, width=512, depth=1, heads=4, kv_heads=2, head_dim=128,
+    mlp_width=640, max_positions=16, activation="gelu", gated_mlp=False, norm="layer", norm_eps=1e-5,
+    parallel_residual=True, qkv_bias=True, out_bias=True, mlp_bias=True, tie_embeddings=False,
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def model():
+    return TextModel("wide", LM(WIDE), init_params(WIDE, jax.random.key(0)))
+
+
+@pytest.mark.parametrize("shape", [(7,), (1, 7), (2, 3, 7), (0, 7)])
+def test_product(shape):
+    x, kernel = (np.random.default_rng(0).standard_normal(s).astype(np.float32) for s in (shape, (7, 5)))
+    found = product(jnp.asarray(x), jnp.asarray(kernel.T))
+    chex.assert_shape(found, (*shape[:-1], 5))
+    np.testing.assert_allclose(found, x @ kernel, atol=1e-5)
+
+
+def test_only_large_kernels_are_turned(model):
+    turned = by_outputs(model.params)["layers_0"]
+    assert turned["mlp"]["up"]["kernel"].shape == (640, 512)
+    assert turned["attention"]["k"]["kernel"].shape == (512, 256)  # too small
+    assert not is_large((512, 256))
+
+
+def test_the_logits_are_the_same(model):
+    network, params = model.for_decoding
+    assert network == dataclasses.replace(model.network, by_outputs=True)
+    tokens, positions = jnp.array([[5, 2, 7]]), jnp.arange(3)[None]
+    both = [
+        jax.jit(net.apply)(p, tokens, positions, net.empty_cache(1, 8))
+        for net, p in ((network, params), (model.network, model.params))
+    ]
+    chex.assert_trees_all_close(*both, atol=1e-5)
+
+
+def test_where_there_is_nothing_to_gain(model):
+    """Quantised weights are expanded as they were; bfloat16 is not what a CPU computes in."""
+    small = jax.tree.map(lambda leaf: leaf[..., :16], model.params)
+    for name, changed in (
+        ("small", dataclasses.replace(model, params=small)),
+        ("quantised", dataclasses.replace(model, params=quantise(model.params, 8))),
+        ("bfloat16", dataclasses.replace(model, network=LM(WIDE, jnp.bfloat16))),
+    ):
+        network, params = changed.for_decoding
+        assert network is changed.network, name
+        assert params is changed.params, name
+
+
+def test_traced_parameters_are_left_as_they_are(model):
+    def of_traced(params):
+        network, same = dataclasses.replace(model, params=params).for_decoding
+        assert not network.by_outputs
+        return same
+
+    chex.assert_trees_all_equal_shapes(jax.eval_shape(of_traced, model.params), model.params)
