@@ -7,7 +7,7 @@ import itertools
 import json
 
 from cspd_jax.cli._arguments import add_mesh_option, mesh_of, positive, seed
-from cspd_jax.cli._output import measured, progress
+from cspd_jax.cli._output import progress
 from cspd_jax.cli._prompts import add_prompt_options, colourful, paint, read_prompts
 from cspd_jax.errors import UserError
 
@@ -48,17 +48,23 @@ def add_parser(subparsers) -> None:
     how.add_argument(
         "--method",
         choices=METHODS,
-        default="block",
-        help="plain; speculative or deepmind: verify token by token; block: verify the whole draft at once"
-        " (default); match: reproduce the very tokens of plain sampling; tree: verify several candidates for"
-        " each token, see --tree; auto: block or plain, whichever a short measurement finds faster here. All"
-        " of them sample from the same distribution as plain decoding",
+        help="auto (default): block or plain, and how many drafts, by what rounds take here and how many"
+        " drafts were accepted so far; plain; speculative or deepmind: verify token by token; block: verify"
+        " the whole draft at once (default on a mesh); match: reproduce the very tokens of plain sampling;"
+        " tree: verify several candidates for each token, see --tree. All of them sample from the same"
+        " distribution as plain decoding",
     )
     how.add_argument(
         "--new-tokens", "--max-new-tokens", type=positive, default=128, metavar="N",
         help="tokens to generate per prompt (default: 128)",
     )  # fmt: skip
-    how.add_argument("--gamma", type=positive, default=4, help="drafts per round (default: 4)")
+    how.add_argument(
+        "--gamma", type=positive, help="drafts per round (default: 4; with --method auto 3 or 7)"
+    )
+    how.add_argument(
+        "--rows", type=positive, metavar="N",
+        help="continue N prompts at a time, the next one in the row of one that is complete (default: all)",
+    )  # fmt: skip
     how.add_argument(
         "--tree", type=_widths, metavar="N,N,...",
         help="with --method tree: candidates for the first token of a draft, for the one after each of those,"
@@ -87,6 +93,8 @@ def run(args: argparse.Namespace) -> None:
     """Carries out the command."""
     from cspd_jax._utils import compilation
 
+    if args.method is None:
+        args.method = "block" if args.adapt or args.mesh or args.distributed else "auto"
     _check(args)
     if args.dtype == "float64":
         import jax
@@ -96,7 +104,7 @@ def run(args: argparse.Namespace) -> None:
     from cspd_jax import models
     from cspd_jax.parallel import processes
     from cspd_jax.reports import text as reports
-    from cspd_jax.text import comparison, fastest
+    from cspd_jax.text import comparison
     from cspd_jax.tokenizers import load_tokenizer
 
     mesh = mesh_of(args)
@@ -109,15 +117,10 @@ def run(args: argparse.Namespace) -> None:
     prompts = read_prompts(args, tokenizer, target.config, args.new_tokens, [PROMPT])
     name, drafter = (None, None) if args.method == "plain" else load_drafter(args, target)
     request = _request(args, target, prompts, drafter)
-    without_arguments = args.draft is None and args.prompt is None and args.method == "block"
-    method = args.method
-    if method == "auto":
-        request, way, _ = measured("plain decoding or drafting", fastest, request)
-        method = "plain" if way == "plain" else "block"
-        name, drafter = (None, None) if method == "plain" else (name, drafter)
+    without_arguments = args.draft is None and args.prompt is None and args.method == "auto"
     compare = drafter is not None and (args.compare or (without_arguments and processes.is_alone()))
     found = comparison.measure(request, compare, repeats=3 if compare else 1)
-    report = reports.make_report(found, target, method, name, seed=args.seed)
+    report = reports.make_report(found, target, args.method, name, seed=args.seed)
     if report["truncated"]:
         progress("warning: rounding left nothing of a residual, so some tokens are not exactly the target's")
     if args.json:
@@ -141,6 +144,12 @@ def _check(args: argparse.Namespace) -> None:
             if getattr(args, name) is not None:
                 raise UserError(f"--{name} is for the methods that draft, not with --method plain")
 
+    if args.method == "auto" and args.adapt:
+        raise UserError("--method auto adapts by itself; leave out --adapt, or choose another method")
+    if args.mesh and (args.method == "auto" or args.rows is not None):
+        raise UserError("a --mesh has a fixed batch: leave out --rows, and choose another method than auto")
+    if args.rows is not None and (args.adapt or args.method == "tree"):
+        raise UserError("--rows is not for --adapt and not for --method tree, whose rows all begin together")
     if args.method == "tree":
         for name in ("confidence", "adapt"):
             if getattr(args, name):
@@ -189,11 +198,24 @@ def _request(args: argparse.Namespace, target, prompts, drafter):
         rule=METHODS[args.method],
         sampling=Sampling(args.temperature, args.top_k, args.top_p),
         max_new_tokens=args.new_tokens,
-        gamma=args.gamma,
+        gamma=args.gamma or 4,
+        gammas=_gammas(args),
+        rows=args.rows,
         stop_ids=() if args.no_stop else None,
         confidence=args.confidence,
         adapt=args.adapt,
     )
+
+
+def _gammas(args: argparse.Namespace) -> tuple[int, ...] | None:
+    """The numbers of drafts that `continuous` chooses from; None for other loops."""
+    from cspd_jax.text.continuous import GAMMAS
+
+    if args.method == "auto":
+        return GAMMAS if args.gamma is None else (0, args.gamma)
+    if args.rows is None:
+        return None
+    return (0,) if args.method == "plain" else (args.gamma or 4,)
 
 
 def show(tokenizer, prompt, ids, marks, colour: bool) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 from cspd_jax.models import TextModel
 from cspd_jax.reports.image import device, rates, versions
 from cspd_jax.text import ACCEPTED, BONUS, CORRECTED, PLAIN, expected_tokens, speedup
-from cspd_jax.text.comparison import Measured
+from cspd_jax.text.comparison import Measured, Request
 from cspd_jax.text.protocol import bound
 
 _MARKS = {"plain": PLAIN, "accepted": ACCEPTED, "corrected": CORRECTED, "bonus": BONUS}
@@ -53,13 +53,16 @@ def make_report(
         "sequential": {"target": int(calls.target_passes), "draft": int(calls.draft_passes)},
         "total": {"target": int(calls.target_rows), "draft": int(calls.draft_rows)},
         "compared_to_plain": _compared(found),
+        "choice": None if found.pace is None or len(found.pace.gammas) == 1 else found.pace.in_words(),
         "reference": {
             "method": "plain",
             "dtype": np.dtype(bound(target)[0].dtype).name,
             **request.sampling._asdict(),
         },
         "plan": {
-            "gamma": None if request.drafter is None or request.tree is not None else request.gamma,
+            "gamma": request.gamma if request.drafter is not None and _is_fixed(request) else None,
+            "gammas": None if request.gammas is None else list(request.gammas),
+            "rows": request.rows,
             "tree": None if request.tree is None else list(request.tree.widths),
             "adapt": request.adapt,
             "confidence": request.confidence,
@@ -88,9 +91,14 @@ def judgement(found: Measured) -> tuple[bool, str]:
     return True, _WHY["google" if rule == "deepmind" else rule]
 
 
+def _is_fixed(request: Request) -> bool:
+    """Whether every round wants the same number of drafts, one after the other."""
+    return not request.adapt and request.tree is None and request.gammas is None
+
+
 def _expected(found: Measured) -> float | None:
     """Tokens per target pass by the formula for a constant acceptance."""
-    if found.info.acceptance is None or found.request.adapt or found.request.tree is not None:
+    if found.info.acceptance is None or not _is_fixed(found.request):
         return None
     return float(expected_tokens(found.info.acceptance, found.request.gamma))
 
@@ -99,8 +107,7 @@ def _compared(found: Measured) -> dict[str, Any] | None:
     if found.plain_seconds is None:
         return None
     acceptance, formula = found.info.acceptance, None
-    fixed = not found.request.adapt and found.request.tree is None
-    if acceptance is not None and found.cost is not None and fixed:
+    if acceptance is not None and found.cost is not None and _is_fixed(found.request):
         formula = float(speedup(acceptance, found.request.gamma, found.cost))
     return {
         "plain_seconds": round(found.plain_seconds, 4),
@@ -123,6 +130,8 @@ def in_words(report: dict[str, Any]) -> str:
         )
         if report["expected_tokens_per_target_pass"] is not None:
             lines[0] += f" ({report['expected_tokens_per_target_pass']:.2f} by the formula)"
+    if report["choice"] is not None:
+        lines.append(report["choice"])
     beside = report["compared_to_plain"]
     if beside is not None:
         ratio = beside["faster"]

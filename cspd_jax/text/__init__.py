@@ -12,6 +12,7 @@ from cspd_jax._utils.timing import Choice
 from cspd_jax.coupling.draft_length import expected_tokens, speedup
 from cspd_jax.text.autotune import fastest
 from cspd_jax.text.comparison import Request
+from cspd_jax.text.continuous import Continuous, continuous
 from cspd_jax.text.drafters import Drafter, Drafting, DraftRequest, Drafts, ModelDrafter, PromptLookup
 from cspd_jax.text.generation import generate, output, prepare, run, stream
 from cspd_jax.text.info import (
@@ -53,6 +54,7 @@ __all__ = [
     "RULES",
     "CallCounts",
     "Choice",
+    "Continuous",
     "DraftCounts",
     "DraftRequest",
     "Drafter",
@@ -75,6 +77,7 @@ __all__ = [
     "advance",
     "begin",
     "commit",
+    "continuous",
     "draft_lengths",
     "draft_step",
     "draft_tree",

@@ -10,9 +10,11 @@ import jax
 import numpy as np
 
 from cspd_jax._utils.timing import seconds_in_turns
+from cspd_jax.text.continuous import Continuous, continuous
 from cspd_jax.text.drafters import ModelDrafter, resolve_drafter
 from cspd_jax.text.generation import generate
 from cspd_jax.text.info import Info, TextOutput
+from cspd_jax.text.pace import Pace
 from cspd_jax.text.protocol import bound
 from cspd_jax.text.sampling import Sampling
 from cspd_jax.text.tree import Tree
@@ -24,6 +26,8 @@ class Request:
     """Arguments of `generate`, to be run one or more times.
 
     adapt: pass the measured cost of a draft as `cost`, so that each row chooses how many tokens to draft.
+    gammas: if given, run it by `continuous` with these instead of gamma.
+    rows: of `continuous`; all at once if it is None.
     The other fields are as in `generate`.
     """
 
@@ -39,6 +43,8 @@ class Request:
     confidence: float | None = None
     adapt: bool = False
     max_len: int | None = None
+    gammas: tuple[int, ...] | None = None
+    rows: int | None = None
 
     @property
     def tree(self) -> Tree | None:
@@ -47,7 +53,9 @@ class Request:
 
     def plain(self) -> Request:
         """The same by plain decoding."""
-        return dataclasses.replace(self, drafter=None, rule=None, confidence=None, adapt=False)
+        return dataclasses.replace(
+            self, drafter=None, rule=None, confidence=None, adapt=False, gammas=None, rows=None
+        )
 
     def run(self, cost: float | None = None) -> TextOutput:
         """The generation; `cost` counts only if the request adapts."""
@@ -66,9 +74,27 @@ class Request:
             max_len=self.max_len,
         )
 
+    def run_continuously(self) -> Continuous:
+        """The generation, if the request has gammas."""
+        assert self.gammas is not None
+        return continuous(
+            self.key,
+            self.model,
+            self.prompts,
+            rows=self.rows or len(self.prompts),
+            drafter=self.drafter,
+            gammas=self.gammas,
+            rule=self.rule,
+            sampling=self.sampling,
+            max_new_tokens=self.max_new_tokens,
+            max_len=self.max_len,
+            stop_ids=self.stop_ids,
+            confidence=self.confidence,
+        )
+
 
 class Measured(NamedTuple):
-    """What `measure` found. The last four fields are None if plain decoding was not measured.
+    """What `measure` found. What is said of plain decoding is None if it was not measured.
 
     request: what was run.
     ids: the new tokens of each row.
@@ -79,6 +105,7 @@ class Measured(NamedTuple):
     plain_seconds: of plain decoding.
     plain_passes: target passes of plain decoding.
     same: rows whose tokens are those of plain decoding.
+    pace: of a request that was run by `continuous`.
     """
 
     request: Request
@@ -90,6 +117,7 @@ class Measured(NamedTuple):
     plain_seconds: float | None = None
     plain_passes: int | None = None
     same: int | None = None
+    pace: Pace | None = None
 
 
 def measure(request: Request, compare: bool = False, repeats: int = 1) -> Measured:
@@ -97,13 +125,17 @@ def measure(request: Request, compare: bool = False, repeats: int = 1) -> Measur
     cost = None
     if request.drafter is not None and (compare or request.adapt):
         cost = draft_cost(request)
-    runs = {"request": lambda: request.run(cost)}
+    runs = {} if request.gammas is not None else {"request": lambda: request.run(cost)}
     if compare:
         runs["plain"] = request.plain().run
     outputs = {name: jax.block_until_ready(run()) for name, run in runs.items()}  # this compiles
     seconds = {name: min(found) for name, found in seconds_in_turns(runs, repeats).items()}
+    pace = None
+    if request.gammas is not None:
+        tokens, info, pace, seconds["request"] = request.run_continuously()
+        outputs["request"] = TextOutput(tokens, info)
     ids, marks = new_tokens(request, outputs["request"])
-    found = Measured(request, ids, marks, seconds["request"], outputs["request"].info, cost)
+    found = Measured(request, ids, marks, seconds["request"], outputs["request"].info, cost, pace=pace)
     if not compare:
         return found
     plain_ids, _ = new_tokens(request, outputs["plain"])

@@ -200,6 +200,16 @@ class ModelDrafter:
         drafts = Drafts(progress.tokens, progress.count, progress.log_q, progress.step, rows)
         return drafts, progress.cache
 
+    def read_on(self, params: Any, cache: Any, texts: Prompts, read: Array, count: int) -> Any:
+        """The cache after `count` more tokens of texts of which `read` [B] were known; all but the last two
+        are."""
+        positions = jnp.maximum(read - 2, 0)[:, None] + jnp.arange(count)
+        positions = jnp.where(positions < texts.lengths[:, None] - 2, positions, texts.tokens.shape[1])
+        inside = jnp.minimum(positions, texts.tokens.shape[1] - 1)
+        tokens = known_to(self.network, jnp.take_along_axis(texts.tokens, inside, axis=1))
+        unused = jnp.zeros((len(tokens), 1), jnp.int32)
+        return self.network.apply(params, tokens, positions, cache, rows=unused)[1]
+
     def _add_draft(self, request: DraftRequest, progress: _Progress, logits: Array) -> _Progress:
         """One more draft for every row that still wants one, from logits [B, V]."""
         logits = fit_vocabulary(logits, self.network.config.known_ids, request.num_ids)

@@ -106,8 +106,6 @@ def begin(inputs: Inputs, spare: int = 0) -> TextState:
     drafter_state = None
     if inputs.drafter is not None:
         drafter_state = inputs.drafter.begin(inputs.drafter_params, prompts, max_len)
-    by_row, zero = jnp.zeros(batch, jnp.int32), jnp.int32(0)
-    by_position = jnp.zeros((batch, inputs.max_gamma), jnp.int32)
     return TextState(
         tokens=jnp.pad(known, ((0, 0), (0, max_len - longest))),
         length=prompts.lengths,
@@ -116,9 +114,17 @@ def begin(inputs: Inputs, spare: int = 0) -> TextState:
         done=prompts.lengths >= inputs.limit,
         cache=read_prompts(inputs.target, inputs.params, prompts, max_len + spare),
         drafter_state=drafter_state,
-        info=RoundInfo(
-            DraftCounts(by_row, by_row, by_position, by_position, by_row), CallCounts(zero, zero, zero, zero)
-        ),
+        info=nothing(inputs),
+    )
+
+
+def nothing(inputs: Inputs) -> RoundInfo:
+    """What happened in no rounds."""
+    batch = len(inputs.limit)
+    by_row, zero = jnp.zeros(batch, jnp.int32), jnp.int32(0)
+    by_position = jnp.zeros((batch, inputs.max_gamma), jnp.int32)
+    return RoundInfo(
+        DraftCounts(by_row, by_row, by_position, by_position, by_row), CallCounts(zero, zero, zero, zero)
     )
 
 

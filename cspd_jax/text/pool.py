@@ -1,0 +1,234 @@
+"""Rows that come and go: a running batch of one compiled shape, whose rows go to one text after another.
+
+A row is a slot of the batch: its part of the caches, its tokens, its numbers. A text enters by reading its
+prompt in a pass of its own, whose cache is put into the slot. Rows without a text take part in the passes,
+but store nothing. The caches' arrays must have the rows as their first axis.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from cspd_jax.text import rounds
+from cspd_jax.text.info import RoundInfo, add
+from cspd_jax.text.prompts import Prompts
+from cspd_jax.text.rounds import Inputs, TextState
+from cspd_jax.text.sampling import Sampling
+
+Array = jax.Array
+_SHORTEST = 32  # tokens; prompts are padded to this or to twice, four times, ... as many
+_WINDOW = 32  # tokens that a drafter catches up on in one pass
+
+
+class Text(NamedTuple):
+    """A text that left the pool, or how far it has come.
+
+    tokens: [n] with its prompt.
+    marks: [n] where each came from.
+    stopped: whether it ended with a stop id.
+    """
+
+    tokens: np.ndarray
+    marks: np.ndarray
+    stopped: bool
+
+
+class Pool:
+    """A running batch of `rows` rows for the texts that `inputs` holds one row each of.
+
+    inputs: as `prepare` makes them. Their prompts, keys, limits and numbers are those of all texts.
+    """
+
+    def __init__(self, inputs: Inputs, rows: int):
+        self._all = _on_host(inputs)
+        self.texts: list[int | None] = [None] * rows
+        self._inputs: Inputs | None = None
+        self._state = _empty(_of_rows(inputs, [0] * rows))
+        self._read = np.zeros(rows, np.int64)  # tokens of each row that the drafter knows
+        self._ready: set[int] = set()  # numbers of drafts for which the rounds are compiled
+        self._sizes: set[int] = set()  # and lengths of prompts
+        self.seconds = 0.0  # of all that was done, without compilation
+
+    @property
+    def free(self) -> list[int]:
+        """Slots without a text."""
+        return [slot for slot, text in enumerate(self.texts) if text is None]
+
+    @property
+    def occupied(self) -> int:
+        return len(self.texts) - len(self.free)
+
+    def enter(self, slot: int, text: int) -> None:
+        """Text number `text` of the inputs takes a free slot."""
+        assert self.texts[slot] is None
+        one = _of_rows(self._all, [text])
+        length = int(one.prompts.lengths[0])
+        size = _SHORTEST
+        while size < length:
+            size *= 2
+        size = min(size, self._all.max_len)
+        ids = np.zeros((1, size), np.int32)
+        ids[0, :length] = np.asarray(one.prompts.tokens)[0, :length]
+        one = dataclasses.replace(one, prompts=Prompts(ids, one.prompts.lengths))
+        if size not in self._sizes:  # compile it
+            self._state = _enter(one, self._state, np.int32(slot))
+            self._sizes.add(size)
+        start = time.perf_counter()
+        self._state = jax.block_until_ready(_enter(one, self._state, np.int32(slot)))
+        self.texts[slot], self._read[slot], self._inputs = text, length, None
+        self.seconds += time.perf_counter() - start
+
+    def leave(self, slot: int) -> Text:
+        """Takes the text out of a slot."""
+        found = self.look(slot)
+        self.texts[slot] = None
+        return found
+
+    def look(self, slot: int) -> Text:
+        """The text in a slot so far."""
+        state = self._state
+        length = int(state.length[slot])
+        tokens, marks = (np.asarray(a[slot])[:length] for a in (state.tokens, state.marks))
+        return Text(tokens, marks, bool(state.stopped[slot]))
+
+    @property
+    def finished(self) -> list[int]:
+        """Slots whose texts are complete."""
+        done = np.asarray(self._state.done)
+        return [slot for slot, text in enumerate(self.texts) if text is not None and done[slot]]
+
+    def advance(self, gamma: int, most: int) -> tuple[RoundInfo, float]:
+        """Up to `most` rounds with gamma drafts, and their seconds; fewer if a text is complete before.
+
+        A row that is complete would only take part in the passes, so that the next text can enter at once.
+        """
+        if self._inputs is None:
+            self._inputs = _of_rows(self._all, [0 if text is None else text for text in self.texts])
+        inputs = with_drafts(self._inputs, gamma)
+        if gamma not in self._ready:  # compile it, for what comes in and for what it gives back
+            self._catch_up(inputs, most=1)
+            for _ in range(2):
+                self._state, _ = _rounds(inputs, *_apart(self._state), np.int32(0))
+            self._ready.add(gamma)
+        start = time.perf_counter()
+        self._catch_up(inputs)
+        caught_up = time.perf_counter()
+        self._state, info = _rounds(inputs, *_apart(self._state), np.int32(most))
+        info = jax.tree.map(np.asarray, info)  # waits
+        now = time.perf_counter()
+        self.seconds += now - start
+        if gamma:
+            self._read = np.asarray(self._state.length, np.int64)
+        return info, now - caught_up
+
+    def _catch_up(self, inputs: Inputs, most: int | None = None) -> None:
+        """Has the drafter read what was decoded without it. most: that many windows, needed or not."""
+        if inputs.drafter is None or not jax.tree.leaves(self._state.drafter_state):
+            return
+        lengths = np.asarray(self._state.length, np.int64)
+        while most or (most is None and np.any(self._read < lengths)):
+            most = most and most - 1
+            state = self._state
+            by_windows = hasattr(inputs.drafter, "read_on")
+            known = (_read_on if by_windows else _read_again)(
+                inputs.drafter,
+                inputs.drafter_params,
+                state.drafter_state,
+                state.tokens,
+                state.length,
+                self._read,
+            )
+            self._state = state._replace(drafter_state=known)
+            self._read = np.minimum(self._read + _WINDOW, lengths) if by_windows else lengths
+
+
+def with_drafts(inputs: Inputs, gamma: int) -> Inputs:
+    """The inputs of rounds with gamma drafts, 0 for plain decoding."""
+    if gamma == 0:
+        return dataclasses.replace(
+            inputs, drafter=None, drafter_params=None, rule="match", max_gamma=0,
+            gamma=np.zeros_like(inputs.gamma), cost=None, confidence=None,
+        )  # fmt: skip
+    return dataclasses.replace(inputs, max_gamma=gamma, gamma=np.minimum(inputs.gamma, gamma))
+
+
+def _on_host(inputs: Inputs) -> Inputs:
+    """With what there is one of for each text as numpy arrays, which are quicker to take rows of."""
+    names = "prompts", "limit", "gamma", "sampling", "cost", "confidence"
+    return dataclasses.replace(inputs, **{n: jax.tree.map(np.asarray, getattr(inputs, n)) for n in names})
+
+
+def _of_rows(inputs: Inputs, texts: Sequence[int]) -> Inputs:
+    """The inputs of some of the texts."""
+    index = np.asarray(texts)
+    by_text = lambda value: value[index] if value is not None and jnp.ndim(value) else value
+    return dataclasses.replace(
+        inputs,
+        prompts=Prompts(*(a[index] for a in inputs.prompts)),
+        keys=None if inputs.keys is None else inputs.keys[index],
+        limit=inputs.limit[index],
+        gamma=inputs.gamma[index],
+        sampling=Sampling(*map(by_text, inputs.sampling)),
+        cost=by_text(inputs.cost),
+        confidence=by_text(inputs.confidence),
+    )
+
+
+def _apart(state: TextState) -> tuple[TextState, tuple[Any, Any]]:
+    """The state without its caches, and these, which are written where they are."""
+    return state._replace(cache=None, drafter_state=None), (state.cache, state.drafter_state)
+
+
+@jax.jit
+def _empty(inputs: Inputs) -> TextState:
+    """The state of rows without a text."""
+    batch = len(inputs.limit)
+    nothing = Prompts(jnp.zeros((batch, 1), jnp.int32), jnp.ones(batch, jnp.int32))
+    inputs = dataclasses.replace(inputs, prompts=nothing, limit=jnp.zeros(batch, jnp.int32))
+    return rounds.begin(inputs)._replace(info=None)
+
+
+@functools.partial(jax.jit, donate_argnames="state")
+def _enter(one: Inputs, state: TextState, slot: Array) -> TextState:
+    new = rounds.begin(one)._replace(info=None)
+    put = lambda old, row: jax.lax.dynamic_update_slice_in_dim(old, row.astype(old.dtype), slot, axis=0)
+    return jax.tree.map(put, state, new)
+
+
+@functools.partial(jax.jit, donate_argnames="caches")
+def _rounds(
+    inputs: Inputs, state: TextState, caches: tuple[Any, Any], most: Array
+) -> tuple[TextState, RoundInfo]:
+    """At most that many rounds, until a text is complete that was not before."""
+    before = state.done
+    state = state._replace(cache=caches[0], drafter_state=caches[1], info=rounds.nothing(inputs))
+
+    def goes_on(carry):
+        count, state = carry
+        return (count < most) & jnp.all(state.done == before)
+
+    def one(carry):
+        count, state = carry
+        new, happened = rounds.run_round(inputs, state)
+        return count + 1, new._replace(info=add(state.info, happened))
+
+    _, state = jax.lax.while_loop(goes_on, one, (jnp.int32(0), state))
+    return state._replace(info=None), state.info
+
+
+@functools.partial(jax.jit, static_argnames="drafter", donate_argnames="state")
+def _read_on(drafter: Any, params: Any, state: Any, tokens: Array, length: Array, read: Array) -> Any:
+    return drafter.read_on(params, state, Prompts(tokens, length), read, _WINDOW)
+
+
+@functools.partial(jax.jit, static_argnames="drafter")
+def _read_again(drafter: Any, params: Any, state: Any, tokens: Array, length: Array, read: Array) -> Any:
+    return drafter.begin(params, Prompts(tokens, length), tokens.shape[1])

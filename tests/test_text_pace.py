@@ -1,0 +1,71 @@
+"""The number of drafts is the one that is fastest on made-up machines, and little is lost in finding it."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+
+from cspd_jax.text.pace import PLAIN, Chunk, Pace
+
+GAMMAS = (PLAIN, 3, 7)
+
+
+def run(pace, tokens, seconds, acceptance, made=1.0, seed=0):
+    """Seconds to make so many tokens of one row, if a round with g drafts takes seconds[g], and drafts are
+    accepted with a probability that depends on how far the text has come."""
+    random, length, total = np.random.default_rng(seed), 0, 0.0
+    while length < tokens:
+        gamma, most = pace.next()
+        drafted = tested = accepted = done = 0
+        while done < most and length < tokens:
+            there = gamma if random.random() < made else 0
+            hits = 0
+            while hits < there and random.random() < acceptance(length):
+                hits += 1
+            drafted, accepted, tested = drafted + there, accepted + hits, tested + min(there, hits + 1)
+            length, done = length + hits + 1, done + 1
+        took = done * seconds[gamma]
+        pace.saw(Chunk(gamma, done, took, done, drafted, tested, accepted))
+        total += took
+    return total
+
+
+def test_not_far_behind_the_best_fixed_choice():
+    """Which is known only afterwards."""
+    ratios = {}
+    machines = (0.03, 0.04, 0.05), (0.03, 0.06, 0.1), (0.1, 0.25, 0.5), (0.03, 0.03, 0.03)
+    for case in itertools.product(machines, (0.1, 0.4, 0.6, 0.8, 0.95), (1.0, 0.4)):
+        took, acceptance, made = case
+        seconds, at = dict(zip(GAMMAS, took)), lambda length, a=acceptance: a
+        several = []
+        for seed in range(8):
+            best = min(run(Pace([g]), 512, seconds, at, made, seed) for g in GAMMAS)
+            several.append(run(Pace(GAMMAS), 512, seconds, at, made, seed) / best)
+        ratios[case] = np.mean(several)
+    assert np.mean(list(ratios.values())) < 1.04
+    assert max(ratios.values()) < 1.12, max(ratios, key=ratios.get)
+
+
+def test_texts_that_change():
+    """Drafts are tried again while plain decoding is ahead, and given up when they fail."""
+    seconds = dict(zip(GAMMAS, (0.03, 0.045, 0.06)))
+    for at in (lambda n: 0.05 if n < 300 else 0.9, lambda n: 0.9 if n < 300 else 0.05):
+        chosen = run(Pace(GAMMAS), 2000, seconds, at)
+        assert chosen < 1.02 * min(run(Pace([g]), 2000, seconds, at) for g in GAMMAS)
+
+
+def test_a_single_way():
+    pace = Pace([PLAIN])
+    run(pace, 50, {PLAIN: 0.03}, lambda n: 1.0)
+    assert pace.best() == PLAIN and "too few" in pace.in_words()
+
+
+def test_in_words():
+    pace = Pace(GAMMAS)
+    run(pace, 400, dict(zip(GAMMAS, (0.03, 0.04, 0.2))), lambda n: 0.7)
+    assert pace.best() == 3
+    assert pace.in_words().startswith(
+        "auto: drafting; a round with 3 drafts takes 1.33 plain passes and gives 2."
+    )
+    assert "\n" not in pace.in_words()
