@@ -84,7 +84,8 @@ def test_text_is_that_of_plain_decoding(folders, capsys, draft):
     """Greedy, in float64, for every kind of draft; the report adds up."""
     common = ("text", "--target", folders["llama"], *PROMPTS, "--new-tokens", 20, *EXACT)
     plain = printed(capsys, *common, "--method", "plain")
-    found = printed(capsys, *common, "--draft", folders.get(draft, draft), "--gamma", 3)
+    common += ("--draft", folders.get(draft, draft), "--gamma", 3)
+    found = printed(capsys, *common, "--method", "block")
     assert found["ids"] == plain["ids"] and found["text"] == [None, None]
     assert [len(ids) for ids in found["ids"]] == [20, 20] and found["tokens"] == 40
     assert found["lossless"] and plain["lossless"] and found["method"] == "block"
@@ -105,9 +106,37 @@ def test_match_repeats_plain_sampling(folders, capsys):
     assert found["reference"]["top_k"] == 20 and found["plan"]["adapt"]
 
 
+def test_the_default_chooses_by_itself(folders, capsys):
+    """Also with a row for only one of the prompts at a time."""
+    common = ("text", "--target", folders["llama"], *PROMPTS, "--new-tokens", 20, *EXACT)
+    plain = printed(capsys, *common, "--method", "plain")
+    found = printed(capsys, *common, "--draft", folders["draft"], "--rows", 1)
+    assert found["ids"] == plain["ids"] and found["lossless"]
+    assert (
+        found["method"] == "auto"
+        and "plain passes" in found["choice"]
+        and "rounds drafted" in found["choice"]
+    )
+    assert found["plan"] | {"gammas": [0, 3, 7], "rows": 1, "gamma": None} == found["plan"]
+    assert sum(found["tokens_from"].values()) == 40 == found["tokens"]
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        (("--method", "auto", "--adapt"), "adapts by itself"),
+        (("--method", "block", "--adapt", "--rows", "1"), "--rows is not for --adapt"),
+        (("--method", "auto", "--mesh", "data=1"), "fixed batch"),
+    ],
+)
+def test_choices_that_cannot_be_are_refused(folders, capsys, options, words):
+    code, _, err = run(capsys, "text", "--target", folders["llama"], *PROMPTS, *options)
+    assert code == 2 and words in err
+
+
 def test_what_people_see(folders, capsys):
     common = ("text", "--target", folders["llama"], *PROMPTS, "--new-tokens", 8)
-    code, out, err = run(capsys, *common, "--compare", "--draft", "int8")
+    code, out, err = run(capsys, *common, "--compare", "--draft", "int8", "--method", "block")
     assert code == 0 and len(out.splitlines()) == 2
     assert (
         "compared with plain decoding" in err

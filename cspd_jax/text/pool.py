@@ -114,9 +114,12 @@ class Pool:
             self._inputs = _of_rows(self._all, [0 if text is None else text for text in self.texts])
         inputs = with_drafts(self._inputs, gamma)
         if gamma not in self._ready:  # compile it, for what comes in and for what it gives back
-            self._catch_up(inputs, most=1)
-            for _ in range(2):
-                self._state, _ = _rounds(inputs, *_apart(self._state), np.int32(0))
+            done = self._state.done
+            for _ in range(2):  # rounds in which no row takes part
+                idle = self._state._replace(done=jnp.ones_like(done))
+                self._state, _ = _rounds(inputs, *_apart(idle), np.int32(1))
+                self._catch_up(inputs, most=1)
+            self._state = self._state._replace(done=done)
             self._ready.add(gamma)
         start = time.perf_counter()
         self._catch_up(inputs)
