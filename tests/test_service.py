@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import importlib.util
 import subprocess
 import sys
@@ -398,9 +399,10 @@ def test_text_is_that_of_the_library(lm, temperature, drafts):
     prompt = (3, 1, 4, 1, 5)
     asked = TextRequest(prompt, 12, temperature, seed=7, drafts=drafts)
     with Offer(text=lm, drafter=cspd_jax.text.PromptLookup()).engine(timeout=60).start() as engine:
-        first, second = (engine.submit(asked) for _ in range(2))  # one after the other
+        first, second = (engine.submit(asked) for _ in range(2))  # in rows of one batch
+        other = engine.submit(dataclasses.replace(asked, prompt=(2, 7), new_tokens=5))
         told = list(first.follow())
-        assert second.result()._replace(complete=False) == told[-1]._replace(complete=False)
+        assert second.result() == told[-1] and other.result().complete
     key = jax.random.key(7) if temperature else None
     options = {"drafter": cspd_jax.text.PromptLookup(), "gamma": 4} if drafts else {}
     sampling = cspd_jax.text.Sampling(temperature)

@@ -11,7 +11,7 @@ from cspd_jax.image.methods import Plain, SelfSpeculation
 from cspd_jax.models import VAE, ImageModel, TextModel
 from cspd_jax.service.engine import Engine, Lane
 from cspd_jax.service.rows import ImageRequest, ImageRows, lane_name
-from cspd_jax.service.streams import ROOMS, MaskedRequest, MaskedStream, TextRequest, TextStream
+from cspd_jax.service.streams import ROOMS, MaskedRequest, MaskedStream, TextRequest, TextRows, text_lane
 
 MOST_SEED = 2**32 - 1
 MOST_CFG = 20.0
@@ -50,7 +50,10 @@ class Offer:
                 for method in (self.method, Plain()):
                     lanes[lane_name(method.name, guided)] = ImageRows(self.image, rows, method, guided)
         if self.text is not None:
-            lanes[TextRequest.lane] = TextStream(self.text, self.drafter, MOST_NEW)
+            for drafter in (self.drafter, None):
+                for sampled in (False, True):
+                    name = text_lane(drafter is not None, sampled)
+                    lanes[name] = TextRows(self.text, drafter, rows, sampled, MOST_NEW)
         if self.masked is not None:
             lanes[MaskedRequest.lane] = MaskedStream(self.masked)
         return Engine(lanes, **options)
@@ -75,7 +78,7 @@ class Offer:
         check_whole("new tokens", new_tokens, 1, MOST_NEW)
         ids = self._prompt(self.text, tokenizer, prompt, new_tokens)
         self._check_sampling(temperature, seed)
-        drafts = {} if drafting else {"drafts": 0}
+        drafts = {} if drafting and self.drafter is not None else {"drafts": 0}
         return TextRequest(ids, new_tokens, float(temperature), seed, **drafts)
 
     def masked_request(

@@ -1,6 +1,7 @@
-"""Text and masked text: one request at a time, whose rounds take turns with those of the images.
+"""Text, in rows of a running batch, and masked text, one request at a time.
 
-Prompts are padded to a few lengths, so that few programs serve all of them.
+Their rounds take turns with those of the images. Prompts are padded to a few lengths, so that few programs
+serve all of them.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import numpy as np
 
 from cspd_jax import masked, text
 from cspd_jax.models import TextModel
+from cspd_jax.text.pool import Pool, row_of
 
 ROOMS = (32, 128, 512)  # tokens that a prompt is padded to, or the model's positions if these are fewer
 _GAMMA, _BLOCK = 4, 8
@@ -33,7 +35,13 @@ class TextRequest:
     seed: int = 0
     drafts: int = _GAMMA
 
-    lane: ClassVar[str] = "text"
+    @property
+    def lane(self) -> str:
+        return text_lane(self.drafts > 0, self.temperature > 0)
+
+
+def text_lane(drafting: bool, sampled: bool) -> str:
+    return f"text-{'drafting' if drafting else 'plain'}{'-sampled' if sampled else ''}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,28 +95,114 @@ class MaskedProgress(NamedTuple):
     complete: bool
 
 
-class _Stream:
-    """A lane of one row, whose rounds come from an iterator."""
+class TextRows:
+    """Continues prompts in rows of a running batch, each row at its own place.
 
-    rows = 1
+    model: a causal language model.
+    drafter: as `text.generate` takes it; None for plain decoding.
+    sampled: whether requests have a temperature.
+    most_new: tokens that a request can ask for.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, model: TextModel, drafter: Any, rows: int, sampled: bool, most_new: int):
+        self.rows = rows
+        self._model, self._drafter, self._sampled = model, drafter, sampled
+        self._room = min(ROOMS[-1] + most_new, model.config.max_positions)
         self.reset()
 
     def reset(self) -> None:
-        self._news: Iterator[Any] = iter(())
-        self._last: Any = None
+        self._pool: Pool | None = None  # made with the first request, as its cache takes memory
+        self._counts = np.zeros((self.rows, 3), np.int64)  # rounds, drafts tested, accepted
 
-    def enter(self, requests: Mapping[int, Any]) -> None:
+    def enter(self, requests: Mapping[int, TextRequest]) -> None:
+        for row, request in requests.items():
+            one = self._inputs(request)
+            if self._pool is None:
+                self._pool = Pool(one, self.rows)
+            self._pool.enter(row, row_of(one, 0), request)
+            self._counts[row] = 0
+
+    def leave(self, rows: Sequence[int]) -> None:
+        for row in rows:
+            self._running.leave(row)
+
+    def advance(self) -> dict[int, TextProgress]:
+        pool = self._running
+        happened, _ = pool.advance(_GAMMA if self._drafter is not None else 0, 1)
+        drafts = happened.drafts
+        self._counts += np.stack([drafts.rounds, drafts.tested.sum(1), drafts.accepted.sum(1)], axis=1)
+        finished = pool.finished
+        told = {}
+        for row, request in enumerate(pool.texts):
+            if request is not None:
+                found, start = pool.look(row), len(request.prompt)
+                rounds, tested, accepted = self._counts[row].tolist()
+                told[row] = TextProgress(
+                    found.tokens[start:].tolist(), found.marks[start:].tolist(), rounds, (tested, accepted),
+                    row in finished,
+                )  # fmt: skip
+        for row in finished:
+            pool.leave(row)
+        return told
+
+    def warm(self) -> None:
+        """The shortest prompts, a few rounds; longer ones compile when they come."""
+        self.enter(
+            {0: TextRequest((1,), 2, float(self._sampled), drafts=_GAMMA * (self._drafter is not None))}
+        )
+        while not self.advance()[0].complete:
+            pass
+
+    @property
+    def _running(self) -> Pool:
+        assert self._pool is not None, "no request has entered"
+        return self._pool
+
+    def _inputs(self, request: TextRequest) -> text.Inputs:
+        return text.prepare(
+            jax.random.key(request.seed) if self._sampled else None,
+            self._model,
+            padded(request.prompt, self._model.config.max_positions),
+            drafter=self._drafter,
+            rule=None,
+            sampling=text.Sampling(request.temperature) if self._sampled else text.Sampling(),
+            max_new_tokens=request.new_tokens,
+            gamma=request.drafts,
+            max_gamma=_GAMMA if self._drafter is not None else None,
+            max_len=self._room,
+            stop_ids=None,
+            cost=None,
+            confidence=None,
+        )
+
+
+class MaskedStream:
+    """Fills the places after one prompt at a time.
+
+    model: a masked-diffusion language model.
+    """
+
+    rows = 1
+
+    def __init__(self, model: TextModel):
+        self._model = model
+        self.reset()
+
+    def reset(self) -> None:
+        self._news: Iterator[MaskedProgress] = iter(())
+        self._last: MaskedProgress | None = None
+
+    def enter(self, requests: Mapping[int, MaskedRequest]) -> None:
         ((_, request),) = requests.items()
         self._news, self._last = self._rounds(request), None
 
     def leave(self, rows: Sequence[int]) -> None:
         self.reset()
 
-    def advance(self) -> dict[int, Any]:
+    def advance(self) -> dict[int, MaskedProgress]:
         news = next(self._news, None)
         if news is None:
+            assert self._last is not None
             last = self._last._replace(complete=True)
             self.reset()
             return {0: last}
@@ -117,64 +211,8 @@ class _Stream:
 
     def warm(self) -> None:
         """The shortest prompts, a few rounds; longer ones compile when they come."""
-        for request in self._examples():
-            for _ in self._rounds(request):
-                pass
-
-    def _rounds(self, request: Any) -> Iterator[Any]:
-        raise NotImplementedError
-
-    def _examples(self) -> Sequence[Any]:
-        raise NotImplementedError
-
-
-class TextStream(_Stream):
-    """Continues one prompt at a time.
-
-    model: a causal language model.
-    drafter: as `text.generate` takes it.
-    most_new: tokens that a request can ask for.
-    """
-
-    def __init__(self, model: TextModel, drafter: Any, most_new: int):
-        super().__init__()
-        self._model, self._drafter, self._most_new = model, drafter, most_new
-
-    def _rounds(self, request: TextRequest) -> Iterator[TextProgress]:
-        sampled, start = request.temperature > 0, len(request.prompt)
-        prompts = padded(request.prompt, self._model.config.max_positions)
-        rounds = text.stream(
-            jax.random.key(request.seed) if sampled else None,
-            self._model,
-            prompts,
-            drafter=self._drafter if request.drafts else None,
-            sampling=text.Sampling(request.temperature) if sampled else text.Sampling(),
-            max_new_tokens=request.new_tokens,
-            gamma=request.drafts,
-            max_gamma=_GAMMA if request.drafts else None,
-            max_len=prompts.tokens.shape[1] + self._most_new,
-        )
-        for tokens, info in rounds:
-            tokens, info = jax.device_get((tokens[0], info))
-            new = slice(start, int(info.lengths[0]))
-            drafts = int(info.tested[0]), int(info.accepted[0])
-            yield TextProgress(
-                tokens[new].tolist(), info.marks[0, new].tolist(), int(info.rounds[0]), drafts, False
-            )
-
-    def _examples(self) -> Sequence[TextRequest]:
-        return TextRequest((1,), 2), TextRequest((1,), 2, drafts=0)
-
-
-class MaskedStream(_Stream):
-    """Fills the places after one prompt at a time.
-
-    model: a masked-diffusion language model.
-    """
-
-    def __init__(self, model: TextModel):
-        super().__init__()
-        self._model = model
+        for _ in self._rounds(MaskedRequest((1,))):
+            pass
 
     def _rounds(self, request: MaskedRequest) -> Iterator[MaskedProgress]:
         sampled = request.temperature > 0
@@ -195,9 +233,6 @@ class MaskedStream(_Stream):
                 (0, 0) if info.drafts is None else (int(info.tested_at.sum()), int(info.accepted_at.sum()))
             )
             yield MaskedProgress(tokens.tolist(), info.rounds[0].tolist(), info.passes, drafts, False)
-
-    def _examples(self) -> Sequence[MaskedRequest]:
-        return (MaskedRequest((1,)),)
 
 
 def padded(prompt: Sequence[int], most: int) -> text.Prompts:

@@ -16,7 +16,7 @@ from cspd_jax.text.drafters import Drafter, Drafting
 from cspd_jax.text.generation import prepare
 from cspd_jax.text.info import CallCounts, DraftCounts, Info, RoundInfo, add
 from cspd_jax.text.pace import PLAIN, Chunk, Pace
-from cspd_jax.text.pool import Pool, Text
+from cspd_jax.text.pool import Pool, Text, row_of
 from cspd_jax.text.prompts import Prompts
 from cspd_jax.text.protocol import LanguageModel
 from cspd_jax.text.sampling import Sampling
@@ -103,7 +103,8 @@ def continuous(
             if on_text is not None:
                 on_text(number, text)
         for slot in pool.free[: len(waiting)]:
-            pool.enter(slot, waiting.popleft())
+            number = waiting.popleft()
+            pool.enter(slot, row_of(inputs, number), number)
         if pool.occupied and not pool.finished:
             gamma, most = pace.next()
             happened, seconds = pool.advance(gamma, most)

@@ -42,20 +42,23 @@ class Text(NamedTuple):
 
 
 class Pool:
-    """A running batch of `rows` rows for the texts that `inputs` holds one row each of.
+    """A running batch of `rows` rows for texts with the same networks, rule, and room.
 
-    inputs: as `prepare` makes them. Their prompts, keys, limits and numbers are those of all texts.
+    like: inputs of any number of rows, as `prepare` makes them; those of the texts that enter must be like
+        these but for their prompts, keys, limits and numbers.
+    texts: what was said to be in each slot; None is nothing.
+    seconds: of all that was done, without compilation.
     """
 
-    def __init__(self, inputs: Inputs, rows: int):
-        self._all = _on_host(inputs)
-        self.texts: list[int | None] = [None] * rows
-        self._inputs: Inputs | None = None
-        self._state = _empty(_of_rows(inputs, [0] * rows))
+    def __init__(self, like: Inputs, rows: int):
+        self.texts: list[Any] = [None] * rows
+        self.seconds = 0.0
+        self._rows = [row_of(like, 0)] * rows  # the inputs of each
+        self._inputs: Inputs | None = None  # of all of them, if no text has entered since
+        self._state = _empty(_joined(self._rows))
         self._read = np.zeros(rows, np.int64)  # tokens of each row that the drafter knows
         self._ready: set[int] = set()  # numbers of drafts for which the rounds are compiled
         self._sizes: set[int] = set()  # and lengths of prompts
-        self.seconds = 0.0  # of all that was done, without compilation
 
     @property
     def free(self) -> list[int]:
@@ -66,15 +69,14 @@ class Pool:
     def occupied(self) -> int:
         return len(self.texts) - len(self.free)
 
-    def enter(self, slot: int, text: int) -> None:
-        """Text number `text` of the inputs takes a free slot."""
+    def enter(self, slot: int, one: Inputs, text: Any) -> None:
+        """A text takes a free slot. one: its inputs. text: what to call it; not None."""
         assert self.texts[slot] is None
-        one = _of_rows(self._all, [text])
         length = int(one.prompts.lengths[0])
         size = _SHORTEST
         while size < length:
             size *= 2
-        size = min(size, self._all.max_len)
+        size = min(size, one.max_len)
         ids = np.zeros((1, size), np.int32)
         ids[0, :length] = np.asarray(one.prompts.tokens)[0, :length]
         one = dataclasses.replace(one, prompts=Prompts(ids, one.prompts.lengths))
@@ -83,13 +85,15 @@ class Pool:
             self._sizes.add(size)
         start = time.perf_counter()
         self._state = jax.block_until_ready(_enter(one, self._state, np.int32(slot)))
-        self.texts[slot], self._read[slot], self._inputs = text, length, None
+        self.texts[slot], self._rows[slot], self._inputs = text, one, None
+        self._read[slot] = length
         self.seconds += time.perf_counter() - start
 
     def leave(self, slot: int) -> Text:
-        """Takes the text out of a slot."""
+        """Takes the text out of a slot, complete or not."""
         found = self.look(slot)
         self.texts[slot] = None
+        self._state = self._state._replace(done=self._state.done.at[slot].set(True))
         return found
 
     def look(self, slot: int) -> Text:
@@ -111,7 +115,7 @@ class Pool:
         A row that is complete would only take part in the passes, so that the next text can enter at once.
         """
         if self._inputs is None:
-            self._inputs = _of_rows(self._all, [0 if text is None else text for text in self.texts])
+            self._inputs = _joined(self._rows)
         inputs = with_drafts(self._inputs, gamma)
         if gamma not in self._ready:  # compile it, for what comes in and for what it gives back
             done = self._state.done
@@ -163,25 +167,42 @@ def with_drafts(inputs: Inputs, gamma: int) -> Inputs:
     return dataclasses.replace(inputs, max_gamma=gamma, gamma=np.minimum(inputs.gamma, gamma))
 
 
-def _on_host(inputs: Inputs) -> Inputs:
-    """With what there is one of for each text as numpy arrays, which are quicker to take rows of."""
-    names = "prompts", "limit", "gamma", "sampling", "cost", "confidence"
-    return dataclasses.replace(inputs, **{n: jax.tree.map(np.asarray, getattr(inputs, n)) for n in names})
+def row_of(inputs: Inputs, index: int) -> Inputs:
+    """The inputs of one of the texts, each number of it an array [1] on the host."""
+    batch, part = len(inputs.limit), slice(index, index + 1)
 
+    def own(value):
+        return None if value is None else np.broadcast_to(np.asarray(value), (batch,))[part]
 
-def _of_rows(inputs: Inputs, texts: Sequence[int]) -> Inputs:
-    """The inputs of some of the texts."""
-    index = np.asarray(texts)
-    by_text = lambda value: value[index] if value is not None and jnp.ndim(value) else value
     return dataclasses.replace(
         inputs,
-        prompts=Prompts(*(a[index] for a in inputs.prompts)),
-        keys=None if inputs.keys is None else inputs.keys[index],
-        limit=inputs.limit[index],
-        gamma=inputs.gamma[index],
-        sampling=Sampling(*map(by_text, inputs.sampling)),
-        cost=by_text(inputs.cost),
-        confidence=by_text(inputs.confidence),
+        prompts=Prompts(*(np.asarray(a)[part] for a in inputs.prompts)),
+        keys=None if inputs.keys is None else inputs.keys[part],
+        limit=own(inputs.limit),
+        gamma=own(inputs.gamma),
+        sampling=inputs.sampling if inputs.sampling.greedy else Sampling(*map(own, inputs.sampling)),
+        cost=own(inputs.cost),
+        confidence=own(inputs.confidence),
+    )
+
+
+def _joined(rows: Sequence[Inputs]) -> Inputs:
+    """The inputs of all rows, but for their prompts, which have been read."""
+
+    def all_of(*values):
+        return None if values[0] is None else np.concatenate(values)
+
+    names = "limit", "gamma", "cost", "confidence"
+    first, count = rows[0], len(rows)
+    sampling = first.sampling
+    if not sampling.greedy:
+        sampling = Sampling(*(all_of(*values) for values in zip(*(row.sampling for row in rows))))
+    return dataclasses.replace(
+        first,
+        prompts=Prompts(np.zeros((count, 1), np.int32), np.ones(count, np.int32)),
+        keys=None if first.keys is None else jnp.concatenate([row.keys for row in rows]),
+        sampling=sampling,
+        **{name: all_of(*(getattr(row, name) for row in rows)) for name in names},
     )
 
 
@@ -193,9 +214,7 @@ def _apart(state: TextState) -> tuple[TextState, tuple[Any, Any]]:
 @jax.jit
 def _empty(inputs: Inputs) -> TextState:
     """The state of rows without a text."""
-    batch = len(inputs.limit)
-    nothing = Prompts(jnp.zeros((batch, 1), jnp.int32), jnp.ones(batch, jnp.int32))
-    inputs = dataclasses.replace(inputs, prompts=nothing, limit=jnp.zeros(batch, jnp.int32))
+    inputs = dataclasses.replace(inputs, limit=jnp.zeros_like(inputs.limit))
     return rounds.begin(inputs)._replace(info=None)
 
 
