@@ -63,7 +63,7 @@ def test_identical_to_stepwise(family, cached, options):
 
 @pytest.mark.parametrize("control", ["noise of the place alone", "top-k acceptance"])
 def test_what_is_not_exact_differs(control):
-    """Noise without its step is another sampler, and moves out of their order are lossy: the test sees both."""
+    """Noise without its step is another sampler, and moves out of their order are lossy: it shows."""
     differ = 0
     for seed in range(3):
         c = canvas("llada", seed, temperature=0.8, top_p=0.9)
