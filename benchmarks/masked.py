@@ -130,8 +130,8 @@ def sampled(model, batch: int, args) -> list[dict]:
 
 
 def second_moves(request: Request, tokens, steps) -> dict[str, float]:
-    """How often the first drafted move, after the certain one, has the right place; how often the token drafted
-    for the place that comes next is right; and both at once."""
+    """How often the first drafted move has the right place, how often the token drafted for the place that
+    comes next is right, and how often both hold."""
     fields = {field.name: getattr(request, field.name) for field in dataclasses.fields(request)}
     inputs = masked.prepare(**fields, max_gamma=None)
     text, order = np.asarray(tokens), np.asarray(steps)
