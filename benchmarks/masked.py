@@ -107,7 +107,7 @@ def sampled(model, batch: int, args) -> list[dict]:
             block=args.block, temperature=temperature, **recipe,
         )  # fmt: skip
         requests = {"stepwise": base.stepwise()}
-        requests |= {f"draft_len {n}": dataclasses.replace(base, gamma=n) for n in (1, 4)}
+        requests |= {f"draft_len {n}": dataclasses.replace(base, gamma=n) for n in args.draft_lens}
         found = measure(requests, args.repeats)
         (tokens, info), base_seconds = found["stepwise"]
         drafts = second_moves(base, tokens, info.steps)
@@ -172,6 +172,7 @@ def main() -> None:
     parser.add_argument("--block", type=int, default=8)
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--draft-lens", type=int, nargs="+", default=[2], help="of --only sampled")
     parser.add_argument("--only", choices=("greedy", "sampled"), default="greedy")
     args = parser.parse_args()
     model = models.load_text("masked-default")
