@@ -32,7 +32,7 @@ def speculation(gamma, rows=8):
     "family, cached, options",
     [
         ("dream", False, DREAM_RECIPE),
-        ("llada", False, {"temperature": 0.4, "top_p": 0.9}),
+        pytest.param("llada", False, {"temperature": 0.4, "top_p": 0.9}, marks=pytest.mark.slow),
         pytest.param("dream", True, DREAM_RECIPE, marks=pytest.mark.slow),
         *(
             pytest.param("llada", cached, {"temperature": 0.8, "top_p": 0.9, "top_k": 4, **more}, marks=slow)
@@ -61,7 +61,9 @@ def test_identical_to_stepwise(family, cached, options):
     assert fewer > 0 and unlike > 0
 
 
-@pytest.mark.parametrize("control", ["noise of the place alone", "top-k acceptance"])
+@pytest.mark.parametrize(
+    "control", ["noise of the place alone", pytest.param("top-k acceptance", marks=pytest.mark.slow)]
+)
 def test_what_is_not_exact_differs(control):
     """Noise without its step is another sampler, and moves out of their order are lossy: it shows."""
     differ = 0
