@@ -122,7 +122,7 @@ def sampled(model, batch: int, args) -> list[dict]:
             if output.info.drafts is not None:
                 row["acceptance"] = output.info.acceptance
                 row["rounds_of_a_row"] = float(np.mean(output.info.drafts.rounds))
-                say(f"  {what}: {row['passes']} passes, {row['rounds_of_a_row']:.1f} for a row alone,"
+                say(f"  {what}: {row['passes']} passes, {row['rounds_of_a_row']:.1f} rounds of a row,"
                     f" {row['faster']:.2f}x, acceptance {row['acceptance']:.2f},"
                     f" identical {row['identical_rows']} of {batch}")  # fmt: skip
             rows.append(row)
