@@ -2,6 +2,7 @@
 
     python benchmarks/masked.py                    # the model that comes with the package, several minutes
     python benchmarks/masked.py --new-tokens 64 --block 8 --batch 1,8
+    python benchmarks/masked.py --only sampled --batch 8    # temperatures and cuts as Dream and LLaDA are run
 
 Prompts are beginnings of held-out texts. Every text is compared with that of its stepwise reference, and the
 number of identical rows is printed: in float32 a difference can only be a near-tie. Lossy methods come last
@@ -12,21 +13,32 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import json
 import platform
 import statistics
 import sys
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax import masked, models
 from cspd_jax._utils.timing import seconds_in_turns
 from cspd_jax.data.text import documents
+from cspd_jax.masked import passes, speculative
+from cspd_jax.masked.canvas import window_at
 from cspd_jax.masked.comparison import Request
+from cspd_jax.masked.rule import candidates
 from cspd_jax.tokenizers import ByteTokenizer
 
 GAMMAS = (1, 2, 3, 4, 5, 6, 7, 8)
+TEMPERATURES = (0.0, 0.2, 0.4, 1.0)
+RECIPES = {
+    "LLaDA": {"confidence": "clean"},
+    "Dream, entropy, top-p 0.95": {"confidence": "entropy", "top_p": 0.95},
+    "random places": {"confidence": "random"},
+}
 
 
 def say(line: str) -> None:
@@ -85,6 +97,72 @@ def table(model, batch: int, cached: bool, args) -> list[dict]:
     return rows
 
 
+def sampled(model, batch: int, args) -> list[dict]:
+    """Passes, seconds and what is drafted wrongly, by temperature and measure of confidence."""
+    rows = []
+    say(f"{batch} rows, {args.new_tokens} places, blocks of {args.block}, without a cache")
+    for (name, recipe), temperature in itertools.product(RECIPES.items(), TEMPERATURES):
+        base = Request(
+            jax.random.key(0), model, held_out_prompts(batch), max_new_tokens=args.new_tokens,
+            block=args.block, temperature=temperature, **recipe,
+        )  # fmt: skip
+        requests = {"stepwise": base.stepwise()}
+        requests |= {f"draft_len {n}": dataclasses.replace(base, gamma=n) for n in args.draft_lens}
+        found = measure(requests, args.repeats)
+        (tokens, info), base_seconds = found["stepwise"]
+        drafts = second_moves(base, tokens, info.steps)
+        say(f"{name}, temperature {temperature:g}: " + ", ".join(f"{k} {v:.2f}" for k, v in drafts.items()))
+        for what, (output, seconds) in found.items():
+            same = np.asarray(output.tokens) == np.asarray(tokens)
+            row = {
+                "batch": batch, "recipe": name, "temperature": temperature, "what": what,
+                "passes": output.info.passes, "seconds": seconds, "faster": base_seconds / seconds,
+                "identical_rows": int(same.all(axis=1).sum()), **drafts,
+            }  # fmt: skip
+            if output.info.drafts is not None:
+                row["acceptance"] = output.info.acceptance
+                row["rounds_of_a_row"] = float(np.mean(output.info.drafts.rounds))
+                say(f"  {what}: {row['passes']} passes, {row['rounds_of_a_row']:.1f} rounds of a row,"
+                    f" {row['faster']:.2f}x, acceptance {row['acceptance']:.2f},"
+                    f" identical {row['identical_rows']} of {batch}")  # fmt: skip
+            rows.append(row)
+    return rows
+
+
+def second_moves(request: Request, tokens, steps) -> dict[str, float]:
+    """How often the first drafted move has the right place, how often the token drafted for the place that
+    comes next is right, and how often both hold."""
+    fields = {field.name: getattr(request, field.name) for field in dataclasses.fields(request)}
+    inputs = masked.prepare(**fields, max_gamma=None)
+    text, order = np.asarray(tokens), np.asarray(steps)
+    right = np.asarray(_second_moves(inputs.canvas, inputs.speculation, text, order))
+    place, token = right[..., 0], right[..., 1]
+    return {
+        "place right": float(place.mean()),
+        "token right": float(token.mean()),
+        "both": float((place & token).mean()),
+    }
+
+
+@jax.jit
+def _second_moves(canvas, speculation, text, order):
+    """[S, B, 2] for the steps that have one after them."""
+    row = jnp.arange(len(text))
+
+    def at(step):
+        now = jnp.where(order < step, text, canvas.mask_id)
+        window = window_at(canvas, now, 2 * canvas.block)
+        logits = passes.whole(canvas, window, now[:, None])[:, 0]
+        steps = jnp.full(len(text), step)
+        moves = speculative.draft(canvas, speculation, window, now, logits, steps)
+        goes = jnp.argmax(order == step + 1, axis=1)
+        guesses = candidates(canvas, logits, window.places, steps + 1).tokens
+        guess = jnp.take_along_axis(guesses, (goes - window.places[:, 0])[:, None], axis=1)[:, 0]
+        return jnp.stack([moves.place[:, 1] == goes, guess == text[row, goes]], axis=-1)
+
+    return jax.lax.map(at, jnp.arange(canvas.places - 1))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -94,10 +172,15 @@ def main() -> None:
     parser.add_argument("--block", type=int, default=8)
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--draft-lens", type=int, nargs="+", default=[2], help="of --only sampled")
+    parser.add_argument("--only", choices=("greedy", "sampled"), default="greedy")
     args = parser.parse_args()
     model = models.load_text("masked-default")
     rows = []
     for batch in (int(x) for x in args.batch.split(",")):
+        if args.only == "sampled":
+            rows += sampled(model, batch, args)
+            continue
         for cached in (False, True):
             rows += table(model, batch, cached, args)
     device = {"jax": jax.__version__, "machine": platform.processor() or platform.machine()}

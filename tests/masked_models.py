@@ -37,7 +37,8 @@ def canvas(family="llada", seed=0, rows=8, block=4, places=PLACES, temperature=0
     random = np.random.default_rng(seed)
     lengths = random.integers(1, 7, rows)
     prompts = random.integers(0, MASK, (rows, 6))
-    keys = jax.random.split(jax.random.key(seed), rows) if temperature else None
+    drawn = temperature or options.get("place_temperature") or options.get("confidence") == "random"
+    keys = jax.random.split(jax.random.key(seed), rows) if drawn else None
     return make_canvas(
         LM(config, jnp.float64), params_of(config, seed), Prompts(prompts, lengths), places, block,
         temperature=temperature, keys=keys, **options,

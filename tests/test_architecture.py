@@ -20,7 +20,7 @@ ROOMS = {
     "algorithms": (
         r"image\.(protocol|reveal|shortcuts|plain|chain_drafters|chain_head|chain_speculation|speculation(\..*)?|released(\..*)?)"
         r"|text\.(protocol|checks|info|prompts|sampling|drafters|rules|rounds|tree|tree_drafter|tree_rounds)"
-        r"|masked\.(protocol|info|canvas|passes|rule|stepwise|speculative)",
+        r"|masked\.(protocol|info|canvas|passes|rule|sureness|stepwise|speculative)",
         ("errors", "helpers", "diffusion", "coupling", "keys"),
     ),
     "networks": (r"networks(\..*)?", ("errors", "helpers")),

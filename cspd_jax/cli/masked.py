@@ -71,7 +71,30 @@ def add_parser(subparsers) -> None:
     how.add_argument(
         "--steps", type=positive, help="steps of --method schedule (default: half the number of places)"
     )
-    how.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default: 0)")
+    how.add_argument(
+        "--temperature", type=float, default=0.0,
+        help="of the tokens; 0 is greedy (default: 0). Dream's and LLaDA's users take 0.1 to 0.4",
+    )  # fmt: skip
+    how.add_argument(
+        "--top-p", type=float, metavar="P",
+        help="draw from the fewest most probable tokens that hold the probability P",
+    )  # fmt: skip
+    how.add_argument(
+        "--sampling-top-k",
+        type=positive,
+        metavar="K",
+        help="draw from the K most probable tokens, after --top-p",
+    )
+    how.add_argument(
+        "--confidence", choices=("clean", "probability", "margin", "entropy", "random"), default="clean",
+        help="what makes a place the next one. clean: the probability of its token without temperature, as in"
+        " LLaDA (default); probability, margin, entropy: of the distribution that the token is drawn from, as"
+        " in Dream (maskgit_plus, topk_margin, entropy); random: random remasking",
+    )  # fmt: skip
+    how.add_argument(
+        "--place-temperature", "--alg-temp", type=float, metavar="T",
+        help="draw the place from softmax(confidence / T), Dream's alg_temp (default: the surest place)",
+    )  # fmt: skip
     how.add_argument(
         "--guidance", type=float, metavar="SCALE", help="scale of classifier-free guidance by the prompt"
     )
@@ -146,7 +169,9 @@ def _check(args: argparse.Namespace) -> None:
         if args.method != "ssd":
             raise UserError(f"--accept top-k is for --method ssd, not for {args.method}")
     elif args.top_k is not None:
-        raise UserError("--top-k goes with --accept top-k, which is lossy")
+        raise UserError(
+            "--top-k goes with --accept top-k, which is lossy; the cut of the tokens is --sampling-top-k"
+        )
     if args.draft_len is not None and args.method != "ssd":
         raise UserError(f"--draft-len is for --method ssd, not for {args.method}")
     if args.animate and args.method != "ssd":
@@ -155,6 +180,14 @@ def _check(args: argparse.Namespace) -> None:
         raise UserError("--animate and --json exclude each other")
     if args.steps is not None and args.method != "schedule":
         raise UserError("--steps is for --method schedule")
+    own = args.confidence in ("clean", "random")
+    if not args.temperature and own and (args.top_p is not None or args.sampling_top_k is not None):
+        raise UserError(
+            f"--top-p and --sampling-top-k have no effect without --temperature and with --confidence"
+            f" {args.confidence}"
+        )
+    if args.place_temperature is not None and own:
+        raise UserError("--place-temperature goes with --confidence probability, margin or entropy")
 
 
 def _request(args: argparse.Namespace, model, prompts):
@@ -167,7 +200,7 @@ def _request(args: argparse.Namespace, model, prompts):
         blocks = -(-args.new_tokens // block)
         steps = args.steps or max(blocks, args.new_tokens // 2)
     return Request(
-        key=jax.random.key(args.seed) if args.temperature else None,
+        key=jax.random.key(args.seed),
         model=model,
         prompts=prompts,
         method="ssd" if args.method == "auto" else args.method,
@@ -177,6 +210,10 @@ def _request(args: argparse.Namespace, model, prompts):
         cached=args.cache,
         accept_top_k=(args.top_k or _TOP_K) if args.accept == "top-k" else None,
         temperature=args.temperature,
+        top_p=args.top_p,
+        top_k=args.sampling_top_k,
+        confidence=args.confidence,
+        place_temperature=args.place_temperature,
         guidance=args.guidance,
         steps=steps,
     )

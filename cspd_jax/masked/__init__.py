@@ -29,9 +29,11 @@ from cspd_jax.masked.generation import (
 from cspd_jax.masked.info import CallCounts, DraftCounts, Info, MaskedOutput
 from cspd_jax.masked.protocol import MaskedLanguageModel
 from cspd_jax.masked.speculative import MaskedState, Speculation
+from cspd_jax.masked.sureness import CONFIDENCES
 from cspd_jax.text.prompts import Prompts, pad_prompts
 
 __all__ = [
+    "CONFIDENCES",
     "METHODS",
     "CallCounts",
     "Choice",

@@ -23,20 +23,25 @@ class Canvas:
     places: G (static).
     block: places of a block; blocks are filled from left to right (static).
     cached: whether keys and values are stored per block, see `passes` (static).
+    confidence: how sure the model is of a place, see `sureness` (static).
     params: of the network.
     base: [H * B, N] prompts at the left edge, then masks; with guidance H = 2, and the prompts of the second
         half are hidden by masks. Otherwise H = 1.
     valid: [H * B, N] false for padding.
     start: [B] lengths of the prompts, which is where their places begin.
     guidance: [] the scale s of un + (s + 1) (cond - un); None is off.
-    keys: [B] one per row; None when greedy.
-    temperature: [] of the tokens.
+    keys: [B] one per row; None if nothing is drawn.
+    temperature: [] of the tokens, or [B].
+    top_p: [] or [B], of the tokens; None is off.
+    top_k: [] or [B], of the tokens; None is off.
+    place_temperature: [] or [B] of the choice of places; None takes the surest one.
     """
 
     network: MaskedLanguageModel = dataclasses.field(metadata={"static": True})
     places: int = dataclasses.field(metadata={"static": True})
     block: int = dataclasses.field(metadata={"static": True})
     cached: bool = dataclasses.field(metadata={"static": True})
+    confidence: str = dataclasses.field(metadata={"static": True})
     params: Any
     base: Array
     valid: Array
@@ -44,6 +49,9 @@ class Canvas:
     guidance: Array | None
     keys: Array | None
     temperature: Array
+    top_p: Array | None
+    top_k: Array | None
+    place_temperature: Array | None
 
     @property
     def mask_id(self) -> int:
@@ -84,6 +92,10 @@ def make_canvas(
     guidance: Array | None = None,
     keys: Array | None = None,
     temperature: Array | float = 0.0,
+    top_p: Array | float | None = None,
+    top_k: Array | int | None = None,
+    confidence: str = "clean",
+    place_temperature: Array | float | None = None,
 ) -> Canvas:
     """A canvas with `places` places after each prompt."""
     mask_id = network.config.mask_ids[0]
@@ -100,6 +112,7 @@ def make_canvas(
         places=places,
         block=block,
         cached=cached,
+        confidence=confidence,
         params=params,
         base=base,
         valid=valid,
@@ -107,6 +120,9 @@ def make_canvas(
         guidance=guidance,
         keys=keys,
         temperature=jnp.asarray(temperature, float),
+        top_p=None if top_p is None else jnp.asarray(top_p, float),
+        top_k=None if top_k is None else jnp.asarray(top_k, jnp.int32),
+        place_temperature=None if place_temperature is None else jnp.asarray(place_temperature, float),
     )
 
 

@@ -28,6 +28,10 @@ class Request:
     cached: bool = False
     accept_top_k: int | None = None
     temperature: float = 0.0
+    top_p: float | None = None
+    top_k: int | None = None
+    confidence: str = "clean"
+    place_temperature: float | None = None
     guidance: float | None = None
     steps: int | None = None
 

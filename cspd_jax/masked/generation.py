@@ -17,6 +17,7 @@ from cspd_jax.masked.info import Info, MaskedOutput
 from cspd_jax.masked.protocol import MaskedLanguageModel
 from cspd_jax.masked.speculative import MaskedState, Speculation
 from cspd_jax.masked.stepwise import StepState
+from cspd_jax.masked.sureness import CONFIDENCES
 from cspd_jax.parallel import common_mesh
 from cspd_jax.text.checks import (
     at_most,
@@ -67,6 +68,10 @@ def generate(
     cached: bool = False,
     accept_top_k: Array | int | None = None,
     temperature: Array | float = 0.0,
+    top_p: Array | float | None = None,
+    top_k: Array | int | None = None,
+    confidence: str = "clean",
+    place_temperature: Array | float | None = None,
     guidance: Array | float | None = None,
     steps: int | None = None,
 ) -> MaskedOutput:
@@ -91,7 +96,13 @@ def generate(
         own stepwise reference.
       accept_top_k: lossy acceptance for ssd: a move is also accepted if its place is among so many most
         confident ones. None is exact.
-      temperature: 0 takes the most probable tokens.
+      temperature: of the tokens; 0 takes the most probable one. One number, or one per row [B], as are:
+      top_p: draw from the fewest most probable tokens that hold at least this probability. None is off.
+      top_k: of those, draw from the k most probable ones. None is off.
+      confidence: what makes a place the next one, see `sureness`: "clean" (LLaDA), "probability", "margin" or
+        "entropy" (Dream), or "random".
+      place_temperature: draws the place from softmax(confidence / place_temperature), which is Dream's
+        alg_temp. None takes the surest place.
       guidance: scale s of un + (s + 1) (cond - un), where un does not see the prompt. None is off.
       steps: of the method schedule. The default is one step per place.
     """
@@ -99,6 +110,7 @@ def generate(
     inputs = prepare(
         key, model, prompts, method=method, max_new_tokens=max_new_tokens, block=block, gamma=gamma,
         max_gamma=max_gamma, cached=cached, accept_top_k=accept_top_k, temperature=temperature,
+        top_p=top_p, top_k=top_k, confidence=confidence, place_temperature=place_temperature,
         guidance=guidance, steps=steps,
     )  # fmt: skip
     return run(inputs) if mesh is None else sharded.run(run, inputs, mesh)
@@ -117,6 +129,10 @@ def stream(
     cached: bool = False,
     accept_top_k: Array | int | None = None,
     temperature: Array | float = 0.0,
+    top_p: Array | float | None = None,
+    top_k: Array | int | None = None,
+    confidence: str = "clean",
+    place_temperature: Array | float | None = None,
     guidance: Array | float | None = None,
     steps: int | None = None,
 ) -> Iterator[MaskedOutput]:
@@ -127,6 +143,7 @@ def stream(
     inputs = prepare(
         key, model, prompts, method=method, max_new_tokens=max_new_tokens, block=block, gamma=gamma,
         max_gamma=max_gamma, cached=cached, accept_top_k=accept_top_k, temperature=temperature,
+        top_p=top_p, top_k=top_k, confidence=confidence, place_temperature=place_temperature,
         guidance=guidance, steps=steps,
     )  # fmt: skip
     return _outputs(inputs)
@@ -152,6 +169,10 @@ def prepare(
     cached: bool,
     accept_top_k: Array | int | None,
     temperature: Array | float,
+    top_p: Array | float | None,
+    top_k: Array | int | None,
+    confidence: str,
+    place_temperature: Array | float | None,
     guidance: Array | float | None,
     steps: int | None,
 ) -> Inputs:
@@ -163,12 +184,13 @@ def prepare(
     batch, _ = check_prompts(config, prompts, shortest=int(config.shifted))
     check_whole_numbers(
         max_new_tokens=max_new_tokens, block=block, steps=steps, gamma=gamma, max_gamma=max_gamma,
-        accept_top_k=accept_top_k,
+        accept_top_k=accept_top_k, top_k=top_k,
     )  # fmt: skip
     for name, value in (("max_new_tokens", max_new_tokens), ("block", block), ("steps", steps)):
         require(value is None or value >= 1, f"{name} is {value}; it must be at least 1")
     check_shapes(batch, gamma=gamma)
     check_shapes(batch, temperature=temperature, guidance=guidance, accept_top_k=accept_top_k)
+    check_shapes(batch, top_p=top_p, top_k=top_k, place_temperature=place_temperature)
     check_number("accept_top_k", accept_top_k, lambda k: k >= 1, "at least 1 (None is exact)")
     check_number("gamma", gamma, lambda g: g >= 1, "at least 1")
     max_gamma = check_max_gamma(gamma, max_gamma)
@@ -180,6 +202,8 @@ def prepare(
     check_number("guidance", guidance, np.isfinite, "a finite number (None is off)")
     greedy = holds(temperature, lambda t: t == 0, unknown=False)
     require(greedy or key is not None, "sampling needs a key: one, or one for each row")
+    _check_confidence(key, greedy, top_p, top_k, confidence, place_temperature)
+    draws = not greedy or confidence == "random" or place_temperature is not None
     require(not (cached and method == "schedule"), "method 'schedule' has no cache; leave cached off")
     require(method == "ssd" or accept_top_k is None, f"accept_top_k is for method 'ssd', not {method!r}")
     require(method == "schedule" or steps is None, f"steps is for method 'schedule', not {method!r}")
@@ -203,10 +227,40 @@ def prepare(
         block,
         cached=cached,
         guidance=None if guidance is None else jnp.asarray(guidance, float),
-        keys=None if greedy else keys_of_rows(key, batch),
+        keys=keys_of_rows(key, batch) if draws else None,
         temperature=temperature,
+        top_p=top_p,
+        top_k=None if top_k is None else at_most(top_k, config.vocab_size),
+        confidence=confidence,
+        place_temperature=place_temperature,
     )
     return Inputs(canvas, speculation, quotas)
+
+
+def _check_confidence(key, greedy: bool, top_p, top_k, confidence: str, place_temperature) -> None:
+    """UserError for measures that there are not, and for numbers that would have no effect."""
+    require(
+        confidence in CONFIDENCES,
+        f"confidence is {confidence!r}; it must be one of {', '.join(CONFIDENCES)}",
+    )
+    check_number("top_p", top_p, lambda p: (p > 0) & (p <= 1), "above 0 and at most 1 (None is off)")
+    check_number("top_k", top_k, lambda k: k >= 1, "at least 1 (None is off)")
+    check_number(
+        "place_temperature", place_temperature, lambda t: (t > 0) & (t <= _MAX_TEMPERATURE),
+        f"above 0 and at most {_MAX_TEMPERATURE:g} (None is off)",
+    )  # fmt: skip
+    own = confidence in ("clean", "random")
+    for name, value in (("top_p", top_p), ("top_k", top_k)):
+        require(
+            value is None or not greedy or not own,
+            f"{name} has no effect at temperature 0 with confidence {confidence!r}; give a temperature",
+        )
+    require(
+        place_temperature is None or not own,
+        f"place_temperature is for confidence 'probability', 'margin' and 'entropy', not {confidence!r}",
+    )
+    require(confidence != "random" or key is not None, "confidence 'random' needs a key")
+    require(place_temperature is None or key is not None, "place_temperature needs a key")
 
 
 def _quotas(shifted: bool, places: int, block: int, steps: int) -> Array:

@@ -2,8 +2,8 @@
 
 In the earliest block with something to fill, the rule takes the place whose token the model is most confident
 of, the first one if several are equal. At temperature 0 the token of a place is the most probable one; above,
-it has the largest logit + temperature * Gumbel noise, with noise that belongs to the step and the place. The
-confidence is the probability of that token without noise.
+it has the largest logit + temperature * Gumbel noise, with noise that belongs to the step and the place, of
+the tokens that top-p and top-k leave. What the confidence is says `sureness`.
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ import jax.numpy as jnp
 
 from cspd_jax.coupling.acceptance import at_least_float32
 from cspd_jax.masked.canvas import Canvas
+from cspd_jax.masked.sureness import MEASURES, by_row, tempered, uses_tempered
 from cspd_jax.text.sampling import gumbel
 
 Array = jax.Array
+_PLACES = 2**32 - 2  # more than there are steps
 _NO_BLOCK = jnp.iinfo(jnp.int32).max
 
 
@@ -25,11 +27,23 @@ class Candidates(NamedTuple):
     """What each place would be filled with.
 
     tokens: [..., W]
-    confidence: [..., W] log probabilities of the tokens.
+    confidence: [..., W] the larger, the earlier the place is filled.
     """
 
     tokens: Array
     confidence: Array
+
+
+class Scores(NamedTuple):
+    """Logits of every token at every place, without noise.
+
+    clean: [..., W, V] the model's, with -inf for ids that are never written.
+    drawn: [..., W, V] those that tokens are drawn from, with -inf for those cut; `clean` if nothing needs
+        them.
+    """
+
+    clean: Array
+    drawn: Array
 
 
 class Choice(NamedTuple):
@@ -46,7 +60,12 @@ class Choice(NamedTuple):
 
 
 def candidates(canvas: Canvas, logits: Array, places: Array, steps: Array) -> Candidates:
-    """The candidates from logits [B, ..., W, V] at places [B, ..., W], for steps [B, ...].
+    """The candidates from logits [B, ..., W, V] at places [B, ..., W], for steps [B, ...]."""
+    return drawn_from(canvas, scores(canvas, logits), places, steps)
+
+
+def scores(canvas: Canvas, logits: Array) -> Scores:
+    """The scores from logits [B, ..., W, V], which are the same at each step.
 
     Neither the mask nor an id that pads the vocabulary is ever a candidate.
     """
@@ -55,16 +74,27 @@ def candidates(canvas: Canvas, logits: Array, places: Array, steps: Array) -> Ca
     allowed = (ids < config.known_ids) & (ids != canvas.mask_id)
     (logits,) = at_least_float32(logits)
     logits = jnp.where(allowed, logits, -jnp.inf)
-    noisy = logits
+    return Scores(logits, tempered(canvas, logits) if uses_tempered(canvas) else logits)
+
+
+def drawn_from(canvas: Canvas, of_tokens: Scores, places: Array, steps: Array) -> Candidates:
+    """The candidates at places [B, ..., W], for steps [B, ...]."""
+    logits, drawn = of_tokens
+    noisy = logits if drawn is logits else jnp.where(drawn > -jnp.inf, logits, -jnp.inf)
     if canvas.keys is not None:
         noise = step_noise(canvas.keys, steps, places, logits.shape[-1], logits.dtype)
-        noisy = logits + canvas.temperature.astype(logits.dtype) * noise
+        noisy = noisy + by_row(canvas.temperature, logits) * noise
     tokens = jnp.argmax(noisy, axis=-1).astype(jnp.int32)
-    # The log probability of a near-certain token is close to 0. Subtracting the largest logit first keeps its
-    # digits, which the rounding of large logits would swamp.
-    logits = logits - jnp.max(logits, axis=-1, keepdims=True)
-    chosen = jnp.take_along_axis(logits, tokens[..., None], axis=-1)[..., 0]
-    return Candidates(tokens, chosen - jnp.log(jnp.sum(jnp.exp(logits), axis=-1)))
+    if canvas.confidence == "random":
+        return Candidates(tokens, place_noise(canvas.keys, steps, places, logits.dtype))
+    sureness = MEASURES[canvas.confidence](logits if canvas.confidence == "clean" else drawn, tokens)
+    if canvas.place_temperature is None:
+        return Candidates(tokens, sureness)
+    # softmax(sureness / temperature) without replacement, by Gumbel noise
+    scale = by_row(canvas.place_temperature, sureness)
+    if canvas.confidence == "probability":
+        sureness = jnp.exp(sureness)
+    return Candidates(tokens, sureness + scale * place_noise(canvas.keys, steps, places, logits.dtype))
 
 
 def step_noise(keys: Array, steps: Array, places: Array, num_ids: int, dtype) -> Array:
@@ -75,6 +105,12 @@ def step_noise(keys: Array, steps: Array, places: Array, num_ids: int, dtype) ->
     )
     made = jax.vmap(of_row)(keys, steps, places)
     return gumbel(made.reshape(places.shape), num_ids, dtype)
+
+
+def place_noise(keys: Array, steps: Array, places: Array, dtype) -> Array:
+    """Gumbel noise [B, ..., W] of the places themselves, apart from that of their tokens."""
+    keys = jax.vmap(lambda key: jax.random.fold_in(key, _PLACES))(keys)
+    return step_noise(keys, steps, places, 1, dtype)[..., 0]
 
 
 def eligible(masked: Array, blocks: Array) -> Array:

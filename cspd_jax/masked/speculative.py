@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from cspd_jax.masked import passes
 from cspd_jax.masked.canvas import Canvas, Window, fill, is_masked, window_at
 from cspd_jax.masked.info import CallCounts, DraftCounts, RoundInfo, count_calls
-from cspd_jax.masked.rule import Candidates, candidates, choose, eligible
+from cspd_jax.masked.rule import Candidates, candidates, choose, drawn_from, eligible, scores
 from cspd_jax.text.info import add
 
 Array = jax.Array
@@ -221,7 +221,8 @@ def draft(
 
     Move k has the noise of step [B] + k. begins: the logits are from a pass at the beginning of a block.
     """
-    candidates_at = lambda k: candidates(canvas, logits, window.places, step + k)
+    known = scores(canvas, logits)
+    candidates_at = lambda k: drawn_from(canvas, known, window.places, step + k)
     always = candidates_at(0) if canvas.keys is None else None  # without noise they are the same at each step
     first_only = begins and canvas.network.config.shifted
 

@@ -66,6 +66,10 @@ def _plan(request: Request) -> dict[str, Any]:
         "gamma": request.gamma,
         "draft_len": request.gamma,
         "temperature": request.temperature,
+        "top_p": request.top_p,
+        "sampling_top_k": request.top_k,
+        "confidence": request.confidence,
+        "place_temperature": request.place_temperature,
         "guidance": request.guidance,
     }
     if request.accept_top_k is not None:

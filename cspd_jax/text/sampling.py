@@ -59,12 +59,23 @@ def log_probs(logits: Array, sampling: Sampling) -> Array:
     gap = jnp.max(x, axis=-1, keepdims=True) - x
     x = jnp.where(temperature > 0, -gap / jnp.where(temperature > 0, temperature, 1), first)
     if sampling.top_k is not None:
-        k = _by_row(sampling.top_k, x)
-        x = _keep_largest(x, lambda kept: jnp.sum(kept, axis=-1, keepdims=True) >= k)
+        x = cut_top_k(x, sampling.top_k)
     if sampling.top_p is not None:
-        p, probs = _by_row(sampling.top_p, x), jax.nn.softmax(x, axis=-1)
-        x = _keep_largest(x, lambda kept: jnp.sum(jnp.where(kept, probs, 0), axis=-1, keepdims=True) >= p)
+        x = cut_top_p(x, sampling.top_p)
     return jax.nn.log_softmax(x, axis=-1)
+
+
+def cut_top_k(x: Array, top_k: Array | int) -> Array:
+    """Logits x [B, ..., V] <= 0, with -inf for all but the `top_k` largest; top_k is one number or [B]."""
+    k = _by_row(top_k, x)
+    return _keep_largest(x, lambda kept: jnp.sum(kept, axis=-1, keepdims=True) >= k)
+
+
+def cut_top_p(x: Array, top_p: Array | float) -> Array:
+    """Logits x [B, ..., V] <= 0, with -inf for all but the fewest largest that hold at least `top_p`, a
+    probability: one number or [B]."""
+    p, probs = _by_row(top_p, x), jax.nn.softmax(x, axis=-1)
+    return _keep_largest(x, lambda kept: jnp.sum(jnp.where(kept, probs, 0), axis=-1, keepdims=True) >= p)
 
 
 def fit_vocabulary(logits: Array, known_ids: int, num_ids: int) -> Array:

@@ -714,64 +714,71 @@ TEXTS = _table(
 
 MASKED = ("tests/test_masked_generate.py", "tests/test_masked_reference.py", "tests/test_masked.py")
 
-MASKEDS = _table(
-    "cspd_jax/masked/rule.py",
-    MASKED,
-    (
-        "masked: the last of several equally sure places",
-        "index = jnp.argmax(jnp.where(open_places, found.confidence, -jnp.inf), axis=-1)",
-        "index = open_places.shape[-1] - 1 - jnp.argmax(jnp.where(open_places, found.confidence,"
-        " -jnp.inf)[..., ::-1], axis=-1)",
-    ),
-    (
-        "masked: confidence of the likeliest token instead of the sampled",
-        "chosen = jnp.take_along_axis(logits, tokens[..., None], axis=-1)[..., 0]",
-        "chosen = jnp.max(logits, axis=-1)",
-    ),
-    (
-        "masked: the mask may be written",
-        "allowed = (ids < config.known_ids) & (ids != canvas.mask_id)",
-        "allowed = ids < config.known_ids",
-    ),
-    ("masked: noise without the step", "fold(fold(key, s), q)", "fold(fold(key, 0 * s), q)"),
-    (
-        "masked: any block may be filled",
-        "return masked & (blocks == first)",
-        "return masked & (blocks >= first)",
-    ),
-) + _table(
-    "cspd_jax/masked/speculative.py",
-    MASKED,
-    (
-        "masked: the token alone decides",
-        "return (choice.index == index) & (choice.token == moves.token[:, 1:])",
-        "return choice.token == moves.token[:, 1:]",
-    ),
-    (
-        "masked: moves behind a failure are kept",
-        "passed = jnp.cumprod(right, axis=1).astype(bool)",
-        "passed = right",
-    ),
-    (
-        "masked: the noise of the step before",
-        "steps = state.step[:, None] + 1 + number",
-        "steps = state.step[:, None] + number",
-    ),
-    (
-        "masked: drafts have the noise of the first step",
-        "candidates(canvas, logits, window.places, step + k)",
-        "candidates(canvas, logits, window.places, step + 0 * k)",
-    ),
-    (
-        "masked: the window is too narrow",
-        "blocks = 1 + -(-(2 * speculation.max_gamma + 1) // canvas.block)",
-        "blocks = 1 + -(-speculation.max_gamma // canvas.block)",
-    ),
-    (
-        "masked: rows do not wait for their block",
-        "return jax.lax.cond(jnp.all(waiting), refresh,",
-        "return jax.lax.cond(jnp.all(waiting) & False, refresh,",
-    ),
+MASKEDS = (
+    _table(
+        "cspd_jax/masked/rule.py",
+        MASKED,
+        (
+            "masked: the last of several equally sure places",
+            "index = jnp.argmax(jnp.where(open_places, found.confidence, -jnp.inf), axis=-1)",
+            "index = open_places.shape[-1] - 1 - jnp.argmax(jnp.where(open_places, found.confidence,"
+            " -jnp.inf)[..., ::-1], axis=-1)",
+        ),
+        (
+            "masked: the mask may be written",
+            "allowed = (ids < config.known_ids) & (ids != canvas.mask_id)",
+            "allowed = ids < config.known_ids",
+        ),
+        ("masked: noise without the step", "fold(fold(key, s), q)", "fold(fold(key, 0 * s), q)"),
+        (
+            "masked: any block may be filled",
+            "return masked & (blocks == first)",
+            "return masked & (blocks >= first)",
+        ),
+    )
+    + _table(
+        "cspd_jax/masked/sureness.py",
+        MASKED,
+        (
+            "masked: confidence of the likeliest token instead of the sampled",
+            "chosen = jnp.take_along_axis(logits, tokens[..., None], axis=-1)[..., 0]",
+            "chosen = jnp.max(logits, axis=-1)",
+        ),
+    )
+    + _table(
+        "cspd_jax/masked/speculative.py",
+        MASKED,
+        (
+            "masked: the token alone decides",
+            "return (choice.index == index) & (choice.token == moves.token[:, 1:])",
+            "return choice.token == moves.token[:, 1:]",
+        ),
+        (
+            "masked: moves behind a failure are kept",
+            "passed = jnp.cumprod(right, axis=1).astype(bool)",
+            "passed = right",
+        ),
+        (
+            "masked: the noise of the step before",
+            "steps = state.step[:, None] + 1 + number",
+            "steps = state.step[:, None] + number",
+        ),
+        (
+            "masked: drafts have the noise of the first step",
+            "drawn_from(canvas, known, window.places, step + k)",
+            "drawn_from(canvas, known, window.places, step + 0 * k)",
+        ),
+        (
+            "masked: the window is too narrow",
+            "blocks = 1 + -(-(2 * speculation.max_gamma + 1) // canvas.block)",
+            "blocks = 1 + -(-speculation.max_gamma // canvas.block)",
+        ),
+        (
+            "masked: rows do not wait for their block",
+            "return jax.lax.cond(jnp.all(waiting), refresh,",
+            "return jax.lax.cond(jnp.all(waiting) & False, refresh,",
+        ),
+    )
 )
 
 CONVERTERS = _table(
