@@ -22,12 +22,12 @@ def distill(args: argparse.Namespace, config, begun, placement) -> None:
     from cspd_jax.data.prompts import prompt_ids, read_lines
     from cspd_jax.data.text import TextConfig
     from cspd_jax.networks.lm import LM
-    from cspd_jax.parallel import processes
+    from cspd_jax.parallel import processes, put_whole
     from cspd_jax.training import presets
     from cspd_jax.training.checkpointing import has_checkpoints
     from cspd_jax.training.placement import gathered
     from cspd_jax.training.run_folder import claimed
-    from cspd_jax.training.text.cut import cut, cut_config
+    from cspd_jax.training.text.cut import cut, cut_config, last_part
     from cspd_jax.training.text.taught import (
         Answers,
         check_count,
@@ -78,7 +78,7 @@ def distill(args: argparse.Namespace, config, begun, placement) -> None:
             config,
             answers,
             args.out,
-            teacher,
+            put_whole(placement.mesh, last_part(target.config, target.params, begun.ids)),
             resume=args.resume,
             stop_at=args.stop_at,
             on_sample=glance(measure, args.out / "held_out.jsonl"),

@@ -174,13 +174,13 @@ def answered(model: LM, params: Any, key: Array, rows: Array, given: Array, gree
 
 
 def train_taught(
-    config: TextTrainConfig, answers: Answers, out: pathlib.Path, teacher: TextTeacher, **options: Any
+    config: TextTrainConfig, answers: Answers, out: pathlib.Path, head: Any, **options: Any
 ) -> TrainState:
     """Trains a draft on the target's answers in the folder `out`, and returns the final state.
 
-    Its width and ids fit the teacher's last layer. options: those of `run`.
+    head: what makes logits of the draft's ids from the target's hidden states (`last_part`).
+    options: those of `run`.
     """
-    head = last_part(teacher.config, teacher.params, config.model.vocab_size)
 
     def step(state: TrainState, batch: Taught) -> tuple[TrainState, TextMetrics]:
         return taught_step(config, state, batch, head)
