@@ -185,10 +185,13 @@ def test_the_agreement_of_the_whole_target_is_full(answers):
     assert found.divergence == pytest.approx(0, abs=1e-4)
 
 
-def tokenizer():
+def tokenizer(begins=False):
+    """Of words w0 to w63; with `begins` it puts w1 before each text."""
     tokenizers = pytest.importorskip("tokenizers")
     made = tokenizers.Tokenizer(tokenizers.models.WordLevel({f"w{i}": i for i in range(IDS)}, "w0"))
     made.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    if begins:
+        made.post_processor = tokenizers.processors.TemplateProcessing("w1 $A", None, [("w1", 1)])
     return made.to_str()
 
 
@@ -222,6 +225,10 @@ def test_prompts_are_put_into_the_chat_template(target, tmp_path):
         settings = {"chat_template": template, "bos_token": {"content": "w1"}}
         (tmp_path / name / "tokenizer_config.json").write_text(json.dumps(settings))
     assert chat_template(tmp_path / "good")("w7 w8") == "w1 w7 w8 w5"
+    for begins in (True, False):  # a beginning that template and tokenizer both write counts once
+        (tmp_path / "good" / "tokenizer.json").write_text(tokenizer(begins))
+        chat = dataclasses.replace(model, folder=tmp_path / "good")
+        assert prompt_ids(chat, ["w7 w8"]) == [[1, 7, 8, 5]]
     with pytest.raises(UserError, match="cannot be filled in"):
         chat_template(tmp_path / "bad")("w7")
     assert chat_template(None) is None
