@@ -13,6 +13,7 @@ apart the two best logits of the target are where the texts part. Prints a table
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import platform
@@ -59,11 +60,16 @@ def compared(args, target, ways, questions, temperature: float) -> list[dict[str
         key = jax.random.key(number) if temperature else None
         sampling = text.Sampling(temperature or None)
         asked = {"sampling": sampling, "max_new_tokens": args.new_tokens, "max_len": ROOM + args.new_tokens}
-        runs = {
-            name: lambda way=way: text.generate(key, target, padded(ids), **asked, **way)  # noqa: B023
-            for name, way in ways.items()
-        }
-        outputs = {name: jax.block_until_ready(run()) for name, run in runs.items()}  # this compiles
+        outputs: dict[str, text.TextOutput] = {}
+
+        def run(name: str) -> text.TextOutput:
+            outputs[name] = text.generate(key, target, padded(ids), **asked, **ways[name])  # noqa: B023
+            return outputs[name]  # noqa: B023
+
+        runs = {name: functools.partial(run, name) for name in ways}
+        if number == 0:
+            for call in runs.values():  # this compiles
+                jax.block_until_ready(call())
         seconds = seconds_in_turns(runs, args.repeats)
         for name, (tokens, info) in outputs.items():
             total = totals[name]
@@ -133,7 +139,9 @@ def main() -> None:
     args = parser.parse_args()
     target, draft = models.load_text(args.target), models.load_text(args.draft)
     models.check_vocabularies(target, draft)
-    questions = prompt_ids(target, read_lines(args.prompts)[: args.texts])
+    lines = read_lines(args.prompts)
+    spread = np.linspace(0, len(lines) - 1, min(args.texts, len(lines))).round().astype(int)
+    questions = prompt_ids(target, [lines[i] for i in spread])
     assert max(map(len, questions)) <= ROOM
     found: dict[str, Any] = {
         "target": target.metadata.get("source"),
