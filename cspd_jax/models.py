@@ -234,8 +234,13 @@ def class_names(metadata: dict[str, Any], num_classes: int) -> tuple[str, ...]:
 
 
 def check_vocabularies(target: TextModel, draft: TextModel) -> None:
-    """UserError unless two language models can have the same ids, apart from padding of the vocabulary."""
+    """UserError unless two language models can have the same ids, apart from padding of the vocabulary.
+
+    A draft that `distill` cut from a model with the target's ids has the first ones only.
+    """
     t, d = target.config, draft.config
+    if _cut_from(draft) == t.known_ids >= d.known_ids:
+        return
     unknown = any(c.known_ids == c.vocab_size for c in (t, d))
     if t.known_ids == d.known_ids or (unknown and abs(t.known_ids - d.known_ids) <= _MOST_PADDING):
         return
@@ -243,6 +248,14 @@ def check_vocabularies(target: TextModel, draft: TextModel) -> None:
         f"the vocabularies differ: {target.name} has {t.known_ids} ids and {draft.name} {d.known_ids}, which"
         " is more than padding; a draft needs the target's tokens"
     )
+
+
+def _cut_from(model: TextModel) -> int | None:
+    """How many ids the model has that this one was cut from; None for any other."""
+    extra = model.metadata.get("extra")
+    found = extra.get("cut") if isinstance(extra, dict) else None
+    ids = found.get("from_ids") if isinstance(found, dict) else None
+    return ids if isinstance(ids, int) else None
 
 
 def check_draft(target: ImageConfig, draft: ImageConfig) -> None:

@@ -12,7 +12,7 @@ import re
 import secrets
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -144,21 +144,28 @@ def write_arrays(path: str | os.PathLike, **arrays: Any) -> None:
 
 
 def kept_array(path: Path, origin: str, make: Callable[[], np.ndarray]) -> np.ndarray:
-    """The array stored in the .npz file `path`; made and stored there if the file does not exist.
+    """As `kept_arrays`, for a single array."""
+    return kept_arrays(path, origin, lambda: {"samples": make()}, ("samples",))["samples"]
 
-    origin: a fingerprint of everything the array depends on; UserError if the file has another one.
+
+def kept_arrays(
+    path: Path, origin: str, make: Callable[[], dict[str, np.ndarray]], names: Sequence[str]
+) -> dict[str, np.ndarray]:
+    """The arrays `names` stored in the .npz file `path`; made and stored there if the file does not exist.
+
+    origin: a fingerprint of everything the arrays depend on; UserError if the file has another one.
     """
     if not path.exists():
-        array = make()
-        write_arrays(path, samples=array, origin=origin)
-        return array
+        arrays = make()
+        write_arrays(path, **arrays, origin=origin)
+        return arrays
     try:
-        stored = read_arrays(path, {"samples": None, "origin": None})
+        stored = read_arrays(path, dict.fromkeys([*names, "origin"]))
     except UserError as error:
         raise UserError(f"{error}; delete it and it will be made again") from None
-    if str(stored["origin"]) != origin:
+    if str(stored.pop("origin")) != origin:
         raise UserError(f"{path} was made by another target or seed; delete that folder or choose another")
-    return stored["samples"]
+    return stored
 
 
 def fingerprint(config: Any, params: Any, *more: Any, leading: int | None = None) -> str:

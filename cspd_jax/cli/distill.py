@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
 import time
 
-from cspd_jax.cli import _training_text
+from cspd_jax.cli import _training_cut, _training_text
 from cspd_jax.cli._arguments import mesh_of, positive
 from cspd_jax.cli._output import progress
 from cspd_jax.cli.train import add_run_flags, beginning, configure, finish, lasting, starting_weights
+from cspd_jax.errors import UserError
 
+_PRESET = "glyphs-draft"
 _SAMPLES = 4096
 _CONTEXTS = 512  # held-out contexts on which acceptance is reported
 
@@ -28,7 +31,7 @@ def add_parser(subparsers) -> None:
         help="a checkpoint folder, or a model's name (default; for text presets text-default, for masked ones"
         " masked-default)",
     )
-    add_run_flags(parser, default="glyphs-draft")
+    add_run_flags(parser, default=_PRESET)
     parser.add_argument(
         "--from",
         dest="origin",
@@ -36,11 +39,23 @@ def add_parser(subparsers) -> None:
         help="learn on contexts from the preset's data, the target's own samples, or both in turn (data)",
     )
     parser.add_argument("--samples", type=positive, help="number of samples of the target (4096)")
+    cut = parser.add_argument_group("a draft cut from a language model (preset text-cut)")
+    cut.add_argument(
+        "--cut", metavar="LAYER,...", help="layers of the target that the draft begins with, such as 0,1,29"
+    )
+    cut.add_argument("--ids", type=positive, help="how many ids the draft has: the target's first ones")
+    cut.add_argument(
+        "--prompts",
+        metavar="FILE",
+        help="a file with one prompt per line, in the target's chat template if it has one; the draft learns"
+        " from the target's answers",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(func=run, shares_work=True)
 
 
 def run(args: argparse.Namespace) -> None:
+    _check_cut(args)
     config = configure(args)
     from cspd_jax.data.text import TextConfig
     from cspd_jax.parallel import processes, put_whole
@@ -49,9 +64,22 @@ def run(args: argparse.Namespace) -> None:
     from cspd_jax.training.placement import Placement, gathered
     from cspd_jax.training.run_folder import claimed
 
-    asked = Begun("distill", lasting(args.init), lasting(args.target), args.origin, args.samples)
+    prompts = args.prompts and os.path.abspath(args.prompts)
+    asked = Begun(
+        "distill",
+        lasting(args.init),
+        lasting(args.target),
+        args.origin,
+        args.samples,
+        cut=args.cut,
+        ids=args.ids,
+        prompts=prompts,
+    )
     begun = beginning(args, asked)
     placement = Placement(config.batch, mesh_of(args), config.accumulate)
+    if begun.cut is not None:
+        _training_cut.distill(args, config, begun, placement)
+        return
     default = "default"
     if isinstance(config.data, TextConfig):
         default = "text-default" if config.model.causal else "masked-default"
@@ -109,6 +137,20 @@ def run(args: argparse.Namespace) -> None:
             acceptance = measure(teacher, config, averaged, data)
             extra, made_by = {"class_names": list(data.class_names)}, "cspd-jax distill"
             finish(args, config, int(state.step), averaged, start, "mar", extra, made_by, **acceptance)
+
+
+def _check_cut(args: argparse.Namespace) -> None:
+    """Chooses the preset of a cut draft; UserError if its options are incomplete."""
+    options = {"--cut": args.cut, "--ids": args.ids, "--prompts": args.prompts}
+    missing = [name for name, value in options.items() if value is None]
+    if len(missing) == len(options):
+        return
+    if missing and not args.resume:
+        raise UserError(f"a draft is cut with --cut, --ids and --prompts together; {missing[0]} is missing")
+    if args.origin is not None:
+        raise UserError("--from is for drafts that are not cut; a cut one learns from the target's answers")
+    if args.preset == _PRESET:
+        args.preset = "text-cut"
 
 
 def measure(teacher, config, params, data) -> dict:

@@ -336,6 +336,19 @@ class LM:
             return run(params, tokens, positions, cache, mask)
         return by_device(params, tokens, positions, cache, mask, cpu=run, accelerator=run_padded)
 
+    def hidden(self, params, tokens: Array, positions: Array, cache: Cache) -> tuple[Array, Cache]:
+        """What `apply` makes logits of: the hidden states [B, Q, D] after the last norm, and the cache."""
+        visible = jnp.arange(cache.max_len) <= jnp.maximum(positions, 0)[:, :, None]
+
+        def run(network: Transformer) -> tuple[Array, Cache]:
+            return network.hidden(network.embedded(tokens), positions, visible, cache)
+
+        return nn.apply(run, self._module)({"params": expand(params, self.dtype)})
+
+    def logits(self, params, h: Array) -> Array:
+        """Hidden states [..., D] -> [..., V]. Of the parameters, the head or tied embedding is enough."""
+        return self._module.apply({"params": expand(params, self.dtype)}, h, method="logits")
+
     def apply_seeing(
         self, params, tokens: Array, positions: Array, cache: Cache, *, slots: Array, visible: Array
     ) -> tuple[Array, Cache]:
@@ -392,8 +405,11 @@ class LM:
         return logits.reshape(*tokens.shape, -1)
 
     def _run(self, params, *args):
-        transformer = Transformer(self.config, self.dtype, self.by_outputs)
-        return transformer.apply({"params": expand(params, self.dtype)}, *args)
+        return self._module.apply({"params": expand(params, self.dtype)}, *args)
+
+    @property
+    def _module(self) -> Transformer:
+        return Transformer(self.config, self.dtype, self.by_outputs)
 
 
 def _and(visible: Array | None, mask: Array | None) -> Array | None:

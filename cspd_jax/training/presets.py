@@ -237,6 +237,22 @@ TEXT_PRESETS: dict[str, TextTrainConfig] = {
         decay=350,
         sample_every=0,
     ),
+    # For `distill --cut`; its model is cut from the target.
+    "text-cut": TextTrainConfig(
+        model=byte_model(96, 1, 2, 288),
+        data=TextConfig(192),
+        steps=1_000,
+        batch=4,
+        learning_rate=8e-4,
+        warmup=30,
+        decay=970,
+        weight_decay=0.01,
+        clip=1.0,
+        ema=0.99,
+        log_every=10,
+        checkpoint_every=50,
+        sample_every=250,
+    ),
     # For `train --init` with a causal target.
     "masked-text": TextTrainConfig(
         model=byte_model(96, 8, 2, 288, causal=False, positions=256),  # as long as its rows

@@ -17,7 +17,7 @@ from cspd_jax.data.text import Texts
 from cspd_jax.errors import UserError
 from cspd_jax.networks.lm import LM
 from cspd_jax.training.step import Purpose, run_key
-from cspd_jax.training.text.objective import View, divergence, view
+from cspd_jax.training.text.objective import View, divergence, view, within
 from cspd_jax.training.text.trainer import Rows, TextTeacher
 
 Array = jax.Array
@@ -109,8 +109,13 @@ def agreement(target: LM, target_params: Any, draft: LM, draft_params: Any, rows
 @functools.partial(jax.jit, static_argnames=("target", "draft"))
 def _agreement(target: LM, target_params: Any, draft: LM, draft_params: Any, key: Array, rows: Array):
     shown = view(target, key, rows)
-    p, q = target.forward(target_params, shown.seen), draft.forward(draft_params, shown.seen)
-    overlap = jnp.sum(jnp.minimum(jax.nn.softmax(p), jax.nn.softmax(q)), axis=-1)
+    known = within(shown, draft.vocab_size).seen
+    return compared(shown, target.forward(target_params, shown.seen), draft.forward(draft_params, known))
+
+
+def compared(shown: View, p: Array, q: Array) -> Agreement:
+    """The agreement of logits p [B, L, V] with q [B, L, n] of the first n ids, the only ones it drafts."""
+    overlap = jnp.sum(jnp.minimum(jax.nn.softmax(p)[..., : q.shape[-1]], jax.nn.softmax(q)), axis=-1)
     same = jnp.argmax(p, axis=-1) == jnp.argmax(q, axis=-1)
     return Agreement(_mean(shown, overlap), _mean(shown, same), divergence(shown, p, q))
 

@@ -61,15 +61,36 @@ def masked_view(rows: Array, rates: Array, key: Array, mask_id: int) -> View:
     return View(jnp.where(hidden, mask_id, rows), rows, weight)
 
 
+def within(view: View, ids: int) -> View:
+    """The view for a model that has the first `ids` ids only.
+
+    It reads any other id as the last of them, as in generation, and is not asked for one.
+    """
+    known = view.wanted < ids
+    return View(jnp.minimum(view.seen, ids - 1), jnp.minimum(view.wanted, ids - 1), view.weight * known)
+
+
 def cross_entropy(view: View, logits: Array) -> Array:
     """Bits per id of the wanted ids under logits [B, L, V]: []."""
     return _mean(view, -at_ids(jax.nn.log_softmax(logits), view.wanted))
 
 
 def divergence(view: View, target: Array, draft: Array) -> Array:
-    """KL(target || draft) in bits per id, given logits [B, L, V] of each: []."""
-    p, q = jax.nn.log_softmax(target), jax.nn.log_softmax(draft)
-    return _mean(view, jnp.sum(jnp.exp(p) * (p - q), axis=-1))
+    """KL(target || draft) in bits per id, given logits [B, L, V] and [B, L, n] of the first n ids: []."""
+    log_p = jax.nn.log_softmax(target)[..., : draft.shape[-1]]
+    return divergence_from(view, log_p, draft)
+
+
+def divergence_from(view: View, log_p: Array, draft: Array) -> Array:
+    """As `divergence`, given the target's log p [B, L, n] of the draft's ids, out of all of its own: [].
+
+    Where the draft lacks ids it is P KL(p / P || q), P = sum_x p(x) over those it has. The gradient is that
+    of the plain sum of p log(p / q), so a place where little can be accepted weighs little; the least is 0.
+    """
+    p, log_q = jnp.exp(log_p), jax.nn.log_softmax(draft)
+    all_known = jnp.sum(p, axis=-1)
+    missing = jax.scipy.special.xlogy(all_known, all_known)
+    return _mean(view, jnp.sum(p * (log_p - log_q), axis=-1) - missing)
 
 
 def _mean(view: View, nats: Array) -> Array:

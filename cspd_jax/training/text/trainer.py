@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 import pathlib
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from cspd_jax.errors import UserError
 from cspd_jax.models import TextModel
@@ -19,7 +19,7 @@ from cspd_jax.training.config import TextTrainConfig
 from cspd_jax.training.placement import Placement
 from cspd_jax.training.run import Steps, run
 from cspd_jax.training.step import Purpose, TrainState, descend, first_state, run_key
-from cspd_jax.training.text.objective import cross_entropy, divergence, view
+from cspd_jax.training.text.objective import cross_entropy, divergence, view, within
 
 Array = jax.Array
 
@@ -27,8 +27,8 @@ Array = jax.Array
 class Rows(Protocol):
     """Rows of ids to learn from. Batch `index` never depends on which batches were made before it."""
 
-    def batch(self, index: int, size: int, *, seed: int = 0) -> np.ndarray:
-        """[size, length] int32."""
+    def batch(self, index: int, size: int, *, seed: int = 0) -> Any:
+        """[size, length] int32, or what else the step takes."""
 
 
 class TextTeacher(NamedTuple):
@@ -72,13 +72,30 @@ def train_text(
     if teacher is not None:
         check_vocabulary(config.model, teacher.config)
     target = (None, None) if teacher is None else teacher
+
+    def step(state: TrainState, batch: Array) -> tuple[TrainState, TextMetrics]:
+        return text_step(config, state, batch, *target)
+
+    return train_rows(config, rows, out, step, placement=placement, **options)
+
+
+def train_rows(
+    config: TextTrainConfig,
+    rows: Rows,
+    out: pathlib.Path,
+    step_on: Callable[[TrainState, Any], tuple[TrainState, TextMetrics]],
+    *,
+    placement: Placement | None = None,
+    **options: Any,
+) -> TrainState:
+    """As `train_text`, with any step on a batch of the rows."""
     placement = placement or Placement(config.batch, accumulate=config.accumulate)
 
     def steps(state: TrainState, end: int) -> Steps:
         placed = jax.tree.map(lambda array: array.sharding, state)
         for step in range(int(state.step), end):
             batch = placement.put_batch(rows.batch(step, config.batch, seed=config.seed))
-            state, metrics = text_step(config, state, batch, *target)
+            state, metrics = step_on(state, batch)
             state = jax.device_put(state, placed)
             jax.block_until_ready(metrics)
             yield step + 1, state, metrics
@@ -88,8 +105,13 @@ def train_text(
 
 
 def check_vocabulary(draft: LMConfig, target: LMConfig) -> None:
-    """UserError unless the two models have the same ids with the same meaning."""
-    for name in ("vocab_size", "causal", "bos_ids", "eos_ids", "mask_ids"):
+    """UserError unless the two models have the same ids with the same meaning.
+
+    A causal draft may have the first ones only.
+    """
+    fewer = draft.causal and target.causal and draft.vocab_size < target.known_ids
+    sizes = () if fewer else ("vocab_size",)
+    for name in (*sizes, "causal", "bos_ids", "eos_ids", "mask_ids"):
         have, want = getattr(draft, name), getattr(target, name)
         if have != want:
             raise UserError(f"the draft's {name} is {have}, the target's is {want}; they must be equal")
@@ -114,7 +136,7 @@ def text_step(
     With a target the loss is (1 - share) KL(target || model) + share * cross-entropy, share = `data_share`.
     """
     dtype = jnp.dtype(config.dtype)
-    model, share = LM(config.model, dtype), config.data_share
+    model, share, ids = LM(config.model, dtype), config.data_share, config.model.vocab_size
     shown = view(model, jax.random.fold_in(run_key(config.seed, Purpose.STEP), state.step), rows)
 
     def loss_of(shown):
@@ -122,11 +144,12 @@ def text_step(
             teacher = LM(target, dtype).forward(target_params, shown.seen)
 
         def loss(params):
-            logits = model.forward(params, shown.seen)
+            known = within(shown, ids)
+            logits = model.forward(params, known.seen)
             if target is None:
-                bits = cross_entropy(shown, logits)
+                bits = cross_entropy(known, logits)
             else:
-                bits = (1 - share) * divergence(shown, teacher, logits) + share * cross_entropy(shown, logits)
+                bits = (1 - share) * divergence(shown, teacher, logits) + share * cross_entropy(known, logits)
             return bits, bits
 
         return loss
