@@ -18,7 +18,7 @@ from laws import FALSE_ALARM, counts_p_value
 
 from cspd_jax import text
 from cspd_jax.errors import UserError
-from cspd_jax.text import RULES, Prompts, Sampling, continuous
+from cspd_jax.text import RULES, Prompts, Sampling, batching, continuous
 from cspd_jax.text.pace import PLAIN, Pace
 from cspd_jax.text.tree_drafter import draft_tree
 
@@ -53,13 +53,7 @@ class Fixed(Pace):
 
 @pytest.fixture
 def in_turns(monkeypatch):
-    monkeypatch.setattr(continuous_module(), "Pace", Fixed)
-
-
-def continuous_module():
-    import importlib
-
-    return importlib.import_module("cspd_jax.text.continuous")
+    monkeypatch.setattr(batching, "Pace", Fixed)
 
 
 @pytest.mark.parametrize("kind", ["near", "lookup"])

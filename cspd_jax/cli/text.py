@@ -209,7 +209,7 @@ def _request(args: argparse.Namespace, target, prompts, drafter):
 
 def _gammas(args: argparse.Namespace) -> tuple[int, ...] | None:
     """The numbers of drafts that `continuous` chooses from; None for other loops."""
-    from cspd_jax.text.continuous import GAMMAS
+    from cspd_jax.text.batching import GAMMAS
 
     if args.method == "auto":
         return GAMMAS if args.gamma is None else (0, args.gamma)

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from cspd_jax._utils.timing import seconds_in_turns
-from cspd_jax.text.continuous import Continuous, continuous
+from cspd_jax.text.batching import Continuous, continuous
 from cspd_jax.text.drafters import ModelDrafter, resolve_drafter
 from cspd_jax.text.generation import generate
 from cspd_jax.text.info import Info, TextOutput
