@@ -36,7 +36,7 @@ from cspd_jax.text.drafters import PromptLookup
 from cspd_jax.tokenizers import load_tokenizer
 
 RESULTS = Path(__file__).parent / "results" / "real-lm.json"
-LONGEST, NEW = 224, 64
+LONGEST, NEW, QUEUED = 224, 64, 96
 _SYSTEM = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
 _CODE = """def mean(values):
     total = 0
@@ -149,14 +149,16 @@ def ours(target, prompts: list[list[int]], **options):
 
 
 def continued(target, prompts: list[list[int]], **options) -> text.Continuous:
-    options = {"max_new_tokens": NEW, "rows": len(prompts)} | options
-    return text.continuous(
-        None, target, padded(prompts), max_len=LONGEST + NEW, stop_ids=(), **options
-    )  # fmt: skip
+    options = {"max_new_tokens": NEW, "rows": len(prompts), "max_len": LONGEST + NEW} | options
+    return text.continuous(None, target, padded(prompts), stop_ids=(), **options)
 
 
 def tasks(
-    target: models.TextModel, draft: models.TextModel | None, repeats: int, save: Callable[[list], None]
+    target: models.TextModel,
+    draft: models.TextModel | None,
+    repeats: int,
+    batches: list[int],
+    save: Callable[[list], None],
 ) -> list[dict]:
     tokenizer, their_model = load_tokenizer(target), as_transformers(target)
     lookup, int8 = PromptLookup(), (target.network, quantise(target.params, 8))
@@ -168,7 +170,7 @@ def tasks(
     ways["int8, gamma 3"] = {"drafter": int8, "gamma": 3}
     chosen: dict[str, Any] = {"auto, lookup": lookup} | ({} if draft is None else {"auto, draft": draft})
     rows = []
-    for batch in (1, 8):
+    for batch in batches:
         paces: dict[str, Any] = {}
         if batch > 1:
             ways.pop("int8, gamma 3")  # slower than plain by far, and longer with every row
@@ -191,7 +193,8 @@ def tasks(
             texts = {n: np.asarray(o.tokens) for n, o in infos.items()}
             about = {n: (o.info.acceptance, o.info.tokens_per_pass) for n, o in infos.items()}
             for name, drafter in chosen.items():
-                several = [continued(target, prompts, drafter=drafter) for _ in range(repeats)]
+                # The first run of a program takes longer, even when it has been compiled.
+                several = [continued(target, prompts, drafter=drafter) for _ in range(1 + repeats)][1:]
                 seconds[name] = statistics.median(s.seconds for s in several)
                 texts[name], info = several[0].tokens, several[0].info
                 about[name] = info.acceptance, info.tokens_per_pass
@@ -223,17 +226,17 @@ def tasks(
 
 
 def queue(target: models.TextModel) -> dict:
-    """32 answers of 8 to NEW tokens, 8 rows."""
+    """32 answers of 8 to QUEUED tokens, 8 rows."""
     tokenizer = load_tokenizer(target)
     prompts = [chat(tokenizer, q) for q in TASKS["answers"]] * 4
-    lengths = np.random.default_rng(0).integers(8, NEW + 1, len(prompts))
+    lengths = np.random.default_rng(0).integers(8, QUEUED + 1, len(prompts))
 
     def whole_batches() -> float:
         took = 0.0
         for start in range(0, len(prompts), 8):
             part = slice(start, start + 8)
             run = lambda part=part: text.generate(
-                None, target, padded(prompts[part]), max_new_tokens=lengths[part], max_len=LONGEST + NEW,
+                None, target, padded(prompts[part]), max_new_tokens=lengths[part], max_len=LONGEST + QUEUED,
                 stop_ids=(),
             )  # fmt: skip
             if start == 0:
@@ -241,7 +244,11 @@ def queue(target: models.TextModel) -> dict:
             took += seconds_in_turns({"run": run}, 1)["run"][0]
         return took
 
-    plainly = lambda: continued(target, prompts, rows=8, max_new_tokens=lengths, gammas=(0,)).seconds
+    plainly = lambda: (
+        continued(
+            target, prompts, rows=8, max_new_tokens=lengths, gammas=(0,), max_len=LONGEST + QUEUED
+        ).seconds
+    )
     seconds = {"waiting for the slowest": [], "rows that come and go": []}
     for _ in range(3):
         seconds["waiting for the slowest"].append(whole_batches())
@@ -258,13 +265,14 @@ def main() -> None:
     parser.add_argument("target", help="the converted checkpoint folder")
     parser.add_argument("--draft", help="the checkpoint folder of a draft")
     parser.add_argument("--only", choices=("passes", "tasks", "queue"))
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 8], help="of `tasks` (1 8)")
     parser.add_argument("--repeats", type=int, default=3)
     args = parser.parse_args()
     target = models.load_text(args.target)
     draft = models.load_text(args.draft) if args.draft else None
     parts = {
         "passes": lambda: passes(target),
-        "tasks": lambda: tasks(target, draft, args.repeats, lambda rows: save("tasks", rows)),
+        "tasks": lambda: tasks(target, draft, args.repeats, args.rows, lambda rows: save("tasks", rows)),
         "queue": lambda: queue(target),
     }
     found = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}

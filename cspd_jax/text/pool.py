@@ -80,8 +80,8 @@ class Pool:
         ids = np.zeros((1, size), np.int32)
         ids[0, :length] = np.asarray(one.prompts.tokens)[0, :length]
         one = dataclasses.replace(one, prompts=Prompts(ids, one.prompts.lengths))
-        if size not in self._sizes:  # compile it
-            self._state = _enter(one, self._state, np.int32(slot))
+        if size not in self._sizes:
+            _enter.lower(one, self._state, np.int32(slot)).compile()
             self._sizes.add(size)
         start = time.perf_counter()
         self._state = jax.block_until_ready(_enter(one, self._state, np.int32(slot)))
@@ -117,13 +117,10 @@ class Pool:
         if self._inputs is None:
             self._inputs = _joined(self._rows)
         inputs = with_drafts(self._inputs, gamma)
-        if gamma not in self._ready:  # compile it, for what comes in and for what it gives back
-            done = self._state.done
-            for _ in range(2):  # rounds in which no row takes part
-                idle = self._state._replace(done=jnp.ones_like(done))
-                self._state, _ = _rounds(inputs, *_apart(idle), np.int32(1))
-                self._catch_up(inputs, most=1)
-            self._state = self._state._replace(done=done)
+        if gamma not in self._ready:
+            _rounds.lower(inputs, *_apart(self._state), np.int32(most)).compile()
+            if inputs.drafter is not None:
+                self._read_on(inputs).lower(*self._unread(inputs)).compile()
             self._ready.add(gamma)
         start = time.perf_counter()
         self._catch_up(inputs)
@@ -136,25 +133,24 @@ class Pool:
             self._read = np.asarray(self._state.length, np.int64)
         return info, now - caught_up
 
-    def _catch_up(self, inputs: Inputs, most: int | None = None) -> None:
-        """Has the drafter read what was decoded without it. most: that many windows, needed or not."""
+    def _catch_up(self, inputs: Inputs) -> None:
+        """Has the drafter read what was decoded without it."""
+        lengths = np.asarray(self._state.length, np.int64)
         if inputs.drafter is None or not jax.tree.leaves(self._state.drafter_state):
             return
-        lengths = np.asarray(self._state.length, np.int64)
-        while most or (most is None and np.any(self._read < lengths)):
-            most = most and most - 1
-            state = self._state
-            by_windows = hasattr(inputs.drafter, "read_on")
-            known = (_read_on if by_windows else _read_again)(
-                inputs.drafter,
-                inputs.drafter_params,
-                state.drafter_state,
-                state.tokens,
-                state.length,
-                self._read,
-            )
-            self._state = state._replace(drafter_state=known)
-            self._read = np.minimum(self._read + _WINDOW, lengths) if by_windows else lengths
+        read_on = self._read_on(inputs)
+        while np.any(self._read < lengths):
+            self._state = self._state._replace(drafter_state=read_on(*self._unread(inputs)))
+            self._read = np.minimum(self._read + _WINDOW, lengths) if read_on is _read_on else lengths
+
+    def _read_on(self, inputs: Inputs) -> Any:
+        """The function by which the drafter reads more of the texts."""
+        return _read_on if hasattr(inputs.drafter, "read_on") else _read_again
+
+    def _unread(self, inputs: Inputs) -> tuple[Any, ...]:
+        """Its arguments."""
+        state, drafting = self._state, (inputs.drafter, inputs.drafter_params)
+        return *drafting, state.drafter_state, state.tokens, state.length, self._read
 
 
 def with_drafts(inputs: Inputs, gamma: int) -> Inputs:
