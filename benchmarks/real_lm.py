@@ -158,6 +158,7 @@ def tasks(
     draft: models.TextModel | None,
     repeats: int,
     batches: list[int],
+    chosen_tasks: list[str],
     save: Callable[[list], None],
 ) -> list[dict]:
     tokenizer, their_model = load_tokenizer(target), as_transformers(target)
@@ -175,7 +176,8 @@ def tasks(
         if batch > 1:
             ways.pop("int8, gamma 3")  # slower than plain by far, and longer with every row
             ways.pop("draft, tree 2,1,1", None)
-        for task, questions in TASKS.items():
+        for task in chosen_tasks:
+            questions = TASKS[task]
             say(f"{task}, {batch} rows, {NEW} new tokens each, greedy, float32")
             prompts = [chat(tokenizer, q) for q in questions[:batch]]
             calls: dict[str, Callable] = {"transformers": lambda p=prompts: theirs(their_model, p)}
@@ -266,18 +268,28 @@ def main() -> None:
     parser.add_argument("--draft", help="the checkpoint folder of a draft")
     parser.add_argument("--only", choices=("passes", "tasks", "queue"))
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8], help="of `tasks` (1 8)")
+    parser.add_argument("--tasks", nargs="+", choices=tuple(TASKS), default=list(TASKS))
     parser.add_argument("--repeats", type=int, default=3)
     args = parser.parse_args()
     target = models.load_text(args.target)
     draft = models.load_text(args.draft) if args.draft else None
     parts = {
         "passes": lambda: passes(target),
-        "tasks": lambda: tasks(target, draft, args.repeats, args.rows, lambda rows: save("tasks", rows)),
+        "tasks": lambda: tasks(
+            target, draft, args.repeats, args.rows, args.tasks, lambda rows: save("tasks", kept(rows))
+        ),
         "queue": lambda: queue(target),
     }
     found = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     processor = platform.processor() or platform.machine()
     machine = {"processor": processor, "threads": torch.get_num_threads()}
+
+    before = found.get("tasks", {"found": []})["found"]
+
+    def kept(rows: list[dict]) -> list[dict]:
+        """With the rows of other batches and tasks that were measured before."""
+        measured = {(row["batch"], row["task"]) for row in rows}
+        return [row for row in before if (row["batch"], row["task"]) not in measured] + rows
 
     def save(name: str, part: Any) -> None:
         found[name] = {"machine": machine, "found": part}
@@ -285,7 +297,7 @@ def main() -> None:
 
     for name, part in parts.items():
         if args.only in (None, name):
-            save(name, part())
+            save(name, kept(part()) if name == "tasks" else part())
     sys.stdout.write(json.dumps(found) + "\n")
 
 
