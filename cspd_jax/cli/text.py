@@ -93,7 +93,8 @@ def run(args: argparse.Namespace) -> None:
     """Carries out the command."""
     from cspd_jax._utils import compilation
 
-    if args.method is None:
+    by_itself = args.method is None
+    if by_itself:
         args.method = "block" if args.adapt or args.mesh or args.distributed else "auto"
     _check(args)
     if args.dtype == "float64":
@@ -108,6 +109,9 @@ def run(args: argparse.Namespace) -> None:
     from cspd_jax.tokenizers import load_tokenizer
 
     mesh = mesh_of(args)
+    if mesh is not None and by_itself:  # several devices, of which all are used
+        args.method = "block"
+    _check_batch(args, mesh is not None)
     if not processes.is_alone() and (args.compare or args.adapt or args.method == "auto"):
         raise UserError("nothing is measured across processes: leave out --compare, --adapt, --method auto")
     target = models.load_text(args.target, args.dtype, mesh)
@@ -146,8 +150,6 @@ def _check(args: argparse.Namespace) -> None:
 
     if args.method == "auto" and args.adapt:
         raise UserError("--method auto adapts by itself; leave out --adapt, or choose another method")
-    if args.mesh and (args.method == "auto" or args.rows is not None):
-        raise UserError("a --mesh has a fixed batch: leave out --rows, and choose another method than auto")
     if args.rows is not None and (args.adapt or args.method == "tree"):
         raise UserError("--rows is not for --adapt and not for --method tree, whose rows all begin together")
     if args.method == "tree":
@@ -156,6 +158,15 @@ def _check(args: argparse.Namespace) -> None:
                 raise UserError(f"--{name} is not for draft trees, whose size is fixed")
     elif args.tree is not None:
         raise UserError("--tree is for --method tree")
+
+
+def _check_batch(args: argparse.Namespace, on_mesh: bool) -> None:
+    """UserError if rows would have to come and go where they cannot."""
+    if (on_mesh or args.mesh or args.distributed) and (args.method == "auto" or args.rows is not None):
+        raise UserError(
+            "several devices or processes have a fixed batch: leave out --rows, and choose another method"
+            " than auto"
+        )
 
 
 def _widths(text: str) -> tuple[int, ...]:

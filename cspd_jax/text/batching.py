@@ -93,7 +93,7 @@ def continuous(
     inputs = dataclasses.replace(inputs, max_len=-(-room // _STEP) * _STEP)
 
     pool, pace = Pool(inputs, min(rows, count)), Pace(gammas) if pace is None else pace
-    waiting = collections.deque(i for i in range(count))
+    waiting = collections.deque(range(count))
     found = _Found(count, room, max(gammas))
     while waiting or pool.occupied:
         for slot in pool.finished:

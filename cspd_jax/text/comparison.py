@@ -133,7 +133,7 @@ def measure(request: Request, compare: bool = False, repeats: int = 1) -> Measur
     pace = None
     if request.gammas is not None:
         several = [request.run_continuously() for _ in range(1 + repeats if compare else 1)]
-        seconds["request"] = min(found.seconds for found in several)  # of the first run more than of others
+        seconds["request"] = min(found.seconds for found in several)  # the first run is slower
         tokens, info, pace, _ = several[-1]
         outputs["request"] = TextOutput(tokens, info)
     ids, marks = new_tokens(request, outputs["request"])

@@ -120,7 +120,7 @@ class Pool:
         if gamma not in self._ready:
             _rounds.lower(inputs, *_apart(self._state), np.int32(most)).compile()
             if inputs.drafter is not None:
-                self._read_on(inputs).lower(*self._unread(inputs)).compile()
+                self._reader(inputs).lower(*self._unread(inputs)).compile()
             self._ready.add(gamma)
         start = time.perf_counter()
         self._catch_up(inputs)
@@ -138,12 +138,12 @@ class Pool:
         lengths = np.asarray(self._state.length, np.int64)
         if inputs.drafter is None or not jax.tree.leaves(self._state.drafter_state):
             return
-        read_on = self._read_on(inputs)
+        read_on = self._reader(inputs)
         while np.any(self._read < lengths):
             self._state = self._state._replace(drafter_state=read_on(*self._unread(inputs)))
             self._read = np.minimum(self._read + _WINDOW, lengths) if read_on is _read_on else lengths
 
-    def _read_on(self, inputs: Inputs) -> Any:
+    def _reader(self, inputs: Inputs) -> Any:
         """The function by which the drafter reads more of the texts."""
         return _read_on if hasattr(inputs.drafter, "read_on") else _read_again
 

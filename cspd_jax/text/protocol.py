@@ -74,7 +74,7 @@ class TreeLanguageModel(LanguageModel, Protocol):
 
 
 def bound(model: TextModel | tuple[Any, Any]) -> tuple[Any, Any]:
-    """(network, params) of a loaded model, or of such a pair.
+    """(network, params) of a loaded model as decoding wants them, or of such a pair as it is.
 
     Use the pair inside your own jitted function, where the parameters are traced.
     """
