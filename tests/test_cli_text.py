@@ -211,7 +211,7 @@ MASKED = ("masked", "--model", "{llada}", *PROMPTS, "--new-tokens", "4")
         ((*TEXT, "--method", "plain", "--draft", "int8"), "not with --method plain"),
         ((*MASKED, "--steps", "2"), "--steps is for"),
         ((*MASKED, "--top-k", "2"), "--top-k goes with --accept top-k"),
-        ((*MASKED, "--top-p", "0.9"), "have no effect without --temperature"),
+        ((*MASKED, "--top-p", "0.9"), "have no effect at temperature 0 with --confidence clean; give"),
         ((*MASKED, "--alg-temp", "0.1"), "--place-temperature goes with --confidence probability"),
         ((*MASKED, "--temperature", "0.2", "--top-p", "2"), "top_p is 2.0; it must be above 0"),
         ((*MASKED, "--method", "stepwise", "--draft-len", "2"), "for --method ssd, not for stepwise"),
@@ -245,7 +245,7 @@ def test_tokenizer_of_the_folder(folders, capsys, tmp_path):
     found = printed(capsys, "text", "--target", folder, "--prompt", "abc", "--new-tokens", 9, "--no-stop")
     assert found["config"]["known_ids"] == 28 and max(found["ids"][0]) < 28
     assert len(found["text"][0]) == 9 or "<unk>" in found["text"][0]
-    code, out, _ = run(capsys, "text", "--target", folder, "--prompt", "abc", "--new-tokens", 5, "--no-stop",
+    code, out, _ = run(capsys, "text", "--target", folder, "--prompt", "abc", "--new-tokens", 12, "--no-stop",
                        "--color", "always", "--gamma", 2)  # fmt: skip
     assert code == 0 and out.startswith("abc") and "\x1b[3" in out
     assert run(capsys, "convert", folder, tmp_path / "converted")[0] == 0

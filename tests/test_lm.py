@@ -14,8 +14,9 @@ import tiny
 
 from cspd_jax.errors import UserError
 from cspd_jax.networks import lm
+from cspd_jax.networks.attention import Cache
 from cspd_jax.networks.layers import frequencies, rotate, rotation
-from cspd_jax.networks.lm import LM, Cache, abstract_params, empty_cache, init_params
+from cspd_jax.networks.lm import LM, abstract_params, empty_cache, init_params
 from cspd_jax.networks.lm_config import LMConfig
 
 SIZES = {"vocab_size": 29, "known_ids": 29, "width": 16, "depth": 2, "mlp_width": 24, "max_positions": 64}

@@ -233,7 +233,7 @@ def test_lladas_schedule(places, block, steps):
         ({"top_k": 0, "temperature": 1.0}, "top_k is 0; it must be at least 1"),
         ({"confidence": "origin"}, "confidence is 'origin'; it must be one of clean, probability, margin"),
         ({"place_temperature": 0.1}, "place_temperature is for confidence 'probability', 'margin' and"),
-        ({"place_temperature": 0.0, "confidence": "entropy"}, "place_temperature is 0.0; it must be above 0"),
+        ({"place_temperature": -0.5, "confidence": "entropy"}, "place_temperature is -0.5; it must be above"),
         ({"place_temperature": 0.1, "confidence": "entropy", "key": None}, "place_temperature needs a key"),
         ({"confidence": "random", "key": None}, "confidence 'random' needs a key"),
     ],
@@ -242,3 +242,11 @@ def test_refused(options, sentence):
     options = {"key": jax.random.key(0), "model": (LM(LLADA, jnp.float64), None), "prompts": [[1]]} | options
     with pytest.raises(UserError, match=sentence):
         generate(**options)
+
+
+def test_a_place_temperature_of_0_is_off():
+    """As in Dream's own examples; then no key is needed either."""
+    model = LM(LLADA, jnp.float64), params_of(LLADA, 0)
+    options = {"prompts": [[1, 2]], "max_new_tokens": 6, "confidence": "entropy"}
+    tokens, _ = generate(None, model, place_temperature=0, **options)
+    np.testing.assert_array_equal(tokens, generate(None, model, **options)[0])

@@ -35,7 +35,7 @@ def target():
 @functools.cache
 def drafter(kind):
     lm, params = target()
-    return text.PromptLookup() if kind == "lookup" else (lm, text_models.near(params, scale=0.25))
+    return text.PromptLookup(shortest=1) if kind == "lookup" else (lm, text_models.near(params, scale=0.25))
 
 
 class Fixed(Pace):

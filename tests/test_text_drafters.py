@@ -26,7 +26,7 @@ def copied(text, longest, shortest, count):
         for start in range(n - size - 1, -1, -1):
             if np.array_equal(text[start : start + size], text[n - size :]) and size <= n:
                 out = list(text)
-                for _ in range(count):
+                for _ in range(min(count, 2**size - 1)):
                     out.append(out[start + size + len(out) - n])
                 return out[n:]
     return []

@@ -32,7 +32,14 @@ def run(pace, tokens, seconds, acceptance, made=1.0, seed=0):
 
 
 def test_not_far_behind_the_best_fixed_choice():
-    """Which is known only afterwards."""
+    """Which is known only afterwards. What is tried costs tokens, so of short texts it is a larger part."""
+    assert behind(128)[0] < 1.06
+    average, worst, which = behind(512)
+    assert average < 1.03 and worst < 1.08, which
+
+
+def behind(tokens):
+    """(seconds beside those of the best choice on average, at most, and where)."""
     ratios = {}
     machines = (0.03, 0.04, 0.05), (0.03, 0.06, 0.1), (0.1, 0.25, 0.5), (0.03, 0.03, 0.03)
     for case in itertools.product(machines, (0.1, 0.4, 0.6, 0.8, 0.95), (1.0, 0.4)):
@@ -40,11 +47,10 @@ def test_not_far_behind_the_best_fixed_choice():
         seconds, at = dict(zip(GAMMAS, took)), lambda length, a=acceptance: a
         several = []
         for seed in range(8):
-            best = min(run(Pace([g]), 512, seconds, at, made, seed) for g in GAMMAS)
-            several.append(run(Pace(GAMMAS), 512, seconds, at, made, seed) / best)
+            best = min(run(Pace([g]), tokens, seconds, at, made, seed) for g in GAMMAS)
+            several.append(run(Pace(GAMMAS), tokens, seconds, at, made, seed) / best)
         ratios[case] = np.mean(several)
-    assert np.mean(list(ratios.values())) < 1.04
-    assert max(ratios.values()) < 1.12, max(ratios, key=ratios.get)
+    return np.mean(list(ratios.values())), max(ratios.values()), max(ratios, key=ratios.get)
 
 
 def test_texts_that_change():
@@ -52,7 +58,7 @@ def test_texts_that_change():
     seconds = dict(zip(GAMMAS, (0.03, 0.045, 0.06)))
     for at in (lambda n: 0.05 if n < 300 else 0.9, lambda n: 0.9 if n < 300 else 0.05):
         chosen = run(Pace(GAMMAS), 2000, seconds, at)
-        assert chosen < 1.02 * min(run(Pace([g]), 2000, seconds, at) for g in GAMMAS)
+        assert chosen < 0.95 * min(run(Pace([g]), 2000, seconds, at) for g in GAMMAS)
 
 
 def test_a_single_way():
@@ -69,3 +75,19 @@ def test_in_words():
         "auto: drafting; a round with 3 drafts takes 1.33 plain passes and gives 2."
     )
     assert "\n" not in pace.in_words()
+
+
+def test_a_busy_moment_and_a_first_run():
+    """Neither decides; rounds that are always slow do."""
+    slow, fast = Chunk(3, 2, 0.5, 2, 6, 6, 5), Chunk(3, 2, 0.08, 2, 6, 6, 5)
+    plain = Chunk(PLAIN, 2, 0.06, 2, 0, 0, 0)
+
+    def best(chunks):
+        pace = Pace((PLAIN, 3))
+        for chunk in chunks:
+            pace.saw(chunk)
+        return pace.best()
+
+    assert best([slow._replace(cold=True), fast, plain._replace(cold=True), plain]) == 3
+    assert best([fast, plain, slow, fast]) == 3
+    assert best([slow, slow, plain]) == PLAIN

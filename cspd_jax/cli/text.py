@@ -210,7 +210,7 @@ def _request(args: argparse.Namespace, target, prompts, drafter):
         sampling=Sampling(args.temperature, args.top_k, args.top_p),
         max_new_tokens=args.new_tokens,
         gamma=args.gamma or 4,
-        gammas=_gammas(args),
+        gammas=_gammas(args, drafter),
         rows=args.rows,
         stop_ids=() if args.no_stop else None,
         confidence=args.confidence,
@@ -218,12 +218,12 @@ def _request(args: argparse.Namespace, target, prompts, drafter):
     )
 
 
-def _gammas(args: argparse.Namespace) -> tuple[int, ...] | None:
+def _gammas(args: argparse.Namespace, drafter) -> tuple[int, ...] | None:
     """The numbers of drafts that `continuous` chooses from; None for other loops."""
-    from cspd_jax.text.batching import GAMMAS
+    from cspd_jax.text.batching import gammas_for
 
     if args.method == "auto":
-        return GAMMAS if args.gamma is None else (0, args.gamma)
+        return gammas_for(drafter) if args.gamma is None else (0, args.gamma)
     if args.rows is None:
         return None
     return (0,) if args.method == "plain" else (args.gamma or 4,)

@@ -102,7 +102,7 @@ def generate(
       confidence: what makes a place the next one, see `sureness`: "clean" (LLaDA), "probability", "margin" or
         "entropy" (Dream), or "random".
       place_temperature: draws the place from softmax(confidence / place_temperature), which is Dream's
-        alg_temp. None takes the surest place.
+        alg_temp. None and 0 take the surest place.
       guidance: scale s of un + (s + 1) (cond - un), where un does not see the prompt. None is off.
       steps: of the method schedule. The default is one step per place.
     """
@@ -200,6 +200,8 @@ def prepare(
         f"0 (greedy) to {_MAX_TEMPERATURE:g}",
     )  # fmt: skip
     check_number("guidance", guidance, np.isfinite, "a finite number (None is off)")
+    if holds(place_temperature, lambda t: t == 0, unknown=False):
+        place_temperature = None
     greedy = holds(temperature, lambda t: t == 0, unknown=False)
     require(greedy or key is not None, "sampling needs a key: one, or one for each row")
     _check_confidence(key, greedy, top_p, top_k, confidence, place_temperature)
@@ -247,7 +249,7 @@ def _check_confidence(key, greedy: bool, top_p, top_k, confidence: str, place_te
     check_number("top_k", top_k, lambda k: k >= 1, "at least 1 (None is off)")
     check_number(
         "place_temperature", place_temperature, lambda t: (t > 0) & (t <= _MAX_TEMPERATURE),
-        f"above 0 and at most {_MAX_TEMPERATURE:g} (None is off)",
+        f"above 0 and at most {_MAX_TEMPERATURE:g} (0 and None are off)",
     )  # fmt: skip
     own = confidence in ("clean", "random")
     for name, value in (("top_p", top_p), ("top_k", top_k)):

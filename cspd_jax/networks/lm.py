@@ -5,42 +5,30 @@ float32.
 
 The cache has one slot per position. A call writes the keys and values of its tokens into the slots of their
 positions and lets every token see the slots up to its own position. To roll back, simply continue from an
-earlier
-position: later slots are overwritten before anything reads them.
+earlier position: later slots are overwritten before anything reads them.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 from cspd_jax._utils.accelerators import FEWEST_ROWS, by_device
+from cspd_jax.networks.attention import Beside, Cache, attend, attend_beside, write
 from cspd_jax.networks.layers import at_least_float32, gelu, rotate, rotation, take_rows
 from cspd_jax.networks.lm_config import LMConfig
+from cspd_jax.networks.packing import Packing, packing
 from cspd_jax.networks.products import Dense, is_large, product
 from cspd_jax.networks.quantised import expand
 
 Array = jax.Array
 _NORMAL = nn.initializers.normal(0.02)
 _ACTIVATIONS = {"gelu": gelu, "gelu_tanh": lambda x: jax.nn.gelu(x, approximate=True), "silu": jax.nn.silu}
-
-
-class Cache(NamedTuple):
-    """Keys (already rotated) and values of every layer: one array [B, kv_heads, max_len, head_dim] each.
-
-    Heads come before positions: attention then reads the arrays as they lie, without a transposed copy.
-    """
-
-    keys: tuple[Array, ...]
-    values: tuple[Array, ...]
-
-    @property
-    def max_len(self) -> int:
-        return self.keys[0].shape[2]
 
 
 class Norm(nn.Module):
@@ -85,98 +73,31 @@ def _logits(h: Array, table: Array, by_ids: bool, turned: bool) -> Array:
     return jnp.einsum("...d,vd->...v" if by_ids else "...d,dv->...v", h, table, preferred_element_type=wide)
 
 
-def attend(q: Array, keys: Array, values: Array, visible: Array | None) -> Array:
-    """softmax(q k^T / sqrt(Dh)) v -> [B, Q, H, Dh], without repeating the keys of shared heads.
-
-    q [B, Q, H, Dh]; keys and values [B, kv_heads, K, Dh]; visible [B or 1, Q or 1, K] (bool), None for all.
-    A query that sees nothing gets a finite, meaningless result.
-    """
-    batch, length, heads, dim = q.shape
-    kv_heads, count = keys.shape[1:3]
-    wide = jnp.promote_types(q.dtype, jnp.float32)
-    # Query heads that share keys become rows of one product with them: [B, kv_heads, group * Q, Dh].
-    rows = q.reshape(batch, length, kv_heads, -1, dim).transpose(0, 2, 3, 1, 4)
-    rows = rows.reshape(batch, kv_heads, -1, dim)
-    scores = jnp.einsum("bhrd,bhkd->bhrk", rows, keys, preferred_element_type=wide) * dim**-0.5
-    if visible is not None:
-        shaped = scores.reshape(batch, kv_heads, -1, length, count)
-        shaped = jnp.where(visible[:, None, None], shaped, jnp.finfo(wide).min)
-        scores = shaped.reshape(scores.shape)
-    weights = jnp.exp(scores - jnp.max(scores, axis=-1, keepdims=True))
-    total = jnp.sum(weights, axis=-1, keepdims=True)
-    out = jnp.einsum("bhrk,bhkd->bhrd", weights.astype(values.dtype), values, preferred_element_type=wide)
-    out = (out / total).astype(q.dtype).reshape(batch, kv_heads, heads // kv_heads, length, dim)
-    return out.transpose(0, 3, 1, 2, 4).reshape(batch, length, heads, dim)
-
-
-def attend_beside(q: Array, k: Array, v: Array, slots: tuple[Array, Array], own: Array, seen: Array) -> Array:
-    """R versions of the same tokens, each seeing itself and the stored slots: [B * R, Q, H, Dh].
-
-    q [B * R, Q, H, Dh]; k and v [B * R, Q, kv_heads, Dh]; slots [B, kv_heads, K, Dh] are read where they lie,
-    not once for each version. own [B, Q] and seen [B, K]: which tokens and which slots are seen.
-    """
-    keys, values = slots
-    batch, kv_heads, _, dim = keys.shape
-    length, heads = q.shape[1:3]
-    wide = jnp.promote_types(q.dtype, jnp.float32)
-    # Heads come before versions: then all versions are one product with what is stored.
-    rows = q.reshape(batch, -1, length, kv_heads, heads // kv_heads, dim).transpose(0, 3, 1, 4, 2, 5)
-    rows = rows.reshape(batch, kv_heads, -1, heads // kv_heads * length, dim)
-    k, v = (a.reshape(batch, -1, length, kv_heads, dim).transpose(0, 3, 1, 2, 4) for a in (k, v))
-    scores = [
-        jnp.einsum("bhvrd,bhkd->bhvrk", rows, keys, preferred_element_type=wide),
-        jnp.einsum("bhvrd,bhvkd->bhvrk", rows, k, preferred_element_type=wide),
-    ]
-    visible = jnp.concatenate([seen, own], axis=1)[:, None, None, None]
-    scores = jnp.where(visible, jnp.concatenate(scores, axis=-1) * dim**-0.5, jnp.finfo(wide).min)
-    weights = jnp.exp(scores - jnp.max(scores, axis=-1, keepdims=True))
-    total = jnp.sum(weights, axis=-1, keepdims=True)
-    stored, fresh = jnp.split(weights.astype(v.dtype), [keys.shape[2]], axis=-1)
-    out = jnp.einsum("bhvrk,bhkd->bhvrd", stored, values, preferred_element_type=wide)
-    out = out + jnp.einsum("bhvrk,bhvkd->bhvrd", fresh, v, preferred_element_type=wide)
-    out = (out / total).astype(q.dtype).reshape(batch, kv_heads, -1, heads // kv_heads, length, dim)
-    return out.transpose(0, 2, 4, 1, 3, 5).reshape(-1, length, heads, dim)
-
-
-class Beside(NamedTuple):
-    """What a token sees in a pass that stores nothing.
-
-    own: [B, Q] bool, tokens of its own version.
-    seen: [B, K] bool, slots of the cache.
-    """
-
-    own: Array
-    seen: Array
-
-
-def write(slots: Array, new: Array, positions: Array) -> Array:
-    """slots [B, kv_heads, max_len, Dh] with new [B, Q, kv_heads, Dh] at each row's positions [B, Q].
-
-    Positions of one row differ; those outside 0..max_len - 1 are dropped.
-    """
-    batch, length = positions.shape
-    max_len = slots.shape[2]
-    inside = (positions >= 0) & (positions < max_len)
-    beyond = max_len + jnp.arange(length)  # one for each, so that the indices are unique as promised
-    index = jnp.where(inside, positions, beyond)
-    row = jnp.arange(batch)[:, None]
-    return slots.at[row, :, index].set(new.astype(slots.dtype), mode="drop", unique_indices=True)
-
-
 class Attention(nn.Module):
     config: LMConfig
     dtype: Any
     by_outputs: bool = False
 
     @nn.compact
-    def __call__(self, x: Array, cos_sin, visible, positions: Array, slots: tuple[Array, Array] | None):
-        """x [B, Q, D] -> ([B, Q, D], the updated slots). Without slots, x attends to itself."""
+    def __call__(
+        self,
+        x: Array,
+        cos_sin,
+        visible,
+        positions: Array,
+        slots: tuple[Array, Array] | None,
+        packed: Packing | None = None,
+    ):
+        """x [B, Q, D] -> ([B, Q, D], the updated slots). Without slots, x attends to itself. With `packed`, x
+        is [1, N, D]."""
         c = self.config
         project = lambda heads, name: Dense(
             heads * c.head_dim, c.qkv_bias, self.dtype, _NORMAL, self.by_outputs, name=name
         )(x).reshape(*x.shape[:2], heads, c.head_dim)
         q, k, v = project(c.heads, "q"), project(c.kv_heads, "k"), project(c.kv_heads, "v")
         q, k = rotate(q, cos_sin), rotate(k, cos_sin)
+        if packed is not None:
+            q, k, v = map(packed.unpack, (q, k, v))
         if isinstance(visible, Beside):
             out = attend_beside(q, k, v, slots, *visible)
         elif slots is None:
@@ -184,7 +105,9 @@ class Attention(nn.Module):
         else:
             slots = write(slots[0], k, positions), write(slots[1], v, positions)
             out = attend(q, *slots, visible)
-        out = out.reshape(*x.shape[:2], -1)
+        out = out.reshape(*out.shape[:2], -1)
+        if packed is not None:
+            out = packed.pack(out)
         dense = Dense(c.width, c.out_bias, self.dtype, _NORMAL, self.by_outputs, name="out")
         return dense(out), slots
 
@@ -209,10 +132,10 @@ class Layer(nn.Module):
     by_outputs: bool = False
 
     @nn.compact
-    def __call__(self, x: Array, cos_sin, visible, positions, slots):
+    def __call__(self, x: Array, cos_sin, visible, positions, slots, packed: Packing | None = None):
         norm = lambda name: Norm(self.config.norm, self.config.norm_eps, self.dtype, name=name)
         attention = Attention(self.config, self.dtype, self.by_outputs, name="attention")
-        attended, slots = attention(norm("attention_norm")(x), cos_sin, visible, positions, slots)
+        attended, slots = attention(norm("attention_norm")(x), cos_sin, visible, positions, slots, packed)
         mlp, mlp_norm = Mlp(self.config, self.dtype, self.by_outputs, name="mlp"), norm("mlp_norm")
         if self.config.parallel_residual:
             return x + attended + mlp(mlp_norm(x)), slots
@@ -248,18 +171,23 @@ class Transformer(nn.Module):
         cache: Cache | None = None,
         rows: Array | None = None,
         places: Array | None = None,
+        packed: Packing | None = None,
     ) -> tuple[Array, Cache | None]:
         """Embeddings x [B, Q, D] at positions [B, Q], visible [B or 1, Q or 1, K] -> hidden states after the
         last norm, and the new cache.
 
         rows [B, R] picks the tokens whose hidden states come out: [B, R, D]. places [B, Q] are the slots that
-        store the tokens; without them, those of the positions.
+        store the tokens; without them, those of the positions. packed computes some of the tokens: [1, N, D].
         """
         c = self.config
         cos_sin = rotation(c, positions, self.dtype)
+        if packed is not None:
+            x, cos_sin = packed.pack(x), jax.tree.map(packed.pack, cos_sin)
         slots = [None] * c.depth if cache is None else list(zip(*cache))
         for i, layer in enumerate(self.layers):
-            x, slots[i] = layer(x, cos_sin, visible, positions if places is None else places, slots[i])
+            x, slots[i] = layer(
+                x, cos_sin, visible, positions if places is None else places, slots[i], packed
+            )
         return self.norm(take_rows(x, rows)), None if cache is None else Cache(*zip(*slots))
 
     def logits(self, h: Array) -> Array:
@@ -277,9 +205,11 @@ class Transformer(nn.Module):
         cache: Cache | None = None,
         rows: Array | None = None,
         places: Array | None = None,
+        packed: Packing | None = None,
     ) -> tuple[Array, Cache | None]:
-        """Ids and positions [B, Q] -> logits [B, Q, V], of `rows` alone [B, R, V], and the new cache."""
-        h, cache = self.hidden(self.embedded(tokens), positions, visible, cache, rows, places)
+        """Ids and positions [B, Q] -> logits [B, Q, V], and the new cache. Logits of `rows` alone are
+        [B, R, V], those of packed tokens [1, N, V]."""
+        h, cache = self.hidden(self.embedded(tokens), positions, visible, cache, rows, places, packed)
         return self.logits(h), cache
 
 
@@ -335,6 +265,31 @@ class LM:
         if tokens.size > 1 or rows is not None:
             return run(params, tokens, positions, cache, mask)
         return by_device(params, tokens, positions, cache, mask, cpu=run, accelerator=run_padded)
+
+    @property
+    def packs(self) -> bool:
+        """Whether a pass over many tokens takes longer than one over few, so that `apply_packed` pays."""
+        return self.by_outputs
+
+    def apply_packed(
+        self,
+        params,
+        tokens: Array,
+        positions: Array,
+        cache: Cache,
+        *,
+        size: int,
+        read: Callable[[Array], Array],
+    ) -> tuple[Array, Cache]:
+        """read(logits) [B, Q, ...], and the cache, as from `apply`, computed for the tokens at positions
+        0..max_len - 1 alone, of which there must be at most `size`. For the others it is zeros.
+
+        read: from logits [1, size, V] to [1, size, ...].
+        """
+        packed = packing((positions >= 0) & (positions < cache.max_len), size)
+        visible = jnp.arange(cache.max_len) <= jnp.maximum(positions, 0)[:, :, None]
+        logits, cache = self._run(params, tokens, positions, visible, cache, None, None, packed)
+        return packed.unpack(read(logits)), cache
 
     def hidden(self, params, tokens: Array, positions: Array, cache: Cache) -> tuple[Array, Cache]:
         """What `apply` makes logits of: the hidden states [B, Q, D] after the last norm, and the cache."""

@@ -18,9 +18,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax.errors import UserError
+from cspd_jax.networks.attention import Cache
 from cspd_jax.networks.head import Head
 from cspd_jax.networks.layers import LayerNorm, dense, take_rows
-from cspd_jax.networks.lm import Cache, Transformer, empty_cache
+from cspd_jax.networks.lm import Transformer, empty_cache
 from cspd_jax.networks.nextstep_config import NextStepConfig
 
 Array = jax.Array

@@ -128,8 +128,7 @@ class TextRows:
 
     def advance(self) -> dict[int, TextProgress]:
         pool = self._running
-        happened, _ = pool.advance(_GAMMA if self._drafter is not None else 0, 1)
-        drafts = happened.drafts
+        drafts = pool.advance(_GAMMA if self._drafter is not None else 0, 1).info.drafts
         self._counts += np.stack([drafts.rounds, drafts.tested.sum(1), drafts.accepted.sum(1)], axis=1)
         finished = pool.finished
         told = {}

@@ -12,11 +12,11 @@ import numpy as np
 
 from cspd_jax.parallel import common_mesh
 from cspd_jax.text.checks import require
-from cspd_jax.text.drafters import Drafter, Drafting
+from cspd_jax.text.drafters import Drafter, Drafting, PromptLookup
 from cspd_jax.text.generation import prepare
 from cspd_jax.text.info import CallCounts, DraftCounts, Info, RoundInfo, add
 from cspd_jax.text.pace import PLAIN, Chunk, Pace
-from cspd_jax.text.pool import Pool, Text, row_of
+from cspd_jax.text.pool import Advance, Pool, Text, row_of
 from cspd_jax.text.prompts import Prompts
 from cspd_jax.text.protocol import LanguageModel
 from cspd_jax.text.sampling import Sampling
@@ -52,7 +52,7 @@ def continuous(
     *,
     rows: int = 8,
     drafter: TextModel | tuple[LanguageModel, Any] | Drafter | Drafting | None = None,
-    gammas: Sequence[int] = GAMMAS,
+    gammas: Sequence[int] | None = None,
     rule: str | None = None,
     sampling: Sampling = Sampling(),  # noqa: B008
     max_new_tokens: Array | int = 128,
@@ -71,12 +71,13 @@ def continuous(
 
     Args:
       rows: texts at a time; work and memory of a pass depend on it.
-      gammas: the numbers of drafts to choose from, 0 for plain decoding. With one there is no choice.
+      gammas: the numbers of drafts to choose from, 0 for plain decoding. With one there is no choice. The
+        default is `gammas_for(drafter)`.
       pace: that of an earlier call with the same model, drafter and rows, to begin with what it has learned.
       on_text: called with the number of each text and the text when it is complete.
       The others are those of `generate`; drafts cannot be trees.
     """
-    gammas = [PLAIN] if drafter is None else list(gammas)
+    gammas = gammas_for(drafter) if gammas is None else [PLAIN] if drafter is None else list(gammas)
     whole = all(isinstance(g, int) and g >= 0 for g in gammas) and len(gammas) > 0
     require(whole, f"gammas is {gammas!r:.80}; it must be whole numbers of at least 0")
     require(pace is None or pace.gammas == sorted(set(gammas)), "the pace given is of other gammas")
@@ -107,16 +108,24 @@ def continuous(
             pool.enter(slot, row_of(inputs, number), number)
         if pool.occupied and not pool.finished:
             gamma, most = pace.next()
-            happened, seconds = pool.advance(gamma, most)
-            pace.saw(_chunk(gamma, happened, seconds))
-            found.add(pool.texts, happened)
+            advance = pool.advance(gamma, most)
+            pace.saw(_chunk(gamma, advance))
+            found.add(pool.texts, advance.info)
     return Continuous(found.tokens, found.info, pace, pool.seconds)
 
 
-def _chunk(gamma: int, happened: RoundInfo, seconds: float) -> Chunk:
-    drafts = happened.drafts
+def gammas_for(drafter: Any) -> tuple[int, ...]:
+    """The numbers of drafts that `continuous` chooses from unless told."""
+    if drafter is None:
+        return (PLAIN,)
+    # Look-up drafts few tokens, or none, where it is unsure.
+    return (PLAIN, max(GAMMAS)) if isinstance(drafter, PromptLookup) else GAMMAS
+
+
+def _chunk(gamma: int, advance: Advance) -> Chunk:
+    drafts = advance.info.drafts
     sums = (int(np.sum(a)) for a in (drafts.rounds, drafts.drafted, drafts.tested, drafts.accepted))
-    return Chunk(gamma, int(happened.calls.target_passes), seconds, *sums)
+    return Chunk(gamma, int(advance.info.calls.target_passes), advance.seconds, *sums, advance.cold)
 
 
 class _Found:

@@ -237,28 +237,29 @@ class PromptLookup:
 
     It looks for the last `longest` tokens earlier in the text, then for fewer, down to `shortest`, and takes
     the most recent of several matches. A copy that reaches the end of the text continues with itself.
+    A match of n tokens is continued by at most 2^n - 1, for the longer it is, the longer it goes on.
 
     It has neither parameters nor state, and its drafts are certain. A row without a match gets no drafts.
     """
 
-    longest: int = 3
-    shortest: int = 1
+    longest: int = 4
+    shortest: int = 2
 
     def begin(self, params: Any, prompts: Prompts, max_len: int) -> None:
         return None
 
     def draft(self, params: Any, state: None, request: DraftRequest) -> tuple[Drafts, None]:
-        start = self._continuation(request.tokens, request.length)
+        start, matched = self._continuation(request.tokens, request.length)
         period = request.length - start
         index = start[:, None] + jnp.arange(request.max_gamma) % jnp.maximum(period, 1)[:, None]
         index = jnp.minimum(index, request.tokens.shape[1] - 1)
         tokens = jnp.take_along_axis(request.tokens, index, axis=1)
-        count = jnp.where(period > 0, request.count, 0)
+        count = jnp.where(period > 0, jnp.minimum(2**matched - 1, request.count), 0)
         zero = jnp.int32(0)
         return Drafts(tokens, count, None, zero, zero), None
 
-    def _continuation(self, tokens: Array, length: Array) -> Array:
-        """The position [B] after the best match; `length` [B] if there is none."""
+    def _continuation(self, tokens: Array, length: Array) -> tuple[Array, Array]:
+        """The position [B] after the best match, and its tokens [B]; `length` [B] if there is none."""
         ends = jnp.arange(tokens.shape[1])  # candidate positions of a match's last token
         run = ends < length[:, None] - 1
         matched = jnp.zeros(tokens.shape, jnp.int32)
@@ -268,5 +269,5 @@ class PromptLookup:
             run &= (shifted == ending) & (ends >= back)
             matched += run
         best = jnp.argmax(matched * tokens.shape[1] + ends * (matched > 0), axis=1)
-        found = jnp.take_along_axis(matched, best[:, None], axis=1)[:, 0] >= self.shortest
-        return jnp.where(found, best + 1, length)
+        matched = jnp.take_along_axis(matched, best[:, None], axis=1)[:, 0]
+        return jnp.where(matched >= self.shortest, best + 1, length), matched

@@ -7,14 +7,17 @@ that were made and a that of the tested ones that were accepted. Both are forgot
 
 from __future__ import annotations
 
+import collections
 import math
+import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
 PLAIN = 0
-_MEMORY = 64.0  # tests after which the weight of what came before is 1/e
+_MEMORY = 64.0  # tests, or plain rounds, after which the weight of what came before is 1/e
 _PRIOR_ACCEPTED, _PRIOR_TESTED = 1.6, 2.0
-_PROBES, _PROBE = 2, 2  # chunks that a way is tried for, and their rounds
+_PROBE = 2  # rounds that a way is tried for
+_RECENT = 5  # chunks whose median time counts: a busy machine is not busy for ever
 _AGAIN = 16  # plain rounds after which drafts are tried again, at first
 _CHUNK_SECONDS = 0.5
 _LONGEST = 64  # rounds of a chunk
@@ -30,6 +33,7 @@ class Chunk(NamedTuple):
     seconds: of all of them.
     taken: rounds of the rows that were not complete.
     drafted, tested, accepted: drafts.
+    cold: whether it was the first run of its program, which takes longer than others.
     """
 
     gamma: int
@@ -39,6 +43,7 @@ class Chunk(NamedTuple):
     drafted: int
     tested: int
     accepted: int
+    cold: bool = False
 
 
 class Pace:
@@ -50,7 +55,8 @@ class Pace:
 
     def __init__(self, gammas: Sequence[int]):
         self.gammas = sorted(set(gammas))
-        self._tries = dict.fromkeys(self.gammas, 0)
+        self._tried: set[int] = set()
+        self._recent = {g: collections.deque[float](maxlen=_RECENT) for g in self.gammas}
         self._seconds: dict[int, float] = {}  # of a round
         self._rounds = dict.fromkeys(self.gammas, 0)
         self._accepted, self._tested = _PRIOR_ACCEPTED, _PRIOR_TESTED
@@ -76,20 +82,20 @@ class Pace:
             return
         g = chunk.gamma
         self._rounds[g] += chunk.rounds
-        self._tries[g] += 1
         took = chunk.seconds / chunk.rounds
-        if self._tries[g] <= _PROBES:
-            took = min(took, self._seconds.get(g, math.inf))
-        else:  # a busy machine is not busy for ever
-            took = self._seconds[g] + 0.3 * (took - self._seconds[g])
-        self._seconds[g] = took
+        if chunk.cold:
+            self._seconds.setdefault(g, took)
+        else:
+            self._tried.add(g)
+            self._recent[g].append(took)
+            self._seconds[g] = statistics.median_low(self._recent[g])
         self._since = self._since + chunk.rounds if g == PLAIN else 0
-        if g != PLAIN:
-            kept = math.exp(-max(chunk.tested, chunk.taken) / _MEMORY)
-            self._accepted = kept * self._accepted + chunk.accepted
-            self._tested = kept * self._tested + chunk.tested
-            self._drafted = kept * self._drafted + chunk.drafted
-            self._wanted = kept * self._wanted + g * chunk.taken
+        age = chunk.rounds if g == PLAIN else max(chunk.tested, chunk.taken)
+        kept = math.exp(-age / _MEMORY)
+        self._accepted = kept * self._accepted + chunk.accepted
+        self._tested = kept * self._tested + chunk.tested
+        self._drafted = kept * self._drafted + chunk.drafted
+        self._wanted = kept * self._wanted + g * chunk.taken
 
     @property
     def acceptance(self) -> float:
@@ -134,11 +140,11 @@ class Pace:
         """What to try now: the fewest drafts, then plain decoding, then more drafts if they promise more."""
         if len(self.gammas) == 1:
             return self.gammas if not self._seconds else []
-        first = [g for g in (self._fewest(), PLAIN) if g in self.gammas and self._tries[g] < _PROBES]
-        if first:
-            return first
+        for g in (self._fewest(), PLAIN):
+            if g in self.gammas and g not in self._tried:
+                return [g]
         for g in self.gammas:
-            begun = 0 < self._tries[g] < _PROBES
-            if begun or (not self._tries[g] and self.speed(g) > _WORTH_A_TRY * self.speed(self.best())):
+            begun = g in self._seconds
+            if g not in self._tried and (begun or self.speed(g) > _WORTH_A_TRY * self.speed(self.best())):
                 return [g]
         return []

@@ -26,6 +26,7 @@ from cspd_jax.text.sampling import Sampling
 Array = jax.Array
 _SHORTEST = 32  # tokens; prompts are padded to this or to twice, four times, ... as many
 _WINDOW = 32  # tokens that a drafter catches up on in one pass
+_RUN: set[Any] = set()  # the programs of rounds that have been run
 
 
 class Text(NamedTuple):
@@ -39,6 +40,19 @@ class Text(NamedTuple):
     tokens: np.ndarray
     marks: np.ndarray
     stopped: bool
+
+
+class Advance(NamedTuple):
+    """Some rounds of a pool.
+
+    info: what happened in them.
+    seconds: that they took.
+    cold: whether their program had not been run before, which takes longer.
+    """
+
+    info: RoundInfo
+    seconds: float
+    cold: bool
 
 
 class Pool:
@@ -109,14 +123,15 @@ class Pool:
         done = np.asarray(self._state.done)
         return [slot for slot, text in enumerate(self.texts) if text is not None and done[slot]]
 
-    def advance(self, gamma: int, most: int) -> tuple[RoundInfo, float]:
-        """Up to `most` rounds with gamma drafts, and their seconds; fewer if a text is complete before.
+    def advance(self, gamma: int, most: int) -> Advance:
+        """Up to `most` rounds with gamma drafts; fewer if a text is complete before.
 
         A row that is complete would only take part in the passes, so that the next text can enter at once.
         """
         if self._inputs is None:
             self._inputs = _joined(self._rows)
         inputs = with_drafts(self._inputs, gamma)
+        cold = gamma not in self._ready and _first_run(inputs)
         if gamma not in self._ready:
             _rounds.lower(inputs, *_apart(self._state), np.int32(most)).compile()
             if inputs.drafter is not None:
@@ -131,7 +146,7 @@ class Pool:
         self.seconds += now - start
         if gamma:
             self._read = np.asarray(self._state.length, np.int64)
-        return info, now - caught_up
+        return Advance(info, now - caught_up, cold)
 
     def _catch_up(self, inputs: Inputs) -> None:
         """Has the drafter read what was decoded without it."""
@@ -151,6 +166,15 @@ class Pool:
         """Its arguments."""
         state, drafting = self._state, (inputs.drafter, inputs.drafter_params)
         return *drafting, state.drafter_state, state.tokens, state.length, self._read
+
+
+def _first_run(inputs: Inputs) -> bool:
+    """Whether rounds of such inputs have not been run in this process; they count as run from now on."""
+    leaves, structure = jax.tree.flatten(inputs)
+    program = structure, tuple((np.shape(leaf), jnp.result_type(leaf)) for leaf in leaves)
+    first = program not in _RUN
+    _RUN.add(program)
+    return first
 
 
 def with_drafts(inputs: Inputs, gamma: int) -> Inputs:

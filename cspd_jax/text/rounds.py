@@ -8,6 +8,7 @@ them. Without a drafter this is plain decoding, one token per pass.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -26,6 +27,7 @@ Array = jax.Array
 
 # The acceptance that a row starts from, before it has tests of its own: this many accepted of this many.
 _PRIOR_ACCEPTED, _PRIOR_TESTED = 4.0, 5.0
+_FEWEST_TOKENS = 8  # of a packed pass; on a CPU fewer take as long
 
 
 @jax.tree_util.register_dataclass
@@ -187,12 +189,58 @@ def verify_step(inputs: Inputs, state: TextState, drafts: Drafts) -> tuple[Verdi
     used = (index <= drafts.count[:, None]) & ~state.done[:, None]
     positions = jnp.where(used, state.length[:, None] - 1 + index, max_len)
     tokens = jnp.concatenate([last, drafts.tokens], axis=1)
-    logits, cache = inputs.target.apply(inputs.params, tokens, positions, state.cache)
-    logits = fit_vocabulary(logits, inputs.num_ids, inputs.num_ids)
-    if inputs.sampling.greedy:
-        return agree(jnp.argmax(logits, axis=-1).astype(jnp.int32), drafts), cache
-    log_p = log_probs(logits, inputs.sampling)
-    return RULES[inputs.rule](inputs.keys, state.length, log_p, drafts), cache
+    greedy = inputs.sampling.greedy
+
+    def read(logits: Array) -> Array:
+        logits = fit_vocabulary(logits, inputs.num_ids, inputs.num_ids)
+        return jnp.argmax(logits, axis=-1).astype(jnp.int32) if greedy else logits
+
+    found, cache = target_pass(inputs, tokens, positions, used, state.cache, read)
+    if greedy:
+        return agree(found, drafts), cache
+    return RULES[inputs.rule](inputs.keys, state.length, log_probs(found, inputs.sampling), drafts), cache
+
+
+def target_pass(
+    inputs: Inputs, tokens: Array, positions: Array, used: Array, cache: Any, read: Callable
+) -> tuple[Array, Any]:
+    """read(logits) [B, Q, ...] of tokens [B, Q], and the cache. used [B, Q]: which tokens are not padding.
+
+    Where padding costs time, passes over several numbers of tokens are compiled, and the smallest that is
+    enough is run.
+    """
+    target, params = inputs.target, inputs.params
+    batch, length = tokens.shape
+
+    def whole(cache):
+        logits, cache = target.apply(params, tokens, positions, cache)
+        return read(logits), cache
+
+    def last_alone(cache):
+        logits, cache = target.apply(params, tokens[:, :1], positions[:, :1], cache)
+        found = read(logits)
+        return jnp.pad(found, ((0, 0), (0, length - 1)) + ((0, 0),) * (found.ndim - 2)), cache
+
+    def packed(size):
+        return lambda cache: target.apply_packed(params, tokens, positions, cache, size=size, read=read)
+
+    if length == 1 or not getattr(target, "packs", False):
+        return whole(cache)
+    sizes = packed_sizes(batch, length)
+    which = jnp.any(used[:, 1:]) * (1 + jnp.sum(jnp.sum(used) > jnp.array(sizes, jnp.int32)))
+    return jax.lax.switch(which, [last_alone, *map(packed, sizes), whole], cache)
+
+
+def packed_sizes(batch: int, length: int) -> list[int]:
+    """Numbers of tokens above `batch` and below batch * length, each twice the one before."""
+    size = _FEWEST_TOKENS
+    while size <= batch:
+        size *= 2
+    sizes = []
+    while size < batch * length:
+        sizes.append(size)
+        size *= 2
+    return sizes
 
 
 def commit(

@@ -1,0 +1,102 @@
+"""Attention of a language model: to a cache with one slot per position, to its own tokens, or to both."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+Array = jax.Array
+
+
+class Cache(NamedTuple):
+    """Keys (already rotated) and values of every layer: one array [B, kv_heads, max_len, head_dim] each.
+
+    Heads come before positions: attention then reads the arrays as they lie, without a transposed copy.
+    """
+
+    keys: tuple[Array, ...]
+    values: tuple[Array, ...]
+
+    @property
+    def max_len(self) -> int:
+        return self.keys[0].shape[2]
+
+
+def attend(q: Array, keys: Array, values: Array, visible: Array | None) -> Array:
+    """softmax(q k^T / sqrt(Dh)) v -> [B, Q, H, Dh], without repeating the keys of shared heads.
+
+    q [B, Q, H, Dh]; keys and values [B, kv_heads, K, Dh]; visible [B or 1, Q or 1, K] (bool), None for all.
+    A query that sees nothing gets a finite, meaningless result.
+    """
+    batch, length, heads, dim = q.shape
+    kv_heads, count = keys.shape[1:3]
+    wide = jnp.promote_types(q.dtype, jnp.float32)
+    # Query heads that share keys become rows of one product with them: [B, kv_heads, group * Q, Dh].
+    rows = q.reshape(batch, length, kv_heads, -1, dim).transpose(0, 2, 3, 1, 4)
+    rows = rows.reshape(batch, kv_heads, -1, dim)
+    scores = jnp.einsum("bhrd,bhkd->bhrk", rows, keys, preferred_element_type=wide) * dim**-0.5
+    if visible is not None:
+        shaped = scores.reshape(batch, kv_heads, -1, length, count)
+        shaped = jnp.where(visible[:, None, None], shaped, jnp.finfo(wide).min)
+        scores = shaped.reshape(scores.shape)
+    weights = jnp.exp(scores - jnp.max(scores, axis=-1, keepdims=True))
+    total = jnp.sum(weights, axis=-1, keepdims=True)
+    out = jnp.einsum("bhrk,bhkd->bhrd", weights.astype(values.dtype), values, preferred_element_type=wide)
+    out = (out / total).astype(q.dtype).reshape(batch, kv_heads, heads // kv_heads, length, dim)
+    return out.transpose(0, 3, 1, 2, 4).reshape(batch, length, heads, dim)
+
+
+def attend_beside(q: Array, k: Array, v: Array, slots: tuple[Array, Array], own: Array, seen: Array) -> Array:
+    """R versions of the same tokens, each seeing itself and the stored slots: [B * R, Q, H, Dh].
+
+    q [B * R, Q, H, Dh]; k and v [B * R, Q, kv_heads, Dh]; slots [B, kv_heads, K, Dh] are read where they lie,
+    not once for each version. own [B, Q] and seen [B, K]: which tokens and which slots are seen.
+    """
+    keys, values = slots
+    batch, kv_heads, _, dim = keys.shape
+    length, heads = q.shape[1:3]
+    wide = jnp.promote_types(q.dtype, jnp.float32)
+    # Heads come before versions: then all versions are one product with what is stored.
+    rows = q.reshape(batch, -1, length, kv_heads, heads // kv_heads, dim).transpose(0, 3, 1, 4, 2, 5)
+    rows = rows.reshape(batch, kv_heads, -1, heads // kv_heads * length, dim)
+    k, v = (a.reshape(batch, -1, length, kv_heads, dim).transpose(0, 3, 1, 2, 4) for a in (k, v))
+    scores = [
+        jnp.einsum("bhvrd,bhkd->bhvrk", rows, keys, preferred_element_type=wide),
+        jnp.einsum("bhvrd,bhvkd->bhvrk", rows, k, preferred_element_type=wide),
+    ]
+    visible = jnp.concatenate([seen, own], axis=1)[:, None, None, None]
+    scores = jnp.where(visible, jnp.concatenate(scores, axis=-1) * dim**-0.5, jnp.finfo(wide).min)
+    weights = jnp.exp(scores - jnp.max(scores, axis=-1, keepdims=True))
+    total = jnp.sum(weights, axis=-1, keepdims=True)
+    stored, fresh = jnp.split(weights.astype(v.dtype), [keys.shape[2]], axis=-1)
+    out = jnp.einsum("bhvrk,bhkd->bhvrd", stored, values, preferred_element_type=wide)
+    out = out + jnp.einsum("bhvrk,bhvkd->bhvrd", fresh, v, preferred_element_type=wide)
+    out = (out / total).astype(q.dtype).reshape(batch, kv_heads, -1, heads // kv_heads, length, dim)
+    return out.transpose(0, 2, 4, 1, 3, 5).reshape(-1, length, heads, dim)
+
+
+class Beside(NamedTuple):
+    """What a token sees in a pass that stores nothing.
+
+    own: [B, Q] bool, tokens of its own version.
+    seen: [B, K] bool, slots of the cache.
+    """
+
+    own: Array
+    seen: Array
+
+
+def write(slots: Array, new: Array, positions: Array) -> Array:
+    """slots [B, kv_heads, max_len, Dh] with new [B, Q, kv_heads, Dh] at each row's positions [B, Q].
+
+    Positions of one row differ; those outside 0..max_len - 1 are dropped.
+    """
+    batch, length = positions.shape
+    max_len = slots.shape[2]
+    inside = (positions >= 0) & (positions < max_len)
+    beyond = max_len + jnp.arange(length)  # one for each, so that the indices are unique as promised
+    index = jnp.where(inside, positions, beyond)
+    row = jnp.arange(batch)[:, None]
+    return slots.at[row, :, index].set(new.astype(slots.dtype), mode="drop", unique_indices=True)

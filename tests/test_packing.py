@@ -1,0 +1,123 @@
+"""A packed pass gives what a whole one gives for the tokens that are not padding, and decoding with packed
+passes gives the texts of decoding without."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import text_models
+
+from cspd_jax import text
+from cspd_jax.networks.lm import LM
+from cspd_jax.networks.packing import packing
+from cspd_jax.text import Sampling, rounds
+from cspd_jax.text.rounds import packed_sizes
+
+ROOM = 24
+
+
+class PackedLM(LM):
+    """Packs, though its kernels are small."""
+
+    packs = True
+
+
+@functools.cache
+def pair():
+    """The same model that packs and that does not, in float64."""
+    lm = text_models.model(11, padding=2, dtype=jnp.float64)
+    return PackedLM(lm.config, lm.dtype), lm, text_models.params(lm)
+
+
+@pytest.mark.parametrize("size", [5, 7, 15])
+def test_packing(size):
+    used = jnp.array([[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [1, 1, 0, 0, 0]], bool)
+    a = jnp.arange(1.0, 31).reshape(3, 5, 2)
+    packed = packing(used, size)
+    assert packed.pack(a).shape == (1, size, 2)
+    np.testing.assert_array_equal(packed.pack(a)[0, :5], a[used])
+    np.testing.assert_array_equal(packed.pack(a)[0, 5:], 0)
+    np.testing.assert_array_equal(packed.unpack(packed.pack(a)), jnp.where(used[..., None], a, 0))
+
+
+def test_a_packed_pass():
+    """Logits, and what is stored: the rows are at different places and have different numbers of tokens."""
+    with jax.enable_x64(True):
+        lm, plain, params = pair()
+        prompts = text_models.prompts(4, 6)
+        cache = text.drafters.read_prompts(plain, params, prompts, ROOM)
+        count = np.array([0, 3, 1, 2])
+        steps = np.arange(4)
+        used = steps <= count[:, None]
+        positions = jnp.where(used, prompts.lengths[:, None] - 1 + steps, ROOM)
+        tokens = jnp.asarray(np.random.default_rng(0).integers(0, 11, (4, 4)), jnp.int32)
+        expected, after = plain.apply(params, tokens, positions, cache)
+        for size in (10, 13, 16):
+            logits, stored = lm.apply_packed(params, tokens, positions, cache, size=size, read=lambda x: x)
+            np.testing.assert_allclose(logits[used], expected[used], rtol=0, atol=1e-12)
+            np.testing.assert_array_equal(logits[~used], 0)
+            jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-12), stored, after)
+
+
+@pytest.mark.parametrize("batch, length, sizes", [(1, 8, []), (1, 16, [8]), (8, 8, [16, 32]), (3, 4, [8])])
+def test_sizes(batch, length, sizes):
+    assert packed_sizes(batch, length) == sizes
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.9, None, 0.95)], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("rows", [1, 5])
+@pytest.mark.parametrize("kind", ["lookup", "near"])
+def test_texts(kind, rows, sampling, monkeypatch):
+    """Of every size of pass some are run."""
+    with jax.enable_x64(True):
+        lm, plain, params = pair()
+        drafter = (
+            text.PromptLookup(shortest=1)
+            if kind == "lookup"
+            else (plain, text_models.near(params, scale=0.25))
+        )
+        options = {
+            "drafter": drafter, "gamma": np.arange(3, 3 + rows) % 8, "max_gamma": 7, "sampling": sampling,
+            "max_new_tokens": ROOM - 6, "stop_ids": (), "confidence": 0.3, "rule": "block",
+        }  # fmt: skip
+        key, prompts = jax.random.key(3), text_models.prompts(rows, 6)
+        tokens, info = text.generate(key, (lm, params), prompts, **options)
+        expected, counts = text.generate(key, (plain, params), prompts, **options)
+        np.testing.assert_array_equal(tokens, expected)
+        np.testing.assert_array_equal(info.accepted, counts.accepted)
+        assert info.accepted.sum() > 0
+
+
+def test_the_smallest_that_is_enough_is_run():
+    """Told by a model that counts the tokens of each pass as it runs."""
+    seen = []
+
+    class Counting(PackedLM):
+        def apply(self, params, tokens, *args, **options):
+            jax.debug.callback(seen.append, tokens.size, ordered=True)
+            return super().apply(params, tokens, *args, **options)
+
+        def apply_packed(self, params, *args, size, read):
+            jax.debug.callback(seen.append, size, ordered=True)
+            return super().apply_packed(params, *args, size=size, read=read)
+
+    lm, _, params = pair()
+    prompts = text_models.prompts(3, 6)
+    inputs = text.prepare(
+        None, (Counting(lm.config, jnp.float32), params), prompts, drafter=text.PromptLookup(), rule=None,
+        sampling=Sampling(), max_new_tokens=12, gamma=7, max_gamma=7, max_len=ROOM, stop_ids=(), cost=None,
+        confidence=None,
+    )  # fmt: skip
+    state = rounds.begin(inputs)
+    jax.effects_barrier()
+    for counts, size in (((0, 0, 0), 3), ((1, 4, 0), 8), ((7, 3, 0), 16), ((7, 7, 0), 24), ((0, 5, 0), 8)):
+        seen.clear()
+        counts = jnp.array(counts, jnp.int32)
+        drafts = text.Drafts(jnp.ones((3, 7), jnp.int32), counts, None, jnp.int32(0), jnp.int32(0))
+        jax.jit(rounds.verify_step)(inputs, state, drafts)
+        jax.effects_barrier()
+        assert [int(n) for n in seen] == [size]
