@@ -93,7 +93,7 @@ def add_parser(subparsers) -> None:
     )  # fmt: skip
     how.add_argument(
         "--place-temperature", "--alg-temp", type=float, metavar="T",
-        help="draw the place from softmax(confidence / T), Dream's alg_temp (default, and 0: the surest place)",
+        help="draw the place from softmax(confidence / T), Dream's alg_temp (default: 0, the surest place)",
     )  # fmt: skip
     how.add_argument(
         "--guidance", type=float, metavar="SCALE", help="scale of classifier-free guidance by the prompt"
@@ -183,8 +183,8 @@ def _check(args: argparse.Namespace) -> None:
     own = args.confidence in ("clean", "random")
     if not args.temperature and own and (args.top_p is not None or args.sampling_top_k is not None):
         raise UserError(
-            f"--top-p and --sampling-top-k have no effect at temperature 0 with --confidence {args.confidence};"
-            " give a --temperature, or --confidence probability, margin or entropy"
+            "--top-p and --sampling-top-k have no effect at temperature 0 with --confidence"
+            f" {args.confidence}; give a --temperature, or --confidence probability, margin or entropy"
         )
     if args.place_temperature and own:
         raise UserError("--place-temperature goes with --confidence probability, margin or entropy")
