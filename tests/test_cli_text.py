@@ -246,7 +246,7 @@ def test_tokenizer_of_the_folder(folders, capsys, tmp_path):
     assert found["config"]["known_ids"] == 28 and max(found["ids"][0]) < 28
     assert len(found["text"][0]) == 9 or "<unk>" in found["text"][0]
     code, out, _ = run(capsys, "text", "--target", folder, "--prompt", "abc", "--new-tokens", 12, "--no-stop",
-                       "--color", "always", "--gamma", 2)  # fmt: skip
+                       "--color", "always", "--gamma", 2, "--method", "block")  # fmt: skip
     assert code == 0 and out.startswith("abc") and "\x1b[3" in out
     assert run(capsys, "convert", folder, tmp_path / "converted")[0] == 0
     again = printed(capsys, "text", "--target", tmp_path / "converted", "--prompt", "abc", "--new-tokens", 9,
