@@ -125,7 +125,11 @@ def check_text(request):
     params = text_models.params(lm)
     prompts = text_models.prompts(request.pop("batch"), 5, seed=request["seed"])
     key = jax.random.key(request.pop("seed"))
-    drafters = {"lookup": text.PromptLookup(), "near": (lm, text_models.near(params)), "self": (lm, params)}
+    drafters = {
+        "lookup": text.PromptLookup(shortest=1),
+        "near": (lm, text_models.near(params)),
+        "self": (lm, params),
+    }
     request["drafter"] = drafters[request["drafter"]]
     request["max_new_tokens"] = np.array(request["max_new_tokens"])
     request["max_len"] = 5 + PLACES

@@ -41,7 +41,7 @@ def target():
 def drafter(kind):
     lm, params = target()
     if kind == "lookup":
-        return text.PromptLookup()
+        return text.PromptLookup(shortest=1)
     if kind == "fewer ids":
         lm = text_models.model(V - 1, padding=3, dtype=jnp.float32)
         return lm, text_models.params(lm, seed=5, scale=0.6)

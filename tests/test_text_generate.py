@@ -40,7 +40,7 @@ def target():
 def drafter(kind):
     lm, params = target()
     if kind == "lookup":
-        return text.PromptLookup()
+        return text.PromptLookup(shortest=1)
     if kind == "other":  # has two ids fewer, and is padded in another way
         lm = text_models.model(9, padding=5)
     distance = {"same": 0.0, "near": 0.25, "far": 1.0, "other": None}[kind]
@@ -228,7 +228,7 @@ def test_inside_a_jitted_function():
     @jax.jit
     def run(params, prompts, new, gamma, temperature, key):
         return text.generate(
-            key, (lm, params), prompts, drafter=text.PromptLookup(), sampling=Sampling(temperature),
+            key, (lm, params), prompts, drafter=text.PromptLookup(shortest=1), sampling=Sampling(temperature),
             max_new_tokens=new, gamma=gamma, max_len=LONGEST + NEW, max_gamma=4,
         )  # fmt: skip
 

@@ -139,7 +139,7 @@ def text_tokens(drafter=None, temperature=0.8, top_k=None, top_p=None, draft_sca
     if drafter == "model":
         options["drafter"] = (model, text_models.near(params, scale=draft_scale))
     elif drafter == "lookup":
-        options["drafter"] = text.PromptLookup()
+        options["drafter"] = text.PromptLookup(shortest=1)
     tokens, info = text.generate(
         jax.random.key(5), (model, params), text_models.prompts(4, 5),
         sampling=text.Sampling(temperature, top_k, top_p), max_new_tokens=12, stop_ids=(3,), **options,

@@ -237,7 +237,7 @@ class PromptLookup:
 
     It looks for the last `longest` tokens earlier in the text, then for fewer, down to `shortest`, and takes
     the most recent of several matches. A copy that reaches the end of the text continues with itself.
-    A match of n tokens is continued by at most 2^n - 1, for the longer it is, the longer it goes on.
+    A match of n tokens is continued by at most 2^n - 1: the longer it is, the longer it tends to go on.
 
     It has neither parameters nor state, and its drafts are certain. A row without a match gets no drafts.
     """
@@ -254,7 +254,8 @@ class PromptLookup:
         index = start[:, None] + jnp.arange(request.max_gamma) % jnp.maximum(period, 1)[:, None]
         index = jnp.minimum(index, request.tokens.shape[1] - 1)
         tokens = jnp.take_along_axis(request.tokens, index, axis=1)
-        count = jnp.where(period > 0, jnp.minimum(2**matched - 1, request.count), 0)
+        most = 2 ** jnp.minimum(matched, 30) - 1  # of 31 on it is no int32
+        count = jnp.where(period > 0, jnp.minimum(most, request.count), 0)
         zero = jnp.int32(0)
         return Drafts(tokens, count, None, zero, zero), None
 

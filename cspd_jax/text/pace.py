@@ -65,8 +65,9 @@ class Pace:
 
     def next(self) -> tuple[int, int]:
         """(drafts, rounds) of the next chunk."""
-        for g in self._untried():
-            return g, _PROBE
+        untried = self._untried()
+        if untried is not None:
+            return untried, _PROBE
         best = self.best()
         if best == PLAIN and len(self.gammas) > 1 and self._since >= self._again:
             self._again *= 2
@@ -136,15 +137,15 @@ class Pace:
     def _fewest(self) -> int:
         return next(g for g in self.gammas if g != PLAIN)
 
-    def _untried(self) -> list[int]:
+    def _untried(self) -> int | None:
         """What to try now: the fewest drafts, then plain decoding, then more drafts if they promise more."""
         if len(self.gammas) == 1:
-            return self.gammas if not self._seconds else []
+            return None if self._seconds else self.gammas[0]
         for g in (self._fewest(), PLAIN):
             if g in self.gammas and g not in self._tried:
-                return [g]
+                return g
         for g in self.gammas:
             begun = g in self._seconds
             if g not in self._tried and (begun or self.speed(g) > _WORTH_A_TRY * self.speed(self.best())):
-                return [g]
-        return []
+                return g
+        return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
@@ -51,6 +52,30 @@ class LanguageModel(Protocol):
         A token sees the slots at positions up to its own. Positions outside 0..max_len - 1 are padding and
         store nothing. Going back is just reusing earlier positions. rows [B, R] are indices into Q: only
         their logits are computed, [B, R, V].
+        """
+
+
+class PackingLanguageModel(LanguageModel, Protocol):
+    """What passes without padding need besides. A model that does not have it computes the padding, too.
+
+    packs: whether a pass over many tokens takes longer than one over few, as it does on a CPU.
+    """
+
+    packs: bool
+
+    def apply_packed(
+        self,
+        params: Any,
+        tokens: Array,
+        positions: Array,
+        cache: Any,
+        *,
+        size: int,
+        read: Callable[[Array], Array],
+    ) -> tuple[Array, Any]:
+        """As `apply`, but read(logits) [B, Q, ...] in place of the logits, and zeros of what is padding.
+
+        At most `size` tokens are not padding. read: from logits [1, size, V] to [1, size, ...].
         """
 
 
