@@ -23,12 +23,14 @@ from typing import Any
 import jax
 
 import cspd_jax
-from cspd_jax import Plain, SelfSpeculation, masked, models, text
+from cspd_jax import Plain, SelfSpeculation, masked, text
 from cspd_jax._utils.timing import seconds_in_turns
-from cspd_jax.data.text import documents
-from cspd_jax.image import autotune, chain_timing, generation
+from cspd_jax.image import autotune, generation
+from cspd_jax.image.chain import choice
 from cspd_jax.networks.quantised import quantise
-from cspd_jax.tokenizers import ByteTokenizer
+from cspd_jax.training.data.text import documents
+from cspd_jax.weights import models
+from cspd_jax.weights.tokenizers import ByteTokenizer
 
 FILE = Path(__file__).parent / "results" / "auto.json"
 
@@ -68,7 +70,7 @@ def image_job(batch: int) -> Job:
     options: dict[str, Any] = {"num_iter": 16, "respacing": "ddim25", "final_noise": True}
     ways = {}
     for name, method in (("plain", Plain()), ("self", SelfSpeculation())):
-        for chain, way in chain_timing.candidates(25).items():
+        for chain, way in choice.candidates(25).items():
             request = cspd_jax.make_request(model, labels, method=method, denoise=way or "plain", **options)
             plan = cspd_jax.resolve(model, request)
             ways[f"{name}, {chain}"] = functools.partial(generation.run, key, plan)
@@ -76,7 +78,7 @@ def image_job(batch: int) -> Job:
     def chosen() -> str:
         plan = autotune.fastest(key, model, labels, **options)
         chain = plan.settings.chain
-        return f"{plan.method.name}, {chain_timing.name_of(chain.draft_lengths) if chain else 'plain'}"
+        return f"{plan.method.name}, {choice.name_of(chain.draft_lengths) if chain else 'plain'}"
 
     return ways, chosen
 

@@ -24,15 +24,16 @@ import jax.numpy as jnp
 import numpy as np
 from inner import randomness, recorded, say
 
-from cspd_jax import models
-from cspd_jax._utils.random import row_keys
-from cspd_jax.image import calibration, chain_timing, plain
-from cspd_jax.image.chain_drafters import frozen
-from cspd_jax.image.chain_speculation import ChainRandomness, ChainSpeculation
-from cspd_jax.image.plain import SamplerSettings
-from cspd_jax.image.reveal import RISING, Raster
+from cspd_jax.image import sampler
+from cspd_jax.image.chain import calibration, choice
+from cspd_jax.image.chain.drafters import frozen
+from cspd_jax.image.chain.speculation import ChainRandomness, ChainSpeculation
+from cspd_jax.image.order import RISING, Raster
+from cspd_jax.image.sampler import SamplerSettings
+from cspd_jax.keys import row_keys
 from cspd_jax.networks.config import SPHERE_PRESETS
 from cspd_jax.networks.sphere import SphereModel, init_params
+from cspd_jax.weights import models
 
 MODEL = "default-causal"
 WINDOWS = ((8,), (16,), (32,))
@@ -65,7 +66,7 @@ def calls(images: int) -> list[dict]:
             ):
                 for windows in WINDOWS:
                     way = settings_of(steps, cfg != 1, ChainSpeculation(windows))
-                    out = plain.sample(
+                    out = sampler.sample(
                         model.network, model.params, keys, labels, settings=way, cfg=cfg, drafter=drafter
                     )
                     counts = jax.tree.map(lambda a: np.asarray(a, np.int64), out.counts)
@@ -73,7 +74,7 @@ def calls(images: int) -> list[dict]:
                         "plain": steps + 1,
                         "cfg": cfg,
                         "drafter": name,
-                        "M": chain_timing.name_of(windows),
+                        "M": choice.name_of(windows),
                         "calls_mean": counts.row_calls.sum() / tokens,
                         "calls_of_slowest": float(counts.calls.mean()),
                         "acceptance": counts.accepted.sum() / counts.tested.sum(),
@@ -107,13 +108,13 @@ def token_seconds(name: str, steps: int, repeats: int) -> dict:
     config = SPHERE_PRESETS[name]
     model, params = SphereModel(config), jax.jit(functools.partial(init_params, config))(jax.random.key(0))
     settings = settings_of(steps)
-    batch = plain.start(model, params, row_keys(jax.random.key(0), 1), jnp.zeros(1, jnp.int32), settings)
-    state = plain.empty_state(model, params, batch, plain.plan_segments(config.seq_len, settings))
+    batch = sampler.start(model, params, row_keys(jax.random.key(0), 1), jnp.zeros(1, jnp.int32), settings)
+    state = sampler.empty_state(model, params, batch, sampler.plan_segments(config.seq_len, settings))
     shape = {"bucket": config.seq_len, "width": 1}
 
     @functools.partial(jax.jit, donate_argnums=1)
     def pass_of_backbone(params, cache, first):
-        z, _, cache = plain.group_context(model, params, batch, state._replace(cache=cache), first, **shape)
+        z, _, cache = sampler.group_context(model, params, batch, state._replace(cache=cache), first, **shape)
         return z, cache
 
     kept = [state.cache]
@@ -126,7 +127,7 @@ def token_seconds(name: str, steps: int, repeats: int) -> dict:
     z = jax.random.normal(jax.random.key(1), (1, config.width))
     drafter, runs, count = frozen(steps + 1, config.token_dim), {}, {}
     for windows in (None, *WINDOWS):
-        label = "plain" if windows is None else chain_timing.name_of(windows)
+        label = "plain" if windows is None else choice.name_of(windows)
         if windows is None:
             replays, count[label] = [randomness(1, config.token_dim, steps + 1)], steps + 1
         else:
@@ -141,7 +142,7 @@ def token_seconds(name: str, steps: int, repeats: int) -> dict:
             ]
             count[label] = float(calls.mean())
         way = windows and ChainSpeculation(windows)
-        run = functools.partial(chain_timing.run_chains, settings=settings, speculation=way)
+        run = functools.partial(choice.run_chains, settings=settings, speculation=way)
         runs[label] = [
             functools.partial(run, model, params, z, random, drafter, 1.0, 1.0) for random in replays
         ]

@@ -27,13 +27,14 @@ import numpy as np
 from causal import MODEL, settings_of
 from inner import randomness, say
 
-from cspd_jax import models
-from cspd_jax._utils.random import row_keys
 from cspd_jax.diffusion.chain import path_log_density, predict, sample_path
 from cspd_jax.diffusion.gaussian import coefficients, predicted_x0
 from cspd_jax.diffusion.schedule import sampling_schedule
-from cspd_jax.image import calibration, chain_speculation, plain
-from cspd_jax.image.chain_speculation import ChainSpeculation
+from cspd_jax.image import sampler
+from cspd_jax.image.chain import calibration, speculation
+from cspd_jax.image.chain.speculation import ChainSpeculation
+from cspd_jax.keys import row_keys
+from cspd_jax.weights import models
 
 POSITIONS = tuple(range(2, 62, 6))
 SHARES_LEFT = (1.0, 0.6, 0.4, 0.25, 0.1)  # of the steps, when the prediction is taken
@@ -113,7 +114,7 @@ def calls_by_steps_left(setting: Setting, drafter, z, states) -> np.ndarray:
 
     @jax.jit
     def run(left, x, random, drafter):
-        inputs, chain = chain_speculation.begin(
+        inputs, chain = speculation.begin(
             setting.network, setting.params, setting.time, z, random, setting.c, drafter
         )
         chain = chain._replace(left=jnp.full(rows, left), x=x)
@@ -121,7 +122,7 @@ def calls_by_steps_left(setting: Setting, drafter, z, states) -> np.ndarray:
         def call(carry):
             chain, calls = carry
             busy = jnp.sum(chain.left > 0)
-            chain, _ = chain_speculation.speculate_once(inputs, ChainSpeculation(WINDOW), chain, WINDOW[0])
+            chain, _ = speculation.speculate_once(inputs, ChainSpeculation(WINDOW), chain, WINDOW[0])
             return chain, calls + busy
 
         return jax.lax.while_loop(lambda carry: jnp.any(carry[0].left > 0), call, (chain, jnp.int32(0)))[1]
@@ -149,7 +150,7 @@ def ridge(setting: Setting):
 def measure(model, draft, steps: int, images: int) -> list[dict]:
     labels = jnp.arange(images, dtype=jnp.int32) % model.config.num_classes
     keys, settings = row_keys(jax.random.key(1), images), settings_of(steps)
-    tokens = plain.sample(model.network, model.params, keys, labels, settings=settings).tokens
+    tokens = sampler.sample(model.network, model.params, keys, labels, settings=settings).tokens
     setting = Setting(model, steps, tokens, labels)
     drafter = calibration.get(model, settings, 1.0, 1.0).calibration.drafter
     guessed = ridge(setting)

@@ -34,7 +34,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax import models
 from cspd_jax._utils.files import write_text
 from cspd_jax.coupling import (
     accepts,
@@ -44,18 +43,13 @@ from cspd_jax.coupling import (
     uniform,
     verify_gaussian_block,
 )
-from cspd_jax.diffusion.gaussian import (
-    Coefficients,
-    Gaussian,
-    coefficients,
-    predicted_x0,
-    transition_from_x0,
-)
+from cspd_jax.diffusion.gaussian import Coefficients, Gaussian, coefficients, predicted_x0, transition_from_x0
 from cspd_jax.diffusion.schedule import sampling_schedule
-from cspd_jax.image import calibration
-from cspd_jax.image.chain_drafters import NoiseCorrected, Prediction
-from cspd_jax.image.chain_head import head_of_steps
-from cspd_jax.image.plain import SamplerSettings
+from cspd_jax.image.chain import calibration
+from cspd_jax.image.chain.drafters import NoiseCorrected, Prediction
+from cspd_jax.image.chain.head import head_of_steps
+from cspd_jax.image.sampler import SamplerSettings
+from cspd_jax.weights import models
 
 STEPS = 100
 _CLIP = 5.0

@@ -20,19 +20,21 @@ from accelerator_rows import say, write
 from cases import LLADA_8B, PYTHIA_1_4B, PYTHIA_70M, PYTHIA_160M, STEPS, Case, about
 
 import cspd_jax
-from cspd_jax import ChainSpeculation, DraftSpeculation, Plain, SelfSpeculation, masked, models, text
-from cspd_jax.data.text import documents
+from cspd_jax import ChainSpeculation, DraftSpeculation, Plain, SelfSpeculation, masked, text
 from cspd_jax.diffusion.flow import is_flow
-from cspd_jax.image import plain, speculation
-from cspd_jax.image.plain import SamplerSettings
-from cspd_jax.image.reveal import Raster
+from cspd_jax.image import rounds, sampler
+from cspd_jax.image.order import Raster
+from cspd_jax.image.rounds import PathCriterion
+from cspd_jax.image.sampler import SamplerSettings
 from cspd_jax.masked import generation as masked_generation
 from cspd_jax.networks import lm, mar
 from cspd_jax.networks.config import MAR_PRESETS, SPHERE_PRESETS, MARConfig
-from cspd_jax.networks.kinds import kind_of
 from cspd_jax.networks.lm_config import LMConfig
+from cspd_jax.networks.registry import kind_of
 from cspd_jax.text import generation as text_generation
-from cspd_jax.tokenizers import ByteTokenizer
+from cspd_jax.training.data.text import documents
+from cspd_jax.weights import models
+from cspd_jax.weights.tokenizers import ByteTokenizer
 
 GAMMA = 4  # of drafts by a smaller model, of text and of masked text
 NAMED = {"drafts": GAMMA}  # trips of the loop over the drafts of a smaller image model
@@ -178,15 +180,15 @@ def _step(row: dict[str, Any], settings: SamplerSettings) -> Case:
 
     def prepared(params, labels):
         keys = cspd_jax.row_keys(jax.random.key(0), batch)
-        made = plain.start(model, params, keys, labels, settings)
-        segments = plain.plan_segments(config.seq_len, settings)
-        return made, plain.empty_state(model, params, made, segments)
+        made = sampler.start(model, params, keys, labels, settings)
+        segments = sampler.plan_segments(config.seq_len, settings)
+        return made, sampler.empty_state(model, params, made, segments)
 
     def step(params, prepared, first, scale):
         made, state = prepared
-        group = plain.GroupArrays(first, jnp.int32(1), scale)
+        group = sampler.GroupArrays(first, jnp.int32(1), scale)
         shape = {"settings": settings, "bucket": known, "width": 1}
-        state, counts = plain.ar_step(model, params, made, state, group, jnp.float32(1), **shape)
+        state, counts = sampler.ar_step(model, params, made, state, group, jnp.float32(1), **shape)
         return state, counts
 
     params, labels = image_params(config, row["dtype"]), jax.ShapeDtypeStruct((batch,), jnp.int32)
@@ -208,18 +210,18 @@ def _round(row: dict[str, Any], way: Way, settings: SamplerSettings, run: dict[s
     else:
         small = mar_params("mar-base", row["dtype"])
         options["draft"] = mar.MARModel(MAR_PRESETS["mar-base"], dtype)
-        criterion = speculation.PathCriterion(way.proposals)
-        options["speculation"] = speculation.TokenSpeculation(criterion, way.gamma)
+        criterion = PathCriterion(way.proposals)
+        options["speculation"] = rounds.TokenSpeculation(criterion, way.gamma)
 
     def prepared(params, small, labels):
         keys = cspd_jax.row_keys(jax.random.key(0), batch)
         cfg = 3.0 if row["guided"] else 1.0
-        return speculation.begin(model, params, keys, labels, cfg=cfg, draft_params=small, **options)
+        return rounds.begin(model, params, keys, labels, cfg=cfg, draft_params=small, **options)
 
     timed = "one round of speculation over AR steps"
     row = {**row, "timed": timed, "tokens_per_round": run["tokens_per_round"]}
     args = jax.eval_shape(prepared, params, small, labels)
-    return Case(row, speculation.run_round, args, run["tokens_per_round"])
+    return Case(row, rounds.run_round, args, run["tokens_per_round"])
 
 
 # Text and masked text
@@ -334,7 +336,7 @@ def image_run(file: Path, way: Way, batch: int, name: str = "default") -> dict[s
         if way.method.startswith("self"):
             method = SelfSpeculation(way.gamma, proposals=way.proposals)
         elif way.method.startswith("draft"):
-            criterion = speculation.PathCriterion(way.proposals)
+            criterion = PathCriterion(way.proposals)
             method = DraftSpeculation(models.load("default-draft"), criterion, gamma=way.gamma)
         model, infos = models.load(name), []
         options: dict[str, Any] = {"method": method, "denoise": way.chain or "plain"}

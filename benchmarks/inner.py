@@ -25,17 +25,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax import models
-from cspd_jax._utils.random import row_keys
 from cspd_jax.coupling import uniform
 from cspd_jax.diffusion.gaussian import coefficients
 from cspd_jax.diffusion.schedule import sampling_schedule
-from cspd_jax.image import calibration, chain_speculation, chain_timing, plain
-from cspd_jax.image.chain_drafters import frozen
-from cspd_jax.image.chain_speculation import ChainRandomness, ChainSpeculation
-from cspd_jax.image.plain import SamplerSettings
+from cspd_jax.image import sampler
+from cspd_jax.image.chain import calibration, choice, speculation
+from cspd_jax.image.chain.drafters import frozen
+from cspd_jax.image.chain.speculation import ChainRandomness, ChainSpeculation
+from cspd_jax.image.sampler import SamplerSettings
+from cspd_jax.keys import row_keys
 from cspd_jax.networks.config import MAR_PRESETS
 from cspd_jax.networks.mar import MARModel, abstract_params, init_params
+from cspd_jax.weights import models
 
 STEPS = 100
 WINDOWS = ((8,), (16,), (32,), (32, 32, 32, 32, 8))
@@ -81,14 +82,14 @@ def calls(images: int) -> list[dict]:
             for windows in WINDOWS:
                 way = settings_of(model, cfg != 1, ChainSpeculation(windows))
                 options = {"settings": way, "cfg": cfg, "temperature": temperature, "drafter": drafter}
-                counts = plain.sample(model.network, model.params, keys, labels, **options).counts
+                counts = sampler.sample(model.network, model.params, keys, labels, **options).counts
                 counts = jax.tree.map(lambda a: np.asarray(a, np.int64), counts)
                 tokens = images * model.config.seq_len
                 row = {
                     "cfg": cfg,
                     "temperature": temperature,
                     "drafter": name,
-                    "M": chain_timing.name_of(windows),
+                    "M": choice.name_of(windows),
                     "calls_mean": counts.row_calls.sum() / tokens,
                     "calls_of_slowest": float(counts.calls.mean()),
                     "rows_per_token": counts.rows.sum() / tokens / (1 + settings.guided),
@@ -130,18 +131,18 @@ def recorded(
     chosen = np.random.default_rng(rows).integers(found.contexts.shape[1], size=rows)
     random = randomness(rows, model.config.token_dim, schedule.num_steps)
     z = found.contexts[0, chosen]
-    problem, chain = chain_speculation.begin(
+    problem, chain = speculation.begin(
         model.network, model.params, features, z, random, coefficients(schedule), found.drafter
     )
 
     @functools.partial(jax.jit, static_argnums=1)
     def call(chain, window):
-        draft = chain_speculation.draft_steps(problem, chain, window)
-        verdict = chain_speculation.verify_steps(problem, draft)
+        draft = speculation.draft_steps(problem, chain, window)
+        verdict = speculation.verify_steps(problem, draft)
         rejected = (verdict.n < jnp.minimum(window, chain.left)) & (chain.tries == 0)
         step = draft.steps[jnp.minimum(verdict.n, window - 1), jnp.arange(rows)]
         return (
-            chain_speculation.commit(problem, ChainSpeculation(windows), chain, draft, verdict)[0],
+            speculation.commit(problem, ChainSpeculation(windows), chain, draft, verdict)[0],
             rejected,
             step,
         )
@@ -172,12 +173,12 @@ def head_seconds(name: str, rows: int, repeats: int) -> dict:
     for windows in (None, *WINDOWS):
         label, random = "plain", randomness(rows, config.token_dim)
         if windows:
-            label = chain_timing.name_of(windows)
+            label = choice.name_of(windows)
             random, calls = recorded(rows, windows)
             count[label] = int(calls.max())
         way = windows and ChainSpeculation(windows)
         runs[label] = functools.partial(
-            chain_timing.run_chains,
+            choice.run_chains,
             model,
             params,
             z,
@@ -209,14 +210,14 @@ def whole_tokens(head: dict, repeats: int) -> list[dict]:
     config = MAR_PRESETS["mar-base"]
     model, params = MARModel(config), init_params(config, jax.random.key(0))
     settings = SamplerSettings(num_iter=256, respacing="ddim100")
-    batch = plain.start(model, params, row_keys(jax.random.key(0), 1), jnp.zeros(1, jnp.int32), settings)
-    segments = plain.plan_segments(config.seq_len, settings)
-    state = plain.empty_state(model, params, batch, segments)
+    batch = sampler.start(model, params, row_keys(jax.random.key(0), 1), jnp.zeros(1, jnp.int32), settings)
+    segments = sampler.plan_segments(config.seq_len, settings)
+    state = sampler.empty_state(model, params, batch, segments)
     fast = min(s for label, s in head["seconds"].items() if label != "plain")
     found = []
     for known in (4, 128):
         bucket = next(s.bucket for s in segments if s.bucket >= known)
-        context = jax.jit(functools.partial(plain.group_context, model, bucket=bucket, width=1))
+        context = jax.jit(functools.partial(sampler.group_context, model, bucket=bucket, width=1))
         run = functools.partial(context, params, batch, state, jnp.int32(known))
         backbone = seconds({"backbone": run}, repeats)["backbone"]
         row = {"known": known, "backbone": backbone}
@@ -260,10 +261,10 @@ def auto(repeats: int) -> list[dict]:
     settings = settings_of(model)
     gains = calibration.get(model, settings, 1.0, 1.0).calibration
     for rows in (1, 8, 64):
-        chosen = chain_timing.choose(model, settings, gains, rows, 1.0, 1.0)
-        again = [chain_timing.measure(model, settings, gains, rows, 1.0, 1.0) for _ in range(repeats)]
+        chosen = choice.choose(model, settings, gains, rows, 1.0, 1.0)
+        again = [choice.measure(model, settings, gains, rows, 1.0, 1.0) for _ in range(repeats)]
         times = {name: statistics.median(a[name] for a in again) for name in again[0]}
-        name = chain_timing.name_of(chosen.speculation.draft_lengths) if chosen.speculation else "plain"
+        name = choice.name_of(chosen.speculation.draft_lengths) if chosen.speculation else "plain"
         row = {"rows": rows, "chosen": name, "seconds": times, "loss": times[name] / min(times.values()) - 1}
         found.append(row)
         listed = ", ".join(f"{n} {1e3 * s:.1f} ms" for n, s in times.items())

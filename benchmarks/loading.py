@@ -22,8 +22,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from cspd_jax.data import Folder, FolderConfig, StreamedFolder
-from cspd_jax.data.folder import list_images, read_image
+from cspd_jax.training.data import Folder, FolderConfig, StreamedFolder
+from cspd_jax.training.data.folder import list_images, read_image
 
 BATCH = 32
 SIZE = 256

@@ -23,14 +23,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax import masked, models
+from cspd_jax import masked
 from cspd_jax._utils.timing import seconds_in_turns
-from cspd_jax.data.text import documents
 from cspd_jax.masked import passes, speculative
 from cspd_jax.masked.canvas import window_at
 from cspd_jax.masked.comparison import Request
 from cspd_jax.masked.rule import candidates
-from cspd_jax.tokenizers import ByteTokenizer
+from cspd_jax.training.data.text import documents
+from cspd_jax.weights import models
+from cspd_jax.weights.tokenizers import ByteTokenizer
 
 GAMMAS = (1, 2, 3, 4, 5, 6, 7, 8)
 TEMPERATURES = (0.0, 0.2, 0.4, 1.0)

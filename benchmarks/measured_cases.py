@@ -21,16 +21,18 @@ from cases import PYTHIA_160M, STEPS, Case, about
 from replayed import Replayed
 
 import cspd_jax
-from cspd_jax import ChainSpeculation, Plain, SelfSpeculation, models
-from cspd_jax.data.text import documents
-from cspd_jax.image import chain_timing, speculation
-from cspd_jax.image.chain_drafters import frozen
-from cspd_jax.image.chain_speculation import ChainRandomness
-from cspd_jax.image.plain import SamplerSettings
+from cspd_jax import ChainSpeculation, Plain, SelfSpeculation
+from cspd_jax.image import rounds
+from cspd_jax.image.chain import choice
+from cspd_jax.image.chain.drafters import frozen
+from cspd_jax.image.chain.speculation import ChainRandomness
+from cspd_jax.image.sampler import SamplerSettings
 from cspd_jax.networks import lm, mar
 from cspd_jax.networks.config import MAR_PRESETS
 from cspd_jax.text import Drafting, ModelDrafter, generation
-from cspd_jax.tokenizers import ByteTokenizer
+from cspd_jax.training.data.text import documents
+from cspd_jax.weights import models
+from cspd_jax.weights.tokenizers import ByteTokenizer
 
 
 def groups(toy: bool) -> Iterator[tuple[str, Callable[[], list[Case]]]]:
@@ -165,7 +167,7 @@ def chain_cases(
 
         def run(params, z, noise, uniforms, residual, drafter, lengths=lengths):
             random = ChainRandomness(noise, uniforms, jax.random.wrap_key_data(residual))
-            return chain_timing.run_chains(
+            return choice.run_chains(
                 model, params, z, random, drafter, 1.0, 1.0,
                 settings=settings, speculation=lengths and ChainSpeculation(lengths),
             )  # fmt: skip
@@ -179,7 +181,7 @@ def chain_cases(
 
         row = about(
             name, "head chain", batch, "chains" if lengths else "plain",
-            options=f"M {chain_timing.name_of(lengths)}" if lengths else "",
+            options=f"M {choice.name_of(lengths)}" if lengths else "",
             dtype=dtype, precision=precision,
             timed=f"{STEPS} denoising steps of one token of each image", **more,
         )  # fmt: skip
@@ -218,8 +220,8 @@ def round_case(name: str, batch: int, dtype: str = "float32", precision: str | N
     def run(params, keys, labels):
         keys = jax.random.wrap_key_data(keys)
         options = {"settings": settings, "speculation": method.options}
-        inputs, state = speculation.begin(model, params, keys, labels, **options)
-        state, _ = speculation.run_round(inputs, state)
+        inputs, state = rounds.begin(model, params, keys, labels, **options)
+        state, _ = rounds.run_round(inputs, state)
         return state.drafts, state.tokens
 
     row = about(

@@ -24,18 +24,19 @@ import numpy as np
 from PIL import Image
 
 import cspd_jax
-from cspd_jax import models, reports
-from cspd_jax._utils.random import row_keys
+from cspd_jax import reports
+from cspd_jax.apps.evaluation.data import held_out, open_source, to_float, training_config
+from cspd_jax.apps.paper.running import timed
+from cspd_jax.apps.paper.variants import request_of
 from cspd_jax.coupling import log_acceptance_of_ratio
 from cspd_jax.diffusion.chain import path_log_density, sample_path
 from cspd_jax.diffusion.gaussian import coefficients
 from cspd_jax.diffusion.schedule import sampling_schedule
-from cspd_jax.evaluation.data import held_out, open_source, to_float, training_config
+from cspd_jax.image.order import guidance_scale, random_reveal, reveal_groups
 from cspd_jax.image.pixels import patchify
-from cspd_jax.image.reveal import guidance_scale, random_reveal, reveal_groups
+from cspd_jax.keys import row_keys
 from cspd_jax.reports.charts import bars, stacked
-from cspd_jax.reproduction.running import timed
-from cspd_jax.reproduction.ways import request_of
+from cspd_jax.weights import models
 
 PAPER = {"method": "cspd", "criterion": "paper", "gamma": 3}
 METHODS = {

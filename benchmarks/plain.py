@@ -23,9 +23,9 @@ import numpy as np
 import reference_torch
 import torch
 
-from cspd_jax._utils.random import row_keys
 from cspd_jax.diffusion.schedule import sampling_schedule
-from cspd_jax.image import plain
+from cspd_jax.image import sampler
+from cspd_jax.keys import row_keys
 from cspd_jax.networks.config import MAR_PRESETS, MARConfig
 from cspd_jax.networks.mar import MARModel
 
@@ -70,10 +70,10 @@ def whole_images(batch: int, cfg: float = 1.0) -> dict:
     labels = rng.integers(0, config.num_classes, batch)
     orders = np.stack([rng.permutation(config.seq_len) for _ in range(batch)])
     noise = rng.standard_normal((101, batch, config.seq_len, config.token_dim), np.float32)
-    settings = plain.SamplerSettings(num_iter=256, respacing=config.respacing, guided=cfg != 1.0)
+    settings = sampler.SamplerSettings(num_iter=256, respacing=config.respacing, guided=cfg != 1.0)
     keys = row_keys(jax.random.key(0), batch)
     ours = functools.partial(
-        plain.sample, MARModel(config), params, keys, jnp.asarray(labels), settings=settings, cfg=cfg
+        sampler.sample, MARModel(config), params, keys, jnp.asarray(labels), settings=settings, cfg=cfg
     )
     start = time.perf_counter()
     jax.block_until_ready(ours())
@@ -126,12 +126,12 @@ def mar_b(cfg: float, known: int, repeats: int) -> dict:
 
     params = jax.tree.map(jnp.asarray, reference_torch.to_jax(reference))
     model = MARModel(config)
-    settings = plain.SamplerSettings(num_iter=256, respacing=config.respacing, guided=guided)
-    segments = plain.plan_segments(config.seq_len, settings)
+    settings = sampler.SamplerSettings(num_iter=256, respacing=config.respacing, guided=guided)
+    segments = sampler.plan_segments(config.seq_len, settings)
     bucket = next(s.bucket for s in segments if s.bucket >= known)
     keys = row_keys(jax.random.key(0), 1)
-    batch = plain.start(model, params, keys, jnp.zeros(1, jnp.int32), settings)
-    state = plain.empty_state(model, params, batch, segments)
+    batch = sampler.start(model, params, keys, jnp.zeros(1, jnp.int32), settings)
+    state = sampler.empty_state(model, params, batch, segments)
 
     @jax.jit
     def backbone(params):
@@ -143,7 +143,7 @@ def mar_b(cfg: float, known: int, repeats: int) -> dict:
     def step(params, state):
         kwargs = {"settings": settings, "bucket": bucket, "width": 1}
         group = jnp.int32(known), jnp.int32(1), jnp.float32(cfg)
-        return plain.ar_step(model, params, batch, state, group, jnp.float32(1), **kwargs)
+        return sampler.ar_step(model, params, batch, state, group, jnp.float32(1), **kwargs)
 
     our_backbone = warm_seconds(lambda: backbone(params), repeats)
     our_step = warm_seconds(lambda: step(params, state), repeats)

@@ -27,12 +27,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax import models
 from cspd_jax.diffusion.chain import path_log_density, sample_path
 from cspd_jax.diffusion.gaussian import coefficients
 from cspd_jax.diffusion.schedule import sampling_schedule
-from cspd_jax.image import calibration
-from cspd_jax.image.plain import SamplerSettings
+from cspd_jax.image.chain import calibration
+from cspd_jax.image.sampler import SamplerSettings
+from cspd_jax.weights import models
 
 FILE = Path(__file__).parent / "results" / "precision.json"
 KEPT = {"float32": 23, "TensorFloat32": 10, "bfloat16": 7}  # bits of mantissa

@@ -25,12 +25,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax import models, text
+from cspd_jax import text
 from cspd_jax._utils.files import write_text
 from cspd_jax._utils.timing import seconds_in_turns
-from cspd_jax.data.prompts import prompt_ids, read_lines
 from cspd_jax.text import Prompts
 from cspd_jax.text.comparison import Request, draft_cost
+from cspd_jax.training.data.prompts import prompt_ids, read_lines
+from cspd_jax.weights import models
 
 HERE = Path(__file__).parent
 ROOM = 64  # for a prompt: all have one shape, so each way is compiled once

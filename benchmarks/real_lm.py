@@ -28,12 +28,13 @@ import numpy as np
 import torch
 from text import as_transformers, say
 
-from cspd_jax import models, text
+from cspd_jax import text
 from cspd_jax._utils.files import write_text
 from cspd_jax._utils.timing import seconds_in_turns
 from cspd_jax.networks.quantised import quantise
 from cspd_jax.text.drafters import PromptLookup
-from cspd_jax.tokenizers import load_tokenizer
+from cspd_jax.weights import models
+from cspd_jax.weights.tokenizers import load_tokenizer
 
 RESULTS = Path(__file__).parent / "results" / "real-lm.json"
 LONGEST, NEW, QUEUED = 224, 64, 96

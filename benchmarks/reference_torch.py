@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cspd_jax.diffusion.schedule import Schedule
-from cspd_jax.image.reveal import mask_lengths
+from cspd_jax.image.order import mask_lengths
 from cspd_jax.networks.config import MARConfig
 
 

@@ -13,9 +13,9 @@ import shutil
 import sys
 from pathlib import Path
 
-from cspd_jax.reproduction import NAMES
-from cspd_jax.reproduction.experiment import Table
-from cspd_jax.reproduction.results import markdown_table
+from cspd_jax.apps.paper import NAMES
+from cspd_jax.apps.paper.experiment import Table
+from cspd_jax.apps.paper.results import markdown_table
 
 DOCS = Path(__file__).parents[1] / "docs"
 MARK = "<!-- results -->\n"

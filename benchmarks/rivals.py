@@ -26,14 +26,14 @@ import numpy as np
 from same_law import generate as generate_parts
 from same_law import say
 
-from cspd_jax import models
-from cspd_jax.evaluation import classifier as classifiers
-from cspd_jax.evaluation import statistics
-from cspd_jax.evaluation.data import open_source, training_config
-from cspd_jax.evaluation.equality import FALSE_ALARM, TESTS, p_values
+from cspd_jax.apps.evaluation import classifier as classifiers
+from cspd_jax.apps.evaluation import statistics
+from cspd_jax.apps.evaluation.data import open_source, training_config
+from cspd_jax.apps.evaluation.equality import FALSE_ALARM, TESTS, p_values
 from cspd_jax.image import pixels
 from cspd_jax.reports.charts import scatter, stacked
 from cspd_jax.training.presets import to_json
+from cspd_jax.weights import models
 
 BATCH = 10  # images side by side
 NOISY = {"final_noise": True}

@@ -30,15 +30,15 @@ import numpy as np
 from methods import METHODS
 
 import cspd_jax
-from cspd_jax import models
 from cspd_jax._utils.compilation import compile_seconds
-from cspd_jax._utils.random import row_keys
-from cspd_jax.evaluation import classifier as classifiers
-from cspd_jax.evaluation.data import open_source, training_config
-from cspd_jax.evaluation.equality import FALSE_ALARM, p_values
+from cspd_jax.apps.evaluation import classifier as classifiers
+from cspd_jax.apps.evaluation.data import open_source, training_config
+from cspd_jax.apps.evaluation.equality import FALSE_ALARM, p_values
+from cspd_jax.apps.paper.variants import request_of
 from cspd_jax.image import pixels
-from cspd_jax.reproduction.ways import request_of
+from cspd_jax.keys import row_keys
 from cspd_jax.training.presets import to_json
+from cspd_jax.weights import models
 
 # Few drafts and proposals take the least arithmetic, and exactness does not depend on how many there are.
 FRUGAL = {

@@ -33,8 +33,9 @@ from scaling_cases import Program
 from scaling_table import print_tables
 
 import cspd_jax
-from cspd_jax import models, parallel
+from cspd_jax import parallel
 from cspd_jax.parallel import DATA, MODEL
+from cspd_jax.weights import models
 
 FILE = Path(__file__).parent / "results" / "scaling.json"
 ROWS = 8  # of each group of devices

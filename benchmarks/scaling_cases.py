@@ -16,9 +16,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import cspd_jax
 from cspd_jax import ChainSpeculation, Plain, text
-from cspd_jax.data.folder import FolderConfig
 from cspd_jax.image import sharded as image_sharded
-from cspd_jax.image.plain import SamplerSettings
+from cspd_jax.image.sampler import SamplerSettings
 from cspd_jax.masked import generation as masked_generation
 from cspd_jax.masked import sharded as masked_sharded
 from cspd_jax.networks import lm, mar
@@ -28,6 +27,7 @@ from cspd_jax.parallel import DATA, shardings
 from cspd_jax.text import generation as text_generation
 from cspd_jax.text import sharded as text_sharded
 from cspd_jax.training.config import TrainConfig
+from cspd_jax.training.data.folder import FolderConfig
 from cspd_jax.training.image.step import init_state
 from cspd_jax.training.placement import Placement
 

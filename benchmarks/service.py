@@ -31,8 +31,8 @@ import uvicorn
 
 import cspd_jax
 from cspd_jax import Plain
-from cspd_jax.service.offer import SELF, Offer
-from cspd_jax.service.web import make_app
+from cspd_jax.apps.service.config import SELF, Offer
+from cspd_jax.apps.service.web import make_app
 
 FILE = Path(__file__).parent / "results" / "service.json"
 METHODS = {"self": SELF, "plain": Plain()}

@@ -14,10 +14,11 @@ import shutil
 from pathlib import Path
 
 import cspd_jax
-from cspd_jax import checkpoints, models
-from cspd_jax.image import calibration
+from cspd_jax import weights
+from cspd_jax.image.chain import calibration
 from cspd_jax.image.plan import make_request
-from cspd_jax.networks.kinds import IMAGE_KINDS
+from cspd_jax.networks.registry import IMAGE_KINDS
+from cspd_jax.weights import models
 
 
 def main() -> None:
@@ -27,12 +28,12 @@ def main() -> None:
     parser.add_argument("model", type=Path, help="checkpoint folder of a finished run")
     parser.add_argument("name", choices=[*models.DEFAULTS.values(), *models.TEXT_DEFAULTS.values()])
     args = parser.parse_args()
-    loaded = checkpoints.load(args.model, checkpoints.DTYPES["bfloat16"])
+    loaded = weights.load(args.model, weights.DTYPES["bfloat16"])
     place = Path(cspd_jax.__file__).parent / "defaults" / args.name
     place.parent.mkdir(exist_ok=True)
     shutil.rmtree(place, ignore_errors=True)
     metadata = {k: loaded.metadata[k] for k in ("source", "extra") if k in loaded.metadata}
-    checkpoints.save(place, loaded.kind, loaded.config, loaded.params, single_file=True, **metadata)
+    weights.save(place, loaded.kind, loaded.config, loaded.params, single_file=True, **metadata)
     if loaded.kind in IMAGE_KINDS:
         write_gains(place)
     size = sum(f.stat().st_size for f in place.rglob("*") if f.is_file())

@@ -29,16 +29,16 @@ import torch
 import transformers
 from replayed import Replayed
 
-from cspd_jax import models
 from cspd_jax._utils.timing import seconds_in_turns
 from cspd_jax.converters import hf_lm
-from cspd_jax.data.text import documents
 from cspd_jax.networks.lm import LM
 from cspd_jax.networks.quantised import bytes_in_memory, quantise
 from cspd_jax.text import Drafting, ModelDrafter, PromptLookup, Sampling, speedup
 from cspd_jax.text.comparison import Request, draft_cost
 from cspd_jax.text.protocol import bound
-from cspd_jax.tokenizers import ByteTokenizer
+from cspd_jax.training.data.text import documents
+from cspd_jax.weights import models
+from cspd_jax.weights.tokenizers import ByteTokenizer
 
 GAMMAS = (2, 3, 4, 6)
 PYTHIA = {"vocab_size": 50304, "hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072}

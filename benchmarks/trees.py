@@ -22,11 +22,11 @@ import time
 import jax
 import numpy as np
 
-from cspd_jax import models
-from cspd_jax.data.text import documents
 from cspd_jax.text import Info, Sampling, draft_tree
 from cspd_jax.text.comparison import Request
-from cspd_jax.tokenizers import ByteTokenizer
+from cspd_jax.training.data.text import documents
+from cspd_jax.weights import models
+from cspd_jax.weights.tokenizers import ByteTokenizer
 
 GAMMAS = (3, 4, 5)
 TREES = ((3, 2, 1), (4, 2, 1, 1), (2, 2, 2, 1))

@@ -12,7 +12,7 @@ import pickletools
 from collections.abc import Callable, Set
 from typing import IO, Any
 
-from cspd_jax._utils import bounds
+from cspd_jax._utils import limits
 from cspd_jax.errors import UserError
 
 _MARK = object()
@@ -67,9 +67,9 @@ class _Machine:
     def spend(self, work: int) -> None:
         """Counts instructions and copied values: one byte can make an object, or copy a long list again."""
         self.spent += work
-        if self.spent > bounds.PICKLE_WORK:
+        if self.spent > limits.PICKLE_WORK:
             raise UserError(
-                f"{self.where} describes its tensors in more than {bounds.PICKLE_WORK} steps;"
+                f"{self.where} describes its tensors in more than {limits.PICKLE_WORK} steps;"
                 " no checkpoint needs so many"
             )
 

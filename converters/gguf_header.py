@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from cspd_jax._utils import bounds
+from cspd_jax._utils import limits
 from cspd_jax.errors import UserError, shown
 
 MAGIC = b"GGUF"
@@ -91,7 +91,7 @@ def is_gguf(path: Path) -> bool:
 
 def read_header(path: str | os.PathLike) -> Header:
     """UserError unless the header is complete, and its tensors lie in the file without overlapping."""
-    size = bounds.file_size(path)
+    size = limits.file_size(path)
     try:
         with Path(path).open("rb") as file:
             return _Reader(file, size, str(path)).header()
@@ -112,12 +112,12 @@ class _Reader:
             turned = int.from_bytes(version.to_bytes(4, "little"), "big") in _VERSIONS
             why = "is a big-endian GGUF file" if turned else f"is a GGUF file of version {version}"
             raise self._wrong(f"{why}; little-endian files of versions 2 and 3 are read")
-        tensors = self._count("tensors", _LEAST_TENSOR, bounds.TENSORS)
-        entries = self._count("metadata entries", _LEAST_ENTRY, bounds.METADATA_VALUES)
+        tensors = self._count("tensors", _LEAST_TENSOR, limits.TENSORS)
+        entries = self._count("metadata entries", _LEAST_ENTRY, limits.METADATA_VALUES)
         metadata: dict[str, Any] = {}
         for _ in range(entries):
             key = self._text("a metadata key", _KEY)
-            if not key.isprintable() or len(key) > bounds.NAME or key in metadata:
+            if not key.isprintable() or len(key) > limits.NAME or key in metadata:
                 twice = "has two values for" if key in metadata else "has a metadata key that is no name:"
                 raise self._wrong(f"{twice} {shown(key)}")
             metadata[key] = self._value(key)
@@ -125,12 +125,12 @@ class _Reader:
 
     def _places(self, count: int, metadata: dict[str, Any]) -> dict[str, Place]:
         alignment = metadata.get("general.alignment", 32)
-        if type(alignment) is not int or not 8 <= alignment <= bounds.ALIGNMENT or alignment % 8:
+        if type(alignment) is not int or not 8 <= alignment <= limits.ALIGNMENT or alignment % 8:
             raise self._wrong(f"general.alignment is {shown(alignment)}; it must be a multiple of 8")
         places: dict[str, Place] = {}
         for _ in range(count):
-            name = self._text("a tensor's name", 4 * bounds.NAME)
-            if not name.isprintable() or not 0 < len(name) <= bounds.NAME or name in places:
+            name = self._text("a tensor's name", 4 * limits.NAME)
+            if not name.isprintable() or not 0 < len(name) <= limits.NAME or name in places:
                 twice = "lists twice" if name in places else "has a tensor whose name is no name:"
                 raise self._wrong(f"{twice} {shown(name)}")
             places[name] = self._place(name, alignment)
@@ -170,12 +170,12 @@ class _Reader:
         kind = self._number("<u4")
         if kind in _NUMBERS or kind == _BOOL:
             number = np.dtype(_NUMBERS.get(kind, "?"))
-            count = self._count(f"values of {key}", number.itemsize, bounds.METADATA_VALUES)
+            count = self._count(f"values of {key}", number.itemsize, limits.METADATA_VALUES)
             self._spend(count, key)
             return np.frombuffer(self._take(count * number.itemsize), number)
         if kind != _STRING:
             raise self._wrong(f"has {key} as an array of type {kind}, which is not read")
-        count = self._count(f"values of {key}", 8, bounds.METADATA_VALUES)
+        count = self._count(f"values of {key}", 8, limits.METADATA_VALUES)
         self._spend(count, key)
         return [self._text(key) for _ in range(count)]
 
@@ -190,8 +190,8 @@ class _Reader:
 
     def _spend(self, count: int, key: str) -> None:
         self._values += count
-        if self._values > bounds.METADATA_VALUES:
-            raise self._wrong(f"has more than {bounds.METADATA_VALUES} values in its metadata, up to {key}")
+        if self._values > limits.METADATA_VALUES:
+            raise self._wrong(f"has more than {limits.METADATA_VALUES} values in its metadata, up to {key}")
 
     def _count(self, what: str, least: int, most: int) -> int:
         """A number of things of at least so many bytes each, all of which lie before the end."""
@@ -206,7 +206,7 @@ class _Reader:
         number = np.dtype(kind)
         return np.frombuffer(self._take(number.itemsize), number)[0].item()
 
-    def _text(self, what: str, most: int = bounds.METADATA_BYTES) -> str:
+    def _text(self, what: str, most: int = limits.METADATA_BYTES) -> str:
         length = int.from_bytes(self._take(8), "little")
         if length > most:
             raise self._wrong(f"has {what} of {length} bytes; at most {most} are read")
@@ -217,13 +217,13 @@ class _Reader:
 
     @property
     def _left(self) -> int:
-        return min(self._size, bounds.METADATA_BYTES) - self._at
+        return min(self._size, limits.METADATA_BYTES) - self._at
 
     def _take(self, count: int) -> bytes:
         if count > self._left:
             if self._at + count > self._size:
                 raise self._wrong("is truncated or damaged: it ends within its header")
-            raise self._wrong(f"has a header of more than {bounds.METADATA_BYTES} bytes")
+            raise self._wrong(f"has a header of more than {limits.METADATA_BYTES} bytes")
         content = self._file.read(count)
         if len(content) != count:
             raise self._wrong("became shorter while it was read")

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from cspd_jax._utils import bounds
+from cspd_jax._utils import limits
 from cspd_jax.errors import UserError, shown
 
 _CONTROL, _USER_DEFINED, _UNUSED = 3, 4, 5  # types of tokens
@@ -49,8 +49,8 @@ def files(metadata: Mapping[str, Any], where: str) -> dict[str, bytes]:
     tokens, types = _tokens(metadata, where)
     written = {"tokenizer.json": _tokenizer(metadata, tokens, types, where), **_settings(metadata, tokens)}
     contents = {name: json.dumps(v, ensure_ascii=False).encode() for name, v in written.items()}
-    if len(contents["tokenizer.json"]) > bounds.TOKENIZER_BYTES:
-        raise UserError(f"{where} has a tokenizer of more than {bounds.TOKENIZER_BYTES} bytes")
+    if len(contents["tokenizer.json"]) > limits.TOKENIZER_BYTES:
+        raise UserError(f"{where} has a tokenizer of more than {limits.TOKENIZER_BYTES} bytes")
     return contents
 
 

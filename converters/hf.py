@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from cspd_jax._utils import bounds
+from cspd_jax._utils import limits
 from cspd_jax._utils.json_files import read_object
 from cspd_jax.converters.safetensors_file import SafeTensor, open_safetensors
 from cspd_jax.errors import UserError, shown
@@ -98,12 +98,12 @@ def _weight_map(index: Path) -> dict[str, str]:
     if not isinstance(weights, dict) or not weights:
         raise UserError(f"{index} has no weight_map of tensors and their files")
     for file in weights.values():
-        plain = isinstance(file, str) and Path(file).name == file and len(file) <= bounds.NAME
+        plain = isinstance(file, str) and Path(file).name == file and len(file) <= limits.NAME
         if not plain or not file.isprintable() or not file.endswith(".safetensors"):
             name = file if isinstance(file, str) else str(file)[:80]
             raise UserError(f"{index} names {shown(name)}, which is not a .safetensors file beside it")
-    if (count := len(set(weights.values()))) > bounds.SHARDS:
-        raise UserError(f"{index} names {count} files; no model has more than {bounds.SHARDS}")
+    if (count := len(set(weights.values()))) > limits.SHARDS:
+        raise UserError(f"{index} names {count} files; no model has more than {limits.SHARDS}")
     return weights
 
 
@@ -121,7 +121,7 @@ def known_ids(folder: Folder, vocab_size: int) -> int:
     file = folder.path / TOKENIZER
     if file not in folder.companions:
         return vocab_size
-    values = read_object(file, bounds.TOKENIZER_BYTES)
+    values = read_object(file, limits.TOKENIZER_BYTES)
     model, added = values.get("model"), values.get("added_tokens")
     vocab = model.get("vocab") if isinstance(model, dict) else None
     # Byte-pair vocabularies map a token to its id; unigram ones are lists in the order of the ids.

@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 import safetensors
 
-from cspd_jax._utils import bounds
+from cspd_jax._utils import limits
 from cspd_jax.errors import UserError, shown
 
 _DTYPES = {
@@ -51,13 +51,13 @@ def open_safetensors(path: str | os.PathLike) -> dict[str, SafeTensor]:
     tensors = {}
     with _open(path) as file:
         for name in sorted(file.keys()):
-            if not name.isprintable() or len(name) > bounds.NAME:
+            if not name.isprintable() or len(name) > limits.NAME:
                 raise UserError(f"{path}: {shown(name)} is not a tensor's name")
             piece = file.get_slice(name)
             shape, dtype = tuple(piece.get_shape()), piece.get_dtype()
             if dtype not in _DTYPES:
                 raise UserError(f"{path}: tensor {name} has type {dtype}, which is not supported")
-            if len(shape) > bounds.RANK:
+            if len(shape) > limits.RANK:
                 raise UserError(f"{path}: tensor {name} has {len(shape)} dimensions")
             tensors[name] = SafeTensor(path, name, shape, np.dtype(_DTYPES[dtype]))
     return tensors
@@ -80,18 +80,18 @@ def _check_header(path: Path) -> None:
     The library checks the rest: that the description is complete, and that the tensors lie one after another
     and fill the file exactly.
     """
-    size = bounds.file_size(path)
+    size = limits.file_size(path)
     try:
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
             if length > size - 8:
                 return
-            if length > bounds.HEADER_BYTES:
+            if length > limits.HEADER_BYTES:
                 raise UserError(
-                    f"{path} describes its tensors in {length} bytes; at most {bounds.HEADER_BYTES} are read"
+                    f"{path} describes its tensors in {length} bytes; at most {limits.HEADER_BYTES} are read"
                 )
             tensors = file.read(length).count(b"{")
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}") from None
-    if tensors > bounds.TENSORS:
-        raise UserError(f"{path} lists more than {bounds.TENSORS} tensors")
+    if tensors > limits.TENSORS:
+        raise UserError(f"{path} lists more than {limits.TENSORS} tensors")

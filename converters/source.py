@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from cspd_jax._utils import bounds
+from cspd_jax._utils import limits
 from cspd_jax._utils.files import file_sha256
 from cspd_jax.converters import (
     gguf,
@@ -171,12 +171,12 @@ def _state_dict(tree: Any, path: Path, weights: str | None) -> dict[str, LazyTen
         raise UserError(f"{path} holds no {weights!r} weights; it has: {_some(tree)}")
     state = tree[weights or found[0]] if found else tree
     for name, value in state.items():
-        if not isinstance(name, str) or not name.isprintable() or len(name) > bounds.NAME:
+        if not isinstance(name, str) or not name.isprintable() or len(name) > limits.NAME:
             raise UserError(f"{path}: the weights have an entry whose name is not a tensor's name")
         if not isinstance(value, LazyTensor):
             raise UserError(f"{path}: entry {name} of the weights is a {type(value).__name__}, not a tensor")
     # Tensors may share a storage, as tied ones do; a thousand of them would make a thousand copies of it.
-    size, total = bounds.file_size(path), total_bytes(state.values())
+    size, total = limits.file_size(path), total_bytes(state.values())
     if total > _MOST_SHARING * size:
         raise UserError(
             f"{path} has {size} bytes, but its {len(state)} tensors would take {total}; save each tensor once"

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 
 import numpy as np
 
-from cspd_jax._utils import bounds
+from cspd_jax._utils import limits
 from cspd_jax.converters._tables import (
     Entry,
     Put,
@@ -51,8 +51,8 @@ def make_config(shapes: Mapping[str, Shape], where: str) -> SphereVAEConfig:
     s = Shapes(shapes, where)
     dotted = p.replace(".", r"\.")
     levels = s.count(dotted + r"encoder\.patchify\.0\.net\.(\d{1,6})\.")
-    if levels > bounds.LEVELS:
-        raise UserError(f"{where} has {levels} levels of resolution; no autoencoder has over {bounds.LEVELS}")
+    if levels > limits.LEVELS:
+        raise UserError(f"{where} has {levels} levels of resolution; no autoencoder has over {limits.LEVELS}")
     inner = [s.size(f"{p}encoder.patchify.0.net.{i}.block.2.weight", 0, 4) for i in range(levels)]
     outermost = s.size(f"{p}encoder.conv_in.weight", 0, 4)
     with naming(where):

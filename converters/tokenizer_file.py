@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from cspd_jax._utils import bounds
+from cspd_jax._utils import limits
 from cspd_jax._utils.json_files import read_object
 from cspd_jax.errors import UserError
 
@@ -24,7 +24,7 @@ _WORD = 2**12  # characters of a word, all pieces of which are looked up
 
 def check_tokenizer(file: str | os.PathLike) -> None:
     """UserError unless the file describes a tokenizer of ordinary demands."""
-    values = read_object(file, bounds.TOKENIZER_BYTES)
+    values = read_object(file, limits.TOKENIZER_BYTES)
     _check_model(values.get("model"), file)
     encoding = [*_steps(values.get("normalizer")), *_steps(values.get("pre_tokenizer"))]
     after, decoding = list(_steps(values.get("post_processor"))), list(_steps(values.get("decoder")))
@@ -42,7 +42,7 @@ def _check_model(model: Any, file: str | os.PathLike) -> None:
     if not isinstance(model, dict) or not isinstance(model.get("vocab"), dict | list):
         raise UserError(f"{file} has no model with a vocabulary")
     for name in ("continuing_subword_prefix", "end_of_word_suffix", "unk_token"):
-        if isinstance(text := model.get(name), str) and len(text) > bounds.NAME:
+        if isinstance(text := model.get(name), str) and len(text) > limits.NAME:
             raise UserError(f"{file}: {name} has {len(text)} characters")
     most = model.get("max_input_chars_per_word")
     if isinstance(most, int) and most > _WORD:
@@ -73,7 +73,7 @@ def _growth(step: dict[str, Any], file: str | os.PathLike) -> float:
             fixed = isinstance(pattern, dict) and "String" in pattern and searched
             return max(1, len(content) / len(searched)) if fixed else 1 + len(content)
         case {"type": "Prepend", "prepend": str(text)}:
-            return 1 + len(text) / bounds.NAME
+            return 1 + len(text) / limits.NAME
         case {"type": "ByteLevel"}:
             return 2
         case {"type": "TemplateProcessing", "single": list(pieces)}:

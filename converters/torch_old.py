@@ -11,7 +11,7 @@ import io
 from pathlib import Path
 from typing import Any
 
-from cspd_jax._utils import bounds
+from cspd_jax._utils import limits
 from cspd_jax.converters import _pickle_machine as machine
 from cspd_jax.converters.torch_tensors import STORAGES, Reader, Storage
 from cspd_jax.errors import UserError
@@ -24,7 +24,7 @@ def open_checkpoint(path: Path) -> Any:
     """The object tree, with a `LazyTensor` for every tensor. The file begins with `MAGIC`."""
     try:
         with path.open("rb") as file:
-            head = io.BytesIO(file.read(bounds.PICKLE_BYTES))
+            head = io.BytesIO(file.read(limits.PICKLE_BYTES))
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}") from None
     reader = _Reader(path)

@@ -11,7 +11,7 @@ from typing import IO, Any
 import ml_dtypes
 import numpy as np
 
-from cspd_jax._utils import bounds
+from cspd_jax._utils import limits
 from cspd_jax.converters import _pickle_machine as machine
 from cspd_jax.errors import UserError
 
@@ -99,7 +99,7 @@ class Reader:
         whole = isinstance(storage, Storage) and isinstance(shape, tuple) and isinstance(strides, tuple)
         if (
             not whole
-            or not len(shape) == len(strides) <= bounds.RANK
+            or not len(shape) == len(strides) <= limits.RANK
             or not _are_counts((offset, *shape, *strides))
         ):
             raise machine.Malformed("a tensor is not described as torch.save describes it")

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from cspd_jax._utils import bounds
+from cspd_jax._utils import limits
 from cspd_jax._utils.zip_files import UNREADABLE, open_zip
 from cspd_jax.converters import _pickle_machine as machine
 from cspd_jax.converters import torch_old
@@ -44,7 +44,7 @@ def _start_of(path: Path) -> bytes:
     if path.is_dir():
         raise UserError(f"{path} is a folder; a PyTorch checkpoint is a single file")
     if path.exists():
-        bounds.file_size(path)  # refuses pipes
+        limits.file_size(path)  # refuses pipes
     try:
         with path.open("rb") as file:
             start = file.read(512)
@@ -95,10 +95,10 @@ def _check_stored(path: Path, info: zipfile.ZipInfo) -> None:
 
 def _read(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:
     _check_stored(path, info)
-    if info.file_size > bounds.PICKLE_BYTES:
+    if info.file_size > limits.PICKLE_BYTES:
         raise UserError(
             f"{path}: member {info.filename} has {info.file_size} bytes; what describes tensors has at most"
-            f" {bounds.PICKLE_BYTES}"
+            f" {limits.PICKLE_BYTES}"
         )
     try:
         return archive.read(info)

@@ -1,5 +1,5 @@
 """`python -m cspd_jax`."""
 
-from cspd_jax.cli import command
+from cspd_jax.apps.cli import command
 
 command()

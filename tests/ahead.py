@@ -1,6 +1,6 @@
 """Options of token speculation in one call, for tests."""
 
-from cspd_jax.image.speculation import PaperCriterion, PathCriterion, TokenSpeculation
+from cspd_jax.image.rounds import PaperCriterion, PathCriterion, TokenSpeculation
 
 
 def ahead(gamma=4, criterion="path", adapt=None, prefill=0.0, joint=False, proposals=8, **of_criterion):

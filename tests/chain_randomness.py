@@ -3,7 +3,7 @@
 import jax
 
 from cspd_jax.coupling import uniform
-from cspd_jax.image.chain_speculation import ChainRandomness
+from cspd_jax.image.chain.speculation import ChainRandomness
 
 
 def randomness(rows, steps=100, dim=16, seed=0):

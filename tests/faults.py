@@ -135,9 +135,9 @@ def jobs(work: Path) -> list[Job]:
 
 def read_samples(folder: Path) -> dict[str, np.ndarray]:
     """The bytes of every file that does not hold times; the shards are verified too."""
-    from cspd_jax import samples
+    from cspd_jax.apps import bulk
 
-    numbers = np.concatenate([shard.first + np.arange(len(shard.labels)) for shard in samples.read(folder)])
+    numbers = np.concatenate([shard.first + np.arange(len(shard.labels)) for shard in bulk.read(folder)])
     return {"numbers": numbers, **files_in(folder)}
 
 
@@ -155,9 +155,9 @@ def files_in(folder: Path) -> dict[str, np.ndarray]:
 def read_checkpoint(folder: Path) -> dict[str, np.ndarray]:
     import jax
 
-    from cspd_jax import checkpoints
+    from cspd_jax import weights
 
-    leaves = jax.tree_util.tree_leaves_with_path(checkpoints.load(folder).params)
+    leaves = jax.tree_util.tree_leaves_with_path(weights.load(folder).params)
     return {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves}
 
 

@@ -125,7 +125,7 @@ def _make_folder(path: Path, single: bool) -> None:
 
 def _read_folder(path: Path) -> None:
     import cspd_jax
-    from cspd_jax import models
+    from cspd_jax.weights import models
 
     models.describe(str(path))
     cspd_jax.load(path)
@@ -145,7 +145,7 @@ def _model():
 
 @functools.cache
 def _settings():
-    from cspd_jax.image.plain import SamplerSettings
+    from cspd_jax.image.sampler import SamplerSettings
 
     return SamplerSettings(num_iter=16, respacing="ddim10", prefix_buckets=1)
 
@@ -159,7 +159,7 @@ def _make_gains(path: Path) -> None:
 
 
 def _read_gains(path: Path) -> None:
-    from cspd_jax.image import calibration
+    from cspd_jax.image.chain import calibration
 
     calibration.read(path, _model(), _settings())
 
@@ -197,7 +197,7 @@ def _make_hf(path: Path, config: str) -> None:
 
 def _read_hf(path: Path) -> None:
     from cspd_jax.converters.source import convert, make_config, open_source
-    from cspd_jax.tokenizers import FileTokenizer
+    from cspd_jax.weights.tokenizers import FileTokenizer
 
     if (path / "tokenizer.json").exists():
         tokenizer = FileTokenizer(path / "tokenizer.json", 40)
@@ -247,7 +247,7 @@ def _make_statistics(path: Path) -> None:
 
 
 def _read_reference(path: Path) -> None:
-    from cspd_jax.evaluation.reference import open_reference
+    from cspd_jax.apps.evaluation.reference import open_reference
 
     found = open_reference(path)
     for _ in found.images.batches(4) if found.images else ():
@@ -295,7 +295,7 @@ def _make_pictures(path: Path) -> None:
 
 
 def _read_pictures(path: Path) -> None:
-    from cspd_jax.data import Folder, FolderConfig
+    from cspd_jax.training.data import Folder, FolderConfig
 
     Folder(FolderConfig(str(path), size=8), progress=False)
 
@@ -303,16 +303,16 @@ def _read_pictures(path: Path) -> None:
 def _make_samples(path: Path) -> None:
     """A finished job of three images."""
     import cspd_jax
-    from cspd_jax import samples
+    from cspd_jax.apps import bulk
 
     request = cspd_jax.make_request(_model(), [0, 1], num_iter=1, respacing="ddim2")
-    samples.run(samples.Job(_model(), request, 3, batch=2, tokens=True), path)
+    bulk.run(bulk.Job(_model(), request, 3, batch=2, tokens=True), path)
 
 
 def _read_samples(path: Path) -> None:
-    from cspd_jax import samples
+    from cspd_jax.apps import bulk
 
-    for _ in samples.read(path):
+    for _ in bulk.read(path):
         pass
 
 

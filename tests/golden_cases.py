@@ -21,13 +21,13 @@ import numpy as np
 from recorded import GOLDEN, Case, Network, Recorded, difference
 from runner_cases import RUNNER_GROUPS, runner, runner_names
 
-from cspd_jax._utils.random import row_keys
 from cspd_jax.diffusion.chain import sample_path, step_distribution
 from cspd_jax.diffusion.gaussian import coefficients, posterior, predicted_x0
 from cspd_jax.diffusion.schedule import Schedule, make_schedule, respace
-from cspd_jax.image import plain
+from cspd_jax.image import sampler
+from cspd_jax.image.order import guidance_scale, mask_lengths, reveal_from_orders, reveal_groups
 from cspd_jax.image.pixels import patchify, unpatchify
-from cspd_jax.image.reveal import guidance_scale, mask_lengths, reveal_from_orders, reveal_groups
+from cspd_jax.keys import row_keys
 from cspd_jax.networks.head import sinusoid
 from cspd_jax.networks.mar import Backbone, class_embedding, full_forward, make_head, reveal_order
 
@@ -189,7 +189,7 @@ def generations(f: Fixture, prefix: str) -> Iterator[Case]:
     for name in f.under(prefix + "ar/"):
         at = f"{prefix}ar/{name}/"
         num_iter, cfg, constant, temperature = (float(s) for s in f[at + "settings"])
-        settings = plain.SamplerSettings(
+        settings = sampler.SamplerSettings(
             num_iter=int(num_iter),
             respacing=_spec(f, prefix),
             guided=cfg != 1.0,
@@ -207,7 +207,7 @@ def generations(f: Fixture, prefix: str) -> Iterator[Case]:
             row, position = f[f"{at}step{step}/index"].T
             noise[-1, row, position] = f[f"{at}step{step}/init_noise"]
             noise[:-1, row, position] = f[f"{at}step{step}/step_noise"][::-1, : len(row)]
-        tokens = plain.sample(
+        tokens = sampler.sample(
             f.model,
             f.params,
             row_keys(jax.random.key(0), len(labels)),

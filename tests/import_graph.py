@@ -30,12 +30,13 @@ def modules(root: Path = ROOT) -> dict[str, Path]:
     return found
 
 
-def imports(path: Path, known: dict[str, Path], *, late: bool = False) -> set[str]:
-    """The modules of the package that a file imports; `late`: inside functions too."""
+def imports(path: Path, known: dict[str, Path], *, late: bool = False, types: bool = False) -> set[str]:
+    """The modules of the package that a file imports; `late`: inside functions too; `types`: under
+    TYPE_CHECKING too."""
     found: set[str] = set()
 
     def visit(node: ast.AST) -> None:
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+        if not types and isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
             return
         if not late and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
             return
@@ -54,9 +55,9 @@ def imports(path: Path, known: dict[str, Path], *, late: bool = False) -> set[st
     return found
 
 
-def graph(root: Path = ROOT, *, late: bool = False) -> dict[str, set[str]]:
+def graph(root: Path = ROOT, *, late: bool = False, types: bool = False) -> dict[str, set[str]]:
     known = modules(root)
-    return {name: imports(path, known, late=late) - {name} for name, path in known.items()}
+    return {name: imports(path, known, late=late, types=types) - {name} for name, path in known.items()}
 
 
 def cycle(edges: dict[str, set[str]]) -> list[str]:

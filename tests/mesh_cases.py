@@ -21,10 +21,10 @@ import tiny
 
 import cspd_jax
 from cspd_jax import masked, parallel, text
-from cspd_jax.models import ImageModel, TextModel
 from cspd_jax.networks import mar
 from cspd_jax.networks.lm import LM
 from cspd_jax.networks.mar import MARModel
+from cspd_jax.weights.models import ImageModel, TextModel
 
 IMAGES = 10  # more than a data axis shares evenly
 KEY = 3

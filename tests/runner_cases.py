@@ -14,14 +14,14 @@ import jax.numpy as jnp
 import numpy as np
 from recorded import GOLDEN, Case, Network, Recorded, difference, mismatch, network
 
-from cspd_jax._utils.random import row_keys
 from cspd_jax.diffusion.gaussian import Gaussian
 from cspd_jax.diffusion.schedule import respace
 from cspd_jax.errors import UserError
-from cspd_jax.image import plain, released
+from cspd_jax.image import released, sampler
+from cspd_jax.image.order import guidance_scale, reveal_from_orders
 from cspd_jax.image.pixels import unpatchify
 from cspd_jax.image.released import RunnerOptions
-from cspd_jax.image.reveal import guidance_scale, reveal_from_orders
+from cspd_jax.keys import row_keys
 
 
 class Runner(Recorded):
@@ -76,12 +76,12 @@ def runner_names(folder: Path) -> list[str]:
     return found
 
 
-def run_settings(r: Runner, run: str) -> tuple[plain.SamplerSettings, RunnerOptions, dict]:
+def run_settings(r: Runner, run: str) -> tuple[sampler.SamplerSettings, RunnerOptions, dict]:
     """What `released.sample` is to be called with; the numbers that are not static in a dictionary."""
     num_iter, gamma, prefill, cfg, constant, temperature, inner = (
         round(float(s), 6) for s in r[f"{run}/settings"]
     )
-    settings = plain.SamplerSettings(
+    settings = sampler.SamplerSettings(
         num_iter=int(num_iter),
         respacing=r.respacing(run),
         guided=cfg != 1.0,

@@ -11,12 +11,12 @@ import pytest
 import training_run
 from test_text_training import CORPUS
 
-from cspd_jax.data.text import TextConfig, Texts
 from cspd_jax.errors import UserError
 from cspd_jax.networks.mar import init_params
 from cspd_jax.training import presets
 from cspd_jax.training.accumulation import mean_gradient
 from cspd_jax.training.config import TextTrainConfig, with_settings
+from cspd_jax.training.data.text import TextConfig, Texts
 from cspd_jax.training.image import masking
 from cspd_jax.training.image.distillation import distill_step
 from cspd_jax.training.image.objective import ROWS

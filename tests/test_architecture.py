@@ -1,140 +1,63 @@
-"""One way down: cli -> reports, comparison, evaluation, training -> generation -> methods -> algorithms ->
-coupling, diffusion. Algorithms import no network."""
-
-import re
+"""A folder is a layer: it imports the folders below it, be it at the top of a file, in a function or for types.
+Algorithms import neither networks nor weights."""
 
 import import_graph
 import pytest
 
-# A room may import itself and the rooms that are named; the first pattern that fits a module is its room.
-ROOMS = {
-    "errors": (r"errors", ()),
-    "helpers": (
-        r"_utils(\.(files|json_files|zip_files|bounds|typed|timing|chunks|compilation|loops|accelerators|event_files))?",
-        ("errors",),
-    ),
-    "parallel": (r"parallel(\..*)?", ("errors",)),
-    "diffusion": (r"diffusion(\..*)?", ("errors", "helpers")),
-    "coupling": (r"coupling(\..*)?", ("errors", "diffusion")),
-    "keys": (r"_utils\.random", ("errors", "coupling")),
-    "algorithms": (
-        r"image\.(protocol|reveal|shortcuts|plain|chain_drafters|chain_head|chain_speculation|speculation(\..*)?|released(\..*)?)"
-        r"|text\.(protocol|checks|info|prompts|sampling|drafters|rules|rounds|tree|tree_drafter|tree_rounds)"
-        r"|masked\.(protocol|info|canvas|passes|rule|sureness|stepwise|speculative)",
-        ("errors", "helpers", "diffusion", "coupling", "keys"),
-    ),
-    "networks": (r"networks(\..*)?", ("errors", "helpers")),
-    "converters": (r"converters(\..*)?", ("errors", "helpers", "networks", "diffusion")),
-    "checkpoints": (r"checkpoints(\..*)?", ("errors", "helpers", "parallel", "networks", "converters")),
-    "models": (
-        r"models|tokenizers",
-        ("errors", "helpers", "parallel", "networks", "checkpoints", "converters", "models"),
-    ),
-    "image": (
-        r"image(\..*)?",
-        (
-            "errors",
-            "helpers",
-            "parallel",
-            "keys",
-            "diffusion",
-            "coupling",
-            "algorithms",
-            "models",
-            "networks",
-        ),
-    ),
-    "text": (r"text(\..*)?", ("errors", "helpers", "parallel", "keys", "coupling", "algorithms", "models")),
-    "masked": (r"masked(\..*)?", ("errors", "helpers", "parallel", "keys", "algorithms", "models", "text")),
-    "data": (r"data(\..*)?", ("errors", "helpers", "models")),
-    "training": (
-        r"training(\..*)?",
-        (
-            "errors",
-            "helpers",
-            "parallel",
-            "keys",
-            "diffusion",
-            "algorithms",
-            "networks",
-            "checkpoints",
-            "models",
-            "image",
-            "data",
-        ),
-    ),
-    "reports": (
-        r"reports(\..*)?",
-        ("errors", "helpers", "diffusion", "coupling", "models", "image", "text", "masked", "algorithms"),
-    ),
-    "evaluation": (
-        r"evaluation(\..*)?",
-        (
-            "errors",
-            "helpers",
-            "keys",
-            "networks",
-            "converters",
-            "checkpoints",
-            "models",
-            "image",
-            "data",
-            "training",
-            "reports",
-            "samples",
-        ),
-    ),
-    "samples": (
-        r"samples(\..*)?",
-        ("errors", "helpers", "keys", "diffusion", "models", "image"),
-    ),
-    "reproduction": (
-        r"reproduction(\..*)?",
-        (
-            "errors",
-            "helpers",
-            "keys",
-            "diffusion",
-            "coupling",
-            "algorithms",
-            "models",
-            "image",
-            "data",
-            "training",
-            "reports",
-            "evaluation",
-        ),
-    ),
-    "service": (
-        r"service(\..*)?",
-        ("errors", "helpers", "keys", "algorithms", "models", "image", "text", "masked", "reports"),
-    ),
-    "cli": (r"cli(\..*)?|__main__", None),
-}
+# From the bottom up.
+LAYERS = (
+    "errors", "_utils", "diffusion", "coupling", "keys", "parallel", "networks", "converters", "weights",
+    "image", "text", "masked", "training", "reports", "cli", "apps",
+)  # fmt: skip
+NOT_BELOW = {("text", "image"), ("masked", "image")}  # families know nothing of one another
+ALGORITHMS = tuple(
+    f"cspd_jax.{name}"
+    for name in (
+        "coupling", "diffusion", "image.chain.speculation", "image.chain.drafters", "image.lossy",
+        "image.released", "image.rounds", "image.sampler", "text.rounds", "text.rules", "text.trees.rounds",
+        "masked.stepwise", "masked.speculative",
+    )
+)  # fmt: skip
+TABU = ("cspd_jax.networks", "cspd_jax.weights")
+
+EDGES = import_graph.graph(late=True, types=True)
 
 
-def room_of(module: str) -> str:
-    name = module.removeprefix("cspd_jax.")
-    return next(room for room, (pattern, _) in ROOMS.items() if re.fullmatch(pattern, name))
+def layer_of(module: str) -> str:
+    return module.split(".")[1]
 
 
-EDGES = import_graph.graph(late=True)
+def is_below(lower: str, upper: str) -> bool:
+    return LAYERS.index(lower) <= LAYERS.index(upper) and (upper, lower) not in NOT_BELOW
 
 
-@pytest.mark.parametrize("module", sorted(EDGES.keys() - {"cspd_jax"}))
-def test_a_room_imports_the_rooms_below_it(module):
-    room = room_of(module)
-    below = ROOMS[room][1]
+@pytest.mark.parametrize("module", sorted(EDGES.keys() - {"cspd_jax", "cspd_jax.__main__"}))
+def test_a_layer_imports_the_layers_below_it(module):
     for other in EDGES[module] - {"cspd_jax"}:
-        assert below is None or room_of(other) in (room, *below), f"{module} imports {other}"
+        assert is_below(layer_of(other), layer_of(module)), f"{module} imports {other}"
+        if module.startswith(ALGORITHMS):
+            assert not other.startswith(TABU), f"{module}, an algorithm, imports {other}"
 
 
 def test_imports_have_no_cycle():
     assert import_graph.cycle(import_graph.graph()) == []
 
 
+def test_every_folder_is_a_layer():
+    assert {layer_of(module) for module in EDGES if "." in module} - {"__main__"} == set(LAYERS)
+
+
 def test_an_import_upwards_is_found():
     """The negative control of the tests above."""
-    assert room_of("cspd_jax.image.plain") == "algorithms" and room_of("cspd_jax.networks.mar") == "networks"
-    assert "networks" not in ROOMS["algorithms"][1]
+    assert not is_below("apps", "cli") and not is_below("image", "text") and is_below("text", "masked")
     assert import_graph.cycle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c"]
+    source = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from cspd_jax.image import sampler\n"
+    known = import_graph.modules()
+    path = import_graph.ROOT / "cspd_jax" / "errors.py"
+
+    class Invented:
+        def read_text(self, encoding):
+            return source
+
+    assert import_graph.imports(Invented(), known) == set() and path.exists()
+    assert import_graph.imports(Invented(), known, types=True) == {"cspd_jax.image.sampler"}

@@ -10,11 +10,11 @@ import zipfile
 import numpy as np
 import pytest
 
-from cspd_jax._utils import bounds
+from cspd_jax._utils import limits
 from cspd_jax._utils.json_files import read_json, read_object
 from cspd_jax._utils.typed import read_fields
 from cspd_jax._utils.zip_files import read_arrays
-from cspd_jax.cli import main
+from cspd_jax.apps.cli import main
 from cspd_jax.converters.safetensors_file import open_safetensors
 from cspd_jax.errors import UserError, one_line, shown
 from cspd_jax.networks.config import MAR_PRESETS, KLConfig, MARConfig
@@ -166,10 +166,10 @@ def test_safetensors_headers(tmp_path, header, reason):
 def test_safetensors_headers_beyond_the_bounds(tmp_path, monkeypatch):
     path = safetensors_file(tmp_path / "x.safetensors", {"w": entry([3], 0, 12)}, bytes(12))
     assert list(open_safetensors(path)) == ["w"]
-    monkeypatch.setattr(bounds, "TENSORS", 1)
+    monkeypatch.setattr(limits, "TENSORS", 1)
     with pytest.raises(UserError, match="lists more than 1 tensors"):
         open_safetensors(path)
-    monkeypatch.setattr(bounds, "HEADER_BYTES", 20)
+    monkeypatch.setattr(limits, "HEADER_BYTES", 20)
     with pytest.raises(UserError, match="describes its tensors in 62 bytes; at most 20 are read"):
         open_safetensors(path)
 

@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 import tiny
 
-from cspd_jax import models
-from cspd_jax.cli import main
+from cspd_jax.apps.cli import main
 from cspd_jax.errors import UserError
-from cspd_jax.image import calibration, chain_timing, generation, plan
-from cspd_jax.image.chain_speculation import ChainSpeculation
-from cspd_jax.image.plain import SamplerSettings
+from cspd_jax.image import generation, plan
+from cspd_jax.image.chain import calibration, choice
+from cspd_jax.image.chain.speculation import ChainSpeculation
+from cspd_jax.image.sampler import SamplerSettings
+from cspd_jax.weights import models
 
 SETTINGS = SamplerSettings(num_iter=16, respacing="ddim10", prefix_buckets=1)
 KEY = jax.random.key(0)
@@ -117,26 +118,26 @@ def test_damaged_gains(model, cache, capsys, damage):
 )
 def test_damaged_timings_are_measured_again(model, capsys, monkeypatch, content):
     found = calibration.get(model, SETTINGS, 1.0, 1.0).calibration
-    path = chain_timing._file(model, SETTINGS, 4, 1.0, 1.0)
+    path = choice._file(model, SETTINGS, 4, 1.0, 1.0)
     path.parent.mkdir(parents=True)
     path.write_text(content)
-    monkeypatch.setattr(chain_timing, "measure", lambda *_: {"plain": 1.0, "8": 0.5})
-    assert chain_timing.choose(model, SETTINGS, found, 4, 1.0, 1.0).seconds["8"] == 0.5
+    monkeypatch.setattr(choice, "measure", lambda *_: {"plain": 1.0, "8": 0.5})
+    assert choice.choose(model, SETTINGS, found, 4, 1.0, 1.0).seconds["8"] == 0.5
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 1 and said[0].endswith("; it is made again")
 
 
 def test_the_choice_is_measured_once(model, monkeypatch):
     found = calibration.get(model, SETTINGS, 1.0, 1.0).calibration
-    first = chain_timing.choose(model, SETTINGS, found, 4, 1.0, 1.0)
+    first = choice.choose(model, SETTINGS, found, 4, 1.0, 1.0)
     assert set(first.seconds) == {"plain", "8"} and min(first.seconds.values()) > 0
-    monkeypatch.setattr(chain_timing, "measure", None)  # not measured again
-    assert chain_timing.choose(model, SETTINGS, found, 4, 1.0, 1.0) == first
+    monkeypatch.setattr(choice, "measure", None)  # not measured again
+    assert choice.choose(model, SETTINGS, found, 4, 1.0, 1.0) == first
 
 
 @pytest.mark.parametrize("fastest", ["plain", "8"])
 def test_the_fastest_is_chosen(model, monkeypatch, fastest):
-    monkeypatch.setattr(chain_timing, "measure", lambda *_: {"plain": 1.0, "8": 1.0, fastest: 0.5})
+    monkeypatch.setattr(choice, "measure", lambda *_: {"plain": 1.0, "8": 1.0, fastest: 0.5})
     request = plan.make_request(model, [0, 1], denoise="auto")
     settled = plan.resolve(model, request, 2)
     assert (settled.settings.chain is None) == (fastest == "plain")
@@ -148,15 +149,15 @@ def test_where_one_way_is_hopeless_no_other_is_tried(model, monkeypatch, slowest
     def measure(*arguments):
         return {name: 1.0 if name == "plain" else slowest for name in arguments[-1]}
 
-    monkeypatch.setattr(chain_timing, "measure", measure)
+    monkeypatch.setattr(choice, "measure", measure)
     settings = dataclasses.replace(SETTINGS, respacing="ddim100")
-    assert chain_timing.choose(model, settings, None, 4, 1.0, 1.0).seconds.keys() == tried
+    assert choice.choose(model, settings, None, 4, 1.0, 1.0).seconds.keys() == tried
 
 
 def test_windows_are_written_as_they_are_read():
-    assert chain_timing.name_of((32, 32, 32, 8)) == "3x32,8" and chain_timing.name_of((16,)) == "16"
-    assert set(chain_timing.candidates(100)) == {"plain", "8", "16", "4x32,8"}
-    assert set(chain_timing.candidates(10)) == {"plain", "8"}
+    assert choice.name_of((32, 32, 32, 8)) == "3x32,8" and choice.name_of((16,)) == "16"
+    assert set(choice.candidates(100)) == {"plain", "8", "16", "4x32,8"}
+    assert set(choice.candidates(10)) == {"plain", "8"}
 
 
 def test_generate_with_speculation(model):
@@ -171,7 +172,7 @@ def test_generate_with_speculation(model):
 
 
 def test_a_given_drafter_is_used(model, cache):
-    from cspd_jax.image.chain_drafters import frozen
+    from cspd_jax.image.chain.drafters import frozen
 
     generation.generate(KEY, model, [0], denoise="speculative", chain_drafter=frozen(10, 16))
     assert not (cache / "gains").exists()

@@ -14,16 +14,17 @@ from golden_cases import fixture
 from laws import FALSE_ALARM, ks_p_value
 from scipy.special import gammainc, ndtr
 
-from cspd_jax._utils.random import row_keys
 from cspd_jax.coupling import log_acceptance_of_ratio, log_ratio
 from cspd_jax.coupling.residual import ResidualTrip
 from cspd_jax.diffusion.chain import path_log_density, sample_chain, sample_path
 from cspd_jax.diffusion.gaussian import coefficients
 from cspd_jax.diffusion.schedule import sampling_schedule
-from cspd_jax.image import chain_speculation, plain
-from cspd_jax.image.calibration import fit
-from cspd_jax.image.chain_drafters import NoiseCorrected, frozen, own_window
-from cspd_jax.image.chain_speculation import ChainRandomness, ChainSpeculation
+from cspd_jax.image import sampler
+from cspd_jax.image.chain import speculation
+from cspd_jax.image.chain.calibration import fit
+from cspd_jax.image.chain.drafters import NoiseCorrected, frozen, own_window
+from cspd_jax.image.chain.speculation import ChainRandomness, ChainSpeculation
+from cspd_jax.keys import row_keys
 from cspd_jax.networks.mar import MARModel
 
 HEAD = GaussianData("ddim100", 0.7, 0.09)
@@ -83,7 +84,7 @@ def _compiled():
     def run(head, random, drafter, way, temperature=1.0, **kwargs):
         time, z, c = setting(head, random.noise.shape[1])
         kwargs |= {"temperature": temperature, "speculation": way}
-        return chain_speculation.speculate_chain(head, None, time, z, random, c, drafter, **kwargs)
+        return speculation.speculate_chain(head, None, time, z, random, c, drafter, **kwargs)
 
     return run
 
@@ -140,29 +141,29 @@ def swapped(key, p, q, trip, **kwargs):
     return RESIDUAL(key, q, p, trip, **kwargs)
 
 
-RESIDUAL, RATIO = chain_speculation.residual_trip, chain_speculation.log_ratio
+RESIDUAL, RATIO = speculation.residual_trip, speculation.log_ratio
 
 
 class Wrong:
     """Ways to get it wrong that look right."""
 
     def fresh_draw_from_the_target(patch):
-        patch.setattr(chain_speculation, "residual_trip", fresh)
+        patch.setattr(speculation, "residual_trip", fresh)
 
     def residual_of_q_over_p(patch):
-        patch.setattr(chain_speculation, "residual_trip", swapped)
+        patch.setattr(speculation, "residual_trip", swapped)
 
     def ratio_of_q_to_p(patch):
-        patch.setattr(chain_speculation, "log_ratio", lambda p, q, x: RATIO(q, p, x))
+        patch.setattr(speculation, "log_ratio", lambda p, q, x: RATIO(q, p, x))
 
     def standard_deviation_taken_for_variance(patch):
         def halved(g):
             return g._replace(log_var=0.5 * g.log_var)
 
-        patch.setattr(chain_speculation, "log_ratio", lambda p, q, x: RATIO(halved(p), halved(q), x))
+        patch.setattr(speculation, "log_ratio", lambda p, q, x: RATIO(halved(p), halved(q), x))
 
     def everything_accepted(patch):
-        patch.setattr(chain_speculation, "log_ratio", lambda p, q, x: jnp.zeros(x.shape[:-1]))
+        patch.setattr(speculation, "log_ratio", lambda p, q, x: jnp.zeros(x.shape[:-1]))
 
 
 # The coupling's tests refute these, too.
@@ -200,7 +201,7 @@ def test_windows_at_once_and_rows_that_wait(wrong, monkeypatch):
     """A bad drafter of windows, one proposal per head call so that rows wait: the closed-form law, unless the
     window tells another distribution than it drew from, or a row that waited draws from the target."""
     if wrong == "fresh after waiting":
-        monkeypatch.setattr(chain_speculation, "residual_trip", fresh_after_waiting)
+        monkeypatch.setattr(speculation, "residual_trip", fresh_after_waiting)
     drafter = biased_window(misreported=wrong == "misreported")
     found = speculate(
         drafter=drafter, windows=(8,), final_noise=True, rows=512, proposals=1, afresh=wrong is not None
@@ -212,10 +213,8 @@ def test_windows_at_once_and_rows_that_wait(wrong, monkeypatch):
 def test_negative_control_the_drafts_noise_in_the_residual(monkeypatch):
     """The rejected draft's noise, under the target's mean and variance."""
     random = randomness(ROWS)
-    monkeypatch.setattr(
-        chain_speculation, "residual_trip", lambda key, p, q, trip, **_: found_at_once(p.mean)
-    )
-    original = chain_speculation.commit
+    monkeypatch.setattr(speculation, "residual_trip", lambda key, p, q, trip, **_: found_at_once(p.mean))
+    original = speculation.commit
 
     def commit(problem, speculation, chain, draft, verdict):
         moved, counts = original(problem, speculation, chain, draft, verdict)
@@ -226,7 +225,7 @@ def test_negative_control_the_drafts_noise_in_the_residual(monkeypatch):
         reused = p.mean + jnp.exp(0.5 * p.log_var) * problem.random.noise[draft.steps[at, lanes], lanes]
         return moved._replace(x=jnp.where(rejected[:, None], reused, moved.x)), counts
 
-    monkeypatch.setattr(chain_speculation, "commit", commit)
+    monkeypatch.setattr(speculation, "commit", commit)
     found = speculate(drafter=biased(), windows=(8,), random=random, final_noise=True, afresh=True)
     assert min(p_values(found.x)) < FALSE_ALARM
 
@@ -267,8 +266,8 @@ def test_drafts_are_drawn_from_what_is_reported(kind):
 
     @jax.jit
     def drafted(random, drafter):
-        problem, chain = chain_speculation.begin(HEAD, None, time, z, random, c, drafter, temperature=0.8)
-        return chain_speculation.draft_steps(problem, chain, 3)
+        problem, chain = speculation.begin(HEAD, None, time, z, random, c, drafter, temperature=0.8)
+        return speculation.draft_steps(problem, chain, 3)
 
     draft = drafted(random, drafter)
     x, x0, log_std = random.noise[-1], jnp.full((8, DIM), 0.08), np.log(0.8)
@@ -293,9 +292,9 @@ def test_a_window_is_what_the_loop_draws():
 
     @jax.jit
     def drafted(drafter):
-        problem, chain = chain_speculation.begin(HEAD, None, time, z, random, c, drafter, temperature=0.9)
+        problem, chain = speculation.begin(HEAD, None, time, z, random, c, drafter, temperature=0.9)
         chain = chain._replace(left=jnp.array([STEPS, STEPS // 2, 9, 2]))
-        return chain_speculation.draft_steps(problem, chain, STEPS)
+        return speculation.draft_steps(problem, chain, STEPS)
 
     window, loop = drafted(drafter), drafted(StepByStep(*drafter))
     np.testing.assert_array_equal(window.valid, loop.valid)
@@ -394,7 +393,7 @@ def test_the_last_window_finishes_the_rows():
 
 
 KEYS, LABELS = row_keys(jax.random.key(7), 4), jnp.array([3, 1, -1, 9])
-TINY = plain.SamplerSettings(num_iter=6, respacing="ddim8", prefix_buckets=1)
+TINY = sampler.SamplerSettings(num_iter=6, respacing="ddim8", prefix_buckets=1)
 FAST = dataclasses.replace(TINY, chain=ChainSpeculation((3,)))
 
 
@@ -406,7 +405,7 @@ def test_batch_shapes_agree_in_float64():
         params = jax.tree.map(lambda a: jnp.asarray(np.asarray(a, np.float64)), f.params)
         model = MARModel(f.config, jnp.float64)
         settings = dataclasses.replace(FAST, guided=True)
-        run = functools.partial(plain.sample, model, params, settings=settings, cfg=2.5)
+        run = functools.partial(sampler.sample, model, params, settings=settings, cfg=2.5)
         together, alone = run(KEYS, LABELS), run(KEYS[2:3], LABELS[2:3])
     assert together.tokens.dtype == jnp.float64
     np.testing.assert_allclose(alone.tokens[0], together.tokens[2], rtol=0, atol=1e-9)
@@ -419,16 +418,16 @@ def one_call(random, z, chain):
     schedule = sampling_schedule("ddim8")
     time = f.model.embed_time(f.params, jnp.asarray(schedule.timestep_map))
     drafter = frozen(8, f.config.token_dim)
-    problem, start = chain_speculation.begin(
+    problem, start = speculation.begin(
         f.model, f.params, time, z, random, coefficients(schedule), drafter, final_noise=True
     )
     chain = start if chain is None else chain
-    draft = chain_speculation.draft_steps(problem, chain, 3)
-    verdict = chain_speculation.verify_steps(problem, draft)
+    draft = speculation.draft_steps(problem, chain, 3)
+    verdict = speculation.verify_steps(problem, draft)
     log_a = log_acceptance_of_ratio(log_ratio(verdict.p, draft.q, draft.after))
     margin = log_a - jnp.log(random.uniforms[draft.steps, jnp.arange(z.shape[0])])
     counted = draft.valid & (jnp.arange(3)[:, None] <= verdict.n) & (chain.left > 0) & (chain.tries == 0)
-    after, _ = chain_speculation.commit(problem, ChainSpeculation((3,)), chain, draft, verdict)
+    after, _ = speculation.commit(problem, ChainSpeculation((3,)), chain, draft, verdict)
     return after, draft.steps, margin, counted, verdict.n
 
 
@@ -478,7 +477,7 @@ def test_differences_across_batch_shapes_are_near_ties():
 
 def test_groups_are_padded_with_rows_that_cost_nothing():
     f = fixture()
-    made = plain.sample(f.model, f.params, KEYS, LABELS, settings=FAST)
+    made = sampler.sample(f.model, f.params, KEYS, LABELS, settings=FAST)
     assert made.counts.committed.sum() == 4 * 16 * 8  # images x tokens x steps, whatever the padding
     chex.assert_tree_all_finite(made.tokens)
 
@@ -487,7 +486,7 @@ def test_groups_are_padded_with_rows_that_cost_nothing():
 def test_bfloat16_networks():
     f = fixture()
     model = MARModel(f.config, jnp.bfloat16)
-    made = plain.sample(model, f.params, KEYS, LABELS, settings=FAST)
+    made = sampler.sample(model, f.params, KEYS, LABELS, settings=FAST)
     assert made.tokens.dtype == jnp.float32 and np.isfinite(made.tokens).all()
 
 

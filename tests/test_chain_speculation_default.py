@@ -10,13 +10,13 @@ import pytest
 from chain_randomness import randomness
 from laws import FALSE_ALARM, classifier_p_value, energy_p_value
 
-from cspd_jax import models
-from cspd_jax._utils.random import row_keys
-from cspd_jax.image import plain
-from cspd_jax.image.calibration import calibrate
-from cspd_jax.image.chain_speculation import ChainSpeculation
-from cspd_jax.image.chain_timing import run_chains
+from cspd_jax.image import sampler
+from cspd_jax.image.chain.calibration import calibrate
+from cspd_jax.image.chain.choice import run_chains
+from cspd_jax.image.chain.speculation import ChainSpeculation
 from cspd_jax.image.pixels import unpatchify
+from cspd_jax.keys import row_keys
+from cspd_jax.weights import models
 
 STEPS = 100
 
@@ -28,7 +28,7 @@ def default():
 
 def settings_of(config, **kwargs):
     kwargs = {"num_iter": 16, "respacing": config.respacing, "prefix_buckets": 1, **kwargs}
-    return plain.SamplerSettings(**kwargs)
+    return sampler.SamplerSettings(**kwargs)
 
 
 def chains_of_default(speculation, *, guided, temperature, rows=600, seed=0):
@@ -73,7 +73,7 @@ def images_of_default(speculation, count=100, seed=0, **kwargs):
     settings = settings_of(model.config, num_iter=8, respacing="ddim25", chain=speculation)
     labels = jnp.arange(count, dtype=jnp.int32) % 10
     keys = row_keys(jax.random.key(seed), count)
-    made = plain.sample(model.network, model.params, keys, labels, settings=settings, **kwargs)
+    made = sampler.sample(model.network, model.params, keys, labels, settings=settings, **kwargs)
     return np.asarray(unpatchify(made.tokens, 4))[..., 0], np.asarray(labels)
 
 
@@ -123,7 +123,7 @@ def test_a_calibrated_drafter_needs_fewer_calls():
     fast = dataclasses.replace(settings, chain=ChainSpeculation((16,)))
     calls = [
         int(
-            plain.sample(
+            sampler.sample(
                 model.network, model.params, keys, labels, settings=fast, drafter=d
             ).counts.row_calls.sum()
         )

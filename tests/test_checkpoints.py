@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from cspd_jax import checkpoints
-from cspd_jax.checkpoints import parameters
+from cspd_jax import weights
 from cspd_jax.errors import UserError
 from cspd_jax.networks.config import KLConfig, MARConfig
 from cspd_jax.networks.mar import abstract_params
+from cspd_jax.weights import parameters
 
 CONFIG = MARConfig(
     seq_len=4, num_classes=3, buffer_size=2, encoder_width=8, encoder_depth=1, encoder_heads=2,
@@ -34,7 +34,7 @@ def params():
 
 @pytest.fixture
 def saved(tmp_path, params):
-    checkpoints.save(
+    weights.save(
         tmp_path / "model", "mar", CONFIG, params, source="x.pth", source_sha256="ab", extra={"g": [1]}
     )
     return tmp_path / "model"
@@ -49,7 +49,7 @@ def with_leaf(params, value):
 
 
 def test_round_trip(saved, params):
-    kind, config, loaded, metadata = checkpoints.load(saved)
+    kind, config, loaded, metadata = weights.load(saved)
     assert (kind, config) == ("mar", CONFIG)
     same(loaded, params)
     assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(loaded))
@@ -69,18 +69,18 @@ def test_round_trip(saved, params):
 
 def test_relative_paths_and_jax_arrays(tmp_path, params, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    checkpoints.save("here", "mar", CONFIG, jax.tree.map(jnp.asarray, params))
-    same(checkpoints.load("here").params, params)
+    weights.save("here", "mar", CONFIG, jax.tree.map(jnp.asarray, params))
+    same(weights.load("here").params, params)
 
 
 def test_bfloat16_storage_and_casts(tmp_path, params):
     narrow = jax.tree.map(lambda p: p.astype(ml_dtypes.bfloat16), params)
-    description = checkpoints.save(tmp_path / "narrow", "mar", CONFIG, narrow)
+    description = weights.save(tmp_path / "narrow", "mar", CONFIG, narrow)
     assert description["dtype"] == "bfloat16"
-    loaded = checkpoints.load(tmp_path / "narrow").params
+    loaded = weights.load(tmp_path / "narrow").params
     assert {leaf.dtype for leaf in jax.tree.leaves(loaded)} == {jnp.dtype(jnp.bfloat16)}
     same(loaded, narrow)
-    wide = checkpoints.load(tmp_path / "narrow", dtype=jnp.float32).params
+    wide = weights.load(tmp_path / "narrow", dtype=jnp.float32).params
     same(wide, jax.tree.map(lambda p: p.astype(np.float32), narrow))
 
 
@@ -90,13 +90,13 @@ def test_other_kinds(tmp_path):
         size: int
         scale: float = 1.0
 
-    checkpoints.register_kind("toy", Toy, lambda c: {"w": jax.ShapeDtypeStruct((c.size,), np.float32)})
-    checkpoints.save(tmp_path / "toy", "toy", Toy(3), {"w": np.arange(3, dtype=np.float32)})
-    assert checkpoints.load(tmp_path / "toy").config == Toy(3)
+    weights.register_kind("toy", Toy, lambda c: {"w": jax.ShapeDtypeStruct((c.size,), np.float32)})
+    weights.save(tmp_path / "toy", "toy", Toy(3), {"w": np.arange(3, dtype=np.float32)})
+    assert weights.load(tmp_path / "toy").config == Toy(3)
 
 
 def test_tuples_come_back_as_tuples():
-    from cspd_jax.checkpoints.folder import get_kind, read_config
+    from cspd_jax.weights.folder import get_kind, read_config
 
     values = json.loads(json.dumps(dataclasses.asdict(KLConfig(channels=64))))
     assert read_config(get_kind("kl16", "x"), values, "x") == KLConfig(channels=64)
@@ -106,9 +106,9 @@ def test_tuples_come_back_as_tuples():
 
 def test_destination(tmp_path, params, saved):
     with pytest.raises(UserError, match="exists already"):
-        checkpoints.save(saved, "mar", CONFIG, params)
+        weights.save(saved, "mar", CONFIG, params)
     with pytest.raises(UserError, match=r"folder .*nowhere does not exist"):
-        checkpoints.save(tmp_path / "nowhere" / "x", "mar", CONFIG, params)
+        weights.save(tmp_path / "nowhere" / "x", "mar", CONFIG, params)
 
 
 @pytest.mark.parametrize("failure", [KeyboardInterrupt, OSError(28, "No space left on device"), RuntimeError])
@@ -121,7 +121,7 @@ def test_nothing_half_written(tmp_path, params, monkeypatch, failure):
 
     monkeypatch.setattr(parameters, "write", fail)
     with pytest.raises(UserError if isinstance(failure, OSError) else failure):
-        checkpoints.save(tmp_path / "model", "mar", CONFIG, params)
+        weights.save(tmp_path / "model", "mar", CONFIG, params)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -135,9 +135,9 @@ def test_saving_nonsense(tmp_path, params):
     }
     for match, tree in bad.items():
         with refused(tree, match):
-            checkpoints.save(tmp_path / "model", "mar", CONFIG, tree)
+            weights.save(tmp_path / "model", "mar", CONFIG, tree)
     with pytest.raises(UserError, match="unknown kind 'cat'; known kinds are"):
-        checkpoints.save(tmp_path / "model", "cat", CONFIG, params)
+        weights.save(tmp_path / "model", "cat", CONFIG, params)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -152,7 +152,7 @@ def edit_config(folder, **changes):
 
 def unloadable(folder, match):
     with pytest.raises(UserError, match=match):
-        checkpoints.load(folder)
+        weights.load(folder)
 
 
 def test_wrong_descriptions(saved):
@@ -209,26 +209,26 @@ def test_nan_on_disk(tmp_path, params, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(parameters, "check_finite", lambda *_: None)
         bad = with_leaf(params, np.full((1, 1, 8), np.inf, np.float32))
-        checkpoints.save(tmp_path / "model", "mar", CONFIG, bad)
+        weights.save(tmp_path / "model", "mar", CONFIG, bad)
     unloadable(tmp_path / "model", "parameter backbone/mask_token holds NaN or infinity")
 
 
 def single(tmp_path, tree):
-    checkpoints.save(tmp_path / "model", "mar", CONFIG, tree, single_file=True)
+    weights.save(tmp_path / "model", "mar", CONFIG, tree, single_file=True)
     return tmp_path / "model"
 
 
 @pytest.mark.parametrize("single_file", [False, True])
 def test_a_flipped_byte_is_found(tmp_path, params, single_file):
     path = tmp_path / "model"
-    checkpoints.save(path, "mar", CONFIG, params, single_file=single_file)
+    weights.save(path, "mar", CONFIG, params, single_file=single_file)
     if single_file:
         file = path / "params.safetensors"
         content = bytearray(file.read_bytes())
         content[-2] ^= 1  # a bit of the last number
         file.write_bytes(content)
     else:  # a compressed array of other numbers
-        checkpoints.save(
+        weights.save(
             tmp_path / "other", "mar", CONFIG, with_leaf(params, params["backbone"]["mask_token"] + 1)
         )
         shutil.copytree(tmp_path / "other/params", path / "params", dirs_exist_ok=True)
@@ -239,7 +239,7 @@ def test_a_folder_without_checksum_loads(saved, params):
     description = json.loads((saved / "config.json").read_text())
     del description["params_sha256"]
     (saved / "config.json").write_text(json.dumps(description))
-    same(checkpoints.load(saved).params, params)
+    same(weights.load(saved).params, params)
 
 
 def test_the_checksum_is_that_of_names_types_shapes_and_bytes():
@@ -263,7 +263,7 @@ def test_sizes_beyond_every_model(saved):
 def test_a_depth_that_the_parameters_do_not_have_is_refused_before_the_network_is_described(
     saved, monkeypatch
 ):
-    monkeypatch.setattr("cspd_jax.checkpoints.folder.describe_params", None)
+    monkeypatch.setattr("cspd_jax.weights.folder.describe_params", None)
     edit_config(saved, encoder_depth=1000)
     unloadable(saved, "parameters, too few for the 1002 blocks that its config describes")
 
@@ -278,7 +278,7 @@ def test_chunks_larger_than_their_array_are_refused(saved):
 def test_weights_that_are_not_floating_point(tmp_path, params, dtype):
     bad = with_leaf(params, np.zeros((1, 1, 8), dtype))
     with pytest.raises(UserError, match=f"mask_token has type {np.dtype(dtype)}; weights are floating point"):
-        checkpoints.save(tmp_path / "model", "mar", CONFIG, bad)
+        weights.save(tmp_path / "model", "mar", CONFIG, bad)
 
 
 def test_weights_on_disk_that_are_not_floating_point(tmp_path, params):

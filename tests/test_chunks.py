@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 import tiny
 
-from cspd_jax import models
 from cspd_jax._utils.chunks import map_chunks
-from cspd_jax._utils.random import row_keys
-from cspd_jax.image import chain_head, plain
-from cspd_jax.image.chain_speculation import ChainSpeculation
+from cspd_jax.image import sampler
+from cspd_jax.image.chain import head
+from cspd_jax.image.chain.speculation import ChainSpeculation
+from cspd_jax.keys import row_keys
 from cspd_jax.networks import mar as networks
+from cspd_jax.weights import models
 
 KEYS, LABELS = row_keys(jax.random.key(1), 5), jnp.zeros(5, jnp.int32)
 
@@ -34,12 +35,12 @@ def test_parts_make_the_whole(most):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("module, limit", [(networks, "_SCORES"), (chain_head, "_TOGETHER")])
+@pytest.mark.parametrize("module, limit", [(networks, "_SCORES"), (head, "_TOGETHER")])
 def test_a_generation_in_parts(tmp_path, monkeypatch, module, limit):
     """Contexts of two sequences at a time; head calls of a few rows at a time."""
     model = models.load(tiny.save_mar(tmp_path / "model"))
-    settings = plain.SamplerSettings(2, "ddim5", guided=True, chain=ChainSpeculation((4,)))
-    make = functools.partial(plain.sample.__wrapped__, model.network, model.params, KEYS, LABELS)
+    settings = sampler.SamplerSettings(2, "ddim5", guided=True, chain=ChainSpeculation((4,)))
+    make = functools.partial(sampler.sample.__wrapped__, model.network, model.params, KEYS, LABELS)
     whole = make(settings=settings, cfg=2.0).tokens
     config, parts = model.config, []
     scores = config.encoder_heads * (config.buffer_size + config.seq_len) ** 2

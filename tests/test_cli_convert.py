@@ -17,7 +17,7 @@ import pytest
 import torch_file
 from safetensors.numpy import save_file
 
-from cspd_jax import __version__, checkpoints
+from cspd_jax import __version__, weights
 from cspd_jax._utils import files
 from cspd_jax.cli import convert, main
 
@@ -54,7 +54,7 @@ def test_convert_and_info(tmp_path, capsys):
 def test_bfloat16_and_other_weights(tmp_path, capsys):
     argv = ["convert", TINY, tmp_path / "x", "--heads", "4,4", "--dtype", "bfloat16", "--weights", "model"]
     assert run(capsys, *argv)[0] == 0
-    loaded = checkpoints.load(tmp_path / "x")
+    loaded = weights.load(tmp_path / "x")
     assert loaded.metadata["dtype"] == "bfloat16"
     assert str(loaded.params["backbone"]["mask_token"].dtype) == "bfloat16"
     assert run(capsys, "info", GOLDEN / "kl16_g16.ckpt")[0] == 0
@@ -135,7 +135,7 @@ def test_version_is_quick():
     )
     assert out.stdout.strip() == f"cspd-jax {__version__}"
     assert time.perf_counter() - start < 5
-    code = "import sys, cspd_jax.cli as c; c.make_parser(); sys.exit('jax' in sys.modules)"
+    code = "import sys, cspd_jax.apps.cli as c; c.make_parser(); sys.exit('jax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 

@@ -14,8 +14,8 @@ import time
 import pytest
 import tiny
 
-from cspd_jax import cli
 from cspd_jax._utils import files
+from cspd_jax.apps import cli
 from cspd_jax.cli import _failures, info
 from cspd_jax.errors import UserError
 
@@ -136,7 +136,7 @@ def test_a_mistake_of_the_program_is_not_hidden(monkeypatch):
 SLEEPS = """
 import signal, sys, time
 signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where tests run in the background
-from cspd_jax import cli
+from cspd_jax.apps import cli
 from cspd_jax._utils.files import written_beside
 from cspd_jax.cli import info
 def wait(args):
@@ -168,7 +168,7 @@ def test_signals(tmp_path, number, code, word):
 
 SWALLOWS = """
 import sys, time
-from cspd_jax import cli
+from cspd_jax.apps import cli
 from cspd_jax.cli import _failures, info
 _failures._AGAIN = 0.3
 class Callback:

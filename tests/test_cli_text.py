@@ -11,10 +11,10 @@ import pytest
 from hf_folder import DREAM, LLADA, LLAMA, V, tensors, write
 from PIL import Image
 
-from cspd_jax.cli import main
+from cspd_jax.apps.cli import main
 from cspd_jax.cli.masked import _in_one_line
 from cspd_jax.reports.masked import order_picture
-from cspd_jax.tokenizers import ByteTokenizer
+from cspd_jax.weights.tokenizers import ByteTokenizer
 
 PROMPTS = ("--prompt-ids", "1,2,3,4", "--prompt-ids", "5,6")
 EXACT = ("--dtype", "float64", "--no-stop")

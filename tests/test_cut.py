@@ -10,17 +10,18 @@ import numpy as np
 import pytest
 import text_models
 
-from cspd_jax import checkpoints, models, text
-from cspd_jax.cli import main
-from cspd_jax.data.prompts import chat_template, prompt_ids, read_lines
-from cspd_jax.data.text import TextConfig
+from cspd_jax import text, weights
+from cspd_jax.apps.cli import main
 from cspd_jax.errors import UserError
 from cspd_jax.networks.lm import LM
 from cspd_jax.training import presets
+from cspd_jax.training.data.prompts import chat_template, prompt_ids, read_lines
+from cspd_jax.training.data.text import TextConfig
+from cspd_jax.training.text.cached_teacher import Answers, answered, taught_agreement, taught_view
 from cspd_jax.training.text.cut import cut, cut_config
 from cspd_jax.training.text.objective import causal_view, divergence, divergence_from, within
-from cspd_jax.training.text.taught import Answers, answered, taught_agreement, taught_view
 from cspd_jax.training.text.trainer import TextTeacher, check_vocabulary
+from cspd_jax.weights import models
 
 IDS = 64
 TARGET = text_models.model(
@@ -205,7 +206,7 @@ def target(tmp_path_factory):
     folder = tmp_path_factory.mktemp("target")
     (folder / "tokenizer.json").write_text(tokenizer())
     files = {"tokenizer/tokenizer.json": folder / "tokenizer.json"}
-    checkpoints.save(folder / "model", "lm", TARGET.config, params(), companions=files)
+    weights.save(folder / "model", "lm", TARGET.config, params(), companions=files)
     return folder / "model"
 
 
@@ -264,7 +265,7 @@ def test_the_command(target, prompts, tmp_path, monkeypatch, capsys):
     assert logged["loss"] == pytest.approx(float(loss), rel=1e-4)
     assert main(["distill", *flags, "--out", str(second), "--stop-at", "5"]) == 0
     assert main(["distill", "--resume", "--out", str(second), "--json"]) == 0
-    a, b = (checkpoints.load(out / "model").params for out in (first, second))
+    a, b = (weights.load(out / "model").params for out in (first, second))
     assert jax.tree.all(jax.tree.map(lambda x, y: np.array_equal(x, y), a, b))
     capsys.readouterr()
     asked = ["text", "--target", str(target), "--draft", report["model"], "--prompt", "w1 w9", "--compare"]

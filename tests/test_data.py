@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from cspd_jax.data import (
+from cspd_jax.errors import UserError
+from cspd_jax.image.pixels import patchify, unpatchify
+from cspd_jax.training.data import (
     Digits,
     DigitsConfig,
     Folder,
@@ -16,10 +18,8 @@ from cspd_jax.data import (
     Glyphs,
     StreamedFolder,
 )
-from cspd_jax.data.folder import LatentEncoder, Shard, ShardCache, read_image, skip_report
-from cspd_jax.data.source import shuffled
-from cspd_jax.errors import UserError
-from cspd_jax.image.pixels import patchify, unpatchify
+from cspd_jax.training.data.folder import LatentEncoder, Shard, ShardCache, read_image, skip_report
+from cspd_jax.training.data.source import shuffled
 from cspd_jax.training.image.data import make_source
 
 
@@ -282,14 +282,15 @@ def test_latents_of_a_real_autoencoder(tmp_path):
     """From a checkpoint folder and a folder of images to MAR's tokens, against the encoder itself."""
     import jax
 
-    from cspd_jax import checkpoints, models
+    from cspd_jax import weights
     from cspd_jax.networks import autoencoder
     from cspd_jax.networks.config import KLConfig
     from cspd_jax.training.image.data import kl16_encoder
+    from cspd_jax.weights import models
 
     config = KLConfig(channels=16, groups=16)
     params = autoencoder.init_params(config, jax.random.key(0))
-    checkpoints.save(tmp_path / "kl", "kl16", config, params)
+    weights.save(tmp_path / "kl", "kl16", config, params)
     (tmp_path / "images").mkdir()
     fill(tmp_path / "images", {"a": 2, "b": 3}, side=40)
     folder = FolderConfig(str(tmp_path / "images"), size=32, held_out=0)

@@ -29,7 +29,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import cspd_jax
-from cspd_jax.service.offer import SELF
+from cspd_jax.apps.service.config import SELF
 
 gradio = pytest.importorskip("gradio", reason="needs the extra demo (gradio)")
 pytestmark = pytest.mark.slow

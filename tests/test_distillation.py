@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from training_run import TINY
 
-from cspd_jax.cli import main
-from cspd_jax.data.digits import Digits
+from cspd_jax.apps.cli import main
 from cspd_jax.errors import UserError
 from cspd_jax.image.pixels import patchify
 from cspd_jax.networks.mar import MARModel, init_params
+from cspd_jax.training.data.digits import Digits
 from cspd_jax.training.image.data import Alternating, TargetSamples
 from cspd_jax.training.image.distillation import FromTarget, Teacher, distill_step, path_acceptance
 from cspd_jax.training.image.step import init_state

@@ -9,9 +9,9 @@ import threading
 import pytest
 from PIL import Image
 
-from cspd_jax.checkpoints import download
-from cspd_jax.cli import main
+from cspd_jax.apps.cli import main
 from cspd_jax.errors import UserError
+from cspd_jax.weights import download
 
 BODY = b"weights" * 1000
 SHA256 = hashlib.sha256(BODY).hexdigest()

@@ -12,16 +12,17 @@ import pytest
 import tiny
 from PIL import Image
 
-from cspd_jax import checkpoints, models
-from cspd_jax.cli import main
-from cspd_jax.data.digits import Digits, DigitsConfig
-from cspd_jax.data.glyphs import GlyphConfig, Glyphs
-from cspd_jax.data.source import Batch
-from cspd_jax.evaluation import classifier, data, resume, statistics
+from cspd_jax import weights
+from cspd_jax.apps.cli import main
+from cspd_jax.apps.evaluation import classifier, data, resume, statistics
 from cspd_jax.image import generation, pixels, plan
 from cspd_jax.networks import mar
 from cspd_jax.training.config import TrainConfig
+from cspd_jax.training.data.digits import Digits, DigitsConfig
+from cspd_jax.training.data.glyphs import GlyphConfig, Glyphs
+from cspd_jax.training.data.source import Batch
 from cspd_jax.training.presets import to_json
+from cspd_jax.weights import models
 
 GLYPHS = GlyphConfig(classes="01234", fonts=("DejaVuSans", "cmr10"), size=16, extent=12.0)
 RUN = TrainConfig(model=tiny.PIXELS, data=GLYPHS, steps=10, batch=8, warmup=0)
@@ -31,7 +32,7 @@ FAST += ["--classifier-steps", "3"]
 
 def save_target(path, training):
     tree = tiny.params(mar.abstract_params(tiny.PIXELS))
-    checkpoints.save(path, "mar", tiny.PIXELS, tree, extra={"training": training} if training else {})
+    weights.save(path, "mar", tiny.PIXELS, tree, extra={"training": training} if training else {})
     return str(path)
 
 
@@ -256,6 +257,6 @@ def test_bad_input(evaluated, target, tmp_path, capsys):
 
 def test_too_few_held_out_images(tmp_path, capsys, monkeypatch, target):
     few = Batch(np.zeros((3, 16, 16, 1), np.uint8), np.zeros(3, np.int32))
-    monkeypatch.setattr("cspd_jax.evaluation.report.held_out", lambda *_: few)
+    monkeypatch.setattr("cspd_jax.apps.evaluation.report.held_out", lambda *_: few)
     assert main(["evaluate", "--target", target, "--out", str(tmp_path / "out"), *FAST]) == 2
     assert "at least 4" in capsys.readouterr().err

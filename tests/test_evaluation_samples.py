@@ -13,13 +13,13 @@ import tiny
 import torch_file
 from PIL import Image
 
-from cspd_jax.cli import _evaluate_samples, main
+from cspd_jax.apps.cli import evaluate_fid, main
+from cspd_jax.apps.evaluation import features, fid, image_files, reference, statistics
+from cspd_jax.apps.evaluation.frechet import Gaussian
+from cspd_jax.apps.evaluation.image_files import open_images
+from cspd_jax.apps.evaluation.reference import Statistics
 from cspd_jax.converters import inception as converter
 from cspd_jax.errors import UserError
-from cspd_jax.evaluation import features, image_files, reference, samples, statistics
-from cspd_jax.evaluation.frechet import Gaussian
-from cspd_jax.evaluation.image_files import open_images
-from cspd_jax.evaluation.reference import Statistics
 
 RNG = np.random.default_rng(0)
 COUNT, OTHERS = 11, 14
@@ -191,9 +191,9 @@ def network(made):
 
 def evaluate(made, network, against, how="tf1"):
     """The report on one of the sets, without the command line."""
-    settings = samples.Settings(BATCH, how)
+    settings = fid.Settings(BATCH, how)
     opened = reference.open_reference(against)
-    return samples.evaluate(open_images(made / "a.npz"), opened, network, settings, progress=False)[0]
+    return fid.evaluate(open_images(made / "a.npz"), opened, network, settings, progress=False)[0]
 
 
 @pytest.fixture(scope="module")
@@ -233,12 +233,12 @@ def test_a_folder_of_pictures_is_as_good(made, network, report):
 
 
 def test_random_weights_give_no_fid(made, network, report):
-    text = "\n".join(_evaluate_samples.sentences(report))
+    text = "\n".join(evaluate_fid.sentences(report))
     assert "FID" not in text and "Inception score" not in text
     pair = f"of {COUNT} images against {made / 'b.npz'} ({OTHERS} images): "
     assert f"Fréchet distance of Inception features (weights not the published file) {pair}" in text
     pretended = dataclasses.replace(network, sha256=converter.PUBLISHED_SHA256)
-    lines = _evaluate_samples.sentences(evaluate(made, pretended, made / "b.npz"))
+    lines = evaluate_fid.sentences(evaluate(made, pretended, made / "b.npz"))
     starts = [f"{name} {pair}" for name in ("FID", "sFID", "precision", "recall")]
     starts.append(f"Inception score of {COUNT} images: ")
     assert len(lines) == len(starts) and all(map(str.startswith, lines, starts))
@@ -307,12 +307,12 @@ def test_weights_that_give_nan_are_refused(made, network):
     wrong = {**first, "bn": {**first["bn"], "var": first["bn"]["var"] - 9}}
     damaged = dataclasses.replace(network, params={**network.params, "Conv2d_1a_3x3": wrong})
     with pytest.raises(UserError, match="NaN or infinity"):
-        samples.look(open_images(made / "a.npz"), damaged, samples.Settings(BATCH), keep=False)
+        fid.look(open_images(made / "a.npz"), damaged, fid.Settings(BATCH), keep=False)
 
 
 def test_the_parts_are_the_whole(made, network):
     images = open_images(made / "a.npz")
-    first, second = (samples.look(images, network, samples.Settings(size), keep=True) for size in (BATCH, 4))
+    first, second = (fid.look(images, network, fid.Settings(size), keep=True) for size in (BATCH, 4))
     assert [part.count for part in first.parts] == [part.count for part in second.parts] == [3, 2, 2, 2, 2]
     np.testing.assert_allclose(first.kept, second.kept, atol=1e-5)
     for one, other in zip(first.parts, second.parts):

@@ -7,8 +7,8 @@ import pytest
 from test_text_training import CORPUS, TINY
 
 from cspd_jax._utils.event_files import EventFile, checksum
-from cspd_jax.data.text import Texts
 from cspd_jax.training.config import with_settings
+from cspd_jax.training.data.text import Texts
 from cspd_jax.training.text.trainer import train_text
 
 

@@ -12,9 +12,9 @@ from masked_models import LLADA, params_of
 
 from cspd_jax import masked, text
 from cspd_jax._utils import timing
-from cspd_jax._utils.random import apart, row_keys
-from cspd_jax.cli import main
+from cspd_jax.apps.cli import main
 from cspd_jax.errors import UserError
+from cspd_jax.keys import apart, row_keys
 from cspd_jax.networks.lm import LM
 
 KEY = jax.random.key(5)

@@ -15,9 +15,9 @@ from cspd_jax.diffusion.chain import sample_chain, sample_path
 from cspd_jax.diffusion.flow import flow_schedule, of_kind
 from cspd_jax.diffusion.gaussian import coefficients
 from cspd_jax.errors import UserError
-from cspd_jax.image.calibration import fit
-from cspd_jax.image.chain_drafters import NoiseCorrected, frozen
-from cspd_jax.image.chain_speculation import ChainSpeculation, speculate_chain
+from cspd_jax.image.chain.calibration import fit
+from cspd_jax.image.chain.drafters import NoiseCorrected, frozen
+from cspd_jax.image.chain.speculation import ChainSpeculation, speculate_chain
 
 HEAD = GaussianFlow("flow25", 0.7, 0.09)
 STEPS, DIM, ROWS = 26, 16, 1024

@@ -6,10 +6,10 @@ import jax
 import numpy as np
 import pytest
 
-from cspd_jax import models
-from cspd_jax.cli import main
+from cspd_jax.apps.cli import main
 from cspd_jax.training import presets
 from cspd_jax.training.config import FlowTrainConfig
+from cspd_jax.weights import models
 
 MODEL = {"width": 16, "depth": 1, "heads": 2, "class_tokens": 2, "head_width": 16, "head_depth": 1}
 MODEL |= {"respacing": "flow4", "seq_len": 16}

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from scipy import linalg
 
+from cspd_jax.apps.evaluation import frechet, manifold
+from cspd_jax.apps.evaluation.frechet import Gaussian, Moments
+from cspd_jax.apps.evaluation.inception_score import InceptionScore
 from cspd_jax.errors import UserError
-from cspd_jax.evaluation import frechet, manifold
-from cspd_jax.evaluation.frechet import Gaussian, Moments
-from cspd_jax.evaluation.inception_score import InceptionScore
 
 RNG = np.random.default_rng(0)
 

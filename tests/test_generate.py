@@ -11,12 +11,12 @@ import pytest
 import tiny
 
 import cspd_jax
-from cspd_jax import models
-from cspd_jax._utils.random import row_keys
 from cspd_jax.errors import UserError
-from cspd_jax.image import generation, pixels, plain
+from cspd_jax.image import generation, pixels, sampler
 from cspd_jax.image.info import NetworkCalls
+from cspd_jax.keys import row_keys
 from cspd_jax.networks.mar import MARModel
+from cspd_jax.weights import models
 
 KEY = jax.random.key(3)
 LABELS = [0, 1, 2, 3]
@@ -49,7 +49,7 @@ def test_generate_and_look(model):
 
 def test_counts_with_guidance_and_groups(model):
     _, info = generation.generate(KEY, model, [0, 1, -1], num_iter=4, respacing="ddim5", cfg=2.0)
-    segments = plain.plan_segments(16, plain.SamplerSettings(4, prefix_buckets=1))
+    segments = sampler.plan_segments(16, sampler.SamplerSettings(4, prefix_buckets=1))
     width = sum(len(s.groups) * s.width for s in segments)
     assert width >= 16 and info.rounds == 4
     assert info.sequential == NetworkCalls(4, 20) and info.total == NetworkCalls(2 * 3 * 4, 2 * 3 * width * 5)
@@ -168,8 +168,8 @@ def test_published_weights(folder, monkeypatch):
     """What the hub gives is converted; here it gives a small file of the same format."""
     from safetensors.numpy import save_file
 
-    from cspd_jax.checkpoints import hub
     from cspd_jax.converters import mar as table
+    from cspd_jax.weights import hub
 
     entries = table.wanted(tiny.LATENTS)
     rng = np.random.default_rng(0)

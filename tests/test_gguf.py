@@ -14,12 +14,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from cspd_jax.cli import main
+from cspd_jax.apps.cli import main
 from cspd_jax.converters.gguf_header import STORAGES, read_header
 from cspd_jax.converters.source import check, convert, make_config, open_source
 from cspd_jax.errors import UserError
 from cspd_jax.networks.layers import frequencies
-from cspd_jax.tokenizers import FileTokenizer
+from cspd_jax.weights.tokenizers import FileTokenizer
 
 gguf = pytest.importorskip("gguf")
 import gguf_file  # noqa: E402

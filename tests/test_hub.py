@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import save
 
-from cspd_jax.checkpoints import hub
-from cspd_jax.cli import main
+from cspd_jax.apps.cli import main
 from cspd_jax.converters.torch_zip import open_checkpoint
 from cspd_jax.errors import UserError
+from cspd_jax.weights import hub
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 GOLDEN = Path(__file__).parent / "golden"

@@ -12,8 +12,7 @@ import pytest
 import torch_file
 from recorded import GOLDEN, difference
 
-from cspd_jax import checkpoints
-from cspd_jax.cli import main
+from cspd_jax.apps.cli import main
 from cspd_jax.converters import inception as converter
 from cspd_jax.converters.source import convert, make_config, open_source
 from cspd_jax.errors import UserError
@@ -110,7 +109,7 @@ def test_conversion(tmp_path, capsys):
     assert main(["convert", str(tmp_path / "x.pth"), str(tmp_path / "out"), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["kind"] == "inception" and told["config"] == {"divisor": 16, "classes": 10}
-    loaded = checkpoints.load(tmp_path / "out")
+    loaded = weights.load(tmp_path / "out")
     np.testing.assert_array_equal(loaded.params["fc"]["kernel"], weights["fc.weight"].T)
     unit = loaded.params["Mixed_6d"]["branch7x7_2"]
     np.testing.assert_array_equal(unit["bn"]["var"], weights["Mixed_6d.branch7x7_2.bn.running_var"])

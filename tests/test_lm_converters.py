@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 from hf_folder import CONFIGS, DREAM, LLADA, LLAMA, NEOX, QWEN2, TOKENIZER, D, L, M, V, edited, tensors, write
 
-from cspd_jax import checkpoints
-from cspd_jax.checkpoints.folder import get_kind, read_config
-from cspd_jax.cli import main
+from cspd_jax import weights
+from cspd_jax.apps.cli import main
 from cspd_jax.converters import hf_lm
 from cspd_jax.converters.source import convert, make_config, open_source
 from cspd_jax.errors import UserError
 from cspd_jax.networks import lm
 from cspd_jax.networks.lm_config import LMConfig
+from cspd_jax.weights.folder import get_kind, read_config
 
 COMMON = {"vocab_size": V, "known_ids": V, "width": D, "depth": L, "mlp_width": M, "max_positions": 64}
 EXPECTED = {
@@ -240,7 +240,7 @@ def test_convert_and_info(tmp_path, capsys):
     used = [folder / "config.json", *sorted(folder.glob("*.safetensors"))]
     lines = "".join(f"{hashlib.sha256(f.read_bytes()).hexdigest()}  {f.name}\n" for f in used)
     assert converted["source_sha256"] == hashlib.sha256(lines.encode()).hexdigest()
-    loaded = checkpoints.load(tmp_path / "out", np.float32)
+    loaded = weights.load(tmp_path / "out", np.float32)
     assert loaded.config == dataclasses.replace(EXPECTED["qwen2"], known_ids=8)
     embedding = tensors(QWEN2)["model.embed_tokens.weight"].astype(ml_dtypes.bfloat16)
     np.testing.assert_array_equal(loaded.params["embed"]["embedding"], embedding.astype(np.float32))

@@ -16,13 +16,13 @@ from PIL import Image
 
 import cspd_jax
 from cspd_jax._utils import compilation
-from cspd_jax.cli import main
+from cspd_jax.apps.cli import main
 from cspd_jax.errors import UserError
 from cspd_jax.image import autotune, generation, plan
-from cspd_jax.image.chain_drafters import frozen
-from cspd_jax.image.chain_speculation import ChainSpeculation
+from cspd_jax.image.chain.drafters import frozen
+from cspd_jax.image.chain.speculation import ChainSpeculation
 from cspd_jax.image.methods import DraftSpeculation, Plain, ReleasedRunner, SelfSpeculation
-from cspd_jax.image.speculation import PaperCriterion
+from cspd_jax.image.rounds import PaperCriterion
 from cspd_jax.networks.mar import MARModel
 from cspd_jax.reports import acceptance_maps, charts
 

@@ -10,25 +10,27 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from cspd_jax import checkpoints, models
-from cspd_jax._utils.random import row_keys
-from cspd_jax.cli import main
+from cspd_jax import weights
+from cspd_jax.apps.cli import main
 from cspd_jax.converters import nextstep as converter
 from cspd_jax.converters.source import Options, check, convert, make_config, open_source
 from cspd_jax.diffusion.chain import path_log_density, sample_path
 from cspd_jax.diffusion.flow import flow_schedule
 from cspd_jax.diffusion.gaussian import coefficients
 from cspd_jax.errors import UserError
-from cspd_jax.image import calibration, generation, nextstep, pixels, plain, prompts
-from cspd_jax.image.chain_drafters import frozen
-from cspd_jax.image.chain_speculation import ChainSpeculation
-from cspd_jax.image.reveal import guidance_scale
+from cspd_jax.image import generation, nextstep, pixels, prompts, sampler
+from cspd_jax.image.chain import calibration
+from cspd_jax.image.chain.drafters import frozen
+from cspd_jax.image.chain.speculation import ChainSpeculation
+from cspd_jax.image.order import guidance_scale
+from cspd_jax.keys import row_keys
 from cspd_jax.networks.head import sinusoid
 from cspd_jax.networks.lm import Layer, Transformer
 from cspd_jax.networks.lm_config import LMConfig
 from cspd_jax.networks.nextstep import PADDING, abstract_params, make_head, place_table
 from cspd_jax.networks.nextstep_config import NextStepConfig
 from cspd_jax.parallel.rules import partition
+from cspd_jax.weights import models
 
 A = tiny.recorded()
 CHAINS = ("n2", "n8", "n20", "cfg3_n8", "n8_shift3.2", "cfg3_n8_shift3.2")
@@ -163,7 +165,7 @@ def test_generation(model, name):
     run = tiny.run(model, A, name)
     groups = run.settings.groups(6)
     close(guidance_scale(groups, run.cfg, run.settings.cfg_schedule), A[f"gen/{name}/cfg_iter"][:, 0], 1e-6)
-    out = plain.sample(
+    out = sampler.sample(
         run.model.network,
         run.model.params,
         row_keys(jax.random.key(0), 2),
@@ -198,7 +200,7 @@ def test_description(folder, model):
 
 
 def test_checkpoint_folder(tmp_path, model):
-    checkpoints.save(tmp_path / "it", "nextstep", model.config, model.params, single_file=True)
+    weights.save(tmp_path / "it", "nextstep", model.config, model.params, single_file=True)
     loaded = models.load(tmp_path / "it")
     assert loaded.config == model.config
     jax.tree.map(np.testing.assert_array_equal, loaded.params, model.params)

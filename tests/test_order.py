@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from cspd_jax.errors import UserError
-from cspd_jax.image.plain import SamplerSettings, plan_segments
-from cspd_jax.image.reveal import guidance_scale, mask_lengths, random_reveal, reveal_groups
+from cspd_jax.image.order import guidance_scale, mask_lengths, random_reveal, reveal_groups
+from cspd_jax.image.sampler import SamplerSettings, plan_segments
 
 
 @pytest.mark.parametrize("length", [1, 4, 16, 64, 256])

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from cspd_jax._utils.random import row_keys
 from cspd_jax.diffusion.schedule import sampling_schedule
-from cspd_jax.image import plain
+from cspd_jax.image import sampler
+from cspd_jax.keys import row_keys
 from cspd_jax.networks.config import MARConfig
 from cspd_jax.networks.mar import MARModel
 
@@ -56,12 +56,12 @@ def test_whole_generation(change, num_iter, cfg, temperature):
         orders=orders,
         noise=noise,
     ).numpy()
-    ours = plain.sample(
+    ours = sampler.sample(
         MARModel(config),
         jax.tree.map(jnp.asarray, reference_torch.to_jax(reference)),
         row_keys(jax.random.key(0), 3),
         jnp.asarray(labels),
-        settings=plain.SamplerSettings(num_iter=num_iter, respacing=config.respacing, guided=cfg != 1.0),
+        settings=sampler.SamplerSettings(num_iter=num_iter, respacing=config.respacing, guided=cfg != 1.0),
         cfg=cfg,
         temperature=temperature,
         reveal=jnp.asarray(orders[:, ::-1].copy()),

@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 from golden_cases import fixture
 
-from cspd_jax._utils.random import row_keys
-from cspd_jax.image import plain
+from cspd_jax.image import sampler
+from cspd_jax.keys import row_keys
 from cspd_jax.networks.mar import MARModel
 
-SETTINGS = plain.SamplerSettings(num_iter=6, respacing="ddim8", prefix_buckets=1)
+SETTINGS = sampler.SamplerSettings(num_iter=6, respacing="ddim8", prefix_buckets=1)
 LABELS = jnp.array([3, 1, -1, 9])
 KEYS = row_keys(jax.random.key(7), 4)
 
 
 def draw(keys=KEYS, labels=LABELS, settings=SETTINGS, model=None, **kwargs):
     f = fixture()
-    made = plain.sample(model or f.model, f.params, keys, labels, settings=settings, **kwargs)
+    made = sampler.sample(model or f.model, f.params, keys, labels, settings=settings, **kwargs)
     return np.asarray(made.tokens)
 
 
@@ -58,7 +58,7 @@ def test_batch_shapes_agree_in_float64(guided, cfg):
     with jax.enable_x64(True):
         params = jax.tree.map(lambda a: jnp.asarray(np.asarray(a, np.float64)), f.params)
         model = MARModel(f.config, jnp.float64)
-        run = functools.partial(plain.sample, model, params, settings=settings, cfg=cfg)
+        run = functools.partial(sampler.sample, model, params, settings=settings, cfg=cfg)
         together = np.asarray(run(KEYS, LABELS).tokens)
         alone = np.asarray(run(KEYS[2:3], LABELS[2:3]).tokens)
     assert together.dtype == np.float64
@@ -113,8 +113,8 @@ def test_compiled_once_per_shape():
     """Other keys, labels and scales compile nothing."""
     guided = dataclasses.replace(SETTINGS, guided=True)
     draw(settings=guided, cfg=2.5)
-    before = plain.sample._cache_size()
+    before = sampler.sample._cache_size()
     assert before > 0
     for seed, cfg in ((0, 1.0), (1, 2.0)):
         draw(keys=row_keys(jax.random.key(seed), 4), labels=LABELS - seed, settings=guided, cfg=cfg)
-    assert plain.sample._cache_size() == before
+    assert sampler.sample._cache_size() == before

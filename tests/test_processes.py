@@ -187,7 +187,7 @@ def test_one_that_waits_in_vain():
 
 
 def test_where_the_others_are(capsys):
-    from cspd_jax.cli import main
+    from cspd_jax.apps.cli import main
 
     for where in (
         "here",

@@ -10,11 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from cspd_jax.models import TextModel
+from cspd_jax.networks.cpu_matmul import by_outputs, is_large, product
 from cspd_jax.networks.lm import LM, init_params
 from cspd_jax.networks.lm_config import LMConfig
-from cspd_jax.networks.products import by_outputs, is_large, product
 from cspd_jax.networks.quantised import quantise
+from cspd_jax.weights.models import TextModel
 
 WIDE = LMConfig(
     family="neox", vocab_size=300, known_ids=300, width=512, depth=1, heads=4, kv_heads=2, head_dim=128,

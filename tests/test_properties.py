@@ -18,9 +18,9 @@ from masked_models import CONFIGS, MASK, params_of
 from test_token_speculation import MODEL, noise_of, p_value
 
 from cspd_jax import masked, text
-from cspd_jax.image import plain, speculation
-from cspd_jax.image.chain_speculation import ChainSpeculation
-from cspd_jax.image.speculation import PaperCriterion, PathCriterion, TokenSpeculation
+from cspd_jax.image import rounds, sampler
+from cspd_jax.image.chain.speculation import ChainSpeculation
+from cspd_jax.image.rounds import PaperCriterion, PathCriterion, TokenSpeculation
 from cspd_jax.networks.lm import LM
 
 DRAFTS = {
@@ -81,8 +81,8 @@ def image_requests(draw):
 
 
 def check_images(request):
-    sampler = speculation.sample if "speculation" in request else plain.sample
-    noise, found = noise_of(sampler, **request)
+    sample = rounds.sample if "speculation" in request else sampler.sample
+    noise, found = noise_of(sample, **request)
     assert np.isfinite(noise).all() and np.all(np.any(np.asarray(found.tokens) != 0, axis=-1))
     assert p_value(noise) > FALSE_ALARM
     if "speculation" in request:
@@ -197,5 +197,5 @@ def test_negative_control():
     """The law that images are held to refutes another model."""
     request = {"images": 301, "num_iter": 3, "cfg": 1.5, "temperature": 0.7, "seed": 5}
     other = dataclasses.replace(MODEL, offset=0.5)
-    noise, _ = noise_of(lambda _, *args, **options: plain.sample(other, *args, **options), **request)
+    noise, _ = noise_of(lambda _, *args, **options: sampler.sample(other, *args, **options), **request)
     assert p_value(noise) <= FALSE_ALARM

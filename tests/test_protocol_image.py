@@ -170,12 +170,12 @@ class Cached(LinearTokens):
 
 
 def test_a_model_with_a_cache_of_its_context():
-    from cspd_jax.image import plain
+    from cspd_jax.image import sampler
 
-    settings = plain.SamplerSettings(num_iter=4, respacing="ddim10", guided=True, prefix_buckets=2)
+    settings = sampler.SamplerSettings(num_iter=4, respacing="ddim10", guided=True, prefix_buckets=2)
     arguments = (None, KEYS, jnp.zeros(3, jnp.int32))
-    expected = plain.sample(LinearTokens(), *arguments, settings=settings, cfg=1.5).tokens
-    found = plain.sample(Cached(), *arguments, settings=settings, cfg=1.5).tokens
+    expected = sampler.sample(LinearTokens(), *arguments, settings=settings, cfg=1.5).tokens
+    found = sampler.sample(Cached(), *arguments, settings=settings, cfg=1.5).tokens
     np.testing.assert_allclose(found, expected, atol=1e-5)
-    *_, (_, out) = plain.stream(Cached(), *arguments, settings=settings, cfg=1.5)
+    *_, (_, out) = sampler.stream(Cached(), *arguments, settings=settings, cfg=1.5)
     np.testing.assert_allclose(out.tokens, expected, atol=1e-5)

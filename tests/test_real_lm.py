@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 import real_lm
 
-from cspd_jax import models
-from cspd_jax.cli import main
+from cspd_jax.apps.cli import main
 from cspd_jax.networks.lm import LM
 from cspd_jax.networks.quantised import quantise
 from cspd_jax.text import PromptLookup, Sampling, generate
-from cspd_jax.tokenizers import load_tokenizer, read_tokenizer
+from cspd_jax.weights import models
+from cspd_jax.weights.tokenizers import load_tokenizer, read_tokenizer
 
 pytestmark = pytest.mark.real
 GOLDEN = Path(__file__).parent / "golden"

@@ -11,16 +11,16 @@ import pytest
 from linear_tokens import LinearTokens
 from runner_cases import RUNNER_GROUPS, recorded_ends, runner, runner_generation
 
-from cspd_jax._utils.random import row_keys
 from cspd_jax.diffusion.gaussian import Gaussian
 from cspd_jax.diffusion.schedule import respace
 from cspd_jax.errors import UserError
-from cspd_jax.image import plain, released
+from cspd_jax.image import released, sampler
+from cspd_jax.image.order import reveal_groups
 from cspd_jax.image.released import RunnerOptions
-from cspd_jax.image.reveal import reveal_groups
+from cspd_jax.keys import row_keys
 
 TARGET, DRAFT = LinearTokens(), LinearTokens(pull=1.45, offset=0.42)
-SETTINGS = plain.SamplerSettings(num_iter=9, respacing=TARGET.spec, prefix_buckets=1)  # 6 tokens
+SETTINGS = sampler.SamplerSettings(num_iter=9, respacing=TARGET.spec, prefix_buckets=1)  # 6 tokens
 OPTIONS = RunnerOptions(gamma=2, prefill=0.1)
 KEYS, LABELS = row_keys(jax.random.key(5), 4), jnp.zeros(4, jnp.int32)
 
@@ -118,9 +118,11 @@ def test_what_is_reported():
 )
 def test_equal_to_the_plain_sampler(options, draft, cfg_schedule, temperature):
     """A target that judges its own drafts one by one accepts all; or the target generates all."""
-    settings = plain.SamplerSettings(3, TARGET.spec, guided=True, cfg_schedule=cfg_schedule, prefix_buckets=1)
+    settings = sampler.SamplerSettings(
+        3, TARGET.spec, guided=True, cfg_schedule=cfg_schedule, prefix_buckets=1
+    )
     numbers = {"settings": settings, "cfg": 1.5, "temperature": temperature}
-    expected = plain.sample(TARGET, None, KEYS, LABELS, **numbers).tokens
+    expected = sampler.sample(TARGET, None, KEYS, LABELS, **numbers).tokens
     found = draw(draft=draft, options=options, **numbers)
     np.testing.assert_allclose(found.tokens, expected, atol=1e-5)
     assert found.counts.zeros == found.counts.tries.sum() == 0

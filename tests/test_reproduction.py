@@ -11,15 +11,15 @@ import tiny
 from PIL import Image
 
 import cspd_jax
-from cspd_jax import cli
+from cspd_jax.apps import cli
+from cspd_jax.apps.evaluation.equality import FALSE_ALARM, p_values
+from cspd_jax.apps.evaluation.features import PUBLISHED_SHA256, FeatureNetwork
+from cspd_jax.apps.paper import EXPERIMENTS, NAMES, figures_of_merit, published, quality, run, running
+from cspd_jax.apps.paper.cells import Cell
+from cspd_jax.apps.paper.experiment import NOT_AT_HAND, Joined
+from cspd_jax.apps.paper.results import shown
+from cspd_jax.apps.paper.setup import Setup
 from cspd_jax.errors import UserError
-from cspd_jax.evaluation.equality import FALSE_ALARM, p_values
-from cspd_jax.evaluation.features import PUBLISHED_SHA256, FeatureNetwork
-from cspd_jax.reproduction import EXPERIMENTS, NAMES, carry_out, figures_of_merit, published, quality, running
-from cspd_jax.reproduction.cells import Cell
-from cspd_jax.reproduction.experiment import NOT_AT_HAND, Joined
-from cspd_jax.reproduction.results import shown
-from cspd_jax.reproduction.setup import Setup
 
 OF_THE_PAPER = [
     *("table1", "table2", "table3", "table4"),
@@ -82,7 +82,7 @@ def quick(monkeypatch):
         asked.append(cell)
         return invented(setup, cell)
 
-    monkeypatch.setattr(carry_out, "run_cell", run_cell)
+    monkeypatch.setattr(run, "run_cell", run_cell)
     monkeypatch.setattr(quality, "p_values", lambda *_: P_VALUES)
     return asked
 
@@ -98,7 +98,7 @@ def carried_out(names, setup, out, drawn=()):
         one if one.name in drawn else dataclasses.replace(one, picture=nothing) for one in experiments
     ]
     told = lambda one: f"cspd-jax reproduce {one.name}"
-    return carry_out.carry_out(experiments, setup, out, told, progress=False)
+    return run.carry_out(experiments, setup, out, told, progress=False)
 
 
 def command(*arguments):
@@ -121,7 +121,7 @@ def everything(pair, tmp_path_factory):
     """All experiments with invented cells: the folder and the reports."""
     out = tmp_path_factory.mktemp("all")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(carry_out, "run_cell", invented)
+        patch.setattr(run, "run_cell", invented)
         patch.setattr(quality, "p_values", lambda *_: P_VALUES)
         return out, carried_out(NAMES, Setup(*pair, **SMALL), out, DRAWN)
 
@@ -187,10 +187,10 @@ def test_what_is_finished_is_not_run_again(pair, tmp_path, monkeypatch, quick):
         return invented(setup, cell)
 
     with monkeypatch.context() as patch:
-        patch.setattr(carry_out, "run_cell", interrupted)
+        patch.setattr(run, "run_cell", interrupted)
         with pytest.raises(KeyboardInterrupt):
             carried_out(["table1"], setup, tmp_path)
-    assert carry_out.cells_done(tmp_path) == 5 and not (tmp_path / "table1.json").exists()
+    assert run.cells_done(tmp_path) == 5 and not (tmp_path / "table1.json").exists()
     cells = EXPERIMENTS["table1"].cells(setup)
     first = carried_out(["table1"], setup, tmp_path)
     assert len(quick) == len(cells) - 5  # an interrupted one continues
@@ -288,9 +288,9 @@ def test_the_command(checkpoints, tmp_path, monkeypatch, capsys, quick):
         "figure8.md",
         "figure8.png",
     }
-    some, left_out = carry_out.chosen("all", has_draft=False)
+    some, left_out = run.chosen("all", has_draft=False)
     assert left_out == ["table3", "figure9"] and len(some) == len(OF_THE_PAPER) - 2
-    monkeypatch.setattr(carry_out, "chosen", lambda name, has_draft: (some[:1], left_out))
+    monkeypatch.setattr(run, "chosen", lambda name, has_draft: (some[:1], left_out))
     assert command("all", *flags) == 0
     printed = capsys.readouterr()
     assert "without --draft these are left out: table3, figure9" in printed.err
@@ -301,7 +301,7 @@ def test_the_command(checkpoints, tmp_path, monkeypatch, capsys, quick):
     def interrupted(setup, cell):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(carry_out, "run_cell", interrupted)
+    monkeypatch.setattr(run, "run_cell", interrupted)
     assert command("table1", *flags, "--seed", "5") == 130
     assert "finished cells are in reproduction; the same command continues" in capsys.readouterr().err
 

@@ -11,16 +11,17 @@ import pytest
 import tiny as tiny_models
 from training_run import TINY
 
-from cspd_jax import checkpoints, cli
-from cspd_jax.data import Digits
+from cspd_jax import weights
+from cspd_jax.apps import cli
 from cspd_jax.errors import UserError
 from cspd_jax.training import presets
-from cspd_jax.training.begun import Begun
 from cspd_jax.training.checkpointing import Checkpoints, has_checkpoints
 from cspd_jax.training.config import with_settings
+from cspd_jax.training.data import Digits
 from cspd_jax.training.image import trainer
 from cspd_jax.training.image.step import init_state
 from cspd_jax.training.image.trainer import train
+from cspd_jax.training.provenance import Begun
 from cspd_jax.training.run import MetricsLog
 from cspd_jax.training.run_folder import LOCK, claimed
 
@@ -179,7 +180,7 @@ def tiny(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(presets.PRESETS, "tiny", TINY)
     params = init_state(TINY).params
-    checkpoints.save("first", "mar", TINY.model, jax.tree.map(lambda a: a + 1, params))
+    weights.save("first", "mar", TINY.model, jax.tree.map(lambda a: a + 1, params))
     seen = []
 
     def killed_at_once(config, source, out, *, initial, **_):
@@ -206,7 +207,7 @@ def test_a_run_killed_before_its_first_checkpoint_has_its_beginning(tiny, tmp_pa
     assert command("distill", "--resume", "--out", "../run") == 2
     assert "was begun by cspd-jax train" in capsys.readouterr().err
     shutil.rmtree(tmp_path / "first")
-    checkpoints.save(tmp_path / "first", "mar", TINY.model, init_state(TINY).params)
+    weights.save(tmp_path / "first", "mar", TINY.model, init_state(TINY).params)
     assert command("train", "--resume", "--out", "../run") == 2
     assert "has other weights" in capsys.readouterr().err and len(tiny) == 2
 

@@ -16,8 +16,8 @@ from ahead import ahead
 from laws import FALSE_ALARM, classifier_p_value, energy_p_value
 from recorded import GOLDEN, network
 
-from cspd_jax._utils.random import row_keys
-from cspd_jax.image import plain, speculation
+from cspd_jax.image import rounds, sampler
+from cspd_jax.keys import row_keys
 
 NEAR = "cspd_draft_near"
 
@@ -28,7 +28,7 @@ def images(sampler, seed, *, count=400, cfg=1.0, num_iter=16, draft=None, **opti
     if draft:
         small = network(GOLDEN, draft, target)
         options |= {"draft": small.model, "draft_params": small.params}
-    settings = plain.SamplerSettings(num_iter, "ddim8", guided=cfg != 1, final_noise=True, prefix_buckets=1)
+    settings = sampler.SamplerSettings(num_iter, "ddim8", guided=cfg != 1, final_noise=True, prefix_buckets=1)
     keys, labels = row_keys(jax.random.key(seed), count), jnp.zeros(count, jnp.int32)
     found = sampler(target.model, target.params, keys, labels, settings=settings, cfg=cfg, **options)
     return np.asarray(found.tokens, np.float64), found
@@ -36,7 +36,7 @@ def images(sampler, seed, *, count=400, cfg=1.0, num_iter=16, draft=None, **opti
 
 @functools.cache
 def reference(count, cfg, num_iter):
-    return images(plain.sample, 0, count=count, cfg=cfg, num_iter=num_iter)[0]
+    return images(sampler.sample, 0, count=count, cfg=cfg, num_iter=num_iter)[0]
 
 
 def p_value(x, y):
@@ -57,9 +57,7 @@ DRAFTERS = {
 
 
 def check(drafter, cfg, num_iter, count):
-    tokens, found = images(
-        speculation.sample, 1, count=count, cfg=cfg, num_iter=num_iter, **DRAFTERS[drafter]
-    )
+    tokens, found = images(rounds.sample, 1, count=count, cfg=cfg, num_iter=num_iter, **DRAFTERS[drafter])
     assert p_value(tokens, reference(count, cfg, num_iter)) > FALSE_ALARM
     counts = found.counts
     assert counts.truncated == 0 and 0 < counts.accepted.sum() < counts.tested.sum()
@@ -91,5 +89,5 @@ WRONG = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WRONG)
 def test_lossy_images_are_told_apart(name):
-    tokens, _ = images(speculation.sample, 1, **WRONG[name])
+    tokens, _ = images(rounds.sample, 1, **WRONG[name])
     assert p_value(tokens, reference(400, 1.0, 16)) <= FALSE_ALARM

@@ -20,10 +20,10 @@ import tiny
 from PIL import Image
 
 import cspd_jax
-from cspd_jax import cli, samples
+from cspd_jax.apps import bulk, cli
+from cspd_jax.apps.bulk import claims, exports, folder, shard, workers
 from cspd_jax.errors import UserError
 from cspd_jax.image import generation
-from cspd_jax.samples import claims, exports, folder, making, sharing
 
 FAST = {"num_iter": 4, "respacing": "ddim5"}
 FLAGS = ("--num-iter", "4", "--steps", "ddim5", "--batch", "4")
@@ -40,7 +40,7 @@ def model(target):
 
 
 def job_of(model, images=10, turn=range(5), batch=4, request=FAST, **more):
-    return samples.Job(model, cspd_jax.make_request(model, turn, **request), images, batch=batch, **more)
+    return bulk.Job(model, cspd_jax.make_request(model, turn, **request), images, batch=batch, **more)
 
 
 def shards_in(path):
@@ -49,13 +49,13 @@ def shards_in(path):
 
 
 def images_in(path):
-    return np.concatenate([shard.images for shard in samples.read(path)])
+    return np.concatenate([shard.images for shard in bulk.read(path)])
 
 
 @pytest.fixture(scope="module")
 def whole(model, tmp_path_factory):
     path = tmp_path_factory.mktemp("whole")
-    samples.run(job_of(model, tokens=True), path, npz=path / "all.npz", png=True, start=0)
+    bulk.run(job_of(model, tokens=True), path, npz=path / "all.npz", png=True, start=0)
     return path
 
 
@@ -70,7 +70,7 @@ def test_the_images_are_those_of_generate(model, whole):
     request = cspd_jax.make_request(model, [i % 5 for i in range(10)], **FAST)
     plan = cspd_jax.resolve(model, request, 4)
     tokens, _ = generation.generate_batches(jax.random.key(0), plan)
-    stored = list(samples.read(whole))
+    stored = list(bulk.read(whole))
     assert [(s.first, len(s.labels)) for s in stored] == [(0, 4), (4, 4), (8, 2)]
     np.testing.assert_array_equal(np.concatenate([s.tokens for s in stored]), tokens)
     np.testing.assert_array_equal(images_in(whole), cspd_jax.to_images(model, tokens))
@@ -84,15 +84,15 @@ def test_a_part_of_the_images(model, tmp_path, method, whole):
     request = FAST if method == "plain" else {**FAST, "method": cspd_jax.SelfSpeculation(2, 2)}
     if method == "self":
         whole = tmp_path / "whole"
-        samples.run(job_of(model, request=request), whole)
-    samples.run(job_of(model, 5, first=3, request=request), tmp_path / "part", start=1)
-    assert [s.first for s in samples.read(tmp_path / "part")] == [3, 4]
+        bulk.run(job_of(model, request=request), whole)
+    bulk.run(job_of(model, 5, first=3, request=request), tmp_path / "part", start=1)
+    assert [s.first for s in bulk.read(tmp_path / "part")] == [3, 4]
     np.testing.assert_array_equal(images_in(tmp_path / "part"), images_in(whole)[3:8])
-    labels = np.concatenate([s.labels for s in samples.read(tmp_path / "part")])
+    labels = np.concatenate([s.labels for s in bulk.read(tmp_path / "part")])
     np.testing.assert_array_equal(labels, [3, 4, 0, 1, 2])
     if method == "self":  # counts are of the images that were wanted
         for first, count in ((0, 6), (6, 4)):
-            samples.run(job_of(model, count, first=first, request=request), tmp_path / str(first))
+            bulk.run(job_of(model, count, first=first, request=request), tmp_path / str(first))
         records = [json.loads(p.read_text()) for p in tmp_path.glob("[06]/shards/*.json")]
         of_whole = [json.loads(p.read_text()) for p in whole.glob("shards/*.json")]
         for name in ("tested", "accepted"):
@@ -107,16 +107,16 @@ def test_interruption_and_order(model, whole, tmp_path, monkeypatch):
         if made:
             raise KeyboardInterrupt
         made.append(1)
-        return making.make_shard(*arguments)
+        return shard.make_shard(*arguments)
 
     job, told = job_of(model, tokens=True), []
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(sharing, "make_shard", interrupted)
-        samples.run(job, tmp_path, start=2)
-    assert list(shards_in(tmp_path)) == ["00002.npz"] and sharing.images_done(tmp_path) == (2, 10)
+        patch.setattr(workers, "make_shard", interrupted)
+        bulk.run(job, tmp_path, start=2)
+    assert list(shards_in(tmp_path)) == ["00002.npz"] and workers.images_done(tmp_path) == (2, 10)
     with pytest.raises(UserError, match="holds 2 of 10 images"):
-        list(samples.read(tmp_path))
-    samples.run(job, tmp_path, tell=told.append)
+        list(bulk.read(tmp_path))
+    bulk.run(job, tmp_path, tell=told.append)
     assert told == ["continuing: 1 of 3 shards are there"]
     assert shards_in(tmp_path) == shards_in(whole)
     assert not list(tmp_path.rglob("*.partial")) and [p.name for p in (tmp_path / "claims").iterdir()] == [
@@ -125,8 +125,8 @@ def test_interruption_and_order(model, whole, tmp_path, monkeypatch):
 
 
 def test_shards_of_several_batches(model, whole, tmp_path):
-    samples.run(job_of(model, shard_size=8), tmp_path)
-    assert [len(s.labels) for s in samples.read(tmp_path)] == [8, 2]
+    bulk.run(job_of(model, shard_size=8), tmp_path)
+    assert [len(s.labels) for s in bulk.read(tmp_path)] == [8, 2]
     np.testing.assert_array_equal(images_in(tmp_path), images_in(whole))
     with pytest.raises(UserError, match="not a whole number of batches of 4; 8 would be"):
         job_of(model, shard_size=6)
@@ -145,12 +145,12 @@ def test_exports(model, whole):
     (whole / "png" / "000007.png").unlink()
     before = npz.stat().st_mtime_ns, png.stat().st_mtime_ns
     report = (whole / "report.json").read_bytes()
-    samples.run(job_of(model, tokens=True), whole, npz=npz, png=True)
+    bulk.run(job_of(model, tokens=True), whole, npz=npz, png=True)
     assert (npz.stat().st_mtime_ns, png.stat().st_mtime_ns) == before  # what is there is not made again
     assert (whole / "png" / "000007.png").exists() and (whole / "report.json").read_bytes() == report
     np.savez(whole / "other.npz", arr_0=images)
     with pytest.raises(UserError, match=r"other\.npz exists and holds something else"):
-        samples.run(job_of(model, tokens=True), whole, npz=whole / "other.npz")
+        bulk.run(job_of(model, tokens=True), whole, npz=whole / "other.npz")
 
 
 def test_another_job_is_refused(model, whole, tmp_path):
@@ -163,36 +163,36 @@ def test_another_job_is_refused(model, whole, tmp_path):
         ({"tokens": False}, "tokens is True there and False here"),
     ):
         with pytest.raises(UserError) as refused:
-            samples.run(job_of(model, **{"tokens": True, **more}), whole)
+            bulk.run(job_of(model, **{"tokens": True, **more}), whole)
         assert told in str(refused.value) and "holds other samples" in str(refused.value)
     other = cspd_jax.load(tiny.save_mar(tmp_path / "target", seed=1))
     with pytest.raises(UserError, match="weights_sha256"):
-        samples.run(job_of(other, tokens=True), whole)
+        bulk.run(job_of(other, tokens=True), whole)
     copy = cspd_jax.load(tiny.save_mar(tmp_path / "elsewhere"))  # the same model in another place
-    samples.run(job_of(copy, tokens=True), whole)
+    bulk.run(job_of(copy, tokens=True), whole)
 
 
 def test_damage(model, whole, tmp_path):
     path, told = tmp_path / "out", []
     job = job_of(model, tokens=True)
-    samples.run(job, path)
+    bulk.run(job, path)
     shard = path / "shards" / "00001.npz"
     content = bytearray(shard.read_bytes())
     content[700] ^= 1
     shard.write_bytes(content)
     with pytest.raises(UserError, match=r"00001\.npz is damaged"):
-        list(samples.read(path))
+        list(bulk.read(path))
     with pytest.raises(UserError, match=r"00001\.npz is damaged"):
-        samples.run(job, path, npz=tmp_path / "all.npz")
+        bulk.run(job, path, npz=tmp_path / "all.npz")
     assert not (tmp_path / "all.npz").exists()
-    samples.run(job, path, verify=True, tell=told.append)
+    bulk.run(job, path, verify=True, tell=told.append)
     assert any("00001.npz is damaged; it is made again" in t for t in told)
     assert shards_in(path) == shards_in(whole)
     shard.write_bytes(content[:-10])  # of another size: noticed without --verify-files
     (path / "shards" / "00002.json").unlink()
     (path / "shards" / "00000.json").write_text("{}")
-    assert sharing.images_done(path) == (0, 10)
-    samples.run(job, path)
+    assert workers.images_done(path) == (0, 10)
+    bulk.run(job, path)
     assert shards_in(path) == shards_in(whole)
 
 
@@ -231,7 +231,7 @@ def test_folders_of_strangers(model, whole, tmp_path, name, change, sentence):
         (tmp_path / part).write_bytes((whole / part).read_bytes())
     change(tmp_path / name)
     with pytest.raises(UserError) as refused:
-        list(samples.read(tmp_path))
+        list(bulk.read(tmp_path))
     assert sentence in str(refused.value)
 
 
@@ -243,7 +243,7 @@ def test_a_sound_file_with_other_images(whole, tmp_path):
     with np.load(whole / "shards" / "00000.npz") as file:
         np.savez(tmp_path / "shards" / "00000.npz", **{**file, "arr_0": 255 - file["arr_0"]})
     with pytest.raises(UserError, match="another SHA-256"):
-        next(samples.read(tmp_path))
+        next(bulk.read(tmp_path))
 
 
 def test_an_array_that_is_not_as_the_manifest_says(whole, tmp_path):
@@ -267,14 +267,14 @@ def test_an_array_that_is_not_as_the_manifest_says(whole, tmp_path):
         told = {**record, "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
         (tmp_path / "shards" / "00000.json").write_text(json.dumps(told))
         with pytest.raises(UserError) as refused:
-            next(samples.read(tmp_path))
+            next(bulk.read(tmp_path))
         assert sentence in str(refused.value)
     np.savez_compressed(shard, **{k: np.zeros_like(v) for k, v in own.items() if v is not None})
     content = shard.read_bytes()
     told = {**record, "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
     (tmp_path / "shards" / "00000.json").write_text(json.dumps(told))
     with pytest.raises(UserError, match="is too small for 4 images"):
-        next(samples.read(tmp_path))
+        next(bulk.read(tmp_path))
 
 
 def test_a_lossy_method_is_named(target, model, tmp_path, capsys):
@@ -286,28 +286,28 @@ def test_a_lossy_method_is_named(target, model, tmp_path, capsys):
     out, err = capsys.readouterr()
     report = json.loads(out)
     assert not report["lossless"] and "Sigma" in report["why"] and f"lossy: {report['why']}" in err
-    manifest = samples.read_manifest(tmp_path / "a")
+    manifest = bulk.read_manifest(tmp_path / "a")
     assert not manifest.lossless and "Sigma" in manifest.why
     assert manifest.method["criterion"] == "paper" and len(manifest.method["draft"]["weights_sha256"]) == 64
     record = tmp_path / "a" / "shards" / "00000.json"
     assert json.loads(record.read_text())["tested"] > 0
     exact = tmp_path / "b"
-    samples.run(job_of(model, 4, request={**FAST, "method": cspd_jax.SelfSpeculation(2, 2)}), exact)
-    assert samples.read_manifest(exact).lossless
+    bulk.run(job_of(model, 4, request={**FAST, "method": cspd_jax.SelfSpeculation(2, 2)}), exact)
+    assert bulk.read_manifest(exact).lossless
     path = exact / "shards" / "00000.json"
     _change(truncated=2)(path)
-    report = samples.run(job_of(model, 4, request={**FAST, "method": cspd_jax.SelfSpeculation(2, 2)}), exact)
+    report = bulk.run(job_of(model, 4, request={**FAST, "method": cspd_jax.SelfSpeculation(2, 2)}), exact)
     assert not report["lossless"] and "2 draws from a residual were given up" in report["why"]
 
 
 def test_gains_are_those_of_the_folder(model, tmp_path, monkeypatch):
     """Drafters fitted elsewhere, with other last bits, make the same images: the folder's are taken."""
-    from cspd_jax.image import calibration
+    from cspd_jax.image.chain import calibration
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     job = job_of(model, request={**FAST, "denoise": "speculative"})
-    samples.run(job, tmp_path / "a")
-    assert samples.read_manifest(tmp_path / "a").gains_sha256
+    bulk.run(job, tmp_path / "a")
+    assert bulk.read_manifest(tmp_path / "a").gains_sha256
     report = json.loads((tmp_path / "a" / "report.json").read_text())
     assert report["lossless"] and report["chain_acceptance"] > 0
     before, shard = shards_in(tmp_path / "a"), tmp_path / "a" / "shards" / "00001.json"
@@ -320,11 +320,11 @@ def test_gains_are_those_of_the_folder(model, tmp_path, monkeypatch):
         return found._replace(calibration=found.calibration._replace(drafter=drafter))
 
     monkeypatch.setattr(calibration, "get", other)
-    samples.run(job, tmp_path / "a")
+    bulk.run(job, tmp_path / "a")
     assert shards_in(tmp_path / "a") == before
     (tmp_path / "a" / "gains.npz").write_bytes(b"?")
     with pytest.raises(UserError, match=r"gains\.npz is not the file"):
-        samples.run(job, tmp_path / "a")
+        bulk.run(job, tmp_path / "a")
 
 
 def test_labels(target, model, tmp_path, capsys):
@@ -333,11 +333,11 @@ def test_labels(target, model, tmp_path, capsys):
     assert (
         command(*argv, "--out", tmp_path / "a", "--labels-file", tmp_path / "labels.txt", "--first", 1) == 0
     )
-    labels = np.concatenate([s.labels for s in samples.read(tmp_path / "a")])
+    labels = np.concatenate([s.labels for s in bulk.read(tmp_path / "a")])
     np.testing.assert_array_equal(labels, [1, -1, 0, 0, 2])
     np.testing.assert_array_equal(np.load(tmp_path / "a" / "labels.npy"), [3, 1, -1, 0, 0, 2])
     assert command(*argv, "--out", tmp_path / "b", "--labels", "cat,dog", "--per-class", 2) == 0
-    labels = np.concatenate([s.labels for s in samples.read(tmp_path / "b")])
+    labels = np.concatenate([s.labels for s in bulk.read(tmp_path / "b")])
     np.testing.assert_array_equal(labels, [2, 3, 2, 3])
     capsys.readouterr()
     for wrong, sentence in (
@@ -366,19 +366,19 @@ def test_latents(tmp_path):
     vae = cspd_jax.load_vae(tiny.save_kl16(tmp_path / "vae"))
     with pytest.raises(UserError, match="makes latents; give the autoencoder"):
         job_of(model)
-    samples.run(job_of(model, 6, vae=vae, tokens=True), tmp_path / "a", png=True)
-    tokens = np.concatenate([s.tokens for s in samples.read(tmp_path / "a")])
+    bulk.run(job_of(model, 6, vae=vae, tokens=True), tmp_path / "a", png=True)
+    tokens = np.concatenate([s.tokens for s in bulk.read(tmp_path / "a")])
     # Decoding is by so many rows at once as a batch has.
     expected = np.concatenate([cspd_jax.to_images(model, tokens[:4], vae)])
     np.testing.assert_array_equal(images_in(tmp_path / "a")[:4], expected)
     with Image.open(tmp_path / "a" / "png" / "000005.png") as picture:
         assert picture.mode == "RGB" and picture.size == (8, 8)
-    samples.run(job_of(model, 6, tokens=True), tmp_path / "b")
-    stored = list(samples.read(tmp_path / "b"))
+    bulk.run(job_of(model, 6, tokens=True), tmp_path / "b")
+    stored = list(bulk.read(tmp_path / "b"))
     assert stored[0].images is None
     np.testing.assert_array_equal(np.concatenate([s.tokens for s in stored]), tokens)
     with pytest.raises(UserError, match="stores tokens alone"):
-        samples.run(job_of(model, 6, tokens=True), tmp_path / "b", png=True)
+        bulk.run(job_of(model, 6, tokens=True), tmp_path / "b", png=True)
 
 
 def test_a_model_that_diverges(model, tmp_path):
@@ -386,9 +386,9 @@ def test_a_model_that_diverges(model, tmp_path):
     params = jax.tree.map(lambda a: a * np.nan, model.params)
     diverging = dataclasses.replace(model, params=params)
     with pytest.raises(UserError, match="all 8 images from number 0 on came out as NaN"):
-        samples.run(job_of(diverging, 8, batch=8), tmp_path / "a")
-    report = samples.run(job_of(diverging, 1), tmp_path / "b")
-    (shard,) = samples.read(tmp_path / "b")
+        bulk.run(job_of(diverging, 8, batch=8), tmp_path / "a")
+    report = bulk.run(job_of(diverging, 1), tmp_path / "b")
+    (shard,) = bulk.read(tmp_path / "b")
     assert report["non_finite"] == 1 and not shard.finite.any() and not shard.images.any()
 
 
@@ -443,7 +443,7 @@ def test_without_locks_there_is_one_process(tmp_path, monkeypatch, way, model, w
     done = subprocess.Popen(["true"])
     done.wait()
     (tmp_path / "claims" / "process").write_text(f"{claims.machine()} {done.pid}")  # killed: it is gone
-    samples.run(job_of(model, tokens=True), tmp_path)
+    bulk.run(job_of(model, tokens=True), tmp_path)
     assert shards_in(tmp_path) == shards_in(whole) and not (tmp_path / "claims" / "process").exists()
 
 
@@ -452,7 +452,7 @@ def test_sharing(model, whole, tmp_path):
     job = job_of(model, tokens=True)
     for turn in range(3):
         path = tmp_path / str(turn)
-        both = [functools.partial(samples.run, job, path, npz=tmp_path / "all.npz", start=i) for i in (0, 2)]
+        both = [functools.partial(bulk.run, job, path, npz=tmp_path / "all.npz", start=i) for i in (0, 2)]
         with ThreadPoolExecutor() as pool:
             first, second = (future.result() for future in [pool.submit(run) for run in both])
         assert first == second and shards_in(path) == shards_in(whole)
@@ -503,8 +503,8 @@ def test_a_full_disk(model, tmp_path, monkeypatch, whole):
     with monkeypatch.context() as patch:
         patch.setattr(folder.np, "savez", full)
         with pytest.raises(UserError, match="No space left on device; 0 of 10 images are in"):
-            samples.run(job, tmp_path)
-    samples.run(job, tmp_path)
+            bulk.run(job, tmp_path)
+    bulk.run(job, tmp_path)
     assert shards_in(tmp_path) == shards_in(whole) and not list(tmp_path.rglob("*.partial"))
 
 
@@ -512,5 +512,5 @@ def test_the_npz_is_stored_and_large_files_are_allowed(whole):
     with zipfile.ZipFile(whole / "all.npz") as archive:
         (info,) = archive.infolist()
         assert info.compress_type == zipfile.ZIP_STORED and archive.testzip() is None
-        assert archive.comment.decode().split()[-1] == samples.read_manifest(whole).job
-    assert exports.has_npz(samples.read_manifest(whole), whole / "all.npz")
+        assert archive.comment.decode().split()[-1] == bulk.read_manifest(whole).job
+    assert exports.has_npz(bulk.read_manifest(whole), whole / "all.npz")

@@ -21,17 +21,17 @@ from linear_tokens import LinearTokens
 
 import cspd_jax
 from cspd_jax import Plain, SelfSpeculation, cli
-from cspd_jax._utils.random import row_keys
+from cspd_jax.apps.service import jobs, render
+from cspd_jax.apps.service.config import Offer
+from cspd_jax.apps.service.engine import Engine
+from cspd_jax.apps.service.jobs import Busy, Cancelled, Failed, Job, TimedOut
+from cspd_jax.apps.service.rows import ImageRequest, ImageRows
+from cspd_jax.apps.service.streams import MaskedRequest, TextProgress, TextRequest, padded
 from cspd_jax.errors import UserError
-from cspd_jax.models import ImageModel, TextModel
+from cspd_jax.keys import row_keys
 from cspd_jax.networks.lm import LM
-from cspd_jax.service import jobs, show
-from cspd_jax.service.engine import Engine
-from cspd_jax.service.jobs import Busy, Cancelled, Failed, Job, TimedOut
-from cspd_jax.service.offer import Offer
-from cspd_jax.service.rows import ImageRequest, ImageRows
-from cspd_jax.service.streams import MaskedRequest, TextProgress, TextRequest, padded
-from cspd_jax.tokenizers import ByteTokenizer
+from cspd_jax.weights.models import ImageModel, TextModel
+from cspd_jax.weights.tokenizers import ByteTokenizer
 
 B = 3
 METHOD = SelfSpeculation(gamma=2, proposals=4)
@@ -135,7 +135,7 @@ def test_a_row_that_is_emptied_midway_disturbs_nobody(toy):
 
 def test_rounds_compile_once(toy):
     """Requests that come and go, with other labels, seeds and scales, are no new programs."""
-    from cspd_jax.service import rows
+    from cspd_jax.apps.service import rows
 
     lane = ImageRows(toy, B, METHOD, True)
     run_rows(lane, {0: [ImageRequest(0, 1, 2.0)]})
@@ -451,18 +451,18 @@ def test_latents_become_a_picture_when_they_are_complete(tmp_path):
     with offer.engine(rows=1, timeout=60).start() as engine:
         job = engine.submit(offer.image_request(1, 2))
         told = list(job.follow())
-    assert show.picture(offer, told[0]) != show.picture(offer, told[-1])
-    pixels = show.png(cspd_jax.to_images(model, told[-1].tokens[None], vae)[0])
-    assert base64.b64encode(pixels).decode() in show.images(offer, [job])
+    assert render.picture(offer, told[0]) != render.picture(offer, told[-1])
+    pixels = render.png(cspd_jax.to_images(model, told[-1].tokens[None], vae)[0])
+    assert base64.b64encode(pixels).decode() in render.images(offer, [job])
 
 
 def test_what_users_write_is_escaped(lm):
     """Prompts and sentences come back as text, never as elements of the page."""
     progress = TextProgress([ord(c) for c in "<b>&"], [1, 2, 3, 4], 2, (2, 1), True)
     job = Job(TextRequest((60,)), 5)
-    shown = show.text(ByteTokenizer(), [ord(c) for c in "<script>"], progress, job)
+    shown = render.text(ByteTokenizer(), [ord(c) for c in "<script>"], progress, job)
     assert "<script>" not in shown and "&lt;script&gt;" in shown and "<b>" not in shown
-    assert "<i>" not in show.error("<i>")
+    assert "<i>" not in render.error("<i>")
 
 
 def test_a_long_prompt_is_padded_to_what_the_model_has():
@@ -477,9 +477,9 @@ def test_the_command_without_its_extra_is_one_sentence(monkeypatch, capsys):
 
 
 def test_other_commands_do_not_load_the_extra():
-    code = "import sys, cspd_jax.cli as c, cspd_jax; c.make_parser(); print(*sys.modules)"
+    code = "import sys, cspd_jax.apps.cli as c, cspd_jax; c.make_parser(); print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert not {"gradio", "fastapi", "uvicorn", "cspd_jax.service"} & set(loaded.split())
+    assert not {"gradio", "fastapi", "uvicorn", "cspd_jax.apps.service"} & set(loaded.split())
 
 
 def test_metrics_are_what_prometheus_reads(engine, lane):

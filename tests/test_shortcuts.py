@@ -14,14 +14,15 @@ from linear_tokens import LinearTokens
 from test_token_speculation import p_value
 
 import cspd_jax
-from cspd_jax import Annealing, Checkerboard, ImageModel, UserError, samples
+from cspd_jax import Annealing, Checkerboard, ImageModel, UserError
 from cspd_jax._utils import compilation
-from cspd_jax._utils.random import Purpose, purpose_keys
-from cspd_jax.cli import main
+from cspd_jax.apps import bulk
+from cspd_jax.apps.cli import main
 from cspd_jax.diffusion.schedule import make_schedule
 from cspd_jax.image.info import expected_exactness
-from cspd_jax.image.reveal import guidance_scale, random_reveal
-from cspd_jax.image.shortcuts import fewer_steps
+from cspd_jax.image.lossy.shortcuts import fewer_steps
+from cspd_jax.image.order import guidance_scale, random_reveal
+from cspd_jax.keys import Purpose, purpose_keys
 
 CALLS: list[int] = []
 TRACES: list[int] = []
@@ -250,7 +251,7 @@ def test_a_job_of_samples_tells_its_shortcuts():
     def manifest(**shortcuts):
         model = ImageModel("toy", AnySchedule(), {"w": np.zeros(1)})
         request = cspd_jax.make_request(model, [0, 1], **shortcuts)
-        job = samples.Job(model, request, 4, batch=2, tokens=True)
+        job = bulk.Job(model, request, 4, batch=2, tokens=True)
         return job.manifest(job.plan())
 
     plain, both = manifest(), manifest(**BOTH)

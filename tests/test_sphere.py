@@ -11,20 +11,21 @@ import numpy as np
 import pytest
 import torch_file
 
-from cspd_jax import SelfSpeculation, generate, models
-from cspd_jax.cli import main
+from cspd_jax import SelfSpeculation, generate
+from cspd_jax.apps.cli import main
 from cspd_jax.converters import sphere as converter
 from cspd_jax.converters.source import Options, check, convert, make_config, open_source
 from cspd_jax.diffusion.chain import sample_path
 from cspd_jax.diffusion.flow import flow_schedule
 from cspd_jax.diffusion.gaussian import coefficients, guide
 from cspd_jax.errors import UserError
-from cspd_jax.image import plain, plan
-from cspd_jax.image.chain_speculation import ChainSpeculation
-from cspd_jax.image.reveal import RISING, Raster
+from cspd_jax.image import plan, sampler
+from cspd_jax.image.chain.speculation import ChainSpeculation
+from cspd_jax.image.order import RISING, Raster
 from cspd_jax.networks import sphere
 from cspd_jax.networks.config import SPHERE_PRESETS, SphereConfig
 from cspd_jax.training.image.flow import FlowDraws, flow_objective
+from cspd_jax.weights import models
 
 GOLDEN = Path(__file__).parent / "golden_causal"
 HEADS = {"sphere_tiny": 4, "sphere_tiny2": 2}  # the weights do not say it
@@ -174,7 +175,7 @@ def test_whole_generations(name, run):
     for i in range(model.seq_len):
         first, rest = recorded[f"pos{i:03d}/init_noise"], recorded[f"pos{i:03d}/step_noise"]
         noise[-1, : len(first), i], noise[1:-1, : len(first), i] = first, rest[::-1]
-    settings = plain.SamplerSettings(
+    settings = sampler.SamplerSettings(
         respacing=f"flow{int(steps)}",
         guided=cfg > 1,
         cfg_schedule="constant" if constant else RISING,
@@ -184,7 +185,7 @@ def test_whole_generations(name, run):
     assert settings.apart == (cfg > 1 and not constant)
     keys = jax.random.split(jax.random.key(0), images)
     noise = noise if settings.apart else noise[:, :images]
-    out = plain.sample(model, params, keys, recorded["labels"], settings=settings, cfg=cfg, noise=noise)
+    out = sampler.sample(model, params, keys, recorded["labels"], settings=settings, cfg=cfg, noise=noise)
     close(out.tokens, recorded["latents"], 8e-4 if cfg > 3 else 2.5e-4 if cfg > 1 else 1e-4)
 
 

@@ -20,17 +20,17 @@ import torch_file
 from safetensors.numpy import save_file
 
 import cspd_jax
-from cspd_jax import models
-from cspd_jax.cli import main
+from cspd_jax.apps.cli import main
 from cspd_jax.converters import sphere_vae as converter
 from cspd_jax.converters.source import convert, make_config, open_source
 from cspd_jax.converters.torch_zip import open_checkpoint
 from cspd_jax.errors import UserError
 from cspd_jax.image import pixels
-from cspd_jax.models import VAE, ImageModel
 from cspd_jax.networks import power_spherical, sphere_layers, sphere_vae
 from cspd_jax.networks.sphere_config import SphereVAEConfig
 from cspd_jax.training.image.data import kl16_encoder
+from cspd_jax.weights import models
+from cspd_jax.weights.models import VAE, ImageModel
 
 GOLDEN = Path(__file__).parent / "golden_causal"
 FILE = GOLDEN / "sphere_tiny2_vae.pth"

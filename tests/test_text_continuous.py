@@ -18,9 +18,10 @@ from laws import FALSE_ALARM, counts_p_value
 
 from cspd_jax import text
 from cspd_jax.errors import UserError
-from cspd_jax.text import RULES, Prompts, Sampling, batching, continuous
-from cspd_jax.text.pace import PLAIN, Pace
-from cspd_jax.text.tree_drafter import draft_tree
+from cspd_jax.text import RULES, Prompts, Sampling, continuous
+from cspd_jax.text.continuous import batching
+from cspd_jax.text.continuous.scheduler import PLAIN, Pace
+from cspd_jax.text.trees.drafter import draft_tree
 
 NEW = 12
 SAMPLED = Sampling(temperature=0.9, top_k=7, top_p=0.95)

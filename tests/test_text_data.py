@@ -8,11 +8,11 @@ import sysconfig
 import numpy as np
 import pytest
 
-from cspd_jax.data import text as corpus
-from cspd_jax.data.text import Document, TextConfig, Texts
+from cspd_jax.apps.evaluation import text as ngrams
 from cspd_jax.errors import UserError
-from cspd_jax.evaluation import text as ngrams
-from cspd_jax.tokenizers import CAUSAL_SIZE, END_OF_TEXT, MASK, ByteTokenizer, StreamDecoder
+from cspd_jax.training.data import text as corpus
+from cspd_jax.training.data.text import Document, TextConfig, Texts
+from cspd_jax.weights.tokenizers import CAUSAL_SIZE, END_OF_TEXT, MASK, ByteTokenizer, StreamDecoder
 
 SOURCE = '''#!/usr/bin/env python
 # Copyright 1999, somebody. All rights reserved and so on.

@@ -19,8 +19,8 @@ from test_coupling_block import DRAFTS, GAMMA, along, joint, normal, output_law,
 from test_coupling_categorical import logs
 
 from cspd_jax import text
-from cspd_jax._utils.random import purpose_keys
 from cspd_jax.coupling import block_distributions, residual_logits, uniform
+from cspd_jax.keys import purpose_keys
 from cspd_jax.text import RULES, Drafting, ModelDrafter, Prompts, Sampling, Verdict
 from cspd_jax.text.sampling import Purpose, gumbel, gumbel_max, round_keys
 

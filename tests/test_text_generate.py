@@ -13,8 +13,8 @@ import pytest
 import text_models
 
 from cspd_jax import masked, text
-from cspd_jax._utils.random import purpose_keys
 from cspd_jax.errors import UserError
+from cspd_jax.keys import purpose_keys
 from cspd_jax.text import ACCEPTED, BONUS, NONE, PLAIN, Prompts, Sampling, generation, rules
 from cspd_jax.text.sampling import Purpose, noise_at
 

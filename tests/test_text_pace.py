@@ -6,7 +6,7 @@ import itertools
 
 import numpy as np
 
-from cspd_jax.text.pace import PLAIN, Chunk, Pace
+from cspd_jax.text.continuous.scheduler import PLAIN, Chunk, Pace
 
 GAMMAS = (PLAIN, 3, 7)
 

@@ -12,16 +12,15 @@ import numpy as np
 import pytest
 import text_models
 
-from cspd_jax import checkpoints, models
+from cspd_jax import weights
+from cspd_jax.apps.cli import evaluate as evaluate_command
 from cspd_jax.cli import distill as distill_command
-from cspd_jax.cli import evaluate as evaluate_command
 from cspd_jax.cli import train as train_command
-from cspd_jax.data.text import Document, TextConfig, Texts
 from cspd_jax.errors import UserError
 from cspd_jax.networks.lm import LM, abstract_params, init_params
-from cspd_jax.tokenizers import END_OF_TEXT
 from cspd_jax.training import presets
 from cspd_jax.training.config import TextTrainConfig, with_settings
+from cspd_jax.training.data.text import Document, TextConfig, Texts
 from cspd_jax.training.presets import TEXT_PRESETS, byte_model
 from cspd_jax.training.text.distillation import PROMPT, TargetTexts, agreement
 from cspd_jax.training.text.objective import (
@@ -34,6 +33,8 @@ from cspd_jax.training.text.objective import (
     overlapping,
 )
 from cspd_jax.training.text.trainer import TextTeacher, init_text_state, initial_params, text_step, train_text
+from cspd_jax.weights import models
+from cspd_jax.weights.tokenizers import END_OF_TEXT
 
 CORPUS = tuple(Document(name, f"{name}: {'abcab ' * 40}") for name in ("tempfile", "b", "c"))
 TINY = TextTrainConfig(
@@ -301,7 +302,7 @@ def test_other_models_are_no_beginning(change):
 
 def test_the_commands(tmp_path, capsys, monkeypatch):
     """Train a target, distil a draft of it from its own samples and the data, evaluate both."""
-    monkeypatch.setattr("cspd_jax.data.text.documents", lambda: CORPUS)
+    monkeypatch.setattr("cspd_jax.training.data.text.documents", lambda: CORPUS)
     config = dataclasses.replace(TINY, steps=12, decay=4, data=TextConfig(PROMPT + 8), sample_every=6)
     monkeypatch.setitem(TEXT_PRESETS, "tiny", config)
     target, draft = tmp_path / "target", tmp_path / "draft"
@@ -316,7 +317,7 @@ def test_the_commands(tmp_path, capsys, monkeypatch):
     call(distill_command, "--preset", "tiny", "--out", draft, *flags, "--json")
     told = json.loads(capsys.readouterr().out)
     assert told["divergence"] < 0.1 and told["acceptance"] > 0.9 and told["greedy"] > 0.5
-    assert checkpoints.load(told["model"]).metadata["source"] == "cspd-jax distill"
+    assert weights.load(told["model"]).metadata["source"] == "cspd-jax distill"
     call(evaluate_command, "--target", report["model"], "--json")
     found = json.loads(capsys.readouterr().out)
     assert found["bits_per_byte"] == report["held_out_bits_per_byte"]

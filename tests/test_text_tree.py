@@ -19,7 +19,7 @@ from cspd_jax import text
 from cspd_jax.coupling import accept_sibling, residual_logits
 from cspd_jax.errors import UserError
 from cspd_jax.text import Drafting, Prompts, Sampling, Tree, TreeDrafter, draft_tree, expected_tokens
-from cspd_jax.text.tree_rounds import TREE_RULES
+from cspd_jax.text.trees.rounds import TREE_RULES
 
 ROWS, V, NEW, STOP = 20_000, 4, 3, 3
 PROMPT = np.array([2, 2, 0, 2, 1])

@@ -11,32 +11,27 @@ from laws import FALSE_ALARM, ks_p_value
 from linear_tokens import LinearTokens
 from scipy.stats import chi2, norm
 
-from cspd_jax._utils.random import Purpose, purpose_keys, row_keys
-from cspd_jax.image import plain, speculation
-from cspd_jax.image.chain_speculation import ChainSpeculation
-from cspd_jax.image.reveal import guidance_scale, reveal_groups
-from cspd_jax.image.speculation import drafting, paper_criterion, path_criterion, rounds
-from cspd_jax.image.speculation.paths import log_stds
-from cspd_jax.image.speculation.state import (
-    PendingTokens,
-    add_calls,
-    backbone_calls,
-    call_counts,
-    head_calls,
-)
-from cspd_jax.image.speculation.verification import drafted_groups
+from cspd_jax.image import rounds, sampler
+from cspd_jax.image.chain.speculation import ChainSpeculation
+from cspd_jax.image.order import guidance_scale, reveal_groups
+from cspd_jax.image.rounds import drafting, paper_criterion, path_criterion
+from cspd_jax.image.rounds import loop as round_loop
+from cspd_jax.image.rounds.paths import log_stds
+from cspd_jax.image.rounds.state import PendingTokens, add_calls, backbone_calls, call_counts, head_calls
+from cspd_jax.image.rounds.verification import drafted_groups
+from cspd_jax.keys import Purpose, purpose_keys, row_keys
 
 MODEL, IMAGES = LinearTokens(), 4000
 
 
 def in_reveal_order(tokens, keys):
-    reveal = jax.vmap(plain.random_reveal, (0, None))(purpose_keys(keys, Purpose.ORDER), MODEL.seq_len)
+    reveal = jax.vmap(sampler.random_reveal, (0, None))(purpose_keys(keys, Purpose.ORDER), MODEL.seq_len)
     return np.take_along_axis(np.asarray(tokens), np.asarray(reveal)[:, :, None], axis=1)
 
 
 def noise_of(sampler, *, num_iter=6, cfg=1.0, temperature=1.0, images=IMAGES, seed=0, inside=None, **options):
     """The standardised noise of all tokens, [N, L, d]; and what the sampler returned."""
-    settings = plain.SamplerSettings(
+    settings = sampler.SamplerSettings(
         num_iter=num_iter,
         respacing=MODEL.spec,
         guided=cfg != 1,
@@ -124,7 +119,7 @@ SLOW = (
 def test_joint_law(options):
     """4000 images of 6 tokens of dimension 2 (400 where both levels speculate): false alarm 1e-4. Rows
     advance at their own speed."""
-    noise, found = noise_of(speculation.sample, **options)
+    noise, found = noise_of(rounds.sample, **options)
     assert p_value(noise) > FALSE_ALARM
     counts = found.counts
     assert counts.truncated == 0
@@ -138,26 +133,26 @@ def test_joint_law(options):
 
 
 def test_the_plain_sampler_has_the_same_law():
-    noise, _ = noise_of(plain.sample, cfg=1.5)
+    noise, _ = noise_of(sampler.sample, cfg=1.5)
     assert p_value(noise) > FALSE_ALARM
 
 
 def test_a_draft_like_the_target_is_always_accepted():
-    _, found = noise_of(speculation.sample, speculation=ahead(gamma=3), draft=MODEL, images=200)
+    _, found = noise_of(rounds.sample, speculation=ahead(gamma=3), draft=MODEL, images=200)
     assert found.counts.accepted.sum() == found.counts.tested.sum() > 0
     assert np.all(found.counts.rounds == 3)  # one token from the target, then 3 + 1 and 1
 
 
 @pytest.mark.slow
 def test_a_hopeless_draft_costs_nothing_but_time():
-    noise, found = noise_of(speculation.sample, speculation=ahead(gamma=2), draft=LinearTokens(offset=9.0))
+    noise, found = noise_of(rounds.sample, speculation=ahead(gamma=2), draft=LinearTokens(offset=9.0))
     assert found.counts.accepted.sum() == 0 and np.all(found.counts.rounds >= MODEL.seq_len)
     assert p_value(noise) > FALSE_ALARM
 
 
 def is_refuted(**options):
     def afresh(*arguments, **options):
-        return speculation.sample.__wrapped__(*arguments, **options)
+        return rounds.sample.__wrapped__(*arguments, **options)
 
     static = ("settings", "speculation", "draft")
     noise, _ = noise_of(jax.jit(afresh, static_argnums=0, static_argnames=static), **options)
@@ -245,17 +240,17 @@ def test_drafts_kept_behind_a_rejection_are_refuted(monkeypatch):
 )
 def test_a_limit_of_tries_is_counted(criterion, draft):
     options = ahead(gamma=3, proposals=1, **criterion)
-    _, found = noise_of(speculation.sample, speculation=options, draft=draft, images=100)
+    _, found = noise_of(rounds.sample, speculation=options, draft=draft, images=100)
     assert 0 < found.counts.truncated <= found.counts.tested.sum() - found.counts.accepted.sum()
 
 
 @pytest.mark.parametrize("draft", [None, pytest.param(NEAR, marks=pytest.mark.slow)])
 def test_an_image_that_diverges_stops_nobody(draft):
     """Its tokens are given up at once, not after 65536 tries."""
-    settings = plain.SamplerSettings(num_iter=6, respacing=MODEL.spec, final_noise=True, prefix_buckets=1)
+    settings = sampler.SamplerSettings(num_iter=6, respacing=MODEL.spec, final_noise=True, prefix_buckets=1)
     keys, labels = row_keys(jax.random.key(3), 2), jnp.zeros(2, jnp.int32)
     options = {"settings": settings, "speculation": ahead(gamma=3), "draft": draft}
-    found = speculation.sample(LinearTokens(pull=1e38), None, keys, labels, **options)
+    found = rounds.sample(LinearTokens(pull=1e38), None, keys, labels, **options)
     assert not np.isfinite(found.tokens).all() and found.counts.truncated > 0
     assert np.all(found.counts.rounds <= 2 * MODEL.seq_len)
 
@@ -288,7 +283,7 @@ def test_adaptation_from_dropped_tests_is_refuted(monkeypatch):
 
     right = path_criterion.accepted_prefix
     monkeypatch.setattr(path_criterion, "accepted_prefix", note_all)
-    monkeypatch.setattr(rounds, "choose_num_drafts", adapt)
+    monkeypatch.setattr(round_loop, "choose_num_drafts", adapt)
     assert is_refuted(speculation=ahead(gamma=4))
 
 
@@ -310,10 +305,10 @@ def test_an_image_drafts_by_its_own_acceptance():
 def test_sigma_of_the_paper():
     """Its logarithm, for a draft with log variances lower by known amounts; the last one does not count."""
     narrow = LinearTokens(narrower=0.2)
-    settings = plain.SamplerSettings(num_iter=6, respacing=MODEL.spec, final_noise=True)
+    settings = sampler.SamplerSettings(num_iter=6, respacing=MODEL.spec, final_noise=True)
     keys, labels = row_keys(jax.random.key(3), 2), jnp.zeros(2, jnp.int32)
     paper = ahead(gamma=2, criterion="paper")
-    inputs, state = speculation.begin(
+    inputs, state = rounds.begin(
         MODEL, None, keys, labels, settings=settings, speculation=paper, draft=narrow
     )
 
@@ -341,27 +336,27 @@ def test_types_do_not_change_in_a_round(float64, criterion, inside):
     """Also where numbers are of 64 bits by default."""
     draft = None if criterion == "self" else NEAR
     options = ahead(gamma=2, criterion="path" if draft is None else criterion, adapt=0.2)
-    settings = plain.SamplerSettings(
+    settings = sampler.SamplerSettings(
         num_iter=4, respacing=MODEL.spec, guided=True, final_noise=True, chain=inside
     )
     keys, labels = row_keys(jax.random.key(3), 2), jnp.zeros(2, jnp.int32)
-    inputs, state = speculation.begin(
+    inputs, state = rounds.begin(
         MODEL, None, keys, labels, settings=settings, speculation=options, cfg=1.5, draft=draft
     )
-    after, _ = jax.eval_shape(speculation.run_round, inputs, state)
+    after, _ = jax.eval_shape(rounds.run_round, inputs, state)
     of = lambda tree: jax.tree.map(lambda a: (a.shape, str(a.dtype)), tree)
     assert of(after) == of(state)
 
 
 def test_many_rows_are_counted():
     """More than a number of 32 bits holds."""
-    settings = plain.SamplerSettings(num_iter=4, respacing=MODEL.spec, guided=True)
+    settings = sampler.SamplerSettings(num_iter=4, respacing=MODEL.spec, guided=True)
     inputs = SimpleNamespace(settings=settings)
     calls = call_counts()
     for _ in range(5):
         calls = add_calls(calls, head_calls(inputs, 7, 2**29 - 3), backbone_calls(inputs, 2**29 + 1))
-    assert (speculation.total_rows(calls.head_rows), int(calls.head)) == (5 * 2 * (2**29 - 3), 35)
-    assert (speculation.total_rows(calls.backbone_rows), int(calls.backbone)) == (5 * 2 * (2**29 + 1), 5)
+    assert (rounds.total_rows(calls.head_rows), int(calls.head)) == (5 * 2 * (2**29 - 3), 35)
+    assert (rounds.total_rows(calls.backbone_rows), int(calls.backbone)) == (5 * 2 * (2**29 + 1), 5)
 
 
 @pytest.mark.parametrize("trips, given_up", [(1, True), pytest.param(1024, False, marks=pytest.mark.slow)])
@@ -369,22 +364,22 @@ def test_draws_given_up_in_the_chains_of_a_draft_are_counted(trips, given_up):
     """Such a draft does not have the law it is tested by; the target's chains have a count of their own."""
     keys, labels = row_keys(jax.random.key(3), 50), jnp.zeros(50, jnp.int32)
     inside = ChainSpeculation((4,), proposals=1, max_trips=trips)
-    settings = plain.SamplerSettings(
+    settings = sampler.SamplerSettings(
         num_iter=6, respacing=MODEL.spec, final_noise=True, prefix_buckets=1, chain=inside
     )
     options = ahead(gamma=2)
-    found = speculation.sample(MODEL, None, keys, labels, settings=settings, speculation=options, draft=NEAR)
+    found = rounds.sample(MODEL, None, keys, labels, settings=settings, speculation=options, draft=NEAR)
     assert (int(found.counts.truncated) > 0) == given_up
 
 
 def test_first_windows_end_with_the_chain():
     """However many of them are asked for."""
-    settings = plain.SamplerSettings(
+    settings = sampler.SamplerSettings(
         num_iter=1,
         respacing=MODEL.spec,
         final_noise=True,
         chain=ChainSpeculation((2,) * 90 + (3,)),
     )
     keys, labels = row_keys(jax.random.key(3), 4), jnp.zeros(4, jnp.int32)
-    made = plain.sample(MODEL, None, keys, labels, settings=settings)
+    made = sampler.sample(MODEL, None, keys, labels, settings=settings)
     assert 5 <= int(made.counts.calls[0]) <= 10  # T = 10

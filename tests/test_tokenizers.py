@@ -8,9 +8,9 @@ import time
 
 import pytest
 
-from cspd_jax import tokenizers
 from cspd_jax.errors import UserError
-from cspd_jax.tokenizers import FileTokenizer
+from cspd_jax.weights import tokenizers
+from cspd_jax.weights.tokenizers import FileTokenizer
 
 pytest.importorskip("tokenizers")
 

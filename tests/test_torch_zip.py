@@ -13,7 +13,7 @@ import pytest
 import torch_file
 from torch_file import Call, Global, Raw, Tensor, namespace, ordered_dict, storage, tensor
 
-from cspd_jax._utils import bounds
+from cspd_jax._utils import limits
 from cspd_jax.converters import source
 from cspd_jax.converters.torch_tensors import LazyTensor, Namespace
 from cspd_jax.converters.torch_zip import open_checkpoint
@@ -361,7 +361,7 @@ def test_storages_that_are_the_same_bytes_of_the_file_count_once(tmp_path):
 
 
 def test_pickles_that_build_too_much_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(bounds, "PICKLE_WORK", 10_000)
+    monkeypatch.setattr(limits, "PICKLE_WORK", 10_000)
     for instruction in (b"]", b"}", b")", b"("):
         refused(tmp_path, {}, "in more than 10000 steps; no checkpoint needs", pickle=instruction * 10_001)
 
@@ -376,7 +376,7 @@ def test_one_list_copied_again_and_again_is_refused(tmp_path):
 
 
 def test_an_enormous_pickle_is_not_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(bounds, "PICKLE_BYTES", 1000)
+    monkeypatch.setattr(limits, "PICKLE_BYTES", 1000)
     refused(
         tmp_path, {}, "data.pkl has 2001 bytes; what describes tensors has at most 1000", pickle=b"]" * 2001
     )
@@ -384,7 +384,7 @@ def test_an_enormous_pickle_is_not_read(tmp_path, monkeypatch):
 
 def test_an_enormous_list_of_members_is_not_read(tmp_path, monkeypatch):
     torch_file.write(tmp_path / "x.pth", {})
-    monkeypatch.setattr(bounds, "DIRECTORY_BYTES", 100)
+    monkeypatch.setattr(limits, "DIRECTORY_BYTES", 100)
     with pytest.raises(UserError, match="a list of members of"):
         open_checkpoint(tmp_path / "x.pth")
 

@@ -19,12 +19,12 @@ import pytest
 from jax.experimental.compilation_cache import compilation_cache
 from training_run import TINY
 
-from cspd_jax import checkpoints
+from cspd_jax import weights
 from cspd_jax.cli import train as command
-from cspd_jax.data import Digits, FolderConfig
 from cspd_jax.errors import UserError
 from cspd_jax.training import presets
 from cspd_jax.training.config import with_settings
+from cspd_jax.training.data import Digits, FolderConfig
 from cspd_jax.training.image.step import Metrics, init_state, n_known
 from cspd_jax.training.image.trainer import check_fit, grid, train
 from cspd_jax.training.placement import Placement
@@ -296,7 +296,7 @@ def test_the_command(tmp_path, capsys, monkeypatch):
     call("--out", out, "--resume", "--json")
     report = json.loads(capsys.readouterr().out)
     assert report["steps"] == 40 and pathlib.Path(report["model"]).is_dir()
-    model = checkpoints.load(report["model"])
+    model = weights.load(report["model"])
     assert model.kind == "mar" and model.config == TINY.model
     assert model.metadata["extra"]["class_names"] == list("0123456789")
     assert model.metadata["extra"]["training"]["checkpoint_every"] == 40

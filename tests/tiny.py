@@ -7,7 +7,7 @@ import dataclasses
 import jax
 import numpy as np
 
-from cspd_jax import checkpoints
+from cspd_jax import weights
 from cspd_jax.networks import autoencoder, mar
 from cspd_jax.networks.config import KLConfig, MARConfig
 
@@ -29,10 +29,10 @@ def params(abstract, seed=0, scale=0.2):
 
 def save_mar(path, config=PIXELS, names=NAMES, seed=0, **options):
     tree = params(mar.abstract_params(config), seed)
-    checkpoints.save(path, "mar", config, tree, extra={"class_names": names} if names else {}, **options)
+    weights.save(path, "mar", config, tree, extra={"class_names": names} if names else {}, **options)
     return str(path)
 
 
 def save_kl16(path):
-    checkpoints.save(path, "kl16", KL, params(autoencoder.abstract_params(KL)))
+    weights.save(path, "kl16", KL, params(autoencoder.abstract_params(KL)))
     return str(path)

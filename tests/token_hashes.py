@@ -28,9 +28,9 @@ from ahead import ahead
 from linear_tokens import LinearTokens
 
 from cspd_jax import masked, text
-from cspd_jax._utils.random import row_keys
-from cspd_jax.image import plain, released, speculation
-from cspd_jax.image.chain_speculation import ChainSpeculation
+from cspd_jax.image import released, rounds, sampler
+from cspd_jax.image.chain.speculation import ChainSpeculation
+from cspd_jax.keys import row_keys
 from cspd_jax.networks import mar
 from cspd_jax.networks.mar import MARModel
 
@@ -52,7 +52,7 @@ PAPER = {"criterion": "paper"}
 
 
 def _settings(num_iter=6, cfg=1.0, chains=None, final_noise=True, encoder_sizes=1):
-    return plain.SamplerSettings(
+    return sampler.SamplerSettings(
         num_iter=num_iter, respacing=TARGET.spec, guided=cfg != 1, final_noise=final_noise,
         prefix_buckets=encoder_sizes, chain=chains,
     )  # fmt: skip
@@ -63,7 +63,7 @@ def _labels():
 
 
 def plain_tokens(model=TARGET, params=None, cfg=1.0, temperature=1.0, labels=None, **settings):
-    made = plain.sample(
+    made = sampler.sample(
         model, params, row_keys(jax.random.key(1), IMAGES), _labels() if labels is None else labels,
         settings=_settings(cfg=cfg, **settings), cfg=cfg, temperature=temperature,
     )  # fmt: skip
@@ -71,7 +71,7 @@ def plain_tokens(model=TARGET, params=None, cfg=1.0, temperature=1.0, labels=Non
 
 
 def outer_tokens(options, draft=None, cfg=1.0, temperature=1.0, **settings):
-    made = speculation.sample(
+    made = rounds.sample(
         TARGET, None, row_keys(jax.random.key(1), IMAGES), _labels(),
         settings=_settings(cfg=cfg, **settings), speculation=options, cfg=cfg,
         temperature=temperature, draft=draft,
@@ -98,8 +98,8 @@ def mar_tokens(chains=None, cfg=1.0, method="plain", num_iter=4):
     keys, labels = row_keys(jax.random.key(2), 3), jnp.array([0, 3, -1])
     model, options = MARModel(config, jnp.float64), {"settings": settings, "cfg": cfg}
     if method == "plain":
-        return (plain.sample(model, params, keys, labels, **options).tokens,)
-    made = speculation.sample(model, params, keys, labels, speculation=ahead(gamma=2), **options)
+        return (sampler.sample(model, params, keys, labels, **options).tokens,)
+    made = rounds.sample(model, params, keys, labels, speculation=ahead(gamma=2), **options)
     return made.tokens, made.tested, made.accepted
 
 

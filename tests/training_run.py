@@ -3,9 +3,9 @@
 import pathlib
 import sys
 
-from cspd_jax.data.digits import DigitsConfig
 from cspd_jax.networks.config import MARConfig
 from cspd_jax.training.config import TrainConfig, with_settings
+from cspd_jax.training.data.digits import DigitsConfig
 from cspd_jax.training.image.data import make_source
 from cspd_jax.training.image.trainer import train
 

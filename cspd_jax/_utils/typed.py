@@ -7,7 +7,7 @@ import typing
 from collections.abc import Mapping
 from typing import Any
 
-from cspd_jax._utils import bounds
+from cspd_jax._utils import limits
 from cspd_jax.errors import UserError, naming, shown
 
 _TEXTS, _NUMBERS = tuple[str, ...], tuple[int, ...]
@@ -50,14 +50,14 @@ def _typed(value: Any, hint: Any, what: str) -> Any:
         raise UserError(f"{what} is {shown(value)}; it must be a number of ordinary size")
     if hint is bool and type(value) is not bool:
         raise UserError(f"{what} is {shown(value)}; it must be true or false")
-    if hint is str and (type(value) is not str or len(value) > bounds.TEXT):
-        raise UserError(f"{what} is {shown(value)}; it must be a string of at most {bounds.TEXT} characters")
+    if hint is str and (type(value) is not str or len(value) > limits.TEXT):
+        raise UserError(f"{what} is {shown(value)}; it must be a string of at most {limits.TEXT} characters")
     if hint in (_TEXTS, _NUMBERS):
         inner = int if hint == _NUMBERS else str
         if not isinstance(value, list) or any(type(v) is not inner for v in value):
             plural = "whole numbers" if inner is int else "strings"
             raise UserError(f"{what} is {shown(value)}; it must be a list of {plural}")
-        if len(value) > bounds.LISTED:
-            raise UserError(f"{what} lists {len(value)} values; it may list {bounds.LISTED}")
+        if len(value) > limits.LISTED:
+            raise UserError(f"{what} lists {len(value)} values; it may list {limits.LISTED}")
         return tuple(value)
     return value

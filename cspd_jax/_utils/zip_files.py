@@ -15,7 +15,7 @@ from typing import IO
 
 import numpy as np
 
-from cspd_jax._utils import bounds
+from cspd_jax._utils import limits
 from cspd_jax.errors import UserError
 
 # What zipfile raises for damaged files.
@@ -51,7 +51,7 @@ class _File(io.BufferedReader):
 def open_zip(path: str | os.PathLike) -> Iterator[zipfile.ZipFile]:
     """The opened file; one of `UNREADABLE` if it is not one."""
     with _File(io.FileIO(os.fspath(path))) as file:
-        file.most = bounds.DIRECTORY_BYTES  # zipfile reads the list of members in one call
+        file.most = limits.DIRECTORY_BYTES  # zipfile reads the list of members in one call
         archive = zipfile.ZipFile(file)
         file.most = None
         with archive:
@@ -63,7 +63,7 @@ def read_arrays(path: str | os.PathLike, most_bytes: Mapping[str, int | None]) -
 
     most_bytes: of each array, before anything of it is read; None is as many as the file has.
     """
-    size = bounds.file_size(path)
+    size = limits.file_size(path)
     with _damage(path), open_zip(path) as archive:
         return {
             name: _read_array(archive, name, size if most is None else most)
@@ -86,7 +86,7 @@ def _damage(path: str | os.PathLike) -> Iterator[None]:
 
 def array_names(path: str | os.PathLike) -> list[str]:
     """The names of the arrays in an .npz file; UserError if it is none."""
-    bounds.file_size(path)
+    limits.file_size(path)
     try:
         with open_zip(path) as archive:
             return [name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy")]
@@ -124,7 +124,7 @@ class ArrayStream:
 @contextlib.contextmanager
 def stream_array(path: str | os.PathLike, name: str) -> Iterator[ArrayStream]:
     """An array of an .npz file, compressed or not, in C order; nothing of it is read yet."""
-    size = bounds.file_size(path)
+    size = limits.file_size(path)
     with contextlib.ExitStack() as stack:
         try:
             archive = stack.enter_context(open_zip(path))
@@ -152,7 +152,7 @@ def _read_header(file: IO[bytes], name: str) -> tuple[tuple[int, ...], np.dtype,
     shape, by_columns, dtype = np.lib.format.read_array_header_1_0(file)
     if by_columns and len(shape) > 1:
         raise ValueError(f"array {name} is stored by columns; numpy.ascontiguousarray orders it by rows")
-    if dtype.hasobject or len(shape) > bounds.RANK or any(n < 0 for n in shape):
+    if dtype.hasobject or len(shape) > limits.RANK or any(n < 0 for n in shape):
         raise ValueError(f"array {name} has type {dtype} and shape {shape}")
     return shape, dtype, file.tell()
 
@@ -166,7 +166,7 @@ def _read_array(archive: zipfile.ZipFile, name: str, most: int) -> np.ndarray:
         raise ValueError(f"array {name} has a header of version {version}")
     shape, _, dtype = np.lib.format.read_array_header_1_0(file)
     left = len(file.getbuffer()) - file.tell()
-    if dtype.hasobject or len(shape) > bounds.RANK or math.prod(shape) * dtype.itemsize != left:
+    if dtype.hasobject or len(shape) > limits.RANK or math.prod(shape) * dtype.itemsize != left:
         raise ValueError(f"array {name} does not have the bytes of {dtype} {shape}")
     file.seek(0)
     return np.lib.format.read_array(file, allow_pickle=False)

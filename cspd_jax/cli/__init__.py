@@ -1,4 +1,4 @@
-"""The command line. Each subcommand is a module with `add_parser(subparsers)`, which sets `func(args)`."""
+"""The command line of the core. A verb is a module with `add_parser(subparsers)`, which sets `func(args)`."""
 
 from __future__ import annotations
 
@@ -7,26 +7,15 @@ import contextlib
 import os
 import sys
 from collections.abc import Sequence
+from types import ModuleType
 
 from cspd_jax import __version__
-from cspd_jax.cli import (
-    _failures,
-    calibrate,
-    convert,
-    demo,
-    distill,
-    evaluate,
-    generate,
-    info,
-    masked,
-    reproduce,
-    sample,
-    text,
-    train,
-)
+from cspd_jax.cli import _failures, calibrate, convert, distill, generate, info, masked, text, train
+
+VERBS = (generate, text, masked, convert, info, train, distill, calibrate)
 
 
-def make_parser() -> argparse.ArgumentParser:
+def make_parser(verbs: Sequence[ModuleType] = VERBS) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="cspd-jax", description="Speculative decoding that does not change what comes out."
     )
@@ -40,32 +29,18 @@ def make_parser() -> argparse.ArgumentParser:
     )
     subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
     parser.set_defaults(shares_work=False)
-    commands = (
-        generate,
-        sample,
-        text,
-        masked,
-        convert,
-        info,
-        train,
-        distill,
-        calibrate,
-        evaluate,
-        reproduce,
-        demo,
-    )
-    for command in commands:
-        command.add_parser(subparsers)
+    for verb in verbs:
+        verb.add_parser(subparsers)
     return parser
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, verbs: Sequence[ModuleType] = VERBS) -> int:
     """Runs a command; returns 0, or 2 with one sentence on standard error for what the caller can mend."""
     _failures.forgiving_streams()
     complaints = _failures.Complaints()
     try:
         with complaints.held(), _failures.terminable():
-            args = make_parser().parse_args(argv)
+            args = make_parser(verbs).parse_args(argv)
             if args.distributed is None:
                 args.func(args)
             else:
@@ -110,10 +85,9 @@ def _end_the_others(sentence: str, code: int) -> None:
         processes.fail(sentence, code)
 
 
-def command() -> None:
-    """The program. Where it did not end well it ends at once: threads in the middle of something only add to
-    what has been said."""
-    code = main()
+def end(code: int) -> None:
+    """Ends the program. Where it did not end well it ends at once: threads in the middle of something only
+    add to what has been said."""
     if code:
         with contextlib.suppress(OSError, ValueError):
             sys.stdout.flush()

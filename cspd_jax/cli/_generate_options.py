@@ -262,7 +262,7 @@ def request_of(args: argparse.Namespace, model, labels: list[int]):
 
 def shortcuts_of(args: argparse.Namespace):
     """What --anneal and --gtr ask for, None without. With either, the method is plain unless said."""
-    from cspd_jax.image.shortcuts import Annealing, Checkerboard
+    from cspd_jax.image.lossy.shortcuts import Annealing, Checkerboard
 
     anneal = None if args.anneal is None else Annealing(*args.anneal)
     reveal = None if args.gtr is None else Checkerboard(args.gtr)
@@ -274,8 +274,8 @@ def shortcuts_of(args: argparse.Namespace):
 def method_of(args: argparse.Namespace, model):
     """The method object that the arguments describe. A draft model is described, not loaded."""
     import cspd_jax
-    from cspd_jax import models
     from cspd_jax.image import methods
+    from cspd_jax.weights import models
 
     name, criterion = args.method or "plain", args.criterion
     draft = None if args.draft is None else models.describe(args.draft)
@@ -319,7 +319,7 @@ def method_of(args: argparse.Namespace, model):
 
 
 def _denoise(args: argparse.Namespace):
-    from cspd_jax.image.chain_speculation import ChainSpeculation
+    from cspd_jax.image.chain.speculation import ChainSpeculation
 
     if args.window is not None:
         if args.denoise != "speculative":

@@ -41,7 +41,7 @@ def with_prompts(args: argparse.Namespace, model):
     """The model with the prompts bound to it; a model of classes as it is."""
     from cspd_jax.image import prompts
     from cspd_jax.networks.nextstep_config import NextStepConfig
-    from cspd_jax.tokenizers import read_tokenizer
+    from cspd_jax.weights.tokenizers import read_tokenizer
 
     given = [name for name in ("prompt", "prompt_ids", "negative", "negative_ids", "grid", "normalise")
              if getattr(args, name)]  # fmt: skip

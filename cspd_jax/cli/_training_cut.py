@@ -17,25 +17,25 @@ _GLANCE = 16  # held-out rows measured while training
 
 
 def distill(args: argparse.Namespace, config, begun, placement) -> None:
-    from cspd_jax import models
     from cspd_jax.cli.train import finish
-    from cspd_jax.data.prompts import prompt_ids, read_lines
-    from cspd_jax.data.text import TextConfig
     from cspd_jax.networks.lm import LM
     from cspd_jax.parallel import processes, put_whole
     from cspd_jax.training import presets
     from cspd_jax.training.checkpointing import has_checkpoints
+    from cspd_jax.training.data.prompts import prompt_ids, read_lines
+    from cspd_jax.training.data.text import TextConfig
     from cspd_jax.training.placement import gathered
     from cspd_jax.training.run_folder import claimed
-    from cspd_jax.training.text.cut import cut, cut_config, last_part
-    from cspd_jax.training.text.taught import (
+    from cspd_jax.training.text.cached_teacher import (
         Answers,
         check_count,
         check_prompts,
         taught_agreement,
         train_taught,
     )
+    from cspd_jax.training.text.cut import cut, cut_config, last_part
     from cspd_jax.training.text.trainer import TextTeacher, initial_params
+    from cspd_jax.weights import models
 
     if begun.target is None:
         raise UserError("a draft is cut from a target; name it with --target")

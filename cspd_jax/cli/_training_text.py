@@ -8,7 +8,7 @@ import pathlib
 import time
 from collections.abc import Callable
 
-from cspd_jax.cli._output import progress, result
+from cspd_jax.cli._output import progress
 from cspd_jax.errors import UserError
 
 _GLANCE = 64  # held-out rows measured while training
@@ -16,9 +16,9 @@ _GLANCE = 64  # held-out rows measured while training
 
 def train(args: argparse.Namespace, config, begun, placement) -> None:
     from cspd_jax.cli.train import finish
-    from cspd_jax.data.text import Texts
     from cspd_jax.parallel import processes
     from cspd_jax.training import presets
+    from cspd_jax.training.data.text import Texts
     from cspd_jax.training.placement import gathered
     from cspd_jax.training.run_folder import claimed
     from cspd_jax.training.text.trainer import train_text
@@ -51,9 +51,9 @@ def train(args: argparse.Namespace, config, begun, placement) -> None:
 
 def _initial(name: str | None, config, out: pathlib.Path):
     """The parameters that --init gives a run; None without it, or if the run is past that."""
-    from cspd_jax import models
     from cspd_jax.training.checkpointing import has_checkpoints
     from cspd_jax.training.text.trainer import initial_params
+    from cspd_jax.weights import models
 
     if name is None or has_checkpoints(out):
         return None
@@ -61,17 +61,17 @@ def _initial(name: str | None, config, out: pathlib.Path):
 
 
 def distill(args: argparse.Namespace, config, begun, placement) -> None:
-    from cspd_jax import models
     from cspd_jax.cli.train import finish
-    from cspd_jax.data.text import Texts
     from cspd_jax.networks.lm import LM
     from cspd_jax.parallel import processes, put_whole
     from cspd_jax.training import presets
+    from cspd_jax.training.data.text import Texts
     from cspd_jax.training.placement import gathered
     from cspd_jax.training.run_folder import claimed
     from cspd_jax.training.text.distillation import InTurn, TargetTexts, agreement
     from cspd_jax.training.text.objective import tiled
     from cspd_jax.training.text.trainer import TextTeacher, check_vocabulary, train_text
+    from cspd_jax.weights import models
 
     target = models.load_text(begun.target)
     check_vocabulary(config.model, target.config)
@@ -111,18 +111,6 @@ def distill(args: argparse.Namespace, config, begun, placement) -> None:
             report["held_out_bits_per_byte"] = measure(config, averaged, texts)
             extra, source = {"corpus": texts.describe()}, "cspd-jax distill"
             finish(args, config, int(state.step), averaged, start, "lm", extra, source, **report)
-
-
-def evaluate(args: argparse.Namespace) -> None:
-    from cspd_jax import models
-    from cspd_jax.evaluation import text
-
-    report = text.evaluate(models.load_text(args.target, args.dtype))
-    if report["corpus"] != report["trained_on"]:
-        progress("warning: this model was trained on the documentation of another Python")
-    if not args.json:
-        report["ngrams"] = {f"{n}-gram": f"{bits:.3f}" for n, bits in report["ngrams"].items()}
-    result(report, args.json)
 
 
 def measure(config, params, texts, most: int | None = None) -> float:

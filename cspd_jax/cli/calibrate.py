@@ -30,9 +30,10 @@ def add_parser(subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    from cspd_jax import models
     from cspd_jax._utils import compilation
-    from cspd_jax.image import calibration, plan
+    from cspd_jax.image import plan
+    from cspd_jax.image.chain import calibration
+    from cspd_jax.weights import models
 
     compilation.use_cache()
     if args.target in models.DEFAULTS:

@@ -34,13 +34,13 @@ def add_parser(subparsers) -> None:
 def run(args: argparse.Namespace) -> None:
     import numpy as np
 
-    from cspd_jax import checkpoints
+    from cspd_jax import weights
     from cspd_jax._utils.files import mapped_files, scratch_beside, write_errors
     from cspd_jax.converters.source import convert, digest, make_config, open_source
     from cspd_jax.errors import UserError
-    from cspd_jax.models import AUTOENCODER
+    from cspd_jax.weights.models import AUTOENCODER
 
-    checkpoints.check_destination(args.destination)
+    weights.check_destination(args.destination)
     path, origin = _locate(args)
     source = open_source(path, args.weights)
     config, inside = make_config(source, options(args)), source.autoencoder
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> None:
     progress(f"converting {source.num_params:,} parameters of kind {source.kind}")
     if source.remark:
         progress(source.remark)
-    dtype = checkpoints.DTYPES[args.dtype]
+    dtype = weights.DTYPES[args.dtype]
     try:
         sha256 = digest(source)
     except OSError as error:
@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> None:
         if inside is not None:
             vae = convert(inside, inside_config, dtype, put)
             companions |= _saved_beside(scratch / AUTOENCODER, inside_config, vae, origin, sha256)
-        description = checkpoints.save(
+        description = weights.save(
             args.destination,
             source.kind,
             config,
@@ -84,18 +84,18 @@ def _written(file: Path, content: bytes) -> Path:
 
 def _saved_beside(folder, config, params, origin: str, sha256: str) -> dict:
     """The autoencoder inside a checkpoint as a checkpoint folder, whose files go into `AUTOENCODER`."""
-    from cspd_jax import checkpoints
-    from cspd_jax.models import AUTOENCODER
+    from cspd_jax import weights
+    from cspd_jax.weights.models import AUTOENCODER
 
     folder.parent.mkdir(exist_ok=True)
-    checkpoints.save(folder, "svae", config, params, source=origin, source_sha256=sha256, single_file=True)
+    weights.save(folder, "svae", config, params, source=origin, source_sha256=sha256, single_file=True)
     return {f"{AUTOENCODER}/{file.name}": file for file in folder.iterdir()}
 
 
 def _locate(args: argparse.Namespace) -> tuple[str | os.PathLike, str]:
     """The file to read, and where it comes from."""
-    from cspd_jax.checkpoints import hub
     from cspd_jax.errors import UserError
+    from cspd_jax.weights import hub
 
     if args.source in hub.FILES and not os.path.exists(args.source):
         fetched = hub.fetch(args.source, revision=args.revision)

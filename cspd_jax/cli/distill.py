@@ -57,11 +57,11 @@ def add_parser(subparsers) -> None:
 def run(args: argparse.Namespace) -> None:
     _check_cut(args)
     config = configure(args)
-    from cspd_jax.data.text import TextConfig
     from cspd_jax.parallel import processes, put_whole
     from cspd_jax.training import presets
-    from cspd_jax.training.begun import Begun
+    from cspd_jax.training.data.text import TextConfig
     from cspd_jax.training.placement import Placement, gathered
+    from cspd_jax.training.provenance import Begun
     from cspd_jax.training.run_folder import claimed
 
     prompts = args.prompts and os.path.abspath(args.prompts)
@@ -93,10 +93,10 @@ def run(args: argparse.Namespace) -> None:
         _training_text.distill(args, config, begun, placement)
         return
 
-    from cspd_jax import models
     from cspd_jax.training.image.data import Alternating, TargetSamples, make_source
     from cspd_jax.training.image.distillation import FromTarget, Teacher
     from cspd_jax.training.image.trainer import check_fit, save_pictures, train
+    from cspd_jax.weights import models
 
     target = models.load(begun.target)
     teacher = Teacher(target.config, target.params)

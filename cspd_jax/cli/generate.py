@@ -50,9 +50,10 @@ def run(args: argparse.Namespace) -> None:
     compilation.use_cache()
     import jax
 
-    from cspd_jax import models, reports
+    from cspd_jax import reports
     from cspd_jax.image import generation, plan
     from cspd_jax.parallel import processes
+    from cspd_jax.weights import models
 
     outline = with_prompts(args, models.describe(args.target))
     if getattr(outline.config, "prompts", 0) and args.method is None:
@@ -130,7 +131,7 @@ def run(args: argparse.Namespace) -> None:
 def _fastest(args: argparse.Namespace, key, model, request):
     """(the fastest exact plan, what to show beside the plain sampler) where no method was asked for."""
     from cspd_jax.image import autotune, plan
-    from cspd_jax.image.chain_speculation import ChainSpeculation
+    from cspd_jax.image.chain.speculation import ChainSpeculation
     from cspd_jax.image.methods import Plain, SelfSpeculation
     from cspd_jax.image.protocol import CausalTokenModel
 
@@ -230,8 +231,8 @@ def _beside(model, vae, found, captions) -> dict:
 def _autoencoder(args: argparse.Namespace, model):
     if args.vae is None:
         return None
-    from cspd_jax import models
     from cspd_jax.image import pixels
+    from cspd_jax.weights import models
 
     vae = models.load_vae(args.vae, args.dtype)
     pixels.check_vae(model, vae)

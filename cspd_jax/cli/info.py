@@ -5,8 +5,12 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
+from collections.abc import Callable
 
 from cspd_jax.cli._output import result
+
+# What else a path may be: each describes a folder that an app has made, or returns None.
+OTHERS: list[Callable[[str], dict | None]] = []
 
 
 def add_parser(subparsers) -> None:
@@ -25,13 +29,13 @@ def add_parser(subparsers) -> None:
 
 def run(args: argparse.Namespace) -> None:
     from cspd_jax.converters.hf import is_model_folder
-    from cspd_jax.models import shipped_folder
     from cspd_jax.networks.config import MAR_PRESETS
-    from cspd_jax.samples.manifest import is_folder_of_samples
+    from cspd_jax.weights.models import shipped_folder
 
     shipped = shipped_folder(args.path)
-    if shipped is None and is_folder_of_samples(args.path):
-        result({"path": os.path.abspath(args.path), **_of_samples(args.path)}, args.json)
+    described = (describe(args.path) for describe in OTHERS if shipped is None)
+    if found := next(filter(None, described), None):
+        result({"path": os.path.abspath(args.path), **found}, args.json)
         return
     if shipped is None and args.path in MAR_PRESETS and not os.path.exists(args.path):
         result({"path": args.path, **_of_published(args.path)}, args.json)
@@ -46,9 +50,9 @@ def _of_published(name: str) -> dict:
     """What is known of published weights without fetching them."""
     import jax
 
-    from cspd_jax.checkpoints import hub
     from cspd_jax.networks import mar
     from cspd_jax.networks.config import MAR_PRESETS
+    from cspd_jax.weights import hub
 
     config = MAR_PRESETS[name]
     params = sum(leaf.size for leaf in jax.tree.leaves(mar.abstract_params(config)))
@@ -56,33 +60,8 @@ def _of_published(name: str) -> dict:
     return {"kind": "mar", "config": dataclasses.asdict(config), "params": params, "source": source}
 
 
-def _of_samples(path: str) -> dict:
-    """How far a folder of samples is, and what is in it."""
-    from pathlib import Path
-
-    from cspd_jax.samples.folder import done_shards, images_in
-    from cspd_jax.samples.manifest import read_manifest
-
-    manifest = read_manifest(path)
-    done = done_shards(Path(path), manifest)
-    return {
-        "kind": manifest.kind,
-        "images": manifest.images,
-        "done": f"{images_in(manifest, done)} images, {len(done)} of {manifest.shards} shards",
-        "first": manifest.first,
-        "shape": list(manifest.image_shape or manifest.token_shape),
-        "target": manifest.target,
-        "method": manifest.method,
-        "sampler": manifest.sampler,
-        "seed": manifest.seed,
-        "labels": manifest.labels,
-        "lossless": manifest.lossless,
-        "why": manifest.why,
-    }
-
-
 def _of_folder(path: str) -> dict:
-    from cspd_jax.checkpoints import read_description
+    from cspd_jax.weights import read_description
 
     description = read_description(path)
     return {**description, "config": dataclasses.asdict(description["config"])}

@@ -121,11 +121,11 @@ def run(args: argparse.Namespace) -> None:
 
         jax.config.update("jax_enable_x64", True)
     compilation.use_cache()
-    from cspd_jax import models
     from cspd_jax.masked import comparison, fastest
     from cspd_jax.parallel import processes
     from cspd_jax.reports import masked as reports
-    from cspd_jax.tokenizers import load_tokenizer
+    from cspd_jax.weights import models
+    from cspd_jax.weights.tokenizers import load_tokenizer
 
     if not processes.is_alone() and (args.animate or args.method == "auto"):
         raise UserError(

@@ -102,11 +102,11 @@ def run(args: argparse.Namespace) -> None:
 
         jax.config.update("jax_enable_x64", True)
     compilation.use_cache()
-    from cspd_jax import models
     from cspd_jax.parallel import processes
     from cspd_jax.reports import text as reports
     from cspd_jax.text import comparison
-    from cspd_jax.tokenizers import load_tokenizer
+    from cspd_jax.weights import models
+    from cspd_jax.weights.tokenizers import load_tokenizer
 
     mesh = mesh_of(args)
     if mesh is not None and by_itself:  # several devices, of which all are used
@@ -175,9 +175,9 @@ def _widths(text: str) -> tuple[int, ...]:
 
 def load_drafter(args: argparse.Namespace, target):
     """The name of the drafter, and what `text.generate` takes for it."""
-    from cspd_jax import models
     from cspd_jax.networks.quantised import quantise
     from cspd_jax.text import PromptLookup
+    from cspd_jax.weights import models
 
     name = args.draft
     if name is None:
@@ -220,7 +220,7 @@ def _request(args: argparse.Namespace, target, prompts, drafter):
 
 def _gammas(args: argparse.Namespace, drafter) -> tuple[int, ...] | None:
     """The numbers of drafts that `continuous` chooses from; None for other loops."""
-    from cspd_jax.text.batching import gammas_for
+    from cspd_jax.text.continuous.batching import gammas_for
 
     if args.method == "auto":
         return gammas_for(drafter) if args.gamma is None else (0, args.gamma)
@@ -232,7 +232,7 @@ def _gammas(args: argparse.Namespace, drafter) -> tuple[int, ...] | None:
 def show(tokenizer, prompt, ids, marks, colour: bool) -> str:
     """Prompt and text, coloured by where each token came from."""
     from cspd_jax.text import ACCEPTED, BONUS, CORRECTED
-    from cspd_jax.tokenizers import pieces
+    from cspd_jax.weights.tokenizers import pieces
 
     if tokenizer is None:
         return ",".join(map(str, ids))

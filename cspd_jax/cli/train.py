@@ -83,11 +83,11 @@ def add_run_flags(parser: argparse.ArgumentParser, default: str) -> None:
 
 def run(args: argparse.Namespace) -> None:
     config = configure(args)  # a wrong name or value is reported before jax is loaded
-    from cspd_jax.data.text import TextConfig
     from cspd_jax.parallel import processes
     from cspd_jax.training import presets
-    from cspd_jax.training.begun import Begun
+    from cspd_jax.training.data.text import TextConfig
     from cspd_jax.training.placement import Placement, gathered
+    from cspd_jax.training.provenance import Begun
     from cspd_jax.training.run_folder import claimed
 
     begun = beginning(args, Begun("train", init=lasting(args.init), vae=lasting(args.vae)))
@@ -95,10 +95,10 @@ def run(args: argparse.Namespace) -> None:
     if isinstance(config.data, TextConfig):
         _training_text.train(args, config, begun, placement)
         return
-    from cspd_jax import models
-    from cspd_jax.networks.kinds import kind_name
+    from cspd_jax.networks.registry import kind_name
     from cspd_jax.training.image.data import kl16_encoder, make_source
     from cspd_jax.training.image.trainer import check_fit, save_pictures, train
+    from cspd_jax.weights import models
 
     initial = starting_weights(begun.init, config.model, args.out)
     vae = models.load_vae(begun.vae) if begun.vae else None
@@ -132,7 +132,7 @@ def run(args: argparse.Namespace) -> None:
 
 def lasting(name: str | None) -> str | None:
     """A model's name, or the absolute path of its folder: what it means when the run is resumed elsewhere."""
-    from cspd_jax import models
+    from cspd_jax.weights import models
 
     if name is None or name in models.NAMES or name in models.TEXT_DEFAULTS or not os.path.isdir(name):
         return name
@@ -173,9 +173,9 @@ def finish(
 
 def starting_weights(name: str | None, config, out: pathlib.Path):
     """The parameters of an image model of the same sizes; None without a name, or if the run is past that."""
-    from cspd_jax import models
     from cspd_jax.errors import UserError
     from cspd_jax.training.checkpointing import has_checkpoints
+    from cspd_jax.weights import models
 
     if name is None or has_checkpoints(out):
         return None
@@ -219,12 +219,12 @@ def _fitting_schedule(config, steps: int) -> list[str]:
 
 def write_model(path: pathlib.Path, kind: str, config, params, extra: dict, source: str) -> dict:
     """Writes (or replaces) the checkpoint folder of a finished run."""
-    from cspd_jax import checkpoints
+    from cspd_jax import weights
     from cspd_jax._utils.files import remove, written_beside
     from cspd_jax.training.presets import to_json
 
     extra = {**extra, "training": to_json(config)}
     with written_beside(path) as partial:
-        description = checkpoints.save(partial, kind, config.model, params, source=source, extra=extra)
+        description = weights.save(partial, kind, config.model, params, source=source, extra=extra)
         remove(path)
     return description

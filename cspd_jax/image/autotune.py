@@ -8,16 +8,16 @@ from typing import Any
 
 import jax
 
-from cspd_jax._utils.random import apart
 from cspd_jax.errors import is_out_of_memory
-from cspd_jax.image import calibration, chain_timing
-from cspd_jax.image.chain_speculation import ChainSpeculation
+from cspd_jax.image.chain import calibration, choice
+from cspd_jax.image.chain.speculation import ChainSpeculation
 from cspd_jax.image.comparison import compare
 from cspd_jax.image.methods import Plain, SelfSpeculation
+from cspd_jax.image.order import reveal_groups
 from cspd_jax.image.plan import Plan, Request, chains_per_image, make_request, resolve
 from cspd_jax.image.protocol import CausalTokenModel
-from cspd_jax.image.reveal import reveal_groups
-from cspd_jax.models import ImageModel
+from cspd_jax.keys import apart
+from cspd_jax.weights.models import ImageModel
 
 Array = jax.Array
 
@@ -95,7 +95,7 @@ def self_speculation_can_win(plain: Plan, ahead: Request) -> bool:
     model, request, settings = plain.model, plain.request, plain.request.settings
     fitted = calibration.get(model, settings, request.cfg, request.temperature).calibration
     once, in_a_round = (
-        chain_timing.measure(
+        choice.measure(
             model, settings, fitted, plain.batch * chains_per_image(model, of), request.cfg,
             request.temperature, ways=("plain",),
         )["plain"]

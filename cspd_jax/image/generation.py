@@ -8,15 +8,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax._utils.random import keys_per_row, row_keys
 from cspd_jax.image import sharded
-from cspd_jax.image.chain_drafters import ChainDrafter
-from cspd_jax.image.chain_speculation import ChainSpeculation
+from cspd_jax.image.chain.drafters import ChainDrafter
+from cspd_jax.image.chain.speculation import ChainSpeculation
 from cspd_jax.image.info import BatchOutput, Info, summarise
+from cspd_jax.image.lossy.shortcuts import Annealing, Checkerboard
 from cspd_jax.image.methods import Method, Plain
 from cspd_jax.image.plan import Plan, make_request, resolve
-from cspd_jax.image.shortcuts import Annealing, Checkerboard
-from cspd_jax.models import ImageModel
+from cspd_jax.keys import keys_per_row, row_keys
+from cspd_jax.weights.models import ImageModel
 
 Array = jax.Array
 

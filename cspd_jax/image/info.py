@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import numpy as np
 
-from cspd_jax.image.chain_speculation import ChainCounts
-from cspd_jax.image.speculation.exactness import Exactness
+from cspd_jax.image.chain.speculation import ChainCounts
+from cspd_jax.image.rounds.exactness import Exactness
 
 if TYPE_CHECKING:
     from cspd_jax.image.plan import Plan

@@ -15,18 +15,11 @@ import numpy as np
 
 from cspd_jax.diffusion.schedule import sampling_schedule
 from cspd_jax.errors import UserError, check_range, check_whole
-from cspd_jax.image import plain, released, speculation
+from cspd_jax.image import released, rounds, sampler
 from cspd_jax.image.info import BatchOutput, Info, NetworkCalls, TokenInfo, chain_info
 from cspd_jax.image.released import RunnerOptions
-from cspd_jax.image.speculation import (
-    Criterion,
-    Exactness,
-    PathCriterion,
-    RoundInfo,
-    TokenSpeculation,
-    total_rows,
-)
-from cspd_jax.models import ImageModel, check_draft, check_image_model
+from cspd_jax.image.rounds import Criterion, Exactness, PathCriterion, RoundInfo, TokenSpeculation, total_rows
+from cspd_jax.weights.models import ImageModel, check_draft, check_image_model
 
 if TYPE_CHECKING:
     from cspd_jax.image.plan import Plan
@@ -53,7 +46,7 @@ class Method(Protocol):
     @property
     def draft_model(self) -> ImageModel | None: ...
 
-    def check(self, model: ImageModel, settings: plain.SamplerSettings) -> None:
+    def check(self, model: ImageModel, settings: sampler.SamplerSettings) -> None:
         """UserError for what this method cannot do with this model."""
         ...
 
@@ -98,7 +91,7 @@ class Plain:
     criterion_name: ClassVar[str | None] = None
     draft_model: ClassVar[ImageModel | None] = None
 
-    def check(self, model: ImageModel, settings: plain.SamplerSettings) -> None:
+    def check(self, model: ImageModel, settings: sampler.SamplerSettings) -> None:
         pass
 
     def fitted(self, groups: int) -> Plain:
@@ -108,7 +101,7 @@ class Plain:
         return 1
 
     def run(self, plan: Plan, keys: Array, labels: Array, active: Array | None = None) -> BatchOutput:
-        out = plain.sample(
+        out = sampler.sample(
             plan.model.network, plan.model.params, keys, labels,
             **plan.common, drafter=plan.drafter, active=active,
         )  # fmt: skip
@@ -118,7 +111,7 @@ class Plain:
         self, plan: Plan, keys: Array, labels: Array, active: Array | None = None
     ) -> Iterator[tuple[float, BatchOutput]]:
         counts = []
-        for known, out in plain.stream(
+        for known, out in sampler.stream(
             plan.model.network, plan.model.params, keys, labels,
             **plan.common, drafter=plan.drafter, active=active,
         ):  # fmt: skip
@@ -130,7 +123,7 @@ class Plain:
     def summarise(self, plan: Plan, counts: list[Any]) -> dict[str, Any]:
         """From what is known beforehand, and from the counts [S, ...] where the work varies."""
         settings, length, batches = plan.settings, plan.model.network.seq_len, len(counts)
-        segments = plain.plan_segments(length, settings)
+        segments = sampler.plan_segments(length, settings)
         rounds = sum(len(segment.groups) for segment in segments)
         by_segment = [(len(s.groups) * s.denoising_steps, s.width) for s in segments]
         calls, drawn = (
@@ -199,7 +192,7 @@ class _Speculation:
     def criterion_name(self) -> str:
         return self.options.criterion.name
 
-    def check(self, model: ImageModel, settings: plain.SamplerSettings) -> None:
+    def check(self, model: ImageModel, settings: sampler.SamplerSettings) -> None:
         check_whole("gamma", self.gamma, 1)
         check_range("prefill", self.prefill, least=0.0, most=1.0)
         if self.adapt is not None:
@@ -208,7 +201,7 @@ class _Speculation:
 
     def run(self, plan: Plan, keys: Array, labels: Array, active: Array | None = None) -> BatchOutput:
         network, params = plan.model.network, plan.model.params
-        out = speculation.sample(network, params, keys, labels, **self._arguments(plan), active=active)
+        out = rounds.sample(network, params, keys, labels, **self._arguments(plan), active=active)
         return BatchOutput(*out)
 
     def steps(
@@ -216,8 +209,8 @@ class _Speculation:
     ) -> Iterator[tuple[float, BatchOutput]]:
         network, params = plan.model.network, plan.model.params
         wanted = slice(None) if active is None else np.asarray(active)
-        rounds = speculation.stream(network, params, keys, labels, **self._arguments(plan), active=active)
-        for known, out in rounds:
+        stream = rounds.stream(network, params, keys, labels, **self._arguments(plan), active=active)
+        for known, out in stream:
             yield float(np.mean(np.asarray(known)[wanted])), BatchOutput(*out)
 
     def _arguments(self, plan: Plan) -> dict[str, Any]:
@@ -315,7 +308,7 @@ class DraftSpeculation(_Speculation):
     def options(self) -> TokenSpeculation:
         return TokenSpeculation(self.criterion, self.gamma, self.adapt, self.prefill, self.joint)
 
-    def check(self, model: ImageModel, settings: plain.SamplerSettings) -> None:
+    def check(self, model: ImageModel, settings: sampler.SamplerSettings) -> None:
         check_image_model(self.draft, "draft")
         if isinstance(self.criterion, type) or not hasattr(self.criterion, "verify"):
             raise UserError(
@@ -361,7 +354,7 @@ class ReleasedRunner:
     def options(self) -> RunnerOptions:
         return RunnerOptions(self.gamma, self.prefill, self.inner_temperature, self.max_tries)
 
-    def check(self, model: ImageModel, settings: plain.SamplerSettings) -> None:
+    def check(self, model: ImageModel, settings: sampler.SamplerSettings) -> None:
         check_draft(model.config, self.draft.config)
         _ = self.options  # checks itself
 

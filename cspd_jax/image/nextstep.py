@@ -11,11 +11,11 @@ import numpy as np
 
 from cspd_jax.errors import UserError, check_whole
 from cspd_jax.image import generation
-from cspd_jax.image.chain_drafters import ChainDrafter
-from cspd_jax.image.chain_speculation import ChainSpeculation
+from cspd_jax.image.chain.drafters import ChainDrafter
+from cspd_jax.image.chain.speculation import ChainSpeculation
 from cspd_jax.image.info import Info
 from cspd_jax.image.prompts import Ids, bind
-from cspd_jax.models import ImageModel
+from cspd_jax.weights.models import ImageModel
 
 Array = jax.Array
 

@@ -8,10 +8,10 @@ import jax
 import numpy as np
 
 from cspd_jax.errors import UserError
-from cspd_jax.models import VAE, ImageModel, check_image_model
 from cspd_jax.networks import autoencoder, sphere_vae
 from cspd_jax.networks.config import LATENT_SCALE, KLConfig
 from cspd_jax.networks.sphere_config import SphereVAEConfig
+from cspd_jax.weights.models import VAE, ImageModel, check_image_model
 
 Array = TypeVar("Array", np.ndarray, jax.Array, jax.Array | np.ndarray)
 

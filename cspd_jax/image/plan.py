@@ -12,16 +12,16 @@ import numpy as np
 from cspd_jax.diffusion.flow import is_flow, of_kind
 from cspd_jax.diffusion.schedule import sampling_schedule
 from cspd_jax.errors import UserError, check_whole
-from cspd_jax.image import calibration, chain_timing
-from cspd_jax.image.chain_drafters import ChainDrafter
-from cspd_jax.image.chain_speculation import ChainSpeculation
+from cspd_jax.image.chain import calibration, choice
+from cspd_jax.image.chain.drafters import ChainDrafter
+from cspd_jax.image.chain.speculation import ChainSpeculation
 from cspd_jax.image.info import BatchOutput
+from cspd_jax.image.lossy.shortcuts import Annealing, Checkerboard
 from cspd_jax.image.methods import Method, Plain
-from cspd_jax.image.plain import SamplerSettings
+from cspd_jax.image.order import Raster, guidance_scale
 from cspd_jax.image.protocol import CausalTokenModel
-from cspd_jax.image.reveal import Raster, guidance_scale
-from cspd_jax.image.shortcuts import Annealing, Checkerboard
-from cspd_jax.models import ImageModel, check_image_model
+from cspd_jax.image.sampler import SamplerSettings
+from cspd_jax.weights.models import ImageModel, check_image_model
 
 Array = jax.Array
 
@@ -334,7 +334,7 @@ def resolve(model: ImageModel, request: Request, batch: int | None = None) -> Pl
         plan = dataclasses.replace(plan, drafter=found.calibration.drafter, drafter_source=found.source)
         if request.denoise == "auto":
             rows = batch * chains_per_image(model, request)
-            chosen = chain_timing.choose(model, settings, found.calibration, rows, cfg, temperature)
+            chosen = choice.choose(model, settings, found.calibration, rows, cfg, temperature)
             if chosen.speculation is None:
                 return Plan(model, request, request.settings, batch, measured_seconds=chosen.seconds)
             sped_up = dataclasses.replace(settings, chain=chosen.speculation)

@@ -13,11 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax.errors import UserError
-from cspd_jax.models import ImageModel, check_image_model
 from cspd_jax.networks.nextstep import PADDING, PROMPTS
 from cspd_jax.networks.nextstep_config import NextStepConfig
 from cspd_jax.parallel import put_whole
-from cspd_jax.tokenizers import Tokenizer
+from cspd_jax.weights.models import ImageModel, check_image_model
+from cspd_jax.weights.tokenizers import Tokenizer
 
 Ids = Sequence[int]
 

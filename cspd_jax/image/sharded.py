@@ -11,14 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from cspd_jax.image.chain_speculation import ChainCounts
+from cspd_jax.image.chain.speculation import ChainCounts
 from cspd_jax.image.info import BatchOutput
 from cspd_jax.image.methods import Method
-from cspd_jax.image.plain import SamplerSettings
 from cspd_jax.image.plan import Plan, Request
-from cspd_jax.image.speculation import CallCounts, RoundInfo
-from cspd_jax.models import ImageModel
+from cspd_jax.image.rounds import CallCounts, RoundInfo
+from cspd_jax.image.sampler import SamplerSettings
 from cspd_jax.parallel import Join, common_mesh, even, map_rows, put_whole
+from cspd_jax.weights.models import ImageModel
 
 Array = jax.Array
 

@@ -14,6 +14,7 @@ A generation is made of pure functions that can be combined in other ways: `prep
 from cspd_jax._utils.timing import Choice
 from cspd_jax.masked.autotune import fastest
 from cspd_jax.masked.comparison import Request
+from cspd_jax.masked.confidence import CONFIDENCES
 from cspd_jax.masked.generation import (
     METHODS,
     Inputs,
@@ -29,7 +30,6 @@ from cspd_jax.masked.generation import (
 from cspd_jax.masked.info import CallCounts, DraftCounts, Info, MaskedOutput
 from cspd_jax.masked.protocol import MaskedLanguageModel
 from cspd_jax.masked.speculative import MaskedState, Speculation
-from cspd_jax.masked.sureness import CONFIDENCES
 from cspd_jax.text.prompts import Prompts, pad_prompts
 
 __all__ = [

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from cspd_jax._utils.random import apart
 from cspd_jax._utils.timing import Choice, choose
 from cspd_jax.errors import UserError
+from cspd_jax.keys import apart
 from cspd_jax.masked.comparison import Request
 
 _PILOT = 32  # places

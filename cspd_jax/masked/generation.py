@@ -13,11 +13,11 @@ import numpy as np
 
 from cspd_jax.masked import sharded, speculative, stepwise
 from cspd_jax.masked.canvas import Canvas, make_canvas
+from cspd_jax.masked.confidence import CONFIDENCES
 from cspd_jax.masked.info import Info, MaskedOutput
 from cspd_jax.masked.protocol import MaskedLanguageModel
 from cspd_jax.masked.speculative import MaskedState, Speculation
 from cspd_jax.masked.stepwise import StepState
-from cspd_jax.masked.sureness import CONFIDENCES
 from cspd_jax.parallel import common_mesh
 from cspd_jax.text.checks import (
     at_most,
@@ -33,7 +33,7 @@ from cspd_jax.text.prompts import Prompts, as_prompts, check_prompts
 from cspd_jax.text.protocol import bound
 
 if TYPE_CHECKING:
-    from cspd_jax.models import TextModel
+    from cspd_jax.weights.models import TextModel
 
 Array = jax.Array
 METHODS = ("ssd", "stepwise", "schedule")

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from cspd_jax.coupling.acceptance import at_least_float32
 from cspd_jax.masked.canvas import Canvas
-from cspd_jax.masked.sureness import MEASURES, by_row, tempered, uses_tempered
+from cspd_jax.masked.confidence import MEASURES, by_row, tempered, uses_tempered
 from cspd_jax.text.sampling import gumbel
 
 Array = jax.Array

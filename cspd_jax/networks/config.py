@@ -5,26 +5,26 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from cspd_jax._utils import bounds
+from cspd_jax._utils import limits
 from cspd_jax.errors import UserError, check_whole
 
 LATENT_SCALE = 0.2325  # MAR's tokens are the autoencoder's latents times this
 
 _MOST = {
-    "seq_len": bounds.IMAGE_TOKENS,
-    "num_classes": bounds.IDS,
-    "encoder_depth": bounds.LAYERS,
-    "decoder_depth": bounds.LAYERS,
-    "head_depth": bounds.LAYERS,
-    "num_res_blocks": bounds.LAYERS // bounds.LEVELS,
-    "depth": bounds.LAYERS,
-    "head_modulations": bounds.LAYERS,
-    "class_tokens": bounds.IMAGE_TOKENS,
-    "heads": bounds.HEADS,
-    "encoder_heads": bounds.HEADS,
-    "decoder_heads": bounds.HEADS,
-    "patch_size": bounds.PATCH,
-    "vae_stride": bounds.PATCH,
+    "seq_len": limits.IMAGE_TOKENS,
+    "num_classes": limits.IDS,
+    "encoder_depth": limits.LAYERS,
+    "decoder_depth": limits.LAYERS,
+    "head_depth": limits.LAYERS,
+    "num_res_blocks": limits.LAYERS // limits.LEVELS,
+    "depth": limits.LAYERS,
+    "head_modulations": limits.LAYERS,
+    "class_tokens": limits.IMAGE_TOKENS,
+    "heads": limits.HEADS,
+    "encoder_heads": limits.HEADS,
+    "decoder_heads": limits.HEADS,
+    "patch_size": limits.PATCH,
+    "vae_stride": limits.PATCH,
 }
 
 
@@ -33,7 +33,7 @@ def _check_sizes(config, whose: str) -> None:
     for field in dataclasses.fields(config):
         if field.type == "int":
             name = field.name
-            check_whole(f"{whose} {name}", getattr(config, name), 1, _MOST.get(name, bounds.WIDTH))
+            check_whole(f"{whose} {name}", getattr(config, name), 1, _MOST.get(name, limits.WIDTH))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,14 +76,14 @@ class MARConfig:
         _check_sizes(self, "the model's")
         if not 0 < self.mlp_ratio < math.inf:
             raise UserError(f"the model's mlp_ratio is {self.mlp_ratio}; it must be a positive number")
-        if len(self.respacing) > bounds.TEXT:
+        if len(self.respacing) > limits.TEXT:
             raise UserError(f"the model's respacing has {len(self.respacing)} characters")
         for name in ("encoder", "decoder"):
             width, heads = getattr(self, f"{name}_width"), getattr(self, f"{name}_heads")
-            if not 1 <= width * self.mlp_ratio <= bounds.HIDDEN:
+            if not 1 <= width * self.mlp_ratio <= limits.HIDDEN:
                 raise UserError(
                     f"the model's mlp_ratio is {self.mlp_ratio}; times {name}_width {width} it must be from 1"
-                    f" to {bounds.HIDDEN}"
+                    f" to {limits.HIDDEN}"
                 )
             if width % heads:
                 raise UserError(f"{name} width {width} is not divisible by its number of heads {heads}")
@@ -150,7 +150,7 @@ class SphereConfig:
 
     def __post_init__(self):
         _check_sizes(self, "the model's")
-        if len(self.respacing) > bounds.TEXT:
+        if len(self.respacing) > limits.TEXT:
             raise UserError(f"the model's respacing has {len(self.respacing)} characters")
         if self.width % (4 * self.heads):
             raise UserError(
@@ -232,13 +232,13 @@ class KLConfig:
     def __post_init__(self):
         _check_sizes(self, "the autoencoder's")
         levels = len(self.channel_mult)
-        if not 1 <= levels <= bounds.LEVELS:
-            raise UserError(f"the autoencoder has {levels} levels of resolution, not 1 to {bounds.LEVELS}")
+        if not 1 <= levels <= limits.LEVELS:
+            raise UserError(f"the autoencoder has {levels} levels of resolution, not 1 to {limits.LEVELS}")
         for multiplier in self.channel_mult:
-            check_whole("the autoencoder's channel_mult", multiplier, 1, bounds.WIDTH // self.channels)
+            check_whole("the autoencoder's channel_mult", multiplier, 1, limits.WIDTH // self.channels)
         for name in ("encoder_attention_levels", "decoder_attention_levels"):
             for level in getattr(self, name):
-                check_whole(f"the autoencoder's {name}", level, 0, bounds.LEVELS)
+                check_whole(f"the autoencoder's {name}", level, 0, limits.LEVELS)
         if self.channels % self.groups:
             raise UserError(
                 f"the autoencoder has {self.channels} channels, which {self.groups} groups do not divide"

@@ -20,10 +20,10 @@ import jax.numpy as jnp
 
 from cspd_jax._utils.accelerators import FEWEST_ROWS, by_device
 from cspd_jax.networks.attention import Beside, Cache, attend, attend_beside, write
+from cspd_jax.networks.cpu_matmul import Dense, is_large, product
 from cspd_jax.networks.layers import at_least_float32, gelu, rotate, rotation, take_rows
 from cspd_jax.networks.lm_config import LMConfig
 from cspd_jax.networks.packing import Packing, packing
-from cspd_jax.networks.products import Dense, is_large, product
 from cspd_jax.networks.quantised import expand
 
 Array = jax.Array

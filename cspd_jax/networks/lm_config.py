@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from cspd_jax._utils import bounds
+from cspd_jax._utils import limits
 from cspd_jax.errors import UserError, check_whole, shown
 
 ACTIVATIONS = ("gelu", "gelu_tanh", "silu")
@@ -13,16 +13,16 @@ NORMS = ("layer", "rms")
 ROPE_SCALINGS = ("none", "linear", "llama3")
 
 _MOST = {
-    "vocab_size": bounds.IDS,
-    "known_ids": bounds.IDS,
-    "width": bounds.WIDTH,
-    "depth": bounds.LAYERS,
-    "heads": bounds.HEADS,
-    "kv_heads": bounds.HEADS,
-    "head_dim": bounds.WIDTH,
-    "mlp_width": bounds.HIDDEN,
-    "max_positions": bounds.POSITIONS,
-    "rope_original_positions": bounds.POSITIONS,
+    "vocab_size": limits.IDS,
+    "known_ids": limits.IDS,
+    "width": limits.WIDTH,
+    "depth": limits.LAYERS,
+    "heads": limits.HEADS,
+    "kv_heads": limits.HEADS,
+    "head_dim": limits.WIDTH,
+    "mlp_width": limits.HIDDEN,
+    "max_positions": limits.POSITIONS,
+    "rope_original_positions": limits.POSITIONS,
 }
 
 
@@ -107,9 +107,9 @@ class LMConfig:
         if self.known_ids > self.vocab_size:
             raise UserError(f"the model knows {self.known_ids} ids of a vocabulary of {self.vocab_size}")
         for name in ("bos_ids", "eos_ids", "mask_ids"):
-            if len(getattr(self, name)) > bounds.LISTED:
+            if len(getattr(self, name)) > limits.LISTED:
                 raise UserError(
-                    f"the model's {name} are {len(getattr(self, name))}, more than {bounds.LISTED}"
+                    f"the model's {name} are {len(getattr(self, name))}, more than {limits.LISTED}"
                 )
             if wrong := [i for i in getattr(self, name) if not 0 <= i < self.vocab_size]:
                 raise UserError(

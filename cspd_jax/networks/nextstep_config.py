@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from cspd_jax._utils import bounds
+from cspd_jax._utils import limits
 from cspd_jax.errors import UserError, check_whole
 from cspd_jax.networks.lm_config import LMConfig
 
@@ -44,18 +44,18 @@ class NextStepConfig:
 
     def __post_init__(self):
         for name, least, most in (
-            ("token_dim", 1, bounds.WIDTH),
-            ("head_depth", 1, bounds.LAYERS),
-            ("head_width", 1, bounds.WIDTH),
-            ("rows", 1, bounds.PATCH),
-            ("columns", 1, bounds.PATCH),
-            ("prompts", 0, bounds.IDS),
-            ("position_side", 1, bounds.PATCH),
-            ("patch_size", 1, bounds.PATCH),
-            ("vae_stride", 1, bounds.PATCH),
+            ("token_dim", 1, limits.WIDTH),
+            ("head_depth", 1, limits.LAYERS),
+            ("head_width", 1, limits.WIDTH),
+            ("rows", 1, limits.PATCH),
+            ("columns", 1, limits.PATCH),
+            ("prompts", 0, limits.IDS),
+            ("position_side", 1, limits.PATCH),
+            ("patch_size", 1, limits.PATCH),
+            ("vae_stride", 1, limits.PATCH),
         ):
             check_whole(f"the model's {name}", getattr(self, name), least, most)
-        if len(self.respacing) > bounds.TEXT:
+        if len(self.respacing) > limits.TEXT:
             raise UserError(f"the model's respacing has {len(self.respacing)} characters")
         if not self.lm.causal:
             raise UserError("the model's language model is a masked-diffusion model; it must be causal")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from cspd_jax._utils import bounds
+from cspd_jax._utils import limits
 from cspd_jax.errors import UserError, check_whole
 
 HEAD_DIM = 64  # of the autoencoder's attention
@@ -29,12 +29,12 @@ class SphereVAEConfig:
     image_channels: int = 3
 
     def __post_init__(self):
-        if not 2 <= len(self.channels) <= bounds.LEVELS:
+        if not 2 <= len(self.channels) <= limits.LEVELS:
             raise UserError(
-                f"the autoencoder has {len(self.channels)} levels of resolution, not 2 to {bounds.LEVELS}"
+                f"the autoencoder has {len(self.channels)} levels of resolution, not 2 to {limits.LEVELS}"
             )
         for number in self.channels:
-            check_whole("the autoencoder's channels", number, 4, bounds.WIDTH)
+            check_whole("the autoencoder's channels", number, 4, limits.WIDTH)
             if number % 4 or number % norm_groups(number):
                 raise UserError(
                     f"the autoencoder has a level of {number} channels, which its groups do not divide"
@@ -44,11 +44,11 @@ class SphereVAEConfig:
                 f"the autoencoder's transformers are {self.width} wide, which is not a multiple of {HEAD_DIM}"
             )
         for name, least, most in (
-            ("encoder_depth", 1, bounds.LAYERS),
-            ("decoder_depth", 1, bounds.LAYERS),
-            ("latent_dim", 2, bounds.WIDTH),
-            ("registers", 1, bounds.WIDTH),
-            ("image_channels", 1, bounds.WIDTH),
+            ("encoder_depth", 1, limits.LAYERS),
+            ("decoder_depth", 1, limits.LAYERS),
+            ("latent_dim", 2, limits.WIDTH),
+            ("registers", 1, limits.WIDTH),
+            ("image_channels", 1, limits.WIDTH),
         ):
             check_whole(f"the autoencoder's {name}", getattr(self, name), least, most)
 

@@ -17,9 +17,9 @@ from cspd_jax import __version__
 from cspd_jax.diffusion.schedule import sampling_schedule
 from cspd_jax.image.comparison import Comparison, summary
 from cspd_jax.image.info import Info
-from cspd_jax.image.shortcuts import fewer_steps
-from cspd_jax.models import ImageModel
+from cspd_jax.image.lossy.shortcuts import fewer_steps
 from cspd_jax.reports.charts import acceptance_maps, bars, stacked
+from cspd_jax.weights.models import ImageModel
 
 _PACKAGES = ("jax", "jaxlib", "flax", "numpy")
 

@@ -9,8 +9,8 @@ import numpy as np
 
 from cspd_jax.masked import least_passes
 from cspd_jax.masked.comparison import Measured, Request
-from cspd_jax.models import TextModel
 from cspd_jax.reports.image import device, rates, versions
+from cspd_jax.weights.models import TextModel
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

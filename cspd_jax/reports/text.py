@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from cspd_jax.models import TextModel
 from cspd_jax.reports.image import device, rates, versions
 from cspd_jax.text import ACCEPTED, BONUS, CORRECTED, PLAIN, expected_tokens, speedup
 from cspd_jax.text.comparison import Measured, Request
 from cspd_jax.text.protocol import bound
+from cspd_jax.weights.models import TextModel
 
 _MARKS = {"plain": PLAIN, "accepted": ACCEPTED, "corrected": CORRECTED, "bonus": BONUS}
 _WHY = {

@@ -11,8 +11,8 @@ any object with the two functions of `Drafter`.
 from cspd_jax._utils.timing import Choice
 from cspd_jax.coupling.draft_length import expected_tokens, speedup
 from cspd_jax.text.autotune import fastest
-from cspd_jax.text.batching import Continuous, continuous
 from cspd_jax.text.comparison import Request
+from cspd_jax.text.continuous.batching import Continuous, continuous
 from cspd_jax.text.drafters import Drafter, Drafting, DraftRequest, Drafts, ModelDrafter, PromptLookup
 from cspd_jax.text.generation import generate, output, prepare, run, stream
 from cspd_jax.text.info import (
@@ -42,8 +42,8 @@ from cspd_jax.text.rounds import (
 )
 from cspd_jax.text.rules import RULES, Verdict
 from cspd_jax.text.sampling import Sampling, log_probs
-from cspd_jax.text.tree import Tree
-from cspd_jax.text.tree_drafter import TreeDrafter, draft_tree
+from cspd_jax.text.trees.drafter import TreeDrafter, draft_tree
+from cspd_jax.text.trees.tree import Tree
 
 __all__ = [
     "ACCEPTED",

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 
-from cspd_jax._utils.random import apart
 from cspd_jax._utils.timing import Choice, choose
+from cspd_jax.keys import apart
 from cspd_jax.text.comparison import Request, draft_cost
 
 _PILOT = 32  # tokens

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax._utils.random import keys_per_row
 from cspd_jax.errors import UserError
+from cspd_jax.keys import keys_per_row
 
 Array = jax.Array
 

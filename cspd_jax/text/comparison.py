@@ -10,15 +10,15 @@ import jax
 import numpy as np
 
 from cspd_jax._utils.timing import seconds_in_turns
-from cspd_jax.text.batching import Continuous, continuous
+from cspd_jax.text.continuous.batching import Continuous, continuous
+from cspd_jax.text.continuous.scheduler import Pace
 from cspd_jax.text.drafters import ModelDrafter, resolve_drafter
 from cspd_jax.text.generation import generate
 from cspd_jax.text.info import Info, TextOutput
-from cspd_jax.text.pace import Pace
 from cspd_jax.text.protocol import bound
 from cspd_jax.text.sampling import Sampling
-from cspd_jax.text.tree import Tree
-from cspd_jax.text.tree_drafter import TreeDrafter, tree_of
+from cspd_jax.text.trees.drafter import TreeDrafter, tree_of
+from cspd_jax.text.trees.tree import Tree
 
 
 @dataclasses.dataclass(frozen=True)

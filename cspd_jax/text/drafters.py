@@ -17,7 +17,7 @@ from cspd_jax.text.protocol import LanguageModel, bound
 from cspd_jax.text.sampling import Sampling, fit_vocabulary, gumbel_max, log_probs, noise_at
 
 if TYPE_CHECKING:
-    from cspd_jax.models import TextModel
+    from cspd_jax.weights.models import TextModel
 
 Array = jax.Array
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax.parallel import common_mesh
-from cspd_jax.text import rounds, sharded, tree_rounds
+from cspd_jax.text import rounds, sharded
 from cspd_jax.text.checks import (
     at_most,
     check_max_gamma,
@@ -30,11 +30,12 @@ from cspd_jax.text.protocol import LanguageModel, bound
 from cspd_jax.text.rounds import Inputs, TextState
 from cspd_jax.text.rules import RULES
 from cspd_jax.text.sampling import Sampling
-from cspd_jax.text.tree_drafter import tree_of
-from cspd_jax.text.tree_rounds import TREE_RULES
+from cspd_jax.text.trees import rounds as tree_rounds
+from cspd_jax.text.trees.drafter import tree_of
+from cspd_jax.text.trees.rounds import TREE_RULES
 
 if TYPE_CHECKING:
-    from cspd_jax.models import TextModel
+    from cspd_jax.weights.models import TextModel
 
 Array = jax.Array
 

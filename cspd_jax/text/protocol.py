@@ -10,7 +10,7 @@ import jax
 from cspd_jax.errors import UserError
 
 if TYPE_CHECKING:
-    from cspd_jax.models import TextModel
+    from cspd_jax.weights.models import TextModel
 
 Array = jax.Array
 

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from cspd_jax._utils.random import purpose_keys
 from cspd_jax.coupling.draft_length import best_draft_length
+from cspd_jax.keys import purpose_keys
 from cspd_jax.text.drafters import Drafter, DraftRequest, Drafts, is_any_of, no_drafts, read_prompts
 from cspd_jax.text.info import ACCEPTED, BONUS, CORRECTED, PLAIN, CallCounts, DraftCounts, RoundInfo, add
 from cspd_jax.text.prompts import Prompts

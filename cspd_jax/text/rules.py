@@ -13,8 +13,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from cspd_jax._utils.random import purpose_keys
 from cspd_jax.coupling import accepts, log_acceptance, residual_logits, uniform, verify_block
+from cspd_jax.keys import purpose_keys
 from cspd_jax.text.drafters import Drafts
 from cspd_jax.text.sampling import Purpose, gumbel, gumbel_max, noise_at, point_mass, round_keys
 

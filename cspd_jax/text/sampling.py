@@ -17,9 +17,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from cspd_jax._utils.random import purpose_keys
 from cspd_jax.coupling import uniform
 from cspd_jax.coupling.acceptance import at_least_float32
+from cspd_jax.keys import purpose_keys
 
 Array = jax.Array
 

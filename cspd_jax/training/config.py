@@ -7,14 +7,14 @@ import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from cspd_jax.data.digits import DigitsConfig
-from cspd_jax.data.folder import FolderConfig
-from cspd_jax.data.glyphs import GlyphConfig
-from cspd_jax.data.text import TextConfig
 from cspd_jax.diffusion.schedule import sampling_schedule
 from cspd_jax.errors import UserError
 from cspd_jax.networks.config import MARConfig, SphereConfig
 from cspd_jax.networks.lm_config import LMConfig
+from cspd_jax.training.data.digits import DigitsConfig
+from cspd_jax.training.data.folder import FolderConfig
+from cspd_jax.training.data.glyphs import GlyphConfig
+from cspd_jax.training.data.text import TextConfig
 
 DataConfig = GlyphConfig | DigitsConfig | FolderConfig
 _COUNTS = ("steps", "batch", "accumulate", "log_every", "checkpoint_every")

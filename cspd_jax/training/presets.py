@@ -10,16 +10,10 @@ from typing import Any
 from cspd_jax._utils.files import write_text
 from cspd_jax._utils.json_files import read_json
 from cspd_jax._utils.typed import read_fields
-from cspd_jax.data.digits import DigitsConfig
-from cspd_jax.data.folder import FolderConfig
-from cspd_jax.data.glyphs import GlyphConfig
-from cspd_jax.data.text import TextConfig
 from cspd_jax.errors import UserError, naming
 from cspd_jax.networks.config import MAR_PRESETS, MARConfig, SphereConfig
 from cspd_jax.networks.lm_config import LMConfig
 from cspd_jax.parallel import processes
-from cspd_jax.tokenizers import CAUSAL_SIZE, END_OF_TEXT, MASK, MASKED_SIZE
-from cspd_jax.training.begun import Begun
 from cspd_jax.training.config import (
     FlowTrainConfig,
     ImageTrainConfig,
@@ -27,6 +21,12 @@ from cspd_jax.training.config import (
     TextTrainConfig,
     TrainConfig,
 )
+from cspd_jax.training.data.digits import DigitsConfig
+from cspd_jax.training.data.folder import FolderConfig
+from cspd_jax.training.data.glyphs import GlyphConfig
+from cspd_jax.training.data.text import TextConfig
+from cspd_jax.training.provenance import Begun
+from cspd_jax.weights.tokenizers import CAUSAL_SIZE, END_OF_TEXT, MASK, MASKED_SIZE
 
 CONFIG_FILE = "config.json"
 _BEGUN = "begun_with"

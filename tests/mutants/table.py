@@ -40,7 +40,7 @@ RELEASED = "tests/test_released.py"
 HASHES = "tests/test_token_hashes.py"
 
 CHAINS = _table(
-    "cspd_jax/image/chain_speculation.py",
+    "cspd_jax/image/chain/speculation.py",
     (CHAIN,),
     (
         "chain: the drafter's q without the temperature",
@@ -155,7 +155,7 @@ CHAINS = _table(
 )
 
 HEADS = _table(
-    "cspd_jax/image/chain_head.py",
+    "cspd_jax/image/chain/head.py",
     (PROTOCOL,),
     (
         "chain: the guidance scale of the first row for all",
@@ -190,7 +190,7 @@ BLOCKS = _table(
 )
 
 DRAFTERS = _table(
-    "cspd_jax/image/chain_drafters.py",
+    "cspd_jax/image/chain/drafters.py",
     (CHAIN, HASHES),
     (
         "chain drafter: the gain of the step before",
@@ -231,7 +231,7 @@ DRAFTERS = _table(
 )
 
 PLAINS = _table(
-    "cspd_jax/image/plain.py",
+    "cspd_jax/image/sampler.py",
     (PLAIN, PROTOCOL, HASHES),
     (
         "plain: the guidance scale of the first image for all",
@@ -277,7 +277,7 @@ PLAINS = _table(
 )
 
 KEYS = _table(
-    "cspd_jax/_utils/random.py",
+    "cspd_jax/keys.py",
     (HASHES, PROTOCOL),
     (
         "keys: all images share the first key",
@@ -295,7 +295,7 @@ KEYS = _table(
 )
 
 PATHS = _table(
-    "cspd_jax/image/speculation/path_criterion.py",
+    "cspd_jax/image/rounds/path_criterion.py",
     (TOKENS,),
     (
         "path: p and q swapped",
@@ -359,7 +359,7 @@ PATHS = _table(
 )
 
 VERIFICATION = _table(
-    "cspd_jax/image/speculation/verification.py",
+    "cspd_jax/image/rounds/verification.py",
     (TOKENS,),
     (
         "rounds: groups behind a rejection are kept",
@@ -390,7 +390,7 @@ VERIFICATION = _table(
 )
 
 PAPER = _table(
-    "cspd_jax/image/speculation/paper_criterion.py",
+    "cspd_jax/image/rounds/paper_criterion.py",
     (TOKENS, HASHES),
     ("paper: Sigma upside down", "log_sigma = for_q - for_p", "log_sigma = for_p - for_q"),
     (
@@ -424,7 +424,7 @@ PAPER = _table(
 )
 
 DRAFTING = _table(
-    "cspd_jax/image/speculation/drafting.py",
+    "cspd_jax/image/rounds/drafting.py",
     (TOKENS, HASHES),
     (
         "drafting: adaptation from tests that were dropped is not possible, from none at all is wrong too",
@@ -454,7 +454,7 @@ DRAFTING = _table(
 )
 
 REVEAL = _table(
-    "cspd_jax/image/reveal.py",
+    "cspd_jax/image/order.py",
     ("tests/test_order.py", "tests/test_golden_mar.py"),
     (
         "reveal: groups start one token late",
@@ -470,7 +470,7 @@ BOARD = "tests/test_shortcuts.py::test_a_checkerboard_comes_one_colour_after_the
 STEPS_FALL = "tests/test_shortcuts.py::test_steps_fall_from_the_first_to_the_last"
 SHORTCUTS = [
     *_table(
-        "cspd_jax/image/shortcuts.py",
+        "cspd_jax/image/lossy/shortcuts.py",
         (BOARD,),
         (
             "shortcuts: rows in place of a checkerboard",
@@ -737,7 +737,7 @@ MASKEDS = (
         ),
     )
     + _table(
-        "cspd_jax/masked/sureness.py",
+        "cspd_jax/masked/confidence.py",
         MASKED,
         (
             "masked: confidence of the likeliest token instead of the sampled",
@@ -832,7 +832,7 @@ RUNS = (
         ),
     )
     + _table(
-        "cspd_jax/training/begun.py",
+        "cspd_jax/training/provenance.py",
         (RUN_FOLDER,),
         (
             "runs: other weights under the same name are taken",
@@ -869,7 +869,7 @@ RUNS = (
 )
 
 SERVICE = _table(
-    "cspd_jax/service/rows.py",
+    "cspd_jax/apps/service/rows.py",
     ("tests/test_service.py",),
     (
         "service: a new image keeps the scale of the row's last one",
@@ -892,7 +892,7 @@ SERVICE = _table(
         "pass",
     ),
 ) + _table(
-    "cspd_jax/service/engine.py",
+    "cspd_jax/apps/service/engine.py",
     ("tests/test_service.py",),
     (
         "service: the queue is not bounded",
@@ -913,7 +913,7 @@ SERVICE = _table(
 
 SAMPLES = (
     _table(
-        "cspd_jax/samples/folder.py",
+        "cspd_jax/apps/bulk/folder.py",
         ("tests/test_samples.py",),
         (
             "samples: a shard of any size counts",
@@ -927,7 +927,7 @@ SAMPLES = (
         ),
     )
     + _table(
-        "cspd_jax/samples/claims.py",
+        "cspd_jax/apps/bulk/claims.py",
         ("tests/test_samples.py",),
         (
             "samples: two claim the same shard",
@@ -936,7 +936,7 @@ SAMPLES = (
         ),
     )
     + _table(
-        "cspd_jax/samples/job.py",
+        "cspd_jax/apps/bulk/job.py",
         ("tests/test_samples.py",),
         (
             "samples: a part begins with the first label",
@@ -945,12 +945,12 @@ SAMPLES = (
         ),
     )
     + _table(
-        "cspd_jax/samples/report.py",
+        "cspd_jax/apps/bulk/report.py",
         ("tests/test_samples.py",),
         ("samples: draws that were given up are lossless", "if lossless and truncated:", "if False:"),
     )
     + _table(
-        "cspd_jax/samples/sharing.py",
+        "cspd_jax/apps/bulk/workers.py",
         ("tests/test_samples.py",),
         ("samples: any job continues any other", "        manifest.check_same(stored, folder)\n", ""),
         (
@@ -981,7 +981,7 @@ EVALUATION = (
         ),
     )
     + _table(
-        "cspd_jax/evaluation/frechet.py",
+        "cspd_jax/apps/evaluation/frechet.py",
         (FRECHET,),
         ("frechet: portions joined without their gap", "self._squares += np.outer(", "0 * np.outer("),
         ("frechet: the divisor is N", "self._squares / (self.count - 1)", "self._squares / self.count"),
@@ -993,7 +993,7 @@ EVALUATION = (
         ),
     )
     + _table(
-        "cspd_jax/evaluation/manifold.py",
+        "cspd_jax/apps/evaluation/manifold.py",
         (FRECHET,),
         ("precision: itself counts as a neighbour", "axis=1)[:, k]", "axis=1)[:, k - 1]"),
         (
@@ -1003,7 +1003,7 @@ EVALUATION = (
         ),
     )
     + _table(
-        "cspd_jax/evaluation/inception_score.py",
+        "cspd_jax/apps/evaluation/inception_score.py",
         (FRECHET,),
         (
             "score: the last split is forgotten",
@@ -1012,7 +1012,7 @@ EVALUATION = (
         ),
     )
     + _table(
-        "cspd_jax/evaluation/features.py",
+        "cspd_jax/apps/evaluation/features.py",
         (JUDGED,),
         (
             "FID: any weights may be called so",
@@ -1022,7 +1022,7 @@ EVALUATION = (
         ("features: the filling counts", "np.asarray(rows)[: len(some)]", "np.asarray(rows)"),
     )
     + _table(
-        "cspd_jax/evaluation/samples.py",
+        "cspd_jax/apps/evaluation/fid.py",
         (JUDGED,),
         (
             "samples: parts depend on the batch",

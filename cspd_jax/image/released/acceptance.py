@@ -27,12 +27,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from cspd_jax._utils.random import Purpose, purpose_keys
 from cspd_jax.coupling import log_ratio
 from cspd_jax.coupling.acceptance import log_residual_acceptance, uniform
 from cspd_jax.diffusion.chain import MODULATION_ROWS, chunk_length, step_distribution
 from cspd_jax.diffusion.gaussian import Coefficients, Gaussian
 from cspd_jax.image.protocol import TokenModel
+from cspd_jax.keys import Purpose, purpose_keys
 
 Array = jax.Array
 

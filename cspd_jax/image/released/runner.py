@@ -9,12 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax._utils.random import chain_noise
 from cspd_jax.diffusion.gaussian import Coefficients, Gaussian, coefficients
 from cspd_jax.diffusion.schedule import sampling_schedule
 from cspd_jax.errors import UserError
-from cspd_jax.image import plain
-from cspd_jax.image.plain import PlainState, SamplerSettings
+from cspd_jax.image import sampler
+from cspd_jax.image.order import guidance_scale
 from cspd_jax.image.protocol import CachedTokenModel, TokenModel
 from cspd_jax.image.released.acceptance import (
     ChainEnd,
@@ -32,8 +31,9 @@ from cspd_jax.image.released.schedule import (
     plan_segments,
     schedule,
 )
-from cspd_jax.image.reveal import guidance_scale
-from cspd_jax.image.speculation.state import BoundModel
+from cspd_jax.image.rounds.state import BoundModel
+from cspd_jax.image.sampler import PlainState, SamplerSettings
+from cspd_jax.keys import chain_noise
 
 Array = jax.Array
 
@@ -140,7 +140,7 @@ def sample(
     draws: RecordedDraws | None = None,
     active: Array | None = None,
 ) -> RunnerOutput:
-    """Generates a batch; arguments as for `plain.sample`, and both models see the same.
+    """Generates a batch; arguments as for `sampler.sample`, and both models see the same.
 
     inner_temperature: replaces that of `options` without compiling anew.
     draws: replaces the numbers of the tests and proposals (for parity tests).
@@ -152,7 +152,7 @@ def sample(
     state = empty_state(target, draft, keys.shape[0], segments)
 
     def bind(model, params):
-        batch = plain.start(model, params, keys, labels, settings, reveal, noise, active=active)
+        batch = sampler.start(model, params, keys, labels, settings, reveal, noise, active=active)
         return BoundModel(model, params, batch)
 
     inputs = RunnerInputs(
@@ -214,8 +214,8 @@ def ar_step(
     bound = inputs.draft if segment.drafted else inputs.target
     end, _ = chain_ends(inputs, bound, state.tokens, step.first, step.scale, segment.bucket, segment.width)
     state = state._replace(
-        tokens=plain.write_group(state.tokens, end.last.mean, step.first),
-        end=jax.tree.map(lambda old, new: plain.write_group(old, new, step.first), state.end, end),
+        tokens=sampler.write_group(state.tokens, end.last.mean, step.first),
+        end=jax.tree.map(lambda old, new: sampler.write_group(old, new, step.first), state.end, end),
     )
     if not segment.block:
         return state, jnp.int32(0)
@@ -244,9 +244,9 @@ def judge(
     found = propose(p, q, real, accepted, draw, max_tries=inputs.max_tries, together=together)
     value = jnp.where(accepted[..., None], q.last.mean, found.value)
     state = state._replace(
-        tokens=plain.write_group(state.tokens, value, first),
-        accepted=plain.write_group(state.accepted, accepted, first),
-        zero=plain.write_group(state.zero, real & ~accepted & ~found.taken, first),
+        tokens=sampler.write_group(state.tokens, value, first),
+        accepted=sampler.write_group(state.accepted, accepted, first),
+        zero=sampler.write_group(state.zero, real & ~accepted & ~found.taken, first),
     )
     return state, found.tries
 
@@ -261,7 +261,7 @@ def chain_ends(
     width: int,
 ) -> tuple[ChainEnd, Array]:
     """(ChainEnd [B, W, ...], positions [B, W]) of the tokens from index `first` on, given all before it."""
-    z, positions, _ = plain.group_context(
+    z, positions, _ = sampler.group_context(
         bound.model, bound.params, bound.batch, PlainState(tokens, None), first, bucket=bucket, width=width
     )
     steps, dim = bound.batch.time.shape[0], bound.model.token_dim
@@ -296,5 +296,5 @@ def output(
     reveal = inputs.target.batch.reveal[:images]
     drafted = np.repeat([step.drafted for step in steps], sizes)
     judged = jnp.broadcast_to(jnp.asarray(drafted), accepted.shape)
-    judged, accepted = (plain.by_position(a[..., None], reveal)[..., 0] for a in (judged, accepted))
-    return RunnerOutput(plain.by_position(tokens, reveal), judged, accepted, counts)
+    judged, accepted = (sampler.by_position(a[..., None], reveal)[..., 0] for a in (judged, accepted))
+    return RunnerOutput(sampler.by_position(tokens, reveal), judged, accepted, counts)

@@ -7,7 +7,7 @@ import itertools
 from typing import NamedTuple
 
 from cspd_jax.errors import check_range, check_whole
-from cspd_jax.image.reveal import Group, mask_lengths
+from cspd_jax.image.order import Group, mask_lengths
 
 
 @dataclasses.dataclass(frozen=True)

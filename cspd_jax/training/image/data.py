@@ -11,22 +11,22 @@ import numpy as np
 from tqdm import tqdm
 
 from cspd_jax._utils.files import fingerprint, kept_array
-from cspd_jax._utils.random import row_keys
-from cspd_jax.data.digits import Digits
-from cspd_jax.data.folder import Folder, FolderConfig, LatentEncoder
-from cspd_jax.data.glyphs import GlyphConfig, Glyphs
-from cspd_jax.data.source import Batch, Source, Split, shuffled
-from cspd_jax.data.streamed import StreamedFolder
 from cspd_jax.errors import UserError
-from cspd_jax.image import plain
+from cspd_jax.image import sampler
 from cspd_jax.image.pixels import unpatchify
-from cspd_jax.models import VAE
+from cspd_jax.keys import row_keys
 from cspd_jax.networks import autoencoder
 from cspd_jax.networks.config import LATENT_SCALE, KLConfig
 from cspd_jax.networks.mar import MARModel
 from cspd_jax.training.config import DataConfig
+from cspd_jax.training.data.digits import Digits
+from cspd_jax.training.data.folder import Folder, FolderConfig, LatentEncoder
+from cspd_jax.training.data.glyphs import GlyphConfig, Glyphs
+from cspd_jax.training.data.source import Batch, Source, Split, shuffled
+from cspd_jax.training.data.streamed import StreamedFolder
 from cspd_jax.training.image.distillation import Teacher
 from cspd_jax.training.step import Purpose, run_key
+from cspd_jax.weights.models import VAE
 
 
 def make_source(
@@ -109,9 +109,11 @@ class TargetSamples:
 
     def _make(self, teacher: Teacher, index: int, seed: int) -> np.ndarray:
         config = teacher.config
-        settings = plain.SamplerSettings(config.seq_len, config.respacing, final_noise=True, prefix_buckets=2)
+        settings = sampler.SamplerSettings(
+            config.seq_len, config.respacing, final_noise=True, prefix_buckets=2
+        )
         labels = self._labels[index * PART : (index + 1) * PART]
-        tokens = plain.sample(
+        tokens = sampler.sample(
             MARModel(config),
             teacher.params,
             row_keys(run_key(seed, Purpose.SAMPLES), PART, index * PART),

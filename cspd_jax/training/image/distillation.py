@@ -26,7 +26,6 @@ from cspd_jax.diffusion.chain import path_log_density, sample_path
 from cspd_jax.diffusion.gaussian import Coefficients, Gaussian, coefficients, transition
 from cspd_jax.diffusion.schedule import sampling_schedule
 from cspd_jax.errors import UserError
-from cspd_jax.models import check_draft
 from cspd_jax.networks.config import MARConfig
 from cspd_jax.networks.mar import MARModel
 from cspd_jax.training.config import TrainConfig
@@ -34,6 +33,7 @@ from cspd_jax.training.image import masking
 from cspd_jax.training.image.objective import ROWS, Terms, kl_divergence, masked_mean
 from cspd_jax.training.image.step import Metrics, optimise
 from cspd_jax.training.step import Purpose, TrainState, run_key
+from cspd_jax.weights.models import check_draft
 
 Array = jax.Array
 

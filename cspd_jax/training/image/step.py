@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.networks.kinds import kind_of
+from cspd_jax.networks.registry import kind_of
 from cspd_jax.training.accumulation import Loss
 from cspd_jax.training.config import ImageTrainConfig, TrainConfig
 from cspd_jax.training.image import masking

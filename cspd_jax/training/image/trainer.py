@@ -14,15 +14,15 @@ import jax.numpy as jnp
 import numpy as np
 from PIL import Image
 
-from cspd_jax.data.source import Source
-from cspd_jax.data.streamed import StreamedFolder
 from cspd_jax.errors import UserError
+from cspd_jax.image.order import Raster
 from cspd_jax.image.pixels import patchify, unpatchify
-from cspd_jax.image.plain import SamplerSettings, sample
-from cspd_jax.image.reveal import Raster
+from cspd_jax.image.sampler import SamplerSettings, sample
 from cspd_jax.networks.config import SphereConfig
-from cspd_jax.networks.kinds import kind_of
+from cspd_jax.networks.registry import kind_of
 from cspd_jax.training.config import FlowTrainConfig, ImageTrainConfig, TrainConfig
+from cspd_jax.training.data.source import Source
+from cspd_jax.training.data.streamed import StreamedFolder
 from cspd_jax.training.image import masking
 from cspd_jax.training.image.flow import FromDataByFlow
 from cspd_jax.training.image.step import Metrics, init_state, n_known, train_step

@@ -12,10 +12,10 @@ import numpy as np
 from tqdm import tqdm
 
 from cspd_jax._utils.files import fingerprint, kept_array
-from cspd_jax.data.source import shuffled
-from cspd_jax.data.text import Texts
 from cspd_jax.errors import UserError
 from cspd_jax.networks.lm import LM
+from cspd_jax.training.data.source import shuffled
+from cspd_jax.training.data.text import Texts
 from cspd_jax.training.step import Purpose, run_key
 from cspd_jax.training.text.objective import View, divergence, view, within
 from cspd_jax.training.text.trainer import Rows, TextTeacher

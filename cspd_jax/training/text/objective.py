@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax.networks.lm import LM
-from cspd_jax.tokenizers import END_OF_TEXT
+from cspd_jax.weights.tokenizers import END_OF_TEXT
 
 Array = jax.Array
 

@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 
 from cspd_jax.errors import UserError
-from cspd_jax.models import TextModel
 from cspd_jax.networks.lm import LM, init_params
 from cspd_jax.networks.lm_config import LMConfig
 from cspd_jax.training.config import TextTrainConfig
@@ -20,6 +19,7 @@ from cspd_jax.training.placement import Placement
 from cspd_jax.training.run import Steps, run
 from cspd_jax.training.step import Purpose, TrainState, descend, first_state, run_key
 from cspd_jax.training.text.objective import cross_entropy, divergence, view, within
+from cspd_jax.weights.models import TextModel
 
 Array = jax.Array
 

@@ -1,0 +1,91 @@
+"""Images of a finished folder in the forms that evaluators read: one .npz, or a flat folder of PNGs."""
+
+from __future__ import annotations
+
+import os
+import re
+import zipfile
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from cspd_jax._utils.files import scratch_beside, written_beside
+from cspd_jax._utils.zip_files import UNREADABLE, open_zip
+from cspd_jax.apps.bulk.folder import read, read_shard
+from cspd_jax.apps.bulk.manifest import Manifest
+from cspd_jax.errors import UserError
+
+PNG = "png"
+_ARRAY = "arr_0.npy"
+
+
+def check_exports(folder: Path, manifest: Manifest, png: bool, npz: Path | None) -> None:
+    """UserError for an export that cannot be, before anything is made."""
+    if not manifest.image_shape and (png or npz is not None):
+        raise UserError("--npz and --png write images, and this job stores tokens alone; add --vae")
+    if png and manifest.image_shape[2] not in (1, 3):
+        raise UserError(f"a PNG has 1 or 3 channels, and these images have {manifest.image_shape[2]}")
+    if npz is not None:
+        if not npz.parent.is_dir() and os.path.abspath(npz.parent) != os.path.abspath(folder):
+            raise UserError(f"{npz} cannot be written: the folder {npz.parent} does not exist")
+        if npz.is_dir() or os.path.abspath(npz) == os.path.abspath(folder):
+            raise UserError(f"{npz} is a folder; --npz names a file, for example {npz}.npz")
+        if os.path.lexists(npz) and not has_npz(manifest, npz):
+            raise UserError(f"{npz} exists and holds something else; remove it, or choose another name")
+
+
+def has_npz(manifest: Manifest, path: Path) -> bool:
+    """Whether the file is this job's. It is written whole, with the job's name as the zip file's comment."""
+    try:
+        with open_zip(path) as archive:
+            return archive.comment == _comment(manifest)
+    except UNREADABLE:
+        return False
+
+
+def _comment(manifest: Manifest) -> bytes:
+    return f"cspd-jax samples {manifest.job}".encode()
+
+
+def write_npz(folder: Path, manifest: Manifest, path: Path) -> None:
+    """`arr_0`, uint8 [N, H, W, C] in the order of the images. One shard is held at a time."""
+    shape = (manifest.images, *manifest.image_shape)
+    with written_beside(path) as partial:
+        with zipfile.ZipFile(partial, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
+            archive.comment = _comment(manifest)
+            with archive.open(zipfile.ZipInfo(_ARRAY), "w", force_zip64=True) as member:
+                described = {"descr": "|u1", "fortran_order": False, "shape": shape}
+                np.lib.format.write_array_header_1_0(member, described)
+                for shard in read(folder):
+                    assert shard.images is not None
+                    member.write(np.ascontiguousarray(shard.images).data)
+        with open(partial, "rb") as file:
+            os.fsync(file.fileno())
+
+
+def missing_pngs(folder: Path, manifest: Manifest) -> set[int]:
+    """Numbers of the images without a PNG. One that is there is whole: it was renamed when it was."""
+    try:
+        names = os.listdir(folder / PNG)
+    except OSError:
+        names = []
+    there = {int(found[1]) for found in (re.fullmatch(r"(\d{6,10})\.png", name) for name in names) if found}
+    return set(range(manifest.first, manifest.first + manifest.images)) - there
+
+
+def write_pngs(folder: Path, manifest: Manifest) -> None:
+    """The PNGs that are not there: DIR/png/000000.png, by the number of the image."""
+    missing = missing_pngs(folder, manifest)
+    (folder / PNG).mkdir(exist_ok=True)
+    with scratch_beside(folder / PNG) as scratch:
+        for index in range(manifest.shards):
+            numbers = missing.intersection(range(*manifest.bounds_of(index)))
+            if not numbers:
+                continue
+            shard = read_shard(folder, manifest, index)
+            assert shard.images is not None
+            for number in sorted(numbers):
+                image = shard.images[number - shard.first]
+                Image.fromarray(image[..., 0] if image.shape[-1] == 1 else image).save(scratch, format="PNG")
+                scratch.replace(folder / PNG / f"{number:06d}.png")

@@ -1,0 +1,161 @@
+"""What is to be made (`Job`), and what of it a folder remembers."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from cspd_jax import __version__
+from cspd_jax._utils.files import fingerprint
+from cspd_jax.apps.bulk.manifest import KIND, MOST_IMAGES, VERSION, Manifest
+from cspd_jax.errors import UserError, check_whole
+from cspd_jax.image import pixels
+from cspd_jax.image.info import expected_exactness
+from cspd_jax.image.plan import Plan, Request, resolve
+from cspd_jax.weights.models import VAE, ImageModel, check_image_model
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Job:
+    """Images first, ..., first + images - 1 of the run with `seed`. Image i depends on the seed, i, its label
+    and the request, up to rounding that depends on the batch.
+
+    model: the target.
+    request: how images are made (`make_request`); its labels are one turn: image i has label i mod turn.
+    images: how many.
+    first: number of the first one.
+    seed: of the key of all images.
+    batch: images generated side by side; no more than there are.
+    shard_size: images of a file, a multiple of the batch; None is the batch.
+    vae: decodes latents; None for models that make pixels, or if tokens are all that is wanted.
+    tokens: whether tokens are stored.
+    """
+
+    model: ImageModel
+    request: Request
+    images: int
+    first: int = 0
+    seed: int = 0
+    batch: int = 64
+    shard_size: int | None = None
+    vae: VAE | None = None
+    tokens: bool = False
+
+    def __post_init__(self):
+        check_image_model(self.model)
+        check_whole("images", self.images, 1, MOST_IMAGES)
+        check_whole("first", self.first, 0, MOST_IMAGES - self.images)
+        check_whole("seed", self.seed, 0, 2**32 - 1)
+        check_whole("batch", self.batch, 1, 2**20)
+        object.__setattr__(self, "batch", min(self.batch, self.images))
+        if self.shard_size is None:
+            object.__setattr__(self, "shard_size", self.batch)
+        check_whole("shard_size", self.shard_size, 1, 2**24)
+        if self.shard_size % self.batch:
+            most = -(-self.shard_size // self.batch) * self.batch
+            raise UserError(
+                f"a shard of {self.shard_size} images is not a whole number of batches of {self.batch};"
+                f" {most} would be"
+            )
+        if self.request.denoise == "auto":
+            raise UserError(
+                "denoise auto measures, and could decide otherwise on another machine; say plain or"
+                " speculative"
+            )
+        if not image_shape(self.model, self.vae) and not self.tokens:
+            raise UserError(
+                f"{self.model.name} makes latents; give the autoencoder that turns them into images (--vae),"
+                " or store tokens (--tokens)"
+            )
+        if self.vae is not None:
+            pixels.check_vae(self.model, self.vae)
+
+    def labels_of(self, numbers: np.ndarray) -> np.ndarray:
+        """int32, of the images with these numbers."""
+        turn = self.request.labels
+        return turn[numbers % len(turn)]
+
+    def plan(self) -> Plan:
+        """What runs, for one batch. It may fit a drafter, and measures nothing."""
+        labels = self.labels_of(np.arange(self.batch))
+        return resolve(self.model, dataclasses.replace(self.request, labels=labels), self.batch)
+
+    def manifest(self, plan: Plan) -> Manifest:
+        """All of it as JSON, with fingerprints of the weights."""
+        method, draft = plan.method, plan.method.draft_model
+        shortcuts = {"anneal", "reveal"}  # not told where there are none, as before there were any
+        settings = {
+            n: v for n, v in dataclasses.asdict(plan.settings).items() if v is not None or n not in shortcuts
+        }
+        exactness, turn = expected_exactness(plan), self.request.labels
+        config = self.model.config
+        return Manifest(
+            format_version=VERSION,
+            kind=KIND,
+            made_by=__version__,
+            target={
+                **_identity(self.model.name, config, self.model.params),
+                "dtype": jnp.dtype(getattr(self.model.network, "dtype", jnp.float32)).name,
+            },
+            vae=None if self.vae is None else _identity(self.vae.name, self.vae.config, self.vae.params),
+            method={
+                **(method.describe() or {}),
+                "name": method.name,
+                "criterion": method.criterion_name,
+                "draft": draft and _identity(draft.name, draft.config, draft.params),
+            },
+            sampler={**settings, "cfg": self.request.cfg, "temperature": self.request.temperature},
+            seed=self.seed,
+            first=self.first,
+            images=self.images,
+            shard_size=self.shard_size or self.batch,
+            batch=self.batch,
+            labels={
+                "turn": len(turn),
+                "listed": not _is_every_class(turn),
+                "sha256": hashlib.sha256(turn.astype("<i4").tobytes()).hexdigest(),
+            },
+            image_shape=image_shape(self.model, self.vae),
+            token_shape=(self.model.network.seq_len, self.model.network.token_dim),
+            tokens=self.tokens,
+            gains_sha256="",
+            lossless=exactness.lossless,
+            why=exactness.why,
+        )
+
+
+def image_shape(model: ImageModel, vae: VAE | None) -> tuple[int, ...]:
+    """H, W, C of the images; empty if the model makes latents and there is no autoencoder."""
+    config = model.config
+    if getattr(config, "vae_stride", None) == 1:
+        return (config.image_size, config.image_size, config.latent_channels)
+    return () if vae is None else (config.image_size, config.image_size, 3)
+
+
+def _is_every_class(turn: np.ndarray) -> bool:
+    """Whether it is 0, 1, 2, ..., which needs no file."""
+    return bool((turn == np.arange(len(turn))).all())
+
+
+def _identity(name: str, config: Any, params: Any) -> dict[str, Any]:
+    return {"name": name, "weights_sha256": fingerprint(config, params)}
+
+
+def drafters(plan: Plan) -> list[np.ndarray]:
+    """The numbers of the drafters of denoising steps. They change which bits come out, not which law."""
+    return [np.asarray(leaf) for leaf in jax.tree.leaves((plan.drafter, plan.draft_drafter))]
+
+
+def with_drafters(plan: Plan, numbers: list[np.ndarray]) -> Plan:
+    """The plan with drafters of these numbers."""
+    pair = (plan.drafter, plan.draft_drafter)
+    like, structure = jax.tree.flatten(pair)
+    if [np.shape(a) for a in like] != [a.shape for a in numbers]:
+        raise UserError("the gains in the folder are of another model")
+    drafter, draft_drafter = jax.tree.unflatten(structure, [jnp.asarray(a) for a in numbers])
+    return dataclasses.replace(plan, drafter=drafter, draft_drafter=draft_drafter)

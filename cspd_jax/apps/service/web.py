@@ -1,0 +1,204 @@
+"""The HTTP side: images as JSON, health, numbers for Prometheus, and the page. Needs the extra `demo`."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import json
+import secrets
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
+
+from cspd_jax.apps.service import render
+from cspd_jax.apps.service.config import Offer
+from cspd_jax.apps.service.engine import Engine
+from cspd_jax.apps.service.jobs import Busy, Cancelled, Job, TimedOut
+from cspd_jax.errors import UserError, one_line
+from cspd_jax.image import pixels
+
+LARGEST_BODY = 64 * 1024
+SLOWEST_BODY = 10.0  # seconds
+_FIELDS = ("label", "seed", "cfg", "method")
+_LOOK = 0.25  # seconds between looks at whether the client is still there
+_GONE = 499  # nobody reads it
+_OWN = (
+    b"default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:; base-uri 'self'; form-action 'self';"
+    b" object-src 'none'"
+)
+
+
+def make_app(offer: Offer, engine: Engine, *, login: tuple[str, str] | None = None) -> FastAPI:
+    """The application. The engine must be started by the caller, who also stops it.
+
+    login: user and password, for everything but the health.
+    """
+    from cspd_jax.apps.service.page import mount_page
+
+    app = FastAPI(title="cspd-jax", docs_url=None, redoc_url=None, openapi_url=None)
+
+    @app.get("/healthz")
+    async def healthz() -> Response:
+        status = 200 if engine.state == "ready" else 503
+        return JSONResponse({"status": engine.state, "waiting": engine.waiting, "busy": engine.busy}, status)
+
+    @app.get("/metrics")
+    async def metrics(request: Request) -> Response:
+        if not allowed(request, login):
+            return _unknown_user()
+        told = engine.metrics.text(waiting=engine.waiting, busy=engine.busy)
+        return PlainTextResponse(told, media_type="text/plain; version=0.0.4")
+
+    @app.post("/v1/images")
+    async def images(request: Request) -> Response:
+        if not allowed(request, login):
+            return _unknown_user()
+        if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
+            return _error(415, "the body must be JSON, of content type application/json")
+        try:
+            asked = _fields(await request.body())
+            job = engine.submit(offer.image_request(**asked))
+        except Busy as busy:
+            return _error(503, busy, {"Retry-After": "1"})
+        except UserError as wrong:
+            return _error(422, wrong)
+        await _ended(job, request)
+        if job.error is not None:
+            statuses = {TimedOut: 504, Cancelled: _GONE}
+            return _error(statuses.get(type(job.error), 500), job.error)
+        return JSONResponse(await asyncio.to_thread(_answer, offer, job))
+
+    mount_page(app, offer, engine, login)
+    app.add_middleware(_Guard)  # type: ignore[arg-type]
+    return app
+
+
+async def _ended(job: Job, request: Request) -> None:
+    """Waits for the end of a job, which comes early if the client goes away."""
+    ended, loop = asyncio.Event(), asyncio.get_running_loop()
+
+    def tell(_: Job) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(ended.set)
+
+    job.when_ended(tell)
+    try:
+        while not job.over:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(ended.wait(), _LOOK)
+            job.expire()
+            if not job.over and await request.is_disconnected():
+                job.cancel()
+    finally:
+        job.cancel()  # without effect, unless the server is stopping
+
+
+def _fields(body: bytes) -> dict[str, Any]:
+    """The fields of a request; UserError for what is none."""
+    try:
+        asked = json.loads(body)
+    except (ValueError, RecursionError):
+        raise UserError("the body is not JSON") from None
+    if not isinstance(asked, dict):
+        raise UserError('the body must be a JSON object, for example {"label": 3, "seed": 0}')
+    unknown = [name for name in asked if name not in _FIELDS]
+    if unknown:
+        raise UserError(f"{unknown[0]!r:.80} is no field of a request; it has {', '.join(_FIELDS)}")
+    if "label" not in asked:
+        raise UserError('a request has a label, for example {"label": 3}; -1 is no class')
+    return asked
+
+
+def _answer(offer: Offer, job: Job) -> dict[str, Any]:
+    assert offer.image is not None
+    found: dict[str, Any] = {}
+    if offer.image.config.vae_stride == 1 or offer.vae is not None:
+        image = pixels.to_images(offer.image, job.progress.tokens[None], offer.vae)[0]
+        found["png"] = base64.b64encode(render.png(image)).decode()
+    else:
+        found["tokens"] = job.progress.tokens.tolist()
+    return {**found, "report": report(offer, job)}
+
+
+def report(offer: Offer, job: Job) -> dict[str, Any]:
+    """What a finished image has cost."""
+    assert offer.image is not None
+    request, progress = job.request, job.progress
+    tested, accepted = progress.drafts
+    return {
+        "label": request.label,
+        "class": offer.image.class_name(request.label),
+        "seed": request.seed,
+        "cfg": request.cfg,
+        "method": request.method,
+        "tokens": len(progress.tokens),
+        "rounds": progress.rounds,
+        "tested": tested,
+        "accepted": accepted,
+        "acceptance": accepted / tested if tested else None,
+        "lossless": progress.truncated == 0,
+        "queue_seconds": round(job.queue_seconds, 4),
+        "seconds": round(job.seconds, 4),
+    }
+
+
+def allowed(request: Request, login: tuple[str, str] | None) -> bool:
+    """Whether a request carries the user and the password."""
+    if login is None:
+        return True
+    kind, _, given = request.headers.get("authorization", "").partition(" ")
+    expected = base64.b64encode(":".join(login).encode())
+    return kind.lower() == "basic" and secrets.compare_digest(given.strip().encode(), expected)
+
+
+def _unknown_user() -> Response:
+    return _error(401, "this service asks for a user and a password", {"WWW-Authenticate": "Basic"})
+
+
+def _error(status: int, sentence: object, headers: dict[str, str] | None = None) -> Response:
+    return JSONResponse({"error": one_line(str(sentence))}, status, headers)
+
+
+class _Guard:
+    """Before everything: bodies are small and come quickly, and pages load nothing from elsewhere."""
+
+    def __init__(self, app: Any):
+        self._app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_guarded(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                own = (b"content-security-policy", _OWN), (b"x-content-type-options", b"nosniff")
+                message = {**message, "headers": [*message.get("headers", ()), *own]}
+            await send(message)
+
+        refusal, body = None, bytearray()
+        try:
+            async with asyncio.timeout(SLOWEST_BODY):
+                more = scope["method"] not in ("GET", "HEAD")
+                while more:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        return
+                    body += message.get("body", b"")
+                    more = message.get("more_body", False)
+                    if len(body) > LARGEST_BODY:
+                        refusal = _error(413, f"the body of a request may have {LARGEST_BODY // 1024} KiB")
+                        break
+        except TimeoutError:
+            refusal = _error(408, f"the body of a request must come within {SLOWEST_BODY:g} seconds")
+        if refusal is not None:
+            await refusal(scope, receive, send_guarded)
+            return
+        whole = [{"type": "http.request", "body": bytes(body), "more_body": False}]
+
+        async def receive_whole() -> Any:
+            return whole.pop() if whole else await receive()
+
+        await self._app(scope, receive_whole, send_guarded)

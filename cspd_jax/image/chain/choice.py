@@ -1,0 +1,187 @@
+"""Whether to speculate along the denoising chains, decided by a short measurement on this machine.
+
+Speculation trades sequential calls for arithmetic: it wins where a head call on one row costs nearly as much
+as on many (large heads, accelerators, small batches) and loses elsewhere. Both have the same distribution.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from cspd_jax._utils import files
+from cspd_jax._utils.json_files import read_object
+from cspd_jax._utils.timing import fastest_of, median_seconds
+from cspd_jax.coupling import uniform
+from cspd_jax.diffusion.chain import sample_chain
+from cspd_jax.diffusion.gaussian import coefficients
+from cspd_jax.diffusion.schedule import sampling_schedule
+from cspd_jax.errors import UserError
+from cspd_jax.image.chain import calibration
+from cspd_jax.image.chain.calibration import Calibration
+from cspd_jax.image.chain.speculation import ChainRandomness, ChainSpeculation, speculate_chain
+from cspd_jax.image.sampler import SamplerSettings
+from cspd_jax.weights.models import ImageModel
+
+_HOPELESS = 2.0  # if the first way tried is slower than plain by this factor, no other draft lengths will win
+
+
+class Choice(NamedTuple):
+    """What is fastest here.
+
+    speculation: along the chains; None is step by step.
+    seconds: of one group of chains, by way: "plain", or draft lengths as `name_of` writes them. Those that
+        had no chance were not tried.
+    """
+
+    speculation: ChainSpeculation | None
+    seconds: dict[str, float]
+
+
+def candidates(steps: int) -> dict[str, ChainSpeculation | None]:
+    """The ways tried. Accepted runs are long at the start of the chain and short at its end."""
+    long = (32,) * -(-steps // 32)
+    lengths = {(8,), (16,), (*long, 8)} if steps > 16 else {(min(8, steps),)}
+    return {"plain": None, **{name_of(n): ChainSpeculation(n) for n in sorted(lengths)}}
+
+
+def name_of(draft_lengths: tuple[int, ...]) -> str:
+    """How draft lengths are written: runs of equal ones as count x length, for example 4x32,8."""
+    parts: list[list[int]] = []
+    for n in draft_lengths:
+        if parts and parts[-1][1] == n:
+            parts[-1][0] += 1
+        else:
+            parts.append([1, n])
+    return ",".join(f"{count}x{n}" if count > 1 else str(n) for count, n in parts)
+
+
+def choose(
+    model: ImageModel,
+    settings: SamplerSettings,
+    fitted: Calibration,
+    rows: int,
+    cfg: float,
+    temperature: float,
+) -> Choice:
+    """The fastest way for groups of `rows` chains: measured, or as found when it was measured before."""
+    path = _file(model, settings, rows, cfg, temperature)
+    steps = sampling_schedule(settings.respacing).num_steps
+    ways = candidates(steps)
+    seconds = _read(path, ways)
+    if seconds is None:
+        seconds = _measure_promising(
+            ways, lambda some: measure(model, settings, fitted, rows, cfg, temperature, some)
+        )
+        _write(path, seconds)
+    return Choice(ways[fastest_of(seconds, "plain")], seconds)
+
+
+def _measure_promising(
+    ways: dict[str, ChainSpeculation | None], measured: Callable[[list[str]], dict[str, float]]
+) -> dict[str, float]:
+    """All ways, or plain and the middle one where that settles it: each is a program to be compiled."""
+    plain, *others = ways
+    first = [plain, others[len(others) // 2]]
+    seconds = measured(first)
+    if len(first) == len(ways) or seconds[first[1]] > _HOPELESS * seconds[plain]:
+        return seconds
+    return measured(list(ways))
+
+
+def measure(
+    model: ImageModel,
+    settings: SamplerSettings,
+    fitted: Calibration,
+    rows: int,
+    cfg: float,
+    temperature: float,
+    ways: Sequence[str] | None = None,
+) -> dict[str, float]:
+    """Median seconds of one group of chains of each way (of the `candidates`), the ways taking turns."""
+    key = jax.random.key(0)
+    steps = sampling_schedule(settings.respacing).num_steps
+    random = ChainRandomness(
+        noise=jax.random.normal(jax.random.fold_in(key, 1), (steps + 1, rows, model.config.token_dim)),
+        uniforms=uniform(jax.random.fold_in(key, 2), (steps, rows)),
+        residual=jax.random.split(jax.random.fold_in(key, 3), rows),
+    )
+    z = fitted.contexts
+    z = (
+        z[:, jnp.arange(rows) % z.shape[1]]
+        .reshape(-1, z.shape[-1])
+        .astype(getattr(model.network, "dtype", jnp.float32))
+    )
+    runs = {
+        name: functools.partial(
+            run_chains, model.network, model.params, z, random, fitted.drafter, cfg, temperature,
+            settings=settings, speculation=way,
+        )
+        for name, way in candidates(steps).items()
+        if ways is None or name in ways
+    }  # fmt: skip
+    return median_seconds(runs)
+
+
+@functools.partial(jax.jit, static_argnames=("model", "settings", "speculation"))
+def run_chains(
+    model,
+    params,
+    z,
+    random: ChainRandomness,
+    drafter,
+    cfg,
+    temperature,
+    *,
+    settings,
+    speculation,
+):
+    """The chains of one group, z [R or 2R, D] given: x_0 [R, d], and counts with speculation."""
+    schedule = sampling_schedule(settings.respacing)
+    time_features = model.embed_time(params, jnp.asarray(schedule.timestep_map))
+    c = coefficients(schedule, random.noise.dtype)
+    options = {
+        "temperature": temperature,
+        "scale": cfg if settings.guided else None,
+        "final_noise": settings.final_noise,
+    }
+    if speculation is None:
+        return sample_chain(model, params, time_features, z, random.noise, c, **options), None
+    found = speculate_chain(
+        model, params, time_features, z, random, c, drafter, speculation=speculation, **options
+    )
+    return found.x, found.counts
+
+
+def _file(model: ImageModel, settings: SamplerSettings, rows: int, cfg: float, temperature: float) -> Path:
+    device = f"{jax.devices()[0].device_kind}-jax{jax.__version__}".replace(" ", "_").replace("/", "_")
+    name = calibration.file_name(settings, cfg, temperature).removesuffix(".npz")
+    folder = files.cache_folder() / "choices" / calibration.digest(model)
+    return folder / f"{name}-rows{rows}-{device}.json"
+
+
+def _read(path: Path, ways) -> dict[str, float] | None:
+    """Earlier measurements; None unless they are of these ways."""
+    if not path.exists():
+        return None
+    try:
+        seconds = read_object(path)
+        if not all(isinstance(s, float) and s > 0 for s in seconds.values()):
+            raise UserError(f"{path} does not hold seconds")
+    except UserError as error:
+        files.report_remade(error)
+        return None
+    return seconds if {"plain"} < seconds.keys() <= ways.keys() else None
+
+
+def _write(path: Path, seconds: dict[str, float]) -> None:
+    with contextlib.suppress(OSError):  # then it is measured again next time
+        path.parent.mkdir(parents=True, exist_ok=True)
+        files.write_text(path, json.dumps(seconds))

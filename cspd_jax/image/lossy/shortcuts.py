@@ -1,0 +1,159 @@
+"""Lossy shortcuts of the plain sampler: fewer denoising steps for later tokens (DiSA), and a checkerboard
+that is completed in a few AR steps (GtR).
+
+Either draws from another distribution than the plain sampler. docs/rivals.md says what they save and cost.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+
+from cspd_jax.diffusion.schedule import NUM_TRAIN_STEPS, sampling_schedule
+from cspd_jax.errors import UserError, check_whole
+from cspd_jax.image.order import Group, random_reveal, reveal_groups
+
+Array = jax.Array
+
+_PROGRESS = {
+    "linear": lambda s: s,
+    "cosine": lambda s: (1 - math.cos(math.pi * s)) / 2,
+    "two-stage": lambda s: float(s >= 0.5),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Annealing:
+    """Denoising steps that fall along the AR steps (DiSA). Lossy.
+
+    first: denoising steps of the first tokens.
+    last: of the last ones.
+    shape: how they fall: "linear", "cosine" or "two-stage" (`first` in the first half of the AR steps).
+    levels: how many different numbers of steps there are at most; the sampler is compiled for each.
+    """
+
+    first: int = 50
+    last: int = 5
+    shape: str = "linear"
+    levels: int = 8
+
+    def check(self) -> None:
+        check_whole("the first number of denoising steps", self.first, 2, NUM_TRAIN_STEPS)
+        check_whole("the last number of denoising steps", self.last, 2, NUM_TRAIN_STEPS)
+        check_whole("levels", self.levels, 2, NUM_TRAIN_STEPS)
+        if self.shape not in _PROGRESS:
+            raise UserError(f"the shape {self.shape!r:.40} is unknown; it is one of {', '.join(_PROGRESS)}")
+
+    def steps(self, ar_steps: int) -> list[int]:
+        """Denoising steps of each AR step."""
+        levels = min(self.levels, ar_steps)
+        found = []
+        for step in range(ar_steps):
+            level = min(levels - 1, step * levels // max(1, ar_steps - 1))
+            progress = _PROGRESS[self.shape](level / max(1, levels - 1))
+            found.append(math.floor(self.first + (self.last - self.first) * progress + 0.5))
+        return found
+
+    def respacings(self, respacing: str, ar_steps: int) -> list[str]:
+        """The respacing of each AR step, of the kind of `respacing`: "50", or "ddim50"."""
+        return [_of_kind(respacing, steps) for steps in self.steps(ar_steps)]
+
+    @property
+    def why(self) -> str:
+        """Why it is lossy, in one clause."""
+        return (
+            f"denoising steps are annealed from {self.first} to {self.last} along the AR steps (DiSA), which"
+            " is another distribution than the plain sampler's"
+        )
+
+
+def _of_kind(respacing: str, steps: int) -> str:
+    """The respacing to so many steps; "ddim", which takes whole strides, to the nearest possible number."""
+    if respacing.startswith("ddim"):
+        counts = {len(range(0, NUM_TRAIN_STEPS, stride)) for stride in range(1, NUM_TRAIN_STEPS)}
+        return f"ddim{min(counts, key=lambda count: (abs(count - steps), count))}"
+    if not respacing.strip().isdecimal():
+        raise UserError(
+            f"annealing has no schedules of the kind of {respacing!r:.40}; it goes with a respacing such as"
+            " 100 or ddim100"
+        )
+    return str(steps)
+
+
+@dataclasses.dataclass(frozen=True)
+class Checkerboard:
+    """The tokens of one colour of a checkerboard in random order, then the others in few AR steps (GtR).
+    Lossy.
+
+    rest: AR steps for the others, the last of all AR steps. One step draws them all, independently of one
+        another.
+    """
+
+    rest: int = 1
+
+    def check(self, length: int, num_iter: int) -> None:
+        """UserError for a model of `length` tokens that are no square, and for too few AR steps."""
+        if math.isqrt(length) ** 2 != length:
+            raise UserError(f"the model's {length} tokens are no square, so they have no checkerboard")
+        check_whole("the AR steps for the rest of the checkerboard", self.rest, 1, length // 2)
+        if num_iter <= self.rest:
+            raise UserError(
+                f"num_iter is {num_iter}, and the last {self.rest} AR steps complete the checkerboard; it"
+                f" must be at least {self.rest + 1}"
+            )
+
+    def first(self, length: int) -> int:
+        """How many tokens have the first colour."""
+        return -(-length // 2)
+
+    def most_steps(self, length: int) -> int:
+        """AR steps if the first tokens come one by one."""
+        return self.first(length) + self.rest
+
+    def groups(self, length: int, num_iter: int) -> tuple[Group, ...]:
+        """The groups of all AR steps, each stage by the cosine schedule over its own tokens."""
+        first = self.first(length)
+        stages = ((0, first, num_iter - self.rest), (first, length - first, self.rest))
+        return tuple(
+            Group(start + g.start, g.size, min(start + g.start + g.size, length - 1) / length)
+            for start, tokens, steps in stages
+            for g in reveal_groups(tokens, steps)
+        )
+
+    def order(self, key: Array, length: int) -> Array:
+        """A random order of the positions [L], those of the first colour first."""
+        order = random_reveal(key, length)
+        return order[jnp.argsort(_colour(order, length), stable=True)]
+
+    @property
+    def why(self) -> str:
+        """Why it is lossy, in one clause."""
+        steps = "one AR step" if self.rest == 1 else f"{self.rest} AR steps"
+        return (
+            f"one colour of a checkerboard is drawn first and the other in {steps} (GtR), which is another"
+            " distribution than the plain sampler's"
+        )
+
+
+def _colour(positions: Array, length: int) -> Array:
+    """0 or 1 for positions of a square, row by row."""
+    side = math.isqrt(length)
+    return (positions // side + positions % side) % 2
+
+
+def fewer_steps(length: int, num_iter: int, respacing: str, own_respacing: str) -> str | None:
+    """What fewer steps than one per token, or than the model was made for, mean; None with neither."""
+    steps, own = (sampling_schedule(r).num_steps for r in (respacing, own_respacing))
+    told = []
+    if num_iter < length:
+        told.append(f"{num_iter} AR steps for {length} tokens")
+    if steps < own:
+        told.append(f"{steps} denoising steps, where the model was made for {own}")
+    if not told:
+        return None
+    return (
+        f"{' and '.join(told)}: another distribution than with one AR step per token and all denoising steps"
+    )

@@ -1,0 +1,100 @@
+"""Where the groups of a generation are: their places, positions, scales and contexts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from cspd_jax.image.rounds.state import BoundModel, Inputs, SpeculationState
+
+Array = jax.Array
+
+
+def contexts(
+    inputs: Inputs,
+    bound: BoundModel,
+    tokens: Array,
+    known: Array,
+    lookahead: int = 1,
+    first: Array | None = None,
+) -> Array:
+    """z [B, J, lookahead, G, H, D]: entry [b, j, k] is of the tokens of group first[b, j] + k when all groups
+    before known[b, j] are known. `first` is `known`, unless it is given."""
+    first = known if first is None else first
+    images, many = known.shape
+    halves = bound.batch.reveal.shape[0] // images
+    wanted = jnp.minimum(first[:, :, None] + jnp.arange(lookahead), inputs.start.shape[0] - 1)
+    rows = jnp.minimum(inputs.start[wanted][..., None] + jnp.arange(inputs.width), inputs.length - 1)
+    n_known = jnp.minimum(inputs.start[known], inputs.length - 1)  # past the end nothing is read
+
+    def sequences(a):
+        return jnp.repeat(a, many, axis=0)
+
+    z = bound.model.context(
+        bound.params,
+        jnp.tile(sequences(tokens[:, : inputs.length]), (halves, 1, 1)),
+        sequences(bound.batch.reveal),
+        jnp.tile(n_known.reshape(-1), halves),
+        sequences(bound.batch.class_embedding),
+        jnp.tile(rows.reshape(images * many, -1), (halves, 1)),
+        bucket=inputs.length,
+    )
+    return jnp.moveaxis(z.reshape(halves, images, many, lookahead, inputs.width, -1), 0, -2)
+
+
+def exists(inputs: Inputs, group: Array) -> Array:
+    """[...] -> [..., G]: which of the G places of a group hold a token."""
+    return jnp.arange(inputs.width) < inputs.size[jnp.minimum(group, len(inputs.start) - 1)][..., None]
+
+
+def places(inputs: Inputs, group: Array) -> Array:
+    """Indices in reveal order [..., G] of a group's tokens."""
+    return inputs.start[jnp.minimum(group, len(inputs.start) - 1)][..., None] + jnp.arange(inputs.width)
+
+
+def positions(inputs: Inputs, groups: Array) -> Array:
+    """groups [B, N] -> positions [B, N, G]; past the end the last one is repeated."""
+    index = jnp.minimum(places(inputs, groups), inputs.length - 1)
+    reveal = inputs.target.batch.reveal[: groups.shape[0]]
+    return jnp.take_along_axis(reveal, index.reshape(groups.shape[0], -1), axis=1).reshape(index.shape)
+
+
+def scales(inputs: Inputs, groups: Array) -> Array:
+    """groups [B, ...] -> guidance scale of their tokens, [B, ..., G]."""
+    image = jnp.arange(groups.shape[0]).reshape(-1, *[1] * (groups.ndim - 1))
+    return jnp.broadcast_to(inputs.scale[groups, image][..., None], (*groups.shape, inputs.width))
+
+
+def put(inputs: Inputs, tokens: Array, groups: Array, values: Array, where: Array) -> Array:
+    """Writes values [B, N, G, ...] into groups [B, N] where [B, N, G]."""
+    images = len(groups)
+    index = jnp.where(where, places(inputs, groups), tokens.shape[1])  # the rest is dropped
+    values = values.reshape(images, -1, *tokens.shape[2:])
+    return tokens.at[jnp.arange(images)[:, None], index.reshape(images, -1)].set(values, mode="drop")
+
+
+def by_image(chosen: Array, new: Any, old: Any) -> Any:
+    """Leaves of `new` for the images [B] that are chosen, of `old` for the others."""
+
+    def one(new, old):
+        return jnp.where(chosen.reshape(-1, *[1] * (new.ndim - 1)), new, old)
+
+    return jax.tree.map(one, new, old)
+
+
+def completing(state: SpeculationState) -> Array:
+    """[B] images whose group still lacks tokens."""
+    return jnp.any(state.pending.missing, axis=1)
+
+
+def with_drafts(inputs: Inputs, state: SpeculationState, count: Array | None = None) -> Array:
+    """The known tokens followed by the drafts (by the first `count` of them, if that is given)."""
+    gamma = inputs.speculation.gamma
+    groups = state.group[:, None] + jnp.arange(gamma)
+    usable = state.drafted & ~completing(state)
+    used = exists(inputs, groups) & usable[:, None, None]
+    if count is not None:
+        used &= (jnp.arange(gamma) < count)[:, None]
+    return put(inputs, state.tokens, groups, state.drafts.states[..., 0, :], used)

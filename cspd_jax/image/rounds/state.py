@@ -1,0 +1,302 @@
+"""What the rounds of token speculation work on: the options, the inputs, the state, and what happened."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+
+from cspd_jax.diffusion.gaussian import Coefficients
+from cspd_jax.image import sampler
+from cspd_jax.image.chain.speculation import ChainCounts, no_counts
+from cspd_jax.image.order import reveal_groups
+from cspd_jax.image.protocol import TokenModel
+from cspd_jax.image.sampler import SamplerSettings
+
+if TYPE_CHECKING:
+    from cspd_jax.image.info import Info
+    from cspd_jax.image.rounds.exactness import Exactness
+
+Array = jax.Array
+
+
+class Criterion(Protocol):
+    """How the tokens that a draft model drafted are tested, and what replaces them. Frozen and hashable.
+
+    name: as reports say it.
+    """
+
+    name: ClassVar[str]
+
+    def check(self) -> None:
+        """UserError for options that cannot be."""
+        ...
+
+    def chains_per_token(self, gamma: int) -> int:
+        """Denoising chains of the target that run side by side for a token of a group."""
+        ...
+
+    def verify(self, inputs: Inputs, state: SpeculationState) -> tuple[SpeculationState, RoundInfo]:
+        """A round but for the drafts: tests them, and completes the group where the accepted ones end."""
+        ...
+
+    def exactness(self, info: Info) -> Exactness:
+        """Lossless or not, and why."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenSpeculation:
+    """The static options of speculation over AR steps. See `image.methods` for what they mean to a user.
+
+    criterion: how a drafted token is tested, and what replaces it.
+    gamma: most groups drafted ahead.
+    adapt: None drafts gamma groups always; a number is the cost of a drafted AR step as a share of a
+        target's, and each image then drafts as many as pay off at its acceptance so far.
+    prefill: this share of the groups, and one more, come from the target alone; 0 is none.
+    joint: verify all groups in one context that shows all drafts, instead of each in its own (lossy).
+    """
+
+    criterion: Criterion
+    gamma: int = 8
+    adapt: float | None = None
+    prefill: float = 0.0
+    joint: bool = False
+
+    def prefilled(self, groups: int) -> int:
+        return 1 + int(groups * self.prefill) if self.prefill > 0 else 0
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class BoundModel:
+    """The target or the draft, with its parameters and what its calls share.
+
+    model: static.
+    params: pytree of arrays.
+    batch: keys, orders, embeddings.
+    """
+
+    model: TokenModel = dataclasses.field(metadata={"static": True})
+    params: Any
+    batch: sampler.Batch
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Inputs:
+    """What stays the same during a generation.
+
+    speculation: the options (static).
+    settings: of the sampler (static).
+    target: verifies.
+    draft: drafts; None where the target drafts for itself.
+    start: [S + gamma + 1] first index of each group in reveal order; the last gamma + 1 groups are empty.
+    size: [S + gamma + 1] tokens in each group.
+    scale: [S + gamma + 1, B] guidance scale.
+    c: coefficients of the denoising chain, [T].
+    temperature: []
+    """
+
+    speculation: TokenSpeculation = dataclasses.field(metadata={"static": True})
+    settings: SamplerSettings = dataclasses.field(metadata={"static": True})
+    target: BoundModel
+    draft: BoundModel | None
+    start: Array
+    size: Array
+    scale: Array
+    c: Coefficients
+    temperature: Array
+
+    @property
+    def drafting_model(self) -> BoundModel:
+        return self.target if self.draft is None else self.draft
+
+    @property
+    def keys(self) -> Array:
+        return self.target.batch.keys
+
+    @property
+    def images(self) -> int:
+        return self.keys.shape[0]
+
+    @property
+    def length(self) -> int:
+        return self.target.model.seq_len
+
+    @property
+    def dim(self) -> int:
+        return self.target.model.token_dim
+
+    @property
+    def steps(self) -> int:
+        return self.c.recip.shape[0]
+
+    @property
+    def groups(self) -> int:
+        return self.start.shape[0] - self.speculation.gamma - 1
+
+    @property
+    def width(self) -> int:
+        return max(g.size for g in reveal_groups(self.length, self.settings.num_iter))
+
+    @property
+    def dtype(self):
+        return self.c.recip.dtype
+
+
+class Paths(NamedTuple):
+    """Tokens with their denoising paths, and what drew them.
+
+    states: [..., T + 1, d] entry 0 is the token, entry T is noise.
+    z: [..., H, D] the context (H = 2 with guidance, conditional first).
+    scale: [...] the guidance scale.
+    log_density: [...] of the path under z and scale.
+    """
+
+    states: Array
+    z: Array
+    scale: Array
+    log_density: Array
+
+
+class PendingTokens(NamedTuple):
+    """The group that each image is completing.
+
+    missing: [B, G] tokens that are not there yet.
+    z: [B, G, H, D] the target's context of them.
+    scale: [B, G] the target's guidance scale.
+    undrafted: [B] nothing was drafted there, so the first proposal is taken.
+    q_z: [B, G, H, D] the context that the rejected drafts were drawn in.
+    q_scale: [B, G] the guidance scale that they were drawn with.
+    tries: [B] proposals so far.
+    """
+
+    missing: Array
+    z: Array
+    scale: Array
+    undrafted: Array
+    q_z: Array
+    q_scale: Array
+    tries: Array
+
+
+class SpeculationState(NamedTuple):
+    """What a round starts from.
+
+    tokens: [B, L + padding, d] in reveal order; final before group `group`, and in it where nothing is
+        missing.
+    group: [B] the group in work.
+    drafts: [B, gamma, G] of the groups from `group` on or, while tokens are missing, of those after it.
+    drafted: [B] whether there are drafts.
+    num_drafts: [B] how many of the drafted groups are used.
+    pending: the group that is being completed.
+    tested: [B, L + padding] tokens that were tested drafts.
+    accepted: [B, L + padding] drafts that passed.
+    """
+
+    tokens: Array
+    group: Array
+    drafts: Paths
+    drafted: Array
+    num_drafts: Array
+    pending: PendingTokens
+    tested: Array
+    accepted: Array
+
+
+# Rows are counted in two numbers, of so many and of one: a long generation has more than int32 holds.
+_MANY = 2**20
+
+
+class CallCounts(NamedTuple):
+    """Calls of one network, one after the other, and the rows in them.
+
+    backbone: [] calls; a row is a sequence of tokens.
+    backbone_rows: [2]
+    head: [] calls; a row is one denoising step of a token.
+    head_rows: [2]
+    """
+
+    backbone: Array
+    backbone_rows: Array
+    head: Array
+    head_rows: Array
+
+
+class RoundInfo(NamedTuple):
+    """What happened in a step, in a round, or in all rounds: they add up.
+
+    tested: [S, gamma] drafted tokens that were tested, by AR step and by distance.
+    accepted: [S, gamma] those that passed.
+    rounds: [B] rounds until the image was complete.
+    loop_rounds: [] rounds of the loop.
+    target: calls of the target.
+    draft: calls of the draft model.
+    trips: [] resampling: rounds in which an image drew from residuals, summed over images ("path"), or
+        iterations of the loop ("paper").
+    truncated: [] residual draws that were given up.
+    chains: speculation along the target's denoising chains; None without.
+    """
+
+    tested: Array
+    accepted: Array
+    rounds: Array
+    loop_rounds: Array
+    target: CallCounts
+    draft: CallCounts
+    trips: Array
+    truncated: Array
+    chains: ChainCounts | None
+
+
+def round_info(inputs: Inputs, **happened) -> RoundInfo:
+    """Nothing happened but what is given."""
+    table = jnp.zeros((inputs.groups, inputs.speculation.gamma), jnp.int32)
+    none, chains = jnp.int32(0), None
+    if inputs.settings.chain is not None:
+        chains = no_counts(inputs.steps)
+    rounds = jnp.zeros(inputs.images, jnp.int32)
+    nothing = RoundInfo(table, table, rounds, none, call_counts(), call_counts(), none, none, chains)
+    return nothing._replace(**happened)
+
+
+def add_up(*infos: RoundInfo) -> RoundInfo:
+    total = jax.tree.map(lambda *numbers: functools.reduce(jnp.add, numbers), *infos)
+    return total._replace(target=_carried(total.target), draft=_carried(total.draft))
+
+
+def call_counts(backbone: Any = 0, backbone_rows: Any = 0, head: Any = 0, head_rows: Any = 0) -> CallCounts:
+    def rows(n):
+        return jnp.stack([jnp.int32(n // _MANY), jnp.int32(n % _MANY)])
+
+    return CallCounts(jnp.int32(backbone), rows(backbone_rows), jnp.int32(head), rows(head_rows))
+
+
+def add_calls(*counts: CallCounts) -> CallCounts:
+    return _carried(jax.tree.map(lambda *numbers: functools.reduce(jnp.add, numbers), *counts))
+
+
+def _carried(counts: CallCounts) -> CallCounts:
+    def carried(rows):
+        return jnp.stack([rows[0] + rows[1] // _MANY, rows[1] % _MANY])
+
+    return counts._replace(backbone_rows=carried(counts.backbone_rows), head_rows=carried(counts.head_rows))
+
+
+def backbone_calls(inputs: Inputs, sequences: int) -> CallCounts:
+    """One call on so many sequences."""
+    return call_counts(backbone=1, backbone_rows=sequences * (1 + inputs.settings.guided))
+
+
+def head_calls(inputs: Inputs, calls: int, rows: int) -> CallCounts:
+    """Calls on so many rows together."""
+    return call_counts(head=calls, head_rows=rows * (1 + inputs.settings.guided))
+
+
+def total_rows(rows) -> int:
+    """How many rows a `CallCounts` has counted."""
+    return int(rows[0]) * _MANY + int(rows[1])

@@ -1,0 +1,145 @@
+"""Trees of drafts from another language model: candidates for the next token, and for those after each."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from cspd_jax.text.checks import require
+from cspd_jax.text.drafters import Drafting, DraftRequest, known_to, read_last_two, read_prompts
+from cspd_jax.text.prompts import Prompts
+from cspd_jax.text.protocol import TreeLanguageModel, bound
+from cspd_jax.text.sampling import fit_vocabulary, log_probs, noise_at
+from cspd_jax.text.trees.tree import Tree
+
+if TYPE_CHECKING:
+    from cspd_jax.weights.models import TextModel
+
+Array = jax.Array
+
+
+class Branches(NamedTuple):
+    """The drafts of a round.
+
+    tokens: [B, drafts + 1] of the nodes; the root's is the last token of the text.
+    log_q: one [B, nodes, num_ids] for each depth but the last, the distributions that the children of its
+        nodes were drawn from without replacement, in their order; None when greedy.
+    passes: [] passes of the drafting network, one after the other.
+    rows: [] tokens in those passes.
+    """
+
+    tokens: Array
+    log_q: tuple[Array, ...] | None
+    passes: Array
+    rows: Array
+
+
+@dataclasses.dataclass(frozen=True)
+class TreeDrafter:
+    """Draws a tree of tokens from a language model, one level per pass, with a cache of its own.
+
+    The children of a node are drawn from its distribution without replacement; when greedy they are its most
+    probable ids. The cache of texts of up to max_len tokens has one slot more for each draft, after those.
+    As that of a `ModelDrafter` it lacks the last one or two tokens of the row between rounds.
+    """
+
+    network: TreeLanguageModel
+    tree: Tree
+
+    def begin(self, params: Any, prompts: Prompts, max_len: int) -> Any:
+        known = prompts._replace(tokens=known_to(self.network, prompts.tokens))
+        return read_prompts(self.network, params, known, max_len + self.tree.drafts)
+
+    def draft(self, params: Any, cache: Any, request: DraftRequest) -> tuple[Branches, Any]:
+        tree, batch = self.tree, request.tokens.shape[0]
+        logits, cache = read_last_two(self.network, params, cache, request)
+        last = jnp.take_along_axis(request.tokens, request.length[:, None] - 1, axis=1)
+        tokens, log_q = [last], []
+        for depth in range(tree.depth):
+            if depth > 0:
+                logits, cache = see_nodes(
+                    self.network, params, known_to(self.network, tokens[-1]), cache, tree, request.length,
+                    request.count > 0, depth, 1,
+                )  # fmt: skip
+            drawn, distributions = self._children(request, logits, depth)
+            tokens.append(drawn.reshape(batch, -1))
+            log_q.append(distributions)
+        passes, rows = tree.depth, batch * (2 + sum(tree.levels[1:-1]))
+        return Branches(
+            jnp.concatenate(tokens, axis=1),
+            None if request.sampling.greedy else tuple(log_q),
+            jnp.int32(passes),
+            jnp.int32(rows),
+        ), cache
+
+    def _children(self, request: DraftRequest, logits: Array, depth: int) -> tuple[Array, Array]:
+        """Ids [B, nodes, width] after the nodes of a depth, and the distributions [B, nodes, V] that they are
+        from; logits [B, nodes, V]."""
+        tree = self.tree
+        logits = fit_vocabulary(logits, self.network.config.known_ids, request.num_ids)
+        if request.sampling.greedy:
+            return jax.lax.top_k(logits, tree.widths[depth])[1].astype(jnp.int32), logits
+        log_q = log_probs(logits, request.sampling)
+        nodes = tree.starts[depth] + jnp.arange(tree.levels[depth])
+        nodes = jnp.broadcast_to(nodes, log_q.shape[:2])
+        noise = noise_at(request.keys, nodes, request.num_ids, log_q.dtype)
+        # The k largest of log q + Gumbel noise, in their order, are k draws without replacement.
+        return jax.lax.top_k(log_q + noise, tree.widths[depth])[1].astype(jnp.int32), log_q
+
+
+def draft_tree(
+    model: TextModel | tuple[TreeLanguageModel, Any], widths: Sequence[int] = (3, 2, 1)
+) -> Drafting:
+    """A drafter of trees, for `generate`: each node at depth d has widths[d] children, drawn from `model`."""
+    whole = isinstance(widths, Sequence) and all(isinstance(n, int) and n >= 1 for n in widths)
+    require(whole and len(widths) > 0, f"widths is {widths!r:.80}; it must be whole numbers of at least 1")
+    network, params = bound(model)
+    return Drafting(TreeDrafter(network, Tree(tuple(widths))), params)
+
+
+def tree_of(drafter: Any) -> Tree | None:
+    """The tree that a drafter draws; None if it draws none."""
+    return drafter.tree if isinstance(drafter, TreeDrafter) else None
+
+
+def see_nodes(
+    network: TreeLanguageModel,
+    params: Any,
+    tokens: Array,
+    cache: Any,
+    tree: Tree,
+    length: Array,
+    used: Array,
+    depth: int,
+    levels: int,
+) -> tuple[Array, Any]:
+    """Logits of the nodes of some levels, tokens [B, nodes], from `depth` on; they are stored where used [B].
+
+    The text of `length` [B] tokens has one slot per position; the drafts' slots follow those of the longest
+    text. A node sees the text and its ancestors, at the position that it would have in the text.
+    """
+    first = tree.starts[depth]
+    nodes = first + jnp.arange(sum(tree.levels[depth : depth + levels]))
+    last = length[:, None] - 1
+    text = cache.max_len - tree.drafts
+    slots = jnp.where(nodes == 0, last, text + nodes - 1)
+    slots = jnp.where(used[:, None], slots, cache.max_len)
+    positions = last + jnp.asarray(tree.depths)[nodes]
+    seen = jnp.arange(text) < length[:, None, None]
+    drafts = jnp.asarray(tree.ancestors)[nodes, 1:]
+    visible = jnp.concatenate(
+        [jnp.broadcast_to(a, (*tokens.shape, a.shape[-1])) for a in (seen, drafts)], axis=-1
+    )
+    return network.apply_seeing(params, tokens, positions, cache, slots=slots, visible=visible)
+
+
+def keep_path(network: TreeLanguageModel, cache: Any, tree: Tree, length: Array, path: Array, tau: Array):
+    """The cache with the first tau [B] nodes of path [B, depth] where the text goes on after `length` [B]."""
+    text = cache.max_len - tree.drafts
+    index = jnp.arange(tree.depth)
+    targets = jnp.where(index < tau[:, None], length[:, None] + index, cache.max_len)
+    return network.move(cache, text + jnp.maximum(path - 1, 0), targets)

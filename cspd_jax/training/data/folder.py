@@ -1,0 +1,319 @@
+"""A folder with one sub-folder of images per class, as pixels or as latents of an autoencoder."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+import pathlib
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+from PIL import Image, ImageOps
+from tqdm import tqdm
+
+from cspd_jax._utils import limits
+from cspd_jax._utils.files import file_sha256, write_text, written_beside
+from cspd_jax._utils.json_files import read_json
+from cspd_jax.errors import UserError
+from cspd_jax.training.data.source import Batch, Split, generator, shuffled
+
+SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
+# The formats of these files. Left to itself, Pillow goes by the content, and gives PostScript to a program.
+_FORMATS = ("PNG", "JPEG", "MPO", "BMP", "DIB", "GIF", "TIFF", "WEBP")
+_SHARD = 64  # images
+_REPORTED = 5
+_NOISE, _FLIP = 1, 2
+_READERS = min(16, os.cpu_count() or 1)  # threads: Pillow lets them run side by side
+
+T = TypeVar("T")
+
+
+@dataclasses.dataclass(frozen=True)
+class FolderConfig:
+    """A folder of images.
+
+    root: the folder.
+    size: of the square images; the shorter side is scaled to it and the middle is kept. Smaller files are
+        skipped.
+    channels: 1 (grey) or 3.
+    flip: whether images are mirrored at random.
+    held_out: one image in this many is held out from training; 0 holds out none.
+    """
+
+    root: str = ""
+    size: int = 256
+    channels: int = 3
+    flip: bool = False
+    held_out: int = 20
+
+    def __post_init__(self):
+        if self.channels not in (1, 3):
+            raise UserError(f"images have 1 or 3 channels, not {self.channels}")
+        if self.size < 1 or self.held_out < 0:
+            raise UserError(f"size {self.size} must be at least 1, held_out {self.held_out} at least 0")
+
+
+class ImageFile(NamedTuple):
+    """A file of the data set.
+
+    path: where it is.
+    name: its path below the root.
+    label: the number of its class.
+    """
+
+    path: pathlib.Path
+    name: str
+    label: int
+
+
+class LatentEncoder(NamedTuple):
+    """An encoder of pixels to latents.
+
+    moments: float32 pixels [N, H, W, C] in [-1, 1] -> [N, h, w, 2c], mean and log variance of the latents.
+    scale: factor on a sampled latent.
+    name: identifies the encoder in the cache.
+    """
+
+    moments: Callable[[np.ndarray], np.ndarray]
+    scale: float
+    name: str
+
+
+class Folder:
+    """The `Source` of a `FolderConfig`. `skipped` holds a sentence for every file that was left out.
+
+    encoder: yield latents instead of pixels, a new sample of the posterior every time.
+    cache: a folder for the decoded pixels or encoded moments; an interrupted preparation continues there.
+    """
+
+    def __init__(
+        self,
+        config: FolderConfig,
+        *,
+        encoder: LatentEncoder | None = None,
+        cache: str | os.PathLike | None = None,
+        progress: bool = True,
+    ):
+        self.config, self._encoder = config, encoder
+        self.class_names, files = list_images(config.root)
+        self._shards, labels, self.skipped = self._prepare(files, ShardCache(cache), progress)
+        self._labels = np.array(labels, np.int32)
+        if not labels:
+            raise UserError(
+                f"none of the {len(files)} images in {config.root} can be used: {self.skipped[0]}"
+            )
+        if self.skipped and progress:
+            print(skip_report(self.skipped), file=sys.stderr)
+        self._starts = np.cumsum([0, *(len(rows) for rows in self._shards)])
+        row = self._shards[0].shape[1:]
+        self.shape = row if encoder is None else (*row[1:3], row[3] // 2)
+
+    def batch(self, index: int, size: int, *, seed: int = 0, split: Split = "train") -> Batch:
+        drawn = draw(self.config, len(self._labels), index, size, seed=seed, split=split)
+        shards = np.searchsorted(self._starts, drawn.images, side="right") - 1
+        stored = np.stack([self._shards[s][i - self._starts[s]] for s, i in zip(shards, drawn.images)])
+        labels = self._labels[drawn.images]
+        if self._encoder is None:
+            return Batch(to_pixels(stored, drawn.flipped), labels)
+        moments = stored[np.arange(size), drawn.flipped].astype(np.float32)
+        mean, log_var = np.split(moments, 2, axis=-1)
+        noise = generator(seed, split, index, _NOISE).standard_normal(mean.shape, dtype=np.float32)
+        return Batch((mean + np.exp(log_var / 2) * noise) * np.float32(self._encoder.scale), labels)
+
+    def _prepare(self, files: list[ImageFile], cache: ShardCache, progress: bool):
+        """Decodes or encodes all files in shards: (arrays, a label per row, skipped files)."""
+        arrays, labels, skipped = [], [], []
+        chunks = [files[i : i + _SHARD] for i in range(0, len(files), _SHARD)]
+        for chunk in tqdm(chunks, desc="images", unit=f"x{_SHARD}", disable=not progress or len(chunks) < 2):
+            shard = cache.get(self._inputs(chunk), lambda chunk=chunk: self._make(chunk))
+            if len(shard.rows):
+                arrays.append(shard.rows)
+            labels += [file.label for file in chunk if file.name not in shard.notes]
+            skipped += [f"{name}: {problem}" for name, problem in shard.notes.items()]
+        return arrays, labels, tuple(skipped)
+
+    def _inputs(self, files: list[ImageFile]) -> list:
+        """Everything that a shard depends on, as JSON."""
+        c = self.config
+        encoder = None if self._encoder is None else self._encoder.name
+        stats = [(f.name, f.path.stat().st_size, f.path.stat().st_mtime_ns) for f in files]
+        return [c.size, c.channels, c.flip, encoder, stats]
+
+    def _make(self, files: list[ImageFile]) -> Shard:
+        """uint8 pixels [N, H, W, C], or float16 moments [N, 1 or 2 (mirrored), h, w, 2c].
+
+        The notes name the files that are missing, and say why.
+        """
+        images, problems = [], {}
+        for file, found in zip(files, side_by_side(self._read, files)):
+            if isinstance(found, UserError):
+                problems[file.name] = str(found)
+            else:
+                images.append(found)
+        if not images:
+            return Shard(np.zeros((0,)), problems)
+        pixels = np.stack(images)
+        if self._encoder is None:
+            return Shard(pixels, problems)
+        views = [pixels, pixels[:, :, ::-1]][: 1 + self.config.flip]
+        moments = [self._encoder.moments(view.astype(np.float32) / 127.5 - 1) for view in views]
+        return Shard(np.stack(moments, axis=1).astype(np.float16), problems)
+
+    def _read(self, file: ImageFile) -> np.ndarray | UserError:
+        try:
+            return read_image(file.path, self.config.size, self.config.channels)
+        except UserError as error:
+            return error
+
+
+class Drawn(NamedTuple):
+    """Which images a batch holds.
+
+    images: [B] numbers of the images.
+    flipped: [B] 1 where an image is mirrored, else 0.
+    """
+
+    images: np.ndarray
+    flipped: np.ndarray
+
+
+def draw(config: FolderConfig, count: int, index: int, size: int, *, seed: int, split: Split) -> Drawn:
+    """Batch `index` of `size` images out of `count`."""
+    every = np.arange(count)
+    kept_out = every % config.held_out == 0 if config.held_out else np.zeros(count, bool)
+    images = every[kept_out == (split == "held-out")]
+    if not len(images):
+        raise UserError(f"{config.root} has no images left for the {split} part")
+    images = images[shuffled(len(images), index, size, seed=seed, split=split)]
+    return Drawn(images, generator(seed, split, index, _FLIP).integers(2, size=size) * config.flip)
+
+
+def to_pixels(stored: np.ndarray, flipped: np.ndarray) -> np.ndarray:
+    """uint8 [B, H, W, C], mirrored where `flipped` [B] -> float32 in [-1, 1]."""
+    images = stored.astype(np.float32) / 127.5 - 1
+    return np.where(flipped[:, None, None, None] > 0, images[:, :, ::-1], images)
+
+
+def side_by_side(function: Callable[[ImageFile], T], files: Iterable[ImageFile]) -> Iterator[T]:
+    """The function of each file, in their order, by as many threads as there are cores."""
+    with ThreadPoolExecutor(_READERS) as readers:
+        yield from readers.map(function, files)
+
+
+def list_images(root: str) -> tuple[tuple[str, ...], list[ImageFile]]:
+    """The class names (sub-folders, sorted) and the image files below each."""
+    folder = pathlib.Path(root)
+    if not root or not folder.is_dir():
+        raise UserError(f"the image folder {root!r} does not exist")
+    classes = sorted(p.name for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
+    files = [
+        ImageFile(path, path.relative_to(folder).as_posix(), label)
+        for label, name in enumerate(classes)
+        for path in sorted((folder / name).rglob("*"))
+        if path.suffix.lower() in SUFFIXES and path.is_file()
+    ]
+    if not files:
+        raise UserError(f"{root} holds no images; expected one sub-folder of images per class")
+    return tuple(classes), files
+
+
+def read_image(path: pathlib.Path, size: int, channels: int) -> np.ndarray:
+    """The central square of a picture, scaled: uint8 [size, size, channels]."""
+    with _opened(path, size) as opened:
+        picture = ImageOps.exif_transpose(opened).convert("L" if channels == 1 else "RGB")
+    while min(picture.size) >= 2 * size:  # halving by boxes first keeps the final filter sharp
+        picture = picture.resize(tuple(side // 2 for side in picture.size), Image.Resampling.BOX)
+    scale = size / min(picture.size)
+    shape = tuple(max(size, round(side * scale)) for side in picture.size)
+    picture = picture.resize(shape, Image.Resampling.BICUBIC)
+    left, top = ((side - size) // 2 for side in shape)
+    square = picture.crop((left, top, left + size, top + size))
+    return np.asarray(square, np.uint8).reshape(size, size, channels)
+
+
+def header_problem(file: ImageFile, size: int) -> str | None:
+    """Why a file cannot be used, as far as its header says; None if it can."""
+    try:
+        with _opened(file.path, size):
+            return None
+    except UserError as error:
+        return str(error)
+
+
+@contextlib.contextmanager
+def _opened(path: pathlib.Path, size: int) -> Iterator[Image.Image]:
+    """A picture whose pixels are still to be read; UserError if it is too large, too small or damaged."""
+    try:
+        with Image.open(path, formats=_FORMATS) as opened:
+            width, height = opened.size
+            if width * height > limits.PIXELS:
+                raise UserError(f"{width}x{height} has more than {limits.PIXELS} pixels")
+            if min(width, height) < size:
+                raise UserError(f"{width}x{height} is smaller than {size}x{size}")
+            yield opened
+    except UserError:
+        raise
+    except Exception as error:  # Pillow's decoders raise many types
+        raise UserError(f"unreadable ({type(error).__name__})") from None
+
+
+def skip_report(skipped: tuple[str, ...]) -> str:
+    """One paragraph: how many files were left out, and the first few."""
+    shown = "; ".join(skipped[:_REPORTED])
+    more = f"; and {len(skipped) - _REPORTED} more" if len(skipped) > _REPORTED else ""
+    return f"{len(skipped)} image files were skipped: {shown}{more}"
+
+
+class Shard(NamedTuple):
+    """A piece of a data set.
+
+    rows: [N, ...], on disk or in memory.
+    notes: anything JSON can hold.
+    """
+
+    rows: np.ndarray
+    notes: Any
+
+
+class ShardCache:
+    """Shards in a folder, found by what they were made from; resumable and checksummed.
+
+    A shard is an array `<key>.npy` and, written after it, `<key>.json` with its sha256 and notes. A shard
+    whose checksum is wrong is made again. Without a folder nothing is kept.
+    """
+
+    def __init__(self, folder: str | os.PathLike | None):
+        self._folder = None if folder is None else pathlib.Path(folder)
+        if self._folder:
+            self._folder.mkdir(parents=True, exist_ok=True)
+
+    def get(self, inputs: Any, make: Callable[[], Shard]) -> Shard:
+        """The shard that belongs to `inputs` (JSON), made by `make` if it is not there."""
+        if self._folder is None:
+            return make()
+        key = hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:32]
+        array, description = self._folder / f"{key}.npy", self._folder / f"{key}.json"
+        if (notes := _valid_notes(array, description)) is None:
+            shard = make()
+            notes = shard.notes
+            with written_beside(array) as partial:
+                with open(partial, "wb") as file:
+                    np.save(file, shard.rows)
+                digest = file_sha256(partial)
+            write_text(description, json.dumps({"sha256": digest, "notes": notes}))
+        return Shard(np.load(array, mmap_mode="r"), notes)
+
+
+def _valid_notes(array: pathlib.Path, description: pathlib.Path) -> Any:
+    """The notes of a complete and intact shard, else None."""
+    try:
+        told = read_json(description)
+        return told["notes"] if told["sha256"] == file_sha256(array) else None
+    except (UserError, OSError, KeyError, TypeError):
+        return None

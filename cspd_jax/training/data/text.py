@@ -1,0 +1,175 @@
+"""The prose of Python's standard library as rows of byte ids: a corpus that every user has.
+
+There is one document per module: its docstrings and blocks of comments, in the order of the source. The
+corpus depends only on the running Python, and has about 3 MB. A row is a window into the stream of all
+documents.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import functools
+import hashlib
+import inspect
+import io
+import pathlib
+import platform
+import sysconfig
+import tokenize
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from cspd_jax.errors import UserError
+from cspd_jax.training.data.source import Split, generator
+from cspd_jax.weights.tokenizers import END_OF_TEXT, ByteTokenizer
+
+# Tests, generated tables, copies of other projects, and what differs between installations.
+_LEFT_OUT = {"test", "tests", "idle_test", "encodings", "pydoc_data", "site-packages", "_bundled"}
+_SHORTEST = 20  # characters; anything shorter is a label rather than prose
+_HELD_OUT_ONE_IN = 20
+
+
+@dataclasses.dataclass(frozen=True)
+class TextConfig:
+    """The documentation of Python's standard library.
+
+    length: ids in a row.
+    """
+
+    length: int = 256
+
+    def __post_init__(self):
+        if self.length < 2:
+            raise UserError(f"rows of {self.length} ids cannot be learnt from; the least length is 2")
+
+
+class Texts:
+    """Rows of a `TextConfig`, from the standard library unless other documents are given."""
+
+    def __init__(self, config: TextConfig, corpus: tuple[Document, ...] | None = None):
+        self.config = config
+        self._corpus = corpus
+
+    def batch(self, index: int, size: int, *, seed: int = 0, split: Split = "train") -> np.ndarray:
+        """Batch `index` of the endless sequence that belongs to (seed, split): [size, length] int32.
+
+        The windows start at uniformly drawn places.
+        """
+        stream, length = self.streams[split], self.config.length
+        if len(stream) < length:
+            raise UserError(f"the {split} texts hold {len(stream)} ids, fewer than a row of {length}")
+        starts = generator(seed, split, index).integers(len(stream) - length + 1, size=size)
+        return stream[starts[:, None] + np.arange(length)].astype(np.int32)
+
+    @functools.cached_property
+    def streams(self) -> dict[Split, np.ndarray]:
+        """[N] int16 for each split: its documents, each after an end-of-text id, and one more at the end."""
+        encode, ids = ByteTokenizer().encode, {"train": [], "held-out": []}
+        for document in documents() if self._corpus is None else self._corpus:
+            ids["held-out" if document.held_out else "train"] += encode(document.text)
+        return {split: np.array([*found, END_OF_TEXT], np.int16) for split, found in ids.items()}
+
+    def describe(self) -> dict[str, object]:
+        """What a checkpoint records about its corpus, which depends on the version of Python."""
+        train, held_out = self.streams["train"], self.streams["held-out"]
+        return {
+            "corpus": "docstrings and comments of Python's standard library",
+            "python": platform.python_version(),
+            "train_ids": len(train),
+            "held_out_ids": len(held_out),
+            "sha256": hashlib.sha256(train.tobytes() + held_out.tobytes()).hexdigest(),
+        }
+
+
+class Document(NamedTuple):
+    """The documentation of a module.
+
+    module: its dotted name.
+    text: its passages, separated by blank lines.
+    """
+
+    module: str
+    text: str
+
+    @property
+    def held_out(self) -> bool:
+        """Decided by a hash of the module's name, so it is the same in every version of Python."""
+        digest = hashlib.sha256(self.module.encode()).digest()
+        return int.from_bytes(digest[:8], "big") % _HELD_OUT_ONE_IN == 0
+
+
+@functools.lru_cache(maxsize=4)
+def documents(root: pathlib.Path | None = None) -> tuple[Document, ...]:
+    """The documents below `root` (the standard library), sorted by name and without repeated passages."""
+    root = pathlib.Path(sysconfig.get_path("stdlib")) if root is None else root
+    seen: set[str] = set()
+    found = []
+    for name, path in modules(root):
+        fresh = []
+        for passage in passages(path):
+            words = " ".join(passage.split())
+            if words not in seen:
+                seen.add(words)
+                fresh.append(passage)
+        if fresh:
+            found.append(Document(name, "\n\n".join(fresh)))
+    if not found:
+        raise UserError(f"{root} holds no Python sources; the text models are trained on their documentation")
+    return tuple(found)
+
+
+def modules(root: pathlib.Path) -> list[tuple[str, pathlib.Path]]:
+    """The dotted name and the file of every module of the corpus, sorted by name."""
+    found = []
+    for path in root.rglob("*.py"):
+        parts = path.relative_to(root).with_suffix("").parts
+        generated = parts[-1].startswith("_sysconfigdata") or parts[0].startswith("config-")
+        if not generated and _LEFT_OUT.isdisjoint(parts):
+            found.append((".".join(part for part in parts if part != "__init__"), path))
+    return sorted(found)
+
+
+def passages(path: pathlib.Path) -> list[str]:
+    """Docstrings and blocks of comments in the order of the source, without legal notices.
+
+    Empty if the file is not valid Python, which some test files are not on purpose.
+    """
+    try:
+        with tokenize.open(path) as file:
+            source = file.read()
+        placed = sorted([*_docstrings(ast.parse(source)), *_comments(source)])
+    except (SyntaxError, ValueError, OSError):
+        return []
+    return [text for _, text in placed if len(text) >= _SHORTEST and "copyright" not in text.lower()]
+
+
+def _docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            text = ast.get_docstring(node, clean=False)
+            if text is not None:
+                yield node.body[0].lineno, inspect.cleandoc(text)
+
+
+def _comments(source: str) -> Iterator[tuple[int, str]]:
+    """Comments that stand on lines of their own; adjacent lines form one block."""
+    start, lines = 0, []
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type != tokenize.COMMENT or token.line[: token.start[1]].strip():
+            continue
+        row = token.start[0]
+        if lines and row != start + len(lines):
+            yield start, _block(lines)
+            lines = []
+        if not lines:
+            start = row
+        lines.append(token.string)
+    if lines:
+        yield start, _block(lines)
+
+
+def _block(lines: list[str]) -> str:
+    return inspect.cleandoc("\n".join(line.lstrip("#!:") for line in lines))

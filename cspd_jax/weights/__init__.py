@@ -1,0 +1,23 @@
+"""Checkpoint folders, and published weights by name (`checkpoints.hub`)."""
+
+from cspd_jax.weights.folder import (
+    DTYPES,
+    FORMAT_VERSION,
+    Checkpoint,
+    check_destination,
+    load,
+    read_description,
+    register_kind,
+    save,
+)
+
+__all__ = [
+    "DTYPES",
+    "FORMAT_VERSION",
+    "Checkpoint",
+    "check_destination",
+    "load",
+    "read_description",
+    "register_kind",
+    "save",
+]

@@ -1,0 +1,367 @@
+"""Models by name or path: the shipped pair, published weights, checkpoint folders."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from cspd_jax import parallel, weights
+from cspd_jax.converters import hf
+from cspd_jax.errors import UserError
+from cspd_jax.networks.config import MAR_PRESETS, KLConfig, MARConfig, SphereConfig
+from cspd_jax.networks.cpu_matmul import by_outputs, gains_by_outputs
+from cspd_jax.networks.lm import LM
+from cspd_jax.networks.lm_config import LMConfig
+from cspd_jax.networks.mar import MARModel
+from cspd_jax.networks.nextstep_config import NextStepConfig
+from cspd_jax.networks.registry import IMAGE_KINDS
+from cspd_jax.networks.registry import kind_of as kind_of_config
+from cspd_jax.networks.sphere_config import SphereVAEConfig
+from cspd_jax.weights import hub
+
+ImageConfig = MARConfig | SphereConfig | NextStepConfig
+DEFAULTS = {"default": "target", "default-draft": "draft", "default-causal": "causal"}
+TEXT_DEFAULTS = {
+    "text-default": "text-target",
+    "text-default-draft": "text-draft",
+    "masked-default": "masked-text",
+}
+NAMES = (*DEFAULTS, *MAR_PRESETS)
+_IMAGES = "image"  # in place of the kinds of image models
+AUTOENCODER = "vae"  # within the checkpoint folder of a model that came with one
+_MOST_PADDING = 1024  # ids; published models of one tokenizer differ by some hundreds
+_SHIPPED = Path(__file__).parents[1] / "defaults"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ImageModel:
+    """An image model with its parameters: a MAR or causal model, or your own.
+
+    name: what it was loaded by.
+    network: its pure functions (a `TokenModel`, static under jit). Either it has a `config` with num_classes
+        and respacing, or these are its own attributes.
+    params: pytree of arrays.
+    metadata: the rest of its config.json.
+    class_names: one per class, or empty.
+    folder: its checkpoint's, if it has one.
+    mesh: the devices that its parameters lie on; None is one device.
+    """
+
+    name: str
+    network: Any
+    params: Any
+    metadata: dict[str, Any] = dataclasses.field(default_factory=dict)
+    class_names: tuple[str, ...] = ()
+    folder: Path | None = None
+    mesh: Mesh | None = None
+
+    @property
+    def config(self) -> ImageConfig:
+        return getattr(self.network, "config", self.network)
+
+    def class_name(self, label: int) -> str:
+        """The caption of a label: the class's name, its number, or "no class" for -1."""
+        if label < 0:
+            return "no class"
+        return self.class_names[label] if self.class_names else str(label)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TextModel:
+    """A language model with its parameters.
+
+    name: what it was loaded by.
+    network: its pure functions, static under jit.
+    params: pytree of arrays.
+    metadata: the rest of its config.json.
+    folder: its checkpoint's, if it has one.
+    mesh: the devices that its parameters lie on; None is one device.
+    """
+
+    name: str
+    network: LM
+    params: Any
+    metadata: dict[str, Any] = dataclasses.field(default_factory=dict)
+    folder: Path | None = None
+    mesh: Mesh | None = None
+
+    @property
+    def config(self) -> LMConfig:
+        return self.network.config
+
+    @functools.cached_property
+    def for_decoding(self) -> tuple[LM, Any]:
+        """The network and its parameters as passes over few tokens want them.
+
+        On a CPU large kernels lie by outputs, in a copy that is made when this is first asked for.
+        """
+        if self.mesh is not None or not gains_by_outputs(self.params, self.network.dtype):
+            return self.network, self.params
+        return dataclasses.replace(self.network, by_outputs=True), by_outputs(self.params)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class VAE:
+    """An autoencoder with its parameters; turns what models make into pixels: a KL-16 the latents of MAR, an
+    S-VAE the tokens of SphereAR.
+
+    metadata: the rest of its config.json.
+    """
+
+    name: str
+    config: KLConfig | SphereVAEConfig
+    params: Any
+    dtype: Any = jnp.float32
+    metadata: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+def load(name_or_path: str | os.PathLike, dtype: Any = None, mesh: Mesh | None = None) -> ImageModel:
+    """An image model by name (`NAMES`; mar-* are downloaded, for which the extra `hub` is needed), checkpoint
+    folder, or Hugging Face folder of a NextStep-1 model.
+
+    mesh: the devices that share its parameters and its work (`cspd_jax.parallel.make_mesh`).
+    dtype: of parameters and activations, float32 unless given. A folder called like a published model is
+    that folder; the shipped models always win (write ./default for a folder of that name).
+    """
+    dtype = _float_type(dtype)
+    name = _as_name(name_or_path)
+    if _is_hub_folder(name):
+        folder: Path | None
+        loaded, folder = _converted(name, Path(name).name, dtype, mesh, _IMAGES), Path(name)
+    else:
+        loaded, folder = _load(name, _IMAGES, dtype, mesh), _locate(name, _IMAGES)
+    network = kind_of_config(loaded.config).network(loaded.config, dtype)
+    names = class_names(loaded.metadata, loaded.config.num_classes)
+    return ImageModel(name, network, loaded.params, loaded.metadata, names, folder, mesh)
+
+
+def load_text(name_or_path: str | os.PathLike, dtype: Any = None, mesh: Mesh | None = None) -> TextModel:
+    """A language model by name (`TEXT_DEFAULTS`), checkpoint folder, Hugging Face folder, or OWNER/NAME on
+    the Hugging Face hub, which is downloaded (extra `hub`).
+
+    mesh: the devices that share its parameters and its work (`cspd_jax.parallel.make_mesh`).
+    """
+    dtype = _float_type(dtype)
+    name = _as_name(name_or_path)
+    if name not in TEXT_DEFAULTS and hub.is_repository(name) and not os.path.exists(name):
+        folder: Path | None
+        fetched = hub.fetch_model(name)
+        origin = f"{fetched.repository}@{fetched.commit}"
+        loaded, folder = _converted(fetched.path, origin, dtype, mesh, "lm"), fetched.path
+    elif name not in TEXT_DEFAULTS and hf.is_model_folder(name):
+        loaded, folder = _converted(name, Path(name).name, dtype, mesh, "lm"), Path(name)
+    else:
+        loaded, folder = _load(name, "lm", dtype, mesh), _locate(name, "lm")
+    return TextModel(name, LM(loaded.config, dtype), loaded.params, loaded.metadata, folder, mesh)
+
+
+def kind_of(name_or_path: str | os.PathLike) -> str:
+    """The kind of the checkpoint that a name or folder stands for: mar, lm, ..."""
+    name = _as_name(name_or_path)
+    if name in TEXT_DEFAULTS:
+        return "lm"
+    path = _locate(name, _IMAGES)
+    return "mar" if path is None else weights.read_description(path)["kind"]
+
+
+def shipped_folder(name: str) -> Path | None:
+    """The checkpoint folder of a model that comes with the package; None for any other name."""
+    folder = {**DEFAULTS, **TEXT_DEFAULTS}.get(name)
+    return None if folder is None else _SHIPPED / folder
+
+
+def load_vae(name_or_path: str | os.PathLike = "kl16", dtype: Any = None) -> VAE:
+    """The published KL-16 autoencoder (`"kl16"`, downloaded) or the folder of a converted one, or of
+    a converted S-VAE."""
+    dtype = _float_type(dtype)
+    loaded = _load(name := _as_name(name_or_path), "kl16", dtype)
+    return VAE(name, loaded.config, loaded.params, dtype, loaded.metadata)
+
+
+def own_vae(model: ImageModel) -> str | None:
+    """The folder of the autoencoder that a model came with."""
+    if isinstance(model.config, NextStepConfig):  # the folder may hold one that is of no use here
+        return None
+    folder = model.folder / AUTOENCODER if model.folder else None
+    return str(folder) if folder is not None and folder.is_dir() else None
+
+
+def describe(name_or_path: str | os.PathLike) -> ImageModel:
+    """The model without its parameters (None), to check a request against; nothing is downloaded."""
+    name = _as_name(name_or_path)
+    if _is_hub_folder(name):
+        return _describe_hub_folder(name)
+    path = _locate(name, _IMAGES)
+    if path is None:
+        return ImageModel(name, MARModel(MAR_PRESETS[name]), None, {})
+    metadata = weights.read_description(path)
+    _check_kind(metadata.pop("kind"), _IMAGES, name)
+    config = metadata.pop("config")
+    network = kind_of_config(config).network(config)
+    return ImageModel(name, network, None, metadata, class_names(metadata, config.num_classes), path)
+
+
+def _is_hub_folder(name: str) -> bool:
+    """Whether an image model's name stands for a Hugging Face folder, which is converted as it is read."""
+    return name not in DEFAULTS and hf.is_model_folder(name)
+
+
+def _describe_hub_folder(name: str) -> ImageModel:
+    from cspd_jax.converters.source import make_config, open_source
+
+    source = open_source(name)
+    _check_kind(source.kind, _IMAGES, name)
+    config = make_config(source)
+    network = kind_of_config(config).network(config)
+    return ImageModel(name, network, None, {"source": Path(name).name}, folder=Path(name))
+
+
+def class_names(metadata: dict[str, Any], num_classes: int) -> tuple[str, ...]:
+    """The class names a checkpoint carries; empty if it has none that fit."""
+    extra = metadata.get("extra")
+    names = extra.get("class_names") if isinstance(extra, dict) else None
+    if isinstance(names, list) and len(names) == num_classes and all(isinstance(n, str) for n in names):
+        return tuple(names)
+    return ()
+
+
+def check_vocabularies(target: TextModel, draft: TextModel) -> None:
+    """UserError unless two language models can have the same ids, apart from padding of the vocabulary.
+
+    A draft that `distill` cut from a model with the target's ids has the first ones only.
+    """
+    t, d = target.config, draft.config
+    if _cut_from(draft) == t.known_ids >= d.known_ids:
+        return
+    unknown = any(c.known_ids == c.vocab_size for c in (t, d))
+    if t.known_ids == d.known_ids or (unknown and abs(t.known_ids - d.known_ids) <= _MOST_PADDING):
+        return
+    raise UserError(
+        f"the vocabularies differ: {target.name} has {t.known_ids} ids and {draft.name} {d.known_ids}, which"
+        " is more than padding; a draft needs the target's tokens"
+    )
+
+
+def _cut_from(model: TextModel) -> int | None:
+    """How many ids the model has that this one was cut from; None for any other."""
+    extra = model.metadata.get("extra")
+    found = extra.get("cut") if isinstance(extra, dict) else None
+    ids = found.get("from_ids") if isinstance(found, dict) else None
+    return ids if isinstance(ids, int) else None
+
+
+def check_draft(target: ImageConfig, draft: ImageConfig) -> None:
+    """UserError unless `draft` generates the same kind of token sequence as `target`."""
+    for field, meaning in (
+        ("token_dim", "tokens of dimension {}"),
+        ("seq_len", "{} tokens per image"),
+        ("num_classes", "{} classes"),
+        ("patch_size", "patches of size {}"),
+        ("vae_stride", "a stride of {} pixels per latent"),
+    ):
+        have, want = getattr(draft, field, None), getattr(target, field, None)
+        if have != want:
+            raise UserError(
+                f"the draft does not fit the target: it has {meaning.format(have)}, the target"
+                f" {meaning.format(want)}"
+            )
+
+
+def check_image_model(model: Any, role: str = "model") -> None:
+    """UserError unless it is an image model. role: what it is to be, for the message."""
+    if isinstance(model, ImageModel):
+        return
+    if isinstance(model, str | os.PathLike):
+        raise UserError(f"{role} is {str(model)!r:.80}; load it first, with cspd_jax.load")
+    raise UserError(
+        f"{role} is of type {type(model).__name__}; it must be an ImageModel, as cspd_jax.load returns it"
+    )
+
+
+def _as_name(name_or_path: Any) -> str:
+    if not isinstance(name_or_path, str | os.PathLike):
+        raise UserError(f"a model is named by a string or a path, not by {name_or_path!r:.80}")
+    return os.fspath(name_or_path)
+
+
+def _float_type(dtype: Any):
+    try:
+        dtype = jnp.dtype(jnp.float32 if dtype is None else dtype)
+    except TypeError:
+        raise UserError(f"dtype {dtype!r} is unknown; use float32 or bfloat16") from None
+    if not jnp.issubdtype(dtype, jnp.floating):
+        raise UserError(f"dtype {dtype} is not a floating-point type; use float32 or bfloat16")
+    return dtype
+
+
+def _load(name: str | os.PathLike, kind: str, dtype, mesh: Mesh | None = None) -> weights.Checkpoint:
+    path = _locate(name, kind)
+    if path is None:
+        return _published(os.fspath(name), dtype, mesh)
+    _check_kind(weights.read_description(path)["kind"], kind, name)
+    return weights.load(path, dtype, mesh)
+
+
+def _locate(name: str | os.PathLike, kind: str) -> Path | None:
+    """The checkpoint folder a name stands for; None for a published model."""
+    text = os.fspath(name)
+    if text in (shipped := {_IMAGES: DEFAULTS, "lm": TEXT_DEFAULTS}.get(kind, {})):
+        path = _SHIPPED / shipped[text]
+        if not path.is_dir():
+            raise UserError(
+                f"this copy of cspd-jax was installed without the model {text!r}; train one with"
+                " cspd-jax train and give its folder"
+            )
+        return path
+    if os.path.exists(text):
+        return Path(text)
+    published = {_IMAGES: tuple(MAR_PRESETS), "kl16": ("kl16",)}.get(kind, ())
+    if text in published:
+        return None
+    names = (*shipped, *published)
+    raise UserError(f"{text} is neither a checkpoint folder nor one of the names {', '.join(names)}")
+
+
+def _check_kind(kind: str, wanted: str, name: str | os.PathLike) -> None:
+    what = {_IMAGES: "model", "kl16": "autoencoder", "lm": "language model"}
+    allowed = {_IMAGES: tuple(IMAGE_KINDS), "kl16": ("kl16", "svae")}.get(wanted, (wanted,))
+    if kind not in allowed:
+        raise UserError(
+            f"{os.fspath(name)} is a checkpoint of kind {kind}; the {what[wanted]} must be of kind"
+            f" {' or '.join(allowed)}"
+        )
+
+
+def _published(name: str, dtype, mesh: Mesh | None) -> weights.Checkpoint:
+    """Downloads (or finds in the cache) and converts published weights."""
+    fetched = hub.fetch(name)
+    return _converted(fetched.path, f"{fetched.repository}@{fetched.commit}/{fetched.file}", dtype, mesh)
+
+
+def _converted(
+    path: str | os.PathLike, origin: str, dtype, mesh: Mesh | None, wanted: str | None = None
+) -> weights.Checkpoint:
+    """A file or folder in a published format, converted as it is read, a tensor at a time. wanted: as for
+    `_check_kind`; None for any kind."""
+    from cspd_jax.converters.source import Options, convert, make_config, open_source
+
+    source = open_source(path)
+    if wanted is not None:
+        _check_kind(source.kind, wanted, path)
+    config = make_config(source, Options())
+
+    def put(place: tuple[str, ...], array: np.ndarray) -> jax.Array:
+        if mesh is None:
+            return jnp.asarray(array)
+        return parallel.put(array, parallel.sharding(mesh, place, array.shape, config))
+
+    params = convert(source, config, np.dtype(dtype), put)
+    return weights.Checkpoint(source.kind, config, params, {"source": origin})
