@@ -1,4 +1,4 @@
-"""A folder is a layer: it imports the folders below it, be it at the top of a file, in a function or for types.
+"""A folder is a layer: it imports the folders below it, at the top of a file, in a function or for types.
 Algorithms import neither networks nor weights."""
 
 import import_graph
