@@ -248,7 +248,9 @@ def to_jax(model: MAR) -> dict:
     """The same weights as our parameters, through the converter's own table."""
     from cspd_jax.converters import mar
 
-    return mar.convert(model.config, {k: _Whole(v) for k, v in model.state_dict().items()}, "the torch model")
+    return mar.FORMAT.convert(
+        model.config, {k: _Whole(v) for k, v in model.state_dict().items()}, "the torch model"
+    )
 
 
 class _Whole:

@@ -73,7 +73,7 @@ def as_transformers(model: models.TextModel):
     )  # fmt: skip
     theirs = transformers.LlamaForCausalLM(config).eval()
     state = {}
-    for entry in hf_lm.wanted(c):
+    for entry in hf_lm.FORMAT.wanted(c):
         leaf = model.params
         for part in entry.path:
             leaf = leaf[part]

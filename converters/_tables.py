@@ -93,6 +93,7 @@ def _translate(table: Table, module: str) -> str:
 
 def check_names_and_shapes(wanted: list[Entry], shapes: Mapping[str, Shape], where: str) -> None:
     """Raises UserError naming every missing, unknown or misshapen tensor."""
+    wanted = list({entry.name: entry for entry in wanted}.values())  # tied parameters share a tensor
     names = {entry.name for entry in wanted}
     problems = [
         _list("missing", [e.name for e in wanted if e.name not in shapes]),
@@ -146,6 +147,35 @@ def _convert(entry: Entry, tensor: Tensor, where: str, dtype) -> np.ndarray:
             f"{where}: tensor {entry.name} holds NaN or infinity (or overflows {np.dtype(dtype)})"
         )
     return array
+
+
+class Format:
+    """How the checkpoints of one kind are laid out: `table` names the tensors of a network, whose parameters
+    `abstract_params(config)` describes. A kind whose files hold more says so by overriding `parameters`."""
+
+    def __init__(self, table: Table, abstract_params: Callable[[Any], Mapping]):
+        self.table, self.abstract_params = table, abstract_params
+
+    def wanted(self, config: Any, where: str = "the configuration") -> list[Entry]:
+        """Every parameter of the network of these sizes, and the tensor that holds it."""
+        return expected(self.table, self.abstract_params, config, where)
+
+    def parameters(self, named: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Those of a file's tensors (or shapes) that are parameters of the network."""
+        return named
+
+    def plan(self, config: Any, shapes: Mapping[str, Shape], where: str) -> list[Entry]:
+        """Which tensor goes where; UserError unless names and shapes fit exactly."""
+        entries = self.wanted(config, where)
+        check_names_and_shapes(entries, self.parameters(shapes), where)
+        return entries
+
+    def convert(
+        self, config: Any, tensors: Mapping[str, Tensor], where: str, dtype=np.float32, put: Put | None = None
+    ) -> dict:
+        """The Flax parameters as numpy arrays, or what `put` makes of each path and array."""
+        shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+        return fill(self.plan(config, shapes, where), tensors, where, dtype, put)
 
 
 class Shapes:

@@ -16,17 +16,7 @@ from typing import Any
 import numpy as np
 
 from cspd_jax.converters import gguf_tokenizer
-from cspd_jax.converters._tables import (
-    Entry,
-    Put,
-    Shape,
-    Shapes,
-    Table,
-    Tensor,
-    check_names_and_shapes,
-    expected,
-    fill,
-)
+from cspd_jax.converters._tables import Entry, Format, Shapes, Table
 from cspd_jax.converters.gguf_header import read_header
 from cspd_jax.converters.gguf_tensors import GGUFTensor, tensors
 from cspd_jax.converters.hf_config import Values
@@ -209,30 +199,16 @@ class _Turned(Entry):
         return super().to_flax(pairs.swapaxes(1, 2).reshape(array.shape))
 
 
-def wanted(config: LMConfig, where: str = "the configuration") -> list[Entry]:
-    """Every parameter, and the tensor that holds it."""
-    found = expected(_TABLE, abstract_params, config, where)
-    if config.family != "llama":
-        return found
-    heads = {"q": config.heads, "k": config.kv_heads}
-    turned = lambda e: e.path[-2] in heads and e.path[-3] == "attention"
-    return [_Turned(e.path, e.name, e.source_shape, heads[e.path[-2]]) if turned(e) else e for e in found]
+class _Format(Format):
+    def wanted(self, config: LMConfig, where: str = "the configuration") -> list[Entry]:
+        entries = super().wanted(config, where)
+        if config.family != "llama":
+            return entries
+        heads = {"q": config.heads, "k": config.kv_heads}
+        turned = lambda e: e.path[-2] in heads and e.path[-3] == "attention"
+        return [
+            _Turned(e.path, e.name, e.source_shape, heads[e.path[-2]]) if turned(e) else e for e in entries
+        ]
 
 
-def plan(config: LMConfig, shapes: Mapping[str, Shape], where: str) -> list[Entry]:
-    """Which tensor goes where; UserError unless names and shapes fit exactly."""
-    entries = wanted(config, where)
-    check_names_and_shapes(entries, shapes, where)
-    return entries
-
-
-def convert(
-    config: LMConfig,
-    tensors: Mapping[str, Tensor],
-    where: str,
-    dtype=np.float32,
-    put: Put | None = None,
-) -> dict:
-    """The Flax parameters as numpy arrays, or what `put` makes of them."""
-    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    return fill(plan(config, shapes, where), tensors, where, dtype, put)
+FORMAT = _Format(_TABLE, abstract_params)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from cspd_jax.converters._tables import Entry, Put, Shape, Shapes, Tensor, check_names_and_shapes, fill
+from cspd_jax.converters._tables import Entry, Format, Put, Shape, Shapes, Tensor
 from cspd_jax.converters.families import FAMILIES, Family
 from cspd_jax.converters.hf import CONFIG, GENERATION, Folder, known_ids
 from cspd_jax.converters.hf_config import Values, refuse_the_unrepresentable
@@ -68,30 +68,29 @@ def _check_depth(folder: Folder, family: Family, depth: int) -> None:
         raise UserError(f"{folder.path} has the tensors of {found} layers; {family.depth} is {depth}")
 
 
-def wanted(config: LMConfig, where: str = "the configuration") -> list[Entry]:
-    """Every parameter, and the tensor that holds it."""
-    return FAMILIES[config.family].wanted(config, where)
+class _Format(Format):
+    """The layout of a family, which the configuration names."""
+
+    def __init__(self) -> None:
+        pass
+
+    def wanted(self, config: LMConfig, where: str = "the configuration") -> list[Entry]:
+        return FAMILIES[config.family].wanted(config, where)
+
+    def convert(
+        self,
+        config: LMConfig,
+        tensors: Mapping[str, Tensor],
+        where: str,
+        dtype=np.float32,
+        put: Put | None = None,
+    ) -> dict:
+        if config.tie_embeddings:
+            tensors = _without_the_copy(FAMILIES[config.family], tensors, where)
+        return super().convert(config, tensors, where, dtype, put)
 
 
-def plan(config: LMConfig, shapes: Mapping[str, Shape], where: str) -> list[Entry]:
-    """Which tensor goes where; UserError unless names and shapes fit exactly."""
-    entries = wanted(config, where)
-    check_names_and_shapes(list({entry.name: entry for entry in entries}.values()), shapes, where)
-    return entries
-
-
-def convert(
-    config: LMConfig,
-    tensors: Mapping[str, Tensor],
-    where: str,
-    dtype=np.float32,
-    put: Put | None = None,
-) -> dict:
-    """The Flax parameters as numpy arrays, or what `put` makes of them."""
-    if config.tie_embeddings:
-        tensors = _without_the_copy(FAMILIES[config.family], tensors, where)
-    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    return fill(plan(config, shapes, where), tensors, where, dtype, put)
+FORMAT = _Format()
 
 
 def without_the_copy(config: LMConfig, shapes: Mapping[str, Shape]) -> Mapping[str, Shape]:

@@ -8,20 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from typing import Any
 
-import numpy as np
-
-from cspd_jax.converters._tables import (
-    Entry,
-    Put,
-    Shape,
-    Shapes,
-    Table,
-    Tensor,
-    check_names_and_shapes,
-    expected,
-    fill,
-)
+from cspd_jax.converters._tables import Format, Shape, Shapes, Table
 from cspd_jax.errors import UserError, naming
 from cspd_jax.networks.inception import InceptionConfig, abstract_params
 
@@ -39,6 +28,14 @@ TABLE: Table = (
 )
 
 
+class _Format(Format):
+    def parameters(self, named: Mapping[str, Any]) -> Mapping[str, Any]:
+        return {name: value for name, value in named.items() if not _IGNORED.fullmatch(name)}
+
+
+FORMAT = _Format(TABLE, abstract_params)
+
+
 def make_config(shapes: Mapping[str, Shape], where: str) -> InceptionConfig:
     """The configuration, from shapes."""
     s = Shapes(shapes, where)
@@ -50,28 +47,3 @@ def make_config(shapes: Mapping[str, Shape], where: str) -> InceptionConfig:
         )
     with naming(where):
         return InceptionConfig(_FIRST // first, s.size("fc.weight", 0, 2))
-
-
-def wanted(config: InceptionConfig, where: str = "the configuration") -> list[Entry]:
-    """Every tensor that a checkpoint of these sizes holds."""
-    return expected(TABLE, abstract_params, config, where)
-
-
-def plan(config: InceptionConfig, shapes: Mapping[str, Shape], where: str) -> list[Entry]:
-    """Which tensor goes where; UserError unless names and shapes fit exactly."""
-    entries = wanted(config, where)
-    counted = {name: shape for name, shape in shapes.items() if not _IGNORED.fullmatch(name)}
-    check_names_and_shapes(entries, counted, where)
-    return entries
-
-
-def convert(
-    config: InceptionConfig,
-    tensors: Mapping[str, Tensor],
-    where: str,
-    dtype=np.float32,
-    put: Put | None = None,
-) -> dict:
-    """The Flax parameters as numpy arrays, or what `put` makes of them."""
-    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    return fill(plan(config, shapes, where), tensors, where, dtype, put)

@@ -4,19 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import numpy as np
-
-from cspd_jax.converters._tables import (
-    Entry,
-    Put,
-    Shape,
-    Shapes,
-    Table,
-    Tensor,
-    check_names_and_shapes,
-    expected,
-    fill,
-)
+from cspd_jax.converters._tables import Format, Shape, Shapes, Table
 from cspd_jax.errors import UserError, naming
 from cspd_jax.networks.autoencoder import abstract_params
 from cspd_jax.networks.config import KLConfig
@@ -30,6 +18,7 @@ TABLE: Table = (
     (r"(encoder/down|decoder/up)_(\d+)_(block|attn)_(\d+)/(\w+)", r"\1.\2.\3.\4.\5"),
     (r"(encoder/down|decoder/up)_(\d+)_(downsample|upsample)", r"\1.\2.\3.conv"),
 )
+FORMAT = Format(TABLE, abstract_params)
 
 
 def make_config(shapes: Mapping[str, Shape], where: str, *, groups: int | None = None) -> KLConfig:
@@ -63,27 +52,3 @@ def make_config(shapes: Mapping[str, Shape], where: str, *, groups: int | None =
             encoder_attention_levels=s.indices(r"encoder\.down\.(\d{1,6})\.attn\."),
             decoder_attention_levels=s.indices(r"decoder\.up\.(\d{1,6})\.attn\."),
         )
-
-
-def wanted(config: KLConfig, where: str = "the configuration") -> list[Entry]:
-    """Every tensor that a checkpoint of these sizes holds."""
-    return expected(TABLE, abstract_params, config, where)
-
-
-def plan(config: KLConfig, shapes: Mapping[str, Shape], where: str) -> list[Entry]:
-    """Which tensor goes where; UserError unless names and shapes fit exactly."""
-    entries = wanted(config, where)
-    check_names_and_shapes(entries, shapes, where)
-    return entries
-
-
-def convert(
-    config: KLConfig,
-    tensors: Mapping[str, Tensor],
-    where: str,
-    dtype=np.float32,
-    put: Put | None = None,
-) -> dict:
-    """The Flax parameters as numpy arrays, or what `put` makes of them."""
-    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    return fill(plan(config, shapes, where), tensors, where, dtype, put)

@@ -6,19 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
-from cspd_jax.converters._tables import (
-    Entry,
-    Put,
-    Shape,
-    Shapes,
-    Table,
-    Tensor,
-    check_names_and_shapes,
-    expected,
-    fill,
-)
+from cspd_jax.converters._tables import Format, Shape, Shapes, Table
 from cspd_jax.diffusion.schedule import sampling_schedule
 from cspd_jax.errors import UserError, naming
 from cspd_jax.networks.config import MARConfig
@@ -40,6 +28,7 @@ TABLE: Table = (
     (r"head/final_layer/(linear)", r"diffloss.net.final_layer.\1"),
     (r"head/final_layer/adaLN_modulation_1", r"diffloss.net.final_layer.adaLN_modulation.1"),
 )
+FORMAT = Format(TABLE, abstract_params)
 
 
 def read_sizes(shapes: Mapping[str, Shape], where: str) -> dict[str, Any]:
@@ -142,27 +131,3 @@ def _positive(args: Mapping, name: str, where: str) -> int | None:
         found = value if type(value) is int else f"a {type(value).__name__}"
         raise UserError(f"{where}: {name} in its args is {found}; it must be a positive whole number")
     return value
-
-
-def wanted(config: MARConfig, where: str = "the configuration") -> list[Entry]:
-    """Every tensor that a checkpoint of these sizes holds."""
-    return expected(TABLE, abstract_params, config, where)
-
-
-def plan(config: MARConfig, shapes: Mapping[str, Shape], where: str) -> list[Entry]:
-    """Which tensor goes where; UserError unless names and shapes fit exactly."""
-    entries = wanted(config, where)
-    check_names_and_shapes(entries, shapes, where)
-    return entries
-
-
-def convert(
-    config: MARConfig,
-    tensors: Mapping[str, Tensor],
-    where: str,
-    dtype=np.float32,
-    put: Put | None = None,
-) -> dict:
-    """The Flax parameters {"backbone": ..., "head": ...} as numpy arrays, or what `put` makes of them."""
-    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    return fill(plan(config, shapes, where), tensors, where, dtype, put)

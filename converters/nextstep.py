@@ -11,17 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from cspd_jax.converters._tables import (
-    Entry,
-    Put,
-    Shape,
-    Shapes,
-    Table,
-    Tensor,
-    check_names_and_shapes,
-    expected,
-    fill,
-)
+from cspd_jax.converters._tables import Format, Put, Shapes, Table, Tensor
 from cspd_jax.converters.families import LLAMA_TABLE, llama_fields
 from cspd_jax.converters.hf import CONFIG, Folder, known_ids
 from cspd_jax.converters.hf_config import Values, refuse_the_unrepresentable
@@ -47,6 +37,27 @@ TABLE: Table = (
     (r"head/final_layer/linear", r"image_head.net.final_layer.linear"),
     (r"head/final_layer/adaLN_modulation_1", r"image_head.net.final_layer.adaLN_modulation.1"),
 )
+
+
+class _Format(Format):
+    def parameters(self, named: Mapping[str, Any]) -> Mapping[str, Any]:
+        """All but the table of places, which the network computes."""
+        return {name: value for name, value in named.items() if name != _PLACES}
+
+    def convert(
+        self,
+        config: NextStepConfig,
+        tensors: Mapping[str, Tensor],
+        where: str,
+        dtype=np.float32,
+        put: Put | None = None,
+    ) -> dict:
+        if config.positions and _PLACES in tensors:
+            _check_places(config, tensors[_PLACES], where)
+        return super().convert(config, tensors, where, dtype, put)
+
+
+FORMAT = _Format(TABLE, abstract_params)
 
 
 def is_nextstep(folder: Folder) -> bool:
@@ -113,36 +124,6 @@ def _table_side(shapes: Shapes) -> int | None:
     if math.isqrt(count) ** 2 != count:
         raise UserError(f"{shapes.where}: {_PLACES} has {count} places, which are no square")
     return math.isqrt(count)
-
-
-def wanted(config: NextStepConfig, where: str = "the configuration") -> list[Entry]:
-    """Every tensor that a checkpoint of these sizes holds, the table of places aside."""
-    return expected(TABLE, abstract_params, config, where)
-
-
-def plan(config: NextStepConfig, shapes: Mapping[str, Shape], where: str) -> list[Entry]:
-    """Which tensor goes where; UserError unless names and shapes fit exactly, the table of places aside."""
-    entries = wanted(config, where)
-    check_names_and_shapes(entries, without_places(shapes), where)
-    return entries
-
-
-def without_places(named: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in named.items() if name != _PLACES}
-
-
-def convert(
-    config: NextStepConfig,
-    tensors: Mapping[str, Tensor],
-    where: str,
-    dtype=np.float32,
-    put: Put | None = None,
-) -> dict:
-    """The Flax parameters {"backbone": ..., "head": ...} as numpy arrays, or what `put` makes of them."""
-    if config.positions and _PLACES in tensors:
-        _check_places(config, tensors[_PLACES], where)
-    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    return fill(plan(config, shapes, where), tensors, where, dtype, put)
 
 
 def _check_places(config: NextStepConfig, tensor: Tensor, where: str) -> None:

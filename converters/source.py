@@ -25,7 +25,7 @@ from cspd_jax.converters import (
     sphere,
     sphere_vae,
 )
-from cspd_jax.converters._tables import Put, Tensor, check_type
+from cspd_jax.converters._tables import Format, Put, Tensor, check_type
 from cspd_jax.converters.gguf_header import is_gguf
 from cspd_jax.converters.safetensors_file import open_safetensors
 from cspd_jax.converters.torch_tensors import LazyTensor, Namespace, total_bytes
@@ -37,6 +37,15 @@ _SPHERE_NAMES = ("cls_embedding.", "head.net.", "pos_for_diff.")
 _MAR_NAMES = ("diffloss.", "encoder_blocks.", "decoder_blocks.", "z_proj")
 _KL16_NAMES = ("encoder.", "decoder.", "quant_conv.", "post_quant_conv.")
 _INCEPTION_NAMES = ("Conv2d_1a_3x3.", "Mixed_")
+_FORMATS: dict[str, Format] = {
+    "mar": mar.FORMAT,
+    "sphere": sphere.FORMAT,
+    "nextstep": nextstep.FORMAT,
+    "kl16": kl16.FORMAT,
+    "svae": sphere_vae.FORMAT,
+    "inception": inception.FORMAT,
+    "lm": hf_lm.FORMAT,
+}
 _STATE_DICTS = ("model_ema", "ema", "model")  # of a training checkpoint; the first is taken
 
 
@@ -92,12 +101,8 @@ class Source:
 
     @property
     def num_params(self) -> int:
-        parameters = {
-            "svae": sphere_vae.without_angles,
-            "sphere": sphere.without_vae,
-            "nextstep": nextstep.without_places,
-        }.get(self.kind, dict)
-        return sum(int(np.prod(shape, dtype=object)) for shape in parameters(self.shapes).values())
+        parameters = _FORMATS[self.kind].parameters(self.shapes)
+        return sum(int(np.prod(shape, dtype=object)) for shape in parameters.values())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -239,19 +244,8 @@ def make_config(source: Source, options: Options = Options()):
     )
 
 
-_MODULES = {
-    "mar": mar,
-    "sphere": sphere,
-    "nextstep": nextstep,
-    "kl16": kl16,
-    "svae": sphere_vae,
-    "inception": inception,
-    "lm": hf_lm,
-}
-
-
-def _module(source: Source) -> Any:
-    return gguf if source.gguf else _MODULES[source.kind]
+def _format(source: Source) -> Format:
+    return gguf.FORMAT if source.gguf else _FORMATS[source.kind]
 
 
 def check(source: Source, config) -> None:
@@ -259,7 +253,7 @@ def check(source: Source, config) -> None:
     shapes, where = source.shapes, str(source.path)
     if source.kind == "lm" and source.folder:
         shapes = hf_lm.without_the_copy(config, shapes)
-    for entry in _module(source).plan(config, shapes, where):
+    for entry in _format(source).plan(config, shapes, where):
         check_type(source.tensors[entry.name], entry.name, where)
     if source.autoencoder:
         check(source.autoencoder, make_config(source.autoencoder))
@@ -267,7 +261,7 @@ def check(source: Source, config) -> None:
 
 def convert(source: Source, config, dtype=np.float32, put: Put | None = None) -> dict:
     """The Flax parameter tree of numpy arrays, or of what `put` makes of each path and array."""
-    return _module(source).convert(config, source.tensors, str(source.path), dtype, put)
+    return _format(source).convert(config, source.tensors, str(source.path), dtype, put)
 
 
 def digest(source: Source) -> str:

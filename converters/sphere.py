@@ -8,19 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
-from cspd_jax.converters._tables import (
-    Entry,
-    Put,
-    Shape,
-    Shapes,
-    Table,
-    Tensor,
-    check_names_and_shapes,
-    expected,
-    fill,
-)
+from cspd_jax.converters._tables import Format, Shape, Shapes, Table
 from cspd_jax.diffusion.flow import is_flow
 from cspd_jax.diffusion.schedule import sampling_schedule
 from cspd_jax.errors import UserError, naming
@@ -39,6 +27,15 @@ TABLE: Table = (
     (r"head/ada_ln_blocks_(\d+)", r"head.net.ada_ln_blocks.\1"),
     (r"head/final_layer/(linear|ada_ln_modulation)", r"head.net.final_layer.\1"),
 )
+
+
+class _Format(Format):
+    def parameters(self, named: Mapping[str, Any]) -> Mapping[str, Any]:
+        """All but the autoencoder's."""
+        return {name: value for name, value in named.items() if not name.startswith("vae.")}
+
+
+FORMAT = _Format(TABLE, abstract_params)
 
 
 def read_sizes(shapes: Mapping[str, Shape], where: str) -> dict[str, Any]:
@@ -87,32 +84,3 @@ def make_config(
     sampling_schedule(steps)  # refuses what is no schedule
     with naming(where):
         return SphereConfig(**sizes, heads=heads, respacing=steps, vae_stride=vae_stride or 16)
-
-
-def wanted(config: SphereConfig, where: str = "the configuration") -> list[Entry]:
-    """Every tensor that a checkpoint of these sizes holds, the autoencoder's aside."""
-    return expected(TABLE, abstract_params, config, where)
-
-
-def plan(config: SphereConfig, shapes: Mapping[str, Shape], where: str) -> list[Entry]:
-    """Which tensor goes where; UserError unless names and shapes fit exactly, `vae.*` aside."""
-    entries = wanted(config, where)
-    check_names_and_shapes(entries, without_vae(shapes), where)
-    return entries
-
-
-def without_vae(named: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in named.items() if not name.startswith("vae.")}
-
-
-def convert(
-    config: SphereConfig,
-    tensors: Mapping[str, Tensor],
-    where: str,
-    dtype=np.float32,
-    put: Put | None = None,
-) -> dict:
-    """The Flax parameters {"backbone": ..., "head": ...} as numpy arrays, or what `put` makes of them."""
-    tensors = without_vae(tensors)
-    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    return fill(plan(config, shapes, where), tensors, where, dtype, put)

@@ -8,21 +8,10 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Collection, Mapping
-
-import numpy as np
+from typing import Any
 
 from cspd_jax._utils import limits
-from cspd_jax.converters._tables import (
-    Entry,
-    Put,
-    Shape,
-    Shapes,
-    Table,
-    Tensor,
-    check_names_and_shapes,
-    expected,
-    fill,
-)
+from cspd_jax.converters._tables import Entry, Format, Shape, Shapes, Table, check_names_and_shapes
 from cspd_jax.errors import UserError, naming
 from cspd_jax.networks.sphere_config import HEAD_DIM, SphereVAEConfig
 from cspd_jax.networks.sphere_vae import abstract_params
@@ -43,6 +32,26 @@ TABLE: Table = (
     (r"decoder/unpatchify_(\d+)/(block2?)_(\d)", r"decoder.unpatchify.1.net.\1.\2.\3"),
     (r"decoder/unpatchify_(\d+)/shortcut", r"decoder.unpatchify.1.net.\1.shortcut"),
 )
+
+
+class _Format(Format):
+    def wanted(
+        self, config: SphereVAEConfig, where: str = "the configuration", prefix: str = PREFIX
+    ) -> list[Entry]:
+        return [dataclasses.replace(e, name=prefix + e.name) for e in super().wanted(config, where)]
+
+    def parameters(self, named: Mapping[str, Any]) -> Mapping[str, Any]:
+        return {name: value for name, value in named.items() if name.removeprefix(PREFIX) not in _ANGLES}
+
+    def plan(self, config: SphereVAEConfig, shapes: Mapping[str, Shape], where: str) -> list[Entry]:
+        entries, parameters = self.wanted(config, where, _prefix(shapes)), self.parameters(shapes)
+        for name in shapes.keys() - parameters.keys():
+            _check_angles(config, name, tuple(shapes[name]), where)
+        check_names_and_shapes(entries, parameters, where)
+        return entries
+
+
+FORMAT = _Format(TABLE, abstract_params)
 
 
 def make_config(shapes: Mapping[str, Shape], where: str) -> SphereVAEConfig:
@@ -71,28 +80,8 @@ def is_alone(names: Collection[str]) -> bool:
     return bool(_prefix(names)) or "encoder.register_token.weight" in names
 
 
-def without_angles(shapes: Mapping[str, Shape]) -> dict[str, Shape]:
-    """The tensors that are parameters."""
-    return {name: shape for name, shape in shapes.items() if name.removeprefix(PREFIX) not in _ANGLES}
-
-
 def _prefix(names: Collection[str]) -> str:
     return PREFIX if names and all(name.startswith(PREFIX) for name in names) else ""
-
-
-def wanted(config: SphereVAEConfig, where: str = "the configuration", prefix: str = PREFIX) -> list[Entry]:
-    """Every parameter that a checkpoint of these sizes holds."""
-    entries = expected(TABLE, abstract_params, config, where)
-    return [dataclasses.replace(entry, name=prefix + entry.name) for entry in entries]
-
-
-def plan(config: SphereVAEConfig, shapes: Mapping[str, Shape], where: str) -> list[Entry]:
-    """Which tensor goes where; UserError unless names and shapes fit exactly."""
-    entries, parameters = wanted(config, where, _prefix(shapes)), without_angles(shapes)
-    for name in shapes.keys() - parameters.keys():
-        _check_angles(config, name, tuple(shapes[name]), where)
-    check_names_and_shapes(entries, parameters, where)
-    return entries
 
 
 def _check_angles(config: SphereVAEConfig, name: str, shape: Shape, where: str) -> None:
@@ -102,15 +91,3 @@ def _check_angles(config: SphereVAEConfig, name: str, shape: Shape, where: str) 
             f"{where} does not fit the network: {name} is {list(shape)} instead of"
             f" [{config.registers} + a square number, {HEAD_DIM // 2}, 2]"
         )
-
-
-def convert(
-    config: SphereVAEConfig,
-    tensors: Mapping[str, Tensor],
-    where: str,
-    dtype=np.float32,
-    put: Put | None = None,
-) -> dict:
-    """The Flax parameters as numpy arrays, or what `put` makes of them."""
-    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    return fill(plan(config, shapes, where), tensors, where, dtype, put)

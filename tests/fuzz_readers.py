@@ -39,7 +39,7 @@ def _mar_tensors() -> dict:
     from cspd_jax.converters import mar
 
     rng = np.random.default_rng(0)
-    return {e.name: rng.standard_normal(e.source_shape, np.float32) for e in mar.wanted(tiny.PIXELS)}
+    return {e.name: rng.standard_normal(e.source_shape, np.float32) for e in mar.FORMAT.wanted(tiny.PIXELS)}
 
 
 def _make_torch(path: Path) -> None:
@@ -90,7 +90,9 @@ def _make_kl16(path: Path) -> None:
     from cspd_jax.converters import kl16
 
     rng = np.random.default_rng(0)
-    save_file({e.name: rng.standard_normal(e.source_shape, np.float32) for e in kl16.wanted(tiny.KL)}, path)
+    save_file(
+        {e.name: rng.standard_normal(e.source_shape, np.float32) for e in kl16.FORMAT.wanted(tiny.KL)}, path
+    )
 
 
 def _read_kl16(path: Path) -> None:
@@ -109,7 +111,9 @@ def _make_svae(path: Path) -> None:
 
     config = SphereVAEConfig((4, 64), encoder_depth=1, decoder_depth=1, latent_dim=3, registers=2)
     rng = np.random.default_rng(0)
-    tensors = {e.name: rng.standard_normal(e.source_shape, np.float32) for e in sphere_vae.wanted(config)}
+    tensors = {
+        e.name: rng.standard_normal(e.source_shape, np.float32) for e in sphere_vae.FORMAT.wanted(config)
+    }
     save_file({**tensors, "vae.encoder.freqs_cis": np.zeros((3, 32, 2), np.float32)}, path)
 
 

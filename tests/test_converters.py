@@ -38,7 +38,7 @@ def test_published_mar_sizes_map_completely(size):
     description, shapes = recorded(f"mar_{size}")
     config = mar.make_config(shapes, "file")
     assert config == MAR_PRESETS[f"mar-{size}"]
-    plan = mar.plan(config, shapes, "file")
+    plan = mar.FORMAT.plan(config, shapes, "file")
     assert {entry.name for entry in plan} == set(shapes) and len(plan) == len(shapes)
     leaves = jax.tree.leaves(network.abstract_params(config))
     assert len(leaves) == len(plan)
@@ -49,7 +49,7 @@ def test_published_kl16_maps_completely():
     description, shapes = recorded("kl16_full")
     config = kl16.make_config(shapes, "file")
     assert config == KLConfig()
-    plan = kl16.plan(config, shapes, "file")
+    plan = kl16.FORMAT.plan(config, shapes, "file")
     assert {entry.name for entry in plan} == set(shapes) and len(plan) == len(shapes)
     leaves = jax.tree.leaves(autoencoder.abstract_params(config))
     assert sum(math.prod(leaf.shape) for leaf in leaves) == description["params"]
@@ -240,7 +240,7 @@ def test_decoder_width_may_differ(tmp_path):
         seq_len=4, num_classes=3, buffer_size=2, encoder_width=8, encoder_depth=1, encoder_heads=2,
         decoder_width=12, decoder_depth=2, decoder_heads=3, head_depth=1, head_width=8,
     )  # fmt: skip
-    plan = mar.wanted(config)
+    plan = mar.FORMAT.wanted(config)
     rng = np.random.default_rng(0)
     tensors = {e.name: tensor(rng.standard_normal(e.source_shape, np.float32)) for e in plan}
     torch_file.write(tmp_path / "x.pth", {"model": tensors})

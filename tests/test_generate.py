@@ -171,7 +171,7 @@ def test_published_weights(folder, monkeypatch):
     from cspd_jax.converters import mar as table
     from cspd_jax.weights import hub
 
-    entries = table.wanted(tiny.LATENTS)
+    entries = table.FORMAT.wanted(tiny.LATENTS)
     rng = np.random.default_rng(0)
     save_file(
         {e.name: rng.standard_normal(e.source_shape).astype(np.float32) for e in entries},

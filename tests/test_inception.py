@@ -12,6 +12,7 @@ import pytest
 import torch_file
 from recorded import GOLDEN, difference
 
+from cspd_jax import weights
 from cspd_jax.apps.cli import main
 from cspd_jax.converters import inception as converter
 from cspd_jax.converters.source import convert, make_config, open_source
@@ -43,7 +44,7 @@ def computed():
     """The features of the recorded images, by the network at its published size."""
     tensors = {name: InMemory(array) for name, array in reference.weights().items()}
     config = converter.make_config({name: tensor.shape for name, tensor in tensors.items()}, "weights")
-    params = jax.tree.map(jnp.asarray, converter.convert(config, tensors, "weights"))
+    params = jax.tree.map(jnp.asarray, converter.FORMAT.convert(config, tensors, "weights"))
     images = inception.resize(jnp.asarray(reference.images()))
     return jax.jit(lambda p, x: Inception(config).apply({"params": p}, x))(params, images)
 
@@ -103,20 +104,20 @@ def write(path, weights, old=True):
 
 
 def test_conversion(tmp_path, capsys):
-    weights = reference.weights(NARROW, classes=10)
+    tensors = reference.weights(NARROW, classes=10)
     tracked = {"Mixed_5b.branch1x1.bn.num_batches_tracked": np.array(3)}
-    write(tmp_path / "x.pth", weights | tracked)
+    write(tmp_path / "x.pth", tensors | tracked)
     assert main(["convert", str(tmp_path / "x.pth"), str(tmp_path / "out"), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["kind"] == "inception" and told["config"] == {"divisor": 16, "classes": 10}
     loaded = weights.load(tmp_path / "out")
-    np.testing.assert_array_equal(loaded.params["fc"]["kernel"], weights["fc.weight"].T)
+    np.testing.assert_array_equal(loaded.params["fc"]["kernel"], tensors["fc.weight"].T)
     unit = loaded.params["Mixed_6d"]["branch7x7_2"]
-    np.testing.assert_array_equal(unit["bn"]["var"], weights["Mixed_6d.branch7x7_2.bn.running_var"])
+    np.testing.assert_array_equal(unit["bn"]["var"], tensors["Mixed_6d.branch7x7_2.bn.running_var"])
     np.testing.assert_array_equal(
-        unit["conv"]["kernel"], weights["Mixed_6d.branch7x7_2.conv.weight"].transpose(2, 3, 1, 0)
+        unit["conv"]["kernel"], tensors["Mixed_6d.branch7x7_2.conv.weight"].transpose(2, 3, 1, 0)
     )
-    source = open_source(write(tmp_path / "x.pth", weights, old=False))
+    source = open_source(write(tmp_path / "x.pth", tensors, old=False))
     same = convert(source, make_config(source))
     jax.tree.map(np.testing.assert_array_equal, same, loaded.params)
 

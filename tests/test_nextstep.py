@@ -250,8 +250,8 @@ LARGE = NextStepConfig(
 
 
 def test_shapes_of_the_published_size():
-    theirs = converter.without_places(tiny.DESCRIPTION["assumed_14B"]["keys"])
-    ours = {entry.name: list(entry.source_shape) for entry in converter.wanted(LARGE)}
+    theirs = converter.FORMAT.parameters(tiny.DESCRIPTION["assumed_14B"]["keys"])
+    ours = {entry.name: list(entry.source_shape) for entry in converter.FORMAT.wanted(LARGE)}
     assert {name: ours.pop(name) for name in theirs} == theirs
     assert all(name.startswith("layers.1.") for name in ours)
 

@@ -219,7 +219,8 @@ def test_published_names(name):
     keys = json.loads((GOLDEN / f"{name.replace('-', '_')}_keys.json").read_text())["keys"]
     shapes = {key: tuple(shape) for key, shape in keys.items()}
     assert converter.make_config(shapes, name) == SPHERE_PRESETS[name]
-    assert len(converter.plan(SPHERE_PRESETS[name], shapes, name)) == len(converter.without_vae(shapes))
+    plan = converter.FORMAT.plan(SPHERE_PRESETS[name], shapes, name)
+    assert len(plan) == len(converter.FORMAT.parameters(shapes))
 
 
 @pytest.fixture(scope="module")
@@ -299,7 +300,7 @@ def test_a_wrong_tensor_is_named():
     config = make_config(source, Options(heads=(2,)))
     wrong = {name: tensor for name, tensor in source.tensors.items() if name != "emb_norm.weight"}
     with pytest.raises(UserError, match=r"emb_norm\.weight"):
-        converter.convert(config, wrong, "tiny")
+        converter.FORMAT.convert(config, wrong, "tiny")
     source.tensors["layers.0.extra"] = source.tensors["emb_norm.weight"]
     with pytest.raises(UserError, match=r"layers\.0\.extra"):
         check(source, config)

@@ -62,7 +62,7 @@ def load(file):
     tree = open_checkpoint(file)
     tensors = {n: t for n, t in tree.get("ema", tree["model"]).items() if n.startswith("vae.")}
     config = converter.make_config({n: t.shape for n, t in tensors.items()}, str(file))
-    return config, converter.convert(config, tensors, str(file))
+    return config, converter.FORMAT.convert(config, tensors, str(file))
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -127,19 +127,19 @@ def test_bytes():
 @pytest.fixture(scope="module")
 def published():
     """What a file of the published sizes holds, by our network."""
-    return converter.wanted(SphereVAEConfig())
+    return converter.FORMAT.wanted(SphereVAEConfig())
 
 
 @pytest.mark.parametrize("size", ["b", "l", "h", "vae"])
 def test_published_names_and_shapes(published, size, monkeypatch):
-    monkeypatch.setattr(converter, "wanted", lambda *_: published)  # it takes a second each time
+    monkeypatch.setattr(converter.FORMAT, "wanted", lambda *_: published)  # it takes a second each time
     description = json.loads((GOLDEN / f"sphere_{size}_keys.json").read_text())
     keys = dict(description["keys"])
     shapes = {name: tuple(shape) for name, shape in keys.items() if name.startswith("vae.")}
     config = converter.make_config(shapes, "file")
     assert config == SphereVAEConfig() and config.stride == 16 and config.heads == 8
-    plan = converter.plan(config, shapes, "file")
-    assert {e.name: e.source_shape for e in plan} == converter.without_angles(shapes)
+    plan = converter.FORMAT.plan(config, shapes, "file")
+    assert {e.name: e.source_shape for e in plan} == converter.FORMAT.parameters(shapes)
     assert len(plan) == len(shapes) - 2
     numbers = description["parameters"]
     assert sum(math.prod(e.source_shape) for e in plan) == (numbers if size == "vae" else numbers["vae"])
@@ -169,7 +169,7 @@ def test_values_land_where_they_belong():
 
 def small_state(prefix="vae.", scale=1.0):
     rng = np.random.default_rng(0)
-    plan = converter.wanted(SMALL, prefix=prefix)
+    plan = converter.FORMAT.wanted(SMALL, prefix=prefix)
     state = {e.name: np.float32(scale * rng.standard_normal(e.source_shape)) for e in plan}
     return {**state, f"{prefix}encoder.freqs_cis": np.zeros((2 + 9, 32, 2), np.float32)}
 
