@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any
+from typing import ClassVar
 
 import flax.linen as nn
 import jax
@@ -20,6 +20,7 @@ from cspd_jax._utils.chunks import map_chunks
 from cspd_jax.networks.config import MARConfig
 from cspd_jax.networks.head import Head
 from cspd_jax.networks.layers import Block, LayerNorm, dense
+from cspd_jax.networks.two_parts import TwoPartModel
 
 Array = jax.Array
 
@@ -179,22 +180,12 @@ _SCORES = 2**28
 
 
 @dataclasses.dataclass(frozen=True)
-class MARModel:
-    """A MAR model as pure functions: parameters in, arrays out. See `image.protocol.TokenModel`.
-
-    It is hashable and holds no arrays, so it is a static argument of jitted functions.
-    """
+class MARModel(TwoPartModel):
+    """A MAR model as pure functions: parameters in, arrays out. See `image.protocol.TokenModel`."""
 
     config: MARConfig
-    dtype: Any = jnp.float32
 
-    @property
-    def seq_len(self) -> int:
-        return self.config.seq_len
-
-    @property
-    def token_dim(self) -> int:
-        return self.config.token_dim
+    parts: ClassVar = (Backbone, make_head)
 
     def embed_class(self, params, labels: Array, unconditional: Array) -> Array:
         return self._backbone(params, labels, unconditional, method="embed_class")
@@ -204,18 +195,3 @@ class MARModel:
         scores = max(c.encoder_heads, c.decoder_heads) * (c.buffer_size + c.seq_len) ** 2
         some = functools.partial(self._backbone, params, bucket=bucket)
         return map_chunks(some, _SCORES // scores, tokens, reveal, n_known, class_embedding, rows)
-
-    def embed_time(self, params, timesteps: Array) -> Array:
-        return self._head(params, timesteps, method="embed_time")
-
-    def modulate(self, params, time: Array, z: Array) -> tuple[Array, ...]:
-        return self._head(params, time, z, method="modulate")
-
-    def denoise(self, params, x: Array, modulations) -> Array:
-        return self._head(params, x, modulations, method="denoise")
-
-    def _backbone(self, params, *args, **kwargs):
-        return Backbone(self.config, self.dtype).apply({"params": params["backbone"]}, *args, **kwargs)
-
-    def _head(self, params, *args, **kwargs):
-        return make_head(self.config, self.dtype).apply({"params": params["head"]}, *args, **kwargs)

@@ -10,7 +10,7 @@ whose last row is the unconditional prompt: so whatever asks for classes asks fo
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import ClassVar
 
 import flax.linen as nn
 import jax
@@ -23,6 +23,7 @@ from cspd_jax.networks.head import Head
 from cspd_jax.networks.layers import LayerNorm, dense, take_rows
 from cspd_jax.networks.lm import Transformer, empty_cache
 from cspd_jax.networks.nextstep_config import NextStepConfig
+from cspd_jax.networks.two_parts import TwoPartModel
 
 Array = jax.Array
 PROMPTS = "prompts"  # among the parameters, where there are any
@@ -115,22 +116,12 @@ def abstract_params(config: NextStepConfig):
 
 
 @dataclasses.dataclass(frozen=True)
-class NextStepModel:
-    """A NextStep-1 model as pure functions: a `TokenModel` with a cache, for the order row by row.
-
-    It is hashable and holds no arrays, so it is a static argument of jitted functions.
-    """
+class NextStepModel(TwoPartModel):
+    """A NextStep-1 model as pure functions: a `TokenModel` with a cache, for the order row by row."""
 
     config: NextStepConfig
-    dtype: Any = jnp.float32
 
-    @property
-    def seq_len(self) -> int:
-        return self.config.seq_len
-
-    @property
-    def token_dim(self) -> int:
-        return self.config.token_dim
+    parts: ClassVar = (Backbone, make_head)
 
     @property
     def linear_guidance(self) -> str:
@@ -174,19 +165,4 @@ class NextStepModel:
             hidden, after = module(tokens, class_embedding, elements, cache)
             return module.context(hidden, rows), after
 
-        return nn.apply(forward, Backbone(self.config, self.dtype))({"params": params["backbone"]})
-
-    def embed_time(self, params, timesteps: Array) -> Array:
-        return self._head(params, timesteps, method="embed_time")
-
-    def modulate(self, params, time: Array, z: Array) -> tuple[Array, ...]:
-        return self._head(params, time, z, method="modulate")
-
-    def denoise(self, params, x: Array, modulations) -> Array:
-        return self._head(params, x, modulations, method="denoise")
-
-    def _backbone(self, params, *args, **kwargs):
-        return Backbone(self.config, self.dtype).apply({"params": params["backbone"]}, *args, **kwargs)
-
-    def _head(self, params, *args, **kwargs):
-        return make_head(self.config, self.dtype).apply({"params": params["head"]}, *args, **kwargs)
+        return nn.apply(forward, self.backbone)({"params": params["backbone"]})

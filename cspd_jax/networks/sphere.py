@@ -7,7 +7,7 @@ element before a token is what its chain depends on. Positions are rotary, in tw
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -17,6 +17,7 @@ from cspd_jax.networks.config import SphereConfig
 from cspd_jax.networks.flow_head import FlowHead
 from cspd_jax.networks.layers import dense, take_rows
 from cspd_jax.networks.sphere_layers import Block, RMSNorm, rotary_2d
+from cspd_jax.networks.two_parts import TwoPartModel
 
 Array = jax.Array
 
@@ -125,22 +126,12 @@ def abstract_params(config: SphereConfig):
 
 
 @dataclasses.dataclass(frozen=True)
-class SphereModel:
-    """A SphereAR model as pure functions: a `TokenModel` with a cache, for the order row by row.
-
-    It is hashable and holds no arrays, so it is a static argument of jitted functions.
-    """
+class SphereModel(TwoPartModel):
+    """A SphereAR model as pure functions: a `TokenModel` with a cache, for the order row by row."""
 
     config: SphereConfig
-    dtype: Any = jnp.float32
 
-    @property
-    def seq_len(self) -> int:
-        return self.config.seq_len
-
-    @property
-    def token_dim(self) -> int:
-        return self.config.token_dim
+    parts: ClassVar = (Backbone, make_head)
 
     @property
     def linear_guidance(self) -> str:
@@ -183,19 +174,4 @@ class SphereModel:
             x, after = module(tokens, class_embedding, self.config.class_tokens - 1 + rows, cache)
             return module.context(x, rows), after
 
-        return nn.apply(forward, Backbone(self.config, self.dtype))({"params": params["backbone"]})
-
-    def embed_time(self, params, timesteps: Array) -> Array:
-        return self._head(params, timesteps, method="embed_time")
-
-    def modulate(self, params, time: Array, z: Array) -> tuple[Array, ...]:
-        return self._head(params, time, z, method="modulate")
-
-    def denoise(self, params, x: Array, modulations) -> Array:
-        return self._head(params, x, modulations, method="denoise")
-
-    def _backbone(self, params, *args, **kwargs):
-        return Backbone(self.config, self.dtype).apply({"params": params["backbone"]}, *args, **kwargs)
-
-    def _head(self, params, *args, **kwargs):
-        return make_head(self.config, self.dtype).apply({"params": params["head"]}, *args, **kwargs)
+        return nn.apply(forward, self.backbone)({"params": params["backbone"]})
