@@ -23,6 +23,7 @@ from cspd_jax.training.image.objective import ROWS
 from cspd_jax.training.image.step import init_state, train_step
 from cspd_jax.training.placement import Placement
 from cspd_jax.training.presets import byte_model
+from cspd_jax.training.run import RunOptions
 from cspd_jax.training.text.trainer import init_text_state, text_step, train_text
 
 IMAGES = dataclasses.replace(training_run.TINY, clip=1e9, label_drop=0.5)
@@ -147,9 +148,11 @@ def test_parts_take_less_memory(case):
 
 def test_a_run_in_parts_continues_bit_for_bit(tmp_path):
     config = dataclasses.replace(MASKED, accumulate=2)
-    whole = train_text(config, TEXTS, tmp_path / "whole", progress=False)
+    whole = train_text(config, TEXTS, tmp_path / "whole", RunOptions(progress=False))
     for stop in (5, None):
-        state = train_text(config, TEXTS, tmp_path / "run", resume=True, stop_at=stop, progress=False)
+        state = train_text(
+            config, TEXTS, tmp_path / "run", RunOptions(resume=True, stop_at=stop, progress=False)
+        )
     assert all(np.array_equal(a, b) for a, b in zip(jax.tree.leaves(state), jax.tree.leaves(whole)))
     assert presets.read(tmp_path / "run") == config
 

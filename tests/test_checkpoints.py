@@ -34,9 +34,7 @@ def params():
 
 @pytest.fixture
 def saved(tmp_path, params):
-    weights.save(
-        tmp_path / "model", "mar", CONFIG, params, source="x.pth", source_sha256="ab", extra={"g": [1]}
-    )
+    weights.save(tmp_path / "model", "mar", CONFIG, params, source=("x.pth", "ab"), extra={"g": [1]})
     return tmp_path / "model"
 
 

@@ -37,10 +37,8 @@ def teacher():
 def acceptance(params, count=64, config=TINY.model, **kwargs):
     images, labels = DIGITS.batch(0, count, split="held-out")
     return path_acceptance(
-        MARModel(teacher().config),
-        teacher().params,
-        MARModel(config),
-        params,
+        (MARModel(teacher().config), MARModel(config)),
+        (teacher().params, params),
         jax.random.key(5),
         jnp.asarray(patchify(images, 4)),
         jnp.asarray(labels),

@@ -9,6 +9,7 @@ from test_text_training import CORPUS, TINY
 from cspd_jax._utils.event_files import EventFile, checksum
 from cspd_jax.training.config import with_settings
 from cspd_jax.training.data.text import Texts
+from cspd_jax.training.run import RunOptions
 from cspd_jax.training.text.trainer import train_text
 
 
@@ -98,7 +99,7 @@ def test_a_resumed_run_has_every_step_once(tmp_path):
     config = with_settings(TINY, ["steps=12", "decay=4", "checkpoint_every=5"])
     for stop in (7, 12, 12):
         options = {"resume": True, "stop_at": stop, "progress": False, "tensorboard": True}
-        train_text(config, Texts(TINY.data, CORPUS), tmp_path, **options)
+        train_text(config, Texts(TINY.data, CORPUS), tmp_path, RunOptions(**options))
     assert len(list((tmp_path / "tensorboard").iterdir())) == 2  # nothing is left to do the third time
     found = scalars(tmp_path / "tensorboard")
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]

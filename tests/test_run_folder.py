@@ -22,7 +22,7 @@ from cspd_jax.training.image import trainer
 from cspd_jax.training.image.step import init_state
 from cspd_jax.training.image.trainer import train
 from cspd_jax.training.provenance import Begun
-from cspd_jax.training.run import MetricsLog
+from cspd_jax.training.run import MetricsLog, RunOptions
 from cspd_jax.training.run_folder import LOCK, claimed
 
 SOURCE = Digits(TINY.data)
@@ -54,8 +54,8 @@ def test_one_writer(tmp_path):
 def runs(tmp_path_factory):
     """A run that was stopped after 10 steps, with checkpoints of 8 and 10, and the state of the whole run."""
     out = tmp_path_factory.mktemp("run")
-    train(LONG, SOURCE, out, progress=False, stop_at=10)
-    whole = train(LONG, SOURCE, tmp_path_factory.mktemp("whole"), progress=False)
+    train(LONG, SOURCE, out, RunOptions(progress=False, stop_at=10))
+    whole = train(LONG, SOURCE, tmp_path_factory.mktemp("whole"), RunOptions(progress=False))
     return out, whole
 
 
@@ -109,7 +109,7 @@ def test_a_damaged_run_is_resumed_from_what_is_whole(tmp_path, runs, name, capfd
     out = tmp_path / "run"
     shutil.copytree(runs[0], out)
     DAMAGE[name](out)
-    state = train(LONG, SOURCE, out, resume=True, progress=False)
+    state = train(LONG, SOURCE, out, RunOptions(resume=True, progress=False))
     assert identical(state, runs[1])
     steps = [json.loads(line)["step"] for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert steps == list(range(1, 21))
@@ -125,7 +125,7 @@ def test_no_checkpoint_left(tmp_path, runs):
     for step in ("8", "10"):
         largest(out / "checkpoints" / step).write_bytes(b"")
     with pytest.raises(UserError, match=r"no checkpoint in .* can be restored \(step 10: .*; step 8"):
-        train(LONG, SOURCE, out, resume=True, progress=False)
+        train(LONG, SOURCE, out, RunOptions(resume=True, progress=False))
     assert has_checkpoints(runs[0]) and not has_checkpoints(tmp_path)
 
 
@@ -183,8 +183,8 @@ def tiny(tmp_path, monkeypatch):
     weights.save("first", "mar", TINY.model, jax.tree.map(lambda a: a + 1, params))
     seen = []
 
-    def killed_at_once(config, source, out, *, initial, **_):
-        seen.append(initial)
+    def killed_at_once(config, source, out, options, *_):
+        seen.append(options.initial)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(trainer, "train", killed_at_once)

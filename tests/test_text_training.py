@@ -22,6 +22,7 @@ from cspd_jax.training import presets
 from cspd_jax.training.config import TextTrainConfig, with_settings
 from cspd_jax.training.data.text import Document, TextConfig, Texts
 from cspd_jax.training.presets import TEXT_PRESETS, byte_model
+from cspd_jax.training.run import RunOptions
 from cspd_jax.training.text.distillation import PROMPT, TargetTexts, agreement
 from cspd_jax.training.text.objective import (
     bits_per_byte,
@@ -64,7 +65,7 @@ init = jax.jit(init_params, static_argnums=0)
 def whole(request, tmp_path_factory):
     """A configuration, and the folder and final state of a run of it that nothing interrupted."""
     out = tmp_path_factory.mktemp("whole")
-    return request.param, out, train_text(request.param, TEXTS, out, progress=False)
+    return request.param, out, train_text(request.param, TEXTS, out, RunOptions(progress=False))
 
 
 def unigram(lm, seed=0):
@@ -157,7 +158,7 @@ def test_divergence_is_cross_entropy_less_entropy():
 def test_a_stopped_run_continues_bit_for_bit(tmp_path, whole):
     config, folder, state = whole
     for stop in (45, None):
-        resumed = train_text(config, TEXTS, tmp_path, resume=True, stop_at=stop, progress=False)
+        resumed = train_text(config, TEXTS, tmp_path, RunOptions(resume=True, stop_at=stop, progress=False))
     assert identical(resumed, state)
     logs = [(out / "metrics.jsonl").read_text().splitlines() for out in (tmp_path, folder)]
     losses, wanted = ([json.loads(line)["loss"] for line in log] for log in logs)
@@ -172,7 +173,7 @@ def test_a_single_other_batch_is_noticed(tmp_path, whole):
         def batch(self, index, size, *, seed=0, split="train"):
             return super().batch(index, size, seed=seed + (index == 9), split=split)
 
-    other = train_text(config, Forgetful(TINY.data, CORPUS), tmp_path, progress=False)
+    other = train_text(config, Forgetful(TINY.data, CORPUS), tmp_path, RunOptions(progress=False))
     assert not identical(other, state)
 
 
@@ -194,7 +195,7 @@ def test_distilling_brings_the_draft_closer(tmp_path, config):
     target = teacher(config=config)
     rows = np.concatenate([TEXTS.batch(i, 4, split="held-out") for i in range(8)])
     before = init(config.model, jax.random.key(0))
-    state = train_text(config, TEXTS, tmp_path, teacher=target, progress=False)
+    state = train_text(config, TEXTS, tmp_path, RunOptions(progress=False), teacher=target)
     lm = LM(config.model)
     first, last = (agreement(lm, target.params, lm, p, rows) for p in (before, state.params))
     assert last.divergence < first.divergence / 2 and last.acceptance > first.acceptance + 0.1

@@ -28,7 +28,7 @@ from cspd_jax.training.data import Digits, FolderConfig
 from cspd_jax.training.image.step import Metrics, init_state, n_known
 from cspd_jax.training.image.trainer import check_fit, grid, train
 from cspd_jax.training.placement import Placement
-from cspd_jax.training.run import MetricsLog
+from cspd_jax.training.run import MetricsLog, RunOptions
 from cspd_jax.training.step import average, decayed, learning_rate
 
 HERE = pathlib.Path(__file__).parent
@@ -101,11 +101,11 @@ def _compiler():
 def whole(tmp_path_factory):
     """The folder and the final state of a run that nothing interrupted."""
     out = tmp_path_factory.mktemp("whole")
-    return out, train(TINY, SOURCE, out, progress=False)
+    return out, train(TINY, SOURCE, out, RunOptions(progress=False))
 
 
 def check_resumed(out, whole):
-    state = train(TINY, SOURCE, out, resume=True, progress=False)
+    state = train(TINY, SOURCE, out, RunOptions(resume=True, progress=False))
     assert identical(state, whole[1])
     assert steps_logged(out) == list(range(1, TINY.steps + 1))
     losses = [
@@ -145,7 +145,7 @@ def test_negative_control_one_lost_step_is_noticed(tmp_path, whole):
             return super().batch(index, size, seed=seed + (index == 30), split=split)
 
     config = dataclasses.replace(TINY, checkpoint_every=TINY.steps)
-    state = train(config, Forgetful(TINY.data), tmp_path, progress=False)
+    state = train(config, Forgetful(TINY.data), tmp_path, RunOptions(progress=False))
     assert not identical(state, whole[1])
 
 
@@ -169,7 +169,7 @@ def test_an_occupied_folder_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"not empty.*--resume"):
         train(TINY, SOURCE, tmp_path)
     with pytest.raises(UserError, match="is a file"):
-        train(TINY, SOURCE, tmp_path / "x", resume=True)
+        train(TINY, SOURCE, tmp_path / "x", RunOptions(resume=True))
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from cspd_jax.training.config import TrainConfig, with_settings
 from cspd_jax.training.data.digits import DigitsConfig
 from cspd_jax.training.image.data import make_source
 from cspd_jax.training.image.trainer import train
+from cspd_jax.training.run import RunOptions
 
 TINY = TrainConfig(
     model=MARConfig(
@@ -42,4 +43,6 @@ TINY = TrainConfig(
 
 if __name__ == "__main__":
     config = with_settings(TINY, sys.argv[2:])
-    train(config, make_source(config.data), pathlib.Path(sys.argv[1]), resume=True, progress=False)
+    train(
+        config, make_source(config.data), pathlib.Path(sys.argv[1]), RunOptions(resume=True, progress=False)
+    )

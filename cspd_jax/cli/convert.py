@@ -69,8 +69,7 @@ def run(args: argparse.Namespace) -> None:
             source.kind,
             config,
             params,
-            source=origin,
-            source_sha256=sha256,
+            source=(origin, sha256),
             companions=companions,
         )
     result({"path": os.path.abspath(args.destination), **description}, args.json)
@@ -88,7 +87,7 @@ def _saved_beside(folder, config, params, origin: str, sha256: str) -> dict:
     from cspd_jax.weights.models import AUTOENCODER
 
     folder.parent.mkdir(exist_ok=True)
-    weights.save(folder, "svae", config, params, source=origin, source_sha256=sha256, single_file=True)
+    weights.save(folder, "svae", config, params, source=(origin, sha256), single_file=True)
     return {f"{AUTOENCODER}/{file.name}": file for file in folder.iterdir()}
 
 

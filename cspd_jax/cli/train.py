@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 import os
-import pathlib
 import time
 
-from cspd_jax.cli import _training_text
 from cspd_jax.cli._arguments import add_mesh_option, mesh_of, new_folder, positive, whole
 from cspd_jax.cli._output import progress, result
+from cspd_jax.errors import UserError
 
 _SHORTCUTS = ("steps", "batch", "seed", "learning_rate")
 
@@ -83,54 +82,34 @@ def add_run_flags(parser: argparse.ArgumentParser, default: str) -> None:
 
 def run(args: argparse.Namespace) -> None:
     config = configure(args)  # a wrong name or value is reported before jax is loaded
-    from cspd_jax.parallel import processes
-    from cspd_jax.training import presets
-    from cspd_jax.training.data.text import TextConfig
-    from cspd_jax.training.placement import Placement, gathered
+    from cspd_jax.training.config import TextTrainConfig
     from cspd_jax.training.provenance import Begun
-    from cspd_jax.training.run_folder import claimed
 
-    begun = beginning(args, Begun("train", init=lasting(args.init), vae=lasting(args.vae)))
+    start = time.monotonic()
+    begun = beginning(args, Begun("train", init=absolute_name(args.init), vae=absolute_name(args.vae)))
+    options = run_options(args, config)
+    if isinstance(config, TextTrainConfig):
+        from cspd_jax.training.text import recipes as text_recipes
+
+        if begun.vae or args.cache or args.stream is not None:
+            raise UserError("--vae, --cache and --stream are for folders of images, not for text")
+        trained = text_recipes.train(config, args.out, begun, options, progress)
+    else:
+        from cspd_jax.training.image import recipes as image_recipes
+
+        trained = image_recipes.train(config, args.out, begun, options, args.cache, args.stream)
+    finish(args, trained, start, "train")
+
+
+def run_options(args: argparse.Namespace, config):
+    from cspd_jax.training.placement import Placement
+    from cspd_jax.training.run import RunOptions
+
     placement = Placement(config.batch, mesh_of(args), config.accumulate)
-    if isinstance(config.data, TextConfig):
-        _training_text.train(args, config, begun, placement)
-        return
-    from cspd_jax.networks.registry import kind_name
-    from cspd_jax.training.image.data import kl16_encoder, make_source
-    from cspd_jax.training.image.trainer import check_fit, save_pictures, train
-    from cspd_jax.weights import models
-
-    initial = starting_weights(begun.init, config.model, args.out)
-    vae = models.load_vae(begun.vae) if begun.vae else None
-    encoder = None if vae is None else kl16_encoder(vae)
-    begun = begun.with_weights(
-        str(args.out), init=initial and (config.model, initial), vae=vae and (vae.config, vae.params)
-    )
-    with claimed(args.out, args.resume):
-        with processes.first_alone("the data is prepared"):
-            source = make_source(config.data, encoder=encoder, cache=args.cache, stream=args.stream)
-        check_fit(config, source)
-        presets.write(config, args.out, begun)
-        in_pixels = encoder is None and source.shape[2] in (1, 3)
-        start = time.monotonic()
-        state = train(
-            config,
-            source,
-            args.out,
-            resume=args.resume,
-            stop_at=args.stop_at,
-            on_sample=save_pictures if in_pixels else None,
-            initial=initial,
-            placement=placement,
-            tensorboard=args.tensorboard,
-        )
-        averaged = gathered(state.ema)
-        if processes.is_first():
-            extra = {"class_names": list(source.class_names)}
-            finish(args, config, int(state.step), averaged, start, kind_name(config.model), extra)
+    return RunOptions(args.resume, args.stop_at, placement=placement, tensorboard=args.tensorboard)
 
 
-def lasting(name: str | None) -> str | None:
+def absolute_name(name: str | None) -> str | None:
     """A model's name, or the absolute path of its folder: what it means when the run is resumed elsewhere."""
     from cspd_jax.weights import models
 
@@ -147,49 +126,24 @@ def beginning(args: argparse.Namespace, asked):
     return asked if recorded is None else recorded.resumed(asked, str(args.out))
 
 
-def finish(
-    args,
-    config,
-    step: int,
-    averaged,
-    start: float,
-    kind: str,
-    extra: dict,
-    source: str = "cspd-jax train",
-    **report,
-) -> None:
-    """Writes the model of a run that reached its end, and prints the result: for the first process.
+def finish(args: argparse.Namespace, trained, start: float, command: str) -> None:
+    """Writes the model of a run that reached its end, and prints the result: in the first process."""
+    from cspd_jax.parallel import processes
 
-    averaged: its averaged weights. extra: for its config.json.
-    """
-    report = {**report, "out": str(args.out), "steps": step, "seconds": round(time.monotonic() - start, 1)}
-    if step < config.steps:
-        progress(f"stopped at step {step} of {config.steps}; continue with --resume")
+    if not processes.is_first():
+        return
+    seconds = round(time.monotonic() - start, 1)
+    report = {**trained.report, "out": str(args.out), "steps": trained.step, "seconds": seconds}
+    if trained.step < trained.config.steps:
+        progress(f"stopped at step {trained.step} of {trained.config.steps}; continue with --resume")
         result(report, args.json)
         return
-    description = write_model(args.out / "model", kind, config, averaged, extra, source)
+    description = trained.save(args.out / "model", f"cspd-jax {command}")
     result({**report, "model": str(args.out / "model"), "params": description["params"]}, args.json)
-
-
-def starting_weights(name: str | None, config, out: pathlib.Path):
-    """The parameters of an image model of the same sizes; None without a name, or if the run is past that."""
-    from cspd_jax.errors import UserError
-    from cspd_jax.training.checkpointing import has_checkpoints
-    from cspd_jax.weights import models
-
-    if name is None or has_checkpoints(out):
-        return None
-    model = models.load(name)
-    if model.config != config:
-        raise UserError(
-            f"--init {name} has other sizes than the model of this run; choose its preset or --set"
-        )
-    return model.params
 
 
 def configure(args: argparse.Namespace):
     """The settings of the run: those of the preset, or of the run in OUT, changed by the options."""
-    from cspd_jax.errors import UserError
     from cspd_jax.training import presets
     from cspd_jax.training.config import with_settings
 
@@ -215,16 +169,3 @@ def _fitting_schedule(config, steps: int) -> list[str]:
     shrunk = [f"{name}={getattr(config, name) * steps // config.steps}" for name in ("warmup", "decay")]
     progress(f"warm-up and decay are shortened to fit into {steps} steps: {', '.join(shrunk)}")
     return shrunk
-
-
-def write_model(path: pathlib.Path, kind: str, config, params, extra: dict, source: str) -> dict:
-    """Writes (or replaces) the checkpoint folder of a finished run."""
-    from cspd_jax import weights
-    from cspd_jax._utils.files import remove, written_beside
-    from cspd_jax.training.presets import to_json
-
-    extra = {**extra, "training": to_json(config)}
-    with written_beside(path) as partial:
-        description = weights.save(partial, kind, config.model, params, source=source, extra=extra)
-        remove(path)
-    return description

@@ -7,6 +7,7 @@ was killed and resumed therefore ends with the same bits as one that was not.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import math
 import os
@@ -35,46 +36,60 @@ from cspd_jax.training.step import TrainState
 Steps = Iterator[tuple[int, TrainState, NamedTuple]]
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class RunOptions:
+    """How a run goes, which does not change what it learns.
+
+    resume: continue from the newest checkpoint in the folder, if there is one; otherwise the folder must be
+        new or empty.
+    stop_at: end early, after this step (schedules are still those of `config.steps`).
+    on_sample: is called with (step, averaged weights) every `config.sample_every` steps.
+    initial: weights that a new run starts from, in place of random ones.
+    progress: show a bar.
+    placement: the devices (by default all of them, on the data axis).
+    tensorboard: write the metrics into `tensorboard/` as well, as event files.
+    """
+
+    resume: bool = False
+    stop_at: int | None = None
+    on_sample: Callable[[int, Any], None] | None = None
+    initial: Any = None
+    progress: bool = True
+    placement: Placement | None = None
+    tensorboard: bool = False
+
+    def placement_for(self, config: RunConfig) -> Placement:
+        return self.placement or Placement(config.batch, accumulate=config.accumulate)
+
+
 def run(
     config: RunConfig,
     out: pathlib.Path,
     first: TrainState,
     steps: Callable[[TrainState, int], Steps],
-    *,
-    resume: bool = False,
-    stop_at: int | None = None,
-    on_sample: Callable[[int, Any], None] | None = None,
-    initial: Any = None,
+    options: RunOptions = RunOptions(),
     unit: str = "images",
-    progress: bool = True,
-    placement: Placement | None = None,
-    tensorboard: bool = False,
 ) -> TrainState:
     """Trains in the folder `out` and returns the final state. Of several processes the first one writes.
 
     first: the state a new run starts from.
     steps: takes a state and the number of the last step; yields every step in between.
-    resume: continue from the newest checkpoint in `out`, if any; otherwise `out` must be new or empty.
-    stop_at: end early, after this step (schedules are still those of `config.steps`).
-    on_sample: called with (step, averaged weights) every `config.sample_every` steps.
-    initial: weights to start a new run from, in place of those in `first`.
     unit: what a batch consists of, for the log.
-    placement: the devices (all of them, on the data axis).
-    tensorboard: write the metrics into `tensorboard/` as well, as event files.
     """
     writes = processes.is_first()
-    with claimed(out, resume), contextlib.closing(Checkpoints(out)) as checkpoints:
-        end = min(config.steps, stop_at or config.steps)
-        placement = placement or Placement(config.batch, accumulate=config.accumulate)
-        if initial is not None:
-            first = first._replace(params=initial, ema=jax.tree.map(jnp.copy, initial))
-        first = placement.put_state(first, config.model)
+    with claimed(out, options.resume), contextlib.closing(Checkpoints(out)) as checkpoints:
+        end = min(config.steps, options.stop_at or config.steps)
+        if options.initial is not None:
+            first = first._replace(params=options.initial, ema=jax.tree.map(jnp.copy, options.initial))
+        first = options.placement_for(config).put_state(first, config.model)
         first = checkpoints.restore(first) or first
         presets.write(config, out)
         step, state = int(first.step), first
-        events = EventFile(out / "tensorboard", step + 1) if tensorboard and writes and step < end else None
+        events = None
+        if options.tensorboard and writes and step < end:
+            events = EventFile(out / "tensorboard", step + 1)
         log = MetricsLog(out / "metrics.jsonl" if writes else None, step, config.batch, unit, events)
-        bar = tqdm(initial=step, total=end, unit="step", dynamic_ncols=True, disable=not progress)
+        bar = tqdm(initial=step, total=end, unit="step", dynamic_ncols=True, disable=not options.progress)
         with bar, log:
             for step, state, metrics in steps(first, end):
                 log.add(metrics)
@@ -83,11 +98,15 @@ def run(
                     bar.set_postfix_str(f"loss {log.write(step).loss:.4f}")
                 if step % config.checkpoint_every == 0 or step == end:
                     checkpoints.save(state)
-                if on_sample and config.sample_every and (step % config.sample_every == 0 or step == end):
+                if options.on_sample and config.sample_every and _is_due(step, config.sample_every, end):
                     ema = gathered(state.ema)
                     if writes:
-                        on_sample(step, ema)
+                        options.on_sample(step, ema)
         return state
+
+
+def _is_due(step: int, every: int, end: int) -> bool:
+    return step % every == 0 or step == end
 
 
 class MetricsLog:

@@ -83,8 +83,7 @@ def save(
     config: Any,
     params: Mapping,
     *,
-    source: str | None = None,
-    source_sha256: str | None = None,
+    source: str | tuple[str, str] | None = None,
     extra: Mapping[str, Any] | None = None,
     single_file: bool = False,
     companions: Mapping[str, Path] | None = None,
@@ -92,7 +91,7 @@ def save(
     """Writes a new checkpoint folder, all or nothing, and returns the content of its config.json.
 
     params: keep their dtype.
-    source, source_sha256: where the parameters come from, and the digest of that.
+    source: where the parameters come from; of a file also its digest.
     extra: anything JSON can hold.
     single_file: store the parameters in one safetensors file instead of Orbax's many.
     companions: files to copy as they are, such as a tokenizer's: place in the folder -> file.
@@ -100,6 +99,7 @@ def save(
     path = Path(os.path.abspath(path))
     check_destination(path)
     parameters.check(params, describe_params(get_kind(kind, str(path)), config, str(path)), str(path))
+    name, digest = source if isinstance(source, tuple) else (source, None)
     description = {
         "format_version": FORMAT_VERSION,
         "kind": kind,
@@ -107,8 +107,8 @@ def save(
         "dtype": parameters.common_dtype(params),
         "params": sum(int(leaf.size) for leaf in jax.tree.leaves(params)),
         "params_sha256": parameters.digest(params),
-        "source": source,
-        "source_sha256": source_sha256,
+        "source": name,
+        "source_sha256": digest,
         "extra": dict(extra or {}),
     }
     text = json.dumps(description, indent=2) + "\n"

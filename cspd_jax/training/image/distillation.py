@@ -172,12 +172,10 @@ class Acceptance(NamedTuple):
     log_ratio: Array
 
 
-@functools.partial(jax.jit, static_argnames=("target", "draft", "cfg"))
+@functools.partial(jax.jit, static_argnames=("models", "cfg"))
 def path_acceptance(
-    target: MARModel,
-    target_params: Any,
-    draft: MARModel,
-    draft_params: Any,
+    models: tuple[MARModel, MARModel],
+    params: tuple[Any, Any],
     key: Array,
     tokens: Array,
     labels: Array,
@@ -187,8 +185,10 @@ def path_acceptance(
 ) -> Acceptance:
     """Acceptance of one drafted token per image, with noise in the last step, in a context both models share.
 
+    models, params: of the target and of the draft.
     tokens: [B, L, C] by position. labels: [B]. known: [B], the number of random tokens the context shows.
     """
+    (target, draft), (target_params, draft_params) = models, params
     order, chain = jax.random.split(key)
     batch, length, dim = tokens.shape
     reveal = jnp.argsort(jax.random.uniform(order, (batch, length)), axis=1)

@@ -5,6 +5,7 @@ Batch, mask ratio and noise of step n are functions of (seed, n), so its `TrainC
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
@@ -27,7 +28,7 @@ from cspd_jax.training.image import masking
 from cspd_jax.training.image.flow import FromDataByFlow
 from cspd_jax.training.image.step import Metrics, init_state, n_known, train_step
 from cspd_jax.training.placement import Placement
-from cspd_jax.training.run import run
+from cspd_jax.training.run import RunOptions, Steps, run
 from cspd_jax.training.step import Purpose, TrainState, run_key
 
 PER_CLASS = 4
@@ -71,38 +72,21 @@ def train(
     config: ImageTrainConfig,
     source: Source,
     out: pathlib.Path,
-    *,
-    resume: bool = False,
-    stop_at: int | None = None,
-    on_sample: Callable[[ImageTrainConfig, dict, int, pathlib.Path], None] | None = None,
+    options: RunOptions = RunOptions(),
     task: Task | None = None,
-    initial: Any = None,
-    progress: bool = True,
-    placement: Placement | None = None,
-    tensorboard: bool = False,
 ) -> TrainState:
     """Trains in the folder `out` and returns the final state.
 
-    resume, stop_at, initial, progress, placement, tensorboard: as in `run`.
-    on_sample: called with (config, averaged weights, step, a folder) every `config.sample_every` steps.
     task: what is learnt; the objective of the model's kind on the data unless given.
     """
     check_fit(config, source)
     task = task or from_data(config)
-    placement = placement or Placement(config.batch, accumulate=config.accumulate)
-    return run(
-        config,
-        out,
-        init_state(config),
-        lambda state, end: run_steps(task, config, source, state, end, placement),
-        resume=resume,
-        stop_at=stop_at,
-        on_sample=on_sample and (lambda step, ema: on_sample(config, ema, step, out / "pictures")),
-        initial=initial,
-        progress=progress,
-        placement=placement,
-        tensorboard=tensorboard,
-    )
+    placement = options.placement_for(config)
+
+    def steps(state: TrainState, end: int) -> Steps:
+        return run_steps(task, config, source, state, end, placement)
+
+    return run(config, out, init_state(config), steps, dataclasses.replace(options, placement=placement))
 
 
 def run_steps(
@@ -155,11 +139,15 @@ def check_fit(config: ImageTrainConfig, source: Source) -> None:
         raise UserError(f"the data has {len(source.class_names)} classes, the model {model.num_classes}")
 
 
-def save_pictures(config: ImageTrainConfig, params: dict, step: int, folder: pathlib.Path) -> None:
-    """Writes `step_<number>.png` into `folder`: a row of images per class, always from the same keys."""
-    folder.mkdir(parents=True, exist_ok=True)
-    images = generate(config, params)
-    Image.fromarray(grid(images, PER_CLASS)).save(folder / f"step_{step:07d}.png")
+def pictures(config: ImageTrainConfig, folder: pathlib.Path) -> Callable[[int, Any], None]:
+    """An `on_sample` that writes `step_<number>.png` into `folder`: a row of images per class, from the same
+    keys every time."""
+
+    def write(step: int, params: Any) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(grid(generate(config, params), PER_CLASS)).save(folder / f"step_{step:07d}.png")
+
+    return write
 
 
 def generate(config: ImageTrainConfig, params: dict) -> np.ndarray:

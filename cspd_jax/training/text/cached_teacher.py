@@ -22,6 +22,7 @@ from cspd_jax.networks.lm import LM
 from cspd_jax.networks.lm_config import LMConfig
 from cspd_jax.training.config import TextTrainConfig
 from cspd_jax.training.data.source import Split, shuffled
+from cspd_jax.training.run import RunOptions
 from cspd_jax.training.step import Purpose, TrainState, descend, run_key
 from cspd_jax.training.text.cut import last_part
 from cspd_jax.training.text.distillation import Agreement, compared
@@ -174,18 +175,21 @@ def answered(model: LM, params: Any, key: Array, rows: Array, given: Array, gree
 
 
 def train_taught(
-    config: TextTrainConfig, answers: Answers, out: pathlib.Path, head: Any, **options: Any
+    config: TextTrainConfig,
+    answers: Answers,
+    out: pathlib.Path,
+    head: Any,
+    options: RunOptions = RunOptions(),
 ) -> TrainState:
     """Trains a draft on the target's answers in the folder `out`, and returns the final state.
 
     head: what makes logits of the draft's ids from the target's hidden states (`last_part`).
-    options: those of `run`.
     """
 
     def step(state: TrainState, batch: Taught) -> tuple[TrainState, TextMetrics]:
         return taught_step(config, state, batch, head)
 
-    return train_rows(config, answers, out, step, **options)
+    return train_rows(config, answers, out, step, options)
 
 
 @functools.partial(jax.jit, static_argnames=("config",), donate_argnames=("state",))

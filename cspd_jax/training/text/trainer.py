@@ -15,8 +15,7 @@ from cspd_jax.errors import UserError
 from cspd_jax.networks.lm import LM, init_params
 from cspd_jax.networks.lm_config import LMConfig
 from cspd_jax.training.config import TextTrainConfig
-from cspd_jax.training.placement import Placement
-from cspd_jax.training.run import Steps, run
+from cspd_jax.training.run import RunOptions, Steps, run
 from cspd_jax.training.step import Purpose, TrainState, descend, first_state, run_key
 from cspd_jax.training.text.objective import cross_entropy, divergence, view, within
 from cspd_jax.weights.models import TextModel
@@ -59,15 +58,12 @@ def train_text(
     config: TextTrainConfig,
     rows: Rows,
     out: pathlib.Path,
-    *,
+    options: RunOptions = RunOptions(),
     teacher: TextTeacher | None = None,
-    placement: Placement | None = None,
-    **options: Any,
 ) -> TrainState:
     """Trains in the folder `out` and returns the final state.
 
     teacher: with one, the model learns to predict what the teacher predicts.
-    placement, options: those of `run`.
     """
     if teacher is not None:
         check_vocabulary(config.model, teacher.config)
@@ -76,7 +72,7 @@ def train_text(
     def step(state: TrainState, batch: Array) -> tuple[TrainState, TextMetrics]:
         return text_step(config, state, batch, *target)
 
-    return train_rows(config, rows, out, step, placement=placement, **options)
+    return train_rows(config, rows, out, step, options)
 
 
 def train_rows(
@@ -84,12 +80,10 @@ def train_rows(
     rows: Rows,
     out: pathlib.Path,
     step_on: Callable[[TrainState, Any], tuple[TrainState, TextMetrics]],
-    *,
-    placement: Placement | None = None,
-    **options: Any,
+    options: RunOptions,
 ) -> TrainState:
     """As `train_text`, with any step on a batch of the rows."""
-    placement = placement or Placement(config.batch, accumulate=config.accumulate)
+    placement = options.placement_for(config)
 
     def steps(state: TrainState, end: int) -> Steps:
         placed = jax.tree.map(lambda array: array.sharding, state)
@@ -100,8 +94,8 @@ def train_rows(
             jax.block_until_ready(metrics)
             yield step + 1, state, metrics
 
-    first = init_text_state(config)
-    return run(config, out, first, steps, unit="rows", placement=placement, **options)
+    options = dataclasses.replace(options, placement=placement)
+    return run(config, out, init_text_state(config), steps, options, unit="rows")
 
 
 def check_vocabulary(draft: LMConfig, target: LMConfig) -> None:

@@ -1,0 +1,35 @@
+"""Drafts: one recipe for image models, one for language models, one for drafts cut from a language model."""
+
+from __future__ import annotations
+
+import pathlib
+
+from cspd_jax.errors import UserError
+from cspd_jax.training.config import RunConfig, TextTrainConfig
+from cspd_jax.training.image import recipes as image_recipes
+from cspd_jax.training.provenance import Begun
+from cspd_jax.training.recipe import Tell, Trained, silent
+from cspd_jax.training.run import RunOptions
+from cspd_jax.training.text import cut_recipe
+from cspd_jax.training.text import recipes as text_recipes
+
+
+def distill(
+    config: RunConfig,
+    out: pathlib.Path,
+    begun: Begun,
+    options: RunOptions = RunOptions(),
+    tell: Tell = silent,
+) -> Trained:
+    """Trains a draft in the folder `out`: the same bits again if it is interrupted and resumed.
+
+    config: the settings, such as `presets.preset("glyphs-draft")`.
+    begun: what it begins with, such as `Begun("distill", target="default")`.
+    tell: is told of long work before it begins.
+    """
+    is_text = isinstance(config, TextTrainConfig)
+    if begun.cut is not None:
+        if not is_text:
+            raise UserError("--cut is for language models, and the settings are those of a preset for images")
+        return cut_recipe.distill(config, out, begun, options, tell)
+    return (text_recipes if is_text else image_recipes).distill(config, out, begun, options, tell)

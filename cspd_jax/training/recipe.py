@@ -1,0 +1,54 @@
+"""What all recipes share. A recipe is a whole run: from the settings and what it begins with to a model."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from cspd_jax import weights
+from cspd_jax._utils.files import remove, written_beside
+from cspd_jax.training.config import RunConfig
+from cspd_jax.training.placement import gathered
+from cspd_jax.training.presets import to_json
+from cspd_jax.training.step import TrainState
+
+Tell = Callable[[str], object]  # is told of long work before it begins
+
+
+def silent(_: str) -> None:
+    """A `Tell` that listens to nothing."""
+
+
+class Trained(NamedTuple):
+    """What a run has come to.
+
+    kind: of the checkpoint.
+    config: the settings.
+    step: steps taken; fewer than `config.steps` if the run was stopped early.
+    params: the averaged weights.
+    extra: for the config.json of the model.
+    report: what was measured of them.
+    """
+
+    kind: str
+    config: RunConfig
+    step: int
+    params: Any
+    extra: dict[str, Any]
+    report: dict[str, Any]
+
+    @classmethod
+    def of(cls, kind: str, config: RunConfig, state: TrainState, extra: dict[str, Any]) -> Trained:
+        """Of several processes all call it; the first one adds a report."""
+        return cls(kind, config, int(state.step), gathered(state.ema), extra, {})
+
+    def save(self, path: pathlib.Path, source: str) -> dict[str, Any]:
+        """Writes (or replaces) the checkpoint folder of the model, and returns its description."""
+        extra = {**self.extra, "training": to_json(self.config)}
+        with written_beside(path) as partial:
+            description = weights.save(
+                partial, self.kind, self.config.model, self.params, source=source, extra=extra
+            )
+            remove(path)
+        return description

@@ -1,0 +1,117 @@
+"""A draft of some layers of a language model, trained on that model's answers."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+from cspd_jax.errors import UserError
+from cspd_jax.networks.lm import LM
+from cspd_jax.parallel import processes, put_whole
+from cspd_jax.training import presets
+from cspd_jax.training.checkpointing import has_checkpoints
+from cspd_jax.training.config import TextTrainConfig
+from cspd_jax.training.data.prompts import prompt_ids, read_lines
+from cspd_jax.training.provenance import Begun
+from cspd_jax.training.recipe import Tell, Trained, silent
+from cspd_jax.training.run import RunOptions
+from cspd_jax.training.run_folder import claimed
+from cspd_jax.training.text.cached_teacher import (
+    Answers,
+    check_count,
+    check_prompts,
+    taught_agreement,
+    train_taught,
+)
+from cspd_jax.training.text.cut import cut, cut_config, last_part
+from cspd_jax.training.text.trainer import TextTeacher, initial_params
+from cspd_jax.weights import models
+
+_SAMPLES = 1024
+_GLANCE = 16  # held-out rows measured while training
+Measure = Callable[[Any, int], dict[str, float]]  # (parameters, rows) -> how well draft and target agree
+
+
+def distill(
+    config: TextTrainConfig,
+    out: pathlib.Path,
+    begun: Begun,
+    options: RunOptions = RunOptions(),
+    tell: Tell = silent,
+) -> Trained:
+    """Cuts a draft from the target that `begun` names and trains it in the folder `out`."""
+    if begun.target is None:
+        raise UserError("a draft is cut from a target; name it with --target")
+    begun = dataclasses.replace(begun, samples=begun.samples or _SAMPLES)
+    check_count(begun.samples)
+    texts = read_lines(pathlib.Path(begun.prompts))
+    target = models.load_text(begun.target)
+    layers = layers_of(begun.cut)
+    config = dataclasses.replace(config, model=cut_config(target.config, layers, begun.ids))
+    prompts = prompt_ids(target, texts)
+    check_prompts(prompts, config.data.length)
+    initial = None
+    if not has_checkpoints(out):
+        initial = cut(target.config, target.params, layers, begun.ids)
+        if begun.init is not None:
+            initial = initial_params(models.load_text(begun.init), config.model)
+    begun = begun.with_weights(
+        str(out),
+        target=(target.config, target.params),
+        init=(config.model, initial) if begun.init and initial else None,
+    )
+    with claimed(out, options.resume):
+        presets.write(config, out, begun)
+        teacher = TextTeacher(target.config, target.params)
+        answers, covered = _answers(teacher, prompts, config, begun, out, tell)
+
+        def measure(params: Any, most: int) -> dict[str, float]:
+            agreed = taught_agreement(*teacher, LM(config.model), params, answers.held_out(most))
+            return {name: round(value, 4) for name, value in agreed._asdict().items()}
+
+        placement = options.placement_for(config)
+        head = put_whole(placement.mesh, last_part(target.config, target.params, begun.ids))
+        on_sample = glance(measure, out / "held_out.jsonl", tell)
+        options = dataclasses.replace(options, placement=placement, on_sample=on_sample, initial=initial)
+        state = train_taught(config, answers, out, head, options)
+        kept = {"layers": list(layers), "from_ids": target.config.known_ids}
+        trained = Trained.of("lm", config, state, {"corpus": answers.describe(), "cut": kept})
+        if processes.is_first():
+            trained.report.update({**measure(trained.params, begun.samples), "coverage": round(covered, 4)})
+        return trained
+
+
+def _answers(
+    teacher: TextTeacher, prompts: Any, config: TextTrainConfig, begun: Begun, out: pathlib.Path, tell: Tell
+) -> tuple[Answers, float]:
+    """The target's answers, and the share of their ids that the draft has."""
+    tell(f"making {begun.samples} answers of the target")
+    folder, length = out / "answers", config.data.length
+    with processes.first_alone("the answers are made"):
+        answers = Answers(teacher, prompts, length, begun.samples, folder, config.seed)
+    covered = answers.coverage(begun.ids)
+    tell(f"{100 * covered:.2f} % of the ids in the answers are among the first {begun.ids}")
+    return answers, covered
+
+
+def layers_of(text: str) -> tuple[int, ...]:
+    """The numbers of --cut."""
+    parts = text.split(",")
+    if not all(part.isascii() and part.isdecimal() and len(part) < 10 for part in parts):
+        raise UserError(f"--cut {text:.40} is not a list of layers, counted from 0, such as 0,1,29")
+    return tuple(map(int, parts))
+
+
+def glance(measure: Measure, path: pathlib.Path, tell: Tell) -> Callable[[int, Any], None]:
+    """An `on_sample` that measures a few held-out rows and appends the result to a file."""
+
+    def on_sample(step: int, params: Any) -> None:
+        agreed = measure(params, _GLANCE)
+        tell(f"step {step}: a draft is accepted with probability {agreed['acceptance']:.3f}")
+        with path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"step": step, **agreed}) + "\n")
+
+    return on_sample
