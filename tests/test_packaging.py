@@ -21,6 +21,21 @@ def test_converters_are_the_folder_at_the_top():
     assert Path(cspd_jax.converters.__file__).parent.name == "converters"
 
 
+# Neither an editable install's finder nor anything else that knows where the converters are.
+NOT_INSTALLED = (
+    "import sys; sys.meta_path = [f for f in sys.meta_path if 'editable' not in repr(f)];"
+    "import cspd_jax, cspd_jax.converters.source as s; cspd_jax.load('default'); print(s.__file__)"
+)
+
+
+def test_a_checkout_needs_no_install():
+    """Python that is started at the top of the repository finds the folder `cspd_jax` there, whatever is
+    installed."""
+    command = [sys.executable, "-c", NOT_INSTALLED]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)
+    assert Path(done.stdout.strip()) == ROOT / "converters" / "source.py"
+
+
 @pytest.mark.parametrize(
     "imported, absent",
     [
@@ -54,6 +69,17 @@ def test_wheel_is_complete(tmp_path):
     modules = {p.relative_to(ROOT).as_posix() for p in (ROOT / "cspd_jax").rglob("*.py")}
     modules |= {f"cspd_jax/{p.relative_to(ROOT).as_posix()}" for p in (ROOT / "converters").rglob("*.py")}
     assert {n for n in names if n.endswith(".py")} == modules
+    # At the top of the repository its own folder comes first, and has to find its converters.
+    beside = {**os.environ, "PYTHONPATH": str(installed)}
+    done = subprocess.run(
+        [sys.executable, "-c", NOT_INSTALLED],
+        cwd=ROOT,
+        env=beside,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert Path(done.stdout.strip()) == ROOT / "converters" / "source.py"
     code = (
         f"import sys; sys.path.insert(0, {str(installed)!r});"
         "import cspd_jax, cspd_jax.converters.mar as m, cspd_jax.converters.source;"
@@ -76,6 +102,9 @@ def test_what_the_source_archive_installs(tmp_path):
         file.extractall(unpacked, filter="data")
     (content,) = unpacked.iterdir()
     assert content.name == archive.name.removesuffix(".tar.gz")
+    command = [sys.executable, "-c", NOT_INSTALLED]
+    done = subprocess.run(command, cwd=content, check=True, capture_output=True, text=True)
+    assert Path(done.stdout.strip()) == content / "converters" / "source.py"
     for name in ("LICENSE", "README.md", "pyproject.toml", "setup.py"):
         assert (content / name).read_bytes() == (ROOT / name).read_bytes()
 
