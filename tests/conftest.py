@@ -13,6 +13,8 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
+import budget
+import choose_default
 import jax
 import pytest
 
@@ -59,6 +61,19 @@ def _forget_programs():
     maps = pathlib.Path("/proc/self/maps")
     if maps.exists() and maps.read_bytes().count(b"\n") > 10_000:
         jax.clear_caches()
+
+
+def pytest_configure(config):
+    config.pluginmanager.register(budget.Budget(config))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Before pytest selects by marks."""
+    slow = choose_default.slow_by_choice()
+    for item in items:
+        if budget.test_id(item.nodeid) in slow:
+            item.add_marker(pytest.mark.slow)
 
 
 def pytest_collection_finish():
