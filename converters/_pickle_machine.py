@@ -182,7 +182,7 @@ _PUSH = frozenset(
         "BINBYTES8",
     }
 )
-_CONSTANTS = {
+_CONSTANTS: dict[str, Any] = {
     "NONE": lambda: None,
     "NEWTRUE": lambda: True,
     "NEWFALSE": lambda: False,
@@ -192,7 +192,7 @@ _CONSTANTS = {
     "MARK": lambda: _MARK,
 }
 _IGNORED = frozenset(("PROTO", "FRAME", "STOP"))
-_ACTIONS = {
+_ACTIONS: dict[str, Any] = {
     "GLOBAL": _Machine.global_name,
     "STACK_GLOBAL": _Machine.stack_global,
     "REDUCE": _Machine.call,

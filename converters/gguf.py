@@ -132,7 +132,7 @@ def _refuse_the_unsupported(values: Values, own: Values) -> None:
         raise own.refuse("attention.causal", "only true is supported")
 
 
-def _head_fields(own: Values) -> dict[str, int]:
+def _head_fields(own: Values) -> dict[str, Any]:
     width, heads = own.whole("embedding_length"), own.whole("attention.head_count")
     head_dim = own.whole("attention.key_length", None)
     if head_dim is None and (heads < 1 or width % heads):

@@ -23,7 +23,7 @@ def family_name(folder: Folder) -> str:
         raise values.wrong("architectures", "a list of strings")
     by_architecture = {family.architecture: name for name, family in FAMILIES.items()}
     name = values.text("model_type", None) or (by_architecture.get(listed[0]) if listed else None)
-    if name not in FAMILIES:
+    if name is None or name not in FAMILIES:
         key = "model_type" if folder.config.get("model_type") is not None else "architectures"
         found = shown(folder.config.get(key))
         raise UserError(f"{values.where}: {key} is {found}; known model types are {', '.join(FAMILIES)}")

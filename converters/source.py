@@ -161,11 +161,11 @@ def open_source(path: str | os.PathLike, weights: str | None = None) -> Source:
         if in_gguf:
             found = gguf.open_gguf(path)
             return Source(path, "lm", found.tensors, found.metadata, gguf=found)
-        tree, args = open_safetensors(path), {}
-    else:
-        tree = open_checkpoint(path)
-        tree, args = _state_dict(tree, path, weights), tree.get("args") if isinstance(tree, dict) else None
-    return Source(path, _kind(tree, path), tree, args if isinstance(args, Namespace | dict) else {})
+        tensors: Mapping[str, Tensor] = open_safetensors(path)
+        return Source(path, _kind(tensors, path), tensors, {})
+    tree = open_checkpoint(path)
+    tensors, args = _state_dict(tree, path, weights), tree.get("args")
+    return Source(path, _kind(tensors, path), tensors, args if isinstance(args, Namespace | dict) else {})
 
 
 def _state_dict(tree: Any, path: Path, weights: str | None) -> dict[str, LazyTensor]:

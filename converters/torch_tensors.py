@@ -93,7 +93,8 @@ class Reader:
     def construct(self, name: str, arguments: tuple) -> Any:
         if name not in ALLOWED:
             raise machine.Malformed(f"{name} is called")
-        return ALLOWED[name](self, *arguments)
+        make: Any = ALLOWED[name]
+        return make(self, *arguments)
 
     def tensor(self, storage, offset, shape, strides, requires_grad=False, hooks=None, metadata=None):
         whole = isinstance(storage, Storage) and isinstance(shape, tuple) and isinstance(strides, tuple)

@@ -62,12 +62,11 @@ def attend_beside(q: Array, k: Array, v: Array, slots: tuple[Array, Array], own:
     rows = q.reshape(batch, -1, length, kv_heads, heads // kv_heads, dim).transpose(0, 3, 1, 4, 2, 5)
     rows = rows.reshape(batch, kv_heads, -1, heads // kv_heads * length, dim)
     k, v = (a.reshape(batch, -1, length, kv_heads, dim).transpose(0, 3, 1, 2, 4) for a in (k, v))
-    scores = [
-        jnp.einsum("bhvrd,bhkd->bhvrk", rows, keys, preferred_element_type=wide),
-        jnp.einsum("bhvrd,bhvkd->bhvrk", rows, k, preferred_element_type=wide),
-    ]
+    of_stored = jnp.einsum("bhvrd,bhkd->bhvrk", rows, keys, preferred_element_type=wide)
+    of_fresh = jnp.einsum("bhvrd,bhvkd->bhvrk", rows, k, preferred_element_type=wide)
+    scores = jnp.concatenate([of_stored, of_fresh], axis=-1)
     visible = jnp.concatenate([seen, own], axis=1)[:, None, None, None]
-    scores = jnp.where(visible, jnp.concatenate(scores, axis=-1) * dim**-0.5, jnp.finfo(wide).min)
+    scores = jnp.where(visible, scores * dim**-0.5, jnp.finfo(wide).min)
     weights = jnp.exp(scores - jnp.max(scores, axis=-1, keepdims=True))
     total = jnp.sum(weights, axis=-1, keepdims=True)
     stored, fresh = jnp.split(weights.astype(v.dtype), [keys.shape[2]], axis=-1)

@@ -6,7 +6,7 @@ follow the PyTorch checkpoint with dots turned into underscores: `down.0.block.1
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -187,7 +187,8 @@ def encode(config: KLConfig, params, images: Array, dtype=jnp.float32) -> Poster
             f"images of {images.shape[1]}x{images.shape[2]} pixels do not fit the autoencoder:"
             f" both sides must be multiples of {config.stride}"
         )
-    return posterior(Autoencoder(config, dtype).apply({"params": params}, images, method="moments"))
+    moments: Any = Autoencoder(config, dtype).apply({"params": params}, images, method="moments")
+    return posterior(moments)
 
 
 def sample(posterior: Posterior, *, key: Array | None = None, noise: Array | None = None) -> Array:
@@ -195,6 +196,7 @@ def sample(posterior: Posterior, *, key: Array | None = None, noise: Array | Non
     if (key is None) == (noise is None):
         raise UserError("sampling a latent needs either a key or the noise, and not both")
     if noise is None:
+        assert key is not None
         noise = jax.random.normal(key, posterior.mean.shape, posterior.mean.dtype)
     return posterior.mean + posterior.std * noise
 
@@ -205,7 +207,8 @@ def decode(config: KLConfig, params, latents: Array, dtype=jnp.float32) -> Array
         raise UserError(
             f"latents have shape {latents.shape}; the autoencoder takes [N, h, w, {config.embed_dim}]"
         )
-    return at_least_float32(Autoencoder(config, dtype).apply({"params": params}, latents, method="decode"))
+    images: Any = Autoencoder(config, dtype).apply({"params": params}, latents, method="decode")
+    return at_least_float32(images)
 
 
 def kl_divergence(posterior: Posterior) -> Array:

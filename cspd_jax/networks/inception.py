@@ -293,7 +293,7 @@ class Inception(nn.Module):
             x = Unit(layer, divisor, self.dtype, name=layer.name)(x)
             if layer.name in _POOLED_AFTER:
                 x = _halve(x)
-        spatial = None
+        spatial = jnp.zeros((len(x), 0))
         for name, block in _BLOCKS.items():
             x, first = Mixed(block, divisor, self.dtype, name=name)(x)
             if name == _SPATIAL_BLOCK:
@@ -332,9 +332,9 @@ def resize(images: Array, how: str = "tf1", dtype=jnp.float32) -> Array:
     x = images.astype(dtype)
     for axis in (2, 1):
         below, above, share = _places(images.shape[axis], how)
-        share = jnp.asarray(share, dtype).reshape([-1 if i == axis else 1 for i in range(4)])
+        shares = jnp.asarray(share, dtype).reshape([-1 if i == axis else 1 for i in range(4)])
         low, high = jnp.take(x, below, axis), jnp.take(x, above, axis)
-        x = low + (high - low) * share
+        x = low + (high - low) * shares
     x = (x - 128) / 128 if how == "tf1" else x / 127.5 - 1
     return jnp.broadcast_to(x, (*x.shape[:3], 3))
 

@@ -99,7 +99,7 @@ class Attention(nn.Module):
         if packed is not None:
             q, k, v = map(packed.unpack, (q, k, v))
         if isinstance(visible, Beside):
-            out = attend_beside(q, k, v, slots, *visible)
+            out = attend_beside(q, k, v, slots, *visible)  # type: ignore[arg-type]  # versions stand beside a cache
         elif slots is None:
             out = attend(q, k.swapaxes(1, 2), v.swapaxes(1, 2), visible)
         else:
@@ -295,14 +295,15 @@ class LM:
         """What `apply` makes logits of: the hidden states [B, Q, D] after the last norm, and the cache."""
         visible = jnp.arange(cache.max_len) <= jnp.maximum(positions, 0)[:, :, None]
 
-        def run(network: Transformer) -> tuple[Array, Cache]:
+        def run(network: Transformer) -> Any:
             return network.hidden(network.embedded(tokens), positions, visible, cache)
 
         return nn.apply(run, self._module)({"params": expand(params, self.dtype)})
 
     def logits(self, params, h: Array) -> Array:
         """Hidden states [..., D] -> [..., V]. Of the parameters, the head or tied embedding is enough."""
-        return self._module.apply({"params": expand(params, self.dtype)}, h, method="logits")
+        logits: Any = self._module.apply({"params": expand(params, self.dtype)}, h, method="logits")
+        return logits
 
     def apply_seeing(
         self, params, tokens: Array, positions: Array, cache: Cache, *, slots: Array, visible: Array

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax
@@ -143,7 +143,7 @@ def full_forward(
     reveal = reveal_order(mask)
     n_known = jnp.sum(mask < 0.5, axis=1)
     ordered = jnp.take_along_axis(tokens, reveal[:, :, None], axis=1)
-    z = Backbone(config, dtype).apply(
+    z: Any = Backbone(config, dtype).apply(
         {"params": params}, ordered, reveal, n_known, class_embedding, bucket=bucket or config.seq_len
     )
     return jnp.take_along_axis(z, jnp.argsort(reveal, axis=1)[:, :, None], axis=1)
@@ -151,7 +151,8 @@ def full_forward(
 
 def class_embedding(config: MARConfig, params, labels: Array, unconditional: Array) -> Array:
     """labels [B], unconditional [B] (bool) -> [B, De]; `params` are the backbone's."""
-    return Backbone(config).apply({"params": params}, labels, unconditional, method="embed_class")
+    embedding: Any = Backbone(config).apply({"params": params}, labels, unconditional, method="embed_class")
+    return embedding
 
 
 def init_params(config: MARConfig, key: Array) -> dict:

@@ -10,7 +10,7 @@ whose last row is the unconditional prompt: so whatever asks for classes asks fo
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax
@@ -129,7 +129,10 @@ class NextStepModel(TwoPartModel):
 
     def finish(self, x: Array) -> Array:
         """x [..., C], of mean 0 and variance 1 if the model normalises its tokens."""
-        return LayerNorm(x.dtype, affine=False).apply({}, x) if self.config.normalise else x
+        if not self.config.normalise:
+            return x
+        normalised: Any = LayerNorm(x.dtype, affine=False).apply({}, x)
+        return normalised
 
     def embed_class(self, params, labels: Array, unconditional: Array) -> Array:
         """Numbers of prompts [B] -> their ids [B, N], with `PADDING` at the left."""

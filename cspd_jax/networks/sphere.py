@@ -7,7 +7,7 @@ element before a token is what its chain depends on. Positions are rotary, in tw
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -64,13 +64,13 @@ class Backbone(nn.Module):
         """
         c = self.config
         table = rotary_2d(c.grid, c.width // c.heads, c.class_tokens)
-        cos_sin = tuple(jnp.asarray(part)[elements] for part in table)
+        cos, sin = (jnp.asarray(part)[elements] for part in table)
         x = self.embed(tokens, class_embedding, elements)
-        slots = [None] * c.depth if cache is None else list(zip(*cache))
+        slots: list[Any] = [None] * c.depth if cache is None else list(zip(*cache))
         places = elements.shape[1] if cache is None else cache.keys[0].shape[2]
         visible = jnp.arange(places) <= elements[:, :, None]
         for i, layer in enumerate(self.layers):
-            x, slots[i] = layer(x, cos_sin, visible, elements[0, 0], slots[i])
+            x, slots[i] = layer(x, (cos, sin), visible, elements[0, 0], slots[i])
         return x, None if cache is None else Cache(*zip(*slots))
 
     def context(self, x: Array, rows: Array) -> Array:

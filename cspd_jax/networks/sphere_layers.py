@@ -94,8 +94,8 @@ class Attention(nn.Module):
         if slots is None:
             out = attend(q, k.swapaxes(1, 2), v.swapaxes(1, 2), visible)
         else:
-            slots = store(slots[0], k, first), store(slots[1], v, first)
-            out = attend(q, *slots, visible)
+            keys, values = slots = store(slots[0], k, first), store(slots[1], v, first)
+            out = attend(q, keys, values, visible)
         return linear(width, "wo", self.dtype)(out.reshape(batch, length, width)), slots
 
 

@@ -7,7 +7,7 @@ bias. Submodule names follow the PyTorch checkpoint with dots turned into unders
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -86,9 +86,9 @@ def _transformed(x: Array, registers: Array, depth: int, heads: int, dtype) -> A
     n, grid, _, width = x.shape
     first = jnp.broadcast_to(registers.astype(x.dtype), (n, *registers.shape))
     tokens = jnp.concatenate([first, x.reshape(n, grid * grid, width)], axis=1)
-    cos_sin = rotary_2d(grid, width // heads, len(registers))
+    cos, sin = map(jnp.asarray, rotary_2d(grid, width // heads, len(registers)))
     for i in range(depth):
-        tokens, _ = Block(heads, dtype, name=f"layers_{i}")(tokens, cos_sin)
+        tokens, _ = Block(heads, dtype, name=f"layers_{i}")(tokens, (cos, sin))
     return tokens[:, len(registers) :]
 
 
@@ -171,7 +171,8 @@ def encode(config: SphereVAEConfig, params, images: Array, dtype=jnp.float32) ->
             f"images of {height}x{width} pixels do not fit the autoencoder: they must be square, and their"
             f" side a multiple of {config.stride}"
         )
-    return posterior(SphereVAE(config, dtype).apply({"params": params}, images, method="moments"))
+    moments: Any = SphereVAE(config, dtype).apply({"params": params}, images, method="moments")
+    return posterior(moments)
 
 
 def sample(
@@ -181,9 +182,10 @@ def sample(
     those given, see `power_spherical.from_draws`."""
     if (key is None) == (draws is None):
         raise UserError("sampling tokens needs either a key or the draws, and not both")
-    if draws is None:
-        return power_spherical.sample_posterior(key, *posterior)
-    return power_spherical.from_draws(posterior.mu, *draws)
+    if draws is not None:
+        return power_spherical.from_draws(posterior.mu, *draws)
+    assert key is not None
+    return power_spherical.sample_posterior(key, *posterior)
 
 
 def decode(config: SphereVAEConfig, params, tokens: Array, dtype=jnp.float32) -> Array:
@@ -194,7 +196,8 @@ def decode(config: SphereVAEConfig, params, tokens: Array, dtype=jnp.float32) ->
             f"tokens have shape {tokens.shape}; the autoencoder takes [N, L, {config.latent_dim}] with a"
             " square number L"
         )
-    return at_least_float32(SphereVAE(config, dtype).apply({"params": params}, tokens, method="decode"))
+    images: Any = SphereVAE(config, dtype).apply({"params": params}, tokens, method="decode")
+    return at_least_float32(images)
 
 
 def _is_square(length: int) -> bool:

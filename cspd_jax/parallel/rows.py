@@ -44,7 +44,7 @@ def split_rows(tree: Any) -> tuple[list[Array], list[Array], Callable[[list, lis
 
     def merge(rows: list, numbers: list) -> Any:
         of_rows, of_all = iter(rows), iter(numbers)
-        return structure.unflatten([next(of_rows if by_row else of_all) for by_row in of_row])
+        return jax.tree.unflatten(structure, [next(of_rows if by_row else of_all) for by_row in of_row])
 
     rows = [leaf for leaf, by_row in zip(leaves, of_row) if by_row]
     return rows, [leaf for leaf, by_row in zip(leaves, of_row) if not by_row], merge

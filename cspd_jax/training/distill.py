@@ -5,7 +5,7 @@ from __future__ import annotations
 import pathlib
 
 from cspd_jax.errors import UserError
-from cspd_jax.training.config import RunConfig, TextTrainConfig
+from cspd_jax.training.config import RunConfig, TextTrainConfig, TrainConfig
 from cspd_jax.training.image import recipes as image_recipes
 from cspd_jax.training.provenance import Begun
 from cspd_jax.training.recipe import Tell, Trained, silent
@@ -27,9 +27,12 @@ def distill(
     begun: what it begins with, such as `Begun("distill", target="default")`.
     tell: is told of long work before it begins.
     """
-    is_text = isinstance(config, TextTrainConfig)
     if begun.cut is not None:
-        if not is_text:
+        if not isinstance(config, TextTrainConfig):
             raise UserError("--cut is for language models, and the settings are those of a preset for images")
         return cut_recipe.distill(config, out, begun, options, tell)
-    return (text_recipes if is_text else image_recipes).distill(config, out, begun, options, tell)
+    if isinstance(config, TextTrainConfig):
+        return text_recipes.distill(config, out, begun, options, tell)
+    if not isinstance(config, TrainConfig):
+        raise UserError("a draft of a causal image model is trained on its data, by cspd-jax train")
+    return image_recipes.distill(config, out, begun, options, tell)

@@ -62,7 +62,7 @@ class Placement:
         """A pytree of arrays [R, ...], the `rows_here` of a batch, spread over the data axis as the whole."""
 
         def spread(array: np.ndarray) -> jax.Array:
-            def held(place: tuple[slice, ...]) -> np.ndarray:
+            def held(place: Any) -> np.ndarray:
                 return array[np.searchsorted(rows, np.arange(batch)[place[0]])]
 
             return jax.make_array_from_callback((batch, *array.shape[1:]), self._spread, held)

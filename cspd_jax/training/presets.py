@@ -76,7 +76,7 @@ def _small_causal(seq_len: int, width: int, depth: int, head_width: int, head_de
 
 # In MAR's training at most 30 % of the tokens are known; a small model does not extrapolate to fuller
 # contexts.
-_ALL_CONTEXTS = {"least_mask_ratio": 0.02, "mask_ratio_deviation": 0.7}
+_ALL_CONTEXTS: dict[str, Any] = {"least_mask_ratio": 0.02, "mask_ratio_deviation": 0.7}
 
 _GLYPHS_DRAFT = TrainConfig(
     model=_small(64, 64, 2, 96, 2),

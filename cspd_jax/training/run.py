@@ -14,7 +14,7 @@ import os
 import pathlib
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -33,7 +33,7 @@ from cspd_jax.training.step import TrainState
 
 # (steps taken, the state, the metrics of the last step), once per step. The metrics are a NamedTuple of
 # scalars with a field `loss`; each kind of training has its own.
-Steps = Iterator[tuple[int, TrainState, NamedTuple]]
+Steps = Iterator[tuple[int, TrainState, Any]]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -131,7 +131,7 @@ class MetricsLog:
             write_text(path, "".join(line for line in _lines(path) if _step_of(line) <= step))
         self._file = path.open("a", encoding="utf-8")
         self._batch, self._unit, self._events = batch, unit, events
-        self._pending: list[NamedTuple] = []
+        self._pending: list[Any] = []
         self._since = time.monotonic()
 
     def __enter__(self) -> MetricsLog:
@@ -142,11 +142,11 @@ class MetricsLog:
         if self._events is not None:
             self._events.close()
 
-    def add(self, metrics: NamedTuple) -> None:
+    def add(self, metrics: Any) -> None:
         """The metrics of one step."""
         self._pending.append(metrics)
 
-    def write(self, step: int) -> NamedTuple:
+    def write(self, step: int) -> Any:
         """Writes the line of step `step` and returns the averages in it."""
         kind = type(self._pending[0])
         means = kind(*(float(np.mean(values)) for values in zip(*jax.device_get(self._pending))))

@@ -62,6 +62,7 @@ def fetch(
         raise UserError(f"no published model is called {name!r}; the names are {', '.join(FILES)}")
     revision = revision or os.environ.get(REVISION_VARIABLE) or REVISION
     path = _download(REPOSITORY, FILES[name], revision, endpoint, cache_dir)
+    assert path is not None  # it is required
     return Fetched(path, REPOSITORY, FILES[name], path.parent.name)
 
 
@@ -83,7 +84,9 @@ def fetch_model(
     def get(file: str, required: bool = True) -> Path | None:
         return _download(repository, file, revision, endpoint, cache_dir, required)
 
-    folder = get(hf.CONFIG).parent
+    config = get(hf.CONFIG)
+    assert config is not None  # it is required
+    folder = config.parent
     if get(hf.SINGLE, required=False) is None:
         get(hf.INDEX)
         for file in hf.shards(folder):

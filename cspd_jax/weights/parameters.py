@@ -144,8 +144,11 @@ def _check_array(folder: Path, shape: tuple[int, ...]) -> None:
     """UserError unless an array's chunks, which TensorStore allocates at once, are no larger than itself."""
     described = read_object(folder / ".zarray")
     chunks = described.get("chunks")
-    fits = isinstance(chunks, list) and len(chunks) == len(shape)
-    if not fits or any(type(c) is not int or not 1 <= c <= max(n, 1) for c, n in zip(chunks, shape)):
+    if (
+        not isinstance(chunks, list)
+        or len(chunks) != len(shape)
+        or any(type(c) is not int or not 1 <= c <= max(n, 1) for c, n in zip(chunks, shape))
+    ):
         raise UserError(f"{folder} is stored in chunks {shown(chunks)}, which do not fit its shape {shape}")
 
 
@@ -170,7 +173,7 @@ def digest(params: Mapping) -> str:
 
     def line(named: tuple[str, Any]) -> str:
         name, array = named[0], np.ascontiguousarray(named[1])
-        content = hashlib.sha256(array.reshape(-1).view(np.uint8)).hexdigest()
+        content = hashlib.sha256(array.reshape(-1).view(np.uint8).data).hexdigest()
         return f"{name} {array.dtype} {list(np.shape(named[1]))} {content}\n"
 
     with concurrent.futures.ThreadPoolExecutor() as pool:  # hashing does not hold the interpreter

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import json
 import os
@@ -131,7 +132,7 @@ class Folder:
         arrays, labels, skipped = [], [], []
         chunks = [files[i : i + _SHARD] for i in range(0, len(files), _SHARD)]
         for chunk in tqdm(chunks, desc="images", unit=f"x{_SHARD}", disable=not progress or len(chunks) < 2):
-            shard = cache.get(self._inputs(chunk), lambda chunk=chunk: self._make(chunk))
+            shard = cache.get(self._inputs(chunk), functools.partial(self._make, chunk))
             if len(shard.rows):
                 arrays.append(shard.rows)
             labels += [file.label for file in chunk if file.name not in shard.notes]
@@ -228,9 +229,9 @@ def read_image(path: pathlib.Path, size: int, channels: int) -> np.ndarray:
     with _opened(path, size) as opened:
         picture = ImageOps.exif_transpose(opened).convert("L" if channels == 1 else "RGB")
     while min(picture.size) >= 2 * size:  # halving by boxes first keeps the final filter sharp
-        picture = picture.resize(tuple(side // 2 for side in picture.size), Image.Resampling.BOX)
+        picture = picture.resize((picture.width // 2, picture.height // 2), Image.Resampling.BOX)
     scale = size / min(picture.size)
-    shape = tuple(max(size, round(side * scale)) for side in picture.size)
+    shape = max(size, round(picture.width * scale)), max(size, round(picture.height * scale))
     picture = picture.resize(shape, Image.Resampling.BICUBIC)
     left, top = ((side - size) // 2 for side in shape)
     square = picture.crop((left, top, left + size, top + size))

@@ -67,7 +67,8 @@ class Texts:
     @functools.cached_property
     def streams(self) -> dict[Split, np.ndarray]:
         """[N] int16 for each split: its documents, each after an end-of-text id, and one more at the end."""
-        encode, ids = ByteTokenizer().encode, {"train": [], "held-out": []}
+        encode = ByteTokenizer().encode
+        ids: dict[Split, list[int]] = {"train": [], "held-out": []}
         for document in documents() if self._corpus is None else self._corpus:
             ids["held-out" if document.held_out else "train"] += encode(document.text)
         return {split: np.array([*found, END_OF_TEXT], np.int16) for split, found in ids.items()}
@@ -156,7 +157,7 @@ def _docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 def _comments(source: str) -> Iterator[tuple[int, str]]:
     """Comments that stand on lines of their own; adjacent lines form one block."""
-    start, lines = 0, []
+    start, lines = 0, list[str]()
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type != tokenize.COMMENT or token.line[: token.start[1]].strip():
             continue

@@ -54,12 +54,13 @@ def make_source(
 
 def kl16_encoder(vae: VAE, batch: int = 16) -> LatentEncoder:
     """The encoder of a KL-16; latents are scaled as in MAR."""
-    if not isinstance(vae.config, KLConfig):
+    config = vae.config
+    if not isinstance(config, KLConfig):
         raise UserError(f"the autoencoder {vae.name} is not a KL-16, whose latents MAR learns")
 
     @jax.jit
     def encode(params, images):
-        posterior = autoencoder.encode(vae.config, params, images)
+        posterior = autoencoder.encode(config, params, images)
         return jnp.concatenate([posterior.mean, posterior.logvar], axis=-1)
 
     def moments(images: np.ndarray) -> np.ndarray:

@@ -24,7 +24,7 @@ import numpy as np
 
 from cspd_jax.diffusion.chain import path_log_density, sample_path
 from cspd_jax.diffusion.gaussian import Coefficients, Gaussian, coefficients, transition
-from cspd_jax.diffusion.schedule import sampling_schedule
+from cspd_jax.diffusion.schedule import make_schedule, sampling_schedule
 from cspd_jax.errors import UserError
 from cspd_jax.networks.config import MARConfig
 from cspd_jax.networks.mar import MARModel
@@ -41,11 +41,11 @@ Array = jax.Array
 class Teacher(NamedTuple):
     """The target of a distillation.
 
-    config: its configuration (static under jit).
+    config: its configuration (static under jit), a MARConfig: `check_pair`.
     params: its parameters.
     """
 
-    config: MARConfig
+    config: Any
     params: Any
 
 
@@ -150,7 +150,7 @@ def gaussians(
     embedding = model.embed_class(params, labels, draws.dropped)
     n_known = jnp.broadcast_to(draws.n_known, (batch,))
     z = model.context(params, ordered, draws.reveal, n_known, embedding, rows, bucket=bucket.most)
-    schedule = sampling_schedule(model.config.respacing)
+    schedule = make_schedule(model.config.respacing)
     x0 = ordered[:, shown:]
     signal = jnp.asarray(schedule.sqrt_alphas_cumprod, x0.dtype)[at][..., None]
     spread = jnp.asarray(schedule.sqrt_one_minus_alphas_cumprod, x0.dtype)[at][..., None]
@@ -210,7 +210,7 @@ def path_acceptance(
 
     q, p = condition(draft, draft_params), condition(target, target_params)
     noise = jax.random.normal(chain, (schedule.num_steps + 1, batch, dim))
-    kwargs = {"scale": scale, "final_noise": True}
+    kwargs: dict[str, Any] = {"scale": scale, "final_noise": True}
     drafted = sample_path(draft, draft_params, *q, noise, c, **kwargs)
     path = jnp.concatenate([drafted.states, noise[-1:]])
     log_ratio = path_log_density(target, target_params, *p, path, c, **kwargs) - drafted.log_density

@@ -6,7 +6,7 @@ At a time t = sigmoid(normal), x_t = (1 - t) noise + t token, the head learns to
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -34,7 +34,8 @@ class FlowDraws(NamedTuple):
     noise: Array
 
 
-ROWS = FlowDraws(dropped=0, t=1, noise=1)  # which axis of each is B
+_AXES: Any = (0, 1, 1)  # which axis of each is B
+ROWS = FlowDraws(*_AXES)
 
 
 class FlowMetrics(NamedTuple):
@@ -50,7 +51,7 @@ class FlowMetrics(NamedTuple):
     rate: Array
 
 
-def draw(key: Array, shape: tuple[int, int, int], copies: int, drop: float) -> FlowDraws:
+def draw(key: Array, shape: tuple[int, ...], copies: int, drop: float) -> FlowDraws:
     """shape: B, L, C of the batch."""
     of_labels, of_times, of_noise = jax.random.split(key, 3)
     return FlowDraws(
@@ -68,11 +69,11 @@ def flow_objective(
     tokens: [B, L, C] by position. labels: [B].
     """
     backbone = {"params": params["backbone"]}
-    embedding = Backbone(config).apply(backbone, labels, draws.dropped, method="embed_class")
+    embedding: Any = Backbone(config).apply(backbone, labels, draws.dropped, method="embed_class")
     z = full_forward(config, params["backbone"], tokens, embedding, dtype)
     t = draws.t[..., None]
     x = (1 - t) * draws.noise + t * tokens
-    velocity = make_head(config, dtype).apply({"params": params["head"]}, x, draws.t, z)
+    velocity: Any = make_head(config, dtype).apply({"params": params["head"]}, x, draws.t, z)
     loss = jnp.mean((velocity - (tokens - draws.noise)) ** 2)
     return loss, loss
 
@@ -86,7 +87,9 @@ def flow_step(
     draws = draw(key, tokens.shape, config.copies, config.label_drop)
 
     def loss_of(part):
-        return lambda params: flow_objective(config.model, params, *part, dtype=jnp.dtype(config.dtype))
+        tokens, labels, draws = part
+        dtype = jnp.dtype(config.dtype)
+        return lambda params: flow_objective(config.model, params, tokens, labels, draws, dtype)
 
     state, update = descend(config, state, loss_of, (tokens, labels, draws), (0, 0, ROWS))
     return state, FlowMetrics(update.aux, update.norm, update.rate)

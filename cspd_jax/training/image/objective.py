@@ -11,7 +11,7 @@ the negative log-likelihood of x_0 on a grid of 8-bit values.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -56,7 +56,8 @@ class Draws(NamedTuple):
     noise: Array
 
 
-ROWS = Draws(reveal=0, n_known=None, dropped=0, t=1, noise=1)  # which axis of each is B
+_AXES: Any = (0, None, 0, 1, 1)  # which axis of each is B
+ROWS = Draws(*_AXES)
 
 
 def add_noise(x0: Array, t: Array, noise: Array) -> Array:
@@ -143,9 +144,9 @@ def objective(
     ordered = jnp.take_along_axis(tokens, draws.reveal[:, :, None], axis=1)
     variables = {"params": params["backbone"]}
     backbone = Backbone(config, dtype)
-    embedding = backbone.apply(variables, labels, draws.dropped, method="embed_class")
+    embedding: Any = backbone.apply(variables, labels, draws.dropped, method="embed_class")
     n_known = jnp.broadcast_to(draws.n_known, (batch,))
-    z = backbone.apply(variables, ordered, draws.reveal, n_known, embedding, rows, bucket=bucket)
+    z: Any = backbone.apply(variables, ordered, draws.reveal, n_known, embedding, rows, bucket=bucket)
     terms = head_terms(config, params["head"], ordered[:, shown:], z, draws.t, draws.noise, dtype)
     unknown = (rows >= draws.n_known).astype(terms.mse.dtype)
     means = Terms(masked_mean(terms.mse, unknown), masked_mean(terms.vb, unknown))

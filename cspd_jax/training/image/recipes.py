@@ -48,7 +48,7 @@ def train(
     vae = models.load_vae(begun.vae) if begun.vae else None
     encoder = None if vae is None else kl16_encoder(vae)
     begun = begun.with_weights(
-        str(out), init=initial and (config.model, initial), vae=vae and (vae.config, vae.params)
+        str(out), init=initial and (config.model, initial), vae=(vae.config, vae.params) if vae else None
     )
     with claimed(out, options.resume):
         with processes.first_alone("the data is prepared"):
@@ -76,6 +76,7 @@ def distill(
         origin=begun.origin or "data",
         samples=begun.samples or _SAMPLES,
     )
+    assert begun.target is not None
     target = models.load(begun.target)
     teacher = Teacher(target.config, target.params)
     placement = options.placement_for(config)
@@ -113,6 +114,7 @@ def _drafts_source(
     """What the draft learns on: the data, the target's own samples, or both in turn."""
     if begun.origin == "data":
         return data
+    assert begun.samples is not None
     tell(f"making {begun.samples} samples of the target")
     with processes.first_alone("the samples are made"):
         made = TargetSamples(teacher, data.class_names, begun.samples, out / "samples", config.seed)

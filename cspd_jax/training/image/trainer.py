@@ -38,14 +38,15 @@ MOST_CLASSES = 10
 class Task(Protocol):
     """What a run learns: the contexts it sees, and one optimiser step."""
 
-    buckets: tuple[masking.Bucket, ...]
+    @property
+    def buckets(self) -> tuple[masking.Bucket, ...]: ...
 
     def n_known(self, step: int) -> int:
         """The number of tokens shown in step `step`: a function of the run's seed and `step`."""
 
     def step(
         self, bucket: masking.Bucket, state: TrainState, tokens: jax.Array, labels: jax.Array, known: np.int32
-    ) -> tuple[TrainState, Metrics]:
+    ) -> tuple[TrainState, Any]:
         """tokens: [B, L, C] by position. labels: [B]. known: [] tokens shown, within `bucket`."""
 
 

@@ -45,9 +45,9 @@ class Taught(NamedTuple):
     total: [B, L] the logarithm of the sum over all ids of exp(logit).
     """
 
-    tokens: Array | np.ndarray
-    hidden: Array | np.ndarray
-    total: Array | np.ndarray
+    tokens: Any
+    hidden: Any
+    total: Any
 
 
 class Answers:

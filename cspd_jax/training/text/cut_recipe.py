@@ -43,19 +43,21 @@ def distill(
     tell: Tell = silent,
 ) -> Trained:
     """Cuts a draft from the target that `begun` names and trains it in the folder `out`."""
-    if begun.target is None:
+    if (target_name := begun.target) is None:
         raise UserError("a draft is cut from a target; name it with --target")
-    begun = dataclasses.replace(begun, samples=begun.samples or _SAMPLES)
-    check_count(begun.samples)
-    texts = read_lines(pathlib.Path(begun.prompts))
-    target = models.load_text(begun.target)
+    samples = begun.samples or _SAMPLES
+    begun = dataclasses.replace(begun, samples=samples)
+    check_count(samples)
+    assert begun.prompts and begun.cut and begun.ids, "the command line asks for all three"
+    ids, texts = begun.ids, read_lines(pathlib.Path(begun.prompts))
+    target = models.load_text(target_name)
     layers = layers_of(begun.cut)
-    config = dataclasses.replace(config, model=cut_config(target.config, layers, begun.ids))
+    config = dataclasses.replace(config, model=cut_config(target.config, layers, ids))
     prompts = prompt_ids(target, texts)
     check_prompts(prompts, config.data.length)
     initial = None
     if not has_checkpoints(out):
-        initial = cut(target.config, target.params, layers, begun.ids)
+        initial = cut(target.config, target.params, layers, ids)
         if begun.init is not None:
             initial = initial_params(models.load_text(begun.init), config.model)
     begun = begun.with_weights(
@@ -66,35 +68,32 @@ def distill(
     with claimed(out, options.resume):
         presets.write(config, out, begun)
         teacher = TextTeacher(target.config, target.params)
-        answers, covered = _answers(teacher, prompts, config, begun, out, tell)
+        answers = _answers(teacher, prompts, config, samples, out, tell)
+        covered = answers.coverage(ids)
+        tell(f"{100 * covered:.2f} % of the ids in the answers are among the first {ids}")
 
         def measure(params: Any, most: int) -> dict[str, float]:
             agreed = taught_agreement(*teacher, LM(config.model), params, answers.held_out(most))
             return {name: round(value, 4) for name, value in agreed._asdict().items()}
 
         placement = options.placement_for(config)
-        head = put_whole(placement.mesh, last_part(target.config, target.params, begun.ids))
+        head = put_whole(placement.mesh, last_part(target.config, target.params, ids))
         on_sample = glance(measure, out / "held_out.jsonl", tell)
         options = dataclasses.replace(options, placement=placement, on_sample=on_sample, initial=initial)
         state = train_taught(config, answers, out, head, options)
         kept = {"layers": list(layers), "from_ids": target.config.known_ids}
         trained = Trained.of("lm", config, state, {"corpus": answers.describe(), "cut": kept})
         if processes.is_first():
-            trained.report.update({**measure(trained.params, begun.samples), "coverage": round(covered, 4)})
+            trained.report.update({**measure(trained.params, samples), "coverage": round(covered, 4)})
         return trained
 
 
 def _answers(
-    teacher: TextTeacher, prompts: Any, config: TextTrainConfig, begun: Begun, out: pathlib.Path, tell: Tell
-) -> tuple[Answers, float]:
-    """The target's answers, and the share of their ids that the draft has."""
-    tell(f"making {begun.samples} answers of the target")
-    folder, length = out / "answers", config.data.length
+    teacher: TextTeacher, prompts: Any, config: TextTrainConfig, samples: int, out: pathlib.Path, tell: Tell
+) -> Answers:
+    tell(f"making {samples} answers of the target")
     with processes.first_alone("the answers are made"):
-        answers = Answers(teacher, prompts, length, begun.samples, folder, config.seed)
-    covered = answers.coverage(begun.ids)
-    tell(f"{100 * covered:.2f} % of the ids in the answers are among the first {begun.ids}")
-    return answers, covered
+        return Answers(teacher, prompts, config.data.length, samples, out / "answers", config.seed)
 
 
 def layers_of(text: str) -> tuple[int, ...]:

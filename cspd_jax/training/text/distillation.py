@@ -91,9 +91,9 @@ class Agreement(NamedTuple):
     divergence: KL(p || q) in bits per id.
     """
 
-    acceptance: Array
-    greedy: Array
-    divergence: Array
+    acceptance: Any
+    greedy: Any
+    divergence: Any
 
 
 def agreement(target: LM, target_params: Any, draft: LM, draft_params: Any, rows: np.ndarray) -> Agreement:

@@ -119,8 +119,8 @@ def bits_per_byte(model: LM, params: Any, stream: np.ndarray, length: int, most:
         chosen = np.linspace(0, len(rows) - 1, most).round().astype(int)
         rows, asked = rows[chosen], asked[chosen]
     bits = 0.0
-    rates = mask_rates(jax.random.key(0), len(rows))
-    rates = np.asarray(jax.random.permutation(jax.random.key(1), rates))
+    ordered = mask_rates(jax.random.key(0), len(rows))
+    rates = np.asarray(jax.random.permutation(jax.random.key(1), ordered))
     for start in range(0, len(rows), _TOGETHER):
         part = slice(start, start + _TOGETHER)
         padded = _TOGETHER - len(rows[part])

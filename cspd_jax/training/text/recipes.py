@@ -65,6 +65,7 @@ def distill(
         origin=begun.origin or "data",
         samples=begun.samples or _SAMPLES,
     )
+    assert begun.target is not None
     target = models.load_text(begun.target)
     check_vocabulary(config.model, target.config)
     initial = _starting_weights(begun.init, config.model, out)
@@ -95,6 +96,7 @@ def _drafts_rows(
     """What the draft learns on: the data, the target's own continuations, or both in turn."""
     if begun.origin == "data":
         return texts
+    assert begun.samples is not None
     tell(f"making {begun.samples} samples of the target")
     with processes.first_alone("the samples are made"):
         made = TargetTexts(teacher, texts, begun.samples, out / "samples", config.seed)
