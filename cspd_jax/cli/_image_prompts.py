@@ -61,6 +61,7 @@ def with_prompts(args: argparse.Namespace, model):
         )
 
     def ids(text: str) -> list[int]:
+        assert tokenizer is not None
         return prompts.ids_of(text, tokenizer, model, args.grid)
 
     captions = (*texts, *(args.prompt_ids or ()))

@@ -40,7 +40,7 @@ def read_prompts(
     if not texts and not rows:
         if tokenizer is None:
             raise UserError("the model has no tokenizer.json; give the prompt as --prompt-ids 1,2,3")
-        texts = default
+        texts = list(default)
     if texts and tokenizer is None:
         raise UserError("the model has no tokenizer.json; give the prompt as --prompt-ids 1,2,3")
     if "" in texts:

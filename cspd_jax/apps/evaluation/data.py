@@ -8,7 +8,7 @@ import numpy as np
 
 from cspd_jax.errors import UserError
 from cspd_jax.training import presets
-from cspd_jax.training.config import TrainConfig
+from cspd_jax.training.config import FlowTrainConfig, ImageTrainConfig, TrainConfig
 from cspd_jax.training.data.source import Batch, Source, Split
 from cspd_jax.training.image.data import make_source
 from cspd_jax.training.image.trainer import check_fit
@@ -17,7 +17,7 @@ from cspd_jax.weights.models import ImageModel
 _TOGETHER = 500
 
 
-def training_config(model: ImageModel) -> TrainConfig:
+def training_config(model: ImageModel) -> ImageTrainConfig:
     """The settings of the run that made a model; UserError if its checkpoint does not have them."""
     extra = model.metadata.get("extra")
     told = extra.get("training") if isinstance(extra, dict) else None
@@ -34,10 +34,11 @@ def training_config(model: ImageModel) -> TrainConfig:
         raise UserError(f"{model.name} makes latents; evaluate is for models that make pixels")
     if getattr(config.data, "held_out", None) == 0:
         raise UserError(f"{model.name} was trained on all images of a folder; evaluate needs held-out ones")
+    assert isinstance(config, TrainConfig | FlowTrainConfig)
     return dataclasses.replace(config, model=model.config)
 
 
-def open_source(config: TrainConfig) -> Source:
+def open_source(config: ImageTrainConfig) -> Source:
     """The data set of a run."""
     source = make_source(config.data)
     check_fit(config, source)
@@ -49,19 +50,16 @@ def held_out(source: Source, count: int) -> Batch:
     return _distinct(source, range(-(-count // _TOGETHER)), _TOGETHER, 0, "held-out", count)
 
 
-def trained_on(source: Source, config: TrainConfig, count: int) -> Batch:
+def trained_on(source: Source, config: ImageTrainConfig, count: int) -> Batch:
     """The last images that the run saw, up to `count` distinct ones, as uint8."""
     first = max(0, config.steps - -(-count // config.batch))
     return _distinct(source, range(first, config.steps), config.batch, config.seed, "train", count)
 
 
 def _distinct(source: Source, indices, size: int, seed: int, split: Split, count: int) -> Batch:
-    images, labels = [], []
-    for index in indices:
-        batch = source.batch(index, size, seed=seed, split=split)
-        images.append(to_uint8(batch.images))
-        labels.append(batch.labels)
-    images, labels = np.concatenate(images), np.concatenate(labels)
+    batches = [source.batch(index, size, seed=seed, split=split) for index in indices]
+    images = np.concatenate([to_uint8(batch.images) for batch in batches])
+    labels = np.concatenate([batch.labels for batch in batches])
     _, first = np.unique(images.reshape(len(images), -1), axis=0, return_index=True)
     rows = np.sort(first)[:count]
     return Batch(images[rows], labels[rows])

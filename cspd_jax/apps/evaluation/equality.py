@@ -61,12 +61,12 @@ def energy_p_value(x, y, strata=None, permutations: int = 9999, seed: int = 0) -
     """
     pooled = np.concatenate([x, y]).astype(np.float64)
     is_x = np.arange(len(pooled)) < len(x)
-    strata = np.zeros(len(pooled), int) if strata is None else np.asarray(strata)
+    stratum = np.zeros(len(pooled), int) if strata is None else np.asarray(strata)
     random = np.random.default_rng(seed)
-    energies = sum(
-        _energies(pooled[strata == s], np.count_nonzero(is_x[strata == s]), permutations, random)
-        for s in np.unique(strata)
-    )
+    energies = np.zeros(permutations + 1)
+    for s in np.unique(stratum):
+        inside = stratum == s
+        energies += _energies(pooled[inside], int(np.count_nonzero(is_x[inside])), permutations, random)
     return float(np.mean(energies >= energies[0] * (1 - 1e-6)))
 
 
@@ -78,7 +78,7 @@ def _energies(points, n: int, permutations: int, random) -> np.ndarray:
     squares = np.sum(points**2, axis=1)
     distances = np.sqrt(np.maximum(squares[:, None] + squares - 2 * points @ points.T, 0)).astype(np.float32)
     np.fill_diagonal(distances, 0)
-    weights = np.repeat(np.float32([1 / n, -1 / m]), [n, m])
+    weights = np.repeat(np.array([1 / n, -1 / m], np.float32), [n, m])
     splits = random.permuted(np.broadcast_to(weights, (permutations + 1, n + m)), axis=1)
     splits[0] = weights
     return -np.einsum("ri,ri->r", splits @ distances, splits) * n * m / (n + m)

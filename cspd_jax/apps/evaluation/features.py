@@ -72,7 +72,8 @@ def _check_kind(kind: str, path: Path) -> None:
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _apply(config: InceptionConfig, how: str, params, images) -> Features:
-    return Inception(config).apply({"params": params}, resize(images, how))
+    made: Any = Inception(config).apply({"params": params}, resize(images, how))
+    return made
 
 
 def features(
@@ -85,9 +86,9 @@ def features(
             size = max(size, len(some))  # the last batch is filled up, so that one program serves all
             filled = np.concatenate([some, np.zeros((size - len(some), *images.shape), np.uint8)])
             with jax.default_matmul_precision("highest"):
-                found = jax.device_get(_apply(network.config, how, network.params, filled))
-            found = Features(*(np.asarray(rows)[: len(some)] for rows in found))
-            if not all(np.isfinite(rows).all() for rows in found):
+                made = jax.device_get(_apply(network.config, how, network.params, filled))
+            rows: list[Any] = [np.asarray(part)[: len(some)] for part in made]
+            if not all(np.isfinite(part).all() for part in rows):
                 raise UserError(f"{network.path} gives NaN or infinity on images of {images.path}")
-            yield found
+            yield Features(*rows)
             bar.update(len(some))

@@ -74,6 +74,7 @@ def look(
     spatial, score = Moments(config.spatial), InceptionScore(config.classes)
     kept = np.empty((min(images.count, MOST_NEIGHBOURS) if keep else 0, config.features), np.float32)
     seen = 0
+    found: Any
     for found in features(network, images, settings.batch, settings.resize, progress):
         for number, part in enumerate(parts):
             part.add(found.pool[(number - seen) % PARTS :: PARTS])
@@ -150,7 +151,10 @@ def _against(
     name, other = _namer(network.published), None
     if against.images is not None:
         other = look(against.images, network, settings, keep=True, progress=progress)
-    reference = against.statistics or other.statistics
+    reference = against.statistics
+    if reference is None:
+        assert other is not None  # a reference without statistics has images, which were looked at
+        reference = other.statistics
     root = frechet.rooted(reference.pool)
     report: dict[str, Any] = {
         "against": {
@@ -167,7 +171,7 @@ def _against(
         "precision": None,
         "recall": None,
     }
-    if reference.spatial is not None:
+    if reference.spatial is not None and seen.statistics.spatial is not None:
         value = frechet.distance(reference.spatial, seen.statistics.spatial)
         report["spatial"] = {"name": name("sFID"), "value": value}
     if other is not None and min(len(seen.kept), len(other.kept)) > NEIGHBOURS:

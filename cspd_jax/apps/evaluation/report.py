@@ -189,7 +189,7 @@ def save_neighbours(path: Path, images: np.ndarray, training: np.ndarray, found:
     """
     count = min(_PAIRS, len(images))
     rows = np.argsort(found.distance)[np.linspace(0, len(images) - 1, count).astype(int)]
-    shown = np.concatenate([images[rows], training[found.index[rows]]])
+    shown = np.concatenate([images[rows], training[found.places[rows]]])
     captions = [""] * count + [f"{d:.2f}" for d in found.distance[rows]]
     _save(path, picture(shown, captions, count))
 

@@ -88,11 +88,11 @@ def wilson(right: int, count: int) -> list[float]:
 class Nearest(NamedTuple):
     """The nearest reference of each query.
 
-    index: [N] int.
+    places: [N] int.
     distance: [N], the Euclidean distance to it.
     """
 
-    index: np.ndarray
+    places: np.ndarray
     distance: np.ndarray
 
 
@@ -101,10 +101,10 @@ def nearest(queries: np.ndarray, references: np.ndarray, chunk: int = 256, progr
     centre = references.mean(axis=0, dtype=np.float64).astype(np.float32)  # less cancellation
     queries, references = queries - centre, references - centre
     starts = tqdm(range(0, len(queries), chunk), desc="neighbours", disable=not progress)
-    index = [squared_distances(queries[i : i + chunk], references).argmin(axis=1) for i in starts]
-    index = np.concatenate(index)
-    # The matrix product is inexact for near copies, so the distance to the one found is computed directly.
-    return Nearest(index, np.linalg.norm(queries - references[index], axis=1))
+    parts = [squared_distances(queries[i : i + chunk], references).argmin(axis=1) for i in starts]
+    places = np.concatenate(parts)
+    # The matrix product is inexact for near copies, so the distance to the nearest is computed directly.
+    return Nearest(places, np.linalg.norm(queries - references[places], axis=1))
 
 
 def compare(generated: np.ndarray, held_out: np.ndarray) -> dict:
