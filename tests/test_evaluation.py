@@ -123,9 +123,9 @@ def test_nearest_against_brute_force():
     queries[5] = references[32] + np.float32(1e-3)
     found = statistics.nearest(queries, references, chunk=8)
     every = np.linalg.norm(queries[:, None].astype(np.float64) - references, axis=2)
-    np.testing.assert_array_equal(found.index, every.argmin(axis=1))
+    np.testing.assert_array_equal(found.places, every.argmin(axis=1))
     np.testing.assert_allclose(found.distance, every.min(axis=1), rtol=1e-4)
-    assert found.distance[4] == 0 and found.index[4] == 31
+    assert found.distance[4] == 0 and found.places[4] == 31
 
 
 def test_copies_are_noticed():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 
@@ -35,7 +36,8 @@ def training_config(model: ImageModel) -> ImageTrainConfig:
     if getattr(config.data, "held_out", None) == 0:
         raise UserError(f"{model.name} was trained on all images of a folder; evaluate needs held-out ones")
     assert isinstance(config, TrainConfig | FlowTrainConfig)
-    return dataclasses.replace(config, model=model.config)
+    sizes: Any = model.config
+    return dataclasses.replace(config, model=sizes)
 
 
 def open_source(config: ImageTrainConfig) -> Source:
