@@ -201,7 +201,7 @@ def tasks(
                 seconds[name] = statistics.median(s.seconds for s in several)
                 texts[name], info = several[0].tokens, several[0].info
                 about[name] = info.acceptance, info.tokens_per_pass
-                paces[name] = several[0].pace.in_words()
+                paces[name] = several[0].scheduler.in_words()
             for name, took in seconds.items():
                 acceptance, per_pass = about.get(name, (None, 1.0))
                 equal = None

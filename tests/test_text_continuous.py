@@ -20,7 +20,7 @@ from cspd_jax import text
 from cspd_jax.errors import UserError
 from cspd_jax.text import RULES, Prompts, Sampling, continuous
 from cspd_jax.text.continuous import batching
-from cspd_jax.text.continuous.scheduler import PLAIN, Pace
+from cspd_jax.text.continuous.scheduler import PLAIN, DraftScheduler
 from cspd_jax.text.trees.drafter import draft_tree
 
 NEW = 12
@@ -39,7 +39,7 @@ def drafter(kind):
     return text.PromptLookup(shortest=1) if kind == "lookup" else (lm, text_models.near(params, scale=0.25))
 
 
-class Fixed(Pace):
+class Fixed(DraftScheduler):
     """Takes turns, whatever was seen."""
 
     turns = ((3, 2), (PLAIN, 2), (PLAIN, 1), (2, 1), (3, 1))
@@ -54,7 +54,7 @@ class Fixed(Pace):
 
 @pytest.fixture
 def in_turns(monkeypatch):
-    monkeypatch.setattr(batching, "Pace", Fixed)
+    monkeypatch.setattr(batching, "DraftScheduler", Fixed)
 
 
 @pytest.mark.parametrize("kind", ["near", "lookup"])
@@ -117,12 +117,12 @@ def test_texts_have_the_target_s_distribution(rule, monkeypatch):
     assert p_value > FALSE_ALARM if rule == "block" else p_value <= FALSE_ALARM
 
 
-def test_a_pace_goes_on():
+def test_a_scheduler_goes_on():
     first = continuous(None, target(), [[1, 2]], drafter=text.PromptLookup(), max_new_tokens=NEW)
     again = continuous(
-        None, target(), [[1, 2]], drafter=text.PromptLookup(), max_new_tokens=NEW, pace=first.pace
+        None, target(), [[1, 2]], drafter=text.PromptLookup(), max_new_tokens=NEW, scheduler=first.scheduler
     )
-    assert again.pace is first.pace
+    assert again.scheduler is first.scheduler
     np.testing.assert_array_equal(first.tokens, again.tokens)
 
 
@@ -131,7 +131,7 @@ def test_refused():
     for wanted, options in (
         ("gammas is", {"gammas": (), "drafter": text.PromptLookup()}),
         ("rows is 0", {"rows": 0}),
-        ("of other gammas", {"pace": Pace([PLAIN]), "drafter": text.PromptLookup()}),
+        ("of other gammas", {"scheduler": DraftScheduler([PLAIN]), "drafter": text.PromptLookup()}),
         ("loop of their own", {"drafter": draft_tree(target(), (2, 1))}),
     ):
         with pytest.raises(UserError, match=wanted):

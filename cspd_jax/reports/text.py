@@ -53,7 +53,7 @@ def make_report(
         "sequential": {"target": int(calls.target_passes), "draft": int(calls.draft_passes)},
         "total": {"target": int(calls.target_rows), "draft": int(calls.draft_rows)},
         "compared_to_plain": _compared(found),
-        "choice": None if found.pace is None or len(found.pace.gammas) == 1 else found.pace.in_words(),
+        "choice": _choice(found),
         "reference": {
             "method": "plain",
             "dtype": np.dtype(bound(target)[0].dtype).name,
@@ -89,6 +89,14 @@ def judgement(found: Measured) -> tuple[bool, str]:
         )
     rule = request.rule or ("block" if request.tree is None else "tree")
     return True, _WHY["google" if rule == "deepmind" else rule]
+
+
+def _choice(found: Measured) -> str | None:
+    """Why so many tokens were drafted, if that was chosen as rounds went by; what it gained, unless that was
+    measured by a comparison."""
+    if found.scheduler is None or len(found.scheduler.gammas) == 1:
+        return None
+    return found.scheduler.in_words(found.seconds if found.plain_seconds is None else None)
 
 
 def _is_fixed(request: Request) -> bool:

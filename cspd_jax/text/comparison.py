@@ -11,7 +11,7 @@ import numpy as np
 
 from cspd_jax._utils.timing import seconds_in_turns
 from cspd_jax.text.continuous.batching import Continuous, continuous
-from cspd_jax.text.continuous.scheduler import Pace
+from cspd_jax.text.continuous.scheduler import DraftScheduler
 from cspd_jax.text.drafters import ModelDrafter, resolve_drafter
 from cspd_jax.text.generation import generate
 from cspd_jax.text.info import Info, TextOutput
@@ -105,7 +105,7 @@ class Measured(NamedTuple):
     plain_seconds: of plain decoding.
     plain_passes: target passes of plain decoding.
     same: rows whose tokens are those of plain decoding.
-    pace: of a request that was run by `continuous`.
+    scheduler: of a request that was run by `continuous`.
     """
 
     request: Request
@@ -117,7 +117,7 @@ class Measured(NamedTuple):
     plain_seconds: float | None = None
     plain_passes: int | None = None
     same: int | None = None
-    pace: Pace | None = None
+    scheduler: DraftScheduler | None = None
 
 
 def measure(request: Request, compare: bool = False, repeats: int = 1) -> Measured:
@@ -130,14 +130,16 @@ def measure(request: Request, compare: bool = False, repeats: int = 1) -> Measur
         runs["plain"] = request.plain().run
     outputs = {name: jax.block_until_ready(run()) for name, run in runs.items()}  # this compiles
     seconds = {name: min(found) for name, found in seconds_in_turns(runs, repeats).items()}
-    pace = None
+    scheduler = None
     if request.gammas is not None:
         several = [request.run_continuously() for _ in range(1 + repeats if compare else 1)]
-        seconds["request"] = min(found.seconds for found in several)  # the first run is slower
-        tokens, info, pace, _ = several[-1]
+        seconds["request"] = min(found.seconds for found in several)  # the first run tries more
+        tokens, info, scheduler, _ = several[-1]
         outputs["request"] = TextOutput(tokens, info)
     ids, marks = new_tokens(request, outputs["request"])
-    found = Measured(request, ids, marks, seconds["request"], outputs["request"].info, cost, pace=pace)
+    found = Measured(
+        request, ids, marks, seconds["request"], outputs["request"].info, cost, scheduler=scheduler
+    )
     if not compare:
         return found
     plain_ids, _ = new_tokens(request, outputs["plain"])

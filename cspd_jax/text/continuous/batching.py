@@ -13,7 +13,7 @@ import numpy as np
 from cspd_jax.parallel import common_mesh
 from cspd_jax.text.checks import require
 from cspd_jax.text.continuous.pool import Advance, Pool, Text, row_of
-from cspd_jax.text.continuous.scheduler import PLAIN, Chunk, Pace
+from cspd_jax.text.continuous.scheduler import PLAIN, Chunk, DraftScheduler
 from cspd_jax.text.drafters import Drafter, Drafting, PromptLookup
 from cspd_jax.text.generation import prepare
 from cspd_jax.text.info import CallCounts, DraftCounts, Info, RoundInfo, add
@@ -35,13 +35,13 @@ class Continuous(NamedTuple):
 
     tokens: int32 [N, max_len] prompt and continuation of each text, then zeros.
     info: what happened; the passes are those of the running batch.
-    pace: what was measured, and how many tokens were drafted.
-    seconds: of all passes, without compilation.
+    scheduler: what was measured, and how many tokens were drafted.
+    seconds: what all passes took, without compilation and without the first run of a program.
     """
 
     tokens: np.ndarray
     info: Info
-    pace: Pace
+    scheduler: DraftScheduler
     seconds: float
 
 
@@ -59,7 +59,7 @@ def continuous(
     max_len: int | None = None,
     stop_ids: Array | Sequence[int] | None = None,
     confidence: Array | float | None = None,
-    pace: Pace | None = None,
+    scheduler: DraftScheduler | None = None,
     on_text: Callable[[int, Text], None] | None = None,
 ) -> Continuous:
     """Continues any number of prompts, `rows` at a time: a prompt takes the row of a text that is complete.
@@ -73,14 +73,15 @@ def continuous(
       rows: texts at a time; work and memory of a pass depend on it.
       gammas: the numbers of drafts to choose from, 0 for plain decoding. With one there is no choice. The
         default is `gammas_for(drafter)`.
-      pace: that of an earlier call with the same model, drafter and rows, to begin with what it has learned.
+      scheduler: that of an earlier call with the same model, drafter and rows, to begin with what it knows.
       on_text: called with the number of each text and the text when it is complete.
       The others are those of `generate`; drafts cannot be trees.
     """
     gammas = gammas_for(drafter) if gammas is None else [PLAIN] if drafter is None else list(gammas)
     whole = all(isinstance(g, int) and g >= 0 for g in gammas) and len(gammas) > 0
     require(whole, f"gammas is {gammas!r:.80}; it must be whole numbers of at least 0")
-    require(pace is None or pace.gammas == sorted(set(gammas)), "the pace given is of other gammas")
+    known = scheduler is None or scheduler.gammas == sorted(set(gammas))
+    require(known, "the scheduler given is of other gammas")
     require(isinstance(rows, int) and rows >= 1, f"rows is {rows!r:.80}; it must be at least 1")
     alone = common_mesh(model, drafter) is None
     require(alone, "a mesh has a fixed batch, of which no row is given to another text; see generate")
@@ -93,7 +94,8 @@ def continuous(
     count, room = len(inputs.limit), inputs.max_len
     inputs = dataclasses.replace(inputs, max_len=-(-room // _STEP) * _STEP)
 
-    pool, pace = Pool(inputs, min(rows, count)), Pace(gammas) if pace is None else pace
+    pool = Pool(inputs, min(rows, count))
+    scheduler = DraftScheduler(gammas) if scheduler is None else scheduler
     waiting = collections.deque(range(count))
     found = _Found(count, room, max(gammas))
     while waiting or pool.occupied:
@@ -107,11 +109,11 @@ def continuous(
             number = waiting.popleft()
             pool.enter(slot, row_of(inputs, number), number)
         if pool.occupied and not pool.finished:
-            gamma, most = pace.next()
-            advance = pool.advance(gamma, most)
-            pace.saw(_chunk(gamma, advance))
+            gamma, max_rounds = scheduler.next()
+            advance = pool.advance(gamma, max_rounds)
+            scheduler.record(_chunk(gamma, advance))
             found.add(pool.texts, advance.info)
-    return Continuous(found.tokens, found.info, pace, pool.seconds)
+    return Continuous(found.tokens, found.info, scheduler, pool.seconds)
 
 
 def gammas_for(drafter: Any) -> tuple[int, ...]:
@@ -125,7 +127,7 @@ def gammas_for(drafter: Any) -> tuple[int, ...]:
 def _chunk(gamma: int, advance: Advance) -> Chunk:
     drafts = advance.info.drafts
     sums = (int(np.sum(a)) for a in (drafts.rounds, drafts.drafted, drafts.tested, drafts.accepted))
-    return Chunk(gamma, int(advance.info.calls.target_passes), advance.seconds, *sums, advance.cold)
+    return Chunk(gamma, int(advance.info.calls.target_passes), advance.seconds, *sums, advance.overhead)
 
 
 class _Found:
