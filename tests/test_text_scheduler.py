@@ -150,6 +150,11 @@ def test_first_runs_are_in_no_seconds(monkeypatch):
     lm = text_models.model(13, dtype=jnp.float32)
     params = text_models.params(lm)
     _, info, _, seconds = text.continuous(
-        None, (lm, params), [[1, 2], [3]], drafter=(lm, params), gammas=(0, 2), max_new_tokens=40, stop_ids=()
+        None,
+        (lm, params),
+        [[1, 2], [3]],
+        (lm, params),
+        text.Options(max_new_tokens=40, stop_ids=()),
+        scheduler=DraftScheduler((0, 2)),
     )
     assert seconds == info.calls.target_passes + 2

@@ -21,8 +21,8 @@ Array = jax.Array
 
 def uses_tempered(canvas: Canvas) -> bool:
     """Whether the distribution that tokens are drawn from is needed, beyond the logits."""
-    cuts = canvas.top_p is not None or canvas.top_k is not None
-    return cuts or canvas.confidence not in ("clean", "random")
+    cuts = canvas.options.top_p is not None or canvas.options.top_k is not None
+    return cuts or canvas.options.confidence not in ("clean", "random")
 
 
 def tempered(canvas: Canvas, logits: Array) -> Array:
@@ -30,13 +30,13 @@ def tempered(canvas: Canvas, logits: Array) -> Array:
 
     A temperature of 0 counts as 1 here, as in Dream, whose measures exist for greedy tokens, too.
     """
-    temperature = by_row(canvas.temperature, logits)
+    temperature = by_row(canvas.options.temperature, logits)
     x = logits - jnp.max(logits, axis=-1, keepdims=True)
     x = x / jnp.where(temperature > 0, temperature, 1)
-    if canvas.top_p is not None:
-        x = cut_top_p(x, canvas.top_p)
-    if canvas.top_k is not None:
-        x = cut_top_k(x, canvas.top_k)
+    if canvas.options.top_p is not None:
+        x = cut_top_p(x, canvas.options.top_p)
+    if canvas.options.top_k is not None:
+        x = cut_top_k(x, canvas.options.top_k)
     return x
 
 
@@ -74,4 +74,3 @@ MEASURES: dict[str, Callable[[Array, Array], Array]] = {
     "margin": margin,
     "entropy": negative_entropy,
 }
-CONFIDENCES = (*MEASURES, "random")

@@ -85,7 +85,7 @@ def _columns(canvas: Canvas, window: Window) -> Array:
 
 def _guided(canvas: Canvas, logits: Array) -> Array:
     """The logits [...] with guidance, from those of the halves [H, ...]."""
-    if canvas.guidance is None:
+    if canvas.options.guidance is None:
         return logits[0]
     conditional, unconditional = logits
-    return unconditional + (canvas.guidance + 1).astype(logits.dtype) * (conditional - unconditional)
+    return unconditional + (canvas.options.guidance + 1).astype(logits.dtype) * (conditional - unconditional)

@@ -3,7 +3,7 @@
 In the earliest block with something to fill, the rule takes the place whose token the model is most confident
 of, the first one if several are equal. At temperature 0 the token of a place is the most probable one; above,
 it has the largest logit + temperature * Gumbel noise, with noise that belongs to the step and the place, of
-the tokens that top-p and top-k leave. What the confidence is says `sureness`.
+the tokens that top-p and top-k leave. The module `confidence` says what that is.
 """
 
 from __future__ import annotations
@@ -79,22 +79,22 @@ def scores(canvas: Canvas, logits: Array) -> Scores:
 
 def drawn_from(canvas: Canvas, of_tokens: Scores, places: Array, steps: Array) -> Candidates:
     """The candidates at places [B, ..., W], for steps [B, ...]."""
-    logits, drawn = of_tokens
+    (logits, drawn), options = of_tokens, canvas.options
     noisy = logits if drawn is logits else jnp.where(drawn > -jnp.inf, logits, -jnp.inf)
     if canvas.keys is not None:
         noise = step_noise(canvas.keys, steps, places, logits.shape[-1], logits.dtype)
-        noisy = noisy + by_row(canvas.temperature, logits) * noise
+        noisy = noisy + by_row(options.temperature, logits) * noise
     tokens = jnp.argmax(noisy, axis=-1).astype(jnp.int32)
-    if canvas.confidence == "random":
+    if options.confidence == "random":
         return Candidates(tokens, place_noise(canvas.keys, steps, places, logits.dtype))
-    sureness = MEASURES[canvas.confidence](logits if canvas.confidence == "clean" else drawn, tokens)
-    if canvas.place_temperature is None:
-        return Candidates(tokens, sureness)
-    # softmax(sureness / temperature) without replacement, by Gumbel noise
-    scale = by_row(canvas.place_temperature, sureness)
-    if canvas.confidence == "probability":
-        sureness = jnp.exp(sureness)
-    return Candidates(tokens, sureness + scale * place_noise(canvas.keys, steps, places, logits.dtype))
+    confidence = MEASURES[options.confidence](logits if options.confidence == "clean" else drawn, tokens)
+    if options.place_temperature is None:
+        return Candidates(tokens, confidence)
+    # softmax(confidence / temperature) without replacement, by Gumbel noise
+    scale = by_row(options.place_temperature, confidence)
+    if options.confidence == "probability":
+        confidence = jnp.exp(confidence)
+    return Candidates(tokens, confidence + scale * place_noise(canvas.keys, steps, places, logits.dtype))
 
 
 def step_noise(keys: Array, steps: Array, places: Array, num_ids: int, dtype) -> Array:

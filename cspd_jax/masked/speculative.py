@@ -112,6 +112,15 @@ def begin(canvas: Canvas, speculation: Speculation) -> MaskedState:
     )
 
 
+def least_passes(places: int, block: int, gamma: int, cached: bool) -> int:
+    """Passes for one row if every draft is accepted.
+
+    A round fills gamma + 1 places. The last place of the text (with a cache, of each block) needs no pass.
+    """
+    sizes = [min(block, places - i) for i in range(0, places, block)] if cached else [places]
+    return sum(1 + -(-(size - 1) // (gamma + 1)) for size in sizes)
+
+
 def unfinished(canvas: Canvas, state: Any) -> Array:
     """Whether each row has places to fill: [B]"""
     return jnp.any(state.text == canvas.mask_id, axis=1)

@@ -37,28 +37,49 @@ def check_number(name: str, value: Any, test: Callable[[np.ndarray], Any], valid
     require(holds(value, test), f"{name} is {value}; it must be {valid}")
 
 
-def check_shapes(batch: int, **values: Any) -> None:
-    """UserError unless every value is None, one number, or one number per row."""
-    for name, value in values.items():
+def number(
+    test: Callable[[np.ndarray], Any], valid: str, *, whole: bool = False
+) -> Callable[[str, Any, int], None]:
+    """The check of an option that is None, one number, or one for each row; `valid` says in words what is
+    allowed."""
+
+    def check(name: str, value: Any, batch: int) -> None:
         known = concrete(value)
-        require(
-            known is None or np.issubdtype(known.dtype, np.number),
-            f"{name} is {value!r:.80}; it must be a number",
-        )
+        kind, words = (np.integer, "a whole number") if whole else (np.number, "a number")
+        is_kind = known is None or np.issubdtype(known.dtype, kind)
+        require(is_kind, f"{name} is {value!r:.80}; it must be {words}")
         require(
             value is None or np.shape(value) in ((), (batch,)),
             f"{name} has shape {np.shape(value)}; it must be one number, or one for each of {batch} rows",
         )
+        check_number(name, value, test, valid)
+
+    return check
 
 
-def check_whole_numbers(**values: Any) -> None:
-    """UserError unless every value is None, traced, or whole numbers."""
-    for name, value in values.items():
-        known = concrete(value)
+def whole_number(test: Callable[[np.ndarray], Any], valid: str) -> Callable[[str, Any, int], None]:
+    """The same for whole numbers."""
+    return number(test, valid, whole=True)
+
+
+def size(name: str, value: Any, batch: int) -> None:
+    """The check of a static size: None, or a whole number of at least 1."""
+    traced = isinstance(value, jax.core.Tracer)
+    require(not traced, f"{name} is traced; it must be static")
+    number(lambda n: n >= 1, "at least 1", whole=True)(name, value, batch)
+
+
+def bound_on(what: str) -> Callable[[str, Any, int], None]:
+    """The check of a static bound: None, or a whole number."""
+
+    def check(name: str, value: Any, batch: int) -> None:
         require(
-            known is None or np.issubdtype(known.dtype, np.integer),
-            f"{name} is {value!r:.80}; it must be a whole number",
+            not isinstance(value, jax.core.Tracer),
+            f"{name} is traced; the bound on the {what} must be static",
         )
+        number(lambda n: n >= 0, "at least 0", whole=True)(name, value, batch)
+
+    return check
 
 
 def check_max_gamma(gamma: Any, max_gamma: int | None) -> int:

@@ -6,18 +6,15 @@ Any hashable object with the two functions of `Drafter` will do.
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import jax
 import jax.numpy as jnp
 
 from cspd_jax.errors import UserError
 from cspd_jax.text.prompts import Prompts
-from cspd_jax.text.protocol import LanguageModel, bound
+from cspd_jax.text.protocol import LanguageModel, Model, bound
 from cspd_jax.text.sampling import Sampling, fit_vocabulary, gumbel_max, log_probs, noise_at
-
-if TYPE_CHECKING:
-    from cspd_jax.weights.models import TextModel
 
 Array = jax.Array
 
@@ -91,7 +88,10 @@ class Drafting(NamedTuple):
     params: Any
 
 
-def resolve_drafter(drafter: TextModel | tuple | Drafter | Drafting | None) -> tuple[Drafter | None, Any]:
+DrafterLike: TypeAlias = "Model | Drafter | Drafting | None"  # see `generate`
+
+
+def resolve_drafter(drafter: DrafterLike) -> tuple[Drafter | None, Any]:
     """(drafter, params): a model or a pair (network, params) becomes a `ModelDrafter`."""
     if drafter is None:
         return None, None

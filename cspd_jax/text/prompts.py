@@ -27,6 +27,9 @@ class Prompts(NamedTuple):
     lengths: Array | np.ndarray
 
 
+PromptsLike = Prompts | tuple[Array, Array] | Sequence[Sequence[int]]
+
+
 def pad_prompts(prompts: Sequence[Sequence[int]]) -> Prompts:
     """Lists of ids as arrays, padded with zeros on the right."""
     lengths = np.array([len(prompt) for prompt in prompts], np.int32)
@@ -36,7 +39,7 @@ def pad_prompts(prompts: Sequence[Sequence[int]]) -> Prompts:
     return Prompts(tokens, lengths)
 
 
-def as_prompts(prompts: Prompts | tuple[Array, Array] | Sequence[Sequence[int]]) -> Prompts:
+def as_prompts(prompts: PromptsLike) -> Prompts:
     """A list of prompts is padded; a tuple is taken to be (tokens, lengths) already."""
     if isinstance(prompts, tuple):
         require(len(prompts) == 2, _WANTED)

@@ -48,8 +48,8 @@ class Inputs:
     stop_ids: [S] a row also ends with one of these.
     sampling: how tokens are drawn; arrays.
     gamma: [B] drafts wanted per round, at most G.
-    cost: [] time of a draft as a share of a target pass. If given, each row drafts as many of its gamma as
-        pay off at its own acceptance so far.
+    draft_cost: [] time of a draft as a share of a target pass. If given, each row drafts as many of its gamma
+        as pay off at its own acceptance so far.
     confidence: see `DraftRequest`.
     """
 
@@ -66,7 +66,7 @@ class Inputs:
     stop_ids: Array
     sampling: Sampling
     gamma: Array
-    cost: Array | None
+    draft_cost: Array | None
     confidence: Array | None
 
     @property
@@ -174,11 +174,11 @@ def draft_step(inputs: Inputs, state: TextState) -> tuple[Drafts, Any]:
 
 def draft_lengths(inputs: Inputs, state: TextState) -> Array:
     """How many tokens each row drafts, decided by what happened in earlier rounds alone: [B]."""
-    if inputs.cost is None:
+    if inputs.draft_cost is None:
         return inputs.gamma
     accepted, tested = (jnp.sum(a, axis=1) for a in (state.info.drafts.accepted, state.info.drafts.tested))
     acceptance = (accepted + _PRIOR_ACCEPTED) / (tested + _PRIOR_TESTED)
-    return best_draft_length(acceptance, inputs.max_gamma, inputs.cost, inputs.gamma)
+    return best_draft_length(acceptance, inputs.max_gamma, inputs.draft_cost, inputs.gamma)
 
 
 def verify_step(inputs: Inputs, state: TextState, drafts: Drafts) -> tuple[Verdict, Any]:

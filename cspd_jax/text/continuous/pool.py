@@ -210,7 +210,7 @@ def with_drafts(inputs: Inputs, gamma: int) -> Inputs:
     if gamma == 0:
         return dataclasses.replace(
             inputs, drafter=None, drafter_params=None, rule="match", max_gamma=0,
-            gamma=np.zeros_like(inputs.gamma), cost=None, confidence=None,
+            gamma=np.zeros_like(inputs.gamma), draft_cost=None, confidence=None,
         )  # fmt: skip
     return dataclasses.replace(inputs, max_gamma=gamma, gamma=np.minimum(inputs.gamma, gamma))
 
@@ -229,7 +229,7 @@ def row_of(inputs: Inputs, index: int) -> Inputs:
         limit=own(inputs.limit),
         gamma=own(inputs.gamma),
         sampling=inputs.sampling if inputs.sampling.greedy else Sampling(*map(own, inputs.sampling)),
-        cost=own(inputs.cost),
+        draft_cost=own(inputs.draft_cost),
         confidence=own(inputs.confidence),
     )
 
@@ -240,7 +240,7 @@ def _joined(rows: Sequence[Inputs]) -> Inputs:
     def all_of(*values):
         return None if values[0] is None else np.concatenate(values)
 
-    names = "limit", "gamma", "cost", "confidence"
+    names = "limit", "gamma", "draft_cost", "confidence"
     first, count = rows[0], len(rows)
     sampling = first.sampling
     if not sampling.greedy:

@@ -12,6 +12,8 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from cspd_jax.text.checks import require
+
 PLAIN = 0
 _MEMORY = 64.0  # tests, or plain rounds, after which the weight of what came before is 1/e
 _PRIOR_ACCEPTED, _PRIOR_TESTED = 1.6, 2.0
@@ -59,6 +61,9 @@ class DraftScheduler:
     """
 
     def __init__(self, gammas: Sequence[int]):
+        """gammas: the numbers of drafts to choose from, 0 for plain decoding. With one there is no choice."""
+        whole = all(isinstance(g, int) and g >= 0 for g in gammas) and len(gammas) > 0
+        require(whole, f"gammas is {gammas!r:.80}; it must be whole numbers of at least 0")
         self.gammas = sorted(set(gammas))
         self._recent = {g: collections.deque[tuple[float, int]](maxlen=_RECENT) for g in self.gammas}
         self._round_seconds: dict[int, float] = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,12 +12,9 @@ import jax.numpy as jnp
 from cspd_jax.text.checks import require
 from cspd_jax.text.drafters import Drafting, DraftRequest, known_to, read_last_two, read_prompts
 from cspd_jax.text.prompts import Prompts
-from cspd_jax.text.protocol import TreeLanguageModel, bound
+from cspd_jax.text.protocol import Model, TreeLanguageModel, bound
 from cspd_jax.text.sampling import fit_vocabulary, log_probs, noise_at
 from cspd_jax.text.trees.tree import Tree
-
-if TYPE_CHECKING:
-    from cspd_jax.weights.models import TextModel
 
 Array = jax.Array
 
@@ -91,9 +88,7 @@ class TreeDrafter:
         return jax.lax.top_k(log_q + noise, tree.widths[depth])[1].astype(jnp.int32), log_q
 
 
-def draft_tree(
-    model: TextModel | tuple[TreeLanguageModel, Any], widths: Sequence[int] = (3, 2, 1)
-) -> Drafting:
+def draft_tree(model: Model, widths: Sequence[int] = (3, 2, 1)) -> Drafting:
     """A drafter of trees, for `generate`: each node at depth d has widths[d] children, drawn from `model`."""
     whole = isinstance(widths, Sequence) and all(isinstance(n, int) and n >= 1 for n in widths)
     require(whole and len(widths) > 0, f"widths is {widths!r:.80}; it must be whole numbers of at least 1")
