@@ -20,7 +20,7 @@ import time
 import jax
 import numpy as np
 
-from cspd_jax.text import Info, Options
+from cspd_jax.text import Info, Options, draft_tree
 from cspd_jax.text.comparison import Request
 from cspd_jax.training.data.text import documents
 from cspd_jax.weights import models
@@ -54,6 +54,7 @@ def ways(target, small, count: int, sampled: bool) -> dict[str, Request]:
             f"chain of {g}, {rule}": base._replace(drafter=small).with_options(rule=rule, gamma=g)
             for g in GAMMAS
         }
+    tree = lambda widths: base._replace(drafter=draft_tree(small, widths))
     return found | {f"tree {','.join(map(str, w))}": tree(w) for w in TREES}
 
 

@@ -132,7 +132,7 @@ def run(args: argparse.Namespace) -> None:
         print(json.dumps(content))
         return
     for prompt, row, text in zip(prompts, ids, texts):
-        if tokenizer is None:
+        if tokenizer is None or text is None:
             print(",".join(map(str, row)))
         else:
             print(tokenizer.decode(prompt) + (paint(text, _BLUE) if colourful(args.color) else text))
@@ -216,17 +216,18 @@ def _animate(request: Request, mask_id: int, tokenizer: Any) -> None:
 def _in_one_line(ids: list[int], mask_id: int, tokenizer: Any) -> str:
     """Ids as text, with dots for free places and no characters that would move the cursor."""
     parts = []
-    for free, run in itertools.groupby(ids, lambda i: i == mask_id):
-        run = list(run)
+    for free, group in itertools.groupby(ids, lambda i: i == mask_id):
+        run = list(group)
         text = tokenizer.decode(run) if tokenizer else "".join(f"{i} " for i in run)
         parts.append(_FREE * len(run) if free else text.replace("\n", "↵"))
     return "".join(c if c.isprintable() else "�" for c in "".join(parts))
 
 
 def _write(folder: Path, content: dict[str, Any], generation: Measured) -> None:
+    import jax
+
     from cspd_jax.reports.masked import order_picture
 
     (folder / "report.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    order_picture(generation.output.info.rounds, generation.request.options.block).savefig(
-        folder / "order.png"
-    )
+    rounds = jax.device_get(generation.output.info.rounds)
+    order_picture(rounds, generation.request.options.block).savefig(folder / "order.png")

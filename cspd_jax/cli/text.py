@@ -229,7 +229,7 @@ def _gammas(args: argparse.Namespace, drafter: Any) -> tuple[int, ...] | None:
         return gammas_for(drafter) if args.gamma is None else (0, args.gamma)
     if args.rows is None:
         return None
-    return (0,) if args.method == "plain" else (args.gamma or Options.gamma,)
+    return (0,) if args.method == "plain" else (args.gamma or int(Options().gamma),)
 
 
 def show(

@@ -40,9 +40,9 @@ def tempered(canvas: Canvas, logits: Array) -> Array:
     return x
 
 
-def by_row(number: Array, x: Array) -> Array:
+def by_row(number: Array | float, x: Array) -> Array:
     """A number, [] or [B], to broadcast against x [B, ...], in its type."""
-    return jnp.reshape(number, (-1,) + (1,) * (x.ndim - 1)).astype(x.dtype)
+    return jnp.reshape(jnp.asarray(number), (-1,) + (1,) * (x.ndim - 1)).astype(x.dtype)
 
 
 def log_probability(logits: Array, tokens: Array) -> Array:

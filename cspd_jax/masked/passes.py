@@ -88,4 +88,6 @@ def _guided(canvas: Canvas, logits: Array) -> Array:
     if canvas.options.guidance is None:
         return logits[0]
     conditional, unconditional = logits
-    return unconditional + (canvas.options.guidance + 1).astype(logits.dtype) * (conditional - unconditional)
+    return unconditional + (jnp.asarray(canvas.options.guidance) + 1).astype(logits.dtype) * (
+        conditional - unconditional
+    )

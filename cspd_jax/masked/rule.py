@@ -54,7 +54,7 @@ class Choice(NamedTuple):
     exists: [...] whether there was a place to fill.
     """
 
-    index: Array
+    index: Array  # type: ignore[assignment]
     token: Array
     exists: Array
 
@@ -107,10 +107,11 @@ def step_noise(keys: Array, steps: Array, places: Array, num_ids: int, dtype) ->
     return gumbel(made.reshape(places.shape), num_ids, dtype)
 
 
-def place_noise(keys: Array, steps: Array, places: Array, dtype) -> Array:
+def place_noise(keys: Array | None, steps: Array, places: Array, dtype) -> Array:
     """Gumbel noise [B, ..., W] of the places themselves, apart from that of their tokens."""
-    keys = jax.vmap(lambda key: jax.random.fold_in(key, _PLACES))(keys)
-    return step_noise(keys, steps, places, 1, dtype)[..., 0]
+    assert keys is not None
+    of_places = jax.vmap(lambda key: jax.random.fold_in(key, _PLACES))(keys)
+    return step_noise(of_places, steps, places, 1, dtype)[..., 0]
 
 
 def eligible(masked: Array, blocks: Array) -> Array:
@@ -119,16 +120,16 @@ def eligible(masked: Array, blocks: Array) -> Array:
     return masked & (blocks == first)
 
 
-def choose(found: Candidates, masked: Array, blocks: Array) -> Choice:
+def choose(offered: Candidates, masked: Array, blocks: Array) -> Choice:
     """The rule, for places [..., W]."""
     open_places = eligible(masked, blocks)
-    index = jnp.argmax(jnp.where(open_places, found.confidence, -jnp.inf), axis=-1)
-    token = jnp.take_along_axis(found.tokens, index[..., None], axis=-1)[..., 0]
+    index = jnp.argmax(jnp.where(open_places, offered.confidence, -jnp.inf), axis=-1)
+    token = jnp.take_along_axis(offered.tokens, index[..., None], axis=-1)[..., 0]
     return Choice(index, token, jnp.any(masked, axis=-1))
 
 
-def surest(found: Candidates, open_places: Array, count: Array) -> Array:
+def surest(offered: Candidates, open_places: Array, count: Array) -> Array:
     """The `count` most confident of the open places [..., W], the first ones on ties: bool [..., W]."""
-    falling = jnp.argsort(jnp.where(open_places, -found.confidence, jnp.inf), axis=-1, stable=True)
+    falling = jnp.argsort(jnp.where(open_places, -offered.confidence, jnp.inf), axis=-1, stable=True)
     rank = jnp.argsort(falling, axis=-1)
     return open_places & (rank < count)

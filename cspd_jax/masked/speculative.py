@@ -196,6 +196,7 @@ def commit(
     canvas: Canvas, speculation: Speculation, state: MaskedState, texts: Array, verdict: Verdict
 ) -> tuple[MaskedState, DraftCounts]:
     """Every row takes its certain move and those accepted after it."""
+    assert state.info.drafts is not None
     certain = state.moves.exists[:, 0]
     taken = jnp.concatenate([certain[:, None], verdict.passed], axis=1)
     last = _count(verdict.passed)
@@ -236,11 +237,11 @@ def draft(
     first_only = begins and canvas.network.config.shifted
 
     def move(free, k):
-        found = candidates_at(k) if always is None else always
+        offered = candidates_at(k) if always is None else always
         now = free
         if first_only:
             now = free & ((k > 0) | (jnp.arange(free.shape[1]) == 0))
-        choice = choose(found, now, window.blocks)
+        choice = choose(offered, now, window.blocks)
         place = jnp.take_along_axis(window.places, choice.index[:, None], axis=1)[:, 0]
         free &= jnp.arange(free.shape[1]) != choice.index[:, None]
         return free, (place, choice.token, choice.exists)
@@ -269,9 +270,9 @@ def _judge(
     number = jnp.arange(texts.shape[1], dtype=jnp.int32)
     steps = state.step[:, None] + 1 + number
     places = jnp.broadcast_to(window.places[:, None], (*texts.shape[:2], window.places.shape[1]))
-    found = candidates(canvas, logits, places, steps)
+    offered = candidates(canvas, logits, places, steps)
     free = is_masked(canvas, window, texts)
-    right = _agree(speculation, window, state.moves, found, free)
+    right = _agree(speculation, window, state.moves, offered, free)
     right &= state.moves.exists[:, 1:] & (number[:-1] < speculation.gamma[:, None])
     passed = jnp.cumprod(right, axis=1).astype(bool)
     last = _count(passed)
@@ -280,9 +281,9 @@ def _judge(
     return passed, draft(canvas, speculation, window, text, chosen, state.step + 1 + last)
 
 
-def _agree(speculation: Speculation, window: Window, moves: Moves, found: Candidates, free: Array) -> Array:
+def _agree(speculation: Speculation, window: Window, moves: Moves, offered: Candidates, free: Array) -> Array:
     """[B, D], entry k: whether the rule for the text after k + 1 moves gives move k + 2, counted from 1."""
-    before = jax.tree.map(lambda a: a[:, :-1], found)
+    before = jax.tree.map(lambda a: a[:, :-1], offered)
     blocks = jnp.broadcast_to(window.blocks[:, None], free.shape)[:, :-1]
     index = moves.place[:, 1:] - window.places[:, :1]
     index = jnp.clip(index, 0, free.shape[-1] - 1)

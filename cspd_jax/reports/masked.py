@@ -21,9 +21,9 @@ _DPI, _WIDTH, _MAX_HEIGHT = 100, 12.0, 8.0  # inches; the height is of one row
 _EARLY, _LATE = "#1b3a66", "#f2aa4c"
 
 
-def make_report(found: Measured, model: TextModel, *, seed: int) -> dict[str, Any]:
+def make_report(measured: Measured, model: TextModel, *, seed: int) -> dict[str, Any]:
     """Everything worth knowing about a generation, ready for JSON."""
-    request, (tokens, info) = found.request, found.output
+    request, (tokens, info) = measured.request, measured.output
     lossless, why = judgement(request)
     rows, places = tokens.shape
     drafts = info.drafts
@@ -36,19 +36,19 @@ def make_report(found: Measured, model: TextModel, *, seed: int) -> dict[str, An
         "target": {"name": model.name, "source_sha256": model.metadata.get("source_sha256")},
         "prompts": rows,
         "tokens": rows * places,
-        "seconds": round(found.seconds, 4),
-        "tokens_per_second": round(rows * places / found.seconds, 2),
+        "seconds": round(measured.seconds, 4),
+        "tokens_per_second": round(rows * places / measured.seconds, 2),
         "steps": places if not isinstance(request.method, Schedule) else info.passes,
         "rounds": None if drafts is None else float(np.mean(drafts.rounds)),
         "passes": {"whole": int(info.calls.whole_passes), "block": int(info.calls.block_passes)},
         "rows_evaluated": int(info.calls.rows),
         "tokens_per_pass": info.tokens_per_pass,
-        "tested": None if drafts is None else int(info.tested_at.sum()),
-        "accepted": None if drafts is None else int(info.accepted_at.sum()),
+        "tested": None if drafts is None else int(np.sum(drafts.tested)),
+        "accepted": None if drafts is None else int(np.sum(drafts.accepted)),
         "acceptance": info.acceptance,
         "acceptance_by_position": None if drafts is None else rates(info.accepted_at, info.tested_at),
         "least_passes": None if drafts is None else _least_passes(request),
-        "compared_to_stepwise": _compared(found),
+        "compared_to_stepwise": _compared(measured),
         "plan": _plan(request),
         "versions": versions(),
         "device": device(),
@@ -99,15 +99,15 @@ def judgement(request: Request) -> tuple[bool, str]:
     return True, "every move, place and token, is the one that stepwise decoding makes" + with_cache
 
 
-def _compared(found: Measured) -> dict[str, Any] | None:
-    if found.stepwise is None:
+def _compared(measured: Measured) -> dict[str, Any] | None:
+    if measured.stepwise is None or measured.stepwise_seconds is None:
         return None
     return {
-        "stepwise_seconds": round(found.stepwise_seconds, 4),
-        "faster": found.stepwise_seconds / found.seconds,
-        "passes": found.stepwise.info.passes,
-        "fewer_passes": found.stepwise.info.passes / found.output.info.passes,
-        "identical_rows": found.identical,
+        "stepwise_seconds": round(measured.stepwise_seconds, 4),
+        "faster": measured.stepwise_seconds / measured.seconds,
+        "passes": measured.stepwise.info.passes,
+        "fewer_passes": measured.stepwise.info.passes / measured.output.info.passes,
+        "identical_rows": measured.identical,
     }
 
 

@@ -122,7 +122,7 @@ def _expected(measured: Measured) -> float | None:
 
 
 def _compared(measured: Measured) -> dict[str, Any] | None:
-    if measured.plain_seconds is None:
+    if measured.plain_seconds is None or measured.plain_passes is None:
         return None
     acceptance, formula = measured.info.acceptance, None
     if acceptance is not None and measured.draft_cost is not None and _is_fixed(measured):

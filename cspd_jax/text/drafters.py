@@ -6,7 +6,7 @@ Any hashable object with the two functions of `Drafter` will do.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias, cast
 
 import jax
 import jax.numpy as jnp
@@ -36,7 +36,7 @@ class DraftRequest(NamedTuple):
 
     tokens: Array
     length: Array
-    count: Array
+    count: Array  # type: ignore[assignment]
     keys: Array | None
     sampling: Sampling
     stop_ids: Array
@@ -61,7 +61,7 @@ class Drafts(NamedTuple):
     """
 
     tokens: Array
-    count: Array
+    count: Array  # type: ignore[assignment]
     log_q: Array | None
     passes: Array
     rows: Array
@@ -96,7 +96,7 @@ def resolve_drafter(drafter: DrafterLike) -> tuple[Drafter | None, Any]:
     if drafter is None:
         return None, None
     if not isinstance(drafter, Drafting) and hasattr(drafter, "begin") and hasattr(drafter, "draft"):
-        drafter = Drafting(drafter, None)
+        drafter = Drafting(cast(Drafter, drafter), None)
     if not isinstance(drafter, Drafting):
         network, params = bound(drafter)
         drafter = Drafting(ModelDrafter(network), params)
@@ -153,7 +153,7 @@ class _Progress(NamedTuple):
 
     step: Array
     tokens: Array
-    count: Array
+    count: Array  # type: ignore[assignment]
     log_q: Array | None
     cache: Any
 
@@ -217,6 +217,7 @@ class ModelDrafter:
         if request.sampling.greedy:
             drawn = jnp.argmax(logits, axis=-1).astype(jnp.int32)
         else:
+            assert request.keys is not None
             log_p = log_probs(logits, request.sampling)
             position = request.length + progress.step
             drawn = gumbel_max(log_p, noise_at(request.keys, position, request.num_ids, log_p.dtype))

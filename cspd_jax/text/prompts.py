@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -23,8 +23,8 @@ class Prompts(NamedTuple):
     lengths: [B] number of tokens in each prompt.
     """
 
-    tokens: Array | np.ndarray
-    lengths: Array | np.ndarray
+    tokens: Any
+    lengths: Any
 
 
 PromptsLike = Prompts | tuple[Array, Array] | Sequence[Sequence[int]]

@@ -85,7 +85,7 @@ class TextState(NamedTuple):
     done: [B] whether the row is complete.
     cache: of the target, with all final tokens but the last.
     drafter_state: whatever the drafter carries.
-    info: the sum of what happened in all rounds so far.
+    info: the sum of what happened in all rounds so far; None where nobody asks.
     """
 
     tokens: Array
@@ -95,7 +95,7 @@ class TextState(NamedTuple):
     done: Array
     cache: Any
     drafter_state: Any
-    info: RoundInfo
+    info: Any
 
 
 def begin(inputs: Inputs, spare: int = 0) -> TextState:
@@ -150,7 +150,7 @@ def draft_step(inputs: Inputs, state: TextState) -> tuple[Drafts, Any]:
     """The drafts of a round, and the drafter's next state."""
     if inputs.drafter is None:
         return no_drafts(len(state.length)), state.drafter_state
-    if inputs.sampling.greedy:
+    if inputs.keys is None:  # greedy
         keys = None
     elif inputs.rule == "match":  # with the target's own noise, a draft more often is the target's token
         keys = purpose_keys(inputs.keys, Purpose.TOKEN)
@@ -195,10 +195,11 @@ def verify_step(inputs: Inputs, state: TextState, drafts: Drafts) -> tuple[Verdi
         logits = fit_vocabulary(logits, inputs.num_ids, inputs.num_ids)
         return jnp.argmax(logits, axis=-1).astype(jnp.int32) if greedy else logits
 
-    found, cache = target_pass(inputs, tokens, positions, used, state.cache, read)
+    seen, cache = target_pass(inputs, tokens, positions, used, state.cache, read)
     if greedy:
-        return agree(found, drafts), cache
-    return RULES[inputs.rule](inputs.keys, state.length, log_probs(found, inputs.sampling), drafts), cache
+        return agree(seen, drafts), cache
+    assert inputs.keys is not None
+    return RULES[inputs.rule](inputs.keys, state.length, log_probs(seen, inputs.sampling), drafts), cache
 
 
 def target_pass(
@@ -218,8 +219,8 @@ def target_pass(
 
     def last_alone(cache):
         logits, cache = target.apply(params, tokens[:, :1], positions[:, :1], cache)
-        found = read(logits)
-        return jnp.pad(found, ((0, 0), (0, length - 1)) + ((0, 0),) * (found.ndim - 2)), cache
+        first = read(logits)
+        return jnp.pad(first, ((0, 0), (0, length - 1)) + ((0, 0),) * (first.ndim - 2)), cache
 
     def packed(size):
         return lambda cache: target.apply_packed(params, tokens, positions, cache, size=size, read=read)

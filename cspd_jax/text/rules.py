@@ -54,8 +54,8 @@ def block(keys: Array, length: Array, log_p: Array, drafts: Drafts) -> Verdict:
     if log_q is None:
         log_q = point_mass(drafts.tokens, log_p.shape[-1], log_p.dtype)
     keys = round_keys(keys, Purpose.BLOCK, length)
-    found = jax.vmap(verify_block)(keys, log_p, log_q.astype(log_p.dtype), drafts.tokens, drafts.count)
-    return Verdict(found.tau.astype(jnp.int32), found.token.astype(jnp.int32), found.info.truncated)
+    verdict = jax.vmap(verify_block)(keys, log_p, log_q.astype(log_p.dtype), drafts.tokens, drafts.count)
+    return Verdict(verdict.tau.astype(jnp.int32), verdict.token.astype(jnp.int32), verdict.info.truncated)
 
 
 def match(keys: Array, length: Array, log_p: Array, drafts: Drafts) -> Verdict:

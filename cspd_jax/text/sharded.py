@@ -29,7 +29,8 @@ def run(function: Callable[[Inputs], TextOutput], inputs: Inputs, mesh: Mesh) ->
 @functools.partial(jax.jit, static_argnames=("function", "mesh"))
 def _run(function: Callable[[Inputs], TextOutput], inputs: Inputs, mesh: Mesh) -> TextOutput:
     whole = {name: getattr(inputs, name) for name in ("params", "drafter_params", "stop_ids")}
-    rows, numbers, merge = split_rows(dataclasses.replace(inputs, **dict.fromkeys(whole)))
+    without: Any = dict.fromkeys(whole)
+    rows, numbers, merge = split_rows(dataclasses.replace(inputs, **without))
 
     def by_group(rows: list, shared: Any) -> TextOutput:
         whole, numbers = shared

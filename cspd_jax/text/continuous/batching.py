@@ -122,8 +122,9 @@ def gammas_for(drafter: Any) -> tuple[int, ...]:
 
 def _chunk(gamma: int, advance: Advance) -> Chunk:
     drafts = advance.info.drafts
-    sums = (int(np.sum(a)) for a in (drafts.rounds, drafts.drafted, drafts.tested, drafts.accepted))
-    return Chunk(gamma, int(advance.info.calls.target_passes), advance.seconds, *sums, advance.overhead)
+    taken, drafted, tested, accepted = (int(np.sum(a)) for a in drafts[:4])
+    rounds = int(advance.info.calls.target_passes)
+    return Chunk(gamma, rounds, advance.seconds, taken, drafted, tested, accepted, advance.overhead)
 
 
 class _Record:
@@ -133,8 +134,10 @@ class _Record:
         self.tokens, self._marks = np.zeros((count, room), np.int32), np.zeros((count, room), np.int8)
         self._lengths, self._stopped = np.zeros(count, np.int32), np.zeros(count, bool)
         by_text, by_position = np.zeros(count, np.int32), np.zeros((count, max_gamma), np.int32)
-        self._drafts = DraftCounts(*(a.copy() for a in (by_text, by_text, by_position, by_position, by_text)))
-        self._calls = CallCounts(*[np.zeros((), np.int64)] * 4)
+        counts: Any = [a.copy() for a in (by_text, by_text, by_position, by_position, by_text)]
+        self._drafts = DraftCounts(*counts)
+        calls: Any = [np.zeros((), np.int64)] * 4
+        self._calls = CallCounts(*calls)
 
     def put(self, number: int, text: Text) -> None:
         length = len(text.tokens)
@@ -154,4 +157,5 @@ class _Record:
 
     @property
     def info(self) -> Info:
-        return Info(self._lengths, self._marks, self._stopped, self._drafts, self._calls)
+        own: tuple[Any, Any, Any] = self._lengths, self._marks, self._stopped
+        return Info(own[0], own[1], own[2], self._drafts, self._calls)

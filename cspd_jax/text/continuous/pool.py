@@ -105,10 +105,10 @@ class Pool:
 
     def leave(self, slot: int) -> Text:
         """Takes the text out of a slot, complete or not."""
-        found = self.look(slot)
+        text = self.look(slot)
         self.texts[slot] = None
         self._state = self._state._replace(done=self._state.done.at[slot].set(True))
-        return found
+        return text
 
     def look(self, slot: int) -> Text:
         """The text in a slot so far."""
@@ -207,12 +207,13 @@ def _run_rounds(inputs: Inputs, state: TextState, max_rounds: int) -> tuple[Text
 
 def with_drafts(inputs: Inputs, gamma: int) -> Inputs:
     """The inputs of rounds with gamma drafts, 0 for plain decoding."""
-    if gamma == 0:
-        return dataclasses.replace(
-            inputs, drafter=None, drafter_params=None, rule="match", max_gamma=0,
-            gamma=np.zeros_like(inputs.gamma), draft_cost=None, confidence=None,
-        )  # fmt: skip
-    return dataclasses.replace(inputs, max_gamma=gamma, gamma=np.minimum(inputs.gamma, gamma))
+    own: Any = np.minimum(inputs.gamma, gamma)
+    if gamma > 0:
+        return dataclasses.replace(inputs, max_gamma=gamma, gamma=own)
+    return dataclasses.replace(
+        inputs, drafter=None, drafter_params=None, rule="match", max_gamma=0, gamma=own, draft_cost=None,
+        confidence=None,
+    )  # fmt: skip
 
 
 def row_of(inputs: Inputs, index: int) -> Inputs:
@@ -242,13 +243,14 @@ def _joined(rows: Sequence[Inputs]) -> Inputs:
 
     names = "limit", "gamma", "draft_cost", "confidence"
     first, count = rows[0], len(rows)
+    keys: Any = [row.keys for row in rows]
     sampling = first.sampling
     if not sampling.greedy:
         sampling = Sampling(*(all_of(*values) for values in zip(*(row.sampling for row in rows))))
     return dataclasses.replace(
         first,
         prompts=Prompts(np.zeros((count, 1), np.int32), np.ones(count, np.int32)),
-        keys=None if first.keys is None else jnp.concatenate([row.keys for row in rows]),
+        keys=None if first.keys is None else jnp.concatenate(keys),
         sampling=sampling,
         **{name: all_of(*(getattr(row, name) for row in rows)) for name in names},
     )
