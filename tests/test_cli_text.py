@@ -127,17 +127,20 @@ def claimed(words):
 
 
 def test_what_the_default_claims_is_what_a_comparison_measures(capsys):
-    """In direction, and within a factor that a busy machine explains."""
+    """In direction, and within a factor that a busy machine explains: medians of three runs each, of which the
+    first one compiles."""
     common = ("text", "--prompt", "Return a list of", "--new-tokens", 128)
-    for _ in range(3):  # of which the first one compiles
-        alone = printed(capsys, *common)
-        compared = printed(capsys, *common, "--compare")
-        measured, claim = compared["compared_to_plain"]["faster"], claimed(alone["choice"])
-        assert claimed(compared["choice"]) is None
-        if claim is not None:
-            assert 0.4 < claim / measured < 2.5
-            assert (claim > 1.3) <= (measured > 0.9) and (claim < 0.7) <= (measured < 1.1)
-        assert 0.2 < alone["seconds"] / compared["seconds"] < 5
+    alone = [printed(capsys, *common) for _ in range(3)]
+    compared = [printed(capsys, *common, "--compare") for _ in range(3)]
+    assert all(claimed(one["choice"]) is None for one in compared)  # the comparison says it
+    measured = np.median([one["compared_to_plain"]["faster"] for one in compared])
+    claims = [claim for one in alone if (claim := claimed(one["choice"])) is not None]
+    if claims:
+        claim = np.median(claims)
+        assert 0.4 < claim / measured < 2.5
+        assert (claim > 1.3) <= (measured > 0.9) and (claim < 0.7) <= (measured < 1.1)
+    seconds = [np.median([one["seconds"] for one in several]) for several in (alone, compared)]
+    assert 0.2 < seconds[0] / seconds[1] < 5
 
 
 @pytest.mark.parametrize(

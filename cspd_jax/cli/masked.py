@@ -190,7 +190,7 @@ def _method(args: argparse.Namespace, block: int) -> Method:
 
 
 def _until_the_end(tokenizer: Any, config: Any, ids: list[int]) -> str:
-    """The text up to the first end-of-text id."""
+    """Returns the text up to the first end-of-text id."""
     ends = [i for i, token in enumerate(ids) if token in config.eos_ids]
     return tokenizer.decode(ids[: ends[0]] if ends else ids)
 
@@ -214,7 +214,7 @@ def _animate(request: Request, mask_id: int, tokenizer: Any) -> None:
 
 
 def _in_one_line(ids: list[int], mask_id: int, tokenizer: Any) -> str:
-    """Ids as text, with dots for free places and no characters that would move the cursor."""
+    """Writes ids as text, with dots for free places and no characters that would move the cursor."""
     parts = []
     for free, group in itertools.groupby(ids, lambda i: i == mask_id):
         run = list(group)

@@ -170,7 +170,7 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _check_batch(args: argparse.Namespace, on_mesh: bool) -> None:
-    """UserError if rows would have to come and go where they cannot."""
+    """Raises a UserError if rows would have to come and go where they cannot."""
     if (on_mesh or args.mesh or args.distributed) and (args.method == "auto" or args.rows is not None):
         raise UserError(
             "several devices or processes have a fixed batch: leave out --rows, and choose another method"
@@ -183,7 +183,7 @@ def _widths(text: str) -> tuple[int, ...]:
 
 
 def load_drafter(args: argparse.Namespace, target: TextModel) -> tuple[str, Any]:
-    """The name of the drafter, and what `text.generate` takes for it."""
+    """Returns the name of the drafter, and what `text.generate` takes for it."""
     from cspd_jax.networks.quantised import quantise
     from cspd_jax.text import PromptLookup
     from cspd_jax.weights import models
@@ -221,7 +221,7 @@ def _request(args: argparse.Namespace, target: TextModel, prompts: list[list[int
 
 
 def _gammas(args: argparse.Namespace, drafter: Any) -> tuple[int, ...] | None:
-    """The numbers of drafts that `continuous` chooses from; None for other loops."""
+    """Returns the numbers of drafts that `continuous` chooses from; None for other loops."""
     from cspd_jax.text import Options
     from cspd_jax.text.continuous.batching import gammas_for
 
@@ -235,7 +235,7 @@ def _gammas(args: argparse.Namespace, drafter: Any) -> tuple[int, ...] | None:
 def show(
     tokenizer: Any, prompt: Sequence[int], ids: Sequence[int], marks: Sequence[int], colour: bool
 ) -> str:
-    """Prompt and text, coloured by where each token came from."""
+    """Returns prompt and text, coloured by where each token came from."""
     from cspd_jax.text import ACCEPTED, BONUS, CORRECTED
     from cspd_jax.weights.tokenizers import pieces
 

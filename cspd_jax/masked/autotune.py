@@ -26,7 +26,7 @@ def fastest(
     gammas: tuple[int, ...] = (2, 4, 8),
     pilot: int = _PILOT,
 ) -> Choice[Request]:
-    """What to give `generate`: stepwise decoding or self-speculation, whichever is faster for these prompts.
+    """Returns what to give `generate`: stepwise decoding or self-speculation, whichever is faster here.
 
     Each variant fills the first `pilot` places of each row in turns (whole blocks); the text is the same. The
     measurement draws numbers of its own. The variants are named "stepwise" and "gamma 4".

@@ -85,7 +85,7 @@ class Window(NamedTuple):
 def make_canvas(
     network: MaskedLanguageModel, params: Any, prompts: Prompts, options: Options, keys: Array | None = None
 ) -> Canvas:
-    """A canvas with places after each prompt. keys: [B], if anything is drawn."""
+    """Makes a canvas with places after each prompt. keys: [B], if anything is drawn."""
     mask_id, places = network.config.mask_ids[0], options.max_new_tokens
     start = jnp.asarray(prompts.lengths, jnp.int32)
     tokens = jnp.pad(jnp.asarray(prompts.tokens, jnp.int32), ((0, 0), (0, places)))
@@ -117,7 +117,7 @@ def window_at(canvas: Canvas, text: Array, width: int) -> Window:
 
 
 def is_masked(canvas: Canvas, window: Window, text: Array) -> Array:
-    """Whether each place of the window is still to be filled: [B, ..., W] for text [B, ..., G]."""
+    """Returns whether each place of the window is still to be filled: [B, ..., W] for text [B, ..., G]."""
     index = window.places.reshape(len(text), *[1] * (text.ndim - 2), -1)
     index = jnp.minimum(jnp.broadcast_to(index, (*text.shape[:-1], index.shape[-1])), canvas.places - 1)
     exists = window.exists.reshape(len(text), *[1] * (text.ndim - 2), -1)

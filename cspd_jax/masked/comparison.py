@@ -26,7 +26,7 @@ class Request(NamedTuple):
     options: Options = Options()
 
     def stepwise(self) -> Request:
-        """The same by stepwise decoding."""
+        """Returns the same by stepwise decoding."""
         return self._replace(method=Stepwise())
 
     def run(self) -> MaskedOutput:

@@ -20,7 +20,7 @@ Array = jax.Array
 
 
 def uses_tempered(canvas: Canvas) -> bool:
-    """Whether the distribution that tokens are drawn from is needed, beyond the logits."""
+    """Returns whether the distribution that tokens are drawn from is needed, beyond the logits."""
     cuts = canvas.options.top_p is not None or canvas.options.top_k is not None
     return cuts or canvas.options.confidence not in ("clean", "random")
 
@@ -46,7 +46,7 @@ def by_row(number: Array | float, x: Array) -> Array:
 
 
 def log_probability(logits: Array, tokens: Array) -> Array:
-    """Log probabilities [...] of tokens [...] by logits [..., V]."""
+    """Returns the log probabilities [...] of tokens [...] by logits [..., V]."""
     # That of a near-certain token is close to 0. Subtracting the largest logit first keeps its digits, which
     # the rounding of large logits would swamp.
     logits = logits - jnp.max(logits, axis=-1, keepdims=True)
@@ -63,7 +63,7 @@ def margin(logits: Array, tokens: Array) -> Array:
 
 
 def negative_entropy(logits: Array, tokens: Array) -> Array:
-    """The sum of p log p."""
+    """Returns the sum of p log p."""
     log_p = jax.nn.log_softmax(logits, axis=-1)
     return jnp.sum(jnp.where(log_p > -jnp.inf, jnp.exp(log_p) * log_p, 0), axis=-1)
 

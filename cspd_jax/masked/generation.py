@@ -70,7 +70,7 @@ def prepare(
     method: Method = SelfSpeculation(),
     options: Options = Options(),
 ) -> Inputs:
-    """The arguments of `generate`, checked where their values are known, as `Inputs`."""
+    """Returns the arguments of `generate`, checked where their values are known, as `Inputs`."""
     network, params = bound(model)
     config, prompts = network.config, as_prompts(prompts)
     require(config.mask_ids, "the model has no mask id, so it is not a masked-diffusion model")
@@ -91,7 +91,7 @@ def prepare(
 
 
 def _check_draws(key: Array | None, options: Options) -> bool:
-    """Whether anything is drawn. UserError for numbers that would have no effect, and for a missing key."""
+    """Returns whether anything is drawn; raises a UserError for numbers without effect and a missing key."""
     greedy = holds(options.temperature, lambda t: t == 0, unknown=False)
     require(greedy or key is not None, "sampling needs a key: one, or one for each row")
     without_cuts = options.confidence in ("clean", "random")
@@ -113,7 +113,7 @@ def _check_draws(key: Array | None, options: Options) -> bool:
 
 
 def _speculation(method: SelfSpeculation, options: Options, batch: int) -> Speculation:
-    """How far to draft: at most all moves that there are."""
+    """Returns how far to draft: at most all moves that there are."""
     max_gamma = check_max_gamma(method.gamma, method.max_gamma)
     check_number("gamma", method.gamma, lambda g: g <= max_gamma, f"at most max_gamma, {max_gamma}")
     places = options.max_new_tokens
@@ -126,7 +126,7 @@ def _speculation(method: SelfSpeculation, options: Options, batch: int) -> Specu
 
 
 def _quotas(method: Schedule, options: Options, shifted: bool) -> Array:
-    """How many places each step fills, by the schedule published with the model's family."""
+    """Returns how many places each step fills, by the schedule published with the model's family."""
     require(not options.cached, "a schedule has no cache; leave cached off")
     places, block = options.max_new_tokens, min(options.block, options.max_new_tokens)
     steps = places if method.steps is None else method.steps

@@ -36,14 +36,14 @@ class Inputs:
 
 
 def begin(inputs: Inputs) -> MaskedState | StepState:
-    """The state before the first round or step."""
+    """Returns the state before the first round or step."""
     if inputs.speculation is None:
         return stepwise.begin(inputs.canvas)
     return speculative.begin(inputs.canvas, inputs.speculation)
 
 
 def advance(inputs: Inputs, state: MaskedState | StepState) -> MaskedState | StepState:
-    """One round or step, with its counts added up."""
+    """Takes one round or step, and adds up its counts."""
     if inputs.speculation is None:
         assert isinstance(state, StepState)
         return stepwise.advance(inputs.canvas, inputs.quotas, state)
@@ -53,14 +53,14 @@ def advance(inputs: Inputs, state: MaskedState | StepState) -> MaskedState | Ste
 
 @jax.jit
 def run(inputs: Inputs) -> MaskedOutput:
-    """All rounds or steps in one loop on the device."""
+    """Takes all rounds or steps in one loop on the device."""
     if inputs.speculation is None:
         return output(stepwise.run(inputs.canvas, inputs.quotas))
     return output(speculative.run(inputs.canvas, inputs.speculation))
 
 
 def outputs(inputs: Inputs) -> Iterator[MaskedOutput]:
-    """What there is after each round or step."""
+    """Returns what there is after each round or step."""
     state = _begin(inputs)
     while np.any(_unfinished(inputs, state)):
         state = _advance(inputs, state._replace(cache=None), state.cache)
@@ -68,7 +68,7 @@ def outputs(inputs: Inputs) -> Iterator[MaskedOutput]:
 
 
 def output(state: MaskedState | StepState) -> MaskedOutput:
-    """What there is after some round or step."""
+    """Returns what there is after some round or step."""
     rounds = state.rounds if isinstance(state, MaskedState) else state.order
     return MaskedOutput(state.text, Info(state.order, rounds, state.info.drafts, state.info.calls))
 
@@ -86,5 +86,5 @@ _begin = jax.jit(begin)
 
 @functools.partial(jax.jit, donate_argnames="cache")
 def _advance(inputs: Inputs, state: MaskedState | StepState, cache: Any) -> MaskedState | StepState:
-    """A round whose cache is written where the one before was, not beside it."""
+    """Takes a round, whose cache is written where the one before was, not beside it."""
     return advance(inputs, state._replace(cache=cache))

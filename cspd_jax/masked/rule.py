@@ -60,12 +60,12 @@ class Choice(NamedTuple):
 
 
 def candidates(canvas: Canvas, logits: Array, places: Array, steps: Array) -> Candidates:
-    """The candidates from logits [B, ..., W, V] at places [B, ..., W], for steps [B, ...]."""
+    """Returns the candidates from logits [B, ..., W, V] at places [B, ..., W], for steps [B, ...]."""
     return drawn_from(canvas, scores(canvas, logits), places, steps)
 
 
 def scores(canvas: Canvas, logits: Array) -> Scores:
-    """The scores from logits [B, ..., W, V], which are the same at each step.
+    """Returns the scores from logits [B, ..., W, V], which are the same at each step.
 
     Neither the mask nor an id that pads the vocabulary is ever a candidate.
     """
@@ -78,7 +78,7 @@ def scores(canvas: Canvas, logits: Array) -> Scores:
 
 
 def drawn_from(canvas: Canvas, of_tokens: Scores, places: Array, steps: Array) -> Candidates:
-    """The candidates at places [B, ..., W], for steps [B, ...]."""
+    """Returns the candidates at places [B, ..., W], for steps [B, ...]."""
     (logits, drawn), options = of_tokens, canvas.options
     noisy = logits if drawn is logits else jnp.where(drawn > -jnp.inf, logits, -jnp.inf)
     if canvas.keys is not None:
@@ -108,7 +108,7 @@ def step_noise(keys: Array, steps: Array, places: Array, num_ids: int, dtype) ->
 
 
 def place_noise(keys: Array | None, steps: Array, places: Array, dtype) -> Array:
-    """Gumbel noise [B, ..., W] of the places themselves, apart from that of their tokens."""
+    """Draws Gumbel noise [B, ..., W] of the places themselves, apart from that of their tokens."""
     assert keys is not None
     of_places = jax.vmap(lambda key: jax.random.fold_in(key, _PLACES))(keys)
     return step_noise(of_places, steps, places, 1, dtype)[..., 0]
@@ -121,7 +121,7 @@ def eligible(masked: Array, blocks: Array) -> Array:
 
 
 def choose(offered: Candidates, masked: Array, blocks: Array) -> Choice:
-    """The rule, for places [..., W]."""
+    """Applies the rule to places [..., W]."""
     open_places = eligible(masked, blocks)
     index = jnp.argmax(jnp.where(open_places, offered.confidence, -jnp.inf), axis=-1)
     token = jnp.take_along_axis(offered.tokens, index[..., None], axis=-1)[..., 0]

@@ -23,7 +23,7 @@ _JOINS = {
 
 
 def run(function: Callable[[Inputs], MaskedOutput], inputs: Inputs, mesh: Mesh) -> MaskedOutput:
-    """function(inputs), by group. Counts of passes in sequence are those of the group that made most."""
+    """Has each group run function(inputs). Counts of passes in sequence are those of the slowest."""
     return _run(function, put_whole(mesh, inputs), mesh)
 
 

@@ -113,7 +113,7 @@ def begin(canvas: Canvas, speculation: Speculation) -> MaskedState:
 
 
 def least_passes(places: int, block: int, gamma: int, cached: bool) -> int:
-    """Passes for one row if every draft is accepted.
+    """Returns the passes for one row if every draft is accepted.
 
     A round fills gamma + 1 places. The last place of the text (with a cache, of each block) needs no pass.
     """
@@ -122,26 +122,26 @@ def least_passes(places: int, block: int, gamma: int, cached: bool) -> int:
 
 
 def unfinished(canvas: Canvas, state: Any) -> Array:
-    """Whether each row has places to fill: [B]"""
+    """Returns whether each row has places to fill: [B]"""
     return jnp.any(state.text == canvas.mask_id, axis=1)
 
 
 @jax.jit
 def run(canvas: Canvas, speculation: Speculation) -> MaskedState:
-    """All rounds in one loop on the device."""
+    """Takes all rounds in one loop on the device."""
     more = lambda state: jnp.any(unfinished(canvas, state))
     turn = lambda state: advance(canvas, speculation, state)
     return jax.lax.while_loop(more, turn, begin(canvas, speculation))
 
 
 def advance(canvas: Canvas, speculation: Speculation, state: MaskedState) -> MaskedState:
-    """One turn of the loop: a round, and the sum of what happened."""
+    """Takes one turn of the loop: a round, and the sum of what happened."""
     next_state, happened = run_round(canvas, speculation, state)
     return next_state._replace(info=add(state.info, happened))
 
 
 def run_round(canvas: Canvas, speculation: Speculation, state: MaskedState) -> tuple[MaskedState, RoundInfo]:
-    """One round, and what happened in it."""
+    """Takes one round, and returns what happened in it."""
     state, calls = refresh_step(canvas, speculation, state)
     texts = texts_after(state.text, state.moves)
     verdict = verify_step(canvas, speculation, state, texts)
@@ -172,7 +172,7 @@ def refresh_step(
 
 
 def verify_step(canvas: Canvas, speculation: Speculation, state: MaskedState, texts: Array) -> Verdict:
-    """One pass over texts [B, D + 1, G], unless no row has more than its certain move."""
+    """Makes one pass over texts [B, D + 1, G], unless no row has more than its certain move."""
     window = window_at(canvas, state.text, _width(canvas, speculation))
 
     def verify(_) -> Verdict:
@@ -227,7 +227,7 @@ def draft(
     step: Array,
     begins: bool = False,
 ) -> Moves:
-    """The moves that the rule takes one after the other if logits [B, W, V] of text [B, G] do not change.
+    """Drafts the moves that the rule takes in turn if logits [B, W, V] of text [B, G] do not change.
 
     Move k has the noise of step [B] + k. begins: the logits are from a pass at the beginning of a block.
     """
@@ -252,7 +252,7 @@ def draft(
 
 
 def texts_after(text: Array, moves: Moves) -> Array:
-    """The texts after 1, 2, ... moves: [B, D + 1, G]."""
+    """Returns the texts after 1, 2, ... moves: [B, D + 1, G]."""
     number = jnp.arange(moves.place.shape[1], dtype=jnp.int32)
     never = jnp.full_like(text, len(number))
     filled_by = fill(never, moves.place, number, moves.exists)  # the move that fills each place: [B, G]
@@ -263,7 +263,7 @@ def texts_after(text: Array, moves: Moves) -> Array:
 def _judge(
     canvas: Canvas, speculation: Speculation, window: Window, state: MaskedState, texts: Array, logits: Array
 ) -> tuple[Array, Moves]:
-    """Which moves after the first are accepted [B, D], and the next moves.
+    """Returns which moves after the first are accepted [B, D], and the next moves.
 
     logits: [B, D + 1, W, V] of the texts [B, D + 1, G].
     """

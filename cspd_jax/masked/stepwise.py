@@ -35,7 +35,7 @@ class StepState(NamedTuple):
 
 
 def begin(canvas: Canvas) -> StepState:
-    """Before the first step."""
+    """Returns the state before the first step."""
     return StepState(
         text=canvas.empty(),
         order=jnp.zeros((len(canvas.start), canvas.places), jnp.int32),
@@ -46,7 +46,7 @@ def begin(canvas: Canvas) -> StepState:
 
 
 def advance(canvas: Canvas, quotas: Array | None, state: StepState) -> StepState:
-    """One turn of the loop: a step, and the sum of what happened. quotas: see `scheduled_step`."""
+    """Takes one turn of the loop: a step, and the sum of what happened. quotas: see `scheduled_step`."""
     if quotas is None:
         next_state, happened = run_step(canvas, state)
     else:
@@ -100,7 +100,7 @@ def scheduled_step(canvas: Canvas, quotas: Array, state: StepState) -> tuple[Ste
 
 @jax.jit
 def run(canvas: Canvas, quotas: Array | None = None) -> StepState:
-    """All steps: one place each, or `quotas` [S] places."""
+    """Takes all steps: one place each, or `quotas` [S] places."""
     count = canvas.places if quotas is None else len(quotas)
     return jax.lax.fori_loop(0, count, lambda _, state: advance(canvas, quotas, state), begin(canvas))
 

@@ -22,7 +22,7 @@ _EARLY, _LATE = "#1b3a66", "#f2aa4c"
 
 
 def make_report(measured: Measured, model: TextModel, *, seed: int) -> dict[str, Any]:
-    """Everything worth knowing about a generation, ready for JSON."""
+    """Returns everything worth knowing about a generation, ready for JSON."""
     request, (tokens, info) = measured.request, measured.output
     lossless, why = judgement(request)
     rows, places = tokens.shape
@@ -87,7 +87,7 @@ def _least_passes(request: Request) -> int:
 
 
 def judgement(request: Request) -> tuple[bool, str]:
-    """Whether the text is that of stepwise decoding, and why."""
+    """Returns whether the text is that of stepwise decoding, and why."""
     if isinstance(request.method, Schedule):
         return False, "places that are filled in one step do not see each other"
     if _accept_top_k(request):
@@ -112,7 +112,7 @@ def _compared(measured: Measured) -> dict[str, Any] | None:
 
 
 def in_words(report: dict[str, Any]) -> str:
-    """A few lines for people."""
+    """Says it in a few lines for people."""
     passes = sum(report["passes"].values())
     lines = [
         f"{report['tokens']} tokens in {report['seconds']:.2f} s, {passes} sequential passes"
@@ -139,7 +139,7 @@ def in_words(report: dict[str, Any]) -> str:
 
 
 def order_picture(rounds: np.ndarray, block: int) -> Figure:
-    """When each of the first places of the first rows was filled: rounds [B, G].
+    """Draws when each of the first places of the first rows was filled: rounds [B, G].
 
     Later rounds are lower and lighter. Vertical lines separate the blocks.
     """

@@ -31,7 +31,7 @@ ROWS_DIFFER = (
 def make_report(
     measured: Measured, target: TextModel, method: str, draft: str | None, *, rows: int | None, seed: int
 ) -> dict[str, Any]:
-    """Everything worth knowing about a generation, ready for JSON.
+    """Returns everything worth knowing about a generation, ready for JSON.
 
     draft: the drafter's name.
     rows: texts at a time, if they were not all at once.
@@ -85,7 +85,7 @@ def make_report(
 
 
 def judgement(measured: Measured) -> tuple[bool, str]:
-    """Whether the text has the distribution of plain decoding, and why."""
+    """Returns whether the text has the distribution of plain decoding, and why."""
     request = measured.request
     if request.drafter is None:
         return True, "plain decoding is the reference itself"
@@ -109,13 +109,13 @@ def _choice(measured: Measured) -> str | None:
 
 
 def _is_fixed(measured: Measured) -> bool:
-    """Whether every round wants the same number of drafts, one after the other."""
+    """Returns whether every round wants the same number of drafts, one after the other."""
     adapts = measured.request.options.draft_cost is not None
     return not adapts and measured.request.tree is None and measured.scheduler is None
 
 
 def _expected(measured: Measured) -> float | None:
-    """Tokens per target pass by the formula for a constant acceptance."""
+    """Returns the tokens per target pass by the formula for a constant acceptance."""
     if measured.info.acceptance is None or not _is_fixed(measured):
         return None
     return float(expected_tokens(measured.info.acceptance, int(measured.request.options.gamma)))
@@ -138,7 +138,7 @@ def _compared(measured: Measured) -> dict[str, Any] | None:
 
 
 def in_words(report: dict[str, Any]) -> str:
-    """A few lines for people."""
+    """Says it in a few lines for people."""
     speed = f"{report['tokens_per_second']:.0f} per s"
     lines = [f"{report['tokens']} tokens in {report['seconds']:.2f} s ({speed})"]
     if report["acceptance"] is not None:

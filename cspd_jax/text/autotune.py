@@ -28,7 +28,7 @@ def fastest(
     gammas: tuple[int, ...] | None = None,
     pilot: int = _PILOT,
 ) -> Choice[Request]:
-    """What to give `generate`: plain decoding or the drafter, whichever is faster for these prompts.
+    """Returns what to give `generate`: plain decoding or the drafter, whichever is faster for these prompts.
 
     Each variant continues the prompts by `pilot` tokens in turns: what passes and drafts cost here counts as
     well as how many drafts are accepted. Where that takes no time it is done with more tokens. All of them

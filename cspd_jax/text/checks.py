@@ -16,24 +16,24 @@ Array = jax.Array
 
 
 def concrete(value: Any) -> np.ndarray | None:
-    """The value as a numpy array; None if there is none or it is traced."""
+    """Returns the value as a numpy array; None if there is none or it is traced."""
     return None if value is None or isinstance(value, jax.core.Tracer) else np.asarray(value)
 
 
 def require(condition: Any, sentence: str) -> None:
-    """UserError with this sentence unless the condition holds."""
+    """Raises a UserError with this sentence unless the condition holds."""
     if not condition:
         raise UserError(sentence)
 
 
 def holds(value: Any, test: Callable[[np.ndarray], Any], unknown: bool = True) -> bool:
-    """Whether `test` is true of every entry of the value; `unknown` if it is None or traced."""
+    """Returns whether `test` is true of every entry of the value; `unknown` if it is None or traced."""
     known = concrete(value)
     return unknown if known is None else bool(np.all(test(known)))
 
 
 def check_number(name: str, value: Any, test: Callable[[np.ndarray], Any], valid: str) -> None:
-    """UserError unless `test` is true of every entry; `valid` says in words what is allowed."""
+    """Raises a UserError unless `test` is true of every entry; `valid` says in words what is allowed."""
     require(holds(value, test), f"{name} is {value}; it must be {valid}")
 
 
@@ -58,19 +58,19 @@ def number(
 
 
 def whole_number(test: Callable[[np.ndarray], Any], valid: str) -> Callable[[str, Any, int], None]:
-    """The same for whole numbers."""
+    """Returns the same check for whole numbers."""
     return number(test, valid, whole=True)
 
 
 def size(name: str, value: Any, batch: int) -> None:
-    """The check of a static size: None, or a whole number of at least 1."""
+    """Checks a static size: None, or a whole number of at least 1."""
     traced = isinstance(value, jax.core.Tracer)
     require(not traced, f"{name} is traced; it must be static")
     number(lambda n: n >= 1, "at least 1", whole=True)(name, value, batch)
 
 
 def bound_on(what: str) -> Callable[[str, Any, int], None]:
-    """The check of a static bound: None, or a whole number."""
+    """Returns the check of a static bound: None, or a whole number."""
 
     def check(name: str, value: Any, batch: int) -> None:
         require(
@@ -83,7 +83,7 @@ def bound_on(what: str) -> Callable[[str, Any, int], None]:
 
 
 def check_max_gamma(gamma: Any, max_gamma: int | None) -> int:
-    """The static bound on gamma: max_gamma, or the largest gamma if that is None."""
+    """Returns the static bound on gamma: max_gamma, or the largest gamma if that is None."""
     require(
         max_gamma is not None or concrete(gamma) is not None, "gamma is traced, so max_gamma must be given"
     )
@@ -98,7 +98,7 @@ def keys_of_rows(key: Array | None, batch: int) -> Array | None:
 
 
 def at_most(number: Array | int, limit: int) -> Array:
-    """The smaller one as int32; the number itself may be too large for that."""
+    """Returns the smaller one as int32; the number itself may be too large for that."""
     known = concrete(number)
     if known is not None:
         return jnp.asarray(np.minimum(known, limit), jnp.int32)

@@ -36,11 +36,11 @@ class Request(NamedTuple):
         return tree_of(resolve_drafter(self.drafter)[0])
 
     def plain(self) -> Request:
-        """The same by plain decoding."""
+        """Returns the same by plain decoding."""
         return self._replace(drafter=None).with_options(rule=None, confidence=None, draft_cost=None)
 
     def with_options(self, **changed: Any) -> Request:
-        """The same with some other options."""
+        """Returns the same with some other options."""
         return self._replace(options=dataclasses.replace(self.options, **changed))
 
     def run(self) -> TextOutput:
@@ -120,14 +120,14 @@ def measure(
 def _continuously(
     request: Request, gammas: Sequence[int], rows: int | None, repeats: int
 ) -> tuple[Continuous, float]:
-    """The last of some runs by `continuous`, each with a scheduler of its own, and the least seconds."""
+    """Returns the last of some runs by `continuous`, each with a new scheduler, and the least seconds."""
     rows = len(request.prompts) if rows is None else rows
     several = [continuous(*request, rows=rows, scheduler=DraftScheduler(gammas)) for _ in range(repeats)]
     return several[-1], min(one.seconds for one in several)
 
 
 def new_tokens(request: Request, output: TextOutput) -> tuple[list[list[int]], list[list[int]]]:
-    """(ids, marks) of each row, without its prompt."""
+    """Returns (ids, marks) of each row, without its prompt."""
     tokens, marks, lengths = map(np.asarray, (output.tokens, output.info.marks, output.info.lengths))
     spans = [slice(len(prompt), length) for prompt, length in zip(request.prompts, lengths)]
     ids = [tokens[i, span].tolist() for i, span in enumerate(spans)]

@@ -89,7 +89,7 @@ def prepare(
     drafter: DrafterLike = None,
     options: Options = Options(),
 ) -> Inputs:
-    """The arguments of `generate`, checked where their values are known, as the `Inputs` of the rounds."""
+    """Checks the arguments of `generate` where their values are known, and makes the `Inputs` of them."""
     target, params = bound(model)
     prompts = as_prompts(prompts)
     require(target.config.causal, "the model is not causal; use cspd_jax.masked for a masked-diffusion model")
@@ -129,7 +129,7 @@ def prepare(
 
 
 def _sampling(key: Array | None, batch: int, options: Options) -> tuple[Array | None, Sampling]:
-    """The keys of the rows [B], and how tokens are drawn; without keys if greedy."""
+    """Returns the keys of the rows [B], and how tokens are drawn; without keys if greedy."""
     greedy = options.temperature is None
     greedy = holds(options.temperature, lambda t: t == 0, unknown=greedy)
     require(key is not None or greedy, "sampling needs a key: one, or one for each row")
@@ -141,7 +141,7 @@ def _sampling(key: Array | None, batch: int, options: Options) -> tuple[Array | 
 
 
 def _rule(options: Options, tree: Tree | None) -> str:
-    """The name of the rule, of draft trees if there is one."""
+    """Returns the name of the rule, of draft trees if there is one."""
     rules, default, of_what = (
         (list(RULES), "block", "") if tree is None else (list(TREE_RULES), "tree", " for a draft tree")
     )
@@ -153,7 +153,7 @@ def _rule(options: Options, tree: Tree | None) -> str:
 
 
 def _room(options: Options, longest: int) -> int:
-    """The tokens that a row has room for."""
+    """Returns the tokens that a row has room for."""
     if options.max_len is not None:
         require(
             options.max_len >= longest,
@@ -188,7 +188,7 @@ def _reals(value: Any) -> Array | None:
 
 
 def output(state: TextState) -> TextOutput:
-    """What there is after some round."""
+    """Returns what there is after some round."""
     return TextOutput(
         state.tokens, Info(state.length, state.marks, state.stopped, state.info.drafts, state.info.calls)
     )
@@ -196,7 +196,7 @@ def output(state: TextState) -> TextOutput:
 
 @jax.jit
 def run(inputs: Inputs) -> TextOutput:
-    """All rounds in one loop on the device."""
+    """Takes all rounds in one loop on the device."""
 
     def unfinished(state: TextState) -> Array:
         return ~jnp.all(state.done)
@@ -214,10 +214,10 @@ def _begin(inputs: Inputs) -> TextState:
 
 @functools.partial(jax.jit, donate_argnames="cache")
 def _advance(inputs: Inputs, state: TextState, cache: Any) -> TextState:
-    """A round whose cache is written where the one before was, not beside it."""
+    """Takes a round, whose cache is written where the one before was, not beside it."""
     return _loop(inputs).advance(inputs, state._replace(cache=cache))
 
 
 def _loop(inputs: Inputs):
-    """The module whose rounds these inputs are for."""
+    """Returns the module whose rounds these inputs are for."""
     return rounds if tree_of(inputs.drafter) is None else tree_rounds

@@ -31,7 +31,7 @@ PromptsLike = Prompts | tuple[Array, Array] | Sequence[Sequence[int]]
 
 
 def pad_prompts(prompts: Sequence[Sequence[int]]) -> Prompts:
-    """Lists of ids as arrays, padded with zeros on the right."""
+    """Makes arrays of lists of ids, padded with zeros on the right."""
     lengths = np.array([len(prompt) for prompt in prompts], np.int32)
     tokens = np.zeros((len(prompts), max(lengths, default=0)), np.int32)
     for row, prompt in zip(tokens, prompts):
@@ -50,7 +50,7 @@ def as_prompts(prompts: PromptsLike) -> Prompts:
 
 
 def check_prompts(config: LanguageModelConfig, prompts: Prompts, shortest: int = 1) -> tuple[int, int]:
-    """(B, P) of the prompts. UserError unless they fit each other and the model's vocabulary."""
+    """Returns (B, P) of the prompts; raises a UserError unless they fit each other and the vocabulary."""
     require(np.ndim(prompts.tokens) == 2, _WANTED)
     batch, longest = np.shape(prompts.tokens)
     require(

@@ -93,7 +93,7 @@ class TreeLanguageModel(LanguageModel, Protocol):
         [B, Q, max_len] (bool)."""
 
     def move(self, cache: Any, sources: Array, targets: Array) -> Any:
-        """The cache with the contents of the slots `sources` [B, M] in `targets` [B, M] as well.
+        """Returns the cache with the contents of the slots `sources` [B, M] in `targets` [B, M] as well.
 
         Targets outside 0..max_len - 1 are dropped.
         """

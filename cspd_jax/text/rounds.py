@@ -121,7 +121,7 @@ def begin(inputs: Inputs, spare: int = 0) -> TextState:
 
 
 def nothing(inputs: Inputs) -> RoundInfo:
-    """What happened in no rounds."""
+    """Returns what happened in no rounds."""
     batch = len(inputs.limit)
     by_row, zero = jnp.zeros(batch, jnp.int32), jnp.int32(0)
     by_position = jnp.zeros((batch, inputs.max_gamma), jnp.int32)
@@ -131,13 +131,13 @@ def nothing(inputs: Inputs) -> RoundInfo:
 
 
 def advance(inputs: Inputs, state: TextState) -> TextState:
-    """One turn of the loop: a round, and the sum of what happened."""
+    """Takes one turn of the loop: a round, and the sum of what happened."""
     next_state, happened = run_round(inputs, state)
     return next_state._replace(info=add(state.info, happened))
 
 
 def run_round(inputs: Inputs, state: TextState) -> tuple[TextState, RoundInfo]:
-    """One round, and what happened in it."""
+    """Takes one round, and returns what happened in it."""
     drafts, drafter_state = draft_step(inputs, state)
     verdict, cache = verify_step(inputs, state, drafts)
     next_state, draft_counts = commit(inputs, state, drafts, verdict)
@@ -147,7 +147,7 @@ def run_round(inputs: Inputs, state: TextState) -> tuple[TextState, RoundInfo]:
 
 
 def draft_step(inputs: Inputs, state: TextState) -> tuple[Drafts, Any]:
-    """The drafts of a round, and the drafter's next state."""
+    """Returns the drafts of a round, and the drafter's next state."""
     if inputs.drafter is None:
         return no_drafts(len(state.length)), state.drafter_state
     if inputs.keys is None:  # greedy
@@ -173,7 +173,7 @@ def draft_step(inputs: Inputs, state: TextState) -> tuple[Drafts, Any]:
 
 
 def draft_lengths(inputs: Inputs, state: TextState) -> Array:
-    """How many tokens each row drafts, decided by what happened in earlier rounds alone: [B]."""
+    """Returns how many tokens each row drafts, decided by what happened in earlier rounds alone: [B]."""
     if inputs.draft_cost is None:
         return inputs.gamma
     accepted, tested = (jnp.sum(a, axis=1) for a in (state.info.drafts.accepted, state.info.drafts.tested))
@@ -233,7 +233,7 @@ def target_pass(
 
 
 def packed_sizes(batch: int, length: int) -> list[int]:
-    """Numbers of tokens above `batch` and below batch * length, each twice the one before."""
+    """Returns numbers of tokens above `batch` and below batch * length, each twice the one before."""
     size = _FEWEST_TOKENS
     while size <= batch:
         size *= 2
@@ -282,6 +282,6 @@ def commit(
 
 
 def count_calls(drafts: Drafts) -> CallCounts:
-    """The network calls of a round with these drafts."""
+    """Returns the network calls of a round with these drafts."""
     batch, gamma = drafts.tokens.shape
     return CallCounts(jnp.int32(1), jnp.int32(batch * (gamma + 1)), drafts.passes, drafts.rows)

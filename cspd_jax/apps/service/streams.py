@@ -147,7 +147,7 @@ class TextRows:
         return told
 
     def warm(self) -> None:
-        """The shortest prompts, a few rounds; longer ones compile when they come."""
+        """Runs a few rounds of the shortest prompts; longer ones compile when they come."""
         self.enter(
             {0: TextRequest((1,), 2, float(self._sampled), drafts=_GAMMA * (self._drafter is not None))}
         )
@@ -206,7 +206,7 @@ class MaskedStream:
         return {0: news}
 
     def warm(self) -> None:
-        """The shortest prompts, a few rounds; longer ones compile when they come."""
+        """Runs a few rounds of the shortest prompts; longer ones compile when they come."""
         for _ in self._rounds(MaskedRequest((1,))):
             pass
 
@@ -228,7 +228,7 @@ class MaskedStream:
 
 
 def padded(prompt: Sequence[int], most: int) -> text.Prompts:
-    """One prompt of at most `most` tokens, padded to one of the `ROOMS` that holds it."""
+    """Pads one prompt of at most `most` tokens, padded to one of the `ROOMS` that holds it."""
     room = next((room for room in ROOMS if room >= len(prompt)), len(prompt))
     room = max(len(prompt), min(room, most))
     tokens = np.zeros((1, room), np.int32)

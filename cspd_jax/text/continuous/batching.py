@@ -101,7 +101,7 @@ def _prepare(
     options: Options,
     gammas: Sequence[int],
 ) -> tuple[Inputs, int]:
-    """The inputs of all texts, and the room that each of them has; that of the inputs is rounded up."""
+    """Returns the inputs of all texts, whose room is rounded up, and the room that each of them has."""
     alone = common_mesh(model, drafter) is None
     require(alone, "a mesh has a fixed batch, of which no row is given to another text; see generate")
     require(drafter is not None or max(gammas) == PLAIN, "the scheduler drafts, but there is no drafter")
@@ -113,7 +113,7 @@ def _prepare(
 
 
 def gammas_for(drafter: Any) -> tuple[int, ...]:
-    """The numbers of drafts that `continuous` chooses from unless told."""
+    """Returns the numbers of drafts that `continuous` chooses from unless told."""
     if drafter is None:
         return (PLAIN,)
     # Look-up drafts few tokens, or none, where it is unsure.
@@ -145,7 +145,7 @@ class _Record:
         self._lengths[number], self._stopped[number] = length, text.stopped
 
     def add(self, texts: Sequence[int | None], happened: RoundInfo) -> None:
-        """Some rounds, of the rows that have texts."""
+        """Adds what happened in some rounds of the rows that have texts."""
         slots = [slot for slot, text in enumerate(texts) if text is not None]
         numbers = [texts[slot] for slot in slots]
         for total, new in zip(self._drafts, happened.drafts):

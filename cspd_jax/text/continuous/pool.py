@@ -111,7 +111,7 @@ class Pool:
         return text
 
     def look(self, slot: int) -> Text:
-        """The text in a slot so far."""
+        """Returns the text in a slot so far."""
         state = self._state
         length = int(state.length[slot])
         tokens, marks = (np.asarray(a[slot])[:length] for a in (state.tokens, state.marks))
@@ -124,7 +124,7 @@ class Pool:
         return [slot for slot, text in enumerate(self.texts) if text is not None and done[slot]]
 
     def advance(self, gamma: int, max_rounds: int) -> Advance:
-        """Up to `max_rounds` rounds with gamma drafts; fewer if a text is complete before.
+        """Takes up to `max_rounds` rounds with gamma drafts; fewer if a text is complete before.
 
         A row that is complete would only take part in the passes, so that the next text can enter at once.
         """
@@ -179,11 +179,11 @@ class Pool:
             self._read = np.minimum(self._read + _WINDOW, lengths) if read_on is _read_on else lengths
 
     def _reads(self, inputs: Inputs) -> bool:
-        """Whether there is a drafter that has to know the texts."""
+        """Returns whether there is a drafter that has to know the texts."""
         return inputs.drafter is not None and bool(jax.tree.leaves(self._state.drafter_state))
 
     def _reader(self, inputs: Inputs) -> Any:
-        """The function by which the drafter reads more of the texts."""
+        """Returns the function by which the drafter reads more of the texts."""
         return _read_on if hasattr(inputs.drafter, "read_on") else _read_again
 
     def _unread(self, inputs: Inputs, copied: bool = False) -> tuple[Any, ...]:
@@ -194,19 +194,19 @@ class Pool:
 
 
 def _program(inputs: Inputs) -> Any:
-    """What the compiled program for such inputs depends on."""
+    """Returns what the compiled program for such inputs depends on."""
     leaves, structure = jax.tree.flatten(inputs)
     return structure, tuple((np.shape(leaf), jnp.result_type(leaf)) for leaf in leaves)
 
 
 def _run_rounds(inputs: Inputs, state: TextState, max_rounds: int) -> tuple[TextState, RoundInfo]:
-    """The state after at most that many rounds, and what happened in them, on the host."""
+    """Returns the state after at most that many rounds, and what happened in them, on the host."""
     state, info = _rounds(inputs, *_apart(state), np.int32(max_rounds))
     return state, jax.tree.map(np.asarray, info)  # waits
 
 
 def with_drafts(inputs: Inputs, gamma: int) -> Inputs:
-    """The inputs of rounds with gamma drafts, 0 for plain decoding."""
+    """Returns the inputs of rounds with gamma drafts, 0 for plain decoding."""
     own: Any = np.minimum(inputs.gamma, gamma)
     if gamma > 0:
         return dataclasses.replace(inputs, max_gamma=gamma, gamma=own)
@@ -217,7 +217,7 @@ def with_drafts(inputs: Inputs, gamma: int) -> Inputs:
 
 
 def row_of(inputs: Inputs, index: int) -> Inputs:
-    """The inputs of one of the texts, each number of it an array [1] on the host."""
+    """Returns the inputs of one of the texts, each number of it an array [1] on the host."""
     batch, part = len(inputs.limit), slice(index, index + 1)
 
     def own(value):
@@ -236,7 +236,7 @@ def row_of(inputs: Inputs, index: int) -> Inputs:
 
 
 def _joined(rows: Sequence[Inputs]) -> Inputs:
-    """The inputs of all rows, but for their prompts, which have been read."""
+    """Returns the inputs of all rows, but for their prompts, which have been read."""
 
     def all_of(*values):
         return None if values[0] is None else np.concatenate(values)
@@ -257,13 +257,13 @@ def _joined(rows: Sequence[Inputs]) -> Inputs:
 
 
 def _apart(state: TextState) -> tuple[TextState, tuple[Any, Any]]:
-    """The state without its caches, and these, which are written where they are."""
+    """Returns the state without its caches, and these, which are written where they are."""
     return state._replace(cache=None, drafter_state=None), (state.cache, state.drafter_state)
 
 
 @jax.jit
 def _empty(inputs: Inputs) -> TextState:
-    """The state of rows without a text."""
+    """Returns the state of rows without a text."""
     inputs = dataclasses.replace(inputs, limit=jnp.zeros_like(inputs.limit))
     return rounds.begin(inputs)._replace(info=None)
 
@@ -279,7 +279,7 @@ def _enter(one: Inputs, state: TextState, slot: Array) -> TextState:
 def _rounds(
     inputs: Inputs, state: TextState, caches: tuple[Any, Any], max_rounds: Array
 ) -> tuple[TextState, RoundInfo]:
-    """At most that many rounds, until a text is complete that was not before."""
+    """Takes at most that many rounds, until a text is complete that was not before."""
     before = state.done
     state = state._replace(cache=caches[0], drafter_state=caches[1], info=rounds.nothing(inputs))
 

@@ -77,7 +77,7 @@ class DraftScheduler:
         self._since, self._retry = 0, _RETRY  # rounds since the other kind was tried; when to try it again
 
     def next(self) -> tuple[int, int]:
-        """(drafts, rounds) of the next chunk."""
+        """Returns (drafts, rounds) of the next chunk."""
         untried = self._untried()
         if untried is not None:
             return untried, self._probe(untried)
@@ -118,18 +118,18 @@ class DraftScheduler:
         return (self._accepted + 0.01) / (self._tested + 0.01)
 
     def tokens(self, gamma: int) -> float:
-        """The tokens that a round is expected to give."""
+        """Returns the tokens that a round is expected to give."""
         made = min(1.0, self._drafted / max(self._wanted, 1e-9))
         return 1 + made * sum(self.acceptance**i for i in range(1, gamma + 1))
 
     def speed(self, gamma: int) -> float:
-        """Expected tokens per second of a row; with a number of drafts that was not tried, if its rounds took
-        no longer than those of the most drafts that were."""
+        """Returns the expected tokens per second of a row; with a number of drafts that was not tried, if its
+        rounds took no longer than those of the most drafts that were."""
         tried = max(g for g in self._round_seconds if g <= gamma)
         return self.tokens(gamma) / self._round_seconds[tried]
 
     def best(self) -> int:
-        """The fastest number of drafts of those that were tried."""
+        """Returns the fastest number of drafts of those that were tried."""
         fewest = min(self._round_seconds)
         handicap = {g: 1.0 if g == fewest else _CLEARLY for g in self._round_seconds}
         return max(self._round_seconds, key=lambda g: self.speed(g) / handicap[g])
@@ -143,7 +143,7 @@ class DraftScheduler:
         return self._plain_rounds * self._round_seconds[PLAIN] - self._seconds
 
     def in_words(self, seconds: float | None = None) -> str:
-        """The choice and its reasons, in one line.
+        """Returns the choice and its reasons, in one line.
 
         seconds: what the whole generation took. With it, and if enough plain rounds were measured, the line
             says what drafting gained.
@@ -170,22 +170,22 @@ class DraftScheduler:
         return next(g for g in self.gammas if g != PLAIN)
 
     def _is_known(self, g: int) -> bool:
-        """Whether so many rounds were measured that a claim can rest on what they take."""
+        """Returns whether so many rounds were measured that a claim can rest on what they take."""
         often = self._rounds[g] >= _FEWEST_ROUNDS or self._chunks[g] >= _FEWEST_CHUNKS
         return often and self._spent[g] >= _FEWEST_SECONDS
 
     def _probe(self, g: int) -> int:
-        """The rounds of a trial: more where they are short."""
+        """Returns the rounds of a trial: more where they are short."""
         return _SHORT_PROBE if self._round_seconds.get(g, 1.0) * _PROBE < _PROBE_SECONDS else _PROBE
 
     def _is_tried(self, g: int) -> bool:
-        """Whether enough rounds were measured to know what they take."""
+        """Returns whether enough rounds were measured to know what they take."""
         return self._rounds[g] > 0 and (
             self._spent[g] >= _PROBE_SECONDS or self._rounds[g] >= _PROBE + _SHORT_PROBE
         )
 
     def _untried(self) -> int | None:
-        """What to try now: the fewest drafts, then plain decoding, then more drafts if they promise more."""
+        """Returns what to try: the fewest drafts, plain decoding, then more drafts if they promise more."""
         if len(self.gammas) == 1:
             return None if self._round_seconds else self.gammas[0]
         for g in (self._fewest(), PLAIN):
@@ -200,7 +200,7 @@ class DraftScheduler:
 
 
 def _median(chunks: Iterable[tuple[float, int]]) -> float:
-    """The lower median of the seconds of a round, from (seconds, rounds) of chunks."""
+    """Returns the lower median of the seconds of a round, from (seconds, rounds) of chunks."""
     ordered = sorted(chunks)
     before, half = 0, sum(rounds for _, rounds in ordered) / 2
     for seconds, rounds in ordered:

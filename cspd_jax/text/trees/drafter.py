@@ -90,7 +90,7 @@ class TreeDrafter:
 
 
 def draft_tree(model: Model, widths: Sequence[int] = (3, 2, 1)) -> Drafting:
-    """A drafter of trees, for `generate`: each node at depth d has widths[d] children, drawn from `model`."""
+    """Makes a drafter of trees: each node at depth d has widths[d] children, drawn from `model`."""
     whole = isinstance(widths, Sequence) and all(isinstance(n, int) and n >= 1 for n in widths)
     require(whole and len(widths) > 0, f"widths is {widths!r:.80}; it must be whole numbers of at least 1")
     network, params = bound(model)
@@ -98,7 +98,7 @@ def draft_tree(model: Model, widths: Sequence[int] = (3, 2, 1)) -> Drafting:
 
 
 def tree_of(drafter: Any) -> Tree | None:
-    """The tree that a drafter draws; None if it draws none."""
+    """Returns the tree that a drafter draws; None if it draws none."""
     return drafter.tree if isinstance(drafter, TreeDrafter) else None
 
 
@@ -112,7 +112,7 @@ def see_nodes(
     used: Array,
     levels: range,
 ) -> tuple[Array, Any]:
-    """Logits of the nodes of some levels, tokens [B, nodes]; they are stored where used [B].
+    """Returns logits of the nodes of some levels, tokens [B, nodes]; they are stored where used [B].
 
     The text of `length` [B] tokens has one slot per position; the drafts' slots follow those of the longest
     text. A node sees the text and its ancestors, at the position that it would have in the text.

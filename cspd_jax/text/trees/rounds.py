@@ -52,13 +52,13 @@ def begin(inputs: Inputs) -> TextState:
 
 
 def advance(inputs: Inputs, state: TextState) -> TextState:
-    """One turn of the loop: a round, and the sum of what happened."""
+    """Takes one turn of the loop: a round, and the sum of what happened."""
     next_state, happened = run_round(inputs, state)
     return next_state._replace(info=add(state.info, happened))
 
 
 def run_round(inputs: Inputs, state: TextState) -> tuple[TextState, RoundInfo]:
-    """One round, and what happened in it."""
+    """Takes one round, and returns what happened in it."""
     drafter = _drafter(inputs)
     tree = drafter.tree
     # A row near its limit uses fewer levels: a round adds one token more than it accepts drafts.
@@ -99,7 +99,7 @@ def _request(inputs: Inputs, state: TextState, levels: Array) -> DraftRequest:
 def verify_step(
     inputs: Inputs, state: TextState, branches: Branches, levels: Array
 ) -> tuple[Verdict, Array, Any]:
-    """One target pass over the nodes: the verdict, the accepted nodes [B, depth], and the cache.
+    """Makes one target pass over the nodes: the verdict, the accepted nodes [B, depth], and the cache.
 
     Nodes deeper than levels [B] are not used.
     """
