@@ -10,7 +10,6 @@ is compilation).
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import functools
 import json
 import platform
@@ -27,7 +26,9 @@ from cspd_jax import Plain, SelfSpeculation, masked, text
 from cspd_jax._utils.timing import seconds_in_turns
 from cspd_jax.image import autotune, generation
 from cspd_jax.image.chain import choice
+from cspd_jax.masked.comparison import Request as MaskedRequest
 from cspd_jax.networks.quantised import quantise
+from cspd_jax.text.comparison import Request as TextRequest
 from cspd_jax.training.data.text import documents
 from cspd_jax.weights import models
 from cspd_jax.weights.tokenizers import ByteTokenizer
@@ -51,17 +52,20 @@ def text_job(rows: int, draft: str) -> Job:
         "int8": lambda: (network, quantise(params, 8)),
         "lookup": text.PromptLookup,
     }[draft]()
-    request = text.Request(None, target, prompts(rows), drafter=drafter, max_new_tokens=128, stop_ids=())
+    options = text.Options(max_new_tokens=128, stop_ids=())
+    request = TextRequest(None, target, prompts(rows), drafter, options)
     ways = {"plain": request.plain().run}
-    ways |= {f"gamma {g}": dataclasses.replace(request, gamma=g).run for g in (2, 4)}
-    return ways, lambda: text.fastest(request).way
+    ways |= {f"gamma {g}": request.with_options(gamma=g).run for g in (2, 4)}
+    return ways, lambda: text.fastest(*request).way
 
 
 def masked_job(rows: int, places: int = 64) -> Job:
-    request = masked.Request(None, models.load_text("masked-default"), prompts(rows), max_new_tokens=places)
+    arguments = None, models.load_text("masked-default"), prompts(rows)
+    options = masked.Options(max_new_tokens=places)
+    request = MaskedRequest(*arguments, options=options)
     ways = {"stepwise": request.stepwise().run}
-    ways |= {f"gamma {g}": dataclasses.replace(request, method="ssd", gamma=g).run for g in (2, 4, 8)}
-    return ways, lambda: masked.fastest(request).way
+    ways |= {f"gamma {g}": request._replace(method=masked.SelfSpeculation(g)).run for g in (2, 4, 8)}
+    return ways, lambda: masked.fastest(*arguments, options).way
 
 
 def image_job(batch: int) -> Job:

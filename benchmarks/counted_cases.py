@@ -27,11 +27,13 @@ from cspd_jax.image.order import Raster
 from cspd_jax.image.rounds import PathCriterion
 from cspd_jax.image.sampler import SamplerSettings
 from cspd_jax.masked import generation as masked_generation
+from cspd_jax.masked import loop as masked_loop
 from cspd_jax.networks import lm, mar
 from cspd_jax.networks.config import MAR_PRESETS, SPHERE_PRESETS, MARConfig
 from cspd_jax.networks.lm_config import LMConfig
 from cspd_jax.networks.registry import kind_of
 from cspd_jax.text import generation as text_generation
+from cspd_jax.text import rounds as text_rounds
 from cspd_jax.training.data.text import documents
 from cspd_jax.weights import models
 from cspd_jax.weights.tokenizers import ByteTokenizer
@@ -276,13 +278,10 @@ def texts(file: Path, name: str, batch: int, dtype: str) -> Iterator[Counted]:
 
             def prepared(params):
                 drafter = None if method == "text-plain" else (drafting, params[1])
-                return text_generation.prepare(
-                    None, (network, params[0]), prompts, drafter=drafter, rule="block",
-                    sampling=text.Sampling(), max_new_tokens=NEW_TOKENS, gamma=GAMMA, max_gamma=None,
-                    max_len=None, stop_ids=(), cost=None, confidence=None,
-                )  # fmt: skip
+                options = text.Options(rule="block", max_new_tokens=NEW_TOKENS, gamma=GAMMA, stop_ids=())
+                return text_generation.prepare(None, (network, params[0]), prompts, drafter, options)
 
-            case = in_a_loop(row, prepared, (params, drafts), run, text_generation)
+            case = in_a_loop(row, prepared, (params, drafts), run, text_rounds)
             # In a round the first draft is made before the loop over the others.
             return case, [run["rounds"], run.get("draft_passes_per_round", 1.0) - 1]
 
@@ -300,13 +299,11 @@ def fillings(file: Path, name: str, batch: int, dtype: str) -> Iterator[Counted]
             network, params = abstract(LLADA_8B, dtype)
 
             def prepared(params):
-                return masked_generation.prepare(
-                    None, (network, params), prompts, method=method, max_new_tokens=NEW_TOKENS, block=8,
-                    gamma=GAMMA, max_gamma=None, cached=False, accept_top_k=None, temperature=0.0,
-                    guidance=None, steps=None,
-                )  # fmt: skip
+                way = masked.Stepwise() if method == "stepwise" else masked.SelfSpeculation(GAMMA)
+                options = masked.Options(max_new_tokens=NEW_TOKENS, block=8)
+                return masked_generation.prepare(None, (network, params), prompts, way, options)
 
-            return in_a_loop(row, prepared, params, run, masked_generation), [run["rounds"]]
+            return in_a_loop(row, prepared, params, run, masked_loop), [run["rounds"]]
 
         yield Counted(row, make)
 
@@ -367,10 +364,8 @@ def text_run(file: Path, batch: int) -> dict[str, float]:
         target, small = models.load_text("text-default"), models.load_text("text-default-draft")
         prompts, found = held_out(max(batch, 8), 4 * PROMPT), []
         for at in range(0, len(prompts), batch):
-            _, info = text.generate(
-                None, target, prompts[at : at + batch], drafter=small, max_new_tokens=NEW_TOKENS, gamma=GAMMA,
-                stop_ids=(),
-            )  # fmt: skip
+            options = text.Options(max_new_tokens=NEW_TOKENS, gamma=GAMMA, stop_ids=())
+            _, info = text.generate(None, target, prompts[at : at + batch], small, options)
             found.append((int(info.calls.target_passes), int(info.calls.draft_passes)))
         rounds, drafts = np.mean(found, axis=0)
         return {

@@ -12,7 +12,6 @@ in each table. Prints tables on standard error and one JSON object on standard o
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import itertools
 import json
 import platform
@@ -25,9 +24,10 @@ import numpy as np
 
 from cspd_jax import masked
 from cspd_jax._utils.timing import seconds_in_turns
-from cspd_jax.masked import passes, speculative
+from cspd_jax.masked import SelfSpeculation, passes, speculative
 from cspd_jax.masked.canvas import window_at
 from cspd_jax.masked.comparison import Request
+from cspd_jax.masked.generation import prepare
 from cspd_jax.masked.rule import candidates
 from cspd_jax.training.data.text import documents
 from cspd_jax.weights import models
@@ -61,18 +61,16 @@ def measure(requests: dict[str, Request], repeats: int) -> dict:
 
 
 def table(model, batch: int, cached: bool, args) -> list[dict]:
-    base = Request(
-        jax.random.key(0), model, held_out_prompts(batch), max_new_tokens=args.new_tokens, block=args.block,
-        cached=cached, temperature=args.temperature,
-    )  # fmt: skip
+    options = masked.Options(
+        max_new_tokens=args.new_tokens, block=args.block, cached=cached, temperature=args.temperature
+    )
+    base = Request(jax.random.key(0), model, held_out_prompts(batch), options=options)
     requests = {"stepwise": base.stepwise()}
-    requests |= {f"draft_len {n}": dataclasses.replace(base, gamma=n) for n in GAMMAS}
+    requests |= {f"draft_len {n}": base._replace(method=SelfSpeculation(n)) for n in GAMMAS}
     if not cached:
         half = args.new_tokens // 2
-        requests["top-k 3, draft_len 4 (lossy)"] = dataclasses.replace(base, gamma=4, accept_top_k=3)
-        requests["schedule, half the steps (lossy)"] = dataclasses.replace(
-            base, method="schedule", steps=half
-        )
+        requests["top-k 3, draft_len 4 (lossy)"] = base._replace(method=SelfSpeculation(4, accept_top_k=3))
+        requests["schedule, half the steps (lossy)"] = base._replace(method=masked.Schedule(half))
     found = measure(requests, args.repeats)
     reference, base_seconds = found["stepwise"]
     kind = "with a block cache" if cached else "without a cache"
@@ -90,7 +88,7 @@ def table(model, batch: int, cached: bool, args) -> list[dict]:
         if info.drafts is not None:
             gamma = len(info.tested_at)
             row["acceptance"] = info.acceptance or 0.0
-            row["least_passes"] = masked.least_passes(args.new_tokens, args.block, gamma, cached)
+            row["least_passes"] = speculative.least_passes(args.new_tokens, args.block, gamma, cached)
         accepted = f", acceptance {row['acceptance']:.2f}" if "acceptance" in row else ""
         say(f"  {name}: {passes} passes ({row['fewer_passes']:.2f}x fewer), {seconds:.3f} s"
             f" ({row['faster']:.2f}x){accepted}, identical {row['identical_rows']} of {batch}")  # fmt: skip
@@ -103,12 +101,12 @@ def sampled(model, batch: int, args) -> list[dict]:
     rows = []
     say(f"{batch} rows, {args.new_tokens} places, blocks of {args.block}, without a cache")
     for (name, recipe), temperature in itertools.product(RECIPES.items(), TEMPERATURES):
-        base = Request(
-            jax.random.key(0), model, held_out_prompts(batch), max_new_tokens=args.new_tokens,
-            block=args.block, temperature=temperature, **recipe,
-        )  # fmt: skip
+        options = masked.Options(
+            max_new_tokens=args.new_tokens, block=args.block, temperature=temperature, **recipe
+        )
+        base = Request(jax.random.key(0), model, held_out_prompts(batch), options=options)
         requests = {"stepwise": base.stepwise()}
-        requests |= {f"draft_len {n}": dataclasses.replace(base, gamma=n) for n in args.draft_lens}
+        requests |= {f"draft_len {n}": base._replace(method=SelfSpeculation(n)) for n in args.draft_lens}
         found = measure(requests, args.repeats)
         (tokens, info), base_seconds = found["stepwise"]
         drafts = second_moves(base, tokens, info.steps)
@@ -133,8 +131,7 @@ def sampled(model, batch: int, args) -> list[dict]:
 def second_moves(request: Request, tokens, steps) -> dict[str, float]:
     """How often the first drafted move has the right place, how often the token drafted for the place that
     comes next is right, and how often both hold."""
-    fields = {field.name: getattr(request, field.name) for field in dataclasses.fields(request)}
-    inputs = masked.prepare(**fields, max_gamma=None)
+    inputs = prepare(*request)
     text, order = np.asarray(tokens), np.asarray(steps)
     right = np.asarray(_second_moves(inputs.canvas, inputs.speculation, text, order))
     place, token = right[..., 0], right[..., 1]

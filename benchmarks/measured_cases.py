@@ -238,11 +238,9 @@ def round_case(name: str, batch: int, dtype: str = "float32", precision: str | N
 
 def text_case(name: str, model, prompts, count: int, more: dict[str, Any], **options) -> Case:
     """Greedy continuations of `count` tokens."""
-    defaults: dict[str, Any] = {
-        "drafter": None, "rule": "block", "sampling": cspd_jax.text.Sampling(), "max_new_tokens": count,
-        "gamma": 4, "max_gamma": None, "max_len": None, "stop_ids": (), "cost": None, "confidence": None,
-    }  # fmt: skip
-    inputs = generation.prepare(None, model, prompts, **{**defaults, **options})
+    own = {name: value for name, value in options.items() if name != "drafter"}
+    asked = cspd_jax.text.Options(**{"rule": "block", "max_new_tokens": count, "stop_ids": (), **own})
+    inputs = generation.prepare(None, model, prompts, options.get("drafter"), asked)
 
     def facts(out) -> dict[str, Any]:
         info = out.info

@@ -13,6 +13,7 @@ apart the two best logits of the target are where the texts part. Prints a table
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import functools
 import json
 import os
@@ -29,7 +30,7 @@ from cspd_jax import text
 from cspd_jax._utils.files import write_text
 from cspd_jax._utils.timing import seconds_in_turns
 from cspd_jax.text import Prompts
-from cspd_jax.text.comparison import Request, draft_cost
+from cspd_jax.text.comparison import Request, measure_draft_cost
 from cspd_jax.training.data.prompts import prompt_ids, read_lines
 from cspd_jax.weights import models
 
@@ -45,10 +46,11 @@ def padded(ids: list[int]) -> Prompts:
     return Prompts(np.pad(np.array([ids], np.int32), ((0, 0), (0, ROOM - len(ids)))), np.array([len(ids)]))
 
 
-def ways_of(draft: models.TextModel, gammas: list[int]) -> dict[str, dict[str, Any]]:
-    ways: dict[str, dict[str, Any]] = {"plain": {}}
-    ways |= {f"draft, gamma {g}": {"drafter": draft, "gamma": g} for g in gammas}
-    return ways | {"lookup, gamma 3": {"drafter": text.PromptLookup(), "gamma": 3}}
+def ways_of(draft: models.TextModel, gammas: list[int]) -> dict[str, tuple[Any, dict[str, Any]]]:
+    """By name: the drafter, and the options that differ."""
+    ways: dict[str, tuple[Any, dict[str, Any]]] = {"plain": (None, {})}
+    ways |= {f"draft, gamma {g}": (draft, {"gamma": g}) for g in gammas}
+    return ways | {"lookup, gamma 3": (text.PromptLookup(), {"gamma": 3})}
 
 
 def compared(args, target, ways, questions, temperature: float) -> list[dict[str, Any]]:
@@ -59,12 +61,15 @@ def compared(args, target, ways, questions, temperature: float) -> list[dict[str
     }
     for number, ids in enumerate(questions):
         key = jax.random.key(number) if temperature else None
-        sampling = text.Sampling(temperature or None)
-        asked = {"sampling": sampling, "max_new_tokens": args.new_tokens, "max_len": ROOM + args.new_tokens}
+        asked = text.Options(
+            temperature=temperature, max_new_tokens=args.new_tokens, max_len=ROOM + args.new_tokens
+        )
         outputs: dict[str, text.TextOutput] = {}
 
         def run(name: str) -> text.TextOutput:
-            outputs[name] = text.generate(key, target, padded(ids), **asked, **ways[name])  # noqa: B023
+            drafter, changed = ways[name]
+            options = dataclasses.replace(asked, **changed)  # noqa: B023
+            outputs[name] = text.generate(key, target, padded(ids), drafter, options)  # noqa: B023
             return outputs[name]  # noqa: B023
 
         runs = {name: functools.partial(run, name) for name in ways}
@@ -160,8 +165,8 @@ def main() -> None:
     found["pass_seconds"] = {
         name: pass_seconds(model, 5) for name, model in (("target", target), ("draft", draft))
     }
-    request = Request(None, target, questions[:1], draft, max_new_tokens=32, stop_ids=())
-    found["cost_of_a_draft"] = round(draft_cost(request), 4)
+    request = Request(None, target, questions[:1], draft, text.Options(max_new_tokens=32, stop_ids=()))
+    found["cost_of_a_draft"] = round(measure_draft_cost(request), 4)
     say(f"passes {found['pass_seconds']}, cost of a draft {found['cost_of_a_draft']}")
     ways = ways_of(draft, [int(g) for g in args.gammas.split(",")])
     found["rows"] = []

@@ -143,15 +143,16 @@ def theirs(model, prompts: list[list[int]], **options) -> list[list[int]]:
     return out[:, longest:].tolist()
 
 
-def ours(target, prompts: list[list[int]], **options):
-    return text.generate(
-        None, target, padded(prompts), max_new_tokens=NEW, max_len=LONGEST + NEW, stop_ids=(), **options
+def ours(target, prompts: list[list[int]], drafter: Any = None, **options):
+    asked = text.Options(max_new_tokens=NEW, max_len=LONGEST + NEW, stop_ids=(), **options)
+    return text.generate(None, target, padded(prompts), drafter, asked)
+
+
+def continued(target, prompts: list[list[int]], drafter: Any = None, **how) -> text.Continuous:
+    options = text.Options(max_new_tokens=NEW, max_len=LONGEST + NEW, stop_ids=())
+    return text.continuous(
+        None, target, padded(prompts), drafter, **{"options": options, "rows": len(prompts), **how}
     )
-
-
-def continued(target, prompts: list[list[int]], **options) -> text.Continuous:
-    options = {"max_new_tokens": NEW, "rows": len(prompts), "max_len": LONGEST + NEW} | options
-    return text.continuous(None, target, padded(prompts), stop_ids=(), **options)
 
 
 def tasks(
@@ -173,7 +174,7 @@ def tasks(
     chosen: dict[str, Any] = {"auto, lookup": lookup} | ({} if draft is None else {"auto, draft": draft})
     rows = []
     for batch in batches:
-        paces: dict[str, Any] = {}
+        choices: dict[str, Any] = {}
         if batch > 1:
             ways.pop("int8, gamma 3")  # slower than plain by far, and longer with every row
             ways.pop("draft, tree 2,1,1", None)
@@ -196,12 +197,11 @@ def tasks(
             texts = {n: np.asarray(o.tokens) for n, o in infos.items()}
             about = {n: (o.info.acceptance, o.info.tokens_per_pass) for n, o in infos.items()}
             for name, drafter in chosen.items():
-                # The first run of a program takes longer, even when it has been compiled.
-                several = [continued(target, prompts, drafter=drafter) for _ in range(1 + repeats)][1:]
+                several = [continued(target, prompts, drafter=drafter) for _ in range(repeats)]
                 seconds[name] = statistics.median(s.seconds for s in several)
                 texts[name], info = several[0].tokens, several[0].info
                 about[name] = info.acceptance, info.tokens_per_pass
-                paces[name] = several[0].pace.in_words()
+                choices[name] = several[0].scheduler.in_words()
             for name, took in seconds.items():
                 acceptance, per_pass = about.get(name, (None, 1.0))
                 equal = None
@@ -212,7 +212,7 @@ def tasks(
                     "over_plain": seconds["plain"] / took,
                     "over_transformers": seconds["transformers"] / took,
                     "acceptance": acceptance, "tokens_per_pass": per_pass, "equal_to_plain": equal,
-                    "chosen": paces.get(name), "plain_equal_to_transformers": float(same),
+                    "chosen": choices.get(name), "plain_equal_to_transformers": float(same),
                 }  # fmt: skip
                 rows.append(row)
                 drafts = "" if acceptance is None else f", acceptance {acceptance:.2f}, {per_pass:.2f} a pass"
@@ -238,20 +238,19 @@ def queue(target: models.TextModel) -> dict:
         took = 0.0
         for start in range(0, len(prompts), 8):
             part = slice(start, start + 8)
-            run = lambda part=part: text.generate(
-                None, target, padded(prompts[part]), max_new_tokens=lengths[part], max_len=LONGEST + QUEUED,
-                stop_ids=(),
+            options = text.Options(
+                max_new_tokens=lengths[part], max_len=LONGEST + QUEUED, stop_ids=()
             )  # fmt: skip
+            run = lambda part=part, options=options: text.generate(
+                None, target, padded(prompts[part]), options=options
+            )
             if start == 0:
                 jax.block_until_ready(run())
             took += seconds_in_turns({"run": run}, 1)["run"][0]
         return took
 
-    plainly = lambda: (
-        continued(
-            target, prompts, rows=8, max_new_tokens=lengths, gammas=(0,), max_len=LONGEST + QUEUED
-        ).seconds
-    )
+    options = text.Options(max_new_tokens=lengths, max_len=LONGEST + QUEUED, stop_ids=())
+    plainly = lambda: continued(target, prompts, rows=8, options=options).seconds
     seconds = {"waiting for the slowest": [], "rows that come and go": []}
     for _ in range(3):
         seconds["waiting for the slowest"].append(whole_batches())

@@ -15,10 +15,11 @@ from cases import LLADA_8B
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import cspd_jax
-from cspd_jax import ChainSpeculation, Plain, text
+from cspd_jax import ChainSpeculation, Plain, masked, text
 from cspd_jax.image import sharded as image_sharded
 from cspd_jax.image.sampler import SamplerSettings
 from cspd_jax.masked import generation as masked_generation
+from cspd_jax.masked import loop as masked_loop
 from cspd_jax.masked import sharded as masked_sharded
 from cspd_jax.networks import lm, mar
 from cspd_jax.networks.config import MAR_PRESETS
@@ -95,9 +96,8 @@ def causal(dtype: str, rows: int) -> Program:
 
     def prepared(count):
         return lambda params: text_generation.prepare(
-            None, (network, params), [[1] * PROMPT] * count, drafter=None, rule="block",
-            sampling=text.Sampling(), max_new_tokens=NEW_TOKENS, gamma=GAMMA, max_gamma=None, max_len=None,
-            stop_ids=(), cost=None, confidence=None,
+            None, (network, params), [[1] * PROMPT] * count,
+            options=text.Options(max_new_tokens=NEW_TOKENS, stop_ids=()),
         )  # fmt: skip
 
     def lower(mesh: Mesh):
@@ -117,9 +117,8 @@ def filling(dtype: str, rows: int) -> Program:
 
     def prepared(count):
         return lambda params: masked_generation.prepare(
-            None, (network, params), [[1] * PROMPT] * count, method="ssd", max_new_tokens=NEW_TOKENS, block=8,
-            gamma=GAMMA, max_gamma=None, cached=False, accept_top_k=None, temperature=0.0, guidance=None,
-            steps=None,
+            None, (network, params), [[1] * PROMPT] * count, masked.SelfSpeculation(GAMMA),
+            masked.Options(max_new_tokens=NEW_TOKENS, block=8),
         )  # fmt: skip
 
     def lower(mesh: Mesh):
@@ -129,7 +128,7 @@ def filling(dtype: str, rows: int) -> Program:
         others = _whole(mesh, dataclasses.replace(inputs, canvas=canvas))
         canvas = dataclasses.replace(others.canvas, params=params)
         inputs = dataclasses.replace(others, canvas=canvas)
-        return masked_sharded._run.lower(masked_generation.run, inputs, mesh)
+        return masked_sharded._run.lower(masked_loop.run, inputs, mesh)
 
     rounds = RECORDED[f"ssd, batch {rows}"]["rounds"]
     turns = rounds - 1

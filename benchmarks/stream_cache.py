@@ -38,10 +38,8 @@ def milliseconds(inputs, advance) -> float:
 def main() -> None:
     model = lm.LM(PYTHIA_70M)
     params = jax.jit(lambda key: lm.init_params(PYTHIA_70M, key))(jax.random.key(0))
-    inputs = text.prepare(
-        None, (model, params), [[1] * 64] * 8, drafter=None, rule="block", sampling=text.Sampling(),
-        max_new_tokens=64, gamma=0, max_gamma=None, max_len=1024, stop_ids=(), cost=None, confidence=None,
-    )  # fmt: skip
+    options = text.Options(max_new_tokens=64, max_len=1024, stop_ids=())
+    inputs = generation.prepare(None, (model, params), [[1] * 64] * 8, options=options)
     ways = {"in place": generation._advance, "anew": jax.jit(anew)}
     found = {name: [] for name in ways}
     for _ in range(REPEATS):

@@ -31,10 +31,11 @@ from replayed import Replayed
 
 from cspd_jax._utils.timing import seconds_in_turns
 from cspd_jax.converters import hf_lm
+from cspd_jax.coupling.draft_length import speedup
 from cspd_jax.networks.lm import LM
 from cspd_jax.networks.quantised import bytes_in_memory, quantise
-from cspd_jax.text import Drafting, ModelDrafter, PromptLookup, Sampling, speedup
-from cspd_jax.text.comparison import Request, draft_cost
+from cspd_jax.text import Drafting, ModelDrafter, Options, PromptLookup
+from cspd_jax.text.comparison import Request, measure_draft_cost
 from cspd_jax.text.protocol import bound
 from cspd_jax.training.data.text import documents
 from cspd_jax.weights import models
@@ -97,8 +98,8 @@ def theirs_generate(model, prompts, count: int, assistant=None, gamma: int = 4):
         return model.generate(ids, attention_mask=torch.ones_like(ids), **options)[:, ids.shape[1] :]
 
 
-def ours(target, prompts, count, **options) -> Request:
-    return Request(None, target, prompts, max_new_tokens=count, stop_ids=(), **options)
+def ours(target, prompts, count, drafter=None, **options) -> Request:
+    return Request(None, target, prompts, drafter, Options(max_new_tokens=count, stop_ids=(), **options))
 
 
 def row(name: str, batch: int, seconds: float, tokens: int, base: float, **more) -> dict:
@@ -113,7 +114,7 @@ def speculative_rows(found: dict, seconds: dict, tokens: int, base: float, batch
     rows = []
     for name, request in found.items():
         info = request.run().info
-        factor = float(speedup(info.acceptance, request.gamma, costs[name]))
+        factor = float(speedup(info.acceptance, request.options.gamma, costs[name]))
         measured = seconds["ours plain"] / seconds[name]
         rows.append(row(name, batch, seconds[name], tokens, base, acceptance=info.acceptance,
                         tokens_per_pass=info.tokens_per_pass, cost=costs[name], over_plain=measured,
@@ -143,7 +144,7 @@ def embedded(repeats: int, count: int = 128) -> list[dict]:
         seconds, tokens = seconds_of(calls, repeats), batch * count
         base = seconds["transformers"]
         rows += [row(n, batch, seconds[n], tokens, base) for n in calls if n not in found]
-        costs = dict.fromkeys(found, draft_cost(next(iter(found.values())), count, repeats))
+        costs = dict.fromkeys(found, measure_draft_cost(next(iter(found.values())), count, repeats))
         rows += speculative_rows(found, seconds, tokens, base, batch, costs)
         same = np.asarray(plain.run().tokens)[:, len(prompts[0]) :] == calls["transformers"]().numpy()
         say(f"  tokens that both libraries agree on: {same.mean():.4f}")
@@ -185,7 +186,7 @@ def pythia(repeats: int, acceptance: float, count: int = 32) -> list[dict]:
         base = seconds["transformers"]
         rows += [row(n, batch, seconds[n], tokens, base) for n in ("transformers", "ours plain")]
         alone = ours(target, prompts, count, drafter=(draft_model, draft_params))
-        costs = dict.fromkeys(found, draft_cost(alone, count, repeats))
+        costs = dict.fromkeys(found, measure_draft_cost(alone, count, repeats))
         rows += speculative_rows(found, seconds, tokens, base, batch, costs)
     return rows
 
@@ -208,9 +209,9 @@ def drafts(count: int = 128, batch: int = 8, gamma: int = 4) -> list[dict]:
     for name, drafter in kinds.items():
         size = 0 if name == "lookup" else bytes_in_memory(bound(drafter)[1])
         for temperature in (0.0, 1.0):
-            options = {"drafter": drafter, "gamma": gamma, "sampling": Sampling(temperature)}
+            options = {"drafter": drafter, "gamma": gamma, "temperature": temperature}
             request = ours(target, held_out_prompts(batch), count, **options)
-            info = dataclasses.replace(request, key=jax.random.key(0)).run().info
+            info = request._replace(key=jax.random.key(0)).run().info
             rows.append({"draft": name, "temperature": temperature, "bytes": size,
                          "acceptance": info.acceptance, "tokens_per_pass": info.tokens_per_pass})  # fmt: skip
             say(f"  {name}, temperature {temperature:g}: {rows[-1]['bytes']:,} bytes, acceptance"

@@ -10,8 +10,6 @@ the median time of a text. Prints tables on standard error and one JSON object o
 from __future__ import annotations
 
 import argparse
-import dataclasses
-import functools
 import json
 import platform
 import re
@@ -22,7 +20,7 @@ import time
 import jax
 import numpy as np
 
-from cspd_jax.text import Info, Sampling, draft_tree
+from cspd_jax.text import Info, Options, draft_tree
 from cspd_jax.text.comparison import Request
 from cspd_jax.training.data.text import documents
 from cspd_jax.weights import models
@@ -47,13 +45,17 @@ def held_out_prompts(count: int, length: int = 64) -> list[list[int]]:
 
 
 def ways(target, small, count: int, sampled: bool) -> dict[str, Request]:
-    key, sampling = (jax.random.key(0), Sampling(1.0)) if sampled else (None, Sampling())
-    base = Request(key, target, [], sampling=sampling, max_new_tokens=count, stop_ids=())
-    of = functools.partial(dataclasses.replace, base)
+    key, temperature = (jax.random.key(0), 1.0) if sampled else (None, 0.0)
+    options = Options(temperature=temperature, max_new_tokens=count, stop_ids=())
+    base = Request(key, target, [], None, options)
     found = {"plain": base}
     for rule in ("google", "block") if sampled else ("block",):
-        found |= {f"chain of {g}, {rule}": of(drafter=small, rule=rule, gamma=g) for g in GAMMAS}
-    return found | {f"tree {','.join(map(str, w))}": of(drafter=draft_tree(small, w)) for w in TREES}
+        found |= {
+            f"chain of {g}, {rule}": base._replace(drafter=small).with_options(rule=rule, gamma=g)
+            for g in GAMMAS
+        }
+    tree = lambda widths: base._replace(drafter=draft_tree(small, widths))
+    return found | {f"tree {','.join(map(str, w))}": tree(w) for w in TREES}
 
 
 def per_pass(tokens: np.ndarray, rounds: np.ndarray) -> tuple[float, float]:
@@ -64,7 +66,7 @@ def per_pass(tokens: np.ndarray, rounds: np.ndarray) -> tuple[float, float]:
 
 def measure(request: Request, index: int, prompt: list[int]) -> tuple[float, Info]:
     key = None if request.key is None else jax.random.fold_in(request.key, index)
-    one = dataclasses.replace(request, key=key, prompts=[prompt])
+    one = request._replace(key=key, prompts=[prompt])
     start = time.perf_counter()
     output = jax.block_until_ready(one.run())
     return time.perf_counter() - start, output.info

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import tiny
 
-from cspd_jax.masked import stepwise
+from cspd_jax.masked import Options, stepwise
 from cspd_jax.masked.canvas import make_canvas
 from cspd_jax.networks.lm import LM, abstract_params
 from cspd_jax.networks.lm_config import LMConfig
@@ -39,10 +39,9 @@ def canvas(family="llada", seed=0, rows=8, block=4, places=PLACES, temperature=0
     prompts = random.integers(0, MASK, (rows, 6))
     drawn = temperature or options.get("place_temperature") or options.get("confidence") == "random"
     keys = jax.random.split(jax.random.key(seed), rows) if drawn else None
-    return make_canvas(
-        LM(config, jnp.float64), params_of(config, seed), Prompts(prompts, lengths), places, block,
-        temperature=temperature, keys=keys, **options,
-    )  # fmt: skip
+    options = Options(max_new_tokens=places, block=block, temperature=temperature, **options)
+    network, params = LM(config, jnp.float64), params_of(config, seed)
+    return make_canvas(network, params, Prompts(prompts, lengths), options, keys)
 
 
 def make(family, seed, block, cached, temperature, guided):

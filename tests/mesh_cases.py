@@ -71,10 +71,9 @@ def continued(mesh, **options):
     weights = text_models.params(lm)
     target = placed(TextModel, "target", lm, weights, mesh)
     draft = placed(TextModel, "draft", lm, text_models.near(weights), mesh)
-    tokens, info = text.generate(
-        jax.random.key(KEY), target, text_models.prompts(IMAGES, 5), drafter=draft, max_new_tokens=12,
-        gamma=3, **options,
-    )  # fmt: skip
+    options = text.Options(max_new_tokens=12, gamma=3, **options)
+    prompts = text_models.prompts(IMAGES, 5)
+    tokens, info = text.generate(jax.random.key(KEY), target, prompts, draft, options)
     calls = info.calls
     return tokens, {
         "accepted": info.accepted.tolist(),
@@ -87,7 +86,9 @@ def filled(mesh, **options):
     network = LM(masked_models.LLADA, jax.numpy.float64)
     model = placed(TextModel, "masked", network, masked_models.params_of(masked_models.LLADA, 0), mesh)
     prompts = text_models.prompts(IMAGES, 5, ids=masked_models.MASK)
-    tokens, info = masked.generate(jax.random.key(KEY), model, prompts, max_new_tokens=8, block=4, **options)
+    tokens, info = masked.generate(
+        jax.random.key(KEY), model, prompts, options=masked.Options(max_new_tokens=8, block=4, **options)
+    )
     return tokens, {
         "accepted": np.asarray(info.drafts.accepted).tolist(),
         "tested": np.asarray(info.drafts.tested).tolist(),
@@ -109,7 +110,7 @@ CASES = {
     "draft": image(lambda model: cspd_jax.DraftSpeculation(model(1), gamma=2), cfg=2.0),
     "released": image(lambda model: cspd_jax.ReleasedRunner(model(1), gamma=2)),
     "greedy text": continued,
-    "sampled text": lambda mesh: continued(mesh, sampling=text.Sampling(temperature=0.8, top_p=0.9)),
+    "sampled text": lambda mesh: continued(mesh, temperature=0.8, top_p=0.9),
     "masked": lambda mesh: filled(mesh, guidance=0.5),
     "cached masked": lambda mesh: filled(mesh, temperature=0.7, cached=True),
 }

@@ -128,7 +128,9 @@ def test_answers_are_the_targets(answers):
     there = made.tokens >= 0
     np.testing.assert_allclose(TARGET.logits(params(), made.hidden)[there], logits[there], atol=1e-4)
     np.testing.assert_allclose(jax.nn.logsumexp(logits, axis=-1)[there], made.total[there], atol=1e-4)
-    tokens, info = text.generate(None, (TARGET, params()), PROMPTS, max_new_tokens=LENGTH - 3)
+    tokens, info = text.generate(
+        None, (TARGET, params()), PROMPTS, options=text.Options(max_new_tokens=LENGTH - 3)
+    )
     greedy = {
         tuple(row[:length]) for row, length in zip(np.asarray(tokens).tolist(), np.asarray(info.lengths))
     }

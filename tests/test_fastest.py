@@ -1,6 +1,5 @@
 """The measured choice for text and masked text; that of images is in test_methods and test_calibration."""
 
-import dataclasses
 import json
 import time
 
@@ -12,10 +11,12 @@ from masked_models import LLADA, params_of
 
 from cspd_jax import masked, text
 from cspd_jax._utils import timing
+from cspd_jax._utils.timing import Choice
 from cspd_jax.apps.cli import main
-from cspd_jax.errors import UserError
 from cspd_jax.keys import apart, row_keys
+from cspd_jax.masked.comparison import Request as MaskedRequest
 from cspd_jax.networks.lm import LM
+from cspd_jax.text.comparison import Request as TextRequest
 
 KEY = jax.random.key(5)
 PROMPTS = [[1, 2, 3], [4, 5]]
@@ -31,13 +32,19 @@ def text_request(**options):
     lm = text_models.model()
     params = text_models.params(lm)
     near = (lm, text_models.near(params))
-    options = {"drafter": near, "max_new_tokens": 12, "gamma": 3, "stop_ids": (), **options}
-    return text.Request(options.pop("key", None), (lm, params), PROMPTS, **options)
+    options = {"key": None, "drafter": near, "max_new_tokens": 12, "gamma": 3, "stop_ids": (), **options}
+    key, drafter = options.pop("key"), options.pop("drafter")
+    return TextRequest(key, (lm, params), PROMPTS, drafter, text.Options(**options))
 
 
 def masked_request(**options):
     model = (LM(LLADA, np.float64), params_of(LLADA, 0))
-    return masked.Request(options.pop("key", None), model, PROMPTS, max_new_tokens=8, block=4, **options)
+    key, method = options.pop("key", None), masked.SelfSpeculation()
+    return MaskedRequest(key, model, PROMPTS, method, masked.Options(max_new_tokens=8, block=4, **options))
+
+
+def masked_fastest(request, **options):
+    return masked.fastest(request.key, request.model, request.prompts, request.options, **options)
 
 
 def chooses(monkeypatch, best, scale=1.0, others=True):
@@ -68,7 +75,7 @@ def test_ways_that_are_alike_are_the_plain_one():
 def test_text_is_the_same_whatever_is_chosen(x64, monkeypatch, best):
     seen = chooses(monkeypatch, best)
     request = text_request()
-    choice = text.fastest(request, pilot=5)
+    choice = text.fastest(*request, pilot=5)
     assert choice.way == best and seen.keys() == choice.seconds.keys() == {"plain", "gamma 2", "gamma 3"}
     assert (choice.request.drafter is None) == (best == "plain")
     for output in seen.values():  # each made the first five tokens, in the shapes of the whole request
@@ -79,7 +86,7 @@ def test_text_is_the_same_whatever_is_chosen(x64, monkeypatch, best):
 
 def test_a_short_measurement_is_made_longer(x64, monkeypatch):
     seen = chooses(monkeypatch, "gamma 2", scale=0.01)
-    text.fastest(text_request(), pilot=2)
+    text.fastest(*text_request(), pilot=2)
     assert seen["plain"].info.new_tokens.tolist() == [12, 12]  # 2, 8, and all of them
 
 
@@ -87,7 +94,7 @@ def test_a_short_measurement_is_made_longer(x64, monkeypatch):
 def test_masked_text_is_the_same_whatever_is_chosen(x64, monkeypatch, best):
     seen = chooses(monkeypatch, best)
     request = masked_request()
-    choice = masked.fastest(request, gammas=(4,), pilot=5)
+    choice = masked_fastest(request, gammas=(4,), pilot=5)
     assert choice.way == best and seen.keys() == {"stepwise", "gamma 4"}
     assert all(output.tokens.shape == (2, 4) for output in seen.values())  # one block
     np.testing.assert_array_equal(choice.request.run().tokens, request.stepwise().run().tokens)
@@ -95,12 +102,11 @@ def test_masked_text_is_the_same_whatever_is_chosen(x64, monkeypatch, best):
 
 def test_the_measurement_has_random_numbers_of_its_own(x64, monkeypatch):
     """Or the ways would be chosen by the very numbers that decide what comes out."""
-    sampling = text.Sampling(temperature=1.0)
     seen = chooses(monkeypatch, "plain", others=False)
-    choice = text.fastest(text_request(key=KEY, sampling=sampling), pilot=12)
+    choice = text.fastest(*text_request(key=KEY, temperature=1.0), pilot=12)
     assert np.any(seen["plain"].tokens != choice.request.run().tokens)
     seen = chooses(monkeypatch, "stepwise", others=False)
-    choice = masked.fastest(masked_request(key=KEY, temperature=1.0), gammas=(2,), pilot=8)
+    choice = masked_fastest(masked_request(key=KEY, temperature=1.0), gammas=(2,), pilot=8)
     assert np.any(seen["stepwise"].tokens != choice.request.run().tokens)
     keys = row_keys(KEY, 3)
     several = [jax.random.key_data(k) for k in (*apart(keys), *keys, apart(KEY))]
@@ -109,13 +115,7 @@ def test_the_measurement_has_random_numbers_of_its_own(x64, monkeypatch):
 
 def test_without_a_drafter_there_is_nothing_to_measure(x64):
     request = text_request(drafter=None)
-    assert text.fastest(request) == text.Choice(request, "plain", {})
-
-
-def test_lossy_ways_are_not_compared(x64):
-    for options in ({"accept_top_k": 2}, {"method": "schedule"}):
-        with pytest.raises(UserError, match="exact"):
-            masked.fastest(dataclasses.replace(masked_request(), **options))
+    assert text.fastest(*request) == Choice(request, "plain", {})
 
 
 @pytest.mark.slow

@@ -53,7 +53,7 @@ def block_logits(c, prompt, text, first, last, begins, cache):
 def by_hand(c, row):
     """The stepwise rule in numpy for one row, one pass and one place at a time: text and order."""
     start = int(c.start[row])
-    prompts = [np.asarray(c.base[row, :start])] + [np.full(start, MASK)] * (c.guidance is not None)
+    prompts = [np.asarray(c.base[row, :start])] + [np.full(start, MASK)] * (c.options.guidance is not None)
     text, order, caches = np.full(c.places, MASK), np.zeros(c.places, int), [None] * len(prompts)
     for step in range(c.places):
         first = np.argmax(text == MASK) // c.block * c.block
@@ -63,14 +63,16 @@ def by_hand(c, row):
         for i, prompt in enumerate(prompts):
             found, caches[i] = block_logits(c, prompt, text, first, last, begins, caches[i])
             logits.append(found)
-        logits = logits[0] if len(prompts) == 1 else logits[1] + (c.guidance + 1) * (logits[0] - logits[1])
+        logits = (
+            logits[0] if len(prompts) == 1 else logits[1] + (c.options.guidance + 1) * (logits[0] - logits[1])
+        )
         best = -1.0
         for place, of_place in zip(range(first, last), np.array(logits)):
             of_place[[MASK, V - 1]] = -np.inf
             probs = np.exp(of_place) / np.exp(of_place).sum()
             if c.keys is not None:
                 key = jax.random.fold_in(jax.random.fold_in(c.keys[row], step), place)
-                of_place = of_place + c.temperature * gumbel(key, V, of_place.dtype)
+                of_place = of_place + c.options.temperature * gumbel(key, V, of_place.dtype)
             token = np.argmax(of_place)
             only_first = c.cached and c.network.config.shifted and begins
             if text[place] == MASK and probs[token] > best and (place == first or not only_first):
@@ -131,7 +133,7 @@ def test_temperature_of_one_token():
         valid=jnp.tile(c.valid[:1], (rows, 1)),
         start=jnp.tile(c.start[:1], rows),
         keys=jax.random.split(jax.random.key(5), rows),
-        temperature=jnp.float64(1.7),
+        options=dataclasses.replace(c.options, temperature=jnp.float64(1.7)),
     )
     text = np.asarray(stepwise.run(tiled).text)[:, 0]
     logits = np.array(whole_pass(c, window_at(c, c.empty(), 1), c.empty()[:, None]))[0, 0, 0]

@@ -12,7 +12,8 @@ from laws import FALSE_ALARM, counts_p_value
 from masked_models import LLADA, MASK, PLACES, V, canvas, params_of
 
 from cspd_jax.errors import UserError
-from cspd_jax.masked import CONFIDENCES, generate, stepwise
+from cspd_jax.masked import Options, SelfSpeculation, Stepwise, generate, stepwise
+from cspd_jax.masked.options import CONFIDENCES
 from cspd_jax.masked.rule import candidates, choose
 from cspd_jax.masked.speculative import Speculation, run
 from cspd_jax.networks.lm import LM
@@ -134,9 +135,8 @@ def test_tokens_and_confidences_are_those_of_the_published_samplers(
 ):
     logits, places, keys, noise = known
     c = dataclasses.replace(
-        canvas(rows=1), keys=keys, confidence=confidence, temperature=jnp.float64(temperature),
-        top_p=jnp.float64(top_p), top_k=jnp.int32(top_k),
-    )  # fmt: skip
+        canvas(rows=1, confidence=confidence, temperature=temperature, top_p=top_p, top_k=top_k), keys=keys
+    )
     found = take(c, logits, places, jnp.full(ROWS, 2))
     flat = lambda a: np.asarray(a).reshape(ROWS * WIDTH, -1)
     tokens, sureness = by_hand(flat(logits), temperature, top_p, top_k, confidence, flat(noise))
@@ -154,10 +154,8 @@ def test_the_law_of_drawn_places(confidence, scale):
     """softmax(confidence / place_temperature), as Dream's alg_temp, or uniform: 20000 keys."""
     rows = 20_000
     logits = 2 * np.random.default_rng(5).standard_normal((WIDTH, V))
-    c = dataclasses.replace(
-        canvas(rows=1), keys=jax.random.split(jax.random.key(5), rows), confidence=confidence,
-        place_temperature=None if scale is None else jnp.float64(scale),
-    )  # fmt: skip
+    keys = jax.random.split(jax.random.key(5), rows)
+    c = dataclasses.replace(canvas(rows=1, confidence=confidence, place_temperature=scale), keys=keys)
 
     @jax.jit
     def chosen(c):
@@ -182,13 +180,14 @@ def test_the_law_of_drawn_places(confidence, scale):
 def test_neighbours_do_not_matter():
     """Numbers per row: a row alone, and the same row beside others with other numbers."""
     model = LM(LLADA, jnp.float64), params_of(LLADA, 0)
-    options = {"max_new_tokens": 6, "block": 3, "gamma": 2, "confidence": "entropy"}
+    options = Options(max_new_tokens=6, block=3, confidence="entropy")
     keys = jax.random.split(jax.random.key(2), 3)
     numbers = {"temperature": np.array([0.2, 0.9, 1.3]), "top_p": np.array([0.95, 0.6, 1.0])}
-    tokens, _ = generate(keys, model, [[1, 2, 3], [4], [5]], **options, **numbers)
+    several = dataclasses.replace(options, **numbers)
+    tokens, _ = generate(keys, model, [[1, 2, 3], [4], [5]], SelfSpeculation(2), several)
     for i, prompt in enumerate(([1, 2, 3], [4])):
-        alone = {name: float(values[i]) for name, values in numbers.items()}
-        one, _ = generate(keys[i : i + 1], model, [prompt], method="stepwise", **{**options, **alone})
+        alone = dataclasses.replace(options, **{name: float(values[i]) for name, values in numbers.items()})
+        one, _ = generate(keys[i : i + 1], model, [prompt], Stepwise(), alone)
         np.testing.assert_array_equal(tokens[i], one[0])
 
 
@@ -239,14 +238,15 @@ def test_lladas_schedule(places, block, steps):
     ],
 )
 def test_refused(options, sentence):
-    options = {"key": jax.random.key(0), "model": (LM(LLADA, jnp.float64), None), "prompts": [[1]]} | options
+    options = {"key": jax.random.key(0)} | options
     with pytest.raises(UserError, match=sentence):
-        generate(**options)
+        generate(options.pop("key"), (LM(LLADA, jnp.float64), None), [[1]], options=Options(**options))
 
 
 def test_a_place_temperature_of_0_is_off():
     """As in Dream's own examples; then no key is needed either."""
     model = LM(LLADA, jnp.float64), params_of(LLADA, 0)
-    options = {"prompts": [[1, 2]], "max_new_tokens": 6, "confidence": "entropy"}
-    tokens, _ = generate(None, model, place_temperature=0, **options)
-    np.testing.assert_array_equal(tokens, generate(None, model, **options)[0])
+    options = Options(max_new_tokens=6, confidence="entropy")
+    off = dataclasses.replace(options, place_temperature=0)
+    tokens, _ = generate(None, model, [[1, 2]], options=off)
+    np.testing.assert_array_equal(tokens, generate(None, model, [[1, 2]], options=options)[0])

@@ -14,8 +14,9 @@ import text_models
 from cspd_jax import text
 from cspd_jax.networks.lm import LM
 from cspd_jax.networks.packing import packing
-from cspd_jax.text import Sampling, rounds
+from cspd_jax.text import Options, generation, rounds
 from cspd_jax.text.rounds import packed_sizes
+from cspd_jax.text.sampling import Sampling
 
 ROOM = 24
 
@@ -80,13 +81,13 @@ def test_texts(kind, rows, sampling, monkeypatch):
             if kind == "lookup"
             else (plain, text_models.near(params, scale=0.25))
         )
-        options = {
-            "drafter": drafter, "gamma": np.arange(3, 3 + rows) % 8, "max_gamma": 7, "sampling": sampling,
-            "max_new_tokens": ROOM - 6, "stop_ids": (), "confidence": 0.3, "rule": "block",
-        }  # fmt: skip
+        options = Options(
+            gamma=np.arange(3, 3 + rows) % 8, max_gamma=7, max_new_tokens=ROOM - 6, stop_ids=(),
+            confidence=0.3, rule="block", **sampling._asdict(),
+        )  # fmt: skip
         key, prompts = jax.random.key(3), text_models.prompts(rows, 6)
-        tokens, info = text.generate(key, (lm, params), prompts, **options)
-        expected, counts = text.generate(key, (plain, params), prompts, **options)
+        tokens, info = text.generate(key, (lm, params), prompts, drafter, options)
+        expected, counts = text.generate(key, (plain, params), prompts, drafter, options)
         np.testing.assert_array_equal(tokens, expected)
         np.testing.assert_array_equal(info.accepted, counts.accepted)
         assert info.accepted.sum() > 0
@@ -107,11 +108,9 @@ def test_the_smallest_that_is_enough_is_run():
 
     lm, _, params = pair()
     prompts = text_models.prompts(3, 6)
-    inputs = text.prepare(
-        None, (Counting(lm.config, jnp.float32), params), prompts, drafter=text.PromptLookup(), rule=None,
-        sampling=Sampling(), max_new_tokens=12, gamma=7, max_gamma=7, max_len=ROOM, stop_ids=(), cost=None,
-        confidence=None,
-    )  # fmt: skip
+    options = Options(max_new_tokens=12, gamma=7, max_gamma=7, max_len=ROOM, stop_ids=())
+    model = Counting(lm.config, jnp.float32), params
+    inputs = generation.prepare(None, model, prompts, text.PromptLookup(), options)
     state = rounds.begin(inputs)
     jax.effects_barrier()
     for counts, size in (((0, 0, 0), 3), ((1, 4, 0), 8), ((7, 3, 0), 16), ((7, 7, 0), 24), ((0, 5, 0), 8)):

@@ -109,12 +109,12 @@ def text_requests(draw):
         "seed": draw(st.integers(0, 1000)),
         "drafter": draw(st.sampled_from(["lookup", "near", "self"])),
         "rule": draw(st.sampled_from(["block", "google", "deepmind", "match"])),
-        "sampling": text.Sampling(
-            temperature, *((draw(st.integers(1, 11)), draw(st.floats(0.1, 1))) if temperature else ())
-        ),
+        "temperature": temperature,
+        "top_k": draw(st.integers(1, 11)) if temperature else None,
+        "top_p": draw(st.floats(0.1, 1)) if temperature else None,
         "max_new_tokens": draw(st.lists(st.integers(0, PLACES), min_size=batch, max_size=batch)),
         "gamma": draw(st.integers(1, 12)),
-        "cost": draw(st.none() | st.floats(0, 1)),
+        "draft_cost": draw(st.none() | st.floats(0, 1)),
         "confidence": draw(st.none() | st.floats(0, 1)),
         "stop_ids": draw(st.lists(st.integers(0, 10), max_size=3)),
     }
@@ -130,13 +130,13 @@ def check_text(request):
         "near": (lm, text_models.near(params)),
         "self": (lm, params),
     }
-    request["drafter"] = drafters[request["drafter"]]
+    drafter = drafters[request.pop("drafter")]
     request["max_new_tokens"] = np.array(request["max_new_tokens"])
     request["max_len"] = 5 + PLACES
     with jax.enable_x64(True):
-        tokens, info = text.generate(key, (lm, params), prompts, **request)
-        options = {**request, "drafter": None, "cost": None, "confidence": None}
-        plainly, of_plain = text.generate(key, (lm, params), prompts, **options)
+        options = text.Options(**request)
+        tokens, info = text.generate(key, (lm, params), prompts, drafter, options)
+        plainly, of_plain = text.generate(key, (lm, params), prompts, None, options)
     tokens, lengths = np.asarray(tokens), np.asarray(info.lengths)
     for row, (n, prompt) in enumerate(zip(prompts.lengths, prompts.tokens)):
         end, limit = lengths[row], n + request["max_new_tokens"][row]
@@ -148,7 +148,7 @@ def check_text(request):
     np.testing.assert_array_equal(info.new_tokens, lengths - prompts.lengths)
     assert np.all(info.accepted <= info.tested) and np.all(info.tested <= info.drafted)
     assert np.all(info.rounds <= np.maximum(of_plain.rounds, info.new_tokens))
-    if request["sampling"].temperature == 0 or request["rule"] == "match":
+    if request["temperature"] == 0 or request["rule"] == "match":
         np.testing.assert_array_equal(tokens, plainly)
 
 
@@ -179,9 +179,9 @@ def check_masked(request):
     with jax.enable_x64(True):
         model = LM(config, jnp.float64), params_of(config, 0)
         key = jax.random.key(seed)
-        tokens, info = masked.generate(key, model, prompts, **request)
-        request.pop("gamma")
-        stepwise, _ = masked.generate(key, model, prompts, method="stepwise", **request)
+        method, options = masked.SelfSpeculation(request.pop("gamma")), masked.Options(**request)
+        tokens, info = masked.generate(key, model, prompts, method, options)
+        stepwise, _ = masked.generate(key, model, prompts, masked.Stepwise(), options)
     np.testing.assert_array_equal(tokens, stepwise)
     places = request["max_new_tokens"]
     assert np.all(np.sort(info.steps, axis=1) == np.arange(places))  # every place once

@@ -107,24 +107,27 @@ def test_texts(family, change, sentence):
         "masked": (LM(LLADA, np.float32), params_of(LLADA, 0)),
     }
     arguments = {"key": KEY, "model": models[family], "prompts": [[1, 2]], "max_new_tokens": 2, **change}
-    if family == "text":
-        arguments["drafter"] = text.PromptLookup()
-    call = {"text": text, "masked": masked}[family].generate
+    given = [arguments.pop(name) for name in ("key", "model", "prompts")]
     with pytest.raises(UserError, match=re.escape(sentence)):
-        call(arguments.pop("key"), arguments.pop("model"), arguments.pop("prompts"), **arguments)
+        if family == "text":
+            text.generate(*given, text.PromptLookup(), text.Options(**arguments))
+        else:
+            bounds = {name: arguments.pop(name) for name in ("gamma", "max_gamma") if name in arguments}
+            masked.generate(*given, masked.SelfSpeculation(**bounds), masked.Options(**arguments))
 
 
 def test_numbers_of_sampling():
     lm = text_models.model()
     model = lm, text_models.params(lm)
-    for sampling, sentence in (
-        (0.7, r"sampling is 0.7; it must be a text.Sampling\(...\)"),
-        (text.Sampling("1"), "temperature is '1'; it must be a number"),
-        (text.Sampling(1.0, top_k=2.5), "top_k is 2.5; it must be a whole number"),
+    for options, sentence in (
+        (0.7, r"options is 0.7; it must be an Options\(...\)"),
+        (text.Options(temperature="1"), "temperature is '1'; it must be a number"),
+        (text.Options(temperature=1.0, top_k=2.5), "top_k is 2.5; it must be a whole number"),
     ):
         with pytest.raises(UserError, match=sentence):
-            text.generate(KEY, model, [[1]], sampling=sampling)
+            text.generate(KEY, model, [[1]], options=options)
     with pytest.raises(UserError, match="temperature is '1'; it must be a number"):
-        masked.generate(KEY, (LM(LLADA, np.float32), params_of(LLADA, 0)), [[1]], temperature="1")
+        filler = LM(LLADA, np.float32), params_of(LLADA, 0)
+        masked.generate(KEY, filler, [[1]], options=masked.Options(temperature="1"))
     with pytest.raises(UserError, match="key is 3; it must be made by"):
-        text.generate(3, model, [[1]], sampling=text.Sampling(1.0))
+        text.generate(3, model, [[1]], options=text.Options(temperature=1.0))

@@ -18,7 +18,7 @@ import real_lm
 from cspd_jax.apps.cli import main
 from cspd_jax.networks.lm import LM
 from cspd_jax.networks.quantised import quantise
-from cspd_jax.text import PromptLookup, Sampling, generate
+from cspd_jax.text import Options, PromptLookup, generate
 from cspd_jax.weights import models
 from cspd_jax.weights.tokenizers import load_tokenizer, read_tokenizer
 
@@ -62,9 +62,8 @@ def recorded():
 @pytest.fixture(scope="module")
 def plain(model, recorded):
     """The new ids of plain greedy decoding."""
-    tokens, _ = generate(
-        None, model, [recorded["long_ids"].tolist()], max_new_tokens=real_lm.LONG_TOKENS, stop_ids=()
-    )
+    options = Options(max_new_tokens=real_lm.LONG_TOKENS, stop_ids=())
+    tokens, _ = generate(None, model, [recorded["long_ids"].tolist()], options=options)
     return np.asarray(tokens)[0, len(recorded["long_ids"]) :]
 
 
@@ -122,7 +121,7 @@ def test_speculation_gives_the_same_greedy_tokens(model, recorded, plain, draft)
     network, params = model.network, model.params
     drafter = PromptLookup() if draft == "lookup" else (network, quantise(params, 8))
     prompt = recorded["long_ids"].tolist()
-    tokens, info = generate(None, model, [prompt], drafter=drafter, max_new_tokens=SHORT, stop_ids=())
+    tokens, info = generate(None, model, [prompt], drafter, Options(max_new_tokens=SHORT, stop_ids=()))
     found = np.asarray(tokens)[0, len(prompt) : len(prompt) + SHORT]
     print(f"{draft}: {SHORT / float(np.asarray(info.rounds)[0]):.2f} tokens per round")
     np.testing.assert_array_equal(found, plain[:SHORT])
@@ -140,8 +139,8 @@ def test_sampled_tokens_are_not_grossly_wrong(model, tokenizer):
     prompt = tokenizer.encode("The best thing about the sea is")
     network, params = model.network, model.params
     tokens, info = generate(
-        jax.random.key(0), model, [prompt] * rows, drafter=(network, quantise(params, 4)), gamma=2,
-        sampling=Sampling(temperature, top_k=kept), max_new_tokens=2, stop_ids=(),
+        jax.random.key(0), model, [prompt] * rows, (network, quantise(params, 4)),
+        Options(gamma=2, temperature=temperature, top_k=kept, max_new_tokens=2, stop_ids=()),
     )  # fmt: skip
     assert 0 < np.sum(np.asarray(info.drafts.accepted)) < np.sum(np.asarray(info.drafts.drafted))
     pairs = np.asarray(tokens)[:, len(prompt) : len(prompt) + 2]

@@ -404,9 +404,9 @@ def test_text_is_that_of_the_library(lm, temperature, drafts):
         told = list(first.follow())
         assert second.result() == told[-1] and other.result().complete
     key = jax.random.key(7) if temperature else None
-    options = {"drafter": cspd_jax.text.PromptLookup(), "gamma": 4} if drafts else {}
-    sampling = cspd_jax.text.Sampling(temperature)
-    tokens, info = cspd_jax.text.generate(key, lm, [prompt], max_new_tokens=12, sampling=sampling, **options)
+    options = cspd_jax.text.Options(gamma=4, temperature=temperature, max_new_tokens=12)
+    drafter = cspd_jax.text.PromptLookup() if drafts else None
+    tokens, info = cspd_jax.text.generate(key, lm, [prompt], drafter, options)
     assert told[-1].complete and told[-1].ids == tokens[0, 5 : int(info.lengths[0])].tolist()
     assert told[-1].rounds == int(info.rounds[0]) and len(told[-1].marks) == len(told[-1].ids)
 
@@ -418,7 +418,9 @@ def test_masked_text_is_that_of_the_library():
     with Offer(masked=model).engine(timeout=60).start() as engine:
         job = engine.submit(MaskedRequest((1, 2, 3), 16))
         told = list(job.follow())
-    tokens, info = cspd_jax.masked.generate(None, model, [[1, 2, 3]], max_new_tokens=16)
+    tokens, info = cspd_jax.masked.generate(
+        None, model, [[1, 2, 3]], options=cspd_jax.masked.Options(max_new_tokens=16)
+    )
     assert told[-1].complete and told[-1].ids == tokens[0].tolist() and told[-1].passes == info.passes
     filled = [sum(i != network.config.mask_ids[0] for i in progress.ids) for progress in told]
     assert filled == sorted(filled) and filled[-1] == 16

@@ -18,9 +18,10 @@ from laws import FALSE_ALARM, counts_p_value
 
 from cspd_jax import text
 from cspd_jax.errors import UserError
-from cspd_jax.text import RULES, Prompts, Sampling, continuous
-from cspd_jax.text.continuous import batching
-from cspd_jax.text.continuous.scheduler import PLAIN, Pace
+from cspd_jax.text import Options, Prompts, continuous
+from cspd_jax.text.continuous.scheduler import PLAIN, DraftScheduler
+from cspd_jax.text.rules import RULES
+from cspd_jax.text.sampling import Sampling
 from cspd_jax.text.trees.drafter import draft_tree
 
 NEW = 12
@@ -39,7 +40,7 @@ def drafter(kind):
     return text.PromptLookup(shortest=1) if kind == "lookup" else (lm, text_models.near(params, scale=0.25))
 
 
-class Fixed(Pace):
+class Fixed(DraftScheduler):
     """Takes turns, whatever was seen."""
 
     turns = ((3, 2), (PLAIN, 2), (PLAIN, 1), (2, 1), (3, 1))
@@ -52,28 +53,22 @@ class Fixed(Pace):
         return next(self._turns)
 
 
-@pytest.fixture
-def in_turns(monkeypatch):
-    monkeypatch.setattr(batching, "Pace", Fixed)
-
-
 @pytest.mark.parametrize("kind", ["near", "lookup"])
 @pytest.mark.parametrize("sampling", [Sampling(), SAMPLED])
-@pytest.mark.usefixtures("in_turns")
 def test_every_text_is_that_of_generate(kind, sampling):
     """With the rule that gives the very tokens, for seven texts of different lengths in three rows."""
     prompts = text_models.prompts(7, 6)
-    shared = {
-        "sampling": sampling, "max_new_tokens": np.array([NEW, 1, 5, 0, NEW, 9, NEW]), "rule": "match",
-        "stop_ids": (4,), "max_len": 6 + NEW,
-    }  # fmt: skip
+    options = Options(
+        max_new_tokens=np.array([NEW, 1, 5, 0, NEW, 9, NEW]), rule="match", stop_ids=(4,), max_len=6 + NEW,
+        **sampling._asdict(),
+    )  # fmt: skip
     keys = jax.random.split(jax.random.key(1), 7)
     finished = {}
     found = continuous(
-        keys, target(), prompts, rows=3, drafter=drafter(kind), gammas=(0, 2, 3),
-        on_text=finished.__setitem__, **shared,
+        keys, target(), prompts, drafter(kind), options, rows=3, scheduler=Fixed((0, 2, 3)),
+        on_text=finished.__setitem__,
     )  # fmt: skip
-    tokens, info = text.generate(keys, target(), prompts, **shared)
+    tokens, info = text.generate(keys, target(), prompts, options=options)
     np.testing.assert_array_equal(found.tokens, tokens)
     np.testing.assert_array_equal(found.info.lengths, info.lengths)
     np.testing.assert_array_equal(found.info.stopped, info.stopped)
@@ -86,29 +81,28 @@ def test_every_text_is_that_of_generate(kind, sampling):
 
 
 @pytest.mark.parametrize("reads_on", [True, False])
-@pytest.mark.usefixtures("in_turns")
 def test_a_drafter_knows_what_was_decoded_without_it(reads_on, monkeypatch):
     """Then the target itself as the draft is always right."""
     if not reads_on:
         monkeypatch.delattr(text.ModelDrafter, "read_on")
     found = continuous(
-        None, target(), [[3, 1, 4], [1], [5, 9, 2, 6]], rows=2, drafter=target(), gammas=(0, 2, 3),
-        max_new_tokens=40, stop_ids=(),
+        None, target(), [[3, 1, 4], [1], [5, 9, 2, 6]], target(), Options(max_new_tokens=40, stop_ids=()),
+        rows=2, scheduler=Fixed((0, 2, 3)),
     )  # fmt: skip
     assert found.info.acceptance == 1
     assert (found.info.new_tokens == 40).all()
 
 
 @pytest.mark.parametrize("rule", ["block", "fresh draw"])
-@pytest.mark.usefixtures("in_turns")
 def test_texts_have_the_target_s_distribution(rule, monkeypatch):
     """The first two tokens, by drafting and plain rounds in turns; redrawing rejected tokens from p shows."""
     monkeypatch.setitem(RULES, "fresh draw", law.fresh_draw)
     count = 2_000
     prompts = Prompts(np.tile(law.PROMPT, (count, 1)), np.full(count, len(law.PROMPT)))
     found = continuous(
-        jax.random.key(0), law.target(), prompts, rows=200, drafter=law.drafter("near"), gammas=(0, 2, 3),
-        rule=rule, sampling=law.OPEN, max_new_tokens=law.NEW, stop_ids=(),
+        jax.random.key(0), law.target(), prompts, law.drafter("near"),
+        Options(rule=rule, max_new_tokens=law.NEW, stop_ids=(), **law.OPEN._asdict()),
+        rows=200, scheduler=Fixed((0, 2, 3)),
     )  # fmt: skip
     texts = found.tokens[:, len(law.PROMPT) :]
     counts = np.bincount(law.index(texts), minlength=len(law.TEXTS))
@@ -117,22 +111,24 @@ def test_texts_have_the_target_s_distribution(rule, monkeypatch):
     assert p_value > FALSE_ALARM if rule == "block" else p_value <= FALSE_ALARM
 
 
-def test_a_pace_goes_on():
-    first = continuous(None, target(), [[1, 2]], drafter=text.PromptLookup(), max_new_tokens=NEW)
-    again = continuous(
-        None, target(), [[1, 2]], drafter=text.PromptLookup(), max_new_tokens=NEW, pace=first.pace
-    )
-    assert again.pace is first.pace
+def test_a_scheduler_goes_on():
+    arguments = None, target(), [[1, 2]], text.PromptLookup(), Options(max_new_tokens=NEW)
+    first = continuous(*arguments)
+    again = continuous(*arguments, scheduler=first.scheduler)
+    assert again.scheduler is first.scheduler
     np.testing.assert_array_equal(first.tokens, again.tokens)
 
 
 def test_refused():
     prompts = [[1, 2]]
     for wanted, options in (
-        ("gammas is", {"gammas": (), "drafter": text.PromptLookup()}),
         ("rows is 0", {"rows": 0}),
-        ("of other gammas", {"pace": Pace([PLAIN]), "drafter": text.PromptLookup()}),
+        ("there is no drafter", {"scheduler": DraftScheduler([PLAIN, 3])}),
+        ("leave draft_cost out", {"options": Options(draft_cost=0.1), "drafter": text.PromptLookup()}),
         ("loop of their own", {"drafter": draft_tree(target(), (2, 1))}),
     ):
         with pytest.raises(UserError, match=wanted):
             continuous(None, target(), prompts, **options)
+    for gammas in ((), (-1,), (2.0,)):
+        with pytest.raises(UserError, match="gammas is"):
+            DraftScheduler(gammas)

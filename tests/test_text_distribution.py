@@ -21,8 +21,9 @@ from test_coupling_categorical import logs
 from cspd_jax import text
 from cspd_jax.coupling import block_distributions, residual_logits, uniform
 from cspd_jax.keys import purpose_keys
-from cspd_jax.text import RULES, Drafting, ModelDrafter, Prompts, Sampling, Verdict
-from cspd_jax.text.sampling import Purpose, gumbel, gumbel_max, round_keys
+from cspd_jax.text import Drafting, ModelDrafter, Options, Prompts
+from cspd_jax.text.rules import RULES, Verdict
+from cspd_jax.text.sampling import Purpose, Sampling, gumbel, gumbel_max, round_keys
 
 ROWS, V, NEW, STOP = 20_000, 4, 4, 3
 PROMPT = np.array([2, 2, 0, 2, 1])
@@ -73,9 +74,11 @@ def index(texts):
 PROMPTS = Prompts(np.tile(PROMPT, (ROWS, 1)), np.full(ROWS, len(PROMPT)))
 
 
-def generate(rule, kind, sampling, **options):
-    options = {"drafter": drafter(kind), "max_new_tokens": NEW, "gamma": 3} | options
-    return text.generate(jax.random.key(0), target(), PROMPTS, rule=rule, sampling=sampling, **options)
+def generate(rule, kind, sampling, other=None, **options):
+    """By a drafter of some kind, or by the other one that is given."""
+    options = {"max_new_tokens": NEW, "gamma": 3, **sampling._asdict()} | options
+    used = drafter(kind) if other is None else other
+    return text.generate(jax.random.key(0), target(), PROMPTS, used, Options(rule=rule, **options))
 
 
 @functools.cache
@@ -90,7 +93,7 @@ def p_value(tokens, sampling, stop=None):
     return counts_p_value(counts, distribution_of_texts(sampling, stop=stop))
 
 
-ADAPTED = {"cost": 0.3}
+ADAPTED = {"draft_cost": 0.3}
 CONFIDENT = {"confidence": 0.5}
 MIXED = {"gamma": np.arange(ROWS) % 3 + 1, "max_gamma": 3, "stop_ids": (STOP,), **ADAPTED, **CONFIDENT}
 
@@ -162,7 +165,7 @@ class Discarding(ModelDrafter):
 @pytest.mark.slow
 def test_a_draft_that_is_held_back_biases_the_text(rule):
     network, params = drafter("near")
-    tokens, _ = generate(rule, "near", OPEN, drafter=Drafting(Discarding(network), params))
+    tokens, _ = generate(rule, "near", OPEN, Drafting(Discarding(network), params))
     assert p_value(tokens, OPEN) <= FALSE_ALARM
 
 
@@ -188,10 +191,8 @@ def test_block_verification_needs_fresh_noise_every_round():
     draft_params = text_models.with_distribution(lm, [0.25] * V)
     stale = Drafting(Stale(lm), (draft_params, jax.random.split(jax.random.key(1), ROWS)))
     for rule, right in (("google", True), ("block", False)):
-        tokens, _ = text.generate(
-            jax.random.key(0), model, PROMPTS, drafter=stale, rule=rule, sampling=OPEN, gamma=2,
-            max_new_tokens=3,
-        )  # fmt: skip
+        options = Options(rule=rule, temperature=1.0, gamma=2, max_new_tokens=3)
+        tokens, _ = text.generate(jax.random.key(0), model, PROMPTS, stale, options)
         second = np.bincount(tokens[:, len(PROMPT) + 1], minlength=V)
         assert (counts_p_value(second, probs) > FALSE_ALARM) == right
 

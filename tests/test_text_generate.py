@@ -15,12 +15,12 @@ import text_models
 from cspd_jax import masked, text
 from cspd_jax.errors import UserError
 from cspd_jax.keys import purpose_keys
-from cspd_jax.text import ACCEPTED, BONUS, NONE, PLAIN, Prompts, Sampling, generation, rules
+from cspd_jax.text import ACCEPTED, BONUS, NONE, PLAIN, Options, Prompts, generation, rules
 from cspd_jax.text.sampling import Purpose, noise_at
 
 RULES = ("google", "deepmind", "block", "match")
-LONGEST, NEW, MOST = 6, 14, 8
-SAMPLED = Sampling(temperature=0.9, top_k=7, top_p=0.95)
+LONGEST, NEW, MAX_GAMMA = 6, 14, 8
+SAMPLED = {"temperature": 0.9, "top_k": 7, "top_p": 0.95}
 
 
 @pytest.fixture(autouse=True)
@@ -51,8 +51,8 @@ def generate(prompts, kind=None, key=None, **options):
     """With options that compile the same program as far as possible."""
     options = {"max_new_tokens": NEW, "max_len": LONGEST + NEW, "stop_ids": ()} | options
     if kind is not None:
-        options = {"max_gamma": MOST, "drafter": drafter(kind)} | options
-    return text.generate(key, target(), prompts, **options)
+        options = {"max_gamma": MAX_GAMMA} | options
+    return text.generate(key, target(), prompts, kind and drafter(kind), Options(**options))
 
 
 def keys(count, seed=0):
@@ -80,7 +80,7 @@ def test_greedy_is_plain_greedy(kind, batch):
     seen = []
     for seed in range(-(-40 // batch)):
         prompts, plain = expected(batch, seed)
-        gamma = 1 + (np.arange(batch) + seed if seed % 2 else seed) % MOST
+        gamma = 1 + (np.arange(batch) + seed if seed % 2 else seed) % MAX_GAMMA
         tokens, info = generate(prompts, kind, rule=RULES[seed % 4], gamma=gamma)
         np.testing.assert_array_equal(tokens, plain)
         np.testing.assert_array_equal(info.lengths, prompts.lengths + NEW)
@@ -93,9 +93,7 @@ def test_greedy_is_plain_greedy(kind, batch):
 def test_two_ways_to_test_a_draft_are_one():
     """Rejection if r > p / q, and acceptance if r < min(1, p / q), with the same random numbers."""
     prompts = text_models.prompts(8, LONGEST)
-    one, other = (
-        generate(prompts, "near", keys(8), rule=rule, sampling=SAMPLED) for rule in ("google", "deepmind")
-    )
+    one, other = (generate(prompts, "near", keys(8), rule=rule, **SAMPLED) for rule in ("google", "deepmind"))
     jax.tree.map(np.testing.assert_array_equal, one, other)
     assert 0.2 < one.info.acceptance < 0.9
 
@@ -103,8 +101,8 @@ def test_two_ways_to_test_a_draft_are_one():
 def test_temperature_zero_of_some_rows():
     """A temperature of 0 among others goes through distributions and rule, and is greedy all the same."""
     prompts, plain = expected(8, 0)
-    sampling = Sampling(np.array([0, 1, 0, 2, 0, 1, 0, 1]), 9, 1.0)
-    tokens, _ = generate(prompts, "near", keys(8), rule="block", sampling=sampling)
+    sampled = {"temperature": np.array([0, 1, 0, 2, 0, 1, 0, 1]), "top_k": 9, "top_p": 1.0}
+    tokens, _ = generate(prompts, "near", keys(8), rule="block", **sampled)
     np.testing.assert_array_equal(tokens[::2], plain[::2])
     assert np.any(tokens[1::2] != plain[1::2], axis=1).sum() >= 3
 
@@ -117,10 +115,10 @@ def test_plain_sampling_draws_with_the_noise_of_each_position():
 
     def choose(row, at, logits):
         with np.errstate(divide="ignore"):
-            return np.argmax(np.log(text_models.probabilities(logits, *SAMPLED)) + noise[row, at])
+            return np.argmax(np.log(text_models.probabilities(logits, **SAMPLED)) + noise[row, at])
 
     plain = text_models.decode(*target(), *prompts, NEW, choose)
-    tokens, info = generate(prompts, key=keys(8), sampling=SAMPLED)
+    tokens, info = generate(prompts, key=keys(8), **SAMPLED)
     np.testing.assert_array_equal(tokens, plain)
     assert set(np.unique(info.marks)) == {NONE, PLAIN}
 
@@ -128,7 +126,7 @@ def test_plain_sampling_draws_with_the_noise_of_each_position():
 def test_one_key_for_all_rows():
     prompts = text_models.prompts(8, LONGEST)
     each = jax.vmap(lambda i: jax.random.fold_in(jax.random.key(3), i))(np.arange(8))
-    one, many = (generate(prompts, key=key, sampling=SAMPLED).tokens for key in (jax.random.key(3), each))
+    one, many = (generate(prompts, key=key, **SAMPLED).tokens for key in (jax.random.key(3), each))
     np.testing.assert_array_equal(one, many)
 
 
@@ -137,9 +135,9 @@ def test_match_is_plain_sampling(kind):
     """Token by token, 160 prompts for each drafter, every gamma."""
     for seed in range(20):
         prompts = text_models.prompts(8, LONGEST, seed=seed)
-        plain, _ = generate(prompts, None, keys(8, seed), sampling=SAMPLED)
+        plain, _ = generate(prompts, None, keys(8, seed), **SAMPLED)
         gamma = 1 + (np.arange(8) + seed) % 8
-        tokens, _ = generate(prompts, kind, keys(8, seed), sampling=SAMPLED, rule="match", gamma=gamma)
+        tokens, _ = generate(prompts, kind, keys(8, seed), **SAMPLED, rule="match", gamma=gamma)
         np.testing.assert_array_equal(tokens, plain)
 
 
@@ -148,7 +146,7 @@ def test_a_perfect_draft_is_always_accepted(rule):
     """Greedy, and for every rule; with "match" because the noise is shared. Also right after rounds whose
     drafts all stood, when the draft's cache lacks two tokens."""
     prompts = text_models.prompts(8, LONGEST)
-    options = {} if rule is None else {"rule": rule, "key": keys(8), "sampling": SAMPLED}
+    options = {} if rule is None else {"rule": rule, "key": keys(8), **SAMPLED}
     _, info = generate(prompts, "same", gamma=3, max_new_tokens=12, **options)
     assert info.acceptance == 1 and not info.truncated.any()
     np.testing.assert_array_equal(info.rounds, 3)
@@ -163,7 +161,7 @@ def test_rows_end_where_they_must(kind):
     limits = np.array([0, 1, 2, 3, 5, 8, NEW, NEW])
     max_len = LONGEST + 8
     for stop in range(0, 11, 2):
-        options = {} if kind is None else {"gamma": MOST - 1}
+        options = {} if kind is None else {"gamma": MAX_GAMMA - 1}
         options |= {"max_new_tokens": limits, "stop_ids": (stop, stop + 1), "max_len": max_len}
         tokens, info = generate(prompts, kind, **options)
         assert tokens.shape == (8, max_len)
@@ -182,16 +180,16 @@ def test_the_model_knows_where_a_text_ends():
     prompts, plain = expected(4, 1)
     stop = int(plain[0, prompts.lengths[0] + 2])
     lm = text_models.model(11, padding=2, eos_ids=(stop,))
-    tokens, info = text.generate(None, (lm, params), prompts, max_new_tokens=NEW)
+    tokens, info = text.generate(None, (lm, params), prompts, options=Options(max_new_tokens=NEW))
     assert info.stopped[0] and tokens[0, info.lengths[0] - 1] == stop
 
 
 def test_each_row_adapts_to_its_own_acceptance():
     """Where drafts are right the longest ones pay off; where they are wrong, short ones."""
     prompts = text_models.prompts(8, LONGEST)
-    options = {"gamma": MOST, "confidence": 0.0}
+    options = {"gamma": MAX_GAMMA, "confidence": 0.0}
     right, wrong, free = (
-        generate(prompts, kind, cost=cost, **options).info
+        generate(prompts, kind, draft_cost=cost, **options).info
         for kind, cost in (("same", 0.15), ("far", 0.15), ("far", 0.0))
     )
     assert right.drafted.min() >= NEW - 4 and right.rounds.max() <= 4
@@ -202,21 +200,22 @@ def test_each_row_adapts_to_its_own_acceptance():
 def test_a_draft_ends_with_a_token_of_low_confidence():
     prompts = text_models.prompts(8, LONGEST)
     whole, short, one = (
-        generate(prompts, "near", gamma=MOST, cost=0.0, confidence=limit).info for limit in (0.0, 0.6, 1.0)
+        generate(prompts, "near", gamma=MAX_GAMMA, draft_cost=0.0, confidence=limit).info
+        for limit in (0.0, 0.6, 1.0)
     )
     assert whole.drafted.sum() > short.drafted.sum() > one.drafted.sum()
     np.testing.assert_array_equal(one.drafted, one.tested)
     assert not one.tested_at[1:].any()
 
 
-def test_draws_given_up_are_counted(monkeypatch):
+def test_truncated_draws_are_counted(monkeypatch):
     def giving_up(*arguments):
         verdict = rules.RULES["google"](*arguments)
         return verdict._replace(truncated=jnp.ones_like(verdict.truncated))
 
     monkeypatch.setitem(rules.RULES, "giving up", giving_up)
     prompts = text_models.prompts(4, LONGEST)
-    _, info = generate(prompts, "near", keys(4), sampling=SAMPLED, rule="giving up", gamma=3)
+    _, info = generate(prompts, "near", keys(4), **SAMPLED, rule="giving up", gamma=3)
     np.testing.assert_array_equal(info.truncated, info.rounds)
 
 
@@ -227,10 +226,10 @@ def test_inside_a_jitted_function():
 
     @jax.jit
     def run(params, prompts, new, gamma, temperature, key):
-        return text.generate(
-            key, (lm, params), prompts, drafter=text.PromptLookup(shortest=1), sampling=Sampling(temperature),
-            max_new_tokens=new, gamma=gamma, max_len=LONGEST + NEW, max_gamma=4,
-        )  # fmt: skip
+        options = Options(
+            temperature=temperature, max_new_tokens=new, gamma=gamma, max_len=LONGEST + NEW, max_gamma=4
+        )
+        return text.generate(key, (lm, params), prompts, text.PromptLookup(shortest=1), options)
 
     tokens, info = run(params, prompts, NEW, 3, 0.0, keys(4))
     np.testing.assert_array_equal(tokens, plain)
@@ -241,7 +240,7 @@ def test_inside_a_jitted_function():
 def test_half_precision():
     lm = text_models.model(11, dtype=jnp.bfloat16)
     model, prompts = (lm, text_models.params(lm)), text_models.prompts(3, LONGEST)
-    _, info = text.generate(keys(3), model, prompts, drafter=model, sampling=Sampling(0.9), max_new_tokens=6)
+    _, info = text.generate(keys(3), model, prompts, model, Options(temperature=0.9, max_new_tokens=6))
     assert info.acceptance > 0.5
 
 
@@ -250,16 +249,11 @@ def test_prompts_as_lists():
     np.testing.assert_array_equal(prompts.tokens, [[3, 4, 5], [7, 0, 0]])
     np.testing.assert_array_equal(prompts.lengths, [3, 1])
     inputs = [
-        text.prepare(None, target(), given, **_defaults()).prompts
+        generation.prepare(None, target(), given).prompts
         for given in ([[3, 4, 5], [7]], prompts, tuple(prompts))
     ]
     for other in inputs[1:]:
         jax.tree.map(np.testing.assert_array_equal, other, inputs[0])
-
-
-def _defaults():
-    parameters = inspect.signature(text.generate).parameters.values()
-    return {p.name: p.default for p in parameters if p.kind == p.KEYWORD_ONLY}
 
 
 def test_generate_and_stream_take_the_same_arguments():
@@ -269,7 +263,7 @@ def test_generate_and_stream_take_the_same_arguments():
 
 def test_a_stream_keeps_one_cache():
     """Each round writes into the cache of the round before, and into nothing else that a caller may hold."""
-    inputs = text.prepare(None, target(), [[3, 4, 5], [7]], **_defaults() | {"max_new_tokens": 3})
+    inputs = generation.prepare(None, target(), [[3, 4, 5], [7]], options=Options(max_new_tokens=3))
     before = generation._begin(inputs)
     generation._advance(inputs, before._replace(cache=None), before.cache)
     assert all(a.is_deleted() for a in jax.tree.leaves(before.cache))
@@ -286,20 +280,20 @@ def test_a_stream_keeps_one_cache():
         ({"prompts": [[11, 0, 0], [0, 0, 0]]}, "id 11 in a prompt is not one of the model's 11 ids"),
         ({"prompts": [1, 2]}, "prompts must be a list of lists of ids"),
         ({"model": "gpt"}, "a model must be a TextModel or a pair (network, params), not str"),
-        ({"sampling": Sampling(-1.0)}, "temperature is -1.0"),
-        ({"sampling": Sampling(1.0)}, "sampling needs a key"),
-        ({"sampling": Sampling(1.0), "key": 3}, "key is 3; it must be made by jax.random.key"),
+        ({"temperature": -1.0}, "temperature is -1.0"),
+        ({"temperature": 1.0}, "sampling needs a key"),
+        ({"temperature": 1.0, "key": 3}, "key is 3; it must be made by jax.random.key"),
         (
-            {"sampling": Sampling([1.0, 2.0, 3.0])},
+            {"temperature": [1.0, 2.0, 3.0]},
             "temperature has shape (3,); it must be one number, or one",
         ),
-        ({"sampling": Sampling(top_k=0)}, "top_k is 0"),
-        ({"sampling": Sampling(top_p=1.5)}, "top_p is 1.5"),
+        ({"top_k": 0}, "top_k is 0"),
+        ({"top_p": 1.5}, "top_p is 1.5"),
         ({"rule": "best"}, "rule is 'best'; it must be one of google, deepmind, block, match"),
         ({"gamma": 5, "max_gamma": 4}, "gamma is 5; it must be from 0 to max_gamma"),
         ({"max_new_tokens": -1}, "max_new_tokens is -1"),
         ({"max_len": 2}, "max_len is 2, but the prompts have 3 tokens"),
-        ({"cost": -1.0}, "cost is -1.0"),
+        ({"draft_cost": -1.0}, "draft_cost is -1.0"),
         ({"confidence": 2.0}, "confidence is 2.0"),
         ({"drafter": text.ModelDrafter(text_models.model())}, "a ModelDrafter needs parameters"),
         ({"drafter": text_models.model()}, "a model must be a TextModel or a pair (network, params), not LM"),
@@ -310,8 +304,9 @@ def test_impossible_requests(change, sentence):
     options |= change
     if "lengths" in options:
         options["prompts"] = Prompts(np.ones((2, 3), int), options.pop("lengths"))
+    arguments = [options.pop(name) for name in ("key", "model", "prompts", "drafter")]
     with pytest.raises(UserError, match=re.escape(sentence)):
-        text.generate(**options)
+        text.generate(*arguments, Options(**options))
 
 
 def test_only_causal_models_are_decoded():

@@ -10,8 +10,16 @@ import pytest
 import text_models
 from laws import FALSE_ALARM, counts_p_value
 
-from cspd_jax.text import Sampling, expected_tokens, log_probs, speedup
-from cspd_jax.text.sampling import Purpose, fit_vocabulary, gumbel_max, noise_at, round_keys
+from cspd_jax.coupling.draft_length import expected_tokens, speedup
+from cspd_jax.text.sampling import (
+    Purpose,
+    Sampling,
+    fit_vocabulary,
+    gumbel_max,
+    log_probs,
+    noise_at,
+    round_keys,
+)
 
 LOGITS = 3 * np.random.default_rng(0).standard_normal((4, 3, 50)).astype(np.float32)
 of_logits = jax.jit(log_probs)

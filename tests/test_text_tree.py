@@ -17,9 +17,13 @@ from laws import FALSE_ALARM, counts_p_value
 
 from cspd_jax import text
 from cspd_jax.coupling import accept_sibling, residual_logits
+from cspd_jax.coupling.draft_length import expected_tokens
 from cspd_jax.errors import UserError
-from cspd_jax.text import Drafting, Prompts, Sampling, Tree, TreeDrafter, draft_tree, expected_tokens
+from cspd_jax.text import Drafting, Options, Prompts, draft_tree
+from cspd_jax.text.sampling import Sampling
+from cspd_jax.text.trees.drafter import TreeDrafter
 from cspd_jax.text.trees.rounds import TREE_RULES
+from cspd_jax.text.trees.tree import Tree
 
 ROWS, V, NEW, STOP = 20_000, 4, 3, 3
 PROMPT = np.array([2, 2, 0, 2, 1])
@@ -59,9 +63,9 @@ def test_greedy_texts_are_those_of_plain_decoding(widths, near, sizes):
     fewer = text_models.model(9, padding=1)
     draft = (lm, text_models.near(params, scale=0.2)) if near else (fewer, text_models.params(fewer, seed=4))
     prompts = Prompts(np.array([[5, 9, 2, 7], [1, 0, 0, 0], [3, 3, 8, 0]]), np.array([4, 1, 3]))
-    options = {"max_new_tokens": np.array([72, 72, 65]), "max_len": 76, "stop_ids": ()}
-    plain, _ = text.generate(None, (lm, params), prompts, **options)
-    tokens, info = text.generate(None, (lm, params), prompts, drafter=draft_tree(draft, widths), **options)
+    options = Options(max_new_tokens=np.array([72, 72, 65]), max_len=76, stop_ids=())
+    plain, _ = text.generate(None, (lm, params), prompts, options=options)
+    tokens, info = text.generate(None, (lm, params), prompts, draft_tree(draft, widths), options)
     np.testing.assert_array_equal(tokens, plain)
     assert info.acceptance > (0.3 if near else 0.05)
     assert np.all(info.drafted <= info.rounds * Tree(widths).drafts)
@@ -84,8 +88,9 @@ def p_value(tokens, sampling, stop=None):
 
 
 def generate(widths, sampling=OPEN, **options):
-    options = {"drafter": draft_tree(NEAR, widths), "max_new_tokens": NEW, "stop_ids": ()} | options
-    return text.generate(jax.random.key(0), (LM, PARAMS), PROMPTS, sampling=sampling, **options)
+    drafter = options.pop("drafter", None if widths is None else draft_tree(NEAR, widths))
+    options = Options(**{"max_new_tokens": NEW, "stop_ids": (), **sampling._asdict()} | options)
+    return text.generate(jax.random.key(0), (LM, PARAMS), PROMPTS, drafter, options)
 
 
 @pytest.mark.parametrize(
@@ -156,7 +161,7 @@ def test_a_chain_is_accepted_as_drafts_one_by_one_are():
     [
         ({"rule": "block"}, "rule is 'block'; it must be one of tree for a draft tree"),
         ({"drafter": None, "rule": "tree"}, "rule is 'tree'; it must be one of google"),
-        ({"cost": 0.1}, "cost and confidence are not for draft trees"),
+        ({"draft_cost": 0.1}, "draft_cost and confidence are not for draft trees"),
         ({"drafter": draft_tree(NEAR, (5, 1))}, "wider than the vocabulary"),
         ({"drafter": Drafting(TreeDrafter(LM, Tree((2,))), None)}, "a TreeDrafter needs parameters"),
     ],

@@ -31,6 +31,7 @@ from cspd_jax import masked, text
 from cspd_jax.image import released, rounds, sampler
 from cspd_jax.image.chain.speculation import ChainSpeculation
 from cspd_jax.keys import row_keys
+from cspd_jax.masked import SelfSpeculation
 from cspd_jax.networks import mar
 from cspd_jax.networks.mar import MARModel
 
@@ -137,13 +138,14 @@ def text_tokens(drafter=None, temperature=0.8, top_k=None, top_p=None, draft_sca
     model = text_models.model()
     params = text_models.params(model)
     if drafter == "model":
-        options["drafter"] = (model, text_models.near(params, scale=draft_scale))
+        drafter = (model, text_models.near(params, scale=draft_scale))
     elif drafter == "lookup":
-        options["drafter"] = text.PromptLookup(shortest=1)
-    tokens, info = text.generate(
-        jax.random.key(5), (model, params), text_models.prompts(4, 5),
-        sampling=text.Sampling(temperature, top_k, top_p), max_new_tokens=12, stop_ids=(3,), **options,
-    )  # fmt: skip
+        drafter = text.PromptLookup(shortest=1)
+    options = text.Options(
+        temperature=temperature, top_k=top_k, top_p=top_p, max_new_tokens=12, stop_ids=(3,), **options
+    )
+    prompts = text_models.prompts(4, 5)
+    tokens, info = text.generate(jax.random.key(5), (model, params), prompts, drafter, options)
     return tokens, info.marks, info.lengths
 
 
@@ -151,35 +153,33 @@ TEXT = {
     "plain": lambda: text_tokens(top_k=6, top_p=0.9),
     "greedy, model": lambda: text_tokens("model", temperature=0.0),
     "deepmind": lambda: text_tokens("model", rule="deepmind"),
-    "block, adaptive, confidence": lambda: text_tokens("model", rule="block", cost=0.2, confidence=0.3),
+    "block, adaptive, confidence": lambda: text_tokens("model", rule="block", draft_cost=0.2, confidence=0.3),
     "match": lambda: text_tokens("model", rule="match"),
     "lookup, block": lambda: text_tokens("lookup", rule="block", temperature=0.3),
     "lookup, google": lambda: text_tokens("lookup", rule="google", temperature=0.3),
 }
 
 
-def masked_tokens(family="llada", method="ssd", temperature=0.0, **options):
+def masked_tokens(family="llada", method=SelfSpeculation(3), temperature=0.0, **options):
     random = np.random.default_rng(7)
     lengths = random.integers(1, 7, 4)
     prompts = masked.Prompts(random.integers(0, masked_models.MASK, (4, 6)), lengths)
     config = masked_models.CONFIGS[family]
-    if method == "ssd":
-        options.setdefault("gamma", 3)
     model = (text_models.LM(config, jnp.float64), masked_models.params_of(config, 0))
-    tokens, info = masked.generate(
-        jax.random.key(6), model, prompts, method=method, max_new_tokens=masked_models.PLACES, block=4,
-        temperature=temperature, **options,
-    )  # fmt: skip
+    options = masked.Options(max_new_tokens=masked_models.PLACES, block=4, temperature=temperature, **options)
+    tokens, info = masked.generate(jax.random.key(6), model, prompts, method, options)
     return tokens, info.steps, info.rounds
 
 
 MASKED = {
-    "stepwise, cached, sampled": lambda: masked_tokens(method="stepwise", cached=True, temperature=0.7),
+    "stepwise, cached, sampled": lambda: masked_tokens(
+        method=masked.Stepwise(), cached=True, temperature=0.7
+    ),
     "ssd, sampled, guided": lambda: masked_tokens(temperature=0.7, guidance=0.7),
     "ssd, Dream, cached": lambda: masked_tokens("dream", cached=True),
-    "ssd, top-k (lossy)": lambda: masked_tokens(accept_top_k=3),
-    "schedule (lossy)": lambda: masked_tokens(method="schedule", steps=6),
-    "schedule, Dream (lossy)": lambda: masked_tokens("dream", method="schedule", steps=6),
+    "ssd, top-k (lossy)": lambda: masked_tokens(method=SelfSpeculation(3, accept_top_k=3)),
+    "schedule (lossy)": lambda: masked_tokens(method=masked.Schedule(6)),
+    "schedule, Dream (lossy)": lambda: masked_tokens("dream", method=masked.Schedule(6)),
 }
 
 CASES = {

@@ -14,7 +14,7 @@ _LONGEST = 2**24  # bytes of a file with a prompt
 
 
 def add_prompt_options(parser: argparse.ArgumentParser) -> None:
-    """--prompt, --prompt-file and --prompt-ids."""
+    """Adds --prompt, --prompt-file and --prompt-ids."""
     group = parser.add_argument_group("prompts")
     group.add_argument(
         "--prompt", action="append", metavar="TEXT", help="text to continue; repeat it for more rows"
@@ -30,7 +30,7 @@ def add_prompt_options(parser: argparse.ArgumentParser) -> None:
 def read_prompts(
     args: argparse.Namespace, tokenizer, config, max_new_tokens: int, default: Sequence[str]
 ) -> list[list[int]]:
-    """Prompts as ids, checked against the model; `default` if the command line has none."""
+    """Returns prompts as ids, checked against the model; `default` if the command line has none."""
     from cspd_jax.text.prompts import check_prompts, pad_prompts
 
     texts = list(args.prompt or ())
@@ -76,12 +76,12 @@ def _ids(text: str) -> list[int]:
 
 
 def colourful(when: str) -> bool:
-    """Whether to colour standard output, for --color `when`."""
+    """Returns whether to colour standard output, for --color `when`."""
     return when == "always" or (when == "auto" and sys.stdout.isatty())
 
 
 def paint(text: str, colour: int) -> str:
-    """Text in one of the terminal's own colours; empty lines are left alone."""
+    """Paints text in one of the terminal's own colours; empty lines are left alone."""
     return "".join(
         f"\x1b[{colour}m{line}\x1b[0m" if line.strip("\n") else line
         for line in text.splitlines(keepends=True)

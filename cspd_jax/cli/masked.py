@@ -8,19 +8,26 @@ import json
 import shutil
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from cspd_jax._utils.files import check_new_folder, write_folder
-from cspd_jax.cli._arguments import add_mesh_option, mesh_of, positive, seed
+from cspd_jax.cli._arguments import add_mesh_option, mesh_of, seed
+from cspd_jax.cli._fields import add_flags, from_flags, when_used
 from cspd_jax.cli._output import measured, progress
 from cspd_jax.cli._prompts import add_prompt_options, colourful, paint, read_prompts
 from cspd_jax.errors import UserError
 
+if TYPE_CHECKING:
+    from cspd_jax.masked import Method
+    from cspd_jax.masked.comparison import Measured, Request
+    from cspd_jax.weights.models import TextModel
+
 PROMPT = "Return a list of"
-_GAMMA, _TOP_K = 4, 3
+_TOP_K = 3
 _BLUE, _FREE = 34, "·"
 
 
-def add_parser(subparsers) -> None:
+def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "masked",
         help="generate text with a masked-diffusion language model",
@@ -29,6 +36,11 @@ def add_parser(subparsers) -> None:
         " decoding would make, so its text is the same. Without arguments it runs the byte-level model that"
         " comes with the package.",
     )
+    when_used(parser, _add_flags)
+    parser.set_defaults(func=run, shares_work=True)
+
+
+def _add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model",
         default="masked-default",
@@ -38,6 +50,20 @@ def add_parser(subparsers) -> None:
     add_mesh_option(parser)
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float64"), default="float32")
     add_prompt_options(parser)
+    _add_decoding_flags(parser)
+    what = parser.add_argument_group("output")
+    what.add_argument("--no-compare", action="store_true", help="do not run stepwise decoding as well")
+    what.add_argument("--animate", action="store_true", help="show the places while they are filled")
+    what.add_argument(
+        "--out", type=Path, metavar="DIR", help="write report.json and order.png to this new folder"
+    )
+    what.add_argument("--color", choices=("auto", "always", "never"), default="auto")
+    what.add_argument("--json", action="store_true", help="print one JSON object: text, ids and report")
+
+
+def _add_decoding_flags(parser: argparse.ArgumentParser) -> None:
+    from cspd_jax.masked import Options, Schedule, SelfSpeculation
+
     how = parser.add_argument_group("decoding")
     how.add_argument(
         "--method",
@@ -47,67 +73,16 @@ def add_parser(subparsers) -> None:
         " tokens per step as published with the model, which is lossy; auto: ssd or stepwise, whichever a"
         " short measurement finds faster here",
     )
-    how.add_argument(
-        "--new-tokens", "--max-new-tokens", type=positive, default=64, metavar="N",
-        help="places to fill after each prompt (default: 64)",
-    )  # fmt: skip
-    how.add_argument(
-        "--block", type=positive, default=8, help="places to fill before later ones (default: 8)"
-    )
-    how.add_argument(
-        "--draft-len",
-        "--gamma",
-        type=positive,
-        metavar="N",
-        help="moves tested per pass of ssd (default: 4)",
-    )
-    how.add_argument("--cache", action="store_true", help="cache keys and values within each block")
+    add_flags(how, Options, "max_new_tokens", "block")
+    add_flags(how, SelfSpeculation, "gamma")
+    add_flags(how, Options, "cached")
     how.add_argument(
         "--accept", choices=("exact", "top-k"), default="exact", help="top-k is lossy (default: exact)"
     )
-    how.add_argument(
-        "--top-k", "--accept-top-k", type=positive, metavar="K", help="K of --accept top-k (default: 3)"
-    )
-    how.add_argument(
-        "--steps", type=positive, help="steps of --method schedule (default: half the number of places)"
-    )
-    how.add_argument(
-        "--temperature", type=float, default=0.0,
-        help="of the tokens; 0 is greedy (default: 0). Dream's and LLaDA's users take 0.1 to 0.4",
-    )  # fmt: skip
-    how.add_argument(
-        "--top-p", type=float, metavar="P",
-        help="draw from the fewest most probable tokens that hold the probability P",
-    )  # fmt: skip
-    how.add_argument(
-        "--sampling-top-k",
-        type=positive,
-        metavar="K",
-        help="draw from the K most probable tokens, after --top-p",
-    )
-    how.add_argument(
-        "--confidence", choices=("clean", "probability", "margin", "entropy", "random"), default="clean",
-        help="what makes a place the next one. clean: the probability of its token without temperature, as in"
-        " LLaDA (default); probability, margin, entropy: of the distribution that the token is drawn from, as"
-        " in Dream (maskgit_plus, topk_margin, entropy); random: random remasking",
-    )  # fmt: skip
-    how.add_argument(
-        "--place-temperature", "--alg-temp", type=float, metavar="T",
-        help="draw the place from softmax(confidence / T), Dream's alg_temp (default: 0, the surest place)",
-    )  # fmt: skip
-    how.add_argument(
-        "--guidance", type=float, metavar="SCALE", help="scale of classifier-free guidance by the prompt"
-    )
+    add_flags(how, SelfSpeculation, "accept_top_k")
+    add_flags(how, Schedule)
+    add_flags(how, Options, "temperature", "top_p", "top_k", "confidence", "place_temperature", "guidance")
     how.add_argument("--seed", type=seed, default=0, help="seed for sampling (default: 0)")
-    what = parser.add_argument_group("output")
-    what.add_argument("--no-compare", action="store_true", help="do not run stepwise decoding as well")
-    what.add_argument("--animate", action="store_true", help="show the places while they are filled")
-    what.add_argument(
-        "--out", type=Path, metavar="DIR", help="write report.json and order.png to this new folder"
-    )
-    what.add_argument("--color", choices=("auto", "always", "never"), default="auto")
-    what.add_argument("--json", action="store_true", help="print one JSON object: text, ids and report")
-    parser.set_defaults(func=run, shares_work=True)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -121,7 +96,7 @@ def run(args: argparse.Namespace) -> None:
 
         jax.config.update("jax_enable_x64", True)
     compilation.use_cache()
-    from cspd_jax.masked import comparison, fastest
+    from cspd_jax.masked import Stepwise, comparison, fastest
     from cspd_jax.parallel import processes
     from cspd_jax.reports import masked as reports
     from cspd_jax.weights import models
@@ -138,25 +113,26 @@ def run(args: argparse.Namespace) -> None:
         raise UserError(f"{args.model} has no mask id, so it is not a masked-diffusion model")
     _check(args)
     tokenizer = load_tokenizer(model)
-    prompts = read_prompts(args, tokenizer, model.config, args.new_tokens, [PROMPT])
+    prompts = read_prompts(args, tokenizer, model.config, args.max_new_tokens, [PROMPT])
     request = _request(args, model, prompts)
     if args.method == "auto":
-        request = measured("stepwise decoding or self-speculation", fastest, request).request
+        find = lambda one: fastest(one.key, one.model, one.prompts, one.options)
+        request = measured("stepwise decoding or self-speculation", find, request).request
     if args.animate:
         _animate(request, model.config.mask_ids[0], tokenizer)
-    compare = request.method != "stepwise" and not args.no_compare
-    found = comparison.measure(request, compare)
-    report = reports.make_report(found, model, seed=args.seed)
-    ids = found.output.tokens.tolist()
+    compare = not isinstance(request.method, Stepwise) and not args.no_compare
+    generation = comparison.measure(request, compare)
+    report = reports.make_report(generation, model, seed=args.seed)
+    ids = generation.output.tokens.tolist()
     texts = [None if tokenizer is None else _until_the_end(tokenizer, model.config, row) for row in ids]
     content = {"text": texts, "ids": ids, **report}
     if args.out is not None and processes.is_first():
-        write_folder(args.out, "masked", lambda folder: _write(folder, content, found))
+        write_folder(args.out, "masked", lambda folder: _write(folder, content, generation))
     if args.json:
         print(json.dumps(content))
         return
     for prompt, row, text in zip(prompts, ids, texts):
-        if tokenizer is None:
+        if tokenizer is None or text is None:
             print(",".join(map(str, row)))
         else:
             print(tokenizer.decode(prompt) + (paint(text, _BLUE) if colourful(args.color) else text))
@@ -168,11 +144,11 @@ def _check(args: argparse.Namespace) -> None:
     if args.accept == "top-k":
         if args.method != "ssd":
             raise UserError(f"--accept top-k is for --method ssd, not for {args.method}")
-    elif args.top_k is not None:
+    elif args.accept_top_k is not None:
         raise UserError(
             "--top-k goes with --accept top-k, which is lossy; the cut of the tokens is --sampling-top-k"
         )
-    if args.draft_len is not None and args.method != "ssd":
+    if args.gamma is not None and args.method != "ssd":
         raise UserError(f"--draft-len is for --method ssd, not for {args.method}")
     if args.animate and args.method != "ssd":
         raise UserError(f"--animate shows the rounds of --method ssd, not of {args.method}")
@@ -181,7 +157,7 @@ def _check(args: argparse.Namespace) -> None:
     if args.steps is not None and args.method != "schedule":
         raise UserError("--steps is for --method schedule")
     own = args.confidence in ("clean", "random")
-    if not args.temperature and own and (args.top_p is not None or args.sampling_top_k is not None):
+    if not args.temperature and own and (args.top_p is not None or args.top_k is not None):
         raise UserError(
             "--top-p and --sampling-top-k have no effect at temperature 0 with --confidence"
             f" {args.confidence}; give a --temperature, or --confidence probability, margin or entropy"
@@ -190,69 +166,68 @@ def _check(args: argparse.Namespace) -> None:
         raise UserError("--place-temperature goes with --confidence probability, margin or entropy")
 
 
-def _request(args: argparse.Namespace, model, prompts):
+def _request(args: argparse.Namespace, model: TextModel, prompts: list[list[int]]) -> Request:
     import jax
 
+    from cspd_jax.masked import Options
     from cspd_jax.masked.comparison import Request
 
-    block, steps = min(args.block, args.new_tokens), None
+    block = min(args.block, args.max_new_tokens)
+    options = from_flags(Options, args, block=block)
+    return Request(jax.random.key(args.seed), model, prompts, _method(args, block), options)
+
+
+def _method(args: argparse.Namespace, block: int) -> Method:
+    from cspd_jax.masked import Schedule, SelfSpeculation, Stepwise
+
+    if args.method == "stepwise":
+        return Stepwise()
     if args.method == "schedule":
-        blocks = -(-args.new_tokens // block)
-        steps = args.steps or max(blocks, args.new_tokens // 2)
-    return Request(
-        key=jax.random.key(args.seed),
-        model=model,
-        prompts=prompts,
-        method="ssd" if args.method == "auto" else args.method,
-        max_new_tokens=args.new_tokens,
-        block=block,
-        gamma=args.draft_len or _GAMMA,
-        cached=args.cache,
-        accept_top_k=(args.top_k or _TOP_K) if args.accept == "top-k" else None,
-        temperature=args.temperature,
-        top_p=args.top_p,
-        top_k=args.sampling_top_k,
-        confidence=args.confidence,
-        place_temperature=args.place_temperature,
-        guidance=args.guidance,
-        steps=steps,
-    )
+        blocks = -(-args.max_new_tokens // block)
+        return Schedule(args.steps or max(blocks, args.max_new_tokens // 2))
+    accept_top_k = (args.accept_top_k or _TOP_K) if args.accept == "top-k" else None
+    return SelfSpeculation(args.gamma or SelfSpeculation.gamma, accept_top_k=accept_top_k)
 
 
-def _until_the_end(tokenizer, config, ids: list[int]) -> str:
-    """The text up to the first end-of-text id."""
+def _until_the_end(tokenizer: Any, config: Any, ids: list[int]) -> str:
+    """Returns the text up to the first end-of-text id."""
     ends = [i for i, token in enumerate(ids) if token in config.eos_ids]
     return tokenizer.decode(ids[: ends[0]] if ends else ids)
 
 
-def _animate(request, mask_id: int, tokenizer) -> None:
+def _animate(request: Request, mask_id: int, tokenizer: Any) -> None:
     """Shows the first text after each round in one line of the terminal: its end, if it is too long.
 
     Without a terminal each round has a line of its own.
     """
+    from cspd_jax.masked import stream
+
     if not sys.stderr.isatty():
-        for tokens, _ in request.stream():
+        for tokens, _ in stream(*request):
             progress(_in_one_line(tokens[0].tolist(), mask_id, tokenizer))
         return
     columns = shutil.get_terminal_size().columns - 1
-    for tokens, _ in request.stream():
+    for tokens, _ in stream(*request):
         sys.stderr.write("\r\x1b[2K" + _in_one_line(tokens[0].tolist(), mask_id, tokenizer)[-columns:])
         sys.stderr.flush()
     sys.stderr.write("\n")
 
 
-def _in_one_line(ids: list[int], mask_id: int, tokenizer) -> str:
-    """Ids as text, with dots for free places and no characters that would move the cursor."""
+def _in_one_line(ids: list[int], mask_id: int, tokenizer: Any) -> str:
+    """Writes ids as text, with dots for free places and no characters that would move the cursor."""
     parts = []
-    for free, run in itertools.groupby(ids, lambda i: i == mask_id):
-        run = list(run)
+    for free, group in itertools.groupby(ids, lambda i: i == mask_id):
+        run = list(group)
         text = tokenizer.decode(run) if tokenizer else "".join(f"{i} " for i in run)
         parts.append(_FREE * len(run) if free else text.replace("\n", "↵"))
     return "".join(c if c.isprintable() else "�" for c in "".join(parts))
 
 
-def _write(folder: Path, content: dict, found) -> None:
+def _write(folder: Path, content: dict[str, Any], generation: Measured) -> None:
+    import jax
+
     from cspd_jax.reports.masked import order_picture
 
     (folder / "report.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    order_picture(found.output.info.rounds, found.request.block).savefig(folder / "order.png")
+    rounds = jax.device_get(generation.output.info.rounds)
+    order_picture(rounds, generation.request.options.block).savefig(folder / "order.png")

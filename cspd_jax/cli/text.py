@@ -5,11 +5,18 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from cspd_jax.cli._arguments import add_mesh_option, mesh_of, positive, seed
+from cspd_jax.cli._fields import add_flags, from_flags, when_used
 from cspd_jax.cli._output import progress
 from cspd_jax.cli._prompts import add_prompt_options, colourful, paint, read_prompts
 from cspd_jax.errors import UserError
+
+if TYPE_CHECKING:
+    from cspd_jax.text.comparison import Request
+    from cspd_jax.weights.models import TextModel
 
 METHODS = {
     "plain": None, "speculative": "google", "deepmind": "deepmind", "block": "block", "match": "match",
@@ -19,7 +26,7 @@ PROMPT = "Return a list of"
 _GREEN, _RED, _BLUE = 32, 31, 34
 
 
-def add_parser(subparsers) -> None:
+def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "text",
         help="generate text with a causal language model",
@@ -28,6 +35,21 @@ def add_parser(subparsers) -> None:
         " it runs the byte-level models that come with the package, which were trained on the documentation"
         " of Python's standard library, and compares speculative with plain decoding.",
     )
+    when_used(parser, _add_flags)
+    parser.set_defaults(func=run, shares_work=True)
+
+
+def _add_flags(parser: argparse.ArgumentParser) -> None:
+    _add_model_flags(parser)
+    add_prompt_options(parser)
+    _add_decoding_flags(parser)
+    what = parser.add_argument_group("output")
+    what.add_argument("--compare", action="store_true", help="also run and time plain decoding")
+    what.add_argument("--color", choices=("auto", "always", "never"), default="auto")
+    what.add_argument("--json", action="store_true", help="print one JSON object: text, ids and report")
+
+
+def _add_model_flags(parser: argparse.ArgumentParser) -> None:
     models = parser.add_argument_group("models")
     models.add_argument(
         "--target",
@@ -43,7 +65,11 @@ def add_parser(subparsers) -> None:
     )
     add_mesh_option(models)
     models.add_argument("--dtype", choices=("float32", "bfloat16", "float64"), default="float32")
-    add_prompt_options(parser)
+
+
+def _add_decoding_flags(parser: argparse.ArgumentParser) -> None:
+    from cspd_jax.text.options import Options
+
     how = parser.add_argument_group("decoding")
     how.add_argument(
         "--method",
@@ -54,13 +80,7 @@ def add_parser(subparsers) -> None:
         " tree: verify several candidates for each token, see --tree. All of them sample from the same"
         " distribution as plain decoding",
     )
-    how.add_argument(
-        "--new-tokens", "--max-new-tokens", type=positive, default=128, metavar="N",
-        help="tokens to generate per prompt (default: 128)",
-    )  # fmt: skip
-    how.add_argument(
-        "--gamma", type=positive, help="drafts per round (default: 4; with --method auto 3 or 7)"
-    )
+    add_flags(how, Options)
     how.add_argument(
         "--rows", type=positive, metavar="N",
         help="continue N prompts at a time, the next one in the row of one that is complete (default: all)",
@@ -71,22 +91,8 @@ def add_parser(subparsers) -> None:
         " and so on (default: 3,2,1)",
     )  # fmt: skip
     how.add_argument("--adapt", action="store_true", help="draft fewer tokens where few are accepted")
-    how.add_argument(
-        "--confidence", type=float, metavar="P", help="end a draft after a token less probable than P"
-    )
-    how.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default: 0)")
-    how.add_argument("--top-k", type=positive, metavar="K", help="sample from the K most probable tokens")
-    how.add_argument(
-        "--top-p", type=float, metavar="P",
-        help="sample from the most probable tokens that together have probability P",
-    )  # fmt: skip
     how.add_argument("--seed", type=seed, default=0, help="seed for sampling (default: 0)")
     how.add_argument("--no-stop", action="store_true", help="continue past the end-of-text token")
-    what = parser.add_argument_group("output")
-    what.add_argument("--compare", action="store_true", help="also run and time plain decoding")
-    what.add_argument("--color", choices=("auto", "always", "never"), default="auto")
-    what.add_argument("--json", action="store_true", help="print one JSON object: text, ids and report")
-    parser.set_defaults(func=run, shares_work=True)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -118,20 +124,23 @@ def run(args: argparse.Namespace) -> None:
     if not target.config.causal:
         raise UserError(f"{args.target} is a masked-diffusion model; use cspd-jax masked")
     tokenizer = load_tokenizer(target)
-    prompts = read_prompts(args, tokenizer, target.config, args.new_tokens, [PROMPT])
+    prompts = read_prompts(args, tokenizer, target.config, args.max_new_tokens, [PROMPT])
     name, drafter = (None, None) if args.method == "plain" else load_drafter(args, target)
     request = _request(args, target, prompts, drafter)
+    gammas, rows = _gammas(args, drafter), args.rows
     without_arguments = args.draft is None and args.prompt is None and args.method == "auto"
     compare = drafter is not None and (args.compare or (without_arguments and processes.is_alone()))
-    found = comparison.measure(request, compare, repeats=3 if compare else 1)
-    report = reports.make_report(found, target, args.method, name, seed=args.seed)
+    measured = comparison.measure(
+        request, compare, repeats=3 if compare else 1, adapt=args.adapt, gammas=gammas, rows=rows
+    )
+    report = reports.make_report(measured, target, args.method, name, rows=rows, seed=args.seed)
     if report["truncated"]:
         progress("warning: rounding left nothing of a residual, so some tokens are not exactly the target's")
     if args.json:
-        texts = [None if tokenizer is None else tokenizer.decode(ids) for ids in found.ids]
-        print(json.dumps({"text": texts, "ids": found.ids, **report}))
+        texts = [None if tokenizer is None else tokenizer.decode(ids) for ids in measured.ids]
+        print(json.dumps({"text": texts, "ids": measured.ids, **report}))
         return
-    for prompt, ids, marks in zip(prompts, found.ids, found.marks):
+    for prompt, ids, marks in zip(prompts, measured.ids, measured.marks):
         print(show(tokenizer, prompt, ids, marks, colourful(args.color)))
     progress(reports.in_words(report))
 
@@ -161,7 +170,7 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _check_batch(args: argparse.Namespace, on_mesh: bool) -> None:
-    """UserError if rows would have to come and go where they cannot."""
+    """Raises a UserError if rows would have to come and go where they cannot."""
     if (on_mesh or args.mesh or args.distributed) and (args.method == "auto" or args.rows is not None):
         raise UserError(
             "several devices or processes have a fixed batch: leave out --rows, and choose another method"
@@ -173,8 +182,8 @@ def _widths(text: str) -> tuple[int, ...]:
     return tuple(positive(width) for width in text.split(","))
 
 
-def load_drafter(args: argparse.Namespace, target):
-    """The name of the drafter, and what `text.generate` takes for it."""
+def load_drafter(args: argparse.Namespace, target: TextModel) -> tuple[str, Any]:
+    """Returns the name of the drafter, and what `text.generate` takes for it."""
     from cspd_jax.networks.quantised import quantise
     from cspd_jax.text import PromptLookup
     from cspd_jax.weights import models
@@ -195,42 +204,38 @@ def load_drafter(args: argparse.Namespace, target):
     return name, draft
 
 
-def _request(args: argparse.Namespace, target, prompts, drafter):
+def _request(args: argparse.Namespace, target: TextModel, prompts: list[list[int]], drafter: Any) -> Request:
     import jax
 
-    from cspd_jax.text import Sampling, draft_tree
+    from cspd_jax.text import Options, draft_tree
     from cspd_jax.text.comparison import Request
 
+    gamma, stop_ids = args.gamma or Options.gamma, () if args.no_stop else None
     return Request(
-        key=jax.random.key(args.seed) if args.temperature else None,
-        model=target,
-        prompts=prompts,
-        drafter=drafter if args.method != "tree" else draft_tree(drafter, args.tree or (3, 2, 1)),
-        rule=METHODS[args.method],
-        sampling=Sampling(args.temperature, args.top_k, args.top_p),
-        max_new_tokens=args.new_tokens,
-        gamma=args.gamma or 4,
-        gammas=_gammas(args, drafter),
-        rows=args.rows,
-        stop_ids=() if args.no_stop else None,
-        confidence=args.confidence,
-        adapt=args.adapt,
+        jax.random.key(args.seed) if args.temperature else None,
+        target,
+        prompts,
+        drafter if args.method != "tree" else draft_tree(drafter, args.tree or (3, 2, 1)),
+        from_flags(Options, args, rule=METHODS[args.method], gamma=gamma, stop_ids=stop_ids),
     )
 
 
-def _gammas(args: argparse.Namespace, drafter) -> tuple[int, ...] | None:
-    """The numbers of drafts that `continuous` chooses from; None for other loops."""
+def _gammas(args: argparse.Namespace, drafter: Any) -> tuple[int, ...] | None:
+    """Returns the numbers of drafts that `continuous` chooses from; None for other loops."""
+    from cspd_jax.text import Options
     from cspd_jax.text.continuous.batching import gammas_for
 
     if args.method == "auto":
         return gammas_for(drafter) if args.gamma is None else (0, args.gamma)
     if args.rows is None:
         return None
-    return (0,) if args.method == "plain" else (args.gamma or 4,)
+    return (0,) if args.method == "plain" else (args.gamma or int(Options().gamma),)
 
 
-def show(tokenizer, prompt, ids, marks, colour: bool) -> str:
-    """Prompt and text, coloured by where each token came from."""
+def show(
+    tokenizer: Any, prompt: Sequence[int], ids: Sequence[int], marks: Sequence[int], colour: bool
+) -> str:
+    """Returns prompt and text, coloured by where each token came from."""
     from cspd_jax.text import ACCEPTED, BONUS, CORRECTED
     from cspd_jax.weights.tokenizers import pieces
 

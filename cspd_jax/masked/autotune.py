@@ -3,26 +3,39 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
+
+import jax
 
 from cspd_jax._utils.timing import Choice, choose
-from cspd_jax.errors import UserError
 from cspd_jax.keys import apart
 from cspd_jax.masked.comparison import Request
+from cspd_jax.masked.methods import SelfSpeculation, Stepwise
+from cspd_jax.masked.options import Options
+from cspd_jax.text.protocol import Model
 
 _PILOT = 32  # places
 
 
-def fastest(request: Request, gammas: tuple[int, ...] = (2, 4, 8), pilot: int = _PILOT) -> Choice[Request]:
-    """The request stepwise or by self-speculation, whichever is faster for its own prompts: the text is one.
+def fastest(
+    key: jax.Array | None,
+    model: Model,
+    prompts: Sequence[Sequence[int]],
+    options: Options = Options(),
+    *,
+    gammas: tuple[int, ...] = (2, 4, 8),
+    pilot: int = _PILOT,
+) -> Choice[Request]:
+    """Returns what to give `generate`: stepwise decoding or self-speculation, whichever is faster here.
 
-    Each way fills the first `pilot` places of each row in turns (whole blocks). The measurement draws numbers
-    of its own. The ways are named "stepwise" and "gamma 4".
+    Each variant fills the first `pilot` places of each row in turns (whole blocks); the text is the same. The
+    measurement draws numbers of its own. The variants are named "stepwise" and "gamma 4".
+    `generate(*choice.request)` runs the fastest.
     """
-    if request.accept_top_k is not None or request.method == "schedule":
-        raise UserError("only exact ways are compared; leave accept_top_k and the method 'schedule' out")
-    ways = {"stepwise": request.stepwise()}
-    ways |= {f"gamma {g}": dataclasses.replace(request, method="ssd", gamma=g) for g in gammas}
-    places = min(request.max_new_tokens, max(request.block, pilot // request.block * request.block))
-    key = None if request.key is None else apart(request.key)
-    short = {"key": key, "max_new_tokens": places, "block": min(request.block, places)}
-    return choose(ways, lambda one: dataclasses.replace(one, **short).run)
+    request = Request(key, model, prompts, Stepwise(), options)
+    variants = {"stepwise": request}
+    variants |= {f"gamma {g}": request._replace(method=SelfSpeculation(g)) for g in gammas}
+    places = min(options.max_new_tokens, max(options.block, pilot // options.block * options.block))
+    short = dataclasses.replace(options, max_new_tokens=places, block=min(options.block, places))
+    independent = None if key is None else apart(key)
+    return choose(variants, lambda one: one._replace(key=independent, options=short).run)

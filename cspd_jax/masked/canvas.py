@@ -8,7 +8,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from cspd_jax.masked.options import Options
 from cspd_jax.masked.protocol import MaskedLanguageModel
+from cspd_jax.text.checks import at_most
 from cspd_jax.text.prompts import Prompts
 
 Array = jax.Array
@@ -20,38 +22,37 @@ class Canvas:
     """What stays the same while G places after each of B prompts are filled.
 
     network: the model's pure functions (static).
-    places: G (static).
-    block: places of a block; blocks are filled from left to right (static).
-    cached: whether keys and values are stored per block, see `passes` (static).
-    confidence: how sure the model is of a place, see `sureness` (static).
     params: of the network.
     base: [H * B, N] prompts at the left edge, then masks; with guidance H = 2, and the prompts of the second
         half are hidden by masks. Otherwise H = 1.
     valid: [H * B, N] false for padding.
     start: [B] lengths of the prompts, which is where their places begin.
-    guidance: [] the scale s of un + (s + 1) (cond - un); None is off.
     keys: [B] one per row; None if nothing is drawn.
-    temperature: [] of the tokens, or [B].
-    top_p: [] or [B], of the tokens; None is off.
-    top_k: [] or [B], of the tokens; None is off.
-    place_temperature: [] or [B] of the choice of places; None takes the surest one.
+    options: what was asked for, its numbers as arrays.
     """
 
     network: MaskedLanguageModel = dataclasses.field(metadata={"static": True})
-    places: int = dataclasses.field(metadata={"static": True})
-    block: int = dataclasses.field(metadata={"static": True})
-    cached: bool = dataclasses.field(metadata={"static": True})
-    confidence: str = dataclasses.field(metadata={"static": True})
     params: Any
     base: Array
     valid: Array
     start: Array
-    guidance: Array | None
     keys: Array | None
-    temperature: Array
-    top_p: Array | None
-    top_k: Array | None
-    place_temperature: Array | None
+    options: Options
+
+    @property
+    def places(self) -> int:
+        """G."""
+        return self.options.max_new_tokens
+
+    @property
+    def block(self) -> int:
+        """Places of a block; blocks are filled from left to right."""
+        return self.options.block
+
+    @property
+    def cached(self) -> bool:
+        """Whether keys and values are stored per block, see `passes`."""
+        return self.options.cached
 
     @property
     def mask_id(self) -> int:
@@ -82,48 +83,29 @@ class Window(NamedTuple):
 
 
 def make_canvas(
-    network: MaskedLanguageModel,
-    params: Any,
-    prompts: Prompts,
-    places: int,
-    block: int,
-    *,
-    cached: bool = False,
-    guidance: Array | None = None,
-    keys: Array | None = None,
-    temperature: Array | float = 0.0,
-    top_p: Array | float | None = None,
-    top_k: Array | int | None = None,
-    confidence: str = "clean",
-    place_temperature: Array | float | None = None,
+    network: MaskedLanguageModel, params: Any, prompts: Prompts, options: Options, keys: Array | None = None
 ) -> Canvas:
-    """A canvas with `places` places after each prompt."""
-    mask_id = network.config.mask_ids[0]
+    """Makes a canvas with places after each prompt. keys: [B], if anything is drawn."""
+    mask_id, places = network.config.mask_ids[0], options.max_new_tokens
     start = jnp.asarray(prompts.lengths, jnp.int32)
     tokens = jnp.pad(jnp.asarray(prompts.tokens, jnp.int32), ((0, 0), (0, places)))
     column = jnp.arange(tokens.shape[1])
     base = jnp.where(column < start[:, None], tokens, mask_id)
     valid = column < start[:, None] + places
-    if guidance is not None:
+    if options.guidance is not None:
         base = jnp.concatenate([base, jnp.full_like(base, mask_id)])
         valid = jnp.concatenate([valid, valid])
-    return Canvas(
-        network=network,
-        places=places,
-        block=block,
-        cached=cached,
-        confidence=confidence,
-        params=params,
-        base=base,
-        valid=valid,
-        start=start,
-        guidance=guidance,
-        keys=keys,
-        temperature=jnp.asarray(temperature, float),
-        top_p=None if top_p is None else jnp.asarray(top_p, float),
-        top_k=None if top_k is None else jnp.asarray(top_k, jnp.int32),
-        place_temperature=None if place_temperature is None else jnp.asarray(place_temperature, float),
+    real = lambda value: None if value is None else jnp.asarray(value, float)
+    options = dataclasses.replace(
+        options,
+        block=min(options.block, places),
+        temperature=jnp.asarray(options.temperature, float),
+        top_p=real(options.top_p),
+        top_k=None if options.top_k is None else at_most(options.top_k, network.config.vocab_size),
+        place_temperature=real(options.place_temperature),
+        guidance=real(options.guidance),
     )
+    return Canvas(network, params, base, valid, start, keys, options)
 
 
 def window_at(canvas: Canvas, text: Array, width: int) -> Window:
@@ -135,7 +117,7 @@ def window_at(canvas: Canvas, text: Array, width: int) -> Window:
 
 
 def is_masked(canvas: Canvas, window: Window, text: Array) -> Array:
-    """Whether each place of the window is still to be filled: [B, ..., W] for text [B, ..., G]."""
+    """Returns whether each place of the window is still to be filled: [B, ..., W] for text [B, ..., G]."""
     index = window.places.reshape(len(text), *[1] * (text.ndim - 2), -1)
     index = jnp.minimum(jnp.broadcast_to(index, (*text.shape[:-1], index.shape[-1])), canvas.places - 1)
     exists = window.exists.reshape(len(text), *[1] * (text.ndim - 2), -1)

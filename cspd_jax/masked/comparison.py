@@ -2,53 +2,35 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
 
 from cspd_jax._utils.timing import seconds_in_turns
-from cspd_jax.masked.generation import generate, stream
+from cspd_jax.masked.generation import generate
 from cspd_jax.masked.info import MaskedOutput
+from cspd_jax.masked.methods import Method, SelfSpeculation, Stepwise
+from cspd_jax.masked.options import Options
+from cspd_jax.text.protocol import Model
 
 
-@dataclasses.dataclass(frozen=True)
-class Request:
-    """Arguments of `generate`, to be run one or more times."""
+class Request(NamedTuple):
+    """The arguments of `generate`, with prompts as lists."""
 
     key: jax.Array | None
-    model: Any
+    model: Model
     prompts: Sequence[Sequence[int]]
-    method: str = "ssd"
-    max_new_tokens: int = 64
-    block: int = 8
-    gamma: int = 4
-    cached: bool = False
-    accept_top_k: int | None = None
-    temperature: float = 0.0
-    top_p: float | None = None
-    top_k: int | None = None
-    confidence: str = "clean"
-    place_temperature: float | None = None
-    guidance: float | None = None
-    steps: int | None = None
+    method: Method = SelfSpeculation()
+    options: Options = Options()
 
     def stepwise(self) -> Request:
-        """The same by stepwise decoding."""
-        return dataclasses.replace(self, method="stepwise", accept_top_k=None, steps=None)
+        """Returns the same by stepwise decoding."""
+        return self._replace(method=Stepwise())
 
     def run(self) -> MaskedOutput:
-        """The generation."""
-        return generate(**self._arguments())
-
-    def stream(self):
-        """The generation round by round."""
-        return stream(**self._arguments())
-
-    def _arguments(self) -> dict[str, Any]:
-        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return generate(*self)
 
 
 class Measured(NamedTuple):
@@ -56,9 +38,9 @@ class Measured(NamedTuple):
 
     request: what was run.
     output: what it wrote, and what happened.
-    seconds: of the generation alone, without compilation.
+    seconds: what the generation alone took, without compilation.
     stepwise: what stepwise decoding wrote with the same options.
-    stepwise_seconds: of stepwise decoding.
+    stepwise_seconds: what stepwise decoding took.
     """
 
     request: Request
@@ -82,7 +64,7 @@ def measure(request: Request, compare: bool = False, repeats: int = 1) -> Measur
     if compare:
         runs["stepwise"] = request.stepwise().run
     outputs = {name: jax.block_until_ready(run()) for name, run in runs.items()}  # this compiles
-    seconds = {name: min(found) for name, found in seconds_in_turns(runs, repeats).items()}
+    seconds = {name: min(times) for name, times in seconds_in_turns(runs, repeats).items()}
     return Measured(
         request, outputs["request"], seconds["request"], outputs.get("stepwise"), seconds.get("stepwise")
     )

@@ -20,9 +20,9 @@ Array = jax.Array
 
 
 def uses_tempered(canvas: Canvas) -> bool:
-    """Whether the distribution that tokens are drawn from is needed, beyond the logits."""
-    cuts = canvas.top_p is not None or canvas.top_k is not None
-    return cuts or canvas.confidence not in ("clean", "random")
+    """Returns whether the distribution that tokens are drawn from is needed, beyond the logits."""
+    cuts = canvas.options.top_p is not None or canvas.options.top_k is not None
+    return cuts or canvas.options.confidence not in ("clean", "random")
 
 
 def tempered(canvas: Canvas, logits: Array) -> Array:
@@ -30,23 +30,23 @@ def tempered(canvas: Canvas, logits: Array) -> Array:
 
     A temperature of 0 counts as 1 here, as in Dream, whose measures exist for greedy tokens, too.
     """
-    temperature = by_row(canvas.temperature, logits)
+    temperature = by_row(canvas.options.temperature, logits)
     x = logits - jnp.max(logits, axis=-1, keepdims=True)
     x = x / jnp.where(temperature > 0, temperature, 1)
-    if canvas.top_p is not None:
-        x = cut_top_p(x, canvas.top_p)
-    if canvas.top_k is not None:
-        x = cut_top_k(x, canvas.top_k)
+    if canvas.options.top_p is not None:
+        x = cut_top_p(x, canvas.options.top_p)
+    if canvas.options.top_k is not None:
+        x = cut_top_k(x, canvas.options.top_k)
     return x
 
 
-def by_row(number: Array, x: Array) -> Array:
+def by_row(number: Array | float, x: Array) -> Array:
     """A number, [] or [B], to broadcast against x [B, ...], in its type."""
-    return jnp.reshape(number, (-1,) + (1,) * (x.ndim - 1)).astype(x.dtype)
+    return jnp.reshape(jnp.asarray(number), (-1,) + (1,) * (x.ndim - 1)).astype(x.dtype)
 
 
 def log_probability(logits: Array, tokens: Array) -> Array:
-    """Log probabilities [...] of tokens [...] by logits [..., V]."""
+    """Returns the log probabilities [...] of tokens [...] by logits [..., V]."""
     # That of a near-certain token is close to 0. Subtracting the largest logit first keeps its digits, which
     # the rounding of large logits would swamp.
     logits = logits - jnp.max(logits, axis=-1, keepdims=True)
@@ -63,7 +63,7 @@ def margin(logits: Array, tokens: Array) -> Array:
 
 
 def negative_entropy(logits: Array, tokens: Array) -> Array:
-    """The sum of p log p."""
+    """Returns the sum of p log p."""
     log_p = jax.nn.log_softmax(logits, axis=-1)
     return jnp.sum(jnp.where(log_p > -jnp.inf, jnp.exp(log_p) * log_p, 0), axis=-1)
 
@@ -74,4 +74,3 @@ MEASURES: dict[str, Callable[[Array, Array], Array]] = {
     "margin": margin,
     "entropy": negative_entropy,
 }
-CONFIDENCES = (*MEASURES, "random")

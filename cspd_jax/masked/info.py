@@ -106,6 +106,6 @@ class MaskedOutput(NamedTuple):
 
 
 def count_calls(*, whole: Array | int = 0, block: Array | int = 0, rows: Array | int = 0) -> CallCounts:
-    """Counts as int32 scalars."""
+    """Returns counts as int32 scalars."""
     as_int = lambda value: jax.numpy.asarray(value, jax.numpy.int32)
     return CallCounts(as_int(whole), as_int(block), as_int(rows))

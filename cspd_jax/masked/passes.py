@@ -34,7 +34,7 @@ def whole(canvas: Canvas, window: Window, texts: Array) -> Array:
 
 
 def refresh(canvas: Canvas, window: Window, text: Array, cache: Any, needed: Array) -> tuple[Array, Any]:
-    """A pass over everything that stores keys and values for the rows that need it [B].
+    """Makes a pass over everything that stores keys and values for the rows that need it [B].
 
     Returns logits [B, W, V] of the window, and the cache.
     """
@@ -50,7 +50,7 @@ def refresh(canvas: Canvas, window: Window, text: Array, cache: Any, needed: Arr
 
 
 def beside(canvas: Canvas, window: Window, texts: Array, cache: Any) -> Array:
-    """A pass over the window's places alone: texts [B, R, G] -> logits [B, R, W, V].
+    """Makes a pass over the window's places alone: texts [B, R, G] -> logits [B, R, W, V].
 
     A shifted model has no logits for the first place, because nothing before it is read. That place was
     filled from the logits of `refresh`.
@@ -71,7 +71,7 @@ def beside(canvas: Canvas, window: Window, texts: Array, cache: Any) -> Array:
 
 
 def empty_cache(canvas: Canvas) -> Any:
-    """A cache for all rows of the canvas."""
+    """Makes a cache for all rows of the canvas."""
     return canvas.network.empty_cache(*canvas.base.shape)
 
 
@@ -84,8 +84,10 @@ def _columns(canvas: Canvas, window: Window) -> Array:
 
 
 def _guided(canvas: Canvas, logits: Array) -> Array:
-    """The logits [...] with guidance, from those of the halves [H, ...]."""
-    if canvas.guidance is None:
+    """Returns the logits [...] with guidance, from those of the halves [H, ...]."""
+    if canvas.options.guidance is None:
         return logits[0]
     conditional, unconditional = logits
-    return unconditional + (canvas.guidance + 1).astype(logits.dtype) * (conditional - unconditional)
+    return unconditional + (jnp.asarray(canvas.options.guidance) + 1).astype(logits.dtype) * (
+        conditional - unconditional
+    )

@@ -16,7 +16,7 @@ class MaskedModelConfig(LanguageModelConfig, Protocol):
 
     @property
     def mask_ids(self) -> tuple[int, ...]:
-        """The id that stands for a token to be found, as a tuple of one."""
+        """The id that stands for a place to be filled, as a tuple of one."""
 
     @property
     def shifted(self) -> bool:

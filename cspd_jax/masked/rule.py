@@ -3,7 +3,7 @@
 In the earliest block with something to fill, the rule takes the place whose token the model is most confident
 of, the first one if several are equal. At temperature 0 the token of a place is the most probable one; above,
 it has the largest logit + temperature * Gumbel noise, with noise that belongs to the step and the place, of
-the tokens that top-p and top-k leave. What the confidence is says `sureness`.
+the tokens that top-p and top-k leave. The module `confidence` says what that is.
 """
 
 from __future__ import annotations
@@ -54,18 +54,18 @@ class Choice(NamedTuple):
     exists: [...] whether there was a place to fill.
     """
 
-    index: Array
+    index: Array  # type: ignore[assignment]
     token: Array
     exists: Array
 
 
 def candidates(canvas: Canvas, logits: Array, places: Array, steps: Array) -> Candidates:
-    """The candidates from logits [B, ..., W, V] at places [B, ..., W], for steps [B, ...]."""
+    """Returns the candidates from logits [B, ..., W, V] at places [B, ..., W], for steps [B, ...]."""
     return drawn_from(canvas, scores(canvas, logits), places, steps)
 
 
 def scores(canvas: Canvas, logits: Array) -> Scores:
-    """The scores from logits [B, ..., W, V], which are the same at each step.
+    """Returns the scores from logits [B, ..., W, V], which are the same at each step.
 
     Neither the mask nor an id that pads the vocabulary is ever a candidate.
     """
@@ -78,23 +78,23 @@ def scores(canvas: Canvas, logits: Array) -> Scores:
 
 
 def drawn_from(canvas: Canvas, of_tokens: Scores, places: Array, steps: Array) -> Candidates:
-    """The candidates at places [B, ..., W], for steps [B, ...]."""
-    logits, drawn = of_tokens
+    """Returns the candidates at places [B, ..., W], for steps [B, ...]."""
+    (logits, drawn), options = of_tokens, canvas.options
     noisy = logits if drawn is logits else jnp.where(drawn > -jnp.inf, logits, -jnp.inf)
     if canvas.keys is not None:
         noise = step_noise(canvas.keys, steps, places, logits.shape[-1], logits.dtype)
-        noisy = noisy + by_row(canvas.temperature, logits) * noise
+        noisy = noisy + by_row(options.temperature, logits) * noise
     tokens = jnp.argmax(noisy, axis=-1).astype(jnp.int32)
-    if canvas.confidence == "random":
+    if options.confidence == "random":
         return Candidates(tokens, place_noise(canvas.keys, steps, places, logits.dtype))
-    sureness = MEASURES[canvas.confidence](logits if canvas.confidence == "clean" else drawn, tokens)
-    if canvas.place_temperature is None:
-        return Candidates(tokens, sureness)
-    # softmax(sureness / temperature) without replacement, by Gumbel noise
-    scale = by_row(canvas.place_temperature, sureness)
-    if canvas.confidence == "probability":
-        sureness = jnp.exp(sureness)
-    return Candidates(tokens, sureness + scale * place_noise(canvas.keys, steps, places, logits.dtype))
+    confidence = MEASURES[options.confidence](logits if options.confidence == "clean" else drawn, tokens)
+    if options.place_temperature is None:
+        return Candidates(tokens, confidence)
+    # softmax(confidence / temperature) without replacement, by Gumbel noise
+    scale = by_row(options.place_temperature, confidence)
+    if options.confidence == "probability":
+        confidence = jnp.exp(confidence)
+    return Candidates(tokens, confidence + scale * place_noise(canvas.keys, steps, places, logits.dtype))
 
 
 def step_noise(keys: Array, steps: Array, places: Array, num_ids: int, dtype) -> Array:
@@ -107,10 +107,11 @@ def step_noise(keys: Array, steps: Array, places: Array, num_ids: int, dtype) ->
     return gumbel(made.reshape(places.shape), num_ids, dtype)
 
 
-def place_noise(keys: Array, steps: Array, places: Array, dtype) -> Array:
-    """Gumbel noise [B, ..., W] of the places themselves, apart from that of their tokens."""
-    keys = jax.vmap(lambda key: jax.random.fold_in(key, _PLACES))(keys)
-    return step_noise(keys, steps, places, 1, dtype)[..., 0]
+def place_noise(keys: Array | None, steps: Array, places: Array, dtype) -> Array:
+    """Draws Gumbel noise [B, ..., W] of the places themselves, apart from that of their tokens."""
+    assert keys is not None
+    of_places = jax.vmap(lambda key: jax.random.fold_in(key, _PLACES))(keys)
+    return step_noise(of_places, steps, places, 1, dtype)[..., 0]
 
 
 def eligible(masked: Array, blocks: Array) -> Array:
@@ -119,16 +120,16 @@ def eligible(masked: Array, blocks: Array) -> Array:
     return masked & (blocks == first)
 
 
-def choose(found: Candidates, masked: Array, blocks: Array) -> Choice:
-    """The rule, for places [..., W]."""
+def choose(offered: Candidates, masked: Array, blocks: Array) -> Choice:
+    """Applies the rule to places [..., W]."""
     open_places = eligible(masked, blocks)
-    index = jnp.argmax(jnp.where(open_places, found.confidence, -jnp.inf), axis=-1)
-    token = jnp.take_along_axis(found.tokens, index[..., None], axis=-1)[..., 0]
+    index = jnp.argmax(jnp.where(open_places, offered.confidence, -jnp.inf), axis=-1)
+    token = jnp.take_along_axis(offered.tokens, index[..., None], axis=-1)[..., 0]
     return Choice(index, token, jnp.any(masked, axis=-1))
 
 
-def surest(found: Candidates, open_places: Array, count: Array) -> Array:
+def surest(offered: Candidates, open_places: Array, count: Array) -> Array:
     """The `count` most confident of the open places [..., W], the first ones on ties: bool [..., W]."""
-    falling = jnp.argsort(jnp.where(open_places, -found.confidence, jnp.inf), axis=-1, stable=True)
+    falling = jnp.argsort(jnp.where(open_places, -offered.confidence, jnp.inf), axis=-1, stable=True)
     rank = jnp.argsort(falling, axis=-1)
     return open_places & (rank < count)

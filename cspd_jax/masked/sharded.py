@@ -5,16 +5,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 from jax.sharding import Mesh
 
 from cspd_jax.masked.info import CallCounts, Info, MaskedOutput
+from cspd_jax.masked.loop import Inputs
 from cspd_jax.parallel import Join, even, map_rows, put_whole, split_rows
-
-if TYPE_CHECKING:
-    from cspd_jax.masked.generation import Inputs
 
 Array = jax.Array
 _JOINS = {
@@ -25,7 +23,7 @@ _JOINS = {
 
 
 def run(function: Callable[[Inputs], MaskedOutput], inputs: Inputs, mesh: Mesh) -> MaskedOutput:
-    """function(inputs), by group. Counts of passes in sequence are those of the group that made most."""
+    """Has each group run function(inputs). Counts of passes in sequence are those of the slowest."""
     return _run(function, put_whole(mesh, inputs), mesh)
 
 

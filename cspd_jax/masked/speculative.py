@@ -112,27 +112,36 @@ def begin(canvas: Canvas, speculation: Speculation) -> MaskedState:
     )
 
 
+def least_passes(places: int, block: int, gamma: int, cached: bool) -> int:
+    """Returns the passes for one row if every draft is accepted.
+
+    A round fills gamma + 1 places. The last place of the text (with a cache, of each block) needs no pass.
+    """
+    sizes = [min(block, places - i) for i in range(0, places, block)] if cached else [places]
+    return sum(1 + -(-(size - 1) // (gamma + 1)) for size in sizes)
+
+
 def unfinished(canvas: Canvas, state: Any) -> Array:
-    """Whether each row has places to fill: [B]"""
+    """Returns whether each row has places to fill: [B]"""
     return jnp.any(state.text == canvas.mask_id, axis=1)
 
 
 @jax.jit
 def run(canvas: Canvas, speculation: Speculation) -> MaskedState:
-    """All rounds in one loop on the device."""
+    """Takes all rounds in one loop on the device."""
     more = lambda state: jnp.any(unfinished(canvas, state))
     turn = lambda state: advance(canvas, speculation, state)
     return jax.lax.while_loop(more, turn, begin(canvas, speculation))
 
 
 def advance(canvas: Canvas, speculation: Speculation, state: MaskedState) -> MaskedState:
-    """One turn of the loop: a round, and the sum of what happened."""
+    """Takes one turn of the loop: a round, and the sum of what happened."""
     next_state, happened = run_round(canvas, speculation, state)
     return next_state._replace(info=add(state.info, happened))
 
 
 def run_round(canvas: Canvas, speculation: Speculation, state: MaskedState) -> tuple[MaskedState, RoundInfo]:
-    """One round, and what happened in it."""
+    """Takes one round, and returns what happened in it."""
     state, calls = refresh_step(canvas, speculation, state)
     texts = texts_after(state.text, state.moves)
     verdict = verify_step(canvas, speculation, state, texts)
@@ -163,7 +172,7 @@ def refresh_step(
 
 
 def verify_step(canvas: Canvas, speculation: Speculation, state: MaskedState, texts: Array) -> Verdict:
-    """One pass over texts [B, D + 1, G], unless no row has more than its certain move."""
+    """Makes one pass over texts [B, D + 1, G], unless no row has more than its certain move."""
     window = window_at(canvas, state.text, _width(canvas, speculation))
 
     def verify(_) -> Verdict:
@@ -187,6 +196,7 @@ def commit(
     canvas: Canvas, speculation: Speculation, state: MaskedState, texts: Array, verdict: Verdict
 ) -> tuple[MaskedState, DraftCounts]:
     """Every row takes its certain move and those accepted after it."""
+    assert state.info.drafts is not None
     certain = state.moves.exists[:, 0]
     taken = jnp.concatenate([certain[:, None], verdict.passed], axis=1)
     last = _count(verdict.passed)
@@ -217,7 +227,7 @@ def draft(
     step: Array,
     begins: bool = False,
 ) -> Moves:
-    """The moves that the rule takes one after the other if logits [B, W, V] of text [B, G] do not change.
+    """Drafts the moves that the rule takes in turn if logits [B, W, V] of text [B, G] do not change.
 
     Move k has the noise of step [B] + k. begins: the logits are from a pass at the beginning of a block.
     """
@@ -227,11 +237,11 @@ def draft(
     first_only = begins and canvas.network.config.shifted
 
     def move(free, k):
-        found = candidates_at(k) if always is None else always
+        offered = candidates_at(k) if always is None else always
         now = free
         if first_only:
             now = free & ((k > 0) | (jnp.arange(free.shape[1]) == 0))
-        choice = choose(found, now, window.blocks)
+        choice = choose(offered, now, window.blocks)
         place = jnp.take_along_axis(window.places, choice.index[:, None], axis=1)[:, 0]
         free &= jnp.arange(free.shape[1]) != choice.index[:, None]
         return free, (place, choice.token, choice.exists)
@@ -242,7 +252,7 @@ def draft(
 
 
 def texts_after(text: Array, moves: Moves) -> Array:
-    """The texts after 1, 2, ... moves: [B, D + 1, G]."""
+    """Returns the texts after 1, 2, ... moves: [B, D + 1, G]."""
     number = jnp.arange(moves.place.shape[1], dtype=jnp.int32)
     never = jnp.full_like(text, len(number))
     filled_by = fill(never, moves.place, number, moves.exists)  # the move that fills each place: [B, G]
@@ -253,16 +263,16 @@ def texts_after(text: Array, moves: Moves) -> Array:
 def _judge(
     canvas: Canvas, speculation: Speculation, window: Window, state: MaskedState, texts: Array, logits: Array
 ) -> tuple[Array, Moves]:
-    """Which moves after the first are accepted [B, D], and the next moves.
+    """Returns which moves after the first are accepted [B, D], and the next moves.
 
     logits: [B, D + 1, W, V] of the texts [B, D + 1, G].
     """
     number = jnp.arange(texts.shape[1], dtype=jnp.int32)
     steps = state.step[:, None] + 1 + number
     places = jnp.broadcast_to(window.places[:, None], (*texts.shape[:2], window.places.shape[1]))
-    found = candidates(canvas, logits, places, steps)
+    offered = candidates(canvas, logits, places, steps)
     free = is_masked(canvas, window, texts)
-    right = _agree(speculation, window, state.moves, found, free)
+    right = _agree(speculation, window, state.moves, offered, free)
     right &= state.moves.exists[:, 1:] & (number[:-1] < speculation.gamma[:, None])
     passed = jnp.cumprod(right, axis=1).astype(bool)
     last = _count(passed)
@@ -271,9 +281,9 @@ def _judge(
     return passed, draft(canvas, speculation, window, text, chosen, state.step + 1 + last)
 
 
-def _agree(speculation: Speculation, window: Window, moves: Moves, found: Candidates, free: Array) -> Array:
+def _agree(speculation: Speculation, window: Window, moves: Moves, offered: Candidates, free: Array) -> Array:
     """[B, D], entry k: whether the rule for the text after k + 1 moves gives move k + 2, counted from 1."""
-    before = jax.tree.map(lambda a: a[:, :-1], found)
+    before = jax.tree.map(lambda a: a[:, :-1], offered)
     blocks = jnp.broadcast_to(window.blocks[:, None], free.shape)[:, :-1]
     index = moves.place[:, 1:] - window.places[:, :1]
     index = jnp.clip(index, 0, free.shape[-1] - 1)

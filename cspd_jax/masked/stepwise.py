@@ -35,7 +35,7 @@ class StepState(NamedTuple):
 
 
 def begin(canvas: Canvas) -> StepState:
-    """Before the first step."""
+    """Returns the state before the first step."""
     return StepState(
         text=canvas.empty(),
         order=jnp.zeros((len(canvas.start), canvas.places), jnp.int32),
@@ -46,7 +46,7 @@ def begin(canvas: Canvas) -> StepState:
 
 
 def advance(canvas: Canvas, quotas: Array | None, state: StepState) -> StepState:
-    """One turn of the loop: a step, and the sum of what happened. quotas: see `scheduled_step`."""
+    """Takes one turn of the loop: a step, and the sum of what happened. quotas: see `scheduled_step`."""
     if quotas is None:
         next_state, happened = run_step(canvas, state)
     else:
@@ -65,11 +65,11 @@ def run_step(canvas: Canvas, state: StepState) -> tuple[StepState, RoundInfo]:
         logits, cache = passes.whole(canvas, window, state.text[:, None])[:, 0], None
         calls = count_calls(whole=1, rows=len(canvas.base))
     steps = jnp.full(len(state.text), state.step)
-    found = candidates(canvas, logits, window.places, steps)
+    offered = candidates(canvas, logits, window.places, steps)
     to_fill = is_masked(canvas, window, state.text)
     if canvas.cached and canvas.network.config.shifted:  # only this pass has logits of the first place
         to_fill &= ~begins | (jnp.arange(canvas.block) == 0)
-    choice = choose(found, to_fill, window.blocks)
+    choice = choose(offered, to_fill, window.blocks)
     place, exists = jnp.take_along_axis(window.places, choice.index[:, None], axis=1), choice.exists[:, None]
     next_state = state._replace(
         text=fill(state.text, place, choice.token[:, None], exists),
@@ -88,11 +88,11 @@ def scheduled_step(canvas: Canvas, quotas: Array, state: StepState) -> tuple[Ste
     window = window_at(canvas, state.text, canvas.block)
     steps = jnp.full(len(state.text), state.step)
     logits = passes.whole(canvas, window, state.text[:, None])[:, 0]
-    found = candidates(canvas, logits, window.places, steps)
+    offered = candidates(canvas, logits, window.places, steps)
     open_places = eligible(is_masked(canvas, window, state.text), window.blocks)
-    chosen = surest(found, open_places, quotas[state.step])
+    chosen = surest(offered, open_places, quotas[state.step])
     next_state = state._replace(
-        text=fill(state.text, window.places, found.tokens, chosen),
+        text=fill(state.text, window.places, offered.tokens, chosen),
         order=fill(state.order, window.places, state.step, chosen),
     )
     return next_state, RoundInfo(None, count_calls(whole=1, rows=len(canvas.base)))
@@ -100,7 +100,7 @@ def scheduled_step(canvas: Canvas, quotas: Array, state: StepState) -> tuple[Ste
 
 @jax.jit
 def run(canvas: Canvas, quotas: Array | None = None) -> StepState:
-    """All steps: one place each, or `quotas` [S] places."""
+    """Takes all steps: one place each, or `quotas` [S] places."""
     count = canvas.places if quotas is None else len(quotas)
     return jax.lax.fori_loop(0, count, lambda _, state: advance(canvas, quotas, state), begin(canvas))
 

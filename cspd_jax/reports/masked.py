@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cspd_jax.masked import least_passes
 from cspd_jax.masked.comparison import Measured, Request
+from cspd_jax.masked.methods import Schedule, SelfSpeculation, Stepwise
+from cspd_jax.masked.speculative import least_passes
 from cspd_jax.reports.image import device, rates, versions
 from cspd_jax.weights.models import TextModel
 
@@ -20,34 +21,34 @@ _DPI, _WIDTH, _MAX_HEIGHT = 100, 12.0, 8.0  # inches; the height is of one row
 _EARLY, _LATE = "#1b3a66", "#f2aa4c"
 
 
-def make_report(found: Measured, model: TextModel, *, seed: int) -> dict[str, Any]:
-    """Everything worth knowing about a generation, ready for JSON."""
-    request, (tokens, info) = found.request, found.output
+def make_report(measured: Measured, model: TextModel, *, seed: int) -> dict[str, Any]:
+    """Returns everything worth knowing about a generation, ready for JSON."""
+    request, (tokens, info) = measured.request, measured.output
     lossless, why = judgement(request)
     rows, places = tokens.shape
     drafts = info.drafts
     return {
-        "method": request.method,
-        "accept": "top-k" if request.accept_top_k else "exact",
-        "cached": request.cached,
+        "method": request.method.name,
+        "accept": "top-k" if _accept_top_k(request) else "exact",
+        "cached": request.options.cached,
         "lossless": lossless,
         "why": why,
         "target": {"name": model.name, "source_sha256": model.metadata.get("source_sha256")},
         "prompts": rows,
         "tokens": rows * places,
-        "seconds": round(found.seconds, 4),
-        "tokens_per_second": round(rows * places / found.seconds, 2),
-        "steps": places if request.method != "schedule" else info.passes,
+        "seconds": round(measured.seconds, 4),
+        "tokens_per_second": round(rows * places / measured.seconds, 2),
+        "steps": places if not isinstance(request.method, Schedule) else info.passes,
         "rounds": None if drafts is None else float(np.mean(drafts.rounds)),
         "passes": {"whole": int(info.calls.whole_passes), "block": int(info.calls.block_passes)},
         "rows_evaluated": int(info.calls.rows),
         "tokens_per_pass": info.tokens_per_pass,
-        "tested": None if drafts is None else int(info.tested_at.sum()),
-        "accepted": None if drafts is None else int(info.accepted_at.sum()),
+        "tested": None if drafts is None else int(np.sum(drafts.tested)),
+        "accepted": None if drafts is None else int(np.sum(drafts.accepted)),
         "acceptance": info.acceptance,
         "acceptance_by_position": None if drafts is None else rates(info.accepted_at, info.tested_at),
         "least_passes": None if drafts is None else _least_passes(request),
-        "compared_to_stepwise": _compared(found),
+        "compared_to_stepwise": _compared(measured),
         "plan": _plan(request),
         "versions": versions(),
         "device": device(),
@@ -57,59 +58,61 @@ def make_report(found: Measured, model: TextModel, *, seed: int) -> dict[str, An
 
 
 def _plan(request: Request) -> dict[str, Any]:
-    """The options of the generation; new_tokens, draft_len and top_k are older names, kept for readers."""
-    plan = {
-        "max_new_tokens": request.max_new_tokens,
-        "new_tokens": request.max_new_tokens,
-        "block": request.block,
-        "cached": request.cached,
-        "gamma": request.gamma,
-        "draft_len": request.gamma,
-        "temperature": request.temperature,
-        "top_p": request.top_p,
-        "sampling_top_k": request.top_k,
-        "confidence": request.confidence,
-        "place_temperature": request.place_temperature,
-        "guidance": request.guidance,
-    }
-    if request.accept_top_k is not None:
-        plan |= {"accept_top_k": request.accept_top_k, "top_k": request.accept_top_k}
-    if request.steps is not None:
-        plan["steps"] = request.steps
+    """The options of the generation; new_tokens, draft_len and sampling_top_k are older names, kept for
+    readers, as is top_k, which is another number here."""
+    plan = dataclasses.asdict(request.options)
+    gamma = _gamma(request)
+    plan |= {"new_tokens": plan["max_new_tokens"], "sampling_top_k": plan.pop("top_k")}
+    plan |= {"gamma": gamma, "draft_len": gamma}
+    accept_top_k = _accept_top_k(request)
+    if accept_top_k is not None:
+        plan |= {"accept_top_k": accept_top_k, "top_k": accept_top_k}
+    if isinstance(request.method, Schedule):
+        plan["steps"] = request.method.steps
     return plan
 
 
+def _gamma(request: Request) -> int:
+    method = request.method
+    return int(method.gamma if isinstance(method, SelfSpeculation) else SelfSpeculation().gamma)
+
+
+def _accept_top_k(request: Request) -> Any:
+    return request.method.accept_top_k if isinstance(request.method, SelfSpeculation) else None
+
+
 def _least_passes(request: Request) -> int:
-    return least_passes(request.max_new_tokens, request.block, request.gamma, request.cached)
+    options = request.options
+    return least_passes(options.max_new_tokens, options.block, _gamma(request), options.cached)
 
 
 def judgement(request: Request) -> tuple[bool, str]:
-    """Whether the text is that of stepwise decoding, and why."""
-    if request.method == "schedule":
+    """Returns whether the text is that of stepwise decoding, and why."""
+    if isinstance(request.method, Schedule):
         return False, "places that are filled in one step do not see each other"
-    if request.accept_top_k:
+    if _accept_top_k(request):
         return False, "it accepts moves that the stepwise rule would not make next"
     note = "; with the block cache this is a different sampler, with a reference of its own"
-    with_cache = note if request.cached else ""
-    if request.method == "stepwise":
+    with_cache = note if request.options.cached else ""
+    if isinstance(request.method, Stepwise):
         return True, "stepwise decoding is the reference itself" + with_cache
     return True, "every move, place and token, is the one that stepwise decoding makes" + with_cache
 
 
-def _compared(found: Measured) -> dict[str, Any] | None:
-    if found.stepwise is None:
+def _compared(measured: Measured) -> dict[str, Any] | None:
+    if measured.stepwise is None or measured.stepwise_seconds is None:
         return None
     return {
-        "stepwise_seconds": round(found.stepwise_seconds, 4),
-        "faster": found.stepwise_seconds / found.seconds,
-        "passes": found.stepwise.info.passes,
-        "fewer_passes": found.stepwise.info.passes / found.output.info.passes,
-        "identical_rows": found.identical,
+        "stepwise_seconds": round(measured.stepwise_seconds, 4),
+        "faster": measured.stepwise_seconds / measured.seconds,
+        "passes": measured.stepwise.info.passes,
+        "fewer_passes": measured.stepwise.info.passes / measured.output.info.passes,
+        "identical_rows": measured.identical,
     }
 
 
 def in_words(report: dict[str, Any]) -> str:
-    """A few lines for people."""
+    """Says it in a few lines for people."""
     passes = sum(report["passes"].values())
     lines = [
         f"{report['tokens']} tokens in {report['seconds']:.2f} s, {passes} sequential passes"
@@ -136,7 +139,7 @@ def in_words(report: dict[str, Any]) -> str:
 
 
 def order_picture(rounds: np.ndarray, block: int) -> Figure:
-    """When each of the first places of the first rows was filled: rounds [B, G].
+    """Draws when each of the first places of the first rows was filled: rounds [B, G].
 
     Later rounds are lower and lighter. Vertical lines separate the blocks.
     """

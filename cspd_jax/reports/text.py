@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from cspd_jax.coupling.draft_length import expected_tokens, speedup
 from cspd_jax.reports.image import device, rates, versions
-from cspd_jax.text import ACCEPTED, BONUS, CORRECTED, PLAIN, expected_tokens, speedup
-from cspd_jax.text.comparison import Measured, Request
+from cspd_jax.text.comparison import Measured
+from cspd_jax.text.info import ACCEPTED, BONUS, CORRECTED, PLAIN
 from cspd_jax.text.protocol import bound
+from cspd_jax.text.sampling import Sampling
 from cspd_jax.weights.models import TextModel
 
 _MARKS = {"plain": PLAIN, "accepted": ACCEPTED, "corrected": CORRECTED, "bonus": BONUS}
@@ -27,11 +29,16 @@ ROWS_DIFFER = (
 
 
 def make_report(
-    found: Measured, target: TextModel, method: str, draft: str | None, *, seed: int
+    measured: Measured, target: TextModel, method: str, draft: str | None, *, rows: int | None, seed: int
 ) -> dict[str, Any]:
-    """Everything worth knowing about a generation, ready for JSON. draft: the drafter's name."""
-    info, request, calls = found.info, found.request, found.info.calls
-    lossless, why = judgement(found)
+    """Returns everything worth knowing about a generation, ready for JSON.
+
+    draft: the drafter's name.
+    rows: texts at a time, if they were not all at once.
+    """
+    info, request, calls = measured.info, measured.request, measured.info.calls
+    options = request.options
+    lossless, why = judgement(measured)
     count = int(info.new_tokens.sum())
     return {
         "method": method,
@@ -41,32 +48,34 @@ def make_report(
         "target": {"name": target.name, "source_sha256": target.metadata.get("source_sha256")},
         "prompts": len(request.prompts),
         "tokens": count,
-        "seconds": round(found.seconds, 4),
-        "tokens_per_second": round(count / found.seconds, 2),
+        "seconds": round(measured.seconds, 4),
+        "tokens_per_second": round(count / measured.seconds, 2),
         "acceptance": info.acceptance,
         "acceptance_by_position": rates(info.accepted_at, info.tested_at),
         "rounds": float(np.mean(info.rounds)),
         "tokens_per_target_pass": info.tokens_per_pass,
-        "expected_tokens_per_target_pass": _expected(found),
-        "tokens_from": {name: sum(row.count(mark) for row in found.marks) for name, mark in _MARKS.items()},
+        "expected_tokens_per_target_pass": _expected(measured),
+        "tokens_from": {
+            name: sum(row.count(mark) for row in measured.marks) for name, mark in _MARKS.items()
+        },
         "truncated": int(info.truncated.sum()),
         "sequential": {"target": int(calls.target_passes), "draft": int(calls.draft_passes)},
         "total": {"target": int(calls.target_rows), "draft": int(calls.draft_rows)},
-        "compared_to_plain": _compared(found),
-        "choice": None if found.pace is None or len(found.pace.gammas) == 1 else found.pace.in_words(),
+        "compared_to_plain": _compared(measured),
+        "choice": _choice(measured),
         "reference": {
             "method": "plain",
             "dtype": np.dtype(bound(target)[0].dtype).name,
-            **request.sampling._asdict(),
+            **{name: getattr(options, name) for name in Sampling._fields},
         },
         "plan": {
-            "gamma": request.gamma if request.drafter is not None and _is_fixed(request) else None,
-            "gammas": None if request.gammas is None else list(request.gammas),
-            "rows": request.rows,
+            "gamma": options.gamma if request.drafter is not None and _is_fixed(measured) else None,
+            "gammas": None if measured.scheduler is None else measured.scheduler.gammas,
+            "rows": rows,
             "tree": None if request.tree is None else list(request.tree.widths),
-            "adapt": request.adapt,
-            "confidence": request.confidence,
-            "max_new_tokens": request.max_new_tokens,
+            "adapt": options.draft_cost is not None,
+            "confidence": options.confidence,
+            "max_new_tokens": options.max_new_tokens,
         },
         "versions": versions(),
         "device": device(),
@@ -75,52 +84,61 @@ def make_report(
     }
 
 
-def judgement(found: Measured) -> tuple[bool, str]:
-    """Whether the text has the distribution of plain decoding, and why."""
-    request = found.request
+def judgement(measured: Measured) -> tuple[bool, str]:
+    """Returns whether the text has the distribution of plain decoding, and why."""
+    request = measured.request
     if request.drafter is None:
         return True, "plain decoding is the reference itself"
-    if found.info.truncated.any():
+    if measured.info.truncated.any():
         return False, "rounding left nothing of some residuals, and those tokens were drawn from the target"
-    if not request.sampling.temperature:
+    if not request.options.temperature:
         return (
             True,
             "up to rounding, every token is the target's most probable one, as in plain decoding",
         )
-    rule = request.rule or ("block" if request.tree is None else "tree")
+    rule = request.options.rule or ("block" if request.tree is None else "tree")
     return True, _WHY["google" if rule == "deepmind" else rule]
 
 
-def _is_fixed(request: Request) -> bool:
-    """Whether every round wants the same number of drafts, one after the other."""
-    return not request.adapt and request.tree is None and request.gammas is None
-
-
-def _expected(found: Measured) -> float | None:
-    """Tokens per target pass by the formula for a constant acceptance."""
-    if found.info.acceptance is None or not _is_fixed(found.request):
+def _choice(measured: Measured) -> str | None:
+    """Why so many tokens were drafted, if that was chosen as rounds went by; what it gained, unless that was
+    measured by a comparison."""
+    if measured.scheduler is None or len(measured.scheduler.gammas) == 1:
         return None
-    return float(expected_tokens(found.info.acceptance, found.request.gamma))
+    return measured.scheduler.in_words(measured.seconds if measured.plain_seconds is None else None)
 
 
-def _compared(found: Measured) -> dict[str, Any] | None:
-    if found.plain_seconds is None:
+def _is_fixed(measured: Measured) -> bool:
+    """Returns whether every round wants the same number of drafts, one after the other."""
+    adapts = measured.request.options.draft_cost is not None
+    return not adapts and measured.request.tree is None and measured.scheduler is None
+
+
+def _expected(measured: Measured) -> float | None:
+    """Returns the tokens per target pass by the formula for a constant acceptance."""
+    if measured.info.acceptance is None or not _is_fixed(measured):
         return None
-    acceptance, formula = found.info.acceptance, None
-    if acceptance is not None and found.cost is not None and _is_fixed(found.request):
-        formula = float(speedup(acceptance, found.request.gamma, found.cost))
+    return float(expected_tokens(measured.info.acceptance, int(measured.request.options.gamma)))
+
+
+def _compared(measured: Measured) -> dict[str, Any] | None:
+    if measured.plain_seconds is None or measured.plain_passes is None:
+        return None
+    acceptance, formula = measured.info.acceptance, None
+    if acceptance is not None and measured.draft_cost is not None and _is_fixed(measured):
+        formula = float(speedup(acceptance, int(measured.request.options.gamma), measured.draft_cost))
     return {
-        "plain_seconds": round(found.plain_seconds, 4),
-        "faster": found.plain_seconds / found.seconds,
+        "plain_seconds": round(measured.plain_seconds, 4),
+        "faster": measured.plain_seconds / measured.seconds,
         "faster_by_formula": formula,
-        "cost_of_a_draft": found.cost,
-        "fewer_target_passes": found.plain_passes / max(1, int(found.info.calls.target_passes)),
-        "identical_rows": found.same,
+        "cost_of_a_draft": measured.draft_cost,
+        "fewer_target_passes": measured.plain_passes / max(1, int(measured.info.calls.target_passes)),
+        "identical_rows": measured.same,
     }
 
 
 def in_words(report: dict[str, Any]) -> str:
-    """A few lines for people."""
+    """Says it in a few lines for people."""
     speed = f"{report['tokens_per_second']:.0f} per s"
     lines = [f"{report['tokens']} tokens in {report['seconds']:.2f} s ({speed})"]
     if report["acceptance"] is not None:

@@ -1,49 +1,27 @@
 """Exact speculative decoding of causal language models, for batches of rows that advance independently.
 
-`generate` continues prompts, plainly or with a drafter, and `stream` does so round by round. Both return
-`(tokens, Info)` and take the same arguments. `fastest` measures whether drafting pays here, for a `Request`.
+`generate` continues prompts, plainly or with a drafter, and `stream` does so round by round; `continuous` has
+texts enter and leave a running batch, and chooses how many tokens to draft. `fastest` measures whether
+drafting pays here. All of them begin with the same arguments, (key, model, prompts, drafter, options):
 
-A round is made of pure functions that can be combined in other ways: `prepare` makes the `Inputs`, `begin`
-the first `TextState`, and `draft_step`, `verify_step` and `commit` are the steps of `run_round`. A drafter is
-any object with the two functions of `Drafter`.
+    tokens, info = text.generate(None, target, prompts, draft, text.Options(gamma=3, max_new_tokens=64))
+
+A drafter is any object with the two functions of `Drafter`. A round is made of pure functions that can be
+combined in other ways: `generation.prepare` makes the `Inputs` of `rounds`, `rounds.begin` the first state,
+and `draft_step`, `verify_step` and `commit` are the steps of `rounds.run_round`.
 """
 
-from cspd_jax._utils.timing import Choice
-from cspd_jax.coupling.draft_length import expected_tokens, speedup
 from cspd_jax.text.autotune import fastest
-from cspd_jax.text.comparison import Request
 from cspd_jax.text.continuous.batching import Continuous, continuous
+from cspd_jax.text.continuous.scheduler import DraftScheduler
 from cspd_jax.text.drafters import Drafter, Drafting, DraftRequest, Drafts, ModelDrafter, PromptLookup
-from cspd_jax.text.generation import generate, output, prepare, run, stream
-from cspd_jax.text.info import (
-    ACCEPTED,
-    BONUS,
-    CORRECTED,
-    NONE,
-    PLAIN,
-    CallCounts,
-    DraftCounts,
-    Info,
-    RoundInfo,
-    TextOutput,
-)
+from cspd_jax.text.generation import generate, stream
+from cspd_jax.text.info import ACCEPTED, BONUS, CORRECTED, NONE, PLAIN, Info, TextOutput
+from cspd_jax.text.options import Options
 from cspd_jax.text.prompts import Prompts, pad_prompts
 from cspd_jax.text.protocol import LanguageModel
-from cspd_jax.text.rounds import (
-    Inputs,
-    TextState,
-    advance,
-    begin,
-    commit,
-    draft_lengths,
-    draft_step,
-    run_round,
-    verify_step,
-)
-from cspd_jax.text.rules import RULES, Verdict
-from cspd_jax.text.sampling import Sampling, log_probs
-from cspd_jax.text.trees.drafter import TreeDrafter, draft_tree
-from cspd_jax.text.trees.tree import Tree
+from cspd_jax.text.rules import RULES
+from cspd_jax.text.trees.drafter import draft_tree
 
 __all__ = [
     "ACCEPTED",
@@ -52,45 +30,23 @@ __all__ = [
     "NONE",
     "PLAIN",
     "RULES",
-    "CallCounts",
-    "Choice",
     "Continuous",
-    "DraftCounts",
     "DraftRequest",
+    "DraftScheduler",
     "Drafter",
     "Drafting",
     "Drafts",
     "Info",
-    "Inputs",
     "LanguageModel",
     "ModelDrafter",
+    "Options",
     "PromptLookup",
     "Prompts",
-    "Request",
-    "RoundInfo",
-    "Sampling",
     "TextOutput",
-    "TextState",
-    "Tree",
-    "TreeDrafter",
-    "Verdict",
-    "advance",
-    "begin",
-    "commit",
     "continuous",
-    "draft_lengths",
-    "draft_step",
     "draft_tree",
-    "expected_tokens",
     "fastest",
     "generate",
-    "log_probs",
-    "output",
     "pad_prompts",
-    "prepare",
-    "run",
-    "run_round",
-    "speedup",
     "stream",
-    "verify_step",
 ]

@@ -2,50 +2,65 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
+from collections.abc import Sequence
+
+import jax
 
 from cspd_jax._utils.timing import Choice, choose
 from cspd_jax.keys import apart
-from cspd_jax.text.comparison import Request, draft_cost
+from cspd_jax.text.comparison import Request
+from cspd_jax.text.drafters import DrafterLike
+from cspd_jax.text.options import Options
+from cspd_jax.text.protocol import Model
 
 _PILOT = 32  # tokens
-_LITTLE = 0.3  # seconds; ways that take less in all are hard to tell apart
+_LITTLE = 0.3  # seconds; variants that take less in all are hard to tell apart
 
 
-def fastest(request: Request, gammas: tuple[int, ...] | None = None, pilot: int = _PILOT) -> Choice[Request]:
-    """The request by plain decoding or with its drafter, whichever is faster for its own prompts.
+def fastest(
+    key: jax.Array | None,
+    model: Model,
+    prompts: Sequence[Sequence[int]],
+    drafter: DrafterLike = None,
+    options: Options = Options(),
+    *,
+    gammas: tuple[int, ...] | None = None,
+    pilot: int = _PILOT,
+) -> Choice[Request]:
+    """Returns what to give `generate`: plain decoding or the drafter, whichever is faster for these prompts.
 
-    Each way continues the prompts by `pilot` tokens in turns: what passes and drafts cost here counts as well
-    as how many drafts are accepted. Where that takes no time it is done with more tokens. All of them sample
-    from the same distribution. The measurement draws numbers of its own: a way chosen by the numbers that it
-    is then run with would favour some texts.
+    Each variant continues the prompts by `pilot` tokens in turns: what passes and drafts cost here counts as
+    well as how many drafts are accepted. Where that takes no time it is done with more tokens. All of them
+    sample from the same distribution. The measurement draws numbers of its own: a variant chosen by the
+    numbers that it is then run with would favour some texts.
 
-    gammas: drafts per round to be tried (2 and the request's own). The ways are named "plain" and "gamma 4".
-        A draft tree is tried as it is, and named "tree".
+    gammas: drafts per round to be tried (2 and the options' own). The variants are named "plain" and "gamma
+        4". A draft tree is tried as it is, and named "tree". `generate(*choice.request)` runs the fastest.
     """
-    tried = sorted({min(2, request.gamma), request.gamma}) if gammas is None else gammas
-    ways = {"plain": request.plain()}
-    ways |= {f"gamma {g}": dataclasses.replace(request, gamma=g) for g in tried}
+    request = Request(key, model, prompts, drafter, options)
+    variants = {"plain": request.plain()}
+    if drafter is None:
+        return Choice(variants["plain"], "plain", {})
     if request.tree is not None:
-        ways = {"plain": request.plain(), "tree": request}
-    if request.drafter is None:
-        return Choice(ways["plain"], "plain", {})
-    cost = draft_cost(request) if request.adapt else None
-    longest = max(map(len, request.prompts))
-    fixed = {
-        "key": None if request.key is None else apart(request.key),
-        "max_len": longest + request.max_new_tokens,  # the compiled program is that of the whole request
-        "stop_ids": (),
-    }
+        variants["tree"] = request
+    else:
+        own = int(options.gamma)
+        tried = sorted({min(2, own), own}) if gammas is None else gammas
+        variants |= {f"gamma {g}": request.with_options(gamma=g) for g in tried}
+    limit = int(options.max_new_tokens)
+    max_len = max(map(len, prompts)) + limit  # the compiled program is that of the whole request
+    independent = None if key is None else apart(key)
 
     def measurement(tokens: int) -> Choice[Request]:
-        short = functools.partial(dataclasses.replace, max_new_tokens=tokens, **fixed)
-        return choose(ways, lambda one: functools.partial(short(one).run, cost))
+        short = lambda one: one._replace(key=independent).with_options(
+            max_new_tokens=tokens, max_len=max_len, stop_ids=()
+        )
+        return choose(variants, lambda one: functools.partial(short(one).run))
 
-    tokens = min(pilot, request.max_new_tokens)
+    tokens = min(pilot, limit)
     choice = measurement(tokens)
-    while tokens < request.max_new_tokens and sum(choice.seconds.values()) < _LITTLE:
-        tokens = min(4 * tokens, request.max_new_tokens)
+    while tokens < limit and sum(choice.seconds.values()) < _LITTLE:
+        tokens = min(4 * tokens, limit)
         choice = measurement(tokens)
     return choice

@@ -16,53 +16,74 @@ Array = jax.Array
 
 
 def concrete(value: Any) -> np.ndarray | None:
-    """The value as a numpy array; None if there is none or it is traced."""
+    """Returns the value as a numpy array; None if there is none or it is traced."""
     return None if value is None or isinstance(value, jax.core.Tracer) else np.asarray(value)
 
 
 def require(condition: Any, sentence: str) -> None:
-    """UserError with this sentence unless the condition holds."""
+    """Raises a UserError with this sentence unless the condition holds."""
     if not condition:
         raise UserError(sentence)
 
 
 def holds(value: Any, test: Callable[[np.ndarray], Any], unknown: bool = True) -> bool:
-    """Whether `test` is true of every entry of the value; `unknown` if it is None or traced."""
+    """Returns whether `test` is true of every entry of the value; `unknown` if it is None or traced."""
     known = concrete(value)
     return unknown if known is None else bool(np.all(test(known)))
 
 
 def check_number(name: str, value: Any, test: Callable[[np.ndarray], Any], valid: str) -> None:
-    """UserError unless `test` is true of every entry; `valid` says in words what is allowed."""
+    """Raises a UserError unless `test` is true of every entry; `valid` says in words what is allowed."""
     require(holds(value, test), f"{name} is {value}; it must be {valid}")
 
 
-def check_shapes(batch: int, **values: Any) -> None:
-    """UserError unless every value is None, one number, or one number per row."""
-    for name, value in values.items():
+def number(
+    test: Callable[[np.ndarray], Any], valid: str, *, whole: bool = False
+) -> Callable[[str, Any, int], None]:
+    """The check of an option that is None, one number, or one for each row; `valid` says in words what is
+    allowed."""
+
+    def check(name: str, value: Any, batch: int) -> None:
         known = concrete(value)
-        require(
-            known is None or np.issubdtype(known.dtype, np.number),
-            f"{name} is {value!r:.80}; it must be a number",
-        )
+        kind, words = (np.integer, "a whole number") if whole else (np.number, "a number")
+        is_kind = known is None or np.issubdtype(known.dtype, kind)
+        require(is_kind, f"{name} is {value!r:.80}; it must be {words}")
         require(
             value is None or np.shape(value) in ((), (batch,)),
             f"{name} has shape {np.shape(value)}; it must be one number, or one for each of {batch} rows",
         )
+        check_number(name, value, test, valid)
+
+    return check
 
 
-def check_whole_numbers(**values: Any) -> None:
-    """UserError unless every value is None, traced, or whole numbers."""
-    for name, value in values.items():
-        known = concrete(value)
+def whole_number(test: Callable[[np.ndarray], Any], valid: str) -> Callable[[str, Any, int], None]:
+    """Returns the same check for whole numbers."""
+    return number(test, valid, whole=True)
+
+
+def size(name: str, value: Any, batch: int) -> None:
+    """Checks a static size: None, or a whole number of at least 1."""
+    traced = isinstance(value, jax.core.Tracer)
+    require(not traced, f"{name} is traced; it must be static")
+    number(lambda n: n >= 1, "at least 1", whole=True)(name, value, batch)
+
+
+def bound_on(what: str) -> Callable[[str, Any, int], None]:
+    """Returns the check of a static bound: None, or a whole number."""
+
+    def check(name: str, value: Any, batch: int) -> None:
         require(
-            known is None or np.issubdtype(known.dtype, np.integer),
-            f"{name} is {value!r:.80}; it must be a whole number",
+            not isinstance(value, jax.core.Tracer),
+            f"{name} is traced; the bound on the {what} must be static",
         )
+        number(lambda n: n >= 0, "at least 0", whole=True)(name, value, batch)
+
+    return check
 
 
 def check_max_gamma(gamma: Any, max_gamma: int | None) -> int:
-    """The static bound on gamma: max_gamma, or the largest gamma if that is None."""
+    """Returns the static bound on gamma: max_gamma, or the largest gamma if that is None."""
     require(
         max_gamma is not None or concrete(gamma) is not None, "gamma is traced, so max_gamma must be given"
     )
@@ -77,7 +98,7 @@ def keys_of_rows(key: Array | None, batch: int) -> Array | None:
 
 
 def at_most(number: Array | int, limit: int) -> Array:
-    """The smaller one as int32; the number itself may be too large for that."""
+    """Returns the smaller one as int32; the number itself may be too large for that."""
     known = concrete(number)
     if known is not None:
         return jnp.asarray(np.minimum(known, limit), jnp.int32)

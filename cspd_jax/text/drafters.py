@@ -6,18 +6,15 @@ Any hashable object with the two functions of `Drafter` will do.
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeAlias, cast
 
 import jax
 import jax.numpy as jnp
 
 from cspd_jax.errors import UserError
 from cspd_jax.text.prompts import Prompts
-from cspd_jax.text.protocol import LanguageModel, bound
+from cspd_jax.text.protocol import LanguageModel, Model, bound
 from cspd_jax.text.sampling import Sampling, fit_vocabulary, gumbel_max, log_probs, noise_at
-
-if TYPE_CHECKING:
-    from cspd_jax.weights.models import TextModel
 
 Array = jax.Array
 
@@ -39,7 +36,7 @@ class DraftRequest(NamedTuple):
 
     tokens: Array
     length: Array
-    count: Array
+    count: Array  # type: ignore[assignment]
     keys: Array | None
     sampling: Sampling
     stop_ids: Array
@@ -64,7 +61,7 @@ class Drafts(NamedTuple):
     """
 
     tokens: Array
-    count: Array
+    count: Array  # type: ignore[assignment]
     log_q: Array | None
     passes: Array
     rows: Array
@@ -74,7 +71,7 @@ class Drafter(Protocol):
     """Pure functions of explicit parameters and of a state, which may be any pytree."""
 
     def begin(self, params: Any, prompts: Prompts, max_len: int) -> Any:
-        """The state before the first round, for texts of up to max_len tokens."""
+        """Returns the state before the first round, for texts of up to max_len tokens."""
 
     def draft(self, params: Any, state: Any, request: DraftRequest) -> tuple[Drafts, Any]:
         """Drafts, and the next state. A row's drafts must depend on that row alone."""
@@ -91,12 +88,15 @@ class Drafting(NamedTuple):
     params: Any
 
 
-def resolve_drafter(drafter: TextModel | tuple | Drafter | Drafting | None) -> tuple[Drafter | None, Any]:
+DrafterLike: TypeAlias = "Model | Drafter | Drafting | None"  # see `generate`
+
+
+def resolve_drafter(drafter: DrafterLike) -> tuple[Drafter | None, Any]:
     """(drafter, params): a model or a pair (network, params) becomes a `ModelDrafter`."""
     if drafter is None:
         return None, None
     if not isinstance(drafter, Drafting) and hasattr(drafter, "begin") and hasattr(drafter, "draft"):
-        drafter = Drafting(drafter, None)
+        drafter = Drafting(cast(Drafter, drafter), None)
     if not isinstance(drafter, Drafting):
         network, params = bound(drafter)
         drafter = Drafting(ModelDrafter(network), params)
@@ -106,18 +106,18 @@ def resolve_drafter(drafter: TextModel | tuple | Drafter | Drafting | None) -> t
 
 
 def no_drafts(batch: int) -> Drafts:
-    """No drafts at all, as in plain decoding."""
+    """Returns no drafts at all, as in plain decoding."""
     zero = jnp.int32(0)
     return Drafts(jnp.zeros((batch, 0), jnp.int32), jnp.zeros(batch, jnp.int32), None, zero, zero)
 
 
 def is_any_of(tokens: Array, ids: Array) -> Array:
-    """Whether each of the tokens [...] is one of `ids` [S]."""
+    """Returns whether each of the tokens [...] is one of `ids` [S]."""
     return jnp.any(tokens[..., None] == ids, axis=-1)
 
 
 def read_prompts(network: LanguageModel, params: Any, prompts: Prompts, max_len: int) -> Any:
-    """The cache with all but the last token of each prompt."""
+    """Returns the cache with all but the last token of each prompt."""
     batch, longest = prompts.tokens.shape
     cache = network.empty_cache(batch, max_len)
     if longest == 1:
@@ -131,7 +131,7 @@ def read_prompts(network: LanguageModel, params: Any, prompts: Prompts, max_len:
 def read_last_two(
     network: LanguageModel, params: Any, cache: Any, request: DraftRequest
 ) -> tuple[Array, Any]:
-    """Logits [B, 1, V] of the network after the text, whose last two tokens its cache may lack."""
+    """Reads logits [B, 1, V] of the network after the text, whose last two tokens its cache may lack."""
     last_two = request.length[:, None] + jnp.arange(-2, 0)
     tokens = jnp.take_along_axis(request.tokens, jnp.maximum(last_two, 0), axis=1)
     second = jnp.ones((len(tokens), 1), jnp.int32)
@@ -139,7 +139,7 @@ def read_last_two(
 
 
 def known_to(network: LanguageModel, tokens: Array) -> Array:
-    """Tokens that a network can read; an id beyond its vocabulary is replaced by its last one."""
+    """Returns tokens that a network can read; an id beyond its vocabulary is replaced by its last one."""
     return jnp.minimum(tokens, network.config.vocab_size - 1)
 
 
@@ -153,7 +153,7 @@ class _Progress(NamedTuple):
 
     step: Array
     tokens: Array
-    count: Array
+    count: Array  # type: ignore[assignment]
     log_q: Array | None
     cache: Any
 
@@ -211,12 +211,13 @@ class ModelDrafter:
         return self.network.apply(params, tokens, positions, cache, rows=unused)[1]
 
     def _add_draft(self, request: DraftRequest, progress: _Progress, logits: Array) -> _Progress:
-        """One more draft for every row that still wants one, from logits [B, V]."""
+        """Adds a draft to every row that still wants one, from logits [B, V]."""
         logits = fit_vocabulary(logits, self.network.config.known_ids, request.num_ids)
         log_q = progress.log_q
         if request.sampling.greedy:
             drawn = jnp.argmax(logits, axis=-1).astype(jnp.int32)
         else:
+            assert request.keys is not None
             log_p = log_probs(logits, request.sampling)
             position = request.length + progress.step
             drawn = gumbel_max(log_p, noise_at(request.keys, position, request.num_ids, log_p.dtype))

@@ -125,12 +125,6 @@ class Info(NamedTuple):
         return float(self.accepted.sum() / self.tested.sum()) if self.tested.sum() else None
 
     @property
-    def acceptance_at(self) -> np.ndarray:
-        """[G] by position in the draft; nan where nothing was tested."""
-        tested = self.tested_at.astype(float)
-        return np.divide(self.accepted_at, tested, out=np.full(len(tested), np.nan), where=tested > 0)
-
-    @property
     def tokens_per_pass(self) -> float:
         """New tokens of a row per target pass that it took part in."""
         return float(self.new_tokens.sum() / max(1, self.rounds.sum()))
@@ -148,5 +142,5 @@ class TextOutput(NamedTuple):
 
 
 def add(total: Any, more: Any) -> Any:
-    """The entrywise sum of two pytrees of counts."""
+    """Returns the entrywise sum of two pytrees of counts."""
     return jax.tree.map(lambda a, b: a + b, total, more)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -23,12 +23,15 @@ class Prompts(NamedTuple):
     lengths: [B] number of tokens in each prompt.
     """
 
-    tokens: Array | np.ndarray
-    lengths: Array | np.ndarray
+    tokens: Any
+    lengths: Any
+
+
+PromptsLike = Prompts | tuple[Array, Array] | Sequence[Sequence[int]]
 
 
 def pad_prompts(prompts: Sequence[Sequence[int]]) -> Prompts:
-    """Lists of ids as arrays, padded with zeros on the right."""
+    """Makes arrays of lists of ids, padded with zeros on the right."""
     lengths = np.array([len(prompt) for prompt in prompts], np.int32)
     tokens = np.zeros((len(prompts), max(lengths, default=0)), np.int32)
     for row, prompt in zip(tokens, prompts):
@@ -36,7 +39,7 @@ def pad_prompts(prompts: Sequence[Sequence[int]]) -> Prompts:
     return Prompts(tokens, lengths)
 
 
-def as_prompts(prompts: Prompts | tuple[Array, Array] | Sequence[Sequence[int]]) -> Prompts:
+def as_prompts(prompts: PromptsLike) -> Prompts:
     """A list of prompts is padded; a tuple is taken to be (tokens, lengths) already."""
     if isinstance(prompts, tuple):
         require(len(prompts) == 2, _WANTED)
@@ -47,7 +50,7 @@ def as_prompts(prompts: Prompts | tuple[Array, Array] | Sequence[Sequence[int]])
 
 
 def check_prompts(config: LanguageModelConfig, prompts: Prompts, shortest: int = 1) -> tuple[int, int]:
-    """(B, P) of the prompts. UserError unless they fit each other and the model's vocabulary."""
+    """Returns (B, P) of the prompts; raises a UserError unless they fit each other and the vocabulary."""
     require(np.ndim(prompts.tokens) == 2, _WANTED)
     batch, longest = np.shape(prompts.tokens)
     require(

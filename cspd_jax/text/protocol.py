@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import jax
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from cspd_jax.weights.models import TextModel
 
 Array = jax.Array
+Model: TypeAlias = "TextModel | tuple[Any, Any]"  # a loaded model, or a pair (network, params)
 
 
 class LanguageModelConfig(Protocol):
@@ -92,13 +93,13 @@ class TreeLanguageModel(LanguageModel, Protocol):
         [B, Q, max_len] (bool)."""
 
     def move(self, cache: Any, sources: Array, targets: Array) -> Any:
-        """The cache with the contents of the slots `sources` [B, M] in `targets` [B, M] as well.
+        """Returns the cache with the contents of the slots `sources` [B, M] in `targets` [B, M] as well.
 
         Targets outside 0..max_len - 1 are dropped.
         """
 
 
-def bound(model: TextModel | tuple[Any, Any]) -> tuple[Any, Any]:
+def bound(model: Model) -> tuple[Any, Any]:
     """(network, params) of a loaded model as decoding wants them, or of such a pair as it is.
 
     Use the pair inside your own jitted function, where the parameters are traced.

@@ -48,8 +48,8 @@ class Inputs:
     stop_ids: [S] a row also ends with one of these.
     sampling: how tokens are drawn; arrays.
     gamma: [B] drafts wanted per round, at most G.
-    cost: [] time of a draft as a share of a target pass. If given, each row drafts as many of its gamma as
-        pay off at its own acceptance so far.
+    draft_cost: [] time of a draft as a share of a target pass. If given, each row drafts as many of its gamma
+        as pay off at its own acceptance so far.
     confidence: see `DraftRequest`.
     """
 
@@ -66,7 +66,7 @@ class Inputs:
     stop_ids: Array
     sampling: Sampling
     gamma: Array
-    cost: Array | None
+    draft_cost: Array | None
     confidence: Array | None
 
     @property
@@ -85,7 +85,7 @@ class TextState(NamedTuple):
     done: [B] whether the row is complete.
     cache: of the target, with all final tokens but the last.
     drafter_state: whatever the drafter carries.
-    info: the sum of what happened in all rounds so far.
+    info: the sum of what happened in all rounds so far; None where nobody asks.
     """
 
     tokens: Array
@@ -95,7 +95,7 @@ class TextState(NamedTuple):
     done: Array
     cache: Any
     drafter_state: Any
-    info: RoundInfo
+    info: Any
 
 
 def begin(inputs: Inputs, spare: int = 0) -> TextState:
@@ -121,7 +121,7 @@ def begin(inputs: Inputs, spare: int = 0) -> TextState:
 
 
 def nothing(inputs: Inputs) -> RoundInfo:
-    """What happened in no rounds."""
+    """Returns what happened in no rounds."""
     batch = len(inputs.limit)
     by_row, zero = jnp.zeros(batch, jnp.int32), jnp.int32(0)
     by_position = jnp.zeros((batch, inputs.max_gamma), jnp.int32)
@@ -131,13 +131,13 @@ def nothing(inputs: Inputs) -> RoundInfo:
 
 
 def advance(inputs: Inputs, state: TextState) -> TextState:
-    """One turn of the loop: a round, and the sum of what happened."""
+    """Takes one turn of the loop: a round, and the sum of what happened."""
     next_state, happened = run_round(inputs, state)
     return next_state._replace(info=add(state.info, happened))
 
 
 def run_round(inputs: Inputs, state: TextState) -> tuple[TextState, RoundInfo]:
-    """One round, and what happened in it."""
+    """Takes one round, and returns what happened in it."""
     drafts, drafter_state = draft_step(inputs, state)
     verdict, cache = verify_step(inputs, state, drafts)
     next_state, draft_counts = commit(inputs, state, drafts, verdict)
@@ -147,10 +147,10 @@ def run_round(inputs: Inputs, state: TextState) -> tuple[TextState, RoundInfo]:
 
 
 def draft_step(inputs: Inputs, state: TextState) -> tuple[Drafts, Any]:
-    """The drafts of a round, and the drafter's next state."""
+    """Returns the drafts of a round, and the drafter's next state."""
     if inputs.drafter is None:
         return no_drafts(len(state.length)), state.drafter_state
-    if inputs.sampling.greedy:
+    if inputs.keys is None:  # greedy
         keys = None
     elif inputs.rule == "match":  # with the target's own noise, a draft more often is the target's token
         keys = purpose_keys(inputs.keys, Purpose.TOKEN)
@@ -173,12 +173,12 @@ def draft_step(inputs: Inputs, state: TextState) -> tuple[Drafts, Any]:
 
 
 def draft_lengths(inputs: Inputs, state: TextState) -> Array:
-    """How many tokens each row drafts, decided by what happened in earlier rounds alone: [B]."""
-    if inputs.cost is None:
+    """Returns how many tokens each row drafts, decided by what happened in earlier rounds alone: [B]."""
+    if inputs.draft_cost is None:
         return inputs.gamma
     accepted, tested = (jnp.sum(a, axis=1) for a in (state.info.drafts.accepted, state.info.drafts.tested))
     acceptance = (accepted + _PRIOR_ACCEPTED) / (tested + _PRIOR_TESTED)
-    return best_draft_length(acceptance, inputs.max_gamma, inputs.cost, inputs.gamma)
+    return best_draft_length(acceptance, inputs.max_gamma, inputs.draft_cost, inputs.gamma)
 
 
 def verify_step(inputs: Inputs, state: TextState, drafts: Drafts) -> tuple[Verdict, Any]:
@@ -195,10 +195,11 @@ def verify_step(inputs: Inputs, state: TextState, drafts: Drafts) -> tuple[Verdi
         logits = fit_vocabulary(logits, inputs.num_ids, inputs.num_ids)
         return jnp.argmax(logits, axis=-1).astype(jnp.int32) if greedy else logits
 
-    found, cache = target_pass(inputs, tokens, positions, used, state.cache, read)
+    seen, cache = target_pass(inputs, tokens, positions, used, state.cache, read)
     if greedy:
-        return agree(found, drafts), cache
-    return RULES[inputs.rule](inputs.keys, state.length, log_probs(found, inputs.sampling), drafts), cache
+        return agree(seen, drafts), cache
+    assert inputs.keys is not None
+    return RULES[inputs.rule](inputs.keys, state.length, log_probs(seen, inputs.sampling), drafts), cache
 
 
 def target_pass(
@@ -218,8 +219,8 @@ def target_pass(
 
     def last_alone(cache):
         logits, cache = target.apply(params, tokens[:, :1], positions[:, :1], cache)
-        found = read(logits)
-        return jnp.pad(found, ((0, 0), (0, length - 1)) + ((0, 0),) * (found.ndim - 2)), cache
+        first = read(logits)
+        return jnp.pad(first, ((0, 0), (0, length - 1)) + ((0, 0),) * (first.ndim - 2)), cache
 
     def packed(size):
         return lambda cache: target.apply_packed(params, tokens, positions, cache, size=size, read=read)
@@ -232,7 +233,7 @@ def target_pass(
 
 
 def packed_sizes(batch: int, length: int) -> list[int]:
-    """Numbers of tokens above `batch` and below batch * length, each twice the one before."""
+    """Returns numbers of tokens above `batch` and below batch * length, each twice the one before."""
     size = _FEWEST_TOKENS
     while size <= batch:
         size *= 2
@@ -281,6 +282,6 @@ def commit(
 
 
 def count_calls(drafts: Drafts) -> CallCounts:
-    """The network calls of a round with these drafts."""
+    """Returns the network calls of a round with these drafts."""
     batch, gamma = drafts.tokens.shape
     return CallCounts(jnp.int32(1), jnp.int32(batch * (gamma + 1)), drafts.passes, drafts.rows)

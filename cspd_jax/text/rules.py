@@ -40,7 +40,7 @@ def google(keys: Array, length: Array, log_p: Array, drafts: Drafts) -> Verdict:
 
 
 def deepmind(keys: Array, length: Array, log_p: Array, drafts: Drafts) -> Verdict:
-    """The same test stated as acceptance: r < min(1, p / q), with r in [0, 1)."""
+    """Applies the same test, stated as acceptance: r < min(1, p / q), with r in [0, 1)."""
 
     def test(r, log_p, log_q):
         return jnp.log(jnp.minimum(r, 1 - 2.0**-24)) < log_acceptance(log_p, log_q)
@@ -54,8 +54,8 @@ def block(keys: Array, length: Array, log_p: Array, drafts: Drafts) -> Verdict:
     if log_q is None:
         log_q = point_mass(drafts.tokens, log_p.shape[-1], log_p.dtype)
     keys = round_keys(keys, Purpose.BLOCK, length)
-    found = jax.vmap(verify_block)(keys, log_p, log_q.astype(log_p.dtype), drafts.tokens, drafts.count)
-    return Verdict(found.tau.astype(jnp.int32), found.token.astype(jnp.int32), found.info.truncated)
+    verdict = jax.vmap(verify_block)(keys, log_p, log_q.astype(log_p.dtype), drafts.tokens, drafts.count)
+    return Verdict(verdict.tau.astype(jnp.int32), verdict.token.astype(jnp.int32), verdict.info.truncated)
 
 
 def match(keys: Array, length: Array, log_p: Array, drafts: Drafts) -> Verdict:
@@ -110,7 +110,7 @@ def _one_by_one(keys: Array, length: Array, log_p: Array, drafts: Drafts, test: 
 
 
 def _first_failure(passed: Array, count: Array) -> Array:
-    """How many of the first `count` [B] tests [B, G] pass before one fails: int32 [B]."""
+    """Returns how many of the first `count` [B] tests [B, G] pass before one fails: int32 [B]."""
     passed = passed & (jnp.arange(passed.shape[1]) < count[:, None])
     return jnp.sum(jnp.cumprod(passed.astype(jnp.int32), axis=1), axis=1, dtype=jnp.int32)
 

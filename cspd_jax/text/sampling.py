@@ -47,7 +47,7 @@ class Sampling(NamedTuple):
 
 
 def log_probs(logits: Array, sampling: Sampling) -> Array:
-    """Log probabilities [B, ..., V] in at least float32; an id that is cut off has -inf.
+    """Returns log probabilities [B, ..., V] in at least float32; an id that is cut off has -inf.
 
     Greedy puts all probability on the largest logit, the first one if there are several.
     """
@@ -86,7 +86,7 @@ def fit_vocabulary(logits: Array, known_ids: int, num_ids: int) -> Array:
 
 
 def point_mass(tokens: Array, num_ids: int, dtype=jnp.float32) -> Array:
-    """Log probabilities [..., num_ids] that put everything on `tokens` [...]."""
+    """Returns log probabilities [..., num_ids] that put everything on `tokens` [...]."""
     return jnp.where(jnp.arange(num_ids) == tokens[..., None], 0.0, -jnp.inf).astype(dtype)
 
 
@@ -101,7 +101,7 @@ class Purpose(enum.IntEnum):
 
 
 def round_keys(keys: Array, purpose: Purpose, length: Array) -> Array:
-    """Keys [B] for what the round that starts at `length` [B] draws for `purpose`."""
+    """Returns keys [B] for what the round that starts at `length` [B] draws for `purpose`."""
     return jax.vmap(jax.random.fold_in)(purpose_keys(keys, purpose), length)
 
 
@@ -112,7 +112,7 @@ def noise_at(keys: Array, positions: Array, num_ids: int, dtype) -> Array:
 
 
 def gumbel(keys: Array, num_ids: int, dtype) -> Array:
-    """Gumbel noise [..., num_ids] for keys [...].
+    """Draws Gumbel noise [..., num_ids] for keys [...].
 
     The uniform numbers have 32 random bits: the upper tail, which makes rare tokens win, needs them.
     """
@@ -122,7 +122,7 @@ def gumbel(keys: Array, num_ids: int, dtype) -> Array:
 
 
 def gumbel_max(log_p: Array, noise: Array) -> Array:
-    """A draw from log_p [..., V], normalised or not: the id with the largest log p + noise. int32 [...]"""
+    """Draws from log_p [..., V], normalised or not: the id with the largest log p + noise. int32 [...]"""
     return jnp.argmax(log_p + noise, axis=-1).astype(jnp.int32)
 
 

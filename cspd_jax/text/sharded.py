@@ -22,14 +22,15 @@ _JOINS = {
 
 
 def run(function: Callable[[Inputs], TextOutput], inputs: Inputs, mesh: Mesh) -> TextOutput:
-    """function(inputs), by group. Counts of passes in sequence are those of the group that made most."""
+    """Has each group run function(inputs). Counts of passes in sequence are those of the slowest."""
     return _run(function, put_whole(mesh, inputs), mesh)
 
 
 @functools.partial(jax.jit, static_argnames=("function", "mesh"))
 def _run(function: Callable[[Inputs], TextOutput], inputs: Inputs, mesh: Mesh) -> TextOutput:
     whole = {name: getattr(inputs, name) for name in ("params", "drafter_params", "stop_ids")}
-    rows, numbers, merge = split_rows(dataclasses.replace(inputs, **dict.fromkeys(whole)))
+    without: Any = dict.fromkeys(whole)
+    rows, numbers, merge = split_rows(dataclasses.replace(inputs, **without))
 
     def by_group(rows: list, shared: Any) -> TextOutput:
         whole, numbers = shared

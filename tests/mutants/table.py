@@ -720,8 +720,8 @@ MASKEDS = (
         MASKED,
         (
             "masked: the last of several equally sure places",
-            "index = jnp.argmax(jnp.where(open_places, found.confidence, -jnp.inf), axis=-1)",
-            "index = open_places.shape[-1] - 1 - jnp.argmax(jnp.where(open_places, found.confidence,"
+            "index = jnp.argmax(jnp.where(open_places, offered.confidence, -jnp.inf), axis=-1)",
+            "index = open_places.shape[-1] - 1 - jnp.argmax(jnp.where(open_places, offered.confidence,"
             " -jnp.inf)[..., ::-1], axis=-1)",
         ),
         (

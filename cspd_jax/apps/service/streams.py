@@ -15,6 +15,8 @@ import numpy as np
 
 from cspd_jax import masked, text
 from cspd_jax.text.continuous.pool import Pool, row_of
+from cspd_jax.text.generation import prepare
+from cspd_jax.text.rounds import Inputs
 from cspd_jax.weights.models import TextModel
 
 ROOMS = (32, 128, 512)  # tokens that a prompt is padded to, or the model's positions if these are fewer
@@ -145,7 +147,7 @@ class TextRows:
         return told
 
     def warm(self) -> None:
-        """The shortest prompts, a few rounds; longer ones compile when they come."""
+        """Runs a few rounds of the shortest prompts; longer ones compile when they come."""
         self.enter(
             {0: TextRequest((1,), 2, float(self._sampled), drafts=_GAMMA * (self._drafter is not None))}
         )
@@ -157,22 +159,17 @@ class TextRows:
         assert self._pool is not None, "no request has entered"
         return self._pool
 
-    def _inputs(self, request: TextRequest) -> text.Inputs:
-        return text.prepare(
-            jax.random.key(request.seed) if self._sampled else None,
-            self._model,
-            padded(request.prompt, self._model.config.max_positions),
-            drafter=self._drafter,
-            rule=None,
-            sampling=text.Sampling(request.temperature) if self._sampled else text.Sampling(),
+    def _inputs(self, request: TextRequest) -> Inputs:
+        options = text.Options(
             max_new_tokens=request.new_tokens,
+            temperature=request.temperature if self._sampled else None,
             gamma=request.drafts,
             max_gamma=_GAMMA if self._drafter is not None else None,
             max_len=self._room,
-            stop_ids=None,
-            cost=None,
-            confidence=None,
         )
+        prompts = padded(request.prompt, self._model.config.max_positions)
+        key = jax.random.key(request.seed) if self._sampled else None
+        return prepare(key, self._model, prompts, self._drafter, options)
 
 
 class MaskedStream:
@@ -209,22 +206,18 @@ class MaskedStream:
         return {0: news}
 
     def warm(self) -> None:
-        """The shortest prompts, a few rounds; longer ones compile when they come."""
+        """Runs a few rounds of the shortest prompts; longer ones compile when they come."""
         for _ in self._rounds(MaskedRequest((1,))):
             pass
 
     def _rounds(self, request: MaskedRequest) -> Iterator[MaskedProgress]:
-        sampled = request.temperature > 0
-        speculative: dict[str, Any] = {"gamma": request.drafts, "max_gamma": _GAMMA} if request.drafts else {}
+        drafting = masked.SelfSpeculation(request.drafts, max_gamma=_GAMMA) if request.drafts else None
         rounds = masked.stream(
-            jax.random.key(request.seed) if sampled else None,
+            jax.random.key(request.seed) if request.temperature > 0 else None,
             self._model,
             padded(request.prompt, self._model.config.max_positions),
-            method="ssd" if request.drafts else "stepwise",
-            max_new_tokens=request.new_tokens,
-            block=_BLOCK,
-            temperature=request.temperature,
-            **speculative,
+            masked.Stepwise() if drafting is None else drafting,
+            masked.Options(max_new_tokens=request.new_tokens, block=_BLOCK, temperature=request.temperature),
         )
         for tokens, info in rounds:
             tokens, info = jax.device_get((tokens[0], info))
@@ -235,7 +228,7 @@ class MaskedStream:
 
 
 def padded(prompt: Sequence[int], most: int) -> text.Prompts:
-    """One prompt of at most `most` tokens, padded to one of the `ROOMS` that holds it."""
+    """Pads one prompt of at most `most` tokens, padded to one of the `ROOMS` that holds it."""
     room = next((room for room in ROOMS if room >= len(prompt)), len(prompt))
     room = max(len(prompt), min(room, most))
     tokens = np.zeros((1, room), np.int32)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -13,17 +13,15 @@ import numpy as np
 from cspd_jax.parallel import common_mesh
 from cspd_jax.text.checks import require
 from cspd_jax.text.continuous.pool import Advance, Pool, Text, row_of
-from cspd_jax.text.continuous.scheduler import PLAIN, Chunk, Pace
-from cspd_jax.text.drafters import Drafter, Drafting, PromptLookup
+from cspd_jax.text.continuous.scheduler import PLAIN, Chunk, DraftScheduler
+from cspd_jax.text.drafters import DrafterLike, PromptLookup
 from cspd_jax.text.generation import prepare
 from cspd_jax.text.info import CallCounts, DraftCounts, Info, RoundInfo, add
-from cspd_jax.text.prompts import Prompts
-from cspd_jax.text.protocol import LanguageModel
-from cspd_jax.text.sampling import Sampling
+from cspd_jax.text.options import Options
+from cspd_jax.text.prompts import PromptsLike
+from cspd_jax.text.protocol import Model
+from cspd_jax.text.rounds import Inputs
 from cspd_jax.text.trees.drafter import TreeDrafter
-
-if TYPE_CHECKING:
-    from cspd_jax.weights.models import TextModel
 
 Array = jax.Array
 GAMMAS = (PLAIN, 3, 7)  # a CPU's passes over 4 and 8 tokens cost little more than those over fewer
@@ -35,31 +33,25 @@ class Continuous(NamedTuple):
 
     tokens: int32 [N, max_len] prompt and continuation of each text, then zeros.
     info: what happened; the passes are those of the running batch.
-    pace: what was measured, and how many tokens were drafted.
-    seconds: of all passes, without compilation.
+    scheduler: what was measured, and how many tokens were drafted.
+    seconds: what all passes took, without compilation and without the first run of a program.
     """
 
     tokens: np.ndarray
     info: Info
-    pace: Pace
+    scheduler: DraftScheduler
     seconds: float
 
 
 def continuous(
     key: Array | None,
-    model: TextModel | tuple[LanguageModel, Any],
-    prompts: Prompts | tuple[Array, Array] | Sequence[Sequence[int]],
+    model: Model,
+    prompts: PromptsLike,
+    drafter: DrafterLike = None,
+    options: Options = Options(),
     *,
     rows: int = 8,
-    drafter: TextModel | tuple[LanguageModel, Any] | Drafter | Drafting | None = None,
-    gammas: Sequence[int] | None = None,
-    rule: str | None = None,
-    sampling: Sampling = Sampling(),  # noqa: B008
-    max_new_tokens: Array | int = 128,
-    max_len: int | None = None,
-    stop_ids: Array | Sequence[int] | None = None,
-    confidence: Array | float | None = None,
-    pace: Pace | None = None,
+    scheduler: DraftScheduler | None = None,
     on_text: Callable[[int, Text], None] | None = None,
 ) -> Continuous:
     """Continues any number of prompts, `rows` at a time: a prompt takes the row of a text that is complete.
@@ -71,51 +63,57 @@ def continuous(
 
     Args:
       rows: texts at a time; work and memory of a pass depend on it.
-      gammas: the numbers of drafts to choose from, 0 for plain decoding. With one there is no choice. The
-        default is `gammas_for(drafter)`.
-      pace: that of an earlier call with the same model, drafter and rows, to begin with what it has learned.
+      scheduler: chooses the number of drafts, in place of the options' gamma. `DraftScheduler((4,))` always
+        takes 4; that of an earlier call with the same model, drafter and rows begins with what it knows. The
+        default is new and chooses from `gammas_for(drafter)`.
       on_text: called with the number of each text and the text when it is complete.
       The others are those of `generate`; drafts cannot be trees.
     """
-    gammas = gammas_for(drafter) if gammas is None else [PLAIN] if drafter is None else list(gammas)
-    whole = all(isinstance(g, int) and g >= 0 for g in gammas) and len(gammas) > 0
-    require(whole, f"gammas is {gammas!r:.80}; it must be whole numbers of at least 0")
-    require(pace is None or pace.gammas == sorted(set(gammas)), "the pace given is of other gammas")
+    scheduler = DraftScheduler(gammas_for(drafter)) if scheduler is None else scheduler
+    inputs, room = _prepare(key, model, prompts, drafter, options, scheduler.gammas)
     require(isinstance(rows, int) and rows >= 1, f"rows is {rows!r:.80}; it must be at least 1")
-    alone = common_mesh(model, drafter) is None
-    require(alone, "a mesh has a fixed batch, of which no row is given to another text; see generate")
-    inputs = prepare(
-        key, model, prompts, drafter=drafter, rule=rule, sampling=sampling, max_new_tokens=max_new_tokens,
-        gamma=max(gammas), max_gamma=max(gammas), max_len=max_len, stop_ids=stop_ids, cost=None,
-        confidence=confidence,
-    )  # fmt: skip
-    require(not isinstance(inputs.drafter, TreeDrafter), "draft trees have a loop of their own; see generate")
-    count, room = len(inputs.limit), inputs.max_len
-    inputs = dataclasses.replace(inputs, max_len=-(-room // _STEP) * _STEP)
-
-    pool, pace = Pool(inputs, min(rows, count)), Pace(gammas) if pace is None else pace
-    waiting = collections.deque(range(count))
-    found = _Found(count, room, max(gammas))
+    count = len(inputs.limit)
+    pool, waiting = Pool(inputs, min(rows, count)), collections.deque(range(count))
+    record = _Record(count, room, max(scheduler.gammas))
     while waiting or pool.occupied:
         for slot in pool.finished:
             number = pool.texts[slot]
             text = pool.leave(slot)
-            found.put(number, text)
+            record.put(number, text)
             if on_text is not None:
                 on_text(number, text)
         for slot in pool.free[: len(waiting)]:
             number = waiting.popleft()
             pool.enter(slot, row_of(inputs, number), number)
         if pool.occupied and not pool.finished:
-            gamma, most = pace.next()
-            advance = pool.advance(gamma, most)
-            pace.saw(_chunk(gamma, advance))
-            found.add(pool.texts, advance.info)
-    return Continuous(found.tokens, found.info, pace, pool.seconds)
+            gamma, max_rounds = scheduler.next()
+            advance = pool.advance(gamma, max_rounds)
+            scheduler.record(_chunk(gamma, advance))
+            record.add(pool.texts, advance.info)
+    return Continuous(record.tokens, record.info, scheduler, pool.seconds)
+
+
+def _prepare(
+    key: Array | None,
+    model: Model,
+    prompts: PromptsLike,
+    drafter: DrafterLike,
+    options: Options,
+    gammas: Sequence[int],
+) -> tuple[Inputs, int]:
+    """Returns the inputs of all texts, whose room is rounded up, and the room that each of them has."""
+    alone = common_mesh(model, drafter) is None
+    require(alone, "a mesh has a fixed batch, of which no row is given to another text; see generate")
+    require(drafter is not None or max(gammas) == PLAIN, "the scheduler drafts, but there is no drafter")
+    require(options.draft_cost is None, "the scheduler measures what drafts cost; leave draft_cost out")
+    most = max(gammas)
+    inputs = prepare(key, model, prompts, drafter, dataclasses.replace(options, gamma=most, max_gamma=most))
+    require(not isinstance(inputs.drafter, TreeDrafter), "draft trees have a loop of their own; see generate")
+    return dataclasses.replace(inputs, max_len=-(-inputs.max_len // _STEP) * _STEP), inputs.max_len
 
 
 def gammas_for(drafter: Any) -> tuple[int, ...]:
-    """The numbers of drafts that `continuous` chooses from unless told."""
+    """Returns the numbers of drafts that `continuous` chooses from unless told."""
     if drafter is None:
         return (PLAIN,)
     # Look-up drafts few tokens, or none, where it is unsure.
@@ -124,19 +122,22 @@ def gammas_for(drafter: Any) -> tuple[int, ...]:
 
 def _chunk(gamma: int, advance: Advance) -> Chunk:
     drafts = advance.info.drafts
-    sums = (int(np.sum(a)) for a in (drafts.rounds, drafts.drafted, drafts.tested, drafts.accepted))
-    return Chunk(gamma, int(advance.info.calls.target_passes), advance.seconds, *sums, advance.cold)
+    taken, drafted, tested, accepted = (int(np.sum(a)) for a in drafts[:4])
+    rounds = int(advance.info.calls.target_passes)
+    return Chunk(gamma, rounds, advance.seconds, taken, drafted, tested, accepted, advance.overhead)
 
 
-class _Found:
+class _Record:
     """The texts and what happened to each of them, as they come."""
 
-    def __init__(self, count: int, room: int, most: int):
+    def __init__(self, count: int, room: int, max_gamma: int):
         self.tokens, self._marks = np.zeros((count, room), np.int32), np.zeros((count, room), np.int8)
         self._lengths, self._stopped = np.zeros(count, np.int32), np.zeros(count, bool)
-        by_text, by_position = np.zeros(count, np.int32), np.zeros((count, most), np.int32)
-        self._drafts = DraftCounts(*(a.copy() for a in (by_text, by_text, by_position, by_position, by_text)))
-        self._calls = CallCounts(*[np.zeros((), np.int64)] * 4)
+        by_text, by_position = np.zeros(count, np.int32), np.zeros((count, max_gamma), np.int32)
+        counts: Any = [a.copy() for a in (by_text, by_text, by_position, by_position, by_text)]
+        self._drafts = DraftCounts(*counts)
+        calls: Any = [np.zeros((), np.int64)] * 4
+        self._calls = CallCounts(*calls)
 
     def put(self, number: int, text: Text) -> None:
         length = len(text.tokens)
@@ -144,7 +145,7 @@ class _Found:
         self._lengths[number], self._stopped[number] = length, text.stopped
 
     def add(self, texts: Sequence[int | None], happened: RoundInfo) -> None:
-        """Some rounds, of the rows that have texts."""
+        """Adds what happened in some rounds of the rows that have texts."""
         slots = [slot for slot, text in enumerate(texts) if text is not None]
         numbers = [texts[slot] for slot in slots]
         for total, new in zip(self._drafts, happened.drafts):
@@ -156,4 +157,5 @@ class _Found:
 
     @property
     def info(self) -> Info:
-        return Info(self._lengths, self._marks, self._stopped, self._drafts, self._calls)
+        own: tuple[Any, Any, Any] = self._lengths, self._marks, self._stopped
+        return Info(own[0], own[1], own[2], self._drafts, self._calls)

@@ -26,7 +26,7 @@ from cspd_jax.text.sampling import Sampling
 Array = jax.Array
 _SHORTEST = 32  # tokens; prompts are padded to this or to twice, four times, ... as many
 _WINDOW = 32  # tokens that a drafter catches up on in one pass
-_RUN: set[Any] = set()  # the programs of rounds that have been run
+_OVERHEAD: dict[Any, float] = {}  # seconds of a call without rounds, by program; those that have been run
 
 
 class Text(NamedTuple):
@@ -46,13 +46,13 @@ class Advance(NamedTuple):
     """Some rounds of a pool.
 
     info: what happened in them.
-    seconds: that they took.
-    cold: whether their program had not been run before, which takes longer.
+    seconds: what they took together, without compilation and without the first run of their program.
+    overhead: the part of the seconds that no round took.
     """
 
     info: RoundInfo
     seconds: float
-    cold: bool
+    overhead: float
 
 
 class Pool:
@@ -61,7 +61,7 @@ class Pool:
     like: inputs of any number of rows, as `prepare` makes them; those of the texts that enter must be like
         these but for their prompts, keys, limits and numbers.
     texts: what was said to be in each slot; None is nothing.
-    seconds: of all that was done, without compilation.
+    seconds: what entering and rounds took, without compilation and without the first run of a program.
     """
 
     def __init__(self, like: Inputs, rows: int):
@@ -71,8 +71,7 @@ class Pool:
         self._inputs: Inputs | None = None  # of all of them, if no text has entered since
         self._state = _empty(_joined(self._rows))
         self._read = np.zeros(rows, np.int64)  # tokens of each row that the drafter knows
-        self._ready: set[int] = set()  # numbers of drafts for which the rounds are compiled
-        self._sizes: set[int] = set()  # and lengths of prompts
+        self._overhead: dict[int, float] = {}  # by numbers of drafts whose rounds have been run
 
     @property
     def free(self) -> list[int]:
@@ -94,9 +93,10 @@ class Pool:
         ids = np.zeros((1, size), np.int32)
         ids[0, :length] = np.asarray(one.prompts.tokens)[0, :length]
         one = dataclasses.replace(one, prompts=Prompts(ids, one.prompts.lengths))
-        if size not in self._sizes:
-            _enter.lower(one, self._state, np.int32(slot)).compile()
-            self._sizes.add(size)
+        program = _program(one), len(self.texts)
+        if program not in _OVERHEAD:  # to enter twice is to enter once
+            self._state = jax.block_until_ready(_enter(one, self._state, np.int32(slot)))
+            _OVERHEAD[program] = 0.0
         start = time.perf_counter()
         self._state = jax.block_until_ready(_enter(one, self._state, np.int32(slot)))
         self.texts[slot], self._rows[slot], self._inputs = text, one, None
@@ -105,13 +105,13 @@ class Pool:
 
     def leave(self, slot: int) -> Text:
         """Takes the text out of a slot, complete or not."""
-        found = self.look(slot)
+        text = self.look(slot)
         self.texts[slot] = None
         self._state = self._state._replace(done=self._state.done.at[slot].set(True))
-        return found
+        return text
 
     def look(self, slot: int) -> Text:
-        """The text in a slot so far."""
+        """Returns the text in a slot so far."""
         state = self._state
         length = int(state.length[slot])
         tokens, marks = (np.asarray(a[slot])[:length] for a in (state.tokens, state.marks))
@@ -123,72 +123,101 @@ class Pool:
         done = np.asarray(self._state.done)
         return [slot for slot, text in enumerate(self.texts) if text is not None and done[slot]]
 
-    def advance(self, gamma: int, most: int) -> Advance:
-        """Up to `most` rounds with gamma drafts; fewer if a text is complete before.
+    def advance(self, gamma: int, max_rounds: int) -> Advance:
+        """Takes up to `max_rounds` rounds with gamma drafts; fewer if a text is complete before.
 
         A row that is complete would only take part in the passes, so that the next text can enter at once.
         """
         if self._inputs is None:
             self._inputs = _joined(self._rows)
         inputs = with_drafts(self._inputs, gamma)
-        cold = gamma not in self._ready and _first_run(inputs)
-        if gamma not in self._ready:
-            _rounds.lower(inputs, *_apart(self._state), np.int32(most)).compile()
-            if inputs.drafter is not None:
-                self._reader(inputs).lower(*self._unread(inputs)).compile()
-            self._ready.add(gamma)
+        if gamma not in self._overhead:
+            self._overhead[gamma] = self._warm(inputs)
         start = time.perf_counter()
         self._catch_up(inputs)
         caught_up = time.perf_counter()
-        self._state, info = _rounds(inputs, *_apart(self._state), np.int32(most))
-        info = jax.tree.map(np.asarray, info)  # waits
-        now = time.perf_counter()
-        self.seconds += now - start
+        self._state, info = _run_rounds(inputs, self._state, max_rounds)
+        seconds = time.perf_counter() - start
+        self.seconds += seconds
         if gamma:
             self._read = np.asarray(self._state.length, np.int64)
-        return Advance(info, now - caught_up, cold)
+        return Advance(info, seconds, caught_up - start + self._overhead[gamma])
+
+    def _warm(self, inputs: Inputs) -> float:
+        """Runs the programs for such inputs, unless that has been done, and forgets what they gave.
+
+        Returns the seconds of a call without rounds.
+
+        What the target's cache then has beyond the texts is overwritten before it is read, as that of
+        rejected drafts is. A drafter need not be able to go back, so it works on a copy of its state.
+        """
+        program = _program(inputs)
+        if program not in _OVERHEAD:
+            if self._reads(inputs):
+                jax.block_until_ready(self._reader(inputs)(*self._unread(inputs, copied=True)))
+            copied = jax.tree.map(jnp.copy, self._state.drafter_state)
+            state = self._state._replace(drafter_state=copied)
+            seconds = []
+            for max_rounds in (1, 0, 0, 0):
+                start = time.perf_counter()
+                after, _ = _run_rounds(inputs, state, max_rounds)
+                seconds.append(time.perf_counter() - start)
+                state = state._replace(cache=after.cache, drafter_state=after.drafter_state)
+            self._state = self._state._replace(cache=state.cache)
+            _OVERHEAD[program] = min(seconds[1:])
+        return _OVERHEAD[program]
 
     def _catch_up(self, inputs: Inputs) -> None:
         """Has the drafter read what was decoded without it."""
-        lengths = np.asarray(self._state.length, np.int64)
-        if inputs.drafter is None or not jax.tree.leaves(self._state.drafter_state):
+        if not self._reads(inputs):
             return
+        lengths = np.asarray(self._state.length, np.int64)
         read_on = self._reader(inputs)
         while np.any(self._read < lengths):
-            self._state = self._state._replace(drafter_state=read_on(*self._unread(inputs)))
+            drafter_state = jax.block_until_ready(read_on(*self._unread(inputs)))
+            self._state = self._state._replace(drafter_state=drafter_state)
             self._read = np.minimum(self._read + _WINDOW, lengths) if read_on is _read_on else lengths
 
+    def _reads(self, inputs: Inputs) -> bool:
+        """Returns whether there is a drafter that has to know the texts."""
+        return inputs.drafter is not None and bool(jax.tree.leaves(self._state.drafter_state))
+
     def _reader(self, inputs: Inputs) -> Any:
-        """The function by which the drafter reads more of the texts."""
+        """Returns the function by which the drafter reads more of the texts."""
         return _read_on if hasattr(inputs.drafter, "read_on") else _read_again
 
-    def _unread(self, inputs: Inputs) -> tuple[Any, ...]:
+    def _unread(self, inputs: Inputs, copied: bool = False) -> tuple[Any, ...]:
         """Its arguments."""
         state, drafting = self._state, (inputs.drafter, inputs.drafter_params)
-        return *drafting, state.drafter_state, state.tokens, state.length, self._read
+        own = jax.tree.map(jnp.copy, state.drafter_state) if copied else state.drafter_state
+        return *drafting, own, state.tokens, state.length, self._read
 
 
-def _first_run(inputs: Inputs) -> bool:
-    """Whether rounds of such inputs have not been run in this process; they count as run from now on."""
+def _program(inputs: Inputs) -> Any:
+    """Returns what the compiled program for such inputs depends on."""
     leaves, structure = jax.tree.flatten(inputs)
-    program = structure, tuple((np.shape(leaf), jnp.result_type(leaf)) for leaf in leaves)
-    first = program not in _RUN
-    _RUN.add(program)
-    return first
+    return structure, tuple((np.shape(leaf), jnp.result_type(leaf)) for leaf in leaves)
+
+
+def _run_rounds(inputs: Inputs, state: TextState, max_rounds: int) -> tuple[TextState, RoundInfo]:
+    """Returns the state after at most that many rounds, and what happened in them, on the host."""
+    state, info = _rounds(inputs, *_apart(state), np.int32(max_rounds))
+    return state, jax.tree.map(np.asarray, info)  # waits
 
 
 def with_drafts(inputs: Inputs, gamma: int) -> Inputs:
-    """The inputs of rounds with gamma drafts, 0 for plain decoding."""
-    if gamma == 0:
-        return dataclasses.replace(
-            inputs, drafter=None, drafter_params=None, rule="match", max_gamma=0,
-            gamma=np.zeros_like(inputs.gamma), cost=None, confidence=None,
-        )  # fmt: skip
-    return dataclasses.replace(inputs, max_gamma=gamma, gamma=np.minimum(inputs.gamma, gamma))
+    """Returns the inputs of rounds with gamma drafts, 0 for plain decoding."""
+    own: Any = np.minimum(inputs.gamma, gamma)
+    if gamma > 0:
+        return dataclasses.replace(inputs, max_gamma=gamma, gamma=own)
+    return dataclasses.replace(
+        inputs, drafter=None, drafter_params=None, rule="match", max_gamma=0, gamma=own, draft_cost=None,
+        confidence=None,
+    )  # fmt: skip
 
 
 def row_of(inputs: Inputs, index: int) -> Inputs:
-    """The inputs of one of the texts, each number of it an array [1] on the host."""
+    """Returns the inputs of one of the texts, each number of it an array [1] on the host."""
     batch, part = len(inputs.limit), slice(index, index + 1)
 
     def own(value):
@@ -201,39 +230,40 @@ def row_of(inputs: Inputs, index: int) -> Inputs:
         limit=own(inputs.limit),
         gamma=own(inputs.gamma),
         sampling=inputs.sampling if inputs.sampling.greedy else Sampling(*map(own, inputs.sampling)),
-        cost=own(inputs.cost),
+        draft_cost=own(inputs.draft_cost),
         confidence=own(inputs.confidence),
     )
 
 
 def _joined(rows: Sequence[Inputs]) -> Inputs:
-    """The inputs of all rows, but for their prompts, which have been read."""
+    """Returns the inputs of all rows, but for their prompts, which have been read."""
 
     def all_of(*values):
         return None if values[0] is None else np.concatenate(values)
 
-    names = "limit", "gamma", "cost", "confidence"
+    names = "limit", "gamma", "draft_cost", "confidence"
     first, count = rows[0], len(rows)
+    keys: Any = [row.keys for row in rows]
     sampling = first.sampling
     if not sampling.greedy:
         sampling = Sampling(*(all_of(*values) for values in zip(*(row.sampling for row in rows))))
     return dataclasses.replace(
         first,
         prompts=Prompts(np.zeros((count, 1), np.int32), np.ones(count, np.int32)),
-        keys=None if first.keys is None else jnp.concatenate([row.keys for row in rows]),
+        keys=None if first.keys is None else jnp.concatenate(keys),
         sampling=sampling,
         **{name: all_of(*(getattr(row, name) for row in rows)) for name in names},
     )
 
 
 def _apart(state: TextState) -> tuple[TextState, tuple[Any, Any]]:
-    """The state without its caches, and these, which are written where they are."""
+    """Returns the state without its caches, and these, which are written where they are."""
     return state._replace(cache=None, drafter_state=None), (state.cache, state.drafter_state)
 
 
 @jax.jit
 def _empty(inputs: Inputs) -> TextState:
-    """The state of rows without a text."""
+    """Returns the state of rows without a text."""
     inputs = dataclasses.replace(inputs, limit=jnp.zeros_like(inputs.limit))
     return rounds.begin(inputs)._replace(info=None)
 
@@ -247,15 +277,15 @@ def _enter(one: Inputs, state: TextState, slot: Array) -> TextState:
 
 @functools.partial(jax.jit, donate_argnames="caches")
 def _rounds(
-    inputs: Inputs, state: TextState, caches: tuple[Any, Any], most: Array
+    inputs: Inputs, state: TextState, caches: tuple[Any, Any], max_rounds: Array
 ) -> tuple[TextState, RoundInfo]:
-    """At most that many rounds, until a text is complete that was not before."""
+    """Takes at most that many rounds, until a text is complete that was not before."""
     before = state.done
     state = state._replace(cache=caches[0], drafter_state=caches[1], info=rounds.nothing(inputs))
 
     def goes_on(carry):
         count, state = carry
-        return (count < most) & jnp.all(state.done == before)
+        return (count < max_rounds) & jnp.all(state.done == before)
 
     def one(carry):
         count, state = carry

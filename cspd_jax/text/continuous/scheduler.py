@@ -9,31 +9,38 @@ from __future__ import annotations
 
 import collections
 import math
-import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
+
+from cspd_jax.text.checks import require
 
 PLAIN = 0
 _MEMORY = 64.0  # tests, or plain rounds, after which the weight of what came before is 1/e
 _PRIOR_ACCEPTED, _PRIOR_TESTED = 1.6, 2.0
-_PROBE = 2  # rounds that a way is tried for
-_RECENT = 5  # chunks whose median time counts: a busy machine is not busy for ever
-_AGAIN = 16  # plain rounds after which drafts are tried again, at first
+_PROBE = 2  # rounds for which a number of drafts is tried
+_SHORT_PROBE = 6  # ... and this many more where those took less time than the next constant says
+_PROBE_SECONDS = 0.005  # shorter measurements are noise
+_RECENT = 5  # chunks, the median of whose rounds counts: a busy machine is not busy for ever
+_RETRY = 20  # rounds after which the other kind, plain or drafting, is tried again, at first
 _CHUNK_SECONDS = 0.5
 _LONGEST = 64  # rounds of a chunk
-_CLEARLY = 1.03  # another way must promise this much more
+_CLEARLY = 1.03  # another number of drafts must promise this much more
 _WORTH_A_TRY = 1.15  # ... and one that was never tried, this much
+# Measurements that a claim can rest on: so many rounds or chunks, and no less time.
+_FEWEST_ROUNDS, _FEWEST_CHUNKS, _FEWEST_SECONDS = 8, 3, 0.003
+_ALIKE = 1.1  # a ratio of speeds below this is not worth a claim
 
 
 class Chunk(NamedTuple):
     """What some rounds with the same number of drafts took and gave, over all rows.
 
     gamma: drafts that were wanted in a round.
-    rounds: one after the other.
-    seconds: of all of them.
+    rounds: how many there were, one after the other.
+    seconds: what all of them took together, without compilation and without a program's first run.
     taken: rounds of the rows that were not complete.
-    drafted, tested, accepted: drafts.
-    cold: whether it was the first run of its program, which takes longer than others.
+    drafted, tested, accepted: numbers of drafts.
+    overhead: the part of the seconds that no round took: the call of the program, and a drafter that reads
+        what was decoded without it.
     """
 
     gamma: int
@@ -43,54 +50,62 @@ class Chunk(NamedTuple):
     drafted: int
     tested: int
     accepted: int
-    cold: bool = False
+    overhead: float = 0.0
 
 
-class Pace:
+class DraftScheduler:
     """Chooses the number of drafts for the next chunk of rounds, and how many rounds that should have.
 
     It first tries the fewest drafts and plain decoding, and more drafts only where many are accepted. While
-    plain decoding is ahead it tries drafts again from time to time, ever more rarely.
+    drafting is ahead it tries plain decoding again from time to time, ever more rarely, and the reverse.
     """
 
     def __init__(self, gammas: Sequence[int]):
+        """gammas: the numbers of drafts to choose from, 0 for plain decoding. With one there is no choice."""
+        whole = all(isinstance(g, int) and g >= 0 for g in gammas) and len(gammas) > 0
+        require(whole, f"gammas is {gammas!r:.80}; it must be whole numbers of at least 0")
         self.gammas = sorted(set(gammas))
-        self._tried: set[int] = set()
-        self._recent = {g: collections.deque[float](maxlen=_RECENT) for g in self.gammas}
-        self._seconds: dict[int, float] = {}  # of a round
+        self._recent = {g: collections.deque[tuple[float, int]](maxlen=_RECENT) for g in self.gammas}
+        self._round_seconds: dict[int, float] = {}
+        self._spent = dict.fromkeys(self.gammas, 0.0)  # seconds of the rounds with each number of drafts
         self._rounds = dict.fromkeys(self.gammas, 0)
+        self._chunks = dict.fromkeys(self.gammas, 0)
+        self._seconds, self._plain_rounds = 0.0, 0.0  # so far; plain rounds that would have given as much
         self._accepted, self._tested = _PRIOR_ACCEPTED, _PRIOR_TESTED
         self._drafted, self._wanted = 1.0, 1.0
-        self._since, self._again = 0, _AGAIN  # plain rounds since drafts were tried; when to try them again
+        self._newest = PLAIN
+        self._since, self._retry = 0, _RETRY  # rounds since the other kind was tried; when to try it again
 
     def next(self) -> tuple[int, int]:
-        """(drafts, rounds) of the next chunk."""
+        """Returns (drafts, rounds) of the next chunk."""
         untried = self._untried()
         if untried is not None:
-            return untried, _PROBE
+            return untried, self._probe(untried)
         best = self.best()
-        if best == PLAIN and len(self.gammas) > 1 and self._since >= self._again:
-            self._again *= 2
-            return self._fewest(), _PROBE
-        most = min(_LONGEST, max(1, int(_CHUNK_SECONDS / self._seconds[best])))
-        if best == PLAIN:
-            most = max(1, min(most, self._again - self._since))
-        return best, most
+        max_rounds = min(_LONGEST, max(1, int(_CHUNK_SECONDS / self._round_seconds[best])))
+        if PLAIN not in self.gammas or len(self.gammas) == 1:
+            return best, max_rounds
+        if self._since >= self._retry and (best == PLAIN) == (self._newest == PLAIN):
+            self._retry *= 2
+            other = self._fewest() if best == PLAIN else PLAIN
+            return other, self._probe(other)
+        return best, max(1, min(max_rounds, self._retry - self._since))
 
-    def saw(self, chunk: Chunk) -> None:
+    def record(self, chunk: Chunk) -> None:
         """Takes note of a chunk."""
         if not chunk.rounds:
             return
         g = chunk.gamma
+        spent = max(chunk.seconds - chunk.overhead, 0.1 * chunk.seconds)
+        self._recent[g].append((spent / chunk.rounds, chunk.rounds))
+        self._round_seconds[g] = _median(self._recent[g])
+        self._spent[g] += spent
         self._rounds[g] += chunk.rounds
-        took = chunk.seconds / chunk.rounds
-        if chunk.cold:
-            self._seconds.setdefault(g, took)
-        else:
-            self._tried.add(g)
-            self._recent[g].append(took)
-            self._seconds[g] = statistics.median_low(self._recent[g])
-        self._since = self._since + chunk.rounds if g == PLAIN else 0
+        self._chunks[g] += 1
+        self._seconds += chunk.seconds
+        self._plain_rounds += chunk.rounds * (1 + chunk.accepted / max(1, chunk.taken))
+        same_kind = (g == PLAIN) == (self._newest == PLAIN)
+        self._since, self._newest = chunk.rounds + (self._since if same_kind else 0), g
         age = chunk.rounds if g == PLAIN else max(chunk.tested, chunk.taken)
         kept = math.exp(-age / _MEMORY)
         self._accepted = kept * self._accepted + chunk.accepted
@@ -103,49 +118,93 @@ class Pace:
         return (self._accepted + 0.01) / (self._tested + 0.01)
 
     def tokens(self, gamma: int) -> float:
-        """Expected of a round."""
+        """Returns the tokens that a round is expected to give."""
         made = min(1.0, self._drafted / max(self._wanted, 1e-9))
         return 1 + made * sum(self.acceptance**i for i in range(1, gamma + 1))
 
     def speed(self, gamma: int) -> float:
-        """Expected tokens per second of a row; of a way that was not tried, if its rounds took no longer than
-        those of the most drafts that were."""
-        tried = max(g for g in self._seconds if g <= gamma)
-        return self.tokens(gamma) / self._seconds[tried]
+        """Returns the expected tokens per second of a row; with a number of drafts that was not tried, if its
+        rounds took no longer than those of the most drafts that were."""
+        tried = max(g for g in self._round_seconds if g <= gamma)
+        return self.tokens(gamma) / self._round_seconds[tried]
 
     def best(self) -> int:
-        """Of the ways that were tried."""
-        handicap = {g: 1.0 if g == min(self._seconds) else _CLEARLY for g in self._seconds}
-        return max(self._seconds, key=lambda g: self.speed(g) / handicap[g])
+        """Returns the fastest number of drafts of those that were tried."""
+        fewest = min(self._round_seconds)
+        handicap = {g: 1.0 if g == fewest else _CLEARLY for g in self._round_seconds}
+        return max(self._round_seconds, key=lambda g: self.speed(g) / handicap[g])
 
-    def in_words(self) -> str:
-        """The choice and its reasons, in one line."""
+    @property
+    def saved(self) -> float | None:
+        """The seconds by which plain rounds would have taken longer, by those that were measured; None if
+        too few were."""
+        if not self._is_known(PLAIN):
+            return None
+        return self._plain_rounds * self._round_seconds[PLAIN] - self._seconds
+
+    def in_words(self, seconds: float | None = None) -> str:
+        """Returns the choice and its reasons, in one line.
+
+        seconds: what the whole generation took. With it, and if enough plain rounds were measured, the line
+            says what drafting gained.
+        """
         drafting = {g: n for g, n in self._rounds.items() if g != PLAIN and n}
-        if PLAIN not in self._seconds or not drafting:
+        if not self._rounds.get(PLAIN) or not drafting:
             return "auto: too few tokens to choose"
         most = max(drafting, key=lambda g: (self.speed(g), g))
-        takes, gives = self._seconds[most] / self._seconds[PLAIN], self.tokens(most)
-        ratio = gives / takes
         share = sum(drafting.values()) / sum(self._rounds.values())
-        verdict = "drafting" if self.best() != PLAIN else "plain"
-        return (
-            f"auto: {verdict}; a round with {most} drafts takes {takes:.2f} plain passes and gives"
-            f" {gives:.2f} tokens (acceptance {self.acceptance:.2f}), {ratio:.2f} times plain's speed;"
-            f" {share:.0%} of the rounds drafted"
-        )
+        verdict, saved = "drafting" if self.best() != PLAIN else "plain", self.saved
+        words = f"auto: {verdict}; {share:.0%} of the rounds drafted; a round with {most} drafts"
+        if self._is_known(PLAIN) and self._is_known(most):
+            words += f" takes {self._round_seconds[most] / self._round_seconds[PLAIN]:.2f} plain passes and"
+        words += f" gives {self.tokens(most):.2f} tokens (acceptance {self.acceptance:.2f})"
+        if saved is None or seconds is None:
+            return words
+        ratio = (seconds + saved) / seconds
+        if max(ratio, 1 / ratio) < _ALIKE:
+            return f"{words}; all in all about as fast as plain rounds"
+        faster = f"{ratio:.2f} times as fast as" if ratio > 1 else f"{1 / ratio:.2f} times slower than"
+        return f"{words}; all in all {faster} plain rounds"
 
     def _fewest(self) -> int:
         return next(g for g in self.gammas if g != PLAIN)
 
+    def _is_known(self, g: int) -> bool:
+        """Returns whether so many rounds were measured that a claim can rest on what they take."""
+        often = self._rounds[g] >= _FEWEST_ROUNDS or self._chunks[g] >= _FEWEST_CHUNKS
+        return often and self._spent[g] >= _FEWEST_SECONDS
+
+    def _probe(self, g: int) -> int:
+        """Returns the rounds of a trial: more where they are short."""
+        return _SHORT_PROBE if self._round_seconds.get(g, 1.0) * _PROBE < _PROBE_SECONDS else _PROBE
+
+    def _is_tried(self, g: int) -> bool:
+        """Returns whether enough rounds were measured to know what they take."""
+        return self._rounds[g] > 0 and (
+            self._spent[g] >= _PROBE_SECONDS or self._rounds[g] >= _PROBE + _SHORT_PROBE
+        )
+
     def _untried(self) -> int | None:
-        """What to try now: the fewest drafts, then plain decoding, then more drafts if they promise more."""
+        """Returns what to try: the fewest drafts, plain decoding, then more drafts if they promise more."""
         if len(self.gammas) == 1:
-            return None if self._seconds else self.gammas[0]
+            return None if self._round_seconds else self.gammas[0]
         for g in (self._fewest(), PLAIN):
-            if g in self.gammas and g not in self._tried:
+            if g in self.gammas and not self._is_tried(g):
                 return g
         for g in self.gammas:
-            begun = g in self._seconds
-            if g not in self._tried and (begun or self.speed(g) > _WORTH_A_TRY * self.speed(self.best())):
+            begun = g in self._round_seconds
+            promising = begun or self.speed(g) > _WORTH_A_TRY * self.speed(self.best())
+            if promising and not self._is_tried(g):
                 return g
         return None
+
+
+def _median(chunks: Iterable[tuple[float, int]]) -> float:
+    """Returns the lower median of the seconds of a round, from (seconds, rounds) of chunks."""
+    ordered = sorted(chunks)
+    before, half = 0, sum(rounds for _, rounds in ordered) / 2
+    for seconds, rounds in ordered:
+        before += rounds
+        if before >= half:
+            return seconds
+    raise ValueError("there are no chunks")

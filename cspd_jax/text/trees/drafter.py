@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
 
 from cspd_jax.text.checks import require
-from cspd_jax.text.drafters import Drafting, DraftRequest, known_to, read_last_two, read_prompts
+from cspd_jax.text.drafters import Drafter, Drafting, DraftRequest, known_to, read_last_two, read_prompts
 from cspd_jax.text.prompts import Prompts
-from cspd_jax.text.protocol import TreeLanguageModel, bound
+from cspd_jax.text.protocol import Model, TreeLanguageModel, bound
 from cspd_jax.text.sampling import fit_vocabulary, log_probs, noise_at
 from cspd_jax.text.trees.tree import Tree
-
-if TYPE_CHECKING:
-    from cspd_jax.weights.models import TextModel
 
 Array = jax.Array
 
@@ -63,7 +60,7 @@ class TreeDrafter:
             if depth > 0:
                 logits, cache = see_nodes(
                     self.network, params, known_to(self.network, tokens[-1]), cache, tree, request.length,
-                    request.count > 0, depth, 1,
+                    request.count > 0, range(depth, depth + 1),
                 )  # fmt: skip
             drawn, distributions = self._children(request, logits, depth)
             tokens.append(drawn.reshape(batch, -1))
@@ -83,6 +80,7 @@ class TreeDrafter:
         logits = fit_vocabulary(logits, self.network.config.known_ids, request.num_ids)
         if request.sampling.greedy:
             return jax.lax.top_k(logits, tree.widths[depth])[1].astype(jnp.int32), logits
+        assert request.keys is not None
         log_q = log_probs(logits, request.sampling)
         nodes = tree.starts[depth] + jnp.arange(tree.levels[depth])
         nodes = jnp.broadcast_to(nodes, log_q.shape[:2])
@@ -91,18 +89,16 @@ class TreeDrafter:
         return jax.lax.top_k(log_q + noise, tree.widths[depth])[1].astype(jnp.int32), log_q
 
 
-def draft_tree(
-    model: TextModel | tuple[TreeLanguageModel, Any], widths: Sequence[int] = (3, 2, 1)
-) -> Drafting:
-    """A drafter of trees, for `generate`: each node at depth d has widths[d] children, drawn from `model`."""
+def draft_tree(model: Model, widths: Sequence[int] = (3, 2, 1)) -> Drafting:
+    """Makes a drafter of trees: each node at depth d has widths[d] children, drawn from `model`."""
     whole = isinstance(widths, Sequence) and all(isinstance(n, int) and n >= 1 for n in widths)
     require(whole and len(widths) > 0, f"widths is {widths!r:.80}; it must be whole numbers of at least 1")
     network, params = bound(model)
-    return Drafting(TreeDrafter(network, Tree(tuple(widths))), params)
+    return Drafting(cast(Drafter, TreeDrafter(network, Tree(tuple(widths)))), params)
 
 
 def tree_of(drafter: Any) -> Tree | None:
-    """The tree that a drafter draws; None if it draws none."""
+    """Returns the tree that a drafter draws; None if it draws none."""
     return drafter.tree if isinstance(drafter, TreeDrafter) else None
 
 
@@ -114,16 +110,14 @@ def see_nodes(
     tree: Tree,
     length: Array,
     used: Array,
-    depth: int,
-    levels: int,
+    levels: range,
 ) -> tuple[Array, Any]:
-    """Logits of the nodes of some levels, tokens [B, nodes], from `depth` on; they are stored where used [B].
+    """Returns logits of the nodes of some levels, tokens [B, nodes]; they are stored where used [B].
 
     The text of `length` [B] tokens has one slot per position; the drafts' slots follow those of the longest
     text. A node sees the text and its ancestors, at the position that it would have in the text.
     """
-    first = tree.starts[depth]
-    nodes = first + jnp.arange(sum(tree.levels[depth : depth + levels]))
+    nodes = tree.starts[levels.start] + jnp.arange(sum(tree.levels[depth] for depth in levels))
     last = length[:, None] - 1
     text = cache.max_len - tree.drafts
     slots = jnp.where(nodes == 0, last, text + nodes - 1)
@@ -137,7 +131,9 @@ def see_nodes(
     return network.apply_seeing(params, tokens, positions, cache, slots=slots, visible=visible)
 
 
-def keep_path(network: TreeLanguageModel, cache: Any, tree: Tree, length: Array, path: Array, tau: Array):
+def keep_path(
+    network: TreeLanguageModel, cache: Any, tree: Tree, length: Array, path: Array, tau: Array
+) -> Any:
     """The cache with the first tau [B] nodes of path [B, depth] where the text goes on after `length` [B]."""
     text = cache.max_len - tree.drafts
     index = jnp.arange(tree.depth)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -20,11 +20,12 @@ import numpy as np
 from cspd_jax.coupling import SiblingDistributions, accept_sibling, uniform
 from cspd_jax.text.drafters import DraftRequest, Drafts
 from cspd_jax.text.info import CallCounts, RoundInfo, add
+from cspd_jax.text.protocol import TreeLanguageModel
 from cspd_jax.text.rounds import Inputs, TextState, commit
 from cspd_jax.text.rounds import begin as begin_rounds
 from cspd_jax.text.rules import Verdict
 from cspd_jax.text.sampling import Purpose, fit_vocabulary, gumbel, gumbel_max, log_probs, round_keys
-from cspd_jax.text.trees.drafter import Branches, keep_path, see_nodes
+from cspd_jax.text.trees.drafter import Branches, TreeDrafter, keep_path, see_nodes
 from cspd_jax.text.trees.tree import Tree
 
 Array = jax.Array
@@ -35,20 +36,31 @@ Rule = Callable[[Array, Array, Array, Array], tuple[Array, SiblingDistributions]
 TREE_RULES: dict[str, Rule] = {"tree": accept_sibling}
 
 
+def _drafter(inputs: Inputs) -> TreeDrafter:
+    drafter: Any = inputs.drafter
+    assert isinstance(drafter, TreeDrafter)
+    return drafter
+
+
+def _target(inputs: Inputs) -> TreeLanguageModel:
+    return cast(TreeLanguageModel, inputs.target)
+
+
 def begin(inputs: Inputs) -> TextState:
     """The state before the first round: the prompts have been read, and the caches have room for a tree."""
-    return begin_rounds(inputs, spare=inputs.drafter.tree.drafts)
+    return begin_rounds(inputs, spare=_drafter(inputs).tree.drafts)
 
 
 def advance(inputs: Inputs, state: TextState) -> TextState:
-    """One turn of the loop: a round, and the sum of what happened."""
+    """Takes one turn of the loop: a round, and the sum of what happened."""
     next_state, happened = run_round(inputs, state)
     return next_state._replace(info=add(state.info, happened))
 
 
 def run_round(inputs: Inputs, state: TextState) -> tuple[TextState, RoundInfo]:
-    """One round, and what happened in it."""
-    drafter, tree = inputs.drafter, inputs.drafter.tree
+    """Takes one round, and returns what happened in it."""
+    drafter = _drafter(inputs)
+    tree = drafter.tree
     # A row near its limit uses fewer levels: a round adds one token more than it accepts drafts.
     room = inputs.limit - state.length - 1
     levels = jnp.where(state.done, 0, jnp.minimum(tree.depth, room))
@@ -62,7 +74,7 @@ def run_round(inputs: Inputs, state: TextState) -> tuple[TextState, RoundInfo]:
     next_state, counts = commit(inputs, state, accepted, verdict)
     counts = counts._replace(drafted=jnp.asarray(np.cumsum(tree.levels) - 1, jnp.int32)[levels])
     next_state = next_state._replace(
-        cache=keep_path(inputs.target, cache, tree, state.length, path, verdict.tau),
+        cache=keep_path(_target(inputs), cache, tree, state.length, path, verdict.tau),
         drafter_state=keep_path(drafter.network, drafter_state, tree, state.length, path, verdict.tau),
     )
     rows = jnp.int32(len(state.length) * (tree.drafts + 1))
@@ -74,11 +86,11 @@ def _request(inputs: Inputs, state: TextState, levels: Array) -> DraftRequest:
         tokens=state.tokens,
         length=state.length,
         count=levels,
-        keys=None if inputs.sampling.greedy else round_keys(inputs.keys, Purpose.DRAFT, state.length),
+        keys=None if inputs.keys is None else round_keys(inputs.keys, Purpose.DRAFT, state.length),
         sampling=inputs.sampling,
         stop_ids=inputs.stop_ids,
         confidence=None,
-        max_gamma=inputs.drafter.tree.depth,
+        max_gamma=_drafter(inputs).tree.depth,
         num_ids=inputs.num_ids,
         needs_log_q=True,
     )
@@ -87,14 +99,14 @@ def _request(inputs: Inputs, state: TextState, levels: Array) -> DraftRequest:
 def verify_step(
     inputs: Inputs, state: TextState, branches: Branches, levels: Array
 ) -> tuple[Verdict, Array, Any]:
-    """One target pass over the nodes: the verdict, the accepted nodes [B, depth], and the cache.
+    """Makes one target pass over the nodes: the verdict, the accepted nodes [B, depth], and the cache.
 
     Nodes deeper than levels [B] are not used.
     """
-    tree = inputs.drafter.tree
+    tree = _drafter(inputs).tree
     logits, cache = see_nodes(
-        inputs.target, inputs.params, branches.tokens, state.cache, tree, state.length, ~state.done,
-        0, tree.depth + 1,
+        _target(inputs), inputs.params, branches.tokens, state.cache, tree, state.length, ~state.done,
+        range(tree.depth + 1),
     )  # fmt: skip
     logits = fit_vocabulary(logits, inputs.num_ids, inputs.num_ids)
     if inputs.sampling.greedy:
@@ -102,6 +114,7 @@ def verify_step(
         walk = lambda *row: _walk_greedily(tree, *row)
         tau, path, token = jax.vmap(walk)(best, branches.tokens, levels)
         return Verdict(tau, token, jnp.zeros(tau.shape, bool)), path, cache
+    assert inputs.keys is not None
     log_p = log_probs(logits, inputs.sampling)
     keys = round_keys(inputs.keys, Purpose.TEST, state.length)
     shape = tree.depth, max(tree.widths)
@@ -143,8 +156,8 @@ def _walk_by_rule(
             return jnp.int32(0), (p, jnp.zeros((), bool))
         q = log_q[depth][node - tree.starts[depth]].astype(p.dtype)
         q = jnp.where(depth < levels, q, -jnp.inf)  # beyond them there are no drafts
-        index, found = rule(u[depth, :count], p, q, drafts)
-        return index, (found.log_next, jnp.any(found.empty & (jnp.arange(count) < index)))
+        index, law = rule(u[depth, :count], p, q, drafts)
+        return index, (law.log_next, jnp.any(law.empty & (jnp.arange(count) < index)))
 
     tau, path, (log_next, truncated) = _walk(tree, tokens, choose)
     return tau, path, log_next, truncated

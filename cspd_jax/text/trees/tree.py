@@ -53,7 +53,7 @@ class Tree:
     @property
     def ancestors(self) -> np.ndarray:
         """[drafts + 1, drafts + 1] bool, whether node j is node i or lies on its way to the root."""
-        found = np.eye(self.drafts + 1, dtype=bool)
+        related = np.eye(self.drafts + 1, dtype=bool)
         for node, parent in enumerate(self.parents):
-            found[node] |= found[parent]
-        return found
+            related[node] |= related[parent]
+        return related

@@ -1,0 +1,94 @@
+"""The options of a continuation: a field of `Options` is the only place where one has its name, its default,
+its meaning and its check."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+
+from cspd_jax._utils.options import documented, option
+from cspd_jax.text.checks import bound_on, number, whole_number
+
+Array = jax.Array
+
+
+@documented
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """How prompts are continued.
+
+    Numbers may be traced, and unless it says otherwise they are one number or one for each row [B]; changing
+    them compiles nothing. The rule and the bounds (max_len, max_gamma) are static, as is whether an option is
+    None. Neither draft_cost nor confidence changes the distribution of the output, and no rule does.
+    """
+
+    max_new_tokens: Array | int = option(
+        128,
+        "tokens to generate per prompt (default: 128)",
+        whole_number(lambda n: n >= 0, "at least 0"),
+        flags=("--new-tokens", "--max-new-tokens"),
+        type=int,
+        metavar="N",
+    )
+    rule: str | None = option(
+        None,
+        "block (the default), google and deepmind sample from the same distribution as plain decoding, as"
+        " does tree, the rule of draft trees; match gives its very tokens. When greedy they are all the same",
+    )
+    gamma: Array | int = option(
+        4,
+        "drafts per round (default: 4; with --method auto 3 or 7)",
+        whole_number(lambda g: g >= 0, "at least 0"),
+        flags=("--gamma",),
+        type=int,
+        default=None,
+    )
+    max_gamma: int | None = option(
+        None, "the largest gamma, on which work and memory depend (default: gamma itself)", bound_on("gamma")
+    )
+    max_len: int | None = option(
+        None, "room for prompt and new tokens, where rows end (default: enough for all)", bound_on("length")
+    )
+    stop_ids: Array | Sequence[int] | None = option(
+        None, "rows end with one of these ids, which is kept (default: the model's eos_ids)"
+    )
+    draft_cost: Array | float | None = option(
+        None,
+        "time of a draft as a share of a target pass; with it each row drafts as many of its gamma as pay off"
+        " at its own acceptance so far",
+        number(lambda c: c >= 0, "at least 0 (None is off)"),
+    )
+    confidence: Array | float | None = option(
+        None,
+        "end a draft after a token less probable than P",
+        number(lambda p: (p >= 0) & (p <= 1), "from 0 to 1 (None is off)"),
+        flags=("--confidence",),
+        type=float,
+        metavar="P",
+    )
+    temperature: Array | float | None = option(
+        0.0,
+        "0 is greedy (default: 0)",
+        number(lambda t: (t >= 0) & (t < np.inf), "0 (greedy) or more"),
+        flags=("--temperature",),
+        type=float,
+    )
+    top_k: Array | int | None = option(
+        None,
+        "sample from the K most probable tokens",
+        whole_number(lambda k: k >= 1, "at least 1 (None is off)"),
+        flags=("--top-k",),
+        type=int,
+        metavar="K",
+    )
+    top_p: Array | float | None = option(
+        None,
+        "sample from the most probable tokens that together have probability P",
+        number(lambda p: (p > 0) & (p <= 1), "above 0 and at most 1 (None is off)"),
+        flags=("--top-p",),
+        type=float,
+        metavar="P",
+    )
