@@ -127,8 +127,8 @@ def claimed(words):
 
 
 def test_what_the_default_claims_is_what_a_comparison_measures(capsys):
-    """In direction, and within a factor that a busy machine explains: medians of three runs each, of which the
-    first one compiles."""
+    """In direction, and within a factor that a busy machine explains: medians of three runs each, of
+    which the first one compiles."""
     common = ("text", "--prompt", "Return a list of", "--new-tokens", 128)
     alone = [printed(capsys, *common) for _ in range(3)]
     compared = [printed(capsys, *common, "--compare") for _ in range(3)]
