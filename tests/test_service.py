@@ -80,7 +80,9 @@ def alone(model, request, method, rows=B):
         [row_keys(jax.random.key(request.seed), 1), row_keys(jax.random.key(99), rows - 1)]
     )
     labels = [request.label] + [0] * (rows - 1)
-    tokens, info = cspd_jax.generate(keys, model, labels, method=method, cfg=request.cfg, final_noise=True)
+    tokens, info = cspd_jax.generate(
+        keys, model, labels, method, cspd_jax.Options(cfg=request.cfg, final_noise=True)
+    )
     return np.asarray(tokens[0]), info.tested[0], info.accepted[0]
 
 
