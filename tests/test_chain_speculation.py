@@ -268,7 +268,7 @@ def test_drafts_are_drawn_from_what_is_reported(kind):
 
     @jax.jit
     def drafted(random, drafter):
-        problem, chain = speculation.begin(HEAD, None, time, z, random, c, drafter, temperature=0.8)
+        problem, chain = speculation.begin(Chains(HEAD, None, time, z, c, 0.8), random, drafter)
         return speculation.draft_steps(problem, chain, 3)
 
     draft = drafted(random, drafter)
@@ -294,7 +294,7 @@ def test_a_window_is_what_the_loop_draws():
 
     @jax.jit
     def drafted(drafter):
-        problem, chain = speculation.begin(HEAD, None, time, z, random, c, drafter, temperature=0.9)
+        problem, chain = speculation.begin(Chains(HEAD, None, time, z, c, 0.9), random, drafter)
         chain = chain._replace(left=jnp.array([STEPS, STEPS // 2, 9, 2]))
         return speculation.draft_steps(problem, chain, STEPS)
 

@@ -40,8 +40,7 @@ def predict(
     denoiser: Denoiser, params: Any, x: Array, modulations: Any, scale: Array | float | None = None
 ) -> tuple[Array, Array]:
     """(eps, v) at rows x [R, d]; with a `scale` the modulations have 2R rows, conditional ones first."""
-    rows = x if scale is None else jnp.concatenate([x, x])
-    rows = rows, read_at_once(modulations)
+    rows = (x if scale is None else jnp.concatenate([x, x]), read_at_once(modulations))
     out = with_enough_rows(lambda params, rows: denoiser.denoise(params, *rows), params, rows)
     eps, v = guide(out, x.shape[-1], scale)
     return eps.astype(x.dtype), v.astype(x.dtype)

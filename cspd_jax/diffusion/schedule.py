@@ -71,7 +71,7 @@ def respace(spec: str, num_steps: int = NUM_TRAIN_STEPS) -> np.ndarray:
     kept: list[int] = []
     start = 0
     for i, count in enumerate(counts):
-        length = size + (i < longer)
+        length = size + int(i < longer)
         if count > length:
             raise UserError(f"respacing {spec!r}: section {i} has {length} timesteps, fewer than {count}")
         stride = (length - 1) / (count - 1) if count > 1 else 1.0

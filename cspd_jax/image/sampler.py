@@ -148,10 +148,11 @@ def group_context(
     """
     network, images, rows = bound.network, len(state.tokens), len(bound.order)
     index = jnp.minimum(first[..., None] + jnp.arange(segment.width), network.seq_len - 1)
-    known = jnp.full(rows, first)
     if first.ndim:
         index = jnp.tile(index, (rows // images, 1))
         known = jnp.tile(jnp.minimum(first, network.seq_len - 1), rows // images)
+    else:
+        known = jnp.full(rows, first)
     index = jnp.broadcast_to(index, (rows, segment.width))
     tokens = jnp.tile(state.tokens[:, : network.seq_len], (rows // images, 1, 1))
     if state.uncond_first is not None:
