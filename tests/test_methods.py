@@ -16,8 +16,9 @@ from PIL import Image
 import cspd_jax
 from cspd_jax._utils import compilation
 from cspd_jax.apps.cli import main
+from cspd_jax.cli import generate
 from cspd_jax.errors import UserError
-from cspd_jax.image import autotune, generation, plan
+from cspd_jax.image import autotune, comparison, generation, plan
 from cspd_jax.image.chain.drafters import frozen
 from cspd_jax.image.chain.speculation import ChainSpeculation
 from cspd_jax.image.methods import DraftSpeculation, Plain, ReleasedRunner, SelfSpeculation
@@ -153,6 +154,27 @@ def test_fastest_is_a_plan_that_runs(folder):
     assert tokens.shape == (2, 16, 16) and info.exactness.lossless
     assert info.method in ("plain", "self")
     assert cspd_jax.fastest(KEY, model, [0], Options(num_iter=2, final_noise=False)).method == Plain()
+
+
+def test_what_was_chosen_is_shown_on_as_many_images(tmp_path, monkeypatch, capsys):
+    """A method that is faster for ten images side by side may be slower for four; and where a flag says how
+    to denoise, nothing was measured that could be called the fastest of all."""
+    shown = []
+
+    def timed(key, plan, repeats):
+        shown.append(len(plan.labels))
+        info = SimpleNamespace(images=len(plan.labels))
+        return SimpleNamespace(method="speculative", infos={"speculative": info}, faster=0.8, fewer_calls=3.0)
+
+    monkeypatch.setattr(comparison, "beside_plain", timed)
+    monkeypatch.setattr(generate, "_save", lambda args, key, made, timing, turn, shown: generate._compare(
+        args, key, made.info.plan, shown, tmp_path
+    ))  # fmt: skip
+    argv = ["generate", "--target", "default-causal", "--steps", "4", "--n", "1", "--labels", "0-5"]
+    assert main([*argv, "--denoise", "speculative"]) == 0
+    err = capsys.readouterr().err
+    assert shown == [6] and "speculative, 6 images side by side, beside plain" in err
+    assert "with --denoise speculative, the fastest exact method for 6 images side by side" in err
 
 
 def _too_little(*_, **__):

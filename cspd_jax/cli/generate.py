@@ -59,8 +59,8 @@ def run(args: argparse.Namespace) -> None:
         args.method = "plain"
     args.vae = args.vae or models.own_vae(outline)
     turn = labels_of(args, outline)
+    check_memory(args, outline, len(turn) * args.n)
     labels = turn * args.n
-    check_memory(args, outline, len(labels))
     method, options = asked(args, outline)
     check(outline, labels, method, options)  # before anything is loaded
     start = time.perf_counter()
@@ -198,7 +198,9 @@ def _compare(args: argparse.Namespace, key, decided, shown, folder: Path):
     info = found.infos[found.method]
     if shown is not None and decided.method.name == "plain":
         way = "step by step" if decided.options.chain is None else "with speculation along the chains"
-        progress(f"the fastest exact method for {decided.batch} images side by side here: plain, {way}")
+        given = f"with --denoise {args.denoise}, " if args.denoise else ""
+        side = f"{decided.batch} images side by side"
+        progress(f"{given}the fastest exact method for {side} here: plain, {way}")
     progress(f"{found.method}, {info.images} images side by side, beside plain: {_ratios(found)}")
     return found
 
