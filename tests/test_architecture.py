@@ -13,8 +13,8 @@ NOT_BELOW = {("text", "image"), ("masked", "image")}  # families know nothing of
 ALGORITHMS = tuple(
     f"cspd_jax.{name}"
     for name in (
-        "coupling", "diffusion", "image.bound", "image.chain.speculation", "image.chain.drafters", "image.lossy",
-        "image.options", "image.released", "image.rounds", "image.sampler", "text.rounds", "text.rules",
+        "coupling", "diffusion", "image.bound", "image.chain.speculation", "image.chain.drafters",
+        "image.lossy", "image.options", "image.released", "image.rounds", "image.sampler", "text.rounds", "text.rules",
         "text.trees.rounds", "masked.stepwise", "masked.speculative",
     )
 )  # fmt: skip
