@@ -14,8 +14,8 @@ ALGORITHMS = tuple(
     f"cspd_jax.{name}"
     for name in (
         "coupling", "diffusion", "image.bound", "image.chain.speculation", "image.chain.drafters",
-        "image.lossy", "image.options", "image.released", "image.rounds", "image.sampler", "text.rounds", "text.rules",
-        "text.trees.rounds", "masked.stepwise", "masked.speculative",
+        "image.lossy", "image.options", "image.released", "image.rounds", "image.sampler", "text.rounds",
+        "text.rules", "text.trees.rounds", "masked.stepwise", "masked.speculative",
     )
 )  # fmt: skip
 TABU = ("cspd_jax.networks", "cspd_jax.weights")
