@@ -42,7 +42,7 @@ from accelerator_rows import is_there, load, nothing, report, save, say, table
 from cases import IDENTITY, Case
 from measured_cases import groups
 
-import cspd_jax
+from cspd_jax._utils import compilation
 from cspd_jax._utils.timing import seconds_in_turns
 
 FILE = Path(__file__).parent / "results" / "accelerator.json"
@@ -60,7 +60,7 @@ def measure(file: Path, minutes: float, repeats: int, toy: bool) -> None:
     end = time.monotonic() + 60 * minutes
     here, rows = machine(), load(file)
     say(f"measuring on {here['device']} with jax {here['jax']}")
-    cspd_jax.use_compilation_cache()
+    compilation.use_cache()
     mine = {"device": here["device"], "jax": here["jax"], "measured_here": True}
 
     for title, make in groups(toy):

@@ -10,6 +10,7 @@ is compilation).
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import functools
 import json
 import platform
@@ -21,11 +22,11 @@ from typing import Any
 
 import jax
 
-import cspd_jax
-from cspd_jax import Plain, SelfSpeculation, masked, text
+from cspd_jax import Options, Plain, SelfSpeculation, masked, text
 from cspd_jax._utils.timing import seconds_in_turns
 from cspd_jax.image import autotune, generation
 from cspd_jax.image.chain import choice
+from cspd_jax.image.plan import resolve
 from cspd_jax.masked.comparison import Request as MaskedRequest
 from cspd_jax.networks.quantised import quantise
 from cspd_jax.text.comparison import Request as TextRequest
@@ -71,17 +72,16 @@ def masked_job(rows: int, places: int = 64) -> Job:
 def image_job(batch: int) -> Job:
     """16 AR steps of 25 denoising steps: all ways in a minute or two."""
     model, key, labels = models.load("default"), jax.random.key(0), [i % 10 for i in range(batch)]
-    options: dict[str, Any] = {"num_iter": 16, "respacing": "ddim25", "final_noise": True}
+    options = Options(denoise="auto", num_iter=16, respacing="ddim25", final_noise=True)
     ways = {}
     for name, method in (("plain", Plain()), ("self", SelfSpeculation())):
         for chain, way in choice.candidates(25).items():
-            request = cspd_jax.make_request(model, labels, method=method, denoise=way or "plain", **options)
-            plan = cspd_jax.resolve(model, request)
+            plan = resolve(model, labels, method, dataclasses.replace(options, denoise=way or "plain"))
             ways[f"{name}, {chain}"] = functools.partial(generation.run, key, plan)
 
     def chosen() -> str:
-        plan = autotune.fastest(key, model, labels, **options)
-        chain = plan.settings.chain
+        plan = autotune.fastest(key, model, labels, options)
+        chain = plan.options.chain
         return f"{plan.method.name}, {choice.name_of(chain.draft_lengths) if chain else 'plain'}"
 
     return ways, chosen

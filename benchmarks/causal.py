@@ -13,6 +13,7 @@ one JSON object on standard output.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import functools
 import json
 import platform
@@ -28,8 +29,8 @@ from cspd_jax.image import sampler
 from cspd_jax.image.chain import calibration, choice
 from cspd_jax.image.chain.drafters import frozen
 from cspd_jax.image.chain.speculation import ChainRandomness, ChainSpeculation
+from cspd_jax.image.options import Options
 from cspd_jax.image.order import RISING, Raster
-from cspd_jax.image.sampler import SamplerSettings
 from cspd_jax.keys import row_keys
 from cspd_jax.networks.config import SPHERE_PRESETS
 from cspd_jax.networks.sphere import SphereModel, init_params
@@ -40,14 +41,13 @@ WINDOWS = ((8,), (16,), (32,))
 _REPLAYS = 6  # tokens whose accepted runs are replayed
 
 
-def settings_of(steps: int, guided: bool = False, chain: ChainSpeculation | None = None) -> SamplerSettings:
-    return SamplerSettings(
+def options_of(steps: int, cfg: float = 1.0) -> Options:
+    return Options(
         respacing=f"flow{steps}",
-        guided=guided,
+        guided=cfg != 1,
+        cfg=cfg,
         cfg_schedule=RISING,
-        prefix_buckets=1,
-        chain=chain,
-        reveal=Raster(),
+        order=Raster(),
     )
 
 
@@ -58,17 +58,17 @@ def calls(images: int) -> list[dict]:
     tokens = images * model.config.seq_len
     for steps in (100, 50, 25):
         for cfg in (1.0, 3.0):
-            settings = settings_of(steps, cfg != 1)
-            fitted = calibration.get(model, settings, cfg, 1.0).calibration.drafter
+            options = options_of(steps, cfg)
+            fitted = calibration.get(model, options).calibration.drafter
             for name, drafter in (
                 ("frozen", frozen(steps + 1, model.config.token_dim)),
                 ("calibrated", fitted),
             ):
                 for windows in WINDOWS:
-                    way = settings_of(steps, cfg != 1, ChainSpeculation(windows))
-                    out = sampler.sample(
-                        model.network, model.params, keys, labels, settings=way, cfg=cfg, drafter=drafter
+                    way = dataclasses.replace(
+                        options, denoise=ChainSpeculation(windows), chain_drafter=drafter
                     )
+                    out = sampler.sample(model.network, model.params, keys, labels, way)
                     counts = jax.tree.map(lambda a: np.asarray(a, np.int64), out.counts)
                     row = {
                         "plain": steps + 1,
@@ -107,14 +107,15 @@ def token_seconds(name: str, steps: int, repeats: int) -> dict:
     """One token of one image at the sizes `name`: the backbone's pass, and the chain by each way."""
     config = SPHERE_PRESETS[name]
     model, params = SphereModel(config), jax.jit(functools.partial(init_params, config))(jax.random.key(0))
-    settings = settings_of(steps)
-    batch = sampler.start(model, params, row_keys(jax.random.key(0), 1), jnp.zeros(1, jnp.int32), settings)
-    state = sampler.empty_state(model, params, batch, sampler.plan_segments(config.seq_len, settings))
-    shape = {"bucket": config.seq_len, "width": 1}
+    options = options_of(steps)
+    batch = sampler.bind(model, params, row_keys(jax.random.key(0), 1), jnp.zeros(1, jnp.int32), options)
+    state = sampler.empty_state(batch)
+    segment = sampler.Segment(config.seq_len, 1, options.respacing)
 
     @functools.partial(jax.jit, donate_argnums=1)
     def pass_of_backbone(params, cache, first):
-        z, _, cache = sampler.group_context(model, params, batch, state._replace(cache=cache), first, **shape)
+        bound = dataclasses.replace(batch, params=params)
+        z, _, cache = sampler.group_context(bound, segment, state._replace(cache=cache), first)
         return z, cache
 
     kept = [state.cache]
@@ -131,7 +132,7 @@ def token_seconds(name: str, steps: int, repeats: int) -> dict:
         if windows is None:
             replays, count[label] = [randomness(1, config.token_dim, steps + 1)], steps + 1
         else:
-            together, calls = recorded(_REPLAYS, windows, MODEL, settings)
+            together, calls = recorded(_REPLAYS, windows, MODEL, options)
             replays = [
                 ChainRandomness(
                     together.noise[:, i : i + 1],
@@ -141,10 +142,10 @@ def token_seconds(name: str, steps: int, repeats: int) -> dict:
                 for i in range(_REPLAYS)
             ]
             count[label] = float(calls.mean())
-        way = windows and ChainSpeculation(windows)
-        run = functools.partial(choice.run_chains, settings=settings, speculation=way)
+        way = ChainSpeculation(windows) if windows else "plain"
+        way = dataclasses.replace(options, denoise=way, chain_drafter=drafter)
         runs[label] = [
-            functools.partial(run, model, params, z, random, drafter, 1.0, 1.0) for random in replays
+            functools.partial(choice.run_chains, model, params, z, random, way) for random in replays
         ]
     times = seconds({"backbone": [backbone], **runs, **_torch(config, steps)}, repeats)
     of_pass = times.pop("backbone")

@@ -24,10 +24,10 @@ import json
 import jax
 import jax.numpy as jnp
 import numpy as np
-from causal import MODEL, settings_of
+from causal import MODEL, options_of
 from inner import randomness, say
 
-from cspd_jax.diffusion.chain import path_log_density, predict, sample_path
+from cspd_jax.diffusion.chain import Chains, path_log_density, predict, sample_path
 from cspd_jax.diffusion.gaussian import coefficients, predicted_x0
 from cspd_jax.diffusion.schedule import sampling_schedule
 from cspd_jax.image import sampler
@@ -77,7 +77,7 @@ def _context(network, params, tokens, embedding, rows):
 
 @functools.partial(jax.jit, static_argnums=0)
 def _path(network, params, time, z, noise, c):
-    path = sample_path(network, params, time, z, noise, c)
+    path = sample_path(Chains(network, params, time, z, c), noise)
     return jnp.concatenate([path.states, noise[-1:]])
 
 
@@ -93,7 +93,7 @@ def _predictions(network, params, time, states, z, c):
 
 @functools.partial(jax.jit, static_argnums=0)
 def _log_density(network, params, time, z, states, c):
-    return path_log_density(network, params, time, z, states, c, final_noise=False)
+    return path_log_density(Chains(network, params, time, z, c), states)
 
 
 def kept_steps(setting: Setting, states, drafted_x0, z) -> np.ndarray:
@@ -114,9 +114,8 @@ def calls_by_steps_left(setting: Setting, drafter, z, states) -> np.ndarray:
 
     @jax.jit
     def run(left, x, random, drafter):
-        inputs, chain = speculation.begin(
-            setting.network, setting.params, setting.time, z, random, setting.c, drafter
-        )
+        chains = Chains(setting.network, setting.params, setting.time, z, setting.c)
+        inputs, chain = speculation.begin(chains, random, drafter)
         chain = chain._replace(left=jnp.full(rows, left), x=x)
 
         def call(carry):
@@ -149,10 +148,10 @@ def ridge(setting: Setting):
 
 def measure(model, draft, steps: int, images: int) -> list[dict]:
     labels = jnp.arange(images, dtype=jnp.int32) % model.config.num_classes
-    keys, settings = row_keys(jax.random.key(1), images), settings_of(steps)
-    tokens = sampler.sample(model.network, model.params, keys, labels, settings=settings).tokens
+    keys, options = row_keys(jax.random.key(1), images), options_of(steps)
+    tokens = sampler.sample(model.network, model.params, keys, labels, options).tokens
     setting = Setting(model, steps, tokens, labels)
-    drafter = calibration.get(model, settings, 1.0, 1.0).calibration.drafter
+    drafter = calibration.get(model, options).calibration.drafter
     guessed = ridge(setting)
     kept: dict[str, list[np.ndarray]] = {}
     calls, whole = [], []

@@ -43,12 +43,13 @@ from cspd_jax.coupling import (
     uniform,
     verify_gaussian_block,
 )
+from cspd_jax.diffusion import chain
 from cspd_jax.diffusion.gaussian import Coefficients, Gaussian, coefficients, predicted_x0, transition_from_x0
 from cspd_jax.diffusion.schedule import sampling_schedule
 from cspd_jax.image.chain import calibration
 from cspd_jax.image.chain.drafters import NoiseCorrected, Prediction
 from cspd_jax.image.chain.head import head_of_steps
-from cspd_jax.image.sampler import SamplerSettings
+from cspd_jax.image.options import Options
 from cspd_jax.weights import models
 
 STEPS = 100
@@ -162,7 +163,7 @@ def run_chains(way: Way, window: int, model, params, time, z, scale, c, drafter,
     """Calls in sequence [R] until each chain was finished, drafts tested and kept, and the rounds of the
     slowest."""
     rows, lanes = len(x), jnp.arange(len(x))
-    call = head_of_steps(model, params, time, z, scale, lanes)
+    call = head_of_steps(chain.Chains(model, params, time, z, c, scale=scale), rows)
     test = {"each": tested_one_by_one, "block": tested_as_block}[way.test]
     start = Chains(jnp.full(rows, STEPS), x, drafter.start(x))
     if way.drafts == "eps":
@@ -238,8 +239,14 @@ def main() -> None:
         cell = {"cfg": cfg, "M": window, "rows": args.rows, **way._asdict()}
         if any(cell.items() <= row.items() for row in found):
             continue
-        settings = SamplerSettings(model.config.seq_len, f"ddim{STEPS}", guided=cfg != 1, final_noise=True)
-        calibrated = calibration.get(model, settings, cfg, 1.0).calibration
+        options = Options(
+            num_iter=model.config.seq_len,
+            respacing=f"ddim{STEPS}",
+            guided=cfg != 1,
+            cfg=cfg,
+            final_noise=True,
+        )
+        calibrated = calibration.get(model, options).calibration
         chosen = np.random.default_rng(0).integers(calibrated.contexts.shape[1], size=args.rows)
         z = calibrated.contexts[:, chosen].reshape(-1, calibrated.contexts.shape[-1])
         first = jax.random.normal(jax.random.key(1), (args.rows, model.config.token_dim))

@@ -23,9 +23,9 @@ import cspd_jax
 from cspd_jax import ChainSpeculation, DraftSpeculation, Plain, SelfSpeculation, masked, text
 from cspd_jax.diffusion.flow import is_flow
 from cspd_jax.image import rounds, sampler
+from cspd_jax.image.options import Options
 from cspd_jax.image.order import Raster
 from cspd_jax.image.rounds import PathCriterion
-from cspd_jax.image.sampler import SamplerSettings
 from cspd_jax.masked import generation as masked_generation
 from cspd_jax.masked import loop as masked_loop
 from cspd_jax.networks import lm, mar
@@ -147,11 +147,11 @@ def causal_images(file: Path, name: str, guided: bool, dtype: str) -> Iterator[C
             if run:
                 calls = {"head_calls_of_slowest": run["calls"]}
                 row = {**row, "acceptance_from": "runs of the default models", **calls}
-            settings = SamplerSettings(
+            options = Options(
                 respacing="flow100", guided=guided, cfg_schedule="constant", prefix_buckets=1,
-                chain=way.chain, reveal=Raster(),
+                denoise=way.chain or "plain", order=Raster(),
             )  # fmt: skip
-            return _step(row, settings), [run["calls"]] if run else []
+            return _step(row, options), [run["calls"]] if run else []
 
         yield Counted(row, make)
 
@@ -160,10 +160,11 @@ def image_case(row: dict[str, Any], way: Way, run: dict[str, float]) -> Case:
     if run:
         calls = {"head_calls_of_slowest": run["calls"]} if way.chain else {}
         row = {**row, "acceptance_from": "runs of the default models", **calls}
-    settings = SamplerSettings(
-        num_iter=row["num_iter"], respacing=f"ddim{STEPS}", guided=row["guided"], chain=way.chain
-    )
-    return _round(row, way, settings, run) if way.gamma else _step(row, settings)
+    options = Options(
+        num_iter=row["num_iter"], respacing=f"ddim{STEPS}", guided=row["guided"],
+        cfg=3.0 if row["guided"] else 1.0, denoise=way.chain or "plain",
+    )  # fmt: skip
+    return _round(row, way, options, run) if way.gamma else _step(row, options)
 
 
 def mar_params(name: str, dtype: str) -> Any:
@@ -175,23 +176,21 @@ def image_params(config: Any, dtype: str) -> Any:
     return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, dtype), shapes)
 
 
-def _step(row: dict[str, Any], settings: SamplerSettings) -> Case:
+def _step(row: dict[str, Any], options: Options) -> Case:
     """An AR step of the plain sampler in the middle of the image: a token of each image."""
     config, batch = {**MAR_PRESETS, **SPHERE_PRESETS}[row["model"]], row["batch"]
     model, known = kind_of(config).network(config, jnp.dtype(row["dtype"])), config.seq_len // 2
 
     def prepared(params, labels):
         keys = cspd_jax.row_keys(jax.random.key(0), batch)
-        made = sampler.start(model, params, keys, labels, settings)
-        segments = sampler.plan_segments(config.seq_len, settings)
-        return made, sampler.empty_state(model, params, made, segments)
+        made = sampler.bind(model, params, keys, labels, options)
+        return made, sampler.empty_state(made)
 
     def step(params, prepared, first, scale):
         made, state = prepared
         group = sampler.GroupArrays(first, jnp.int32(1), scale)
-        shape = {"settings": settings, "bucket": known, "width": 1}
-        state, counts = sampler.ar_step(model, params, made, state, group, jnp.float32(1), **shape)
-        return state, counts
+        segment = sampler.Segment(known, 1, options.respacing)
+        return sampler.ar_step(dataclasses.replace(made, params=params), segment, state, group)
 
     params, labels = image_params(config, row["dtype"]), jax.ShapeDtypeStruct((batch,), jnp.int32)
     scale = jax.ShapeDtypeStruct((batch,), jnp.float32)
@@ -200,25 +199,25 @@ def _step(row: dict[str, Any], settings: SamplerSettings) -> Case:
     return Case({**row, "timed": f"one AR step, {known} tokens known"}, step, args, 1, donated=donated)
 
 
-def _round(row: dict[str, Any], way: Way, settings: SamplerSettings, run: dict[str, float]) -> Case:
+def _round(row: dict[str, Any], way: Way, options: Options, run: dict[str, float]) -> Case:
     """A round of speculation over AR steps, which makes as many tokens as those of the default models."""
     batch, dtype = row["batch"], jnp.dtype(row["dtype"])
     model = mar.MARModel(MAR_PRESETS[row["model"]], dtype)
     params, labels = mar_params(row["model"], row["dtype"]), jax.ShapeDtypeStruct((batch,), jnp.int32)
-    options: dict[str, Any] = {"settings": dataclasses.replace(settings, final_noise=True, prefix_buckets=1)}
+    options = dataclasses.replace(options, final_noise=True)
+    drafting = None
     if way.method.startswith("self"):
         small = None
-        options["speculation"] = SelfSpeculation(way.gamma, proposals=way.proposals).options
+        speculation = SelfSpeculation(way.gamma, proposals=way.proposals).speculation
     else:
         small = mar_params("mar-base", row["dtype"])
-        options["draft"] = mar.MARModel(MAR_PRESETS["mar-base"], dtype)
-        criterion = PathCriterion(way.proposals)
-        options["speculation"] = rounds.TokenSpeculation(criterion, way.gamma)
+        drafting = mar.MARModel(MAR_PRESETS["mar-base"], dtype)
+        speculation = rounds.TokenSpeculation(PathCriterion(way.proposals), way.gamma)
 
     def prepared(params, small, labels):
         keys = cspd_jax.row_keys(jax.random.key(0), batch)
-        cfg = 3.0 if row["guided"] else 1.0
-        return rounds.begin(model, params, keys, labels, cfg=cfg, draft_params=small, **options)
+        draft = drafting and rounds.Draft(drafting, small)
+        return rounds.begin(model, params, keys, labels, options, speculation=speculation, draft=draft)
 
     timed = "one round of speculation over AR steps"
     row = {**row, "timed": timed, "tokens_per_round": run["tokens_per_round"]}
@@ -336,11 +335,11 @@ def image_run(file: Path, way: Way, batch: int, name: str = "default") -> dict[s
             criterion = PathCriterion(way.proposals)
             method = DraftSpeculation(models.load("default-draft"), criterion, gamma=way.gamma)
         model, infos = models.load(name), []
-        options: dict[str, Any] = {"method": method, "denoise": way.chain or "plain"}
-        options["final_noise"] = None if is_flow(model.config.respacing) else True
+        noise = None if is_flow(model.config.respacing) else True
+        options = Options(denoise=way.chain or "plain", final_noise=noise)
         for i in range(max(1, 12 // batch)):
             labels = [(i + j) % 10 for j in range(batch)]
-            infos.append(cspd_jax.generate(jax.random.key(i), model, labels, **options)[1])
+            infos.append(cspd_jax.generate(jax.random.key(i), model, labels, method, options)[1])
         rounds = sum(int(info.sequential.target_backbone) for info in infos)
         return {
             "images": sum(info.images for info in infos),

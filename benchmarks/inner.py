@@ -14,6 +14,7 @@ one JSON object on standard output.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import functools
 import json
 import platform
@@ -26,13 +27,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax.coupling import uniform
+from cspd_jax.diffusion.chain import Chains
 from cspd_jax.diffusion.gaussian import coefficients
 from cspd_jax.diffusion.schedule import sampling_schedule
 from cspd_jax.image import sampler
 from cspd_jax.image.chain import calibration, choice, speculation
 from cspd_jax.image.chain.drafters import frozen
 from cspd_jax.image.chain.speculation import ChainRandomness, ChainSpeculation
-from cspd_jax.image.sampler import SamplerSettings
+from cspd_jax.image.options import Options
 from cspd_jax.keys import row_keys
 from cspd_jax.networks.config import MAR_PRESETS
 from cspd_jax.networks.mar import MARModel, abstract_params, init_params
@@ -59,13 +61,14 @@ def seconds(runs: dict, repeats: int) -> dict[str, float]:
     return {name: statistics.median(t) for name, t in times.items()}
 
 
-def settings_of(model, guided: bool = False, speculation=None) -> SamplerSettings:
-    return SamplerSettings(
+def options_of(model, cfg: float = 1.0, temperature: float = 1.0, speculation=None) -> Options:
+    return Options(
         num_iter=model.config.seq_len,
         respacing="ddim100",
-        guided=guided,
-        prefix_buckets=1,
-        chain=speculation,
+        guided=cfg != 1,
+        cfg=cfg,
+        temperature=temperature,
+        denoise=speculation or "plain",
     )
 
 
@@ -75,14 +78,13 @@ def calls(images: int) -> list[dict]:
     keys = row_keys(jax.random.key(11), images)
     labels = jnp.arange(images, dtype=jnp.int32) % 10
     for cfg, temperature in ((1.0, 1.0), (3.0, 1.0), (1.0, 0.95), (3.0, 0.95)):
-        settings = settings_of(model, cfg != 1)
-        drafter = calibration.get(model, settings, cfg, temperature).calibration.drafter
+        options = options_of(model, cfg, temperature)
+        drafter = calibration.get(model, options).calibration.drafter
         ways = {"frozen": frozen(STEPS, model.config.token_dim), "noise-corrected": drafter}
         for name, drafter in ways.items():
             for windows in WINDOWS:
-                way = settings_of(model, cfg != 1, ChainSpeculation(windows))
-                options = {"settings": way, "cfg": cfg, "temperature": temperature, "drafter": drafter}
-                counts = sampler.sample(model.network, model.params, keys, labels, **options).counts
+                way = dataclasses.replace(options, denoise=ChainSpeculation(windows), chain_drafter=drafter)
+                counts = sampler.sample(model.network, model.params, keys, labels, way).counts
                 counts = jax.tree.map(lambda a: np.asarray(a, np.int64), counts)
                 tokens = images * model.config.seq_len
                 row = {
@@ -92,7 +94,7 @@ def calls(images: int) -> list[dict]:
                     "M": choice.name_of(windows),
                     "calls_mean": counts.row_calls.sum() / tokens,
                     "calls_of_slowest": float(counts.calls.mean()),
-                    "rows_per_token": counts.rows.sum() / tokens / (1 + settings.guided),
+                    "rows_per_token": counts.rows.sum() / tokens / (1 + options.guided),
                     "acceptance": counts.accepted.sum() / counts.tested.sum(),
                     "trips_per_call": counts.trips.sum() / counts.calls.sum(),
                     "truncated": int(counts.truncated.sum()),
@@ -119,21 +121,20 @@ def recorded(
     rows: int,
     windows: tuple[int, ...],
     name: str = "default",
-    settings: SamplerSettings | None = None,
+    options: Options | None = None,
 ) -> tuple[ChainRandomness, np.ndarray]:
     """Runs an embedded model on `rows` of its contexts. Returns random numbers whose uniforms make any other
     model accept and reject the same drafts (0 always accepts, 2 never), and the head calls of each row."""
     model = models.load(name)
-    settings = settings or settings_of(model)
-    found = calibration.get(model, settings, 1.0, 1.0).calibration
-    schedule = sampling_schedule(settings.respacing)
+    options = options or options_of(model)
+    found = calibration.get(model, options).calibration
+    schedule = sampling_schedule(options.respacing)
     features = model.network.embed_time(model.params, jnp.asarray(schedule.timestep_map))
     chosen = np.random.default_rng(rows).integers(found.contexts.shape[1], size=rows)
     random = randomness(rows, model.config.token_dim, schedule.num_steps)
     z = found.contexts[0, chosen]
-    problem, chain = speculation.begin(
-        model.network, model.params, features, z, random, coefficients(schedule), found.drafter
-    )
+    chains = Chains(model.network, model.params, features, z, coefficients(schedule))
+    problem, chain = speculation.begin(chains, random, found.drafter)
 
     @functools.partial(jax.jit, static_argnums=1)
     def call(chain, window):
@@ -167,7 +168,6 @@ def head_seconds(name: str, rows: int, repeats: int) -> dict:
         {"head": abstract_params(config)["head"]},
     )
     z = jax.random.normal(jax.random.key(1), (rows, config.decoder_width))
-    settings = SamplerSettings(respacing="ddim100")
     drafter = frozen(STEPS, config.token_dim)
     runs, count = {}, {}
     for windows in (None, *WINDOWS):
@@ -176,19 +176,9 @@ def head_seconds(name: str, rows: int, repeats: int) -> dict:
             label = choice.name_of(windows)
             random, calls = recorded(rows, windows)
             count[label] = int(calls.max())
-        way = windows and ChainSpeculation(windows)
-        runs[label] = functools.partial(
-            choice.run_chains,
-            model,
-            params,
-            z,
-            random,
-            drafter,
-            1.0,
-            1.0,
-            settings=settings,
-            speculation=way,
-        )
+        way = ChainSpeculation(windows) if windows else "plain"
+        options = Options(respacing="ddim100", denoise=way, chain_drafter=drafter)
+        runs[label] = functools.partial(choice.run_chains, model, params, z, random, options)
     times = seconds(runs, repeats)
     best = min((label for label in times if label != "plain"), key=times.get)
     say(
@@ -209,16 +199,18 @@ def whole_tokens(head: dict, repeats: int) -> list[dict]:
     """One AR step at MAR-B's sizes, batch 1: the backbone's time, and with it the time of a token."""
     config = MAR_PRESETS["mar-base"]
     model, params = MARModel(config), init_params(config, jax.random.key(0))
-    settings = SamplerSettings(num_iter=256, respacing="ddim100")
-    batch = sampler.start(model, params, row_keys(jax.random.key(0), 1), jnp.zeros(1, jnp.int32), settings)
-    segments = sampler.plan_segments(config.seq_len, settings)
-    state = sampler.empty_state(model, params, batch, segments)
+    options = Options(num_iter=256, respacing="ddim100", prefix_buckets=4)
+    keys, labels = row_keys(jax.random.key(0), 1), jnp.zeros(1, jnp.int32)
+    batch = jax.jit(functools.partial(sampler.bind, model))(params, keys, labels, options)
+    segments = sampler.plan_segments(config.seq_len, options)
+    state = sampler.empty_state(batch)
     fast = min(s for label, s in head["seconds"].items() if label != "plain")
     found = []
     for known in (4, 128):
-        bucket = next(s.bucket for s in segments if s.bucket >= known)
-        context = jax.jit(functools.partial(sampler.group_context, model, bucket=bucket, width=1))
-        run = functools.partial(context, params, batch, state, jnp.int32(known))
+        bucket = next(s.bucket for s, _ in segments if s.bucket >= known)
+        segment = sampler.Segment(bucket, 1, options.respacing)
+        context = jax.jit(sampler.group_context, static_argnums=1)
+        run = functools.partial(context, batch, segment, state, jnp.int32(known))
         backbone = seconds({"backbone": run}, repeats)["backbone"]
         row = {"known": known, "backbone": backbone}
         row |= {"plain": backbone + head["seconds"]["plain"], "speculative": backbone + fast}
@@ -258,11 +250,11 @@ def reference_token(config, known: int, repeats: int) -> float | None:
 def auto(repeats: int) -> list[dict]:
     """What `--denoise auto` decides for groups of the default model, and what both ways take."""
     model, found = models.load("default"), []
-    settings = settings_of(model)
-    gains = calibration.get(model, settings, 1.0, 1.0).calibration
+    options = options_of(model)
+    gains = calibration.get(model, options).calibration
     for rows in (1, 8, 64):
-        chosen = choice.choose(model, settings, gains, rows, 1.0, 1.0)
-        again = [choice.measure(model, settings, gains, rows, 1.0, 1.0) for _ in range(repeats)]
+        chosen = choice.choose(model, options, gains, rows)
+        again = [choice.measure(model, options, gains, rows) for _ in range(repeats)]
         times = {name: statistics.median(a[name] for a in again) for name in again[0]}
         name = choice.name_of(chosen.speculation.draft_lengths) if chosen.speculation else "plain"
         row = {"rows": rows, "chosen": name, "seconds": times, "loss": times[name] / min(times.values()) - 1}

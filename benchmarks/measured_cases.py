@@ -26,7 +26,7 @@ from cspd_jax.image import rounds
 from cspd_jax.image.chain import choice
 from cspd_jax.image.chain.drafters import frozen
 from cspd_jax.image.chain.speculation import ChainRandomness
-from cspd_jax.image.sampler import SamplerSettings
+from cspd_jax.image.options import Options
 from cspd_jax.networks import lm, mar
 from cspd_jax.networks.config import MAR_PRESETS
 from cspd_jax.text import Drafting, ModelDrafter, generation
@@ -93,10 +93,11 @@ def image_cases(
 
 def _image_case(model, labels, name, options, precision) -> Case:
     method, _, settings = name.partition("; ")
-    batch, plan = len(labels), cspd_jax.resolve(model, cspd_jax.make_request(model, labels, **options))
+    method_of, options = options.pop("method"), Options(**options)
+    batch, plan = len(labels), cspd_jax.image.resolve(model, labels, method_of, options)
 
     def sample(params, keys, labels, drafter):
-        mine = dataclasses.replace(plan, drafter=drafter)
+        mine = dataclasses.replace(plan, options=dataclasses.replace(plan.options, chain_drafter=drafter))
         return mine.sample(jax.random.wrap_key_data(keys), labels, params=params)
 
     def facts(out) -> dict[str, Any]:
@@ -113,12 +114,12 @@ def _image_case(model, labels, name, options, precision) -> Case:
 
     row = about(
         "default", "whole images", batch, method, options=settings,
-        guided=plan.settings.guided, precision=precision, respacing=plan.settings.respacing,
-        num_iter=plan.settings.num_iter, acceptance_from="the model's own: trained weights",
+        guided=plan.options.guided, precision=precision, respacing=plan.options.respacing,
+        num_iter=plan.options.num_iter, acceptance_from="the model's own: trained weights",
         timed=f"a whole batch of images, {model.config.seq_len} tokens each",
     )  # fmt: skip
     keys = jax.random.key_data(cspd_jax.row_keys(jax.random.key(0), batch))
-    args = (model.params, keys, jnp.asarray(labels, jnp.int32), plan.drafter)
+    args = (model.params, keys, jnp.asarray(labels, jnp.int32), plan.options.chain_drafter)
     return Case(row, sample, args, model.config.seq_len, facts)
 
 
@@ -157,7 +158,7 @@ def chain_cases(
     model = mar.MARModel(config, jnp.dtype(dtype))
     params = {"head": random_params(name, dtype)["head"]}
     z = jax.random.normal(jax.random.key(1), (batch, config.decoder_width), dtype)
-    settings = SamplerSettings(respacing=f"ddim{STEPS}")
+    options = Options(respacing=f"ddim{STEPS}")
     for lengths in windows:
         random, calls = (inner.randomness(batch, config.token_dim), STEPS)
         more: dict[str, Any] = {}
@@ -167,10 +168,9 @@ def chain_cases(
 
         def run(params, z, noise, uniforms, residual, drafter, lengths=lengths):
             random = ChainRandomness(noise, uniforms, jax.random.wrap_key_data(residual))
-            return choice.run_chains(
-                model, params, z, random, drafter, 1.0, 1.0,
-                settings=settings, speculation=lengths and ChainSpeculation(lengths),
-            )  # fmt: skip
+            way = ChainSpeculation(lengths) if lengths else "plain"
+            mine = dataclasses.replace(options, denoise=way, chain_drafter=drafter)
+            return choice.run_chains(model, params, z, random, mine)
 
         def facts(out) -> dict[str, Any]:
             counts = out[1]
@@ -215,12 +215,11 @@ def round_case(name: str, batch: int, dtype: str = "float32", precision: str | N
     """A round of self-speculation with plain chains, whose cost does not depend on what is accepted."""
     config, method = MAR_PRESETS[name], SelfSpeculation(gamma=4, proposals=16)
     model = mar.MARModel(config, jnp.dtype(dtype))
-    settings = SamplerSettings(num_iter=config.seq_len, respacing=f"ddim{STEPS}", final_noise=True)
+    options = Options(num_iter=config.seq_len, respacing=f"ddim{STEPS}", final_noise=True, prefix_buckets=4)
 
     def run(params, keys, labels):
         keys = jax.random.wrap_key_data(keys)
-        options = {"settings": settings, "speculation": method.options}
-        inputs, state = rounds.begin(model, params, keys, labels, **options)
+        inputs, state = rounds.begin(model, params, keys, labels, options, speculation=method.speculation)
         state, _ = rounds.run_round(inputs, state)
         return state.drafts, state.tokens
 

@@ -23,17 +23,17 @@ import jax.numpy as jnp
 import numpy as np
 from PIL import Image
 
-import cspd_jax
 from cspd_jax import reports
 from cspd_jax.apps.evaluation.data import held_out, open_source, to_float, training_config
 from cspd_jax.apps.paper.running import timed
-from cspd_jax.apps.paper.variants import request_of
+from cspd_jax.apps.paper.variants import asked
 from cspd_jax.coupling import log_acceptance_of_ratio
-from cspd_jax.diffusion.chain import path_log_density, sample_path
+from cspd_jax.diffusion.chain import Chains, path_log_density, sample_path
 from cspd_jax.diffusion.gaussian import coefficients
 from cspd_jax.diffusion.schedule import sampling_schedule
-from cspd_jax.image.order import guidance_scale, random_reveal, reveal_groups
+from cspd_jax.image.order import guidance_scale, random_order, reveal_groups
 from cspd_jax.image.pixels import patchify
+from cspd_jax.image.plan import resolve
 from cspd_jax.keys import row_keys
 from cspd_jax.reports.charts import bars, stacked
 from cspd_jax.weights import models
@@ -64,8 +64,7 @@ def say(text: str) -> None:
 
 def cell(target, draft, name: str, batch: int, cfg: float, seed: int) -> dict:
     labels = np.arange(batch) % target.config.num_classes
-    request = request_of(target, draft, labels, {**METHODS, **GAMMAS}[name], cfg=cfg)
-    plan = cspd_jax.resolve(target, request)
+    plan = resolve(target, labels, *asked(draft, {**METHODS, **GAMMAS}[name], cfg=cfg))
     tokens, info, seconds = timed(row_keys(jax.random.key(seed), batch), plan)
     row = {"seconds_per_image": seconds / batch, "lossless": info.exactness.lossless, "rounds": info.rounds}
     row |= {"tokens_per_round": info.tokens / batch / info.rounds, "sequential": info.sequential._asdict()}
@@ -113,7 +112,7 @@ def on_real_images(target, draft, cfg: float, count: int = 512, seed: int = 0) -
     data = held_out(open_source(training_config(target)), count)
     tokens = patchify(jnp.asarray(to_float(data.images)), target.config.patch_size)
     key, length = jax.random.key(seed), target.config.seq_len
-    reveal = jax.vmap(random_reveal, (0, None))(jax.random.split(key, count), length)
+    reveal = jax.vmap(random_order, (0, None))(jax.random.split(key, count), length)
     at = jax.random.randint(jax.random.fold_in(key, 1), (count,), max(DISTANCES), length)
     ordered = jnp.take_along_axis(tokens, reveal[:, :, None], axis=1)
     images = (ordered, reveal, jnp.asarray(data.labels, jnp.int32), at)
@@ -129,9 +128,9 @@ def on_real_images(target, draft, cfg: float, count: int = 512, seed: int = 0) -
     def acceptance(drafter, lacking):
         p_z, q_z = (contexts_of(m, images, at - n, cfg != 1) for m, n in ((target, 0), (drafter, lacking)))
         p_time, q_time = (m.network.embed_time(m.params, stamps) for m in (target, drafter))
-        drawn = sample_path(drafter.network, drafter.params, q_time, q_z, noise, c, **options)
+        drawn = sample_path(Chains(drafter.network, drafter.params, q_time, q_z, c, **options), noise)
         path = jnp.concatenate([drawn.states, noise[-1:]])
-        log_p = path_log_density(target.network, target.params, p_time, p_z, path, c, **options)
+        log_p = path_log_density(Chains(target.network, target.params, p_time, p_z, c, **options), path)
         return jnp.exp(log_acceptance_of_ratio(log_p - drawn.log_density)), drawn.x
 
     found = {}

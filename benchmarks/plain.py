@@ -10,6 +10,7 @@ Prints a table on standard error and one JSON object on standard output. Needs t
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import functools
 import json
 import platform
@@ -25,6 +26,7 @@ import torch
 
 from cspd_jax.diffusion.schedule import sampling_schedule
 from cspd_jax.image import sampler
+from cspd_jax.image.options import Options
 from cspd_jax.keys import row_keys
 from cspd_jax.networks.config import MAR_PRESETS, MARConfig
 from cspd_jax.networks.mar import MARModel
@@ -70,11 +72,9 @@ def whole_images(batch: int, cfg: float = 1.0) -> dict:
     labels = rng.integers(0, config.num_classes, batch)
     orders = np.stack([rng.permutation(config.seq_len) for _ in range(batch)])
     noise = rng.standard_normal((101, batch, config.seq_len, config.token_dim), np.float32)
-    settings = sampler.SamplerSettings(num_iter=256, respacing=config.respacing, guided=cfg != 1.0)
+    options = Options(num_iter=256, respacing=config.respacing, guided=cfg != 1.0, cfg=cfg, prefix_buckets=4)
     keys = row_keys(jax.random.key(0), batch)
-    ours = functools.partial(
-        sampler.sample, MARModel(config), params, keys, jnp.asarray(labels), settings=settings, cfg=cfg
-    )
+    ours = functools.partial(sampler.sample, MARModel(config), params, keys, jnp.asarray(labels), options)
     start = time.perf_counter()
     jax.block_until_ready(ours())
     first = time.perf_counter() - start
@@ -94,7 +94,7 @@ def whole_images(batch: int, cfg: float = 1.0) -> dict:
         torch.as_tensor(labels), schedule, num_iter=256, cfg=cfg, orders=orders, noise=noise, clock=clock
     )
     theirs_s = time.perf_counter() - start
-    same = ours(reveal=jnp.asarray(orders[:, ::-1].copy()), noise=jnp.asarray(noise))
+    same = ours(order=jnp.asarray(orders[:, ::-1].copy()), noise=jnp.asarray(noise))
     return {
         "batch": batch,
         "cfg": cfg,
@@ -126,24 +126,24 @@ def mar_b(cfg: float, known: int, repeats: int) -> dict:
 
     params = jax.tree.map(jnp.asarray, reference_torch.to_jax(reference))
     model = MARModel(config)
-    settings = sampler.SamplerSettings(num_iter=256, respacing=config.respacing, guided=guided)
-    segments = sampler.plan_segments(config.seq_len, settings)
-    bucket = next(s.bucket for s in segments if s.bucket >= known)
+    options = Options(num_iter=256, respacing=config.respacing, guided=guided, prefix_buckets=4)
+    segments = sampler.plan_segments(config.seq_len, options)
+    bucket = next(s.bucket for s, _ in segments if s.bucket >= known)
     keys = row_keys(jax.random.key(0), 1)
-    batch = sampler.start(model, params, keys, jnp.zeros(1, jnp.int32), settings)
-    state = sampler.empty_state(model, params, batch, segments)
+    batch = sampler.bind(model, params, keys, jnp.zeros(1, jnp.int32), options)
+    state = sampler.empty_state(batch)
 
     @jax.jit
     def backbone(params):
         tokens = jnp.zeros((halves, config.seq_len, config.token_dim))
         first, rows = jnp.full(halves, known), jnp.full((halves, 1), known)
-        return model.context(params, tokens, batch.reveal, first, batch.class_embedding, rows, bucket=bucket)
+        return model.context(params, tokens, batch.order, first, batch.class_embedding, rows, bucket=bucket)
 
     @jax.jit
     def step(params, state):
-        kwargs = {"settings": settings, "bucket": bucket, "width": 1}
-        group = jnp.int32(known), jnp.int32(1), jnp.float32(cfg)
-        return sampler.ar_step(model, params, batch, state, group, jnp.float32(1), **kwargs)
+        segment = sampler.Segment(bucket, 1, config.respacing)
+        group = sampler.GroupArrays(jnp.int32(known), jnp.int32(1), jnp.float32(cfg))
+        return sampler.ar_step(dataclasses.replace(batch, params=params), segment, state, group)
 
     our_backbone = warm_seconds(lambda: backbone(params), repeats)
     our_step = warm_seconds(lambda: step(params, state), repeats)

@@ -27,11 +27,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.diffusion.chain import path_log_density, sample_path
+from cspd_jax.diffusion.chain import Chains, path_log_density, sample_path
 from cspd_jax.diffusion.gaussian import coefficients
 from cspd_jax.diffusion.schedule import sampling_schedule
 from cspd_jax.image.chain import calibration
-from cspd_jax.image.sampler import SamplerSettings
+from cspd_jax.image.options import Options
 from cspd_jax.weights import models
 
 FILE = Path(__file__).parent / "results" / "precision.json"
@@ -77,21 +77,22 @@ def main() -> None:
     model, key = models.load("default"), jax.random.key(0)
     schedule = sampling_schedule("ddim100")
     c, steps = coefficients(schedule), schedule.num_steps
-    contexts = calibration.get(model, SamplerSettings(respacing="ddim100"), 1.0, 1.0).calibration.contexts[0]
+    contexts = calibration.get(model, Options(respacing="ddim100")).calibration.contexts[0]
     z = jnp.asarray(contexts)[jnp.arange(args.tokens) % contexts.shape[0]]
     noise = jax.random.normal(key, (steps + 1, args.tokens, model.config.token_dim))
 
     def features():
         return model.network.embed_time(model.params, jnp.asarray(schedule.timestep_map))
 
-    path = jax.jit(
-        lambda z: sample_path(model.network, model.params, features(), z, noise, c, final_noise=True)
-    )(z)
+    def chains(z):
+        return Chains(model.network, model.params, features(), z, c, final_noise=True)
+
+    path = jax.jit(lambda z: sample_path(chains(z), noise))(z)
     states = jnp.concatenate([path.states, noise[-1:]])
 
     def density(bits, nudged):
         with products_of(bits, nudged):
-            run = jax.jit(lambda z: path_log_density(model.network, model.params, features(), z, states, c))
+            run = jax.jit(lambda z: path_log_density(chains(z), states))
             return np.asarray(run(z), np.float64)
 
     found, rows = {}, []

@@ -29,12 +29,12 @@ import jax
 import numpy as np
 from methods import METHODS
 
-import cspd_jax
+from cspd_jax import image
 from cspd_jax._utils.compilation import compile_seconds
 from cspd_jax.apps.evaluation import classifier as classifiers
 from cspd_jax.apps.evaluation.data import open_source, training_config
 from cspd_jax.apps.evaluation.equality import FALSE_ALARM, p_values
-from cspd_jax.apps.paper.variants import request_of
+from cspd_jax.apps.paper.variants import asked
 from cspd_jax.image import pixels
 from cspd_jax.keys import row_keys
 from cspd_jax.training.presets import to_json
@@ -88,11 +88,10 @@ def generate(target, draft, folder: Path, n: int, seed: int, settings: dict, bat
             if plan is None:
                 options = {name: value for name, value in settings.items() if name not in SAMPLING}
                 sampling = {SAMPLING[name]: value for name, value in settings.items() if name in SAMPLING}
-                request = request_of(target, draft, labels, options, **sampling)
-                plan = cspd_jax.resolve(target, request, batch)
+                plan = image.resolve(target, labels, *asked(draft, options, **sampling), batch)
             keys = row_keys(jax.random.key(seed), batch, i * batch)
             compiled, start = compile_seconds(), time.perf_counter()
-            tokens, info = cspd_jax.run(keys, plan)
+            tokens, info = image.run(keys, plan)
             tokens = np.asarray(tokens, np.float32)
             seconds = time.perf_counter() - start - (compile_seconds() - compiled)
             cost = {"seconds": seconds, "sequential": tuple(info.sequential), "total": tuple(info.total)}

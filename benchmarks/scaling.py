@@ -136,8 +136,8 @@ def waiting(file: Path, groups: int) -> None:
     calls = []
     for i in range(groups):
         labels = [(i + j) % 10 for j in range(ROWS)]
-        options = {"denoise": cspd_jax.ChainSpeculation((scaling_cases.WINDOW,))}
-        _, info = cspd_jax.generate(jax.random.key(i), model, labels, **options)
+        options = cspd_jax.Options(denoise=cspd_jax.ChainSpeculation((scaling_cases.WINDOW,)))
+        _, info = cspd_jax.generate(jax.random.key(i), model, labels, options=options)
         calls.append(int(info.sequential.target_head))
     mean, deviation = np.mean(calls), np.std(calls, ddof=1)
     efficiency = {}

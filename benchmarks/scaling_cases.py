@@ -17,7 +17,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import cspd_jax
 from cspd_jax import ChainSpeculation, Plain, masked, text
 from cspd_jax.image import sharded as image_sharded
-from cspd_jax.image.sampler import SamplerSettings
+from cspd_jax.image.options import Options
 from cspd_jax.masked import generation as masked_generation
 from cspd_jax.masked import loop as masked_loop
 from cspd_jax.masked import sharded as masked_sharded
@@ -68,10 +68,7 @@ def images(name: str, dtype: str, rows: int, chains: bool) -> Program:
     """All AR steps of MAR, one token each, with T = 100; the whole image is the one prefix bucket."""
     config = MAR_PRESETS[name]
     network, shapes = mar.MARModel(config, jnp.dtype(dtype)), mar.abstract_params(config)
-    chain = ChainSpeculation((WINDOW,)) if chains else None
-    settings = SamplerSettings(
-        num_iter=config.seq_len, respacing="ddim100", guided=False, chain=chain, prefix_buckets=1
-    )
+    chain = ChainSpeculation((WINDOW,)) if chains else "plain"
 
     def lower(mesh: Mesh):
         count = rows * mesh.shape[DATA]
@@ -81,9 +78,14 @@ def images(name: str, dtype: str, rows: int, chains: bool) -> Program:
             keys, jax.ShapeDtypeStruct((count,), jnp.int32), jax.ShapeDtypeStruct((count,), bool), None
         )
         params = _placed(mesh, shapes, dtype, config)
-        shared = image_sharded.Shared(params, None, None, None, *_whole(mesh, (number, number)))
-        options = {"network": network, "method": Plain(), "settings": settings, "mesh": mesh}
-        return image_sharded._run.lower(_whole(mesh, of_rows), shared, **options)
+        cfg, temperature = _whole(mesh, (number, number))
+        options = Options(
+            num_iter=config.seq_len, respacing="ddim100", guided=False, denoise=chain, prefix_buckets=1,
+            cfg=cfg, temperature=temperature,
+        )  # fmt: skip
+        shared = image_sharded.Shared(params, None, options)
+        of_rows = _whole(mesh, of_rows)
+        return image_sharded._run.lower(of_rows, shared, network=network, method=Plain(), mesh=mesh)
 
     method = f"chains, M {WINDOW}" if chains else "plain"
     trips = (RECORDED[f"{method}, batch {rows}"]["calls"],) if chains else ()

@@ -106,7 +106,9 @@ def library(model: Any, method: str, requests: int) -> dict[str, Any]:
     def one(seed: int) -> float:
         start = time.perf_counter()
         key = jax.random.key(seed)
-        tokens, _ = cspd_jax.generate(key, model, [seed % 10], method=METHODS[method], final_noise=True)
+        tokens, _ = cspd_jax.generate(
+            key, model, [seed % 10], METHODS[method], cspd_jax.Options(final_noise=True)
+        )
         tokens.block_until_ready()
         return time.perf_counter() - start
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import cspd_jax
 from cspd_jax import weights
 from cspd_jax.image.chain import calibration
-from cspd_jax.image.plan import make_request
+from cspd_jax.image.plan import check
 from cspd_jax.networks.registry import IMAGE_KINDS
 from cspd_jax.weights import models
 
@@ -42,9 +42,9 @@ def main() -> None:
 
 def write_gains(place: Path) -> None:
     model = models.load(place)
-    settings = make_request(model, [0]).settings
-    found = calibration.measure(model, settings, 1.0, 1.0)
-    calibration.write(place / calibration.FOLDER / calibration.file_name(settings, 1.0, 1.0), found)
+    options = check(model, [0]).options
+    found = calibration.measure(model, options)
+    calibration.write(place / calibration.FOLDER / calibration.file_name(options), found)
 
 
 if __name__ == "__main__":

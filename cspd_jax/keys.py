@@ -79,7 +79,7 @@ def chain_noise(keys: Array, positions: Array, steps: int, dim: int) -> Array:
     Entry T is x_T, entry i is for step i. Drawn in float32 whatever the networks run in.
     """
 
-    def one(key, position):
+    def one(key: Array, position: Array) -> Array:
         return jax.random.normal(jax.random.fold_in(key, position), (steps + 1, dim), jnp.float32)
 
     keys = purpose_keys(keys, Purpose.CHAIN)
@@ -89,7 +89,7 @@ def chain_noise(keys: Array, positions: Array, steps: int, dim: int) -> Array:
 def chain_uniforms(keys: Array, positions: Array, steps: int) -> Array:
     """Uniforms for the accept tests along the chains at `positions` [B, G]: [T, B, G], entry i for step i."""
 
-    def one(key, position):
+    def one(key: Array, position: Array) -> Array:
         return uniform(jax.random.fold_in(key, position), (steps,))
 
     keys = purpose_keys(keys, Purpose.ACCEPT)

@@ -149,9 +149,9 @@ def _model():
 
 @functools.cache
 def _settings():
-    from cspd_jax.image.sampler import SamplerSettings
+    from cspd_jax.image.options import Options
 
-    return SamplerSettings(num_iter=16, respacing="ddim10", prefix_buckets=1)
+    return Options(num_iter=16, respacing="ddim10")
 
 
 def _make_gains(path: Path) -> None:
@@ -309,8 +309,8 @@ def _make_samples(path: Path) -> None:
     import cspd_jax
     from cspd_jax.apps import bulk
 
-    request = cspd_jax.make_request(_model(), [0, 1], num_iter=1, respacing="ddim2")
-    bulk.run(bulk.Job(_model(), request, 3, batch=2, tokens=True), path)
+    options = cspd_jax.Options(num_iter=1, respacing="ddim2")
+    bulk.run(bulk.Job(_model(), [0, 1], 3, options=options, batch=2, tokens=True), path)
 
 
 def _read_samples(path: Path) -> None:

@@ -21,11 +21,12 @@ import numpy as np
 from recorded import GOLDEN, Case, Network, Recorded, difference
 from runner_cases import RUNNER_GROUPS, runner, runner_names
 
-from cspd_jax.diffusion.chain import sample_path, step_distribution
+from cspd_jax.diffusion.chain import Chains, sample_path, step_distribution
 from cspd_jax.diffusion.gaussian import coefficients, posterior, predicted_x0
 from cspd_jax.diffusion.schedule import Schedule, make_schedule, respace
 from cspd_jax.image import sampler
-from cspd_jax.image.order import guidance_scale, mask_lengths, reveal_from_orders, reveal_groups
+from cspd_jax.image.options import Options
+from cspd_jax.image.order import guidance_scale, mask_lengths, reveal_groups
 from cspd_jax.image.pixels import patchify, unpatchify
 from cspd_jax.keys import row_keys
 from cspd_jax.networks.head import sinusoid
@@ -169,7 +170,7 @@ def chains(f: Fixture, prefix: str) -> Iterator[Case]:
 
     @jax.jit
     def chain(params, time, z, noise, c, temperature, scale):
-        return sample_path(f.model, params, time, z, noise, c, temperature=temperature, scale=scale)
+        return sample_path(Chains(f.model, params, time, z, c, temperature, scale), noise)
 
     for name in f.under(prefix + "loop/"):
         at = f"{prefix}loop/{name}/"
@@ -189,19 +190,20 @@ def generations(f: Fixture, prefix: str) -> Iterator[Case]:
     for name in f.under(prefix + "ar/"):
         at = f"{prefix}ar/{name}/"
         num_iter, cfg, constant, temperature = (float(s) for s in f[at + "settings"])
-        settings = sampler.SamplerSettings(
+        options = Options(
             num_iter=int(num_iter),
             respacing=_spec(f, prefix),
             guided=cfg != 1.0,
+            cfg=cfg,
             cfg_schedule="constant" if constant else "linear",
-            prefix_buckets=1,
+            temperature=temperature,
         )
-        groups = reveal_groups(length, settings.num_iter)
-        scales = guidance_scale(groups, cfg, settings.cfg_schedule)
+        groups = reveal_groups(length, options.num_iter)
+        scales = guidance_scale(groups, cfg, options.cfg_schedule)
         recorded = f[at + "cfg_iter"][f[at + "n_pred"] > 0]
         yield at + "guidance", difference(scales, recorded), 1e-6
         labels = jnp.asarray(f[at + "labels"])
-        steps = make_schedule(settings.respacing).num_steps
+        steps = make_schedule(options.respacing).num_steps
         noise = np.zeros((steps + 1, len(labels), length, dim), np.float32)
         for step in f.under(at + "step"):
             row, position = f[f"{at}step{step}/index"].T
@@ -212,10 +214,8 @@ def generations(f: Fixture, prefix: str) -> Iterator[Case]:
             f.params,
             row_keys(jax.random.key(0), len(labels)),
             labels,
-            settings=settings,
-            cfg=cfg,
-            temperature=temperature,
-            reveal=reveal_from_orders(jnp.asarray(f[at + "orders"])),
+            options,
+            order=jnp.asarray(f[at + "orders"])[..., ::-1],  # MAR masks from the front
             noise=jnp.asarray(noise),
         ).tokens
         yield at + "tokens", difference(tokens, f[at + "tokens"]), _bound(f, at[:-1])

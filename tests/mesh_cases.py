@@ -47,7 +47,7 @@ def image(method, load=image_model, images=IMAGES, num_iter=6, **options):
         made = method(lambda seed: image_model(mesh, seed))
         labels = np.arange(images) % 5
         tokens, info = cspd_jax.generate(
-            jax.random.key(KEY), load(mesh), labels, method=made, num_iter=num_iter, **options
+            jax.random.key(KEY), load(mesh), labels, made, cspd_jax.Options(num_iter=num_iter, **options)
         )
         chains = [] if info.chains is None else [info.chains.tested, info.chains.accepted]
         return tokens, {
@@ -108,7 +108,7 @@ CASES = {
     ),
     "self": image(lambda model: cspd_jax.SelfSpeculation(gamma=2, proposals=2)),
     "draft": image(lambda model: cspd_jax.DraftSpeculation(model(1), gamma=2), cfg=2.0),
-    "released": image(lambda model: cspd_jax.ReleasedRunner(model(1), gamma=2)),
+    "released": image(lambda model: cspd_jax.image.ReleasedRunner(model(1), gamma=2)),
     "greedy text": continued,
     "sampled text": lambda mesh: continued(mesh, temperature=0.8, top_p=0.9),
     "masked": lambda mesh: filled(mesh, guidance=0.5),

@@ -10,9 +10,9 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 
+from cspd_jax.image.options import Options
 from cspd_jax.image.order import FALLING, Raster
 from cspd_jax.image.prompts import bind
-from cspd_jax.image.sampler import SamplerSettings
 from cspd_jax.weights import models
 
 GOLDEN = Path(__file__).parent / "golden_causal"
@@ -47,8 +47,7 @@ class Run:
     """A recorded generation of two images of 2 x 3 tokens, and what has to be asked to repeat it."""
 
     model: models.ImageModel
-    settings: SamplerSettings
-    cfg: float
+    options: Options
     noise: jnp.ndarray
 
 
@@ -58,16 +57,16 @@ def run(model: models.ImageModel, arrays: dict[str, np.ndarray], name: str) -> R
     ids = [list(row[seen > 0]) for row, seen in zip(arrays[at + "input_ids"], arrays[at + "attention_mask"])]
     model = with_config(model, positions=bool(positions))
     model = bind(model, ids[:2], ids[-1], grid=(2, 3), normalise=bool(norm))
-    settings = SamplerSettings(
+    options = Options(
         num_iter=6,
         respacing=spec(calls, shift),
         guided=cfg != 1,
+        cfg=float(cfg),
         cfg_schedule=FALLING if linear else "constant",
-        prefix_buckets=1,
-        reveal=Raster(),
+        order=Raster(),
     )
     of_tokens = arrays[at + "noise"]  # [L, N, images or 1, d], the initial noise first
     of_tokens = np.broadcast_to(of_tokens, (*of_tokens.shape[:2], 2, of_tokens.shape[3]))
     by_step = of_tokens.transpose(1, 2, 0, 3)
     noise = np.concatenate([np.zeros_like(by_step[:1]), by_step[:0:-1], by_step[:1]])
-    return Run(model, settings, float(cfg), jnp.asarray(noise))
+    return Run(model, options, jnp.asarray(noise))

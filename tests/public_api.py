@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 import cspd_jax
-from cspd_jax import masked, text
+from cspd_jax import image, masked, text
 
 FILE = Path(__file__).parent / "golden" / "public_api.txt"
 
@@ -47,7 +47,7 @@ def _methods(kind: type) -> list[str]:
 
 def snapshot() -> str:
     lines = []
-    for module in (cspd_jax, text, masked):
+    for module in (cspd_jax, image, text, masked):
         for name in sorted(module.__all__):
             lines += described(f"{module.__name__}.{name}", getattr(module, name))
     return "\n".join(line.replace("'", "") for line in lines) + "\n"

@@ -17,10 +17,12 @@ from recorded import GOLDEN, Case, Network, Recorded, difference, mismatch, netw
 from cspd_jax.diffusion.gaussian import Gaussian
 from cspd_jax.diffusion.schedule import respace
 from cspd_jax.errors import UserError
-from cspd_jax.image import released, sampler
-from cspd_jax.image.order import guidance_scale, reveal_from_orders
+from cspd_jax.image import released
+from cspd_jax.image.options import Options
+from cspd_jax.image.order import guidance_scale
 from cspd_jax.image.pixels import unpatchify
 from cspd_jax.image.released import RunnerOptions
+from cspd_jax.image.rounds import Draft
 from cspd_jax.keys import row_keys
 
 
@@ -76,20 +78,20 @@ def runner_names(folder: Path) -> list[str]:
     return found
 
 
-def run_settings(r: Runner, run: str) -> tuple[sampler.SamplerSettings, RunnerOptions, dict]:
-    """What `released.sample` is to be called with; the numbers that are not static in a dictionary."""
+def run_settings(r: Runner, run: str) -> tuple[Options, RunnerOptions]:
+    """What `released.sample` is to be called with."""
     num_iter, gamma, prefill, cfg, constant, temperature, inner = (
         round(float(s), 6) for s in r[f"{run}/settings"]
     )
-    settings = sampler.SamplerSettings(
+    options = Options(
         num_iter=int(num_iter),
         respacing=r.respacing(run),
         guided=cfg != 1.0,
+        cfg=cfg,
         cfg_schedule="constant" if constant else "linear",
-        prefix_buckets=1,
+        temperature=temperature,
     )
-    numbers = {"cfg": cfg, "temperature": temperature, "inner_temperature": inner}
-    return settings, RunnerOptions(int(gamma), prefill), numbers
+    return options, RunnerOptions(int(gamma), prefill, inner)
 
 
 def calls_of(steps: tuple[released.ScheduledStep, ...], cfg: float, cfg_schedule: str) -> list[tuple]:
@@ -104,19 +106,19 @@ def calls_of(steps: tuple[released.ScheduledStep, ...], cfg: float, cfg_schedule
 
 
 def runner_calls(r: Runner, run: str) -> Iterator[Case]:
-    settings, options, numbers = run_settings(r, run)
+    options, runner = run_settings(r, run)
     length = r.target(run).config.seq_len
-    reveal = reveal_from_orders(r[f"{run}/orders"])
-    steps = released.schedule(length, settings.num_iter, options)
-    models, known, sizes, scales = zip(*calls_of(steps, numbers["cfg"], settings.cfg_schedule))
-    masks = np.ones((len(known), *reveal.shape), np.float32)
+    order = r[f"{run}/orders"][..., ::-1]  # MAR masks from the front
+    steps = released.schedule(length, options.num_iter, runner)
+    models, known, sizes, scales = zip(*calls_of(steps, options.cfg, options.cfg_schedule))
+    masks = np.ones((len(known), *order.shape), np.float32)
     for mask, count in zip(masks, known):
-        np.put_along_axis(mask, reveal[:, :count], 0, axis=1)
+        np.put_along_axis(mask, order[:, :count], 0, axis=1)
     something = r[f"{run}/call_npred"] > 0  # with num_iter > L some calls are for nothing
     recorded = {key: r[f"{run}/call_{key}"][something] for key in ("model", "mask", "npred", "cfg")}
     yield f"{run}/models", mismatch(models, recorded["model"]), 0.0
     yield f"{run}/masks", mismatch(masks, recorded["mask"]), 0.0
-    yield f"{run}/predicted", mismatch(np.array(sizes) * len(reveal), recorded["npred"]), 0.0
+    yield f"{run}/predicted", mismatch(np.array(sizes) * len(order), recorded["npred"]), 0.0
     yield f"{run}/guidance", mismatch(scales, recorded["cfg"]), 1e-6
     total = released.calls(steps, 1)
     of_models = (int((recorded["model"] == m).sum()) for m in (0, 1))
@@ -141,7 +143,7 @@ def _judged(p, q, real, inner, u, normals, uniforms, max_tries):
     ratio = released.log_acceptance_ratio(p, q, inner)
     accepted = real & (jnp.log(u) < ratio)
     draw = lambda k: (normals[k], uniforms[k])
-    found = released.propose(p, q, real, accepted, draw, max_tries=max_tries, together=True)
+    found = released.propose(p, q, real, accepted, draw, max_resamples=max_tries, together=True)
     alpha = released.log_take(p, q, p.last.mean + jnp.exp(0.5 * p.last.log_var) * normals)
     out = jnp.where(accepted[..., None], q.last.mean, found.value)
     return ratio, released.log_path_factor(p, q), alpha, accepted, found.tries, out
@@ -207,29 +209,29 @@ def run_draws(r: Runner, run: str, max_tries: int) -> released.RecordedDraws:
 
 def runner_generation(r: Runner, run: str) -> Iterator[Case]:
     target, draft = r.target(run), r.draft(run)
-    settings, options, numbers = run_settings(r, run)
+    options, runner_options = run_settings(r, run)
     labels = r[f"{run}/labels"]
     inner, first = np.moveaxis(r[f"{run}/inter_noise"], 2, 0), r[f"{run}/noise"]
+    keys = row_keys(jax.random.key(0), len(labels))
     found = released.sample(
         target.model,
         target.params,
-        draft.model,
-        draft.params,
-        row_keys(jax.random.key(0), len(labels)),
+        keys,
         labels,
-        settings=settings,
-        options=options,
-        reveal=reveal_from_orders(r[f"{run}/orders"]),
-        noise=np.concatenate([inner, first[None]]),
-        draws=run_draws(r, run, options.max_tries),
-        **numbers,
+        options,
+        runner=released.Runner(runner_options, Draft(draft.model, draft.params)),
+        recorded=released.Recorded(
+            order=r[f"{run}/orders"][..., ::-1],
+            noise=np.concatenate([inner, first[None]]),
+            draws=run_draws(r, run, runner_options.max_resamples),
+        ),
     )
     accepted, tries, zeros = np.zeros(first.shape[:2], bool), [], 0
     for at in r.blocks(run):
         accepted[tuple(r[at + "index"].T)] = r[at + "accepted"]
         tries.append(len(r[at + "resample_normal"]) if at + "resample_normal" in r.arrays.files else 0)
         zeros += int((~np.any(r[at + "out"], axis=1)).sum())
-    steps = released.schedule(target.config.seq_len, settings.num_iter, options)
+    steps = released.schedule(target.config.seq_len, options.num_iter, runner_options)
     judged = [i for i, step in enumerate(steps) if step.block]
     counts = jax.tree.map(np.asarray, found.counts)
     yield f"{run}/accepted", float((np.asarray(found.accepted) != accepted).sum()), 0.0

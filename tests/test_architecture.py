@@ -13,9 +13,9 @@ NOT_BELOW = {("text", "image"), ("masked", "image")}  # families know nothing of
 ALGORITHMS = tuple(
     f"cspd_jax.{name}"
     for name in (
-        "coupling", "diffusion", "image.chain.speculation", "image.chain.drafters", "image.lossy",
-        "image.released", "image.rounds", "image.sampler", "text.rounds", "text.rules", "text.trees.rounds",
-        "masked.stepwise", "masked.speculative",
+        "coupling", "diffusion", "image.bound", "image.chain.speculation", "image.chain.drafters",
+        "image.lossy", "image.options", "image.released", "image.rounds", "image.sampler", "text.rounds",
+        "text.rules", "text.trees.rounds", "masked.stepwise", "masked.speculative",
     )
 )  # fmt: skip
 TABU = ("cspd_jax.networks", "cspd_jax.weights")
@@ -40,7 +40,11 @@ def test_a_layer_imports_the_layers_below_it(module):
 
 
 def test_imports_have_no_cycle():
+    """Imports for types included, among images and the mathematics below them."""
     assert import_graph.cycle(import_graph.graph()) == []
+    below = tuple(f"cspd_jax.{name}" for name in ("image", "coupling", "diffusion", "keys"))
+    edges = {name: found for name, found in import_graph.graph(types=True).items() if name.startswith(below)}
+    assert import_graph.cycle({name: found & edges.keys() for name, found in edges.items()}) == []
 
 
 def test_every_folder_is_a_layer():

@@ -15,10 +15,10 @@ from cspd_jax.errors import UserError
 from cspd_jax.image import generation, plan
 from cspd_jax.image.chain import calibration, choice
 from cspd_jax.image.chain.speculation import ChainSpeculation
-from cspd_jax.image.sampler import SamplerSettings
+from cspd_jax.image.options import Options
 from cspd_jax.weights import models
 
-SETTINGS = SamplerSettings(num_iter=16, respacing="ddim10", prefix_buckets=1)
+OPTIONS = Options(num_iter=16, respacing="ddim10")
 KEY = jax.random.key(0)
 
 
@@ -43,12 +43,14 @@ def same(a, b):
 
 
 def test_made_once_then_read(model, cache):
-    first = calibration.get(model, SETTINGS, 1.0, 1.0)
-    second = calibration.get(model, SETTINGS, 1.0, 1.0)
+    first = calibration.get(model, OPTIONS)
+    second = calibration.get(model, OPTIONS)
     assert first.source == "calibrated" and second.source.startswith(str(cache))
     assert same(first.calibration, second.calibration)
     assert first.calibration.contexts.shape == (1, 64, 16)
-    assert calibration.find(model, SETTINGS, 1.0, 0.9) is None  # another temperature has its own
+    assert (
+        calibration.find(model, dataclasses.replace(OPTIONS, temperature=0.9)) is None
+    )  # another temperature has its own
     other = models.load("default")
     assert calibration.digest(other) != calibration.digest(model)
 
@@ -59,8 +61,7 @@ def test_calibrate_command_writes_into_the_checkpoint(tmp_path, capsys):
     said = json.loads(capsys.readouterr().out)
     assert os.path.exists(said["out"]) and len(said["gains"]) == 10
     model = models.load(path)
-    settings = SamplerSettings(num_iter=16, respacing="ddim10", prefix_buckets=1, guided=True)
-    found = calibration.get(model, settings, 2.0, 1.0)
+    found = calibration.get(model, dataclasses.replace(OPTIONS, guided=True, cfg=2.0))
     assert found.source == said["out"] and found.calibration.contexts.shape == (2, 64, 16)
     # A checkpoint with gains is a checkpoint.
     assert main(["info", path]) == 0
@@ -85,9 +86,9 @@ def test_calibrate_refuses(folder, arguments, sentence, capsys):
 @pytest.mark.parametrize("damage", ["cut", "shape", "nan", "pickle", "enormous", "bomb"])
 def test_damaged_gains(model, cache, capsys, damage):
     """In the user's cache they are made again, with a word; in a checkpoint they are one sentence."""
-    name = calibration.file_name(SETTINGS, 1.0, 1.0)
+    name = calibration.file_name(OPTIONS)
     path = cache / "gains" / calibration.digest(model) / name
-    right = calibration.get(model, SETTINGS, 1.0, 1.0)
+    right = calibration.get(model, OPTIONS)
     content = dict(np.load(path))
     if damage == "cut":
         path.write_bytes(path.read_bytes()[:100])
@@ -104,44 +105,43 @@ def test_damaged_gains(model, cache, capsys, damage):
     copy = model.folder / "gains" / name
     copy.write_bytes(path.read_bytes())
     with pytest.raises(UserError, match="remove the file, and it is made anew"):
-        calibration.get(model, SETTINGS, 1.0, 1.0)
+        calibration.get(model, OPTIONS)
     copy.unlink()
-    again = calibration.get(model, SETTINGS, 1.0, 1.0)
+    again = calibration.get(model, OPTIONS)
     assert again.source == "calibrated" and same(again.calibration, right.calibration)
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 1 and str(path) in said[0] and said[0].endswith("; it is made again")
-    assert calibration.get(model, SETTINGS, 1.0, 1.0).source == str(path)
+    assert calibration.get(model, OPTIONS).source == str(path)
 
 
 @pytest.mark.parametrize(
     "content", ["", "[]", '{"plain": NaN, "8": 1.0}', '{"plain": 1.0, "8": "x"}', "[" * 10**5]
 )
 def test_damaged_timings_are_measured_again(model, capsys, monkeypatch, content):
-    found = calibration.get(model, SETTINGS, 1.0, 1.0).calibration
-    path = choice._file(model, SETTINGS, 4, 1.0, 1.0)
+    found = calibration.get(model, OPTIONS).calibration
+    path = choice._file(model, OPTIONS, 4)
     path.parent.mkdir(parents=True)
     path.write_text(content)
     monkeypatch.setattr(choice, "measure", lambda *_: {"plain": 1.0, "8": 0.5})
-    assert choice.choose(model, SETTINGS, found, 4, 1.0, 1.0).seconds["8"] == 0.5
+    assert choice.choose(model, OPTIONS, found, 4).seconds["8"] == 0.5
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 1 and said[0].endswith("; it is made again")
 
 
 def test_the_choice_is_measured_once(model, monkeypatch):
-    found = calibration.get(model, SETTINGS, 1.0, 1.0).calibration
-    first = choice.choose(model, SETTINGS, found, 4, 1.0, 1.0)
+    found = calibration.get(model, OPTIONS).calibration
+    first = choice.choose(model, OPTIONS, found, 4)
     assert set(first.seconds) == {"plain", "8"} and min(first.seconds.values()) > 0
     monkeypatch.setattr(choice, "measure", None)  # not measured again
-    assert choice.choose(model, SETTINGS, found, 4, 1.0, 1.0) == first
+    assert choice.choose(model, OPTIONS, found, 4) == first
 
 
 @pytest.mark.parametrize("fastest", ["plain", "8"])
 def test_the_fastest_is_chosen(model, monkeypatch, fastest):
     monkeypatch.setattr(choice, "measure", lambda *_: {"plain": 1.0, "8": 1.0, fastest: 0.5})
-    request = plan.make_request(model, [0, 1], denoise="auto")
-    settled = plan.resolve(model, request, 2)
-    assert (settled.settings.chain is None) == (fastest == "plain")
-    assert (settled.drafter is None) == (fastest == "plain")
+    settled = plan.resolve(model, [0, 1], options=Options(denoise="auto"))
+    assert (settled.options.chain is None) == (fastest == "plain")
+    assert (settled.options.chain_drafter is None) == (fastest == "plain")
 
 
 @pytest.mark.parametrize("slowest, tried", [(2.5, {"plain", "16"}), (1.5, {"plain", "8", "16", "4x32,8"})])
@@ -150,8 +150,8 @@ def test_where_one_way_is_hopeless_no_other_is_tried(model, monkeypatch, slowest
         return {name: 1.0 if name == "plain" else slowest for name in arguments[-1]}
 
     monkeypatch.setattr(choice, "measure", measure)
-    settings = dataclasses.replace(SETTINGS, respacing="ddim100")
-    assert choice.choose(model, settings, None, 4, 1.0, 1.0).seconds.keys() == tried
+    options = dataclasses.replace(OPTIONS, respacing="ddim100")
+    assert choice.choose(model, options, None, 4).seconds.keys() == tried
 
 
 def test_windows_are_written_as_they_are_read():
@@ -161,7 +161,9 @@ def test_windows_are_written_as_they_are_read():
 
 
 def test_generate_with_speculation(model):
-    tokens, info = generation.generate(KEY, model, [0, 1, 2], denoise=ChainSpeculation((3, 2)))
+    tokens, info = generation.generate(
+        KEY, model, [0, 1, 2], options=Options(denoise=ChainSpeculation((3, 2)))
+    )
     assert tokens.shape == (3, 16, 16) and np.isfinite(tokens).all()
     chains = info.chains
     assert chains.committed.sum() == 3 * 16 * 10 and chains.tested == 3 * 16 * 9
@@ -174,7 +176,8 @@ def test_generate_with_speculation(model):
 def test_a_given_drafter_is_used(model, cache):
     from cspd_jax.image.chain.drafters import frozen
 
-    generation.generate(KEY, model, [0], denoise="speculative", chain_drafter=frozen(10, 16))
+    options = Options(denoise="speculative", chain_drafter=frozen(10, 16))
+    generation.generate(KEY, model, [0], options=options)
     assert not (cache / "gains").exists()
 
 
@@ -189,7 +192,7 @@ def test_a_given_drafter_is_used(model, cache):
 )
 def test_wrong_options(model, options, sentence):
     with pytest.raises(UserError, match=sentence):
-        plan.make_request(model, [0], **options)
+        plan.check(model, [0], options=Options(**options))
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from scipy.special import gammainc, ndtr
 
 from cspd_jax.coupling import log_acceptance_of_ratio, log_ratio
 from cspd_jax.coupling.residual import ResidualTrip
-from cspd_jax.diffusion.chain import path_log_density, sample_chain, sample_path
+from cspd_jax.diffusion.chain import Chains, path_log_density, sample_chain, sample_path
 from cspd_jax.diffusion.gaussian import coefficients
 from cspd_jax.diffusion.schedule import sampling_schedule
 from cspd_jax.image import sampler
@@ -24,6 +24,7 @@ from cspd_jax.image.chain import speculation
 from cspd_jax.image.chain.calibration import fit
 from cspd_jax.image.chain.drafters import NoiseCorrected, frozen, own_window
 from cspd_jax.image.chain.speculation import ChainRandomness, ChainSpeculation
+from cspd_jax.image.options import Options
 from cspd_jax.keys import row_keys
 from cspd_jax.networks.mar import MARModel
 
@@ -69,11 +70,11 @@ def biased_window(misreported=False, by=0.4):
 
 
 def speculate(head=HEAD, rows=ROWS, seed=0, drafter=None, windows=(16,), random=None, proposals=16,
-              max_trips=16384, afresh=False, **kwargs):  # fmt: skip
+              max_resamples=16384, afresh=False, **kwargs):  # fmt: skip
     """`afresh` compiles anew, as one must whose parts are replaced."""
     random = random or randomness(rows, head.schedule.num_steps, seed=seed)
     drafter = drafter or frozen(head.schedule.num_steps, DIM)
-    way = ChainSpeculation(windows, proposals, max_trips)
+    way = ChainSpeculation(windows, proposals, max_resamples)
     run = _compiled.__wrapped__() if afresh else _compiled()
     return run(head, random, drafter, way, **kwargs)
 
@@ -81,10 +82,11 @@ def speculate(head=HEAD, rows=ROWS, seed=0, drafter=None, windows=(16,), random=
 @functools.cache
 def _compiled():
     @functools.partial(jax.jit, static_argnums=(0, 3), static_argnames=("final_noise", "trajectory"))
-    def run(head, random, drafter, way, temperature=1.0, **kwargs):
+    def run(head, random, drafter, way, active=None, trajectory=False, **of_chains):
         time, z, c = setting(head, random.noise.shape[1])
-        kwargs |= {"temperature": temperature, "speculation": way}
-        return speculation.speculate_chain(head, None, time, z, random, c, drafter, **kwargs)
+        chains = Chains(head, None, time, z, c, **of_chains)
+        given = {"active": active, "trajectory": trajectory}
+        return speculation.speculate_chain(chains, random, drafter, way, **given)
 
     return run
 
@@ -123,7 +125,7 @@ def test_the_closed_form_law(windows, drafter, kwargs):
     rows = kwargs.pop("rows", ROWS)
     assert min(p_values(found.x, **kwargs)) > FALSE_ALARM
     time, z, c = setting(rows=rows)
-    plainly = sample_chain(HEAD, None, time, z, randomness(rows, seed=1).noise, c, **kwargs)
+    plainly = sample_chain(Chains(HEAD, None, time, z, c, **kwargs), randomness(rows, seed=1).noise)
     assert min(p_values(plainly, **kwargs)) > FALSE_ALARM
     assert found.counts.calls < 0.6 * STEPS and found.counts.truncated == 0
 
@@ -244,7 +246,7 @@ def test_path_and_its_density(final_noise, temperature):
     np.testing.assert_array_equal(found.path[0], found.x)
     path = jnp.concatenate([found.path, random.noise[-1:]])
     time, z, c = setting(rows=64)
-    expected = path_log_density(HEAD, None, time, z, path, c, **kwargs)
+    expected = path_log_density(Chains(HEAD, None, time, z, c, **kwargs), path)
     np.testing.assert_allclose(found.log_p, expected, rtol=1e-5)
     if not final_noise:  # the last state is the mean
         eps, _ = jnp.split(HEAD.denoise(None, path[1], jnp.zeros(64, jnp.int32)), 2, axis=-1)
@@ -266,7 +268,7 @@ def test_drafts_are_drawn_from_what_is_reported(kind):
 
     @jax.jit
     def drafted(random, drafter):
-        problem, chain = speculation.begin(HEAD, None, time, z, random, c, drafter, temperature=0.8)
+        problem, chain = speculation.begin(Chains(HEAD, None, time, z, c, 0.8), random, drafter)
         return speculation.draft_steps(problem, chain, 3)
 
     draft = drafted(random, drafter)
@@ -292,7 +294,7 @@ def test_a_window_is_what_the_loop_draws():
 
     @jax.jit
     def drafted(drafter):
-        problem, chain = speculation.begin(HEAD, None, time, z, random, c, drafter, temperature=0.9)
+        problem, chain = speculation.begin(Chains(HEAD, None, time, z, c, 0.9), random, drafter)
         chain = chain._replace(left=jnp.array([STEPS, STEPS // 2, 9, 2]))
         return speculation.draft_steps(problem, chain, STEPS)
 
@@ -362,7 +364,7 @@ def test_inactive_rows_cost_no_call():
 
 
 def test_truncation_is_reported():
-    counts = speculate(drafter=biased(by=0.02), proposals=1, max_trips=1, rows=256).counts
+    counts = speculate(drafter=biased(by=0.02), proposals=1, max_resamples=1, rows=256).counts
     assert counts.truncated > 0
 
 
@@ -393,8 +395,7 @@ def test_the_last_window_finishes_the_rows():
 
 
 KEYS, LABELS = row_keys(jax.random.key(7), 4), jnp.array([3, 1, -1, 9])
-TINY = sampler.SamplerSettings(num_iter=6, respacing="ddim8", prefix_buckets=1)
-FAST = dataclasses.replace(TINY, chain=ChainSpeculation((3,)))
+FAST = Options(num_iter=6, respacing="ddim8", denoise=ChainSpeculation((3,)))
 
 
 @pytest.mark.slow
@@ -404,8 +405,8 @@ def test_batch_shapes_agree_in_float64():
     with jax.enable_x64(True):
         params = jax.tree.map(lambda a: jnp.asarray(np.asarray(a, np.float64)), f.params)
         model = MARModel(f.config, jnp.float64)
-        settings = dataclasses.replace(FAST, guided=True)
-        run = functools.partial(sampler.sample, model, params, settings=settings, cfg=2.5)
+        options = dataclasses.replace(FAST, guided=True, cfg=2.5)
+        run = functools.partial(sampler.sample, model, params, options=options)
         together, alone = run(KEYS, LABELS), run(KEYS[2:3], LABELS[2:3])
     assert together.tokens.dtype == jnp.float64
     np.testing.assert_allclose(alone.tokens[0], together.tokens[2], rtol=0, atol=1e-9)
@@ -418,9 +419,8 @@ def one_call(random, z, chain):
     schedule = sampling_schedule("ddim8")
     time = f.model.embed_time(f.params, jnp.asarray(schedule.timestep_map))
     drafter = frozen(8, f.config.token_dim)
-    problem, start = speculation.begin(
-        f.model, f.params, time, z, random, coefficients(schedule), drafter, final_noise=True
-    )
+    chains = Chains(f.model, f.params, time, z, coefficients(schedule), final_noise=True)
+    problem, start = speculation.begin(chains, random, drafter)
     chain = start if chain is None else chain
     draft = speculation.draft_steps(problem, chain, 3)
     verdict = speculation.verify_steps(problem, draft)
@@ -477,7 +477,7 @@ def test_differences_across_batch_shapes_are_near_ties():
 
 def test_groups_are_padded_with_rows_that_cost_nothing():
     f = fixture()
-    made = sampler.sample(f.model, f.params, KEYS, LABELS, settings=FAST)
+    made = sampler.sample(f.model, f.params, KEYS, LABELS, FAST)
     assert made.counts.committed.sum() == 4 * 16 * 8  # images x tokens x steps, whatever the padding
     chex.assert_tree_all_finite(made.tokens)
 
@@ -486,7 +486,7 @@ def test_groups_are_padded_with_rows_that_cost_nothing():
 def test_bfloat16_networks():
     f = fixture()
     model = MARModel(f.config, jnp.bfloat16)
-    made = sampler.sample(model, f.params, KEYS, LABELS, settings=FAST)
+    made = sampler.sample(model, f.params, KEYS, LABELS, FAST)
     assert made.tokens.dtype == jnp.float32 and np.isfinite(made.tokens).all()
 
 
@@ -498,7 +498,7 @@ def test_gains_of_a_linear_head_are_its_slope():
     schedule = HEAD.schedule
     time, z, c = setting(rows=512)
     noise = randomness(512).noise
-    states = sample_path(HEAD, None, time, z, noise, c, final_noise=True).states
+    states = sample_path(Chains(HEAD, None, time, z, c, final_noise=True), noise).states
     x = jnp.concatenate([states, noise[-1:]])  # entry i is x_i
     index = jnp.broadcast_to(jnp.arange(STEPS)[:, None], (STEPS, 512)).reshape(-1)
     out = HEAD.denoise(None, x[1:].reshape(-1, DIM), index)

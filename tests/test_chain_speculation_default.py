@@ -14,6 +14,7 @@ from cspd_jax.image import sampler
 from cspd_jax.image.chain.calibration import calibrate
 from cspd_jax.image.chain.choice import run_chains
 from cspd_jax.image.chain.speculation import ChainSpeculation
+from cspd_jax.image.options import Options
 from cspd_jax.image.pixels import unpatchify
 from cspd_jax.keys import row_keys
 from cspd_jax.weights import models
@@ -26,31 +27,21 @@ def default():
     return models.load("default")
 
 
-def settings_of(config, **kwargs):
-    kwargs = {"num_iter": 16, "respacing": config.respacing, "prefix_buckets": 1, **kwargs}
-    return sampler.SamplerSettings(**kwargs)
+def options_of(config, **kwargs):
+    return Options(**{"num_iter": 16, "respacing": config.respacing, **kwargs})
 
 
 def chains_of_default(speculation, *, guided, temperature, rows=600, seed=0):
     """Tokens of one context of the default model, many times."""
     model = default()
-    settings = settings_of(model.config, guided=guided)
+    options = options_of(model.config, guided=guided, cfg=3.0)
     key = row_keys(jax.random.key(1), 2)
-    found = calibrate(model.network, model.params, key, jnp.array([3, 8]), settings=settings, cfg=3.0)
+    found = calibrate(model.network, model.params, key, jnp.array([3, 8]), options)
     z = jnp.repeat(found.contexts[:, 40:41], rows, axis=1).reshape(-1, found.contexts.shape[-1])
     random = randomness(rows, seed=seed)
-    way = speculation and ChainSpeculation(speculation)
-    x, counts = run_chains(
-        model.network,
-        model.params,
-        z,
-        random,
-        found.drafter,
-        3.0,
-        temperature,
-        settings=settings,
-        speculation=way,
-    )
+    way = ChainSpeculation(speculation) if speculation else "plain"
+    options = dataclasses.replace(options, temperature=temperature, denoise=way, chain_drafter=found.drafter)
+    x, counts = run_chains(model.network, model.params, z, random, options)
     return np.asarray(x), counts
 
 
@@ -70,10 +61,12 @@ def test_tokens_of_the_default_model(guided, temperature):
 
 def images_of_default(speculation, count=100, seed=0, **kwargs):
     model = default()
-    settings = settings_of(model.config, num_iter=8, respacing="ddim25", chain=speculation)
+    options = options_of(
+        model.config, num_iter=8, respacing="ddim25", denoise=speculation or "plain", **kwargs
+    )
     labels = jnp.arange(count, dtype=jnp.int32) % 10
     keys = row_keys(jax.random.key(seed), count)
-    made = sampler.sample(model.network, model.params, keys, labels, settings=settings, **kwargs)
+    made = sampler.sample(model.network, model.params, keys, labels, options)
     return np.asarray(unpatchify(made.tokens, 4))[..., 0], np.asarray(labels)
 
 
@@ -117,17 +110,13 @@ def test_whole_images_of_the_default_model():
 def test_a_calibrated_drafter_needs_fewer_calls():
     """The default model: the noise-corrected guess against the frozen one, M = 16; and both far below T."""
     model = default()
-    settings = settings_of(model.config)
+    options = options_of(model.config)
     keys, labels = row_keys(jax.random.key(3), 4), jnp.arange(4)
-    found = calibrate(model.network, model.params, keys, labels, settings=settings)
-    fast = dataclasses.replace(settings, chain=ChainSpeculation((16,)))
-    calls = [
-        int(
-            sampler.sample(
-                model.network, model.params, keys, labels, settings=fast, drafter=d
-            ).counts.row_calls.sum()
-        )
-        for d in (None, found.drafter)
-    ]
+    found = calibrate(model.network, model.params, keys, labels, options)
+    calls = []
+    for drafter in (None, found.drafter):
+        fast = dataclasses.replace(options, denoise=ChainSpeculation((16,)), chain_drafter=drafter)
+        made = sampler.sample(model.network, model.params, keys, labels, fast)
+        calls.append(int(made.counts.row_calls.sum()))
     assert calls[1] < calls[0] < 0.2 * 4 * 64 * STEPS
     assert found.contexts.shape == (1, 64, 128)

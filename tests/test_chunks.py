@@ -12,6 +12,7 @@ from cspd_jax._utils.chunks import map_chunks
 from cspd_jax.image import sampler
 from cspd_jax.image.chain import head
 from cspd_jax.image.chain.speculation import ChainSpeculation
+from cspd_jax.image.options import Options
 from cspd_jax.keys import row_keys
 from cspd_jax.networks import mar as networks
 from cspd_jax.weights import models
@@ -39,9 +40,10 @@ def test_parts_make_the_whole(most):
 def test_a_generation_in_parts(tmp_path, monkeypatch, module, limit):
     """Contexts of two sequences at a time; head calls of a few rows at a time."""
     model = models.load(tiny.save_mar(tmp_path / "model"))
-    settings = sampler.SamplerSettings(2, "ddim5", guided=True, chain=ChainSpeculation((4,)))
+    chain = ChainSpeculation((4,))
+    options = Options(num_iter=2, respacing="ddim5", guided=True, cfg=2.0, denoise=chain)
     make = functools.partial(sampler.sample.__wrapped__, model.network, model.params, KEYS, LABELS)
-    whole = make(settings=settings, cfg=2.0).tokens
+    whole = make(options).tokens
     config, parts = model.config, []
     scores = config.encoder_heads * (config.buffer_size + config.seq_len) ** 2
     monkeypatch.setattr(module, limit, 2 * scores if limit == "_SCORES" else 2**12)
@@ -52,5 +54,5 @@ def test_a_generation_in_parts(tmp_path, monkeypatch, module, limit):
         return right(function, most, *arrays)
 
     monkeypatch.setattr(module, "map_chunks", told)
-    np.testing.assert_allclose(make(settings=settings, cfg=2.0).tokens, whole, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(make(options).tokens, whole, rtol=1e-4, atol=1e-4)
     assert any(most < rows for most, rows in parts)

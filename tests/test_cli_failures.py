@@ -255,7 +255,7 @@ def test_images_are_written_before_they_are_compared(tmp_path, monkeypatch, caps
         time.sleep(0.01)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(comparison, "compare", interrupted)
+    monkeypatch.setattr(comparison, "beside_plain", interrupted)
     argv = ("generate", "--target", folder, "--method", "self", "--gamma", "1", "--compare", "--n", "1")
     assert command(*argv, "--labels", "0", "--num-iter", "2", "--out", "made") == 130
     assert {f.name for f in (tmp_path / "made").iterdir()} >= {"samples.npz", "samples.png", "report.json"}

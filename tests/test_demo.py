@@ -115,7 +115,7 @@ def test_an_image_is_that_of_the_library(server, folder, asked):
     assert status == 200
     method = cspd_jax.Plain() if "method" in asked else SELF
     key, cfg = jax.random.key(11), asked.get("cfg", 1.0)
-    tokens, info = cspd_jax.generate(key, model, [3], method=method, cfg=cfg, final_noise=True)
+    tokens, info = cspd_jax.generate(key, model, [3], method, cspd_jax.Options(cfg=cfg, final_noise=True))
     expected = cspd_jax.to_images(model, tokens)[0, ..., 0].astype(int)
     assert np.abs(pixels_of(answer).astype(int) - expected).max() <= 1
     report = answer["report"]

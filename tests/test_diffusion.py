@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from gaussian_head import GaussianData
 
-from cspd_jax.diffusion.chain import chunk_length, path_log_density, sample_chain, sample_path
+from cspd_jax.diffusion.chain import Chains, chunk_length, path_log_density, sample_chain, sample_path
 from cspd_jax.diffusion.gaussian import Gaussian, coefficients, log_density
 from cspd_jax.diffusion.schedule import make_schedule, respace, sampling_schedule
 from cspd_jax.errors import UserError
@@ -17,7 +17,7 @@ def run_chain(denoiser, rows, dim, key, sample=sample_chain, **kwargs):
     noise = jax.random.normal(key, (schedule.num_steps + 1, rows, dim))
     time = denoiser.embed_time(None, jnp.asarray(schedule.timestep_map))
     z = jnp.zeros((rows, 1))
-    return sample(denoiser, None, time, z, noise, coefficients(schedule), **kwargs), noise, time, z
+    return sample(Chains(denoiser, None, time, z, coefficients(schedule), **kwargs), noise), noise, time, z
 
 
 @pytest.mark.parametrize("spec", ["ddim100", "ddim25"])
@@ -65,7 +65,7 @@ def test_path_density_is_the_sum_of_its_transitions(final_noise):
     path = jnp.concatenate([drawn.states, noise[-1:]])
     c = coefficients(denoiser.schedule)
     kwargs = {"temperature": temperature, "final_noise": final_noise}
-    total = path_log_density(denoiser, None, time, z, path, c, **kwargs)
+    total = path_log_density(Chains(denoiser, None, time, z, c, **kwargs), path)
     expected = np.zeros(5)
     for i in range(0 if final_noise else 1, 25):
         out = denoiser.denoise(None, path[i + 1], jnp.full(5, i))

@@ -16,6 +16,7 @@ from cspd_jax import weights
 from cspd_jax.apps.cli import main
 from cspd_jax.apps.evaluation import classifier, data, resume, statistics
 from cspd_jax.image import generation, pixels, plan
+from cspd_jax.image.options import Options
 from cspd_jax.networks import mar
 from cspd_jax.training.config import TrainConfig
 from cspd_jax.training.data.digits import Digits, DigitsConfig
@@ -199,8 +200,9 @@ def test_report(evaluated):
 
 def test_images_are_those_of_generate(evaluated, target):
     model = models.load(target)
-    request = plan.make_request(model, [0, 1, 2, 3, 4, 0, 1], num_iter=2, respacing="2")
-    tokens, _ = generation.generate_batches(jax.random.key(0), plan.resolve(model, request, batch=3))
+    options = Options(num_iter=2, respacing="2")
+    made = plan.resolve(model, [0, 1, 2, 3, 4, 0, 1], options=options, batch=3)
+    tokens, _ = generation.generate_batches(jax.random.key(0), made)
     kept = [np.load(evaluated / "generated" / f"part_0000{i}.npz") for i in range(3)]
     images = np.concatenate([part["images"] for part in kept])[:7].astype(int)
     assert np.abs(images - pixels.to_images(model, tokens)).max() <= 1  # 8-bit rounding

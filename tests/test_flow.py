@@ -11,7 +11,7 @@ from gaussian_head import GaussianFlow
 from laws import FALSE_ALARM, ks_p_value
 from scipy.special import gammainc, ndtr
 
-from cspd_jax.diffusion.chain import sample_chain, sample_path
+from cspd_jax.diffusion.chain import Chains, sample_chain, sample_path
 from cspd_jax.diffusion.flow import flow_schedule, of_kind
 from cspd_jax.diffusion.gaussian import coefficients
 from cspd_jax.errors import UserError
@@ -58,7 +58,7 @@ def speculated(random, kind):
 @jax.jit
 def speculated_by(random, drafter):
     time, z, c = setting()
-    return speculate_chain(HEAD, None, time, z, random, c, drafter, speculation=ChainSpeculation((8,)))
+    return speculate_chain(Chains(HEAD, None, time, z, c), random, drafter, ChainSpeculation((8,)))
 
 
 def setting():
@@ -80,9 +80,8 @@ def test_negative_control_misreported_drafts():
 
 def test_the_plain_chain_has_the_closed_form_law():
     time, z, c = setting()
-    plainly = jax.jit(sample_chain, static_argnums=0)(
-        HEAD, None, time, z, randomness(ROWS, STEPS, seed=1).noise, c
-    )
+    noise = randomness(ROWS, STEPS, seed=1).noise
+    plainly = jax.jit(lambda noise: sample_chain(Chains(HEAD, None, time, z, c), noise))(noise)
     assert min(p_values(plainly)) > FALSE_ALARM
 
 
@@ -90,7 +89,7 @@ def test_gains_of_a_linear_head_save_calls():
     """A calibrated drafter knows how the token that the head predicts moves with the noise."""
     time, z, c = setting()
     random = randomness(ROWS, STEPS, seed=2)
-    path = jax.jit(sample_path, static_argnums=0)(HEAD, None, time, z, random.noise, c)
+    path = jax.jit(lambda noise: sample_path(Chains(HEAD, None, time, z, c), noise))(random.noise)
     states = jnp.concatenate([path.states, random.noise[-1:]])
     t = jnp.asarray(HEAD.schedule.timestep_map)[:, None, None]
     velocity = jax.vmap(lambda x, t: HEAD.denoise(None, x, jnp.full(ROWS, t)))(states[1:], t[:, 0, 0])

@@ -13,7 +13,8 @@ import tiny
 import cspd_jax
 from cspd_jax.errors import UserError
 from cspd_jax.image import generation, pixels, sampler
-from cspd_jax.image.info import NetworkCalls
+from cspd_jax.image.counts import NetworkCalls
+from cspd_jax.image.options import Options
 from cspd_jax.keys import row_keys
 from cspd_jax.networks.mar import MARModel
 from cspd_jax.weights import models
@@ -48,9 +49,11 @@ def test_generate_and_look(model):
 
 
 def test_counts_with_guidance_and_groups(model):
-    _, info = generation.generate(KEY, model, [0, 1, -1], num_iter=4, respacing="ddim5", cfg=2.0)
-    segments = sampler.plan_segments(16, sampler.SamplerSettings(4, prefix_buckets=1))
-    width = sum(len(s.groups) * s.width for s in segments)
+    _, info = generation.generate(
+        KEY, model, [0, 1, -1], options=Options(num_iter=4, respacing="ddim5", cfg=2.0)
+    )
+    segments = sampler.plan_segments(16, Options(num_iter=4, prefix_buckets=1))
+    width = sum(len(groups) * segment.width for segment, groups in segments)
     assert width >= 16 and info.rounds == 4
     assert info.sequential == NetworkCalls(4, 20) and info.total == NetworkCalls(2 * 3 * 4, 2 * 3 * width * 5)
 
@@ -65,18 +68,22 @@ def test_compiled_once_per_shape(model):
 
     counting = dataclasses.replace(model, network=Counting(model.config))
     for cfg, temperature, labels in ((2.0, 1.0, [0, 1]), (3.0, 0.9, [4, 2]), (2.5, 0.5, [1, -1])):
-        generation.generate(KEY, counting, labels, cfg=cfg, temperature=temperature, num_iter=1)
+        generation.generate(
+            KEY, counting, labels, options=Options(cfg=cfg, temperature=temperature, num_iter=1)
+        )
     assert len(traces) == 1
-    generation.generate(KEY, counting, [0, 1, 2], cfg=2.0, num_iter=1)
+    generation.generate(KEY, counting, [0, 1, 2], options=Options(cfg=2.0, num_iter=1))
     assert len(traces) == 2
 
 
 def test_image_depends_on_its_own_key_only(model):
-    tokens, _ = generation.generate(KEY, model, LABELS, **FAST)
+    tokens, _ = generation.generate(KEY, model, LABELS, options=Options(**FAST))
     keys = row_keys(KEY, 4)
-    swapped, _ = generation.generate(keys[jnp.array([3, 1, 0, 2])], model, [3, 1, 0, 2], **FAST)
+    swapped, _ = generation.generate(
+        keys[jnp.array([3, 1, 0, 2])], model, [3, 1, 0, 2], options=Options(**FAST)
+    )
     others, _ = generation.generate(
-        keys.at[1:].set(row_keys(jax.random.key(9), 3)), model, [0, 4, 4, 4], **FAST
+        keys.at[1:].set(row_keys(jax.random.key(9), 3)), model, [0, 4, 4, 4], options=Options(**FAST)
     )
     np.testing.assert_array_equal(others[0], tokens[0])  # same shapes: exactly, whatever the neighbours
     np.testing.assert_array_equal(swapped[1], tokens[1])
@@ -85,8 +92,8 @@ def test_image_depends_on_its_own_key_only(model):
 
 
 def test_old_keys_and_one_key_each(model):
-    tokens, _ = generation.generate(jax.random.PRNGKey(3), model, LABELS, **FAST)
-    np.testing.assert_array_equal(tokens, generation.generate(KEY, model, LABELS, **FAST)[0])
+    tokens, _ = generation.generate(jax.random.PRNGKey(3), model, LABELS, options=Options(**FAST))
+    np.testing.assert_array_equal(tokens, generation.generate(KEY, model, LABELS, options=Options(**FAST))[0])
     with pytest.raises(UserError, match="4 rows and keys of shape"):
         generation.generate(row_keys(KEY, 3), model, LABELS)
 
@@ -113,13 +120,13 @@ def test_old_keys_and_one_key_each(model):
 def test_mistakes(model, options, sentence):
     labels = options.pop("labels", LABELS)
     with pytest.raises(UserError, match=sentence.replace(".", r"\.")):
-        generation.generate(KEY, model, labels, **options)
+        generation.generate(KEY, model, labels, options=Options(**options))
 
 
 def test_latents(folder):
     model = cspd_jax.load(tiny.save_mar(folder / "latents", tiny.LATENTS, names=None))
     vae = cspd_jax.load_vae(tiny.save_kl16(folder / "vae"))
-    tokens, _ = generation.generate(KEY, model, LABELS * 3, num_iter=1)
+    tokens, _ = generation.generate(KEY, model, LABELS * 3, options=Options(num_iter=1))
     latents = pixels.to_latents(model, tokens)
     assert latents.shape == (12, 4, 4, 4)
     np.testing.assert_allclose(latents[0, 1, 2] * 0.2325, tokens[0, 6], rtol=1e-5)
@@ -140,7 +147,7 @@ def test_load(folder, model, monkeypatch):
     assert model.class_names == tuple(tiny.NAMES) and model.class_name(-1) == "no class"
     half = cspd_jax.load(folder / "target", "bfloat16")
     assert {leaf.dtype for leaf in jax.tree.leaves(half.params)} == {jnp.dtype("bfloat16")}
-    tokens, _ = generation.generate(KEY, half, LABELS, num_iter=1)
+    tokens, _ = generation.generate(KEY, half, LABELS, options=Options(num_iter=1))
     assert tokens.dtype == jnp.float32 and bool(jnp.isfinite(tokens).all())
     monkeypatch.setattr(models, "_SHIPPED", folder)
     assert cspd_jax.load("default").name == "default"

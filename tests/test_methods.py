@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 import os
 from types import SimpleNamespace
@@ -17,11 +16,13 @@ from PIL import Image
 import cspd_jax
 from cspd_jax._utils import compilation
 from cspd_jax.apps.cli import main
+from cspd_jax.cli import generate
 from cspd_jax.errors import UserError
-from cspd_jax.image import autotune, generation, plan
+from cspd_jax.image import autotune, comparison, generation, plan
 from cspd_jax.image.chain.drafters import frozen
 from cspd_jax.image.chain.speculation import ChainSpeculation
 from cspd_jax.image.methods import DraftSpeculation, Plain, ReleasedRunner, SelfSpeculation
+from cspd_jax.image.options import Options
 from cspd_jax.image.rounds import PaperCriterion
 from cspd_jax.networks.mar import MARModel
 from cspd_jax.reports import acceptance_maps, charts
@@ -136,11 +137,11 @@ def test_self_speculation_must_beat_speculation_along_the_chains(monkeypatch, of
     """Not only the plain sampler step by step."""
     model = cspd_jax.load("default")
     denoise = "plain" if of_chains is None else "speculative"
-    plain = plan.resolve(model, plan.make_request(model, [0], denoise=denoise))
-    ahead = plan.make_request(model, [0], method=SelfSpeculation())
+    plain = plan.resolve(model, [0], options=Options(denoise=denoise))
+    ahead = plan.check(model, [0], SelfSpeculation())
     factors = {"self": 1.1, "plain": of_chains}
     measured = lambda key, plan: SimpleNamespace(faster=factors[plan.method.name])
-    monkeypatch.setattr(autotune, "compare", measured)
+    monkeypatch.setattr(autotune, "beside_plain", measured)
     monkeypatch.setattr(autotune, "self_speculation_can_win", lambda *_: True)
     assert (autotune.faster_of(KEY, plain, ahead).method.name == "self") == wins
 
@@ -148,11 +149,32 @@ def test_self_speculation_must_beat_speculation_along_the_chains(monkeypatch, of
 @pytest.mark.slow
 def test_fastest_is_a_plan_that_runs(folder):
     model = cspd_jax.load(folder / "target")
-    found = cspd_jax.fastest(KEY, model, [0, 1], num_iter=2)
-    tokens, info = cspd_jax.run(KEY, found)
+    found = cspd_jax.fastest(KEY, model, [0, 1], Options(denoise="auto", num_iter=2))
+    tokens, info = generation.run(KEY, found)
     assert tokens.shape == (2, 16, 16) and info.exactness.lossless
     assert info.method in ("plain", "self")
-    assert cspd_jax.fastest(KEY, model, [0], num_iter=2, final_noise=False).method == Plain()
+    assert cspd_jax.fastest(KEY, model, [0], Options(num_iter=2, final_noise=False)).method == Plain()
+
+
+def test_what_was_chosen_is_shown_on_as_many_images(tmp_path, monkeypatch, capsys):
+    """A method that is faster for ten images side by side may be slower for four; and where a flag says how
+    to denoise, nothing was measured that could be called the fastest of all."""
+    shown = []
+
+    def timed(key, plan, repeats):
+        shown.append(len(plan.labels))
+        info = SimpleNamespace(images=len(plan.labels))
+        return SimpleNamespace(method="speculative", infos={"speculative": info}, faster=0.8, fewer_calls=3.0)
+
+    monkeypatch.setattr(comparison, "beside_plain", timed)
+    monkeypatch.setattr(generate, "_save", lambda args, key, made, timing, turn, shown: generate._compare(
+        args, key, made.info.plan, shown, tmp_path
+    ))  # fmt: skip
+    argv = ["generate", "--target", "default-causal", "--steps", "4", "--n", "1", "--labels", "0-5"]
+    assert main([*argv, "--denoise", "speculative"]) == 0
+    err = capsys.readouterr().err
+    assert shown == [6] and "speculative, 6 images side by side, beside plain" in err
+    assert "with --denoise speculative, the fastest exact method for 6 images side by side" in err
 
 
 def _too_little(*_, **__):
@@ -162,10 +184,10 @@ def _too_little(*_, **__):
 def test_too_little_memory(run, folder, monkeypatch):
     """What does not fit is not faster; where it was asked for, one sentence says what to do."""
     model = cspd_jax.load(folder / "target")
-    monkeypatch.setattr(autotune, "compare", _too_little)
+    monkeypatch.setattr(autotune, "beside_plain", _too_little)
     monkeypatch.setattr(autotune, "self_speculation_can_win", lambda *_: True)
-    plain = plan.resolve(model, plan.make_request(model, [0]))
-    ahead = plan.make_request(model, [0], method=SelfSpeculation())
+    plain = plan.resolve(model, [0])
+    ahead = plan.check(model, [0], SelfSpeculation())
     assert autotune.faster_of(KEY, plain, ahead) is plain
     monkeypatch.setattr(generation, "generate_batches", _too_little)
     code, out, err = run("--method", "self", *FAST)
@@ -184,7 +206,7 @@ def test_too_little_memory(run, folder, monkeypatch):
         (("--method", "self", "--prefill", "1.5"), "prefill is 1.5"),
         (("--method", "self", "--gamma", "0"), "'0' is not a positive"),
         (("--method", "self", "--proposals", "1000000000"), "it must be at most 1024"),
-        (("--method", "self", "--adapt", "0"), "adapt is 0.0; it must be above 0"),
+        (("--method", "self", "--adapt", "0"), "draft_cost is 0.0; it must be above 0"),
         (("--method", "self", "--final-noise", "off"), "needs noise in the last denoising step"),
         (
             ("--method", "cspd", *DRAFT, "--criterion", "official", "--denoise", "speculative"),
@@ -203,10 +225,13 @@ def test_mistakes(run, folder, argv, sentence):
 
 def test_no_more_is_drafted_than_there_is(folder):
     model = cspd_jax.load(folder / "target")
-    made = functools.partial(plan.make_request, model, [0], method=SelfSpeculation(gamma=10**9))
+
+    def made(**options):
+        return plan.check(model, [0], SelfSpeculation(gamma=10**9), Options(**options))
+
     assert made().method.gamma == 15  # 16 groups, and the first is not drafted
     assert made(num_iter=4).method.gamma == 3 and made(num_iter=1).method.gamma == 1
-    chain = made(denoise=ChainSpeculation((40,) * 90), respacing="ddim10").settings.chain
+    chain = made(denoise=ChainSpeculation((40,) * 90), respacing="ddim10").options.chain
     assert chain.draft_lengths == (10,) * 10
 
 
@@ -218,7 +243,7 @@ def test_criteria_know_whether_they_are_exact():
         (PaperCriterion(sigma=False, inner_temperature=0.5), False),
         (PaperCriterion(sigma=False), True),
     ):
-        assert criterion.exactness(SimpleNamespace()).lossless is lossless
+        assert criterion.exactness().lossless is lossless
 
 
 def test_methods_check_themselves(folder):
@@ -226,12 +251,12 @@ def test_methods_check_themselves(folder):
     draft = cspd_jax.load(folder / "draft")
 
     def made(method, **options):
-        return plan.make_request(model, [0], method=method, **options)
+        return plan.check(model, [0], method, Options(**options))
 
-    assert made(Plain()).settings.final_noise is False
+    assert made(Plain()).options.final_noise is False
     assert made(SelfSpeculation()).method == SelfSpeculation(gamma=8, proposals=16)
-    assert made(SelfSpeculation()).settings.final_noise is True
-    assert made(ReleasedRunner(draft)).settings.final_noise is False
+    assert made(SelfSpeculation()).options.final_noise is True
+    assert made(ReleasedRunner(draft)).options.final_noise is False
     small = dataclasses.replace(draft, network=MARModel(dataclasses.replace(tiny.PIXELS, num_classes=3)))
     for method, sentence in (
         (SelfSpeculation(gamma=2.5), "gamma is 2\\.5; it must be a whole number"),
@@ -240,7 +265,7 @@ def test_methods_check_themselves(folder):
         (DraftSpeculation(draft, PaperCriterion(inner_temperature=0.0)), "inner_temperature is 0"),
         (DraftSpeculation(draft, prefill=-0.1), "prefill is -0.1"),
         (DraftSpeculation(small), "does not fit the target"),
-        (ReleasedRunner(draft, max_tries=0), "max_tries is 0"),
+        (ReleasedRunner(draft, max_resamples=0), "max_resamples is 0"),
         (DraftSpeculation(draft, "path"), "must be a criterion object"),
         (DraftSpeculation(draft.network), "must be an ImageModel"),
         (SelfSpeculation, "must be a method object"),

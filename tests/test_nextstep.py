@@ -14,7 +14,7 @@ from cspd_jax import weights
 from cspd_jax.apps.cli import main
 from cspd_jax.converters import nextstep as converter
 from cspd_jax.converters.source import Options, check, convert, make_config, open_source
-from cspd_jax.diffusion.chain import path_log_density, sample_path
+from cspd_jax.diffusion.chain import Chains, path_log_density, sample_path
 from cspd_jax.diffusion.flow import flow_schedule
 from cspd_jax.diffusion.gaussian import coefficients
 from cspd_jax.errors import UserError
@@ -22,6 +22,7 @@ from cspd_jax.image import generation, nextstep, pixels, prompts, sampler
 from cspd_jax.image.chain import calibration
 from cspd_jax.image.chain.drafters import frozen
 from cspd_jax.image.chain.speculation import ChainSpeculation
+from cspd_jax.image.options import Options as ImageOptions
 from cspd_jax.image.order import guidance_scale
 from cspd_jax.keys import row_keys
 from cspd_jax.networks.head import sinusoid
@@ -95,7 +96,7 @@ def test_chain(model, name):
     def run(params, z, noise):
         time = model.network.embed_time(params, jnp.asarray(schedule.timestep_map))
         scale = None if cfg == 1 else float(cfg)
-        return sample_path(model.network, params, time, z, noise, coefficients(schedule), scale=scale)
+        return sample_path(Chains(model.network, params, time, z, coefficients(schedule), scale=scale), noise)
 
     path = run(model.params, c if cfg == 1 else np.concatenate([c, u]), noise)
     close(path.x, A[f"sde/{name}/sample"], 3e-5)
@@ -163,15 +164,18 @@ def test_contexts(model):
 @pytest.mark.parametrize("name", cases(tiny.RUNS))
 def test_generation(model, name):
     run = tiny.run(model, A, name)
-    groups = run.settings.groups(6)
-    close(guidance_scale(groups, run.cfg, run.settings.cfg_schedule), A[f"gen/{name}/cfg_iter"][:, 0], 1e-6)
+    groups = run.options.groups(6)
+    close(
+        guidance_scale(groups, run.options.cfg, run.options.cfg_schedule),
+        A[f"gen/{name}/cfg_iter"][:, 0],
+        1e-6,
+    )
     out = sampler.sample(
         run.model.network,
         run.model.params,
         row_keys(jax.random.key(0), 2),
         jnp.arange(2),
-        settings=run.settings,
-        cfg=run.cfg,
+        run.options,
         noise=run.noise,
     )
     close(out.tokens, A[f"gen/{name}/tokens"], 1e-4)
@@ -293,7 +297,7 @@ def test_prompts_are_classes(model):
         (lambda m: prompts.bind(m, IDS, NEGATIVE, grid=(16, 16)), "256 positions"),
         (lambda m: prompts.bind(m, IDS, NEGATIVE, texts=["one"]), "one for each"),
         (lambda m: prompts.bind(tiny.with_config(m, positions=True), IDS, NEGATIVE, grid=(64, 64)), "places"),
-        (lambda m: nextstep.generate(jax.random.key(0), m, IDS, cfg=2), "unconditional"),
+        (lambda m: nextstep.generate(jax.random.key(0), m, IDS, ImageOptions(cfg=2)), "unconditional"),
         (lambda m: generation.generate(jax.random.key(0), m, [0]), "bind"),
     ],
 )
@@ -320,11 +324,15 @@ def test_a_text_becomes_ids(model):
 def test_speculation(model):
     """Fewer head calls for two images of each prompt."""
     tokens, info = nextstep.generate(
-        jax.random.key(3), model, IDS, negative=NEGATIVE, images=2, grid=(2, 3), cfg=2.0, steps=12,
-        denoise=ChainSpeculation((4,), proposals=4), chain_drafter=frozen(12, 16),
+        jax.random.key(3), model, IDS,
+        ImageOptions(
+            cfg=2.0, cfg_schedule="constant", respacing=12,
+            denoise=ChainSpeculation((4,), proposals=4), chain_drafter=frozen(12, 16),
+        ),
+        negative=NEGATIVE, images=2, grid=(2, 3),
     )  # fmt: skip
     assert tokens.shape == (4, 6, 16) and np.isfinite(tokens).all()
-    assert info.plan.request.labels.tolist() == [0, 0, 1, 1]
+    assert info.plan.labels.tolist() == [0, 0, 1, 1]
     assert info.exactness.lossless and info.truncated == 0
     assert info.chains.accepted and info.sequential.target_head < 6 * 12
     assert pixels.to_latents(info.plan.model, tokens).shape == (4, 4, 6, 4)
@@ -339,10 +347,10 @@ def test_steps_of_speculation_are_those_of_the_chain(model):
     @jax.jit
     def run(params, noise, scale):
         time = model.network.embed_time(params, jnp.asarray(schedule.timestep_map))
-        arguments, c = (model.network, params, time, z), coefficients(schedule)
-        path = sample_path(*arguments, noise, c, scale=3.0)
+        chains = Chains(model.network, params, time, z, coefficients(schedule), scale=3.0)
+        path = sample_path(chains, noise)
         states = jnp.concatenate([path.states, noise[-1:]])
-        given = path_log_density(*arguments, states, c, scale=scale, final_noise=False)
+        given = path_log_density(chains._replace(scale=scale), states)
         return path.log_density, given
 
     noise = jax.random.normal(jax.random.key(1), (9, 6, 16))

@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 
 from cspd_jax.errors import UserError
-from cspd_jax.image.order import guidance_scale, mask_lengths, random_reveal, reveal_groups
-from cspd_jax.image.sampler import SamplerSettings, plan_segments
+from cspd_jax.image.options import Options
+from cspd_jax.image.order import guidance_scale, mask_lengths, random_order, reveal_groups
+from cspd_jax.image.sampler import plan_segments
 
 
 @pytest.mark.parametrize("length", [1, 4, 16, 64, 256])
@@ -47,17 +48,17 @@ def test_no_steps_is_an_error():
 @pytest.mark.parametrize("length, num_iter", [(256, 256), (256, 64), (64, 16), (16, 5), (1, 1), (9, 30)])
 @pytest.mark.parametrize("sizes", [1, 4, 8])
 def test_segments_hold_all_groups_in_order(length, num_iter, sizes):
-    segments = plan_segments(length, SamplerSettings(num_iter, prefix_buckets=sizes))
-    assert tuple(g for s in segments for g in s.groups) == reveal_groups(length, num_iter)
-    for segment in segments:
-        for group in segment.groups:
+    segments = plan_segments(length, Options(num_iter=num_iter, prefix_buckets=sizes))
+    assert tuple(g for _, groups in segments for g in groups) == reveal_groups(length, num_iter)
+    for segment, groups in segments:
+        for group in groups:
             assert group.start <= segment.bucket <= length
             assert group.size <= segment.width
     assert len(segments) <= sizes
 
 
 def test_orders_are_permutations():
-    reveal = jax.vmap(lambda k: random_reveal(k, 16))(jax.random.split(jax.random.key(0), 2000))
+    reveal = jax.vmap(lambda k: random_order(k, 16))(jax.random.split(jax.random.key(0), 2000))
     assert (np.sort(reveal, axis=1) == np.arange(16)).all()
     # Each position is equally often first: chi-squared with 15 degrees of freedom, false alarm 1e-5.
     counts = np.bincount(np.asarray(reveal)[:, 0], minlength=16)

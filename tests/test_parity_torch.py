@@ -11,6 +11,7 @@ import pytest
 
 from cspd_jax.diffusion.schedule import sampling_schedule
 from cspd_jax.image import sampler
+from cspd_jax.image.options import Options
 from cspd_jax.keys import row_keys
 from cspd_jax.networks.config import MARConfig
 from cspd_jax.networks.mar import MARModel
@@ -61,10 +62,15 @@ def test_whole_generation(change, num_iter, cfg, temperature):
         jax.tree.map(jnp.asarray, reference_torch.to_jax(reference)),
         row_keys(jax.random.key(0), 3),
         jnp.asarray(labels),
-        settings=sampler.SamplerSettings(num_iter=num_iter, respacing=config.respacing, guided=cfg != 1.0),
-        cfg=cfg,
-        temperature=temperature,
-        reveal=jnp.asarray(orders[:, ::-1].copy()),
+        Options(
+            num_iter=num_iter,
+            respacing=config.respacing,
+            guided=cfg != 1.0,
+            cfg=cfg,
+            temperature=temperature,
+            prefix_buckets=4,
+        ),
+        order=jnp.asarray(orders[:, ::-1].copy()),
         noise=jnp.asarray(noise),
     ).tokens
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=2e-5 * np.abs(theirs).max())

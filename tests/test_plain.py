@@ -11,17 +11,19 @@ import pytest
 from golden_cases import fixture
 
 from cspd_jax.image import sampler
+from cspd_jax.image.options import Options
 from cspd_jax.keys import row_keys
 from cspd_jax.networks.mar import MARModel
 
-SETTINGS = sampler.SamplerSettings(num_iter=6, respacing="ddim8", prefix_buckets=1)
+OPTIONS = Options(num_iter=6, respacing="ddim8", prefix_buckets=1)
 LABELS = jnp.array([3, 1, -1, 9])
 KEYS = row_keys(jax.random.key(7), 4)
 
 
-def draw(keys=KEYS, labels=LABELS, settings=SETTINGS, model=None, **kwargs):
+def draw(keys=KEYS, labels=LABELS, options=OPTIONS, model=None, **changed):
     f = fixture()
-    made = sampler.sample(model or f.model, f.params, keys, labels, settings=settings, **kwargs)
+    options = dataclasses.replace(options, **changed)
+    made = sampler.sample(model or f.model, f.params, keys, labels, options)
     return np.asarray(made.tokens)
 
 
@@ -54,48 +56,46 @@ def test_place_in_the_batch_does_not_matter():
 def test_batch_shapes_agree_in_float64(guided, cfg):
     """Alone or in a batch of four: equal up to float64 rounding, which chain and guidance magnify."""
     f = fixture()
-    settings = dataclasses.replace(SETTINGS, guided=guided)
+    options = dataclasses.replace(OPTIONS, guided=guided, cfg=cfg)
     with jax.enable_x64(True):
         params = jax.tree.map(lambda a: jnp.asarray(np.asarray(a, np.float64)), f.params)
         model = MARModel(f.config, jnp.float64)
-        run = functools.partial(sampler.sample, model, params, settings=settings, cfg=cfg)
+        run = functools.partial(sampler.sample, model, params, options=options)
         together = np.asarray(run(KEYS, LABELS).tokens)
         alone = np.asarray(run(KEYS[2:3], LABELS[2:3]).tokens)
     assert together.dtype == np.float64
     np.testing.assert_allclose(alone[0], together[2], rtol=0, atol=1e-7)
-    single = draw(settings=settings, cfg=cfg)
+    single = draw(options=options)
     np.testing.assert_allclose(single, together, atol=2e-4 * max(1, np.abs(together).max() / 10))
 
 
 def test_labels_and_guidance_change_the_result():
     assert np.abs(draw(labels=jnp.array([4, 1, -1, 9]))[0] - base()[0]).max() > 1e-3
-    guided = dataclasses.replace(SETTINGS, guided=True)
-    strong = draw(settings=guided, cfg=3.0)
+    strong = draw(guided=True, cfg=3.0)
     assert np.abs(strong - base()).max() > 1e-2
     # Scale 1 with both halves computed is no guidance at all.
-    np.testing.assert_allclose(draw(settings=guided, cfg=1.0), base(), atol=2e-4)
+    np.testing.assert_allclose(draw(guided=True, cfg=1.0), base(), atol=2e-4)
     # An unconditional image guided by itself is not changed either.
     np.testing.assert_allclose(strong[2], base()[2], atol=2e-4)
 
 
 def test_final_noise_is_small():
-    noisy = draw(settings=dataclasses.replace(SETTINGS, final_noise=True))
+    noisy = draw(final_noise=True)
     assert np.abs(noisy - base()).max() > 1e-4
 
 
 @pytest.mark.parametrize("num_iter", [1, 16, pytest.param(24, marks=pytest.mark.slow)])
 def test_any_number_of_steps(num_iter):
-    settings = dataclasses.replace(SETTINGS, num_iter=num_iter)
-    chex.assert_tree_all_finite(draw(settings=settings))
+    chex.assert_tree_all_finite(draw(num_iter=num_iter))
 
 
 def test_encoder_sizes_do_not_change_the_result():
-    found = draw(settings=dataclasses.replace(SETTINGS, prefix_buckets=3))
+    found = draw(prefix_buckets=3)
     np.testing.assert_allclose(found, base(), atol=2e-4)
 
 
 def test_more_steps_than_tokens_equal_as_many():
-    many, enough = (draw(settings=dataclasses.replace(SETTINGS, num_iter=n)) for n in (24, 16))
+    many, enough = (draw(num_iter=n) for n in (24, 16))
     np.testing.assert_array_equal(many, enough)
 
 
@@ -103,18 +103,17 @@ def test_more_steps_than_tokens_equal_as_many():
 def test_bfloat16_stays_close():
     f = fixture()
     model = MARModel(f.config, jnp.bfloat16)
-    tokens = draw(model=model, settings=dataclasses.replace(SETTINGS, num_iter=1))
+    tokens = draw(model=model, num_iter=1)
     assert tokens.dtype == np.float32
-    exact = draw(settings=dataclasses.replace(SETTINGS, num_iter=1))
+    exact = draw(num_iter=1)
     assert np.abs(tokens - exact).mean() < 0.1 * np.abs(exact).mean()
 
 
 def test_compiled_once_per_shape():
     """Other keys, labels and scales compile nothing."""
-    guided = dataclasses.replace(SETTINGS, guided=True)
-    draw(settings=guided, cfg=2.5)
+    draw(guided=True, cfg=2.5)
     before = sampler.sample._cache_size()
     assert before > 0
     for seed, cfg in ((0, 1.0), (1, 2.0)):
-        draw(keys=row_keys(jax.random.key(seed), 4), labels=LABELS - seed, settings=guided, cfg=cfg)
+        draw(keys=row_keys(jax.random.key(seed), 4), labels=LABELS - seed, guided=True, cfg=cfg)
     assert sampler.sample._cache_size() == before

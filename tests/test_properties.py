@@ -197,5 +197,5 @@ def test_negative_control():
     """The law that images are held to refutes another model."""
     request = {"images": 301, "num_iter": 3, "cfg": 1.5, "temperature": 0.7, "seed": 5}
     other = dataclasses.replace(MODEL, offset=0.5)
-    noise, _ = noise_of(lambda _, *args, **options: sampler.sample(other, *args, **options), **request)
+    noise, _ = noise_of(lambda _, *args: sampler.sample(other, *args), **request)
     assert p_value(noise) <= FALSE_ALARM

@@ -13,12 +13,15 @@ import cspd_jax
 from cspd_jax import (
     ChainSpeculation,
     DraftSpeculation,
-    ImageModel,
+    Options,
     PaperCriterion,
     Plain,
-    ReleasedRunner,
     SelfSpeculation,
+    image,
 )
+from cspd_jax.image import ReleasedRunner, sampler
+from cspd_jax.image.bound import Batch
+from cspd_jax.weights.models import ImageModel
 
 TRACES: list[int] = []
 KEYS = cspd_jax.row_keys(jax.random.key(3), 3)
@@ -58,8 +61,7 @@ def _cache(tmp_path, monkeypatch):
 
 def plan_of(way, labels=LABELS, batch=None):
     method, denoise = WAYS[way]
-    request = cspd_jax.make_request(MODEL, labels, method=method, denoise=denoise, num_iter=4, cfg=1.5)
-    return cspd_jax.resolve(MODEL, request, batch)
+    return image.resolve(MODEL, labels, method, Options(denoise=denoise, num_iter=4, cfg=1.5), batch)
 
 
 # What is slow here runs the code of two others together, or is sampled in test_token_speculation.
@@ -69,15 +71,14 @@ SLOW = ("self, chains", "draft, path", "draft, paper")
 @pytest.mark.parametrize("way", [pytest.param(way, marks=[pytest.mark.slow] * (way in SLOW)) for way in WAYS])
 def test_protocol(way):
     plan = plan_of(way)
-    tokens, info = cspd_jax.run(KEYS, plan)
+    tokens, info = image.run(KEYS, plan)
     assert tokens.shape == (3, 6, 2)
     assert_tree_all_finite(tokens)
 
     # Other numbers of the same shapes compile nothing; a neighbour does not matter, to the bit.
     traced = len(TRACES)
     others = cspd_jax.row_keys(jax.random.key(9), 3).at[1].set(KEYS[1])
-    request = dataclasses.replace(plan.request, labels=np.array([-1, 1, 0], np.int32))
-    mixed, of_mixed = cspd_jax.run(others, dataclasses.replace(plan, request=request))
+    mixed, of_mixed = image.run(others, dataclasses.replace(plan, labels=np.array([-1, 1, 0], np.int32)))
     warmer = plan.sample(KEYS, jnp.asarray(LABELS), cfg=2.0, temperature=0.9)
     assert len(TRACES) == traced
     np.testing.assert_array_equal(mixed[1], tokens[1])
@@ -86,7 +87,7 @@ def test_protocol(way):
 
     # The stream ends where one call does, and known tokens do not change on the way.
     before = np.zeros_like(tokens)
-    steps = list(plan.method.steps(plan, KEYS, jnp.asarray(LABELS)))
+    steps = list(plan.method.steps(plan.batch_of(KEYS, plan.labels)))
     for known, out in steps:
         settled = np.any(before != 0, axis=-1)
         if plan.method.name == "plain":
@@ -111,15 +112,17 @@ def test_protocol(way):
     assert info.exactness.lossless == (way != "released")
 
 
+@pytest.mark.parametrize("pieces", [1, 2])
 @pytest.mark.parametrize("way", ["plain, chains", "self", pytest.param("released", marks=pytest.mark.slow)])
-def test_batches_are_the_same_images(way):
-    """Five images three by three; the one that fills the last batch is in no count."""
+def test_batches_are_the_same_images(way, pieces):
+    """Five images three by three; the one that fills the last batch is in no count. In one call per batch, or
+    in some where somebody watches."""
     labels, keys = [0, 1, 0, 1, 0], cspd_jax.row_keys(jax.random.key(3), 5)
     (first, of_first), (last, of_last) = (
-        cspd_jax.run(keys[at], plan_of(way, labels[at])) for at in (slice(0, 3), slice(2, 5))
+        image.run(keys[at], plan_of(way, labels[at])) for at in (slice(0, 3), slice(2, 5))
     )
     told: list[int] = []
-    batched, info = cspd_jax.generate_batches(jax.random.key(3), plan_of(way, labels, 3), on_step=told.append)
+    batched, info = image.generate_batches(jax.random.key(3), plan_of(way, labels, 3), told.append, pieces)
     np.testing.assert_allclose(batched, [*first, *last[1:]], atol=1e-5)
     np.testing.assert_array_equal(info.accepted, [*of_first.accepted, *of_last.accepted[1:]])
     assert sum(told) == 2 * 4 and info.batch == 3
@@ -170,12 +173,10 @@ class Cached(LinearTokens):
 
 
 def test_a_model_with_a_cache_of_its_context():
-    from cspd_jax.image import sampler
-
-    settings = sampler.SamplerSettings(num_iter=4, respacing="ddim10", guided=True, prefix_buckets=2)
-    arguments = (None, KEYS, jnp.zeros(3, jnp.int32))
-    expected = sampler.sample(LinearTokens(), *arguments, settings=settings, cfg=1.5).tokens
-    found = sampler.sample(Cached(), *arguments, settings=settings, cfg=1.5).tokens
+    options = Options(num_iter=4, respacing="ddim10", guided=True, cfg=1.5, prefix_buckets=2)
+    arguments = (None, KEYS, jnp.zeros(3, jnp.int32), options)
+    expected = sampler.sample(LinearTokens(), *arguments).tokens
+    found = sampler.sample(Cached(), *arguments).tokens
     np.testing.assert_allclose(found, expected, atol=1e-5)
-    *_, (_, out) = sampler.stream(Cached(), *arguments, settings=settings, cfg=1.5)
+    *_, (_, out) = sampler.stream(Batch(Cached(), *arguments))
     np.testing.assert_allclose(out.tokens, expected, atol=1e-5)

@@ -11,7 +11,17 @@ import tiny
 from masked_models import LLADA, params_of
 
 import cspd_jax
-from cspd_jax import ChainSpeculation, DraftSpeculation, SelfSpeculation, UserError, generate, masked, text
+from cspd_jax import (
+    ChainSpeculation,
+    DraftSpeculation,
+    Options,
+    Plain,
+    SelfSpeculation,
+    UserError,
+    generate,
+    masked,
+    text,
+)
 from cspd_jax.image import plan
 from cspd_jax.networks.lm import LM
 
@@ -47,29 +57,31 @@ def model(tmp_path_factory):
     ],
 )
 def test_images(model, change, sentence):
-    arguments = {"key": KEY, "model": model, "labels": [0], "num_iter": 1, **change}
+    arguments = {"key": KEY, "model": model, "labels": [0], "method": Plain(), **change}
+    first = [arguments.pop(name) for name in ("key", "model", "labels", "method")]
     with pytest.raises(UserError, match=re.escape(sentence)) as error:
-        generate(arguments.pop("key"), arguments.pop("model"), arguments.pop("labels"), **arguments)
+        generate(*first, Options(num_iter=1, **arguments))
     assert len(str(error.value)) < 300
 
 
 def test_what_is_meant_is_clear(model):
-    request = plan.make_request(model, np.array([0]), cfg=jnp.array(2.0), temperature=np.float32(0.5))
-    same = plan.make_request(model, [0], cfg=2, temperature=0.5)
-    assert (request.settings, request.cfg, request.temperature) == (same.settings, 2.0, 0.5)
-    assert request.settings.guided and type(request.cfg) is float
-    windows = plan.make_request(model, [0], denoise=ChainSpeculation(3)).settings.chain
-    assert windows == plan.make_request(model, [0], denoise=ChainSpeculation((3,))).settings.chain
+    def asked(labels=(0,), **options):
+        return plan.check(model, labels, options=Options(**options)).options
+
+    options = asked(np.array([0]), cfg=jnp.array(2.0), temperature=np.float32(0.5))
+    assert options == asked(cfg=2, temperature=0.5)
+    assert options.guided and type(options.cfg) is float
+    assert asked(denoise=ChainSpeculation(3)).chain == asked(denoise=ChainSpeculation((3,))).chain
 
 
 def test_traced_numbers_go_to_the_plan(model):
     with pytest.raises(UserError, match="cfg is traced; give it to the `sample` of a plan"):
-        jax.jit(lambda cfg: generate(KEY, model, [0], cfg=cfg)[0])(2.0)
+        jax.jit(lambda cfg: generate(KEY, model, [0], options=Options(cfg=cfg))[0])(2.0)
 
 
 @pytest.mark.parametrize("shape", [(3, 5), (1, 10, 16), (1, 4, 3), (4, 16)])
 def test_tokens_of_another_shape(model, shape):
-    for look in (cspd_jax.to_images, cspd_jax.to_latents):
+    for look in (cspd_jax.to_images, cspd_jax.image.to_latents):
         with pytest.raises(UserError, match=r"the tokens have shape .*; .* makes \[N, "):
             look(model, np.zeros(shape))
 

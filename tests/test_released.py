@@ -15,13 +15,15 @@ from cspd_jax.diffusion.gaussian import Gaussian
 from cspd_jax.diffusion.schedule import respace
 from cspd_jax.errors import UserError
 from cspd_jax.image import released, sampler
+from cspd_jax.image.options import Options
 from cspd_jax.image.order import reveal_groups
 from cspd_jax.image.released import RunnerOptions
+from cspd_jax.image.rounds import Draft
 from cspd_jax.keys import row_keys
 
 TARGET, DRAFT = LinearTokens(), LinearTokens(pull=1.45, offset=0.42)
-SETTINGS = sampler.SamplerSettings(num_iter=9, respacing=TARGET.spec, prefix_buckets=1)  # 6 tokens
-OPTIONS = RunnerOptions(gamma=2, prefill=0.1)
+OPTIONS = Options(num_iter=9, respacing=TARGET.spec)  # 6 tokens
+RUNNER = RunnerOptions(gamma=2, prefill=0.1)
 KEYS, LABELS = row_keys(jax.random.key(5), 4), jnp.zeros(4, jnp.int32)
 
 
@@ -86,11 +88,9 @@ def test_schedule(length, num_iter, options, expected):
     assert total.draft_head == 7 * total.draft_backbone == 7 * expected.count("D")
 
 
-def draw(keys=KEYS, labels=LABELS, draft=DRAFT, settings=SETTINGS, options=OPTIONS, target=TARGET, **kwargs):
-    kwargs = {"temperature": 1.0, "inner_temperature": 42.0} | kwargs
-    made = released.sample(
-        target, None, draft, None, keys, labels, settings=settings, options=options, **kwargs
-    )
+def draw(draft=DRAFT, options=OPTIONS, runner=RUNNER, target=TARGET, **of_runner):
+    runner = released.Runner(dataclasses.replace(runner, **of_runner), Draft(draft))
+    made = released.sample(target, None, KEYS, LABELS, options, runner=runner)
     return jax.tree.map(np.asarray, made)
 
 
@@ -103,7 +103,7 @@ def test_what_is_reported():
     tokens, tested, accepted, counts = base()
     chex.assert_shape(tokens, (4, 6, 2))
     chex.assert_tree_all_finite(tokens)
-    steps = released.schedule(6, 9, OPTIONS)
+    steps = released.schedule(6, 9, RUNNER)
     np.testing.assert_array_equal(counts.tested, [4 * step.group.size * step.drafted for step in steps])
     assert 0 < counts.accepted.sum() == accepted.sum() < counts.tested.sum() == tested.sum()
     assert (tested | ~accepted).all()
@@ -113,17 +113,16 @@ def test_what_is_reported():
 
 
 @pytest.mark.parametrize(
-    "options, draft, cfg_schedule, temperature",
+    "runner, draft, cfg_schedule, temperature",
     [(RunnerOptions(1, 0.0), TARGET, "linear", 0.8), (RunnerOptions(3, 1.0), DRAFT, "constant", 1.1)],
 )
-def test_equal_to_the_plain_sampler(options, draft, cfg_schedule, temperature):
+def test_equal_to_the_plain_sampler(runner, draft, cfg_schedule, temperature):
     """A target that judges its own drafts one by one accepts all; or the target generates all."""
-    settings = sampler.SamplerSettings(
-        3, TARGET.spec, guided=True, cfg_schedule=cfg_schedule, prefix_buckets=1
+    options = dataclasses.replace(
+        OPTIONS, num_iter=3, guided=True, cfg=1.5, cfg_schedule=cfg_schedule, temperature=temperature
     )
-    numbers = {"settings": settings, "cfg": 1.5, "temperature": temperature}
-    expected = sampler.sample(TARGET, None, KEYS, LABELS, **numbers).tokens
-    found = draw(draft=draft, options=options, **numbers)
+    expected = sampler.sample(TARGET, None, KEYS, LABELS, options).tokens
+    found = draw(draft=draft, options=options, runner=runner)
     np.testing.assert_allclose(found.tokens, expected, atol=1e-5)
     assert found.counts.zeros == found.counts.tries.sum() == 0
     assert found.accepted.sum() == found.counts.tested.sum()
@@ -132,9 +131,9 @@ def test_equal_to_the_plain_sampler(options, draft, cfg_schedule, temperature):
 def test_draft_like_the_target():
     """In each block the context of the first token is the same for both: accepted. No proposal is ever taken
     in its place, so all tries are made where another token of the image was rejected."""
-    options = RunnerOptions(gamma=3, prefill=0.0)
-    counts = draw(draft=TARGET, options=options).counts
-    for block in (step.block for step in released.schedule(6, 9, options) if step.block):
+    runner = RunnerOptions(gamma=3, prefill=0.0)
+    counts = draw(draft=TARGET, runner=runner).counts
+    for block in (step.block for step in released.schedule(6, 9, runner) if step.block):
         assert counts.accepted[block[0]] == counts.tested[block[0]] == 4  # a token is a step
     assert counts.accepted.sum() < counts.tested.sum()
     assert set(counts.tries) == {0, 100}
@@ -142,8 +141,7 @@ def test_draft_like_the_target():
 
 def test_tokens_without_a_taken_proposal_are_zero():
     """A draft that is nearly right, but rejected at this inner temperature: proposals are rarely taken."""
-    options = RunnerOptions(gamma=2, prefill=0.1, inner_temperature=1e-5, max_tries=1)
-    found = draw(draft=LinearTokens(offset=0.4001), options=options, inner_temperature=None)
+    found = draw(draft=LinearTokens(offset=0.4001), inner_temperature=1e-5, max_resamples=1)
     zero = ~found.tokens.any(-1)
     assert found.counts.zeros == zero.sum() > 0
     assert not (zero & found.accepted).any() and set(found.counts.tries) == {0, 1}
@@ -159,8 +157,8 @@ class Prefix(LinearTokens):
 
 @pytest.mark.slow
 def test_prefix_buckets_do_not_change_the_result():
-    settings = dataclasses.replace(SETTINGS, prefix_buckets=2)
-    found = draw(target=Prefix(), draft=Prefix(pull=DRAFT.pull, offset=DRAFT.offset), settings=settings)
+    options = dataclasses.replace(OPTIONS, prefix_buckets=2)
+    found = draw(target=Prefix(), draft=Prefix(pull=DRAFT.pull, offset=DRAFT.offset), options=options)
     np.testing.assert_allclose(found.tokens, base().tokens, atol=1e-5)
     np.testing.assert_array_equal(found.accepted, base().accepted)
 
@@ -186,7 +184,7 @@ def test_when_tries_end():
         return jnp.full((3, 2, 1), k.astype(jnp.float32)), jnp.where(jnp.asarray(taken)[k], 0.5, 1.0)
 
     for together, tries, values in ((False, 4, [[0, 1], [0, 3]]), (True, 6, [[2, 1], [0, 3]])):
-        found = released.propose(p, q, real, accepted, draw, max_tries=6, together=together)
+        found = released.propose(p, q, real, accepted, draw, max_resamples=6, together=together)
         assert found.tries == tries
         np.testing.assert_array_equal(found.value[:2, :, 0] - 50, values)
         assert not found.taken[2].any()
@@ -204,7 +202,7 @@ def test_recorded_timesteps_can_always_be_named():
         ({"gamma": 0}, "gamma is 0"),
         ({"prefill": 1.5}, "prefill is 1.5"),
         ({"inner_temperature": 0.0}, "inner_temperature is 0.0"),
-        ({"max_tries": 0}, "max_tries is 0"),
+        ({"max_resamples": 0}, "max_resamples is 0"),
     ],
 )
 def test_impossible_options_are_refused(wrong, message):
@@ -216,4 +214,4 @@ def test_impossible_requests_are_refused():
     with pytest.raises(UserError, match="must be equal"):
         draw(draft=LinearTokens(seq_len=4))
     with pytest.raises(UserError, match="no noise in the last"):
-        draw(settings=dataclasses.replace(SETTINGS, final_noise=True))
+        draw(options=dataclasses.replace(OPTIONS, final_noise=True))

@@ -341,7 +341,9 @@ def test_a_cell_is_the_images_of_generate(pair):
     setup = Setup(*pair, batches=(2,), gammas=(2,), seed=3, steps="ddim5")
     row, arrays = running.run_cell(setup, setup.cell({"final_noise": True}, first=4))
     keys = cspd_jax.row_keys(jax.random.key(3), 2, 4)
-    tokens, info = cspd_jax.generate(keys, setup.target, [4, 0], respacing="ddim5", final_noise=True)
+    tokens, info = cspd_jax.generate(
+        keys, setup.target, [4, 0], options=cspd_jax.Options(respacing="ddim5", final_noise=True)
+    )
     np.testing.assert_array_equal(arrays["tokens"], tokens)
     assert row["sequential"] == info.sequential._asdict() and row["lossless"] and row["seconds"] > 0
 

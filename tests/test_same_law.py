@@ -17,6 +17,7 @@ from laws import FALSE_ALARM, classifier_p_value, energy_p_value
 from recorded import GOLDEN, network
 
 from cspd_jax.image import rounds, sampler
+from cspd_jax.image.options import Options
 from cspd_jax.keys import row_keys
 
 NEAR = "cspd_draft_near"
@@ -27,10 +28,10 @@ def images(sampler, seed, *, count=400, cfg=1.0, num_iter=16, draft=None, **opti
     target = network(GOLDEN, "cspd_target")
     if draft:
         small = network(GOLDEN, draft, target)
-        options |= {"draft": small.model, "draft_params": small.params}
-    settings = sampler.SamplerSettings(num_iter, "ddim8", guided=cfg != 1, final_noise=True, prefix_buckets=1)
+        options["draft"] = rounds.Draft(small.model, small.params)
+    how = Options(num_iter=num_iter, respacing="ddim8", guided=cfg != 1, cfg=cfg, final_noise=True)
     keys, labels = row_keys(jax.random.key(seed), count), jnp.zeros(count, jnp.int32)
-    found = sampler(target.model, target.params, keys, labels, settings=settings, cfg=cfg, **options)
+    found = sampler(target.model, target.params, keys, labels, how, **options)
     return np.asarray(found.tokens, np.float64), found
 
 

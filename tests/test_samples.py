@@ -24,7 +24,10 @@ from cspd_jax.apps import bulk, cli
 from cspd_jax.apps.bulk import claims, exports, folder, shard, workers
 from cspd_jax.errors import UserError
 from cspd_jax.image import generation
+from cspd_jax.image.options import Options
+from cspd_jax.image.plan import resolve
 
+PLAIN = cspd_jax.Plain()
 FAST = {"num_iter": 4, "respacing": "ddim5"}
 FLAGS = ("--num-iter", "4", "--steps", "ddim5", "--batch", "4")
 
@@ -39,8 +42,8 @@ def model(target):
     return cspd_jax.load(target)
 
 
-def job_of(model, images=10, turn=range(5), batch=4, request=FAST, **more):
-    return bulk.Job(model, cspd_jax.make_request(model, turn, **request), images, batch=batch, **more)
+def job_of(model, images=10, turn=range(5), batch=4, method=PLAIN, options=FAST, **more):
+    return bulk.Job(model, list(turn), images, method, Options(**options), batch=batch, **more)
 
 
 def shards_in(path):
@@ -67,32 +70,31 @@ def command(*arguments):
 
 
 def test_the_images_are_those_of_generate(model, whole):
-    request = cspd_jax.make_request(model, [i % 5 for i in range(10)], **FAST)
-    plan = cspd_jax.resolve(model, request, 4)
+    plan = resolve(model, [i % 5 for i in range(10)], options=Options(**FAST), batch=4)
     tokens, _ = generation.generate_batches(jax.random.key(0), plan)
     stored = list(bulk.read(whole))
     assert [(s.first, len(s.labels)) for s in stored] == [(0, 4), (4, 4), (8, 2)]
     np.testing.assert_array_equal(np.concatenate([s.tokens for s in stored]), tokens)
     np.testing.assert_array_equal(images_in(whole), cspd_jax.to_images(model, tokens))
-    np.testing.assert_array_equal(np.concatenate([s.labels for s in stored]), request.labels)
+    np.testing.assert_array_equal(np.concatenate([s.labels for s in stored]), plan.labels)
     assert all(s.finite.all() for s in stored)
 
 
 @pytest.mark.parametrize("method", ["plain", "self"])
 def test_a_part_of_the_images(model, tmp_path, method, whole):
     """--first: wherever a job begins, an image keeps its row in the batch, so its bits are the same."""
-    request = FAST if method == "plain" else {**FAST, "method": cspd_jax.SelfSpeculation(2, 2)}
+    how = {"method": cspd_jax.Plain() if method == "plain" else cspd_jax.SelfSpeculation(2, 2)}
     if method == "self":
         whole = tmp_path / "whole"
-        bulk.run(job_of(model, request=request), whole)
-    bulk.run(job_of(model, 5, first=3, request=request), tmp_path / "part", start=1)
+        bulk.run(job_of(model, **how), whole)
+    bulk.run(job_of(model, 5, first=3, **how), tmp_path / "part", start=1)
     assert [s.first for s in bulk.read(tmp_path / "part")] == [3, 4]
     np.testing.assert_array_equal(images_in(tmp_path / "part"), images_in(whole)[3:8])
     labels = np.concatenate([s.labels for s in bulk.read(tmp_path / "part")])
     np.testing.assert_array_equal(labels, [3, 4, 0, 1, 2])
     if method == "self":  # counts are of the images that were wanted
         for first, count in ((0, 6), (6, 4)):
-            bulk.run(job_of(model, count, first=first, request=request), tmp_path / str(first))
+            bulk.run(job_of(model, count, first=first, **how), tmp_path / str(first))
         records = [json.loads(p.read_text()) for p in tmp_path.glob("[06]/shards/*.json")]
         of_whole = [json.loads(p.read_text()) for p in whole.glob("shards/*.json")]
         for name in ("tested", "accepted"):
@@ -158,8 +160,8 @@ def test_another_job_is_refused(model, whole, tmp_path):
         ({"seed": 1}, "seed is 0 there and 1 here"),
         ({"images": 11}, "images is 10 there and 11 here"),
         ({"turn": [0, 1]}, "labels.turn is 5 there and 2 here"),
-        ({"request": {**FAST, "cfg": 2.0}}, "sampler.cfg is 1.0 there and 2.0 here"),
-        ({"request": {**FAST, "method": cspd_jax.SelfSpeculation(2)}}, "method.name is 'plain' there"),
+        ({"options": {**FAST, "cfg": 2.0}}, "sampler.cfg is 1.0 there and 2.0 here"),
+        ({"method": cspd_jax.SelfSpeculation(2)}, "method.name is 'plain' there"),
         ({"tokens": False}, "tokens is True there and False here"),
     ):
         with pytest.raises(UserError) as refused:
@@ -292,11 +294,11 @@ def test_a_lossy_method_is_named(target, model, tmp_path, capsys):
     record = tmp_path / "a" / "shards" / "00000.json"
     assert json.loads(record.read_text())["tested"] > 0
     exact = tmp_path / "b"
-    bulk.run(job_of(model, 4, request={**FAST, "method": cspd_jax.SelfSpeculation(2, 2)}), exact)
+    bulk.run(job_of(model, 4, method=cspd_jax.SelfSpeculation(2, 2)), exact)
     assert bulk.read_manifest(exact).lossless
     path = exact / "shards" / "00000.json"
     _change(truncated=2)(path)
-    report = bulk.run(job_of(model, 4, request={**FAST, "method": cspd_jax.SelfSpeculation(2, 2)}), exact)
+    report = bulk.run(job_of(model, 4, method=cspd_jax.SelfSpeculation(2, 2)), exact)
     assert not report["lossless"] and "2 draws from a residual were given up" in report["why"]
 
 
@@ -305,7 +307,7 @@ def test_gains_are_those_of_the_folder(model, tmp_path, monkeypatch):
     from cspd_jax.image.chain import calibration
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    job = job_of(model, request={**FAST, "denoise": "speculative"})
+    job = job_of(model, options={**FAST, "denoise": "speculative"})
     bulk.run(job, tmp_path / "a")
     assert bulk.read_manifest(tmp_path / "a").gains_sha256
     report = json.loads((tmp_path / "a" / "report.json").read_text())

@@ -20,7 +20,8 @@ import tiny
 from linear_tokens import LinearTokens
 
 import cspd_jax
-from cspd_jax import Plain, SelfSpeculation, cli
+from cspd_jax import Plain, SelfSpeculation
+from cspd_jax.apps import cli
 from cspd_jax.apps.service import jobs, render
 from cspd_jax.apps.service.config import Offer
 from cspd_jax.apps.service.engine import Engine
@@ -80,7 +81,9 @@ def alone(model, request, method, rows=B):
         [row_keys(jax.random.key(request.seed), 1), row_keys(jax.random.key(99), rows - 1)]
     )
     labels = [request.label] + [0] * (rows - 1)
-    tokens, info = cspd_jax.generate(keys, model, labels, method=method, cfg=request.cfg, final_noise=True)
+    tokens, info = cspd_jax.generate(
+        keys, model, labels, method, cspd_jax.Options(cfg=request.cfg, final_noise=True)
+    )
     return np.asarray(tokens[0]), info.tested[0], info.accepted[0]
 
 
@@ -125,7 +128,7 @@ def test_a_row_that_is_emptied_midway_disturbs_nobody(toy):
     lane.enter({0: dropped, 2: kept})
     lane.advance()
     lane.leave([0])
-    assert lane._state.group[0] == lane._inputs.groups  # frozen: it takes no places from the others
+    assert lane._pool._state.group[0] == lane._pool._inputs.groups  # frozen: it takes no places
     lane.enter({0: ImageRequest(2, 9, 2.0)})
     news = {}
     while not (2 in news and news[2].complete):
@@ -135,13 +138,13 @@ def test_a_row_that_is_emptied_midway_disturbs_nobody(toy):
 
 def test_rounds_compile_once(toy):
     """Requests that come and go, with other labels, seeds and scales, are no new programs."""
-    from cspd_jax.apps.service import rows
+    from cspd_jax.image.rounds import pool
 
     lane = ImageRows(toy, B, METHOD, True)
     run_rows(lane, {0: [ImageRequest(0, 1, 2.0)]})
-    before = rows._advance._cache_size(), rows._replace_rows._cache_size()
+    before = pool._advance._cache_size(), pool._replace_rows._cache_size()
     run_rows(lane, {0: [ImageRequest(1, 2, 3.0)], 1: [ImageRequest(2, 4, 1.5), ImageRequest(-1, 4, 0.0)]})
-    assert (rows._advance._cache_size(), rows._replace_rows._cache_size()) == before
+    assert (pool._advance._cache_size(), pool._replace_rows._cache_size()) == before
 
 
 class Counting:

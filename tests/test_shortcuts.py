@@ -14,15 +14,18 @@ from linear_tokens import LinearTokens
 from test_token_speculation import p_value
 
 import cspd_jax
-from cspd_jax import Annealing, Checkerboard, ImageModel, UserError
+from cspd_jax import Options, UserError
 from cspd_jax._utils import compilation
 from cspd_jax.apps import bulk
 from cspd_jax.apps.cli import main
 from cspd_jax.diffusion.schedule import make_schedule
-from cspd_jax.image.info import expected_exactness
+from cspd_jax.image.generation import run
+from cspd_jax.image.lossy import Annealing, Checkerboard
 from cspd_jax.image.lossy.shortcuts import fewer_steps
-from cspd_jax.image.order import guidance_scale, random_reveal
+from cspd_jax.image.order import guidance_scale, random_order
+from cspd_jax.image.plan import check, resolve
 from cspd_jax.keys import Purpose, purpose_keys
+from cspd_jax.weights.models import ImageModel
 
 CALLS: list[int] = []
 TRACES: list[int] = []
@@ -70,12 +73,12 @@ class AnySchedule(LinearTokens):
 TOY = ImageModel("toy", AnySchedule(), None)
 KEYS = cspd_jax.row_keys(jax.random.key(5), 3)
 ANNEALED = {"anneal": Annealing(10, 3, levels=2), "num_iter": 3}
-BOTH = {**ANNEALED, "reveal": Checkerboard(1)}
-WAYS = {"annealed": ANNEALED, "checkerboard": {"reveal": Checkerboard(2)}, "both": BOTH}
+BOTH = {**ANNEALED, "order": Checkerboard(1)}
+WAYS = {"annealed": ANNEALED, "checkerboard": {"order": Checkerboard(2)}, "both": BOTH}
 
 
 def plan_of(labels=(0, 1, -1), model=TOY, **options):
-    return cspd_jax.resolve(model, cspd_jax.make_request(model, list(labels), **options))
+    return resolve(model, list(labels), options=Options(**options))
 
 
 @pytest.mark.parametrize(
@@ -122,13 +125,13 @@ def test_protocol():
     """Head calls, guidance of each image, neighbours, streams and tracing, of both shortcuts together."""
     plan = plan_of(**BOTH, cfg=1.5)
     CALLS.clear()
-    tokens, info = cspd_jax.run(KEYS, plan)
+    tokens, info = run(KEYS, plan)
     jax.effects_barrier()
     assert tokens.shape == (3, 9, 2) and np.all(np.any(np.asarray(tokens) != 0, axis=-1))
-    steps = [make_schedule(r).num_steps for r in plan.settings.respacings(9)]
+    steps = [make_schedule(r).num_steps for r in plan.options.respacings(9)]
     assert steps == [10, 3, 3] and info.sequential == (3, 16, 0, 0)
     assert len(CALLS) == sum(steps)
-    assert [g.size for g in plan.settings.groups(9)] == [2, 3, 4]
+    assert [g.size for g in plan.options.groups(9)] == [2, 3, 4]
     assert info.total.target_head == 2 * 3 * (2 * 10 + 3 * 3 + 4 * 3)  # groups of a segment have one width
 
     traced = len(TRACES)
@@ -141,7 +144,7 @@ def test_protocol():
     alone = plan_of([1], **BOTH, cfg=1.5).sample(KEYS[1:2], jnp.array([1])).tokens
     np.testing.assert_allclose(alone[0], tokens[1], atol=1e-5)
     known = 0
-    for known, out in plan.method.steps(plan, KEYS, jnp.array([0, 1, -1])):
+    for known, out in plan.method.steps(plan.batch_of(KEYS, plan.labels)):
         assert np.count_nonzero(np.any(np.asarray(out.tokens) != 0, axis=-1)) == 3 * known
     assert known == 9
     np.testing.assert_allclose(out.tokens, tokens, atol=1e-5)
@@ -149,14 +152,14 @@ def test_protocol():
 
 def test_exactness_names_every_shortcut():
     for way, options in WAYS.items():
-        lossless, why = expected_exactness(plan_of(**options))
+        lossless, why = plan_of(**options).exactness
         assert not lossless and "another distribution than the plain sampler's" in why
         assert ("DiSA" in why, "GtR" in why) == (way != "checkerboard", way != "annealed")
 
 
 def test_annealing_to_the_same_number_changes_nothing():
     made = [
-        cspd_jax.generate(KEYS, TOY, [0, 1, -1], num_iter=3, anneal=anneal)[0]
+        cspd_jax.generate(KEYS, TOY, [0, 1, -1], options=Options(num_iter=3, anneal=anneal))[0]
         for anneal in (None, Annealing(10, 10, levels=4))
     ]
     np.testing.assert_array_equal(*made)
@@ -166,15 +169,15 @@ def noise_of(images=2000, by=None, **shortcuts):
     """The standardised noise of all tokens [N, L, d], by the laws of the schedules used, or of `by`."""
     plan = plan_of([0] * images, final_noise=True, cfg=1.5, **shortcuts)
     keys = cspd_jax.row_keys(jax.random.key(1), images)
-    tokens = np.asarray(cspd_jax.run(keys, plan)[0], np.float64)
-    settings, model = plan.settings, TOY.network
-    order = settings.reveal.order if settings.reveal else random_reveal
-    reveal = jax.vmap(order, (0, None))(purpose_keys(keys, Purpose.ORDER), 9)
-    tokens = np.take_along_axis(tokens, np.asarray(reveal)[:, :, None], axis=1)
-    groups = settings.groups(9)
+    tokens = np.asarray(run(keys, plan)[0], np.float64)
+    options, model = plan.options, TOY.network
+    draw = options.order.order if options.order else random_order
+    order = jax.vmap(draw, (0, None))(purpose_keys(keys, Purpose.ORDER), 9)
+    tokens = np.take_along_axis(tokens, np.asarray(order)[:, :, None], axis=1)
+    groups = options.groups(9)
     scales = np.asarray(guidance_scale(groups, 1.5, "linear"))
     found = np.empty_like(tokens)
-    for group, scale, respacing in zip(groups, scales, settings.respacings(9), strict=True):
+    for group, scale, respacing in zip(groups, scales, options.respacings(9), strict=True):
         a, variance = model.marginal(by or respacing)
         before = tokens[:, : group.start]
         z = model.offset + model.pull * (before.mean(1) if group.start else np.zeros_like(tokens[:, 0]))
@@ -200,26 +203,27 @@ def test_annealing_is_another_law_than_the_plain_sampler_s():
     "options, sentence",
     [
         ({"anneal": 50}, "must be an Annealing"),
-        ({"reveal": 1}, "must be a Checkerboard"),
+        ({"order": 1}, "must be a Checkerboard"),
         ({"anneal": Annealing(1, 5)}, "must be at least 2"),
         ({"anneal": Annealing(50, 5, "steep")}, "the shape 'steep' is unknown"),
         ({"anneal": Annealing(), "denoise": "speculative"}, "use denoise plain"),
         ({"anneal": Annealing(), "denoise": "auto"}, "use denoise plain"),
         ({"anneal": Annealing(), "respacing": "5,5"}, "no schedules of the kind"),
         ({"anneal": Annealing(), "method": cspd_jax.SelfSpeculation()}, "do not go with the method self"),
-        ({"reveal": Checkerboard(), "method": cspd_jax.SelfSpeculation()}, "do not go with the method self"),
-        ({"reveal": Checkerboard(5)}, "must be at most 4"),
-        ({"reveal": Checkerboard(2), "num_iter": 2}, "it must be at least 3"),
+        ({"order": Checkerboard(), "method": cspd_jax.SelfSpeculation()}, "do not go with the method self"),
+        ({"order": Checkerboard(5)}, "must be at most 4"),
+        ({"order": Checkerboard(2), "num_iter": 2}, "it must be at least 3"),
     ],
 )
 def test_refused(options, sentence):
     with pytest.raises(UserError, match=sentence):
-        cspd_jax.make_request(TOY, [0], **options)
+        method = options.pop("method", cspd_jax.Plain())
+        check(TOY, [0], method, Options(**options))
 
 
 def test_no_checkerboard_without_a_square():
     with pytest.raises(UserError, match="are no square"):
-        cspd_jax.make_request(ImageModel("six", AnySchedule(seq_len=6), None), [0], reveal=Checkerboard())
+        check(ImageModel("six", AnySchedule(seq_len=6), None), [0], options=Options(order=Checkerboard()))
 
 
 def test_reports_say_lossy(tmp_path, monkeypatch, capsys):
@@ -244,14 +248,13 @@ def test_fewer_steps_are_said():
     assert told.startswith(
         "4 AR steps for 16 tokens and 5 denoising steps, where the model was made for 10: another"
     )
-    assert expected_exactness(plan_of(num_iter=2)).lossless
+    assert plan_of(num_iter=2).exactness.lossless
 
 
 def test_a_job_of_samples_tells_its_shortcuts():
     def manifest(**shortcuts):
         model = ImageModel("toy", AnySchedule(), {"w": np.zeros(1)})
-        request = cspd_jax.make_request(model, [0, 1], **shortcuts)
-        job = bulk.Job(model, request, 4, batch=2, tokens=True)
+        job = bulk.Job(model, [0, 1], 4, options=Options(**shortcuts), batch=2, tokens=True)
         return job.manifest(job.plan())
 
     plain, both = manifest(), manifest(**BOTH)

@@ -11,16 +11,17 @@ import numpy as np
 import pytest
 import torch_file
 
-from cspd_jax import SelfSpeculation, generate
+from cspd_jax import Plain, SelfSpeculation, generate
 from cspd_jax.apps.cli import main
 from cspd_jax.converters import sphere as converter
 from cspd_jax.converters.source import Options, check, convert, make_config, open_source
-from cspd_jax.diffusion.chain import sample_path
+from cspd_jax.diffusion.chain import Chains, sample_path
 from cspd_jax.diffusion.flow import flow_schedule
 from cspd_jax.diffusion.gaussian import coefficients, guide
 from cspd_jax.errors import UserError
 from cspd_jax.image import plan, sampler
 from cspd_jax.image.chain.speculation import ChainSpeculation
+from cspd_jax.image.options import Options as ImageOptions
 from cspd_jax.image.order import RISING, Raster
 from cspd_jax.networks import sphere
 from cspd_jax.networks.config import SPHERE_PRESETS, SphereConfig
@@ -142,9 +143,8 @@ def test_chains(name, run):
     @jax.jit
     def chain(params, z, noise):
         time = model.embed_time(params, jnp.asarray(schedule.timestep_map))
-        path = sample_path(
-            model, params, time, z, noise, coefficients(schedule), scale=None if cfg == 1 else cfg
-        )
+        scale = None if cfg == 1 else cfg
+        path = sample_path(Chains(model, params, time, z, coefficients(schedule), scale=scale), noise)
         return path.states, model.finish(path.x)
 
     states, token = chain(params, z, noise)
@@ -175,17 +175,17 @@ def test_whole_generations(name, run):
     for i in range(model.seq_len):
         first, rest = recorded[f"pos{i:03d}/init_noise"], recorded[f"pos{i:03d}/step_noise"]
         noise[-1, : len(first), i], noise[1:-1, : len(first), i] = first, rest[::-1]
-    settings = sampler.SamplerSettings(
+    options = ImageOptions(
         respacing=f"flow{int(steps)}",
         guided=cfg > 1,
+        cfg=cfg,
         cfg_schedule="constant" if constant else RISING,
-        prefix_buckets=1,
-        reveal=Raster(),
+        order=Raster(),
     )
-    assert settings.apart == (cfg > 1 and not constant)
+    assert options.separate_first == (cfg > 1 and not constant)
     keys = jax.random.split(jax.random.key(0), images)
-    noise = noise if settings.apart else noise[:, :images]
-    out = sampler.sample(model, params, keys, recorded["labels"], settings=settings, cfg=cfg, noise=noise)
+    noise = noise if options.separate_first else noise[:, :images]
+    out = sampler.sample(model, params, keys, recorded["labels"], options, noise=noise)
     close(out.tokens, recorded["latents"], 8e-4 if cfg > 3 else 2.5e-4 if cfg > 1 else 1e-4)
 
 
@@ -307,7 +307,7 @@ def test_a_wrong_tensor_is_named():
 
 
 @pytest.mark.parametrize(
-    "options, words",
+    "given, words",
     [
         ({"num_iter": 4}, "makes its 9 tokens one by one"),
         ({"final_noise": True}, "no noise"),
@@ -315,16 +315,18 @@ def test_a_wrong_tensor_is_named():
         ({"method": SelfSpeculation()}, "self does not go with a causal model"),
     ],
 )
-def test_what_a_causal_model_cannot_do(options, words):
+def test_what_a_causal_model_cannot_do(given, words):
     network, params, _ = load("sphere_tiny2")
     model = models.ImageModel("tiny", network, params)
     with pytest.raises(UserError, match=words):
-        plan.make_request(model, [0], **options)
+        method = given.pop("method", Plain())
+        plan.check(model, [0], method, ImageOptions(**given))
 
 
 def test_the_model_s_own_guidance_and_order():
     network, params, _ = load("sphere_tiny2")
     model = models.ImageModel("tiny", network, params)
-    request = plan.make_request(model, [0, 1], cfg=3.0, respacing=5, denoise=ChainSpeculation((4,)))
-    assert request.settings.cfg_schedule == RISING and request.settings.respacing == "flow5"
-    assert [group.start for group in request.settings.groups(9)] == list(range(9))
+    asked = ImageOptions(cfg=3.0, respacing=5, denoise=ChainSpeculation((4,)))
+    options = plan.check(model, [0, 1], options=asked).options
+    assert options.cfg_schedule == RISING and options.respacing == "flow5"
+    assert [group.start for group in options.groups(9)] == list(range(9))

@@ -13,7 +13,8 @@ from scipy.stats import chi2, norm
 
 from cspd_jax.image import rounds, sampler
 from cspd_jax.image.chain.speculation import ChainSpeculation
-from cspd_jax.image.order import guidance_scale, reveal_groups
+from cspd_jax.image.options import Options
+from cspd_jax.image.order import guidance_scale, random_order, reveal_groups
 from cspd_jax.image.rounds import drafting, paper_criterion, path_criterion
 from cspd_jax.image.rounds import loop as round_loop
 from cspd_jax.image.rounds.paths import log_stds
@@ -25,24 +26,31 @@ MODEL, IMAGES = LinearTokens(), 4000
 
 
 def in_reveal_order(tokens, keys):
-    reveal = jax.vmap(sampler.random_reveal, (0, None))(purpose_keys(keys, Purpose.ORDER), MODEL.seq_len)
+    reveal = jax.vmap(random_order, (0, None))(purpose_keys(keys, Purpose.ORDER), MODEL.seq_len)
     return np.take_along_axis(np.asarray(tokens), np.asarray(reveal)[:, :, None], axis=1)
+
+
+def drafted_by(network):
+    return None if network is None else rounds.Draft(network)
 
 
 def noise_of(sampler, *, num_iter=6, cfg=1.0, temperature=1.0, images=IMAGES, seed=0, inside=None, **options):
     """The standardised noise of all tokens, [N, L, d]; and what the sampler returned."""
-    settings = sampler.SamplerSettings(
+    how = Options(
         num_iter=num_iter,
         respacing=MODEL.spec,
         guided=cfg != 1,
+        cfg=cfg,
+        temperature=temperature,
         final_noise=True,
         prefix_buckets=1,
-        chain=inside,
+        denoise=inside or "plain",
     )
     keys = row_keys(jax.random.key(seed), images)
     labels = jnp.zeros(images, jnp.int32)
-    options |= {"settings": settings, "cfg": cfg, "temperature": temperature}
-    found = sampler(MODEL, None, keys, labels, **options)
+    if "draft" in options:
+        options["draft"] = drafted_by(options["draft"])
+    found = sampler(MODEL, None, keys, labels, how, **options)
     groups = reveal_groups(MODEL.seq_len, num_iter)
     scales = np.asarray(guidance_scale(groups, cfg, "linear"))
     tokens = in_reveal_order(found.tokens, keys)
@@ -71,7 +79,7 @@ CASES = {
     "self, K = 2, cold": {"speculation": ahead(gamma=3, proposals=2), "temperature": 0.8},
     "self, groups": {"speculation": ahead(gamma=2, prefill=0.3), "num_iter": 3},
     "self, guided": {"speculation": ahead(gamma=8), "cfg": 1.5},
-    "self, adaptive": {"speculation": ahead(gamma=4, adapt=0.2)},
+    "self, adaptive": {"speculation": ahead(gamma=4, draft_cost=0.2)},
     "self, both levels": {
         "speculation": ahead(gamma=3, proposals=4),
         "inside": ChainSpeculation((4,)),
@@ -85,7 +93,7 @@ CASES = {
         "cfg": 1.5,
     },
     "model, adaptive, both levels": {
-        "speculation": ahead(gamma=3, proposals=4, adapt=0.3),
+        "speculation": ahead(gamma=3, proposals=4, draft_cost=0.3),
         "draft": NEAR,
         "inside": ChainSpeculation((4,)),
         "images": 400,
@@ -154,8 +162,7 @@ def is_refuted(**options):
     def afresh(*arguments, **options):
         return rounds.sample.__wrapped__(*arguments, **options)
 
-    static = ("settings", "speculation", "draft")
-    noise, _ = noise_of(jax.jit(afresh, static_argnums=0, static_argnames=static), **options)
+    noise, _ = noise_of(jax.jit(afresh, static_argnums=0, static_argnames="speculation"), **options)
     return p_value(noise) <= FALSE_ALARM
 
 
@@ -191,7 +198,7 @@ SLOW_CONTROLS = (
 )
 def test_negative_controls(name, monkeypatch):
     monkeypatch.setattr(*WRONG[name])
-    assert is_refuted(speculation=ahead(gamma=3, max_tries=64))
+    assert is_refuted(speculation=ahead(gamma=3, max_resamples=64))
 
 
 WRONG_WITH_A_DRAFT = {
@@ -235,7 +242,7 @@ def test_drafts_kept_behind_a_rejection_are_refuted(monkeypatch):
 
 @pytest.mark.parametrize(
     "criterion, draft",
-    [({"max_tries": 1}, None), ({**SIGMA_ONE, "max_trips": 1}, NEAR)],
+    [({"max_resamples": 1}, None), ({**SIGMA_ONE, "max_resamples": 1}, NEAR)],
     ids=["self", "paper"],
 )
 def test_a_limit_of_tries_is_counted(criterion, draft):
@@ -247,10 +254,10 @@ def test_a_limit_of_tries_is_counted(criterion, draft):
 @pytest.mark.parametrize("draft", [None, pytest.param(NEAR, marks=pytest.mark.slow)])
 def test_an_image_that_diverges_stops_nobody(draft):
     """Its tokens are given up at once, not after 65536 tries."""
-    settings = sampler.SamplerSettings(num_iter=6, respacing=MODEL.spec, final_noise=True, prefix_buckets=1)
+    how = Options(num_iter=6, respacing=MODEL.spec, final_noise=True)
     keys, labels = row_keys(jax.random.key(3), 2), jnp.zeros(2, jnp.int32)
-    options = {"settings": settings, "speculation": ahead(gamma=3), "draft": draft}
-    found = rounds.sample(LinearTokens(pull=1e38), None, keys, labels, **options)
+    options = {"speculation": ahead(gamma=3), "draft": drafted_by(draft)}
+    found = rounds.sample(LinearTokens(pull=1e38), None, keys, labels, how, **options)
     assert not np.isfinite(found.tokens).all() and found.counts.truncated > 0
     assert np.all(found.counts.rounds <= 2 * MODEL.seq_len)
 
@@ -292,7 +299,7 @@ def test_an_image_drafts_by_its_own_acceptance():
     tested = np.arange(6) < np.array([[0], [6], [6]])
     accepted = tested & [[False], [True], [False]]
     state = SimpleNamespace(tested=tested, accepted=accepted, _replace=lambda num_drafts: num_drafts)
-    inputs = SimpleNamespace(speculation=ahead(gamma=8, adapt=0.1), length=6, groups=3)
+    inputs = SimpleNamespace(speculation=ahead(gamma=8, draft_cost=0.1), length=6, groups=3)
     rates = np.array([8 / 10, 14 / 16, 8 / 16]) ** 2
     speedup = lambda gamma, a: (1 - a ** (gamma + 1)) / (1 - a) / (1 + 0.1 * gamma)
     best = [max(range(1, 9), key=lambda gamma, a=a: speedup(gamma, a)) for a in rates]
@@ -305,11 +312,11 @@ def test_an_image_drafts_by_its_own_acceptance():
 def test_sigma_of_the_paper():
     """Its logarithm, for a draft with log variances lower by known amounts; the last one does not count."""
     narrow = LinearTokens(narrower=0.2)
-    settings = sampler.SamplerSettings(num_iter=6, respacing=MODEL.spec, final_noise=True)
+    how = Options(num_iter=6, respacing=MODEL.spec, final_noise=True)
     keys, labels = row_keys(jax.random.key(3), 2), jnp.zeros(2, jnp.int32)
     paper = ahead(gamma=2, criterion="paper")
     inputs, state = rounds.begin(
-        MODEL, None, keys, labels, settings=settings, speculation=paper, draft=narrow
+        MODEL, None, keys, labels, how, speculation=paper, draft=rounds.Draft(narrow)
     )
 
     @jax.jit
@@ -324,7 +331,8 @@ def test_sigma_of_the_paper():
         test, _ = paper_criterion.judge_last_transitions(criterion, inputs, path, drafted, own)
         return of_q - of_p, test.log_sigma
 
-    lower = 0.5 * 0.2 * (inputs.c.log_beta - inputs.c.log_posterior)
+    c = inputs.target.chains(jnp.zeros((1, 2)), None).c
+    lower = 0.5 * 0.2 * (c.log_beta - c.log_posterior)
     expected = -0.5 * MODEL.token_dim * np.sum(np.asarray(lower)[1:])
     for log_sigma in log_sigmas(inputs, state):
         np.testing.assert_allclose(log_sigma, np.broadcast_to(expected, log_sigma.shape), rtol=1e-4)
@@ -335,14 +343,12 @@ def test_sigma_of_the_paper():
 def test_types_do_not_change_in_a_round(float64, criterion, inside):
     """Also where numbers are of 64 bits by default."""
     draft = None if criterion == "self" else NEAR
-    options = ahead(gamma=2, criterion="path" if draft is None else criterion, adapt=0.2)
-    settings = sampler.SamplerSettings(
-        num_iter=4, respacing=MODEL.spec, guided=True, final_noise=True, chain=inside
+    options = ahead(gamma=2, criterion="path" if draft is None else criterion, draft_cost=0.2)
+    how = Options(
+        num_iter=4, respacing=MODEL.spec, guided=True, cfg=1.5, final_noise=True, denoise=inside or "plain"
     )
     keys, labels = row_keys(jax.random.key(3), 2), jnp.zeros(2, jnp.int32)
-    inputs, state = rounds.begin(
-        MODEL, None, keys, labels, settings=settings, speculation=options, cfg=1.5, draft=draft
-    )
+    inputs, state = rounds.begin(MODEL, None, keys, labels, how, speculation=options, draft=drafted_by(draft))
     after, _ = jax.eval_shape(rounds.run_round, inputs, state)
     of = lambda tree: jax.tree.map(lambda a: (a.shape, str(a.dtype)), tree)
     assert of(after) == of(state)
@@ -350,8 +356,7 @@ def test_types_do_not_change_in_a_round(float64, criterion, inside):
 
 def test_many_rows_are_counted():
     """More than a number of 32 bits holds."""
-    settings = sampler.SamplerSettings(num_iter=4, respacing=MODEL.spec, guided=True)
-    inputs = SimpleNamespace(settings=settings)
+    inputs = SimpleNamespace(options=Options(guided=True))
     calls = call_counts()
     for _ in range(5):
         calls = add_calls(calls, head_calls(inputs, 7, 2**29 - 3), backbone_calls(inputs, 2**29 + 1))
@@ -359,27 +364,21 @@ def test_many_rows_are_counted():
     assert (rounds.total_rows(calls.backbone_rows), int(calls.backbone)) == (5 * 2 * (2**29 + 1), 5)
 
 
-@pytest.mark.parametrize("trips, given_up", [(1, True), pytest.param(1024, False, marks=pytest.mark.slow)])
-def test_draws_given_up_in_the_chains_of_a_draft_are_counted(trips, given_up):
+@pytest.mark.parametrize("trips, truncated", [(1, True), pytest.param(1024, False, marks=pytest.mark.slow)])
+def test_draws_truncated_in_the_chains_of_a_draft_are_counted(trips, truncated):
     """Such a draft does not have the law it is tested by; the target's chains have a count of their own."""
     keys, labels = row_keys(jax.random.key(3), 50), jnp.zeros(50, jnp.int32)
-    inside = ChainSpeculation((4,), proposals=1, max_trips=trips)
-    settings = sampler.SamplerSettings(
-        num_iter=6, respacing=MODEL.spec, final_noise=True, prefix_buckets=1, chain=inside
-    )
-    options = ahead(gamma=2)
-    found = rounds.sample(MODEL, None, keys, labels, settings=settings, speculation=options, draft=NEAR)
-    assert (int(found.counts.truncated) > 0) == given_up
+    inside = ChainSpeculation((4,), proposals=1, max_resamples=trips)
+    how = Options(num_iter=6, respacing=MODEL.spec, final_noise=True, denoise=inside)
+    options = {"speculation": ahead(gamma=2), "draft": rounds.Draft(NEAR)}
+    found = rounds.sample(MODEL, None, keys, labels, how, **options)
+    assert (int(found.counts.truncated) > 0) == truncated
 
 
 def test_first_windows_end_with_the_chain():
     """However many of them are asked for."""
-    settings = sampler.SamplerSettings(
-        num_iter=1,
-        respacing=MODEL.spec,
-        final_noise=True,
-        chain=ChainSpeculation((2,) * 90 + (3,)),
-    )
+    chain = ChainSpeculation((2,) * 90 + (3,))
+    how = Options(num_iter=1, respacing=MODEL.spec, final_noise=True, denoise=chain)
     keys, labels = row_keys(jax.random.key(3), 4), jnp.zeros(4, jnp.int32)
-    made = sampler.sample(MODEL, None, keys, labels, settings=settings)
+    made = sampler.sample(MODEL, None, keys, labels, how)
     assert 5 <= int(made.counts.calls[0]) <= 10  # T = 10

@@ -30,6 +30,7 @@ from linear_tokens import LinearTokens
 from cspd_jax import masked, text
 from cspd_jax.image import released, rounds, sampler
 from cspd_jax.image.chain.speculation import ChainSpeculation
+from cspd_jax.image.options import Options
 from cspd_jax.keys import row_keys
 from cspd_jax.masked import SelfSpeculation
 from cspd_jax.networks import mar
@@ -52,10 +53,10 @@ CHAINS = ChainSpeculation((4,))
 PAPER = {"criterion": "paper"}
 
 
-def _settings(num_iter=6, cfg=1.0, chains=None, final_noise=True, encoder_sizes=1):
-    return sampler.SamplerSettings(
-        num_iter=num_iter, respacing=TARGET.spec, guided=cfg != 1, final_noise=final_noise,
-        prefix_buckets=encoder_sizes, chain=chains,
+def _options(num_iter=6, cfg=1.0, chains=None, final_noise=True, encoder_sizes=1, temperature=1.0):
+    return Options(
+        num_iter=num_iter, respacing=TARGET.spec, guided=cfg != 1, cfg=cfg, final_noise=final_noise,
+        prefix_buckets=encoder_sizes, denoise=chains or "plain", temperature=temperature,
     )  # fmt: skip
 
 
@@ -66,7 +67,7 @@ def _labels():
 def plain_tokens(model=TARGET, params=None, cfg=1.0, temperature=1.0, labels=None, **settings):
     made = sampler.sample(
         model, params, row_keys(jax.random.key(1), IMAGES), _labels() if labels is None else labels,
-        settings=_settings(cfg=cfg, **settings), cfg=cfg, temperature=temperature,
+        _options(cfg=cfg, temperature=temperature, **settings),
     )  # fmt: skip
     return (made.tokens,)
 
@@ -74,17 +75,17 @@ def plain_tokens(model=TARGET, params=None, cfg=1.0, temperature=1.0, labels=Non
 def outer_tokens(options, draft=None, cfg=1.0, temperature=1.0, **settings):
     made = rounds.sample(
         TARGET, None, row_keys(jax.random.key(1), IMAGES), _labels(),
-        settings=_settings(cfg=cfg, **settings), speculation=options, cfg=cfg,
-        temperature=temperature, draft=draft,
+        _options(cfg=cfg, temperature=temperature, **settings), speculation=options,
+        draft=None if draft is None else rounds.Draft(draft),
     )  # fmt: skip
     return made.tokens, made.tested, made.accepted
 
 
 def released_tokens(draft, cfg=1.0, num_iter=6, **options):
     made = released.sample(
-        TARGET, None, draft, None, row_keys(jax.random.key(1), IMAGES), _labels(),
-        settings=_settings(cfg=cfg, num_iter=num_iter, final_noise=False), cfg=cfg,
-        options=released.RunnerOptions(**options),
+        TARGET, None, row_keys(jax.random.key(1), IMAGES), _labels(),
+        _options(cfg=cfg, num_iter=num_iter, final_noise=False),
+        runner=released.Runner(released.RunnerOptions(**options), rounds.Draft(draft)),
     )  # fmt: skip
     return made.tokens, made.tested, made.accepted
 
@@ -93,14 +94,14 @@ def mar_tokens(chains=None, cfg=1.0, method="plain", num_iter=4):
     """A tiny MAR network with random weights."""
     config = dataclasses.replace(tiny.PIXELS, respacing="ddim5")
     params = jax.tree.map(lambda a: np.asarray(a, np.float64), tiny.params(mar.abstract_params(config)))
-    settings = dataclasses.replace(
-        _settings(cfg=cfg, chains=chains, num_iter=num_iter, encoder_sizes=2), respacing="ddim5"
+    options = dataclasses.replace(
+        _options(cfg=cfg, chains=chains, num_iter=num_iter, encoder_sizes=2), respacing="ddim5"
     )
     keys, labels = row_keys(jax.random.key(2), 3), jnp.array([0, 3, -1])
-    model, options = MARModel(config, jnp.float64), {"settings": settings, "cfg": cfg}
+    model = MARModel(config, jnp.float64)
     if method == "plain":
-        return (sampler.sample(model, params, keys, labels, **options).tokens,)
-    made = rounds.sample(model, params, keys, labels, speculation=ahead(gamma=2), **options)
+        return (sampler.sample(model, params, keys, labels, options).tokens,)
+    made = rounds.sample(model, params, keys, labels, options, speculation=ahead(gamma=2))
     return made.tokens, made.tested, made.accepted
 
 
@@ -113,11 +114,11 @@ IMAGE = {
     "self, groups, guided, prefill": lambda: outer_tokens(
         ahead(gamma=2, prefill=0.3), num_iter=3, cfg=1.5, temperature=0.9
     ),
-    "self, adaptive, chains": lambda: outer_tokens(ahead(gamma=4, adapt=0.2), chains=CHAINS),
+    "self, adaptive, chains": lambda: outer_tokens(ahead(gamma=4, draft_cost=0.2), chains=CHAINS),
     "self, joint (lossy)": lambda: outer_tokens(ahead(gamma=3, joint=True)),
     "draft, path, far, guided": lambda: outer_tokens(ahead(gamma=3), draft=FAR, cfg=2.0),
     "draft, path, far, groups, guided, chains": lambda: outer_tokens(
-        ahead(gamma=2, prefill=0.3, adapt=0.3), draft=FAR, num_iter=3, cfg=1.5, chains=CHAINS
+        ahead(gamma=2, prefill=0.3, draft_cost=0.3), draft=FAR, num_iter=3, cfg=1.5, chains=CHAINS
     ),
     "draft, paper, Sigma = 1, unaligned, guided": lambda: outer_tokens(
         ahead(gamma=2, sigma=False, align=False, **PAPER), draft=NEAR, num_iter=3, cfg=1.5

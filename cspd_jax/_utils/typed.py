@@ -61,3 +61,12 @@ def _typed(value: Any, hint: Any, what: str) -> Any:
             raise UserError(f"{what} lists {len(value)} values; it may list {limits.LISTED}")
         return tuple(value)
     return value
+
+
+def reported(value: Any) -> Any:
+    """A dataclass as JSON: its fields under their names in reports (`report` of a field's metadata, where
+    that is another one; "" leaves the field out)."""
+    if not dataclasses.is_dataclass(value) or isinstance(value, type):
+        return value
+    names = {field.name: field.metadata.get("report", field.name) for field in dataclasses.fields(value)}
+    return {told: reported(getattr(value, name)) for name, told in names.items() if told}

@@ -1,4 +1,4 @@
-"""The options of `cspd-jax generate` and `sample`, and the request they make."""
+"""The options of `cspd-jax generate` and `sample`, and the method and `Options` that they stand for."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _DRAFTED = ("self", *_CRITERIA)
 _GOES_WITH = {
     "gamma": (*_DRAFTED, "official"),
     "prefill": (*_DRAFTED, "official"),
-    "adapt": _DRAFTED,
+    "draft_cost": _DRAFTED,
     "verify": _DRAFTED,
     "proposals": ("self", "path"),
     "sigma": ("paper",),
@@ -86,41 +86,18 @@ def add_sampling(
     how = parser.add_argument_group("how to sample")
     how.add_argument(
         "--method",
-        choices=("plain", "cspd", "self"),
-        help="plain: one AR step at a time; cspd: a smaller model drafts several; self: the target"
-        " drafts them"
-        f" itself (default: {method})",
+        choices=("plain", "cspd", "draft", "self"),
+        help="plain: one AR step at a time; cspd, or draft: a smaller model drafts several; self: the target"
+        f" drafts them itself (default: {method})",
     )
     add_mesh_option(how)
     how.add_argument("--batch", type=positive, default=64, help="images generated together (default: 64)")
-    how.add_argument("--num-iter", type=positive, help="AR steps (default: one per token)")
-    how.add_argument(
-        "--steps",
-        help='denoising steps, for example "100" or "ddim50"; of a flow head its noisy steps, as in "50"'
-        " (default: as the model was made for)",
-    )
-    how.add_argument("--cfg", type=float, default=1.0, help="guidance scale; 1 is no guidance (default: 1)")
-    how.add_argument(
-        "--cfg-schedule",
-        choices=("linear", "constant"),
-        default="linear",
-        help="how the guidance scale develops along the AR steps (default: linear)",
-    )
-    how.add_argument("--temperature", type=float, default=1.0, help="of the denoising noise (default: 1)")
-    how.add_argument(
-        "--final-noise",
-        choices=("on", "off"),
-        help="noise in the last denoising step (default: on where the criterion needs it, otherwise off)",
-    )
-    how.add_argument(
-        "--denoise",
-        choices=denoise,
-        help="plain: denoising steps one at a time; speculative: drafted and verified together, with the same"
-        f" distribution{auto} (default: {default_denoise})",
-    )
+    add_fields(how, "num_iter", "respacing", "cfg", "cfg_schedule", "temperature", "final_noise")
+    add_fields(how, "denoise", choices=denoise, default=None, more=f"{auto} (default: {default_denoise})")
     how.add_argument(
         "--window",
-        type=_windows,
+        dest="draft_lengths",
+        type=_draft_lengths,
         metavar="M",
         help="denoising steps drafted per head call with --denoise speculative, for example 16, or 4x32,8 for"
         " four calls of 32 and then 8 (default: 16)",
@@ -146,6 +123,7 @@ def add_speculation(parser: argparse.ArgumentParser) -> None:
     ahead.add_argument("--gamma", type=positive, help="AR steps drafted ahead (default: 8)")
     ahead.add_argument(
         "--adapt",
+        dest="draft_cost",
         type=float,
         metavar="C",
         help="draft fewer steps where acceptance is low; C is the cost of a drafted step relative to a target"
@@ -187,37 +165,58 @@ def add_shortcuts(parser: argparse.ArgumentParser) -> None:
     lossy = parser.add_argument_group(
         "lossy shortcuts of the plain sampler (another distribution; docs/rivals.md has what they cost)"
     )
-    lossy.add_argument(
-        "--anneal",
-        type=_annealing,
-        metavar="FIRST:LAST",
-        help="lossy: denoising steps fall from FIRST to LAST along the AR steps, for example 50:5; with"
-        " 50:5:cosine and 50:5:two-stage otherwise than in a line (DiSA)",
-    )
-    lossy.add_argument(
-        "--gtr",
-        type=positive,
-        metavar="K",
-        help="lossy: the tokens of one colour of a checkerboard come first, all others in the last K AR steps"
-        " (GtR)",
-    )
+    add_fields(lossy, "anneal", "order")
 
 
-def _annealing(text: str) -> tuple[int, int, str]:
+def add_fields(group, *names: str, more: str = "", **changed) -> None:
+    """Flags for these fields of `Options`, which say all there is to say but how a text is read."""
+    from cspd_jax.image.options import FIELDS
+
+    readers = {
+        "num_iter": positive,
+        "cfg": float,
+        "temperature": float,
+        "anneal": _annealing,
+        "order": _board,
+    }
+    for name in names:
+        told, default = FIELDS[name].metadata, FIELDS[name].default
+        of_flag = {"default": default, "type": readers.get(name), **told["of_flag"], **changed}
+        if name == "final_noise":
+            of_flag |= {"action": _Switch, "choices": ("on", "off")}
+        group.add_argument(told["flag"], dest=name, help=told["help"] + more, **of_flag)
+
+
+class _Switch(argparse.Action):
+    """on or off, as True or False."""
+
+    def __call__(self, parser, namespace, value, option_string=None):
+        setattr(namespace, self.dest, value == "on")
+
+
+def _annealing(text: str):
+    from cspd_jax.image.lossy import Annealing
+
     found = re.fullmatch(r"([1-9][0-9]{0,3}):([1-9][0-9]{0,3})(?::([a-z-]+))?", text)
     if not found:
         raise argparse.ArgumentTypeError(f"{text!r} is not understood; write for example 50:5 or 50:5:cosine")
-    return int(found[1]), int(found[2]), found[3] or "linear"
+    return Annealing(int(found[1]), int(found[2]), found[3] or "linear")
 
 
-def _windows(text: str) -> tuple[int, ...]:
-    windows: list[int] = []
+def _board(text: str):
+    from cspd_jax.image.lossy import Checkerboard
+
+    return Checkerboard(positive(text))
+
+
+def _draft_lengths(text: str) -> tuple[int, ...]:
+    lengths: list[int] = []
     for part in text.split(","):
         found = re.fullmatch(r"(?:([1-9][0-9]{0,2})x)?([1-9][0-9]{0,2})", part)
         if not found:
             raise argparse.ArgumentTypeError(f"{text!r} is not understood; write for example 16 or 4x32,8")
-        windows += [int(found[2])] * int(found[1] or 1)
-    return tuple(windows)
+        lengths += [int(found[2])] * int(found[1] or 1)
+    return tuple(lengths)
 
 
 def labels_of(args: argparse.Namespace, model) -> list[int]:
@@ -236,57 +235,64 @@ def check_memory(args: argparse.Namespace, model, images: int) -> None:
     check_fits(f"{images:,} images", images * (2 * tokens + 3 * size**2), "ask for fewer (--n, --labels)")
 
 
-def request_of(args: argparse.Namespace, model, labels: list[int]):
-    """What is asked for, checked before anything is loaded."""
-    from cspd_jax.image.plan import make_request
-
+def asked(args: argparse.Namespace, model):
+    """The method and the options that the arguments stand for. A draft model is described, not loaded."""
     if args.vae is not None and model.config.vae_stride == 1:
         raise UserError(f"--vae does not apply to {args.target}, which makes pixels; leave it out")
-    anneal, reveal = shortcuts_of(args)
-    method = method_of(args, model)
-    return make_request(
-        model,
-        labels,
-        method=method,
-        denoise=_denoise(args),
-        num_iter=args.num_iter,
-        respacing=args.steps,
-        cfg=args.cfg,
-        cfg_schedule=args.cfg_schedule,
-        temperature=args.temperature,
-        final_noise=_switch(args.final_noise),
-        anneal=anneal,
-        reveal=reveal,
-    )
-
-
-def shortcuts_of(args: argparse.Namespace):
-    """What --anneal and --gtr ask for, None without. With either, the method is plain unless said."""
-    from cspd_jax.image.lossy.shortcuts import Annealing, Checkerboard
-
-    anneal = None if args.anneal is None else Annealing(*args.anneal)
-    reveal = None if args.gtr is None else Checkerboard(args.gtr)
-    if (anneal or reveal) and args.method is None and args.draft is None:
+    if (args.anneal or args.order) and args.method is None and args.draft is None:
         args.method = "plain"
-    return anneal, reveal
+    method = method_of(args, model)
+    return method, options_of(args, denoise=_denoise(args))
+
+
+def options_of(args: argparse.Namespace, **more):
+    """The `Options` that the flags say; more: others."""
+    from cspd_jax.image.options import FIELDS, Options
+
+    return Options(**{name: getattr(args, name) for name in FIELDS if hasattr(args, name)} | more)
+
+
+def with_draft(args: argparse.Namespace, method, mesh):
+    """The method with its draft model loaded, if it has one."""
+    from cspd_jax.weights import models
+
+    if method.draft_model is None:
+        return method
+    return dataclasses.replace(method, draft=models.load(args.draft, args.dtype, mesh))
 
 
 def method_of(args: argparse.Namespace, model):
-    """The method object that the arguments describe. A draft model is described, not loaded."""
+    """The method object that the arguments describe."""
     import cspd_jax
     from cspd_jax.image import methods
     from cspd_jax.weights import models
 
-    name, criterion = args.method or "plain", args.criterion
+    args.method = {"draft": "cspd"}.get(args.method, args.method)
     draft = None if args.draft is None else models.describe(args.draft)
     if draft is not None and args.method is None:
         progress("with --draft the method is cspd; say --method to choose another")
-        name = args.method = "cspd"
-    elif draft is not None and name != "cspd":
+        args.method = "cspd"
+    elif draft is not None and args.method != "cspd":
         models.check_draft(model.config, draft.config)
-        progress(f"the method {name} does not use the draft")
-    if name == "cspd" and draft is None:
+        progress(f"the method {args.method} does not use the draft")
+    if args.method == "cspd" and draft is None:
         raise UserError("the method cspd needs a draft: a smaller model of the same tokens (--draft MODEL)")
+    way, given = _way(args)
+    if way == "plain":
+        return methods.Plain()
+    if way == "self":
+        return methods.SelfSpeculation(**given)
+    if way == "official":
+        return methods.ReleasedRunner(draft, **given)
+    kind = getattr(cspd_jax, _CRITERIA[way])
+    own = {field.name: given.pop(field.name) for field in dataclasses.fields(kind) if field.name in given}
+    return methods.DraftSpeculation(draft, criterion=kind(**own), **given)
+
+
+def _way(args: argparse.Namespace) -> tuple[str, dict]:
+    """plain, self or a criterion, and the options of the method that were given; UserError where they do not
+    go together."""
+    name, criterion = args.method or "plain", args.criterion
     if name == "self" and criterion not in (None, "path"):
         raise UserError(f"the criterion {criterion} needs a draft model: method cspd; self has path only")
     way = {"plain": "plain", "self": "self", "cspd": criterion or "path"}[name]
@@ -304,33 +310,18 @@ def method_of(args: argparse.Namespace, model):
             raise UserError(f"{_flag(option)} goes with --criterion {criteria}, not with {here}")
     if "verify" in given:
         given["joint"] = given.pop("verify") == "joint"
-    for option in ("sigma", "align"):
-        if option in given:
-            given[option] = _switch(given[option])
-    if way == "plain":
-        return methods.Plain()
-    if way == "self":
-        return methods.SelfSpeculation(**given)
-    if way == "official":
-        return methods.ReleasedRunner(draft, **given)
-    kind = getattr(cspd_jax, _CRITERIA[way])
-    own = {field.name: given.pop(field.name) for field in dataclasses.fields(kind) if field.name in given}
-    return methods.DraftSpeculation(draft, criterion=kind(**own), **given)
+    return way, {n: v == "on" if n in ("sigma", "align") else v for n, v in given.items()}
 
 
 def _denoise(args: argparse.Namespace):
     from cspd_jax.image.chain.speculation import ChainSpeculation
 
-    if args.window is not None:
+    if args.draft_lengths is not None:
         if args.denoise != "speculative":
             raise UserError("--window goes with --denoise speculative only")
-        return ChainSpeculation(args.window)
+        return ChainSpeculation(args.draft_lengths)
     return args.denoise or ("plain" if args.method else "auto")
 
 
 def _flag(option: str) -> str:
-    return "--" + option.replace("_", "-")
-
-
-def _switch(text: str | None) -> bool | None:
-    return None if text is None else text == "on"
+    return {"draft_cost": "--adapt"}.get(option, "--" + option.replace("_", "-"))

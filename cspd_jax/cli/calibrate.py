@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 
+from cspd_jax.cli._generate_options import add_fields, options_of
 from cspd_jax.cli._output import progress
 from cspd_jax.errors import UserError
 
@@ -21,10 +22,7 @@ def add_parser(subparsers) -> None:
         " user's cache.",
     )
     parser.add_argument("target", metavar="MODEL", help="a checkpoint folder")
-    parser.add_argument("--steps", help='denoising steps, for example "100" (the model\'s own)')
-    parser.add_argument("--cfg", type=float, default=1.0, help="guidance scale; 1 is none (1)")
-    parser.add_argument("--cfg-schedule", choices=("linear", "constant"), default="linear", help="(linear)")
-    parser.add_argument("--temperature", type=float, default=1.0, help="of the denoising noise (1)")
+    add_fields(parser, "respacing", "cfg", "cfg_schedule", "temperature")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(func=run)
 
@@ -41,22 +39,13 @@ def run(args: argparse.Namespace) -> None:
             f"{args.target} comes with the package, which is not written to; copy its folder first"
         )
     outline = models.describe(args.target)
-    request = plan.make_request(
-        outline,
-        [0],
-        respacing=args.steps,
-        cfg=args.cfg,
-        cfg_schedule=args.cfg_schedule,
-        temperature=args.temperature,
-    )
+    options = plan.check(outline, [0], options=options_of(args)).options
     model = models.load(args.target)
     if model.folder is None or not os.access(model.folder, os.W_OK):
         raise UserError(f"{args.target} is not a checkpoint folder that can be written to; convert it first")
     progress("calibrating")
-    settings = request.settings
-    fitted = calibration.measure(model, settings, request.cfg, request.temperature)
-    name = calibration.file_name(settings, request.cfg, request.temperature)
-    path = model.folder / calibration.FOLDER / name
+    fitted = calibration.measure(model, options)
+    path = model.folder / calibration.FOLDER / calibration.file_name(options)
     calibration.write(path, fitted)
     found = {"gains": fitted.drafter.gain.tolist(), "gains_by_f": fitted.drafter.gain_f.tolist()}
     print(json.dumps({"out": str(path), **found}) if args.json else path)

@@ -5,18 +5,20 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from cspd_jax._utils.files import check_new_folder, next_free, write_folder, write_text, written_beside
 from cspd_jax.cli._arguments import mesh_of
-from cspd_jax.cli._generate_options import add_options, check_memory, labels_of, request_of
+from cspd_jax.cli._generate_options import add_options, asked, check_memory, labels_of, with_draft
 from cspd_jax.cli._image_prompts import add_image_prompt_options, with_prompts
 from cspd_jax.cli._output import progress
 from cspd_jax.errors import UserError
 
 PREFIX = "samples"
-_MOST_IN_PICTURE = 400
+_MAX_IN_PICTURE = 400
 _COMPARED = 4  # images, where a comparison was not asked for
 _SHOWN = {"gamma": 4, "proposals": 8}  # then, with speculation along the chains
 _LATENTS = (
@@ -43,15 +45,12 @@ def add_parser(subparsers) -> None:
 
 def run(args: argparse.Namespace) -> None:
     check_new_folder(next_free(PREFIX) if args.out is None else args.out)
-    from tqdm import tqdm
-
     from cspd_jax._utils import compilation
 
     compilation.use_cache()
     import jax
 
-    from cspd_jax import reports
-    from cspd_jax.image import generation, plan
+    from cspd_jax.image.plan import check, resolve
     from cspd_jax.parallel import processes
     from cspd_jax.weights import models
 
@@ -59,15 +58,15 @@ def run(args: argparse.Namespace) -> None:
     if getattr(outline.config, "prompts", 0) and args.method is None:
         args.method = "plain"
     args.vae = args.vae or models.own_vae(outline)
-    labels = labels_of(args, outline)
-    check_memory(args, outline, len(labels) * args.n)
-    request = request_of(args, outline, labels * args.n)
+    turn = labels_of(args, outline)
+    check_memory(args, outline, len(turn) * args.n)
+    labels = turn * args.n
+    method, options = asked(args, outline)
+    check(outline, labels, method, options)  # before anything is loaded
     start = time.perf_counter()
     mesh = mesh_of(args)
     model = with_prompts(args, models.load(args.target, args.dtype, mesh))
-    if request.method.draft_model is not None:
-        draft = models.load(args.draft, args.dtype, mesh)
-        request = dataclasses.replace(request, method=dataclasses.replace(request.method, draft=draft))
+    method = with_draft(args, method, mesh)
     vae = _autoencoder(args, model)
     load_seconds = time.perf_counter() - start
 
@@ -78,31 +77,63 @@ def run(args: argparse.Namespace) -> None:
         )
     key, shown = jax.random.key(args.seed), None
     if args.method is None:
-        decided, shown = _fastest(args, key, model, request)
+        decided, shown = _fastest(args, key, model, labels, options)
     else:
-        decided = plan.resolve(model, request, args.batch)
-    compiled, start = compilation.compile_seconds(), time.perf_counter()
-    steps = generation.num_steps(decided)
-    with tqdm(total=steps, desc=f"{len(request.labels)} images", unit="step", mininterval=0.5) as bar:
-        tokens, info = generation.generate_batches(key, decided, on_step=bar.update)
-    compile_seconds = compilation.compile_seconds() - compiled
-    seconds = max(0.0, time.perf_counter() - start - compile_seconds)
-    non_finite = _count_non_finite(tokens)
+        decided = resolve(model, labels, method, options, args.batch)
+    tokens, info, timing = _generate(key, decided, load_seconds)
     if not processes.is_first():
         return
+    made = _Made(model, vae, tokens, info)
+    _save(args, key, made, timing, turn, shown)
 
-    arrays = _pixels_or_latents(model, tokens, vae)
+
+@dataclasses.dataclass
+class _Made:
+    """What was generated: tokens [N, L, d] and what happened, of a model, with its autoencoder."""
+
+    model: Any
+    vae: Any
+    tokens: Any
+    info: Any
+
+
+def _generate(key, plan, load_seconds: float) -> tuple:
+    """Tokens, what happened, and how long it took."""
+    from tqdm import tqdm
+
+    from cspd_jax import reports
+    from cspd_jax._utils import compilation
+    from cspd_jax.image import generation
+
+    compiled, start = compilation.compile_seconds(), time.perf_counter()
+    # One jitted call per batch, or some where a bar on a terminal is to move within it.
+    pieces = generation.PIECES if sys.stderr.isatty() else 1
+    with tqdm(
+        total=generation.num_steps(plan), desc=f"{len(plan.labels)} images", unit="step", mininterval=0.5
+    ) as bar:
+        tokens, info = generation.generate_batches(key, plan, bar.update, pieces)
+    compile_seconds = compilation.compile_seconds() - compiled
+    seconds = max(0.0, time.perf_counter() - start - compile_seconds)
+    return tokens, info, reports.Timing(seconds, load_seconds, compile_seconds)
+
+
+def _save(args: argparse.Namespace, key, made: _Made, timing, turn: list[int], shown) -> None:
+    """Writes the images and the report, and what a comparison adds to them."""
+    from cspd_jax import reports
+
+    model, info, labels = made.model, made.info, made.info.plan.labels
+    non_finite = _count_non_finite(made.tokens)
+    arrays = _pixels_or_latents(model, made.tokens, made.vae)
     latents = "latents" in arrays
-    arrays |= {"labels": request.labels, "tokens": tokens, "accepted": info.accepted, "tested": info.tested}
-    captions = [model.class_name(label) for label in request.labels[:_MOST_IN_PICTURE]]
-    columns = len(labels) if len(labels) <= 20 else None
+    arrays |= {"labels": labels, "tokens": made.tokens, "accepted": info.accepted, "tested": info.tested}
+    captions = [model.class_name(label) for label in labels[:_MAX_IN_PICTURE]]
+    columns = len(turn) if len(turn) <= 20 else None
 
     def report_with(beside) -> dict:
         return reports.make_report(
             info,
-            model,
-            reports.Timing(seconds, load_seconds, compile_seconds),
-            labels=labels,
+            timing,
+            labels=turn,
             per_label=args.n,
             seed=args.seed,
             compared=beside,
@@ -116,51 +147,36 @@ def run(args: argparse.Namespace) -> None:
     folder = write_folder(
         args.out, PREFIX, lambda path: _write(path, arrays, report, captions, columns, pictures)
     )
-    beside = _compare(args, key, decided, shown, folder)
+    beside = _compare(args, key, info.plan, shown, folder)
     if beside is not None:
         report = report_with(beside)
-        _add(folder, report, _beside(model, vae, beside, captions))
+        _add(folder, report, _beside(model, made.vae, beside, captions))
     if not report["lossless"]:
         progress(f"lossy: {report['why']}")
     if report["fewer_steps"]:
         progress(f"note: {report['fewer_steps']}")
-    progress(f"{info.images} images in {seconds:.1f} s, and {compile_seconds:.1f} s to compile")
+    progress(f"{info.images} images in {timing.seconds:.1f} s, and {timing.compile_seconds:.1f} s to compile")
     print(json.dumps({"out": str(folder), **report}) if args.json else folder)
 
 
-def _fastest(args: argparse.Namespace, key, model, request):
+def _fastest(args: argparse.Namespace, key, model, labels, options):
     """(the fastest exact plan, what to show beside the plain sampler) where no method was asked for."""
-    from cspd_jax.image import autotune, plan
+    from cspd_jax.image import autotune
     from cspd_jax.image.chain.speculation import ChainSpeculation
     from cspd_jax.image.methods import Plain, SelfSpeculation
+    from cspd_jax.image.plan import resolve
     from cspd_jax.image.protocol import CausalTokenModel
 
-    if args.final_noise == "off" or args.window:
-        return plan.resolve(model, request, args.batch), None
-
-    sampling = {
-        "num_iter": args.num_iter,
-        "respacing": args.steps,
-        "cfg": args.cfg,
-        "cfg_schedule": args.cfg_schedule,
-        "temperature": args.temperature,
-    }
+    if options.final_noise is False or options.chain is not None:
+        return resolve(model, labels, Plain(), options, args.batch), None
     progress("measuring which exact method is fastest here")
-    found = autotune.fastest(
-        key, model, request.labels, batch=args.batch, denoise=args.denoise or "auto",
-        final_noise=request.settings.final_noise or None, **sampling,
-    )  # fmt: skip
-    if found.method.name != "plain" or found.settings.chain is not None:
+    found = autotune.fastest(key, model, labels, options, batch=args.batch)
+    if found.method.name != "plain" or found.options.chain is not None:
         return found, found
     causal = isinstance(model.network, CausalTokenModel)
-    everything = plan.make_request(
-        model,
-        request.labels,
-        method=Plain() if causal else SelfSpeculation(**_SHOWN),
-        denoise=ChainSpeculation((8,)),
-        **sampling,
-    )
-    return found, plan.resolve(model, everything, args.batch)
+    method = Plain() if causal else SelfSpeculation(**_SHOWN)
+    options = dataclasses.replace(options, denoise=ChainSpeculation((8,)))
+    return found, resolve(model, labels, method, options, args.batch)
 
 
 def _compare(args: argparse.Namespace, key, decided, shown, folder: Path):
@@ -168,26 +184,23 @@ def _compare(args: argparse.Namespace, key, decided, shown, folder: Path):
     nothing to compare."""
     from cspd_jax.image import autotune, comparison
 
-    batch = decided.batch
-    if args.compare:
-        compared = decided if shown is None else shown
-    elif shown is not None:
-        compared, batch = shown, min(batch, _COMPARED)
-    else:
+    if not (args.compare or shown):
         return None
-    if (
-        compared.method.name == "plain"
-        and compared.settings.chain is None
-        and not compared.settings.shortcuts
-    ):
+    compared = shown or decided
+    fewer = not args.compare and shown is not decided  # what was chosen is timed as it was run
+    batch = min(decided.batch, _COMPARED) if fewer else decided.batch
+    options = compared.options
+    if compared.method.name == "plain" and options.chain is None and not options.shortcuts:
         progress("--compare has nothing to do: this is the plain sampler, step by step")
         return None
     progress(f"the images are in {folder}; comparing {compared.method.name} with the plain sampler")
-    found = comparison.compare(key, autotune.one_batch(compared, batch), 3 if args.compare else 1)
+    found = comparison.beside_plain(key, autotune.one_batch(compared, batch), 3 if args.compare else 1)
     info = found.infos[found.method]
     if shown is not None and decided.method.name == "plain":
-        way = "step by step" if decided.settings.chain is None else "with speculation along the chains"
-        progress(f"the fastest exact method for {decided.batch} images side by side here: plain, {way}")
+        way = "step by step" if decided.options.chain is None else "with speculation along the chains"
+        given = f"with --denoise {args.denoise}, " if args.denoise else ""
+        side = f"{decided.batch} images side by side"
+        progress(f"{given}the fastest exact method for {side} here: plain, {way}")
     progress(f"{found.method}, {info.images} images side by side, beside plain: {_ratios(found)}")
     return found
 

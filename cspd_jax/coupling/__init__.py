@@ -1,7 +1,7 @@
 """Couplings: given a target p, a drafter q and a draft from q, keep the draft or draw from the residual of p.
 
 All functions are pure, take a key that they consume, and treat a single lane; `vmap` them for many. The value
-that a coupling (`couple_*`, `reflect`) returns is distributed as p, and it equals the draft with probability
+that a coupling (`couple_*`) returns is distributed as p, and it equals the draft with probability
 1 - TV(p, q), which is the maximum. `verify_block` does this for a block of drafted tokens,
 `verify_gaussian_block` for a path of Gaussian transitions. `couple_siblings` is given several drafts, without
 replacement, and returns one of them more often than a coupling with one draft could.
@@ -25,7 +25,7 @@ from cspd_jax.coupling.categorical import (
     residual_logits,
     verify_block,
 )
-from cspd_jax.coupling.gaussian import couple_equal, couple_gaussians, line_residual, reflect
+from cspd_jax.coupling.gaussian import couple_gaussians
 from cspd_jax.coupling.resample import Resampled, couple_path, resample
 from cspd_jax.coupling.residual import gaussian_residual, log_ratio, residual_trip
 from cspd_jax.coupling.siblings import (
@@ -49,17 +49,14 @@ __all__ = [
     "accepts",
     "block_distributions",
     "couple_categorical",
-    "couple_equal",
     "couple_gaussians",
     "couple_path",
     "couple_siblings",
     "gaussian_residual",
-    "line_residual",
     "log_acceptance",
     "log_acceptance_of_ratio",
     "log_ratio",
     "log_residual_acceptance",
-    "reflect",
     "resample",
     "residual_logits",
     "residual_trip",

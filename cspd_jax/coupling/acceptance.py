@@ -55,7 +55,7 @@ def log_residual_acceptance(log_ratio: Array) -> Array:
     return jnp.where(positive, log1mexp(jnp.where(positive, log_ratio, 1.0)), -jnp.inf)
 
 
-def uniform(key: Array, shape: tuple[int, ...] = (), dtype=jnp.float32) -> Array:
+def uniform(key: Array, shape: tuple[int, ...] = (), dtype: Any = jnp.float32) -> Array:
     """Uniforms in (0, 1] from 32 bits each, nearly the same numbers in float32 and float64.
 
     `jax.random.uniform` gives multiples of 2^-23, which is too coarse for the tests of rare residuals.
@@ -63,7 +63,7 @@ def uniform(key: Array, shape: tuple[int, ...] = (), dtype=jnp.float32) -> Array
     return unit_interval(jax.random.bits(key, shape, jnp.uint32), dtype)
 
 
-def unit_interval(bits: Array, dtype=jnp.float32) -> Array:
+def unit_interval(bits: Array, dtype: Any = jnp.float32) -> Array:
     """32 random bits each, as uniforms in (0, 1]."""
     return (bits.astype(dtype) + 0.5) * 2.0**-32
 

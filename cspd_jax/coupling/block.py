@@ -17,6 +17,7 @@ its x the residual's distribution.
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import jax
@@ -72,7 +73,7 @@ def verify_gaussian_block(
     count = jnp.asarray(most if count is None else count)
     key_end, key_coins = jax.random.split(key)
 
-    def extend(log_pi, ratio):
+    def extend(log_pi: Array, ratio: Array) -> tuple[Array, Array]:
         log_pi = log_acceptance_of_ratio(log_pi + ratio)
         return log_pi, log_pi
 
@@ -95,7 +96,8 @@ def verify_gaussian_block(
 
     def trip(coins: _Coins) -> _Coins:
         keys = jax.vmap(lambda i: jax.random.fold_in(jax.random.fold_in(key_coins, i), coins.trips))(index)
-        fell, values = jax.vmap(lambda *a: _trials(*a, proposals))(keys[:-1], p, q, log_pi[:-1])
+        trials = functools.partial(_trials, proposals=proposals)
+        fell, values = jax.vmap(trials)(keys[:-1], p, q, log_pi[:-1])
         fell = jnp.append(fell, _TAILS)
         values = jnp.concatenate([values, jnp.zeros_like(values[:1])])
         open_ = coins.fallen == _UNDECIDED
@@ -116,7 +118,7 @@ def _trials(key: Array, p: Gaussian, q: Gaussian, log_pi: Array, proposals: int)
     weight = jnp.minimum(bound.mean, 1.0) * jnp.exp(log_pi)  # of proposing, beside that of tails
     tails = -jnp.expm1(log_pi)
 
-    def one(j):
+    def one(j: Array) -> tuple[Array, Array]:
         own, choice = jax.random.split(jax.random.fold_in(key, j))
         z, u = propose(own, bound)
         x = p.mean + jnp.exp(0.5 * p.log_var) * z

@@ -45,7 +45,8 @@ def residual_logits(log_p: Array, log_q: Array) -> Array:
 
 def normalised(log_p: Array) -> Array:
     """log_p [..., V] normalised in float32 or better, which 16-bit log probabilities need."""
-    return jax.nn.log_softmax(*at_least_float32(log_p), axis=-1)
+    (log_p,) = at_least_float32(log_p)
+    return jax.nn.log_softmax(log_p, axis=-1)
 
 
 def draw_or_fall_back(key: Array, logits: Array, log_p: Array) -> tuple[Array, Array]:
@@ -125,7 +126,7 @@ def block_distributions(
 def _prefix_acceptance(log_p: Array, log_q: Array) -> Array:
     """log pi_0, ..., log pi_gamma from the drafts' log probabilities [gamma]; a zero stays zero."""
 
-    def extend(log_pi, draft):
+    def extend(log_pi: Array, draft: tuple[Array, Array]) -> tuple[Array, Array]:
         log_p, log_q = draft
         after = jnp.where(log_pi == -jnp.inf, -jnp.inf, log_acceptance(log_pi + log_p, log_q))
         return after, after

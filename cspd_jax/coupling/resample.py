@@ -64,16 +64,16 @@ def resample(
     there is a better way: `coupling.residual`.
     """
 
-    def one(key):
+    def one(key: Array) -> tuple[Any, Array]:
         for_value, for_test = jax.random.split(key)
         value = propose(for_value)
         (log_a,) = at_least_float32(log_accept(value))
         return value, accepts(uniform(for_test, dtype=log_a.dtype), log_a)
 
-    def searching(loop):
+    def searching(loop: _Loop) -> Array:
         return ~loop.settled & (loop.trips < max_trips)
 
-    def trip(loop):
+    def trip(loop: _Loop) -> _Loop:
         index = loop.trips * proposals + jnp.arange(proposals)
         values, accepted = jax.vmap(lambda j: one(jax.random.fold_in(key, j)))(index)
         found = jnp.any(accepted)

@@ -14,7 +14,7 @@ mean of M is above 1, p and q are far apart, and proposals from p are the better
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import chex
 import jax
@@ -47,10 +47,10 @@ def gaussian_residual(
     """
     p, q, _ = as_vectors(p, q, p.mean)
 
-    def searching(loop: Resampled):
+    def searching(loop: Resampled) -> Array:
         return loop.truncated & (loop.trips < max_trips)
 
-    def trip(loop: Resampled):
+    def trip(loop: Resampled) -> Resampled:
         made = residual_trip(key, p, q, loop.trips, proposals=proposals)
         return Resampled(made.value, loop.trips + 1, ~made.found)
 
@@ -78,7 +78,7 @@ def residual_trip(key: Array, p: Gaussian, q: Gaussian, trip: Array, *, proposal
     p, q, _ = as_vectors(p, q, p.mean)
     bound, exists = envelope(p, q), _differ(p, q)
 
-    def one(j):
+    def one(j: Array) -> tuple[Array, Array]:
         z, u = propose(jax.random.fold_in(key, j), bound)
         x = p.mean + jnp.exp(0.5 * p.log_var) * z
         return x, accepts(u, log_accept(bound, z, log_ratio(p, q, x)))
@@ -176,7 +176,7 @@ def propose(key: Array, bound: Envelope) -> tuple[Array, Array]:
     return jnp.where(bound.mean < 1, biased, z), u
 
 
-def _normal(bits: Array, dtype) -> Array:
+def _normal(bits: Array, dtype: Any) -> Array:
     """Standard normals from 32 bits each, within 5.4 of 0 (of a ten-millionth that lies further out)."""
     sides = (jax.lax.bitcast_convert_type(bits, jnp.int32).astype(dtype) + 0.5) * 2.0**-31
     most = 1 - 2.0**-24

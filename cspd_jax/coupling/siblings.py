@@ -34,7 +34,7 @@ class Sibling(NamedTuple):
     info: what happened; log_accept is that of every draft, [k].
     """
 
-    index: Array
+    index: Array  # type: ignore[assignment]  # hides tuple.index
     value: Array
     info: CouplingInfo
 
@@ -42,7 +42,7 @@ class Sibling(NamedTuple):
 def sibling_distributions(log_p: Array, log_q: Array, drafts: Array) -> SiblingDistributions:
     """log_p, log_q: [V] log probabilities. drafts: [k] int, in the order of draw; see `couple_siblings`."""
 
-    def after(state: tuple[Array, Array], draft: Array):
+    def after(state: tuple[Array, Array], draft: Array) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
         log_p, log_q = state
         exists = log_q[draft] > -jnp.inf
         log_accept = jnp.where(exists, log_acceptance(log_p[draft], log_q[draft]), -jnp.inf)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -51,7 +51,7 @@ class Gaussian(NamedTuple):
     log_var: Array
 
 
-def coefficients(schedule: Schedule | FlowSchedule, dtype=jnp.float32) -> Coefficients:
+def coefficients(schedule: Schedule | FlowSchedule, dtype: Any = jnp.float32) -> Coefficients:
     """Arrays [T], entry i for the step that turns x_{i+1} into x_i."""
     if isinstance(schedule, FlowSchedule):
         to_one = np.append(1.0, schedule.mean_x[1:])
@@ -66,7 +66,7 @@ def coefficients(schedule: Schedule | FlowSchedule, dtype=jnp.float32) -> Coeffi
         schedule.posterior_log_variance_clipped,
     )
     recip, recipm1, *rest = (jnp.asarray(a, dtype) for a in arrays)
-    return Coefficients(recip, recipm1, *rest, h=recip / recipm1**2)
+    return Coefficients(*(recip, recipm1, *rest, recip / recipm1**2))
 
 
 def predicted_x0(c: Coefficients, x: Array, eps: Array) -> Array:
@@ -91,7 +91,7 @@ def posterior(c: Coefficients, x0: Array, x: Array) -> Gaussian:
     return Gaussian(mean, jnp.broadcast_to(c.log_posterior, mean.shape))
 
 
-def guide(out: Array, dim: int, scale: Array | None) -> tuple[Array, Array]:
+def guide(out: Array, dim: int, scale: Array | float | None) -> tuple[Array, Array]:
     """Splits the head's output [..., 2d] into (eps, v), with classifier-free guidance. A head whose output is
     [..., d] knows its variance: v is 0.
 

@@ -74,11 +74,11 @@ def respace(spec: str, num_steps: int = NUM_TRAIN_STEPS) -> np.ndarray:
         length = size + (i < longer)
         if count > length:
             raise UserError(f"respacing {spec!r}: section {i} has {length} timesteps, fewer than {count}")
-        stride = (length - 1) / (count - 1) if count > 1 else 1.0
-        at = 0.0  # accumulated, as the reference does: i * stride rounds differently
+        between = (length - 1) / (count - 1) if count > 1 else 1.0
+        at = 0.0  # accumulated, as the reference does: i * between rounds differently
         for _ in range(count):
             kept.append(start + round(at))
-            at += stride
+            at += between
         start += length
     if not kept:
         raise UserError(f"respacing {spec!r} keeps no timestep at all")

@@ -1,7 +1,95 @@
 """Images from models of continuous tokens.
 
-`generation` is the way in; `methods` are the ways to generate; `plan` checks what is asked and resolves it
-for this machine; `autotune` finds the fastest exact method. The algorithms: `plain` (the reference),
-`chain_speculation` (along the denoising steps of a token), `speculation` (over AR steps), and `released` (the
-published runner, lossy). They know models by `protocol` only.
+`generate`, `stream`, `fastest` and `compare` take a key, a model, labels, a method and `Options`, the one
+list of options. `plan` checks and settles what is asked; `methods` are the ways to generate; `generation`
+runs a plan. The algorithms know models by `protocol` only: `sampler` (the plain sampler, the reference),
+`chain` (speculation along the denoising steps of a token), `rounds` (speculation over AR steps), `released`
+(the published runner, lossy) and `lossy` (shortcuts of the plain sampler).
 """
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from cspd_jax.image.autotune import fastest
+    from cspd_jax.image.chain.speculation import ChainSpeculation
+    from cspd_jax.image.comparison import Comparison, compare
+    from cspd_jax.image.exactness import Exactness
+    from cspd_jax.image.generation import generate, generate_batches, run, stream
+    from cspd_jax.image.info import Info
+    from cspd_jax.image.methods import DraftSpeculation, Method, Plain, ReleasedRunner, SelfSpeculation
+    from cspd_jax.image.options import Options
+    from cspd_jax.image.pixels import to_images, to_latents
+    from cspd_jax.image.plan import Plan, resolve
+    from cspd_jax.image.protocol import CachedTokenModel, CausalTokenModel, TokenModel
+    from cspd_jax.image.rounds.paper_criterion import PaperCriterion
+    from cspd_jax.image.rounds.path_criterion import PathCriterion
+
+# Loaded when first used: the algorithms are imported without weights.
+_WHERE = {
+    "CachedTokenModel": "protocol",
+    "CausalTokenModel": "protocol",
+    "ChainSpeculation": "chain.speculation",
+    "Comparison": "comparison",
+    "DraftSpeculation": "methods",
+    "Exactness": "exactness",
+    "Info": "info",
+    "Method": "methods",
+    "Options": "options",
+    "PaperCriterion": "rounds.paper_criterion",
+    "PathCriterion": "rounds.path_criterion",
+    "Plain": "methods",
+    "Plan": "plan",
+    "ReleasedRunner": "methods",
+    "SelfSpeculation": "methods",
+    "TokenModel": "protocol",
+    "compare": "comparison",
+    "fastest": "autotune",
+    "generate": "generation",
+    "generate_batches": "generation",
+    "resolve": "plan",
+    "run": "generation",
+    "stream": "generation",
+    "to_images": "pixels",
+    "to_latents": "pixels",
+}
+
+__all__ = [
+    "CachedTokenModel",
+    "CausalTokenModel",
+    "ChainSpeculation",
+    "Comparison",
+    "DraftSpeculation",
+    "Exactness",
+    "Info",
+    "Method",
+    "Options",
+    "PaperCriterion",
+    "PathCriterion",
+    "Plain",
+    "Plan",
+    "ReleasedRunner",
+    "SelfSpeculation",
+    "TokenModel",
+    "compare",
+    "fastest",
+    "generate",
+    "generate_batches",
+    "resolve",
+    "run",
+    "stream",
+    "to_images",
+    "to_latents",
+]
+
+
+def __getattr__(name: str):
+    if name not in _WHERE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_WHERE[name]}"), name)
+
+
+def __dir__():
+    return sorted({*globals(), *__all__})

@@ -15,9 +15,13 @@ import numpy as np
 from cspd_jax._utils.timing import seconds_in_turns
 from cspd_jax.coupling.draft_length import speedup
 from cspd_jax.image import generation
-from cspd_jax.image.info import Info, NetworkCalls
-from cspd_jax.image.methods import Plain
-from cspd_jax.image.plan import Plan
+from cspd_jax.image.counts import NetworkCalls
+from cspd_jax.image.info import Info
+from cspd_jax.image.lossy.shortcuts import Checkerboard
+from cspd_jax.image.methods import Method, Plain, SelfSpeculation
+from cspd_jax.image.options import Options
+from cspd_jax.image.plan import Labels, Plan, resolve
+from cspd_jax.weights.models import ImageModel
 
 Array = jax.Array
 
@@ -46,19 +50,38 @@ class Comparison(NamedTuple):
     predicted: dict[str, float] | None
 
 
+def compare(
+    key: Array,
+    model: ImageModel,
+    labels: Labels,
+    method: Method = SelfSpeculation(),
+    options: Options = Options(),
+    repeats: int = 3,
+) -> Comparison:
+    """Times a method, and the plain sampler, on all labels at once; arguments as for `generate`."""
+    return beside_plain(key, resolve(model, labels, method, options), repeats)
+
+
 def plain_plan(plan: Plan) -> Plan:
     """The plain sampler step by step, with the same noise in the last step."""
-    request = dataclasses.replace(plan.request, method=Plain(), denoise="plain", chain_drafter=None)
-    settings = dataclasses.replace(plan.settings, chain=None, anneal=None, reveal=None)
-    return Plan(plan.model, request, settings, plan.batch)
+    order = plan.options.order
+    options = dataclasses.replace(
+        plan.options,
+        denoise="plain",
+        chain_drafter=None,
+        draft_drafter=None,
+        anneal=None,
+        order=None if isinstance(order, Checkerboard) else order,
+    )
+    return Plan(plan.model, plan.labels, Plain(), options, plan.batch)
 
 
-def compare(key: Array, plan: Plan, repeats: int = 3) -> Comparison:
+def beside_plain(key: Array, plan: Plan, repeats: int = 3) -> Comparison:
     """Runs the plan and the plain sampler on all labels at once. Compilation is not counted."""
     base = plain_plan(plan)
     method = plan.method.name
     if method == "plain":
-        method = "speculative" if plan.settings.chain is not None else "lossy shortcut"
+        method = "speculative" if plan.options.chain is not None else "lossy shortcut"
     plans = {"plain": base, method: plan}
     if plan.method.draft_model is not None:
         plans["draft"] = dataclasses.replace(base, model=plan.method.draft_model)
@@ -102,7 +125,7 @@ def summary(found: Comparison) -> dict[str, Any]:
     info = found.infos[found.method]
     return {
         "method": found.method,
-        "denoise": "plain" if info.plan.settings.chain is None else "speculative",
+        "denoise": "plain" if info.plan.options.chain is None else "speculative",
         "images": info.images,
         "seconds": found.seconds,
         "faster": found.faster,

@@ -2,41 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax.image import sharded
-from cspd_jax.image.chain.drafters import ChainDrafter
-from cspd_jax.image.chain.speculation import ChainSpeculation
-from cspd_jax.image.info import BatchOutput, Info, summarise
-from cspd_jax.image.lossy.shortcuts import Annealing, Checkerboard
+from cspd_jax.image.bound import Batch
+from cspd_jax.image.counts import BatchOutput
+from cspd_jax.image.info import Info, summarise
 from cspd_jax.image.methods import Method, Plain
-from cspd_jax.image.plan import Plan, make_request, resolve
+from cspd_jax.image.options import Options
+from cspd_jax.image.plan import Labels, Plan, resolve
 from cspd_jax.keys import keys_per_row, row_keys
 from cspd_jax.weights.models import ImageModel
 
 Array = jax.Array
 
+PIECES = 8  # of a batch that somebody watches
+
 
 def generate(
     key: Array,
     model: ImageModel,
-    labels: Sequence[int] | Array,
-    *,
+    labels: Labels,
     method: Method = Plain(),
-    denoise: ChainSpeculation | str = "plain",
-    num_iter: int | None = None,
-    respacing: str | int | None = None,
-    cfg: float = 1.0,
-    cfg_schedule: str = "linear",
-    temperature: float = 1.0,
-    final_noise: bool | None = None,
-    chain_drafter: ChainDrafter | None = None,
-    anneal: Annealing | None = None,
-    reveal: Checkerboard | None = None,
+    options: Options = Options(),
 ) -> tuple[Array, Info]:
     """Generates one image per label: tokens [N, L, d] by position, and what happened.
 
@@ -46,113 +37,61 @@ def generate(
     key: one key (image i uses the i-th of `row_keys(key, N)`), or one key per image, [N].
     labels: class numbers, [N]; -1 is "no class".
     method: Plain(), SelfSpeculation(), DraftSpeculation(draft) or ReleasedRunner(draft).
-    denoise: "plain" runs denoising steps one by one; a ChainSpeculation (or "speculative") drafts and
-        verifies them, which has the same distribution in fewer head calls one after the other; "auto" takes
-        what a short measurement finds faster here.
-    num_iter: AR steps (one per token).
-    respacing: which denoising steps are kept, for example "100" or "ddim50"; of a flow head the number of
-        noisy steps, for example 50 (the model's own).
-    cfg: guidance scale; 1 is none.
-    cfg_schedule: "linear" or "constant" along the AR steps.
-    temperature: factor of the standard deviation of every denoising step.
-    final_noise: noise in the last denoising step too (off, as in MAR, wherever the method can do without).
-    chain_drafter: drafts denoising steps, in place of the calibrated one.
-    anneal: fewer denoising steps for later tokens, with Plain() only: lossy.
-    reveal: a checkerboard that is completed in few AR steps, with Plain() only: lossy.
+    options: how, whatever the method.
     """
-    request = make_request(
-        model, labels, method=method, denoise=denoise, num_iter=num_iter, respacing=respacing, cfg=cfg,
-        cfg_schedule=cfg_schedule, temperature=temperature, final_noise=final_noise,
-        chain_drafter=chain_drafter, anneal=anneal, reveal=reveal,
-    )  # fmt: skip
-    return run(key, resolve(model, request))
+    return run(key, resolve(model, labels, method, options))
 
 
 def stream(
     key: Array,
     model: ImageModel,
-    labels: Sequence[int] | Array,
-    *,
+    labels: Labels,
     method: Method = Plain(),
-    denoise: ChainSpeculation | str = "plain",
-    num_iter: int | None = None,
-    respacing: str | int | None = None,
-    cfg: float = 1.0,
-    cfg_schedule: str = "linear",
-    temperature: float = 1.0,
-    final_noise: bool | None = None,
-    chain_drafter: ChainDrafter | None = None,
-    anneal: Annealing | None = None,
-    reveal: Checkerboard | None = None,
+    options: Options = Options(),
 ) -> Iterator[tuple[float, Array]]:
     """`generate` step by step: yields (number of known tokens per image, on average; tokens [N, L, d], zero
     where unknown)."""
-    request = make_request(
-        model, labels, method=method, denoise=denoise, num_iter=num_iter, respacing=respacing, cfg=cfg,
-        cfg_schedule=cfg_schedule, temperature=temperature, final_noise=final_noise,
-        chain_drafter=chain_drafter, anneal=anneal, reveal=reveal,
-    )  # fmt: skip
-    plan = resolve(model, request)
-    keys = keys_per_row(key, len(request.labels))
-    return ((known, out.tokens) for known, out in plan.method.steps(plan, keys, jnp.asarray(request.labels)))
+    plan = resolve(model, labels, method, options)
+    steps = plan.method.steps(plan.batch_of(keys_per_row(key, len(plan.labels)), plan.labels))
+    return ((known, out.tokens) for known, out in steps)
 
 
 def run(key: Array, plan: Plan) -> tuple[Array, Info]:
     """All images of a plan side by side: tokens [N, L, d] by position, and what happened."""
-    labels = plan.request.labels
-    out = _run_batch(plan, keys_per_row(key, len(labels)), jnp.asarray(labels))
+    out = _run(plan, plan.batch_of(keys_per_row(key, len(plan.labels)), plan.labels))
     return out.tokens, summarise(plan, [out])
 
 
-def _run_batch(plan: Plan, keys: Array, labels: Array, active: Array | None = None) -> BatchOutput:
-    if plan.model.mesh is None:
-        return plan.method.run(plan, keys, labels, active)
-    return sharded.run(plan, keys, labels, active)
-
-
-def _steps(plan: Plan, keys: Array, labels: Array, active: Array) -> Iterator[tuple[float, BatchOutput]]:
-    """A batch step by step; on a mesh, where groups of devices go their own ways, in one step."""
-    if plan.model.mesh is None:
-        return plan.method.steps(plan, keys, labels, active)
-    return iter([(plan.model.network.seq_len, _run_batch(plan, keys, labels, active))])
-
-
 def generate_batches(
-    key: Array, plan: Plan, on_step: Callable[[int], object] | None = None
+    key: Array, plan: Plan, on_step: Callable[[int], object] | None = None, pieces: int = 1
 ) -> tuple[np.ndarray, Info]:
     """Any number of images, `plan.batch` side by side (the last batch is filled up, the surplus dropped).
 
-    Image i depends on `key` and i only. `on_step` is told how many AR steps' worth of tokens are new. Returns
-    tokens [N, L, d] and what happened.
+    Image i depends on `key` and i only. `on_step` and `pieces` as for `generate_batch`. Returns tokens
+    [N, L, d] and what happened.
     """
-    labels, batch = plan.request.labels, plan.batch
-    count = len(labels)
+    labels, count = plan.labels, len(plan.labels)
     outputs: list[BatchOutput] = []
-    for first in range(0, count, batch):
-        index = first + np.arange(batch)
-        of_batch = labels[np.minimum(index, count - 1)]
-        outputs.append(generate_batch(key, plan, first, of_batch, index < count, on_step))
+    for first in range(0, count, plan.batch):
+        index = first + np.arange(plan.batch)
+        keys = row_keys(key, plan.batch, first)
+        batch = plan.batch_of(keys, labels[np.minimum(index, count - 1)], index < count)
+        outputs.append(generate_batch(plan, batch, on_step, pieces))
     tokens = np.concatenate([out.tokens for out in outputs])[:count]
     return tokens, summarise(plan, outputs)
 
 
 def generate_batch(
-    key: Array,
-    plan: Plan,
-    first: int,
-    labels: np.ndarray,
-    wanted: np.ndarray,
-    on_step: Callable[[int], object] | None = None,
+    plan: Plan, batch: Batch, on_step: Callable[[int], object] | None = None, pieces: int = 1
 ) -> BatchOutput:
-    """The images first, ..., first + B - 1 of a run with `key`, side by side; their tokens in numpy.
+    """The images of a batch; their tokens in numpy.
 
-    labels: int32 [B].
-    wanted: bool [B] images that are wanted; the others are surplus.
     on_step: is told how many AR steps' worth of tokens are new.
+    pieces: 1 is one jitted call; for more, one call for about each.
     """
-    starts = [g.start for g in plan.settings.groups(plan.model.network.seq_len)]
-    keys, done = row_keys(key, len(labels), first), 0
-    for known, out in _steps(plan, keys, jnp.asarray(labels), jnp.asarray(wanted)):
+    starts = [group.start for group in plan.options.groups(plan.model.network.seq_len)]
+    done = 0
+    for known, out in _steps(plan, batch, pieces):
         out.tokens.block_until_ready()
         now = int(np.searchsorted(starts, known))  # AR steps whose tokens are known
         if on_step is not None:
@@ -163,4 +102,17 @@ def generate_batch(
 
 def num_steps(plan: Plan) -> int:
     """How many steps `generate_batches` tells of."""
-    return -(-len(plan.request.labels) // plan.batch) * plan.num_steps
+    return -(-len(plan.labels) // plan.batch) * plan.num_steps
+
+
+def _run(plan: Plan, batch: Batch) -> BatchOutput:
+    if plan.model.mesh is None:
+        return plan.method.run(batch)
+    return sharded.run(plan.method, sharded.mesh_of(plan.method, plan.model), batch)
+
+
+def _steps(plan: Plan, batch: Batch, pieces: int) -> Iterator[tuple[float, BatchOutput]]:
+    """A batch in pieces; on a mesh, where groups of devices go their own ways, in one."""
+    if plan.model.mesh is None and pieces > 1:
+        return plan.method.steps(batch, pieces)
+    return iter([(plan.model.network.seq_len, _run(plan, batch))])

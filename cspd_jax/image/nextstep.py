@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,9 +10,8 @@ import numpy as np
 
 from cspd_jax.errors import UserError, check_whole
 from cspd_jax.image import generation
-from cspd_jax.image.chain.drafters import ChainDrafter
-from cspd_jax.image.chain.speculation import ChainSpeculation
 from cspd_jax.image.info import Info
+from cspd_jax.image.options import Options
 from cspd_jax.image.prompts import Ids, bind
 from cspd_jax.weights.models import ImageModel
 
@@ -24,17 +22,12 @@ def generate(
     key: Array,
     model: ImageModel,
     prompts: Sequence[Ids],
+    options: Options = Options(cfg_schedule="constant"),
     *,
     negative: Ids | None = None,
     images: int = 1,
     grid: tuple[int, int] | None = None,
     normalise: bool | None = None,
-    steps: str | int | None = None,
-    cfg: float = 1.0,
-    cfg_schedule: str = "constant",
-    denoise: ChainSpeculation | str = "plain",
-    temperature: float = 1.0,
-    chain_drafter: ChainDrafter | None = None,
 ) -> tuple[Array, Info]:
     """Images of each prompt: tokens [N, L, d] row by row, and what happened.
 
@@ -43,21 +36,16 @@ def generate(
 
     key: one key (image i uses the i-th of `row_keys(key, N)`), or one key per image, [N].
     prompts: ids, each with all that comes before the image (`image.prompts.ids_of`).
+    options: as for `image.generate`; respacing are the head calls per token: a number, or a schedule such as
+        "flow-calls28-shift3.2" (the model's own).
     negative: the ids of the unconditional prompt, for guidance.
     images: of each prompt, one after the other.
     grid: tokens along the height and the width (the model's own).
     normalise: tokens are normalised where their chains end (as the model's configuration says).
-    steps: head calls per token: a number, or a schedule such as "flow-calls28-shift3.2" (the model's own).
-    cfg: guidance scale; 1 is none.
-    cfg_schedule: "constant", or "linear", which falls along the tokens.
-    denoise, temperature, chain_drafter: as for `image.generation.generate`.
     """
     check_whole("images", images, 1)
-    if negative is None and cfg != 1:
+    if negative is None and options.cfg != 1:
         raise UserError("guidance needs the ids of an unconditional prompt (negative)")
     bound = bind(model, prompts, prompts[0] if negative is None else negative, grid=grid, normalise=normalise)
-    options: dict[str, Any] = {"denoise": denoise, "temperature": temperature, "chain_drafter": chain_drafter}
     labels = np.repeat(np.arange(len(prompts)), images)
-    return generation.generate(
-        key, bound, jnp.asarray(labels), respacing=steps, cfg=cfg, cfg_schedule=cfg_schedule, **options
-    )
+    return generation.generate(key, bound, jnp.asarray(labels), options=options)

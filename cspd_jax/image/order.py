@@ -28,14 +28,9 @@ class Group(NamedTuple):
     revealed: float
 
 
-def random_reveal(key: Array, length: int) -> Array:
+def random_order(key: Array, length: int) -> Array:
     """A random order of the positions, [L]: the first entry is generated first."""
     return jax.random.permutation(key, length)
-
-
-def reveal_from_orders(orders: Array) -> Array:
-    """MAR's `orders` [..., L] mask positions from the front, so they are revealed from the end."""
-    return orders[..., ::-1]
 
 
 def mask_lengths(length: int, num_iter: int) -> list[int]:
@@ -78,20 +73,27 @@ RISING = "linear-before"  # in the tokens before this one: from exactly 1 (Spher
 FALLING = "linear-falling"  # in the tokens that are left, this one included: down from cfg (NextStep-1)
 
 
+_SHARES = {
+    "linear": lambda g: g.revealed,
+    RISING: lambda g: g.revealed * g.start / (g.start + g.size),
+    FALLING: lambda g: 1 - g.revealed * g.start / (g.start + g.size),
+}
+
+
+def check_schedule(schedule: str) -> None:
+    """UserError for a guidance schedule that there is not."""
+    if schedule not in ("constant", *_SHARES):
+        raise UserError(f"guidance schedule {schedule!r} is unknown; it is 'linear' or 'constant'")
+
+
 def guidance_scale(groups: tuple[Group, ...], cfg: Array | float, schedule: str) -> Array:
     """The guidance scale of each group: constant, or linear in the share of tokens revealed.
 
     cfg: one number, or one for each image, [B]. -> [S], or [S, B].
     """
+    check_schedule(schedule)
     cfg = jnp.asarray(cfg, float)
-    each = (-1,) + (1,) * cfg.ndim
     if schedule == "constant":
         return jnp.broadcast_to(cfg, (len(groups), *cfg.shape))
-    shares = {
-        "linear": lambda g: g.revealed,
-        RISING: lambda g: g.revealed * g.start / (g.start + g.size),
-        FALLING: lambda g: 1 - g.revealed * g.start / (g.start + g.size),
-    }
-    if schedule not in shares:
-        raise UserError(f"guidance schedule {schedule!r} is unknown; it is 'linear' or 'constant'")
-    return 1 + (cfg - 1) * jnp.array([shares[schedule](g) for g in groups], float).reshape(each)
+    shares = jnp.array([_SHARES[schedule](g) for g in groups], float)
+    return 1 + (cfg - 1) * shares.reshape((-1,) + (1,) * cfg.ndim)

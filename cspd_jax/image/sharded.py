@@ -8,15 +8,15 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import Mesh
 
+from cspd_jax.image.bound import Batch
 from cspd_jax.image.chain.speculation import ChainCounts
-from cspd_jax.image.info import BatchOutput
+from cspd_jax.image.counts import BatchOutput
 from cspd_jax.image.methods import Method
-from cspd_jax.image.plan import Plan, Request
+from cspd_jax.image.options import Options
+from cspd_jax.image.protocol import TokenModel
 from cspd_jax.image.rounds import CallCounts, RoundInfo
-from cspd_jax.image.sampler import SamplerSettings
 from cspd_jax.parallel import Join, common_mesh, even, map_rows, put_whole
 from cspd_jax.weights.models import ImageModel
 
@@ -50,63 +50,45 @@ class Shared(NamedTuple):
 
     params: of the target.
     draft_params: of the draft model, if there is one.
-    drafter: of the target's chains, if they are speculated.
-    draft_drafter: of the draft's chains.
-    cfg: [] guidance scale; None if every image has its own.
-    temperature: []
+    options: without cfg if every image has its own.
     """
 
     params: Any
     draft_params: Any
-    drafter: Any
-    draft_drafter: Any
-    cfg: Array | None
-    temperature: Array
+    options: Options
 
 
-def run(plan: Plan, keys: Array, labels: Array, active: Array | None = None) -> BatchOutput:
-    """As the method's `run`, on the mesh that the model lies on.
+def run(method: Method, mesh: Mesh, batch: Batch) -> BatchOutput:
+    """As the method's `run`, on the mesh that its models lie on.
 
     Counts of calls in sequence are those of the group that made most (along the chains: in each AR step).
     """
-    count, draft = len(labels), plan.method.draft_model
-    mesh = common_mesh(plan.model, *([] if draft is None else [draft]))
-    assert mesh is not None
-    cfg = jnp.asarray(plan.common["cfg"], float)
-    active = jnp.ones(count, bool) if active is None else jnp.asarray(active)
-    rows = Rows(keys, jnp.asarray(labels), active, cfg if cfg.ndim else None)
-    shared = Shared(
-        plan.model.params,
-        None if draft is None else draft.params,
-        plan.drafter,
-        plan.draft_drafter,
-        None if cfg.ndim else cfg,
-        jnp.asarray(plan.common["temperature"], float),
-    )
+    cfg = jnp.asarray(batch.options.cfg, float)
+    temperature = jnp.asarray(batch.options.temperature, float)
+    active = jnp.ones(len(batch.labels), bool) if batch.active is None else jnp.asarray(batch.active)
+    rows = Rows(batch.keys, jnp.asarray(batch.labels), active, cfg if cfg.ndim else None)
+    shared_cfg: Any = None if cfg.ndim else cfg
+    options = dataclasses.replace(batch.options, cfg=shared_cfg, temperature=temperature)
+    draft = method.draft_model
+    shared = Shared(batch.params, None if draft is None else draft.params, options)
     rows, shared = put_whole(mesh, (rows, shared))
-    network, settings = plan.model.network, plan.settings
-    return _run(rows, shared, network=network, method=plan.method, settings=settings, mesh=mesh)
+    return _run(rows, shared, network=batch.network, method=method, mesh=mesh)
 
 
-@functools.partial(jax.jit, static_argnames=("network", "method", "settings", "mesh"))
-def _run(
-    rows: Rows, shared: Shared, *, network: Any, method: Method, settings: SamplerSettings, mesh: Mesh
-) -> BatchOutput:
-    request = Request(np.zeros(1, np.int32), method, settings, 1.0, 1.0)  # its numbers are in rows and shared
+def mesh_of(method: Method, model: ImageModel) -> Mesh:
+    """The mesh that all models of a generation lie on."""
+    draft = method.draft_model
+    mesh = common_mesh(model, *([] if draft is None else [draft]))
+    assert mesh is not None
+    return mesh
 
+
+@functools.partial(jax.jit, static_argnames=("network", "method", "mesh"))
+def _run(rows: Rows, shared: Shared, *, network: TokenModel, method: Method, mesh: Mesh) -> BatchOutput:
     def by_group(rows: Rows, shared: Shared) -> BatchOutput:
+        options = shared.options if rows.cfg is None else dataclasses.replace(shared.options, cfg=rows.cfg)
         of_group = _with_draft_params(method, shared.draft_params)
-        plan = Plan(
-            ImageModel("", network, shared.params),
-            request,
-            settings,
-            len(rows.label),
-            shared.drafter,
-            draft_drafter=shared.draft_drafter,
-            cfg=shared.cfg if rows.cfg is None else rows.cfg,
-            temperature=shared.temperature,
-        )
-        return of_group.run(plan, rows.key, rows.label, rows.active)
+        return of_group.run(Batch(network, shared.params, rows.key, rows.label, options, rows.active))
 
     count = len(rows.label)
     rows = even(mesh, rows, count)

@@ -35,7 +35,6 @@ class Timing(NamedTuple):
 
 def make_report(
     info: Info,
-    model: ImageModel,
     timing: Timing,
     *,
     labels: list[int],
@@ -46,13 +45,13 @@ def make_report(
 ) -> dict[str, Any]:
     """The content of `report.json`. labels: one turn of them, taken `per_label` times. `compared`:
     to the plain sampler. `more` is added."""
-    method, exactness = info.plan.method, info.exactness
+    model, method, exactness = info.plan.model, info.plan.method, info.exactness
     draft = method.draft_model
     return {
         "method": method.name,
         "criterion": method.criterion_name,
         "draft": None if draft is None else identity(draft),
-        "denoise": "plain" if info.plan.settings.chain is None else "speculative",
+        "denoise": "plain" if info.plan.options.chain is None else "speculative",
         "lossless": exactness.lossless,
         "why": exactness.why,
         "fewer_steps": _fewer_steps(info, model),
@@ -87,25 +86,23 @@ def make_report(
 
 def _fewer_steps(info: Info, model: ImageModel) -> str | None:
     """A line where the plain sampler of `reference` takes fewer steps than the model could."""
-    settings = info.plan.settings
-    own = getattr(model.config, "respacing", settings.respacing)
-    return fewer_steps(model.network.seq_len, settings.num_iter, settings.respacing, own)
+    options = info.plan.options
+    own = getattr(model.config, "respacing", options.respacing)
+    return fewer_steps(model.network.seq_len, options.num_iter, options.respacing, own)
 
 
 def reference(info: Info, model: ImageModel) -> dict[str, Any]:
     """The plain sampler that the run equals in distribution."""
-    settings = info.plan.settings
+    options = info.plan.options
+    steps = sampling_schedule(options.respacing).num_steps
+    told = options.report()
+    names = ("final_noise", "respacing", "num_iter", "cfg", "cfg_schedule", "temperature")
     return {
         "method": "plain",
-        "final_noise": settings.final_noise,
         "dtype": jnp.dtype(getattr(model.network, "dtype", jnp.float32)).name,
-        "respacing": settings.respacing,
-        "denoising_steps": (steps := sampling_schedule(settings.respacing).num_steps),
+        "denoising_steps": steps,
         "T": steps,
-        "num_iter": settings.num_iter,
-        "cfg": info.plan.request.cfg,
-        "cfg_schedule": settings.cfg_schedule,
-        "temperature": info.plan.request.temperature,
+        **{name: told[name] for name in names},
     }
 
 
@@ -134,13 +131,13 @@ def _plan(info: Info) -> dict[str, Any]:
 
     token_speculation, draft_lengths and proposals_per_trip also have their first names: ahead, M, K.
     """
-    plan, chain = info.plan, info.plan.settings.chain
+    plan, chain, told = info.plan, info.plan.options.chain, info.plan.options.report()
     options = plan.method.describe()
     lengths = list(chain.draft_lengths) if chain else None
     per_trip = chain.proposals if chain else None
     return {
         "batch": plan.batch,
-        "encoder_sizes": plan.settings.prefix_buckets,
+        "encoder_sizes": told["prefix_buckets"],
         "gamma": options and options["gamma"],
         "token_speculation": options,
         "ahead": options,
@@ -150,8 +147,8 @@ def _plan(info: Info) -> dict[str, Any]:
         "K": per_trip,
         "gains": plan.drafter_source,
         "measured_seconds": plan.measured_seconds,
-        "anneal": plan.settings.anneal and dataclasses.asdict(plan.settings.anneal),
-        "reveal": plan.settings.reveal and dataclasses.asdict(plan.settings.reveal),
+        "anneal": told["anneal"],
+        "reveal": told["reveal"],
     }
 
 

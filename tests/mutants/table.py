@@ -235,44 +235,59 @@ PLAINS = _table(
     (PLAIN, PROTOCOL, HASHES),
     (
         "plain: the guidance scale of the first image for all",
-        "by_row = jnp.repeat(scale, width)[:, None] if",
-        "by_row = jnp.full((len(scale) * width, 1), scale[0]) if",
+        "return jnp.repeat(scale, width)[:, None] if",
+        "return jnp.full((len(scale) * width, 1), scale[0]) if",
     ),
     (
         "plain: guidance scales in the order of another layout",
-        "by_row = jnp.repeat(scale, width)[:, None] if",
-        "by_row = jnp.tile(scale, width)[:, None] if",
-    ),
-    ("plain: the unconditional half has the class", "jnp.ones_like(unconditional)])", "unconditional])"),
-    (
-        "plain: tokens are returned in reveal order",
-        "return jnp.take_along_axis(tokens, jnp.argsort(reveal, axis=1)[:, :, None], axis=1)",
-        "return tokens",
-    ),
-    (
-        "plain: reveal order applied instead of undone",
-        "jnp.argsort(reveal, axis=1)[:, :, None]",
-        "reveal[:, :, None]",
+        "return jnp.repeat(scale, width)[:, None] if",
+        "return jnp.tile(scale, width)[:, None] if",
     ),
     (
         "plain: the known tokens include the group's first",
-        "jnp.full(halves, first),\n        batch",
-        "jnp.full(halves, first + 1),\n        batch",
-    ),
-    (
-        "plain: noise in the last step although it is off",
-        '"final_noise": settings.final_noise,\n    }',
-        '"final_noise": True,\n    }',
+        "known = jnp.full(rows, first)",
+        "known = jnp.full(rows, first + 1)",
     ),
     (
         "plain: images that only fill the batch are counted",
-        "(jnp.arange(width) < group.size) & batch.active[:, None]",
-        "jnp.broadcast_to(jnp.arange(width) < group.size, positions.shape)",
+        "(jnp.arange(segment.width) < group.size[..., None]) & bound.active[:, None]",
+        "jnp.broadcast_to(jnp.arange(segment.width) < group.size, positions.shape)",
     ),
     (
         "plain: the cache is not carried on",
-        "return PlainState(write_group(state.tokens, x, group.first), cache, other), counts",
-        "return PlainState(write_group(state.tokens, x, group.first), state.cache, other), counts",
+        "return PlainState(write_group(state.tokens, x, group.first, used), cache, first), kept",
+        "return PlainState(write_group(state.tokens, x, group.first, used), state.cache, first), kept",
+    ),
+    (
+        "plain: an image that is complete is written over",
+        "index = index if used is None else jnp.where(used, index, tokens.shape[1])",
+        "index = jnp.minimum(index, tokens.shape[1] - 1)",
+        ("tests/test_service.py",),
+    ),
+    (
+        "plain: every piece of a stream begins anew",
+        "state, counts = _ar_steps(bound, segment, state, group_arrays(some, options))",
+        "state, counts = _ar_steps(bound, segment, empty_state(bound), group_arrays(some, options))",
+        (PROTOCOL,),
+    ),
+) + _table(
+    "cspd_jax/image/bound.py",
+    (PLAIN, PROTOCOL, HASHES),
+    ("plain: the unconditional half has the class", "jnp.ones_like(unconditional)])", "unconditional])"),
+    (
+        "plain: tokens are returned in the order of generation",
+        "return jnp.take_along_axis(tokens, jnp.argsort(order, axis=1)[:, :, None], axis=1)",
+        "return tokens",
+    ),
+    (
+        "plain: the order applied instead of undone",
+        "jnp.argsort(order, axis=1)[:, :, None]",
+        "order[:, :, None]",
+    ),
+    (
+        "plain: noise in the last step although it is off",
+        '"final_noise": bool(self.options.final_noise)',
+        '"final_noise": True',
     ),
 )
 
@@ -332,8 +347,8 @@ PATHS = _table(
         "tries = pending.tries",
     ),
     (
-        "path: giving up is not reported",
-        "truncated=jnp.sum(given_up, dtype=jnp.int32),",
+        "path: a truncated draw is not reported",
+        "truncated=jnp.sum(truncated, dtype=jnp.int32),",
         "truncated=jnp.int32(0),",
     ),
     (
@@ -463,7 +478,6 @@ REVEAL = _table(
     ),
     ("reveal: guidance before the step instead of after", "(length - masked) / length))", "known / length))"),
     ("reveal: linear guidance forgets the one", "return 1 + (cfg - 1) *", "return (cfg - 1) *"),
-    ("reveal: MAR's orders are not turned around", "return orders[..., ::-1]", "return orders"),
 )
 
 BOARD = "tests/test_shortcuts.py::test_a_checkerboard_comes_one_colour_after_the_other"
@@ -869,17 +883,17 @@ RUNS = (
 )
 
 SERVICE = _table(
-    "cspd_jax/apps/service/rows.py",
+    "cspd_jax/image/rounds/pool.py",
     ("tests/test_service.py",),
     (
         "service: a new image keeps the scale of the row's last one",
-        "scale=jnp.where(rows, fresh.scale, inputs.scale),",
-        "scale=inputs.scale,",
+        "scale=jnp.where(rows, fresh.scale, inputs.scale))",
+        "scale=inputs.scale)",
     ),
     (
         "service: a new image keeps the order of the row's last one",
-        "reveal=by_image(halves, new.reveal, old.reveal),",
-        "reveal=old.reveal,",
+        "order=by_image(halves, new.order, old.order),",
+        "order=old.order,",
     ),
     (
         "service: a new image empties the other rows",
@@ -888,7 +902,7 @@ SERVICE = _table(
     ),
     (
         "service: a row that is left goes on",
-        "self._replace(sorted(unfinished), {})",
+        "self._replace(unfinished, {})",
         "pass",
     ),
 ) + _table(
@@ -940,14 +954,14 @@ SAMPLES = (
         ("tests/test_samples.py",),
         (
             "samples: a part begins with the first label",
-            "return turn[numbers % len(turn)]",
-            "return turn[(numbers - self.first) % len(turn)]",
+            "[numbers % len(self.turn)]",
+            "[(numbers - self.first) % len(self.turn)]",
         ),
     )
     + _table(
-        "cspd_jax/apps/bulk/report.py",
+        "cspd_jax/image/exactness.py",
         ("tests/test_samples.py",),
-        ("samples: draws that were given up are lossless", "if lossless and truncated:", "if False:"),
+        ("samples: truncated draws are lossless", "if not (self.lossless and truncated):", "if True:"),
     )
     + _table(
         "cspd_jax/apps/bulk/workers.py",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -15,19 +16,21 @@ from cspd_jax._utils.files import fingerprint
 from cspd_jax.apps.bulk.manifest import KIND, MOST_IMAGES, VERSION, Manifest
 from cspd_jax.errors import UserError, check_whole
 from cspd_jax.image import pixels
-from cspd_jax.image.info import expected_exactness
-from cspd_jax.image.plan import Plan, Request, resolve
+from cspd_jax.image.methods import Method, Plain
+from cspd_jax.image.options import Options
+from cspd_jax.image.plan import Plan, check, resolve
 from cspd_jax.weights.models import VAE, ImageModel, check_image_model
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Job:
-    """Images first, ..., first + images - 1 of the run with `seed`. Image i depends on the seed, i, its label
-    and the request, up to rounding that depends on the batch.
+    """Images first, ..., first + images - 1 of the run with `seed`. Image i depends on the seed, i, its
+    label, the method and the options, up to rounding that depends on the batch.
 
     model: the target.
-    request: how images are made (`make_request`); its labels are one turn: image i has label i mod turn.
+    turn: labels, [N]: image i has label i mod N of them.
     images: how many.
+    method, options: how images are made.
     first: number of the first one.
     seed: of the key of all images.
     batch: images generated side by side; no more than there are.
@@ -37,8 +40,10 @@ class Job:
     """
 
     model: ImageModel
-    request: Request
+    turn: Sequence[int] | np.ndarray
     images: int
+    method: Method = Plain()
+    options: Options = Options()
     first: int = 0
     seed: int = 0
     batch: int = 64
@@ -62,7 +67,9 @@ class Job:
                 f"a shard of {self.shard_size} images is not a whole number of batches of {self.batch};"
                 f" {most} would be"
             )
-        if self.request.denoise == "auto":
+        asked = check(self.model, self.turn, self.method, self.options)
+        object.__setattr__(self, "turn", asked.labels)
+        if asked.options.denoise == "auto":
             raise UserError(
                 "denoise auto measures, and could decide otherwise on another machine; say plain or"
                 " speculative"
@@ -77,22 +84,18 @@ class Job:
 
     def labels_of(self, numbers: np.ndarray) -> np.ndarray:
         """int32, of the images with these numbers."""
-        turn = self.request.labels
-        return turn[numbers % len(turn)]
+        return np.asarray(self.turn)[numbers % len(self.turn)]
 
     def plan(self) -> Plan:
         """What runs, for one batch. It may fit a drafter, and measures nothing."""
-        labels = self.labels_of(np.arange(self.batch))
-        return resolve(self.model, dataclasses.replace(self.request, labels=labels), self.batch)
+        return resolve(self.model, self.labels_of(np.arange(self.batch)), self.method, self.options)
 
     def manifest(self, plan: Plan) -> Manifest:
         """All of it as JSON, with fingerprints of the weights."""
         method, draft = plan.method, plan.method.draft_model
         shortcuts = {"anneal", "reveal"}  # not told where there are none, as before there were any
-        settings = {
-            n: v for n, v in dataclasses.asdict(plan.settings).items() if v is not None or n not in shortcuts
-        }
-        exactness, turn = expected_exactness(plan), self.request.labels
+        told = {n: v for n, v in plan.options.report().items() if v is not None or n not in shortcuts}
+        exactness, turn = plan.exactness, np.asarray(self.turn)
         config = self.model.config
         return Manifest(
             format_version=VERSION,
@@ -109,7 +112,7 @@ class Job:
                 "criterion": method.criterion_name,
                 "draft": draft and _identity(draft.name, draft.config, draft.params),
             },
-            sampler={**settings, "cfg": self.request.cfg, "temperature": self.request.temperature},
+            sampler=told,
             seed=self.seed,
             first=self.first,
             images=self.images,
@@ -148,14 +151,18 @@ def _identity(name: str, config: Any, params: Any) -> dict[str, Any]:
 
 def drafters(plan: Plan) -> list[np.ndarray]:
     """The numbers of the drafters of denoising steps. They change which bits come out, not which law."""
-    return [np.asarray(leaf) for leaf in jax.tree.leaves((plan.drafter, plan.draft_drafter))]
+    return [np.asarray(leaf) for leaf in jax.tree.leaves(_pair(plan))]
 
 
 def with_drafters(plan: Plan, numbers: list[np.ndarray]) -> Plan:
     """The plan with drafters of these numbers."""
-    pair = (plan.drafter, plan.draft_drafter)
-    like, structure = jax.tree.flatten(pair)
+    like, structure = jax.tree.flatten(_pair(plan))
     if [np.shape(a) for a in like] != [a.shape for a in numbers]:
         raise UserError("the gains in the folder are of another model")
     drafter, draft_drafter = jax.tree.unflatten(structure, [jnp.asarray(a) for a in numbers])
-    return dataclasses.replace(plan, drafter=drafter, draft_drafter=draft_drafter)
+    options = dataclasses.replace(plan.options, chain_drafter=drafter, draft_drafter=draft_drafter)
+    return dataclasses.replace(plan, options=options)
+
+
+def _pair(plan: Plan) -> tuple[Any, Any]:
+    return plan.options.chain_drafter, plan.options.draft_drafter

@@ -22,6 +22,7 @@ class Progress:
 
     def __init__(self, folder: Path, manifest: Manifest, done: set[int], shown: bool):
         self._folder, self._manifest, self.done = folder, manifest, done
+        self.watched = shown and sys.stderr.isatty()  # then it moves within a batch too
         self._every = _SECONDS[not sys.stderr.isatty()]
         self._told = time.monotonic()
         self._bar = tqdm(

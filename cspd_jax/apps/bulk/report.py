@@ -9,7 +9,7 @@ from typing import Any
 from cspd_jax._utils.files import write_text
 from cspd_jax.apps.bulk.folder import Record, read_record
 from cspd_jax.apps.bulk.manifest import Manifest
-from cspd_jax.image.info import given_up
+from cspd_jax.image.exactness import Exactness
 
 NAME = "report.json"
 _CALLS = ("target_backbone", "target_head", "draft_backbone", "draft_head")
@@ -23,9 +23,7 @@ def make_report(folder: Path, manifest: Manifest) -> dict[str, Any]:
         return sum(getattr(record, name) for record in records)
 
     images, seconds, truncated = manifest.images, total("seconds"), total("truncated")
-    lossless, why = manifest.lossless, manifest.why
-    if lossless and truncated:
-        lossless, why = given_up(truncated)
+    lossless, why = Exactness(manifest.lossless, manifest.why).after(truncated)
     return {
         "kind": manifest.kind,
         "job": manifest.job,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import platform
 import time
@@ -16,15 +15,24 @@ from cspd_jax._utils.compilation import compile_seconds
 from cspd_jax.apps.bulk.folder import Shard
 from cspd_jax.apps.bulk.job import Job
 from cspd_jax.image import pixels
+from cspd_jax.image.counts import BatchOutput
 from cspd_jax.image.generation import generate_batch
-from cspd_jax.image.info import BatchOutput, summarise
+from cspd_jax.image.info import summarise
 from cspd_jax.image.plan import Plan
+from cspd_jax.keys import row_keys
 
 
 def make_shard(
-    job: Job, plan: Plan, first: int, end: int, on_step: Callable[[int], object] | None = None
+    job: Job,
+    plan: Plan,
+    first: int,
+    end: int,
+    on_step: Callable[[int], object] | None = None,
+    pieces: int = 1,
 ) -> tuple[Shard, dict[str, Any]]:
     """Images first, ..., end - 1 of a job, and the facts of their record. One batch is decoded at a time.
+
+    on_step, pieces: as for `image.generation.generate_batch`.
 
     Batches begin at multiples of their size, so that an image has the same row in every job; what they hold
     beyond the shard is dropped.
@@ -37,7 +45,8 @@ def make_shard(
     for start in starts:
         numbers = start + np.arange(batch)
         wanted = (first <= numbers) & (numbers < end)
-        out = generate_batch(key, plan, start, job.labels_of(numbers), wanted, on_step)
+        rows = plan.batch_of(row_keys(key, batch, start), job.labels_of(numbers), wanted)
+        out = generate_batch(plan, rows, on_step, pieces)
         parts.append(_finished(job, max(start, first), out.tokens, job.labels_of(numbers), wanted))
         outputs.append(out)
     compiling = compile_seconds() - compiled
@@ -78,8 +87,7 @@ def _joined(parts: list[Shard]) -> Shard:
 
 def _counts(plan: Plan, outputs: list[BatchOutput], rows: int, images: int) -> dict[str, Any]:
     """What the batches cost, of which `rows` were evaluated and `images` wanted."""
-    request = dataclasses.replace(plan.request, labels=np.zeros(rows, np.int32))
-    info = summarise(dataclasses.replace(plan, request=request), outputs)
+    info = summarise(plan, outputs, rows)
     verified, chains = info.verified, info.chains
     # Of each row, and 0 where it was not wanted; absent where it is the same for all.
     each = [np.sum(out.counts.rounds) for out in outputs if hasattr(out.counts, "rounds")]

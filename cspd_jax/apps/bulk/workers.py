@@ -30,6 +30,7 @@ from cspd_jax.apps.bulk.progress import Progress
 from cspd_jax.apps.bulk.report import write_report
 from cspd_jax.apps.bulk.shard import make_shard, num_steps
 from cspd_jax.errors import UserError
+from cspd_jax.image.generation import PIECES
 from cspd_jax.image.plan import Plan
 
 LABELS = "labels.npy"
@@ -126,7 +127,7 @@ def _settled(job: Job, plan: Plan, manifest: Manifest, folder: Path) -> tuple[Ma
     check_folder(folder)
     if manifest.labels["listed"]:
         buffer = io.BytesIO()
-        np.save(buffer, job.request.labels.astype("<i4"))
+        np.save(buffer, np.asarray(job.turn, "<i4"))
         _write(folder / LABELS, buffer.getvalue())
     gains = drafters(plan)
     if gains:
@@ -221,7 +222,7 @@ def _made(job: Job, plan: Plan, manifest: Manifest, index: int, bar: Progress) -
         known += new
         bar.step(index, known, steps)
 
-    return make_shard(job, plan, first, end, on_step)
+    return make_shard(job, plan, first, end, on_step, PIECES if bar.watched else 1)
 
 
 def _once(claims: Claims, name: str, finished: Callable[[], bool], make: Callable[[], object]) -> None:

@@ -8,7 +8,10 @@ import pathlib
 
 from cspd_jax.apps.cli import evaluate_fid
 from cspd_jax.cli._arguments import check_fits, new_folder, positive, seed
+from cspd_jax.cli._generate_options import add_fields, options_of
 from cspd_jax.cli._output import progress, result
+
+_SAMPLING = ("num_iter", "respacing", "cfg", "cfg_schedule", "temperature")
 
 
 def add_parser(subparsers) -> None:
@@ -39,13 +42,7 @@ def add_parser(subparsers) -> None:
     )
     what.add_argument("--json", action="store_true", help="print the report as one JSON object")
     how = parser.add_argument_group("how (as for generate)")
-    how.add_argument("--num-iter", type=positive, help="AR steps (one per token)")
-    how.add_argument(
-        "--steps", dest="respacing", help='denoising steps, for example "100" or "ddim50" (the model\'s own)'
-    )
-    how.add_argument("--cfg", type=float, default=1.0, help="guidance scale; 1 is none (1)")
-    how.add_argument("--cfg-schedule", choices=("linear", "constant"), default="linear", help="(linear)")
-    how.add_argument("--temperature", type=float, default=1.0, help="of the denoising noise (1)")
+    add_fields(how, *_SAMPLING)
     how.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="(float32)")
     evaluate_fid.add_flags(parser)
     parser.set_defaults(func=run)
@@ -67,13 +64,12 @@ def run(args: argparse.Namespace) -> None:
         return
 
     out = pathlib.Path("evaluation") if args.out is None else args.out
-    names = ("num_iter", "respacing", "cfg", "cfg_schedule", "temperature")
     settings = evaluation.Settings(
         n=args.n,
         batch=args.batch,
         seed=args.seed,
         training_images=args.train_images,
-        options=tuple((name, getattr(args, name)) for name in names),
+        options=options_of(args),
         classifier=ClassifierConfig(steps=args.classifier_steps),
     )
     config = models.describe(args.target).config

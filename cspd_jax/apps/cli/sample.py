@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +16,8 @@ from cspd_jax.cli._generate_options import (
     add_shortcuts,
     add_speculation,
     add_target,
-    request_of,
+    asked,
+    with_draft,
 )
 from cspd_jax.cli._output import progress
 from cspd_jax.errors import UserError
@@ -101,6 +101,7 @@ def _make(args: argparse.Namespace) -> dict:
     compilation.use_cache()
     import jax
 
+    from cspd_jax.image.plan import check
     from cspd_jax.weights import models
 
     outline = models.describe(args.target)
@@ -108,16 +109,16 @@ def _make(args: argparse.Namespace) -> dict:
     turn, images = _what(args, outline)
     _check_memory(args, outline)
     args.denoise = args.denoise or "plain"  # nothing is measured, on any machine
-    request = request_of(args, outline, turn)
+    method, options = asked(args, outline)
+    check(outline, turn, method, options)
     mesh = mesh_of(args, jax.local_devices())  # processes share the folder, not a mesh
     model = models.load(args.target, args.dtype, mesh)
-    if request.method.draft_model is not None:
-        draft = models.load(args.draft, args.dtype, mesh)
-        request = dataclasses.replace(request, method=dataclasses.replace(request.method, draft=draft))
     job = bulk.Job(
         model,
-        request,
+        turn,
         images,
+        with_draft(args, method, mesh),
+        options,
         first=args.first,
         seed=args.seed,
         batch=args.batch,

@@ -18,6 +18,7 @@ from cspd_jax.apps.evaluation.resume import check_folder, open_folder, write_jso
 from cspd_jax.apps.evaluation.statistics import Nearest
 from cspd_jax.errors import UserError
 from cspd_jax.image import plan
+from cspd_jax.image.options import Options
 from cspd_jax.reports import picture
 from cspd_jax.reports.image import device, versions
 from cspd_jax.training.data.source import Batch, Source
@@ -38,7 +39,7 @@ class Settings:
     batch: how many of them are generated at once.
     seed: of the generated images.
     training_images: how many training images are searched for neighbours.
-    options: (name, value) pairs, arguments of `image.generate`.
+    options: of the generation.
     classifier: the settings of the classifier.
     """
 
@@ -46,7 +47,7 @@ class Settings:
     batch: int = 100
     seed: int = 0
     training_images: int = 20_000
-    options: tuple[tuple[str, object], ...] = ()
+    options: Options = Options()
     classifier: ClassifierConfig = dataclasses.field(default_factory=ClassifierConfig)
 
 
@@ -59,7 +60,7 @@ def check(model: ImageModel, settings: Settings, out: Path) -> Source:
     if settings.n < 2:
         raise UserError(f"--n is {settings.n}; distances need at least 2 images")
     config = training_config(model)
-    plan.make_request(model, [0], **dict(settings.options))
+    plan.check(model, [0], options=settings.options)
     return open_source(config)
 
 
@@ -70,8 +71,7 @@ def evaluate(model: ImageModel, source: Source, settings: Settings, out: Path, p
     """
     config = training_config(model)
     batch = min(settings.batch, settings.n)
-    request = plan.make_request(model, [0], **dict(settings.options))
-    sampler = {**dataclasses.asdict(request.settings), "cfg": request.cfg, "temperature": request.temperature}
+    sampler = plan.check(model, [0], options=settings.options).options.report()
     sampler |= {"seed": settings.seed, "batch": batch, "dtype": np.dtype(model.network.dtype).name}
     weights = weights_sha256(repr(model.config), model.params)
     open_folder(out, {"weights_sha256": weights, **sampler})
@@ -83,7 +83,7 @@ def evaluate(model: ImageModel, source: Source, settings: Settings, out: Path, p
         raise UserError(f"the data has {len(held.labels)} held-out images; the evaluation needs at least 4")
     classify = classifiers.train_or_load(out / "classifier.npz", source, data, settings.classifier, progress)
     made = resume.generate(
-        model, settings.n, batch, settings.seed, dict(settings.options), out / "generated", progress
+        model, settings.n, batch, settings.seed, settings.options, out / "generated", progress
     )
     measured, nearest_pixels = _measure(classify, made, held, training, model.class_name, progress)
     save_grid(out / "grid.png", model, made.images, made.labels)

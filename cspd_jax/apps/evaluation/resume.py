@@ -19,7 +19,9 @@ from cspd_jax._utils.files import write_arrays, write_errors, write_text
 from cspd_jax._utils.json_files import read_json
 from cspd_jax._utils.zip_files import read_arrays
 from cspd_jax.errors import UserError
-from cspd_jax.image import generation, pixels, plan
+from cspd_jax.image import generation, pixels
+from cspd_jax.image.options import Options
+from cspd_jax.image.plan import check, resolve
 from cspd_jax.keys import row_keys
 from cspd_jax.weights.models import ImageModel
 
@@ -75,11 +77,17 @@ class Generated(NamedTuple):
 
 
 def generate(
-    model: ImageModel, count: int, batch: int, seed: int, options: dict, folder: Path, progress: bool = True
+    model: ImageModel,
+    count: int,
+    batch: int,
+    seed: int,
+    options: Options,
+    folder: Path,
+    progress: bool = True,
 ) -> Generated:
     """`count` images, `batch` to a part. Image i is of class i mod classes and depends on the seed and i.
 
-    options: of `image.generate`. The last part is always complete, so a larger `count` can reuse it.
+    options: of the generation. The last part is always complete, so a larger `count` can reuse it.
     """
     try:
         folder.mkdir(exist_ok=True)
@@ -87,7 +95,7 @@ def generate(
         raise UserError(f"{folder} cannot be made: {error.strerror or error}") from None
     key = jax.random.key(seed)
     parts = [_read(_path(folder, index), batch) for index in range(-(-count // batch))]
-    per_part = generation.num_steps(plan.resolve(model, plan.make_request(model, [0] * batch, **options)))
+    per_part = check(model, [0], options=options).num_steps
     kept = sum(part is not None for part in parts)
     with tqdm(
         total=per_part * len(parts),
@@ -108,15 +116,14 @@ def generate(
     return Generated(*joined, sum(seconds))
 
 
-def _make(model: ImageModel, key, index: int, batch: int, options: dict, bar) -> Generated:
+def _make(model: ImageModel, key, index: int, batch: int, options: Options, bar) -> Generated:
     start = time.perf_counter()
     places = index * batch + np.arange(batch)
     labels = (places % model.config.num_classes).astype(np.int32)
-    keys = row_keys(key, batch, index * batch)
-    for _, tokens in generation.stream(keys, model, labels, **options):
-        tokens.block_until_ready()
-        bar.update()
-    finite = np.isfinite(np.asarray(tokens)).all(axis=(1, 2))
+    plan = resolve(model, labels, options=options)
+    rows = plan.batch_of(row_keys(key, batch, index * batch), labels)
+    tokens = generation.generate_batch(plan, rows, bar.update, 1 if bar.disable else generation.PIECES).tokens
+    finite = np.isfinite(tokens).all(axis=(1, 2))
     return Generated(pixels.to_images(model, tokens), labels, finite, time.perf_counter() - start)
 
 

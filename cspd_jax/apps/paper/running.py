@@ -6,16 +6,14 @@ import time
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax._utils.compilation import compile_seconds
 from cspd_jax.apps.paper.cells import Cell
 from cspd_jax.apps.paper.setup import Setup
-from cspd_jax.apps.paper.variants import request_of
+from cspd_jax.apps.paper.variants import asked
 from cspd_jax.image.generation import run
-from cspd_jax.image.info import Info, expected_exactness
-from cspd_jax.image.info import given_up as given_up_exactness
+from cspd_jax.image.info import Info
 from cspd_jax.image.plan import Plan, resolve
 from cspd_jax.keys import row_keys
 from cspd_jax.reports.image import rates
@@ -32,7 +30,7 @@ def run_cell(setup: Setup, cell: Cell) -> tuple[dict[str, Any], dict[str, np.nda
         model = setup.draft
     labels = labels_of(setup, cell)
     sampling = {"cfg": cell.cfg, "temperature": cell.temperature, "respacing": cell.steps}
-    plan = resolve(model, request_of(model, setup.draft, labels.tolist(), cell.options, **sampling))
+    plan = resolve(model, labels.tolist(), *asked(setup.draft, cell.options, **sampling))
     keys = row_keys(jax.random.key(cell.seed), cell.images, cell.first)
     if cell.by_round:
         return draws_of_resampling(plan, keys), {}
@@ -92,10 +90,10 @@ def draws_of_resampling(plan: Plan, keys: jax.Array) -> dict[str, Any]:
     piece, and counts the tries of each block it judges.
     """
     took: list[int] = []
-    given_up, labels = 0, jnp.asarray(plan.request.labels)
+    given_up, labels = 0, plan.labels
     for i in range(len(labels)):
         trips = rejected = truncated = 0
-        for _, out in plan.method.steps(plan, keys[i : i + 1], labels[i : i + 1]):
+        for _, out in plan.method.steps(plan.batch_of(keys[i : i + 1], labels[i : i + 1])):
             counts = out.counts
             if hasattr(counts, "tries"):  # the released runner
                 took += [int(tries) for tries in np.asarray(counts.tries) if tries]
@@ -108,9 +106,7 @@ def draws_of_resampling(plan: Plan, keys: jax.Array) -> dict[str, Any]:
                 took[-1] += int(counts.trips) - trips
             trips, rejected, truncated = int(counts.trips), now, int(counts.truncated)
         given_up += truncated
-    exactness = expected_exactness(plan)
-    if exactness.lossless and given_up:
-        exactness = given_up_exactness(given_up)
+    exactness = plan.exactness.after(given_up)
     return {
         "images": len(labels),
         "lossless": exactness.lossless,

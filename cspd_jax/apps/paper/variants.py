@@ -1,19 +1,20 @@
-"""The ways that are compared, by name, and the request that each stands for."""
+"""The ways that are compared, by name, and the method and options that each stands for."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from cspd_jax.image.lossy.shortcuts import Annealing, Checkerboard
-from cspd_jax.image.methods import DraftSpeculation, Plain, ReleasedRunner, SelfSpeculation
-from cspd_jax.image.plan import Request, make_request
+from cspd_jax.image.methods import DraftSpeculation, Method, Plain, ReleasedRunner, SelfSpeculation
+from cspd_jax.image.options import FIELDS, Options
 from cspd_jax.image.rounds import PaperCriterion, PathCriterion
 from cspd_jax.weights.models import ImageModel
 
-_OF_REQUEST = ("num_iter", "final_noise", "denoise", "anneal", "reveal")
-_SHORTCUTS = {"anneal": Annealing, "reveal": Checkerboard}
-_OF_CRITERION = ("proposals", "max_trips", "sigma", "align", "inner_temperature")
+# Names in stored cells, where they are not those of today.
+_NAMES = {"reveal": "order", "adapt": "draft_cost", "max_trips": "max_resamples"}
+_SHORTCUTS = {"anneal": Annealing, "order": Checkerboard}
+_OF_CRITERION = ("proposals", "max_resamples", "sigma", "align", "inner_temperature")
 
 PLAIN: dict[str, Any] = {"final_noise": True}
 CHAINS: dict[str, Any] = {"final_noise": True, "denoise": "speculative"}
@@ -39,27 +40,21 @@ def available(ways: Mapping[str, dict[str, Any]], has_draft: bool) -> dict[str, 
     return {name: way for name, way in ways.items() if has_draft or way.get("method") != "cspd"}
 
 
-def request_of(
-    target: ImageModel,
-    draft: ImageModel | None,
-    labels: Sequence[int],
-    options: Mapping[str, Any],
-    **sampling: Any,
-) -> Request:
-    """The request that options, which JSON can hold, stand for. sampling: arguments of `make_request`."""
-    options = dict(options)
-    asked = {name: options.pop(name) for name in _OF_REQUEST if name in options}
-    asked |= {name: kind(*asked[name]) for name, kind in _SHORTCUTS.items() if name in asked}
-    name, criterion = options.pop("method", "plain"), options.pop("criterion", "path")
+def asked(draft: ImageModel | None, values: Mapping[str, Any], **sampling: Any) -> tuple[Method, Options]:
+    """The method and the options that values, which JSON can hold, stand for. sampling: more `Options`."""
+    values = {_NAMES.get(name, name): value for name, value in values.items()}
+    given = {name: values.pop(name) for name in FIELDS if name in values}
+    given |= {name: kind(*given[name]) for name, kind in _SHORTCUTS.items() if name in given}
+    name, criterion = values.pop("method", "plain"), values.pop("criterion", "path")
     method: Any
     if name == "plain":
         method = Plain()
     elif name == "self":
-        method = SelfSpeculation(**options)
+        method = SelfSpeculation(**values)
     elif criterion == "official":
-        method = ReleasedRunner(draft, **options)  # type: ignore[arg-type]
+        method = ReleasedRunner(draft, **values)  # type: ignore[arg-type]
     else:
         kind: Any = {"path": PathCriterion, "paper": PaperCriterion}[criterion]
-        own = {name: options.pop(name) for name in _OF_CRITERION if name in options}
-        method = DraftSpeculation(draft, kind(**own), **options)  # type: ignore[arg-type]
-    return make_request(target, labels, method=method, **asked, **sampling)
+        own = {name: values.pop(name) for name in _OF_CRITERION if name in values}
+        method = DraftSpeculation(draft, kind(**own), **values)  # type: ignore[arg-type]
+    return method, Options(**given, **sampling)

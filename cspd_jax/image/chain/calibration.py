@@ -25,16 +25,17 @@ import numpy as np
 from cspd_jax._utils import files
 from cspd_jax._utils.zip_files import read_arrays
 from cspd_jax.diffusion.chain import predict
-from cspd_jax.diffusion.gaussian import coefficients, predicted_x0, transition_from_x0
+from cspd_jax.diffusion.gaussian import predicted_x0, transition_from_x0
 from cspd_jax.diffusion.schedule import sampling_schedule
 from cspd_jax.errors import UserError
 from cspd_jax.image import sampler
+from cspd_jax.image.bound import BoundModel
 from cspd_jax.image.chain.drafters import NoiseCorrected
-from cspd_jax.image.order import Raster
+from cspd_jax.image.options import Options
+from cspd_jax.image.order import Group, Raster
 from cspd_jax.image.prompts import unbound
 from cspd_jax.image.protocol import TokenModel
-from cspd_jax.image.sampler import SamplerSettings
-from cspd_jax.keys import chain_noise, row_keys
+from cspd_jax.keys import row_keys
 from cspd_jax.weights.models import ImageModel
 
 Array = jax.Array
@@ -44,7 +45,7 @@ CHAINS = 512  # roughly so many are run: enough for two gains per step
 _SEED = 0  # always the same key: the same model has the same gains
 _AR_STEPS = 8
 _CONTEXTS = 64
-_MOST_CONTEXTS = 2**12  # and as many numbers in each, where the model does not say how many
+_MAX_CONTEXTS = 2**12  # and as many numbers in each, where the model does not say how many
 _SPARE = 1.25  # x_0-hat is drafted within the range of the tokens seen, and some more
 
 
@@ -60,86 +61,69 @@ class Calibration(NamedTuple):
     contexts: Array
 
 
-def calibrate(
-    model: TokenModel,
-    params: Any,
-    keys: Array,
-    labels: Array,
-    *,
-    settings: SamplerSettings,
-    cfg: Array | float = 1.0,
-    temperature: Array | float = 1.0,
-) -> Calibration:
-    """keys, labels: [B], for B images of calibration; settings: those of the generations to come.
+def calibrate(network: TokenModel, params: Any, keys: Array, labels: Array, options: Options) -> Calibration:
+    """keys, labels: [B], for B images of calibration; options: those of the generations to come.
 
-    Of `settings` only what the gains depend on is used: respacing and guidance.
+    Of the options only what the gains depend on is used: respacing, guidance and temperature.
     """
-    few = min(_AR_STEPS, model.seq_len)
-    settings = dataclasses.replace(settings, num_iter=few, prefix_buckets=1, chain=None)
-    if not isinstance(settings.reveal, Raster):
-        settings = dataclasses.replace(settings, reveal=None)
-    if settings.apart:  # the first token of many
-        settings = dataclasses.replace(settings, cfg_schedule="linear")
-    return _calibrate(model, params, keys, labels, cfg, temperature, settings=settings)
-
-
-@functools.partial(jax.jit, static_argnames=("model", "settings"))
-def _calibrate(model, params, keys, labels, cfg, temperature, *, settings: SamplerSettings) -> Calibration:
-    batch = sampler.start(model, params, keys, labels, settings)
-    (segment,) = sampler.plan_segments(model.seq_len, settings)
-    shape = {"bucket": segment.bucket, "width": segment.width}
-
-    def step(state, group):
-        z, positions, cache = sampler.group_context(model, params, batch, state, group.first, **shape)
-        scale = group.scale if settings.guided else None
-        x, *seen = record_chains(model, params, batch, z, positions, scale, temperature, settings)
-        x = sampler.finished(model, x)
-        state = sampler.PlainState(sampler.write_group(state.tokens, x, group.first), cache)
-        return state, (z, seen, jnp.arange(segment.width) < group.size)
-
-    state = sampler.empty_state(model, params, batch, (segment,))
-    state, (z, (x0, v, deviation), used) = jax.lax.scan(
-        step, state, sampler.group_arrays(segment, cfg, settings)
+    options = dataclasses.replace(
+        options,
+        num_iter=min(_AR_STEPS, network.seq_len),
+        prefix_buckets=1,
+        denoise="plain",
+        order=options.order if isinstance(options.order, Raster) else None,
+        cfg_schedule="linear" if options.separate_first else options.cfg_schedule,  # the first token of many
     )
-    limit = _SPARE * jnp.max(jnp.abs(state.tokens[:, : model.seq_len]))
-    rows = used[:, None, :]  # [S, 1, G] for [S, T, B, G, d]
-    x0, v, deviation = (jnp.moveaxis(a, 1, 0) for a in (x0, v, deviation))
-    drafter = fit(x0, v, deviation, rows, limit)
-    return Calibration(drafter, some_contexts(z, segment, keys.shape[0]))
+    return _calibrate(network, params, keys, labels, options)
 
 
-def some_contexts(z: Array, segment: sampler.Segment, images: int) -> Array:
+@functools.partial(jax.jit, static_argnames=("network",))
+def _calibrate(network: TokenModel, params: Any, keys: Array, labels: Array, options: Options) -> Calibration:
+    bound = sampler.bind(network, params, keys, labels, options)
+    ((segment, groups),) = sampler.plan_segments(network.seq_len, options)
+    step = functools.partial(sampler.ar_step, bound, segment, draw=record_chains)
+    state = sampler.empty_state(bound)
+    state, (z, seen) = jax.lax.scan(step, state, sampler.group_arrays(groups, options))
+    limit = _SPARE * jnp.max(jnp.abs(state.tokens[:, : network.seq_len]))
+    used = jnp.array([[i < g.size for i in range(segment.width)] for g in groups])
+    x0, v, deviation = (jnp.moveaxis(a, 1, 0) for a in seen)
+    drafter = fit(x0, v, deviation, used[:, None, :], limit)  # [S, 1, G] for [S, T, B, G, d]
+    return Calibration(drafter, some_contexts(z, groups, len(keys)))
+
+
+def some_contexts(z: Array, groups: tuple[Group, ...], images: int) -> Array:
     """z [S, B', G, D] of all groups -> [H, N, D], evenly from all tokens."""
     steps, halves, width, dim = z.shape
-    real = np.array([[i < g.size for i in range(width)] for g in segment.groups])
+    real = np.array([[i < g.size for i in range(width)] for g in groups])
     s, b, i = np.nonzero(np.broadcast_to(real[:, None], (steps, images, width)))
     chosen = np.linspace(0, len(s) - 1, min(_CONTEXTS, len(s))).astype(int)
     z = z.reshape(steps, halves // images, images, width, dim).astype(jnp.float32)
     return z[s[chosen], :, b[chosen], i[chosen]].swapaxes(0, 1)
 
 
-def record_chains(model, params, batch, z, positions, scale, temperature, settings: SamplerSettings):
-    """Plain chains of tokens [B, G]: x_0 [B, G, d], and by step [T, B, G, d] x_0-hat, v, x_{t-1} - mean."""
-    schedule = sampling_schedule(settings.respacing)
-    noise = chain_noise(batch.keys, positions, schedule.num_steps, model.token_dim)
-    shape = noise.shape[1:]
-    noise = noise.reshape(noise.shape[0], -1, model.token_dim)
-    z = z.reshape(-1, z.shape[-1])
-    gain = jnp.full(schedule.num_steps, temperature, noise.dtype)
-    if not settings.final_noise:
+def record_chains(
+    bound: BoundModel, z: Array, positions: Array, used: Array, scale: Array
+) -> tuple[Array, tuple[Array, tuple[Array, ...]]]:
+    """Plain chains of tokens [B, G]: x_0 [B, G, d]; kept are z, and by step [T, B, G, d] x_0-hat, v and
+    x_{t-1} - mean."""
+    noise = bound.chain_noise(positions)
+    chains = bound.chains(z.reshape(-1, z.shape[-1]), sampler.by_row(scale, positions.shape[1]))
+    shape = (*positions.shape, noise.shape[-1])
+    gain = jnp.full(chains.steps, chains.temperature, noise.dtype)
+    if not chains.final_noise:
         gain = gain.at[0].set(0.0)
 
     def step(x, inputs):
         time, c, eps, g = inputs
-        e, v = predict(model, params, x, model.modulate(params, time[None], z), scale)
+        modulations = bound.network.modulate(bound.params, time[None], chains.z)
+        e, v = predict(bound.network, bound.params, x, modulations, chains.scale)
         x0 = predicted_x0(c, x, e)
         p = transition_from_x0(c, x, x0, v)
         deviation = g * jnp.exp(0.5 * p.log_var) * eps
         return p.mean + deviation, (x0, v, deviation)
 
-    inputs = (batch.time, coefficients(schedule), noise[:-1], gain)
-    x, seen = jax.lax.scan(step, noise[-1], inputs, reverse=True)
-    return x.reshape(shape), *(a.reshape(-1, *shape) for a in seen)
+    x, seen = jax.lax.scan(step, noise[-1], (chains.time, chains.c, noise[:-1], gain), reverse=True)
+    return x.reshape(shape), (z, tuple(a.reshape(-1, *shape) for a in seen))
 
 
 def fit(x0: Array, v: Array, deviation: Array, used: Array, limit: Array) -> NoiseCorrected:
@@ -179,58 +163,57 @@ class Found(NamedTuple):
     source: str
 
 
-def find(model: ImageModel, settings: SamplerSettings, cfg: float, temperature: float) -> Found | None:
-    """The stored calibration for these settings, if there is one."""
-    name = file_name(settings, cfg, temperature)
+def find(model: ImageModel, options: Options) -> Found | None:
+    """The stored calibration for these options, if there is one."""
+    name = file_name(options)
     if path := _in_checkpoint(model, name):
         try:
-            calibration = read(path, model, settings)
+            calibration = read(path, model, options)
         except UserError as error:
             raise UserError(f"{error}; remove the file, and it is made anew") from None
         if calibration:
             return Found(calibration, str(path))
     path = _in_cache(model, name)
     try:
-        calibration = read(path, model, settings)
+        calibration = read(path, model, options)
     except UserError as error:
         files.report_remade(error)
         return None
     return Found(calibration, str(path)) if calibration else None
 
 
-def get(model: ImageModel, settings: SamplerSettings, cfg: float, temperature: float) -> Found:
+def get(model: ImageModel, options: Options) -> Found:
     """The stored calibration, or one made now and put into the user's cache."""
-    found = find(model, settings, cfg, temperature)
+    found = find(model, options)
     if found is None and jax.process_count() > 1:
         raise UserError(
             f"{model.name} has no calibrated drafter for these settings, and several processes cannot make"
             " one; run cspd-jax calibrate first"
         )
     if found is None:
-        found = Found(measure(model, settings, cfg, temperature), "calibrated")
+        found = Found(measure(model, options), "calibrated")
         if not all(bool(jnp.isfinite(a).all()) for a in jax.tree.leaves(found.calibration)):
             raise UserError(
                 "the chains that the drafter is fitted to came out as NaN or infinity: the model diverged;"
                 " try a lower temperature or cfg, or steps ddim100"
             )
         with contextlib.suppress(OSError):  # then it is made again next time
-            write(_in_cache(model, file_name(settings, cfg, temperature)), found.calibration)
+            write(_in_cache(model, file_name(options)), found.calibration)
     return found
 
 
-def measure(model: ImageModel, settings: SamplerSettings, cfg: float, temperature: float) -> Calibration:
+def measure(model: ImageModel, options: Options) -> Calibration:
     """Calibrates on images of the model's first classes."""
     images = max(1, CHAINS // model.config.seq_len)
     keys = row_keys(jax.random.key(_SEED), images)
     labels = jnp.arange(images, dtype=jnp.int32) % model.config.num_classes
-    return calibrate(
-        model.network, model.params, keys, labels, settings=settings, cfg=cfg, temperature=temperature
-    )
+    options = dataclasses.replace(options, chain_drafter=None, draft_drafter=None)
+    return calibrate(model.network, model.params, keys, labels, options)
 
 
-def file_name(settings: SamplerSettings, cfg: float, temperature: float) -> str:
-    guidance = f"-cfg{cfg:g}-{settings.cfg_schedule}" if settings.guided else ""
-    return f"{settings.respacing.replace(',', '_')}{guidance}-t{temperature:g}.npz"
+def file_name(options: Options) -> str:
+    guidance = f"-cfg{options.cfg:g}-{options.cfg_schedule}" if options.guided else ""
+    return f"{str(options.respacing).replace(',', '_')}{guidance}-t{options.temperature:g}.npz"
 
 
 def write(path: Path, calibration: Calibration) -> None:
@@ -238,10 +221,10 @@ def write(path: Path, calibration: Calibration) -> None:
     files.write_arrays(path, **calibration.drafter._asdict(), contexts=calibration.contexts)
 
 
-def read(path: Path, model: ImageModel, settings: SamplerSettings) -> Calibration | None:
+def read(path: Path, model: ImageModel, options: Options) -> Calibration | None:
     """The calibration in a file; None if there is no file. UserError if it is not one for this model."""
-    steps, dim = sampling_schedule(settings.respacing).num_steps, model.config.token_dim
-    contexts = (1 + settings.guided, None, getattr(model.config, "context_width", None))  # sizes or any
+    steps, dim = sampling_schedule(str(options.respacing)).num_steps, model.config.token_dim
+    contexts = (1 + bool(options.guided), None, getattr(model.config, "context_width", None))  # sizes or any
     shapes: dict[str, tuple[int | None, ...]] = {
         "x0": (dim,),
         "v": (steps, dim),
@@ -252,7 +235,7 @@ def read(path: Path, model: ImageModel, settings: SamplerSettings) -> Calibratio
     shapes["contexts"] = contexts
     if not path.exists():
         return None
-    most = {name: 4 * math.prod(_MOST_CONTEXTS if n is None else n for n in shapes[name]) for name in shapes}
+    most = {name: 4 * math.prod(_MAX_CONTEXTS if n is None else n for n in shapes[name]) for name in shapes}
     arrays = read_arrays(path, most)
     for name, array in arrays.items():
         fits = array.ndim == len(shapes[name]) and all(

@@ -7,11 +7,12 @@ as on many (large heads, accelerators, small batches) and loses elsewhere. Both 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,15 +21,19 @@ from cspd_jax._utils import files
 from cspd_jax._utils.json_files import read_object
 from cspd_jax._utils.timing import fastest_of, median_seconds
 from cspd_jax.coupling import uniform
-from cspd_jax.diffusion.chain import sample_chain
+from cspd_jax.diffusion.chain import Chains, sample_chain
 from cspd_jax.diffusion.gaussian import coefficients
 from cspd_jax.diffusion.schedule import sampling_schedule
 from cspd_jax.errors import UserError
+from cspd_jax.image.bound import embed_time
 from cspd_jax.image.chain import calibration
 from cspd_jax.image.chain.calibration import Calibration
-from cspd_jax.image.chain.speculation import ChainRandomness, ChainSpeculation, speculate_chain
-from cspd_jax.image.sampler import SamplerSettings
+from cspd_jax.image.chain.speculation import ChainCounts, ChainRandomness, ChainSpeculation, speculate_chain
+from cspd_jax.image.options import Options
+from cspd_jax.image.protocol import TokenModel
 from cspd_jax.weights.models import ImageModel
+
+Array = jax.Array
 
 _HOPELESS = 2.0  # if the first way tried is slower than plain by this factor, no other draft lengths will win
 
@@ -63,23 +68,13 @@ def name_of(draft_lengths: tuple[int, ...]) -> str:
     return ",".join(f"{count}x{n}" if count > 1 else str(n) for count, n in parts)
 
 
-def choose(
-    model: ImageModel,
-    settings: SamplerSettings,
-    fitted: Calibration,
-    rows: int,
-    cfg: float,
-    temperature: float,
-) -> Choice:
+def choose(model: ImageModel, options: Options, fitted: Calibration, rows: int) -> Choice:
     """The fastest way for groups of `rows` chains: measured, or as found when it was measured before."""
-    path = _file(model, settings, rows, cfg, temperature)
-    steps = sampling_schedule(settings.respacing).num_steps
-    ways = candidates(steps)
+    path = _file(model, options, rows)
+    ways = candidates(sampling_schedule(str(options.respacing)).num_steps)
     seconds = _read(path, ways)
     if seconds is None:
-        seconds = _measure_promising(
-            ways, lambda some: measure(model, settings, fitted, rows, cfg, temperature, some)
-        )
+        seconds = _measure_promising(ways, lambda some: measure(model, options, fitted, rows, some))
         _write(path, seconds)
     return Choice(ways[fastest_of(seconds, "plain")], seconds)
 
@@ -97,72 +92,59 @@ def _measure_promising(
 
 
 def measure(
-    model: ImageModel,
-    settings: SamplerSettings,
-    fitted: Calibration,
-    rows: int,
-    cfg: float,
-    temperature: float,
-    ways: Sequence[str] | None = None,
+    model: ImageModel, options: Options, fitted: Calibration, rows: int, ways: Sequence[str] | None = None
 ) -> dict[str, float]:
     """Median seconds of one group of chains of each way (of the `candidates`), the ways taking turns."""
     key = jax.random.key(0)
-    steps = sampling_schedule(settings.respacing).num_steps
+    steps = sampling_schedule(str(options.respacing)).num_steps
     random = ChainRandomness(
         noise=jax.random.normal(jax.random.fold_in(key, 1), (steps + 1, rows, model.config.token_dim)),
         uniforms=uniform(jax.random.fold_in(key, 2), (steps, rows)),
         residual=jax.random.split(jax.random.fold_in(key, 3), rows),
     )
     z = fitted.contexts
-    z = (
-        z[:, jnp.arange(rows) % z.shape[1]]
-        .reshape(-1, z.shape[-1])
-        .astype(getattr(model.network, "dtype", jnp.float32))
-    )
+    z = z[:, jnp.arange(rows) % z.shape[1]].reshape(-1, z.shape[-1])
+    z = z.astype(getattr(model.network, "dtype", jnp.float32))
+    options = dataclasses.replace(options, chain_drafter=fitted.drafter, draft_drafter=None)
     runs = {
         name: functools.partial(
-            run_chains, model.network, model.params, z, random, fitted.drafter, cfg, temperature,
-            settings=settings, speculation=way,
+            run_chains,
+            model.network,
+            model.params,
+            z,
+            random,
+            dataclasses.replace(options, denoise=way or "plain"),
         )
         for name, way in candidates(steps).items()
         if ways is None or name in ways
-    }  # fmt: skip
+    }
     return median_seconds(runs)
 
 
-@functools.partial(jax.jit, static_argnames=("model", "settings", "speculation"))
+@functools.partial(jax.jit, static_argnames=("network",))
 def run_chains(
-    model,
-    params,
-    z,
-    random: ChainRandomness,
-    drafter,
-    cfg,
-    temperature,
-    *,
-    settings,
-    speculation,
-):
+    network: TokenModel, params: Any, z: Array, random: ChainRandomness, options: Options
+) -> tuple[Array, ChainCounts | None]:
     """The chains of one group, z [R or 2R, D] given: x_0 [R, d], and counts with speculation."""
-    schedule = sampling_schedule(settings.respacing)
-    time_features = model.embed_time(params, jnp.asarray(schedule.timestep_map))
-    c = coefficients(schedule, random.noise.dtype)
-    options = {
-        "temperature": temperature,
-        "scale": cfg if settings.guided else None,
-        "final_noise": settings.final_noise,
-    }
-    if speculation is None:
-        return sample_chain(model, params, time_features, z, random.noise, c, **options), None
-    found = speculate_chain(
-        model, params, time_features, z, random, c, drafter, speculation=speculation, **options
+    chains = Chains(
+        network,
+        params,
+        embed_time(network, params, str(options.respacing)),
+        z,
+        coefficients(sampling_schedule(str(options.respacing)), random.noise.dtype),
+        options.temperature,
+        scale=options.cfg if options.guided else None,
+        final_noise=bool(options.final_noise),
     )
+    if options.chain is None or options.chain_drafter is None:
+        return sample_chain(chains, random.noise), None
+    found = speculate_chain(chains, random, options.chain_drafter, options.chain)
     return found.x, found.counts
 
 
-def _file(model: ImageModel, settings: SamplerSettings, rows: int, cfg: float, temperature: float) -> Path:
+def _file(model: ImageModel, options: Options, rows: int) -> Path:
     device = f"{jax.devices()[0].device_kind}-jax{jax.__version__}".replace(" ", "_").replace("/", "_")
-    name = calibration.file_name(settings, cfg, temperature).removesuffix(".npz")
+    name = calibration.file_name(options).removesuffix(".npz")
     folder = files.cache_folder() / "choices" / calibration.digest(model)
     return folder / f"{name}-rows{rows}-{device}.json"
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from cspd_jax._utils.chunks import map_chunks
-from cspd_jax.diffusion.chain import Denoiser, predict, rows_of
+from cspd_jax.diffusion.chain import Chains, predict
 
 Array = jax.Array
 
@@ -20,29 +19,29 @@ _KEPT = 2**25
 _TOGETHER = 2**28
 
 
-def head_of_steps(
-    denoiser: Denoiser, params: Any, time: Array, z: Array, scale: Array | None, of: Array
-) -> Callable[[Array, Array], tuple[Array, Array]]:
-    """(steps [M, R], x [M, R, d]) -> (eps, v) [M, R, d] in one call of the network."""
+def head_of_steps(chains: Chains, rows: int) -> Callable[[Array, Array], tuple[Array, Array]]:
+    """(steps [M, R], x [M, R, d]) -> (eps, v) [M, R, d] in one call of the network, for R = `rows` chains."""
+    denoiser, params, time, z, scale = (*chains[:4], chains.scale)
     steps, halves = time.shape[0], 1 if scale is None else 2
+    index = jnp.arange(rows) if chains.context_index is None else chains.context_index
     of_row = jax.eval_shape(denoiser.modulate, params, time[:1], z[:1])
     numbers = sum(a.size for a in jax.tree.leaves(of_row))
     kept = None
     if steps * z.shape[0] * numbers <= _KEPT:
-        kept = denoiser.modulate(params, time[:, None], z[None])
+        kept = chains.modulations(time)
 
-    def some(at, lane, x):
-        lanes = rows_of(of[lane], z, scale)
+    def some(at: Array, lane: Array, x: Array) -> tuple[Array, Array]:
+        lanes = chains.lanes_of(index[lane])
         at = jnp.tile(at, halves)
         if kept is None:
             modulations = denoiser.modulate(params, time[at], z[lanes])
         else:
             modulations = jax.tree.map(lambda a: a[at, lanes], kept)
-        own = scale if scale is None or jnp.ndim(scale) == 0 else scale[lane]
+        own = scale[lane] if isinstance(scale, Array) and scale.ndim else scale
         return predict(denoiser, params, x, modulations, own)
 
-    def call(at, x):
-        lane = jnp.broadcast_to(jnp.arange(len(of)), at.shape).reshape(-1)
+    def call(at: Array, x: Array) -> tuple[Array, Array]:
+        lane = jnp.broadcast_to(jnp.arange(rows), at.shape).reshape(-1)
         most = _TOGETHER // (halves * numbers)
         eps, v = map_chunks(some, most, at.reshape(-1), lane, x.reshape(-1, x.shape[-1]))
         return eps.reshape(x.shape), v.reshape(x.shape)

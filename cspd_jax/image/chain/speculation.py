@@ -20,14 +20,14 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from cspd_jax._utils.loops import while_loop
 from cspd_jax.coupling import accepts, log_acceptance_of_ratio, log_ratio, residual_trip
-from cspd_jax.diffusion.chain import Denoiser
+from cspd_jax.diffusion.chain import Chains
 from cspd_jax.diffusion.gaussian import Coefficients, Gaussian, log_density, predicted_x0, transition_from_x0
 from cspd_jax.image.chain.drafters import ChainDrafter, Prediction, own_window
 from cspd_jax.image.chain.head import head_of_steps
@@ -41,12 +41,12 @@ class ChainSpeculation:
 
     draft_lengths: steps drafted in the first, second, ... head call; the last one holds until the end.
     proposals: draws from the residual per head call.
-    max_trips: head calls after which a row gives up; the last draw is kept and counted as truncated.
+    max_resamples: head calls after which a row gives up; the last draw is kept and counted as truncated.
     """
 
     draft_lengths: tuple[int, ...] = (16,)
     proposals: int = 16
-    max_trips: int = 16384
+    max_resamples: int = dataclasses.field(default=16384, metadata={"report": "max_trips"})
 
 
 class ChainCounts(NamedTuple):
@@ -178,34 +178,22 @@ class ChainInputs(NamedTuple):
 
 
 def speculate_chain(
-    denoiser: Denoiser,
-    params: Any,
-    time: Array,
-    z: Array,
+    chains: Chains,
     random: ChainRandomness,
-    coefficients: Coefficients,
     drafter: ChainDrafter,
-    *,
     speculation: ChainSpeculation,
-    temperature: Array | float = 1.0,
-    scale: Array | None = None,
-    final_noise: bool = False,
-    of: Array | None = None,
+    *,
     active: Array | None = None,
     trajectory: bool = False,
 ) -> ChainResult:
     """`sample_chain` with the same distribution and fewer head calls in sequence.
 
-    temperature, scale, final_noise, of: as there. active: [R] rows that count (all). trajectory: keep the
-    path and its density.
+    active: [R] rows that count (all). trajectory: keep the path and its density.
     """
-    inputs, chain = begin(
-        denoiser, params, time, z, random, coefficients, drafter,
-        temperature=temperature, scale=scale, final_noise=final_noise, of=of, active=active,
-    )  # fmt: skip
+    inputs, chain = begin(chains, random, drafter, active)
     if trajectory:
         chain = chain._replace(
-            path=jnp.zeros((time.shape[0], *chain.x.shape), chain.x.dtype),
+            path=jnp.zeros((chains.steps, *chain.x.shape), chain.x.dtype),
             log_p=jnp.zeros(len(chain.x), jnp.promote_types(chain.x.dtype, jnp.float32)),
         )
 
@@ -217,7 +205,7 @@ def speculate_chain(
     def unfinished(carry):
         return jnp.any(carry[0].left > 0)
 
-    carry, until = (chain, no_counts(time.shape[0])), 0
+    carry, until = (chain, no_counts(chains.steps)), 0
     *first, last = ((m, len(list(same))) for m, same in itertools.groupby(speculation.draft_lengths))
     for length, calls in first:
         until += calls
@@ -231,33 +219,20 @@ def speculate_chain(
 
 
 def begin(
-    denoiser: Denoiser,
-    params: Any,
-    time: Array,
-    z: Array,
-    random: ChainRandomness,
-    coefficients: Coefficients,
-    drafter: ChainDrafter,
-    *,
-    temperature: Array | float = 1.0,
-    scale: Array | None = None,
-    final_noise: bool = False,
-    of: Array | None = None,
-    active: Array | None = None,
+    chains: Chains, random: ChainRandomness, drafter: ChainDrafter, active: Array | None = None
 ) -> tuple[ChainInputs, ChainState]:
     """The chains at x_T, before the first head call."""
-    steps, rows = time.shape[0], random.noise.shape[1]
     x = random.noise[-1]
     inputs = ChainInputs(
-        head=head_of_steps(denoiser, params, time, z, scale, jnp.arange(rows) if of is None else of),
+        head=head_of_steps(chains, len(x)),
         drafter=drafter,
-        c=coefficients,
-        log_scale=2 * jnp.log(jnp.asarray(temperature, x.dtype)),
+        c=chains.c,
+        log_scale=2 * jnp.log(jnp.asarray(chains.temperature, x.dtype)),
         random=random,
-        final_noise=final_noise,
-        halves=1 if scale is None else 2,
+        final_noise=chains.final_noise,
+        halves=1 if chains.scale is None else 2,
     )
-    left = jnp.full(rows, steps, jnp.int32)
+    left = jnp.full(len(x), chains.steps, jnp.int32)
     if active is not None:
         left = jnp.where(active, left, 0)
     q = Gaussian(jnp.zeros_like(x), jnp.zeros_like(x))
@@ -339,7 +314,7 @@ def commit(
     keys = jax.vmap(jax.random.fold_in)(inputs.random.residual, step)
     draw = functools.partial(residual_trip, proposals=speculation.proposals)
     residual = jax.vmap(draw)(keys, p, q, chain.tries)
-    last_trip = chain.tries + 1 >= speculation.max_trips
+    last_trip = chain.tries + 1 >= speculation.max_resamples
     truncated = rejected & ~residual.found & (last_trip | ~residual.exists)
     replaced = rejected & (residual.found | truncated)
     waits = rejected & ~replaced
@@ -349,17 +324,7 @@ def commit(
     x = jnp.where(replaced[:, None], residual.value, pick(draft.after))
     x = jnp.where(noise_free[:, None], p.mean, x)
 
-    path, log_p, index = chain.path, chain.log_p, jnp.arange(length)[:, None]
-    if log_p is not None:
-        terms = log_density(verdict.p, draft.after)
-        counted = (index < n) & ((draft.steps > 0) | inputs.final_noise)
-        log_p += jnp.sum(jnp.where(counted, terms, 0.0), axis=0)
-        log_p += jnp.where(replaced, log_density(p, x), 0.0)
-    if path is not None:
-        committed = jnp.where((index < taken) & active, draft.steps, len(path))  # the rest is dropped
-        states = jnp.where((index == last)[..., None], x, draft.after)
-        path = path.at[committed, lanes].set(states, mode="drop")
-
+    path, log_p = _recorded(inputs, chain, draft, verdict, n, last, replaced, x)
     guess = inputs.drafter.advance(step, Prediction(pick(verdict.x0), pick(verdict.v)), x - p.mean)
     here = chain.left[:, None] - 1 == jnp.arange(len(inputs.c.recip))  # [R, T]; finished rows are nowhere
     passed = jnp.where(active, n - ((n > 0) & ~rejected & noise_free), 0)
@@ -375,16 +340,48 @@ def commit(
         truncated=_count(truncated),
     )
 
-    def settle(new, stuck, same):
-        """What becomes of a row that moved, of one that waits, and of one that was finished."""
-        of_row = lambda where: where.reshape(-1, *[1] * (new.ndim - 1))
-        return jnp.where(of_row(active), jnp.where(of_row(waits), stuck, new), same)
-
     left, tries = chain.left - taken, jnp.zeros_like(chain.tries)
     moved = ChainState(left, x, guess, tries, q, None, log_p)
     waiting = moved._replace(x=pick(draft.before), tries=chain.tries + 1)
-    settled = jax.tree.map(settle, moved, waiting, chain._replace(path=None))
+    settled = _settled(active, waits, moved, waiting, chain._replace(path=None))
     return settled._replace(path=path), counts
+
+
+def _settled(active: Array, waits: Array, *states: ChainState) -> ChainState:
+    """What becomes of rows that moved, of those that wait, and of those that were finished."""
+
+    def settle(new, stuck, same):
+        of_row = lambda where: where.reshape(-1, *[1] * (new.ndim - 1))
+        return jnp.where(of_row(active), jnp.where(of_row(waits), stuck, new), same)
+
+    return jax.tree.map(settle, *states)
+
+
+def _recorded(
+    inputs: ChainInputs,
+    chain: ChainState,
+    draft: ChainDraft,
+    verdict: ChainVerdict,
+    n: Array,
+    last: Array,
+    replaced: Array,
+    x: Array,
+) -> tuple[Array | None, Array | None]:
+    """The path and its density with the first `n` drafts and, where a step was `replaced`, the state `x` in
+    the place of the draft `last`."""
+    path, log_p, index = chain.path, chain.log_p, jnp.arange(len(draft.steps))[:, None]
+    if log_p is not None:
+        terms = log_density(verdict.p, draft.after)
+        counted = (index < n) & ((draft.steps > 0) | inputs.final_noise)
+        log_p += jnp.sum(jnp.where(counted, terms, 0.0), axis=0)
+        p = jax.tree.map(lambda a: a[last, jnp.arange(len(x))], verdict.p)
+        log_p += jnp.where(replaced, log_density(p, x), 0.0)
+    if path is not None:
+        taken = (index < n + replaced) & (chain.left > 0)
+        committed = jnp.where(taken, draft.steps, len(path))  # the rest is dropped
+        states = jnp.where((index == last)[..., None], x, draft.after)
+        path = path.at[committed, jnp.arange(len(x))].set(states, mode="drop")
+    return path, log_p
 
 
 def _count(numbers: Array) -> Array:

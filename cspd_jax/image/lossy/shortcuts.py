@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from cspd_jax.diffusion.schedule import NUM_TRAIN_STEPS, sampling_schedule
 from cspd_jax.errors import UserError, check_whole
-from cspd_jax.image.order import Group, random_reveal, reveal_groups
+from cspd_jax.image.order import Group, random_order, reveal_groups
 
 Array = jax.Array
 
@@ -88,21 +88,21 @@ class Checkerboard:
     """The tokens of one colour of a checkerboard in random order, then the others in few AR steps (GtR).
     Lossy.
 
-    rest: AR steps for the others, the last of all AR steps. One step draws them all, independently of one
-        another.
+    last_steps: AR steps for the others, the last of all AR steps. One step draws them all, independently of
+        one another.
     """
 
-    rest: int = 1
+    last_steps: int = dataclasses.field(default=1, metadata={"report": "rest"})
 
     def check(self, length: int, num_iter: int) -> None:
         """UserError for a model of `length` tokens that are no square, and for too few AR steps."""
         if math.isqrt(length) ** 2 != length:
             raise UserError(f"the model's {length} tokens are no square, so they have no checkerboard")
-        check_whole("the AR steps for the rest of the checkerboard", self.rest, 1, length // 2)
-        if num_iter <= self.rest:
+        check_whole("the AR steps for the rest of the checkerboard", self.last_steps, 1, length // 2)
+        if num_iter <= self.last_steps:
             raise UserError(
-                f"num_iter is {num_iter}, and the last {self.rest} AR steps complete the checkerboard; it"
-                f" must be at least {self.rest + 1}"
+                f"num_iter is {num_iter}, and the last {self.last_steps} AR steps complete the checkerboard;"
+                f" it must be at least {self.last_steps + 1}"
             )
 
     def first(self, length: int) -> int:
@@ -111,12 +111,12 @@ class Checkerboard:
 
     def most_steps(self, length: int) -> int:
         """AR steps if the first tokens come one by one."""
-        return self.first(length) + self.rest
+        return self.first(length) + self.last_steps
 
     def groups(self, length: int, num_iter: int) -> tuple[Group, ...]:
         """The groups of all AR steps, each stage by the cosine schedule over its own tokens."""
         first = self.first(length)
-        stages = ((0, first, num_iter - self.rest), (first, length - first, self.rest))
+        stages = ((0, first, num_iter - self.last_steps), (first, length - first, self.last_steps))
         return tuple(
             Group(start + g.start, g.size, min(start + g.start + g.size, length - 1) / length)
             for start, tokens, steps in stages
@@ -125,13 +125,13 @@ class Checkerboard:
 
     def order(self, key: Array, length: int) -> Array:
         """A random order of the positions [L], those of the first colour first."""
-        order = random_reveal(key, length)
+        order = random_order(key, length)
         return order[jnp.argsort(_colour(order, length), stable=True)]
 
     @property
     def why(self) -> str:
         """Why it is lossy, in one clause."""
-        steps = "one AR step" if self.rest == 1 else f"{self.rest} AR steps"
+        steps = "one AR step" if self.last_steps == 1 else f"{self.last_steps} AR steps"
         return (
             f"one colour of a checkerboard is drawn first and the other in {steps} (GtR), which is another"
             " distribution than the plain sampler's"

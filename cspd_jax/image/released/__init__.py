@@ -5,7 +5,8 @@ last call. The tokens do not have the target's distribution, for five reasons: t
 in the context from before it and never sees the drafted tokens in it; nothing is cut off after a rejection,
 so tokens stay that were drafted after one that was replaced; the distance in the test is divided by an "inner
 temperature" (42); the factor for the transitions before the last is the inverse of the one that would
-belong there; and a rejected token for which no proposal was taken in `max_tries` tries becomes a zero vector.
+belong there; and a rejected token for which no proposal was taken in `max_resamples` tries becomes a zero
+vector.
 
 The steps are decided beforehand (`schedule`); what is judged of a token, and the draws in a rejected token's
 place, are in `acceptance`; how they follow each other is in `runner`.
@@ -20,7 +21,7 @@ from cspd_jax.image.released.acceptance import (
     log_take,
     propose,
 )
-from cspd_jax.image.released.runner import RunnerCounts, RunnerOutput, sample
+from cspd_jax.image.released.runner import Recorded, Runner, RunnerCounts, sample
 from cspd_jax.image.released.schedule import (
     RunnerCalls,
     RunnerOptions,
@@ -33,11 +34,12 @@ from cspd_jax.image.released.schedule import (
 __all__ = [
     "ChainEnd",
     "Proposed",
+    "Recorded",
     "RecordedDraws",
+    "Runner",
     "RunnerCalls",
     "RunnerCounts",
     "RunnerOptions",
-    "RunnerOutput",
     "ScheduledStep",
     "calls",
     "log_acceptance_ratio",

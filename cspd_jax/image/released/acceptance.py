@@ -22,16 +22,15 @@ on its neighbours.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from cspd_jax.coupling import log_ratio
 from cspd_jax.coupling.acceptance import log_residual_acceptance, uniform
-from cspd_jax.diffusion.chain import MODULATION_ROWS, chunk_length, step_distribution
-from cspd_jax.diffusion.gaussian import Coefficients, Gaussian
-from cspd_jax.image.protocol import TokenModel
+from cspd_jax.diffusion.chain import MODULATION_ROWS, Chains, chunk_length
+from cspd_jax.diffusion.gaussian import Gaussian
 from cspd_jax.keys import Purpose, purpose_keys
 
 Array = jax.Array
@@ -48,42 +47,29 @@ class ChainEnd(NamedTuple):
     log_std: Array
 
 
-def trace_chain(
-    model: TokenModel,
-    params: Any,
-    time: Array,
-    z: Array,
-    noise: Array,
-    c: Coefficients,
-    temperature: Array | float,
-    scale: Array | None,
-) -> ChainEnd:
-    """The chain of R tokens, as `diffusion.chain.sample_chain` runs it, with its sigmas: [R, d].
-
-    time: [T, D], embeddings of the steps. z: [R, D], with a `scale` [2R, D]. noise: [T + 1, R, d].
-    """
-    steps = time.shape[0]
-    chunk = chunk_length(steps, z.shape[0], MODULATION_ROWS)
+def trace_chain(chains: Chains, noise: Array) -> ChainEnd:
+    """The chains of R tokens, as `diffusion.chain.sample_chain` runs them, with their sigmas: [R, d]."""
+    chunk = chunk_length(chains.steps, chains.z.shape[0], MODULATION_ROWS)
     backwards = jax.tree.map(
-        lambda a: a[::-1].reshape(steps // chunk, chunk, *a.shape[1:]),
-        (time, c, noise[:-1], jnp.arange(steps) > 0),
+        lambda a: a[::-1].reshape(chains.steps // chunk, chunk, *a.shape[1:]),
+        (chains.time, chains.c, noise[:-1], jnp.arange(chains.steps) > 0),
     )
 
     def step(before, inputs):
         modulations, c, eps, noisy = inputs
-        p = step_distribution(model, params, before.last.mean, modulations, c, scale)
+        p = chains.transition(before.last.mean, modulations, c)
         log_std = 0.5 * p.log_var
-        x = p.mean + jnp.where(noisy, temperature * jnp.exp(log_std), 0.0) * eps
+        x = p.mean + jnp.where(noisy, chains.temperature * jnp.exp(log_std), 0.0) * eps
         return ChainEnd(Gaussian(x, p.log_var), before.log_std + jnp.where(noisy, log_std, 0.0)), None
 
     def several_steps(before, inputs):
         times, *rest = inputs
-        modulations = model.modulate(params, times[:, None], z[None])
-        return jax.lax.scan(step, before, (modulations, *rest))
+        return jax.lax.scan(step, before, (chains.modulations(times), *rest))
 
     zeros = jnp.zeros_like(noise[-1])
     end, _ = jax.lax.scan(several_steps, ChainEnd(Gaussian(noise[-1], zeros), zeros), backwards)
-    return end._replace(last=Gaussian(end.last.mean, end.last.log_var + 2 * jnp.log(temperature)))
+    shift = 2 * jnp.log(chains.temperature)
+    return end._replace(last=Gaussian(end.last.mean, end.last.log_var + shift))
 
 
 def log_path_factor(p: ChainEnd, q: ChainEnd) -> Array:
@@ -104,7 +90,7 @@ def log_take(p: ChainEnd, q: ChainEnd, x: Array) -> Array:
 
 
 class RecordedDraws(NamedTuple):
-    """Recorded random numbers, by position; K is at least max_tries.
+    """Recorded random numbers, by position; K is at least max_resamples.
 
     test: [B, L] uniforms of the tests.
     proposal: [K, B, L, d] normals of the tries.
@@ -136,7 +122,7 @@ def propose(
     accepted: Array,
     draw: Callable[[Array], tuple[Array, Array]],
     *,
-    max_tries: int,
+    max_resamples: int,
     together: bool,
 ) -> Proposed:
     """Proposals for a block with chain ends [B, W, ...], of which the tokens `real` [B, W] count.
@@ -154,7 +140,7 @@ def propose(
         return needed & rows(jnp.any(real & ~found.taken, axis=1))
 
     def trying(found):
-        return (found.tries < max_tries) & jnp.any(active(found))
+        return (found.tries < max_resamples) & jnp.any(active(found))
 
     def once(found):
         normal, u = draw(found.tries)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any, NamedTuple
 
@@ -9,10 +10,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.diffusion.gaussian import Coefficients, Gaussian, coefficients
-from cspd_jax.diffusion.schedule import sampling_schedule
+from cspd_jax.diffusion.gaussian import Gaussian
 from cspd_jax.errors import UserError
 from cspd_jax.image import sampler
+from cspd_jax.image.bound import BoundModel, bind, by_position
+from cspd_jax.image.counts import BatchOutput
+from cspd_jax.image.options import Options
 from cspd_jax.image.order import guidance_scale
 from cspd_jax.image.protocol import CachedTokenModel, TokenModel
 from cspd_jax.image.released.acceptance import (
@@ -31,9 +34,8 @@ from cspd_jax.image.released.schedule import (
     plan_segments,
     schedule,
 )
-from cspd_jax.image.rounds.state import BoundModel
-from cspd_jax.image.sampler import PlainState, SamplerSettings
-from cspd_jax.keys import chain_noise
+from cspd_jax.image.rounds.state import Draft
+from cspd_jax.image.sampler import Segment
 
 Array = jax.Array
 
@@ -53,23 +55,8 @@ class RunnerCounts(NamedTuple):
     zeros: Array
 
 
-class RunnerOutput(NamedTuple):
-    """What the runner made, by position.
-
-    tokens: [B, L, d]
-    tested: [B, L] tokens that were judged.
-    accepted: [B, L] drafts among them that stayed.
-    counts: what happened.
-    """
-
-    tokens: Array
-    tested: Array
-    accepted: Array
-    counts: RunnerCounts
-
-
 class RunnerState(NamedTuple):
-    """What the AR steps carry, in reveal order.
+    """What the AR steps carry, in the order of generation.
 
     tokens: [B, L + padding, d]
     end: [B, L + padding, ...] chain ends of the drafts.
@@ -83,27 +70,46 @@ class RunnerState(NamedTuple):
     zero: Array
 
 
+class Recorded(NamedTuple):
+    """Recorded numbers in place of those that the keys give, for parity tests.
+
+    order: [B, L] positions in the order in which they are generated.
+    noise: [T + 1, B, L, d] by position.
+    draws: of the tests and proposals.
+    """
+
+    order: Array | None = None
+    noise: Array | None = None
+    draws: RecordedDraws | None = None
+
+
+_NOT_RECORDED = Recorded()
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Runner:
+    """options: static.
+    draft: the model that generates most.
+    """
+
+    options: RunnerOptions = dataclasses.field(metadata={"static": True})
+    draft: Draft
+
+
 class RunnerInputs(NamedTuple):
     """What stays the same during a generation.
 
     target: judges, and generates the prefill.
     draft: generates the rest.
-    c: coefficients of the denoising chain, [T].
-    temperature: []
-    inner_temperature: []
+    runner: the options of the runner.
     draws: None, or recorded random numbers.
-    guided: whether there is an unconditional half.
-    max_tries: of proposals for a block.
     """
 
     target: BoundModel
     draft: BoundModel
-    c: Coefficients
-    temperature: Array | float
-    inner_temperature: Array | float
+    runner: RunnerOptions
     draws: RecordedDraws | None
-    guided: bool
-    max_tries: int
 
 
 class StepArrays(NamedTuple):
@@ -121,59 +127,37 @@ class StepArrays(NamedTuple):
     block_size: Array
 
 
-@functools.partial(jax.jit, static_argnames=("target", "draft", "settings", "options"))
+@functools.partial(jax.jit, static_argnames=("network",))
 def sample(
-    target: TokenModel,
-    target_params: Any,
-    draft: TokenModel,
-    draft_params: Any,
+    network: TokenModel,
+    params: Any,
     keys: Array,
     labels: Array,
-    *,
-    settings: SamplerSettings,
-    options: RunnerOptions,
-    cfg: Array | float = 1.0,
-    temperature: Array | float = 1.0,
-    inner_temperature: Array | float | None = None,
-    reveal: Array | None = None,
-    noise: Array | None = None,
-    draws: RecordedDraws | None = None,
+    options: Options,
     active: Array | None = None,
-) -> RunnerOutput:
-    """Generates a batch; arguments as for `sampler.sample`, and both models see the same.
-
-    inner_temperature: replaces that of `options` without compiling anew.
-    draws: replaces the numbers of the tests and proposals (for parity tests).
-    active: [B] images that count (default: all).
-    """
-    check(target, draft, settings)
-    steps = schedule(target.seq_len, settings.num_iter, options)
-    segments = plan_segments(steps, target.seq_len, settings.prefix_buckets)
-    state = empty_state(target, draft, keys.shape[0], segments)
-
-    def bind(model, params):
-        batch = sampler.start(model, params, keys, labels, settings, reveal, noise, active=active)
-        return BoundModel(model, params, batch)
-
-    inputs = RunnerInputs(
-        target=bind(target, target_params),
-        draft=bind(draft, draft_params),
-        c=coefficients(sampling_schedule(settings.respacing), state.tokens.dtype),
-        temperature=temperature,
-        inner_temperature=options.inner_temperature if inner_temperature is None else inner_temperature,
-        draws=draws,
-        guided=settings.guided,
-        max_tries=options.max_tries,
-    )
+    *,
+    runner: Runner,
+    recorded: Recorded = _NOT_RECORDED,
+) -> BatchOutput:
+    """Generates a batch; arguments as for `sampler.sample`, and both models see the same. Counts are
+    `RunnerCounts`."""
+    draft = runner.draft
+    check(network, draft.network, options)
+    steps = schedule(network.seq_len, options.num_iter or network.seq_len, runner.options)
+    segments = plan_segments(steps, network.seq_len, options.prefix_buckets or 1)
+    state = empty_state(network, draft.network, keys.shape[0], segments)
+    shared = (keys, labels, options, active, recorded.order, recorded.noise)
+    target, drafting = bind(network, params, *shared), bind(draft.network, draft.params, *shared)
+    inputs = RunnerInputs(target, drafting, runner.options, recorded.draws)
     tries = []
     for segment in segments:
         body = functools.partial(ar_step, inputs, segment)
-        state, spent = jax.lax.scan(body, state, step_arrays(segment, cfg, settings.cfg_schedule))
+        state, spent = jax.lax.scan(body, state, step_arrays(segment, options))
         tries.append(spent)
     return output(inputs, steps, state, jnp.concatenate(tries))
 
 
-def check(target: TokenModel, draft: TokenModel, settings: SamplerSettings) -> None:
+def check(target: TokenModel, draft: TokenModel, options: Options) -> None:
     """UserError for models and settings that the runner cannot have."""
     if (target.seq_len, target.token_dim) != (draft.seq_len, draft.token_dim):
         raise UserError(
@@ -184,9 +168,9 @@ def check(target: TokenModel, draft: TokenModel, settings: SamplerSettings) -> N
         raise UserError(
             "the released runner does not carry a context cache; use another method for this model"
         )
-    if settings.final_noise:
+    if options.final_noise:
         raise UserError("the released runner has no noise in the last denoising step; set final_noise to off")
-    if settings.chain is not None:
+    if options.chain is not None:
         raise UserError("the released runner denoises step by step, without speculation along the chain")
 
 
@@ -200,11 +184,11 @@ def empty_state(
     return RunnerState(zeros, ChainEnd(Gaussian(zeros, zeros), zeros), no, no)
 
 
-def step_arrays(segment: RunnerSegment, cfg: Array | float, cfg_schedule: str) -> StepArrays:
+def step_arrays(segment: RunnerSegment, options: Options) -> StepArrays:
     groups = tuple(step.group for step in segment.steps)
     blocks = jnp.array([step.block or (0, 0) for step in segment.steps], jnp.int32)
     firsts = jnp.array([group.start for group in groups], jnp.int32)
-    return StepArrays(firsts, guidance_scale(groups, cfg, cfg_schedule), *blocks.T)
+    return StepArrays(firsts, guidance_scale(groups, options.cfg, options.cfg_schedule), *blocks.T)
 
 
 def ar_step(
@@ -212,7 +196,8 @@ def ar_step(
 ) -> tuple[RunnerState, Array]:
     """Generates a group, and judges the block if one ends here. Returns the tries too."""
     bound = inputs.draft if segment.drafted else inputs.target
-    end, _ = chain_ends(inputs, bound, state.tokens, step.first, step.scale, segment.bucket, segment.width)
+    shape = Segment(segment.bucket, segment.width, str(bound.options.respacing))
+    end, _ = chain_ends(inputs, bound, shape, state.tokens, step.first, step.scale)
     state = state._replace(
         tokens=sampler.write_group(state.tokens, end.last.mean, step.first),
         end=jax.tree.map(lambda old, new: sampler.write_group(old, new, step.first), state.end, end),
@@ -233,15 +218,16 @@ def judge(
 ) -> tuple[RunnerState, Array]:
     """One target call for the whole block, in the context before it; rejected tokens are replaced."""
     first, width = step.block_first, segment.block
-    p, positions = chain_ends(inputs, inputs.target, state.tokens, first, step.scale, segment.bucket, width)
+    shape = Segment(segment.bucket, width, str(inputs.target.options.respacing))
+    p, positions = chain_ends(inputs, inputs.target, shape, state.tokens, first, step.scale)
     q = jax.tree.map(lambda a: jax.lax.dynamic_slice_in_dim(a, first, width, axis=1), state.end)
     real = jnp.broadcast_to(jnp.arange(width) < step.block_size, positions.shape)
-    keys, dim = inputs.target.batch.keys, inputs.target.model.token_dim
+    keys, dim = inputs.target.keys, inputs.target.network.token_dim
     u = accept_uniforms(keys, inputs.draws, positions)
-    accepted = real & (jnp.log(u) < log_acceptance_ratio(p, q, inputs.inner_temperature))
+    accepted = real & (jnp.log(u) < log_acceptance_ratio(p, q, inputs.runner.inner_temperature))
     draw = functools.partial(proposal_numbers, keys, inputs.draws, positions, dim)
     together = inputs.draws is not None
-    found = propose(p, q, real, accepted, draw, max_tries=inputs.max_tries, together=together)
+    found = propose(p, q, real, accepted, draw, max_resamples=inputs.runner.max_resamples, together=together)
     value = jnp.where(accepted[..., None], q.last.mean, found.value)
     state = state._replace(
         tokens=sampler.write_group(state.tokens, value, first),
@@ -252,49 +238,33 @@ def judge(
 
 
 def chain_ends(
-    inputs: RunnerInputs,
-    bound: BoundModel,
-    tokens: Array,
-    first: Array,
-    scale: Array,
-    bucket: int,
-    width: int,
+    inputs: RunnerInputs, bound: BoundModel, shape: Segment, tokens: Array, first: Array, scale: Array
 ) -> tuple[ChainEnd, Array]:
     """(ChainEnd [B, W, ...], positions [B, W]) of the tokens from index `first` on, given all before it."""
-    z, positions, _ = sampler.group_context(
-        bound.model, bound.params, bound.batch, PlainState(tokens, None), first, bucket=bucket, width=width
-    )
-    steps, dim = bound.batch.time.shape[0], bound.model.token_dim
-    if bound.batch.noise is None:
-        noise = chain_noise(bound.batch.keys, positions, steps, dim)
-    else:
-        noise = jnp.take_along_axis(bound.batch.noise, positions[None, :, :, None], axis=2)
-    noise = noise.reshape(steps + 1, -1, dim).astype(tokens.dtype)
-    z = z.reshape(z.shape[0] * width, -1)
-    by_row: Array | None = None
-    if inputs.guided:
-        by_row = jnp.repeat(scale, width)[:, None] if jnp.ndim(scale) else scale
-    chain = (bound.model, bound.params, bound.batch.time, z, noise, inputs.c, inputs.temperature)
-    end = trace_chain(*chain, by_row)
-    return jax.tree.map(lambda a: a.reshape(*positions.shape, dim), end), positions
+    z, positions, _ = sampler.group_context(bound, shape, sampler.PlainState(tokens), first)
+    noise = bound.chain_noise(positions).astype(tokens.dtype)
+    chains = bound.chains(z.reshape(-1, z.shape[-1]), sampler.by_row(scale, shape.width))
+    chains = chains._replace(c=jax.tree.map(lambda a: a.astype(tokens.dtype), chains.c))
+    end = trace_chain(chains, noise)
+    return jax.tree.map(lambda a: a.reshape(*positions.shape, -1), end), positions
 
 
 def output(
     inputs: RunnerInputs, steps: tuple[ScheduledStep, ...], state: RunnerState, tries: Array
-) -> RunnerOutput:
+) -> BatchOutput:
     """Everything by position; the counts by AR step."""
-    length, images = inputs.target.model.seq_len, state.tokens.shape[0]
+    length, images = inputs.target.network.seq_len, state.tokens.shape[0]
     tokens, accepted, zero = (a[:, :length] for a in (state.tokens, state.accepted, state.zero))
     sizes = [step.group.size for step in steps]
     step_of = np.repeat(np.arange(len(steps)), sizes)
-    active = inputs.target.batch.active
+    active = inputs.target.active
     kept = jnp.sum(accepted & active[:, None], axis=0, dtype=jnp.int32)
     by_step = jnp.zeros(len(steps), jnp.int32).at[step_of].add(kept)
     of_image = jnp.array([step.group.size * step.drafted for step in steps], jnp.int32)
     tested = jnp.sum(active, dtype=jnp.int32) * of_image
     counts = RunnerCounts(tested, by_step, tries, jnp.sum(zero & active[:, None], dtype=jnp.int32))
-    reveal = inputs.target.batch.reveal[:images]
+    order = inputs.target.order[:images]
     drafted = np.repeat([step.drafted for step in steps], sizes)
     judged = jnp.broadcast_to(jnp.asarray(drafted), accepted.shape)
-    judged, accepted = (sampler.by_position(a[..., None], reveal)[..., 0] for a in (judged, accepted))
-    return RunnerOutput(sampler.by_position(tokens, reveal), judged, accepted, counts)
+    judged, accepted = (by_position(a[..., None], order)[..., 0] for a in (judged, accepted))
+    return BatchOutput(by_position(tokens, order), judged, accepted, counts)

@@ -17,19 +17,19 @@ class RunnerOptions:
     gamma: the target judges after AR steps that are multiples of it.
     prefill: up to this share of the AR steps, and in the first, the target generates.
     inner_temperature: divides the distance in the test.
-    max_tries: of proposals for a block.
+    max_resamples: proposals for a block.
     """
 
     gamma: int = 8
     prefill: float = 0.15
     inner_temperature: float = 42.0
-    max_tries: int = 100
+    max_resamples: int = dataclasses.field(default=100, metadata={"report": "max_tries"})
 
     def __post_init__(self):
         check_whole("gamma", self.gamma, 1)
         check_range("prefill", self.prefill, least=0.0, most=1.0)
         check_range("inner_temperature", self.inner_temperature, above=0.0)
-        check_whole("max_tries", self.max_tries, 1)
+        check_whole("max_resamples", self.max_resamples, 1)
 
 
 class ScheduledStep(NamedTuple):

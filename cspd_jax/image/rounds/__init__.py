@@ -10,8 +10,7 @@ adds it up.
 """
 
 from cspd_jax.image.rounds.drafting import choose_num_drafts, draft_step, keep_drafts, self_draft_request
-from cspd_jax.image.rounds.exactness import Exactness
-from cspd_jax.image.rounds.loop import SpeculationOutput, begin, output, run_round, sample, stream
+from cspd_jax.image.rounds.loop import begin, output, run_round, sample, stream
 from cspd_jax.image.rounds.paper_criterion import PaperCriterion
 from cspd_jax.image.rounds.path_criterion import (
     PathCriterion,
@@ -23,9 +22,9 @@ from cspd_jax.image.rounds.path_criterion import (
 )
 from cspd_jax.image.rounds.paths import PathRequest, draw_paths
 from cspd_jax.image.rounds.state import (
-    BoundModel,
     CallCounts,
     Criterion,
+    Draft,
     Inputs,
     Paths,
     PendingTokens,
@@ -38,10 +37,9 @@ from cspd_jax.image.rounds.state import (
 )
 
 __all__ = [
-    "BoundModel",
     "CallCounts",
     "Criterion",
-    "Exactness",
+    "Draft",
     "Inputs",
     "PaperCriterion",
     "PathCriterion",
@@ -50,7 +48,6 @@ __all__ = [
     "PendingTokens",
     "ProposalAssignment",
     "RoundInfo",
-    "SpeculationOutput",
     "SpeculationState",
     "TokenSpeculation",
     "add_up",

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from cspd_jax.coupling.draft_length import best_draft_length
+from cspd_jax.image.bound import BoundModel
 from cspd_jax.image.rounds.groups import (
     by_image,
     completing,
@@ -17,7 +18,6 @@ from cspd_jax.image.rounds.groups import (
 )
 from cspd_jax.image.rounds.paths import PathRequest, draw_paths
 from cspd_jax.image.rounds.state import (
-    BoundModel,
     Inputs,
     Paths,
     RoundInfo,
@@ -40,12 +40,12 @@ def choose_num_drafts(inputs: Inputs, state: SpeculationState) -> SpeculationSta
     Tests of drafts that were dropped after a rejection must have no say: their positions are drafted again
     with the same random numbers, and choosing by those biases the distribution.
     """
-    if inputs.speculation.adapt is None:
+    if inputs.speculation.draft_cost is None:
         return state
     accepted, tested = (jnp.sum(a, axis=1) for a in (state.accepted, state.tested))
     of_tokens = (accepted + _ACCEPTED) / (tested + _TESTED)
     of_groups = of_tokens ** (inputs.length / inputs.groups)
-    most, cost = inputs.speculation.gamma, inputs.speculation.adapt
+    most, cost = inputs.speculation.gamma, inputs.speculation.draft_cost
     return state._replace(num_drafts=best_draft_length(of_groups, most, cost))
 
 
@@ -63,7 +63,7 @@ def self_draft_request(inputs: Inputs, state: SpeculationState, newest: Array) -
         keys=jnp.broadcast_to(inputs.keys[:, None], groups.shape),
         positions=positions(inputs, groups),
         z=newest.reshape(-1, *newest.shape[-2:]),
-        of=None,
+        context_index=None,
         scale=scales(inputs, groups),
         wanted=exists(inputs, groups) & wanted[..., None],
     )
@@ -86,7 +86,7 @@ def group_request(
         keys=inputs.keys[:, None],
         positions=positions(inputs, here),
         z=z.reshape(-1, *z.shape[-2:]),
-        of=None,
+        context_index=None,
         scale=scales(inputs, here),
         wanted=exists(inputs, here) & images[:, None, None],
     )

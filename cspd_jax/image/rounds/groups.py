@@ -7,7 +7,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from cspd_jax.image.rounds.state import BoundModel, Inputs, SpeculationState
+from cspd_jax.image.bound import BoundModel
+from cspd_jax.image.rounds.state import Inputs, SpeculationState
 
 Array = jax.Array
 
@@ -24,7 +25,7 @@ def contexts(
     before known[b, j] are known. `first` is `known`, unless it is given."""
     first = known if first is None else first
     images, many = known.shape
-    halves = bound.batch.reveal.shape[0] // images
+    halves = bound.order.shape[0] // images
     wanted = jnp.minimum(first[:, :, None] + jnp.arange(lookahead), inputs.start.shape[0] - 1)
     rows = jnp.minimum(inputs.start[wanted][..., None] + jnp.arange(inputs.width), inputs.length - 1)
     n_known = jnp.minimum(inputs.start[known], inputs.length - 1)  # past the end nothing is read
@@ -32,12 +33,12 @@ def contexts(
     def sequences(a):
         return jnp.repeat(a, many, axis=0)
 
-    z = bound.model.context(
+    z = bound.network.context(
         bound.params,
         jnp.tile(sequences(tokens[:, : inputs.length]), (halves, 1, 1)),
-        sequences(bound.batch.reveal),
+        sequences(bound.order),
         jnp.tile(n_known.reshape(-1), halves),
-        sequences(bound.batch.class_embedding),
+        sequences(bound.class_embedding),
         jnp.tile(rows.reshape(images * many, -1), (halves, 1)),
         bucket=inputs.length,
     )
@@ -50,15 +51,15 @@ def exists(inputs: Inputs, group: Array) -> Array:
 
 
 def places(inputs: Inputs, group: Array) -> Array:
-    """Indices in reveal order [..., G] of a group's tokens."""
+    """Indices in the order of generation [..., G] of a group's tokens."""
     return inputs.start[jnp.minimum(group, len(inputs.start) - 1)][..., None] + jnp.arange(inputs.width)
 
 
 def positions(inputs: Inputs, groups: Array) -> Array:
     """groups [B, N] -> positions [B, N, G]; past the end the last one is repeated."""
     index = jnp.minimum(places(inputs, groups), inputs.length - 1)
-    reveal = inputs.target.batch.reveal[: groups.shape[0]]
-    return jnp.take_along_axis(reveal, index.reshape(groups.shape[0], -1), axis=1).reshape(index.shape)
+    order = inputs.target.order[: groups.shape[0]]
+    return jnp.take_along_axis(order, index.reshape(groups.shape[0], -1), axis=1).reshape(index.shape)
 
 
 def scales(inputs: Inputs, groups: Array) -> Array:

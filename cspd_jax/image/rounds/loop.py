@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from cspd_jax.diffusion.gaussian import coefficients
-from cspd_jax.diffusion.schedule import sampling_schedule
-from cspd_jax.image import sampler
-from cspd_jax.image.chain.drafters import ChainDrafter
-from cspd_jax.image.order import guidance_scale, reveal_groups
+from cspd_jax.image.bound import Batch, bind, by_position
+from cspd_jax.image.counts import BatchOutput
+from cspd_jax.image.options import Options
+from cspd_jax.image.order import guidance_scale
 from cspd_jax.image.protocol import TokenModel
 from cspd_jax.image.rounds.drafting import choose_num_drafts, draft_step, keep_drafts, self_draft_request
 from cspd_jax.image.rounds.groups import by_image, contexts
@@ -26,7 +26,7 @@ from cspd_jax.image.rounds.path_criterion import (
 )
 from cspd_jax.image.rounds.paths import PathRequest, draw_paths
 from cspd_jax.image.rounds.state import (
-    BoundModel,
+    Draft,
     Inputs,
     Paths,
     PendingTokens,
@@ -36,96 +36,63 @@ from cspd_jax.image.rounds.state import (
     add_up,
     round_info,
 )
-from cspd_jax.image.sampler import SamplerSettings
 
 Array = jax.Array
 
-_STATIC = ("target", "draft", "settings", "speculation")
-
-
-class SpeculationOutput(NamedTuple):
-    """What the rounds made, by position.
-
-    tokens: [B, L, d]
-    tested: [B, L] tokens that were tested drafts.
-    accepted: [B, L] drafts that passed.
-    counts: what happened in all rounds.
-    """
-
-    tokens: Array
-    tested: Array
-    accepted: Array
-    counts: RoundInfo
+_STATIC = ("network", "speculation")
 
 
 @functools.partial(jax.jit, static_argnames=_STATIC)
 def sample(
-    target: TokenModel,
-    target_params: Any,
+    network: TokenModel,
+    params: Any,
     keys: Array,
     labels: Array,
-    *,
-    settings: SamplerSettings,
-    speculation: TokenSpeculation,
-    cfg: Array | float = 1.0,
-    temperature: Array | float = 1.0,
-    drafter: ChainDrafter | None = None,
-    draft: TokenModel | None = None,
-    draft_params: Any = None,
-    draft_drafter: ChainDrafter | None = None,
+    options: Options,
     active: Array | None = None,
-) -> SpeculationOutput:
-    """As `sampler.sample` with `final_noise`, in fewer rounds.
+    *,
+    speculation: TokenSpeculation,
+    draft: Draft | None = None,
+) -> BatchOutput:
+    """As `sampler.sample` with `final_noise`, in fewer rounds; counts are a `RoundInfo`.
 
     draft: a smaller model; without one the target drafts for itself.
-    drafter, draft_drafter: of the denoising chains of each model, for `settings.chain`.
-    active: [B] images that are wanted (default: all).
     """
-    inputs, state = begin(
-        target, target_params, keys, labels,
-        settings=settings, speculation=speculation, cfg=cfg, temperature=temperature, drafter=drafter,
-        draft=draft, draft_params=draft_params, draft_drafter=draft_drafter, active=active,
-    )  # fmt: skip
+    batch = Batch(network, params, keys, labels, options, active)
+    inputs, state = begin(*batch, speculation=speculation, draft=draft)
+    return output(inputs, *run_rounds(inputs, state, round_info(inputs)))
 
-    def unfinished(carry):
-        return jnp.any(carry[0].group < inputs.groups)
 
-    def another(carry):
+def stream(
+    batch: Batch, speculation: TokenSpeculation, draft: Draft | None = None, pieces: int | None = None
+) -> Iterator[tuple[Array, BatchOutput]]:
+    """The same generation in at most about so many pieces (a round each): the number of final tokens [B], and
+    what there is (zero elsewhere)."""
+    inputs, state = _begin(*batch, speculation=speculation, draft=draft)
+    several = 1 if pieces is None else -(-inputs.groups // pieces)
+    total = round_info(inputs)
+    while jnp.any(state.group < inputs.groups):
+        state, total = _run_rounds(inputs, state, total, several)
+        yield inputs.start[state.group], _output(inputs, state, total)
+
+
+def run_rounds(
+    inputs: Inputs, state: SpeculationState, total: RoundInfo, most: Array | int | None = None
+) -> tuple[SpeculationState, RoundInfo]:
+    """Rounds until all images are complete, or so many; what happened is added to `total`."""
+    until = None if most is None else total.loop_rounds + most
+
+    def unfinished(carry: tuple[SpeculationState, RoundInfo]) -> Array:
+        state, total = carry
+        left = jnp.any(state.group < inputs.groups)
+        return left if until is None else left & (total.loop_rounds < until)
+
+    def another(carry: tuple[SpeculationState, RoundInfo]) -> tuple[SpeculationState, RoundInfo]:
         state, total = carry
         state, info = run_round(inputs, state)
         return state, add_up(total, info)
 
-    state, total = jax.lax.while_loop(unfinished, another, (state, round_info(inputs)))
-    return output(inputs, state, total)
-
-
-def stream(
-    target: TokenModel,
-    target_params: Any,
-    keys: Array,
-    labels: Array,
-    *,
-    settings: SamplerSettings,
-    speculation: TokenSpeculation,
-    cfg: Array | float = 1.0,
-    temperature: Array | float = 1.0,
-    drafter: ChainDrafter | None = None,
-    draft: TokenModel | None = None,
-    draft_params: Any = None,
-    draft_drafter: ChainDrafter | None = None,
-    active: Array | None = None,
-) -> Iterator[tuple[Array, SpeculationOutput]]:
-    """The same generation round by round: number of final tokens [B], and what there is (zero elsewhere)."""
-    inputs, state = _begin(
-        target, target_params, keys, labels,
-        settings=settings, speculation=speculation, cfg=cfg, temperature=temperature, drafter=drafter,
-        draft=draft, draft_params=draft_params, draft_drafter=draft_drafter, active=active,
-    )  # fmt: skip
-    total = round_info(inputs)
-    while jnp.any(state.group < inputs.groups):
-        state, info = _run_round(inputs, state)
-        total = _add_up(total, info)
-        yield inputs.start[state.group], _output(inputs, state, total)
+    return jax.lax.while_loop(unfinished, another, (state, total))
 
 
 def run_round(inputs: Inputs, state: SpeculationState) -> tuple[SpeculationState, RoundInfo]:
@@ -173,49 +140,38 @@ def side_by_side(tried: PathRequest, ahead: PathRequest, proposals: int, idle: A
         keys=joined(tried.keys, ahead.keys),
         positions=joined(tried.positions, ahead.positions),
         z=jnp.concatenate([tried.z, ahead.z]),
-        of=joined(tried.of, own),
+        context_index=joined(tried.context_index, own),
         scale=joined(tried.scale, ahead.scale),
         wanted=joined(tried.wanted, ahead.wanted),
     )
 
 
 def begin(
-    target: TokenModel,
-    target_params: Any,
+    network: TokenModel,
+    params: Any,
     keys: Array,
     labels: Array,
-    *,
-    settings: SamplerSettings,
-    speculation: TokenSpeculation,
-    cfg: Array | float = 1.0,
-    temperature: Array | float = 1.0,
-    drafter: ChainDrafter | None = None,
-    draft: TokenModel | None = None,
-    draft_params: Any = None,
-    draft_drafter: ChainDrafter | None = None,
+    options: Options,
     active: Array | None = None,
+    *,
+    speculation: TokenSpeculation,
+    draft: Draft | None = None,
 ) -> tuple[Inputs, SpeculationState]:
     """Before the first round: nothing known, nothing drafted; images that are not `active` are complete.
     Arguments as for `sample`."""
-    groups = reveal_groups(target.seq_len, settings.num_iter)
-    past = speculation.gamma + 1
-    dtype = sampler.float_type(target)
-    scale = guidance_scale(groups, jnp.broadcast_to(cfg, keys.shape), settings.cfg_schedule)
-
-    def bind(model, params, drafter):
-        batch = sampler.start(model, params, keys, labels, settings, drafter=drafter, active=active)
-        return BoundModel(model, params, batch)
-
+    target, bound = bind(network, params, keys, labels, options, active), None
+    if draft is not None:
+        of_draft = dataclasses.replace(options, chain_drafter=options.draft_drafter)
+        bound = bind(draft.network, draft.params, keys, labels, of_draft, active)
+    groups, past = options.groups(network.seq_len), speculation.gamma + 1
+    scale = guidance_scale(groups, jnp.broadcast_to(options.cfg, keys.shape), options.cfg_schedule)
     inputs = Inputs(
         speculation=speculation,
-        settings=settings,
-        target=bind(target, target_params, drafter),
-        draft=None if draft is None else bind(draft, draft_params, draft_drafter),
-        start=jnp.array([g.start for g in groups] + [target.seq_len] * past, jnp.int32),
+        target=target,
+        draft=bound,
+        start=jnp.array([g.start for g in groups] + [network.seq_len] * past, jnp.int32),
         size=jnp.array([g.size for g in groups] + [0] * past, jnp.int32),
-        scale=jnp.concatenate([scale, jnp.repeat(scale[-1:], past, axis=0)]).astype(dtype),
-        c=coefficients(sampling_schedule(settings.respacing), dtype),
-        temperature=jnp.asarray(temperature, dtype),
+        scale=jnp.concatenate([scale, jnp.repeat(scale[-1:], past, axis=0)]).astype(target.dtype),
     )
     return inputs, nothing_known(inputs)
 
@@ -236,7 +192,7 @@ def nothing_known(inputs: Inputs) -> SpeculationState:
     drafts = Paths(states, q_z, zeros, zeros)
     return SpeculationState(
         tokens=tokens,
-        group=jnp.where(inputs.target.batch.active, number, inputs.groups),
+        group=jnp.where(inputs.target.active, number, inputs.groups),
         drafts=jax.tree.map(lambda a: jnp.repeat(a[:, None], gamma, axis=1), drafts),
         drafted=no,
         num_drafts=jnp.full(images, gamma, jnp.int32),
@@ -246,18 +202,19 @@ def nothing_known(inputs: Inputs) -> SpeculationState:
     )
 
 
-def output(inputs: Inputs, state: SpeculationState, total: RoundInfo) -> SpeculationOutput:
-    reveal = inputs.target.batch.reveal[: inputs.images]
+def output(inputs: Inputs, state: SpeculationState, total: RoundInfo) -> BatchOutput:
+    """What the rounds have made, by position."""
+    order = inputs.target.order[: inputs.images]
     index = jnp.minimum(state.group, inputs.start.shape[0] - 1)
     final = jnp.arange(state.tokens.shape[1]) < inputs.start[index][:, None]
 
-    def by_position(a):
+    def placed(a):
         a = jnp.where(final.reshape(*final.shape, *[1] * (a.ndim - 2)), a, 0)
-        return sampler.by_position(a.reshape(*final.shape, -1)[:, : inputs.length], reveal)
+        return by_position(a.reshape(*final.shape, -1)[:, : inputs.length], order)
 
-    tested, accepted = (by_position(a)[..., 0].astype(bool) for a in (state.tested, state.accepted))
-    return SpeculationOutput(by_position(state.tokens), tested, accepted, total)
+    tested, accepted = (placed(a)[..., 0].astype(bool) for a in (state.tested, state.accepted))
+    return BatchOutput(placed(state.tokens), tested, accepted, total)
 
 
 _begin = jax.jit(begin, static_argnames=_STATIC)
-_run_round, _add_up, _output = jax.jit(run_round), jax.jit(add_up), jax.jit(output)
+_run_rounds, _output = jax.jit(run_rounds), jax.jit(output)

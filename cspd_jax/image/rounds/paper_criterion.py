@@ -12,7 +12,7 @@ widened test (`inner_temperature` other than 1) is LOSSY.
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +28,7 @@ from cspd_jax.coupling import (
 )
 from cspd_jax.diffusion.gaussian import Gaussian
 from cspd_jax.errors import check_range, check_whole
-from cspd_jax.image.rounds.exactness import Exactness
+from cspd_jax.image.exactness import Exactness
 from cspd_jax.image.rounds.groups import exists, positions, put, scales
 from cspd_jax.image.rounds.paths import (
     PathRequest,
@@ -50,9 +50,6 @@ from cspd_jax.image.rounds.state import (
 from cspd_jax.image.rounds.verification import DraftedGroups, accept, accepted_prefix, drafted_groups
 from cspd_jax.keys import Purpose, purpose_keys
 
-if TYPE_CHECKING:
-    from cspd_jax.image.info import Info
-
 Array = jax.Array
 
 
@@ -64,21 +61,21 @@ class PaperCriterion:
     align: whether both chains share their noise.
     inner_temperature: how much wider the test is.
     proposals: draws from the residual per iteration of its loop.
-    max_trips: iterations after which it gives up.
+    max_resamples: iterations after which it gives up.
     """
 
     sigma: bool = True
     align: bool = True
     inner_temperature: float = 1.0
     proposals: int = 16
-    max_trips: int = 64
+    max_resamples: int = dataclasses.field(default=64, metadata={"report": "max_trips"})
 
     name: ClassVar[str] = "paper"
 
     def check(self) -> None:
         check_range("inner_temperature", self.inner_temperature, above=0.0)
         check_whole("proposals", self.proposals, 1, 1024)
-        check_whole("max_trips", self.max_trips, 1)
+        check_whole("max_resamples", self.max_resamples, 1)
 
     def chains_per_token(self, gamma: int) -> int:
         """Denoising chains of the target side by side in a round."""
@@ -92,7 +89,7 @@ class PaperCriterion:
         state, committed = replace_rejected(self, inputs, state, drafted, own, test)
         return state, add_up(round_info(inputs, target=backbone), drawn, tested, committed)
 
-    def exactness(self, info: Info) -> Exactness:
+    def exactness(self) -> Exactness:
         if self.inner_temperature != 1:
             return Exactness(
                 False, f"the test is widened by the inner temperature {self.inner_temperature:g}"
@@ -140,7 +137,7 @@ def aligned_chains(
         keys=jnp.broadcast_to(keys[:, None], groups.shape),
         positions=positions(inputs, groups),
         z=drafted.z[:, :, 0].reshape(-1, *drafted.z.shape[-2:]),
-        of=None,
+        context_index=None,
         scale=scales(inputs, groups),
         wanted=wanted,
     )
@@ -220,7 +217,7 @@ def _residual(
 ) -> Resampled:
     """Draws [B, G, d] with density ~ (Sigma p - q)_+ / Sigma; without Sigma from an envelope, which has no
     trouble where p and q are close."""
-    options: dict[str, Any] = {"proposals": criterion.proposals, "max_trips": criterion.max_trips}
+    options: dict[str, Any] = {"proposals": criterion.proposals, "max_trips": criterion.max_resamples}
 
     def one(key, p, q, log_sigma, needed):
         if not criterion.sigma:

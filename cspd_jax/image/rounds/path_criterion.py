@@ -10,14 +10,14 @@ scale that the draft was drawn with.
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from cspd_jax.coupling import accepts, log_acceptance_of_ratio, log_residual_acceptance
 from cspd_jax.errors import check_whole
-from cspd_jax.image.rounds.exactness import Exactness
+from cspd_jax.image.exactness import Exactness
 from cspd_jax.image.rounds.groups import by_image, completing, exists, positions, put, scales
 from cspd_jax.image.rounds.paths import (
     PathRequest,
@@ -39,9 +39,6 @@ from cspd_jax.image.rounds.state import (
 from cspd_jax.image.rounds.verification import accept, accepted_prefix, drafted_groups
 from cspd_jax.keys import Purpose, purpose_keys
 
-if TYPE_CHECKING:
-    from cspd_jax.image.info import Info
-
 Array = jax.Array
 
 
@@ -50,18 +47,18 @@ class PathCriterion:
     """Accepts or rejects a token by the densities of its whole denoising path. Exact.
 
     proposals: K, draws from the residual per round.
-    max_tries: draws after which the last one is kept and counted as truncated (at once where the image
+    max_resamples: draws after which the last one is kept and counted as truncated (at once where the image
         diverges).
     """
 
     proposals: int = 16
-    max_tries: int = 2**16
+    max_resamples: int = dataclasses.field(default=2**16, metadata={"report": "max_tries"})
 
     name: ClassVar[str] = "path"
 
     def check(self) -> None:
         check_whole("proposals", self.proposals, 1, 1024)
-        check_whole("max_tries", self.max_tries, 1)
+        check_whole("max_resamples", self.max_resamples, 1)
 
     def chains_per_token(self, gamma: int) -> int:
         """Denoising chains of the target side by side in a round, without its own drafts."""
@@ -75,7 +72,7 @@ class PathCriterion:
         state, resampled = resample_step(inputs, state, paths, assignment)
         return state, add_up(verified, round_info(inputs, target=calls, chains=chains), resampled)
 
-    def exactness(self, info: Info) -> Exactness:
+    def exactness(self) -> Exactness:
         return Exactness(
             True,
             "every token is an accepted draft or a draw from the residual of whole denoising paths, in its"
@@ -153,12 +150,12 @@ def assign_proposals(state: SpeculationState, free: Array) -> ProposalAssignment
 def proposal_request(inputs: Inputs, state: SpeculationState, assignment: ProposalAssignment) -> PathRequest:
     """Paths of the target for the tokens that are missing."""
     pending, at = state.pending, assignment.image
-    contexts, of = _shared(pending.z, at)
+    contexts, index = _shared(pending.z, at)
     return PathRequest(
         keys=_proposal_keys(inputs, assignment, pending.undrafted[at]),
         positions=_here(inputs, state)[at],
         z=contexts,
-        of=of,
+        context_index=index,
         scale=pending.scale[at],
         wanted=pending.missing[at] & assignment.valid[..., None],
     )
@@ -171,10 +168,9 @@ def resample_step(
     pending, at = state.pending, assignment.image
     criterion = inputs.speculation.criterion
     assert isinstance(criterion, PathCriterion), "resample_step is a part of PathCriterion"
-    max_tries = criterion.max_tries
-    contexts, of = _shared(pending.q_z, at)
+    contexts, context_index = _shared(pending.q_z, at)
     log_q, calls = log_density(
-        inputs, inputs.drafting_model, proposals.states, contexts, pending.q_scale[at], of
+        inputs, inputs.drafting_model, proposals.states, contexts, pending.q_scale[at], context_index
     )
     log_ratio = proposals.log_density - log_q
     keys = _fold(purpose_keys(inputs.keys, Purpose.PROPOSAL_TEST)[at], assignment.number)
@@ -188,21 +184,21 @@ def resample_step(
     found = pending.missing & (first < none)
     nan = jnp.isnan(log_ratio) & assignment.valid[..., None]  # of an image that diverges none is ever good
     diverged = jnp.zeros(pending.missing.shape, bool).at[at].max(nan)
-    given_up = pending.missing & ~found & (diverged | (tries >= max_tries)[:, None])
-    taken = jnp.where(found, first, jnp.where(given_up, tries[:, None] - 1, -1))
+    truncated = pending.missing & ~found & (diverged | (tries >= criterion.max_resamples)[:, None])
+    taken = jnp.where(found, first, jnp.where(truncated, tries[:, None] - 1, -1))
     chosen = (index == taken[at]) & assignment.valid[..., None]
     token = jnp.where(chosen[..., None], proposals.states[..., 0, :], 0)
     value = jnp.zeros((*first.shape, inputs.dim), token.dtype).at[at].add(token)
-    missing = pending.missing & ~found & ~given_up
+    missing = pending.missing & ~found & ~truncated
 
     resampling = jnp.any(pending.missing, axis=1) & ~pending.undrafted
     info = round_info(
         inputs,
         trips=jnp.sum(resampling, dtype=jnp.int32),
-        truncated=jnp.sum(given_up, dtype=jnp.int32),
+        truncated=jnp.sum(truncated, dtype=jnp.int32),
         **{"target" if inputs.draft is None else "draft": calls},
     )
-    done = (found | given_up)[:, None]
+    done = (found | truncated)[:, None]
     state = state._replace(
         tokens=put(inputs, state.tokens, state.group[:, None], value[:, None], done),
         group=state.group + ((state.group < inputs.groups) & ~jnp.any(missing, axis=1)),

@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 
-from cspd_jax.diffusion.gaussian import Coefficients
-from cspd_jax.image import sampler
+from cspd_jax.image.bound import BoundModel
 from cspd_jax.image.chain.speculation import ChainCounts, no_counts
-from cspd_jax.image.order import reveal_groups
+from cspd_jax.image.exactness import Exactness
+from cspd_jax.image.options import Options
 from cspd_jax.image.protocol import TokenModel
-from cspd_jax.image.sampler import SamplerSettings
-
-if TYPE_CHECKING:
-    from cspd_jax.image.info import Info
-    from cspd_jax.image.rounds.exactness import Exactness
 
 Array = jax.Array
 
@@ -43,7 +38,7 @@ class Criterion(Protocol):
         """A round but for the drafts: tests them, and completes the group where the accepted ones end."""
         ...
 
-    def exactness(self, info: Info) -> Exactness:
+    def exactness(self) -> Exactness:
         """Lossless or not, and why."""
         ...
 
@@ -54,7 +49,7 @@ class TokenSpeculation:
 
     criterion: how a drafted token is tested, and what replaces it.
     gamma: most groups drafted ahead.
-    adapt: None drafts gamma groups always; a number is the cost of a drafted AR step as a share of a
+    draft_cost: None drafts gamma groups always; a number is the cost of a drafted AR step as a share of a
         target's, and each image then drafts as many as pay off at its acceptance so far.
     prefill: this share of the groups, and one more, come from the target alone; 0 is none.
     joint: verify all groups in one context that shows all drafts, instead of each in its own (lossy).
@@ -62,7 +57,7 @@ class TokenSpeculation:
 
     criterion: Criterion
     gamma: int = 8
-    adapt: float | None = None
+    draft_cost: float | None = dataclasses.field(default=None, metadata={"report": "adapt"})
     prefill: float = 0.0
     joint: bool = False
 
@@ -72,17 +67,15 @@ class TokenSpeculation:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class BoundModel:
-    """The target or the draft, with its parameters and what its calls share.
+class Draft:
+    """A smaller model that drafts.
 
-    model: static.
+    network: static.
     params: pytree of arrays.
-    batch: keys, orders, embeddings.
     """
 
-    model: TokenModel = dataclasses.field(metadata={"static": True})
-    params: Any
-    batch: sampler.Batch
+    network: TokenModel = dataclasses.field(metadata={"static": True})
+    params: Any = None
 
 
 @jax.tree_util.register_dataclass
@@ -91,25 +84,23 @@ class Inputs:
     """What stays the same during a generation.
 
     speculation: the options (static).
-    settings: of the sampler (static).
     target: verifies.
     draft: drafts; None where the target drafts for itself.
     start: [S + gamma + 1] first index of each group in reveal order; the last gamma + 1 groups are empty.
     size: [S + gamma + 1] tokens in each group.
     scale: [S + gamma + 1, B] guidance scale.
-    c: coefficients of the denoising chain, [T].
-    temperature: []
     """
 
     speculation: TokenSpeculation = dataclasses.field(metadata={"static": True})
-    settings: SamplerSettings = dataclasses.field(metadata={"static": True})
     target: BoundModel
     draft: BoundModel | None
     start: Array
     size: Array
     scale: Array
-    c: Coefficients
-    temperature: Array
+
+    @property
+    def options(self) -> Options:
+        return self.target.options
 
     @property
     def drafting_model(self) -> BoundModel:
@@ -117,23 +108,23 @@ class Inputs:
 
     @property
     def keys(self) -> Array:
-        return self.target.batch.keys
+        return self.target.keys
 
     @property
     def images(self) -> int:
-        return self.keys.shape[0]
+        return self.target.images
 
     @property
     def length(self) -> int:
-        return self.target.model.seq_len
+        return self.target.network.seq_len
 
     @property
     def dim(self) -> int:
-        return self.target.model.token_dim
+        return self.target.network.token_dim
 
     @property
     def steps(self) -> int:
-        return self.c.recip.shape[0]
+        return self.target.steps
 
     @property
     def groups(self) -> int:
@@ -141,11 +132,11 @@ class Inputs:
 
     @property
     def width(self) -> int:
-        return max(g.size for g in reveal_groups(self.length, self.settings.num_iter))
+        return max(g.size for g in self.options.groups(self.length))
 
     @property
-    def dtype(self):
-        return self.c.recip.dtype
+    def dtype(self) -> Any:
+        return self.target.dtype
 
 
 class Paths(NamedTuple):
@@ -209,7 +200,7 @@ class SpeculationState(NamedTuple):
 
 
 # Rows are counted in two numbers, of so many and of one: a long generation has more than int32 holds.
-_MANY = 2**20
+_CARRY = 2**20
 
 
 class CallCounts(NamedTuple):
@@ -238,7 +229,7 @@ class RoundInfo(NamedTuple):
     draft: calls of the draft model.
     trips: [] resampling: rounds in which an image drew from residuals, summed over images ("path"), or
         iterations of the loop ("paper").
-    truncated: [] residual draws that were given up.
+    truncated: [] residual draws that were truncated.
     chains: speculation along the target's denoising chains; None without.
     """
 
@@ -257,7 +248,7 @@ def round_info(inputs: Inputs, **happened) -> RoundInfo:
     """Nothing happened but what is given."""
     table = jnp.zeros((inputs.groups, inputs.speculation.gamma), jnp.int32)
     none, chains = jnp.int32(0), None
-    if inputs.settings.chain is not None:
+    if inputs.options.chain is not None:
         chains = no_counts(inputs.steps)
     rounds = jnp.zeros(inputs.images, jnp.int32)
     nothing = RoundInfo(table, table, rounds, none, call_counts(), call_counts(), none, none, chains)
@@ -271,7 +262,7 @@ def add_up(*infos: RoundInfo) -> RoundInfo:
 
 def call_counts(backbone: Any = 0, backbone_rows: Any = 0, head: Any = 0, head_rows: Any = 0) -> CallCounts:
     def rows(n):
-        return jnp.stack([jnp.int32(n // _MANY), jnp.int32(n % _MANY)])
+        return jnp.stack([jnp.int32(n // _CARRY), jnp.int32(n % _CARRY)])
 
     return CallCounts(jnp.int32(backbone), rows(backbone_rows), jnp.int32(head), rows(head_rows))
 
@@ -282,21 +273,21 @@ def add_calls(*counts: CallCounts) -> CallCounts:
 
 def _carried(counts: CallCounts) -> CallCounts:
     def carried(rows):
-        return jnp.stack([rows[0] + rows[1] // _MANY, rows[1] % _MANY])
+        return jnp.stack([rows[0] + rows[1] // _CARRY, rows[1] % _CARRY])
 
     return counts._replace(backbone_rows=carried(counts.backbone_rows), head_rows=carried(counts.head_rows))
 
 
 def backbone_calls(inputs: Inputs, sequences: int) -> CallCounts:
     """One call on so many sequences."""
-    return call_counts(backbone=1, backbone_rows=sequences * (1 + inputs.settings.guided))
+    return call_counts(backbone=1, backbone_rows=sequences * (1 + bool(inputs.options.guided)))
 
 
 def head_calls(inputs: Inputs, calls: int, rows: int) -> CallCounts:
     """Calls on so many rows together."""
-    return call_counts(head=calls, head_rows=rows * (1 + inputs.settings.guided))
+    return call_counts(head=calls, head_rows=rows * (1 + bool(inputs.options.guided)))
 
 
 def total_rows(rows) -> int:
     """How many rows a `CallCounts` has counted."""
-    return int(rows[0]) * _MANY + int(rows[1])
+    return int(rows[0]) * _CARRY + int(rows[1])

@@ -13,6 +13,7 @@ from tqdm import tqdm
 from cspd_jax._utils.files import fingerprint, kept_array
 from cspd_jax.errors import UserError
 from cspd_jax.image import sampler
+from cspd_jax.image.options import Options
 from cspd_jax.image.pixels import unpatchify
 from cspd_jax.keys import row_keys
 from cspd_jax.networks import autoencoder
@@ -110,17 +111,12 @@ class TargetSamples:
 
     def _make(self, teacher: Teacher, index: int, seed: int) -> np.ndarray:
         config = teacher.config
-        settings = sampler.SamplerSettings(
-            config.seq_len, config.respacing, final_noise=True, prefix_buckets=2
+        options = Options(
+            num_iter=config.seq_len, respacing=config.respacing, final_noise=True, prefix_buckets=2
         )
-        labels = self._labels[index * PART : (index + 1) * PART]
-        tokens = sampler.sample(
-            MARModel(config),
-            teacher.params,
-            row_keys(run_key(seed, Purpose.SAMPLES), PART, index * PART),
-            jnp.asarray(labels),
-            settings=settings,
-        ).tokens
+        labels = jnp.asarray(self._labels[index * PART : (index + 1) * PART])
+        keys = row_keys(run_key(seed, Purpose.SAMPLES), PART, index * PART)
+        tokens = sampler.sample(MARModel(config), teacher.params, keys, labels, options).tokens
         return np.asarray(unpatchify(tokens, config.patch_size))
 
 

@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.diffusion.chain import path_log_density, sample_path
+from cspd_jax.diffusion.chain import Chains, path_log_density, sample_path
 from cspd_jax.diffusion.gaussian import Coefficients, Gaussian, coefficients, transition
 from cspd_jax.diffusion.schedule import make_schedule, sampling_schedule
 from cspd_jax.errors import UserError
@@ -211,7 +211,8 @@ def path_acceptance(
     q, p = condition(draft, draft_params), condition(target, target_params)
     noise = jax.random.normal(chain, (schedule.num_steps + 1, batch, dim))
     kwargs: dict[str, Any] = {"scale": scale, "final_noise": True}
-    drafted = sample_path(draft, draft_params, *q, noise, c, **kwargs)
+    drafted = sample_path(Chains(draft, draft_params, *q, c, **kwargs), noise)
     path = jnp.concatenate([drafted.states, noise[-1:]])
-    log_ratio = path_log_density(target, target_params, *p, path, c, **kwargs) - drafted.log_density
+    of_target = path_log_density(Chains(target, target_params, *p, c, **kwargs), path)
+    log_ratio = of_target - drafted.log_density
     return Acceptance(jnp.exp(jnp.minimum(0.0, log_ratio)), log_ratio)

@@ -16,9 +16,10 @@ import numpy as np
 from PIL import Image
 
 from cspd_jax.errors import UserError
+from cspd_jax.image.options import Options
 from cspd_jax.image.order import Raster
 from cspd_jax.image.pixels import patchify, unpatchify
-from cspd_jax.image.sampler import SamplerSettings, sample
+from cspd_jax.image.sampler import sample
 from cspd_jax.networks.config import SphereConfig
 from cspd_jax.networks.registry import kind_of
 from cspd_jax.training.config import FlowTrainConfig, ImageTrainConfig, TrainConfig
@@ -158,16 +159,15 @@ def generate(config: ImageTrainConfig, params: dict) -> np.ndarray:
     labels = jnp.repeat(jnp.arange(min(MOST_CLASSES, model.num_classes)), PER_CLASS)
     key = run_key(config.seed, Purpose.PICTURES)
     keys = jax.vmap(lambda i: jax.random.fold_in(key, i))(jnp.arange(len(labels)))
-    settings = SamplerSettings(
+    options = Options(
         num_iter=max(1, model.seq_len // 4),
         respacing=model.respacing,
         guided=config.sample_cfg != 1,
+        cfg=config.sample_cfg,
         prefix_buckets=2,
-        reveal=Raster() if isinstance(model, SphereConfig) else None,
+        order=Raster() if isinstance(model, SphereConfig) else None,
     )
-    made = sample(
-        kind_of(model).network(model), params, keys, labels, settings=settings, cfg=config.sample_cfg
-    )
+    made = sample(kind_of(model).network(model), params, keys, labels, options)
     return np.asarray(unpatchify(made.tokens, model.patch_size))
 
 

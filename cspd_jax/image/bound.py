@@ -1,0 +1,160 @@
+"""A network bound to a batch of images: its parameters, the orders, and what all of its calls share."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from cspd_jax.diffusion.chain import Chains
+from cspd_jax.diffusion.gaussian import coefficients
+from cspd_jax.diffusion.schedule import sampling_schedule
+from cspd_jax.image.chain.drafters import ChainDrafter, frozen
+from cspd_jax.image.options import Options
+from cspd_jax.image.order import random_order
+from cspd_jax.image.protocol import TokenModel
+from cspd_jax.keys import Purpose, chain_noise, purpose_keys
+
+Array = jax.Array
+
+jax.tree_util.register_dataclass(Options)  # here and not there: what makes flags of it does without jax
+
+
+class Batch(NamedTuple):
+    """Images that are to be made side by side.
+
+    network: of the target.
+    params: pytree of arrays.
+    keys: [B] one typed key per image.
+    labels: [B] class numbers; -1 is "no class".
+    options: resolved.
+    active: [B] images that are wanted (default: all); the others only fill the batch.
+    """
+
+    network: TokenModel
+    params: Any
+    keys: Array
+    labels: Array
+    options: Options
+    active: Array | None = None
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class BoundModel:
+    """A network, and what stays the same during a generation. B' is B, or 2B with guidance (conditional half
+    first).
+
+    network: static.
+    params: pytree of arrays.
+    options: resolved.
+    keys: [B]
+    order: [B', L] positions in the order in which they are generated.
+    class_embedding: [B', De]
+    time: [T, ...] features of the timesteps.
+    noise: None, or injected chain noise, [T + 1, B, L, d] by position ([T + 1, 2B, L, d] where the halves
+        draw first tokens apart).
+    active: [B] images that are wanted; the others only fill the batch, and nothing counts them.
+    """
+
+    network: TokenModel = dataclasses.field(metadata={"static": True})
+    params: Any
+    options: Options
+    keys: Array
+    order: Array
+    class_embedding: Array
+    time: Array
+    noise: Array | None
+    active: Array
+
+    @property
+    def images(self) -> int:
+        return self.keys.shape[0]
+
+    @property
+    def steps(self) -> int:
+        """T"""
+        return sampling_schedule(str(self.options.respacing)).num_steps
+
+    @property
+    def dtype(self) -> Any:
+        return float_type(self.network)
+
+    @property
+    def drafter(self) -> ChainDrafter:
+        """Of the denoising chains; without a calibrated one it keeps x_0-hat as it was."""
+        if self.options.chain_drafter is not None:
+            return self.options.chain_drafter
+        return frozen(self.steps, self.network.token_dim)
+
+    def chains(self, z: Array, scale: Array | float | None, **more: Any) -> Chains:
+        """The chains of tokens with contexts z [R, D], guided by `scale` if there is guidance."""
+        c = coefficients(sampling_schedule(str(self.options.respacing)), self.dtype)
+        given = {
+            "temperature": self.options.temperature,
+            "final_noise": bool(self.options.final_noise),
+            **more,
+        }
+        scale = scale if self.options.guided else None
+        return Chains(self.network, self.params, self.time, z, c, scale=scale, **given)
+
+    def chain_noise(self, positions: Array) -> Array:
+        """Noise [T + 1, R, d] of the chains at `positions` [B, G], R = B G."""
+        if self.noise is None:
+            noise = chain_noise(self.keys, positions, self.steps, self.network.token_dim)
+        else:
+            noise = jnp.take_along_axis(self.noise[:, : self.images], positions[None, :, :, None], axis=2)
+        return noise.reshape(self.steps + 1, positions.size, -1).astype(self.dtype)
+
+
+def bind(
+    network: TokenModel,
+    params: Any,
+    keys: Array,
+    labels: Array,
+    options: Options,
+    active: Array | None = None,
+    order: Array | None = None,
+    noise: Array | None = None,
+) -> BoundModel:
+    """Draws the orders and prepares what all calls share.
+
+    labels: [B] class numbers; -1 is "no class".
+    active: [B] images that are wanted (default: all).
+    order: [B, L] positions, in place of those that the keys give.
+    noise: see `BoundModel`.
+    """
+    if order is None:
+        draw = random_order if options.order is None else options.order.order
+        order = jax.vmap(draw, (0, None))(purpose_keys(keys, Purpose.ORDER), network.seq_len)
+    unconditional = labels < 0
+    if options.guided:
+        labels, order = jnp.tile(labels, 2), jnp.tile(order, (2, 1))
+        unconditional = jnp.concatenate([unconditional, jnp.ones_like(unconditional)])
+    return BoundModel(
+        network=network,
+        params=params,
+        options=options,
+        keys=keys,
+        order=order,
+        class_embedding=network.embed_class(params, labels, unconditional),
+        time=embed_time(network, params, str(options.respacing)),
+        noise=noise,
+        active=jnp.ones(keys.shape[0], bool) if active is None else active,
+    )
+
+
+def embed_time(network: TokenModel, params: Any, respacing: str) -> Array:
+    return network.embed_time(params, jnp.asarray(sampling_schedule(respacing).timestep_map))
+
+
+def float_type(network: TokenModel) -> Any:
+    """What tokens, noise and densities are computed in: float32, unless the network has more."""
+    return jnp.promote_types(getattr(network, "dtype", jnp.float32), jnp.float32)
+
+
+def by_position(tokens: Array, order: Array) -> Array:
+    """tokens [B, L, d] in the order of generation -> by position."""
+    return jnp.take_along_axis(tokens, jnp.argsort(order, axis=1)[:, :, None], axis=1)

@@ -1,0 +1,246 @@
+# ruff: noqa: RUF009 (`option` makes a field)
+"""The options of a generation: one list for Python, the command line, reports, and what is compiled.
+
+A field of `Options` is the only place where an option has its name, its default, its meaning and its check.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cspd_jax._utils.typed import reported
+from cspd_jax.errors import UserError, check_whole
+
+if TYPE_CHECKING:  # the command line makes its flags of this module and answers before jax is loaded
+    from jax import Array
+
+    from cspd_jax.image.chain.drafters import ChainDrafter
+    from cspd_jax.image.chain.speculation import ChainSpeculation
+    from cspd_jax.image.lossy.shortcuts import Annealing, Checkerboard
+    from cspd_jax.image.order import Group, Raster
+
+DENOISE = ("plain", "speculative", "auto")
+
+
+def _as_it_is(name: str, value: Any) -> Any:
+    return value
+
+
+def option(
+    default: Any,
+    help: str,
+    check: Callable[[str, Any], Any] = _as_it_is,
+    *,
+    static: bool = True,
+    flag: str | None = None,
+    report: str | None = None,
+    **of_flag: Any,
+) -> Any:
+    """A field.
+
+    help: what it means.
+    check: (name, value) -> the value as it is meant; UserError for one that cannot be.
+    static: other values compile anew.
+    flag: on the command line, with what `argparse` is told besides; None for options of Python only.
+    report: its name in reports, where it is another one; "" is left out of them.
+    """
+    told = {"help": help, "check": check, "static": static, "flag": flag, "of_flag": of_flag}
+    return dataclasses.field(default=default, metadata=told if report is None else {**told, "report": report})
+
+
+def _number(name: str, value: Any) -> float:
+    """A number, or an array of one, as a float."""
+    from jax.core import Tracer
+
+    if isinstance(value, Tracer):
+        raise UserError(f"{name} is traced; give it to the `sample` of a plan, which is made outside jit")
+    array = np.asarray(value)
+    if array.size != 1 or not np.issubdtype(array.dtype, np.number) or not np.isfinite(array).all():
+        raise UserError(f"{name} is {value!r:.80}; it must be a finite number")
+    return float(array.reshape(()))
+
+
+def _scale(name: str, value: Any) -> float:
+    value = _number(name, value)
+    if value < 0:
+        raise UserError(f"{name} is {value}; guidance must be 0 or more (1 switches it off)")
+    return value
+
+
+def _temperature(name: str, value: Any) -> float:
+    value = _number(name, value)
+    if value <= 0:
+        raise UserError(f"{name} is {value}; it must be above 0")
+    return value
+
+
+def _steps(name: str, value: Any) -> int | None:
+    if value is not None:
+        check_whole(name, value, -(2**63))
+    return value
+
+
+def _schedule(name: str, value: Any) -> str:
+    from cspd_jax.image.order import check_schedule
+
+    check_schedule(value)
+    return value
+
+
+def _denoise(name: str, value: Any) -> ChainSpeculation | str:
+    from cspd_jax.image.chain.speculation import ChainSpeculation
+
+    if isinstance(value, str) and value in ("plain", "auto"):
+        return value
+    if isinstance(value, str) and value == "speculative":
+        value = ChainSpeculation()
+    if not isinstance(value, ChainSpeculation):
+        raise UserError(f"denoise {value!r} is unknown; it is {', '.join(DENOISE)}, or a ChainSpeculation")
+    if isinstance(value.draft_lengths, int):
+        value = dataclasses.replace(value, draft_lengths=(value.draft_lengths,))
+    if not value.draft_lengths:
+        raise UserError("draft_lengths is empty; it must hold at least one number of steps")
+    for length in value.draft_lengths:
+        check_whole("a draft length (window)", length, 1)
+    check_whole("proposals", value.proposals, 1)
+    check_whole("max_resamples", value.max_resamples, 1)
+    return value
+
+
+def _anneal(name: str, value: Any) -> Annealing | None:
+    from cspd_jax.image.lossy.shortcuts import Annealing
+
+    if not isinstance(value, Annealing | None):
+        raise UserError(f"{name} is {value!r:.80}; it must be an Annealing, for example Annealing(50, 5)")
+    return value
+
+
+def _order(name: str, value: Any) -> Checkerboard | Raster | None:
+    from cspd_jax.image.lossy.shortcuts import Checkerboard
+    from cspd_jax.image.order import Raster
+
+    if not isinstance(value, Checkerboard | Raster | None):
+        raise UserError(f"{name} is {value!r:.80}; it must be a Checkerboard, for example Checkerboard(1)")
+    return value
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """How images are generated, whatever the method.
+
+    `plan.resolve` checks them and fills in what the model decides. They are handed on as they are, into
+    jitted functions too: a pytree of what compiles nothing new, the rest static.
+    """
+
+    denoise: ChainSpeculation | str = option(
+        "plain",
+        "plain: denoising steps one at a time; speculative: drafted and verified together, with the same"
+        " distribution",
+        _denoise,
+        flag="--denoise",
+        report="chain",
+    )
+    num_iter: int | None = option(None, "AR steps (default: one per token)", _steps, flag="--num-iter")
+    respacing: str | int | None = option(
+        None,
+        'denoising steps, for example "100" or "ddim50"; of a flow head its noisy steps, as in "50"'
+        " (default: as the model was made for)",
+        flag="--steps",
+    )
+    cfg: Array | float = option(
+        1.0, "guidance scale; 1 is no guidance (default: 1)", _scale, static=False, flag="--cfg"
+    )
+    cfg_schedule: str = option(
+        "linear",
+        "how the guidance scale develops along the AR steps (default: linear)",
+        _schedule,
+        flag="--cfg-schedule",
+        choices=("linear", "constant"),
+    )
+    temperature: Array | float = option(
+        1.0, "of the denoising noise (default: 1)", _temperature, static=False, flag="--temperature"
+    )
+    final_noise: bool | None = option(
+        None,
+        "noise in the last denoising step (default: on where the criterion needs it, otherwise off)",
+        flag="--final-noise",
+    )
+    chain_drafter: ChainDrafter | None = option(
+        None, "drafts denoising steps, in place of the calibrated drafter", static=False, report=""
+    )
+    draft_drafter: ChainDrafter | None = option(
+        None, "the same for the chains of the draft model", static=False, report=""
+    )
+    anneal: Annealing | None = option(
+        None,
+        "lossy: denoising steps fall from FIRST to LAST along the AR steps, for example 50:5; with"
+        " 50:5:cosine and 50:5:two-stage otherwise than in a line (DiSA)",
+        _anneal,
+        flag="--anneal",
+        metavar="FIRST:LAST",
+    )
+    order: Checkerboard | Raster | None = option(
+        None,
+        "lossy: the tokens of one colour of a checkerboard come first, all others in the last K AR steps"
+        " (GtR)",
+        _order,
+        flag="--gtr",
+        report="reveal",
+        metavar="K",
+    )
+    prefix_buckets: int | None = option(
+        None, "prefix lengths that the encoder is compiled for; each AR step uses the shortest that will do"
+    )
+    guided: bool | None = option(None, "whether an unconditional half runs (default: where cfg is not 1)")
+
+    @property
+    def chain(self) -> ChainSpeculation | None:
+        """Speculation along the denoising chains; None runs them step by step."""
+        return None if isinstance(self.denoise, str) else self.denoise
+
+    @property
+    def shortcuts(self) -> tuple[Annealing | Checkerboard, ...]:
+        """What makes the distribution another one than the plain sampler's."""
+        from cspd_jax.image.lossy.shortcuts import Annealing, Checkerboard
+
+        return tuple(s for s in (self.anneal, self.order) if isinstance(s, Annealing | Checkerboard))
+
+    @property
+    def separate_first(self) -> bool:
+        """Whether the halves of guidance draw their first tokens apart, as SphereAR's do: its scale is 1."""
+        from cspd_jax.image.order import RISING
+
+        return bool(self.guided) and self.cfg_schedule == RISING
+
+    def groups(self, length: int) -> tuple[Group, ...]:
+        """The groups of all AR steps that reveal something."""
+        from cspd_jax.image.order import reveal_groups
+
+        num_iter = length if self.num_iter is None else self.num_iter
+        return reveal_groups(length, num_iter) if self.order is None else self.order.groups(length, num_iter)
+
+    def respacings(self, length: int) -> list[str]:
+        """The respacing of each of those AR steps."""
+        count = len(self.groups(length))
+        if self.anneal is not None:
+            return self.anneal.respacings(str(self.respacing), count)
+        return [str(self.respacing)] * count
+
+    def checked(self) -> Options:
+        """The same as it is meant; UserError for values that no model can have."""
+        return Options(
+            **{f.name: f.metadata["check"](f.name, getattr(self, f.name)) for f in FIELDS.values()}
+        )
+
+    def report(self) -> dict[str, Any]:
+        """As JSON, under the names that reports and manifests have."""
+        return reported(dataclasses.replace(self, denoise=self.chain))  # type: ignore[arg-type]
+
+
+FIELDS = {field.name: field for field in dataclasses.fields(Options)}
+if Options.__doc__:
+    Options.__doc__ += "\n" + "\n".join(f"    {n}: {f.metadata['help']}." for n, f in FIELDS.items()) + "\n"
