@@ -282,6 +282,7 @@ def method_of(args: argparse.Namespace, model):
         return methods.Plain()
     if way == "self":
         return methods.SelfSpeculation(**given)
+    assert draft is not None
     if way == "official":
         return methods.ReleasedRunner(draft, **given)
     kind = getattr(cspd_jax, _CRITERIA[way])

@@ -20,7 +20,7 @@ from cspd_jax.errors import UserError
 PREFIX = "samples"
 _MAX_IN_PICTURE = 400
 _COMPARED = 4  # images, where a comparison was not asked for
-_SHOWN = {"gamma": 4, "proposals": 8}  # then, with speculation along the chains
+_SHOWN: dict[str, Any] = {"gamma": 4, "proposals": 8}  # then, with speculation along the chains
 _LATENTS = (
     "the model makes latents and no --vae was given: samples.npz holds latents, and there is no picture"
 )
@@ -236,8 +236,8 @@ def _beside(model, vae, found, captions) -> dict:
             verified = f"{found.method}: verified{reports.lossy(info)}"
             titles = {"draft": "the draft alone", "plain": "plain"}[left], verified
             shown = captions[: min(info.images, len(captions))]
-            sides = ((title, made[n][: len(shown)]) for title, n in zip(titles, (left, found.method)))
-            pages["images.png"] = reports.side_by_side(*sides, shown, None)
+            sides = [(title, made[n][: len(shown)]) for title, n in zip(titles, (left, found.method))]
+            pages["images.png"] = reports.side_by_side(sides[0], sides[1], shown, None)
     return pages
 
 

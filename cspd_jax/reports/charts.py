@@ -79,8 +79,8 @@ def scatter(
         chosen = [i for i, other in enumerate(kinds) if other == kind]
         x, y = [across[i] for i in chosen], [up[i] for i in chosen]
         axes.scatter(x, y, marker=marker, color=colour, label=kind, s=50, zorder=3)
-    for *at, name in zip(across, up, names):
-        axes.annotate(name, at, xytext=(5, 4), textcoords="offset points", fontsize=8)
+    for right, height, name in zip(across, up, names):
+        axes.annotate(name, (right, height), xytext=(5, 4), textcoords="offset points", fontsize=8)
     if band is not None:
         axes.axhspan(*band, color="#eeeeee", label="chance", zorder=0)
     axes.set(xscale="log", yscale="log", xlabel=below, ylabel=left)

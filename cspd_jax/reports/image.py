@@ -88,13 +88,14 @@ def _fewer_steps(info: Info, model: ImageModel) -> str | None:
     """A line where the plain sampler of `reference` takes fewer steps than the model could."""
     options = info.plan.options
     own = getattr(model.config, "respacing", options.respacing)
-    return fewer_steps(model.network.seq_len, options.num_iter, options.respacing, own)
+    num_iter = options.num_iter or model.network.seq_len
+    return fewer_steps(model.network.seq_len, num_iter, str(options.respacing), str(own))
 
 
 def reference(info: Info, model: ImageModel) -> dict[str, Any]:
     """The plain sampler that the run equals in distribution."""
     options = info.plan.options
-    steps = sampling_schedule(options.respacing).num_steps
+    steps = sampling_schedule(str(options.respacing)).num_steps
     told = options.report()
     names = ("final_noise", "respacing", "num_iter", "cfg", "cfg_schedule", "temperature")
     return {
@@ -190,7 +191,9 @@ def _chains(info: Info) -> dict[str, Any] | None:
 
 def run_lengths(info: Info) -> list[float | None]:
     """Mean number of steps committed by the head calls that began at each step; None where none began."""
-    return [float(c / s) if s else None for s, c in zip(info.chains.starts, info.chains.committed)]
+    chains = info.chains
+    assert chains is not None
+    return [float(c / s) if s else None for s, c in zip(chains.starts, chains.committed)]
 
 
 def pages(info: Info, captions: Sequence[str]) -> dict[str, Image.Image]:
@@ -219,6 +222,7 @@ def run_chart(info: Info) -> Image.Image:
 
 def acceptance_chart(info: Info) -> Image.Image:
     """Share of accepted drafts by AR step, and by distance from the context they were drafted in."""
+    assert info.verified is not None
     tested, accepted = info.verified.tested, info.verified.accepted
     steps = [str(i) for i in range(len(tested))]
     distances = [str(i + 1) for i in range(tested.shape[1])]

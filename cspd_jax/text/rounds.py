@@ -210,8 +210,8 @@ def target_pass(
     Where padding costs time, passes over several numbers of tokens are compiled, and the smallest that is
     enough is run.
     """
-    target, params = inputs.target, inputs.params
-    batch, length = tokens.shape
+    target: Any = inputs.target  # a PackingLanguageModel, if it packs
+    params, (batch, length) = inputs.params, tokens.shape
 
     def whole(cache):
         logits, cache = target.apply(params, tokens, positions, cache)

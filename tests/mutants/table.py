@@ -1033,7 +1033,7 @@ EVALUATION = (
             "return self.exact and self.sha256 == PUBLISHED_SHA256",
             "return self.exact",
         ),
-        ("features: the filling counts", "np.asarray(rows)[: len(some)]", "np.asarray(rows)"),
+        ("features: the filling counts", "np.asarray(part)[: len(some)]", "np.asarray(part)"),
     )
     + _table(
         "cspd_jax/apps/evaluation/fid.py",

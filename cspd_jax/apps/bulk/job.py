@@ -61,6 +61,7 @@ class Job:
         if self.shard_size is None:
             object.__setattr__(self, "shard_size", self.batch)
         check_whole("shard_size", self.shard_size, 1, 2**24)
+        assert self.shard_size is not None
         if self.shard_size % self.batch:
             most = -(-self.shard_size // self.batch) * self.batch
             raise UserError(

@@ -107,13 +107,13 @@ def generate(
     ) as bar:
         for index, part in enumerate(parts):
             if part is None:
-                parts[index] = _make(model, key, index, batch, options, bar)
+                parts[index] = made = _make(model, key, index, batch, options, bar)
                 path = _path(folder, index)
                 with write_errors(path):
-                    write_arrays(path, **parts[index]._asdict())
-    images, labels, finite, seconds = zip(*parts)
-    joined = (np.concatenate(each)[:count] for each in (images, labels, finite))
-    return Generated(*joined, sum(seconds))
+                    write_arrays(path, **made._asdict())
+    images, labels, finite, seconds = zip(*(part for part in parts if part is not None))
+    images, labels, finite = (np.concatenate(each)[:count] for each in (images, labels, finite))
+    return Generated(images, labels, finite, sum(seconds))
 
 
 def _make(model: ImageModel, key, index: int, batch: int, options: Options, bar) -> Generated:
@@ -134,7 +134,8 @@ def _path(folder: Path, index: int) -> Path:
 def _read(path: Path, batch: int) -> Generated | None:
     """A part on disk; None if it is absent or damaged (the zip format verifies checksums)."""
     try:
-        part = Generated(**read_arrays(path, dict.fromkeys(Generated._fields)))
+        arrays: dict[str, Any] = read_arrays(path, dict.fromkeys(Generated._fields))
+        part = Generated(**arrays)
         return part._replace(seconds=float(part.seconds)) if len(part.images) == batch else None
     except (UserError, TypeError):
         return None

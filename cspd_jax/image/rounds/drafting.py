@@ -97,7 +97,8 @@ def draft_step(inputs: Inputs, state: SpeculationState) -> tuple[SpeculationStat
 
     Its noise is the image's own at each position: the noise of a chain of the target there.
     """
-    gamma = inputs.speculation.gamma
+    gamma, draft = inputs.speculation.gamma, inputs.draft
+    assert draft is not None
     complete = (state.group < inputs.groups) & ~completing(state)
     asked = jnp.arange(gamma) < state.num_drafts[:, None]
     groups = state.group[:, None] + jnp.arange(gamma)
@@ -110,8 +111,8 @@ def draft_step(inputs: Inputs, state: SpeculationState) -> tuple[SpeculationStat
         j, state, info = carry
         here = (state.group + j)[:, None]  # [B, 1]
         tokens = with_drafts(inputs, state, count=j)
-        request = group_request(inputs, inputs.draft, tokens, here, asked[:, j])
-        drawn, calls, chains = draw_paths(inputs, inputs.draft, request)
+        request = group_request(inputs, draft, tokens, here, asked[:, j])
+        drawn, calls, chains = draw_paths(inputs, draft, request)
         drafts = jax.tree.map(lambda a, new: a.at[:, j].set(new[:, 0]), state.drafts, drawn)
         happened = round_info(
             inputs,

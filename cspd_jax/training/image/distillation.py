@@ -210,9 +210,13 @@ def path_acceptance(
 
     q, p = condition(draft, draft_params), condition(target, target_params)
     noise = jax.random.normal(chain, (schedule.num_steps + 1, batch, dim))
-    kwargs: dict[str, Any] = {"scale": scale, "final_noise": True}
-    drafted = sample_path(Chains(draft, draft_params, *q, c, **kwargs), noise)
+
+    def chains(model, params, condition) -> Chains:
+        time, z = condition
+        return Chains(model, params, time, z, c, scale=scale, final_noise=True)
+
+    drafted = sample_path(chains(draft, draft_params, q), noise)
     path = jnp.concatenate([drafted.states, noise[-1:]])
-    of_target = path_log_density(Chains(target, target_params, *p, c, **kwargs), path)
+    of_target = path_log_density(chains(target, target_params, p), path)
     log_ratio = of_target - drafted.log_density
     return Acceptance(jnp.exp(jnp.minimum(0.0, log_ratio)), log_ratio)
