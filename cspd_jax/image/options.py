@@ -150,6 +150,7 @@ class Options:
         'denoising steps, for example "100" or "ddim50"; of a flow head its noisy steps, as in "50"'
         " (default: as the model was made for)",
         flag="--steps",
+        metavar="STEPS",
     )
     cfg: Array | float = option(
         1.0, "guidance scale; 1 is no guidance (default: 1)", _scale, static=False, flag="--cfg"
