@@ -32,12 +32,12 @@ def _table(file: str, tests: tuple[str, ...], *rows: tuple) -> list[Mutant]:
     return [Mutant(row[0], file, row[1], row[2], row[3] if len(row) > 3 else tests) for row in rows]
 
 
-CHAIN = "tests/test_chain_speculation.py"
-TOKENS = "tests/test_token_speculation.py"
-PROTOCOL = "tests/test_protocol_image.py"
-PLAIN = "tests/test_plain.py"
-RELEASED = "tests/test_released.py"
-HASHES = "tests/test_token_hashes.py"
+CHAIN = "tests/image/test_chain_speculation.py"
+TOKENS = "tests/image/test_token_speculation.py"
+PROTOCOL = "tests/image/test_protocol_image.py"
+PLAIN = "tests/image/test_plain.py"
+RELEASED = "tests/image/test_released.py"
+HASHES = "tests/repository/test_token_hashes.py"
 
 CHAINS = _table(
     "cspd_jax/image/chain/speculation.py",
@@ -166,7 +166,7 @@ HEADS = _table(
 
 BLOCKS = _table(
     "cspd_jax/coupling/block.py",
-    ("tests/test_coupling_gaussian_block.py",),
+    ("tests/coupling/test_coupling_gaussian_block.py",),
     (
         "block of Gaussians: pi is not limited to 1",
         "log_pi = log_acceptance_of_ratio(log_pi + ratio)",
@@ -262,7 +262,7 @@ PLAINS = _table(
         "plain: an image that is complete is written over",
         "index = index if used is None else jnp.where(used, index, tokens.shape[1])",
         "index = jnp.minimum(index, tokens.shape[1] - 1)",
-        ("tests/test_service.py",),
+        ("tests/apps/test_service.py",),
     ),
     (
         "plain: every piece of a stream begins anew",
@@ -412,7 +412,7 @@ PAPER = _table(
         "paper: a truncated draw is not reported",
         "truncated=jnp.sum(found.truncated & rejected, dtype=jnp.int32),",
         "truncated=jnp.int32(0),",
-        ("tests/test_methods.py", TOKENS),
+        ("tests/image/test_methods.py", TOKENS),
     ),
     (
         "paper: the target's own token instead of the residual",
@@ -428,13 +428,13 @@ PAPER = _table(
         "paper: a widened test is called exact",
         "if self.inner_temperature != 1:",
         "if self.inner_temperature < 1:",
-        ("tests/test_methods.py",),
+        ("tests/image/test_methods.py",),
     ),
     (
         "paper: the factor Sigma is called exact",
         "        if self.sigma:\n            return Exactness(",
         "        if self.sigma and info is None:\n            return Exactness(",
-        ("tests/test_methods.py",),
+        ("tests/image/test_methods.py",),
     ),
 )
 
@@ -453,8 +453,8 @@ DRAFTING = _table(
     ),
     (
         "drafting: a draft sees itself",
-        "request = group_request(inputs, inputs.draft, tokens, here, asked[:, j])",
-        "request = group_request(inputs, inputs.draft, tokens, here + 1, asked[:, j])",
+        "request = group_request(inputs, draft, tokens, here, asked[:, j])",
+        "request = group_request(inputs, draft, tokens, here + 1, asked[:, j])",
     ),
     (
         "drafting: drafts of images that have some are replaced",
@@ -470,7 +470,7 @@ DRAFTING = _table(
 
 REVEAL = _table(
     "cspd_jax/image/order.py",
-    ("tests/test_order.py", "tests/test_golden_mar.py"),
+    ("tests/image/test_order.py", "tests/image/test_golden_mar.py"),
     (
         "reveal: groups start one token late",
         "groups.append(Group(known, until - known,",
@@ -480,8 +480,8 @@ REVEAL = _table(
     ("reveal: linear guidance forgets the one", "return 1 + (cfg - 1) *", "return (cfg - 1) *"),
 )
 
-BOARD = "tests/test_shortcuts.py::test_a_checkerboard_comes_one_colour_after_the_other"
-STEPS_FALL = "tests/test_shortcuts.py::test_steps_fall_from_the_first_to_the_last"
+BOARD = "tests/image/test_shortcuts.py::test_a_checkerboard_comes_one_colour_after_the_other"
+STEPS_FALL = "tests/image/test_shortcuts.py::test_steps_fall_from_the_first_to_the_last"
 SHORTCUTS = [
     *_table(
         "cspd_jax/image/lossy/shortcuts.py",
@@ -509,7 +509,7 @@ SHORTCUTS = [
         "cspd_jax/image/methods.py",
         'return Exactness(False, "; and "',
         'return Exactness(True, "; and "',
-        ("tests/test_shortcuts.py::test_exactness_names_every_shortcut",),
+        ("tests/image/test_shortcuts.py::test_exactness_names_every_shortcut",),
     ),
 ]
 
@@ -541,8 +541,8 @@ RUNNER = _table(
     ),
 )
 
-GAUSSIANS = "tests/test_coupling_gaussian.py"
-EXTREMES = "tests/test_coupling_extremes.py"
+GAUSSIANS = "tests/coupling/test_coupling_gaussian.py"
+EXTREMES = "tests/coupling/test_coupling_extremes.py"
 
 COUPLING = (
     _table(
@@ -607,7 +607,7 @@ COUPLING = (
     )
     + _table(
         "cspd_jax/coupling/acceptance.py",
-        ("tests/test_coupling_categorical.py", GAUSSIANS, EXTREMES),
+        ("tests/coupling/test_coupling_categorical.py", GAUSSIANS, EXTREMES),
         (
             "acceptance: nan is accepted",
             "return jnp.where(jnp.isnan(log_ratio), -jnp.inf, jnp.minimum(log_ratio, 0.0))",
@@ -626,7 +626,7 @@ COUPLING = (
     )
     + _table(
         "cspd_jax/coupling/resample.py",
-        (GAUSSIANS, "tests/test_coupling_path.py"),
+        (GAUSSIANS, "tests/coupling/test_coupling_path.py"),
         (
             "resample: the last accepted proposal",
             "first = jnp.where(found, jnp.argmax(accepted), proposals - 1)",
@@ -645,7 +645,7 @@ COUPLING = (
     )
     + _table(
         "cspd_jax/coupling/categorical.py",
-        ("tests/test_coupling_block.py", "tests/test_coupling_categorical.py"),
+        ("tests/coupling/test_coupling_block.py", "tests/coupling/test_coupling_categorical.py"),
         (
             "block: the first failure ends it",
             "tau = jnp.max(jnp.where(accepts(u,",
@@ -664,8 +664,8 @@ COUPLING = (
     )
 )
 
-TEXT = "tests/test_text_distribution.py"
-TEXT_PROTOCOL = "tests/test_protocol_text.py"
+TEXT = "tests/text/test_text_distribution.py"
+TEXT_PROTOCOL = "tests/text/test_protocol_text.py"
 
 TEXTS = _table(
     "cspd_jax/text/rules.py",
@@ -691,11 +691,11 @@ TEXTS = _table(
         "text: match reads noise one place ahead",
         "positions = length[:, None] + jnp.arange(log_p.shape[1])",
         "positions = length[:, None] + 1 + jnp.arange(log_p.shape[1])",
-        (TEXT, "tests/test_text_generate.py"),
+        (TEXT, "tests/text/test_text_generate.py"),
     ),
 ) + _table(
     "cspd_jax/text/rounds.py",
-    (TEXT_PROTOCOL, "tests/test_text_generate.py"),
+    (TEXT_PROTOCOL, "tests/text/test_text_generate.py"),
     (
         "text: positions of the pass are one late",
         "jnp.where(used, state.length[:, None] - 1 + index, max_len)",
@@ -715,7 +715,7 @@ TEXTS = _table(
         "text: truncation is not reported",
         "truncated=number(verdict.truncated & (size > verdict.tau)),",
         "truncated=number(verdict.truncated & False),",
-        (TEXT, "tests/test_text_generate.py", TEXT_PROTOCOL),
+        (TEXT, "tests/text/test_text_generate.py", TEXT_PROTOCOL),
     ),
     ("text: finished rows go on", "done=stopped | (length >= inputs.limit),", "done=length >= inputs.limit,"),
     (
@@ -726,7 +726,11 @@ TEXTS = _table(
     ),
 )
 
-MASKED = ("tests/test_masked_generate.py", "tests/test_masked_reference.py", "tests/test_masked.py")
+MASKED = (
+    "tests/masked/test_masked_generate.py",
+    "tests/masked/test_masked_reference.py",
+    "tests/masked/test_masked.py",
+)
 
 MASKEDS = (
     _table(
@@ -797,7 +801,7 @@ MASKEDS = (
 
 CONVERTERS = _table(
     "converters/_tables.py",
-    ("tests/test_converters.py", "tests/test_golden_mar.py"),
+    ("tests/converters/test_converters.py", "tests/image/test_golden_mar.py"),
     (
         "converters: matrices are not transposed",
         "return array.T if array.ndim == 2 else",
@@ -815,7 +819,7 @@ CONVERTERS = _table(
     ),
 ) + _table(
     "converters/mar.py",
-    ("tests/test_converters.py",),
+    ("tests/converters/test_converters.py",),
     (
         "converters: a patch size is guessed where none fits",
         "if side < 1 or token_dim != 16 * side * side:",
@@ -823,8 +827,8 @@ CONVERTERS = _table(
     ),
 )
 
-RUN_FOLDER = "tests/test_run_folder.py"
-FAILURES = "tests/test_cli_failures.py"
+RUN_FOLDER = "tests/training/test_run_folder.py"
+FAILURES = "tests/cli/test_cli_failures.py"
 RUNS = (
     _table(
         "cspd_jax/training/checkpointing.py",
@@ -866,7 +870,7 @@ RUNS = (
     )
     + _table(
         "cspd_jax/_utils/files.py",
-        (FAILURES, "tests/test_files.py"),
+        (FAILURES, "tests/cli/test_files.py"),
         ("files: what a live process writes is swept", "if found and not alive(", "if found and alive("),
         ("files: nothing is swept", "if found and not alive(int(found[1])):", "if not entry.name:"),
     )
@@ -884,7 +888,7 @@ RUNS = (
 
 SERVICE = _table(
     "cspd_jax/image/rounds/pool.py",
-    ("tests/test_service.py",),
+    ("tests/apps/test_service.py",),
     (
         "service: a new image keeps the scale of the row's last one",
         "scale=jnp.where(rows, fresh.scale, inputs.scale))",
@@ -907,7 +911,7 @@ SERVICE = _table(
     ),
 ) + _table(
     "cspd_jax/apps/service/engine.py",
-    ("tests/test_service.py",),
+    ("tests/apps/test_service.py",),
     (
         "service: the queue is not bounded",
         "            if len(self._waiting) >= self.queue:\n                self.metrics",
@@ -928,7 +932,7 @@ SERVICE = _table(
 SAMPLES = (
     _table(
         "cspd_jax/apps/bulk/folder.py",
-        ("tests/test_samples.py",),
+        ("tests/apps/test_samples.py",),
         (
             "samples: a shard of any size counts",
             "return shard_path(folder, index).stat().st_size == read_record(folder, manifest, index).bytes",
@@ -942,7 +946,7 @@ SAMPLES = (
     )
     + _table(
         "cspd_jax/apps/bulk/claims.py",
-        ("tests/test_samples.py",),
+        ("tests/apps/test_samples.py",),
         (
             "samples: two claim the same shard",
             "                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)",
@@ -951,7 +955,7 @@ SAMPLES = (
     )
     + _table(
         "cspd_jax/apps/bulk/job.py",
-        ("tests/test_samples.py",),
+        ("tests/apps/test_samples.py",),
         (
             "samples: a part begins with the first label",
             "[numbers % len(self.turn)]",
@@ -960,12 +964,12 @@ SAMPLES = (
     )
     + _table(
         "cspd_jax/image/exactness.py",
-        ("tests/test_samples.py",),
+        ("tests/apps/test_samples.py",),
         ("samples: truncated draws are lossless", "if not (self.lossless and truncated):", "if True:"),
     )
     + _table(
         "cspd_jax/apps/bulk/workers.py",
-        ("tests/test_samples.py",),
+        ("tests/apps/test_samples.py",),
         ("samples: any job continues any other", "        manifest.check_same(stored, folder)\n", ""),
         (
             "samples: gains of this machine",
@@ -975,9 +979,9 @@ SAMPLES = (
     )
 )
 
-FRECHET = "tests/test_frechet.py"
-JUDGED = "tests/test_evaluation_samples.py"
-INCEPTION = "tests/test_inception.py"
+FRECHET = "tests/apps/test_frechet.py"
+JUDGED = "tests/apps/test_evaluation_samples.py"
+INCEPTION = "tests/networks/test_inception.py"
 
 EVALUATION = (
     _table(

@@ -28,7 +28,7 @@ from cspd_jax.networks.config import SPHERE_PRESETS, SphereConfig
 from cspd_jax.training.image.flow import FlowDraws, flow_objective
 from cspd_jax.weights import models
 
-GOLDEN = Path(__file__).parent / "golden_causal"
+GOLDEN = Path(__file__).parents[1] / "golden_causal"
 HEADS = {"sphere_tiny": 4, "sphere_tiny2": 2}  # the weights do not say it
 TOLERANCE = 4e-5
 

@@ -12,7 +12,7 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-NOTEBOOKS = Path(__file__).parent.parent / "notebooks"
+NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 FEW_STEPS = {"num_iter": 4, "respacing": "ddim5"}
 TINY = [
     "data.classes=01", "model.num_classes=2", "model.encoder_width=16", "model.encoder_depth=1",

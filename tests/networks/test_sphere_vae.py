@@ -32,7 +32,7 @@ from cspd_jax.training.image.data import kl16_encoder
 from cspd_jax.weights import models
 from cspd_jax.weights.models import VAE, ImageModel
 
-GOLDEN = Path(__file__).parent / "golden_causal"
+GOLDEN = Path(__file__).parents[1] / "golden_causal"
 FILE = GOLDEN / "sphere_tiny2_vae.pth"
 TOLERANCE = 4e-5
 SMALL = SphereVAEConfig(channels=(4, 64), encoder_depth=1, decoder_depth=1, latent_dim=3, registers=2)

@@ -12,7 +12,7 @@ from pathlib import Path
 import oldest_versions
 import pytest
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 def test_converters_are_the_folder_at_the_top():

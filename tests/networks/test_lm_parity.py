@@ -14,7 +14,7 @@ import pytest
 from cspd_jax.converters.source import convert, make_config, open_source
 from cspd_jax.networks.lm import LM
 
-GOLDEN = Path(__file__).parent / "golden"
+GOLDEN = Path(__file__).parents[1] / "golden"
 CASES = [("gpt_neox", "parallel"), ("gpt_neox", "sequential"), ("llama", "plain"), ("llama", "llama3"),
          ("llama", "linear"), ("qwen2", "tied"), ("qwen2", "untied")]  # fmt: skip
 MASKED = ["dream", "llada"]

@@ -31,7 +31,7 @@ from cspd_jax.training.placement import Placement
 from cspd_jax.training.run import MetricsLog, RunOptions
 from cspd_jax.training.step import average, decayed, learning_rate
 
-HERE = pathlib.Path(__file__).parent
+HERE = pathlib.Path(__file__).parents[1]
 SOURCE = Digits(TINY.data)
 
 

@@ -21,7 +21,7 @@ from cspd_jax import __version__, weights
 from cspd_jax._utils import files
 from cspd_jax.cli import convert, main
 
-GOLDEN = Path(__file__).parent / "golden"
+GOLDEN = Path(__file__).parents[1] / "golden"
 TINY = str(GOLDEN / "mar_tiny.pth")
 
 

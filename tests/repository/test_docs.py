@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-PAGE = Path(__file__).parent.parent / "docs" / "library.md"
+PAGE = Path(__file__).parents[2] / "docs" / "library.md"
 
 
 @pytest.mark.slow

@@ -39,7 +39,7 @@ CONFIG = MARConfig(
 @pytest.mark.parametrize("change", [{}, {"token_dim": 64, "patch_size": 2, "encoder_width": 16}])
 def test_whole_generation(change, num_iter, cfg, temperature):
     torch = pytest.importorskip("torch")
-    sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
+    sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
     import reference_torch
 
     config = dataclasses.replace(CONFIG, **change)

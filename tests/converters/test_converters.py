@@ -22,7 +22,7 @@ from cspd_jax.networks import autoencoder
 from cspd_jax.networks import mar as network
 from cspd_jax.networks.config import MAR_PRESETS, KLConfig, MARConfig
 
-GOLDEN = Path(__file__).parent / "golden"
+GOLDEN = Path(__file__).parents[1] / "golden"
 HEADS = Options(heads=(4, 4))
 
 

@@ -17,7 +17,7 @@ import text_models
 from cspd_jax._utils import accelerators, loops
 from cspd_jax.networks import layers, lm
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 BENCHMARKS = ROOT / "benchmarks"
 
 

@@ -19,7 +19,7 @@ from cspd_jax import parallel
 from cspd_jax.errors import UserError
 from cspd_jax.parallel.rules import partition
 
-HERE = pathlib.Path(__file__).parent
+HERE = pathlib.Path(__file__).parents[1]
 COLLECTIVE = r" (all-reduce|all-gather|all-to-all|reduce-scatter|collective-permute)(?:-start)?\("
 QUICK = {"data=2,model=2": ("chains", "sampled text")}
 

@@ -23,7 +23,7 @@ from cspd_jax.weights import models
 from cspd_jax.weights.tokenizers import load_tokenizer, read_tokenizer
 
 pytestmark = pytest.mark.real
-GOLDEN = Path(__file__).parent / "golden"
+GOLDEN = Path(__file__).parents[1] / "golden"
 TOLERANCE = 5e-4  # of logits up to 38; 7e-5 was measured
 NEAR_TIE = 2e-3  # logits closer than this may be exchanged by rounding
 SHORT = 64

@@ -15,7 +15,7 @@ from cspd_jax.errors import UserError
 from cspd_jax.networks import autoencoder
 from cspd_jax.networks.config import KLConfig
 
-GOLDEN = Path(__file__).parent / "golden"
+GOLDEN = Path(__file__).parents[1] / "golden"
 TOLERANCE = 1e-4
 
 encode = jax.jit(autoencoder.encode, static_argnums=(0, 3))

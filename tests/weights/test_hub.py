@@ -22,7 +22,7 @@ from cspd_jax.errors import UserError
 from cspd_jax.weights import hub
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
-GOLDEN = Path(__file__).parent / "golden"
+GOLDEN = Path(__file__).parents[1] / "golden"
 
 pytest.importorskip("huggingface_hub")
 
