@@ -1,6 +1,8 @@
 """A folder is a layer: it imports the folders below it, at the top of a file, in a function or for types.
 Algorithms import neither networks nor weights."""
 
+import ast
+
 import import_graph
 import pytest
 
@@ -45,6 +47,24 @@ def test_imports_have_no_cycle():
     below = tuple(f"cspd_jax.{name}" for name in ("image", "coupling", "diffusion", "keys"))
     edges = {name: found for name, found in import_graph.graph(types=True).items() if name.startswith(below)}
     assert import_graph.cycle({name: found & edges.keys() for name, found in edges.items()}) == []
+
+
+def functions(path):
+    """(name, parameters, lines) of every function of a file, self and cls aside."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            arguments = (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
+            count = sum(a.arg not in ("self", "cls") for a in arguments)
+            yield node.name, count, (node.end_lineno or node.lineno) - node.lineno + 1
+
+
+def test_functions_are_small():
+    """Outside networks, where a signature follows a published one."""
+    files = {
+        name: path for name, path in import_graph.modules().items() if layer_of(name + ".") != "networks"
+    }
+    measured = [(module, *row) for module, path in files.items() for row in functions(path)]
+    assert [row for row in measured if row[2] > 8 or row[3] > 60] == [] and len(measured) > 1000
 
 
 def test_every_folder_is_a_layer():
