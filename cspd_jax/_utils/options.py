@@ -12,23 +12,27 @@ from cspd_jax.errors import UserError
 def option(
     default: Any,
     help: str,
-    check: Callable[[str, Any, int], None] | None = None,
+    check: Callable[..., Any] | None = None,
     /,
     *,
     static: bool = False,
     flags: tuple[str, ...] = (),
+    report: str | None = None,
     **of_flag: Any,
 ) -> Any:
     """A field.
 
     help: what it means.
-    check: takes the name, the value and the number of rows; raises a UserError for a value that cannot be.
+    check: takes the name, the value and what the family checks it against; raises a UserError for a value
+        that cannot be.
     static: whether it is static where the options are a pytree.
     flags: its names on the command line, with what `argparse` is told besides (int is a positive number);
         none for options of Python only.
+    report: its name in reports, where that is another one; "" leaves it out.
     """
     metadata = {"help": help, "check": check, "static": static, "flags": flags, "of_flag": of_flag}
-    return dataclasses.field(default=default, metadata=metadata)
+    named = {} if report is None else {"report": report}
+    return dataclasses.field(default=default, metadata={**metadata, **named})
 
 
 def check_options(options: Any, cls: Any, batch: int) -> None:

@@ -184,7 +184,7 @@ def add_fields(group, *names: str, more: str = "", **changed) -> None:
         of_flag = {"default": default, "type": readers.get(name), **told["of_flag"], **changed}
         if name == "final_noise":
             of_flag |= {"action": _Switch, "choices": ("on", "off")}
-        group.add_argument(told["flag"], dest=name, help=told["help"] + more, **of_flag)
+        group.add_argument(*told["flags"], dest=name, help=told["help"] + more, **of_flag)
 
 
 class _Switch(argparse.Action):

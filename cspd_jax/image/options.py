@@ -1,4 +1,3 @@
-# ruff: noqa: RUF009 (`option` makes a field)
 """The options of a generation: one list for Python, the command line, reports, and what is compiled.
 
 A field of `Options` is the only place where an option has its name, its default, its meaning and its check.
@@ -7,11 +6,11 @@ A field of `Options` is the only place where an option has its name, its default
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from cspd_jax._utils.options import documented, option
 from cspd_jax._utils.typed import reported
 from cspd_jax.errors import UserError, check_whole
 
@@ -24,32 +23,6 @@ if TYPE_CHECKING:  # the command line makes its flags of this module and answers
     from cspd_jax.image.order import Group, Raster
 
 DENOISE = ("plain", "speculative", "auto")
-
-
-def _as_it_is(name: str, value: Any) -> Any:
-    return value
-
-
-def option(
-    default: Any,
-    help: str,
-    check: Callable[[str, Any], Any] = _as_it_is,
-    *,
-    static: bool = True,
-    flag: str | None = None,
-    report: str | None = None,
-    **of_flag: Any,
-) -> Any:
-    """A field.
-
-    help: what it means.
-    check: (name, value) -> the value as it is meant; UserError for one that cannot be.
-    static: other values compile anew.
-    flag: on the command line, with what `argparse` is told besides; None for options of Python only.
-    report: its name in reports, where it is another one; "" is left out of them.
-    """
-    told = {"help": help, "check": check, "static": static, "flag": flag, "of_flag": of_flag}
-    return dataclasses.field(default=default, metadata=told if report is None else {**told, "report": report})
 
 
 def _number(name: str, value: Any) -> float:
@@ -128,6 +101,7 @@ def _order(name: str, value: Any) -> Checkerboard | Raster | None:
     return value
 
 
+@documented
 @dataclasses.dataclass(frozen=True)
 class Options:
     """How images are generated, whatever the method.
@@ -141,62 +115,72 @@ class Options:
         "plain: denoising steps one at a time; speculative: drafted and verified together, with the same"
         " distribution",
         _denoise,
-        flag="--denoise",
+        flags=("--denoise",),
         report="chain",
+        static=True,
     )
-    num_iter: int | None = option(None, "AR steps (default: one per token)", _steps, flag="--num-iter")
+    num_iter: int | None = option(
+        None, "AR steps (default: one per token)", _steps, flags=("--num-iter",), static=True
+    )
     respacing: str | int | None = option(
         None,
         'denoising steps, for example "100" or "ddim50"; of a flow head its noisy steps, as in "50"'
         " (default: as the model was made for)",
-        flag="--steps",
+        flags=("--steps",),
         metavar="STEPS",
+        static=True,
     )
     cfg: Array | float = option(
-        1.0, "guidance scale; 1 is no guidance (default: 1)", _scale, static=False, flag="--cfg"
+        1.0, "guidance scale; 1 is no guidance (default: 1)", _scale, flags=("--cfg",)
     )
     cfg_schedule: str = option(
         "linear",
         "how the guidance scale develops along the AR steps (default: linear)",
         _schedule,
-        flag="--cfg-schedule",
+        flags=("--cfg-schedule",),
         choices=("linear", "constant"),
+        static=True,
     )
     temperature: Array | float = option(
-        1.0, "of the denoising noise (default: 1)", _temperature, static=False, flag="--temperature"
+        1.0, "of the denoising noise (default: 1)", _temperature, flags=("--temperature",)
     )
     final_noise: bool | None = option(
         None,
         "noise in the last denoising step (default: on where the criterion needs it, otherwise off)",
-        flag="--final-noise",
+        flags=("--final-noise",),
+        static=True,
     )
     chain_drafter: ChainDrafter | None = option(
-        None, "drafts denoising steps, in place of the calibrated drafter", static=False, report=""
+        None, "drafts denoising steps, in place of the calibrated drafter", report=""
     )
-    draft_drafter: ChainDrafter | None = option(
-        None, "the same for the chains of the draft model", static=False, report=""
-    )
+    draft_drafter: ChainDrafter | None = option(None, "the same for the chains of the draft model", report="")
     anneal: Annealing | None = option(
         None,
         "lossy: denoising steps fall from FIRST to LAST along the AR steps, for example 50:5; with"
         " 50:5:cosine and 50:5:two-stage otherwise than in a line (DiSA)",
         _anneal,
-        flag="--anneal",
+        flags=("--anneal",),
         metavar="FIRST:LAST",
+        static=True,
     )
     order: Checkerboard | Raster | None = option(
         None,
         "lossy: the tokens of one colour of a checkerboard come first, all others in the last K AR steps"
         " (GtR)",
         _order,
-        flag="--gtr",
+        flags=("--gtr",),
         report="reveal",
         metavar="K",
+        static=True,
     )
     prefix_buckets: int | None = option(
-        None, "prefix lengths that the encoder is compiled for; each AR step uses the shortest that will do"
+        None,
+        "prefix lengths that the encoder is compiled for; each AR step uses the shortest that will do",
+        static=True,
     )
-    guided: bool | None = option(None, "whether an unconditional half runs (default: where cfg is not 1)")
+    guided: bool | None = option(
+        None, "whether an unconditional half runs (default: where cfg is not 1)", static=True
+    )
 
     @property
     def chain(self) -> ChainSpeculation | None:
@@ -233,15 +217,17 @@ class Options:
 
     def checked(self) -> Options:
         """The same as it is meant; UserError for values that no model can have."""
-        return Options(
-            **{f.name: f.metadata["check"](f.name, getattr(self, f.name)) for f in FIELDS.values()}
-        )
+        return Options(**{name: _meant(name, getattr(self, name)) for name in FIELDS})
 
     def report(self) -> dict[str, Any]:
         """As JSON, under the names that reports and manifests have."""
         return reported(dataclasses.replace(self, denoise=self.chain))  # type: ignore[arg-type]
 
 
+def _meant(name: str, value: Any) -> Any:
+    """The value as it is meant; UserError for one that cannot be."""
+    check = FIELDS[name].metadata["check"]
+    return value if check is None else check(name, value)
+
+
 FIELDS = {field.name: field for field in dataclasses.fields(Options)}
-if Options.__doc__:
-    Options.__doc__ += "\n" + "\n".join(f"    {n}: {f.metadata['help']}." for n, f in FIELDS.items()) + "\n"

@@ -318,7 +318,7 @@ def test_latents_without_an_autoencoder(tmp_path, quick):
 
 def test_fid_is_called_so_for_the_published_weights_only(pair, tmp_path, monkeypatch, quick):
     found = {"frechet": {"value": 12.5}, "inception_score": {"value": 7.5}}
-    monkeypatch.setattr(figures_of_merit.samples, "evaluate", lambda *_, **__: (found, None))
+    monkeypatch.setattr(figures_of_merit.evaluation_fid, "evaluate", lambda *_, **__: (found, None))
     for digest, names in ((PUBLISHED_SHA256, ["FID", "IS"]), ("other", None)):
         network = FeatureNetwork(tmp_path, None, None, digest)
         setup = Setup(*pair, **SMALL, inception=network)
