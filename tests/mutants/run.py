@@ -63,7 +63,7 @@ def tried(mutant: Mutant) -> dict:
             )
         except subprocess.TimeoutExpired:
             return {"killed": True, "by": "time limit", "seconds": _LIMIT}
-    failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED tests/", "ERROR tests/"))]
     if done.returncode not in (0, 1):
         sys.exit(
             f"{mutant.name}: pytest ended with {done.returncode}\n{done.stdout[-2000:]}{done.stderr[-2000:]}"

@@ -6,6 +6,11 @@ import runpy
 from collections import Counter
 from pathlib import Path
 
+import budget
+import choose_default
+import pytest
+
+BY_DEFAULT = "not slow and not parity and not real"
 ROOT = Path(__file__).parents[2]
 MUTANTS = runpy.run_path(str(ROOT / "tests" / "mutants" / "table.py"))["MUTANTS"]
 
@@ -21,3 +26,15 @@ def test_its_tests_are_there():
     named = {test.partition("::")[0] for mutant in MUTANTS for test in mutant.tests}
     assert not [name for name in named if not (ROOT / name).is_file()]
     assert max(Counter(mutant.name for mutant in MUTANTS).values()) == 1
+
+
+def test_recorded_killers_are_run_by_default(request):
+    """A mistake is seen by default only if a test that sees it is still collected. This looks at the files that
+    the run collects as a whole."""
+    option, named = request.config.option, any("::" in name for name in request.config.args)
+    if option.keyword or option.markexpr != BY_DEFAULT or named:
+        pytest.skip("only some tests of a file are run")
+    ids = {budget.test_id(item.nodeid) for item in request.session.items}
+    files = {test.split("::")[0] for test in ids}
+    gone = {test for test in choose_default.killers() if test.split("::")[0] in files and test not in ids}
+    assert not gone
