@@ -29,8 +29,8 @@ def test_its_tests_are_there():
 
 
 def test_recorded_killers_are_run_by_default(request):
-    """A mistake is seen by default only if a test that sees it is still collected. This looks at the files that
-    the run collects as a whole."""
+    """A mistake is seen by default only while a test that sees it is collected. Files that the run collects
+    only in part are not looked at."""
     option, named = request.config.option, any("::" in name for name in request.config.args)
     if option.keyword or option.markexpr != BY_DEFAULT or named:
         pytest.skip("only some tests of a file are run")
