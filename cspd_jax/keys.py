@@ -50,7 +50,7 @@ def row_keys(key: Array, count: int, first: int = 0) -> Array:
     return jax.vmap(lambda i: jax.random.fold_in(key, i))(first + jnp.arange(count))
 
 
-def apart(key: Array) -> Array:
+def independent_key(key: Array) -> Array:
     """A key, or keys [B], whose numbers are independent of those of a run with `key`: for measurements that
     decide how it is run."""
     key = as_typed(key)

@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None, verbs: Sequence[ModuleType] = VERBS)
                 _run_with_others(args)
             sys.stdout.flush()
     except Exception as error:
-        sentence = _failures.sentence(error, next(iter(sys.argv[1:] if argv is None else argv), ""))
+        sentence = _failures.user_message(error, next(iter(sys.argv[1:] if argv is None else argv), ""))
         if sentence is None:
             complaints.tell()
             _end_the_others(f"a mistake of the program ({type(error).__name__}: {error})", 1)

@@ -35,7 +35,7 @@ class Terminated(KeyboardInterrupt):
     """SIGTERM, which ends a command as Ctrl-C does."""
 
 
-def sentence(error: BaseException, command: str = "") -> str | None:
+def user_message(error: BaseException, command: str = "") -> str | None:
     """The sentence for the user of a command; None for a mistake of the program."""
     less = f"; {_LESS[command]}" if command in _LESS else ""
     if isinstance(error, UserError):

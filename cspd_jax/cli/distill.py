@@ -54,9 +54,9 @@ def run(args: argparse.Namespace) -> None:
     _check_cut(args)
     config = configure(args)
     from cspd_jax.training.distill import distill
-    from cspd_jax.training.provenance import Begun
+    from cspd_jax.training.provenance import Provenance
 
-    asked = Begun(
+    asked = Provenance(
         "distill",
         absolute_name(args.init),
         absolute_name(args.target),

@@ -83,10 +83,10 @@ def add_run_flags(parser: argparse.ArgumentParser, default: str) -> None:
 def run(args: argparse.Namespace) -> None:
     config = configure(args)  # a wrong name or value is reported before jax is loaded
     from cspd_jax.training.config import TextTrainConfig
-    from cspd_jax.training.provenance import Begun
+    from cspd_jax.training.provenance import Provenance
 
     start = time.monotonic()
-    begun = beginning(args, Begun("train", init=absolute_name(args.init), vae=absolute_name(args.vae)))
+    begun = beginning(args, Provenance("train", init=absolute_name(args.init), vae=absolute_name(args.vae)))
     options = run_options(args, config)
     if isinstance(config, TextTrainConfig):
         from cspd_jax.training.text import recipes as text_recipes

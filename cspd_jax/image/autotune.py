@@ -13,7 +13,7 @@ from cspd_jax.image.methods import Plain, SelfSpeculation
 from cspd_jax.image.options import Options
 from cspd_jax.image.plan import Labels, Plan, check, resolve, settle
 from cspd_jax.image.protocol import CausalTokenModel
-from cspd_jax.keys import apart
+from cspd_jax.keys import independent_key
 from cspd_jax.weights.models import ImageModel
 
 Array = jax.Array
@@ -50,7 +50,9 @@ def faster_of(key: Array, plain: Plan, ahead: Plan) -> Plan:
     """
     if not self_speculation_can_win(plain, ahead):
         return plain
-    key = apart(key)  # a way chosen by the numbers that it is then run with would favour some images
+    key = independent_key(
+        key
+    )  # a way chosen by the numbers that it is then run with would favour some images
     candidate = settle(ahead, plain.batch)
     rival = 1.0 if plain.options.chain is None else beside_plain(key, one_batch(plain)).faster
     try:

@@ -15,7 +15,7 @@ import numpy as np
 from cspd_jax.errors import UserError
 from cspd_jax.networks.nextstep import PADDING, PROMPTS
 from cspd_jax.networks.nextstep_config import NextStepConfig
-from cspd_jax.parallel import put_whole
+from cspd_jax.parallel import replicate
 from cspd_jax.weights.models import ImageModel, check_image_model
 from cspd_jax.weights.tokenizers import Tokenizer
 
@@ -66,7 +66,7 @@ def bind(
         )
     params = None
     if model.params is not None:
-        ids = jnp.asarray(table) if model.mesh is None else put_whole(model.mesh, table)
+        ids = jnp.asarray(table) if model.mesh is None else replicate(model.mesh, table)
         params = {**model.params, PROMPTS: ids}
     network = dataclasses.replace(model.network, config=config)
     return dataclasses.replace(model, network=network, params=params, class_names=tuple(texts))

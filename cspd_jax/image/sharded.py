@@ -17,16 +17,16 @@ from cspd_jax.image.methods import Method
 from cspd_jax.image.options import Options
 from cspd_jax.image.protocol import TokenModel
 from cspd_jax.image.rounds import CallCounts, RoundInfo
-from cspd_jax.parallel import Join, common_mesh, even, map_rows, put_whole
+from cspd_jax.parallel import Join, common_mesh, even, map_rows, replicate
 from cspd_jax.weights.models import ImageModel
 
 Array = jax.Array
 
 _JOINS = {
     BatchOutput: {"tokens": Join.ROWS, "tested": Join.ROWS, "accepted": Join.ROWS},
-    RoundInfo: {"rounds": Join.ROWS, "loop_rounds": Join.MOST},
-    CallCounts: {"backbone": Join.MOST, "head": Join.MOST},
-    ChainCounts: {"calls": Join.MOST, "trips": Join.MOST},
+    RoundInfo: {"rounds": Join.ROWS, "loop_rounds": Join.MAX},
+    CallCounts: {"backbone": Join.MAX, "head": Join.MAX},
+    ChainCounts: {"calls": Join.MAX, "trips": Join.MAX},
 }
 
 
@@ -71,7 +71,7 @@ def run(method: Method, mesh: Mesh, batch: Batch) -> BatchOutput:
     options = dataclasses.replace(batch.options, cfg=shared_cfg, temperature=temperature)
     draft = method.draft_model
     shared = Shared(batch.params, None if draft is None else draft.params, options)
-    rows, shared = put_whole(mesh, (rows, shared))
+    rows, shared = replicate(mesh, (rows, shared))
     return _run(rows, shared, network=batch.network, method=method, mesh=mesh)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import jax
 
 from cspd_jax._utils.timing import Choice, choose
-from cspd_jax.keys import apart
+from cspd_jax.keys import independent_key
 from cspd_jax.masked.comparison import Request
 from cspd_jax.masked.methods import SelfSpeculation, Stepwise
 from cspd_jax.masked.options import Options
@@ -37,5 +37,5 @@ def fastest(
     variants |= {f"gamma {g}": request._replace(method=SelfSpeculation(g)) for g in gammas}
     places = min(options.max_new_tokens, max(options.block, pilot // options.block * options.block))
     short = dataclasses.replace(options, max_new_tokens=places, block=min(options.block, places))
-    independent = None if key is None else apart(key)
+    independent = None if key is None else independent_key(key)
     return choose(variants, lambda one: one._replace(key=independent, options=short).run)

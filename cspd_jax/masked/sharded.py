@@ -12,19 +12,19 @@ from jax.sharding import Mesh
 
 from cspd_jax.masked.info import CallCounts, Info, MaskedOutput
 from cspd_jax.masked.loop import Inputs
-from cspd_jax.parallel import Join, even, map_rows, put_whole, split_rows
+from cspd_jax.parallel import Join, even, map_rows, replicate, split_rows
 
 Array = jax.Array
 _JOINS = {
     MaskedOutput: {"tokens": Join.ROWS},
     Info: {"steps": Join.ROWS, "rounds": Join.ROWS, "drafts": Join.ROWS},
-    CallCounts: {"whole_passes": Join.MOST, "block_passes": Join.MOST},
+    CallCounts: {"whole_passes": Join.MAX, "block_passes": Join.MAX},
 }
 
 
 def run(function: Callable[[Inputs], MaskedOutput], inputs: Inputs, mesh: Mesh) -> MaskedOutput:
     """Has each group run function(inputs). Counts of passes in sequence are those of the slowest."""
-    return _run(function, put_whole(mesh, inputs), mesh)
+    return _run(function, replicate(mesh, inputs), mesh)
 
 
 @functools.partial(jax.jit, static_argnames=("function", "mesh"))

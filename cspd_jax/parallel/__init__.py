@@ -5,7 +5,7 @@ JAX's own runtime does the work. A model is placed on a mesh by `place`; rows ar
 """
 
 from cspd_jax.parallel.mesh import DATA, MODEL, common_mesh, default_mesh, make_mesh, parse_mesh
-from cspd_jax.parallel.placement import place, put, put_whole, sharding, shardings
+from cspd_jax.parallel.placement import place, put, replicate, sharding, shardings
 from cspd_jax.parallel.rows import Join, Joins, even, map_rows, split_rows
 
 __all__ = [
@@ -21,7 +21,7 @@ __all__ = [
     "parse_mesh",
     "place",
     "put",
-    "put_whole",
+    "replicate",
     "sharding",
     "shardings",
     "split_rows",

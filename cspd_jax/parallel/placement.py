@@ -31,7 +31,7 @@ def place(mesh: Mesh, params: Any, config: Any = None) -> Any:
     return jax.tree.map(put, params, shardings(mesh, params, config))
 
 
-def put_whole(mesh: Mesh, tree: Any) -> Any:
+def replicate(mesh: Mesh, tree: Any) -> Any:
     """A pytree of arrays that every process has, whole on every device; those already on the mesh stay."""
 
     def on_mesh(array: Any) -> jax.Array:

@@ -21,7 +21,7 @@ class Join(enum.Enum):
 
     ROWS = enum.auto()
     SUM = enum.auto()
-    MOST = enum.auto()
+    MAX = enum.auto()
 
 
 # Type of a NamedTuple -> its fields -> how they are joined. A field that is not named, or None, is a sum.
@@ -88,7 +88,7 @@ def map_rows(
 def _joined(kind: Join, a: Array, count: int) -> Array:
     if kind is Join.ROWS:
         return a[:count]
-    return jnp.max(a, axis=0) if kind is Join.MOST else jnp.sum(a, axis=0, dtype=a.dtype)
+    return jnp.max(a, axis=0) if kind is Join.MAX else jnp.sum(a, axis=0, dtype=a.dtype)
 
 
 def _kinds(tree: Any, joins: Joins, kind: Join = Join.SUM) -> Any:

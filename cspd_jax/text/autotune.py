@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import jax
 
 from cspd_jax._utils.timing import Choice, choose
-from cspd_jax.keys import apart
+from cspd_jax.keys import independent_key
 from cspd_jax.text.comparison import Request
 from cspd_jax.text.drafters import DrafterLike
 from cspd_jax.text.options import Options
@@ -50,7 +50,7 @@ def fastest(
         variants |= {f"gamma {g}": request.with_options(gamma=g) for g in tried}
     limit = int(options.max_new_tokens)
     max_len = max(map(len, prompts)) + limit  # the compiled program is that of the whole request
-    independent = None if key is None else apart(key)
+    independent = None if key is None else independent_key(key)
 
     def measurement(tokens: int) -> Choice[Request]:
         short = lambda one: one._replace(key=independent).with_options(

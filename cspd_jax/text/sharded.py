@@ -10,20 +10,20 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from cspd_jax.parallel import Join, even, map_rows, put_whole, split_rows
+from cspd_jax.parallel import Join, even, map_rows, replicate, split_rows
 from cspd_jax.text.info import CallCounts, Info, TextOutput
 from cspd_jax.text.rounds import Inputs
 
 _JOINS = {
     TextOutput: {"tokens": Join.ROWS},
     Info: {"lengths": Join.ROWS, "marks": Join.ROWS, "stopped": Join.ROWS, "drafts": Join.ROWS},
-    CallCounts: {"target_passes": Join.MOST, "draft_passes": Join.MOST},
+    CallCounts: {"target_passes": Join.MAX, "draft_passes": Join.MAX},
 }
 
 
 def run(function: Callable[[Inputs], TextOutput], inputs: Inputs, mesh: Mesh) -> TextOutput:
     """Has each group run function(inputs). Counts of passes in sequence are those of the slowest."""
-    return _run(function, put_whole(mesh, inputs), mesh)
+    return _run(function, replicate(mesh, inputs), mesh)
 
 
 @functools.partial(jax.jit, static_argnames=("function", "mesh"))

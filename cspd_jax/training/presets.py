@@ -25,7 +25,7 @@ from cspd_jax.training.data.digits import DigitsConfig
 from cspd_jax.training.data.folder import FolderConfig
 from cspd_jax.training.data.glyphs import GlyphConfig
 from cspd_jax.training.data.text import TextConfig
-from cspd_jax.training.provenance import Begun
+from cspd_jax.training.provenance import Provenance
 from cspd_jax.weights.tokenizers import CAUSAL_SIZE, END_OF_TEXT, MASK, MASKED_SIZE
 
 CONFIG_FILE = "config.json"
@@ -318,25 +318,25 @@ def read(out: pathlib.Path) -> RunConfig | None:
     return None if stored is None else stored[0]
 
 
-def read_begun(out: pathlib.Path) -> Begun | None:
+def read_begun(out: pathlib.Path) -> Provenance | None:
     """What the run in a folder began with; None if there is no run, or one that does not say."""
     stored = _stored(out)
     return None if stored is None else stored[1]
 
 
-def _stored(out: pathlib.Path) -> tuple[RunConfig, Begun | None] | None:
+def _stored(out: pathlib.Path) -> tuple[RunConfig, Provenance | None] | None:
     path = out / CONFIG_FILE
     if not path.exists():
         return None
     values = read_json(path)
     try:
         begun = values.pop(_BEGUN, None) if isinstance(values, dict) else None
-        return from_json(values, str(path)), None if begun is None else Begun.from_json(begun)
+        return from_json(values, str(path)), None if begun is None else Provenance.from_json(begun)
     except TypeError as error:  # a field is missing
         raise UserError(f"{path} does not hold the settings of a run ({error})") from None
 
 
-def write(config: RunConfig, out: pathlib.Path, begun: Begun | None = None) -> None:
+def write(config: RunConfig, out: pathlib.Path, begun: Provenance | None = None) -> None:
     """Writes the settings of the run in a folder, and what it began with (None: as it stands there). Of
     several processes the first one writes."""
     if not processes.is_first():

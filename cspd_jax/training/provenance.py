@@ -15,7 +15,7 @@ _FLAGS = {"origin": "from"}
 
 
 @dataclasses.dataclass(frozen=True)
-class Begun:
+class Provenance:
     """command: train or distill. The other fields are the options of that name; None if not given.
 
     origin: data, target or both.
@@ -34,7 +34,7 @@ class Begun:
     weights: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @classmethod
-    def from_json(cls, values: Any) -> Begun:
+    def from_json(cls, values: Any) -> Provenance:
         """The inverse of `to_json`. TypeError if that is not what it is."""
         begun = cls(**values)
         texts = (begun.command, begun.init, begun.target, begun.origin, begun.vae, begun.cut, begun.prompts)
@@ -48,7 +48,7 @@ class Begun:
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
 
-    def resumed(self, asked: Begun, where: str) -> Begun:
+    def resumed(self, asked: Provenance, where: str) -> Provenance:
         """This beginning, for a run that is resumed with the options `asked`; None there asks for nothing.
 
         UserError where the two differ.
@@ -68,7 +68,7 @@ class Begun:
                 )
         return self
 
-    def with_weights(self, where: str, **models: tuple[Any, Any] | None) -> Begun:
+    def with_weights(self, where: str, **models: tuple[Any, Any] | None) -> Provenance:
         """With the fingerprints of (config, params) by option; UserError if another one is recorded."""
         found = {
             name: fingerprint(*model, leading=_LEADING) for name, model in models.items() if model is not None

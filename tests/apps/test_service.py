@@ -23,7 +23,7 @@ import cspd_jax
 from cspd_jax import Plain, SelfSpeculation
 from cspd_jax.apps import cli
 from cspd_jax.apps.service import jobs, render
-from cspd_jax.apps.service.config import Offer
+from cspd_jax.apps.service.config import ServiceConfig
 from cspd_jax.apps.service.engine import Engine
 from cspd_jax.apps.service.jobs import Busy, Cancelled, Failed, Job, TimedOut
 from cspd_jax.apps.service.rows import ImageRequest, ImageRows
@@ -364,7 +364,7 @@ def test_a_job_ends_once():
 
 def test_many_users_at_once_lose_nothing(toy):
     """Every request has an answer, and it is the library's image of its seed."""
-    offer = Offer(image=toy, method=METHOD)
+    offer = ServiceConfig(image=toy, method=METHOD)
     with offer.engine(rows=B, queue=8, timeout=60).start() as engine:
         answers, lock = {}, threading.Lock()
 
@@ -401,7 +401,7 @@ def lm():
 def test_text_is_that_of_the_library(lm, temperature, drafts):
     prompt = (3, 1, 4, 1, 5)
     asked = TextRequest(prompt, 12, temperature, seed=7, drafts=drafts)
-    with Offer(text=lm, drafter=cspd_jax.text.PromptLookup()).engine(timeout=60).start() as engine:
+    with ServiceConfig(text=lm, drafter=cspd_jax.text.PromptLookup()).engine(timeout=60).start() as engine:
         first, second = (engine.submit(asked) for _ in range(2))  # in rows of one batch
         other = engine.submit(dataclasses.replace(asked, prompt=(2, 7), new_tokens=5))
         told = list(first.follow())
@@ -418,7 +418,7 @@ def test_masked_text_is_that_of_the_library():
     network = LM(masked_models.LLADA)
     params = jax.tree.map(jnp.float32, masked_models.params_of(masked_models.LLADA, 0))
     model = TextModel("tiny", network, params)
-    with Offer(masked=model).engine(timeout=60).start() as engine:
+    with ServiceConfig(masked=model).engine(timeout=60).start() as engine:
         job = engine.submit(MaskedRequest((1, 2, 3), 16))
         told = list(job.follow())
     tokens, info = cspd_jax.masked.generate(
@@ -445,14 +445,14 @@ def test_masked_text_is_that_of_the_library():
 )
 def test_requests_have_limits(toy, asked, sentence):
     with pytest.raises(UserError, match=sentence):
-        Offer(image=toy).image_request(**asked)
+        ServiceConfig(image=toy).image_request(**asked)
 
 
 @pytest.mark.slow
 def test_latents_become_a_picture_when_they_are_complete(tmp_path):
     model = cspd_jax.load(tiny.save_mar(tmp_path / "target", tiny.LATENTS))
     vae = cspd_jax.load_vae(tiny.save_kl16(tmp_path / "vae"))
-    offer = Offer(image=model, vae=vae, method=METHOD)
+    offer = ServiceConfig(image=model, vae=vae, method=METHOD)
     with offer.engine(rows=1, timeout=60).start() as engine:
         job = engine.submit(offer.image_request(1, 2))
         told = list(job.follow())

@@ -118,7 +118,7 @@ def test_what_takes_less_is_an_option_of_the_command(capsys):
         known = capsys.readouterr().out
         options = re.findall(r"--[a-z-]+", advice)
         assert options and all(option in known for option in options)
-        assert advice in _failures.sentence(MemoryError(), name)
+        assert advice in _failures.user_message(MemoryError(), name)
 
 
 def test_a_mistake_of_the_program_is_not_hidden(monkeypatch):

@@ -13,7 +13,7 @@ from cspd_jax import masked, text
 from cspd_jax._utils import timing
 from cspd_jax._utils.timing import Choice
 from cspd_jax.apps.cli import main
-from cspd_jax.keys import apart, row_keys
+from cspd_jax.keys import independent_key, row_keys
 from cspd_jax.masked.comparison import Request as MaskedRequest
 from cspd_jax.networks.lm import LM
 from cspd_jax.text.comparison import Request as TextRequest
@@ -109,7 +109,7 @@ def test_the_measurement_has_random_numbers_of_its_own(x64, monkeypatch):
     choice = masked_fastest(masked_request(key=KEY, temperature=1.0), gammas=(2,), pilot=8)
     assert np.any(seen["stepwise"].tokens != choice.request.run().tokens)
     keys = row_keys(KEY, 3)
-    several = [jax.random.key_data(k) for k in (*apart(keys), *keys, apart(KEY))]
+    several = [jax.random.key_data(k) for k in (*independent_key(keys), *keys, independent_key(KEY))]
     assert len({np.asarray(k).tobytes() for k in several}) == 7
 
 

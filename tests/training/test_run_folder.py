@@ -21,7 +21,7 @@ from cspd_jax.training.data import Digits
 from cspd_jax.training.image import trainer
 from cspd_jax.training.image.step import init_state
 from cspd_jax.training.image.trainer import train
-from cspd_jax.training.provenance import Begun
+from cspd_jax.training.provenance import Provenance
 from cspd_jax.training.run import MetricsLog, RunOptions
 from cspd_jax.training.run_folder import LOCK, claimed
 
@@ -144,7 +144,7 @@ def test_metrics_of_a_damaged_file(tmp_path):
     assert (tmp_path / "m").read_text() == '{"step": 1}\n'
 
 
-BEGUN = Begun("distill", "small", "default", "both", 128)
+BEGUN = Provenance("distill", "small", "default", "both", 128)
 
 
 @pytest.mark.parametrize(
@@ -159,12 +159,12 @@ BEGUN = Begun("distill", "small", "default", "both", 128)
 )
 def test_other_options_are_refused(asked, sentence):
     with pytest.raises(UserError, match=sentence):
-        BEGUN.resumed(Begun(**{"command": "distill", **asked}), "here")
+        BEGUN.resumed(Provenance(**{"command": "distill", **asked}), "here")
 
 
 def test_the_same_options_or_none():
-    assert BEGUN.resumed(Begun("distill"), "here") == BEGUN == BEGUN.resumed(BEGUN, "here")
-    assert Begun.from_json(json.loads(json.dumps(BEGUN.to_json()))) == BEGUN
+    assert BEGUN.resumed(Provenance("distill"), "here") == BEGUN == BEGUN.resumed(BEGUN, "here")
+    assert Provenance.from_json(json.loads(json.dumps(BEGUN.to_json()))) == BEGUN
 
 
 def test_other_weights_are_refused():
@@ -215,7 +215,7 @@ def test_a_run_killed_before_its_first_checkpoint_has_its_beginning(tiny, tmp_pa
 def test_another_autoencoder_of_the_same_name_is_refused(tiny, tmp_path, capsys):
     """Its weights are part of what a run began with."""
     tiny_models.save_kl16(tmp_path / "kl")
-    begun = Begun("train", vae=str(tmp_path / "kl"), weights={"vae": "0" * 64})
+    begun = Provenance("train", vae=str(tmp_path / "kl"), weights={"vae": "0" * 64})
     (tmp_path / "run").mkdir()
     presets.write(TINY, tmp_path / "run", begun)
     assert command("train", "--resume", "--out", "run") == 2

@@ -90,7 +90,7 @@ def _serve(args: argparse.Namespace, login: tuple[str, str] | None, listening: s
 
 
 def _offer(args: argparse.Namespace) -> Any:
-    from cspd_jax.apps.service.config import Offer
+    from cspd_jax.apps.service.config import ServiceConfig
     from cspd_jax.image import pixels
     from cspd_jax.text import PromptLookup
     from cspd_jax.weights import models
@@ -116,7 +116,7 @@ def _offer(args: argparse.Namespace) -> Any:
             raise UserError(f"{args.masked_model} is not a masked-diffusion model; give it as --text-target")
     if not found:
         raise UserError("every model is none, so there is nothing to serve")
-    return Offer(**found)
+    return ServiceConfig(**found)
 
 
 def _login() -> tuple[str, str]:

@@ -24,7 +24,7 @@ SELF = SelfSpeculation(gamma=4, proposals=8)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Offer:
+class ServiceConfig:
     """The models of a service; those that are None are not offered.
 
     image: makes images.

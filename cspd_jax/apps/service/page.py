@@ -13,7 +13,7 @@ import gradio as gr
 from fastapi import FastAPI
 
 from cspd_jax.apps.service import render
-from cspd_jax.apps.service.config import MOST_NEW, MOST_SEED, PLACES, Offer
+from cspd_jax.apps.service.config import MOST_NEW, MOST_SEED, PLACES, ServiceConfig
 from cspd_jax.apps.service.engine import Engine
 from cspd_jax.apps.service.jobs import Job
 from cspd_jax.errors import UserError
@@ -24,7 +24,9 @@ _VISITORS = 32  # whose requests are followed at once; the engine has its own, s
 _NO_MODEL = "This service was started without such a model."
 
 
-def mount_page(app: FastAPI, offer: Offer, engine: Engine, login: tuple[str, str] | None = None) -> FastAPI:
+def mount_page(
+    app: FastAPI, offer: ServiceConfig, engine: Engine, login: tuple[str, str] | None = None
+) -> FastAPI:
     """The page at the root of an application."""
     theme = gr.themes.Base(font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"])
     return gr.mount_gradio_app(
@@ -42,7 +44,7 @@ def mount_page(app: FastAPI, offer: Offer, engine: Engine, login: tuple[str, str
     )
 
 
-def make_page(offer: Offer, engine: Engine) -> gr.Blocks:
+def make_page(offer: ServiceConfig, engine: Engine) -> gr.Blocks:
     with gr.Blocks(title="cspd-jax", analytics_enabled=False, delete_cache=(3600, 3600)) as page:
         gr.Markdown("# cspd-jax\nExact speculative decoding: fewer steps in sequence, the same distribution.")
         with gr.Tab("Images"):
@@ -54,7 +56,7 @@ def make_page(offer: Offer, engine: Engine) -> gr.Blocks:
     return page.queue(max_size=2 * _VISITORS, default_concurrency_limit=_VISITORS)
 
 
-def _images(offer: Offer, engine: Engine) -> None:
+def _images(offer: ServiceConfig, engine: Engine) -> None:
     model = offer.image
     if model is None:
         gr.Markdown(_NO_MODEL)
@@ -74,7 +76,7 @@ def _images(offer: Offer, engine: Engine) -> None:
     _buttons(generate, [label, seed, cfg, beside])
 
 
-def _text(offer: Offer, engine: Engine) -> None:
+def _text(offer: ServiceConfig, engine: Engine) -> None:
     tokenizer = None if offer.text is None else load_tokenizer(offer.text)
     if tokenizer is None:
         gr.Markdown(_NO_MODEL)
@@ -99,7 +101,7 @@ def _text(offer: Offer, engine: Engine) -> None:
     _buttons(generate, [prompt, new, temperature, seed, drafting])
 
 
-def _masked(offer: Offer, engine: Engine) -> None:
+def _masked(offer: ServiceConfig, engine: Engine) -> None:
     model = offer.masked
     tokenizer = None if model is None else load_tokenizer(model)
     if model is None or tokenizer is None:

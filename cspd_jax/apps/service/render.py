@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from cspd_jax.apps.service.config import Offer
+from cspd_jax.apps.service.config import ServiceConfig
 from cspd_jax.apps.service.jobs import Job
 from cspd_jax.apps.service.rows import ImageProgress
 from cspd_jax.apps.service.streams import MaskedProgress, TextProgress
@@ -56,7 +56,7 @@ def waiting(job: Job) -> str:
     return f'<p class="cspd-note">{html.escape(job.status)}, {job.seconds:.0f} s</p>'
 
 
-def images(offer: Offer, jobs: Sequence[Job]) -> str:
+def images(offer: ServiceConfig, jobs: Sequence[Job]) -> str:
     """The jobs side by side: picture, map of drafts, and below both the report."""
     figures = []
     for job in jobs:
@@ -72,7 +72,7 @@ def images(offer: Offer, jobs: Sequence[Job]) -> str:
     return shown + _table(jobs)
 
 
-def picture(offer: Offer, progress: ImageProgress) -> str:
+def picture(offer: ServiceConfig, progress: ImageProgress) -> str:
     """A data URI. Models of latents show a picture only when it is complete."""
     model = offer.image
     assert model is not None

@@ -13,7 +13,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
 from cspd_jax.apps.service import render
-from cspd_jax.apps.service.config import Offer
+from cspd_jax.apps.service.config import ServiceConfig
 from cspd_jax.apps.service.engine import Engine
 from cspd_jax.apps.service.jobs import Busy, Cancelled, Job, TimedOut
 from cspd_jax.errors import UserError, one_line
@@ -30,7 +30,7 @@ _OWN = (
 )
 
 
-def make_app(offer: Offer, engine: Engine, *, login: tuple[str, str] | None = None) -> FastAPI:
+def make_app(offer: ServiceConfig, engine: Engine, *, login: tuple[str, str] | None = None) -> FastAPI:
     """The application. The engine must be started by the caller, who also stops it.
 
     login: user and password, for everything but the health.
@@ -111,7 +111,7 @@ def _fields(body: bytes) -> dict[str, Any]:
     return asked
 
 
-def _answer(offer: Offer, job: Job) -> dict[str, Any]:
+def _answer(offer: ServiceConfig, job: Job) -> dict[str, Any]:
     assert offer.image is not None
     found: dict[str, Any] = {}
     if offer.image.config.vae_stride == 1 or offer.vae is not None:
@@ -122,7 +122,7 @@ def _answer(offer: Offer, job: Job) -> dict[str, Any]:
     return {**found, "report": report(offer, job)}
 
 
-def report(offer: Offer, job: Job) -> dict[str, Any]:
+def report(offer: ServiceConfig, job: Job) -> dict[str, Any]:
     """What a finished image has cost."""
     assert offer.image is not None
     request, progress = job.request, job.progress

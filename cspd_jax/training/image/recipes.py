@@ -12,7 +12,7 @@ from cspd_jax.errors import UserError
 from cspd_jax.image.pixels import patchify
 from cspd_jax.networks.mar import MARModel
 from cspd_jax.networks.registry import kind_name
-from cspd_jax.parallel import processes, put_whole
+from cspd_jax.parallel import processes, replicate
 from cspd_jax.training import presets
 from cspd_jax.training.checkpointing import has_checkpoints
 from cspd_jax.training.config import ImageTrainConfig, TrainConfig
@@ -20,7 +20,7 @@ from cspd_jax.training.data.source import Source
 from cspd_jax.training.image import trainer
 from cspd_jax.training.image.data import Alternating, TargetSamples, kl16_encoder, make_source
 from cspd_jax.training.image.distillation import FromTarget, Teacher, path_acceptance
-from cspd_jax.training.provenance import Begun
+from cspd_jax.training.provenance import Provenance
 from cspd_jax.training.recipe import Tell, Trained, silent
 from cspd_jax.training.run import RunOptions
 from cspd_jax.training.run_folder import claimed
@@ -34,7 +34,7 @@ _CONTEXTS = 512  # held-out contexts on which acceptance is reported
 def train(
     config: ImageTrainConfig,
     out: pathlib.Path,
-    begun: Begun,
+    begun: Provenance,
     options: RunOptions = RunOptions(),
     cache: str | None = None,
     stream: int | None = None,
@@ -65,7 +65,7 @@ def train(
 def distill(
     config: TrainConfig,
     out: pathlib.Path,
-    begun: Begun,
+    begun: Provenance,
     options: RunOptions = RunOptions(),
     tell: Tell = silent,
 ) -> Trained:
@@ -80,7 +80,7 @@ def distill(
     target = models.load(begun.target)
     teacher = Teacher(target.config, target.params)
     placement = options.placement_for(config)
-    task = FromTarget(config, Teacher(target.config, put_whole(placement.mesh, target.params)))
+    task = FromTarget(config, Teacher(target.config, replicate(placement.mesh, target.params)))
     data = make_source(config.data)
     trainer.check_fit(config, data)
     data.batch(0, 1, split="held-out")  # an empty split is reported now, not after the run
@@ -109,7 +109,7 @@ def _with_pictures(
 
 
 def _drafts_source(
-    config: TrainConfig, begun: Begun, teacher: Teacher, data: Source, out: pathlib.Path, tell: Tell
+    config: TrainConfig, begun: Provenance, teacher: Teacher, data: Source, out: pathlib.Path, tell: Tell
 ) -> Source:
     """What the draft learns on: the data, the target's own samples, or both in turn."""
     if begun.origin == "data":

@@ -10,12 +10,12 @@ from typing import Any
 
 from cspd_jax.errors import UserError
 from cspd_jax.networks.lm import LM
-from cspd_jax.parallel import processes, put_whole
+from cspd_jax.parallel import processes, replicate
 from cspd_jax.training import presets
 from cspd_jax.training.checkpointing import has_checkpoints
 from cspd_jax.training.config import TextTrainConfig
 from cspd_jax.training.data.prompts import prompt_ids, read_lines
-from cspd_jax.training.provenance import Begun
+from cspd_jax.training.provenance import Provenance
 from cspd_jax.training.recipe import Tell, Trained, silent
 from cspd_jax.training.run import RunOptions
 from cspd_jax.training.run_folder import claimed
@@ -38,7 +38,7 @@ Measure = Callable[[Any, int], dict[str, float]]  # (parameters, rows) -> how we
 def distill(
     config: TextTrainConfig,
     out: pathlib.Path,
-    begun: Begun,
+    begun: Provenance,
     options: RunOptions = RunOptions(),
     tell: Tell = silent,
 ) -> Trained:
@@ -77,7 +77,7 @@ def distill(
             return {name: round(value, 4) for name, value in agreed._asdict().items()}
 
         placement = options.placement_for(config)
-        head = put_whole(placement.mesh, last_part(target.config, target.params, ids))
+        head = replicate(placement.mesh, last_part(target.config, target.params, ids))
         on_sample = glance(measure, out / "held_out.jsonl", tell)
         options = dataclasses.replace(options, placement=placement, on_sample=on_sample, initial=initial)
         state = train_taught(config, answers, out, head, options)

@@ -10,12 +10,12 @@ from typing import Any
 
 from cspd_jax.networks.lm import LM
 from cspd_jax.networks.lm_config import LMConfig
-from cspd_jax.parallel import processes, put_whole
+from cspd_jax.parallel import processes, replicate
 from cspd_jax.training import presets
 from cspd_jax.training.checkpointing import has_checkpoints
 from cspd_jax.training.config import TextTrainConfig
 from cspd_jax.training.data.text import Texts
-from cspd_jax.training.provenance import Begun
+from cspd_jax.training.provenance import Provenance
 from cspd_jax.training.recipe import Tell, Trained, silent
 from cspd_jax.training.run import RunOptions
 from cspd_jax.training.run_folder import claimed
@@ -31,7 +31,7 @@ _GLANCE = 64  # held-out rows measured while training
 def train(
     config: TextTrainConfig,
     out: pathlib.Path,
-    begun: Begun,
+    begun: Provenance,
     options: RunOptions = RunOptions(),
     tell: Tell = silent,
 ) -> Trained:
@@ -53,7 +53,7 @@ def train(
 def distill(
     config: TextTrainConfig,
     out: pathlib.Path,
-    begun: Begun,
+    begun: Provenance,
     options: RunOptions = RunOptions(),
     tell: Tell = silent,
 ) -> Trained:
@@ -77,7 +77,7 @@ def distill(
         texts = Texts(config.data)
         rows = _drafts_rows(config, begun, TextTeacher(target.config, target.params), texts, out, tell)
         placement = options.placement_for(config)
-        teacher = TextTeacher(target.config, put_whole(placement.mesh, target.params))
+        teacher = TextTeacher(target.config, replicate(placement.mesh, target.params))
         on_sample = glance(config, texts, out / "held_out.jsonl", tell)
         options = dataclasses.replace(options, placement=placement, on_sample=on_sample, initial=initial)
         state = train_text(config, rows, out, options, teacher)
@@ -91,7 +91,12 @@ def distill(
 
 
 def _drafts_rows(
-    config: TextTrainConfig, begun: Begun, teacher: TextTeacher, texts: Texts, out: pathlib.Path, tell: Tell
+    config: TextTrainConfig,
+    begun: Provenance,
+    teacher: TextTeacher,
+    texts: Texts,
+    out: pathlib.Path,
+    tell: Tell,
 ) -> Rows:
     """What the draft learns on: the data, the target's own continuations, or both in turn."""
     if begun.origin == "data":
