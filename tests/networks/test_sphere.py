@@ -262,8 +262,8 @@ def test_whole_generations_with_speculation():
     """Chains are speculated, also apart: fewer head calls, and every token on the sphere."""
     network, params, _ = load("sphere_tiny2")
     model = models.ImageModel("tiny", network, params)
-    key, way = jax.random.key(0), ChainSpeculation((8,))
-    tokens, info = generate(key, model, [0, 1, 2], cfg=3.0, respacing=50, denoise=way)
+    options = ImageOptions(cfg=3.0, respacing=50, denoise=ChainSpeculation((8,)))
+    tokens, info = generate(jax.random.key(0), model, [0, 1, 2], options=options)
     np.testing.assert_allclose(jnp.linalg.norm(tokens, axis=-1), 8**0.5, rtol=1e-5)
     assert info.sequential.target_head < 0.5 * 9 * 51 and info.truncated == 0 and info.exactness.lossless
 
