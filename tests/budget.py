@@ -1,4 +1,4 @@
-"""What the tests spend, nearly all of it on compilation: programs by test file, seconds by test.
+"""What the tests spend, nearly all of it on compilation: programs by test file, CPU seconds by test.
 
 `conftest.py` loads this as a plugin. A run of the default tests writes what it saw into
 `.pytest_cache/spent.json` and fails if it compiled more programs than `golden/budget.json` allows.
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import collections
 import json
+import os
 import pathlib
 
 import jax
@@ -34,7 +35,9 @@ class Budget:
         self.file = ""
         self.programs: collections.Counter[str] = collections.Counter()
         self.compiling: collections.Counter[str] = collections.Counter()  # seconds, tracing included
-        self.tests: collections.Counter[str] = collections.Counter()  # seconds
+        self.tests: collections.Counter[str] = (
+            collections.Counter()
+        )  # CPU seconds, those of children included
         jax.monitoring.register_event_duration_secs_listener(self._listen)
 
     def _listen(self, event: str, seconds: float, **_: object) -> None:
@@ -44,21 +47,22 @@ class Budget:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item):
-        self.file = item.path.name
-        return (yield)
-
-    def pytest_runtest_logreport(self, report):
-        self.tests[test_id(report.nodeid)] += report.duration
+        self.file, before = item.path.name, sum(os.times()[:4])
+        try:
+            return (yield)
+        finally:
+            self.tests[test_id(item.nodeid)] += sum(os.times()[:4]) - before
 
     def pytest_testnodedown(self, node, error):
-        theirs = getattr(node, "workeroutput", {}).get("budget", ({}, {}))
-        self.programs.update(theirs[0])
-        self.compiling.update(theirs[1])
+        theirs = getattr(node, "workeroutput", {}).get("budget", ({}, {}, {}))
+        for mine, seen in zip((self.programs, self.compiling, self.tests), theirs):
+            mine.update(seen)
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session):
         if hasattr(self.config, "workeroutput"):
-            self.config.workeroutput["budget"] = (dict(self.programs), dict(self.compiling))
+            counters = (self.programs, self.compiling, self.tests)
+            self.config.workeroutput["budget"] = tuple(map(dict, counters))
             return
         spent = {"programs": self.programs, "compiling": self.compiling, "tests": self.tests}
         SPENT.parent.mkdir(exist_ok=True)
