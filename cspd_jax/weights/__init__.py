@@ -7,7 +7,6 @@ from cspd_jax.weights.folder import (
     check_destination,
     load,
     read_description,
-    register_kind,
     save,
 )
 
@@ -18,6 +17,5 @@ __all__ = [
     "check_destination",
     "load",
     "read_description",
-    "register_kind",
     "save",
 ]

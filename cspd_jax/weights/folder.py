@@ -57,11 +57,6 @@ _KINDS: dict[str, Kind] = {
 }
 
 
-def register_kind(name: str, config_class: type, abstract_params: Callable[[Any], Any]) -> None:
-    """Makes another kind of network known to `save` and `load`."""
-    _KINDS[name] = Kind(config_class, abstract_params)
-
-
 class Checkpoint(NamedTuple):
     """What a checkpoint folder holds.
 

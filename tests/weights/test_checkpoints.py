@@ -82,17 +82,6 @@ def test_bfloat16_storage_and_casts(tmp_path, params):
     same(wide, jax.tree.map(lambda p: p.astype(np.float32), narrow))
 
 
-def test_other_kinds(tmp_path):
-    @dataclasses.dataclass(frozen=True)
-    class Toy:
-        size: int
-        scale: float = 1.0
-
-    weights.register_kind("toy", Toy, lambda c: {"w": jax.ShapeDtypeStruct((c.size,), np.float32)})
-    weights.save(tmp_path / "toy", "toy", Toy(3), {"w": np.arange(3, dtype=np.float32)})
-    assert weights.load(tmp_path / "toy").config == Toy(3)
-
-
 def test_tuples_come_back_as_tuples():
     from cspd_jax.weights.folder import get_kind, read_config
 
