@@ -12,6 +12,8 @@ import inspect
 import sys
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[1]))  # this checkout, whatever is installed
+
 import cspd_jax
 from cspd_jax import image, masked, text
 

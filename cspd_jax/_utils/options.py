@@ -18,19 +18,22 @@ def option(
     static: bool = False,
     flags: tuple[str, ...] = (),
     report: str | None = None,
+    quiet: bool = False,
     **of_flag: Any,
 ) -> Any:
     """A field.
 
     help: what it means.
-    check: takes the name, the value and what the family checks it against; raises a UserError for a value
-        that cannot be.
+    check: raises a UserError for a value that cannot be. Of images it takes (name, value) and returns the
+        value as it is meant; of text and masked text it takes (name, value, number of rows).
     static: whether it is static where the options are a pytree.
-    flags: its names on the command line, with what `argparse` is told besides (int is a positive number);
+    flags: its names on the command line, with what `argparse` is told besides ("positive" is a type, too);
         none for options of Python only.
     report: its name in reports, where that is another one; "" leaves it out.
+    quiet: manifests leave it out at its default: the choice for an option that older folders do not know.
     """
     metadata = {"help": help, "check": check, "static": static, "flags": flags, "of_flag": of_flag}
+    metadata["quiet"] = quiet
     named = {} if report is None else {"report": report}
     return dataclasses.field(default=default, metadata={**metadata, **named})
 

@@ -18,7 +18,7 @@ def add_flags(group: Any, cls: Any, *names: str) -> None:
         flags, told = field.metadata["flags"], dict(field.metadata["of_flag"])
         if not flags or (names and field.name not in names):
             continue
-        if told.get("type") is int:
+        if told.get("type") == "positive":
             told["type"] = positive
         told = {"dest": field.name, "default": field.default, "help": field.metadata["help"], **told}
         group.add_argument(*flags, **told)

@@ -111,8 +111,8 @@ def add_sampling(
 
 
 def add_speculation(parser: argparse.ArgumentParser) -> None:
-    ahead = parser.add_argument_group("speculation over AR steps (--method cspd or self)")
-    ahead.add_argument("--draft", metavar="MODEL", help="the smaller model that drafts, for --method cspd")
+    ahead = parser.add_argument_group("speculation over AR steps (--method draft or self)")
+    ahead.add_argument("--draft", metavar="MODEL", help="the smaller model that drafts, for --method draft")
     ahead.add_argument(
         "--criterion",
         choices=(*_CRITERIA, "official"),
@@ -263,7 +263,7 @@ def with_draft(args: argparse.Namespace, method, mesh):
 
 def method_of(args: argparse.Namespace, model):
     """The method object that the arguments describe."""
-    import cspd_jax
+    from cspd_jax import image
     from cspd_jax.image import methods
     from cspd_jax.weights import models
 
@@ -285,7 +285,7 @@ def method_of(args: argparse.Namespace, model):
     assert draft is not None
     if way == "official":
         return methods.ReleasedRunner(draft, **given)
-    kind = getattr(cspd_jax, _CRITERIA[way])
+    kind = getattr(image, _CRITERIA[way])
     own = {field.name: given.pop(field.name) for field in dataclasses.fields(kind) if field.name in given}
     return methods.DraftSpeculation(draft, criterion=kind(**own), **given)
 

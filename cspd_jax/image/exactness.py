@@ -22,5 +22,5 @@ class Exactness(NamedTuple):
         return Exactness(
             False,
             f"{truncated} draws from a residual were given up, at the limit of tries or because a density was"
-            " not a number, and replaced by draws from the target",
+            " not a number, and replaced by the last proposal",
         )

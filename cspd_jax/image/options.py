@@ -160,6 +160,7 @@ class Options:
         " 50:5:cosine and 50:5:two-stage otherwise than in a line (DiSA)",
         _anneal,
         flags=("--anneal",),
+        quiet=True,
         metavar="FIRST:LAST",
         static=True,
     )
@@ -169,6 +170,7 @@ class Options:
         " (GtR)",
         _order,
         flags=("--gtr",),
+        quiet=True,
         report="reveal",
         metavar="K",
         static=True,
@@ -219,9 +221,15 @@ class Options:
         """The same as it is meant; UserError for values that no model can have."""
         return Options(**{name: _meant(name, getattr(self, name)) for name in FIELDS})
 
-    def report(self) -> dict[str, Any]:
-        """As JSON, under the names that reports and manifests have."""
-        return reported(dataclasses.replace(self, denoise=self.chain))  # type: ignore[arg-type]
+    def report(self, quiet: bool = False) -> dict[str, Any]:
+        """As JSON, under the names that reports have; `quiet`: as manifests have it (`option`)."""
+        told = reported(dataclasses.replace(self, denoise=self.chain))  # type: ignore[arg-type]
+        left_out = {
+            f.metadata.get("report", name)
+            for name, f in FIELDS.items()
+            if quiet and f.metadata["quiet"] and getattr(self, name) == f.default
+        }
+        return {name: value for name, value in told.items() if name not in left_out}
 
 
 def _meant(name: str, value: Any) -> Any:

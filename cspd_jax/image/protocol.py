@@ -52,7 +52,7 @@ class TokenModel(Denoiser, Protocol):
 class CausalTokenModel(Protocol):
     """What a model has besides that is made for one order of the tokens, row by row.
 
-    linear_guidance: what the schedule "linear" is called for it (`image.reveal`).
+    linear_guidance: what the schedule "linear" is called for it (`image.order`).
     """
 
     @property

@@ -24,7 +24,7 @@ class SelfSpeculation:
         " fill is the same as all of them",
         whole_number(lambda g: g >= 1, "at least 1"),
         flags=("--draft-len", "--gamma"),
-        type=int,
+        type="positive",
         metavar="N",
         default=None,
     )
@@ -37,7 +37,7 @@ class SelfSpeculation:
         " the K of --accept top-k (default: 3)",
         whole_number(lambda k: k >= 1, "at least 1 (None is exact)"),
         flags=("--top-k", "--accept-top-k"),
-        type=int,
+        type="positive",
         metavar="K",
     )
 
@@ -61,7 +61,7 @@ class Schedule:
         "steps of --method schedule (default: half the number of places; in Python one per place)",
         size,
         flags=("--steps",),
-        type=int,
+        type="positive",
     )
 
     name: ClassVar[str] = "schedule"

@@ -36,7 +36,7 @@ class Options:
         size,
         static=True,
         flags=("--new-tokens", "--max-new-tokens"),
-        type=int,
+        type="positive",
         metavar="N",
     )
     block: int = option(
@@ -45,7 +45,7 @@ class Options:
         size,
         static=True,
         flags=("--block",),
-        type=int,
+        type="positive",
     )
     cached: bool = option(
         False,
@@ -84,7 +84,7 @@ class Options:
         "draw from the K most probable tokens, after --top-p",
         whole_number(lambda k: k >= 1, "at least 1 (None is off)"),
         flags=("--sampling-top-k",),
-        type=int,
+        type="positive",
         metavar="K",
     )
     place_temperature: Array | float | None = option(

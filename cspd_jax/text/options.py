@@ -30,7 +30,7 @@ class Options:
         "tokens to generate per prompt (default: 128)",
         whole_number(lambda n: n >= 0, "at least 0"),
         flags=("--new-tokens", "--max-new-tokens"),
-        type=int,
+        type="positive",
         metavar="N",
     )
     rule: str | None = option(
@@ -43,7 +43,7 @@ class Options:
         "drafts per round (default: 4; with --method auto 3 or 7)",
         whole_number(lambda g: g >= 0, "at least 0"),
         flags=("--gamma",),
-        type=int,
+        type="positive",
         default=None,
     )
     max_gamma: int | None = option(
@@ -81,7 +81,7 @@ class Options:
         "sample from the K most probable tokens",
         whole_number(lambda k: k >= 1, "at least 1 (None is off)"),
         flags=("--top-k",),
-        type=int,
+        type="positive",
         metavar="K",
     )
     top_p: Array | float | None = option(

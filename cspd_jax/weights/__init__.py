@@ -1,4 +1,4 @@
-"""Checkpoint folders, and published weights by name (`checkpoints.hub`)."""
+"""Checkpoint folders, and published weights by name (`weights.hub`)."""
 
 from cspd_jax.weights.folder import (
     DTYPES,

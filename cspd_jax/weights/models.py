@@ -57,8 +57,8 @@ class ImageModel:
 
     name: str
     network: Any
-    params: Any
-    metadata: dict[str, Any] = dataclasses.field(default_factory=dict)
+    params: Any = dataclasses.field(repr=False)
+    metadata: dict[str, Any] = dataclasses.field(default_factory=dict, repr=False)
     class_names: tuple[str, ...] = ()
     folder: Path | None = None
     mesh: Mesh | None = None
@@ -88,8 +88,8 @@ class TextModel:
 
     name: str
     network: LM
-    params: Any
-    metadata: dict[str, Any] = dataclasses.field(default_factory=dict)
+    params: Any = dataclasses.field(repr=False)
+    metadata: dict[str, Any] = dataclasses.field(default_factory=dict, repr=False)
     folder: Path | None = None
     mesh: Mesh | None = None
 
@@ -118,9 +118,9 @@ class VAE:
 
     name: str
     config: KLConfig | SphereVAEConfig
-    params: Any
+    params: Any = dataclasses.field(repr=False)
     dtype: Any = jnp.float32
-    metadata: dict[str, Any] = dataclasses.field(default_factory=dict)
+    metadata: dict[str, Any] = dataclasses.field(default_factory=dict, repr=False)
 
 
 def load(name_or_path: str | os.PathLike, dtype: Any = None, mesh: Mesh | None = None) -> ImageModel:

@@ -94,8 +94,6 @@ class Job:
     def manifest(self, plan: Plan) -> Manifest:
         """All of it as JSON, with fingerprints of the weights."""
         method, draft = plan.method, plan.method.draft_model
-        shortcuts = {"anneal", "reveal"}  # not told where there are none, as before there were any
-        told = {n: v for n, v in plan.options.report().items() if v is not None or n not in shortcuts}
         exactness, turn = plan.exactness, np.asarray(self.turn)
         config = self.model.config
         return Manifest(
@@ -113,7 +111,7 @@ class Job:
                 "criterion": method.criterion_name,
                 "draft": draft and _identity(draft.name, draft.config, draft.params),
             },
-            sampler=told,
+            sampler=plan.options.report(quiet=True),
             seed=self.seed,
             first=self.first,
             images=self.images,

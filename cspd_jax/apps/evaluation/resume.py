@@ -43,8 +43,10 @@ def check_folder(folder: Path, what: dict | None = None) -> None:
     if not os.path.lexists(folder / SETTINGS):
         raise UserError(f"{folder} is not empty and holds no evaluation; choose another --out")
     stored = read_json(folder / SETTINGS)
-    if what is not None and stored != what:
-        names = [k for k in what if not isinstance(stored, dict) or stored.get(k) != what[k]]
+    if what is None:
+        return
+    names = [k for k in what if not isinstance(stored, dict) or stored.get(k) != what[k]]
+    if names:
         raise UserError(
             f"{folder} holds the evaluation of other images ({', '.join(names) or 'settings'} differ);"
             " choose another --out"

@@ -32,7 +32,6 @@ SPECULATIVE: dict[str, dict[str, Any]] = {
     "path, by the draft model": PATH,
     "self": SELF,
 }
-WITH_CHAINS = {**SPECULATIVE, "self, with chains": SELF_CHAINS}
 
 
 def available(ways: Mapping[str, dict[str, Any]], has_draft: bool) -> dict[str, dict[str, Any]]:

@@ -8,7 +8,7 @@ was just drawn. After x_{t-1} = mean + deviation,
 
 where f = (v + 1) / 2 is how far the learned variance is from its lower end, coordinate by coordinate: where
 the head is unsure of x_0, x_0-hat moves more. The gains are regression coefficients over the model's own
-chains (`image.calibration`). A bad guess costs head calls; it cannot change the distribution of the tokens.
+chains (`image.chain.calibration`). A bad guess costs head calls; it cannot change the tokens' distribution.
 """
 
 from __future__ import annotations
