@@ -9,7 +9,6 @@ is compilation).
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import functools
 import json
@@ -21,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-
 from toy import Parser, begin, held_out_prompts, load, load_text
 
 from cspd_jax import Options, Plain, SelfSpeculation, masked, text
@@ -104,9 +102,9 @@ def main() -> None:
         if any(row["job"] == name for row in rows):
             continue
         ways, chosen = make()
-        begin = time.perf_counter()
+        start = time.perf_counter()
         choice = chosen()
-        deciding = time.perf_counter() - begin
+        deciding = time.perf_counter() - start
         for run in ways.values():
             jax.block_until_ready(run()[0])  # this compiles
         runs = {way: (lambda run=run: run()[0]) for way, run in ways.items()}

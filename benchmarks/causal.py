@@ -12,7 +12,6 @@ one JSON object on standard output.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import functools
 import json

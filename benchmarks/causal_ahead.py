@@ -17,7 +17,6 @@ standard output.
 
 from __future__ import annotations
 
-import argparse
 import functools
 import json
 

@@ -13,7 +13,6 @@ one JSON object on standard output.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import functools
 import json
@@ -42,7 +41,7 @@ from cspd_jax.networks.mar import MARModel, abstract_params, init_params
 from cspd_jax.weights.models import ImageModel
 
 WINDOWS = ((8,), (16,), (32,), (32, 32, 32, 32, 8))
-TOY_WINDOWS = ((2,), (3, 2))
+TOY_WINDOWS = ((3, 2),)
 
 
 def say(text: str) -> None:

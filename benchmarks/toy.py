@@ -38,7 +38,7 @@ _NARROW = {
         "seq_len": 16, "token_dim": 64, "patch_size": 8, "class_tokens": 2, "width": 16, "depth": 1,
         "heads": 2, "head_depth": 1, "head_width": 16, "respacing": f"flow{STEPS}",
     },
-    "lm": {"width": 16, "depth": 2, "heads": 2, "kv_heads": 2, "head_dim": 8, "mlp_width": 16},
+    "lm": {"width": 16, "depth": 1, "heads": 2, "kv_heads": 2, "head_dim": 8, "mlp_width": 16},
 }  # fmt: skip
 
 
