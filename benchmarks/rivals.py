@@ -23,8 +23,10 @@ from pathlib import Path
 
 import jax
 import numpy as np
+from same_law import TOY_CLASSIFIER, plan_of, say
 from same_law import generate as generate_parts
-from same_law import say
+from toy import STEPS as TOY_STEPS
+from toy import Parser, begin, load
 
 from cspd_jax.apps.evaluation import classifier as classifiers
 from cspd_jax.apps.evaluation import statistics
@@ -33,7 +35,6 @@ from cspd_jax.apps.evaluation.equality import FALSE_ALARM, TESTS, p_values
 from cspd_jax.image import pixels
 from cspd_jax.reports.charts import scatter, stacked
 from cspd_jax.training.presets import to_json
-from cspd_jax.weights import models
 
 BATCH = 10  # images side by side
 NOISY = {"final_noise": True}
@@ -67,6 +68,15 @@ SPLITS = 40
 
 def options_of(name: str) -> dict:
     return {"cfg": 1.0, "steps": STEPS, **CELLS[name][1]}
+
+
+def shortened(options: dict, toy: bool) -> dict:
+    """The settings of a cell; of the toy's tokens and denoising steps."""
+    if not toy:
+        return options
+    found = {**options, "steps": f"ddim{TOY_STEPS}"}
+    found |= {"num_iter": 8} if "num_iter" in options else {}
+    return found | ({"anneal": [TOY_STEPS, 2]} if "anneal" in options else {})
 
 
 def summary(made: dict, n: int, reference: dict, control: dict, measure) -> dict:
@@ -203,10 +213,9 @@ def picture(found: dict):
     return stacked([scatter(values, heights, names, kinds, below, left, band) for values, below in axes])
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def make_parser() -> Parser:
+    small = {"images": 20, "slow_images": 10, "cells": "plain;self", "power": True}
+    parser = Parser(__doc__, file=Path("rivals.json"), **small)
     parser.add_argument("file", type=Path, metavar="OUT.json")
     parser.add_argument("--images", type=int, default=500, help="of a cell (500), a multiple of 10")
     parser.add_argument("--slow-images", type=int, default=150, help=f"of {', '.join(SLOW)} (150)")
@@ -215,7 +224,12 @@ def main() -> None:
     parser.add_argument("--power", action="store_true", help="also measure what the tests can see")
     parser.add_argument("--picture", type=Path, help="draw what is there, and run nothing")
     parser.add_argument("--markdown", action="store_true", help="print what is there, and run nothing")
-    args = parser.parse_args()
+    return parser
+
+
+def main() -> None:
+    parser = make_parser()
+    args = begin(parser)
     found = json.loads(args.file.read_text()) if args.file.exists() else {"cells": []}
     if args.picture:
         picture(found).save(args.picture)
@@ -228,23 +242,30 @@ def main() -> None:
     if args.images % BATCH or args.slow_images % BATCH:
         parser.error(f"images are made {BATCH} side by side; ask for a multiple")
     run(args, found)
+    if args.toy:
+        picture(found).save(args.file.with_suffix(".png"))
 
 
 def run(args: argparse.Namespace, found: dict) -> None:
-    target, draft = models.load("default"), models.load("default-draft")
+    target, draft = load("default", args.toy), load("default-draft", args.toy)
     keep = args.keep or args.file.with_suffix("")
     keep.mkdir(parents=True, exist_ok=True)
     config = training_config(target)
     data = {name: to_json(config)[name] for name in ("data_kind", "data")}
+    settings = TOY_CLASSIFIER if args.toy else classifiers.ClassifierConfig()
     classify = classifiers.train_or_load(
-        keep / "classifier.npz", open_source(config), data, classifiers.ClassifierConfig(), True
+        keep / "classifier.npz", open_source(config), data, settings, not args.toy
     )
+    if args.toy:
+        for name in CELLS:  # all that are left out below
+            plan_of(target, draft, np.arange(BATCH), shortened(options_of(name), True), BATCH)
 
     def measure(tokens):
         return classify(pixels.to_images(target, tokens))
 
     def made(name: str, n: int, seed: int, folder: str) -> dict:
-        return generate_parts(target, draft, keep / folder, n, seed, options_of(name), BATCH)
+        options = shortened(options_of(name), args.toy)
+        return generate_parts(target, draft, keep / folder, n, seed, options, BATCH)
 
     def write() -> None:
         order = list(CELLS)

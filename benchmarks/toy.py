@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax import weights
@@ -109,7 +110,7 @@ def load_text(name: str, toy: bool = True) -> models.TextModel:
     """`models.load_text`; a toy of the same vocabulary."""
     if not toy:
         return models.load_text(name)
-    return models.TextModel(name, *_random(name))
+    return models.TextModel(name, *_random(name), folder=models.shipped_folder(name))
 
 
 @functools.cache
@@ -136,7 +137,7 @@ def random_params(config: Any, apart: float = 0.0) -> Any:
         return values + np.float32(apart) * other.standard_normal(shape.shape, np.float32)
 
     module = lm if isinstance(config, LMConfig) else kind_of(config)
-    return jax.tree.map(drawn, module.abstract_params(config))
+    return jax.tree.map(lambda shape: jnp.asarray(drawn(shape)), module.abstract_params(config))
 
 
 def sizes(presets: dict[str, Any], name: str, toy: bool) -> Any:
