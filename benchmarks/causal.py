@@ -209,9 +209,7 @@ def main() -> None:
         out["calls"] = calls(model, windows, steps_of_all, args.images)
     if args.only in (None, "seconds"):
         out["seconds"] = [
-            token_seconds(
-                name, sizes(SPHERE_PRESETS, name, args.toy), model, windows, steps, args.repeats
-            )
+            token_seconds(name, sizes(SPHERE_PRESETS, name, args.toy), model, windows, steps, args.repeats)
             for name in args.sizes.split(",")
             for steps in steps_of_all
         ]

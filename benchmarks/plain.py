@@ -72,9 +72,7 @@ def whole_images(config: MARConfig, batch: int, cfg: float, repeats: int) -> dic
     params = jax.tree.map(jnp.asarray, reference_torch.to_jax(reference))
     labels = rng.integers(0, config.num_classes, batch)
     orders = np.stack([rng.permutation(config.seq_len) for _ in range(batch)])
-    noise = rng.standard_normal(
-        (schedule.num_steps + 1, batch, config.seq_len, config.token_dim), np.float32
-    )
+    noise = rng.standard_normal((schedule.num_steps + 1, batch, config.seq_len, config.token_dim), np.float32)
     num_iter = config.seq_len
     options = Options(
         num_iter=num_iter, respacing=config.respacing, guided=cfg != 1.0, cfg=cfg, prefix_buckets=4

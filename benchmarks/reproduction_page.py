@@ -51,7 +51,8 @@ def write_toy(out: Path, docs: Path) -> None:
     table = {"title": "A table", "columns": ["way", "seconds"], "rows": [["plain", 1.0]], "note": ""}
     told = {
         "name": name, "title": "An experiment", "command": f"cspd-jax reproduce {name}", "cells": 1,
-        "images": 1, "the_paper_shows": "so", "why_ours_differs": "it does not", "seconds": 1.0, "tables": [table],
+        "images": 1, "the_paper_shows": "so", "why_ours_differs": "it does not", "seconds": 1.0,
+        "tables": [table],
         "machine": {"processor": "none", "cores": 1}, "versions": {"jax": "0"},
     }  # fmt: skip
     (out / f"{name}.json").write_text(json.dumps(told))

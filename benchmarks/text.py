@@ -173,8 +173,8 @@ def pythia(sizes: Sizes, repeats: int, acceptance: float) -> list[dict]:
     count = sizes.pythia
     torch.manual_seed(0)
     config = transformers.GPTNeoXConfig(
-        **(TOY_PYTHIA if sizes.toy else PYTHIA), max_position_embeddings=2048, rotary_pct=0.25, eos_token_id=None,
-        bos_token_id=0, pad_token_id=0,
+        **(TOY_PYTHIA if sizes.toy else PYTHIA), max_position_embeddings=2048, rotary_pct=0.25,
+        eos_token_id=None, bos_token_id=0, pad_token_id=0,
     )  # fmt: skip
     their_target = transformers.GPTNeoXForCausalLM(config).eval()
     with tempfile.TemporaryDirectory() as scratch:

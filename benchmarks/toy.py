@@ -71,12 +71,13 @@ class Parser(argparse.ArgumentParser):
         return super().parse_args(given, namespace)
 
 
-def begin(parser: Parser) -> argparse.Namespace:
+def begin(parser: Parser, quick: bool = True) -> argparse.Namespace:
     """The arguments of this process. With --toy programs are compiled quickly, and caches are its own."""
     args = parser.parse_args()
     if args.toy:
         os.environ["XDG_CACHE_HOME"] = str(scratch() / "cache")
-        jax.config.update("jax_disable_most_optimizations", True)
+        if quick:
+            jax.config.update("jax_disable_most_optimizations", True)
     return args
 
 
