@@ -6,8 +6,8 @@
 TARGET and DRAFT are checkpoint folders: DRAFT is what `cspd-jax distill --cut` made for TARGET. One question
 at a time; the ways take turns, and of each question's repeats the least time counts. Look-up, which needs no
 model, stands beside the draft. A greedy text that is not that of plain decoding is compared with it: how far
-apart the two best logits of the target are where the texts part. Prints a table on standard error and writes
-`benchmarks/results/real-draft.json` (--file).
+apart the two best logits of the target are where the texts part. Prints a table on standard error, and writes
+what it found where --file says.
 """
 
 from __future__ import annotations
