@@ -25,11 +25,12 @@ that is installed,
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import functools
+import json
 import platform
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -41,6 +42,7 @@ import kernels
 from accelerator_rows import is_there, load, nothing, report, save, say, table
 from cases import IDENTITY, Case
 from measured_cases import groups
+from toy import Parser, begin, left_out
 
 from cspd_jax._utils import compilation
 from cspd_jax._utils.timing import seconds_in_turns
@@ -69,6 +71,8 @@ def measure(file: Path, minutes: float, repeats: int, toy: bool) -> None:
         try:
             cases, base = make(), None
         except Exception as error:  # as below
+            if toy:
+                raise
             say(f"{title}: failed: {type(error).__name__}: {str(error)[:200]}")
             continue
         say(f"{title}: {len(cases)} rows")
@@ -85,6 +89,8 @@ def measure(file: Path, minutes: float, repeats: int, toy: bool) -> None:
                 base = base or ready
                 row |= _measured(case, ready, cases[0], base, repeats)
             except Exception as error:  # what fails (memory, a compiler's bug) must not end the rest
+                if toy:
+                    raise
                 row |= nothing() | {"error": f"{type(error).__name__}: {error}"[:500]}
             rows.append(row)
             save(file, rows, here)
@@ -162,25 +168,40 @@ def count(file: Path, minutes: float, toy: bool) -> None:
     say("all rows are there")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    what = parser.add_mutually_exclusive_group(required=True)
+def count_nothing(file: Path) -> None:
+    """What is counted, as far as one gets without the compiler."""
+    content = {**json.loads(file.read_text()), "recorded_runs": json.loads(FILE.read_text())["recorded_runs"]}
+    file.write_text(json.dumps(content))
+    say(f"{len(counted_cases.of_each_kind(file))} cases of --count were traced")
+    left_out("their compilation", "minutes, and the extra `accelerator`; --toy --count compiles four of them")
+
+
+def make_parser() -> Parser:
+    parser = Parser(__doc__, file=Path("accelerator.json"), repeats=1)
+    what = parser.add_mutually_exclusive_group()
     what.add_argument("--measure", action="store_true", help="on the device that JAX finds first")
     what.add_argument("--count", action="store_true", help="for an H100, without one")
     what.add_argument("--table", action="store_true", help="print what the file holds")
     parser.add_argument("--file", type=Path, default=FILE)
     parser.add_argument("--minutes", type=float, default=9.0, help="after which no further row begins (9)")
     parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--toy", action="store_true", help="a few small rows, to try the program itself")
-    args = parser.parse_args()
-    if args.table:
-        table(args.file)
-    elif args.count:
-        count(args.file, args.minutes, args.toy)
-    else:
+    return parser
+
+
+def main() -> None:
+    parser = make_parser()
+    args = begin(parser, quick="--count" not in sys.argv)  # counted are kernels of optimised programs
+    all_of_it = not (args.measure or args.count or args.table)
+    if all_of_it and not args.toy:
+        parser.error("one of --measure, --count and --table is needed")
+    if args.measure or all_of_it:
         measure(args.file, args.minutes, args.repeats, args.toy)
+    if args.count:
+        count(args.file, args.minutes, args.toy)
+    elif all_of_it:
+        count_nothing(args.file)
+    if args.table or all_of_it:
+        table(args.file)
 
 
 if __name__ == "__main__":

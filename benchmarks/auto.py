@@ -9,7 +9,6 @@ is compilation).
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import functools
 import json
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+from toy import Parser, begin, held_out_prompts, load, load_text
 
 from cspd_jax import Options, Plain, SelfSpeculation, masked, text
 from cspd_jax._utils.timing import seconds_in_turns
@@ -30,9 +30,6 @@ from cspd_jax.image.plan import resolve
 from cspd_jax.masked.comparison import Request as MaskedRequest
 from cspd_jax.networks.quantised import quantise
 from cspd_jax.text.comparison import Request as TextRequest
-from cspd_jax.training.data.text import documents
-from cspd_jax.weights import models
-from cspd_jax.weights.tokenizers import ByteTokenizer
 
 FILE = Path(__file__).parent / "results" / "auto.json"
 
@@ -40,42 +37,38 @@ FILE = Path(__file__).parent / "results" / "auto.json"
 Job = tuple[dict[str, Callable[[], Any]], Callable[[], str]]
 
 
-def prompts(rows: int) -> list[list[int]]:
-    texts = [d.text for d in documents() if d.held_out and len(d.text.encode()) > 256]
-    return [ByteTokenizer().encode(t)[:64] for t in texts[:rows]]
-
-
-def text_job(rows: int, draft: str) -> Job:
-    target = models.load_text("text-default")
+def text_job(rows: int, draft: str, toy: bool) -> Job:
+    target = load_text("text-default", toy)
     network, params = target.network, target.params
     drafter = {
-        "model": lambda: models.load_text("text-default-draft"),
+        "model": lambda: load_text("text-default-draft", toy),
         "int8": lambda: (network, quantise(params, 8)),
         "lookup": text.PromptLookup,
     }[draft]()
-    options = text.Options(max_new_tokens=128, stop_ids=())
-    request = TextRequest(None, target, prompts(rows), drafter, options)
+    options = text.Options(max_new_tokens=8 if toy else 128, stop_ids=())
+    request = TextRequest(None, target, held_out_prompts(rows, 64, toy), drafter, options)
     ways = {"plain": request.plain().run}
     ways |= {f"gamma {g}": request.with_options(gamma=g).run for g in (2, 4)}
     return ways, lambda: text.fastest(*request).way
 
 
-def masked_job(rows: int, places: int = 64) -> Job:
-    arguments = None, models.load_text("masked-default"), prompts(rows)
-    options = masked.Options(max_new_tokens=places)
+def masked_job(rows: int, toy: bool) -> Job:
+    arguments = None, load_text("masked-default", toy), held_out_prompts(rows, 64, toy)
+    options = masked.Options(max_new_tokens=16 if toy else 64)
     request = MaskedRequest(*arguments, options=options)
     ways = {"stepwise": request.stepwise().run}
     ways |= {f"gamma {g}": request._replace(method=masked.SelfSpeculation(g)).run for g in (2, 4, 8)}
     return ways, lambda: masked.fastest(*arguments, options).way
 
 
-def image_job(batch: int) -> Job:
+def image_job(batch: int, toy: bool) -> Job:
     """16 AR steps of 25 denoising steps: all ways in a minute or two."""
-    model, key, labels = models.load("default"), jax.random.key(0), [i % 10 for i in range(batch)]
-    options = Options(denoise="auto", num_iter=16, respacing="ddim25", final_noise=True)
+    model, key, labels = load("default", toy), jax.random.key(0), [i % 10 for i in range(batch)]
+    steps = 5 if toy else 25
+    options = Options(denoise="auto", num_iter=16, respacing=f"ddim{steps}", final_noise=True)
     ways = {}
     for name, method in (("plain", Plain()), ("self", SelfSpeculation())):
-        for chain, way in choice.candidates(25).items():
+        for chain, way in choice.candidates(steps).items():
             plan = resolve(model, labels, method, dataclasses.replace(options, denoise=way or "plain"))
             ways[f"{name}, {chain}"] = functools.partial(generation.run, key, plan)
 
@@ -87,29 +80,31 @@ def image_job(batch: int) -> Job:
     return ways, chosen
 
 
-def jobs() -> Iterator[tuple[str, Callable[[], Job]]]:
-    for rows in (1, 8):
+def jobs(toy: bool) -> Iterator[tuple[str, Callable[[], Job]]]:
+    for rows in (1,) if toy else (1, 8):
         for draft in ("model", "int8", "lookup"):
-            yield f"text, {rows} rows, {draft}", functools.partial(text_job, rows, draft)
-        yield f"masked, {rows} rows", functools.partial(masked_job, rows)
-        yield f"images, {rows}", functools.partial(image_job, rows)
+            yield f"text, {rows} rows, {draft}", functools.partial(text_job, rows, draft, toy)
+        yield f"masked, {rows} rows", functools.partial(masked_job, rows, toy)
+        yield f"images, {rows}", functools.partial(image_job, rows, toy)
+
+
+def make_parser() -> Parser:
+    parser = Parser(__doc__, file=Path("auto.json"), repeats=1)
+    parser.add_argument("--file", type=Path, default=FILE)
+    parser.add_argument("--repeats", type=int, default=5)
+    return parser
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--file", type=Path, default=FILE)
-    parser.add_argument("--repeats", type=int, default=5)
-    args = parser.parse_args()
+    args = begin(make_parser())
     rows = json.loads(args.file.read_text())["rows"] if args.file.exists() else []
-    for name, make in jobs():
+    for name, make in jobs(args.toy):
         if any(row["job"] == name for row in rows):
             continue
         ways, chosen = make()
-        begin = time.perf_counter()
+        start = time.perf_counter()
         choice = chosen()
-        deciding = time.perf_counter() - begin
+        deciding = time.perf_counter() - start
         for run in ways.values():
             jax.block_until_ready(run()[0])  # this compiles
         runs = {way: (lambda run=run: run()[0]) for way, run in ways.items()}

@@ -12,7 +12,6 @@ one JSON object on standard output.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import functools
 import json
@@ -23,7 +22,8 @@ import time
 import jax
 import jax.numpy as jnp
 import numpy as np
-from inner import randomness, recorded, say
+from inner import TOY_WINDOWS, randomness, recorded, say
+from toy import Parser, begin, load, sizes
 
 from cspd_jax.image import sampler
 from cspd_jax.image.chain import calibration, choice
@@ -32,9 +32,9 @@ from cspd_jax.image.chain.speculation import ChainRandomness, ChainSpeculation
 from cspd_jax.image.options import Options
 from cspd_jax.image.order import RISING, Raster
 from cspd_jax.keys import row_keys
-from cspd_jax.networks.config import SPHERE_PRESETS
+from cspd_jax.networks.config import SPHERE_PRESETS, SphereConfig
 from cspd_jax.networks.sphere import SphereModel, init_params
-from cspd_jax.weights import models
+from cspd_jax.weights.models import ImageModel
 
 MODEL = "default-causal"
 WINDOWS = ((8,), (16,), (32,))
@@ -51,12 +51,12 @@ def options_of(steps: int, cfg: float = 1.0) -> Options:
     )
 
 
-def calls(images: int) -> list[dict]:
+def calls(model: ImageModel, windows_of_all, steps_of_all: tuple[int, ...], images: int) -> list[dict]:
     """Head calls of whole generations by the embedded causal model, all `images` side by side."""
-    model, found = models.load(MODEL), []
+    found = []
     keys, labels = row_keys(jax.random.key(11), images), jnp.arange(images, dtype=jnp.int32) % 10
     tokens = images * model.config.seq_len
-    for steps in (100, 50, 25):
+    for steps in steps_of_all:
         for cfg in (1.0, 3.0):
             options = options_of(steps, cfg)
             fitted = calibration.get(model, options).calibration.drafter
@@ -64,7 +64,7 @@ def calls(images: int) -> list[dict]:
                 ("frozen", frozen(steps + 1, model.config.token_dim)),
                 ("calibrated", fitted),
             ):
-                for windows in WINDOWS:
+                for windows in windows_of_all:
                     way = dataclasses.replace(
                         options, denoise=ChainSpeculation(windows), chain_drafter=drafter
                     )
@@ -103,9 +103,9 @@ def seconds(runs: dict, repeats: int) -> dict[str, float]:
     return {name: statistics.median(t) for name, t in times.items()}
 
 
-def token_seconds(name: str, steps: int, repeats: int) -> dict:
-    """One token of one image at the sizes `name`: the backbone's pass, and the chain by each way."""
-    config = SPHERE_PRESETS[name]
+def token_seconds(name: str, config: SphereConfig, recorder: ImageModel, windows_of_all, steps: int, repeats):
+    """One token of one image at the sizes `name`: the backbone's pass, and the chain by each way; `recorder`
+    says which drafts are accepted."""
     model, params = SphereModel(config), jax.jit(functools.partial(init_params, config))(jax.random.key(0))
     options = options_of(steps)
     batch = sampler.bind(model, params, row_keys(jax.random.key(0), 1), jnp.zeros(1, jnp.int32), options)
@@ -127,12 +127,12 @@ def token_seconds(name: str, steps: int, repeats: int) -> dict:
 
     z = jax.random.normal(jax.random.key(1), (1, config.width))
     drafter, runs, count = frozen(steps + 1, config.token_dim), {}, {}
-    for windows in (None, *WINDOWS):
+    for windows in (None, *windows_of_all):
         label = "plain" if windows is None else choice.name_of(windows)
         if windows is None:
             replays, count[label] = [randomness(1, config.token_dim, steps + 1)], steps + 1
         else:
-            together, calls = recorded(_REPLAYS, windows, MODEL, options)
+            together, calls = recorded(recorder, _REPLAYS, windows, options)
             replays = [
                 ChainRandomness(
                     together.noise[:, i : i + 1],
@@ -191,23 +191,27 @@ def _torch(config, steps: int) -> dict:
     return {"torch": [one]}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def make_parser() -> Parser:
+    parser = Parser(__doc__, images=2, repeats=1, sizes="sphere-b")
     parser.add_argument("--only", choices=["calls", "seconds"])
     parser.add_argument("--images", type=int, default=64, help="side by side, for the calls (64)")
     parser.add_argument("--repeats", type=int, default=12)
     parser.add_argument("--sizes", default="sphere-b,sphere-l")
-    args = parser.parse_args()
+    return parser
+
+
+def main() -> None:
+    args = begin(make_parser())
+    model, windows = load(MODEL, args.toy), TOY_WINDOWS if args.toy else WINDOWS
+    steps_of_all = (5,) if args.toy else (100, 50, 25)
     out = {"machine": platform.machine(), "device": jax.devices()[0].device_kind, "jax": jax.__version__}
     if args.only in (None, "calls"):
-        out["calls"] = calls(args.images)
+        out["calls"] = calls(model, windows, steps_of_all, args.images)
     if args.only in (None, "seconds"):
         out["seconds"] = [
-            token_seconds(name, steps, args.repeats)
+            token_seconds(name, sizes(SPHERE_PRESETS, name, args.toy), model, windows, steps, args.repeats)
             for name in args.sizes.split(",")
-            for steps in (100, 50, 25)
+            for steps in steps_of_all
         ]
     print(json.dumps(out))
 

@@ -17,7 +17,6 @@ standard output.
 
 from __future__ import annotations
 
-import argparse
 import functools
 import json
 
@@ -26,6 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 from causal import MODEL, options_of
 from inner import randomness, say
+from toy import Parser, begin, load
 
 from cspd_jax.diffusion.chain import Chains, path_log_density, predict, sample_path
 from cspd_jax.diffusion.gaussian import coefficients, predicted_x0
@@ -34,9 +34,7 @@ from cspd_jax.image import sampler
 from cspd_jax.image.chain import calibration, speculation
 from cspd_jax.image.chain.speculation import ChainSpeculation
 from cspd_jax.keys import row_keys
-from cspd_jax.weights import models
 
-POSITIONS = tuple(range(2, 62, 6))
 SHARES_LEFT = (1.0, 0.6, 0.4, 0.25, 0.1)  # of the steps, when the prediction is taken
 WINDOW = (16,)
 
@@ -131,11 +129,15 @@ def calls_by_steps_left(setting: Setting, drafter, z, states) -> np.ndarray:
     return np.interp(np.arange(setting.steps + 1), [0, *lefts], [0.0, *found])
 
 
+def positions_of(model) -> range:
+    return range(2, model.seq_len - 2, 6)
+
+
 def ridge(setting: Setting):
     """The next context from the context and the first prediction at each position, fitted on other images."""
     half = len(setting.tokens) // 2
     fitted = {}
-    for position in POSITIONS:
+    for position in positions_of(setting.network):
         z = setting.context(setting.tokens, position)
         noise = randomness(len(z), setting.tokens.shape[-1], setting.steps, seed=position).noise
         first = setting.predictions(jnp.broadcast_to(noise[-1], noise.shape), z)[-1]
@@ -155,7 +157,7 @@ def measure(model, draft, steps: int, images: int) -> list[dict]:
     guessed = ridge(setting)
     kept: dict[str, list[np.ndarray]] = {}
     calls, whole = [], []
-    for position in POSITIONS:
+    for position in positions_of(setting.network):
         z, dim = setting.context(tokens, position), tokens.shape[-1]
         states = setting.path(z, randomness(images, dim, setting.steps, seed=position).noise)
         predicted = setting.predictions(states, z)
@@ -212,16 +214,19 @@ def measure(model, draft, steps: int, images: int) -> list[dict]:
     return found
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def make_parser() -> Parser:
+    parser = Parser(__doc__, images=8, draft=MODEL)
     parser.add_argument("--draft", help="a smaller causal model of the same tokens")
     parser.add_argument("--images", type=int, default=256)
-    args = parser.parse_args()
-    model = models.load(MODEL)
-    draft = None if args.draft is None else models.load(args.draft)
-    print(json.dumps([row for steps in (100, 25) for row in measure(model, draft, steps, args.images)]))
+    return parser
+
+
+def main() -> None:
+    args = begin(make_parser())
+    model = load(MODEL, args.toy)
+    draft = None if args.draft is None else load(args.draft, args.toy)
+    steps_of_all = (5,) if args.toy else (100, 25)
+    print(json.dumps([row for steps in steps_of_all for row in measure(model, draft, steps, args.images)]))
 
 
 if __name__ == "__main__":

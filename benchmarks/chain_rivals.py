@@ -21,7 +21,6 @@ The file is a JSON list of rows; rows that are there are not computed again.
 
 from __future__ import annotations
 
-import argparse
 import functools
 import itertools
 import json
@@ -33,6 +32,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from toy import Parser, begin, load
 
 from cspd_jax._utils.files import write_text
 from cspd_jax.coupling import (
@@ -50,9 +50,7 @@ from cspd_jax.image.chain import calibration
 from cspd_jax.image.chain.drafters import NoiseCorrected, Prediction
 from cspd_jax.image.chain.head import head_of_steps
 from cspd_jax.image.options import Options
-from cspd_jax.weights import models
 
-STEPS = 100
 _CLIP = 5.0
 
 Array = jax.Array
@@ -165,7 +163,7 @@ def run_chains(way: Way, window: int, model, params, time, z, scale, c, drafter,
     rows, lanes = len(x), jnp.arange(len(x))
     call = head_of_steps(chain.Chains(model, params, time, z, c, scale=scale), rows)
     test = {"each": tested_one_by_one, "block": tested_as_block}[way.test]
-    start = Chains(jnp.full(rows, STEPS), x, drafter.start(x))
+    start = Chains(jnp.full(rows, len(c[0])), x, drafter.start(x))
     if way.drafts == "eps":
         start = start._replace(seen=Prediction(x, start.seen.v))
 
@@ -219,29 +217,36 @@ def run_chains(way: Way, window: int, model, params, time, z, scale, c, drafter,
     return end[0].x, *end[1:]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+def make_parser() -> Parser:
+    parser = Parser(__doc__, file=Path("rivals.json"), rows=4, windows="3")
     parser.add_argument("file", type=Path)
     parser.add_argument("--rows", type=int, default=512)
     parser.add_argument("--cfg", default="1,3")
     parser.add_argument("--windows", default="8,16,32")
-    args = parser.parse_args()
+    return parser
+
+
+def main() -> None:
+    args = begin(make_parser())
     found: list[dict[str, Any]] = json.loads(args.file.read_text()) if args.file.exists() else []
-    model = models.load("default")
-    schedule = sampling_schedule(f"ddim{STEPS}")
+    model = load("default", args.toy)
+    schedule = sampling_schedule(model.config.respacing)
     c = coefficients(schedule)
     features = model.network.embed_time(model.params, jnp.asarray(schedule.timestep_map))
     cfgs, windows = (
         [float(n) for n in args.cfg.split(",")],
         [int(n) for n in args.windows.split(",")],
     )
-    for cfg, window, way in itertools.product(cfgs, windows, WAYS):
+    cells = list(itertools.product(cfgs, windows, WAYS))
+    if args.toy:  # each word of the ways, and guidance
+        cells = [*(cells[i] for i in (0, 4, 7)), cells[-1]]
+    for cfg, window, way in cells:
         cell = {"cfg": cfg, "M": window, "rows": args.rows, **way._asdict()}
         if any(cell.items() <= row.items() for row in found):
             continue
         options = Options(
             num_iter=model.config.seq_len,
-            respacing=f"ddim{STEPS}",
+            respacing=model.config.respacing,
             guided=cfg != 1,
             cfg=cfg,
             final_noise=True,

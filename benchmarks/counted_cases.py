@@ -114,6 +114,15 @@ def cases(file: Path, toy: bool) -> Iterator[Counted]:
                 yield from images(file, name, batch, guided, dtype)
 
 
+def of_each_kind(file: Path) -> list[tuple[Case, list[float]]]:
+    """The first and the last case of every kind, traced and not compiled."""
+    kinds = (
+        images(file, "mar-large", 1, False, "bfloat16"), causal_images(file, "sphere-b", True, "float32"),
+        texts(file, "pythia-160m", 1, "float32"), fillings(file, "llada-8b", 1, "bfloat16"),
+    )  # fmt: skip
+    return [counted.make() for kind in map(list, kinds) for counted in (kind[0], kind[-1])]
+
+
 # Images
 
 
@@ -381,9 +390,9 @@ def masked_run(file: Path, batch: int) -> dict[str, float]:
         model = models.load_text("masked-default")
         prompts, found = held_out(max(batch, 8), 4 * PROMPT), []
         for at in range(0, len(prompts), batch):
-            _, info = masked.generate(
-                None, model, prompts[at : at + batch], max_new_tokens=NEW_TOKENS, block=8, gamma=GAMMA
-            )
+            options = masked.Options(max_new_tokens=NEW_TOKENS, block=8)
+            way = masked.SelfSpeculation(GAMMA)
+            _, info = masked.generate(None, model, prompts[at : at + batch], way, options)
             found.append(int(np.max(info.rounds)) + 1)
         return {"texts": len(prompts), "rounds": float(np.mean(found))}
 

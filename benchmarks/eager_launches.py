@@ -10,17 +10,14 @@ of the published models, the weights nothing in particular.
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
 
 import kernels
-import reference_torch
-import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from toy import Parser, begin, sizes
 
 from cspd_jax.diffusion.schedule import make_schedule
-from cspd_jax.networks.config import MAR_PRESETS
+from cspd_jax.networks.config import MAR_PRESETS, MARConfig
 
 FILE = Path(__file__).parent / "results" / "accelerator.json"
 NOTHING = (
@@ -33,23 +30,28 @@ NOTHING = (
 )
 
 
-class Count(TorchDispatchMode):
-    """Counts the operations that compute something."""
+def counter():
+    """A context that counts the operations that compute something, as `launches`."""
+    from torch.utils._python_dispatch import TorchDispatchMode
 
-    def __init__(self):
-        super().__init__()
-        self.launches = 0
+    class Count(TorchDispatchMode):
+        launches = 0
 
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        name = str(function)
-        if not function.is_view and not name.startswith(NOTHING):
-            self.launches += 1
-        return function(*args, **(kwargs or {}))
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            name = str(function)
+            if not function.is_view and not name.startswith(NOTHING):
+                self.launches += 1
+            return function(*args, **(kwargs or {}))
+
+    return Count()
 
 
-def launches(name: str, respacing: str) -> tuple[int, int]:
+def launches(config: MARConfig) -> tuple[int, int]:
     """Of the backbone for a token in the middle of an image, and of the denoising chain of that token."""
-    config, schedule = MAR_PRESETS[name], make_schedule(respacing)
+    import reference_torch
+    import torch
+
+    schedule = make_schedule(config.respacing)
     with torch.device("meta"):
         model = reference_torch.MAR(config)
     model = model.to_empty(device="cpu")
@@ -57,32 +59,38 @@ def launches(name: str, respacing: str) -> tuple[int, int]:
     mask = (torch.arange(length) >= known).float()[None]
     embedding, tokens = torch.zeros(1, config.encoder_width), torch.zeros(1, length, config.token_dim)
     with torch.inference_mode():
-        with Count() as backbone:
+        with counter() as backbone:
             z = model.context(tokens, mask, embedding)
-        with Count() as chain:
+        with counter() as chain:
             model.diffloss.sample(z[0, known : known + 1], schedule, None, 1.0, 1.0)
     return backbone.launches, chain.launches
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def make_parser() -> Parser:
+    parser = Parser(__doc__, file=Path("eager.json"), models=["mar-base"])
     parser.add_argument("--file", type=Path, default=FILE)
     parser.add_argument("--models", nargs="+", default=["mar-base", "mar-large", "mar-huge"])
-    args = parser.parse_args()
+    return parser
+
+
+def main() -> None:
+    args = begin(make_parser())
+    import torch
+
     rows = []
     for name in args.models:
-        backbone, chain = launches(name, "ddim100")
+        config = sizes(MAR_PRESETS, name, args.toy)
+        backbone, chain = launches(config)
         row = {
-            "model": name, "torch": torch.__version__, "batch": 1, "guided": False, "respacing": "ddim100",
+            "model": name, "torch": torch.__version__, "batch": 1, "guided": False,
+            "respacing": config.respacing,
             "backbone": backbone, "chain": chain, "kernels_per_token": backbone + chain,
             "modelled_seconds_per_token": (backbone + chain) * kernels.LAUNCH,
         }  # fmt: skip
         rows.append(row)
         milliseconds = 1e3 * row["modelled_seconds_per_token"]
         print(f"{name}: {backbone} + {chain} launches, {milliseconds:.1f} ms modelled")
-    content = json.loads(args.file.read_text())
+    content = json.loads(args.file.read_text()) if args.file.exists() else {}
     unfinished = args.file.with_suffix(".eager")
     unfinished.write_text(json.dumps({**content, "eager": rows}, indent=1) + "\n")
     unfinished.replace(args.file)

@@ -21,15 +21,13 @@ import time
 from pathlib import Path
 
 from convert_memory import ROOT
+from toy import Parser, begin
 
 sys.path.insert(0, str(ROOT / "tests"))
 import hf_folder
 
 SIZES = {"V": 32000, "D": 1024, "L": 24, "H": 8, "KV": 8, "M": 4096}
-CONFIG = {
-    **hf_folder.LLAMA, "vocab_size": SIZES["V"], "hidden_size": SIZES["D"], "num_hidden_layers": SIZES["L"],
-    "num_attention_heads": SIZES["H"], "num_key_value_heads": SIZES["KV"], "intermediate_size": SIZES["M"],
-}  # fmt: skip
+TOY_SIZES = {"V": 64, "D": 64, "L": 2, "H": 8, "KV": 8, "M": 128}
 FILES = 2
 LOAD = """
 import os, sys
@@ -45,11 +43,19 @@ if len(sys.argv) > 1:
 """
 
 
-def write(folder: Path) -> None:
+def config_of(sizes: dict[str, int]) -> dict:
+    return {
+        **hf_folder.LLAMA, "vocab_size": sizes["V"], "hidden_size": sizes["D"],
+        "num_hidden_layers": sizes["L"], "num_attention_heads": sizes["H"],
+        "num_key_value_heads": sizes["KV"], "intermediate_size": sizes["M"],
+    }  # fmt: skip
+
+
+def write(folder: Path, sizes: dict[str, int]) -> None:
     """The folder of the synthetic model."""
-    for name, size in SIZES.items():
+    for name, size in sizes.items():
         setattr(hf_folder, name, size)
-    hf_folder.write(folder, CONFIG, files=FILES)
+    hf_folder.write(folder, config_of(sizes), files=FILES)
 
 
 def measured(arguments: list[str]) -> dict:
@@ -73,17 +79,21 @@ def _anonymous(process: int) -> int:
     return 0
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def make_parser() -> Parser:
+    parser = Parser(__doc__)
     parser.add_argument("--tmp", help="folder for the temporary files")
     parser.add_argument("--write", type=Path, help=argparse.SUPPRESS)
-    args = parser.parse_args()
+    return parser
+
+
+def main() -> None:
+    args = begin(make_parser())
     if args.write:
-        return write(args.write)
+        return write(args.write, TOY_SIZES if args.toy else SIZES)
     with tempfile.TemporaryDirectory(dir=args.tmp) as folder:
         source, target = Path(folder, "source"), Path(folder, "converted")
         # By a child too: a process begins with the peak of the one that started it.
-        subprocess.run([sys.executable, __file__, "--write", str(source)], check=True)
+        subprocess.run([sys.executable, __file__, "--write", str(source), *["--toy"] * args.toy], check=True)
         size = sum(file.stat().st_size for file in source.glob("*.safetensors"))
         rows = {
             "import alone": measured(["-c", LOAD]),

@@ -13,7 +13,6 @@ one JSON object on standard output.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import functools
 import json
@@ -25,6 +24,7 @@ import time
 import jax
 import jax.numpy as jnp
 import numpy as np
+from toy import Parser, begin, load, sizes
 
 from cspd_jax.coupling import uniform
 from cspd_jax.diffusion.chain import Chains
@@ -36,12 +36,12 @@ from cspd_jax.image.chain.drafters import frozen
 from cspd_jax.image.chain.speculation import ChainRandomness, ChainSpeculation
 from cspd_jax.image.options import Options
 from cspd_jax.keys import row_keys
-from cspd_jax.networks.config import MAR_PRESETS
+from cspd_jax.networks.config import MAR_PRESETS, MARConfig
 from cspd_jax.networks.mar import MARModel, abstract_params, init_params
-from cspd_jax.weights import models
+from cspd_jax.weights.models import ImageModel
 
-STEPS = 100
 WINDOWS = ((8,), (16,), (32,), (32, 32, 32, 32, 8))
+TOY_WINDOWS = ((3, 2),)
 
 
 def say(text: str) -> None:
@@ -64,7 +64,7 @@ def seconds(runs: dict, repeats: int) -> dict[str, float]:
 def options_of(model, cfg: float = 1.0, temperature: float = 1.0, speculation=None) -> Options:
     return Options(
         num_iter=model.config.seq_len,
-        respacing="ddim100",
+        respacing=model.config.respacing,
         guided=cfg != 1,
         cfg=cfg,
         temperature=temperature,
@@ -72,17 +72,21 @@ def options_of(model, cfg: float = 1.0, temperature: float = 1.0, speculation=No
     )
 
 
-def calls(images: int) -> list[dict]:
-    """Head calls of whole generations by the default model, all `images` side by side, one token a step."""
-    model, found = models.load("default"), []
+def steps_of(model) -> int:
+    return sampling_schedule(model.config.respacing).num_steps
+
+
+def calls(model: ImageModel, windows_of_all: tuple[tuple[int, ...], ...], images: int) -> list[dict]:
+    """Head calls of whole generations by the model, all `images` side by side, one token a step."""
+    found = []
     keys = row_keys(jax.random.key(11), images)
     labels = jnp.arange(images, dtype=jnp.int32) % 10
     for cfg, temperature in ((1.0, 1.0), (3.0, 1.0), (1.0, 0.95), (3.0, 0.95)):
         options = options_of(model, cfg, temperature)
         drafter = calibration.get(model, options).calibration.drafter
-        ways = {"frozen": frozen(STEPS, model.config.token_dim), "noise-corrected": drafter}
+        ways = {"frozen": frozen(steps_of(model), model.config.token_dim), "noise-corrected": drafter}
         for name, drafter in ways.items():
-            for windows in WINDOWS:
+            for windows in windows_of_all:
                 way = dataclasses.replace(options, denoise=ChainSpeculation(windows), chain_drafter=drafter)
                 counts = sampler.sample(model.network, model.params, keys, labels, way).counts
                 counts = jax.tree.map(lambda a: np.asarray(a, np.int64), counts)
@@ -108,7 +112,7 @@ def calls(images: int) -> list[dict]:
     return found
 
 
-def randomness(rows: int, dim: int, steps: int = STEPS, seed: int = 0) -> ChainRandomness:
+def randomness(rows: int, dim: int, steps: int, seed: int = 0) -> ChainRandomness:
     key = jax.random.key(seed)
     return ChainRandomness(
         jax.random.normal(jax.random.fold_in(key, 1), (steps + 1, rows, dim)),
@@ -118,14 +122,10 @@ def randomness(rows: int, dim: int, steps: int = STEPS, seed: int = 0) -> ChainR
 
 
 def recorded(
-    rows: int,
-    windows: tuple[int, ...],
-    name: str = "default",
-    options: Options | None = None,
+    model: ImageModel, rows: int, windows: tuple[int, ...], options: Options | None = None
 ) -> tuple[ChainRandomness, np.ndarray]:
-    """Runs an embedded model on `rows` of its contexts. Returns random numbers whose uniforms make any other
+    """Runs a model on `rows` of its contexts. Returns random numbers whose uniforms make any other
     model accept and reject the same drafts (0 always accepts, 2 never), and the head calls of each row."""
-    model = models.load(name)
     options = options or options_of(model)
     found = calibration.get(model, options).calibration
     schedule = sampling_schedule(options.respacing)
@@ -158,9 +158,9 @@ def recorded(
     return random._replace(uniforms=jnp.asarray(forced)), count
 
 
-def head_seconds(name: str, rows: int, repeats: int) -> dict:
-    """Seconds of the chains of `rows` tokens with the head of a published size."""
-    config = MAR_PRESETS[name]
+def head_seconds(name: str, config: MARConfig, recorder: ImageModel, windows_of_all, rows: int, repeats: int):
+    """Seconds of the chains of `rows` tokens with the head of a size; `recorder` says what is accepted."""
+    steps = steps_of(recorder)
     model = MARModel(config)
     random = np.random.default_rng(0)
     params = jax.tree.map(
@@ -168,16 +168,16 @@ def head_seconds(name: str, rows: int, repeats: int) -> dict:
         {"head": abstract_params(config)["head"]},
     )
     z = jax.random.normal(jax.random.key(1), (rows, config.decoder_width))
-    drafter = frozen(STEPS, config.token_dim)
+    drafter = frozen(steps, config.token_dim)
     runs, count = {}, {}
-    for windows in (None, *WINDOWS):
-        label, random = "plain", randomness(rows, config.token_dim)
+    for windows in (None, *windows_of_all):
+        label, random = "plain", randomness(rows, config.token_dim, steps)
         if windows:
             label = choice.name_of(windows)
-            random, calls = recorded(rows, windows)
+            random, calls = recorded(recorder, rows, windows)
             count[label] = int(calls.max())
         way = ChainSpeculation(windows) if windows else "plain"
-        options = Options(respacing="ddim100", denoise=way, chain_drafter=drafter)
+        options = Options(respacing=recorder.config.respacing, denoise=way, chain_drafter=drafter)
         runs[label] = functools.partial(choice.run_chains, model, params, z, random, options)
     times = seconds(runs, repeats)
     best = min((label for label in times if label != "plain"), key=times.get)
@@ -195,18 +195,17 @@ def head_seconds(name: str, rows: int, repeats: int) -> dict:
     }
 
 
-def whole_tokens(head: dict, repeats: int) -> list[dict]:
+def whole_tokens(config: MARConfig, head: dict, repeats: int) -> list[dict]:
     """One AR step at MAR-B's sizes, batch 1: the backbone's time, and with it the time of a token."""
-    config = MAR_PRESETS["mar-base"]
     model, params = MARModel(config), init_params(config, jax.random.key(0))
-    options = Options(num_iter=256, respacing="ddim100", prefix_buckets=4)
+    options = Options(num_iter=config.seq_len, respacing=config.respacing, prefix_buckets=4)
     keys, labels = row_keys(jax.random.key(0), 1), jnp.zeros(1, jnp.int32)
     batch = jax.jit(functools.partial(sampler.bind, model))(params, keys, labels, options)
     segments = sampler.plan_segments(config.seq_len, options)
     state = sampler.empty_state(batch)
     fast = min(s for label, s in head["seconds"].items() if label != "plain")
     found = []
-    for known in (4, 128):
+    for known in (4, config.seq_len // 2):
         bucket = next(s.bucket for s, _ in segments if s.bucket >= known)
         segment = sampler.Segment(bucket, 1, options.respacing)
         context = jax.jit(sampler.group_context, static_argnums=1)
@@ -241,18 +240,18 @@ def reference_token(config, known: int, repeats: int) -> float | None:
     def token():
         with torch.inference_mode():
             z = reference.context(tokens, mask, reference.fake_latent)[:, reveal[known]]
-            reference.diffloss.sample(z, sampling_schedule("ddim100"), None, 1.0, 1.0)
+            reference.diffloss.sample(z, sampling_schedule(config.respacing), None, 1.0, 1.0)
         return 0
 
     return seconds({"token": token}, repeats)["token"]
 
 
-def auto(repeats: int) -> list[dict]:
-    """What `--denoise auto` decides for groups of the default model, and what both ways take."""
-    model, found = models.load("default"), []
+def auto(model: ImageModel, rows_of_all: tuple[int, ...], repeats: int) -> list[dict]:
+    """What `--denoise auto` decides for groups of the model, and what both ways take."""
+    found = []
     options = options_of(model)
     gains = calibration.get(model, options).calibration
-    for rows in (1, 8, 64):
+    for rows in rows_of_all:
         chosen = choice.choose(model, options, gains, rows)
         again = [choice.measure(model, options, gains, rows) for _ in range(repeats)]
         times = {name: statistics.median(a[name] for a in again) for name in again[0]}
@@ -264,28 +263,35 @@ def auto(repeats: int) -> list[dict]:
     return found
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def make_parser() -> Parser:
+    parser = Parser(__doc__, images=2, repeats=1)
     parser.add_argument("--only", choices=["calls", "seconds", "auto"])
     parser.add_argument("--images", type=int, default=64, help="side by side, for the calls (64)")
     parser.add_argument("--repeats", type=int, default=5)
-    args = parser.parse_args()
+    return parser
+
+
+def main() -> None:
+    args = begin(make_parser())
+    model, windows = load("default", args.toy), TOY_WINDOWS if args.toy else WINDOWS
+    rows_of_all = (1,) if args.toy else (1, 8, 64)
     out = {
         "machine": platform.machine(),
         "device": jax.devices()[0].device_kind,
         "jax": jax.__version__,
     }
     if args.only in (None, "calls"):
-        out["calls"] = calls(args.images)
+        out["calls"] = calls(model, windows, args.images)
     if args.only in (None, "seconds"):
         out["head"] = [
-            head_seconds(name, rows, args.repeats) for name in ("mar-base", "mar-huge") for rows in (1, 8, 64)
+            head_seconds(name, sizes(MAR_PRESETS, name, args.toy), model, windows, rows, args.repeats)
+            for name in (("mar-base",) if args.toy else ("mar-base", "mar-huge"))
+            for rows in rows_of_all
         ]
-        out["token"] = whole_tokens(out["head"][0], args.repeats)
+        config = sizes(MAR_PRESETS, "mar-base", args.toy)
+        out["token"] = whole_tokens(config, out["head"][0], args.repeats)
     if args.only in (None, "auto"):
-        out["auto"] = auto(3)
+        out["auto"] = auto(model, rows_of_all, 3)
     print(json.dumps(out))
 
 

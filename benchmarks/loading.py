@@ -11,7 +11,7 @@ The seconds until the first batch are told beside.
 
 from __future__ import annotations
 
-import argparse
+import importlib.util
 import json
 import os
 import tempfile
@@ -21,13 +21,13 @@ from pathlib import Path
 
 import numpy as np
 from PIL import Image
+from toy import Parser, begin, left_out
 
 from cspd_jax.training.data import Folder, FolderConfig, StreamedFolder
 from cspd_jax.training.data.folder import list_images, read_image
 
 BATCH = 32
 SIZE = 256
-STEPS = 25
 
 
 def write_images(root: Path, count: int) -> None:
@@ -51,45 +51,52 @@ def one_by_one(root: Path) -> float:
     return len(files) / (time.perf_counter() - start)
 
 
-def trained(batches: Iterator, device: float) -> dict[str, float]:
+def trained(batches: Iterator, device: float, batch: int, steps: int) -> dict[str, float]:
     """Images per second of steps during which the device is busy for `device` seconds."""
     start = time.perf_counter()
     next(batches)
     first = time.perf_counter()
-    for _ in range(STEPS):
+    for _ in range(steps):
         begun = time.perf_counter()
         next(batches)  # made while the step runs
         time.sleep(max(0.0, begun + device - time.perf_counter()))
     seconds = time.perf_counter() - first
-    return {"first_batch_s": round(first - start, 2), "images_per_s": round(STEPS * BATCH / seconds, 1)}
+    return {"first_batch_s": round(first - start, 2), "images_per_s": round(steps * batch / seconds, 1)}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+def make_parser() -> Parser:
+    parser = Parser(__doc__, images=8, device_ms=1.0)
     parser.add_argument("--images", type=int, default=600)
     parser.add_argument("--device-ms", type=float, default=150.0)
     parser.add_argument("--tmp")
-    args = parser.parse_args()
+    return parser
+
+
+def main() -> None:
+    args = begin(make_parser())
     device = args.device_ms / 1000
+    batch, steps = (4, 2) if args.toy else (BATCH, 25)
     with tempfile.TemporaryDirectory(dir=args.tmp) as tmp:
         root = Path(tmp)
         write_images(root, args.images)
         config = FolderConfig(str(root), size=SIZE, held_out=0)
         report = {"cores": os.cpu_count(), "images": args.images, "device_ms": args.device_ms}
-        report["the device alone"] = {"images_per_s": round(BATCH / device, 1)}
+        report["the device alone"] = {"images_per_s": round(batch / device, 1)}
         report["decoded one by one"] = {"images_per_s": round(one_by_one(root), 1)}
         start = time.perf_counter()
         kept = Folder(config, progress=False)
         report["decoded by threads"] = {"images_per_s": round(args.images / (time.perf_counter() - start), 1)}
         streamed = StreamedFolder(config)
         for name, source in (("kept", kept), ("read between the steps", streamed)):
-            batches = (source.batch(step, BATCH) for step in range(STEPS + 1))
-            report[name] = trained(batches, device)
-        for workers in (0, 1, 2):
+            batches = (source.batch(step, batch) for step in range(steps + 1))
+            report[name] = trained(batches, device, batch, steps)
+        if importlib.util.find_spec("grain") is None:
+            left_out("files read ahead", "grain is not installed: extra `grain`")
+        for workers in (0, 1, 2) if importlib.util.find_spec("grain") else ():
             ahead = StreamedFolder(config, workers=workers)
-            batches = ahead.parts(0, STEPS + 8, np.arange(BATCH), BATCH)
+            batches = ahead.parts(0, steps + 8, np.arange(batch), batch)
             name = f"read ahead by {workers} processes" if workers else "read ahead by threads"
-            report[name] = trained(batches, device)
+            report[name] = trained(batches, device, batch, steps)
     print(json.dumps(report, indent=1))
 
 

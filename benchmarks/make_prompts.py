@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import pathlib
 import random
-import sys
+
+from toy import Parser, begin
 
 from cspd_jax._utils.files import write_text
 
@@ -168,10 +169,19 @@ def train() -> list[str]:
     return lines
 
 
-def main(folder: str) -> None:
-    write_text(pathlib.Path(folder) / "train.txt", "\n".join(train()) + "\n")
-    write_text(pathlib.Path(folder) / "held-out.txt", "\n".join(HELD_OUT) + "\n")
+def make_parser() -> Parser:
+    parser = Parser(__doc__, folder=pathlib.Path("prompts"))
+    parser.add_argument("folder", type=pathlib.Path)
+    return parser
+
+
+def main() -> None:
+    args = begin(make_parser())
+    args.folder.mkdir(parents=True, exist_ok=True)
+    for name, lines in (("train.txt", train()), ("held-out.txt", HELD_OUT)):
+        write_text(args.folder / name, "\n".join(lines) + "\n")
+        print(f"{args.folder / name}: {len(lines)} instructions")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main()

@@ -11,7 +11,6 @@ in each table. Prints tables on standard error and one JSON object on standard o
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import platform
@@ -21,6 +20,7 @@ import sys
 import jax
 import jax.numpy as jnp
 import numpy as np
+from toy import Parser, begin, held_out_prompts, load_text
 
 from cspd_jax import masked
 from cspd_jax._utils.timing import seconds_in_turns
@@ -29,9 +29,6 @@ from cspd_jax.masked.canvas import window_at
 from cspd_jax.masked.comparison import Request
 from cspd_jax.masked.generation import prepare
 from cspd_jax.masked.rule import candidates
-from cspd_jax.training.data.text import documents
-from cspd_jax.weights import models
-from cspd_jax.weights.tokenizers import ByteTokenizer
 
 GAMMAS = (1, 2, 3, 4, 5, 6, 7, 8)
 TEMPERATURES = (0.0, 0.2, 0.4, 1.0)
@@ -46,10 +43,9 @@ def say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def held_out_prompts(count: int, length: int = 48) -> list[list[int]]:
+def prompts_of(count: int, toy: bool) -> list[list[int]]:
     """The beginnings of held-out documents, of several lengths."""
-    texts = [d.text for d in documents() if d.held_out and len(d.text.encode()) > 4 * length]
-    return [ByteTokenizer().encode(text)[: length - i % 5] for i, text in enumerate(texts[:count])]
+    return [ids[: len(ids) - i % 5] for i, ids in enumerate(held_out_prompts(count, 48, toy))]
 
 
 def measure(requests: dict[str, Request], repeats: int) -> dict:
@@ -64,9 +60,10 @@ def table(model, batch: int, cached: bool, args) -> list[dict]:
     options = masked.Options(
         max_new_tokens=args.new_tokens, block=args.block, cached=cached, temperature=args.temperature
     )
-    base = Request(jax.random.key(0), model, held_out_prompts(batch), options=options)
+    base = Request(jax.random.key(0), model, prompts_of(batch, args.toy), options=options)
     requests = {"stepwise": base.stepwise()}
-    requests |= {f"draft_len {n}": base._replace(method=SelfSpeculation(n)) for n in GAMMAS}
+    gammas = GAMMAS[:1] if args.toy else GAMMAS
+    requests |= {f"draft_len {n}": base._replace(method=SelfSpeculation(n)) for n in gammas}
     if not cached:
         half = args.new_tokens // 2
         requests["top-k 3, draft_len 4 (lossy)"] = base._replace(method=SelfSpeculation(4, accept_top_k=3))
@@ -100,11 +97,12 @@ def sampled(model, batch: int, args) -> list[dict]:
     """Passes, seconds and what is drafted wrongly, by temperature and measure of confidence."""
     rows = []
     say(f"{batch} rows, {args.new_tokens} places, blocks of {args.block}, without a cache")
-    for (name, recipe), temperature in itertools.product(RECIPES.items(), TEMPERATURES):
+    temperatures = TEMPERATURES[1:2] if args.toy else TEMPERATURES
+    for (name, recipe), temperature in itertools.product(RECIPES.items(), temperatures):
         options = masked.Options(
             max_new_tokens=args.new_tokens, block=args.block, temperature=temperature, **recipe
         )
-        base = Request(jax.random.key(0), model, held_out_prompts(batch), options=options)
+        base = Request(jax.random.key(0), model, prompts_of(batch, args.toy), options=options)
         requests = {"stepwise": base.stepwise()}
         requests |= {f"draft_len {n}": base._replace(method=SelfSpeculation(n)) for n in args.draft_lens}
         found = measure(requests, args.repeats)
@@ -161,26 +159,28 @@ def _second_moves(canvas, speculation, text, order):
     return jax.lax.map(at, jnp.arange(canvas.places - 1))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def make_parser() -> Parser:
+    parser = Parser(__doc__, batch="1", new_tokens=8, block=4, repeats=1)
     parser.add_argument("--batch", default="1,8")
     parser.add_argument("--new-tokens", type=int, default=64)
     parser.add_argument("--block", type=int, default=8)
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--draft-lens", type=int, nargs="+", default=[2], help="of --only sampled")
-    parser.add_argument("--only", choices=("greedy", "sampled"), default="greedy")
-    args = parser.parse_args()
-    model = models.load_text("masked-default")
+    parser.add_argument("--only", choices=("greedy", "sampled"), default="greedy", help="--toy does both")
+    return parser
+
+
+def main() -> None:
+    args = begin(make_parser())
+    model = load_text("masked-default", args.toy)
     rows = []
     for batch in (int(x) for x in args.batch.split(",")):
-        if args.only == "sampled":
+        if args.only == "sampled" or args.toy:
             rows += sampled(model, batch, args)
-            continue
-        for cached in (False, True):
-            rows += table(model, batch, cached, args)
+        if args.only == "greedy" or args.toy:
+            for cached in (False, True):
+                rows += table(model, batch, cached, args)
     device = {"jax": jax.__version__, "machine": platform.processor() or platform.machine()}
     print(json.dumps({**device, "options": vars(args), "rows": rows}))
 

@@ -14,32 +14,35 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import inner
 import jax
 import jax.numpy as jnp
 import numpy as np
-from cases import PYTHIA_160M, STEPS, Case, about
+from cases import PYTHIA_160M, Case, about
 from replayed import Replayed
+from toy import held_out_prompts, load, load_text, narrow, sizes
 
 import cspd_jax
 from cspd_jax import ChainSpeculation, Plain, SelfSpeculation
+from cspd_jax.diffusion.schedule import sampling_schedule
 from cspd_jax.image import rounds
 from cspd_jax.image.chain import choice
 from cspd_jax.image.chain.drafters import frozen
 from cspd_jax.image.chain.speculation import ChainRandomness
+from cspd_jax.image.info import summarise
 from cspd_jax.image.options import Options
 from cspd_jax.networks import lm, mar
 from cspd_jax.networks.config import MAR_PRESETS
 from cspd_jax.text import Drafting, ModelDrafter, generation
-from cspd_jax.training.data.text import documents
-from cspd_jax.weights import models
-from cspd_jax.weights.tokenizers import ByteTokenizer
 
 
 def groups(toy: bool) -> Iterator[tuple[str, Callable[[], list[Case]]]]:
     """Groups of cases, the most important first; the first of a group is the plain way."""
     if toy:
-        yield "images", lambda: image_cases(2, short=True)[:4]
-        yield "text", lambda: embedded_cases(2, count=8, gammas=(2,))
+        yield "images", lambda: image_cases(1, toy=True)[:4:3]
+        yield "MAR-B", lambda: mar_cases("mar-base", 1, toy=True)
+        yield "text", lambda: embedded_cases(1, 8, (2,), toy=True)
+        yield "Pythia-160m", lambda: pythia_cases(1, count=8, gammas=(2,), toy=True)
         return
     for batch in (1, 8):
         yield f"images, batch {batch}", functools.partial(image_cases, batch)
@@ -59,20 +62,21 @@ def groups(toy: bool) -> Iterator[tuple[str, Callable[[], list[Case]]]]:
     yield "images, guidance 3", lambda: image_cases(1, cfg=3.0)
 
 
-def mar_cases(name: str, batch: int, dtype: str = "float32", precision: str | None = None) -> list[Case]:
-    cases = chain_cases(name, batch, dtype, precision)
-    return [*cases, backbone_case(name, batch, dtype, precision), round_case(name, batch, dtype, precision)]
+def mar_cases(
+    name: str, batch: int, dtype: str = "float32", precision: str | None = None, toy: bool = False
+) -> list[Case]:
+    windows = (None, (3,)) if toy else (None, (16,), (8,), (32,))
+    case = (name, batch, dtype, precision, toy)
+    return [*chain_cases(*case, windows), backbone_case(*case), round_case(*case)]
 
 
 # The default model
 
 
-def image_cases(
-    batch: int, cfg: float = 1.0, precision: str | None = None, short: bool = False
-) -> list[Case]:
+def image_cases(batch: int, cfg: float = 1.0, precision: str | None = None, toy: bool = False) -> list[Case]:
     """Whole images of the default model, by every exact way; the plain one first."""
-    model = models.load("default")
-    chains = ChainSpeculation((16,))
+    model = load("default", toy)
+    chains = ChainSpeculation((3,) if toy else (16,))
     ways: dict[str, tuple[Any, Any]] = {
         "plain": (Plain(), "plain"),
         "chains; M 16": (Plain(), chains),
@@ -83,7 +87,6 @@ def image_cases(
         "chains; M 8": (Plain(), ChainSpeculation((8,))),
     }
     options: dict[str, Any] = {"cfg": cfg, "final_noise": True}
-    options |= {"num_iter": 8, "respacing": "ddim10"} if short else {}
     labels = [i % 10 for i in range(batch)]
     return [
         _image_case(model, labels, name, {"method": method, "denoise": way, **options}, precision)
@@ -101,7 +104,7 @@ def _image_case(model, labels, name, options, precision) -> Case:
         return mine.sample(jax.random.wrap_key_data(keys), labels, params=params)
 
     def facts(out) -> dict[str, Any]:
-        info = cspd_jax.image.info.summarise(plan, [out])
+        info = summarise(plan, [out])
         rounds = int(info.sequential.target_backbone)
         found = {"calls_in_sequence": info.sequential._asdict(), "rounds": info.rounds}
         loops = [float(rounds)] if info.verified is not None else []
@@ -127,12 +130,12 @@ def _image_case(model, labels, name, options, precision) -> Case:
 
 
 @functools.lru_cache(maxsize=1)
-def random_params(name: str, dtype: str) -> Any:
+def random_params(name: str, dtype: str, toy: bool) -> Any:
     """Normal numbers of standard deviation 0.02: an untrained head would output zero whatever it is given."""
 
     @jax.jit
     def draw(key):
-        leaves, tree = jax.tree.flatten(mar.abstract_params(MAR_PRESETS[name]))
+        leaves, tree = jax.tree.flatten(mar.abstract_params(sizes(MAR_PRESETS, name, toy)))
         keys = jax.random.split(key, len(leaves))
         drawn = [0.02 * jax.random.normal(k, a.shape, dtype) for k, a in zip(keys, leaves)]
         return jax.tree.unflatten(tree, drawn)
@@ -141,29 +144,27 @@ def random_params(name: str, dtype: str) -> Any:
 
 
 @functools.lru_cache
-def recorded(rows: int, windows: tuple[int, ...]) -> tuple[ChainRandomness, int]:
-    import inner
-
-    return inner.recorded(rows, windows)
+def recorded(rows: int, windows: tuple[int, ...], toy: bool) -> tuple[ChainRandomness, Any]:
+    return inner.recorded(load("default", toy), rows, windows)
 
 
 def chain_cases(
-    name: str, batch: int, dtype: str = "float32", precision: str | None = None,
-    windows: tuple = (None, (16,), (8,), (32,)),
-) -> list[Case]:  # fmt: skip
+    name: str, batch: int, dtype: str, precision: str | None, toy: bool, windows: tuple
+) -> list[Case]:
     """The denoising chains of one token of each image, the plain way first."""
-    import inner
-
-    config, found = MAR_PRESETS[name], []
+    config, found = sizes(MAR_PRESETS, name, toy), []
+    respacing = config.respacing
+    steps = sampling_schedule(respacing).num_steps
     model = mar.MARModel(config, jnp.dtype(dtype))
-    params = {"head": random_params(name, dtype)["head"]}
+    params = {"head": random_params(name, dtype, toy)["head"]}
     z = jax.random.normal(jax.random.key(1), (batch, config.decoder_width), dtype)
-    options = Options(respacing=f"ddim{STEPS}")
+    options = Options(respacing=respacing)
     for lengths in windows:
-        random, calls = (inner.randomness(batch, config.token_dim), STEPS)
+        random, calls = (inner.randomness(batch, config.token_dim, steps), steps)
         more: dict[str, Any] = {}
         if lengths:
-            random, calls = recorded(batch, lengths)
+            random, found_calls = recorded(batch, lengths, toy)
+            calls = int(found_calls.max())
             more = {"acceptance_from": "replayed from the default model", "head_calls_of_slowest": calls}
 
         def run(params, z, noise, uniforms, residual, drafter, lengths=lengths):
@@ -183,16 +184,17 @@ def chain_cases(
             name, "head chain", batch, "chains" if lengths else "plain",
             options=f"M {choice.name_of(lengths)}" if lengths else "",
             dtype=dtype, precision=precision,
-            timed=f"{STEPS} denoising steps of one token of each image", **more,
+            timed=f"{steps} denoising steps of one token of each image", respacing=respacing, **more,
         )  # fmt: skip
         args = (params, z, random.noise, random.uniforms, jax.random.key_data(random.residual))
-        found.append(Case(row, run, (*args, frozen(STEPS, config.token_dim)), 1, facts))
+        found.append(Case(row, run, (*args, frozen(steps, config.token_dim)), 1, facts))
     return found
 
 
-def backbone_case(name: str, batch: int, dtype: str = "float32", precision: str | None = None) -> Case:
-    """The backbone's part of a token, 128 tokens known."""
-    config, known = MAR_PRESETS[name], 128
+def backbone_case(name: str, batch: int, dtype: str, precision: str | None, toy: bool) -> Case:
+    """The backbone's part of a token, half of them known."""
+    config = sizes(MAR_PRESETS, name, toy)
+    known = config.seq_len // 2
     model = mar.MARModel(config, jnp.dtype(dtype))
     key = jax.random.key(2)
     tokens = jax.random.normal(key, (batch, config.seq_len, config.token_dim))
@@ -207,15 +209,15 @@ def backbone_case(name: str, batch: int, dtype: str = "float32", precision: str 
         name, "backbone", batch, "plain", dtype=dtype, precision=precision, respacing=None,
         timed=f"one call of the backbone for one token of each image, {known} tokens known",
     )  # fmt: skip
-    params = {"backbone": random_params(name, dtype)["backbone"]}
+    params = {"backbone": random_params(name, dtype, toy)["backbone"]}
     return Case(row, run, (params, tokens, reveal, number, embedding, number[:, None]), 1)
 
 
-def round_case(name: str, batch: int, dtype: str = "float32", precision: str | None = None) -> Case:
+def round_case(name: str, batch: int, dtype: str, precision: str | None, toy: bool) -> Case:
     """A round of self-speculation with plain chains, whose cost does not depend on what is accepted."""
-    config, method = MAR_PRESETS[name], SelfSpeculation(gamma=4, proposals=16)
+    config, method = sizes(MAR_PRESETS, name, toy), SelfSpeculation(gamma=4, proposals=16)
     model = mar.MARModel(config, jnp.dtype(dtype))
-    options = Options(num_iter=config.seq_len, respacing=f"ddim{STEPS}", final_noise=True, prefix_buckets=4)
+    options = Options(num_iter=config.seq_len, respacing=config.respacing, final_noise=True, prefix_buckets=4)
 
     def run(params, keys, labels):
         keys = jax.random.wrap_key_data(keys)
@@ -225,11 +227,11 @@ def round_case(name: str, batch: int, dtype: str = "float32", precision: str | N
 
     row = about(
         name, "round", batch, "self", options="gamma 4, K 16", dtype=dtype, precision=precision,
-        num_iter=config.seq_len,
+        num_iter=config.seq_len, respacing=config.respacing,
         timed="one round of self-speculation, which commits several tokens of each image (not one)",
     )  # fmt: skip
     keys = jax.random.key_data(cspd_jax.row_keys(jax.random.key(0), batch))
-    return Case(row, run, (random_params(name, dtype), keys, jnp.zeros(batch, jnp.int32)), 1)
+    return Case(row, run, (random_params(name, dtype, toy), keys, jnp.zeros(batch, jnp.int32)), 1)
 
 
 # Text
@@ -259,21 +261,23 @@ def text_case(name: str, model, prompts, count: int, more: dict[str, Any], **opt
     return Case(row, generation.run, (inputs,), count, facts)
 
 
-def embedded_cases(batch: int, count: int = 128, gammas=(2, 4)) -> list[Case]:
-    target, small = models.load_text("text-default"), models.load_text("text-default-draft")
-    texts = [d.text for d in documents() if d.held_out and len(d.text.encode()) > 256]
-    prompts = [ByteTokenizer().encode(t)[:64] for t in texts[:batch]]
+def embedded_cases(batch: int, count: int = 128, gammas=(2, 4), toy: bool = False) -> list[Case]:
+    target, small = (load_text(name, toy) for name in ("text-default", "text-default-draft"))
+    prompts = held_out_prompts(batch, 64, toy)
     more = {"acceptance_from": "the pair's own: trained weights"}
     case = functools.partial(text_case, "text-default", target, prompts, count, more)
     return [case(), *(case(drafter=small, gamma=g) for g in gammas)]
 
 
-def pythia_cases(batch: int, dtype: str = "float32", count: int = 64, gammas=(2, 4)) -> list[Case]:
-    acceptance = embedded_acceptance()
-    target = lm.LM(PYTHIA_160M, jnp.dtype(dtype))
-    params = jax.jit(lambda key: jax.tree.map(lambda a: a.astype(dtype), lm.init_params(PYTHIA_160M, key)))
+def pythia_cases(
+    batch: int, dtype: str = "float32", count: int = 64, gammas=(2, 4), toy: bool = False
+) -> list[Case]:
+    acceptance = embedded_acceptance(toy)
+    config = narrow(PYTHIA_160M) if toy else PYTHIA_160M
+    target = lm.LM(config, jnp.dtype(dtype))
+    params = jax.jit(lambda key: jax.tree.map(lambda a: a.astype(dtype), lm.init_params(config, key)))
     weights = params(jax.random.key(0))
-    small = lm.LM(dataclasses.replace(PYTHIA_160M, depth=2), jnp.dtype(dtype))
+    small = lm.LM(dataclasses.replace(config, depth=min(2, config.depth)), jnp.dtype(dtype))
     kept = {k: v for k, v in weights.items() if not re.fullmatch(r"layers_([2-9]|1[01])", k)}
     prompts = np.random.default_rng(0).integers(0, 50_000, (batch, 64)).tolist()
     more = {"dtype": dtype, "acceptance_from": f"replayed: {acceptance:.3f}, of the embedded pair (gamma 4)"}
@@ -286,6 +290,6 @@ def pythia_cases(batch: int, dtype: str = "float32", count: int = 64, gammas=(2,
 
 
 @functools.lru_cache
-def embedded_acceptance() -> float:
-    case = embedded_cases(8, gammas=(4,))[-1]
+def embedded_acceptance(toy: bool) -> float:
+    case = (embedded_cases(1, 8, (2,), toy) if toy else embedded_cases(8, gammas=(4,)))[-1]
     return case.facts(jax.jit(case.function)(*case.args))["acceptance"]

@@ -12,7 +12,6 @@ less compilation. A table of the file's cells is printed on standard error.
 
 from __future__ import annotations
 
-import argparse
 import functools
 import json
 import sys
@@ -22,6 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from PIL import Image
+from toy import Parser, begin, load
 
 from cspd_jax import reports
 from cspd_jax.apps.evaluation.data import held_out, open_source, to_float, training_config
@@ -36,7 +36,6 @@ from cspd_jax.image.pixels import patchify
 from cspd_jax.image.plan import resolve
 from cspd_jax.keys import row_keys
 from cspd_jax.reports.charts import bars, stacked
-from cspd_jax.weights import models
 
 PAPER = {"method": "cspd", "criterion": "paper", "gamma": 3}
 METHODS = {
@@ -56,6 +55,7 @@ METHODS = {
 }
 GAMMAS = {f"self, gamma {gamma}": {"method": "self", "gamma": gamma} for gamma in (1, 2, 4, 8, 16)}
 DISTANCES = (1, 2, 4, 8)
+TOY = "plain;self;cspd paper (lossy)"
 
 
 def say(text: str) -> None:
@@ -182,10 +182,8 @@ def against_gamma(rows: list[dict], batch: int, cfg: float) -> Image.Image:
     return stacked(charts)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def make_parser() -> Parser:
+    parser = Parser(__doc__, file=Path("methods.jsonl"), picture=Path("gamma.png"), batch="1", cfg="1")
     parser.add_argument("file", type=Path)
     parser.add_argument("--batch", default="1,8,64")
     parser.add_argument("--cfg", default="1,3")
@@ -196,27 +194,39 @@ def main() -> None:
     parser.add_argument("--draft", default="default-draft", help="another draft model")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--no-seconds", action="store_true", help="for a machine that does other work")
-    args = parser.parse_args()
+    return parser
+
+
+def main() -> None:
+    args = begin(make_parser())
     rows = [json.loads(line) for line in args.file.read_text().splitlines()] if args.file.exists() else []
-    target, draft = models.load("default"), models.load(args.draft)
+    target, draft = load("default", args.toy), load(args.draft, args.toy)
     machine = {"device": jax.devices()[0].device_kind, "jax": jax.__version__, "seed": args.seed}
-    names = args.methods.split(";") if args.methods else list(GAMMAS if args.gammas else METHODS)
-    for cfg in (float(x) for x in args.cfg.split(",")):
-        cells = [(b, n) for b in (int(x) for x in args.batch.split(",")) for n in names]
-        for batch, name in [(None, "held-out")] if args.held_out else cells:
-            row = {"batch": batch, "cfg": cfg, "method": name, "draft": args.draft, **machine}
-            if any(row.items() <= old.items() for old in rows):
-                continue
-            if args.held_out:
-                row["held_out"] = on_real_images(target, draft, cfg)
-            else:
-                row |= cell(target, draft, name, batch, cfg, args.seed)
-                if args.no_seconds:
-                    del row["seconds_per_image"]
-            rows.append(row)
-            table([row])
-            with args.file.open("a") as file:
-                file.write(json.dumps(row) + "\n")
+    parts = [(args.gammas, args.held_out)]
+    if args.toy:
+        for options in {**METHODS, **GAMMAS}.values():
+            resolve(target, np.arange(1), *asked(draft, options))  # all that are left out below
+        args.methods, parts = args.methods or TOY, [(False, False), (True, False), (False, True)]
+    for gammas, real in parts:
+        names = args.methods.split(";") if args.methods else list(GAMMAS if gammas else METHODS)
+        if args.toy and gammas:
+            names = list(GAMMAS)[:1]
+        for cfg in (float(x) for x in args.cfg.split(",")):
+            cells = [(b, n) for b in (int(x) for x in args.batch.split(",")) for n in names]
+            for batch, name in [(None, "held-out")] if real else cells:
+                row = {"batch": batch, "cfg": cfg, "method": name, "draft": args.draft, **machine}
+                if any(row.items() <= old.items() for old in rows):
+                    continue
+                if real:
+                    row["held_out"] = on_real_images(target, draft, cfg, 4 if args.toy else 512)
+                else:
+                    row |= cell(target, draft, name, batch, cfg, args.seed)
+                    if args.no_seconds:
+                        del row["seconds_per_image"]
+                rows.append(row)
+                table([row])
+                with args.file.open("a") as file:
+                    file.write(json.dumps(row) + "\n")
     if args.picture:
         against_gamma(rows, cells[-1][0], cfg).save(args.picture)
 

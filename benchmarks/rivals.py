@@ -23,8 +23,10 @@ from pathlib import Path
 
 import jax
 import numpy as np
+from same_law import TOY_CLASSIFIER, plan_of, say
 from same_law import generate as generate_parts
-from same_law import say
+from toy import STEPS as TOY_STEPS
+from toy import Parser, begin, load
 
 from cspd_jax.apps.evaluation import classifier as classifiers
 from cspd_jax.apps.evaluation import statistics
@@ -33,7 +35,6 @@ from cspd_jax.apps.evaluation.equality import FALSE_ALARM, TESTS, p_values
 from cspd_jax.image import pixels
 from cspd_jax.reports.charts import scatter, stacked
 from cspd_jax.training.presets import to_json
-from cspd_jax.weights import models
 
 BATCH = 10  # images side by side
 NOISY = {"final_noise": True}
@@ -62,11 +63,20 @@ REFERENCE_SEED, FIRST_SEED = 41, 42
 STEPS = "ddim100"
 SHARES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0)
 REPETITIONS, NEEDED = 10, 9
-SPLITS = 40
+SPLITS, TOY_SPLITS = 40, 2
 
 
 def options_of(name: str) -> dict:
     return {"cfg": 1.0, "steps": STEPS, **CELLS[name][1]}
+
+
+def shortened(options: dict, toy: bool) -> dict:
+    """The settings of a cell; of the toy's tokens and denoising steps."""
+    if not toy:
+        return options
+    found = {**options, "steps": f"ddim{TOY_STEPS}"}
+    found |= {"num_iter": 8} if "num_iter" in options else {}
+    return found | ({"anneal": [TOY_STEPS, 2]} if "anneal" in options else {})
 
 
 def summary(made: dict, n: int, reference: dict, control: dict, measure) -> dict:
@@ -103,17 +113,17 @@ def two_sets(classes: np.ndarray, n: int, seed: int) -> tuple[np.ndarray, np.nda
     return both[:each].ravel(), both[each:].ravel()
 
 
-def floors(features: np.ndarray, classes: np.ndarray, sizes: set[int]) -> list[dict]:
+def floors(features: np.ndarray, classes: np.ndarray, sizes: set[int], splits: int) -> list[dict]:
     """The distances of two disjoint sets of n plain images, of features [N, F]: 40 random pairs."""
     found = []
     for n in sorted(sizes):
-        pairs = (two_sets(classes, n, seed) for seed in range(SPLITS))
+        pairs = (two_sets(classes, n, seed) for seed in range(splits))
         each = [statistics.frechet_distance(features[a], features[b]) for a, b in pairs]
         found.append({"images": n, "least": min(each), "mean": float(np.mean(each)), "most": max(each)})
     return found
 
 
-def power(reference: dict, control: dict, ten: dict, n: int) -> list[dict]:
+def power(reference: dict, control: dict, ten: dict, n: int, toy: bool) -> list[dict]:
     """The smallest share of wrong images that each test refutes in 9 of 10 repetitions.
 
     A repetition splits all plain images of both sets at random into two of n, within each class, and puts
@@ -130,9 +140,10 @@ def power(reference: dict, control: dict, ten: dict, n: int) -> list[dict]:
     found = []
     for kind, wrong in kinds.items():
         row: dict = {"wrong": kind, "images": n}
-        for test in ("moments", "energy", "classifier"):
+        for test in ("moments",) if toy else ("moments", "energy", "classifier"):
+            shares = SHARES[-1:] if toy else SHARES
             row[test] = next(
-                (s for s in SHARES if _often_refuted(test, s, wrong, plain, classes, labels)), None
+                (s for s in shares if _often_refuted(test, s, wrong, plain, classes, labels)), None
             )  # None: not even if all are wrong
         say(f"power: {row}")
         found.append(row)
@@ -184,7 +195,7 @@ def markdown(found: dict) -> str:
     if found.get("power"):
         lines += ["", "| wrong images | of | moments | energy | classifier |", "|---|---|---|---|---|"]
     for row in found.get("power", []):
-        shares = (row[test] for test in ("moments", "energy", "classifier"))
+        shares = (row.get(test) for test in ("moments", "energy", "classifier"))
         told = ("never" if share is None else f"{share:.0%}" for share in shares)
         lines.append(f"| {row['wrong']} | {row['images']} | {' | '.join(told)} |")
     return "\n".join(lines)
@@ -203,10 +214,9 @@ def picture(found: dict):
     return stacked([scatter(values, heights, names, kinds, below, left, band) for values, below in axes])
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def make_parser() -> Parser:
+    small = {"images": 20, "slow_images": 10, "cells": "plain;released runner", "power": True}
+    parser = Parser(__doc__, file=Path("rivals.json"), **small)
     parser.add_argument("file", type=Path, metavar="OUT.json")
     parser.add_argument("--images", type=int, default=500, help="of a cell (500), a multiple of 10")
     parser.add_argument("--slow-images", type=int, default=150, help=f"of {', '.join(SLOW)} (150)")
@@ -215,7 +225,12 @@ def main() -> None:
     parser.add_argument("--power", action="store_true", help="also measure what the tests can see")
     parser.add_argument("--picture", type=Path, help="draw what is there, and run nothing")
     parser.add_argument("--markdown", action="store_true", help="print what is there, and run nothing")
-    args = parser.parse_args()
+    return parser
+
+
+def main() -> None:
+    parser = make_parser()
+    args = begin(parser)
     found = json.loads(args.file.read_text()) if args.file.exists() else {"cells": []}
     if args.picture:
         picture(found).save(args.picture)
@@ -228,23 +243,30 @@ def main() -> None:
     if args.images % BATCH or args.slow_images % BATCH:
         parser.error(f"images are made {BATCH} side by side; ask for a multiple")
     run(args, found)
+    if args.toy:
+        picture(found).save(args.file.with_suffix(".png"))
 
 
 def run(args: argparse.Namespace, found: dict) -> None:
-    target, draft = models.load("default"), models.load("default-draft")
+    target, draft = load("default", args.toy), load("default-draft", args.toy)
     keep = args.keep or args.file.with_suffix("")
     keep.mkdir(parents=True, exist_ok=True)
     config = training_config(target)
     data = {name: to_json(config)[name] for name in ("data_kind", "data")}
+    settings = TOY_CLASSIFIER if args.toy else classifiers.ClassifierConfig()
     classify = classifiers.train_or_load(
-        keep / "classifier.npz", open_source(config), data, classifiers.ClassifierConfig(), True
+        keep / "classifier.npz", open_source(config), data, settings, not args.toy
     )
+    if args.toy:
+        for name in CELLS:  # all that are left out below
+            plan_of(target, draft, np.arange(BATCH), shortened(options_of(name), True), BATCH)
 
     def measure(tokens):
         return classify(pixels.to_images(target, tokens))
 
     def made(name: str, n: int, seed: int, folder: str) -> dict:
-        return generate_parts(target, draft, keep / folder, n, seed, options_of(name), BATCH)
+        options = shortened(options_of(name), args.toy)
+        return generate_parts(target, draft, keep / folder, n, seed, options, BATCH)
 
     def write() -> None:
         order = list(CELLS)
@@ -268,12 +290,13 @@ def run(args: argparse.Namespace, found: dict) -> None:
         print(json.dumps(row), file=sys.stderr, flush=True)
     both = np.concatenate([reference["tokens"], control["tokens"]])
     classes = np.concatenate([reference["labels"], control["labels"]])
-    found["floors"] = floors(measure(both)[1], classes, {row["images"] for row in found["cells"]})
+    found["floors"] = floors(measure(both)[1], classes, {row["images"] for row in found["cells"]},
+                             TOY_SPLITS if args.toy else SPLITS)  # fmt: skip
     write()
     if args.power:
         found["power"] = power(
             reference, control, made("10 denoising steps", args.images, FIRST_SEED + 5, "10_denoising_steps"),
-            args.images,
+            args.images, args.toy,
         )  # fmt: skip
         write()
     print(markdown(found))

@@ -19,7 +19,6 @@ writes FOLDER/results.json.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import time
@@ -28,6 +27,7 @@ from pathlib import Path
 import jax
 import numpy as np
 from methods import METHODS
+from toy import Parser, begin, load
 
 from cspd_jax import image
 from cspd_jax._utils.compilation import compile_seconds
@@ -38,7 +38,6 @@ from cspd_jax.apps.paper.variants import asked
 from cspd_jax.image import pixels
 from cspd_jax.keys import row_keys
 from cspd_jax.training.presets import to_json
-from cspd_jax.weights import models
 
 # Few drafts and proposals take the least arithmetic, and exactness does not depend on how many there are.
 FRUGAL = {
@@ -59,6 +58,7 @@ SEEDS = {
     "self + inner": 1006,
 }
 BATCH = 100
+TOY_CLASSIFIER = classifiers.ClassifierConfig(steps=2, batch=4, width=8, features=8)
 # Settings of a cell that are not of its method, and what `generate` calls them.
 SAMPLING = {"steps": "respacing", "cfg": "cfg", "cfg_schedule": "cfg_schedule", "temperature": "temperature"}
 
@@ -69,6 +69,12 @@ def say(text: str) -> None:
 
 def frugal(name: str, in_groups: bool) -> dict:
     return FRUGAL_IN_GROUPS if in_groups and name in FRUGAL else FRUGAL.get(name, {})
+
+
+def plan_of(target, draft, labels, settings: dict, batch: int) -> image.Plan:
+    options = {name: value for name, value in settings.items() if name not in SAMPLING}
+    sampling = {SAMPLING[name]: value for name, value in settings.items() if name in SAMPLING}
+    return image.resolve(target, labels, *asked(draft, options, **sampling), batch)
 
 
 def generate(target, draft, folder: Path, n: int, seed: int, settings: dict, batch: int = BATCH) -> dict:
@@ -86,9 +92,7 @@ def generate(target, draft, folder: Path, n: int, seed: int, settings: dict, bat
         path = folder / f"part-{i:03d}.npz"
         if not path.exists():
             if plan is None:
-                options = {name: value for name, value in settings.items() if name not in SAMPLING}
-                sampling = {SAMPLING[name]: value for name, value in settings.items() if name in SAMPLING}
-                plan = image.resolve(target, labels, *asked(draft, options, **sampling), batch)
+                plan = plan_of(target, draft, labels, settings, batch)
             keys = row_keys(jax.random.key(seed), batch, i * batch)
             compiled, start = compile_seconds(), time.perf_counter()
             tokens, info = image.run(keys, plan)
@@ -114,10 +118,9 @@ def generate(target, draft, folder: Path, n: int, seed: int, settings: dict, bat
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def make_parser() -> Parser:
+    small = {"n": 20, "steps": "ddim5", "num_iter": "16", "cfg": "1", "cells": "plain;self"}
+    parser = Parser(__doc__, folder=Path("law"), **small)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--n", type=int, default=4000)
     parser.add_argument("--steps", default="ddim100", help="of the denoising chains (ddim100)")
@@ -125,18 +128,23 @@ def main() -> None:
     parser.add_argument("--cfg", default="1,3")
     parser.add_argument("--cells", default="plain;self;cspd path", help="separated by ;")
     parser.add_argument("--classifier", type=Path, help="where it is kept (FOLDER/classifier.npz)")
-    args = parser.parse_args()
+    return parser
+
+
+def main() -> None:
+    parser = make_parser()
+    args = begin(parser)
     known = [name for name in SEEDS if name in METHODS]
     if unknown := [name for name in args.cells.split(";") if name not in known]:
         parser.error(f"cell {unknown[0]!r} is unknown; cells are {'; '.join(known)}")
-    target, draft = models.load("default"), models.load("default-draft")
+    target, draft = load("default", args.toy), load("default-draft", args.toy)
     config = training_config(target)
     data = {name: to_json(config)[name] for name in ("data_kind", "data")}
     path = args.classifier or args.folder / "classifier.npz"
     args.folder.mkdir(parents=True, exist_ok=True)
-    classify = classifiers.train_or_load(
-        path, open_source(config), data, classifiers.ClassifierConfig(), True
-    )
+    settings = TOY_CLASSIFIER if args.toy else classifiers.ClassifierConfig()
+    classify = classifiers.train_or_load(path, open_source(config), data, settings, not args.toy)
+    batch = min(args.n, BATCH)
     out = args.folder / "results.json"
     results = json.loads(out.read_text()) if out.exists() else []
     for cfg in (float(x) for x in args.cfg.split(",")):
@@ -145,7 +153,7 @@ def main() -> None:
             here = f"cfg{cfg:g}-iter{num_iter}-{args.steps}"
             plainly = {**METHODS["plain"], **options}
             seed = SEEDS["reference"]
-            made = generate(target, draft, args.folder / f"{here}-reference", args.n, seed, plainly)
+            made = generate(target, draft, args.folder / f"{here}-reference", args.n, seed, plainly, batch)
             reference = made["tokens"].reshape(args.n, -1)
             for name in args.cells.split(";"):
                 settings = {**METHODS[name], **frugal(name, num_iter < target.config.seq_len), **options}
@@ -154,7 +162,7 @@ def main() -> None:
                     continue
                 slug = "".join(c if c.isalnum() else "_" for c in name)
                 folder = args.folder / f"{here}-{slug}"
-                found = generate(target, draft, folder, args.n, SEEDS[name], settings)
+                found = generate(target, draft, folder, args.n, SEEDS[name], settings, batch)
                 images = pixels.to_images(target, found["tokens"])
                 right = np.mean(classify(images)[0] == found["labels"])
                 row = cell | {

@@ -15,7 +15,6 @@ Rows are added to the file one by one, the most important first; those that are 
 
 from __future__ import annotations
 
-import argparse
 import collections
 import json
 import time
@@ -29,13 +28,15 @@ import kernels
 import numpy as np
 import scaling_cases
 from accelerator_rows import say, write
+from jax.sharding import Mesh
 from scaling_cases import Program
 from scaling_table import print_tables
+from toy import Parser, begin, left_out, load, narrow
 
 import cspd_jax
 from cspd_jax import parallel
 from cspd_jax.parallel import DATA, MODEL
-from cspd_jax.weights import models
+from cspd_jax.weights.models import ImageModel
 
 FILE = Path(__file__).parent / "results" / "scaling.json"
 ROWS = 8  # of each group of devices
@@ -79,13 +80,13 @@ def count(file: Path, minutes: float) -> None:
         if time.monotonic() > end:
             return say("out of time: run it again to go on")
         say(f"compiling {identity}")
-        _add(file, "samplers", {**identity, **counted(program, sizes)})
+        mesh = parallel.make_mesh(sizes, kernels.h100s(sizes[DATA] * sizes[MODEL]))
+        _add(file, "samplers", {**identity, **counted(program, sizes, mesh)})
     say("all rows are there")
 
 
-def counted(program: Program, sizes: dict[str, int]) -> dict[str, Any]:
+def counted(program: Program, sizes: dict[str, int], mesh: Mesh) -> dict[str, Any]:
     devices = sizes[DATA] * sizes[MODEL]
-    mesh = parallel.make_mesh(sizes, kernels.h100s(devices))
     start = time.perf_counter()
     compiled = program.lower(mesh).compile()
     seconds, content = time.perf_counter() - start, compiled.as_text()
@@ -129,14 +130,13 @@ def memory(file: Path) -> None:
             _add(file, "state", {**row, "bytes": scaling_cases.state_bytes(row["model"], mesh)})
 
 
-def waiting(file: Path, groups: int) -> None:
-    """Head calls one after the other of groups of images of the default model, with chains speculated, and
+def waiting(file: Path, model: ImageModel, groups: int, window: int) -> None:
+    """Head calls one after the other of groups of images of the model, with chains speculated, and
     the share of the time that a mean group is busy while the slowest of many works."""
-    model = models.load("default")
     calls = []
     for i in range(groups):
         labels = [(i + j) % 10 for j in range(ROWS)]
-        options = cspd_jax.Options(denoise=cspd_jax.ChainSpeculation((scaling_cases.WINDOW,)))
+        options = cspd_jax.Options(denoise=cspd_jax.ChainSpeculation((window,)))
         _, info = cspd_jax.generate(jax.random.key(i), model, labels, options=options)
         calls.append(int(info.sequential.target_head))
     mean, deviation = np.mean(calls), np.std(calls, ddof=1)
@@ -144,7 +144,7 @@ def waiting(file: Path, groups: int) -> None:
     for n in (8, 64, 256):  # sums over AR steps, taken as normal
         most = np.max(np.random.default_rng(0).standard_normal((10_000, n)), axis=1).mean()
         efficiency[str(n)] = float(mean / (mean + most * deviation))
-    row = {"model": "default", "images": ROWS, "window": scaling_cases.WINDOW, "calls": calls}
+    row = {"model": "default", "images": ROWS, "window": window, "calls": calls}
     _add(file, "waiting", {**row, "efficiency_by_groups": efficiency})
 
 
@@ -164,11 +164,9 @@ def _add(file: Path, part: str, row: dict[str, Any]) -> None:
     write(file, content)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    what = parser.add_mutually_exclusive_group(required=True)
+def make_parser() -> Parser:
+    parser = Parser(__doc__, file=Path("scaling.json"), groups=2)
+    what = parser.add_mutually_exclusive_group()
     what.add_argument("--count", action="store_true", help="messages and kernels of samplers on meshes")
     what.add_argument("--memory", action="store_true", help="of the state of a training run on meshes")
     what.add_argument("--waiting", action="store_true", help="how differently long groups of images take")
@@ -176,15 +174,37 @@ def main() -> None:
     parser.add_argument("--file", type=Path, default=FILE)
     parser.add_argument("--minutes", type=float, default=60.0, help="after which no further row begins (60)")
     parser.add_argument("--groups", type=int, default=16, help="of images, for --waiting")
-    args = parser.parse_args()
+    return parser
+
+
+def main() -> None:
+    parser = make_parser()
+    args = begin(parser)
+    if args.toy:
+        return toy(args.file, args.groups)
     if args.table:
         print_tables(json.loads(args.file.read_text()))
     elif args.count:
         count(args.file, args.minutes)
     elif args.memory:
         memory(args.file)
+    elif args.waiting:
+        waiting(args.file, load("default", False), args.groups, scaling_cases.WINDOW)
     else:
-        waiting(args.file, args.groups)
+        parser.error("one of --count, --memory, --waiting and --table is needed")
+
+
+def toy(file: Path, groups: int) -> None:
+    """All parts, for one device, the processor, in the place of H100s."""
+    one = parallel.make_mesh(ONE, jax.devices()[:1])
+    program = scaling_cases.causal("float32", 1, narrow(scaling_cases.LLAMA_8B))
+    identity = {"model": program.model, "dtype": program.dtype, "method": program.method, "rows": 1}
+    _add(file, "samplers", {**identity, "mesh": ONE, **counted(program, ONE, one)})
+    bytes_of_state = scaling_cases.state_bytes("mar-base", one)
+    _add(file, "state", {"model": "mar-base", "devices": 1, "bytes": bytes_of_state})
+    waiting(file, load("default", True), groups, 3)
+    print_tables(json.loads(file.read_text()))
+    left_out("meshes of H100s", "they take minutes each and the extra `accelerator`")
 
 
 if __name__ == "__main__":

@@ -92,9 +92,9 @@ def images(name: str, dtype: str, rows: int, chains: bool) -> Program:
     return Program(name, dtype, method, rows, config.seq_len, config.seq_len, "AR step", trips, lower)
 
 
-def causal(dtype: str, rows: int) -> Program:
+def causal(dtype: str, rows: int, config: LMConfig = LLAMA_8B) -> Program:
     """A model of the sizes of Llama 3 8B, decoding token by token."""
-    network, shapes = lm.LM(LLAMA_8B, jnp.dtype(dtype)), lm.abstract_params(LLAMA_8B)
+    network, shapes = lm.LM(config, jnp.dtype(dtype)), lm.abstract_params(config)
 
     def prepared(count):
         return lambda params: text_generation.prepare(
@@ -103,7 +103,7 @@ def causal(dtype: str, rows: int) -> Program:
         )  # fmt: skip
 
     def lower(mesh: Mesh):
-        params = _placed(mesh, shapes, dtype, LLAMA_8B)
+        params = _placed(mesh, shapes, dtype, config)
         inputs = jax.eval_shape(prepared(rows * mesh.shape[DATA]), params)
         others = _whole(mesh, dataclasses.replace(inputs, params=None))
         inputs = dataclasses.replace(others, params=params)

@@ -1,6 +1,6 @@
 """The service under load: images of many users as rows of one running batch, over HTTP on the loopback.
 
-    python benchmarks/service.py [--rows 8] [--requests 32]      # writes results/service.json
+    python benchmarks/service.py [--rows 8] [--requests 32]      # --file FILE keeps what it found
 
 Clients send the next request as soon as they have the answer to the one before. One client is "one by one";
 as many as there are rows keep the batch full; four times as many keep requests waiting. Beside it: the
@@ -9,11 +9,11 @@ library's `generate` for one image at a time, without a service. Everything is c
 
 from __future__ import annotations
 
-import argparse
 import base64
 import concurrent.futures
 import contextlib
 import http.client
+import importlib.util
 import itertools
 import json
 import os
@@ -27,20 +27,23 @@ from typing import Any
 
 import jax
 import numpy as np
-import uvicorn
+from toy import Parser, begin, left_out
+from toy import load as load_model
 
 import cspd_jax
 from cspd_jax import Plain
 from cspd_jax.apps.service.config import SELF, Offer
-from cspd_jax.apps.service.web import make_app
 
-FILE = Path(__file__).parent / "results" / "service.json"
 METHODS = {"self": SELF, "plain": Plain()}
 
 
 @contextlib.contextmanager
 def served(offer: Offer, rows: int, waiting: int) -> Iterator[tuple[Any, int]]:
     """An engine and the port at which it is served."""
+    import uvicorn
+
+    from cspd_jax.apps.service.web import make_app
+
     engine = offer.engine(rows, queue=waiting, timeout=600).start(warm=True)
     assert engine.wait_until_ready(600)
     server = uvicorn.Server(uvicorn.Config(make_app(offer, engine), log_level="error"))
@@ -119,13 +122,33 @@ def library(model: Any, method: str, requests: int) -> dict[str, Any]:
     return {"method": method, "images_per_second": speed, "p50": p50, "p95": p95, "p99": p99}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+def can_serve() -> bool:
+    return all(importlib.util.find_spec(name) for name in ("fastapi", "uvicorn"))
+
+
+def rows_of(model: Any, rows: int, requests: int) -> list[dict[str, Any]]:
+    found = []
+    with served(Offer(image=model), rows, 4 * rows) as (engine, port):
+        for method in METHODS:
+            for clients in (1, rows, 4 * rows):
+                row = load(engine, port, method, clients, requests * (1 if clients == 1 else 2))
+                found.append(row)
+                print(shown(row, f"service, {clients} clients"), flush=True)
+    return found
+
+
+def make_parser() -> Parser:
+    parser = Parser(__doc__, rows=2, requests=2, file=Path("service.json"))
     parser.add_argument("--rows", type=int, default=8)
     parser.add_argument("--requests", type=int, default=32)
     parser.add_argument("--target", default="default")
-    args = parser.parse_args()
-    model = cspd_jax.load(args.target)
+    parser.add_argument("--file", type=Path, help="where what is found is written (nowhere)")
+    return parser
+
+
+def main() -> None:
+    args = begin(make_parser())
+    model = load_model(args.target, args.toy)
     here = {
         "machine": platform.machine(),
         "cores": os.cpu_count(),
@@ -139,15 +162,15 @@ def main() -> None:
         "library": [],
         "service": [],
     }
-    with served(Offer(image=model), args.rows, 4 * args.rows) as (engine, port):
-        for method in METHODS:
-            found["library"].append(library(model, method, args.requests))
-            print(shown(found["library"][-1], "library, one at a time"), flush=True)
-            for clients in (1, args.rows, 4 * args.rows):
-                row = load(engine, port, method, clients, args.requests * (1 if clients == 1 else 2))
-                found["service"].append(row)
-                print(shown(row, f"service, {clients} clients"), flush=True)
-    FILE.write_text(json.dumps(found, indent=1) + "\n")
+    for method in METHODS:
+        found["library"].append(library(model, method, args.requests))
+        print(shown(found["library"][-1], "library, one at a time"), flush=True)
+    if args.toy and not can_serve():
+        left_out("the service", "it needs the extra `demo`")
+    else:
+        found["service"] = rows_of(model, args.rows, args.requests)
+    if args.file is not None:
+        args.file.write_text(json.dumps(found, indent=1) + "\n")
 
 
 def shown(row: dict[str, Any], name: str) -> str:

@@ -9,9 +9,11 @@ with the gains of its denoising steps.
 
 from __future__ import annotations
 
-import argparse
 import shutil
 from pathlib import Path
+
+import toy
+from toy import Parser, begin
 
 import cspd_jax
 from cspd_jax import weights
@@ -20,17 +22,24 @@ from cspd_jax.image.plan import check
 from cspd_jax.networks.registry import IMAGE_KINDS
 from cspd_jax.weights import models
 
+DEFAULTS = Path(cspd_jax.__file__).parent / "defaults"
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+
+def make_parser() -> Parser:
+    parser = Parser(__doc__, model=Path("model"), name="target", into=Path("defaults"))
     parser.add_argument("model", type=Path, help="checkpoint folder of a finished run")
     parser.add_argument("name", choices=[*models.DEFAULTS.values(), *models.TEXT_DEFAULTS.values()])
-    args = parser.parse_args()
+    parser.add_argument("--into", type=Path, default=DEFAULTS, help="folder of the defaults (the package's)")
+    return parser
+
+
+def main() -> None:
+    args = begin(make_parser())
+    if args.toy:
+        write_toy(args.model)
     loaded = weights.load(args.model, weights.DTYPES["bfloat16"])
-    place = Path(cspd_jax.__file__).parent / "defaults" / args.name
-    place.parent.mkdir(exist_ok=True)
+    place = args.into / args.name
+    place.parent.mkdir(exist_ok=True, parents=True)
     shutil.rmtree(place, ignore_errors=True)
     metadata = {k: loaded.metadata[k] for k in ("source", "extra") if k in loaded.metadata}
     weights.save(place, loaded.kind, loaded.config, loaded.params, single_file=True, **metadata)
@@ -38,6 +47,12 @@ def main() -> None:
         write_gains(place)
     size = sum(f.stat().st_size for f in place.rglob("*") if f.is_file())
     print(f"{place}: {size / 1e6:.2f} MB")
+
+
+def write_toy(folder: Path) -> None:
+    """What a training run of images would have left there."""
+    model = toy.load("default")
+    weights.save(folder, "mar", model.config, model.params, extra=model.metadata["extra"])
 
 
 def write_gains(place: Path) -> None:

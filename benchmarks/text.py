@@ -13,21 +13,20 @@ standard output. Needs torch and transformers (extra `parity`).
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
+import importlib.util
 import json
 import platform
 import statistics
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-import torch
-import transformers
 from replayed import Replayed
+from toy import Parser, begin, held_out_prompts, left_out, load_text
 
 from cspd_jax._utils.timing import seconds_in_turns
 from cspd_jax.converters import hf_lm
@@ -37,12 +36,27 @@ from cspd_jax.networks.quantised import bytes_in_memory, quantise
 from cspd_jax.text import Drafting, ModelDrafter, Options, PromptLookup
 from cspd_jax.text.comparison import Request, measure_draft_cost
 from cspd_jax.text.protocol import bound
-from cspd_jax.training.data.text import documents
 from cspd_jax.weights import models
-from cspd_jax.weights.tokenizers import ByteTokenizer
 
 GAMMAS = (2, 3, 4, 6)
-PYTHIA = {"vocab_size": 50304, "hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072}
+PYTHIA = {"vocab_size": 50304, "hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072,
+          "num_hidden_layers": 12}  # fmt: skip
+TOY_PYTHIA = {**PYTHIA, "hidden_size": 64, "num_attention_heads": 2, "intermediate_size": 64,
+              "num_hidden_layers": 2}  # fmt: skip
+PAIR = ("text-default", "text-default-draft")
+
+
+class Sizes(NamedTuple):
+    """What is measured: rows side by side, drafts of a round, new tokens of each part."""
+
+    batches: tuple[int, ...] = (1, 8)
+    gammas: tuple[int, ...] = GAMMAS
+    embedded: int = 128
+    pythia: int = 32
+    toy: bool = False
+
+
+TOY = Sizes((1,), (2,), 8, 8, True)
 
 
 def say(line: str) -> None:
@@ -56,14 +70,11 @@ def seconds_of(calls: dict[str, Any], repeats: int) -> dict[str, float]:
     return {name: statistics.median(found) for name, found in seconds_in_turns(calls, repeats).items()}
 
 
-def held_out_prompts(count: int, length: int = 64) -> list[list[int]]:
-    """The beginnings of held-out documents, of one length: the transformers library pads others."""
-    texts = [d.text for d in documents() if d.held_out and len(d.text.encode()) > 4 * length]
-    return [ByteTokenizer().encode(t)[:length] for t in texts[:count]]
-
-
 def as_transformers(model: models.TextModel):
     """The same weights in the transformers library's class."""
+    import torch
+    import transformers
+
     c = model.config
     config = transformers.LlamaConfig(
         vocab_size=c.vocab_size, hidden_size=c.width, num_hidden_layers=c.depth, num_attention_heads=c.heads,
@@ -87,6 +98,8 @@ def as_transformers(model: models.TextModel):
 
 
 def theirs_generate(model, prompts, count: int, assistant=None, gamma: int = 4):
+    import torch
+
     ids = torch.tensor(prompts)
     options = {"do_sample": False, "max_new_tokens": count, "min_new_tokens": count}
     if assistant is not None:
@@ -122,20 +135,22 @@ def speculative_rows(found: dict, seconds: dict, tokens: int, base: float, batch
     return rows
 
 
-def embedded(repeats: int, count: int = 128) -> list[dict]:
-    target, small = models.load_text("text-default"), models.load_text("text-default-draft")
+def embedded(sizes: Sizes, repeats: int) -> list[dict]:
+    target, small = (load_text(name, sizes.toy) for name in PAIR)
+    count = sizes.embedded
     their_target, their_draft = as_transformers(target), as_transformers(small)
     rows = []
-    for batch in (1, 8):
+    for batch in sizes.batches:
         say(f"embedded pair, {batch} rows of {count} new tokens behind held-out text, greedy, float32")
-        prompts = held_out_prompts(batch)
+        prompts = held_out_prompts(batch, 64, sizes.toy)  # the transformers library pads others
         plain = ours(target, prompts, count)
         found = {
-            f"ours, block, gamma {g}": ours(target, prompts, count, drafter=small, gamma=g) for g in GAMMAS
+            f"ours, block, gamma {g}": ours(target, prompts, count, drafter=small, gamma=g)
+            for g in sizes.gammas
         }
         calls = {"transformers": lambda prompts=prompts: theirs_generate(their_target, prompts, count)}
         if batch == 1:
-            for gamma in GAMMAS:
+            for gamma in sizes.gammas:
                 calls[f"transformers, assisted, gamma {gamma}"] = lambda prompts=prompts, gamma=gamma: (
                     theirs_generate(their_target, prompts, count, their_draft, gamma)
                 )
@@ -151,11 +166,15 @@ def embedded(repeats: int, count: int = 128) -> list[dict]:
     return rows
 
 
-def pythia(repeats: int, acceptance: float, count: int = 32) -> list[dict]:
+def pythia(sizes: Sizes, repeats: int, acceptance: float) -> list[dict]:
+    import torch
+    import transformers
+
+    count = sizes.pythia
     torch.manual_seed(0)
     config = transformers.GPTNeoXConfig(
-        **PYTHIA, num_hidden_layers=12, max_position_embeddings=2048, rotary_pct=0.25, eos_token_id=None,
-        bos_token_id=0, pad_token_id=0,
+        **(TOY_PYTHIA if sizes.toy else PYTHIA), max_position_embeddings=2048, rotary_pct=0.25,
+        eos_token_id=None, bos_token_id=0, pad_token_id=0,
     )  # fmt: skip
     their_target = transformers.GPTNeoXForCausalLM(config).eval()
     with tempfile.TemporaryDirectory() as scratch:
@@ -165,7 +184,7 @@ def pythia(repeats: int, acceptance: float, count: int = 32) -> list[dict]:
     kept = {k: v for k, v in target.params.items() if not k.startswith("layers_")}
     draft_params = kept | {f"layers_{i}": target.params[f"layers_{i}"] for i in range(2)}
     rows = []
-    for batch in (1, 8):
+    for batch in sizes.batches:
         say(f"Pythia-160m's sizes, random weights, {batch} rows of {count} new tokens, greedy, float32;"
             f" acceptance {acceptance:.3f} replayed from the embedded pair")  # fmt: skip
         prompts = np.random.default_rng(0).integers(0, 50_000, (batch, 64)).tolist()
@@ -175,7 +194,7 @@ def pythia(repeats: int, acceptance: float, count: int = 32) -> list[dict]:
         drafter = Drafting(Replayed(ModelDrafter(draft_model)), (draft_params, right, use))
         found = {
             f"ours, block, gamma {g} (replayed)": ours(target, prompts, count, drafter=drafter, gamma=g)
-            for g in GAMMAS
+            for g in sizes.gammas
         }
         calls = {
             "transformers": lambda prompts=prompts: theirs_generate(their_target, prompts, count),
@@ -191,9 +210,10 @@ def pythia(repeats: int, acceptance: float, count: int = 32) -> list[dict]:
     return rows
 
 
-def drafts(count: int = 128, batch: int = 8, gamma: int = 4) -> list[dict]:
+def drafts(sizes: Sizes, gamma: int = 4) -> list[dict]:
     """Bytes in memory and acceptance of every kind of draft, greedy and sampled."""
-    target, small = models.load_text("text-default"), models.load_text("text-default-draft")
+    target, small = (load_text(name, sizes.toy) for name in PAIR)
+    count, batch = sizes.embedded, sizes.batches[-1]
     network, params = target.network, target.params
     kinds = {
         "the distilled draft": small,
@@ -210,7 +230,7 @@ def drafts(count: int = 128, batch: int = 8, gamma: int = 4) -> list[dict]:
         size = 0 if name == "lookup" else bytes_in_memory(bound(drafter)[1])
         for temperature in (0.0, 1.0):
             options = {"drafter": drafter, "gamma": gamma, "temperature": temperature}
-            request = ours(target, held_out_prompts(batch), count, **options)
+            request = ours(target, held_out_prompts(batch, 64, sizes.toy), count, **options)
             info = request._replace(key=jax.random.key(0)).run().info
             rows.append({"draft": name, "temperature": temperature, "bytes": size,
                          "acceptance": info.acceptance, "tokens_per_pass": info.tokens_per_pass})  # fmt: skip
@@ -219,31 +239,39 @@ def drafts(count: int = 128, batch: int = 8, gamma: int = 4) -> list[dict]:
     return rows
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def make_parser() -> Parser:
+    parser = Parser(__doc__, repeats=1)
     parser.add_argument("--only", choices=("embedded", "pythia", "drafts"))
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--acceptance", type=float, help="to replay (measured on the embedded pair)")
-    args = parser.parse_args()
+    return parser
+
+
+def main() -> None:
+    args = begin(make_parser())
+    sizes = TOY if args.toy else Sizes()
     result: dict[str, Any] = {
-        "jax": jax.__version__,
-        "transformers": transformers.__version__,
-        "torch": torch.__version__,
-        "torch_threads": torch.get_num_threads(),
-        "machine": platform.processor() or platform.machine(),
-    }
-    if args.only in (None, "embedded"):
-        result["embedded"] = embedded(args.repeats)
+        "jax": jax.__version__, "machine": platform.processor() or platform.machine(),
+    }  # fmt: skip
+    beside = not args.toy or importlib.util.find_spec("transformers") is not None
+    if not beside:
+        left_out("all but the drafts", "torch and transformers are not installed: extra `parity`")
+    if beside and args.only != "drafts":
+        import torch
+        import transformers
+
+        result |= {"transformers": transformers.__version__, "torch": torch.__version__}
+        result["torch_threads"] = torch.get_num_threads()
+    if beside and args.only in (None, "embedded"):
+        result["embedded"] = embedded(sizes, args.repeats)
     if args.only in (None, "drafts"):
-        result["drafts"] = drafts()
-    if args.only in (None, "pythia"):
+        result["drafts"] = drafts(sizes)
+    if beside and args.only in (None, "pythia"):
         acceptance = args.acceptance
         if acceptance is None:
-            found = result.get("drafts") or drafts()
+            found = result.get("drafts") or drafts(sizes)
             acceptance = found[0]["acceptance"]
-        result["pythia"] = pythia(args.repeats, acceptance)
+        result["pythia"] = pythia(sizes, args.repeats, acceptance)
     print(json.dumps(result))
 
 

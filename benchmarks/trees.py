@@ -9,7 +9,6 @@ the median time of a text. Prints tables on standard error and one JSON object o
 
 from __future__ import annotations
 
-import argparse
 import json
 import platform
 import re
@@ -19,11 +18,10 @@ import time
 
 import jax
 import numpy as np
+from toy import Parser, begin, held_out_texts, load_text
 
 from cspd_jax.text import Info, Options, draft_tree
 from cspd_jax.text.comparison import Request
-from cspd_jax.training.data.text import documents
-from cspd_jax.weights import models
 from cspd_jax.weights.tokenizers import ByteTokenizer
 
 GAMMAS = (3, 4, 5)
@@ -34,9 +32,9 @@ def say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def held_out_prompts(count: int, length: int = 64) -> list[list[int]]:
+def pieces_of(count: int, toy: bool, length: int = 64) -> list[list[int]]:
     """Pieces of held-out documents."""
-    texts = [ByteTokenizer().encode(d.text) for d in documents() if d.held_out]
+    texts = [ByteTokenizer().encode(text) for text in held_out_texts(toy)]
     pieces = [
         t[i : i + length] for i in range(0, 64 * length, 4 * length) for t in texts if len(t) > i + length
     ]
@@ -72,15 +70,19 @@ def measure(request: Request, index: int, prompt: list[int]) -> tuple[float, Inf
     return time.perf_counter() - start, output.info
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def make_parser() -> Parser:
+    parser = Parser(__doc__, texts=2, count=8, ways="of 3|tree 2")
     parser.add_argument("--texts", type=int, default=64)
     parser.add_argument("--count", type=int, default=128, help="new tokens of each")
     parser.add_argument("--only", choices=("greedy", "sampled"))
     parser.add_argument("--ways", default="", metavar="REGEX", help="of the names; plain is always measured")
-    args = parser.parse_args()
-    target, small = models.load_text("text-default"), models.load_text("text-default-draft")
-    prompts, table = held_out_prompts(args.texts), []
+    return parser
+
+
+def main() -> None:
+    args = begin(make_parser())
+    target, small = (load_text(name, args.toy) for name in ("text-default", "text-default-draft"))
+    prompts, table = pieces_of(args.texts, args.toy), []
     for sampled in {"greedy": (False,), "sampled": (True,)}.get(args.only, (False, True)):
         requests = ways(target, small, args.count, sampled)
         requests = {n: r for n, r in requests.items() if n == "plain" or re.search(args.ways, n)}

@@ -1,0 +1,116 @@
+"""Every program in benchmarks/ goes through all of its code on tiny models (`--toy`), tells what it does
+(`--help`) without doing it, and understands the commands that the pages name."""
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+BENCHMARKS = ROOT / "benchmarks"
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+NAMES = sorted(p.stem for p in BENCHMARKS.glob("*.py") if 'if __name__ == "__main__":' in p.read_text())
+QUICK = ("make_prompts", "reproduction_page")  # in a few seconds
+NEED_TORCH = ("plain", "eager_launches", "text", "real_lm")
+BESIDE_TORCH = ("inner", "causal")  # with a part that is left out without it
+
+# Runs in benchmarks/'s place, so that one process imports everything once. argv: folder of the programs, and
+# JSON of [name, arguments] each.
+PARSE = """
+import importlib, json, sys
+for name, arguments in json.loads(sys.argv[2]):
+    sys.path.insert(0, sys.argv[1])  # before the folders that programs put there
+    try:
+        importlib.import_module(name).make_parser().parse_args(arguments)
+    except SystemExit as end:
+        print(json.dumps([name, arguments, end.code]))
+"""
+HELP = """
+import contextlib, io, json, runpy, sys
+found, folder, names = {}, sys.argv[1], json.loads(sys.argv[2])
+for name in names:
+    sys.path.insert(0, folder)  # before the folders that programs put there
+    sys.argv, said = [name, "--help"], io.StringIO()
+    with contextlib.redirect_stdout(said):
+        try:
+            runpy.run_path(f"{folder}/{name}.py", run_name="__main__")
+            found[name] = "went on"
+        except SystemExit as end:
+            found[name] = [end.code, said.getvalue()]
+    assert "torch" not in sys.modules, name
+print(json.dumps(found))
+"""
+
+
+def run(command: list[str], folder: Path, **more: str) -> subprocess.CompletedProcess:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(folder / ".cache"), **more}
+    return subprocess.run(
+        [sys.executable, *command], cwd=folder, env=environment, capture_output=True, text=True, timeout=300
+    )
+
+
+def marked(name: str):
+    marks = [pytest.mark.parity] if name in NEED_TORCH else [pytest.mark.slow] * (name not in QUICK)
+    return pytest.param(name, marks=marks)
+
+
+@pytest.mark.parametrize("name", [marked(name) for name in NAMES])
+def test_all_of_it_runs_on_tiny_models(name, tmp_path):
+    kept = {p: p.stat().st_mtime_ns for p in BENCHMARKS.rglob("*") if "__pycache__" not in p.parts}
+    done = run([str(BENCHMARKS / f"{name}.py"), "--toy"], tmp_path, JAX_DISABLE_MOST_OPTIMIZATIONS="1")
+    assert done.returncode == 0, done.stderr[-3000:]
+    said = done.stdout + done.stderr
+    assert re.search(r"\d", said) and "Traceback" not in said
+    now = {p: p.stat().st_mtime_ns for p in BENCHMARKS.rglob("*") if "__pycache__" not in p.parts}
+    assert now == kept  # no committed result is touched
+    assert [p.name for p in tmp_path.iterdir() if p.name != ".cache"] == []
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("name", BESIDE_TORCH)
+def test_all_of_it_runs_beside_torch(name, tmp_path):
+    pytest.importorskip("torch")
+    done = run([str(BENCHMARKS / f"{name}.py"), "--toy"], tmp_path, JAX_DISABLE_MOST_OPTIMIZATIONS="1")
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout)
+    assert all(row["reference"] for row in found.get("token", [])) and all(
+        row["torch"] for row in found["seconds"] if name == "causal"
+    )
+
+
+def test_help_does_nothing_else(tmp_path):
+    done = run(["-c", HELP, str(BENCHMARKS), json.dumps(NAMES)], tmp_path)
+    assert done.returncode == 0, done.stderr[-3000:]
+    for name, (code, said) in json.loads(done.stdout).items():
+        assert code == 0 and said.startswith("usage:") and "--toy" in said, name
+    assert [p.name for p in tmp_path.iterdir() if p.name != ".cache"] == []  # matplotlib's
+
+
+def commands() -> list[tuple[str, list[str]]]:
+    """What the pages and the programs' own docstrings tell to type: names and arguments."""
+    texts = [page.read_text(encoding="utf-8") for page in PAGES]
+    texts += [(BENCHMARKS / f"{name}.py").read_text(encoding="utf-8").split('"""')[1] for name in NAMES]
+    found = []
+    for text in texts:
+        text = text.replace("\\\n", " ")
+        quoted = re.findall(r"`python\s+benchmarks/([^`]+)`", text)
+        blocks = re.findall(r"^    .*?python benchmarks/(.+)$", text, re.MULTILINE)
+        for command in (*quoted, *blocks):
+            program, *arguments = shlex.split(command.partition(" #")[0].replace("...", " "))
+            words = [re.sub(r"[\[\]]", "", word).partition("|")[0] for word in arguments]  # one of several
+            words = ["1" if word.isupper() else word for word in words]  # a placeholder
+            found.append((program.removesuffix(".py"), words))
+    return found
+
+
+def test_the_commands_of_the_pages_are_understood(tmp_path):
+    found = commands()
+    assert len(found) > 50 and {name for name, _ in found} <= set(NAMES)
+    done = run(["-c", PARSE, str(BENCHMARKS), json.dumps(found)], tmp_path)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout == "", done.stdout + done.stderr
