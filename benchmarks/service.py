@@ -32,13 +32,13 @@ from toy import load as load_model
 
 import cspd_jax
 from cspd_jax import Plain
-from cspd_jax.apps.service.config import SELF, Offer
+from cspd_jax.apps.service.config import SELF, ServiceConfig
 
 METHODS = {"self": SELF, "plain": Plain()}
 
 
 @contextlib.contextmanager
-def served(offer: Offer, rows: int, waiting: int) -> Iterator[tuple[Any, int]]:
+def served(offer: ServiceConfig, rows: int, waiting: int) -> Iterator[tuple[Any, int]]:
     """An engine and the port at which it is served."""
     import uvicorn
 
@@ -128,7 +128,7 @@ def can_serve() -> bool:
 
 def rows_of(model: Any, rows: int, requests: int) -> list[dict[str, Any]]:
     found = []
-    with served(Offer(image=model), rows, 4 * rows) as (engine, port):
+    with served(ServiceConfig(image=model), rows, 4 * rows) as (engine, port):
         for method in METHODS:
             for clients in (1, rows, 4 * rows):
                 row = load(engine, port, method, clients, requests * (1 if clients == 1 else 2))
