@@ -4,6 +4,8 @@ tests notice.
     python tests/mutants/run.py                          # all; results.json is written as it goes
     python tests/mutants/run.py --only path,chain        # those whose names contain one of these
     python tests/mutants/run.py --workers 2 --fresh      # forget earlier results
+    python tests/mutants/run.py --slow                   # survivors again, before slow tests too: what kills one
+                                                         # is run by default from the next choose_default.py on
 
 A mutant is killed if one of the tests that must see it fails. One whose text is not found, or found twice, is
 an error: the table has to be brought up to date.
@@ -39,7 +41,7 @@ def apply(mutant: Mutant, root: Path) -> None:
     path.write_text(text.replace(mutant.old, mutant.new), encoding="utf-8")
 
 
-def tried(mutant: Mutant) -> dict:
+def tried(mutant: Mutant, slow: bool = False) -> dict:
     """Whether the tests notice it, and which one did."""
     start = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
@@ -54,6 +56,7 @@ def tried(mutant: Mutant) -> dict:
         os.symlink(root / "converters", root / "cspd_jax" / "converters")
         apply(mutant, root)
         command = [sys.executable, "-m", "pytest", "-q", "-x", "-n0", "-p", "no:cacheprovider", *mutant.tests]
+        command += ["-m", "not parity and not real"] * slow
         environment = {**os.environ, "PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"}
         environment |= {"PYTEST_XDIST_WORKER": "mutant", "JAX_PLATFORMS": "cpu"}
         environment.setdefault("CSPD_JAX_TEST_CACHE", str(ROOT / ".pytest_cache" / "programs"))
@@ -76,6 +79,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--only", help="parts of names, separated by commas")
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--slow", action="store_true", help="survivors again, before slow tests too")
     parser.add_argument("--fresh", action="store_true", help="run again what has a result")
     args = parser.parse_args()
     parts = args.only.split(",") if args.only else [""]
@@ -84,8 +88,10 @@ def main() -> int:
     names = {m.name for m in MUTANTS}
     results = {name: found for name, found in results.items() if name in names}
     open_ones = [m for m in chosen if args.fresh or m.name not in results]
+    if args.slow:
+        open_ones = [m for m in chosen if not results.get(m.name, {"killed": False})["killed"]]
     with concurrent.futures.ThreadPoolExecutor(args.workers) as pool:
-        futures = {pool.submit(tried, m): m for m in open_ones}
+        futures = {pool.submit(tried, m, args.slow): m for m in open_ones}
         for number, future in enumerate(concurrent.futures.as_completed(futures), 1):
             mutant = futures[future]
             results[mutant.name] = future.result()
