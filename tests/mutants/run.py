@@ -4,8 +4,9 @@ tests notice.
     python tests/mutants/run.py                          # all; results.json is written as it goes
     python tests/mutants/run.py --only path,chain        # those whose names contain one of these
     python tests/mutants/run.py --workers 2 --fresh      # forget earlier results
-    python tests/mutants/run.py --slow                   # survivors again, before slow tests too: what kills one
-                                                         # is run by default from the next choose_default.py on
+    python tests/mutants/run.py --slow                   # survivors again, before slow tests too
+
+What a slow test kills makes it run by default, from the next `choose_default.py` on.
 
 A mutant is killed if one of the tests that must see it fails. One whose text is not found, or found twice, is
 an error: the table has to be brought up to date.
