@@ -22,13 +22,13 @@ import time
 import jax
 import jax.numpy as jnp
 import numpy as np
-from inner import TOY_WINDOWS, randomness, recorded, say
+from inner import TOY_WINDOWS, randomness, recorded, replayed, say
 from toy import Parser, begin, load, sizes
 
 from cspd_jax.image import sampler
 from cspd_jax.image.chain import calibration, choice
 from cspd_jax.image.chain.drafters import frozen
-from cspd_jax.image.chain.speculation import ChainRandomness, ChainSpeculation
+from cspd_jax.image.chain.speculation import ChainSpeculation
 from cspd_jax.image.options import Options
 from cspd_jax.image.order import RISING, Raster
 from cspd_jax.keys import row_keys
@@ -60,14 +60,14 @@ def calls(model: ImageModel, windows_of_all, steps_of_all: tuple[int, ...], imag
         for cfg in (1.0, 3.0):
             options = options_of(steps, cfg)
             fitted = calibration.get(model, options).calibration.drafter
-            for name, drafter in (
-                ("frozen", frozen(steps + 1, model.config.token_dim)),
-                ("calibrated", fitted),
+            for name, drafter, kind in (
+                ("frozen", frozen(steps + 1, model.config.token_dim), "gains"),
+                ("gains", fitted, "gains"),
+                ("Jacobian", fitted, "jacobian"),
             ):
                 for windows in windows_of_all:
-                    way = dataclasses.replace(
-                        options, denoise=ChainSpeculation(windows), chain_drafter=drafter
-                    )
+                    chain = ChainSpeculation(windows, kind)
+                    way = dataclasses.replace(options, denoise=chain, chain_drafter=drafter)
                     out = sampler.sample(model.network, model.params, keys, labels, way)
                     counts = jax.tree.map(lambda a: np.asarray(a, np.int64), out.counts)
                     row = {
@@ -126,26 +126,15 @@ def token_seconds(name: str, config: SphereConfig, recorder: ImageModel, windows
         return z
 
     z = jax.random.normal(jax.random.key(1), (1, config.width))
-    drafter, runs, count = frozen(steps + 1, config.token_dim), {}, {}
-    for windows in (None, *windows_of_all):
-        label = "plain" if windows is None else choice.name_of(windows)
-        if windows is None:
-            replays, count[label] = [randomness(1, config.token_dim, steps + 1)], steps + 1
-        else:
-            together, calls = recorded(recorder, _REPLAYS, windows, options)
-            replays = [
-                ChainRandomness(
-                    together.noise[:, i : i + 1],
-                    together.uniforms[:, i : i + 1],
-                    together.residual[i : i + 1],
-                )
-                for i in range(_REPLAYS)
-            ]
-            count[label] = float(calls.mean())
-        way = ChainSpeculation(windows) if windows else "plain"
-        way = dataclasses.replace(options, denoise=way, chain_drafter=drafter)
+    given = model, params, z, *randomness(1, config.token_dim, steps + 1)
+    drafted = dataclasses.replace(options, chain_drafter=frozen(steps + 1, config.token_dim))
+    runs, count = {"plain": [functools.partial(choice.run_chains, *given, options)]}, {"plain": steps + 1}
+    for windows in windows_of_all:
+        label, way = choice.name_of(windows), dataclasses.replace(drafted, denoise=ChainSpeculation(windows))
+        numbers, calls = recorded(recorder, _REPLAYS, windows, options)
+        count[label] = float(calls.mean())
         runs[label] = [
-            functools.partial(choice.run_chains, model, params, z, random, way) for random in replays
+            functools.partial(replayed, *given, way, of_row) for of_row in np.split(numbers, _REPLAYS, axis=1)
         ]
     times = seconds({"backbone": [backbone], **runs, **_torch(config, steps)}, repeats)
     of_pass = times.pop("backbone")

@@ -32,11 +32,11 @@ from cspd_jax.diffusion.gaussian import coefficients, predicted_x0
 from cspd_jax.diffusion.schedule import sampling_schedule
 from cspd_jax.image import sampler
 from cspd_jax.image.chain import calibration, speculation
-from cspd_jax.image.chain.speculation import ChainSpeculation
+from cspd_jax.image.chain.speculation import ChainRandomness
 from cspd_jax.keys import row_keys
 
 SHARES_LEFT = (1.0, 0.6, 0.4, 0.25, 0.1)  # of the steps, when the prediction is taken
-WINDOW = (16,)
+WINDOW = 16
 
 
 class Setting:
@@ -107,7 +107,7 @@ def kept_steps(setting: Setting, states, drafted_x0, z) -> np.ndarray:
 def calls_by_steps_left(setting: Setting, drafter, z, states) -> np.ndarray:
     """Mean head calls [T + 1] of chains that are speculated along from so many steps left on."""
     rows, found = z.shape[0], []
-    random = randomness(rows, states.shape[-1], setting.steps, seed=5)
+    random = ChainRandomness(states[-1], randomness(rows, states.shape[-1], setting.steps, seed=5)[1])
     lefts = np.unique(np.linspace(1, setting.steps, 9).astype(int))
 
     @jax.jit
@@ -119,7 +119,7 @@ def calls_by_steps_left(setting: Setting, drafter, z, states) -> np.ndarray:
         def call(carry):
             chain, calls = carry
             busy = jnp.sum(chain.left > 0)
-            chain, _ = speculation.speculate_once(inputs, ChainSpeculation(WINDOW), chain, WINDOW[0])
+            chain, _ = speculation.speculate_once(inputs, chain, WINDOW)
             return chain, calls + busy
 
         return jax.lax.while_loop(lambda carry: jnp.any(carry[0].left > 0), call, (chain, jnp.int32(0)))[1]
@@ -139,7 +139,7 @@ def ridge(setting: Setting):
     fitted = {}
     for position in positions_of(setting.network):
         z = setting.context(setting.tokens, position)
-        noise = randomness(len(z), setting.tokens.shape[-1], setting.steps, seed=position).noise
+        noise, _ = randomness(len(z), setting.tokens.shape[-1], setting.steps, seed=position)
         first = setting.predictions(jnp.broadcast_to(noise[-1], noise.shape), z)[-1]
         features = np.concatenate([z, first, np.ones((len(z), 1))], axis=1)[:half].astype(np.float64)
         wanted = np.asarray(setting.context(setting.tokens, position + 1), np.float64)[:half]
@@ -159,11 +159,11 @@ def measure(model, draft, steps: int, images: int) -> list[dict]:
     calls, whole = [], []
     for position in positions_of(setting.network):
         z, dim = setting.context(tokens, position), tokens.shape[-1]
-        states = setting.path(z, randomness(images, dim, setting.steps, seed=position).noise)
+        states = setting.path(z, randomness(images, dim, setting.steps, seed=position)[0])
         predicted = setting.predictions(states, z)
         tokens_here = tokens.at[:, position].set(setting.network.finish(states[0]))
         after = setting.context(tokens_here, position + 1)
-        noise = randomness(images, dim, setting.steps, seed=1000 + position).noise
+        noise = randomness(images, dim, setting.steps, seed=1000 + position)[0]
         calls.append(calls_by_steps_left(setting, drafter, after, setting.path(after, noise)))
         ways = {
             f"fed back with {share:.0%} of the steps left": setting.context(

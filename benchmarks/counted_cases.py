@@ -51,28 +51,31 @@ class Way:
     method: str
     window: int | None = None
     gamma: int = 0
-    proposals: int = 0
+    drafter: str = "gains"
 
     @property
     def options(self) -> str:
         parts = ["MAR-B drafts"] if self.method.startswith("draft") else []
-        parts += [f"gamma {self.gamma}, K {self.proposals}"] if self.gamma else []
-        return ", ".join(parts + ([f"M {self.window}"] if self.window else []))
+        parts += [f"gamma {self.gamma}"] if self.gamma else []
+        parts += [f"M {self.window}"] if self.window else []
+        return ", ".join(parts + (["Jacobian"] if self.drafter == "jacobian" else []))
 
     @property
     def chain(self) -> ChainSpeculation | None:
-        return None if self.window is None else ChainSpeculation((self.window,))
+        return None if self.window is None else ChainSpeculation((self.window,), self.drafter)
 
 
 WAYS = (
     Way("plain"),
     Way("chains", 16),
-    Way("self", None, 4, 16),
-    Way("self+chains", 16, 4, 16),
+    Way("self", None, 8),
+    Way("self+chains", 32, 8),
     Way("chains", 32),
-    Way("self+chains", 16, 6, 8),
+    Way("self+chains", 16, 4),
+    Way("chains", 32, drafter="jacobian"),
+    Way("self+chains", 32, 8, "jacobian"),
 )
-DRAFTED = (Way("draft", None, GAMMA, 16), Way("draft+chains", 16, GAMMA, 16))
+DRAFTED = (Way("draft", None, GAMMA), Way("draft+chains", 16, GAMMA))
 
 
 class Counted(NamedTuple):
@@ -86,7 +89,7 @@ class Counted(NamedTuple):
     make: Callable[[], tuple[Case, list[float]]]
 
 
-def cases(file: Path, toy: bool) -> Iterator[Counted]:
+def cases(file: Path | None, toy: bool) -> Iterator[Counted]:
     """The most important first."""
     if toy:
         yield from images(file, "mar-base", 1, False, "float32", WAYS[:4])
@@ -114,11 +117,11 @@ def cases(file: Path, toy: bool) -> Iterator[Counted]:
                 yield from images(file, name, batch, guided, dtype)
 
 
-def of_each_kind(file: Path) -> list[tuple[Case, list[float]]]:
+def of_each_kind() -> list[tuple[Case, list[float]]]:
     """The first and the last case of every kind, traced and not compiled."""
     kinds = (
-        images(file, "mar-large", 1, False, "bfloat16"), causal_images(file, "sphere-b", True, "float32"),
-        texts(file, "pythia-160m", 1, "float32"), fillings(file, "llada-8b", 1, "bfloat16"),
+        images(None, "mar-large", 1, False, "bfloat16"), causal_images(None, "sphere-b", True, "float32"),
+        texts(None, "pythia-160m", 1, "float32"), fillings(None, "llada-8b", 1, "bfloat16"),
     )  # fmt: skip
     return [counted.make() for kind in map(list, kinds) for counted in (kind[0], kind[-1])]
 
@@ -127,7 +130,7 @@ def of_each_kind(file: Path) -> list[tuple[Case, list[float]]]:
 
 
 def images(
-    file: Path, name: str, batch: int, guided: bool, dtype: str, ways: Sequence[Way] = WAYS
+    file: Path | None, name: str, batch: int, guided: bool, dtype: str, ways: Sequence[Way] = WAYS
 ) -> Iterator[Counted]:
     drafted = () if name == "mar-base" else DRAFTED  # by MAR-B
     for way in (*ways, *drafted):
@@ -143,9 +146,9 @@ def images(
         yield Counted(row, make)
 
 
-def causal_images(file: Path, name: str, guided: bool, dtype: str) -> Iterator[Counted]:
+def causal_images(file: Path | None, name: str, guided: bool, dtype: str) -> Iterator[Counted]:
     """A token of one image by SphereAR, in the middle of it."""
-    for way in (Way("plain"), Way("chains", 16), Way("chains", 32)):
+    for way in (Way("plain"), Way("chains", 16), Way("chains", 32), Way("chains", 32, drafter="jacobian")):
         row = about(
             name, "token", 1, way.method, options=way.options, guided=guided, dtype=dtype,
             respacing="flow100", num_iter=SPHERE_PRESETS[name].seq_len,
@@ -154,7 +157,7 @@ def causal_images(file: Path, name: str, guided: bool, dtype: str) -> Iterator[C
         def make(row=row, way=way):
             run = {} if way.chain is None else image_run(file, way, 1, "default-causal")
             if run:
-                calls = {"head_calls_of_slowest": run["calls"]}
+                calls = {"head_calls_of_slowest": run["calls"], "more_trips": run["more_trips"]}
                 row = {**row, "acceptance_from": "runs of the default models", **calls}
             options = Options(
                 respacing="flow100", guided=guided, cfg_schedule="constant", prefix_buckets=1,
@@ -168,10 +171,11 @@ def causal_images(file: Path, name: str, guided: bool, dtype: str) -> Iterator[C
 def image_case(row: dict[str, Any], way: Way, run: dict[str, float]) -> Case:
     if run:
         calls = {"head_calls_of_slowest": run["calls"]} if way.chain else {}
-        row = {**row, "acceptance_from": "runs of the default models", **calls}
+        more = {"more_trips": run["more_trips"]}
+        row = {**row, "acceptance_from": "runs of the default models", **calls, **more}
     options = Options(
         num_iter=row["num_iter"], respacing=f"ddim{STEPS}", guided=row["guided"],
-        cfg=3.0 if row["guided"] else 1.0, denoise=way.chain or "plain",
+        cfg=3.0 if row["guided"] else 1.0, denoise=way.chain or "plain", prefix_buckets=4,
     )  # fmt: skip
     return _round(row, way, options, run) if way.gamma else _step(row, options)
 
@@ -217,11 +221,11 @@ def _round(row: dict[str, Any], way: Way, options: Options, run: dict[str, float
     drafting = None
     if way.method.startswith("self"):
         small = None
-        speculation = SelfSpeculation(way.gamma, proposals=way.proposals).speculation
+        speculation = SelfSpeculation(way.gamma).speculation
     else:
         small = mar_params("mar-base", row["dtype"])
         drafting = mar.MARModel(MAR_PRESETS["mar-base"], dtype)
-        speculation = rounds.TokenSpeculation(PathCriterion(way.proposals), way.gamma)
+        speculation = rounds.TokenSpeculation(PathCriterion(), way.gamma)
 
     def prepared(params, small, labels):
         keys = cspd_jax.row_keys(jax.random.key(0), batch)
@@ -269,7 +273,7 @@ def in_a_loop(row: dict[str, Any], prepared: Callable, params: Any, run: dict[st
     return Case(row, rounds, jax.eval_shape(begun, params), NEW_TOKENS)
 
 
-def texts(file: Path, name: str, batch: int, dtype: str) -> Iterator[Counted]:
+def texts(file: Path | None, name: str, batch: int, dtype: str) -> Iterator[Counted]:
     config, small, who = {
         "pythia-160m": (PYTHIA_160M, PYTHIA_70M, "Pythia-70m"),
         "pythia-1.4b": (PYTHIA_1_4B, PYTHIA_160M, "Pythia-160m"),
@@ -296,7 +300,7 @@ def texts(file: Path, name: str, batch: int, dtype: str) -> Iterator[Counted]:
         yield Counted(row, make)
 
 
-def fillings(file: Path, name: str, batch: int, dtype: str) -> Iterator[Counted]:
+def fillings(file: Path | None, name: str, batch: int, dtype: str) -> Iterator[Counted]:
     prompts = [[1] * PROMPT] * batch
     for method in ("stepwise", "ssd"):
         options = f"gamma {GAMMA}" if method == "ssd" else ""
@@ -319,8 +323,11 @@ def fillings(file: Path, name: str, batch: int, dtype: str) -> Iterator[Counted]
 # Runs of the default models
 
 
-def kept(file: Path, name: str, run: Callable[[], dict[str, float]]) -> dict[str, float]:
-    """The numbers of `run`, or as found when it was run before."""
+def kept(file: Path | None, name: str, run: Callable[[], dict[str, float]]) -> dict[str, float]:
+    """The numbers of `run`, or as found when it was run before; without a file, any."""
+    if file is None:
+        numbers = ("calls", "tokens_per_round", "more_trips", "rounds", "draft_passes_per_round")
+        return dict.fromkeys(numbers, 1.0)
     content = json.loads(file.read_text()) if file.exists() else {}
     runs = content.get("recorded_runs", {})
     if name not in runs:
@@ -330,7 +337,7 @@ def kept(file: Path, name: str, run: Callable[[], dict[str, float]]) -> dict[str
     return runs[name]
 
 
-def image_run(file: Path, way: Way, batch: int, name: str = "default") -> dict[str, float]:
+def image_run(file: Path | None, way: Way, batch: int, name: str = "default") -> dict[str, float]:
     """Head calls of the slowest row, and tokens per round of speculation over AR steps.
 
     One image is one draw, so several are run where a batch is small.
@@ -339,10 +346,9 @@ def image_run(file: Path, way: Way, batch: int, name: str = "default") -> dict[s
     def run() -> dict[str, float]:
         method: Any = Plain()
         if way.method.startswith("self"):
-            method = SelfSpeculation(way.gamma, proposals=way.proposals)
+            method = SelfSpeculation(way.gamma)
         elif way.method.startswith("draft"):
-            criterion = PathCriterion(way.proposals)
-            method = DraftSpeculation(models.load("default-draft"), criterion, gamma=way.gamma)
+            method = DraftSpeculation(models.load("default-draft"), gamma=way.gamma)
         model, infos = models.load(name), []
         noise = None if is_flow(model.config.respacing) else True
         options = Options(denoise=way.chain or "plain", final_noise=noise)
@@ -354,10 +360,18 @@ def image_run(file: Path, way: Way, batch: int, name: str = "default") -> dict[s
             "images": sum(info.images for info in infos),
             "calls": statistics.mean(float(STEPS) if i.chains is None else i.chains.slowest for i in infos),
             "tokens_per_round": sum(info.tokens / info.images for info in infos) / rounds,
+            "more_trips": statistics.mean(more_trips(info) for info in infos),
         }
 
     whose = "" if name == "default" else f"{name}: "
     return kept(file, f"{whose}{way.method}, {way.options}, batch {batch}", run)
+
+
+def more_trips(info) -> float:
+    """Trips of the loop over a block's coins in a head call, besides the first, which is before the loop."""
+    if info.chains is None:
+        return 0.0
+    return max(0.0, info.chains.trips / (info.chains.slowest * info.sequential.target_backbone) - 1)
 
 
 def held_out(count: int, longer_than: int) -> list[list[int]]:
@@ -365,7 +379,7 @@ def held_out(count: int, longer_than: int) -> list[list[int]]:
     return [ByteTokenizer().encode(found[i % len(found)])[:PROMPT] for i in range(count)]
 
 
-def text_run(file: Path, batch: int) -> dict[str, float]:
+def text_run(file: Path | None, batch: int) -> dict[str, float]:
     """Rounds of a batch, and passes of the draft model in each."""
 
     def run() -> dict[str, float]:
@@ -383,7 +397,7 @@ def text_run(file: Path, batch: int) -> dict[str, float]:
     return kept(file, f"text-block, batch {batch}", run)
 
 
-def masked_run(file: Path, batch: int) -> dict[str, float]:
+def masked_run(file: Path | None, batch: int) -> dict[str, float]:
     """Rounds of a batch."""
 
     def run() -> dict[str, float]:

@@ -15,18 +15,19 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import json
 import platform
 import statistics
 import sys
 import time
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from toy import Parser, begin, load, sizes
 
-from cspd_jax.coupling import uniform
 from cspd_jax.diffusion.chain import Chains
 from cspd_jax.diffusion.gaussian import coefficients
 from cspd_jax.diffusion.schedule import sampling_schedule
@@ -81,13 +82,15 @@ def calls(model: ImageModel, windows_of_all: tuple[tuple[int, ...], ...], images
     found = []
     keys = row_keys(jax.random.key(11), images)
     labels = jnp.arange(images, dtype=jnp.int32) % 10
-    for cfg, temperature in ((1.0, 1.0), (3.0, 1.0), (1.0, 0.95), (3.0, 0.95)):
+    for cfg, temperature in ((1.0, 1.0), (3.0, 1.0)):
         options = options_of(model, cfg, temperature)
         drafter = calibration.get(model, options).calibration.drafter
-        ways = {"frozen": frozen(steps_of(model), model.config.token_dim), "noise-corrected": drafter}
-        for name, drafter in ways.items():
+        still = frozen(steps_of(model), model.config.token_dim)
+        ways = {"frozen": (still, "gains"), "gains": (drafter, "gains"), "Jacobian": (drafter, "jacobian")}
+        for name, (drafter, kind) in ways.items():
             for windows in windows_of_all:
-                way = dataclasses.replace(options, denoise=ChainSpeculation(windows), chain_drafter=drafter)
+                chain = ChainSpeculation(windows, kind)
+                way = dataclasses.replace(options, denoise=chain, chain_drafter=drafter)
                 counts = sampler.sample(model.network, model.params, keys, labels, way).counts
                 counts = jax.tree.map(lambda a: np.asarray(a, np.int64), counts)
                 tokens = images * model.config.seq_len
@@ -112,50 +115,52 @@ def calls(model: ImageModel, windows_of_all: tuple[tuple[int, ...], ...], images
     return found
 
 
-def randomness(rows: int, dim: int, steps: int, seed: int = 0) -> ChainRandomness:
+def randomness(rows: int, dim: int, steps: int, seed: int = 0) -> tuple[jax.Array, jax.Array]:
+    """Noise [T + 1, R, d] and keys [R] of chains."""
     key = jax.random.key(seed)
-    return ChainRandomness(
-        jax.random.normal(jax.random.fold_in(key, 1), (steps + 1, rows, dim)),
-        uniform(jax.random.fold_in(key, 2), (steps, rows)),
-        jax.random.split(jax.random.fold_in(key, 3), rows),
-    )
+    noise = jax.random.normal(jax.random.fold_in(key, 1), (steps + 1, rows, dim))
+    return noise, jax.random.split(jax.random.fold_in(key, 3), rows)
 
 
 def recorded(
     model: ImageModel, rows: int, windows: tuple[int, ...], options: Options | None = None
-) -> tuple[ChainRandomness, np.ndarray]:
-    """Runs a model on `rows` of its contexts. Returns random numbers whose uniforms make any other
-    model accept and reject the same drafts (0 always accepts, 2 never), and the head calls of each row."""
+) -> tuple[np.ndarray, np.ndarray]:
+    """Runs a model on `rows` of its contexts. Returns how many drafts a row kept in the call that began with
+    so many steps left, less one [T, R], for `replayed`; and the head calls of each row."""
     options = options or options_of(model)
     found = calibration.get(model, options).calibration
     schedule = sampling_schedule(options.respacing)
     features = model.network.embed_time(model.params, jnp.asarray(schedule.timestep_map))
     chosen = np.random.default_rng(rows).integers(found.contexts.shape[1], size=rows)
-    random = randomness(rows, model.config.token_dim, schedule.num_steps)
+    noise, keys = randomness(rows, model.config.token_dim, schedule.num_steps)
     z = found.contexts[0, chosen]
     chains = Chains(model.network, model.params, features, z, coefficients(schedule))
-    problem, chain = speculation.begin(chains, random, found.drafter)
+    inputs, chain = speculation.begin(chains, ChainRandomness(noise[-1], keys), found.drafter)
+    call = jax.jit(functools.partial(speculation.speculate_once, inputs), static_argnums=1)
+    kept, count = np.zeros((schedule.num_steps, rows), np.int32), np.zeros(rows, int)
+    for made in itertools.count():
+        left = np.asarray(chain.left)
+        going = np.nonzero(left)[0]
+        if not len(going):
+            return kept, count
+        count[going] += 1
+        chain, _ = call(chain, windows[min(made, len(windows) - 1)])
+        # A residual takes one more step; where there was none, a draft less is kept, and that one is taken.
+        kept[left[going] - 1, going] = (left - np.asarray(chain.left))[going] - 1
 
-    @functools.partial(jax.jit, static_argnums=1)
-    def call(chain, window):
-        draft = speculation.draft_steps(problem, chain, window)
-        verdict = speculation.verify_steps(problem, draft)
-        rejected = (verdict.n < jnp.minimum(window, chain.left)) & (chain.tries == 0)
-        step = draft.steps[jnp.minimum(verdict.n, window - 1), jnp.arange(rows)]
-        return (
-            speculation.commit(problem, ChainSpeculation(windows), chain, draft, verdict)[0],
-            rejected,
-            step,
-        )
 
-    forced = np.zeros((schedule.num_steps, rows), np.float32)
-    made, count = 0, np.zeros(rows, int)
-    while np.any(chain.left > 0):
-        count += np.asarray(chain.left > 0)
-        chain, rejected, step = call(chain, windows[min(made, len(windows) - 1)])
-        made += 1
-        forced[np.asarray(step)[rejected], np.nonzero(rejected)[0]] = 2.0
-    return random._replace(uniforms=jnp.asarray(forced)), count
+@functools.partial(jax.jit, static_argnums=0)
+def replayed(model, params, z, noise, keys, options: Options, kept):
+    """`choice.run_chains`, with as many drafts kept as were `recorded`."""
+    verify = speculation.verify_steps
+
+    def as_recorded(inputs, draft, keys):
+        verdict = verify(inputs, draft, keys)
+        of_row = kept[draft.steps[0], jnp.arange(kept.shape[1])]
+        return verdict._replace(block=verdict.block._replace(kept=of_row))
+
+    with mock.patch.object(speculation, "verify_steps", as_recorded):
+        return choice.run_chains.__wrapped__(model, params, z, noise, keys, options)
 
 
 def head_seconds(name: str, config: MARConfig, recorder: ImageModel, windows_of_all, rows: int, repeats: int):
@@ -169,16 +174,14 @@ def head_seconds(name: str, config: MARConfig, recorder: ImageModel, windows_of_
     )
     z = jax.random.normal(jax.random.key(1), (rows, config.decoder_width))
     drafter = frozen(steps, config.token_dim)
-    runs, count = {}, {}
-    for windows in (None, *windows_of_all):
-        label, random = "plain", randomness(rows, config.token_dim, steps)
-        if windows:
-            label = choice.name_of(windows)
-            random, calls = recorded(recorder, rows, windows)
-            count[label] = int(calls.max())
-        way = ChainSpeculation(windows) if windows else "plain"
-        options = Options(respacing=recorder.config.respacing, denoise=way, chain_drafter=drafter)
-        runs[label] = functools.partial(choice.run_chains, model, params, z, random, options)
+    options = Options(respacing=recorder.config.respacing, chain_drafter=drafter)
+    given = model, params, z, *randomness(rows, config.token_dim, steps)
+    runs, count = {"plain": functools.partial(choice.run_chains, *given, options)}, {}
+    for windows in windows_of_all:
+        label, way = choice.name_of(windows), dataclasses.replace(options, denoise=ChainSpeculation(windows))
+        kept, calls = recorded(recorder, rows, windows)
+        count[label] = int(calls.max())
+        runs[label] = functools.partial(replayed, *given, way, kept)
     times = seconds(runs, repeats)
     best = min((label for label in times if label != "plain"), key=times.get)
     say(

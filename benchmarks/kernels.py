@@ -116,7 +116,7 @@ def count_launches(
 
     trips: of the loops whose number of trips the compiler does not know, by depth: on average, for each time
         that such a loop begins.
-    named: of those in such a `jax.named_scope`; they have no depth.
+    named: of those in such a `jax.named_scope`, or under "vmap()"; they have no depth.
     """
     modules, entry = computations(text)
 
@@ -162,7 +162,11 @@ def count_launches(
             elif at.op == "conditional":
                 names = re.findall(r"(?:true|false)_computation=%?([\w.\-]+)", at.rest)
                 names += re.findall(r"%?([\w.\-]+)", at.attribute(r"branch_computations=\{([^}]*)\}") or "")
-                total.add(max((of(n, depth) for n in names), key=lambda l: l.kernels, default=Launches()))
+                branches = [of(n, depth) for n in dict.fromkeys(names)]
+                if len(branches) <= 2:
+                    branches = [max(branches, key=lambda l: l.kernels, default=Launches())]
+                for branch in branches:  # of several, as of the encoder's prefixes, each is as long in use
+                    total.add(branch, 1 / len(branches))
                 total.add(Launches(reads=1, seconds=HOST_READ))
             elif at.op not in NO_KERNELS:
                 total.add(kernel(at, shapes))
@@ -178,7 +182,7 @@ def trips_of(
     `count_launches`."""
     if count := at.attribute(r'"known_trip_count":\{"n":"(\d+)"'):
         return int(count), depth, True
-    scope = at.attribute(r'op_name="(?:[^"]*/)?(\w+)/while"')
+    scope = at.attribute(r'op_name="(?:[^"]*/)?([\w()]+)/while"')
     if named and scope in named:
         return named[scope], depth, False
     if depth < len(trips):

@@ -28,7 +28,6 @@ from cspd_jax.diffusion.schedule import sampling_schedule
 from cspd_jax.image import rounds
 from cspd_jax.image.chain import choice
 from cspd_jax.image.chain.drafters import frozen
-from cspd_jax.image.chain.speculation import ChainRandomness
 from cspd_jax.image.info import summarise
 from cspd_jax.image.options import Options
 from cspd_jax.networks import lm, mar
@@ -80,10 +79,8 @@ def image_cases(batch: int, cfg: float = 1.0, precision: str | None = None, toy:
     ways: dict[str, tuple[Any, Any]] = {
         "plain": (Plain(), "plain"),
         "chains; M 16": (Plain(), chains),
-        "self; gamma 4, K 16": (SelfSpeculation(gamma=4, proposals=16), "plain"),
-        "self+chains; gamma 4, K 16, M 16": (SelfSpeculation(gamma=4, proposals=16), chains),
-        "self; gamma 4, K 4": (SelfSpeculation(gamma=4, proposals=4), "plain"),
-        "self+chains; gamma 4, K 4, M 16": (SelfSpeculation(gamma=4, proposals=4), chains),
+        "self; gamma 4": (SelfSpeculation(gamma=4), "plain"),
+        "self+chains; gamma 4, M 16": (SelfSpeculation(gamma=4), chains),
         "chains; M 8": (Plain(), ChainSpeculation((8,))),
     }
     options: dict[str, Any] = {"cfg": cfg, "final_noise": True}
@@ -112,7 +109,7 @@ def _image_case(model, labels, name, options, precision) -> Case:
             found["acceptance"] = info.verified.acceptance
         if info.chains is not None:
             found["head_calls_of_slowest"] = info.chains.slowest
-            loops += [info.chains.slowest, info.chains.trips / (info.chains.slowest * rounds)]
+            loops.append(info.chains.slowest)
         return {**found, "trips": loops}
 
     row = about(
@@ -143,11 +140,6 @@ def random_params(name: str, dtype: str, toy: bool) -> Any:
     return draw(jax.random.key(0))
 
 
-@functools.lru_cache
-def recorded(rows: int, windows: tuple[int, ...], toy: bool) -> tuple[ChainRandomness, Any]:
-    return inner.recorded(load("default", toy), rows, windows)
-
-
 def chain_cases(
     name: str, batch: int, dtype: str, precision: str | None, toy: bool, windows: tuple
 ) -> list[Case]:
@@ -160,25 +152,23 @@ def chain_cases(
     z = jax.random.normal(jax.random.key(1), (batch, config.decoder_width), dtype)
     options = Options(respacing=respacing)
     for lengths in windows:
-        random, calls = (inner.randomness(batch, config.token_dim, steps), steps)
-        more: dict[str, Any] = {}
+        kept, more = np.zeros((steps, batch), np.int32), {}
         if lengths:
-            random, found_calls = recorded(batch, lengths, toy)
-            calls = int(found_calls.max())
-            more = {"acceptance_from": "replayed from the default model", "head_calls_of_slowest": calls}
+            kept, calls = inner.recorded(load("default", toy), batch, lengths)
+            more = {"acceptance_from": "replayed from the default model",
+                    "head_calls_of_slowest": int(calls.max())}  # fmt: skip
 
-        def run(params, z, noise, uniforms, residual, drafter, lengths=lengths):
-            random = ChainRandomness(noise, uniforms, jax.random.wrap_key_data(residual))
+        def run(params, z, noise, keys, kept, drafter, lengths=lengths):
             way = ChainSpeculation(lengths) if lengths else "plain"
             mine = dataclasses.replace(options, denoise=way, chain_drafter=drafter)
-            return choice.run_chains(model, params, z, random, mine)
+            return inner.replayed(model, params, z, noise, jax.random.wrap_key_data(keys), mine, kept)
 
         def facts(out) -> dict[str, Any]:
             counts = out[1]
             if counts is None:
                 return {}
             calls = int(counts.calls)
-            return {"head_calls_of_slowest": calls, "trips": [calls, int(counts.trips) / calls]}
+            return {"head_calls_of_slowest": calls, "trips": [calls]}
 
         row = about(
             name, "head chain", batch, "chains" if lengths else "plain",
@@ -186,8 +176,9 @@ def chain_cases(
             dtype=dtype, precision=precision,
             timed=f"{steps} denoising steps of one token of each image", respacing=respacing, **more,
         )  # fmt: skip
-        args = (params, z, random.noise, random.uniforms, jax.random.key_data(random.residual))
-        found.append(Case(row, run, (*args, frozen(steps, config.token_dim)), 1, facts))
+        noise, keys = inner.randomness(batch, config.token_dim, steps)
+        args = (params, z, noise, jax.random.key_data(keys), kept, frozen(steps, config.token_dim))
+        found.append(Case(row, run, args, 1, facts))
     return found
 
 
@@ -215,7 +206,7 @@ def backbone_case(name: str, batch: int, dtype: str, precision: str | None, toy:
 
 def round_case(name: str, batch: int, dtype: str, precision: str | None, toy: bool) -> Case:
     """A round of self-speculation with plain chains, whose cost does not depend on what is accepted."""
-    config, method = sizes(MAR_PRESETS, name, toy), SelfSpeculation(gamma=4, proposals=16)
+    config, method = sizes(MAR_PRESETS, name, toy), SelfSpeculation(gamma=4)
     model = mar.MARModel(config, jnp.dtype(dtype))
     options = Options(num_iter=config.seq_len, respacing=config.respacing, final_noise=True, prefix_buckets=4)
 
@@ -226,7 +217,7 @@ def round_case(name: str, batch: int, dtype: str, precision: str | None, toy: bo
         return state.drafts, state.tokens
 
     row = about(
-        name, "round", batch, "self", options="gamma 4, K 16", dtype=dtype, precision=precision,
+        name, "round", batch, "self", options="gamma 4", dtype=dtype, precision=precision,
         num_iter=config.seq_len, respacing=config.respacing,
         timed="one round of self-speculation, which commits several tokens of each image (not one)",
     )  # fmt: skip

@@ -44,10 +44,10 @@ METHODS = {
     "inner": {"final_noise": True, "denoise": "speculative"},
     "self": {"method": "self"},
     "self + inner": {"method": "self", "denoise": "speculative"},
-    "self, gamma 16, K 32": {"method": "self", "gamma": 16, "proposals": 32},
+    "self, gamma 16": {"method": "self", "gamma": 16},
     "self, one context (lossy)": {"method": "self", "gamma": 3, "joint": True},
     "self, 16 AR steps": {"method": "self", "num_iter": 16, "gamma": 4},
-    "cspd path": {"method": "cspd", "gamma": 3, "proposals": 8},
+    "cspd path": {"method": "cspd", "gamma": 3},
     "cspd paper, Sigma = 1": {**PAPER, "sigma": False},
     "cspd paper (lossy)": PAPER,
     "cspd paper, inner temperature 42 (lossy)": {**PAPER, "gamma": 8, "inner_temperature": 42.0},
@@ -131,7 +131,7 @@ def on_real_images(target, draft, cfg: float, count: int = 512, seed: int = 0) -
         drawn = sample_path(Chains(drafter.network, drafter.params, q_time, q_z, c, **options), noise)
         path = jnp.concatenate([drawn.states, noise[-1:]])
         log_p = path_log_density(Chains(target.network, target.params, p_time, p_z, c, **options), path)
-        return jnp.exp(log_acceptance_of_ratio(log_p - drawn.log_density)), drawn.x
+        return jnp.exp(log_acceptance_of_ratio(log_p - drawn.log_density(final_noise=True))), drawn.x
 
     found = {}
     for name, drafter, lacking in (("draft model", draft, 0), *((str(d), target, d) for d in DISTANCES)):

@@ -39,13 +39,13 @@ from cspd_jax.image import pixels
 from cspd_jax.keys import row_keys
 from cspd_jax.training.presets import to_json
 
-# Few drafts and proposals take the least arithmetic, and exactness does not depend on how many there are.
+# Few drafts take the least arithmetic, and exactness does not depend on how many there are.
 FRUGAL = {
-    "self": {"gamma": 3, "proposals": 3},
-    "self + inner": {"gamma": 3, "proposals": 3},
-    "cspd path": {"gamma": 2, "proposals": 2},
+    "self": {"gamma": 3},
+    "self + inner": {"gamma": 3},
+    "cspd path": {"gamma": 2},
 }
-FRUGAL_IN_GROUPS = {"gamma": 1, "proposals": 2}  # of the same methods where a step reveals several tokens
+FRUGAL_IN_GROUPS = {"gamma": 1}  # of the same methods where a step reveals several tokens
 # By cell; no two share their noise.
 SEEDS = {
     "reference": 1,

@@ -4,7 +4,7 @@ import importlib
 import pathlib
 from typing import TYPE_CHECKING
 
-__version__ = "0.4.0"
+__version__ = "0.5.0"
 
 # In a checkout `converters/` lies beside this folder; installed, it lies inside it.
 _ROOT = pathlib.Path(__file__).parent.parent

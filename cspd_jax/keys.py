@@ -11,7 +11,6 @@ import enum
 import jax
 import jax.numpy as jnp
 
-from cspd_jax.coupling.acceptance import uniform
 from cspd_jax.errors import UserError
 
 Array = jax.Array
@@ -23,13 +22,15 @@ class Purpose(enum.IntEnum):
 
     ORDER = 0
     CHAIN = 1
-    ACCEPT = 2
-    RESIDUAL = 3
+    WINDOW = 2
+    CHAIN_END = 3
     TEST = 4
     PROPOSAL = 5
     PROPOSAL_TEST = 6
     UNALIGNED = 7
     UNCONDITIONAL = 8
+    PASS = 9
+    DRAFT = 10
 
 
 def as_typed(key: Array) -> Array:
@@ -86,17 +87,20 @@ def chain_noise(keys: Array, positions: Array, steps: int, dim: int) -> Array:
     return jax.vmap(jax.vmap(one, (None, 0), 1), (0, 0), 1)(keys, positions)
 
 
-def chain_uniforms(keys: Array, positions: Array, steps: int) -> Array:
-    """Uniforms for the accept tests along the chains at `positions` [B, G]: [T, B, G], entry i for step i."""
-
-    def one(key: Array, position: Array) -> Array:
-        return uniform(jax.random.fold_in(key, position), (steps,))
-
-    keys = purpose_keys(keys, Purpose.ACCEPT)
-    return jax.vmap(jax.vmap(one, (None, 0), 1), (0, 0), 1)(keys, positions)
+def at_positions(keys: Array, positions: Array) -> Array:
+    """A key for each position [B, ...], from one for each row [B]."""
+    rows = jnp.broadcast_to(keys.reshape(-1, *[1] * (positions.ndim - 1)), positions.shape)
+    return jax.vmap(jax.random.fold_in)(rows.reshape(-1), positions.reshape(-1)).reshape(positions.shape)
 
 
-def residual_keys(keys: Array, positions: Array) -> Array:
-    """One key per token [B, G] for draws from residuals, to be folded with the step."""
-    keys = purpose_keys(keys, Purpose.RESIDUAL)
-    return jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)))(keys, positions)
+def chain_ends(keys: Array, positions: Array, dim: int) -> Array:
+    """x_T of the speculated chains at `positions` [B, ...]: [B, ..., d]."""
+    own = at_positions(purpose_keys(keys, Purpose.CHAIN_END), positions).reshape(-1)
+    x = jax.vmap(lambda key: jax.random.normal(key, (dim,), jnp.float32))(own)
+    return x.reshape(*positions.shape, dim)
+
+
+def window_keys(keys: Array, positions: Array) -> Array:
+    """Of the speculated chains at `positions` [B, ...], one key each for all that is random after x_T: to be
+    folded with the number of steps that are left."""
+    return at_positions(purpose_keys(keys, Purpose.WINDOW), positions)

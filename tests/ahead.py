@@ -3,6 +3,6 @@
 from cspd_jax.image.rounds import PaperCriterion, PathCriterion, TokenSpeculation
 
 
-def ahead(gamma=4, criterion="path", draft_cost=None, prefill=0.0, joint=False, proposals=8, **of_criterion):
+def ahead(gamma=4, criterion="path", draft_cost=None, prefill=0.0, joint=False, **of_criterion):
     kind = {"path": PathCriterion, "paper": PaperCriterion}[criterion]
-    return TokenSpeculation(kind(proposals=proposals, **of_criterion), gamma, draft_cost, prefill, joint)
+    return TokenSpeculation(kind(**of_criterion), gamma, draft_cost, prefill, joint)

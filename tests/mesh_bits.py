@@ -39,7 +39,7 @@ def check_placed(load, name):
 def check_bits(model, placed):
     """An image's bits are those that a batch of its group's size gives."""
     keys, labels = cspd_jax.row_keys(jax.random.key(5), 8), np.arange(8) % 5
-    for method in (cspd_jax.Plain(), cspd_jax.SelfSpeculation(gamma=2, proposals=2)):
+    for method in (cspd_jax.Plain(), cspd_jax.SelfSpeculation(gamma=2)):
         how = method, cspd_jax.Options(num_iter=4, cfg=2.0)
         spread, _ = cspd_jax.generate(keys, placed, labels, *how)
         pairs = [cspd_jax.generate(keys[i : i + 2], model, labels[i : i + 2], *how)[0] for i in (0, 2, 4, 6)]

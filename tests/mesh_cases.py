@@ -106,7 +106,7 @@ CASES = {
         respacing="ddim10",
         denoise=cspd_jax.ChainSpeculation((4,)),
     ),
-    "self": image(lambda model: cspd_jax.SelfSpeculation(gamma=2, proposals=2)),
+    "self": image(lambda model: cspd_jax.SelfSpeculation(gamma=2)),
     "draft": image(lambda model: cspd_jax.DraftSpeculation(model(1), gamma=2), cfg=2.0),
     "released": image(lambda model: cspd_jax.image.ReleasedRunner(model(1), gamma=2)),
     "greedy text": continued,

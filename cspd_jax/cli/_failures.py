@@ -17,8 +17,8 @@ from collections.abc import Iterator
 from cspd_jax.errors import UserError, is_out_of_memory
 
 _LESS = {  # what takes less memory, by command
-    "generate": "fewer side by side take less (--batch, and where drafts are made --gamma and --proposals)",
-    "sample": "fewer side by side take less (--batch, and where drafts are made --gamma and --proposals)",
+    "generate": "fewer side by side take less (--batch, and where drafts are made --gamma)",
+    "sample": "fewer side by side take less (--batch, and where drafts are made --gamma)",
     "reproduce": "fewer side by side and fewer drafts take less (--batch, --gamma)",
     "text": "fewer prompts, --new-tokens or drafts (--gamma) take less",
     "masked": "fewer prompts, --new-tokens or drafts (--draft-len) take less",

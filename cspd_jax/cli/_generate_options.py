@@ -6,7 +6,7 @@ import argparse
 import dataclasses
 import re
 
-from cspd_jax.cli._arguments import add_mesh_option, check_fits, parse_labels, positive, seed
+from cspd_jax.cli._arguments import add_mesh_option, check_fits, parse_labels, positive, seed, shown
 from cspd_jax.cli._output import progress
 from cspd_jax.errors import UserError
 
@@ -21,7 +21,7 @@ _GOES_WITH = {
     "prefill": (*_DRAFTED, "official"),
     "draft_cost": _DRAFTED,
     "verify": _DRAFTED,
-    "proposals": ("self", "path"),
+    "proposals": _DRAFTED,
     "sigma": ("paper",),
     "align": ("paper",),
     "inner_temperature": ("paper", "official"),
@@ -82,6 +82,8 @@ def add_sampling(
     parser: argparse.ArgumentParser, method: str, denoise: tuple[str, ...], default_denoise: str
 ) -> None:
     """method: the default, in words. denoise: the ways to denoise; default_denoise: one of them, in words."""
+    from cspd_jax.image.options import DRAFTERS
+
     auto = "; auto: whichever a short measurement finds faster" if "auto" in denoise else ""
     how = parser.add_argument_group("how to sample")
     how.add_argument(
@@ -93,6 +95,7 @@ def add_sampling(
     add_mesh_option(how)
     how.add_argument("--batch", type=positive, default=64, help="images generated together (default: 64)")
     add_fields(how, "num_iter", "respacing", "cfg", "cfg_schedule", "temperature", "final_noise")
+    add_fields(how, "order", action=_OneOrder)
     add_fields(how, "denoise", choices=denoise, default=None, more=f"{auto} (default: {default_denoise})")
     how.add_argument(
         "--window",
@@ -101,6 +104,13 @@ def add_sampling(
         metavar="M",
         help="denoising steps drafted per head call with --denoise speculative, for example 16, or 4x32,8 for"
         " four calls of 32 and then 8 (default: 16)",
+    )
+    how.add_argument(
+        "--drafter",
+        choices=DRAFTERS,
+        help="what drafts denoising steps with --denoise speculative: gains fitted to the model's own chains,"
+        " or jacobian, which also asks the head how x_0 moves with the state: fewer calls, of five times as"
+        " many rows (default: gains)",
     )
     how.add_argument(
         "--dtype",
@@ -137,7 +147,7 @@ def add_speculation(parser: argparse.ArgumentParser) -> None:
         " official: 0.15)",
     )
     ahead.add_argument(
-        "--proposals", type=positive, help="draws from the residual per round, for path (default: 16)"
+        "--proposals", type=positive, help="draws from the residual side by side, for paper (default: 16)"
     )
     ahead.add_argument(
         "--verify",
@@ -165,7 +175,16 @@ def add_shortcuts(parser: argparse.ArgumentParser) -> None:
     lossy = parser.add_argument_group(
         "lossy shortcuts of the plain sampler (another distribution; docs/rivals.md has what they cost)"
     )
-    add_fields(lossy, "anneal", "order")
+    add_fields(lossy, "anneal")
+    lossy.add_argument(
+        "--gtr",
+        dest="order",
+        type=_board,
+        action=_OneOrder,
+        metavar="K",
+        help="lossy: the tokens of one colour of a checkerboard come first, all others in the last K AR steps"
+        " (GtR)",
+    )
 
 
 def add_fields(group, *names: str, more: str = "", **changed) -> None:
@@ -177,7 +196,7 @@ def add_fields(group, *names: str, more: str = "", **changed) -> None:
         "cfg": float,
         "temperature": float,
         "anneal": _annealing,
-        "order": _board,
+        "order": _spread,
     }
     for name in names:
         told, default = FIELDS[name].metadata, FIELDS[name].default
@@ -194,6 +213,15 @@ class _Switch(argparse.Action):
         setattr(namespace, self.dest, value == "on")
 
 
+class _OneOrder(argparse.Action):
+    """The order of the tokens, which two flags say."""
+
+    def __call__(self, parser, namespace, value, option_string=None):
+        if type(getattr(namespace, self.dest)) not in (type(None), type(value)):
+            parser.error("--order and --gtr are two orders of the tokens; give one of them")
+        setattr(namespace, self.dest, value)
+
+
 def _annealing(text: str):
     from cspd_jax.image.lossy import Annealing
 
@@ -201,6 +229,14 @@ def _annealing(text: str):
     if not found:
         raise argparse.ArgumentTypeError(f"{text!r} is not understood; write for example 50:5 or 50:5:cosine")
     return Annealing(int(found[1]), int(found[2]), found[3] or "linear")
+
+
+def _spread(text: str):
+    from cspd_jax.image import Spread
+
+    if text != "spread":
+        raise argparse.ArgumentTypeError(f"{shown(text)} is unknown; it is spread, or left out")
+    return Spread()
 
 
 def _board(text: str):
@@ -239,7 +275,7 @@ def asked(args: argparse.Namespace, model):
     """The method and the options that the arguments stand for. A draft model is described, not loaded."""
     if args.vae is not None and model.config.vae_stride == 1:
         raise UserError(f"--vae does not apply to {args.target}, which makes pixels; leave it out")
-    if (args.anneal or args.order) and args.method is None and args.draft is None:
+    if options_of(args).shortcuts and args.method is None and args.draft is None:
         args.method = "plain"
     method = method_of(args, model)
     return method, options_of(args, denoise=_denoise(args))
@@ -309,6 +345,9 @@ def _way(args: argparse.Namespace) -> tuple[str, dict]:
             criteria = " or ".join(w for w in _GOES_WITH[option] if w != "self")
             here = "--method self" if way == "self" else f"--criterion {way}"
             raise UserError(f"{_flag(option)} goes with --criterion {criteria}, not with {here}")
+    if "proposals" in given and way != "paper":
+        progress("--proposals does nothing now: drafts are verified as one block, and nothing is proposed")
+        del given["proposals"]
     if "verify" in given:
         given["joint"] = given.pop("verify") == "joint"
     return way, {n: v == "on" if n in ("sigma", "align") else v for n, v in given.items()}
@@ -317,10 +356,14 @@ def _way(args: argparse.Namespace) -> tuple[str, dict]:
 def _denoise(args: argparse.Namespace):
     from cspd_jax.image.chain.speculation import ChainSpeculation
 
-    if args.draft_lengths is not None:
+    given = {
+        name: value for name in ("draft_lengths", "drafter") if (value := getattr(args, name)) is not None
+    }
+    if given:
         if args.denoise != "speculative":
-            raise UserError("--window goes with --denoise speculative only")
-        return ChainSpeculation(args.draft_lengths)
+            flag = "--window" if "draft_lengths" in given else "--drafter"
+            raise UserError(f"{flag} goes with --denoise speculative only")
+        return ChainSpeculation(**given)
     return args.denoise or ("plain" if args.method else "auto")
 
 

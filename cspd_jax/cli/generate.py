@@ -20,7 +20,7 @@ from cspd_jax.errors import UserError
 PREFIX = "samples"
 _MAX_IN_PICTURE = 400
 _COMPARED = 4  # images, where a comparison was not asked for
-_SHOWN: dict[str, Any] = {"gamma": 4, "proposals": 8}  # then, with speculation along the chains
+_SHOWN_GAMMA = 4  # then, with speculation along the chains
 _LATENTS = (
     "the model makes latents and no --vae was given: samples.npz holds latents, and there is no picture"
 )
@@ -155,6 +155,8 @@ def _save(args: argparse.Namespace, key, made: _Made, timing, turn: list[int], s
         progress(f"lossy: {report['why']}")
     if report["fewer_steps"]:
         progress(f"note: {report['fewer_steps']}")
+    if report["reference"]["order"] == "spread":
+        progress("note: order spread: another distribution than in MAR's random order")
     progress(f"{info.images} images in {timing.seconds:.1f} s, and {timing.compile_seconds:.1f} s to compile")
     print(json.dumps({"out": str(folder), **report}) if args.json else folder)
 
@@ -174,7 +176,7 @@ def _fastest(args: argparse.Namespace, key, model, labels, options):
     if found.method.name != "plain" or found.options.chain is not None:
         return found, found
     causal = isinstance(model.network, CausalTokenModel)
-    method = Plain() if causal else SelfSpeculation(**_SHOWN)
+    method = Plain() if causal else SelfSpeculation(_SHOWN_GAMMA)
     options = dataclasses.replace(options, denoise=ChainSpeculation((8,)))
     return found, resolve(model, labels, method, options, args.batch)
 

@@ -27,7 +27,7 @@ from cspd_jax.coupling.categorical import (
 )
 from cspd_jax.coupling.gaussian import couple_gaussians
 from cspd_jax.coupling.resample import Resampled, couple_path, resample
-from cspd_jax.coupling.residual import gaussian_residual, log_ratio, residual_trip
+from cspd_jax.coupling.residual import gaussian_residual, log_ratio
 from cspd_jax.coupling.siblings import (
     Sibling,
     SiblingDistributions,
@@ -59,7 +59,6 @@ __all__ = [
     "log_residual_acceptance",
     "resample",
     "residual_logits",
-    "residual_trip",
     "sibling_distributions",
     "uniform",
     "verify_block",

@@ -13,23 +13,37 @@ S_i has no closed form, but it need not be known. A trial either proposes x from
 (1 - q / p)_+ (see `residual`), or says tails, with weights pi_i E_p M and 1 - pi_i. A proposal is heads with
 probability (1 - q / (pi p))_+ / M; otherwise the trial is repeated. So heads has the probability above, and
 its x the residual's distribution.
+
+Only the last coin that falls heads matters. Most coins say tails before anything is proposed; of the others
+a few are tried at a time, from the last one backwards.
 """
 
 from __future__ import annotations
 
-import functools
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from cspd_jax.coupling.acceptance import accepts, log_acceptance_of_ratio, uniform
-from cspd_jax.coupling.residual import MAX_TRIPS, envelope, log_accept, log_ratio, propose
+from cspd_jax.coupling.acceptance import accepts, at_least_float32, unit_interval
+from cspd_jax.coupling.residual import (
+    MAX_TRIPS,
+    Envelope,
+    envelope,
+    log_accept,
+    log_ratio,
+    proposal_bits,
+    propose,
+)
 from cspd_jax.diffusion.gaussian import Gaussian
 
 Array = jax.Array
 
 _UNDECIDED, _TAILS, _HEADS = 0, 1, 2
+
+# In a trip one coin of so many is tried, and some; trials of each.
+ONE_OF, SOME, TRIALS = 8, 8, 8
+_HUGE = 1e9  # a ratio that settles everything, and can still be added up
 
 
 class VerifiedPath(NamedTuple):
@@ -38,7 +52,8 @@ class VerifiedPath(NamedTuple):
     kept: [] the number of drafts that are kept.
     value: [d] the state after them; without meaning where all are kept.
     trips: [] trips of the loop over trials.
-    truncated: [] a coin was given up, and taken as tails (heads for i = 0, with its last proposal).
+    truncated: [] the value is no draw from the residual: the trials were given up, and it is the last
+        proposal, or a number was not finite, and it is the mean of p.
     """
 
     kept: Array
@@ -48,10 +63,19 @@ class VerifiedPath(NamedTuple):
 
 
 class _Coins(NamedTuple):
-    """The coins so far, [M + 1]; values: [M + 1, d] what those that fell heads proposed."""
+    """The coins so far.
 
-    fallen: Array
-    values: Array
+    open: [M] those that have not fallen, and could keep more drafts.
+    last: [] the last that fell heads: M where all drafts are kept, -1 before there is one.
+    value: [d] what it proposed.
+    truncated: [] it was not decided by a trial.
+    trips: []
+    """
+
+    open: Array
+    last: Array
+    value: Array
+    truncated: Array
     trips: Array
 
 
@@ -60,73 +84,95 @@ def verify_gaussian_block(
     p: Gaussian,
     q: Gaussian,
     drafts: Array,
-    count: Array | int | None = None,
+    valid: Array | None = None,
     *,
-    proposals: int = 16,
     max_trips: int = MAX_TRIPS,
 ) -> VerifiedPath:
     """p, q: of each transition [M, d], given the drafts before it. drafts: [M, d], the i-th from q's row i.
 
-    count: [] drafts that there are (M); later rows are ignored.
+    valid: [M] the drafts that there are (all); the block is of these, and counts the others as kept.
     """
-    most = drafts.shape[0]
-    count = jnp.asarray(most if count is None else count)
-    key_end, key_coins = jax.random.split(key)
-
-    def extend(log_pi: Array, ratio: Array) -> tuple[Array, Array]:
-        log_pi = log_acceptance_of_ratio(log_pi + ratio)
-        return log_pi, log_pi
-
-    ratios = log_ratio(p, q, drafts)
-    _, after = jax.lax.scan(extend, jnp.zeros((), ratios.dtype), ratios)
-    log_pi = jnp.concatenate([jnp.zeros(1, ratios.dtype), after])
-    index = jnp.arange(most + 1)
-    all_kept = accepts(uniform(key_end, dtype=log_pi.dtype), log_pi[count])
-    fallen = jnp.where(index == count, jnp.where(all_kept, _HEADS, _TAILS), _UNDECIDED)
-    fallen = jnp.where(index > count, _TAILS, fallen)
-    start = _Coins(fallen, jnp.zeros((most + 1, *drafts.shape[1:]), drafts.dtype), jnp.int32(0))
-
-    def matters(coins: _Coins) -> Array:
-        """Whether a coin is undecided that could make more drafts be kept."""
-        best = jnp.max(jnp.where(coins.fallen == _HEADS, index, -1))
-        return jnp.any((coins.fallen == _UNDECIDED) & (index > best))
-
-    def unsettled(coins: _Coins) -> Array:
-        return matters(coins) & (coins.trips < max_trips)
+    most, dim = drafts.shape
+    index = jnp.arange(most, dtype=jnp.int32)
+    valid = jnp.ones(most, bool) if valid is None else valid
+    key_choice, key_trials = jax.random.split(key)
+    log_pi = prefix_log_pi(jnp.where(valid, log_ratio(p, q, drafts), 0))
+    bound = jax.vmap(envelope)(p, q)
+    finite = ~jnp.isnan(bound.mean)  # of an infinite one proposals come from p, which is right too
+    weights = jnp.where(finite, jnp.minimum(bound.mean, 1), 1)
+    u = unit_interval(jax.random.bits(key_choice, (most + 1,), jnp.uint32), log_pi.dtype)
+    all_kept = accepts(u[-1], log_pi[-1])
+    begun = valid & ~all_kept & ~_gives_up(u[:-1], weights, log_pi[:-1])
 
     def trip(coins: _Coins) -> _Coins:
-        keys = jax.vmap(lambda i: jax.random.fold_in(jax.random.fold_in(key_coins, i), coins.trips))(index)
-        trials = functools.partial(_trials, proposals=proposals)
-        fell, values = jax.vmap(trials)(keys[:-1], p, q, log_pi[:-1])
-        fell = jnp.append(fell, _TAILS)
-        values = jnp.concatenate([values, jnp.zeros_like(values[:1])])
-        open_ = coins.fallen == _UNDECIDED
+        at = _last_of(coins.open, min(most, SOME + most // ONE_OF))
+        shape = (len(at), TRIALS, proposal_bits(dim) + 1)
+        bits = jax.random.bits(jax.random.fold_in(key_trials, coins.trips), shape, jnp.uint32)
+        row = jnp.maximum(at, 0)
+        of_these = jax.tree.map(lambda a: a[row], (p, q, bound, weights, log_pi))
+        side, value = jax.vmap(_trials)(bits, *of_these)
+        given_up = (side == _UNDECIDED) & ((coins.trips + 1 >= max_trips) | ~finite[row])
+        side = jnp.where(at >= 0, jnp.where(given_up, _HEADS, side), _UNDECIDED)
+        best = jnp.argmax(jnp.where(side == _HEADS, at, -1))
+        heads = jnp.where(side[best] == _HEADS, at[best], -1)
+        fallen = jnp.zeros(most, bool).at[jnp.where(side != _UNDECIDED, at, most)].set(True, mode="drop")
+        better = heads > coins.last
         return _Coins(
-            jnp.where(open_, fell, coins.fallen),
-            jnp.where(open_[:, None], values, coins.values),
-            coins.trips + 1,
+            coins.open & ~fallen & (index > heads),
+            jnp.maximum(heads, coins.last),
+            jnp.where(better, jnp.where(finite[row[best]], value[best], p.mean[row[best]]), coins.value),
+            jnp.where(better, given_up[best] | ~finite[row[best]], coins.truncated),
+            coins.trips + jnp.any(coins.open),
         )
 
-    coins = jax.lax.while_loop(unsettled, trip, start)
-    kept = jnp.max(jnp.where(coins.fallen == _HEADS, index, 0))
-    return VerifiedPath(kept, coins.values[kept], coins.trips, truncated=matters(coins))
+    nothing = jnp.zeros(dim, jnp.result_type(p.mean, jnp.float32)), jnp.bool_(False), jnp.int32(0)
+    coins = _Coins(begun, jnp.where(all_kept, jnp.int32(most), -1), *nothing)
+    # One trip before the loop: mostly it is enough, and a loop costs an accelerator more than a trip.
+    coins = jax.lax.while_loop(lambda coins: jnp.any(coins.open), trip, trip(coins))
+    return VerifiedPath(coins.last, coins.value, coins.trips, coins.truncated)
 
 
-def _trials(key: Array, p: Gaussian, q: Gaussian, log_pi: Array, proposals: int) -> tuple[Array, Array]:
-    """How the coin of one place fell within so many trials, and the proposal [d] of the deciding one."""
-    bound = envelope(p, q)
-    weight = jnp.minimum(bound.mean, 1.0) * jnp.exp(log_pi)  # of proposing, beside that of tails
-    tails = -jnp.expm1(log_pi)
+def prefix_log_pi(log_ratios: Array) -> Array:
+    """log pi_0, ..., log pi_M [M + 1] for log p / q of each draft [M].
 
-    def one(j: Array) -> tuple[Array, Array]:
-        own, choice = jax.random.split(jax.random.fold_in(key, j))
-        z, u = propose(own, bound)
+    With S the running sum of the ratios, log pi_i = S_i - max(S_0, ..., S_i). What is no number is 0 / 0 of
+    nothing known, and no draft after it is kept.
+    """
+    (log_ratios,) = at_least_float32(log_ratios)
+    ratios = jnp.where(jnp.isnan(log_ratios), -_HUGE, jnp.clip(log_ratios, -_HUGE, _HUGE))
+    sums = jnp.concatenate([jnp.zeros_like(ratios[:1]), jnp.cumsum(ratios)])
+    return sums - jax.lax.cummax(sums)
+
+
+def _gives_up(u: Array, weight: Array, log_pi: Array) -> Array:
+    """Whether a trial says tails, in place of a proposal."""
+    proposing, tails = weight * jnp.exp(log_pi), -jnp.expm1(log_pi)
+    return u * (proposing + tails) > proposing
+
+
+def _last_of(open: Array, count: int) -> Array:
+    """The last `count` indices that are open, [count]; -1 where there are fewer."""
+    behind = jnp.cumsum(open[::-1])[::-1] - open  # how many open ones come after
+    place = jnp.where(open, behind, count)
+    return jnp.full(count, -1, jnp.int32).at[place].set(jnp.arange(len(open), dtype=jnp.int32), mode="drop")
+
+
+def _trials(
+    bits: Array, p: Gaussian, q: Gaussian, bound: Envelope, weight: Array, log_pi: Array
+) -> tuple[Array, Array]:
+    """How a coin that proposes fell within so many trials, and the proposal [d] of the deciding one.
+
+    The first trial did not say tails. Each is a proposal and, if it is not taken, what the next one says.
+    """
+
+    def one(bits: Array) -> tuple[Array, Array]:
+        z, u = propose(bits[:-1], bound)
         x = p.mean + jnp.exp(0.5 * p.log_var) * z
         accepted = accepts(u, log_accept(bound, z, log_ratio(p, q, x) + log_pi))
-        gives_up = uniform(choice, dtype=log_pi.dtype) * (weight + tails) > weight  # never where one is NaN
-        return x, jnp.where(gives_up, _TAILS, jnp.where(accepted, _HEADS, _UNDECIDED))
+        tails = _gives_up(unit_interval(bits[-1], log_pi.dtype), weight, log_pi)
+        return jnp.where(accepted, _HEADS, jnp.where(tails, _TAILS, _UNDECIDED)), x
 
-    x, fell = jax.vmap(one)(jnp.arange(proposals))
-    decided = fell != _UNDECIDED
-    first = jnp.where(jnp.any(decided), jnp.argmax(decided), proposals - 1)
-    return fell[first], x[first]
+    side, x = jax.vmap(one)(bits)
+    decided = side != _UNDECIDED
+    first = jnp.where(jnp.any(decided), jnp.argmax(decided), len(bits) - 1)
+    return side[first], x[first]

@@ -46,47 +46,27 @@ def gaussian_residual(
     q, or a number is not finite), the value is the mean of p, and `truncated` is set, as after `max_trips`.
     """
     p, q, _ = as_vectors(p, q, p.mean)
+    bound, needed = envelope(p, q), jnp.asarray(needed, bool)
+    missing = needed & ~_differ(p, q)
+
+    def one(j: Array) -> tuple[Array, Array]:
+        bits = jax.random.bits(jax.random.fold_in(key, j), (proposal_bits(len(p.mean)),), jnp.uint32)
+        z, u = propose(bits, bound)
+        x = p.mean + jnp.exp(0.5 * p.log_var) * z
+        return x, accepts(u, log_accept(bound, z, log_ratio(p, q, x)))
 
     def searching(loop: Resampled) -> Array:
         return loop.truncated & (loop.trips < max_trips)
 
-    def trip(loop: Resampled) -> Resampled:
-        made = residual_trip(key, p, q, loop.trips, proposals=proposals)
-        return Resampled(made.value, loop.trips + 1, ~made.found)
+    def several(loop: Resampled) -> Resampled:
+        trip = loop.trips
+        x, accepted = jax.vmap(one)(trip * proposals + jnp.arange(proposals))
+        found = jnp.any(accepted)
+        first = jnp.where(found, jnp.argmax(accepted), proposals - 1)
+        return Resampled(x[first], trip + 1, ~found)
 
-    needed = jnp.asarray(needed, bool)
-    missing = needed & ~_differ(p, q)
-    end = jax.lax.while_loop(searching, trip, Resampled(p.mean, jnp.int32(0), needed & ~missing))
+    end = jax.lax.while_loop(searching, several, Resampled(p.mean, jnp.int32(0), needed & ~missing))
     return end._replace(truncated=end.truncated | missing)
-
-
-class ResidualTrip(NamedTuple):
-    """What one trip of `gaussian_residual` came to.
-
-    value: [d] the draw; where nothing was found the last proposal, and without a residual the mean of p.
-    found: [] a proposal was accepted.
-    exists: [] there is a residual: p and q differ, and all numbers are finite.
-    """
-
-    value: Array
-    found: Array
-    exists: Array
-
-
-def residual_trip(key: Array, p: Gaussian, q: Gaussian, trip: Array, *, proposals: int) -> ResidualTrip:
-    """Trip number `trip` of `gaussian_residual` alone, for a caller with a loop of its own."""
-    p, q, _ = as_vectors(p, q, p.mean)
-    bound, exists = envelope(p, q), _differ(p, q)
-
-    def one(j: Array) -> tuple[Array, Array]:
-        z, u = propose(jax.random.fold_in(key, j), bound)
-        x = p.mean + jnp.exp(0.5 * p.log_var) * z
-        return x, accepts(u, log_accept(bound, z, log_ratio(p, q, x)))
-
-    x, accepted = jax.vmap(one)(trip * proposals + jnp.arange(proposals))
-    found = jnp.any(accepted)
-    first = jnp.where(found, jnp.argmax(accepted), proposals - 1)
-    return ResidualTrip(jnp.where(exists, x[first], p.mean), found & exists, exists)
 
 
 def _differ(p: Gaussian, q: Gaussian) -> Array:
@@ -110,7 +90,8 @@ def log_ratio(p: Gaussian, q: Gaussian, x: Array) -> Array:
 
 
 class Envelope(NamedTuple):
-    """The bound M(z) of the residual in coordinates whitened by p, with a = slope * direction.
+    """The bound M(z) of the residual in coordinates whitened by p, with a = slope * direction. Its means may
+    be asked for many at once.
 
     slope: [], |a|.
     direction: [d], a unit vector, or 0 where a is 0.
@@ -136,7 +117,7 @@ class Envelope(NamedTuple):
     @property
     def mean(self) -> Array:
         """The mean of M under p: []."""
-        return self.linear_mass + jnp.sum(self.square_masses) + self.k
+        return self.linear_mass + jnp.sum(self.square_masses, axis=-1) + self.k
 
     def height(self, z: Array) -> Array:
         """M(z) for z [d]: []."""
@@ -156,11 +137,15 @@ def envelope(p: Gaussian, q: Gaussian) -> Envelope:
     return Envelope(slope, a / jnp.where(slope > 0, slope, 1.0), b, k)
 
 
-def propose(key: Array, bound: Envelope) -> tuple[Array, Array]:
+def proposal_bits(dim: int) -> int:
+    """How many numbers of 32 random bits a proposal takes."""
+    return dim + 6
+
+
+def propose(bits: Array, bound: Envelope) -> tuple[Array, Array]:
     """z [d], drawn with density ~ N(z; 0, 1) M(z), or ~ N(z; 0, 1) where M is above 1 on average; and a
-    uniform [] for its test. All numbers come from one draw of bits."""
+    uniform [] for its test. bits: uint32 [proposal_bits(d)]."""
     dim, dtype = bound.b.shape[0], bound.b.dtype
-    bits = jax.random.bits(key, (dim + 6,), jnp.uint32)
     normals, (part, coin, u) = _normal(bits[: dim + 3], dtype), unit_interval(bits[dim + 3 :], dtype)
     z, size = normals[:dim], normals[dim:]
     linear_mass, masses = bound.linear_mass, bound.square_masses

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -68,8 +67,6 @@ class Chains(NamedTuple):
     temperature: factor of the standard deviation of every step.
     scale: of guidance, [R, 1] or a scalar; None without.
     final_noise: whether noise is added in step 0, which MAR does not do.
-    context_index: [R] the row of z that each token has, where tokens share them; None: each its own. What z
-        contributes is computed once for all of them.
     """
 
     denoiser: Denoiser
@@ -80,22 +77,10 @@ class Chains(NamedTuple):
     temperature: Array | float = 1.0
     scale: Array | float | None = None
     final_noise: bool = False
-    context_index: Array | None = None
 
     @property
     def steps(self) -> int:
         return self.time.shape[0]
-
-    @property
-    def lanes(self) -> Array | None:
-        """The rows of z that the rows of a head call have, conditional ones first; None: each its own."""
-        return self.lanes_of(self.context_index)
-
-    def lanes_of(self, index: Array | None) -> Array | None:
-        """The same for tokens with these rows of z."""
-        if index is None or self.scale is None:
-            return index
-        return jnp.concatenate([index, index + self.z.shape[0] // 2])
 
     def modulations(self, times: Array) -> Any:
         """What times [M, ...] and each row of z contribute."""
@@ -103,20 +88,39 @@ class Chains(NamedTuple):
 
     def transition(self, x: Array, modulations: Any, c: Coefficients) -> Gaussian:
         """p(x_{t-1} | x_t = x, z), guided; without the temperature."""
-        return step_distribution(self.denoiser, self.params, x, take(modulations, self.lanes), c, self.scale)
+        return step_distribution(self.denoiser, self.params, x, modulations, c, self.scale)
+
+    def widened(self, p: Gaussian) -> Gaussian:
+        """p with the temperature."""
+        return Gaussian(p.mean, p.log_var + 2 * jnp.log(jnp.asarray(self.temperature, p.log_var.dtype)))
+
+
+class Start(NamedTuple):
+    """Where R chains begin.
+
+    left: [R] steps that are left; T at the chain's own start, 0 where there is nothing to do.
+    x: [R, d] the state x_left.
+    """
+
+    left: Array
+    x: Array
 
 
 class Path(NamedTuple):
-    """A denoising path.
+    """A denoising path. Entries before its start, where that is not x_T, mean nothing.
 
     x: [R, d], x_0.
     states: [T, R, d], entry i is x_i.
-    log_density: [R], of the states given x_T, without the last transition if that has no noise.
+    laws: [T, R, d] the Gaussian that x_i was drawn from; its mean, where the last step has no noise.
     """
 
     x: Array
     states: Array
-    log_density: Array
+    laws: Gaussian
+
+    def log_density(self, final_noise: bool) -> Array:
+        """Of the states given x_T, without the last transition if that has no noise: [R]."""
+        return _summed(log_density(self.laws, self.states), final_noise)
 
 
 def sample_chain(chains: Chains, noise: Array) -> Array:
@@ -124,16 +128,17 @@ def sample_chain(chains: Chains, noise: Array) -> Array:
     return _run(chains, noise, record=False)[0]
 
 
-def sample_path(chains: Chains, noise: Array) -> Path:
-    """`sample_chain`, with the states on the way and their density.
+def sample_path(chains: Chains, noise: Array, start: Start | None = None) -> Path:
+    """`sample_chain`, with the states on the way and what they were drawn from.
 
     noise: [T + 1, R, d]; entry T is x_T, entry i is added in step i.
+    start: in place of x_T.
     """
-    x, (states, terms) = _run(chains, noise, record=True)
-    return Path(x, states[::-1], jnp.sum(terms, axis=0))
+    x, (states, laws) = _run(chains, noise, start, record=True)
+    return Path(x, states[::-1], jax.tree.map(lambda a: a[::-1], laws))
 
 
-def _run(chains: Chains, noise: Array, *, record: bool) -> tuple[Array, Any]:
+def _run(chains: Chains, noise: Array, start: Start | None = None, *, record: bool) -> tuple[Array, Any]:
     steps = chains.steps
     gain = jnp.full(steps, chains.temperature, noise.dtype)
     if not chains.final_noise:
@@ -141,24 +146,21 @@ def _run(chains: Chains, noise: Array, *, record: bool) -> tuple[Array, Any]:
     chunk = chunk_length(steps, chains.z.shape[0], MODULATION_ROWS)
     backwards = jax.tree.map(
         lambda a: a[::-1].reshape(steps // chunk, chunk, *a.shape[1:]),
-        (chains.time, chains.c, noise[:-1], gain),
+        (jnp.arange(steps), chains.time, chains.c, noise[:-1], gain),
     )
 
     def step(x: Array, inputs: Any) -> tuple[Array, Any]:
-        modulations, c, eps, g = inputs
+        index, modulations, c, eps, g = inputs
         p = chains.transition(x, modulations, c)
-        x = p.mean + g * jnp.exp(0.5 * p.log_var) * eps
-        if not record:
-            return x, None
-        widened = Gaussian(jnp.zeros_like(eps), p.log_var + 2 * jnp.log(chains.temperature))
-        term = log_density(widened, jnp.exp(0.5 * widened.log_var) * eps)
-        return x, (x, jnp.where(g > 0, term, 0.0))
+        drawn = p.mean + g * jnp.exp(0.5 * p.log_var) * eps
+        x = drawn if start is None else jnp.where((index < start.left)[:, None], drawn, x)
+        return x, (x, chains.widened(p)) if record else None
 
     def several_steps(x: Array, inputs: Any) -> tuple[Array, Any]:
-        times, *rest = inputs
-        return jax.lax.scan(step, x, (chains.modulations(times), *rest))
+        index, times, *rest = inputs
+        return jax.lax.scan(step, x, (index, chains.modulations(times), *rest))
 
-    x, seen = jax.lax.scan(several_steps, noise[-1], backwards)
+    x, seen = jax.lax.scan(several_steps, noise[-1] if start is None else start.x, backwards)
     return x, jax.tree.map(lambda a: a.reshape(steps, *a.shape[2:]), seen)
 
 
@@ -167,48 +169,35 @@ def path_log_density(chains: Chains, path: Array) -> Array:
 
     Without `final_noise` the last transition is deterministic and left out.
     """
-    terms = _along(log_density, chains, path)
-    return jnp.sum(terms if chains.final_noise else terms[1:], axis=0)
+    return _summed(log_density(path_laws(chains, path), path[:-1]), chains.final_noise)
 
 
-def path_log_stds(chains: Chains, path: Array) -> Array:
-    """Log sigma of the transitions from x_{i+1} to x_i of given paths, summed over dimensions: [T, R]."""
-    return _along(lambda p, after: 0.5 * jnp.sum(p.log_var, axis=-1), chains, path)
+def _summed(terms: Array, final_noise: bool) -> Array:
+    return jnp.sum(terms if final_noise else terms[1:], axis=0)
 
 
-def path_density_calls(steps: int, rows: int) -> int:
-    """The number of head calls for the transitions of given paths, with `rows` rows of z."""
-    return steps // chunk_length(steps, rows, GIVEN_ROWS)
-
-
-def _along(measure: Callable[[Gaussian, Array], Array], chains: Chains, path: Array) -> Array:
-    """measure(transition, after) -> [R] for all transitions of given paths: [T, R].
+def path_laws(chains: Chains, path: Array) -> Gaussian:
+    """The transitions from x_{i+1} to x_i of given paths [T + 1, R, d]: [T, R, d].
 
     The states are given, so nothing is sequential: each chunk of the T x R transitions is a single head call.
     """
-    steps, lanes = chains.steps, chains.lanes
-    chunk = chunk_length(steps, chains.z.shape[0] if lanes is None else len(lanes), GIVEN_ROWS)
-    shift = 2 * jnp.log(jnp.asarray(chains.temperature, path.dtype))
+    steps = chains.steps
+    chunk = steps // path_law_calls(steps, chains.z.shape[0])
     chunks = jax.tree.map(
-        lambda a: a.reshape(steps // chunk, chunk, *a.shape[1:]),
-        (chains.time, chains.c, path[1:], path[:-1]),
+        lambda a: a.reshape(steps // chunk, chunk, *a.shape[1:]), (chains.time, chains.c, path[1:])
     )
 
-    def several(inputs: Any) -> Array:
-        times, c, x, after = inputs
+    def several(inputs: Any) -> Gaussian:
+        times, c, x = inputs
+        return chains.widened(jax.vmap(chains.transition)(x, chains.modulations(times), c))
 
-        def one(modulations: Any, c: Coefficients, x: Array, after: Array) -> Array:
-            p = chains.transition(x, modulations, c)
-            return measure(Gaussian(p.mean, p.log_var + shift), after)
-
-        return jax.vmap(one)(chains.modulations(times), c, x, after)
-
-    return jax.lax.map(several, chunks).reshape(steps, -1)
+    laws = jax.lax.map(several, chunks)
+    return jax.tree.map(lambda a: a.reshape(path[1:].shape), laws)
 
 
-def take(modulations: Any, lanes: Array | None) -> Any:
-    """Those of some rows."""
-    return modulations if lanes is None else jax.tree.map(lambda a: a[lanes], modulations)
+def path_law_calls(steps: int, rows: int) -> int:
+    """The number of head calls for the transitions of given paths, with `rows` rows of z."""
+    return steps // chunk_length(steps, rows, GIVEN_ROWS)
 
 
 def chunk_length(steps: int, rows: int, most_rows: int) -> int:

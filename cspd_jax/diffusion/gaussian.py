@@ -85,6 +85,13 @@ def transition_from_x0(c: Coefficients, x: Array, x0: Array, v: Array) -> Gaussi
     return Gaussian(c.mean_x0 * x0 + c.mean_x * x, f * c.log_beta + (1 - f) * c.log_posterior)
 
 
+def implied(c: Coefficients, x: Array, p: Gaussian) -> tuple[Array, Array]:
+    """The x_0-hat and v whose `transition_from_x0` is p; v is 0 where the variance is known."""
+    spread = c.log_beta - c.log_posterior
+    f = (p.log_var - c.log_posterior) / jnp.where(spread > 0, spread, 1)
+    return (p.mean - c.mean_x * x) / c.mean_x0, jnp.where(spread > 0, 2 * f - 1, 0)
+
+
 def posterior(c: Coefficients, x0: Array, x: Array) -> Gaussian:
     """q(x_{t-1} | x_t = x, x_0 = x0), the transition of a network that knows x_0."""
     mean = c.mean_x0 * x0 + c.mean_x * x

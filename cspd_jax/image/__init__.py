@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from cspd_jax.image.info import Info
     from cspd_jax.image.methods import DraftSpeculation, Method, Plain, ReleasedRunner, SelfSpeculation
     from cspd_jax.image.options import Options
+    from cspd_jax.image.order import Spread
     from cspd_jax.image.pixels import to_images, to_latents
     from cspd_jax.image.plan import Plan, resolve
     from cspd_jax.image.protocol import CachedTokenModel, CausalTokenModel, TokenModel
@@ -44,6 +45,7 @@ _WHERE = {
     "Plan": "plan",
     "ReleasedRunner": "methods",
     "SelfSpeculation": "methods",
+    "Spread": "order",
     "TokenModel": "protocol",
     "compare": "comparison",
     "fastest": "autotune",
@@ -72,6 +74,7 @@ __all__ = [
     "Plan",
     "ReleasedRunner",
     "SelfSpeculation",
+    "Spread",
     "TokenModel",
     "compare",
     "fastest",

@@ -12,10 +12,12 @@ from cspd_jax.diffusion.chain import Chains
 from cspd_jax.diffusion.gaussian import coefficients
 from cspd_jax.diffusion.schedule import sampling_schedule
 from cspd_jax.image.chain.drafters import ChainDrafter, frozen
+from cspd_jax.image.chain.jacobian import drafter_of
+from cspd_jax.image.chain.speculation import ChainRandomness
 from cspd_jax.image.options import Options
 from cspd_jax.image.order import random_order
 from cspd_jax.image.protocol import TokenModel
-from cspd_jax.keys import Purpose, chain_noise, purpose_keys
+from cspd_jax.keys import Purpose, chain_ends, chain_noise, purpose_keys, window_keys
 
 Array = jax.Array
 
@@ -84,10 +86,12 @@ class BoundModel:
 
     @property
     def drafter(self) -> ChainDrafter:
-        """Of the denoising chains; without a calibrated one it keeps x_0-hat as it was."""
-        if self.options.chain_drafter is not None:
-            return self.options.chain_drafter
-        return frozen(self.steps, self.network.token_dim)
+        """Of the denoising chains; without calibrated gains it keeps x_0-hat as it was."""
+        gains, chain = self.options.chain_drafter, self.options.chain
+        if gains is None:
+            gains = frozen(self.steps, self.network.token_dim)
+        kind = "gains" if chain is None else chain.drafter
+        return drafter_of(kind, gains, str(self.options.respacing), self.dtype)
 
     def chains(self, z: Array, scale: Array | float | None, **more: Any) -> Chains:
         """The chains of tokens with contexts z [R, D], guided by `scale` if there is guidance."""
@@ -107,6 +111,15 @@ class BoundModel:
         else:
             noise = jnp.take_along_axis(self.noise[:, : self.images], positions[None, :, :, None], axis=2)
         return noise.reshape(self.steps + 1, positions.size, -1).astype(self.dtype)
+
+    def chain_randomness(self, positions: Array, keys: Array | None = None) -> ChainRandomness:
+        """The same for speculation along them: of injected noise x_T alone is used. keys: [B] in place of the
+        images' own, but for x_T."""
+        x = chain_ends(self.keys, positions, self.network.token_dim)
+        if self.noise is not None:
+            x = jnp.take_along_axis(self.noise[-1, : self.images], positions[..., None], axis=1)
+        own = window_keys(self.keys if keys is None else keys, positions).reshape(-1)
+        return ChainRandomness(x.reshape(positions.size, -1).astype(self.dtype), own)
 
 
 def bind(

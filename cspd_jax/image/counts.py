@@ -116,7 +116,7 @@ class Summary(NamedTuple):
     verified: TokenInfo | None = None
 
 
-def chain_info(counts: ChainCounts, chains: int, groups: int) -> ChainInfo:
+def chain_info(counts: ChainCounts, chains: float, groups: int) -> ChainInfo:
     """counts: of `chains` chains that ran in `groups` groups side by side."""
 
     def by_step(a):

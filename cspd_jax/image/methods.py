@@ -199,8 +199,9 @@ class _Speculation:
         networks = (total.target, total.draft)
         chains = None
         if total.chains is not None:
-            count = max(1, int(total.chains.starts[-1]))  # every chain begins at the last step, once
-            chains = chain_info(total.chains, count, int(total.loop_rounds))
+            # A chain that goes on in the middle, where a block ended, counts for the steps that it had left.
+            whole = float(np.mean(total.chains.committed))
+            chains = chain_info(total.chains, max(1.0, whole), int(total.loop_rounds))
         return Summary(
             rounds=float(rounds.mean()),
             sequential=NetworkCalls(*(int(n) for c in networks for n in (c.backbone, c.head))),
@@ -228,10 +229,9 @@ def _draft(model: ImageModel | None) -> Draft | None:
 
 @dataclasses.dataclass(frozen=True)
 class SelfSpeculation(_Speculation):
-    """The target drafts its own next groups and verifies their whole denoising paths. Exact, no second model.
+    """The target drafts its own next groups and verifies their denoising paths. Exact, no second model.
 
     gamma: most groups drafted ahead.
-    proposals: draws from the residual per round.
     draft_cost: None drafts gamma groups always; a number is the cost of a drafted AR step as a share of a
         target's, and each image then drafts as many as pay off at its acceptance so far.
     prefill: above 0, the first 1 + prefill x AR steps come from the target alone.
@@ -239,7 +239,7 @@ class SelfSpeculation(_Speculation):
     """
 
     gamma: int = 8
-    proposals: int = 16
+    _: dataclasses.KW_ONLY
     draft_cost: float | None = None
     prefill: float = 0.0
     joint: bool = False
@@ -248,15 +248,14 @@ class SelfSpeculation(_Speculation):
 
     @property
     def speculation(self) -> TokenSpeculation:
-        criterion = PathCriterion(self.proposals)
-        return TokenSpeculation(criterion, self.gamma, self.draft_cost, self.prefill, self.joint)
+        return TokenSpeculation(PathCriterion(), self.gamma, self.draft_cost, self.prefill, self.joint)
 
     def fitted(self, groups: int) -> SelfSpeculation:
         most = max(1, groups - 1)  # the first group is not drafted by itself
         return dataclasses.replace(self, gamma=min(self.gamma, most))
 
     def chains_per_token(self) -> int:
-        return self.proposals + self.gamma
+        return 1 + self.gamma
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,9 +20,10 @@ if TYPE_CHECKING:  # the command line makes its flags of this module and answers
     from cspd_jax.image.chain.drafters import ChainDrafter
     from cspd_jax.image.chain.speculation import ChainSpeculation
     from cspd_jax.image.lossy.shortcuts import Annealing, Checkerboard
-    from cspd_jax.image.order import Group, Raster
+    from cspd_jax.image.order import Group, Raster, Spread
 
 DENOISE = ("plain", "speculative", "auto")
+DRAFTERS = ("gains", "jacobian")  # of denoising steps
 
 
 def _number(name: str, value: Any) -> float:
@@ -77,10 +78,10 @@ def _denoise(name: str, value: Any) -> ChainSpeculation | str:
         value = dataclasses.replace(value, draft_lengths=(value.draft_lengths,))
     if not value.draft_lengths:
         raise UserError("draft_lengths is empty; it must hold at least one number of steps")
+    if value.drafter not in DRAFTERS:
+        raise UserError(f"drafter {value.drafter!r} is unknown; it is {' or '.join(DRAFTERS)}")
     for length in value.draft_lengths:
         check_whole("a draft length (window)", length, 1)
-    check_whole("proposals", value.proposals, 1)
-    check_whole("max_resamples", value.max_resamples, 1)
     return value
 
 
@@ -92,12 +93,14 @@ def _anneal(name: str, value: Any) -> Annealing | None:
     return value
 
 
-def _order(name: str, value: Any) -> Checkerboard | Raster | None:
+def _order(name: str, value: Any) -> Checkerboard | Raster | Spread | None:
     from cspd_jax.image.lossy.shortcuts import Checkerboard
-    from cspd_jax.image.order import Raster
+    from cspd_jax.image.order import Raster, Spread
 
-    if not isinstance(value, Checkerboard | Raster | None):
-        raise UserError(f"{name} is {value!r:.80}; it must be a Checkerboard, for example Checkerboard(1)")
+    if not isinstance(value, Checkerboard | Raster | Spread | None):
+        raise UserError(
+            f"{name} is {value!r:.80}; it must be a Spread or a Checkerboard, for example Spread()"
+        )
     return value
 
 
@@ -164,15 +167,15 @@ class Options:
         metavar="FIRST:LAST",
         static=True,
     )
-    order: Checkerboard | Raster | None = option(
+    order: Checkerboard | Raster | Spread | None = option(
         None,
-        "lossy: the tokens of one colour of a checkerboard come first, all others in the last K AR steps"
-        " (GtR)",
+        "in which tokens are revealed; spread: each far from the last eight, another distribution (default:"
+        " at random, as MAR does)",
         _order,
-        flags=("--gtr",),
+        flags=("--order",),
         quiet=True,
         report="reveal",
-        metavar="K",
+        metavar="{spread}",
         static=True,
     )
     prefix_buckets: int | None = option(

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from cspd_jax.errors import UserError
+from cspd_jax.errors import UserError, check_whole
 
 Array = jax.Array
 
@@ -26,6 +26,12 @@ class Group(NamedTuple):
     start: int
     size: int
     revealed: float
+
+
+def prefix_lengths(length: int, buckets: int) -> list[int]:
+    """The lengths of the encoder's prefix that are compiled: each AR step has the shortest that will do."""
+    unit = -(-length // buckets)
+    return [min(length, unit * (i + 1)) for i in range(-(-length // unit))]
 
 
 def random_order(key: Array, length: int) -> Array:
@@ -61,11 +67,49 @@ def reveal_groups(length: int, num_iter: int) -> tuple[Group, ...]:
 class Raster:
     """One token after the other, row by row: the order of causal models."""
 
+    name: ClassVar[str] = "raster"
+
     def groups(self, length: int, num_iter: int) -> tuple[Group, ...]:
         return tuple(Group(i, 1, (i + 1) / length) for i in range(length))
 
     def order(self, key: Array, length: int) -> Array:
         return jnp.arange(length)
+
+
+@dataclasses.dataclass(frozen=True)
+class Spread:
+    """Each token far from the last ones, on a square grid: its distance to the nearest of them is the
+    greatest there is. Another distribution than in random order: that of the plain sampler in this one.
+
+    last: how many of the tokens before it are kept away from.
+    """
+
+    last: int = dataclasses.field(default=8, metadata={"report": "spread"})
+    name: ClassVar[str] = "spread"
+
+    def check(self, length: int) -> None:
+        """UserError for a model of `length` tokens that are no square."""
+        if math.isqrt(length) ** 2 != length:
+            raise UserError(f"the model's {length} tokens are no square; the order spread needs one")
+        check_whole("the last tokens that the order spread keeps away from", self.last, 1)
+
+    def groups(self, length: int, num_iter: int) -> tuple[Group, ...]:
+        return reveal_groups(length, num_iter)
+
+    def order(self, key: Array, length: int) -> Array:
+        """The positions, [L]. Of several that are as far, the next is the first of them in a random order."""
+        positions, side = random_order(key, length), math.isqrt(length)
+        row, column, last = positions // side, positions % side, min(self.last, length)
+
+        def reveal(state: tuple[Array, Array], step: Array) -> tuple[tuple[Array, Array], Array]:
+            squares, hidden = state  # of the distances to the last ones, [last, L]; what is left, [L]
+            i = jnp.argmax(jnp.where(hidden, squares.min(axis=0), -1))
+            to_it = (row - row[i]) ** 2 + (column - column[i]) ** 2
+            return (squares.at[step % last].set(to_it), hidden.at[i].set(False)), i
+
+        none = jnp.full((last, length), 2 * length)  # farther than any
+        _, chosen = jax.lax.scan(reveal, (none, jnp.ones(length, bool)), jnp.arange(length))
+        return positions[chosen]
 
 
 # What "linear" guidance means differs between published samplers.

@@ -20,7 +20,7 @@ from cspd_jax.image.exactness import Exactness
 from cspd_jax.image.lossy.shortcuts import Checkerboard
 from cspd_jax.image.methods import Method, Plain
 from cspd_jax.image.options import Options
-from cspd_jax.image.order import Raster
+from cspd_jax.image.order import Raster, Spread
 from cspd_jax.image.protocol import CausalTokenModel
 from cspd_jax.weights.models import ImageModel, check_image_model
 
@@ -127,6 +127,8 @@ def check(
         own = options.order.most_steps(length) if isinstance(options.order, Checkerboard) else length
         options = dataclasses.replace(options, num_iter=own)
     options = _with_denoising(model, method, options)
+    if isinstance(options.order, Spread):
+        options.order.check(length)
     _check_shortcuts(method, options, length)
     groups = options.groups(length)
     method.check(model)
@@ -200,6 +202,8 @@ def _causal(model: ImageModel, method: Method, options: Options) -> Options:
         )
     if options.shortcuts:
         raise UserError("annealing and the checkerboard are shortcuts of MAR models; this model is causal")
+    if isinstance(options.order, Spread):
+        raise UserError("the order spread is one of MAR models; a causal model's tokens come row by row")
     if options.num_iter not in (None, length):
         raise UserError(
             f"num_iter is {options.num_iter}; a causal model makes its {length} tokens one by one, so leave"

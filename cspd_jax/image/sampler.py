@@ -17,12 +17,12 @@ import jax.numpy as jnp
 from cspd_jax.diffusion.chain import sample_chain
 from cspd_jax.diffusion.schedule import sampling_schedule
 from cspd_jax.image.bound import Batch, BoundModel, bind, by_position, embed_time
-from cspd_jax.image.chain.speculation import ChainCounts, ChainRandomness, speculate_chain
+from cspd_jax.image.chain.speculation import ChainCounts, speculate_chain
 from cspd_jax.image.lossy.shortcuts import Checkerboard
 from cspd_jax.image.options import Options
-from cspd_jax.image.order import Group, guidance_scale
+from cspd_jax.image.order import Group, guidance_scale, prefix_lengths
 from cspd_jax.image.protocol import CachedTokenModel, CausalTokenModel, TokenModel
-from cspd_jax.keys import Purpose, chain_uniforms, purpose_keys, residual_keys
+from cspd_jax.keys import Purpose, purpose_keys
 
 Array = jax.Array
 # (network, z [B', G, D], positions [B, G], which of them are used [B, G], guidance scale) -> tokens
@@ -91,11 +91,11 @@ def plan_segments(length: int, options: Options) -> list[tuple[Segment, tuple[Gr
     """Cuts the AR steps where the known tokens outgrow an encoder prefix, where the denoising steps change,
     between the colours of a checkerboard, and after a first token that is drawn apart: static shapes, and
     little padding, in between."""
-    unit = -(-length // (options.prefix_buckets or 1))
+    prefixes = prefix_lengths(length, options.prefix_buckets or 1)
     first = options.order.first(length) if isinstance(options.order, Checkerboard) else length
     members: dict[tuple[int, str, bool, bool], list[Group]] = {}
     for group, respacing in zip(options.groups(length), options.respacings(length)):
-        bucket = min(length, unit * max(1, -(-group.start // unit)))
+        bucket = next(prefix for prefix in prefixes if prefix >= group.start)
         kind = (bucket, respacing, group.start >= first, options.separate_first and group.start == 0)
         members.setdefault(kind, []).append(group)
     return [
@@ -183,15 +183,10 @@ def draw_tokens(
 ) -> tuple[Array, ChainCounts | None]:
     """The plain chains of a group, or speculation along them and its counts."""
     shape = positions.shape
-    noise = bound.chain_noise(positions)
     chains = bound.chains(z.reshape(-1, z.shape[-1]), by_row(scale, shape[1]))
     if bound.options.chain is None:
-        return sample_chain(chains, noise).reshape(*shape, -1), None
-    random = ChainRandomness(
-        noise,
-        chain_uniforms(bound.keys, positions, bound.steps).reshape(bound.steps, -1),
-        residual_keys(bound.keys, positions).reshape(-1),
-    )
+        return sample_chain(chains, bound.chain_noise(positions)).reshape(*shape, -1), None
+    random = bound.chain_randomness(positions)
     made = speculate_chain(chains, random, bound.drafter, bound.options.chain, active=used.reshape(-1))
     return made.x.reshape(*shape, -1), made.counts
 

@@ -103,6 +103,7 @@ def reference(info: Info, model: ImageModel) -> dict[str, Any]:
         "dtype": jnp.dtype(getattr(model.network, "dtype", jnp.float32)).name,
         "denoising_steps": steps,
         "T": steps,
+        "order": getattr(options.order, "name", "random"),  # a checkerboard is compared with it
         **{name: told[name] for name in names},
     }
 
@@ -130,12 +131,11 @@ def identity(model: ImageModel) -> dict[str, Any]:
 def _plan(info: Info) -> dict[str, Any]:
     """All that a replay needs besides the models, the labels and the seed.
 
-    token_speculation, draft_lengths and proposals_per_trip also have their first names: ahead, M, K.
+    token_speculation and draft_lengths also have their first names: ahead, M.
     """
     plan, chain, told = info.plan, info.plan.options.chain, info.plan.options.report()
     options = plan.method.describe()
     lengths = list(chain.draft_lengths) if chain else None
-    per_trip = chain.proposals if chain else None
     return {
         "batch": plan.batch,
         "encoder_sizes": told["prefix_buckets"],
@@ -143,9 +143,8 @@ def _plan(info: Info) -> dict[str, Any]:
         "token_speculation": options,
         "ahead": options,
         "draft_lengths": lengths,
+        "drafter": chain and chain.drafter,
         "M": lengths,
-        "proposals_per_trip": per_trip,
-        "K": per_trip,
         "gains": plan.drafter_source,
         "measured_seconds": plan.measured_seconds,
         "anneal": told["anneal"],

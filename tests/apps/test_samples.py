@@ -83,7 +83,7 @@ def test_the_images_are_those_of_generate(model, whole):
 @pytest.mark.parametrize("method", ["plain", "self"])
 def test_a_part_of_the_images(model, tmp_path, method, whole):
     """--first: wherever a job begins, an image keeps its row in the batch, so its bits are the same."""
-    how = {"method": cspd_jax.Plain() if method == "plain" else cspd_jax.SelfSpeculation(2, 2)}
+    how = {"method": cspd_jax.Plain() if method == "plain" else cspd_jax.SelfSpeculation(2)}
     if method == "self":
         whole = tmp_path / "whole"
         bulk.run(job_of(model, **how), whole)
@@ -294,11 +294,11 @@ def test_a_lossy_method_is_named(target, model, tmp_path, capsys):
     record = tmp_path / "a" / "shards" / "00000.json"
     assert json.loads(record.read_text())["tested"] > 0
     exact = tmp_path / "b"
-    bulk.run(job_of(model, 4, method=cspd_jax.SelfSpeculation(2, 2)), exact)
+    bulk.run(job_of(model, 4, method=cspd_jax.SelfSpeculation(2)), exact)
     assert bulk.read_manifest(exact).lossless
     path = exact / "shards" / "00000.json"
     _change(truncated=2)(path)
-    report = bulk.run(job_of(model, 4, method=cspd_jax.SelfSpeculation(2, 2)), exact)
+    report = bulk.run(job_of(model, 4, method=cspd_jax.SelfSpeculation(2)), exact)
     assert not report["lossless"] and "2 draws from a residual were given up" in report["why"]
 
 

@@ -35,7 +35,7 @@ from cspd_jax.weights.models import ImageModel, TextModel
 from cspd_jax.weights.tokenizers import ByteTokenizer
 
 B = 3
-METHOD = SelfSpeculation(gamma=2, proposals=4)
+METHOD = SelfSpeculation(gamma=2)
 
 
 class Toy(LinearTokens):

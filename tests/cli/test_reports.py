@@ -120,7 +120,7 @@ def test_options_reach_the_sampler(run):
     assert code == 0 and "does not use the draft" in err
     assert json.loads(out)["reference"] == {
         "method": "plain", "final_noise": True, "dtype": "bfloat16", "respacing": "ddim10",
-        "T": 10, "denoising_steps": 10,
+        "T": 10, "denoising_steps": 10, "order": "random",
         "num_iter": 2, "cfg": 2.0, "cfg_schedule": "constant", "temperature": 0.9,
     }  # fmt: skip
 

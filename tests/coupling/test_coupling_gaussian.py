@@ -21,7 +21,7 @@ from laws import (
 from scipy.stats import chi2, norm
 
 from cspd_jax.coupling import couple_gaussians, gaussian_residual
-from cspd_jax.coupling.residual import envelope, log_accept, log_ratio, propose
+from cspd_jax.coupling.residual import envelope, log_accept, log_ratio, proposal_bits, propose
 from cspd_jax.diffusion.gaussian import Gaussian
 
 COUPLINGS = {"general": couple_gaussians}
@@ -237,7 +237,8 @@ def test_the_envelope_lies_above_the_residual_and_is_what_proposals_are_drawn_fr
     assert np.all(ratio <= jax.vmap(bound.height)(anywhere) + 1e-5)
     assert np.all(jax.vmap(lambda z, r: log_accept(bound, z, r))(anywhere, ratio) <= 1e-3)
 
-    z, u = jax.jit(jax.vmap(propose, (0, None)))(jax.random.split(jax.random.key(6), 50_000), bound)
+    bits = jax.random.bits(jax.random.key(6), (50_000, proposal_bits(len(bound.b))), jnp.uint32)
+    z, u = jax.jit(jax.vmap(propose, (0, None)))(bits, bound)
     weights = bound.mean / jax.vmap(bound.height)(z)
     for g, expected in ((jnp.ones_like(z), 1), (z, 0), (z**2, 1)):
         found = np.asarray(weights[:, None] * g)

@@ -13,6 +13,7 @@ import pytest
 from laws import FALSE_ALARM, ks_p_value, share_p_value
 
 from cspd_jax.coupling import verify_gaussian_block
+from cspd_jax.coupling.block import prefix_log_pi
 from cspd_jax.coupling.gaussian import couple_gaussians
 from cspd_jax.diffusion.gaussian import Gaussian, log_density
 
@@ -55,17 +56,17 @@ def one_by_one(key, p, q, drafts, count):
 
 
 def as_block(key, p, q, drafts, count):
-    verified = verify_gaussian_block(key, p, q, drafts, count)
-    return verified.kept, verified.value
+    verified = verify_gaussian_block(key, p, q, drafts, jnp.arange(M) < count)
+    return jnp.minimum(verified.kept, count), verified.value
 
 
 def tokenwise_residual(key, p, q, drafts, count):
     """Wrong: a block's number of drafts, but the residual of a single transition after them."""
-    verified = verify_gaussian_block(key, p, q, drafts, count)
+    verified = verify_gaussian_block(key, p, q, drafts, jnp.arange(M) < count)
     keys = jax.random.split(jax.random.fold_in(key, 1), M)
     far = Gaussian(q.mean + 100, q.log_var)  # every draft is rejected, so that each value is a draw from p
     other = jax.vmap(couple_gaussians)(keys, p, far, drafts + 100)
-    return verified.kept, other.value[jnp.minimum(verified.kept, M - 1)]
+    return jnp.minimum(verified.kept, count), other.value[jnp.minimum(verified.kept, M - 1)]
 
 
 @functools.cache
@@ -136,22 +137,75 @@ def test_how_many_drafts_are_kept(count):
         assert kept.mean() > alone.mean() + 0.02
 
 
-def test_the_coin_of_a_prefix():
-    """The first draft has p / q = 1/2, and the second next to no density under p: one is kept with
-    probability S / (S + 1/2), else none."""
-    p = Gaussian(jnp.array([[0.0], [0.0]]), jnp.array([[0.0], [0.0]]))
-    q = Gaussian(jnp.array([[math.sqrt(2 * math.log(2))], [1.5]]), jnp.log(jnp.array([[1.0], [2.0]])))
-    drafts = jnp.array([[math.sqrt(2 * math.log(2))], [30.0]])
+@pytest.mark.parametrize("pi, mean, variance", [(0.5, 1.5, 2.0), (0.9, 0.3, 1.1)])
+def test_the_coin_of_a_prefix(pi, mean, variance):
+    """The first draft has p / q = pi, and the second next to no density under p: one is kept with probability
+    S / (S + 1 - pi), else none. A third row is no draft, and has no say."""
+    first = math.sqrt(-2 * math.log(pi))
+    p = Gaussian(jnp.zeros((3, 1)), jnp.zeros((3, 1)))
+    q = Gaussian(jnp.array([[first], [mean], [0.0]]), jnp.log(jnp.array([[1.0], [variance], [9.0]])))
+    drafts, valid = jnp.array([[first], [30.0], [0.0]]), jnp.arange(3) < 2
     keys = jax.random.split(jax.random.key(4), LANES)
-    kept = jax.jit(jax.vmap(lambda key: verify_gaussian_block(key, p, q, drafts).kept))(keys)
+    verified = jax.jit(jax.vmap(lambda key: verify_gaussian_block(key, p, q, drafts, valid)))(keys)
+    kept = verified.kept
+    assert not np.any(verified.truncated)
     x = np.linspace(-12, 12, 200_001)
     density = lambda mean, var: np.exp(-((x - mean) ** 2) / (2 * var)) / np.sqrt(2 * np.pi * var)
-    mass = np.sum(np.maximum(0.5 * density(0.0, 1.0) - density(1.5, 2.0), 0)) * (x[1] - x[0])
+    mass = np.sum(np.maximum(pi * density(0.0, 1.0) - density(mean, variance), 0)) * (x[1] - x[0])
     assert set(np.unique(kept)) == {0, 1}
-    assert share_p_value(float(kept.mean()), mass / (mass + 0.5), len(keys)) > FALSE_ALARM
+    assert share_p_value(float(kept.mean()), mass / (mass + 1 - pi), len(keys)) > FALSE_ALARM
+
+
+def test_every_coin_is_tossed_for_itself():
+    """pi is 1/2 after each of two drafts, and p and q of the second are far apart: each coin is fair."""
+    half = math.sqrt(2 * math.log(2))
+    p, q = (Gaussian(jnp.array(mean), jnp.zeros((2, 1))) for mean in ([[0.0], [0.0]], [[half], [50.0]]))
+    drafts = jnp.array([[half], [25.0]])
+    keys = jax.random.split(jax.random.key(6), 2000)
+    kept = np.asarray(jax.jit(jax.vmap(lambda key: verify_gaussian_block(key, p, q, drafts).kept))(keys))
+    for number, share in ((2, 0.5), (1, 0.25), (0, 0.25)):
+        assert share_p_value(float((kept == number).mean()), share, len(keys)) > FALSE_ALARM / 3
+
+
+def test_a_coin_is_tossed_until_it_falls():
+    """The first row is no draft, and would fall heads at once; the second is hardly ever kept, and needs more
+    than one trip now and then."""
+    p, q = (
+        Gaussian(jnp.zeros((2, 1)), jnp.zeros((2, 1))),
+        Gaussian(*jnp.array([[[50.0], [0.3]], [[0.0], [0.1]]])),
+    )
+    drafts, valid = jnp.array([[0.0], [30.0]]), jnp.array([False, True])
+    keys = jax.random.split(jax.random.key(7), 2000)
+    verified = jax.jit(jax.vmap(lambda key: verify_gaussian_block(key, p, q, drafts, valid)))(keys)
+    assert np.all(verified.kept == 1) and verified.trips.max() > 1
+
+
+def test_pi_of_a_prefix():
+    """min(1, pi p / q), one after the other; what is no number keeps nothing after it."""
+    ratios = np.array([0.5, -1.0, 0.3, 2.0, -0.4, -np.inf, 3.0, np.nan, 9.0])
+    log_pi = [0.0]
+    for ratio in ratios:
+        log_pi.append(-np.inf if np.isnan(ratio) else min(0.0, log_pi[-1] + ratio))
+    np.testing.assert_allclose(np.exp(prefix_log_pi(jnp.array(ratios))), np.exp(log_pi), atol=1e-6)
 
 
 verify = jax.jit(verify_gaussian_block, static_argnames="max_trips")
+
+
+def test_what_is_not_there_counts_as_kept():
+    """Rows of a block without a draft, with laws of any kind: they decide nothing."""
+    far = Gaussian(jnp.array([[0.0], [50.0], [0.0], [jnp.nan]]), jnp.zeros((4, 1)))
+    near, drafts = Gaussian(jnp.zeros((4, 1)), jnp.zeros((4, 1))), jnp.zeros((4, 1))
+    there = jnp.array([True, False, True, False])
+    verified = verify(jax.random.key(0), far, near, drafts, there)
+    assert int(verified.kept) == 4 and int(verified.trips) == 0
+    verified = verify(jax.random.key(0), far, near, drafts, there | jnp.array([False, True, False, False]))
+    assert int(verified.kept) == 1 and abs(verified.value - 50) < 6
+    half = math.sqrt(2 * math.log(2))  # where p / q is 1/2
+    q, drafts = near._replace(mean=near.mean.at[0].set(half)), drafts.at[0].set(half)
+    keys = jax.random.split(jax.random.key(1), 64)
+    kept = jax.jit(jax.vmap(lambda key: verify_gaussian_block(key, far, q, drafts, there).kept))(keys)
+    assert set(np.unique(kept)) == {0, 4}
 
 
 def test_equal_distributions_keep_everything():
@@ -166,4 +220,4 @@ def test_a_block_that_cannot_be_decided_says_so():
     p = Gaussian(jnp.zeros((1, D)), jnp.zeros((1, D)))
     q = Gaussian(jnp.full((1, D), jnp.nan), jnp.zeros((1, D)))
     verified = verify(jax.random.key(0), p, q, jnp.zeros((1, D)), max_trips=3)
-    assert bool(verified.truncated) and int(verified.kept) == 0 and int(verified.trips) == 3
+    assert bool(verified.truncated) and int(verified.kept) == 0 and int(verified.trips) == 1

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from chain_randomness import randomness
+from chain_randomness import chain_noise, randomness
 from gaussian_head import GaussianFlow
 from laws import FALSE_ALARM, ks_p_value
 from scipy.special import gammainc, ndtr
@@ -69,18 +69,18 @@ def setting():
 @pytest.mark.parametrize("kind", [NoiseCorrected, Biased])
 def test_the_closed_form_law(kind):
     """1024 tokens of dimension 16; false alarm of each of three tests 1e-4."""
-    found = speculated(randomness(ROWS, STEPS), kind)
+    found = speculated(randomness(ROWS), kind)
     assert min(p_values(found.x)) > FALSE_ALARM
     assert found.counts.truncated == 0 and found.counts.row_calls / ROWS < 0.7 * STEPS
 
 
 def test_negative_control_misreported_drafts():
-    assert min(p_values(speculated(randomness(ROWS, STEPS), Misreported).x)) < FALSE_ALARM
+    assert min(p_values(speculated(randomness(ROWS), Misreported).x)) < FALSE_ALARM
 
 
 def test_the_plain_chain_has_the_closed_form_law():
     time, z, c = setting()
-    noise = randomness(ROWS, STEPS, seed=1).noise
+    noise = chain_noise(ROWS, STEPS)
     plainly = jax.jit(lambda noise: sample_chain(Chains(HEAD, None, time, z, c), noise))(noise)
     assert min(p_values(plainly)) > FALSE_ALARM
 
@@ -88,9 +88,9 @@ def test_the_plain_chain_has_the_closed_form_law():
 def test_gains_of_a_linear_head_save_calls():
     """A calibrated drafter knows how the token that the head predicts moves with the noise."""
     time, z, c = setting()
-    random = randomness(ROWS, STEPS, seed=2)
-    path = jax.jit(lambda noise: sample_path(Chains(HEAD, None, time, z, c), noise))(random.noise)
-    states = jnp.concatenate([path.states, random.noise[-1:]])
+    noise, random = chain_noise(ROWS, STEPS), randomness(ROWS)
+    path = jax.jit(lambda noise: sample_path(Chains(HEAD, None, time, z, c), noise))(noise)
+    states = jnp.concatenate([path.states, noise[-1:]])
     t = jnp.asarray(HEAD.schedule.timestep_map)[:, None, None]
     velocity = jax.vmap(lambda x, t: HEAD.denoise(None, x, jnp.full(ROWS, t)))(states[1:], t[:, 0, 0])
     x0 = states[1:] + (1 - t) * velocity

@@ -144,7 +144,14 @@ def test_the_fastest_is_chosen(model, monkeypatch, fastest):
     assert (settled.options.chain_drafter is None) == (fastest == "plain")
 
 
-@pytest.mark.parametrize("slowest, tried", [(2.5, {"plain", "16"}), (1.5, {"plain", "8", "16", "4x32,8"})])
+@pytest.mark.parametrize(
+    "slowest, tried",
+    [
+        (2.5, {"plain", "16"}),
+        (1.5, {"plain", "8", "16", "4x32,8"}),
+        (0.5, {"plain", "8", "16", "4x32,8", "32 jacobian"}),
+    ],
+)
 def test_where_one_way_is_hopeless_no_other_is_tried(model, monkeypatch, slowest, tried):
     def measure(*arguments):
         return {name: 1.0 if name == "plain" else slowest for name in arguments[-1]}
@@ -156,7 +163,7 @@ def test_where_one_way_is_hopeless_no_other_is_tried(model, monkeypatch, slowest
 
 def test_windows_are_written_as_they_are_read():
     assert choice.name_of((32, 32, 32, 8)) == "3x32,8" and choice.name_of((16,)) == "16"
-    assert set(choice.candidates(100)) == {"plain", "8", "16", "4x32,8"}
+    assert set(choice.candidates(100)) == {"plain", "8", "16", "4x32,8", "32 jacobian"}
     assert set(choice.candidates(10)) == {"plain", "8"}
 
 

@@ -8,21 +8,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from chain_randomness import randomness
+from chain_randomness import chain_noise, randomness
 from gaussian_head import GaussianData
 from golden_cases import fixture
 from laws import FALSE_ALARM, ks_p_value
 from scipy.special import gammainc, ndtr
 
-from cspd_jax.coupling import log_acceptance_of_ratio, log_ratio
-from cspd_jax.coupling.residual import ResidualTrip
-from cspd_jax.diffusion.chain import Chains, path_log_density, sample_chain, sample_path
-from cspd_jax.diffusion.gaussian import coefficients
+from cspd_jax.coupling import block, log_ratio
+from cspd_jax.diffusion.chain import Chains, Start, path_laws, path_log_density, sample_chain, sample_path
+from cspd_jax.diffusion.gaussian import Gaussian, coefficients
 from cspd_jax.diffusion.schedule import sampling_schedule
 from cspd_jax.image import sampler
 from cspd_jax.image.chain import speculation
 from cspd_jax.image.chain.calibration import fit
-from cspd_jax.image.chain.drafters import NoiseCorrected, frozen, own_window
+from cspd_jax.image.chain.drafters import NoiseCorrected, Prediction, frozen, own_window
 from cspd_jax.image.chain.speculation import ChainRandomness, ChainSpeculation
 from cspd_jax.image.options import Options
 from cspd_jax.keys import row_keys
@@ -69,12 +68,11 @@ def biased_window(misreported=False, by=0.4):
     return BiasedWindow(*frozen(STEPS, DIM))
 
 
-def speculate(head=HEAD, rows=ROWS, seed=0, drafter=None, windows=(16,), random=None, proposals=16,
-              max_resamples=16384, afresh=False, **kwargs):  # fmt: skip
+def speculate(head=HEAD, rows=ROWS, seed=0, drafter=None, windows=(16,), random=None, afresh=False, **kwargs):
     """`afresh` compiles anew, as one must whose parts are replaced."""
-    random = random or randomness(rows, head.schedule.num_steps, seed=seed)
+    random = random or randomness(rows, seed=seed)
     drafter = drafter or frozen(head.schedule.num_steps, DIM)
-    way = ChainSpeculation(windows, proposals, max_resamples)
+    way = ChainSpeculation(windows)
     run = _compiled.__wrapped__() if afresh else _compiled()
     return run(head, random, drafter, way, **kwargs)
 
@@ -82,10 +80,10 @@ def speculate(head=HEAD, rows=ROWS, seed=0, drafter=None, windows=(16,), random=
 @functools.cache
 def _compiled():
     @functools.partial(jax.jit, static_argnums=(0, 3), static_argnames=("final_noise", "trajectory"))
-    def run(head, random, drafter, way, active=None, trajectory=False, **of_chains):
-        time, z, c = setting(head, random.noise.shape[1])
+    def run(head, random, drafter, way, active=None, begun=None, trajectory=False, **of_chains):
+        time, z, c = setting(head, len(random.x))
         chains = Chains(head, None, time, z, c, **of_chains)
-        given = {"active": active, "trajectory": trajectory}
+        given = {"active": active, "begun": begun, "trajectory": trajectory}
         return speculation.speculate_chain(chains, random, drafter, way, **given)
 
     return run
@@ -125,61 +123,66 @@ def test_the_closed_form_law(windows, drafter, kwargs):
     rows = kwargs.pop("rows", ROWS)
     assert min(p_values(found.x, **kwargs)) > FALSE_ALARM
     time, z, c = setting(rows=rows)
-    plainly = sample_chain(Chains(HEAD, None, time, z, c, **kwargs), randomness(rows, seed=1).noise)
+    plainly = sample_chain(Chains(HEAD, None, time, z, c, **kwargs), chain_noise(rows))
     assert min(p_values(plainly, **kwargs)) > FALSE_ALARM
     assert found.counts.calls < 0.6 * STEPS and found.counts.truncated == 0
 
 
-def found_at_once(x):
-    return ResidualTrip(x, jnp.bool_(True), jnp.bool_(True))
-
-
-def fresh(key, p, q, trip, **_):
-    """In place of the residual: a new draw from the target."""
-    return found_at_once(p.mean + jnp.exp(0.5 * p.log_var) * jax.random.normal(key, p.mean.shape))
-
-
-def swapped(key, p, q, trip, **kwargs):
-    return RESIDUAL(key, q, p, trip, **kwargs)
-
-
-RESIDUAL, RATIO = speculation.residual_trip, speculation.log_ratio
+VERIFY = block.verify_gaussian_block
 
 
 class Wrong:
     """Ways to get it wrong that look right."""
 
-    def fresh_draw_from_the_target(patch):
-        patch.setattr(speculation, "residual_trip", fresh)
+    def a_fresh_draw_from_the_target(patch):
+        """In place of the residual."""
 
-    def residual_of_q_over_p(patch):
-        patch.setattr(speculation, "residual_trip", swapped)
+        def fresh(key, p, q, drafts, valid):
+            found = VERIFY(key, p, q, drafts, valid)
+            at = jnp.minimum(found.kept, len(drafts) - 1)
+            noise = jax.random.normal(jax.random.fold_in(key, 7), p.mean[at].shape)
+            return found._replace(value=p.mean[at] + jnp.exp(0.5 * p.log_var[at]) * noise)
 
-    def ratio_of_q_to_p(patch):
-        patch.setattr(speculation, "log_ratio", lambda p, q, x: RATIO(q, p, x))
+        patch.setattr(speculation, "verify_gaussian_block", fresh)
 
-    def standard_deviation_taken_for_variance(patch):
-        def halved(g):
-            return g._replace(log_var=0.5 * g.log_var)
+    def the_residual_of_the_single_transition(patch):
+        right = block._trials
+        patch.setattr(block, "_trials", lambda *a: right(*a[:-1], jnp.zeros_like(a[-1])))
 
-        patch.setattr(speculation, "log_ratio", lambda p, q, x: RATIO(halved(p), halved(q), x))
+    def p_and_q_swapped(patch):
+        patch.setattr(speculation, "verify_gaussian_block", lambda key, p, q, *a: VERIFY(key, q, p, *a))
 
-    def everything_accepted(patch):
-        patch.setattr(speculation, "log_ratio", lambda p, q, x: jnp.zeros(x.shape[:-1]))
+    def everything_kept(patch):
+        patch.setattr(speculation, "verify_gaussian_block", lambda key, p, q, *a: VERIFY(key, q, q, *a))
+
+    def noise_and_coins_of_every_call_the_same(patch):
+        patch.setattr(
+            speculation,
+            "speculate_once",
+            lambda inputs, chain, n: once(inputs, chain, n, jnp.zeros_like(chain.left)),
+        )
+
+    def the_last_states_prediction_for_another_draft(patch):
+        """q is said to be what the head predicts, which the draft was not drawn from."""
+        patch.setattr(
+            speculation,
+            "verify_gaussian_block",
+            lambda key, p, q, *a: VERIFY(key, p, q._replace(mean=0.5 * (p.mean + q.mean)), *a),
+        )
 
 
-# The coupling's tests refute these, too.
-SLOW = (
-    "residual_of_q_over_p",
-    "ratio_of_q_to_p",
-    "standard_deviation_taken_for_variance",
-    "everything_accepted",
-)
+def once(inputs, chain, length, left):
+    keys = jax.vmap(jax.random.fold_in)(inputs.keys, left)
+    draft = speculation.draft_steps(inputs, chain, keys, length)
+    return speculation.commit(inputs, chain, draft, speculation.verify_steps(inputs, draft, keys))
+
+
+QUICK = ("the_residual_of_the_single_transition", "noise_and_coins_of_every_call_the_same")
 
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in vars(Wrong) if not n.startswith("_")],
+    [pytest.param(n, marks=[pytest.mark.slow] * (n not in QUICK)) for n in vars(Wrong) if n[0] != "_"],
 )
 def test_negative_controls(name, monkeypatch):
     """The tests above refute each of these with the bad drafter, at the smaller sample size."""
@@ -193,43 +196,11 @@ def test_a_drafter_has_the_window_of_its_own_class_alone():
     assert own_window(biased()) is None  # what it inherits knows nothing of its bias
 
 
-def fresh_after_waiting(key, p, q, trip, **kwargs):
-    found, anew = RESIDUAL(key, p, q, trip, **kwargs), fresh(key, p, q, trip)
-    return jax.tree.map(lambda a, b: jnp.where(trip > 0, b, a), found, anew)
-
-
-@pytest.mark.parametrize("wrong", [None, "misreported", "fresh after waiting"])
-def test_windows_at_once_and_rows_that_wait(wrong, monkeypatch):
-    """A bad drafter of windows, one proposal per head call so that rows wait: the closed-form law, unless the
-    window tells another distribution than it drew from, or a row that waited draws from the target."""
-    if wrong == "fresh after waiting":
-        monkeypatch.setattr(speculation, "residual_trip", fresh_after_waiting)
-    drafter = biased_window(misreported=wrong == "misreported")
-    found = speculate(
-        drafter=drafter, windows=(8,), final_noise=True, rows=512, proposals=1, afresh=wrong is not None
-    )
-    assert (min(p_values(found.x)) > FALSE_ALARM) == (wrong is None)
-
-
-@pytest.mark.slow
-def test_negative_control_the_drafts_noise_in_the_residual(monkeypatch):
-    """The rejected draft's noise, under the target's mean and variance."""
-    random = randomness(ROWS)
-    monkeypatch.setattr(speculation, "residual_trip", lambda key, p, q, trip, **_: found_at_once(p.mean))
-    original = speculation.commit
-
-    def commit(problem, speculation, chain, draft, verdict):
-        moved, counts = original(problem, speculation, chain, draft, verdict)
-        lanes = jnp.arange(ROWS)
-        at = jnp.minimum(verdict.n, draft.steps.shape[0] - 1)
-        rejected = (chain.left > 0) & (verdict.n < jnp.minimum(draft.steps.shape[0], chain.left))
-        p = jax.tree.map(lambda a: a[at, lanes], verdict.p)
-        reused = p.mean + jnp.exp(0.5 * p.log_var) * problem.random.noise[draft.steps[at, lanes], lanes]
-        return moved._replace(x=jnp.where(rejected[:, None], reused, moved.x)), counts
-
-    monkeypatch.setattr(speculation, "commit", commit)
-    found = speculate(drafter=biased(), windows=(8,), random=random, final_noise=True, afresh=True)
-    assert min(p_values(found.x)) < FALSE_ALARM
+@pytest.mark.parametrize("misreported", [False, True])
+def test_windows_at_once(misreported):
+    """A bad drafter of windows: the closed-form law, unless it reports another q than it drew from."""
+    found = speculate(drafter=biased_window(misreported), windows=(8,), final_noise=True, rows=512)
+    assert (min(p_values(found.x)) > FALSE_ALARM) != misreported
 
 
 BAD = {"drafter": biased(), "windows": (8,), "rows": 64, "trajectory": True}
@@ -243,11 +214,14 @@ def test_path_and_its_density(final_noise, temperature):
     kwargs = {"final_noise": final_noise, "temperature": temperature}
     random = randomness(64)
     found = speculate(**BAD, random=random, **kwargs)
-    np.testing.assert_array_equal(found.path[0], found.x)
-    path = jnp.concatenate([found.path, random.noise[-1:]])
+    np.testing.assert_array_equal(found.path.states[0], found.x)
+    path = jnp.concatenate([found.path.states, random.x[None]])
     time, z, c = setting(rows=64)
-    expected = path_log_density(Chains(HEAD, None, time, z, c, **kwargs), path)
-    np.testing.assert_allclose(found.log_p, expected, rtol=1e-5)
+    chains = Chains(HEAD, None, time, z, c, **kwargs)
+    expected = path_log_density(chains, path)
+    np.testing.assert_allclose(found.path.log_density(final_noise), expected, rtol=1e-5)
+    for one, other in zip(found.path.laws, path_laws(chains, path)):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
     if not final_noise:  # the last state is the mean
         eps, _ = jnp.split(HEAD.denoise(None, path[1], jnp.zeros(64, jnp.int32)), 2, axis=-1)
         x0 = c.recip[0] * path[1] - c.recipm1[0] * eps
@@ -258,31 +232,37 @@ class StepByStep(NoiseCorrected):
     """Drafts in a loop, as every class does that has no `window` of its own."""
 
 
-@pytest.mark.parametrize("kind", [NoiseCorrected, StepByStep])
-def test_drafts_are_drawn_from_what_is_reported(kind):
-    """At the temperature, each with the noise of its own step; the guess moves with what was drawn."""
-    random, steps = randomness(8), jnp.arange(STEPS) / STEPS
-    drafter = frozen(STEPS, DIM, limit=0.1)._replace(gain=steps, gain_f=1 - steps**2)
-    drafter = kind(*drafter._replace(x0=jnp.full(DIM, 0.08), v=steps[:, None] * jnp.ones(DIM)))
-    time, z, c = setting(rows=8)
+def drafted_by(drafter, random, chain_of, length, temperature):
+    time, z, c = setting(rows=len(random.x))
 
     @jax.jit
-    def drafted(random, drafter):
-        problem, chain = speculation.begin(Chains(HEAD, None, time, z, c, 0.8), random, drafter)
-        return speculation.draft_steps(problem, chain, 3)
+    def run(random, drafter):
+        problem, chain = speculation.begin(Chains(HEAD, None, time, z, c, temperature), random, drafter)
+        return speculation.draft_steps(problem, chain_of(chain), random.keys, length)
 
-    draft = drafted(random, drafter)
-    x, x0, log_std = random.noise[-1], jnp.full((8, DIM), 0.08), np.log(0.8)
+    return run(random, drafter)
+
+
+@pytest.mark.parametrize("kind", [NoiseCorrected, StepByStep])
+def test_drafts_are_drawn_from_what_is_reported(kind):
+    """At the temperature, with standard normal noise; the guess moves with what was drawn."""
+    random, steps = randomness(512), jnp.arange(STEPS) / STEPS
+    drafter = frozen(STEPS, DIM, limit=0.1)._replace(gain=steps, gain_f=1 - steps**2)
+    drafter = kind(*drafter._replace(x0=jnp.full(DIM, 0.08), v=steps[:, None] * jnp.ones(DIM)))
+    c = setting(rows=8)[2]
+    draft = drafted_by(drafter, random, lambda chain: chain, 3, 0.8)
+    x, x0, log_std = random.x, jnp.full((512, DIM), 0.08), np.log(0.8)
     for m, t in enumerate((STEPS - 1, STEPS - 2, STEPS - 3)):
         f, limited = (drafter.v[t] + 1) / 2, jnp.clip(x0, -0.1, 0.1)
         log_var = f * c.log_beta[t] + (1 - f) * c.log_posterior[t] + 2 * log_std
-        mean, deviation = c.mean_x0[t] * limited + c.mean_x[t] * x, jnp.exp(0.5 * log_var) * random.noise[t]
+        mean = c.mean_x0[t] * limited + c.mean_x[t] * x
         np.testing.assert_array_equal(draft.steps[m], t)
         np.testing.assert_allclose(draft.before[m], x, rtol=1e-5, atol=1e-6)
-        np.testing.assert_allclose(draft.q.mean[m], mean, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(draft.q.mean[m], mean, rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(draft.q.log_var[m], jnp.broadcast_to(log_var, x.shape), rtol=1e-5)
-        np.testing.assert_allclose(draft.after[m], mean + deviation, rtol=1e-5, atol=1e-6)
-        x, x0 = mean + deviation, x0 + (drafter.gain[t] + drafter.gain_f[t] * f) * deviation
+        deviation = draft.after[m] - draft.q.mean[m]
+        assert ks_p_value(deviation * jnp.exp(-0.5 * draft.q.log_var[m]), ndtr) > FALSE_ALARM
+        x, x0 = draft.after[m], x0 + (drafter.gain[t] + drafter.gain_f[t] * f) * deviation
 
 
 def test_a_window_is_what_the_loop_draws():
@@ -290,15 +270,10 @@ def test_a_window_is_what_the_loop_draws():
     random, steps = randomness(4), jnp.arange(STEPS) / STEPS
     drafter = frozen(STEPS, DIM, limit=0.3)._replace(gain=0.3 * steps, gain_f=0.2 * steps)
     drafter = drafter._replace(v=jnp.sin(6 * steps)[:, None] * jnp.ones(DIM))
-    time, z, c = setting(rows=4)
-
-    @jax.jit
-    def drafted(drafter):
-        problem, chain = speculation.begin(Chains(HEAD, None, time, z, c, 0.9), random, drafter)
-        chain = chain._replace(left=jnp.array([STEPS, STEPS // 2, 9, 2]))
-        return speculation.draft_steps(problem, chain, STEPS)
-
-    window, loop = drafted(drafter), drafted(StepByStep(*drafter))
+    at = lambda chain: chain._replace(left=jnp.array([STEPS, STEPS // 2, 9, 2]))
+    window, loop = (
+        drafted_by(kind(*drafter), random, at, STEPS, 0.9) for kind in (NoiseCorrected, StepByStep)
+    )
     np.testing.assert_array_equal(window.valid, loop.valid)
     assert np.abs(np.asarray(window.after)).max() > 0.5
     for one, other in zip(jax.tree.leaves(window), jax.tree.leaves(loop)):
@@ -306,16 +281,19 @@ def test_a_window_is_what_the_loop_draws():
         np.testing.assert_allclose(np.where(shown, one, 0), np.where(shown, other, 0), rtol=1e-4, atol=1e-5)
 
 
-def test_rows_that_wait_come_to_the_same():
-    """The proposals of a rejected step are numbered: how many a head call has changes the calls alone."""
-    some, one = (speculate(**BAD, final_noise=True, proposals=n) for n in (16, 1))
-    np.testing.assert_allclose(one.path, some.path, rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(one.log_p, some.log_p, rtol=1e-5)
-    for name in ("tested", "accepted"):
-        assert getattr(one.counts, name) == getattr(some.counts, name)
-    np.testing.assert_array_equal(one.counts.committed.sum(), some.counts.committed.sum())
-    assert one.counts.row_calls > 1.2 * some.counts.row_calls
-    assert not one.counts.truncated and not some.counts.truncated
+def test_rows_that_are_on_their_way():
+    """A row that enters at x_i with a guess goes on from there: the law of what is left of the chain."""
+    entered = jnp.full((ROWS // 4, DIM), 0.3)
+    left = jnp.full(ROWS // 4, 40)
+    begun = Start(left, entered), Prediction(jnp.full_like(entered, 0.5), jnp.zeros_like(entered))
+    found = speculate(rows=ROWS // 4, begun=begun, final_noise=True)
+    assert found.counts.starts[39] == ROWS // 4 and found.counts.starts[40:].sum() == 0
+    mean, variance = 0.3, 0.0
+    for a, b, v in list(zip(*HEAD.transitions()))[39::-1]:
+        mean, variance = a * mean + b, a**2 * variance + v
+    whitened = (np.asarray(found.x, np.float64) - mean) / np.sqrt(variance)
+    assert ks_p_value(whitened, ndtr) > FALSE_ALARM
+    assert ks_p_value((whitened**2).sum(1), lambda s: gammainc(DIM / 2, s / 2)) > FALSE_ALARM
 
 
 def test_counts():
@@ -331,6 +309,89 @@ def test_counts():
         assert (
             counts.row_calls <= rejected + 64 * -(-STEPS // 8) + 64
         )  # each call ends by one or by its window
+
+
+@pytest.mark.parametrize("final_noise", [True, False])
+def test_what_a_call_commits(final_noise):
+    """Rows with 0, 2, 3, or more steps left and a window of 3, of which the block keeps 0, 1, 2 or all."""
+    cases = [(0, 3), (0, 0), (2, 0), (2, 3), (3, 0), (3, 2 if final_noise else 1), (3, 3), (7, 1), (7, 3)]
+    left, kept = np.array(cases, np.int32).T
+    rows, draws = len(cases), np.random.default_rng(0)
+    normal = lambda *shape: draws.standard_normal((*shape, rows, 2), np.float32)
+    law, ahead = Gaussian(normal(3), normal(3)), np.arange(3)[:, None]
+    drafter = frozen(8, 2)._replace(gain=np.arange(8.0), v=np.ones((8, 2)) * np.arange(8.0)[:, None])
+    drafter, c = jax.device_get((drafter, coefficients(sampling_schedule("ddim8"))))
+    steps = np.maximum(left - 1 - ahead, 0)
+    draft = speculation.ChainDraft(steps, normal(3), normal(3), law, left > ahead)
+    predicted, value = Prediction(normal(3), normal(3)), normal()
+    verified = block.VerifiedPath(kept, value, np.arange(rows), np.ones(rows, bool))
+    chain = speculation.ChainState(left, normal(), Prediction(normal(), normal()), np.zeros((8, rows, 6)))
+
+    @jax.jit
+    def run(drafter, c, *given):
+        inputs = speculation.ChainInputs(None, drafter, c, 0.0, None, final_noise, 2)
+        *given, (law, predicted, verified) = given
+        return speculation.commit(inputs, *given, speculation.ChainVerdict(law, predicted, verified, 5))
+
+    after, counts = jax.device_get(run(drafter, c, chain, draft, (law, predicted, verified)))
+    accepted = tested = 0
+    path, committed = np.zeros((8, rows, 6)), np.zeros(8, int)
+    for row, (steps_left, keeps) in enumerate(cases):
+        end = min(3, steps_left)
+        states = list(np.asarray(draft.after[:, row]))
+        if steps_left == 0:
+            states = []
+        elif keeps < 3:
+            states[keeps:] = [value[row]]
+            accepted, tested = accepted + keeps, tested + keeps + 1
+        else:
+            states, last_is_free = states[:end], steps_left <= 3 and not final_noise
+            if last_is_free:
+                states[-1] = law.mean[end - 1, row]
+            accepted, tested = accepted + end - last_is_free, tested + end - last_is_free
+        if steps_left:
+            committed[steps_left - 1] += len(states)
+        for m, x in enumerate(states):
+            path[steps_left - 1 - m, row] = np.concatenate([x, law.mean[m, row], law.log_var[m, row]])
+        last = len(states) - 1
+        x0, v = chain.guess.x0[row], chain.guess.v[row]
+        if states:  # from the prediction before the last of them
+            step, deviation = steps[last, row], states[-1] - law.mean[last, row]
+            x0 = predicted.x0[last, row] + step * deviation
+            v = predicted.v[last, row] - (step > 0)
+        assert after.left[row] == steps_left - len(states)
+        np.testing.assert_array_equal(after.x[row], states[-1] if states else chain.x[row])
+        np.testing.assert_allclose(after.guess.x0[row], x0, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(after.guess.v[row], v, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(after.path, path, rtol=1e-6)
+    np.testing.assert_array_equal(counts.committed, committed)
+    np.testing.assert_array_equal(counts.starts, np.bincount([a - 1 for a, _ in cases if a], minlength=8))
+    assert (counts.accepted, counts.tested) == (accepted, tested)
+    assert counts.truncated == sum(a > 0 and b < 3 for a, b in cases)
+    assert (counts.calls, counts.rows, counts.row_calls) == (1, 5 * rows * 2, 7)
+
+
+def test_nothing_random_of_a_call_is_used_twice(monkeypatch):
+    """Noise and coins of rows with other keys, or with other numbers of steps left, are others."""
+    said = lambda key, p, q, drafts, valid: block.VerifiedPath(0, 0, jax.random.key_data(key), False)
+    monkeypatch.setattr(speculation, "verify_gaussian_block", said)
+    monkeypatch.setattr(speculation, "commit", lambda inputs, chain, draft, verdict: (draft, verdict))
+
+    @jax.jit
+    def run():
+        time, z, c = setting(rows=4)
+        random = ChainRandomness(jnp.zeros((4, DIM)), randomness(2).keys[jnp.array([0, 0, 1, 1])])
+        problem, chain = speculation.begin(Chains(HEAD, None, time, z, c), random, frozen(STEPS, DIM))
+        chain = chain._replace(left=jnp.array([9, 8, 9, 8]))
+        draft, verdict = speculation.speculate_once(problem, chain, 3)
+        noise, keys = (draft.after - draft.q.mean) * jnp.exp(-0.5 * draft.q.log_var), verdict.block.trips
+        of_coins = jax.vmap(lambda key: jax.random.normal(key, noise[:, 0].shape), out_axes=1)
+        return noise, keys, of_coins(jax.random.wrap_key_data(keys))
+
+    noise, coins, of_coins = jax.device_get(run())
+    assert len(np.unique(np.round(noise, 3))) > 0.95 * noise.size
+    assert len(np.unique(coins, axis=0)) == 4
+    assert np.all(np.abs(of_coins - noise).max(axis=(0, 2)) > 0.1)
 
 
 def test_a_perfect_guess_takes_the_fewest_calls():
@@ -363,18 +424,17 @@ def test_inactive_rows_cost_no_call():
     assert none.calls == 0 and none.tested == 0
 
 
-def test_truncation_is_reported():
-    counts = speculate(drafter=biased(by=0.02), proposals=1, max_resamples=1, rows=256).counts
-    assert counts.truncated > 0
+def test_what_is_no_number_is_reported_and_stops_nobody():
+    random = randomness(8)
+    counts = speculate(rows=8, random=random._replace(x=random.x.at[2].set(jnp.nan))).counts
+    assert counts.truncated > 0 and counts.committed.sum() == 8 * STEPS
 
 
 def test_neighbours_do_not_matter():
     """Same shapes, another neighbour: bit for bit."""
     random, other = randomness(8), randomness(8, seed=5)
     mixed = ChainRandomness(
-        noise=other.noise.at[:, 2].set(random.noise[:, 2]),
-        uniforms=other.uniforms.at[:, 2].set(random.uniforms[:, 2]),
-        residual=jnp.where(jnp.arange(8) == 2, random.residual, other.residual),
+        other.x.at[2].set(random.x[2]), jnp.where(jnp.arange(8) == 2, random.keys, other.keys)
     )
     everyone = {"rows": 8, "windows": (8,), "temperature": 1.0, "active": jnp.ones(8, bool)}
     a, b = (speculate(**everyone, random=r) for r in (random, mixed))
@@ -412,67 +472,50 @@ def test_batch_shapes_agree_in_float64():
     np.testing.assert_allclose(alone.tokens[0], together.tokens[2], rtol=0, atol=1e-9)
 
 
-@jax.jit
-def one_call(random, z, chain):
-    """The next chain; steps, margins (log acceptance - log u), whether they counted [M, R]; accepted [R]."""
-    f = fixture()
-    schedule = sampling_schedule("ddim8")
-    time = f.model.embed_time(f.params, jnp.asarray(schedule.timestep_map))
-    drafter = frozen(8, f.config.token_dim)
-    chains = Chains(f.model, f.params, time, z, coefficients(schedule), final_noise=True)
-    problem, start = speculation.begin(chains, random, drafter)
-    chain = start if chain is None else chain
-    draft = speculation.draft_steps(problem, chain, 3)
-    verdict = speculation.verify_steps(problem, draft)
-    log_a = log_acceptance_of_ratio(log_ratio(verdict.p, draft.q, draft.after))
-    margin = log_a - jnp.log(random.uniforms[draft.steps, jnp.arange(z.shape[0])])
-    counted = draft.valid & (jnp.arange(3)[:, None] <= verdict.n) & (chain.left > 0) & (chain.tries == 0)
-    after, _ = speculation.commit(problem, ChainSpeculation((3,)), chain, draft, verdict)
-    return after, draft.steps, margin, counted, verdict.n
-
-
-def decisions(random, z):
-    """{(row, step): (accepted, margin)} of the tests that counted, and x_0."""
-    found, chain = {}, None
-    while chain is None or np.any(chain.left > 0):
-        chain, *seen = one_call(random, z, chain)
-        steps, margin, counted, n = map(np.asarray, seen)
-        for m, row in np.argwhere(counted):
-            found[row, int(steps[m, row])] = (bool(m < n[row]), margin[m, row])
-    return found, np.asarray(chain.x)
-
-
 @pytest.mark.slow
 def test_differences_across_batch_shapes_are_near_ties():
-    """float32, 32 rows together and two by two: a row differs only behind a test that was nearly a tie. Ties
-    are made on purpose, so that there are such rows: the uniform of one test is the acceptance itself."""
+    """float32, 32 rows together and two by two: where a row comes out otherwise, a coin of one of its calls
+    was nearly a tie."""
     f = fixture()
-    random = randomness(32, steps=8, dim=f.config.token_dim)
-    random = random._replace(uniforms=jnp.maximum(random.uniforms, 1e-3))
+    random = randomness(32, dim=f.config.token_dim)
     z = jax.random.normal(jax.random.key(5), (32, f.config.decoder_width))
-    first, _ = decisions(random, z)
-    uniforms, tied = np.array(random.uniforms), {}
-    for (row, step), (accepted, margin) in first.items():
-        if row % 2 and row not in tied and accepted and 0 < margin < 2:
-            tied[row] = step
-            uniforms[step, row] *= np.exp(margin)
-    random = random._replace(uniforms=jnp.asarray(uniforms))
-    together, x = decisions(random, z)
-    different = 0
+    together = calls_of_rows(random, z)
     for pair in range(0, 32, 2):
         at = slice(pair, pair + 2)
-        part = ChainRandomness(random.noise[:, at], random.uniforms[:, at], random.residual[at])
-        apart, y = decisions(part, z[at])
+        apart = calls_of_rows(ChainRandomness(random.x[at], random.keys[at]), z[at])
         for row in (0, 1):
-            for step in reversed(range(8)):
-                one, other = together.get((pair + row, step)), apart.get((row, step))
-                if (one and one[0]) != (other and other[0]):
-                    different += 1
-                    assert tied[pair + row] == step and abs(one[1]) < 1e-4
+            for one, other in zip(together[pair + row], apart[row]):
+                if one[0] != other[0]:  # another number of drafts was kept: what the coins hang on agrees
+                    np.testing.assert_allclose(one[1], other[1], atol=1e-3)
                     break
-            else:
-                np.testing.assert_allclose(y[row], x[pair + row], rtol=1e-4, atol=1e-3)
-    assert len(tied) > 8 and different > 0
+                np.testing.assert_allclose(one[2], other[2], rtol=1e-4, atol=1e-3)
+
+
+def calls_of_rows(random, z):
+    """For each row, of every call: steps left after it, log pi of its window, and the state."""
+    f = fixture()
+    schedule = sampling_schedule("ddim8")
+    drafter = frozen(8, f.config.token_dim)
+
+    @jax.jit
+    def call(random, z, chain):
+        time = f.model.embed_time(f.params, jnp.asarray(schedule.timestep_map))
+        chains = Chains(f.model, f.params, time, z, coefficients(schedule), final_noise=True)
+        problem, start = speculation.begin(chains, random, drafter)
+        chain = start if chain is None else chain
+        keys = jax.vmap(jax.random.fold_in)(random.keys, chain.left)
+        draft = speculation.draft_steps(problem, chain, keys, 3)
+        verdict = speculation.verify_steps(problem, draft, keys)
+        ratios = jnp.where(draft.valid, log_ratio(verdict.p, draft.q, draft.after), 0)
+        log_pi = jax.vmap(block.prefix_log_pi, 1)(ratios)
+        return speculation.commit(problem, chain, draft, verdict)[0], jnp.exp(log_pi)
+
+    chain, seen = None, [[] for _ in z]
+    while chain is None or np.any(chain.left > 0):
+        chain, pi = call(random, z, chain)
+        for row, calls in enumerate(seen):
+            calls.append((int(chain.left[row]), np.asarray(pi[row]), np.asarray(chain.x[row])))
+    return seen
 
 
 def test_groups_are_padded_with_rows_that_cost_nothing():
@@ -497,7 +540,7 @@ def test_gains_of_a_linear_head_are_its_slope():
     """x_0-hat = J_t x + const: after a step the guess moves by J_{t-1} times the deviation."""
     schedule = HEAD.schedule
     time, z, c = setting(rows=512)
-    noise = randomness(512).noise
+    noise = chain_noise(512)
     states = sample_path(Chains(HEAD, None, time, z, c, final_noise=True), noise).states
     x = jnp.concatenate([states, noise[-1:]])  # entry i is x_i
     index = jnp.broadcast_to(jnp.arange(STEPS)[:, None], (STEPS, 512)).reshape(-1)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from chain_randomness import randomness
+from chain_randomness import chain_noise, randomness
 from laws import FALSE_ALARM, classifier_p_value, energy_p_value
 
 from cspd_jax.image import sampler
@@ -38,10 +38,10 @@ def chains_of_default(speculation, *, guided, temperature, rows=600, seed=0):
     key = row_keys(jax.random.key(1), 2)
     found = calibrate(model.network, model.params, key, jnp.array([3, 8]), options)
     z = jnp.repeat(found.contexts[:, 40:41], rows, axis=1).reshape(-1, found.contexts.shape[-1])
-    random = randomness(rows, seed=seed)
+    noise, keys = chain_noise(rows, seed=seed), randomness(rows, seed=seed).keys
     way = ChainSpeculation(speculation) if speculation else "plain"
     options = dataclasses.replace(options, temperature=temperature, denoise=way, chain_drafter=found.drafter)
-    x, counts = run_chains(model.network, model.params, z, random, options)
+    x, counts = run_chains(model.network, model.params, z, noise, keys, options)
     return np.asarray(x), counts
 
 

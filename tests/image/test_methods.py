@@ -63,7 +63,8 @@ DRAFT = ("--draft", "{models}/draft")
 
 
 def test_self(run):
-    code, out, _ = run("--method", "self", *FAST, "--proposals", "4", "--compare")
+    code, out, err = run("--method", "self", *FAST, "--proposals", "4", "--compare")
+    assert err.count("--proposals does nothing now") == 1
     report = json.loads(out)
     assert code == 0 and report["lossless"] and report["method"] == "self" and report["criterion"] == "path"
     assert report["reference"]["final_noise"] is True and report["draft"] is None
@@ -205,7 +206,10 @@ def test_too_little_memory(run, folder, monkeypatch):
         (("--method", "self", "--inner-temperature", "2"), "--inner-temperature goes with --criterion paper"),
         (("--method", "self", "--prefill", "1.5"), "prefill is 1.5"),
         (("--method", "self", "--gamma", "0"), "'0' is not a positive"),
-        (("--method", "self", "--proposals", "1000000000"), "it must be at most 1024"),
+        (
+            ("--method", "cspd", *DRAFT, "--criterion", "paper", "--proposals", "1000000000"),
+            "it must be at most 1024",
+        ),
         (("--method", "self", "--adapt", "0"), "draft_cost is 0.0; it must be above 0"),
         (("--method", "self", "--final-noise", "off"), "needs noise in the last denoising step"),
         (
@@ -254,14 +258,14 @@ def test_methods_check_themselves(folder):
         return plan.check(model, [0], method, Options(**options))
 
     assert made(Plain()).options.final_noise is False
-    assert made(SelfSpeculation()).method == SelfSpeculation(gamma=8, proposals=16)
+    assert made(SelfSpeculation()).method == SelfSpeculation(gamma=8)
     assert made(SelfSpeculation()).options.final_noise is True
     assert made(ReleasedRunner(draft)).options.final_noise is False
     small = dataclasses.replace(draft, network=MARModel(dataclasses.replace(tiny.PIXELS, num_classes=3)))
     for method, sentence in (
         (SelfSpeculation(gamma=2.5), "gamma is 2\\.5; it must be a whole number"),
         (SelfSpeculation(gamma=True), "gamma is True; it must be a whole number"),
-        (SelfSpeculation(proposals=0), "proposals is 0; it must be at least 1"),
+        (DraftSpeculation(draft, PaperCriterion(proposals=0)), "proposals is 0; it must be at least 1"),
         (DraftSpeculation(draft, PaperCriterion(inner_temperature=0.0)), "inner_temperature is 0"),
         (DraftSpeculation(draft, prefill=-0.1), "prefill is -0.1"),
         (DraftSpeculation(small), "does not fit the target"),

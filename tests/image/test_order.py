@@ -1,13 +1,25 @@
 """Reveal orders, group sizes and guidance schedules."""
 
+import json
+
 import jax
 import numpy as np
 import pytest
+import tiny
+from laws import FALSE_ALARM
+from test_shortcuts import TOY, AnySchedule, noise_of
+from test_token_speculation import p_value
 
+from cspd_jax._utils import compilation
+from cspd_jax.apps.cli import main
+from cspd_jax.apps.paper import variants
 from cspd_jax.errors import UserError
+from cspd_jax.image import Plain, SelfSpeculation, Spread, comparison
 from cspd_jax.image.options import Options
 from cspd_jax.image.order import guidance_scale, mask_lengths, random_order, reveal_groups
+from cspd_jax.image.plan import check
 from cspd_jax.image.sampler import plan_segments
+from cspd_jax.weights.models import ImageModel
 
 
 @pytest.mark.parametrize("length", [1, 4, 16, 64, 256])
@@ -63,3 +75,67 @@ def test_orders_are_permutations():
     # Each position is equally often first: chi-squared with 15 degrees of freedom, false alarm 1e-5.
     counts = np.bincount(np.asarray(reveal)[:, 0], minlength=16)
     assert ((counts - 125) ** 2 / 125).sum() < 50.5
+
+
+@pytest.mark.parametrize("length, last", [(1, 8), (4, 8), (16, 3), (256, 8)])
+def test_spread_takes_one_of_the_farthest(length, last):
+    """From the last `last` ones, by brute force; which of them depends on the key."""
+    spread, side = Spread(last), round(length**0.5)
+    keys = jax.random.split(jax.random.key(0), 3)
+    orders = np.asarray(jax.jit(jax.vmap(lambda k: spread.order(k, length)))(keys))
+    assert (np.sort(orders, axis=1) == np.arange(length)).all()
+    assert len(np.unique(orders, axis=0)) == min(length, 3)
+    for places in np.stack([orders // side, orders % side], axis=-1):
+        for n in range(1, length):
+            squares = ((places[n:, None] - places[max(0, n - last) : n]) ** 2).sum(-1).min(1)
+            assert squares[0] == squares.max()
+
+
+def test_spread_is_a_reference_of_its_own(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(compilation, "use_cache", lambda: None)
+    argv = ["generate", "--target", tiny.save_mar(tmp_path / "model"), "--labels", "0", "--n", "1", "--json"]
+    argv += ["--order", "spread", "--num-iter", "4", "--out", str(tmp_path / "out")]
+    code = main([*argv, "--method", "self", "--gamma", "2", "--proposals", "2"])
+    out, err = capsys.readouterr()
+    report = json.loads(out)
+    assert code == 0 and report["lossless"] and report["method"] == "self"
+    assert report["reference"]["order"] == "spread" and report["plan"]["reveal"] == {"spread": 8}
+    assert "note: order spread: another distribution" in err
+    found = check(TOY, [0], *variants.asked(None, {"method": "self", "order": "spread"}))
+    assert comparison.plain_plan(found).options.order == found.options.order == Spread()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", [Plain(), SelfSpeculation(gamma=2)])
+def test_the_law_in_this_order(method):
+    """2000 images of 9 tokens of dimension 2, false alarm 1e-4."""
+    assert p_value(noise_of(method=method, order=Spread(), num_iter=5)) > FALSE_ALARM
+
+
+@pytest.mark.parametrize(
+    "argv, sentence",
+    [
+        (("--order", "far"), "'far' is unknown; it is spread, or left out"),
+        (("--order", "spread", "--gtr", "1"), "--order and --gtr are two orders of the tokens"),
+        (("--gtr", "1", "--order", "spread"), "--order and --gtr are two orders of the tokens"),
+        (("--order", "spread", "--target", "default-causal"), "a causal model's tokens come row by row"),
+    ],
+)
+def test_orders_refused(argv, sentence, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(compilation, "use_cache", lambda: None)
+    try:
+        code = main(["generate", *argv])
+    except SystemExit as exit:
+        code = exit.code
+    out, err = capsys.readouterr()
+    assert code == 2 and out == "" and sentence in err and "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    "length, spread, sentence",
+    [(6, Spread(), "6 tokens are no square"), (9, Spread(0), "must be at least 1")],
+)
+def test_spreads_refused(length, spread, sentence):
+    with pytest.raises(UserError, match=sentence):
+        check(ImageModel("toy", AnySchedule(seq_len=length), None), [0], options=Options(order=spread))

@@ -46,8 +46,8 @@ CHAINS = ChainSpeculation((4,))
 WAYS = {
     "plain": (Plain(), "plain"),
     "plain, chains": (Plain(), CHAINS),
-    "self": (SelfSpeculation(gamma=2, proposals=4), "plain"),
-    "self, chains": (SelfSpeculation(gamma=2, proposals=4), CHAINS),
+    "self": (SelfSpeculation(gamma=2), "plain"),
+    "self, chains": (SelfSpeculation(gamma=2), CHAINS),
     "draft, path": (DraftSpeculation(DRAFT, gamma=2), "plain"),
     "draft, paper": (DraftSpeculation(DRAFT, PaperCriterion(sigma=False), gamma=2), "plain"),
     "released": (ReleasedRunner(DRAFT, gamma=2, inner_temperature=5.0), "plain"),
@@ -106,7 +106,8 @@ def test_protocol(way):
         assert info.verified.tested.sum() == info.tested.sum() > 0
         assert info.verified.accepted.sum() == info.accepted.sum()
     if info.chains is not None:
-        assert info.chains.accepted <= info.chains.tested and info.chains.committed.sum() % 10 == 0
+        assert info.chains.accepted <= info.chains.tested
+        assert plan.method.name == "self" or info.chains.committed.sum() % 10 == 0  # self has parts of chains
     assert 1 <= info.rounds <= 12 and info.sequential.target_backbone >= 1
     assert info.total.target_backbone >= 2 * 3 * info.sequential.target_backbone > 0  # guidance doubles rows
     assert info.exactness.lossless == (way != "released")

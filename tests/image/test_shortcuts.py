@@ -77,8 +77,9 @@ BOTH = {**ANNEALED, "order": Checkerboard(1)}
 WAYS = {"annealed": ANNEALED, "checkerboard": {"order": Checkerboard(2)}, "both": BOTH}
 
 
-def plan_of(labels=(0, 1, -1), model=TOY, **options):
-    return resolve(model, list(labels), options=Options(**options))
+def plan_of(labels=(0, 1, -1), **options):
+    method = options.pop("method", cspd_jax.Plain())
+    return resolve(TOY, list(labels), method, Options(**options))
 
 
 @pytest.mark.parametrize(
@@ -165,9 +166,9 @@ def test_annealing_to_the_same_number_changes_nothing():
     np.testing.assert_array_equal(*made)
 
 
-def noise_of(images=2000, by=None, **shortcuts):
+def noise_of(images=2000, by=None, **given):
     """The standardised noise of all tokens [N, L, d], by the laws of the schedules used, or of `by`."""
-    plan = plan_of([0] * images, final_noise=True, cfg=1.5, **shortcuts)
+    plan = plan_of([0] * images, final_noise=True, cfg=1.5, **given)
     keys = cspd_jax.row_keys(jax.random.key(1), images)
     tokens = np.asarray(run(keys, plan)[0], np.float64)
     options, model = plan.options, TOY.network
@@ -203,7 +204,7 @@ def test_annealing_is_another_law_than_the_plain_sampler_s():
     "options, sentence",
     [
         ({"anneal": 50}, "must be an Annealing"),
-        ({"order": 1}, "must be a Checkerboard"),
+        ({"order": 1}, "must be a Spread or a Checkerboard"),
         ({"anneal": Annealing(1, 5)}, "must be at least 2"),
         ({"anneal": Annealing(50, 5, "steep")}, "the shape 'steep' is unknown"),
         ({"anneal": Annealing(), "denoise": "speculative"}, "use denoise plain"),

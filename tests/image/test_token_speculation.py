@@ -1,5 +1,6 @@
 """Speculation over AR steps: the joint law of all tokens, against closed forms; and what it reports."""
 
+import dataclasses
 from types import SimpleNamespace
 
 import jax
@@ -11,16 +12,19 @@ from laws import FALSE_ALARM, ks_p_value
 from linear_tokens import LinearTokens
 from scipy.stats import chi2, norm
 
+from cspd_jax.coupling import block
+from cspd_jax.diffusion.gaussian import Gaussian
 from cspd_jax.image import rounds, sampler
-from cspd_jax.image.chain.speculation import ChainSpeculation
+from cspd_jax.image.chain.drafters import Prediction
+from cspd_jax.image.chain.speculation import ChainSpeculation, no_counts
 from cspd_jax.image.options import Options
 from cspd_jax.image.order import guidance_scale, random_order, reveal_groups
 from cspd_jax.image.rounds import drafting, paper_criterion, path_criterion
-from cspd_jax.image.rounds import loop as round_loop
-from cspd_jax.image.rounds.paths import log_stds
-from cspd_jax.image.rounds.state import PendingTokens, add_calls, backbone_calls, call_counts, head_calls
-from cspd_jax.image.rounds.verification import drafted_groups
-from cspd_jax.keys import Purpose, purpose_keys, row_keys
+from cspd_jax.image.rounds.groups import round_keys
+from cspd_jax.image.rounds.paths import Begun, PathRequest, draw_paths, laws
+from cspd_jax.image.rounds.state import add_calls, backbone_calls, call_counts, head_calls
+from cspd_jax.image.rounds.verification import accepted_prefix, drafted_groups
+from cspd_jax.keys import Purpose, chain_ends, chain_noise, purpose_keys, row_keys, window_keys
 
 MODEL, IMAGES = LinearTokens(), 4000
 
@@ -34,11 +38,23 @@ def drafted_by(network):
     return None if network is None else rounds.Draft(network)
 
 
-def noise_of(sampler, *, num_iter=6, cfg=1.0, temperature=1.0, images=IMAGES, seed=0, inside=None, **options):
+def noise_of(
+    sampler,
+    *,
+    steps="ddim10",
+    num_iter=6,
+    cfg=1.0,
+    temperature=1.0,
+    images=IMAGES,
+    seed=0,
+    inside=None,
+    **options,
+):
     """The standardised noise of all tokens, [N, L, d]; and what the sampler returned."""
+    model = dataclasses.replace(MODEL, spec=steps)
     how = Options(
         num_iter=num_iter,
-        respacing=MODEL.spec,
+        respacing=steps,
         guided=cfg != 1,
         cfg=cfg,
         temperature=temperature,
@@ -46,15 +62,15 @@ def noise_of(sampler, *, num_iter=6, cfg=1.0, temperature=1.0, images=IMAGES, se
         prefix_buckets=1,
         denoise=inside or "plain",
     )
-    keys = row_keys(jax.random.key(seed), images)
+    keys = row_keys(jax.random.key(0), images)
     labels = jnp.zeros(images, jnp.int32)
     if "draft" in options:
         options["draft"] = drafted_by(options["draft"])
-    found = sampler(MODEL, None, keys, labels, how, **options)
+    found = sampler(model, None, keys, labels, how, **options)
     groups = reveal_groups(MODEL.seq_len, num_iter)
     scales = np.asarray(guidance_scale(groups, cfg, "linear"))
     tokens = in_reveal_order(found.tokens, keys)
-    return MODEL.noise_of(tokens, groups, scales, temperature), found
+    return model.noise_of(tokens, groups, scales, temperature), found
 
 
 def p_value(noise):
@@ -76,16 +92,18 @@ SIGMA_ONE = {"criterion": "paper", "sigma": False}
 
 CASES = {
     "self": {"speculation": ahead(gamma=3)},
-    "self, K = 2, cold": {"speculation": ahead(gamma=3, proposals=2), "temperature": 0.8},
+    "self, cold": {"speculation": ahead(gamma=3), "temperature": 0.8},
     "self, groups": {"speculation": ahead(gamma=2, prefill=0.3), "num_iter": 3},
-    "self, guided": {"speculation": ahead(gamma=8), "cfg": 1.5},
+    "self, guided": {"speculation": ahead(gamma=3), "cfg": 1.5},
+    "self, few steps": {"speculation": ahead(gamma=1), "cfg": 1.5, "steps": "ddim2"},
+    "self, far ahead": {"speculation": ahead(gamma=8), "cfg": 1.5},
     "self, adaptive": {"speculation": ahead(gamma=4, draft_cost=0.2)},
     "self, both levels": {
-        "speculation": ahead(gamma=3, proposals=4),
+        "speculation": ahead(gamma=3),
         "inside": ChainSpeculation((4,)),
         "images": 400,
     },
-    "model, K = 1": {"speculation": ahead(gamma=3, proposals=1), "draft": NEAR},
+    "model": {"speculation": ahead(gamma=3), "draft": NEAR},
     "model, bad, groups, guided": {
         "speculation": ahead(gamma=2, prefill=0.3),
         "draft": FAR,
@@ -93,7 +111,7 @@ CASES = {
         "cfg": 1.5,
     },
     "model, adaptive, both levels": {
-        "speculation": ahead(gamma=3, proposals=4, draft_cost=0.3),
+        "speculation": ahead(gamma=3, draft_cost=0.3),
         "draft": NEAR,
         "inside": ChainSpeculation((4,)),
         "images": 400,
@@ -105,12 +123,19 @@ CASES = {
         "num_iter": 3,
         "cfg": 1.5,
     },
+    "paper, Sigma = 1, both levels": {
+        "speculation": ahead(gamma=3, **SIGMA_ONE),
+        "draft": NEAR,
+        "inside": ChainSpeculation((4,)),
+    },
 }
 
 
 SLOW = (
     "self, both levels",
-    "self, guided",
+    "self, far ahead",
+    "self, cold",
+    "paper, Sigma = 1, both levels",
     "model, adaptive, both levels",
     "paper, Sigma = 1, groups, guided, own noise",
     "self",
@@ -131,9 +156,8 @@ def test_joint_law(options):
     assert p_value(noise) > FALSE_ALARM
     counts = found.counts
     assert counts.truncated == 0
-    if getattr(
-        options["speculation"].criterion, "align", True
-    ):  # without, the last transition alone is too narrow for drafts to pass
+    if options.get("inside") is None and getattr(options["speculation"].criterion, "align", True):
+        # of chains without shared noise the last transitions are too narrow for drafts to pass
         assert len(np.unique(counts.rounds)) > 1
         assert 0.05 < counts.accepted.sum() / counts.tested.sum() < 0.97
     assert np.asarray(found.accepted).sum() == counts.accepted.sum()
@@ -166,100 +190,323 @@ def is_refuted(**options):
     return p_value(noise) <= FALSE_ALARM
 
 
+VERIFY = block.verify_gaussian_block
+
+
+def verified(change):
+    """`verify_gaussian_block` with other arguments p, q, or another result."""
+
+    def patch(monkeypatch):
+        monkeypatch.setattr(path_criterion, "verify_gaussian_block", change)
+
+    return patch
+
+
+def one_more(key, p, q, drafts, valid):
+    found, last = VERIFY(key, p, q, drafts, valid), len(drafts) - 1
+    return found._replace(
+        value=jnp.where(found.kept <= last, drafts[jnp.minimum(found.kept, last)], found.value)
+    )
+
+
+def begun_anew(key, p, q, drafts, valid, steps=10):
+    """pi is 1 again at each token, but the residual is that of one block."""
+    log_pi = block.prefix_log_pi
+
+    def by_token(ratios):
+        of_tokens = jax.vmap(log_pi)(ratios.reshape(-1, steps))
+        return jnp.append(of_tokens[:, :-1].reshape(-1), of_tokens[-1, -1])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(block, "prefix_log_pi", by_token)
+        return VERIFY(key, p, q, drafts, valid)
+
+
+def single_residual(monkeypatch):
+    right = block._trials
+    monkeypatch.setattr(block, "_trials", lambda *a: right(*a[:-1], jnp.zeros_like(a[-1])))
+
+
+def the_drafts_context(monkeypatch):
+    """The token in which the block ended goes on in the context that shows its dropped draft."""
+    right = path_criterion.completion
+
+    def completion(inputs, state, drafted, ended, keys):
+        shown = jnp.minimum(ended.prefix.n + jnp.any(ended.inside, axis=1), inputs.speculation.gamma)
+        z = drafted.z[jnp.arange(inputs.images), shown, :1]
+        return right(inputs, state, drafted, ended, keys)._replace(z=z)
+
+    monkeypatch.setattr(path_criterion, "completion", completion)
+
+
+def unguided_q(monkeypatch):
+    right = path_criterion.draw_paths
+
+    def draw_paths(inputs, bound, request):
+        paths, *counts = right(inputs, bound, request)
+        unguided, _ = laws(inputs, bound, paths.states, request.z, jnp.ones_like(request.scale))
+        return paths._replace(laws=unguided), *counts
+
+    monkeypatch.setattr(path_criterion, "draw_paths", draw_paths)
+
+
+def reused(purpose):
+    """Random numbers of this purpose are the same in every round."""
+
+    def patch(monkeypatch):
+        right = path_criterion.round_keys
+        monkeypatch.setattr(
+            path_criterion,
+            "round_keys",
+            lambda inputs, group, of: right(inputs, group * (of != purpose), of),
+        )
+
+    return patch
+
+
 WRONG = {
-    "everything accepted": (path_criterion, "log_acceptance_of_ratio", jnp.zeros_like),
-    "p and q swapped": (path_criterion, "log_acceptance_of_ratio", lambda r: jnp.minimum(-r, 0.0)),
-    "a fresh draw in place of the residual": (path_criterion, "log_residual_acceptance", jnp.zeros_like),
-    "the draft's noise in the residual": (
-        path_criterion,
-        "_proposal_keys",
-        lambda inputs, assignment, undrafted: inputs.keys[assignment.image],
-    ),
+    "everything kept": verified(lambda key, p, q, drafts, valid: VERIFY(key, q, q, drafts, valid)),
+    "p and q swapped": verified(lambda key, p, q, drafts, valid: VERIFY(key, q, p, drafts, valid)),
+    "the prefix one too long": verified(one_more),
+    "pi begun anew at each token": verified(begun_anew),
+    "the residual of the single transition": single_residual,
+    "continued in the draft's context": the_drafts_context,
+    "q without its guidance scale": unguided_q,
+    "noise used again after a drop": reused(Purpose.PASS),
+    "coins used again after a drop": reused(Purpose.TEST),
 }
-
-
-def pending_with_the_newest_q(**fields):
-    return PendingTokens(**{**fields, "q_z": fields["z"], "q_scale": fields["scale"]})
-
-
-WRONG["q at the newest z in the residual"] = (path_criterion, "PendingTokens", pending_with_the_newest_q)
-
-
-SLOW_CONTROLS = (
-    "everything accepted",
-    "p and q swapped",
-    "the draft's noise in the residual",
-    "q at the newest z in the residual",
-)
+QUICK_CONTROLS = ("the residual of the single transition", "coins used again after a drop")
+FEW_STEPS = {"speculation": ahead(gamma=1), "steps": "ddim2"}
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW_CONTROLS)) for n in WRONG]
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n not in QUICK_CONTROLS)) for n in WRONG]
 )
 def test_negative_controls(name, monkeypatch):
-    monkeypatch.setattr(*WRONG[name])
-    assert is_refuted(speculation=ahead(gamma=3, max_resamples=64))
+    WRONG[name](monkeypatch)
+    assert is_refuted(cfg=1.5, **(FEW_STEPS if "coins" in name else {"speculation": ahead(gamma=3)}))
 
 
-WRONG_WITH_A_DRAFT = {
-    "path: everything accepted": (path_criterion, "log_acceptance_of_ratio", {}),
-    "path: a fresh draw in place of the residual": (path_criterion, "log_residual_acceptance", {}),
-    "paper: everything accepted": (paper_criterion, "log_acceptance_of_ratio", SIGMA_ONE),
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["everything kept", "the prefix one too long"])
+def test_negative_controls_with_a_draft(name, monkeypatch):
+    WRONG[name](monkeypatch)
+    assert is_refuted(speculation=ahead(gamma=3), draft=NEAR)
+
+
+@pytest.mark.slow
+def test_everything_accepted_by_the_papers_test_is_refuted(monkeypatch):
+    """Its residual is tested with the couplings: it is of the last transition, a small part of a token."""
+    monkeypatch.setattr(paper_criterion, "log_acceptance_of_ratio", jnp.zeros_like)
+    assert is_refuted(speculation=ahead(gamma=3, **SIGMA_ONE), draft=NEAR)
+
+
+def test_nothing_random_is_used_twice():
+    """What rounds that began at other groups draw, and what they draw it for, have keys of their own."""
+    inputs = SimpleNamespace(keys=row_keys(jax.random.key(3), 4))
+    state = lambda group: SimpleNamespace(group=jnp.full(4, group))
+    ways = [lambda state, of=of: round_keys(inputs, state.group, of) for of in (Purpose.PASS, Purpose.TEST)]
+    ways += [lambda state: rounds.PathCriterion().draft_keys(inputs, state)]
+    keys = np.concatenate([jax.random.key_data(way(state(group))) for way in ways for group in range(6)])
+    assert len(np.unique(keys, axis=0)) == 4 * 6 * len(ways)
+
+
+# Group 1 of 2 tokens and group 2 of 3, each token of 5 steps; in a block every group has room for 3 tokens.
+# (groups drafted, group in work, transitions kept of 30)
+ENDINGS = {
+    "in the first step": (2, 1, 0),
+    "at the end of a token": (2, 1, 4),
+    "at the beginning of a token": (2, 1, 5),
+    "in a token": (2, 1, 7),
+    "in the next group": (2, 1, 15),
+    "in the last token": (2, 1, 28),
+    "nowhere": (2, 1, 30),
+    "nowhere, of one group": (1, 1, 30),
+    "there is none": (0, 1, 30),
+    "at the last group": (2, 2, 12),
+    "behind the last group": (2, 2, 30),
+    "complete": (2, 3, 30),
+    "in the prefill": (2, 0, 30),
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", WRONG_WITH_A_DRAFT)
-def test_negative_controls_with_a_draft(name, monkeypatch):
-    """The same errors with another model's drafts. The paper's residual is tested with the couplings: it
-    is of the last transition, a small part of a token's noise."""
-    module, function, criterion = WRONG_WITH_A_DRAFT[name]
-    monkeypatch.setattr(module, function, jnp.zeros_like)
-    assert is_refuted(speculation=ahead(gamma=3, **criterion), draft=NEAR)
+def rounds_of(endings):
+    """Images whose blocks end there: the laws of their drafts say where."""
+    how = Options(num_iter=3, respacing="ddim5", guided=True, cfg=1.5, final_noise=True)
+    model, many = dataclasses.replace(MODEL, spec="ddim5"), len(endings)
+    arguments = model, None, row_keys(jax.random.key(3), many), jnp.zeros(many, jnp.int32), how
+    inputs, state = rounds.begin(*arguments, speculation=ahead(gamma=2, prefill=0.1))
+    drafted, group, kept = jnp.array(endings, jnp.int32).T
+    normal = lambda i, like: jax.random.normal(jax.random.key(i), like.shape)
+    law = state.drafts.laws
+    told = jnp.broadcast_to(kept[:, None, None, None, None], law.mean.shape).astype(law.mean.dtype)
+    drafts = rounds.Paths(normal(0, state.drafts.states), law._replace(log_var=told))
+    tokens = normal(1, state.tokens)
+    return inputs, state._replace(tokens=tokens, group=group, num_drafts=drafted, drafts=drafts)
+
+
+def as_the_laws_say(key, p, q, drafts, valid):
+    """Ends where it is told to; the state there is 7 more than the draft, and its key is said as well."""
+    kept = q.log_var[0, 0].astype(jnp.int32)
+    value = drafts[jnp.minimum(kept, len(drafts) - 1)] + 7
+    trips = jnp.stack([jnp.sum(valid), *jax.random.key_data(key).astype(jnp.int32)])
+    return block.VerifiedPath(kept, value, trips, jnp.bool_(True))
+
+
+def test_what_a_round_keeps_and_what_it_draws(monkeypatch):
+    """Wherever its block ends: whole tokens stay, that one goes on in the context it was verified in, those
+    after it begin anew, and drafts of the next groups come from the newest context."""
+    right, seen = {name: getattr(path_criterion, name) for name in ("drafted_groups", "verify_block")}, {}
+
+    def contexts_apart(*arguments):
+        drafted, calls = right["drafted_groups"](*arguments)
+        seen["z"] = jax.random.normal(jax.random.key(4), drafted.z.shape)
+        return drafted._replace(z=seen["z"]), calls
+
+    def noted(*arguments):
+        seen["ended"], calls = right["verify_block"](*arguments)
+        return seen["ended"], calls
+
+    def drawn(inputs, bound, request):
+        seen["request"] = request
+        shape = (*request.positions.shape, 6, 2)
+        paths = rounds.Paths(jnp.full(shape, 100.0), Gaussian(*jnp.zeros((2, *shape[:-2], 5, 2))))
+        return paths, call_counts(), None
+
+    for name, other in {"drafted_groups": contexts_apart, "verify_block": noted, "draw_paths": drawn}.items():
+        monkeypatch.setattr(path_criterion, name, other)
+    monkeypatch.setattr(path_criterion, "verify_gaussian_block", as_the_laws_say)
+
+    @jax.jit
+    def run():
+        inputs, state = rounds_of(list(ENDINGS.values()))
+        after, info = path_criterion.PathCriterion().verify(inputs, state)
+        request, block = seen["request"], seen["ended"].block
+        keys = [round_keys(inputs, state.group, of) for of in (Purpose.PASS, Purpose.PASS, Purpose.TEST)]
+        data = jax.tree.map(jax.random.key_data, [request.keys, request.window_keys, *keys])
+        request = request._replace(keys=None, window_keys=None)
+        return state, after, info.truncated, request, block.trips, seen["z"], data
+
+    state, after, truncated, request, trips, z, data = jax.device_get(run())
+    np.testing.assert_array_equal([*data[:2], trips[:, 1:]], [*data[2:4], data[4].astype(np.int32)])
+    starts, sizes, inside = [0, 1, 3, 6], [1, 2, 3, 0, 0], 0
+    for image, (drafted, group, kept) in enumerate(ENDINGS.values()):
+        there = [group > 0 and j < drafted and i < sizes[group + j] for j in range(2) for i in range(3)]
+        assert trips[image, 0] == 5 * sum(there)
+        whole = [place for place in range(6) if there[place] and 5 * place + 5 <= kept]
+        n = kept // 15 if kept < 30 else len({place // 3 for place in whole})
+        expected = np.array(state.tokens[image])
+        for place in whole:
+            expected[starts[group + place // 3] + place % 3] = state.drafts.states[
+                image, place // 3, place % 3, 0
+            ]
+        now = min(group + n, 3)
+        first = kept // 5 % 3 if kept < 30 else 0
+        wanted = np.zeros((3, 3), bool)
+        wanted[0] = (np.arange(3) < sizes[now]) & (np.arange(3) >= first)
+        for ahead_of in (1, 2):
+            wanted[ahead_of] = np.arange(3) < sizes[min(now + ahead_of, 4)]
+        np.testing.assert_array_equal(request.wanted[image], wanted)
+        if now < 3:
+            shown = bool(n < 2 and there[3 * n])
+            np.testing.assert_array_equal(request.z[image, 0], z[image, n, 0])
+            newest = z[image, n + shown]
+            np.testing.assert_array_equal(request.z[image, 1:], newest[1 - shown : 3 - shown])
+            expected[starts[now] + np.flatnonzero(wanted[0])] = 100.0
+        left = np.where(np.arange(3) < first, 0, 5)
+        if kept < 30:
+            inside += 1
+            step = 4 - kept % 5
+            left[first] = step
+            path = state.drafts.states[image, n, first]
+            np.testing.assert_array_equal(request.begun.x[image, 0, first], path[step] + 7)
+        np.testing.assert_array_equal(request.begun.left[image], [left, [5] * 3, [5] * 3])
+        np.testing.assert_array_equal(after.tokens[image], expected)
+        assert after.group[image] == min(now + 1, 3)
+        assert after.tested[image].sum() == len(whole) + (kept < 30)
+        assert after.accepted[image].sum() == len(whole)
+    assert truncated == inside
+
+
+def test_recorded_laws_are_those_drawn_from():
+    """Guided, at a temperature, noise in the last step. Tokens that are on their way go on from there."""
+    how = Options(num_iter=6, respacing=MODEL.spec, guided=True, cfg=1.5, final_noise=True, temperature=0.8)
+    arguments = MODEL, None, row_keys(jax.random.key(3), 4), jnp.zeros(4, jnp.int32), how
+    left = jnp.array([10, 10, 7, 1])
+
+    @jax.jit
+    def run():
+        inputs, _ = rounds.begin(*arguments, speculation=ahead(gamma=2))
+        normal = lambda i, *shape: jax.random.normal(jax.random.key(i), shape)
+        z, scale = normal(0, 4, 1, 1, 2, 2), jnp.full((4, 1, 1), 1.5)
+        x, nothing = normal(1, 4, 1, 1, 2), jnp.zeros((4, 1, 1, 2))
+        begun = Begun(left[:, None, None], x, Prediction(nothing, nothing))
+        places, keys = jnp.full((4, 1, 1), 3), row_keys(jax.random.key(4), 4)
+        request = PathRequest(keys, keys, places, z, scale, jnp.ones((4, 1, 1), bool), begun)
+        paths, *_ = draw_paths(inputs, inputs.target, request)
+        found, _ = laws(inputs, inputs.target, paths.states, z, scale)
+        return jax.tree.map(lambda a: a[:, 0, 0], (paths, found, x)), chain_noise(keys, places[:, 0], 10, 2)[
+            :, :, 0
+        ]
+
+    (paths, found, x), noise = jax.device_get(run())
+    for image, until in enumerate(left):
+        for one, other in zip(paths.laws, found):
+            np.testing.assert_allclose(one[image, :until], other[image, :until], rtol=1e-4, atol=1e-5)
+        np.testing.assert_array_equal(
+            paths.states[image, until], noise[10, image] if until == 10 else x[image]
+        )
+        mean, log_var = (a[image, :until] for a in paths.laws)
+        drawn = mean + np.exp(0.5 * log_var) * noise[:until, image]
+        np.testing.assert_allclose(paths.states[image, :until], drawn, rtol=1e-4, atol=1e-5)
+    *_, variances = MODEL.head().transitions(temperature=0.8)
+    expected = np.broadcast_to(np.log(np.asarray(variances))[:, None], (10, 2))
+    np.testing.assert_allclose(paths.laws.log_var[0], expected, atol=1e-3)
+
+
+def test_every_position_has_keys_of_its_own():
+    """In speculated chains: x_T, and what comes after it."""
+    positions = jnp.arange(24).reshape(1, 4, 6) + jnp.zeros((3, 1, 1), jnp.int32)
+    keys = row_keys(jax.random.key(5), 3)
+    windows = np.asarray(jax.random.key_data(window_keys(keys, positions))).reshape(-1, 2)
+    assert len(np.unique(windows, axis=0)) == 3 * 24
+    assert len(np.unique(np.asarray(chain_ends(keys, positions, 2)).reshape(-1, 2), axis=0)) == 3 * 24
 
 
 @pytest.mark.slow
-def test_drafts_kept_behind_a_rejection_are_refuted(monkeypatch):
-    """What passed behind a rejected token is taken as it is, though it was tested behind the rejected one."""
+def test_dropped_drafts_may_decide_how_many_come_next(monkeypatch):
+    """Nothing random is used twice, so whatever is known may."""
 
-    def note_all(inputs, drafted, passed):
-        return accepted_prefix(inputs, drafted, passed)._replace(kept=drafted.to_test & passed)
-
-    def skip_what_is_noted(inputs, state, proposals, assignment):
-        before = state.group
-        state, info = resample(inputs, state, proposals, assignment)
-        group = jnp.minimum(state.group, inputs.groups)
+    def adapt(inputs, state):
+        group = jnp.minimum(state.group + 2, inputs.groups)
         place = jnp.minimum(inputs.start[group], inputs.length - 1)[:, None]
-        noted = jnp.take_along_axis(state.accepted, place, 1)[:, 0]
-        skip = (state.group > before) & (state.group < inputs.groups) & noted
-        return state._replace(group=state.group + skip), info
+        tested, kept = (jnp.take_along_axis(a, place, 1)[:, 0] for a in (state.tested, state.accepted))
+        return state._replace(num_drafts=jnp.where(tested & ~kept, 1, inputs.speculation.gamma))
 
-    accepted_prefix, resample = path_criterion.accepted_prefix, path_criterion.resample_step
-    monkeypatch.setattr(path_criterion, "accepted_prefix", note_all)
-    monkeypatch.setattr(path_criterion, "resample_step", skip_what_is_noted)
-    assert is_refuted(speculation=ahead(gamma=3), draft=LinearTokens(offset=0.8))
+    def note_all(inputs, state, drafted, prefix):
+        return right(inputs, state, drafted, prefix._replace(tested=drafted.to_test))
+
+    right = path_criterion.accept
+    monkeypatch.setattr(path_criterion, "accept", note_all)
+    monkeypatch.setattr(path_criterion, "choose_num_drafts", adapt)
+    assert not is_refuted(speculation=ahead(gamma=4))
 
 
-@pytest.mark.parametrize(
-    "criterion, draft",
-    [({"max_resamples": 1}, None), ({**SIGMA_ONE, "max_resamples": 1}, NEAR)],
-    ids=["self", "paper"],
-)
-def test_a_limit_of_tries_is_counted(criterion, draft):
-    options = ahead(gamma=3, proposals=1, **criterion)
-    _, found = noise_of(rounds.sample, speculation=options, draft=draft, images=100)
+def test_a_limit_of_tries_is_counted():
+    options = ahead(gamma=3, proposals=1, max_resamples=1, **SIGMA_ONE)
+    _, found = noise_of(rounds.sample, speculation=options, draft=NEAR, images=100)
     assert 0 < found.counts.truncated <= found.counts.tested.sum() - found.counts.accepted.sum()
 
 
 @pytest.mark.parametrize("draft", [None, pytest.param(NEAR, marks=pytest.mark.slow)])
 def test_an_image_that_diverges_stops_nobody(draft):
-    """Its tokens are given up at once, not after 65536 tries."""
+    """What is not a number is given up at once, and counted."""
     how = Options(num_iter=6, respacing=MODEL.spec, final_noise=True)
     keys, labels = row_keys(jax.random.key(3), 2), jnp.zeros(2, jnp.int32)
     options = {"speculation": ahead(gamma=3), "draft": drafted_by(draft)}
     found = rounds.sample(LinearTokens(pull=1e38), None, keys, labels, how, **options)
     assert not np.isfinite(found.tokens).all() and found.counts.truncated > 0
-    assert np.all(found.counts.rounds <= 2 * MODEL.seq_len)
+    assert np.all(found.counts.rounds <= MODEL.seq_len)
 
 
 LOSSY = {  # the paper's Sigma is lossy too, but here too little to be seen: close drafts alone are accepted
@@ -274,31 +521,12 @@ def test_lossy_modes_are_told_apart(name):
     assert is_refuted(speculation=LOSSY[name], draft=NEAR)
 
 
-@pytest.mark.slow
-def test_adaptation_from_dropped_tests_is_refuted(monkeypatch):
-    """Every test is noted, dropped or not, and a group whose dropped test failed is left to the target."""
-
-    def note_all(inputs, drafted, passed):
-        prefix = right(inputs, drafted, passed)
-        return prefix._replace(tested=drafted.to_test, kept=drafted.to_test & passed)
-
-    def adapt(inputs, state):
-        group = jnp.minimum(state.group + 2, inputs.groups)
-        place = jnp.minimum(inputs.start[group], inputs.length - 1)[:, None]
-        tested, passed = (jnp.take_along_axis(a, place, 1)[:, 0] for a in (state.tested, state.accepted))
-        return state._replace(num_drafts=jnp.where(tested & ~passed, 1, inputs.speculation.gamma))
-
-    right = path_criterion.accepted_prefix
-    monkeypatch.setattr(path_criterion, "accepted_prefix", note_all)
-    monkeypatch.setattr(round_loop, "choose_num_drafts", adapt)
-    assert is_refuted(speculation=ahead(gamma=4))
-
-
 def test_an_image_drafts_by_its_own_acceptance():
     """8 of 10 to begin with, then its own counts; the two tokens of a group pass together."""
     tested = np.arange(6) < np.array([[0], [6], [6]])
     accepted = tested & [[False], [True], [False]]
-    state = SimpleNamespace(tested=tested, accepted=accepted, _replace=lambda num_drafts: num_drafts)
+    state = SimpleNamespace(tested=tested, accepted=accepted, num_drafts=np.zeros(3, np.int32))
+    state._replace = lambda num_drafts: num_drafts
     inputs = SimpleNamespace(speculation=ahead(gamma=8, draft_cost=0.1), length=6, groups=3)
     rates = np.array([8 / 10, 14 / 16, 8 / 16]) ** 2
     speedup = lambda gamma, a: (1 - a ** (gamma + 1)) / (1 - a) / (1 + 0.1 * gamma)
@@ -306,7 +534,20 @@ def test_an_image_drafts_by_its_own_acceptance():
     assert len(set(best)) == 3
     np.testing.assert_array_equal(drafting.choose_num_drafts(inputs, state), best)
     inputs.speculation = ahead(gamma=8)
-    assert drafting.choose_num_drafts(inputs, state) is state
+    np.testing.assert_array_equal(drafting.choose_num_drafts(inputs, state), 8)
+
+
+def test_groups_are_accepted_up_to_the_first_rejection():
+    """Three groups of two tokens, the last of one image with one, another image with two groups."""
+    passed = np.array([[[1, 1], [0, 1], [1, 1]], [[1, 1], [1, 1], [1, 0]], [[1, 1], [1, 1], [1, 1]]], bool)
+    to_test = np.ones_like(passed)
+    to_test[1, 2, 1] = to_test[2, 2] = False
+    inputs = SimpleNamespace(speculation=ahead(gamma=3))
+    prefix = accepted_prefix(inputs, SimpleNamespace(to_test=jnp.array(to_test)), jnp.array(passed))
+    np.testing.assert_array_equal(prefix.n, [1, 3, 2])
+    to_test[0, 2] = False  # behind the rejection
+    np.testing.assert_array_equal(prefix.tested, to_test)
+    np.testing.assert_array_equal(prefix.kept, prefix.tested & passed)
 
 
 def test_sigma_of_the_paper():
@@ -320,22 +561,43 @@ def test_sigma_of_the_paper():
     )
 
     @jax.jit
-    def log_sigmas(inputs, state):
-        path, criterion = state.drafts, paper.criterion
-        of_p, of_q = (
-            log_stds(inputs, bound, path.states, path.z, path.scale)[0]
-            for bound in (inputs.target, inputs.draft)
-        )
+    def log_sigma(inputs, state):
         drafted, _ = drafted_groups(inputs, state, lookahead=1)
-        own, _ = paper_criterion.aligned_chains(criterion, inputs, drafted)
-        test, _ = paper_criterion.judge_last_transitions(criterion, inputs, path, drafted, own)
-        return of_q - of_p, test.log_sigma
+        own, _ = paper_criterion.aligned_chains(paper.criterion, inputs, drafted)
+        state, _ = drafting.draft_step(inputs, state)
+        return paper_criterion.judge_last_transitions(paper.criterion, inputs, state.drafts, drafted, own)
 
     c = inputs.target.chains(jnp.zeros((1, 2)), None).c
     lower = 0.5 * 0.2 * (c.log_beta - c.log_posterior)
     expected = -0.5 * MODEL.token_dim * np.sum(np.asarray(lower)[1:])
-    for log_sigma in log_sigmas(inputs, state):
-        np.testing.assert_allclose(log_sigma, np.broadcast_to(expected, log_sigma.shape), rtol=1e-4)
+    found = log_sigma(inputs, state).log_sigma
+    np.testing.assert_allclose(found, np.broadcast_to(expected, found.shape), rtol=1e-4)
+
+
+@pytest.mark.parametrize("align", [True, False])
+def test_draft_and_target_share_noise_only_as_the_paper_does(align, monkeypatch):
+    """x_T and, without speculation along the chains, their noise; nothing of speculated windows."""
+    options = ahead(gamma=2, align=align, **SIGMA_ONE)
+    how = Options(num_iter=6, respacing=MODEL.spec, final_noise=True)
+    arguments = MODEL, None, row_keys(jax.random.key(3), 2), jnp.zeros(2, jnp.int32), how
+    asked = []
+
+    def drawn(inputs, bound, request):
+        asked.append(request)
+        return None, call_counts(), None
+
+    monkeypatch.setattr(paper_criterion, "draw_paths", drawn)
+
+    @jax.jit
+    def run():
+        inputs, state = rounds.begin(*arguments, speculation=options, draft=rounds.Draft(NEAR))
+        paper_criterion.aligned_chains(options.criterion, inputs, drafted_groups(inputs, state, 1)[0])
+        keys = options.criterion.draft_keys(inputs, state), asked[0].keys, asked[0].window_keys
+        return jax.tree.map(jax.random.key_data, keys)
+
+    of_draft, shared, of_windows = jax.device_get(run())
+    assert np.array_equal(shared, of_draft) == align
+    assert not np.array_equal(of_windows, of_draft)
 
 
 @pytest.mark.parametrize("criterion", ["self", "path", "paper"])
@@ -364,15 +626,34 @@ def test_many_rows_are_counted():
     assert (rounds.total_rows(calls.backbone_rows), int(calls.backbone)) == (5 * 2 * (2**29 + 1), 5)
 
 
-@pytest.mark.parametrize("trips, truncated", [(1, True), pytest.param(1024, False, marks=pytest.mark.slow)])
-def test_draws_truncated_in_the_chains_of_a_draft_are_counted(trips, truncated):
-    """Such a draft does not have the law it is tested by; the target's chains have a count of their own."""
-    keys, labels = row_keys(jax.random.key(3), 50), jnp.zeros(50, jnp.int32)
-    inside = ChainSpeculation((4,), proposals=1, max_resamples=trips)
-    how = Options(num_iter=6, respacing=MODEL.spec, final_noise=True, denoise=inside)
-    options = {"speculation": ahead(gamma=2), "draft": rounds.Draft(NEAR)}
+def test_truncated_draws_of_every_draft_are_counted(monkeypatch):
+    """As the slow test below, of chains that say so."""
+    how = Options(num_iter=6, respacing=MODEL.spec, final_noise=True)
+    arguments = MODEL, None, row_keys(jax.random.key(3), 2), jnp.zeros(2, jnp.int32), how
+
+    def drawn(inputs, bound, request):
+        law = jnp.zeros((*request.positions.shape, 10, 2))
+        paths = rounds.Paths(jnp.zeros((*request.positions.shape, 11, 2)), Gaussian(law, law))
+        return paths, call_counts(head=1), no_counts(10)._replace(truncated=jnp.int32(3))
+
+    monkeypatch.setattr(drafting, "draw_paths", drawn)
+
+    @jax.jit
+    def run():
+        inputs, state = rounds.begin(*arguments, speculation=ahead(gamma=2), draft=rounds.Draft(NEAR))
+        return drafting.draft_step(inputs, state)[1]
+
+    assert run().truncated == 2 * 3
+
+
+@pytest.mark.slow
+def test_draws_truncated_in_the_chains_of_a_draft_are_counted():
+    """Such a draft does not have the law it is verified by; the target's chains have a count of their own."""
+    keys, labels = row_keys(jax.random.key(3), 4), jnp.zeros(4, jnp.int32)
+    how = Options(num_iter=6, respacing=MODEL.spec, final_noise=True, denoise=ChainSpeculation((4,)))
+    options = {"speculation": ahead(gamma=2), "draft": rounds.Draft(LinearTokens(pull=1e38))}
     found = rounds.sample(MODEL, None, keys, labels, how, **options)
-    assert (int(found.counts.truncated) > 0) == truncated
+    assert found.counts.truncated > 0 and found.counts.chains.truncated == 0
 
 
 def test_first_windows_end_with_the_chain():

@@ -39,6 +39,9 @@ PLAIN = "tests/image/test_plain.py"
 RELEASED = "tests/image/test_released.py"
 HASHES = "tests/repository/test_token_hashes.py"
 
+COMMITS = f"{CHAIN}::test_what_a_call_commits"
+CHAIN_KEYS = f"{CHAIN}::test_nothing_random_of_a_call_is_used_twice"
+
 CHAINS = _table(
     "cspd_jax/image/chain/speculation.py",
     (CHAIN,),
@@ -46,111 +49,139 @@ CHAINS = _table(
         "chain: the drafter's q without the temperature",
         "q = Gaussian(q.mean, q.log_var + inputs.log_scale)",
         "q = Gaussian(q.mean, q.log_var)",
+        (f"{CHAIN}::test_drafts_are_drawn_from_what_is_reported",),
     ),
     (
         "chain: p without the temperature",
         "p = Gaussian(p.mean, p.log_var + inputs.log_scale)",
         "p = Gaussian(p.mean, p.log_var)",
+        (f"{CHAIN}::test_path_and_its_density",),
     ),
-    ("chain: temperature taken for the variance", "log_scale=2 * jnp.log(", "log_scale=jnp.log("),
     (
-        "chain: the noise of x_T is used again for the first step",
-        "noise = inputs.random.noise[steps, rows]",
-        "noise = inputs.random.noise[jnp.where(steps == len(inputs.c.recip) - 1, steps + 1, steps), rows]",
+        "chain: temperature taken for the variance",
+        "log_scale=2 * jnp.log(",
+        "log_scale=jnp.log(",
+        (f"{CHAIN}::test_drafts_are_drawn_from_what_is_reported",),
+    ),
+    (
+        "chain: noise and coins have the same key",
+        "coins = jax.vmap(jax.random.fold_in, (0, None))(keys, 1)",
+        "coins = jax.vmap(jax.random.fold_in, (0, None))(keys, 0)",
+        (CHAIN_KEYS,),
+    ),
+    (
+        "chain: random numbers of every call are the same",
+        "keys = jax.vmap(jax.random.fold_in)(inputs.keys, chain.left)",
+        "keys = jax.vmap(jax.random.fold_in)(inputs.keys, 0 * chain.left)",
+        (CHAIN_KEYS,),
     ),
     (
         "chain: noise in the last step although it is off",
-        "x = jnp.where(noise_free[:, None], p.mean, x)",
-        "x = x",
+        "to_end = active & ~replaced & (chain.left == end) & (not inputs.final_noise)",
+        "to_end = active & (chain.left < 0)",
+        (COMMITS,),
+    ),
+    (
+        "chain: the last state is the mean although it has noise",
+        "(chain.left == end) & (not inputs.final_noise)",
+        "(chain.left == end)",
+        (COMMITS,),
     ),
     (
         "chain: the last step is tested although it has no noise",
-        "passed |= draft.valid & (draft.steps == 0)",
-        "passed |= draft.valid & (draft.steps < 0)",
+        "tested = draft.valid & (inputs.final_noise | (draft.steps > 0))",
+        "tested = draft.valid & (draft.steps >= 0)",
+        (f"{CHAIN}::test_counts", f"{CHAIN}::test_a_perfect_guess_takes_the_fewest_calls"),
     ),
     (
-        "chain: a rejected step is counted as accepted",
-        "accepted=_count(passed),",
-        "accepted=_count(passed + rejected),",
+        "chain: steps that are left over of a window are tested",
+        "(coins, p, draft.q, draft.after, tested)",
+        "(coins, p, draft.q, draft.after, tested | ~draft.valid)",
+        (f"{CHAIN}::test_counts", f"{CHAIN}::test_a_perfect_guess_takes_the_fewest_calls"),
+    ),
+    (
+        "chain: the state after the kept drafts is counted as accepted",
+        "accepted=_count(jnp.where(active, kept, 0)),",
+        "accepted=_count(jnp.where(active, kept + replaced, 0)),",
+        (COMMITS,),
+    ),
+    (
+        "chain: what is replaced is not counted as tested",
+        "tested=_count(jnp.where(active, kept + replaced, 0)),",
+        "tested=_count(jnp.where(active, kept, 0)),",
+        (COMMITS,),
     ),
     (
         "chain: a truncated draw is not reported",
-        "truncated=_count(truncated),",
-        "truncated=_count(truncated & ~active),",
+        "truncated=_count(replaced & block.truncated),",
+        "truncated=_count(~active & block.truncated),",
+        (COMMITS,),
     ),
     (
         "chain: truncation of rows that needed no draw is reported",
-        "truncated=_count(truncated),",
-        "truncated=_count(rejected),",
+        "truncated=_count(replaced & block.truncated),",
+        "truncated=_count(block.truncated),",
+        (COMMITS,),
     ),
     (
-        "chain: drafts behind a rejection are kept",
-        "n = jnp.min(jnp.where(passed, length, index), axis=0)",
-        "n = jnp.sum(passed, axis=0, dtype=jnp.int32)",
+        "chain: one draft more is kept",
+        "kept = jnp.where(replaced, block.kept, end - to_end)",
+        "kept = jnp.where(replaced, block.kept + 1, end - to_end)",
+        (COMMITS,),
     ),
     (
-        "chain: the uniform of another step",
-        "uniforms = inputs.random.uniforms[draft.steps, rows]",
-        "uniforms = inputs.random.uniforms[jnp.zeros_like(draft.steps), rows]",
-    ),
-    (
-        "chain: one residual key for all steps",
-        "keys = jax.vmap(jax.random.fold_in)(inputs.random.residual, step)",
-        "keys = jax.vmap(jax.random.fold_in)(inputs.random.residual, 0 * step)",
-        (HASHES,),
+        "chain: the draft in place of the residual",
+        "x = _where_row(replaced, block.value.astype(chain.x.dtype), _where_row(",
+        "x = _where_row(replaced, pick(draft.after), _where_row(",
+        (COMMITS,),
     ),
     (
         "chain: finished rows go on",
-        "return jnp.where(of_row(active), jnp.where(of_row(waits), stuck, new), same)",
-        "return jnp.where(of_row(waits), stuck, new)",
+        "jax.tree.map(functools.partial(_where_row, active), moved, chain._replace(path=None))",
+        "moved",
+        (COMMITS,),
     ),
     (
-        "chain: the density of the step that was rejected is left out",
-        "log_p += jnp.where(replaced, log_density(p, x), 0.0)",
-        "log_p += 0.0",
+        "chain: the path keeps the dropped draft",
+        "drafted = drafted.at[last, jnp.arange(rows), : x.shape[-1]].set(x)",
+        "drafted = drafted.at[last, jnp.arange(rows), : x.shape[-1]].add(0)",
+        (COMMITS,),
     ),
     (
-        "chain: a row that waits is tested again",
-        "n = jnp.where(waited, 0, verdict.n)",
-        "n = verdict.n",
+        "chain: the path has drafts that were dropped",
+        "jnp.where((index < taken) & active, draft.steps, len(path))",
+        "jnp.where((index < length) & active, draft.steps, len(path))",
+        (COMMITS,),
     ),
     (
-        "chain: a row that waits forgets what its draft was drawn from",
-        "jnp.where(waited[:, None], a, b), chain.q, pick(draft.q))",
-        "b, chain.q, pick(draft.q))",
-    ),
-    (
-        "chain: a row that waits has the same proposals again",
-        "residual = jax.vmap(draw)(keys, p, q, chain.tries)",
-        "residual = jax.vmap(draw)(keys, p, q, 0 * chain.tries)",
-    ),
-    (
-        "chain: a row that waits keeps the rejected draft as its state",
-        "waiting = moved._replace(x=pick(draft.before), tries=chain.tries + 1)",
-        "waiting = moved._replace(tries=chain.tries + 1)",
-    ),
-    (
-        "chain: a test is counted again for every trip",
-        "tested=_count(passed + (rejected & ~waited)),",
-        "tested=_count(passed + rejected),",
-    ),
-    (
-        "chain: the path keeps the rejected draft",
-        "states = jnp.where((index == last)[..., None], x, draft.after)",
-        "states = draft.after",
+        "chain: the guess is that of the drafter, not the head's",
+        "inputs.drafter.advance(step, pick(verdict.predicted), pick(draft.before), x - p.mean)",
+        "inputs.drafter.advance(step, chain.guess, pick(draft.before), x - p.mean)",
+        (COMMITS,),
     ),
     (
         "chain: the guess is advanced by the draft's deviation of the wrong sign",
         "x - p.mean)\n    here",
         "p.mean - x)\n    here",
-        (CHAIN, HASHES),
+        (COMMITS,),
     ),
-    ("chain: unwanted rows are run", "left = jnp.where(active, left, 0)", "left = left"),
+    (
+        "chain: rows of the head without those that a drafter asks for",
+        "rows=jnp.int32(verdict.states * rows * inputs.halves),",
+        "rows=jnp.int32(length * rows * inputs.halves),",
+        (COMMITS,),
+    ),
+    (
+        "chain: unwanted rows are run",
+        "left = jnp.where(active, left, 0)",
+        "left = left",
+        (f"{CHAIN}::test_inactive_rows_cost_no_call",),
+    ),
     (
         "chain: the first draft lengths hold for one call less",
         "(carry[1].calls < until)",
         "(carry[1].calls < until - 1)",
-        (CHAIN, TOKENS),
+        (f"{CHAIN}::test_a_perfect_guess_takes_the_fewest_calls",),
     ),
 )
 
@@ -164,30 +195,146 @@ HEADS = _table(
     ),
 )
 
+GAUSSIAN_BLOCK = "tests/coupling/test_coupling_gaussian_block.py"
+
 BLOCKS = _table(
     "cspd_jax/coupling/block.py",
-    ("tests/coupling/test_coupling_gaussian_block.py",),
+    (GAUSSIAN_BLOCK,),
     (
         "block of Gaussians: pi is not limited to 1",
-        "log_pi = log_acceptance_of_ratio(log_pi + ratio)",
-        "log_pi = log_pi + ratio",
+        "return sums - jax.lax.cummax(sums)",
+        "return sums",
     ),
     (
-        "block of Gaussians: a coin forgets pi",
+        "block of Gaussians: pi is limited once, at its end",
+        "return sums - jax.lax.cummax(sums)",
+        "return jnp.minimum(sums, 0)",
+    ),
+    (
+        "block of Gaussians: pi begins anew with each transition",
+        "sums = jnp.concatenate([jnp.zeros_like(ratios[:1]), jnp.cumsum(ratios)])",
+        "sums = jnp.concatenate([jnp.zeros_like(ratios[:1]), ratios])",
+    ),
+    (
+        "block of Gaussians: drafts behind what is no number are kept",
+        "jnp.where(jnp.isnan(log_ratios), -_HUGE,",
+        "jnp.where(jnp.isnan(log_ratios), 0,",
+    ),
+    (
+        "block of Gaussians: the residual of the single transition",
         "log_accept(bound, z, log_ratio(p, q, x) + log_pi)",
         "log_accept(bound, z, log_ratio(p, q, x))",
     ),
     (
         "block of Gaussians: proposing weighs as if pi were 1",
-        "weight = jnp.minimum(bound.mean, 1.0) * jnp.exp(log_pi)",
-        "weight = jnp.minimum(bound.mean, 1.0)",
+        "proposing, tails = weight * jnp.exp(log_pi), -jnp.expm1(log_pi)",
+        "proposing, tails = weight, -jnp.expm1(log_pi)",
+    ),
+    (
+        "block of Gaussians: a proposal's bound may weigh more than 1",
+        "weights = jnp.where(finite, jnp.minimum(bound.mean, 1), 1)",
+        "weights = jnp.where(finite, bound.mean, 1)",
     ),
     (
         "block of Gaussians: the first coin that falls heads, not the last",
-        "kept = jnp.max(jnp.where(coins.fallen == _HEADS, index, 0))",
-        "kept = jnp.argmax(coins.fallen == _HEADS)",
+        "best = jnp.argmax(jnp.where(side == _HEADS, at, -1))",
+        "best = jnp.argmin(jnp.where((side == _HEADS) & (at >= 0), at, most))",
+    ),
+    (
+        "block of Gaussians: the value of an earlier coin is taken",
+        "better = heads > coins.last\n        return _Coins(\n            coins.open & ~fallen"
+        " & (index > heads),",
+        "better = heads >= 0\n        return _Coins(\n            coins.open & ~fallen,",
+    ),
+    (
+        "block of Gaussians: an undecided coin has fallen",
+        "fallen = jnp.zeros(most, bool).at[jnp.where(side != _UNDECIDED, at, most)]",
+        "fallen = jnp.zeros(most, bool).at[jnp.where(at >= 0, at, most)]",
+    ),
+    (
+        "block of Gaussians: every trip has the same random numbers",
+        "jax.random.bits(jax.random.fold_in(key_trials, coins.trips), shape, jnp.uint32)",
+        "jax.random.bits(jax.random.fold_in(key_trials, 0), shape, jnp.uint32)",
+        (f"{GAUSSIAN_BLOCK}::test_the_coin_of_a_prefix",),
+    ),
+    (
+        "block of Gaussians: the last proposal, not the one that decides",
+        "return side[first], x[first]",
+        "return side[first], x[-1]",
+    ),
+    (
+        "block of Gaussians: the end coin always falls heads",
+        "all_kept = accepts(u[-1], log_pi[-1])",
+        "all_kept = accepts(u[-1], 0 * log_pi[-1])",
+    ),
+    (
+        "block of Gaussians: the end coin never falls heads",
+        "all_kept = accepts(u[-1], log_pi[-1])",
+        "all_kept = u[-1] < 0",
+    ),
+    (
+        "block of Gaussians: the end coin has the number of another",
+        "all_kept = accepts(u[-1], log_pi[-1])",
+        "all_kept = accepts(u[-2], log_pi[-1])",
+    ),
+    (
+        "block of Gaussians: drafts that are not there are tested",
+        "begun = valid & ~all_kept &",
+        "begun = ~all_kept &",
+    ),
+    (
+        "block of Gaussians: ratios of drafts that are not there count",
+        "prefix_log_pi(jnp.where(valid, log_ratio(p, q, drafts), 0))",
+        "prefix_log_pi(log_ratio(p, q, drafts))",
+    ),
+    (
+        "block of Gaussians: what is given up is not reported",
+        "jnp.where(better, given_up[best] | ~finite[row[best]], coins.truncated),",
+        "coins.truncated,",
+    ),
+    (
+        "block of Gaussians: the first coin is tried in place of one that there is not",
+        "side = jnp.where(at >= 0, jnp.where(given_up, _HEADS, side), _UNDECIDED)",
+        "side = jnp.where(given_up, _HEADS, side)",
+        (f"{GAUSSIAN_BLOCK}::test_a_coin_is_tossed_until_it_falls",),
     ),
 )
+BLOCKS += [
+    Mutant(
+        name,
+        "cspd_jax/coupling/block.py",
+        old,
+        new,
+        (GAUSSIAN_BLOCK,),
+        why_it_survives=why,
+    )
+    for name, old, new, why in (
+        (
+            "block of Gaussians: coins before one that fell heads go on",
+            "coins.open & ~fallen & (index > heads),",
+            "coins.open & ~fallen,",
+            "only trips: what they say is not better",
+        ),
+        (
+            "block of Gaussians: an earlier coin that falls heads is better",
+            "better = heads > coins.last",
+            "better = heads >= 0",
+            "earlier coins are no longer open",
+        ),
+        (
+            "block of Gaussians: coins from the first forwards",
+            "behind = jnp.cumsum(open[::-1])[::-1] - open",
+            "behind = jnp.cumsum(open) - open",
+            "only trips: the last that falls heads is found all the same",
+        ),
+        (
+            "block of Gaussians: the last trial, not the first that decides",
+            "first = jnp.where(jnp.any(decided), jnp.argmax(decided), len(bits) - 1)",
+            "first = len(bits) - 1",
+            "only trips: one trial is as good as another",
+        ),
+    )
+]
 
 DRAFTERS = _table(
     "cspd_jax/image/chain/drafters.py",
@@ -205,8 +352,9 @@ DRAFTERS = _table(
     ),
     (
         "chain drafter: x_0-hat is not limited in a window",
-        "u = at.mean_x0 * self._limited(x0) + deviation",
-        "u = at.mean_x0 * x0 + deviation",
+        "u = at_steps(c, steps).mean_x0 * self._limited(x0) + deviation",
+        "u = at_steps(c, steps).mean_x0 * x0 + deviation",
+        (f"{CHAIN}::test_drafts_are_drawn_from_what_is_reported",),
     ),
     (
         "chain drafter: a window's q without the temperature",
@@ -215,8 +363,9 @@ DRAFTERS = _table(
     ),
     (
         "chain drafter: a window's x_0-hat moves with its own deviation",
-        "x0 = guess.x0 + _sum_before((gain[..., None] + gain_f[..., None] * f) * deviation)",
-        "x0 = guess.x0 + jnp.cumsum((gain[..., None] + gain_f[..., None] * f) * deviation, axis=0)",
+        "self.states(c, steps, x, guess.x0 + sum_before(moves), deviation)",
+        "self.states(c, steps, x, guess.x0 + sum_before(moves) + moves, deviation)",
+        (f"{CHAIN}::test_drafts_are_drawn_from_what_is_reported",),
     ),
     (
         "chain drafter: a window forgets the state it starts from in the last step",
@@ -228,6 +377,94 @@ DRAFTERS = _table(
         'return drafter.window if "window" in vars(type(drafter)) else None',
         'return getattr(drafter, "window", None)',
     ),
+)
+
+JACOBIAN = "tests/image/test_jacobian_drafter.py"
+
+JACOBIANS = _table(
+    "cspd_jax/image/chain/jacobian.py",
+    (JACOBIAN,),
+    (
+        "jacobian: C with lambda of the step after",
+        "found = Curvature(covariance, self.precision[at].astype(x.dtype))",
+        "found = Curvature(covariance, self.precision[jnp.maximum(at - 1, 0)].astype(x.dtype))",
+    ),
+    (
+        "jacobian: C with the slope of the step after",
+        "covariance = gain / jnp.maximum(self.slope[at].astype(x.dtype), 1e-6)",
+        "covariance = gain / jnp.maximum(self.slope[jnp.maximum(at - 1, 0)].astype(x.dtype), 1e-6)",
+    ),
+    (
+        "jacobian: the covariance at the step, not after it",
+        "later = self.precision[jnp.maximum(steps - 1, 0)].astype(news.dtype) - axes.precision",
+        "later = self.precision[steps].astype(news.dtype) - axes.precision",
+    ),
+    (
+        "jacobian: the covariance where C was found",
+        "variance = axes.variance / (1 + jnp.maximum(later, 0)[..., None] * axes.variance)",
+        "variance = axes.variance + 0 * later[..., None]",
+    ),
+    (
+        "jacobian: a deviation's news with the slope of its own step",
+        "return self.slope[jnp.maximum(steps - 1, 0)].astype(deviation.dtype)[..., None] * deviation",
+        "return self.slope[steps].astype(deviation.dtype)[..., None] * deviation",
+    ),
+    (
+        "jacobian: x_0-hat moves along the rows of the axes",
+        'jnp.einsum("...ri,rij->...rj", news, axes.along, precision="highest")',
+        'jnp.einsum("...ri,rji->...rj", news, axes.along, precision="highest")',
+    ),
+    (
+        "jacobian: differences with the size of another state",
+        "gain = jnp.moveaxis(moved - x0[::_EVERY, None], 1, -1) / size[..., None]",
+        "gain = jnp.moveaxis(moved - x0[::_EVERY, None], 1, -1) / size[:1, ..., None]",
+    ),
+    (
+        "jacobian: the states beside have the steps of others",
+        "all_steps = jnp.concatenate([steps, jnp.repeat(at, dim, axis=0)])",
+        "all_steps = jnp.concatenate([steps, jnp.tile(at, (dim, 1))])",
+    ),
+    (
+        "jacobian: rows beside the states are not counted",
+        "return Prediction(x0, seen.v[:length], found), states",
+        "return Prediction(x0, seen.v[:length], found), length",
+    ),
+    (
+        "jacobian: a flow's news without the state",
+        "there - column(of.slope[step]) * x",
+        "there - column(of.slope[later]) * x",
+    ),
+    (
+        "jacobian: a flow's news without x_0-hat",
+        "news -= column(of.precision[later] - of.precision[step]) * guess.x0",
+        "news -= 0 * guess.x0",
+    ),
+    (
+        "jacobian: a flow's C is used while x_0 is far from Gaussian",
+        "jnp.where(t < _FROM, -1, (t / left) ** 2)",
+        "(t / left) ** 2",
+        (f"{JACOBIAN}::test_a_flow_has_no_c_at_first",),
+    ),
+    (
+        "jacobian: variances are not limited",
+        "jnp.clip(variance, 0, _LARGEST)",
+        "variance",
+    ),
+    (
+        "jacobian: what is no number stays",
+        "jnp.linalg.eigh(jnp.nan_to_num(found.covariance))",
+        "jnp.linalg.eigh(found.covariance)",
+    ),
+)
+JACOBIANS.append(
+    Mutant(
+        "jacobian: C is not made symmetric",
+        "cspd_jax/image/chain/jacobian.py",
+        "covariance = 0.5 * (covariance + jnp.swapaxes(covariance, -1, -2))",
+        "covariance = covariance",
+        (JACOBIAN,),
+        why_it_survives="it is read by eigh alone, which makes it symmetric itself",
+    )
 )
 
 PLAINS = _table(
@@ -300,82 +537,249 @@ KEYS = _table(
         "jax.random.fold_in(key, 0 * i))(first + jnp.arange(count))",
     ),
     ("keys: the first image is ignored", "(first + jnp.arange(count))", "(jnp.arange(count))"),
-    ("keys: tests share the chain's uniforms", "TEST = 4", "TEST = 2"),
+    ("keys: tests share what windows draw with", "TEST = 4", "TEST = 2"),
     ("keys: proposals share the noise of the chain", "PROPOSAL = 5", "PROPOSAL = 1"),
     (
         "keys: the position is not in the noise",
         "jax.random.normal(jax.random.fold_in(key, position), (steps + 1, dim), jnp.float32)",
         "jax.random.normal(jax.random.fold_in(key, 0 * position), (steps + 1, dim), jnp.float32)",
     ),
+    (
+        "keys: speculated chains of an image share their keys",
+        "jax.vmap(jax.random.fold_in)(rows.reshape(-1), positions.reshape(-1))",
+        "jax.vmap(jax.random.fold_in)(rows.reshape(-1), 0 * positions.reshape(-1))",
+        (f"{TOKENS}::test_every_position_has_keys_of_its_own",),
+    ),
 )
 
-PATHS = _table(
-    "cspd_jax/image/rounds/path_criterion.py",
-    (TOKENS,),
-    (
-        "path: p and q swapped",
-        "log_acceptance_of_ratio(log_p - drafts.log_density)",
-        "log_acceptance_of_ratio(drafts.log_density - log_p)",
-    ),
-    ("path: q at the newest context", "q_z=drafts.z[lanes, at],", "q_z=drafted.z[lanes, n, 0],"),
-    (
-        "path: q at the newest guidance scale",
-        "q_scale=drafts.scale[lanes, at],",
-        "q_scale=scales(inputs, state.group),",
-        (TOKENS, HASHES),
-    ),
-    (
-        "path: a rejected token is taken as it is",
-        "(undrafted[:, None] | ~passed[lanes, at])",
-        "(undrafted[:, None] | passed[lanes, at])",
-    ),
-    (
-        "path: every proposal is good",
-        "good = accepts(u, log_residual_acceptance(log_ratio)) |",
-        "good = (accepts(u, log_residual_acceptance(log_ratio)) | True) |",
-    ),
-    (
-        "path: the last good proposal instead of the first",
-        "first = jnp.full(pending.missing.shape, none).at[at].min(jnp.where(good, index, none))",
-        "first = jnp.full(pending.missing.shape, -1).at[at].max(jnp.where(good, index, -1))\n"
-        "    first = jnp.where(first < 0, none, first)",
-        (TOKENS, HASHES),
-    ),
-    (
-        "path: tries are not counted on",
-        "tries = pending.tries.at[at].add(assignment.valid)",
-        "tries = pending.tries",
-    ),
-    (
-        "path: a truncated draw is not reported",
-        "truncated=jnp.sum(truncated, dtype=jnp.int32),",
-        "truncated=jnp.int32(0),",
-    ),
-    (
-        "path: the draft's noise in its own residual",
-        "return jnp.where(undrafted & (assignment.number == 0), inputs.keys[assignment.image], folded)",
-        "return jnp.where(assignment.number == 0, inputs.keys[assignment.image], folded)",
-    ),
-    (
-        "path: the test of every proposal uses one uniform",
-        "keys = _fold(purpose_keys(inputs.keys, Purpose.PROPOSAL_TEST)[at], assignment.number)",
-        "keys = purpose_keys(inputs.keys, Purpose.PROPOSAL_TEST)[at]",
-    ),
-    (
-        "path: an image moves on with tokens missing",
-        "group=state.group + ((state.group < inputs.groups) & ~jnp.any(missing, axis=1)),",
-        "group=state.group + (state.group < inputs.groups),",
-    ),
-    (
-        "path: tests of images that wait are used",
-        "pending = by_image(drafted.testing, pending, state.pending)",
-        "pending = pending",
-    ),
+ROUND = f"{TOKENS}::test_what_a_round_keeps_and_what_it_draws"
+NEVER_TWICE = f"{TOKENS}::test_nothing_random_is_used_twice"
+
+PATHS = (
+    _table(
+        "cspd_jax/image/rounds/path_criterion.py",
+        (ROUND,),
+        (
+            "path: p and q swapped",
+            "block = jax.vmap(verify_gaussian_block)(keys, p, q, after, valid)",
+            "block = jax.vmap(verify_gaussian_block)(keys, q, p, after, valid)",
+            (TOKENS,),
+        ),
+        (
+            "path: p at the guidance scale of the group in work",
+            "laws(inputs, inputs.target, drafts.states, z, scales(inputs, drafted.groups))",
+            "laws(inputs, inputs.target, drafts.states, z, scales(inputs, 0 * drafted.groups))",
+            (f"{TOKENS}::test_joint_law",),
+        ),
+        (
+            "path: p of each group in the context that shows it",
+            "z = drafted.z[:, :gamma, 0]",
+            "z = drafted.z[:, 1:, 0]",
+            (f"{TOKENS}::test_joint_law",),
+        ),
+        (
+            "path: a block begins with the last step",
+            "jnp.flip(a, axis=3).reshape(",
+            "a.reshape(",
+        ),
+        (
+            "path: coins used again after a drop",
+            "keys = round_keys(inputs, state.group, Purpose.TEST)",
+            "keys = round_keys(inputs, 0 * state.group, Purpose.TEST)",
+        ),
+        (
+            "path: noise used again after a drop",
+            "keys = round_keys(inputs, state.group, Purpose.PASS)",
+            "keys = round_keys(inputs, 0 * state.group, Purpose.PASS)",
+        ),
+        (
+            "path: coins and noise have the same key",
+            "keys = round_keys(inputs, state.group, Purpose.TEST)",
+            "keys = round_keys(inputs, state.group, Purpose.PASS)",
+        ),
+        (
+            "path: noise of a draft model used again after a drop",
+            "return round_keys(inputs, state.group, Purpose.DRAFT)",
+            "return round_keys(inputs, 0 * state.group, Purpose.DRAFT)",
+            (NEVER_TWICE,),
+        ),
+        (
+            "path: a draft model has the noise of the pass",
+            "return round_keys(inputs, state.group, Purpose.DRAFT)",
+            "return round_keys(inputs, state.group, Purpose.PASS)",
+            (NEVER_TWICE,),
+        ),
+        (
+            "path: drafts that there are not are tested",
+            "valid = jnp.repeat(drafted.to_test.reshape(len(lanes), -1), steps, axis=1)",
+            "valid = jnp.ones((len(lanes), gamma * width * steps), bool)",
+        ),
+        (
+            "path: the prefix is one token too long",
+            "real & (index < token_of)",
+            "real & (index <= token_of)",
+        ),
+        (
+            "path: the prefix is one token too short",
+            "real & (index < token_of)",
+            "real & (index + 1 < token_of)",
+        ),
+        (
+            "path: a group in which the block ended counts as whole",
+            "whole = jnp.all(index < token_of, axis=2)",
+            "whole = jnp.any(index < token_of, axis=2)",
+        ),
+        (
+            "path: tokens behind the end count as tested",
+            "real & (index <= token_of),",
+            "real,",
+        ),
+        (
+            "path: the token in which the block ended goes on one step late",
+            "step, x = steps - 1 - taken, block.value",
+            "step, x = jnp.maximum(steps - 2 - taken, 0), block.value",
+        ),
+        (
+            "path: the token in which the block ended goes on one step early",
+            "step, x = steps - 1 - taken, block.value",
+            "step, x = steps - taken, block.value",
+        ),
+        (
+            "path: the token in which the block ended goes on from the draft",
+            "step, x = steps - 1 - taken, block.value.astype(after.dtype)",
+            "step, x = steps - 1 - taken, after[lanes, at]",
+        ),
+        (
+            "path: the first token goes on, not that in which the block ended",
+            "(jnp.arange(width) == (token % width)[:, None])",
+            "(jnp.arange(width) == 0 * token[:, None])",
+        ),
+        (
+            "path: it goes on in the context that shows its draft",
+            "z=drafted.z[lanes, prefix.n, :1],",
+            "z=drafted.z[lanes, jnp.minimum(prefix.n + 1, inputs.speculation.gamma), :1],",
+        ),
+        (
+            "path: tokens behind the end stay as drafted",
+            "kept = prefix.kept[lanes, at] & jnp.any(ended.inside, axis=1, keepdims=True)",
+            "kept = prefix.kept[lanes, at] | ~ended.inside & jnp.any(ended.inside, axis=1, keepdims=True)",
+        ),
+        (
+            "path: kept tokens of the group in work are drawn anew",
+            "kept = prefix.kept[lanes, at] & jnp.any(ended.inside, axis=1, keepdims=True)",
+            "kept = prefix.kept[lanes, at] & False",
+        ),
+        (
+            "path: behind a block that is kept whole no token is drawn",
+            "kept = prefix.kept[lanes, at] & jnp.any(ended.inside, axis=1, keepdims=True)",
+            "kept = prefix.kept[lanes, at]",
+        ),
+        (
+            "path: what is given up is not reported",
+            "lost = self.block.truncated & jnp.any(self.inside, axis=1)",
+            "lost = self.block.truncated & False",
+        ),
+        (
+            "path: what is given up of a block that is kept whole is reported",
+            "lost = self.block.truncated & jnp.any(self.inside, axis=1)",
+            "lost = self.block.truncated",
+        ),
+        (
+            "path: an image that is complete goes on",
+            "group=state.group + (state.group < inputs.groups),",
+            "group=state.group + 1,",
+        ),
+        (
+            "path: drafts of the next groups begin where the block ended",
+            "anew = anew._replace(left=jnp.full(shape, inputs.steps, now.begun.left.dtype))",
+            "anew = anew._replace(left=jnp.broadcast_to(now.begun.left, shape))",
+        ),
+        (
+            "path: the group in work is kept as a draft of the next",
+            "drafts=jax.tree.map(lambda a: a[:, 1:], paths) if ahead else state.drafts,",
+            "drafts=jax.tree.map(lambda a: a[:, :-1], paths) if ahead else state.drafts,",
+            (ROUND, f"{TOKENS}::test_joint_law"),
+        ),
+    )
+    + _table(
+        "cspd_jax/image/rounds/paths.py",
+        (f"{TOKENS}::test_recorded_laws_are_those_drawn_from", f"{TOKENS}::test_joint_law"),
+        (
+            "path: the noise of the image in place of the round's",
+            "bound = dataclasses.replace(bound, keys=request.keys)",
+            "bound = dataclasses.replace(bound)",
+        ),
+        (
+            "path: all tokens begin at their own x_T",
+            "x=jnp.where((start.left < inputs.steps)[:, None], start.x, end)",
+            "x=end",
+        ),
+        (
+            "path: tokens that begin anew begin at 0",
+            "x=jnp.where((start.left < inputs.steps)[:, None], start.x, end)",
+            "x=start.x",
+        ),
+        (
+            "path: with noise in the last step, but verified without",
+            "temperature=temperature, final_noise=True)",
+            "temperature=temperature, final_noise=False)",
+        ),
+        (
+            "path: the state behind x_T is not x_T",
+            "states = jnp.concatenate([path.x[None], path.states[1:], end[None]])",
+            "states = jnp.concatenate([path.x[None], path.states[1:], 0 * end[None]])",
+        ),
+    )
+    + _table(
+        "cspd_jax/diffusion/chain.py",
+        (f"{TOKENS}::test_recorded_laws_are_those_drawn_from",),
+        (
+            "path: q without the temperature",
+            "return x, (x, chains.widened(p)) if record else None",
+            "return x, (x, p) if record else None",
+        ),
+        (
+            "path: p without the temperature",
+            "return chains.widened(jax.vmap(chains.transition)(x, chains.modulations(times), c))",
+            "return jax.vmap(chains.transition)(x, chains.modulations(times), c)",
+        ),
+        (
+            "path: the temperature twice",
+            "return Gaussian(p.mean, p.log_var + 2 * jnp.log(",
+            "return Gaussian(p.mean, p.log_var + 4 * jnp.log(",
+        ),
+        (
+            "path: q without the guidance scale",
+            "return x, (x, chains.widened(p)) if record else None",
+            "q = chains._replace(scale=jnp.ones_like(chains.scale)).transition(x, modulations, c)\n"
+            "        return x, (x, chains.widened(q)) if record else None",
+        ),
+        (
+            "path: tokens begun go on one step late",
+            "jnp.where((index < start.left)[:, None], drawn, x)",
+            "jnp.where((index < start.left - 1)[:, None], drawn, x)",
+            (f"{TOKENS}::test_recorded_laws_are_those_drawn_from",),
+        ),
+    )
+    + _table(
+        "cspd_jax/image/rounds/groups.py",
+        (NEVER_TWICE,),
+        (
+            "path: nothing random belongs to the round",
+            "return jax.vmap(jax.random.fold_in)(purpose_keys(inputs.keys, purpose), group)",
+            "return jax.vmap(jax.random.fold_in)(purpose_keys(inputs.keys, purpose), 0 * group)",
+        ),
+        (
+            "path: coins, noise and drafts of a round share their key",
+            "return jax.vmap(jax.random.fold_in)(purpose_keys(inputs.keys, purpose), group)",
+            "return jax.vmap(jax.random.fold_in)(inputs.keys, group)",
+        ),
+    )
 )
 
 VERIFICATION = _table(
     "cspd_jax/image/rounds/verification.py",
-    (TOKENS,),
+    (ROUND, f"{TOKENS}::test_groups_are_accepted_up_to_the_first_rejection", f"{TOKENS}::test_joint_law"),
     (
         "rounds: groups behind a rejection are kept",
         "n = jnp.sum(jnp.cumprod(whole, axis=1, dtype=jnp.int32), axis=1, dtype=jnp.int32)",
@@ -388,9 +792,21 @@ VERIFICATION = _table(
     ),
     (
         "rounds: drafts of the prefill are used",
-        "used &= (state.group >= prefilled)[:, None]",
+        "used &= (state.group >= inputs.prefilled)[:, None]",
         "used &= True",
-        (TOKENS, HASHES),
+        (ROUND,),
+    ),
+    (
+        "rounds: more drafts are used than there are",
+        "used = testing[:, None] & (jnp.arange(gamma) < state.num_drafts[:, None])",
+        "used = testing[:, None] & (jnp.arange(gamma) >= 0)",
+        (ROUND,),
+    ),
+    (
+        "rounds: groups that are whole are not passed",
+        "group=state.group + jnp.where(drafted.testing, prefix.n, 0),",
+        "group=state.group + jnp.where(drafted.testing, jnp.minimum(prefix.n, 1), 0),",
+        (ROUND,),
     ),
     (
         "rounds: each context shows its own draft",
@@ -407,7 +823,12 @@ VERIFICATION = _table(
 PAPER = _table(
     "cspd_jax/image/rounds/paper_criterion.py",
     (TOKENS, HASHES),
-    ("paper: Sigma upside down", "log_sigma = for_q - for_p", "log_sigma = for_p - for_q"),
+    (
+        "paper: Sigma upside down",
+        "narrower = (q.log_var - p.log_var) if",
+        "narrower = (p.log_var - q.log_var) if",
+        (f"{TOKENS}::test_sigma_of_the_paper",),
+    ),
     (
         "paper: a truncated draw is not reported",
         "truncated=jnp.sum(found.truncated & rejected, dtype=jnp.int32),",
@@ -421,8 +842,15 @@ PAPER = _table(
     ),
     (
         "paper: chains always share their noise",
-        "keys = inputs.keys if criterion.align else purpose_keys(inputs.keys, Purpose.UNALIGNED)",
-        "keys = inputs.keys",
+        "keys=inputs.keys if criterion.align else unaligned,",
+        "keys=inputs.keys,",
+        (f"{TOKENS}::test_draft_and_target_share_noise_only_as_the_paper_does",),
+    ),
+    (
+        "paper: speculated chains share all that is random",
+        "window_keys=unaligned,",
+        "window_keys=inputs.keys if criterion.align else unaligned,",
+        (f"{TOKENS}::test_draft_and_target_share_noise_only_as_the_paper_does",),
     ),
     (
         "paper: a widened test is called exact",
@@ -450,16 +878,31 @@ DRAFTING = _table(
         "drafting: truncated draws in a draft's chains are not reported",
         "truncated=jnp.int32(0) if chains is None else chains.truncated,",
         "truncated=jnp.int32(0),",
+        (f"{TOKENS}::test_truncated_draws_of_every_draft_are_counted",),
     ),
     (
         "drafting: a draft sees itself",
-        "request = group_request(inputs, draft, tokens, here, asked[:, j])",
-        "request = group_request(inputs, draft, tokens, here + 1, asked[:, j])",
+        "z=contexts(inputs, model, tokens, jnp.minimum(here, inputs.groups))[:, :, 0],",
+        "z=contexts(inputs, model, tokens, jnp.minimum(here + 1, inputs.groups))[:, :, 0],",
+        (f"{TOKENS}::test_a_draft_like_the_target_is_always_accepted",),
     ),
     (
-        "drafting: drafts of images that have some are replaced",
-        "drafts=by_image(state.drafted, state.drafts, drafts), drafted",
-        "drafts=drafts, drafted",
+        "drafting: a draft does not see those before it",
+        "tokens = with_drafts(inputs, state, count=j)",
+        "tokens = with_drafts(inputs, state, count=0 * j)",
+        (f"{TOKENS}::test_a_draft_like_the_target_is_always_accepted",),
+    ),
+    (
+        "drafting: the context does not show the dropped draft",
+        "newest = drafted.z[lanes, prefix.n + shown]",
+        "newest = drafted.z[lanes, prefix.n]",
+        (ROUND,),
+    ),
+    (
+        "drafting: a group ahead has the context of the one before",
+        "jnp.where(shown, 0, 1)[:, None] + jnp.arange(gamma)",
+        "jnp.where(shown, 0, 0)[:, None] + jnp.arange(gamma)",
+        (ROUND,),
     ),
     (
         "drafting: the stale context of the group in work",
@@ -578,6 +1021,12 @@ COUPLING = (
             "residual: the ratio with q's width twice",
             "step = jnp.expm1(log_r) * z +",
             "step = jnp.expm1(2 * log_r) * z +",
+        ),
+        (
+            "residual: the masses of all pairs together",
+            "return self.linear_mass + jnp.sum(self.square_masses, axis=-1) + self.k",
+            "return self.linear_mass + jnp.sum(self.square_masses) + self.k",
+            (f"{GAUSSIAN_BLOCK}::test_the_coin_of_a_prefix",),
         ),
         (
             "residual: where there is none nobody is told",
@@ -1056,7 +1505,7 @@ EVALUATION = (
 )
 
 MUTANTS: list[Mutant] = [
-    *CHAINS, *HEADS, *DRAFTERS, *PLAINS, *KEYS, *PATHS, *VERIFICATION, *PAPER, *DRAFTING, *REVEAL,
+    *CHAINS, *HEADS, *DRAFTERS, *JACOBIANS, *PLAINS, *KEYS, *PATHS, *VERIFICATION, *PAPER, *DRAFTING, *REVEAL,
     *RUNNER, *SHORTCUTS, *BLOCKS, *COUPLING, *TEXTS, *MASKEDS, *CONVERTERS, *RUNS, *SERVICE, *SAMPLES,
     *EVALUATION,
 ]  # fmt: skip

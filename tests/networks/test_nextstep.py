@@ -327,7 +327,7 @@ def test_speculation(model):
         jax.random.key(3), model, IDS,
         ImageOptions(
             cfg=2.0, cfg_schedule="constant", respacing=12,
-            denoise=ChainSpeculation((4,), proposals=4), chain_drafter=frozen(12, 16),
+            denoise=ChainSpeculation((4,)), chain_drafter=frozen(12, 16),
         ),
         negative=NEGATIVE, images=2, grid=(2, 3),
     )  # fmt: skip
@@ -351,7 +351,7 @@ def test_steps_of_speculation_are_those_of_the_chain(model):
         path = sample_path(chains, noise)
         states = jnp.concatenate([path.states, noise[-1:]])
         given = path_log_density(chains._replace(scale=scale), states)
-        return path.log_density, given
+        return path.log_density(final_noise=False), given
 
     noise = jax.random.normal(jax.random.key(1), (9, 6, 16))
     close(*run(model.params, noise, 3.0), 1e-3)

@@ -184,13 +184,17 @@ def test_counting(monkeypatch):
     "branches", ["true_computation=%taken, false_computation=%other", "branch_computations={%taken, %other}"]
 )
 def test_counting_a_choice(monkeypatch, branches):
-    """The longer branch, and one look of the host."""
+    """The longer of two branches, the mean of several, and one look of the host."""
     monkeypatch.syspath_prepend(BENCHMARKS)
     import kernels
 
     module = CHOICE.replace("BRANCHES", branches)
     found = kernels.count_launches(module, [], ONE)
     assert found.kernels == 2 and found.reads == 1
+    several = CHOICE.replace("BRANCHES", "branch_computations={%taken, %other, %third}")
+    other = several[several.index("other (") : several.index("ENTRY")]
+    found = kernels.count_launches(other.replace("other", "third") + several, [], ONE)
+    assert found.kernels == pytest.approx(2 / 3) and found.reads == 1
 
 
 def test_the_record_is_whole():

@@ -65,12 +65,12 @@ def image_requests(draw):
         "num_iter": draw(st.integers(1, MODEL.seq_len)),
         "cfg": draw(st.sampled_from([1.0, 1.5, 0.5])),
         "temperature": draw(st.sampled_from([1.0, 0.7, 1.2])),
-        "inside": None if windows is None else ChainSpeculation(tuple(windows), draw(st.integers(1, 8))),
+        "inside": None if windows is None else ChainSpeculation(tuple(windows)),
         "seed": draw(st.integers(0, 2**31)),
     }
     if draft == "plain":
         return request
-    criterion = PathCriterion(draw(st.integers(1, 9)))
+    criterion = PathCriterion()
     if draft == "near" and draw(st.booleans()):
         criterion = PaperCriterion(sigma=False, align=draw(st.booleans()))
     adapt, prefill = draw(st.sampled_from([None, 0.3])), draw(st.sampled_from([0.0, 0.4]))

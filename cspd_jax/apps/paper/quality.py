@@ -21,13 +21,13 @@ from cspd_jax.reports.charts import lines, stacked
 
 _IMAGES = {1.0: 100, 3.0: 50}  # by guidance
 _BATCH = 50
-# Few drafts and proposals take the least arithmetic, and exactness does not depend on how many there are.
+# Few drafts take the least arithmetic, and exactness does not depend on how many there are.
 _WAYS: dict[str, dict[str, Any]] = {
     "plain (control)": PLAIN,
     "official: the released runner": {**OFFICIAL, "gamma": 8},
     "paper: Algorithm 1": {**PAPER, "gamma": 1},
-    "path, by the draft model": {**PATH, "gamma": 1, "proposals": 2},
-    "self": {**SELF, "gamma": 2, "proposals": 2},
+    "path, by the draft model": {**PATH, "gamma": 1},
+    "self": {**SELF, "gamma": 2},
 }
 # Of the power of the tests: shares of the images that are replaced by the draft's, and noise on the tokens.
 _SHARES = (0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0)

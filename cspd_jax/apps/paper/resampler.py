@@ -16,18 +16,18 @@ from cspd_jax.reports.charts import bars, stacked
 
 _IMAGES = 2
 _SHOWN = 10  # draws; more are counted together
-# One draw at a time, as the paper counts them; self draws as many as a round has places for.
+# One draw at a time, as the paper counts them; in a trip of a block's loop several of its places are tried.
 _WAYS: dict[str, dict[str, Any]] = {
     "official: the released runner": OFFICIAL,
     "paper: Algorithm 1": {**PAPER, "proposals": 1},
-    "path, by the draft model": {**PATH, "proposals": 1},
+    "path, by the draft model": PATH,
     "self": SELF,
 }
 _UNIT = {
     "official: the released runner": "draws of a block",
     "paper: Algorithm 1": "draws",
-    "path, by the draft model": "draws",
-    "self": "rounds of 16 draws or more",
+    "path, by the draft model": "trips of a block's loop",
+    "self": "trips of a block's loop",
 }
 
 
@@ -105,7 +105,7 @@ EXPERIMENTS = (
         "Draws until a rejected token is replaced",
         "Acceptance-rejection sampling usually takes two or three draws, and next to no time.",
         "As printed the sampler need not end where Sigma is below 1: the limit is 64 draws, and what is"
-        " given up is counted. In expectation a rejection of probability TV takes 1 / TV draws.",
+        " given up is counted. Ways that verify blocks draw from residuals that their drafts share.",
         False,
         _cells,
         _tables,

@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from cspd_jax.image.lossy.shortcuts import Annealing, Checkerboard
 from cspd_jax.image.methods import DraftSpeculation, Method, Plain, ReleasedRunner, SelfSpeculation
 from cspd_jax.image.options import FIELDS, Options
+from cspd_jax.image.order import Spread
 from cspd_jax.image.rounds import PaperCriterion, PathCriterion
 from cspd_jax.weights.models import ImageModel
 
 # Names in stored cells, where they are not those of today.
 _NAMES = {"reveal": "order", "adapt": "draft_cost", "max_trips": "max_resamples"}
-_SHORTCUTS = {"anneal": Annealing, "order": Checkerboard}
-_OF_CRITERION = ("proposals", "max_resamples", "sigma", "align", "inner_temperature")
+_MEANT: dict[str, Callable[[Any], Any]] = {
+    "anneal": lambda value: Annealing(*value),
+    "order": lambda value: Spread() if value == "spread" else Checkerboard(*value),
+}
+# The others stored them too, before drafts were verified as one block, for which nothing is proposed.
+_OF_PAPER = ("proposals", "max_resamples")
+_OF_CRITERION = (*_OF_PAPER, "sigma", "align", "inner_temperature")
 
 PLAIN: dict[str, Any] = {"final_noise": True}
 CHAINS: dict[str, Any] = {"final_noise": True, "denoise": "speculative"}
 OFFICIAL: dict[str, Any] = {"method": "cspd", "criterion": "official"}
 PAPER: dict[str, Any] = {"method": "cspd", "criterion": "paper"}
 WIDENED: dict[str, Any] = {**PAPER, "inner_temperature": 42.0}
-PATH: dict[str, Any] = {"method": "cspd", "proposals": 8}
+PATH: dict[str, Any] = {"method": "cspd"}
 SELF: dict[str, Any] = {"method": "self"}
 SELF_CHAINS: dict[str, Any] = {"method": "self", "denoise": "speculative"}
 
@@ -43,8 +49,10 @@ def asked(draft: ImageModel | None, values: Mapping[str, Any], **sampling: Any) 
     """The method and the options that values, which JSON can hold, stand for. sampling: more `Options`."""
     values = {_NAMES.get(name, name): value for name, value in values.items()}
     given = {name: values.pop(name) for name in FIELDS if name in values}
-    given |= {name: kind(*given[name]) for name, kind in _SHORTCUTS.items() if name in given}
+    given |= {name: meant(given[name]) for name, meant in _MEANT.items() if name in given}
     name, criterion = values.pop("method", "plain"), values.pop("criterion", "path")
+    if criterion == "path":
+        values = {name: value for name, value in values.items() if name not in _OF_PAPER}
     method: Any
     if name == "plain":
         method = Plain()

@@ -20,7 +20,7 @@ MOST_CHARACTERS = 4000
 MOST_NEW = 256
 PLACES = (16, 32, 64)
 METHODS = ("self", "plain")
-SELF = SelfSpeculation(gamma=4, proposals=8)
+SELF = SelfSpeculation(gamma=4)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -20,7 +20,6 @@ import jax.numpy as jnp
 from cspd_jax._utils import files
 from cspd_jax._utils.json_files import read_object
 from cspd_jax._utils.timing import fastest_of, median_seconds
-from cspd_jax.coupling import uniform
 from cspd_jax.diffusion.chain import Chains, sample_chain
 from cspd_jax.diffusion.gaussian import coefficients
 from cspd_jax.diffusion.schedule import sampling_schedule
@@ -28,6 +27,7 @@ from cspd_jax.errors import UserError
 from cspd_jax.image.bound import embed_time
 from cspd_jax.image.chain import calibration
 from cspd_jax.image.chain.calibration import Calibration
+from cspd_jax.image.chain.jacobian import drafter_of
 from cspd_jax.image.chain.speculation import ChainCounts, ChainRandomness, ChainSpeculation, speculate_chain
 from cspd_jax.image.options import Options
 from cspd_jax.image.protocol import TokenModel
@@ -52,9 +52,16 @@ class Choice(NamedTuple):
 
 def candidates(steps: int) -> dict[str, ChainSpeculation | None]:
     """The ways tried. Accepted runs are long at the start of the chain and short at its end."""
-    long = (32,) * -(-steps // 32)
-    lengths = {(8,), (16,), (*long, 8)} if steps > 16 else {(min(8, steps),)}
-    return {"plain": None, **{name_of(n): ChainSpeculation(n) for n in sorted(lengths)}}
+    if steps <= 16:
+        return {"plain": None, **_named(ChainSpeculation((min(8, steps),)))}
+    long = (min(32, steps),) * -(-steps // 32)
+    by_gains = [ChainSpeculation(lengths) for lengths in ((8,), (16,), (*long, 8))]
+    return {"plain": None, **_named(*by_gains, ChainSpeculation((min(32, steps),), "jacobian"))}
+
+
+def _named(*ways: ChainSpeculation) -> dict[str, ChainSpeculation | None]:
+    kind = lambda way: "" if way.drafter == "gains" else f" {way.drafter}"
+    return {name_of(way.draft_lengths) + kind(way): way for way in ways}
 
 
 def name_of(draft_lengths: tuple[int, ...]) -> str:
@@ -82,11 +89,19 @@ def choose(model: ImageModel, options: Options, fitted: Calibration, rows: int) 
 def _measure_promising(
     ways: dict[str, ChainSpeculation | None], measured: Callable[[list[str]], dict[str, float]]
 ) -> dict[str, float]:
-    """All ways, or plain and the middle one where that settles it: each is a program to be compiled."""
+    """All ways, but for those that have no chance: each is a program to be compiled.
+
+    Plain and the middle window come first; the Jacobian's many rows only where a window of the gains wins.
+    """
     plain, *others = ways
-    first = [plain, others[len(others) // 2]]
+    by_gains = [name for name in others if "jacobian" not in name]
+    first = [plain, by_gains[(len(by_gains) - 1) // 2]]
     seconds = measured(first)
-    if len(first) == len(ways) or seconds[first[1]] > _HOPELESS * seconds[plain]:
+    if seconds[first[1]] > _HOPELESS * seconds[plain]:
+        return seconds
+    if len(by_gains) > 1:
+        seconds = measured([plain, *by_gains])
+    if fastest_of(seconds, plain) == plain or len(by_gains) == len(others):
         return seconds
     return measured(list(ways))
 
@@ -97,11 +112,8 @@ def measure(
     """Median seconds of one group of chains of each way (of the `candidates`), the ways taking turns."""
     key = jax.random.key(0)
     steps = sampling_schedule(str(options.respacing)).num_steps
-    random = ChainRandomness(
-        noise=jax.random.normal(jax.random.fold_in(key, 1), (steps + 1, rows, model.config.token_dim)),
-        uniforms=uniform(jax.random.fold_in(key, 2), (steps, rows)),
-        residual=jax.random.split(jax.random.fold_in(key, 3), rows),
-    )
+    noise = jax.random.normal(jax.random.fold_in(key, 1), (steps + 1, rows, model.config.token_dim))
+    keys = jax.random.split(jax.random.fold_in(key, 2), rows)
     z = fitted.contexts
     z = z[:, jnp.arange(rows) % z.shape[1]].reshape(-1, z.shape[-1])
     z = z.astype(getattr(model.network, "dtype", jnp.float32))
@@ -112,7 +124,8 @@ def measure(
             model.network,
             model.params,
             z,
-            random,
+            noise,
+            keys,
             dataclasses.replace(options, denoise=way or "plain"),
         )
         for name, way in candidates(steps).items()
@@ -123,22 +136,25 @@ def measure(
 
 @functools.partial(jax.jit, static_argnames=("network",))
 def run_chains(
-    network: TokenModel, params: Any, z: Array, random: ChainRandomness, options: Options
+    network: TokenModel, params: Any, z: Array, noise: Array, keys: Array, options: Options
 ) -> tuple[Array, ChainCounts | None]:
-    """The chains of one group, z [R or 2R, D] given: x_0 [R, d], and counts with speculation."""
+    """The chains of one group, z [R or 2R, D], noise [T + 1, R, d] and keys [R] given: x_0 [R, d], and counts
+    with speculation."""
     chains = Chains(
         network,
         params,
         embed_time(network, params, str(options.respacing)),
         z,
-        coefficients(sampling_schedule(str(options.respacing)), random.noise.dtype),
+        coefficients(sampling_schedule(str(options.respacing)), noise.dtype),
         options.temperature,
         scale=options.cfg if options.guided else None,
         final_noise=bool(options.final_noise),
     )
     if options.chain is None or options.chain_drafter is None:
-        return sample_chain(chains, random.noise), None
-    found = speculate_chain(chains, random, options.chain_drafter, options.chain)
+        return sample_chain(chains, noise), None
+    random = ChainRandomness(noise[-1], keys)
+    drafter = drafter_of(options.chain.drafter, options.chain_drafter, str(options.respacing), noise.dtype)
+    found = speculate_chain(chains, random, drafter, options.chain)
     return found.x, found.counts
 
 
@@ -146,7 +162,7 @@ def _file(model: ImageModel, options: Options, rows: int) -> Path:
     device = f"{jax.devices()[0].device_kind}-jax{jax.__version__}".replace(" ", "_").replace("/", "_")
     name = calibration.file_name(options).removesuffix(".npz")
     folder = files.cache_folder() / "choices" / calibration.digest(model)
-    return folder / f"{name}-rows{rows}-{device}.json"
+    return folder / f"{name}-rows{rows}-blocks-{device}.json"
 
 
 def _read(path: Path, ways) -> dict[str, float] | None:

@@ -19,9 +19,10 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 
-from cspd_jax.diffusion.gaussian import Coefficients, Gaussian, transition_from_x0
+from cspd_jax.diffusion.gaussian import Coefficients, Gaussian, predicted_x0, transition_from_x0
 
 Array = jax.Array
+Head = Callable[[Array, Array], tuple[Array, Array]]  # (steps [M, R], x [M, R, d]) -> (eps, v)
 
 
 class Prediction(NamedTuple):
@@ -29,10 +30,12 @@ class Prediction(NamedTuple):
 
     x0: [R, d]
     v: [R, d]
+    more: whatever else a drafter keeps of a call of the head, by row.
     """
 
     x0: Array
     v: Array
+    more: Any = ()
 
 
 class ChainDrafter(Protocol):
@@ -46,8 +49,8 @@ class ChainDrafter(Protocol):
         """The drafted distribution of x_{t-1} given x_t = x [R, d]; c [R, 1]: coefficients of the step."""
         ...
 
-    def advance(self, step: Array, guess: Prediction, deviation: Array) -> Prediction:
-        """The guess at x_{t-1} = mean + deviation, from that at x_t; step [R] is the one just taken."""
+    def advance(self, step: Array, guess: Prediction, x: Array, deviation: Array) -> Prediction:
+        """The guess at x_{t-1} = mean + deviation, from that at x_t = x; step [R] is the one just taken."""
         ...
 
 
@@ -64,6 +67,18 @@ class WindowDrafter(ChainDrafter, Protocol):
         log_scale: [], added to log variances.
         """
         ...
+
+
+def look(head: Head, c: Coefficients, steps: Array, x: Array) -> tuple[Prediction, int]:
+    """What the head predicts at the states x [M, R, d] of a window, and how many states it was called on for
+    each row. A drafter with a `look` of its own may ask for more, in the same call."""
+    eps, v = head(steps, x)
+    return Prediction(predicted_x0(at_steps(c, steps), x, eps), v), len(steps)
+
+
+def at_steps(c: Coefficients, steps: Array) -> Coefficients:
+    """Those of steps [...], for arrays [..., d]."""
+    return Coefficients(*(a[steps][..., None] for a in c))
 
 
 def own_window(drafter: Any) -> Callable[..., tuple[Array, Gaussian]] | None:
@@ -94,7 +109,7 @@ class NoiseCorrected(NamedTuple):
     def distribution(self, c: Coefficients, guess: Prediction, x: Array) -> Gaussian:
         return transition_from_x0(c, x, self._limited(guess.x0), guess.v)
 
-    def advance(self, step: Array, guess: Prediction, deviation: Array) -> Prediction:
+    def advance(self, step: Array, guess: Prediction, x: Array, deviation: Array) -> Prediction:
         gain, gain_f, before, after = (
             a.astype(deviation.dtype)
             for a in (self.gain[step], self.gain_f[step], self.v[step], self.v[jnp.maximum(step - 1, 0)])
@@ -106,32 +121,47 @@ class NoiseCorrected(NamedTuple):
     def window(
         self, c: Coefficients, steps: Array, guess: Prediction, x: Array, noise: Array, log_scale: Array
     ) -> tuple[Array, Gaussian]:
-        """With u_t = mean_x0 x_0-hat + deviation the states are x_{t-1} = mean_x x_t + u_t, a recursion whose
+        """The noise alone says where x_0-hat moves."""
+        deviation, log_var, moves = self.moves(c, steps, guess, noise, log_scale)
+        after, mean = self.states(c, steps, x, guess.x0 + sum_before(moves), deviation)
+        return after, Gaussian(mean, log_var)
+
+    def moves(
+        self, c: Coefficients, steps: Array, guess: Prediction, noise: Array, log_scale: Array
+    ) -> tuple[Array, Array, Array]:
+        """The deviations of a window's steps, their log variances, and how far each moves x_0-hat."""
+        at = at_steps(c, steps)
+        gain, gain_f, typical = (a[steps].astype(noise.dtype) for a in (self.gain, self.gain_f, self.v))
+        v = guess.v + typical - typical[0]
+        f = (v + 1) / 2
+        log_var = f * at.log_beta + (1 - f) * at.log_posterior + log_scale
+        deviation = jnp.exp(0.5 * log_var) * noise
+        return deviation, log_var, (gain[..., None] + gain_f[..., None] * f) * deviation
+
+    def states(
+        self, c: Coefficients, steps: Array, x: Array, x0: Array, deviation: Array
+    ) -> tuple[Array, Array]:
+        """The states of a window and their means, from x_0-hat at each of its steps.
+
+        With u_t = mean_x0 x_0-hat + deviation the states are x_{t-1} = mean_x x_t + u_t, a recursion whose
         factors are a quotient: mean_x at t is h(t) / h(t - 1). So
 
             h(t_m - 1) x_{t_m - 1} = h(t_0) x_{t_0} + sum_{j <= m} h(t_j - 1) u_{t_j},
 
         but for the last step, where mean_x is 0 (and h(-1) infinite).
         """
-        at = Coefficients(*(a[steps][..., None] for a in c))
-        gain, gain_f, typical = (a[steps].astype(x.dtype) for a in (self.gain, self.gain_f, self.v))
-        v = guess.v + typical - typical[0]
-        f = (v + 1) / 2
-        log_var = f * at.log_beta + (1 - f) * at.log_posterior + log_scale
-        deviation = jnp.exp(0.5 * log_var) * noise
-        x0 = guess.x0 + _sum_before((gain[..., None] + gain_f[..., None] * f) * deviation)
-        u = at.mean_x0 * self._limited(x0) + deviation
+        u = at_steps(c, steps).mean_x0 * self._limited(x0) + deviation
         h = c.h
         terms = h[steps][..., None] * jnp.concatenate([x[None], u[:-1]])
         h_after = jnp.concatenate([jnp.full_like(h[:1], jnp.inf), h[:-1]])[steps][..., None]
-        after = u + (_sum_before(terms) + terms) / h_after
-        return after, Gaussian(after - deviation, log_var)
+        after = u + (sum_before(terms) + terms) / h_after
+        return after, after - deviation
 
     def _limited(self, x0: Array) -> Array:
         return jnp.clip(x0, -self.limit, self.limit)
 
 
-def _sum_before(terms: Array) -> Array:
+def sum_before(terms: Array) -> Array:
     """Entry m is the sum of the entries before it, [M, ...]: one reduction, where a scan is many steps."""
     m = jnp.arange(len(terms))
     earlier = (m < m[:, None]).reshape(len(terms), len(terms), *[1] * (terms.ndim - 1))

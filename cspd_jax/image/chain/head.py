@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import jax
 import jax.numpy as jnp
 
 from cspd_jax._utils.chunks import map_chunks
 from cspd_jax.diffusion.chain import Chains, predict
+from cspd_jax.image.chain.drafters import Head
 
 Array = jax.Array
 
@@ -19,11 +18,10 @@ _KEPT = 2**25
 _TOGETHER = 2**28
 
 
-def head_of_steps(chains: Chains, rows: int) -> Callable[[Array, Array], tuple[Array, Array]]:
+def head_of_steps(chains: Chains, rows: int) -> Head:
     """(steps [M, R], x [M, R, d]) -> (eps, v) [M, R, d] in one call of the network, for R = `rows` chains."""
     denoiser, params, time, z, scale = (*chains[:4], chains.scale)
     steps, halves = time.shape[0], 1 if scale is None else 2
-    index = jnp.arange(rows) if chains.context_index is None else chains.context_index
     of_row = jax.eval_shape(denoiser.modulate, params, time[:1], z[:1])
     numbers = sum(a.size for a in jax.tree.leaves(of_row))
     kept = None
@@ -31,7 +29,7 @@ def head_of_steps(chains: Chains, rows: int) -> Callable[[Array, Array], tuple[A
         kept = chains.modulations(time)
 
     def some(at: Array, lane: Array, x: Array) -> tuple[Array, Array]:
-        lanes = chains.lanes_of(index[lane])
+        lanes = jnp.concatenate([lane + half * rows for half in range(halves)])
         at = jnp.tile(at, halves)
         if kept is None:
             modulations = denoiser.modulate(params, time[at], z[lanes])

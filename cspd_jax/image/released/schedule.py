@@ -7,7 +7,7 @@ import itertools
 from typing import NamedTuple
 
 from cspd_jax.errors import check_range, check_whole
-from cspd_jax.image.order import Group, mask_lengths
+from cspd_jax.image.order import Group, mask_lengths, prefix_lengths
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,10 +107,10 @@ def plan_segments(
     steps: tuple[ScheduledStep, ...], length: int, prefix_buckets: int
 ) -> tuple[RunnerSegment, ...]:
     """Cuts where the draft takes over, and where the known tokens outgrow an encoder prefix."""
-    unit = -(-length // prefix_buckets)
+    prefixes = prefix_lengths(length, prefix_buckets)
 
     def place(step):
-        return step.drafted, min(length, unit * max(1, -(-step.group.start // unit)))
+        return step.drafted, next(prefix for prefix in prefixes if prefix >= step.group.start)
 
     segments = []
     for (drafted, bucket), run in itertools.groupby(steps, place):

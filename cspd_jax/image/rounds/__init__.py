@@ -2,32 +2,20 @@
 verified together.
 
 One round, every image at its own place: one backbone call gives the contexts before each drafted group; the
-drafts are tested, and groups are committed up to the first with a rejection, whose rejected tokens are drawn
-anew under the context that they had; then the next groups are drafted. The steps are pure functions
-(inputs, state) -> (state, info) and can be composed in other ways: `begin`, `verify_step`, `draw_paths`,
-`resample_step`, `draft_step`, `run_round`. A step returns what happened in it; whoever calls several steps
-adds it up.
+drafts are tested, groups are committed up to the first that is not kept whole, and this one is completed
+under the context that it had; then the next groups are drafted. A round is a pure function (inputs, state) ->
+(state, info), and so are its parts; whoever calls several adds up what happened.
 """
 
-from cspd_jax.image.rounds.drafting import choose_num_drafts, draft_step, keep_drafts, self_draft_request
 from cspd_jax.image.rounds.loop import begin, output, run_round, sample, stream
 from cspd_jax.image.rounds.paper_criterion import PaperCriterion
-from cspd_jax.image.rounds.path_criterion import (
-    PathCriterion,
-    ProposalAssignment,
-    assign_proposals,
-    proposal_request,
-    resample_step,
-    verify_step,
-)
-from cspd_jax.image.rounds.paths import PathRequest, draw_paths
+from cspd_jax.image.rounds.path_criterion import PathCriterion
 from cspd_jax.image.rounds.state import (
     CallCounts,
     Criterion,
     Draft,
     Inputs,
     Paths,
-    PendingTokens,
     RoundInfo,
     SpeculationState,
     TokenSpeculation,
@@ -43,28 +31,16 @@ __all__ = [
     "Inputs",
     "PaperCriterion",
     "PathCriterion",
-    "PathRequest",
     "Paths",
-    "PendingTokens",
-    "ProposalAssignment",
     "RoundInfo",
     "SpeculationState",
     "TokenSpeculation",
     "add_up",
-    "assign_proposals",
     "begin",
-    "choose_num_drafts",
-    "draft_step",
-    "draw_paths",
-    "keep_drafts",
     "output",
-    "proposal_request",
-    "resample_step",
     "round_info",
     "run_round",
     "sample",
-    "self_draft_request",
     "stream",
     "total_rows",
-    "verify_step",
 ]

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from cspd_jax.image.bound import BoundModel
+from cspd_jax.image.order import prefix_lengths
 from cspd_jax.image.rounds.state import Inputs, SpeculationState
+from cspd_jax.keys import Purpose, purpose_keys
 
 Array = jax.Array
 
@@ -33,15 +36,19 @@ def contexts(
     def sequences(a):
         return jnp.repeat(a, many, axis=0)
 
-    z = bound.network.context(
-        bound.params,
+    arguments = (
         jnp.tile(sequences(tokens[:, : inputs.length]), (halves, 1, 1)),
         sequences(bound.order),
         jnp.tile(n_known.reshape(-1), halves),
         sequences(bound.class_embedding),
         jnp.tile(rows.reshape(images * many, -1), (halves, 1)),
-        bucket=inputs.length,
     )
+    # The encoder reads as few tokens as it may. Of several images that would be as many as the furthest one
+    # has, and then their rounding would depend on one another.
+    buckets = prefix_lengths(inputs.length, inputs.options.prefix_buckets or 1 if images == 1 else 1)
+    shortest = jnp.searchsorted(jnp.array(buckets), jnp.max(n_known))
+    read = [functools.partial(bound.network.context, bound.params, bucket=bucket) for bucket in buckets]
+    z = jax.lax.switch(shortest, read, *arguments)
     return jnp.moveaxis(z.reshape(halves, images, many, lookahead, inputs.width, -1), 0, -2)
 
 
@@ -76,6 +83,11 @@ def put(inputs: Inputs, tokens: Array, groups: Array, values: Array, where: Arra
     return tokens.at[jnp.arange(images)[:, None], index.reshape(images, -1)].set(values, mode="drop")
 
 
+def round_keys(inputs: Inputs, group: Array, purpose: Purpose) -> Array:
+    """Keys [B] of a round, for images that were at `group` [B] when it began: every round ends further on."""
+    return jax.vmap(jax.random.fold_in)(purpose_keys(inputs.keys, purpose), group)
+
+
 def by_image(chosen: Array, new: Any, old: Any) -> Any:
     """Leaves of `new` for the images [B] that are chosen, of `old` for the others."""
 
@@ -85,17 +97,11 @@ def by_image(chosen: Array, new: Any, old: Any) -> Any:
     return jax.tree.map(one, new, old)
 
 
-def completing(state: SpeculationState) -> Array:
-    """[B] images whose group still lacks tokens."""
-    return jnp.any(state.pending.missing, axis=1)
-
-
 def with_drafts(inputs: Inputs, state: SpeculationState, count: Array | None = None) -> Array:
     """The known tokens followed by the drafts (by the first `count` of them, if that is given)."""
     gamma = inputs.speculation.gamma
     groups = state.group[:, None] + jnp.arange(gamma)
-    usable = state.drafted & ~completing(state)
-    used = exists(inputs, groups) & usable[:, None, None]
+    used = exists(inputs, groups)
     if count is not None:
         used &= (jnp.arange(gamma) < count)[:, None]
     return put(inputs, state.tokens, groups, state.drafts.states[..., 0, :], used)

@@ -10,26 +10,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from cspd_jax.diffusion.gaussian import Gaussian
 from cspd_jax.image.bound import Batch, bind, by_position
 from cspd_jax.image.counts import BatchOutput
 from cspd_jax.image.options import Options
 from cspd_jax.image.order import guidance_scale
 from cspd_jax.image.protocol import TokenModel
-from cspd_jax.image.rounds.drafting import choose_num_drafts, draft_step, keep_drafts, self_draft_request
-from cspd_jax.image.rounds.groups import by_image, contexts
-from cspd_jax.image.rounds.path_criterion import (
-    PathCriterion,
-    assign_proposals,
-    proposal_request,
-    resample_step,
-    verify_step,
-)
-from cspd_jax.image.rounds.paths import PathRequest, draw_paths
+from cspd_jax.image.rounds.drafting import draft_step
 from cspd_jax.image.rounds.state import (
     Draft,
     Inputs,
     Paths,
-    PendingTokens,
     RoundInfo,
     SpeculationState,
     TokenSpeculation,
@@ -97,53 +88,11 @@ def run_rounds(
 
 def run_round(inputs: Inputs, state: SpeculationState) -> tuple[SpeculationState, RoundInfo]:
     """One round: verify what is drafted, complete the group where that ended, draft again."""
-    if inputs.draft is None:
-        return self_round(inputs, state)
     state, verified = inputs.speculation.criterion.verify(inputs, state)
-    state = choose_num_drafts(inputs, state)
+    if inputs.draft is None:  # its drafts came with the verification
+        return state, verified
     state, of_drafts = draft_step(inputs, state)
     return state, add_up(verified, of_drafts)
-
-
-def self_round(inputs: Inputs, state: SpeculationState) -> tuple[SpeculationState, RoundInfo]:
-    """A round in which the target drafts for itself: one pass over the denoising chain draws the proposals
-    for what was rejected and the next drafts, side by side."""
-    criterion, gamma = inputs.speculation.criterion, inputs.speculation.gamma
-    assert isinstance(criterion, PathCriterion), "a model that drafts for itself is verified by paths"
-    proposals = criterion.proposals
-    state, newest, verified = verify_step(inputs, state, lookahead=gamma + 1)
-    state = choose_num_drafts(inputs, state)
-    idle = state.drafted | (state.group >= inputs.groups)  # needs no drafts: gives their places to proposals
-    free = (jnp.arange(proposals + gamma) < proposals) | idle[:, None]
-    assignment = assign_proposals(state, free)
-    request = side_by_side(
-        proposal_request(inputs, state, assignment),
-        self_draft_request(inputs, state, newest),
-        proposals,
-        idle,
-    )
-    paths, calls, chains = draw_paths(inputs, inputs.target, request)
-    drawn = round_info(inputs, target=calls, chains=chains)
-    state, resampled = resample_step(inputs, state, paths, assignment)
-    state = keep_drafts(state, jax.tree.map(lambda a: a[:, proposals:], paths))
-    return state, add_up(verified, drawn, resampled)
-
-
-def side_by_side(tried: PathRequest, ahead: PathRequest, proposals: int, idle: Array) -> PathRequest:
-    """Proposals and drafts in one request; idle images [B] have proposals in the places of their drafts."""
-    own = len(tried.z) + jnp.arange(len(ahead.z)).reshape(ahead.positions.shape)
-
-    def joined(tried, ahead):
-        return jnp.concatenate([tried[:, :proposals], by_image(idle, tried[:, proposals:], ahead)], axis=1)
-
-    return PathRequest(
-        keys=joined(tried.keys, ahead.keys),
-        positions=joined(tried.positions, ahead.positions),
-        z=jnp.concatenate([tried.z, ahead.z]),
-        context_index=joined(tried.context_index, own),
-        scale=joined(tried.scale, ahead.scale),
-        wanted=joined(tried.wanted, ahead.wanted),
-    )
 
 
 def begin(
@@ -180,23 +129,15 @@ def nothing_known(inputs: Inputs) -> SpeculationState:
     images, gamma, width = inputs.images, inputs.speculation.gamma, inputs.width
     padded = inputs.length + width - 1
     tokens = jnp.zeros((images, padded, inputs.dim), inputs.dtype)
-    no, number = jnp.zeros(images, bool), jnp.zeros(images, jnp.int32)
-
-    def z_of(bound):
-        z = jax.eval_shape(lambda: contexts(inputs, bound, tokens, number[:, None])[:, 0, 0])
-        return jnp.zeros(z.shape, z.dtype)
-
-    z, q_z = z_of(inputs.target), z_of(inputs.drafting_model)
-    zeros = jnp.zeros((images, width), inputs.dtype)
-    states = jnp.zeros((images, width, inputs.steps + 1, inputs.dim), inputs.dtype)
-    drafts = Paths(states, q_z, zeros, zeros)
+    number = jnp.zeros(images, jnp.int32)
+    path = (images, gamma, width, inputs.steps, inputs.dim)
+    states = jnp.zeros((*path[:3], inputs.steps + 1, inputs.dim), inputs.dtype)
+    laws = Gaussian(jnp.zeros(path, inputs.dtype), jnp.zeros(path, inputs.dtype))
     return SpeculationState(
         tokens=tokens,
         group=jnp.where(inputs.target.active, number, inputs.groups),
-        drafts=jax.tree.map(lambda a: jnp.repeat(a[:, None], gamma, axis=1), drafts),
-        drafted=no,
-        num_drafts=jnp.full(images, gamma, jnp.int32),
-        pending=PendingTokens(jnp.zeros((images, width), bool), z, zeros, no, q_z, zeros, number),
+        drafts=Paths(states, laws),
+        num_drafts=number,
         tested=jnp.zeros((images, padded), bool),
         accepted=jnp.zeros((images, padded), bool),
     )

@@ -33,8 +33,6 @@ from cspd_jax.image.rounds.groups import exists, positions, put, scales
 from cspd_jax.image.rounds.paths import (
     PathRequest,
     draw_paths,
-    last_transition,
-    log_stds,
     token_keys,
     token_uniforms,
 )
@@ -43,7 +41,6 @@ from cspd_jax.image.rounds.state import (
     Paths,
     RoundInfo,
     SpeculationState,
-    add_calls,
     add_up,
     round_info,
 )
@@ -81,13 +78,17 @@ class PaperCriterion:
         """Denoising chains of the target side by side in a round."""
         return gamma + 1
 
+    def draft_keys(self, inputs: Inputs, state: SpeculationState) -> Array:
+        """The image's own, which the target's chains have too."""
+        return inputs.keys
+
     def verify(self, inputs: Inputs, state: SpeculationState) -> tuple[SpeculationState, RoundInfo]:
         """A round but for the drafts: every image that is not finished commits n + 1 groups."""
         drafted, backbone = drafted_groups(inputs, state, lookahead=1)
         own, drawn = aligned_chains(self, inputs, drafted)
-        test, tested = judge_last_transitions(self, inputs, state.drafts, drafted, own)
+        test = judge_last_transitions(self, inputs, state.drafts, drafted, own)
         state, committed = replace_rejected(self, inputs, state, drafted, own, test)
-        return state, add_up(round_info(inputs, target=backbone), drawn, tested, committed)
+        return state, add_up(round_info(inputs, target=backbone), drawn, committed)
 
     def exactness(self) -> Exactness:
         if self.inner_temperature != 1:
@@ -126,18 +127,22 @@ class LastTransitions(NamedTuple):
 def aligned_chains(
     criterion: PaperCriterion, inputs: Inputs, drafted: DraftedGroups
 ) -> tuple[Paths, RoundInfo]:
-    """The target's own chains of all drafted groups and of the one after them: [B, gamma + 1, G]."""
+    """The target's own chains of all drafted groups and of the one after them: [B, gamma + 1, G].
+
+    Where they are speculated, x_T alone is shared: how many drafts of a window are kept depends on noise of
+    steps that come later, the last one's too, which draft and target must not share.
+    """
     gamma = inputs.speculation.gamma
     group = drafted.groups[:, :1]
     groups = group + jnp.arange(gamma + 1)
-    keys = inputs.keys if criterion.align else purpose_keys(inputs.keys, Purpose.UNALIGNED)
+    unaligned = purpose_keys(inputs.keys, Purpose.UNALIGNED)
     wanted = exists(inputs, groups) & drafted.testing[:, None, None]
     wanted &= (jnp.arange(gamma + 1) <= jnp.sum(drafted.to_test[..., 0], axis=1)[:, None])[..., None]
     request = PathRequest(
-        keys=jnp.broadcast_to(keys[:, None], groups.shape),
+        keys=inputs.keys if criterion.align else unaligned,
+        window_keys=unaligned,
         positions=positions(inputs, groups),
-        z=drafted.z[:, :, 0].reshape(-1, *drafted.z.shape[-2:]),
-        context_index=None,
+        z=drafted.z[:, :, 0],
         scale=scales(inputs, groups),
         wanted=wanted,
     )
@@ -147,24 +152,17 @@ def aligned_chains(
 
 def judge_last_transitions(
     criterion: PaperCriterion, inputs: Inputs, drafts: Paths, drafted: DraftedGroups, own: Paths
-) -> tuple[LastTransitions, RoundInfo]:
+) -> LastTransitions:
     """Eq. 5 for every draft."""
-    assert inputs.draft is not None
-    gamma = inputs.speculation.gamma
-    own = jax.tree.map(lambda a: a[:, :gamma], own)
-    p, of_p = last_transition(inputs, inputs.target, own.states[..., 1, :], own.z, own.scale)
-    q, of_q = last_transition(inputs, inputs.draft, drafts.states[..., 1, :], drafts.z, drafts.scale)
-    log_sigma = jnp.zeros(p.mean.shape[:-1], p.mean.dtype)
-    if criterion.sigma:
-        for_p, p_calls = log_stds(inputs, inputs.target, own.states, own.z, own.scale)
-        for_q, q_calls = log_stds(inputs, inputs.draft, drafts.states, drafts.z, drafts.scale)
-        log_sigma = for_q - for_p
-        of_p, of_q = add_calls(of_p, p_calls), add_calls(of_q, q_calls)
+    p, q = jax.tree.map(lambda a: a[:, : inputs.speculation.gamma], own).laws, drafts.laws
+    narrower = (q.log_var - p.log_var) if criterion.sigma else jnp.zeros_like(p.log_var)
+    log_sigma = 0.5 * jnp.sum(narrower[..., 1:, :], axis=(-2, -1))
+    p, q = (jax.tree.map(lambda a: a[..., 0, :], law) for law in (p, q))
     tokens = drafts.states[..., 0, :]
     u = token_uniforms(inputs, positions(inputs, drafted.groups), Purpose.TEST)
     ratio = log_sigma + tempered_log_ratio(p, q, tokens, criterion.inner_temperature)
     passed = accepts(u, log_acceptance_of_ratio(ratio))
-    return LastTransitions(p, q, log_sigma, passed), round_info(inputs, target=of_p, draft=of_q)
+    return LastTransitions(p, q, log_sigma, passed)
 
 
 def replace_rejected(

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 
+from cspd_jax.diffusion.gaussian import Gaussian
 from cspd_jax.image.bound import BoundModel
 from cspd_jax.image.chain.speculation import ChainCounts, no_counts
 from cspd_jax.image.exactness import Exactness
@@ -34,8 +35,13 @@ class Criterion(Protocol):
         """Denoising chains of the target that run side by side for a token of a group."""
         ...
 
+    def draft_keys(self, inputs: Inputs, state: SpeculationState) -> Array:
+        """[B] of the noise that a draft model draws with."""
+        ...
+
     def verify(self, inputs: Inputs, state: SpeculationState) -> tuple[SpeculationState, RoundInfo]:
-        """A round but for the drafts: tests them, and completes the group where the accepted ones end."""
+        """A round but for a draft model's drafts: tests them, and completes the group where those that are
+        kept end."""
         ...
 
     def exactness(self) -> Exactness:
@@ -103,10 +109,6 @@ class Inputs:
         return self.target.options
 
     @property
-    def drafting_model(self) -> BoundModel:
-        return self.target if self.draft is None else self.draft
-
-    @property
     def keys(self) -> Array:
         return self.target.keys
 
@@ -131,6 +133,11 @@ class Inputs:
         return self.start.shape[0] - self.speculation.gamma - 1
 
     @property
+    def prefilled(self) -> int:
+        """Groups that come from the target alone."""
+        return self.speculation.prefilled(self.groups)
+
+    @property
     def width(self) -> int:
         return max(g.size for g in self.options.groups(self.length))
 
@@ -143,48 +150,20 @@ class Paths(NamedTuple):
     """Tokens with their denoising paths, and what drew them.
 
     states: [..., T + 1, d] entry 0 is the token, entry T is noise.
-    z: [..., H, D] the context (H = 2 with guidance, conditional first).
-    scale: [...] the guidance scale.
-    log_density: [...] of the path under z and scale.
+    laws: [..., T, d] the Gaussian that entry i of the states was drawn from.
     """
 
     states: Array
-    z: Array
-    scale: Array
-    log_density: Array
-
-
-class PendingTokens(NamedTuple):
-    """The group that each image is completing.
-
-    missing: [B, G] tokens that are not there yet.
-    z: [B, G, H, D] the target's context of them.
-    scale: [B, G] the target's guidance scale.
-    undrafted: [B] nothing was drafted there, so the first proposal is taken.
-    q_z: [B, G, H, D] the context that the rejected drafts were drawn in.
-    q_scale: [B, G] the guidance scale that they were drawn with.
-    tries: [B] proposals so far.
-    """
-
-    missing: Array
-    z: Array
-    scale: Array
-    undrafted: Array
-    q_z: Array
-    q_scale: Array
-    tries: Array
+    laws: Gaussian
 
 
 class SpeculationState(NamedTuple):
     """What a round starts from.
 
-    tokens: [B, L + padding, d] in reveal order; final before group `group`, and in it where nothing is
-        missing.
-    group: [B] the group in work.
-    drafts: [B, gamma, G] of the groups from `group` on or, while tokens are missing, of those after it.
-    drafted: [B] whether there are drafts.
-    num_drafts: [B] how many of the drafted groups are used.
-    pending: the group that is being completed.
+    tokens: [B, L + padding, d] in reveal order; final before group `group`.
+    group: [B] the group that comes next.
+    drafts: [B, gamma, G] of the groups from `group` on.
+    num_drafts: [B] how many of them are used.
     tested: [B, L + padding] tokens that were tested drafts.
     accepted: [B, L + padding] drafts that passed.
     """
@@ -192,9 +171,7 @@ class SpeculationState(NamedTuple):
     tokens: Array
     group: Array
     drafts: Paths
-    drafted: Array
     num_drafts: Array
-    pending: PendingTokens
     tested: Array
     accepted: Array
 
@@ -227,8 +204,7 @@ class RoundInfo(NamedTuple):
     loop_rounds: [] rounds of the loop.
     target: calls of the target.
     draft: calls of the draft model.
-    trips: [] resampling: rounds in which an image drew from residuals, summed over images ("path"), or
-        iterations of the loop ("paper").
+    trips: [] iterations of the loop that draws from residuals.
     truncated: [] residual draws that were truncated.
     chains: speculation along the target's denoising chains; None without.
     """

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from cspd_jax.image.rounds.groups import completing, contexts, exists, put, with_drafts
+from cspd_jax.image.rounds.groups import contexts, exists, put, with_drafts
 from cspd_jax.image.rounds.state import (
     CallCounts,
     Inputs,
@@ -23,7 +23,7 @@ Array = jax.Array
 class DraftedGroups(NamedTuple):
     """What is verified in a round.
 
-    testing: [B] images whose drafts are tested now.
+    testing: [B] images that are not complete.
     groups: [B, gamma]
     to_test: [B, gamma, G] where there is a draft to be tested.
     z: [B, gamma + 1, lookahead, G, H, D] contexts of the groups from `group` on, and of those after each.
@@ -39,8 +39,9 @@ class AcceptedPrefix(NamedTuple):
     """What the tests of a round lead to.
 
     n: [B] groups accepted in full.
-    tested: [B, gamma, G] tests up to and including the first group with a rejection.
-    kept: [B, gamma, G] drafts accepted by them.
+    tested: [B, gamma, G] tokens that count as tested: none after the group, or of a block the token, that
+        ended it.
+    kept: [B, gamma, G] drafts accepted among them.
     """
 
     n: Array
@@ -52,11 +53,11 @@ def drafted_groups(
     inputs: Inputs, state: SpeculationState, lookahead: int
 ) -> tuple[DraftedGroups, CallCounts]:
     """The target's contexts before each drafted group and after the last, from one backbone call."""
-    gamma, prefilled = inputs.speculation.gamma, inputs.speculation.prefilled(inputs.groups)
-    testing = (state.group < inputs.groups) & ~completing(state)
+    gamma = inputs.speculation.gamma
+    testing = state.group < inputs.groups
     groups = state.group[:, None] + jnp.arange(gamma)
-    used = (testing & state.drafted)[:, None] & (jnp.arange(gamma) < state.num_drafts[:, None])
-    used &= (state.group >= prefilled)[:, None]
+    used = testing[:, None] & (jnp.arange(gamma) < state.num_drafts[:, None])
+    used &= (state.group >= inputs.prefilled)[:, None]
     known = state.group[:, None] + jnp.arange(gamma + 1)
     tokens = with_drafts(inputs, state)
     if inputs.speculation.joint:  # one context for all groups, with all drafts in it
@@ -108,7 +109,6 @@ def accept(
     state = state._replace(
         tokens=put(inputs, state.tokens, groups, state.drafts.states[..., 0, :], kept),
         group=state.group + jnp.where(drafted.testing, prefix.n, 0),
-        drafted=state.drafted & ~drafted.testing,
         tested=put(inputs, state.tested, groups, tested, tested),
         accepted=put(inputs, state.accepted, groups, kept, kept),
     )

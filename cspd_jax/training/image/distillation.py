@@ -218,5 +218,5 @@ def path_acceptance(
     drafted = sample_path(chains(draft, draft_params, q), noise)
     path = jnp.concatenate([drafted.states, noise[-1:]])
     of_target = path_log_density(chains(target, target_params, p), path)
-    log_ratio = of_target - drafted.log_density
+    log_ratio = of_target - drafted.log_density(final_noise=True)
     return Acceptance(jnp.exp(jnp.minimum(0.0, log_ratio)), log_ratio)
