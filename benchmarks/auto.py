@@ -1,6 +1,7 @@
 """How far the measured choice (`fastest`) is behind the best fixed one, for all three families.
 
-    python benchmarks/auto.py            # writes results/auto.json; run it again to go on
+    python benchmarks/auto.py
+    python benchmarks/auto.py --file benchmarks/results/auto.json   # and keeps it; run it again to go on
 
 Every way that `fastest` may choose is timed on the whole job, in turns, and the time of the one it chose is
 divided by the least. The measurement that leads to the choice is not in it (`deciding_seconds`, of which most
@@ -12,7 +13,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-import platform
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -24,14 +24,13 @@ from toy import Parser, begin, held_out_prompts, load, load_text
 
 from cspd_jax import Options, Plain, SelfSpeculation, masked, text
 from cspd_jax._utils.timing import seconds_in_turns
+from cspd_jax.apps.paper import results
 from cspd_jax.image import autotune, generation
 from cspd_jax.image.chain import choice
 from cspd_jax.image.plan import resolve
 from cspd_jax.masked.comparison import Request as MaskedRequest
 from cspd_jax.networks.quantised import quantise
 from cspd_jax.text.comparison import Request as TextRequest
-
-FILE = Path(__file__).parent / "results" / "auto.json"
 
 # Named ways to run a job, and the name of the one that is chosen for it.
 Job = tuple[dict[str, Callable[[], Any]], Callable[[], str]]
@@ -90,14 +89,21 @@ def jobs(toy: bool) -> Iterator[tuple[str, Callable[[], Job]]]:
 
 def make_parser() -> Parser:
     parser = Parser(__doc__, file=Path("auto.json"), repeats=1)
-    parser.add_argument("--file", type=Path, default=FILE)
+    parser.add_argument("--file", type=Path, help="where rows are kept, of one machine (nowhere)")
     parser.add_argument("--repeats", type=int, default=5)
     return parser
 
 
 def main() -> None:
-    args = begin(make_parser())
-    rows = json.loads(args.file.read_text())["rows"] if args.file.exists() else []
+    parser = make_parser()
+    args = begin(parser)
+    here = {**results.machine(), "jax": jax.__version__}
+    rows = []
+    if args.file is not None and args.file.exists():
+        kept = json.loads(args.file.read_text())
+        if kept["here"] != here:
+            parser.error(f"{args.file} has rows of {kept['here']}, and this is {here}; name another file")
+        rows = kept["rows"]
     for name, make in jobs(args.toy):
         if any(row["job"] == name for row in rows):
             continue
@@ -116,8 +122,8 @@ def main() -> None:
             {"job": name, "chosen": choice, "best": best, "behind": behind, "seconds": seconds,
              "deciding_seconds": deciding}
         )  # fmt: skip
-        here = {"machine": platform.machine(), "device": jax.devices()[0].device_kind, "jax": jax.__version__}
-        args.file.write_text(json.dumps({"here": here, "rows": rows}, indent=1) + "\n")
+        if args.file is not None:
+            args.file.write_text(json.dumps({"here": here, "rows": rows}, indent=1) + "\n")
         times = ", ".join(f"{way} {s:.2f} s" for way, s in seconds.items())
         print(f"{name}: chose {choice}, {100 * (behind - 1):.0f} % behind the best ({times})", flush=True)
 

@@ -1,6 +1,7 @@
 """Kernels that MAR's sampling loop in eager PyTorch launches for one token, counted on a CPU.
 
-    pip install torch && python benchmarks/eager_launches.py   # writes "eager" into results/accelerator.json
+    pip install torch && python benchmarks/eager_launches.py
+    python benchmarks/eager_launches.py --file benchmarks/results/accelerator.json   # keeps it, as "eager"
 
 Every operation that the loop of reference_torch.py dispatches and that computes something (views and empty
 arrays do not) is a launch on a GPU, or more than one. The modelled time gives each the launch of an H100's
@@ -19,7 +20,6 @@ from toy import Parser, begin, sizes
 from cspd_jax.diffusion.schedule import make_schedule
 from cspd_jax.networks.config import MAR_PRESETS, MARConfig
 
-FILE = Path(__file__).parent / "results" / "accelerator.json"
 NOTHING = (
     "aten.empty",
     "aten.detach",
@@ -68,7 +68,7 @@ def launches(config: MARConfig) -> tuple[int, int]:
 
 def make_parser() -> Parser:
     parser = Parser(__doc__, file=Path("eager.json"), models=["mar-base"])
-    parser.add_argument("--file", type=Path, default=FILE)
+    parser.add_argument("--file", type=Path, help='of which "eager" is replaced by what is found (none)')
     parser.add_argument("--models", nargs="+", default=["mar-base", "mar-large", "mar-huge"])
     return parser
 
@@ -90,6 +90,8 @@ def main() -> None:
         rows.append(row)
         milliseconds = 1e3 * row["modelled_seconds_per_token"]
         print(f"{name}: {backbone} + {chain} launches, {milliseconds:.1f} ms modelled")
+    if args.file is None:
+        return
     content = json.loads(args.file.read_text()) if args.file.exists() else {}
     unfinished = args.file.with_suffix(".eager")
     unfinished.write_text(json.dumps({**content, "eager": rows}, indent=1) + "\n")

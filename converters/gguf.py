@@ -81,6 +81,8 @@ def make_config(file: GGUF) -> LMConfig:
     if (found := shapes.count(_LAYER)) != depth:  # before a network of that depth is built
         raise UserError(f"{where} has the tensors of {found} layers; {family}.block_count is {depth}")
     vocab_size = shapes.size("token_embd.weight", 0, 2)
+    if own.whole("vocab_size", vocab_size) != vocab_size:
+        raise own.wrong("vocab_size", f"{vocab_size}, as many as token_embd.weight has")
     has = lambda name: f"blk.0.{name}.bias" in file.tensors
     with naming(where):
         config = LMConfig(

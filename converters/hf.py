@@ -59,10 +59,10 @@ def open_folder(path: str | os.PathLike) -> Folder:
     return Folder(
         path,
         config,
-        read_object(generation) if generation.is_file() else {},
+        read_object(generation) if limits.is_there(generation) else {},
         tensors,
         (path / CONFIG, *files),
-        tuple(path / name for name in COMPANIONS if (path / name).is_file()),
+        tuple(path / name for name in COMPANIONS if limits.is_there(path / name)),
     )
 
 
@@ -78,9 +78,9 @@ def _config(path: Path) -> dict[str, Any]:
 
 
 def _tensor_files(path: Path) -> list[Path]:
-    if (path / SINGLE).is_file():
+    if limits.is_there(path / SINGLE):
         return [path / SINGLE]
-    if not (path / INDEX).is_file():
+    if not limits.is_there(path / INDEX):
         others = sorted(p.name for p in path.iterdir() if p.suffix in (".bin", ".pth", ".safetensors"))
         found = f"it has {', '.join(others[:3])}" if others else "it has no weights"
         raise UserError(f"{path} has neither {SINGLE} nor {INDEX} ({found})")

@@ -4,12 +4,14 @@ import importlib
 import pathlib
 from typing import TYPE_CHECKING
 
-__version__ = "0.5.0"
+__version__ = "0.6.0"
 
 # In a checkout `converters/` lies beside this folder; installed, it lies inside it.
 _ROOT = pathlib.Path(__file__).parent.parent
 if (_ROOT / "converters" / "source.py").is_file() and not (_ROOT / "cspd_jax" / "converters").exists():
     __path__.append(str(_ROOT))
+
+from cspd_jax._utils import process as _process  # noqa: E402, F401  it must see a fork, whenever that is
 
 if TYPE_CHECKING:
     from cspd_jax import image, masked, parallel, text

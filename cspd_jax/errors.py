@@ -50,7 +50,10 @@ def naming(where: object) -> Iterator[None]:
 
 def shown(value: Any) -> str:
     """A value from a file as a sentence quotes it: like repr, but short, whatever its length and depth."""
-    return _QUOTE.repr(value)[:_SHOWN]
+    try:
+        return _QUOTE.repr(value)[:_SHOWN]
+    except ValueError:  # a whole number of thousands of digits, which Python does not write
+        return f"{type(value).__name__} of too many digits"
 
 
 _QUOTE = reprlib.Repr()
@@ -58,15 +61,23 @@ _QUOTE.maxstring = _QUOTE.maxother = _QUOTE.maxlong = _SHOWN
 _QUOTE.maxlevel = 3
 
 
+def is_finite(value: Any) -> bool:
+    """Whether it is a real number, and one that a float can hold."""
+    try:
+        return not isinstance(value, bool) and isinstance(value, numbers.Real) and math.isfinite(value)
+    except OverflowError:  # a whole number of hundreds of digits
+        return False
+
+
 def check_whole(name: str, value: Any, least: int, most: int | None = None) -> None:
     """UserError unless `value` is a whole number from `least` to `most`."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-        raise UserError(f"{name} is {value!r}; it must be a whole number")
+        raise UserError(f"{name} is {shown(value)}; it must be a whole number")
     value = int(value)
     if value < least:
-        raise UserError(f"{name} is {value}; it must be at least {least}")
+        raise UserError(f"{name} is {shown(value)}; it must be at least {least}")
     if most is not None and value > most:
-        raise UserError(f"{name} is {value}; it must be at most {most}")
+        raise UserError(f"{name} is {shown(value)}; it must be at most {most}")
 
 
 def check_range(
@@ -78,8 +89,8 @@ def check_range(
     most: float | None = None,
 ) -> None:
     """UserError unless `value` is a finite number within the bounds that are given."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not math.isfinite(value):
-        raise UserError(f"{name} is {value!r}; it must be a finite number")
+    if not is_finite(value):
+        raise UserError(f"{name} is {shown(value)}; it must be a finite number")
     value = float(value)
     if above is not None and value <= above:
         raise UserError(f"{name} is {value}; it must be above {above:g}")

@@ -11,7 +11,7 @@ import enum
 import jax
 import jax.numpy as jnp
 
-from cspd_jax.errors import UserError
+from cspd_jax.errors import UserError, check_whole
 
 Array = jax.Array
 
@@ -42,12 +42,23 @@ def as_typed(key: Array) -> Array:
         raise UserError(
             f"key is {key!r:.80}; it must be made by jax.random.key, for example jax.random.key(0)"
         )
-    return jax.random.wrap_key_data(key)  # of the old kind, jax.random.PRNGKey
+    try:
+        return jax.random.wrap_key_data(key)  # of the old kind, jax.random.PRNGKey
+    except TypeError:
+        raise UserError(
+            f"key is uint32 {list(key.shape)}, which is no key of {jax.config.jax_default_prng_impl}; use"  # type: ignore[attr-defined]
+            " jax.random.key"
+        ) from None
 
 
 def row_keys(key: Array, count: int, first: int = 0) -> Array:
     """Keys [count] of the rows (images, texts) first, ..., first + count - 1 of a run."""
     key = as_typed(key)
+    if key.ndim:
+        raise UserError(f"keys have shape {key.shape}; the keys of rows are derived from one key")
+    if not isinstance(first, jax.core.Tracer):
+        check_whole("first", first, 0, 2**31 - 1)
+    check_whole("count", count, 0, 2**26)
     return jax.vmap(lambda i: jax.random.fold_in(key, i))(first + jnp.arange(count))
 
 
@@ -55,6 +66,8 @@ def independent_key(key: Array) -> Array:
     """A key, or keys [B], whose numbers are independent of those of a run with `key`: for measurements that
     decide how it is run."""
     key = as_typed(key)
+    if key.ndim > 1:
+        raise UserError(f"keys have shape {key.shape}; give one key, or one for each row")
     fold = lambda k: jax.random.fold_in(k, 2**32 - 1)  # more than there are rows or purposes
     return fold(key) if key.ndim == 0 else jax.vmap(fold)(key)
 

@@ -60,8 +60,9 @@ def main() -> int:
     args = parser.parse_args()
     spent = json.loads(args.spent.read_text(encoding="utf-8"))["tests"]
     seconds = {test: args.scale * value for test, value in spent.items()}
-    slow = choose(seconds, killers(), args.seconds)
-    kept = slow_by_choice() - seconds.keys()  # what that run did not run
+    needed = killers()
+    slow = choose(seconds, needed, args.seconds)
+    kept = slow_by_choice() - seconds.keys() - needed  # what that run did not run
     CHOICE.write_text("".join(f"{test}\n" for test in sorted({*slow, *kept})), encoding="utf-8")
     return 0
 

@@ -109,20 +109,7 @@ def jobs(work: Path) -> list[Job]:
 
     convert = lambda out: ["convert", str(source), str(out)]
     generate = lambda out: [*images, "--out", str(out)]
-    many = [
-        "sample",
-        "--target",
-        model,
-        "--n",
-        str(2 * _SHARDS - 1),
-        "--batch",
-        "2",
-        "--first",
-        "1",
-        "--labels",
-        "1,0,4",
-    ]
-    many += ["--num-iter", "4", "--tokens", "--png"]
+    many = sample_arguments(model, 2 * _SHARDS - 1)
     sample = lambda out: [*many, "--npz", str(out / "all.npz"), "--out", str(out)]
     return [
         Job("convert", convert, convert, read_checkpoint),
@@ -131,6 +118,20 @@ def jobs(work: Path) -> list[Job]:
         Job("generate", generate, generate, lambda out: dict(np.load(out / "samples.npz"))),
         Job("sample", sample, sample, read_samples, files=_SHARDS, shown_by="shards/*.json"),
     ]
+
+
+def sample_arguments(model: str, images: int) -> list[str]:
+    """Images in batches of two, each a shard."""
+    many = ["sample", "--target", model, "--n", str(images), "--batch", "2", "--first", "1"]
+    return [*many, "--labels", "1,0,4", "--num-iter", "4", "--tokens", "--png"]
+
+
+def private_caches(work: Path) -> None:
+    """What is compiled is kept, in the folder `work`."""
+    os.environ.update(
+        JAX_COMPILATION_CACHE_DIR=str(work / "programs"), XDG_CACHE_HOME=str(work / "cache"),
+        JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS="0", JAX_PLATFORMS="cpu",
+    )  # fmt: skip
 
 
 def read_samples(folder: Path) -> dict[str, np.ndarray]:
@@ -257,13 +258,13 @@ def problems(
         except Exception as error:
             found.append(f"the result is there and cannot be read: {error}")
         if job.name in ("convert", "generate"):  # which refuse to write over a result
-            return found + _left(folder)
+            return found + left_behind(folder)
     second = execute(job.again(out))
     if second.code:
         found.append(f"the second run ended with {second.code}: {second.told[-400:]}")
     elif not same(job.read(out), whole):
         found.append("the second run came to other numbers")
-    return found + _left(folder)
+    return found + left_behind(folder)
 
 
 def complete(job: Job, out: Path) -> bool:
@@ -275,7 +276,7 @@ def complete(job: Job, out: Path) -> bool:
     return out.exists()
 
 
-def _left(folder: Path) -> list[str]:
+def left_behind(folder: Path) -> list[str]:
     return [f"{path.name} was left behind" for path in folder.rglob("*.partial")]
 
 
@@ -284,10 +285,7 @@ def tried(runs: int, seed: int, name_of_job: str | None = None) -> Iterator[tupl
     rng = random.Random(seed)
     with tempfile.TemporaryDirectory() as name:
         work = Path(name)
-        os.environ.update(
-            JAX_COMPILATION_CACHE_DIR=str(work / "programs"), XDG_CACHE_HOME=str(work / "cache")
-        )
-        os.environ.update(JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS="0", JAX_PLATFORMS="cpu")
+        private_caches(work)
         wholes: dict[str, tuple[dict, float]] = {}
         every = [job for job in jobs(work) if name_of_job in (None, job.name)]
         if not every:

@@ -113,8 +113,27 @@ def damaged(valid: Path, place: Path, r: random.Random) -> Path:
         files, described = [place], []
     for _ in range(r.choice([1, 1, 1, 2])):
         file = r.choice(described if described and r.random() < 0.6 else files)
+        if r.random() < 0.05:
+            no_file(file, r)
+            break
         file.write_bytes(mutate(file, r))
     return place
+
+
+def no_file(path: Path, r: random.Random) -> None:
+    """Puts something that is no regular file in the place of one."""
+    path.unlink()
+    match r.choice(["pipe", "folder", "loop", "nowhere", "endless"]):
+        case "pipe":
+            os.mkfifo(path)
+        case "folder":
+            path.mkdir()
+        case "loop":
+            path.symlink_to(path.name)
+        case "nowhere":
+            path.symlink_to("nothing-there")
+        case "endless":
+            path.symlink_to("/dev/zero")
 
 
 def run(
@@ -144,7 +163,7 @@ def run(
                 counts[name, answer["outcome"]] += 1
                 if answer["outcome"] not in GOOD:
                     failures.append((name, answer["outcome"], answer["reason"], _keep(path, keep, seed)))
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
+                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
                 index += 1
         finally:
             worker.close()
@@ -156,7 +175,7 @@ def _keep(path: Path, keep: Path | None, seed: int) -> Path:
         return Path(path.name)
     keep.mkdir(parents=True, exist_ok=True)
     kept = keep / f"seed-{seed}-{path.name}"
-    shutil.copytree(path, kept, dirs_exist_ok=True) if path.is_dir() else shutil.copyfile(path, kept)
+    subprocess.run(["cp", "-a", path, kept], check=True)  # pipes and links as they are
     return kept
 
 

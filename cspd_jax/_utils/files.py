@@ -204,8 +204,17 @@ def check_new_folder(path: str | os.PathLike) -> None:
         raise UserError(f"{path} is a file; the results need a folder")
     elif not path.parent.is_dir():
         raise UserError(f"{path} cannot be made: the folder {path.parent} does not exist")
-    if not os.access(path.parent, os.W_OK):
-        raise UserError(f"{path} cannot be made: the folder {path.parent} is not writable")
+    check_writable(path)
+
+
+def check_writable(path: str | os.PathLike) -> None:
+    """UserError unless a folder can be made beside `path`, which is tried."""
+    probe = _partial(Path(os.path.abspath(path)))
+    try:
+        probe.mkdir()
+        probe.rmdir()
+    except OSError as error:
+        raise UserError(f"{path} cannot be made: {probe.parent} is not writable ({error.strerror})") from None
 
 
 def write_folder(path: str | os.PathLike | None, prefix: str, fill: Callable[[Path], None]) -> Path:

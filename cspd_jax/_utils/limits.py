@@ -42,6 +42,14 @@ SHARDS = 2**12
 PIXELS = 2**26  # of a picture
 
 
+def is_there(path: str | os.PathLike) -> bool:
+    """Whether an optional file is there; UserError if something stands in its place that is no file."""
+    if not os.path.lexists(path):
+        return False
+    file_size(path)
+    return True
+
+
 def file_size(path: str | os.PathLike) -> int:
     """The bytes of a regular file; UserError if it is something else, such as a pipe, which may never end."""
     try:

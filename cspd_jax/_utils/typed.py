@@ -1,4 +1,4 @@
-"""Values from JSON as the fields of a dataclass, each of the type that its annotation says."""
+"""Fields of dataclasses are of the type that their annotation says: read from JSON, and given in Python."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cspd_jax._utils import limits
-from cspd_jax.errors import UserError, naming, shown
+from cspd_jax.errors import UserError, check_range, check_whole, naming, shown
 
 _TEXTS, _NUMBERS = tuple[str, ...], tuple[int, ...]
 
@@ -61,6 +61,22 @@ def _typed(value: Any, hint: Any, what: str) -> Any:
             raise UserError(f"{what} lists {len(value)} values; it may list {limits.LISTED}")
         return tuple(value)
     return value
+
+
+def check_fields(value: Any) -> None:
+    """UserError for a field of a dataclass that is no int, float or bool (or None) although its annotation
+    says so, or that no int32 or float32 holds."""
+    for field in dataclasses.fields(value):
+        kinds, given = set(str(field.type).split(" | ")), getattr(value, field.name)
+        if given is None and "None" in kinds:
+            continue
+        kind = kinds - {"None"}
+        if kind == {"int"}:
+            check_whole(field.name, given, -(2**31), 2**31 - 1)
+        elif kind == {"float"}:
+            check_range(field.name, given, least=-3e38, most=3e38)
+        elif kind == {"bool"} and type(given).__name__ not in ("bool", "bool_"):
+            raise UserError(f"{field.name} is {shown(given)}; it must be True or False")
 
 
 def reported(value: Any) -> Any:

@@ -11,14 +11,13 @@ from types import ModuleType
 
 from cspd_jax import __version__
 from cspd_jax.cli import _failures, calibrate, convert, distill, generate, info, masked, text, train
+from cspd_jax.cli._parser import Parser
 
 VERBS = (generate, text, masked, convert, info, train, distill, calibrate)
 
 
 def make_parser(verbs: Sequence[ModuleType] = VERBS) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="cspd-jax", description="Speculative decoding that does not change what comes out."
-    )
+    parser = Parser(prog="cspd-jax", description="Speculative decoding that does not change what comes out.")
     parser.add_argument("--version", action="version", version=f"cspd-jax {__version__}")
     parser.add_argument(
         "--distributed",
@@ -36,6 +35,7 @@ def make_parser(verbs: Sequence[ModuleType] = VERBS) -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None, verbs: Sequence[ModuleType] = VERBS) -> int:
     """Runs a command; returns 0, or 2 with one sentence on standard error for what the caller can mend."""
+    _failures.open_streams()
     _failures.forgiving_streams()
     complaints = _failures.Complaints()
     try:

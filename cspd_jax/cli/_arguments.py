@@ -31,6 +31,24 @@ def whole(text: str) -> int:
     return int(text)
 
 
+def real(text: str) -> float:
+    """A number, in the characters that whole numbers are read in."""
+    if not text.isascii() or "_" in text:
+        raise argparse.ArgumentTypeError(f"{shown(text)} is not a number")
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{shown(text)} is not a number") from None
+
+
+def whole_numbers(flag: str, text: str) -> list[int]:
+    """Token ids such as 1,2,3; UserError that names the flag for anything else."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdecimal() and len(part) <= _DIGITS for part in parts):
+        raise UserError(f"{flag} {shown(text)} is not a list of whole numbers such as 1,2,3")
+    return [int(part) for part in parts]
+
+
 def new_folder(text: str) -> pathlib.Path:
     """The name of a folder for results."""
     if not text:

@@ -277,8 +277,17 @@ def asked(args: argparse.Namespace, model):
         raise UserError(f"--vae does not apply to {args.target}, which makes pixels; leave it out")
     if options_of(args).shortcuts and args.method is None and args.draft is None:
         args.method = "plain"
-    method = method_of(args, model)
-    return method, options_of(args, denoise=_denoise(args))
+    return method_of(args, model), options_of(args, denoise=_denoise(args))
+
+
+def say_what_is_less(args: argparse.Namespace, steps: int) -> None:
+    """Numbers beyond what there is, `steps` AR steps, mean all that there is."""
+    if args.num_iter is not None and args.num_iter > steps:
+        progress(
+            f"note: --num-iter {args.num_iter} is more than the model's tokens; {steps} AR steps are made"
+        )
+    if args.gamma is not None and args.gamma > steps:
+        progress(f"note: --gamma {args.gamma} is more than there is to draft: {steps} AR steps")
 
 
 def options_of(args: argparse.Namespace, **more):

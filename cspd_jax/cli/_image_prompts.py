@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 
-from cspd_jax.cli._arguments import shown
+from cspd_jax.cli._arguments import shown, whole_numbers
 from cspd_jax.errors import UserError
 
 
@@ -50,7 +50,10 @@ def with_prompts(args: argparse.Namespace, model):
             flag = "--" + given[0].replace("_", "-")
             raise UserError(f"{flag} is for models that make images from text; {model.name} takes --labels")
         return model
-    texts, rows = list(args.prompt or ()), [_ids(text) for text in args.prompt_ids or ()]
+    texts, rows = (
+        list(args.prompt or ()),
+        [whole_numbers("--prompt-ids", text) for text in args.prompt_ids or ()],
+    )
     if not texts and not rows:
         raise UserError(f"{model.name} makes images from text; say which with --prompt")
     by_text = args.negative_ids is None and (args.negative is not None or args.cfg != 1)
@@ -66,15 +69,8 @@ def with_prompts(args: argparse.Namespace, model):
 
     captions = (*texts, *(args.prompt_ids or ()))
     rows = [ids(text) for text in texts] + rows
-    negative = rows[0] if args.negative_ids is None else _ids(args.negative_ids)
+    negative = rows[0] if args.negative_ids is None else whole_numbers("--negative-ids", args.negative_ids)
     if by_text:
         negative = ids(args.negative or "")
     normalise = True if args.normalise else None
     return prompts.bind(model, rows, negative, grid=args.grid, normalise=normalise, texts=captions)
-
-
-def _ids(text: str) -> list[int]:
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        raise UserError(f"{shown(text)} is not a list of whole numbers such as 1,2,3") from None

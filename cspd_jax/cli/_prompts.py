@@ -7,7 +7,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from cspd_jax.cli._arguments import shown
+from cspd_jax.cli._arguments import whole_numbers
+from cspd_jax.cli._output import progress
 from cspd_jax.errors import UserError
 
 _LONGEST = 2**24  # bytes of a file with a prompt
@@ -31,12 +32,12 @@ def read_prompts(
     args: argparse.Namespace, tokenizer, config, max_new_tokens: int, default: Sequence[str]
 ) -> list[list[int]]:
     """Returns prompts as ids, checked against the model; `default` if the command line has none."""
-    from cspd_jax.text.prompts import check_prompts, pad_prompts
+    from cspd_jax.text.prompts import as_prompts, check_length, check_prompts
 
     texts = list(args.prompt or ())
     if args.prompt_file is not None:
         texts.append(_read(args.prompt_file))
-    rows = [_ids(text) for text in args.prompt_ids or ()]
+    rows = [whole_numbers("--prompt-ids", text) for text in args.prompt_ids or ()]
     if not texts and not rows:
         if tokenizer is None:
             raise UserError("the model has no tokenizer.json; give the prompt as --prompt-ids 1,2,3")
@@ -46,14 +47,8 @@ def read_prompts(
     if "" in texts:
         raise UserError("a prompt is empty; it needs at least one character to begin with")
     rows = [tokenizer.encode(text) for text in texts] + rows
-    check_prompts(config, pad_prompts(rows))
-    longest = max(map(len, rows))
-    if longest + max_new_tokens > config.max_positions:
-        raise UserError(
-            f"a prompt of {longest} tokens and {max_new_tokens} new ones are more than the"
-            f" {config.max_positions} positions that the model was made for; shorten the prompt, or lower"
-            " --new-tokens"
-        )
+    check_prompts(config, as_prompts(rows))
+    check_length(config, max(map(len, rows)), max_new_tokens)
     return rows
 
 
@@ -68,11 +63,18 @@ def _read(path: Path) -> str:
         raise UserError(f"{path} cannot be read as text ({error})") from None
 
 
-def _ids(text: str) -> list[int]:
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        raise UserError(f"--prompt-ids {shown(text)} is not a list of whole numbers such as 1,2,3") from None
+def check_lost(rows: Sequence[Sequence[int]]) -> None:
+    """Says how many texts hold `NO_TOKEN`; UserError if all do."""
+    from cspd_jax.text.sampling import NO_TOKEN
+
+    lost = sum(NO_TOKEN in row for row in rows)
+    if lost == len(rows):
+        raise UserError(
+            "the model's logits came out as NaN, so there is no text: its weights are damaged, or too large"
+            " for the dtype (--dtype float32)"
+        )
+    if lost:
+        progress(f"warning: {lost} of {len(rows)} texts end early, where the model's logits came out as NaN")
 
 
 def colourful(when: str) -> bool:

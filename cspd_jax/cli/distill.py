@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import time
+from typing import Any
 
 from cspd_jax.cli._arguments import positive
 from cspd_jax.cli._output import progress
@@ -34,6 +35,12 @@ def add_parser(subparsers) -> None:
         choices=("data", "target", "both"),
         help="learn on contexts from the preset's data, the target's own samples, or both in turn (data)",
     )
+    parser.add_argument(
+        "--data",
+        metavar="DIR",
+        help="a folder of images to learn on (without --preset: what the target was trained on, and half its"
+        " width)",
+    )
     parser.add_argument("--samples", type=positive, help="number of samples of the target (4096)")
     cut = parser.add_argument_group("a draft cut from a language model (preset text-cut)")
     cut.add_argument(
@@ -52,7 +59,7 @@ def add_parser(subparsers) -> None:
 
 def run(args: argparse.Namespace) -> None:
     _check_cut(args)
-    config = configure(args)
+    config = configure(args, lambda: _begun(args))
     from cspd_jax.training.distill import distill
     from cspd_jax.training.provenance import Provenance
 
@@ -71,6 +78,30 @@ def run(args: argparse.Namespace) -> None:
     finish(args, trained, start, "distill")
 
 
+def _begun(args: argparse.Namespace):
+    """The settings of a new run: of the preset, or those that fit the target, on what that was trained on."""
+    from cspd_jax.networks.config import MARConfig
+    from cspd_jax.training import presets
+    from cspd_jax.training.data.folder import FolderConfig
+    from cspd_jax.weights import models
+
+    if args.preset is not None or args.target is None or args.target in models.NAMES:
+        return presets.preset(args.preset or _PRESET)
+    if models.kind_of(args.target) != "mar":
+        return presets.preset(_PRESET)
+    outline = models.describe(args.target)
+    assert isinstance(outline.config, MARConfig)
+    trained = outline.metadata.get("extra", {}).get("training")
+    if args.data is not None:
+        channels = outline.config.token_dim // outline.config.patch_size**2
+        data: Any = FolderConfig(os.path.abspath(args.data), outline.config.image_size, channels)
+    elif trained is None:
+        raise UserError(f"{args.target} does not say what it was trained on; give --data DIR, or a --preset")
+    else:
+        data = presets.from_json(trained, args.target).data
+    return presets.draft_of(outline.config, data)
+
+
 def _check_cut(args: argparse.Namespace) -> None:
     """Chooses the preset of a cut draft; UserError if its options are incomplete."""
     options = {"--cut": args.cut, "--ids": args.ids, "--prompts": args.prompts}
@@ -81,5 +112,5 @@ def _check_cut(args: argparse.Namespace) -> None:
         raise UserError(f"a draft is cut with --cut, --ids and --prompts together; {missing[0]} is missing")
     if args.origin is not None:
         raise UserError("--from is for drafts that are not cut; a cut one learns from the target's answers")
-    if args.preset == _PRESET:
+    if args.preset is None:
         args.preset = "text-cut"

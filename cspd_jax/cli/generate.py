@@ -12,10 +12,17 @@ from typing import Any
 
 from cspd_jax._utils.files import check_new_folder, next_free, write_folder, write_text, written_beside
 from cspd_jax.cli._arguments import mesh_of
-from cspd_jax.cli._generate_options import add_options, asked, check_memory, labels_of, with_draft
+from cspd_jax.cli._generate_options import (
+    add_options,
+    asked,
+    check_memory,
+    labels_of,
+    say_what_is_less,
+    with_draft,
+)
 from cspd_jax.cli._image_prompts import add_image_prompt_options, with_prompts
 from cspd_jax.cli._output import progress
-from cspd_jax.errors import UserError
+from cspd_jax.errors import UserError, one_line
 
 PREFIX = "samples"
 _MAX_IN_PICTURE = 400
@@ -62,7 +69,8 @@ def run(args: argparse.Namespace) -> None:
     check_memory(args, outline, len(turn) * args.n)
     labels = turn * args.n
     method, options = asked(args, outline)
-    check(outline, labels, method, options)  # before anything is loaded
+    checked = check(outline, labels, method, options)  # before anything is loaded
+    say_what_is_less(args, checked.num_steps)
     start = time.perf_counter()
     mesh = mesh_of(args)
     model = with_prompts(args, models.load(args.target, args.dtype, mesh))
@@ -99,16 +107,15 @@ class _Made:
 
 def _generate(key, plan, load_seconds: float) -> tuple:
     """Tokens, what happened, and how long it took."""
-    from tqdm import tqdm
-
     from cspd_jax import reports
     from cspd_jax._utils import compilation
+    from cspd_jax._utils.progress import Bar
     from cspd_jax.image import generation
 
     compiled, start = compilation.compile_seconds(), time.perf_counter()
     # One jitted call per batch, or some where a bar on a terminal is to move within it.
     pieces = generation.PIECES if sys.stderr.isatty() else 1
-    with tqdm(
+    with Bar(
         total=generation.num_steps(plan), desc=f"{len(plan.labels)} images", unit="step", mininterval=0.5
     ) as bar:
         tokens, info = generation.generate_batches(key, plan, bar.update, pieces)
@@ -143,7 +150,7 @@ def _save(args: argparse.Namespace, key, made: _Made, timing, turn: list[int], s
             non_finite=non_finite,
         )
 
-    report, pictures = report_with(None), reports.pages(info, captions)
+    report, pictures = report_with(None), _charts(info, captions)
     folder = write_folder(
         args.out, PREFIX, lambda path: _write(path, arrays, report, captions, columns, pictures)
     )
@@ -230,7 +237,7 @@ def _beside(model, vae, found, captions) -> dict:
     from cspd_jax.image import pixels
 
     info = found.infos[found.method]
-    pages = reports.pages(info, captions[: info.images])
+    pages = _charts(info, captions[: info.images])
     if model.config.vae_stride == 1 or vae is not None:
         left = "draft" if "draft" in found.tokens else "plain"
         made = {n: pixels.to_images(model, found.tokens[n], vae) for n in (left, found.method)}
@@ -241,6 +248,19 @@ def _beside(model, vae, found, captions) -> dict:
             sides = [(title, made[n][: len(shown)]) for title, n in zip(titles, (left, found.method))]
             pages["images.png"] = reports.side_by_side(sides[0], sides[1], shown, None)
     return pages
+
+
+def _charts(info, captions: list[str]) -> dict:
+    """What was accepted, drawn; nothing where drawing fails, which must not cost the images."""
+    from cspd_jax import reports
+
+    try:
+        return reports.pages(info, captions)
+    except Exception as error:
+        progress(
+            f"warning: the charts are left out, for matplotlib cannot draw them ({one_line(str(error))})"
+        )
+        return {}
 
 
 def _autoencoder(args: argparse.Namespace, model):

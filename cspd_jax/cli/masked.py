@@ -14,7 +14,7 @@ from cspd_jax._utils.files import check_new_folder, write_folder
 from cspd_jax.cli._arguments import add_mesh_option, mesh_of, seed
 from cspd_jax.cli._fields import add_flags, from_flags, when_used
 from cspd_jax.cli._output import measured, progress
-from cspd_jax.cli._prompts import add_prompt_options, colourful, paint, read_prompts
+from cspd_jax.cli._prompts import add_prompt_options, check_lost, colourful, paint, read_prompts
 from cspd_jax.errors import UserError
 
 if TYPE_CHECKING:
@@ -42,7 +42,9 @@ def add_parser(subparsers: Any) -> None:
 
 def _add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
+        "--target",
         "--model",
+        dest="model",
         default="masked-default",
         metavar="MODEL",
         help="masked-default, a checkpoint folder (ours or Hugging Face's), or OWNER/NAME on the hub",
@@ -124,6 +126,7 @@ def run(args: argparse.Namespace) -> None:
     generation = comparison.measure(request, compare)
     report = reports.make_report(generation, model, seed=args.seed)
     ids = generation.output.tokens.tolist()
+    check_lost(ids)
     texts = [None if tokenizer is None else _until_the_end(tokenizer, model.config, row) for row in ids]
     content = {"text": texts, "ids": ids, **report}
     if args.out is not None and processes.is_first():

@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from cspd_jax.cli._arguments import add_mesh_option, mesh_of, positive, seed
 from cspd_jax.cli._fields import add_flags, from_flags, when_used
 from cspd_jax.cli._output import progress
-from cspd_jax.cli._prompts import add_prompt_options, colourful, paint, read_prompts
+from cspd_jax.cli._prompts import add_prompt_options, check_lost, colourful, paint, read_prompts
 from cspd_jax.errors import UserError
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ def _add_model_flags(parser: argparse.ArgumentParser) -> None:
     models = parser.add_argument_group("models")
     models.add_argument(
         "--target",
+        "--model",
         default="text-default",
         metavar="MODEL",
         help="text-default, a checkpoint folder (ours or Hugging Face's), or OWNER/NAME on the hub",
@@ -133,6 +135,7 @@ def run(args: argparse.Namespace) -> None:
     measured = comparison.measure(
         request, compare, repeats=3 if compare else 1, adapt=args.adapt, gammas=gammas, rows=rows
     )
+    check_lost(measured.ids)
     report = reports.make_report(measured, target, args.method, name, rows=rows, seed=args.seed)
     if report["truncated"]:
         progress("warning: rounding left nothing of a residual, so some tokens are not exactly the target's")
@@ -186,7 +189,7 @@ def load_drafter(args: argparse.Namespace, target: TextModel) -> tuple[str, Any]
     """Returns the name of the drafter, and what `text.generate` takes for it."""
     from cspd_jax.networks.quantised import quantise
     from cspd_jax.text import PromptLookup
-    from cspd_jax.weights import models
+    from cspd_jax.weights import hub, models
 
     name = args.draft
     if name is None:
@@ -197,6 +200,11 @@ def load_drafter(args: argparse.Namespace, target: TextModel) -> tuple[str, Any]
         return name, PromptLookup()
     if name in ("int8", "int4"):
         return name, (target.network, quantise(target.params, int(name[3:])))
+    if not os.path.exists(name) and name not in models.TEXT_DEFAULTS and not hub.is_repository(name):
+        raise UserError(
+            f"--draft {name} is none of lookup, int8, int4, {', '.join(models.TEXT_DEFAULTS)}, a checkpoint"
+            " folder or OWNER/NAME on the hub"
+        )
     draft = models.load_text(name, args.dtype, target.mesh)
     if not draft.config.causal:
         raise UserError(f"{name} is a masked-diffusion model; it cannot draft for a causal one")

@@ -5,11 +5,14 @@ from __future__ import annotations
 import argparse
 import os
 import time
+from collections.abc import Callable
+from typing import Any
 
 from cspd_jax.cli._arguments import add_mesh_option, mesh_of, new_folder, positive, whole
 from cspd_jax.cli._output import progress, result
 from cspd_jax.errors import UserError
 
+_PRESET = "glyphs"
 _SHORTCUTS = ("steps", "batch", "seed", "learning_rate")
 
 
@@ -21,9 +24,14 @@ def add_parser(subparsers) -> None:
         " runs (for text held_out.jsonl instead of pictures/), and at the end model/, a checkpoint folder of"
         " the averaged weights.",
     )
-    add_run_flags(parser, default="glyphs")
-    folder = parser.add_argument_group("folders of images (preset mar-base)")
-    folder.add_argument("--data", metavar="DIR", help="the folder of images; short for --set data.root=DIR")
+    add_run_flags(parser, default=_PRESET)
+    folder = parser.add_argument_group("folders of images (presets folder and mar-base)")
+    folder.add_argument(
+        "--data",
+        metavar="DIR",
+        help="the folder of images, with a sub-folder for each class if there are several; without --preset"
+        " it is learned by a small model of the images' own size, up to 64 x 64 (preset folder)",
+    )
     folder.add_argument(
         "--vae", metavar="NAME", help="kl16 or the folder of a converted KL-16: train on its latents"
     )
@@ -43,9 +51,7 @@ def add_parser(subparsers) -> None:
 
 def add_run_flags(parser: argparse.ArgumentParser, default: str) -> None:
     """Flags of every command that trains."""
-    parser.add_argument(
-        "--preset", default=default, help=f"a named run; an unknown name lists them ({default})"
-    )
+    parser.add_argument("--preset", help=f"a named run; an unknown name lists them ({default})")
     parser.add_argument("--out", required=True, metavar="OUT", type=new_folder, help="folder of the run")
     parser.add_argument(
         "--resume",
@@ -81,7 +87,7 @@ def add_run_flags(parser: argparse.ArgumentParser, default: str) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    config = configure(args)  # a wrong name or value is reported before jax is loaded
+    config = _configured(args)  # a wrong name or value is reported before jax is loaded
     from cspd_jax.training.config import TextTrainConfig
     from cspd_jax.training.provenance import Provenance
 
@@ -142,21 +148,33 @@ def finish(args: argparse.Namespace, trained, start: float, command: str) -> Non
     result({**report, "model": str(args.out / "model"), "params": description["params"]}, args.json)
 
 
-def configure(args: argparse.Namespace):
-    """The settings of the run: those of the preset, or of the run in OUT, changed by the options."""
+def _configured(args: argparse.Namespace):
+    """As `configure`; a folder of images alone is learned by a model of its sizes."""
+    from cspd_jax.training import presets
+
+    if args.data is None or args.preset not in (None, presets.FOLDER):
+        return configure(args, lambda: presets.preset(args.preset or _PRESET))
+    return configure(args, lambda: presets.of_folder(args.data))
+
+
+def configure(args: argparse.Namespace, begin: Callable[[], Any]):
+    """The settings of the run: those of `begin`, or of the run in OUT, changed by the options."""
     from cspd_jax.training import presets
     from cspd_jax.training.config import with_settings
 
-    config = presets.preset(args.preset)
     stored = presets.read(args.out) if args.resume else None
-    if getattr(args, "data", None):
-        if not hasattr((stored or config).data, "root"):
-            raise UserError("--data names a folder of images; it goes with --preset mar-base")
-        args.set.insert(0, f"data.root={args.data}")
+    config = begin() if stored is None else stored
+    if args.data is not None:
+        if not hasattr(config.data, "root"):
+            raise UserError("--data names a folder of images; it goes with the presets folder and mar-base")
+        root = os.path.abspath(args.data)
+        if stored is not None and os.path.abspath(config.data.root) == root:
+            root = config.data.root  # as it was written there
+        args.set.insert(0, f"data.root={root}")
     settings = [f"{name}={getattr(args, name)}" for name in _SHORTCUTS if getattr(args, name) is not None]
     if stored is None and args.steps is not None:
         settings += _fitting_schedule(config, args.steps)
-    changed = with_settings(stored or config, [*settings, *args.set])
+    changed = with_settings(config, [*settings, *args.set])
     if stored and (changed.model, changed.data, changed.seed) != (stored.model, stored.data, stored.seed):
         raise UserError("the model, data and seed of a run cannot be changed when it is resumed")
     return changed

@@ -14,6 +14,7 @@ import numpy as np
 
 from cspd_jax._utils.timing import seconds_in_turns
 from cspd_jax.coupling.draft_length import speedup
+from cspd_jax.errors import check_whole
 from cspd_jax.image import generation
 from cspd_jax.image.counts import NetworkCalls
 from cspd_jax.image.info import Info
@@ -59,6 +60,7 @@ def compare(
     repeats: int = 3,
 ) -> Comparison:
     """Times a method, and the plain sampler, on all labels at once; arguments as for `generate`."""
+    check_whole("repeats", repeats, 1)
     return beside_plain(key, resolve(model, labels, method, options), repeats)
 
 
@@ -78,6 +80,7 @@ def plain_plan(plan: Plan) -> Plan:
 
 def beside_plain(key: Array, plan: Plan, repeats: int = 3) -> Comparison:
     """Runs the plan and the plain sampler on all labels at once. Compilation is not counted."""
+    check_whole("repeats", repeats, 1)
     base = plain_plan(plan)
     method = plan.method.name
     if method == "plain":

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
+from cspd_jax._utils.progress import Bar
+from cspd_jax.errors import UserError, check_whole, shown
 from cspd_jax.image import sharded
 from cspd_jax.image.bound import Batch
 from cspd_jax.image.counts import BatchOutput
@@ -15,7 +18,7 @@ from cspd_jax.image.methods import Method, Plain
 from cspd_jax.image.options import Options
 from cspd_jax.image.plan import Labels, Plan, resolve
 from cspd_jax.keys import keys_per_row, row_keys
-from cspd_jax.weights.models import ImageModel
+from cspd_jax.weights.models import ImageModel, blaming_parameters
 
 Array = jax.Array
 
@@ -28,6 +31,8 @@ def generate(
     labels: Labels,
     method: Method = Plain(),
     options: Options = Options(),
+    *,
+    progress: bool = False,
 ) -> tuple[Array, Info]:
     """Generates one image per label: tokens [N, L, d] by position, and what happened.
 
@@ -37,9 +42,19 @@ def generate(
     key: one key (image i uses the i-th of `row_keys(key, N)`), or one key per image, [N].
     labels: class numbers, [N]; -1 is "no class".
     method: Plain(), SelfSpeculation(), DraftSpeculation(draft) or ReleasedRunner(draft).
-    options: how, whatever the method.
+    options: how, whatever the method; `cfg` may be one number for each image.
+    progress: show a bar, for which it runs in some jitted calls in place of one.
     """
-    return run(key, resolve(model, labels, method, options))
+    try:
+        with blaming_parameters(model):
+            plan = resolve(model, labels, method, options)
+            shown = progress and not isinstance(key, jax.core.Tracer)
+            return _shown(key, plan) if shown else run(key, plan)
+    except jax.errors.TracerArrayConversionError:
+        raise UserError(
+            "generate was called inside jit or vmap, where it cannot count what happened; make a plan outside"
+            " (cspd_jax.image.resolve) and call its `sample` there"
+        ) from None
 
 
 def stream(
@@ -58,8 +73,17 @@ def stream(
 
 def run(key: Array, plan: Plan) -> tuple[Array, Info]:
     """All images of a plan side by side: tokens [N, L, d] by position, and what happened."""
+    _check_plan(plan)
     out = _run(plan, plan.batch_of(keys_per_row(key, len(plan.labels)), plan.labels))
     return out.tokens, summarise(plan, [out])
+
+
+def _shown(key: Array, plan: Plan) -> tuple[Array, Info]:
+    """`run`, with a bar."""
+    keys = keys_per_row(key, len(plan.labels))
+    with Bar(total=plan.num_steps, desc=f"{len(plan.labels)} images", unit="step") as bar:
+        out = generate_batch(plan, plan.batch_of(keys, plan.labels), bar.update, PIECES)
+    return jnp.asarray(out.tokens), summarise(plan, [out])
 
 
 def generate_batches(
@@ -70,6 +94,10 @@ def generate_batches(
     Image i depends on `key` and i only. `on_step` and `pieces` as for `generate_batch`. Returns tokens
     [N, L, d] and what happened.
     """
+    _check_plan(plan)
+    check_whole("pieces", pieces, 1)
+    if on_step is not None and not callable(on_step):
+        raise UserError(f"on_step is {shown(on_step)}; it must be a function")
     labels, count = plan.labels, len(plan.labels)
     outputs: list[BatchOutput] = []
     for first in range(0, count, plan.batch):
@@ -98,6 +126,13 @@ def generate_batch(
             on_step(now - done)
         done = now
     return out._replace(tokens=np.asarray(out.tokens))
+
+
+def _check_plan(plan: Plan) -> None:
+    if not isinstance(plan, Plan):
+        raise UserError(
+            f"plan is of type {type(plan).__name__}; it must be a Plan, as cspd_jax.image.resolve makes one"
+        )
 
 
 def num_steps(plan: Plan) -> int:

@@ -177,11 +177,13 @@ class _Speculation:
     def criterion_name(self) -> str:
         return self.speculation.criterion.name
 
-    def check(self, model: ImageModel) -> None:
+    def __post_init__(self) -> None:
         check_whole("gamma", self.gamma, 1)
         check_range("prefill", self.prefill, least=0.0, most=1.0)
         if self.draft_cost is not None:
             check_range("draft_cost", self.draft_cost, above=0.0)
+
+    def check(self, model: ImageModel) -> None:
         self.speculation.criterion.check()
 
     def run(self, batch: Batch) -> BatchOutput:

@@ -6,13 +6,14 @@ A field of `Options` is the only place where an option has its name, its default
 from __future__ import annotations
 
 import dataclasses
+import numbers
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from cspd_jax._utils.options import documented, option
-from cspd_jax._utils.typed import reported
-from cspd_jax.errors import UserError, check_whole
+from cspd_jax._utils.typed import check_fields, reported
+from cspd_jax.errors import UserError, check_whole, shown
 
 if TYPE_CHECKING:  # the command line makes its flags of this module and answers before jax is loaded
     from jax import Array
@@ -32,10 +33,13 @@ def _number(name: str, value: Any) -> float:
 
     if isinstance(value, Tracer):
         raise UserError(f"{name} is traced; give it to the `sample` of a plan, which is made outside jit")
-    array = np.asarray(value)
-    if array.size != 1 or not np.issubdtype(array.dtype, np.number) or not np.isfinite(array).all():
-        raise UserError(f"{name} is {value!r:.80}; it must be a finite number")
-    return float(array.reshape(()))
+    try:
+        array = np.asarray(value)
+        if array.size == 1 and array.dtype.kind in "iuf" and np.isfinite(array).all():
+            return float(array.reshape(()))
+    except (ValueError, OverflowError):
+        pass
+    raise UserError(f"{name} is {shown(value)}; it must be a finite number")
 
 
 def _scale(name: str, value: Any) -> float:
@@ -74,14 +78,33 @@ def _denoise(name: str, value: Any) -> ChainSpeculation | str:
         value = ChainSpeculation()
     if not isinstance(value, ChainSpeculation):
         raise UserError(f"denoise {value!r} is unknown; it is {', '.join(DENOISE)}, or a ChainSpeculation")
-    if isinstance(value.draft_lengths, int):
-        value = dataclasses.replace(value, draft_lengths=(value.draft_lengths,))
-    if not value.draft_lengths:
-        raise UserError("draft_lengths is empty; it must hold at least one number of steps")
+    lengths = value.draft_lengths
+    if isinstance(lengths, numbers.Integral) or (
+        isinstance(lengths, list | np.ndarray) and np.ndim(lengths) == 1
+    ):
+        value = dataclasses.replace(value, draft_lengths=tuple(np.ravel(lengths).tolist()))
+    if not isinstance(value.draft_lengths, tuple) or not value.draft_lengths:
+        raise UserError(
+            f"draft_lengths is {shown(lengths)}; it must hold at least one number of steps, as in (16,)"
+        )
     if value.drafter not in DRAFTERS:
         raise UserError(f"drafter {value.drafter!r} is unknown; it is {' or '.join(DRAFTERS)}")
     for length in value.draft_lengths:
         check_whole("a draft length (window)", length, 1)
+    return value
+
+
+def _drafter(name: str, value: Any) -> ChainDrafter | None:
+    if value is not None and (isinstance(value, type) or not hasattr(value, "start")):
+        raise UserError(
+            f"{name} is {shown(value)}; it must be a drafter of denoising steps, as calibration fits one"
+        )
+    return value
+
+
+def _buckets(name: str, value: Any) -> int | None:
+    if value is not None:
+        check_whole(name, value, 1, 1024)
     return value
 
 
@@ -154,9 +177,11 @@ class Options:
         static=True,
     )
     chain_drafter: ChainDrafter | None = option(
-        None, "drafts denoising steps, in place of the calibrated drafter", report=""
+        None, "drafts denoising steps, in place of the calibrated drafter", _drafter, report=""
     )
-    draft_drafter: ChainDrafter | None = option(None, "the same for the chains of the draft model", report="")
+    draft_drafter: ChainDrafter | None = option(
+        None, "the same for the chains of the draft model", _drafter, report=""
+    )
     anneal: Annealing | None = option(
         None,
         "lossy: denoising steps fall from FIRST to LAST along the AR steps, for example 50:5; with"
@@ -181,6 +206,7 @@ class Options:
     prefix_buckets: int | None = option(
         None,
         "prefix lengths that the encoder is compiled for; each AR step uses the shortest that will do",
+        _buckets,
         static=True,
     )
     guided: bool | None = option(
@@ -222,7 +248,9 @@ class Options:
 
     def checked(self) -> Options:
         """The same as it is meant; UserError for values that no model can have."""
-        return Options(**{name: _meant(name, getattr(self, name)) for name in FIELDS})
+        meant = Options(**{name: _meant(name, getattr(self, name)) for name in FIELDS})
+        check_fields(meant)
+        return meant
 
     def report(self, quiet: bool = False) -> dict[str, Any]:
         """As JSON, under the names that reports have; `quiet`: as manifests have it (`option`)."""

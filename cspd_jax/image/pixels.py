@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -40,7 +40,7 @@ def to_images(model: ImageModel, tokens: jax.Array | np.ndarray, vae: VAE | None
     Values that are not numbers become black.
     """
     check_image_model(model)
-    _check_tokens(model, tokens)
+    tokens = _checked_tokens(model, tokens)
     if model.config.vae_stride == 1:
         if vae is not None:
             raise UserError(f"{model.name} makes pixels; it needs no autoencoder")
@@ -56,12 +56,18 @@ def _on_sphere(model: ImageModel) -> bool:
     return getattr(model.config, "on_sphere", False)
 
 
-def _check_tokens(model: ImageModel, tokens: jax.Array | np.ndarray) -> None:
+def _checked_tokens(model: ImageModel, tokens: Any) -> np.ndarray:
     wanted = (model.network.seq_len, model.network.token_dim)
-    if np.ndim(tokens) != 3 or np.shape(tokens)[1:] != wanted:
+    try:
+        tokens = np.asarray(tokens)
+    except ValueError:  # lists of several lengths
+        tokens = np.asarray(None)
+    if tokens.ndim != 3 or tokens.shape[1:] != wanted or tokens.dtype.kind not in "iufV":
         raise UserError(
-            f"the tokens have shape {np.shape(tokens)}; {model.name} makes [N, {wanted[0]}, {wanted[1]}]"
+            f"the tokens have shape {tokens.shape} and are {tokens.dtype}; {model.name} makes numbers"
+            f" [N, {wanted[0]}, {wanted[1]}]"
         )
+    return tokens
 
 
 def _bytes(pixels: jax.Array | np.ndarray) -> np.ndarray:
@@ -79,7 +85,7 @@ def _sphere_bytes(pixels: jax.Array | np.ndarray) -> np.ndarray:
 def to_latents(model: ImageModel, tokens: jax.Array | np.ndarray) -> np.ndarray:
     """Tokens [N, L, d] -> float32 latents [N, h, w, c] as an autoencoder's decoder takes them."""
     check_image_model(model)
-    _check_tokens(model, tokens)
+    tokens = _checked_tokens(model, tokens)
     config = model.config
     scale = 1 if _on_sphere(model) else getattr(config, "latent_scale", LATENT_SCALE)
     latents = unpatchify(tokens, config.patch_size, getattr(config, "rows", None))
@@ -88,6 +94,10 @@ def to_latents(model: ImageModel, tokens: jax.Array | np.ndarray) -> np.ndarray:
 
 def check_vae(model: ImageModel, vae: VAE) -> None:
     """UserError unless the autoencoder decodes this model's latents."""
+    if not isinstance(vae, VAE):
+        raise UserError(
+            f"vae is of type {type(vae).__name__}; it must be a VAE, as cspd_jax.load_vae returns it"
+        )
     if hasattr(model.config, "latent_scale"):
         raise UserError(
             f"no autoencoder here decodes the latents of {model.name} (a FLUX-type one does); leave vae out,"

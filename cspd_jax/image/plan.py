@@ -10,9 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from cspd_jax._utils import process
+from cspd_jax._utils.typed import check_fields
 from cspd_jax.diffusion.flow import is_flow, of_kind
 from cspd_jax.diffusion.schedule import sampling_schedule
-from cspd_jax.errors import UserError, check_whole
+from cspd_jax.errors import UserError, check_range, check_whole, shown
 from cspd_jax.image.bound import Batch
 from cspd_jax.image.chain import calibration, choice
 from cspd_jax.image.counts import BatchOutput
@@ -22,7 +24,8 @@ from cspd_jax.image.methods import Method, Plain
 from cspd_jax.image.options import Options
 from cspd_jax.image.order import Raster, Spread
 from cspd_jax.image.protocol import CausalTokenModel
-from cspd_jax.weights.models import ImageModel, check_image_model
+from cspd_jax.keys import as_typed
+from cspd_jax.weights.models import ImageModel, blaming_parameters, check_image_model
 
 Array = jax.Array
 Labels = Sequence[int] | np.ndarray | Array
@@ -39,6 +42,7 @@ class Plan:
     batch: images side by side.
     drafter_source: where the chain drafter is from: a file, "calibrated" or "given".
     measured_seconds: of a group of chains by way of denoising, if the choice was measured.
+    scales: [N] guidance of each image, where there is not one for all; the options then have their mean.
     """
 
     model: ImageModel
@@ -48,6 +52,7 @@ class Plan:
     batch: int
     drafter_source: str | None = None
     measured_seconds: dict[str, float] | None = None
+    scales: np.ndarray | None = None
 
     @property
     def num_steps(self) -> int:
@@ -65,10 +70,20 @@ class Plan:
         """What comes out if no draw is truncated."""
         return self.method.exactness(self.options)
 
+    def report(self) -> dict[str, Any]:
+        """The options as JSON."""
+        own = {} if self.scales is None else {"cfg": self.scales.tolist()}
+        return self.options.report() | own
+
     def batch_of(self, keys: Array, labels: np.ndarray, active: np.ndarray | None = None) -> Batch:
         """Images with these keys and labels, [B] each; `active`: [B] those that are wanted (all)."""
         wanted = None if active is None else jnp.asarray(active)
-        return Batch(self.model.network, self.model.params, keys, jnp.asarray(labels), self.options, wanted)
+        options = self.options
+        if self.scales is not None:
+            if len(labels) != len(self.scales):
+                raise UserError("images that each have a cfg of their own are made all side by side")
+            options = dataclasses.replace(options, cfg=jnp.asarray(self.scales))
+        return Batch(self.model.network, self.model.params, keys, jnp.asarray(labels), options, wanted)
 
     def sample(
         self,
@@ -91,10 +106,24 @@ class Plan:
         """
         if cfg is not None and not self.options.guided:
             raise UserError("the plan was made without guidance; make it with the cfg that is used most")
+        keys = as_typed(keys)
+        if keys.ndim != 1 or np.shape(labels) != keys.shape:
+            raise UserError(
+                f"keys have shape {keys.shape}, labels {np.shape(labels)}; give one of each for every image"
+            )
+        if not jnp.issubdtype(jnp.asarray(labels).dtype, jnp.integer):
+            raise UserError(f"labels are of type {jnp.asarray(labels).dtype}; they must be class numbers")
+        if not isinstance(labels, jax.core.Tracer):
+            labels = jnp.asarray(_checked_labels(self.model, labels))
+        if temperature is not None and not isinstance(temperature, jax.core.Tracer):
+            check_range("temperature", float(temperature), above=0.0)
+        if active is not None and np.shape(active) != keys.shape:
+            raise UserError(f"active is {shown(active)}; it must be true or false for every image")
         params = self.model.params if params is None else params
         given: dict[str, Any] = {"cfg": cfg, "temperature": temperature}
         options = dataclasses.replace(self.options, **{n: v for n, v in given.items() if v is not None})
-        return self.method.run(Batch(self.model.network, params, keys, labels, options, active))
+        with blaming_parameters((self.model.network, params)):
+            return self.method.run(Batch(self.model.network, params, keys, labels, options, active))
 
 
 def resolve(
@@ -116,9 +145,11 @@ def check(
 ) -> Plan:
     """The plan but for what is found or measured on this machine (`settle`); UserError for what no generation
     can have. The model may have no parameters yet."""
+    process.check()
     check_image_model(model)
-    options = options.checked()
     classes = _checked_labels(model, labels)
+    options, scales = _one_scale(options, len(classes))
+    options = options.checked()
     _check_method(method)
     length = model.network.seq_len
     if isinstance(model.network, CausalTokenModel):
@@ -137,7 +168,7 @@ def check(
             f"the released runner (criterion {method.criterion_name}) denoises step by step; use"
             f" denoise plain"
         )
-    return Plan(model, classes, method.fitted(len(groups)), options, len(classes))
+    return Plan(model, classes, method.fitted(len(groups)), options, len(classes), scales=scales)
 
 
 def settle(plan: Plan, batch: int | None = None) -> Plan:
@@ -167,8 +198,27 @@ def settle(plan: Plan, batch: int | None = None) -> Plan:
     return dataclasses.replace(plan, options=options, drafter_source=source, measured_seconds=seconds)
 
 
+def _one_scale(options: Options, images: int) -> tuple[Options, np.ndarray | None]:
+    """The options with one guidance scale, which what is compiled and fitted depends on; and the scale of
+    each image, if they were given."""
+    if not isinstance(options, Options):
+        raise UserError(f"options is {options!r:.80}; it must be an Options(...)")
+    if isinstance(options.cfg, jax.core.Tracer) or np.ndim(options.cfg) != 1 or np.size(options.cfg) == 1:
+        return options, None
+    each = np.asarray(options.cfg).tolist()
+    scales: list[Any] = [dataclasses.replace(options, cfg=cfg).checked().cfg for cfg in each]
+    if len(scales) != images:
+        raise UserError(f"cfg has {len(scales)} numbers for {images} images; give one for all, or one each")
+    guided = any(scale != 1 for scale in scales) if options.guided is None else options.guided
+    mean = float(np.mean(scales))
+    return dataclasses.replace(options, cfg=mean, guided=guided), np.asarray(scales, np.float32)
+
+
 def _checked_labels(model: ImageModel, labels: Any) -> np.ndarray:
-    labels = np.asarray(labels)
+    try:
+        labels = np.asarray(labels)
+    except ValueError:  # lists of several lengths
+        labels = np.asarray(None)
     if labels.ndim != 1 or not labels.size or not np.issubdtype(labels.dtype, np.integer):
         raise UserError("labels must be a list of at least one class number, for example [0, 1, 2]")
     classes = model.config.num_classes
@@ -188,6 +238,9 @@ def _check_method(method: Any) -> None:
             f"method is {method!r}; it must be a method object such as Plain(), SelfSpeculation() or"
             " DraftSpeculation(draft)"
         )
+    for part in (method, getattr(method, "criterion", None)):
+        if dataclasses.is_dataclass(part) and not isinstance(part, type):
+            check_fields(part)
     if method.draft_model is not None:
         check_image_model(method.draft_model, "draft")
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import jax
 
 from cspd_jax._utils.timing import Choice, choose
+from cspd_jax.errors import UserError, check_whole, shown
 from cspd_jax.keys import independent_key
 from cspd_jax.masked.comparison import Request
 from cspd_jax.masked.methods import SelfSpeculation, Stepwise
@@ -32,6 +33,9 @@ def fastest(
     measurement draws numbers of its own. The variants are named "stepwise" and "gamma 4".
     `generate(*choice.request)` runs the fastest.
     """
+    check_whole("pilot", pilot, 1)
+    if not isinstance(gammas, Sequence):
+        raise UserError(f"gammas is {shown(gammas)}; it must list numbers of drafts, as in (2, 4, 8)")
     request = Request(key, model, prompts, Stepwise(), options)
     variants = {"stepwise": request}
     variants |= {f"gamma {g}": request._replace(method=SelfSpeculation(g)) for g in gammas}

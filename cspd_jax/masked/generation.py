@@ -8,7 +8,9 @@ from collections.abc import Iterator
 import jax
 import jax.numpy as jnp
 
+from cspd_jax._utils import process
 from cspd_jax._utils.options import check_options
+from cspd_jax._utils.progress import Bar
 from cspd_jax.masked import loop, sharded, stepwise
 from cspd_jax.masked.canvas import make_canvas
 from cspd_jax.masked.info import MaskedOutput
@@ -18,8 +20,9 @@ from cspd_jax.masked.options import Options
 from cspd_jax.masked.speculative import Speculation
 from cspd_jax.parallel import common_mesh
 from cspd_jax.text.checks import at_most, check_max_gamma, check_number, holds, keys_of_rows, require
-from cspd_jax.text.prompts import PromptsLike, as_prompts, check_prompts
+from cspd_jax.text.prompts import BEYOND, PromptsLike, as_prompts, check_length, check_prompts
 from cspd_jax.text.protocol import Model, bound
+from cspd_jax.weights.models import blaming_parameters
 
 Array = jax.Array
 
@@ -30,11 +33,13 @@ def generate(
     prompts: PromptsLike,
     method: Method = SelfSpeculation(),
     options: Options = Options(),
+    *,
+    progress: bool = False,
 ) -> MaskedOutput:
     """Fills the places after each prompt, and returns (tokens [B, max_new_tokens], info).
 
     A row depends on its own prompt, key and numbers, never on its neighbours. The function can be called
-    inside your own jitted function.
+    inside your own jitted function. A place whose logits are NaN is filled with -1.
 
     Args:
       key: one key, from which each row derives its own, or one key per row [B]. None is enough when greedy.
@@ -43,10 +48,25 @@ def generate(
       method: `SelfSpeculation()`, which writes what `Stepwise()`, its reference, writes; or `Schedule()`, the
         lossy one that was published with the model.
       options: see `Options`.
+      progress: show a bar, for which each round is a jitted call of its own; not on a mesh, nor in `jit`.
     """
     mesh = common_mesh(model)
-    inputs = prepare(key, model, prompts, method, options)
-    return loop.run(inputs) if mesh is None else sharded.run(loop.run, inputs, mesh)
+    with blaming_parameters(model):
+        inputs = prepare(key, model, prompts, method, options)
+        if mesh is not None:
+            return sharded.run(loop.run, inputs, mesh)
+        return _shown(inputs) if progress else loop.run(inputs)
+
+
+def _shown(inputs: Inputs) -> MaskedOutput:
+    """`loop.run`, with a bar."""
+    canvas = inputs.canvas
+    rows, known = len(canvas.start), 0
+    with Bar(total=rows * canvas.places, desc=f"{rows} texts", unit="token") as bar:
+        for out in loop.outputs(inputs):
+            before, known = known, int(jnp.sum(out.tokens != canvas.mask_id))
+            bar.update(known - before)
+    return out
 
 
 def stream(
@@ -71,13 +91,15 @@ def prepare(
     options: Options = Options(),
 ) -> Inputs:
     """Returns the arguments of `generate`, checked where their values are known, as `Inputs`."""
+    process.check()
     network, params = bound(model)
     config, prompts = network.config, as_prompts(prompts)
     require(config.mask_ids, "the model has no mask id, so it is not a masked-diffusion model")
     is_method = isinstance(method, Method)
     require(is_method, f"method is {method!r:.80}; it must be SelfSpeculation(), Stepwise() or Schedule()")
-    batch, _ = check_prompts(config, prompts, shortest=int(config.shifted))
+    batch, longest = check_prompts(config, prompts, shortest=int(config.shifted))
     check_options(options, Options, batch)
+    check_length(config, longest, int(options.max_new_tokens), BEYOND)
     check_options(method, type(method), batch)
     if holds(options.place_temperature, lambda t: t == 0, unknown=False):
         options = dataclasses.replace(options, place_temperature=None)

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from cspd_jax._utils.options import documented, option
-from cspd_jax.text.checks import number, require, size, whole_number
+from cspd_jax.text.checks import given_size, number, require, size, whole_number
 
 Array = jax.Array
 CONFIDENCES = ("clean", "probability", "margin", "entropy", "random")
@@ -42,7 +42,7 @@ class Options:
     block: int = option(
         8,
         "places to fill before later ones (default: 8); Dream's schedule ignores it",
-        size,
+        given_size,
         static=True,
         flags=("--block",),
         type="positive",

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from cspd_jax.masked.canvas import Canvas, Window
+from cspd_jax.masked.confidence import by_row
 
 Array = jax.Array
 
@@ -88,6 +89,5 @@ def _guided(canvas: Canvas, logits: Array) -> Array:
     if canvas.options.guidance is None:
         return logits[0]
     conditional, unconditional = logits
-    return unconditional + (jnp.asarray(canvas.options.guidance) + 1).astype(logits.dtype) * (
-        conditional - unconditional
-    )
+    scale = by_row(canvas.options.guidance, conditional)
+    return unconditional + (scale + 1) * (conditional - unconditional)

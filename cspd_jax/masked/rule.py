@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from cspd_jax.coupling.acceptance import at_least_float32
 from cspd_jax.masked.canvas import Canvas
 from cspd_jax.masked.confidence import MEASURES, by_row, tempered, uses_tempered
-from cspd_jax.text.sampling import gumbel
+from cspd_jax.text.sampling import gumbel, most_probable
 
 Array = jax.Array
 _PLACES = 2**32 - 2  # more than there are steps
@@ -84,7 +84,7 @@ def drawn_from(canvas: Canvas, of_tokens: Scores, places: Array, steps: Array) -
     if canvas.keys is not None:
         noise = step_noise(canvas.keys, steps, places, logits.shape[-1], logits.dtype)
         noisy = noisy + by_row(options.temperature, logits) * noise
-    tokens = jnp.argmax(noisy, axis=-1).astype(jnp.int32)
+    tokens = most_probable(noisy)
     if options.confidence == "random":
         return Candidates(tokens, place_noise(canvas.keys, steps, places, logits.dtype))
     confidence = MEASURES[options.confidence](logits if options.confidence == "clean" else drawn, tokens)

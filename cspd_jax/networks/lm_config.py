@@ -94,7 +94,12 @@ class LMConfig:
         self._check_choice("rope_scaling", ROPE_SCALINGS)
         if self.heads % self.kv_heads:
             raise UserError(f"{self.heads} query heads cannot share {self.kv_heads} key-value heads evenly")
-        if self.rotary_share > 1 or self.rotary_dim < 2 or self.rotary_dim % 2:
+        if self.rotary_share > 1:
+            raise UserError(
+                f"the rotated share {self.rotary_share} of {self.head_dim} dimensions per head must be"
+                " at most 1"
+            )
+        if self.rotary_dim < 2 or self.rotary_dim % 2:
             raise UserError(
                 f"the rotated share {self.rotary_share} of {self.head_dim} dimensions per head is"
                 f" {self.rotary_dim}; it must be an even number from 2 to {self.head_dim}"

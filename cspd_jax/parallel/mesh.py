@@ -9,7 +9,7 @@ from typing import Any
 import jax
 from jax.sharding import AxisType, Mesh
 
-from cspd_jax.errors import UserError
+from cspd_jax.errors import UserError, check_whole
 
 DATA, MODEL = "data", "model"
 _LARGEST = 2**20
@@ -33,7 +33,11 @@ def parse_mesh(text: str) -> dict[str, int]:
 
 def make_mesh(sizes: str | Mapping[str, int], devices: Sequence[Any] | None = None) -> Mesh:
     """A mesh of exactly so many devices (default: all of all processes, which must be as many)."""
+    if not isinstance(sizes, str | Mapping) or (not isinstance(sizes, str) and set(sizes) - {DATA, MODEL}):
+        raise UserError(f"mesh is {sizes!r:.80}; it gives devices per axis, for example data=4,model=2")
     sizes = parse_mesh(sizes) if isinstance(sizes, str) else {DATA: 1, MODEL: 1, **sizes}
+    for axis, size in sizes.items():
+        check_whole(f"mesh {axis}", size, 1)
     devices = jax.devices() if devices is None else devices
     wanted = math.prod(sizes.values())
     if wanted != len(devices):

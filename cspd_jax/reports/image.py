@@ -96,7 +96,7 @@ def reference(info: Info, model: ImageModel) -> dict[str, Any]:
     """The plain sampler that the run equals in distribution."""
     options = info.plan.options
     steps = sampling_schedule(str(options.respacing)).num_steps
-    told = options.report()
+    told = info.plan.report()
     names = ("final_noise", "respacing", "num_iter", "cfg", "cfg_schedule", "temperature")
     return {
         "method": "plain",
@@ -133,7 +133,7 @@ def _plan(info: Info) -> dict[str, Any]:
 
     token_speculation and draft_lengths also have their first names: ahead, M.
     """
-    plan, chain, told = info.plan, info.plan.options.chain, info.plan.options.report()
+    plan, chain, told = info.plan, info.plan.options.chain, info.plan.report()
     options = plan.method.describe()
     lengths = list(chain.draft_lengths) if chain else None
     return {

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from cspd_jax.errors import UserError
+from cspd_jax.errors import UserError, check_whole
 
 _CELL = 64  # small images are enlarged to about this size in pixels
 _GAP = 6
+_MOST_LETTERS = 500  # of a label that are looked at
 _TEXT = 14  # height of a caption
 _TITLE = 20  # height of a title
 _PAPER, _INK, _MARK = (255, 255, 255), (40, 40, 40), (204, 51, 17)
@@ -25,14 +26,14 @@ def picture(
     columns: images per row; about as many as there are rows unless given.
     """
     images = np.asarray(images)
-    if images.ndim != 4 or not len(images) or images.shape[3] not in (1, 3) or images.dtype != np.uint8:
+    if images.ndim != 4 or not images.size or images.shape[3] not in (1, 3) or images.dtype != np.uint8:
         raise UserError(
             f"a picture is made of uint8 images [N, H, W, 1 or 3], not of {images.dtype} {list(images.shape)}"
         )
-    if labels is not None and len(labels) != len(images):
-        raise UserError(f"there are {len(images)} images and {len(labels)} labels; give one for each")
-    if columns is not None and columns < 1:
-        raise UserError(f"columns is {columns}; it must be at least 1")
+    if labels is not None and np.shape(labels) != (len(images),):
+        raise UserError(f"there are {len(images)} images and labels {labels!r:.80}; give one for each")
+    if columns is not None:
+        check_whole("columns", columns, 1)
     count, height, width, _ = images.shape
     columns = min(columns or math.ceil(math.sqrt(count)), count)
     zoom = max(1, round(_CELL / max(height, width)))
@@ -94,6 +95,7 @@ def marked(images: np.ndarray, marks: np.ndarray) -> Image.Image:
 
 def _fit(text: str, font, width: int) -> str:
     """The text, truncated to be no wider than an image."""
+    text = text[:_MOST_LETTERS]
     if not text.isascii() and isinstance(font, ImageFont.ImageFont):  # the old bitmap font
         text = ascii(text)[1:-1]
     if font.getlength(text) <= width:

@@ -21,6 +21,7 @@ from cspd_jax.text.options import Options
 from cspd_jax.text.prompts import Prompts, pad_prompts
 from cspd_jax.text.protocol import LanguageModel
 from cspd_jax.text.rules import RULES
+from cspd_jax.text.sampling import NO_TOKEN
 from cspd_jax.text.trees.drafter import draft_tree
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "BONUS",
     "CORRECTED",
     "NONE",
+    "NO_TOKEN",
     "PLAIN",
     "RULES",
     "Continuous",

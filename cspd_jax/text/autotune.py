@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import jax
 
 from cspd_jax._utils.timing import Choice, choose
+from cspd_jax.errors import check_whole
 from cspd_jax.keys import independent_key
 from cspd_jax.text.comparison import Request
 from cspd_jax.text.drafters import DrafterLike
@@ -38,6 +39,7 @@ def fastest(
     gammas: drafts per round to be tried (2 and the options' own). The variants are named "plain" and "gamma
         4". A draft tree is tried as it is, and named "tree". `generate(*choice.request)` runs the fastest.
     """
+    check_whole("pilot", pilot, 1)
     request = Request(key, model, prompts, drafter, options)
     variants = {"plain": request.plain()}
     if drafter is None:

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.errors import UserError
+from cspd_jax.errors import UserError, shown
 from cspd_jax.keys import keys_per_row
 
 Array = jax.Array
@@ -69,6 +69,12 @@ def size(name: str, value: Any, batch: int) -> None:
     number(lambda n: n >= 1, "at least 1", whole=True)(name, value, batch)
 
 
+def given_size(name: str, value: Any, batch: int) -> None:
+    """Checks a static size that cannot be None."""
+    require(value is not None, f"{name} is None; it must be a whole number of at least 1")
+    size(name, value, batch)
+
+
 def bound_on(what: str) -> Callable[[str, Any, int], None]:
     """Returns the check of a static bound: None, or a whole number."""
 
@@ -80,6 +86,18 @@ def bound_on(what: str) -> Callable[[str, Any, int], None]:
         number(lambda n: n >= 0, "at least 0", whole=True)(name, value, batch)
 
     return check
+
+
+def list_of_ids(name: str, value: Any, batch: int) -> None:
+    """Checks ids [S]: None, or whole numbers that an int32 holds."""
+    sentence = f"{name} is {shown(value)}; it must be a list of ids, for example [0, 2]"
+    try:
+        known = concrete(value)
+    except (ValueError, OverflowError):
+        raise UserError(sentence) from None
+    if known is not None:
+        whole = known.ndim == 1 and (not known.size or known.dtype.kind in "iu")
+        require(whole and (known >= 0).all() and (known < 2**31).all(), sentence)
 
 
 def check_max_gamma(gamma: Any, max_gamma: int | None) -> int:

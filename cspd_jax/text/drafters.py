@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, cast
 import jax
 import jax.numpy as jnp
 
-from cspd_jax.errors import UserError
+from cspd_jax.errors import UserError, check_whole
 from cspd_jax.text.prompts import Prompts
 from cspd_jax.text.protocol import LanguageModel, Model, bound
 from cspd_jax.text.sampling import Sampling, fit_vocabulary, gumbel_max, log_probs, noise_at
@@ -95,6 +95,10 @@ def resolve_drafter(drafter: DrafterLike) -> tuple[Drafter | None, Any]:
     """(drafter, params): a model or a pair (network, params) becomes a `ModelDrafter`."""
     if drafter is None:
         return None, None
+    if isinstance(drafter, type):
+        raise UserError(
+            f"the drafter is the class {drafter.__name__}; give an object, {drafter.__name__}(...)"
+        )
     if not isinstance(drafter, Drafting) and hasattr(drafter, "begin") and hasattr(drafter, "draft"):
         drafter = Drafting(cast(Drafter, drafter), None)
     if not isinstance(drafter, Drafting):
@@ -245,6 +249,10 @@ class PromptLookup:
 
     longest: int = 4
     shortest: int = 2
+
+    def __post_init__(self) -> None:
+        check_whole("longest", self.longest, 1, 256)
+        check_whole("shortest", self.shortest, 1)
 
     def begin(self, params: Any, prompts: Prompts, max_len: int) -> None:
         return None

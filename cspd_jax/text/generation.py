@@ -10,7 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from cspd_jax._utils import process
 from cspd_jax._utils.options import check_options
+from cspd_jax._utils.progress import Bar
 from cspd_jax.errors import UserError
 from cspd_jax.parallel import common_mesh
 from cspd_jax.text import rounds, sharded
@@ -26,7 +28,7 @@ from cspd_jax.text.checks import (
 from cspd_jax.text.drafters import DrafterLike, resolve_drafter
 from cspd_jax.text.info import Info, TextOutput
 from cspd_jax.text.options import Options
-from cspd_jax.text.prompts import Prompts, PromptsLike, as_prompts, check_prompts
+from cspd_jax.text.prompts import BEYOND, Prompts, PromptsLike, as_prompts, check_length, check_prompts
 from cspd_jax.text.protocol import Model, bound
 from cspd_jax.text.rounds import Inputs, TextState
 from cspd_jax.text.rules import RULES
@@ -35,6 +37,7 @@ from cspd_jax.text.trees import rounds as tree_rounds
 from cspd_jax.text.trees.drafter import tree_of
 from cspd_jax.text.trees.rounds import TREE_RULES
 from cspd_jax.text.trees.tree import Tree
+from cspd_jax.weights.models import blaming_parameters
 
 Array = jax.Array
 
@@ -45,11 +48,14 @@ def generate(
     prompts: PromptsLike,
     drafter: DrafterLike = None,
     options: Options = Options(),
+    *,
+    progress: bool = False,
 ) -> TextOutput:
     """Continues the prompts, and returns (tokens [B, max_len], info).
 
     A row depends on its own prompt, key and numbers, never on its neighbours. Changing numbers does not
-    recompile. The function can be called inside your own jitted function.
+    recompile. The function can be called inside your own jitted function. A row whose logits are NaN ends
+    there, with the token -1.
 
     Args:
       key: one key, from which each row derives its own, or one key per row [B]. None is enough when greedy.
@@ -58,10 +64,27 @@ def generate(
       drafter: another model, `PromptLookup()`, or any `Drafter`; `Drafting(drafter, params)` for one that has
         parameters; `draft_tree(model, widths)` for trees of drafts. None is plain decoding.
       options: see `Options`.
+      progress: show a bar, for which each round is a jitted call of its own; not on a mesh, nor in `jit`.
     """
     mesh = common_mesh(model, drafter)
-    inputs = prepare(key, model, prompts, drafter, options)
-    return run(inputs) if mesh is None else sharded.run(run, inputs, mesh)
+    with blaming_parameters(model, drafter):
+        inputs = prepare(key, model, prompts, drafter, options)
+        if mesh is not None:
+            return sharded.run(run, inputs, mesh)
+        return _shown(inputs) if progress else run(inputs)
+
+
+def _shown(inputs: Inputs) -> TextOutput:
+    """`run`, with a bar."""
+    state = _begin(inputs)
+    length, rows = np.asarray(state.length), len(inputs.limit)
+    total = int(np.maximum(inputs.limit - length, 0).sum())
+    with Bar(total=total, desc=f"{rows} texts", unit="token") as bar:
+        while not np.all(state.done):
+            state = _advance(inputs, state._replace(cache=None), state.cache)
+            before, length = length, np.asarray(state.length)
+            bar.update(int((length - before).sum()))
+    return output(state)
 
 
 def stream(
@@ -90,6 +113,7 @@ def prepare(
     options: Options = Options(),
 ) -> Inputs:
     """Checks the arguments of `generate` where their values are known, and makes the `Inputs` of them."""
+    process.check()
     target, params = bound(model)
     prompts = as_prompts(prompts)
     require(target.config.causal, "the model is not causal; use cspd_jax.masked for a masked-diffusion model")
@@ -103,6 +127,7 @@ def prepare(
         require(drafter_params is not None, "a TreeDrafter needs parameters; see draft_tree")
         require(max(tree.widths) <= target.config.known_ids, "the draft tree is wider than the vocabulary")
     max_len = _room(options, longest)
+    check_length(target.config, longest, max_len - longest, BEYOND)
     gamma, max_gamma = _draft_length(options, tree, max_len)
     draft_cost, confidence = options.draft_cost, options.confidence
     if drafting is None or max_gamma == 0:  # plain decoding
@@ -172,10 +197,10 @@ def _draft_length(options: Options, tree: Tree | None, max_len: int) -> tuple[Ar
         return tree.depth, tree.depth
     max_gamma = check_max_gamma(options.gamma, options.max_gamma)
     check_number("gamma", options.gamma, lambda g: g <= max_gamma, f"from 0 to max_gamma, {max_gamma}")
-    if options.max_gamma is None:  # a round never drafts more than there is room for
-        new = concrete(options.max_new_tokens)
-        room = max_len if new is None else int(np.max(new))
-        max_gamma = min(max_gamma, max(1, room - 1))
+    # A round never drafts more than there is room for.
+    new = concrete(options.max_new_tokens) if options.max_gamma is None else None
+    room = max_len if new is None else int(np.max(new))
+    max_gamma = min(max_gamma, max(1, room - 1))
     return options.gamma, max_gamma
 
 

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from cspd_jax._utils.options import documented, option
-from cspd_jax.text.checks import bound_on, number, whole_number
+from cspd_jax.text.checks import bound_on, list_of_ids, number, whole_number
 
 Array = jax.Array
 
@@ -53,7 +53,7 @@ class Options:
         None, "room for prompt and new tokens, where rows end (default: enough for all)", bound_on("length")
     )
     stop_ids: Array | Sequence[int] | None = option(
-        None, "rows end with one of these ids, which is kept (default: the model's eos_ids)"
+        None, "rows end with one of these ids, which is kept (default: the model's eos_ids)", list_of_ids
     )
     draft_cost: Array | float | None = option(
         None,

@@ -8,11 +8,12 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from cspd_jax.errors import UserError
+from cspd_jax.errors import UserError, shown
 from cspd_jax.text.checks import concrete, holds, require
 from cspd_jax.text.protocol import LanguageModelConfig
 
 Array = jax.Array
+BEYOND = 16  # times its positions a model runs without a word in Python; what comes out is another matter
 _WANTED = "prompts must be a list of lists of ids, or a tuple (tokens [B, P], lengths [B])"
 
 
@@ -30,12 +31,14 @@ class Prompts(NamedTuple):
 PromptsLike = Prompts | tuple[Array, Array] | Sequence[Sequence[int]]
 
 
-def pad_prompts(prompts: Sequence[Sequence[int]]) -> Prompts:
+def pad_prompts(prompts: Sequence[Sequence[int] | np.ndarray]) -> Prompts:
     """Makes arrays of lists of ids, padded with zeros on the right."""
-    lengths = np.array([len(prompt) for prompt in prompts], np.int32)
-    tokens = np.zeros((len(prompts), max(lengths, default=0)), np.int32)
-    for row, prompt in zip(tokens, prompts):
-        row[: len(prompt)] = prompt
+    require(isinstance(prompts, Iterable) and not isinstance(prompts, (str, bytes, dict)), _WANTED)
+    rows = [_ids(prompt) for prompt in prompts]
+    lengths = np.array([len(row) for row in rows], np.int32)
+    tokens = np.zeros((len(rows), max(lengths, default=0)), np.int32)
+    for row, ids in zip(tokens, rows):
+        row[: len(ids)] = ids
     return Prompts(tokens, lengths)
 
 
@@ -44,15 +47,39 @@ def as_prompts(prompts: PromptsLike) -> Prompts:
     if isinstance(prompts, tuple):
         require(len(prompts) == 2, _WANTED)
         return Prompts(*prompts)
-    rows = isinstance(prompts, Iterable) and not isinstance(prompts, (str, bytes, dict))
-    require(rows and all(np.ndim(prompt) == 1 for prompt in prompts), _WANTED)
     return pad_prompts(prompts)
+
+
+def _ids(prompt: Any) -> np.ndarray:
+    """A prompt [P] of a list; whether its ids are the model's is seen later."""
+    try:
+        ids = np.asarray(prompt)
+    except (ValueError, OverflowError):
+        raise UserError(_WANTED) from None
+    require(ids.ndim == 1 and (not ids.size or ids.dtype.kind in "iuO"), _WANTED)
+    for i in ids.tolist():
+        require(
+            type(i) is int and 0 <= i < 2**31, f"{shown(i)} in a prompt is no id; ids are whole, from 0 on"
+        )
+    return ids.astype(np.int32)
+
+
+def check_length(config: LanguageModelConfig, longest: int, new: int, beyond: int = 1) -> None:
+    """UserError if prompts of up to `longest` tokens and `new` ones are more than `beyond` times what the
+    model was made for."""
+    most = getattr(config, "max_positions", longest + new)
+    if longest + new > beyond * most:
+        raise UserError(
+            f"a prompt of {longest} tokens and {new} new ones are more than the {most} positions that the"
+            " model was made for; shorten the prompt, or ask for fewer new tokens (--new-tokens)"
+        )
 
 
 def check_prompts(config: LanguageModelConfig, prompts: Prompts, shortest: int = 1) -> tuple[int, int]:
     """Returns (B, P) of the prompts; raises a UserError unless they fit each other and the vocabulary."""
     require(np.ndim(prompts.tokens) == 2, _WANTED)
     batch, longest = np.shape(prompts.tokens)
+    require(batch, "there is no prompt; give at least one")
     require(
         np.shape(prompts.lengths) == (batch,),
         f"there must be one length for each of {batch} prompts, not lengths of shape"

@@ -104,14 +104,13 @@ def bound(model: Model) -> tuple[Any, Any]:
 
     Use the pair inside your own jitted function, where the parameters are traced.
     """
-    if isinstance(model, tuple):
+    network, params = getattr(model, "network", None), getattr(model, "params", None)
+    if isinstance(model, tuple) and len(model) == 2:
         network, params = model
-        return network, params
-    if hasattr(model, "for_decoding"):
-        return model.for_decoding
-    network = getattr(model, "network", None)
-    if network is None or not hasattr(model, "params"):
+    elif network is None or not hasattr(model, "params"):
         raise UserError(
             f"a model must be a TextModel or a pair (network, params), not {type(model).__name__}"
         )
-    return network, model.params
+    if not hasattr(getattr(network, "config", None), "causal"):
+        raise UserError(f"the network of a model must be a language model's, not a {type(network).__name__}")
+    return getattr(model, "for_decoding", (network, params))

@@ -21,7 +21,15 @@ from cspd_jax.text.info import ACCEPTED, BONUS, CORRECTED, PLAIN, CallCounts, Dr
 from cspd_jax.text.prompts import Prompts
 from cspd_jax.text.protocol import LanguageModel
 from cspd_jax.text.rules import RULES, Verdict, agree
-from cspd_jax.text.sampling import Purpose, Sampling, fit_vocabulary, log_probs, round_keys
+from cspd_jax.text.sampling import (
+    NO_TOKEN,
+    Purpose,
+    Sampling,
+    fit_vocabulary,
+    log_probs,
+    most_probable,
+    round_keys,
+)
 
 Array = jax.Array
 
@@ -193,13 +201,19 @@ def verify_step(inputs: Inputs, state: TextState, drafts: Drafts) -> tuple[Verdi
 
     def read(logits: Array) -> Array:
         logits = fit_vocabulary(logits, inputs.num_ids, inputs.num_ids)
-        return jnp.argmax(logits, axis=-1).astype(jnp.int32) if greedy else logits
+        return most_probable(logits) if greedy else logits
 
     seen, cache = target_pass(inputs, tokens, positions, used, state.cache, read)
     if greedy:
         return agree(seen, drafts), cache
     assert inputs.keys is not None
-    return RULES[inputs.rule](inputs.keys, state.length, log_probs(seen, inputs.sampling), drafts), cache
+    log_p = log_probs(seen, inputs.sampling)
+    verdict = RULES[inputs.rule](inputs.keys, state.length, log_p, drafts)
+    # Of a distribution with one NaN all are.
+    lost = jnp.isnan(log_p[jnp.arange(len(last)), verdict.tau, 0])
+    if drafts.log_q is not None:
+        lost |= jnp.any(jnp.isnan(drafts.log_q[..., 0]) & used[:, 1:], axis=1)
+    return verdict._replace(token=jnp.where(lost, NO_TOKEN, verdict.token)), cache
 
 
 def target_pass(
@@ -247,7 +261,8 @@ def packed_sizes(batch: int, length: int) -> list[int]:
 def commit(
     inputs: Inputs, state: TextState, drafts: Drafts, verdict: Verdict
 ) -> tuple[TextState, DraftCounts]:
-    """Every row grows by its accepted drafts and one token, or up to the first stop id among them."""
+    """Every row grows by its accepted drafts and one token, or up to the first stop id or `NO_TOKEN` among
+    them."""
     batch, max_len = state.tokens.shape
     tau, count = verdict.tau[:, None], drafts.count[:, None]
     index = jnp.arange(drafts.tokens.shape[1] + 1, dtype=jnp.int32)
@@ -255,7 +270,7 @@ def commit(
     after = jnp.where(count == 0, PLAIN, jnp.where(tau < count, CORRECTED, BONUS))
     marks = jnp.where(index < tau, ACCEPTED, after)
 
-    ends = (index <= tau) & is_any_of(tokens, inputs.stop_ids)
+    ends = (index <= tau) & (is_any_of(tokens, inputs.stop_ids) | (tokens == NO_TOKEN))
     first_end = jnp.min(jnp.where(ends, index, max_len), axis=1)
     size = jnp.where(state.done, 0, jnp.minimum(verdict.tau, first_end) + 1)
     length = state.length + size

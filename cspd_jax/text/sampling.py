@@ -23,6 +23,8 @@ from cspd_jax.keys import purpose_keys
 
 Array = jax.Array
 
+NO_TOKEN = -1  # in place of a token, where the model's logits are NaN or infinite
+
 
 class Sampling(NamedTuple):
     """How tokens are drawn: each field is one number, or one per row [B].
@@ -56,7 +58,9 @@ def log_probs(logits: Array, sampling: Sampling) -> Array:
     if sampling.greedy:
         return first
     temperature = _by_row(sampling.temperature, x).astype(x.dtype)
-    gap = jnp.max(x, axis=-1, keepdims=True) - x
+    largest = jnp.max(x, axis=-1, keepdims=True)
+    first = jnp.where(jnp.isfinite(largest), first, jnp.nan)
+    gap = largest - x
     x = jnp.where(temperature > 0, -gap / jnp.where(temperature > 0, temperature, 1), first)
     if sampling.top_k is not None:
         x = cut_top_k(x, sampling.top_k)
@@ -119,6 +123,13 @@ def gumbel(keys: Array, num_ids: int, dtype) -> Array:
     one = lambda key: uniform(key, (num_ids,), dtype)
     u = jax.vmap(one)(keys.reshape(-1)).reshape(*keys.shape, num_ids)
     return -jnp.log(-jnp.log1p(-jnp.minimum(u, 1 - 2.0**-24)))
+
+
+def most_probable(logits: Array) -> Array:
+    """The id [...] of the largest of logits [..., V], the first one if there are several; `NO_TOKEN` where
+    that is not finite."""
+    best = jnp.argmax(logits, axis=-1).astype(jnp.int32)
+    return jnp.where(jnp.isfinite(jnp.max(logits, axis=-1)), best, NO_TOKEN)  # of a NaN the largest is NaN
 
 
 def gumbel_max(log_p: Array, noise: Array) -> Array:

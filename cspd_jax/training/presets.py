@@ -22,7 +22,7 @@ from cspd_jax.training.config import (
     TrainConfig,
 )
 from cspd_jax.training.data.digits import DigitsConfig
-from cspd_jax.training.data.folder import FolderConfig
+from cspd_jax.training.data.folder import FolderConfig, look
 from cspd_jax.training.data.glyphs import GlyphConfig
 from cspd_jax.training.data.text import TextConfig
 from cspd_jax.training.provenance import Provenance
@@ -87,6 +87,18 @@ _GLYPHS_DRAFT = TrainConfig(
     decay=4_000,
     copies=2,
     sample_every=3_000,
+    **_ALL_CONTEXTS,
+)
+
+_OF_FOLDER = TrainConfig(
+    model=_small(64, 128, 3, 128, 3),
+    data=FolderConfig(),
+    steps=10_000,
+    learning_rate=1.2e-3,
+    warmup=300,
+    decay=6_000,
+    copies=2,
+    sample_every=1_000,
     **_ALL_CONTEXTS,
 )
 
@@ -270,11 +282,53 @@ TEXT_PRESETS: dict[str, TextTrainConfig] = {
 }
 
 
+FOLDER = "folder"  # the run that takes its sizes from a folder of images
+_MOST_SIDE = 64  # pixels of an image in such a run
+_MOST_TOKENS = 64
+
+
+def of_folder(root: str) -> TrainConfig:
+    """A small model of the pictures in a folder: of their own size up to 64 x 64, in at most 64 tokens."""
+    found = look(root)
+    patch = 4
+    while (min(found.side, _MOST_SIDE) // patch) ** 2 > _MOST_TOKENS:
+        patch *= 2
+    side = min(found.side, _MOST_SIDE) // patch
+    if side < 2:
+        raise UserError(
+            f"the images in {root} are {found.side} pixels wide or high; they need at least {2 * patch}"
+        )
+    model = dataclasses.replace(
+        _small(side**2, 128, 3, 128, 3, found.classes), token_dim=patch**2 * found.channels, patch_size=patch
+    )
+    data = FolderConfig(root, side * patch, found.channels, held_out=min(20, max(2, found.images // 2)))
+    return dataclasses.replace(_OF_FOLDER, model=model, data=data)
+
+
+def draft_of(target: MARConfig, data: Any) -> TrainConfig:
+    """A model of half the width that makes the target's tokens, and learns on `data`."""
+    half = lambda width, heads: max(heads, width // 2 // heads * heads)
+    model = dataclasses.replace(
+        target,
+        encoder_width=half(target.encoder_width, target.encoder_heads),
+        encoder_depth=max(1, target.encoder_depth * 2 // 3),
+        decoder_width=half(target.decoder_width, target.decoder_heads),
+        decoder_depth=max(1, target.decoder_depth * 2 // 3),
+        head_width=max(32, target.head_width * 3 // 4),
+        head_depth=max(1, target.head_depth * 2 // 3),
+    )
+    return dataclasses.replace(_GLYPHS_DRAFT, model=model, data=data)
+
+
 def preset(name: str) -> RunConfig:
     """The settings of a named run."""
     known = {**PRESETS, **TEXT_PRESETS}
+    if name == FOLDER:
+        raise UserError(
+            "the preset folder takes its sizes from the images; say where they are with --data DIR"
+        )
     if name not in known:
-        raise UserError(f"preset {name!r} is unknown; there are {', '.join(known)}")
+        raise UserError(f"preset {name!r} is unknown; there are {', '.join([*known, FOLDER])}")
     return known[name]
 
 

@@ -19,10 +19,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from tqdm import tqdm
 
 from cspd_jax._utils.event_files import EventFile
 from cspd_jax._utils.files import write_text
+from cspd_jax._utils.progress import Bar
 from cspd_jax.parallel import processes
 from cspd_jax.training import presets
 from cspd_jax.training.checkpointing import Checkpoints
@@ -89,7 +89,7 @@ def run(
         if options.tensorboard and writes and step < end:
             events = EventFile(out / "tensorboard", step + 1)
         log = MetricsLog(out / "metrics.jsonl" if writes else None, step, config.batch, unit, events)
-        bar = tqdm(initial=step, total=end, unit="step", dynamic_ncols=True, disable=not options.progress)
+        bar = Bar(initial=step, total=end, unit="step", dynamic_ncols=True, disable=not options.progress)
         with bar, log:
             for step, state, metrics in steps(first, end):
                 log.add(metrics)

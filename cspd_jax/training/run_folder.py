@@ -40,6 +40,8 @@ def claimed(out: pathlib.Path, resume: bool) -> Iterator[None]:
         return
     if not resume and out.exists() and any(path.name != LOCK for path in out.iterdir()):
         raise UserError(f"{out} is not empty; choose another folder, or continue that run with --resume")
+    if resume and out.exists() and not _may_be_run(out):
+        raise UserError(f"{out} holds other files, and no run that could be resumed; choose another folder")
     made = not out.exists()
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -57,6 +59,11 @@ def claimed(out: pathlib.Path, resume: bool) -> Iterator[None]:
             if made and [path.name for path in place.iterdir()] == [LOCK]:
                 (place / LOCK).unlink()
                 place.rmdir()
+
+
+def _may_be_run(out: pathlib.Path) -> bool:
+    """Whether a run was begun in a folder, or can be: it takes its lock first, and keeps it."""
+    return any((out / name).exists() for name in (LOCK, "config.json")) or not any(out.iterdir())
 
 
 def _lock(file, out: pathlib.Path) -> None:

@@ -19,10 +19,11 @@ import ml_dtypes
 import numpy as np
 from jax.sharding import Mesh
 
-from cspd_jax._utils.files import write_errors, written_beside
+from cspd_jax._utils.files import check_writable, write_errors, written_beside
 from cspd_jax._utils.json_files import read_object
+from cspd_jax._utils.limits import is_there
 from cspd_jax._utils.typed import read_fields
-from cspd_jax.errors import UserError, naming, shown
+from cspd_jax.errors import UserError, check_whole, naming, shown
 from cspd_jax.networks import autoencoder, inception, lm, sphere_vae
 from cspd_jax.networks.config import KLConfig, MARConfig, SphereConfig
 from cspd_jax.networks.lm_config import LMConfig
@@ -128,6 +129,7 @@ def check_destination(path: str | os.PathLike) -> None:
         raise UserError(f"{path} exists already; choose another name or remove it first")
     if not path.parent.is_dir():
         raise UserError(f"{path} cannot be made: the folder {path.parent} does not exist")
+    check_writable(path)
 
 
 def read_description(path: str | os.PathLike) -> dict[str, Any]:
@@ -142,9 +144,19 @@ def read_description(path: str | os.PathLike) -> dict[str, Any]:
     description = read_object(file)
     _check_version(description.get("format_version"), file)
     kind = get_kind(description.get("kind"), str(file))
-    if not (path / "params").is_dir() and not (path / SINGLE_FILE).is_file():
+    if not (path / "params").is_dir() and not is_there(path / SINGLE_FILE):
         raise UserError(f"{path} is not a complete checkpoint: it has no folder params")
-    return {**description, "config": read_config(kind, description.get("config"), str(file))}
+    config = read_config(kind, description.get("config"), str(file))
+    with naming(file):
+        check_whole("params", description.get("params", 1), 1)
+    _check_depth(config, parameters.count(_stored(path)), path)
+    return {**description, "config": config}
+
+
+def _stored(path: Path) -> Path:
+    """Where a checkpoint folder has its parameters."""
+    single = path / SINGLE_FILE
+    return single if single.is_file() else path / "params"
 
 
 def _check_version(version: Any, file: Path) -> None:
@@ -166,12 +178,10 @@ def load(path: str | os.PathLike, dtype: Any = None, mesh: Mesh | None = None) -
     path = Path(os.path.abspath(path))
     description = read_description(path)
     config, kind = description.pop("config"), description.pop("kind")
-    single = (path / SINGLE_FILE).is_file()
-    file = path / (SINGLE_FILE if single else "params")
-    _check_depth(config, parameters.count(file), path)
+    file = _stored(path)
     abstract = describe_params(get_kind(kind, str(path)), config, str(path))
     placed = None if mesh is None else shardings(mesh, abstract, config)
-    read = parameters.read_file if single else parameters.read
+    read = parameters.read_file if file.is_file() else parameters.read
     params = read(file, abstract, dtype, description.get("params_sha256"), placed)
     return Checkpoint(kind, config, params, description)
 
@@ -194,6 +204,11 @@ def get_kind(name: Any, where: str) -> Kind:
             f"{where} is of the unknown kind {shown(name)}; known kinds are {', '.join(sorted(_KINDS))}"
         )
     return _KINDS[name]
+
+
+def kind_with(config: Any) -> Kind | None:
+    """The kind of network that has such a configuration; None for your own."""
+    return next((kind for kind in _KINDS.values() if isinstance(config, kind.config_class)), None)
 
 
 def read_config(kind: Kind, values: Any, where: str):

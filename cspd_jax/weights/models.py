@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import os
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from cspd_jax import parallel, weights
+from cspd_jax._utils import process
 from cspd_jax.converters import hf
 from cspd_jax.errors import UserError
 from cspd_jax.networks.config import MAR_PRESETS, KLConfig, MARConfig, SphereConfig
@@ -25,7 +28,8 @@ from cspd_jax.networks.nextstep_config import NextStepConfig
 from cspd_jax.networks.registry import IMAGE_KINDS
 from cspd_jax.networks.registry import kind_of as kind_of_config
 from cspd_jax.networks.sphere_config import SphereVAEConfig
-from cspd_jax.weights import hub
+from cspd_jax.weights import hub, parameters
+from cspd_jax.weights.folder import kind_with
 
 ImageConfig = MARConfig | SphereConfig | NextStepConfig
 DEFAULTS = {"default": "target", "default-draft": "draft", "default-causal": "causal"}
@@ -38,6 +42,7 @@ NAMES = (*DEFAULTS, *MAR_PRESETS)
 _IMAGES = "image"  # in place of the kinds of image models
 AUTOENCODER = "vae"  # within the checkpoint folder of a model that came with one
 _MOST_PADDING = 1024  # ids; published models of one tokenizer differ by some hundreds
+_FLOATS = ("float16", "bfloat16", "float32", "float64")
 _SHIPPED = Path(__file__).parents[1] / "defaults"
 
 
@@ -131,7 +136,7 @@ def load(name_or_path: str | os.PathLike, dtype: Any = None, mesh: Mesh | None =
     dtype: of parameters and activations, float32 unless given. A folder called like a published model is
     that folder; the shipped models always win (write ./default for a folder of that name).
     """
-    dtype = _float_type(dtype)
+    dtype = _checked(dtype, mesh)
     name = _as_name(name_or_path)
     if _is_hub_folder(name):
         folder: Path | None
@@ -149,7 +154,7 @@ def load_text(name_or_path: str | os.PathLike, dtype: Any = None, mesh: Mesh | N
 
     mesh: the devices that share its parameters and its work (`cspd_jax.parallel.make_mesh`).
     """
-    dtype = _float_type(dtype)
+    dtype = _checked(dtype, mesh)
     name = _as_name(name_or_path)
     if name not in TEXT_DEFAULTS and hub.is_repository(name) and not os.path.exists(name):
         folder: Path | None
@@ -181,7 +186,7 @@ def shipped_folder(name: str) -> Path | None:
 def load_vae(name_or_path: str | os.PathLike = "kl16", dtype: Any = None) -> VAE:
     """The published KL-16 autoencoder (`"kl16"`, downloaded) or the folder of a converted one, or of
     a converted S-VAE."""
-    dtype = _float_type(dtype)
+    dtype = _checked(dtype)
     loaded = _load(name := _as_name(name_or_path), "kl16", dtype)
     return VAE(name, loaded.config, loaded.params, dtype, loaded.metadata)
 
@@ -286,19 +291,61 @@ def check_image_model(model: Any, role: str = "model") -> None:
     )
 
 
+@contextlib.contextmanager
+def blaming_parameters(*models: Any) -> Iterator[None]:
+    """A UserError in place of what a network says of parameters that are not its own, or no longer there.
+
+    models: loaded, or pairs (network, params); anything else is left alone.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        for model in models:
+            if isinstance(model, ImageModel | TextModel):
+                _check_parameters(f"the parameters of {model.name}", model.config, model.params, error)
+            elif isinstance(model, tuple) and len(model) == 2:
+                config = getattr(model[0], "config", None)
+                _check_parameters("the parameters of the pair", config, model[1], error)
+        raise
+
+
+def _check_parameters(where: str, config: Any, params: Any, error: Exception) -> None:
+    if not isinstance(params, Mapping):
+        raise UserError(f"{where} are of type {type(params).__name__}, not a dict of arrays") from error
+    if any(isinstance(a, jax.Array) and _is_deleted(a) for a in jax.tree.leaves(params)):
+        raise UserError(f"{where} have been deleted or donated; load the model again") from error
+    if (kind := kind_with(config)) is not None:
+        try:
+            parameters.check_shapes(params, kind.abstract_params(config), where)
+        except AttributeError:
+            raise UserError(f"{where} are not all arrays") from error
+
+
+def _is_deleted(array: Any) -> bool:
+    return not isinstance(array, jax.core.Tracer) and array.is_deleted()
+
+
 def _as_name(name_or_path: Any) -> str:
     if not isinstance(name_or_path, str | os.PathLike):
         raise UserError(f"a model is named by a string or a path, not by {name_or_path!r:.80}")
     return os.fspath(name_or_path)
 
 
-def _float_type(dtype: Any):
+def _checked(dtype: Any, mesh: Any = None):
+    """The type of the parameters; UserError for what no model can be loaded as, or onto."""
+    process.check()
+    if mesh is not None and not isinstance(mesh, Mesh):
+        raise UserError(f"mesh is {mesh!r:.80}; make one with cspd_jax.parallel.make_mesh")
     try:
         dtype = jnp.dtype(jnp.float32 if dtype is None else dtype)
     except TypeError:
         raise UserError(f"dtype {dtype!r} is unknown; use float32 or bfloat16") from None
-    if not jnp.issubdtype(dtype, jnp.floating):
-        raise UserError(f"dtype {dtype} is not a floating-point type; use float32 or bfloat16")
+    if dtype.name not in _FLOATS:
+        raise UserError(f"dtype {dtype} is none that models run in; use float32 or bfloat16")
+    if jax.dtypes.canonicalize_dtype(dtype) != dtype:
+        raise UserError(f"dtype {dtype} needs jax.config.update('jax_enable_x64', True) before")
     return dtype
 
 
@@ -326,6 +373,10 @@ def _locate(name: str | os.PathLike, kind: str) -> Path | None:
     published = {_IMAGES: tuple(MAR_PRESETS), "kl16": ("kl16",)}.get(kind, ())
     if text in published:
         return None
+    for other, commands in ((DEFAULTS, "generate"), (TEXT_DEFAULTS, "text or cspd-jax masked")):
+        if text in other:
+            what = "an image model" if other is DEFAULTS else "a language model"
+            raise UserError(f"{text} is {what}; it goes with cspd-jax {commands}")
     names = (*shipped, *published)
     raise UserError(f"{text} is neither a checkpoint folder nor one of the names {', '.join(names)}")
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from cspd_jax._utils import limits
 from cspd_jax.converters.tokenizer_file import check_tokenizer
 from cspd_jax.errors import UserError
 from cspd_jax.weights.models import TextModel
@@ -96,7 +97,8 @@ class FileTokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         try:
-            return self._tokenizer.decode(list(map(int, ids)), skip_special_tokens=False)
+            real = [int(i) for i in ids if i >= 0]  # what is below stands for no token
+            return self._tokenizer.decode(real, skip_special_tokens=False)
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # the package's panics are no Exceptions
@@ -153,7 +155,7 @@ def load_tokenizer(model: TextModel) -> Tokenizer | None:
 
 def read_tokenizer(folder: Path | None, known_ids: int) -> FileTokenizer | None:
     """The tokenizer.json in a model's folder; None without."""
-    found = [folder / place for place in _PLACES if (folder / place).is_file()] if folder else []
+    found = [folder / place for place in _PLACES if limits.is_there(folder / place)] if folder else []
     return FileTokenizer(found[0], known_ids) if found else None
 
 

@@ -6,25 +6,22 @@ from __future__ import annotations
 import base64
 import concurrent.futures
 import contextlib
-import dataclasses
 import http.client
 import io
 import json
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
-import urllib.parse
 
 import hypothesis
 import jax
 import numpy as np
 import pytest
-import tiny
+from demo_server import GARBAGE, JSON, Server, save_target, whole_request
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -34,66 +31,13 @@ from cspd_jax.apps.service.config import SELF
 gradio = pytest.importorskip("gradio", reason="needs the extra demo (gradio)")
 pytestmark = pytest.mark.slow
 
-JSON = {"Content-Type": "application/json"}
 ROWS, QUEUE = 4, 40
 TOKENS = 144
 
 
-class Server:
-    """`cspd-jax demo` in a process."""
-
-    def __init__(self, *options, **environment):
-        command = [sys.executable, "-m", "cspd_jax", "demo", "--port", "0", *options]
-        self.process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            env={**os.environ, **environment},
-        )  # fmt: skip
-        self.url = self.process.stdout.readline().strip()
-        self.host, self.port = urllib.parse.urlsplit(self.url).hostname, urllib.parse.urlsplit(self.url).port
-        end = time.monotonic() + 300
-        while self.get("/healthz")[0] != 200:
-            assert time.monotonic() < end and self.process.poll() is None
-            time.sleep(0.2)
-
-    def ask(self, method, path, body=None, headers=None, timeout=120):
-        """(status, content)"""
-        connection = http.client.HTTPConnection(self.host, self.port, timeout=timeout)
-        try:
-            connection.request(method, path, body, headers or {})
-            answer = connection.getresponse()
-            return answer.status, answer.read()
-        finally:
-            connection.close()
-
-    def get(self, path, **headers):
-        return self.ask("GET", path, headers=headers)
-
-    def image(self, headers=JSON, **asked):
-        status, content = self.ask("POST", "/v1/images", json.dumps(asked), headers)
-        return status, json.loads(content)
-
-    def metric(self, name):
-        lines = self.get("/metrics")[1].decode().splitlines()
-        return float(next(line for line in lines if line.startswith(f"cspd_jax_{name} ")).split()[-1])
-
-    def count(self, outcome):
-        return self.metric(f'requests_total{{outcome="{outcome}"}}')
-
-    def until_idle(self):
-        end = time.monotonic() + 60
-        while self.metric("rows_busy") or self.metric("requests_waiting"):
-            assert time.monotonic() < end
-            time.sleep(0.1)
-
-    def stop(self):
-        self.process.send_signal(signal.SIGTERM)
-        return self.process.communicate(timeout=30)
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    config = dataclasses.replace(tiny.PIXELS, seq_len=TOKENS, respacing="ddim50")  # takes a moment
-    return tiny.save_mar(tmp_path_factory.mktemp("models") / "target", config)
+    return save_target(tmp_path_factory.mktemp("models") / "target", TOKENS)
 
 
 @pytest.fixture(scope="module")
@@ -150,29 +94,20 @@ def test_a_hundred_users_at_once_all_have_an_answer(server):
     assert after == {"accepted": len(finished), "refused": len(refused), "finished": len(finished)}
 
 
-def raw(server, content, wait=0.0):
-    """Sends bytes and goes away."""
-    with socket.create_connection((server.host, server.port), timeout=10) as connection:
-        connection.sendall(content)
-        time.sleep(wait)
-
-
 def test_clients_that_vanish_leave_nothing_behind(server):
-    body = json.dumps({"label": 1, "seed": 5, "method": "plain", "cfg": 3.0}).encode()
-    head = b"POST /v1/images HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: "
-    whole = head + str(len(body)).encode() + b"\r\n\r\n" + body
+    whole = whole_request(label=1, seed=5, method="plain", cfg=3.0)
     accepted = server.count("accepted")
     for content in (
         b"",
         b"\x00\xff" * 50,
         b"GET / HT",
-        head,
+        whole[: whole.index(b"\r\n\r\n") - 2],
         whole[:-5],
         b"POST /v1/images HTTP/9.9\r\n\r\n",
     ):
-        raw(server, content)
+        server.raw(content)
     with concurrent.futures.ThreadPoolExecutor(20) as clients:
-        list(clients.map(lambda _: raw(server, whole, 0.05), range(20)))
+        list(clients.map(lambda _: server.raw(whole, 0.05), range(20)))
     server.until_idle()
     asked = server.count("accepted") - accepted
     assert 1 <= asked <= 20
@@ -183,25 +118,7 @@ def test_clients_that_vanish_leave_nothing_behind(server):
 
 @pytest.mark.parametrize(
     "body, status, sentence",
-    [
-        (b"", 422, "not JSON"),
-        (b"\xff\xfe\x00", 422, "not JSON"),
-        (b"[" * 60_000, 422, "not JSON"),
-        (b"[1, 2]", 422, "JSON object"),
-        (b"null", 422, "JSON object"),
-        (b"{}", 422, "has a label"),
-        (b'{"label": 0, "steps": 3}', 422, "'steps' is no field"),
-        (b'{"label": "0"}', 422, "whole number"),
-        (b'{"label": true}', 422, "whole number"),
-        (b'{"label": 99}', 422, "at most 4"),
-        (b'{"label": 1e99}', 422, "whole number"),
-        (b'{"label": 0, "seed": -1}', 422, "at least 0"),
-        (b'{"label": 0, "seed": ' + b"9" * 4000 + b"}", 422, "at most"),
-        (b'{"label": 0, "cfg": NaN}', 422, "finite"),
-        (b'{"label": 0, "cfg": 1e400}', 422, "finite"),
-        (b'{"label": 0, "method": {"a": []}}', 422, "method is"),
-        (b'{"label": 0, "method": null}', 422, "method is"),
-    ],
+    GARBAGE,
     ids=lambda value: repr(value)[:30],
 )
 def test_garbage_is_refused_in_a_sentence(server, body, status, sentence):
@@ -234,7 +151,15 @@ def test_no_body_breaks_it(server, sent):
 
 def test_other_refusals(server):
     assert server.ask("POST", "/v1/images", b'{"label": 0}', {"Content-Type": "text/plain"})[0] == 415
-    assert server.get("/v1/images")[0] in (404, 405)
+    for method, path, status in (
+        ("GET", "/v1/images", 405),
+        ("POST", "/healthz", 405),
+        ("GET", "/v1/nothing", 404),
+        ("POST", "/nothing", 404),
+        ("PUT", "/v1/images", 405),
+    ):
+        found, content = server.ask(method, path)
+        assert found == status and list(json.loads(content)) == ["error"]
     with contextlib.suppress(OSError):  # the server closes while the client still sends
         assert server.ask("POST", "/v1/images", b" " * 2**22, JSON)[0] == 413
     assert server.ask("POST", "/v1/images", b" " * (2**16 + 1), JSON)[0] == 413
@@ -246,8 +171,24 @@ def test_other_refusals(server):
 
 def test_a_body_that_does_not_come_is_not_waited_for(server):
     with socket.create_connection((server.host, server.port), timeout=30) as connection:
-        connection.sendall(b"POST /v1/images HTTP/1.1\r\nHost: x\r\nContent-Length: 50\r\n\r\n{")
+        connection.sendall(b"POST /v1/images HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 50\r\n\r\n{")
         assert connection.recv(1000).startswith(b"HTTP/1.1 408")
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX-A: b"])
+def test_headers_that_do_not_come_are_not_waited_for(server, sent):
+    with socket.create_connection((server.host, server.port), timeout=30) as connection:
+        connection.sendall(sent)
+        begun = time.monotonic()
+        assert connection.recv(1000).startswith(b"HTTP/1.1 408") and not connection.recv(1)
+        assert 5 < time.monotonic() - begun < 20
+
+
+def test_pages_of_strangers_are_refused(server):
+    for headers in ({"Host": "evil.example"}, {"Origin": "https://evil.example"}):
+        status, answer = server.image(headers={**JSON, **headers}, label=0)
+        assert status == 421 and "evil.example" in answer["error"] and "--allow-host" in answer["error"]
+    assert server.image(headers={**JSON, "Origin": server.url}, label=0)[0] == 200
 
 
 def test_the_page_loads_nothing_from_elsewhere(server):
@@ -274,8 +215,43 @@ def test_login(folder):
         assert server.get("/metrics", **good)[0] == 200
         assert server.get("/config")[0] == 401  # of the page
     finally:
-        _, complaints = server.stop()
+        complaints = server.stop()
     assert "se:cret" not in complaints and "Traceback" not in complaints
+
+
+def test_who_is_there_at_the_end_is_told_so(folder):
+    """Images in rows and in the queue, an open page, and a body that does not come."""
+    server = Server("--target", folder, "--text-target", "none", "--masked-model", "none", "--rows", "1")
+    body = b"POST /v1/images HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 50\r\n\r\n{"
+    with (
+        concurrent.futures.ThreadPoolExecutor(9) as clients,
+        socket.create_connection((server.host, server.port), timeout=30) as slow,
+    ):
+        slow.sendall(body)
+        asked = [clients.submit(server.image, label=0, seed=i, method="plain", cfg=2) for i in range(8)]
+        end = time.monotonic() + 60
+        for there in (8, 10):  # the page asks for two images, one of which waits behind all others
+            while server.count("accepted") < there:
+                assert time.monotonic() < end
+            if there == 8:
+                page = clients.submit(lambda: [*server.visit(0, [0, 1, 2, True], "visitor")])
+        complaints = server.stop()
+        answers = [each.result() for each in asked]
+        assert slow.recv(1000).startswith(b"HTTP/1.1 503")
+        shown = page.result()[-1]
+    assert "Traceback" not in complaints
+    assert {status for status, _ in answers} <= {200, 500}
+    assert all("stopped before" in answer["error"] for status, answer in answers if status == 500)
+    assert "stopped before" in shown and server.process.returncode == 143
+
+
+def test_few_visitors_are_remembered(folder):
+    """Gradio keeps what each of them saw until there are so many others."""
+    from cspd_jax.apps.service.config import ServiceConfig
+    from cspd_jax.apps.service.page import make_page
+
+    offer = ServiceConfig(image=cspd_jax.load(folder))
+    assert make_page(offer, offer.engine(1)).state_session_capacity <= 200
 
 
 def test_a_request_that_takes_too_long_is_told_so(folder):

@@ -1,10 +1,12 @@
 """Many images in a folder: the same ones whatever happened meanwhile, and refused where they are not."""
 
+import contextlib
 import dataclasses
 import functools
 import json
 import multiprocessing
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -126,6 +128,51 @@ def test_interruption_and_order(model, whole, tmp_path, monkeypatch):
     ]
 
 
+def test_more_images_that_are_interrupted(model, whole, tmp_path, monkeypatch):
+    """Of a finished job with an export: the same command goes on, and writes the export anew."""
+    npz = tmp_path / "all.npz"
+    bulk.run(job_of(model, 6, tokens=True), tmp_path, npz=npz)
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(workers, "make_shard", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            bulk.run(job_of(model, tokens=True), tmp_path, npz=npz)
+    assert bulk.run(job_of(model, tokens=True), tmp_path, npz=npz)["images"] == 10
+    assert npz.read_bytes() == (whole / "all.npz").read_bytes() and shards_in(tmp_path) == shards_in(whole)
+
+
+@pytest.mark.parametrize(
+    "damage", [b"\x93NUMPY\x01\x00\xff\xff", b"\x93NUMPY\x01\x00\x10\x00{'shape': ((((", b""]
+)
+def test_an_export_that_is_damaged_is_something_else(model, whole, tmp_path, damage):
+    with zipfile.ZipFile(whole / "all.npz") as good, zipfile.ZipFile(tmp_path / "bad.npz", "w") as bad:
+        bad.comment = good.comment[:-1] + b"x"
+        bad.writestr("arr_0.npy", damage)
+    with pytest.raises(UserError, match=r"bad\.npz exists and holds something else"):
+        bulk.run(job_of(model, tokens=True), whole, npz=tmp_path / "bad.npz")
+
+
+def test_an_export_into_a_pipe_is_refused(model, whole, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UserError, match=r"pipe exists and holds something else"):
+        bulk.run(job_of(model, tokens=True), whole, npz=tmp_path / "pipe")
+
+
+def test_more_images(model, whole, tmp_path):
+    """A finished job of 6 images, asked for 10: the short shard is made again, and the bits are those of 10
+    asked for at once. Fewer are refused."""
+    few = job_of(model, 6, tokens=True)
+    bulk.run(few, tmp_path, npz=tmp_path / "all.npz")
+    assert bulk.run(job_of(model, tokens=True), tmp_path, npz=tmp_path / "all.npz")["images"] == 10
+    assert shards_in(tmp_path) == shards_in(whole)
+    assert len(np.load(tmp_path / "all.npz")["arr_0"]) == 10
+    with pytest.raises(UserError, match="images is 10 there and 6 here"):
+        bulk.run(few, tmp_path)
+
+
 def test_shards_of_several_batches(model, whole, tmp_path):
     bulk.run(job_of(model, shard_size=8), tmp_path)
     assert [len(s.labels) for s in bulk.read(tmp_path)] == [8, 2]
@@ -158,7 +205,7 @@ def test_exports(model, whole):
 def test_another_job_is_refused(model, whole, tmp_path):
     for more, told in (
         ({"seed": 1}, "seed is 0 there and 1 here"),
-        ({"images": 11}, "images is 10 there and 11 here"),
+        ({"images": 9}, "images is 10 there and 9 here"),
         ({"turn": [0, 1]}, "labels.turn is 5 there and 2 here"),
         ({"options": {**FAST, "cfg": 2.0}}, "sampler.cfg is 1.0 there and 2.0 here"),
         ({"method": cspd_jax.SelfSpeculation(2)}, "method.name is 'plain' there"),
@@ -424,6 +471,63 @@ def test_claims(tmp_path):
         other.join()
         with here.claim("00000") as mine:
             assert mine
+
+
+def test_a_claim_is_of_one_alone(tmp_path):
+    """Two that open the folder, in one process: the kernel's locks are of open files."""
+    with claims.opened(tmp_path) as here, claims.opened(tmp_path) as there:
+        with here.claim("00000") as mine, there.claim("00000") as theirs, there.claim("00001") as other:
+            assert mine and not theirs and other
+        with there.claim("00000") as theirs:
+            assert theirs
+
+
+def test_what_others_make_is_not_made_twice(model, whole, tmp_path, monkeypatch):
+    """A shard and an export that another finishes between our look and our claim, and ones that another has
+    claimed and finishes while we wait."""
+    path, away, npz = tmp_path / "out", tmp_path / "away", tmp_path / "out" / "all.npz"
+    shutil.copytree(whole, path)
+    shutil.copytree(whole, away)
+    names = ("shards/00000.json", "shards/00001.json", "all.npz", "png/000003.png")
+    for name in names:
+        (path / name).unlink()
+    back = lambda name: shutil.copy(away / name, path / name)
+    claim, asked = claims.Claims.claim, []
+
+    @contextlib.contextmanager
+    def claimed(self, name):
+        asked.append(name)
+        if name in ("00000", "npz"):
+            back(names[0] if name == "00000" else "all.npz")
+            with claim(self, name) as mine:
+                assert mine
+                yield mine
+        else:
+            yield False
+
+    def slept(seconds):
+        back(names[1] if asked[-1] == "00001" else names[3])
+
+    made = lambda *_: pytest.fail("it was there")
+    monkeypatch.setattr(claims.Claims, "claim", claimed)
+    monkeypatch.setattr(workers.time, "sleep", slept)
+    for module, name in ((workers, "make_shard"), (exports, "write_npz"), (exports, "write_pngs")):
+        monkeypatch.setattr(module, name, made)
+    bulk.run(job_of(model, tokens=True), path, npz=npz, png=True, start=0)
+    assert asked == ["00000", "00001", "png", "npz"] and shards_in(path) == shards_in(whole)
+
+
+def test_a_damaged_shard_that_another_makes_anew_stays(whole, tmp_path):
+    """Its record goes only with a claim on it."""
+    shutil.copytree(whole, tmp_path / "out")
+    path = folder.shard_path(tmp_path / "out", 1)
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    job, record = bulk.read_manifest(tmp_path / "out"), folder.record_path(tmp_path / "out", 1)
+    look = functools.partial(workers._verified, tmp_path / "out", job)
+    with claims.opened(tmp_path / "out") as here, claims.opened(tmp_path / "out") as there:
+        with there.claim("00001"):
+            assert look(here, {0, 1, 2}, lambda _: None) == {0, 2} and record.exists()
+        assert look(here, {0, 1, 2}, lambda _: None) == {0, 2} and not record.exists()
 
 
 @pytest.mark.parametrize("way", ["no fcntl", "no locks"])

@@ -25,6 +25,7 @@ from cspd_jax.apps import cli
 from cspd_jax.apps.service import jobs, render
 from cspd_jax.apps.service.config import ServiceConfig
 from cspd_jax.apps.service.engine import Engine
+from cspd_jax.apps.service.hosts import refusal
 from cspd_jax.apps.service.jobs import Busy, Cancelled, Failed, Job, TimedOut
 from cspd_jax.apps.service.rows import ImageRequest, ImageRows
 from cspd_jax.apps.service.streams import MaskedRequest, TextProgress, TextRequest, padded
@@ -302,6 +303,23 @@ def test_a_stopped_service_leaves_nobody_waiting(lane):
         engine.submit(Asked(1))
 
 
+def test_a_round_that_does_not_end_keeps_nobody_waiting(lane):
+    engine = Engine({"counting": lane}, timeout=30).start()
+    left = [engine.submit(Asked(50)) for _ in range(4)]
+    until(lambda: engine.busy == 2)
+    engine.stop(0.05)
+    try:
+        assert engine._thread.is_alive()
+        for job in left:
+            assert job.over
+            with pytest.raises(Failed, match="stopped before"):
+                job.result()
+    finally:
+        lane.let(1000)
+    engine._thread.join(10)
+    assert engine.busy == 0 and engine.metrics.requests("failed") == 4
+
+
 def test_whatever_users_do_every_request_ends_once_and_every_row_is_free_again():
     """Users who give up at random moments, rounds that fail at random, a queue that is often full."""
     lane = Counting(rows=3)
@@ -504,3 +522,30 @@ def test_metrics_are_what_prometheus_reads(engine, lane):
     ):
         assert line in told.splitlines()
     assert engine.metrics.of_lane("counting")[:2] == (2, 4)
+
+
+@pytest.mark.parametrize(
+    "host, origin, known",
+    [
+        ("127.0.0.1:7860", None, True),
+        ("LOCALHOST:7860", "http://localhost:7860", True),
+        ("[::1]:7860", "http://[::1]:7860", True),
+        ("10.0.0.7", "http://10.0.0.7", True),
+        (None, None, True),
+        ("a.example:1", None, True),
+        ("a.example.", "https://a.example", True),
+        ("127.0.0.1", "https://b.a.example", True),
+        ("evil.example", None, False),
+        ("127.0.0.1.evil.example", None, False),
+        ("", None, False),
+        ("[::1", None, False),
+        ("127.0.0.1", "https://evil.example", False),
+        ("127.0.0.1", "http://10.0.0.7", False),
+        ("127.0.0.1", "null", False),
+        ("evil.example", "http://evil.example", False),
+    ],
+)
+def test_hosts(host, origin, known):
+    given = {b"host": host, b"origin": origin}
+    headers = {name: value.encode() for name, value in given.items() if value is not None}
+    assert (refusal(headers, ("a.example", "*.A.example")) is None) == known

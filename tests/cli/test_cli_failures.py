@@ -1,6 +1,7 @@
 """What ends a command: requests that cannot be, the system's refusals, signals, readers that go away."""
 
 import errno
+import io
 import json
 import logging
 import os
@@ -15,8 +16,9 @@ import pytest
 import tiny
 
 from cspd_jax._utils import files
+from cspd_jax._utils import progress as bars
 from cspd_jax.apps import cli
-from cspd_jax.cli import _failures, info
+from cspd_jax.cli import _failures, generate, info
 from cspd_jax.errors import UserError
 
 
@@ -46,7 +48,27 @@ DIGITS = "9" * 5000
         (["evaluate", "--out", ""], "the name of the folder is empty"),
         (["train", "--out", ""], "the name of the folder is empty"),
         (["train", "--out", "/proc/nowhere/run"], "/proc/nowhere/run cannot be written"),
-        (["train", "--out", "run", "--data", "here"], "it goes with --preset mar-base"),
+        (["train", "--out", "run", "--data", "here"], "the image folder 'here' does not exist"),
+        (
+            ["train", "--out", "run", "--data", ".", "--preset", "glyphs"],
+            "it goes with the presets folder and",
+        ),
+        (["train", "--out", "run", "--preset", "folder"], "say where they are with --data DIR"),
+        (["generate", "--metod", "plain"], "unrecognized arguments: --metod plain; is --method meant?"),
+        (["genrate"], "is generate meant?"),
+        (["generate", "--cfg", "１２"], "'１２' is not a number"),
+        (["generate", "--temperature", "1_0"], "'1_0' is not a number"),
+        (["text", "--method", "tree", "--tree", ",".join(["2"] * 40)], "a tree may have 4096 drafts"),
+        (["evaluate", "--resize", "tf1"], "--resize needs --samples"),
+        (["text", "--prompt-ids", "１２"], "'１２' is not a list of whole"),
+        (["text", "--prompt-ids", "1099511627776"], "1099511627776 in a prompt is no id"),
+        (["text", "--prompt", "a", "--new-tokens", "1000000000"], "more than the 1024 positions"),
+        (["text", "--draft", "nosuch"], "--draft nosuch is none of lookup, int8, int4, text-default"),
+        (["text", "--target", "default"], "default is an image model; it goes with cspd-jax generate"),
+        (["generate", "--target", "text-default"], "text-default is a language model; it goes with cspd-jax"),
+        (["generate", "--out", "/proc/xx"], "/proc/xx cannot be made: /proc is not writable"),
+        (["convert", "default", "/proc/xx"], "/proc/xx cannot be made: /proc is not writable"),
+        (["reproduce", "--list", "nope"], "--list names all experiments; leave out 'nope'"),
         (["text", "--prompt-file", "/dev/zero"], "/dev/zero has more than 16 MiB"),
         (["text", "--prompt-ids", "1,x" * 5000], "...' is not a list of whole numbers"),
     ],
@@ -133,6 +155,112 @@ def test_a_mistake_of_the_program_is_not_hidden(monkeypatch):
         command("info", "default")
 
 
+@pytest.mark.parametrize(
+    "name, value",
+    [
+        ("JAX_PLATFORMS", "nowhere"),
+        ("JAX_ENABLE_X64", "maybe"),
+        ("JAX_TRANSFER_GUARD", "disallow"),
+        ("JAX_NUMPY_RANK_PROMOTION", "raise"),
+    ],
+)
+def test_what_the_environment_tells_jax(name, value, tmp_path):
+    command = [sys.executable, "-m", "cspd_jax", "generate", "--method", "plain", "--labels", "0"]
+    ended = subprocess.run(
+        command, cwd=tmp_path, env={**os.environ, name: value}, capture_output=True, text=True, timeout=60
+    )
+    assert ended.returncode == 2 and ended.stderr.count("\n") == 1, ended.stderr
+    assert f"{name} is '{value}'" in ended.stderr or f"{name.lower()} is '{value}'" in ended.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize(
+    "asked", ["info default", pytest.param("generate --target model", marks=pytest.mark.slow)]
+)
+def test_closed_streams(asked, closed, tmp_path):
+    """What was asked for is made, and nothing is written into it in their place."""
+    tiny.save_mar(tmp_path / "model", tiny.PIXELS)
+    how = " --method plain --num-iter 2 --steps 4 --out made" * asked.startswith("generate")
+    line = f"'{sys.executable}' -m cspd_jax {asked}{how} {closed}"
+    assert subprocess.run(["bash", "-c", line], cwd=tmp_path, timeout=120).returncode == 0
+    if how:
+        assert json.loads((tmp_path / "made" / "report.json").read_text())["lossless"]
+
+
+def test_a_working_directory_that_was_removed(tmp_path):
+    line = f"mkdir gone && cd gone && rmdir ../gone && '{sys.executable}' -m cspd_jax generate"
+    ended = subprocess.run(["bash", "-c", line], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 2 and "the working directory has been removed" in ended.stderr
+
+
+def test_a_name_of_matplotlib_that_is_none():
+    """Charts are drawn all the same: no window is opened."""
+    code = "from cspd_jax._utils import plotting; plotting.prepare(); from matplotlib.figure import Figure"
+    environment = {**os.environ, "MPLBACKEND": "nonsense"}
+    ended = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert not ended.returncode, ended.stderr
+
+
+def test_charts_that_cannot_be_drawn_cost_no_images(monkeypatch, capsys):
+    def fails(*_):
+        raise ValueError("no such font")
+
+    monkeypatch.setattr("cspd_jax.reports.pages", fails)
+    assert generate._charts(None, []) == {}
+    assert "warning: the charts are left out" in capsys.readouterr().err
+
+
+def test_a_run_is_not_resumed_among_other_files(tmp_path, capsys):
+    (tmp_path / "holiday.png").write_bytes(b"")
+    assert command("train", "--preset", "digits", "--resume", "--out", tmp_path) == 2
+    assert "holds other files, and no run that could be resumed" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["holiday.png"]
+
+
+def test_alarms_of_others_reach_them():
+    heard = []
+    before = signal.signal(signal.SIGALRM, lambda number, frame: heard.append(number))
+    try:
+        with pytest.raises(_failures.Terminated), _failures.terminable():
+            signal.raise_signal(signal.SIGALRM)
+        assert heard == [signal.SIGALRM]
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
+def test_a_full_standard_error_costs_no_results():
+    """Code 2 of a refusal, and the output of what is done."""
+    for arguments, code in ((["info", "nosuch"], 2), (["info", "default"], 0)):
+        with open("/dev/full", "w") as full:
+            made = [sys.executable, "-m", "cspd_jax", *arguments]
+            ended = subprocess.run(made, stdout=subprocess.PIPE, stderr=full, timeout=120)
+        assert ended.returncode == code and bool(ended.stdout) == (code == 0)
+
+
+def test_bars_count_no_step_that_was_compiled(monkeypatch):
+    spent, now = [0.0], [0.0]
+    monkeypatch.setattr(bars, "compile_seconds", lambda: spent[0])
+    bar = bars.Bar(total=4, file=io.StringIO())
+    monkeypatch.setattr(bars.time, "time", lambda: now[0])
+    monkeypatch.setattr(bar, "_time", lambda: now[0])
+    bar.start_t = bar._since = bar.last_print_t = 0.0
+    assert "compiling" in bar.fp.getvalue()
+    for seconds, compiled in ((60.0, 50.0), (2.0, 0.0), (30.0, 28.0), (2.0, 0.0)):
+        now[0] += seconds
+        spent[0] += compiled
+        bar.update()
+    told = bar.format_dict
+    assert told["n"] == 4 and told["elapsed"] == 4.0 and told["initial"] == 2
+    bar.close()
+
+
+def test_numbers_that_jax_was_told_to_refuse_are_a_sentence():
+    told = _failures.user_message(FloatingPointError("invalid value (nan) encountered in scan"))
+    assert "which JAX was told to refuse: invalid value (nan)" in told
+
+
 SLEEPS = """
 import signal, sys, time
 signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where tests run in the background
@@ -167,9 +295,10 @@ def test_signals(tmp_path, number, code, word):
 
 
 SWALLOWS = """
-import sys, time
+import signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)
 from cspd_jax.apps import cli
-from cspd_jax.cli import _failures, info
+from cspd_jax.cli import _failures, generate, info
 _failures._AGAIN = 0.3
 class Callback:
     def __del__(self):
@@ -191,15 +320,18 @@ sys.exit(cli.main(["info", "x"]))
 """
 
 
+@pytest.mark.parametrize(
+    "number, ended", [(signal.SIGTERM, (143, "terminated")), (signal.SIGINT, (130, "interrupted"))]
+)
 @pytest.mark.parametrize("where", ["collector", "library"])
-def test_a_signal_is_not_lost(where):
+def test_a_signal_is_not_lost(where, number, ended):
     """In a destructor, where exceptions are ignored; and in a library that ignores them."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     process = subprocess.Popen([sys.executable, "-c", SWALLOWS, where], **pipes)
     assert process.stdout.readline() == "ready\n"
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(number)
     _, told = process.communicate(timeout=30)
-    assert process.returncode == 143 and told == "cspd-jax: terminated\n"
+    assert (process.returncode, told) == (ended[0], f"cspd-jax: {ended[1]}\n")
 
 
 @pytest.mark.parametrize("raised, told", [(no_space, False), (None, True)])
@@ -270,3 +402,17 @@ def test_sizes_that_fit_are_not_refused():
     check_fits("little", 2**20, "ask for less")
     with pytest.raises(UserError, match="much would take 1,048,576 GiB"):
         check_fits("much", 2**50, "ask for less")
+
+
+def test_ctrl_c_while_the_program_is_loaded_is_one_sentence():
+    code = """
+import runpy, sys
+class Interrupted:
+    def find_spec(self, name, *_):
+        if name == "cspd_jax.apps":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupted())
+runpy.run_module("cspd_jax", run_name="__main__")
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (130, "cspd-jax: interrupted\n")

@@ -135,7 +135,7 @@ def test_options_reach_the_sampler(run):
         (["--labels", "1,,2"], "label '' is unknown"),
         (["--cfg", "-1"], "cfg is -1.0"),
         (["--cfg", "nan"], "cfg is nan"),
-        (["--cfg", "much"], "invalid float"),
+        (["--cfg", "much"], "'much' is not a number"),
         (["--temperature", "0"], "temperature is 0.0"),
         (["--num-iter", "0"], "'0' is not a positive whole number"),
         (["--n", "0"], "'0' is not a positive"),
@@ -216,5 +216,5 @@ def test_picture():
     for wrong in (images[0], images.astype(float), images[..., :2], images[:0]):
         with pytest.raises(UserError):
             picture(wrong)
-    with pytest.raises(UserError, match="5 images and 1 labels"):
+    with pytest.raises(UserError, match="5 images and labels"):
         picture(images, ["a"])

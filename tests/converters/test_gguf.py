@@ -195,6 +195,7 @@ def refused(tmp_path, capsys, file, sentence):
         ({"general.architecture": "mamba"}, "general.architecture is 'mamba'; known architectures are llama"),
         ({"general.type": "adapter"}, "general.type is 'adapter'; only models are supported"),
         ({"split.count": 3}, "split.count is 3; merge the parts"),
+        ({"llama.vocab_size": V + 1}, f"vocab_size is {V + 1}; it must be {V}, as many as token_embd.weight"),
         ({"llama.block_count": None}, "llama does not say block_count"),
         ({"llama.block_count": 3}, "has the tensors of 2 layers; llama.block_count is 3"),
         ({"llama.block_count": "2"}, "block_count is '2'; it must be a whole number"),

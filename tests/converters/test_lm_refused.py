@@ -49,6 +49,7 @@ def scaled(**changes):
         (edited(LLAMA, rope_theta=10**400), "it must be a number of ordinary size"),
         (edited(LLAMA, partial_rotary_factor=0.5), "partial_rotary_factor is 0.5; models of this family"),
         (edited(NEOX, rotary_pct=0.4), "rotated share 0.4 of 8 dimensions per head is 3; it must be an even"),
+        (edited(NEOX, rotary_pct=1e308), "rotated share 1e+308 of 8 dimensions per head must be at most 1"),
         (edited(NEOX, rotary_pct=1.5), "rotated share 1.5 of 8 dimensions"),
         (edited(NEOX, hidden_act="relu"), "hidden_act is 'relu'; known activations are gelu"),
         (edited(LLAMA, hidden_size="absent"), "does not say hidden_size"),
@@ -87,6 +88,18 @@ def test_refused_configurations(tmp_path, capsys, config, sentence):
     masked = {"llada": LLADA, "Dream": DREAM}
     own = tensors({**CONFIGS, **masked}.get(config["model_type"], LLAMA))
     refused(tmp_path, capsys, write(tmp_path / "x", config, own), sentence)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "generation_config.json", "model.safetensors"])
+@pytest.mark.parametrize("kind", ["pipe", "folder", "loop"])
+def test_what_is_no_file_is_not_ignored(tmp_path, capsys, name, kind):
+    folder = write(tmp_path / "x", NEOX, tensors(NEOX))
+    (folder / name).unlink(missing_ok=True)
+    if kind == "folder":
+        (folder / name).mkdir()
+    else:
+        os.mkfifo(folder / name) if kind == "pipe" else (folder / name).symlink_to(name)
+    refused(tmp_path, capsys, folder, name)
 
 
 def refused(tmp_path, capsys, folder, *sentences):

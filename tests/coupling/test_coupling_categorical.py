@@ -56,6 +56,9 @@ def test_the_worked_example():
     assert counts_p_value(counts(value), TARGET) > FALSE_ALARM
     np.testing.assert_array_equal(value[accepted], drafts[accepted])
     assert not info.trips.any() and not info.truncated.any()
+    # The other way round: what is drawn for the first id must know nothing of the test.
+    back = coupled(TARGET[::-1], DRAFT[::-1], 2 - drafts)
+    assert counts_p_value(counts(back.value[~back.accepted]), [1 / 3, 2 / 3, 0]) > FALSE_ALARM
 
 
 def test_wrong_categorical_couplings_are_noticed():

@@ -1,13 +1,17 @@
 """Couplings where numbers are small, large, equal, rounded or missing."""
 
 import functools
+import re
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy.stats import norm
 from test_coupling_gaussian import COUPLINGS, PAIRS, at, compiled, gaussian, normals, run, wave
 
+import cspd_jax
 from cspd_jax.coupling import (
     accepts,
     couple_gaussians,
@@ -18,6 +22,8 @@ from cspd_jax.coupling import (
     log_residual_acceptance,
     uniform,
 )
+from cspd_jax.coupling.acceptance import unit_interval
+from cspd_jax.coupling.residual import _normal
 from cspd_jax.diffusion.gaussian import Gaussian, log_density
 
 INF, NAN = np.inf, np.nan
@@ -66,6 +72,33 @@ def test_certain_tests_are_certain():
     extremes = (jnp.uint32([0, 2**32 - 1]).astype(jnp.float32) + 0.5) * 2.0**-32
     np.testing.assert_array_equal(accepts(extremes, jnp.float32(0.0)), True)
     np.testing.assert_array_equal(accepts(extremes, jnp.float32(-INF)), False)
+
+
+def test_every_bit_of_a_uniform_counts():
+    """n of 32 bits is (n + 1/2) / 2^32, as finely as the type has it, and the normal of the same quantile."""
+    bits = np.array([0, *(1 << np.arange(32, dtype=np.uint64)), 5, 2**32 - 1], np.uint32)
+    expected = (bits.astype(np.float64) + 0.5) / 2**32
+
+    @jax.jit
+    def found(bits, key):
+        drawn = unit_interval(jax.random.bits(key, (9,), jnp.uint32))
+        return unit_interval(bits), _normal(bits, jnp.float32), uniform(key, (9,)) - drawn
+
+    uniforms, normals, difference = jax.device_get(found(bits, jax.random.key(0)))
+    np.testing.assert_allclose(uniforms, expected, rtol=1e-7)
+    assert not difference.any()
+    shifted = ((bits.view(np.int32) + 0.5) / 2**31 + 1) / 2
+    inside = np.abs(norm.ppf(shifted)) < 5
+    np.testing.assert_allclose(normals[inside], norm.ppf(shifted)[inside], rtol=1e-4)
+
+
+def test_nothing_is_decided_by_coarser_numbers():
+    """`jax.random.uniform` and what is made of it have 23 bits."""
+    package = Path(cspd_jax.__file__).parent
+    parts = ("coupling", "diffusion", "image", "masked", "text")
+    sources = [package / "keys.py", *(path for part in parts for path in (package / part).rglob("*.py"))]
+    coarse = re.compile(r"random\.(uniform|bernoulli|gumbel|exponential)\(")
+    assert len(sources) > 50 and not [path for path in sources if coarse.search(path.read_text())]
 
 
 SMALL = gaussian(wave(64, 0), 0.004)

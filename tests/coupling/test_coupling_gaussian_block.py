@@ -137,6 +137,16 @@ def test_how_many_drafts_are_kept(count):
         assert kept.mean() > alone.mean() + 0.02
 
 
+@jax.jit
+def tossed(p, q, drafts, valid, seed):
+    """LANES verdicts about the same three drafts [3, 1]."""
+    keys = jax.random.split(jax.random.key(seed), LANES)
+    return jax.vmap(lambda key: verify_gaussian_block(key, p, q, drafts, valid))(keys)
+
+
+ALL = jnp.ones(3, bool)
+
+
 @pytest.mark.parametrize("pi, mean, variance", [(0.5, 1.5, 2.0), (0.9, 0.3, 1.1)])
 def test_the_coin_of_a_prefix(pi, mean, variance):
     """The first draft has p / q = pi, and the second next to no density under p: one is kept with probability
@@ -144,27 +154,40 @@ def test_the_coin_of_a_prefix(pi, mean, variance):
     first = math.sqrt(-2 * math.log(pi))
     p = Gaussian(jnp.zeros((3, 1)), jnp.zeros((3, 1)))
     q = Gaussian(jnp.array([[first], [mean], [0.0]]), jnp.log(jnp.array([[1.0], [variance], [9.0]])))
-    drafts, valid = jnp.array([[first], [30.0], [0.0]]), jnp.arange(3) < 2
-    keys = jax.random.split(jax.random.key(4), LANES)
-    verified = jax.jit(jax.vmap(lambda key: verify_gaussian_block(key, p, q, drafts, valid)))(keys)
+    verified = tossed(p, q, jnp.array([[first], [30.0], [0.0]]), jnp.arange(3) < 2, 4)
     kept = verified.kept
     assert not np.any(verified.truncated)
     x = np.linspace(-12, 12, 200_001)
     density = lambda mean, var: np.exp(-((x - mean) ** 2) / (2 * var)) / np.sqrt(2 * np.pi * var)
     mass = np.sum(np.maximum(pi * density(0.0, 1.0) - density(mean, variance), 0)) * (x[1] - x[0])
     assert set(np.unique(kept)) == {0, 1}
-    assert share_p_value(float(kept.mean()), mass / (mass + 1 - pi), len(keys)) > FALSE_ALARM
+    assert share_p_value(float(kept.mean()), mass / (mass + 1 - pi), LANES) > FALSE_ALARM
 
 
 def test_every_coin_is_tossed_for_itself():
-    """pi is 1/2 after each of two drafts, and p and q of the second are far apart: each coin is fair."""
+    """pi is 1/2 after each of three drafts, and p and q of the last two are far apart: each coin is fair."""
     half = math.sqrt(2 * math.log(2))
-    p, q = (Gaussian(jnp.array(mean), jnp.zeros((2, 1))) for mean in ([[0.0], [0.0]], [[half], [50.0]]))
-    drafts = jnp.array([[half], [25.0]])
-    keys = jax.random.split(jax.random.key(6), 2000)
-    kept = np.asarray(jax.jit(jax.vmap(lambda key: verify_gaussian_block(key, p, q, drafts).kept))(keys))
-    for number, share in ((2, 0.5), (1, 0.25), (0, 0.25)):
-        assert share_p_value(float((kept == number).mean()), share, len(keys)) > FALSE_ALARM / 3
+    p, q = (Gaussian(jnp.array(mean)[:, None], jnp.zeros((3, 1))) for mean in ([0.0] * 3, [half, 50.0, 50.0]))
+    kept = np.asarray(tossed(p, q, jnp.array([[half], [25.0], [25.0]]), ALL, 6).kept)
+    for number, share in ((3, 0.5), (2, 0.25), (1, 0.125), (0, 0.125)):
+        assert share_p_value(float((kept == number).mean()), share, LANES) > FALSE_ALARM / 4
+
+
+def test_trials_of_a_coin_are_its_own():
+    """pi is 1/2 after each of three drafts. The coins after one and two of them have the same p and q, whose
+    proposals are taken now and then, and fall independently: all shares to 1e-7."""
+    half, mean, variance = math.sqrt(2 * math.log(2)), 1.5, 2.0
+    density = lambda x, mean, var: np.exp(-((x - mean) ** 2) / (2 * var)) / np.sqrt(2 * np.pi * var)
+    equal = -mean + math.sqrt(variance * mean**2 + variance * math.log(variance))  # where p is q
+    assert abs(density(equal, 0, 1) - density(equal, mean, variance)) < 1e-9
+    p = Gaussian(jnp.zeros((3, 1)), jnp.zeros((3, 1)))
+    q = Gaussian(jnp.array([[half], [mean], [mean]]), jnp.log(jnp.array([[1.0], [variance], [variance]])))
+    kept = np.asarray(tossed(p, q, jnp.array([[half], [equal], [equal]]), ALL, 8).kept)
+    x = np.linspace(-12, 12, 200_001)
+    mass = np.sum(np.maximum(density(x, 0, 1) / 2 - density(x, mean, variance), 0)) * (x[1] - x[0])
+    heads = mass / (mass + 0.5)
+    for number, share in ((3, 0.5), (2, heads / 2), (1, heads * (1 - heads) / 2), (0, (1 - heads) ** 2 / 2)):
+        assert share_p_value(float((kept == number).mean()), share, LANES) > 1e-7
 
 
 def test_a_coin_is_tossed_until_it_falls():

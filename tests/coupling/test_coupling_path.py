@@ -176,6 +176,17 @@ def test_lanes_without_need_make_no_trip():
     assert not none.trips.any() and not none.truncated.any()
 
 
+def test_a_path_that_the_target_likes_better_is_accepted_for_certain():
+    """The probability that is reported is one, whatever the ratio above it."""
+    couple = jax.jit(
+        lambda ratio: couple_path(KEYS[0], ratio, jnp.float32(3), lambda key: (jnp.float32(4), 0.0))
+    )
+    for ratio, log_accept in ((2.5, 0.0), (0.0, 0.0), (-0.5, -0.5), (-np.inf, -np.inf)):
+        found = couple(jnp.float32(ratio))
+        assert found.info.log_accept == log_accept
+        assert found.accepted == (ratio >= 0) or log_accept == -0.5
+
+
 def test_the_trip_limit_is_reported():
     """The last proposal is returned, and said not to be accepted; log probability 0 takes one trip."""
     found = search(KEYS, -np.inf, proposals=8, max_trips=4)

@@ -76,11 +76,13 @@ def test_calibrate_command_writes_into_the_checkpoint(tmp_path, capsys):
         (["{}", "--temperature", "0"], "temperature is 0.0"),
         (["{}", "--cfg", "-1"], "cfg is -1.0"),
         (["{}", "--steps", "xy"], "respacing 'xy'"),
+        (["{}", "--cfg", "1e308", "--steps", "2"], "came out as NaN or infinity"),
     ],
 )
 def test_calibrate_refuses(folder, arguments, sentence, capsys):
     assert main(["calibrate", *(a.format(folder) for a in arguments)]) == 2
     assert sentence in capsys.readouterr().err
+    assert not os.path.exists(os.path.join(folder, "gains"))
 
 
 @pytest.mark.parametrize("damage", ["cut", "shape", "nan", "pickle", "enormous", "bomb"])
@@ -192,7 +194,7 @@ def test_a_given_drafter_is_used(model, cache):
     "options, sentence",
     [
         ({"denoise": "fast"}, "denoise 'fast' is unknown"),
-        ({"denoise": ChainSpeculation(())}, "draft_lengths is empty"),
+        ({"denoise": ChainSpeculation(())}, "it must hold at least one number of steps"),
         ({"denoise": ChainSpeculation((0,))}, "window"),
         ({"denoise": ChainSpeculation((2.5,))}, "whole number"),
     ],

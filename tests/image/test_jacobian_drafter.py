@@ -104,6 +104,32 @@ def test_its_drafts_of_gaussian_data_are_the_heads(spec):
     np.testing.assert_allclose(guess, predicted, atol=2e-3)
 
 
+@pytest.mark.parametrize("spec, steps", [("ddim12", 12), ("flow12", 13)])
+def test_a_window_is_what_its_steps_make(spec, steps):
+    """Behind a call of the head, of rows at different places; early in a flow by gains alone."""
+    head = (GaussianFlow if spec == "flow12" else GaussianData)(spec, 0.7, 0.09)
+    random, c = randomness(4, 2), coefficients(sampling_schedule(spec))
+    left, length = jnp.array([11, 8, 6, 3]), 5
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def drafted(in_a_loop):
+        gains = frozen(steps, 2)._replace(gain=jnp.linspace(0.1, 0.5, steps))
+        drafter = drafter_of("jacobian", gains, spec, jnp.float32)
+        if in_a_loop:  # what is inherited is no window of its own
+            drafter = type("InALoop", (type(drafter),), {})(*drafter)
+        time = head.embed_time(None, jnp.asarray(head.schedule.timestep_map))
+        problem, chain = speculation.begin(Chains(head, None, time, jnp.zeros((4, 1)), c), random, drafter)
+        seen, _ = drafter.look(problem.head, c, left[None] - 1, chain.x[None])
+        chain = chain._replace(left=left, guess=jax.tree.map(lambda a: a[0], seen))
+        return speculation.draft_steps(problem, chain, random.keys, length)
+
+    window, loop = jax.device_get((drafted(False), drafted(True)))
+    np.testing.assert_array_equal(window.valid, loop.valid)
+    for one, other in zip(jax.tree.leaves(window), jax.tree.leaves(loop), strict=True):
+        shown = window.valid.reshape(*window.valid.shape, *[1] * (one.ndim - 2))
+        np.testing.assert_allclose(np.where(shown, one, 0), np.where(shown, other, 0), rtol=1e-4, atol=1e-5)
+
+
 def test_axes_are_limited():
     """No variance below 0 or far above that of tokens, and none of what is no number."""
     turned = np.array([[3.0, 4.0], [4.0, -3.0]]) / 5

@@ -99,6 +99,26 @@ def test_cspd(run):
     assert "draft" in report["compared_to_plain"]["seconds"]
 
 
+@pytest.mark.parametrize("denoise", ["plain", ChainSpeculation((4,))])
+def test_what_is_lossless(denoise):
+    """Of the methods, however they denoise; and nothing of which draws were given up."""
+    paper = lambda **options: DraftSpeculation(None, PaperCriterion(**options))
+    exact = (Plain(), SelfSpeculation(), SelfSpeculation(draft_cost=0.1), DraftSpeculation(None))
+    exact += (paper(sigma=False),)
+    lossy = (
+        SelfSpeculation(joint=True),
+        DraftSpeculation(None, joint=True),
+        paper(),
+        paper(sigma=False, inner_temperature=42.0),
+        paper(sigma=False, inner_temperature=0.5),
+        ReleasedRunner(None),
+    )
+    for method in exact + lossy:
+        found = method.exactness(Options(denoise=denoise))
+        assert found.lossless == (method in exact) and found.after(0) == found
+        assert not found.after(1).lossless and ("1 draws" in found.after(1).why) == (method in exact)
+
+
 @pytest.mark.parametrize(
     "options, lossless, why",
     [
@@ -261,13 +281,18 @@ def test_methods_check_themselves(folder):
     assert made(SelfSpeculation()).method == SelfSpeculation(gamma=8)
     assert made(SelfSpeculation()).options.final_noise is True
     assert made(ReleasedRunner(draft)).options.final_noise is False
+    for numbers, sentence in (
+        ({"gamma": 2.5}, "gamma is 2\\.5; it must be a whole number"),
+        ({"gamma": True}, "gamma is True; it must be a whole number"),
+        ({"prefill": -0.1}, "prefill is -0.1"),
+        ({"draft_cost": 0.0}, "draft_cost is 0.0"),
+    ):
+        with pytest.raises(UserError, match=sentence):
+            SelfSpeculation(**numbers)
     small = dataclasses.replace(draft, network=MARModel(dataclasses.replace(tiny.PIXELS, num_classes=3)))
     for method, sentence in (
-        (SelfSpeculation(gamma=2.5), "gamma is 2\\.5; it must be a whole number"),
-        (SelfSpeculation(gamma=True), "gamma is True; it must be a whole number"),
         (DraftSpeculation(draft, PaperCriterion(proposals=0)), "proposals is 0; it must be at least 1"),
         (DraftSpeculation(draft, PaperCriterion(inner_temperature=0.0)), "inner_temperature is 0"),
-        (DraftSpeculation(draft, prefill=-0.1), "prefill is -0.1"),
         (DraftSpeculation(small), "does not fit the target"),
         (ReleasedRunner(draft, max_resamples=0), "max_resamples is 0"),
         (DraftSpeculation(draft, "path"), "must be a criterion object"),

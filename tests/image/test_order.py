@@ -52,6 +52,13 @@ def test_linear_guidance_counts_what_is_revealed_after_the_step():
         guidance_scale(groups, 5.0, "cosine")
 
 
+@pytest.mark.parametrize("schedule", ["constant", "linear"])
+def test_every_image_has_its_own_guidance(schedule):
+    groups, scales = reveal_groups(6, 4), [5.0, 1.5, 3.0]
+    expected = np.stack([guidance_scale(groups, scale, schedule) for scale in scales], axis=1)
+    np.testing.assert_array_equal(guidance_scale(groups, np.array(scales), schedule), expected)
+
+
 def test_no_steps_is_an_error():
     with pytest.raises(UserError, match="num_iter is 0"):
         reveal_groups(16, 0)

@@ -11,6 +11,7 @@ import pytest
 from golden_cases import fixture
 
 from cspd_jax.image import sampler
+from cspd_jax.image.bound import BoundModel
 from cspd_jax.image.options import Options
 from cspd_jax.keys import row_keys
 from cspd_jax.networks.mar import MARModel
@@ -107,6 +108,41 @@ def test_bfloat16_stays_close():
     assert tokens.dtype == np.float32
     exact = draw(num_iter=1)
     assert np.abs(tokens - exact).mean() < 0.1 * np.abs(exact).mean()
+
+
+def test_an_image_that_is_complete_is_not_written_over():
+    """Images at places of their own: what of a group is not used goes nowhere."""
+    tokens, x = np.zeros((3, 5, 1)), 1 + np.arange(6.0).reshape(3, 2, 1)
+    used = np.array([[True, True], [True, False], [False, False]])
+    found = jax.jit(sampler.write_group)(tokens, x, np.array([1, 4, 5]), used)
+    tokens[0, 1:3, 0], tokens[1, 4, 0] = [1, 2], 3
+    np.testing.assert_array_equal(found, tokens)
+
+
+class FirstToken:
+    """Its context is the first token."""
+
+    seq_len, token_dim = 4, 1
+
+    def context(self, params, tokens, reveal, n_known, class_embedding, rows, *, bucket):
+        return jnp.broadcast_to(tokens[:, :1], (*rows.shape, 1))
+
+
+def test_halves_of_guidance_have_first_tokens_of_their_own():
+    """Where they are drawn apart: by keys of their own, and each half goes on from its own."""
+    order, active = jnp.tile(jnp.arange(4), (4, 1)), jnp.array([True, False])
+    bound = BoundModel(
+        FirstToken(), None, Options(guided=True), KEYS[:2], order, jnp.zeros((4, 1)), None, None, active
+    )
+    both = sampler.both_halves(bound)
+    keys = np.asarray(jax.random.key_data(both.keys))
+    assert len(np.unique(keys, axis=0)) == 4 and not both.options.guided
+    np.testing.assert_array_equal(keys[:2], jax.random.key_data(KEYS[:2]))
+    np.testing.assert_array_equal(both.active, [True, False] * 2)
+    state = sampler.PlainState(jnp.full((2, 4, 1), 5.0), None, jnp.array([[7.0], [8.0]]))
+    segment = sampler.Segment(4, 1, "ddim8")
+    z = jax.jit(lambda first: sampler.group_context(bound, segment, state, first)[0])(jnp.int32(1))
+    np.testing.assert_array_equal(np.ravel(z), [5, 5, 7, 8])
 
 
 def test_compiled_once_per_shape():

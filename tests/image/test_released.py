@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from linear_tokens import LinearTokens
 from runner_cases import RUNNER_GROUPS, recorded_ends, runner, runner_generation
+from scipy.stats import norm
 
 from cspd_jax.diffusion.gaussian import Gaussian
 from cspd_jax.diffusion.schedule import respace
@@ -18,6 +19,7 @@ from cspd_jax.image import released, sampler
 from cspd_jax.image.options import Options
 from cspd_jax.image.order import reveal_groups
 from cspd_jax.image.released import RunnerOptions
+from cspd_jax.image.released.acceptance import accept_uniforms, proposal_numbers
 from cspd_jax.image.rounds import Draft
 from cspd_jax.keys import row_keys
 
@@ -166,6 +168,21 @@ def test_prefix_buckets_do_not_change_the_result():
 def test_inner_temperature():
     assert draw(inner_temperature=1e-3).counts.accepted.sum() == 0
     assert draw(inner_temperature=1e6).counts.accepted.sum() == base().counts.tested.sum()
+
+
+def test_nothing_random_of_a_block_is_used_twice():
+    """Tests of drafts, proposals and their tests: of every position and try a number of its own, also where
+    some are uniform and others normal."""
+    keys, positions = row_keys(jax.random.key(5), 2), jnp.array([[0, 1, 3], [2, 1, 0]])
+
+    @jax.jit
+    def run():
+        tries = [proposal_numbers(keys, None, positions, 1, jnp.int32(number)) for number in range(2)]
+        return accept_uniforms(keys, None, positions), tries
+
+    tests, tries = jax.device_get(run())
+    shares = [tests, *(a for normal, u in tries for a in (norm.cdf(normal[..., 0]), u))]
+    assert np.diff(np.sort(np.ravel(shares))).min() > 1e-5
 
 
 def test_when_tries_end():

@@ -22,7 +22,7 @@ from cspd_jax.diffusion.schedule import make_schedule
 from cspd_jax.image.generation import run
 from cspd_jax.image.lossy import Annealing, Checkerboard
 from cspd_jax.image.lossy.shortcuts import fewer_steps
-from cspd_jax.image.order import guidance_scale, random_order
+from cspd_jax.image.order import Spread, guidance_scale, random_order
 from cspd_jax.image.plan import check, resolve
 from cspd_jax.keys import Purpose, purpose_keys
 from cspd_jax.weights.models import ImageModel
@@ -156,6 +156,15 @@ def test_exactness_names_every_shortcut():
         lossless, why = plan_of(**options).exactness
         assert not lossless and "another distribution than the plain sampler's" in why
         assert ("DiSA" in why, "GtR" in why) == (way != "checkerboard", way != "annealed")
+
+
+def test_speculation_along_the_chains_of_a_checkerboard_is_lossy():
+    """It is exact beside the checkerboard step by step, which is not what lossless means."""
+    chains = cspd_jax.ChainSpeculation((4,))
+    of = lambda **options: check(TOY, [0], options=Options(**options)).exactness
+    assert of(order=Checkerboard(2), denoise=chains) == of(order=Checkerboard(2))
+    assert not of(order=Checkerboard(2)).lossless
+    assert of(order=Spread(2), denoise=chains) == of(denoise=chains) and of(denoise=chains).lossless
 
 
 def test_annealing_to_the_same_number_changes_nothing():

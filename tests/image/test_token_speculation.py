@@ -1,6 +1,7 @@
 """Speculation over AR steps: the joint law of all tokens, against closed forms; and what it reports."""
 
 import dataclasses
+import functools
 from types import SimpleNamespace
 
 import jax
@@ -20,10 +21,10 @@ from cspd_jax.image.chain.speculation import ChainSpeculation, no_counts
 from cspd_jax.image.options import Options
 from cspd_jax.image.order import guidance_scale, random_order, reveal_groups
 from cspd_jax.image.rounds import drafting, paper_criterion, path_criterion
-from cspd_jax.image.rounds.groups import round_keys
+from cspd_jax.image.rounds.groups import contexts, round_keys, scales
 from cspd_jax.image.rounds.paths import Begun, PathRequest, draw_paths, laws
 from cspd_jax.image.rounds.state import add_calls, backbone_calls, call_counts, head_calls
-from cspd_jax.image.rounds.verification import accepted_prefix, drafted_groups
+from cspd_jax.image.rounds.verification import AcceptedPrefix, accepted_prefix, drafted_groups
 from cspd_jax.keys import Purpose, chain_ends, chain_noise, purpose_keys, row_keys, window_keys
 
 MODEL, IMAGES = LinearTokens(), 4000
@@ -464,6 +465,32 @@ def test_recorded_laws_are_those_drawn_from():
     np.testing.assert_allclose(paths.laws.log_var[0], expected, atol=1e-3)
 
 
+def test_every_path_has_the_guidance_of_its_image_and_group():
+    """Scales, contexts and laws of two images side by side, of two tokens each."""
+    cfg, groups = np.array([1.5, 4.0], np.float32), np.array([[1, 3], [5, 2]])
+    how = Options(num_iter=6, respacing="ddim2", guided=True, cfg=jnp.array(cfg), final_noise=True)
+    model, keys = dataclasses.replace(MODEL, spec="ddim2"), row_keys(jax.random.key(3), 2)
+    normal = lambda *shape: np.random.default_rng(len(shape)).standard_normal(shape, np.float32)
+    tokens, states = normal(2, 6, 2), normal(2, 2, 1, 3, 2)
+
+    @jax.jit
+    def run(tokens, states):
+        inputs, _ = rounds.begin(model, None, keys, jnp.zeros(2, int), how, speculation=ahead(gamma=2))
+        scale = scales(inputs, jnp.array(groups))
+        z = contexts(inputs, inputs.target, tokens, jnp.array(groups))[:, :, 0]
+        of = lambda at: laws(inputs, inputs.target, states[at], z[at], scale[at])[0]
+        return scale, z, of(slice(2)), of(slice(1)), of(slice(1, 2))
+
+    scale, z, together, *alone = jax.device_get(run(tokens, states))
+    of_all = guidance_scale(reveal_groups(6, 6), cfg, "linear")
+    np.testing.assert_allclose(scale[..., 0], of_all[groups, np.arange(2)[:, None]], rtol=1e-6)
+    known = np.array([[tokens[i, :n].mean(0) for n in groups[i]] for i in range(2)])
+    np.testing.assert_allclose(z[:, :, 0, 0], MODEL.offset + MODEL.pull * known, rtol=1e-5, atol=1e-6)
+    assert not z[:, :, 0, 1].any()  # the half without a class
+    for one, *others in zip(*map(jax.tree.leaves, (together, *alone)), strict=True):
+        np.testing.assert_allclose(one, np.concatenate(others), rtol=1e-5, atol=1e-6)
+
+
 def test_every_position_has_keys_of_its_own():
     """In speculated chains: x_T, and what comes after it."""
     positions = jnp.arange(24).reshape(1, 4, 6) + jnp.zeros((3, 1, 1), jnp.int32)
@@ -535,6 +562,44 @@ def test_an_image_drafts_by_its_own_acceptance():
     np.testing.assert_array_equal(drafting.choose_num_drafts(inputs, state), best)
     inputs.speculation = ahead(gamma=8)
     np.testing.assert_array_equal(drafting.choose_num_drafts(inputs, state), 8)
+
+
+@pytest.mark.parametrize("inside", [None, ChainSpeculation((3,))])
+def test_what_is_drawn_is_what_is_tested(inside, monkeypatch):
+    """Of a draft model and of the target, where every image drafts another number of groups: no group beyond
+    them, of which speculated chains draw nothing."""
+    drafts, group = np.array([1, 3, 2, 0, 3]), np.array([1, 2, 4, 3, 6])
+    ahead_of, gamma = np.arange(3), 3
+    how = Options(num_iter=6, respacing=MODEL.spec, final_noise=True, denoise=inside or "plain")
+    arguments = MODEL, None, row_keys(jax.random.key(3), 5), jnp.zeros(5, jnp.int32), how
+
+    def drawn(inputs, bound, request):
+        told = jnp.broadcast_to(request.wanted[..., None, None], (*request.wanted.shape, 11, 2)) * 1.0
+        law = jnp.zeros((*request.positions.shape, 10, 2))
+        return rounds.Paths(told, Gaussian(law, law)), call_counts(), no_counts(10) if inside else None
+
+    monkeypatch.setattr(drafting, "draw_paths", drawn)
+    monkeypatch.setattr(drafting, "choose_num_drafts", lambda inputs, state: state)
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def run(draft):
+        options = ahead(gamma=gamma, draft_cost=0.2)
+        inputs, state = rounds.begin(*arguments, speculation=options, draft=draft and rounds.Draft(draft))
+        state = state._replace(num_drafts=jnp.array(drafts), group=jnp.array(group))
+        drafted, _ = drafted_groups(inputs, state, gamma + 1)
+        if draft is not None:
+            state, info = drafting.draft_step(inputs, state)
+            return drafted.to_test, state.drafts.states[..., 0, 0] > 0, info.draft.backbone
+        prefix = AcceptedPrefix(jnp.zeros(5, jnp.int32), drafted.to_test, drafted.to_test)
+        request = drafting.self_draft_request(inputs, state, drafted, prefix, inputs.keys)
+        return drafted.to_test, request.wanted, None
+
+    there = lambda first: (ahead_of < drafts[:, None]) & (first[:, None] + ahead_of < 6)
+    for draft in (None, NEAR):
+        to_test, wanted, calls = jax.device_get(run(draft))
+        np.testing.assert_array_equal(to_test[..., 0], there(group))
+        np.testing.assert_array_equal(wanted[..., 0], there(group + (draft is None)))
+    assert calls == 3  # as far as any image asks
 
 
 def test_groups_are_accepted_up_to_the_first_rejection():

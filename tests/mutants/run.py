@@ -9,7 +9,8 @@ tests notice.
 What a slow test kills makes it run by default, from the next `choose_default.py` on.
 
 A mutant is killed if one of the tests that must see it fails. One whose text is not found, or found twice, is
-an error: the table has to be brought up to date.
+an error: the table has to be brought up to date. A mutant that was killed by a test that is no longer run by
+default has no result: it is tried again.
 """
 
 from __future__ import annotations
@@ -50,11 +51,14 @@ def tried(mutant: Mutant, slow: bool = False) -> dict:
         for name in _COPIED:
             source = ROOT / name
             if source.is_dir():
-                shutil.copytree(source, root / name, ignore=shutil.ignore_patterns("__pycache__"))
+                ignored = shutil.ignore_patterns("__pycache__")
+                shutil.copytree(source, root / name, symlinks=True, ignore=ignored)
             elif source.exists():
                 shutil.copy(source, root / name)
         # Imported from the copy: the installed package may be this repository itself.
-        os.symlink(root / "converters", root / "cspd_jax" / "converters")
+        link = root / "cspd_jax" / "converters"
+        if not link.is_symlink():  # some checkouts have it, and then it is copied
+            os.symlink(root / "converters", link)
         apply(mutant, root)
         command = [sys.executable, "-m", "pytest", "-q", "-x", "-n0", "-p", "no:cacheprovider", *mutant.tests]
         command += ["-m", "not parity and not real"] * slow
@@ -76,6 +80,29 @@ def tried(mutant: Mutant, slow: bool = False) -> dict:
     return {"killed": done.returncode == 1, "by": by, "seconds": round(time.monotonic() - start, 1)}
 
 
+def lost(results: dict[str, dict]) -> list[str]:
+    """The mutants that were killed by a test which is not collected by default, or not any more."""
+    killers = {name: found["by"].split(" ", 1)[1] for name, found in results.items() if _by_a_test(found)}
+    files = sorted({test.split("::")[0] for test in killers.values()})
+    there = [file for file in files if (ROOT / file).is_file()]
+    collected = by_default(there) if there else set()
+    return [name for name, test in killers.items() if test not in collected]
+
+
+def _by_a_test(found: dict) -> bool:
+    return found["killed"] and "::" in str(found["by"])
+
+
+def by_default(files: list[str]) -> set[str]:
+    """The tests in these files that are run by default."""
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-n0", "-p", "no:cacheprovider"]
+    environment = {**os.environ, "PYTEST_XDIST_WORKER": "mutant", "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run([*command, *files], cwd=ROOT, env=environment, capture_output=True, text=True)
+    if done.returncode not in (0, 5):  # 5: none is
+        sys.exit(f"the tests cannot be collected\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+    return {line for line in done.stdout.splitlines() if "::" in line}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--only", help="parts of names, separated by commas")
@@ -88,6 +115,9 @@ def main() -> int:
     results = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
     names = {m.name for m in MUTANTS}
     results = {name: found for name, found in results.items() if name in names}
+    earlier = {m.name: results[m.name] for m in chosen if m.name in results}
+    for name in [] if args.fresh else lost(earlier):
+        print(f"{name}: {results.pop(name)['by']} is not run by default", file=sys.stderr, flush=True)
     open_ones = [m for m in chosen if args.fresh or m.name not in results]
     if args.slow:
         open_ones = [m for m in chosen if not results.get(m.name, {"killed": False})["killed"]]

@@ -499,7 +499,7 @@ PLAINS = _table(
         "plain: an image that is complete is written over",
         "index = index if used is None else jnp.where(used, index, tokens.shape[1])",
         "index = jnp.minimum(index, tokens.shape[1] - 1)",
-        ("tests/apps/test_service.py",),
+        (f"{PLAIN}::test_an_image_that_is_complete_is_not_written_over",),
     ),
     (
         "plain: every piece of a stream begins anew",
@@ -1328,9 +1328,9 @@ RUNS = (
         (FAILURES,),
         (
             "generate: the comparison comes first",
-            "    report, pictures = report_with(None), reports.pages(info, captions)\n",
+            "    report, pictures = report_with(None), _charts(info, captions)\n",
             "    beside = _compare(args, key, decided, shown, Path('.'))\n"
-            "    report, pictures = report_with(None), reports.pages(info, captions)\n",
+            "    report, pictures = report_with(None), _charts(info, captions)\n",
         ),
     )
 )
@@ -1376,6 +1376,11 @@ SERVICE = _table(
         "        lane.reset()\n",
         "",
     ),
+    (
+        "service: who is there at the end waits for a round that does not end",
+        "            self._thread.join(timeout)\n        self._fail_all()",
+        "            self._thread.join(timeout)",
+    ),
 )
 
 SAMPLES = (
@@ -1395,7 +1400,7 @@ SAMPLES = (
     )
     + _table(
         "cspd_jax/apps/bulk/claims.py",
-        ("tests/apps/test_samples.py",),
+        ("tests/apps/test_samples.py::test_a_claim_is_of_one_alone",),
         (
             "samples: two claim the same shard",
             "                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)",
@@ -1413,7 +1418,7 @@ SAMPLES = (
     )
     + _table(
         "cspd_jax/image/exactness.py",
-        ("tests/apps/test_samples.py",),
+        ("tests/image/test_methods.py::test_what_is_lossless",),
         ("samples: truncated draws are lossless", "if not (self.lossless and truncated):", "if True:"),
     )
     + _table(
@@ -1422,8 +1427,8 @@ SAMPLES = (
         ("samples: any job continues any other", "        manifest.check_same(stored, folder)\n", ""),
         (
             "samples: gains of this machine",
-            "return stored, _with_stored_gains(plan, stored, folder)",
-            "return stored, plan",
+            "        plan = _with_stored_gains(plan, stored, folder)\n",
+            "",
         ),
     )
 )
@@ -1504,8 +1509,855 @@ EVALUATION = (
     )
 )
 
+FLOWS = "tests/diffusion/test_flow.py"
+MASKED_SAMPLING = "tests/masked/test_masked_sampling.py"
+MASKED_NOISE = f"{MASKED_SAMPLING}::test_places_and_tokens_have_noise_of_their_own"
+BITS = tuple(
+    f"{EXTREMES}::{name}"
+    for name in ("test_every_bit_of_a_uniform_counts", "test_nothing_is_decided_by_coarser_numbers")
+)
+LIKES_BETTER = "test_a_path_that_the_target_likes_better_is_accepted_for_certain"
+TREES = "tests/text/test_text_tree.py"
+MASKED_CALLS = "tests/masked/test_masked_generate.py::test_calls_are_counted_as_they_are_made"
+SAMPLES_TEST, SERVICE_TEST = "tests/apps/test_samples.py", "tests/apps/test_service.py"
+CATEGORICAL = "tests/coupling/test_coupling_categorical.py"
+
+# Of every row its own: numbers of the first row, or in another order, for all.
+ROWS = (
+    _table(
+        "cspd_jax/diffusion/gaussian.py",
+        (PROTOCOL, PLAIN),
+        (
+            "rows: the guidance scale of the first chain for all",
+            "return unconditional + scale * (conditional - unconditional)",
+            "return unconditional + jnp.ravel(scale)[0] * (conditional - unconditional)",
+        ),
+    )
+    + _table(
+        "cspd_jax/image/order.py",
+        ("tests/image/test_order.py::test_every_image_has_its_own_guidance",),
+        (
+            "rows: a linear guidance scale of the first image for all",
+            "return 1 + (cfg - 1) * shares.reshape(",
+            "return 1 + (jnp.ravel(cfg)[0] + 0 * cfg - 1) * shares.reshape(",
+        ),
+        (
+            "rows: a constant guidance scale of the first image for all",
+            "return jnp.broadcast_to(cfg, (len(groups), *cfg.shape))",
+            "return jnp.broadcast_to(jnp.ravel(cfg)[0], (len(groups), *cfg.shape))",
+        ),
+    )
+    + _table(
+        "cspd_jax/image/rounds/groups.py",
+        (f"{TOKENS}::test_every_path_has_the_guidance_of_its_image_and_group",),
+        (
+            "rows: the guidance scale of the first image in all paths",
+            "inputs.scale[groups, image]",
+            "inputs.scale[groups, 0 * image]",
+        ),
+        (
+            "rows: known tokens of a context in another order",
+            "jnp.tile(n_known.reshape(-1), halves),",
+            "jnp.repeat(n_known.reshape(-1), halves),",
+        ),
+        (
+            "rows: tokens of a context in another order",
+            "return jnp.repeat(a, many, axis=0)",
+            "return jnp.tile(a, (many, *[1] * (a.ndim - 1)))",
+        ),
+    )
+    + _table(
+        "cspd_jax/image/rounds/paths.py",
+        (f"{TOKENS}::test_every_path_has_the_guidance_of_its_image_and_group",),
+        (
+            "rows: the guidance scale of the first token for all paths",
+            "return bound.chains(rows, scale.reshape(-1, 1), temperature",
+            "return bound.chains(rows, jnp.full((scale.size, 1), scale.ravel()[0]), temperature",
+        ),
+    )
+    + _table(
+        "cspd_jax/image/rounds/pool.py",
+        (SERVICE_TEST,),
+        (
+            "rows: the guidance scale of the first row of the service",
+            "inputs.scale[state.group, lanes]",
+            "inputs.scale[state.group, 0 * lanes]",
+        ),
+    )
+    + _table(
+        "cspd_jax/image/bound.py",
+        (PLAIN, PROTOCOL, HASHES),
+        (
+            "rows: labels of the halves of guidance mixed",
+            "labels, order = jnp.tile(labels, 2), jnp.tile(order, (2, 1))",
+            "labels, order = jnp.repeat(labels, 2), jnp.tile(order, (2, 1))",
+        ),
+        (
+            "rows: orders of the halves of guidance mixed",
+            "labels, order = jnp.tile(labels, 2), jnp.tile(order, (2, 1))",
+            "labels, order = jnp.tile(labels, 2), jnp.repeat(order, 2, axis=0)",
+        ),
+    )
+    + _table(
+        "cspd_jax/image/sampler.py",
+        (SERVICE_TEST,),
+        (
+            "rows: known tokens of the first row of the service",
+            "known = jnp.tile(jnp.minimum(first, network.seq_len - 1), rows // images)",
+            "known = jnp.full(rows, jnp.minimum(first[0], network.seq_len - 1))",
+        ),
+        (
+            "rows: known tokens of the service's halves of guidance mixed",
+            "known = jnp.tile(jnp.minimum(first, network.seq_len - 1), rows // images)",
+            "known = jnp.repeat(jnp.minimum(first, network.seq_len - 1), rows // images)",
+        ),
+    )
+    + _table(
+        "cspd_jax/text/sampling.py",
+        ("tests/text/test_text_sampling.py",),
+        (
+            "rows: numbers of text of the first row for all",
+            "return jnp.reshape(jnp.asarray(number), (-1,) + (1,) * (x.ndim - 1))",
+            "return jnp.reshape(jnp.asarray(number), (-1,) + (1,) * (x.ndim - 1))[:1]",
+        ),
+    )
+    + _table(
+        "cspd_jax/text/rules.py",
+        (TEXT, TEXT_PROTOCOL),
+        (
+            "rows: the number of drafts of the first text for all",
+            "passed = passed & (jnp.arange(passed.shape[1]) < count[:, None])",
+            "passed = passed & (jnp.arange(passed.shape[1]) < count[:1, None])",
+        ),
+    )
+    + _table(
+        "cspd_jax/masked/confidence.py",
+        (f"{MASKED_SAMPLING}::test_every_row_has_numbers_of_its_own",),
+        (
+            "rows: the temperature of the first masked text for all",
+            "(-1,) + (1,) * (x.ndim - 1)).astype(x.dtype)",
+            "(-1,) + (1,) * (x.ndim - 1)).astype(x.dtype)[:1]",
+        ),
+    )
+    + _table(
+        "cspd_jax/masked/rule.py",
+        (f"{MASKED_SAMPLING}::test_every_row_has_numbers_of_its_own", MASKED_NOISE),
+        (
+            "rows: the place temperature of the first masked text for all",
+            "scale = by_row(options.place_temperature, confidence)",
+            "scale = by_row(options.place_temperature, confidence)[:1]",
+        ),
+        (
+            "rows: the noise of the first masked text for all",
+            "made = jax.vmap(of_row)(keys, steps, places)",
+            "made = jax.vmap(of_row)(keys[jnp.zeros(len(keys), int)], steps, places)",
+        ),
+    )
+    + _table(
+        "cspd_jax/masked/speculative.py",
+        (MASKED_CALLS,),
+        (
+            "rows: gamma of the first masked text for all",
+            "right &= state.moves.exists[:, 1:] & (number[:-1] < speculation.gamma[:, None])",
+            "right &= state.moves.exists[:, 1:] & (number[:-1] < speculation.gamma[:1, None])",
+        ),
+    )
+)
+
+SHARED_NUMBERS = (
+    _table(
+        "cspd_jax/masked/rule.py",
+        (MASKED_NOISE,),
+        (
+            "masked: a place is drawn with the bits of its first token",
+            "of_places = jax.vmap(lambda key: jax.random.fold_in(key, _PLACES))(keys)",
+            "of_places = keys",
+        ),
+    )
+    + _table(
+        "cspd_jax/coupling/block.py",
+        (
+            f"{GAUSSIAN_BLOCK}::test_every_coin_is_tossed_for_itself",
+            f"{GAUSSIAN_BLOCK}::test_trials_of_a_coin_are_its_own",
+        ),
+        (
+            "block of Gaussians: all coins have one number",
+            "u = unit_interval(jax.random.bits(key_choice, (most + 1,), jnp.uint32), log_pi.dtype)",
+            "u = jnp.tile(unit_interval(jax.random.bits(key_choice, (1,), jnp.uint32), log_pi.dtype),"
+            " most + 1)",
+        ),
+        (
+            "block of Gaussians: all coins but that of the end have one number",
+            "~_gives_up(u[:-1], weights, log_pi[:-1])",
+            "~_gives_up(u[0], weights, log_pi[:-1])",
+        ),
+        (
+            "block of Gaussians: trials of all coins have the same numbers",
+            "bits = jax.random.bits(jax.random.fold_in(key_trials, coins.trips), shape, jnp.uint32)",
+            "bits = jax.random.bits(jax.random.fold_in(key_trials, coins.trips), shape[1:], jnp.uint32)\n"
+            "        bits = jnp.broadcast_to(bits, shape)",
+        ),
+        (
+            "block of Gaussians: both decisions of a trial have the same number",
+            "tails = _gives_up(unit_interval(bits[-1], log_pi.dtype), weight, log_pi)",
+            "tails = _gives_up(unit_interval(bits[-2], log_pi.dtype), weight, log_pi)",
+        ),
+    )
+    + _table(
+        "cspd_jax/coupling/categorical.py",
+        ("tests/coupling/test_coupling_block.py",),
+        (
+            "block: all tests have one number",
+            "uniform(jax.random.fold_in(for_tests, i), dtype=log_p.dtype))(index)",
+            "uniform(jax.random.fold_in(for_tests, 0 * i), dtype=log_p.dtype))(index)",
+        ),
+    )
+    + _table(
+        "cspd_jax/coupling/siblings.py",
+        ("tests/coupling/test_coupling_siblings.py",),
+        (
+            "siblings: all tests have one number",
+            "u = uniform(for_tests, drafts.shape, jnp.result_type(jnp.float32, log_p, log_q))",
+            "u = uniform(for_tests, (), jnp.result_type(jnp.float32, log_p, log_q))",
+        ),
+    )
+    + _table(
+        "cspd_jax/text/rules.py",
+        (TEXT, TEXT_PROTOCOL),
+        (
+            "text: all tests of a round have one number",
+            "uniform(key, (gamma,), p.dtype)",
+            "jnp.tile(uniform(key, (1,), p.dtype), gamma)",
+        ),
+    )
+)
+
+FEW_BITS = (
+    _table(
+        "cspd_jax/coupling/acceptance.py",
+        BITS,
+        (
+            "uniforms of 20 bits",
+            "return (bits.astype(dtype) + 0.5) * 2.0**-32",
+            "return ((bits >> 12).astype(dtype) + 0.5) * 2.0**-20",
+        ),
+        (
+            "uniforms of 23 bits",
+            "return unit_interval(jax.random.bits(key, shape, jnp.uint32), dtype)",
+            "return 1 - jax.random.uniform(key, shape, dtype)",
+        ),
+    )
+    + _table(
+        "cspd_jax/coupling/block.py",
+        BITS,
+        (
+            "uniforms of a block of 23 bits",
+            "u = unit_interval(jax.random.bits(key_choice, (most + 1,), jnp.uint32), log_pi.dtype)",
+            "u = 1 - jax.random.uniform(key_choice, (most + 1,), log_pi.dtype)",
+        ),
+    )
+    + _table(
+        "cspd_jax/text/rules.py",
+        BITS,
+        (
+            "uniforms of text of 23 bits",
+            "uniform(key, (gamma,), p.dtype)",
+            "1 - jax.random.uniform(key, (gamma,), p.dtype)",
+        ),
+    )
+    + _table(
+        "cspd_jax/coupling/residual.py",
+        BITS,
+        (
+            "normals of 20 bits",
+            "jax.lax.bitcast_convert_type(bits, jnp.int32).astype(dtype) + 0.5",
+            "(jax.lax.bitcast_convert_type(bits, jnp.int32) >> 12 << 12).astype(dtype) + 0.5",
+        ),
+    )
+)
+
+# min(1, p / q) without the 1.
+CLIPS = (
+    _table(
+        "cspd_jax/coupling/acceptance.py",
+        (EXTREMES, CATEGORICAL),
+        (
+            "clip: the acceptance of two densities",
+            "return jnp.where(valid, jnp.minimum(log_ratio, 0.0), -jnp.inf)",
+            "return jnp.where(valid, log_ratio, -jnp.inf)",
+        ),
+        (
+            "clip: the acceptance of a ratio",
+            "return jnp.where(jnp.isnan(log_ratio), -jnp.inf, jnp.minimum(log_ratio, 0.0))",
+            "return jnp.where(jnp.isnan(log_ratio), -jnp.inf, log_ratio)",
+        ),
+    )
+    + _table(
+        "cspd_jax/coupling/categorical.py",
+        (CATEGORICAL, "tests/coupling/test_coupling_block.py"),
+        (
+            "clip: pi of a block of tokens",
+            "log_acceptance(log_pi + log_p, log_q))",
+            "log_pi + log_p - log_q)",
+        ),
+        (
+            "clip: the acceptance that is reported of a token",
+            "log_a = log_acceptance(log_p[draft], log_q[draft])",
+            "log_a = log_p[draft] - log_q[draft]",
+        ),
+    )
+    + _table(
+        "cspd_jax/coupling/siblings.py",
+        ("tests/coupling/test_coupling_siblings.py",),
+        (
+            "clip: the acceptance of siblings",
+            "log_acceptance(log_p[draft], log_q[draft])",
+            "log_p[draft] - log_q[draft]",
+        ),
+    )
+    + _table(
+        "cspd_jax/coupling/gaussian.py",
+        (GAUSSIANS, EXTREMES),
+        (
+            "clip: the acceptance that is reported of Gaussians",
+            "log_a = log_acceptance_of_ratio(log_ratio(p, q, draft))",
+            "log_a = log_ratio(p, q, draft)",
+        ),
+    )
+    + _table(
+        "cspd_jax/coupling/resample.py",
+        (f"tests/coupling/test_coupling_path.py::{LIKES_BETTER}",),
+        (
+            "clip: the acceptance that is reported of a path",
+            "log_a = log_acceptance_of_ratio(log_ratio)",
+            "(log_a,) = at_least_float32(log_ratio)",
+        ),
+    )
+    + _table(
+        "cspd_jax/text/rules.py",
+        (f"{TEXT}::test_a_draft_that_is_certain_is_accepted_by_every_number",),
+        (
+            "clip: a certain draft may be rejected by deepmind's test",
+            "jnp.log(jnp.minimum(r, 1 - 2.0**-24))",
+            "jnp.log(r)",
+        ),
+    )
+)
+CLIPS += [
+    Mutant(
+        "clip: the paper's test",
+        "cspd_jax/image/rounds/paper_criterion.py",
+        "accepts(u, log_acceptance_of_ratio(ratio))",
+        "accepts(u, ratio)",
+        (f"{TOKENS}::test_sigma_of_the_paper",),
+        why_it_survives="a uniform is at most 1, and accepts nothing that is no number",
+    ),
+    Mutant(
+        "clip: deepmind's test",
+        "cspd_jax/text/rules.py",
+        "< log_acceptance(log_p, log_q)",
+        "< log_p - log_q",
+        (TEXT,),
+        why_it_survives="its numbers are below 1; drafts have q above 0",
+    ),
+]
+
+LOSSY_CHAINS = _table(
+    "cspd_jax/image/methods.py",
+    (
+        "tests/image/test_shortcuts.py::test_speculation_along_the_chains_of_a_checkerboard_is_lossy",
+        "tests/image/test_methods.py::test_what_is_lossless",
+    ),
+    (
+        "shortcuts: lossless with speculation along the chains",
+        "        if options.shortcuts:\n",
+        "        if options.shortcuts and options.chain is None:\n",
+    ),
+    (
+        "joint: lossless with speculation along the chains",
+        "        if self.joint:\n",
+        "        if self.joint and options.chain is None:\n",
+    ),
+) + _table(
+    "cspd_jax/image/options.py",
+    ("tests/image/test_shortcuts.py::test_speculation_along_the_chains_of_a_checkerboard_is_lossy",),
+    (
+        "shortcuts: no checkerboard with speculation along the chains",
+        "for s in (self.anneal, self.order) if",
+        "for s in (self.anneal, self.order if self.chain is None else None) if",
+    ),
+)
+
+UNUSED_DRAFTS = _table(
+    "cspd_jax/image/rounds/verification.py",
+    (f"{TOKENS}::test_what_is_drawn_is_what_is_tested",),
+    (
+        "rounds: more drafts are used than there are, of speculated chains",
+        "used = testing[:, None] & (jnp.arange(gamma) < state.num_drafts[:, None])",
+        "used = testing[:, None] & (jnp.arange(gamma) < state.num_drafts[:, None]"
+        " + gamma * (inputs.options.chain is not None))",
+    ),
+    (
+        "rounds: more drafts are used than there are, of a draft model",
+        "used = testing[:, None] & (jnp.arange(gamma) < state.num_drafts[:, None])",
+        "used = testing[:, None] & (jnp.arange(gamma) < state.num_drafts[:, None]"
+        " + gamma * (inputs.draft is not None))",
+    ),
+) + _table(
+    "cspd_jax/image/rounds/drafting.py",
+    (f"{TOKENS}::test_what_is_drawn_is_what_is_tested",),
+    (
+        "drafting: groups are drawn that nobody asked for",
+        "wanted = (jnp.arange(gamma) < state.num_drafts[:, None]) &",
+        "wanted = (jnp.arange(gamma) < state.num_drafts[:, None] + gamma) &",
+    ),
+    (
+        "drafting: the last group that is tested is not drawn",
+        "wanted = (jnp.arange(gamma) < state.num_drafts[:, None]) &",
+        "wanted = (jnp.arange(gamma) < state.num_drafts[:, None] - 1) &",
+    ),
+    (
+        "drafting: a draft model draws groups that nobody asked for",
+        "asked = (jnp.arange(gamma) < state.num_drafts[:, None]) &",
+        "asked = (jnp.arange(gamma) < state.num_drafts[:, None] + gamma) &",
+    ),
+    (
+        "drafting: the last group of a draft model that is tested is not drawn",
+        "asked = (jnp.arange(gamma) < state.num_drafts[:, None]) &",
+        "asked = (jnp.arange(gamma) < state.num_drafts[:, None] - 1) &",
+    ),
+)
+
+TWICE = _table(
+    "cspd_jax/apps/bulk/workers.py",
+    (
+        f"{SAMPLES_TEST}::test_what_others_make_is_not_made_twice",
+        f"{SAMPLES_TEST}::test_a_damaged_shard_that_another_makes_anew_stays",
+    ),
+    (
+        "samples: what another has finished before the claim is made again",
+        "if not mine or folders.is_done(folder, manifest, index):",
+        "if not mine:",
+    ),
+    (
+        "samples: an export that another has finished before the claim is made again",
+        "if mine and not finished():",
+        "if mine:",
+    ),
+    (
+        "samples: what another is making is made as well",
+        "if not mine or folders.is_done(folder, manifest, index):",
+        "if folders.is_done(folder, manifest, index):",
+    ),
+    (
+        "samples: the record of what another makes anew is removed",
+        "if mine and folders.is_done(folder, manifest, index):",
+        "if folders.is_done(folder, manifest, index):",
+    ),
+)
+
+ON_FLOWS = (
+    _table(
+        "cspd_jax/diffusion/gaussian.py",
+        (f"{FLOWS}::test_a_window_is_what_the_steps_make",),
+        (
+            "flow: a window has the factors of the steps after",
+            "to_one = np.append(1.0, schedule.mean_x[1:])",
+            "to_one = np.append(1.0, schedule.mean_x[:-1])",
+        ),
+        (
+            "flow: a window has the factors added up from the other end",
+            "np.cumprod(to_one)",
+            "np.cumprod(to_one[::-1])[::-1]",
+        ),
+        (
+            "flow: x_0-hat on the other side",
+            "of_flow = (*schedule[1:], schedule.log_var,",
+            "of_flow = (schedule[1], -schedule[2], *schedule[3:], schedule.log_var,",
+            (f"{FLOWS}::test_the_plain_chain_has_the_closed_form_law",),
+        ),
+    )
+    + _table(
+        "cspd_jax/image/chain/drafters.py",
+        (f"{FLOWS}::test_a_window_is_what_the_steps_make",),
+        (
+            "flow: the last step of a window has noise left over of the steps before",
+            "jnp.concatenate([jnp.full_like(h[:1], jnp.inf), h[:-1]])",
+            "jnp.concatenate([h[:1], h[:-1]])",
+        ),
+    )
+    + _table(
+        "cspd_jax/image/chain/jacobian.py",
+        (f"{JACOBIAN}::test_a_window_is_what_its_steps_make",),
+        (
+            "flow: x_0-hat of a window stays where it was",
+            "moved = self._moved(axes, t, here, x, deviation)",
+            "moved = self._moved(axes, t, guess, x, deviation)",
+        ),
+        (
+            "flow: a window moves x_0-hat by the state after the step",
+            "moved = self._moved(axes, t, here, x, deviation)",
+            "moved = self._moved(axes, t, here, mean + deviation, deviation)",
+        ),
+    )
+)
+
+PASSES = (
+    _table(
+        "cspd_jax/masked/stepwise.py",
+        (MASKED_CALLS,),
+        (
+            "passes: rows of the hidden prompts are not counted",
+            "calls = count_calls(whole=1, rows=len(canvas.base))",
+            "calls = count_calls(whole=1, rows=len(canvas.start))",
+        ),
+        (
+            "passes: passes over a block taken for those over everything",
+            "count_calls(whole=begins, block=~begins, rows=len(canvas.base))",
+            "count_calls(whole=~begins, block=begins, rows=len(canvas.base))",
+        ),
+        (
+            "passes: rows of the hidden prompts are not counted beside a cache",
+            "count_calls(whole=begins, block=~begins, rows=len(canvas.base))",
+            "count_calls(whole=begins, block=~begins, rows=len(canvas.start))",
+        ),
+        (
+            "passes: rows of the hidden prompts are not counted in a schedule",
+            "RoundInfo(None, count_calls(whole=1, rows=len(canvas.base)))",
+            "RoundInfo(None, count_calls(whole=1, rows=len(canvas.start)))",
+        ),
+        (
+            "passes: a schedule has a pass for each row",
+            "RoundInfo(None, count_calls(whole=1, rows=len(canvas.base)))",
+            "RoundInfo(None, count_calls(whole=len(canvas.start), rows=len(canvas.base)))",
+        ),
+    )
+    + _table(
+        "cspd_jax/masked/speculative.py",
+        (MASKED_CALLS,),
+        (
+            "passes: the first one is not counted",
+            "calls = count_calls(whole=1, rows=len(canvas.base))",
+            "calls = count_calls()",
+        ),
+        (
+            "passes: rows of the hidden prompts are not counted in the first one",
+            "calls = count_calls(whole=1, rows=len(canvas.base))",
+            "calls = count_calls(whole=1, rows=len(canvas.start))",
+        ),
+        (
+            "passes: those that fill the cache are not counted",
+            "return next_state, RoundInfo(drafts, add(calls, verdict.calls))",
+            "return next_state, RoundInfo(drafts, verdict.calls)",
+        ),
+        (
+            "passes: rows of the hidden prompts are not counted in those that fill the cache",
+            "return state._replace(moves=moves, cache=cache), count_calls(whole=1, rows=len(canvas.base))",
+            "return state._replace(moves=moves, cache=cache), count_calls(whole=1, rows=len(canvas.start))",
+        ),
+        (
+            "passes: rows of the hidden prompts are not counted in those that verify",
+            "rows = texts.shape[0] * texts.shape[1] * canvas.halves",
+            "rows = texts.shape[0] * texts.shape[1]",
+        ),
+        (
+            "passes: a row for each text, whatever the number of its versions",
+            "rows = texts.shape[0] * texts.shape[1] * canvas.halves",
+            "rows = texts.shape[0] * canvas.halves",
+        ),
+        (
+            "passes: those over a block are taken for those over everything",
+            'kind = {"block": 1} if canvas.cached else {"whole": 1}',
+            'kind = {"whole": 1}',
+        ),
+        (
+            "passes: one is counted where there is none",
+            "return Verdict(none_passed, jax.tree.map(jnp.zeros_like, state.moves), count_calls())",
+            "return Verdict(none_passed, jax.tree.map(jnp.zeros_like, state.moves), count_calls(whole=1))",
+        ),
+        (
+            "passes: moves that were not asked for count as tested",
+            "tested = reached & state.moves.exists[:, 1:] & wanted",
+            "tested = reached & state.moves.exists[:, 1:]",
+        ),
+        (
+            "passes: moves behind a failure count as tested",
+            "tested = reached & state.moves.exists[:, 1:] & wanted",
+            "tested = certain[:, None] & state.moves.exists[:, 1:] & wanted",
+        ),
+    )
+    + _table(
+        "cspd_jax/masked/info.py",
+        (MASKED_CALLS,),
+        (
+            "passes: those over a block are left out of the sum",
+            "return int(self.calls.whole_passes) + int(self.calls.block_passes)",
+            "return int(self.calls.whole_passes)",
+        ),
+    )
+    + _table(
+        "cspd_jax/masked/passes.py",
+        (MASKED_CALLS,),
+        (
+            "masked: guidance of s in place of s + 1",
+            "(scale + 1) * (conditional",
+            "scale * (conditional",
+        ),
+        (
+            "masked: the halves of guidance the other way round",
+            "conditional, unconditional = logits",
+            "unconditional, conditional = logits",
+        ),
+        (
+            "masked: versions of a text beside the hidden prompts of others",
+            "filled = jnp.tile(texts.reshape(-1, canvas.places), (halves, 1))",
+            "filled = jnp.repeat(texts.reshape(-1, canvas.places), halves, axis=0)",
+        ),
+    )
+)
+
+# What is drawn for one purpose, drawn again for another.
+DRAWN_TWICE = (
+    _table(
+        "cspd_jax/coupling/categorical.py",
+        (CATEGORICAL,),
+        (
+            "categorical: the test and the draw have the same key",
+            "for_test, for_residual = jax.random.split(key)",
+            "for_test = for_residual = key",
+        ),
+    )
+    + _table(
+        "cspd_jax/coupling/siblings.py",
+        ("tests/coupling/test_coupling_siblings.py",),
+        (
+            "siblings: the tests and the draw have the same key",
+            "for_tests, for_value = jax.random.split(key)",
+            "for_tests = for_value = key",
+        ),
+    )
+    + _table(
+        "cspd_jax/coupling/resample.py",
+        ("tests/coupling/test_coupling_path.py", GAUSSIANS),
+        (
+            "resample: a proposal and its test have the same key",
+            "for_value, for_test = jax.random.split(key)",
+            "for_value = for_test = key",
+        ),
+    )
+    + _table(
+        "cspd_jax/image/released/acceptance.py",
+        (f"{RELEASED}::test_nothing_random_of_a_block_is_used_twice",),
+        (
+            "released: a proposal and its test have the same key",
+            "return normal, _uniforms(keys_for(Purpose.PROPOSAL_TEST), positions)",
+            "return normal, _uniforms(keys_for(Purpose.PROPOSAL), positions)",
+        ),
+        (
+            "released: every try has the same random numbers",
+            "return jax.vmap(jax.random.fold_in, (0, None))(purpose_keys(keys, purpose), number)",
+            "return jax.vmap(jax.random.fold_in, (0, None))(purpose_keys(keys, purpose), 0 * number)",
+        ),
+        (
+            "released: the first try has the numbers of the tests",
+            "return _uniforms(purpose_keys(keys, Purpose.TEST), positions)",
+            "return _uniforms(jax.vmap(jax.random.fold_in, (0, None))(purpose_keys(keys,"
+            " Purpose.PROPOSAL_TEST), 0), positions)",
+        ),
+    )
+    + _table(
+        "cspd_jax/image/rounds/paper_criterion.py",
+        (f"{TOKENS}::test_nothing_random_is_used_twice", f"{TOKENS}::test_joint_law", HASHES),
+        (
+            "paper: proposals have the keys of the tests",
+            "keys = token_keys(inputs, here, Purpose.PROPOSAL)[:, 0]",
+            "keys = token_keys(inputs, here, Purpose.TEST)[:, 0]",
+        ),
+    )
+    + _table(
+        "cspd_jax/image/sampler.py",
+        (f"{PLAIN}::test_halves_of_guidance_have_first_tokens_of_their_own",),
+        (
+            "causal: both halves' first tokens have the same noise",
+            "jnp.concatenate([bound.keys, purpose_keys(bound.keys, Purpose.UNCONDITIONAL)])",
+            "jnp.concatenate([bound.keys, bound.keys])",
+        ),
+        (
+            "causal: both halves have the same first token",
+            "tokens = tokens.at[images:, 0].set(state.uncond_first)",
+            "tokens = tokens.at[images:, 0].add(0)",
+        ),
+    )
+    + _table(
+        "cspd_jax/text/trees/rounds.py",
+        (
+            f"{TREES}::test_every_level_has_uniforms_of_its_own_and_no_drafts_beyond_its_row_s",
+            f"{TREES}::test_drafts_tests_and_residuals_of_a_tree_have_purposes_of_their_own",
+        ),
+        (
+            "tree: all levels are tested with the same numbers",
+            "index, law = rule(u[depth, :count], p, q, drafts)",
+            "index, law = rule(u[0, :count], p, q, drafts)",
+        ),
+        (
+            "tree: the tests and the residual have the same key",
+            "gumbel(round_keys(inputs.keys, Purpose.RESIDUAL, state.length)",
+            "gumbel(round_keys(inputs.keys, Purpose.TEST, state.length)",
+        ),
+        (
+            "tree: children beyond the levels of their row are accepted",
+            "q = jnp.where(depth < levels, q, -jnp.inf)  # beyond them there are no drafts",
+            "q = jnp.where(depth < levels + 1, q, -jnp.inf)",
+        ),
+    )
+)
+
+SHIFTED = (
+    _table(
+        "cspd_jax/masked/passes.py",
+        (MASKED_CALLS,),
+        (
+            "masked: shifted logits beside a cache stay where they were",
+            "logits = jnp.concatenate([logits[:, :, :1], logits[:, :, :-1]], axis=2)",
+            "logits = logits",
+        ),
+        (
+            "masked: shifted logits at the beginning of a block stay where they were",
+            "at = jnp.maximum(at - canvas.network.config.shifted, 0)",
+            "at = at",
+        ),
+    )
+    + _table(
+        "cspd_jax/masked/stepwise.py",
+        (MASKED_CALLS,),
+        (
+            "masked: any place may be filled where a shifted model's block begins",
+            "to_fill &= ~begins | (jnp.arange(canvas.block) == 0)",
+            "to_fill &= True",
+        ),
+    )
+    + _table(
+        "cspd_jax/masked/speculative.py",
+        (MASKED_CALLS,),
+        (
+            "masked: any first move may be drafted where a shifted model's block begins",
+            "now = free & ((k > 0) | (jnp.arange(free.shape[1]) == 0))",
+            "now = free",
+        ),
+        (
+            "masked: a row that waits for its block has moves",
+            "exists = verdict.moves.exists & (certain & ~finished)[:, None]",
+            "exists = verdict.moves.exists & ~finished[:, None]",
+        ),
+        (
+            "masked: the steps of places are those of the round",
+            "order=fill(state.order, state.moves.place, steps, taken),",
+            "order=fill(state.order, state.moves.place, state.info.drafts.rounds[:, None], taken),",
+        ),
+    )
+)
+
+DRAWN_TWICE.append(
+    Mutant(
+        "gaussians: the test and the residual have the same key",
+        "cspd_jax/coupling/gaussian.py",
+        "for_test, for_residual = jax.random.split(key)",
+        "for_test = for_residual = key",
+        (GAUSSIANS,),
+        why_it_survives="the residual folds the number of a trial into its key",
+    )
+)
+
+FACE = "tests/repository/test_python_face.py"
+
+SURPRISES = [
+    *_table(
+        "cspd_jax/cli/_failures.py",
+        (f"{FAILURES}::test_a_signal_is_not_lost",),
+        (
+            "signals: Ctrl-C in a destructor is lost",
+            "        numbers.append(signal.SIGINT)\n",
+            "        pass\n",
+        ),
+        ("signals: Ctrl-C ends as SIGTERM does", "number == signal.SIGINT else", "False else"),
+        (
+            "environment: JAX's variables are not named",
+            "    if blamed := _blamed(error):\n",
+            "    if blamed := None:\n",
+            (f"{FAILURES}::test_what_the_environment_tells_jax",),
+        ),
+    ),
+    *_table(
+        "cspd_jax/apps/service/hosts.py",
+        ("tests/apps/test_service.py::test_hosts",),
+        ("hosts: any name", 'return host == "localhost" or _matches(host, allowed)', "return True"),
+        ("hosts: pages of any origin", "if page != host and not", "if not page and not"),
+        ("hosts: an address of another page", "if page != host and", "if not _is_known(page, ()) and"),
+    ),
+    *_table(
+        "cspd_jax/text/sampling.py",
+        (
+            f"{FACE}::test_logits_that_are_not_finite",
+            f"{FACE}::test_logits_of_masked_text_that_are_not_finite",
+        ),
+        (
+            "text: a token of logits that are NaN",
+            "    return jnp.where(jnp.isfinite(jnp.max(logits, axis=-1)), best, NO_TOKEN)",
+            "    return best",
+        ),
+    ),
+    *_table(
+        "cspd_jax/text/rounds.py",
+        (f"{FACE}::test_logits_that_are_not_finite",),
+        (
+            "text: a drawn token of logits that are NaN",
+            "jnp.where(lost, NO_TOKEN, verdict.token)",
+            "verdict.token",
+        ),
+        ("text: a row goes on after no token", " | (tokens == NO_TOKEN))", ")"),
+    ),
+    *_table(
+        "cspd_jax/image/chain/calibration.py",
+        ("tests/image/test_calibration.py::test_calibrate_refuses",),
+        (
+            "calibration: a fit that is not finite is kept",
+            "    if not all(bool(jnp.isfinite(a).all()) for a in jax.tree.leaves(found)):\n",
+            "    if not found:\n",
+        ),
+    ),
+    *_table(
+        "cspd_jax/apps/bulk/workers.py",
+        ("tests/apps/test_samples.py::test_more_images",),
+        ("samples: more images are not written down", "            _write_manifest(folder, stored)\n", ""),
+    ),
+    *_table(
+        "cspd_jax/image/plan.py",
+        (f"{FACE}::test_guidance_of_each_image",),
+        (
+            "plan: the mean guidance for every image",
+            "            options = dataclasses.replace(options, cfg=jnp.asarray(self.scales))\n",
+            "",
+        ),
+    ),
+    *_table(
+        "cspd_jax/masked/passes.py",
+        ("tests/masked/test_masked_sampling.py::test_guidance_is_of_the_row",),
+        (
+            "masked: the guidance of the first row for all",
+            "by_row(canvas.options.guidance, conditional)",
+            "jnp.reshape(canvas.options.guidance, -1)[0]",
+        ),
+    ),
+    *_table(
+        "cspd_jax/_utils/process.py",
+        ("tests/repository/test_process.py",),
+        ("process: a fork is not seen", "    if _forked:\n", "    if False:\n"),
+    ),
+]
+
 MUTANTS: list[Mutant] = [
     *CHAINS, *HEADS, *DRAFTERS, *JACOBIANS, *PLAINS, *KEYS, *PATHS, *VERIFICATION, *PAPER, *DRAFTING, *REVEAL,
     *RUNNER, *SHORTCUTS, *BLOCKS, *COUPLING, *TEXTS, *MASKEDS, *CONVERTERS, *RUNS, *SERVICE, *SAMPLES,
-    *EVALUATION,
+    *EVALUATION, *ROWS, *SHARED_NUMBERS, *FEW_BITS, *CLIPS, *LOSSY_CHAINS, *UNUSED_DRAFTS, *TWICE, *ON_FLOWS,
+    *PASSES, *DRAWN_TWICE, *SHIFTED, *SURPRISES,
 ]  # fmt: skip

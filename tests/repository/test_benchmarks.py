@@ -19,16 +19,25 @@ QUICK = ("make_prompts", "reproduction_page")  # in a few seconds
 NEED_TORCH = ("plain", "eager_launches", "text", "real_lm")
 BESIDE_TORCH = ("inner", "causal")  # with a part that is left out without it
 
-# Runs in benchmarks/'s place, so that one process imports everything once. argv: folder of the programs, and
-# JSON of [name, arguments] each.
+ADD_ONLY = ("accelerator", "scaling")  # to committed rows, each known by its device; none is made again
+OF_THE_REPOSITORY = ("reproduction_page", "ship_default")  # what they are for
+
+# Runs in benchmarks/'s place, so that one process imports everything once. argv: folder of the programs, JSON
+# of [name, arguments] each, and the repository. Prints what is refused, and who would write there unasked.
 PARSE = """
-import importlib, json, sys
+import importlib, json, pathlib, sys
+refused, unasked = [], set()
 for name, arguments in json.loads(sys.argv[2]):
     sys.path.insert(0, sys.argv[1])  # before the folders that programs put there
+    parser = importlib.import_module(name).make_parser()
+    for action in parser._actions:
+        if isinstance(action.default, pathlib.Path) and action.default.is_relative_to(sys.argv[3]):
+            unasked.add((name, action.dest))
     try:
-        importlib.import_module(name).make_parser().parse_args(arguments)
+        parser.parse_args(arguments)
     except SystemExit as end:
-        print(json.dumps([name, arguments, end.code]))
+        refused.append([name, arguments, end.code])
+print(json.dumps([refused, sorted(unasked)]))
 """
 HELP = """
 import contextlib, io, json, runpy, sys
@@ -99,7 +108,7 @@ def commands() -> list[tuple[str, list[str]]]:
     for text in texts:
         text = text.replace("\\\n", " ")
         quoted = re.findall(r"`python\s+benchmarks/([^`]+)`", text)
-        blocks = re.findall(r"^    .*?python benchmarks/(.+)$", text, re.MULTILINE)
+        blocks = re.findall(r"^(?:    .*?)?python benchmarks/(.+)$", text, re.MULTILINE)
         for command in (*quoted, *blocks):
             program, *arguments = shlex.split(command.partition(" #")[0].replace("...", " "))
             words = [re.sub(r"[\[\]]", "", word).partition("|")[0] for word in arguments]  # one of several
@@ -111,6 +120,19 @@ def commands() -> list[tuple[str, list[str]]]:
 def test_the_commands_of_the_pages_are_understood(tmp_path):
     found = commands()
     assert len(found) > 50 and {name for name, _ in found} <= set(NAMES)
-    done = run(["-c", PARSE, str(BENCHMARKS), json.dumps(found)], tmp_path)
+    toys = [(name, ["--toy"]) for name in NAMES]
+    done = run(["-c", PARSE, str(BENCHMARKS), json.dumps(found + toys), str(ROOT)], tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout == "", done.stdout + done.stderr
+    refused, unasked = json.loads(done.stdout)
+    assert not refused, done.stderr
+    read = {("real_draft", "prompts"), ("convert_memory", "shapes")}
+    assert {name for name, what in unasked if (name, what) not in read} <= {*ADD_ONLY, *OF_THE_REPOSITORY}
+
+
+@pytest.mark.slow
+def test_rows_of_another_machine_are_not_continued(tmp_path):
+    file = tmp_path / "auto.json"
+    file.write_text(json.dumps({"here": {"machine": "another"}, "rows": []}))
+    before = file.read_bytes()
+    done = run([str(BENCHMARKS / "auto.py"), "--toy", "--file", str(file)], tmp_path)
+    assert done.returncode == 2 and "name another file" in done.stderr and file.read_bytes() == before

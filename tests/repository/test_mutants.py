@@ -13,6 +13,7 @@ import pytest
 BY_DEFAULT = "not slow and not parity and not real"
 ROOT = Path(__file__).parents[2]
 MUTANTS = runpy.run_path(str(ROOT / "tests" / "mutants" / "table.py"))["MUTANTS"]
+RUN = runpy.run_path(str(ROOT / "tests" / "mutants" / "run.py"))
 
 
 def test_every_mistake_can_be_made():
@@ -36,5 +37,22 @@ def test_recorded_killers_are_run_by_default(request):
         pytest.skip("only some tests of a file are run")
     ids = {budget.test_id(item.nodeid) for item in request.session.items}
     files = {test.split("::")[0] for test in ids}
-    gone = {test for test in choose_default.killers() if test.split("::")[0] in files and test not in ids}
-    assert not gone
+    everything = request.config.args == request.config.getini("testpaths")
+    looked_at = {test for test in choose_default.killers() if everything or test.split("::")[0] in files}
+    assert not looked_at - ids
+
+
+def test_a_killer_that_is_not_run_by_default_is_no_result():
+    """One that is slow by choice, one that is not there, one in a file that is not there; and one that is."""
+    slow = "test_packing.py::test_packing[5]"
+    assert slow in choose_default.slow_by_choice()
+    tests = {
+        "slow": f"FAILED tests/networks/{slow}",
+        "renamed": "FAILED tests/repository/test_mutants.py::test_of_old",
+        "moved": "FAILED tests/test_mutants.py::test_its_tests_are_there",
+        "here": "FAILED tests/repository/test_mutants.py::test_its_tests_are_there",
+        "at its limit": "time limit",
+    }
+    results = {name: {"killed": True, "by": by} for name, by in tests.items()}
+    results["survived"] = {"killed": False, "by": None}
+    assert RUN["lost"](results) == ["slow", "renamed", "moved"]

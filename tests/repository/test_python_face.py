@@ -1,5 +1,6 @@
 """What a caller in Python gets wrong: taken as it is meant where that is clear, else one sentence."""
 
+import dataclasses
 import re
 
 import jax
@@ -22,8 +23,9 @@ from cspd_jax import (
     masked,
     text,
 )
-from cspd_jax.image import plan
+from cspd_jax.image import PaperCriterion, ReleasedRunner, plan
 from cspd_jax.networks.lm import LM
+from cspd_jax.networks.mar import MARModel
 
 KEY = jax.random.key(0)
 
@@ -43,11 +45,15 @@ def model(tmp_path_factory):
         ({"model": "default"}, "model is 'default'; load it first, with cspd_jax.load"),
         ({"model": {"backbone": {}}}, "model is of type dict; it must be an ImageModel"),
         ({"cfg": "3"}, "cfg is '3'; it must be a finite number"),
-        ({"cfg": [1.0, 2.0]}, "cfg is [1.0, 2.0]"),
+        ({"cfg": [1.0, 2.0]}, "cfg has 2 numbers for 1 images"),
+        ({"cfg": [[1.0, 2.0]]}, "cfg is [[1.0, 2.0]]"),
+        ({"cfg": 1j}, "cfg is 1j; it must be a finite number"),
+        ({"temperature": 10**400}, "it must be a finite number"),
+        ({"labels": [[0], [1, 2]]}, "labels must be a list"),
+        ({"key": jnp.zeros(4, jnp.uint32)}, "key is uint32 [4]"),
         ({"temperature": None}, "temperature is None"),
         ({"method": "self"}, "method is 'self'; it must be a method object"),
         ({"method": SelfSpeculation}, "it must be a method object"),
-        ({"method": SelfSpeculation(gamma="2")}, "gamma is '2'; it must be a whole number"),
         ({"method": DraftSpeculation("default-draft")}, "draft is 'default-draft'; load it first"),
         ({"method": DraftSpeculation(3)}, "draft is of type int; it must be an ImageModel"),
         ({"denoise": ChainSpeculation}, "or a ChainSpeculation"),
@@ -62,6 +68,57 @@ def test_images(model, change, sentence):
     with pytest.raises(UserError, match=re.escape(sentence)) as error:
         generate(*first, Options(num_iter=1, **arguments))
     assert len(str(error.value)) < 300
+
+
+@pytest.mark.parametrize(
+    "gamma, sentence",
+    [("2", "gamma is '2'; it must be a whole number"), (2.5, "gamma is 2.5"), (0, "gamma is 0")],
+)
+def test_a_method_that_cannot_be_is_not_built(gamma, sentence):
+    with pytest.raises(UserError, match=sentence):
+        SelfSpeculation(gamma)
+
+
+def test_guidance_of_each_image(model):
+    """Each as where all have its number; the report says all of them."""
+    how = Options(num_iter=1, respacing="ddim3")
+    of = lambda cfg: generate(KEY, model, [0, 1], options=dataclasses.replace(how, cfg=cfg))
+    tokens, info = of([2.0, 3.0])
+    np.testing.assert_array_equal(tokens, [of([2.0, 2.0])[0][0], of([3.0, 3.0])[0][1]])
+    assert info.plan.report()["cfg"] == [2.0, 3.0]
+
+
+@pytest.mark.parametrize(
+    "damage, sentence",
+    [
+        (lambda params: {}, "do not fit the network: missing "),
+        (lambda params: None, "are of type NoneType"),
+        (lambda params: jax.tree.map(lambda a: a[:1], params), r"is \[1, "),
+        (lambda params: _deleted(params), "have been deleted or donated"),
+    ],
+)
+def test_parameters_that_are_not_the_models(model, damage, sentence):
+    damaged = dataclasses.replace(model, params=damage(model.params))
+    with pytest.raises(UserError, match=sentence):
+        generate(KEY, damaged, [0], options=Options(num_iter=1))
+
+
+def _deleted(params):
+    copy = jax.tree.map(jnp.copy, params)
+    for leaf in jax.tree.leaves(copy):
+        leaf.delete()
+    return copy
+
+
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", np.longdouble, "float64", "int8"])
+def test_types_that_no_model_runs_in(model, dtype):
+    for load in (cspd_jax.load, cspd_jax.load_text):
+        with pytest.raises(UserError, match=r"dtype (float8_e4m3fn|float128|float64|int8) (is none|needs)"):
+            load("default" if load is cspd_jax.load else "text-default", dtype)
+
+
+def test_what_is_printed_of_a_model_is_short(model):
+    assert len(repr(model)) < 1000 and len(repr(cspd_jax.load_text("text-default"))) < 1000
 
 
 def test_what_is_meant_is_clear(model):
@@ -79,10 +136,139 @@ def test_traced_numbers_go_to_the_plan(model):
         jax.jit(lambda cfg: generate(KEY, model, [0], options=Options(cfg=cfg))[0])(2.0)
 
 
+def test_inside_a_transformation(model):
+    """What is counted needs a plan."""
+    how = Options(num_iter=1, respacing="ddim3")
+    with pytest.raises(UserError, match="make a plan outside"):
+        jax.jit(lambda key: generate(key, model, [0], Plain(), how)[0])(KEY)
+    with pytest.raises(UserError, match="make a plan outside"):
+        jax.jit(lambda labels: generate(KEY, model, labels, Plain(), how)[0])(jnp.array([0]))
+    with pytest.raises(UserError, match=r"keys have shape \(1, 1\)"):
+        cspd_jax.fastest(jax.random.split(KEY, (1, 1)), model, [0], how)
+
+
+def test_models_of_another_kind(model):
+    lm = text_models.model()
+    params = text_models.params(lm)
+    how = text.Options(max_new_tokens=1)
+    for given, drafter, sentence in (
+        (model, None, "must be a language model's"),
+        ((lm,), None, "or a pair"),
+        ((params, lm), None, "must be a language model's, not a dict"),
+        ((lm, None), None, "are of type NoneType"),
+        ((lm, {}), None, "do not fit the network: missing"),
+        ((lm, params), model, "must be a language model's"),
+        ((lm, params), text.PromptLookup, "the drafter is the class PromptLookup"),
+        ((lm, params), (lm, {}), "do not fit the network: missing"),
+    ):
+        with pytest.raises(UserError, match=sentence):
+            text.generate(None, given, [[1]], drafter, how)
+    with pytest.raises(UserError, match=r"mesh is 3; make one with cspd_jax\.parallel\.make_mesh"):
+        cspd_jax.load("default", mesh=3)
+
+
+def test_keys_labels_and_pictures(model):
+    sample = plan.resolve(model, [0], options=Options(num_iter=1)).sample
+    keys = cspd_jax.row_keys(KEY, 1)
+    image = np.zeros((1, 4, 4, 1), np.uint8)
+    for call, sentence in (
+        (lambda: sample(KEY, jnp.array([0])), "give one of each for every image"),
+        (lambda: sample(keys, jnp.array([0, 1])), "give one of each for every image"),
+        (lambda: sample(keys, jnp.array([0.5])), "they must be class numbers"),
+        (lambda: sample(keys, jnp.array([0]), params={}), "do not fit the network"),
+        (lambda: sample(None, jnp.array([0])), "key is None"),
+        (lambda: cspd_jax.row_keys(KEY, "2"), "count is '2'"),
+        (lambda: cspd_jax.row_keys(KEY, 2, first=2**33), "first is 8589934592"),
+        (lambda: cspd_jax.row_keys(keys, 2), "derived from one key"),
+        (lambda: cspd_jax.picture(image, columns="2"), "columns is '2'"),
+        (lambda: cspd_jax.picture(image, labels=3), "labels 3; give one for each"),
+    ):
+        with pytest.raises(UserError, match=sentence):
+            call()
+
+
+@pytest.mark.parametrize(
+    "options, sentence",
+    [
+        ({"prefix_buckets": "4"}, "prefix_buckets is '4'; it must be a whole number"),
+        ({"prefix_buckets": -1}, "prefix_buckets is -1; it must be at least 1"),
+        ({"prefix_buckets": 2.5}, "prefix_buckets is 2.5; it must be a whole number"),
+        ({"final_noise": "yes"}, "final_noise is 'yes'; it must be True or False"),
+        ({"guided": 2}, "guided is 2; it must be True or False"),
+        (
+            {"denoise": "speculative", "chain_drafter": "gains"},
+            "chain_drafter is 'gains'; it must be a drafter",
+        ),
+        ({"denoise": "speculative", "draft_drafter": 3}, "draft_drafter is 3; it must be a drafter"),
+        ({"denoise": ChainSpeculation({1: 2})}, "draft_lengths is {1: 2}; it must hold at least one number"),
+        ({"denoise": ChainSpeculation(np.array([]))}, "draft_lengths is array"),
+        ({"denoise": ChainSpeculation(iter([2]))}, "it must hold at least one number of steps"),
+    ],
+)
+def test_options_of_another_kind(model, options, sentence):
+    with pytest.raises(UserError, match=re.escape(sentence)):
+        cspd_jax.generate(KEY, model, [0], options=Options(**options))
+
+
+def test_lists_of_draft_lengths_are_taken(model):
+    for lengths in ([2, 3], np.array([2, 3]), (2, 3)):
+        made = plan.check(model, [0], options=Options(denoise=ChainSpeculation(lengths)))
+        assert made.options.denoise.draft_lengths == (2, 3)
+
+
+def test_methods_of_another_kind(model):
+    draft = lambda **kind: DraftSpeculation(model, PaperCriterion(**kind))
+    for method, sentence in (
+        (SelfSpeculation(2, joint=[1]), "joint is [1]; it must be True or False"),
+        (draft(align="x"), "align is 'x'; it must be True or False"),
+        (draft(sigma=None), "sigma is None; it must be True or False"),
+        (draft(inner_temperature="1"), "inner_temperature is '1'; it must be a finite number"),
+        (draft(inner_temperature=1e39), "inner_temperature is 1e+39; it must be at most 3e+38"),
+        (draft(max_resamples=10**12), "max_resamples is 1000000000000; it must be at most"),
+        (ReleasedRunner(model, max_resamples=10**12), "max_resamples is 1000000000000; it must be at most"),
+    ):
+        with pytest.raises(UserError, match=re.escape(sentence)):
+            plan.check(model, [0], method)
+
+
+def test_what_is_no_image(model):
+    tokens = np.zeros((1, model.network.seq_len, model.network.token_dim))
+    assert cspd_jax.to_images(model, tokens.tolist()).shape[0] == 1
+    image = np.zeros((1, 4, 4, 1), np.uint8)
+    assert cspd_jax.picture(image, ["x" * 10**7]).size == cspd_jax.picture(image, ["x"]).size
+    latents = dataclasses.replace(model, network=MARModel(dataclasses.replace(model.config, vae_stride=16)))
+    for call, sentence in (
+        (lambda: cspd_jax.to_images(model, [[1], [1, 2]]), "the tokens have shape ()"),
+        (lambda: cspd_jax.to_images(model, tokens.astype(str)), "the tokens have shape"),
+        (lambda: cspd_jax.to_images(latents, tokens, "kl16"), "vae is of type str; it must be a VAE"),
+        (lambda: cspd_jax.picture(image[:, :0]), "a picture is made of uint8 images"),
+    ):
+        with pytest.raises(UserError, match=re.escape(sentence)):
+            call()
+
+
+def test_what_is_no_plan(model):
+    made = plan.resolve(model, [0])
+    keys, labels = cspd_jax.row_keys(KEY, 1), jnp.array([0])
+    for call, sentence in (
+        (lambda: cspd_jax.image.run(KEY, None), "plan is of type NoneType; it must be a Plan"),
+        (
+            lambda: cspd_jax.image.generate_batches(KEY, model),
+            "plan is of type ImageModel; it must be a Plan",
+        ),
+        (lambda: cspd_jax.image.generate_batches(KEY, made, pieces="x"), "pieces is 'x'"),
+        (lambda: cspd_jax.image.generate_batches(KEY, made, 3), "on_step is 3; it must be a function"),
+        (lambda: made.sample(keys, labels, active="yes"), "active is 'yes'; it must be true or false"),
+        (lambda: cspd_jax.image.compare(KEY, model, [0], repeats=0), "repeats is 0; it must be at least 1"),
+    ):
+        with pytest.raises(UserError, match=re.escape(sentence)):
+            call()
+
+
 @pytest.mark.parametrize("shape", [(3, 5), (1, 10, 16), (1, 4, 3), (4, 16)])
 def test_tokens_of_another_shape(model, shape):
     for look in (cspd_jax.to_images, cspd_jax.image.to_latents):
-        with pytest.raises(UserError, match=r"the tokens have shape .*; .* makes \[N, "):
+        with pytest.raises(UserError, match=r"the tokens have shape .*; .* makes numbers \[N, "):
             look(model, np.zeros(shape))
 
 
@@ -104,6 +290,11 @@ def test_plans_and_names(model):
         ({"prompts": ["hello"]}, "prompts must be a list of lists of ids"),
         ({"prompts": None}, "prompts must be a list of lists of ids"),
         ({"prompts": ([[1]],)}, "prompts must be a list of lists of ids"),
+        ({"prompts": []}, "there is no prompt; give at least one"),
+        ({"prompts": [[float("nan")]]}, "prompts must be a list of lists of ids"),
+        ({"prompts": [[1], [None]]}, "None in a prompt is no id"),
+        ({"prompts": [[2**40]]}, "1099511627776 in a prompt is no id"),
+        ({"max_new_tokens": 10**9}, "new ones are more than the 64 positions"),
         ({"gamma": "4"}, "gamma is '4'; it must be a"),
         ({"gamma": 2.5}, "gamma is 2.5; it must be a whole number"),
         ({"max_new_tokens": "2"}, "max_new_tokens is '2'; it must be a"),
@@ -126,6 +317,67 @@ def test_texts(family, change, sentence):
         else:
             bounds = {name: arguments.pop(name) for name in ("gamma", "max_gamma") if name in arguments}
             masked.generate(*given, masked.SelfSpeculation(**bounds), masked.Options(**arguments))
+
+
+@pytest.mark.parametrize("ids", ["x", [None], {1, 2}, [2**40], iter([1]), float("nan"), [[1]], [-1], 3])
+def test_stop_ids_of_another_kind(ids):
+    lm = text_models.model()
+    given = KEY, (lm, text_models.params(lm)), [[1, 2]], text.PromptLookup()
+    with pytest.raises(UserError, match=r"stop_ids is .*; it must be a list of ids, for example \[0, 2\]"):
+        text.generate(*given, text.Options(max_new_tokens=2, stop_ids=ids))
+
+
+def test_measurements_and_continuous_texts_of_another_kind():
+    lm = text_models.model()
+    given = KEY, (lm, text_models.params(lm)), [[1, 2]], text.PromptLookup()
+    filled = KEY, (LM(LLADA, np.float32), params_of(LLADA, 0)), [[1, 2]]
+    how = text.Options(max_new_tokens=2)
+    for call, sentence in (
+        (lambda: text.continuous(*given, how, rows=True), "rows is True; it must be a whole number"),
+        (lambda: text.continuous(*given, how, scheduler="auto"), "scheduler is 'auto'; it must be a Draft"),
+        (lambda: text.continuous(*given, how, on_text=3), "on_text is 3; it must be a function"),
+        (lambda: text.continuous(*given, masked.Options()), "it must be a text.Options(...)"),
+        (lambda: text.fastest(*given, how, pilot=0), "pilot is 0; it must be at least 1"),
+        (lambda: masked.fastest(*filled, pilot="x"), "pilot is 'x'; it must be a whole number"),
+        (lambda: masked.fastest(*filled, gammas=3), "gammas is 3; it must list numbers of drafts"),
+        (lambda: masked.generate(*filled, options=masked.Options(block=None)), "block is None; it must be"),
+    ):
+        with pytest.raises(UserError, match=re.escape(sentence)):
+            call()
+
+
+def test_drafts_without_bounds():
+    lm = text_models.model()
+    given = KEY, (lm, text_models.params(lm)), [[1, 2]]
+    how = text.Options(max_new_tokens=2, gamma=1, max_gamma=10**9)
+    expected = text.generate(*given, text.PromptLookup(), dataclasses.replace(how, max_gamma=1)).tokens
+    np.testing.assert_array_equal(text.generate(*given, text.PromptLookup(), how).tokens, expected)
+    with pytest.raises(UserError, match="a tree may have 4096 drafts; this one has more"):
+        text.draft_tree((lm, text_models.params(lm)), (2,) * 40)
+    with pytest.raises(UserError, match=r"widths is \(2, 0\); it must be whole numbers of at least 1"):
+        text.draft_tree((lm, text_models.params(lm)), (2, 0))
+    with pytest.raises(UserError, match="longest is 1000000000; it must be at most 256"):
+        text.PromptLookup(10**9, 1)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_logits_that_are_not_finite(temperature):
+    """Of one row: its text ends there, with -1, and its neighbour's is as without it."""
+    lm = text_models.model()
+    params = text_models.params(lm)
+    params["embed"]["embedding"][3] = np.nan
+    how = text.Options(max_new_tokens=2, temperature=temperature, gamma=1, stop_ids=())
+    of = lambda *prompts: text.generate(KEY, (lm, params), list(prompts), text.PromptLookup(), how)
+    tokens, info = of([1, 2], [1, 3])
+    assert tokens[1].tolist() == [1, 3, text.NO_TOKEN, 0] and info.stopped.tolist() == [False, True]
+    np.testing.assert_array_equal(tokens[0], of([1, 2], [1, 2])[0][0])
+
+
+def test_logits_of_masked_text_that_are_not_finite():
+    broken = jax.tree.map(lambda a: a * np.nan, params_of(LLADA, 0))
+    how = masked.Options(max_new_tokens=1)
+    found = masked.generate(KEY, (LM(LLADA, np.float32), broken), [[1]], masked.Stepwise(), how)
+    assert found.tokens.tolist() == [[text.NO_TOKEN]]
 
 
 def test_numbers_of_sampling():

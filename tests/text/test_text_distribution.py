@@ -21,7 +21,8 @@ from test_coupling_categorical import logs
 from cspd_jax import text
 from cspd_jax.coupling import block_distributions, residual_logits, uniform
 from cspd_jax.keys import purpose_keys
-from cspd_jax.text import Drafting, ModelDrafter, Options, Prompts
+from cspd_jax.text import Drafting, ModelDrafter, Options, Prompts, rules
+from cspd_jax.text.drafters import Drafts
 from cspd_jax.text.rules import RULES, Verdict
 from cspd_jax.text.sampling import Purpose, Sampling, gumbel, gumbel_max, round_keys
 
@@ -178,6 +179,16 @@ class Stale(ModelDrafter):
     def draft(self, params, cache, request):
         request = request._replace(keys=purpose_keys(params[1], Purpose.DRAFT))
         return super().draft(params[0], cache, request)
+
+
+@pytest.mark.parametrize("rule", ["google", "deepmind"])
+def test_a_draft_that_is_certain_is_accepted_by_every_number(rule, monkeypatch):
+    """The largest is 1, whose logarithm is not below that of a probability of 1."""
+    monkeypatch.setattr(rules, "uniform", lambda key, shape, dtype: jnp.ones(shape, dtype))
+    log_p = jnp.log(jnp.array([[[0.25, 0.75], [0.5, 0.5], [0.5, 0.5]]]))
+    drafts = Drafts(jnp.array([[1, 0]]), jnp.array([2]), log_p[:, :2], 0, 0)
+    verdict = jax.jit(RULES[rule])(jax.random.split(jax.random.key(0), 1), jnp.array([4]), log_p, drafts)
+    assert verdict.tau == 2 and not verdict.truncated
 
 
 @pytest.mark.slow

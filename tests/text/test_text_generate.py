@@ -11,10 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import text_models
+from masked_models import LLADA, params_of
 
 from cspd_jax import masked, text
 from cspd_jax.errors import UserError
 from cspd_jax.keys import purpose_keys
+from cspd_jax.networks.lm import LM
 from cspd_jax.text import ACCEPTED, BONUS, NONE, PLAIN, Options, Prompts, generation, rules
 from cspd_jax.text.sampling import Purpose, noise_at
 
@@ -258,7 +260,23 @@ def test_prompts_as_lists():
 
 def test_generate_and_stream_take_the_same_arguments():
     for family in (text, masked):
-        assert inspect.signature(family.generate).parameters == inspect.signature(family.stream).parameters
+        own = dict(inspect.signature(family.generate).parameters)
+        assert own.pop("progress").default is False  # a stream shows what there is
+        assert own == dict(inspect.signature(family.stream).parameters)
+
+
+def test_a_bar_changes_nothing(capsys):
+    """Each round is then a call of its own."""
+    prompts = [[3, 4, 5], [7]]
+    for family, model in ((text, target()), (masked, (LM(LLADA, jnp.float64), params_of(LLADA, 0)))):
+        options = family.Options(max_new_tokens=5)
+        quiet, shown = (
+            family.generate(None, model, prompts, options=options, progress=progress)
+            for progress in (False, True)
+        )
+        jax.tree.map(np.testing.assert_array_equal, tuple(quiet), tuple(shown))
+        told = capsys.readouterr().err
+        assert "compiling" in told and "10/10" in told
 
 
 def test_a_stream_keeps_one_cache():

@@ -16,11 +16,12 @@ import text_models
 from laws import FALSE_ALARM, counts_p_value
 
 from cspd_jax import text
-from cspd_jax.coupling import accept_sibling, residual_logits
+from cspd_jax.coupling import SiblingDistributions, accept_sibling, residual_logits
 from cspd_jax.coupling.draft_length import expected_tokens
 from cspd_jax.errors import UserError
 from cspd_jax.text import Drafting, Options, Prompts, draft_tree
-from cspd_jax.text.sampling import Sampling
+from cspd_jax.text.sampling import Purpose, Sampling, round_keys
+from cspd_jax.text.trees import rounds as trees
 from cspd_jax.text.trees.drafter import TreeDrafter
 from cspd_jax.text.trees.rounds import TREE_RULES
 from cspd_jax.text.trees.tree import Tree
@@ -140,6 +141,42 @@ def test_almost_right_rules_are_noticed(rule, monkeypatch):
     monkeypatch.setitem(TREE_RULES, rule.__name__, rule)
     tokens, _ = generate((3, 2), rule=rule.__name__, stop_ids=(STOP,))
     assert p_value(tokens, OPEN, STOP) <= FALSE_ALARM
+
+
+def test_every_level_has_uniforms_of_its_own_and_no_drafts_beyond_its_row_s():
+    """From the root down where the second child is accepted, of a row with one level of two."""
+    tree, u = Tree((2, 3)), np.arange(6.0, dtype=np.float32).reshape(2, 3)
+    log_q = np.full((1, V), -1, np.float32), np.full((2, V), -2, np.float32)
+
+    @jax.jit
+    def run(u, log_p, log_q, tokens):
+        seen = []
+
+        def rule(u, log_p, log_q, drafts):
+            seen.append((u, log_q, drafts))
+            return jnp.int32(1), SiblingDistributions(None, log_p, jnp.zeros(len(drafts), bool))
+
+        trees._walk_by_rule(tree, rule, u, log_p, log_q, tokens, 1)
+        return seen
+
+    count = tree.drafts + 1
+    first, second = jax.device_get(run(u, np.zeros((count, V), np.float32), log_q, np.arange(count)))
+    np.testing.assert_array_equal(first[0], u[0, :2])
+    np.testing.assert_array_equal(second[0], u[1])
+    assert np.all(first[1] == -1) and np.all(second[1] == -np.inf)
+    np.testing.assert_array_equal(second[2], [6, 7, 8])  # the children of the second child
+
+
+def test_drafts_tests_and_residuals_of_a_tree_have_purposes_of_their_own(monkeypatch):
+    asked = set()
+
+    def noted(keys, purpose, length):
+        asked.add(purpose)
+        return round_keys(keys, purpose, length)
+
+    monkeypatch.setattr(trees, "round_keys", noted)
+    jax.eval_shape(lambda: generate((2, 2), max_new_tokens=NEW + 1))
+    assert asked == {Purpose.DRAFT, Purpose.TEST, Purpose.RESIDUAL}
 
 
 @pytest.mark.slow

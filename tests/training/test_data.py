@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from cspd_jax.apps.cli import main
 from cspd_jax.errors import UserError
 from cspd_jax.image.pixels import patchify, unpatchify
+from cspd_jax.training import presets
 from cspd_jax.training.data import (
     Digits,
     DigitsConfig,
@@ -20,6 +22,7 @@ from cspd_jax.training.data import (
 )
 from cspd_jax.training.data.folder import LatentEncoder, Shard, ShardCache, read_image, skip_report
 from cspd_jax.training.data.source import shuffled
+from cspd_jax.training.image import trainer
 from cspd_jax.training.image.data import make_source
 
 
@@ -103,6 +106,23 @@ def test_streaming_is_refused_where_it_means_nothing(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "grain", None)
     with pytest.raises(UserError, match="pip install grain"):
         make_source(config, stream=0)
+
+
+@pytest.mark.parametrize("kind", ["png", "jpg", "bmp", "gif", "tiff", "webp"])
+def test_every_kind_of_file_is_read(tmp_path, kind):
+    grey = np.full((8, 8, 3), 128, np.uint8)
+    Image.fromarray(grey).save(tmp_path / f"a.{kind}")
+    np.testing.assert_allclose(read_image(tmp_path / f"a.{kind}", 8, 3), grey, atol=2)
+    assert Folder(FolderConfig(str(tmp_path), size=8, held_out=0), progress=False).skipped == ()
+
+
+def test_pictures_of_sixteen_bits(tmp_path):
+    values = np.linspace(0, 65535, 64).astype(np.uint16).reshape(8, 8)
+    Image.fromarray(values).save(tmp_path / "a.png")
+    np.testing.assert_array_equal(read_image(tmp_path / "a.png", 8, 1)[..., 0], values >> 8)
+    Image.fromarray(np.linspace(0, 1, 64, dtype=np.float32).reshape(8, 8)).save(tmp_path / "b.tiff")
+    with pytest.raises(UserError, match="its pixels are floating-point numbers"):
+        read_image(tmp_path / "b.tiff", 8, 1)
 
 
 def test_finite_splits_are_disjoint(tmp_path):
@@ -208,6 +228,51 @@ def test_empty_folders_are_errors(tmp_path):
     (tmp_path / "a" / "x.png").write_bytes(b"")
     with pytest.raises(UserError, match=r"none of the 1 images .* unreadable"):
         Folder(FolderConfig(str(tmp_path)), progress=False)
+
+
+def test_a_preset_takes_its_sizes_from_the_pictures(tmp_path):
+    def pictures(name, mode, size, count=4):
+        (tmp_path / name).mkdir(parents=True)
+        for i in range(count):
+            Image.new(mode, size, i).save(tmp_path / name / f"{i}.png")
+        return str(tmp_path / name)
+
+    def sizes(root):
+        run = presets.of_folder(root)
+        model, data = run.model, run.data
+        assert model.image_size == data.size and model.token_dim == model.patch_size**2 * data.channels
+        source = make_source(data)
+        trainer.check_fit(run, source)
+        source.batch(0, 1, split="held-out")
+        return data.size, data.channels, model.patch_size, model.num_classes, source.class_names
+
+    pictures("small/b", "RGB", (40, 33))
+    pictures("small/a", "L", (33, 90))
+    assert sizes(str(tmp_path / "small")) == (32, 3, 4, 2, ("a", "b"))
+    assert sizes(pictures("flat", "L", (20, 20))) == (20, 1, 4, 1, ("flat",))
+    assert sizes(pictures("large", "P", (300, 200))) == (64, 3, 8, 1, ("large",))
+    with pytest.raises(UserError, match="are 7 pixels wide or high; they need at least 8"):
+        presets.of_folder(pictures("tiny", "L", (7, 99)))
+
+
+@pytest.mark.slow
+def test_own_pictures_to_a_model_and_its_draft(tmp_path, monkeypatch, capsys):
+    """Two commands, and a third that uses both."""
+    monkeypatch.chdir(tmp_path)
+    random = np.random.default_rng(0)
+    for kind in ("cat", "dog"):
+        (tmp_path / "pets" / kind).mkdir(parents=True)
+        for i in range(6):
+            noise = random.integers(0, 255, (12, 12, 3), np.uint8)
+            Image.fromarray(noise).save(tmp_path / "pets" / kind / f"{i}.png")
+    short = ["--steps", "2", "--batch", "2"]
+    assert main(["train", "--data", "pets", "--out", "target", *short]) == 0
+    monkeypatch.chdir(tmp_path / "pets")  # the run says where its pictures are, wherever it is read
+    assert main(["distill", "--target", "../target/model", "--out", "../draft", *short]) == 0
+    monkeypatch.chdir(tmp_path)
+    pair = ["--target", "target/model", "--draft", "draft/model", "--out", "made"]
+    assert main(["generate", *pair, "--labels", "dog", "--n", "1", "--num-iter", "2", "--steps", "4"]) == 0
+    assert (tmp_path / "made" / "samples.png").exists()
 
 
 def test_images_are_scaled_to_the_shorter_side(tmp_path):

@@ -15,6 +15,7 @@ import pytest
 import safetensors.numpy
 
 from cspd_jax import weights
+from cspd_jax.apps.cli import main
 from cspd_jax.errors import UserError
 from cspd_jax.networks.config import KLConfig, MARConfig
 from cspd_jax.networks.mar import abstract_params
@@ -190,6 +191,19 @@ def test_missing_files(tmp_path, saved):
     for i in range(3):
         (saved / "params" / str(i)).mkdir()
     unloadable(saved, "cannot be read as Orbax parameters")
+
+
+def test_info_sees_that_parameters_are_missing(saved, capsys):
+    """As far as names go; nothing is read."""
+    description = json.loads((saved / "config.json").read_text())
+    (saved / "config.json").write_text(json.dumps({**description, "params": -1}))
+    assert main(["info", str(saved)]) == 2
+    assert "params is -1; it must be at least 1" in capsys.readouterr().err
+    (saved / "config.json").write_text(json.dumps(description))
+    shutil.rmtree(saved / "params")
+    (saved / "params.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+    assert main(["info", str(saved)]) == 2
+    assert "has 0 parameters, too few for the 3 blocks" in capsys.readouterr().err
 
 
 def test_nan_on_disk(tmp_path, params, monkeypatch):

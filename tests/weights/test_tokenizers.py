@@ -118,7 +118,8 @@ def test_what_the_library_says_while_it_works(tmp_path, capfd):
     with pytest.raises(UserError, match="cannot encode this text of 1 characters"):
         opened(tmp_path).encode("\ud800")
     with pytest.raises(UserError, match="cannot decode these ids"):
-        opened(tmp_path).decode([-1])
+        opened(tmp_path).decode([2**40])
+    assert opened(tmp_path).decode([2, -1, 1]) == opened(tmp_path).decode([2, 1])
     assert capfd.readouterr().err == ""
 
 

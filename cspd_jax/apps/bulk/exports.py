@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import zipfile
@@ -11,7 +12,7 @@ import numpy as np
 from PIL import Image
 
 from cspd_jax._utils.files import scratch_beside, written_beside
-from cspd_jax._utils.zip_files import UNREADABLE, open_zip
+from cspd_jax._utils.zip_files import UNREADABLE, open_zip, stream_array
 from cspd_jax.apps.bulk.folder import read, read_shard
 from cspd_jax.apps.bulk.manifest import Manifest
 from cspd_jax.errors import UserError
@@ -31,13 +32,26 @@ def check_exports(folder: Path, manifest: Manifest, png: bool, npz: Path | None)
             raise UserError(f"{npz} cannot be written: the folder {npz.parent} does not exist")
         if npz.is_dir() or os.path.abspath(npz) == os.path.abspath(folder):
             raise UserError(f"{npz} is a folder; --npz names a file, for example {npz}.npz")
-        if os.path.lexists(npz) and not has_npz(manifest, npz):
+        if os.path.lexists(npz) and not (has_npz(manifest, npz) or _has_npz_of_other_size(manifest, npz)):
             raise UserError(f"{npz} exists and holds something else; remove it, or choose another name")
+
+
+def _has_npz_of_other_size(manifest: Manifest, path: Path) -> bool:
+    """Whether the file is this job's from when it asked for fewer images. (The manifest in the folder has
+    forgotten that, if an extension was interrupted.)"""
+    try:
+        with stream_array(path, "arr_0") as array:
+            images = array.shape[0]
+        return has_npz(dataclasses.replace(manifest, images=images), path)
+    except (UserError, OSError, IndexError, KeyError):
+        return False
 
 
 def has_npz(manifest: Manifest, path: Path) -> bool:
     """Whether the file is this job's. It is written whole, with the job's name as the zip file's comment."""
     try:
+        if not path.is_file():  # a pipe would be waited for
+            return False
         with open_zip(path) as archive:
             return archive.comment == _comment(manifest)
     except UNREADABLE:

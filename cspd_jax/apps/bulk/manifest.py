@@ -106,8 +106,10 @@ class Manifest:
         return json.loads(json.dumps(dataclasses.asdict(self)))
 
     def check_same(self, stored: Manifest, where: object) -> None:
-        """UserError if the folder `where` holds other images; the sentence names what differs."""
+        """UserError if the folder `where` holds other images, or more; the sentence names what differs."""
         here, there = dict(_flat(self.to_json())), dict(_flat(stored.to_json()))
+        if stored.images < self.images:
+            there["images"] = self.images
         names = sorted(here.keys() | there.keys())
         differ = [n for n in names if n not in _NOT_COMPARED and here.get(n) != there.get(n)]
         if differ:

@@ -6,8 +6,7 @@ import sys
 import time
 from pathlib import Path
 
-from tqdm import tqdm
-
+from cspd_jax._utils.progress import Bar
 from cspd_jax.apps.bulk.folder import done_shards, images_in
 from cspd_jax.apps.bulk.manifest import Manifest
 
@@ -25,7 +24,7 @@ class Progress:
         self.watched = shown and sys.stderr.isatty()  # then it moves within a batch too
         self._every = _SECONDS[not sys.stderr.isatty()]
         self._told = time.monotonic()
-        self._bar = tqdm(
+        self._bar = Bar(
             total=manifest.images, initial=images_in(manifest, done), desc=f"{manifest.images} images",
             unit="image", mininterval=self._every, smoothing=0.1, disable=not shown,
         )  # fmt: skip
@@ -33,7 +32,8 @@ class Progress:
     def look(self) -> None:
         """Counts anew."""
         self.done |= done_shards(self._folder, self._manifest, self.done)
-        self._bar.update(images_in(self._manifest, self.done) - self._bar.n)
+        if new := images_in(self._manifest, self.done) - int(self._bar.n):
+            self._bar.update(new)
 
     def step(self, index: int, known: int, steps: int) -> None:
         """So many AR steps of a shard are done."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import io
 import json
@@ -64,7 +65,8 @@ def run(
 ) -> dict[str, Any]:
     """Makes what is missing of a job in `folder`, waits for what others are making, and returns the report.
 
-    It can be interrupted at any time and called again with the same job, by several processes at once.
+    It can be interrupted at any time and called again with the same job, by several processes at once; and
+    with more images, which extends what is there.
 
     verify: hash what is there, and make it again where it is damaged.
     png: write folder/png/000000.png, ... too.
@@ -123,7 +125,11 @@ def _settled(job: Job, plan: Plan, manifest: Manifest, folder: Path) -> tuple[Ma
     if manifests.is_folder_of_samples(folder):
         stored = read_manifest(folder)
         manifest.check_same(stored, folder)
-        return stored, _with_stored_gains(plan, stored, folder)
+        plan = _with_stored_gains(plan, stored, folder)
+        if stored.images < manifest.images:  # the last shard, if it was short, no longer counts
+            stored = dataclasses.replace(stored, images=manifest.images)
+            _write_manifest(folder, stored)
+        return stored, plan
     check_folder(folder)
     if manifest.labels["listed"]:
         buffer = io.BytesIO()
@@ -137,8 +143,12 @@ def _settled(job: Job, plan: Plan, manifest: Manifest, folder: Path) -> tuple[Ma
         _write(folder / GAINS, buffer.getvalue())
         fields = {**vars(manifest), "gains_sha256": hashlib.sha256(buffer.getvalue()).hexdigest()}
         manifest = Manifest(**fields)
-    _write(folder / manifests.NAME, (json.dumps(manifest.to_json(), indent=2) + "\n").encode())
+    _write_manifest(folder, manifest)
     return manifest, plan
+
+
+def _write_manifest(folder: Path, manifest: Manifest) -> None:
+    _write(folder / manifests.NAME, (json.dumps(manifest.to_json(), indent=2) + "\n").encode())
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -16,6 +16,7 @@ from cspd_jax.errors import UserError, check_range
 LOGIN = "CSPD_JAX_LOGIN"
 _NONE = "none"
 _CONNECTIONS = 1000
+_STOPPING = 2.0  # seconds for a round to end, when the service stops
 
 
 def add_parser(subparsers) -> None:
@@ -37,6 +38,11 @@ def add_parser(subparsers) -> None:
     how = parser.add_argument_group("service")
     how.add_argument("--host", default="127.0.0.1", help="address to listen at (default: 127.0.0.1)")
     how.add_argument("--port", type=_port, default=7860, help="0 takes a free one (default: 7860)")
+    how.add_argument(
+        "--allow-host", action="append", default=[], metavar="NAME",
+        help="a name by which the service is reached, besides its address and localhost; * stands for any"
+        " characters; may be repeated",
+    )  # fmt: skip
     how.add_argument("--rows", type=positive, default=8, help="images side by side (default: 8)")
     how.add_argument("--queue", type=positive, default=64, help="requests that may wait (default: 64)")
     how.add_argument(
@@ -64,15 +70,17 @@ def _serve(args: argparse.Namespace, login: tuple[str, str] | None, listening: s
     import uvicorn
 
     from cspd_jax._utils import compilation
+    from cspd_jax.apps.service.connections import PoliteServer, Punctual
+    from cspd_jax.apps.service.page import end_streams
     from cspd_jax.apps.service.web import make_app
 
     compilation.use_cache()
     offer = _offer(args)
     engine = offer.engine(args.rows, queue=args.queue, timeout=args.timeout)
-    app = make_app(offer, engine, login=login)
+    app = make_app(offer, engine, login=login, hosts=args.allow_host)
     config = uvicorn.Config(
         app, log_level="warning", timeout_keep_alive=10, timeout_graceful_shutdown=3,
-        limit_concurrency=_CONNECTIONS, server_header=False,
+        limit_concurrency=_CONNECTIONS, server_header=False, http=Punctual, ws="none",
     )  # fmt: skip
     host, port = listening.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
@@ -84,7 +92,8 @@ def _serve(args: argparse.Namespace, login: tuple[str, str] | None, listening: s
         engine.start(warm=True)
         print(f"http://{shown}:{port}", flush=True)
         progress("compiling; requests wait until it is done. Ctrl-C stops the service.")
-        uvicorn.Server(config).run(sockets=[listening])
+        server = PoliteServer(config, lambda: engine.stop(_STOPPING), lambda: end_streams(app))
+        server.run(sockets=[listening])
     finally:
         engine.stop(10)
 

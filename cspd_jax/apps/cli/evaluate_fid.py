@@ -34,9 +34,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         help="pt_inception-2015-12-05-6726825d.pth, or the folder that cspd-jax convert made of it;"
         " pytorch-fid is fetched",
     )
-    group.add_argument(
-        "--resize", choices=("tf1", "pytorch-fid"), default="tf1", help="how images become 299x299 (tf1)"
-    )
+    group.add_argument("--resize", choices=("tf1", "pytorch-fid"), help="how images become 299x299 (tf1)")
     group.add_argument(
         "--save-statistics", metavar="F", help="write the statistics of A into F, an .npz file"
     )
@@ -46,7 +44,7 @@ def asked(args: argparse.Namespace) -> bool:
     """Whether the command is about images on disk."""
     if args.samples is not None:
         return True
-    for name in ("against", "inception", "save_statistics"):
+    for name in ("against", "inception", "resize", "save_statistics"):
         if getattr(args, name) is not None:
             raise UserError(f"--{name.replace('_', '-')} needs --samples, the images to be measured")
     return False
@@ -70,7 +68,7 @@ def run(args: argparse.Namespace) -> None:
     images = open_images(args.samples)
     against = None if args.against is None else reference.open_reference(download.resolve(args.against))
     network = load_network(download.resolve(args.inception))
-    settings = fid.Settings(args.batch, args.resize)
+    settings = fid.Settings(args.batch, args.resize or "tf1")
     _check_memory(images.count, against, network.config.features)
     report, statistics = fid.evaluate(images, against, network, settings)
     if args.save_statistics is not None:

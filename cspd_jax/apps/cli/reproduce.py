@@ -68,6 +68,8 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 def run(args: argparse.Namespace) -> None:
     if args.list:
+        if args.name is not None:
+            raise UserError(f"--list names all experiments; leave out {args.name!r:.80}")
         _list(args)
         return
     if args.name is None:

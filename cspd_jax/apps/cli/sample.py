@@ -17,6 +17,7 @@ from cspd_jax.cli._generate_options import (
     add_speculation,
     add_target,
     asked,
+    say_what_is_less,
     with_draft,
 )
 from cspd_jax.cli._output import progress
@@ -110,7 +111,7 @@ def _make(args: argparse.Namespace) -> dict:
     _check_memory(args, outline)
     args.denoise = args.denoise or "plain"  # nothing is measured, on any machine
     method, options = asked(args, outline)
-    check(outline, turn, method, options)
+    say_what_is_less(args, check(outline, turn, method, options).num_steps)
     mesh = mesh_of(args, jax.local_devices())  # processes share the folder, not a mesh
     model = models.load(args.target, args.dtype, mesh)
     job = bulk.Job(

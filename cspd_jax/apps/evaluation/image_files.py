@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from cspd_jax._utils import limits
 from cspd_jax._utils.zip_files import stream_array
 from cspd_jax.apps.bulk.folder import read as read_shards
 from cspd_jax.apps.bulk.manifest import is_folder_of_samples, read_manifest
@@ -21,7 +22,7 @@ from cspd_jax.errors import UserError
 
 ARRAY = "arr_0"  # what ADM's evaluator calls the images of an .npz file
 SUFFIXES = (".png", ".jpg", ".jpeg")
-_FORMATS = ("PNG", "JPEG", "MPO")  # without this Pillow goes by the content, and may start programs
+_FORMATS = ("PNG", "JPEG")  # without this Pillow goes by the content, and may start programs
 _MOST_PIXELS = 2**22  # of one image
 _MOST_FILES = 2**24
 _MOST_BYTES = 2**28  # of the images that are in memory at once
@@ -128,6 +129,7 @@ def _pictures(folder: Path) -> Iterator[Path]:
 
 def _read_picture(file: Path, shape: tuple[int, ...] | None) -> np.ndarray:
     """uint8 [H, W, 3]; UserError unless that is `shape`, if it is given."""
+    limits.file_size(file)
     try:
         with Image.open(file, formats=_FORMATS) as opened:
             found = (opened.height, opened.width, 3)

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from tqdm import tqdm
 
 from cspd_jax._utils.files import write_arrays, write_errors, write_text
 from cspd_jax._utils.json_files import read_json
+from cspd_jax._utils.progress import Bar
 from cspd_jax._utils.zip_files import read_arrays
 from cspd_jax.errors import UserError
 from cspd_jax.image import generation, pixels
@@ -99,7 +99,7 @@ def generate(
     parts = [_read(_path(folder, index), batch) for index in range(-(-count // batch))]
     per_part = check(model, [0], options=options).num_steps
     kept = sum(part is not None for part in parts)
-    with tqdm(
+    with Bar(
         total=per_part * len(parts),
         initial=per_part * kept,
         desc=f"{count} images",

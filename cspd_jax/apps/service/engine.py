@@ -74,12 +74,14 @@ class Engine:
         return self
 
     def stop(self, timeout: float | None = 30.0) -> None:
-        """Ends after the round that is running; requests that are not finished fail."""
+        """Ends after the round that is running; requests that are not finished fail, at the latest after
+        `timeout` seconds."""
         with self._wake:
             self._stopping = True
             self._wake.notify_all()
         if self._thread is not None:
             self._thread.join(timeout)
+        self._fail_all()
 
     def __enter__(self) -> Engine:
         return self if self._thread is not None else self.start()
@@ -149,11 +151,16 @@ class Engine:
         finally:
             with self._wake:
                 self._stopping = True
-                left = [*self._waiting, *(job for rows in self._rows.values() for job in rows.values())]
-                self._waiting.clear()
-                self._rows = {name: {} for name in self.lanes}
-            for job in left:
-                job.end(FAILED, Failed("the service stopped before this request was finished"))
+            self._fail_all()
+            self._waiting.clear()
+            self._rows = {name: {} for name in self.lanes}
+
+    def _fail_all(self) -> None:
+        """Ends what has not ended; the rows stay with the engine's thread."""
+        with self._wake:
+            left = [*self._waiting, *(job for rows in self._rows.values() for job in tuple(rows.values()))]
+        for job in left:
+            job.end(FAILED, Failed("the service stopped before this request was finished"))
 
     def _turn(self) -> bool:
         """A round of every lane that has something to do; False when it is time to stop."""

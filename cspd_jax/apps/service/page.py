@@ -11,6 +11,7 @@ os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
 
 import gradio as gr
 from fastapi import FastAPI
+from starlette.routing import Mount
 
 from cspd_jax.apps.service import render
 from cspd_jax.apps.service.config import MOST_NEW, MOST_SEED, PLACES, ServiceConfig
@@ -21,15 +22,16 @@ from cspd_jax.weights.tokenizers import load_tokenizer
 
 _LOOK = 0.1  # seconds between pictures
 _VISITORS = 32  # whose requests are followed at once; the engine has its own, stricter bounds
+_REMEMBERED = 128  # visitors; of each Gradio keeps some 100 kB for ever, by default of 10,000
 _NO_MODEL = "This service was started without such a model."
 
 
 def mount_page(
     app: FastAPI, offer: ServiceConfig, engine: Engine, login: tuple[str, str] | None = None
 ) -> FastAPI:
-    """The page at the root of an application."""
+    """Puts the page at the root of an application, and returns the page's own."""
     theme = gr.themes.Base(font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"])
-    return gr.mount_gradio_app(
+    gr.mount_gradio_app(
         app,
         make_page(offer, engine),
         path="/",
@@ -42,6 +44,15 @@ def mount_page(
         ssr_mode=False,
         enable_monitoring=False,
     )
+    page: Any = next(route.app for route in reversed(app.routes) if isinstance(route, Mount))
+    return page
+
+
+def end_streams(app: FastAPI) -> None:
+    """Ends the connections that open pages hold, from the thread of the server."""
+    for route in app.routes:
+        if isinstance(page := getattr(route, "app", None), gr.routes.App):
+            page.stop_event.set()
 
 
 def make_page(offer: ServiceConfig, engine: Engine) -> gr.Blocks:
@@ -53,6 +64,7 @@ def make_page(offer: ServiceConfig, engine: Engine) -> gr.Blocks:
             _text(offer, engine)
         with gr.Tab("Masked text"):
             _masked(offer, engine)
+    page.state_session_capacity = _REMEMBERED
     return page.queue(max_size=2 * _VISITORS, default_concurrency_limit=_VISITORS)
 
 

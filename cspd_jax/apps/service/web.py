@@ -7,6 +7,7 @@ import base64
 import contextlib
 import json
 import secrets
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -15,6 +16,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from cspd_jax.apps.service import render
 from cspd_jax.apps.service.config import ServiceConfig
 from cspd_jax.apps.service.engine import Engine
+from cspd_jax.apps.service.hosts import refusal as host_refusal
 from cspd_jax.apps.service.jobs import Busy, Cancelled, Job, TimedOut
 from cspd_jax.errors import UserError, one_line
 from cspd_jax.image import pixels
@@ -22,6 +24,7 @@ from cspd_jax.image import pixels
 LARGEST_BODY = 64 * 1024
 SLOWEST_BODY = 10.0  # seconds
 _FIELDS = ("label", "seed", "cfg", "method")
+_METHODS = {"/v1/images": "POST", "/healthz": "GET", "/metrics": "GET"}
 _LOOK = 0.25  # seconds between looks at whether the client is still there
 _GONE = 499  # nobody reads it
 _OWN = (
@@ -30,10 +33,17 @@ _OWN = (
 )
 
 
-def make_app(offer: ServiceConfig, engine: Engine, *, login: tuple[str, str] | None = None) -> FastAPI:
+def make_app(
+    offer: ServiceConfig,
+    engine: Engine,
+    *,
+    login: tuple[str, str] | None = None,
+    hosts: Sequence[str] = (),
+) -> FastAPI:
     """The application. The engine must be started by the caller, who also stops it.
 
     login: user and password, for everything but the health.
+    hosts: names by which it is reached, besides addresses and localhost.
     """
     from cspd_jax.apps.service.page import mount_page
 
@@ -70,8 +80,11 @@ def make_app(offer: ServiceConfig, engine: Engine, *, login: tuple[str, str] | N
             return _error(statuses.get(type(job.error), 500), job.error)
         return JSONResponse(await asyncio.to_thread(_answer, offer, job))
 
-    mount_page(app, offer, engine, login)
-    app.add_middleware(_Guard)  # type: ignore[arg-type]
+    page = mount_page(app, offer, engine, login)
+    for part in (app, page):  # the page is asked for whatever has no route here
+        for status in (404, 405):
+            part.add_exception_handler(status, _nothing_there)
+    app.add_middleware(_Guard, hosts=tuple(hosts))  # type: ignore[arg-type]
     return app
 
 
@@ -153,6 +166,13 @@ def allowed(request: Request, login: tuple[str, str] | None) -> bool:
     return kind.lower() == "basic" and secrets.compare_digest(given.strip().encode(), expected)
 
 
+async def _nothing_there(request: Request, _: Exception) -> Response:
+    method, path = request.method, f"{request.url.path!r:.80}"
+    if (allowed := _METHODS.get(request.url.path)) is not None:
+        return _error(405, f"{path} takes {allowed}, not {method}", {"Allow": allowed})
+    return _error(404, f"there is nothing at {path} for {method}")
+
+
 def _unknown_user() -> Response:
     return _error(401, "this service asks for a user and a password", {"WWW-Authenticate": "Basic"})
 
@@ -162,12 +182,16 @@ def _error(status: int, sentence: object, headers: dict[str, str] | None = None)
 
 
 class _Guard:
-    """Before everything: bodies are small and come quickly, and pages load nothing from elsewhere."""
+    """Before everything: requests name a known host, bodies are small and come quickly, and pages load
+    nothing from elsewhere."""
 
-    def __init__(self, app: Any):
-        self._app = app
+    def __init__(self, app: Any, hosts: tuple[str, ...]):
+        self._app, self._hosts = app, hosts
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "websocket":  # which pages of any origin may open, and nothing here uses
+            await send({"type": "websocket.close"})
+            return
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -179,6 +203,8 @@ class _Guard:
             await send(message)
 
         refusal, body = None, bytearray()
+        if (unknown := host_refusal(dict(scope["headers"]), self._hosts)) is not None:
+            refusal = _error(421, unknown)
         try:
             async with asyncio.timeout(SLOWEST_BODY):
                 more = scope["method"] not in ("GET", "HEAD")
@@ -193,6 +219,8 @@ class _Guard:
                         break
         except TimeoutError:
             refusal = _error(408, f"the body of a request must come within {SLOWEST_BODY:g} seconds")
+        except asyncio.CancelledError:  # by the server, which ends
+            refusal = _error(503, "the service is stopping; try again later")
         if refusal is not None:
             await refusal(scope, receive, send_guarded)
             return

@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax._utils import files
+from cspd_jax._utils import files, limits
 from cspd_jax._utils.zip_files import read_arrays
 from cspd_jax.diffusion.chain import predict
 from cspd_jax.diffusion.gaussian import predicted_x0, transition_from_x0
@@ -148,8 +148,9 @@ def fit(x0: Array, v: Array, deviation: Array, used: Array, limit: Array) -> Noi
     gain = jnp.where(solvable, (bb * ac - ab * bc) / safe, 0.0)
     gain_f = jnp.where(solvable, (aa * bc - ab * ac) / safe, 0.0)
     start = jnp.sum(used * x0[-1], axis=0) / jnp.sum(used)
-    found = NoiseCorrected(start, typical, gain.at[0].set(0.0), gain_f.at[0].set(0.0), limit)
-    return jax.tree.map(lambda a: jnp.nan_to_num(a, nan=0.0, posinf=0.0, neginf=0.0), found)
+    # A step whose sums are too large goes without a gain; what else is not finite is refused (`measure`).
+    gain, gain_f = (jnp.nan_to_num(a.at[0].set(0.0), nan=0.0, posinf=0.0, neginf=0.0) for a in (gain, gain_f))
+    return NoiseCorrected(start, typical, gain, gain_f, limit)
 
 
 class Found(NamedTuple):
@@ -192,23 +193,24 @@ def get(model: ImageModel, options: Options) -> Found:
         )
     if found is None:
         found = Found(measure(model, options), "calibrated")
-        if not all(bool(jnp.isfinite(a).all()) for a in jax.tree.leaves(found.calibration)):
-            raise UserError(
-                "the chains that the drafter is fitted to came out as NaN or infinity: the model diverged;"
-                " try a lower temperature or cfg, or steps ddim100"
-            )
         with contextlib.suppress(OSError):  # then it is made again next time
             write(_in_cache(model, file_name(options)), found.calibration)
     return found
 
 
 def measure(model: ImageModel, options: Options) -> Calibration:
-    """Calibrates on images of the model's first classes."""
+    """Calibrates on images of the model's first classes; UserError where they are not finite."""
     images = max(1, CHAINS // model.config.seq_len)
     keys = row_keys(jax.random.key(_SEED), images)
     labels = jnp.arange(images, dtype=jnp.int32) % model.config.num_classes
     options = dataclasses.replace(options, chain_drafter=None, draft_drafter=None)
-    return calibrate(model.network, model.params, keys, labels, options)
+    found = calibrate(model.network, model.params, keys, labels, options)
+    if not all(bool(jnp.isfinite(a).all()) for a in jax.tree.leaves(found)):
+        raise UserError(
+            "the chains that the drafter is fitted to came out as NaN or infinity: the model diverged; try a"
+            " lower temperature or cfg, or steps ddim100"
+        )
+    return found
 
 
 def file_name(options: Options) -> str:
@@ -233,7 +235,7 @@ def read(path: Path, model: ImageModel, options: Options) -> Calibration | None:
         "limit": (),
     }
     shapes["contexts"] = contexts
-    if not path.exists():
+    if not limits.is_there(path):
         return None
     most = {name: 4 * math.prod(_MAX_CONTEXTS if n is None else n for n in shapes[name]) for name in shapes}
     arrays = read_arrays(path, most)

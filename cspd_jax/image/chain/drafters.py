@@ -148,7 +148,8 @@ class NoiseCorrected(NamedTuple):
 
             h(t_m - 1) x_{t_m - 1} = h(t_0) x_{t_0} + sum_{j <= m} h(t_j - 1) u_{t_j},
 
-        but for the last step, where mean_x is 0 (and h(-1) infinite).
+        but for the last step, where h(-1) counts as infinite: MAR's mean_x is 0 there, and a flow's last step
+        has no noise and takes the head's own mean.
         """
         u = at_steps(c, steps).mean_x0 * self._limited(x0) + deviation
         h = c.h

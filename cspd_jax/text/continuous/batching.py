@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from cspd_jax.errors import check_whole
 from cspd_jax.parallel import common_mesh
 from cspd_jax.text.checks import require
 from cspd_jax.text.continuous.pool import Advance, Pool, Text, row_of
@@ -70,8 +71,12 @@ def continuous(
       The others are those of `generate`; drafts cannot be trees.
     """
     scheduler = DraftScheduler(gammas_for(drafter)) if scheduler is None else scheduler
+    kind = isinstance(scheduler, DraftScheduler)
+    require(kind, f"scheduler is {scheduler!r:.80}; it must be a DraftScheduler")
+    require(isinstance(options, Options), f"options is {options!r:.80}; it must be a text.Options(...)")
+    require(on_text is None or callable(on_text), f"on_text is {on_text!r:.80}; it must be a function")
     inputs, room = _prepare(key, model, prompts, drafter, options, scheduler.gammas)
-    require(isinstance(rows, int) and rows >= 1, f"rows is {rows!r:.80}; it must be at least 1")
+    check_whole("rows", rows, 1)
     count = len(inputs.limit)
     pool, waiting = Pool(inputs, min(rows, count)), collections.deque(range(count))
     record = _Record(count, room, max(scheduler.gammas))

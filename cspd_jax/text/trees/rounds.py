@@ -24,7 +24,16 @@ from cspd_jax.text.protocol import TreeLanguageModel
 from cspd_jax.text.rounds import Inputs, TextState, commit
 from cspd_jax.text.rounds import begin as begin_rounds
 from cspd_jax.text.rules import Verdict
-from cspd_jax.text.sampling import Purpose, fit_vocabulary, gumbel, gumbel_max, log_probs, round_keys
+from cspd_jax.text.sampling import (
+    NO_TOKEN,
+    Purpose,
+    fit_vocabulary,
+    gumbel,
+    gumbel_max,
+    log_probs,
+    most_probable,
+    round_keys,
+)
 from cspd_jax.text.trees.drafter import Branches, TreeDrafter, keep_path, see_nodes
 from cspd_jax.text.trees.tree import Tree
 
@@ -110,7 +119,7 @@ def verify_step(
     )  # fmt: skip
     logits = fit_vocabulary(logits, inputs.num_ids, inputs.num_ids)
     if inputs.sampling.greedy:
-        best = jnp.argmax(logits, axis=-1).astype(jnp.int32)
+        best = most_probable(logits)
         walk = lambda *row: _walk_greedily(tree, *row)
         tau, path, token = jax.vmap(walk)(best, branches.tokens, levels)
         return Verdict(tau, token, jnp.zeros(tau.shape, bool)), path, cache
@@ -122,7 +131,8 @@ def verify_step(
     walk = lambda *row: _walk_by_rule(tree, TREE_RULES[inputs.rule], *row)
     tau, path, log_next, truncated = jax.vmap(walk)(u, log_p, branches.log_q, branches.tokens, levels)
     noise = gumbel(round_keys(inputs.keys, Purpose.RESIDUAL, state.length), inputs.num_ids, log_p.dtype)
-    return Verdict(tau, gumbel_max(log_next, noise), truncated), path, cache
+    token = jnp.where(jnp.any(jnp.isnan(log_next), axis=-1), NO_TOKEN, gumbel_max(log_next, noise))
+    return Verdict(tau, token, truncated), path, cache
 
 
 def _walk_greedily(tree: Tree, best: Array, tokens: Array, levels: Array) -> tuple[Array, ...]:

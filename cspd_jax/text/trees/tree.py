@@ -6,6 +6,10 @@ import dataclasses
 
 import numpy as np
 
+from cspd_jax.errors import UserError
+
+_MOST_DRAFTS = 4096
+
 
 @dataclasses.dataclass(frozen=True)
 class Tree:
@@ -16,6 +20,14 @@ class Tree:
     """
 
     widths: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        nodes, level = 0, 1
+        for width in self.widths:
+            level *= width
+            nodes += level
+            if nodes > _MOST_DRAFTS:
+                raise UserError(f"a tree may have {_MOST_DRAFTS} drafts; this one has more: use lower widths")
 
     @property
     def depth(self) -> int:

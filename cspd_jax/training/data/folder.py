@@ -26,9 +26,10 @@ from cspd_jax.training.data.source import Batch, Split, generator, shuffled
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
 # The formats of these files. Left to itself, Pillow goes by the content, and gives PostScript to a program.
-_FORMATS = ("PNG", "JPEG", "MPO", "BMP", "DIB", "GIF", "TIFF", "WEBP")
+_FORMATS = ("PNG", "JPEG", "BMP", "DIB", "GIF", "TIFF", "WEBP")
 _SHARD = 64  # images
 _REPORTED = 5
+_LOOKED_AT = 256  # files
 _NOISE, _FLIP = 1, 2
 _READERS = min(16, os.cpu_count() or 1)  # threads: Pillow lets them run side by side
 
@@ -207,8 +208,37 @@ def side_by_side(function: Callable[[ImageFile], T], files: Iterable[ImageFile])
         yield from readers.map(function, files)
 
 
+class Look(NamedTuple):
+    """What a folder of images is like, by the headers of some files.
+
+    classes: how many.
+    images: how many files.
+    side: pixels of the shorter side of most of them, or of more.
+    channels: 1 if all are grey, else 3.
+    """
+
+    classes: int
+    images: int
+    side: int
+    channels: int
+
+
+def look(root: str) -> Look:
+    """UserError if no file can be read."""
+    names, files = list_images(root)
+    sides, grey = [], True
+    for file in files[:: -(-len(files) // _LOOKED_AT)]:
+        with contextlib.suppress(UserError), _opened(file.path, 1) as opened:
+            sides.append(min(opened.size))
+            grey &= opened.mode in ("1", "L", "I;16")
+    if not sides:
+        raise UserError(f"none of the {len(files)} images in {root} can be read")
+    return Look(len(names), len(files), sorted(sides)[len(sides) // 4], 1 if grey else 3)
+
+
 def list_images(root: str) -> tuple[tuple[str, ...], list[ImageFile]]:
-    """The class names (sub-folders, sorted) and the image files below each."""
+    """The class names (sub-folders, sorted) and the image files below each; a folder without sub-folders is
+    one class, with its own name."""
     folder = pathlib.Path(root)
     if not root or not folder.is_dir():
         raise UserError(f"the image folder {root!r} does not exist")
@@ -219,15 +249,19 @@ def list_images(root: str) -> tuple[tuple[str, ...], list[ImageFile]]:
         for path in sorted((folder / name).rglob("*"))
         if path.suffix.lower() in SUFFIXES and path.is_file()
     ]
+    if not classes:
+        classes = [folder.resolve().name]
+        here = (p for p in sorted(folder.iterdir()) if p.suffix.lower() in SUFFIXES and p.is_file())
+        files = [ImageFile(path, path.name, 0) for path in here]
     if not files:
-        raise UserError(f"{root} holds no images; expected one sub-folder of images per class")
+        raise UserError(f"{root} holds no images; expected images, or one sub-folder of images per class")
     return tuple(classes), files
 
 
 def read_image(path: pathlib.Path, size: int, channels: int) -> np.ndarray:
     """The central square of a picture, scaled: uint8 [size, size, channels]."""
     with _opened(path, size) as opened:
-        picture = ImageOps.exif_transpose(opened).convert("L" if channels == 1 else "RGB")
+        picture = _eight_bits(ImageOps.exif_transpose(opened)).convert("L" if channels == 1 else "RGB")
     while min(picture.size) >= 2 * size:  # halving by boxes first keeps the final filter sharp
         picture = picture.resize((picture.width // 2, picture.height // 2), Image.Resampling.BOX)
     scale = size / min(picture.size)
@@ -236,6 +270,15 @@ def read_image(path: pathlib.Path, size: int, channels: int) -> np.ndarray:
     left, top = ((side - size) // 2 for side in shape)
     square = picture.crop((left, top, left + size, top + size))
     return np.asarray(square, np.uint8).reshape(size, size, channels)
+
+
+def _eight_bits(picture: Image.Image) -> Image.Image:
+    """Grey pictures of 16 bits have their upper eight; Pillow would clip them."""
+    if picture.mode == "F":
+        raise UserError("its pixels are floating-point numbers; they must be whole ones")
+    if not picture.mode.startswith("I"):
+        return picture
+    return Image.fromarray((np.clip(np.asarray(picture, np.int64), 0, 65535) >> 8).astype(np.uint8))
 
 
 def header_problem(file: ImageFile, size: int) -> str | None:

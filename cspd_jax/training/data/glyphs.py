@@ -15,6 +15,7 @@ import pathlib
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
+from cspd_jax._utils import plotting
 from cspd_jax.errors import UserError
 from cspd_jax.training.data.source import Batch, Split, generator
 
@@ -159,6 +160,7 @@ def _colour(c: GlyphConfig, random: np.random.Generator, ink: np.ndarray) -> np.
 @functools.cache
 def font_folder() -> pathlib.Path:
     """The folder of the fonts that matplotlib ships."""
+    plotting.prepare()
     import matplotlib
 
     return pathlib.Path(matplotlib.get_data_path()) / "fonts" / "ttf"

@@ -1,0 +1,243 @@
+"""What the pages print can be typed: commands and Python run page by page, in their order, at toy sizes.
+
+A block that cannot run here says why in a comment before it, `<!-- not run: ... -->`. Its commands are read
+by the real parser all the same, and its Python is compiled. Programs in benchmarks/ are run by
+test_benchmarks.py. Files that pages take for given: tests/printed_files.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import re
+import shlex
+import shutil
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import pytest
+from printed_files import GIVEN
+
+from cspd_jax import weights
+from cspd_jax.apps.cli import main, make_parser
+from cspd_jax.networks.registry import kind_name
+from cspd_jax.training import presets
+from cspd_jax.training.data.text import Document
+from cspd_jax.weights import models
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+FENCED = re.compile(r"^((?:<!--[^\n]*-->\n)*)```([^\n]*)\n(.*?)^```$", re.M | re.S)
+PREPARED = ("python3 -m venv", ". .venv", "pip install")  # the environment that the tests run in
+
+# How small it all is. A flag that a command has gets another value, by verb or for all of them; flags of
+# ADDED are given besides, to each command that begins so.
+OTHER = {
+    "": {"--n": 4, "--per-class": 2, "--labels": "0,1", "--num-iter": 4, "--steps": 4, "--grid": "1x2"},
+    "distill": {"--samples": 64, "--cut": "0,1", "--ids": 20},
+    "evaluate": {"--inception": "weights.pth"},
+}
+ADDED = {
+    "generate": {"--n": 1},
+    "sample": {"--n": 8, "--batch": 4},
+    "text": {"--new-tokens": 8},
+    "masked": {"--new-tokens": 8},
+    "reproduce": {"--images": 1, "--batch": 1, "--gamma": 2, "--steps": "ddim5"},
+    "train": {"--steps": 2, "--batch": 2},
+    "distill": {"--steps": 2, "--batch": 2},
+    "evaluate": {"--batch": 4},
+    "convert sphere-b.pth": {"--heads": 2},
+}
+IN_PYTHON = {
+    "50_000": "4", "max_new_tokens=64": "max_new_tokens=8", "respacing=28": "respacing=4",
+    "grid=(16, 16)": "grid=(1, 2)", 'jax.config.update("jax_compilation_cache_dir", "compiled")': "",
+}  # fmt: skip
+CORPUS = tuple(Document(name, f"{name}: {'abcab ' * 400}") for name in ("tempfile", "b", "c"))
+
+
+class Block(NamedTuple):
+    """A fenced block: where its code begins, its language, and why it is not run, if it is not."""
+
+    page: Path
+    line: int
+    language: str
+    code: str
+    why_not: str | None
+
+    @property
+    def name(self) -> str:
+        return f"{self.page.name}, line {self.line}"
+
+    def commands(self) -> list[list[str]]:
+        """Words of each command, without comments."""
+        found = []
+        for line in self.code.replace("\\\n", " ").splitlines():
+            words = shlex.split(line, comments=True)
+            while "&&" in words:
+                found.append(words[: words.index("&&")])
+                words = words[words.index("&&") + 1 :]
+            found.append(words)
+        return [words for words in found if words]
+
+
+def blocks(page: Path) -> list[Block]:
+    text = page.read_text(encoding="utf-8")
+    found = []
+    for match in FENCED.finditer(text):
+        why = re.search(r"<!-- not run: (.+) -->", match[1])
+        line = text[: match.start(3)].count("\n") + 1
+        found.append(Block(page, line, match[2] or "sh", match[3], why[1] if why else None))
+    return found
+
+
+ALL = [block for page in PAGES for block in blocks(page)]
+
+
+@pytest.fixture(scope="module")
+def verbs() -> dict[str, argparse.ArgumentParser]:
+    actions = make_parser()._actions
+    return next(action.choices for action in actions if isinstance(action, argparse._SubParsersAction))
+
+
+def test_every_block_says_what_it_is():
+    for block in ALL:
+        assert block.language in ("sh", "python", "text"), block.name
+        assert block.why_not or block.language != "text" or "cspd" not in block.code, block.name
+    for page in PAGES:
+        rest = FENCED.sub("", page.read_text(encoding="utf-8"))
+        assert not re.search("^(```|<!-- not run)", rest, re.M), page.name
+        assert not re.search(r"^ {4,}(cspd|python|pip|import|from) ?\b", rest, re.M), (
+            f"{page.name}: not fenced"
+        )
+
+
+def is_elsewhere(words: list[str]) -> bool:
+    """Whether a command makes the environment that the tests run in, or is one of test_benchmarks.py."""
+    program = " ".join(words[:2])
+    return " ".join(words).startswith(PREPARED) or (
+        program.startswith("python benchmarks/") and (ROOT / words[1]).exists()
+    )
+
+
+def test_commands_are_understood():
+    """By the parser of the command, also those that are not run; what nothing runs says so."""
+    count = 0
+    for block in ALL:
+        for words in block.commands() if block.language == "sh" else ():
+            assert block.why_not or words[0] == "cspd-jax" or is_elsewhere(words), f"{block.name}: {words}"
+            if "cspd-jax" in words and words[0] != "cd":
+                make_parser().parse_args(words[words.index("cspd-jax") + 1 :])
+                count += 1
+    assert count > 50
+
+
+def test_commands_in_the_text_are_understood(verbs):
+    """Within a line: verbs with their flags, and that every other flag is one of some command or program."""
+    flags: dict[str, set[str]] = {}
+    for verb, parser in verbs.items():
+        with contextlib.suppress(SystemExit):
+            parser.parse_known_args([])  # adds the flags, which wait until they are needed
+        flags[verb] = set(parser._option_string_actions)
+    programs = [*(ROOT / "benchmarks").glob("*.py"), *(ROOT / "tests").rglob("*.py")]
+    known = {"--distributed", "--logdir"}.union(*flags.values())  # the other one is TensorBoard's
+    known |= set(re.findall(r'"(--[a-z][a-z-]+)"', "".join(map(Path.read_text, programs))))
+    found = []
+    for page in PAGES:
+        for words in re.findall(r"`([^`]+)`", FENCED.sub("", page.read_text(encoding="utf-8"))):
+            given = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", words))
+            verb = words.split()[1] if words.startswith("cspd-jax ") else None
+            assert given <= (flags[verb] if verb else known), f"{page.name}: {words}"
+            found += [verb] if verb else []
+    assert len(found) > 40
+
+
+def test_python_is_python():
+    found = [block for block in ALL if block.language == "python"]
+    for block in found:
+        compile(block.code, block.name, "exec")
+    assert len(found) > 20
+
+
+# Running it.
+
+
+@pytest.fixture(scope="module")
+def toys(tmp_path_factory) -> Path:
+    """The models of the package, each as narrow as the toy of its name in benchmarks/."""
+    folder = tmp_path_factory.mktemp("shipped")
+    for names, load in ((models.DEFAULTS, _toy().load), (models.TEXT_DEFAULTS, _toy().load_text)):
+        for name, place in names.items():
+            model = load(name)
+            kind = "lm" if load is _toy().load_text else kind_name(model.config)
+            weights.save(folder / place, kind, model.config, model.params, extra=model.metadata.get("extra"))
+    return folder
+
+
+def _toy():
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    try:
+        import toy
+    finally:
+        sys.path.remove(str(ROOT / "benchmarks"))
+    return toy
+
+
+@pytest.fixture
+def small(toys, tmp_path, monkeypatch) -> Path:
+    """A folder to be in, in which everything is tiny."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(models, "_SHIPPED", toys)
+    monkeypatch.setattr("cspd_jax.training.data.text.documents", lambda: CORPUS)
+    for named in (presets.PRESETS, presets.TEXT_PRESETS):
+        for name, run in named.items():
+            fewer = {"model": _toy().narrow(run.model)} if run.model else {}
+            fewer |= {"buckets": 1} if hasattr(run, "buckets") else {}
+            run = dataclasses.replace(run, warmup=1, decay=1, sample_every=0, **fewer)
+            monkeypatch.setitem(named, name, run)
+    return tmp_path
+
+
+def toy_sized(words: list[str]) -> list[str]:
+    """A command of cspd-jax with other numbers."""
+    verb, words = words[0], list(words)
+    for flag, value in (OTHER[""] | OTHER.get(verb, {})).items():
+        if flag in words:
+            words[words.index(flag) + 1] = str(value)
+    for flag, value in (ADDED.get(verb, {}) | ADDED.get(" ".join(words[:2]), {})).items():
+        if flag not in words and not (flag == "--n" and "--per-class" in words):
+            words += [flag, str(value)]
+    return words
+
+
+def run(words: list[str], where: str) -> None:
+    if is_elsewhere(words):
+        return
+    assert words[0] == "cspd-jax", f"{where}: {words[0]} is neither run nor marked so"
+    words = toy_sized(words[1:])
+    if words[0] == "convert":
+        shutil.rmtree(words[2], ignore_errors=True)  # of the command before
+    assert main(words) == 0, f"{where}: {shlex.join(words)}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=lambda page: page.stem)
+def test_the_page_runs(page, small):
+    for name, make in GIVEN.get(page.stem, {}).items():
+        make(small / name)
+    names: dict = {"__name__": page.stem}
+    for block in blocks(page):
+        if block.why_not:
+            continue
+        if block.language == "python":
+            code = block.code
+            for printed, smaller in IN_PYTHON.items():
+                code = code.replace(printed, smaller)
+            exec(compile(code, block.name, "exec", dont_inherit=True), names)
+        elif block.language == "sh":
+            for words in block.commands():
+                run(words, block.name)
+    jax.clear_caches()

@@ -1,0 +1,123 @@
+"""Several threads at once, after a fork, and under JAX's settings: the same bits, or one sentence why not."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import os
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import text_models
+import tiny
+from masked_models import LLADA, params_of
+
+import cspd_jax
+from cspd_jax import SelfSpeculation, UserError, masked, text
+from cspd_jax.networks.lm import LM
+
+SHORT = cspd_jax.Options(num_iter=2, respacing="ddim4")
+
+
+def of_each_family(folder, key):
+    """An image, of a model that is loaded anew, a text and a masked text."""
+    lm, llada = text_models.model(), LM(LLADA, jnp.float32)
+    causal, filled = (lm, text_models.params(lm)), (llada, params_of(LLADA, 0))
+    new, prompts = {"max_new_tokens": 4}, [[1, 2]]
+    look_up, how = text.PromptLookup(), text.Options(**new, stop_ids=())
+    return [
+        lambda: cspd_jax.generate(key, cspd_jax.load(folder), [0, 1], SelfSpeculation(1), SHORT)[0],
+        lambda: text.generate(key, causal, prompts, look_up, how).tokens,
+        lambda: masked.generate(key, filled, prompts, options=masked.Options(**new)).tokens,
+    ]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tiny.save_mar(tmp_path_factory.mktemp("m") / "model", tiny.PIXELS)
+
+
+@pytest.fixture(scope="module")
+def alone(folder):
+    return [np.asarray(make()) for make in of_each_family(folder, jax.random.key(0))]
+
+
+def test_threads(folder, alone):
+    """Six at once, compilation included."""
+    jax.clear_caches()
+    with concurrent.futures.ThreadPoolExecutor(6) as threads:
+        makes = [make for _ in range(2) for make in of_each_family(folder, jax.random.key(0))]
+        found = list(threads.map(lambda make: np.asarray(make()), makes))
+    for made, expected in zip(found, alone * 2):
+        np.testing.assert_array_equal(made, expected)
+
+
+@pytest.mark.slow
+def test_keys_of_the_old_kind(folder, alone):
+    for make, expected in zip(of_each_family(folder, jax.random.PRNGKey(0)), alone):
+        np.testing.assert_array_equal(make(), expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "setting", ["jax_debug_nans", "jax_debug_infs", "jax_enable_x64", "jax_check_tracer_leaks"]
+)
+def test_settings_that_are_for_anyone(folder, alone, setting):
+    jax.config.update(setting, True)
+    try:
+        found = [np.asarray(make()) for make in of_each_family(folder, jax.random.key(0))]
+    finally:
+        jax.config.update(setting, False)
+    np.testing.assert_allclose(found[0], alone[0], rtol=1e-4, atol=1e-4)
+    for made, expected in zip(found[1:], alone[1:]):
+        np.testing.assert_array_equal(made, expected)
+
+
+@pytest.mark.parametrize(
+    "setting, value, back",
+    [
+        ("jax_numpy_rank_promotion", "raise", "allow"),
+        ("jax_numpy_dtype_promotion", "strict", "standard"),
+        ("jax_transfer_guard", "disallow", "allow"),
+    ],
+)
+def test_settings_that_are_not(folder, alone, setting, value, back):
+    calls = of_each_family(folder, jax.random.key(0))
+    jax.config.update(setting, value)
+    try:
+        for call in calls:
+            with pytest.raises(UserError, match=f"{setting} is '{value}'"):
+                call()
+    finally:
+        jax.config.update(setting, back)
+
+
+FORKS = """
+import os, sys, jax, cspd_jax
+from cspd_jax import UserError
+if sys.argv[1] == "late":
+    jax.devices()
+child = os.fork()
+if child == 0:
+    try:
+        model = cspd_jax.load_text("text-default")
+        options = cspd_jax.text.Options(max_new_tokens=1)
+        told = cspd_jax.text.generate(None, model, [[1]], options=options).tokens.shape
+    except UserError as error:
+        told = error
+    print(told, flush=True)
+    os._exit(0)
+os.waitpid(child, 0)
+"""
+
+
+@pytest.mark.parametrize(
+    "when, told", [("early", "(1, 2)"), ("late", "before this process was forked")], ids=["early", "late"]
+)
+def test_a_fork(when, told):
+    command = [sys.executable, "-W", "ignore", "-c", FORKS, when]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=os.environ)
+    assert told in done.stdout and not done.returncode, done.stderr
