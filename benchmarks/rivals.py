@@ -211,7 +211,8 @@ def picture(found: dict):
     left = "Fréchet / that of two plain sets"
     axes = (([calls_of(row) for row in rows], "network calls in sequence, 10 images side by side"),
             ([row["seconds_per_image"] for row in rows], "seconds per image, on this CPU"))  # fmt: skip
-    return stacked([scatter(values, heights, names, kinds, below, left, band) for values, below in axes])
+    charts = (scatter(values, heights, names, kinds, below, left, band) for values, below in axes)
+    return stacked(list(charts))
 
 
 def make_parser() -> Parser:

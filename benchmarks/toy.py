@@ -126,8 +126,11 @@ def _random(name: str) -> tuple[Any, Any, dict[str, Any]]:
 
 def narrow(config: Any) -> Any:
     """The same kind of model, tiny: text keeps its vocabulary, images keep their size."""
-    kind = "lm" if isinstance(config, LMConfig) else kind_name(config)
-    return dataclasses.replace(config, **_NARROW[kind])
+    if isinstance(config, LMConfig):
+        return dataclasses.replace(config, **_NARROW["lm"])
+    small = _NARROW[kind_name(config)]
+    side = config.grid * config.patch_size // small["patch_size"]
+    return dataclasses.replace(config, **small | {"seq_len": side**2})
 
 
 def random_params(config: Any, apart: float = 0.0) -> Any:

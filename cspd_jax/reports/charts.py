@@ -17,6 +17,7 @@ from matplotlib.cm import ScalarMappable  # noqa: E402
 from matplotlib.colors import LinearSegmentedColormap, Normalize  # noqa: E402
 from matplotlib.figure import Figure  # noqa: E402
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator  # noqa: E402
+from matplotlib.transforms import Bbox  # noqa: E402
 
 _DPI = 100
 _WIDTH, _HEIGHT = 8.0, 3.2  # of a bar chart, in inches
@@ -60,6 +61,7 @@ def _places(axes: Axes, names: Sequence[str]) -> None:
 
 
 _KINDS = {"exact": ("o", _BLUE), "lossy": ("X", "#cc5500")}
+_NEAREST = (0, 1, -1, 2, -2, 3, -3, 4, -4, 5, -5, 6, -6)  # lines of text above a point
 
 
 def scatter(
@@ -71,7 +73,7 @@ def scatter(
     left: str,
     band: tuple[float, float] | None = None,
 ) -> Image.Image:
-    """Named points on two logarithmic axes.
+    """Named points above a logarithmic axis; no name covers another.
 
     kinds: of the points: "exact" or "lossy", drawn as a disc or a cross.
     below, left: labels of the axes.
@@ -83,21 +85,56 @@ def scatter(
         chosen = [i for i, other in enumerate(kinds) if other == kind]
         x, y = [across[i] for i in chosen], [up[i] for i in chosen]
         axes.scatter(x, y, marker=marker, color=colour, label=kind, s=50, zorder=3)
-    for right, height, name in zip(across, up, names):
-        axes.annotate(name, (right, height), xytext=(5, 4), textcoords="offset points", fontsize=8)
+    axes.set(xscale="log", xlabel=below, ylabel=left)
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_locator(NullLocator())
     if band is not None:
         axes.axhspan(*band, color="#eeeeee", label="chance", zorder=0)
-    axes.set(xscale="log", yscale="log", xlabel=below, ylabel=left)
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axis.set_major_formatter("{x:g}")
-        axis.set_minor_locator(NullLocator())
     axes.margins(x=0.18, y=0.12)
-    axes.legend(loc="upper right")
+    axes.legend(loc="lower right")
     axes.grid(color=_GREY)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")  # names have no part in the layout
+    _name(axes, across, up, names)
     return _image(figure)
+
+
+def _name(axes: Axes, across: Sequence[float], up: Sequence[float], names: Sequence[str]) -> None:
+    """A name beside each point, from the left to the right, at the nearest height where nothing is yet."""
+    points = axes.transData.transform(np.column_stack([across, up]))
+    taken = [Bbox.from_extents(x - 5, y - 5, x + 5, y + 5) for x, y in points]
+    scale = 72 / axes.figure.dpi
+    for i in sorted(range(len(points)), key=lambda i: (points[i][0], -points[i][1])):
+        told = axes.annotate(names[i], points[i], xycoords="figure pixels", fontsize=8)
+        width = told.get_window_extent().width
+        told.remove()
+        places = [(side, 11 * step) for step in _NEAREST for side in (8, -8 - width)]
+        free = (
+            (right, rise)
+            for right, rise in places
+            if not any(_box(points[i], right, rise, width).overlaps(other) for other in taken)
+        )
+        right, rise = next(free, places[0])
+        taken.append(_box(points[i], right, rise, width))
+        line = {"arrowstyle": "-", "color": "#999999", "lw": 0.5, "shrinkA": 0, "shrinkB": 3}
+        axes.annotate(
+            names[i],
+            (across[i], up[i]),
+            xytext=(right * scale, rise * scale),
+            textcoords="offset points",
+            fontsize=8,
+            va="center",
+            arrowprops=line if abs(rise) > 11 else None,
+        )
+
+
+def _box(point: np.ndarray, right: float, rise: float, width: float) -> Bbox:
+    """Of a name of so many pixels, so far from a point."""
+    x, y = point[0] + right, point[1] + rise
+    return Bbox.from_extents(x, y - 6, x + width, y + 6)
 
 
 def lines(

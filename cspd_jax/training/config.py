@@ -15,8 +15,9 @@ from cspd_jax.training.data.digits import DigitsConfig
 from cspd_jax.training.data.folder import FolderConfig
 from cspd_jax.training.data.glyphs import GlyphConfig
 from cspd_jax.training.data.text import TextConfig
+from cspd_jax.training.data.words import WordsConfig
 
-DataConfig = GlyphConfig | DigitsConfig | FolderConfig
+DataConfig = GlyphConfig | WordsConfig | DigitsConfig | FolderConfig
 _COUNTS = ("steps", "batch", "accumulate", "log_every", "checkpoint_every")
 
 
@@ -102,6 +103,7 @@ class TrainConfig(RunConfig):
     label_drop: fraction of rows trained without their label.
     least_mask_ratio: the mask ratio is a normal with mean 1, truncated to [least_mask_ratio, 1].
     mask_ratio_deviation: the standard deviation of that normal.
+    noisy: share of the noise levels that come from the highest quarter alone, where contexts matter most.
     buckets: number of ranges of the number of known tokens; the step is compiled once for each.
     sample_cfg: guidance scale of the sample pictures.
     """
@@ -112,6 +114,7 @@ class TrainConfig(RunConfig):
     label_drop: float = 0.1
     least_mask_ratio: float = 0.7
     mask_ratio_deviation: float = 0.25
+    noisy: float = 0.0
     buckets: int = 4
     sample_cfg: float = 1.0
 
@@ -120,7 +123,7 @@ class TrainConfig(RunConfig):
         self._require("from 1 to 1024", lambda x: 1 <= x <= 1024, "copies", "buckets")
         self._require("0 or more", not_negative, "sample_cfg")
         self._require("above 0", positive, "mask_ratio_deviation")
-        self._require("from 0 to below 1", share, "label_drop")
+        self._require("from 0 to below 1", share, "label_drop", "noisy")
         self._require("between 0 and 1", lambda x: 0 < x < 1, "least_mask_ratio")
         sampling_schedule(self.model.respacing)  # or the trained model could not be sampled
 

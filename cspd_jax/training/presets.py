@@ -25,12 +25,19 @@ from cspd_jax.training.data.digits import DigitsConfig
 from cspd_jax.training.data.folder import FolderConfig, look
 from cspd_jax.training.data.glyphs import GlyphConfig
 from cspd_jax.training.data.text import TextConfig
+from cspd_jax.training.data.words import WordsConfig
 from cspd_jax.training.provenance import Provenance
 from cspd_jax.weights.tokenizers import CAUSAL_SIZE, END_OF_TEXT, MASK, MASKED_SIZE
 
 CONFIG_FILE = "config.json"
 _BEGUN = "begun_with"
-_DATA = {"glyphs": GlyphConfig, "digits": DigitsConfig, "folder": FolderConfig, "text": TextConfig}
+_DATA = {
+    "glyphs": GlyphConfig,
+    "words": WordsConfig,
+    "digits": DigitsConfig,
+    "folder": FolderConfig,
+    "text": TextConfig,
+}
 _POSITIONS = 1024  # of a byte model
 
 
@@ -90,6 +97,9 @@ _GLYPHS_DRAFT = TrainConfig(
     **_ALL_CONTEXTS,
 )
 
+# A token is the cell of a letter.
+_OF_WORDS: dict[str, Any] = {"token_dim": 64, "patch_size": 8}
+
 _OF_FOLDER = TrainConfig(
     model=_small(64, 128, 3, 128, 3),
     data=FolderConfig(),
@@ -138,6 +148,27 @@ PRESETS: dict[str, ImageTrainConfig] = {
         decay=2_400,
         copies=2,
         sample_every=1_000,
+    ),
+    "words": TrainConfig(
+        model=dataclasses.replace(_small(64, 128, 3, 160, 3, classes=8), **_OF_WORDS),
+        data=WordsConfig(),
+        steps=8_000,
+        learning_rate=1.5e-3,
+        warmup=300,
+        decay=6_000,
+        copies=2,
+        sample_every=2_000,
+        **_ALL_CONTEXTS,
+    ),
+    "words-causal": FlowTrainConfig(
+        model=dataclasses.replace(_small_causal(64, 96, 4, 112, 2, classes=8), **_OF_WORDS),
+        data=WordsConfig(),
+        steps=6_000,
+        learning_rate=2e-3,
+        warmup=200,
+        decay=4_800,
+        copies=2,
+        sample_every=2_000,
     ),
     "letters": TrainConfig(
         model=_small(64, 128, 3, 128, 3, classes=26),

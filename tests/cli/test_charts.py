@@ -36,18 +36,32 @@ def test_scatter():
     """Exact and lossy points look different, and lower numbers are lower."""
 
     def ink(kind):
-        page = charts.scatter([1.0, 100.0], [10.0, 1.0], ["", ""], [kind, kind], "below", "left")
+        page = charts.scatter([1.0, 100.0], [1.0, 10.0], ["", ""], [kind, kind], "below", "left")
         page = np.asarray(page).astype(int)
-        page[: len(page) // 2, page.shape[1] // 2 :] = 255  # the legend
+        page[len(page) // 2 :, page.shape[1] // 2 :] = 255  # the legend
         return page[..., 2] - page[..., 0] > 60, page[..., 0] - page[..., 2] > 60
 
     blue, orange = ink("exact")
     half = blue.shape[1] // 2
     assert not orange.any() and blue[:, :half].any() and blue[:, half:].any()
     left, right = (np.nonzero(side)[0].mean() for side in (blue[:, :half], blue[:, half:]))
-    assert left < right  # from the top
+    assert left > right  # from the top
     blue, orange = ink("lossy")
     assert orange.any() and not blue.any()
+
+
+def test_names_of_points_do_not_cover_one_another(monkeypatch):
+    """Twelve points at one place: without room of their own their names would be one blot."""
+
+    def ink(names):
+        page = charts.scatter([10.0] * 12, [50.0] * 12, names, ["exact"] * 12, "below", "left")
+        return (np.asarray(page).max(axis=2) < 100).sum()
+
+    names = [f"way {i}" for i in range(12)]
+    apart = ink(names)
+    monkeypatch.setattr(charts, "_NEAREST", (0,))
+    without = ink([""] * 12)
+    assert apart - without > 3 * (ink(names) - without)
 
 
 def test_lines():

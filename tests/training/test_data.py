@@ -19,6 +19,8 @@ from cspd_jax.training.data import (
     GlyphConfig,
     Glyphs,
     StreamedFolder,
+    Words,
+    WordsConfig,
 )
 from cspd_jax.training.data.folder import LatentEncoder, Shard, ShardCache, read_image, skip_report
 from cspd_jax.training.data.source import shuffled
@@ -35,11 +37,13 @@ def glyphs():
     return Glyphs(GlyphConfig(fonts=("DejaVuSans", "cmr10")))
 
 
-@pytest.fixture(params=["glyphs", "digits", "folder"])
+@pytest.fixture(params=["glyphs", "words", "digits", "folder"])
 def source(request, glyphs, tmp_path):
     if request.param == "folder":
         fill(tmp_path, {"a": 12, "b": 12})
         return Folder(FolderConfig(str(tmp_path), size=8, held_out=4, flip=True), progress=False)
+    if request.param == "words":
+        return Words(WordsConfig(topics=("food", "music"), fonts=("DejaVuSans",)))
     return glyphs if request.param == "glyphs" else Digits(DigitsConfig())
 
 

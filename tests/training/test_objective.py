@@ -183,6 +183,16 @@ def test_draws():
     assert abs(first - 250).max() < 5 * math.sqrt(250)
 
 
+def test_noisy_timesteps_are_more_frequent():
+    """6,144 timesteps: a deviation of 0.03 is almost 5 standard deviations."""
+    bucket = masking.Bucket(0, 4)
+    usual = masking.draw(jax.random.key(0), 512, 6, 3, bucket, jnp.int32(3), copies=2, drop=0.1)
+    noisy = masking.noisier(jax.random.key(1), usual, 0.5)
+    assert abs(np.mean(usual.t >= 750) - 0.25) < 0.03 and abs(np.mean(noisy.t >= 750) - 0.625) < 0.03
+    assert noisy.t.min() < 30 and noisy.t.max() == 999
+    assert masking.noisier(jax.random.key(1), usual, 0.0) is usual
+
+
 def test_configuration_of_the_fixtures_is_the_default():
     config = json.loads((GOLDEN / "mar_tiny_keys.json").read_text())["config"]
     assert config["label_drop_prob"] == 0.1 and config["mask_ratio_min"] == 0.7

@@ -7,6 +7,7 @@ Equality is refuted where p <= FALSE_ALARM.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 
@@ -105,3 +106,23 @@ def classifier_p_value(x, y, ridge: float = 1e-3, seed: int = 0) -> float:
     scores = features[test] @ np.linalg.solve(gram, features[fit].T @ labels[fit])
     right = np.mean(scores * labels[test] > 0) + 0.5 * np.mean(scores == 0)
     return min(1.0, math.exp(-2 * len(test) * max(right - 0.5, 0) ** 2))
+
+
+def permuted_p_value(
+    statistic: Callable[[np.ndarray], np.ndarray],
+    strata: np.ndarray,
+    n: int,
+    permutations: int = 9999,
+    seed: int = 0,
+) -> float:
+    """Of a statistic of signs [P, 2 n]: 1 for the first n of the pooled points and -1 for the others,
+    permuted within `strata` [2 n]. It is never below 1 / (permutations + 1)."""
+    signs = np.repeat(np.array([1.0, -1.0], np.float32), n)
+    random, found = np.random.default_rng(seed), []
+    truth = statistic(signs[None])[0]
+    for size in np.diff([*range(0, permutations, 500), permutations]):
+        splits = np.broadcast_to(signs, (size, 2 * n)).copy()
+        for s in np.unique(strata):
+            splits[:, strata == s] = random.permuted(splits[:, strata == s], axis=1)
+        found.append(statistic(splits))
+    return float((1 + np.sum(np.concatenate(found) >= truth * (1 - 1e-6))) / (permutations + 1))

@@ -6,6 +6,7 @@ from cspd_jax.training.data.glyphs import GlyphConfig, Glyphs
 from cspd_jax.training.data.source import Batch, Source
 from cspd_jax.training.data.streamed import StreamedFolder
 from cspd_jax.training.data.text import TextConfig, Texts
+from cspd_jax.training.data.words import Words, WordsConfig
 
 __all__ = [
     "Batch",
@@ -20,4 +21,6 @@ __all__ = [
     "StreamedFolder",
     "TextConfig",
     "Texts",
+    "Words",
+    "WordsConfig",
 ]

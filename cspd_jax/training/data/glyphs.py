@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import pathlib
+from collections.abc import Iterable
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
@@ -80,6 +81,7 @@ class Glyphs:
     """The `Source` of a `GlyphConfig`. Classes and fonts are drawn uniformly."""
 
     def __init__(self, config: GlyphConfig):
+        check_fonts(config.fonts)
         self.config = config
         self.shape = (config.size, config.size, 1)
         self.class_names = tuple(config.classes)
@@ -95,7 +97,7 @@ class Glyphs:
         labels = random.integers(len(c.classes), size=size)
         fonts = random.integers(len(c.fonts), size=size)
         rows, columns = _places(c, random, size)
-        distance = _bilinear(self._fields, labels * len(c.fonts) + fonts, rows, columns)
+        distance = bilinear(self._fields, labels * len(c.fonts) + fonts, rows, columns)
         distance *= c.extent / (FIELD - 2 * MARGIN)
         weight = random.uniform(c.bold - c.weight, c.bold + c.weight, (size, 1, 1)).astype(np.float32)
         ink = np.clip(0.5 + distance + weight, 0, 1)
@@ -132,7 +134,7 @@ def _smooth_interpolation(points: int, knots: int) -> np.ndarray:
     return (weights / weights.sum(axis=1, keepdims=True)).astype(np.float32)
 
 
-def _bilinear(fields: np.ndarray, which: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
+def bilinear(fields: np.ndarray, which: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
     """Samples fields[which[b]] at (rows, columns) [B, H, W], clamped to the border: [B, H, W]."""
     side = fields.shape[-1]
     rows, columns = np.clip(rows, 0, side - 1.001), np.clip(columns, 0, side - 1.001)
@@ -171,6 +173,12 @@ def font_names() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in font_folder().glob("*.ttf")))
 
 
+def check_fonts(names: Iterable[str]) -> None:
+    for name in names:
+        if not (font_folder() / f"{name}.ttf").exists():
+            raise UserError(f"font {name!r} is unknown; matplotlib ships {', '.join(font_names())}")
+
+
 @functools.lru_cache(maxsize=1024)
 def distance_field(font: str, character: str) -> np.ndarray:
     """The signed distance to the glyph's outline, positive inside: [FIELD, FIELD] float32.
@@ -198,12 +206,10 @@ def distance_field(font: str, character: str) -> np.ndarray:
 
 def _rendered(font: str, character: str) -> np.ndarray:
     """A large black-and-white picture of the character: bool, with at least one pixel set."""
-    path = font_folder() / f"{font}.ttf"
-    if not path.exists():
-        raise UserError(f"font {font!r} is unknown; matplotlib ships {', '.join(font_names())}")
+    check_fonts([font])
     side = 2 * FIELD * _FINE
     canvas = Image.new("L", (side, side))
-    face = ImageFont.truetype(str(path), side // 2)
+    face = ImageFont.truetype(str(font_folder() / f"{font}.ttf"), side // 2)
     ImageDraw.Draw(canvas).text((side // 2, side // 2), character, fill=255, font=face, anchor="mm")
     ink = np.asarray(canvas) > 127
     if not ink.any():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -20,14 +21,21 @@ from cspd_jax.networks import autoencoder
 from cspd_jax.networks.config import LATENT_SCALE, KLConfig
 from cspd_jax.networks.mar import MARModel
 from cspd_jax.training.config import DataConfig
-from cspd_jax.training.data.digits import Digits
+from cspd_jax.training.data.digits import Digits, DigitsConfig
 from cspd_jax.training.data.folder import Folder, FolderConfig, LatentEncoder
 from cspd_jax.training.data.glyphs import GlyphConfig, Glyphs
 from cspd_jax.training.data.source import Batch, Source, Split, shuffled
 from cspd_jax.training.data.streamed import StreamedFolder
+from cspd_jax.training.data.words import Words, WordsConfig
 from cspd_jax.training.image.distillation import Teacher
 from cspd_jax.training.step import Purpose, run_key
 from cspd_jax.weights.models import VAE
+
+_MADE_HERE: dict[type, Callable[..., Source]] = {
+    GlyphConfig: Glyphs,
+    WordsConfig: Words,
+    DigitsConfig: Digits,
+}
 
 
 def make_source(
@@ -50,7 +58,7 @@ def make_source(
         return StreamedFolder(config, workers=stream)
     if encoder is not None or cache is not None or stream is not None:
         raise UserError("--vae, --cache and --stream are for folders of images, not for data made here")
-    return Glyphs(config) if isinstance(config, GlyphConfig) else Digits(config)
+    return _MADE_HERE[type(config)](config)
 
 
 def kl16_encoder(vae: VAE, batch: int = 16) -> LatentEncoder:

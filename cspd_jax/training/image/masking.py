@@ -59,3 +59,12 @@ def draw(
         t=jax.random.randint(time, (copies, batch, rows), 0, NUM_TRAIN_STEPS),
         noise=jax.random.normal(noise, (copies, batch, rows, dim)),
     )
+
+
+def noisier(key: Array, draws: Draws, share: float) -> Draws:
+    """With a share of the timesteps, moved by `key`, in the noisiest quarter."""
+    if not share:
+        return draws
+    quarter = NUM_TRAIN_STEPS // 4
+    late = NUM_TRAIN_STEPS - quarter + draws.t % quarter
+    return draws._replace(t=jnp.where(jax.random.uniform(key, draws.t.shape) < share, late, draws.t))

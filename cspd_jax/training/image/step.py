@@ -19,6 +19,8 @@ from cspd_jax.training.step import Purpose, TrainState, descend, first_state, ru
 
 Array = jax.Array
 
+_NOISIER = 4  # beyond the keys that `masking.draw` splits off
+
 
 class Metrics(NamedTuple):
     """Scalars of one step.
@@ -65,8 +67,9 @@ def train_step(
     tokens: [B, L, C] by position. labels: [B]. known: [], the number of tokens shown, within `bucket`.
     """
     model = config.model
+    key = jax.random.fold_in(run_key(config.seed, Purpose.STEP), state.step)
     draws = masking.draw(
-        jax.random.fold_in(run_key(config.seed, Purpose.STEP), state.step),
+        key,
         tokens.shape[0],
         model.seq_len,
         model.token_dim,
@@ -75,6 +78,7 @@ def train_step(
         copies=config.copies,
         drop=config.label_drop,
     )
+    draws = masking.noisier(jax.random.fold_in(key, _NOISIER), draws, config.noisy)
 
     def loss_of(part):
         dtype = jnp.dtype(config.dtype)

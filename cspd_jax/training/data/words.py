@@ -1,0 +1,185 @@
+"""Pictures of words: an endless, seeded data set in which tokens depend strongly on one another.
+
+A picture is a page of lines, in each a word of the picture's topic, and every letter has a cell of its own.
+Where a cell is a token, letters that are drawn at once, each from its own distribution, mix words: a sampler
+that draws several tokens in a step misspells, and everybody can see it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import numpy as np
+
+from cspd_jax.errors import UserError
+from cspd_jax.training.data.glyphs import FIELD, MARGIN, bilinear, check_fonts, distance_field
+from cspd_jax.training.data.source import Batch, Split, generator
+
+TOPICS = {
+    "animals": (
+        "BEAR CROW DEER FROG GOAT HAWK LION MOLE SEAL SWAN WOLF CAMEL EAGLE GOOSE HORSE MOUSE "
+        "OTTER RAVEN SHEEP SNAKE TIGER WHALE ZEBRA BEAVER DONKEY FALCON JAGUAR LIZARD MONKEY "
+        "RABBIT SPIDER TURTLE"
+    ),
+    "food": (
+        "BEAN CAKE CORN MEAT MILK PEAR PLUM RICE SALT SOUP APPLE BREAD CANDY CREAM CURRY FRUIT "
+        "GRAPE HONEY LEMON MELON OLIVE ONION PASTA PEACH SALAD SUGAR BUTTER CARROT CHEESE GARLIC "
+        "PEPPER TOMATO"
+    ),
+    "home": (
+        "BATH DESK DOOR LAMP OVEN ROOF SOFA WALL CHAIR CLOCK FENCE FLOOR FRAME GLASS KNIFE LIGHT "
+        "PHONE PIANO PLATE SHELF SPOON STOVE TABLE TOWEL BASKET BOTTLE CANDLE CARPET GARDEN "
+        "MIRROR PILLOW WINDOW"
+    ),
+    "nature": (
+        "CAVE HILL LAKE LEAF MOON RAIN ROCK SAND SNOW STAR TREE WIND BEACH CLIFF CLOUD COAST "
+        "EARTH FIELD FROST MARSH OCEAN PLANT RIVER STONE STORM WATER DESERT FOREST ISLAND MEADOW "
+        "STREAM VALLEY"
+    ),
+    "people": (
+        "AUNT BOSS CHEF GIRL HERO KING MAID POET ACTOR BAKER CHILD CLERK COACH GUARD JUDGE MAYOR "
+        "NURSE PILOT QUEEN RIDER TUTOR UNCLE YOUTH ARTIST BARBER DOCTOR DRIVER FARMER LAWYER "
+        "SAILOR TAILOR WRITER"
+    ),
+    "actions": (
+        "BAKE CALL DRAW GIVE HELP JUMP KICK PLAY READ SING SWIM WALK CARRY CATCH CLIMB DANCE "
+        "DRINK LAUGH LEARN PAINT SHARE SLEEP SMILE SPEAK TEACH THINK ANSWER FOLLOW GATHER LISTEN "
+        "TRAVEL WONDER"
+    ),
+    "qualities": (
+        "BOLD CALM COLD DARK FAST GOOD KIND LOUD RICH SOFT WARM WILD ANGRY BRAVE CLEAN EMPTY "
+        "FRESH GREAT HAPPY HEAVY PROUD QUICK ROUGH SHARP SMALL YOUNG BRIGHT CLEVER GENTLE HONEST "
+        "SIMPLE STRONG"
+    ),
+    "music": (
+        "BAND BASS BEAT DRUM HARP HORN NOTE OBOE SONG TUNE BANJO BRASS CELLO CHOIR CHORD FLUTE "
+        "MAJOR METAL MINOR OPERA ORGAN PITCH SCALE TEMPO VIOLA VOICE WALTZ FIDDLE GUITAR MELODY "
+        "RHYTHM VIOLIN"
+    ),
+}
+BLANK = " "
+
+
+@dataclasses.dataclass(frozen=True)
+class WordsConfig:
+    """Which words, and how much their letters vary. Lengths are in pixels.
+
+    topics: one class each; their words are `TOPICS`.
+    lines: of a page, each with a word; a line has as many cells.
+    cell: side of a letter's square cell.
+    indents: a word begins at one of the first so many cells where it has room.
+    fonts: names of the files matplotlib ships; one for a page.
+    extent: the longer side of a letter's box.
+    zoom: the largest change of the extent's logarithm, of a page.
+    shift: the largest shift of a page's letters within their cells.
+    bold: the mean of what is added to the stroke's half width.
+    weight: the largest deviation from it, of a page.
+    contrast: how far ink and background may be from the ends of [-1, 1].
+    grain: standard deviation of noise on every pixel.
+    """
+
+    topics: tuple[str, ...] = tuple(TOPICS)
+    lines: int = 8
+    cell: int = 8
+    indents: int = 3
+    fonts: tuple[str, ...] = ("DejaVuSans", "DejaVuSans-Bold", "DejaVuSerif")
+    extent: float = 6.5
+    zoom: float = 0.05
+    shift: float = 0.4
+    bold: float = 0.15
+    weight: float = 0.15
+    contrast: float = 0.2
+    grain: float = 0.02
+
+    def __post_init__(self):
+        if unknown := [topic for topic in self.topics if topic not in TOPICS]:
+            raise UserError(f"the topic {unknown[0]!r} has no words; topics are {', '.join(TOPICS)}")
+        if not self.topics or len(set(self.topics)) < len(self.topics):
+            raise UserError("the topics of pictures of words must be different ones, at least one")
+        if not self.fonts:
+            raise UserError("pictures of words need at least one font")
+        longest = max(len(word) for topic in self.topics for word in words(topic))
+        if self.lines < longest:
+            raise UserError(f"a word of {longest} letters does not fit a line of {self.lines} cells")
+        if self.indents < 1:
+            raise UserError(f"indents is {self.indents}; it must be at least 1")
+        if not 0 < self.extent <= self.cell:
+            raise UserError(f"letters of {self.extent} pixels do not fit cells of {self.cell}")
+
+
+def words(topic: str) -> tuple[str, ...]:
+    return tuple(TOPICS[topic].split())
+
+
+class Words:
+    """The `Source` of a `WordsConfig`. Topics, words, indents and fonts are drawn uniformly."""
+
+    def __init__(self, config: WordsConfig):
+        check_fonts(config.fonts)
+        self.config = config
+        self.shape = (config.lines * config.cell, config.lines * config.cell, 1)
+        self.class_names = config.topics
+        self.letters = "".join(sorted({c for t in config.topics for word in words(t) for c in word})) + BLANK
+
+    def batch(self, index: int, size: int, *, seed: int = 0, split: Split = "train") -> Batch:
+        random = generator(seed, split, index)
+        labels = random.integers(len(self.config.topics), size=size)
+        return Batch(self._pictures(random, self._pages(random, labels)), labels.astype(np.int32))
+
+    def cells(self, index: int, size: int, *, seed: int = 0, split: Split = "train") -> Batch:
+        """The cells of pages of letters drawn uniformly, blanks too: images [B lines^2, cell, cell, 1]."""
+        random = generator(seed, split, index, 1)
+        pages = random.integers(len(self.letters), size=(size, self.config.lines, self.config.lines))
+        images = to_cells(self._pictures(random, pages), self.config.lines)
+        return Batch(images.reshape(-1, *images.shape[3:]), pages.ravel().astype(np.int32))
+
+    @functools.cached_property
+    def _fields(self) -> np.ndarray:
+        """[letters * fonts, FIELD, FIELD] distance fields; nothing is near a blank."""
+        nothing = np.full((FIELD, FIELD), -np.float32(FIELD))
+        return np.stack(
+            [distance_field(f, c) if c != BLANK else nothing for c in self.letters for f in self.config.fonts]
+        )
+
+    def _pages(self, random: np.random.Generator, labels: np.ndarray) -> np.ndarray:
+        """What each cell shows: [B, lines, lines], indices of `letters`."""
+        size, lines = len(labels), self.config.lines
+        lists = [words(topic) for topic in self.config.topics]
+        pages = np.full((size, lines, lines), self.letters.index(BLANK))
+        draws = random.random((2, size, lines))
+        for image, label in enumerate(labels):
+            for line, (u, v) in enumerate(draws[:, image].T):
+                word = lists[label][int(u * len(lists[label]))]
+                start = int(v * min(self.config.indents, lines - len(word) + 1))
+                pages[image, line, start : start + len(word)] = [self.letters.index(c) for c in word]
+        return pages
+
+    def _pictures(self, random: np.random.Generator, pages: np.ndarray) -> np.ndarray:
+        """Images [B, H, W, 1] in [-1, 1] of pages [B, lines, lines]; all letters of a page are alike."""
+        c, size = self.config, len(pages)
+        fonts = random.integers(len(c.fonts), size=size)
+        extent = (c.extent * np.exp(random.uniform(-c.zoom, c.zoom, size))).astype(np.float32)
+        shift = random.uniform(-c.shift, c.shift, (2, size, 1)).astype(np.float32)
+        weight = random.uniform(c.bold - c.weight, c.bold + c.weight, (size, 1, 1)).astype(np.float32)
+        background = random.uniform(-1 + c.grain, -1 + c.contrast, (size, 1, 1)).astype(np.float32)
+        foreground = random.uniform(1 - c.contrast, 1 - c.grain, (size, 1, 1)).astype(np.float32)
+
+        unit = (FIELD - 2 * MARGIN) / extent[:, None]  # samples of a distance field per pixel
+        middle = np.arange(c.cell, dtype=np.float32) + np.float32(0.5 - c.cell / 2)
+        rows, columns = (middle + shift) * unit + np.float32(FIELD / 2 - 0.5)  # each [B, cell]
+        cells, each = c.lines**2, np.repeat(np.arange(size), c.lines**2)
+        which = pages.ravel() * len(c.fonts) + fonts[each]
+        distance = bilinear(self._fields, which, rows[each][:, :, None], columns[each][:, None, :])
+        ink = np.clip(0.5 + distance.reshape(size, cells, -1) / unit[:, :, None] + weight, 0, 1)
+        images = background + ink * (foreground - background)
+        images += np.float32(c.grain) * random.standard_normal(images.shape, dtype=np.float32)
+        images = np.clip(images, -1, 1).astype(np.float32).reshape(size, c.lines, c.lines, c.cell, c.cell)
+        return images.transpose(0, 1, 3, 2, 4).reshape(size, *self.shape)
+
+
+def to_cells(images: np.ndarray, lines: int) -> np.ndarray:
+    """[B, H, W, C] -> [B, lines, lines, H / lines, W / lines, C]."""
+    size, height, width, channels = images.shape
+    cells = images.reshape(size, lines, height // lines, lines, width // lines, channels)
+    return cells.transpose(0, 1, 3, 2, 4, 5)
