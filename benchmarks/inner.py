@@ -208,7 +208,8 @@ def whole_tokens(config: MARConfig, head: dict, repeats: int) -> list[dict]:
     state = sampler.empty_state(batch)
     fast = min(s for label, s in head["seconds"].items() if label != "plain")
     found = []
-    for known in (4, config.seq_len // 2):
+    half = config.seq_len // 2
+    for known in sorted({min(4, half), half}):  # a tiny model has four tokens in all
         bucket = next(s.bucket for s, _ in segments if s.bucket >= known)
         segment = sampler.Segment(bucket, 1, options.respacing)
         context = jax.jit(sampler.group_context, static_argnums=1)
