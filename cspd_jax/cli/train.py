@@ -175,6 +175,7 @@ def configure(args: argparse.Namespace, begin: Callable[[], Any]):
     if stored is None and args.steps is not None:
         settings += _fitting_schedule(config, args.steps)
     changed = with_settings(config, [*settings, *args.set])
+    presets.check(changed)
     if stored and (changed.model, changed.data, changed.seed) != (stored.model, stored.data, stored.seed):
         raise UserError("the model, data and seed of a run cannot be changed when it is resumed")
     return changed

@@ -79,7 +79,7 @@ class Options:
     top_k: Array | int | None = option(
         None,
         "sample from the K most probable tokens",
-        whole_number(lambda k: k >= 1, "at least 1 (None is off)"),
+        whole_number(lambda k: (k >= 1) & (k < 2**31), "at least 1 and below 2^31 (None is off)"),
         flags=("--top-k",),
         type="positive",
         metavar="K",

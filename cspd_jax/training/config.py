@@ -104,6 +104,14 @@ class TrainConfig(RunConfig):
     least_mask_ratio: the mask ratio is a normal with mean 1, truncated to [least_mask_ratio, 1].
     mask_ratio_deviation: the standard deviation of that normal.
     noisy: share of the noise levels that come from the highest quarter alone, where contexts matter most.
+    max_weight: at high noise the squared error of eps hardly depends on the token, so it counts as much as
+        that of the velocity would, 1 / alpha_bar times, up to this; 1 is MAR's objective.
+    hint: weight of a second loss, on what the backbone knows: the cross-entropy of the letter that a token
+        shows, read from z by a fixed random matrix. For pictures of words, which come with their letters.
+    settle: so many first steps show five eighths of the tokens each, from which a small model learns soonest
+        how tokens depend on one another.
+    on_grid: positions begin as a row's vector plus a column's and the encoder's blocks as the identity, in
+        place of MAR's random values, from which small models hardly learn which tokens belong together.
     buckets: number of ranges of the number of known tokens; the step is compiled once for each.
     sample_cfg: guidance scale of the sample pictures.
     """
@@ -115,16 +123,28 @@ class TrainConfig(RunConfig):
     least_mask_ratio: float = 0.7
     mask_ratio_deviation: float = 0.25
     noisy: float = 0.0
+    max_weight: float = 1.0
+    hint: float = 0.0
+    settle: int = 0
+    on_grid: bool = False
     buckets: int = 4
     sample_cfg: float = 1.0
 
     def __post_init__(self):
         super().__post_init__()
         self._require("from 1 to 1024", lambda x: 1 <= x <= 1024, "copies", "buckets")
-        self._require("0 or more", not_negative, "sample_cfg")
+        self._require("0 or more", not_negative, "sample_cfg", "settle", "hint")
+        self._require("from 1 to 1000", lambda x: 1 <= x <= 1000, "max_weight")
         self._require("above 0", positive, "mask_ratio_deviation")
         self._require("from 0 to below 1", share, "label_drop", "noisy")
         self._require("between 0 and 1", lambda x: 0 < x < 1, "least_mask_ratio")
+        if self.hint and not isinstance(self.data, WordsConfig):
+            raise UserError("hint is for pictures of words, of which each token's letter is known")
+        if self.settle and self.least_mask_ratio > 3 / 8:
+            raise UserError(
+                f"settle shows five eighths of the tokens; least_mask_ratio is {self.least_mask_ratio}, which"
+                " hides more; it must be at most 0.375 then"
+            )
         sampling_schedule(self.model.respacing)  # or the trained model could not be sampled
 
 
@@ -168,6 +188,8 @@ class TextTrainConfig(RunConfig):
     def __post_init__(self):
         super().__post_init__()
         self._require("from 0 to below 1", share, "data_share")
+        if not (self.model.causal or self.model.mask_ids):
+            raise UserError("a model that is not causal needs the id that hides a token, in model.mask_ids")
         if self.data.length > self.model.max_positions:
             raise UserError(
                 f"data.length is {self.data.length}, but the model has {self.model.max_positions} positions"
@@ -213,7 +235,8 @@ def parse(text: str, current: Any, name: str) -> Any:
             raise UserError(f"{name} is true or false, not {text!r}")
         return text.lower() == "true"
     if isinstance(current, tuple):
-        return tuple(part.strip() for part in text.split(",") if part.strip())
+        parts = tuple(part.strip() for part in text.split(",") if part.strip())
+        return tuple(parse(part, 0, name) for part in parts) if name.endswith("_ids") else parts
     if isinstance(current, (int, float)):
         kind = type(current)
         try:

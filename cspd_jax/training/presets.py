@@ -97,8 +97,9 @@ _GLYPHS_DRAFT = TrainConfig(
     **_ALL_CONTEXTS,
 )
 
-# A token is the cell of a letter.
+# A token is the cell of a letter. Which letters belong together is learnt sooner by few layers.
 _OF_WORDS: dict[str, Any] = {"token_dim": 64, "patch_size": 8}
+_WORDS = WordsConfig(indents=1)
 
 _OF_FOLDER = TrainConfig(
     model=_small(64, 128, 3, 128, 3),
@@ -150,19 +151,26 @@ PRESETS: dict[str, ImageTrainConfig] = {
         sample_every=1_000,
     ),
     "words": TrainConfig(
-        model=dataclasses.replace(_small(64, 128, 3, 160, 3, classes=8), **_OF_WORDS),
-        data=WordsConfig(),
-        steps=8_000,
-        learning_rate=1.5e-3,
-        warmup=300,
-        decay=6_000,
+        model=dataclasses.replace(_small(64, 128, 2, 160, 3, classes=8), **_OF_WORDS, encoder_depth=1),
+        data=_WORDS,
+        steps=12_000,
+        batch=16,
+        learning_rate=2.5e-3,
+        warmup=200,
+        decay=9_000,
+        clip=1.0,
         copies=2,
+        noisy=0.5,
+        max_weight=10.0,
+        hint=0.5,
+        settle=1_500,
+        on_grid=True,
         sample_every=2_000,
         **_ALL_CONTEXTS,
     ),
     "words-causal": FlowTrainConfig(
         model=dataclasses.replace(_small_causal(64, 96, 4, 112, 2, classes=8), **_OF_WORDS),
-        data=WordsConfig(),
+        data=_WORDS,
         steps=6_000,
         learning_rate=2e-3,
         warmup=200,
@@ -386,6 +394,11 @@ def from_json(values: Any, where: str = "a run") -> RunConfig:
             settings[name] = part(**fields)
     with naming(where):
         return run(**settings)
+
+
+def check(config: RunConfig) -> None:
+    """UserError for settings that the run's own config.json could not be read with again."""
+    from_json(json.loads(json.dumps(to_json(config))), "the run's settings")
 
 
 def _classes(data: type, model: Any) -> tuple[type[RunConfig], type]:

@@ -11,6 +11,7 @@ from cspd_jax.apps.cli import main
 from cspd_jax.errors import UserError
 from cspd_jax.image.pixels import patchify, unpatchify
 from cspd_jax.training import presets
+from cspd_jax.training.config import with_settings
 from cspd_jax.training.data import (
     Digits,
     DigitsConfig,
@@ -24,6 +25,7 @@ from cspd_jax.training.data import (
 )
 from cspd_jax.training.data.folder import LatentEncoder, Shard, ShardCache, read_image, skip_report
 from cspd_jax.training.data.source import shuffled
+from cspd_jax.training.data.words import to_cells
 from cspd_jax.training.image import trainer
 from cspd_jax.training.image.data import make_source
 
@@ -393,3 +395,50 @@ def test_pictures_that_are_not_read(tmp_path, monkeypatch):
     Image.new("RGB", (20, 4)).save(path)
     with pytest.raises(UserError, match="20x4 is smaller than 8x8"):
         read_image(path, 8, 3)
+
+
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        (["data.zoom=-1"], "zoom is -1.0; it must be at least 0"),
+        (["data.grain=5"], "grain is 5.0; it must be at most 1"),
+        (["data.shift=nan"], "shift is nan; it must be a finite number"),
+        (["data.bold=1e18"], "it must be at most 8"),
+        (["log_every=1" + "0" * 24], "must be a number of ordinary size"),
+    ],
+)
+def test_settings_of_words_that_cannot_be(settings, message):
+    with pytest.raises(UserError, match=message):
+        presets.check(with_settings(presets.preset("words"), settings))
+
+
+@pytest.mark.parametrize("name", ["stretch", "elastic", "contrast", "rotation"])
+def test_settings_of_glyphs_that_cannot_be(name):
+    for value in ("-1", "1e9"):
+        with pytest.raises(UserError, match=f"{name} is "):
+            with_settings(presets.preset("glyphs"), [f"data.{name}={value}"])
+
+
+def test_pictures_without_contrast_noise_or_both():
+    for name, source in (("words", Words), ("glyphs", Glyphs)):
+        for settings in (["data.contrast=0"], ["data.grain=0"]):
+            config = with_settings(presets.preset(name), settings)
+            assert np.isfinite(source(config.data).batch(0, 2).images).all()
+
+
+def test_ids_among_the_settings_are_whole_numbers():
+    assert with_settings(presets.preset("text-draft"), ["model.eos_ids=256"]).model.eos_ids == (256,)
+    with pytest.raises(UserError, match="neither mask_ids"):
+        with_settings(presets.preset("text-draft"), ["model.mask_ids=1,2"])
+    for name, setting in (("text-draft", "model.causal=false"), ("masked-text", "model.mask_ids=")):
+        with pytest.raises(UserError, match=r"model\.mask_ids"):
+            with_settings(presets.preset(name), [setting])
+
+
+def test_contents_are_what_the_pictures_show():
+    data = Words(WordsConfig(indents=1))
+    batch, shows = data.batch(3, 4, seed=1), data.contents(3, 4, seed=1)
+    assert shows.shape == (4, 64) and np.array_equal(shows, data.contents(3, 4, seed=1))
+    blank = shows.reshape(4, 8, 8) == data.letters.index(" ")
+    ink = to_cells(batch.images, 8).max(axis=(3, 4, 5)) > 0
+    assert np.array_equal(ink, ~blank)

@@ -19,12 +19,15 @@ from cspd_jax.networks.mar import reveal_order
 from cspd_jax.training.image import masking
 from cspd_jax.training.image.objective import (
     Draws,
+    More,
     diffusion_terms,
     discretised_log_likelihood,
     head_terms,
     kl_divergence,
+    level_weights,
     masked_mean,
     objective,
+    surprise,
 )
 
 MODELS = ("mar_tiny", "mar_tiny_patch2")
@@ -193,6 +196,48 @@ def test_noisy_timesteps_are_more_frequent():
     assert masking.noisier(jax.random.key(1), usual, 0.0) is usual
 
 
+def test_weighted_errors_of_eps_are_those_of_the_velocity():
+    """v = sqrt(a) e - sqrt(1 - a) x_0 of a guess e' that gives x_0' = (x_t - sqrt(1 - a) e') / sqrt(a)."""
+    t = jnp.arange(0, 1000, 37)
+    schedule = make_schedule("1000")
+    signal, spread = (
+        jnp.asarray(a)[t] for a in (schedule.sqrt_alphas_cumprod, schedule.sqrt_one_minus_alphas_cumprod)
+    )
+    x0, noise, guess = jax.random.normal(jax.random.key(0), (3, len(t)))
+    x_t = signal * x0 + spread * noise
+    velocity = lambda e: signal * e - spread * (x_t - spread * e) / signal
+    wanted = (velocity(guess) - velocity(noise)) ** 2
+    np.testing.assert_allclose(level_weights(jnp.inf)[t] * (guess - noise) ** 2, wanted, rtol=1e-3)
+    assert level_weights(30.0).max() == 30 and jnp.all(level_weights(1.0) == 1)
+
+
 def test_configuration_of_the_fixtures_is_the_default():
     config = json.loads((GOLDEN / "mar_tiny_keys.json").read_text())["config"]
     assert config["label_drop_prob"] == 0.1 and config["mask_ratio_min"] == 0.7
+
+
+def test_hints_are_the_cross_entropy_of_what_tokens_show():
+    z, shows = jax.random.normal(jax.random.key(1), (2, 5, 8)), jnp.arange(10).reshape(2, 5) % 4
+    each = jnp.stack([surprise(z, jnp.full((2, 5), k), 4) for k in range(4)])
+    np.testing.assert_allclose(jnp.exp(-each).sum(axis=0), 1, rtol=1e-5)  # a distribution
+    np.testing.assert_allclose(surprise(z, shows, 4), jnp.take_along_axis(each, shows[None], 0)[0], rtol=1e-5)
+
+
+def test_hints_reach_the_backbone_and_not_the_head():
+    f = recorded("mar_tiny")
+    config, draws = f.config, drawn(f.config)
+    tokens = jax.random.normal(jax.random.key(2), (2, config.seq_len, config.token_dim))
+    more = More(hint=2.0, kinds=3, contents=jnp.arange(2 * config.seq_len).reshape(2, -1) % 3)
+
+    def loss(params, more):
+        return objective(config, params, tokens, jnp.zeros(2, int), draws, bucket=2, more=more)[0]
+
+    plain, hinted = (jax.jit(jax.grad(functools.partial(loss, more=m)))(f.params) for m in (More(), more))
+    same = jax.tree.map(lambda a, b: bool(jnp.allclose(a, b, rtol=1e-4, atol=1e-6)), plain, hinted)
+    assert all(jax.tree.leaves(same["head"])) and not all(jax.tree.leaves(same["backbone"]))
+
+
+def drawn(config):
+    """Two rows, of which two tokens are known."""
+    dims = config.seq_len, config.token_dim
+    return masking.draw(jax.random.key(0), 2, *dims, masking.Bucket(0, 2), jnp.int32(2), copies=1, drop=0.0)

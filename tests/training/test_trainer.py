@@ -22,6 +22,7 @@ from training_run import TINY
 from cspd_jax import weights
 from cspd_jax.cli import train as command
 from cspd_jax.errors import UserError
+from cspd_jax.networks.layers import Block
 from cspd_jax.training import presets
 from cspd_jax.training.config import with_settings
 from cspd_jax.training.data import Digits, FolderConfig
@@ -218,6 +219,28 @@ def test_every_step_has_its_own_mask_ratio():
     numbers = [n_known(TINY, step) for step in range(200)]
     assert numbers == [n_known(TINY, step) for step in range(200)]
     assert set(numbers) == {0, 1}  # of 4 tokens, at least 70 % hidden
+
+
+def test_the_first_steps_show_five_eighths():
+    config = dataclasses.replace(TINY, settle=3, least_mask_ratio=0.1)
+    assert [n_known(config, step) for step in range(3)] == [2, 2, 2]  # of 4 tokens
+    assert len({n_known(config, step) for step in range(3, 60)}) > 1
+    with pytest.raises(UserError, match=r"it must be at most 0\.375"):
+        dataclasses.replace(TINY, settle=3)
+
+
+def test_a_run_that_begins_on_the_grid():
+    config = dataclasses.replace(TINY, on_grid=True)
+    backbone, usual = (init_state(c).params["backbone"] for c in (config, TINY))
+    for name in ("encoder_pos_embed_learned", "decoder_pos_embed_learned"):
+        table = np.array(backbone[name][0, -4:])  # of a grid of 2 x 2: the diagonals have one sum
+        np.testing.assert_allclose(table[0] + table[3], table[1] + table[2], atol=1e-5)
+        assert np.array_equal(backbone[name][0, :-4], usual[name][0, :-4])
+        assert np.std(table) > 0.3
+    block = backbone["encoder_blocks_0"]
+    x = jax.random.normal(jax.random.key(0), (1, 3, config.model.encoder_width))
+    assert jnp.array_equal(Block(config.model.encoder_heads).apply({"params": block}, x), x)
+    assert jax.tree.structure(backbone) == jax.tree.structure(usual)
 
 
 def test_metrics_past_the_checkpoint_are_dropped(tmp_path):

@@ -11,13 +11,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 import pathlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from cspd_jax._utils import plotting
-from cspd_jax.errors import UserError
+from cspd_jax.errors import UserError, check_range
 from cspd_jax.training.data.source import Batch, Split, generator
 
 FIELD = 64  # samples along one side of a stored distance field
@@ -75,6 +76,21 @@ class GlyphConfig:
             raise UserError("glyphs need at least one font")
         if not 0 < self.extent <= self.size:
             raise UserError(f"a glyph extent of {self.extent} pixels does not fit an image of {self.size}")
+        lengths = dict.fromkeys(("shift", "elastic", "weight"), self.size)
+        shares = {"shear": 1, "stretch": 1, "contrast": 1, "gradient": 1, "grain": 1}
+        check_spread(self, {"rotation": 360, **lengths, **shares})
+        check_range("bold", self.bold, least=-self.size, most=self.size)
+
+
+def check_spread(config: Any, most: Mapping[str, float]) -> None:
+    """UserError unless each of these fields is from 0 to its most."""
+    for name, largest in most.items():
+        check_range(name, getattr(config, name), least=0, most=largest)
+
+
+def between(random: np.random.Generator, a: float, b: float, shape: tuple[int, ...]) -> np.ndarray:
+    """Uniform numbers between a and b, whichever is the smaller."""
+    return random.uniform(min(a, b), max(a, b), shape)
 
 
 class Glyphs:
@@ -150,8 +166,8 @@ def bilinear(fields: np.ndarray, which: np.ndarray, rows: np.ndarray, columns: n
 def _colour(c: GlyphConfig, random: np.random.Generator, ink: np.ndarray) -> np.ndarray:
     """Bright ink (coverage [B, H, W]) on a dark background with a gentle slope, in [-1, 1]."""
     size, side = ink.shape[0], ink.shape[1]
-    background = random.uniform(-1 + c.grain, -1 + c.contrast, (size, 1, 1))
-    foreground = random.uniform(1 - c.contrast, 1 - c.grain, (size, 1, 1))
+    background = between(random, -1 + c.grain, -1 + c.contrast, (size, 1, 1))
+    foreground = between(random, 1 - c.contrast, 1 - c.grain, (size, 1, 1))
     slope = random.uniform(-c.gradient, c.gradient, (2, size, 1, 1))
     ramp = np.linspace(-1, 1, side)
     background = background + (slope[0] * ramp[:, None] + slope[1] * ramp) / 2 + c.gradient

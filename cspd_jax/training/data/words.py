@@ -12,8 +12,16 @@ import functools
 
 import numpy as np
 
-from cspd_jax.errors import UserError
-from cspd_jax.training.data.glyphs import FIELD, MARGIN, bilinear, check_fonts, distance_field
+from cspd_jax.errors import UserError, check_range
+from cspd_jax.training.data.glyphs import (
+    FIELD,
+    MARGIN,
+    between,
+    bilinear,
+    check_fonts,
+    check_spread,
+    distance_field,
+)
 from cspd_jax.training.data.source import Batch, Split, generator
 
 TOPICS = {
@@ -106,10 +114,17 @@ class WordsConfig:
             raise UserError(f"indents is {self.indents}; it must be at least 1")
         if not 0 < self.extent <= self.cell:
             raise UserError(f"letters of {self.extent} pixels do not fit cells of {self.cell}")
+        check_spread(self, {"zoom": 1, "shift": self.cell, "weight": self.cell, "contrast": 1, "grain": 1})
+        check_range("bold", self.bold, least=-self.cell, most=self.cell)
 
 
 def words(topic: str) -> tuple[str, ...]:
     return tuple(TOPICS[topic].split())
+
+
+def letters(config: WordsConfig) -> str:
+    """What a cell can show, blanks last."""
+    return "".join(sorted({c for topic in config.topics for word in words(topic) for c in word})) + BLANK
 
 
 class Words:
@@ -120,12 +135,18 @@ class Words:
         self.config = config
         self.shape = (config.lines * config.cell, config.lines * config.cell, 1)
         self.class_names = config.topics
-        self.letters = "".join(sorted({c for t in config.topics for word in words(t) for c in word})) + BLANK
+        self.letters = letters(config)
 
     def batch(self, index: int, size: int, *, seed: int = 0, split: Split = "train") -> Batch:
         random = generator(seed, split, index)
         labels = random.integers(len(self.config.topics), size=size)
         return Batch(self._pictures(random, self._pages(random, labels)), labels.astype(np.int32))
+
+    def contents(self, index: int, size: int, *, seed: int = 0, split: Split = "train") -> np.ndarray:
+        """What each cell of a `batch` shows: [B, lines^2] int32, indices of `letters`."""
+        random = generator(seed, split, index)
+        labels = random.integers(len(self.config.topics), size=size)
+        return self._pages(random, labels).reshape(size, -1).astype(np.int32)
 
     def cells(self, index: int, size: int, *, seed: int = 0, split: Split = "train") -> Batch:
         """The cells of pages of letters drawn uniformly, blanks too: images [B lines^2, cell, cell, 1]."""
@@ -162,8 +183,8 @@ class Words:
         extent = (c.extent * np.exp(random.uniform(-c.zoom, c.zoom, size))).astype(np.float32)
         shift = random.uniform(-c.shift, c.shift, (2, size, 1)).astype(np.float32)
         weight = random.uniform(c.bold - c.weight, c.bold + c.weight, (size, 1, 1)).astype(np.float32)
-        background = random.uniform(-1 + c.grain, -1 + c.contrast, (size, 1, 1)).astype(np.float32)
-        foreground = random.uniform(1 - c.contrast, 1 - c.grain, (size, 1, 1)).astype(np.float32)
+        background = between(random, -1 + c.grain, -1 + c.contrast, (size, 1, 1)).astype(np.float32)
+        foreground = between(random, 1 - c.contrast, 1 - c.grain, (size, 1, 1)).astype(np.float32)
 
         unit = (FIELD - 2 * MARGIN) / extent[:, None]  # samples of a distance field per pixel
         middle = np.arange(c.cell, dtype=np.float32) + np.float32(0.5 - c.cell / 2)

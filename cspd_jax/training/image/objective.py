@@ -56,6 +56,22 @@ class Draws(NamedTuple):
     noise: Array
 
 
+class More(NamedTuple):
+    """What is added to MAR's objective.
+
+    max_weight: of a noise level, as `level_weights` has it.
+    hint: weight of `surprise`.
+    kinds: of things that a token can show.
+    contents: [B, L] which of them it is, by position.
+    """
+
+    max_weight: float = 1.0
+    hint: float = 0.0
+    kinds: int = 0
+    contents: Array | None = None
+
+
+MAR_ALONE = More()
 _AXES: Any = (0, None, 0, 1, 1)  # which axis of each is B
 ROWS = Draws(*_AXES)
 
@@ -116,6 +132,13 @@ def head_terms(
     return diffusion_terms(out, x0, x_t, t, noise)
 
 
+def level_weights(max_weight: float) -> Array:
+    """[1000], what the squared error of eps is multiplied by at each timestep: that of the velocity
+    sqrt(a_t) e - sqrt(1 - a_t) x_0 is 1 / a_t of it."""
+    schedule = make_schedule(str(NUM_TRAIN_STEPS))
+    return jnp.minimum(1 / jnp.asarray(schedule.sqrt_alphas_cumprod, jnp.float32) ** 2, max_weight)
+
+
 def masked_mean(x: Array, mask: Array) -> Array:
     """sum(x * mask) / sum(mask), the mask broadcast against x."""
     mask = jnp.broadcast_to(mask, x.shape)
@@ -131,8 +154,9 @@ def objective(
     *,
     bucket: int,
     dtype=jnp.float32,
+    more: More = MAR_ALONE,
 ) -> tuple[Array, Terms]:
-    """MAR's loss of a batch, and the masked means of its two terms.
+    """MAR's loss of a batch, with `more` than that if asked for, and the masked means of its two terms.
 
     tokens: [B, L, C] by position. labels: [B].
     bucket: a static upper bound on n_known. L - Q is a static lower bound: the last Q tokens in reveal order
@@ -149,5 +173,19 @@ def objective(
     z: Any = backbone.apply(variables, ordered, draws.reveal, n_known, embedding, rows, bucket=bucket)
     terms = head_terms(config, params["head"], ordered[:, shown:], z, draws.t, draws.noise, dtype)
     unknown = (rows >= draws.n_known).astype(terms.mse.dtype)
-    means = Terms(masked_mean(terms.mse, unknown), masked_mean(terms.vb, unknown))
-    return means.loss, means
+    mse = terms.mse * level_weights(more.max_weight)[draws.t] if more.max_weight > 1 else terms.mse
+    means = Terms(masked_mean(mse, unknown), masked_mean(terms.vb, unknown))
+    if not more.hint:
+        return means.loss, means
+    assert more.contents is not None
+    shows = jnp.take_along_axis(more.contents, draws.reveal, axis=1)[:, shown:]
+    return means.loss + more.hint * masked_mean(surprise(z, shows, more.kinds), unknown), means
+
+
+def surprise(z: Array, shows: Array, kinds: int) -> Array:
+    """-log of the probability that z [..., D] gives to what its token shows [...], one of `kinds`, by what a
+    fixed random matrix reads from z."""
+    read = jax.random.normal(jax.random.key(0), (z.shape[-1], kinds)) * z.shape[-1] ** -0.5
+    logits = z.astype(jnp.float32) @ read
+    of_all = jax.nn.logsumexp(logits, axis=-1)
+    return of_all - jnp.take_along_axis(logits, shows[..., None], axis=-1)[..., 0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -13,13 +14,16 @@ import numpy as np
 from cspd_jax.networks.registry import kind_of
 from cspd_jax.training.accumulation import Loss
 from cspd_jax.training.config import ImageTrainConfig, TrainConfig
+from cspd_jax.training.data.words import WordsConfig, letters
 from cspd_jax.training.image import masking
-from cspd_jax.training.image.objective import ROWS, Terms, objective
+from cspd_jax.training.image.objective import ROWS, More, Terms, objective
 from cspd_jax.training.step import Purpose, TrainState, descend, first_state, run_key
 
 Array = jax.Array
 
 _NOISIER = 4  # beyond the keys that `masking.draw` splits off
+_GRID = 1
+_LAST = {"attn": "proj", "mlp": "fc2"}  # the last layers of a block's two parts
 
 
 class Metrics(NamedTuple):
@@ -43,11 +47,37 @@ class Metrics(NamedTuple):
 def init_state(config: ImageTrainConfig) -> TrainState:
     """The state of a run that starts from random weights."""
     key = run_key(config.seed, Purpose.INIT)
-    return first_state(config, kind_of(config.model).init_params(config.model, key))
+    params = kind_of(config.model).init_params(config.model, key)
+    if isinstance(config, TrainConfig) and config.on_grid:
+        params = {**params, "backbone": on_grid(jax.random.fold_in(key, _GRID), params["backbone"])}
+    return first_state(config, params)
+
+
+def on_grid(key: Array, backbone: dict) -> dict:
+    """MAR's random backbone with positions [1, buffer + L, D] that are sums of a row's vector and a column's,
+    and an encoder whose blocks change nothing yet."""
+    side = math.isqrt(backbone["diffusion_pos_embed_learned"].shape[1])
+    row, column = jnp.divmod(jnp.arange(side**2), side)
+    found = dict(backbone)
+    for i, name in enumerate(("encoder_pos_embed_learned", "decoder_pos_embed_learned")):
+        table = backbone[name]
+        both = 0.5 * jax.random.normal(jax.random.fold_in(key, i), (2, side, table.shape[-1]))
+        found[name] = table.at[0, -(side**2) :].set(both[0, row] + both[1, column])
+    for name, block in backbone.items():
+        if name.startswith("encoder_blocks"):
+            found[name] = {**block, **{part: _silent(block[part], last) for part, last in _LAST.items()}}
+    return found
+
+
+def _silent(part: dict, last: str) -> dict:
+    """A part of a block whose last layer gives 0."""
+    return {**part, last: jax.tree.map(jnp.zeros_like, part[last])}
 
 
 def n_known(config: TrainConfig, step: int) -> int:
     """The number of tokens shown in step `step`; drawn on the host because it selects the compiled shape."""
+    if step < config.settle:
+        return 5 * config.model.seq_len // 8
     random = np.random.default_rng([int(Purpose.MASK), config.seed, step])
     ratio = config.least_mask_ratio, config.mask_ratio_deviation
     return masking.draw_n_known(random, config.model.seq_len, *ratio)
@@ -61,10 +91,12 @@ def train_step(
     tokens: Array,
     labels: Array,
     known: Array,
+    contents: Array | None = None,
 ) -> tuple[TrainState, Metrics]:
     """One step of MAR's objective.
 
     tokens: [B, L, C] by position. labels: [B]. known: [], the number of tokens shown, within `bucket`.
+    contents: [B, L] what each token shows, for `config.hint`.
     """
     model = config.model
     key = jax.random.fold_in(run_key(config.seed, Purpose.STEP), state.step)
@@ -79,12 +111,17 @@ def train_step(
         drop=config.label_drop,
     )
     draws = masking.noisier(jax.random.fold_in(key, _NOISIER), draws, config.noisy)
+    kinds = len(letters(config.data)) if isinstance(config.data, WordsConfig) else 0
 
     def loss_of(part):
+        tokens, labels, draws, contents = part
+        more = More(config.max_weight, config.hint, kinds, contents)
         dtype = jnp.dtype(config.dtype)
-        return lambda params: objective(model, params, *part, bucket=bucket.most, dtype=dtype)
+        return lambda params: objective(
+            model, params, tokens, labels, draws, bucket=bucket.most, dtype=dtype, more=more
+        )
 
-    return optimise(config, state, loss_of, (tokens, labels, draws), (0, 0, ROWS))
+    return optimise(config, state, loss_of, (tokens, labels, draws, contents), (0, 0, ROWS, 0))
 
 
 def optimise(

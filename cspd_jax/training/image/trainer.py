@@ -25,6 +25,7 @@ from cspd_jax.networks.registry import kind_of
 from cspd_jax.training.config import FlowTrainConfig, ImageTrainConfig, TrainConfig
 from cspd_jax.training.data.source import Source
 from cspd_jax.training.data.streamed import StreamedFolder
+from cspd_jax.training.data.words import Words
 from cspd_jax.training.image import masking
 from cspd_jax.training.image.flow import FromDataByFlow
 from cspd_jax.training.image.step import Metrics, init_state, n_known, train_step
@@ -61,8 +62,8 @@ class FromData:
     def n_known(self, step: int) -> int:
         return n_known(self.config, step)
 
-    def step(self, bucket, state, tokens, labels, known):
-        return train_step(self.config, bucket, state, tokens, labels, known)
+    def step(self, bucket, state, tokens, labels, known, contents=None):
+        return train_step(self.config, bucket, state, tokens, labels, known, contents)
 
 
 def from_data(config: ImageTrainConfig) -> Task:
@@ -102,7 +103,8 @@ def run_steps(
     while batch is not None:
         known = task.n_known(step)
         bucket = masking.find_bucket(task.buckets, known)
-        state, metrics = task.step(bucket, state, *batch, np.int32(known))
+        tokens, labels, *contents = batch
+        state, metrics = task.step(bucket, state, tokens, labels, np.int32(known), *contents)
         state = jax.device_put(state, placed)
         step += 1
         batch = next(batches, None)
@@ -112,8 +114,9 @@ def run_steps(
 
 def load_batches(
     config: ImageTrainConfig, source: Source, start: int, end: int, placement: Placement
-) -> Iterator[tuple[jax.Array, jax.Array]]:
-    """Tokens [B, L, C] and labels [B] of the steps from `start` to `end`, split over the devices."""
+) -> Iterator[tuple[jax.Array, ...]]:
+    """Tokens [B, L, C] and labels [B] of the steps from `start` to `end`, split over the devices; and what
+    each token shows, [B, L], where the run takes hints."""
     patch = config.model.patch_size
     if isinstance(source, StreamedFolder):
         rows = placement.rows_here(config.batch)
@@ -122,7 +125,10 @@ def load_batches(
         return
     for step in range(start, end):
         images, labels = source.batch(step, config.batch, seed=config.seed)
-        yield placement.put_batch((patchify(images, patch), labels))
+        hints: tuple[np.ndarray, ...] = ()
+        if isinstance(source, Words) and isinstance(config, TrainConfig) and config.hint:
+            hints = (source.contents(step, config.batch, seed=config.seed),)
+        yield placement.put_batch((patchify(images, patch), labels, *hints))
 
 
 def check_fit(config: ImageTrainConfig, source: Source) -> None:
