@@ -370,7 +370,7 @@ def main() -> None:
     args = begin(parser)
     if args.perfect:
         for num_iter in (64, 32, 16, 8, 4):
-            share = perfect(WordsConfig(), num_iter, 16 if args.toy else 800)
+            share = perfect(PRESETS["words"].data, num_iter, 16 if args.toy else 800)
             print(f"{num_iter} AR steps: {share:.1%} of the words are right")
         return
     if args.file is None:
