@@ -196,6 +196,7 @@ def test_noisy_timesteps_are_more_frequent():
     assert masking.noisier(jax.random.key(1), usual, 0.0) is usual
 
 
+@pytest.mark.slow
 def test_weighted_errors_of_eps_are_those_of_the_velocity():
     """v = sqrt(a) e - sqrt(1 - a) x_0 of a guess e' that gives x_0' = (x_t - sqrt(1 - a) e') / sqrt(a)."""
     t = jnp.arange(0, 1000, 37)
@@ -223,6 +224,7 @@ def test_hints_are_the_cross_entropy_of_what_tokens_show():
     np.testing.assert_allclose(surprise(z, shows, 4), jnp.take_along_axis(each, shows[None], 0)[0], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_hints_reach_the_backbone_and_not_the_head():
     f = recorded("mar_tiny")
     config, draws = f.config, drawn(f.config)

@@ -229,6 +229,7 @@ def test_the_first_steps_show_five_eighths():
         dataclasses.replace(TINY, settle=3)
 
 
+@pytest.mark.slow
 def test_a_run_that_begins_on_the_grid():
     config = dataclasses.replace(TINY, on_grid=True)
     backbone, usual = (init_state(c).params["backbone"] for c in (config, TINY))
