@@ -173,7 +173,7 @@ def configure(args: argparse.Namespace, begin: Callable[[], Any]):
         args.set.insert(0, f"data.root={root}")
     settings = [f"{name}={getattr(args, name)}" for name in _SHORTCUTS if getattr(args, name) is not None]
     if stored is None and args.steps is not None:
-        settings += _fitting_schedule(config, args.steps)
+        settings += fitting_schedule(config, args.steps)
     changed = with_settings(config, [*settings, *args.set])
     presets.check(changed)
     if stored and (changed.model, changed.data, changed.seed) != (stored.model, stored.data, stored.seed):
@@ -181,10 +181,11 @@ def configure(args: argparse.Namespace, begin: Callable[[], Any]):
     return changed
 
 
-def _fitting_schedule(config, steps: int) -> list[str]:
-    """Settings that shrink warm-up and decay with the length of the run, if they would not fit into it."""
+def fitting_schedule(config, steps: int) -> list[str]:
+    """Settings that shrink the parts of a run with its length, if they would not fit into it."""
     if config.warmup + config.decay <= steps:
         return []
-    shrunk = [f"{name}={getattr(config, name) * steps // config.steps}" for name in ("warmup", "decay")]
-    progress(f"warm-up and decay are shortened to fit into {steps} steps: {', '.join(shrunk)}")
+    parts = ["warmup", "decay", *(["settle"] if getattr(config, "settle", 0) else [])]
+    shrunk = [f"{name}={getattr(config, name) * steps // config.steps}" for name in parts]
+    progress(f"the parts of the run are shortened to fit into {steps} steps: {', '.join(shrunk)}")
     return shrunk

@@ -97,7 +97,7 @@ _GLYPHS_DRAFT = TrainConfig(
     **_ALL_CONTEXTS,
 )
 
-# A token is the cell of a letter. Which letters belong together is learnt sooner by few layers.
+# A token is the cell of a letter.
 _OF_WORDS: dict[str, Any] = {"token_dim": 64, "patch_size": 8}
 _WORDS = WordsConfig(indents=1)
 

@@ -307,6 +307,7 @@ def test_a_stream_keeps_one_cache():
         ),
         ({"top_k": 0}, "top_k is 0"),
         ({"top_p": 1.5}, "top_p is 1.5"),
+        ({"temperature": 1.0, "top_k": 2**31}, "top_k is 2147483648; it must be at least 1 and below 2^31"),
         ({"rule": "best"}, "rule is 'best'; it must be one of google, deepmind, block, match"),
         ({"gamma": 5, "max_gamma": 4}, "gamma is 5; it must be from 0 to max_gamma"),
         ({"max_new_tokens": -1}, "max_new_tokens is -1"),

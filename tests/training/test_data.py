@@ -419,7 +419,7 @@ def test_settings_of_glyphs_that_cannot_be(name):
             with_settings(presets.preset("glyphs"), [f"data.{name}={value}"])
 
 
-def test_pictures_without_contrast_noise_or_both():
+def test_pictures_without_contrast_or_noise():
     for name, source in (("words", Words), ("glyphs", Glyphs)):
         for settings in (["data.contrast=0"], ["data.grain=0"]):
             config = with_settings(presets.preset(name), settings)

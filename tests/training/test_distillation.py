@@ -139,3 +139,16 @@ def test_the_command_refuses_what_does_not_fit(tmp_path, capsys):
     assert main(["distill", "--target", str(tmp_path / "none"), "--out", out]) == 2
     assert "neither a checkpoint folder" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("setting", ["noisy=0.5", "max_weight=2", "settle=1"])
+def test_the_command_refuses_settings_of_the_data_objective(setting, tmp_path, capsys):
+    out = str(tmp_path / "run")
+    more = ["--set", "least_mask_ratio=0.1", "--set", setting]
+    assert main(["distill", "--preset", "glyphs-draft", "--out", out, *more]) == 2
+    assert "it is for training on data" in capsys.readouterr().err and not (tmp_path / "run").exists()
+
+
+def test_hints_are_for_words():
+    with pytest.raises(UserError, match="hint is for pictures of words"):
+        dataclasses.replace(RUN, hint=0.5)

@@ -13,6 +13,7 @@ from training_run import TINY
 
 from cspd_jax import weights
 from cspd_jax.apps import cli
+from cspd_jax.cli.train import fitting_schedule
 from cspd_jax.errors import UserError
 from cspd_jax.training import presets
 from cspd_jax.training.checkpointing import Checkpoints, has_checkpoints
@@ -240,4 +241,12 @@ def test_what_cannot_be_is_found_before_the_folder_is_made(tiny, tmp_path, argum
 
 def test_a_short_run_has_a_short_schedule(tiny, capsys):
     assert command("train", "--preset", "tiny", "--out", "run", "--steps", "8") == 130
-    assert "warm-up and decay are shortened to fit into 8 steps: warmup=1, decay=2" in capsys.readouterr().err
+    assert (
+        "parts of the run are shortened to fit into 8 steps: warmup=1, decay=2\n" in capsys.readouterr().err
+    )
+
+
+def test_a_short_run_has_few_first_contexts():
+    words = presets.preset("words")
+    assert fitting_schedule(words, 1_200) == ["warmup=20", "decay=900", "settle=150"]
+    assert fitting_schedule(words, words.steps) == []

@@ -139,14 +139,12 @@ class Words:
 
     def batch(self, index: int, size: int, *, seed: int = 0, split: Split = "train") -> Batch:
         random = generator(seed, split, index)
-        labels = random.integers(len(self.config.topics), size=size)
-        return Batch(self._pictures(random, self._pages(random, labels)), labels.astype(np.int32))
+        labels, pages = self._written(random, size)
+        return Batch(self._pictures(random, pages), labels.astype(np.int32))
 
     def contents(self, index: int, size: int, *, seed: int = 0, split: Split = "train") -> np.ndarray:
         """What each cell of a `batch` shows: [B, lines^2] int32, indices of `letters`."""
-        random = generator(seed, split, index)
-        labels = random.integers(len(self.config.topics), size=size)
-        return self._pages(random, labels).reshape(size, -1).astype(np.int32)
+        return self._written(generator(seed, split, index), size)[1].reshape(size, -1).astype(np.int32)
 
     def cells(self, index: int, size: int, *, seed: int = 0, split: Split = "train") -> Batch:
         """The cells of pages of letters drawn uniformly, blanks too: images [B lines^2, cell, cell, 1]."""
@@ -162,6 +160,11 @@ class Words:
         return np.stack(
             [distance_field(f, c) if c != BLANK else nothing for c in self.letters for f in self.config.fonts]
         )
+
+    def _written(self, random: np.random.Generator, size: int) -> tuple[np.ndarray, np.ndarray]:
+        """Topics [B] and their pages."""
+        labels = random.integers(len(self.config.topics), size=size)
+        return labels, self._pages(random, labels)
 
     def _pages(self, random: np.random.Generator, labels: np.ndarray) -> np.ndarray:
         """What each cell shows: [B, lines, lines], indices of `letters`."""

@@ -70,6 +70,7 @@ def distill(
     tell: Tell = silent,
 ) -> Trained:
     """Trains a draft for the target that `begun` names, in the folder `out`, and measures its acceptance."""
+    _check_objective(config)
     begun = dataclasses.replace(
         begun,
         target=begun.target or "default",
@@ -99,6 +100,17 @@ def distill(
         if processes.is_first():
             trained.report.update(measure(teacher, config, trained.params, data))
         return trained
+
+
+def _check_objective(config: TrainConfig) -> None:
+    """UserError for settings of MAR's objective that distillation, which has its own, would not follow."""
+    usual = {field.name: field.default for field in dataclasses.fields(TrainConfig)}
+    for name in ("noisy", "max_weight", "hint", "settle"):
+        if (given := getattr(config, name)) != usual[name]:
+            raise UserError(
+                f"{name} is {given}; it is for training on data, and must be {usual[name]} where a draft is"
+                " distilled"
+            )
 
 
 def _with_pictures(

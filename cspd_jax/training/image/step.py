@@ -29,7 +29,7 @@ _LAST = {"attn": "proj", "mlp": "fc2"}  # the last layers of a block's two parts
 class Metrics(NamedTuple):
     """Scalars of one step.
 
-    loss: what was minimised.
+    loss: what was minimised, but for hints.
     mse: its squared error of eps.
     vb: its variational term, or the path KL when distilling.
     norm: global norm of the gradient before clipping.
