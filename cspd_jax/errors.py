@@ -9,6 +9,7 @@ import reprlib
 from collections.abc import Iterator
 from typing import Any
 
+LARGEST = 3e38  # that a float32 holds, in round numbers
 _LONGEST = 2000
 _SHOWN = 80
 
@@ -85,21 +86,26 @@ def check_range(
     value: Any,
     *,
     above: float | None = None,
-    least: float | None = None,
-    most: float | None = None,
+    least: float = -LARGEST,
+    most: float = LARGEST,
 ) -> None:
-    """UserError unless `value` is a finite number within the bounds that are given."""
+    """UserError unless `value` is a number within the bounds that are given, and that a float32 holds."""
     if not is_finite(value):
         raise UserError(f"{name} is {shown(value)}; it must be a finite number")
     value = float(value)
     if above is not None and value <= above:
         raise UserError(f"{name} is {value}; it must be above {above:g}")
-    if least is not None and value < least:
+    if value < least:
         raise UserError(f"{name} is {value}; it must be at least {least:g}")
-    if most is not None and value > most:
+    if value > most:
         raise UserError(f"{name} is {value}; it must be at most {most:g}")
 
 
-def is_out_of_memory(error: RuntimeError) -> bool:
+class OutOfMemory(UserError):
+    """The device has too little memory for what was asked."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
     """Whether XLA reports that the device has too little memory."""
-    return "RESOURCE_EXHAUSTED" in str(error)
+    told = isinstance(error, RuntimeError) and "RESOURCE_EXHAUSTED" in str(error)
+    return told or isinstance(error, OutOfMemory)

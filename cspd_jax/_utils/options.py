@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+from cspd_jax._utils.typed import check_fields
 from cspd_jax.errors import UserError
 
 
@@ -42,9 +43,13 @@ def check_options(options: Any, cls: Any, batch: int) -> None:
     """UserError unless these are options of that class with fields that may be, for so many rows."""
     if not isinstance(options, cls):
         raise UserError(f"options is {options!r:.80}; it must be an {cls.__name__}(...)")
+    check_fields(options)
     for field in dataclasses.fields(options):
+        value = getattr(options, field.name)
+        if value is None and "None" not in str(field.type).split(" | "):
+            raise UserError(f"{field.name} is None; it must be given")
         if field.metadata["check"] is not None:
-            field.metadata["check"](field.name, getattr(options, field.name), batch)
+            field.metadata["check"](field.name, value, batch)
 
 
 def documented(cls: type) -> type:

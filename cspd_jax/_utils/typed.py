@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from cspd_jax._utils import limits
@@ -63,20 +64,41 @@ def _typed(value: Any, hint: Any, what: str) -> Any:
     return value
 
 
-def check_fields(value: Any) -> None:
-    """UserError for a field of a dataclass that is no int, float or bool (or None) although its annotation
-    says so, or that no int32 or float32 holds."""
+def check_kinds(value: Any) -> None:
+    """UserError for a field of a dataclass that is not of the kind its annotation says: int, float, bool,
+    str, a tuple of strings or whole numbers, or one of these or None. Others are not looked at."""
     for field in dataclasses.fields(value):
         kinds, given = set(str(field.type).split(" | ")), getattr(value, field.name)
-        if given is None and "None" in kinds:
+        if (given is None and "None" in kinds) or len(kinds - {"None"}) != 1:
             continue
-        kind = kinds - {"None"}
-        if kind == {"int"}:
+        (kind,) = kinds - {"None"}
+        if kind == "int":
+            check_whole(field.name, given, -(2**63), 2**63 - 1)
+        elif kind == "float":
+            check_range(field.name, given)
+        elif kind in _KINDS and not _KINDS[kind][1](given):
+            raise UserError(f"{field.name} is {shown(given)}; it must be {_KINDS[kind][0]}")
+
+
+def _all(kind: type, values: Any) -> bool:
+    return type(values) is tuple and all(type(value) is kind for value in values)
+
+
+_KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {  # by annotation
+    "bool": ("True or False", lambda value: type(value).__name__ in ("bool", "bool_")),
+    "str": ("a string", lambda value: isinstance(value, str)),
+    "tuple[str, ...]": ("a tuple of strings", functools.partial(_all, str)),
+    "tuple[int, ...]": ("a tuple of whole numbers", functools.partial(_all, int)),
+}
+
+
+def check_fields(value: Any) -> None:
+    """The same, and UserError for a whole number that no int32 holds."""
+    check_kinds(value)
+    for field in dataclasses.fields(value):
+        given = getattr(value, field.name)
+        if set(str(field.type).split(" | ")) <= {"int", "None"} and given is not None:
             check_whole(field.name, given, -(2**31), 2**31 - 1)
-        elif kind == {"float"}:
-            check_range(field.name, given, least=-3e38, most=3e38)
-        elif kind == {"bool"} and type(given).__name__ not in ("bool", "bool_"):
-            raise UserError(f"{field.name} is {shown(given)}; it must be True or False")
 
 
 def reported(value: Any) -> Any:

@@ -45,12 +45,12 @@ def user_message(error: BaseException, command: str = "") -> str | None:
     less = f"; {_LESS[command]}" if command in _LESS else ""
     if blamed := _blamed(error):
         return blamed
+    if is_out_of_memory(error):
+        return f"the device has too little memory for this{less}"
     if isinstance(error, UserError):
         return str(error)
     if isinstance(error, MemoryError):
         return f"this machine has too little memory for this{less}"
-    if isinstance(error, RuntimeError) and is_out_of_memory(error):
-        return f"the device has too little memory for this{less}"
     processes = sys.modules.get("cspd_jax.parallel.processes")
     if processes is not None and (lost := processes.lost(error)):
         return lost

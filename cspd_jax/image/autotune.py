@@ -6,7 +6,7 @@ import dataclasses
 
 import jax
 
-from cspd_jax.errors import is_out_of_memory
+from cspd_jax.errors import OutOfMemory, is_out_of_memory
 from cspd_jax.image.chain import calibration, choice
 from cspd_jax.image.comparison import beside_plain
 from cspd_jax.image.methods import Plain, SelfSpeculation
@@ -69,7 +69,7 @@ def _gain(key: Array, plan: Plan) -> float:
     """How many times faster than the plain sampler step by step; what does not fit into memory is not."""
     try:
         return beside_plain(key, one_batch(plan)).faster
-    except RuntimeError as error:
+    except (RuntimeError, OutOfMemory) as error:
         if not is_out_of_memory(error):
             raise
         return 0.0

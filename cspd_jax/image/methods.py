@@ -333,6 +333,7 @@ class ReleasedRunner:
         return RunnerOptions(self.gamma, self.prefill, self.inner_temperature, self.max_resamples)
 
     def check(self, model: ImageModel) -> None:
+        check_image_model(self.draft, "draft")
         check_draft(model.config, self.draft.config)
         _ = self.runner  # checks itself
 

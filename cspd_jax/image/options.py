@@ -13,7 +13,7 @@ import numpy as np
 
 from cspd_jax._utils.options import documented, option
 from cspd_jax._utils.typed import check_fields, reported
-from cspd_jax.errors import UserError, check_whole, shown
+from cspd_jax.errors import UserError, check_range, check_whole, shown
 
 if TYPE_CHECKING:  # the command line makes its flags of this module and answers before jax is loaded
     from jax import Array
@@ -35,11 +35,12 @@ def _number(name: str, value: Any) -> float:
         raise UserError(f"{name} is traced; give it to the `sample` of a plan, which is made outside jit")
     try:
         array = np.asarray(value)
-        if array.size == 1 and array.dtype.kind in "iuf" and np.isfinite(array).all():
-            return float(array.reshape(()))
+        if array.size == 1 and array.dtype.kind in "iuf":
+            value = float(array.reshape(()))
     except (ValueError, OverflowError):
         pass
-    raise UserError(f"{name} is {shown(value)}; it must be a finite number")
+    check_range(name, value)
+    return value
 
 
 def _scale(name: str, value: Any) -> float:

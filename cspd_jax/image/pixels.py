@@ -58,14 +58,17 @@ def _on_sphere(model: ImageModel) -> bool:
 
 def _checked_tokens(model: ImageModel, tokens: Any) -> np.ndarray:
     wanted = (model.network.seq_len, model.network.token_dim)
+    if isinstance(tokens, jax.core.Tracer):
+        raise UserError("the tokens are traced; turn them into images outside jit")
     try:
         tokens = np.asarray(tokens)
     except ValueError:  # lists of several lengths
         tokens = np.asarray(None)
-    if tokens.ndim != 3 or tokens.shape[1:] != wanted or tokens.dtype.kind not in "iufV":
+    numbers = tokens.dtype.kind in "iuf" or tokens.dtype == jax.numpy.bfloat16
+    if tokens.ndim != 3 or tokens.shape[1:] != wanted or not numbers or not len(tokens):
         raise UserError(
             f"the tokens have shape {tokens.shape} and are {tokens.dtype}; {model.name} makes numbers"
-            f" [N, {wanted[0]}, {wanted[1]}]"
+            f" [N, {wanted[0]}, {wanted[1]}], N at least 1"
         )
     return tokens
 

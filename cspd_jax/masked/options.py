@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from cspd_jax._utils.options import documented, option
+from cspd_jax.errors import LARGEST
 from cspd_jax.text.checks import given_size, number, require, size, whole_number
 
 Array = jax.Array
@@ -101,7 +102,7 @@ class Options:
     guidance: Array | float | None = option(
         None,
         "scale s of classifier-free guidance by the prompt, un + (s + 1) (cond - un)",
-        number(np.isfinite, "a finite number (None is off)"),
+        number(lambda s: np.abs(s) <= LARGEST, "a finite number (None is off)"),
         flags=("--guidance",),
         type=float,
         metavar="SCALE",

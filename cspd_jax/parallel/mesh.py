@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import AxisType, Mesh
 
-from cspd_jax.errors import UserError, check_whole
+from cspd_jax.errors import UserError, check_whole, shown
 
 DATA, MODEL = "data", "model"
 _LARGEST = 2**20
@@ -39,6 +40,8 @@ def make_mesh(sizes: str | Mapping[str, int], devices: Sequence[Any] | None = No
     for axis, size in sizes.items():
         check_whole(f"mesh {axis}", size, 1)
     devices = jax.devices() if devices is None else devices
+    if not isinstance(devices, Sequence | np.ndarray) or not all(isinstance(d, jax.Device) for d in devices):
+        raise UserError(f"devices is {shown(devices)}; it must be a list of devices such as jax.devices()")
     wanted = math.prod(sizes.values())
     if wanted != len(devices):
         axes = ",".join(f"{name}={size}" for name, size in sizes.items())

@@ -44,10 +44,13 @@ def number(
     allowed."""
 
     def check(name: str, value: Any, batch: int) -> None:
-        known = concrete(value)
         kind, words = (np.integer, "a whole number") if whole else (np.number, "a number")
+        try:
+            known = concrete(value)
+        except (ValueError, OverflowError):  # lists of several lengths, numbers of hundreds of digits
+            known = np.asarray("no number")
         is_kind = known is None or np.issubdtype(known.dtype, kind)
-        require(is_kind, f"{name} is {value!r:.80}; it must be {words}")
+        require(is_kind, f"{name} is {shown(value)}; it must be {words}")
         require(
             value is None or np.shape(value) in ((), (batch,)),
             f"{name} has shape {np.shape(value)}; it must be one number, or one for each of {batch} rows",

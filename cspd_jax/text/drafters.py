@@ -103,6 +103,8 @@ def resolve_drafter(drafter: DrafterLike) -> tuple[Drafter | None, Any]:
         drafter = Drafting(cast(Drafter, drafter), None)
     if not isinstance(drafter, Drafting):
         network, params = bound(drafter)
+        if not network.config.causal:
+            raise UserError("the draft model is not causal; a causal target needs a causal draft")
         drafter = Drafting(ModelDrafter(network), params)
     if isinstance(drafter.drafter, ModelDrafter) and drafter.params is None:
         raise UserError("a ModelDrafter needs parameters; pass Drafting(drafter, params)")

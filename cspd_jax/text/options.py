@@ -7,9 +7,9 @@ import dataclasses
 from collections.abc import Sequence
 
 import jax
-import numpy as np
 
 from cspd_jax._utils.options import documented, option
+from cspd_jax.errors import LARGEST
 from cspd_jax.text.checks import bound_on, list_of_ids, number, whole_number
 
 Array = jax.Array
@@ -59,7 +59,7 @@ class Options:
         None,
         "time of a draft as a share of a target pass; with it each row drafts as many of its gamma as pay off"
         " at its own acceptance so far",
-        number(lambda c: c >= 0, "at least 0 (None is off)"),
+        number(lambda c: (c >= 0) & (c <= LARGEST), f"from 0 to {LARGEST:g} (None is off)"),
     )
     confidence: Array | float | None = option(
         None,
@@ -72,7 +72,7 @@ class Options:
     temperature: Array | float | None = option(
         0.0,
         "0 is greedy (default: 0)",
-        number(lambda t: (t >= 0) & (t < np.inf), "0 (greedy) or more"),
+        number(lambda t: (t >= 0) & (t <= LARGEST), f"0 (greedy) to {LARGEST:g}"),
         flags=("--temperature",),
         type=float,
     )

@@ -46,7 +46,10 @@ def as_prompts(prompts: PromptsLike) -> Prompts:
     """A list of prompts is padded; a tuple is taken to be (tokens, lengths) already."""
     if isinstance(prompts, tuple):
         require(len(prompts) == 2, _WANTED)
-        return Prompts(*prompts)
+        try:
+            return Prompts(*(part if hasattr(part, "dtype") else np.asarray(part) for part in prompts))
+        except (ValueError, OverflowError):
+            raise UserError(_WANTED) from None
     return pad_prompts(prompts)
 
 
@@ -79,6 +82,9 @@ def check_prompts(config: LanguageModelConfig, prompts: Prompts, shortest: int =
     """Returns (B, P) of the prompts; raises a UserError unless they fit each other and the vocabulary."""
     require(np.ndim(prompts.tokens) == 2, _WANTED)
     batch, longest = np.shape(prompts.tokens)
+    for what, numbers in zip(Prompts._fields, prompts):
+        kind = numbers.dtype.kind if hasattr(numbers, "dtype") else np.asarray(numbers).dtype.kind
+        require(kind in "iu", f"the {what} of the prompts are no whole numbers; {_WANTED}")
     require(batch, "there is no prompt; give at least one")
     require(
         np.shape(prompts.lengths) == (batch,),

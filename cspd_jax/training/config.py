@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import types
+import typing
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from cspd_jax._utils.typed import check_kinds
 from cspd_jax.diffusion.schedule import sampling_schedule
-from cspd_jax.errors import UserError
+from cspd_jax.errors import UserError, shown
 from cspd_jax.networks.config import MARConfig, SphereConfig
 from cspd_jax.networks.lm_config import LMConfig
 from cspd_jax.training.data.digits import DigitsConfig
@@ -18,6 +21,7 @@ from cspd_jax.training.data.text import TextConfig
 from cspd_jax.training.data.words import WordsConfig
 
 DataConfig = GlyphConfig | WordsConfig | DigitsConfig | FolderConfig
+_PARTS = ("model", "data")
 _COUNTS = ("steps", "batch", "accumulate", "log_every", "checkpoint_every")
 
 
@@ -44,8 +48,8 @@ class RunConfig:
     sample_every: steps between samples or measurements; 0 makes none.
     """
 
-    model: Any
-    data: Any
+    model: MARConfig | SphereConfig | LMConfig
+    data: DataConfig | TextConfig
     steps: int = 10_000
     batch: int = 32
     accumulate: int = 1
@@ -63,6 +67,10 @@ class RunConfig:
     sample_every: int = 1000
 
     def __post_init__(self):
+        check_kinds(self)
+        for part, kinds in typing.get_type_hints(type(self)).items():
+            if part in _PARTS and not isinstance(given := getattr(self, part), kinds):
+                raise UserError(f"{part} is {shown(given)}; it must be {_named(kinds)}")
         self._require("at least 1", lambda x: x >= 1, *_COUNTS)
         self._require("0 or more", not_negative, "seed", "warmup", "decay", "sample_every", "weight_decay")
         self._require(f"below {2**32}", lambda x: x < 2**32, "seed")
@@ -81,6 +89,12 @@ class RunConfig:
         for name in names:
             if not holds(getattr(self, name)):
                 raise UserError(f"{name} is {getattr(self, name)}; it must be {what}")
+
+
+def _named(kinds: Any) -> str:
+    """ "a MARConfig", or "a GlyphConfig or a WordsConfig"."""
+    several = typing.get_args(kinds) if isinstance(kinds, types.UnionType) else (kinds,)
+    return " or ".join(f"a {kind.__name__}" for kind in several)
 
 
 def not_negative(x: float) -> bool:
@@ -196,16 +210,17 @@ class TextTrainConfig(RunConfig):
             )
 
 
-_PARTS = ("model", "data")
-
-
 def with_settings(config: RunConfig, settings: Iterable[str]) -> RunConfig:
     """The configuration with changed fields, given as texts.
 
     For example `steps=2000`, `model.encoder_width=64` or `data.fonts=cmr10,cmss10`.
     """
     changes: dict[str, dict[str, Any]] = {"": {}, **{part: {} for part in _PARTS}}
+    if isinstance(settings, str) or not isinstance(settings, Iterable):
+        raise UserError(f"settings are {shown(settings)}; they must be a list such as ['steps=2000']")
     for setting in settings:
+        if not isinstance(setting, str):
+            raise UserError(f"a setting is {shown(setting)}; it must be a string such as 'steps=2000'")
         name, equals, text = setting.partition("=")
         if not equals:
             raise UserError(f"{setting!r} is not understood; write NAME=VALUE, for example steps=2000")
@@ -240,6 +255,8 @@ def parse(text: str, current: Any, name: str) -> Any:
     if isinstance(current, (int, float)):
         kind = type(current)
         try:
+            if not text.isascii() or "_" in text:
+                raise ValueError
             return kind(text)
         except ValueError:
             wanted = "a whole number" if kind is int else "a number"

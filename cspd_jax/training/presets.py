@@ -366,7 +366,7 @@ def preset(name: str) -> RunConfig:
         raise UserError(
             "the preset folder takes its sizes from the images; say where they are with --data DIR"
         )
-    if name not in known:
+    if not isinstance(name, str) or name not in known:
         raise UserError(f"preset {name!r} is unknown; there are {', '.join([*known, FOLDER])}")
     return known[name]
 

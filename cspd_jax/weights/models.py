@@ -18,7 +18,7 @@ from jax.sharding import Mesh
 from cspd_jax import parallel, weights
 from cspd_jax._utils import process
 from cspd_jax.converters import hf
-from cspd_jax.errors import UserError
+from cspd_jax.errors import OutOfMemory, UserError, is_out_of_memory
 from cspd_jax.networks.config import MAR_PRESETS, KLConfig, MARConfig, SphereConfig
 from cspd_jax.networks.cpu_matmul import by_outputs, gains_by_outputs
 from cspd_jax.networks.lm import LM
@@ -293,7 +293,8 @@ def check_image_model(model: Any, role: str = "model") -> None:
 
 @contextlib.contextmanager
 def blaming_parameters(*models: Any) -> Iterator[None]:
-    """A UserError in place of what a network says of parameters that are not its own, or no longer there.
+    """A UserError in place of what a network says of parameters that are not its own, or no longer there,
+    and of what XLA says where memory is too small.
 
     models: loaded, or pairs (network, params); anything else is left alone.
     """
@@ -302,6 +303,8 @@ def blaming_parameters(*models: Any) -> Iterator[None]:
     except UserError:
         raise
     except Exception as error:
+        if is_out_of_memory(error):
+            raise OutOfMemory("the device has too little memory for this; ask for less at a time") from error
         for model in models:
             if isinstance(model, ImageModel | TextModel):
                 _check_parameters(f"the parameters of {model.name}", model.config, model.params, error)

@@ -76,7 +76,7 @@ def test_calibrate_command_writes_into_the_checkpoint(tmp_path, capsys):
         (["{}", "--temperature", "0"], "temperature is 0.0"),
         (["{}", "--cfg", "-1"], "cfg is -1.0"),
         (["{}", "--steps", "xy"], "respacing 'xy'"),
-        (["{}", "--cfg", "1e308", "--steps", "2"], "came out as NaN or infinity"),
+        (["{}", "--cfg", "1e38", "--steps", "2"], "came out as NaN or infinity"),
     ],
 )
 def test_calibrate_refuses(folder, arguments, sentence, capsys):

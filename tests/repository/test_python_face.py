@@ -23,9 +23,18 @@ from cspd_jax import (
     masked,
     text,
 )
-from cspd_jax.image import PaperCriterion, ReleasedRunner, plan
+from cspd_jax.apps import bulk
+from cspd_jax.apps.evaluation.classifier import ClassifierConfig
+from cspd_jax.apps.evaluation.words import Reader
+from cspd_jax.image import PaperCriterion, ReleasedRunner, generation, plan
+from cspd_jax.image.lossy.shortcuts import Annealing
 from cspd_jax.networks.lm import LM
 from cspd_jax.networks.mar import MARModel
+from cspd_jax.parallel import make_mesh
+from cspd_jax.text.continuous.scheduler import DraftScheduler
+from cspd_jax.training.config import TrainConfig, with_settings
+from cspd_jax.training.data.words import Words, WordsConfig, letters
+from cspd_jax.training.presets import preset
 
 KEY = jax.random.key(0)
 
@@ -192,6 +201,8 @@ def test_keys_labels_and_pictures(model):
     [
         ({"prefix_buckets": "4"}, "prefix_buckets is '4'; it must be a whole number"),
         ({"prefix_buckets": -1}, "prefix_buckets is -1; it must be at least 1"),
+        ({"anneal": Annealing(5, 2, ["x"])}, "the shape ['x'] is unknown"),
+        ({"cfg": 1e39}, "cfg is 1e+39; it must be at most 3e+38"),
         ({"prefix_buckets": 2.5}, "prefix_buckets is 2.5; it must be a whole number"),
         ({"final_noise": "yes"}, "final_noise is 'yes'; it must be True or False"),
         ({"guided": 2}, "guided is 2; it must be True or False"),
@@ -224,6 +235,7 @@ def test_methods_of_another_kind(model):
         (draft(sigma=None), "sigma is None; it must be True or False"),
         (draft(inner_temperature="1"), "inner_temperature is '1'; it must be a finite number"),
         (draft(inner_temperature=1e39), "inner_temperature is 1e+39; it must be at most 3e+38"),
+        (ReleasedRunner(None), "draft is of type NoneType; it must be an ImageModel"),
         (draft(max_resamples=10**12), "max_resamples is 1000000000000; it must be at most"),
         (ReleasedRunner(model, max_resamples=10**12), "max_resamples is 1000000000000; it must be at most"),
     ):
@@ -239,6 +251,9 @@ def test_what_is_no_image(model):
     latents = dataclasses.replace(model, network=MARModel(dataclasses.replace(model.config, vae_stride=16)))
     for call, sentence in (
         (lambda: cspd_jax.to_images(model, [[1], [1, 2]]), "the tokens have shape ()"),
+        (lambda: cspd_jax.to_images(model, tokens[:0]), "N at least 1"),
+        (lambda: cspd_jax.to_images(model, tokens.astype("V4")), "the tokens have shape"),
+        (lambda: jax.jit(lambda t: cspd_jax.to_images(model, t))(tokens), "the tokens are traced"),
         (lambda: cspd_jax.to_images(model, tokens.astype(str)), "the tokens have shape"),
         (lambda: cspd_jax.to_images(latents, tokens, "kl16"), "vae is of type str; it must be a VAE"),
         (lambda: cspd_jax.picture(image[:, :0]), "a picture is made of uint8 images"),
@@ -300,6 +315,13 @@ def test_plans_and_names(model):
         ({"max_new_tokens": "2"}, "max_new_tokens is '2'; it must be a"),
         ({"max_new_tokens": 2.5}, "max_new_tokens is 2.5; it must be a whole number"),
         ({"max_gamma": 1.5}, "max_gamma is 1.5; it must be a whole number"),
+        ({"max_gamma": [2]}, "max_gamma is [2]; it must be a whole number"),
+        ({"gamma": None}, "gamma is None; it must be given"),
+        ({"gamma": [1, [2]]}, "gamma is [1, [2]]; it must be a whole number"),
+        ({"max_new_tokens": None}, "max_new_tokens is None; it must be"),
+        ({"temperature": 1e39}, "temperature is 1e+39; it must be 0 (greedy) to"),
+        ({"prompts": ([[1.5]], [1])}, "the tokens of the prompts are no whole numbers"),
+        ({"prompts": ([[1]], ["1"])}, "the lengths of the prompts are no whole numbers"),
     ],
 )
 @pytest.mark.parametrize("family", ["text", "masked"])
@@ -327,6 +349,48 @@ def test_stop_ids_of_another_kind(ids):
         text.generate(*given, text.Options(max_new_tokens=2, stop_ids=ids))
 
 
+def test_what_is_of_another_kind():
+    """Values that are no number, text or list where one is meant."""
+    config, page = WordsConfig(), np.zeros((1, 64, 64, 1), np.uint8)
+    reader = Reader(None, config, letters(config))
+    for call, sentence in (
+        (lambda: DraftScheduler(3), "gammas is 3; it must be a list of whole numbers"),
+        (lambda: DraftScheduler([10**30]), "it must be at most 1024"),
+        (lambda: DraftScheduler(None), "gammas is None"),
+        (lambda: WordsConfig(lines="8"), "lines is '8'; it must be a whole number"),
+        (lambda: WordsConfig(lines=8.0), "lines is 8.0; it must be a whole number"),
+        (lambda: WordsConfig(fonts="DejaVuSans"), "fonts is 'DejaVuSans'; it must be a tuple of strings"),
+        (lambda: WordsConfig(extent="6"), "extent is '6'; it must be a finite number"),
+        (lambda: Words(config).batch(0, 0), "size is 0; it must be at least 1"),
+        (lambda: Words(config).batch(0, 1, split="test"), "split is 'test'; it must be train or held-out"),
+        (lambda: Words(config).batch(-1, 1), "the seed or the number of a batch is -1"),
+        (lambda: reader(page[:, :32], [0]), "this reader reads uint8 ones of shape (1, 64, 64, 1)"),
+        (lambda: reader(page, [8]), "labels must be numbers of topics, from 0 to 7"),
+        (lambda: ClassifierConfig(steps=0), "steps is 0; it must be at least 1"),
+        (lambda: TrainConfig(None, config), "model is None; it must be a MARConfig"),
+        (lambda: TrainConfig(tiny.PIXELS, 3), "data is 3; it must be a GlyphConfig or a WordsConfig"),
+        (lambda: TrainConfig(tiny.PIXELS, config, clip="3"), "clip is '3'; it must be a finite number"),
+        (lambda: preset([]), "preset [] is unknown"),
+        (lambda: with_settings(preset("words"), None), "settings are None; they must be a list"),
+        (lambda: with_settings(preset("words"), "steps=1"), "settings are 'steps=1'; they must be a list"),
+        (lambda: with_settings(preset("words"), ["steps=1_0"]), "steps is a whole number, not '1_0'"),
+        (lambda: bulk.run(None, "nowhere"), "job is None; it must be a Job(...)"),
+        (lambda: make_mesh("data=1", devices=3), "devices is 3; it must be a list of devices"),
+        (lambda: make_mesh({1: 1}), "mesh is {1: 1}"),
+    ):
+        with pytest.raises(UserError, match=re.escape(sentence)):
+            call()
+
+
+def test_too_little_memory_is_one_sentence(model, monkeypatch):
+    def run(*_):
+        raise RuntimeError("RESOURCE_EXHAUSTED: Out of memory")
+
+    monkeypatch.setattr(generation, "run", run)
+    with pytest.raises(UserError, match="the device has too little memory"):
+        generate(KEY, model, [0])
+
+
 def test_measurements_and_continuous_texts_of_another_kind():
     lm = text_models.model()
     given = KEY, (lm, text_models.params(lm)), [[1, 2]], text.PromptLookup()
@@ -341,6 +405,12 @@ def test_measurements_and_continuous_texts_of_another_kind():
         (lambda: masked.fastest(*filled, pilot="x"), "pilot is 'x'; it must be a whole number"),
         (lambda: masked.fastest(*filled, gammas=3), "gammas is 3; it must list numbers of drafts"),
         (lambda: masked.generate(*filled, options=masked.Options(block=None)), "block is None; it must be"),
+        (lambda: masked.generate(*filled, options=masked.Options(block=[2])), "block is [2]; it must be"),
+        (lambda: masked.generate(*filled, options=masked.Options(cached="yes")), "cached is 'yes'; it must"),
+        (lambda: masked.generate(*filled, masked.Schedule([2])), "steps is [2]; it must be a whole number"),
+        (lambda: masked.generate(*filled, options=masked.Options(temperature=None)), "temperature is None"),
+        (lambda: masked.generate(*filled, options=masked.Options(guidance=1e39)), "guidance is 1e+39"),
+        (lambda: text.generate(*given[:3], filled[1], how), "the draft model is not causal"),
     ):
         with pytest.raises(UserError, match=re.escape(sentence)):
             call()

@@ -30,7 +30,7 @@ from cspd_jax.apps.bulk.manifest import Manifest, read_manifest
 from cspd_jax.apps.bulk.progress import Progress
 from cspd_jax.apps.bulk.report import write_report
 from cspd_jax.apps.bulk.shard import make_shard, num_steps
-from cspd_jax.errors import UserError
+from cspd_jax.errors import UserError, shown
 from cspd_jax.image.generation import PIECES
 from cspd_jax.image.plan import Plan
 
@@ -75,6 +75,8 @@ def run(
     tell: is given sentences about what is going on.
     start: the shard to begin with; None is a random one, so that processes rarely meet.
     """
+    if not isinstance(job, Job):
+        raise UserError(f"job is {shown(job)}; it must be a Job(...)")
     folder, tell = Path(folder), tell or (lambda sentence: None)
     npz = None if npz is None else Path(npz)
     check_folder(folder)

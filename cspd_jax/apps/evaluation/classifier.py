@@ -17,7 +17,9 @@ import optax
 from tqdm import tqdm
 
 from cspd_jax._utils.files import write_arrays, write_errors
+from cspd_jax._utils.typed import check_kinds
 from cspd_jax.apps.evaluation.data import to_float
+from cspd_jax.errors import check_whole
 from cspd_jax.training.data.source import Source
 
 _TOGETHER = 256
@@ -41,6 +43,11 @@ class ClassifierConfig:
     width: int = 24
     features: int = 64
     seed: int = 0
+
+    def __post_init__(self):
+        check_kinds(self)
+        for name in ("steps", "batch", "width", "features"):
+            check_whole(name, getattr(self, name), 1)
 
 
 class Network(nn.Module):

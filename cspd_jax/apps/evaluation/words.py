@@ -11,6 +11,7 @@ import numpy as np
 from cspd_jax.apps.evaluation import classifier as classifiers
 from cspd_jax.apps.evaluation.data import to_uint8
 from cspd_jax.apps.evaluation.equality import permuted_p_value
+from cspd_jax.errors import UserError
 from cspd_jax.training.data.source import Batch, Split
 from cspd_jax.training.data.words import BLANK, Words, WordsConfig, to_cells, words
 
@@ -61,7 +62,15 @@ class Reader(NamedTuple):
 
     def __call__(self, images: np.ndarray, labels: np.ndarray) -> Reading:
         """Of uint8 images [N, H, W, 1] of the topics `labels` [N]."""
-        side = self.config.lines
+        side, pixels = self.config.lines, self.config.lines * self.config.cell
+        images, labels = np.asarray(images), np.asarray(labels)
+        if images.shape != (len(labels), pixels, pixels, 1) or images.dtype != np.uint8 or not len(labels):
+            raise UserError(
+                f"the images are {images.dtype} of shape {images.shape}; this reader reads uint8 ones of"
+                f" shape ({len(labels)}, {pixels}, {pixels}, 1), at least one"
+            )
+        if labels.dtype.kind not in "iu" or not ((labels >= 0) & (labels < len(self.config.topics))).all():
+            raise UserError(f"labels must be numbers of topics, from 0 to {len(self.config.topics) - 1}")
         found = np.array(list(self.letters))[self.classify(self._cells(images))[0]].reshape(-1, side, side)
         text = [tuple("".join(line) for line in page) for page in found]
         lists = [{word: i for i, word in enumerate(words(topic))} for topic in self.config.topics]

@@ -44,7 +44,7 @@ class Annealing:
         check_whole("the first number of denoising steps", self.first, 2, NUM_TRAIN_STEPS)
         check_whole("the last number of denoising steps", self.last, 2, NUM_TRAIN_STEPS)
         check_whole("levels", self.levels, 2, NUM_TRAIN_STEPS)
-        if self.shape not in _PROGRESS:
+        if not isinstance(self.shape, str) or self.shape not in _PROGRESS:
             raise UserError(f"the shape {self.shape!r:.40} is unknown; it is one of {', '.join(_PROGRESS)}")
 
     def steps(self, ar_steps: int) -> list[int]:

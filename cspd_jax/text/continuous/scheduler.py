@@ -12,9 +12,11 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from cspd_jax.errors import check_whole, shown
 from cspd_jax.text.checks import require
 
 PLAIN = 0
+_MOST_DRAFTS = 1024
 _MEMORY = 64.0  # tests, or plain rounds, after which the weight of what came before is 1/e
 _PRIOR_ACCEPTED, _PRIOR_TESTED = 1.6, 2.0
 _PROBE = 2  # rounds for which a number of drafts is tried
@@ -62,8 +64,12 @@ class DraftScheduler:
 
     def __init__(self, gammas: Sequence[int]):
         """gammas: the numbers of drafts to choose from, 0 for plain decoding. With one there is no choice."""
-        whole = all(isinstance(g, int) and g >= 0 for g in gammas) and len(gammas) > 0
-        require(whole, f"gammas is {gammas!r:.80}; it must be whole numbers of at least 0")
+        require(
+            isinstance(gammas, Sequence) and len(gammas) and not isinstance(gammas, str),
+            f"gammas is {shown(gammas)}; it must be a list of whole numbers, for example [0, 2, 4]",
+        )
+        for gamma in gammas:
+            check_whole("a number of drafts", gamma, 0, _MOST_DRAFTS)
         self.gammas = sorted(set(gammas))
         self._recent = {g: collections.deque[tuple[float, int]](maxlen=_RECENT) for g in self.gammas}
         self._round_seconds: dict[int, float] = {}

@@ -7,6 +7,7 @@ import functools
 
 import numpy as np
 
+from cspd_jax._utils.typed import check_kinds
 from cspd_jax.errors import UserError
 from cspd_jax.training.data.source import Batch, Split, shuffled
 
@@ -25,6 +26,7 @@ class DigitsConfig:
     size: int = 16
 
     def __post_init__(self):
+        check_kinds(self)
         if self.size < 8 or self.size % 2:
             raise UserError(f"digits of {self.size} pixels cannot be made; use an even size of at least 8")
 

@@ -21,6 +21,7 @@ from tqdm import tqdm
 from cspd_jax._utils import limits
 from cspd_jax._utils.files import file_sha256, write_text, written_beside
 from cspd_jax._utils.json_files import read_json
+from cspd_jax._utils.typed import check_kinds
 from cspd_jax.errors import UserError
 from cspd_jax.training.data.source import Batch, Split, generator, shuffled
 
@@ -55,6 +56,7 @@ class FolderConfig:
     held_out: int = 20
 
     def __post_init__(self):
+        check_kinds(self)
         if self.channels not in (1, 3):
             raise UserError(f"images have 1 or 3 channels, not {self.channels}")
         if self.size < 1 or self.held_out < 0:

@@ -18,6 +18,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from cspd_jax._utils import plotting
+from cspd_jax._utils.typed import check_kinds
 from cspd_jax.errors import UserError, check_range
 from cspd_jax.training.data.source import Batch, Split, generator
 
@@ -70,6 +71,7 @@ class GlyphConfig:
     grain: float = 0.02
 
     def __post_init__(self):
+        check_kinds(self)
         if not self.classes or len(set(self.classes)) < len(self.classes):
             raise UserError(f"glyph classes {self.classes!r} must be different characters, at least one")
         if not self.fonts:

@@ -6,6 +6,8 @@ from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 
+from cspd_jax.errors import UserError, check_whole, shown
+
 Split = Literal["train", "held-out"]
 _SPLITS = {"train": 0, "held-out": 1}
 
@@ -33,6 +35,10 @@ class Source(Protocol):
 
 def generator(seed: int, split: Split, *numbers: int) -> np.random.Generator:
     """The random numbers that belong to (seed, split, numbers); different ones are independent."""
+    if split not in _SPLITS:
+        raise UserError(f"split is {shown(split)}; it must be {' or '.join(_SPLITS)}")
+    for number in (seed, *numbers):
+        check_whole("the seed or the number of a batch", number, 0)
     return np.random.default_rng([_SPLITS[split], seed, *numbers])
 
 

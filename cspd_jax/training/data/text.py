@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from cspd_jax._utils.typed import check_kinds
 from cspd_jax.errors import UserError
 from cspd_jax.training.data.source import Split, generator
 from cspd_jax.weights.tokenizers import END_OF_TEXT, ByteTokenizer
@@ -42,6 +43,7 @@ class TextConfig:
     length: int = 256
 
     def __post_init__(self):
+        check_kinds(self)
         if self.length < 2:
             raise UserError(f"rows of {self.length} ids cannot be learnt from; the least length is 2")
 

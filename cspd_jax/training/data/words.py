@@ -12,7 +12,8 @@ import functools
 
 import numpy as np
 
-from cspd_jax.errors import UserError, check_range
+from cspd_jax._utils.typed import check_kinds
+from cspd_jax.errors import UserError, check_range, check_whole
 from cspd_jax.training.data.glyphs import (
     FIELD,
     MARGIN,
@@ -101,6 +102,7 @@ class WordsConfig:
     grain: float = 0.02
 
     def __post_init__(self):
+        check_kinds(self)
         if unknown := [topic for topic in self.topics if topic not in TOPICS]:
             raise UserError(f"the topic {unknown[0]!r} has no words; topics are {', '.join(TOPICS)}")
         if not self.topics or len(set(self.topics)) < len(self.topics):
@@ -138,6 +140,7 @@ class Words:
         self.letters = letters(config)
 
     def batch(self, index: int, size: int, *, seed: int = 0, split: Split = "train") -> Batch:
+        check_whole("size", size, 1)
         random = generator(seed, split, index)
         labels, pages = self._written(random, size)
         return Batch(self._pictures(random, pages), labels.astype(np.int32))
