@@ -33,9 +33,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from toy import Parser, begin, load
+from toy import Parser, begin, load, several
 
 from cspd_jax._utils.files import write_text
+from cspd_jax.cli._arguments import positive
 from cspd_jax.coupling import (
     accepts,
     gaussian_residual,
@@ -222,8 +223,8 @@ def make_parser() -> Parser:
     parser = Parser(__doc__, file=Path("rivals.json"), rows=4, windows="3")
     parser.add_argument("file", type=Path)
     parser.add_argument("--rows", type=int, default=512)
-    parser.add_argument("--cfg", default="1,3")
-    parser.add_argument("--windows", default="8,16,32")
+    parser.add_argument("--cfg", type=several(float), default="1,3")
+    parser.add_argument("--windows", type=several(positive), default="8,16,32")
     return parser
 
 
@@ -235,8 +236,8 @@ def main() -> None:
     c = coefficients(schedule)
     features = model.network.embed_time(model.params, jnp.asarray(schedule.timestep_map))
     cfgs, windows = (
-        [float(n) for n in args.cfg.split(",")],
-        [int(n) for n in args.windows.split(",")],
+        args.cfg,
+        args.windows,
     )
     cells = list(itertools.product(cfgs, windows, WAYS))
     if args.toy:  # each word of the ways, and guidance

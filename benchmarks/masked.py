@@ -20,10 +20,11 @@ import sys
 import jax
 import jax.numpy as jnp
 import numpy as np
-from toy import Parser, begin, held_out_prompts, load_text
+from toy import Parser, begin, held_out_prompts, load_text, several
 
 from cspd_jax import masked
 from cspd_jax._utils.timing import seconds_in_turns
+from cspd_jax.cli._arguments import positive
 from cspd_jax.masked import SelfSpeculation, passes, speculative
 from cspd_jax.masked.canvas import window_at
 from cspd_jax.masked.comparison import Request
@@ -161,7 +162,7 @@ def _second_moves(canvas, speculation, text, order):
 
 def make_parser() -> Parser:
     parser = Parser(__doc__, batch="1", new_tokens=8, block=4, repeats=1)
-    parser.add_argument("--batch", default="1,8")
+    parser.add_argument("--batch", type=several(positive), default="1,8")
     parser.add_argument("--new-tokens", type=int, default=64)
     parser.add_argument("--block", type=int, default=8)
     parser.add_argument("--temperature", type=float, default=0.0)
@@ -175,7 +176,7 @@ def main() -> None:
     args = begin(make_parser())
     model = load_text("masked-default", args.toy)
     rows = []
-    for batch in (int(x) for x in args.batch.split(",")):
+    for batch in args.batch:
         if args.only == "sampled" or args.toy:
             rows += sampled(model, batch, args)
         if args.only == "greedy" or args.toy:

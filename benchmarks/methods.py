@@ -21,12 +21,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from PIL import Image
-from toy import Parser, begin, load
+from toy import Parser, begin, load, several
 
 from cspd_jax import reports
 from cspd_jax.apps.evaluation.data import held_out, open_source, to_float, training_config
 from cspd_jax.apps.paper.running import timed
 from cspd_jax.apps.paper.variants import asked
+from cspd_jax.cli._arguments import positive
 from cspd_jax.coupling import log_acceptance_of_ratio
 from cspd_jax.diffusion.chain import Chains, path_log_density, sample_path
 from cspd_jax.diffusion.gaussian import coefficients
@@ -55,7 +56,7 @@ METHODS = {
 }
 GAMMAS = {f"self, gamma {gamma}": {"method": "self", "gamma": gamma} for gamma in (1, 2, 4, 8, 16)}
 DISTANCES = (1, 2, 4, 8)
-TOY = "plain;self;cspd paper (lossy)"
+TOY = ["plain", "self", "cspd paper (lossy)"]
 
 
 def say(text: str) -> None:
@@ -185,9 +186,9 @@ def against_gamma(rows: list[dict], batch: int, cfg: float) -> Image.Image:
 def make_parser() -> Parser:
     parser = Parser(__doc__, file=Path("methods.jsonl"), picture=Path("gamma.png"), batch="1", cfg="1")
     parser.add_argument("file", type=Path)
-    parser.add_argument("--batch", default="1,8,64")
-    parser.add_argument("--cfg", default="1,3")
-    parser.add_argument("--methods", help="some of them, by name, separated by ;")
+    parser.add_argument("--batch", type=several(positive), default="1,8,64")
+    parser.add_argument("--cfg", type=several(float), default="1,3")
+    parser.add_names("--methods", {**METHODS, **GAMMAS})
     parser.add_argument("--held-out", action="store_true")
     parser.add_argument("--gammas", action="store_true", help="self-speculation with several gamma")
     parser.add_argument("--picture", type=Path, help="where --gammas draws what it found (the last cell's)")
@@ -208,11 +209,11 @@ def main() -> None:
             resolve(target, np.arange(1), *asked(draft, options))  # all that are left out below
         args.methods, parts = args.methods or TOY, [(False, False), (True, False), (False, True)]
     for gammas, real in parts:
-        names = args.methods.split(";") if args.methods else list(GAMMAS if gammas else METHODS)
+        names = args.methods if args.methods else list(GAMMAS if gammas else METHODS)
         if args.toy and gammas:
             names = list(GAMMAS)[:1]
-        for cfg in (float(x) for x in args.cfg.split(",")):
-            cells = [(b, n) for b in (int(x) for x in args.batch.split(",")) for n in names]
+        for cfg in args.cfg:
+            cells = [(b, n) for b in args.batch for n in names]
             for batch, name in [(None, "held-out")] if real else cells:
                 row = {"batch": batch, "cfg": cfg, "method": name, "draft": args.draft, **machine}
                 if any(row.items() <= old.items() for old in rows):

@@ -18,6 +18,7 @@ from toy import Parser, begin
 from cspd_jax.apps.paper import NAMES
 from cspd_jax.apps.paper.experiment import Table
 from cspd_jax.apps.paper.results import markdown_table
+from cspd_jax.errors import UserError
 
 DOCS = Path(__file__).parents[1] / "docs"
 MARK = "<!-- results -->\n"
@@ -75,6 +76,8 @@ def main() -> None:
         write_toy(out, docs)
     files = {name: out / f"{name}.json" for name in NAMES}
     reports = [json.loads(file.read_text()) for file in files.values() if file.exists()]
+    if not reports:
+        raise UserError(f"{out} holds none of {', '.join(file.name for file in files.values())}")
     missing = [f"`{name}`" for name, file in files.items() if not file.exists()]
     spent = [json.loads(p.read_text()) for p in (out / "cells").glob("*.json") if "derived" not in p.name]
     together = sum(cell["row"]["spent"] for cell in spent) / 60

@@ -26,7 +26,7 @@ import numpy as np
 from same_law import TOY_CLASSIFIER, plan_of, say
 from same_law import generate as generate_parts
 from toy import STEPS as TOY_STEPS
-from toy import Parser, begin, load
+from toy import Parser, begin, kept_cells, load
 
 from cspd_jax.apps.evaluation import classifier as classifiers
 from cspd_jax.apps.evaluation import statistics
@@ -221,7 +221,7 @@ def make_parser() -> Parser:
     parser.add_argument("file", type=Path, metavar="OUT.json")
     parser.add_argument("--images", type=int, default=500, help="of a cell (500), a multiple of 10")
     parser.add_argument("--slow-images", type=int, default=150, help=f"of {', '.join(SLOW)} (150)")
-    parser.add_argument("--cells", default=";".join(CELLS), help="some of them, separated by ;")
+    parser.add_names("--cells", CELLS, ";".join(CELLS))
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="of images (OUT without its suffix)")
     parser.add_argument("--power", action="store_true", help="also measure what the tests can see")
     parser.add_argument("--picture", type=Path, help="draw what is there, and run nothing")
@@ -232,15 +232,13 @@ def make_parser() -> Parser:
 def main() -> None:
     parser = make_parser()
     args = begin(parser)
-    found = json.loads(args.file.read_text()) if args.file.exists() else {"cells": []}
+    found = kept_cells(args.file, bool(args.picture or args.markdown))
     if args.picture:
         picture(found).save(args.picture)
     if args.markdown:
         print(markdown(found))
     if args.picture or args.markdown:
         return
-    if unknown := [name for name in args.cells.split(";") if name not in CELLS]:
-        parser.error(f"cell {unknown[0]!r} is unknown; cells are {'; '.join(CELLS)}")
     if args.images % BATCH or args.slow_images % BATCH:
         parser.error(f"images are made {BATCH} side by side; ask for a multiple")
     run(args, found)
@@ -278,7 +276,7 @@ def run(args: argparse.Namespace, found: dict) -> None:
     machine = {"device": jax.devices()[0].device_kind, "jax": jax.__version__}
     reference = made("plain", args.images, REFERENCE_SEED, "reference")
     control = made("plain", args.images, FIRST_SEED, "plain")
-    for name in args.cells.split(";"):
+    for name in args.cells:
         n = min(args.images, args.slow_images) if name in SLOW else args.images
         seed = FIRST_SEED + list(CELLS).index(name)
         told = {"cell": name, "kind": CELLS[name][0], "seed": seed, "settings": options_of(name)}

@@ -27,7 +27,7 @@ from pathlib import Path
 import jax
 import numpy as np
 from methods import METHODS
-from toy import Parser, begin, load
+from toy import Parser, begin, load, several
 
 from cspd_jax import image
 from cspd_jax._utils.compilation import compile_seconds
@@ -35,6 +35,7 @@ from cspd_jax.apps.evaluation import classifier as classifiers
 from cspd_jax.apps.evaluation.data import open_source, training_config
 from cspd_jax.apps.evaluation.equality import FALSE_ALARM, p_values
 from cspd_jax.apps.paper.variants import asked
+from cspd_jax.cli._arguments import positive
 from cspd_jax.image import pixels
 from cspd_jax.keys import row_keys
 from cspd_jax.training.presets import to_json
@@ -124,19 +125,15 @@ def make_parser() -> Parser:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--n", type=int, default=4000)
     parser.add_argument("--steps", default="ddim100", help="of the denoising chains (ddim100)")
-    parser.add_argument("--num-iter", default="64,16", help="AR steps")
-    parser.add_argument("--cfg", default="1,3")
-    parser.add_argument("--cells", default="plain;self;cspd path", help="separated by ;")
+    parser.add_argument("--num-iter", type=several(positive), default="64,16", help="AR steps")
+    parser.add_argument("--cfg", type=several(float), default="1,3")
+    parser.add_names("--cells", [name for name in SEEDS if name in METHODS], "plain;self;cspd path")
     parser.add_argument("--classifier", type=Path, help="where it is kept (FOLDER/classifier.npz)")
     return parser
 
 
 def main() -> None:
-    parser = make_parser()
-    args = begin(parser)
-    known = [name for name in SEEDS if name in METHODS]
-    if unknown := [name for name in args.cells.split(";") if name not in known]:
-        parser.error(f"cell {unknown[0]!r} is unknown; cells are {'; '.join(known)}")
+    args = begin(make_parser())
     target, draft = load("default", args.toy), load("default-draft", args.toy)
     config = training_config(target)
     data = {name: to_json(config)[name] for name in ("data_kind", "data")}
@@ -147,15 +144,15 @@ def main() -> None:
     batch = min(args.n, BATCH)
     out = args.folder / "results.json"
     results = json.loads(out.read_text()) if out.exists() else []
-    for cfg in (float(x) for x in args.cfg.split(",")):
-        for num_iter in (int(x) for x in args.num_iter.split(",")):
+    for cfg in args.cfg:
+        for num_iter in args.num_iter:
             options = {"cfg": cfg, "num_iter": num_iter, "steps": args.steps}
             here = f"cfg{cfg:g}-iter{num_iter}-{args.steps}"
             plainly = {**METHODS["plain"], **options}
             seed = SEEDS["reference"]
             made = generate(target, draft, args.folder / f"{here}-reference", args.n, seed, plainly, batch)
             reference = made["tokens"].reshape(args.n, -1)
-            for name in args.cells.split(";"):
+            for name in args.cells:
                 settings = {**METHODS[name], **frugal(name, num_iter < target.config.seq_len), **options}
                 cell = {"method": name, "n": args.n, "seed": SEEDS[name], "settings": settings}
                 if any(all(old.get(k) == v for k, v in cell.items()) for old in results):

@@ -10,9 +10,11 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
+import json
 import os
 import sys
 import tempfile
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax import weights
+from cspd_jax.cli._arguments import positive
+from cspd_jax.cli._failures import user_message
+from cspd_jax.errors import UserError
 from cspd_jax.networks import lm
 from cspd_jax.networks.lm_config import LMConfig
 from cspd_jax.networks.registry import kind_name, kind_of
@@ -56,10 +61,17 @@ class Parser(argparse.ArgumentParser):
         self.add_argument("--toy", action="store_true", help="all of it in seconds, on tiny random models")
 
     def add_argument(self, *names: str, **options: Any) -> argparse.Action:
+        if options.get("type") is int and options.get("default", 1) != 0:
+            options["type"] = positive
         action = super().add_argument(*names, **options)
         if names[0] not in ("-h", "--toy"):
             self._named.append(action)
         return action
+
+    def add_names(self, flag: str, known: Iterable[str], default: str | None = None) -> None:
+        """An argument that lists some of these names."""
+        told = "some of them, by name, separated by ;"
+        self.add_argument(flag, type=_among(known), default=default, help=told)
 
     def parse_args(self, args=None, namespace=None):
         given = sys.argv[1:] if args is None else list(args)
@@ -73,12 +85,57 @@ class Parser(argparse.ArgumentParser):
 
 def begin(parser: Parser, quick: bool = True) -> argparse.Namespace:
     """The arguments of this process. With --toy programs are compiled quickly, and caches are its own."""
+    sys.excepthook = _say
     args = parser.parse_args()
     if args.toy:
         os.environ["XDG_CACHE_HOME"] = str(scratch() / "cache")
         if quick:
             jax.config.update("jax_disable_most_optimizations", True)
     return args
+
+
+def _say(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+    """One sentence and code 2 for what is wrong with files and arguments."""
+    sentence = user_message(error)
+    if isinstance(error, json.JSONDecodeError | UnicodeDecodeError):
+        sentence = f"a file of results is none, or is damaged: {error}"
+    if sentence is None:
+        return sys.__excepthook__(kind, error, trace)
+    print(f"{Path(sys.argv[0]).name}: error: {sentence}", file=sys.stderr)
+    sys.exit(2)
+
+
+def several(kind: Callable[[str], Any], mark: str = ",") -> Callable[[str], list[Any]]:
+    """The type of an argument that lists numbers, or texts, between marks."""
+
+    def read(text: str) -> list[Any]:
+        return [kind(part.strip()) for part in text.split(mark)]
+
+    read.__name__ = f"list of values ({mark})"
+    return read
+
+
+def _among(names: Iterable[str]) -> Callable[[str], list[str]]:
+    """The type of an argument that lists some of these names, between semicolons."""
+    known = list(names)
+
+    def read(text: str) -> list[str]:
+        given = [part.strip() for part in text.split(";")]
+        if unknown := [part for part in given if part not in known]:
+            raise argparse.ArgumentTypeError(f"{unknown[0]!r} is unknown; there are {'; '.join(known)}")
+        return given
+
+    return read
+
+
+def kept_cells(file: Path, needed: bool) -> dict[str, Any]:
+    """What a program found before, which must be something where it is `needed`."""
+    found = json.loads(file.read_text()) if file.exists() else {"cells": []}
+    if not isinstance(found, dict) or not isinstance(found.get("cells"), list):
+        raise UserError(f"{file} does not hold the cells of this program")
+    if needed and not found["cells"]:
+        raise UserError(f"{file} holds no results yet; run the program without options that only show them")
+    return found
 
 
 @functools.cache

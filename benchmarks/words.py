@@ -34,7 +34,7 @@ import numpy as np
 from same_law import generate as generate_parts
 from same_law import plan_of, say
 from toy import STEPS as TOY_STEPS
-from toy import Parser, begin, narrow, random_params
+from toy import Parser, begin, kept_cells, narrow, random_params
 
 from cspd_jax.apps.evaluation import statistics
 from cspd_jax.apps.evaluation import words as measures
@@ -356,7 +356,7 @@ def make_parser() -> Parser:
     parser.add_argument("--draft", type=Path, default=Path("runs/words-draft/model"))
     parser.add_argument("--images", type=int, default=2000, help="of a cell (2000), a multiple of 8")
     parser.add_argument("--slow-images", type=int, default=2000, help=f"of {', '.join(SLOW)} (2000)")
-    parser.add_argument("--cells", default=";".join(CELLS), help="some of them, separated by ;")
+    parser.add_names("--cells", CELLS, ";".join(CELLS))
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="of images (OUT without its suffix)")
     parser.add_argument("--power", action="store_true", help="also measure what the tests can see")
     parser.add_argument("--picture", type=Path, help="draw what is there, and run nothing")
@@ -375,7 +375,7 @@ def main() -> None:
         return
     if args.file is None:
         parser.error("name the file of the results, OUT.json")
-    found = json.loads(args.file.read_text()) if args.file.exists() else {"cells": []}
+    found = kept_cells(args.file, bool(args.picture or args.markdown or args.rows))
     if args.picture:
         picture(found).save(args.picture)
     if args.markdown:
@@ -384,8 +384,6 @@ def main() -> None:
         draw_rows(args, found)
     if args.picture or args.markdown or args.rows:
         return
-    if unknown := [name for name in args.cells.split(";") if name not in CELLS]:
-        parser.error(f"cell {unknown[0]!r} is unknown; cells are {'; '.join(CELLS)}")
     if args.images % BATCH or args.slow_images % BATCH:
         parser.error(f"images are made {BATCH} side by side; ask for a multiple")
     run(args, found)
@@ -442,7 +440,7 @@ def run(args: argparse.Namespace, found: dict) -> None:
     machine = {"device": jax.devices()[0].device_kind, "jax": jax.__version__}
     reference = pictures(made("plain", args.images, REFERENCE_SEED, "reference"))
     control = pictures(made("plain", args.images, FIRST_SEED, "plain"))
-    for name in args.cells.split(";"):
+    for name in args.cells:
         n = min(args.images, args.slow_images) if name in SLOW else args.images
         seed = FIRST_SEED + list(CELLS).index(name)
         told = {"cell": name, "kind": CELLS[name][0], "seed": seed, "settings": options_of(name)}

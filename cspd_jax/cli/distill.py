@@ -10,9 +10,11 @@ from typing import Any
 from cspd_jax.cli._arguments import positive
 from cspd_jax.cli._output import progress
 from cspd_jax.cli.train import absolute_name, add_run_flags, beginning, configure, finish, run_options
-from cspd_jax.errors import UserError
+from cspd_jax.errors import UserError, check_whole
 
 _PRESET = "glyphs-draft"
+_CUT = "text-cut"
+_MOST_SAMPLES = 2**20
 
 
 def add_parser(subparsers) -> None:
@@ -59,6 +61,8 @@ def add_parser(subparsers) -> None:
 
 def run(args: argparse.Namespace) -> None:
     _check_cut(args)
+    if args.samples is not None:
+        check_whole("--samples", args.samples, 1, _MOST_SAMPLES)
     config = configure(args, lambda: _begun(args))
     from cspd_jax.training.distill import distill
     from cspd_jax.training.provenance import Provenance
@@ -106,11 +110,11 @@ def _check_cut(args: argparse.Namespace) -> None:
     """Chooses the preset of a cut draft; UserError if its options are incomplete."""
     options = {"--cut": args.cut, "--ids": args.ids, "--prompts": args.prompts}
     missing = [name for name, value in options.items() if value is None]
-    if len(missing) == len(options):
+    if len(missing) == len(options) and (args.preset != _CUT or args.resume):
         return
     if missing and not args.resume:
         raise UserError(f"a draft is cut with --cut, --ids and --prompts together; {missing[0]} is missing")
     if args.origin is not None:
         raise UserError("--from is for drafts that are not cut; a cut one learns from the target's answers")
     if args.preset is None:
-        args.preset = "text-cut"
+        args.preset = _CUT

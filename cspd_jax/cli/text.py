@@ -156,8 +156,8 @@ def _check(args: argparse.Namespace) -> None:
                 option = name.replace("_", "-")
                 raise UserError(f"--{option} is for sampling; give a --temperature above 0 with it")
     if args.method == "plain":
-        for name in ("draft", "confidence"):
-            if getattr(args, name) is not None:
+        for name in ("draft", "confidence", "gamma", "adapt"):
+            if getattr(args, name) not in (None, False):
                 raise UserError(f"--{name} is for the methods that draft, not with --method plain")
 
     if args.method == "auto" and args.adapt:

@@ -71,6 +71,35 @@ DIGITS = "9" * 5000
         (["reproduce", "--list", "nope"], "--list names all experiments; leave out 'nope'"),
         (["text", "--prompt-file", "/dev/zero"], "/dev/zero has more than 16 MiB"),
         (["text", "--prompt-ids", "1,x" * 5000], "...' is not a list of whole numbers"),
+        (["generate", "--cfg", "1e39"], "cfg is 1e+39; it must be at most 3e+38"),
+        (["text", "--method", "plain", "--gamma", "3"], "--gamma is for the methods that draft"),
+        (["text", "--method", "plain", "--adapt"], "--adapt is for the methods that draft"),
+        (["evaluate", "--target", "text-default", "--n", "20"], "--n is for images, and text-default is a"),
+        (["evaluate", "--target", "text-default", "--steps", "9"], "--steps is for images"),
+        (
+            ["train", "--out", "run", "--preset", "text-draft", "--set", "data_share=0.5"],
+            "data_share is for drafts that are",
+        ),
+        (
+            ["train", "--out", "run", "--preset", "text-draft", "--set", "model.known_ids=3"],
+            "texts are bytes, and have 257",
+        ),
+        (
+            ["train", "--out", "run", "--preset", "words", "--set", "steps=1_0"],
+            "steps is a whole number, not '1_0'",
+        ),
+        (
+            ["train", "--out", "run", "--preset", "mar-base", "--set", "data.held_out=1"],
+            "held_out is 1, which holds out",
+        ),
+        (
+            ["distill", "--out", "run", "--preset", "text-cut"],
+            "a draft is cut with --cut, --ids and --prompts together",
+        ),
+        (
+            ["distill", "--out", "run", "--samples", "1000000000"],
+            "--samples is 1000000000; it must be at most 1048576",
+        ),
     ],
 )
 def test_what_cannot_be(arguments, sentence, tmp_path, monkeypatch, capsys):

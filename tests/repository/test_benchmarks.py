@@ -136,3 +136,29 @@ def test_rows_of_another_machine_are_not_continued(tmp_path):
     before = file.read_bytes()
     done = run([str(BENCHMARKS / "auto.py"), "--toy", "--file", str(file)], tmp_path)
     assert done.returncode == 2 and "name another file" in done.stderr and file.read_bytes() == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "command, sentence",
+    [
+        ("words.py x.json --images 0", "'0' is not a positive whole number"),
+        ("words.py x.json --cells nosuch", "'nosuch' is unknown; there are plain; 32 AR steps"),
+        ("words.py x.json --markdown", "x.json holds no results yet"),
+        ("words.py damaged.json --markdown", "damaged: "),
+        ("words.py x.json", "runs/words/model is neither a checkpoint folder nor"),
+        ("rivals.py list.json --markdown", "list.json does not hold the cells of this program"),
+        ("same_law.py here --n 0", "'0' is not a positive whole number"),
+        ("methods.py x.jsonl --methods nosuch", "'nosuch' is unknown; there are plain"),
+        ("methods.py x.jsonl --batch x", "'x' is not a positive whole number"),
+        ("chain_rivals.py x.json --windows 0", "'0' is not a positive whole number"),
+        ("reproduction_page.py nowhere", "nowhere holds none of table1.json"),
+    ],
+)
+def test_bad_input_is_one_sentence(command, sentence, tmp_path):
+    (tmp_path / "damaged.json").write_text("{")
+    (tmp_path / "list.json").write_text("[]")
+    name, *arguments = command.split()
+    done = run([str(BENCHMARKS / name), *arguments], tmp_path)
+    assert done.returncode == 2 and sentence in done.stderr and "Traceback" not in done.stderr, done.stderr
+    assert {p.name for p in tmp_path.iterdir()} <= {"damaged.json", "list.json", ".cache"}

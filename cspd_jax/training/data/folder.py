@@ -61,6 +61,8 @@ class FolderConfig:
             raise UserError(f"images have 1 or 3 channels, not {self.channels}")
         if self.size < 1 or self.held_out < 0:
             raise UserError(f"size {self.size} must be at least 1, held_out {self.held_out} at least 0")
+        if self.held_out == 1:
+            raise UserError("held_out is 1, which holds out every image; it must be 0 (none) or at least 2")
 
 
 class ImageFile(NamedTuple):

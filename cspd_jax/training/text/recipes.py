@@ -8,6 +8,7 @@ import pathlib
 from collections.abc import Callable
 from typing import Any
 
+from cspd_jax.errors import UserError
 from cspd_jax.networks.lm import LM
 from cspd_jax.networks.lm_config import LMConfig
 from cspd_jax.parallel import processes, replicate
@@ -23,6 +24,7 @@ from cspd_jax.training.text.distillation import InTurn, TargetTexts, agreement
 from cspd_jax.training.text.objective import bits_per_byte, tiled
 from cspd_jax.training.text.trainer import Rows, TextTeacher, check_vocabulary, initial_params, train_text
 from cspd_jax.weights import models
+from cspd_jax.weights.tokenizers import END_OF_TEXT
 
 _SAMPLES = 4096
 _GLANCE = 64  # held-out rows measured while training
@@ -36,6 +38,11 @@ def train(
     tell: Tell = silent,
 ) -> Trained:
     """Trains a language model on text in the folder `out`."""
+    if config.data_share:
+        raise UserError("data_share is for drafts that are distilled; training on the data has no other part")
+    ids = max((END_OF_TEXT, *config.model.mask_ids)) + 1
+    if config.model.known_ids < ids:
+        raise UserError(f"model.known_ids is {config.model.known_ids}; texts are bytes, and have {ids} ids")
     initial = _starting_weights(begun.init, config.model, out)
     begun = begun.with_weights(str(out), init=initial and (config.model, initial))
     texts = Texts(config.data)
