@@ -117,7 +117,7 @@ class TrainConfig(RunConfig):
     label_drop: fraction of rows trained without their label.
     least_mask_ratio: the mask ratio is a normal with mean 1, truncated to [least_mask_ratio, 1].
     mask_ratio_deviation: the standard deviation of that normal.
-    noisy: share of the noise levels that come from the highest quarter alone, where contexts matter most.
+    focus: share of the noise levels that are drawn where it is decided which of several things a token shows.
     max_weight: at high noise the squared error of eps hardly depends on the token, so it counts as much as
         that of the velocity would, 1 / alpha_bar times, up to this; 1 is MAR's objective.
     hint: weight of a second loss, on what the backbone knows: the cross-entropy of the letter that a token
@@ -136,7 +136,7 @@ class TrainConfig(RunConfig):
     label_drop: float = 0.1
     least_mask_ratio: float = 0.7
     mask_ratio_deviation: float = 0.25
-    noisy: float = 0.0
+    focus: float = 0.0
     max_weight: float = 1.0
     hint: float = 0.0
     settle: int = 0
@@ -150,7 +150,7 @@ class TrainConfig(RunConfig):
         self._require("0 or more", not_negative, "sample_cfg", "settle", "hint")
         self._require("from 1 to 1000", lambda x: 1 <= x <= 1000, "max_weight")
         self._require("above 0", positive, "mask_ratio_deviation")
-        self._require("from 0 to below 1", share, "label_drop", "noisy")
+        self._require("from 0 to below 1", share, "label_drop", "focus")
         self._require("between 0 and 1", lambda x: 0 < x < 1, "least_mask_ratio")
         if self.hint and not isinstance(self.data, WordsConfig):
             raise UserError("hint is for pictures of words, of which each token's letter is known")

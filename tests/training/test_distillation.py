@@ -141,7 +141,7 @@ def test_the_command_refuses_what_does_not_fit(tmp_path, capsys):
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("setting", ["noisy=0.5", "max_weight=2", "settle=1"])
+@pytest.mark.parametrize("setting", ["focus=0.5", "max_weight=2", "settle=1"])
 def test_the_command_refuses_settings_of_the_data_objective(setting, tmp_path, capsys):
     out = str(tmp_path / "run")
     more = ["--set", "least_mask_ratio=0.1", "--set", setting]

@@ -186,14 +186,16 @@ def test_draws():
     assert abs(first - 250).max() < 5 * math.sqrt(250)
 
 
-def test_noisy_timesteps_are_more_frequent():
-    """6,144 timesteps: a deviation of 0.03 is almost 5 standard deviations."""
+def test_deciding_timesteps_are_more_frequent():
+    """6,144 timesteps: a deviation of 0.03 is almost 5 standard deviations. Of the deciding levels 0.67 are
+    from 300 to 699."""
     bucket = masking.Bucket(0, 4)
     usual = masking.draw(jax.random.key(0), 512, 6, 3, bucket, jnp.int32(3), copies=2, drop=0.1)
-    noisy = masking.noisier(jax.random.key(1), usual, 0.5)
-    assert abs(np.mean(usual.t >= 750) - 0.25) < 0.03 and abs(np.mean(noisy.t >= 750) - 0.625) < 0.03
-    assert noisy.t.min() < 30 and noisy.t.max() == 999
-    assert masking.noisier(jax.random.key(1), usual, 0.0) is usual
+    focused = masking.focused(jax.random.key(1), usual, 0.5)
+    share = lambda draws: np.mean((draws.t >= 300) & (draws.t < 700))
+    assert abs(share(usual) - 0.4) < 0.03 and abs(share(focused) - (0.2 + 0.5 * 0.67)) < 0.03
+    assert focused.t.min() < 30 and focused.t.max() > 970
+    assert masking.focused(jax.random.key(1), usual, 0.0) is usual
 
 
 @pytest.mark.slow

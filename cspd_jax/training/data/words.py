@@ -93,12 +93,12 @@ class WordsConfig:
     cell: int = 8
     indents: int = 3
     fonts: tuple[str, ...] = ("DejaVuSans", "DejaVuSans-Bold", "DejaVuSerif")
-    extent: float = 6.5
-    zoom: float = 0.05
-    shift: float = 0.4
+    extent: float = 7.0
+    zoom: float = 0.02
+    shift: float = 0.2
     bold: float = 0.15
-    weight: float = 0.15
-    contrast: float = 0.2
+    weight: float = 0.08
+    contrast: float = 0.1
     grain: float = 0.02
 
     def __post_init__(self):

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.diffusion.schedule import NUM_TRAIN_STEPS
+from cspd_jax.diffusion.schedule import NUM_TRAIN_STEPS, make_schedule
 from cspd_jax.training.image.objective import Draws
 
 Array = jax.Array
@@ -61,10 +61,18 @@ def draw(
     )
 
 
-def noisier(key: Array, draws: Draws, share: float) -> Draws:
-    """With a share of the timesteps, moved by `key`, in the noisiest quarter."""
+def focused(key: Array, draws: Draws, share: float) -> Draws:
+    """With a share of the timesteps, moved by `key`, at the levels where tokens are told apart."""
     if not share:
         return draws
-    quarter = NUM_TRAIN_STEPS // 4
-    late = NUM_TRAIN_STEPS - quarter + draws.t % quarter
-    return draws._replace(t=jnp.where(jax.random.uniform(key, draws.t.shape) < share, late, draws.t))
+    which, where = jax.random.split(key)
+    there = jnp.searchsorted(jnp.asarray(_deciding()), jax.random.uniform(where, draws.t.shape))
+    return draws._replace(t=jnp.where(jax.random.uniform(which, draws.t.shape) < share, there, draws.t))
+
+
+def _deciding() -> np.ndarray:
+    """[999], the distribution function of a timestep: the logarithm of its signal-to-noise ratio lies around
+    -1. Above, a token hardly shows which of several it will be; below, it has been decided."""
+    signal = make_schedule(str(NUM_TRAIN_STEPS)).sqrt_alphas_cumprod ** 2
+    density = np.exp(-0.5 * ((np.log(signal / (1 - signal)) + 1.0) / 1.2) ** 2)
+    return np.cumsum(density / density.sum())[:-1].astype(np.float32)

@@ -105,7 +105,7 @@ def distill(
 def _check_objective(config: TrainConfig) -> None:
     """UserError for settings of MAR's objective that distillation, which has its own, would not follow."""
     usual = {field.name: field.default for field in dataclasses.fields(TrainConfig)}
-    for name in ("noisy", "max_weight", "hint", "settle"):
+    for name in ("focus", "max_weight", "hint", "settle"):
         if (given := getattr(config, name)) != usual[name]:
             raise UserError(
                 f"{name} is {given}; it is for training on data, and must be {usual[name]} where a draft is"

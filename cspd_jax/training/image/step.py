@@ -21,7 +21,7 @@ from cspd_jax.training.step import Purpose, TrainState, descend, first_state, ru
 
 Array = jax.Array
 
-_NOISIER = 4  # beyond the keys that `masking.draw` splits off
+_FOCUS = 4  # beyond the keys that `masking.draw` splits off
 _GRID = 1
 _LAST = {"attn": "proj", "mlp": "fc2"}  # the last layers of a block's two parts
 
@@ -110,7 +110,7 @@ def train_step(
         copies=config.copies,
         drop=config.label_drop,
     )
-    draws = masking.noisier(jax.random.fold_in(key, _NOISIER), draws, config.noisy)
+    draws = masking.focused(jax.random.fold_in(key, _FOCUS), draws, config.focus)
     kinds = len(letters(config.data)) if isinstance(config.data, WordsConfig) else 0
 
     def loss_of(part):
