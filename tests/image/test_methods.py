@@ -167,6 +167,32 @@ def test_self_speculation_must_beat_speculation_along_the_chains(monkeypatch, of
     assert (autotune.faster_of(KEY, plain, ahead).method.name == "self") == wins
 
 
+@pytest.mark.parametrize("patience, tried", [(1e9, [8, 4, 16]), (0.0, [8])])
+def test_measuring_takes_no_longer_than_is_worth_it(monkeypatch, patience, tried):
+    model, gammas = cspd_jax.load("default"), []
+
+    def measured(key, plan):
+        gammas.append(plan.method.gamma)
+        return SimpleNamespace(faster=1.1)
+
+    monkeypatch.setattr(autotune, "beside_plain", measured)
+    monkeypatch.setattr(autotune, "self_speculation_can_win", lambda *_: True)
+    monkeypatch.setattr(autotune, "PATIENCE", patience)
+    ahead = plan.check(model, [0], SelfSpeculation())
+    assert autotune.faster_of(KEY, plan.resolve(model, [0]), ahead).method == SelfSpeculation(8)
+    assert gammas == tried
+
+
+@pytest.mark.parametrize("seconds, wins", [(1.0, False), (0.5, True)])
+def test_rounds_that_only_win_if_every_draft_is_accepted_are_not_tried(monkeypatch, seconds, wins):
+    """64 AR steps of 0.1 s, or 8 rounds at best."""
+    model = cspd_jax.load("default")
+    measured = lambda model, options, fitted, rows, ways: {"plain": 0.1 if rows == 1 else seconds * 0.8}
+    monkeypatch.setattr(autotune.choice, "measure", measured)
+    plain, ahead = plan.resolve(model, [0]), plan.check(model, [0], SelfSpeculation())
+    assert autotune.self_speculation_can_win(plain, dataclasses.replace(ahead, batch=1)) == wins
+
+
 @pytest.mark.slow
 def test_fastest_is_a_plan_that_runs(folder):
     model = cspd_jax.load(folder / "target")
