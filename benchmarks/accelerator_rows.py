@@ -10,6 +10,7 @@ from typing import Any
 
 import kernels
 from cases import IDENTITY
+from toy import kept
 
 PLAIN = ("plain", "text-plain", "stepwise")  # what the others are compared with
 
@@ -34,11 +35,11 @@ def nothing() -> dict[str, Any]:
 
 
 def load(file: Path) -> list[dict[str, Any]]:
-    return json.loads(file.read_text())["rows"] if file.exists() else []
+    return kept(file, "rows")["rows"]
 
 
 def save(file: Path, rows: list[dict[str, Any]], here: dict[str, Any] | None) -> None:
-    content = json.loads(file.read_text()) if file.exists() else {}
+    content = kept(file, "rows")
     machines = content.get("machines", [])
     if here is not None and here not in machines:
         machines.append(here)
@@ -70,7 +71,7 @@ def report(row: dict[str, Any]) -> None:
 
 def table(file: Path) -> None:
     """The file as Markdown: a table for each device, kind of model and number of rows side by side."""
-    content, parts = json.loads(file.read_text()), collections.defaultdict(list)
+    content, parts = kept(file, "rows"), collections.defaultdict(list)
     for row in content["rows"]:
         if not row.get("error"):
             how = "measured" if row["measured_here"] else "modelled"

@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from inner import TOY_WINDOWS, randomness, recorded, replayed, say
-from toy import Parser, begin, load, sizes
+from toy import Parser, among, begin, load, sizes
 
 from cspd_jax.image import sampler
 from cspd_jax.image.chain import calibration, choice
@@ -185,7 +185,7 @@ def make_parser() -> Parser:
     parser.add_argument("--only", choices=["calls", "seconds"])
     parser.add_argument("--images", type=int, default=64, help="side by side, for the calls (64)")
     parser.add_argument("--repeats", type=int, default=12)
-    parser.add_argument("--sizes", default="sphere-b,sphere-l")
+    parser.add_argument("--sizes", type=among(SPHERE_PRESETS, ","), default="sphere-b,sphere-l")
     return parser
 
 
@@ -199,7 +199,7 @@ def main() -> None:
     if args.only in (None, "seconds"):
         out["seconds"] = [
             token_seconds(name, sizes(SPHERE_PRESETS, name, args.toy), model, windows, steps, args.repeats)
-            for name in args.sizes.split(",")
+            for name in args.sizes
             for steps in steps_of_all
         ]
     print(json.dumps(out))

@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 
 import numpy as np
-from toy import Parser, begin
+from toy import Parser, begin, kept
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
@@ -86,7 +86,7 @@ def make_parser() -> Parser:
 
 def main() -> None:
     args = begin(make_parser())
-    shapes = json.loads(args.shapes.read_text())["keys"]
+    shapes = kept(args.shapes, "keys")["keys"]
     if args.toy:
         shapes = narrow(shapes)
     ema_bytes = 4 * sum(math.prod(shape) for _, shape in shapes)

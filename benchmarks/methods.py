@@ -32,6 +32,7 @@ from cspd_jax.coupling import log_acceptance_of_ratio
 from cspd_jax.diffusion.chain import Chains, path_log_density, sample_path
 from cspd_jax.diffusion.gaussian import coefficients
 from cspd_jax.diffusion.schedule import sampling_schedule
+from cspd_jax.errors import UserError
 from cspd_jax.image.order import guidance_scale, random_order, reveal_groups
 from cspd_jax.image.pixels import patchify
 from cspd_jax.image.plan import resolve
@@ -201,6 +202,8 @@ def make_parser() -> Parser:
 def main() -> None:
     args = begin(make_parser())
     rows = [json.loads(line) for line in args.file.read_text().splitlines()] if args.file.exists() else []
+    if not all(isinstance(row, dict) for row in rows):
+        raise UserError(f"{args.file} does not hold rows, as this program writes them")
     target, draft = load("default", args.toy), load(args.draft, args.toy)
     machine = {"device": jax.devices()[0].device_kind, "jax": jax.__version__, "seed": args.seed}
     parts = [(args.gammas, args.held_out)]

@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import json
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterable
@@ -71,7 +72,7 @@ class Parser(argparse.ArgumentParser):
     def add_names(self, flag: str, known: Iterable[str], default: str | None = None) -> None:
         """An argument that lists some of these names."""
         told = "some of them, by name, separated by ;"
-        self.add_argument(flag, type=_among(known), default=default, help=told)
+        self.add_argument(flag, type=among(known), default=default, help=told)
 
     def parse_args(self, args=None, namespace=None):
         given = sys.argv[1:] if args is None else list(args)
@@ -87,6 +88,10 @@ def begin(parser: Parser, quick: bool = True) -> argparse.Namespace:
     """The arguments of this process. With --toy programs are compiled quickly, and caches are its own."""
     sys.excepthook = _say
     args = parser.parse_args()
+    for name in ("file", "picture", "rows"):
+        path = getattr(args, name, None)
+        if isinstance(path, Path) and not path.absolute().parent.is_dir():
+            parser.error(f"{path.parent}, where {path.name} would be written, is no folder")
     if args.toy:
         os.environ["XDG_CACHE_HOME"] = str(scratch() / "cache")
         if quick:
@@ -97,6 +102,8 @@ def begin(parser: Parser, quick: bool = True) -> argparse.Namespace:
 def _say(kind: type[BaseException], error: BaseException, trace: Any) -> None:
     """One sentence and code 2 for what is wrong with files and arguments."""
     sentence = user_message(error)
+    if isinstance(error, ModuleNotFoundError):
+        sentence = f"{error.name} is not installed; docs/benchmarks.md says what each program needs"
     if isinstance(error, json.JSONDecodeError | UnicodeDecodeError):
         sentence = f"a file of results is none, or is damaged: {error}"
     if sentence is None:
@@ -115,14 +122,23 @@ def several(kind: Callable[[str], Any], mark: str = ",") -> Callable[[str], list
     return read
 
 
-def _among(names: Iterable[str]) -> Callable[[str], list[str]]:
-    """The type of an argument that lists some of these names, between semicolons."""
+def expression(text: str) -> str:
+    """The type of an argument that is a regular expression."""
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no regular expression ({error})") from None
+    return text
+
+
+def among(names: Iterable[str], mark: str = ";") -> Callable[[str], list[str]]:
+    """The type of an argument that lists some of these names, between marks."""
     known = list(names)
 
     def read(text: str) -> list[str]:
-        given = [part.strip() for part in text.split(";")]
+        given = [part.strip() for part in text.split(mark)]
         if unknown := [part for part in given if part not in known]:
-            raise argparse.ArgumentTypeError(f"{unknown[0]!r} is unknown; there are {'; '.join(known)}")
+            raise argparse.ArgumentTypeError(f"{unknown[0]!r} is unknown; there are {f'{mark} '.join(known)}")
         return given
 
     return read
@@ -130,11 +146,17 @@ def _among(names: Iterable[str]) -> Callable[[str], list[str]]:
 
 def kept_cells(file: Path, needed: bool) -> dict[str, Any]:
     """What a program found before, which must be something where it is `needed`."""
-    found = json.loads(file.read_text()) if file.exists() else {"cells": []}
-    if not isinstance(found, dict) or not isinstance(found.get("cells"), list):
-        raise UserError(f"{file} does not hold the cells of this program")
+    found = kept(file, "cells")
     if needed and not found["cells"]:
         raise UserError(f"{file} holds no results yet; run the program without options that only show them")
+    return found
+
+
+def kept(file: Path, what: str) -> dict[str, Any]:
+    """The object in a file, with a list of that name; one with an empty list if there is no file."""
+    found = json.loads(file.read_text()) if file.exists() else {what: []}
+    if not isinstance(found, dict) or not isinstance(found.get(what), list):
+        raise UserError(f"{file} does not hold {what}, as this program writes them")
     return found
 
 

@@ -18,7 +18,7 @@ import time
 
 import jax
 import numpy as np
-from toy import Parser, begin, held_out_texts, load_text
+from toy import Parser, begin, expression, held_out_texts, load_text
 
 from cspd_jax.text import Info, Options, draft_tree
 from cspd_jax.text.comparison import Request
@@ -75,7 +75,9 @@ def make_parser() -> Parser:
     parser.add_argument("--texts", type=int, default=64)
     parser.add_argument("--count", type=int, default=128, help="new tokens of each")
     parser.add_argument("--only", choices=("greedy", "sampled"))
-    parser.add_argument("--ways", default="", metavar="REGEX", help="of the names; plain is always measured")
+    parser.add_argument(
+        "--ways", type=expression, default="", metavar="REGEX", help="of the names, beside plain"
+    )
     return parser
 
 

@@ -36,6 +36,8 @@ class Purpose(enum.IntEnum):
 def as_typed(key: Array) -> Array:
     """A key, or keys, of the new kind. UserError for what is no key, such as a seed."""
     dtype = getattr(key, "dtype", None)
+    if isinstance(key, jax.Array) and not isinstance(key, jax.core.Tracer) and key.is_deleted():
+        raise UserError("key has been deleted or donated; make it again")
     if dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key):
         return key
     if dtype != jnp.uint32 or not key.ndim:

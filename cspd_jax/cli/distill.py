@@ -63,6 +63,8 @@ def run(args: argparse.Namespace) -> None:
     _check_cut(args)
     if args.samples is not None:
         check_whole("--samples", args.samples, 1, _MOST_SAMPLES)
+        if args.origin in (None, "data") and args.cut is None and not args.resume:
+            raise UserError("--samples is for drafts that learn on them: add --from target or both")
     config = configure(args, lambda: _begun(args))
     from cspd_jax.training.distill import distill
     from cspd_jax.training.provenance import Provenance

@@ -165,7 +165,7 @@ def _check(args: argparse.Namespace) -> None:
     if args.rows is not None and (args.adapt or args.method == "tree"):
         raise UserError("--rows is not for --adapt and not for --method tree, whose rows all begin together")
     if args.method == "tree":
-        for name in ("confidence", "adapt"):
+        for name in ("confidence", "adapt", "gamma"):
             if getattr(args, name):
                 raise UserError(f"--{name} is not for draft trees, whose size is fixed")
     elif args.tree is not None:

@@ -13,6 +13,7 @@ from cspd_jax.cli._output import progress, result
 from cspd_jax.errors import UserError
 
 _PRESET = "glyphs"
+_MOST_WORKERS = 256
 _SHORTCUTS = ("steps", "batch", "seed", "learning_rate")
 
 
@@ -39,7 +40,7 @@ def add_parser(subparsers) -> None:
     folder.add_argument(
         "--stream",
         nargs="?",
-        type=whole,
+        type=_workers,
         const=0,
         metavar="WORKERS",
         help="keep no decoded images, for folders that do not fit: read the files ahead of the steps, by"
@@ -107,10 +108,18 @@ def run(args: argparse.Namespace) -> None:
     finish(args, trained, start, "train")
 
 
+def _workers(text: str) -> int:
+    if (number := whole(text)) > _MOST_WORKERS:
+        raise argparse.ArgumentTypeError(f"{number} is more than {_MOST_WORKERS} processes")
+    return number
+
+
 def run_options(args: argparse.Namespace, config):
     from cspd_jax.training.placement import Placement
     from cspd_jax.training.run import RunOptions
 
+    if args.stop_at is not None and args.stop_at > config.steps:
+        raise UserError(f"--stop-at {args.stop_at} is beyond the run, which has {config.steps} steps")
     placement = Placement(config.batch, mesh_of(args), config.accumulate)
     return RunOptions(args.resume, args.stop_at, placement=placement, tensorboard=args.tensorboard)
 

@@ -35,12 +35,12 @@ def _number(name: str, value: Any) -> float:
         raise UserError(f"{name} is traced; give it to the `sample` of a plan, which is made outside jit")
     try:
         array = np.asarray(value)
-        if array.size == 1 and array.dtype.kind in "iuf":
+        if array.size == 1 and (array.dtype.kind in "iuf" or array.dtype.name == "bfloat16"):
             value = float(array.reshape(()))
     except (ValueError, OverflowError):
         pass
     check_range(name, value)
-    return value
+    return float(value)
 
 
 def _scale(name: str, value: Any) -> float:
@@ -71,6 +71,7 @@ def _schedule(name: str, value: Any) -> str:
 
 
 def _denoise(name: str, value: Any) -> ChainSpeculation | str:
+    from cspd_jax.diffusion.schedule import NUM_TRAIN_STEPS
     from cspd_jax.image.chain.speculation import ChainSpeculation
 
     if isinstance(value, str) and value in ("plain", "auto"):
@@ -91,7 +92,7 @@ def _denoise(name: str, value: Any) -> ChainSpeculation | str:
     if value.drafter not in DRAFTERS:
         raise UserError(f"drafter {value.drafter!r} is unknown; it is {' or '.join(DRAFTERS)}")
     for length in value.draft_lengths:
-        check_whole("a draft length (window)", length, 1)
+        check_whole("a draft length (window)", length, 1, NUM_TRAIN_STEPS)
     return value
 
 

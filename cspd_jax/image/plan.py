@@ -29,6 +29,7 @@ from cspd_jax.weights.models import ImageModel, blaming_parameters, check_image_
 
 Array = jax.Array
 Labels = Sequence[int] | np.ndarray | Array
+_MOST_LABELS = 2**22  # of one call
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -115,6 +116,8 @@ class Plan:
             raise UserError(f"labels are of type {jnp.asarray(labels).dtype}; they must be class numbers")
         if not isinstance(labels, jax.core.Tracer):
             labels = jnp.asarray(_checked_labels(self.model, labels))
+        _check_given("cfg", cfg, ((), keys.shape))
+        _check_given("temperature", temperature, ((),))
         if temperature is not None and not isinstance(temperature, jax.core.Tracer):
             check_range("temperature", float(temperature), above=0.0)
         if active is not None and np.shape(active) != keys.shape:
@@ -124,6 +127,18 @@ class Plan:
         options = dataclasses.replace(self.options, **{n: v for n, v in given.items() if v is not None})
         with blaming_parameters((self.model.network, params)):
             return self.method.run(Batch(self.model.network, params, keys, labels, options, active))
+
+
+def _check_given(name: str, value: Any, shapes: tuple[tuple[int, ...], ...]) -> None:
+    """UserError unless it is None, or real numbers of one of these shapes, which may be traced."""
+    if value is None:
+        return
+    kind = np.asarray(value).dtype if not hasattr(value, "dtype") else value.dtype
+    if not (jnp.issubdtype(kind, jnp.floating) or jnp.issubdtype(kind, jnp.integer)):
+        raise UserError(f"{name} is {shown(value)}; it must be a number")
+    if np.shape(value) not in shapes:
+        wanted = " or ".join(str(list(shape)) for shape in shapes)
+        raise UserError(f"{name} has shape {list(np.shape(value))}; it must have shape {wanted}")
 
 
 def resolve(
@@ -215,6 +230,8 @@ def _one_scale(options: Options, images: int) -> tuple[Options, np.ndarray | Non
 
 
 def _checked_labels(model: ImageModel, labels: Any) -> np.ndarray:
+    if hasattr(labels, "__len__") and len(labels) > _MOST_LABELS:
+        raise UserError(f"there are {len(labels)} labels; ask for at most {_MOST_LABELS} images at a time")
     try:
         labels = np.asarray(labels)
     except ValueError:  # lists of several lengths

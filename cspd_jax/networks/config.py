@@ -6,6 +6,7 @@ import dataclasses
 import math
 
 from cspd_jax._utils import limits
+from cspd_jax._utils.typed import check_kinds
 from cspd_jax.errors import UserError, check_whole
 
 LATENT_SCALE = 0.2325  # MAR's tokens are the autoencoder's latents times this
@@ -34,6 +35,7 @@ def _check_sizes(config, whose: str) -> None:
         if field.type == "int":
             name = field.name
             check_whole(f"{whose} {name}", getattr(config, name), 1, _MOST.get(name, limits.WIDTH))
+    check_kinds(config)
 
 
 @dataclasses.dataclass(frozen=True)

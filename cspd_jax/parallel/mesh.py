@@ -18,6 +18,8 @@ _LARGEST = 2**20
 
 def parse_mesh(text: str) -> dict[str, int]:
     """ "data=4,model=2" -> {"data": 4, "model": 2}; an axis that is left out has one device."""
+    if not isinstance(text, str):
+        raise UserError(f"mesh is {shown(text)}; it names devices per axis, for example data=4,model=2")
     sizes = {DATA: 1, MODEL: 1}
     named = set()
     for part in text.split(","):
@@ -42,6 +44,8 @@ def make_mesh(sizes: str | Mapping[str, int], devices: Sequence[Any] | None = No
     devices = jax.devices() if devices is None else devices
     if not isinstance(devices, Sequence | np.ndarray) or not all(isinstance(d, jax.Device) for d in devices):
         raise UserError(f"devices is {shown(devices)}; it must be a list of devices such as jax.devices()")
+    if len({d.id for d in devices}) < len(devices):
+        raise UserError("devices names one device twice")
     wanted = math.prod(sizes.values())
     if wanted != len(devices):
         axes = ",".join(f"{name}={size}" for name, size in sizes.items())
@@ -51,6 +55,12 @@ def make_mesh(sizes: str | Mapping[str, int], devices: Sequence[Any] | None = No
         )
     shape = (sizes[DATA], sizes[MODEL])
     return jax.make_mesh(shape, (DATA, MODEL), axis_types=(AxisType.Auto,) * 2, devices=devices)
+
+
+def check_mesh(mesh: Any) -> None:
+    """UserError unless it is a mesh with both axes."""
+    if not isinstance(mesh, Mesh) or set(mesh.axis_names) != {DATA, MODEL}:
+        raise UserError(f"mesh is {shown(mesh)}; make one with cspd_jax.parallel.make_mesh")
 
 
 def default_mesh(sizes: str | None = None, devices: Sequence[Any] | None = None) -> Mesh | None:

@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from cspd_jax.parallel.mesh import DATA
+from cspd_jax.errors import check_whole
+from cspd_jax.parallel.mesh import DATA, check_mesh
 
 Array = jax.Array
 
@@ -31,6 +32,8 @@ Joins = Mapping[type, Mapping[str, Join]]
 def even(mesh: Mesh, rows: Any, count: int) -> Any:
     """The rows, a pytree of arrays [count, ...], with the last one repeated until the data axis shares them
     evenly."""
+    check_mesh(mesh)
+    check_whole("count", count, 1)
     groups = mesh.shape[DATA]
     index = jnp.minimum(jnp.arange(-(-count // groups) * groups), count - 1)
     return rows if len(index) == count else jax.tree.map(lambda a: a[index], rows)
@@ -66,6 +69,7 @@ def map_rows(
 
     What comes out is whole on every device.
     """
+    check_mesh(mesh)
 
     def by_group(rows, shared):
         result = function(rows, shared)

@@ -13,6 +13,7 @@ from cspd_jax.errors import UserError, check_whole
 _CELL = 64  # small images are enlarged to about this size in pixels
 _GAP = 6
 _MOST_LETTERS = 500  # of a label that are looked at
+_MOST_PIXELS = 2**28
 _TEXT = 14  # height of a caption
 _TITLE = 20  # height of a title
 _PAPER, _INK, _MARK = (255, 255, 255), (40, 40, 40), (204, 51, 17)
@@ -25,7 +26,10 @@ def picture(
 
     columns: images per row; about as many as there are rows unless given.
     """
-    images = np.asarray(images)
+    try:
+        images = np.asarray(images)
+    except TypeError:  # jax.errors.TracerArrayConversionError
+        raise UserError("the images are traced; make a picture of them outside jit") from None
     if images.ndim != 4 or not images.size or images.shape[3] not in (1, 3) or images.dtype != np.uint8:
         raise UserError(
             f"a picture is made of uint8 images [N, H, W, 1 or 3], not of {images.dtype} {list(images.shape)}"
@@ -40,6 +44,8 @@ def picture(
     caption = _TEXT if labels is not None else 0
     step_x, step_y = width * zoom + _GAP, height * zoom + caption + _GAP
     size = (columns * step_x + _GAP, -(-count // columns) * step_y + _GAP)
+    if size[0] * size[1] > _MOST_PIXELS:
+        raise UserError(f"the picture would have {size[0]} x {size[1]} pixels; show fewer images")
     page = Image.new("RGB", size, _PAPER)
     draw, font = ImageDraw.Draw(page), ImageFont.load_default()
     for i, image in enumerate(np.broadcast_to(images, (*images.shape[:3], 3))):

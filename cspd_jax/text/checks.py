@@ -13,6 +13,7 @@ from cspd_jax.errors import UserError, shown
 from cspd_jax.keys import keys_per_row
 
 Array = jax.Array
+_MOST_IDS = 2**16  # that end a text
 
 
 def concrete(value: Any) -> np.ndarray | None:
@@ -44,12 +45,13 @@ def number(
     allowed."""
 
     def check(name: str, value: Any, batch: int) -> None:
-        kind, words = (np.integer, "a whole number") if whole else (np.number, "a number")
+        kinds = (jnp.integer,) if whole else (jnp.integer, jnp.floating)
+        words = "a whole number" if whole else "a number"
         try:
             known = concrete(value)
         except (ValueError, OverflowError):  # lists of several lengths, numbers of hundreds of digits
             known = np.asarray("no number")
-        is_kind = known is None or np.issubdtype(known.dtype, kind)
+        is_kind = known is None or any(jnp.issubdtype(known.dtype, one) for one in kinds)
         require(is_kind, f"{name} is {shown(value)}; it must be {words}")
         require(
             value is None or np.shape(value) in ((), (batch,)),
@@ -94,6 +96,7 @@ def bound_on(what: str) -> Callable[[str, Any, int], None]:
 def list_of_ids(name: str, value: Any, batch: int) -> None:
     """Checks ids [S]: None, or whole numbers that an int32 holds."""
     sentence = f"{name} is {shown(value)}; it must be a list of ids, for example [0, 2]"
+    require(not hasattr(value, "__len__") or len(value) <= _MOST_IDS, f"{name} has more than {_MOST_IDS} ids")
     try:
         known = concrete(value)
     except (ValueError, OverflowError):

@@ -57,6 +57,8 @@ def _ids(prompt: Any) -> np.ndarray:
     """A prompt [P] of a list; whether its ids are the model's is seen later."""
     try:
         ids = np.asarray(prompt)
+    except jax.errors.TracerArrayConversionError:
+        raise UserError("an id in a prompt is traced; give (tokens, lengths) as arrays inside jit") from None
     except (ValueError, OverflowError):
         raise UserError(_WANTED) from None
     require(ids.ndim == 1 and (not ids.size or ids.dtype.kind in "iuO"), _WANTED)

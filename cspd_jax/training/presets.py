@@ -101,6 +101,31 @@ _GLYPHS_DRAFT = TrainConfig(
 _OF_WORDS: dict[str, Any] = {"token_dim": 64, "patch_size": 8}
 _WORDS = WordsConfig(indents=1)
 
+_WORDS_TARGET = TrainConfig(
+    model=dataclasses.replace(_small(64, 128, 2, 192, 3, classes=8), **_OF_WORDS, encoder_depth=1),
+    data=_WORDS,
+    steps=12_000,
+    batch=16,
+    learning_rate=2.5e-3,
+    warmup=200,
+    decay=9_000,
+    clip=1.0,
+    copies=4,
+    focus=0.8,
+    max_weight=10.0,
+    hint=0.5,
+    settle=1_500,
+    on_grid=True,
+    sample_every=2_000,
+    **_ALL_CONTEXTS,
+)
+_WORDS_DRAFT = dataclasses.replace(
+    _WORDS_TARGET,
+    model=dataclasses.replace(_small(64, 64, 2, 96, 2, classes=8), **_OF_WORDS, encoder_depth=1),
+    steps=8_000,
+    decay=6_000,
+)
+
 _OF_FOLDER = TrainConfig(
     model=_small(64, 128, 3, 128, 3),
     data=FolderConfig(),
@@ -150,23 +175,21 @@ PRESETS: dict[str, ImageTrainConfig] = {
         copies=2,
         sample_every=1_000,
     ),
-    "words": TrainConfig(
-        model=dataclasses.replace(_small(64, 128, 2, 192, 3, classes=8), **_OF_WORDS, encoder_depth=1),
-        data=_WORDS,
-        steps=12_000,
-        batch=16,
-        learning_rate=2.5e-3,
-        warmup=200,
-        decay=9_000,
-        clip=1.0,
-        copies=4,
-        focus=0.8,
-        max_weight=10.0,
-        hint=0.5,
-        settle=1_500,
-        on_grid=True,
-        sample_every=2_000,
-        **_ALL_CONTEXTS,
+    "words": _WORDS_TARGET,
+    "words-draft": _WORDS_DRAFT,
+    # For `distill --init` with a draft trained on the data.
+    "words-distill": dataclasses.replace(
+        _WORDS_DRAFT,
+        steps=1_500,
+        learning_rate=5e-4,
+        warmup=50,
+        decay=1_200,
+        copies=2,
+        focus=0.0,
+        max_weight=1.0,
+        hint=0.0,
+        settle=0,
+        sample_every=1_500,
     ),
     "words-causal": FlowTrainConfig(
         model=dataclasses.replace(_small_causal(64, 96, 4, 112, 2, classes=8), **_OF_WORDS),

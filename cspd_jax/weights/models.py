@@ -18,7 +18,7 @@ from jax.sharding import Mesh
 from cspd_jax import parallel, weights
 from cspd_jax._utils import process
 from cspd_jax.converters import hf
-from cspd_jax.errors import OutOfMemory, UserError, is_out_of_memory
+from cspd_jax.errors import OutOfMemory, UserError, is_out_of_memory, shown
 from cspd_jax.networks.config import MAR_PRESETS, KLConfig, MARConfig, SphereConfig
 from cspd_jax.networks.cpu_matmul import by_outputs, gains_by_outputs
 from cspd_jax.networks.lm import LM
@@ -283,6 +283,8 @@ def check_draft(target: ImageConfig, draft: ImageConfig) -> None:
 def check_image_model(model: Any, role: str = "model") -> None:
     """UserError unless it is an image model. role: what it is to be, for the message."""
     if isinstance(model, ImageModel):
+        if not hasattr(model.network, "seq_len"):
+            raise UserError(f"the network of the {role} is {shown(model.network)}; it must be one of images")
         return
     if isinstance(model, str | os.PathLike):
         raise UserError(f"{role} is {str(model)!r:.80}; load it first, with cspd_jax.load")
@@ -319,6 +321,8 @@ def _check_parameters(where: str, config: Any, params: Any, error: Exception) ->
         raise UserError(f"{where} are of type {type(params).__name__}, not a dict of arrays") from error
     if any(isinstance(a, jax.Array) and _is_deleted(a) for a in jax.tree.leaves(params)):
         raise UserError(f"{where} have been deleted or donated; load the model again") from error
+    if any(isinstance(a, jax.ShapeDtypeStruct) for a in jax.tree.leaves(params)):
+        raise UserError(f"{where} are shapes, not arrays; load the model") from error
     if (kind := kind_with(config)) is not None:
         try:
             parameters.check_shapes(params, kind.abstract_params(config), where)
@@ -333,6 +337,8 @@ def _is_deleted(array: Any) -> bool:
 def _as_name(name_or_path: Any) -> str:
     if not isinstance(name_or_path, str | os.PathLike):
         raise UserError(f"a model is named by a string or a path, not by {name_or_path!r:.80}")
+    if not os.fspath(name_or_path):
+        raise UserError("the name of a model is empty")
     return os.fspath(name_or_path)
 
 

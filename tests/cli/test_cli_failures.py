@@ -96,6 +96,11 @@ DIGITS = "9" * 5000
             ["distill", "--out", "run", "--preset", "text-cut"],
             "a draft is cut with --cut, --ids and --prompts together",
         ),
+        (["reproduce", "--list", "--images", "5"], "--list runs nothing; leave out --images"),
+        (["train", "--out", "run", "--steps", "2", "--stop-at", "5"], "--stop-at 5 is beyond the run"),
+        (["train", "--out", "run", "--stream", "99999"], "99999 is more than 256 processes"),
+        (["distill", "--out", "run", "--samples", "10"], "add --from target or both"),
+        (["text", "--method", "tree", "--gamma", "3"], "--gamma is not for draft trees"),
         (
             ["distill", "--out", "run", "--samples", "1000000000"],
             "--samples is 1000000000; it must be at most 1048576",

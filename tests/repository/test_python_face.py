@@ -30,7 +30,7 @@ from cspd_jax.image import PaperCriterion, ReleasedRunner, generation, plan
 from cspd_jax.image.lossy.shortcuts import Annealing
 from cspd_jax.networks.lm import LM
 from cspd_jax.networks.mar import MARModel
-from cspd_jax.parallel import make_mesh
+from cspd_jax.parallel import even, make_mesh, parse_mesh, place, replicate
 from cspd_jax.text.continuous.scheduler import DraftScheduler
 from cspd_jax.training.config import TrainConfig, with_settings
 from cspd_jax.training.data.words import Words, WordsConfig, letters
@@ -69,6 +69,7 @@ def model(tmp_path_factory):
         ({"denoise": ChainSpeculation(0)}, "a draft length (window) is 0"),
         ({"labels": 3}, "labels must be a list"),
         ({"labels": "3"}, "labels must be a list"),
+        ({"labels": range(10**8)}, "there are 100000000 labels; ask for at most"),
     ],
 )
 def test_images(model, change, sentence):
@@ -186,6 +187,10 @@ def test_keys_labels_and_pictures(model):
         (lambda: sample(keys, jnp.array([0.5])), "they must be class numbers"),
         (lambda: sample(keys, jnp.array([0]), params={}), "do not fit the network"),
         (lambda: sample(None, jnp.array([0])), "key is None"),
+        (lambda: sample(keys, jnp.array([0]), temperature="1"), "temperature is '1'; it must be a number"),
+        (lambda: sample(keys, jnp.array([0]), temperature=jnp.ones(2)), "temperature has shape"),
+        (lambda: jax.jit(cspd_jax.picture)(image), "the images are traced"),
+        (lambda: cspd_jax.picture(np.broadcast_to(np.uint8(0), (1, 10**5, 10**5, 1))), "show fewer images"),
         (lambda: cspd_jax.row_keys(KEY, "2"), "count is '2'"),
         (lambda: cspd_jax.row_keys(KEY, 2, first=2**33), "first is 8589934592"),
         (lambda: cspd_jax.row_keys(keys, 2), "derived from one key"),
@@ -202,6 +207,7 @@ def test_keys_labels_and_pictures(model):
         ({"prefix_buckets": "4"}, "prefix_buckets is '4'; it must be a whole number"),
         ({"prefix_buckets": -1}, "prefix_buckets is -1; it must be at least 1"),
         ({"anneal": Annealing(5, 2, ["x"])}, "the shape ['x'] is unknown"),
+        ({"denoise": ChainSpeculation(10**9)}, "a draft length (window) is 1000000000; it must be at most"),
         ({"cfg": 1e39}, "cfg is 1e+39; it must be at most 3e+38"),
         ({"prefix_buckets": 2.5}, "prefix_buckets is 2.5; it must be a whole number"),
         ({"final_noise": "yes"}, "final_noise is 'yes'; it must be True or False"),
@@ -320,6 +326,7 @@ def test_plans_and_names(model):
         ({"gamma": [1, [2]]}, "gamma is [1, [2]]; it must be a whole number"),
         ({"max_new_tokens": None}, "max_new_tokens is None; it must be"),
         ({"temperature": 1e39}, "temperature is 1e+39; it must be 0 (greedy) to"),
+        ({"temperature": 1j}, "temperature is 1j; it must be a number"),
         ({"prompts": ([[1.5]], [1])}, "the tokens of the prompts are no whole numbers"),
         ({"prompts": ([[1]], ["1"])}, "the lengths of the prompts are no whole numbers"),
     ],
@@ -377,6 +384,16 @@ def test_what_is_of_another_kind():
         (lambda: bulk.run(None, "nowhere"), "job is None; it must be a Job(...)"),
         (lambda: make_mesh("data=1", devices=3), "devices is 3; it must be a list of devices"),
         (lambda: make_mesh({1: 1}), "mesh is {1: 1}"),
+        (lambda: make_mesh("data=2", devices=jax.devices()[:1] * 2), "devices names one device twice"),
+        (lambda: parse_mesh(None), "mesh is None; it names devices per axis"),
+        (lambda: place(None, {}), "mesh is None; make one with cspd_jax.parallel.make_mesh"),
+        (lambda: even(None, KEY, 2), "mesh is None; make one"),
+        (lambda: replicate(make_mesh("data=1", jax.devices()[:1]), "x"), "is not all arrays"),
+        (lambda: list(bulk.read(None)), "the folder is None; it must be named by a string or a path"),
+        (lambda: list(bulk.read("a\0b")), "it must be named by a string or a path"),
+        (lambda: with_settings(None, ["steps=1"]), "config is None; it must be the settings of a run"),
+        (lambda: dataclasses.replace(tiny.PIXELS, respacing=None), "respacing is None; it must be a string"),
+        (lambda: cspd_jax.load(""), "the name of a model is empty"),
     ):
         with pytest.raises(UserError, match=re.escape(sentence)):
             call()

@@ -13,6 +13,7 @@ import numpy as np
 
 from cspd_jax import __version__
 from cspd_jax._utils.files import fingerprint
+from cspd_jax._utils.typed import check_kinds
 from cspd_jax.apps.bulk.manifest import KIND, MOST_IMAGES, VERSION, Manifest
 from cspd_jax.errors import UserError, check_whole
 from cspd_jax.image import pixels
@@ -53,6 +54,7 @@ class Job:
 
     def __post_init__(self):
         check_image_model(self.model)
+        check_kinds(self)
         check_whole("images", self.images, 1, MOST_IMAGES)
         check_whole("first", self.first, 0, MOST_IMAGES - self.images)
         check_whole("seed", self.seed, 0, 2**32 - 1)

@@ -134,9 +134,16 @@ def is_folder_of_samples(folder: str | os.PathLike) -> bool:
     return (Path(folder) / NAME).is_file()
 
 
+def as_folder(folder: str | os.PathLike) -> Path:
+    """The path of a folder; UserError for what names none."""
+    if not isinstance(folder, str | os.PathLike) or not os.fspath(folder) or "\0" in str(folder):
+        raise UserError(f"the folder is {shown(folder)}; it must be named by a string or a path")
+    return Path(folder)
+
+
 def read_manifest(folder: str | os.PathLike) -> Manifest:
     """The manifest of a folder of samples; UserError if that is not what it is."""
-    path = Path(folder) / NAME
+    path = as_folder(folder) / NAME
     values = read_object(path)
     if values.get("kind") != KIND:
         raise UserError(f"{path} is of kind {shown(values.get('kind'))}; that of samples is {KIND!r}")

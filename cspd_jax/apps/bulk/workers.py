@@ -77,7 +77,7 @@ def run(
     """
     if not isinstance(job, Job):
         raise UserError(f"job is {shown(job)}; it must be a Job(...)")
-    folder, tell = Path(folder), tell or (lambda sentence: None)
+    folder, tell = manifests.as_folder(folder), tell or (lambda sentence: None)
     npz = None if npz is None else Path(npz)
     check_folder(folder)
     plan = job.plan()

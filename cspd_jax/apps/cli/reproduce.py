@@ -59,6 +59,8 @@ def add_parser(subparsers) -> None:
     figures.add_argument("--inception", metavar="FILE", help="weights, as for cspd-jax evaluate --samples")
     figures.add_argument("--against", metavar="REF", help="images or statistics to compare with")
     parser.set_defaults(func=run)
+    unlisted = {action.dest for action in parser._actions} - {"help", "name", "list", "json"}
+    parser.set_defaults(defaults={option: parser.get_default(option) for option in sorted(unlisted)})
 
 
 def _numbers(text: str) -> tuple[int, ...]:
@@ -70,6 +72,9 @@ def run(args: argparse.Namespace) -> None:
     if args.list:
         if args.name is not None:
             raise UserError(f"--list names all experiments; leave out {args.name!r:.80}")
+        for option, default in args.defaults.items():
+            if getattr(args, option) != default:
+                raise UserError(f"--list runs nothing; leave out --{option.replace('_', '-')}")
         _list(args)
         return
     if args.name is None:
