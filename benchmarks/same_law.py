@@ -22,6 +22,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+import zipfile
 from pathlib import Path
 
 import jax
@@ -36,6 +37,7 @@ from cspd_jax.apps.evaluation.data import open_source, training_config
 from cspd_jax.apps.evaluation.equality import FALSE_ALARM, p_values
 from cspd_jax.apps.paper.variants import asked
 from cspd_jax.cli._arguments import positive
+from cspd_jax.errors import UserError
 from cspd_jax.image import pixels
 from cspd_jax.keys import row_keys
 from cspd_jax.training.presets import to_json
@@ -138,6 +140,8 @@ def main() -> None:
     config = training_config(target)
     data = {name: to_json(config)[name] for name in ("data_kind", "data")}
     path = args.classifier or args.folder / "classifier.npz"
+    if path.exists() and not zipfile.is_zipfile(path):
+        raise UserError(f"{path} is no classifier; name another file")
     args.folder.mkdir(parents=True, exist_ok=True)
     settings = TOY_CLASSIFIER if args.toy else classifiers.ClassifierConfig()
     classify = classifiers.train_or_load(path, open_source(config), data, settings, not args.toy)

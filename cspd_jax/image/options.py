@@ -252,6 +252,8 @@ class Options:
         """The same as it is meant; UserError for values that no model can have."""
         meant = Options(**{name: _meant(name, getattr(self, name)) for name in FIELDS})
         check_fields(meant)
+        if meant.guided is False and meant.cfg != 1:
+            raise UserError(f"cfg is {meant.cfg}, and guided=False switches guidance off; leave one out")
         return meant
 
     def report(self, quiet: bool = False) -> dict[str, Any]:

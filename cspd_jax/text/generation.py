@@ -160,6 +160,10 @@ def _sampling(key: Array | None, batch: int, options: Options) -> tuple[Array | 
     require(key is not None or greedy, "sampling needs a key: one, or one for each row")
     keys = keys_of_rows(key, batch)
     if greedy:
+        for name in ("top_k", "top_p"):
+            require(
+                getattr(options, name) is None, f"{name} has no effect at temperature 0; give a temperature"
+            )
         return None, Sampling()
     top_k = None if options.top_k is None else _integers(options.top_k)
     return keys, Sampling(_reals(options.temperature), top_k, _reals(options.top_p))

@@ -104,11 +104,11 @@ _WORDS = WordsConfig(indents=1)
 _WORDS_TARGET = TrainConfig(
     model=dataclasses.replace(_small(64, 128, 2, 192, 3, classes=8), **_OF_WORDS, encoder_depth=1),
     data=_WORDS,
-    steps=12_000,
+    steps=36_000,
     batch=16,
     learning_rate=2.5e-3,
     warmup=200,
-    decay=9_000,
+    decay=27_000,
     clip=1.0,
     copies=4,
     focus=0.8,
@@ -122,8 +122,8 @@ _WORDS_TARGET = TrainConfig(
 _WORDS_DRAFT = dataclasses.replace(
     _WORDS_TARGET,
     model=dataclasses.replace(_small(64, 64, 2, 96, 2, classes=8), **_OF_WORDS, encoder_depth=1),
-    steps=8_000,
-    decay=6_000,
+    steps=12_000,
+    decay=9_000,
 )
 
 _OF_FOLDER = TrainConfig(

@@ -130,5 +130,5 @@ def test_refused():
         with pytest.raises(UserError, match=wanted):
             continuous(None, target(), prompts, **options)
     for gammas in ((), (-1,), (2.0,)):
-        with pytest.raises(UserError, match="gammas is|a number of drafts is"):
+        with pytest.raises(UserError, match=r"gammas is|a number of drafts is"):
             DraftScheduler(gammas)

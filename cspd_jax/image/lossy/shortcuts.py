@@ -43,6 +43,8 @@ class Annealing:
     def check(self) -> None:
         check_whole("the first number of denoising steps", self.first, 2, NUM_TRAIN_STEPS)
         check_whole("the last number of denoising steps", self.last, 2, NUM_TRAIN_STEPS)
+        if self.last > self.first:
+            raise UserError(f"annealing rises from {self.first} to {self.last} denoising steps; it must fall")
         check_whole("levels", self.levels, 2, NUM_TRAIN_STEPS)
         if not isinstance(self.shape, str) or self.shape not in _PROGRESS:
             raise UserError(f"the shape {self.shape!r:.40} is unknown; it is one of {', '.join(_PROGRESS)}")
