@@ -206,6 +206,8 @@ def test_keys_labels_and_pictures(model):
     [
         ({"prefix_buckets": "4"}, "prefix_buckets is '4'; it must be a whole number"),
         ({"prefix_buckets": -1}, "prefix_buckets is -1; it must be at least 1"),
+        ({"anneal": Annealing(2, 5)}, "annealing rises from 2 to 5 denoising steps; it must fall"),
+        ({"guided": False, "cfg": 3.0}, "guided=False switches guidance off; leave one out"),
         ({"anneal": Annealing(5, 2, ["x"])}, "the shape ['x'] is unknown"),
         ({"denoise": ChainSpeculation(10**9)}, "a draft length (window) is 1000000000; it must be at most"),
         ({"cfg": 1e39}, "cfg is 1e+39; it must be at most 3e+38"),
@@ -427,6 +429,7 @@ def test_measurements_and_continuous_texts_of_another_kind():
         (lambda: masked.generate(*filled, masked.Schedule([2])), "steps is [2]; it must be a whole number"),
         (lambda: masked.generate(*filled, options=masked.Options(temperature=None)), "temperature is None"),
         (lambda: masked.generate(*filled, options=masked.Options(guidance=1e39)), "guidance is 1e+39"),
+        (lambda: text.generate(*given, text.Options(max_new_tokens=2, top_k=3)), "top_k has no effect at"),
         (lambda: text.generate(*given[:3], filled[1], how), "the draft model is not causal"),
     ):
         with pytest.raises(UserError, match=re.escape(sentence)):

@@ -114,6 +114,7 @@ class Folder:
             raise UserError(
                 f"none of the {len(files)} images in {config.root} can be used: {self.skipped[0]}"
             )
+        draw(config, len(labels), 0, 1, seed=0, split="train")  # UserError if none is left
         if self.skipped and progress:
             print(skip_report(self.skipped), file=sys.stderr)
         self._starts = np.cumsum([0, *(len(rows) for rows in self._shards)])
