@@ -15,7 +15,7 @@ import numpy as np
 
 from cspd_jax._utils.typed import reported
 from cspd_jax.diffusion.schedule import sampling_schedule
-from cspd_jax.errors import UserError, check_range, check_whole
+from cspd_jax.errors import UserError, check_range, check_whole, shown
 from cspd_jax.image import released, rounds, sampler
 from cspd_jax.image.bound import Batch
 from cspd_jax.image.counts import BatchOutput, Generated, NetworkCalls, Summary, TokenInfo, chain_info
@@ -290,7 +290,7 @@ class DraftSpeculation(_Speculation):
         check_image_model(self.draft, "draft")
         if isinstance(self.criterion, type) or not hasattr(self.criterion, "verify"):
             raise UserError(
-                f"criterion is {self.criterion!r}; it must be a criterion object such as PathCriterion() or"
+                f"criterion is {shown(self.criterion)}; it must be a criterion such as PathCriterion() or"
                 " PaperCriterion()"
             )
         super().check(model)

@@ -79,18 +79,20 @@ def _denoise(name: str, value: Any) -> ChainSpeculation | str:
     if isinstance(value, str) and value == "speculative":
         value = ChainSpeculation()
     if not isinstance(value, ChainSpeculation):
-        raise UserError(f"denoise {value!r} is unknown; it is {', '.join(DENOISE)}, or a ChainSpeculation")
+        raise UserError(
+            f"denoise {shown(value)} is unknown; it is {', '.join(DENOISE)}, or a ChainSpeculation"
+        )
     lengths = value.draft_lengths
-    if isinstance(lengths, numbers.Integral) or (
-        isinstance(lengths, list | np.ndarray) and np.ndim(lengths) == 1
-    ):
-        value = dataclasses.replace(value, draft_lengths=tuple(np.ravel(lengths).tolist()))
+    if isinstance(lengths, list) or (isinstance(lengths, np.ndarray) and lengths.ndim == 1):
+        value = dataclasses.replace(value, draft_lengths=tuple(lengths))
+    elif isinstance(lengths, numbers.Integral):
+        value = dataclasses.replace(value, draft_lengths=(lengths,))
     if not isinstance(value.draft_lengths, tuple) or not value.draft_lengths:
         raise UserError(
             f"draft_lengths is {shown(lengths)}; it must hold at least one number of steps, as in (16,)"
         )
-    if value.drafter not in DRAFTERS:
-        raise UserError(f"drafter {value.drafter!r} is unknown; it is {' or '.join(DRAFTERS)}")
+    if not isinstance(value.drafter, str) or value.drafter not in DRAFTERS:
+        raise UserError(f"drafter {shown(value.drafter)} is unknown; it is {' or '.join(DRAFTERS)}")
     for length in value.draft_lengths:
         check_whole("a draft length (window)", length, 1, NUM_TRAIN_STEPS)
     return value

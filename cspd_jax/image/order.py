@@ -9,7 +9,7 @@ from typing import ClassVar, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from cspd_jax.errors import UserError, check_whole
+from cspd_jax.errors import UserError, check_whole, shown
 
 Array = jax.Array
 
@@ -126,8 +126,8 @@ _SHARES = {
 
 def check_schedule(schedule: str) -> None:
     """UserError for a guidance schedule that there is not."""
-    if schedule not in ("constant", *_SHARES):
-        raise UserError(f"guidance schedule {schedule!r} is unknown; it is 'linear' or 'constant'")
+    if not isinstance(schedule, str) or schedule not in ("constant", *_SHARES):
+        raise UserError(f"guidance schedule {shown(schedule)} is unknown; it is 'linear' or 'constant'")
 
 
 def guidance_scale(groups: tuple[Group, ...], cfg: Array | float, schedule: str) -> Array:

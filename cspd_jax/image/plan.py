@@ -218,7 +218,11 @@ def _one_scale(options: Options, images: int) -> tuple[Options, np.ndarray | Non
     each image, if they were given."""
     if not isinstance(options, Options):
         raise UserError(f"options is {options!r:.80}; it must be an Options(...)")
-    if isinstance(options.cfg, jax.core.Tracer) or np.ndim(options.cfg) != 1 or np.size(options.cfg) == 1:
+    try:
+        several = np.ndim(options.cfg) == 1 and np.size(options.cfg) != 1
+    except ValueError:  # lists of several lengths, which are refused as no number
+        several = False
+    if isinstance(options.cfg, jax.core.Tracer) or not several:
         return options, None
     each = np.asarray(options.cfg).tolist()
     scales: list[Any] = [dataclasses.replace(options, cfg=cfg).checked().cfg for cfg in each]
@@ -252,7 +256,7 @@ def _checked_labels(model: ImageModel, labels: Any) -> np.ndarray:
 def _check_method(method: Any) -> None:
     if isinstance(method, type) or not hasattr(method, "summarise"):
         raise UserError(
-            f"method is {method!r}; it must be a method object such as Plain(), SelfSpeculation() or"
+            f"method is {shown(method)}; it must be a method object such as Plain(), SelfSpeculation() or"
             " DraftSpeculation(draft)"
         )
     for part in (method, getattr(method, "criterion", None)):

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from cspd_jax._utils.options import documented, option
-from cspd_jax.errors import LARGEST
+from cspd_jax.errors import LARGEST, shown
 from cspd_jax.text.checks import given_size, number, require, size, whole_number
 
 Array = jax.Array
@@ -18,7 +18,10 @@ _MAX_TEMPERATURE = 1e6  # above it, little more than the rounding errors of the 
 
 
 def _one_of_them(name: str, value: object, batch: int) -> None:
-    require(value in CONFIDENCES, f"{name} is {value!r}; it must be one of {', '.join(CONFIDENCES)}")
+    require(
+        isinstance(value, str) and value in CONFIDENCES,
+        f"{name} is {shown(value)}; it must be one of {', '.join(CONFIDENCES)}",
+    )
 
 
 @documented

@@ -6,6 +6,7 @@ import dataclasses
 import math
 
 from cspd_jax._utils import limits
+from cspd_jax._utils.typed import check_kinds
 from cspd_jax.errors import UserError, check_whole, shown
 
 ACTIVATIONS = ("gelu", "gelu_tanh", "silu")
@@ -83,6 +84,7 @@ class LMConfig:
     mask_ids: tuple[int, ...] = ()
 
     def __post_init__(self):
+        check_kinds(self)
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if field.type == "int":
@@ -127,7 +129,7 @@ class LMConfig:
 
     def _check_choice(self, name: str, choices: tuple[str, ...]) -> None:
         value = getattr(self, name)
-        if value not in choices:
+        if not isinstance(value, str) or value not in choices:
             raise UserError(f"the model's {name} is {shown(value)}; it must be one of {', '.join(choices)}")
 
     @property

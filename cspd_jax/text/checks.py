@@ -96,7 +96,8 @@ def bound_on(what: str) -> Callable[[str, Any, int], None]:
 def list_of_ids(name: str, value: Any, batch: int) -> None:
     """Checks ids [S]: None, or whole numbers that an int32 holds."""
     sentence = f"{name} is {shown(value)}; it must be a list of ids, for example [0, 2]"
-    require(not hasattr(value, "__len__") or len(value) <= _MOST_IDS, f"{name} has more than {_MOST_IDS} ids")
+    many = np.size(value) if hasattr(value, "shape") else len(value) if hasattr(value, "__len__") else 0
+    require(many <= _MOST_IDS, f"{name} has more than {_MOST_IDS} ids")
     try:
         known = concrete(value)
     except (ValueError, OverflowError):

@@ -13,7 +13,7 @@ import numpy as np
 from cspd_jax._utils import process
 from cspd_jax._utils.options import check_options
 from cspd_jax._utils.progress import Bar
-from cspd_jax.errors import UserError
+from cspd_jax.errors import UserError, shown
 from cspd_jax.parallel import common_mesh
 from cspd_jax.text import rounds, sharded
 from cspd_jax.text.checks import (
@@ -175,7 +175,7 @@ def _rule(options: Options, tree: Tree | None) -> str:
         (list(RULES), "block", "") if tree is None else (list(TREE_RULES), "tree", " for a draft tree")
     )
     rule = default if options.rule is None else options.rule
-    require(rule in rules, f"rule is {rule!r}; it must be one of {', '.join(rules)}{of_what}")
+    require(rule in rules, f"rule is {shown(rule)}; it must be one of {', '.join(rules)}{of_what}")
     fixed = options.draft_cost is None and options.confidence is None
     require(tree is None or fixed, "draft_cost and confidence are not for draft trees")
     return rule

@@ -113,6 +113,7 @@ class Checkerboard:
 
     def most_steps(self, length: int) -> int:
         """AR steps if the first tokens come one by one."""
+        check_whole("the AR steps for the rest of the checkerboard", self.last_steps, 1, length)
         return self.first(length) + self.last_steps
 
     def groups(self, length: int, num_iter: int) -> tuple[Group, ...]:
