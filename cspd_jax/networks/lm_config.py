@@ -84,11 +84,12 @@ class LMConfig:
     mask_ids: tuple[int, ...] = ()
 
     def __post_init__(self):
+        for field in dataclasses.fields(self):
+            if field.type == "int":
+                check_whole(f"the model's {field.name}", getattr(self, field.name), 1, _MOST[field.name])
         check_kinds(self)
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if field.type == "int":
-                check_whole(f"the model's {field.name}", value, 1, _MOST[field.name])
             if field.type == "float" and not 0 < value < math.inf:
                 raise UserError(f"the model's {field.name} is {value}; it must be a positive number")
         self._check_choice("activation", ACTIVATIONS)

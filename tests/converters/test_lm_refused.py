@@ -49,7 +49,7 @@ def scaled(**changes):
         (edited(LLAMA, rope_theta=10**400), "it must be a number of ordinary size"),
         (edited(LLAMA, partial_rotary_factor=0.5), "partial_rotary_factor is 0.5; models of this family"),
         (edited(NEOX, rotary_pct=0.4), "rotated share 0.4 of 8 dimensions per head is 3; it must be an even"),
-        (edited(NEOX, rotary_pct=1e308), "rotated share 1e+308 of 8 dimensions per head must be at most 1"),
+        (edited(NEOX, rotary_pct=1e308), "rotary_share is 1e+308; it must be at most 3e+38"),
         (edited(NEOX, rotary_pct=1.5), "rotated share 1.5 of 8 dimensions"),
         (edited(NEOX, hidden_act="relu"), "hidden_act is 'relu'; known activations are gelu"),
         (edited(LLAMA, hidden_size="absent"), "does not say hidden_size"),

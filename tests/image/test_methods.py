@@ -321,7 +321,7 @@ def test_methods_check_themselves(folder):
         (DraftSpeculation(draft, PaperCriterion(inner_temperature=0.0)), "inner_temperature is 0"),
         (DraftSpeculation(small), "does not fit the target"),
         (ReleasedRunner(draft, max_resamples=0), "max_resamples is 0"),
-        (DraftSpeculation(draft, "path"), "must be a criterion object"),
+        (DraftSpeculation(draft, "path"), "must be a criterion"),
         (DraftSpeculation(draft.network), "must be an ImageModel"),
         (SelfSpeculation, "must be a method object"),
         ("self", "must be a method object"),
