@@ -25,6 +25,7 @@ from cspd_jax.image.plan import Labels, Plan, resolve
 from cspd_jax.weights.models import ImageModel
 
 Array = jax.Array
+MOST_REPEATS = 10_000
 
 
 class Comparison(NamedTuple):
@@ -60,7 +61,7 @@ def compare(
     repeats: int = 3,
 ) -> Comparison:
     """Times a method, and the plain sampler, on all labels at once; arguments as for `generate`."""
-    check_whole("repeats", repeats, 1)
+    check_whole("repeats", repeats, 1, MOST_REPEATS)
     return beside_plain(key, resolve(model, labels, method, options), repeats)
 
 
@@ -80,7 +81,7 @@ def plain_plan(plan: Plan) -> Plan:
 
 def beside_plain(key: Array, plan: Plan, repeats: int = 3) -> Comparison:
     """Runs the plan and the plain sampler on all labels at once. Compilation is not counted."""
-    check_whole("repeats", repeats, 1)
+    check_whole("repeats", repeats, 1, MOST_REPEATS)
     base = plain_plan(plan)
     method = plan.method.name
     if method == "plain":

@@ -52,8 +52,8 @@ def _scale(name: str, value: Any) -> float:
 
 def _temperature(name: str, value: Any) -> float:
     value = _number(name, value)
-    if value <= 0:
-        raise UserError(f"{name} is {value}; it must be above 0")
+    if np.float32(value) <= 0:
+        raise UserError(f"{name} is {value}; it must be above 0, also as a float32")
     return value
 
 

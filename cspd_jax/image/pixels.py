@@ -15,6 +15,7 @@ from cspd_jax.weights.models import VAE, ImageModel, check_image_model
 
 Array = TypeVar("Array", np.ndarray, jax.Array, jax.Array | np.ndarray)
 
+_MOST = 2**22  # images of one call
 _DECODED_TOGETHER = 8  # images per call of the autoencoder
 
 
@@ -64,6 +65,8 @@ def _checked_tokens(model: ImageModel, tokens: Any) -> np.ndarray:
         tokens = np.asarray(tokens)
     except ValueError:  # lists of several lengths
         tokens = np.asarray(None)
+    if tokens.ndim and len(tokens) > _MOST:
+        raise UserError(f"there are tokens of {len(tokens)} images; ask for at most {_MOST} at a time")
     numbers = tokens.dtype.kind in "iuf" or tokens.dtype == jax.numpy.bfloat16
     if tokens.ndim != 3 or tokens.shape[1:] != wanted or not numbers or not len(tokens):
         raise UserError(

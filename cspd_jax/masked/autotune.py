@@ -34,7 +34,7 @@ def fastest(
     `generate(*choice.request)` runs the fastest.
     """
     check_whole("pilot", pilot, 1)
-    if not isinstance(gammas, Sequence):
+    if not isinstance(gammas, Sequence) or not gammas:
         raise UserError(f"gammas is {shown(gammas)}; it must list numbers of drafts, as in (2, 4, 8)")
     request = Request(key, model, prompts, Stepwise(), options)
     variants = {"stepwise": request}

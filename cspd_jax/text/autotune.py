@@ -48,6 +48,8 @@ def fastest(
         variants["tree"] = request
     else:
         own = int(options.gamma)
+        if gammas is not None and not len(gammas):
+            raise UserError("gammas is empty; it must list numbers of drafts, as in (2, 4)")
         tried = sorted({min(2, own), own}) if gammas is None else gammas
         variants |= {f"gamma {g}": request.with_options(gamma=g) for g in tried}
     limit = int(options.max_new_tokens)

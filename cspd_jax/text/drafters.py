@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, cast
 import jax
 import jax.numpy as jnp
 
-from cspd_jax.errors import UserError, check_whole
+from cspd_jax.errors import UserError, check_whole, naming
 from cspd_jax.text.prompts import Prompts
 from cspd_jax.text.protocol import LanguageModel, Model, bound
 from cspd_jax.text.sampling import Sampling, fit_vocabulary, gumbel_max, log_probs, noise_at
@@ -102,7 +102,8 @@ def resolve_drafter(drafter: DrafterLike) -> tuple[Drafter | None, Any]:
     if not isinstance(drafter, Drafting) and hasattr(drafter, "begin") and hasattr(drafter, "draft"):
         drafter = Drafting(cast(Drafter, drafter), None)
     if not isinstance(drafter, Drafting):
-        network, params = bound(drafter)
+        with naming("the drafter"):
+            network, params = bound(drafter)
         if not network.config.causal:
             raise UserError("the draft model is not causal; a causal target needs a causal draft")
         drafter = Drafting(ModelDrafter(network), params)
@@ -254,7 +255,7 @@ class PromptLookup:
 
     def __post_init__(self) -> None:
         check_whole("longest", self.longest, 1, 256)
-        check_whole("shortest", self.shortest, 1)
+        check_whole("shortest", self.shortest, 1, self.longest)
 
     def begin(self, params: Any, prompts: Prompts, max_len: int) -> None:
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Iterator
 from typing import Any
@@ -13,7 +14,7 @@ import numpy as np
 from cspd_jax._utils import process
 from cspd_jax._utils.options import check_options
 from cspd_jax._utils.progress import Bar
-from cspd_jax.errors import UserError, shown
+from cspd_jax.errors import UserError, naming, shown
 from cspd_jax.parallel import common_mesh
 from cspd_jax.text import rounds, sharded
 from cspd_jax.text.checks import (
@@ -127,7 +128,8 @@ def prepare(
         require(drafter_params is not None, "a TreeDrafter needs parameters; see draft_tree")
         require(max(tree.widths) <= target.config.known_ids, "the draft tree is wider than the vocabulary")
     max_len = _room(options, longest)
-    check_length(target.config, longest, max_len - longest, BEYOND)
+    with naming("max_len") if options.max_len is not None else contextlib.nullcontext():
+        check_length(target.config, longest, max_len - longest, BEYOND)
     gamma, max_gamma = _draft_length(options, tree, max_len)
     draft_cost, confidence = options.draft_cost, options.confidence
     if drafting is None or max_gamma == 0:  # plain decoding

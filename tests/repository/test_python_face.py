@@ -210,6 +210,7 @@ def test_keys_labels_and_pictures(model):
         ({"guided": False, "cfg": 3.0}, "guided=False switches guidance off; leave one out"),
         ({"anneal": Annealing(5, 2, ["x"])}, "the shape ['x'] is unknown"),
         ({"denoise": ChainSpeculation(10**9)}, "a draft length (window) is 1000000000; it must be at most"),
+        ({"temperature": 5e-324}, "temperature is 5e-324; it must be above 0, also as a float32"),
         ({"cfg": 1e39}, "cfg is 1e+39; it must be at most 3e+38"),
         ({"prefix_buckets": 2.5}, "prefix_buckets is 2.5; it must be a whole number"),
         ({"final_noise": "yes"}, "final_noise is 'yes'; it must be True or False"),
@@ -260,6 +261,10 @@ def test_what_is_no_image(model):
     for call, sentence in (
         (lambda: cspd_jax.to_images(model, [[1], [1, 2]]), "the tokens have shape ()"),
         (lambda: cspd_jax.to_images(model, tokens[:0]), "N at least 1"),
+        (
+            lambda: cspd_jax.to_images(model, np.broadcast_to(tokens, (10**8, *tokens.shape[1:]))),
+            "at most 41",
+        ),
         (lambda: cspd_jax.to_images(model, tokens.astype("V4")), "the tokens have shape"),
         (lambda: jax.jit(lambda t: cspd_jax.to_images(model, t))(tokens), "the tokens are traced"),
         (lambda: cspd_jax.to_images(model, tokens.astype(str)), "the tokens have shape"),
@@ -283,6 +288,7 @@ def test_what_is_no_plan(model):
         (lambda: cspd_jax.image.generate_batches(KEY, made, 3), "on_step is 3; it must be a function"),
         (lambda: made.sample(keys, labels, active="yes"), "active is 'yes'; it must be true or false"),
         (lambda: cspd_jax.image.compare(KEY, model, [0], repeats=0), "repeats is 0; it must be at least 1"),
+        (lambda: cspd_jax.image.compare(KEY, model, [0], repeats=10**12), "it must be at most 10000"),
     ):
         with pytest.raises(UserError, match=re.escape(sentence)):
             call()
@@ -358,10 +364,11 @@ def test_stop_ids_of_another_kind(ids):
         text.generate(*given, text.Options(max_new_tokens=2, stop_ids=ids))
 
 
-def test_what_is_of_another_kind():
+def test_what_is_of_another_kind(model):
     """Values that are no number, text or list where one is meant."""
     config, page = WordsConfig(), np.zeros((1, 64, 64, 1), np.uint8)
     reader = Reader(None, config, letters(config))
+    job = lambda: bulk.Job(model, [0], 2, options=Options(num_iter=1))
     for call, sentence in (
         (lambda: DraftScheduler(3), "gammas is 3; it must be a list of whole numbers"),
         (lambda: DraftScheduler([10**30]), "it must be at most 1024"),
@@ -383,6 +390,10 @@ def test_what_is_of_another_kind():
         (lambda: with_settings(preset("words"), None), "settings are None; they must be a list"),
         (lambda: with_settings(preset("words"), "steps=1"), "settings are 'steps=1'; they must be a list"),
         (lambda: with_settings(preset("words"), ["steps=1_0"]), "steps is a whole number, not '1_0'"),
+        (lambda: bulk.run(job(), "nowhere", start="x"), "start is 'x'; it must be a whole number"),
+        (lambda: bulk.run(job(), "nowhere", npz=3), "npz is 3; it must be named by a string or a path"),
+        (lambda: bulk.run(job(), "nowhere", tell=3), "tell is 3; it must be a function"),
+        (lambda: bulk.run(job(), "nowhere", png="yes"), "png is 'yes'; it must be True or False"),
         (lambda: bulk.run(None, "nowhere"), "job is None; it must be a Job(...)"),
         (lambda: make_mesh("data=1", devices=3), "devices is 3; it must be a list of devices"),
         (lambda: make_mesh({1: 1}), "mesh is {1: 1}"),
@@ -430,6 +441,10 @@ def test_measurements_and_continuous_texts_of_another_kind():
         (lambda: masked.generate(*filled, options=masked.Options(temperature=None)), "temperature is None"),
         (lambda: masked.generate(*filled, options=masked.Options(guidance=1e39)), "guidance is 1e+39"),
         (lambda: text.generate(*given, text.Options(max_new_tokens=2, top_k=3)), "top_k has no effect at"),
+        (lambda: text.generate(*given[:3], "lookup", how), "the drafter: a model must be a TextModel"),
+        (lambda: text.PromptLookup(2, 3), "shortest is 3; it must be at most 2"),
+        (lambda: text.fastest(*given, how, gammas=()), "gammas is empty"),
+        (lambda: masked.fastest(*filled, gammas=()), "gammas is (); it must list numbers of drafts"),
         (lambda: text.generate(*given[:3], filled[1], how), "the draft model is not causal"),
     ):
         with pytest.raises(UserError, match=re.escape(sentence)):

@@ -17,7 +17,7 @@ from cspd_jax._utils.files import file_sha256
 from cspd_jax._utils.json_files import read_object
 from cspd_jax._utils.typed import read_fields
 from cspd_jax._utils.zip_files import read_arrays
-from cspd_jax.apps.bulk.manifest import Manifest, as_folder, read_manifest
+from cspd_jax.apps.bulk.manifest import Manifest, as_path, read_manifest
 from cspd_jax.errors import UserError
 
 SHARDS = "shards"
@@ -196,7 +196,7 @@ def read(folder: str | os.PathLike) -> Iterator[Shard]:
 
     UserError for a folder that is not of samples, is unfinished or is damaged. One shard is held at a time.
     """
-    folder = as_folder(folder)
+    folder = as_path(folder)
     manifest = read_manifest(folder)
     for index in range(manifest.shards):
         if not record_path(folder, index).exists():

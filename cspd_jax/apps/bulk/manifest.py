@@ -134,16 +134,16 @@ def is_folder_of_samples(folder: str | os.PathLike) -> bool:
     return (Path(folder) / NAME).is_file()
 
 
-def as_folder(folder: str | os.PathLike) -> Path:
-    """The path of a folder; UserError for what names none."""
-    if not isinstance(folder, str | os.PathLike) or not os.fspath(folder) or "\0" in str(folder):
-        raise UserError(f"the folder is {shown(folder)}; it must be named by a string or a path")
-    return Path(folder)
+def as_path(path: str | os.PathLike, what: str = "the folder") -> Path:
+    """The path of a folder or file; UserError for what names none."""
+    if not isinstance(path, str | os.PathLike) or not os.fspath(path) or "\0" in str(path):
+        raise UserError(f"{what} is {shown(path)}; it must be named by a string or a path")
+    return Path(path)
 
 
 def read_manifest(folder: str | os.PathLike) -> Manifest:
     """The manifest of a folder of samples; UserError if that is not what it is."""
-    path = as_folder(folder) / NAME
+    path = as_path(folder) / NAME
     values = read_object(path)
     if values.get("kind") != KIND:
         raise UserError(f"{path} is of kind {shown(values.get('kind'))}; that of samples is {KIND!r}")

@@ -30,7 +30,7 @@ from cspd_jax.apps.bulk.manifest import Manifest, read_manifest
 from cspd_jax.apps.bulk.progress import Progress
 from cspd_jax.apps.bulk.report import write_report
 from cspd_jax.apps.bulk.shard import make_shard, num_steps
-from cspd_jax.errors import UserError, shown
+from cspd_jax.errors import UserError, check_whole, shown
 from cspd_jax.image.generation import PIECES
 from cspd_jax.image.plan import Plan
 
@@ -77,8 +77,15 @@ def run(
     """
     if not isinstance(job, Job):
         raise UserError(f"job is {shown(job)}; it must be a Job(...)")
-    folder, tell = manifests.as_folder(folder), tell or (lambda sentence: None)
-    npz = None if npz is None else Path(npz)
+    for name, given in (("verify", verify), ("png", png), ("progress", progress)):
+        if not isinstance(given, bool):
+            raise UserError(f"{name} is {shown(given)}; it must be True or False")
+    if tell is not None and not callable(tell):
+        raise UserError(f"tell is {shown(tell)}; it must be a function of a sentence")
+    if start is not None:
+        check_whole("start", start, 0)
+    folder, tell = manifests.as_path(folder), tell or (lambda sentence: None)
+    npz = None if npz is None else manifests.as_path(npz, "npz")
     check_folder(folder)
     plan = job.plan()
     manifest = job.manifest(plan)
