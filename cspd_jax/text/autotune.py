@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import jax
 
 from cspd_jax._utils.timing import Choice, choose
-from cspd_jax.errors import check_whole
+from cspd_jax.errors import UserError, check_whole
 from cspd_jax.keys import independent_key
 from cspd_jax.text.comparison import Request
 from cspd_jax.text.drafters import DrafterLike
