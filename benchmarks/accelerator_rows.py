@@ -10,7 +10,7 @@ from typing import Any
 
 import kernels
 from cases import IDENTITY
-from toy import kept
+from inputs import kept
 
 PLAIN = ("plain", "text-plain", "stepwise")  # what the others are compared with
 

@@ -23,7 +23,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from inner import TOY_WINDOWS, randomness, recorded, replayed, say
-from toy import Parser, among, begin, load, sizes
+from inputs import among
+from toy import Parser, begin, load, sizes
 
 from cspd_jax.image import sampler
 from cspd_jax.image.chain import calibration, choice

@@ -33,7 +33,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from toy import Parser, begin, load, several
+from inputs import several
+from toy import Parser, begin, load
 
 from cspd_jax._utils.files import write_text
 from cspd_jax.cli._arguments import positive
@@ -235,11 +236,7 @@ def main() -> None:
     schedule = sampling_schedule(model.config.respacing)
     c = coefficients(schedule)
     features = model.network.embed_time(model.params, jnp.asarray(schedule.timestep_map))
-    cfgs, windows = (
-        args.cfg,
-        args.windows,
-    )
-    cells = list(itertools.product(cfgs, windows, WAYS))
+    cells = list(itertools.product(args.cfg, args.windows, WAYS))
     if args.toy:  # each word of the ways, and guidance
         cells = [*(cells[i] for i in (0, 5, 7)), cells[-1]]
     for cfg, window, way in cells:

@@ -19,7 +19,8 @@ import time
 from pathlib import Path
 
 import numpy as np
-from toy import Parser, begin, kept
+from inputs import kept
+from toy import Parser, begin
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))

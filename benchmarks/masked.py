@@ -20,7 +20,8 @@ import sys
 import jax
 import jax.numpy as jnp
 import numpy as np
-from toy import Parser, begin, held_out_prompts, load_text, several
+from inputs import several
+from toy import Parser, begin, held_out_prompts, load_text
 
 from cspd_jax import masked
 from cspd_jax._utils.timing import seconds_in_turns

@@ -20,8 +20,9 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+from inputs import several
 from PIL import Image
-from toy import Parser, begin, load, several
+from toy import Parser, begin, load
 
 from cspd_jax import reports
 from cspd_jax.apps.evaluation.data import held_out, open_source, to_float, training_config

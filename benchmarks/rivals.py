@@ -23,10 +23,11 @@ from pathlib import Path
 
 import jax
 import numpy as np
+from inputs import kept_cells
 from same_law import TOY_CLASSIFIER, plan_of, say
 from same_law import generate as generate_parts
 from toy import STEPS as TOY_STEPS
-from toy import Parser, begin, kept_cells, load
+from toy import Parser, begin, load
 
 from cspd_jax.apps.evaluation import classifier as classifiers
 from cspd_jax.apps.evaluation import statistics
@@ -34,7 +35,7 @@ from cspd_jax.apps.evaluation.data import open_source, training_config
 from cspd_jax.apps.evaluation.equality import FALSE_ALARM, TESTS, p_values
 from cspd_jax.image import pixels
 from cspd_jax.reports.charts import scatter, stacked
-from cspd_jax.training.presets import to_json
+from cspd_jax.training.settings_file import to_json
 
 BATCH = 10  # images side by side
 NOISY = {"final_noise": True}

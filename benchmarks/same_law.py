@@ -27,8 +27,9 @@ from pathlib import Path
 
 import jax
 import numpy as np
+from inputs import several
 from methods import METHODS
-from toy import Parser, begin, load, several
+from toy import Parser, begin, load
 
 from cspd_jax import image
 from cspd_jax._utils.compilation import compile_seconds
@@ -40,7 +41,7 @@ from cspd_jax.cli._arguments import positive
 from cspd_jax.errors import UserError
 from cspd_jax.image import pixels
 from cspd_jax.keys import row_keys
-from cspd_jax.training.presets import to_json
+from cspd_jax.training.settings_file import to_json
 
 # Few drafts take the least arithmetic, and exactness does not depend on how many there are.
 FRUGAL = {

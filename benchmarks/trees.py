@@ -18,7 +18,8 @@ import time
 
 import jax
 import numpy as np
-from toy import Parser, begin, expression, held_out_texts, load_text
+from inputs import expression
+from toy import Parser, begin, held_out_texts, load_text
 
 from cspd_jax.text import Info, Options, draft_tree
 from cspd_jax.text.comparison import Request

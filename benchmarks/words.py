@@ -31,10 +31,11 @@ from pathlib import Path
 
 import jax
 import numpy as np
+from inputs import kept_cells
 from same_law import generate as generate_parts
 from same_law import plan_of, say
 from toy import STEPS as TOY_STEPS
-from toy import Parser, begin, kept_cells, narrow, random_params
+from toy import Parser, begin, narrow, random_params
 
 from cspd_jax.apps.evaluation import statistics
 from cspd_jax.apps.evaluation import words as measures
@@ -47,7 +48,8 @@ from cspd_jax.reports.charts import scatter, stacked
 from cspd_jax.reports.pictures import marked, titled
 from cspd_jax.training.data.words import BLANK, WordsConfig
 from cspd_jax.training.data.words import words as listed_words
-from cspd_jax.training.presets import PRESETS, to_json
+from cspd_jax.training.presets import PRESETS
+from cspd_jax.training.settings_file import to_json
 from cspd_jax.weights import models
 
 BATCH = 8  # images side by side
@@ -411,7 +413,9 @@ def draw_rows(args: argparse.Namespace, found: dict) -> None:
 
 
 def run(args: argparse.Namespace, found: dict) -> None:
-    target, draft = load(args, args.target), load(args, args.draft)
+    target = load(args, args.target)
+    drafted = args.toy or any(options_of(name).get("method") == "cspd" for name in args.cells)
+    draft = load(args, args.draft) if drafted else None
     keep = args.keep or args.file.with_suffix("")
     keep.mkdir(parents=True, exist_ok=True)
     reader = open_reader(args, target, keep)

@@ -269,23 +269,23 @@ def _make_flat_pictures(path: Path) -> None:
 
 
 def _make_run(path: Path) -> None:
-    from cspd_jax.training import presets
+    from cspd_jax.training import presets, settings_file
 
     path.mkdir()
-    presets.write(presets.preset("glyphs"), path)
+    settings_file.write(presets.preset("glyphs"), path)
 
 
 def _make_text_run(path: Path) -> None:
-    from cspd_jax.training import presets
+    from cspd_jax.training import presets, settings_file
 
     path.mkdir()
-    presets.write(presets.preset("text-draft"), path)
+    settings_file.write(presets.preset("text-draft"), path)
 
 
 def _read_run(path: Path) -> None:
-    from cspd_jax.training import presets
+    from cspd_jax.training import settings_file
 
-    presets.read(path)
+    settings_file.read(path)
 
 
 def _make_pictures(path: Path) -> None:

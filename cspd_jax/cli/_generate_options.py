@@ -311,6 +311,7 @@ def method_of(args: argparse.Namespace, model):
     from cspd_jax import image
     from cspd_jax.image import methods
     from cspd_jax.weights import models
+    from cspd_jax.weights.checks import check_draft
 
     args.method = {"draft": "cspd"}.get(args.method, args.method)
     draft = None if args.draft is None else models.describe(args.draft)
@@ -318,7 +319,7 @@ def method_of(args: argparse.Namespace, model):
         progress("with --draft the method is cspd; say --method to choose another")
         args.method = "cspd"
     elif draft is not None and args.method != "cspd":
-        models.check_draft(model.config, draft.config)
+        check_draft(model.config, draft.config)
         progress(f"the method {args.method} does not use the draft")
     if args.method == "cspd" and draft is None:
         raise UserError("the method cspd needs a draft: a smaller model of the same tokens (--draft MODEL)")

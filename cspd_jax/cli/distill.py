@@ -87,7 +87,7 @@ def run(args: argparse.Namespace) -> None:
 def _begun(args: argparse.Namespace):
     """The settings of a new run: of the preset, or those that fit the target, on what that was trained on."""
     from cspd_jax.networks.config import MARConfig
-    from cspd_jax.training import presets
+    from cspd_jax.training import presets, settings_file
     from cspd_jax.training.data.folder import FolderConfig
     from cspd_jax.weights import models
 
@@ -104,7 +104,7 @@ def _begun(args: argparse.Namespace):
     elif trained is None:
         raise UserError(f"{args.target} does not say what it was trained on; give --data DIR, or a --preset")
     else:
-        data = presets.from_json(trained, args.target).data
+        data = settings_file.from_json(trained, args.target).data
     return presets.draft_of(outline.config, data)
 
 

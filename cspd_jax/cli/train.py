@@ -135,9 +135,9 @@ def absolute_name(name: str | None) -> str | None:
 
 def beginning(args: argparse.Namespace, asked):
     """What the run began with: as recorded if it is resumed, else as asked."""
-    from cspd_jax.training import presets
+    from cspd_jax.training import settings_file
 
-    recorded = presets.read_begun(args.out) if args.resume else None
+    recorded = settings_file.read_begun(args.out) if args.resume else None
     return asked if recorded is None else recorded.resumed(asked, str(args.out))
 
 
@@ -168,10 +168,10 @@ def _configured(args: argparse.Namespace):
 
 def configure(args: argparse.Namespace, begin: Callable[[], Any]):
     """The settings of the run: those of `begin`, or of the run in OUT, changed by the options."""
-    from cspd_jax.training import presets
+    from cspd_jax.training import settings_file
     from cspd_jax.training.config import with_settings
 
-    stored = presets.read(args.out) if args.resume else None
+    stored = settings_file.read(args.out) if args.resume else None
     config = begin() if stored is None else stored
     if args.data is not None:
         if not hasattr(config.data, "root"):
@@ -184,7 +184,7 @@ def configure(args: argparse.Namespace, begin: Callable[[], Any]):
     if stored is None and args.steps is not None:
         settings += fitting_schedule(config, args.steps)
     changed = with_settings(config, [*settings, *args.set])
-    presets.check(changed)
+    settings_file.check(changed)
     if stored and (changed.model, changed.data, changed.seed) != (stored.model, stored.data, stored.seed):
         raise UserError("the model, data and seed of a run cannot be changed when it is resumed")
     return changed

@@ -7,7 +7,7 @@ import time
 
 import jax
 
-from cspd_jax.errors import OutOfMemory, is_out_of_memory
+from cspd_jax.errors import is_out_of_memory
 from cspd_jax.image.chain import calibration, choice
 from cspd_jax.image.comparison import beside_plain
 from cspd_jax.image.methods import Plain, SelfSpeculation
@@ -73,7 +73,7 @@ def _gain(key: Array, plan: Plan) -> float:
     """How many times faster than the plain sampler step by step; what does not fit into memory is not."""
     try:
         return beside_plain(key, one_batch(plan)).faster
-    except (RuntimeError, OutOfMemory) as error:
+    except Exception as error:
         if not is_out_of_memory(error):
             raise
         return 0.0
@@ -88,8 +88,9 @@ def one_batch(plan: Plan, batch: int | None = None) -> Plan:
 def self_speculation_can_win(plain: Plan, ahead: Plan) -> bool:
     """Whether rounds of self-speculation could be faster than AR steps.
 
-    A round commits gamma + 1 groups at most, and fewer in the end. If its pass over the denoising chains
-    alone takes longer than as many plain passes, it cannot: then the machine is bound by arithmetic.
+    A round commits gamma + 1 groups at most, and fewer in the end (`_NOT_ALL`). If its pass over the
+    denoising chains alone takes longer than the plain passes that it saves, it cannot: then the machine is
+    bound by arithmetic.
     """
     options = dataclasses.replace(plain.options, denoise="plain")
     fitted = calibration.get(plain.model, options).calibration

@@ -18,7 +18,8 @@ from cspd_jax.image.methods import Method, Plain
 from cspd_jax.image.options import Options
 from cspd_jax.image.plan import Labels, Plan, resolve
 from cspd_jax.keys import keys_per_row, row_keys
-from cspd_jax.weights.models import ImageModel, blaming_parameters
+from cspd_jax.weights.checks import blaming_parameters
+from cspd_jax.weights.models import ImageModel
 
 Array = jax.Array
 

@@ -23,7 +23,8 @@ from cspd_jax.image.exactness import Exactness
 from cspd_jax.image.options import Options
 from cspd_jax.image.released import RunnerOptions
 from cspd_jax.image.rounds import Criterion, Draft, PathCriterion, RoundInfo, TokenSpeculation, total_rows
-from cspd_jax.weights.models import ImageModel, check_draft, check_image_model
+from cspd_jax.weights.checks import check_draft, check_image_model
+from cspd_jax.weights.models import ImageModel
 
 Array = jax.Array
 Steps = Iterator[tuple[float, BatchOutput]]

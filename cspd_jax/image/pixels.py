@@ -7,15 +7,16 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
+from cspd_jax._utils import limits
 from cspd_jax.errors import UserError
 from cspd_jax.networks import autoencoder, sphere_vae
 from cspd_jax.networks.config import LATENT_SCALE, KLConfig
 from cspd_jax.networks.sphere_config import SphereVAEConfig
-from cspd_jax.weights.models import VAE, ImageModel, check_image_model
+from cspd_jax.weights.checks import check_image_model
+from cspd_jax.weights.models import VAE, ImageModel
 
 Array = TypeVar("Array", np.ndarray, jax.Array, jax.Array | np.ndarray)
 
-_MOST = 2**22  # images of one call
 _DECODED_TOGETHER = 8  # images per call of the autoencoder
 
 
@@ -65,8 +66,10 @@ def _checked_tokens(model: ImageModel, tokens: Any) -> np.ndarray:
         tokens = np.asarray(tokens)
     except ValueError:  # lists of several lengths
         tokens = np.asarray(None)
-    if tokens.ndim and len(tokens) > _MOST:
-        raise UserError(f"there are tokens of {len(tokens)} images; ask for at most {_MOST} at a time")
+    if tokens.ndim and len(tokens) > limits.IMAGES:
+        raise UserError(
+            f"there are tokens of {len(tokens)} images; ask for at most {limits.IMAGES} at a time"
+        )
     numbers = tokens.dtype.kind in "iuf" or tokens.dtype == jax.numpy.bfloat16
     if tokens.ndim != 3 or tokens.shape[1:] != wanted or not numbers or not len(tokens):
         raise UserError(

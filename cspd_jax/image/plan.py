@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax._utils import process
+from cspd_jax._utils import limits, process
 from cspd_jax._utils.typed import check_fields
 from cspd_jax.diffusion.flow import is_flow, of_kind
 from cspd_jax.diffusion.schedule import sampling_schedule
@@ -25,11 +25,11 @@ from cspd_jax.image.options import Options
 from cspd_jax.image.order import Raster, Spread
 from cspd_jax.image.protocol import CausalTokenModel
 from cspd_jax.keys import as_typed
-from cspd_jax.weights.models import ImageModel, blaming_parameters, check_image_model
+from cspd_jax.weights.checks import blaming_parameters, check_image_model
+from cspd_jax.weights.models import ImageModel
 
 Array = jax.Array
 Labels = Sequence[int] | np.ndarray | Array
-_MOST_LABELS = 2**22  # of one call
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -234,8 +234,8 @@ def _one_scale(options: Options, images: int) -> tuple[Options, np.ndarray | Non
 
 
 def _checked_labels(model: ImageModel, labels: Any) -> np.ndarray:
-    if hasattr(labels, "__len__") and len(labels) > _MOST_LABELS:
-        raise UserError(f"there are {len(labels)} labels; ask for at most {_MOST_LABELS} images at a time")
+    if hasattr(labels, "__len__") and len(labels) > limits.IMAGES:
+        raise UserError(f"there are {len(labels)} labels; ask for at most {limits.IMAGES} images at a time")
     try:
         labels = np.asarray(labels)
     except ValueError:  # lists of several lengths

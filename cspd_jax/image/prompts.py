@@ -16,7 +16,8 @@ from cspd_jax.errors import UserError
 from cspd_jax.networks.nextstep import PADDING, PROMPTS
 from cspd_jax.networks.nextstep_config import NextStepConfig
 from cspd_jax.parallel import replicate
-from cspd_jax.weights.models import ImageModel, check_image_model
+from cspd_jax.weights.checks import check_image_model
+from cspd_jax.weights.models import ImageModel
 from cspd_jax.weights.tokenizers import Tokenizer
 
 Ids = Sequence[int]

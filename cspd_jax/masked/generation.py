@@ -22,7 +22,7 @@ from cspd_jax.parallel import common_mesh
 from cspd_jax.text.checks import at_most, check_max_gamma, check_number, holds, keys_of_rows, require
 from cspd_jax.text.prompts import BEYOND, PromptsLike, as_prompts, check_length, check_prompts
 from cspd_jax.text.protocol import Model, bound
-from cspd_jax.weights.models import blaming_parameters
+from cspd_jax.weights.checks import blaming_parameters
 
 Array = jax.Array
 

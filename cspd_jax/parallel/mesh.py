@@ -42,7 +42,7 @@ def make_mesh(sizes: str | Mapping[str, int], devices: Sequence[Any] | None = No
     for axis, size in sizes.items():
         check_whole(f"mesh {axis}", size, 1)
     devices = jax.devices() if devices is None else devices
-    if not isinstance(devices, Sequence | np.ndarray) or not all(isinstance(d, jax.Device) for d in devices):
+    if not isinstance(devices, Sequence | np.ndarray) or not all(hasattr(d, "device_kind") for d in devices):
         raise UserError(f"devices is {shown(devices)}; it must be a list of devices such as jax.devices()")
     if len({d.id for d in devices}) < len(devices):
         raise UserError("devices names one device twice")

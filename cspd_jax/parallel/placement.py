@@ -15,9 +15,7 @@ from cspd_jax.parallel.rules import partition
 def shardings(mesh: Mesh, params: Any, config: Any = None) -> Any:
     """The sharding of every parameter of a tree (of arrays or of their shapes): cut along the model axis by
     `rules`, whole along the data axis. config: of the network."""
-    check_mesh(mesh)
-    if not all(hasattr(leaf, "shape") for leaf in jax.tree.leaves(params)):
-        raise UserError("the parameters are not all arrays")
+    _check(mesh, params)
 
     def of(path, leaf) -> NamedSharding:
         return sharding(mesh, tuple(str(getattr(entry, "key", entry)) for entry in path), leaf.shape, config)
@@ -37,16 +35,19 @@ def place(mesh: Mesh, params: Any, config: Any = None) -> Any:
 
 def replicate(mesh: Mesh, tree: Any) -> Any:
     """A pytree of arrays that every process has, whole on every device; those already on the mesh stay."""
-
-    check_mesh(mesh)
-    if not all(hasattr(leaf, "shape") for leaf in jax.tree.leaves(tree)):
-        raise UserError("what is to be on every device is not all arrays")
+    _check(mesh, tree)
 
     def on_mesh(array: Any) -> jax.Array:
         return array if getattr(getattr(array, "sharding", None), "mesh", None) == mesh else put(array, whole)
 
     whole = NamedSharding(mesh, PartitionSpec())
     return jax.tree.map(on_mesh, tree)
+
+
+def _check(mesh: Any, tree: Any) -> None:
+    check_mesh(mesh)
+    if not all(hasattr(leaf, "shape") for leaf in jax.tree.leaves(tree)):
+        raise UserError("what is to be placed on devices is not all arrays")
 
 
 def put(array: Any, sharding: NamedSharding) -> jax.Array:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Iterator
 from typing import Any
@@ -14,7 +13,7 @@ import numpy as np
 from cspd_jax._utils import process
 from cspd_jax._utils.options import check_options
 from cspd_jax._utils.progress import Bar
-from cspd_jax.errors import UserError, naming, shown
+from cspd_jax.errors import UserError, shown
 from cspd_jax.parallel import common_mesh
 from cspd_jax.text import rounds, sharded
 from cspd_jax.text.checks import (
@@ -38,7 +37,7 @@ from cspd_jax.text.trees import rounds as tree_rounds
 from cspd_jax.text.trees.drafter import tree_of
 from cspd_jax.text.trees.rounds import TREE_RULES
 from cspd_jax.text.trees.tree import Tree
-from cspd_jax.weights.models import blaming_parameters
+from cspd_jax.weights.checks import blaming_parameters
 
 Array = jax.Array
 
@@ -128,8 +127,7 @@ def prepare(
         require(drafter_params is not None, "a TreeDrafter needs parameters; see draft_tree")
         require(max(tree.widths) <= target.config.known_ids, "the draft tree is wider than the vocabulary")
     max_len = _room(options, longest)
-    with naming("max_len") if options.max_len is not None else contextlib.nullcontext():
-        check_length(target.config, longest, max_len - longest, BEYOND)
+    check_length(target.config, longest, max_len - longest, BEYOND)
     gamma, max_gamma = _draft_length(options, tree, max_len)
     draft_cost, confidence = options.draft_cost, options.confidence
     if drafting is None or max_gamma == 0:  # plain decoding

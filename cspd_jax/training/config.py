@@ -215,11 +215,11 @@ def with_settings(config: RunConfig, settings: Iterable[str]) -> RunConfig:
 
     For example `steps=2000`, `model.encoder_width=64` or `data.fonts=cmr10,cmss10`.
     """
-    changes: dict[str, dict[str, Any]] = {"": {}, **{part: {} for part in _PARTS}}
     if not isinstance(config, RunConfig):
         raise UserError(f"config is {shown(config)}; it must be the settings of a run, such as a preset's")
     if isinstance(settings, str) or not isinstance(settings, Iterable):
         raise UserError(f"settings are {shown(settings)}; they must be a list such as ['steps=2000']")
+    changes: dict[str, dict[str, Any]] = {"": {}, **{part: {} for part in _PARTS}}
     for setting in settings:
         if not isinstance(setting, str):
             raise UserError(f"a setting is {shown(setting)}; it must be a string such as 'steps=2000'")

@@ -10,7 +10,7 @@ from cspd_jax import weights
 from cspd_jax._utils.files import remove, written_beside
 from cspd_jax.training.config import RunConfig
 from cspd_jax.training.placement import gathered
-from cspd_jax.training.presets import to_json
+from cspd_jax.training.settings_file import to_json
 from cspd_jax.training.step import TrainState
 
 Tell = Callable[[str], object]  # is told of long work before it begins

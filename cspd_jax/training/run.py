@@ -24,7 +24,7 @@ from cspd_jax._utils.event_files import EventFile
 from cspd_jax._utils.files import write_text
 from cspd_jax._utils.progress import Bar
 from cspd_jax.parallel import processes
-from cspd_jax.training import presets
+from cspd_jax.training import settings_file
 from cspd_jax.training.checkpointing import Checkpoints
 from cspd_jax.training.config import RunConfig
 from cspd_jax.training.placement import Placement, gathered
@@ -83,7 +83,7 @@ def run(
             first = first._replace(params=options.initial, ema=jax.tree.map(jnp.copy, options.initial))
         first = options.placement_for(config).put_state(first, config.model)
         first = checkpoints.restore(first) or first
-        presets.write(config, out)
+        settings_file.write(config, out)
         step, state = int(first.step), first
         events = None
         if options.tensorboard and writes and step < end:

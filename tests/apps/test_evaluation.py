@@ -22,7 +22,7 @@ from cspd_jax.training.config import TrainConfig
 from cspd_jax.training.data.digits import Digits, DigitsConfig
 from cspd_jax.training.data.glyphs import GlyphConfig, Glyphs
 from cspd_jax.training.data.source import Batch
-from cspd_jax.training.presets import to_json
+from cspd_jax.training.settings_file import to_json
 from cspd_jax.weights import models
 
 GLYPHS = GlyphConfig(classes="01234", fonts=("DejaVuSans", "cmr10"), size=16, extent=12.0)

@@ -96,7 +96,7 @@ DIGITS = "9" * 5000
             ["distill", "--out", "run", "--preset", "text-cut"],
             "a draft is cut with --cut, --ids and --prompts together",
         ),
-        (["reproduce", "--list", "--images", "5"], "--list runs nothing; leave out --images"),
+        (["reproduce", "--list", "--images", "5"], "--images is for runs, not for --list"),
         (["train", "--out", "run", "--steps", "2", "--stop-at", "5"], "--stop-at 5 is beyond the run"),
         (["train", "--out", "run", "--stream", "99999"], "99999 is more than 256 processes"),
         (["distill", "--out", "run", "--samples", "10"], "add --from target or both"),

@@ -17,7 +17,7 @@ from cspd_jax.image.counts import NetworkCalls
 from cspd_jax.image.options import Options
 from cspd_jax.keys import row_keys
 from cspd_jax.networks.mar import MARModel
-from cspd_jax.weights import models
+from cspd_jax.weights import checks, models
 
 KEY = jax.random.key(3)
 LABELS = [0, 1, 2, 3]
@@ -196,7 +196,7 @@ def test_published_weights(folder, monkeypatch):
 def test_drafts_that_do_not_fit(field):
     other = {"token_dim": 32, "num_classes": 4, "seq_len": 64}[field]
     with pytest.raises(UserError, match="does not fit the target"):
-        models.check_draft(tiny.PIXELS, dataclasses.replace(tiny.PIXELS, **{field: other}))
+        checks.check_draft(tiny.PIXELS, dataclasses.replace(tiny.PIXELS, **{field: other}))
 
 
 def test_single_file_checkpoint(folder, model):

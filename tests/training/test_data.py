@@ -10,7 +10,7 @@ from PIL import Image
 from cspd_jax.apps.cli import main
 from cspd_jax.errors import UserError
 from cspd_jax.image.pixels import patchify, unpatchify
-from cspd_jax.training import presets
+from cspd_jax.training import presets, settings_file
 from cspd_jax.training.config import with_settings
 from cspd_jax.training.data import (
     Digits,
@@ -409,7 +409,7 @@ def test_pictures_that_are_not_read(tmp_path, monkeypatch):
 )
 def test_settings_of_words_that_cannot_be(settings, message):
     with pytest.raises(UserError, match=message):
-        presets.check(with_settings(presets.preset("words"), settings))
+        settings_file.check(with_settings(presets.preset("words"), settings))
 
 
 @pytest.mark.parametrize("name", ["stretch", "elastic", "contrast", "rotation"])

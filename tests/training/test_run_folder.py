@@ -15,7 +15,7 @@ from cspd_jax import weights
 from cspd_jax.apps import cli
 from cspd_jax.cli.train import fitting_schedule
 from cspd_jax.errors import UserError
-from cspd_jax.training import presets
+from cspd_jax.training import presets, settings_file
 from cspd_jax.training.checkpointing import Checkpoints, has_checkpoints
 from cspd_jax.training.config import with_settings
 from cspd_jax.training.data import Digits
@@ -218,7 +218,7 @@ def test_another_autoencoder_of_the_same_name_is_refused(tiny, tmp_path, capsys)
     tiny_models.save_kl16(tmp_path / "kl")
     begun = Provenance("train", vae=str(tmp_path / "kl"), weights={"vae": "0" * 64})
     (tmp_path / "run").mkdir()
-    presets.write(TINY, tmp_path / "run", begun)
+    settings_file.write(TINY, tmp_path / "run", begun)
     assert command("train", "--resume", "--out", "run") == 2
     assert "has other weights than when the run in run was begun with it (--vae)" in capsys.readouterr().err
 

@@ -23,7 +23,7 @@ from cspd_jax import weights
 from cspd_jax.cli import train as command
 from cspd_jax.errors import UserError
 from cspd_jax.networks.layers import Block
-from cspd_jax.training import presets
+from cspd_jax.training import presets, settings_file
 from cspd_jax.training.config import with_settings
 from cspd_jax.training.data import Digits, FolderConfig
 from cspd_jax.training.image.step import Metrics, init_state, n_known
@@ -262,7 +262,7 @@ def test_pictures_are_tiled_row_by_row():
 @pytest.mark.parametrize("name", presets.PRESETS)
 def test_presets_survive_json(name):
     config = presets.preset(name)
-    assert presets.from_json(json.loads(json.dumps(presets.to_json(config)))) == config
+    assert settings_file.from_json(json.loads(json.dumps(settings_file.to_json(config)))) == config
     hash(config)
     if not isinstance(config.data, FolderConfig):
         from cspd_jax.training.image.data import make_source
@@ -370,12 +370,12 @@ def test_a_batch_must_divide_among_devices():
     ],
 )
 def test_settings_of_a_run_that_are_not(tmp_path, change, sentence):
-    values = presets.to_json(presets.preset("glyphs"))
+    values = settings_file.to_json(presets.preset("glyphs"))
     (tmp_path / "config.json").write_text(json.dumps(values))
-    assert presets.read(tmp_path) == presets.preset("glyphs")
+    assert settings_file.read(tmp_path) == presets.preset("glyphs")
     (tmp_path / "config.json").write_text(json.dumps(change(values)))
     with pytest.raises(UserError, match=sentence):
-        presets.read(tmp_path)
+        settings_file.read(tmp_path)
 
 
 def test_damaged_lines_of_the_metrics_are_dropped(tmp_path):

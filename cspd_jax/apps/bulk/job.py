@@ -20,7 +20,8 @@ from cspd_jax.image import pixels
 from cspd_jax.image.methods import Method, Plain
 from cspd_jax.image.options import Options
 from cspd_jax.image.plan import Plan, check, resolve
-from cspd_jax.weights.models import VAE, ImageModel, check_image_model
+from cspd_jax.weights.checks import check_image_model
+from cspd_jax.weights.models import VAE, ImageModel
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

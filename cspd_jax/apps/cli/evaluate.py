@@ -7,10 +7,9 @@ import json
 import pathlib
 
 from cspd_jax.apps.cli import evaluate_fid
-from cspd_jax.cli._arguments import check_fits, new_folder, positive, seed
+from cspd_jax.cli._arguments import check_fits, keep_defaults, new_folder, positive, refuse_given, seed
 from cspd_jax.cli._generate_options import add_fields, options_of
 from cspd_jax.cli._output import progress, result
-from cspd_jax.errors import UserError
 
 _SAMPLING = ("num_iter", "respacing", "cfg", "cfg_schedule", "temperature")
 _OF_IMAGES = ("n", "seed", "batch", "train_images", "classifier_steps", "out", *_SAMPLING)
@@ -48,7 +47,7 @@ def add_parser(subparsers) -> None:
     how.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="(float32)")
     evaluate_fid.add_flags(parser)
     parser.set_defaults(func=run)
-    parser.set_defaults(defaults={name: parser.get_default(name) for name in _OF_IMAGES})
+    keep_defaults(parser)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -99,10 +98,7 @@ def _evaluate_text(args: argparse.Namespace) -> None:
     from cspd_jax.apps.evaluation import text
     from cspd_jax.weights import models
 
-    for name in _OF_IMAGES:
-        if getattr(args, name) != args.defaults[name]:
-            flag = "steps" if name == "respacing" else name.replace("_", "-")
-            raise UserError(f"--{flag} is for images, and {args.target} is a language model")
+    refuse_given(args, _OF_IMAGES, f"is for images, and {args.target} is a language model")
     report = text.evaluate(models.load_text(args.target, args.dtype))
     if report["corpus"] != report["trained_on"]:
         progress("warning: this model was trained on the documentation of another Python")

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from cspd_jax.cli._arguments import new_folder, positive, seed
+from cspd_jax.cli._arguments import keep_defaults, new_folder, positive, refuse_given, seed
 from cspd_jax.cli._output import progress
 from cspd_jax.errors import UserError, printable
 
@@ -59,8 +59,7 @@ def add_parser(subparsers) -> None:
     figures.add_argument("--inception", metavar="FILE", help="weights, as for cspd-jax evaluate --samples")
     figures.add_argument("--against", metavar="REF", help="images or statistics to compare with")
     parser.set_defaults(func=run)
-    unlisted = {action.dest for action in parser._actions} - {"help", "name", "list", "json"}
-    parser.set_defaults(defaults={option: parser.get_default(option) for option in sorted(unlisted)})
+    keep_defaults(parser)
 
 
 def _numbers(text: str) -> tuple[int, ...]:
@@ -72,9 +71,8 @@ def run(args: argparse.Namespace) -> None:
     if args.list:
         if args.name is not None:
             raise UserError(f"--list names all experiments; leave out {args.name!r:.80}")
-        for option, default in args.defaults.items():
-            if getattr(args, option) != default:
-                raise UserError(f"--list runs nothing; leave out --{option.replace('_', '-')}")
+        of_runs = sorted(args.defaults.keys() - {"help", "name", "list", "json"})
+        refuse_given(args, of_runs, "is for runs, not for --list")
         _list(args)
         return
     if args.name is None:

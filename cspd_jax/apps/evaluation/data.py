@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from cspd_jax.errors import UserError
-from cspd_jax.training import presets
+from cspd_jax.training import settings_file
 from cspd_jax.training.config import FlowTrainConfig, ImageTrainConfig, TrainConfig
 from cspd_jax.training.data.source import Batch, Source, Split
 from cspd_jax.training.image.data import make_source
@@ -28,7 +28,7 @@ def training_config(model: ImageModel) -> ImageTrainConfig:
             " cspd-jax train or distill"
         )
     try:
-        config = presets.from_json(told)
+        config = settings_file.from_json(told)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise UserError(f"{model.name} does not describe its training correctly ({error})") from None
     if model.config.vae_stride != 1:

@@ -22,7 +22,7 @@ from cspd_jax.image.options import Options
 from cspd_jax.reports import picture
 from cspd_jax.reports.image import device, versions
 from cspd_jax.training.data.source import Batch, Source
-from cspd_jax.training.presets import to_json
+from cspd_jax.training.settings_file import to_json
 from cspd_jax.weights.models import ImageModel
 
 FILE = "evaluation.json"

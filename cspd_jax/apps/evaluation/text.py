@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cspd_jax.errors import UserError
-from cspd_jax.training import presets
+from cspd_jax.training import settings_file
 from cspd_jax.training.config import TextTrainConfig
 from cspd_jax.training.data.text import Texts
 from cspd_jax.training.text.objective import bits_per_byte
@@ -49,7 +49,7 @@ def training_config(model: TextModel) -> TextTrainConfig:
     extra = model.metadata.get("extra")
     told = extra.get("training") if isinstance(extra, dict) else None
     try:
-        config = presets.from_json(told) if told else None
+        config = settings_file.from_json(told) if told else None
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise UserError(f"{model.name} does not describe its training correctly ({error})") from None
     if not isinstance(config, TextTrainConfig):

@@ -16,7 +16,7 @@ from cspd_jax.apps.paper.experiment import Results
 from cspd_jax.apps.paper.setup import Setup
 from cspd_jax.errors import UserError
 from cspd_jax.training.data.source import Source
-from cspd_jax.training.presets import to_json
+from cspd_jax.training.settings_file import to_json
 from cspd_jax.weights.models import ImageModel
 
 

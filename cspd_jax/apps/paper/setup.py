@@ -17,7 +17,8 @@ from cspd_jax.apps.evaluation.reference import Reference
 from cspd_jax.apps.paper.cells import Cell
 from cspd_jax.errors import UserError, check_whole
 from cspd_jax.image.order import reveal_groups
-from cspd_jax.weights.models import DEFAULTS, VAE, ImageModel, check_draft
+from cspd_jax.weights.checks import check_draft
+from cspd_jax.weights.models import DEFAULTS, VAE, ImageModel
 
 _EMBEDDED_STEPS = "ddim25"  # of the embedded pair, a quarter of its own
 

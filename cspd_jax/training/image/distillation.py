@@ -33,7 +33,7 @@ from cspd_jax.training.image import masking
 from cspd_jax.training.image.objective import ROWS, Terms, kl_divergence, masked_mean
 from cspd_jax.training.image.step import Metrics, optimise
 from cspd_jax.training.step import Purpose, TrainState, run_key
-from cspd_jax.weights.models import check_draft
+from cspd_jax.weights.checks import check_draft
 
 Array = jax.Array
 

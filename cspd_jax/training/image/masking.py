@@ -72,7 +72,7 @@ def focused(key: Array, draws: Draws, share: float) -> Draws:
 
 def _deciding() -> np.ndarray:
     """[999], the distribution function of a timestep: the logarithm of its signal-to-noise ratio lies around
-    -1. Above, a token hardly shows which of several it will be; below, it has been decided."""
+    -1. In more noise a token hardly shows which of several it will be; in less, it has been decided."""
     signal = make_schedule(str(NUM_TRAIN_STEPS)).sqrt_alphas_cumprod ** 2
     density = np.exp(-0.5 * ((np.log(signal / (1 - signal)) + 1.0) / 1.2) ** 2)
     return np.cumsum(density / density.sum())[:-1].astype(np.float32)

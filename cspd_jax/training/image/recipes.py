@@ -13,7 +13,7 @@ from cspd_jax.image.pixels import patchify
 from cspd_jax.networks.mar import MARModel
 from cspd_jax.networks.registry import kind_name
 from cspd_jax.parallel import processes, replicate
-from cspd_jax.training import presets
+from cspd_jax.training import settings_file
 from cspd_jax.training.checkpointing import has_checkpoints
 from cspd_jax.training.config import ImageTrainConfig, TrainConfig
 from cspd_jax.training.data.source import Source
@@ -54,7 +54,7 @@ def train(
         with processes.first_alone("the data is prepared"):
             source = make_source(config.data, encoder=encoder, cache=cache, stream=stream)
         trainer.check_fit(config, source)
-        presets.write(config, out, begun)
+        settings_file.write(config, out, begun)
         in_pixels = encoder is None and source.shape[2] in (1, 3)
         options = _with_pictures(options, config, out, initial, in_pixels)
         state = trainer.train(config, source, out, options)
@@ -90,7 +90,7 @@ def distill(
         str(out), target=(target.config, target.params), init=initial and (config.model, initial)
     )
     with claimed(out, options.resume):
-        presets.write(config, out, begun)
+        settings_file.write(config, out, begun)
         source = _drafts_source(config, begun, teacher, data, out, tell)
         in_pixels = config.model.vae_stride == 1
         options = dataclasses.replace(options, placement=placement)

@@ -11,7 +11,7 @@ from typing import Any
 from cspd_jax.errors import UserError
 from cspd_jax.networks.lm import LM
 from cspd_jax.parallel import processes, replicate
-from cspd_jax.training import presets
+from cspd_jax.training import settings_file
 from cspd_jax.training.checkpointing import has_checkpoints
 from cspd_jax.training.config import TextTrainConfig
 from cspd_jax.training.data.prompts import prompt_ids, read_lines
@@ -66,7 +66,7 @@ def distill(
         init=(config.model, initial) if begun.init and initial else None,
     )
     with claimed(out, options.resume):
-        presets.write(config, out, begun)
+        settings_file.write(config, out, begun)
         teacher = TextTeacher(target.config, target.params)
         answers = _answers(teacher, prompts, config, samples, out, tell)
         covered = answers.coverage(ids)

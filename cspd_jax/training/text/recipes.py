@@ -12,7 +12,7 @@ from cspd_jax.errors import UserError
 from cspd_jax.networks.lm import LM
 from cspd_jax.networks.lm_config import LMConfig
 from cspd_jax.parallel import processes, replicate
-from cspd_jax.training import presets
+from cspd_jax.training import settings_file
 from cspd_jax.training.checkpointing import has_checkpoints
 from cspd_jax.training.config import TextTrainConfig
 from cspd_jax.training.data.text import Texts
@@ -47,7 +47,7 @@ def train(
     begun = begun.with_weights(str(out), init=initial and (config.model, initial))
     texts = Texts(config.data)
     with claimed(out, options.resume):
-        presets.write(config, out, begun)
+        settings_file.write(config, out, begun)
         on_sample = glance(config, texts, out / "held_out.jsonl", tell)
         options = dataclasses.replace(options, on_sample=on_sample, initial=initial)
         state = train_text(config, texts, out, options)
@@ -80,7 +80,7 @@ def distill(
         str(out), target=(target.config, target.params), init=initial and (config.model, initial)
     )
     with claimed(out, options.resume):
-        presets.write(config, out, begun)
+        settings_file.write(config, out, begun)
         texts = Texts(config.data)
         rows = _drafts_rows(config, begun, TextTeacher(target.config, target.params), texts, out, tell)
         placement = options.placement_for(config)
