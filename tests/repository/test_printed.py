@@ -48,7 +48,7 @@ ADDED = {
     "reproduce": {"--images": 1, "--batch": 1, "--gamma": 2, "--steps": "ddim5"},
     "train": {"--steps": 2, "--batch": 2},
     "distill": {"--steps": 2, "--batch": 2},
-    "evaluate": {"--batch": 4},
+    "evaluate --samples": {"--batch": 4},
     "convert sphere-b.pth": {"--heads": 2},
 }
 IN_PYTHON = {
