@@ -88,11 +88,11 @@ _WORDS = WordsConfig(indents=1)
 _WORDS_TARGET = TrainConfig(
     model=dataclasses.replace(_small(64, 128, 2, 192, 3, classes=8), **_OF_WORDS, encoder_depth=1),
     data=_WORDS,
-    steps=36_000,
+    steps=12_000,
     batch=16,
     learning_rate=2.5e-3,
     warmup=200,
-    decay=27_000,
+    decay=9_000,
     clip=1.0,
     copies=4,
     focus=0.8,
@@ -160,6 +160,10 @@ PRESETS: dict[str, ImageTrainConfig] = {
         sample_every=1_000,
     ),
     "words": _WORDS_TARGET,
+    # For `train --init` with a model of the preset before.
+    "words-longer": dataclasses.replace(
+        _WORDS_TARGET, steps=10_000, learning_rate=2e-3, warmup=100, decay=9_000, seed=1
+    ),
     "words-draft": _WORDS_DRAFT,
     # For `distill --init` with a draft trained on the data.
     "words-distill": dataclasses.replace(

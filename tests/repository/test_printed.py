@@ -207,6 +207,8 @@ def toy_sized(words: list[str]) -> list[str]:
     for flag, value in (OTHER[""] | OTHER.get(verb, {})).items():
         if flag in words:
             words[words.index(flag) + 1] = str(value)
+    if words[1:] == ["--list"]:
+        return words
     for flag, value in (ADDED.get(verb, {}) | ADDED.get(" ".join(words[:2]), {})).items():
         if flag not in words and not (flag == "--n" and "--per-class" in words):
             words += [flag, str(value)]
