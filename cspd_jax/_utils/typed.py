@@ -80,6 +80,13 @@ def check_kinds(value: Any) -> None:
             raise UserError(f"{field.name} is {shown(given)}; it must be {_KINDS[kind][0]}")
 
 
+def check_flag(name: str, value: Any) -> None:
+    """UserError unless it is True or False."""
+    told, is_flag = _KINDS["bool"]
+    if not is_flag(value):
+        raise UserError(f"{name} is {shown(value)}; it must be {told}")
+
+
 def _all(kind: type, values: Any) -> bool:
     return type(values) is tuple and all(type(value) is kind for value in values)
 

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax._utils.progress import Bar
+from cspd_jax._utils.typed import check_flag
 from cspd_jax.errors import UserError, check_whole, shown
 from cspd_jax.image import sharded
 from cspd_jax.image.bound import Batch
@@ -46,6 +47,7 @@ def generate(
     options: how, whatever the method; `cfg` may be one number for each image.
     progress: show a bar, for which it runs in some jitted calls in place of one.
     """
+    check_flag("progress", progress)
     try:
         with blaming_parameters(model):
             plan = resolve(model, labels, method, options)

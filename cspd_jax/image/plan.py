@@ -16,7 +16,7 @@ from cspd_jax.diffusion.flow import is_flow, of_kind
 from cspd_jax.diffusion.schedule import sampling_schedule
 from cspd_jax.errors import UserError, check_range, check_whole, shown
 from cspd_jax.image.bound import Batch
-from cspd_jax.image.chain import calibration, choice
+from cspd_jax.image.chain import calibration, choice, drafters
 from cspd_jax.image.counts import BatchOutput
 from cspd_jax.image.exactness import Exactness
 from cspd_jax.image.lossy.shortcuts import Checkerboard
@@ -301,6 +301,8 @@ def _with_denoising(model: ImageModel, method: Method, options: Options) -> Opti
     if chain is not None:
         lengths = tuple(min(length, steps) for length in chain.draft_lengths[:steps])
         denoise = dataclasses.replace(chain, draft_lengths=lengths)
+        if options.chain_drafter is not None and hasattr(model.config, "token_dim"):
+            drafters.check_size(options.chain_drafter, model.config.token_dim)
     elif options.chain_drafter is not None:
         raise UserError(f"a chain_drafter goes with denoise speculative, not with denoise {denoise}")
     # Each prefix is compiled: not worth it for short sequences, or where a cache is read whole.

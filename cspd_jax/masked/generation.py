@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from cspd_jax._utils import process
 from cspd_jax._utils.options import check_options
 from cspd_jax._utils.progress import Bar
+from cspd_jax._utils.typed import check_flag
 from cspd_jax.masked import loop, sharded, stepwise
 from cspd_jax.masked.canvas import make_canvas
 from cspd_jax.masked.info import MaskedOutput
@@ -50,6 +51,7 @@ def generate(
       options: see `Options`.
       progress: show a bar, for which each round is a jitted call of its own; not on a mesh, nor in `jit`.
     """
+    check_flag("progress", progress)
     mesh = common_mesh(model)
     with blaming_parameters(model):
         inputs = prepare(key, model, prompts, method, options)

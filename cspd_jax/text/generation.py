@@ -13,6 +13,7 @@ import numpy as np
 from cspd_jax._utils import process
 from cspd_jax._utils.options import check_options
 from cspd_jax._utils.progress import Bar
+from cspd_jax._utils.typed import check_flag
 from cspd_jax.errors import UserError, shown
 from cspd_jax.parallel import common_mesh
 from cspd_jax.text import rounds, sharded
@@ -66,6 +67,7 @@ def generate(
       options: see `Options`.
       progress: show a bar, for which each round is a jitted call of its own; not on a mesh, nor in `jit`.
     """
+    check_flag("progress", progress)
     mesh = common_mesh(model, drafter)
     with blaming_parameters(model, drafter):
         inputs = prepare(key, model, prompts, drafter, options)

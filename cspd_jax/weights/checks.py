@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from cspd_jax.errors import OutOfMemory, UserError, is_out_of_memory, shown
 from cspd_jax.weights import parameters
@@ -37,12 +38,22 @@ def check_image_model(model: Any, role: str = "model") -> None:
     if isinstance(model, ImageModel):
         if not hasattr(model.network, "seq_len"):
             raise UserError(f"the network of the {role} is {shown(model.network)}; it must be one of images")
+        check_floats(f"the parameters of {model.name}", model.config, model.params)
         return
     if isinstance(model, str | os.PathLike):
         raise UserError(f"{role} is {str(model)!r:.80}; load it first, with cspd_jax.load")
     raise UserError(
         f"{role} is of type {type(model).__name__}; it must be an ImageModel, as cspd_jax.load returns it"
     )
+
+
+def check_floats(where: str, config: Any, params: Any) -> None:
+    """UserError for parameters of a network of ours that are numbers of another kind."""
+    if kind_with(config) is None:
+        return
+    kinds = {str(a.dtype) for a in jax.tree.leaves(params) if hasattr(a, "dtype")}
+    if wrong := sorted(kind for kind in kinds if not jnp.issubdtype(kind, jnp.floating)):
+        raise UserError(f"{where} are of type {wrong[0]}; they must be floating-point numbers")
 
 
 @contextlib.contextmanager
@@ -52,6 +63,9 @@ def blaming_parameters(*models: Any) -> Iterator[None]:
 
     models: loaded, or pairs (network, params); anything else is left alone.
     """
+    for model in models:
+        if isinstance(model, TextModel):
+            check_floats(f"the parameters of {model.name}", model.config, model.params)
     try:
         yield
     except UserError:

@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 from cspd_jax import parallel, weights
 from cspd_jax._utils import process
 from cspd_jax.converters import hf
-from cspd_jax.errors import UserError
+from cspd_jax.errors import UserError, shown
 from cspd_jax.networks.config import MAR_PRESETS, KLConfig, MARConfig, SphereConfig
 from cspd_jax.networks.cpu_matmul import by_outputs, gains_by_outputs
 from cspd_jax.networks.lm import LM
@@ -228,12 +228,16 @@ def _describe_hub_folder(name: str) -> ImageModel:
 
 
 def class_names(metadata: dict[str, Any], num_classes: int) -> tuple[str, ...]:
-    """The class names a checkpoint carries; empty if it has none that fit."""
+    """The class names a checkpoint carries, if any; UserError for some that cannot be."""
     extra = metadata.get("extra")
     names = extra.get("class_names") if isinstance(extra, dict) else None
-    if isinstance(names, list) and len(names) == num_classes and all(isinstance(n, str) for n in names):
-        return tuple(names)
-    return ()
+    if not names:
+        return ()
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise UserError(f"class_names of the checkpoint are {shown(names)}; they must be a list of strings")
+    if len(names) != num_classes:
+        raise UserError(f"the checkpoint names {len(names)} classes; the model has {num_classes}")
+    return tuple(names)
 
 
 def check_vocabularies(target: TextModel, draft: TextModel) -> None:

@@ -27,6 +27,7 @@ from cspd_jax.apps import bulk
 from cspd_jax.apps.evaluation.classifier import ClassifierConfig
 from cspd_jax.apps.evaluation.words import Reader
 from cspd_jax.image import PaperCriterion, ReleasedRunner, generation, plan
+from cspd_jax.image.chain.drafters import frozen
 from cspd_jax.image.lossy.shortcuts import Annealing
 from cspd_jax.networks.lm import LM
 from cspd_jax.networks.mar import MARModel
@@ -80,6 +81,26 @@ def test_images(model, change, sentence):
     assert len(str(error.value)) < 300
 
 
+def test_a_drafter_of_denoising_steps_for_other_tokens(model):
+    size, steps = model.config.token_dim, 100
+    for other in (size - 1, size + 1):
+        options = Options(denoise=ChainSpeculation(4), chain_drafter=frozen(steps, other))
+        with pytest.raises(UserError, match=f"the chain_drafter does not fit tokens of dimension {size}"):
+            generate(KEY, model, [0], options=options)
+
+
+def test_a_bar_is_shown_or_not(model):
+    lm = LM(LLADA, jnp.float32), params_of(LLADA, 0)
+    for shows in (generate, text.generate, masked.generate):
+        with pytest.raises(UserError, match="progress is 'yes'; it must be True or False"):
+            shows(KEY, model if shows is generate else lm, [[1]], progress="yes")
+
+
+def test_a_prompt_of_masks():
+    with pytest.raises(UserError, match=f"id {LLADA.mask_ids[0]} in a prompt is the mask's"):
+        masked.generate(None, (LM(LLADA, jnp.float32), params_of(LLADA, 0)), [[1, LLADA.mask_ids[0]]])
+
+
 @pytest.mark.parametrize(
     "gamma, sentence",
     [("2", "gamma is '2'; it must be a whole number"), (2.5, "gamma is 2.5"), (0, "gamma is 0")],
@@ -105,6 +126,10 @@ def test_guidance_of_each_image(model):
         (lambda params: None, "are of type NoneType"),
         (lambda params: jax.tree.map(lambda a: a[:1], params), r"is \[1, "),
         (lambda params: _deleted(params), "have been deleted or donated"),
+        (
+            lambda params: jax.tree.map(lambda a: a.astype(jnp.int32), params),
+            "are of type int32; they must be",
+        ),
     ],
 )
 def test_parameters_that_are_not_the_models(model, damage, sentence):

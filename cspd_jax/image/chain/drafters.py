@@ -18,8 +18,10 @@ from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from cspd_jax.diffusion.gaussian import Coefficients, Gaussian, predicted_x0, transition_from_x0
+from cspd_jax.errors import UserError
 
 Array = jax.Array
 Head = Callable[[Array, Array], tuple[Array, Array]]  # (steps [M, R], x [M, R, d]) -> (eps, v)
@@ -52,6 +54,18 @@ class ChainDrafter(Protocol):
     def advance(self, step: Array, guess: Prediction, x: Array, deviation: Array) -> Prediction:
         """The guess at x_{t-1} = mean + deviation, from that at x_t = x; step [R] is the one just taken."""
         ...
+
+
+def check_size(drafter: ChainDrafter, dim: int) -> None:
+    """UserError for a drafter that was made for tokens of another dimension than `dim`."""
+    x, step = jax.ShapeDtypeStruct((2, dim), jnp.float32), jax.ShapeDtypeStruct((2,), jnp.int32)
+    try:
+        guess = jax.eval_shape(drafter.start, x)
+        after = jax.eval_shape(drafter.advance, step, guess, x, x)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"the chain_drafter does not fit tokens of dimension {dim}") from error
+    if any(np.shape(a)[-1:] not in ((), (1,), (dim,)) for a in jax.tree.leaves((guess.x0, after.x0))):
+        raise UserError(f"the chain_drafter does not fit tokens of dimension {dim}")
 
 
 class WindowDrafter(ChainDrafter, Protocol):
