@@ -4,6 +4,7 @@ with the gains of its denoising steps.
     python benchmarks/ship_default.py runs/glyphs/model target
     python benchmarks/ship_default.py runs/draft/model draft
     python benchmarks/ship_default.py runs/glyphs-causal/model causal
+    python benchmarks/ship_default.py runs/words/model words --cfg 2 --cfg-schedule constant --temperature 0.9
     python benchmarks/ship_default.py runs/text-target/model text-target
 """
 
@@ -18,6 +19,7 @@ from toy import Parser, begin
 import cspd_jax
 from cspd_jax import weights
 from cspd_jax.image.chain import calibration
+from cspd_jax.image.options import Options
 from cspd_jax.image.plan import check
 from cspd_jax.networks.registry import IMAGE_KINDS
 from cspd_jax.weights import models
@@ -29,6 +31,9 @@ def make_parser() -> Parser:
     parser = Parser(__doc__, model=Path("model"), name="target", into=Path("defaults"))
     parser.add_argument("model", type=Path, help="checkpoint folder of a finished run")
     parser.add_argument("name", choices=[*models.DEFAULTS.values(), *models.TEXT_DEFAULTS.values()])
+    parser.add_argument("--cfg", type=float, default=1.0, help="guidance that the gains are of (1)")
+    parser.add_argument("--cfg-schedule", choices=("linear", "constant"), default="linear")
+    parser.add_argument("--temperature", type=float, default=1.0, help="that the gains are of (1)")
     parser.add_argument("--into", type=Path, default=DEFAULTS, help="folder of the defaults (the package's)")
     return parser
 
@@ -44,7 +49,9 @@ def main() -> None:
     metadata = {k: loaded.metadata[k] for k in ("source", "extra") if k in loaded.metadata}
     weights.save(place, loaded.kind, loaded.config, loaded.params, single_file=True, **metadata)
     if loaded.kind in IMAGE_KINDS:
-        write_gains(place)
+        write_gains(
+            place, Options(cfg=args.cfg, cfg_schedule=args.cfg_schedule, temperature=args.temperature)
+        )
     size = sum(f.stat().st_size for f in place.rglob("*") if f.is_file())
     print(f"{place}: {size / 1e6:.2f} MB")
 
@@ -55,9 +62,9 @@ def write_toy(folder: Path) -> None:
     weights.save(folder, "mar", model.config, model.params, extra=model.metadata["extra"])
 
 
-def write_gains(place: Path) -> None:
+def write_gains(place: Path, settings: Options) -> None:
     model = models.load(place)
-    options = check(model, [0]).options
+    options = check(model, [0], options=settings).options
     found = calibration.measure(model, options)
     calibration.write(place / calibration.FOLDER / calibration.file_name(options), found)
 

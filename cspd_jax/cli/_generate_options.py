@@ -63,8 +63,8 @@ def add_target(group) -> None:
         "--target",
         default="default",
         metavar="MODEL",
-        help="default, default-draft, default-causal, mar-base, mar-large, mar-huge, or a checkpoint folder"
-        " (default: default)",
+        help="default, default-draft, default-causal, words, mar-base, mar-large, mar-huge, or a checkpoint"
+        " folder (default: default)",
     )
 
 

@@ -162,7 +162,7 @@ PRESETS: dict[str, ImageTrainConfig] = {
     "words": _WORDS_TARGET,
     # For `train --init` with a model of the preset before.
     "words-longer": dataclasses.replace(
-        _WORDS_TARGET, steps=10_000, learning_rate=2e-3, warmup=100, decay=9_000, seed=1
+        _WORDS_TARGET, steps=8_000, learning_rate=2e-3, warmup=100, decay=7_000, seed=1
     ),
     "words-draft": _WORDS_DRAFT,
     # For `distill --init` with a draft trained on the data.

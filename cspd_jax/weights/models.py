@@ -30,7 +30,7 @@ from cspd_jax.parallel.mesh import check_mesh
 from cspd_jax.weights import hub
 
 ImageConfig = MARConfig | SphereConfig | NextStepConfig
-DEFAULTS = {"default": "target", "default-draft": "draft", "default-causal": "causal"}
+DEFAULTS = {"default": "target", "default-draft": "draft", "default-causal": "causal", "words": "words"}
 TEXT_DEFAULTS = {
     "text-default": "text-target",
     "text-default-draft": "text-draft",

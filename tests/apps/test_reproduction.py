@@ -1,8 +1,10 @@
 """`cspd-jax reproduce`: every table and figure is there, what is done is kept, and lossy is called lossy."""
 
 import dataclasses
+import functools
 import json
 import zlib
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -12,14 +14,22 @@ from PIL import Image
 
 import cspd_jax
 from cspd_jax.apps import cli
+from cspd_jax.apps.evaluation.data import to_uint8
 from cspd_jax.apps.evaluation.equality import FALSE_ALARM, p_values
 from cspd_jax.apps.evaluation.features import PUBLISHED_SHA256, FeatureNetwork
+from cspd_jax.apps.evaluation.words import READER, make_reader
 from cspd_jax.apps.paper import EXPERIMENTS, NAMES, figures_of_merit, published, quality, run, running
 from cspd_jax.apps.paper.cells import Cell
 from cspd_jax.apps.paper.experiment import NOT_AT_HAND, Joined
 from cspd_jax.apps.paper.results import shown
 from cspd_jax.apps.paper.setup import Setup
+from cspd_jax.apps.paper.store import Store
 from cspd_jax.errors import UserError
+from cspd_jax.networks.registry import kind_of
+from cspd_jax.training.data.words import Words
+from cspd_jax.training.presets import PRESETS
+from cspd_jax.training.settings_file import to_json
+from cspd_jax.weights.models import ImageModel
 
 OF_THE_PAPER = [
     *("table1", "table2", "table3", "table4"),
@@ -385,3 +395,21 @@ def test_everything_with_a_small_pair(checkpoints, tmp_path, capsys):
     )
     assert command("all", "--target", target, "--draft", draft, *flags) == 0
     assert len(capsys.readouterr().out.splitlines()) == len(OF_THE_PAPER)
+
+
+@pytest.mark.slow
+def test_pictures_of_words_are_read(tmp_path, monkeypatch):
+    """Table 2 has the share of right words: most of held-out pages, few as words of another topic."""
+    quick = dataclasses.replace(READER, steps=200, batch=256)
+    monkeypatch.setattr(figures_of_merit, "make_reader", functools.partial(make_reader, settings=quick))
+    run_settings = PRESETS["words"]
+    metadata = {"extra": {"training": json.loads(json.dumps(to_json(run_settings)))}}
+    network = kind_of(run_settings.model).network(run_settings.model)
+    model = ImageModel("words", network, None, metadata, run_settings.data.topics)
+    setup = SimpleNamespace(target=model)
+    results = SimpleNamespace(setup=setup, store=Store(tmp_path / "kept"), progress=False)
+    pages = Words(run_settings.data).batch(7, 64, split="held-out")
+    images, labels = to_uint8(pages.images), pages.labels
+    right, distance = figures_of_merit.of_the_domain(results, "right", images, labels)
+    wrong, same = figures_of_merit.of_the_domain(results, "wrong", images, (labels + 1) % 8)
+    assert right > 0.8 and wrong < 0.1 and distance == pytest.approx(same)

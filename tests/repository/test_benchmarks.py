@@ -142,11 +142,11 @@ def test_rows_of_another_machine_are_not_continued(tmp_path):
 @pytest.mark.parametrize(
     "command, sentence",
     [
-        ("words.py x.json --images 0", "'0' is not a positive whole number"),
-        ("words.py x.json --cells nosuch", "'nosuch' is unknown; there are plain; 32 AR steps"),
-        ("words.py x.json --markdown", "x.json holds no results yet"),
-        ("words.py damaged.json --markdown", "damaged: "),
-        ("words.py x.json", "runs/words/model is neither a checkpoint folder nor"),
+        ("rivals.py x.json --images 0", "'0' is not a positive whole number"),
+        ("rivals.py x.json --cells nosuch", "'nosuch' is unknown; there are plain; 32 AR steps"),
+        ("rivals.py x.json --markdown", "x.json holds no results yet"),
+        ("rivals.py damaged.json --markdown", "damaged: "),
+        ("rivals.py x.json --target nosuch", "nosuch is neither a checkpoint folder nor"),
         ("rivals.py list.json --markdown", "list.json does not hold cells, as this program writes them"),
         ("same_law.py here --n 0", "'0' is not a positive whole number"),
         ("methods.py x.jsonl --methods nosuch", "'nosuch' is unknown; there are plain"),

@@ -12,10 +12,12 @@ from cspd_jax.apps.evaluation import fid as evaluation_fid
 from cspd_jax.apps.evaluation import statistics
 from cspd_jax.apps.evaluation.data import held_out, open_source, training_config
 from cspd_jax.apps.evaluation.image_files import ImageSet
+from cspd_jax.apps.evaluation.words import make_reader
 from cspd_jax.apps.paper.experiment import Results
 from cspd_jax.apps.paper.setup import Setup
 from cspd_jax.errors import UserError
 from cspd_jax.training.data.source import Source
+from cspd_jax.training.data.words import Words
 from cspd_jax.training.settings_file import to_json
 from cspd_jax.weights.models import ImageModel
 
@@ -33,20 +35,32 @@ def _domain(model: ImageModel) -> tuple[Source, dict] | None:
 def of_the_domain(
     results: Results, key: str, images: np.ndarray, labels: np.ndarray
 ) -> tuple[float | None, float | None]:
-    """Share of the images of the asked-for class, and the Fréchet distance of the classifier's features to
-    those of as many held-out images; None for models that do not say which data they were trained on."""
+    """Share of the images of the asked-for class, of pictures of words that of right words; and the Fréchet
+    distance of the classifier's features to those of as many held-out images. None for models that do not
+    say which data they were trained on."""
     if (found := _domain(results.setup.target)) is None:
         return None, None
     source, data = found
 
     def make():
-        path = results.store.folder / "classifier.npz"
-        config = classifiers.ClassifierConfig()
-        classify = classifiers.train_or_load(path, source, data, config, results.progress)
-        seen, features = classify(images)
-        _, others = classify(held_out(source, len(images)).images)
-        right = float(np.mean(seen == labels))
-        return [right, statistics.frechet_distance(features, others) if len(images) > 1 else None]
+        others = held_out(source, len(images)).images
+        if isinstance(source, Words):
+            reader = make_reader(
+                source.config, results.store.folder / "reader.npz", progress=results.progress
+            )
+            right, ours, theirs = (
+                reader(images, labels).right,
+                reader.features(images),
+                reader.features(others),
+            )
+        else:
+            path = results.store.folder / "classifier.npz"
+            config = classifiers.ClassifierConfig()
+            classify = classifiers.train_or_load(path, source, data, config, results.progress)
+            (seen, ours), (_, theirs) = classify(images), classify(others)
+            right = seen == labels
+        distance = statistics.frechet_distance(ours, theirs) if len(images) > 1 else None
+        return [float(np.mean(right)), distance]
 
     right, distance = results.store.derived(f"domain-{key}", make)
     return right, distance

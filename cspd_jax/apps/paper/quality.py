@@ -110,7 +110,7 @@ def _tables(results: Results) -> list[Table]:
         "exact or lossy",
         "guidance",
         "images",
-        "right class",
+        "right class (words: spelt right)",
         "Fréchet, own features",
         "p, moments",
         "p, energy",
