@@ -2,7 +2,7 @@
 
     python benchmarks/rivals.py OUT.json                # generate what is missing, test, print
     python benchmarks/rivals.py OUT.json --images 2000 --slow-images 200 --cells "plain;16 AR steps"
-    python benchmarks/rivals.py OUT.json --power        # also how small a fault the tests refute
+    python benchmarks/rivals.py OUT.json --power "misspelt;energy"  # and how small a fault these see
     python benchmarks/rivals.py OUT.json --markdown --picture docs/rivals.png   # from what is there
     python benchmarks/rivals.py OUT.json --rows docs/words.png   # pictures of an exact and a lossy way
     python benchmarks/rivals.py --perfect               # what a perfect model spells, without a network
@@ -80,6 +80,7 @@ REFERENCE_SEED, FIRST_SEED = 41, 42
 SAMPLED = {"cfg": 2.0, "cfg_schedule": "constant", "temperature": 0.9, "steps": "ddim100"}  # in every cell
 SHARES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0)
 REPETITIONS, NEEDED = 10, 9
+ALL_TESTS = ("misspelt", "frequencies", *TESTS)
 SPLITS, TOY_SPLITS = 40, 2
 WRONG = ("16 AR steps", "10 denoising steps")  # pictures whose share among plain ones the tests are to see
 TOY_READER = dataclasses.replace(measures.READER, steps=2, batch=64)
@@ -199,8 +200,10 @@ def floors(plain: Pictures, sizes: set[int], splits: int) -> list[dict]:
     return found
 
 
-def power(plain: Pictures, wrong: dict[str, Pictures], config: WordsConfig, toy: bool) -> list[dict]:
-    """The smallest share of wrong pictures that each test refutes in 9 of 10 repetitions.
+def power(
+    plain: Pictures, wrong: dict[str, Pictures], config: WordsConfig, args: argparse.Namespace
+) -> list[dict]:
+    """The smallest share of wrong pictures that each test of `args.power` refutes in 9 of 10 repetitions.
 
     A repetition splits the plain pictures at random into two sets, within each topic, and puts wrong pictures
     in the place of a share of the second.
@@ -208,8 +211,8 @@ def power(plain: Pictures, wrong: dict[str, Pictures], config: WordsConfig, toy:
     found = []
     for kind, bad in wrong.items():
         row: dict = {"wrong": kind, "images": len(plain.tokens) // 2}
-        for test in ("misspelt",) if toy else ("misspelt", "frequencies", *TESTS):
-            shares = SHARES[-1:] if toy else SHARES
+        for test in ("misspelt",) if args.toy else args.power:
+            shares = SHARES[-1:] if args.toy else SHARES
             row[test] = next(
                 (s for s in shares if _often_refuted(test, s, bad, plain, config)), None
             )  # None: not even if all are wrong
@@ -269,10 +272,10 @@ def markdown(found: dict) -> str:
         each = (f"{1e3 * row[k]:.1f}" for k in ("least", "mean", "most"))
         lines.append(f"| {row['images']} | {' | '.join(each)} |")
     if found.get("power"):
-        tests = ("misspelt", "frequencies", *TESTS)
+        tests = [test for test in ALL_TESTS if test in found["power"][0]]
         lines += ["", f"| wrong images | of | {' | '.join(tests)} |", "|" + "---|" * (2 + len(tests))]
     for row in found.get("power", []):
-        shares = (row.get(test) for test in tests)
+        shares = (row[test] for test in tests)
         told = ("never" if share is None else f"{share:.0%}" for share in shares)
         lines.append(f"| {row['wrong']} | {row['images']} | {' | '.join(told)} |")
     return "\n".join(lines)
@@ -348,7 +351,7 @@ def possible(config: WordsConfig, topic: str) -> np.ndarray:
 
 
 def make_parser() -> Parser:
-    small = {"images": 16, "slow_images": 8, "cells": "plain;4 AR steps", "power": False}
+    small = {"images": 16, "slow_images": 8, "cells": "plain;4 AR steps"}
     parser = Parser(__doc__, file=Path("rivals.json"), **small)
     parser.add_argument("file", type=Path, nargs="?", metavar="OUT.json")
     parser.add_argument("--perfect", action="store_true", help="what a perfect model would spell")
@@ -358,7 +361,7 @@ def make_parser() -> Parser:
     parser.add_argument("--slow-images", type=int, default=2000, help=f"of {', '.join(SLOW)} (2000)")
     parser.add_names("--cells", CELLS, ";".join(CELLS))
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="of images (OUT without its suffix)")
-    parser.add_argument("--power", action="store_true", help="also measure what the tests can see")
+    parser.add_names("--power", ALL_TESTS)
     parser.add_argument("--picture", type=Path, help="draw what is there, and run nothing")
     parser.add_argument("--rows", type=Path, help="pictures of ways that are there, and run nothing")
     parser.add_argument("--markdown", action="store_true", help="print what is there, and run nothing")
@@ -461,7 +464,7 @@ def run(args: argparse.Namespace, found: dict) -> None:
     if args.power:
         seeds = {name: FIRST_SEED + list(CELLS).index(name) for name in WRONG}
         kinds = {name: pictures(made(name, args.images, seeds[name], folder_of(name))) for name in WRONG}
-        found["power"] = power(both, kinds, data, args.toy)
+        found["power"] = power(both, kinds, data, args)
         write()
     print(markdown(found))
 

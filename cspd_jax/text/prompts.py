@@ -109,6 +109,6 @@ def check_prompts(config: LanguageModelConfig, prompts: Prompts, shortest: int =
         unknown = ids[(ids < 0) | (ids >= config.known_ids)]
         for wrong in unknown:
             raise UserError(f"id {wrong} in a prompt is not one of the model's {config.known_ids} ids")
-        for mask in np.intersect1d(ids, config.mask_ids):
+        for mask in np.intersect1d(ids, getattr(config, "mask_ids", ())):
             raise UserError(f"id {mask} in a prompt is the mask's; places to be filled come after the prompt")
     return batch, longest
