@@ -64,7 +64,7 @@ def _checked_tokens(model: ImageModel, tokens: Any) -> np.ndarray:
         raise UserError("the tokens are traced; turn them into images outside jit")
     try:
         tokens = np.asarray(tokens)
-    except ValueError:  # lists of several lengths
+    except (TypeError, ValueError):  # keys, and lists of several lengths
         tokens = np.asarray(None)
     if tokens.ndim and len(tokens) > limits.IMAGES:
         raise UserError(

@@ -14,7 +14,7 @@ from cspd_jax._utils import limits, process
 from cspd_jax._utils.typed import check_fields
 from cspd_jax.diffusion.flow import is_flow, of_kind
 from cspd_jax.diffusion.schedule import sampling_schedule
-from cspd_jax.errors import UserError, check_range, check_whole, shown
+from cspd_jax.errors import LARGEST, UserError, check_range, check_whole, shown
 from cspd_jax.image.bound import Batch
 from cspd_jax.image.chain import calibration, choice, drafters
 from cspd_jax.image.counts import BatchOutput
@@ -25,7 +25,7 @@ from cspd_jax.image.options import Options
 from cspd_jax.image.order import Raster, Spread
 from cspd_jax.image.protocol import CausalTokenModel
 from cspd_jax.keys import as_typed
-from cspd_jax.weights.checks import blaming_parameters, check_image_model
+from cspd_jax.weights.checks import blaming_parameters, check_floats, check_image_model
 from cspd_jax.weights.models import ImageModel
 
 Array = jax.Array
@@ -108,21 +108,22 @@ class Plan:
         if cfg is not None and not self.options.guided:
             raise UserError("the plan was made without guidance; make it with the cfg that is used most")
         keys = as_typed(keys)
+        if not isinstance(labels, jax.core.Tracer):
+            labels = jnp.asarray(_checked_labels(self.model, labels))
         if keys.ndim != 1 or np.shape(labels) != keys.shape:
             raise UserError(
                 f"keys have shape {keys.shape}, labels {np.shape(labels)}; give one of each for every image"
             )
         if not jnp.issubdtype(jnp.asarray(labels).dtype, jnp.integer):
             raise UserError(f"labels are of type {jnp.asarray(labels).dtype}; they must be class numbers")
-        if not isinstance(labels, jax.core.Tracer):
-            labels = jnp.asarray(_checked_labels(self.model, labels))
         _check_given("cfg", cfg, ((), keys.shape))
         _check_given("temperature", temperature, ((),))
         if temperature is not None and not isinstance(temperature, jax.core.Tracer):
-            check_range("temperature", float(temperature), above=0.0)
-        if active is not None and np.shape(active) != keys.shape:
-            raise UserError(f"active is {shown(active)}; it must be true or false for every image")
+            check_range("temperature", float(np.float32(temperature)), above=0.0)
+        if active is not None and not isinstance(active, jax.core.Tracer):
+            active = _checked_active(active, keys.shape)
         params = self.model.params if params is None else params
+        check_floats("the parameters", self.model.config, params)
         given: dict[str, Any] = {"cfg": cfg, "temperature": temperature}
         options = dataclasses.replace(self.options, **{n: v for n, v in given.items() if v is not None})
         with blaming_parameters((self.model.network, params)):
@@ -133,12 +134,31 @@ def _check_given(name: str, value: Any, shapes: tuple[tuple[int, ...], ...]) -> 
     """UserError unless it is None, or real numbers of one of these shapes, which may be traced."""
     if value is None:
         return
-    kind = np.asarray(value).dtype if not hasattr(value, "dtype") else value.dtype
+    try:
+        kind = np.asarray(value).dtype if not hasattr(value, "dtype") else value.dtype
+    except ValueError:  # lists of several lengths
+        raise UserError(f"{name} is {shown(value)}; it must be a number") from None
     if not (jnp.issubdtype(kind, jnp.floating) or jnp.issubdtype(kind, jnp.integer)):
         raise UserError(f"{name} is {shown(value)}; it must be a number")
     if np.shape(value) not in shapes:
         wanted = " or ".join(str(list(shape)) for shape in shapes)
         raise UserError(f"{name} has shape {list(np.shape(value))}; it must have shape {wanted}")
+    if isinstance(value, jax.core.Tracer):
+        return
+    numbers = np.asarray(value, float)
+    if not ((numbers >= 0) & (numbers <= LARGEST)).all():
+        raise UserError(f"{name} is {shown(value)}; it must be from 0 to {LARGEST:g}")
+
+
+def _checked_active(active: Any, shape: tuple[int, ...]) -> jax.Array:
+    """Flags of this shape; UserError for anything else."""
+    try:
+        flags = np.asarray(active)
+    except ValueError:  # lists of several lengths
+        flags = np.asarray(None)
+    if flags.shape != shape or flags.dtype.kind not in "biu":
+        raise UserError(f"active is {shown(active)}; it must be true or false for every image")
+    return jnp.asarray(flags != 0)
 
 
 def resolve(
@@ -240,7 +260,7 @@ def _checked_labels(model: ImageModel, labels: Any) -> np.ndarray:
         labels = np.asarray(labels)
     except ValueError:  # lists of several lengths
         labels = np.asarray(None)
-    if labels.ndim != 1 or not labels.size or not np.issubdtype(labels.dtype, np.integer):
+    if labels.ndim != 1 or not labels.size or labels.dtype.kind not in "iu":
         raise UserError("labels must be a list of at least one class number, for example [0, 1, 2]")
     classes = model.config.num_classes
     if not classes:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from cspd_jax.errors import UserError, check_whole
+from cspd_jax.errors import UserError, check_whole, shown
 
 _CELL = 64  # small images are enlarged to about this size in pixels
 _GAP = 6
@@ -30,14 +31,17 @@ def picture(
         images = np.asarray(images)
     except TypeError:  # jax.errors.TracerArrayConversionError
         raise UserError("the images are traced; make a picture of them outside jit") from None
+    except ValueError:  # of several sizes
+        raise UserError("the images are of several sizes; a picture is made of images of one size") from None
     if images.ndim != 4 or not images.size or images.shape[3] not in (1, 3) or images.dtype != np.uint8:
         raise UserError(
             f"a picture is made of uint8 images [N, H, W, 1 or 3], not of {images.dtype} {list(images.shape)}"
         )
-    if labels is not None and np.shape(labels) != (len(images),):
-        raise UserError(f"there are {len(images)} images and labels {labels!r:.80}; give one for each")
+    if labels is not None and (len(labels) != len(images) or not all(map(_is_label, labels))):
+        raise UserError(f"there are {len(images)} images and labels {shown(labels)}; give one for each")
     if columns is not None:
         check_whole("columns", columns, 1)
+        columns = int(columns)
     count, height, width, _ = images.shape
     columns = min(columns or math.ceil(math.sqrt(count)), count)
     zoom = max(1, round(_CELL / max(height, width)))
@@ -57,6 +61,10 @@ def picture(
             left = x + (width * zoom - font.getlength(text)) / 2
             draw.text((left, y + height * zoom + 1), text, fill=_INK, font=font)
     return page
+
+
+def _is_label(label: Any) -> bool:
+    return isinstance(label, str) or (np.ndim(label) == 0 and np.asarray(label).dtype.kind in "iuU")
 
 
 def side_by_side(

@@ -110,6 +110,51 @@ def test_a_method_that_cannot_be_is_not_built(gamma, sentence):
         SelfSpeculation(gamma)
 
 
+@pytest.mark.parametrize(
+    "change, sentence",
+    [
+        ({"labels": [[0], [1, 2]]}, "labels must be a list"),
+        ({"labels": ["0", "1"]}, "labels must be a list"),
+        ({"labels": np.array([0, 1]).astype("timedelta64[s]")}, "labels must be a list"),
+        ({"temperature": [1.0, [2]]}, "temperature is [1.0, [2]]; it must be a number"),
+        ({"temperature": 1e-60}, "temperature is 0"),
+        ({"cfg": -1.0}, "cfg is -1.0; it must be from 0 to "),
+        ({"cfg": [1.0, np.inf]}, "it must be from 0 to "),
+        ({"active": [0.5, 2]}, "active is [0.5, 2]; it must be true or false for every image"),
+        ({"active": [[True], [True, False]]}, "it must be true or false for every image"),
+        ({"params": {"head": jnp.zeros(3, int)}}, "the parameters are of type int32"),
+    ],
+)
+def test_what_a_plan_samples(model, change, sentence):
+    drawn = plan.resolve(model, [0, 1], options=Options(num_iter=1, respacing="ddim3", cfg=2.0))
+    given = {"labels": jnp.array([0, 1]), **change}
+    with pytest.raises(UserError, match=re.escape(sentence)):
+        drawn.sample(cspd_jax.row_keys(KEY, 2), given.pop("labels"), **given)
+
+
+@pytest.mark.parametrize(
+    "images, more, sentence",
+    [
+        ([np.zeros((8, 8, 1), np.uint8), np.zeros((4, 8, 1), np.uint8)], {}, "are of several sizes"),
+        (np.zeros((2, 8, 8, 1), np.uint8), {"labels": [["a"], "b"]}, "give one for each"),
+        (np.zeros((2, 8, 8, 1), np.uint8), {"labels": [10**5000, 1]}, "give one for each"),
+        (np.zeros((2, 8, 8, 1), np.uint8), {"labels": [None, 1.5]}, "give one for each"),
+    ],
+)
+def test_pictures(images, more, sentence):
+    with pytest.raises(UserError, match=sentence):
+        cspd_jax.picture(images, **more)
+
+
+def test_a_small_number_of_columns():
+    assert cspd_jax.picture(np.zeros((2, 8, 8, 1), np.uint8), columns=np.int8(1)).height > 100
+
+
+def test_keys_are_no_tokens(model):
+    with pytest.raises(UserError, match="tokens"):
+        cspd_jax.to_images(model, jax.random.split(KEY, 2))
+
+
 def test_guidance_of_each_image(model):
     """Each as where all have its number; the report says all of them."""
     how = Options(num_iter=1, respacing="ddim3")

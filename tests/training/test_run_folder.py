@@ -248,5 +248,5 @@ def test_a_short_run_has_a_short_schedule(tiny, capsys):
 
 def test_a_short_run_has_few_first_contexts():
     words = presets.preset("words")
-    assert fitting_schedule(words, 3_600) == ["warmup=20", "decay=2700", "settle=150"]
+    assert fitting_schedule(words, 3_600) == ["warmup=60", "decay=2700", "settle=450"]
     assert fitting_schedule(words, words.steps) == []
