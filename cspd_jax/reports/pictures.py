@@ -37,7 +37,7 @@ def picture(
         raise UserError(
             f"a picture is made of uint8 images [N, H, W, 1 or 3], not of {images.dtype} {list(images.shape)}"
         )
-    if labels is not None and (len(labels) != len(images) or not all(map(_is_label, labels))):
+    if labels is not None and not _are_labels(labels, len(images)):
         raise UserError(f"there are {len(images)} images and labels {shown(labels)}; give one for each")
     if columns is not None:
         check_whole("columns", columns, 1)
@@ -61,6 +61,10 @@ def picture(
             left = x + (width * zoom - font.getlength(text)) / 2
             draw.text((left, y + height * zoom + 1), text, fill=_INK, font=font)
     return page
+
+
+def _are_labels(labels: Any, count: int) -> bool:
+    return hasattr(labels, "__len__") and len(labels) == count and all(map(_is_label, labels))
 
 
 def _is_label(label: Any) -> bool:

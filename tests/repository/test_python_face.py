@@ -254,7 +254,7 @@ def test_keys_labels_and_pictures(model):
     for call, sentence in (
         (lambda: sample(KEY, jnp.array([0])), "give one of each for every image"),
         (lambda: sample(keys, jnp.array([0, 1])), "give one of each for every image"),
-        (lambda: sample(keys, jnp.array([0.5])), "they must be class numbers"),
+        (lambda: sample(keys, jnp.array([0.5])), "labels must be a list"),
         (lambda: sample(keys, jnp.array([0]), params={}), "do not fit the network"),
         (lambda: sample(None, jnp.array([0])), "key is None"),
         (lambda: sample(keys, jnp.array([0]), temperature="1"), "temperature is '1'; it must be a number"),
