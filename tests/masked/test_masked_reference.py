@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from laws import FALSE_ALARM, counts_p_value
 from masked_models import CONFIGS, MASK, PLACES, V, canvas, make, reference
+from scipy.special import log_softmax
 
 from cspd_jax.masked import passes, stepwise
 from cspd_jax.masked.canvas import window_at
@@ -34,20 +35,26 @@ def apply(network, params, tokens, positions, cache):
 refresh, whole_pass = jax.jit(passes.refresh), jax.jit(passes.whole)
 
 
+@jax.jit
+def noise(keys, row, step, place, temperature):
+    key = jax.random.fold_in(jax.random.fold_in(keys[row], step), place)
+    return temperature * gumbel(key, V, jnp.float64)
+
+
 def block_logits(c, prompt, text, first, last, begins, cache):
     """Logits of places first..last - 1 [last - first, V], and the cache; a shifted model's hidden state i - 1
     tells of place i, and inside a block a cached pass has none for its first place."""
     network, start, shift = c.network, len(prompt), int(c.network.config.shifted)
     tokens = np.concatenate([prompt, text])
     if not c.cached:
-        return np.array(forward(network, c.params, tokens)[start + first : start + last]), None
+        return np.array(forward(network, c.params, tokens))[start + first : start + last], None
     if begins:
         cache = network.empty_cache(1, len(tokens))
         logits, cache = apply(network, c.params, tokens, np.arange(len(tokens)), cache)
-        return np.array(logits[start + first - shift : start + last - shift]), cache
+        return np.array(logits)[start + first - shift : start + last - shift], cache
     own = slice(start + first, start + last)
     logits, _ = apply(network, c.params, tokens[own], np.arange(len(tokens))[own], cache)
-    return np.array(jnp.roll(logits, shift, axis=0)), cache
+    return np.roll(logits, shift, axis=0), cache
 
 
 def by_hand(c, row):
@@ -71,8 +78,7 @@ def by_hand(c, row):
             of_place[[MASK, V - 1]] = -np.inf
             probs = np.exp(of_place) / np.exp(of_place).sum()
             if c.keys is not None:
-                key = jax.random.fold_in(jax.random.fold_in(c.keys[row], step), place)
-                of_place = of_place + c.options.temperature * gumbel(key, V, of_place.dtype)
+                of_place = of_place + np.asarray(noise(c.keys, row, step, place, c.options.temperature))
             token = np.argmax(of_place)
             only_first = c.cached and c.network.config.shifted and begins
             if text[place] == MASK and probs[token] > best and (place == first or not only_first):
@@ -107,11 +113,11 @@ def test_the_reference_is_the_rule(family, cached, temperature, guided):
 
 def test_the_first_of_equally_sure_places():
     """Of those that are masked, in the earliest block that has any."""
-    found = Candidates(jnp.arange(6)[None] + 10, jnp.array([[0.0, -0.3, -0.2, -0.2, -0.2, -0.1]]))
-    masked, blocks = jnp.array([[False, True, True, True, True, True]]), jnp.array([[0, 0, 0, 0, 0, 1]])
-    chosen = choose(found, masked, blocks)
+    found = Candidates(np.arange(6)[None] + 10, np.array([[0.0, -0.3, -0.2, -0.2, -0.2, -0.1]]))
+    masked, blocks = np.array([[False, True, True, True, True, True]]), np.array([[0, 0, 0, 0, 0, 1]])
+    chosen = jax.jit(choose)(found, masked, blocks)
     assert chosen.index == 2 and chosen.token == 12 and chosen.exists
-    assert not choose(found, masked & False, blocks).exists
+    assert not jax.jit(choose)(found, masked & False, blocks).exists
 
 
 def test_confidence_is_as_fine_as_a_probability():
@@ -119,9 +125,9 @@ def test_confidence_is_as_fine_as_a_probability():
     c = canvas(rows=1)
     logits = np.full((1, 4, V), 1000.0, np.float32)
     logits[0, :, 3] += np.linspace(7, 7.001, 4)
-    found = candidates(c, jnp.asarray(logits), jnp.arange(4)[None], jnp.zeros(1, int))
+    found = jax.jit(candidates)(c, logits, np.arange(4)[None], np.zeros(1, int))
     allowed = np.delete(np.asarray(logits, np.float64), [MASK, V - 1], axis=-1)
-    np.testing.assert_allclose(found.confidence, jax.nn.log_softmax(allowed)[..., 3], atol=1e-6)
+    np.testing.assert_allclose(found.confidence, log_softmax(allowed, axis=-1)[..., 3], atol=1e-6)
 
 
 def test_temperature_of_one_token():

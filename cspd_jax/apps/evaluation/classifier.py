@@ -102,8 +102,8 @@ def train(source: Source, config: ClassifierConfig, progress: bool = True) -> Cl
     start = time.perf_counter()
     network = Network(len(source.class_names), config)
     optimizer = optax.adam(optax.cosine_decay_schedule(config.learning_rate, config.steps))
-    params = network.init(jax.random.key(config.seed), jnp.zeros((1, *source.shape)))
-    state = optimizer.init(params)
+    params = jax.jit(network.init)(jax.random.key(config.seed), jnp.zeros((1, *source.shape)))
+    state = jax.jit(optimizer.init)(params)
 
     def loss(params, images, labels):
         logits, _ = network.apply(params, images)
