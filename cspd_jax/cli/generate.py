@@ -310,6 +310,8 @@ def _write(
     if "arr_0" in arrays and arrays["arr_0"].shape[-1] in (1, 3):
         shown = arrays["arr_0"][: len(captions)]
         reports.picture(shown, captions, columns).save(folder / "samples.png")
+    elif "arr_0" in arrays:
+        progress(f"images of {arrays['arr_0'].shape[-1]} channels make no samples.png; samples.npz has them")
     for name, page in pictures.items():
         page.save(folder / name)
 

@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable
 
 from cspd_jax.cli._output import result
+from cspd_jax.errors import UserError
 
 # What else a path may be: each describes a folder that an app has made, or returns None.
 OTHERS: list[Callable[[str], dict | None]] = []
@@ -32,6 +33,8 @@ def run(args: argparse.Namespace) -> None:
     from cspd_jax.networks.config import MAR_PRESETS
     from cspd_jax.weights.models import shipped_folder
 
+    if not args.path:
+        raise UserError("the path is empty; give a name such as default, a checkpoint folder or a file")
     shipped = shipped_folder(args.path)
     described = (describe(args.path) for describe in OTHERS if shipped is None)
     if found := next(filter(None, described), None):

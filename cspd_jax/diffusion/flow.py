@@ -21,7 +21,7 @@ from cspd_jax.errors import UserError
 _END = 0.96  # where the noisy steps end
 _LAST = 0.04  # length of the step without noise
 _MOST_STEPS = 10_000
-_SPEC = re.compile(r"flow(\d{1,9})|flow-calls(\d{1,9})(?:-shift(\d{1,3}(?:\.\d{1,6})?))?")
+_SPEC = re.compile(r"flow(\d{1,9})|flow-calls(\d{1,9})(?:-shift(\d{1,3}(?:\.\d{1,6})?))?", re.ASCII)
 
 
 class FlowSchedule(NamedTuple):
@@ -49,7 +49,7 @@ def is_flow(spec: str) -> bool:
 
 def of_kind(spec: str, own: str) -> str:
     """The schedule that `spec` means for a model whose own is `own`: a bare number is of the same kind."""
-    if is_flow(own) and spec.strip().isdecimal():
+    if is_flow(own) and spec.strip().isascii() and spec.strip().isdecimal():
         return re.sub(r"\d+", spec.strip(), own, count=1)
     if is_flow(spec) != is_flow(own):
         raise UserError(f"steps {spec!r:.40} do not go with this model, whose own are {own!r}")

@@ -86,7 +86,8 @@ def respace(spec: str, num_steps: int = NUM_TRAIN_STEPS) -> np.ndarray:
 
 
 def _count(text: str, spec: str) -> int:
-    if not text.strip().isdecimal() or len(text) > 9:
+    digits = text.strip() if "," in spec else text
+    if not (digits.isascii() and digits.isdecimal()) or len(digits) > 9:
         raise UserError(f"respacing {spec[:40]!r} is not understood; write for example 100, 10,15 or ddim100")
     return int(text)
 

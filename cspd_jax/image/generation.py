@@ -17,7 +17,7 @@ from cspd_jax.image.counts import BatchOutput
 from cspd_jax.image.info import Info, summarise
 from cspd_jax.image.methods import Method, Plain
 from cspd_jax.image.options import Options
-from cspd_jax.image.plan import Labels, Plan, resolve
+from cspd_jax.image.plan import Labels, Plan, outside_jit, resolve
 from cspd_jax.keys import keys_per_row, row_keys
 from cspd_jax.weights.checks import blaming_parameters
 from cspd_jax.weights.models import ImageModel
@@ -48,16 +48,10 @@ def generate(
     progress: show a bar, for which it runs in some jitted calls in place of one.
     """
     check_flag("progress", progress)
-    try:
-        with blaming_parameters(model):
-            plan = resolve(model, labels, method, options)
-            shown = progress and not isinstance(key, jax.core.Tracer)
-            return _shown(key, plan) if shown else run(key, plan)
-    except jax.errors.TracerArrayConversionError:
-        raise UserError(
-            "generate was called inside jit or vmap, where it cannot count what happened; make a plan outside"
-            " (cspd_jax.image.resolve) and call its `sample` there"
-        ) from None
+    with outside_jit("generate"), blaming_parameters(model):
+        plan = resolve(model, labels, method, options)
+        shown = progress and not isinstance(key, jax.core.Tracer)
+        return _shown(key, plan) if shown else run(key, plan)
 
 
 def stream(

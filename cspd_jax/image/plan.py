@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -11,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax._utils import limits, process
-from cspd_jax._utils.typed import check_fields
+from cspd_jax._utils.typed import check_fields, whole_numbers
 from cspd_jax.diffusion.flow import is_flow, of_kind
 from cspd_jax.diffusion.schedule import sampling_schedule
 from cspd_jax.errors import LARGEST, UserError, check_range, check_whole, shown
@@ -54,6 +55,20 @@ class Plan:
     drafter_source: str | None = None
     measured_seconds: dict[str, float] | None = None
     scales: np.ndarray | None = None
+
+    def __post_init__(self) -> None:
+        """UserError for what a plan edited by `dataclasses.replace` cannot have."""
+        _check_method(self.method)
+        check_whole("batch", self.batch, 1)
+        object.__setattr__(self, "labels", _checked_labels(self.model, self.labels))
+        if self.scales is not None and np.shape(self.scales) != self.labels.shape:
+            raise UserError(f"scales are {shown(self.scales)}; there must be one for each label")
+        options = self.options
+        if not isinstance(options, Options) or None in (options.num_iter, options.respacing, options.guided):
+            raise UserError(
+                f"the options of a plan are {shown(options)}; they must be settled, as cspd_jax.image.resolve"
+                " does"
+            )
 
     @property
     def num_steps(self) -> int:
@@ -169,7 +184,20 @@ def resolve(
     batch: int | None = None,
 ) -> Plan:
     """The plan of these images, `batch` of them side by side (default: all)."""
-    return settle(check(model, labels, method, options), batch)
+    with outside_jit("resolve"):
+        return settle(check(model, labels, method, options), batch)
+
+
+@contextlib.contextmanager
+def outside_jit(name: str) -> Iterator[None]:
+    """A UserError in place of what numpy says of values that are traced."""
+    try:
+        yield
+    except jax.errors.TracerArrayConversionError:
+        raise UserError(
+            f"{name} was called with traced values, inside jit or vmap, where nothing can be decided; make a"
+            " plan outside (cspd_jax.image.resolve) and call its `sample` there"
+        ) from None
 
 
 def check(
@@ -244,7 +272,7 @@ def _one_scale(options: Options, images: int) -> tuple[Options, np.ndarray | Non
         several = False
     if isinstance(options.cfg, jax.core.Tracer) or not several:
         return options, None
-    each = np.asarray(options.cfg).tolist()
+    each = options.cfg if isinstance(options.cfg, list | tuple) else np.asarray(options.cfg).tolist()
     scales: list[Any] = [dataclasses.replace(options, cfg=cfg).checked().cfg for cfg in each]
     if len(scales) != images:
         raise UserError(f"cfg has {len(scales)} numbers for {images} images; give one for all, or one each")
@@ -257,10 +285,10 @@ def _checked_labels(model: ImageModel, labels: Any) -> np.ndarray:
     if hasattr(labels, "__len__") and len(labels) > limits.IMAGES:
         raise UserError(f"there are {len(labels)} labels; ask for at most {limits.IMAGES} images at a time")
     try:
-        labels = np.asarray(labels)
-    except ValueError:  # lists of several lengths
+        labels = whole_numbers(labels)
+    except ValueError:
         labels = np.asarray(None)
-    if labels.ndim != 1 or not labels.size or labels.dtype.kind not in "iu":
+    if labels.ndim != 1 or not labels.size:
         raise UserError("labels must be a list of at least one class number, for example [0, 1, 2]")
     classes = model.config.num_classes
     if not classes:
@@ -268,7 +296,8 @@ def _checked_labels(model: ImageModel, labels: Any) -> np.ndarray:
     wrong = labels[(labels < -1) | (labels >= classes)]
     if wrong.size:
         raise UserError(
-            f"label {wrong[0]} is out of range: the model has classes 0 to {classes - 1} (-1 is no class)"
+            f"label {shown(wrong.tolist()[0])} is out of range: the model has classes 0 to {classes - 1}"
+            " (-1 is no class)"
         )
     return labels.astype(np.int32)
 

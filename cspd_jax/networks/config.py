@@ -7,7 +7,8 @@ import math
 
 from cspd_jax._utils import limits
 from cspd_jax._utils.typed import check_kinds
-from cspd_jax.errors import UserError, check_whole
+from cspd_jax.diffusion.schedule import sampling_schedule
+from cspd_jax.errors import UserError, check_whole, naming
 
 LATENT_SCALE = 0.2325  # MAR's tokens are the autoencoder's latents times this
 
@@ -78,8 +79,7 @@ class MARConfig:
         _check_sizes(self, "the model's")
         if not 0 < self.mlp_ratio < math.inf:
             raise UserError(f"the model's mlp_ratio is {self.mlp_ratio}; it must be a positive number")
-        if len(self.respacing) > limits.TEXT:
-            raise UserError(f"the model's respacing has {len(self.respacing)} characters")
+        check_respacing(self.respacing)
         for name in ("encoder", "decoder"):
             width, heads = getattr(self, f"{name}_width"), getattr(self, f"{name}_heads")
             if not 1 <= width * self.mlp_ratio <= limits.HIDDEN:
@@ -152,8 +152,7 @@ class SphereConfig:
 
     def __post_init__(self):
         _check_sizes(self, "the model's")
-        if len(self.respacing) > limits.TEXT:
-            raise UserError(f"the model's respacing has {len(self.respacing)} characters")
+        check_respacing(self.respacing)
         if self.width % (4 * self.heads):
             raise UserError(
                 f"width {self.width} with {self.heads} heads: the width of a head must be a multiple of 4"
@@ -193,6 +192,14 @@ class SphereConfig:
     def image_size(self) -> int:
         """Pixels along one side of the image."""
         return self.grid * self.patch_size * self.vae_stride
+
+
+def check_respacing(respacing: str) -> None:
+    """UserError unless a sampler can denoise by it."""
+    if len(respacing) > limits.TEXT:
+        raise UserError(f"the model's respacing has {len(respacing)} characters")
+    with naming("the model's schedule"):
+        sampling_schedule(respacing)
 
 
 def _check_grid(config: MARConfig | SphereConfig) -> None:

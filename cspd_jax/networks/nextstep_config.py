@@ -6,6 +6,7 @@ import dataclasses
 
 from cspd_jax._utils import limits
 from cspd_jax.errors import UserError, check_whole
+from cspd_jax.networks.config import check_respacing
 from cspd_jax.networks.lm_config import LMConfig
 
 
@@ -55,8 +56,7 @@ class NextStepConfig:
             ("vae_stride", 1, limits.PATCH),
         ):
             check_whole(f"the model's {name}", getattr(self, name), least, most)
-        if len(self.respacing) > limits.TEXT:
-            raise UserError(f"the model's respacing has {len(self.respacing)} characters")
+        check_respacing(self.respacing)
         if not self.lm.causal:
             raise UserError("the model's language model is a masked-diffusion model; it must be causal")
         if self.token_dim % self.patch_size**2:

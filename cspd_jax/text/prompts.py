@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from cspd_jax._utils.typed import as_array
 from cspd_jax.errors import UserError, shown
 from cspd_jax.text.checks import concrete, holds, require
 from cspd_jax.text.protocol import LanguageModelConfig
@@ -47,7 +48,7 @@ def as_prompts(prompts: PromptsLike) -> Prompts:
     if isinstance(prompts, tuple):
         require(len(prompts) == 2, _WANTED)
         try:
-            return Prompts(*(part if hasattr(part, "dtype") else np.asarray(part) for part in prompts))
+            return Prompts(*(part if isinstance(part, Array) else as_array(part) for part in prompts))
         except (ValueError, OverflowError):
             raise UserError(_WANTED) from None
     return pad_prompts(prompts)
@@ -56,7 +57,7 @@ def as_prompts(prompts: PromptsLike) -> Prompts:
 def _ids(prompt: Any) -> np.ndarray:
     """A prompt [P] of a list; whether its ids are the model's is seen later."""
     try:
-        ids = np.asarray(prompt)
+        ids = as_array(prompt)
     except jax.errors.TracerArrayConversionError:
         raise UserError("an id in a prompt is traced; give (tokens, lengths) as arrays inside jit") from None
     except (ValueError, OverflowError):

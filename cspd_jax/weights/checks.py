@@ -78,7 +78,7 @@ def blaming_parameters(*models: Any) -> Iterator[None]:
                 _check_parameters(f"the parameters of {model.name}", model.config, model.params, error)
             elif isinstance(model, tuple) and len(model) == 2:
                 config = getattr(model[0], "config", None)
-                _check_parameters("the parameters of the pair", config, model[1], error)
+                _check_parameters("the parameters given", config, model[1], error)
         raise
 
 

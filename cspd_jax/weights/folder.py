@@ -38,6 +38,15 @@ SINGLE_FILE = "params.safetensors"
 DTYPES = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16}
 
 
+_METADATA = (
+    ("dtype", str, "a string"),
+    ("source", str, "a string"),
+    ("source_sha256", str, "a string"),
+    ("params_sha256", str, "a string"),
+    ("extra", dict, "an object"),
+)
+
+
 class Kind(NamedTuple):
     """A kind of network.
 
@@ -149,6 +158,9 @@ def read_description(path: str | os.PathLike) -> dict[str, Any]:
     config = read_config(kind, description.get("config"), str(file))
     with naming(file):
         check_whole("params", description.get("params", 1), 1)
+        for name, type_, told in _METADATA:
+            if not isinstance(description.get(name), type_ | None):
+                raise UserError(f"{name} is {shown(description[name])}; it must be {told}")
     _check_depth(config, parameters.count(_stored(path)), path)
     return {**description, "config": config}
 

@@ -92,7 +92,8 @@ def test_chunks_divide_the_steps(steps):
 
 
 @pytest.mark.parametrize(
-    "spec", ["0", "", "abc", "ddim", "ddim600", "ddim0", "-5", "10,x", "1001", "600,600"]
+    "spec",
+    ["0", "", "abc", "ddim", "ddim600", "ddim0", "-5", "10,x", "1001", "600,600", "ddim 5", "ddim٥", "٥"],
 )
 def test_bad_respacings_are_refused(spec):
     with pytest.raises(UserError, match="respacing"):

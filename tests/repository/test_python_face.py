@@ -33,6 +33,7 @@ from cspd_jax.networks.lm import LM
 from cspd_jax.networks.mar import MARModel
 from cspd_jax.parallel import even, make_mesh, parse_mesh, place, replicate
 from cspd_jax.text.continuous.scheduler import DraftScheduler
+from cspd_jax.text.prompts import as_prompts
 from cspd_jax.training.config import TrainConfig, with_settings
 from cspd_jax.training.data.words import Words, WordsConfig, letters
 from cspd_jax.training.presets import preset
@@ -218,11 +219,15 @@ def test_traced_numbers_go_to_the_plan(model):
 
 def test_inside_a_transformation(model):
     """What is counted needs a plan."""
+    scaled = lambda scale: Options(cfg=[scale, 1.0])
     how = Options(num_iter=1, respacing="ddim3")
     with pytest.raises(UserError, match="make a plan outside"):
         jax.jit(lambda key: generate(key, model, [0], Plain(), how)[0])(KEY)
     with pytest.raises(UserError, match="make a plan outside"):
         jax.jit(lambda labels: generate(KEY, model, labels, Plain(), how)[0])(jnp.array([0]))
+    for made in (lambda x: plan.resolve(model, [x]), lambda x: plan.resolve(model, [0], options=scaled(x))):
+        with pytest.raises(UserError, match="resolve was called with traced values, inside jit"):
+            jax.jit(made)(1)
     with pytest.raises(UserError, match=r"keys have shape \(1, 1\)"):
         cspd_jax.fastest(jax.random.split(KEY, (1, 1)), model, [0], how)
 
@@ -362,6 +367,42 @@ def test_what_is_no_plan(model):
     ):
         with pytest.raises(UserError, match=re.escape(sentence)):
             call()
+
+
+@pytest.mark.parametrize(
+    "change, sentence",
+    [
+        ({"batch": 0}, "batch is 0; it must be at least 1"),
+        ({"batch": 1.5}, "batch is 1.5; it must be a whole number"),
+        ({"method": None}, "method is None; it must be a method object"),
+        ({"labels": [0.5]}, "labels must be a list of at least one class number"),
+        ({"labels": np.array([77])}, "label 77 is out of range"),
+        ({"options": None}, "the options of a plan are None"),
+        ({"options": Options()}, "they must be settled, as cspd_jax.image.resolve does"),
+        ({"scales": np.ones(3)}, "there must be one for each label"),
+    ],
+)
+def test_a_plan_that_was_edited(model, change, sentence):
+    with pytest.raises(UserError, match=re.escape(sentence)):
+        dataclasses.replace(plan.resolve(model, [0]), **change)
+
+
+@pytest.mark.parametrize("of_bytes", [bytes, bytearray, lambda v: memoryview(bytes(v)), np.ma.masked_array])
+def test_what_numpy_takes_for_numbers(model, of_bytes):
+    with pytest.raises(UserError, match="labels must be a list"):
+        plan.resolve(model, of_bytes([0, 1]))
+    with pytest.raises(UserError, match="prompts must be a list of lists of ids"):
+        text.pad_prompts([of_bytes([0, 1])])
+    with pytest.raises(UserError, match="prompts must be a list of lists of ids"):
+        as_prompts((of_bytes([0, 1]), [2]))
+
+
+def test_whole_numbers_of_any_width(model):
+    for labels in (np.uint8([1]), jnp.array([1], jnp.int4), jnp.array([1])):
+        assert plan.resolve(model, labels).labels.tolist() == [1]
+    for label in (2**70, 2**63 + 1):
+        with pytest.raises(UserError, match=f"label {label} is out of range"):
+            plan.resolve(model, [label])
 
 
 @pytest.mark.parametrize("shape", [(3, 5), (1, 10, 16), (1, 4, 3), (4, 16)])

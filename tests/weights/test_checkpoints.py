@@ -169,6 +169,14 @@ def test_wrong_descriptions(saved):
     unloadable(saved, "missing head/res_blocks_1")
     edit(saved, config={**good, "decoder_depth": 0})
     unloadable(saved, "must be at least 1")
+    for respacing in ("", "ddim1001", "ddim 5", "ddim\u0665", "1"):
+        edit(saved, config={**good, "respacing": respacing})
+        unloadable(saved, "config.json: the model's schedule: respacing")
+    edit(saved, config=good)
+    for name, value in {"dtype": 3, "source": [], "extra": "x", "params_sha256": 1}.items():
+        edit(saved, **{name: value})
+        unloadable(saved, f"config.json: {name} is .*; it must be")
+        edit(saved, **{name: None})
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", "\xff", "[" * 100_000])
