@@ -22,35 +22,30 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import math
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import jax
 import numpy as np
 from inputs import kept_cells
+from rivals_shown import BATCH, beside, markdown, picture, show
 from same_law import generate as generate_parts
-from same_law import plan_of, say
+from same_law import plan_of
 from toy import STEPS as TOY_STEPS
 from toy import Parser, begin, narrow, random_params
+from words_law import ALL_TESTS, Pictures, floors, p_values, parts_of, perfect, power
 
 from cspd_jax.apps.evaluation import statistics
 from cspd_jax.apps.evaluation import words as measures
 from cspd_jax.apps.evaluation.data import training_config
-from cspd_jax.apps.evaluation.equality import FALSE_ALARM, TESTS
+from cspd_jax.apps.evaluation.equality import FALSE_ALARM
 from cspd_jax.image import pixels
-from cspd_jax.image.order import reveal_groups
 from cspd_jax.networks.registry import kind_of
-from cspd_jax.reports.charts import scatter, stacked
-from cspd_jax.reports.pictures import marked, titled
-from cspd_jax.training.data.words import BLANK, WordsConfig
-from cspd_jax.training.data.words import words as listed_words
+from cspd_jax.training.data.words import WordsConfig
 from cspd_jax.training.presets import PRESETS
 from cspd_jax.training.settings_file import to_json
 from cspd_jax.weights import models
 
-BATCH = 8  # images side by side
 NOISY = {"final_noise": True}
 PAPER = {"method": "cspd", "criterion": "paper"}
 # name -> (exact or lossy beside the full sampler, its settings); the seeds follow the order, so append only.
@@ -78,9 +73,6 @@ CELLS: dict[str, tuple[str, dict]] = {
 SLOW = ("released runner", "self + chains", "self", "paper's criterion", "draft model")
 REFERENCE_SEED, FIRST_SEED = 41, 42
 SAMPLED = {"cfg": 2.0, "cfg_schedule": "constant", "temperature": 0.9, "steps": "ddim100"}  # in every cell
-SHARES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0)
-REPETITIONS, NEEDED = 10, 9
-ALL_TESTS = ("misspelt", "frequencies", *TESTS)
 SPLITS, TOY_SPLITS = 40, 2
 WRONG = ("16 AR steps", "10 denoising steps")  # pictures whose share among plain ones the tests are to see
 TOY_READER = dataclasses.replace(measures.READER, steps=2, batch=64)
@@ -114,44 +106,6 @@ def shortened(options: dict, toy: bool) -> dict:
     return found | ({"anneal": [TOY_STEPS, 2]} if "anneal" in options else {})
 
 
-@dataclasses.dataclass(frozen=True)
-class Pictures:
-    """Pictures of one cell, and what they say.
-
-    tokens: [N, L d].
-    labels: [N], their topics.
-    words: [N, lines], as a `Reading` has them.
-    letters: [N cells, F], the reader's features.
-    """
-
-    tokens: np.ndarray
-    labels: np.ndarray
-    words: np.ndarray
-    letters: np.ndarray
-
-    def first(self, n: int) -> Pictures:
-        return self.at(np.arange(n))
-
-    def at(self, chosen: np.ndarray) -> Pictures:
-        cells = self.letters.reshape(len(self.tokens), -1, self.letters.shape[-1])[chosen]
-        letters = cells.reshape(-1, cells.shape[-1])
-        return Pictures(self.tokens[chosen], self.labels[chosen], self.words[chosen], letters)
-
-
-def parts_of(x: Pictures) -> tuple[np.ndarray, ...]:
-    return x.tokens, x.labels, x.words, x.letters
-
-
-def p_values(x: Pictures, y: Pictures, config: WordsConfig) -> dict[str, float]:
-    """Of all tests, of pictures with the same labels."""
-    found = {name: test(x.tokens, y.tokens, x.labels) for name, test in TESTS.items()}
-    return {
-        "misspelt": measures.as_often_right(x.words, y.words, x.labels),
-        "frequencies": measures.same_frequencies(x.words, y.words, x.labels, config),
-        **found,
-    }
-
-
 def summary(made: dict, x: Pictures, reference: Pictures, control: Pictures, config: WordsConfig) -> dict:
     """Quality and cost of the pictures x of a cell."""
     n = len(x.tokens)
@@ -179,175 +133,6 @@ def summary(made: dict, x: Pictures, reference: Pictures, control: Pictures, con
     }
     row["p"] = p_values(x, reference, config)
     return row | {"refuted": min(row["p"].values()) <= FALSE_ALARM}
-
-
-def two_sets(classes: np.ndarray, n: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Indices of two disjoint random sets of n images, each with as many of every class."""
-    random, kinds = np.random.default_rng(seed), np.unique(classes)
-    each = n // len(kinds)
-    members = [random.permutation(np.flatnonzero(classes == kind))[: 2 * each] for kind in kinds]
-    both = np.stack(members, axis=1)  # [2 n / classes, classes]
-    return both[:each].ravel(), both[each:].ravel()
-
-
-def floors(plain: Pictures, sizes: set[int], splits: int) -> list[dict]:
-    """The distances of two disjoint sets of n plain pictures: 40 random pairs."""
-    found = []
-    for n in sorted(sizes):
-        pairs = (two_sets(plain.labels, n, seed) for seed in range(splits))
-        each = [statistics.frechet_distance(plain.at(a).letters, plain.at(b).letters) for a, b in pairs]
-        found.append({"images": n, "least": min(each), "mean": float(np.mean(each)), "most": max(each)})
-    return found
-
-
-def power(
-    plain: Pictures, wrong: dict[str, Pictures], config: WordsConfig, args: argparse.Namespace
-) -> list[dict]:
-    """The smallest share of wrong pictures that each test of `args.power` refutes in 9 of 10 repetitions.
-
-    A repetition splits the plain pictures at random into two sets, within each topic, and puts wrong pictures
-    in the place of a share of the second.
-    """
-    found = []
-    for kind, bad in wrong.items():
-        row: dict = {"wrong": kind, "images": len(plain.tokens) // 2}
-        for test in ("misspelt",) if args.toy else args.power:
-            shares = SHARES[-1:] if args.toy else SHARES
-            row[test] = next(
-                (s for s in shares if _often_refuted(test, s, bad, plain, config)), None
-            )  # None: not even if all are wrong
-        say(f"power: {row}")
-        found.append(row)
-    return found
-
-
-def _often_refuted(test: str, share: float, bad: Pictures, plain: Pictures, config: WordsConfig) -> bool:
-    missed, n = 0, len(plain.tokens) // 2
-    for repetition in range(REPETITIONS):
-        random = np.random.default_rng(repetition)
-        first, second = (plain.at(half) for half in two_sets(plain.labels, n, repetition))
-        tokens, words = second.tokens.copy(), second.words.copy()
-        at = random.permutation(n)[: round(share * n)]
-        for label in np.unique(second.labels[at]):  # a wrong picture of the same topic
-            here, there = at[second.labels[at] == label], np.flatnonzero(bad.labels == label)
-            taken = there[: len(here)]
-            tokens[here], words[here] = bad.tokens[taken], bad.words[taken]
-        if test == "misspelt":
-            p = measures.as_often_right(first.words, words, first.labels)
-        elif test == "frequencies":
-            p = measures.same_frequencies(first.words, words, first.labels, config)
-        else:
-            p = TESTS[test](first.tokens, tokens, first.labels)
-        missed += p > FALSE_ALARM
-        if missed > REPETITIONS - NEEDED:
-            return False
-    return True
-
-
-def calls_of(row: dict) -> float:
-    return sum(row["sequential"].values())
-
-
-def markdown(found: dict) -> str:
-    lines = [
-        "| way | | AR steps | calls in sequence | head rows / image | s / image | images | words | chi-square"
-        " | Fréchet (floor) | p, misspelt | p, frequencies | p, moments | p, energy | p, classifier |",
-        "|" + "---|" * 15,
-    ]
-    for row in found["cells"]:
-        kind = row["kind"] if row["kind"] == "lossy" else "**exact**"
-        name = "plain (control)" if row["cell"] == "plain" else row["cell"]
-        values = [
-            name, kind, f"{row['ar_steps']:.0f}", f"{calls_of(row):.0f}",
-            f"{row['rows_per_image']['head']:.0f}",
-            f"{row['seconds_per_image']:.2f}", row["images"],
-            f"{row['words']:.1%} ± {row['words_error']:.1%}", f"{row['chi_square']:.2f}",
-            f"{1e3 * row['frechet']:.1f} ({1e3 * row['floor']:.1f})",
-            *(f"{p:.2g}" for p in row["p"].values()),
-        ]  # fmt: skip
-        lines.append("| " + " | ".join(map(str, values)) + " |")
-    if found.get("floors"):
-        lines += ["", "| images of either set | least distance | mean | most |", "|---|---|---|---|"]
-    for row in found.get("floors", []):
-        each = (f"{1e3 * row[k]:.1f}" for k in ("least", "mean", "most"))
-        lines.append(f"| {row['images']} | {' | '.join(each)} |")
-    if found.get("power"):
-        tests = [test for test in ALL_TESTS if test in found["power"][0]]
-        lines += ["", f"| wrong images | of | {' | '.join(tests)} |", "|" + "---|" * (2 + len(tests))]
-    for row in found.get("power", []):
-        shares = (row[test] for test in tests)
-        told = ("never" if share is None else f"{share:.0%}" for share in shares)
-        lines.append(f"| {row['wrong']} | {row['images']} | {' | '.join(told)} |")
-    return "\n".join(lines)
-
-
-def picture(found: dict):
-    """Words read right against calls and against seconds."""
-    rows = found["cells"]
-    names, kinds = [row["cell"] for row in rows], [row["kind"] for row in rows]
-    right = [100 * row["words"] for row in rows]
-    axes = (([calls_of(row) for row in rows], f"network calls in sequence, {BATCH} images side by side"),
-            ([row["seconds_per_image"] for row in rows], "seconds per image, on this CPU"))  # fmt: skip
-    left = "words spelt right, %"
-    return stacked([scatter(values, right, names, kinds, below, left) for values, below in axes])
-
-
-def show(found: dict, made: dict[str, np.ndarray], read: Callable[..., measures.Reading]):
-    """A row of pictures of plain, of an exact way, and of the lossy one with the nearest number of calls.
-
-    made: uint8 images of the topics 0, 1, 2, ...; misspelt words are framed in them.
-    """
-    rows = {row["cell"]: row for row in found["cells"]}
-    pages = []
-    for name, images in made.items():
-        reading = read(images, np.arange(len(images)))
-        words = [[c != BLANK for c in line] for page in reading.text for line in page]
-        letters = np.array(words).reshape(len(images), len(reading.text[0]), -1)
-        marks = (letters & ~reading.right[:, :, None]).reshape(len(images), -1)
-        kind = "the reference" if name == "plain" else rows[name]["kind"]
-        calls, right = calls_of(rows[name]), rows[name]["words"]
-        title = f"{name} ({kind}): {calls:.0f} calls in sequence, {right:.1%} of the words spelt right"
-        pages.append((title, marked(images, marks)))
-    return titled(pages)
-
-
-def beside(found: dict) -> tuple[str, str, str]:
-    """Plain, the exact way of the fewest calls, and the lossy way that has the nearest number of them."""
-    exact = min((row for row in found["cells"] if row["kind"] == "exact"), key=calls_of)
-    lossy = [row for row in found["cells"] if row["kind"] == "lossy" and "AR steps" in row["cell"]]
-    near = min(lossy, key=lambda row: abs(np.log(calls_of(row) / calls_of(exact))))
-    return "plain", exact["cell"], near["cell"]
-
-
-def perfect(config: WordsConfig, num_iter: int, pages: int, seed: int = 0) -> float:
-    """The share of words that a perfect model spells right, where the letters of an AR step are each drawn
-    from their own distribution given those of earlier steps. It knows cells exactly, and the topic."""
-    random, length, right = np.random.default_rng(seed), config.lines**2, 0
-    for page in range(pages):
-        listed = possible(config, config.topics[page % len(config.topics)])  # [H, cells of a line]
-        fits = np.ones((config.lines, len(listed)), bool)  # with what is known of each line
-        shown = np.zeros((config.lines, config.lines), int)
-        order = random.permutation(length)
-        for group in reveal_groups(length, num_iter):
-            now = order[group.start : group.start + group.size]
-            for line, cell in zip(*divmod(now, config.lines)):
-                # What fits nothing is continued like any word.
-                choice = np.flatnonzero(fits[line]) if fits[line].any() else np.arange(len(listed))
-                shown[line, cell] = listed[random.choice(choice), cell]
-            for line, cell in zip(*divmod(now, config.lines)):
-                fits[line] &= listed[:, cell] == shown[line, cell]
-        right += sum((listed == line).all(axis=1).any() for line in shown)
-    return right / (pages * config.lines)
-
-
-def possible(config: WordsConfig, topic: str) -> np.ndarray:
-    """All lines of a topic, [H, cells] of letters, each word as often as any other."""
-    lines = []
-    for word in listed_words(topic):
-        starts = min(config.indents, config.lines - len(word) + 1)
-        each = [(BLANK * start + word).ljust(config.lines, BLANK) for start in range(starts)]
-        lines += each * (math.lcm(*range(1, config.indents + 1)) // starts)
-    return np.array([[ord(c) for c in line] for line in lines])
 
 
 def make_parser() -> Parser:
