@@ -18,6 +18,7 @@ from toy import Parser, begin
 
 import cspd_jax
 from cspd_jax import weights
+from cspd_jax._utils.sampling import SAMPLING
 from cspd_jax.image.chain import calibration
 from cspd_jax.image.options import Options
 from cspd_jax.image.plan import check
@@ -31,9 +32,9 @@ def make_parser() -> Parser:
     parser = Parser(__doc__, model=Path("model"), name="target", into=Path("defaults"))
     parser.add_argument("model", type=Path, help="checkpoint folder of a finished run")
     parser.add_argument("name", choices=[*models.DEFAULTS.values(), *models.TEXT_DEFAULTS.values()])
-    parser.add_argument("--cfg", type=float, default=1.0, help="guidance that the gains are of (1)")
-    parser.add_argument("--cfg-schedule", choices=("linear", "constant"), default="linear")
-    parser.add_argument("--temperature", type=float, default=1.0, help="that the gains are of (1)")
+    parser.add_argument("--cfg", type=float, help="guidance that it is sampled with, and the gains are of")
+    parser.add_argument("--cfg-schedule", choices=SAMPLING["cfg_schedule"], help="the same of its schedule")
+    parser.add_argument("--temperature", type=float, help="the same of the temperature")
     parser.add_argument("--into", type=Path, default=DEFAULTS, help="folder of the defaults (the package's)")
     return parser
 
@@ -47,11 +48,12 @@ def main() -> None:
     place.parent.mkdir(exist_ok=True, parents=True)
     shutil.rmtree(place, ignore_errors=True)
     metadata = {k: loaded.metadata[k] for k in ("source", "extra") if k in loaded.metadata}
+    asked = {name: getattr(args, name) for name in SAMPLING if getattr(args, name) is not None}
+    if asked:
+        metadata["extra"] = {**metadata["extra"], "sampling": asked}
     weights.save(place, loaded.kind, loaded.config, loaded.params, single_file=True, **metadata)
     if loaded.kind in IMAGE_KINDS:
-        write_gains(
-            place, Options(cfg=args.cfg, cfg_schedule=args.cfg_schedule, temperature=args.temperature)
-        )
+        write_gains(place, Options(**asked))
     size = sum(f.stat().st_size for f in place.rglob("*") if f.is_file())
     print(f"{place}: {size / 1e6:.2f} MB")
 

@@ -27,9 +27,11 @@ def params(abstract, seed=0, scale=0.2):
     return jax.tree.map(lambda s: scale * rng.standard_normal(s.shape, np.float32), abstract)
 
 
-def save_mar(path, config=PIXELS, names=NAMES, seed=0, **options):
+def save_mar(path, config=PIXELS, names=NAMES, seed=0, sampling=None, **options):
     tree = params(mar.abstract_params(config), seed)
-    weights.save(path, "mar", config, tree, extra={"class_names": names} if names else {}, **options)
+    extra = {"class_names": names} if names else {}
+    extra |= {"sampling": sampling} if sampling else {}
+    weights.save(path, "mar", config, tree, extra=extra, **options)
     return str(path)
 
 

@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import re
 
+from cspd_jax._utils.sampling import SAMPLING
 from cspd_jax.cli._arguments import add_mesh_option, check_fits, parse_labels, positive, seed, shown
 from cspd_jax.cli._output import progress
 from cspd_jax.errors import UserError
@@ -199,11 +200,13 @@ def add_fields(group, *names: str, more: str = "", **changed) -> None:
         "order": _spread,
     }
     for name in names:
-        told, default = FIELDS[name].metadata, FIELDS[name].default
-        of_flag = {"default": default, "type": readers.get(name), **told["of_flag"], **changed}
+        told, meaning = FIELDS[name].metadata, FIELDS[name].metadata["help"]
+        if name in SAMPLING:
+            meaning = meaning.replace("(default: ", "(default: the model's own, else ")
+        of_flag = {"default": None, "type": readers.get(name), **told["of_flag"], **changed}
         if name == "final_noise":
             of_flag |= {"action": _Switch, "choices": ("on", "off")}
-        group.add_argument(*told["flags"], dest=name, help=told["help"] + more, **of_flag)
+        group.add_argument(*told["flags"], dest=name, help=meaning + more, **of_flag)
 
 
 class _Switch(argparse.Action):
@@ -273,6 +276,7 @@ def check_memory(args: argparse.Namespace, model, images: int) -> None:
 
 def asked(args: argparse.Namespace, model):
     """The method and the options that the arguments stand for. A draft model is described, not loaded."""
+    take_own(args, model)
     if args.vae is not None and model.config.vae_stride == 1:
         raise UserError(f"--vae does not apply to {args.target}, which makes pixels; leave it out")
     if options_of(args).shortcuts and args.method is None and args.draft is None:
@@ -294,7 +298,17 @@ def options_of(args: argparse.Namespace, **more):
     """The `Options` that the flags say; more: others."""
     from cspd_jax.image.options import FIELDS, Options
 
-    return Options(**{name: getattr(args, name) for name in FIELDS if hasattr(args, name)} | more)
+    given = {name: getattr(args, name, None) for name in FIELDS} | more
+    return Options(**{name: value for name, value in given.items() if value is not None})
+
+
+def take_own(args: argparse.Namespace, model) -> None:
+    """Flags of sampling that were not given are what the model is sampled with."""
+    taken = {name: value for name, value in model.sampling.items() if getattr(args, name, 0) is None}
+    vars(args).update(taken)
+    if taken:
+        flags = " ".join(f"{_flag(name)} {value}" for name, value in taken.items())
+        progress(f"as {model.name} is sampled: {flags}")
 
 
 def with_draft(args: argparse.Namespace, method, mesh):

@@ -56,7 +56,7 @@ def with_prompts(args: argparse.Namespace, model):
     )
     if not texts and not rows:
         raise UserError(f"{model.name} makes images from text; say which with --prompt")
-    by_text = args.negative_ids is None and (args.negative is not None or args.cfg != 1)
+    by_text = args.negative_ids is None and (args.negative is not None or args.cfg not in (None, 1))
     tokenizer = read_tokenizer(model.folder, model.config.lm.known_ids)
     if tokenizer is None and (texts or by_text):
         raise UserError(

@@ -6,7 +6,7 @@ import argparse
 import json
 import os
 
-from cspd_jax.cli._generate_options import add_fields, options_of
+from cspd_jax.cli._generate_options import add_fields, options_of, take_own
 from cspd_jax.cli._output import progress
 from cspd_jax.errors import UserError
 
@@ -39,6 +39,7 @@ def run(args: argparse.Namespace) -> None:
             f"{args.target} comes with the package, which is not written to; copy its folder first"
         )
     outline = models.describe(args.target)
+    take_own(args, outline)
     options = plan.check(outline, [0], options=options_of(args)).options
     model = models.load(args.target)
     if model.folder is None or not os.access(model.folder, os.W_OK):

@@ -15,6 +15,7 @@ from jax.sharding import Mesh
 
 from cspd_jax import parallel, weights
 from cspd_jax._utils import process
+from cspd_jax._utils.sampling import sampling
 from cspd_jax.converters import hf
 from cspd_jax.errors import UserError, shown
 from cspd_jax.networks.config import MAR_PRESETS, KLConfig, MARConfig, SphereConfig
@@ -69,6 +70,11 @@ class ImageModel:
     @property
     def config(self) -> ImageConfig:
         return getattr(self.network, "config", self.network)
+
+    @property
+    def sampling(self) -> dict[str, Any]:
+        """What its checkpoint says of how it is sampled: `Options(**model.sampling)`; empty if nothing."""
+        return sampling(self.metadata)
 
     def class_name(self, label: int) -> str:
         """The caption of a label: the class's name, its number, or "no class" for -1."""

@@ -549,3 +549,10 @@ def test_hosts(host, origin, known):
     given = {b"host": host, b"origin": origin}
     headers = {name: value.encode() for name, value in given.items() if value is not None}
     assert (refusal(headers, ("a.example", "*.A.example")) is None) == known
+
+
+def test_guidance_is_the_models_own_where_none_is_asked_for(toy):
+    own = dataclasses.replace(toy, metadata={"extra": {"sampling": {"cfg": 2.5}}})
+    assert ServiceConfig(image=own).image_request(0).cfg == 2.5
+    assert ServiceConfig(image=own).image_request(0, cfg=1).cfg == 1
+    assert ServiceConfig(image=toy).image_request(0).cfg == 1

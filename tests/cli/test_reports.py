@@ -30,6 +30,7 @@ def models(tmp_path_factory):
     folder = tmp_path_factory.mktemp("models")
     tiny.save_mar(folder / "target")
     tiny.save_mar(folder / "latents", tiny.LATENTS, names=None)
+    tiny.save_mar(folder / "own", sampling={"cfg": 2.5, "temperature": 0.9})
     tiny.save_mar(folder / "short", dataclasses.replace(tiny.PIXELS, seq_len=4))
     tiny.save_kl16(folder / "vae")
     return folder
@@ -75,6 +76,14 @@ def test_files_and_report(run, tmp_path):
     assert samples["labels"].tolist() == [1, 3, 4, 1, 3, 4]
     assert samples["tokens"].shape == (6, 16, 16)
     assert samples["accepted"].shape == (6, 16) and not samples["accepted"].any()
+
+    # The guidance and the temperature that the checkpoint is sampled with, where no other is asked for.
+    own = ("--target", "{models}/own", "--method", "plain", "--num-iter", "1", "--labels", "0", "--n", "1")
+    for given, cfg in (((), 2.5), (("--cfg", "1"), 1.0)):
+        code, out, err = run(*own, "--json", *given)
+        reference = json.loads(out)["reference"]
+        assert code == 0 and (reference["cfg"], reference["temperature"]) == (cfg, 0.9)
+        assert f"is sampled: {'' if given else '--cfg 2.5 '}--temperature 0.9" in err
 
     # Again, in smaller batches, as JSON, into an empty folder.
     os.mkdir("mine")

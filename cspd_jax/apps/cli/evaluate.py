@@ -8,7 +8,7 @@ import pathlib
 
 from cspd_jax.apps.cli import evaluate_fid
 from cspd_jax.cli._arguments import check_fits, keep_defaults, new_folder, positive, refuse_given, seed
-from cspd_jax.cli._generate_options import add_fields, options_of
+from cspd_jax.cli._generate_options import add_fields, options_of, take_own
 from cspd_jax.cli._output import progress, result
 
 _SAMPLING = ("num_iter", "respacing", "cfg", "cfg_schedule", "temperature")
@@ -66,6 +66,8 @@ def run(args: argparse.Namespace) -> None:
         return
 
     out = pathlib.Path("evaluation") if args.out is None else args.out
+    outline = models.describe(args.target)
+    take_own(args, outline)
     settings = evaluation.Settings(
         n=args.n,
         batch=args.batch,
@@ -74,7 +76,7 @@ def run(args: argparse.Namespace) -> None:
         options=options_of(args),
         classifier=ClassifierConfig(steps=args.classifier_steps),
     )
-    config = models.describe(args.target).config
+    config = outline.config
     per_image = 4 * config.image_size**2 * config.latent_channels if config.vae_stride == 1 else 0
     check_fits(f"{args.n:,} images", 4 * args.n * per_image, "ask for fewer (--n)")
     check_fits(
@@ -82,7 +84,7 @@ def run(args: argparse.Namespace) -> None:
         4 * args.train_images * per_image,
         "search fewer (--train-images)",
     )
-    source = evaluation.check(models.describe(args.target), settings, out)  # before weights are loaded
+    source = evaluation.check(outline, settings, out)  # before weights are loaded
     report = evaluation.evaluate(models.load(args.target, args.dtype), source, settings, out)
     if report["non_finite"]:
         progress(f"warning: {report['non_finite']} of {args.n} images hold NaN or infinity")

@@ -58,10 +58,16 @@ class ServiceConfig:
             lanes[MaskedRequest.lane] = MaskedStream(self.masked)
         return Engine(lanes, **options)
 
-    def image_request(self, label: Any, seed: Any = 0, cfg: Any = 1.0, method: Any = "self") -> ImageRequest:
+    @property
+    def cfg(self) -> float:
+        """The guidance scale of images that do not ask for another: the model's own."""
+        return 1.0 if self.image is None else self.image.sampling.get("cfg", 1.0)
+
+    def image_request(self, label: Any, seed: Any = 0, cfg: Any = None, method: Any = "self") -> ImageRequest:
         """A request within the limits; UserError for any other."""
         if self.image is None:
             raise UserError("this service makes no images")
+        cfg = self.cfg if cfg is None else cfg
         check_whole("label", label, -1, self.image.config.num_classes - 1)
         check_whole("seed", seed, 0, MOST_SEED)
         check_range("cfg", cfg, least=0.0, most=MOST_CFG)

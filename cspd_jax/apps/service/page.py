@@ -77,7 +77,7 @@ def _images(offer: ServiceConfig, engine: Engine) -> None:
     with gr.Row():
         label = gr.Dropdown([*classes, ("no class", -1)], value=0, label="Class")
         seed = _seed()
-        cfg = gr.Slider(0, 10, value=1, step=0.1, label="Guidance (1 is none)")
+        cfg = gr.Slider(0, 10, value=offer.cfg, step=0.1, label="Guidance (1 is none)")
     beside = gr.Checkbox(True, label="Plain sampling beside it")
 
     def generate(label: int, seed: float, cfg: float, beside: bool) -> Iterator[str]:

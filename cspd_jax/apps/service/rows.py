@@ -43,7 +43,8 @@ class ImageRows:
     """
 
     def __init__(self, model: ImageModel, rows: int, method: SelfSpeculation | Plain, guided: bool):
-        plan = check(model, [-1], method, Options(cfg=2.0 if guided else 1.0, final_noise=True))
+        options = Options(**{**model.sampling, "cfg": 2.0 if guided else 1.0, "final_noise": True})
+        plan = check(model, [-1], method, options)
         speculation = plan.method.speculation if isinstance(plan.method, SelfSpeculation) else None
         self.rows = rows
         self._pool = ImagePool(model.network, model.params, rows, plan.options, speculation)
