@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from cspd_jax.image.autotune import fastest
     from cspd_jax.image.chain.speculation import ChainSpeculation
     from cspd_jax.image.generation import generate, stream
+    from cspd_jax.image.known import Known
     from cspd_jax.image.methods import DraftSpeculation, Plain, SelfSpeculation
     from cspd_jax.image.options import Options
     from cspd_jax.image.pixels import to_images
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 _WHERE = {
     "ChainSpeculation": "image.chain.speculation",
     "DraftSpeculation": "image.methods",
+    "Known": "image.known",
     "Options": "image.options",
     "PaperCriterion": "image.rounds.paper_criterion",
     "PathCriterion": "image.rounds.path_criterion",
@@ -52,6 +54,7 @@ _SUBPACKAGES = ("image", "masked", "parallel", "text")
 __all__ = [
     "ChainSpeculation",
     "DraftSpeculation",
+    "Known",
     "Options",
     "PaperCriterion",
     "PathCriterion",

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from cspd_jax.image.exactness import Exactness
     from cspd_jax.image.generation import generate, generate_batches, run, stream
     from cspd_jax.image.info import Info
+    from cspd_jax.image.known import Known
     from cspd_jax.image.methods import DraftSpeculation, Method, Plain, ReleasedRunner, SelfSpeculation
     from cspd_jax.image.options import Options
     from cspd_jax.image.order import Spread
@@ -37,6 +38,7 @@ _WHERE = {
     "DraftSpeculation": "methods",
     "Exactness": "exactness",
     "Info": "info",
+    "Known": "known",
     "Method": "methods",
     "Options": "options",
     "PaperCriterion": "rounds.paper_criterion",
@@ -66,6 +68,7 @@ __all__ = [
     "DraftSpeculation",
     "Exactness",
     "Info",
+    "Known",
     "Method",
     "Options",
     "PaperCriterion",

@@ -82,7 +82,7 @@ def _gain(key: Array, plan: Plan) -> float:
 def one_batch(plan: Plan, batch: int | None = None) -> Plan:
     """The same plan for its first `batch` images (as many as are generated side by side)."""
     batch = plan.batch if batch is None else min(batch, len(plan.labels))
-    return dataclasses.replace(plan, labels=plan.labels[:batch], batch=batch)
+    return plan.first(batch)
 
 
 def self_speculation_can_win(plain: Plan, ahead: Plan) -> bool:

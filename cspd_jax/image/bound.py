@@ -14,6 +14,7 @@ from cspd_jax.diffusion.schedule import sampling_schedule
 from cspd_jax.image.chain.drafters import ChainDrafter, frozen
 from cspd_jax.image.chain.jacobian import drafter_of
 from cspd_jax.image.chain.speculation import ChainRandomness
+from cspd_jax.image.known import Kept, in_order, known_first
 from cspd_jax.image.options import Options
 from cspd_jax.image.order import random_order
 from cspd_jax.image.protocol import TokenModel
@@ -59,6 +60,7 @@ class BoundModel:
     noise: None, or injected chain noise, [T + 1, B, L, d] by position ([T + 1, 2B, L, d] where the halves
         draw first tokens apart).
     active: [B] images that are wanted; the others only fill the batch, and nothing counts them.
+    kept: known tokens, with which the order begins; None where nothing is.
     """
 
     network: TokenModel = dataclasses.field(metadata={"static": True})
@@ -70,6 +72,7 @@ class BoundModel:
     time: Array
     noise: Array | None
     active: Array
+    kept: Kept | None = None
 
     @property
     def images(self) -> int:
@@ -142,7 +145,10 @@ def bind(
     if order is None:
         draw = random_order if options.order is None else options.order.order
         order = jax.vmap(draw, (0, None))(purpose_keys(keys, Purpose.ORDER), network.seq_len)
-    unconditional = labels < 0
+    kept, unconditional = None, labels < 0
+    if options.known is not None:
+        order = known_first(order, options.known.mask)
+        kept = in_order(options.known, order, float_type(network))
     if options.guided:
         labels, order = jnp.tile(labels, 2), jnp.tile(order, (2, 1))
         unconditional = jnp.concatenate([unconditional, jnp.ones_like(unconditional)])
@@ -156,6 +162,7 @@ def bind(
         time=embed_time(network, params, str(options.respacing)),
         noise=noise,
         active=jnp.ones(keys.shape[0], bool) if active is None else active,
+        kept=kept,
     )
 
 

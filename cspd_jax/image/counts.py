@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from cspd_jax.image.chain.speculation import ChainCounts
+from cspd_jax.image.known import steps_left
+from cspd_jax.image.order import Group
 
 
 class NetworkCalls(NamedTuple):
@@ -89,11 +92,37 @@ class BatchOutput(NamedTuple):
 
 class Generated(NamedTuple):
     """How many images of how many tokens were made, in batches of which size: the surplus of the last batch
-    is no image."""
+    is no image.
+
+    batches: how many.
+    known: tokens that each image of each batch began with; None where all began with nothing.
+    cached: whether the known tokens went into a cache first, by a call for each batch.
+    """
 
     images: int
     length: int
     batch: int
+    batches: int
+    known: list[np.ndarray] | None = None
+    cached: bool = False
+
+    @property
+    def tokens(self) -> int:
+        """That were made."""
+        return self.images * self.length - sum(int(batch.sum()) for batch in self.known or [])
+
+    def steps(self, groups: Sequence[Group]) -> int:
+        """AR steps of these groups that all batches make, one after the other."""
+        if self.known is None:
+            return self.batches * len(groups)
+        return sum(sum(steps_left(groups, batch)) for batch in self.known)
+
+    def steps_of_image(self, groups: Sequence[Group]) -> float:
+        """On average."""
+        if self.known is None:
+            return float(len(groups))
+        each = [sum(steps_left(groups, np.array([k]))) for k in np.concatenate(self.known)]
+        return float(np.mean(each))
 
 
 class Summary(NamedTuple):
@@ -124,7 +153,7 @@ def chain_info(counts: ChainCounts, chains: float, groups: int) -> ChainInfo:
 
     return ChainInfo(
         calls_per_token=float(counts.row_calls.sum() / chains),
-        slowest=float(counts.calls.sum() / groups),
+        slowest=float(counts.calls.sum() / max(1, groups)),
         tested=int(counts.tested.sum()),
         accepted=int(counts.accepted.sum()),
         starts=by_step(counts.starts),

@@ -100,7 +100,8 @@ def generate_batches(
     for first in range(0, count, plan.batch):
         index = first + np.arange(plan.batch)
         keys = row_keys(key, plan.batch, first)
-        batch = plan.batch_of(keys, labels[np.minimum(index, count - 1)], index < count)
+        there = np.minimum(index, count - 1)
+        batch = plan.batch_of(keys, labels[there], index < count, there)
         outputs.append(generate_batch(plan, batch, on_step, pieces))
     tokens = np.concatenate([out.tokens for out in outputs])[:count]
     return tokens, summarise(plan, outputs)

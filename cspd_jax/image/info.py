@@ -10,6 +10,7 @@ import numpy as np
 from cspd_jax.image.counts import BatchOutput, ChainInfo, Generated, NetworkCalls, TokenInfo
 from cspd_jax.image.exactness import Exactness
 from cspd_jax.image.plan import Plan
+from cspd_jax.image.protocol import CachedTokenModel
 
 
 class Info(NamedTuple):
@@ -59,7 +60,12 @@ def summarise(plan: Plan, outputs: list[BatchOutput], images: int | None = None)
     """
     images = len(plan.labels) if images is None else images
     counts = [jax.tree.map(lambda a: np.asarray(a).astype(np.int64), out.counts) for out in outputs]
-    made = Generated(images, plan.model.network.seq_len, plan.batch)
+    known, network = None, plan.model.network
+    if plan.options.known is not None:
+        known = np.split(plan.options.known.count[:images], range(plan.batch, images, plan.batch))
+        known = known if len(known) == len(outputs) else [np.concatenate(known)]  # all in one batch
+    cached = known is not None and isinstance(network, CachedTokenModel)
+    made = Generated(images, network.seq_len, plan.batch, len(outputs), known, cached)
 
     def joined(name: str) -> np.ndarray:
         return np.concatenate([np.asarray(getattr(out, name)) for out in outputs])[:images]

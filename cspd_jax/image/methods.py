@@ -115,19 +115,21 @@ class Plain:
 
     def summarise(self, options: Options, counts: list[Any], made: Generated) -> Summary:
         """From what is known beforehand, and from the counts [S, ...] where the work varies."""
-        segments, batches = sampler.plan_segments(made.length, options), len(counts)
-        rounds = sum(len(groups) for _, groups in segments)
-        by_segment = [(len(groups) * s.denoising_steps, s.width) for s, groups in segments]
-        calls = sum(n for n, _ in by_segment)
-        drawn = sum(n * width for n, width in by_segment)  # with padding
-        rows = batches * made.batch * (2 if options.guided else 1)
-        head_calls, head_rows, chains = batches * calls, rows * drawn, None
+        segments = sampler.plan_segments(made.length, options)
+        steps = [made.steps(groups) for _, groups in segments]
+        by_segment = [
+            (n * segment.denoising_steps, segment.width) for n, (segment, _) in zip(steps, segments)
+        ]
+        head_calls, rows = sum(n for n, _ in by_segment), made.batch * (2 if options.guided else 1)
+        head_rows, chains = rows * sum(n * width for n, width in by_segment), None  # with padding
         if options.chain is not None:
             joined = jax.tree.map(lambda *parts: np.concatenate(parts), *counts)
             head_calls, head_rows = int(joined.calls.sum()), int(joined.rows.sum())
-            chains = chain_info(joined, made.images * made.length, len(joined.calls))
+            chains = chain_info(joined, max(1, made.tokens), max(1, sum(steps)))
+        backbone = sum(steps) + made.cached * made.batches
+        rounds = made.steps_of_image([group for _, groups in segments for group in groups])
         return Summary(
-            rounds, NetworkCalls(batches * rounds, head_calls), NetworkCalls(rows * rounds, head_rows), chains
+            rounds, NetworkCalls(backbone, head_calls), NetworkCalls(rows * backbone, head_rows), chains
         )
 
     def exactness(self, options: Options) -> Exactness:
@@ -354,24 +356,23 @@ class ReleasedRunner:
     def summarise(self, options: Options, counts: list[released.RunnerCounts], made: Generated) -> Summary:
         steps = released.schedule(made.length, options.num_iter or made.length, self.runner)
         T = sampling_schedule(str(options.respacing)).num_steps
-        calls = released.calls(steps, T)
         rows = made.batch * (1 + bool(options.guided))
-        drawn = {True: 0, False: 0}  # by whether the draft draws them, with the padding of groups and blocks
+        calls, drawn = {True: 0, False: 0}, {True: 0, False: 0}  # by whether the draft draws, with padding
         for segment in released.plan_segments(steps, made.length, options.prefix_buckets or 1):
-            drawn[segment.drafted] += len(segment.steps) * segment.width
-            drawn[False] += sum(step.block is not None for step in segment.steps) * segment.block
-        total = NetworkCalls(
-            calls.target_backbone * rows,
-            drawn[False] * rows * T,
-            calls.draft_backbone * rows,
-            drawn[True] * rows * T,
-        )
-        batches, summed = len(counts), jax.tree.map(lambda *parts: sum(parts), *counts)
+            made_here = made.steps([step.group for step in segment.steps])
+            judged = made.steps([step.group for step in segment.steps if step.block is not None])
+            calls[segment.drafted] += made_here
+            drawn[segment.drafted] += made_here * segment.width
+            calls[False] += judged
+            drawn[False] += judged * segment.block
+        summed = jax.tree.map(lambda *parts: sum(parts), *counts)
         tested, accepted = summed.tested[:, None], summed.accepted[:, None]
         return Summary(
-            rounds=float(calls.target_backbone),
-            sequential=NetworkCalls(*(n * batches for n in calls)),
-            total=NetworkCalls(*(n * batches for n in total)),
+            rounds=calls[False] / made.batches,
+            sequential=NetworkCalls(calls[False], calls[False] * T, calls[True], calls[True] * T),
+            total=NetworkCalls(
+                calls[False] * rows, drawn[False] * rows * T, calls[True] * rows, drawn[True] * rows * T
+            ),
             verified=TokenInfo(tested, accepted, int(summed.tries.sum()), 0, int(summed.zeros)),
         )
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:  # the command line makes its flags of this module and answers
 
     from cspd_jax.image.chain.drafters import ChainDrafter
     from cspd_jax.image.chain.speculation import ChainSpeculation
+    from cspd_jax.image.known import Known
     from cspd_jax.image.lossy.shortcuts import Annealing, Checkerboard
     from cspd_jax.image.order import Group, Raster, Spread
 
@@ -109,6 +110,14 @@ def _drafter(name: str, value: Any) -> ChainDrafter | None:
 def _buckets(name: str, value: Any) -> int | None:
     if value is not None:
         check_whole(name, value, 1, 1024)
+    return value
+
+
+def _known(name: str, value: Any) -> Known | None:
+    from cspd_jax.image.known import Known
+
+    if not isinstance(value, Known | None):
+        raise UserError(f"{name} is {shown(value)}; it must be a Known(tokens, mask)")
     return value
 
 
@@ -206,6 +215,9 @@ class Options:
         report="reveal",
         metavar="{spread}",
         static=True,
+    )
+    known: Known | None = option(
+        None, "tokens that stay as they are; the rest is generated given them", _known, report=""
     )
     prefix_buckets: int | None = option(
         None,

@@ -16,10 +16,12 @@ from cspd_jax._utils.typed import check_fields, whole_numbers
 from cspd_jax.diffusion.flow import is_flow, of_kind
 from cspd_jax.diffusion.schedule import sampling_schedule
 from cspd_jax.errors import LARGEST, UserError, check_range, check_whole, shown
+from cspd_jax.image import known as knowing
 from cspd_jax.image.bound import Batch
 from cspd_jax.image.chain import calibration, choice, drafters
 from cspd_jax.image.counts import BatchOutput
 from cspd_jax.image.exactness import Exactness
+from cspd_jax.image.known import Known
 from cspd_jax.image.lossy.shortcuts import Checkerboard
 from cspd_jax.image.methods import Method, Plain
 from cspd_jax.image.options import Options
@@ -88,17 +90,41 @@ class Plan:
 
     def report(self) -> dict[str, Any]:
         """The options as JSON."""
-        own = {} if self.scales is None else {"cfg": self.scales.tolist()}
+        own: dict[str, Any] = {} if self.scales is None else {"cfg": self.scales.tolist()}
+        if self.options.known is not None:
+            own["known"] = self.options.known.count.tolist()
         return self.options.report() | own
 
-    def batch_of(self, keys: Array, labels: np.ndarray, active: np.ndarray | None = None) -> Batch:
-        """Images with these keys and labels, [B] each; `active`: [B] those that are wanted (all)."""
+    def first(self, images: int) -> Plan:
+        """The same for its first images, side by side."""
+        known, scales = self.options.known, self.scales
+        options = dataclasses.replace(self.options, known=None if known is None else known.at(slice(images)))
+        return dataclasses.replace(
+            self,
+            batch=images,
+            labels=self.labels[:images],
+            options=options,
+            scales=None if scales is None else scales[:images],
+        )
+
+    def batch_of(
+        self,
+        keys: Array,
+        labels: np.ndarray,
+        active: np.ndarray | None = None,
+        index: np.ndarray | None = None,
+    ) -> Batch:
+        """Images with these keys and labels, [B] each.
+
+        active: [B] those that are wanted (all).
+        index: [B] which of the plan's images they are, in what each has of its own (the first B).
+        """
         wanted = None if active is None else jnp.asarray(active)
-        options = self.options
+        options, index = self.options, np.arange(len(labels)) if index is None else index
         if self.scales is not None:
-            if len(labels) != len(self.scales):
-                raise UserError("images that each have a cfg of their own are made all side by side")
-            options = dataclasses.replace(options, cfg=jnp.asarray(self.scales))
+            options = dataclasses.replace(options, cfg=jnp.asarray(self.scales[index]))
+        if options.known is not None:
+            options = dataclasses.replace(options, known=options.known.at(index))
         return Batch(self.model.network, self.model.params, keys, jnp.asarray(labels), options, wanted)
 
     def sample(
@@ -109,6 +135,7 @@ class Plan:
         params: Any = None,
         cfg: Array | float | None = None,
         temperature: Array | float | None = None,
+        known: Known | None = None,
         active: Array | None = None,
     ) -> BatchOutput:
         """A batch, as a pure function to be used inside `jax.jit`, `vmap` or `scan`.
@@ -118,6 +145,7 @@ class Plan:
         params: in place of the model's own.
         cfg: in place of the plan's, [] or [B]; the plan must have been made with a cfg other than 1.
         temperature: in place of the plan's.
+        known: in place of the plan's, which must have been made with some; [B, L, d] and [B, L].
         active: [B] images that are wanted (default: all).
         """
         if cfg is not None and not self.options.guided:
@@ -139,10 +167,24 @@ class Plan:
             active = _checked_active(active, keys.shape)
         params = self.model.params if params is None else params
         check_floats("the parameters", self.model.config, params)
-        given: dict[str, Any] = {"cfg": cfg, "temperature": temperature}
+        known = self._known(known, len(keys))
+        given: dict[str, Any] = {"cfg": cfg, "temperature": temperature, "known": known}
         options = dataclasses.replace(self.options, **{n: v for n, v in given.items() if v is not None})
         with blaming_parameters((self.model.network, params)):
             return self.method.run(Batch(self.model.network, params, keys, labels, options, active))
+
+    def _known(self, known: Known | None, images: int) -> Known | None:
+        """What so many images begin with: what is given, or else the plan's."""
+        if known is None:
+            known = self.options.known
+            if known is not None and len(known.mask) != images:
+                raise UserError(f"the plan has known tokens of {len(known.mask)} images, not of {images}")
+            return known
+        if self.options.known is None:
+            raise UserError("the plan was made without known tokens; make it with some of the same shapes")
+        if isinstance(known.mask, jax.core.Tracer) or isinstance(known.tokens, jax.core.Tracer):
+            return known
+        return _checked_known(self.model, known, images)
 
 
 def _check_given(name: str, value: Any, shapes: tuple[tuple[int, ...], ...]) -> None:
@@ -213,6 +255,8 @@ def check(
     classes = _checked_labels(model, labels)
     options, scales = _one_scale(options, len(classes))
     options = options.checked()
+    if options.known is not None:
+        options = dataclasses.replace(options, known=_checked_known(model, options.known, len(classes)))
     _check_method(method)
     length = model.network.seq_len
     if isinstance(model.network, CausalTokenModel):
@@ -302,6 +346,13 @@ def _checked_labels(model: ImageModel, labels: Any) -> np.ndarray:
     return labels.astype(np.int32)
 
 
+def _checked_known(model: ImageModel, given: Known, images: int) -> Known:
+    found = knowing.checked(given, images, model.network.seq_len, model.network.token_dim)
+    if isinstance(model.network, CausalTokenModel):
+        knowing.check_prefix(found)
+    return found
+
+
 def _check_method(method: Any) -> None:
     if isinstance(method, type) or not hasattr(method, "summarise"):
         raise UserError(
@@ -361,7 +412,8 @@ def _with_denoising(model: ImageModel, method: Method, options: Options) -> Opti
         respacing=respacing,
         denoise=denoise,
         final_noise=_final_noise(method, options.final_noise, respacing),
-        prefix_buckets=options.prefix_buckets or (1 if few else 4),
+        # A group that is known in part may know more than the encoder's prefix has.
+        prefix_buckets=1 if options.known is not None else options.prefix_buckets or (1 if few else 4),
         guided=bool(options.cfg != 1) if options.guided is None else options.guided,
     )
 

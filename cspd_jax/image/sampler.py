@@ -18,6 +18,7 @@ from cspd_jax.diffusion.chain import sample_chain
 from cspd_jax.diffusion.schedule import sampling_schedule
 from cspd_jax.image.bound import Batch, BoundModel, bind, by_position, embed_time
 from cspd_jax.image.chain.speculation import ChainCounts, speculate_chain
+from cspd_jax.image.known import put_back
 from cspd_jax.image.lossy.shortcuts import Checkerboard
 from cspd_jax.image.options import Options
 from cspd_jax.image.order import Group, guidance_scale, prefix_lengths
@@ -119,11 +120,16 @@ def ar_step(
     if segment.separate_first:  # without guidance, and the unconditional half draws a group of its own
         bound, positions = both_halves(bound), jnp.tile(positions, (2, 1))
     used = (jnp.arange(segment.width) < group.size[..., None]) & bound.active[:, None]
-    x, kept = (draw or draw_tokens)(bound, z, positions, used, group.scale)
+    if bound.kept is not None:
+        missing = group.first + jnp.arange(segment.width) >= bound.kept.number[:, None]
+        used &= jnp.tile(missing, (len(used) // len(missing), 1))
+    x, seen = (draw or draw_tokens)(bound, z, positions, used, group.scale)
     x, first = to_token(bound.network, x), state.uncond_first
     if segment.separate_first:
         x, first = x[: len(state.tokens)], x[len(state.tokens) :, 0].astype(state.tokens.dtype)
-    return PlainState(write_group(state.tokens, x, group.first, used), cache, first), kept
+        first = put_back(bound.kept, first[:, None])[:, 0]
+    tokens = write_group(state.tokens, x, group.first, used)
+    return PlainState(put_back(bound.kept, tokens), cache, first), seen
 
 
 def both_halves(bound: BoundModel) -> BoundModel:
@@ -153,6 +159,8 @@ def group_context(
         known = jnp.tile(jnp.minimum(first, network.seq_len - 1), rows // images)
     else:
         known = jnp.full(rows, first)
+    if bound.kept is not None:
+        known = jnp.maximum(known, jnp.tile(bound.kept.number, rows // images))
     index = jnp.broadcast_to(index, (rows, segment.width))
     tokens = jnp.tile(state.tokens[:, : network.seq_len], (rows // images, 1, 1))
     if state.uncond_first is not None:
@@ -199,8 +207,26 @@ def by_row(scale: Array, width: int) -> Array:
 def ar_steps(
     bound: BoundModel, segment: Segment, state: PlainState, groups: GroupArrays
 ) -> tuple[PlainState, ChainCounts | None]:
-    """AR steps of a segment, one after the other. groups: [S]; counts: [S, ...]."""
-    return jax.lax.scan(functools.partial(ar_step, in_segment(bound, segment), segment), state, groups)
+    """AR steps of a segment, one after the other. groups: [S]; counts: [S, ...]. Those of which every image
+    knows all tokens are left out, and have counts of zero."""
+    step = functools.partial(ar_step, in_segment(bound, segment), segment)
+    return jax.lax.scan(step if bound.kept is None else skipping(bound, step), state, groups)
+
+
+def skipping(bound: BoundModel, step: Callable[..., Any]) -> Callable[..., Any]:
+    """The step where an image lacks a token of its group; elsewhere nothing happens."""
+    kept = bound.kept
+    assert kept is not None
+
+    def maybe(state: Any, group: Any) -> tuple[Any, Any]:
+        def nothing(state: Any, group: Any) -> tuple[Any, Any]:
+            _, seen = jax.eval_shape(step, state, group)
+            return state, jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), seen)
+
+        needed = jnp.any(bound.active & (kept.number < group.first + group.size))
+        return jax.lax.cond(needed, step, nothing, state, group)
+
+    return maybe
 
 
 def in_segment(bound: BoundModel, segment: Segment) -> BoundModel:
@@ -248,7 +274,7 @@ def stream(batch: Batch, pieces: int | None = None) -> Iterator[tuple[int, Plain
         for some in (groups[i : i + several] for i in range(0, len(groups), several)):
             state, counts = _ar_steps(bound, segment, state, group_arrays(some, options))
             known = some[-1].start + some[-1].size
-            yield known, PlainOutput(_known_by_position(state.tokens, bound.order, known), counts)
+            yield known, PlainOutput(_known_by_position(bound, state.tokens, known), counts)
 
 
 _bind = jax.jit(bind, static_argnames=("network",))
@@ -256,10 +282,11 @@ _ar_steps = jax.jit(ar_steps, static_argnames=("segment",))
 
 
 @jax.jit
-def _known_by_position(tokens: Array, order: Array, known: Array) -> Array:
-    images, length = tokens.shape[0], order.shape[1]
+def _known_by_position(bound: BoundModel, tokens: Array, known: Array) -> Array:
+    images, length = tokens.shape[0], bound.order.shape[1]
     visible = (jnp.arange(length) < known)[None, :, None]
-    return by_position(jnp.where(visible, tokens[:, :length], 0), order[:images])
+    shown = put_back(bound.kept, jnp.where(visible, tokens[:, :length], 0))
+    return by_position(shown, bound.order[:images])
 
 
 def group_arrays(groups: tuple[Group, ...], options: Options) -> GroupArrays:
@@ -273,7 +300,21 @@ def empty_state(bound: BoundModel) -> PlainState:
     network, segments = bound.network, plan_segments(bound.network.seq_len, bound.options)
     padded = network.seq_len + max(segment.width for segment, _ in segments) - 1
     tokens = jnp.zeros((bound.images, padded, network.token_dim), bound.dtype)
-    cache = None
+    cache, tokens = None, put_back(bound.kept, tokens)
     if isinstance(network, CachedTokenModel):
         cache = network.init_cache(bound.params, bound.order, bound.class_embedding)
+        if bound.kept is not None:
+            cache = _with_known(bound, network, cache, tokens, bound.kept.number)
     return PlainState(tokens, cache, tokens[:, 0] if bound.options.separate_first else None)
+
+
+def _with_known(
+    bound: BoundModel, network: CachedTokenModel, cache: Any, tokens: Array, number: Array
+) -> Any:
+    """The cache with all known tokens in it, from one call; what follows them is overwritten before it is
+    read."""
+    rows, length = bound.order.shape
+    halves = rows // len(tokens)
+    every = jnp.broadcast_to(jnp.arange(length), (rows, length))
+    given = (jnp.tile(tokens[:, :length], (halves, 1, 1)), bound.order, jnp.tile(number, halves))
+    return network.extend(bound.params, cache, *given, bound.class_embedding, every, bucket=length)[1]

@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 from cspd_jax.image.bound import Batch
 from cspd_jax.image.chain.speculation import ChainCounts
 from cspd_jax.image.counts import BatchOutput
+from cspd_jax.image.known import Known
 from cspd_jax.image.methods import Method
 from cspd_jax.image.options import Options
 from cspd_jax.image.protocol import TokenModel
@@ -37,12 +38,14 @@ class Rows(NamedTuple):
     label: [N]
     active: [N] whether it is wanted.
     cfg: [N] guidance scale; None if all have the same.
+    known: [N, ...] tokens that it begins with; None if all begin with nothing.
     """
 
     key: Array
     label: Array
     active: Array
     cfg: Array | None
+    known: Known | None
 
 
 class Shared(NamedTuple):
@@ -50,7 +53,7 @@ class Shared(NamedTuple):
 
     params: of the target.
     draft_params: of the draft model, if there is one.
-    options: without cfg if every image has its own.
+    options: without known tokens, and without cfg if every image has its own.
     """
 
     params: Any
@@ -66,9 +69,10 @@ def run(method: Method, mesh: Mesh, batch: Batch) -> BatchOutput:
     cfg = jnp.asarray(batch.options.cfg, float)
     temperature = jnp.asarray(batch.options.temperature, float)
     active = jnp.ones(len(batch.labels), bool) if batch.active is None else jnp.asarray(batch.active)
-    rows = Rows(batch.keys, jnp.asarray(batch.labels), active, cfg if cfg.ndim else None)
+    known = batch.options.known
+    rows = Rows(batch.keys, jnp.asarray(batch.labels), active, cfg if cfg.ndim else None, known)
     shared_cfg: Any = None if cfg.ndim else cfg
-    options = dataclasses.replace(batch.options, cfg=shared_cfg, temperature=temperature)
+    options = dataclasses.replace(batch.options, cfg=shared_cfg, temperature=temperature, known=None)
     draft = method.draft_model
     shared = Shared(batch.params, None if draft is None else draft.params, options)
     rows, shared = replicate(mesh, (rows, shared))
@@ -86,7 +90,8 @@ def mesh_of(method: Method, model: ImageModel) -> Mesh:
 @functools.partial(jax.jit, static_argnames=("network", "method", "mesh"))
 def _run(rows: Rows, shared: Shared, *, network: TokenModel, method: Method, mesh: Mesh) -> BatchOutput:
     def by_group(rows: Rows, shared: Shared) -> BatchOutput:
-        options = shared.options if rows.cfg is None else dataclasses.replace(shared.options, cfg=rows.cfg)
+        options = dataclasses.replace(shared.options, known=rows.known)
+        options = options if rows.cfg is None else dataclasses.replace(options, cfg=rows.cfg)
         of_group = _with_draft_params(method, shared.draft_params)
         return of_group.run(Batch(network, shared.params, rows.key, rows.label, options, rows.active))
 

@@ -203,7 +203,7 @@ def measure(model: ImageModel, options: Options) -> Calibration:
     images = max(1, CHAINS // model.config.seq_len)
     keys = row_keys(jax.random.key(_SEED), images)
     labels = jnp.arange(images, dtype=jnp.int32) % model.config.num_classes
-    options = dataclasses.replace(options, chain_drafter=None, draft_drafter=None)
+    options = dataclasses.replace(options, chain_drafter=None, draft_drafter=None, known=None)
     found = calibrate(model.network, model.params, keys, labels, options)
     if not all(bool(jnp.isfinite(a).all()) for a in jax.tree.leaves(found)):
         raise UserError(

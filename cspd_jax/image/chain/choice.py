@@ -117,7 +117,7 @@ def measure(
     z = fitted.contexts
     z = z[:, jnp.arange(rows) % z.shape[1]].reshape(-1, z.shape[-1])
     z = z.astype(getattr(model.network, "dtype", jnp.float32))
-    options = dataclasses.replace(options, chain_drafter=fitted.drafter, draft_drafter=None)
+    options = dataclasses.replace(options, chain_drafter=fitted.drafter, draft_drafter=None, known=None)
     runs = {
         name: functools.partial(
             run_chains,

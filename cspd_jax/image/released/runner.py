@@ -15,8 +15,8 @@ from cspd_jax.errors import UserError
 from cspd_jax.image import sampler
 from cspd_jax.image.bound import BoundModel, bind, by_position
 from cspd_jax.image.counts import BatchOutput
+from cspd_jax.image.known import put_back
 from cspd_jax.image.options import Options
-from cspd_jax.image.order import guidance_scale
 from cspd_jax.image.protocol import CachedTokenModel, TokenModel
 from cspd_jax.image.released.acceptance import (
     ChainEnd,
@@ -116,12 +116,14 @@ class StepArrays(NamedTuple):
     """A step in a `scan`.
 
     first: index of the group's first token.
+    size: tokens in it.
     scale: guidance scale, or one for each image: [..., B].
     block_first: index of the first token that is judged after it.
     block_size: how many are; 0 if none.
     """
 
     first: Array
+    size: Array
     scale: Array
     block_first: Array
     block_size: Array
@@ -145,13 +147,15 @@ def sample(
     check(network, draft.network, options)
     steps = schedule(network.seq_len, options.num_iter or network.seq_len, runner.options)
     segments = plan_segments(steps, network.seq_len, options.prefix_buckets or 1)
-    state = empty_state(network, draft.network, keys.shape[0], segments)
     shared = (keys, labels, options, active, recorded.order, recorded.noise)
     target, drafting = bind(network, params, *shared), bind(draft.network, draft.params, *shared)
+    state = empty_state(network, draft.network, keys.shape[0], segments)
+    state = state._replace(tokens=put_back(target.kept, state.tokens))
     inputs = RunnerInputs(target, drafting, runner.options, recorded.draws)
     tries = []
     for segment in segments:
-        body = functools.partial(ar_step, inputs, segment)
+        step = functools.partial(ar_step, inputs, segment)
+        body = step if target.kept is None else sampler.skipping(target, step)
         state, spent = jax.lax.scan(body, state, step_arrays(segment, options))
         tries.append(spent)
     return output(inputs, steps, state, jnp.concatenate(tries))
@@ -187,8 +191,8 @@ def empty_state(
 def step_arrays(segment: RunnerSegment, options: Options) -> StepArrays:
     groups = tuple(step.group for step in segment.steps)
     blocks = jnp.array([step.block or (0, 0) for step in segment.steps], jnp.int32)
-    firsts = jnp.array([group.start for group in groups], jnp.int32)
-    return StepArrays(firsts, guidance_scale(groups, options.cfg, options.cfg_schedule), *blocks.T)
+    firsts, sizes, scale = sampler.group_arrays(groups, options)
+    return StepArrays(firsts, sizes, scale, *blocks.T)
 
 
 def ar_step(
@@ -198,8 +202,9 @@ def ar_step(
     bound = inputs.draft if segment.drafted else inputs.target
     shape = Segment(segment.bucket, segment.width, str(bound.options.respacing))
     end, _ = chain_ends(inputs, bound, shape, state.tokens, step.first, step.scale)
+    made = sampler.write_group(state.tokens, end.last.mean, step.first)
     state = state._replace(
-        tokens=sampler.write_group(state.tokens, end.last.mean, step.first),
+        tokens=put_back(bound.kept, made),
         end=jax.tree.map(lambda old, new: sampler.write_group(old, new, step.first), state.end, end),
     )
     if not segment.block:
@@ -222,6 +227,9 @@ def judge(
     p, positions = chain_ends(inputs, inputs.target, shape, state.tokens, first, step.scale)
     q = jax.tree.map(lambda a: jax.lax.dynamic_slice_in_dim(a, first, width, axis=1), state.end)
     real = jnp.broadcast_to(jnp.arange(width) < step.block_size, positions.shape)
+    kept = inputs.target.kept
+    if kept is not None:
+        real &= first + jnp.arange(width) >= kept.number[:, None]
     keys, dim = inputs.target.keys, inputs.target.network.token_dim
     u = accept_uniforms(keys, inputs.draws, positions)
     accepted = real & (jnp.log(u) < log_acceptance_ratio(p, q, inputs.runner.inner_temperature))
@@ -230,7 +238,7 @@ def judge(
     found = propose(p, q, real, accepted, draw, max_resamples=inputs.runner.max_resamples, together=together)
     value = jnp.where(accepted[..., None], q.last.mean, found.value)
     state = state._replace(
-        tokens=sampler.write_group(state.tokens, value, first),
+        tokens=put_back(kept, sampler.write_group(state.tokens, value, first)),
         accepted=sampler.write_group(state.accepted, accepted, first),
         zero=sampler.write_group(state.zero, real & ~accepted & ~found.taken, first),
     )
@@ -258,13 +266,19 @@ def output(
     sizes = [step.group.size for step in steps]
     step_of = np.repeat(np.arange(len(steps)), sizes)
     active = inputs.target.active
-    kept = jnp.sum(accepted & active[:, None], axis=0, dtype=jnp.int32)
-    by_step = jnp.zeros(len(steps), jnp.int32).at[step_of].add(kept)
-    of_image = jnp.array([step.group.size * step.drafted for step in steps], jnp.int32)
-    tested = jnp.sum(active, dtype=jnp.int32) * of_image
-    counts = RunnerCounts(tested, by_step, tries, jnp.sum(zero & active[:, None], dtype=jnp.int32))
-    order = inputs.target.order[:images]
+
+    def by_step_of(a: Array) -> Array:
+        of_images = jnp.sum(a & active[:, None], axis=0, dtype=jnp.int32)
+        return jnp.zeros(len(steps), jnp.int32).at[step_of].add(of_images)
+
     drafted = np.repeat([step.drafted for step in steps], sizes)
     judged = jnp.broadcast_to(jnp.asarray(drafted), accepted.shape)
+    if inputs.target.kept is not None:
+        judged &= jnp.arange(length) >= inputs.target.kept.number[:, None]
+    tested = by_step_of(judged)
+    counts = RunnerCounts(
+        tested, by_step_of(accepted), tries, jnp.sum(zero & active[:, None], dtype=jnp.int32)
+    )
+    order = inputs.target.order[:images]
     judged, accepted = (by_position(a[..., None], order)[..., 0] for a in (judged, accepted))
     return BatchOutput(by_position(tokens, order), judged, accepted, counts)

@@ -31,7 +31,10 @@ def contexts(
     halves = bound.order.shape[0] // images
     wanted = jnp.minimum(first[:, :, None] + jnp.arange(lookahead), inputs.start.shape[0] - 1)
     rows = jnp.minimum(inputs.start[wanted][..., None] + jnp.arange(inputs.width), inputs.length - 1)
-    n_known = jnp.minimum(inputs.start[known], inputs.length - 1)  # past the end nothing is read
+    n_known = inputs.start[known]
+    if bound.kept is not None:
+        n_known = jnp.maximum(n_known, bound.kept.number[:, None])
+    n_known = jnp.minimum(n_known, inputs.length - 1)  # past the end nothing is read
 
     def sequences(a):
         return jnp.repeat(a, many, axis=0)
@@ -53,8 +56,12 @@ def contexts(
 
 
 def exists(inputs: Inputs, group: Array) -> Array:
-    """[...] -> [..., G]: which of the G places of a group hold a token."""
-    return jnp.arange(inputs.width) < inputs.size[jnp.minimum(group, len(inputs.start) - 1)][..., None]
+    """[B, ...] -> [B, ..., G]: which of the G places of a group hold a token that is to be made."""
+    there = jnp.arange(inputs.width) < inputs.size[jnp.minimum(group, len(inputs.start) - 1)][..., None]
+    kept = inputs.target.kept
+    if kept is None:
+        return there
+    return there & (places(inputs, group) >= kept.number.reshape(-1, *[1] * group.ndim))
 
 
 def places(inputs: Inputs, group: Array) -> Array:

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from cspd_jax.diffusion.gaussian import Gaussian
 from cspd_jax.image.bound import Batch, bind, by_position
 from cspd_jax.image.counts import BatchOutput
+from cspd_jax.image.known import put_back
 from cspd_jax.image.options import Options
 from cspd_jax.image.order import guidance_scale
 from cspd_jax.image.protocol import TokenModel
@@ -106,7 +107,7 @@ def begin(
     speculation: TokenSpeculation,
     draft: Draft | None = None,
 ) -> tuple[Inputs, SpeculationState]:
-    """Before the first round: nothing known, nothing drafted; images that are not `active` are complete.
+    """Before the first round: nothing made, nothing drafted; images that are not `active` are complete.
     Arguments as for `sample`."""
     target, bound = bind(network, params, keys, labels, options, active), None
     if draft is not None:
@@ -122,20 +123,24 @@ def begin(
         size=jnp.array([g.size for g in groups] + [0] * past, jnp.int32),
         scale=jnp.concatenate([scale, jnp.repeat(scale[-1:], past, axis=0)]).astype(target.dtype),
     )
-    return inputs, nothing_known(inputs)
+    return inputs, nothing_made(inputs)
 
 
-def nothing_known(inputs: Inputs) -> SpeculationState:
+def nothing_made(inputs: Inputs) -> SpeculationState:
     images, gamma, width = inputs.images, inputs.speculation.gamma, inputs.width
     padded = inputs.length + width - 1
     tokens = jnp.zeros((images, padded, inputs.dim), inputs.dtype)
     number = jnp.zeros(images, jnp.int32)
+    group, kept = number, inputs.target.kept
+    if kept is not None:  # the first group that lacks a token
+        ends = inputs.start[: inputs.groups] + inputs.size[: inputs.groups]
+        group = jnp.searchsorted(ends, kept.number, side="right").astype(jnp.int32)
     path = (images, gamma, width, inputs.steps, inputs.dim)
     states = jnp.zeros((*path[:3], inputs.steps + 1, inputs.dim), inputs.dtype)
     laws = Gaussian(jnp.zeros(path, inputs.dtype), jnp.zeros(path, inputs.dtype))
     return SpeculationState(
-        tokens=tokens,
-        group=jnp.where(inputs.target.active, number, inputs.groups),
+        tokens=put_back(kept, tokens),
+        group=jnp.where(inputs.target.active, group, inputs.groups),
         drafts=Paths(states, laws),
         num_drafts=number,
         tested=jnp.zeros((images, padded), bool),
@@ -147,7 +152,10 @@ def output(inputs: Inputs, state: SpeculationState, total: RoundInfo) -> BatchOu
     """What the rounds have made, by position."""
     order = inputs.target.order[: inputs.images]
     index = jnp.minimum(state.group, inputs.start.shape[0] - 1)
-    final = jnp.arange(state.tokens.shape[1]) < inputs.start[index][:, None]
+    known = inputs.start[index]
+    if inputs.target.kept is not None:
+        known = jnp.maximum(known, inputs.target.kept.number)
+    final = jnp.arange(state.tokens.shape[1]) < known[:, None]
 
     def placed(a):
         a = jnp.where(final.reshape(*final.shape, *[1] * (a.ndim - 2)), a, 0)

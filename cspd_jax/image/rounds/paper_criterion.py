@@ -137,7 +137,7 @@ def aligned_chains(
     groups = group + jnp.arange(gamma + 1)
     unaligned = purpose_keys(inputs.keys, Purpose.UNALIGNED)
     wanted = exists(inputs, groups) & drafted.testing[:, None, None]
-    wanted &= (jnp.arange(gamma + 1) <= jnp.sum(drafted.to_test[..., 0], axis=1)[:, None])[..., None]
+    wanted &= (jnp.arange(gamma + 1) <= jnp.sum(jnp.any(drafted.to_test, axis=2), axis=1)[:, None])[..., None]
     request = PathRequest(
         keys=inputs.keys if criterion.align else unaligned,
         window_keys=unaligned,
