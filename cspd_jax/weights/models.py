@@ -31,7 +31,14 @@ from cspd_jax.parallel.mesh import check_mesh
 from cspd_jax.weights import hub
 
 ImageConfig = MARConfig | SphereConfig | NextStepConfig
-DEFAULTS = {"default": "target", "default-draft": "draft", "default-causal": "causal", "words": "words"}
+DEFAULTS = {  # name -> folder
+    "default": "target",
+    "default-draft": "draft",
+    "default-causal": "causal",
+    "words": "words",
+    "words-draft": "words-draft",
+    "words-causal": "words-causal",
+}
 TEXT_DEFAULTS = {
     "text-default": "text-target",
     "text-default-draft": "text-draft",
