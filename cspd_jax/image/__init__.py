@@ -23,9 +23,10 @@ if TYPE_CHECKING:
     from cspd_jax.image.methods import DraftSpeculation, Method, Plain, ReleasedRunner, SelfSpeculation
     from cspd_jax.image.options import Options
     from cspd_jax.image.order import Spread
-    from cspd_jax.image.pixels import to_images, to_latents
+    from cspd_jax.image.pixels import to_images, to_latents, to_tokens
     from cspd_jax.image.plan import Plan, resolve
     from cspd_jax.image.protocol import CachedTokenModel, CausalTokenModel, TokenModel
+    from cspd_jax.image.regions import keep
     from cspd_jax.image.rounds.paper_criterion import PaperCriterion
     from cspd_jax.image.rounds.path_criterion import PathCriterion
 
@@ -57,7 +58,9 @@ _WHERE = {
     "run": "generation",
     "stream": "generation",
     "to_images": "pixels",
+    "keep": "regions",
     "to_latents": "pixels",
+    "to_tokens": "pixels",
 }
 
 __all__ = [
@@ -83,11 +86,13 @@ __all__ = [
     "fastest",
     "generate",
     "generate_batches",
+    "keep",
     "resolve",
     "run",
     "stream",
     "to_images",
     "to_latents",
+    "to_tokens",
 ]
 
 

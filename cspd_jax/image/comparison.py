@@ -101,7 +101,7 @@ def beside_plain(key: Array, plan: Plan, repeats: int = 3) -> Comparison:
         tokens={name: np.asarray(tokens) for name, (tokens, _) in made.items()},
         infos=infos,
         faster=seconds["plain"] / seconds[method],
-        fewer_calls=calls["plain"] / calls[method],
+        fewer_calls=calls["plain"] / max(1, calls[method]),
         predicted=_predicted(infos[method], seconds),
     )
 
@@ -143,6 +143,6 @@ def summary(found: Comparison) -> dict[str, Any]:
 def _ratio(calls: NetworkCalls, plain: NetworkCalls) -> dict[str, float]:
     """Rows evaluated, as multiples of the plain sampler's."""
     return {
-        "target_backbone": calls.target_backbone / plain.target_backbone,
-        "target_head": calls.target_head / plain.target_head,
+        "target_backbone": calls.target_backbone / max(1, plain.target_backbone),
+        "target_head": calls.target_head / max(1, plain.target_head),
     }

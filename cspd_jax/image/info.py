@@ -18,7 +18,7 @@ class Info(NamedTuple):
 
     plan: what was run.
     images: N
-    tokens: N x L
+    tokens: that were made, N x L less those that were known.
     batch: images generated side by side.
     rounds, sequential, total, chains, verified: see `counts.Summary`.
     tested: bool [N, L] tokens that were tested drafts (none, in the plain method).
@@ -73,7 +73,7 @@ def summarise(plan: Plan, outputs: list[BatchOutput], images: int | None = None)
     return Info(
         plan=plan,
         images=images,
-        tokens=images * made.length,
+        tokens=made.tokens,
         batch=plan.batch,
         tested=joined("tested"),
         accepted=joined("accepted"),

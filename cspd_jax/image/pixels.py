@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, TypeVar
 
 import jax
@@ -51,6 +52,39 @@ def to_images(model: ImageModel, tokens: jax.Array | np.ndarray, vae: VAE | None
         raise UserError(f"{model.name} makes latents; give the autoencoder (vae) that turns them into images")
     check_vae(model, vae)
     return _decode(vae, np.asarray(tokens, np.float32) if _on_sphere(model) else to_latents(model, tokens))
+
+
+def to_tokens(model: ImageModel, images: np.ndarray, vae: VAE | None = None) -> np.ndarray:
+    """uint8 images [N, H, W, C] -> tokens [N, L, d], the inverse of `to_images`. Models on latents need the
+    `vae`; a token is the mean of what its encoder says."""
+    check_image_model(model)
+    config, images = model.config, np.asarray(images)
+    channels = config.latent_channels if config.vae_stride == 1 else 3
+    shape = (config.image_size, config.image_size, channels)
+    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[1:] != shape or not len(images):
+        raise UserError(
+            f"the images are {images.dtype} {list(images.shape)}; {model.name} has uint8"
+            f" [N, {', '.join(map(str, shape))}], N at least 1"
+        )
+    pixels = images.astype(np.float32) / 127.5 - 1
+    if config.vae_stride == 1:
+        if vae is not None:
+            raise UserError(f"{model.name} makes pixels; it needs no autoencoder")
+        return patchify(pixels, config.patch_size)
+    if vae is None:
+        raise UserError(f"{model.name} has latents; give the autoencoder (vae) that pictures are encoded by")
+    check_vae(model, vae)
+    one_by_one = (_encode(vae.config, vae.params, image[None], vae.dtype) for image in pixels)
+    latents = np.concatenate([np.asarray(latent) for latent in one_by_one])
+    return latents if _on_sphere(model) else patchify(latents * LATENT_SCALE, config.patch_size)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 3))
+def _encode(config: KLConfig | SphereVAEConfig, params, images, dtype):
+    """The means of latents; of an S-VAE the tokens that lie in their directions."""
+    if isinstance(config, SphereVAEConfig):
+        return sphere_vae.encode(config, params, images, dtype).mu * config.latent_dim**0.5
+    return autoencoder.encode(config, params, images, dtype).mean
 
 
 def _on_sphere(model: ImageModel) -> bool:

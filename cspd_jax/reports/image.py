@@ -64,7 +64,7 @@ def make_report(
         "load_seconds": round(timing.load_seconds, 3),
         "acceptance": info.verified and info.verified.acceptance,
         "rounds": info.rounds,
-        "tokens_per_round": info.tokens / info.images / info.rounds,
+        "tokens_per_round": info.tokens / info.images / info.rounds if info.rounds else None,
         "truncated": info.truncated,
         "sequential": info.sequential._asdict(),
         "total": info.total._asdict(),
@@ -98,6 +98,7 @@ def reference(info: Info, model: ImageModel) -> dict[str, Any]:
     steps = sampling_schedule(str(options.respacing)).num_steps
     told = info.plan.report()
     names = ("final_noise", "respacing", "num_iter", "cfg", "cfg_schedule", "temperature")
+    known = {"known": told["known"]} if "known" in told else {}  # tokens that each image began with
     return {
         "method": "plain",
         "dtype": jnp.dtype(getattr(model.network, "dtype", jnp.float32)).name,
@@ -105,6 +106,7 @@ def reference(info: Info, model: ImageModel) -> dict[str, Any]:
         "T": steps,
         "order": getattr(options.order, "name", "random"),  # a checkerboard is compared with it
         **{name: told[name] for name in names},
+        **known,
     }
 
 

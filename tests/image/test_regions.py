@@ -1,0 +1,232 @@
+"""Regions of a picture as tokens, and pictures as tokens and back."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiny
+from PIL import Image
+
+import cspd_jax
+from cspd_jax import UserError
+from cspd_jax._utils import compilation
+from cspd_jax.apps.cli import main
+from cspd_jax.image import keep, to_tokens
+from cspd_jax.networks import sphere_vae
+from cspd_jax.networks.config import SphereConfig
+from cspd_jax.networks.sphere import SphereModel
+from cspd_jax.networks.sphere_config import SphereVAEConfig
+from cspd_jax.weights.models import VAE, ImageModel
+
+BOTH_LEVELS = ("self", "--denoise", "speculative")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models")
+    tiny.save_mar(folder / "target")
+    tiny.save_mar(folder / "latents", tiny.LATENTS, names=None)
+    tiny.save_kl16(folder / "vae")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model(folder):
+    return cspd_jax.load(folder / "target")
+
+
+def rows_of(mask):
+    return ["".join("x" if kept else "." for kept in row) for row in mask.reshape(4, 4)]
+
+
+@pytest.mark.parametrize(
+    "what, rows",
+    [
+        ("top-half", ["xxxx", "xxxx", "....", "...."]),
+        ("bottom-half", ["....", "....", "xxxx", "xxxx"]),
+        ("left-half", ["xx.."] * 4),
+        ("right-half", ["..xx"] * 4),
+        ("border", ["xxxx", "x..x", "x..x", "xxxx"]),
+        ("4,0,12,8", [".xx.", ".xx.", "....", "...."]),
+        ("5,0,13,8", ["..x.", "..x.", "....", "...."]),  # of two columns a part alone
+        ("0%", ["...."] * 4),
+        ("100%", ["xxxx"] * 4),
+    ],
+)
+def test_tokens_that_lie_in_a_region_whole(model, what, rows):
+    assert rows_of(keep(what, model)) == rows
+
+
+def test_a_share_of_the_tokens_and_a_mask(model):
+    some = [keep("50%", model, seed) for seed in (0, 0, 1)]
+    assert all(mask.sum() == 8 for mask in some)
+    assert (some[0] == some[1]).all() and (some[0] != some[2]).any()
+    pixels = np.zeros((16, 16), bool)
+    pixels[3:9, :4] = True
+    assert rows_of(keep(pixels, model)) == ["....", "x...", "....", "...."]
+
+
+@pytest.mark.parametrize(
+    "what, sentence",
+    [
+        ("middle", "what to keep is 'middle'; it is top-half"),
+        ("0,0,17,4", "the box 0,0,17,4 does not lie in a picture of 16x16 pixels"),
+        ("4,4,4,8", "does not lie in a picture"),
+        ("101%", "101% is more than there is"),
+        (np.ones((8, 8), bool), r"the mask is bool \\[8, 8\\]; for .* it must be bool \\[16, 16\\]"),
+        (np.ones((16, 16)), "the mask is float64"),
+    ],
+)
+def test_what_is_no_region(model, what, sentence):
+    with pytest.raises(UserError, match=sentence.replace("\\\\", "\\")):
+        keep(what, model)
+
+
+def test_pictures_are_tokens_and_back(model, folder):
+    pictures = np.random.default_rng(0).integers(0, 256, (2, 16, 16, 1), np.uint8)
+    np.testing.assert_array_equal(cspd_jax.to_images(model, to_tokens(model, pictures)), pictures)
+    latents, vae = cspd_jax.load(folder / "latents"), cspd_jax.load_vae(folder / "vae")
+    coloured = np.random.default_rng(0).integers(0, 256, (2, 8, 8, 3), np.uint8)
+    tokens = to_tokens(latents, coloured, vae)
+    assert tokens.shape == (2, 16, 4) and np.isfinite(tokens).all()
+    assert cspd_jax.to_images(latents, tokens, vae).shape == coloured.shape
+    for wrong, sentence in (
+        (lambda: to_tokens(latents, coloured), "has latents; give the autoencoder"),
+        (lambda: to_tokens(model, pictures, vae), "makes pixels; it needs no autoencoder"),
+        (lambda: to_tokens(model, coloured), r"the images are uint8 \[2, 8, 8, 3\]"),
+        (lambda: to_tokens(model, pictures / 255), "the images are float64"),
+    ):
+        with pytest.raises(UserError, match=sentence):
+            wrong()
+
+
+def test_pictures_are_tokens_of_a_sphere():
+    config = SphereVAEConfig(channels=(8, 64), encoder_depth=1, decoder_depth=1, latent_dim=4)
+    own = SphereConfig(
+        seq_len=16, token_dim=4, num_classes=3, class_tokens=1, width=16, depth=1, heads=2, head_width=16,
+        head_depth=1, head_modulations=1, vae_stride=config.stride,
+    )  # fmt: skip
+    model = ImageModel("sphere", SphereModel(own), {})
+    vae = VAE("svae", config, tiny.params(sphere_vae.abstract_params(config), scale=0.05))
+    side = own.image_size
+    tokens = to_tokens(model, np.random.default_rng(0).integers(0, 256, (2, side, side, 3), np.uint8), vae)
+    np.testing.assert_allclose(np.linalg.norm(tokens, axis=-1), 2, rtol=1e-5)
+    assert tokens.shape == (2, 16, 4) and cspd_jax.to_images(model, tokens, vae).shape == (2, side, side, 3)
+
+
+@pytest.fixture
+def run(folder, tmp_path, monkeypatch, capsys):
+    """Runs `generate` beside some pictures: (exit code, standard output, error)."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(compilation, "use_cache", lambda: None)
+    random = np.random.default_rng(0)
+    grey = Image.fromarray(random.integers(0, 256, (16, 16), np.uint8))
+    mask = np.zeros((16, 16), np.uint8)
+    mask[:4] = 255
+    pictures = {
+        "grey": grey,
+        "large": grey.resize((32, 32)),
+        "alpha": grey.convert("LA"),
+        "mask": Image.fromarray(mask),
+        "black": Image.fromarray(0 * mask),
+        "small": Image.fromarray(mask[:8, :8]),
+        "deep": Image.fromarray(random.integers(0, 65536, (16, 16)).astype(np.uint16)),
+    }
+    for name, picture in pictures.items():
+        picture.save(f"{name}.png")
+    grey.save("moving.png", save_all=True, append_images=[grey.rotate(90)])
+    (tmp_path / "text.png").write_text("no picture")
+
+    def run(*argv, target="target"):
+        how = [
+            "--target",
+            str(folder / target),
+            "--num-iter",
+            "2",
+            "--out",
+            "made",
+            "--labels",
+            "0",
+            "--n",
+            "1",
+        ]
+        code = main(["generate", *how, *argv])
+        return (code, *capsys.readouterr())
+
+    return run
+
+
+@pytest.mark.parametrize("way", [("plain",), pytest.param(BOTH_LEVELS, marks=pytest.mark.slow)])
+def test_a_part_of_a_picture_stays(run, way):
+    code, out, err = run("--image", "grey.png", "--keep", "left-half", "--method", *way)
+    assert code == 0 and out == "made\n", err
+    made, before = np.load("made/samples.npz")["arr_0"][0, ..., 0], np.asarray(Image.open("grey.png"))
+    np.testing.assert_array_equal(made[:, :8], before[:, :8])
+    assert (made[:, 8:] != before[:, 8:]).mean() > 0.9
+    assert json.loads(Path("made/report.json").read_text())["reference"]["known"] == [8]
+
+
+def test_a_run_goes_on_from_another(run):
+    """Also where there are latents and no autoencoder."""
+    assert run("--method", "plain", target="latents")[0] == 0
+    before = np.load("made/samples.npz")["tokens"]
+    argv = (
+        "--image",
+        "made/samples.npz",
+        "--keep",
+        "mask.png",
+        "--resize",
+        "--method",
+        "plain",
+        "--seed",
+        "1",
+    )
+    code, _, err = run(*argv, "--out", "again", target="latents")
+    assert code == 0, err
+    after = np.load("again/samples.npz")["tokens"]
+    assert (after[:, :4] == before[:, :4]).all() and (after[:, 4:] != before[:, 4:]).any()
+
+
+def test_all_of_a_picture_stays(run):
+    code, _, err = run("--image", "large.png", "--resize", "--keep", "100%", "--method", "plain")
+    assert code == 0 and "all tokens are kept, so the picture comes out as it is" in err
+
+
+@pytest.mark.parametrize(
+    "argv, sentence",
+    [
+        (("--keep", "border"), "--keep is about the picture of --image; name one"),
+        (("--resize",), "--resize is about the picture of --image"),
+        (("--image", "grey.png"), "say with --keep what of the picture stays"),
+        (("--image", "nosuch.png", "--keep", "border"), "nosuch.png does not exist"),
+        (("--image", ".", "--keep", "border"), ". does not exist; give a picture"),
+        (("--image", "text.png", "--keep", "border"), "text.png cannot be read as a PNG or JPEG"),
+        (
+            ("--image", "large.png", "--keep", "border"),
+            "large.png is 32x32 and the model's pictures are",
+        ),
+        (("--image", "alpha.png", "--keep", "border"), "alpha.png has transparent pixels"),
+        (("--image", "deep.png", "--keep", "border"), "deep.png has more than 8 bits a channel"),
+        (("--image", "moving.png", "--keep", "border"), "moving.png is animated"),
+        (("--image", "grey.png", "--keep", "black.png"), "--keep black.png keeps no whole token"),
+        (
+            ("--image", "grey.png", "--keep", "small.png"),
+            "small.png is 8x8 and the model's pictures are",
+        ),
+        (("--image", "grey.png", "--keep", "nosuch"), "what to keep is 'nosuch'"),
+        (("--image", "grey.png", "--keep", "border", "--labels", "7"), "label 7 is out of range"),
+        (("--image", "text.npz", "--keep", "border"), "text.npz"),
+    ],
+)
+def test_what_cannot_be_started_from(run, argv, sentence):
+    code, out, err = run("--method", "plain", *argv)
+    assert (code, out) == (2, "") and sentence in err
+    assert err.count("\n") == 1
+
+
+def test_a_causal_model_keeps_what_comes_first(run, monkeypatch):
+    argv = ["generate", "--target", "default-causal", "--labels", "0", "--out", "made", "--image", "x.png"]
+    Image.fromarray(np.zeros((32, 32), np.uint8)).save("x.png")
+    assert main([*argv, "--keep", "left-half"]) == 2
+    assert main([*argv, "--keep", "top-half", "--method", "plain", "--steps", "4", "--n", "1"]) == 0
