@@ -71,15 +71,19 @@ def show(found: dict, made: dict[str, np.ndarray], read: Callable[..., measures.
     rows = {row["cell"]: row for row in found["cells"]}
     pages = []
     for name, images in made.items():
-        reading = read(images, np.arange(len(images)))
-        words = [[c != BLANK for c in line] for page in reading.text for line in page]
-        letters = np.array(words).reshape(len(images), len(reading.text[0]), -1)
-        marks = (letters & ~reading.right[:, :, None]).reshape(len(images), -1)
+        marks = misspelt(read(images, np.arange(len(images))))
         kind = "the reference" if name == "plain" else rows[name]["kind"]
         calls, right = calls_of(rows[name]), rows[name]["words"]
         title = f"{name} ({kind}): {calls:.0f} calls in sequence, {right:.1%} of the words spelt right"
         pages.append((title, marked(images, marks)))
     return titled(pages)
+
+
+def misspelt(reading: measures.Reading) -> np.ndarray:
+    """The letters [N, L] of words that no list has."""
+    pages, lines = len(reading.text), len(reading.text[0])
+    letters = np.array([[c != BLANK for c in line] for page in reading.text for line in page])
+    return (letters.reshape(pages, lines, -1) & ~reading.right[:, :, None]).reshape(pages, -1)
 
 
 def beside(found: dict) -> tuple[str, str, str]:
