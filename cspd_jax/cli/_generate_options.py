@@ -31,7 +31,7 @@ _GOES_WITH = {
 
 def add_options(parser: argparse.ArgumentParser, prefix: str) -> None:
     what = parser.add_argument_group("what to generate")
-    add_target(what)
+    add_target(what, "words")
     what.add_argument(
         "--labels",
         metavar="LIST",
@@ -59,13 +59,13 @@ def add_options(parser: argparse.ArgumentParser, prefix: str) -> None:
     add_shortcuts(parser)
 
 
-def add_target(group) -> None:
+def add_target(group, default: str = "default") -> None:
     group.add_argument(
         "--target",
-        default="default",
+        default=default,
         metavar="MODEL",
-        help="default, default-draft, default-causal, words, mar-base, mar-large, mar-huge, or a checkpoint"
-        " folder (default: default)",
+        help="words, words-draft, words-causal (pages of words), default, default-draft, default-causal"
+        f" (digits), mar-base, mar-large, mar-huge, or a checkpoint folder (default: {default})",
     )
 
 
@@ -276,7 +276,7 @@ def check_memory(args: argparse.Namespace, model, images: int) -> None:
 
 def asked(args: argparse.Namespace, model):
     """The method and the options that the arguments stand for. A draft model is described, not loaded."""
-    take_own(args, model)
+    args.own_sampling = take_own(args, model)
     if args.vae is not None and model.config.vae_stride == 1:
         raise UserError(f"--vae does not apply to {args.target}, which makes pixels; leave it out")
     if options_of(args).shortcuts and args.method is None and args.draft is None:
@@ -302,13 +302,12 @@ def options_of(args: argparse.Namespace, **more):
     return Options(**{name: value for name, value in given.items() if value is not None})
 
 
-def take_own(args: argparse.Namespace, model) -> None:
-    """Flags of sampling that were not given are what the model is sampled with."""
+def take_own(args: argparse.Namespace, model) -> str:
+    """Flags of sampling that were not given are what the model is sampled with; returns them as they would be
+    given."""
     taken = {name: value for name, value in model.sampling.items() if getattr(args, name, 0) is None}
     vars(args).update(taken)
-    if taken:
-        flags = " ".join(f"{_flag(name)} {value}" for name, value in taken.items())
-        progress(f"as {model.name} is sampled: {flags}")
+    return " ".join(f"{_flag(name)} {value}" for name, value in taken.items())
 
 
 def with_draft(args: argparse.Namespace, method, mesh):

@@ -169,6 +169,8 @@ def _save(args: argparse.Namespace, key, made: _Made, timing, turn: list[int], s
         progress(f"lossy: {report['why']}")
     if report["fewer_steps"]:
         progress(f"note: {report['fewer_steps']}")
+    if args.own_sampling:
+        progress(f"note: sampled as {model.name} is by default: {args.own_sampling}")
     if report["reference"]["order"] == "spread":
         progress("note: order spread: another distribution than in MAR's random order")
     progress(f"{info.images} images in {timing.seconds:.1f} s, and {timing.compile_seconds:.1f} s to compile")

@@ -38,7 +38,7 @@ DIGITS = "9" * 5000
         (["generate", "--n", "1000000000"], "images would take"),
         (["generate", "--n", DIGITS], "'9999999999999999999999999999999999999999...' is not a positive"),
         (["generate", "--seed", DIGITS], "...' is not a whole number from 0 to 4294967295"),
-        (["generate", "--labels", DIGITS], "... is out of range: the model has classes 0 to 9"),
+        (["generate", "--labels", DIGITS], "... is out of range: the model has classes 0 to 7"),
         (["generate", "--labels", "x" * 5000], "...' is unknown"),
         (["generate", "--out", ""], "the name of the folder for the results is empty"),
         (["generate", "--gamma", "4"], "--gamma needs a method to go with: add --method self or cspd"),

@@ -83,7 +83,7 @@ def test_files_and_report(run, tmp_path):
         code, out, err = run(*own, "--json", *given)
         reference = json.loads(out)["reference"]
         assert code == 0 and (reference["cfg"], reference["temperature"]) == (cfg, 0.9)
-        assert f"is sampled: {'' if given else '--cfg 2.5 '}--temperature 0.9" in err
+        assert f"is by default: {'' if given else '--cfg 2.5 '}--temperature 0.9" in err
 
     # Again, in smaller batches, as JSON, into an empty folder.
     os.mkdir("mine")
