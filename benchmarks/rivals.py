@@ -141,7 +141,7 @@ def make_parser() -> Parser:
     parser.add_argument("file", type=Path, nargs="?", metavar="OUT.json")
     parser.add_argument("--perfect", action="store_true", help="what a perfect model would spell")
     parser.add_argument("--target", default="words", metavar="MODEL", help="of words (the embedded one)")
-    parser.add_argument("--draft", default="runs/words-draft/model", metavar="MODEL", help="that drafts")
+    parser.add_argument("--draft", default="words-draft", metavar="MODEL", help="that drafts")
     parser.add_argument("--images", type=int, default=2000, help="of a cell (2000), a multiple of 8")
     parser.add_argument("--slow-images", type=int, default=2000, help=f"of {', '.join(SLOW)} (2000)")
     parser.add_names("--cells", CELLS, ";".join(CELLS))

@@ -168,10 +168,10 @@ PRESETS: dict[str, ImageTrainConfig] = {
     # For `distill --init` with a draft trained on the data.
     "words-distill": dataclasses.replace(
         _WORDS_DRAFT,
-        steps=1_500,
-        learning_rate=5e-4,
-        warmup=50,
-        decay=1_200,
+        steps=12_000,
+        learning_rate=1e-3,
+        warmup=100,
+        decay=9_000,
         copies=2,
         focus=0.0,
         max_weight=1.0,
