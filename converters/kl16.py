@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from cspd_jax.converters._tables import Format, Shape, Shapes, Table
 from cspd_jax.errors import UserError, naming
@@ -23,6 +24,13 @@ FORMAT = Format(TABLE, abstract_params)
 
 def make_config(shapes: Mapping[str, Shape], where: str, *, groups: int | None = None) -> KLConfig:
     """The configuration, from shapes; `groups` of the normalisation default to 32, or fewer channels."""
+    found = sizes(shapes, where, groups=groups)
+    with naming(where):
+        return KLConfig(**found)
+
+
+def sizes(shapes: Mapping[str, Shape], where: str, *, groups: int | None = None) -> dict[str, Any]:
+    """The fields of the configuration that shapes determine."""
     s = Shapes(shapes, where)
     channels = s.size("encoder.conv_in.weight", 0, 4)
     levels = s.count(r"encoder\.down\.(\d{1,6})\.")
@@ -40,15 +48,16 @@ def make_config(shapes: Mapping[str, Shape], where: str, *, groups: int | None =
     groups = groups or min(32, channels)
     if groups < 1 or channels % groups:
         raise UserError(f"{where} has {channels} channels, which {groups} groups do not divide; see --groups")
-    with naming(where):
-        return KLConfig(
-            channels=channels,
-            channel_mult=tuple(multipliers),
-            num_res_blocks=s.count(r"encoder\.down\.0\.block\.(\d{1,6})\."),
-            z_channels=s.size("post_quant_conv.weight", 0, 4),
-            embed_dim=s.size("post_quant_conv.weight", 1, 4),
-            image_channels=s.size("encoder.conv_in.weight", 1, 4),
-            groups=groups,
-            encoder_attention_levels=s.indices(r"encoder\.down\.(\d{1,6})\.attn\."),
-            decoder_attention_levels=s.indices(r"decoder\.up\.(\d{1,6})\.attn\."),
-        )
+    z_channels = s.size("decoder.conv_in.weight", 1, 4)
+    quantised = "post_quant_conv.weight" in shapes
+    return {
+        "channels": channels,
+        "channel_mult": tuple(multipliers),
+        "num_res_blocks": s.count(r"encoder\.down\.0\.block\.(\d{1,6})\."),
+        "z_channels": z_channels,
+        "embed_dim": s.size("post_quant_conv.weight", 1, 4) if quantised else z_channels,
+        "image_channels": s.size("encoder.conv_in.weight", 1, 4),
+        "groups": groups,
+        "encoder_attention_levels": s.indices(r"encoder\.down\.(\d{1,6})\.attn\."),
+        "decoder_attention_levels": s.indices(r"decoder\.up\.(\d{1,6})\.attn\."),
+    }

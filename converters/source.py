@@ -14,6 +14,7 @@ import numpy as np
 from cspd_jax._utils import limits
 from cspd_jax._utils.files import file_sha256
 from cspd_jax.converters import (
+    flux,
     gguf,
     gguf_tokenizer,
     hf,
@@ -42,6 +43,7 @@ _FORMATS: dict[str, Format] = {
     "sphere": sphere.FORMAT,
     "nextstep": nextstep.FORMAT,
     "kl16": kl16.FORMAT,
+    "flux": flux.FORMAT,
     "svae": sphere_vae.FORMAT,
     "inception": inception.FORMAT,
     "lm": hf_lm.FORMAT,
@@ -54,7 +56,7 @@ class Source:
     """The weights of a checkpoint, not yet read, and what it says about itself.
 
     path: the file or folder.
-    kind: mar, sphere, nextstep, kl16, svae, inception or lm.
+    kind: mar, sphere, nextstep, kl16, flux, svae, inception or lm.
     tensors: by their names in the checkpoint.
     args: the training arguments or the configuration stored in it.
     folder: that of a language model or a NextStep-1 model, else None.
@@ -86,7 +88,10 @@ class Source:
 
     @property
     def autoencoder(self) -> Source | None:
-        """That of a SphereAR checkpoint, which lies in the same file."""
+        """That of a SphereAR checkpoint, which lies in the same file, or of a NextStep-1 model, in the same
+        folder."""
+        if self.kind == "nextstep" and flux.is_folder(self.path / flux.INSIDE):
+            return _open_flux(self.path / flux.INSIDE)
         inside = {name: tensor for name, tensor in self.tensors.items() if name.startswith("vae.")}
         return Source(self.path, "svae", inside, {}) if self.kind == "sphere" and inside else None
 
@@ -113,7 +118,7 @@ class Options:
     patch_size: latents along one side of a token (MAR).
     steps: of the sampler (MAR, SphereAR, NextStep-1).
     vae_stride: pixels per latent (MAR, SphereAR, NextStep-1).
-    groups: of the group normalisation (KL-16).
+    groups: of the group normalisation (KL-16, FLUX-type autoencoders).
     """
 
     heads: tuple[int, ...] | None = None
@@ -126,6 +131,7 @@ class Options:
         """UserError if an option does not apply to checkpoints of this kind."""
         applies = {
             "kl16": ("groups",),
+            "flux": ("groups",),
             "mar": ("heads", "patch_size", "steps", "vae_stride"),
             "sphere": ("heads", "steps", "vae_stride"),
             "nextstep": ("steps", "vae_stride"),
@@ -154,6 +160,8 @@ def open_source(path: str | os.PathLike, weights: str | None = None) -> Source:
         if weights is not None:
             raise UserError(f"{path} holds a single set of weights; --weights is for .pth files")
         if path.is_dir():
+            if flux.is_folder(path):
+                return _open_flux(path)
             folder = hf.open_folder(path)
             if nextstep.is_nextstep(folder):
                 return Source(path, "nextstep", folder.tensors, folder.config, folder)
@@ -166,6 +174,11 @@ def open_source(path: str | os.PathLike, weights: str | None = None) -> Source:
     tree = open_checkpoint(path)
     tensors, args = _state_dict(tree, path, weights), tree.get("args")
     return Source(path, _kind(tensors, path), tensors, args if isinstance(args, Namespace | dict) else {})
+
+
+def _open_flux(folder: Path) -> Source:
+    file, settings = flux.open_folder(folder)
+    return dataclasses.replace(open_source(file), args=settings)
 
 
 def _state_dict(tree: Any, path: Path, weights: str | None) -> dict[str, LazyTensor]:
@@ -197,12 +210,12 @@ def _kind(tensors: Mapping[str, Tensor], path: Path) -> str:
     if any(name.startswith(_MAR_NAMES) for name in tensors):
         return "mar"
     if any(name.startswith(_KL16_NAMES) for name in tensors):
-        return "kl16"
+        return "kl16" if any("quant_conv" in name for name in tensors) else "flux"
     if any(name.startswith(_INCEPTION_NAMES) for name in tensors):
         return "inception"
     raise UserError(
-        f"{path} is neither a MAR, a SphereAR, a KL-16, an S-VAE nor an Inception checkpoint; its tensors"
-        f" are: {_some(tensors)}"
+        f"{path} is neither a MAR, a SphereAR, a KL-16, a FLUX-type, an S-VAE nor an Inception checkpoint;"
+        f" its tensors are: {_some(tensors)}"
     )
 
 
@@ -223,6 +236,8 @@ def make_config(source: Source, options: Options = Options()):
         return hf_lm.make_config(source.folder)
     if source.kind == "kl16":
         return kl16.make_config(source.shapes, where, groups=options.groups)
+    if source.kind == "flux":
+        return flux.make_config(source.shapes, source.args, where, groups=options.groups)
     if source.kind == "svae":
         return sphere_vae.make_config(source.shapes, where)
     if source.kind == "sphere":

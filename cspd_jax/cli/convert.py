@@ -63,7 +63,9 @@ def run(args: argparse.Namespace) -> None:
         params = convert(source, config, dtype, put)
         if inside is not None:
             vae = convert(inside, inside_config, dtype, put)
-            companions |= _saved_beside(scratch / AUTOENCODER, inside_config, vae, origin, sha256)
+            companions |= _saved_beside(
+                scratch / AUTOENCODER, inside.kind, inside_config, vae, (origin, digest(inside))
+            )
         description = weights.save(
             args.destination,
             source.kind,
@@ -81,13 +83,13 @@ def _written(file: Path, content: bytes) -> Path:
     return file
 
 
-def _saved_beside(folder, config, params, origin: str, sha256: str) -> dict:
+def _saved_beside(folder, kind: str, config, params, source: tuple[str, str]) -> dict:
     """The autoencoder inside a checkpoint as a checkpoint folder, whose files go into `AUTOENCODER`."""
     from cspd_jax import weights
     from cspd_jax.weights.models import AUTOENCODER
 
     folder.parent.mkdir(exist_ok=True)
-    weights.save(folder, "svae", config, params, source=(origin, sha256), single_file=True)
+    weights.save(folder, kind, config, params, source=source, single_file=True)
     return {f"{AUTOENCODER}/{file.name}": file for file in folder.iterdir()}
 
 

@@ -10,15 +10,19 @@ import numpy as np
 
 from cspd_jax._utils import limits
 from cspd_jax.errors import UserError
+from cspd_jax.image.regions import size_of
 from cspd_jax.networks import autoencoder, sphere_vae
-from cspd_jax.networks.config import LATENT_SCALE, KLConfig
+from cspd_jax.networks.config import LATENT_SCALE, FluxConfig, KLConfig
+from cspd_jax.networks.nextstep_config import NextStepConfig
 from cspd_jax.networks.sphere_config import SphereVAEConfig
 from cspd_jax.weights.checks import check_image_model
 from cspd_jax.weights.models import VAE, ImageModel
 
 Array = TypeVar("Array", np.ndarray, jax.Array, jax.Array | np.ndarray)
 
-_DECODED_TOGETHER = 8  # images per call of the autoencoder
+_DECODED_TOGETHER = 8  # images per call of the autoencoder,
+_PIXELS_TOGETHER = 2**19  # unless they have more pixels than these
+_NAMES = {KLConfig: "a KL-16", FluxConfig: "a FLUX-type one", SphereVAEConfig: "an S-VAE"}
 
 
 def patchify(images: Array, patch: int) -> Array:
@@ -60,7 +64,7 @@ def to_tokens(model: ImageModel, images: np.ndarray, vae: VAE | None = None) -> 
     check_image_model(model)
     config, images = model.config, np.asarray(images)
     channels = config.latent_channels if config.vae_stride == 1 else 3
-    shape = (config.image_size, config.image_size, channels)
+    shape = (*size_of(model), channels)
     if images.dtype != np.uint8 or images.ndim != 4 or images.shape[1:] != shape or not len(images):
         raise UserError(
             f"the images are {images.dtype} {list(images.shape)}; {model.name} has uint8"
@@ -76,7 +80,11 @@ def to_tokens(model: ImageModel, images: np.ndarray, vae: VAE | None = None) -> 
     check_vae(model, vae)
     one_by_one = (_encode(vae.config, vae.params, image[None], vae.dtype) for image in pixels)
     latents = np.concatenate([np.asarray(latent) for latent in one_by_one])
-    return latents if _on_sphere(model) else patchify(latents * LATENT_SCALE, config.patch_size)
+    if _on_sphere(model):
+        return latents
+    if isinstance(vae.config, FluxConfig):
+        return patchify((latents - vae.config.shift) * vae.config.scale, config.patch_size)
+    return patchify(latents * LATENT_SCALE, config.patch_size)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 3))
@@ -84,7 +92,13 @@ def _encode(config: KLConfig | SphereVAEConfig, params, images, dtype):
     """The means of latents; of an S-VAE the tokens that lie in their directions."""
     if isinstance(config, SphereVAEConfig):
         return sphere_vae.encode(config, params, images, dtype).mu * config.latent_dim**0.5
-    return autoencoder.encode(config, params, images, dtype).mean
+    mean = autoencoder.encode(config, params, images, dtype).mean
+    if not isinstance(config, FluxConfig) or not config.normalised:
+        return mean
+    rows, tokens = mean.shape[1] // config.token_side, patchify(mean, config.token_side)
+    centred = tokens - tokens.mean(axis=-1, keepdims=True)
+    tokens = centred * jax.lax.rsqrt((centred**2).mean(axis=-1, keepdims=True) + 1e-6)
+    return unpatchify(tokens, config.token_side, rows)
 
 
 def _on_sphere(model: ImageModel) -> bool:
@@ -141,16 +155,15 @@ def check_vae(model: ImageModel, vae: VAE) -> None:
         raise UserError(
             f"vae is of type {type(vae).__name__}; it must be a VAE, as cspd_jax.load_vae returns it"
         )
-    if hasattr(model.config, "latent_scale"):
+    wanted: type = KLConfig
+    if _on_sphere(model):
+        wanted = SphereVAEConfig
+    elif isinstance(model.config, NextStepConfig):
+        wanted = FluxConfig
+    if type(vae.config) is not wanted:
         raise UserError(
-            f"no autoencoder here decodes the latents of {model.name} (a FLUX-type one does); leave vae out,"
-            " and decode the latents yourself"
-        )
-    if isinstance(vae.config, SphereVAEConfig) != _on_sphere(model):
-        kinds = ("an S-VAE", "a KL-16") if _on_sphere(model) else ("a KL-16", "an S-VAE")
-        raise UserError(
-            f"the autoencoder {vae.name} does not fit {model.name}: it is {kinds[1]}, and the model makes the"
-            f" tokens of {kinds[0]}"
+            f"the autoencoder {vae.name} does not fit {model.name}: it is {_NAMES[type(vae.config)]}, and the"
+            f" model makes the latents of {_NAMES[wanted]}"
         )
     have = (vae.config.embed_dim, vae.config.stride)
     want = (model.config.latent_channels, model.config.vae_stride)
@@ -165,7 +178,12 @@ def _decode(vae: VAE, latents: np.ndarray) -> np.ndarray:
     """Latents, as the autoencoder takes them, -> uint8 images [N, H, W, 3], a few at a time: only bytes are
     kept of all."""
     to_bytes = _sphere_bytes if isinstance(vae.config, SphereVAEConfig) else _bytes
+    if isinstance(vae.config, FluxConfig):
+        latents = latents / np.float32(vae.config.scale) + np.float32(vae.config.shift)
     count, size = len(latents), min(len(latents), _DECODED_TOGETHER)
+    if latents.ndim == 4:
+        each = latents.shape[1] * latents.shape[2] * vae.config.stride**2
+        size = max(1, min(size, _PIXELS_TOGETHER // each))
     parts = []
     for i in range(0, count, size):
         some = latents[i : i + size]

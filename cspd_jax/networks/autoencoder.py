@@ -1,4 +1,5 @@
-"""The KL-16 autoencoder: images [N, H, W, 3] <-> latents [N, H/16, W/16, 16], in Flax.
+"""The KL-16 autoencoder: images [N, H, W, 3] <-> latents [N, H/16, W/16, 16], in Flax; and FLUX-type ones,
+which are made of the same blocks.
 
 Convolutions and products run in `dtype`, normalisation and softmax in at least float32. Submodule names
 follow the PyTorch checkpoint with dots turned into underscores: `down.0.block.1` is `down_0_block_1`.
@@ -153,16 +154,19 @@ class Autoencoder(nn.Module):
         c = self.config
         self.encoder = Encoder(c, self.dtype)
         self.decoder = Decoder(c, self.dtype)
-        self.quant_conv = conv(2 * c.embed_dim, 1, "quant_conv", self.dtype)
-        self.post_quant_conv = conv(c.z_channels, 1, "post_quant_conv", self.dtype)
+        if c.quantised:
+            self.quant_conv = conv(2 * c.embed_dim, 1, "quant_conv", self.dtype)
+            self.post_quant_conv = conv(c.z_channels, 1, "post_quant_conv", self.dtype)
 
     def moments(self, images: Array) -> Array:
         """images [N, H, W, 3] in [-1, 1] -> [N, h, w, 2 embed_dim]: mean, then unclamped logvar."""
-        return self.quant_conv(self.encoder(images.astype(self.dtype)))
+        encoded = self.encoder(images.astype(self.dtype))
+        return self.quant_conv(encoded) if self.config.quantised else encoded
 
     def decode(self, latents: Array) -> Array:
         """latents [N, h, w, embed_dim] -> images [N, H, W, 3]."""
-        return self.decoder(self.post_quant_conv(latents.astype(self.dtype)))
+        latents = latents.astype(self.dtype)
+        return self.decoder(self.post_quant_conv(latents) if self.config.quantised else latents)
 
     def __call__(self, images: Array) -> Array:
         mean, _ = jnp.split(self.moments(images), 2, axis=-1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import ClassVar
 
 from cspd_jax._utils import limits
 from cspd_jax._utils.typed import check_kinds
@@ -238,6 +239,9 @@ class KLConfig:
     encoder_attention_levels: tuple[int, ...] = (4,)
     decoder_attention_levels: tuple[int, ...] = ()
 
+    # Whether 1 x 1 convolutions lie between encoder and latents, and between latents and decoder.
+    quantised: ClassVar[bool] = True
+
     def __post_init__(self):
         _check_sizes(self, "the autoencoder's")
         levels = len(self.channel_mult)
@@ -289,3 +293,36 @@ SPHERE_PRESETS = {
         width=1280, depth=40, heads=20, head_depth=12, head_width=1280, head_modulations=3
     ),
 }
+
+
+@dataclasses.dataclass(frozen=True)
+class FluxConfig(KLConfig):
+    """A FLUX-type autoencoder: KL-16's encoder and decoder, without convolutions around the latents. The
+    defaults are those of FLUX.1 (84 M parameters, stride 8).
+
+    scale, shift: a model's latents are (what the encoder says - shift) * scale.
+    normalised: the encoder's means are normalised, token by token, to mean 0 and variance 1.
+    token_side: latents along one side of such a token.
+    """
+
+    channel_mult: tuple[int, ...] = (1, 2, 4, 4)
+    encoder_attention_levels: tuple[int, ...] = ()
+    scale: float = 0.3611
+    shift: float = 0.1159
+    normalised: bool = False
+    token_side: int = 1
+
+    quantised: ClassVar[bool] = False
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.z_channels != self.embed_dim:
+            raise UserError(
+                f"the autoencoder has {self.z_channels} z_channels and an embed_dim of {self.embed_dim}; they"
+                " must be equal"
+            )
+        if not 0 < self.scale < math.inf or not math.isfinite(self.shift):
+            raise UserError(
+                f"the autoencoder's scale is {self.scale} and its shift {self.shift}; they must be finite,"
+                " and the scale above 0"
+            )

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from cspd_jax.errors import OutOfMemory, UserError, is_out_of_memory, shown
+from cspd_jax.networks.nextstep import PROMPTS
 from cspd_jax.weights import parameters
 from cspd_jax.weights.folder import kind_with
 from cspd_jax.weights.models import ImageConfig, ImageModel, TextModel
@@ -51,6 +52,8 @@ def check_floats(where: str, config: Any, params: Any) -> None:
     """UserError for parameters of a network of ours that are numbers of another kind."""
     if kind_with(config) is None:
         return
+    if isinstance(params, Mapping):  # the ids of bound prompts are whole numbers
+        params = {name: part for name, part in params.items() if name != PROMPTS}
     kinds = {str(a.dtype) for a in jax.tree.leaves(params) if hasattr(a, "dtype")}
     if wrong := sorted(kind for kind in kinds if not jnp.issubdtype(kind, jnp.floating)):
         raise UserError(f"{where} are of type {wrong[0]}; they must be floating-point numbers")

@@ -25,7 +25,7 @@ from cspd_jax._utils.limits import is_there
 from cspd_jax._utils.typed import read_fields
 from cspd_jax.errors import UserError, check_whole, naming, shown
 from cspd_jax.networks import autoencoder, inception, lm, sphere_vae
-from cspd_jax.networks.config import KLConfig, MARConfig, SphereConfig
+from cspd_jax.networks.config import FluxConfig, KLConfig, MARConfig, SphereConfig
 from cspd_jax.networks.lm_config import LMConfig
 from cspd_jax.networks.nextstep_config import NextStepConfig
 from cspd_jax.networks.registry import IMAGE_KINDS
@@ -61,6 +61,7 @@ class Kind(NamedTuple):
 _KINDS: dict[str, Kind] = {
     **{name: Kind(kind.config_class, kind.abstract_params) for name, kind in IMAGE_KINDS.items()},
     "kl16": Kind(KLConfig, autoencoder.abstract_params),
+    "flux": Kind(FluxConfig, autoencoder.abstract_params),
     "svae": Kind(SphereVAEConfig, sphere_vae.abstract_params),
     "inception": Kind(inception.InceptionConfig, inception.abstract_params),
     "lm": Kind(LMConfig, lm.abstract_params),
@@ -220,7 +221,7 @@ def get_kind(name: Any, where: str) -> Kind:
 
 def kind_with(config: Any) -> Kind | None:
     """The kind of network that has such a configuration; None for your own."""
-    return next((kind for kind in _KINDS.values() if isinstance(config, kind.config_class)), None)
+    return next((kind for kind in _KINDS.values() if type(config) is kind.config_class), None)
 
 
 def read_config(kind: Kind, values: Any, where: str):

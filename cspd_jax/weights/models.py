@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 from cspd_jax import parallel, weights
 from cspd_jax._utils import process
 from cspd_jax._utils.sampling import sampling
-from cspd_jax.converters import hf
+from cspd_jax.converters import flux, hf
 from cspd_jax.errors import UserError, shown
 from cspd_jax.networks.config import MAR_PRESETS, KLConfig, MARConfig, SphereConfig
 from cspd_jax.networks.cpu_matmul import by_outputs, gains_by_outputs
@@ -198,16 +198,18 @@ def load_vae(name_or_path: str | os.PathLike = "kl16", dtype: Any = None) -> VAE
     """The published KL-16 autoencoder (`"kl16"`, downloaded) or the folder of a converted one, or of
     a converted S-VAE."""
     dtype = _checked(dtype)
-    loaded = _load(name := _as_name(name_or_path), "kl16", dtype)
+    name = _as_name(name_or_path)
+    if flux.is_folder(name):
+        loaded = _converted(name, Path(name).name, jnp.dtype(jnp.float32 if dtype is None else dtype), None)
+    else:
+        loaded = _load(name, "kl16", dtype)
     return VAE(name, loaded.config, loaded.params, dtype, loaded.metadata)
 
 
 def own_vae(model: ImageModel) -> str | None:
     """The folder of the autoencoder that a model came with."""
-    if isinstance(model.config, NextStepConfig):  # the folder may hold one that is of no use here
-        return None
     folder = model.folder / AUTOENCODER if model.folder else None
-    return str(folder) if folder is not None and folder.is_dir() else None
+    return str(folder) if folder is not None and (folder / "config.json").is_file() else None
 
 
 def describe(name_or_path: str | os.PathLike) -> ImageModel:
@@ -336,7 +338,7 @@ def _locate(name: str | os.PathLike, kind: str) -> Path | None:
 
 def _check_kind(kind: str, wanted: str, name: str | os.PathLike) -> None:
     what = {_IMAGES: "model", "kl16": "autoencoder", "lm": "language model"}
-    allowed = {_IMAGES: tuple(IMAGE_KINDS), "kl16": ("kl16", "svae")}.get(wanted, (wanted,))
+    allowed = {_IMAGES: tuple(IMAGE_KINDS), "kl16": ("kl16", "flux", "svae")}.get(wanted, (wanted,))
     if kind not in allowed:
         raise UserError(
             f"{os.fspath(name)} is a checkpoint of kind {kind}; the {what[wanted]} must be of kind"

@@ -1,0 +1,171 @@
+"""FLUX-type autoencoders: against numbers recorded from PyTorch (golden/record_flux.py), converted, read
+where they lie, and at the end of a NextStep-1 model."""
+
+import dataclasses
+import json
+import math
+import shutil
+from pathlib import Path
+
+import jax
+import nextstep_tiny
+import numpy as np
+import pytest
+import tiny
+from PIL import Image
+
+import cspd_jax
+from cspd_jax import UserError
+from cspd_jax.apps.cli import main
+from cspd_jax.converters import kl16
+from cspd_jax.converters.flux import FORMAT
+from cspd_jax.converters.source import convert, make_config, open_source
+from cspd_jax.image import pixels, to_tokens
+from cspd_jax.networks import autoencoder
+from cspd_jax.networks.config import FluxConfig, KLConfig
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "flux"
+
+
+@pytest.fixture(scope="module")
+def recorded():
+    with np.load(GOLDEN / "recorded.npz") as file:
+        return {name: np.moveaxis(file[name], 1, -1) for name in file.files}
+
+
+@pytest.fixture(scope="module")
+def vae():
+    return cspd_jax.load_vae(GOLDEN)
+
+
+def close(found, wanted):
+    assert np.abs(np.asarray(found) - wanted).max() < 1e-4 * np.abs(wanted).max()
+
+
+def test_it_says_what_pytorch_says(recorded, vae):
+    close(autoencoder.decode(vae.config, vae.params, recorded["latents"]), recorded["decoded"])
+    close(pixels._encode(vae.config, vae.params, recorded["images"], vae.dtype), recorded["mean"])
+    other = dataclasses.replace(vae.config, normalised=False)  # the negative control
+    assert (
+        np.abs(pixels._encode(other, vae.params, recorded["images"], vae.dtype) - recorded["mean"]).max()
+        > 0.1
+    )
+
+
+def test_what_config_json_says(vae):
+    settings = json.loads((GOLDEN / "config.json").read_text())
+    config = vae.config
+    assert (config.scale, config.shift) == (settings["scaling_factor"], settings["shift_factor"])
+    assert config.normalised and config.token_side == settings["psz"] and config.stride == 8
+    assert config.channel_mult == tuple(settings["ch_mult"]) and config.embed_dim == settings["z_channels"]
+
+
+def test_weights_alone_are_taken_for_those_of_flux(vae):
+    source = open_source(GOLDEN / "checkpoint.pt")
+    config = make_config(source)
+    assert source.kind == "flux" and (config.scale, config.shift, config.normalised) == (
+        0.3611,
+        0.1159,
+        False,
+    )
+    same = convert(source, config)
+    np.testing.assert_array_equal(
+        same["decoder"]["conv_in"]["kernel"], vae.params["decoder"]["conv_in"]["kernel"]
+    )
+
+
+def test_names_are_those_of_kl16_without_its_convolutions():
+    sizes = {"channels": 32, "channel_mult": (1, 2), "z_channels": 4, "embed_dim": 4, "num_res_blocks": 1}
+    named = [
+        {e.name for e in table.wanted(config, "")}
+        for table, config in (
+            (kl16.FORMAT, KLConfig(**sizes, encoder_attention_levels=())),
+            (FORMAT, FluxConfig(**sizes)),
+        )
+    ]
+    assert {name.split(".")[0] for name in named[0] - named[1]} == {"quant_conv", "post_quant_conv"}
+    assert named[1] < named[0]
+
+
+def test_flux_s_own_size():
+    """83.8 million parameters, as published."""
+    leaves = jax.tree.leaves(autoencoder.abstract_params(FluxConfig()))
+    assert sum(math.prod(leaf.shape) for leaf in leaves) == 83_819_683
+
+
+def test_converted_and_read_where_it_lies(tmp_path, vae, capsys):
+    assert main(["convert", str(GOLDEN), str(tmp_path / "vae")]) == 0
+    converted = cspd_jax.load_vae(tmp_path / "vae")
+    assert converted.config == vae.config and "kind: flux" in " ".join(capsys.readouterr().out.split())
+    np.testing.assert_array_equal(
+        converted.params["encoder"]["conv_in"]["kernel"], vae.params["encoder"]["conv_in"]["kernel"]
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A NextStep-1 model's folder, with its autoencoder; random weights."""
+    folder = nextstep_tiny.write(tmp_path_factory.mktemp("nextstep") / "model")
+    shutil.copytree(GOLDEN, folder / "vae")
+    return folder
+
+
+ASKED = ("--prompt-ids", "5,86,7,92", "--grid", "2x3", "--n", "1", "--steps", "4", "--method", "plain")
+
+
+@pytest.mark.parametrize("converted", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_prompt_becomes_a_picture(folder, tmp_path, converted):
+    """The latents of the model, decoded by hand, are the picture."""
+    if converted:
+        assert main(["convert", str(folder), str(tmp_path / "model")]) == 0
+        folder = tmp_path / "model"
+    out = tmp_path / "out"
+    assert main(["generate", "--target", str(folder), *ASKED, "--out", str(out)]) == 0
+    assert Image.open(out / "samples.png").size[0] > 48
+    with np.load(out / "samples.npz") as file:
+        images, tokens = file["arr_0"], file["tokens"]
+    assert images.shape == (1, 32, 48, 3)
+    vae = cspd_jax.load_vae(folder / "vae")
+    latents = pixels.unpatchify(tokens, 2, 2) / np.float32(vae.config.scale) + np.float32(vae.config.shift)
+    decoded = np.asarray(autoencoder.decode(vae.config, vae.params, latents))
+    assert np.abs(np.clip(decoded, -1, 1) * 127.5 + 127.5 - images).max() <= 0.51
+
+
+def test_pictures_as_tokens_of_nextstep(folder, vae):
+    model = cspd_jax.load(folder)
+    side = model.config.rows * 16
+    tokens = to_tokens(model, np.random.default_rng(0).integers(0, 256, (1, side, side, 3), np.uint8), vae)
+    assert tokens.shape == (1, model.network.seq_len, 16)
+    plain = tokens / vae.config.scale + vae.config.shift  # normalised, token by token
+    np.testing.assert_allclose(plain.mean(axis=-1), 0, atol=1e-4)
+    np.testing.assert_allclose(plain.std(axis=-1), 1, atol=1e-2)
+
+
+@pytest.mark.parametrize(
+    "changes, sentence",
+    [
+        ({"scaling_factor": "x"}, "scaling_factor of the autoencoder is 'x'; it must be a number"),
+        ({"scaling_factor": -1}, "its scale is -1|the autoencoder's scale is -1.0"),
+        ({"psz": 1.5}, "psz of the autoencoder is 1.5; it must be a whole number"),
+        ({"psz": -2}, "the autoencoder's token_side is -2; it must be at least 1"),
+        ({"encoder_norm": 1}, "encoder_norm of the autoencoder is 1; it must be true or false"),
+    ],
+)
+def test_what_config_json_cannot_say(tmp_path, changes, sentence):
+    shutil.copytree(GOLDEN, tmp_path / "vae")
+    settings = json.loads((GOLDEN / "config.json").read_text())
+    (tmp_path / "vae" / "config.json").write_text(json.dumps(settings | changes))
+    with pytest.raises(UserError, match=sentence):
+        cspd_jax.load_vae(tmp_path / "vae")
+
+
+def test_a_folder_without_weights(tmp_path):
+    shutil.copy(GOLDEN / "config.json", tmp_path)
+    with pytest.raises(UserError, match=r"holds none of checkpoint\.pt"):
+        cspd_jax.load_vae(tmp_path)
+
+
+def test_it_decodes_its_own_latents_only(vae, tmp_path):
+    model = cspd_jax.load(tiny.save_mar(tmp_path / "model", tiny.LATENTS, names=None))
+    with pytest.raises(UserError, match="it is a FLUX-type one, and the model makes the latents of a KL-16"):
+        cspd_jax.to_images(model, np.zeros((1, 16, 4), np.float32), vae)
