@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,7 @@ from cspd_jax.image.info import Info, summarise
 from cspd_jax.image.methods import Method, Plain
 from cspd_jax.image.options import Options
 from cspd_jax.image.plan import Labels, Plan, outside_jit, resolve
+from cspd_jax.image.prompts import ask
 from cspd_jax.keys import keys_per_row, row_keys
 from cspd_jax.weights.checks import blaming_parameters
 from cspd_jax.weights.models import ImageModel
@@ -30,13 +31,14 @@ PIECES = 8  # of a batch that somebody watches
 def generate(
     key: Array,
     model: ImageModel,
-    labels: Labels,
+    labels: Labels | None = None,
     method: Method = Plain(),
     options: Options = Options(),
     *,
+    prompts: Sequence[str] | None = None,
     progress: bool = False,
 ) -> tuple[Array, Info]:
-    """Generates one image per label: tokens [N, L, d] by position, and what happened.
+    """Generates one image per label, or prompt: tokens [N, L, d] by position, and what happened.
 
     Compiled once per number of images and static options; other values of cfg (but 1, which switches guidance
     off) and temperature compile nothing new.
@@ -45,10 +47,18 @@ def generate(
     labels: class numbers, [N]; -1 is "no class".
     method: Plain(), SelfSpeculation(), DraftSpeculation(draft) or ReleasedRunner(draft).
     options: how, whatever the method; `cfg` may be one number for each image.
+    prompts: texts in place of labels, for a model that makes images from text and has its tokenizer beside
+        it; `info.plan.model` has them as classes.
     progress: show a bar, for which it runs in some jitted calls in place of one.
     """
     check_flag("progress", progress)
     with outside_jit("generate"), blaming_parameters(model):
+        if prompts is not None:
+            if labels is not None:
+                raise UserError("give labels or prompts, not both")
+            model, labels = ask(model, prompts), range(len(prompts))
+        if labels is None:
+            raise UserError("say what to make: give labels, or prompts where the model takes them")
         plan = resolve(model, labels, method, options)
         shown = progress and not isinstance(key, jax.core.Tracer)
         return _shown(key, plan) if shown else run(key, plan)

@@ -12,13 +12,13 @@ from collections.abc import Sequence
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.errors import UserError
+from cspd_jax.errors import UserError, shown
 from cspd_jax.networks.nextstep import PADDING, PROMPTS
 from cspd_jax.networks.nextstep_config import NextStepConfig
 from cspd_jax.parallel import replicate
 from cspd_jax.weights.checks import check_image_model
 from cspd_jax.weights.models import ImageModel
-from cspd_jax.weights.tokenizers import Tokenizer
+from cspd_jax.weights.tokenizers import Tokenizer, read_tokenizer
 
 Ids = Sequence[int]
 
@@ -71,6 +71,33 @@ def bind(
         params = {**model.params, PROMPTS: ids}
     network = dataclasses.replace(model.network, config=config)
     return dataclasses.replace(model, network=network, params=params, class_names=tuple(texts))
+
+
+def ask(
+    model: ImageModel,
+    texts: Sequence[str],
+    negative: str = "",
+    *,
+    grid: tuple[int, int] | None = None,
+    normalise: bool | None = None,
+) -> ImageModel:
+    """The model with these texts as its classes, by the tokenizer that lies beside its weights; encoded once,
+    whatever is generated from them.
+
+    negative: the unconditional prompt, for guidance.
+    grid, normalise: as for `bind`.
+    """
+    config = _config(model)
+    listed = isinstance(texts, Sequence) and not isinstance(texts, str | bytes)
+    if not listed or not all(isinstance(text, str) for text in texts):
+        raise UserError(f"the prompts are {shown(texts)}; they must be a list of strings")
+    tokenizer = None if model.folder is None else read_tokenizer(model.folder, config.lm.known_ids)
+    if tokenizer is None:
+        raise UserError(
+            f"{model.name} has no tokenizer.json; bind the ids of prompts (cspd_jax.image.prompts.bind)"
+        )
+    rows = [ids_of(text, tokenizer, model, grid) for text in (*texts, negative)]
+    return bind(model, rows[:-1], rows[-1], grid=grid, normalise=normalise, texts=texts)
 
 
 def unbound(model: ImageModel) -> ImageModel:

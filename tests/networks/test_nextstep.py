@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+import cspd_jax
 from cspd_jax import weights
 from cspd_jax.apps.cli import main
 from cspd_jax.converters import nextstep as converter
@@ -362,16 +363,20 @@ def test_steps_of_speculation_are_those_of_the_chain(model):
 # The command line.
 
 
-def test_command_line(tmp_path, capsys):
-    """A prompt as text beside one as ids, by the folder's tokenizer; its autoencoder is left alone."""
-    folder = tiny.write(tmp_path / "model")
-    words = {"?": 0, "red": 5, "<|image_area|>": 86, "1*2": 7, "x": 92}
+def with_tokenizer(folder):
+    words = {"?": 0, "red": 5, "<|image_area|>": 86, "1*2": 7, "2*2": 7, "x": 92}
     vocabulary = {"type": "WordLevel", "vocab": words, "unk_token": "?"}
     pieces = {"type": "Split", "pattern": {"String": " "}, "behavior": "Removed", "invert": False}
     unset = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     added = {"id": 86, "content": "<|image_area|>", "special": True, **unset}
     tokenizer = {"version": "1.0", "model": vocabulary, "pre_tokenizer": pieces, "added_tokens": [added]}
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    return folder
+
+
+def test_command_line(tmp_path, capsys):
+    """A prompt as text beside one as ids, by the folder's tokenizer; its autoencoder is left alone."""
+    folder = with_tokenizer(tiny.write(tmp_path / "model"))
     (folder / "vae").mkdir()
     arguments = ["--prompt", "red red", "--prompt-ids", "5,86,7,92", "--grid", "1x2", "--n", "1", "--json"]
     arguments += ["--steps", "4", "--out", str(tmp_path / "out")]
@@ -382,3 +387,29 @@ def test_command_line(tmp_path, capsys):
         assert file["latents"].shape == (2, 2, 4, 4) and np.isfinite(file["latents"]).all()
     assert main(["generate", "--target", str(folder), "--out", str(tmp_path / "other")]) == 2
     assert "--prompt" in capsys.readouterr().err
+
+
+def test_prompts_in_one_call(tmp_path):
+    """The same images as by ids."""
+    folder = with_tokenizer(tiny.write(tmp_path / "model", {**tiny.CONFIG, "latent_size": 2}))
+    model, options = cspd_jax.load(folder), ImageOptions(respacing=4, cfg=2.0, cfg_schedule="constant")
+    made, info = cspd_jax.generate(jax.random.key(0), model, prompts=["red red", "x"], options=options)
+    size = [86, 7, 92]
+    bound = prompts.bind(model, [[5, 5, *size], [92, *size]], size, texts=("red red", "x"))
+    same, _ = cspd_jax.generate(jax.random.key(0), bound, [0, 1], options=options)
+    np.testing.assert_array_equal(made, same)
+    assert info.plan.model.class_names == ("red red", "x")
+    for wrong, sentence in (
+        ({"prompts": ["x"], "labels": [0]}, "give labels or prompts, not both"),
+        ({}, "say what to make: give labels, or prompts"),
+        ({"prompts": "red"}, "the prompts are 'red'; they must be a list of strings"),
+        ({"prompts": [3]}, "must be a list of strings"),
+        ({"prompts": []}, "there are no prompts"),
+    ):
+        with pytest.raises(UserError, match=sentence):
+            cspd_jax.generate(jax.random.key(0), model, **wrong)
+    with pytest.raises(UserError, match="makes images of classes, not from prompts"):
+        cspd_jax.generate(jax.random.key(0), cspd_jax.load("words-draft"), prompts=["x"])
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(UserError, match=r"has no tokenizer\.json; bind the ids"):
+        cspd_jax.generate(jax.random.key(0), cspd_jax.load(folder), prompts=["x"])
