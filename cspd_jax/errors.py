@@ -55,6 +55,8 @@ def shown(value: Any) -> str:
         return _QUOTE.repr(value)[:_SHOWN]
     except ValueError:  # a whole number of thousands of digits, which Python does not write
         return f"{type(value).__name__} of too many digits"
+    except RuntimeError:  # an array that has been deleted
+        return f"a {type(value).__name__} that is no longer there"
 
 
 _QUOTE = reprlib.Repr()

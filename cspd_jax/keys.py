@@ -38,9 +38,10 @@ def as_typed(key: Array) -> Array:
     dtype = getattr(key, "dtype", None)
     if isinstance(key, jax.Array) and not isinstance(key, jax.core.Tracer) and key.is_deleted():
         raise UserError("key has been deleted or donated; make it again")
-    if dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key):
+    is_key = dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
+    if is_key and isinstance(key, jax.Array):
         return key
-    if dtype != jnp.uint32 or not key.ndim:
+    if is_key or dtype != jnp.uint32 or not key.ndim:
         raise UserError(
             f"key is {key!r:.80}; it must be made by jax.random.key, for example jax.random.key(0)"
         )

@@ -17,7 +17,7 @@ SAMPLING: dict[str, tuple[str, ...] | None] = {
 
 def sampling(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """The options of sampling that a checkpoint carries, if any; UserError for some that cannot be."""
-    extra = metadata.get("extra")
+    extra = metadata.get("extra") if isinstance(metadata, Mapping) else None
     found = extra.get("sampling") if isinstance(extra, dict) else None
     if not found:
         return {}

@@ -90,11 +90,16 @@ def check_flag(name: str, value: Any) -> None:
 
 
 def as_array(values: Any) -> np.ndarray:
-    """A list or an array as numpy has it; ValueError for lists of several lengths, for bytes, and for arrays
-    with entries that are masked out, whose values numpy would take."""
+    """A list or an array as numpy has it; ValueError for lists of several lengths, keys, deleted arrays,
+    bytes, and arrays with entries that are masked out, whose values numpy would take."""
     if isinstance(values, bytes | bytearray | memoryview | np.ma.MaskedArray):
         raise ValueError("neither a list nor an array")
-    return np.asarray(values)
+    try:
+        return np.asarray(values)
+    except (TypeError, RuntimeError, OverflowError) as error:  # keys, arrays that have been deleted
+        if type(error).__name__ == "TracerArrayConversionError":
+            raise
+        raise ValueError("neither a list nor an array of numbers") from None
 
 
 def whole_numbers(values: Any) -> np.ndarray:

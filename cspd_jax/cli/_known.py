@@ -73,7 +73,7 @@ def read_start(args: argparse.Namespace, model) -> Start | None:
         return None
     if args.keep is None:
         raise UserError("say with --keep what of the picture stays, for example --keep left-half")
-    from cspd_jax.image.regions import keep, size_of
+    from cspd_jax.image.regions import NAMES, keep, size_of
 
     height, width = size_of(model)
     pictures = tokens = None
@@ -82,8 +82,8 @@ def read_start(args: argparse.Namespace, model) -> Start | None:
     else:
         channels = model.config.latent_channels if model.config.vae_stride == 1 else 3
         pictures = _read(args.image, (width, height), "L" if channels == 1 else "RGB", args.resize)[None]
-    region = args.keep
-    if os.path.lexists(args.keep):
+    region, named = args.keep, args.keep in NAMES or args.keep.endswith("%")
+    if not named and os.path.lexists(args.keep):
         region = _read(args.keep, (width, height), "L", args.resize)[..., 0] >= _WHITE
     mask = keep(region, model, args.seed)
     if not mask.any():
@@ -103,7 +103,8 @@ def _read(file: str, size: tuple[int, int], mode: str, resize: bool):
     from cspd_jax._utils import limits
 
     if not os.path.isfile(file):
-        raise UserError(f"{file} does not exist; give a picture, PNG or JPEG")
+        problem = "is no file" if os.path.lexists(file) else "does not exist"
+        raise UserError(f"{file!r} {problem}; give a picture, PNG or JPEG")
     limits.file_size(file)
     try:
         with Image.open(file, formats=_FORMATS) as opened:
@@ -133,13 +134,17 @@ def _tokens(file: str, model):
     """The tokens of a run's samples.npz."""
     import numpy as np
 
-    from cspd_jax._utils.zip_files import read_arrays
+    from cspd_jax._utils.zip_files import array_names, read_arrays
 
+    if "tokens" not in array_names(file):
+        raise UserError(f"{file} has no array tokens, as the samples.npz of cspd-jax generate has")
     tokens = read_arrays(file, {"tokens": None})["tokens"]
     shape = (model.network.seq_len, model.network.token_dim)
     if tokens.ndim != 3 or tokens.shape[1:] != shape or not len(tokens) or tokens.dtype.kind != "f":
         raise UserError(
-            f"{file} has tokens {tokens.dtype} {list(tokens.shape)}; {model.name} has numbers"
+            f"{file} has tokens {tokens.dtype} {list(tokens.shape)}; {model.name} has floating-point numbers"
             f" [N, {shape[0]}, {shape[1]}]"
         )
+    if not np.isfinite(tokens).all():
+        raise UserError(f"{file} has tokens that are NaN or infinite, of which nothing can be continued")
     return np.asarray(tokens, np.float32)

@@ -7,12 +7,12 @@ import time
 
 import jax
 
-from cspd_jax.errors import is_out_of_memory
+from cspd_jax.errors import UserError, is_out_of_memory
 from cspd_jax.image.chain import calibration, choice
 from cspd_jax.image.comparison import beside_plain
 from cspd_jax.image.methods import Plain, SelfSpeculation
 from cspd_jax.image.options import Options
-from cspd_jax.image.plan import Labels, Plan, check, resolve, settle
+from cspd_jax.image.plan import Labels, Plan, check, outside_jit, resolve, settle
 from cspd_jax.image.protocol import CausalTokenModel
 from cspd_jax.keys import independent_key
 from cspd_jax.weights.models import ImageModel
@@ -40,10 +40,13 @@ def fastest(
     noise in the last denoising step, of standard deviation 0.006, which the plain sampler leaves out; say
     final_noise=False to have the plain sampler alone considered, or True to compare like with like.
     """
-    plain = resolve(model, labels, Plain(), options, batch)
-    if options.final_noise is False or isinstance(model.network, CausalTokenModel):
-        return plain
-    return faster_of(key, plain, check(model, labels, SelfSpeculation(), options))
+    with outside_jit("fastest"):
+        if isinstance(key, jax.core.Tracer):
+            raise UserError("fastest measures, which it cannot with a traced key; call it outside jit")
+        plain = resolve(model, labels, Plain(), options, batch)
+        if options.final_noise is False or isinstance(model.network, CausalTokenModel):
+            return plain
+        return faster_of(key, plain, check(model, labels, SelfSpeculation(), options))
 
 
 def faster_of(key: Array, plain: Plan, ahead: Plan) -> Plan:

@@ -21,7 +21,7 @@ from cspd_jax.image.info import Info
 from cspd_jax.image.lossy.shortcuts import Checkerboard
 from cspd_jax.image.methods import Method, Plain, SelfSpeculation
 from cspd_jax.image.options import Options
-from cspd_jax.image.plan import Labels, Plan, resolve
+from cspd_jax.image.plan import Labels, Plan, outside_jit, resolve
 from cspd_jax.weights.models import ImageModel
 
 Array = jax.Array
@@ -62,7 +62,8 @@ def compare(
 ) -> Comparison:
     """Times a method, and the plain sampler, on all labels at once; arguments as for `generate`."""
     check_whole("repeats", repeats, 1, MOST_REPEATS)
-    return beside_plain(key, resolve(model, labels, method, options), repeats)
+    with outside_jit("compare"):
+        return beside_plain(key, resolve(model, labels, method, options), repeats)
 
 
 def plain_plan(plan: Plan) -> Plan:
@@ -76,7 +77,9 @@ def plain_plan(plan: Plan) -> Plan:
         anneal=None,
         order=None if isinstance(order, Checkerboard) else order,
     )
-    return Plan(plan.model, plan.labels, Plain(), options, plan.batch)
+    return dataclasses.replace(
+        plan, method=Plain(), options=options, drafter_source=None, measured_seconds=None
+    )
 
 
 def beside_plain(key: Array, plan: Plan, repeats: int = 3) -> Comparison:

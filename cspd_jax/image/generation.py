@@ -141,6 +141,7 @@ def _check_plan(plan: Plan) -> None:
         raise UserError(
             f"plan is of type {type(plan).__name__}; it must be a Plan, as cspd_jax.image.resolve makes one"
         )
+    plan.check_settled()
 
 
 def num_steps(plan: Plan) -> int:

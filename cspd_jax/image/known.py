@@ -42,7 +42,8 @@ class Known:
     @property
     def count(self) -> Any:
         """[N] tokens that stay."""
-        return self.mask.sum(axis=-1)
+        mask = self.mask if hasattr(self.mask, "sum") else np.asarray(self.mask)
+        return mask.sum(axis=-1)
 
 
 class Kept(NamedTuple):
@@ -67,8 +68,7 @@ def checked(known: Known, images: int, length: int, dim: int) -> Known:
             f"the mask of known tokens is {mask.dtype} {list(mask.shape)}; it must be bool"
             f" [{images}, {length}], or [{length}] for all images"
         )
-    real = jnp.issubdtype(tokens.dtype, jnp.floating) or jnp.issubdtype(tokens.dtype, jnp.integer)
-    if not real or tokens.shape not in ((length, dim), (images, length, dim)):
+    if not _are_numbers(tokens) or tokens.shape not in ((length, dim), (images, length, dim)):
         raise UserError(
             f"the known tokens are {tokens.dtype} {list(tokens.shape)}; they must be numbers"
             f" [{images}, {length}, {dim}], or [{length}, {dim}] for all images"
@@ -78,6 +78,27 @@ def checked(known: Known, images: int, length: int, dim: int) -> Known:
     if not np.isfinite(tokens[mask]).all():
         raise UserError("the known tokens hold NaN or infinity where the mask keeps them")
     return Known(np.where(mask[..., None], tokens, 0), mask)
+
+
+def check_traced(known: Known, images: int, length: int, dim: int) -> Known:
+    """The same for arrays that may be traced, one for each image: only shapes and types are looked at."""
+    try:
+        tokens, mask = jnp.asarray(known.tokens), jnp.asarray(known.mask)
+    except (TypeError, ValueError, RuntimeError):
+        raise UserError("known tokens and their mask must be arrays of numbers") from None
+    fit = tokens.shape == (images, length, dim) and mask.shape == (images, length)
+    if not _are_numbers(tokens) or not fit or mask.dtype != bool:
+        raise UserError(
+            f"the known tokens are {tokens.dtype} {list(tokens.shape)} and their mask {mask.dtype}"
+            f" {list(mask.shape)}; traced, they must be numbers [{images}, {length}, {dim}] and bool"
+            f" [{images}, {length}]"
+        )
+    return Known(tokens, mask)
+
+
+def _are_numbers(tokens: Any) -> bool:
+    kinds = jnp.floating, jnp.integer
+    return any(jnp.issubdtype(tokens.dtype, kind) for kind in kinds)
 
 
 def check_prefix(known: Known) -> None:

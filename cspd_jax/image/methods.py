@@ -111,7 +111,7 @@ class Plain:
             counts.append(out.counts)
             complete = known == batch.network.seq_len
             joined = jax.tree.map(lambda *parts: np.concatenate(parts), *counts) if complete else None
-            yield known, _undrafted(out.tokens, joined)
+            yield _with_kept(batch, known), _undrafted(out.tokens, joined)
 
     def summarise(self, options: Options, counts: list[Any], made: Generated) -> Summary:
         """From what is known beforehand, and from the counts [S, ...] where the work varies."""
@@ -149,6 +149,15 @@ class Plain:
 
     def describe(self) -> None:
         return None
+
+
+def _with_kept(batch: Batch, made: Any) -> float:
+    """Tokens that an image knows, on average, where those before index `made` ([] or [B]) of its order are
+    made; those that were kept count as soon as it begins."""
+    known = np.broadcast_to(np.asarray(made), len(batch.labels))
+    if batch.options.known is not None:
+        known = np.maximum(known, np.asarray(batch.options.known.count))
+    return float(np.mean(known if batch.active is None else known[np.asarray(batch.active)]))
 
 
 def _undrafted(tokens: Array, counts: Any) -> BatchOutput:
@@ -193,10 +202,9 @@ class _Speculation:
         return rounds.sample(*batch, speculation=self.speculation, draft=_draft(self.draft_model))
 
     def steps(self, batch: Batch, pieces: int | None = None) -> Steps:
-        wanted = slice(None) if batch.active is None else np.asarray(batch.active)
         stream = rounds.stream(batch, self.speculation, _draft(self.draft_model), pieces)
         for known, out in stream:
-            yield float(np.mean(np.asarray(known)[wanted])), out
+            yield _with_kept(batch, known), out
 
     def summarise(self, options: Options, counts: list[RoundInfo], made: Generated) -> Summary:
         rounds = np.concatenate([c.rounds for c in counts])[: made.images]

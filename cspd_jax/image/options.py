@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cspd_jax._utils.options import documented, option
-from cspd_jax._utils.typed import check_fields, reported
+from cspd_jax._utils.typed import as_array, check_fields, reported
 from cspd_jax.errors import UserError, check_range, check_whole, shown
 
 if TYPE_CHECKING:  # the command line makes its flags of this module and answers before jax is loaded
@@ -35,7 +35,7 @@ def _number(name: str, value: Any) -> float:
     if isinstance(value, Tracer):
         raise UserError(f"{name} is traced; give it to the `sample` of a plan, which is made outside jit")
     try:
-        array = np.asarray(value)
+        array = as_array(value)
         if array.size == 1 and (array.dtype.kind in "iuf" or array.dtype.name == "bfloat16"):
             value = float(array.reshape(()))
     except (ValueError, OverflowError):

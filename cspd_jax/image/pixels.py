@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from cspd_jax._utils import limits
+from cspd_jax._utils.typed import as_array
 from cspd_jax.errors import UserError
 from cspd_jax.image.regions import size_of
 from cspd_jax.networks import autoencoder, sphere_vae
@@ -46,7 +47,7 @@ def to_images(model: ImageModel, tokens: jax.Array | np.ndarray, vae: VAE | None
 
     Values that are not numbers become black.
     """
-    check_image_model(model)
+    _check_pictures(model)
     tokens = _checked_tokens(model, tokens)
     if model.config.vae_stride == 1:
         if vae is not None:
@@ -61,8 +62,14 @@ def to_images(model: ImageModel, tokens: jax.Array | np.ndarray, vae: VAE | None
 def to_tokens(model: ImageModel, images: np.ndarray, vae: VAE | None = None) -> np.ndarray:
     """uint8 images [N, H, W, C] -> tokens [N, L, d], the inverse of `to_images`. Models on latents need the
     `vae`; a token is the mean of what its encoder says."""
-    check_image_model(model)
-    config, images = model.config, np.asarray(images)
+    _check_pictures(model)
+    config = model.config
+    try:
+        images = as_array(images)
+    except ValueError:  # of several sizes
+        images = np.asarray(None)
+    except jax.errors.TracerArrayConversionError:
+        raise UserError("the images are traced; turn them into tokens outside jit") from None
     channels = config.latent_channels if config.vae_stride == 1 else 3
     shape = (*size_of(model), channels)
     if images.dtype != np.uint8 or images.ndim != 4 or images.shape[1:] != shape or not len(images):
@@ -101,6 +108,13 @@ def _encode(config: KLConfig | SphereVAEConfig, params, images, dtype):
     return unpatchify(tokens, config.token_side, rows)
 
 
+def _check_pictures(model: ImageModel) -> None:
+    """UserError unless it is a model that says how its tokens lie in a picture."""
+    check_image_model(model)
+    if not hasattr(model.config, "vae_stride"):
+        raise UserError(f"{model.name} does not say how its tokens are a picture; make one of them yourself")
+
+
 def _on_sphere(model: ImageModel) -> bool:
     """Whether the model's tokens are those of an S-VAE, which are its latents as they are."""
     return getattr(model.config, "on_sphere", False)
@@ -111,8 +125,8 @@ def _checked_tokens(model: ImageModel, tokens: Any) -> np.ndarray:
     if isinstance(tokens, jax.core.Tracer):
         raise UserError("the tokens are traced; turn them into images outside jit")
     try:
-        tokens = np.asarray(tokens)
-    except (TypeError, ValueError):  # keys, and lists of several lengths
+        tokens = as_array(tokens)
+    except ValueError:  # keys, and lists of several lengths
         tokens = np.asarray(None)
     if tokens.ndim and len(tokens) > limits.IMAGES:
         raise UserError(

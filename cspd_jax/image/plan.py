@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax._utils import limits, process
-from cspd_jax._utils.typed import check_fields, whole_numbers
+from cspd_jax._utils.typed import as_array, check_fields, whole_numbers
 from cspd_jax.diffusion.flow import is_flow, of_kind
 from cspd_jax.diffusion.schedule import sampling_schedule
 from cspd_jax.errors import LARGEST, UserError, check_range, check_whole, shown
@@ -60,6 +60,7 @@ class Plan:
 
     def __post_init__(self) -> None:
         """UserError for what a plan edited by `dataclasses.replace` cannot have."""
+        check_image_model(self.model)
         _check_method(self.method)
         check_whole("batch", self.batch, 1)
         object.__setattr__(self, "labels", _checked_labels(self.model, self.labels))
@@ -70,6 +71,26 @@ class Plan:
             raise UserError(
                 f"the options of a plan are {shown(options)}; they must be settled, as cspd_jax.image.resolve"
                 " does"
+            )
+        _final_noise(self.method, options.checked().final_noise, str(options.respacing))
+        if isinstance(self.model.network, CausalTokenModel) != isinstance(options.order, Raster):
+            raise UserError(f"the options of a plan are not those of {self.model.name}; resolve it anew")
+        if options.known is not None:
+            found = _checked_known(self.model, options.known, len(self.labels))
+            object.__setattr__(self, "options", dataclasses.replace(options, known=found))
+        if self.scales is not None:
+            scales = [Options(cfg=scale).checked().cfg for scale in list(self.scales)]
+            if not options.guided and any(scale != 1 for scale in scales):
+                raise UserError(f"scales are {shown(self.scales)}, and the plan was made without guidance")
+            object.__setattr__(self, "scales", np.asarray(scales, np.float32))
+
+    def check_settled(self) -> None:
+        """UserError for a plan that `settle` has not seen."""
+        options = self.options
+        if options.denoise == "auto" or (options.chain is not None and options.chain_drafter is None):
+            raise UserError(
+                f"denoise of the plan is {shown(options.denoise)} without a drafter; a plan that can be run"
+                " is made by cspd_jax.image.resolve"
             )
 
     @property
@@ -163,7 +184,7 @@ class Plan:
         _check_given("temperature", temperature, ((),))
         if temperature is not None and not isinstance(temperature, jax.core.Tracer):
             check_range("temperature", float(np.float32(temperature)), above=0.0)
-        if active is not None and not isinstance(active, jax.core.Tracer):
+        if active is not None:
             active = _checked_active(active, keys.shape)
         params = self.model.params if params is None else params
         check_floats("the parameters", self.model.config, params)
@@ -182,9 +203,14 @@ class Plan:
             return known
         if self.options.known is None:
             raise UserError("the plan was made without known tokens; make it with some of the same shapes")
-        if isinstance(known.mask, jax.core.Tracer) or isinstance(known.tokens, jax.core.Tracer):
-            return known
-        return _checked_known(self.model, known, images)
+        if not isinstance(known, Known):
+            raise UserError(f"known is {shown(known)}; it must be a Known(tokens, mask)")
+        if not any(isinstance(part, jax.core.Tracer) for part in (known.tokens, known.mask)):
+            return _checked_known(self.model, known, images)
+        network = self.model.network
+        if isinstance(network, CausalTokenModel):
+            raise UserError("a causal model keeps a prefix, which is not seen of a traced mask; give numbers")
+        return knowing.check_traced(known, images, network.seq_len, network.token_dim)
 
 
 def _check_given(name: str, value: Any, shapes: tuple[tuple[int, ...], ...]) -> None:
@@ -209,8 +235,9 @@ def _check_given(name: str, value: Any, shapes: tuple[tuple[int, ...], ...]) -> 
 
 def _checked_active(active: Any, shape: tuple[int, ...]) -> jax.Array:
     """Flags of this shape; UserError for anything else."""
+    traced = isinstance(active, jax.core.Tracer)
     try:
-        flags = np.asarray(active)
+        flags = active if traced else as_array(active)
     except ValueError:  # lists of several lengths
         flags = np.asarray(None)
     if flags.shape != shape or flags.dtype.kind not in "biu":
@@ -310,11 +337,13 @@ def _one_scale(options: Options, images: int) -> tuple[Options, np.ndarray | Non
     each image, if they were given."""
     if not isinstance(options, Options):
         raise UserError(f"options is {options!r:.80}; it must be an Options(...)")
+    if isinstance(options.cfg, jax.core.Tracer):
+        return options, None
     try:
-        several = np.ndim(options.cfg) == 1 and np.size(options.cfg) != 1
-    except ValueError:  # lists of several lengths, which are refused as no number
-        several = False
-    if isinstance(options.cfg, jax.core.Tracer) or not several:
+        given = as_array(options.cfg)
+    except ValueError:  # lists of several lengths and keys, which are refused as no number
+        return options, None
+    if given.ndim != 1 or given.size == 1:
         return options, None
     each = options.cfg if isinstance(options.cfg, list | tuple) else np.asarray(options.cfg).tolist()
     scales: list[Any] = [dataclasses.replace(options, cfg=cfg).checked().cfg for cfg in each]
@@ -326,7 +355,7 @@ def _one_scale(options: Options, images: int) -> tuple[Options, np.ndarray | Non
 
 
 def _checked_labels(model: ImageModel, labels: Any) -> np.ndarray:
-    if hasattr(labels, "__len__") and len(labels) > limits.IMAGES:
+    if hasattr(labels, "__len__") and getattr(labels, "ndim", 1) and len(labels) > limits.IMAGES:
         raise UserError(f"there are {len(labels)} labels; ask for at most {limits.IMAGES} images at a time")
     try:
         labels = whole_numbers(labels)

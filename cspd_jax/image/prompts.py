@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
+from cspd_jax._utils.typed import whole_numbers
 from cspd_jax.errors import UserError, shown
 from cspd_jax.networks.nextstep import PADDING, PROMPTS
 from cspd_jax.networks.nextstep_config import NextStepConfig
@@ -42,11 +44,14 @@ def bind(
     texts: one for each prompt, as captions.
     """
     config = _config(model)
-    rows = [*map(list, prompts), list(negative)]
+    if grid is not None and (not isinstance(grid, tuple | list) or len(grid) != 2):
+        raise UserError(f"grid is {shown(grid)}; it must be two numbers, tokens along height and width")
+    rows = [_ids("a prompt", row) for row in _listed("prompts", prompts)]
+    rows += [_ids("negative", negative)]
     if len(rows) < 2:
         raise UserError("there are no prompts; give at least one list of ids")
     _check_ids(rows, config)
-    if texts and len(texts) != len(rows) - 1:
+    if len(_listed("texts", texts)) not in (0, len(rows) - 1):
         raise UserError(f"there are {len(rows) - 1} prompts and {len(texts)} texts; give one for each")
     longest = max(map(len, rows))
     table = np.full((len(rows), longest), PADDING, np.int32)
@@ -102,6 +107,7 @@ def ask(
 
 def unbound(model: ImageModel) -> ImageModel:
     """The model without prompts; any other model as it is."""
+    check_image_model(model)
     if not isinstance(model.config, NextStepConfig) or not model.config.prompts:
         return model
     network = dataclasses.replace(model.network, config=dataclasses.replace(model.config, prompts=0))
@@ -126,6 +132,22 @@ def ids_of(
     if size[0] in config.lm.bos_ids:  # it begins the text already
         size = size[1:]
     return [*tokenizer.encode(text), *size, *config.image_ids]
+
+
+def _listed(name: str, values: Any) -> Any:
+    if not isinstance(values, Sequence | np.ndarray) or isinstance(values, str | bytes):
+        raise UserError(f"{name} are {shown(values)}; they must be a list, one for each prompt")
+    return values
+
+
+def _ids(name: str, values: Any) -> list[int]:
+    try:
+        ids = whole_numbers(values)
+    except ValueError:
+        ids = np.zeros((0, 0))
+    if ids.ndim != 1:
+        raise UserError(f"{name} is {shown(values)}; it must be a list of ids, whole numbers")
+    return ids.tolist()
 
 
 def _config(model: ImageModel) -> NextStepConfig:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
+from cspd_jax._utils.typed import as_array
 from cspd_jax.errors import UserError, check_whole, shown
 
 _CELL = 64  # small images are enlarged to about this size in pixels
@@ -29,6 +30,8 @@ def picture(
     """
     try:
         images = np.asarray(images)
+    except RuntimeError:
+        raise UserError("the images have been deleted; make them again") from None
     except TypeError:  # jax.errors.TracerArrayConversionError
         raise UserError("the images are traced; make a picture of them outside jit") from None
     except ValueError:  # of several sizes
@@ -64,11 +67,15 @@ def picture(
 
 
 def _are_labels(labels: Any, count: int) -> bool:
-    return hasattr(labels, "__len__") and len(labels) == count and all(map(_is_label, labels))
+    listed = isinstance(labels, Sequence) or getattr(labels, "ndim", 0) == 1
+    return listed and len(labels) == count and all(map(_is_label, labels))
 
 
 def _is_label(label: Any) -> bool:
-    return isinstance(label, str) or (np.ndim(label) == 0 and np.asarray(label).dtype.kind in "iuU")
+    try:
+        return isinstance(label, str) or (np.ndim(label) == 0 and as_array(label).dtype.kind in "iuU")
+    except (TypeError, ValueError):
+        return False
 
 
 def side_by_side(

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from cspd_jax._utils.typed import as_array
 from cspd_jax.errors import UserError, shown
 from cspd_jax.keys import keys_per_row
 
@@ -18,7 +19,7 @@ _MOST_IDS = 2**16  # that end a text
 
 def concrete(value: Any) -> np.ndarray | None:
     """Returns the value as a numpy array; None if there is none or it is traced."""
-    return None if value is None or isinstance(value, jax.core.Tracer) else np.asarray(value)
+    return None if value is None or isinstance(value, jax.core.Tracer) else as_array(value)
 
 
 def require(condition: Any, sentence: str) -> None:

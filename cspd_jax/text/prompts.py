@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
+from cspd_jax._utils import limits
 from cspd_jax._utils.typed import as_array
 from cspd_jax.errors import UserError, shown
 from cspd_jax.text.checks import concrete, holds, require
@@ -35,7 +37,8 @@ PromptsLike = Prompts | tuple[Array, Array] | Sequence[Sequence[int]]
 def pad_prompts(prompts: Sequence[Sequence[int] | np.ndarray]) -> Prompts:
     """Makes arrays of lists of ids, padded with zeros on the right."""
     require(isinstance(prompts, Iterable) and not isinstance(prompts, (str, bytes, dict)), _WANTED)
-    rows = [_ids(prompt) for prompt in prompts]
+    rows = [_ids(prompt) for prompt in itertools.islice(prompts, limits.PROMPTS + 1)]
+    require(len(rows) <= limits.PROMPTS, f"there are over {limits.PROMPTS} prompts; give some at a time")
     lengths = np.array([len(row) for row in rows], np.int32)
     tokens = np.zeros((len(rows), max(lengths, default=0)), np.int32)
     for row, ids in zip(tokens, rows):

@@ -17,7 +17,7 @@ from cspd_jax import parallel, weights
 from cspd_jax._utils import process
 from cspd_jax._utils.sampling import sampling
 from cspd_jax.converters import flux, hf
-from cspd_jax.errors import UserError, shown
+from cspd_jax.errors import UserError, check_whole, shown
 from cspd_jax.networks.config import MAR_PRESETS, KLConfig, MARConfig, SphereConfig
 from cspd_jax.networks.cpu_matmul import by_outputs, gains_by_outputs
 from cspd_jax.networks.lm import LM
@@ -85,6 +85,7 @@ class ImageModel:
 
     def class_name(self, label: int) -> str:
         """The caption of a label: the class's name, its number, or "no class" for -1."""
+        check_whole("label", label, -1, self.config.num_classes - 1)
         if label < 0:
             return "no class"
         return self.class_names[label] if self.class_names else str(label)
@@ -297,7 +298,7 @@ def _checked(dtype: Any, mesh: Any = None):
         dtype = jnp.dtype(jnp.float32 if dtype is None else dtype)
     except TypeError:
         raise UserError(f"dtype {dtype!r} is unknown; use float32 or bfloat16") from None
-    if dtype.name not in _FLOATS:
+    if dtype.name not in _FLOATS or not dtype.isnative:
         raise UserError(f"dtype {dtype} is none that models run in; use float32 or bfloat16")
     if jax.dtypes.canonicalize_dtype(dtype) != dtype:
         raise UserError(f"dtype {dtype} needs jax.config.update('jax_enable_x64', True) before")

@@ -199,8 +199,10 @@ def test_batches_and_streams(models):
     apart, info = cspd_jax.image.generate_batches(KEY, several)
     np.testing.assert_allclose(apart, together, atol=1e-4)
     assert info.rounds == (2 + 2 + 0) / 3 and info.sequential.target_backbone == 2 + 0
-    for _, tokens in cspd_jax.image.stream(KEY, models[0], [0, 1, 2], SelfSpeculation(2), options):
-        assert (np.asarray(tokens)[masks()] == options.known.tokens[masks()]).all()
+    for method in (Plain(), SelfSpeculation(2)):
+        for known, tokens in cspd_jax.image.stream(KEY, models[0], [0, 1, 2], method, options):
+            assert (np.asarray(tokens)[masks()] == options.known.tokens[masks()]).all()
+            assert known == np.any(np.asarray(tokens) != 0, axis=2).sum() / 3
 
 
 def test_one_program_for_all_masks(models):

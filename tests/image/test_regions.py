@@ -83,6 +83,19 @@ def test_what_is_no_region(model, what, sentence):
         keep(what, model)
 
 
+@pytest.mark.parametrize("seed", [-1, "a", 1.5, None, True])
+def test_what_is_no_seed(model, seed):
+    with pytest.raises(UserError, match="seed is"):
+        keep("50%", model, seed)
+
+
+@pytest.mark.parametrize("of", ["words", None, 3])
+def test_what_is_no_model(of):
+    for call in (lambda: keep("50%", of), lambda: to_tokens(of, np.zeros((1, 16, 16, 1), np.uint8))):
+        with pytest.raises(UserError, match="model is"):
+            call()
+
+
 def test_pictures_are_tokens_and_back(model, folder):
     pictures = np.random.default_rng(0).integers(0, 256, (2, 16, 16, 1), np.uint8)
     np.testing.assert_array_equal(cspd_jax.to_images(model, to_tokens(model, pictures)), pictures)
@@ -137,6 +150,10 @@ def run(folder, tmp_path, monkeypatch, capsys):
         picture.save(f"{name}.png")
     grey.save("moving.png", save_all=True, append_images=[grey.rotate(90)])
     (tmp_path / "text.png").write_text("no picture")
+    (tmp_path / "left-half").mkdir()  # a region goes before a file of its name
+    np.savez("other.npz", labels=mask)
+    np.savez("whole.npz", tokens=np.ones((1, 16, 16), int))
+    np.savez("nan.npz", tokens=np.full((1, 16, 16), np.nan, np.float32))
 
     def run(*argv, target="target"):
         how = [
@@ -199,8 +216,8 @@ def test_all_of_a_picture_stays(run):
         (("--keep", "border"), "--keep is about the picture of --image; name one"),
         (("--resize",), "--resize is about the picture of --image"),
         (("--image", "grey.png"), "say with --keep what of the picture stays"),
-        (("--image", "nosuch.png", "--keep", "border"), "nosuch.png does not exist"),
-        (("--image", ".", "--keep", "border"), ". does not exist; give a picture"),
+        (("--image", "nosuch.png", "--keep", "border"), "'nosuch.png' does not exist"),
+        (("--image", ".", "--keep", "border"), "'.' is no file; give a picture"),
         (("--image", "text.png", "--keep", "border"), "text.png cannot be read as a PNG or JPEG"),
         (
             ("--image", "large.png", "--keep", "border"),
@@ -217,6 +234,9 @@ def test_all_of_a_picture_stays(run):
         (("--image", "grey.png", "--keep", "nosuch"), "what to keep is 'nosuch'"),
         (("--image", "grey.png", "--keep", "border", "--labels", "7"), "label 7 is out of range"),
         (("--image", "text.npz", "--keep", "border"), "text.npz"),
+        (("--image", "other.npz", "--keep", "border"), "other.npz has no array tokens"),
+        (("--image", "whole.npz", "--keep", "border"), "has tokens int64 [1, 16, 16]"),
+        (("--image", "nan.npz", "--keep", "border"), "nan.npz has tokens that are NaN or infinite"),
     ],
 )
 def test_what_cannot_be_started_from(run, argv, sentence):

@@ -26,7 +26,7 @@ from cspd_jax import (
 from cspd_jax.apps import bulk
 from cspd_jax.apps.evaluation.classifier import ClassifierConfig
 from cspd_jax.apps.evaluation.words import Reader
-from cspd_jax.image import PaperCriterion, ReleasedRunner, generation, plan
+from cspd_jax.image import PaperCriterion, ReleasedRunner, comparison, generation, plan
 from cspd_jax.image.chain.drafters import frozen
 from cspd_jax.image.lossy.shortcuts import Annealing
 from cspd_jax.networks.lm import LM
@@ -402,11 +402,42 @@ def test_what_is_no_plan(model):
         ({"options": None}, "the options of a plan are None"),
         ({"options": Options()}, "they must be settled, as cspd_jax.image.resolve does"),
         ({"scales": np.ones(3)}, "there must be one for each label"),
+        ({"scales": [2.0]}, "the plan was made without guidance"),
+        ({"scales": ["x"]}, "cfg is 'x'; it must be a finite number"),
+        ({"method": SelfSpeculation(2)}, "needs noise in the last denoising step"),
+        ({"model": None}, "model is of type NoneType"),
     ],
 )
 def test_a_plan_that_was_edited(model, change, sentence):
     with pytest.raises(UserError, match=re.escape(sentence)):
         dataclasses.replace(plan.resolve(model, [0]), **change)
+
+
+@pytest.mark.parametrize(
+    "change, sentence",
+    [
+        ({"cfg": 3.0}, "guided=False switches guidance off"),
+        ({"temperature": -1.0}, "temperature is -1.0; it must be above 0"),
+        ({"guided": "no"}, "guided is 'no'"),
+        ({"num_iter": "2"}, "num_iter is '2'"),
+        ({"order": "x"}, "order is 'x'"),
+        ({"known": "a"}, "known is 'a'; it must be a Known"),
+        ({"known": cspd_jax.Known(np.zeros((3, 3)), np.ones(3, bool))}, "the mask of known tokens is"),
+        ({"order": cspd_jax.image.order.Raster()}, "the options of a plan are not those of"),
+        ({"denoise": "auto"}, "a plan that can be run is made by cspd_jax.image.resolve"),
+        ({"denoise": ChainSpeculation((2,))}, "without a drafter"),
+    ],
+)
+def test_a_plan_whose_options_were_edited(model, change, sentence):
+    made = plan.resolve(model, [0])
+    with pytest.raises(UserError, match=re.escape(sentence)):
+        edited = dataclasses.replace(made, options=dataclasses.replace(made.options, **change))
+        cspd_jax.image.run(KEY, edited)
+
+
+def test_a_comparison_keeps_the_guidance_of_each_image(model):
+    made = plan.resolve(model, [0, 1], options=Options(cfg=[1.5, 3.0]))
+    assert comparison.plain_plan(made).scales.tolist() == [1.5, 3.0]
 
 
 @pytest.mark.parametrize("of_bytes", [bytes, bytearray, lambda v: memoryview(bytes(v)), np.ma.masked_array])
@@ -417,6 +448,63 @@ def test_what_numpy_takes_for_numbers(model, of_bytes):
         text.pad_prompts([of_bytes([0, 1])])
     with pytest.raises(UserError, match="prompts must be a list of lists of ids"):
         as_prompts((of_bytes([0, 1]), [2]))
+
+
+def deleted(*shape):
+    array = jnp.ones(shape)
+    array.delete()
+    return array
+
+
+@pytest.mark.parametrize("value", [KEY, deleted(1), deleted()])
+def test_keys_and_deleted_arrays_are_no_numbers(model, value):
+    known = np.ones((16, 16), np.float32)
+    made = cspd_jax.image.regions.keep
+    for call in (
+        lambda: generate(KEY, model, [0], options=Options(temperature=value)),
+        lambda: generate(KEY, model, [0], options=Options(cfg=[value, value])),
+        lambda: generate(KEY, model, value),
+        lambda: generate(KEY, model, [0], options=Options(known=cspd_jax.Known(value, known[0] > 0))),
+        lambda: generate(KEY, model, [0], options=Options(known=cspd_jax.Known(known, value))),
+        lambda: generate(jax.eval_shape(lambda: KEY), model, [0]),
+        lambda: cspd_jax.to_images(model, value),
+        lambda: cspd_jax.image.to_tokens(model, value),
+        lambda: made(value, model),
+        lambda: made("50%", model, value),
+        lambda: cspd_jax.picture(value),
+        lambda: cspd_jax.picture(np.zeros((1, 4, 4, 1), np.uint8), [value]),
+        lambda: text.pad_prompts([value]),
+        lambda: text.pad_prompts([1] for _ in iter(int, 1)),
+    ):
+        with pytest.raises(UserError):
+            call()
+
+
+@pytest.mark.parametrize("labels", [{"a": 1}, {5: 1}, {"a"}, [[[1], [1, 2]]], [None]])
+def test_labels_of_a_picture(labels):
+    with pytest.raises(UserError, match="there are 1 images and labels"):
+        cspd_jax.picture(np.zeros((1, 4, 4, 1), np.uint8), labels)
+
+
+def test_traced_arrays_that_do_not_fit(model):
+    """Shapes and types are known of them, too."""
+    tokens, mask = np.ones((2, 16, 16), np.float32), np.arange(16) < np.array([[8], [4]])
+    made = plan.resolve(model, [0, 1], options=Options(num_iter=1, known=cspd_jax.Known(tokens, mask)))
+    keys, labels = cspd_jax.row_keys(KEY, 2), jnp.arange(2)
+    for wrong_tokens, wrong_mask in (
+        (tokens[:, :3], mask), (tokens[..., :1], mask), (tokens[:1], mask), (tokens.astype(complex), mask),
+        (tokens, mask[:1]), (tokens, mask[:, :15]), (tokens, mask * 1.0), (tokens[0], mask[0]),
+    ):  # fmt: skip
+        sample = lambda t, m: made.sample(keys, labels, known=cspd_jax.Known(t, m)).tokens
+        with pytest.raises(UserError, match="traced, they must be numbers"):
+            jax.eval_shape(sample, wrong_tokens, wrong_mask)
+    with pytest.raises(UserError, match=r"it must be a Known\(tokens, mask\)"):
+        made.sample(keys, labels, known=(tokens, mask))
+    with pytest.raises(UserError, match=r"active is .*; it must be true or false for every image"):
+        jax.eval_shape(lambda a: made.sample(keys, labels, active=a).tokens, jnp.ones(3, bool))
+    for call in (cspd_jax.image.compare, cspd_jax.fastest):
+        with pytest.raises(UserError, match=r"outside jit|make a plan outside"):
+            jax.eval_shape(lambda key: call(key, model, [0]) and key, KEY)  # noqa: B023
 
 
 def test_whole_numbers_of_any_width(model):
