@@ -355,7 +355,9 @@ def _one_scale(options: Options, images: int) -> tuple[Options, np.ndarray | Non
 
 
 def _checked_labels(model: ImageModel, labels: Any) -> np.ndarray:
-    if hasattr(labels, "__len__") and getattr(labels, "ndim", 1) and len(labels) > limits.IMAGES:
+    dims: Any = getattr(labels, "ndim", 1)
+    listed = hasattr(labels, "__len__") and dims
+    if listed and len(labels) > limits.IMAGES:
         raise UserError(f"there are {len(labels)} labels; ask for at most {limits.IMAGES} images at a time")
     try:
         labels = whole_numbers(labels)
