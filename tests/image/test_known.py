@@ -91,14 +91,11 @@ WAYS = {
 }
 
 
-QUICK = ("plain", "plain, groups, guided", "self")
+def some_slow(names, quick):
+    return [pytest.param(name, marks=[pytest.mark.slow] * (name not in quick)) for name in names]
 
 
-def some_slow(names):
-    return [pytest.param(name, marks=[pytest.mark.slow] * (name not in QUICK)) for name in names]
-
-
-@pytest.mark.parametrize("name", some_slow(WAYS))
+@pytest.mark.parametrize("name", some_slow(WAYS, ("plain, groups, guided", "self, groups, guided")))
 def test_the_rest_has_its_law_given_what_is_known(name):
     """Tokens of 4000 images (400 where both levels speculate), of which any number and any set are known;
     false alarm 1e-4."""
@@ -161,7 +158,7 @@ METHODS = {
 }
 
 
-@pytest.mark.parametrize("name", some_slow(METHODS))
+@pytest.mark.parametrize("name", some_slow(METHODS, ("plain", "self")))
 def test_known_tokens_stay_bit_for_bit(models, name):
     """And without a mask a whole image is what it was but for rounding; an image does not depend on what its
     neighbours know; half of an image takes about half the calls; a known one takes none."""
@@ -203,6 +200,28 @@ def test_batches_and_streams(models):
         for known, tokens in cspd_jax.image.stream(KEY, models[0], [0, 1, 2], method, options):
             assert (np.asarray(tokens)[masks()] == options.known.tokens[masks()]).all()
             assert known == np.any(np.asarray(tokens) != 0, axis=2).sum() / 3
+
+
+def test_as_many_contexts_are_computed_as_are_counted():
+    """Steps of which all images know every token are left out."""
+    calls = []
+
+    @dataclasses.dataclass(frozen=True)
+    class Counting(LinearTokens):
+        def context(self, *arguments, **options):
+            jax.debug.callback(lambda: calls.append(1))
+            return super().context(*arguments, **options)
+
+    known = Known(np.zeros((2, 6, 2), np.float32), np.arange(6) < np.array([[4], [2]]))
+    how = Options(num_iter=6, respacing="ddim10", guided=False, prefix_buckets=1, known=known)
+    for keep, steps in ((known, 4), (known.at(slice(1)), 2)):
+        some = len(keep.mask)
+        keys, labels = row_keys(KEY, some), jnp.zeros(some, int)
+        found = sampler.sample(Counting(), None, keys, labels, dataclasses.replace(how, known=keep))
+        jax.block_until_ready(found)
+        jax.effects_barrier()
+        assert len(calls) == steps
+        calls.clear()
 
 
 def test_one_program_for_all_masks(models):

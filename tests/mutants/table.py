@@ -492,8 +492,8 @@ PLAINS = _table(
     ),
     (
         "plain: the cache is not carried on",
-        "return PlainState(write_group(state.tokens, x, group.first, used), cache, first), kept",
-        "return PlainState(write_group(state.tokens, x, group.first, used), state.cache, first), kept",
+        "return PlainState(put_back(bound.kept, tokens), cache, first), seen",
+        "return PlainState(put_back(bound.kept, tokens), state.cache, first), seen",
     ),
     (
         "plain: an image that is complete is written over",
@@ -2335,7 +2335,7 @@ SURPRISES = [
         (f"{FACE}::test_guidance_of_each_image",),
         (
             "plan: the mean guidance for every image",
-            "            options = dataclasses.replace(options, cfg=jnp.asarray(self.scales))\n",
+            "            options = dataclasses.replace(options, cfg=jnp.asarray(self.scales[index]))\n",
             "",
         ),
     ),
@@ -2355,9 +2355,59 @@ SURPRISES = [
     ),
 ]
 
+KNOWN = [
+    *_table(
+        "cspd_jax/image/known.py",
+        ("tests/image/test_known.py",),
+        (
+            "known: the order is as it was drawn",
+            "    drawn = ~jnp.take_along_axis(mask, order, axis=1)\n",
+            "    drawn = jnp.zeros_like(order)\n",
+        ),
+        (
+            "known: one step too many is left out",
+            "group.start + group.size > least)",
+            "group.start > least)",
+        ),
+    ),
+    *_table(
+        "cspd_jax/image/sampler.py",
+        ("tests/image/test_known.py",),
+        (
+            "known: plain contexts do not show all of it",
+            "        known = jnp.maximum(known, jnp.tile(bound.kept.number, rows // images))\n",
+            "        pass\n",
+        ),
+        (
+            "known: what the padding wrote stays",
+            "    return PlainState(put_back(bound.kept, tokens), cache, first), seen\n",
+            "    return PlainState(tokens, cache, first), seen\n",
+        ),
+        (
+            "known: steps are made that nobody needs",
+            "        needed = jnp.any(bound.active & (kept.number < group.first + group.size))\n",
+            "        needed = jnp.bool_(True)\n",
+        ),
+    ),
+    *_table(
+        "cspd_jax/image/rounds/groups.py",
+        ("tests/image/test_known.py",),
+        (
+            "known: contexts of rounds do not show all of it",
+            "        n_known = jnp.maximum(n_known, bound.kept.number[:, None])\n",
+            "        pass\n",
+        ),
+        (
+            "known: rounds draft and test it",
+            "    return there & (places(inputs, group) >= kept.number.reshape(-1, *[1] * group.ndim))\n",
+            "    return there\n",
+        ),
+    ),
+]
+
 MUTANTS: list[Mutant] = [
     *CHAINS, *HEADS, *DRAFTERS, *JACOBIANS, *PLAINS, *KEYS, *PATHS, *VERIFICATION, *PAPER, *DRAFTING, *REVEAL,
     *RUNNER, *SHORTCUTS, *BLOCKS, *COUPLING, *TEXTS, *MASKEDS, *CONVERTERS, *RUNS, *SERVICE, *SAMPLES,
     *EVALUATION, *ROWS, *SHARED_NUMBERS, *FEW_BITS, *CLIPS, *LOSSY_CHAINS, *UNUSED_DRAFTS, *TWICE, *ON_FLOWS,
-    *PASSES, *DRAWN_TWICE, *SHIFTED, *SURPRISES,
+    *PASSES, *DRAWN_TWICE, *SHIFTED, *SURPRISES, *KNOWN,
 ]  # fmt: skip
