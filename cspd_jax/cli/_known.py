@@ -10,6 +10,8 @@ from cspd_jax.cli._output import progress
 from cspd_jax.errors import UserError
 
 _FORMATS = ("PNG", "JPEG")  # without this Pillow goes by the content, and may start programs
+_SUFFIXES = (".png", ".jpg", ".jpeg")
+_MOST = 100_000  # pictures of a folder
 _WHITE = 128
 
 
@@ -18,15 +20,16 @@ def add_known_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--image",
         metavar="FILE",
-        help="a PNG or JPEG of the model's size to start from, or the samples.npz of a run, whose images are"
-        " taken in turn",
+        help="a PNG or JPEG of the model's size to start from; or a folder of them, or the samples.npz of a"
+        " run, whose images are taken in turn",
     )
     group.add_argument(
         "--keep",
         metavar="REGION",
         help="what of it stays; the rest is generated given that. top-half, bottom-half, left-half,"
-        " right-half, border, a box x0,y0,x1,y1 in pixels, a share of the tokens such as 50%%, or a black and"
-        " white picture (white stays). A token stays if all of its pixels do",
+        " right-half, border, a box x0,y0,x1,y1 in pixels, a share of the tokens such as 50%%, a black and"
+        " white picture (white stays), or a folder of one for each picture, of the same name. A token stays"
+        " if all of its pixels do",
     )
     group.add_argument(
         "--resize", action="store_true", help="scale a picture of another size, which is refused otherwise"
@@ -38,30 +41,38 @@ class Start(NamedTuple):
 
     pictures: uint8 [M, H, W, C]; None if there are tokens.
     tokens: [M, L, d] of a run; None if there are pictures.
-    mask: [L] tokens that stay.
+    mask: [L] tokens that stay, or [M, L].
     """
 
     pictures: Any
     tokens: Any
     mask: Any
 
-    def known(self, model, vae, images: int):
-        """What so many images begin with; they take the pictures in turn."""
+    def known(self, model, vae):
+        """The pictures' tokens, and what of them stays."""
         import numpy as np
 
         from cspd_jax.image import Known, pixels
 
         tokens = self.tokens if self.pictures is None else pixels.to_tokens(model, self.pictures, vae)
-        return Known(np.asarray(tokens)[np.arange(images) % len(tokens)], np.tile(self.mask, (images, 1)))
+        return Known(tokens, np.broadcast_to(self.mask, np.shape(tokens)[:2]))
 
-    def outline(self, model, images: int):
+    def outline(self, model):
         """The same before the model has its parameters: of tokens that are zero."""
         import numpy as np
 
         from cspd_jax.image import Known
 
-        shape = (images, model.network.seq_len, model.network.token_dim)
-        return Known(np.zeros(shape, np.float32), np.tile(self.mask, (images, 1)))
+        count = len(self.tokens if self.pictures is None else self.pictures)
+        shape = (count, model.network.seq_len, model.network.token_dim)
+        return Known(np.zeros(shape, np.float32), np.broadcast_to(self.mask, shape[:2]))
+
+
+def in_turn(known, images: int):
+    """Of so many images, which take the pictures in turn."""
+    import numpy as np
+
+    return known.at(np.arange(images) % len(known.mask))
 
 
 def read_start(args: argparse.Namespace, model) -> Start | None:
@@ -73,19 +84,23 @@ def read_start(args: argparse.Namespace, model) -> Start | None:
         return None
     if args.keep is None:
         raise UserError("say with --keep what of the picture stays, for example --keep left-half")
-    from cspd_jax.image.regions import NAMES, keep, size_of
+    import numpy as np
+
+    from cspd_jax.image.regions import NAMES, size_of
 
     height, width = size_of(model)
-    pictures = tokens = None
+    files, pictures, tokens = _pictures_in(args.image), None, None
     if args.image.endswith(".npz"):
         tokens = _tokens(args.image, model)
     else:
         channels = model.config.latent_channels if model.config.vae_stride == 1 else 3
-        pictures = _read(args.image, (width, height), "L" if channels == 1 else "RGB", args.resize)[None]
-    region, named = args.keep, args.keep in NAMES or args.keep.endswith("%")
-    if not named and os.path.lexists(args.keep):
-        region = _read(args.keep, (width, height), "L", args.resize)[..., 0] >= _WHITE
-    mask = keep(region, model, args.seed)
+        mode = "L" if channels == 1 else "RGB"
+        pictures = np.stack([_read(file, (width, height), mode, args.resize) for file in files])
+    if os.path.isdir(args.keep) and args.keep not in NAMES:
+        beside = (os.path.join(args.keep, os.path.basename(file)) for file in files)
+        mask = np.stack([_whites(file, model, args.resize) for file in beside])
+    else:
+        mask = _mask(args.keep, model, args)
     if not mask.any():
         raise UserError(
             f"--keep {args.keep} keeps no whole token of the picture; keep more, or leave --image out"
@@ -93,6 +108,34 @@ def read_start(args: argparse.Namespace, model) -> Start | None:
     if mask.all():
         progress("note: all tokens are kept, so the picture comes out as it is")
     return Start(pictures, tokens, mask)
+
+
+def _pictures_in(path: str) -> list[str]:
+    """The pictures of a folder, by name; or the one that it is."""
+    if not os.path.isdir(path):
+        return [path]
+    names = sorted(name for name in os.listdir(path) if name.lower().endswith(_SUFFIXES))
+    if not names:
+        raise UserError(f"{path!r} holds no pictures; give a PNG or JPEG, or a folder of them")
+    if len(names) > _MOST:
+        raise UserError(f"{path!r} holds {len(names)} pictures; give at most {_MOST} at a time")
+    return [os.path.join(path, name) for name in names]
+
+
+def _mask(region: str, model, args: argparse.Namespace):
+    """The tokens [L] that a region, or a black and white picture, keeps."""
+    from cspd_jax.image.regions import NAMES, keep
+
+    if region in NAMES or region.endswith("%") or not os.path.lexists(region):
+        return keep(region, model, args.seed)
+    return _whites(region, model, args.resize)
+
+
+def _whites(file: str, model, resize: bool):
+    from cspd_jax.image.regions import keep, size_of
+
+    height, width = size_of(model)
+    return keep(_read(file, (width, height), "L", resize)[..., 0] >= _WHITE, model)
 
 
 def _read(file: str, size: tuple[int, int], mode: str, resize: bool):

@@ -21,7 +21,7 @@ from cspd_jax.cli._generate_options import (
     with_draft,
 )
 from cspd_jax.cli._image_prompts import add_image_prompt_options, with_prompts
-from cspd_jax.cli._known import add_known_options, read_start
+from cspd_jax.cli._known import add_known_options, in_turn, read_start
 from cspd_jax.cli._output import progress
 from cspd_jax.errors import UserError, one_line
 
@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> None:
     method, options = asked(args, outline)
     begun = read_start(args, outline)
     if begun is not None:
-        options = dataclasses.replace(options, known=begun.outline(outline, len(labels)))
+        options = dataclasses.replace(options, known=in_turn(begun.outline(outline), len(labels)))
     checked = check(outline, labels, method, options)  # before anything is loaded
     say_what_is_less(args, checked.num_steps)
     start = time.perf_counter()
@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> None:
     method = with_draft(args, method, mesh)
     vae = _autoencoder(args, model)
     if begun is not None:
-        options = dataclasses.replace(options, known=begun.known(model, vae, len(labels)))
+        options = dataclasses.replace(options, known=in_turn(begun.known(model, vae), len(labels)))
     load_seconds = time.perf_counter() - start
 
     if not processes.is_alone() and (args.method is None or args.compare or args.denoise == "auto"):

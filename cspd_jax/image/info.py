@@ -53,15 +53,21 @@ class Info(NamedTuple):
         return self.plan.exactness.after(self.truncated)
 
 
-def summarise(plan: Plan, outputs: list[BatchOutput], images: int | None = None) -> Info:
+def summarise(
+    plan: Plan,
+    outputs: list[BatchOutput],
+    images: int | None = None,
+    known: list[np.ndarray] | None = None,
+) -> Info:
     """What happened, from all batches.
 
     images: how many there are (those of the plan); what the last batch holds beyond them is left out.
+    known: how many tokens the images of each batch began with (as the plan's did).
     """
     images = len(plan.labels) if images is None else images
     counts = [jax.tree.map(lambda a: np.asarray(a).astype(np.int64), out.counts) for out in outputs]
-    known, network = None, plan.model.network
-    if plan.options.known is not None:
+    network = plan.model.network
+    if known is None and plan.options.known is not None:
         known = np.split(plan.options.known.count[:images], range(plan.batch, images, plan.batch))
         known = known if len(known) == len(outputs) else [np.concatenate(known)]  # all in one batch
     cached = known is not None and isinstance(network, CachedTokenModel)

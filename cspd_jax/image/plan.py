@@ -76,7 +76,7 @@ class Plan:
         if isinstance(self.model.network, CausalTokenModel) != isinstance(options.order, Raster):
             raise UserError(f"the options of a plan are not those of {self.model.name}; resolve it anew")
         if options.known is not None:
-            found = _checked_known(self.model, options.known, len(self.labels))
+            found = checked_known(self.model, options.known, len(self.labels))
             object.__setattr__(self, "options", dataclasses.replace(options, known=found))
         if self.scales is not None:
             scales = [Options(cfg=scale).checked().cfg for scale in list(self.scales)]
@@ -206,7 +206,7 @@ class Plan:
         if not isinstance(known, Known):
             raise UserError(f"known is {shown(known)}; it must be a Known(tokens, mask)")
         if not any(isinstance(part, jax.core.Tracer) for part in (known.tokens, known.mask)):
-            return _checked_known(self.model, known, images)
+            return checked_known(self.model, known, images)
         network = self.model.network
         if isinstance(network, CausalTokenModel):
             raise UserError("a causal model keeps a prefix, which is not seen of a traced mask; give numbers")
@@ -283,7 +283,7 @@ def check(
     options, scales = _one_scale(options, len(classes))
     options = options.checked()
     if options.known is not None:
-        options = dataclasses.replace(options, known=_checked_known(model, options.known, len(classes)))
+        options = dataclasses.replace(options, known=checked_known(model, options.known, len(classes)))
     _check_method(method)
     length = model.network.seq_len
     if isinstance(model.network, CausalTokenModel):
@@ -377,7 +377,8 @@ def _checked_labels(model: ImageModel, labels: Any) -> np.ndarray:
     return labels.astype(np.int32)
 
 
-def _checked_known(model: ImageModel, given: Known, images: int) -> Known:
+def checked_known(model: ImageModel, given: Known, images: int) -> Known:
+    """In numpy, of so many images; UserError for what the model cannot keep."""
     found = knowing.checked(given, images, model.network.seq_len, model.network.token_dim)
     if isinstance(model.network, CausalTokenModel):
         knowing.check_prefix(found)

@@ -1,6 +1,7 @@
 """Regions of a picture as tokens, and pictures as tokens and back."""
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -151,6 +152,7 @@ def run(folder, tmp_path, monkeypatch, capsys):
     grey.save("moving.png", save_all=True, append_images=[grey.rotate(90)])
     (tmp_path / "text.png").write_text("no picture")
     (tmp_path / "left-half").mkdir()  # a region goes before a file of its name
+    os.mkfifo("pipe")
     np.savez("other.npz", labels=mask)
     np.savez("whole.npz", tokens=np.ones((1, 16, 16), int))
     np.savez("nan.npz", tokens=np.full((1, 16, 16), np.nan, np.float32))
@@ -205,6 +207,37 @@ def test_a_run_goes_on_from_another(run):
     assert (after[:, :4] == before[:, :4]).all() and (after[:, 4:] != before[:, 4:]).any()
 
 
+def test_a_folder_of_pictures_and_of_their_masks(run, folder):
+    """`sample` takes them in turn; with other pictures it is another job."""
+    for place in ("pictures", "masks"):
+        Path(place).mkdir()
+    for i, (left, right) in enumerate(((255, 0), (0, 255))):
+        Image.fromarray(np.full((16, 16), 60 * (i + 1), np.uint8)).save(f"pictures/{i}.png")
+        mask = np.repeat(np.uint8([left, right]), 8)[None].repeat(16, axis=0)
+        Image.fromarray(mask).save(f"masks/{i}.png")
+    how = ["--target", str(folder / "target"), "--num-iter", "2", "--steps", "4", "--batch", "3"]
+    argv = [
+        "sample",
+        *how,
+        "--out",
+        "many",
+        "--image",
+        "pictures",
+        "--keep",
+        "masks",
+        "--n",
+        "5",
+        "--npz",
+        "all.npz",
+    ]
+    assert main(argv) == 0
+    images = np.load("all.npz")["arr_0"][..., 0]
+    assert (images[::2, :, :8] == 60).all() and (images[1::2, :, 8:] == 120).all()
+    assert (images[::2, :, 8:] != 60).mean() > 0.9 and (images[1::2, :, :8] != 120).mean() > 0.9
+    Image.fromarray(np.full((16, 16), 9, np.uint8)).save("pictures/1.png")
+    assert main(argv) == 2
+
+
 def test_all_of_a_picture_stays(run):
     code, _, err = run("--image", "large.png", "--resize", "--keep", "100%", "--method", "plain")
     assert code == 0 and "all tokens are kept, so the picture comes out as it is" in err
@@ -217,7 +250,9 @@ def test_all_of_a_picture_stays(run):
         (("--resize",), "--resize is about the picture of --image"),
         (("--image", "grey.png"), "say with --keep what of the picture stays"),
         (("--image", "nosuch.png", "--keep", "border"), "'nosuch.png' does not exist"),
-        (("--image", ".", "--keep", "border"), "'.' is no file; give a picture"),
+        (("--image", "left-half", "--keep", "border"), "'left-half' holds no pictures"),
+        (("--image", "grey.png", "--keep", "left-half/"), "'left-half/grey.png' does not exist"),
+        (("--image", "pipe", "--keep", "border"), "'pipe' is no file; give a picture"),
         (("--image", "text.png", "--keep", "border"), "text.png cannot be read as a PNG or JPEG"),
         (
             ("--image", "large.png", "--keep", "border"),

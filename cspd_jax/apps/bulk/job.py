@@ -17,9 +17,10 @@ from cspd_jax._utils.typed import check_kinds
 from cspd_jax.apps.bulk.manifest import KIND, MOST_IMAGES, VERSION, Manifest
 from cspd_jax.errors import UserError, check_whole
 from cspd_jax.image import pixels
+from cspd_jax.image.known import Known
 from cspd_jax.image.methods import Method, Plain
 from cspd_jax.image.options import Options
-from cspd_jax.image.plan import Plan, check, resolve
+from cspd_jax.image.plan import Plan, check, checked_known, resolve
 from cspd_jax.weights.checks import check_image_model
 from cspd_jax.weights.models import VAE, ImageModel
 
@@ -39,6 +40,7 @@ class Job:
     shard_size: images of a file, a multiple of the batch; None is the batch.
     vae: decodes latents; None for models that make pixels, or if tokens are all that is wanted.
     tokens: whether tokens are stored.
+    known: tokens that stay, of M pictures: image i begins with those of picture i mod M.
     """
 
     model: ImageModel
@@ -52,9 +54,12 @@ class Job:
     shard_size: int | None = None
     vae: VAE | None = None
     tokens: bool = False
+    known: Known | None = None
 
     def __post_init__(self):
         check_image_model(self.model)
+        if self.options.known is not None:
+            raise UserError("the options of a job have known tokens; give them to the job itself (known)")
         check_kinds(self)
         check_whole("images", self.images, 1, MOST_IMAGES)
         check_whole("first", self.first, 0, MOST_IMAGES - self.images)
@@ -73,6 +78,9 @@ class Job:
             )
         asked = check(self.model, self.turn, self.method, self.options)
         object.__setattr__(self, "turn", asked.labels)
+        if self.known is not None:
+            found = checked_known(self.model, self.known, len(self.known.tokens))
+            object.__setattr__(self, "known", found)
         if asked.options.denoise == "auto":
             raise UserError(
                 "denoise auto measures, and could decide otherwise on another machine; say plain or"
@@ -90,9 +98,15 @@ class Job:
         """int32, of the images with these numbers."""
         return np.asarray(self.turn)[numbers % len(self.turn)]
 
+    def known_of(self, numbers: np.ndarray) -> Known | None:
+        """What the images with these numbers begin with."""
+        return None if self.known is None else self.known.at(numbers % len(self.known.mask))
+
     def plan(self) -> Plan:
         """What runs, for one batch. It may fit a drafter, and measures nothing."""
-        return resolve(self.model, self.labels_of(np.arange(self.batch)), self.method, self.options)
+        first = np.arange(self.batch)
+        options = dataclasses.replace(self.options, known=self.known_of(first))
+        return resolve(self.model, self.labels_of(first), self.method, options)
 
     def manifest(self, plan: Plan) -> Manifest:
         """All of it as JSON, with fingerprints of the weights."""
@@ -114,7 +128,7 @@ class Job:
                 "criterion": method.criterion_name,
                 "draft": draft and _identity(draft.name, draft.config, draft.params),
             },
-            sampler=plan.options.report(quiet=True),
+            sampler=plan.options.report(quiet=True) | self._known(),
             seed=self.seed,
             first=self.first,
             images=self.images,
@@ -132,6 +146,13 @@ class Job:
             lossless=exactness.lossless,
             why=exactness.why,
         )
+
+    def _known(self) -> dict[str, Any]:
+        if self.known is None:
+            return {}
+        arrays = (self.known.tokens.astype("<f4"), np.packbits(self.known.mask))
+        sha256 = hashlib.sha256(b"".join(a.tobytes() for a in arrays)).hexdigest()
+        return {"known": {"pictures": len(self.known.mask), "sha256": sha256}}
 
 
 def image_shape(model: ImageModel, vae: VAE | None) -> tuple[int, ...]:

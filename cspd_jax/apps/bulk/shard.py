@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import platform
 import time
@@ -42,16 +43,20 @@ def make_shard(
     starts = range(first // batch * batch, end, batch)
     parts: list[Shard] = []
     outputs: list[BatchOutput] = []
+    began: list[np.ndarray] = []  # tokens that were known
     for start in starts:
         numbers = start + np.arange(batch)
         wanted = (first <= numbers) & (numbers < end)
         rows = plan.batch_of(row_keys(key, batch, start), job.labels_of(numbers), wanted)
+        if (known := job.known_of(numbers)) is not None:
+            rows = rows._replace(options=dataclasses.replace(rows.options, known=known))
+            began.append(known.count)
         out = generate_batch(plan, rows, on_step, pieces)
         parts.append(_finished(job, max(start, first), out.tokens, job.labels_of(numbers), wanted))
         outputs.append(out)
     compiling = compile_seconds() - compiled
     facts = {
-        **_counts(plan, outputs, len(starts) * batch, end - first),
+        **_counts(plan, outputs, len(starts) * batch, end - first, began or None),
         "seconds": round(max(0.0, time.perf_counter() - begin - compiling), 4),
         "compile_seconds": round(compiling, 4),
         "non_finite": sum(int((~part.finite).sum()) for part in parts),
@@ -85,9 +90,12 @@ def _joined(parts: list[Shard]) -> Shard:
     return Shard(parts[0].first, *map(joined, Shard._fields[1:]))
 
 
-def _counts(plan: Plan, outputs: list[BatchOutput], rows: int, images: int) -> dict[str, Any]:
-    """What the batches cost, of which `rows` were evaluated and `images` wanted."""
-    info = summarise(plan, outputs, rows)
+def _counts(
+    plan: Plan, outputs: list[BatchOutput], rows: int, images: int, known: list[np.ndarray] | None
+) -> dict[str, Any]:
+    """What the batches cost, of which `rows` were evaluated and `images` wanted, and began with `known`
+    tokens."""
+    info = summarise(plan, outputs, rows, known)
     verified, chains = info.verified, info.chains
     # Of each row, and 0 where it was not wanted; absent where it is the same for all.
     each = [np.sum(out.counts.rounds) for out in outputs if hasattr(out.counts, "rounds")]

@@ -20,6 +20,7 @@ from cspd_jax.cli._generate_options import (
     say_what_is_less,
     with_draft,
 )
+from cspd_jax.cli._known import add_known_options, read_start
 from cspd_jax.cli._output import progress
 from cspd_jax.errors import UserError
 
@@ -77,6 +78,7 @@ def add_parser(subparsers) -> None:
     add_sampling(parser, "plain", ("plain", "speculative"), "plain")
     add_speculation(parser)
     add_shortcuts(parser)
+    add_known_options(parser)
     parser.set_defaults(func=run, shares_work=True)
 
 
@@ -112,8 +114,10 @@ def _make(args: argparse.Namespace) -> dict:
     args.denoise = args.denoise or "plain"  # nothing is measured, on any machine
     method, options = asked(args, outline)
     say_what_is_less(args, check(outline, turn, method, options).num_steps)
+    begun = read_start(args, outline)
     mesh = mesh_of(args, jax.local_devices())  # processes share the folder, not a mesh
     model = models.load(args.target, args.dtype, mesh)
+    vae = None if args.vae is None else models.load_vae(args.vae, args.dtype)
     job = bulk.Job(
         model,
         turn,
@@ -124,8 +128,9 @@ def _make(args: argparse.Namespace) -> dict:
         seed=args.seed,
         batch=args.batch,
         shard_size=args.shard_size,
-        vae=None if args.vae is None else models.load_vae(args.vae, args.dtype),
+        vae=vae,
         tokens=args.tokens,
+        known=None if begun is None else begun.known(model, vae),
     )
     return bulk.run(
         job, args.out, verify=args.verify_files, png=args.png, npz=args.npz, progress=True, tell=progress
