@@ -1,10 +1,14 @@
-"""The tiny NextStep-1 model whose numbers were recorded, as a Hugging Face folder and as a model."""
+"""The tiny NextStep-1 model whose numbers were recorded, as a Hugging Face folder and as a model.
+
+python tests/nextstep_tiny.py FOLDER    # with a tokenizer of three words and an autoencoder; all of it random
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -26,6 +30,18 @@ def write(path: Path, config: dict = CONFIG) -> Path:
     (path / "config.json").write_text(json.dumps(config))
     shutil.copyfile(GOLDEN / "nextstep_tiny.safetensors", path / "model.safetensors")
     return path
+
+
+def with_tokenizer(folder: Path) -> Path:
+    """Adds a tokenizer that knows the words red and x."""
+    words = {"?": 0, "red": 5, "<|image_area|>": 86, "1*2": 7, "2*2": 7, "x": 92}
+    vocabulary = {"type": "WordLevel", "vocab": words, "unk_token": "?"}
+    pieces = {"type": "Split", "pattern": {"String": " "}, "behavior": "Removed", "invert": False}
+    unset = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    added = {"id": 86, "content": "<|image_area|>", "special": True, **unset}
+    tokenizer = {"version": "1.0", "model": vocabulary, "pre_tokenizer": pieces, "added_tokens": [added]}
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    return folder
 
 
 def recorded() -> dict[str, np.ndarray]:
@@ -70,3 +86,8 @@ def run(model: models.ImageModel, arrays: dict[str, np.ndarray], name: str) -> R
     by_step = of_tokens.transpose(1, 2, 0, 3)
     noise = np.concatenate([np.zeros_like(by_step[:1]), by_step[:0:-1], by_step[:1]])
     return Run(model, options, jnp.asarray(noise))
+
+
+if __name__ == "__main__":
+    made = with_tokenizer(write(Path(sys.argv[1])))
+    shutil.copytree(GOLDEN.parent / "golden" / "flux", made / "vae")

@@ -363,20 +363,9 @@ def test_steps_of_speculation_are_those_of_the_chain(model):
 # The command line.
 
 
-def with_tokenizer(folder):
-    words = {"?": 0, "red": 5, "<|image_area|>": 86, "1*2": 7, "2*2": 7, "x": 92}
-    vocabulary = {"type": "WordLevel", "vocab": words, "unk_token": "?"}
-    pieces = {"type": "Split", "pattern": {"String": " "}, "behavior": "Removed", "invert": False}
-    unset = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-    added = {"id": 86, "content": "<|image_area|>", "special": True, **unset}
-    tokenizer = {"version": "1.0", "model": vocabulary, "pre_tokenizer": pieces, "added_tokens": [added]}
-    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
-    return folder
-
-
 def test_command_line(tmp_path, capsys):
     """A prompt as text beside one as ids, by the folder's tokenizer; its autoencoder is left alone."""
-    folder = with_tokenizer(tiny.write(tmp_path / "model"))
+    folder = tiny.with_tokenizer(tiny.write(tmp_path / "model"))
     (folder / "vae").mkdir()
     arguments = ["--prompt", "red red", "--prompt-ids", "5,86,7,92", "--grid", "1x2", "--n", "1", "--json"]
     arguments += ["--steps", "4", "--out", str(tmp_path / "out")]
@@ -391,7 +380,7 @@ def test_command_line(tmp_path, capsys):
 
 def test_prompts_in_one_call(tmp_path):
     """The same images as by ids."""
-    folder = with_tokenizer(tiny.write(tmp_path / "model", {**tiny.CONFIG, "latent_size": 2}))
+    folder = tiny.with_tokenizer(tiny.write(tmp_path / "model", {**tiny.CONFIG, "latent_size": 2}))
     model, options = cspd_jax.load(folder), ImageOptions(respacing=4, cfg=2.0, cfg_schedule="constant")
     made, info = cspd_jax.generate(jax.random.key(0), model, prompts=["red red", "x"], options=options)
     size = [86, 7, 92]
