@@ -36,7 +36,7 @@ class Known:
     mask: Any
 
     def at(self, index: Any) -> Known:
-        """Of some of the images."""
+        """Of some of the images, by an array of their numbers or a slice."""
         return Known(self.tokens[index], self.mask[index])
 
     @property

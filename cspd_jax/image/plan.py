@@ -118,6 +118,7 @@ class Plan:
 
     def first(self, images: int) -> Plan:
         """The same for its first images, side by side."""
+        check_whole("images", images, 1)
         known, scales = self.options.known, self.scales
         options = dataclasses.replace(self.options, known=None if known is None else known.at(slice(images)))
         return dataclasses.replace(

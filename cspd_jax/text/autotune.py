@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import jax
 
 from cspd_jax._utils.timing import Choice, choose
-from cspd_jax.errors import UserError, check_whole
+from cspd_jax.errors import UserError, check_whole, shown
 from cspd_jax.keys import independent_key
 from cspd_jax.text.comparison import Request
 from cspd_jax.text.drafters import DrafterLike
@@ -48,8 +48,8 @@ def fastest(
         variants["tree"] = request
     else:
         own = int(options.gamma)
-        if gammas is not None and not len(gammas):
-            raise UserError("gammas is empty; it must list numbers of drafts, as in (2, 4)")
+        if gammas is not None and not (isinstance(gammas, Sequence) and len(gammas)):
+            raise UserError(f"gammas is {shown(gammas)}; it must list numbers of drafts, as in (2, 4)")
         tried = sorted({min(2, own), own}) if gammas is None else gammas
         variants |= {f"gamma {g}": request.with_options(gamma=g) for g in tried}
     limit = int(options.max_new_tokens)

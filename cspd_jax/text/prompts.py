@@ -36,7 +36,9 @@ PromptsLike = Prompts | tuple[Array, Array] | Sequence[Sequence[int]]
 
 def pad_prompts(prompts: Sequence[Sequence[int] | np.ndarray]) -> Prompts:
     """Makes arrays of lists of ids, padded with zeros on the right."""
+    dims: Any = getattr(prompts, "ndim", 1)  # JAX's arrays of none are iterable by name
     require(isinstance(prompts, Iterable) and not isinstance(prompts, (str, bytes, dict)), _WANTED)
+    require(dims, _WANTED)
     rows = [_ids(prompt) for prompt in itertools.islice(prompts, limits.PROMPTS + 1)]
     require(len(rows) <= limits.PROMPTS, f"there are over {limits.PROMPTS} prompts; give some at a time")
     lengths = np.array([len(row) for row in rows], np.int32)

@@ -111,6 +111,8 @@ def bound(model: Model) -> tuple[Any, Any]:
         raise UserError(
             f"a model must be a TextModel or a pair (network, params), not {type(model).__name__}"
         )
+    if hasattr(network, "network"):  # a loaded model within the pair
+        raise UserError("a pair begins with a network; give the model, or (model.network, model.params)")
     if not hasattr(getattr(network, "config", None), "causal"):
         raise UserError(f"the network of a model must be a language model's, not a {type(network).__name__}")
     return getattr(model, "for_decoding", (network, params))

@@ -86,13 +86,14 @@ def blaming_parameters(*models: Any) -> Iterator[None]:
 
 
 def _check_parameters(where: str, config: Any, params: Any, error: Exception) -> None:
-    if not isinstance(params, Mapping):
+    kind = kind_with(config)
+    if kind is not None and not isinstance(params, Mapping):  # those of your own model may be anything
         raise UserError(f"{where} are of type {type(params).__name__}, not a dict of arrays") from error
     if any(isinstance(a, jax.Array) and _is_deleted(a) for a in jax.tree.leaves(params)):
         raise UserError(f"{where} have been deleted or donated; load the model again") from error
     if any(isinstance(a, jax.ShapeDtypeStruct) for a in jax.tree.leaves(params)):
         raise UserError(f"{where} are shapes, not arrays; load the model") from error
-    if (kind := kind_with(config)) is not None:
+    if kind is not None:
         try:
             parameters.check_shapes(params, kind.abstract_params(config), where)
         except AttributeError:

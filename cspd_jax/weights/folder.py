@@ -38,8 +38,8 @@ SINGLE_FILE = "params.safetensors"
 DTYPES = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16}
 
 
+_DTYPES = ("float32", "bfloat16", "float16", "float64", "mixed")
 _METADATA = (
-    ("dtype", str, "a string"),
     ("source", str, "a string"),
     ("source_sha256", str, "a string"),
     ("params_sha256", str, "a string"),
@@ -159,6 +159,8 @@ def read_description(path: str | os.PathLike) -> dict[str, Any]:
     config = read_config(kind, description.get("config"), str(file))
     with naming(file):
         check_whole("params", description.get("params", 1), 1)
+        if description.get("dtype") not in (None, *_DTYPES):
+            raise UserError(f"dtype is {shown(description['dtype'])}; it must be one of {', '.join(_DTYPES)}")
         for name, type_, told in _METADATA:
             if not isinstance(description.get(name), type_ | None):
                 raise UserError(f"{name} is {shown(description[name])}; it must be {told}")

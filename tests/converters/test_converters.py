@@ -253,7 +253,7 @@ def test_what_is_not_a_model(tmp_path, tiny):
     refused(
         tmp_path,
         {"w": tensor(np.zeros(2))},
-        "neither a MAR, a SphereAR, a KL-16, an S-VAE nor an Inception checkpoint; its tensors are: w",
+        "neither a MAR, a SphereAR, a KL-16, a FLUX-type, an S-VAE nor an Inception checkpoint; its tensors",
     )
     refused(tmp_path, {}, "its tensors are: none")
     refused(tmp_path, [1, 2], "holds a list, not a dictionary")

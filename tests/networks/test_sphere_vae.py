@@ -297,11 +297,11 @@ def test_autoencoders_that_do_not_fit():
     pixels.check_vae(model_of(Sizes(**like)), small)
     for sizes, vae, sentence in (
         (Sizes(), small, "it decodes 3 channels with stride 2, and the model makes 8"),
-        (Sizes(on_sphere=False, **like), small, "it is an S-VAE, and the model makes the tokens of a KL-16"),
+        (Sizes(on_sphere=False, **like), small, "it is an S-VAE, and the model makes the latents of a KL-16"),
         (
             Sizes(latent_channels=4, vae_stride=2),
             kl16,
-            "it is a KL-16, and the model makes the tokens of an S",
+            "it is a KL-16, and the model makes the latents of an S",
         ),
     ):
         with pytest.raises(UserError, match=sentence):

@@ -243,6 +243,7 @@ def test_models_of_another_kind(model):
         ((lm, None), None, "are of type NoneType"),
         ((lm, {}), None, "do not fit the network: missing"),
         ((lm, params), model, "must be a language model's"),
+        ((cspd_jax.load_text("text-default-draft"), params), None, "a pair begins with a network"),
         ((lm, params), text.PromptLookup, "the drafter is the class PromptLookup"),
         ((lm, params), (lm, {}), "do not fit the network: missing"),
     ):
@@ -664,7 +665,7 @@ def test_measurements_and_continuous_texts_of_another_kind():
         (lambda: text.generate(*given, text.Options(max_new_tokens=2, top_k=3)), "top_k has no effect at"),
         (lambda: text.generate(*given[:3], "lookup", how), "the drafter: a model must be a TextModel"),
         (lambda: text.PromptLookup(2, 3), "shortest is 3; it must be at most 2"),
-        (lambda: text.fastest(*given, how, gammas=()), "gammas is empty"),
+        (lambda: text.fastest(*given, how, gammas=()), "gammas is ()"),
         (lambda: masked.fastest(*filled, gammas=()), "gammas is (); it must list numbers of drafts"),
         (lambda: text.generate(*given[:3], filled[1], how), "the draft model is not causal"),
     ):
