@@ -41,7 +41,7 @@ WAYS = {
     "8 AR steps": ("lossy", Plain(), {"num_iter": 8}),
     "4 AR steps": ("lossy", Plain(), {"num_iter": 4}),
 }
-REGIONS = ("left-half", "top-half", "border", "50%")
+REGIONS = ("50%", "left-half", "top-half", "border")
 SHOWN = ("self + chains", "4 AR steps")
 REFERENCE_SEED, SEED = 7, 8
 
@@ -134,14 +134,14 @@ def show(model, reader, pages: Pages, region: str, rows: list[dict], toy: bool):
 
 
 def make_parser() -> Parser:
-    small = {"images": 8, "regions": "left-half", "ways": ";".join(("plain", *SHOWN))}
+    small = {"images": 8, "regions": "50%", "ways": ";".join(("plain", *SHOWN))}
     parser = Parser(__doc__, file=Path("inpainting.json"), rows=Path("inpainting.png"), **small)
     parser.add_argument("file", type=Path, metavar="OUT.json")
     parser.add_argument("--target", default="words", metavar="MODEL", help="of words (the embedded one)")
-    parser.add_argument("--images", type=int, default=200, help="pages (200), a multiple of 8")
+    parser.add_argument("--images", type=int, default=80, help="pages (80), a multiple of 8")
     parser.add_names("--regions", REGIONS, ";".join(REGIONS))
     parser.add_names("--ways", WAYS, ";".join(WAYS))
-    parser.add_argument("--rows", type=Path, help="pictures of the first region that is there")
+    parser.add_argument("--rows", type=Path, help="pictures of the first of --regions")
     parser.add_argument("--markdown", action="store_true", help="print what is there, and run nothing")
     return parser
 
@@ -168,7 +168,7 @@ def main() -> None:
         print(markdown(found["cells"]))
     if args.rows:
         pages = held_out(model, reader, BATCH)
-        show(model, reader, pages, found["cells"][0]["region"], found["cells"], args.toy).save(args.rows)
+        show(model, reader, pages, args.regions[0], found["cells"], args.toy).save(args.rows)
 
 
 def held_out(model, reader: measures.Reader, count: int) -> Pages:

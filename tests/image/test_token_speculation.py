@@ -128,6 +128,7 @@ CASES = {
         "speculation": ahead(gamma=3, **SIGMA_ONE),
         "draft": NEAR,
         "inside": ChainSpeculation((4,)),
+        "images": 400,
     },
 }
 

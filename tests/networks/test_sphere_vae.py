@@ -277,7 +277,7 @@ def test_a_file_becomes_an_autoencoder(tmp_path, capsys):
     assert converted["kind"] == "svae" and converted["config"]["channels"] == [64, 16, 16, 128]
     with pytest.raises(UserError, match="is a checkpoint of kind svae; the model must be of kind mar"):
         cspd_jax.load(tmp_path / "vae")
-    with pytest.raises(UserError, match="autoencoder must be of kind kl16 or svae"):
+    with pytest.raises(UserError, match="autoencoder must be of kind kl16 or flux or svae"):
         cspd_jax.load_vae(models.shipped_folder("default"))
     vae = cspd_jax.load_vae(tmp_path / "vae")
     jax.tree.map(np.testing.assert_array_equal, vae.params, load(FILE)[1])
