@@ -92,7 +92,7 @@ def _begun(args: argparse.Namespace):
     from cspd_jax.weights import models
 
     if args.preset is not None or args.target is None or args.target in models.NAMES:
-        return presets.preset(args.preset or _PRESET)
+        return presets.preset(_PRESET if args.preset is None else args.preset)
     if models.kind_of(args.target) != "mar":
         return presets.preset(_PRESET)
     outline = models.describe(args.target)

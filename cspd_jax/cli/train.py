@@ -162,7 +162,8 @@ def _configured(args: argparse.Namespace):
     from cspd_jax.training import presets
 
     if args.data is None or args.preset not in (None, presets.FOLDER):
-        return configure(args, lambda: presets.preset(args.preset or _PRESET))
+        name = _PRESET if args.preset is None else args.preset
+        return configure(args, lambda: presets.preset(name))
     return configure(args, lambda: presets.of_folder(args.data))
 
 

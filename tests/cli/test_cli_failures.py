@@ -36,6 +36,8 @@ DIGITS = "9" * 5000
     "arguments, sentence",
     [
         (["generate", "--n", "1000000000"], "images would take"),
+        (["train", "--preset", "", "--out", "made"], "preset '' is unknown"),
+        (["distill", "--preset", "", "--out", "made"], "preset '' is unknown"),
         (["generate", "--n", DIGITS], "'9999999999999999999999999999999999999999...' is not a positive"),
         (["generate", "--seed", DIGITS], "...' is not a whole number from 0 to 4294967295"),
         (["generate", "--labels", DIGITS], "... is out of range: the model has classes 0 to 7"),
