@@ -203,8 +203,13 @@ def check_new_folder(path: str | os.PathLike) -> None:
     elif os.path.lexists(path):
         raise UserError(f"{path} is a file; the results need a folder")
     elif not path.parent.is_dir():
-        raise UserError(f"{path} cannot be made: the folder {path.parent} does not exist")
+        raise UserError(f"{path} cannot be made: {path.parent} {not_a_folder(path.parent)}")
     check_writable(path)
+
+
+def not_a_folder(path: Path) -> str:
+    """What is wrong with what should be a folder."""
+    return "is a file, not a folder" if os.path.lexists(path) else "does not exist"
 
 
 def check_writable(path: str | os.PathLike) -> None:

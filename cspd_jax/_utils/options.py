@@ -42,7 +42,8 @@ def option(
 def check_options(options: Any, cls: Any, batch: int) -> None:
     """UserError unless these are options of that class with fields that may be, for so many rows."""
     if not isinstance(options, cls):
-        raise UserError(f"options is {options!r:.80}; it must be an {cls.__name__}(...)")
+        family = cls.__module__.split(".")[1]
+        raise UserError(f"options is {options!r:.80}; it must be a {family}.{cls.__name__}(...)")
     check_fields(options)
     for field in dataclasses.fields(options):
         value = getattr(options, field.name)

@@ -6,6 +6,7 @@ import contextlib
 import io
 import math
 import os
+import re
 import struct
 import tokenize
 import zipfile
@@ -78,8 +79,10 @@ def _damage(path: str | os.PathLike) -> Iterator[None]:
         yield
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
-    except KeyError as error:
-        raise UserError(f"{path}: {error.args[0]}") from None
+    except KeyError as error:  # of an archive: There is no item named 'x.npy' in the archive
+        absent = re.search(r"'(.*)\.npy'", str(error.args[0]))
+        told = f"there is no array {absent[1]} in it" if absent else error.args[0]
+        raise UserError(f"{path}: {told}") from None
     except (*UNREADABLE, *_BAD_HEADER) as error:
         raise UserError(f"{path} is damaged ({error})") from None
 

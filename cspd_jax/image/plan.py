@@ -337,7 +337,7 @@ def _one_scale(options: Options, images: int) -> tuple[Options, np.ndarray | Non
     """The options with one guidance scale, which what is compiled and fitted depends on; and the scale of
     each image, if they were given."""
     if not isinstance(options, Options):
-        raise UserError(f"options is {options!r:.80}; it must be an Options(...)")
+        raise UserError(f"options is {options!r:.80}; it must be a cspd_jax.Options(...)")
     if isinstance(options.cfg, jax.core.Tracer):
         return options, None
     try:

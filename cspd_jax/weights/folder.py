@@ -19,7 +19,7 @@ import ml_dtypes
 import numpy as np
 from jax.sharding import Mesh
 
-from cspd_jax._utils.files import check_writable, write_errors, written_beside
+from cspd_jax._utils.files import check_writable, not_a_folder, write_errors, written_beside
 from cspd_jax._utils.json_files import read_object
 from cspd_jax._utils.limits import is_there
 from cspd_jax._utils.typed import read_fields
@@ -138,7 +138,7 @@ def check_destination(path: str | os.PathLike) -> None:
     if os.path.lexists(path):
         raise UserError(f"{path} exists already; choose another name or remove it first")
     if not path.parent.is_dir():
-        raise UserError(f"{path} cannot be made: the folder {path.parent} does not exist")
+        raise UserError(f"{path} cannot be made: {path.parent} {not_a_folder(path.parent)}")
     check_writable(path)
 
 
@@ -152,6 +152,8 @@ def read_description(path: str | os.PathLike) -> dict[str, Any]:
     if not os.path.lexists(file):
         raise UserError(f"{path} is not a checkpoint: it has no config.json")
     description = read_object(file)
+    if "format_version" not in description and (path / "model").is_dir():
+        raise UserError(f"{path} is the folder of a training run; its model is {path / 'model'}")
     _check_version(description.get("format_version"), file)
     kind = get_kind(description.get("kind"), str(file))
     if not (path / "params").is_dir() and not is_there(path / SINGLE_FILE):

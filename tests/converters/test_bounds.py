@@ -128,7 +128,7 @@ def test_arrays_are_read(tmp_path):
     np.savez_compressed(tmp_path / "x.npz", a=np.arange(3), b="text")
     found = read_arrays(tmp_path / "x.npz", {"a": 24, "b": 16})
     assert found["a"].tolist() == [0, 1, 2] and str(found["b"]) == "text"
-    with pytest.raises(UserError, match=r"There is no item named 'c\.npy'"):
+    with pytest.raises(UserError, match=r"there is no array c in it"):
         read_arrays(tmp_path / "x.npz", {"c": None})
     (tmp_path / "x.npz").write_bytes((tmp_path / "x.npz").read_bytes()[:-30])
     with pytest.raises(UserError, match=r"x\.npz is damaged"):

@@ -711,7 +711,7 @@ def test_numbers_of_sampling():
     lm = text_models.model()
     model = lm, text_models.params(lm)
     for options, sentence in (
-        (0.7, r"options is 0.7; it must be an Options\(...\)"),
+        (0.7, r"options is 0.7; it must be a text.Options\(...\)"),
         (text.Options(temperature="1"), "temperature is '1'; it must be a number"),
         (text.Options(temperature=1.0, top_k=2.5), "top_k is 2.5; it must be a whole number"),
     ):

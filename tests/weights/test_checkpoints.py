@@ -95,7 +95,7 @@ def test_tuples_come_back_as_tuples():
 def test_destination(tmp_path, params, saved):
     with pytest.raises(UserError, match="exists already"):
         weights.save(saved, "mar", CONFIG, params)
-    with pytest.raises(UserError, match=r"folder .*nowhere does not exist"):
+    with pytest.raises(UserError, match=r"cannot be made: .*nowhere does not exist"):
         weights.save(tmp_path / "nowhere" / "x", "mar", CONFIG, params)
 
 

@@ -19,7 +19,7 @@ from PIL import Image, ImageOps
 from tqdm import tqdm
 
 from cspd_jax._utils import limits
-from cspd_jax._utils.files import file_sha256, write_text, written_beside
+from cspd_jax._utils.files import file_sha256, not_a_folder, write_text, written_beside
 from cspd_jax._utils.json_files import read_json
 from cspd_jax._utils.typed import check_kinds
 from cspd_jax.errors import UserError
@@ -246,7 +246,8 @@ def list_images(root: str) -> tuple[tuple[str, ...], list[ImageFile]]:
     one class, with its own name."""
     folder = pathlib.Path(root)
     if not root or not folder.is_dir():
-        raise UserError(f"the image folder {root!r} does not exist")
+        problem = not_a_folder(folder) if root else "does not exist"
+        raise UserError(f"the image folder {root!r} {problem}")
     classes = sorted(p.name for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
     files = [
         ImageFile(path, path.relative_to(folder).as_posix(), label)
