@@ -17,6 +17,8 @@ from PIL import Image
 pytestmark = pytest.mark.slow
 GENERATE = (
     "generate",
+    "--target",
+    "default",
     "--method",
     "plain",
     "--labels",
