@@ -11,7 +11,7 @@ from cspd_jax.errors import UserError
 
 _FORMATS = ("PNG", "JPEG")  # without this Pillow goes by the content, and may start programs
 _SUFFIXES = (".png", ".jpg", ".jpeg")
-_MOST = 100_000  # pictures of a folder
+_MOST = 10_000  # pictures of a folder, which are held at once
 _WHITE = 128
 
 
