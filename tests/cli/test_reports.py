@@ -57,6 +57,16 @@ def run(models, capsys):
     return run
 
 
+def test_a_checkpoint_says_how_it_is_sampled(run):
+    """Its guidance and temperature, where no other is asked for."""
+    own = ("--target", "{models}/own", "--method", "plain", "--num-iter", "1", "--labels", "0", "--n", "1")
+    for given, cfg in (((), 2.5), (("--cfg", "1"), 1.0)):
+        code, out, err = run(*own, "--json", *given)
+        reference = json.loads(out)["reference"]
+        assert code == 0 and (reference["cfg"], reference["temperature"]) == (cfg, 0.9)
+        assert f"is by default: {'' if given else '--cfg 2.5 '}--temperature 0.9" in err
+
+
 def test_files_and_report(run, tmp_path):
     argv = ("--target", "{models}/target", "--method", "plain", "--num-iter", "2", "--n", "2", "--seed", "7")
     code, out, err = run(*argv, "--labels", "bee,3-4")
@@ -76,14 +86,6 @@ def test_files_and_report(run, tmp_path):
     assert samples["labels"].tolist() == [1, 3, 4, 1, 3, 4]
     assert samples["tokens"].shape == (6, 16, 16)
     assert samples["accepted"].shape == (6, 16) and not samples["accepted"].any()
-
-    # The guidance and the temperature that the checkpoint is sampled with, where no other is asked for.
-    own = ("--target", "{models}/own", "--method", "plain", "--num-iter", "1", "--labels", "0", "--n", "1")
-    for given, cfg in (((), 2.5), (("--cfg", "1"), 1.0)):
-        code, out, err = run(*own, "--json", *given)
-        reference = json.loads(out)["reference"]
-        assert code == 0 and (reference["cfg"], reference["temperature"]) == (cfg, 0.9)
-        assert f"is by default: {'' if given else '--cfg 2.5 '}--temperature 0.9" in err
 
     # Again, in smaller batches, as JSON, into an empty folder.
     os.mkdir("mine")
