@@ -96,7 +96,17 @@ def filled(mesh, **options):
     }
 
 
+def half_known(images):
+    """Each image knows another number of tokens."""
+    random = np.random.default_rng(0)
+    counts = np.arange(images) % (tiny.PIXELS.seq_len + 1)
+    mask = random.random((images, tiny.PIXELS.seq_len)).argsort(axis=1) < counts[:, None]
+    return cspd_jax.Known(random.normal(size=(*mask.shape, tiny.PIXELS.token_dim)), mask)
+
+
 CASES = {
+    "plain known": image(lambda model: cspd_jax.Plain(), known=half_known(IMAGES)),
+    "self known": image(lambda model: cspd_jax.SelfSpeculation(gamma=2), known=half_known(IMAGES)),
     "plain": image(lambda model: cspd_jax.Plain(), cfg=2.0),
     "chains": image(
         lambda model: cspd_jax.Plain(),
