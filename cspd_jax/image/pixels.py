@@ -83,7 +83,7 @@ def to_tokens(model: ImageModel, images: np.ndarray, vae: VAE | None = None) -> 
             raise UserError(f"{model.name} makes pixels; it needs no autoencoder")
         return patchify(pixels, config.patch_size)
     if vae is None:
-        raise UserError(f"{model.name} has latents; give the autoencoder (vae) that pictures are encoded by")
+        raise UserError(f"{model.name} has latents; give the autoencoder that encodes pictures (vae, --vae)")
     check_vae(model, vae)
     one_by_one = (_encode(vae.config, vae.params, image[None], vae.dtype) for image in pixels)
     latents = np.concatenate([np.asarray(latent) for latent in one_by_one])
