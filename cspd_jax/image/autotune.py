@@ -10,9 +10,10 @@ import jax
 from cspd_jax.errors import UserError, is_out_of_memory
 from cspd_jax.image.chain import calibration, choice
 from cspd_jax.image.comparison import beside_plain
+from cspd_jax.image.given import Labels, outside_jit
 from cspd_jax.image.methods import Plain, SelfSpeculation
 from cspd_jax.image.options import Options
-from cspd_jax.image.plan import Labels, Plan, check, outside_jit, resolve, settle
+from cspd_jax.image.plan import Plan, check, resolve, settle
 from cspd_jax.image.protocol import CausalTokenModel
 from cspd_jax.keys import independent_key
 from cspd_jax.weights.models import ImageModel

@@ -17,11 +17,12 @@ from cspd_jax.coupling.draft_length import speedup
 from cspd_jax.errors import check_whole
 from cspd_jax.image import generation
 from cspd_jax.image.counts import NetworkCalls
+from cspd_jax.image.given import Labels, outside_jit
 from cspd_jax.image.info import Info
 from cspd_jax.image.lossy.shortcuts import Checkerboard
 from cspd_jax.image.methods import Method, Plain, SelfSpeculation
 from cspd_jax.image.options import Options
-from cspd_jax.image.plan import Labels, Plan, outside_jit, resolve
+from cspd_jax.image.plan import Plan, resolve
 from cspd_jax.weights.models import ImageModel
 
 Array = jax.Array

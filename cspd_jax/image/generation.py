@@ -14,10 +14,11 @@ from cspd_jax.errors import UserError, check_whole, shown
 from cspd_jax.image import sharded
 from cspd_jax.image.bound import Batch
 from cspd_jax.image.counts import BatchOutput
+from cspd_jax.image.given import Labels, outside_jit
 from cspd_jax.image.info import Info, summarise
 from cspd_jax.image.methods import Method, Plain
 from cspd_jax.image.options import Options
-from cspd_jax.image.plan import Labels, Plan, outside_jit, resolve
+from cspd_jax.image.plan import Plan, resolve
 from cspd_jax.image.prompts import ask
 from cspd_jax.keys import keys_per_row, row_keys
 from cspd_jax.weights.checks import blaming_parameters

@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax._utils import limits, process
-from cspd_jax._utils.typed import as_array, check_fields, whole_numbers
+from cspd_jax._utils import process
 from cspd_jax.diffusion.flow import is_flow, of_kind
 from cspd_jax.diffusion.schedule import sampling_schedule
-from cspd_jax.errors import LARGEST, UserError, check_range, check_whole, shown
+from cspd_jax.errors import UserError, check_range, check_whole, shown
 from cspd_jax.image import known as knowing
 from cspd_jax.image.bound import Batch
 from cspd_jax.image.chain import calibration, choice, drafters
 from cspd_jax.image.counts import BatchOutput
 from cspd_jax.image.exactness import Exactness
+from cspd_jax.image.given import (
+    Labels,
+    check_given,
+    check_method,
+    checked_active,
+    checked_known,
+    checked_labels,
+    one_scale,
+    outside_jit,
+)
 from cspd_jax.image.known import Known
 from cspd_jax.image.lossy.shortcuts import Checkerboard
 from cspd_jax.image.methods import Method, Plain
@@ -32,7 +39,6 @@ from cspd_jax.weights.checks import blaming_parameters, check_floats, check_imag
 from cspd_jax.weights.models import ImageModel
 
 Array = jax.Array
-Labels = Sequence[int] | np.ndarray | Array
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -61,9 +67,9 @@ class Plan:
     def __post_init__(self) -> None:
         """UserError for what a plan edited by `dataclasses.replace` cannot have."""
         check_image_model(self.model)
-        _check_method(self.method)
+        check_method(self.method)
         check_whole("batch", self.batch, 1)
-        object.__setattr__(self, "labels", _checked_labels(self.model, self.labels))
+        object.__setattr__(self, "labels", checked_labels(self.model, self.labels))
         if self.scales is not None and np.shape(self.scales) != self.labels.shape:
             raise UserError(f"scales are {shown(self.scales)}; there must be one for each label")
         options = self.options
@@ -174,19 +180,19 @@ class Plan:
             raise UserError("the plan was made without guidance; make it with the cfg that is used most")
         keys = as_typed(keys)
         if not isinstance(labels, jax.core.Tracer):
-            labels = jnp.asarray(_checked_labels(self.model, labels))
+            labels = jnp.asarray(checked_labels(self.model, labels))
         if keys.ndim != 1 or np.shape(labels) != keys.shape:
             raise UserError(
                 f"keys have shape {keys.shape}, labels {np.shape(labels)}; give one of each for every image"
             )
         if not jnp.issubdtype(jnp.asarray(labels).dtype, jnp.integer):
             raise UserError(f"labels are of type {jnp.asarray(labels).dtype}; they must be class numbers")
-        _check_given("cfg", cfg, ((), keys.shape))
-        _check_given("temperature", temperature, ((),))
+        check_given("cfg", cfg, ((), keys.shape))
+        check_given("temperature", temperature, ((),))
         if temperature is not None and not isinstance(temperature, jax.core.Tracer):
             check_range("temperature", float(np.float32(temperature)), above=0.0)
         if active is not None:
-            active = _checked_active(active, keys.shape)
+            active = checked_active(active, keys.shape)
         params = self.model.params if params is None else params
         check_floats("the parameters", self.model.config, params)
         known = self._known(known, len(keys))
@@ -214,38 +220,6 @@ class Plan:
         return knowing.check_traced(known, images, network.seq_len, network.token_dim)
 
 
-def _check_given(name: str, value: Any, shapes: tuple[tuple[int, ...], ...]) -> None:
-    """UserError unless it is None, or real numbers of one of these shapes, which may be traced."""
-    if value is None:
-        return
-    try:
-        kind = np.asarray(value).dtype if not hasattr(value, "dtype") else value.dtype
-    except ValueError:  # lists of several lengths
-        raise UserError(f"{name} is {shown(value)}; it must be a number") from None
-    if not (jnp.issubdtype(kind, jnp.floating) or jnp.issubdtype(kind, jnp.integer)):
-        raise UserError(f"{name} is {shown(value)}; it must be a number")
-    if np.shape(value) not in shapes:
-        wanted = " or ".join(str(list(shape)) for shape in shapes)
-        raise UserError(f"{name} has shape {list(np.shape(value))}; it must have shape {wanted}")
-    if isinstance(value, jax.core.Tracer):
-        return
-    numbers = np.asarray(value, float)
-    if not ((numbers >= 0) & (numbers <= LARGEST)).all():
-        raise UserError(f"{name} is {shown(value)}; it must be from 0 to {LARGEST:g}")
-
-
-def _checked_active(active: Any, shape: tuple[int, ...]) -> jax.Array:
-    """Flags of this shape; UserError for anything else."""
-    traced = isinstance(active, jax.core.Tracer)
-    try:
-        flags = active if traced else as_array(active)
-    except ValueError:  # lists of several lengths
-        flags = np.asarray(None)
-    if flags.shape != shape or flags.dtype.kind not in "biu":
-        raise UserError(f"active is {shown(active)}; it must be true or false for every image")
-    return jnp.asarray(flags != 0)
-
-
 def resolve(
     model: ImageModel,
     labels: Labels,
@@ -258,18 +232,6 @@ def resolve(
         return settle(check(model, labels, method, options), batch)
 
 
-@contextlib.contextmanager
-def outside_jit(name: str) -> Iterator[None]:
-    """A UserError in place of what numpy says of values that are traced."""
-    try:
-        yield
-    except jax.errors.TracerArrayConversionError:
-        raise UserError(
-            f"{name} was called with traced values, inside jit or vmap, where nothing can be decided; make a"
-            " plan outside (cspd_jax.image.resolve) and call its `sample` there"
-        ) from None
-
-
 def check(
     model: ImageModel,
     labels: Labels,
@@ -280,12 +242,12 @@ def check(
     can have. The model may have no parameters yet."""
     process.check()
     check_image_model(model)
-    classes = _checked_labels(model, labels)
-    options, scales = _one_scale(options, len(classes))
+    classes = checked_labels(model, labels)
+    options, scales = one_scale(options, len(classes))
     options = options.checked()
     if options.known is not None:
         options = dataclasses.replace(options, known=checked_known(model, options.known, len(classes)))
-    _check_method(method)
+    check_method(method)
     length = model.network.seq_len
     if isinstance(model.network, CausalTokenModel):
         options = _causal(model, method, options)
@@ -331,72 +293,6 @@ def settle(plan: Plan, batch: int | None = None) -> Plan:
         of_draft = calibration.get(draft, options).calibration.drafter
         options = dataclasses.replace(options, draft_drafter=of_draft)
     return dataclasses.replace(plan, options=options, drafter_source=source, measured_seconds=seconds)
-
-
-def _one_scale(options: Options, images: int) -> tuple[Options, np.ndarray | None]:
-    """The options with one guidance scale, which what is compiled and fitted depends on; and the scale of
-    each image, if they were given."""
-    if not isinstance(options, Options):
-        raise UserError(f"options is {options!r:.80}; it must be a cspd_jax.Options(...)")
-    if isinstance(options.cfg, jax.core.Tracer):
-        return options, None
-    try:
-        given = as_array(options.cfg)
-    except ValueError:  # lists of several lengths and keys, which are refused as no number
-        return options, None
-    if given.ndim != 1 or given.size == 1:
-        return options, None
-    each = options.cfg if isinstance(options.cfg, list | tuple) else np.asarray(options.cfg).tolist()
-    scales: list[Any] = [dataclasses.replace(options, cfg=cfg).checked().cfg for cfg in each]
-    if len(scales) != images:
-        raise UserError(f"cfg has {len(scales)} numbers for {images} images; give one for all, or one each")
-    guided = any(scale != 1 for scale in scales) if options.guided is None else options.guided
-    mean = float(np.mean(scales))
-    return dataclasses.replace(options, cfg=mean, guided=guided), np.asarray(scales, np.float32)
-
-
-def _checked_labels(model: ImageModel, labels: Any) -> np.ndarray:
-    dims: Any = getattr(labels, "ndim", 1)
-    listed = hasattr(labels, "__len__") and dims
-    if listed and len(labels) > limits.IMAGES:
-        raise UserError(f"there are {len(labels)} labels; ask for at most {limits.IMAGES} images at a time")
-    try:
-        labels = whole_numbers(labels)
-    except ValueError:
-        labels = np.asarray(None)
-    if labels.ndim != 1 or not labels.size:
-        raise UserError("labels must be a list of at least one class number, for example [0, 1, 2]")
-    classes = model.config.num_classes
-    if not classes:
-        raise UserError(f"{model.name} makes images from prompts; bind some (cspd_jax.image.prompts.bind)")
-    wrong = labels[(labels < -1) | (labels >= classes)]
-    if wrong.size:
-        raise UserError(
-            f"label {shown(wrong.tolist()[0])} is out of range: the model has classes 0 to {classes - 1}"
-            " (-1 is no class)"
-        )
-    return labels.astype(np.int32)
-
-
-def checked_known(model: ImageModel, given: Known, images: int) -> Known:
-    """In numpy, of so many images; UserError for what the model cannot keep."""
-    found = knowing.checked(given, images, model.network.seq_len, model.network.token_dim)
-    if isinstance(model.network, CausalTokenModel):
-        knowing.check_prefix(found)
-    return found
-
-
-def _check_method(method: Any) -> None:
-    if isinstance(method, type) or not hasattr(method, "summarise"):
-        raise UserError(
-            f"method is {shown(method)}; it must be a method object such as Plain(), SelfSpeculation() or"
-            " DraftSpeculation(draft)"
-        )
-    for part in (method, getattr(method, "criterion", None)):
-        if dataclasses.is_dataclass(part) and not isinstance(part, type):
-            check_fields(part)
-    if method.draft_model is not None:
-        check_image_model(method.draft_model, "draft")
 
 
 def _causal(model: ImageModel, method: Method, options: Options) -> Options:

@@ -17,10 +17,11 @@ from cspd_jax._utils.typed import check_kinds
 from cspd_jax.apps.bulk.manifest import KIND, MOST_IMAGES, VERSION, Manifest
 from cspd_jax.errors import UserError, check_whole
 from cspd_jax.image import pixels
+from cspd_jax.image.given import checked_known
 from cspd_jax.image.known import Known
 from cspd_jax.image.methods import Method, Plain
 from cspd_jax.image.options import Options
-from cspd_jax.image.plan import Plan, check, checked_known, resolve
+from cspd_jax.image.plan import Plan, check, resolve
 from cspd_jax.weights.checks import check_image_model
 from cspd_jax.weights.models import VAE, ImageModel
 
