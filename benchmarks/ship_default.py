@@ -33,7 +33,7 @@ def make_parser() -> Parser:
     parser.add_argument("model", type=Path, help="checkpoint folder of a finished run")
     parser.add_argument("name", choices=[*models.DEFAULTS.values(), *models.TEXT_DEFAULTS.values()])
     parser.add_argument("--cfg", type=float, help="guidance that it is sampled with, and the gains are of")
-    parser.add_argument("--cfg-schedule", choices=SAMPLING["cfg_schedule"], help="the same of its schedule")
+    parser.add_argument("--cfg-schedule", choices=("linear", "constant"), help="the same of its schedule")
     parser.add_argument("--temperature", type=float, help="the same of the temperature")
     parser.add_argument("--into", type=Path, default=DEFAULTS, help="folder of the defaults (the package's)")
     return parser

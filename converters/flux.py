@@ -13,14 +13,12 @@ from typing import Any
 
 from cspd_jax._utils.json_files import read_object
 from cspd_jax.converters import kl16
-from cspd_jax.converters._tables import Format, Shape
+from cspd_jax.converters._tables import Shape
 from cspd_jax.errors import UserError, is_finite, naming, shown
-from cspd_jax.networks.autoencoder import abstract_params
 from cspd_jax.networks.config import FluxConfig
 
 INSIDE = "vae"  # of a NextStep-1 model's folder
 FILES = ("checkpoint.pt", "checkpoint.safetensors", "diffusion_pytorch_model.safetensors")
-FORMAT = Format(kl16.TABLE[1:], abstract_params)
 _SETTINGS = {"scaling_factor": "scale", "shift_factor": "shift"}
 
 

@@ -43,7 +43,7 @@ _FORMATS: dict[str, Format] = {
     "sphere": sphere.FORMAT,
     "nextstep": nextstep.FORMAT,
     "kl16": kl16.FORMAT,
-    "flux": flux.FORMAT,
+    "flux": kl16.FORMAT,
     "svae": sphere_vae.FORMAT,
     "inception": inception.FORMAT,
     "lm": hf_lm.FORMAT,

@@ -8,8 +8,6 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
-
 from cspd_jax._utils import limits
 from cspd_jax.errors import UserError, check_range, check_whole, naming, shown
 
@@ -87,30 +85,6 @@ def check_flag(name: str, value: Any) -> None:
     told, is_flag = _KINDS["bool"]
     if not is_flag(value):
         raise UserError(f"{name} is {shown(value)}; it must be {told}")
-
-
-def as_array(values: Any) -> np.ndarray:
-    """A list or an array as numpy has it; ValueError for lists of several lengths, keys, deleted arrays,
-    bytes, and arrays with entries that are masked out, whose values numpy would take."""
-    if isinstance(values, bytes | bytearray | memoryview | np.ma.MaskedArray):
-        raise ValueError("neither a list nor an array")
-    try:
-        return np.asarray(values)
-    except (TypeError, RuntimeError, OverflowError) as error:  # keys, arrays that have been deleted
-        if type(error).__name__ == "TracerArrayConversionError":
-            raise
-        raise ValueError("neither a list nor an array of numbers") from None
-
-
-def whole_numbers(values: Any) -> np.ndarray:
-    """`as_array` of whole numbers of any size; ValueError for others."""
-    array = as_array(values)
-    if array.dtype.name in ("int2", "uint2", "int4", "uint4"):  # ml_dtypes', which numpy knows little of
-        array = array.astype(np.int8)
-    whole = array.dtype.kind in "iu" or (array.dtype == object and all(type(v) is int for v in array.flat))
-    if array.size and not whole:
-        raise ValueError("not whole numbers")
-    return array
 
 
 def _all(kind: type, values: Any) -> bool:

@@ -9,7 +9,7 @@ import re
 from cspd_jax._utils.sampling import SAMPLING
 from cspd_jax.cli._arguments import add_mesh_option, check_fits, parse_labels, positive, seed, shown
 from cspd_jax.cli._output import progress
-from cspd_jax.errors import UserError
+from cspd_jax.errors import UserError, naming
 
 _CLASSES = 10  # generated without --labels
 
@@ -305,6 +305,10 @@ def options_of(args: argparse.Namespace, **more):
 def take_own(args: argparse.Namespace, model) -> str:
     """Flags of sampling that were not given are what the model is sampled with; returns them as they would be
     given."""
+    from cspd_jax.image.options import Options
+
+    with naming(f"sampling of the checkpoint {model.name}"):
+        Options(**model.sampling).checked()
     taken = {name: value for name, value in model.sampling.items() if getattr(args, name, 0) is None}
     vars(args).update(taken)
     return " ".join(f"{_flag(name)} {value}" for name, value in taken.items())

@@ -68,13 +68,6 @@ class Start(NamedTuple):
         return Known(np.zeros(shape, np.float32), np.broadcast_to(self.mask, shape[:2]))
 
 
-def in_turn(known, images: int):
-    """Of so many images, which take the pictures in turn."""
-    import numpy as np
-
-    return known.at(np.arange(images) % len(known.mask))
-
-
 def read_start(args: argparse.Namespace, model) -> Start | None:
     """What --image and --keep say, for a model that may have no parameters yet; None without --image."""
     if args.image is None:

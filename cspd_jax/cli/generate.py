@@ -21,7 +21,7 @@ from cspd_jax.cli._generate_options import (
     with_draft,
 )
 from cspd_jax.cli._image_prompts import add_image_prompt_options, with_prompts
-from cspd_jax.cli._known import add_known_options, in_turn, read_start
+from cspd_jax.cli._known import add_known_options, read_start
 from cspd_jax.cli._output import progress
 from cspd_jax.errors import UserError, one_line
 
@@ -58,6 +58,7 @@ def run(args: argparse.Namespace) -> None:
 
     compilation.use_cache()
     import jax
+    import numpy as np
 
     from cspd_jax.image.plan import check, resolve
     from cspd_jax.parallel import processes
@@ -71,9 +72,9 @@ def run(args: argparse.Namespace) -> None:
     check_memory(args, outline, len(turn) * args.n)
     labels = turn * args.n
     method, options = asked(args, outline)
-    begun = read_start(args, outline)
+    begun, numbers = read_start(args, outline), np.arange(len(labels))
     if begun is not None:
-        options = dataclasses.replace(options, known=in_turn(begun.outline(outline), len(labels)))
+        options = dataclasses.replace(options, known=begun.outline(outline).in_turn(numbers))
     checked = check(outline, labels, method, options)  # before anything is loaded
     say_what_is_less(args, checked.num_steps)
     start = time.perf_counter()
@@ -82,7 +83,7 @@ def run(args: argparse.Namespace) -> None:
     method = with_draft(args, method, mesh)
     vae = _autoencoder(args, model)
     if begun is not None:
-        options = dataclasses.replace(options, known=in_turn(begun.known(model, vae), len(labels)))
+        options = dataclasses.replace(options, known=begun.known(model, vae).in_turn(numbers))
     load_seconds = time.perf_counter() - start
 
     if not processes.is_alone() and (args.method is None or args.compare or args.denoise == "auto"):

@@ -54,11 +54,11 @@ _WHERE = {
     "fastest": "autotune",
     "generate": "generation",
     "generate_batches": "generation",
+    "keep": "regions",
     "resolve": "plan",
     "run": "generation",
     "stream": "generation",
     "to_images": "pixels",
-    "keep": "regions",
     "to_latents": "pixels",
     "to_tokens": "pixels",
 }

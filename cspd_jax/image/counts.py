@@ -111,11 +111,15 @@ class Generated(NamedTuple):
         """That were made."""
         return self.images * self.length - sum(int(batch.sum()) for batch in self.known or [])
 
-    def steps(self, groups: Sequence[Group]) -> int:
-        """AR steps of these groups that all batches make, one after the other."""
+    def left(self, groups: Sequence[Group]) -> list[list[bool]]:
+        """Which AR steps of these groups each batch makes."""
         if self.known is None:
-            return self.batches * len(groups)
-        return sum(sum(steps_left(groups, batch)) for batch in self.known)
+            return [[True] * len(groups)] * self.batches
+        return [steps_left(groups, batch) for batch in self.known]
+
+    def steps(self, groups: Sequence[Group]) -> int:
+        """How many of them all batches make, one after the other."""
+        return sum(map(sum, self.left(groups)))
 
     def steps_of_image(self, groups: Sequence[Group]) -> float:
         """On average."""

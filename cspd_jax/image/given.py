@@ -12,7 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax._utils import limits
-from cspd_jax._utils.typed import as_array, check_fields, whole_numbers
+from cspd_jax._utils.arrays import as_array, whole_numbers
+from cspd_jax._utils.typed import check_fields
 from cspd_jax.errors import LARGEST, UserError, shown
 from cspd_jax.image import known as knowing
 from cspd_jax.image.known import Known

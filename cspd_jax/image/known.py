@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax._utils.typed import as_array
+from cspd_jax._utils.arrays import as_array
 from cspd_jax.errors import UserError
 from cspd_jax.image.order import Group
 
@@ -38,6 +38,10 @@ class Known:
     def at(self, index: Any) -> Known:
         """Of some of the images, by an array of their numbers or a slice."""
         return Known(self.tokens[index], self.mask[index])
+
+    def in_turn(self, numbers: np.ndarray) -> Known:
+        """Of images with these numbers, which take the pictures in turn."""
+        return self.at(numbers % len(self.mask))
 
     @property
     def count(self) -> Any:

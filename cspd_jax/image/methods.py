@@ -6,6 +6,7 @@ A method is frozen and hashable. It decides what is compiled; parameters, keys a
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator
 from typing import Any, ClassVar, Protocol
 
@@ -365,21 +366,24 @@ class ReleasedRunner:
         steps = released.schedule(made.length, options.num_iter or made.length, self.runner)
         T = sampling_schedule(str(options.respacing)).num_steps
         rows = made.batch * (1 + bool(options.guided))
-        calls, drawn = {True: 0, False: 0}, {True: 0, False: 0}  # by whether the draft draws, with padding
+        left = made.left([step.group for step in steps])
+        each = [released.calls(tuple(itertools.compress(steps, batch)), T) for batch in left]
+        calls = NetworkCalls(*(sum(of_batches) for of_batches in zip(*each)))
+        drawn = {True: 0, False: 0}  # by whether the draft draws them, with the padding of groups and blocks
         for segment in released.plan_segments(steps, made.length, options.prefix_buckets or 1):
-            made_here = made.steps([step.group for step in segment.steps])
-            judged = made.steps([step.group for step in segment.steps if step.block is not None])
-            calls[segment.drafted] += made_here
-            drawn[segment.drafted] += made_here * segment.width
-            calls[False] += judged
-            drawn[False] += judged * segment.block
+            drawn[segment.drafted] += made.steps([step.group for step in segment.steps]) * segment.width
+            judged = [step.group for step in segment.steps if step.block is not None]
+            drawn[False] += made.steps(judged) * segment.block
         summed = jax.tree.map(lambda *parts: sum(parts), *counts)
         tested, accepted = summed.tested[:, None], summed.accepted[:, None]
         return Summary(
-            rounds=calls[False] / made.batches,
-            sequential=NetworkCalls(calls[False], calls[False] * T, calls[True], calls[True] * T),
+            rounds=calls.target_backbone / made.batches,
+            sequential=calls,
             total=NetworkCalls(
-                calls[False] * rows, drawn[False] * rows * T, calls[True] * rows, drawn[True] * rows * T
+                calls.target_backbone * rows,
+                drawn[False] * rows * T,
+                calls.draft_backbone * rows,
+                drawn[True] * rows * T,
             ),
             verified=TokenInfo(tested, accepted, int(summed.tries.sum()), 0, int(summed.zeros)),
         )

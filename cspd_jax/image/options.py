@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from cspd_jax._utils.arrays import as_array
 from cspd_jax._utils.options import documented, option
-from cspd_jax._utils.typed import as_array, check_fields, reported
+from cspd_jax._utils.typed import check_fields, reported
 from cspd_jax.errors import UserError, check_range, check_whole, shown
 
 if TYPE_CHECKING:  # the command line makes its flags of this module and answers before jax is loaded

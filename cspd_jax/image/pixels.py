@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from cspd_jax._utils import limits
-from cspd_jax._utils.typed import as_array
+from cspd_jax._utils.arrays import as_array
 from cspd_jax.errors import UserError
 from cspd_jax.image.regions import size_of
 from cspd_jax.networks import autoencoder, sphere_vae

@@ -13,7 +13,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax._utils.typed import whole_numbers
+from cspd_jax._utils.arrays import whole_numbers
 from cspd_jax.errors import UserError, shown
 from cspd_jax.networks.nextstep import PADDING, PROMPTS
 from cspd_jax.networks.nextstep_config import NextStepConfig

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from cspd_jax._utils.typed import as_array
+from cspd_jax._utils.arrays import as_array
 from cspd_jax.errors import UserError, check_whole, shown
 from cspd_jax.weights.checks import check_image_model
 from cspd_jax.weights.models import ImageModel

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from cspd_jax._utils.typed import as_array
+from cspd_jax._utils.arrays import as_array
 from cspd_jax.errors import UserError, check_whole, shown
 
 _CELL = 64  # small images are enlarged to about this size in pixels

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax._utils.typed import as_array
+from cspd_jax._utils.arrays import as_array
 from cspd_jax.errors import UserError, shown
 from cspd_jax.keys import keys_per_row
 

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from cspd_jax._utils import limits
-from cspd_jax._utils.typed import as_array
+from cspd_jax._utils.arrays import as_array
 from cspd_jax.errors import UserError, shown
 from cspd_jax.text.checks import concrete, holds, require
 from cspd_jax.text.protocol import LanguageModelConfig

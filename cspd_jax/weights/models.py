@@ -46,7 +46,7 @@ TEXT_DEFAULTS = {
 }
 NAMES = (*DEFAULTS, *MAR_PRESETS)
 _IMAGES = "image"  # in place of the kinds of image models
-AUTOENCODER = "vae"  # within the checkpoint folder of a model that came with one
+AUTOENCODER = flux.INSIDE  # within the checkpoint folder of a model that came with one
 _MOST_PADDING = 1024  # ids; published models of one tokenizer differ by some hundreds
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
 _SHIPPED = Path(__file__).parents[1] / "defaults"

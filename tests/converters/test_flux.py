@@ -18,7 +18,6 @@ import cspd_jax
 from cspd_jax import UserError
 from cspd_jax.apps.cli import main
 from cspd_jax.converters import kl16
-from cspd_jax.converters.flux import FORMAT
 from cspd_jax.converters.source import convert, make_config, open_source
 from cspd_jax.image import pixels, to_tokens
 from cspd_jax.networks import autoencoder
@@ -80,11 +79,8 @@ def test_weights_alone_are_taken_for_those_of_flux(vae):
 def test_names_are_those_of_kl16_without_its_convolutions():
     sizes = {"channels": 32, "channel_mult": (1, 2), "z_channels": 4, "embed_dim": 4, "num_res_blocks": 1}
     named = [
-        {e.name for e in table.wanted(config, "")}
-        for table, config in (
-            (kl16.FORMAT, KLConfig(**sizes, encoder_attention_levels=())),
-            (FORMAT, FluxConfig(**sizes)),
-        )
+        {e.name for e in kl16.FORMAT.wanted(config, "")}
+        for config in (KLConfig(**sizes, encoder_attention_levels=()), FluxConfig(**sizes))
     ]
     assert {name.split(".")[0] for name in named[0] - named[1]} == {"quant_conv", "post_quant_conv"}
     assert named[1] < named[0]

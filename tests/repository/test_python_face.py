@@ -282,15 +282,15 @@ def test_keys_labels_and_pictures(model):
     [
         ("cfg", "sampling of the checkpoint is 'cfg'; it must be an object with some of cfg, cfg_schedule"),
         ({"num_iter": 4}, "it must be an object with some of cfg"),
-        ({"cfg": "2"}, "cfg of the checkpoint's sampling is '2'; it must be a finite number"),
-        ({"cfg": -1}, "cfg of the checkpoint's sampling is -1.0; it must be at least 0"),
-        ({"cfg_schedule": ["linear"]}, "sampling is ['linear']; it must be linear or constant"),
+        ({"cfg": "2"}, "cfg is '2'; it must be a finite number"),
+        ({"cfg": -1}, "cfg is -1.0; guidance must be 0 or more"),
+        ({"cfg_schedule": ["linear"]}, "guidance schedule ['linear'] is unknown"),
     ],
 )
 def test_what_a_checkpoint_says_of_sampling(model, own, sentence):
     damaged = dataclasses.replace(model, metadata={"extra": {"sampling": own}})
     with pytest.raises(UserError, match=re.escape(sentence)):
-        Options(**damaged.sampling)
+        Options(**damaged.sampling).checked()
 
 
 @pytest.mark.parametrize("given", [None, {}, {"cfg": 2, "cfg_schedule": "constant", "temperature": 0.9}])

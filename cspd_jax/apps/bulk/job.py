@@ -101,7 +101,7 @@ class Job:
 
     def known_of(self, numbers: np.ndarray) -> Known | None:
         """What the images with these numbers begin with."""
-        return None if self.known is None else self.known.at(numbers % len(self.known.mask))
+        return None if self.known is None else self.known.in_turn(numbers)
 
     def plan(self) -> Plan:
         """What runs, for one batch. It may fit a drafter, and measures nothing."""
