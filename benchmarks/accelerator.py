@@ -132,16 +132,20 @@ def _measured(case: Case, ready, plain: Case, base, repeats: int) -> dict[str, A
 
 
 def named(case: Case) -> dict[str, float]:
-    """Trips of loops that go by name: over the drafts of a smaller model, and over a block's coins."""
-    return {**counted_cases.NAMED, "vmap()": case.about.get("more_trips", 0.0)}
+    """Trips of loops that go by name, over the drafts of a smaller model and over a block's coins; and shares
+    of conditions that do."""
+    shares = case.about.get("shares_of_rounds", {})
+    return {**counted_cases.NAMED, "vmap()": case.about.get("more_trips", 0.0), **shares}
 
 
-def count(file: Path, minutes: float, toy: bool) -> None:
+def count(file: Path, minutes: float, toy: bool, only: str | None) -> None:
     end = time.monotonic() + 60 * minutes
     sharding = kernels.h100()
     mine = {"device": "NVIDIA H100 80GB HBM3", "jax": jax.__version__, "measured_here": False}
     for identity, make in counted_cases.cases(file, toy):
-        if is_there(load(file), {n: identity[n] for n in IDENTITY}, mine):
+        if only not in (None, identity["model"]) or is_there(
+            load(file), {n: identity[n] for n in IDENTITY}, mine
+        ):
             continue
         if time.monotonic() > end:
             return say("out of time: run it again to go on")
@@ -185,6 +189,7 @@ def make_parser() -> Parser:
     what.add_argument("--count", action="store_true", help="for an H100, without one")
     what.add_argument("--table", action="store_true", help="print what the file holds")
     parser.add_argument("--file", type=Path, default=FILE)
+    parser.add_argument("--model", help="count rows of this model alone (all)")
     parser.add_argument("--minutes", type=float, default=9.0, help="after which no further row begins (9)")
     parser.add_argument("--repeats", type=int, default=7)
     return parser
@@ -199,7 +204,7 @@ def main() -> None:
     if args.measure or all_of_it:
         measure(args.file, args.minutes, args.repeats, args.toy)
     if args.count:
-        count(args.file, args.minutes, args.toy)
+        count(args.file, args.minutes, args.toy, args.model)
     elif all_of_it:
         count_nothing()
     if args.table or all_of_it:

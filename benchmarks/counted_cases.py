@@ -300,22 +300,49 @@ def texts(file: Path | None, name: str, batch: int, dtype: str) -> Iterator[Coun
         yield Counted(row, make)
 
 
+@dataclasses.dataclass(frozen=True)
+class Filling:
+    """A way to fill in masked text. texts: of a pass, for chosen sets; None is a chain of GAMMA."""
+
+    method: str
+    texts: int | None = None
+    cached: bool = False
+
+    @property
+    def options(self) -> str:
+        of_method = f"gamma {GAMMA}" if self.texts is None else f"{self.texts} texts"
+        parts = [of_method] * (self.method == "ssd") + ["block cache"] * self.cached
+        return ", ".join(parts)
+
+    def asked(self) -> tuple[Any, masked.Options]:
+        way = masked.Stepwise() if self.method != "ssd" else masked.SelfSpeculation(GAMMA, texts=self.texts)
+        return way, masked.Options(max_new_tokens=NEW_TOKENS, block=8, cached=self.cached)
+
+
+FILLINGS = (
+    Filling("stepwise"),
+    Filling("ssd"),
+    Filling("stepwise, cached", cached=True),
+    Filling("ssd", 16, cached=True),
+    Filling("ssd", 32, cached=True),
+)
+
+
 def fillings(file: Path | None, name: str, batch: int, dtype: str) -> Iterator[Counted]:
     prompts = [[1] * PROMPT] * batch
-    for method in ("stepwise", "ssd"):
-        options = f"gamma {GAMMA}" if method == "ssd" else ""
-        row = about(name, "token", batch, method, options=options, dtype=dtype, respacing=None)
+    for how in FILLINGS:
+        row = about(name, "token", batch, how.method, options=how.options, dtype=dtype, respacing=None)
 
-        def make(row=row, method=method):
-            run = {"rounds": float(NEW_TOKENS)} if method == "stepwise" else masked_run(file, batch)
+        def make(row=row, how=how):
+            run = {"rounds": float(NEW_TOKENS)} if how == FILLINGS[0] else masked_run(file, how, batch)
             network, params = abstract(LLADA_8B, dtype)
-
-            def prepared(params):
-                way = masked.Stepwise() if method == "stepwise" else masked.SelfSpeculation(GAMMA)
-                options = masked.Options(max_new_tokens=NEW_TOKENS, block=8)
-                return masked_generation.prepare(None, (network, params), prompts, way, options)
-
-            return in_a_loop(row, prepared, params, run, masked_loop), [run["rounds"]]
+            prepared = lambda params: masked_generation.prepare(
+                None, (network, params), prompts, *how.asked()
+            )
+            shares = {name: run[name] for name in ("refresh", "verify") if name in run}
+            return in_a_loop(row | {"shares_of_rounds": shares}, prepared, params, run, masked_loop), [
+                run["rounds"]
+            ]
 
         yield Counted(row, make)
 
@@ -326,7 +353,7 @@ def fillings(file: Path | None, name: str, batch: int, dtype: str) -> Iterator[C
 def kept(file: Path | None, name: str, run: Callable[[], dict[str, float]]) -> dict[str, float]:
     """The numbers of `run`, or as found when it was run before; without a file, any."""
     if file is None:
-        numbers = ("calls", "tokens_per_round", "more_trips", "rounds", "draft_passes_per_round")
+        numbers = ("calls", "tokens_per_round", "more_trips", "rounds", "draft_passes_per_round", "refresh")
         return dict.fromkeys(numbers, 1.0)
     content = json.loads(file.read_text()) if file.exists() else {}
     runs = content.get("recorded_runs", {})
@@ -397,17 +424,21 @@ def text_run(file: Path | None, batch: int) -> dict[str, float]:
     return kept(file, f"text-block, batch {batch}", run)
 
 
-def masked_run(file: Path | None, batch: int) -> dict[str, float]:
-    """Rounds of a batch."""
+def masked_run(file: Path | None, how: Filling, batch: int) -> dict[str, float]:
+    """Rounds of a batch; with a cache, in which share of them there is a pass over everything, and one over a
+    block."""
 
     def run() -> dict[str, float]:
         model = models.load_text("masked-default")
         prompts, found = held_out(max(batch, 8), 4 * PROMPT), []
         for at in range(0, len(prompts), batch):
-            options = masked.Options(max_new_tokens=NEW_TOKENS, block=8)
-            way = masked.SelfSpeculation(GAMMA)
-            _, info = masked.generate(None, model, prompts[at : at + batch], way, options)
-            found.append(int(np.max(info.rounds)) + 1)
-        return {"texts": len(prompts), "rounds": float(np.mean(found))}
+            info = masked.generate(None, model, prompts[at : at + batch], *how.asked())[1]
+            whole, block = int(info.calls.whole_passes), int(info.calls.block_passes)
+            turns = max(int(np.max(info.rounds)) + 1, block)  # of rows that wait for each other: no fewer
+            found.append([turns, whole, block])
+        rounds, whole, block = np.mean(np.array(found, float), axis=0).tolist()
+        told = {"texts": len(prompts), "rounds": rounds}
+        return told | ({"refresh": whole / rounds, "verify": block / rounds} if how.cached else {})
 
-    return kept(file, f"ssd, batch {batch}", run)
+    old = {Filling("ssd"): f"ssd, batch {batch}"}
+    return kept(file, old.get(how, f"{how.method}, {how.options}, batch {batch}"), run)

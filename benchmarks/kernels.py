@@ -163,16 +163,27 @@ def count_launches(
                 names = re.findall(r"(?:true|false)_computation=%?([\w.\-]+)", at.rest)
                 names += re.findall(r"%?([\w.\-]+)", at.attribute(r"branch_computations=\{([^}]*)\}") or "")
                 branches = [of(n, depth) for n in dict.fromkeys(names)]
-                if len(branches) <= 2:
-                    branches = [max(branches, key=lambda l: l.kernels, default=Launches())]
-                for branch in branches:  # of several, as of the encoder's prefixes, each is as long in use
-                    total.add(branch, 1 / len(branches))
+                for share, branch in shares_of(at, branches, named):
+                    total.add(branch, share)
                 total.add(Launches(reads=1, seconds=HOST_READ))
             elif at.op not in NO_KERNELS:
                 total.add(kernel(at, shapes))
         return total
 
     return of(entry, 0)
+
+
+def shares_of(
+    at: Instruction, branches: list[Launches], named: Mapping[str, float] | None
+) -> list[tuple[float, Launches]]:
+    """How often each branch of a condition is taken. Of two it is the longer one, unless it is named with its
+    share; of several, as of the encoder's prefixes, each is as long in use."""
+    if len(branches) != 2:
+        return [(1 / len(branches), branch) for branch in branches]
+    short, long = sorted(branches, key=lambda l: l.seconds)
+    scope = at.attribute(r'op_name="(?:[^"]*/)?([\w()]+)/cond')
+    share = (named or {}).get(scope or "", 1.0)
+    return [(share, long), (1 - share, short)]
 
 
 def trips_of(

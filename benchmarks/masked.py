@@ -2,6 +2,7 @@
 
     python benchmarks/masked.py                    # the model that comes with the package, several minutes
     python benchmarks/masked.py --new-tokens 64 --block 8 --batch 1,8
+    python benchmarks/masked.py --only alone --block 32    # passes alone, of prompts one at a time
     python benchmarks/masked.py --only sampled --batch 8    # temperatures and cuts as Dream and LLaDA are run
 
 Prompts are beginnings of held-out texts. Every text is compared with that of its stepwise reference, and the
@@ -32,7 +33,8 @@ from cspd_jax.masked.comparison import Request
 from cspd_jax.masked.generation import prepare
 from cspd_jax.masked.rule import candidates
 
-GAMMAS = (1, 2, 3, 4, 5, 6, 7, 8)
+GAMMAS = (1, 2, 4, 8)
+TEXTS = (4, 8, 16, 32)
 TEMPERATURES = (0.0, 0.2, 0.4, 1.0)
 RECIPES = {
     "LLaDA": {"confidence": "clean"},
@@ -66,6 +68,9 @@ def table(model, batch: int, cached: bool, args) -> list[dict]:
     requests = {"stepwise": base.stepwise()}
     gammas = GAMMAS[:1] if args.toy else GAMMAS
     requests |= {f"draft_len {n}": base._replace(method=SelfSpeculation(n)) for n in gammas}
+    if not args.temperature:
+        texts = TEXTS[:1] if args.toy else TEXTS
+        requests |= {f"{n} texts": base._replace(method=SelfSpeculation(texts=n)) for n in texts}
     if not cached:
         half = args.new_tokens // 2
         requests["top-k 3, draft_len 4 (lossy)"] = base._replace(method=SelfSpeculation(4, accept_top_k=3))
@@ -91,6 +96,26 @@ def table(model, batch: int, cached: bool, args) -> list[dict]:
         accepted = f", acceptance {row['acceptance']:.2f}" if "acceptance" in row else ""
         say(f"  {name}: {passes} passes ({row['fewer_passes']:.2f}x fewer), {seconds:.3f} s"
             f" ({row['faster']:.2f}x){accepted}, identical {row['identical_rows']} of {batch}")  # fmt: skip
+        rows.append(row)
+    return rows
+
+
+def alone(model, cached: bool, args) -> list[dict]:
+    """Passes alone, of prompts one at a time, for the lengths of a chain and numbers of chosen texts."""
+    prompts = prompts_of(args.prompts, args.toy)
+    options = masked.Options(max_new_tokens=args.new_tokens, block=args.block, cached=cached)
+    ways = {f"draft_len {n}": SelfSpeculation(n) for n in GAMMAS[1:]}
+    ways |= {f"{n} texts": SelfSpeculation(texts=n) for n in (*TEXTS, 64)}
+    kind = "with a block cache" if cached else "without a cache"
+    say(f"{len(prompts)} prompts, each alone, {args.new_tokens} places, blocks of {args.block}, {kind}")
+    rows, texts = [], [Request(None, model, [p], options=options).stepwise().run() for p in prompts]
+    for name, way in list(ways.items())[:: 4 if args.toy else 1]:
+        found = [Request(None, model, [p], way, options).run() for p in prompts]
+        passes = [sum(out.info.passes for out in outs) for outs in (texts, found)]
+        same = sum(bool((a.tokens == b.tokens).all()) for a, b in zip(texts, found))
+        row = {"what": name, "cached": cached, "block": args.block, "prompts": len(prompts),
+               "passes": passes[1], "fewer_passes": passes[0] / passes[1], "identical": same}  # fmt: skip
+        say(f"  {name}: {row['fewer_passes']:.2f}x fewer passes, identical {same} of {len(prompts)}")
         rows.append(row)
     return rows
 
@@ -162,14 +187,17 @@ def _second_moves(canvas, speculation, text, order):
 
 
 def make_parser() -> Parser:
-    parser = Parser(__doc__, batch="1", new_tokens=8, block=4, repeats=1)
+    parser = Parser(__doc__, batch="1", prompts=2, new_tokens=8, block=4, repeats=1)
     parser.add_argument("--batch", type=several(positive), default="1,8")
     parser.add_argument("--new-tokens", type=int, default=64)
     parser.add_argument("--block", type=int, default=8)
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--draft-lens", type=int, nargs="+", default=[2], help="of --only sampled")
-    parser.add_argument("--only", choices=("greedy", "sampled"), default="greedy", help="--toy does both")
+    parser.add_argument(
+        "--only", choices=("greedy", "sampled", "alone"), default="greedy", help="--toy does all"
+    )
+    parser.add_argument("--prompts", type=positive, default=23, help="of --only alone")
     return parser
 
 
@@ -177,6 +205,8 @@ def main() -> None:
     args = begin(make_parser())
     model = load_text("masked-default", args.toy)
     rows = []
+    if args.only == "alone" or args.toy:
+        rows += [*alone(model, False, args), *alone(model, True, args)]
     for batch in args.batch:
         if args.only == "sampled" or args.toy:
             rows += sampled(model, batch, args)

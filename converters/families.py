@@ -1,6 +1,7 @@
 """The families of language models: tables of names, and how their config.json is read.
 
-Qwen2 has the names of Llama, with biases on queries, keys and values only. Dream is Qwen2 without a causal
+Qwen2 has the names of Llama, with biases on queries, keys and values only; Qwen3 has norms of each head's
+query and key in place of these. Dream is Qwen2 without a causal
 mask and with shifted predictions. LLaDA has OLMo's names for a Llama-like block without a causal mask, and
 configuration keys of its own. GPT-NeoX (and Pythia) fuses queries, keys and values into one tensor.
 """
@@ -57,6 +58,7 @@ LLAMA_TABLE: Table = (
     (r"embed", r"model.embed_tokens"),
     (r"layers_(\d+)/attention_norm", r"model.layers.\1.input_layernorm"),
     (r"layers_(\d+)/attention/([qkv])", r"model.layers.\1.self_attn.\2_proj"),
+    (r"layers_(\d+)/attention/([qk])_norm", r"model.layers.\1.self_attn.\2_norm"),
     (r"layers_(\d+)/attention/out", r"model.layers.\1.self_attn.o_proj"),
     (r"layers_(\d+)/mlp_norm", r"model.layers.\1.post_attention_layernorm"),
     (r"layers_(\d+)/mlp/(gate|up|down)", r"model.layers.\1.mlp.\2_proj"),
@@ -80,6 +82,16 @@ def _qwen2_fields(values: Values) -> dict[str, Any]:
     return _common_fields(values) | {
         "max_positions": values.whole("max_position_embeddings", 32_768),
         "qkv_bias": True,
+    }
+
+
+def _qwen3_fields(values: Values) -> dict[str, Any]:
+    _refuse_sliding_windows(values)
+    bias = values.flag("attention_bias", False)
+    return _common_fields(values) | {
+        "max_positions": values.whole("max_position_embeddings", 32_768),
+        "qkv_bias": bias,
+        "out_bias": bias,
     }
 
 
@@ -265,6 +277,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "llama": _LLAMA,
     "qwen2": _QWEN2,
+    "qwen3": dataclasses.replace(_LLAMA, architecture="Qwen3ForCausalLM", fields=_qwen3_fields),
     "llada": Family(
         architecture="LLaDAModelLM",
         table=_LLADA_TABLE,

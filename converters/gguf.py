@@ -25,11 +25,12 @@ from cspd_jax.networks.layers import frequencies
 from cspd_jax.networks.lm import abstract_params
 from cspd_jax.networks.lm_config import LMConfig
 
-ARCHITECTURES = ("llama", "qwen2")
+ARCHITECTURES = ("llama", "qwen2", "qwen3")
 _TABLE: Table = (
     (r"embed", r"token_embd"),
     (r"layers_(\d+)/attention_norm", r"blk.\1.attn_norm"),
     (r"layers_(\d+)/attention/([qkv])", r"blk.\1.attn_\2"),
+    (r"layers_(\d+)/attention/([qk])_norm", r"blk.\1.attn_\2_norm"),
     (r"layers_(\d+)/attention/out", r"blk.\1.attn_output"),
     (r"layers_(\d+)/mlp_norm", r"blk.\1.ffn_norm"),
     (r"layers_(\d+)/mlp/(gate|up|down)", r"blk.\1.ffn_\2"),

@@ -16,7 +16,8 @@ from cspd_jax.errors import UserError, shown
 CONFIG = "config.json"
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 TOKENIZER, GENERATION = "tokenizer.json", "generation_config.json"
-COMPANIONS = (TOKENIZER, "tokenizer_config.json", GENERATION)  # kept with the converted model
+CHAT_TEMPLATE = "chat_template.jinja"
+COMPANIONS = (TOKENIZER, "tokenizer_config.json", GENERATION, CHAT_TEMPLATE)  # kept with the converted model
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,6 +14,7 @@ import numpy as np
 from cspd_jax._utils import limits
 from cspd_jax._utils.files import file_sha256
 from cspd_jax.converters import (
+    eagle,
     flux,
     gguf,
     gguf_tokenizer,
@@ -47,6 +48,7 @@ _FORMATS: dict[str, Format] = {
     "svae": sphere_vae.FORMAT,
     "inception": inception.FORMAT,
     "lm": hf_lm.FORMAT,
+    "eagle": eagle.FORMAT,
 }
 _STATE_DICTS = ("model_ema", "ema", "model")  # of a training checkpoint; the first is taken
 
@@ -56,10 +58,10 @@ class Source:
     """The weights of a checkpoint, not yet read, and what it says about itself.
 
     path: the file or folder.
-    kind: mar, sphere, nextstep, kl16, flux, svae, inception or lm.
+    kind: mar, sphere, nextstep, kl16, flux, svae, inception, lm or eagle.
     tensors: by their names in the checkpoint.
     args: the training arguments or the configuration stored in it.
-    folder: that of a language model or a NextStep-1 model, else None.
+    folder: that of a language model, a head or a NextStep-1 model, else None.
     gguf: what the file says, if it is a GGUF file, else None.
     """
 
@@ -162,6 +164,9 @@ def open_source(path: str | os.PathLike, weights: str | None = None) -> Source:
         if path.is_dir():
             if flux.is_folder(path):
                 return _open_flux(path)
+            if eagle.is_folder(path):
+                folder = eagle.open_folder(path)
+                return Source(path, "eagle", folder.tensors, folder.config, folder)
             folder = hf.open_folder(path)
             if nextstep.is_nextstep(folder):
                 return Source(path, "nextstep", folder.tensors, folder.config, folder)
@@ -233,6 +238,8 @@ def make_config(source: Source, options: Options = Options()):
     if source.folder:
         if source.kind == "nextstep":
             return nextstep.make_config(source.folder, steps=options.steps, vae_stride=options.vae_stride)
+        if source.kind == "eagle":
+            return eagle.make_config(source.folder)
         return hf_lm.make_config(source.folder)
     if source.kind == "kl16":
         return kl16.make_config(source.shapes, where, groups=options.groups)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from cspd_jax.image.rounds import PaperCriterion, PathCriterion
     from cspd_jax.keys import row_keys
     from cspd_jax.reports.pictures import picture
-    from cspd_jax.weights.models import load, load_text, load_vae
+    from cspd_jax.weights.models import load, load_head, load_text, load_vae
 
 # Loaded when first used, so that the command line answers at once.
 _WHERE = {
@@ -42,6 +42,7 @@ _WHERE = {
     "fastest": "image.autotune",
     "generate": "image.generation",
     "load": "weights.models",
+    "load_head": "weights.models",
     "load_text": "weights.models",
     "load_vae": "weights.models",
     "picture": "reports.pictures",
@@ -66,6 +67,7 @@ __all__ = [
     "generate",
     "image",
     "load",
+    "load_head",
     "load_text",
     "load_vae",
     "masked",

@@ -61,6 +61,8 @@ def row_keys(key: Array, count: int, first: int = 0) -> Array:
         raise UserError(f"keys have shape {key.shape}; the keys of rows are derived from one key")
     if not isinstance(first, jax.core.Tracer):
         check_whole("first", first, 0, 2**31 - 1)
+    elif first.ndim or not jax.numpy.issubdtype(first.dtype, jax.numpy.integer):
+        raise UserError(f"first is traced, {first.dtype} {list(first.shape)}; it must be one whole number")
     check_whole("count", count, 0, 2**26)
     return jax.vmap(lambda i: jax.random.fold_in(key, i))(first + jnp.arange(count))
 

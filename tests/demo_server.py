@@ -38,6 +38,9 @@ GARBAGE = [  # body, status, part of the sentence
     (b'{"label": 0, "cfg": 1e400}', 422, "finite"),
     (b'{"label": 0, "method": {"a": []}}', 422, "method is"),
     (b'{"label": 0, "method": null}', 422, "method is"),
+    (b'{"label": 0, "keep": "left-half"}', 422, "keep is about the picture of image"),
+    (b'{"label": 0, "image": "QUJD", "keep": "left-half"}', 422, "cannot be read as a PNG or JPEG"),
+    (b'{"label": 0, "image": 3, "mask": null, "keep": "border"}', 422, "in base64"),
 ]
 
 
@@ -95,8 +98,9 @@ class Server:
         from gradio_client.utils import apply_diff
 
         config = json.loads(self.get("/config")[1])
-        button = [event["id"] for event in config["dependencies"] if event["inputs"]][tab]
-        asked = {"data": values, "fn_index": button, "session_hash": session}
+        button = [event for event in config["dependencies"] if len(event["inputs"]) > 1][tab]
+        values = [*values, *[None] * (len(button["inputs"]) - len(values))]
+        asked = {"data": values, "fn_index": button["id"], "session_hash": session}
         with contextlib.ExitStack() as streams:
             self._stream(streams, f"/gradio_api/heartbeat/{session}")
             status, content = self.ask("POST", "/gradio_api/queue/join", json.dumps(asked), JSON)

@@ -13,6 +13,7 @@ import os
 import resource
 import sys
 import time
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -211,6 +212,22 @@ def _read_hf(path: Path) -> None:
     convert(source, make_config(source))
 
 
+def _make_head(path: Path, form: str) -> None:
+    """A published head of drafts, of which torch's form is a pickle."""
+    golden = Path(__file__).parent / "golden" / "eagle.zip"
+    path.mkdir()
+    with zipfile.ZipFile(golden) as archive:
+        for place in archive.namelist():
+            if place.startswith(form) and not place.endswith(".npz"):
+                (path / Path(place).name).write_bytes(archive.read(place))
+
+
+def _read_head(path: Path) -> None:
+    from cspd_jax.weights.models import load_head
+
+    load_head(path)
+
+
 def _make_gguf(path: Path) -> None:
     import gguf_file
 
@@ -359,6 +376,8 @@ READERS = {
     "llama": Reader(lambda path: _make_hf(path, "LLAMA"), _read_hf),
     "gpt-neox": Reader(lambda path: _make_hf(path, "NEOX"), _read_hf),
     "llada": Reader(lambda path: _make_hf(path, "LLADA"), _read_hf),
+    "head": Reader(lambda path: _make_head(path, "speculators"), _read_head),
+    "head-torch": Reader(lambda path: _make_head(path, "research"), _read_head),
     "run": Reader(_make_run, _read_run),
     "text-run": Reader(_make_text_run, _read_run),
     "pictures": Reader(_make_pictures, _read_pictures),

@@ -24,7 +24,9 @@ LLAMA = {
     **QWEN2, "architectures": ["LlamaForCausalLM"], "model_type": "llama", "rope_theta": 500000.0,
     "tie_word_embeddings": False,
 }  # fmt: skip
+QWEN3 = {**QWEN2, "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
 _NAMES = {
+    "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm",
     "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
     "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down", "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
@@ -43,6 +45,8 @@ def weights(config: dict, seed: int = 0) -> dict[str, np.ndarray]:
             shapes[f"{at}self_attn.{letter}_proj.weight"] = (rows, D)
             if config.get("attention_bias") or (config["model_type"] == "qwen2" and letter != "o"):
                 shapes[f"{at}self_attn.{letter}_proj.bias"] = (rows,)
+        if config["model_type"] == "qwen3":
+            shapes |= {f"{at}self_attn.{letter}_norm.weight": (D // H,) for letter in "qk"}
         shapes |= {f"{at}mlp.gate_proj.weight": (M, D), f"{at}mlp.up_proj.weight": (M, D)}
         shapes |= {f"{at}mlp.down_proj.weight": (D, M)}
         shapes |= {f"{at}{name}.weight": (D,) for name in ("input_layernorm", "post_attention_layernorm")}

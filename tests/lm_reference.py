@@ -38,6 +38,12 @@ CASES = {
         "untied": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}, "num_key_value_heads": 1,
                    "tie_word_embeddings": False},
     },
+    "qwen3": {
+        "tied": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}, "num_key_value_heads": 2,
+                 "head_dim": 12, "tie_word_embeddings": True},
+        "biases": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}, "num_key_value_heads": 1,
+                   "head_dim": 8, "attention_bias": True, "tie_word_embeddings": False},
+    },
 }  # fmt: skip
 # Masked-diffusion models: another family's random model, under their names and read with a full mask.
 MASKED = {
@@ -55,7 +61,7 @@ _LLADA = (
     (r"model\.norm", "model.transformer.ln_f"), (r"lm_head", "model.transformer.ff_out"),
 )  # fmt: skip
 NAMES = [(family, case) for family, cases in CASES.items() for case in cases]
-_CLASSES = {"gpt_neox": "GPTNeoX", "llama": "Llama", "qwen2": "Qwen2"}
+_CLASSES = {"gpt_neox": "GPTNeoX", "llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3"}
 
 
 def random_model(family: str, case: str):

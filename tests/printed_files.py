@@ -14,8 +14,10 @@ import pytest
 import tiny
 import torch_file
 from PIL import Image
+from safetensors.numpy import save_file
 
 from cspd_jax.converters import kl16, mar
+from cspd_jax.weights import models
 
 ROOT = Path(__file__).parents[1]
 
@@ -81,6 +83,22 @@ def questions(path: Path) -> None:
     path.write_text("\n".join(lines[:18]))
 
 
+def published_head(path: Path) -> None:
+    """For the models of these pages, with ids of its own."""
+    sizes = {"num_hidden_layers": 1, "draft_vocab_size": 8, "architectures": ["LlamaForCausalLMEagle3"]}
+    hf_folder.write(path, hf_folder.edited(hf_folder.LLAMA, **sizes))
+    width, kv, mlp = hf_folder.D, hf_folder.D * hf_folder.KV // hf_folder.H, hf_folder.M
+    shapes = {"fc": (width, 3 * width), "lm_head": (8, width), "norm": (width,)}
+    layer = {f"self_attn.{n}_proj": (rows, 2 * width) for n, rows in (("q", width), ("k", kv), ("v", kv))}
+    layer |= {"self_attn.o_proj": (width, width), "mlp.down_proj": (width, mlp)}
+    layer |= dict.fromkeys(("mlp.gate_proj", "mlp.up_proj"), (mlp, width))
+    layer |= dict.fromkeys(("hidden_norm", "input_layernorm", "post_attention_layernorm"), (width,))
+    shapes |= {f"midlayer.{name}": shape for name, shape in layer.items()}
+    draw = np.random.default_rng(0).standard_normal
+    tensors = {f"{name}.weight": draw(shape).astype(np.float32) for name, shape in shapes.items()}
+    save_file({**tensors, "d2t": np.arange(8)}, path / "model.safetensors")
+
+
 LATENTS = {"mar-base": lambda path: tiny.save_mar(path, tiny.LATENTS), "kl16": tiny.save_kl16}
 LLAMA = language_model(hf_folder.edited(hf_folder.LLAMA, max_position_embeddings=256))
 LLADA = language_model(hf_folder.LLADA)
@@ -93,9 +111,18 @@ GIVEN = {
     "causal": {"sphere-b.pth": lambda p: shutil.copy(ROOT / "tests/golden_causal/sphere_tiny2_ar.pth", p)},
     "converting": {"SRC": mar_checkpoint, "FOLDER": LLAMA, "OWNER/NAME": LLAMA, "model.gguf": gguf},
     "evaluation": {**LATENTS, "dataset": pictures, "weights.pth": inception},
-    "masked": {"OWNER/NAME": LLADA},
+    "masked": {
+        "OWNER/NAME": LLADA,
+        "models/masked": lambda path: shutil.copytree(models.shipped_folder("masked-default"), path),
+    },
     "nextstep": {"FOLDER": image_from_text},
     "sampling": LATENTS,
-    "text": {"EleutherAI/pythia-1.4b-deduped": LLAMA, "EleutherAI/pythia-160m-deduped": LLAMA},
+    "text": {
+        "EleutherAI/pythia-1.4b-deduped": LLAMA,
+        "EleutherAI/pythia-160m-deduped": LLAMA,
+        "DIR": LLAMA,
+        "PUBLISHED": published_head,
+        "HEAD": published_head,
+    },
     "training": {"pictures": pictures, "DIR": LLAMA, "benchmarks/prompts/train.txt": questions},
 }

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import tiny
 
+from cspd_jax.networks import eagle
+from cspd_jax.networks.eagle_config import EagleConfig
 from cspd_jax.networks.lm import LM, abstract_params
 from cspd_jax.networks.lm_config import LMConfig
 from cspd_jax.text import Prompts
@@ -88,3 +91,21 @@ def decode(lm: LM, tree, tokens, lengths, new, choose=lambda row, at, logits: np
         for row, n in enumerate(lengths):
             out[row, n + i] = choose(row, n + i, found[row, n + i - 1])
     return out
+
+
+def head(lm, params, ids, entering=(0, 1), seed=4, scale=0.5):
+    """(network, params) of a head over some of a model's ids that reads its states; neither right nor wrong
+    as a rule."""
+    layer = dataclasses.replace(
+        lm.config, depth=1, vocab_size=len(ids), known_ids=len(ids), tie_embeddings=False,
+        parallel_residual=False, bos_ids=(), eos_ids=(),
+    )  # fmt: skip
+    config = EagleConfig(layer, entering, lm.config.width, lm.config.vocab_size)
+    keys = itertools.count()
+
+    def fill(leaf):
+        key = jax.random.fold_in(jax.random.key(seed), next(keys))
+        return scale * jax.random.normal(key, leaf.shape, lm.dtype)
+
+    made = jax.tree.map(fill, {k: v for k, v in eagle.abstract_params(config).items() if k != "ids"})
+    return eagle.Eagle(config, lm.dtype), {**made, "ids": jnp.asarray(ids, jnp.int32)}

@@ -22,6 +22,7 @@ PATCH = 2**10  # pixels or latents along a side
 LEVELS = 12  # of resolution
 IMAGES = 2**22  # of one call in Python
 PROMPTS = 2**16  # of one call in Python
+PROMPT_IDS = 2**28  # of all prompts of a call, padded
 LISTED = 2**10  # entries of a list in a configuration
 TEXT = 2**12  # characters of a text in a configuration
 

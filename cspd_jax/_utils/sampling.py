@@ -19,7 +19,6 @@ def sampling(metadata: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     if not isinstance(found, dict) or not found.keys() <= set(SAMPLING):
         raise UserError(
-            f"sampling of the checkpoint is {shown(found)}; it must be an object with some of"
-            f" {', '.join(SAMPLING)}"
+            f"sampling is {shown(found)} there; it must be an object with some of {', '.join(SAMPLING)}"
         )
     return dict(found)

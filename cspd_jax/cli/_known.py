@@ -6,13 +6,12 @@ import argparse
 import os
 from typing import Any, NamedTuple
 
+from cspd_jax.cli._arguments import whole
 from cspd_jax.cli._output import progress
 from cspd_jax.errors import UserError
 
-_FORMATS = ("PNG", "JPEG")  # without this Pillow goes by the content, and may start programs
 _SUFFIXES = (".png", ".jpg", ".jpeg")
 _MOST = 10_000  # pictures of a folder, which are held at once
-_WHITE = 128
 
 
 def add_known_options(parser: argparse.ArgumentParser) -> None:
@@ -34,6 +33,20 @@ def add_known_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--resize", action="store_true", help="scale a picture of another size, which is refused otherwise"
     )
+    group.add_argument(
+        "--place",
+        type=_place,
+        metavar="X,Y",
+        help="outpainting: a picture smaller than the model's lies there, by its upper left corner in pixels,"
+        " and stays; what is around it is made",
+    )
+
+
+def _place(text: str) -> tuple[int, int]:
+    numbers = [whole(part) for part in text.split(",")]
+    if len(numbers) != 2 or not all(0 <= number < 2**16 for number in numbers):
+        raise argparse.ArgumentTypeError(f"{text!r} is no place; write X,Y in pixels, for example 8,8")
+    return numbers[0], numbers[1]
 
 
 class Start(NamedTuple):
@@ -71,24 +84,24 @@ class Start(NamedTuple):
 def read_start(args: argparse.Namespace, model) -> Start | None:
     """What --image and --keep say, for a model that may have no parameters yet; None without --image."""
     if args.image is None:
-        flag = "--keep" if args.keep is not None else "--resize" if args.resize else None
-        if flag:
+        given = {"--keep": args.keep, "--resize": args.resize or None, "--place": args.place}
+        for flag in [flag for flag, value in given.items() if value is not None]:
             raise UserError(f"{flag} is about the picture of --image; name one")
         return None
+    if args.place is not None:
+        return _placed(args, model)
     if args.keep is None:
         raise UserError("say with --keep what of the picture stays, for example --keep left-half")
     import numpy as np
 
-    from cspd_jax.image.regions import NAMES, size_of
+    from cspd_jax.image.pictures import read_picture
+    from cspd_jax.image.regions import NAMES
 
-    height, width = size_of(model)
     files, pictures, tokens = _pictures_in(args.image), None, None
     if args.image.endswith(".npz"):
         tokens = _tokens(args.image, model)
     else:
-        channels = model.config.latent_channels if model.config.vae_stride == 1 else 3
-        mode = "L" if channels == 1 else "RGB"
-        pictures = np.stack([_read(file, (width, height), mode, args.resize) for file in files])
+        pictures = np.stack([read_picture(file, model, args.resize) for file in files])
     if os.path.isdir(args.keep) and args.keep not in NAMES:
         beside = (os.path.join(args.keep, os.path.basename(file)) for file in files)
         mask = np.stack([_whites(file, model, args.resize) for file in beside])
@@ -101,6 +114,24 @@ def read_start(args: argparse.Namespace, model) -> Start | None:
     if mask.all():
         progress("note: all tokens are kept, so the picture comes out as it is")
     return Start(pictures, tokens, mask)
+
+
+def _placed(args: argparse.Namespace, model) -> Start:
+    """Pictures that stay whole, each a part of the model's."""
+    import numpy as np
+
+    from cspd_jax.image.pictures import read_placed
+    from cspd_jax.image.regions import keep
+
+    if args.keep is not None or args.resize or args.image.endswith(".npz"):
+        raise UserError(
+            "--place takes a PNG or JPEG as it is and keeps all of it; leave out --keep and --resize"
+        )
+    found = [read_placed(file, model, args.place) for file in _pictures_in(args.image)]
+    masks = [keep(box, model) for _, box in found]
+    if not all(mask.any() for mask in masks):
+        raise UserError(f"--image {args.image} at --place fills no whole token of the model's pictures")
+    return Start(np.stack([picture for picture, _ in found]), None, np.stack(masks))
 
 
 def _pictures_in(path: str) -> list[str]:
@@ -125,45 +156,10 @@ def _mask(region: str, model, args: argparse.Namespace):
 
 
 def _whites(file: str, model, resize: bool):
-    from cspd_jax.image.regions import keep, size_of
+    from cspd_jax.image.pictures import read_mask
+    from cspd_jax.image.regions import keep
 
-    height, width = size_of(model)
-    return keep(_read(file, (width, height), "L", resize)[..., 0] >= _WHITE, model)
-
-
-def _read(file: str, size: tuple[int, int], mode: str, resize: bool):
-    """uint8 [H, W, C] of a picture of this size (width, height); UserError for what would be changed."""
-    import numpy as np
-    from PIL import Image
-
-    from cspd_jax._utils import limits
-
-    if not os.path.isfile(file):
-        problem = "is no file" if os.path.lexists(file) else "does not exist"
-        raise UserError(f"{file!r} {problem}; give a picture, PNG or JPEG")
-    limits.file_size(file)
-    try:
-        with Image.open(file, formats=_FORMATS) as opened:
-            if opened.width * opened.height > limits.PIXELS:
-                raise UserError(f"{file} has {opened.width}x{opened.height} pixels, too many to read")
-            if getattr(opened, "n_frames", 1) > 1:
-                raise UserError(f"{file} is animated; give a single picture")
-            if opened.mode in ("RGBA", "LA", "PA") or "transparency" in opened.info:
-                raise UserError(f"{file} has transparent pixels; flatten it onto a background first")
-            if opened.mode not in ("1", "L", "P", "RGB", "CMYK", "YCbCr"):
-                raise UserError(f"{file} has more than 8 bits a channel ({opened.mode}); convert it first")
-            if opened.size != size and not resize:
-                raise UserError(
-                    f"{file} is {opened.width}x{opened.height} and the model's pictures are"
-                    f" {size[0]}x{size[1]}; scale it with --resize"
-                )
-            picture = opened.convert(mode)
-            picture = picture if picture.size == size else picture.resize(size, Image.Resampling.LANCZOS)
-            return np.asarray(picture, np.uint8).reshape(size[1], size[0], -1)
-    except UserError:
-        raise
-    except Exception as error:  # Pillow's decoders raise many types
-        raise UserError(f"{file} cannot be read as a PNG or JPEG ({type(error).__name__})") from None
+    return keep(read_mask(file, model, resize), model)
 
 
 def _tokens(file: str, model):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -54,13 +55,20 @@ def read_prompts(
 
 def _read(path: Path) -> str:
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=_without_waiting) as file:
             content = file.read(_LONGEST + 1)
         if len(content) > _LONGEST:
             raise UserError(f"{path} has more than {_LONGEST // 2**20} MiB, which is no prompt")
-        return content.decode("utf-8")
+        return content.decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path} cannot be read as text ({error})") from None
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    """Opens a pipe that nobody writes to, too, which then is empty."""
+    descriptor = os.open(path, flags | os.O_NONBLOCK)
+    os.set_blocking(descriptor, True)
+    return descriptor
 
 
 def check_lost(rows: Sequence[Sequence[int]]) -> None:

@@ -96,7 +96,7 @@ def _saved_beside(folder, kind: str, config, params, source: tuple[str, str]) ->
 def _locate(args: argparse.Namespace) -> tuple[str | os.PathLike, str]:
     """The file to read, and where it comes from."""
     from cspd_jax.errors import UserError
-    from cspd_jax.weights import hub
+    from cspd_jax.weights import hub, models
 
     if args.source in hub.FILES and not os.path.exists(args.source):
         fetched = hub.fetch(args.source, revision=args.revision)
@@ -104,6 +104,9 @@ def _locate(args: argparse.Namespace) -> tuple[str | os.PathLike, str]:
     if hub.is_repository(args.source) and not os.path.exists(args.source):
         fetched = hub.fetch_model(args.source, revision=args.revision)
         return fetched.path, f"{fetched.repository}@{fetched.commit}"
+    shipped = models.NAMES + tuple(models.TEXT_DEFAULTS)
+    if args.source in shipped and not os.path.exists(args.source):
+        raise UserError(f"{args.source} comes with the package, as a checkpoint of this library already")
     if args.revision is not None:
-        raise UserError(f"--revision is for models fetched by name, and {args.source} is a file")
+        raise UserError(f"--revision is for models fetched by name, which {args.source} is not")
     return args.source, os.path.basename(os.path.abspath(args.source))

@@ -13,7 +13,7 @@ from cspd_jax.cli.train import absolute_name, add_run_flags, beginning, configur
 from cspd_jax.errors import UserError, check_whole
 
 _PRESET = "glyphs-draft"
-_CUT = "text-cut"
+_STATES = "text-states"
 _MOST_SAMPLES = 2**20
 
 
@@ -43,27 +43,31 @@ def add_parser(subparsers) -> None:
         help="a folder of images to learn on (without --preset: what the target was trained on, and half its"
         " width)",
     )
-    parser.add_argument("--samples", type=positive, help="number of samples of the target (4096)")
-    cut = parser.add_argument_group("a draft cut from a language model (preset text-cut)")
-    cut.add_argument(
-        "--cut", metavar="LAYER,...", help="layers of the target that the draft begins with, such as 0,1,29"
+    parser.add_argument(
+        "--samples", type=positive, help="number of samples of the target, or of its answers (4096)"
     )
-    cut.add_argument("--ids", type=positive, help="how many ids the draft has: the target's first ones")
-    cut.add_argument(
-        "--prompts",
-        metavar="FILE",
-        help="a file with one prompt per line, in the target's chat template if it has one; the draft learns"
-        " from the target's answers",
+    head = parser.add_argument_group("a head that drafts from a language model's states (preset text-states)")
+    head.add_argument(
+        "--states",
+        action="store_true",
+        help="train one decoder layer that reads what the target computed anyway (EAGLE-3), on the target's"
+        " answers to --prompts",
+    )
+    head.add_argument(
+        "--prompts", metavar="FILE", help="one prompt per line, in the target's chat template if it has one"
+    )
+    head.add_argument(
+        "--ids", type=positive, help="how many ids the head has: the answers' most frequent ones (8192)"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(func=run, shares_work=True)
 
 
 def run(args: argparse.Namespace) -> None:
-    _check_cut(args)
+    _check_states(args)
     if args.samples is not None:
         check_whole("--samples", args.samples, 1, _MOST_SAMPLES)
-        if args.origin in (None, "data") and args.cut is None and not args.resume:
+        if args.origin in (None, "data") and not args.states and not args.resume:
             raise UserError("--samples is for drafts that learn on them: add --from target or both")
     config = configure(args, lambda: _begun(args))
     from cspd_jax.training.distill import distill
@@ -75,7 +79,6 @@ def run(args: argparse.Namespace) -> None:
         absolute_name(args.target),
         args.origin,
         args.samples,
-        cut=args.cut,
         ids=args.ids,
         prompts=args.prompts and os.path.abspath(args.prompts),
     )
@@ -108,15 +111,25 @@ def _begun(args: argparse.Namespace):
     return presets.draft_of(outline.config, data)
 
 
-def _check_cut(args: argparse.Namespace) -> None:
-    """Chooses the preset of a cut draft; UserError if its options are incomplete."""
-    options = {"--cut": args.cut, "--ids": args.ids, "--prompts": args.prompts}
-    missing = [name for name, value in options.items() if value is None]
-    if len(missing) == len(options) and (args.preset != _CUT or args.resume):
+def _check_states(args: argparse.Namespace) -> None:
+    """Chooses the preset of a head; UserError if its options are incomplete, or for something else."""
+    if args.resume:
         return
-    if missing and not args.resume:
-        raise UserError(f"a draft is cut with --cut, --ids and --prompts together; {missing[0]} is missing")
-    if args.origin is not None:
-        raise UserError("--from is for drafts that are not cut; a cut one learns from the target's answers")
-    if args.preset is None:
-        args.preset = _CUT
+    args.states |= args.preset == _STATES
+    own = {"--prompts": args.prompts, "--ids": args.ids}
+    if not args.states:
+        if given := [name for name, value in own.items() if value is not None]:
+            raise UserError(f"{given[0]} is for heads that draft from the target's states: add --states")
+        return
+    if args.target is None or args.prompts is None:
+        missing = "--target" if args.target is None else "--prompts"
+        raise UserError(f"a head learns from a target's answers to prompts; {missing} is missing")
+    for name in ("origin", "data", "init"):
+        if getattr(args, name) is not None:
+            flag = "from" if name == "origin" else name
+            raise UserError(
+                f"--{flag} is not for --states; a head begins with its target, and learns from it"
+            )
+    if args.preset not in (None, _STATES):
+        raise UserError(f"--states goes with the preset {_STATES}, not with {args.preset}")
+    args.preset = _STATES

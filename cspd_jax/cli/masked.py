@@ -54,6 +54,12 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
     add_prompt_options(parser)
     _add_decoding_flags(parser)
     what = parser.add_argument_group("output")
+    what.add_argument(
+        "--exact-bits",
+        action="store_true",
+        help="compare with stepwise decoding by passes of the same shape, which round alike: the texts are"
+        " then the same in float32, too",
+    )
     what.add_argument("--no-compare", action="store_true", help="do not run stepwise decoding as well")
     what.add_argument("--animate", action="store_true", help="show the places while they are filled")
     what.add_argument(
@@ -76,7 +82,7 @@ def _add_decoding_flags(parser: argparse.ArgumentParser) -> None:
         " short measurement finds faster here",
     )
     add_flags(how, Options, "max_new_tokens", "block")
-    add_flags(how, SelfSpeculation, "gamma")
+    add_flags(how, SelfSpeculation, "gamma", "texts")
     add_flags(how, Options, "cached")
     how.add_argument(
         "--accept", choices=("exact", "top-k"), default="exact", help="top-k is lossy (default: exact)"
@@ -123,7 +129,7 @@ def run(args: argparse.Namespace) -> None:
     if args.animate:
         _animate(request, model.config.mask_ids[0], tokenizer)
     compare = not isinstance(request.method, Stepwise) and not args.no_compare
-    generation = comparison.measure(request, compare)
+    generation = comparison.measure(request, compare, exact_bits=args.exact_bits)
     report = reports.make_report(generation, model, seed=args.seed)
     ids = generation.output.tokens.tolist()
     check_lost(ids)
@@ -153,6 +159,15 @@ def _check(args: argparse.Namespace) -> None:
         )
     if args.gamma is not None and args.method != "ssd":
         raise UserError(f"--draft-len is for --method ssd, not for {args.method}")
+    if args.exact_bits and (args.no_compare or args.method != "ssd"):
+        raise UserError("--exact-bits is about the comparison of --method ssd with stepwise decoding")
+    if args.texts is not None:
+        if args.method != "ssd":
+            raise UserError(f"--texts is for --method ssd, not for {args.method}")
+        if args.gamma is not None or args.accept == "top-k":
+            raise UserError("--texts takes the place of --draft-len, and --accept top-k goes with that")
+        if args.temperature or args.place_temperature or args.confidence == "random":
+            raise UserError("--texts is for texts that are not drawn; above temperature 0 use --draft-len")
     if args.animate and args.method != "ssd":
         raise UserError(f"--animate shows the rounds of --method ssd, not of {args.method}")
     if args.animate and args.json:
@@ -189,7 +204,7 @@ def _method(args: argparse.Namespace, block: int) -> Method:
         blocks = -(-args.max_new_tokens // block)
         return Schedule(args.steps or max(blocks, args.max_new_tokens // 2))
     accept_top_k = (args.accept_top_k or _TOP_K) if args.accept == "top-k" else None
-    return SelfSpeculation(args.gamma or SelfSpeculation.gamma, accept_top_k=accept_top_k)
+    return SelfSpeculation(args.gamma or SelfSpeculation.gamma, accept_top_k=accept_top_k, texts=args.texts)
 
 
 def _until_the_end(tokenizer: Any, config: Any, ids: list[int]) -> str:

@@ -62,7 +62,8 @@ def _add_model_flags(parser: argparse.ArgumentParser) -> None:
     models.add_argument(
         "--draft",
         metavar="MODEL|int8|int4|lookup",
-        help="another model, the target's own weights in 8 or 4 bits, or copies from the text so far"
+        help="another model, a head that reads the target's states (cspd-jax distill --states), the target's"
+        " own weights in 8 or 4 bits, or copies from the text so far"
         " (default: text-default-draft for text-default, otherwise lookup)",
     )
     add_mesh_option(models)
@@ -127,7 +128,9 @@ def run(args: argparse.Namespace) -> None:
         raise UserError(f"{args.target} is a masked-diffusion model; use cspd-jax masked")
     tokenizer = load_tokenizer(target)
     prompts = read_prompts(args, tokenizer, target.config, args.max_new_tokens, [PROMPT])
-    name, drafter = (None, None) if args.method == "plain" else load_drafter(args, target)
+    name, drafter = None, None
+    if args.method != "plain":
+        name, drafter = load_drafter(args.draft, target, args.dtype, args.method)
     request = _request(args, target, prompts, drafter)
     gammas, rows = _gammas(args, drafter), args.rows
     without_arguments = args.draft is None and args.prompt is None and args.method == "auto"
@@ -160,6 +163,14 @@ def _check(args: argparse.Namespace) -> None:
             if getattr(args, name) not in (None, False):
                 raise UserError(f"--{name} is for the methods that draft, not with --method plain")
 
+    if args.exact_bits and (args.method in ("auto", "tree") or args.rows is not None):
+        raise UserError(
+            "--exact-bits is for one number of drafts; choose a --method but auto and tree, no --rows"
+        )
+    if args.exact_bits and args.temperature and args.method not in ("plain", "match"):
+        raise UserError(
+            "--exact-bits is for greedy texts, and for --method match, which draws the same tokens"
+        )
     if args.method == "auto" and args.adapt:
         raise UserError("--method auto adapts by itself; leave out --adapt, or choose another method")
     if args.rows is not None and (args.adapt or args.method == "tree"):
@@ -185,16 +196,15 @@ def _widths(text: str) -> tuple[int, ...]:
     return tuple(positive(width) for width in text.split(","))
 
 
-def load_drafter(args: argparse.Namespace, target: TextModel) -> tuple[str, Any]:
-    """Returns the name of the drafter, and what `text.generate` takes for it."""
+def load_drafter(name: str | None, target: TextModel, dtype: str, method: str = "block") -> tuple[str, Any]:
+    """Returns the name of the drafter (None is the default), and what `text.generate` takes for it."""
     from cspd_jax.networks.quantised import quantise
-    from cspd_jax.text import PromptLookup
+    from cspd_jax.text import PromptLookup, draft_from_states, look_up_or
     from cspd_jax.weights import hub, models
 
-    name = args.draft
     if name is None:
-        name = "text-default-draft" if args.target == "text-default" else "lookup"
-    if args.method == "tree" and name == "lookup":
+        name = "text-default-draft" if target.name == "text-default" else "lookup"
+    if method == "tree" and name == "lookup":
         raise UserError("look-up makes no trees; give a model as --draft with --method tree")
     if name == "lookup":
         return name, PromptLookup()
@@ -205,7 +215,12 @@ def load_drafter(args: argparse.Namespace, target: TextModel) -> tuple[str, Any]
             f"--draft {name} is none of lookup, int8, int4, {', '.join(models.TEXT_DEFAULTS)}, a checkpoint"
             " folder or OWNER/NAME on the hub"
         )
-    draft = models.load_text(name, args.dtype, target.mesh)
+    if models.is_head(name):
+        if target.mesh is not None:
+            raise UserError("a head drafts on one device; leave out --mesh, or choose another --draft")
+        drafter = draft_from_states(models.load_head(name, dtype), target)
+        return (f"lookup or {name}", look_up_or(drafter)) if method == "auto" else (name, drafter)
+    draft = models.load_text(name, dtype, target.mesh)
     if not draft.config.causal:
         raise UserError(f"{name} is a masked-diffusion model; it cannot draft for a causal one")
     models.check_vocabularies(target, draft)
@@ -215,7 +230,7 @@ def load_drafter(args: argparse.Namespace, target: TextModel) -> tuple[str, Any]
 def _request(args: argparse.Namespace, target: TextModel, prompts: list[list[int]], drafter: Any) -> Request:
     import jax
 
-    from cspd_jax.text import Options, draft_tree
+    from cspd_jax.text import Options
     from cspd_jax.text.comparison import Request
 
     gamma, stop_ids = args.gamma or Options.gamma, () if args.no_stop else None
@@ -223,9 +238,15 @@ def _request(args: argparse.Namespace, target: TextModel, prompts: list[list[int
         jax.random.key(args.seed) if args.temperature else None,
         target,
         prompts,
-        drafter if args.method != "tree" else draft_tree(drafter, args.tree or (3, 2, 1)),
+        drafter if args.method != "tree" else _tree(drafter, args.tree or (3, 2, 1)),
         from_flags(Options, args, rule=METHODS[args.method], gamma=gamma, stop_ids=stop_ids),
     )
+
+
+def _tree(drafter: Any, widths: tuple[int, ...]) -> Any:
+    from cspd_jax.text import Drafting, draft_tree, head_tree
+
+    return (head_tree if isinstance(drafter, Drafting) else draft_tree)(drafter, widths)
 
 
 def _gammas(args: argparse.Namespace, drafter: Any) -> tuple[int, ...] | None:

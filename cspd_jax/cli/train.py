@@ -34,7 +34,10 @@ def add_parser(subparsers) -> None:
         " it is learned by a small model of the images' own size, up to 64 x 64 (preset folder)",
     )
     folder.add_argument(
-        "--vae", metavar="NAME", help="kl16 or the folder of a converted KL-16: train on its latents"
+        "--vae",
+        metavar="NAME",
+        help="train on the latents of kl16 or a converted KL-16 (folders of images), or on the tokens of an"
+        " S-VAE (preset glyphs-sphere)",
     )
     folder.add_argument("--cache", metavar="DIR", help="where decoded images or latents are kept")
     folder.add_argument(
@@ -89,9 +92,11 @@ def add_run_flags(parser: argparse.ArgumentParser, default: str) -> None:
 
 def run(args: argparse.Namespace) -> None:
     config = _configured(args)  # a wrong name or value is reported before jax is loaded
-    from cspd_jax.training.config import TextTrainConfig
+    from cspd_jax.training.config import HeadTrainConfig, TextTrainConfig, VAETrainConfig
     from cspd_jax.training.provenance import Provenance
 
+    if isinstance(config, HeadTrainConfig):
+        raise UserError("a head learns from its target: cspd-jax distill --states trains one")
     start = time.monotonic()
     begun = beginning(args, Provenance("train", init=absolute_name(args.init), vae=absolute_name(args.vae)))
     options = run_options(args, config)
@@ -104,7 +109,9 @@ def run(args: argparse.Namespace) -> None:
     else:
         from cspd_jax.training.image import recipes as image_recipes
 
-        trained = image_recipes.train(config, args.out, begun, options, args.cache, args.stream)
+        autoencoder = isinstance(config, VAETrainConfig)
+        recipe: Any = image_recipes.train_autoencoder if autoencoder else image_recipes.train
+        trained = recipe(config, args.out, begun, options, args.cache, args.stream)
     finish(args, trained, start, "train")
 
 
@@ -180,6 +187,8 @@ def configure(args: argparse.Namespace, begin: Callable[[], Any]):
         root = os.path.abspath(args.data)
         if stored is not None and os.path.abspath(config.data.root) == root:
             root = config.data.root  # as it was written there
+        if stored is None and os.path.abspath(args.out).startswith(os.path.join(root, "")):
+            raise UserError(f"--out {args.out} lies in the folder of --data, whose folders are classes")
         args.set.insert(0, f"data.root={root}")
     settings = [f"{name}={getattr(args, name)}" for name in _SHORTCUTS if getattr(args, name) is not None]
     if stored is None and args.steps is not None:

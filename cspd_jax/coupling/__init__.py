@@ -4,7 +4,8 @@ All functions are pure, take a key that they consume, and treat a single lane; `
 that a coupling (`couple_*`) returns is distributed as p, and it equals the draft with probability
 1 - TV(p, q), which is the maximum. `verify_block` does this for a block of drafted tokens,
 `verify_gaussian_block` for a path of Gaussian transitions. `couple_siblings` is given several drafts, without
-replacement, and returns one of them more often than a coupling with one draft could.
+replacement, and returns one of them more often than a coupling with one draft could. They run inside other
+programs, and look at no values: wrong arguments end in JAX's own errors.
 """
 
 from cspd_jax.coupling.acceptance import (

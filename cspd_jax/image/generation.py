@@ -53,7 +53,7 @@ def generate(
     progress: show a bar, for which it runs in some jitted calls in place of one.
     """
     check_flag("progress", progress)
-    with outside_jit("generate"), blaming_parameters(model):
+    with outside_jit("generate"), blaming_parameters(model, getattr(method, "draft_model", None)):
         if prompts is not None:
             if labels is not None:
                 raise UserError("give labels or prompts, not both")
@@ -74,7 +74,8 @@ def stream(
 ) -> Iterator[tuple[float, Array]]:
     """`generate` step by step: yields (number of known tokens per image, on average; tokens [N, L, d], zero
     where unknown)."""
-    plan = resolve(model, labels, method, options)
+    with blaming_parameters(getattr(method, "draft_model", None)):
+        plan = resolve(model, labels, method, options)
     steps = plan.method.steps(plan.batch_of(keys_per_row(key, len(plan.labels)), plan.labels))
     return ((known, out.tokens) for known, out in steps)
 

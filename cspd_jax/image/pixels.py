@@ -16,7 +16,7 @@ from cspd_jax.networks import autoencoder, sphere_vae
 from cspd_jax.networks.config import LATENT_SCALE, FluxConfig, KLConfig
 from cspd_jax.networks.nextstep_config import NextStepConfig
 from cspd_jax.networks.sphere_config import SphereVAEConfig
-from cspd_jax.weights.checks import check_image_model
+from cspd_jax.weights.checks import blaming_parameters, check_image_model
 from cspd_jax.weights.models import VAE, ImageModel
 
 Array = TypeVar("Array", np.ndarray, jax.Array, jax.Array | np.ndarray)
@@ -56,7 +56,9 @@ def to_images(model: ImageModel, tokens: jax.Array | np.ndarray, vae: VAE | None
     if vae is None:
         raise UserError(f"{model.name} makes latents; give the autoencoder (vae) that turns them into images")
     check_vae(model, vae)
-    return _decode(vae, np.asarray(tokens, np.float32) if _on_sphere(model) else to_latents(model, tokens))
+    latents = np.asarray(tokens, np.float32) if _on_sphere(model) else to_latents(model, tokens)
+    with blaming_parameters(vae):
+        return _decode(vae, latents)
 
 
 def to_tokens(model: ImageModel, images: np.ndarray, vae: VAE | None = None) -> np.ndarray:
@@ -86,7 +88,8 @@ def to_tokens(model: ImageModel, images: np.ndarray, vae: VAE | None = None) -> 
         raise UserError(f"{model.name} has latents; give the autoencoder that encodes pictures (vae, --vae)")
     check_vae(model, vae)
     one_by_one = (_encode(vae.config, vae.params, image[None], vae.dtype) for image in pixels)
-    latents = np.concatenate([np.asarray(latent) for latent in one_by_one])
+    with blaming_parameters(vae):
+        latents = np.concatenate([np.asarray(latent) for latent in one_by_one])
     if _on_sphere(model):
         return latents
     if isinstance(vae.config, FluxConfig):

@@ -121,7 +121,7 @@ def ar_step(
         bound, positions = both_halves(bound), jnp.tile(positions, (2, 1))
     used = (jnp.arange(segment.width) < group.size[..., None]) & bound.active[:, None]
     if bound.kept is not None:
-        missing = group.first + jnp.arange(segment.width) >= bound.kept.number[:, None]
+        missing = group.first[..., None] + jnp.arange(segment.width) >= bound.kept.number[:, None]
         used &= jnp.tile(missing, (len(used) // len(missing), 1))
     x, seen = (draw or draw_tokens)(bound, z, positions, used, group.scale)
     x, first = to_token(bound.network, x), state.uncond_first

@@ -16,6 +16,7 @@ from cspd_jax.masked.info import Info, MaskedOutput
 from cspd_jax.masked.methods import Method, Schedule, SelfSpeculation, Stepwise
 from cspd_jax.masked.options import Options
 from cspd_jax.masked.protocol import MaskedLanguageModel
+from cspd_jax.masked.sets import MoveSets
 from cspd_jax.text.prompts import Prompts, pad_prompts
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "MaskedLanguageModel",
     "MaskedOutput",
     "Method",
+    "MoveSets",
     "Options",
     "Prompts",
     "Schedule",

@@ -25,9 +25,10 @@ class Request(NamedTuple):
     method: Method = SelfSpeculation()
     options: Options = Options()
 
-    def stepwise(self) -> Request:
-        """Returns the same by stepwise decoding."""
-        return self._replace(method=Stepwise())
+    def stepwise(self, exact_bits: bool = False) -> Request:
+        """Returns the same by stepwise decoding; for the very bits by passes of the same shape."""
+        like = self.method if exact_bits and isinstance(self.method, SelfSpeculation) else None
+        return self._replace(method=Stepwise(like))
 
     def run(self) -> MaskedOutput:
         return generate(*self)
@@ -58,11 +59,11 @@ class Measured(NamedTuple):
         return int(np.sum(np.all(same, axis=1)))
 
 
-def measure(request: Request, compare: bool = False, repeats: int = 1) -> Measured:
+def measure(request: Request, compare: bool = False, repeats: int = 1, exact_bits: bool = False) -> Measured:
     """Runs the request, and stepwise decoding too if `compare`; seconds are the least of `repeats` runs."""
     runs = {"request": request.run}
     if compare:
-        runs["stepwise"] = request.stepwise().run
+        runs["stepwise"] = request.stepwise(exact_bits).run
     outputs = {name: jax.block_until_ready(run()) for name, run in runs.items()}  # this compiles
     seconds = {name: min(times) for name, times in seconds_in_turns(runs, repeats).items()}
     return Measured(

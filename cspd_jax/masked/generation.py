@@ -16,11 +16,20 @@ from cspd_jax.masked import loop, sharded, stepwise
 from cspd_jax.masked.canvas import make_canvas
 from cspd_jax.masked.info import MaskedOutput
 from cspd_jax.masked.loop import Inputs
-from cspd_jax.masked.methods import Method, Schedule, SelfSpeculation
+from cspd_jax.masked.methods import Method, Schedule, SelfSpeculation, Stepwise
 from cspd_jax.masked.options import Options
+from cspd_jax.masked.sets import MoveSets, chosen, prefixes, tables_of
 from cspd_jax.masked.speculative import Speculation
 from cspd_jax.parallel import common_mesh
-from cspd_jax.text.checks import at_most, check_max_gamma, check_number, holds, keys_of_rows, require
+from cspd_jax.text.checks import (
+    at_most,
+    check_max_gamma,
+    check_number,
+    check_outside_jit,
+    holds,
+    keys_of_rows,
+    require,
+)
 from cspd_jax.text.prompts import BEYOND, PromptsLike, as_prompts, check_length, check_prompts
 from cspd_jax.text.protocol import Model, bound
 from cspd_jax.weights.checks import blaming_parameters
@@ -82,7 +91,9 @@ def stream(
 
     The arguments are those of `generate`. Places that are still to be filled hold the mask's id.
     """
-    return loop.outputs(prepare(key, model, prompts, method, options))
+    inputs = prepare(key, model, prompts, method, options)
+    check_outside_jit(inputs, "masked.stream")
+    return loop.outputs(inputs)
 
 
 def prepare(
@@ -109,7 +120,15 @@ def prepare(
         options = dataclasses.replace(options, block=options.max_new_tokens)
     draws = _check_draws(key, options)
     canvas = make_canvas(network, params, prompts, options, keys_of_rows(key, batch) if draws else None)
-    speculation = _speculation(method, options, batch) if isinstance(method, SelfSpeculation) else None
+    way = method.like if isinstance(method, Stepwise) else method
+    speculation = None
+    if isinstance(way, SelfSpeculation):
+        check_options(way, SelfSpeculation, batch)
+        sets = None if way.texts is None else _sets(way, model, draws)
+        speculation = _speculation(way, options, batch, sets)
+        if isinstance(method, Stepwise):
+            never = jnp.zeros(batch, jnp.int32)
+            speculation = dataclasses.replace(speculation, gamma=never, accept_top_k=None)
     quotas = _quotas(method, options, config.shifted) if isinstance(method, Schedule) else None
     return Inputs(canvas, speculation, quotas)
 
@@ -136,14 +155,32 @@ def _check_draws(key: Array | None, options: Options) -> bool:
     return not greedy or options.confidence == "random" or drawn_places
 
 
-def _speculation(method: SelfSpeculation, options: Options, batch: int) -> Speculation:
+def _sets(method: SelfSpeculation, model: Model, draws: bool) -> MoveSets:
+    """Returns the table of texts that is asked for."""
+    require(
+        not draws,
+        "texts are for temperature 0: above it noise belongs to a step, and a set of moves has no order;"
+        " leave texts out, for the chain of prefixes",
+    )
+    require(method.accept_top_k is None, "accept_top_k goes with the chain; leave texts out")
+    if isinstance(method.texts, MoveSets):
+        return method.texts
+    assert method.texts is not None
+    return chosen(tables_of(model), int(method.texts))
+
+
+def _speculation(method: SelfSpeculation, options: Options, batch: int, sets: MoveSets | None) -> Speculation:
     """Returns how far to draft: at most all moves that there are."""
+    places = options.max_new_tokens
+    most = max(1, (min(options.block, places) if options.cached else places) - 1)
+    if sets is not None:
+        sets = sets.within(most)
+        return Speculation(sets, jnp.full(batch, len(sets.texts)), None)
     max_gamma = check_max_gamma(method.gamma, method.max_gamma)
     check_number("gamma", method.gamma, lambda g: g <= max_gamma, f"at most max_gamma, {max_gamma}")
-    places = options.max_new_tokens
-    max_gamma = min(max_gamma, max(1, (min(options.block, places) if options.cached else places) - 1))
+    max_gamma = min(max_gamma, most)
     return Speculation(
-        max_gamma=max_gamma,
+        sets=prefixes(max_gamma),
         gamma=jnp.broadcast_to(at_most(method.gamma, max_gamma), (batch,)),
         accept_top_k=None if method.accept_top_k is None else at_most(method.accept_top_k, places),
     )

@@ -8,9 +8,21 @@ from typing import ClassVar
 import jax
 
 from cspd_jax._utils.options import documented, option
-from cspd_jax.text.checks import bound_on, size, whole_number
+from cspd_jax.errors import check_whole, shown
+from cspd_jax.masked.sets import MOST_TEXTS, MoveSets
+from cspd_jax.text.checks import bound_on, require, size, whole_number
 
 Array = jax.Array
+
+
+def _table(name: str, value: object, batch: int) -> None:
+    if value is not None and not isinstance(value, MoveSets):
+        check_whole(name, value, 2, MOST_TEXTS)
+
+
+def _way(name: str, value: object, batch: int) -> None:
+    is_one = value is None or isinstance(value, SelfSpeculation)
+    require(is_one, f"{name} is {shown(value)}; it must be a SelfSpeculation(...)")
 
 
 @documented
@@ -40,13 +52,28 @@ class SelfSpeculation:
         type="positive",
         metavar="K",
     )
+    texts: MoveSets | int | None = option(
+        None,
+        "texts read per pass: a chosen table in place of the chain of --draft-len, from those that cspd-jax"
+        " calibrate keeps beside the model, or else from the package's; greedy only",
+        _table,
+        flags=("--texts",),
+        type="positive",
+        metavar="N",
+    )
 
     name: ClassVar[str] = "ssd"
 
 
 @dataclasses.dataclass(frozen=True)
 class Stepwise:
-    """The reference: one token per step."""
+    """The reference: one token per step.
+
+    like: reads its texts by the passes of this way, in which it does not speculate: then the two write the
+        same texts in float32, too, where passes of other shapes round otherwise.
+    """
+
+    like: SelfSpeculation | None = option(None, "the way whose passes it reads texts by", _way)
 
     name: ClassVar[str] = "stepwise"
 

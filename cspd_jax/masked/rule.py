@@ -123,13 +123,20 @@ def eligible(masked: Array, blocks: Array) -> Array:
 def choose(offered: Candidates, masked: Array, blocks: Array) -> Choice:
     """Applies the rule to places [..., W]."""
     open_places = eligible(masked, blocks)
-    index = jnp.argmax(jnp.where(open_places, offered.confidence, -jnp.inf), axis=-1)
+    index = jnp.argmax(jnp.where(open_places, _finite(offered.confidence), -jnp.inf), axis=-1)
     token = jnp.take_along_axis(offered.tokens, index[..., None], axis=-1)[..., 0]
     return Choice(index, token, jnp.any(masked, axis=-1))
 
 
 def surest(offered: Candidates, open_places: Array, count: Array) -> Array:
     """The `count` most confident of the open places [..., W], the first ones on ties: bool [..., W]."""
-    falling = jnp.argsort(jnp.where(open_places, -offered.confidence, jnp.inf), axis=-1, stable=True)
+    falling = jnp.argsort(jnp.where(open_places, -_finite(offered.confidence), jnp.inf), axis=-1, stable=True)
     rank = jnp.argsort(falling, axis=-1)
     return open_places & (rank < count)
+
+
+def _finite(confidence: Array) -> Array:
+    """Returns it with the least number in place of -inf and NaN, so that an open place is before all others:
+    a loop that fills a place in each step ends, whatever a network says."""
+    least = jnp.finfo(confidence.dtype).min
+    return jnp.maximum(jnp.where(jnp.isnan(confidence), least, confidence), least)

@@ -1,9 +1,10 @@
 """Self-speculation: one pass drafts several moves, and the next pass verifies them all and drafts again.
 
-A move is a place and a token. The logits of a text give gamma + 1 moves, in the order in which the stepwise
-rule would take them if the logits did not change. The first one is the stepwise move itself. One pass then
-reads the texts after 1, 2, ..., gamma + 1 moves side by side, and a move is accepted if the rule, applied to
-the text before it, gives the same place and the same token. The text with all accepted moves already has its
+A move is a place and a token. The logits of a text rank the places in the order in which the stepwise rule
+would take them if the logits did not change. The first move is the stepwise move itself. One pass then reads
+several texts side by side, each with that move and some of the others (`sets`): after 1, 2, ..., gamma + 1
+moves, or a chosen table. From the text with the first move alone the rule is asked for the next one, and so
+on, for as long as the text with the move it gives is among those read. The last text visited already has its
 logits, which draft the next moves, so a rejection costs no pass.
 """
 
@@ -14,11 +15,13 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from cspd_jax.masked import passes
 from cspd_jax.masked.canvas import Canvas, Window, fill, is_masked, window_at
 from cspd_jax.masked.info import CallCounts, DraftCounts, RoundInfo, count_calls
-from cspd_jax.masked.rule import Candidates, candidates, choose, drawn_from, eligible, scores
+from cspd_jax.masked.rule import Candidates, Choice, candidates, choose, drawn_from, eligible, scores
+from cspd_jax.masked.sets import MoveSets
 from cspd_jax.text.info import add
 
 Array = jax.Array
@@ -29,28 +32,49 @@ Array = jax.Array
 class Speculation:
     """How far to draft, and what to accept.
 
-    max_gamma: bound D on gamma (static).
-    gamma: [B] moves tested per round.
-    accept_top_k: None is exact. A number is lossy: a move with the right token is accepted if its place is
-        among so many most confident ones.
+    sets: the texts of a pass (static): R of them, of at most D moves after the certain one, at places of
+        ranks up to K, each with its T most probable tokens.
+    gamma: [B] most moves accepted per round after the certain one.
+    accept_top_k: None is exact. A number is lossy, and for the chain of prefixes: a move with the right token
+        is accepted if its place is among so many most confident ones.
     """
 
-    max_gamma: int = dataclasses.field(metadata={"static": True})
+    sets: MoveSets = dataclasses.field(metadata={"static": True})
     gamma: Array
     accept_top_k: Array | None
 
+    @property
+    def depth(self) -> int:
+        """D, at least 1."""
+        return max(1, int(self.sets.sizes.max()))
+
 
 class Moves(NamedTuple):
-    """Moves in the order in which they would be taken.
+    """Places in the order in which they would be taken, with the tokens that are tried there.
 
-    place: [B, D + 1]
-    token: [B, D + 1]
-    exists: [B, D + 1] false where there is nothing left to fill.
+    place: [B, K + 1]
+    tokens: [B, K + 1, T] the most probable ones, of which the first is the move's.
+    exists: [B, K + 1] false where there is nothing left to fill.
     """
 
     place: Array
-    token: Array
+    tokens: Array
     exists: Array
+
+
+class Walk(NamedTuple):
+    """The texts that were visited, from the certain move on.
+
+    last: [B] the last text.
+    place: [B, D] of each move made after the certain one.
+    tested: [B, D] whether so many moves were made and a text with one more was read.
+    passed: [B, D] whether the walk went on.
+    """
+
+    last: Array
+    place: Array
+    tested: Array
+    passed: Array
 
 
 class MaskedState(NamedTuple):
@@ -78,26 +102,27 @@ class MaskedState(NamedTuple):
 class Verdict(NamedTuple):
     """What a verifying pass says.
 
-    passed: [B, D] which moves after the first are accepted.
+    walk: which moves after the first are accepted.
     moves: drafted from the text with all accepted moves.
     calls: network calls.
     """
 
-    passed: Array
+    walk: Walk
     moves: Moves
     calls: CallCounts
 
 
 def begin(canvas: Canvas, speculation: Speculation) -> MaskedState:
     """Before the first round; without a cache, after the pass that drafts the first moves."""
-    batch, gamma = len(canvas.start), speculation.max_gamma
+    batch, sets = len(canvas.start), speculation.sets
     text, step = canvas.empty(), jnp.zeros(batch, jnp.int32)
-    no_moves, by_place = (jnp.zeros((batch, n), jnp.int32) for n in (gamma + 1, canvas.places))
-    by_position = jnp.zeros((batch, gamma), jnp.int32)
+    no_moves, by_place = (jnp.zeros((batch, n), jnp.int32) for n in (sets.ranks + 1, canvas.places))
+    by_position = jnp.zeros((batch, speculation.depth), jnp.int32)
     if canvas.cached:
-        moves, calls = Moves(no_moves, no_moves, no_moves > 0), count_calls()
+        no_tokens = jnp.zeros((*no_moves.shape, sets.tokens), jnp.int32)
+        moves, calls = Moves(no_moves, no_tokens, no_moves > 0), count_calls()
     else:
-        window = window_at(canvas, text, _width(canvas, speculation))
+        window = window_at(canvas, text, width(canvas, speculation))
         logits = passes.whole(canvas, window, text[:, None])[:, 0]
         moves = draft(canvas, speculation, window, text, logits, step)
         calls = count_calls(whole=1, rows=len(canvas.base))
@@ -113,7 +138,7 @@ def begin(canvas: Canvas, speculation: Speculation) -> MaskedState:
 
 
 def least_passes(places: int, block: int, gamma: int, cached: bool) -> int:
-    """Returns the passes for one row if every draft is accepted.
+    """Returns the passes for one row if every draft of gamma moves is accepted.
 
     A round fills gamma + 1 places. The last place of the text (with a cache, of each block) needs no pass.
     """
@@ -143,7 +168,7 @@ def advance(canvas: Canvas, speculation: Speculation, state: MaskedState) -> Mas
 def run_round(canvas: Canvas, speculation: Speculation, state: MaskedState) -> tuple[MaskedState, RoundInfo]:
     """Takes one round, and returns what happened in it."""
     state, calls = refresh_step(canvas, speculation, state)
-    texts = texts_after(state.text, state.moves)
+    texts = texts_after(speculation.sets, state.text, state.moves)
     verdict = verify_step(canvas, speculation, state, texts)
     next_state, drafts = commit(canvas, speculation, state, texts, verdict)
     return next_state, RoundInfo(drafts, add(calls, verdict.calls))
@@ -165,31 +190,34 @@ def refresh_step(
         window = window_at(canvas, state.text, canvas.block)
         logits, cache = passes.refresh(canvas, window, state.text, state.cache, needed)
         drafted = draft(canvas, speculation, window, state.text, logits, state.step, begins=True)
-        moves = jax.tree.map(lambda new, old: jnp.where(needed[:, None], new, old), drafted, state.moves)
+        moves = _in_rows(needed, drafted, state.moves)
         return state._replace(moves=moves, cache=cache), count_calls(whole=1, rows=len(canvas.base))
 
-    return jax.lax.cond(jnp.all(waiting), refresh, lambda state: (state, count_calls()), state)
+    with jax.named_scope("refresh"):
+        return jax.lax.cond(jnp.all(waiting), refresh, lambda state: (state, count_calls()), state)
 
 
 def verify_step(canvas: Canvas, speculation: Speculation, state: MaskedState, texts: Array) -> Verdict:
-    """Makes one pass over texts [B, D + 1, G], unless no row has more than its certain move."""
-    window = window_at(canvas, state.text, _width(canvas, speculation))
+    """Makes one pass over texts [B, R, G], unless no row has more than its certain move."""
+    window = window_at(canvas, state.text, width(canvas, speculation))
 
     def verify(_) -> Verdict:
         if canvas.cached:
             logits = passes.beside(canvas, window, texts, state.cache)
         else:
             logits = passes.whole(canvas, window, texts)
-        passed, moves = _judge(canvas, speculation, window, state, texts, logits)
+        walk, moves = _judge(canvas, speculation, window, state, texts, logits)
         rows = texts.shape[0] * texts.shape[1] * canvas.halves
         kind = {"block": 1} if canvas.cached else {"whole": 1}
-        return Verdict(passed, moves, count_calls(**kind, rows=rows))
+        return Verdict(walk, moves, count_calls(**kind, rows=rows))
 
     def take_the_certain(_) -> Verdict:
-        none_passed = jnp.zeros(texts.shape[:2], bool)[:, 1:]
-        return Verdict(none_passed, jax.tree.map(jnp.zeros_like, state.moves), count_calls())
+        none = jnp.zeros((len(texts), speculation.depth), jnp.int32)
+        stays = Walk(jnp.zeros(len(texts), jnp.int32), none, none > 0, none > 0)
+        return Verdict(stays, jax.tree.map(jnp.zeros_like, state.moves), count_calls())
 
-    return jax.lax.cond(jnp.any(state.moves.exists[:, 1:]), verify, take_the_certain, None)
+    with jax.named_scope("verify"):
+        return jax.lax.cond(jnp.any(state.moves.exists[:, 1:]), verify, take_the_certain, None)
 
 
 def commit(
@@ -197,24 +225,21 @@ def commit(
 ) -> tuple[MaskedState, DraftCounts]:
     """Every row takes its certain move and those accepted after it."""
     assert state.info.drafts is not None
-    certain = state.moves.exists[:, 0]
-    taken = jnp.concatenate([certain[:, None], verdict.passed], axis=1)
-    last = _count(verdict.passed)
-    text = jnp.where(certain[:, None], texts[jnp.arange(len(texts)), last], state.text)
-    steps = state.step[:, None] + jnp.arange(speculation.max_gamma + 1)
+    certain, walk = state.moves.exists[:, 0], verdict.walk
+    taken = jnp.concatenate([certain[:, None], walk.passed], axis=1)
+    place = jnp.concatenate([state.moves.place[:, :1], walk.place], axis=1)
+    text = jnp.where(certain[:, None], texts[jnp.arange(len(texts)), walk.last], state.text)
+    steps = state.step[:, None] + jnp.arange(speculation.depth + 1)
     finished = ~jnp.any(text == canvas.mask_id, axis=1)
-    wanted = jnp.arange(speculation.max_gamma) < speculation.gamma[:, None]
-    reached = jnp.concatenate([certain[:, None], verdict.passed[:, :-1]], axis=1)
-    tested = reached & state.moves.exists[:, 1:] & wanted
     exists = verdict.moves.exists & (certain & ~finished)[:, None]  # a row that waits has no moves
     next_state = state._replace(
         text=text,
         step=state.step + _count(taken),
         moves=verdict.moves._replace(exists=exists),
-        order=fill(state.order, state.moves.place, steps, taken),
-        rounds=fill(state.rounds, state.moves.place, state.info.drafts.rounds[:, None], taken),
+        order=fill(state.order, place, steps, taken),
+        rounds=fill(state.rounds, place, state.info.drafts.rounds[:, None], taken),
     )
-    counts = (certain, tested, verdict.passed)
+    counts = (certain, walk.tested, walk.passed)
     return next_state, DraftCounts(*(flags.astype(jnp.int32) for flags in counts))
 
 
@@ -226,10 +251,13 @@ def draft(
     logits: Array,
     step: Array,
     begins: bool = False,
+    certain: Choice | None = None,
 ) -> Moves:
     """Drafts the moves that the rule takes in turn if logits [B, W, V] of text [B, G] do not change.
 
     Move k has the noise of step [B] + k. begins: the logits are from a pass at the beginning of a block.
+    certain: the first move, if it is known already. (The same sums over other shapes may round otherwise, and
+    the texts of two ways should not part for that.)
     """
     known = scores(canvas, logits)
     candidates_at = lambda k: drawn_from(canvas, known, window.places, step + k)
@@ -242,59 +270,99 @@ def draft(
         if first_only:
             now = free & ((k > 0) | (jnp.arange(free.shape[1]) == 0))
         choice = choose(offered, now, window.blocks)
+        if certain is not None:
+            choice = jax.tree.map(lambda known, drafted: jnp.where(k == 0, known, drafted), certain, choice)
         place = jnp.take_along_axis(window.places, choice.index[:, None], axis=1)[:, 0]
         free &= jnp.arange(free.shape[1]) != choice.index[:, None]
-        return free, (place, choice.token, choice.exists)
+        others = [] if best is None else [best[jnp.arange(len(best)), choice.index, 1:]]
+        return free, (place, jnp.concatenate([choice.token[:, None], *others], axis=1), choice.exists)
 
-    free = is_masked(canvas, window, text)
-    _, made = jax.lax.scan(move, free, jnp.arange(speculation.max_gamma + 1, dtype=jnp.int32))
+    free, best = is_masked(canvas, window, text), None
+    if speculation.sets.tokens > 1:
+        best = jax.lax.top_k(known.clean, speculation.sets.tokens)[1].astype(jnp.int32)
+    _, made = jax.lax.scan(move, free, jnp.arange(speculation.sets.ranks + 1, dtype=jnp.int32))
     return Moves(*(a.swapaxes(0, 1) for a in made))
 
 
-def texts_after(text: Array, moves: Moves) -> Array:
-    """Returns the texts after 1, 2, ... moves: [B, D + 1, G]."""
-    number = jnp.arange(moves.place.shape[1], dtype=jnp.int32)
-    never = jnp.full_like(text, len(number))
-    filled_by = fill(never, moves.place, number, moves.exists)  # the move that fills each place: [B, G]
-    complete = fill(text, moves.place, moves.token, moves.exists)
-    return jnp.where(filled_by[:, None] <= number[:, None], complete[:, None], text[:, None])
+def texts_after(sets: MoveSets, text: Array, moves: Moves) -> Array:
+    """Returns the texts of the sets, with the certain move: [B, R, G]."""
+    ranks = jnp.arange(sets.ranks + 1, dtype=jnp.int32)
+    rank = fill(jnp.full_like(text, len(ranks)), moves.place, ranks, moves.exists)  # of each place: [B, G]
+    members = jnp.pad(jnp.asarray(sets.members), ((0, 0), (0, 1)), constant_values=-1)[:, rank]  # [R, B, G]
+    tokens = jnp.pad(moves.tokens, ((0, 0), (0, 1), (0, 0)))
+    filled = tokens[jnp.arange(len(text))[:, None], rank, jnp.maximum(members, 0)]
+    return jnp.where(members >= 0, filled, text).swapaxes(0, 1)
 
 
 def _judge(
     canvas: Canvas, speculation: Speculation, window: Window, state: MaskedState, texts: Array, logits: Array
-) -> tuple[Array, Moves]:
-    """Returns which moves after the first are accepted [B, D], and the next moves.
-
-    logits: [B, D + 1, W, V] of the texts [B, D + 1, G].
-    """
-    number = jnp.arange(texts.shape[1], dtype=jnp.int32)
-    steps = state.step[:, None] + 1 + number
+) -> tuple[Walk, Moves]:
+    """Returns the walk over the texts [B, R, G], by their logits [B, R, W, V], and the next moves."""
+    sizes = jnp.asarray(speculation.sets.sizes)
+    steps = state.step[:, None] + 1 + sizes
     places = jnp.broadcast_to(window.places[:, None], (*texts.shape[:2], window.places.shape[1]))
     offered = candidates(canvas, logits, places, steps)
     free = is_masked(canvas, window, texts)
-    right = _agree(speculation, window, state.moves, offered, free)
-    right &= state.moves.exists[:, 1:] & (number[:-1] < speculation.gamma[:, None])
-    passed = jnp.cumprod(right, axis=1).astype(bool)
-    last = _count(passed)
-    rows = jnp.arange(len(texts))
-    text, chosen = texts[rows, last], logits[rows, last]
-    return passed, draft(canvas, speculation, window, text, chosen, state.step + 1 + last)
-
-
-def _agree(speculation: Speculation, window: Window, moves: Moves, offered: Candidates, free: Array) -> Array:
-    """[B, D], entry k: whether the rule for the text after k + 1 moves gives move k + 2, counted from 1."""
-    before = jax.tree.map(lambda a: a[:, :-1], offered)
-    blocks = jnp.broadcast_to(window.blocks[:, None], free.shape)[:, :-1]
-    index = moves.place[:, 1:] - window.places[:, :1]
-    index = jnp.clip(index, 0, free.shape[-1] - 1)
-    take = lambda a: jnp.take_along_axis(a, index[..., None], axis=-1)[..., 0]
+    blocks = jnp.broadcast_to(window.blocks[:, None], free.shape)
+    choice = choose(offered, free, blocks)
     if speculation.accept_top_k is None:
-        choice = choose(before, free[:, :-1], blocks)
-        return (choice.index == index) & (choice.token == moves.token[:, 1:])
-    open_places = eligible(free[:, :-1], blocks)
+        place, after = _after(speculation, window, state.moves, choice)
+    else:
+        place, after = _after_loosely(speculation, window, state.moves, offered, eligible(free, blocks))
+    walk = _walk(speculation, state.moves, place, after)
+    text, seen, certain = jax.tree.map(
+        lambda a: a[jnp.arange(len(texts)), walk.last], (texts, logits, choice)
+    )
+    step = state.step + 1 + sizes[walk.last]
+    return walk, draft(canvas, speculation, window, text, seen, step, certain=certain)
+
+
+def _after(speculation: Speculation, window: Window, moves: Moves, choice: Choice) -> tuple[Array, Array]:
+    """The place that the rule takes next at each text, and the text with that move, or -1: [B, R] each."""
+    place = jnp.take_along_axis(window.places, choice.index, axis=1)
+    here = (moves.place[:, None] == place[..., None]) & moves.exists[:, None]  # [B, R, K + 1]
+    same = here[..., None] & (moves.tokens[:, None] == choice.token[..., None, None])
+    return place, jnp.max(jnp.where(same, jnp.asarray(speculation.sets.after), -1), axis=(2, 3))
+
+
+def _after_loosely(
+    speculation: Speculation, window: Window, moves: Moves, offered: Candidates, open_places: Array
+) -> tuple[Array, Array]:
+    """The same for the next prefix, if its token is right and its place among the most confident ones."""
+    assert speculation.accept_top_k is not None
+    before = jax.tree.map(lambda a: a[:, :-1], offered)
+    open_places, place = open_places[:, :-1], moves.place[:, 1:]
+    index = jnp.clip(place - window.places[:, :1], 0, open_places.shape[-1] - 1)
+    take = lambda a: jnp.take_along_axis(a, index[..., None], axis=-1)[..., 0]
     surer = open_places & (before.confidence > take(before.confidence)[..., None])
-    near = take(open_places) & (jnp.sum(surer, axis=-1) < speculation.accept_top_k)
-    return near & (take(before.tokens) == moves.token[:, 1:])
+    near = take(open_places) & (jnp.sum(surer, axis=-1) < speculation.accept_top_k) & moves.exists[:, 1:]
+    right = near & (take(before.tokens) == moves.tokens[:, 1:, 0])
+    longer = jnp.where(right, jnp.arange(1, right.shape[1] + 1, dtype=jnp.int32), -1)
+    last = lambda a: jnp.pad(a, ((0, 0), (0, 1)), constant_values=-1)  # there is no text after the last
+    return last(place), last(longer)
+
+
+def _walk(speculation: Speculation, moves: Moves, place: Array, after: Array) -> Walk:
+    """From text to text, as the rule says: place and after are those of `_after`."""
+    sets, rows = speculation.sets, jnp.arange(len(after))
+    more = jnp.asarray(np.any(sets.after >= 0, axis=2))  # [R, K + 1] of which rank a move is read besides
+    offers = jnp.any(more & moves.exists[:, None], axis=2)  # [B, R]
+
+    def go_on(at: Array, depth: Array) -> tuple[Array, tuple[Array, Array, Array]]:
+        walking = (depth == jnp.asarray(sets.sizes)[at]) & (depth < speculation.gamma)
+        then = after[rows, at]
+        passed = walking & (then >= 0)
+        return jnp.where(passed, then, at), (place[rows, at], walking & offers[rows, at], passed)
+
+    start = jnp.zeros(len(after), jnp.int32)
+    last, seen = jax.lax.scan(go_on, start, jnp.arange(speculation.depth, dtype=jnp.int32))
+    return Walk(last, *(a.swapaxes(0, 1) for a in seen))
+
+
+def _in_rows(chosen: Array, new: Any, old: Any) -> Any:
+    """Leaves of `new` in the rows [B] that are chosen, of `old` in the others."""
+    one = lambda a, b: jnp.where(chosen.reshape(-1, *[1] * (a.ndim - 1)), a, b)
+    return jax.tree.map(one, new, old)
 
 
 def _count(true: Array) -> Array:
@@ -302,9 +370,9 @@ def _count(true: Array) -> Array:
     return jnp.sum(true, axis=1, dtype=jnp.int32)
 
 
-def _width(canvas: Canvas, speculation: Speculation) -> int:
+def width(canvas: Canvas, speculation: Speculation) -> int:
     """Places that a round can involve, from the first open block on: its own moves and those it drafts."""
     if canvas.cached:
         return canvas.block
-    blocks = 1 + -(-(2 * speculation.max_gamma + 1) // canvas.block)
+    blocks = 1 + -(-(2 * speculation.sets.ranks + 1) // canvas.block)
     return min(blocks, -(-canvas.places // canvas.block)) * canvas.block

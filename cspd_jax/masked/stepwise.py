@@ -144,4 +144,5 @@ def _cached_pass(canvas: Canvas, window: Window, text: Array, cache: Any, begins
     def inside(cache):
         return passes.beside(canvas, window, text[:, None], cache)[:, 0], cache
 
-    return jax.lax.cond(begins, at_the_beginning, inside, cache)
+    with jax.named_scope("refresh"):
+        return jax.lax.cond(begins, at_the_beginning, inside, cache)

@@ -95,6 +95,10 @@ class Attention(nn.Module):
             heads * c.head_dim, c.qkv_bias, self.dtype, _NORMAL, self.by_outputs, name=name
         )(x).reshape(*x.shape[:2], heads, c.head_dim)
         q, k, v = project(c.heads, "q"), project(c.kv_heads, "k"), project(c.kv_heads, "v")
+        if c.qk_norm:
+            q, k = (
+                Norm(c.norm, c.norm_eps, self.dtype, name=f"{n}_norm")(x) for n, x in (("q", q), ("k", k))
+            )
         q, k = rotate(q, cos_sin), rotate(k, cos_sin)
         if packed is not None:
             q, k, v = map(packed.unpack, (q, k, v))
@@ -172,23 +176,30 @@ class Transformer(nn.Module):
         rows: Array | None = None,
         places: Array | None = None,
         packed: Packing | None = None,
-    ) -> tuple[Array, Cache | None]:
+        entering: tuple[int, ...] = (),
+    ) -> tuple[Array, Cache | None, Array | None]:
         """Embeddings x [B, Q, D] at positions [B, Q], visible [B or 1, Q or 1, K] -> hidden states after the
-        last norm, and the new cache.
+        last norm, the new cache, and what enters some of the layers.
 
         rows [B, R] picks the tokens whose hidden states come out: [B, R, D]. places [B, Q] are the slots that
         store the tokens; without them, those of the positions. packed computes some of the tokens: [1, N, D].
+        entering: the S layers of which [B, Q, S D] comes out, side by side; None without any. The number of
+        layers stands for what leaves the last one.
         """
         c = self.config
         cos_sin = rotation(c, positions, self.dtype)
         if packed is not None:
             x, cos_sin = packed.pack(x), jax.tree.map(packed.pack, cos_sin)
         slots = [None] * c.depth if cache is None else list(zip(*cache))
+        before = []
         for i, layer in enumerate(self.layers):
+            before.append(x)
             x, slots[i] = layer(
                 x, cos_sin, visible, positions if places is None else places, slots[i], packed
             )
-        return self.norm(take_rows(x, rows)), None if cache is None else Cache(*zip(*slots))
+        before.append(x)
+        states = jnp.concatenate([before[i] for i in entering], axis=-1) if entering else None
+        return self.norm(take_rows(x, rows)), None if cache is None else Cache(*zip(*slots)), states
 
     def logits(self, h: Array) -> Array:
         """Hidden states [..., D] -> [..., V]."""
@@ -206,11 +217,14 @@ class Transformer(nn.Module):
         rows: Array | None = None,
         places: Array | None = None,
         packed: Packing | None = None,
-    ) -> tuple[Array, Cache | None]:
-        """Ids and positions [B, Q] -> logits [B, Q, V], and the new cache. Logits of `rows` alone are
-        [B, R, V], those of packed tokens [1, N, V]."""
-        h, cache = self.hidden(self.embedded(tokens), positions, visible, cache, rows, places, packed)
-        return self.logits(h), cache
+        entering: tuple[int, ...] = (),
+    ) -> tuple[Array, Cache | None, Array | None]:
+        """Ids and positions [B, Q] -> logits [B, Q, V], the new cache, and the states of `hidden`. Logits of
+        `rows` alone are [B, R, V], those of packed tokens [1, N, V]."""
+        h, cache, states = self.hidden(
+            self.embedded(tokens), positions, visible, cache, rows, places, packed, entering
+        )
+        return self.logits(h), cache, states
 
 
 @dataclasses.dataclass(frozen=True)
@@ -240,27 +254,29 @@ class LM:
         *,
         mask: Array | None = None,
         rows: Array | None = None,
-    ) -> tuple[Array, Cache]:
+        entering: tuple[int, ...] = (),
+    ) -> Any:
         """Logits [B, Q, V] of tokens [B, Q] at positions [B, Q], and the cache with these tokens in it.
 
         A token sees the slots at positions up to its own, the tokens of this call included. A row's positions
         differ from each other and those outside 0..max_len - 1 are padding: nothing is stored, and the logits
         there are finite and meaningless. Without the causal mask every slot is seen. mask [B, max_len] (bool)
         hides slots on top of that. rows [B, R] are indices into Q: logits [B, R, V] of those alone.
+        entering: layers; what enters them, [B, Q, S D], is returned as a third.
         """
 
         def run(params, tokens, positions, cache, mask):
             visible = None
             if self.config.causal:
                 visible = jnp.arange(cache.max_len) <= jnp.maximum(positions, 0)[:, :, None]
-            return self._run(params, tokens, positions, _and(visible, mask), cache, rows)
+            return self._run(params, tokens, positions, _and(visible, mask), cache, rows, entering=entering)
 
         def run_padded(params, tokens, positions, cache, mask):
             padding = ((0, 0), (0, FEWEST_ROWS - 1))
             tokens = jnp.pad(tokens, padding)
             positions = jnp.pad(positions, padding, constant_values=cache.max_len)
-            logits, cache = run(params, tokens, positions, cache, mask)
-            return logits[:, :1], cache
+            logits, cache, *states = run(params, tokens, positions, cache, mask)
+            return logits[:, :1], cache, *(s[:, :1] for s in states)
 
         if tokens.size > 1 or rows is not None:
             return run(params, tokens, positions, cache, mask)
@@ -280,23 +296,29 @@ class LM:
         *,
         size: int,
         read: Callable[[Array], Array],
-    ) -> tuple[Array, Cache]:
+        entering: tuple[int, ...] = (),
+    ) -> Any:
         """read(logits) [B, Q, ...], and the cache, as from `apply`, computed for the tokens at positions
         0..max_len - 1 alone, of which there must be at most `size`. For the others it is zeros.
 
-        read: from logits [1, size, V] to [1, size, ...].
+        read: from logits [1, size, V] to [1, size, ...]. entering: as in `apply`.
         """
         packed = packing((positions >= 0) & (positions < cache.max_len), size)
         visible = jnp.arange(cache.max_len) <= jnp.maximum(positions, 0)[:, :, None]
-        logits, cache = self._run(params, tokens, positions, visible, cache, None, None, packed)
-        return packed.unpack(read(logits)), cache
+        logits, cache, *states = self._run(
+            params, tokens, positions, visible, cache, None, None, packed, entering=entering
+        )
+        return packed.unpack(read(logits)), cache, *map(packed.unpack, states)
 
-    def hidden(self, params, tokens: Array, positions: Array, cache: Cache) -> tuple[Array, Cache]:
-        """What `apply` makes logits of: the hidden states [B, Q, D] after the last norm, and the cache."""
+    def hidden(
+        self, params, tokens: Array, positions: Array, cache: Cache, entering: tuple[int, ...]
+    ) -> tuple[Array, Cache, Array]:
+        """What `apply` makes logits of, the hidden states [B, Q, D] after the last norm; the cache; and what
+        enters some of the layers, side by side."""
         visible = jnp.arange(cache.max_len) <= jnp.maximum(positions, 0)[:, :, None]
 
         def run(network: Transformer) -> Any:
-            return network.hidden(network.embedded(tokens), positions, visible, cache)
+            return network.hidden(network.embedded(tokens), positions, visible, cache, entering=entering)
 
         return nn.apply(run, self._module)({"params": expand(params, self.dtype)})
 
@@ -306,14 +328,22 @@ class LM:
         return logits
 
     def apply_seeing(
-        self, params, tokens: Array, positions: Array, cache: Cache, *, slots: Array, visible: Array
-    ) -> tuple[Array, Cache]:
+        self,
+        params,
+        tokens: Array,
+        positions: Array,
+        cache: Cache,
+        *,
+        slots: Array,
+        visible: Array,
+        entering: tuple[int, ...] = (),
+    ) -> Any:
         """As `apply`, for tokens that may share positions, such as those of a tree of drafts.
 
         They are stored in the cache's slots [B, Q], and each sees the slots that visible [B, Q, max_len]
         (bool) says, those of this call included.
         """
-        return self._run(params, tokens, positions, visible, cache, None, slots)
+        return self._run(params, tokens, positions, visible, cache, None, slots, entering=entering)
 
     def move(self, cache: Cache, sources: Array, targets: Array) -> Cache:
         """The cache with what is in the slots `sources` [B, M] in the slots `targets` [B, M] as well; targets
@@ -360,8 +390,10 @@ class LM:
         )
         return logits.reshape(*tokens.shape, -1)
 
-    def _run(self, params, *args):
-        return self._module.apply({"params": expand(params, self.dtype)}, *args)
+    def _run(self, params, *args, entering: tuple[int, ...] = ()) -> Any:
+        """(logits, cache), and the states if there are any."""
+        made: Any = self._module.apply({"params": expand(params, self.dtype)}, *args, entering=entering)
+        return made if entering else made[:2]
 
     @property
     def _module(self) -> Transformer:

@@ -134,6 +134,11 @@ class LMConfig:
             raise UserError(f"the model's {name} is {shown(value)}; it must be one of {', '.join(choices)}")
 
     @property
+    def qk_norm(self) -> bool:
+        """Whether each head's query and key are normalised before they are rotated, as Qwen3 does."""
+        return self.family == "qwen3"
+
+    @property
     def blocks(self) -> int:
         """Each has parameters."""
         return self.depth

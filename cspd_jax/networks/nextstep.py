@@ -64,7 +64,7 @@ class Backbone(nn.Module):
         places = elements.shape[1] if cache is None else cache.max_len
         shown = jnp.pad(prompt != PADDING, ((0, 0), (0, places)), constant_values=True)[:, :places]
         visible = (jnp.arange(places) <= elements[:, :, None]) & shown[:, None]
-        return self.lm.hidden(self.embed(tokens, prompt, elements), elements, visible, cache)
+        return self.lm.hidden(self.embed(tokens, prompt, elements), elements, visible, cache)[:2]
 
     def context(self, hidden: Array, rows: Array) -> Array:
         """Hidden states [B, Q, D] of the elements before tokens `rows` [B, Q] -> z [B, Q, D]."""

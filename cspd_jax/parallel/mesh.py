@@ -25,7 +25,8 @@ def parse_mesh(text: str) -> dict[str, int]:
     for part in text.split(","):
         name, equals, number = (piece.strip() for piece in part.partition("="))
         known = name in sizes and name not in named and equals
-        if not known or not number.isdecimal() or len(number) > 7 or not 1 <= int(number) <= _LARGEST:
+        whole = number.isdecimal() and number.isascii() and len(number) <= 7
+        if not known or not whole or not 1 <= int(number) <= _LARGEST:
             raise UserError(
                 f"mesh {text!r:.80} is not understood; it names devices per axis, for example data=4,model=2"
             )

@@ -56,7 +56,7 @@ def split_rows(tree: Any) -> tuple[list[Array], list[Array], Callable[[list, lis
 def map_rows(
     function: Callable[[Any, Any], Any], mesh: Mesh, rows: Any, shared: Any, joins: Joins, count: int
 ) -> Any:
-    """function(rows, shared), with the rows spread over the data axis; traceable.
+    """function(rows, shared), with the rows spread over the data axis. Inside `jit` only.
 
     Each group of devices along the data axis runs the function on its own rows, with its own loops, and no
     message passes between groups. Within a group the compiler divides the work as `shared` is placed along

@@ -9,6 +9,7 @@ import numpy as np
 
 from cspd_jax.masked.comparison import Measured, Request
 from cspd_jax.masked.methods import Schedule, SelfSpeculation, Stepwise
+from cspd_jax.masked.sets import MoveSets
 from cspd_jax.masked.speculative import least_passes
 from cspd_jax.reports.image import device, rates, versions
 from cspd_jax.weights.models import TextModel
@@ -47,9 +48,9 @@ def make_report(measured: Measured, model: TextModel, *, seed: int) -> dict[str,
         "accepted": None if drafts is None else int(np.sum(drafts.accepted)),
         "acceptance": info.acceptance,
         "acceptance_by_position": None if drafts is None else rates(info.accepted_at, info.tested_at),
-        "least_passes": None if drafts is None else _least_passes(request),
+        "least_passes": None if drafts is None else _least_passes(measured),
         "compared_to_stepwise": _compared(measured),
-        "plan": _plan(request),
+        "plan": _plan(measured),
         "versions": versions(),
         "device": device(),
         "config": dataclasses.asdict(model.config),
@@ -57,23 +58,29 @@ def make_report(measured: Measured, model: TextModel, *, seed: int) -> dict[str,
     }
 
 
-def _plan(request: Request) -> dict[str, Any]:
+def _plan(measured: Measured) -> dict[str, Any]:
     """The options of the generation; new_tokens, draft_len and sampling_top_k are older names, kept for
     readers, as is top_k, which is another number here."""
+    request = measured.request
     plan = dataclasses.asdict(request.options)
-    gamma = _gamma(request)
+    gamma = _gamma(measured)
     plan |= {"new_tokens": plan["max_new_tokens"], "sampling_top_k": plan.pop("top_k")}
     plan |= {"gamma": gamma, "draft_len": gamma}
     accept_top_k = _accept_top_k(request)
     if accept_top_k is not None:
         plan |= {"accept_top_k": accept_top_k, "top_k": accept_top_k}
+    if isinstance(request.method, SelfSpeculation) and (sets := request.method.texts) is not None:
+        plan["texts"] = len(sets.texts) if isinstance(sets, MoveSets) else int(sets)
     if isinstance(request.method, Schedule):
         plan["steps"] = request.method.steps
     return plan
 
 
-def _gamma(request: Request) -> int:
-    method = request.method
+def _gamma(measured: Measured) -> int:
+    """Most moves after the certain one."""
+    method, drafts = measured.request.method, measured.output.info.drafts
+    if isinstance(method, SelfSpeculation) and method.texts is not None and drafts is not None:
+        return drafts.tested.shape[1]
     return int(method.gamma if isinstance(method, SelfSpeculation) else SelfSpeculation().gamma)
 
 
@@ -81,9 +88,9 @@ def _accept_top_k(request: Request) -> Any:
     return request.method.accept_top_k if isinstance(request.method, SelfSpeculation) else None
 
 
-def _least_passes(request: Request) -> int:
-    options = request.options
-    return least_passes(options.max_new_tokens, options.block, _gamma(request), options.cached)
+def _least_passes(measured: Measured) -> int:
+    options = measured.request.options
+    return least_passes(options.max_new_tokens, options.block, _gamma(measured), options.cached)
 
 
 def judgement(request: Request) -> tuple[bool, str]:

@@ -15,6 +15,7 @@ from cspd_jax.text.autotune import fastest
 from cspd_jax.text.continuous.batching import Continuous, continuous
 from cspd_jax.text.continuous.scheduler import DraftScheduler
 from cspd_jax.text.drafters import Drafter, Drafting, DraftRequest, Drafts, ModelDrafter, PromptLookup
+from cspd_jax.text.either import look_up_or
 from cspd_jax.text.generation import generate, stream
 from cspd_jax.text.info import ACCEPTED, BONUS, CORRECTED, NONE, PLAIN, Info, TextOutput
 from cspd_jax.text.options import Options
@@ -22,7 +23,9 @@ from cspd_jax.text.prompts import Prompts, pad_prompts
 from cspd_jax.text.protocol import LanguageModel
 from cspd_jax.text.rules import RULES
 from cspd_jax.text.sampling import NO_TOKEN
+from cspd_jax.text.states import draft_from_states
 from cspd_jax.text.trees.drafter import draft_tree
+from cspd_jax.text.trees.head import head_tree
 
 __all__ = [
     "ACCEPTED",
@@ -46,9 +49,12 @@ __all__ = [
     "Prompts",
     "TextOutput",
     "continuous",
+    "draft_from_states",
     "draft_tree",
     "fastest",
     "generate",
+    "head_tree",
+    "look_up_or",
     "pad_prompts",
     "stream",
 ]

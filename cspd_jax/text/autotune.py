@@ -6,12 +6,15 @@ import functools
 from collections.abc import Sequence
 
 import jax
+import numpy as np
 
 from cspd_jax._utils.timing import Choice, choose
 from cspd_jax.errors import UserError, check_whole, shown
 from cspd_jax.keys import independent_key
+from cspd_jax.text.checks import check_outside_jit
 from cspd_jax.text.comparison import Request
 from cspd_jax.text.drafters import DrafterLike
+from cspd_jax.text.generation import prepare
 from cspd_jax.text.options import Options
 from cspd_jax.text.protocol import Model
 
@@ -40,6 +43,9 @@ def fastest(
         4". A draft tree is tried as it is, and named "tree". `generate(*choice.request)` runs the fastest.
     """
     check_whole("pilot", pilot, 1)
+    inputs = prepare(key, model, prompts, drafter, options)
+    check_outside_jit(inputs, "text.fastest")
+    longest = inputs.prompts.tokens.shape[1]
     request = Request(key, model, prompts, drafter, options)
     variants = {"plain": request.plain()}
     if drafter is None:
@@ -47,13 +53,13 @@ def fastest(
     if request.tree is not None:
         variants["tree"] = request
     else:
-        own = int(options.gamma)
+        own = int(np.max(options.gamma))
         if gammas is not None and not (isinstance(gammas, Sequence) and len(gammas)):
             raise UserError(f"gammas is {shown(gammas)}; it must list numbers of drafts, as in (2, 4)")
         tried = sorted({min(2, own), own}) if gammas is None else gammas
         variants |= {f"gamma {g}": request.with_options(gamma=g) for g in tried}
-    limit = int(options.max_new_tokens)
-    max_len = max(map(len, prompts)) + limit  # the compiled program is that of the whole request
+    limit = int(np.max(options.max_new_tokens))
+    max_len = longest + limit  # the compiled program is that of the whole request
     independent = None if key is None else independent_key(key)
 
     def measurement(tokens: int) -> Choice[Request]:

@@ -34,6 +34,12 @@ def holds(value: Any, test: Callable[[np.ndarray], Any], unknown: bool = True) -
     return unknown if known is None else bool(np.all(test(known)))
 
 
+def check_outside_jit(inputs: Any, what: str) -> None:
+    """UserError for inputs that are traced, of what goes round by round."""
+    traced = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(inputs))
+    require(not traced, f"{what} looks at each round, so it cannot be traced; call generate inside jit")
+
+
 def check_number(name: str, value: Any, test: Callable[[np.ndarray], Any], valid: str) -> None:
     """Raises a UserError unless `test` is true of every entry; `valid` says in words what is allowed."""
     require(holds(value, test), f"{name} is {value}; it must be {valid}")

@@ -10,9 +10,10 @@ import jax
 import numpy as np
 
 from cspd_jax._utils.timing import seconds_in_turns
+from cspd_jax.errors import UserError
 from cspd_jax.text.continuous.batching import Continuous, continuous
 from cspd_jax.text.continuous.scheduler import DraftScheduler
-from cspd_jax.text.drafters import DrafterLike, ModelDrafter, resolve_drafter
+from cspd_jax.text.drafters import DrafterLike, ModelDrafter, entering_of, resolve_drafter
 from cspd_jax.text.generation import generate
 from cspd_jax.text.info import Info, TextOutput
 from cspd_jax.text.options import Options
@@ -89,8 +90,10 @@ def measure(
     gammas: run it by `continuous`, with a scheduler that chooses from these.
     rows: of `continuous`; all at once if it is None.
     """
-    draft_cost = None
-    if request.drafter is not None and (compare or adapt):
+    draft_cost, of_states = None, bool(entering_of(resolve_drafter(request.drafter)[0]))
+    if adapt and of_states:
+        raise UserError("what a draft costs is measured of a draft model alone, which a head cannot be")
+    if request.drafter is not None and not of_states and (compare or adapt):
         draft_cost = measure_draft_cost(request)
     if adapt:
         request = request.with_options(draft_cost=draft_cost)

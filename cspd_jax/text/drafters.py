@@ -6,14 +6,15 @@ Any hashable object with the two functions of `Drafter` will do.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, TypeAlias, cast
 
 import jax
 import jax.numpy as jnp
 
-from cspd_jax.errors import UserError, check_whole, naming
+from cspd_jax.errors import UserError, check_whole, naming, shown
 from cspd_jax.text.prompts import Prompts
-from cspd_jax.text.protocol import LanguageModel, Model, bound
+from cspd_jax.text.protocol import LanguageModel, Model, TellingLanguageModel, bound
 from cspd_jax.text.sampling import Sampling, fit_vocabulary, gumbel_max, log_probs, noise_at
 
 Array = jax.Array
@@ -32,6 +33,8 @@ class DraftRequest(NamedTuple):
     max_gamma: static bound G on count.
     num_ids: static size of the target's distributions.
     needs_log_q: static; whether the rule uses the distributions that the drafts were drawn from.
+    states: [B, max_len, S D] what entered layers of the target at each token but the last; None unless the
+        drafter reads them.
     """
 
     tokens: Array
@@ -44,6 +47,7 @@ class DraftRequest(NamedTuple):
     max_gamma: int
     num_ids: int
     needs_log_q: bool
+    states: Array | None = None
 
 
 class Drafts(NamedTuple):
@@ -68,13 +72,34 @@ class Drafts(NamedTuple):
 
 
 class Drafter(Protocol):
-    """Pure functions of explicit parameters and of a state, which may be any pytree."""
+    """Pure functions of explicit parameters and of a state, which may be any pytree.
+
+    One that reads the target's states is a `StatesDrafter`.
+    """
 
     def begin(self, params: Any, prompts: Prompts, max_len: int) -> Any:
         """Returns the state before the first round, for texts of up to max_len tokens."""
 
     def draft(self, params: Any, state: Any, request: DraftRequest) -> tuple[Drafts, Any]:
         """Drafts, and the next state. A row's drafts must depend on that row alone."""
+
+
+class StatesDrafter(Protocol):
+    """A drafter that reads what the target has computed: what enters its layers `entering`."""
+
+    @property
+    def entering(self) -> tuple[int, ...]: ...
+
+    def begin_with(self, params: Any, prompts: Prompts, max_len: int, states: Array) -> Any:
+        """As `begin`. states [B, max_len, S D], of the prompts' tokens but their last."""
+
+    def draft(self, params: Any, state: Any, request: DraftRequest) -> tuple[Drafts, Any]:
+        """As that of a `Drafter`."""
+
+
+def entering_of(drafter: Any) -> tuple[int, ...]:
+    """Returns the layers of the target whose states a drafter reads."""
+    return tuple(getattr(drafter, "entering", ()))
 
 
 class Drafting(NamedTuple):
@@ -99,23 +124,32 @@ def resolve_drafter(drafter: DrafterLike) -> tuple[Drafter | None, Any]:
         raise UserError(
             f"the drafter is the class {drafter.__name__}; give an object, {drafter.__name__}(...)"
         )
-    if not isinstance(drafter, Drafting) and hasattr(drafter, "begin") and hasattr(drafter, "draft"):
+    begins = hasattr(drafter, "begin") or hasattr(drafter, "begin_with")
+    if not isinstance(drafter, Drafting) and begins and hasattr(drafter, "draft"):
         drafter = Drafting(cast(Drafter, drafter), None)
     if not isinstance(drafter, Drafting):
         with naming("the drafter"):
-            network, params = bound(drafter)
+            network, params = bound(cast(Model, drafter))
+        drafter = Drafting(ModelDrafter(network), params)
+    if not hasattr(drafter.drafter, "draft"):
+        raise UserError(
+            f"the drafter is {shown(drafter.drafter)}; it must have the functions of text.Drafter"
+        )
+    network = getattr(drafter.drafter, "network", None)  # of one that draws from a model
+    if isinstance(drafter.drafter, ModelDrafter) and (network is None or drafter.params is None):
+        raise UserError("a ModelDrafter needs a network and parameters; pass Drafting(drafter, params)")
+    if network is not None:
+        with naming("the drafter"):
+            bound((network, drafter.params))
         if not network.config.causal:
             raise UserError("the draft model is not causal; a causal target needs a causal draft")
-        drafter = Drafting(ModelDrafter(network), params)
-    if isinstance(drafter.drafter, ModelDrafter) and drafter.params is None:
-        raise UserError("a ModelDrafter needs parameters; pass Drafting(drafter, params)")
     return drafter.drafter, drafter.params
 
 
-def no_drafts(batch: int) -> Drafts:
-    """Returns no drafts at all, as in plain decoding."""
+def no_drafts(batch: int, room: int = 0) -> Drafts:
+    """Returns no drafts at all, as in plain decoding, in place of up to `room`."""
     zero = jnp.int32(0)
-    return Drafts(jnp.zeros((batch, 0), jnp.int32), jnp.zeros(batch, jnp.int32), None, zero, zero)
+    return Drafts(jnp.zeros((batch, room), jnp.int32), jnp.zeros(batch, jnp.int32), None, zero, zero)
 
 
 def is_any_of(tokens: Array, ids: Array) -> Array:
@@ -123,16 +157,41 @@ def is_any_of(tokens: Array, ids: Array) -> Array:
     return jnp.any(tokens[..., None] == ids, axis=-1)
 
 
-def read_prompts(network: LanguageModel, params: Any, prompts: Prompts, max_len: int) -> Any:
-    """Returns the cache with all but the last token of each prompt."""
+class Read(NamedTuple):
+    """What there is when all but the last token of each prompt have been read.
+
+    cache: the network's.
+    states: [B, max_len, S D] what entered the layers asked for at these tokens; None if none were.
+    """
+
+    cache: Any
+    states: Array | None = None
+
+
+def read_prompts(
+    network: LanguageModel,
+    params: Any,
+    prompts: Prompts,
+    max_len: int,
+    entering: tuple[int, ...] = (),
+) -> Read:
+    """Has a network read all but the last token of each prompt."""
     batch, longest = prompts.tokens.shape
     cache = network.empty_cache(batch, max_len)
-    if longest == 1:
-        return cache
     steps = jnp.arange(longest - 1)
     positions = jnp.where(steps < prompts.lengths[:, None] - 1, steps, max_len)
     unused = jnp.zeros((batch, 1), jnp.int32)  # no logits are read here, so only one per row is asked for
-    return network.apply(params, prompts.tokens[:, :-1], positions, cache, rows=unused)[1]
+    if not entering:
+        if longest == 1:
+            return Read(cache)
+        return Read(network.apply(params, prompts.tokens[:, :-1], positions, cache, rows=unused)[1])
+    telling = cast(TellingLanguageModel, network)
+    tokens = prompts.tokens[
+        :, : max(longest - 1, 1)
+    ]  # of an only token nothing but the states' width is read
+    positions = positions if longest > 1 else jnp.full((batch, 1), max_len)
+    _, cache, states = telling.apply(params, tokens, positions, cache, rows=unused, entering=entering)
+    return Read(cache, jnp.pad(states, ((0, 0), (0, max_len - states.shape[1]), (0, 0))))
 
 
 def read_last_two(
@@ -155,14 +214,90 @@ class _Progress(NamedTuple):
 
     step: [] drafts made so far.
     tokens, count, log_q: as in `Drafts`.
-    cache: of the draft network.
+    state: of the draft network.
     """
 
     step: Array
     tokens: Array
     count: Array  # type: ignore[assignment]
     log_q: Array | None
-    cache: Any
+    state: Any
+
+
+# From the network's state, the newest draft [B] and its position [B] (max_len in rows that want no more) to
+# logits [B, V] of the next one and the network's next state.
+Continue: TypeAlias = "Callable[[Any, Array, Array], tuple[Array, Any]]"
+
+
+def one_by_one(
+    request: DraftRequest, logits: Array, state: Any, further: Continue, ids: Array | int
+) -> tuple[Drafts, Any]:
+    """Draws drafts in turn, the first from logits [B, V], until every row has as many as it wants; and the
+    network's state after that.
+
+    ids: which of the target's ids each of the V is; or how many of them are real, if they are its first ones.
+    """
+    batch, max_len = request.tokens.shape
+    log_q = None
+    if request.needs_log_q and not request.sampling.greedy:
+        dtype = jnp.promote_types(logits.dtype, jnp.float32)
+        log_q = jnp.zeros((batch, request.max_gamma, request.num_ids), dtype)
+    no_tokens = jnp.zeros((batch, request.max_gamma), jnp.int32)
+    start = _Progress(jnp.int32(0), no_tokens, request.count, log_q, state)
+
+    def unfinished(progress: _Progress) -> Array:
+        return progress.step < jnp.max(progress.count)
+
+    def extend(progress: _Progress) -> _Progress:
+        newest = jax.lax.dynamic_slice_in_dim(progress.tokens, progress.step - 1, 1, axis=1)[:, 0]
+        position = request.length + progress.step - 1
+        position = jnp.where(progress.step < progress.count, position, max_len)
+        logits, state = further(progress.state, newest, position)
+        return _add_draft(request, progress._replace(state=state), logits, ids)
+
+    first = _add_draft(request, start, logits, ids)
+    progress = jax.lax.while_loop(unfinished, extend, first)
+    rows = batch * (progress.step + 1)
+    return Drafts(progress.tokens, progress.count, progress.log_q, progress.step, rows), progress.state
+
+
+def among_known(logits: Array, ids: Array | int, num_ids: int) -> tuple[Array, Array | None]:
+    """Logits [..., V] without the ids that pad the target's vocabulary, and which of the target's ids they
+    are of [V]; None where they are of its first ones. ids: as in `one_by_one`."""
+    if isinstance(ids, int):
+        return fit_vocabulary(logits, ids, num_ids), None
+    return jnp.where(ids < num_ids, logits, -jnp.inf), jnp.minimum(ids, num_ids - 1)
+
+
+def spread(log_q: Array, own: Array | None, num_ids: int) -> Array:
+    """log_q [..., V] over the target's ids [..., num_ids]. own: as `among_known` gives it."""
+    if own is None:
+        return log_q
+    return jnp.full((*log_q.shape[:-1], num_ids), -jnp.inf, log_q.dtype).at[..., own].max(log_q)
+
+
+def _add_draft(request: DraftRequest, progress: _Progress, logits: Array, ids: Array | int) -> _Progress:
+    """Adds a draft to every row that still wants one, from logits [B, V]."""
+    logits, own = among_known(logits, ids, request.num_ids)
+    log_q = progress.log_q
+    if request.sampling.greedy:
+        drawn = jnp.argmax(logits, axis=-1).astype(jnp.int32)
+    else:
+        assert request.keys is not None
+        log_p = log_probs(logits, request.sampling)
+        noise = noise_at(request.keys, request.length + progress.step, request.num_ids, log_p.dtype)
+        drawn = gumbel_max(log_p, noise if own is None else noise[:, own])
+        if log_q is not None:
+            log_q = log_q.at[:, progress.step].set(spread(log_p, own, request.num_ids))
+    chosen = drawn if own is None else own[drawn]
+    is_last = is_any_of(chosen, request.stop_ids)
+    if request.confidence is not None:
+        probs = jax.nn.softmax(logits, axis=-1)
+        is_last |= jnp.take_along_axis(probs, drawn[:, None], axis=1)[:, 0] < request.confidence
+    drafted = jnp.where(progress.step < progress.count, chosen, 0)
+    tokens = progress.tokens.at[:, progress.step].set(drafted)
+    count = jnp.where(is_last, jnp.minimum(progress.count, progress.step + 1), progress.count)
+    return _Progress(progress.step + 1, tokens, count, log_q, progress.state)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,66 +312,33 @@ class ModelDrafter:
 
     network: LanguageModel
 
+    def lacks(self, gamma: int) -> int:
+        """How many of the last tokens its state may lack before a round with gamma drafts."""
+        return 2
+
     def begin(self, params: Any, prompts: Prompts, max_len: int) -> Any:
         known = prompts._replace(tokens=known_to(self.network, prompts.tokens))
-        return read_prompts(self.network, params, known, max_len)
+        return read_prompts(self.network, params, known, max_len).cache
 
     def draft(self, params: Any, cache: Any, request: DraftRequest) -> tuple[Drafts, Any]:
-        batch, max_len = request.tokens.shape
         logits, cache = read_last_two(self.network, params, cache, request)
-        log_q = None
-        if request.needs_log_q and not request.sampling.greedy:
-            dtype = jnp.promote_types(logits.dtype, jnp.float32)
-            log_q = jnp.zeros((batch, request.max_gamma, request.num_ids), dtype)
-        no_tokens = jnp.zeros((batch, request.max_gamma), jnp.int32)
-        start = _Progress(jnp.int32(0), no_tokens, request.count, log_q, cache)
 
-        def unfinished(progress: _Progress) -> Array:
-            return progress.step < jnp.max(progress.count)
-
-        def extend(progress: _Progress) -> _Progress:
-            newest = jax.lax.dynamic_slice_in_dim(progress.tokens, progress.step - 1, 1, axis=1)
-            position = request.length + progress.step - 1
-            position = jnp.where(progress.step < progress.count, position, max_len)
+        def further(cache: Any, newest: Array, position: Array) -> tuple[Array, Any]:
             newest = known_to(self.network, newest)
-            logits, cache = self.network.apply(params, newest, position[:, None], progress.cache)
-            return self._add_draft(request, progress._replace(cache=cache), logits[:, 0])
+            logits, cache = self.network.apply(params, newest[:, None], position[:, None], cache)
+            return logits[:, 0], cache
 
-        progress = jax.lax.while_loop(unfinished, extend, self._add_draft(request, start, logits[:, 0]))
-        rows = batch * (progress.step + 1)
-        drafts = Drafts(progress.tokens, progress.count, progress.log_q, progress.step, rows)
-        return drafts, progress.cache
+        return one_by_one(request, logits[:, 0], cache, further, self.network.config.known_ids)
 
     def read_on(self, params: Any, cache: Any, texts: Prompts, read: Array, count: int) -> Any:
         """The cache after `count` more tokens of texts of which `read` [B] were known; all but the last two
         are."""
-        positions = jnp.maximum(read - 2, 0)[:, None] + jnp.arange(count)
+        positions = jnp.maximum(read, 0)[:, None] + jnp.arange(count)
         positions = jnp.where(positions < texts.lengths[:, None] - 2, positions, texts.tokens.shape[1])
         inside = jnp.minimum(positions, texts.tokens.shape[1] - 1)
         tokens = known_to(self.network, jnp.take_along_axis(texts.tokens, inside, axis=1))
         unused = jnp.zeros((len(tokens), 1), jnp.int32)
         return self.network.apply(params, tokens, positions, cache, rows=unused)[1]
-
-    def _add_draft(self, request: DraftRequest, progress: _Progress, logits: Array) -> _Progress:
-        """Adds a draft to every row that still wants one, from logits [B, V]."""
-        logits = fit_vocabulary(logits, self.network.config.known_ids, request.num_ids)
-        log_q = progress.log_q
-        if request.sampling.greedy:
-            drawn = jnp.argmax(logits, axis=-1).astype(jnp.int32)
-        else:
-            assert request.keys is not None
-            log_p = log_probs(logits, request.sampling)
-            position = request.length + progress.step
-            drawn = gumbel_max(log_p, noise_at(request.keys, position, request.num_ids, log_p.dtype))
-            log_q = None if log_q is None else log_q.at[:, progress.step].set(log_p)
-        is_last = is_any_of(drawn, request.stop_ids)
-        if request.confidence is not None:
-            probs = jax.nn.softmax(logits, axis=-1)
-            is_last |= jnp.take_along_axis(probs, drawn[:, None], axis=1)[:, 0] < request.confidence
-        drafted = jnp.where(progress.step < progress.count, drawn, 0)
-        tokens = progress.tokens.at[:, progress.step].set(drafted)
-        count = jnp.where(is_last, jnp.minimum(progress.count, progress.step + 1), progress.count)
-        return _Progress(progress.step + 1, tokens, count, log_q, progress.cache)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,12 +21,13 @@ from cspd_jax.text.checks import (
     at_most,
     check_max_gamma,
     check_number,
+    check_outside_jit,
     concrete,
     holds,
     keys_of_rows,
     require,
 )
-from cspd_jax.text.drafters import DrafterLike, resolve_drafter
+from cspd_jax.text.drafters import DrafterLike, entering_of, resolve_drafter
 from cspd_jax.text.info import Info, TextOutput
 from cspd_jax.text.options import Options
 from cspd_jax.text.prompts import BEYOND, Prompts, PromptsLike, as_prompts, check_length, check_prompts
@@ -34,6 +35,7 @@ from cspd_jax.text.protocol import Model, bound
 from cspd_jax.text.rounds import Inputs, TextState
 from cspd_jax.text.rules import RULES
 from cspd_jax.text.sampling import Sampling
+from cspd_jax.text.states import check_reads
 from cspd_jax.text.trees import rounds as tree_rounds
 from cspd_jax.text.trees.drafter import tree_of
 from cspd_jax.text.trees.rounds import TREE_RULES
@@ -97,7 +99,9 @@ def stream(
     options: Options = Options(),
 ) -> Iterator[TextOutput]:
     """Yields (tokens, info) after each round; the last one is what `generate` returns. Same arguments."""
-    return _outputs(prepare(key, model, prompts, drafter, options))
+    inputs = prepare(key, model, prompts, drafter, options)
+    check_outside_jit(inputs, "text.stream")
+    return _outputs(inputs)
 
 
 def _outputs(inputs: Inputs) -> Iterator[TextOutput]:
@@ -121,20 +125,28 @@ def prepare(
     require(target.config.causal, "the model is not causal; use cspd_jax.masked for a masked-diffusion model")
     batch, longest = check_prompts(target.config, prompts)
     check_options(options, Options, batch)
+    known = target.config.vocab_size
+    require(holds(options.stop_ids, lambda i: i < known), f"stop_ids go beyond the model's {known} ids")
     keys, sampling = _sampling(key, batch, options)
     drafting, drafter_params = resolve_drafter(drafter)
     tree = tree_of(drafting)
     rule = _rule(options, tree)
+    check_reads(drafting, drafter_params, target)
     if tree is not None:
-        require(drafter_params is not None, "a TreeDrafter needs parameters; see draft_tree")
-        require(max(tree.widths) <= target.config.known_ids, "the draft tree is wider than the vocabulary")
+        require(drafter_params is not None, "a drafter of trees needs parameters; see draft_tree")
+        of_head = getattr(getattr(drafting, "head", None), "config", None)
+        ids = target.config.known_ids if of_head is None else of_head.ids
+        require(max(tree.widths) <= ids, "the draft tree is wider than the vocabulary")
     max_len = _room(options, longest)
     check_length(target.config, longest, max_len - longest, BEYOND)
     gamma, max_gamma = _draft_length(options, tree, max_len)
     draft_cost, confidence = options.draft_cost, options.confidence
+    if options.exact_bits:
+        _check_exact_bits(tree, max_gamma, sampling.greedy or drafting is None or rule == "match")
     if drafting is None or max_gamma == 0:  # plain decoding
         drafting, drafter_params, rule = None, None, "match"
-        gamma, max_gamma, draft_cost, confidence = 0, 0, None, None
+        gamma, draft_cost, confidence = 0, None, None
+        max_gamma = max_gamma if options.exact_bits else 0
     lengths = _integers(prompts.lengths)
     return Inputs(
         target=target,
@@ -142,6 +154,8 @@ def prepare(
         rule="match" if sampling.greedy else rule,  # all rules are the same then
         max_gamma=max_gamma,
         max_len=max_len,
+        exact_bits=options.exact_bits,
+        entering=entering_of(drafting),
         params=params,
         drafter_params=drafter_params,
         prompts=Prompts(_integers(prompts.tokens), lengths),
@@ -149,9 +163,19 @@ def prepare(
         limit=jnp.minimum(lengths + _integers(options.max_new_tokens), max_len),
         stop_ids=_integers(target.config.eos_ids if options.stop_ids is None else options.stop_ids),
         sampling=sampling,
-        gamma=jnp.broadcast_to(at_most(gamma, max_gamma), (batch,)),
+        gamma=jnp.broadcast_to(_integers(at_most(gamma, max_gamma)), (batch,)),
         draft_cost=_reals(draft_cost),
         confidence=_reals(confidence),
+    )
+
+
+def _check_exact_bits(tree: Tree | None, max_gamma: int, same_tokens: bool) -> None:
+    """UserError unless passes can have one shape, and texts with drafts are those of plain decoding."""
+    require(tree is None, "exact_bits is for chains of drafts; a draft tree has passes of its own")
+    require(max_gamma > 0, "exact_bits needs a gamma of at least 1, for passes over several tokens")
+    require(
+        same_tokens,
+        "exact_bits is for greedy texts and for the rule match, which draws plain decoding's tokens",
     )
 
 
@@ -211,6 +235,8 @@ def _draft_length(options: Options, tree: Tree | None, max_len: int) -> tuple[Ar
 
 
 def _integers(value: Any) -> Array:
+    whole = not isinstance(value, jax.core.Tracer) or jnp.issubdtype(value.dtype, jnp.integer)
+    require(whole, f"what must be whole numbers is traced as {getattr(value, 'dtype', None)}")
     return jnp.asarray(value, jnp.int32)
 
 

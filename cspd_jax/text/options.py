@@ -92,3 +92,12 @@ class Options:
         type=float,
         metavar="P",
     )
+    exact_bits: bool = option(
+        False,
+        "every pass over new tokens has the shape of gamma drafts, also in plain decoding, whose other places"
+        " are padded: so a text with drafts is the plain one of the same gamma in float32, too. Greedy, or by"
+        " the rule match",
+        static=True,
+        flags=("--exact-bits",),
+        action="store_true",
+    )

@@ -42,6 +42,10 @@ def pad_prompts(prompts: Sequence[Sequence[int] | np.ndarray]) -> Prompts:
     rows = [_ids(prompt) for prompt in itertools.islice(prompts, limits.PROMPTS + 1)]
     require(len(rows) <= limits.PROMPTS, f"there are over {limits.PROMPTS} prompts; give some at a time")
     lengths = np.array([len(row) for row in rows], np.int32)
+    most = len(rows) * int(max(lengths, default=0))
+    require(
+        most <= limits.PROMPT_IDS, f"the prompts, padded to the longest, are {most} ids; give some at a time"
+    )
     tokens = np.zeros((len(rows), max(lengths, default=0)), np.int32)
     for row, ids in zip(tokens, rows):
         row[: len(ids)] = ids

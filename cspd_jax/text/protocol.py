@@ -56,6 +56,23 @@ class LanguageModel(Protocol):
         """
 
 
+class TellingLanguageModel(LanguageModel, Protocol):
+    """What drafters that read the target's states need besides."""
+
+    def apply(  # type: ignore[override]
+        self,
+        params: Any,
+        tokens: Array,
+        positions: Array,
+        cache: Any,
+        *,
+        rows: Array | None = None,
+        entering: tuple[int, ...],
+    ) -> tuple[Array, Any, Array]:
+        """As that of a `LanguageModel`, and what enters the layers `entering` at all tokens, side by side:
+        [B, Q, S D]. So do `apply_packed` and `apply_seeing`, where a model has them."""
+
+
 class PackingLanguageModel(LanguageModel, Protocol):
     """What passes without padding need besides. A model that does not have it computes the padding, too.
 

@@ -8,15 +8,23 @@ them. Without a drafter this is plain decoding, one token per pass.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
 
 from cspd_jax.coupling.draft_length import best_draft_length
 from cspd_jax.keys import purpose_keys
-from cspd_jax.text.drafters import Drafter, DraftRequest, Drafts, is_any_of, no_drafts, read_prompts
+from cspd_jax.text.drafters import (
+    Drafter,
+    DraftRequest,
+    Drafts,
+    StatesDrafter,
+    is_any_of,
+    no_drafts,
+    read_prompts,
+)
 from cspd_jax.text.info import ACCEPTED, BONUS, CORRECTED, PLAIN, CallCounts, DraftCounts, RoundInfo, add
 from cspd_jax.text.prompts import Prompts
 from cspd_jax.text.protocol import LanguageModel
@@ -48,6 +56,8 @@ class Inputs:
     rule: one of `RULES`; "match" without a drafter is the plain sampler; for trees "tree" (static).
     max_gamma: bound G on the drafts of a round (static).
     max_len: tokens that a row has room for (static).
+    exact_bits: every pass reads G + 1 tokens of each row (static).
+    entering: layers of the target whose states the drafter reads (static).
     params: of the target.
     drafter_params: of the drafter.
     prompts: what the rows begin with.
@@ -66,6 +76,8 @@ class Inputs:
     rule: str = dataclasses.field(metadata={"static": True})
     max_gamma: int = dataclasses.field(metadata={"static": True})
     max_len: int = dataclasses.field(metadata={"static": True})
+    exact_bits: bool = dataclasses.field(metadata={"static": True})
+    entering: tuple[int, ...] = dataclasses.field(metadata={"static": True})
     params: Any
     drafter_params: Any
     prompts: Prompts
@@ -92,6 +104,7 @@ class TextState(NamedTuple):
     stopped: [B] whether the row ended with a stop id.
     done: [B] whether the row is complete.
     cache: of the target, with all final tokens but the last.
+    states: [B, max_len, S D] what entered the layers `entering` at these tokens; None without such layers.
     drafter_state: whatever the drafter carries.
     info: the sum of what happened in all rounds so far; None where nobody asks.
     """
@@ -102,6 +115,7 @@ class TextState(NamedTuple):
     stopped: Array
     done: Array
     cache: Any
+    states: Array | None
     drafter_state: Any
     info: Any
 
@@ -113,16 +127,22 @@ def begin(inputs: Inputs, spare: int = 0) -> TextState:
     batch, longest = prompts.tokens.shape
     known = jnp.where(jnp.arange(longest) < prompts.lengths[:, None], prompts.tokens, 0)
     prompts = prompts._replace(tokens=known)
-    drafter_state = None
-    if inputs.drafter is not None:
-        drafter_state = inputs.drafter.begin(inputs.drafter_params, prompts, max_len)
+    target, entering, drafter = inputs.target, inputs.entering, inputs.drafter
+    read = read_prompts(target, inputs.params, prompts, max_len + spare, entering)
+    drafter_state: Any = None
+    if drafter is not None and read.states is not None:
+        reader = cast(StatesDrafter, drafter)
+        drafter_state = reader.begin_with(inputs.drafter_params, prompts, max_len, read.states)
+    elif drafter is not None:
+        drafter_state = drafter.begin(inputs.drafter_params, prompts, max_len)
     return TextState(
         tokens=jnp.pad(known, ((0, 0), (0, max_len - longest))),
         length=prompts.lengths,
         marks=jnp.zeros((batch, max_len), jnp.int8),
         stopped=jnp.zeros(batch, bool),
         done=prompts.lengths >= inputs.limit,
-        cache=read_prompts(inputs.target, inputs.params, prompts, max_len + spare),
+        cache=read.cache,
+        states=read.states,
         drafter_state=drafter_state,
         info=nothing(inputs),
     )
@@ -147,17 +167,17 @@ def advance(inputs: Inputs, state: TextState) -> TextState:
 def run_round(inputs: Inputs, state: TextState) -> tuple[TextState, RoundInfo]:
     """Takes one round, and returns what happened in it."""
     drafts, drafter_state = draft_step(inputs, state)
-    verdict, cache = verify_step(inputs, state, drafts)
+    verdict, cache, states = verify_step(inputs, state, drafts)
     next_state, draft_counts = commit(inputs, state, drafts, verdict)
     calls = count_calls(drafts)
-    next_state = next_state._replace(cache=cache, drafter_state=drafter_state)
+    next_state = next_state._replace(cache=cache, states=states, drafter_state=drafter_state)
     return next_state, RoundInfo(draft_counts, calls)
 
 
 def draft_step(inputs: Inputs, state: TextState) -> tuple[Drafts, Any]:
     """Returns the drafts of a round, and the drafter's next state."""
     if inputs.drafter is None:
-        return no_drafts(len(state.length)), state.drafter_state
+        return no_drafts(len(state.length), inputs.max_gamma), state.drafter_state
     if inputs.keys is None:  # greedy
         keys = None
     elif inputs.rule == "match":  # with the target's own noise, a draft more often is the target's token
@@ -176,6 +196,7 @@ def draft_step(inputs: Inputs, state: TextState) -> tuple[Drafts, Any]:
         max_gamma=inputs.max_gamma,
         num_ids=inputs.num_ids,
         needs_log_q=inputs.rule != "match",
+        states=state.states,
     )
     return inputs.drafter.draft(inputs.drafter_params, state.drafter_state, request)
 
@@ -189,8 +210,9 @@ def draft_lengths(inputs: Inputs, state: TextState) -> Array:
     return best_draft_length(acceptance, inputs.max_gamma, inputs.draft_cost, inputs.gamma)
 
 
-def verify_step(inputs: Inputs, state: TextState, drafts: Drafts) -> tuple[Verdict, Any]:
-    """One target pass over the last token and the drafts of each row: the rule's verdict, and the cache."""
+def verify_step(inputs: Inputs, state: TextState, drafts: Drafts) -> tuple[Verdict, Any, Array | None]:
+    """One target pass over the last token and the drafts of each row: the rule's verdict, the cache, and the
+    states."""
     max_len = inputs.max_len
     last = jnp.take_along_axis(state.tokens, state.length[:, None] - 1, axis=1)
     index = jnp.arange(drafts.tokens.shape[1] + 1, dtype=jnp.int32)
@@ -203,9 +225,10 @@ def verify_step(inputs: Inputs, state: TextState, drafts: Drafts) -> tuple[Verdi
         logits = fit_vocabulary(logits, inputs.num_ids, inputs.num_ids)
         return most_probable(logits) if greedy else logits
 
-    seen, cache = target_pass(inputs, tokens, positions, used, state.cache, read)
+    seen, cache, *new = target_pass(inputs, tokens, positions, used, state.cache, read)
+    states = with_states(state.states, positions, new)
     if greedy:
-        return agree(seen, drafts), cache
+        return agree(seen, drafts), cache, states
     assert inputs.keys is not None
     log_p = log_probs(seen, inputs.sampling)
     verdict = RULES[inputs.rule](inputs.keys, state.length, log_p, drafts)
@@ -213,33 +236,48 @@ def verify_step(inputs: Inputs, state: TextState, drafts: Drafts) -> tuple[Verdi
     lost = jnp.isnan(log_p[jnp.arange(len(last)), verdict.tau, 0])
     if drafts.log_q is not None:
         lost |= jnp.any(jnp.isnan(drafts.log_q[..., 0]) & used[:, 1:], axis=1)
-    return verdict._replace(token=jnp.where(lost, NO_TOKEN, verdict.token)), cache
+    return verdict._replace(token=jnp.where(lost, NO_TOKEN, verdict.token)), cache, states
+
+
+def with_states(states: Array | None, positions: Array, new: Sequence[Array]) -> Array | None:
+    """Returns the states with those of tokens at `positions` [B, Q], if there are any; positions beyond the
+    text are dropped."""
+    if states is None:
+        return None
+    rows = jnp.arange(len(positions))[:, None]
+    return states.at[rows, positions].set(new[0].astype(states.dtype), mode="drop")
 
 
 def target_pass(
     inputs: Inputs, tokens: Array, positions: Array, used: Array, cache: Any, read: Callable
-) -> tuple[Array, Any]:
-    """read(logits) [B, Q, ...] of tokens [B, Q], and the cache. used [B, Q]: which tokens are not padding.
+) -> tuple[Array, ...]:
+    """read(logits) [B, Q, ...] of tokens [B, Q], the cache, and the states [B, Q, S D] if the drafter reads
+    some. used [B, Q]: which tokens are not padding.
 
     Where padding costs time, passes over several numbers of tokens are compiled, and the smallest that is
     enough is run.
     """
     target: Any = inputs.target  # a PackingLanguageModel, if it packs
     params, (batch, length) = inputs.params, tokens.shape
+    telling: dict[str, Any] = {"entering": inputs.entering} if inputs.entering else {}
 
     def whole(cache):
-        logits, cache = target.apply(params, tokens, positions, cache)
-        return read(logits), cache
+        logits, cache, *states = target.apply(params, tokens, positions, cache, **telling)
+        return read(logits), cache, *states
 
     def last_alone(cache):
-        logits, cache = target.apply(params, tokens[:, :1], positions[:, :1], cache)
-        first = read(logits)
-        return jnp.pad(first, ((0, 0), (0, length - 1)) + ((0, 0),) * (first.ndim - 2)), cache
+        logits, cache, *states = target.apply(params, tokens[:, :1], positions[:, :1], cache, **telling)
+        padded = (
+            jnp.pad(a, ((0, 0), (0, length - 1)) + ((0, 0),) * (a.ndim - 2)) for a in (read(logits), *states)
+        )
+        first, *states = padded
+        return first, cache, *states
 
     def packed(size):
-        return lambda cache: target.apply_packed(params, tokens, positions, cache, size=size, read=read)
+        known: dict[str, Any] = {"size": size, "read": read, **telling}
+        return lambda cache: target.apply_packed(params, tokens, positions, cache, **known)
 
-    if length == 1 or not getattr(target, "packs", False):
+    if length == 1 or inputs.exact_bits or not getattr(target, "packs", False):
         return whole(cache)
     sizes = packed_sizes(batch, length)
     which = jnp.any(used[:, 1:]) * (1 + jnp.sum(jnp.sum(used) > jnp.array(sizes, jnp.int32)))

@@ -13,7 +13,9 @@ from cspd_jax._utils.typed import check_kinds
 from cspd_jax.diffusion.schedule import sampling_schedule
 from cspd_jax.errors import UserError, shown
 from cspd_jax.networks.config import MARConfig, SphereConfig
+from cspd_jax.networks.eagle_config import EagleConfig
 from cspd_jax.networks.lm_config import LMConfig
+from cspd_jax.networks.sphere_config import SphereVAEConfig
 from cspd_jax.training.data.digits import DigitsConfig
 from cspd_jax.training.data.folder import FolderConfig
 from cspd_jax.training.data.glyphs import GlyphConfig
@@ -48,7 +50,7 @@ class RunConfig:
     sample_every: steps between samples or measurements; 0 makes none.
     """
 
-    model: MARConfig | SphereConfig | LMConfig
+    model: MARConfig | SphereConfig | SphereVAEConfig | LMConfig | EagleConfig
     data: DataConfig | TextConfig
     steps: int = 10_000
     batch: int = 32
@@ -189,6 +191,29 @@ ImageTrainConfig = TrainConfig | FlowTrainConfig
 
 
 @dataclasses.dataclass(frozen=True)
+class VAETrainConfig(RunConfig):
+    """One training run of an S-VAE.
+
+    kl_weight: of the divergence of a token's posterior from the uniform law on the sphere.
+    critic_weight: of what the critic says of the reconstruction.
+    critic_from: the step from which that counts; the critic learns from the first.
+    critic_width: channels of the critic's first layer.
+    """
+
+    model: SphereVAEConfig
+    data: DataConfig
+    kl_weight: float = 0.004
+    critic_weight: float = 0.1
+    critic_from: int = 0
+    critic_width: int = 64
+
+    def __post_init__(self):
+        super().__post_init__()
+        self._require("0 or more", not_negative, "kl_weight", "critic_weight", "critic_from")
+        self._require("a multiple of 4 up to 1024", lambda x: x in range(4, 1025, 4), "critic_width")
+
+
+@dataclasses.dataclass(frozen=True)
 class TextTrainConfig(RunConfig):
     """One training run of a language model; `model.causal` decides the objective.
 
@@ -208,6 +233,26 @@ class TextTrainConfig(RunConfig):
             raise UserError(
                 f"data.length is {self.data.length}, but the model has {self.model.max_positions} positions"
             )
+
+
+@dataclasses.dataclass(frozen=True)
+class HeadTrainConfig(RunConfig):
+    """One training run of a head that drafts from its target's states. What it has of the target, it takes
+    from there: `model` says how many ids it has of its own, and which layers' states it reads.
+
+    fed_back: how often its own states are fed back in a step of training, each time one token further.
+    decline: what each of these turns counts beside the one before.
+    """
+
+    model: EagleConfig
+    data: TextConfig
+    fed_back: int = 2
+    decline: float = 0.8
+
+    def __post_init__(self):
+        super().__post_init__()
+        self._require("from 0 to 16", lambda x: 0 <= x <= 16, "fed_back")
+        self._require("above 0", positive, "decline")
 
 
 def with_settings(config: RunConfig, settings: Iterable[str]) -> RunConfig:
@@ -253,7 +298,8 @@ def parse(text: str, current: Any, name: str) -> Any:
         return text.lower() == "true"
     if isinstance(current, tuple):
         parts = tuple(part.strip() for part in text.split(",") if part.strip())
-        return tuple(parse(part, 0, name) for part in parts) if name.endswith("_ids") else parts
+        whole = name.endswith("_ids") or any(isinstance(entry, int) for entry in current)
+        return tuple(parse(part, 0, name) for part in parts) if whole else parts
     if isinstance(current, (int, float)):
         kind = type(current)
         try:

@@ -1,17 +1,18 @@
-"""Drafts: one recipe for image models, one for language models, one for drafts cut from a language model."""
+"""Drafts: one recipe for image models, one for language models, one for heads that read a language
+model's states."""
 
 from __future__ import annotations
 
 import pathlib
 
 from cspd_jax.errors import UserError
-from cspd_jax.training.config import RunConfig, TextTrainConfig, TrainConfig
+from cspd_jax.training.config import HeadTrainConfig, RunConfig, TextTrainConfig, TrainConfig
 from cspd_jax.training.image import recipes as image_recipes
 from cspd_jax.training.provenance import Provenance
 from cspd_jax.training.recipe import Tell, Trained, silent
 from cspd_jax.training.run import RunOptions
-from cspd_jax.training.text import cut_recipe
 from cspd_jax.training.text import recipes as text_recipes
+from cspd_jax.training.text import states_recipe
 
 
 def distill(
@@ -27,10 +28,8 @@ def distill(
     begun: what it begins with, such as `Provenance("distill", target="default")`.
     tell: is told of long work before it begins.
     """
-    if begun.cut is not None:
-        if not isinstance(config, TextTrainConfig):
-            raise UserError("--cut is for language models, and the settings are those of a preset for images")
-        return cut_recipe.distill(config, out, begun, options, tell)
+    if isinstance(config, HeadTrainConfig):
+        return states_recipe.distill(config, out, begun, options, tell)
     if isinstance(config, TextTrainConfig):
         return text_recipes.distill(config, out, begun, options, tell)
     if not isinstance(config, TrainConfig):

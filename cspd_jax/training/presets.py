@@ -1,4 +1,4 @@
-"""Named training runs, and the settings of a run as JSON."""
+"""Named settings of training runs; those of language models are in `training.text.presets`."""
 
 from __future__ import annotations
 
@@ -7,22 +7,19 @@ from typing import Any
 
 from cspd_jax.errors import UserError
 from cspd_jax.networks.config import MAR_PRESETS, MARConfig, SphereConfig
-from cspd_jax.networks.lm_config import LMConfig
+from cspd_jax.networks.sphere_config import SphereVAEConfig
 from cspd_jax.training.config import (
     FlowTrainConfig,
     ImageTrainConfig,
     RunConfig,
-    TextTrainConfig,
     TrainConfig,
+    VAETrainConfig,
 )
 from cspd_jax.training.data.digits import DigitsConfig
 from cspd_jax.training.data.folder import FolderConfig, look
 from cspd_jax.training.data.glyphs import GlyphConfig
-from cspd_jax.training.data.text import TextConfig
 from cspd_jax.training.data.words import WordsConfig
-from cspd_jax.weights.tokenizers import CAUSAL_SIZE, END_OF_TEXT, MASK, MASKED_SIZE
-
-_POSITIONS = 1024  # of a byte model
+from cspd_jax.training.text.presets import HEAD_PRESETS, TEXT_PRESETS
 
 
 def _small(seq_len: int, width: int, depth: int, head_width: int, head_depth: int, classes: int = 10):
@@ -122,7 +119,7 @@ _OF_FOLDER = TrainConfig(
     **_ALL_CONTEXTS,
 )
 
-PRESETS: dict[str, ImageTrainConfig] = {
+PRESETS: dict[str, ImageTrainConfig | VAETrainConfig] = {
     "glyphs": TrainConfig(
         model=_small(64, 128, 3, 128, 3),
         data=GlyphConfig(),
@@ -158,6 +155,30 @@ PRESETS: dict[str, ImageTrainConfig] = {
         decay=2_400,
         copies=2,
         sample_every=1_000,
+    ),
+    # The autoencoder of `glyphs-sphere`, which learns its tokens: train --preset glyphs-sphere --vae ...
+    "glyphs-svae": VAETrainConfig(
+        model=SphereVAEConfig((16, 32, 64), 1, 2, latent_dim=8, image_channels=1),
+        data=GlyphConfig(),
+        steps=2_000,
+        learning_rate=1e-3,
+        warmup=100,
+        decay=1_500,
+        critic_from=1_000,
+        critic_width=16,
+        sample_every=500,
+    ),
+    "glyphs-sphere": FlowTrainConfig(
+        model=dataclasses.replace(
+            _small_causal(64, 128, 5, 128, 3), token_dim=8, on_sphere=True, patch_size=1, vae_stride=4
+        ),
+        data=GlyphConfig(),
+        steps=3_000,
+        learning_rate=2e-3,
+        warmup=200,
+        decay=2_400,
+        copies=2,
+        sample_every=0,
     ),
     "words": _WORDS_TARGET,
     # For `train --init` with a model of the preset before.
@@ -221,117 +242,6 @@ PRESETS: dict[str, ImageTrainConfig] = {
 }
 
 
-def byte_model(
-    width: int, depth: int, heads: int, mlp_width: int, causal: bool = True, positions: int = _POSITIONS
-) -> LMConfig:
-    """A Llama over bytes, or a masked-diffusion model of the same shape, which can start from its weights."""
-    size = CAUSAL_SIZE if causal else MASKED_SIZE
-    return LMConfig(
-        family="llama" if causal else "dream",
-        vocab_size=size,
-        known_ids=size,
-        width=width,
-        depth=depth,
-        heads=heads,
-        kv_heads=heads,
-        head_dim=width // heads,
-        mlp_width=mlp_width,
-        max_positions=positions,
-        tie_embeddings=True,
-        causal=causal,
-        shifted=not causal,
-        bos_ids=(END_OF_TEXT,),
-        eos_ids=(END_OF_TEXT,),
-        mask_ids=() if causal else (MASK,),
-    )
-
-
-_DRAFT = TextTrainConfig(
-    model=byte_model(128, 1, 4, 256),
-    data=TextConfig(),
-    steps=4_000,
-    batch=16,
-    learning_rate=3e-3,
-    warmup=100,
-    decay=3_900,
-    weight_decay=0.1,
-    clip=1.0,
-    sample_every=1_000,
-)
-
-# Deep and narrow: on a CPU the cost of a forward pass for one token is proportional to its operations.
-_TARGET = TextTrainConfig(
-    model=byte_model(96, 8, 2, 288),
-    data=TextConfig(),
-    steps=4_500,
-    batch=8,
-    learning_rate=3e-3,
-    warmup=200,
-    decay=4_300,
-    weight_decay=0.1,
-    clip=1.0,
-    checkpoint_every=250,
-    sample_every=500,
-)
-
-TEXT_PRESETS: dict[str, TextTrainConfig] = {
-    "text-target": _TARGET,
-    # For `train --init` with a target trained on short rows: attention does not extrapolate to longer ones.
-    "text-target-long": dataclasses.replace(
-        _TARGET,
-        data=TextConfig(_POSITIONS),
-        steps=400,
-        batch=2,
-        learning_rate=6e-4,
-        warmup=20,
-        decay=380,
-        sample_every=0,
-    ),
-    "text-draft": _DRAFT,
-    # For `distill --init` with a draft trained on the data.
-    "text-distill": dataclasses.replace(
-        _DRAFT,
-        data=TextConfig(_POSITIONS),
-        steps=400,
-        batch=4,
-        learning_rate=1e-3,
-        warmup=50,
-        decay=350,
-        sample_every=0,
-    ),
-    # For `distill --cut`; its model is cut from the target.
-    "text-cut": TextTrainConfig(
-        model=byte_model(96, 1, 2, 288),
-        data=TextConfig(192),
-        steps=1_000,
-        batch=4,
-        learning_rate=8e-4,
-        warmup=30,
-        decay=970,
-        weight_decay=0.01,
-        clip=1.0,
-        ema=0.99,
-        log_every=10,
-        checkpoint_every=50,
-        sample_every=250,
-    ),
-    # For `train --init` with a causal target.
-    "masked-text": TextTrainConfig(
-        model=byte_model(96, 8, 2, 288, causal=False, positions=256),  # as long as its rows
-        data=TextConfig(),
-        steps=5_000,
-        batch=8,
-        learning_rate=2e-3,
-        warmup=200,
-        decay=4_800,
-        weight_decay=0.1,
-        clip=1.0,
-        checkpoint_every=250,
-        sample_every=500,
-    ),
-}
-
-
 FOLDER = "folder"  # the run that takes its sizes from a folder of images
 _MOST_SIDE = 64  # pixels of an image in such a run
 _MOST_TOKENS = 64
@@ -372,7 +282,7 @@ def draft_of(target: MARConfig, data: Any) -> TrainConfig:
 
 def preset(name: str) -> RunConfig:
     """The settings of a named run."""
-    known = {**PRESETS, **TEXT_PRESETS}
+    known = {**PRESETS, **TEXT_PRESETS, **HEAD_PRESETS}
     if name == FOLDER:
         raise UserError(
             "the preset folder takes its sizes from the images; say where they are with --data DIR"

@@ -28,7 +28,6 @@ class Provenance:
     origin: str | None = None
     samples: int | None = None
     vae: str | None = None
-    cut: str | None = None
     ids: int | None = None
     prompts: str | None = None
     weights: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -37,7 +36,7 @@ class Provenance:
     def from_json(cls, values: Any) -> Provenance:
         """The inverse of `to_json`. TypeError if that is not what it is."""
         begun = cls(**values)
-        texts = (begun.command, begun.init, begun.target, begun.origin, begun.vae, begun.cut, begun.prompts)
+        texts = (begun.command, begun.init, begun.target, begun.origin, begun.vae, begun.prompts)
         numbers = all(n is None or type(n) is int for n in (begun.samples, begun.ids))
         if not (all(t is None or isinstance(t, str) for t in texts) and numbers and begun.command):
             raise TypeError("what it began with is not made of names and numbers")
@@ -57,7 +56,7 @@ class Provenance:
             raise UserError(
                 f"the run in {where} was begun by cspd-jax {self.command}; continue it with that command"
             )
-        for name in ("init", "target", "origin", "samples", "vae", "cut", "ids", "prompts"):
+        for name in ("init", "target", "origin", "samples", "vae", "ids", "prompts"):
             was, wanted = getattr(self, name), getattr(asked, name)
             if wanted is not None and not _same(was, wanted):
                 flag = _FLAGS.get(name, name)

@@ -12,9 +12,18 @@ from cspd_jax._utils.json_files import read_json
 from cspd_jax._utils.typed import read_fields
 from cspd_jax.errors import UserError, naming
 from cspd_jax.networks.config import MARConfig, SphereConfig
+from cspd_jax.networks.eagle_config import EagleConfig
 from cspd_jax.networks.lm_config import LMConfig
+from cspd_jax.networks.sphere_config import SphereVAEConfig
 from cspd_jax.parallel import processes
-from cspd_jax.training.config import FlowTrainConfig, RunConfig, TextTrainConfig, TrainConfig
+from cspd_jax.training.config import (
+    FlowTrainConfig,
+    HeadTrainConfig,
+    RunConfig,
+    TextTrainConfig,
+    TrainConfig,
+    VAETrainConfig,
+)
 from cspd_jax.training.data.digits import DigitsConfig
 from cspd_jax.training.data.folder import FolderConfig
 from cspd_jax.training.data.glyphs import GlyphConfig
@@ -64,11 +73,15 @@ def check(config: RunConfig) -> None:
 
 
 def _classes(data: type, model: Any) -> tuple[type[RunConfig], type]:
-    """Those of a run and of its model, of which causal image models have a number of class tokens."""
+    """Those of a run and of its model: causal image models have a number of class tokens, and autoencoders
+    one of latent dimensions."""
     if data is TextConfig:
-        return TextTrainConfig, LMConfig
+        is_head = isinstance(model, dict) and "entering" in model
+        return (HeadTrainConfig, EagleConfig) if is_head else (TextTrainConfig, LMConfig)
     if isinstance(model, dict) and "class_tokens" in model:
         return FlowTrainConfig, SphereConfig
+    if isinstance(model, dict) and "latent_dim" in model:
+        return VAETrainConfig, SphereVAEConfig
     return TrainConfig, MARConfig
 
 

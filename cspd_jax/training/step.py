@@ -25,6 +25,7 @@ class Purpose(enum.IntEnum):
     PICTURES = 3
     SAMPLES = 4
     MEASURE = 5
+    LATENTS = 6
 
 
 def run_key(seed: int, purpose: Purpose) -> Array:

@@ -14,7 +14,7 @@ from cspd_jax.errors import OutOfMemory, UserError, is_out_of_memory, shown
 from cspd_jax.networks.nextstep import PROMPTS
 from cspd_jax.weights import parameters
 from cspd_jax.weights.folder import kind_with
-from cspd_jax.weights.models import ImageConfig, ImageModel, TextModel
+from cspd_jax.weights.models import VAE, ImageConfig, ImageModel, TextModel
 
 
 def check_draft(target: ImageConfig, draft: ImageConfig) -> None:
@@ -67,7 +67,8 @@ def blaming_parameters(*models: Any) -> Iterator[None]:
     models: loaded, or pairs (network, params); anything else is left alone.
     """
     for model in models:
-        if isinstance(model, TextModel):
+        known = isinstance(model, VAE) or (isinstance(model, TextModel) and model.network is not None)
+        if known:
             check_floats(f"the parameters of {model.name}", model.config, model.params)
     try:
         yield
@@ -77,7 +78,7 @@ def blaming_parameters(*models: Any) -> Iterator[None]:
         if is_out_of_memory(error):
             raise OutOfMemory("the device has too little memory for this; ask for less at a time") from error
         for model in models:
-            if isinstance(model, ImageModel | TextModel):
+            if isinstance(model, ImageModel | TextModel | VAE):
                 _check_parameters(f"the parameters of {model.name}", model.config, model.params, error)
             elif isinstance(model, tuple) and len(model) == 2:
                 config = getattr(model[0], "config", None)

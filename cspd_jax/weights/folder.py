@@ -24,8 +24,9 @@ from cspd_jax._utils.json_files import read_object
 from cspd_jax._utils.limits import is_there
 from cspd_jax._utils.typed import read_fields
 from cspd_jax.errors import UserError, check_whole, naming, shown
-from cspd_jax.networks import autoencoder, inception, lm, sphere_vae
+from cspd_jax.networks import autoencoder, eagle, inception, lm, sphere_vae
 from cspd_jax.networks.config import FluxConfig, KLConfig, MARConfig, SphereConfig
+from cspd_jax.networks.eagle_config import EagleConfig
 from cspd_jax.networks.lm_config import LMConfig
 from cspd_jax.networks.nextstep_config import NextStepConfig
 from cspd_jax.networks.registry import IMAGE_KINDS
@@ -65,6 +66,7 @@ _KINDS: dict[str, Kind] = {
     "svae": Kind(SphereVAEConfig, sphere_vae.abstract_params),
     "inception": Kind(inception.InceptionConfig, inception.abstract_params),
     "lm": Kind(LMConfig, lm.abstract_params),
+    "eagle": Kind(EagleConfig, eagle.abstract_params),
 }
 
 
@@ -157,7 +159,9 @@ def read_description(path: str | os.PathLike) -> dict[str, Any]:
     _check_version(description.get("format_version"), file)
     kind = get_kind(description.get("kind"), str(file))
     if not (path / "params").is_dir() and not is_there(path / SINGLE_FILE):
-        raise UserError(f"{path} is not a complete checkpoint: it has no folder params")
+        raise UserError(
+            f"{path} is not a complete checkpoint: it has neither {SINGLE_FILE} nor a folder params"
+        )
     config = read_config(kind, description.get("config"), str(file))
     with naming(file):
         check_whole("params", description.get("params", 1), 1)

@@ -16,10 +16,11 @@ from jax.sharding import Mesh
 from cspd_jax import parallel, weights
 from cspd_jax._utils import process
 from cspd_jax._utils.sampling import sampling
-from cspd_jax.converters import flux, hf
+from cspd_jax.converters import eagle, flux, hf
 from cspd_jax.errors import UserError, check_whole, shown
 from cspd_jax.networks.config import MAR_PRESETS, KLConfig, MARConfig, SphereConfig
 from cspd_jax.networks.cpu_matmul import by_outputs, gains_by_outputs
+from cspd_jax.networks.eagle import Eagle
 from cspd_jax.networks.lm import LM
 from cspd_jax.networks.lm_config import LMConfig
 from cspd_jax.networks.mar import MARModel
@@ -126,6 +127,32 @@ class TextModel:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
+class HeadModel:
+    """A head that drafts from its target's states, with its parameters: see `text.draft_from_states`.
+
+    name: what it was loaded by.
+    network: its pure functions, static under jit.
+    params: pytree of arrays.
+    metadata: the rest of its config.json.
+    folder: its checkpoint's.
+    """
+
+    name: str
+    network: Eagle
+    params: Any = dataclasses.field(repr=False)
+    metadata: dict[str, Any] = dataclasses.field(default_factory=dict, repr=False)
+    folder: Path | None = None
+
+    @functools.cached_property
+    def for_decoding(self) -> tuple[Eagle, Any]:
+        """As that of a `TextModel`."""
+        floats = {name: part for name, part in self.params.items() if name not in ("ids", "embedding")}
+        if not gains_by_outputs(floats, self.network.dtype):
+            return self.network, self.params
+        return dataclasses.replace(self.network, by_outputs=True), {**self.params, **by_outputs(floats)}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class VAE:
     """An autoencoder with its parameters; turns what models make into pixels: a KL-16 the latents of MAR, an
     S-VAE the tokens of SphereAR.
@@ -178,6 +205,29 @@ def load_text(name_or_path: str | os.PathLike, dtype: Any = None, mesh: Mesh | N
     else:
         loaded, folder = _load(name, "lm", dtype, mesh), _locate(name, "lm")
     return TextModel(name, LM(loaded.config, dtype), loaded.params, loaded.metadata, folder, mesh)
+
+
+def load_head(name_or_path: str | os.PathLike, dtype: Any = None) -> HeadModel:
+    """A head that drafts from its target's states, by its checkpoint folder."""
+    dtype = _checked(dtype)
+    name = _as_name(name_or_path)
+    if eagle.is_folder(Path(name)):
+        loaded = _converted(name, Path(name).name, dtype, None, "eagle")
+    else:
+        loaded = _load(name, "eagle", dtype)
+    ids, most = np.asarray(loaded.params["ids"]), loaded.config.target_ids
+    whole = np.issubdtype(ids.dtype, np.integer)
+    if not whole or ids.min() < 0 or ids.max() >= most or len(np.unique(ids)) < len(ids):
+        raise UserError(f"the ids of the head in {name} are not different ones of the target's {most}")
+    return HeadModel(name, Eagle(loaded.config, dtype), loaded.params, loaded.metadata, Path(name))
+
+
+def is_head(name_or_path: str | os.PathLike) -> bool:
+    """Whether a name stands for the checkpoint folder of a head that drafts from its target's states."""
+    name = _as_name(name_or_path)
+    if not os.path.isfile(os.path.join(name, "config.json")) or eagle.is_folder(Path(name)):
+        return eagle.is_folder(Path(name))
+    return not hf.is_model_folder(name) and weights.read_description(name)["kind"] == "eagle"
 
 
 def kind_of(name_or_path: str | os.PathLike) -> str:
@@ -257,13 +307,8 @@ def class_names(metadata: dict[str, Any], num_classes: int) -> tuple[str, ...]:
 
 
 def check_vocabularies(target: TextModel, draft: TextModel) -> None:
-    """UserError unless two language models can have the same ids, apart from padding of the vocabulary.
-
-    A draft that `distill` cut from a model with the target's ids has the first ones only.
-    """
+    """UserError unless two language models can have the same ids, apart from padding of the vocabulary."""
     t, d = target.config, draft.config
-    if _cut_from(draft) == t.known_ids >= d.known_ids:
-        return
     unknown = any(c.known_ids == c.vocab_size for c in (t, d))
     if t.known_ids == d.known_ids or (unknown and abs(t.known_ids - d.known_ids) <= _MOST_PADDING):
         return
@@ -271,14 +316,6 @@ def check_vocabularies(target: TextModel, draft: TextModel) -> None:
         f"the vocabularies differ: {target.name} has {t.known_ids} ids and {draft.name} {d.known_ids}, which"
         " is more than padding; a draft needs the target's tokens"
     )
-
-
-def _cut_from(model: TextModel) -> int | None:
-    """How many ids the model has that this one was cut from; None for any other."""
-    extra = model.metadata.get("extra")
-    found = extra.get("cut") if isinstance(extra, dict) else None
-    ids = found.get("from_ids") if isinstance(found, dict) else None
-    return ids if isinstance(ids, int) else None
 
 
 def _as_name(name_or_path: Any) -> str:
@@ -338,7 +375,7 @@ def _locate(name: str | os.PathLike, kind: str) -> Path | None:
 
 
 def _check_kind(kind: str, wanted: str, name: str | os.PathLike) -> None:
-    what = {_IMAGES: "model", "kl16": "autoencoder", "lm": "language model"}
+    what = {_IMAGES: "model", "kl16": "autoencoder", "lm": "language model", "eagle": "head"}
     allowed = {_IMAGES: tuple(IMAGE_KINDS), "kl16": ("kl16", "flux", "svae")}.get(wanted, (wanted,))
     if kind not in allowed:
         raise UserError(

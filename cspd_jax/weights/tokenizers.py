@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from cspd_jax._utils import limits
+from cspd_jax._utils.arrays import whole_numbers
 from cspd_jax.converters.tokenizer_file import check_tokenizer
-from cspd_jax.errors import UserError
+from cspd_jax.errors import UserError, shown
 from cspd_jax.weights.models import TextModel
 
 END_OF_TEXT = 256
@@ -42,7 +43,7 @@ class ByteTokenizer:
 
     def encode(self, text: str, begin: bool = True) -> list[int]:
         """The bytes of a text, preceded by END_OF_TEXT unless `begin` is false."""
-        return [END_OF_TEXT] * begin + list(text.encode("utf-8", errors="surrogatepass"))
+        return [END_OF_TEXT] * begin + list(_text(text).encode("utf-8", errors="surrogatepass"))
 
     def decode(self, ids: Iterable[int]) -> str:
         """Invalid UTF-8 becomes replacement characters, and ids that are not bytes are left out."""
@@ -58,7 +59,7 @@ class StreamDecoder:
 
     def feed(self, ids: Iterable[int]) -> str:
         """The characters that these ids complete."""
-        return self._decoder.decode(bytes(i for i in ids if 0 <= i < END_OF_TEXT))
+        return self._decoder.decode(bytes(i for i in _ids(ids) if 0 <= i < END_OF_TEXT))
 
     def finish(self) -> str:
         """What is left at the end: a replacement character if a character is incomplete."""
@@ -86,7 +87,8 @@ class FileTokenizer:
 
     def encode(self, text: str) -> list[int]:
         ids = self._ask(
-            lambda: self._tokenizer.encode_batch([text])[0].ids, f"encode this text of {len(text)} characters"
+            lambda: self._tokenizer.encode_batch([text])[0].ids,
+            f"encode this text of {len(_text(text))} characters",
         )
         if ids and max(ids) >= self._known_ids:
             raise UserError(
@@ -96,8 +98,8 @@ class FileTokenizer:
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
+        real = [i for i in _ids(ids) if i >= 0]  # what is below stands for no token
         try:
-            real = [int(i) for i in ids if i >= 0]  # what is below stands for no token
             return self._tokenizer.decode(real, skip_special_tokens=False)
         except (KeyboardInterrupt, SystemExit):
             raise
@@ -146,6 +148,8 @@ def _no_reports() -> Iterator[None]:
 
 def load_tokenizer(model: TextModel) -> Tokenizer | None:
     """The model's own tokenizer; None if it has none, so that it only takes ids."""
+    if not isinstance(model, TextModel):
+        raise UserError(f"a tokenizer is a language model's, as load_text returns it, not {shown(model)}")
     if (found := read_tokenizer(model.folder, model.config.known_ids)) is not None:
         return found
     if model.config.vocab_size in (CAUSAL_SIZE, MASKED_SIZE) and model.config.eos_ids == (END_OF_TEXT,):
@@ -157,6 +161,21 @@ def read_tokenizer(folder: Path | None, known_ids: int) -> FileTokenizer | None:
     """The tokenizer.json in a model's folder; None without."""
     found = [folder / place for place in _PLACES if limits.is_there(folder / place)] if folder else []
     return FileTokenizer(found[0], known_ids) if found else None
+
+
+def _text(text: Any) -> str:
+    """What is to be encoded; UserError if it is no text."""
+    if not isinstance(text, str):
+        raise UserError(f"a tokenizer encodes one text, not {shown(text)}")
+    return text
+
+
+def _ids(ids: Any) -> list[int]:
+    """What is to be decoded; UserError if these are no ids."""
+    try:
+        return [int(i) for i in whole_numbers(ids if hasattr(ids, "__array__") else list(ids)).reshape(-1)]
+    except (TypeError, ValueError, RuntimeError):  # the last of arrays that have been deleted
+        raise UserError(f"a tokenizer decodes a list of ids, not {shown(ids)}") from None
 
 
 def pieces(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:

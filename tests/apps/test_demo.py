@@ -67,6 +67,22 @@ def test_an_image_is_that_of_the_library(server, folder, asked):
     assert (report["tested"], report["accepted"]) == (int(info.tested.sum()), int(info.accepted.sum()))
 
 
+def test_the_rest_of_a_picture(server, folder):
+    model = cspd_jax.load(folder)
+    _, whole = server.image(label=3, seed=11)
+    status, answer = server.image(label=1, seed=12, image=whole["png"], keep="top-half")
+    assert status == 200 and answer["report"]["known"] == TOKENS // 2
+    assert answer["report"]["rounds"] < whole["report"]["rounds"]
+    given = pixels_of(whole)
+    np.testing.assert_array_equal(pixels_of(answer)[: len(given) // 2], given[: len(given) // 2])
+    mask = cspd_jax.image.keep("top-half", model)
+    known = cspd_jax.Known(cspd_jax.image.to_tokens(model, given[None, ..., None]), mask)
+    options = cspd_jax.Options(final_noise=True, known=known)
+    tokens, _ = cspd_jax.generate(jax.random.key(12), model, [1], SELF, options)
+    expected = cspd_jax.to_images(model, tokens)[0, ..., 0].astype(int)
+    assert np.abs(pixels_of(answer).astype(int) - expected).max() <= 1
+
+
 def test_a_hundred_users_at_once_all_have_an_answer(server):
     """An image or a clear refusal for everyone; the same seed is the same image, whoever is beside it."""
     reference = {seed: server.image(label=seed % 5, seed=seed)[1]["png"] for seed in range(5)}
@@ -138,7 +154,10 @@ ANYTHING = st.recursive(
 @hypothesis.given(
     st.binary(max_size=50).map(lambda body: (body, None))
     | st.fixed_dictionaries(
-        {}, optional=dict.fromkeys(("label", "seed", "cfg", "method", "x"), ANYTHING)
+        {},
+        optional=dict.fromkeys(
+            ("label", "seed", "cfg", "method", "image", "keep", "mask", "resize", "x"), ANYTHING
+        ),
     ).map(lambda asked: (json.dumps(asked).encode(), asked))
 )
 def test_no_body_breaks_it(server, sent):
@@ -162,7 +181,7 @@ def test_other_refusals(server):
         assert found == status and list(json.loads(content)) == ["error"]
     with contextlib.suppress(OSError):  # the server closes while the client still sends
         assert server.ask("POST", "/v1/images", b" " * 2**22, JSON)[0] == 413
-    assert server.ask("POST", "/v1/images", b" " * (2**16 + 1), JSON)[0] == 413
+    assert server.ask("POST", "/v1/images", b" " * (2**20 + 1), JSON)[0] == 413
     endless = (b" " * 1024 for _ in range(100_000))
     with contextlib.suppress(OSError):
         assert server.ask("POST", "/gradio_api/queue/join", endless, JSON)[0] == 413
@@ -349,6 +368,36 @@ def test_images_in_a_browser(server, browser, tmp_path):
     assert not [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"]
     assert not page.shown(".cspd-error")
     browser.save_screenshot(str(tmp_path / "images.png"))
+
+
+def test_a_picture_that_is_painted_on(server, browser, tmp_path):
+    """The last image, a stroke of the brush, and the rest of it as it was."""
+    from selenium.webdriver.common.action_chains import ActionChains
+
+    page = Page(browser, server.url)
+    page.click("Generate")
+    page.until(lambda: page.report().count("finished") == 2)
+    before = page.report()
+    page.until(lambda: [e for e in page.shown("button") if e.text.startswith("Begin with a picture")])[
+        0
+    ].click()
+    page.click("Take the last image")
+    board = page.until(lambda: page.shown("#cspd-board"))[0]
+    source = lambda: browser.execute_script("return document.querySelector('.cspd img').src")
+    pixels = lambda: np.asarray(Image.open(io.BytesIO(base64.b64decode(source().partition(",")[2])))).astype(
+        int
+    )
+    first = pixels()
+    stroke = ActionChains(browser).move_to_element_with_offset(board, -100, -100).click_and_hold()
+    stroke.move_by_offset(120, 0).release().perform()
+    browser.save_screenshot(str(tmp_path / "painted.png"))
+    page.click("Generate")
+    page.until(lambda: page.report().count("finished") == 2 and page.report() != before)
+    rounds = [int(line.split()[2]) for line in page.report().splitlines()[1:]]
+    assert 0 < rounds[1] <= 6  # tokens under the stroke, which the plain sampler draws one by one
+    changed = (pixels() != first).reshape(12, 4, 12, 4).any(axis=(1, 3))
+    assert changed.sum() <= rounds[1] and len(set(np.nonzero(changed)[0])) <= 1  # in a row
+    assert not [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"]
 
 
 def test_text_in_a_browser_and_a_visitor_who_leaves(browser):

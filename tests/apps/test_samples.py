@@ -151,6 +151,11 @@ def test_an_export_that_is_damaged_is_something_else(model, whole, tmp_path, dam
     with zipfile.ZipFile(whole / "all.npz") as good, zipfile.ZipFile(tmp_path / "bad.npz", "w") as bad:
         bad.comment = good.comment[:-1] + b"x"
         bad.writestr("arr_0.npy", damage)
+    for own in ("manifest.json", "report.json", "labels.npy", "gains.npz"):
+        new = tmp_path / "new"
+        with pytest.raises(UserError, match=f"is the folder's own {own}; choose another name"):
+            bulk.run(job_of(model, tokens=True), new, npz=new / ".." / "new" / own)
+        assert not new.exists()
     with pytest.raises(UserError, match=r"bad\.npz exists and holds something else"):
         bulk.run(job_of(model, tokens=True), whole, npz=tmp_path / "bad.npz")
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import base64
 import dataclasses
 import importlib.util
+import io
+import json
+import re
 import subprocess
 import sys
 import threading
@@ -18,11 +21,12 @@ import pytest
 import text_models
 import tiny
 from linear_tokens import LinearTokens
+from PIL import Image
 
 import cspd_jax
 from cspd_jax import Plain, SelfSpeculation
 from cspd_jax.apps import cli
-from cspd_jax.apps.service import jobs, render
+from cspd_jax.apps.service import brush, jobs, render, repaint
 from cspd_jax.apps.service.config import ServiceConfig
 from cspd_jax.apps.service.engine import Engine
 from cspd_jax.apps.service.hosts import refusal
@@ -30,6 +34,11 @@ from cspd_jax.apps.service.jobs import Busy, Cancelled, Failed, Job, TimedOut
 from cspd_jax.apps.service.rows import ImageRequest, ImageRows
 from cspd_jax.apps.service.streams import MaskedRequest, TextProgress, TextRequest, padded
 from cspd_jax.errors import UserError
+from cspd_jax.image.options import Options
+from cspd_jax.image.pixels import to_tokens
+from cspd_jax.image.plan import check
+from cspd_jax.image.regions import keep, size_of
+from cspd_jax.image.rounds.pool import ImagePool, PoolImage
 from cspd_jax.keys import row_keys
 from cspd_jax.networks.lm import LM
 from cspd_jax.weights.models import ImageModel, TextModel
@@ -82,9 +91,13 @@ def alone(model, request, method, rows=B):
         [row_keys(jax.random.key(request.seed), 1), row_keys(jax.random.key(99), rows - 1)]
     )
     labels = [request.label] + [0] * (rows - 1)
-    tokens, info = cspd_jax.generate(
-        keys, model, labels, method, cspd_jax.Options(cfg=request.cfg, final_noise=True)
-    )
+    known = None
+    if request.known is not None:  # by its row alone
+        mask = np.zeros((rows, len(request.known.mask)), bool)
+        mask[0] = request.known.mask
+        known = cspd_jax.Known(request.known.tokens, mask)
+    options = cspd_jax.Options(cfg=request.cfg, final_noise=True, known=known)
+    tokens, info = cspd_jax.generate(keys, model, labels, method, options)
     return np.asarray(tokens[0]), info.tested[0], info.accepted[0]
 
 
@@ -113,6 +126,54 @@ def test_an_image_that_enters_at_any_round_is_the_image_of_the_library(which, me
     (by_itself,) = run_rows(lane, {0: [first]}).values()
     for one, other in zip(by_itself._replace(rounds=0), done[first]._replace(rounds=0)):  # places are shared
         np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("method", [METHOD, Plain()], ids=lambda m: m.name)
+def test_a_row_with_known_tokens_among_others(toy, method):
+    """All, some, one and none of the tokens, side by side; and a row that had some is used again."""
+    length, lane = toy.network.seq_len, ImageRows(toy, B, method, guided=True)
+    random = np.random.default_rng(0)
+    tokens = random.normal(size=(length, toy.network.token_dim)).astype(np.float32)
+    masks = [random.permutation(length) < many for many in (0, 1, length // 2, length - 1, length, 2)]
+    asked = [
+        ImageRequest(i % 3, i, 2.0, method.name, cspd_jax.Known(tokens, mask)) for i, mask in enumerate(masks)
+    ]
+    asked.append(ImageRequest(1, 7, 2.0, method.name))
+    done = run_rows(lane, {0: asked[:2], 1: asked[2:]})
+    assert len(done) == 7
+    for request, progress in done.items():
+        expected, tested, accepted = alone(toy, request, method)
+        np.testing.assert_allclose(progress.tokens, expected, rtol=2e-4, atol=2e-5)
+        np.testing.assert_array_equal(progress.tested, tested)
+        np.testing.assert_array_equal(progress.accepted, accepted)
+        if request.known is not None:
+            kept = request.known.mask
+            np.testing.assert_array_equal(progress.tokens[kept], tokens[kept])
+            assert not progress.tested[kept].any()
+    assert done[asked[4]].rounds == 1 < done[asked[2]].rounds < done[asked[6]].rounds
+
+
+def test_rows_whose_groups_are_known_in_part(toy):
+    """Several tokens a step, of which some are known, where the row had another image before."""
+    length, kept = toy.network.seq_len, []
+    options = Options(num_iter=3, final_noise=True)
+    plan = check(toy, [0], Plain(), options)
+    pool = ImagePool(toy.network, toy.params, B, plan.options)
+    random = np.random.default_rng(0)
+    for seed in range(4):
+        tokens = random.normal(size=(length, toy.network.token_dim)).astype(np.float32)
+        known = cspd_jax.Known(tokens, random.permutation(length) < (2 * seed + 1) % length)
+        pool.enter({1: PoolImage(seed % 3, seed, known=known)})
+        while not (found := pool.advance()[1]).complete:
+            kept.append(found.known)
+        mask = np.zeros((B, length), bool)
+        mask[1] = known.mask
+        keys = jnp.stack([row_keys(jax.random.key(seed), 1)[0]] * B)
+        given = dataclasses.replace(options, known=cspd_jax.Known(tokens, mask))
+        expected, _ = cspd_jax.generate(keys, toy, [seed % 3] * B, Plain(), given)
+        np.testing.assert_allclose(found.tokens, expected[1], rtol=2e-4, atol=2e-5)
+        np.testing.assert_array_equal(found.tokens[known.mask], tokens[known.mask])
+    assert kept
 
 
 def test_a_wrong_label_in_another_row_is_seen(toy):
@@ -466,6 +527,70 @@ def test_requests_have_limits(toy, asked, sentence):
         ServiceConfig(image=toy).image_request(**asked)
 
 
+def png(pixels):
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    return base64.b64encode(file.getvalue()).decode()
+
+
+@pytest.fixture(scope="module")
+def pixel_model(tmp_path_factory):
+    return cspd_jax.load(tiny.save_mar(tmp_path_factory.mktemp("models") / "pixels", tiny.PIXELS))
+
+
+def test_a_request_that_begins_with_a_picture(pixel_model):
+    """By a region, by a mask and as the page sends it: the same tokens stay."""
+    height, width = size_of(pixel_model)
+    picture = np.random.default_rng(0).integers(0, 256, (height, width), np.uint8)
+    left = np.zeros((height, width), np.uint8)
+    left[:, : width // 2] = 255
+    opaque = np.stack([picture] * 3 + [np.full_like(picture, 255)], axis=-1)  # as some browsers write
+    fields = lambda **asked: repaint.from_fields(pixel_model, None, {"image": png(picture), **asked})
+    found = [
+        fields(keep="left-half"),
+        fields(mask=png(left)),
+        fields(mask=png(left.repeat(2, 0)), resize=True),
+        brush.from_page(pixel_model, None, json.dumps({"image": png(opaque), "mask": png(left)})),
+    ]
+    expected = to_tokens(pixel_model, picture[None, ..., None])[0]
+    for known in found:
+        np.testing.assert_array_equal(known.mask, keep("left-half", pixel_model))
+        np.testing.assert_array_equal(known.tokens, expected)
+    assert repaint.from_fields(pixel_model, None, {}) is None
+    assert brush.from_page(pixel_model, None, "") is None
+
+
+@pytest.mark.parametrize(
+    "asked, sentence",
+    [
+        ({"keep": "left-half"}, "keep is about the picture of image; send one"),
+        ({"image": "R"}, "goes with either keep"),
+        ({"image": "R", "keep": "left-half", "mask": "R"}, "goes with either keep"),
+        ({"image": "R", "keep": 5}, "keep is 5; it must be a text"),
+        ({"image": "R", "keep": "all"}, "what to keep is 'all'"),
+        ({"image": "R", "keep": "left-half"}, "image is 'R'; it must be a PNG or JPEG file in base64"),
+        ({"image": 5, "keep": "left-half"}, "image is 5; it must be a PNG or JPEG file in base64"),
+        ({"image": "é", "keep": "left-half"}, "in base64"),
+        ({"image": "QUJD", "keep": "left-half"}, "the picture cannot be read as a PNG or JPEG"),
+        ({"image": png(np.zeros((3, 5), np.uint8)), "keep": "left-half"}, "is 5x3 and the model's pictures"),
+        ({"image": "R", "keep": "left-half", "resize": 1}, "resize is 1; it must be true or false"),
+        ({"image": png(np.zeros((9, 9), np.uint8)), "keep": "0,0,1,1", "resize": True}, "no whole token"),
+    ],
+)
+def test_pictures_that_cannot_be_begun_with(pixel_model, asked, sentence):
+    with pytest.raises(UserError, match=re.escape(sentence)):
+        repaint.from_fields(pixel_model, None, asked)
+
+
+def test_what_the_page_does_not_send(pixel_model):
+    for drawn in ("{", "[]", '{"label": 3}', 5):
+        with pytest.raises(UserError, match="the picture of the page cannot be read"):
+            brush.from_page(pixel_model, None, drawn)
+    white = png(np.full(size_of(pixel_model), 255, np.uint8))
+    with pytest.raises(UserError, match="nothing of the picture is painted over"):
+        brush.from_page(pixel_model, None, json.dumps({"image": white, "mask": white}))
+
+
 @pytest.mark.slow
 def test_latents_become_a_picture_when_they_are_complete(tmp_path):
     model = cspd_jax.load(tiny.save_mar(tmp_path / "target", tiny.LATENTS))
@@ -507,21 +632,28 @@ def test_other_commands_do_not_load_the_extra():
 
 
 def test_metrics_are_what_prometheus_reads(engine, lane):
+    parser = pytest.importorskip("prometheus_client.parser")
     lane.let(10)
     engine.submit(Asked(2)).result()
     until(lambda: engine.busy == 0)
     told = engine.metrics.text(waiting=engine.waiting, busy=engine.busy)
-    for line in (
-        'cspd_jax_requests_total{outcome="finished"} 1',
-        'cspd_jax_requests_total{outcome="timed_out"} 0',
-        'cspd_jax_rounds_total{lane="counting"} 2',
-        "cspd_jax_drafts_tested_total 4",
-        "cspd_jax_drafts_accepted_total 2",
-        'cspd_jax_latency_seconds_bucket{le="+Inf"} 1',
-        "cspd_jax_latency_seconds_count 1",
-        "cspd_jax_requests_waiting 0",
+    samples = {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in parser.text_string_to_metric_families(told)
+        for sample in family.samples
+    }
+    for name, value in (
+        (("cspd_jax_requests_total", "finished"), 1),
+        (("cspd_jax_requests_total", "timed_out"), 0),
+        (("cspd_jax_rounds_total", "counting"), 2),
+        (("cspd_jax_busy_rows_total", "counting"), 2),
+        (("cspd_jax_drafts_tested_total",), 4),
+        (("cspd_jax_drafts_accepted_total",), 2),
+        (("cspd_jax_latency_seconds_bucket", "+Inf"), 1),
+        (("cspd_jax_latency_seconds_count",), 1),
+        (("cspd_jax_requests_waiting",), 0),
     ):
-        assert line in told.splitlines()
+        assert samples[name] == value, name
     assert engine.metrics.of_lane("counting")[:2] == (2, 4)
 
 

@@ -109,6 +109,7 @@ def bad_files(folder):
         (["convert", TINY, "out", "--heads", "4,4", "--patch-size", "3"], "not a multiple of patch_size"),
         (["convert", TINY, "out", "--groups", "4"], "--groups does not apply"),
         (["convert", TINY, "out", "--revision", "x"], "--revision is for models fetched by name"),
+        (["convert", "default", "out"], "default comes with the package, as a checkpoint of this library"),
         (["convert", TINY, "text.pth", "--heads", "4,4"], "text.pth exists already"),
         (["convert", TINY, "none/out", "--heads", "4,4"], "none does not exist"),
         (["convert", TINY], "the following arguments are required: DST"),

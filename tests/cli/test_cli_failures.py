@@ -95,8 +95,8 @@ DIGITS = "9" * 5000
             "held_out is 1, which holds out",
         ),
         (
-            ["distill", "--out", "run", "--preset", "text-cut"],
-            "a draft is cut with --cut, --ids and --prompts together",
+            ["distill", "--out", "run", "--preset", "text-states"],
+            "a head learns from a target's answers to prompts; --target is missing",
         ),
         (["reproduce", "--list", "--images", "5"], "--images is for runs, not for --list"),
         (["train", "--out", "run", "--steps", "2", "--stop-at", "5"], "--stop-at 5 is beyond the run"),
@@ -166,6 +166,12 @@ def test_refusals_of_the_system(raised, sentence, monkeypatch, capsys):
     assert command("info", "default") == 2
     told = capsys.readouterr().err
     assert told.startswith("cspd-jax: error: ") and sentence in told and told.count("\n") == 1
+
+
+def test_a_prompt_that_nobody_writes(tmp_path, capsys):
+    os.mkfifo(tmp_path / "pipe")
+    assert cli.main(["text", "--prompt-file", str(tmp_path / "pipe")]) == 2
+    assert "a prompt is empty" in capsys.readouterr().err
 
 
 def test_what_takes_less_is_an_option_of_the_command(capsys):

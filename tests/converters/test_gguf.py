@@ -23,9 +23,9 @@ from cspd_jax.weights.tokenizers import FileTokenizer
 
 gguf = pytest.importorskip("gguf")
 import gguf_file  # noqa: E402
-from gguf_file import LLAMA, QWEN2, V  # noqa: E402
+from gguf_file import LLAMA, QWEN2, QWEN3, V  # noqa: E402
 
-CONFIGS = {"llama": LLAMA, "qwen2": QWEN2, "biased llama": {**LLAMA, "attention_bias": True}}
+CONFIGS = {"llama": LLAMA, "qwen2": QWEN2, "qwen3": QWEN3, "biased llama": {**LLAMA, "attention_bias": True}}
 
 
 def read(path):

@@ -97,12 +97,17 @@ def test_configuration_and_values(tmp_path, family):
                    "tie_word_embeddings": True}),
         ("qwen2", {"vocab_size": 151936, "hidden_size": 896, "num_hidden_layers": 24,
                    "num_attention_heads": 14, "num_key_value_heads": 2, "intermediate_size": 4864}),
+        ("qwen3", {"vocab_size": 151936, "hidden_size": 1024, "num_hidden_layers": 28, "head_dim": 128,
+                   "num_attention_heads": 16, "num_key_value_heads": 8, "intermediate_size": 3072}),
     ],
 )  # fmt: skip
 def test_published_sizes(family, sizes):
-    """Pythia-160m, Llama-3.2-1B and Qwen2-0.5B have the number of parameters that is published."""
-    published = {"gpt_neox": 162_322_944, "llama": 1_235_814_400, "qwen2": 494_032_768}
-    fields = hf_lm.FAMILIES[family].fields(hf_lm.Values({**CONFIGS[family], **sizes}, "config"))
+    """Pythia-160m, Llama-3.2-1B, Qwen2-0.5B and Qwen3-0.6B have the published number of parameters."""
+    published = {
+        "gpt_neox": 162_322_944, "llama": 1_235_814_400, "qwen2": 494_032_768, "qwen3": 596_049_920,
+    }  # fmt: skip
+    given = CONFIGS["qwen2" if family == "qwen3" else family]
+    fields = hf_lm.FAMILIES[family].fields(hf_lm.Values({**given, **sizes}, "config"))
     config = LMConfig(family=family, known_ids=1, **fields)
     assert sum(leaf.size for leaf in jax.tree.leaves(lm.abstract_params(config))) == published[family]
 

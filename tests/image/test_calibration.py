@@ -85,7 +85,7 @@ def test_calibrate_refuses(folder, arguments, sentence, capsys):
     assert not os.path.exists(os.path.join(folder, "gains"))
 
 
-@pytest.mark.parametrize("damage", ["cut", "shape", "nan", "pickle", "enormous", "bomb"])
+@pytest.mark.parametrize("damage", ["cut", "shape", "nan", "huge", "pickle", "enormous", "bomb"])
 def test_damaged_gains(model, cache, capsys, damage):
     """In the user's cache they are made again, with a word; in a checkpoint they are one sentence."""
     name = calibration.file_name(OPTIONS)
@@ -101,7 +101,9 @@ def test_damaged_gains(model, cache, capsys, damage):
     elif damage == "bomb":
         np.savez_compressed(path, **{**content, "contexts": np.zeros((1, 10**6, 16), np.float32)})
     else:
-        change = {"shape": content["gain"][:5], "nan": content["gain"] * np.nan, "pickle": np.array([{}])}
+        gain = content["gain"]
+        huge = (gain * 1e10).astype(np.float32)  # variances overflow then, and nothing is accepted for hours
+        change = {"shape": gain[:5], "nan": gain * np.nan, "huge": huge, "pickle": np.array([{}])}
         np.savez(path, **{**content, "gain": change[damage]})
     (model.folder / "gains").mkdir(exist_ok=True)
     copy = model.folder / "gains" / name

@@ -94,7 +94,7 @@ def test_a_short_measurement_is_made_longer(x64, monkeypatch):
 def test_masked_text_is_the_same_whatever_is_chosen(x64, monkeypatch, best):
     seen = chooses(monkeypatch, best)
     request = masked_request()
-    choice = masked_fastest(request, gammas=(4,), pilot=5)
+    choice = masked_fastest(request, gammas=(4,), texts=(), pilot=5)
     assert choice.way == best and seen.keys() == {"stepwise", "gamma 4"}
     assert all(output.tokens.shape == (2, 4) for output in seen.values())  # one block
     np.testing.assert_array_equal(choice.request.run().tokens, request.stepwise().run().tokens)

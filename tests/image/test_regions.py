@@ -141,7 +141,9 @@ def run(folder, tmp_path, monkeypatch, capsys):
     pictures = {
         "grey": grey,
         "large": grey.resize((32, 32)),
-        "alpha": grey.convert("LA"),
+        "alpha": Image.merge("LA", (grey, grey)),
+        "part": Image.merge("LA", (grey, grey.point(lambda _: 255))).crop((0, 0, 9, 8)),  # opaque
+        "sliver": grey.crop((0, 0, 3, 3)),
         "mask": Image.fromarray(mask),
         "black": Image.fromarray(0 * mask),
         "small": Image.fromarray(mask[:8, :8]),
@@ -238,6 +240,15 @@ def test_a_folder_of_pictures_and_of_their_masks(run, folder):
     assert main(argv) == 2
 
 
+def test_what_is_around_a_picture(run):
+    code, _, err = run("--image", "part.png", "--place", "4,8", "--method", "plain")
+    assert code == 0, err
+    made, part = np.load("made/samples.npz")["arr_0"][0, ..., 0], np.asarray(Image.open("part.png"))[..., 0]
+    np.testing.assert_array_equal(made[8:, 4:12], part[:, :8])  # the ninth column fills no token
+    assert json.loads(Path("made/report.json").read_text())["reference"]["known"] == [4]
+    assert (made[:8] != 128).mean() > 0.9
+
+
 def test_all_of_a_picture_stays(run):
     code, _, err = run("--image", "large.png", "--resize", "--keep", "100%", "--method", "plain")
     assert code == 0 and "all tokens are kept, so the picture comes out as it is" in err
@@ -248,6 +259,11 @@ def test_all_of_a_picture_stays(run):
     [
         (("--keep", "border"), "--keep is about the picture of --image; name one"),
         (("--resize",), "--resize is about the picture of --image"),
+        (("--place", "0,0"), "--place is about the picture of --image"),
+        (("--image", "part.png", "--place", "8,8"), "part.png is 9x8, and does not lie in the model's 16x16"),
+        (("--image", "part.png", "--place", "0,0", "--resize"), "leave out --keep and --resize"),
+        (("--image", "nan.npz", "--place", "0,0"), "--place takes a PNG or JPEG as it is"),
+        (("--image", "sliver.png", "--place", "1,1"), "fills no whole token"),
         (("--image", "grey.png"), "say with --keep what of the picture stays"),
         (("--image", "nosuch.png", "--keep", "border"), "'nosuch.png' does not exist"),
         (("--image", "left-half", "--keep", "border"), "'left-half' holds no pictures"),

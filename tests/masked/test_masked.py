@@ -12,6 +12,7 @@ from masked_models import LLADA, MASK, PLACES, V, canvas, make, reference
 
 from cspd_jax.masked import passes, stepwise
 from cspd_jax.masked.canvas import window_at
+from cspd_jax.masked.sets import prefixes
 from cspd_jax.masked.speculative import Speculation, run
 from cspd_jax.networks.lm import LM
 
@@ -23,7 +24,7 @@ whole_pass = jax.jit(passes.whole)
 
 def speculation(gamma, rows=8, max_gamma=8, accept_top_k=None):
     gamma = jnp.broadcast_to(jnp.asarray(gamma, jnp.int32), (rows,))
-    return Speculation(max_gamma, gamma, None if accept_top_k is None else jnp.int32(accept_top_k))
+    return Speculation(prefixes(max_gamma), gamma, None if accept_top_k is None else jnp.int32(accept_top_k))
 
 
 def agrees(family, seed, block, cached, temperature, guided, gamma):

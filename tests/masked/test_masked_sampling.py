@@ -15,6 +15,7 @@ from cspd_jax.errors import UserError
 from cspd_jax.masked import Options, SelfSpeculation, Stepwise, generate, passes, stepwise
 from cspd_jax.masked.options import CONFIDENCES
 from cspd_jax.masked.rule import candidates, choose, place_noise, step_noise
+from cspd_jax.masked.sets import prefixes
 from cspd_jax.masked.speculative import Speculation, run
 from cspd_jax.networks.lm import LM
 from cspd_jax.text.sampling import gumbel
@@ -26,7 +27,7 @@ ROWS, WIDTH = 40, 5
 
 
 def speculation(gamma, rows=8):
-    return Speculation(8, jnp.full(rows, gamma, jnp.int32), None)
+    return Speculation(prefixes(8), jnp.full(rows, gamma, jnp.int32), None)
 
 
 @pytest.mark.parametrize(

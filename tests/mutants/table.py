@@ -336,6 +336,104 @@ BLOCKS += [
     )
 ]
 
+STATES = "tests/text/test_text_states.py"
+STATES_TRAINING = "tests/training/test_states_training.py"
+
+STATES_READ = [
+    *_table(
+        "cspd_jax/text/states.py",
+        (f"{STATES}::test_drafts_are_those_without_a_cache",),
+        (
+            "head: a state goes with its own token, not with the next one",
+            "jnp.take_along_axis(texts.tokens, jnp.minimum(index + 1, last), axis=1)",
+            "jnp.take_along_axis(texts.tokens, index, axis=1)",
+        ),
+        (
+            "head: a draft lies where its token does",
+            "position < request.tokens.shape[1], position - 1, request.tokens.shape[1]",
+            "position < request.tokens.shape[1], position, request.tokens.shape[1]",
+        ),
+        (
+            "head: a round reads one place too few again",
+            "count = request.max_gamma + 1\n",
+            "count = request.max_gamma\n",
+        ),
+        (
+            "head: what it made of the last draft is not fed back",
+            "_Newest(state[:, 0], cache)",
+            "_Newest(newest.state, cache)",
+        ),
+        (
+            "head: drafts without a state",
+            "jnp.where(request.length > 1, request.count, 0)",
+            "request.count",
+        ),
+    ),
+    *_table(
+        "cspd_jax/text/drafters.py",
+        (STATES,),
+        ("head: a draft is its own id, not the target's", "own[drawn]", "drawn"),
+        (
+            "head: q of the target's ids in another order",
+            ".at[..., own].max(log_q)",
+            ".at[..., own[::-1]].max(log_q)",
+            ("tests/text/test_text_distribution.py::test_texts_have_the_target_s_distribution",),
+        ),
+    ),
+    *_table(
+        "cspd_jax/text/either.py",
+        (
+            f"{STATES}::test_look_up_before_another_drafter",
+            "tests/text/test_text_distribution.py::test_texts_have_the_target_s_distribution",
+        ),
+        (
+            "either: copies are drawn from the other drafter's q",
+            "log_q = jnp.where(copied[:, None, None], certain, log_q)",
+            "log_q = jnp.where(copied[:, None, None], log_q, log_q)",
+        ),
+        (
+            "either: the other drafter drafts where a copy is",
+            "jnp.where(copied, 0, ",
+            "jnp.where(copied, 1, ",
+        ),
+        (
+            "either: a model never reads what was copied",
+            "return self.other.lacks(gamma) <= gamma",
+            "return False",
+            (f"{STATES}::test_a_model_behind_look_up_knows_what_was_copied",),
+        ),
+    ),
+    *_table(
+        "cspd_jax/training/text/states.py",
+        (STATES_TRAINING,),
+        (
+            "head training: a turn sees one state too many",
+            "visible = own | ((turn == 0) & (slot <= places[:, None] - k))",
+            "visible = own | ((turn == 0) & (slot <= places[:, None]))",
+        ),
+        (
+            "head training: the state that is fed back is not shifted",
+            "state = jnp.roll(state, 1, axis=1)",
+            "state = jnp.roll(state, 0, axis=1)",
+        ),
+        (
+            "head training: the target's opinion of the next token",
+            "after_next(rows.hidden, 1).astype",
+            "after_next(rows.hidden, 0).astype",
+        ),
+    ),
+    *_table(
+        "converters/eagle.py",
+        ("tests/converters/test_eagle.py",),
+        ("head: d2t is an id, not an offset", "own = own + offsets.numpy()", "own = offsets.numpy()"),
+        (
+            "head: layers by what enters them in every file",
+            "return tuple(i + by_leaving",
+            "return tuple(i + 0",
+        ),
+    ),
+]
+
 DRAFTERS = _table(
     "cspd_jax/image/chain/drafters.py",
     (CHAIN, HASHES),
@@ -1187,7 +1285,7 @@ MASKEDS = (
         MASKED,
         (
             "masked: the last of several equally sure places",
-            "index = jnp.argmax(jnp.where(open_places, offered.confidence, -jnp.inf), axis=-1)",
+            "index = jnp.argmax(jnp.where(open_places, _finite(offered.confidence), -jnp.inf), axis=-1)",
             "index = open_places.shape[-1] - 1 - jnp.argmax(jnp.where(open_places, offered.confidence,"
             " -jnp.inf)[..., ::-1], axis=-1)",
         ),
@@ -1217,18 +1315,18 @@ MASKEDS = (
         MASKED,
         (
             "masked: the token alone decides",
-            "return (choice.index == index) & (choice.token == moves.token[:, 1:])",
-            "return choice.token == moves.token[:, 1:]",
+            "here = (moves.place[:, None] == place[..., None]) & moves.exists[:, None]",
+            "here = (moves.place[:, None] >= 0 * place[..., None]) & moves.exists[:, None]",
         ),
         (
-            "masked: moves behind a failure are kept",
-            "passed = jnp.cumprod(right, axis=1).astype(bool)",
-            "passed = right",
+            "masked: a walk goes on from the first text",
+            "then = after[rows, at]",
+            "then = after[rows, 0 * at]",
         ),
         (
             "masked: the noise of the step before",
-            "steps = state.step[:, None] + 1 + number",
-            "steps = state.step[:, None] + number",
+            "steps = state.step[:, None] + 1 + sizes",
+            "steps = state.step[:, None] + sizes",
         ),
         (
             "masked: drafts have the noise of the first step",
@@ -1237,13 +1335,55 @@ MASKEDS = (
         ),
         (
             "masked: the window is too narrow",
-            "blocks = 1 + -(-(2 * speculation.max_gamma + 1) // canvas.block)",
-            "blocks = 1 + -(-speculation.max_gamma // canvas.block)",
+            "blocks = 1 + -(-(2 * speculation.sets.ranks + 1) // canvas.block)",
+            "blocks = 1 + -(-speculation.sets.ranks // canvas.block)",
         ),
         (
             "masked: rows do not wait for their block",
             "return jax.lax.cond(jnp.all(waiting), refresh,",
             "return jax.lax.cond(jnp.all(waiting) & False, refresh,",
+        ),
+    )
+    + _table(
+        "cspd_jax/masked/speculative.py",
+        ("tests/masked/test_sets.py",),
+        (
+            "sets: any token of the right place leads on",
+            "same = here[..., None] & (moves.tokens[:, None] == choice.token[..., None, None])",
+            "same = here[..., None] & (moves.tokens[:, None] >= 0 * choice.token[..., None, None])",
+        ),
+        (
+            "sets: texts have the most probable token everywhere",
+            "jnp.maximum(members, 0)]",
+            "0 * members]",
+        ),
+        (
+            "sets: the certain move is found again from its logits",
+            "step, certain=certain)",
+            "step)",
+        ),
+    )
+    + _table(
+        "cspd_jax/image/rounds/pool.py",
+        ("tests/apps/test_service.py::test_rows_whose_groups_are_known_in_part",),
+        (
+            "pool: a row keeps the known tokens of the image before",
+            "kept=by_image(rows, new.kept, old.kept),",
+            "kept=old.kept,",
+        ),
+    )
+    + _table(
+        "cspd_jax/training/image/autoencoder.py",
+        ("tests/training/test_svae_training.py",),
+        (
+            "svae: the critic learns from what it makes of the autoencoder",
+            'judge(jax.lax.stop_gradient(params["critic"]), made)',
+            'judge(params["critic"], made)',
+        ),
+        (
+            "svae: the critic's loss reaches the autoencoder",
+            "jax.lax.stop_gradient(made))",
+            "made)",
         ),
     )
 )
@@ -1658,8 +1798,8 @@ ROWS = (
         (MASKED_CALLS,),
         (
             "rows: gamma of the first masked text for all",
-            "right &= state.moves.exists[:, 1:] & (number[:-1] < speculation.gamma[:, None])",
-            "right &= state.moves.exists[:, 1:] & (number[:-1] < speculation.gamma[:1, None])",
+            "(depth < speculation.gamma)",
+            "(depth < speculation.gamma[:1])",
         ),
     )
 )
@@ -2072,18 +2212,18 @@ PASSES = (
         ),
         (
             "passes: one is counted where there is none",
-            "return Verdict(none_passed, jax.tree.map(jnp.zeros_like, state.moves), count_calls())",
-            "return Verdict(none_passed, jax.tree.map(jnp.zeros_like, state.moves), count_calls(whole=1))",
+            "return Verdict(stays, jax.tree.map(jnp.zeros_like, state.moves), count_calls())",
+            "return Verdict(stays, jax.tree.map(jnp.zeros_like, state.moves), count_calls(whole=1))",
         ),
         (
             "passes: moves that were not asked for count as tested",
-            "tested = reached & state.moves.exists[:, 1:] & wanted",
-            "tested = reached & state.moves.exists[:, 1:]",
+            "walking & offers[rows, at], passed)",
+            "(depth == jnp.asarray(sets.sizes)[at]) & offers[rows, at], passed)",
         ),
         (
             "passes: moves behind a failure count as tested",
-            "tested = reached & state.moves.exists[:, 1:] & wanted",
-            "tested = certain[:, None] & state.moves.exists[:, 1:] & wanted",
+            "walking & offers[rows, at], passed)",
+            "(depth < speculation.gamma) & offers[rows, at], passed)",
         ),
     )
     + _table(
@@ -2251,8 +2391,8 @@ SHIFTED = (
         ),
         (
             "masked: the steps of places are those of the round",
-            "order=fill(state.order, state.moves.place, steps, taken),",
-            "order=fill(state.order, state.moves.place, state.info.drafts.rounds[:, None], taken),",
+            "order=fill(state.order, place, steps, taken),",
+            "order=fill(state.order, place, state.info.drafts.rounds[:, None], taken),",
         ),
     )
 )
@@ -2406,7 +2546,8 @@ KNOWN = [
 ]
 
 MUTANTS: list[Mutant] = [
-    *CHAINS, *HEADS, *DRAFTERS, *JACOBIANS, *PLAINS, *KEYS, *PATHS, *VERIFICATION, *PAPER, *DRAFTING, *REVEAL,
+    *CHAINS, *HEADS, *STATES_READ, *DRAFTERS,
+    *JACOBIANS, *PLAINS, *KEYS, *PATHS, *VERIFICATION, *PAPER, *DRAFTING, *REVEAL,
     *RUNNER, *SHORTCUTS, *BLOCKS, *COUPLING, *TEXTS, *MASKEDS, *CONVERTERS, *RUNS, *SERVICE, *SAMPLES,
     *EVALUATION, *ROWS, *SHARED_NUMBERS, *FEW_BITS, *CLIPS, *LOSSY_CHAINS, *UNUSED_DRAFTS, *TWICE, *ON_FLOWS,
     *PASSES, *DRAWN_TWICE, *SHIFTED, *SURPRISES, *KNOWN,

@@ -16,7 +16,8 @@ from cspd_jax.networks.lm import LM
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 CASES = [("gpt_neox", "parallel"), ("gpt_neox", "sequential"), ("llama", "plain"), ("llama", "llama3"),
-         ("llama", "linear"), ("qwen2", "tied"), ("qwen2", "untied")]  # fmt: skip
+         ("llama", "linear"), ("qwen2", "tied"), ("qwen2", "untied"), ("qwen3", "tied"),
+         ("qwen3", "biases")]  # fmt: skip
 MASKED = ["dream", "llada"]
 TOLERANCE = 1e-4
 apply = jax.jit(LM.apply, static_argnums=0)

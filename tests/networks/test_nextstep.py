@@ -112,7 +112,7 @@ def test_language_model(model):
 
     def forward(module):
         x = module.embedded(ids)
-        h, _ = module.hidden(x, jnp.broadcast_to(places, ids.shape), visible)
+        h, _, _ = module.hidden(x, jnp.broadcast_to(places, ids.shape), visible)
         return x, h, module.logits(h[:, -1])
 
     def run(params):

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from cspd_jax.networks.cpu_matmul import by_outputs, is_large, product
+from cspd_jax.networks.cpu_matmul import by_outputs, filled_up, is_large, product
 from cspd_jax.networks.lm import LM, init_params
 from cspd_jax.networks.lm_config import LMConfig
 from cspd_jax.networks.quantised import quantise
@@ -28,12 +28,18 @@ def model():
     return TextModel("wide", LM(WIDE), init_params(WIDE, jax.random.key(0)))
 
 
-@pytest.mark.parametrize("shape", [(7,), (1, 7), (2, 3, 7), (0, 7)])
+@pytest.mark.parametrize("shape", [(7,), (1, 7), (2, 3, 7), (0, 7), (9, 3, 7)])
 def test_product(shape):
     x, kernel = (np.random.default_rng(0).standard_normal(s).astype(np.float32) for s in (shape, (7, 5)))
     found = product(jnp.asarray(x), jnp.asarray(kernel.T))
     chex.assert_shape(found, (*shape[:-1], 5))
     np.testing.assert_allclose(found, x @ kernel, atol=1e-5)
+
+
+def test_how_many_columns_are_computed():
+    """Those of a pass over 5 to 7 tokens are filled up to 8, where that is faster."""
+    counts = [0, 1, 3, 4, 5, 7, 8, 9, 16, 17, 25, 26, 32, 33, 60]
+    assert [filled_up(n) for n in counts] == [0, 1, 3, 4, 8, 8, 8, 16, 16, 17, 25, 32, 32, 33, 64]
 
 
 def test_only_large_kernels_are_turned(model):

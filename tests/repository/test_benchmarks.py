@@ -125,7 +125,7 @@ def test_the_commands_of_the_pages_are_understood(tmp_path):
     assert done.returncode == 0, done.stderr[-3000:]
     refused, unasked = json.loads(done.stdout)
     assert not refused, done.stderr
-    read = {("real_draft", "prompts"), ("convert_memory", "shapes")}
+    read = {("convert_memory", "shapes")}
     assert {name for name, what in unasked if (name, what) not in read} <= {*ADD_ONLY, *OF_THE_REPOSITORY}
 
 

@@ -19,7 +19,8 @@ from cspd_jax.image.lossy.shortcuts import Annealing, Checkerboard
 from cspd_jax.masked.generation import prepare as prepare_masked
 from cspd_jax.networks.lm import LM
 from cspd_jax.text.generation import prepare as prepare_text
-from cspd_jax.training.presets import PRESETS, TEXT_PRESETS
+from cspd_jax.training.presets import PRESETS
+from cspd_jax.training.text.presets import TEXT_PRESETS
 
 KEY = jax.random.key(0)
 VALUES = (

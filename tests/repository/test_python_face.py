@@ -26,6 +26,7 @@ from cspd_jax import (
 from cspd_jax.apps import bulk
 from cspd_jax.apps.evaluation.classifier import ClassifierConfig
 from cspd_jax.apps.evaluation.words import Reader
+from cspd_jax.apps.service.config import ServiceConfig
 from cspd_jax.image import PaperCriterion, ReleasedRunner, comparison, generation, plan
 from cspd_jax.image.chain.drafters import frozen
 from cspd_jax.image.lossy.shortcuts import Annealing
@@ -37,6 +38,8 @@ from cspd_jax.text.prompts import as_prompts
 from cspd_jax.training.config import TrainConfig, with_settings
 from cspd_jax.training.data.words import Words, WordsConfig, letters
 from cspd_jax.training.presets import preset
+from cspd_jax.weights.models import TextModel
+from cspd_jax.weights.tokenizers import ByteTokenizer, load_tokenizer
 
 KEY = jax.random.key(0)
 
@@ -280,7 +283,7 @@ def test_keys_labels_and_pictures(model):
 @pytest.mark.parametrize(
     "own, sentence",
     [
-        ("cfg", "sampling of the checkpoint is 'cfg'; it must be an object with some of cfg, cfg_schedule"),
+        ("cfg", "sampling is 'cfg' there; it must be an object with some of cfg, cfg_schedule"),
         ({"num_iter": 4}, "it must be an object with some of cfg"),
         ({"cfg": "2"}, "cfg is '2'; it must be a finite number"),
         ({"cfg": -1}, "cfg is -1.0; guidance must be 0 or more"),
@@ -586,6 +589,96 @@ def test_stop_ids_of_another_kind(ids):
         text.generate(*given, text.Options(max_new_tokens=2, stop_ids=ids))
 
 
+def test_stop_ids_beyond_the_vocabulary():
+    lm = text_models.model()
+    options = text.Options(max_new_tokens=2, stop_ids=[0, lm.config.vocab_size])
+    with pytest.raises(UserError, match="stop_ids go beyond the model's"):
+        text.generate(KEY, (lm, text_models.params(lm)), [[1, 2]], None, options)
+
+
+def test_drafters_of_other_models(model):
+    """A network with another's parameters, none at all, one of images, and one that is not causal."""
+    lm = text_models.model()
+    target = (lm, text_models.params(lm))
+    filling = (LM(LLADA, np.float32), params_of(LLADA, 0))
+    drafting = lambda network, params: text.Drafting(text.ModelDrafter(network), params)
+    for drafter, sentence in (
+        (drafting(None, target[1]), "a ModelDrafter needs a network and parameters"),
+        (drafting(model.network, model.params), "the network of a model must be a language model's"),
+        (drafting(*filling), "the draft model is not causal"),
+        (text.draft_tree(filling, (2,)), "the draft model is not causal"),
+    ):
+        with pytest.raises(UserError, match=sentence):
+            text.generate(KEY, target, [[1, 2]], drafter, text.Options(max_new_tokens=2))
+
+
+def test_prompts_that_are_none_are_not_measured():
+    lm = text_models.model()
+    for drafter in (None, text.PromptLookup()):
+        with pytest.raises(UserError, match="there is no prompt"):
+            text.fastest(None, (lm, text_models.params(lm)), [], drafter)
+
+
+@pytest.mark.parametrize("stream", [text.stream, masked.stream, text.continuous])
+def test_rounds_are_not_traced(stream):
+    lm = text_models.model()
+    pair = (lm, text_models.params(lm))
+    if stream is masked.stream:
+        pair = (LM(LLADA, np.float32), params_of(LLADA, 0))
+    with pytest.raises(UserError, match="looks at each round, so it cannot be traced"):
+        jax.jit(lambda prompts: stream(None, pair, prompts))(text.pad_prompts([[1]]))
+
+
+def test_jobs_of_another_kind(model):
+    known = cspd_jax.Known(np.zeros((0, 16, 16), np.float32), np.zeros((0, 16), bool))
+    for given, sentence in (
+        ({"known": 3}, "known"),
+        ({"options": None}, "options"),
+        ({"options": text.Options()}, "options"),
+        ({"known": known}, "of at least one picture"),
+    ):
+        with pytest.raises(UserError, match=sentence):
+            bulk.Job(model, [0], 2, **given)
+
+
+def test_services_of_other_models(model):
+    lm, filling = text_models.model(), LM(LLADA, np.float32)
+    causal, masking = TextModel("a", lm, text_models.params(lm)), TextModel("b", filling, {})
+    for given, sentence in (
+        ({"image": "default"}, "image"),
+        ({"text": model}, "text"),
+        ({"text": masking}, "b is a masked-diffusion model"),
+        ({"masked": causal}, "a has no mask"),
+        ({"drafter": "lookup"}, "the drafter"),
+        ({"image": model, "vae": model}, "vae"),
+        ({"method": Plain()}, "method"),
+    ):
+        with pytest.raises(UserError, match=sentence):
+            ServiceConfig(**given)
+
+
+def test_a_model_without_a_network(model):
+    lm = text_models.model()
+    nothing = TextModel("empty", None, text_models.params(lm))
+    with pytest.raises(UserError, match="a model must be a TextModel"):
+        text.generate(None, nothing, [[1]])
+    for wrong in ("text-default", model):
+        with pytest.raises(UserError, match="a tokenizer is a language model's"):
+            load_tokenizer(wrong)
+
+
+@pytest.mark.parametrize("text", [5, None, b"a", ["a"]])
+def test_what_is_no_text(text):
+    with pytest.raises(UserError, match="a tokenizer encodes one text, not "):
+        ByteTokenizer().encode(text)
+
+
+@pytest.mark.parametrize("ids", [5, None, "abc", [1.5], [[1], [1, 2]], KEY, deleted(2)])
+def test_what_are_no_ids(ids):
+    with pytest.raises(UserError, match="a tokenizer decodes a list of ids, not "):
+        ByteTokenizer().decode(ids)
+
+
 def test_what_is_of_another_kind(model):
     """Values that are no number, text or list where one is meant."""
     config, page = WordsConfig(), np.zeros((1, 64, 64, 1), np.uint8)
@@ -722,3 +815,77 @@ def test_numbers_of_sampling():
         masked.generate(KEY, filler, [[1]], options=masked.Options(temperature="1"))
     with pytest.raises(UserError, match="key is 3; it must be made by"):
         text.generate(3, model, [[1]], options=text.Options(temperature=1.0))
+
+
+@pytest.mark.parametrize("wrong", [None, {}, [1], {"backbone": {}, "head": {}}])
+def test_the_parameters_of_a_draft(model, wrong):
+    draft = dataclasses.replace(model, params=wrong)
+    with pytest.raises(UserError, match=f"the parameters of {re.escape(model.name)}"):
+        generate(KEY, model, [0], DraftSpeculation(draft, gamma=2), Options(num_iter=3, respacing="4"))
+
+
+@pytest.mark.parametrize("wrong", [None, {"a": np.ones(1, np.float32)}, "int"])
+def test_the_parameters_of_an_autoencoder(tmp_path, wrong):
+    latents = cspd_jax.load(tiny.save_mar(tmp_path / "latents", tiny.LATENTS))
+    vae = cspd_jax.load_vae(tiny.save_kl16(tmp_path / "vae"))
+    params = jax.tree.map(lambda a: a.astype(int), vae.params) if wrong == "int" else wrong
+    tokens = np.zeros((1, latents.network.seq_len, latents.network.token_dim), np.float32)
+    with pytest.raises(UserError, match=r"the parameters of .*vae"):
+        cspd_jax.to_images(latents, tokens, dataclasses.replace(vae, params=params))
+
+
+@pytest.mark.parametrize("temperature", [np.inf, np.nan, 3e38])
+def test_a_traced_temperature_that_no_number_can_be_ends(temperature):
+    """Not finite, the confidence of no place was above another's, and places were filled again for ever."""
+    lm = LM(LLADA)
+    params, prompts = params_of(LLADA, 0), masked.Prompts(jnp.ones((1, 2), jnp.int32), jnp.full(1, 2))
+
+    @jax.jit
+    def run(temperature):
+        options = masked.Options(max_new_tokens=4, block=4, temperature=temperature)
+        return masked.generate(KEY, (lm, params), prompts, options=options)[0]
+
+    assert run(jnp.float32(temperature)).shape[0] == 1
+
+
+def test_what_text_fastest_is_given():
+    lm = text_models.model(dtype=jnp.float32)
+    of = lambda prompts=[[1, 2]], **options: text.fastest(
+        None, (lm, text_models.params(lm)), prompts, text.PromptLookup(), text.Options(**options)
+    )
+    for options, sentence in (
+        ({"gamma": "x"}, "gamma is 'x'"),
+        ({"gamma": np.nan}, "gamma"),
+        ({"max_new_tokens": None}, "max_new_tokens"),
+        ({"max_new_tokens": 2.5}, "max_new_tokens"),
+    ):
+        with pytest.raises(UserError, match=sentence):
+            of(**options)
+    with pytest.raises(UserError, match="options"):
+        text.fastest(None, (lm, text_models.params(lm)), [[1, 2]], text.PromptLookup(), {})
+    with pytest.raises(UserError, match="it cannot be traced"):
+        jax.jit(lambda tokens: of((tokens, jnp.full(1, 2))))(jnp.ones((1, 2), jnp.int32))
+    assert of([[1, 2], [3]], max_new_tokens=[3, 2], gamma=[1, 2]).way
+
+
+@pytest.mark.parametrize(
+    "call, sentence",
+    [
+        (
+            lambda: text.pad_prompts([[1]] * 65000 + [[1] * 10**5]),
+            "padded to the longest, are 6500100000 ids",
+        ),
+        (lambda: frozen(steps=-1, dim=16), "steps is -1"),
+        (lambda: frozen(steps=4, dim=10**9), "dim is 1000000000"),
+        (lambda: jax.jit(lambda n: cspd_jax.row_keys(KEY, 3, n))(jnp.arange(2)), "one whole number"),
+        (lambda: jax.jit(lambda n: cspd_jax.row_keys(KEY, 3, n))(3.5), "one whole number"),
+        (lambda: masked.MoveSets([[(0, 0)]]), "a tuple of tuples"),
+        (
+            lambda: text.generate(None, (LM(text_models.CONFIG), {}), [[1]], text.Drafting("x", None)),
+            "the drafter is 'x'; it must have the functions",
+        ),
+    ],
+)
+def test_smaller_ones(call, sentence):
+    with pytest.raises(UserError, match=re.escape(sentence)):
+        call()

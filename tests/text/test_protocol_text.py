@@ -49,6 +49,8 @@ class TextCase:
         near = lm, text_models.near(params)
         drafters = {None: None, "lookup": text.PromptLookup(), "model": near}
         drafters["tree"] = text.draft_tree(near, WIDTHS)
+        head = text_models.head(lm, params, np.arange(lm.config.known_ids)[::-1])
+        drafters["head"] = text.draft_from_states(head, (lm, params))
         temperature = random.uniform(0.5, 2, ROWS)
         temperature[FIXED] = 0.9
         options = {
@@ -102,6 +104,9 @@ class TextCase:
         elif self.drafter == "tree":  # a level is a pass, and the last one is not read
             assert calls.draft_passes == len(WIDTHS) * calls.target_passes
             assert calls.draft_rows == ROWS * (2 + 2 + 4) * calls.target_passes
+        elif self.drafter == "head":  # the first pass of a round reads what the last one may have added
+            first = ROWS * (MAX_GAMMA + 1) * calls.target_passes
+            assert calls.draft_rows == first + ROWS * (calls.draft_passes - calls.target_passes)
         else:
             assert calls.target_passes <= calls.draft_passes <= MAX_GAMMA * calls.target_passes
             assert calls.draft_rows == ROWS * (calls.draft_passes + calls.target_passes)  # see ModelDrafter
@@ -183,6 +188,7 @@ CASES = {
     "text, block, model, adapted": TextCase("model", "block", options=ADAPTED),
     "text, match, model, adapted": TextCase("model", "match", options=ADAPTED),
     "text, block, lookup": TextCase("lookup", "block"),
+    "text, block, head": TextCase("head", "block"),
     "text, tree": TextCase("tree", "tree", options=(("stop_ids", (4,)),)),
     "text, greedy, tree": TextCase("tree", "tree", sampled=False),
     "masked, ssd": MaskedCase(sampled=True),

@@ -44,6 +44,10 @@ def drafter(kind):
     lm, params = target()
     if kind == "lookup":
         return text.PromptLookup(shortest=1)
+    if kind == "head":
+        return text.draft_from_states(text_models.head(lm, params, np.array([3, 0, 2])), (lm, params))
+    if kind == "either":
+        return text.look_up_or(drafter("head"))
     if kind == "fewer ids":
         lm = text_models.model(V - 1, padding=3, dtype=jnp.float32)
         return lm, text_models.params(lm, seed=5, scale=0.6)
@@ -112,6 +116,9 @@ MIXED = {"gamma": np.arange(ROWS) % 3 + 1, "max_gamma": 3, "stop_ids": (STOP,), 
         pytest.param("block", "fewer ids", SAMPLED, ADAPTED, marks=pytest.mark.slow),
         pytest.param("google", "near", OPEN, MIXED, marks=pytest.mark.slow),
         ("block", "near", OPEN, MIXED),
+        ("block", "head", SAMPLED, {}),
+        ("block", "either", OPEN, {}),
+        pytest.param("google", "head", OPEN, MIXED, marks=pytest.mark.slow),
     ],
 )
 def test_texts_have_the_target_s_distribution(rule, kind, sampling, options):

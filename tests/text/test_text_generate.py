@@ -314,8 +314,11 @@ def test_a_stream_keeps_one_cache():
         ({"max_len": 2}, "max_len is 2, but the prompts have 3 tokens"),
         ({"draft_cost": -1.0}, "draft_cost is -1.0"),
         ({"confidence": 2.0}, "confidence is 2.0"),
-        ({"drafter": text.ModelDrafter(text_models.model())}, "a ModelDrafter needs parameters"),
-        ({"drafter": text_models.model()}, "a model must be a TextModel or a pair (network, params), not LM"),
+        (
+            {"drafter": text.ModelDrafter(text_models.model())},
+            "a ModelDrafter needs a network and parameters",
+        ),
+        ({"drafter": text_models.model()}, "a model must be a TextModel or a pair (network, params)"),
     ],
 )
 def test_impossible_requests(change, sentence):

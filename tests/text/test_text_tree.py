@@ -118,6 +118,15 @@ def test_texts_of_a_draft_with_fewer_ids_have_the_target_s_distribution():
     assert p_value(tokens, OPEN) > FALSE_ALARM
 
 
+@pytest.mark.parametrize("widths", [(3, 1), pytest.param((2, 2, 1), marks=pytest.mark.slow)])
+def test_texts_of_a_head_have_the_target_s_distribution(widths):
+    """Whose nodes are given what it made of their parents, and which lacks one of the ids."""
+    head = text_models.head(LM, PARAMS, np.array([3, 0, 2]))
+    drafter = text.head_tree(text.draft_from_states(head, (LM, PARAMS)), widths)
+    tokens, info = generate(widths, CUT, drafter=drafter)
+    assert p_value(tokens, CUT) > FALSE_ALARM and 0.2 < info.acceptance < 1
+
+
 def with_replacement(u, log_p, log_q, drafts):
     """Tests every draft against the residual of the one before, but with q itself, as if drawn anew."""
     index, _ = accept_sibling(u[:1], log_p, log_q, drafts[:1])
@@ -200,7 +209,7 @@ def test_a_chain_is_accepted_as_drafts_one_by_one_are():
         ({"drafter": None, "rule": "tree"}, "rule is 'tree'; it must be one of google"),
         ({"draft_cost": 0.1}, "draft_cost and confidence are not for draft trees"),
         ({"drafter": draft_tree(NEAR, (5, 1))}, "wider than the vocabulary"),
-        ({"drafter": Drafting(TreeDrafter(LM, Tree((2,))), None)}, "a TreeDrafter needs parameters"),
+        ({"drafter": Drafting(TreeDrafter(LM, Tree((2,))), None)}, "a drafter of trees needs parameters"),
     ],
 )
 def test_what_does_not_go_together_is_refused(options, words):

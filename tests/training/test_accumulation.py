@@ -22,8 +22,8 @@ from cspd_jax.training.image.distillation import distill_step
 from cspd_jax.training.image.objective import ROWS
 from cspd_jax.training.image.step import init_state, train_step
 from cspd_jax.training.placement import Placement
-from cspd_jax.training.presets import byte_model
 from cspd_jax.training.run import RunOptions
+from cspd_jax.training.text.presets import byte_model
 from cspd_jax.training.text.trainer import init_text_state, text_step, train_text
 
 IMAGES = dataclasses.replace(training_run.TINY, clip=1e9, label_drop=0.5)

@@ -21,7 +21,6 @@ from cspd_jax.networks.lm import LM, abstract_params, init_params
 from cspd_jax.training import presets, settings_file
 from cspd_jax.training.config import TextTrainConfig, with_settings
 from cspd_jax.training.data.text import Document, TextConfig, Texts
-from cspd_jax.training.presets import TEXT_PRESETS, byte_model
 from cspd_jax.training.run import RunOptions
 from cspd_jax.training.text.distillation import PROMPT, TargetTexts, agreement
 from cspd_jax.training.text.objective import (
@@ -33,6 +32,7 @@ from cspd_jax.training.text.objective import (
     masked_view,
     overlapping,
 )
+from cspd_jax.training.text.presets import TEXT_PRESETS, byte_model
 from cspd_jax.training.text.trainer import TextTeacher, init_text_state, initial_params, text_step, train_text
 from cspd_jax.weights import models
 from cspd_jax.weights.tokenizers import END_OF_TEXT

@@ -24,13 +24,14 @@ from cspd_jax.cli import train as command
 from cspd_jax.errors import UserError
 from cspd_jax.networks.layers import Block
 from cspd_jax.training import presets, settings_file
-from cspd_jax.training.config import with_settings
+from cspd_jax.training.config import VAETrainConfig, with_settings
 from cspd_jax.training.data import Digits, FolderConfig
 from cspd_jax.training.image.step import Metrics, init_state, n_known
 from cspd_jax.training.image.trainer import check_fit, grid, train
 from cspd_jax.training.placement import Placement
 from cspd_jax.training.run import MetricsLog, RunOptions
 from cspd_jax.training.step import average, decayed, learning_rate
+from cspd_jax.weights.models import VAE
 
 HERE = pathlib.Path(__file__).parents[1]
 SOURCE = Digits(TINY.data)
@@ -264,10 +265,17 @@ def test_presets_survive_json(name):
     config = presets.preset(name)
     assert settings_file.from_json(json.loads(json.dumps(settings_file.to_json(config)))) == config
     hash(config)
-    if not isinstance(config.data, FolderConfig):
-        from cspd_jax.training.image.data import make_source
+    if isinstance(config.data, FolderConfig):
+        return
+    from cspd_jax.training.image import autoencoder
+    from cspd_jax.training.image.data import SphereLatents, make_source
 
-        check_fit(config, make_source(config.data))
+    source = make_source(config.data)
+    if isinstance(config, VAETrainConfig):
+        return autoencoder.check_fit(config, source)
+    if getattr(config.model, "on_sphere", False):
+        source = SphereLatents(source, VAE("svae", presets.preset("glyphs-svae").model, {}))
+    check_fit(config, source)
 
 
 @pytest.mark.parametrize(

@@ -193,7 +193,7 @@ def test_missing_files(tmp_path, saved):
     shutil.rmtree(victim)
     unloadable(saved, "params")
     shutil.rmtree(saved / "params")
-    unloadable(saved, "no folder params")
+    unloadable(saved, "neither params.safetensors nor a folder params")
     (saved / "params").mkdir()
     unloadable(saved, "has 0 parameters, too few for the 3 blocks that its config describes")
     for i in range(3):

@@ -18,6 +18,7 @@ from cspd_jax.apps.bulk.manifest import Manifest
 from cspd_jax.errors import UserError
 
 PNG = "png"
+_OWN = ("manifest.json", "report.json", "labels.npy", "gains.npz")  # files of the folder
 _ARRAY = "arr_0.npy"
 
 
@@ -32,6 +33,8 @@ def check_exports(folder: Path, manifest: Manifest, png: bool, npz: Path | None)
             raise UserError(f"{npz} cannot be written: the folder {npz.parent} does not exist")
         if npz.is_dir() or os.path.abspath(npz) == os.path.abspath(folder):
             raise UserError(f"{npz} is a folder; --npz names a file, for example {npz}.npz")
+        if os.path.realpath(npz.parent) == os.path.realpath(folder) and npz.name in _OWN:
+            raise UserError(f"{npz} is the folder's own {npz.name}; choose another name for --npz")
         if os.path.lexists(npz) and not (has_npz(manifest, npz) or _has_npz_of_other_size(manifest, npz)):
             raise UserError(f"{npz} exists and holds something else; remove it, or choose another name")
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from cspd_jax import __version__
 from cspd_jax._utils.files import fingerprint
-from cspd_jax._utils.typed import check_kinds
+from cspd_jax._utils.typed import check_classes, check_kinds
 from cspd_jax.apps.bulk.manifest import KIND, MOST_IMAGES, VERSION, Manifest
 from cspd_jax.errors import UserError, check_whole
 from cspd_jax.image import pixels
@@ -59,9 +59,10 @@ class Job:
 
     def __post_init__(self):
         check_image_model(self.model)
+        check_kinds(self)
+        check_classes(self, options=Options, known=Known, vae=VAE)
         if self.options.known is not None:
             raise UserError("the options of a job have known tokens; give them to the job itself (known)")
-        check_kinds(self)
         check_whole("images", self.images, 1, MOST_IMAGES)
         check_whole("first", self.first, 0, MOST_IMAGES - self.images)
         check_whole("seed", self.seed, 0, 2**32 - 1)
@@ -80,6 +81,8 @@ class Job:
         asked = check(self.model, self.turn, self.method, self.options)
         object.__setattr__(self, "turn", asked.labels)
         if self.known is not None:
+            if np.ndim(self.known.tokens) != 3 or not len(self.known.tokens):
+                raise UserError("the known tokens of a job must be [M, L, d], of at least one picture")
             found = checked_known(self.model, self.known, len(self.known.tokens))
             object.__setattr__(self, "known", found)
         if asked.options.denoise == "auto":

@@ -32,6 +32,11 @@ def add_parser(subparsers) -> None:
     what.add_argument("--vae", metavar="MODEL", help="autoencoder of a model of latents")
     what.add_argument("--text-target", default="text-default", metavar="MODEL", help="causal language model")
     what.add_argument(
+        "--text-draft", metavar="MODEL",
+        help="drafts for it: another model, a head that reads its states, int8, int4 or lookup (default:"
+        " text-default-draft for text-default, otherwise lookup)",
+    )  # fmt: skip
+    what.add_argument(
         "--masked-model", default="masked-default", metavar="MODEL", help="masked-diffusion language model"
     )
     what.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
@@ -55,7 +60,7 @@ def add_parser(subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    for module in ("gradio", "fastapi", "uvicorn"):
+    for module in ("gradio", "fastapi", "uvicorn", "prometheus_client"):
         if importlib.util.find_spec(module) is None:
             raise UserError(f'{module} is missing; the page needs pip install "cspd-jax[demo]"')
     check_range("--timeout", args.timeout, above=0.0, most=86400.0)
@@ -100,8 +105,8 @@ def _serve(args: argparse.Namespace, login: tuple[str, str] | None, listening: s
 
 def _offer(args: argparse.Namespace) -> Any:
     from cspd_jax.apps.service.config import ServiceConfig
+    from cspd_jax.cli.text import load_drafter
     from cspd_jax.image import pixels
-    from cspd_jax.text import PromptLookup
     from cspd_jax.weights import models
 
     def wanted(name: str) -> bool:
@@ -117,8 +122,7 @@ def _offer(args: argparse.Namespace) -> Any:
         found["text"] = target = models.load_text(args.text_target, args.dtype)
         if not target.config.causal:
             raise UserError(f"{args.text_target} is a masked-diffusion model; give it as --masked-model")
-        shipped = args.text_target == "text-default"
-        found["drafter"] = models.load_text("text-default-draft", args.dtype) if shipped else PromptLookup()
+        found["drafter"] = load_drafter(args.text_draft, target, args.dtype)[1]
     if wanted(args.masked_model):
         found["masked"] = model = models.load_text(args.masked_model, args.dtype)
         if model.config.causal or not model.config.mask_ids:

@@ -3,24 +3,42 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import functools
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from cspd_jax._utils.typed import check_classes
 from cspd_jax.apps.service.engine import Engine, Lane
 from cspd_jax.apps.service.rows import ImageRequest, ImageRows, lane_name
-from cspd_jax.apps.service.streams import ROOMS, MaskedRequest, MaskedStream, TextRequest, TextRows, text_lane
+from cspd_jax.apps.service.streams import (
+    PLACES,
+    ROOMS,
+    MaskedRequest,
+    MaskedRows,
+    MaskedSize,
+    TextKind,
+    TextRequest,
+    TextRows,
+)
 from cspd_jax.errors import UserError, check_range, check_whole
+from cspd_jax.image.known import Known
 from cspd_jax.image.methods import Plain, SelfSpeculation
+from cspd_jax.image.pixels import check_vae
+from cspd_jax.text.drafters import resolve_drafter
+from cspd_jax.text.states import check_reads
+from cspd_jax.text.trees.drafter import tree_of
+from cspd_jax.weights.chat import Template, chat_template
 from cspd_jax.weights.models import VAE, ImageModel, TextModel
+from cspd_jax.weights.tokenizers import Tokenizer, load_tokenizer
 
 MOST_SEED = 2**32 - 1
 MOST_CFG = 20.0
 MOST_TEMPERATURE = 5.0
 MOST_CHARACTERS = 4000
 MOST_NEW = 256
-PLACES = (16, 32, 64)
 METHODS = ("self", "plain")
 SELF = SelfSpeculation(gamma=4)
+_SAMPLING = ((False, False), (True, False), (True, True))  # greedy, sampled, with top_p
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -41,6 +59,24 @@ class ServiceConfig:
     masked: TextModel | None = None
     method: SelfSpeculation = SELF
 
+    def __post_init__(self):
+        """UserError for a model that another part of the service would need."""
+        check_classes(
+            self, image=ImageModel, vae=VAE, text=TextModel, masked=TextModel, method=SelfSpeculation
+        )
+        if self.text is not None and not self.text.config.causal:
+            raise UserError(f"{self.text.name} is a masked-diffusion model; it is the service's masked model")
+        if self.masked is not None and not self.masked.config.mask_ids:
+            raise UserError(f"{self.masked.name} has no mask, so it fills in no text")
+        if self.drafter is not None:
+            drafter, params = resolve_drafter(self.drafter)
+            if tree_of(drafter) is not None:
+                raise UserError("the service's drafter is one of trees; rows that come and go take chains")
+            if self.text is not None:
+                check_reads(drafter, params, self.text.network)
+        if self.vae is not None and self.image is not None:
+            check_vae(self.image, self.vae)
+
     def engine(self, rows: int = 8, **options: Any) -> Engine:
         """An engine for these models, not started. options: of `Engine`."""
         check_whole("rows", rows, 1, 1024)
@@ -50,20 +86,37 @@ class ServiceConfig:
                 for method in (self.method, Plain()):
                     lanes[lane_name(method.name, guided)] = ImageRows(self.image, rows, method, guided)
         if self.text is not None:
-            for drafter in (self.drafter, None):
-                for sampled in (False, True):
-                    name = text_lane(drafter is not None, sampled)
-                    lanes[name] = TextRows(self.text, drafter, rows, sampled, MOST_NEW)
+            drafting = (False,) if self.drafter is None else (True, False)
+            for kind in (TextKind(d, *how) for d in drafting for how in _SAMPLING):
+                lanes[kind.lane] = TextRows(self.text, self.drafter, rows, kind, MOST_NEW)
         if self.masked is not None:
-            lanes[MaskedRequest.lane] = MaskedStream(self.masked)
+            for size in (MaskedSize(room, places) for room in ROOMS for places in PLACES):
+                lanes[size.lane] = MaskedRows(self.masked, rows, size)
         return Engine(lanes, **options)
+
+    @functools.cached_property
+    def tokenizer(self) -> Tokenizer | None:
+        """Of the causal model; read once."""
+        return None if self.text is None else load_tokenizer(self.text)
+
+    @functools.cached_property
+    def template(self) -> Template | None:
+        """The chat template of the causal model; read once."""
+        return None if self.text is None else chat_template(self.text.folder)
 
     @property
     def cfg(self) -> float:
         """The guidance scale of images that do not ask for another: the model's own."""
         return 1.0 if self.image is None else self.image.sampling.get("cfg", 1.0)
 
-    def image_request(self, label: Any, seed: Any = 0, cfg: Any = None, method: Any = "self") -> ImageRequest:
+    def image_request(
+        self,
+        label: Any,
+        seed: Any = 0,
+        cfg: Any = None,
+        method: Any = "self",
+        known: Known | None = None,
+    ) -> ImageRequest:
         """A request within the limits; UserError for any other."""
         if self.image is None:
             raise UserError("this service makes no images")
@@ -73,19 +126,30 @@ class ServiceConfig:
         check_range("cfg", cfg, least=0.0, most=MOST_CFG)
         if method not in METHODS:
             raise UserError(f"method is {method!r:.80}; it must be one of {', '.join(METHODS)}")
-        return ImageRequest(int(label), int(seed), float(cfg), method)
+        return ImageRequest(int(label), int(seed), float(cfg), method, known)
 
     def text_request(
-        self, tokenizer: Any, prompt: str, new_tokens: int, temperature: float, seed: int, drafting: bool
+        self,
+        tokenizer: Any,
+        prompt: str | Sequence[int],
+        new_tokens: int,
+        temperature: float,
+        seed: int,
+        drafting: bool,
+        top_p: float = 1.0,
+        logprobs: int | None = None,
     ) -> TextRequest:
-        """A request within the limits; UserError for any other."""
+        """A request within the limits; UserError for any other. prompt: text or ids."""
         if self.text is None:
             raise UserError("this service continues no text")
         check_whole("new tokens", new_tokens, 1, MOST_NEW)
         ids = self._prompt(self.text, tokenizer, prompt, new_tokens)
         self._check_sampling(temperature, seed)
+        check_range("top_p", top_p, above=0.0, most=1.0)
         drafts = {} if drafting and self.drafter is not None else {"drafts": 0}
-        return TextRequest(ids, new_tokens, float(temperature), seed, **drafts)
+        return TextRequest(
+            ids, new_tokens, float(temperature), seed, top_p=float(top_p), logprobs=logprobs, **drafts
+        )
 
     def masked_request(
         self, tokenizer: Any, prompt: str, new_tokens: int, temperature: float, seed: int, drafting: bool
@@ -105,12 +169,16 @@ class ServiceConfig:
         classes = 0 if self.image is None else self.image.config.num_classes
         return {"label": [-1, classes - 1], "seed": [0, MOST_SEED], "cfg": [0, MOST_CFG], "method": METHODS}
 
-    def _prompt(self, model: TextModel, tokenizer: Any, prompt: str, new_tokens: int) -> tuple[int, ...]:
-        if not isinstance(prompt, str) or not prompt:
+    def _prompt(
+        self, model: TextModel, tokenizer: Any, prompt: str | Sequence[int], new_tokens: int
+    ) -> tuple[int, ...]:
+        if not isinstance(prompt, str | list) or not prompt:
             raise UserError("the prompt is empty; it needs at least one character to begin with")
         if len(prompt) > MOST_CHARACTERS:
             raise UserError(f"the prompt has {len(prompt)} characters; it may have {MOST_CHARACTERS}")
-        ids = tuple(tokenizer.encode(prompt))
+        ids = tuple(tokenizer.encode(prompt) if isinstance(prompt, str) else prompt)
+        if wrong := [i for i in ids if not 0 <= i < model.config.known_ids]:
+            raise UserError(f"the prompt has id {wrong[0]}; {model.name} has {model.config.known_ids} ids")
         most = min(ROOMS[-1], model.config.max_positions - new_tokens)
         if len(ids) > most:
             raise UserError(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Mapping
+from typing import Any
 
 from cspd_jax.apps.service.jobs import CANCELLED, FAILED, FINISHED, TIMED_OUT
 
@@ -59,38 +61,52 @@ class Metrics:
             return self._busy[lane], self._room[lane], self._seconds[lane]
 
     def text(self, *, waiting: int, busy: int) -> str:
-        """waiting, busy: requests at this moment, in the queue and in rows."""
-        lines: list[str] = []
+        """waiting, busy: requests at this moment, in the queue and in rows. Needs the extra `demo`."""
+        from prometheus_client import CollectorRegistry, generate_latest
 
-        def add(name: str, kind: str, meaning: str, values: Mapping[str, float]) -> None:
-            lines.append(f"# HELP cspd_jax_{name} {meaning}")
-            lines.append(f"# TYPE cspd_jax_{name} {kind}")
-            lines.extend(f"cspd_jax_{name}{labels} {value:.15g}" for labels, value in values.items())
+        registry = CollectorRegistry()
+        registry.register(_Collected(self._families(waiting, busy)))
+        return generate_latest(registry).decode()
 
-        def by_lane(values: Mapping[str, float]) -> dict[str, float]:
-            return {f'{{lane="{lane}"}}': value for lane, value in values.items()}
+    def _families(self, waiting: int, busy: int) -> list[Any]:
+        """What is counted, under its names."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+
+        def counter(name: str, meaning: str, values: Mapping[str, float] | float, label: str = "lane") -> Any:
+            if not isinstance(values, Mapping):
+                return CounterMetricFamily(f"cspd_jax_{name}", meaning, values)
+            family = CounterMetricFamily(f"cspd_jax_{name}", meaning, labels=[label])
+            for of, value in values.items():
+                family.add_metric([of], value)
+            return family
 
         with self._lock:
-            outcomes = {f'{{outcome="{name.replace(" ", "_")}"}}': self._requests[name] for name in REQUESTS}
-            add("requests_total", "counter", "Requests by what became of them.", outcomes)
-            add("requests_waiting", "gauge", "Requests in the queue.", {"": waiting})
-            add("rows_busy", "gauge", "Rows with a request.", {"": busy})
-            add("rounds_total", "counter", "Rounds.", by_lane(self._rounds))
-            add("rounds_seconds_total", "counter", "Seconds in rounds.", by_lane(self._seconds))
-            add(
-                "busy_rows_total",
-                "counter",
-                "Rows with a request, added up over rounds.",
-                by_lane(self._busy),
-            )
-            add("drafts_tested_total", "counter", "Drafted tokens that were tested.", {"": self._tested})
-            add("drafts_accepted_total", "counter", "Drafted tokens that passed.", {"": self._accepted})
-            add("latency_seconds", "histogram", "From a request to its finished answer.", {})
-            total = 0
-            for bound, count in zip((*BUCKETS, float("inf")), self._latency):
-                total += count
-                name = "+Inf" if bound == float("inf") else f"{bound:g}"
-                lines.append(f'cspd_jax_latency_seconds_bucket{{le="{name}"}} {total}')
-            lines.append(f"cspd_jax_latency_seconds_sum {self._latency_sum:.15g}")
-            lines.append(f"cspd_jax_latency_seconds_count {total}")
-        return "\n".join(lines) + "\n"
+            outcomes = {name.replace(" ", "_"): self._requests[name] for name in REQUESTS}
+            bounds = [f"{bound:g}" for bound in BUCKETS] + ["+Inf"]
+            buckets = list(zip(bounds, itertools.accumulate(self._latency)))
+            return [
+                counter("requests", "Requests by what became of them.", outcomes, "outcome"),
+                GaugeMetricFamily("cspd_jax_requests_waiting", "Requests in the queue.", waiting),
+                GaugeMetricFamily("cspd_jax_rows_busy", "Rows with a request.", busy),
+                counter("rounds", "Rounds.", self._rounds),
+                counter("rounds_seconds", "Seconds in rounds.", self._seconds),
+                counter("busy_rows", "Rows with a request, added up over rounds.", self._busy),
+                counter("drafts_tested", "Drafted tokens that were tested.", self._tested),
+                counter("drafts_accepted", "Drafted tokens that passed.", self._accepted),
+                HistogramMetricFamily(
+                    "cspd_jax_latency_seconds",
+                    "From a request to its finished answer.",
+                    buckets,
+                    self._latency_sum,
+                ),
+            ]
+
+
+class _Collected:
+    """A collector of families that were made before."""
+
+    def __init__(self, families: list[Any]):
+        self._families = families
+
+    def collect(self) -> list[Any]:
+        return self._families

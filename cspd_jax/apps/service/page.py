@@ -13,7 +13,7 @@ import gradio as gr
 from fastapi import FastAPI
 from starlette.routing import Mount
 
-from cspd_jax.apps.service import render
+from cspd_jax.apps.service import brush, render
 from cspd_jax.apps.service.config import MOST_NEW, MOST_SEED, PLACES, ServiceConfig
 from cspd_jax.apps.service.engine import Engine
 from cspd_jax.apps.service.jobs import Job
@@ -38,6 +38,7 @@ def mount_page(
         auth=login,
         theme=theme,
         css=render.CSS,
+        head=brush.script(),
         footer_links=[],
         max_file_size=1024,
         show_error=False,
@@ -79,17 +80,21 @@ def _images(offer: ServiceConfig, engine: Engine) -> None:
         seed = _seed()
         cfg = gr.Slider(0, 10, value=offer.cfg, step=0.1, label="Guidance (1 is none)")
     beside = gr.Checkbox(True, label="Plain sampling beside it")
+    with gr.Accordion("Begin with a picture: paint over what is to be made anew", open=False):
+        gr.HTML(brush.board(model))
+    drawn = gr.Textbox(visible=False)
 
-    def generate(label: int, seed: float, cfg: float, beside: bool) -> Iterator[str]:
+    def generate(label: int, seed: float, cfg: float, beside: bool, drawn: str) -> Iterator[str]:
+        known = brush.from_page(model, offer.vae, drawn)
         methods = ("self", "plain") if beside else ("self",)
-        asked = [offer.image_request(label, _whole(seed), cfg, method) for method in methods]
+        asked = [offer.image_request(label, _whole(seed), cfg, method, known) for method in methods]
         yield from follow(engine, asked, lambda jobs: render.images(offer, jobs))
 
-    _buttons(generate, [label, seed, cfg, beside])
+    _buttons(generate, [label, seed, cfg, beside, drawn], brush.READ)
 
 
 def _text(offer: ServiceConfig, engine: Engine) -> None:
-    tokenizer = None if offer.text is None else load_tokenizer(offer.text)
+    tokenizer = offer.tokenizer
     if tokenizer is None:
         gr.Markdown(_NO_MODEL)
         return
@@ -162,8 +167,8 @@ def follow(engine: Engine, asked: Sequence[Any], shown: Callable[[Sequence[Job]]
             job.cancel()
 
 
-def _buttons(generate: Callable[..., Iterator[str]], inputs: list[Any]) -> None:
-    """Generate and cancel, and the place for what comes."""
+def _buttons(generate: Callable[..., Iterator[str]], inputs: list[Any], read: str | None = None) -> None:
+    """Generate and cancel, and the place for what comes. read: JavaScript that the inputs go through."""
 
     def told(*values: Any) -> Iterator[str]:
         try:
@@ -175,7 +180,7 @@ def _buttons(generate: Callable[..., Iterator[str]], inputs: list[Any]) -> None:
         start = gr.Button("Generate", variant="primary")
         stop = gr.Button("Cancel")
     shown = gr.HTML()
-    running = start.click(told, inputs, shown, show_progress="hidden", api_visibility="private")
+    running = start.click(told, inputs, shown, show_progress="hidden", api_visibility="private", js=read)
     stop.click(None, cancels=[running], api_visibility="private")
 
 

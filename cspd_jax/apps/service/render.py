@@ -15,8 +15,9 @@ from PIL import Image
 from cspd_jax.apps.service.config import ServiceConfig
 from cspd_jax.apps.service.jobs import Job
 from cspd_jax.apps.service.rows import ImageProgress
-from cspd_jax.apps.service.streams import MaskedProgress, TextProgress
+from cspd_jax.apps.service.streams import TextProgress
 from cspd_jax.image import pixels
+from cspd_jax.masked.pool import Text as MaskedText
 from cspd_jax.text import ACCEPTED, BONUS, CORRECTED
 from cspd_jax.weights.tokenizers import Tokenizer, pieces
 
@@ -112,9 +113,7 @@ def text(tokenizer: Tokenizer, prompt: Sequence[int], progress: TextProgress, jo
     )
 
 
-def masked(
-    tokenizer: Tokenizer, prompt: Sequence[int], mask_id: int, progress: MaskedProgress, job: Job
-) -> str:
+def masked(tokenizer: Tokenizer, prompt: Sequence[int], mask_id: int, progress: MaskedText, job: Job) -> str:
     """The prompt, and the places after it: dots where they are free."""
     newest = max((r for r, i in zip(progress.rounds, progress.ids) if i != mask_id), default=0)
 

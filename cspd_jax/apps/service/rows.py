@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
+from cspd_jax.image.known import Known
 from cspd_jax.image.methods import Plain, SelfSpeculation
 from cspd_jax.image.options import Options
 from cspd_jax.image.plan import check
@@ -20,12 +21,14 @@ class ImageRequest:
     seed: the image is that of `generate(jax.random.key(seed), model, [label], ...)`.
     cfg: guidance scale; 1 is none.
     method: "self" or "plain".
+    known: tokens [L, d] that stay, by a mask [L]; None is none.
     """
 
     label: int
     seed: int = 0
     cfg: float = 1.0
     method: str = "self"
+    known: Known | None = None
 
     @property
     def lane(self) -> str:
@@ -53,7 +56,7 @@ class ImageRows:
 
     def enter(self, requests: Mapping[int, ImageRequest]) -> None:
         """Images into these rows, which must be empty."""
-        self._pool.enter({row: PoolImage(r.label, r.seed, r.cfg) for row, r in requests.items()})
+        self._pool.enter({row: PoolImage(r.label, r.seed, r.cfg, r.known) for row, r in requests.items()})
 
 
 __all__ = ["ImageProgress", "ImageRequest", "ImageRows", "lane_name"]

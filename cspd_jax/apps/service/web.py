@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import dataclasses
 import json
 import secrets
 from collections.abc import Sequence
@@ -13,20 +14,23 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
-from cspd_jax.apps.service import render
+from cspd_jax.apps.service import render, repaint
+from cspd_jax.apps.service.completions import GONE, PATHS, add_routes
 from cspd_jax.apps.service.config import ServiceConfig
 from cspd_jax.apps.service.engine import Engine
 from cspd_jax.apps.service.hosts import refusal as host_refusal
 from cspd_jax.apps.service.jobs import Busy, Cancelled, Job, TimedOut
+from cspd_jax.apps.service.rows import ImageRequest
 from cspd_jax.errors import UserError, one_line
 from cspd_jax.image import pixels
 
 LARGEST_BODY = 64 * 1024
 SLOWEST_BODY = 10.0  # seconds
-_FIELDS = ("label", "seed", "cfg", "method")
-_METHODS = {"/v1/images": "POST", "/healthz": "GET", "/metrics": "GET"}
+_FIELDS = ("label", "seed", "cfg", "method", *repaint.FIELDS)
+_WITH_PICTURES = ("/v1/images", "/gradio_api/queue/join")
+_METHODS = {"/v1/images": "POST", "/healthz": "GET", "/metrics": "GET", "/v1/models": "GET"}
+_METHODS |= dict.fromkeys(PATHS, "POST")
 _LOOK = 0.25  # seconds between looks at whether the client is still there
-_GONE = 499  # nobody reads it
 _OWN = (
     b"default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:; base-uri 'self'; form-action 'self';"
     b" object-src 'none'"
@@ -69,17 +73,18 @@ def make_app(
             return _error(415, "the body must be JSON, of content type application/json")
         try:
             asked = _fields(await request.body())
-            job = engine.submit(offer.image_request(**asked))
+            job = engine.submit(await asyncio.to_thread(_request, offer, asked))
         except Busy as busy:
             return _error(503, busy, {"Retry-After": "1"})
         except UserError as wrong:
             return _error(422, wrong)
         await _ended(job, request)
         if job.error is not None:
-            statuses = {TimedOut: 504, Cancelled: _GONE}
+            statuses = {TimedOut: 504, Cancelled: GONE}
             return _error(statuses.get(type(job.error), 500), job.error)
         return JSONResponse(await asyncio.to_thread(_answer, offer, job))
 
+    add_routes(app, offer, engine, lambda request: None if allowed(request, login) else _unknown_user())
     page = mount_page(app, offer, engine, login)
     for part in (app, page):  # the page is asked for whatever has no route here
         for status in (404, 405):
@@ -124,6 +129,14 @@ def _fields(body: bytes) -> dict[str, Any]:
     return asked
 
 
+def _request(offer: ServiceConfig, asked: dict[str, Any]) -> ImageRequest:
+    """The request of these fields, whose picture is encoded."""
+    plain = {name: value for name, value in asked.items() if name not in repaint.FIELDS}
+    request = offer.image_request(**plain)
+    assert offer.image is not None
+    return dataclasses.replace(request, known=repaint.from_fields(offer.image, offer.vae, asked))
+
+
 def _answer(offer: ServiceConfig, job: Job) -> dict[str, Any]:
     assert offer.image is not None
     found: dict[str, Any] = {}
@@ -147,6 +160,7 @@ def report(offer: ServiceConfig, job: Job) -> dict[str, Any]:
         "cfg": request.cfg,
         "method": request.method,
         "tokens": len(progress.tokens),
+        "known": 0 if request.known is None else int(request.known.count),
         "rounds": progress.rounds,
         "tested": tested,
         "accepted": accepted,
@@ -203,6 +217,7 @@ class _Guard:
             await send(message)
 
         refusal, body = None, bytearray()
+        largest = repaint.LARGEST if scope["path"] in _WITH_PICTURES else LARGEST_BODY
         if (unknown := host_refusal(dict(scope["headers"]), self._hosts)) is not None:
             refusal = _error(421, unknown)
         try:
@@ -214,8 +229,8 @@ class _Guard:
                         return
                     body += message.get("body", b"")
                     more = message.get("more_body", False)
-                    if len(body) > LARGEST_BODY:
-                        refusal = _error(413, f"the body of a request may have {LARGEST_BODY // 1024} KiB")
+                    if len(body) > largest:
+                        refusal = _error(413, f"the body of a request may have {largest // 1024} KiB")
                         break
         except TimeoutError:
             refusal = _error(408, f"the body of a request must come within {SLOWEST_BODY:g} seconds")

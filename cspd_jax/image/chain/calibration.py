@@ -45,6 +45,7 @@ CHAINS = 512  # roughly so many are run: enough for two gains per step
 _SEED = 0  # always the same key: the same model has the same gains
 _AR_STEPS = 8
 _CONTEXTS = 64
+_LARGEST = 1e4  # of the gains, which are about 1
 _MAX_CONTEXTS = 2**12  # and as many numbers in each, where the model does not say how many
 _SPARE = 1.25  # x_0-hat is drafted within the range of the tokens seen, and some more
 
@@ -248,6 +249,8 @@ def read(path: Path, model: ImageModel, options: Options) -> Calibration | None:
                 f"{path}: {name} is {array.dtype} {list(array.shape)}, which is not finite float32 of the"
                 " model's sizes"
             )
+        if name in ("gain", "gain_f") and (largest := float(np.abs(array).max())) > _LARGEST:
+            raise UserError(f"{path}: {name} goes up to {largest:.3g}, which no fit gives")
     found = {name: jnp.asarray(array) for name, array in arrays.items()}
     return Calibration(contexts=found.pop("contexts"), drafter=NoiseCorrected(**found))
 

@@ -20,8 +20,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from cspd_jax._utils import limits
 from cspd_jax.diffusion.gaussian import Coefficients, Gaussian, predicted_x0, transition_from_x0
-from cspd_jax.errors import UserError
+from cspd_jax.errors import UserError, check_whole
 
 Array = jax.Array
 Head = Callable[[Array, Array], tuple[Array, Array]]  # (steps [M, R], x [M, R, d]) -> (eps, v)
@@ -185,5 +186,7 @@ def sum_before(terms: Array) -> Array:
 
 def frozen(steps: int, dim: int, limit: float = 5.0) -> NoiseCorrected:
     """Needs no calibration: keeps the last x_0-hat and v. Tokens are of about unit scale."""
+    check_whole("steps", steps, 1, 1000)
+    check_whole("dim", dim, 1, limits.WIDTH)
     zeros = jnp.zeros(steps)
     return NoiseCorrected(jnp.zeros(dim), jnp.zeros((steps, dim)), zeros, zeros, jnp.float32(limit))

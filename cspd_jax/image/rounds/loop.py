@@ -65,7 +65,7 @@ def stream(
     total = round_info(inputs)
     while jnp.any(state.group < inputs.groups):
         state, total = _run_rounds(inputs, state, total, several)
-        yield inputs.start[state.group], _output(inputs, state, total)
+        yield _final_tokens(inputs, state), _output(inputs, state, total)
 
 
 def run_rounds(
@@ -148,14 +148,17 @@ def nothing_made(inputs: Inputs) -> SpeculationState:
     )
 
 
+def final_tokens(inputs: Inputs, state: SpeculationState) -> Array:
+    """[B] how many tokens of each image are final."""
+    made = inputs.start[jnp.minimum(state.group, inputs.start.shape[0] - 1)]
+    kept = inputs.target.kept
+    return made if kept is None else jnp.maximum(made, kept.number)
+
+
 def output(inputs: Inputs, state: SpeculationState, total: RoundInfo) -> BatchOutput:
     """What the rounds have made, by position."""
     order = inputs.target.order[: inputs.images]
-    index = jnp.minimum(state.group, inputs.start.shape[0] - 1)
-    known = inputs.start[index]
-    if inputs.target.kept is not None:
-        known = jnp.maximum(known, inputs.target.kept.number)
-    final = jnp.arange(state.tokens.shape[1]) < known[:, None]
+    final = jnp.arange(state.tokens.shape[1]) < final_tokens(inputs, state)[:, None]
 
     def placed(a):
         a = jnp.where(final.reshape(*final.shape, *[1] * (a.ndim - 2)), a, 0)
@@ -166,4 +169,4 @@ def output(inputs: Inputs, state: SpeculationState, total: RoundInfo) -> BatchOu
 
 
 _begin = jax.jit(begin, static_argnames=_STATIC)
-_run_rounds, _output = jax.jit(run_rounds), jax.jit(output)
+_run_rounds, _output, _final_tokens = jax.jit(run_rounds), jax.jit(output), jax.jit(final_tokens)

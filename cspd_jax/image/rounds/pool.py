@@ -2,7 +2,7 @@
 
 The batch has B rows always. A row without an image is complete from the start, and frozen. An image depends
 on its own key, label and scale alone, so it is the image that `image.generate` makes of them in a batch of B,
-but for the rounding of another program.
+but for the rounding of another program. Every row may have known tokens; most have none.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax.image import sampler
+from cspd_jax.image.known import Known
 from cspd_jax.image.options import Options
 from cspd_jax.image.protocol import TokenModel
 from cspd_jax.image.rounds.groups import by_image
-from cspd_jax.image.rounds.loop import begin, output, run_round
+from cspd_jax.image.rounds.loop import begin, final_tokens, output, run_round
 from cspd_jax.image.rounds.path_criterion import PathCriterion
 from cspd_jax.image.rounds.state import Inputs, RoundInfo, SpeculationState, TokenSpeculation, round_info
 from cspd_jax.keys import row_keys
@@ -35,11 +36,28 @@ class PoolImage(NamedTuple):
     label: class number; -1 is "no class".
     seed: of its key.
     cfg: guidance scale; 1 is none.
+    known: tokens [L, d] that stay, by a mask [L]; None is none.
     """
 
     label: int
     seed: int = 0
     cfg: float = 1.0
+    known: Known | None = None
+
+
+class Entering(NamedTuple):
+    """The same for all rows; anything in rows that nothing enters.
+
+    keys: [B]
+    labels: [B]
+    cfg: [B]
+    known: [B, L, d] and [B, L]
+    """
+
+    keys: Array
+    labels: Array
+    cfg: Array
+    known: Known
 
 
 class ImageProgress(NamedTuple):
@@ -89,18 +107,15 @@ def replace_rows(
     inputs: Inputs,
     state: SpeculationState,
     rows: Array,
-    keys: Array,
-    labels: Array,
-    cfg: Array,
+    images: Entering,
     active: Array,
 ) -> tuple[Inputs, SpeculationState]:
     """Begins anew in `rows` [B]; the other rows go on as if nothing had happened.
 
-    keys, labels, cfg: [B] of the new images, anything in other rows.
     active: [B] whether there is a new image; a row that is replaced by none is empty.
     """
-    old = inputs.target
-    options = dataclasses.replace(old.options, cfg=cfg)
+    old, (keys, labels, cfg, known) = inputs.target, images
+    options = dataclasses.replace(old.options, cfg=cfg, known=known)
     fresh, nothing = begin(
         old.network, old.params, keys, labels, options, active, speculation=inputs.speculation
     )
@@ -113,6 +128,7 @@ def replace_rows(
         order=by_image(halves, new.order, old.order),
         class_embedding=by_image(halves, new.class_embedding, old.class_embedding),
         active=by_image(rows, new.active, old.active),
+        kept=by_image(rows, new.kept, old.kept),
     )
     inputs = dataclasses.replace(inputs, target=target, scale=jnp.where(rows, fresh.scale, inputs.scale))
     return inputs, by_image(rows, nothing, state)
@@ -202,25 +218,34 @@ class ImagePool:
         _advance(self._inputs, self._state, round=self._round)[1].known.block_until_ready()
 
     def _replace(self, rows: Collection[int], images: Mapping[int, PoolImage]) -> None:
-        blank = PoolImage(-1)
-        entering = [images.get(row, blank) for row in range(self.rows)]
         chosen = np.isin(np.arange(self.rows), list(rows))
         active = np.array([row in images for row in range(self.rows)])
+        network, params = self._model
         if self._inputs is None:
-            keys, labels, cfg = _columns([blank] * self.rows)
-            options = dataclasses.replace(self._options, cfg=jnp.asarray(cfg))
+            keys, labels, cfg, known = self._columns({})
+            options = dataclasses.replace(self._options, cfg=cfg, known=known)
+            nobody = np.zeros(self.rows, bool)
             self._inputs, self._state = _begin(
-                *self._model, keys, labels, options, np.zeros(self.rows, bool), speculation=self._speculation
+                network, params, keys, labels, options, nobody, speculation=self._speculation
             )
-        columns = _columns(entering)
-        self._inputs, self._state = _replace_rows(self._inputs, self._state, chosen, *columns, active)
+        self._inputs, self._state = _replace_rows(
+            self._inputs, self._state, chosen, self._columns(images), active
+        )
 
-
-def _columns(images: Sequence[PoolImage]) -> tuple[Array, np.ndarray, np.ndarray]:
-    """keys, labels, cfg: [B]"""
-    keys = jnp.stack([jax.random.key(image.seed) for image in images])
-    labels = np.array([image.label for image in images], np.int32)
-    return _image_keys(keys), labels, np.array([image.cfg for image in images], np.float32)
+    def _columns(self, images: Mapping[int, PoolImage]) -> Entering:
+        network, blank = self._model[0], PoolImage(-1)
+        entering = [images.get(row, blank) for row in range(self.rows)]
+        mask = np.zeros((self.rows, network.seq_len), bool)
+        tokens = np.zeros((*mask.shape, network.token_dim), np.float32)
+        for row, image in images.items():
+            if image.known is not None:
+                tokens[row], mask[row] = image.known.tokens, image.known.mask
+        return Entering(
+            _image_keys(jnp.stack([jax.random.key(image.seed) for image in entering])),
+            jnp.array([image.label for image in entering], jnp.int32),
+            jnp.array([image.cfg for image in entering], jnp.float32),
+            Known(tokens, mask),
+        )
 
 
 @jax.jit
@@ -233,7 +258,7 @@ def _image_keys(keys: Array) -> Array:
 def _advance(inputs: Inputs, state: SpeculationState, *, round: Round) -> tuple[SpeculationState, View]:
     state, info = round(inputs, state)
     out = output(inputs, state, info)
-    known = inputs.start[state.group]
+    known = final_tokens(inputs, state)
     order = inputs.target.order[: inputs.images]
     final = jnp.argsort(order, axis=1) < known[:, None]
     complete = state.group >= inputs.groups

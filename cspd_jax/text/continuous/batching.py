@@ -12,19 +12,22 @@ import numpy as np
 
 from cspd_jax.errors import check_whole
 from cspd_jax.parallel import common_mesh
-from cspd_jax.text.checks import require
+from cspd_jax.text.checks import check_outside_jit, require
 from cspd_jax.text.continuous.pool import Advance, Pool, Text, row_of
 from cspd_jax.text.continuous.scheduler import PLAIN, Chunk, DraftScheduler
-from cspd_jax.text.drafters import DrafterLike, PromptLookup
+from cspd_jax.text.drafters import DrafterLike, Drafting, PromptLookup
+from cspd_jax.text.either import LookUpOr
 from cspd_jax.text.generation import prepare
 from cspd_jax.text.info import CallCounts, DraftCounts, Info, RoundInfo, add
 from cspd_jax.text.options import Options
 from cspd_jax.text.prompts import PromptsLike
 from cspd_jax.text.protocol import Model
 from cspd_jax.text.rounds import Inputs
-from cspd_jax.text.trees.drafter import TreeDrafter
+from cspd_jax.text.states import HeadDrafter
+from cspd_jax.text.trees.drafter import tree_of
 
 Array = jax.Array
+HEAD_GAMMAS = (PLAIN, 2, 4)  # its own states are fed back, so that late drafts are worse
 GAMMAS = (PLAIN, 3, 7)  # a CPU's passes over 4 and 8 tokens cost little more than those over fewer
 _STEP = 64  # tokens; room is rounded up to multiples of this, so that programs are compiled less often
 
@@ -110,10 +113,12 @@ def _prepare(
     alone = common_mesh(model, drafter) is None
     require(alone, "a mesh has a fixed batch, of which no row is given to another text; see generate")
     require(drafter is not None or max(gammas) == PLAIN, "the scheduler drafts, but there is no drafter")
+    require(not options.exact_bits, "exact_bits keeps the number of drafts, which changes here; see generate")
     require(options.draft_cost is None, "the scheduler measures what drafts cost; leave draft_cost out")
     most = max(gammas)
     inputs = prepare(key, model, prompts, drafter, dataclasses.replace(options, gamma=most, max_gamma=most))
-    require(not isinstance(inputs.drafter, TreeDrafter), "draft trees have a loop of their own; see generate")
+    check_outside_jit(inputs, "text.continuous")
+    require(tree_of(inputs.drafter) is None, "draft trees have a loop of their own; see generate")
     return dataclasses.replace(inputs, max_len=-(-inputs.max_len // _STEP) * _STEP), inputs.max_len
 
 
@@ -122,7 +127,10 @@ def gammas_for(drafter: Any) -> tuple[int, ...]:
     if drafter is None:
         return (PLAIN,)
     # Look-up drafts few tokens, or none, where it is unsure.
-    return (PLAIN, max(GAMMAS)) if isinstance(drafter, PromptLookup) else GAMMAS
+    inner = drafter.drafter if isinstance(drafter, Drafting) else drafter
+    if isinstance(inner, PromptLookup | LookUpOr):
+        return (PLAIN, max(GAMMAS))
+    return HEAD_GAMMAS if isinstance(inner, HeadDrafter) else GAMMAS
 
 
 def _chunk(gamma: int, advance: Advance) -> Chunk:

@@ -100,7 +100,7 @@ class Pool:
         start = time.perf_counter()
         self._state = jax.block_until_ready(_enter(one, self._state, np.int32(slot)))
         self.texts[slot], self._rows[slot], self._inputs = text, one, None
-        self._read[slot] = length
+        self._read[slot] = length - self._lacking(0)
         self.seconds += time.perf_counter() - start
 
     def leave(self, slot: int) -> Text:
@@ -140,7 +140,7 @@ class Pool:
         seconds = time.perf_counter() - start
         self.seconds += seconds
         if gamma:
-            self._read = np.asarray(self._state.length, np.int64)
+            self._read = np.asarray(self._state.length, np.int64) - self._lacking(gamma)
         return Advance(info, seconds, caught_up - start + self._overhead[gamma])
 
     def _warm(self, inputs: Inputs) -> float:
@@ -162,8 +162,10 @@ class Pool:
                 start = time.perf_counter()
                 after, _ = _run_rounds(inputs, state, max_rounds)
                 seconds.append(time.perf_counter() - start)
-                state = state._replace(cache=after.cache, drafter_state=after.drafter_state)
-            self._state = self._state._replace(cache=state.cache)
+                state = state._replace(
+                    cache=after.cache, drafter_state=after.drafter_state, states=after.states
+                )
+            self._state = self._state._replace(cache=state.cache, states=state.states)
             _OVERHEAD[program] = min(seconds[1:])
         return _OVERHEAD[program]
 
@@ -171,12 +173,17 @@ class Pool:
         """Has the drafter read what was decoded without it."""
         if not self._reads(inputs):
             return
-        lengths = np.asarray(self._state.length, np.int64)
+        lengths = np.asarray(self._state.length, np.int64) - self._lacking(inputs.max_gamma)
         read_on = self._reader(inputs)
         while np.any(self._read < lengths):
             drafter_state = jax.block_until_ready(read_on(*self._unread(inputs)))
             self._state = self._state._replace(drafter_state=drafter_state)
             self._read = np.minimum(self._read + _WINDOW, lengths) if read_on is _read_on else lengths
+
+    def _lacking(self, gamma: int) -> int:
+        """Returns how many of the last tokens the drafter reads by itself in a round with gamma drafts."""
+        lacks = getattr(self._rows[0].drafter, "lacks", None)
+        return 0 if lacks is None else lacks(gamma)
 
     def _reads(self, inputs: Inputs) -> bool:
         """Returns whether there is a drafter that has to know the texts."""
@@ -190,7 +197,7 @@ class Pool:
         """Its arguments."""
         state, drafting = self._state, (inputs.drafter, inputs.drafter_params)
         own = jax.tree.map(jnp.copy, state.drafter_state) if copied else state.drafter_state
-        return *drafting, own, state.tokens, state.length, self._read
+        return *drafting, own, state.tokens, state.length, self._read, state.states
 
 
 def _program(inputs: Inputs) -> Any:
@@ -256,9 +263,10 @@ def _joined(rows: Sequence[Inputs]) -> Inputs:
     )
 
 
-def _apart(state: TextState) -> tuple[TextState, tuple[Any, Any]]:
+def _apart(state: TextState) -> tuple[TextState, tuple[Any, Any, Any]]:
     """Returns the state without its caches, and these, which are written where they are."""
-    return state._replace(cache=None, drafter_state=None), (state.cache, state.drafter_state)
+    caches = state.cache, state.drafter_state, state.states
+    return state._replace(cache=None, drafter_state=None, states=None), caches
 
 
 @jax.jit
@@ -277,11 +285,12 @@ def _enter(one: Inputs, state: TextState, slot: Array) -> TextState:
 
 @functools.partial(jax.jit, donate_argnames="caches")
 def _rounds(
-    inputs: Inputs, state: TextState, caches: tuple[Any, Any], max_rounds: Array
+    inputs: Inputs, state: TextState, caches: tuple[Any, Any, Any], max_rounds: Array
 ) -> tuple[TextState, RoundInfo]:
     """Takes at most that many rounds, until a text is complete that was not before."""
     before = state.done
-    state = state._replace(cache=caches[0], drafter_state=caches[1], info=rounds.nothing(inputs))
+    own, drafter_state, states = caches
+    state = state._replace(cache=own, drafter_state=drafter_state, states=states, info=rounds.nothing(inputs))
 
     def goes_on(carry):
         count, state = carry
@@ -297,10 +306,18 @@ def _rounds(
 
 
 @functools.partial(jax.jit, static_argnames="drafter", donate_argnames="state")
-def _read_on(drafter: Any, params: Any, state: Any, tokens: Array, length: Array, read: Array) -> Any:
-    return drafter.read_on(params, state, Prompts(tokens, length), read, _WINDOW)
+def _read_on(
+    drafter: Any, params: Any, state: Any, tokens: Array, length: Array, read: Array, states: Array | None
+) -> Any:
+    telling = () if states is None else (states,)
+    return drafter.read_on(params, state, Prompts(tokens, length), read, _WINDOW, *telling)
 
 
 @functools.partial(jax.jit, static_argnames="drafter")
-def _read_again(drafter: Any, params: Any, state: Any, tokens: Array, length: Array, read: Array) -> Any:
-    return drafter.begin(params, Prompts(tokens, length), tokens.shape[1])
+def _read_again(
+    drafter: Any, params: Any, state: Any, tokens: Array, length: Array, read: Array, states: Array | None
+) -> Any:
+    texts, room = Prompts(tokens, length), tokens.shape[1]
+    if states is None:
+        return drafter.begin(params, texts, room)
+    return drafter.begin_with(params, texts, room, states)

@@ -10,10 +10,19 @@ import jax
 import jax.numpy as jnp
 
 from cspd_jax.text.checks import require
-from cspd_jax.text.drafters import Drafter, Drafting, DraftRequest, known_to, read_last_two, read_prompts
+from cspd_jax.text.drafters import (
+    Drafter,
+    Drafting,
+    DraftRequest,
+    among_known,
+    known_to,
+    read_last_two,
+    read_prompts,
+    spread,
+)
 from cspd_jax.text.prompts import Prompts
 from cspd_jax.text.protocol import Model, TreeLanguageModel, bound
-from cspd_jax.text.sampling import fit_vocabulary, log_probs, noise_at
+from cspd_jax.text.sampling import log_probs, noise_at
 from cspd_jax.text.trees.tree import Tree
 
 Array = jax.Array
@@ -49,7 +58,7 @@ class TreeDrafter:
 
     def begin(self, params: Any, prompts: Prompts, max_len: int) -> Any:
         known = prompts._replace(tokens=known_to(self.network, prompts.tokens))
-        return read_prompts(self.network, params, known, max_len + self.tree.drafts)
+        return read_prompts(self.network, params, known, max_len + self.tree.drafts).cache
 
     def draft(self, params: Any, cache: Any, request: DraftRequest) -> tuple[Branches, Any]:
         tree, batch = self.tree, request.tokens.shape[0]
@@ -59,10 +68,11 @@ class TreeDrafter:
         for depth in range(tree.depth):
             if depth > 0:
                 logits, cache = see_nodes(
-                    self.network, params, known_to(self.network, tokens[-1]), cache, tree, request.length,
-                    request.count > 0, range(depth, depth + 1),
+                    (self.network, params), known_to(self.network, tokens[-1]), cache, tree,
+                    request.length, request.count > 0, range(depth, depth + 1),
                 )  # fmt: skip
-            drawn, distributions = self._children(request, logits, depth)
+            ids = self.network.config.known_ids
+            drawn, distributions = draw_children(tree, request, logits, depth, ids)
             tokens.append(drawn.reshape(batch, -1))
             log_q.append(distributions)
         passes, rows = tree.depth, batch * (2 + sum(tree.levels[1:-1]))
@@ -73,50 +83,67 @@ class TreeDrafter:
             jnp.int32(rows),
         ), cache
 
-    def _children(self, request: DraftRequest, logits: Array, depth: int) -> tuple[Array, Array]:
-        """Ids [B, nodes, width] after the nodes of a depth, and the distributions [B, nodes, V] that they are
-        from; logits [B, nodes, V]."""
-        tree = self.tree
-        logits = fit_vocabulary(logits, self.network.config.known_ids, request.num_ids)
-        if request.sampling.greedy:
-            return jax.lax.top_k(logits, tree.widths[depth])[1].astype(jnp.int32), logits
-        assert request.keys is not None
-        log_q = log_probs(logits, request.sampling)
-        nodes = tree.starts[depth] + jnp.arange(tree.levels[depth])
-        nodes = jnp.broadcast_to(nodes, log_q.shape[:2])
-        noise = noise_at(request.keys, nodes, request.num_ids, log_q.dtype)
-        # The k largest of log q + Gumbel noise, in their order, are k draws without replacement.
-        return jax.lax.top_k(log_q + noise, tree.widths[depth])[1].astype(jnp.int32), log_q
+    def keep(self, cache: Any, length: Array, path: Array, tau: Array) -> Any:
+        """The cache with the accepted nodes where the text goes on; see `keep_path`."""
+        return keep_path(self.network, cache, self.tree, length, path, tau)
+
+
+def draw_children(
+    tree: Tree, request: DraftRequest, logits: Array, depth: int, ids: Array | int
+) -> tuple[Array, Array]:
+    """Ids [B, nodes, width] after the nodes of a depth, and the distributions [B, nodes, num_ids] that they
+    are from; logits [B, nodes, V]. ids: as in `one_by_one`."""
+    logits, own = among_known(logits, ids, request.num_ids)
+    if request.sampling.greedy:
+        best = jax.lax.top_k(logits, tree.widths[depth])[1].astype(jnp.int32)
+        return best if own is None else own[best], logits
+    assert request.keys is not None
+    log_q = log_probs(logits, request.sampling)
+    nodes = tree.starts[depth] + jnp.arange(tree.levels[depth])
+    nodes = jnp.broadcast_to(nodes, log_q.shape[:2])
+    noise = noise_at(request.keys, nodes, request.num_ids, log_q.dtype)
+    log_q = spread(log_q, own, request.num_ids)
+    # The k largest of log q + Gumbel noise, in their order, are k draws without replacement.
+    return jax.lax.top_k(log_q + noise, tree.widths[depth])[1].astype(jnp.int32), log_q
 
 
 def draft_tree(model: Model, widths: Sequence[int] = (3, 2, 1)) -> Drafting:
     """Makes a drafter of trees: each node at depth d has widths[d] children, drawn from `model`."""
+    tree = tree_with(widths)
+    network, params = bound(model)
+    return Drafting(cast(Drafter, TreeDrafter(network, tree)), params)
+
+
+def tree_with(widths: Sequence[int]) -> Tree:
+    """The tree whose nodes at depth d have widths[d] children."""
     whole = isinstance(widths, Sequence) and all(isinstance(n, int) and n >= 1 for n in widths)
     require(whole and len(widths) > 0, f"widths is {widths!r:.80}; it must be whole numbers of at least 1")
-    network, params = bound(model)
-    return Drafting(cast(Drafter, TreeDrafter(network, Tree(tuple(widths)))), params)
+    return Tree(tuple(widths))
 
 
 def tree_of(drafter: Any) -> Tree | None:
     """Returns the tree that a drafter draws; None if it draws none."""
-    return drafter.tree if isinstance(drafter, TreeDrafter) else None
+    tree = getattr(drafter, "tree", None)
+    return tree if isinstance(tree, Tree) else None
 
 
 def see_nodes(
-    network: TreeLanguageModel,
-    params: Any,
+    model: tuple[TreeLanguageModel, Any],
     tokens: Array,
     cache: Any,
     tree: Tree,
     length: Array,
     used: Array,
     levels: range,
-) -> tuple[Array, Any]:
-    """Returns logits of the nodes of some levels, tokens [B, nodes]; they are stored where used [B].
+    entering: tuple[int, ...] = (),
+) -> Any:
+    """Returns logits of the nodes of some levels, tokens [B, nodes], and the cache; they are stored where
+    used [B]. entering: layers; what enters them is returned as a third.
 
     The text of `length` [B] tokens has one slot per position; the drafts' slots follow those of the longest
     text. A node sees the text and its ancestors, at the position that it would have in the text.
     """
+    network, params = model
     nodes = tree.starts[levels.start] + jnp.arange(sum(tree.levels[depth] for depth in levels))
     last = length[:, None] - 1
     text = cache.max_len - tree.drafts
@@ -128,7 +155,8 @@ def see_nodes(
     visible = jnp.concatenate(
         [jnp.broadcast_to(a, (*tokens.shape, a.shape[-1])) for a in (seen, drafts)], axis=-1
     )
-    return network.apply_seeing(params, tokens, positions, cache, slots=slots, visible=visible)
+    telling: dict[str, Any] = {"entering": entering} if entering else {}
+    return network.apply_seeing(params, tokens, positions, cache, slots=slots, visible=visible, **telling)
 
 
 def keep_path(

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,7 @@ from cspd_jax.coupling import SiblingDistributions, accept_sibling, uniform
 from cspd_jax.text.drafters import DraftRequest, Drafts
 from cspd_jax.text.info import CallCounts, RoundInfo, add
 from cspd_jax.text.protocol import TreeLanguageModel
-from cspd_jax.text.rounds import Inputs, TextState, commit
+from cspd_jax.text.rounds import Inputs, TextState, commit, with_states
 from cspd_jax.text.rounds import begin as begin_rounds
 from cspd_jax.text.rules import Verdict
 from cspd_jax.text.sampling import (
@@ -34,7 +34,7 @@ from cspd_jax.text.sampling import (
     most_probable,
     round_keys,
 )
-from cspd_jax.text.trees.drafter import Branches, TreeDrafter, keep_path, see_nodes
+from cspd_jax.text.trees.drafter import Branches, keep_path, see_nodes, tree_of
 from cspd_jax.text.trees.tree import Tree
 
 Array = jax.Array
@@ -45,10 +45,21 @@ Rule = Callable[[Array, Array, Array, Array], tuple[Array, SiblingDistributions]
 TREE_RULES: dict[str, Rule] = {"tree": accept_sibling}
 
 
-def _drafter(inputs: Inputs) -> TreeDrafter:
-    drafter: Any = inputs.drafter
-    assert isinstance(drafter, TreeDrafter)
-    return drafter
+class Brancher(Protocol):
+    """A drafter of trees, besides how it begins."""
+
+    tree: Tree
+
+    def draft(self, params: Any, state: Any, request: DraftRequest) -> tuple[Branches, Any]:
+        """The drafts of a round, and the next state."""
+
+    def keep(self, state: Any, length: Array, path: Array, tau: Array) -> Any:
+        """The state when the first tau [B] nodes of path [B, depth] have been accepted after `length` [B]."""
+
+
+def _drafter(inputs: Inputs) -> Brancher:
+    assert tree_of(inputs.drafter) is not None
+    return cast(Brancher, inputs.drafter)
 
 
 def _target(inputs: Inputs) -> TreeLanguageModel:
@@ -76,7 +87,7 @@ def run_round(inputs: Inputs, state: TextState) -> tuple[TextState, RoundInfo]:
     branches, drafter_state = drafter.draft(
         inputs.drafter_params, state.drafter_state, _request(inputs, state, levels)
     )
-    verdict, path, cache = verify_step(inputs, state, branches, levels)
+    verdict, path, cache, states = verify_step(inputs, state, branches, levels)
     accepted = Drafts(
         jnp.take_along_axis(branches.tokens, path, axis=1), levels, None, branches.passes, branches.rows
     )
@@ -84,7 +95,8 @@ def run_round(inputs: Inputs, state: TextState) -> tuple[TextState, RoundInfo]:
     counts = counts._replace(drafted=jnp.asarray(np.cumsum(tree.levels) - 1, jnp.int32)[levels])
     next_state = next_state._replace(
         cache=keep_path(_target(inputs), cache, tree, state.length, path, verdict.tau),
-        drafter_state=keep_path(drafter.network, drafter_state, tree, state.length, path, verdict.tau),
+        states=states,
+        drafter_state=drafter.keep(drafter_state, state.length, path, verdict.tau),
     )
     rows = jnp.int32(len(state.length) * (tree.drafts + 1))
     return next_state, RoundInfo(counts, CallCounts(jnp.int32(1), rows, branches.passes, branches.rows))
@@ -102,27 +114,30 @@ def _request(inputs: Inputs, state: TextState, levels: Array) -> DraftRequest:
         max_gamma=_drafter(inputs).tree.depth,
         num_ids=inputs.num_ids,
         needs_log_q=True,
+        states=state.states,
     )
 
 
 def verify_step(
     inputs: Inputs, state: TextState, branches: Branches, levels: Array
-) -> tuple[Verdict, Array, Any]:
-    """Makes one target pass over the nodes: the verdict, the accepted nodes [B, depth], and the cache.
+) -> tuple[Verdict, Array, Any, Array | None]:
+    """Makes one target pass over the nodes: the verdict, the accepted nodes [B, depth], the cache, and the
+    states.
 
     Nodes deeper than levels [B] are not used.
     """
     tree = _drafter(inputs).tree
-    logits, cache = see_nodes(
-        _target(inputs), inputs.params, branches.tokens, state.cache, tree, state.length, ~state.done,
-        range(tree.depth + 1),
+    logits, cache, *told = see_nodes(
+        (_target(inputs), inputs.params), branches.tokens, state.cache, tree, state.length, ~state.done,
+        range(tree.depth + 1), inputs.entering,
     )  # fmt: skip
     logits = fit_vocabulary(logits, inputs.num_ids, inputs.num_ids)
     if inputs.sampling.greedy:
         best = most_probable(logits)
         walk = lambda *row: _walk_greedily(tree, *row)
         tau, path, token = jax.vmap(walk)(best, branches.tokens, levels)
-        return Verdict(tau, token, jnp.zeros(tau.shape, bool)), path, cache
+        states = _states_of_path(state, told, path, tau)
+        return Verdict(tau, token, jnp.zeros(tau.shape, bool)), path, cache, states
     assert inputs.keys is not None
     log_p = log_probs(logits, inputs.sampling)
     keys = round_keys(inputs.keys, Purpose.TEST, state.length)
@@ -132,7 +147,17 @@ def verify_step(
     tau, path, log_next, truncated = jax.vmap(walk)(u, log_p, branches.log_q, branches.tokens, levels)
     noise = gumbel(round_keys(inputs.keys, Purpose.RESIDUAL, state.length), inputs.num_ids, log_p.dtype)
     token = jnp.where(jnp.any(jnp.isnan(log_next), axis=-1), NO_TOKEN, gumbel_max(log_next, noise))
-    return Verdict(tau, token, truncated), path, cache
+    return Verdict(tau, token, truncated), path, cache, _states_of_path(state, told, path, tau)
+
+
+def _states_of_path(state: TextState, told: list[Array], path: Array, tau: Array) -> Array | None:
+    """The states with those of the root and the accepted nodes, of all nodes' [B, drafts + 1, S D]."""
+    if state.states is None:
+        return None
+    nodes = jnp.pad(path, ((0, 0), (1, 0)))
+    index = jnp.arange(nodes.shape[1])
+    positions = jnp.where(index <= tau[:, None], state.length[:, None] - 1 + index, state.states.shape[1])
+    return with_states(state.states, positions, [jnp.take_along_axis(told[0], nodes[:, :, None], axis=1)])
 
 
 def _walk_greedily(tree: Tree, best: Array, tokens: Array, levels: Array) -> tuple[Array, ...]:

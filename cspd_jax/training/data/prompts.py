@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from cspd_jax._utils.json_files import read_json
 from cspd_jax.errors import UserError
+from cspd_jax.weights.chat import chat_ids, chat_template
 from cspd_jax.weights.models import TextModel
 from cspd_jax.weights.tokenizers import load_tokenizer
 
-_PLACES = (
-    "tokenizer/tokenizer_config.json",
-    "tokenizer_config.json",
-)  # ours, and the hub's
 _LARGEST = 2**24  # bytes of a file with prompts
 
 
@@ -40,40 +36,4 @@ def prompt_ids(model: TextModel, texts: Sequence[str]) -> list[list[int]]:
     template = chat_template(model.folder)
     if template is None:
         return [tokenizer.encode(text) for text in texts]
-    begins = model.config.bos_ids
-    rows = [tokenizer.encode(template(text)) for text in texts]
-    # A template writes the beginning of a text, and some tokenizers add another.
-    return [row[1:] if row[:1] == row[1:2] and row[0] in begins else row for row in rows]
-
-
-def chat_template(folder: Path | None) -> Callable[[str], str] | None:
-    """What turns a question into the text that a chat model continues with its answer; None without one."""
-    found = [folder / place for place in _PLACES if (folder / place).is_file()] if folder else []
-    settings = read_json(found[0]) if found else None
-    if not isinstance(settings, dict) or not isinstance(settings.get("chat_template"), str):
-        return None
-    try:
-        from jinja2 import TemplateError
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
-    except ImportError:
-        raise UserError(
-            f"the chat template of {folder} needs the package jinja2; install it with: pip install jinja2"
-        ) from None
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-    tokens = {name: _content(settings.get(name)) for name in ("bos_token", "eos_token")}
-
-    def question(text: str) -> str:
-        try:
-            template = environment.from_string(settings["chat_template"])
-            messages = [{"role": "user", "content": text}]
-            return template.render(messages=messages, add_generation_prompt=True, **tokens)
-        except (TemplateError, ArithmeticError, LookupError, TypeError, ValueError) as error:
-            raise UserError(f"the chat template in {found[0]} cannot be filled in ({error})") from None
-
-    return question
-
-
-def _content(token: object) -> str:
-    """A special token, which is stored as a text or as an object with a `content`."""
-    text = token.get("content") if isinstance(token, dict) else token
-    return text if isinstance(text, str) else ""
+    return [chat_ids(model, tokenizer, template, [{"role": "user", "content": text}]) for text in texts]

@@ -17,9 +17,10 @@ from cspd_jax.image import sampler
 from cspd_jax.image.options import Options
 from cspd_jax.image.pixels import unpatchify
 from cspd_jax.keys import row_keys
-from cspd_jax.networks import autoencoder
+from cspd_jax.networks import autoencoder, sphere_vae
 from cspd_jax.networks.config import LATENT_SCALE, KLConfig
 from cspd_jax.networks.mar import MARModel
+from cspd_jax.networks.sphere_config import SphereVAEConfig
 from cspd_jax.training.config import DataConfig
 from cspd_jax.training.data.digits import Digits, DigitsConfig
 from cspd_jax.training.data.folder import Folder, FolderConfig, LatentEncoder
@@ -81,6 +82,37 @@ def kl16_encoder(vae: VAE, batch: int = 16) -> LatentEncoder:
     folder = os.path.abspath(vae.name)
     name = vae.metadata.get("source_sha256") or (folder if os.path.isdir(folder) else vae.metadata["source"])
     return LatentEncoder(moments, LATENT_SCALE, f"kl16 {name}")
+
+
+class SphereLatents:
+    """The images of a data set as latents [h, w, c] of an S-VAE, drawn from their posterior every time."""
+
+    def __init__(self, images: Source, vae: VAE):
+        config = vae.config
+        assert isinstance(config, SphereVAEConfig)
+        height, width, channels = images.shape
+        if height != width or height % config.stride or channels != config.image_channels:
+            raise UserError(
+                f"images of {height}x{width} with {channels} channels do not fit the autoencoder {vae.name}:"
+                f" it takes square ones with {config.image_channels}, their side a multiple of"
+                f" {config.stride}"
+            )
+        grid = height // config.stride
+        self.shape, self.class_names = (grid, grid, config.latent_dim), images.class_names
+        self._images, self._params = images, vae.params
+
+        @jax.jit
+        def encode(params, key, images):
+            posterior = sphere_vae.encode(config, params, images)
+            return sphere_vae.sample(posterior, key=key).reshape(-1, *self.shape)
+
+        self._encode = encode
+
+    def batch(self, index: int, size: int, *, seed: int = 0, split: Split = "train") -> Batch:
+        images, labels = self._images.batch(index, size, seed=seed, split=split)
+        key = jax.random.fold_in(run_key(seed, Purpose.LATENTS), index)
+        key = jax.random.fold_in(key, int(split == "held-out"))
+        return Batch(np.asarray(self._encode(self._params, key, images)), labels)
 
 
 PART = 64  # images sampled in one batch and stored in one file

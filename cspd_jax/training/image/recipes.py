@@ -12,13 +12,20 @@ from cspd_jax.errors import UserError
 from cspd_jax.image.pixels import patchify
 from cspd_jax.networks.mar import MARModel
 from cspd_jax.networks.registry import kind_name
+from cspd_jax.networks.sphere_config import SphereVAEConfig
 from cspd_jax.parallel import processes, replicate
 from cspd_jax.training import settings_file
 from cspd_jax.training.checkpointing import has_checkpoints
-from cspd_jax.training.config import ImageTrainConfig, TrainConfig
+from cspd_jax.training.config import ImageTrainConfig, TrainConfig, VAETrainConfig
 from cspd_jax.training.data.source import Source
-from cspd_jax.training.image import trainer
-from cspd_jax.training.image.data import Alternating, TargetSamples, kl16_encoder, make_source
+from cspd_jax.training.image import autoencoder, trainer
+from cspd_jax.training.image.data import (
+    Alternating,
+    SphereLatents,
+    TargetSamples,
+    kl16_encoder,
+    make_source,
+)
 from cspd_jax.training.image.distillation import FromTarget, Teacher, path_acceptance
 from cspd_jax.training.provenance import Provenance
 from cspd_jax.training.recipe import Tell, Trained, silent
@@ -46,20 +53,52 @@ def train(
     """
     initial = starting_weights(begun.init, config.model, out)
     vae = models.load_vae(begun.vae) if begun.vae else None
-    encoder = None if vae is None else kl16_encoder(vae)
+    of_sphere = getattr(config.model, "on_sphere", False)
+    encoder = None if vae is None or of_sphere else kl16_encoder(vae)
+    if of_sphere and (vae is None or not isinstance(vae.config, SphereVAEConfig)):
+        raise UserError("this model learns the tokens of an S-VAE; name one with --vae")
     begun = begun.with_weights(
         str(out), init=initial and (config.model, initial), vae=(vae.config, vae.params) if vae else None
     )
     with claimed(out, options.resume):
         with processes.first_alone("the data is prepared"):
             source = make_source(config.data, encoder=encoder, cache=cache, stream=stream)
+            if of_sphere and vae is not None:
+                source = SphereLatents(source, vae)
         trainer.check_fit(config, source)
         settings_file.write(config, out, begun)
-        in_pixels = encoder is None and source.shape[2] in (1, 3)
+        in_pixels = vae is None and source.shape[2] in (1, 3)
         options = _with_pictures(options, config, out, initial, in_pixels)
         state = trainer.train(config, source, out, options)
         extra = {"class_names": list(source.class_names)}
         return Trained.of(kind_name(config.model), config, state, extra)
+
+
+def train_autoencoder(
+    config: VAETrainConfig,
+    out: pathlib.Path,
+    begun: Provenance,
+    options: RunOptions = RunOptions(),
+    cache: str | None = None,
+    stream: int | None = None,
+) -> Trained:
+    """Trains an S-VAE in the folder `out`, and measures it on held-out images. Arguments as for `train`."""
+    if begun.init or begun.vae:
+        raise UserError(
+            "an autoencoder is trained from random weights, on pixels; leave out --init and --vae"
+        )
+    with claimed(out, options.resume):
+        with processes.first_alone("the data is prepared"):
+            source = make_source(config.data, cache=cache, stream=stream)
+        autoencoder.check_fit(config, source)
+        settings_file.write(config, out, begun)
+        shown = autoencoder.pictures(config, source, out / "pictures")
+        state = autoencoder.train(config, source, out, dataclasses.replace(options, on_sample=shown))
+        trained = Trained.of("svae", config, state, {})
+        trained = trained._replace(params=trained.params["vae"])
+        if processes.is_first():
+            trained.report.update(autoencoder.measure(config, trained.params, source))
+        return trained
 
 
 def distill(

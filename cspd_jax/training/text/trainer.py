@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from cspd_jax.errors import UserError
 from cspd_jax.networks.lm import LM, init_params
 from cspd_jax.networks.lm_config import LMConfig
-from cspd_jax.training.config import TextTrainConfig
+from cspd_jax.training.config import RunConfig, TextTrainConfig
 from cspd_jax.training.run import RunOptions, Steps, run
 from cspd_jax.training.step import Purpose, TrainState, descend, first_state, run_key
 from cspd_jax.training.text.objective import cross_entropy, divergence, view, within
@@ -72,17 +72,18 @@ def train_text(
     def step(state: TrainState, batch: Array) -> tuple[TrainState, TextMetrics]:
         return text_step(config, state, batch, *target)
 
-    return train_rows(config, rows, out, step, options)
+    return train_rows(config, rows, out, step, options, init_text_state(config))
 
 
 def train_rows(
-    config: TextTrainConfig,
+    config: RunConfig,
     rows: Rows,
     out: pathlib.Path,
     step_on: Callable[[TrainState, Any], tuple[TrainState, TextMetrics]],
     options: RunOptions,
+    first: TrainState,
 ) -> TrainState:
-    """As `train_text`, with any step on a batch of the rows."""
+    """As `train_text`, with any step on a batch of the rows, from any state."""
     placement = options.placement_for(config)
 
     def steps(state: TrainState, end: int) -> Steps:
@@ -95,7 +96,7 @@ def train_rows(
             yield step + 1, state, metrics
 
     options = dataclasses.replace(options, placement=placement)
-    return run(config, out, init_text_state(config), steps, options, unit="rows")
+    return run(config, out, first, steps, options, unit="rows")
 
 
 def check_vocabulary(draft: LMConfig, target: LMConfig) -> None:

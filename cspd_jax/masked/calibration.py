@@ -1,0 +1,77 @@
+"""Tables of texts for a model (`sets.fit`), from the moves that stepwise decoding makes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from cspd_jax._utils.progress import Bar
+from cspd_jax.masked import passes
+from cspd_jax.masked.canvas import Canvas, window_at
+from cspd_jax.masked.generation import generate, prepare
+from cspd_jax.masked.methods import Stepwise
+from cspd_jax.masked.options import Options
+from cspd_jax.masked.sets import BEYOND, Move, MoveSets, Run, fit, prefixes
+from cspd_jax.masked.speculative import Moves, Speculation, draft, width
+from cspd_jax.text.protocol import Model
+
+Array = jax.Array
+COUNTS = (4, 8, 16, 32, 64)
+_RANKS, _TOKENS, _FAR = 24, 4, 24  # places, tokens at each, and moves ahead that are looked at
+_ROWS = 8  # prompts at a time
+
+
+def fitted(
+    model: Model,
+    prompts: Sequence[Sequence[int]],
+    options: Options = Options(),
+    counts: Sequence[int] = COUNTS,
+    *,
+    progress: bool = False,
+) -> dict[int, MoveSets]:
+    """Tables of so many texts, for texts like those after these prompts. options: greedy; a block cache is
+    left out."""
+    options = dataclasses.replace(options, cached=False)
+    runs: list[Run] = []
+    with Bar(total=len(prompts), desc="texts", unit="text", disable=not progress) as bar:
+        for i in range(0, len(prompts), _ROWS):
+            runs += recorded(model, prompts[i : i + _ROWS], options)
+            bar.update(len(runs) - bar.n)
+    return {count: fit(runs, count) for count in counts}
+
+
+def recorded(model: Model, prompts: Sequence[Sequence[int]], options: Options) -> list[list[list[Move]]]:
+    """The run of each prompt."""
+    request = None, model, prompts, Stepwise(), options
+    tokens, info = jax.device_get(generate(*request))
+    steps, canvas = info.steps, prepare(*request).canvas
+    wide = MoveSets((*prefixes(_RANKS).texts, ((1, _TOKENS - 1),)))
+    probe = Speculation(wide, jnp.full(len(tokens), _RANKS), None)
+    order = np.argsort(steps, axis=1)
+    runs: list[list[list[Move]]] = [[] for _ in tokens]
+    for step in range(tokens.shape[1] - 1):
+        seen = jax.device_get(_drafted(canvas, probe, np.where(steps < step, tokens, canvas.mask_id), step))
+        for row in range(len(tokens)):
+            made = [(place, tokens[row, place]) for place in order[row, step + 1 : step + 1 + _FAR]]
+            runs[row].append([_as_drafted(seen, row, *move) for move in made])
+    return runs
+
+
+@jax.jit
+def _drafted(canvas: Canvas, probe: Speculation, text: Array, step: Array) -> Moves:
+    window = window_at(canvas, text, width(canvas, probe))
+    logits = passes.whole(canvas, window, text[:, None])[:, 0]
+    return draft(canvas, probe, window, text, logits, jnp.full(len(text), step))
+
+
+def _as_drafted(seen: Moves, row: int, place: int, token: int) -> Move:
+    """(rank, which token) of a move, or `BEYOND`."""
+    ranks = np.flatnonzero((seen.place[row] == place) & seen.exists[row])
+    if not len(ranks) or ranks[0] == 0:  # the certain place, whose token was another one: a near-tie
+        return BEYOND
+    which = np.flatnonzero(seen.tokens[row, ranks[0]] == token)
+    return (int(ranks[0]), int(which[0])) if len(which) else BEYOND

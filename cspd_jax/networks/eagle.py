@@ -1,0 +1,145 @@
+"""A head that drafts from its target's states, in the form of EAGLE-3.
+
+It makes the token after the next. Place i is given what entered some of the target's layers at token i, or,
+where the target has not been, what the head itself made of place i - 1; and token i + 1. One decoder layer
+reads both, attends to the places before, and gives logits of token i + 2 over ids of its own, the most
+frequent of the target's. Its parameters `ids` say which of the target's ids each of them is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from cspd_jax.networks.attention import Cache
+from cspd_jax.networks.cpu_matmul import Dense
+from cspd_jax.networks.eagle_config import EagleConfig
+from cspd_jax.networks.layers import rotation
+from cspd_jax.networks.lm import Attention, Head, Mlp, Norm, empty_cache
+
+Array = jax.Array
+_NORMAL = nn.initializers.normal(0.02)
+
+
+class EagleLayer(nn.Module):
+    """In three parts: the target's states to one, that and an embedding to the next, and logits of it."""
+
+    config: EagleConfig
+    dtype: Any = jnp.float32
+    by_outputs: bool = False
+
+    def setup(self):
+        c, layer = self.config, self.config.layer
+        norm = lambda: Norm(layer.norm, layer.norm_eps, self.dtype)
+        self.join = Dense(layer.width, False, self.dtype, _NORMAL, self.by_outputs)
+        self.embedding_norm, self.state_norm, self.mlp_norm, self.norm = norm(), norm(), norm(), norm()
+        self.attention = Attention(layer, self.dtype, self.by_outputs)
+        self.mlp = Mlp(layer, self.dtype, self.by_outputs)
+        self.head = Head(c.ids, self.dtype, self.by_outputs)
+
+    def joined(self, states: Array) -> Array:
+        """The target's states [B, Q, S D'] -> [B, Q, D]."""
+        return self.join(states)
+
+    def next(
+        self, embedded: Array, state: Array, positions: Array, visible: Array, places: Array, slots: Any
+    ) -> tuple[Array, Any]:
+        """Embeddings and states [B, Q, D] -> the states after them, and the updated slots, with them in
+        `places` [B, Q]."""
+        normed = self.state_norm(state)
+        both = jnp.concatenate([self.embedding_norm(embedded), normed], axis=-1)
+        cos_sin = rotation(self.config.layer, positions, self.dtype)
+        attended, slots = self.attention(both, cos_sin, visible, places, slots)
+        x = (normed if self.config.norm_before_residual else state) + attended
+        return x + self.mlp(self.mlp_norm(x)), slots
+
+    def logits(self, state: Array) -> Array:
+        """States [..., D] -> [..., ids]."""
+        return self.head(self.norm(state))
+
+    def __call__(self, states: Array, embedded: Array, positions: Array, visible: Array) -> Array:
+        state, _ = self.next(embedded, self.joined(states), positions, visible, positions, None)
+        return self.logits(state)
+
+
+@dataclasses.dataclass(frozen=True)
+class Eagle:
+    """The head as pure functions of explicit parameters: a static argument of jitted functions.
+
+    by_outputs: the parameters are those of `products.by_outputs`, which suit a CPU.
+    """
+
+    config: EagleConfig
+    dtype: Any = jnp.float32
+    by_outputs: bool = False
+
+    @property
+    def entering(self) -> tuple[int, ...]:
+        """The layers of the target whose states it reads."""
+        return self.config.entering
+
+    def empty_cache(self, batch: int, max_len: int) -> Cache:
+        return empty_cache(self.config.layer, batch, max_len, self.dtype)
+
+    def joined(self, params: Any, states: Array) -> Array:
+        """The target's states [B, Q, S D'] as one [B, Q, D]."""
+        return self._run(params, "joined", states)
+
+    def apply(
+        self,
+        params: Any,
+        tokens: Array,
+        state: Array,
+        positions: Array,
+        cache: Cache,
+        *,
+        slots: Array | None = None,
+        visible: Array | None = None,
+    ) -> tuple[Array, Cache]:
+        """The states [B, Q, D] after those given, at positions [B, Q], and the cache with them in it.
+
+        tokens: [B, Q] target's ids, each the one after its position. slots [B, Q]: where they are stored;
+        without them, by their positions. visible [B or 1, Q, max_len] (bool): the slots that each sees;
+        without it, those up to its position.
+        """
+        if visible is None:
+            visible = jnp.arange(cache.max_len) <= jnp.maximum(positions, 0)[:, :, None]
+        places, kept = positions if slots is None else slots, (cache.keys[0], cache.values[0])
+        embedded = self.embedded(params, tokens)
+        state, kept = self._run(params, "next", embedded, state, positions, visible, places, kept)
+        return state, Cache((kept[0],), (kept[1],))
+
+    def embedded(self, params: Any, tokens: Array) -> Array:
+        """The target's ids [...] -> [..., D]."""
+        return jnp.take(params["embedding"], tokens, axis=0).astype(self.dtype)
+
+    def logits(self, params: Any, state: Array) -> Array:
+        """States [..., D] -> [..., ids]."""
+        return self._run(params, "logits", state)
+
+    def _run(self, params: Any, method: str, *args: Any) -> Any:
+        own = {name: part for name, part in params.items() if name not in ("ids", "embedding")}
+        return EagleLayer(self.config, self.dtype, self.by_outputs).apply(
+            {"params": own}, *args, method=method
+        )
+
+
+def init_params(config: EagleConfig, key: Array) -> dict:
+    """Fresh float32 parameters, whose ids are the target's first ones."""
+    width = config.layer.width
+    states = jnp.zeros((1, 1, config.states * config.state_width))
+    embedded, positions = jnp.zeros((1, 1, width)), jnp.zeros((1, 1), jnp.int32)
+    params = EagleLayer(config).init(key, states, embedded, positions, jnp.ones((1, 1, 1), bool))["params"]
+    params = {**params, "ids": jnp.arange(config.ids, dtype=jnp.int32)}
+    if config.own_embedding:
+        params["embedding"] = 0.02 * jax.random.normal(key, (config.target_ids, width))
+    return params
+
+
+def abstract_params(config: EagleConfig) -> Any:
+    """Shapes and dtypes of the parameters, without allocating them."""
+    return jax.eval_shape(lambda: init_params(config, jax.random.key(0)))

@@ -1,0 +1,87 @@
+"""Trees of drafts from a head that reads its target's states."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+
+from cspd_jax.text.checks import require
+from cspd_jax.text.drafters import Drafter, Drafting, DraftRequest
+from cspd_jax.text.prompts import Prompts
+from cspd_jax.text.states import HeadDrafter, StatesHead
+from cspd_jax.text.trees.drafter import Branches, draw_children, tree_with
+from cspd_jax.text.trees.tree import Tree
+
+Array = jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class HeadTreeDrafter:
+    """Draws a tree of tokens with a head, one level per pass: a node is given what the head made of its
+    parent.
+
+    The cache has one slot more for each draft, after those of the text. Nothing of the drafts is kept: the
+    next round reads the places of its text again, with the target's states.
+    """
+
+    head: StatesHead
+    tree: Tree
+
+    @property
+    def entering(self) -> tuple[int, ...]:
+        return self.head.entering
+
+    def begin_with(self, params: Any, prompts: Prompts, max_len: int, states: Array) -> Any:
+        return HeadDrafter(self.head).begin_with(params, prompts, max_len + self.tree.drafts, states)
+
+    def draft(self, params: Any, cache: Any, request: DraftRequest) -> tuple[Branches, Any]:
+        tree, batch = self.tree, request.tokens.shape[0]
+        count, last = tree.depth + 1, request.length[:, None] - 1
+        seen, cache = HeadDrafter(self.head).see(params, cache, request, count)
+        state = seen[:, -1:]
+        tokens, log_q = [jnp.take_along_axis(request.tokens, last, axis=1)], []
+        for depth in range(tree.depth):
+            if depth > 0:
+                parents = jnp.repeat(state, tree.widths[depth - 1], axis=1)
+                state, cache = self._level(params, cache, request, depth, tokens[-1], parents)
+            logits = self.head.logits(params, state)
+            drawn, distributions = draw_children(tree, request, logits, depth, params["ids"])
+            tokens.append(drawn.reshape(batch, -1))
+            log_q.append(distributions)
+        rows = batch * (count + sum(tree.levels[1:-1]))
+        return Branches(
+            jnp.concatenate(tokens, axis=1),
+            None if request.sampling.greedy else tuple(log_q),
+            jnp.int32(tree.depth),
+            jnp.int32(rows),
+        ), cache
+
+    def keep(self, cache: Any, length: Array, path: Array, tau: Array) -> Any:
+        return cache
+
+    def _level(
+        self, params: Any, cache: Any, request: DraftRequest, depth: int, tokens: Array, parents: Array
+    ) -> tuple[Array, Any]:
+        """The states of the nodes of a depth. Each lies at the place of its parent's token."""
+        tree, text = self.tree, request.tokens.shape[1]
+        nodes = tree.starts[depth] + jnp.arange(tree.levels[depth])
+        slots = jnp.where(request.count[:, None] > 0, text + nodes - 1, text + tree.drafts)
+        positions = jnp.broadcast_to(request.length[:, None] - 2 + depth, tokens.shape)
+        seen = jnp.arange(text) < request.length[:, None, None] - 1
+        drafts = jnp.asarray(tree.ancestors)[nodes, 1:]
+        visible = jnp.concatenate(
+            [jnp.broadcast_to(a, (*tokens.shape, a.shape[-1])) for a in (seen, drafts)], axis=-1
+        )
+        return self.head.apply(params, tokens, parents, positions, cache, slots=slots, visible=visible)
+
+
+def head_tree(drafter: Drafting, widths: Sequence[int] = (3, 2, 1)) -> Drafting:
+    """Makes a drafter of trees of one of chains, as `draft_from_states` returns it."""
+    inner = getattr(drafter, "drafter", None)
+    require(isinstance(inner, HeadDrafter), "head_tree goes with what draft_from_states returns")
+    assert isinstance(inner, HeadDrafter)
+    return Drafting(cast(Drafter, HeadTreeDrafter(inner.head, tree_with(widths))), drafter.params)

@@ -1,0 +1,205 @@
+"""Training of a head that drafts from its target's states, with its own states fed back.
+
+Where the head drafts several tokens, its place i is given the target's state only in the first of them; in
+the next ones it is given what it made itself. A step of training therefore takes `fed_back` turns over the
+same rows: in turn k every place is drafted as the (k + 1)-th token after the last one whose state is known.
+"""
+
+from __future__ import annotations
+
+import functools
+import pathlib
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from cspd_jax.networks.eagle import Eagle, init_params
+from cspd_jax.networks.eagle_config import EagleConfig
+from cspd_jax.networks.lm import LM
+from cspd_jax.networks.lm_config import LMConfig
+from cspd_jax.training.config import HeadTrainConfig
+from cspd_jax.training.run import RunOptions
+from cspd_jax.training.step import Purpose, TrainState, descend, first_state, run_key
+from cspd_jax.training.text.answers import NONE, Answers, Taught
+from cspd_jax.training.text.trainer import TextMetrics, TextTeacher, train_rows
+
+Array = jax.Array
+_TOGETHER = 4  # rows per call when agreement is measured
+
+
+class Given(NamedTuple):
+    """What a head learns from besides its own parameters.
+
+    ids: [V] which of the target's ids each of the head's is.
+    embedding: the target's table.
+    kernel: [D, V] by which the target makes logits of the head's ids from its hidden states.
+    """
+
+    ids: Array
+    embedding: Array
+    kernel: Array
+
+
+class Agreement(NamedTuple):
+    """How close the head's q is to the target's p; means over the ids of answers.
+
+    acceptance: sum_x min(p(x), q(x)) at temperature 1, the probability that a first draft is accepted.
+    greedy: [turns] share of the ids for which p and q have the same most probable one, of the first draft,
+        of the second after right ones, and so on.
+    """
+
+    acceptance: Any
+    greedy: Any
+
+
+def given_by(teacher: TextTeacher, ids: np.ndarray) -> Given:
+    """What the target gives a head with these ids."""
+    params, table = teacher.params, teacher.params["embed"]["embedding"]
+    kernel = table[ids].T if teacher.config.tie_embeddings else params["head"]["kernel"][:, ids]
+    return Given(jnp.asarray(ids, jnp.int32), table, kernel)
+
+
+def frequent_ids(frequencies: np.ndarray, count: int, always: tuple[int, ...]) -> np.ndarray:
+    """The `count` ids of a target that are most frequent, `always` among them; ascending."""
+    order = np.argsort(-frequencies, kind="stable")
+    first = [*always, *(i for i in order[: count + len(always)] if i not in always)]
+    return np.sort(np.array(first[:count], np.int32))
+
+
+def first_params(config: EagleConfig, teacher: TextTeacher, ids: np.ndarray, seed: int) -> dict[str, Any]:
+    """Parameters that training begins with: those of the target's last layer, last norm and logits, for
+    states of which the highest counts."""
+    fresh = init_params(config, run_key(seed, Purpose.INIT))
+    fresh.pop("ids")
+    last = teacher.params[f"layers_{teacher.config.depth - 1}"]
+    width = teacher.config.width
+    join = fresh["join"]["kernel"].at[-width:].set(jnp.eye(width))
+    attention = {**fresh["attention"], **{n: p for n, p in last["attention"].items() if n not in "qkv"}}
+    for name in "qkv":
+        part = dict(last["attention"][name])
+        part["kernel"] = fresh["attention"][name]["kernel"].at[width:].set(part["kernel"])
+        attention[name] = part
+    return {
+        **fresh,
+        "join": {"kernel": join},
+        "attention": attention,
+        "state_norm": last["attention_norm"],
+        "mlp_norm": last["mlp_norm"],
+        "mlp": last["mlp"],
+        "norm": teacher.params["norm"],
+        "head": {"kernel": given_by(teacher, ids).kernel},
+    }
+
+
+def turns(head: Eagle, params: Any, given: Given, rows: Taught, count: int) -> Array:
+    """Logits [count, B, L, V] of the token after the next, in turns of which each feeds back the one before.
+
+    In turn k place i sees the target's states up to place i - k, and its own of turns 1 to k at the k places
+    after those. The first k places have none, so their logits say nothing.
+    """
+    batch, length = rows.tokens.shape
+    params = {**params, "embedding": given.embedding}
+    following = jnp.maximum(jnp.roll(rows.tokens, -1, axis=1), 0)
+    state = head.joined(params, rows.states.astype(head.dtype))
+    cache = head.empty_cache(batch, count * length)
+    places = jnp.arange(length)
+    logits = []
+    for k in range(count):
+        turn, slot = jnp.divmod(jnp.arange(count * length), length)
+        own = (turn >= 1) & (turn <= k) & (slot == places[:, None] - k + turn)
+        visible = own | ((turn == 0) & (slot <= places[:, None] - k))
+        at = jnp.broadcast_to(places, (batch, length))
+        state, cache = head.apply(
+            params, following, state, at, cache, slots=k * length + at, visible=visible[None]
+        )
+        logits.append(head.logits(params, state))
+        state = jnp.roll(state, 1, axis=1)
+    return jnp.stack(logits)
+
+
+def wanted(given: Given, rows: Taught) -> tuple[Array, Array]:
+    """The target's log p [B, L, V] of the token after the next, and whether it is one of an answer [B, L]."""
+    after_next = lambda a, by: jnp.roll(a, -by, axis=1)
+    logits = jnp.matmul(after_next(rows.hidden, 1).astype(jnp.float32), given.kernel)
+    place = jnp.arange(rows.tokens.shape[1])
+    there = (after_next(rows.tokens, 2) != NONE) & (place < len(place) - 2)
+    return logits - after_next(rows.total, 1)[..., None], there & (place + 2 >= rows.given[:, None])
+
+
+def train_head(
+    config: HeadTrainConfig,
+    teacher: TextTeacher,
+    answers: Answers,
+    given: Given,
+    out: pathlib.Path,
+    options: RunOptions,
+) -> TrainState:
+    """Trains a head on the target's answers in the folder `out`, and returns the final state."""
+
+    def step(state: TrainState, batch: Taught) -> tuple[TrainState, TextMetrics]:
+        return head_step(config, state, batch, given)
+
+    first = first_state(config, first_params(config.model, teacher, np.asarray(given.ids), config.seed))
+    return train_rows(config, answers, out, step, options, first)
+
+
+@functools.partial(jax.jit, static_argnames=("config",), donate_argnames=("state",))
+def head_step(
+    config: HeadTrainConfig, state: TrainState, batch: Taught, given: Given
+) -> tuple[TrainState, TextMetrics]:
+    """One optimiser step on the cross-entropy from the target to the head, in bits per id of a turn.
+
+    Turn k counts `decline` times as much as the one before. Ids that the head does not have are left out.
+    """
+    head = Eagle(config.model, jnp.dtype(config.dtype))
+
+    def loss_of(batch: Taught):
+        log_p, there = wanted(given, batch)
+        p, place = jnp.exp(log_p), jnp.arange(batch.tokens.shape[1])
+
+        def loss(params):
+            logits = turns(head, params, given, batch, config.fed_back + 1)
+            bits = -jnp.sum(p * jax.nn.log_softmax(logits), axis=-1) / jnp.log(2.0)
+            turn = jnp.arange(len(bits))
+            counts = there & (place >= turn[:, None, None])
+            weight = counts * jnp.float32(config.decline) ** turn[:, None, None]
+            mean = jnp.sum(weight * bits) / (batch.tokens.size * jnp.sum(config.decline**turn))
+            return mean, jnp.sum(counts[0] * bits[0]) / jnp.maximum(jnp.sum(counts[0]), 1)
+
+        return loss
+
+    state, update = descend(config, state, loss_of, batch)
+    return state, TextMetrics(update.aux, update.norm, update.rate)
+
+
+def agreement(
+    config: HeadTrainConfig, teacher: TextTeacher, params: Any, given: Given, rows: Taught
+) -> Agreement:
+    """The agreement on rows, weighted by their ids; an incomplete last batch is left out."""
+    size = min(_TOGETHER, len(rows.tokens))
+    starts = range(0, len(rows.tokens) - size + 1, size)
+    parts = (Taught(*(array[start : start + size] for array in rows)) for start in starts)
+    found = [_agreement(config, *teacher, params, given, part) for part in parts]
+    counts, accepted, same = (np.sum(values, axis=0) for values in zip(*found))
+    return Agreement(float(accepted / counts[0]), [round(float(share), 4) for share in same / counts])
+
+
+@functools.partial(jax.jit, static_argnames=("config", "target"))
+def _agreement(
+    config: HeadTrainConfig, target: LMConfig, of_target: Any, params: Any, given: Given, rows: Taught
+):
+    """How many ids there are in each turn, and sums over them."""
+    log_p, there = wanted(given, rows)
+    logits = turns(Eagle(config.model), params, given, rows, config.fed_back + 1)
+    counts = there & (jnp.arange(rows.tokens.shape[1]) >= jnp.arange(len(logits))[:, None, None])
+    overlap = jnp.sum(jnp.minimum(jnp.exp(log_p), jax.nn.softmax(logits[0])), axis=-1)
+    of_all = LM(target).logits(of_target, rows.hidden.astype(jnp.float32))[..., : target.known_ids]
+    best = jnp.roll(jnp.argmax(of_all, axis=-1), -1, axis=1)
+    same = given.ids[jnp.argmax(logits, axis=-1)] == best
+    return (
+        jnp.sum(counts, axis=(1, 2)),
+        jnp.sum(counts[0] * overlap),
+        jnp.sum(counts * same, axis=(1, 2)),
+    )

@@ -1,0 +1,224 @@
+"""Chosen sets of moves: whatever the table, the text is that of stepwise decoding; how tables are fitted."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import re
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+from masked_models import LLADA, MASK, PLACES, make, params_of, reference
+
+from cspd_jax import masked
+from cspd_jax.apps.cli import main
+from cspd_jax.errors import UserError
+from cspd_jax.masked import calibration, sets
+from cspd_jax.masked.sets import BEYOND, MoveSets, chosen, fit, prefixes
+from cspd_jax.masked.speculative import Speculation, run
+from cspd_jax.networks.lm import LM, abstract_params
+from cspd_jax.weights import models
+from cspd_jax.weights.models import TextModel
+
+
+def table(seed, count=24, ranks=6, tokens=3):
+    """A short chain and random texts, some of which may be reached in several orders."""
+    random, texts = np.random.default_rng(seed), [*prefixes(2).texts]
+    while len(texts) < count:
+        before = dict(texts[random.integers(len(texts))])
+        before[int(random.integers(1, ranks + 1))] = int(random.integers(tokens))
+        text = tuple(sorted(before.items()))
+        if text not in texts and any(
+            set(text) - set(other) and len(text) == len(other) + 1 for other in texts
+        ):
+            parents = [tuple(m for m in text if m != move) for move in text]
+            if set(parents) & set(texts):
+                texts.append(text)
+    return MoveSets(tuple(texts))
+
+
+def test_where_a_text_leads():
+    found = table(0)
+    number = {text: i for i, text in enumerate(found.texts)}
+    for i, text in enumerate(found.texts):
+        assert found.sizes[i] == len(text) and found.members[i, 0] == 0
+        for rank, which in itertools.product(range(1, found.ranks + 1), range(found.tokens)):
+            longer = tuple(sorted({**dict(text), rank: which}.items()))
+            expected = number.get(longer, -1) if rank not in dict(text) else -1
+            assert found.after[i, rank, which] == expected
+    assert (found.after[:, 0] == -1).all()  # the certain move is made
+    assert prefixes(2).texts == ((), ((1, 0),), ((1, 0), (2, 0)))
+    assert all(rank <= 3 for text in found.within(3).texts for rank, _ in text)
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [(), (((1, 0),),), ((), ((1, 0),), ((1, 0),)), ((), ((2, 0), (1, 0))), ((), ((1, 0), (2, 0))),
+     ((), ((0, 0),)), ((), ((1, -1),)), ((), ((1, 16),)), ((), ((256, 0),)), ((), ((1, 0), (1, 1)))],
+)  # fmt: skip
+def test_what_is_no_table(texts):
+    with pytest.raises(UserError, match="a table of moves"):
+        MoveSets(texts)
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize(
+    "family, block, cached, guided",
+    [
+        ("llada", 4, False, False),
+        ("dream", 8, True, False),
+        pytest.param("llada", PLACES, True, False, marks=pytest.mark.slow),
+        pytest.param("llada", 1, False, True, marks=pytest.mark.slow),
+        pytest.param("dream", PLACES, False, False, marks=pytest.mark.slow),
+        pytest.param("dream", 4, False, True, marks=pytest.mark.slow),
+    ],
+)
+def test_identical_to_stepwise(family, block, cached, guided):
+    """Three models with 8 prompts each."""
+    saved, tried = 0, table(1).within(max(1, (min(block, PLACES) if cached else PLACES) - 1))
+    for seed in range(3):
+        expected = reference(family, seed, block, cached, 0.0, guided)
+        c = make(family, seed, block, cached, 0.0, guided)
+        found = run(c, Speculation(tried, jnp.full(8, 99), None))
+        np.testing.assert_array_equal(found.text, expected.text)
+        np.testing.assert_array_equal(found.order, expected.order)
+        assert np.all(np.asarray(found.text) != MASK)
+        drafts = found.info.drafts
+        assert np.all(drafts.accepted <= drafts.tested)
+        assert drafts.rounds.sum() + drafts.accepted.sum() == 8 * PLACES
+        spent = [sum(map(int, state.info.calls[:2])) for state in (found, expected)]
+        saved += spent[1] - spent[0]
+    assert saved > 0
+
+
+def undecided():
+    """A model in float32 in which other shapes of passes round otherwise, and ids 3 to 9 are near-ties."""
+    config = dataclasses.replace(LLADA, width=512, mlp_width=640, heads=8, kv_heads=8, head_dim=64)
+    params = jax.tree.map(np.float32, tiny.params(abstract_params(config), scale=0.05))
+    head = params["head"]["kernel"]
+    head[:, 3:10] = head[:, 2:3] * (1 + 1e-7 * np.arange(1, 8))
+    return LM(config, jnp.float32), params
+
+
+@pytest.mark.parametrize("cached", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "method", [masked.SelfSpeculation(3), masked.SelfSpeculation(texts=table(2, 12))], ids=["chain", "table"]
+)
+def test_the_same_bits_in_float32(method, cached):
+    model, prompts = undecided(), [[1, 2, 3], [4], [5, 6]] * 4
+    options = masked.Options(max_new_tokens=24, block=8, cached=cached)
+    found, info = masked.generate(None, model, prompts, method, options)
+    stepwise, spent = masked.generate(None, model, prompts, masked.Stepwise(method), options)
+    np.testing.assert_array_equal(found, stepwise)
+    np.testing.assert_array_equal(info.steps, spent.steps)
+    assert spent.passes == 24 and int(spent.drafts.accepted.sum()) == 0 < int(info.drafts.accepted.sum())
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("float64")
+def test_tables_find_what_chains_do_not():
+    """Fitted to models whose second moves are other tokens or other places than drafted."""
+    model = TextModel("tiny", LM(LLADA, jnp.float64), params_of(LLADA, 0))
+    prompts = [[int(i) for i in row] for row in np.random.default_rng(0).integers(0, MASK, (16, 4))]
+    options = masked.Options(max_new_tokens=PLACES, block=4)
+    tables = calibration.fitted(model, prompts, options, (6,))
+    assert len(tables[6].texts) == 6
+    spent = {}
+    for name, method in {
+        "chain": masked.SelfSpeculation(5),
+        "table": masked.SelfSpeculation(texts=tables[6]),
+    }.items():
+        tokens, info = masked.generate(None, model, prompts, method, options)
+        spent[name] = np.mean(info.drafts.rounds)
+        stepwise, _ = masked.generate(None, model, prompts, masked.Stepwise(), options)
+        np.testing.assert_array_equal(tokens, stepwise)
+    assert spent["table"] < spent["chain"]
+
+
+def test_a_fit_counts_what_it_is_for():
+    """Walks whose next moves are known: the commonest first, and no text without the one before it."""
+    common, rare = [(2, 0), (1, 1)], [(1, 0), BEYOND]
+    found = fit([[common, common, common, rare]], 4)
+    assert found.texts == ((), ((2, 0),), ((1, 1), (2, 0)), ((1, 0),))
+    assert fit([[rare]], 100).texts == ((), ((1, 0),))  # nothing more is to be had
+    assert fit([[common, rare]], 1).texts == ((),)
+
+
+def test_files(tmp_path):
+    tables = {8: table(0, 8), 24: table(1)}
+    sets.write(tmp_path / "moves.json", tables)
+    found = sets.read(tmp_path / "moves.json")
+    assert found == tables and sets.read(tmp_path / "none.json") is None
+    assert chosen(found, 5) == found[8].first(5) and chosen(found, 9).texts == found[24].texts[:9]
+    assert chosen(found, 100) == found[24]
+    assert {4, 8, 16, 32, 64} <= set(sets.tables_of(None))  # the package's
+    for content in (
+        "",
+        "[]",
+        "{}",
+        '{"8": []}',
+        '{"8": [[[1]]]}',
+        '{"8": [[], [[1.5, 0]]]}',
+        '{"2": [[[1, 0]]]}',
+    ):
+        (tmp_path / "moves.json").write_text(content)
+        with pytest.raises(UserError, match=re.escape(str(tmp_path))):
+            sets.read(tmp_path / "moves.json")
+
+
+@pytest.mark.parametrize(
+    "method, options, sentence",
+    [
+        (masked.SelfSpeculation(texts=16), masked.Options(temperature=0.5), "texts are for temperature 0"),
+        (
+            masked.SelfSpeculation(texts=16, accept_top_k=3),
+            masked.Options(),
+            "accept_top_k goes with the chain",
+        ),
+        (masked.SelfSpeculation(texts=1), masked.Options(), "texts is 1; it must be at least 2"),
+        (masked.SelfSpeculation(texts="16"), masked.Options(), "texts is '16'"),
+    ],
+)
+def test_what_cannot_be_asked_for(method, options, sentence):
+    model = (LM(LLADA, jnp.float32), params_of(LLADA, 0))
+    with pytest.raises(UserError, match=sentence):
+        masked.generate(jax.random.key(0), model, [[1, 2]], method, options)
+
+
+@pytest.mark.slow
+def test_the_command(tmp_path, capsys):
+    """Tables fitted by `calibrate` are kept beside the model, and used."""
+    folder = tmp_path / "model"
+    shutil.copytree(models.shipped_folder("masked-default"), folder)
+    (tmp_path / "prompts.txt").write_text("Return a list\nWrite to a file\n")
+    small = ["--prompts", str(tmp_path / "prompts.txt"), "--new-tokens", "8", "--json"]
+    assert main(["calibrate", str(folder), *small]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told == {"out": str(folder / "moves.json"), "prompts": 2, "texts": list(calibration.COUNTS)}
+    asked = ["masked", "--model", str(folder), "--prompt", "Return", "--new-tokens", "8", "--json"]
+    assert main([*asked, "--texts", "8"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["lossless"] and report["compared_to_stepwise"]["identical_rows"] == 1
+    assert report["plan"]["texts"] == 8 and report["rows_evaluated"] % 8 == 1  # the first pass reads one text
+    (folder / "moves.json").write_text("[]")
+    for words, sentence in (
+        (["--texts", "8"], "holds no tables of moves"),
+        (["--texts", "8", "--temperature", "1"], "--texts is for texts that are not drawn"),
+        (["--texts", "8", "--draft-len", "2"], "--texts takes the place of --draft-len"),
+        (["--texts", "8", "--method", "stepwise"], "--texts is for --method ssd"),
+    ):
+        assert main([*asked, *words]) == 2
+        assert sentence in capsys.readouterr().err
+    for target, flag, sentence in (
+        ("masked-default", [], "masked-default comes with the package"),
+        ("text-default", [], "text-default has no mask id"),
+        ("default", ["--block", "4"], "--block is for a language model, and default is an image model"),
+        (str(folder), ["--cfg", "2"], "--cfg is for an image model"),
+    ):
+        assert main(["calibrate", target, *flag]) == 2
+        assert sentence in capsys.readouterr().err

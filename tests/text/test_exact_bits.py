@@ -1,0 +1,119 @@
+"""exact_bits: texts with drafts are plain decoding's in float32, too, where they would part at near-ties."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import text_models
+
+import cspd_jax
+from cspd_jax import text
+from cspd_jax.errors import UserError
+from cspd_jax.networks.cpu_matmul import by_outputs
+from cspd_jax.networks.lm import LM
+from cspd_jax.text.generation import prepare
+
+GAMMA, NEW, ROWS = 4, 40, 12
+
+
+def undecided(seed=0, **sizes):
+    """A model in float32, wide enough that the number of rows of a product changes its rounding, whose ids
+    3 to 10 are all but equally probable."""
+    lm = text_models.model(dtype=jnp.float32, width=512, mlp_width=640, heads=8, head_dim=64, **sizes)
+    params = text_models.params(lm, seed, 0.05)
+    head = params["head"]["kernel"]
+    head[:, 3:] = head[:, 2:3] * (1 + 1e-7 * np.arange(1, head.shape[1] - 2))
+    return lm, params
+
+
+def texts(model, exact_bits, drafter, **options):
+    options = text.Options(max_new_tokens=NEW, gamma=GAMMA, exact_bits=exact_bits, **options)
+    key = jax.random.key(1) if options.temperature else None
+    tokens, info = text.generate(key, model, text_models.prompts(ROWS, 6), drafter, options)
+    return np.asarray(tokens), info
+
+
+@pytest.fixture(scope="module")
+def model():
+    return undecided()
+
+
+@pytest.fixture(scope="module")
+def draft(model):
+    lm, params = model
+    return lm, text_models.near(params, scale=0.002)
+
+
+@pytest.mark.parametrize("how", [{}, {"temperature": 1.0, "rule": "match"}], ids=["greedy", "match"])
+def test_the_same_texts(model, draft, how):
+    head = text_models.head(*model, np.arange(2, 11), scale=0.05)
+    for drafter in (text.PromptLookup(), draft, text.draft_from_states(head, model)):
+        drafted, info = texts(model, True, drafter, **how)
+        plain, _ = texts(model, True, None, **how)
+        np.testing.assert_array_equal(drafted, plain)
+        assert int(info.drafts.accepted.sum()) > 0
+
+
+def test_texts_part_without_it(model, draft):
+    """The control: this model's texts do depend on how many tokens a pass reads."""
+    drafted, _ = texts(model, False, draft)
+    plain, _ = texts(model, False, None)
+    assert (drafted != plain).any()
+
+
+@pytest.mark.slow
+def test_passes_that_would_be_packed(model, draft):
+    """On a CPU large matrices lie by outputs, and passes are compiled for several numbers of tokens."""
+    lm, params = model
+    packing = LM(lm.config, jnp.float32, by_outputs=True), by_outputs(jax.tree.map(jnp.asarray, params))
+    drafted, _ = texts(packing, True, draft)
+    plain, _ = texts(packing, True, None)
+    np.testing.assert_array_equal(drafted, plain)
+
+
+def test_plain_decoding_without_drafts_costs_the_same_passes(model):
+    _, info = texts(model, True, None)
+    assert int(info.calls.target_passes) == NEW and int(info.drafts.tested.sum()) == 0
+    inputs = prepare(None, model, [[1]], None, text.Options(gamma=GAMMA, exact_bits=True))
+    assert inputs.max_gamma == GAMMA and inputs.drafter is None
+
+
+@pytest.mark.parametrize(
+    "drafter, options, sentence",
+    [
+        (text.PromptLookup(), {"temperature": 1.0}, "exact_bits is for greedy texts and for the rule match"),
+        (None, {"gamma": 0}, "exact_bits needs a gamma of at least 1"),
+        ("tree", {}, "exact_bits is for chains of drafts"),
+    ],
+)
+def test_where_it_cannot_be(model, drafter, options, sentence):
+    drafter = text.draft_tree(model, (2,)) if drafter == "tree" else drafter
+    with pytest.raises(UserError, match=sentence):
+        text.generate(jax.random.key(0), model, [[1]], drafter, text.Options(exact_bits=True, **options))
+    with pytest.raises(UserError, match="exact_bits keeps the number of drafts"):
+        text.continuous(None, model, [[1]], None, text.Options(exact_bits=True))
+
+
+@pytest.mark.real
+def test_the_published_model(tmp_path):
+    """Fifty beginnings of texts, continued by look-up and without drafts, a row and ten rows at a time."""
+    import real_lm
+
+    from cspd_jax.apps.cli import main
+    from cspd_jax.training.data.text import documents
+    from cspd_jax.weights.tokenizers import load_tokenizer
+
+    assert (file := real_lm.find()) is not None, f"needs the package {real_lm.PACKAGE}"
+    assert main(["convert", str(file), str(tmp_path / "smol")]) == 0
+    smol = cspd_jax.load_text(tmp_path / "smol")
+    tokenizer = load_tokenizer(smol)
+    begun = [tokenizer.encode(d.text[:200]) for d in documents() if len(d.text) > 200]
+    prompts = [ids[:32] for ids in begun if len(ids) >= 32][:50]  # of one length: two programs for each batch
+    options = text.Options(max_new_tokens=48, gamma=GAMMA, exact_bits=True)
+    for rows in (1, 10):
+        for i in range(0, 50 if rows > 1 else 10, rows):
+            drafted, _ = text.generate(None, smol, prompts[i : i + rows], text.PromptLookup(), options)
+            plain, _ = text.generate(None, smol, prompts[i : i + rows], None, options)
+            np.testing.assert_array_equal(drafted, plain)

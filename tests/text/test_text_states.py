@@ -1,0 +1,264 @@
+"""Drafts of a head that reads its target's states: what it is given, and that texts stay the target's.
+
+The rules with this drafter are tested in `test_text_distribution` and `test_protocol_text`.
+"""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import text_models
+
+from cspd_jax import text
+from cspd_jax.errors import UserError
+from cspd_jax.networks.cpu_matmul import by_outputs
+from cspd_jax.networks.eagle import Eagle
+from cspd_jax.networks.lm import LM
+from cspd_jax.text import generation, rounds
+
+LAYERS = (0, 1, 2)
+PROMPTS = [[1, 5, 7], [3], [4, 9, 8, 2, 6], [6, 7]]
+
+
+def pair(dtype=jnp.float64, seed=0, **sizes):
+    lm = text_models.model(dtype=dtype, depth=2, **sizes)
+    params = text_models.params(lm, seed=seed)
+    head = text_models.head(lm, params, [9, 3, 5, 1, 7, 2, 10, 0], LAYERS)
+    return (lm, params), head
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 6))
+def drafted(lm, network, params, own, tokens, length, count):
+    """The most probable drafts [count] after the first `length` of tokens [L], by whole rows, without a
+    cache."""
+    own, at = {**own, "embedding": params["embed"]["embedding"]}, jnp.arange(len(tokens))[None]
+    states = lm.apply(params, tokens[None], at, lm.empty_cache(1, len(tokens)), entering=LAYERS)[2]
+    state, following = network.joined(own, states), jnp.roll(tokens, -1)[None]
+    for place in length - 2 + jnp.arange(count):
+        after, _ = network.apply(own, following, state, at, network.empty_cache(1, len(tokens)))
+        best = own["ids"][jnp.argmax(network.logits(own, after[0, place]))]
+        following = following.at[0, place + 1].set(best)
+        state = state.at[:, place + 1].set(after[:, place])
+    return following[0, length - 1 + jnp.arange(count)]
+
+
+def test_drafts_are_those_without_a_cache(float64):
+    """In every round, of every row: after rounds that accepted all, some or none of their drafts."""
+    target, head = pair()
+    (lm, params), (network, own) = target, head
+    options = text.Options(gamma=3, max_new_tokens=14, stop_ids=())
+    inputs = generation.prepare(None, target, PROMPTS, text.draft_from_states(head, target), options)
+    draft_step, run_round = jax.jit(rounds.draft_step), jax.jit(rounds.run_round)
+    state, taken = jax.jit(rounds.begin)(inputs), set()
+    while not np.all(state.done):
+        drafts, _ = draft_step(inputs, state)
+        for row, length in enumerate(np.asarray(state.length)):
+            count = int(drafts.count[row])
+            assert count == 0 or length > 1  # of an only token there is no state
+            expected = drafted(lm, network, params, own, state.tokens[row], length, 3)
+            assert drafts.tokens[row, :count].tolist() == expected[:count].tolist()
+        before = np.asarray(state.length)
+        state, _ = run_round(inputs, state)
+        taken |= set((np.asarray(state.length) - before).tolist())
+    assert {1, 2} <= taken
+
+
+def test_the_states_are_what_enters_the_layers(float64):
+    (lm, params), _ = pair()
+    tokens = np.array([[4, 9, 8, 2, 6, 1]])
+    at = jnp.arange(6)[None]
+    apply = jax.jit(lambda: lm.apply(params, tokens, at, lm.empty_cache(1, 6), entering=LAYERS))
+    logits, _, states = apply()
+    first = LM(dataclasses.replace(lm.config, depth=1), lm.dtype)
+    after_one = jax.jit(lambda: first.hidden(params, tokens, at, first.empty_cache(1, 6), (1,)))()[2]
+    embedded = params["embed"]["embedding"][tokens]
+    np.testing.assert_allclose(states, np.concatenate([embedded, after_one, states[..., 32:]], axis=-1))
+    h = states[..., 32:]
+    normed = h / np.sqrt(np.mean(h**2, axis=-1, keepdims=True) + lm.config.norm_eps) * params["norm"]["scale"]
+    np.testing.assert_allclose(jax.jit(lm.logits)(params, normed), logits)
+
+
+@pytest.mark.parametrize("options", [{}, {"temperature": 0.9, "rule": "match"}], ids=["greedy", "match"])
+def test_texts_are_those_of_plain_decoding(float64, options):
+    target, head = pair()
+    key, drafter = jax.random.key(3), text.draft_from_states(head, target)
+    asked = text.Options(max_new_tokens=20, stop_ids=(), **options)
+    plain = text.generate(key, target, PROMPTS, None, asked)
+    for gamma in (1, 4):
+        tokens, info = text.generate(key, target, PROMPTS, drafter, dataclasses.replace(asked, gamma=gamma))
+        np.testing.assert_array_equal(tokens, plain.tokens)
+        assert 0 < info.acceptance < 1
+
+
+def test_rows_that_come_and_go(float64):
+    """Rounds with 0, 1 and 3 drafts in turn: what a round did not read, a later one catches up on."""
+    target, head = pair()
+    drafter = text.draft_from_states(head, target)
+    options = text.Options(max_new_tokens=40, stop_ids=())
+
+    class InTurn(text.DraftScheduler):
+        turns = 0
+
+        def next(self):
+            self.turns += 1
+            return (3, 1, 0)[self.turns % 3], 2
+
+    found = text.continuous(None, target, PROMPTS, drafter, options, rows=3, scheduler=InTurn((0, 1, 3)))
+    plain = text.generate(None, target, PROMPTS, None, options)
+    np.testing.assert_array_equal(found.tokens, plain.tokens)
+    always = text.continuous(
+        None, target, PROMPTS, drafter, options, rows=3, scheduler=text.DraftScheduler((1,))
+    )
+    # Drafts depend on the text alone, so those after a plain round are as good as any.
+    assert abs(found.info.acceptance - always.info.acceptance) < 0.25
+
+
+@pytest.mark.slow
+def test_packed_passes_tell_the_same_states():
+    target, (network, own) = pair(jnp.float32, width=512, head_dim=64, heads=8, kv_heads=2, mlp_width=520)
+    lm, params = target
+    small = jax.tree.map(lambda a: a * 0.05 if a.ndim > 1 else a, params)
+    fast = LM(lm.config, by_outputs=True), by_outputs(small)
+    head = Eagle(network.config, by_outputs=True), by_outputs(own)
+    texts = []
+    for model, reads in (((lm, small), (network, own)), (fast, head)):
+        drafter = text.draft_from_states(reads, (lm, small))
+        options = text.Options(gamma=2, max_new_tokens=6, stop_ids=())
+        texts.append(text.generate(None, model, [[1, 2], [3, 4, 5]] * 3, drafter, options))
+    np.testing.assert_array_equal(texts[0].tokens, texts[1].tokens)
+    np.testing.assert_array_equal(texts[0].info.accepted, texts[1].info.accepted)
+
+
+def test_what_does_not_fit(float64):
+    target, head = pair()
+    other, _ = pair(width=20, head_dim=4)
+    more, _ = pair(ids=12)
+    flat = text_models.model(depth=1), None
+    for of, sentence in (
+        (other, "reads states of 16 numbers, and the target's have 20"),
+        (more, "for a target of 11 ids, and this one has 12"),
+        (flat, "what enters layer 2, and the target has 1 layers"),
+    ):
+        with pytest.raises(UserError, match=sentence):
+            text.draft_from_states(head, of)
+    with pytest.raises(UserError, match="what cspd_jax\\.load_head returns"):
+        text.draft_from_states(target, target)
+
+
+@pytest.mark.parametrize("of", ["head", "model"])
+def test_look_up_before_another_drafter(float64, of):
+    """Rows that repeat themselves copy, the others draft; texts stay the target's, in every loop."""
+    target, head = pair()
+    other = (target[0], text_models.near(target[1]))
+    inner = text.draft_from_states(head, target) if of == "head" else other
+    drafter = text.look_up_or(inner, most=2)
+    prompts = [[1, 5, 7, 1, 5], [4, 9, 8, 2, 6]]
+    options = text.Options(gamma=4, max_new_tokens=24, stop_ids=())
+    inputs = generation.prepare(None, target, prompts, drafter, options)
+    drafts, _ = jax.jit(rounds.draft_step)(inputs, jax.jit(rounds.begin)(inputs))
+    assert drafts.count.tolist() == [3, 2] and drafts.tokens[0, :3].tolist() == [7, 1, 5]
+    plain = text.generate(None, target, prompts, None, options)
+    np.testing.assert_array_equal(text.generate(None, target, prompts, drafter, options).tokens, plain.tokens)
+    scheduler = text.DraftScheduler((0, 4))
+    found = text.continuous(None, target, prompts, drafter, options, rows=1, scheduler=scheduler)
+    np.testing.assert_array_equal(found.tokens, plain.tokens)
+    with pytest.raises(UserError, match="not with PromptLookup"):
+        text.look_up_or(text.PromptLookup())
+
+
+def test_a_tree_of_one_child_each_is_the_chain(float64):
+    """The same drafts, accepted as often; and wider ones give the target's text in fewer rounds."""
+    target, head = pair()
+    chain = text.draft_from_states(head, target)
+    options = text.Options(gamma=3, max_new_tokens=24, stop_ids=())
+    plain = text.generate(None, target, PROMPTS, None, options)
+    of_chain = text.generate(None, target, PROMPTS, chain, options)
+    accepted = []
+    for widths in ((1, 1, 1), (4, 2, 1)):
+        made = text.generate(None, target, PROMPTS, text.head_tree(chain, widths), options)
+        np.testing.assert_array_equal(made.tokens, plain.tokens)
+        accepted.append(made.info.accepted)
+    longer = np.array([len(prompt) > 1 for prompt in PROMPTS])  # a chain drafts nothing after one token
+    np.testing.assert_array_equal(accepted[0][longer], of_chain.info.accepted[longer])
+    assert accepted[1].sum() > accepted[0].sum()
+    with pytest.raises(UserError, match="what draft_from_states returns"):
+        text.head_tree(text.look_up_or(chain))
+
+
+def test_ids_that_pad_the_target_s_vocabulary_are_never_drafted(float64):
+    """A head may have all of them: they neither are drawn nor take the noise of others."""
+    lm = text_models.model(8, padding=3, depth=2)
+    params = text_models.params(lm)
+    network, own = text_models.head(lm, params, np.arange(11), LAYERS)
+    own["head"]["kernel"] = own["head"]["kernel"].at[:, 8:].set(50.0)  # those are the most probable ones
+    drafter = text.draft_from_states((network, own), (lm, params))
+    for options in ({}, {"temperature": 1.0}):
+        options = text.Options(gamma=3, max_new_tokens=12, stop_ids=(), **options)
+        key = jax.random.key(0) if options.temperature else None
+        inputs = generation.prepare(key, (lm, params), [[1, 5, 7]], drafter, options)
+        drafts, _ = jax.jit(rounds.draft_step)(inputs, jax.jit(rounds.begin)(inputs))
+        assert drafts.count[0] == 3 and np.all(drafts.tokens < 8)
+        if drafts.log_q is not None:
+            np.testing.assert_allclose(jax.nn.logsumexp(drafts.log_q, axis=-1), 0, atol=1e-6)
+        tree = text.head_tree(drafter, (2, 1))
+        tokens, _ = text.generate(key, (lm, params), [[1, 5, 7]], tree, dataclasses.replace(options, gamma=2))
+        assert np.all(np.asarray(tokens) < 8)
+
+
+def test_what_a_drafter_of_another_target_is_told(float64):
+    target, head = pair()
+    shallow = text_models.model(depth=1)
+    drafter = text.draft_from_states(head, target)
+    for model, given, sentence in (
+        ((shallow, text_models.params(shallow)), drafter, "enters layer 2, and the target has 1 layers"),
+        (target, drafter.drafter, "needs parameters; see draft_from_states"),
+        (target, text.look_up_or(drafter)._replace(params=None), "needs parameters"),
+    ):
+        with pytest.raises(UserError, match=sentence):
+            text.generate(None, model, [[1, 2]], given)
+    for wrong in (drafter, (head[0], 3), (head[0], {}), 3):
+        with pytest.raises(UserError, match=r"what cspd_jax\.load_head returns"):
+            text.draft_from_states(wrong, target)
+    with pytest.raises(UserError, match="wider than the vocabulary"):
+        text.generate(None, target, [[1, 2]], text.head_tree(drafter, (9,)))
+
+
+def test_a_model_behind_look_up_knows_what_was_copied(float64):
+    """After rounds of copies its drafts are those of a model that read everything."""
+    target, _ = pair()
+    other = (target[0], text_models.near(target[1]))
+    either = text.look_up_or(other, most=3)
+    prompts = [[1, 5, 7, 1, 5, 7, 1]]
+    options = text.Options(gamma=4, max_new_tokens=30, stop_ids=())
+    inputs = generation.prepare(None, target, prompts, either, options)
+    alone = generation.prepare(None, target, prompts, other, dataclasses.replace(options, gamma=3))
+    run, state = jax.jit(rounds.run_round), jax.jit(rounds.begin)(inputs)
+    fresh, step = jax.jit(rounds.begin), jax.jit(rounds.draft_step)
+    copies = jax.jit(lambda *of: text.PromptLookup().draft(None, None, request_of(*of))[0].count)
+    compared = 0
+    while not np.all(state.done):
+        drafts, _ = step(inputs, state)
+        length = int(state.length[0])
+        if 0 < int(drafts.count[0]) <= 3:
+            known = text.Prompts(state.tokens, state.length)
+            begun = fresh(dataclasses.replace(alone, prompts=known, max_len=inputs.max_len))
+            expected, _ = step(alone, begun._replace(tokens=state.tokens, length=state.length))
+            if int(copies(inputs, state)[0]) == 0:
+                count = min(int(drafts.count[0]), int(expected.count[0]))
+                np.testing.assert_array_equal(drafts.tokens[0, :count], expected.tokens[0, :count])
+                compared += 1
+        state, _ = run(inputs, state)
+        assert int(state.length[0]) > length
+    assert compared > 3
+
+
+def request_of(inputs, state):
+    """What look-up reads of a request."""
+    room = inputs.limit - state.length - 1
+    return text.DraftRequest(
+        state.tokens, state.length, jnp.minimum(inputs.gamma, room), None, inputs.sampling, inputs.stop_ids,
+        None, inputs.max_gamma, inputs.num_ids, False,
+    )  # fmt: skip

@@ -1,0 +1,320 @@
+"""Heads that draft from their target's states: the answers they learn from, what a turn is, the command."""
+
+import dataclasses
+import functools
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import text_models
+import word_models
+from word_models import IDS, TARGET, TEMPLATE, tokenizer
+
+from cspd_jax import text, weights
+from cspd_jax.apps.cli import main
+from cspd_jax.errors import UserError
+from cspd_jax.networks import eagle
+from cspd_jax.training import presets
+from cspd_jax.training.data.prompts import prompt_ids
+from cspd_jax.training.data.text import TextConfig
+from cspd_jax.training.step import first_state
+from cspd_jax.training.text import states
+from cspd_jax.training.text.answers import TEMPERATURE, Answers, answered
+from cspd_jax.training.text.states_recipe import head_config
+from cspd_jax.training.text.trainer import TextTeacher
+from cspd_jax.weights import models
+from cspd_jax.weights.chat import chat_template
+
+LENGTH, OWN = 24, 40
+LAYERS = (0, 1, 2)
+PROMPTS = [[1, 3 + i % 40, 5] for i in range(32)]
+
+
+@functools.cache
+def params():
+    return text_models.params(TARGET, scale=0.5)
+
+
+def teacher():
+    return TextTeacher(TARGET.config, params())
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory):
+    return Answers(teacher(), PROMPTS, LENGTH, 128, tmp_path_factory.mktemp("answers"), LAYERS)
+
+
+def test_answers_are_the_targets(answers):
+    """Greedy rows are what `generate` makes, and what is kept gives the target's logits."""
+    made = answers.batch(0, 120)
+
+    @jax.jit
+    def known(tokens):
+        at = jnp.broadcast_to(jnp.arange(LENGTH), tokens.shape)
+        cache = TARGET.empty_cache(len(tokens), LENGTH)
+        logits, _, states = TARGET.apply(params(), tokens, at, cache, entering=LAYERS)
+        return logits, states, TARGET.logits(params(), made.hidden.astype(jnp.float32))
+
+    logits, entering, kept = known(np.maximum(made.tokens, 0))
+    there = made.tokens >= 0
+    np.testing.assert_allclose(kept[there], logits[there], atol=0.05)  # bfloat16
+    np.testing.assert_allclose(made.states[there].astype(np.float32), entering[there], rtol=0.01, atol=0.01)
+    total = np.log(np.exp(np.asarray(logits, np.float64)).sum(axis=-1))
+    np.testing.assert_allclose(total[there], made.total[there], atol=1e-4)
+    tokens, info = text.generate(
+        None, (TARGET, params()), PROMPTS, options=text.Options(max_new_tokens=LENGTH - 3)
+    )
+    greedy = {
+        tuple(row[:length]) for row, length in zip(np.asarray(tokens).tolist(), np.asarray(info.lengths))
+    }
+    rows = [tuple(row[row >= 0].tolist()) for row in made.tokens]
+    assert sum(row in greedy for row in rows) == 60 and len(set(rows)) > 80
+    ended = np.array([(row == 2).any() for row in made.tokens])
+    assert ended.any() and ((made.tokens == -1).any(axis=1) <= ended).all()
+
+
+def test_answers_to_some_prompts_are_held_out(answers):
+    held_out, trained = answers.held_out(999), answers.batch(0, 120)
+    questions = [{tuple(row[:3].tolist()) for row in rows.tokens} for rows in (held_out, trained)]
+    assert len(held_out.tokens) == 8 and questions[0] == {(1, 3, 5), (1, 19, 5)}
+    assert not questions[0] & questions[1] and len(questions[1]) == 30
+    assert answers.describe()["held_out_ids"] == (held_out.tokens >= 0).sum()
+    counts = np.bincount(trained.tokens[:, 3:][trained.tokens[:, 3:] >= 0], minlength=IDS)
+    np.testing.assert_array_equal(answers.frequencies(IDS), counts)
+    chosen = states.frequent_ids(counts, 10, (60, 2))
+    assert {2, 60} <= set(chosen) and len(set(chosen)) == 10 and list(chosen) == sorted(chosen)
+    others = np.sort(np.delete(counts, [2, 60]))[::-1]
+    assert sum(counts[i] for i in chosen if i not in (2, 60)) == others[:8].sum()
+
+
+@pytest.mark.slow
+def test_answers_are_made_once(answers, tmp_path):
+    made = Answers(teacher(), PROMPTS, LENGTH, 64, tmp_path, LAYERS)
+    (file,) = tmp_path.iterdir()
+    stamp = file.stat().st_mtime_ns
+    again = Answers(teacher(), PROMPTS, LENGTH, 64, tmp_path, LAYERS)
+    assert file.stat().st_mtime_ns == stamp
+    for one, other in zip(made.batch(3, 8), again.batch(3, 8)):
+        np.testing.assert_array_equal(one, other)
+    for changed in ((PROMPTS[1:], LAYERS), (PROMPTS, (0,))):
+        with pytest.raises(UserError, match="another target or seed"):
+            Answers(teacher(), changed[0], LENGTH, 64, tmp_path, changed[1])
+
+
+def test_answers_are_drawn_at_their_temperature():
+    """The first id after one prompt, of many rows: within 4.5 deviations of its probability."""
+    count = 4096
+    rows = np.tile(np.array([1, 7, 0], np.int32), (count, 1))
+    given, warm = np.full(count, 2, np.int32), np.full(count, TEMPERATURE, np.float32)
+    made = answered(TARGET, params(), jax.random.key(0), rows, given, warm, (0,))
+    drawn = np.asarray(made.tokens)[:, 2]
+    logits = text_models.logits(TARGET, params(), rows[:1])[0, 1].astype(np.float64) / TEMPERATURE
+    chance = np.exp(logits) / np.exp(logits).sum()
+    for x in np.argsort(-chance)[:10]:
+        assert abs((drawn == x).mean() - chance[x]) < 4.5 * np.sqrt(chance[x] * (1 - chance[x]) / count)
+    assert 0.02 < chance.max() < 0.95
+
+
+def learner(**changed):
+    config = presets.preset("text-states")
+    return dataclasses.replace(
+        config, model=head_config(TARGET.config, OWN), data=TextConfig(LENGTH), dtype="float32", **changed
+    )
+
+
+@functools.cache
+def begun():
+    ids = np.sort(np.random.default_rng(0).permutation(IDS)[:OWN])
+    config = learner()
+    network, own = text_models.head(TARGET, params(), ids, config.model.entering)
+    return config, network, own, states.given_by(teacher(), ids)
+
+
+def test_a_turn_is_a_draft_after_right_drafts(answers):
+    """What turn k says at place i is what a drafter says that was given states up to place i - k and drafted
+    the k tokens that are there."""
+    _, network, own, given = begun()
+    rows, count = answers.batch(0, 2), 3
+    learned = {name: part for name, part in own.items() if name != "ids"}
+    by_turns = np.asarray(jax.jit(lambda: states.turns(network, learned, given, rows, count))())
+    whole = {**own, "embedding": given.embedding}
+    following = jnp.maximum(jnp.roll(rows.tokens, -1, axis=1), 0)
+    joined = network.joined(whole, rows.states.astype(jnp.float32))
+
+    @jax.jit
+    def drafted(known):
+        """Logits [count, B, V] with states up to place `known`."""
+        cache, at = network.empty_cache(2, LENGTH), jnp.broadcast_to(jnp.arange(LENGTH), (2, LENGTH))
+        at = jnp.where(at <= known, at, LENGTH)
+        state, cache = network.apply(whole, following, joined, at, cache)
+        found, state = [network.logits(whole, state[:, known])], state[:, known]
+        for k in range(1, count):
+            place = jnp.full((2, 1), known + k)
+            token = jnp.take_along_axis(following, place, axis=1)
+            after, cache = network.apply(whole, token, state[:, None], place, cache)
+            found, state = [*found, network.logits(whole, after[:, 0])], after[:, 0]
+        return jnp.stack(found)
+
+    for known in (0, 4, 11):
+        for k, logits in enumerate(np.asarray(drafted(known))):
+            np.testing.assert_allclose(by_turns[k][:, known + k], logits, rtol=2e-4, atol=2e-4)
+    assert np.abs(by_turns[0][:, 5] - by_turns[1][:, 5]).max() > 0.1
+
+
+def test_what_is_wanted_is_the_target_s_token_after_the_next(answers):
+    *_, given = begun()
+    rows = answers.batch(0, 8)
+    log_p, there = map(np.asarray, jax.jit(states.wanted)(given, rows))
+    logits = text_models.logits(TARGET, params(), rows.tokens).astype(np.float64)
+    expected = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    # Place i is about the token at i + 2, which the target's logits at i + 1 are about.
+    whole = expected[:, 1:][..., np.asarray(given.ids)]
+    np.testing.assert_allclose(log_p[:, :-1][there[:, :-1]], whole[there[:, :-1]], atol=0.1)
+    for row, tokens in zip(there, rows.tokens):
+        places = [i for i in range(LENGTH) if 3 <= i + 2 < LENGTH and tokens[i + 2] >= 0]
+        assert np.flatnonzero(row).tolist() == places
+
+
+@pytest.mark.slow
+def test_it_learns_in_every_turn(answers):
+    """From the target's last layer to better drafts than chance, the fed-back ones included."""
+    config = learner(steps=100, batch=8, warmup=10, decay=60, learning_rate=5e-3)
+    *_, given = begun()
+    first = states.first_params(config.model, teacher(), np.asarray(given.ids), 0)
+    rows = answers.batch(0, 8)
+    before = states.agreement(config, teacher(), first, given, rows)
+    state = first_state(config, jax.tree.map(jnp.array, first))
+    for _ in range(config.steps):
+        state, metrics = states.head_step(config, state, rows, given)
+    after = states.agreement(config, teacher(), state.ema, given, rows)
+    assert np.isfinite(metrics.loss) and after.acceptance > before.acceptance + 0.02
+    assert len(after.greedy) == 3 and min(np.subtract(after.greedy, before.greedy)) > 0.1
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory):
+    return word_models.save(tmp_path_factory.mktemp("target"), params())
+
+
+@pytest.fixture(scope="module")
+def prompts(tmp_path_factory):
+    path = tmp_path_factory.mktemp("prompts") / "prompts.txt"
+    path.write_text("\n\n".join(f"w1 w{3 + i}" for i in range(20)))
+    return path
+
+
+def test_prompts_are_put_into_the_chat_template(target, tmp_path):
+    pytest.importorskip("jinja2")
+    model = models.load_text(target)
+    assert prompt_ids(model, ["w7 w8"]) == [[7, 8]]
+    for name, template in (("good", TEMPLATE), ("bad", "{{ nothing.there }}")):
+        (tmp_path / name).mkdir()
+        settings = {"chat_template": template, "bos_token": {"content": "w1"}}
+        (tmp_path / name / "tokenizer_config.json").write_text(json.dumps(settings))
+    said = [{"role": "user", "content": "w7 w8"}]
+    assert chat_template(tmp_path / "good")(said) == "w1 w7 w8 w5"
+    for begins in (True, False):  # a beginning that template and tokenizer both write counts once
+        (tmp_path / "good" / "tokenizer.json").write_text(tokenizer(begins))
+        chat = dataclasses.replace(model, folder=tmp_path / "good")
+        assert prompt_ids(chat, ["w7 w8"]) == [[1, 7, 8, 5]]
+    with pytest.raises(UserError, match="cannot be filled in"):
+        chat_template(tmp_path / "bad")(said)
+    assert chat_template(None) is None
+
+
+@pytest.mark.slow
+def test_the_command(target, prompts, tmp_path, monkeypatch, capsys):
+    """A run that was stopped ends like one that was not; its head drafts for the target, and greedy text is
+    that of plain decoding."""
+    config = learner(steps=12, warmup=2, decay=10, log_every=1, sample_every=6)
+    monkeypatch.setitem(presets.HEAD_PRESETS, "text-states", config)
+    flags = ["--states", "--target", str(target), "--ids", str(OWN), "--prompts", str(prompts)]
+    flags += ["--samples", "64", "--json"]
+    first, second = tmp_path / "first", tmp_path / "second"
+    assert main(["distill", *flags, "--out", str(first)]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert 0 < report["acceptance"] < 1 and 0 < report["coverage"] <= 1 and len(report["greedy"]) == 3
+    assert len((first / "held_out.jsonl").read_text().splitlines()) == 2
+    assert main(["distill", *flags, "--out", str(second), "--stop-at", "5"]) == 0
+    assert main(["distill", "--resume", "--out", str(second), "--json"]) == 0
+    a, b = (weights.load(out / "model").params for out in (first, second))
+    assert jax.tree.all(jax.tree.map(lambda x, y: np.array_equal(x, y), a, b))
+    capsys.readouterr()
+    asked = ["text", "--target", str(target), "--draft", report["model"], "--prompt", "w1 w9", "--compare"]
+    assert main([*asked, "--new-tokens", "16", "--no-stop", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["compared_to_plain"]["identical_rows"] == 1
+    assert main(["info", report["model"]]) == 0 and "eagle" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "change,match",
+    [
+        ({"--prompts": None}, "--prompts is missing"),
+        ({"--prompts": "none.txt"}, "cannot be read as text"),
+        ({"--prompts": "empty.txt"}, "is empty; it should hold one prompt per line"),
+        ({"--prompts": "few.txt"}, "at least 16 are needed"),
+        ({"--prompts": "long.txt"}, "prompt 16 has 300 ids"),
+        ({"--target": None}, "--target is missing"),
+        ({"--target": "masked-default"}, "the target is a masked-diffusion model"),
+        ({"--ids": "1"}, "has no room"),
+        ({"--from": "data"}, "--from is not for --states"),
+        ({"--samples": "63"}, "ask for at least 64"),
+        ({"--preset": "glyphs"}, "--states goes with the preset text-states"),
+        ({"--states": None}, "add --states"),
+    ],
+)
+def test_bad_requests_end_with_a_sentence(target, prompts, tmp_path, monkeypatch, capsys, change, match):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty.txt").write_text("\n \n")
+    (tmp_path / "few.txt").write_text("w1\nw2\n")
+    (tmp_path / "long.txt").write_text("w1\n" * 15 + "w1 " * 300)
+    asked = {"--target": target, "--ids": "40", "--prompts": prompts, "--samples": "64", "--states": ""}
+    asked |= change
+    pairs = [(name, value) for name, value in asked.items() if value is not None]
+    flags = [str(part) for pair in pairs for part in pair if part != ""]
+    assert main(["distill", *flags, "--out", str(tmp_path / "run")]) == 2
+    message = capsys.readouterr().err
+    assert match in message and message.count("\n") == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_train_says_which_command_it_is(tmp_path, capsys):
+    assert main(["train", "--preset", "text-states", "--out", str(tmp_path / "run")]) == 2
+    assert "distill --states" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {
+            "family": "gpt_neox", "norm": "layer", "gated_mlp": False, "activation": "gelu", "qkv_bias": True,
+            "parallel_residual": True, "out_bias": True, "mlp_bias": True, "rotary_share": 0.5,
+            "tie_embeddings": False,
+        },
+        {"family": "qwen3"},
+        {"family": "qwen2", "qkv_bias": True, "tie_embeddings": False},
+    ],
+    ids=lambda sizes: sizes["family"],
+)  # fmt: skip
+def test_other_families(sizes, tmp_path):
+    """From answers to drafts, of a few steps."""
+    lm = dataclasses.replace(TARGET, config=dataclasses.replace(TARGET.config, **sizes))
+    of = TextTeacher(lm.config, text_models.params(lm, scale=0.5))
+    config = dataclasses.replace(learner(), model=head_config(lm.config, OWN))
+    answers = Answers(of, PROMPTS, LENGTH, 64, tmp_path, config.model.entering)
+    ids = states.frequent_ids(answers.frequencies(IDS), OWN, (2,))
+    given = states.given_by(of, ids)
+    state = first_state(config, jax.tree.map(jnp.array, states.first_params(config.model, of, ids, 0)))
+    for index in range(3):
+        state, metrics = states.head_step(config, state, answers.batch(index, 4), given)
+    assert np.isfinite(metrics.loss)
+    head = eagle.Eagle(config.model), {**state.ema, "ids": jnp.asarray(ids)}
+    target = lm, of.params
+    drafter, options = text.draft_from_states(head, target), text.Options(gamma=2, max_new_tokens=8)
+    tokens, info = text.generate(None, target, PROMPTS[:2], drafter, options)
+    np.testing.assert_array_equal(tokens, text.generate(None, target, PROMPTS[:2], None, options).tokens)
+    assert info.tested.sum() > 0
