@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 
 import jax
 import jax.numpy as jnp
@@ -101,11 +100,7 @@ def head(lm, params, ids, entering=(0, 1), seed=4, scale=0.5):
         parallel_residual=False, bos_ids=(), eos_ids=(),
     )  # fmt: skip
     config = EagleConfig(layer, entering, lm.config.width, lm.config.vocab_size)
-    keys = itertools.count()
-
-    def fill(leaf):
-        key = jax.random.fold_in(jax.random.key(seed), next(keys))
-        return scale * jax.random.normal(key, leaf.shape, lm.dtype)
-
+    random = np.random.default_rng(seed)
+    fill = lambda leaf: (scale * random.standard_normal(leaf.shape)).astype(lm.dtype)
     made = jax.tree.map(fill, {k: v for k, v in eagle.abstract_params(config).items() if k != "ids"})
-    return eagle.Eagle(config, lm.dtype), {**made, "ids": jnp.asarray(ids, jnp.int32)}
+    return eagle.Eagle(config, lm.dtype), {**made, "ids": np.asarray(ids, np.int32)}

@@ -51,10 +51,15 @@ def add_parser(subparsers) -> None:
         "--states",
         action="store_true",
         help="train one decoder layer that reads what the target computed anyway (EAGLE-3), on the target's"
-        " answers to --prompts",
+        " answers to --prompts and --questions",
     )
     head.add_argument(
         "--prompts", metavar="FILE", help="one prompt per line, in the target's chat template if it has one"
+    )
+    head.add_argument(
+        "--questions",
+        type=positive,
+        help="so many questions that the target, a chat model, asks itself, beside --prompts or without",
     )
     head.add_argument(
         "--ids", type=positive, help="how many ids the head has: the answers' most frequent ones (8192)"
@@ -81,6 +86,7 @@ def run(args: argparse.Namespace) -> None:
         args.samples,
         ids=args.ids,
         prompts=args.prompts and os.path.abspath(args.prompts),
+        questions=args.questions,
     )
     start = time.monotonic()
     trained = distill(config, args.out, beginning(args, asked), run_options(args, config), progress)
@@ -116,13 +122,13 @@ def _check_states(args: argparse.Namespace) -> None:
     if args.resume:
         return
     args.states |= args.preset == _STATES
-    own = {"--prompts": args.prompts, "--ids": args.ids}
+    own = {"--prompts": args.prompts, "--questions": args.questions, "--ids": args.ids}
     if not args.states:
         if given := [name for name, value in own.items() if value is not None]:
             raise UserError(f"{given[0]} is for heads that draft from the target's states: add --states")
         return
-    if args.target is None or args.prompts is None:
-        missing = "--target" if args.target is None else "--prompts"
+    if args.target is None or (args.prompts is None and args.questions is None):
+        missing = "--target" if args.target is None else "--prompts or --questions"
         raise UserError(f"a head learns from a target's answers to prompts; {missing} is missing")
     for name in ("origin", "data", "init"):
         if getattr(args, name) is not None:

@@ -95,18 +95,17 @@ class Pool:
         index = np.array([*busy, *others][: min(size, self._size)], np.int32)
         canvas, speculation = self._like.canvas, self._like.speculation
         assert speculation is not None
-        self._rows, told = _round(canvas, speculation, self._rows, index)
-        return {row: _text(told, canvas.mask_id, i) for i, row in enumerate(index.tolist()) if row in busy}
+        self._rows, made = _round(canvas, speculation, self._rows, index)
+        told = jax.device_get((made.state, made.passes))
+        return {row: _text(*told, canvas.mask_id, i) for i, row in enumerate(index.tolist()) if row in busy}
 
 
-def _text(rows: Rows, mask_id: int, row: int) -> Text:
-    state, drafts = rows.state, rows.state.info.drafts
+def _text(state: MaskedState, passes: np.ndarray, mask_id: int, row: int) -> Text:
+    drafts, ids = state.info.drafts, state.text[row]
     assert drafts is not None
-    ids = np.asarray(state.text[row])
     counts = int(np.sum(drafts.tested[row])), int(np.sum(drafts.accepted[row]))
     return Text(
-        ids.tolist(), np.asarray(state.rounds[row]).tolist(), int(rows.passes[row]), counts,
-        not np.any(ids == mask_id),
+        ids.tolist(), state.rounds[row].tolist(), int(passes[row]), counts, not np.any(ids == mask_id),
     )  # fmt: skip
 
 

@@ -16,6 +16,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from cspd_jax.networks import narrow
 from cspd_jax.networks.quantised import Quantised
 
 Array = jax.Array
@@ -80,7 +81,8 @@ class Dense(nn.Module):
         turned = self.by_outputs and is_large(shape)
         kernel = self.param("kernel", self.kernel_init, shape[::-1] if turned else shape, jnp.float32)
         x, kernel = x.astype(self.dtype), kernel.astype(self.dtype)
-        y = product(x, kernel) if turned else jnp.matmul(x, kernel)
+        by_rows = turned and not narrow.is_asked_for()
+        y = product(x, kernel) if by_rows else narrow.matmul(x, kernel, turned)
         if self.use_bias:
             bias = self.param("bias", nn.initializers.zeros, shape[1:], jnp.float32)
             y = y + bias.astype(self.dtype)

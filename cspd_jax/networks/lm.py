@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from cspd_jax._utils.accelerators import FEWEST_ROWS, by_device
+from cspd_jax.networks import narrow
 from cspd_jax.networks.attention import Beside, Cache, attend, attend_beside, write
 from cspd_jax.networks.cpu_matmul import Dense, is_large, product
 from cspd_jax.networks.layers import at_least_float32, gelu, rotate, rotation, take_rows
@@ -68,6 +69,8 @@ class Head(nn.Module):
 def _logits(h: Array, table: Array, by_ids: bool, turned: bool) -> Array:
     """h [..., D] and a table, [V, D] by ids or [D, V] -> [..., V]. turned: by `product`."""
     wide = jnp.promote_types(h.dtype, jnp.float32)
+    if narrow.is_asked_for():
+        return narrow.matmul(h, table, by_ids).astype(wide)
     if turned:
         return product(h, table, wide)
     return jnp.einsum("...d,vd->...v" if by_ids else "...d,dv->...v", h, table, preferred_element_type=wide)

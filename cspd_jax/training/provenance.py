@@ -30,6 +30,7 @@ class Provenance:
     vae: str | None = None
     ids: int | None = None
     prompts: str | None = None
+    questions: int | None = None
     weights: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @classmethod
@@ -37,7 +38,7 @@ class Provenance:
         """The inverse of `to_json`. TypeError if that is not what it is."""
         begun = cls(**values)
         texts = (begun.command, begun.init, begun.target, begun.origin, begun.vae, begun.prompts)
-        numbers = all(n is None or type(n) is int for n in (begun.samples, begun.ids))
+        numbers = all(n is None or type(n) is int for n in (begun.samples, begun.ids, begun.questions))
         if not (all(t is None or isinstance(t, str) for t in texts) and numbers and begun.command):
             raise TypeError("what it began with is not made of names and numbers")
         if not isinstance(begun.weights, dict):
@@ -56,7 +57,7 @@ class Provenance:
             raise UserError(
                 f"the run in {where} was begun by cspd-jax {self.command}; continue it with that command"
             )
-        for name in ("init", "target", "origin", "samples", "vae", "ids", "prompts"):
+        for name in ("init", "target", "origin", "samples", "vae", "ids", "prompts", "questions"):
             was, wanted = getattr(self, name), getattr(asked, name)
             if wanted is not None and not _same(was, wanted):
                 flag = _FLAGS.get(name, name)

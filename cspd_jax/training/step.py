@@ -26,6 +26,7 @@ class Purpose(enum.IntEnum):
     SAMPLES = 4
     MEASURE = 5
     LATENTS = 6
+    QUESTIONS = 7
 
 
 def run_key(seed: int, purpose: Purpose) -> Array:

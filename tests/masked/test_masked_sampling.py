@@ -123,9 +123,8 @@ def known():
         places = np.tile(np.arange(WIDTH), (ROWS, 1))
         keys = jax.random.split(jax.random.key(7), ROWS)
         fold = jax.random.fold_in
-        noise = jax.vmap(lambda key: jax.vmap(lambda p: gumbel(fold(fold(key, 2), p), V, float))(places[0]))(
-            keys
-        )
+        of_row = lambda key: jax.vmap(lambda p: gumbel(fold(fold(key, 2), p), V, float))(places[0])
+        noise = jax.jit(jax.vmap(of_row))(keys)
         return logits, places, keys, np.asarray(noise)
 
 

@@ -22,6 +22,7 @@ from cspd_jax.training.data.text import TextConfig
 from cspd_jax.training.step import first_state
 from cspd_jax.training.text import states
 from cspd_jax.training.text.answers import TEMPERATURE, Answers, answered
+from cspd_jax.training.text.questions import opening, own_questions
 from cspd_jax.training.text.states_recipe import head_config
 from cspd_jax.training.text.trainer import TextTeacher
 from cspd_jax.weights import models
@@ -62,7 +63,8 @@ def test_answers_are_the_targets(answers):
     np.testing.assert_allclose(kept[there], logits[there], atol=0.05)  # bfloat16
     np.testing.assert_allclose(made.states[there].astype(np.float32), entering[there], rtol=0.01, atol=0.01)
     total = np.log(np.exp(np.asarray(logits, np.float64)).sum(axis=-1))
-    np.testing.assert_allclose(total[there], made.total[there], atol=1e-4)
+    asked = there & (np.arange(LENGTH) >= made.given[:, None] - 1)
+    np.testing.assert_allclose(total[asked], made.total[asked], atol=1e-4)
     tokens, info = text.generate(
         None, (TARGET, params()), PROMPTS, options=text.Options(max_new_tokens=LENGTH - 3)
     )
@@ -224,6 +226,23 @@ def test_prompts_are_put_into_the_chat_template(target, tmp_path):
     assert chat_template(None) is None
 
 
+def test_a_model_asks_itself(tmp_path):
+    """Questions are what it writes from where the user speaks to an end, each once, and kept."""
+    pytest.importorskip("jinja2")
+    asker = models.load_text(word_models.save(tmp_path, params(), TEMPLATE))
+    assert opening(asker) == [1]
+    path = tmp_path / "questions.txt"
+    found = own_questions(asker, 40, path)
+    assert len(set(found)) == len(found) == 40 and path.read_text().splitlines() == found
+    assert all(word[0] == "w" and word != "w2" for text in found for word in text.split())
+    assert own_questions(asker, 3, path) == found  # made once
+    assert own_questions(asker, 40, tmp_path / "again.txt") == found
+    assert own_questions(asker, 40, tmp_path / "other.txt", seed=1) != found
+    without = dataclasses.replace(asker, folder=None)
+    with pytest.raises(UserError, match="has no chat template, so it cannot ask questions"):
+        opening(without)
+
+
 @pytest.mark.slow
 def test_the_command(target, prompts, tmp_path, monkeypatch, capsys):
     """A run that was stopped ends like one that was not; its head drafts for the target, and greedy text is
@@ -252,7 +271,8 @@ def test_the_command(target, prompts, tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize(
     "change,match",
     [
-        ({"--prompts": None}, "--prompts is missing"),
+        ({"--prompts": None, "--questions": "20"}, "has no chat template"),
+        ({"--prompts": None}, "--prompts or --questions is missing"),
         ({"--prompts": "none.txt"}, "cannot be read as text"),
         ({"--prompts": "empty.txt"}, "is empty; it should hold one prompt per line"),
         ({"--prompts": "few.txt"}, "at least 16 are needed"),

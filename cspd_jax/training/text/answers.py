@@ -19,6 +19,7 @@ from tqdm import tqdm
 
 from cspd_jax._utils.files import fingerprint, kept_arrays
 from cspd_jax.errors import UserError
+from cspd_jax.networks import narrow
 from cspd_jax.networks.lm import LM
 from cspd_jax.training.data.source import Split, shuffled
 from cspd_jax.training.step import Purpose, run_key
@@ -30,6 +31,7 @@ TEMPERATURE = 0.7  # of every second row
 NONE = -1  # in place of an id, after the end of an answer
 _HELD_OUT_ONE_IN = 16  # prompts
 _LEAST_ANSWER = 16  # ids of room for it in each row
+_BLOCK = 256  # ids that are summed up together to draw one
 
 
 class Taught(NamedTuple):
@@ -37,7 +39,7 @@ class Taught(NamedTuple):
 
     tokens: [B, L] ids: a prompt and its answer, then -1 if the answer ended before the row.
     given: [B] ids of the prompt.
-    total: [B, L] the logarithm of the sum over all ids of exp(logit).
+    total: [B, L] the logarithm of the sum over all ids of exp(logit); 0 where all rows read their prompts.
     hidden: [B, L, D] the target's hidden states after its last norm, in bfloat16.
     states: [B, L, S D] what entered the S layers asked for, in bfloat16.
     """
@@ -73,6 +75,8 @@ class Answers:
         told = [list(prompt) for prompt in prompts], list(entering), TEMPERATURE, _HELD_OUT_ONE_IN
         origin = fingerprint(*teacher, seed, length, *told)
         network, ends = LM(teacher.config), np.array(teacher.config.eos_ids, np.int32)
+        weights = products(teacher.params)
+        begin = min(len(prompt) for prompt in prompts)
 
         def make(part: int) -> dict[str, np.ndarray]:
             chosen, greedy = _turns(part * PART + np.arange(PART), len(prompts))
@@ -82,7 +86,7 @@ class Answers:
                 rows[row, : given[row]] = prompts[index]
             key = jax.random.fold_in(run_key(seed, Purpose.SAMPLES), part)
             temperature = np.where(greedy, 0, TEMPERATURE).astype(np.float32)
-            made = answered(network, teacher.params, key, rows, given, temperature, entering)
+            made = answered(network, weights, key, rows, given, temperature, entering, begin)
             made = Taught(*map(np.asarray, made))
             return _stored(made._replace(tokens=_ended(made.tokens, given, ends)))
 
@@ -139,6 +143,11 @@ class Answers:
         return Taught(*map(np.stack, zip(*rows)))
 
 
+def products(params: Any) -> Any:
+    """The parameters as many products in a row read them, of the precision that is asked for."""
+    return narrow.narrowed(params) if narrow.is_asked_for() else params
+
+
 def check_count(count: int) -> None:
     """UserError unless there are enough rows to learn from."""
     if count < PART:
@@ -185,7 +194,7 @@ def _read(stored: dict[str, np.ndarray]) -> Taught:
     return Taught(**{**{name: stored[name] for name in Taught._fields}, **wide})
 
 
-@functools.partial(jax.jit, static_argnames=("model", "entering"))
+@functools.partial(jax.jit, static_argnames=("model", "entering", "begin"))
 def answered(
     model: LM,
     params: Any,
@@ -194,26 +203,59 @@ def answered(
     given: Array,
     temperature: Array,
     entering: tuple[int, ...],
+    begin: int = 1,
 ) -> Taught:
     """rows [B, L], of which the first `given` [B] ids stay; the others are the model's at temperature [B], 0
-    for greedy ones."""
-    batch, length = rows.shape
-    greedy = temperature == 0
+    for greedy ones.
 
-    def step(carry, position):
-        cache, previous = carry
+    begin: so many ids are given in every row, which are read together; no `total` is made before the last.
+    """
+    batch, length = rows.shape
+    read, greedy = begin - 1, temperature == 0
+    blank = lambda *shape: jnp.zeros((batch, length, *shape), jnp.bfloat16)
+    width, tokens = model.config.width, rows
+    kept = Taught(tokens, given, jnp.zeros((batch, length)), blank(width), blank(len(entering) * width))
+
+    def put(kept: Taught, hidden: Array, states: Array, position: Any) -> Taught:
+        at = lambda array, new: jax.lax.dynamic_update_slice_in_dim(
+            array, new.astype(array.dtype), position, 1
+        )
+        return kept._replace(hidden=at(kept.hidden, hidden), states=at(kept.states, states))
+
+    def step(position, carry):
+        kept, cache = carry
         at = jnp.full((batch, 1), position)
-        hidden, cache, states = model.hidden(params, previous[:, None], at, cache, entering)
+        previous = jax.lax.dynamic_slice_in_dim(kept.tokens, position, 1, 1)
+        hidden, cache, states = model.hidden(params, previous, at, cache, entering)
         logits = model.logits(params, hidden)[:, 0, : model.config.known_ids]
-        warm = logits / jnp.where(greedy, 1, temperature)[:, None]
-        drawn = jax.random.categorical(jax.random.fold_in(key, position), warm)
+        drawn = _drawn(jax.random.fold_in(key, position), logits, jnp.where(greedy, 1, temperature))
         drawn = jnp.where(greedy, jnp.argmax(logits, axis=-1), drawn).astype(rows.dtype)
         following = jnp.minimum(position + 1, length - 1)
-        following = jnp.where(position + 1 < given, rows[:, following], drawn)
-        narrow = (a[:, 0].astype(jnp.bfloat16) for a in (hidden, states))
-        return (cache, following), (previous, jax.nn.logsumexp(logits, axis=-1), *narrow)
+        there = (position + 1 < given) | (position + 1 == length)
+        kept = put(kept, hidden, states, position)
+        tokens = kept.tokens.at[:, following].set(jnp.where(there, kept.tokens[:, following], drawn))
+        total = kept.total.at[:, position].set(jax.nn.logsumexp(logits, axis=-1))
+        return kept._replace(tokens=tokens, total=total), cache
 
-    start = model.empty_cache(batch, length), rows[:, 0]
-    _, made = jax.lax.scan(step, start, jnp.arange(length))
-    tokens, total, hidden, states = (array.swapaxes(0, 1) for array in made)
-    return Taught(tokens, given, total, hidden, states)
+    cache = model.empty_cache(batch, length)
+    if read:
+        at = jnp.broadcast_to(jnp.arange(read), (batch, read))
+        hidden, cache, states = model.hidden(params, rows[:, :read], at, cache, entering)
+        kept = put(kept, hidden, states, 0)
+    return jax.lax.fori_loop(read, length, step, (kept, cache))[0]
+
+
+def _drawn(key: Array, logits: Array, temperature: Array) -> Array:
+    """Ids [B] drawn from logits [B, V] at temperature [B], each by one uniform number, which is looked up in
+    two steps: among sums of blocks, and within a block."""
+    warm = logits / temperature[:, None]
+    p = jnp.exp(warm - jnp.max(warm, axis=-1, keepdims=True))
+    p = jnp.pad(p, ((0, 0), (0, -p.shape[1] % _BLOCK))).reshape(len(p), -1, _BLOCK)
+    blocks = jnp.cumsum(jnp.sum(p, axis=-1), axis=-1)
+    wanted = jax.random.uniform(key, (len(p), 1)) * blocks[:, -1:]
+    block = jnp.minimum(jnp.sum(blocks <= wanted, axis=-1), blocks.shape[1] - 1)
+    rows = jnp.arange(len(p))
+    before = jnp.where(block > 0, blocks[rows, block - 1], 0)
+    sums = before[:, None] + jnp.cumsum(p[rows, block], axis=-1)
+    inside = jnp.minimum(jnp.sum(sums <= wanted, axis=-1), _BLOCK - 1)
+    return jnp.minimum(block * _BLOCK + inside, logits.shape[1] - 1)

@@ -19,6 +19,7 @@ from cspd_jax.networks.eagle import Eagle, init_params
 from cspd_jax.networks.eagle_config import EagleConfig
 from cspd_jax.networks.lm import LM
 from cspd_jax.networks.lm_config import LMConfig
+from cspd_jax.networks.narrow import matmul
 from cspd_jax.training.config import HeadTrainConfig
 from cspd_jax.training.run import RunOptions
 from cspd_jax.training.step import Purpose, TrainState, descend, first_state, run_key
@@ -105,7 +106,7 @@ def turns(head: Eagle, params: Any, given: Given, rows: Taught, count: int) -> A
     state = head.joined(params, rows.states.astype(head.dtype))
     cache = head.empty_cache(batch, count * length)
     places = jnp.arange(length)
-    logits = []
+    made = []
     for k in range(count):
         turn, slot = jnp.divmod(jnp.arange(count * length), length)
         own = (turn >= 1) & (turn <= k) & (slot == places[:, None] - k + turn)
@@ -114,15 +115,15 @@ def turns(head: Eagle, params: Any, given: Given, rows: Taught, count: int) -> A
         state, cache = head.apply(
             params, following, state, at, cache, slots=k * length + at, visible=visible[None]
         )
-        logits.append(head.logits(params, state))
+        made.append(state)
         state = jnp.roll(state, 1, axis=1)
-    return jnp.stack(logits)
+    return head.logits(params, jnp.stack(made))
 
 
 def wanted(given: Given, rows: Taught) -> tuple[Array, Array]:
     """The target's log p [B, L, V] of the token after the next, and whether it is one of an answer [B, L]."""
     after_next = lambda a, by: jnp.roll(a, -by, axis=1)
-    logits = jnp.matmul(after_next(rows.hidden, 1).astype(jnp.float32), given.kernel)
+    logits = matmul(after_next(rows.hidden, 1).astype(jnp.float32), given.kernel)
     place = jnp.arange(rows.tokens.shape[1])
     there = (after_next(rows.tokens, 2) != NONE) & (place < len(place) - 2)
     return logits - after_next(rows.total, 1)[..., None], there & (place + 2 >= rows.given[:, None])

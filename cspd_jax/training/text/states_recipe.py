@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from cspd_jax.errors import UserError
+from cspd_jax.networks import narrow
 from cspd_jax.networks.eagle_config import EagleConfig, published_layers
 from cspd_jax.networks.lm_config import LMConfig
 from cspd_jax.parallel import processes, replicate
@@ -22,6 +23,7 @@ from cspd_jax.training.recipe import Tell, Trained, silent
 from cspd_jax.training.run import RunOptions
 from cspd_jax.training.run_folder import claimed
 from cspd_jax.training.text.answers import Answers, check_count, check_prompts
+from cspd_jax.training.text.questions import opening, own_questions
 from cspd_jax.training.text.states import agreement, frequent_ids, given_by, train_head
 from cspd_jax.training.text.trainer import TextTeacher
 from cspd_jax.weights import models
@@ -40,22 +42,31 @@ def distill(
     tell: Tell = silent,
 ) -> Trained:
     """Trains a head for the target that `begun` names in the folder `out`."""
-    if (target_name := begun.target) is None or (path := begun.prompts) is None:
-        missing = "--target" if begun.target is None else "--prompts"
+    if (target_name := begun.target) is None or (begun.prompts is None and begun.questions is None):
+        missing = "--target" if begun.target is None else "--prompts or --questions"
         raise UserError(f"a head learns from a target's answers to prompts; {missing} is missing")
     samples, wanted = begun.samples or _SAMPLES, begun.ids or _IDS
     begun = dataclasses.replace(begun, samples=samples, ids=wanted)
     check_count(samples)
     target = models.load_text(target_name)
-    prompts = prompt_ids(target, read_lines(pathlib.Path(path)))
-    check_prompts(prompts, config.data.length)
+    lines = read_lines(pathlib.Path(begun.prompts)) if begun.prompts else []
+    if begun.questions:
+        opening(target)
+    else:
+        check_prompts(prompt_ids(target, lines), config.data.length)
     config = dataclasses.replace(
         config, model=head_config(target.config, min(wanted, target.config.known_ids))
     )
     begun = begun.with_weights(str(out), target=(target.config, target.params))
-    with claimed(out, options.resume):
+    with claimed(out, options.resume), narrow.products_of(config.products):
         settings_file.write(config, out, begun)
         teacher = TextTeacher(target.config, target.params)
+        if begun.questions:
+            with processes.first_alone("the questions are asked"):
+                own = own_questions(target, begun.questions, out / "questions.txt", config.seed)
+            lines = [*lines, *own]
+        prompts = prompt_ids(target, lines)
+        check_prompts(prompts, config.data.length)
         tell(f"making {samples} answers of the target")
         with processes.first_alone("the answers are made"):
             answers = Answers(
