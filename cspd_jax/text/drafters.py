@@ -29,7 +29,8 @@ class DraftRequest(NamedTuple):
     keys: [B] to be folded with a draft's position for its noise; None when greedy.
     sampling: how to draw.
     stop_ids: [S] nothing needs to be drafted after one of these.
-    confidence: [] a draft less probable than this should be the row's last; None is off.
+    confidence: [] nothing more is drafted where the drafter gives no token as much as this; None is the
+        drafter's own way.
     max_gamma: static bound G on count.
     num_ids: static size of the target's distributions.
     needs_log_q: static; whether the rule uses the distributions that the drafts were drawn from.
@@ -60,8 +61,9 @@ class Drafts(NamedTuple):
     passes: [] passes of the drafting network, one after the other.
     rows: [] tokens in those passes.
 
-    Whether a row stops drafting may depend on the drafts so far. Every token that was drawn must be handed
-    over, though: holding one back because of what it is would bias the output.
+    Whether a row stops drafting may depend on the drafts so far, and on the distribution that the next one
+    would be drawn from. Every token that was drawn must be handed over, though: holding one back because of
+    what it is would bias the output.
     """
 
     tokens: Array
@@ -281,7 +283,7 @@ def _add_draft(request: DraftRequest, progress: _Progress, logits: Array, ids: A
     logits, own = among_known(logits, ids, request.num_ids)
     log_q = progress.log_q
     if request.sampling.greedy:
-        drawn = jnp.argmax(logits, axis=-1).astype(jnp.int32)
+        drawn, log_p = jnp.argmax(logits, axis=-1).astype(jnp.int32), logits
     else:
         assert request.keys is not None
         log_p = log_probs(logits, request.sampling)
@@ -290,13 +292,13 @@ def _add_draft(request: DraftRequest, progress: _Progress, logits: Array, ids: A
         if log_q is not None:
             log_q = log_q.at[:, progress.step].set(spread(log_p, own, request.num_ids))
     chosen = drawn if own is None else own[drawn]
+    count = progress.count
+    if request.confidence is not None:  # asked of the distribution, before anything is drawn from it
+        unsure = jnp.max(jax.nn.softmax(log_p, axis=-1), axis=-1) < request.confidence
+        count = jnp.where(unsure, jnp.minimum(count, progress.step), count)
+    tokens = progress.tokens.at[:, progress.step].set(jnp.where(progress.step < count, chosen, 0))
     is_last = is_any_of(chosen, request.stop_ids)
-    if request.confidence is not None:
-        probs = jax.nn.softmax(logits, axis=-1)
-        is_last |= jnp.take_along_axis(probs, drawn[:, None], axis=1)[:, 0] < request.confidence
-    drafted = jnp.where(progress.step < progress.count, chosen, 0)
-    tokens = progress.tokens.at[:, progress.step].set(drafted)
-    count = jnp.where(is_last, jnp.minimum(progress.count, progress.step + 1), progress.count)
+    count = jnp.where(is_last, jnp.minimum(count, progress.step + 1), count)
     return _Progress(progress.step + 1, tokens, count, log_q, progress.state)
 
 

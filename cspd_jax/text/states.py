@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol, cast
 import jax
 import jax.numpy as jnp
 
-from cspd_jax.errors import UserError
+from cspd_jax.errors import UserError, check_range
 from cspd_jax.networks.eagle_config import EagleConfig
 from cspd_jax.networks.quantised import expand
 from cspd_jax.text.drafters import Drafter, Drafting, DraftRequest, Drafts, entering_of, one_by_one
@@ -74,9 +74,14 @@ class HeadDrafter:
 
     Between rounds its cache lacks at most the G + 1 places that the last round added, and what it has of
     drafts is not the target's. The first pass of a round therefore always reads the last G + 1 again.
+
+    confidence: it drafts nothing more where it gives no token as much, unless a request says otherwise. A
+        draft that is hardly ever right costs more than it saves; the default is about what a draft and its
+        place in the target's pass cost, as a share of a pass.
     """
 
     head: StatesHead
+    confidence: float = 0.3
 
     @property
     def entering(self) -> tuple[int, ...]:
@@ -100,7 +105,9 @@ class HeadDrafter:
         count = request.max_gamma + 1
         seen, cache = self.see(params, cache, request, count)
         newest = _Newest(seen[:, -1], cache)
-        request = request._replace(count=jnp.where(request.length > 1, request.count, 0))
+        confidence = self.confidence if request.confidence is None else request.confidence
+        wanted = jnp.where(request.length > 1, request.count, 0)
+        request = request._replace(count=wanted, confidence=confidence)
 
         def further(newest: _Newest, token: Array, position: Array) -> tuple[Array, _Newest]:
             # The draft lies at `position`, its place is that of the token before it.
@@ -136,8 +143,12 @@ class HeadDrafter:
         return self.head.apply(params, tokens, self.head.joined(params, known), places, cache)
 
 
-def draft_from_states(head: Any, target: Model) -> Drafting:
-    """Makes a drafter of a head that reads the target's states, as `cspd_jax.load_head` returns it."""
+def draft_from_states(head: Any, target: Model, confidence: float = 0.3) -> Drafting:
+    """Makes a drafter of a head that reads the target's states, as `cspd_jax.load_head` returns it.
+
+    confidence: as in `HeadDrafter`.
+    """
+    check_range("confidence", confidence, least=0, most=1)
     network: Any = getattr(head, "network", None)
     params: Any = getattr(head, "params", None)
     if type(head) is tuple and len(head) == 2:
@@ -151,7 +162,7 @@ def draft_from_states(head: Any, target: Model) -> Drafting:
     check_head(network.config, lm.config)
     if not network.config.own_embedding:
         params = {**params, "embedding": embedding_of(of_target, network.dtype)}
-    return Drafting(cast(Drafter, HeadDrafter(network)), params)
+    return Drafting(cast(Drafter, HeadDrafter(network, confidence)), params)
 
 
 def embedding_of(params: Any, dtype: Any) -> Array:

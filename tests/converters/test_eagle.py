@@ -62,7 +62,7 @@ def test_it_drafts_as_it_is_published(folder):
     """A folder that was not converted; without named layers they are the published ones of its target."""
     lm = text_models.model(40, dtype=jnp.float32, width=24, depth=8, head_dim=6)
     target = lm, text_models.params(lm, scale=0.4)
-    drafter = text.draft_from_states(cspd_jax.load_head(folder / "research"), target)
+    drafter = text.draft_from_states(cspd_jax.load_head(folder / "research"), target, confidence=0)
     assert drafter.drafter.entering == (2, 4, 5)
     options = text.Options(gamma=2, max_new_tokens=8, stop_ids=())
     tokens, info = text.generate(None, target, [[3, 7, 1]], drafter, options)

@@ -50,7 +50,7 @@ class TextCase:
         drafters = {None: None, "lookup": text.PromptLookup(), "model": near}
         drafters["tree"] = text.draft_tree(near, WIDTHS)
         head = text_models.head(lm, params, np.arange(lm.config.known_ids)[::-1])
-        drafters["head"] = text.draft_from_states(head, (lm, params))
+        drafters["head"] = text.draft_from_states(head, (lm, params), confidence=0)
         temperature = random.uniform(0.5, 2, ROWS)
         temperature[FIXED] = 0.9
         options = {

@@ -158,7 +158,7 @@ def test_almost_right_rules_are_noticed(rule, monkeypatch):
 
 
 class Discarding(ModelDrafter):
-    """Holds back the token of low confidence after which it stops."""
+    """Holds back a token that it has drawn, if it is improbable."""
 
     def draft(self, params, cache, request):
         drafts, cache = super().draft(params, cache, request)

@@ -61,7 +61,7 @@ def test_a_long_match_is_no_overflow():
 
 
 def test_drafts_of_a_model_follow_its_distributions():
-    """Sampled with the noise of each position, up to a stop id or a token of low confidence."""
+    """Sampled with the noise of each position, up to a stop id or where no token is probable."""
     lm = text_models.model(11, padding=3, dtype=jnp.float32)
     params, limit, stop = text_models.params(lm), 0.4, 4
     sampling = Sampling(jnp.float32(1.2), jnp.int32(9), None)
@@ -91,8 +91,10 @@ def test_drafts_of_a_model_follow_its_distributions():
             drawn = drafts.tokens[row, i]
             with np.errstate(divide="ignore"):
                 assert drawn == np.argmax(np.log(probs) + noise[row, i])
-            last = drawn == stop or text_models.probabilities(logits[row, i])[drawn] < limit
-            assert last == (i + 1 == drafts.count[row]) or i + 1 == count[row]
+            assert probs.max() >= limit
+            last = i + 1 == drafts.count[row]
+            after = text_models.probabilities(logits[row, i + 1], 1.2, 9) if i + 1 < count[row] else probs
+            assert last == (drawn == stop or after.max() < limit or i + 1 == count[row])
             ended_early += last and i + 1 < count[row]
         assert drafts.count[row] <= count[row] and not drafts.tokens[row, count[row] :].any()
     assert ended_early > 5 and np.any((drafts.count == count) & (count > 2))

@@ -50,7 +50,9 @@ def test_drafts_are_those_without_a_cache(float64):
     target, head = pair()
     (lm, params), (network, own) = target, head
     options = text.Options(gamma=3, max_new_tokens=14, stop_ids=())
-    inputs = generation.prepare(None, target, PROMPTS, text.draft_from_states(head, target), options)
+    inputs = generation.prepare(
+        None, target, PROMPTS, text.draft_from_states(head, target, confidence=0), options
+    )
     draft_step, run_round = jax.jit(rounds.draft_step), jax.jit(rounds.run_round)
     state, taken = jax.jit(rounds.begin)(inputs), set()
     while not np.all(state.done):
@@ -85,7 +87,7 @@ def test_the_states_are_what_enters_the_layers(float64):
 @pytest.mark.parametrize("options", [{}, {"temperature": 0.9, "rule": "match"}], ids=["greedy", "match"])
 def test_texts_are_those_of_plain_decoding(float64, options):
     target, head = pair()
-    key, drafter = jax.random.key(3), text.draft_from_states(head, target)
+    key, drafter = jax.random.key(3), text.draft_from_states(head, target, confidence=0)
     asked = text.Options(max_new_tokens=20, stop_ids=(), **options)
     plain = text.generate(key, target, PROMPTS, None, asked)
     for gamma in (1, 4):
@@ -97,7 +99,7 @@ def test_texts_are_those_of_plain_decoding(float64, options):
 def test_rows_that_come_and_go(float64):
     """Rounds with 0, 1 and 3 drafts in turn: what a round did not read, a later one catches up on."""
     target, head = pair()
-    drafter = text.draft_from_states(head, target)
+    drafter = text.draft_from_states(head, target, confidence=0)
     options = text.Options(max_new_tokens=40, stop_ids=())
 
     class InTurn(text.DraftScheduler):
@@ -126,7 +128,7 @@ def test_packed_passes_tell_the_same_states():
     head = Eagle(network.config, by_outputs=True), by_outputs(own)
     texts = []
     for model, reads in (((lm, small), (network, own)), (fast, head)):
-        drafter = text.draft_from_states(reads, (lm, small))
+        drafter = text.draft_from_states(reads, (lm, small), confidence=0)
         options = text.Options(gamma=2, max_new_tokens=6, stop_ids=())
         texts.append(text.generate(None, model, [[1, 2], [3, 4, 5]] * 3, drafter, options))
     np.testing.assert_array_equal(texts[0].tokens, texts[1].tokens)
@@ -154,7 +156,7 @@ def test_look_up_before_another_drafter(float64, of):
     """Rows that repeat themselves copy, the others draft; texts stay the target's, in every loop."""
     target, head = pair()
     other = (target[0], text_models.near(target[1]))
-    inner = text.draft_from_states(head, target) if of == "head" else other
+    inner = text.draft_from_states(head, target, confidence=0) if of == "head" else other
     drafter = text.look_up_or(inner, most=2)
     prompts = [[1, 5, 7, 1, 5], [4, 9, 8, 2, 6]]
     options = text.Options(gamma=4, max_new_tokens=24, stop_ids=())
@@ -173,7 +175,7 @@ def test_look_up_before_another_drafter(float64, of):
 def test_a_tree_of_one_child_each_is_the_chain(float64):
     """The same drafts, accepted as often; and wider ones give the target's text in fewer rounds."""
     target, head = pair()
-    chain = text.draft_from_states(head, target)
+    chain = text.draft_from_states(head, target, confidence=0)
     options = text.Options(gamma=3, max_new_tokens=24, stop_ids=())
     plain = text.generate(None, target, PROMPTS, None, options)
     of_chain = text.generate(None, target, PROMPTS, chain, options)
@@ -195,7 +197,7 @@ def test_ids_that_pad_the_target_s_vocabulary_are_never_drafted(float64):
     params = text_models.params(lm)
     network, own = text_models.head(lm, params, np.arange(11), LAYERS)
     own["head"]["kernel"][:, 8:] = 50.0  # those are the most probable ones
-    drafter = text.draft_from_states((network, own), (lm, params))
+    drafter = text.draft_from_states((network, own), (lm, params), confidence=0)
     for options in ({}, {"temperature": 1.0}):
         options = text.Options(gamma=3, max_new_tokens=12, stop_ids=(), **options)
         key = jax.random.key(0) if options.temperature else None

@@ -334,7 +334,7 @@ def test_other_families(sizes, tmp_path):
     assert np.isfinite(metrics.loss)
     head = eagle.Eagle(config.model), {**state.ema, "ids": jnp.asarray(ids)}
     target = lm, of.params
-    drafter, options = text.draft_from_states(head, target), text.Options(gamma=2, max_new_tokens=8)
+    drafter, options = text.draft_from_states(head, target, 0), text.Options(gamma=2, max_new_tokens=8)
     tokens, info = text.generate(None, target, PROMPTS[:2], drafter, options)
     np.testing.assert_array_equal(tokens, text.generate(None, target, PROMPTS[:2], None, options).tokens)
     assert info.tested.sum() > 0
