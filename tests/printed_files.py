@@ -99,6 +99,12 @@ def published_head(path: Path) -> None:
     save_file({**tensors, "d2t": np.arange(8)}, path / "model.safetensors")
 
 
+def chat_model(path: Path) -> None:
+    LLAMA(path)
+    template = "w1 {% for m in messages %}{{ m['content'] }} {% endfor %}"
+    (path / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+
+
 LATENTS = {"mar-base": lambda path: tiny.save_mar(path, tiny.LATENTS), "kl16": tiny.save_kl16}
 LLAMA = language_model(hf_folder.edited(hf_folder.LLAMA, max_position_embeddings=256))
 LLADA = language_model(hf_folder.LLADA)
@@ -124,5 +130,5 @@ GIVEN = {
         "PUBLISHED": published_head,
         "HEAD": published_head,
     },
-    "training": {"pictures": pictures, "DIR": LLAMA, "benchmarks/prompts/train.txt": questions},
+    "training": {"pictures": pictures, "DIR": chat_model, "benchmarks/prompts/train.txt": questions},
 }

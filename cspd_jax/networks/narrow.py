@@ -1,7 +1,7 @@
 """Products of bfloat16 operands whose sums are float32, as matrix units make them, those of a CPU too.
 
-JAX has a name for them, `jax.default_matmul_precision(NARROW)`, which XLA heeds on accelerators and not on a
-CPU. `matmul` heeds it everywhere. On a CPU with AMX they take a quarter of the time of float32 products, if
+JAX has a setting for them, `jax.default_matmul_precision("bfloat16")`, which XLA heeds on a TPU alone.
+`matmul` heeds it everywhere. On a CPU with AMX they take a quarter of the time of float32 products, if
 each operand lies in memory as the product reads it.
 """
 
@@ -16,16 +16,16 @@ import jax.numpy as jnp
 from jax.experimental.layout import Layout, with_layout_constraint
 
 Array = jax.Array
-NARROW = "BF16_BF16_F32"
+_NARROW = "bfloat16"
 
 
 def products_of(kind: str) -> contextlib.AbstractContextManager:
     """A context in which operands of products are rounded to bfloat16, or in which all is as it was."""
-    return jax.default_matmul_precision(NARROW) if kind == "bfloat16" else contextlib.nullcontext()
+    return jax.default_matmul_precision(_NARROW) if kind == "bfloat16" else contextlib.nullcontext()
 
 
 def is_asked_for() -> bool:
-    return jax.config.jax_default_matmul_precision == NARROW  # type: ignore[attr-defined]
+    return jax.config.jax_default_matmul_precision == _NARROW  # type: ignore[attr-defined]
 
 
 def matmul(x: Array, kernel: Array, turned: bool = False) -> Array:

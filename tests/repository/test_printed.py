@@ -37,7 +37,7 @@ PREPARED = ("python3 -m venv", ". .venv", "pip install")  # the environment that
 # ADDED are given besides, to each command that begins so.
 OTHER = {
     "": {"--n": 4, "--per-class": 2, "--labels": "0,1", "--num-iter": 4, "--steps": 4, "--grid": "1x2"},
-    "distill": {"--samples": 64},
+    "distill": {"--samples": 64, "--questions": 20},
     "evaluate": {"--inception": "weights.pth"},
 }
 ADDED = {
