@@ -156,9 +156,10 @@ def in_words(report: dict[str, Any]) -> str:
         words = f"{ratio:.2f} times as fast" if ratio >= 1 else f"{1 / ratio:.2f} times slower"
         formula = beside["faster_by_formula"]
         by_formula = "" if formula is None else f" ({formula:.2f} by the formula)"
+        cost = beside["cost_of_a_draft"]
         lines.append(
             f"compared with plain decoding: {words}{by_formula}, {beside['fewer_target_passes']:.2f} times"
-            f" fewer target passes; a draft costs {beside['cost_of_a_draft']:.2f} of one"
+            f" fewer target passes{'' if cost is None else f'; a draft costs {cost:.2f} of one'}"
         )
         if not report["reference"]["temperature"] or report["method"] == "match":
             same = f"{beside['identical_rows']} of {report['prompts']} rows"

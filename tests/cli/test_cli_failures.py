@@ -56,6 +56,7 @@ DIGITS = "9" * 5000
             "it goes with the presets folder and",
         ),
         (["train", "--out", "run", "--preset", "folder"], "say where they are with --data DIR"),
+        (["masked", " "], "unrecognized arguments: ' '"),
         (["generate", "--metod", "plain"], "unrecognized arguments: --metod plain; is --method meant?"),
         (["genrate"], "is generate meant?"),
         (["generate", "--cfg", "１２"], "'１２' is not a number"),

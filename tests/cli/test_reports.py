@@ -16,6 +16,7 @@ from cspd_jax.apps.cli import main
 from cspd_jax.cli._arguments import parse_labels
 from cspd_jax.errors import UserError
 from cspd_jax.reports import picture
+from cspd_jax.reports import text as text_report
 
 FIELDS = {
     "method", "criterion", "draft", "denoise", "lossless", "why", "images", "tokens", "seconds",
@@ -229,3 +230,19 @@ def test_picture():
             picture(wrong)
     with pytest.raises(UserError, match="5 images and labels"):
         picture(images, ["a"])
+
+
+def test_what_a_head_costs_is_not_known():
+    """It cannot be run without its target, so a comparison says nothing of the cost of a draft."""
+    beside = {
+        "faster": 0.5, "faster_by_formula": None, "cost_of_a_draft": None, "fewer_target_passes": 1.25,
+        "identical_rows": 1,
+    }  # fmt: skip
+    report = {
+        "tokens": 4, "seconds": 1.0, "tokens_per_second": 4.0, "acceptance": None, "choice": None, "prompts": 1,
+        "compared_to_plain": beside, "reference": {"temperature": 0.7}, "method": "auto",
+    }  # fmt: skip
+    line = text_report.in_words(report).splitlines()[-1]
+    assert line == "compared with plain decoding: 2.00 times slower, 1.25 times fewer target passes"
+    beside["cost_of_a_draft"] = 0.25
+    assert text_report.in_words(report).endswith("a draft costs 0.25 of one")

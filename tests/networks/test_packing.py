@@ -50,7 +50,7 @@ def test_a_packed_pass():
     with jax.enable_x64(True):
         lm, plain, params = pair()
         prompts = text_models.prompts(4, 6)
-        cache = text.drafters.read_prompts(plain, params, prompts, ROOM)
+        cache = text.drafters.read_prompts(plain, params, prompts, ROOM).cache
         count = np.array([0, 3, 1, 2])
         steps = np.arange(4)
         used = steps <= count[:, None]
