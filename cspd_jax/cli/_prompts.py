@@ -59,6 +59,8 @@ def _read(path: Path) -> str:
             content = file.read(_LONGEST + 1)
         if len(content) > _LONGEST:
             raise UserError(f"{path} has more than {_LONGEST // 2**20} MiB, which is no prompt")
+        if not content:
+            raise UserError(f"{path} is empty; a prompt needs at least one character to begin with")
         return content.decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path} cannot be read as text ({error})") from None

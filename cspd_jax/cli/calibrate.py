@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> None:
 
 def _texts(args: argparse.Namespace) -> None:
     from cspd_jax import masked
-    from cspd_jax._utils import compilation
+    from cspd_jax._utils import compilation, limits
     from cspd_jax.masked import calibration, sets
     from cspd_jax.training.data import text
     from cspd_jax.training.data.prompts import prompt_ids, read_lines
@@ -75,6 +75,8 @@ def _texts(args: argparse.Namespace) -> None:
     if not model.config.mask_ids:
         raise UserError(f"{args.target} has no mask id, so it is not a masked-diffusion model")
     folder = _writable(args.target, args.target in models.TEXT_DEFAULTS, model.folder)
+    path = folder / sets.FILE
+    limits.is_there(path)  # found before the work if it cannot be replaced
     count = args.n or _PROMPTS
     if args.prompts is None:
         passages = [document.text for document in text.documents() if not document.held_out]
@@ -83,8 +85,9 @@ def _texts(args: argparse.Namespace) -> None:
     else:
         prompts = prompt_ids(model, read_lines(args.prompts)[:count])
     options = masked.Options(max_new_tokens=args.new_tokens or 64, block=args.block or 8)
+    if args.n is not None and len(prompts) < args.n:
+        progress(f"there are {len(prompts)} prompts, not {args.n}; all of them are used")
     tables = calibration.fitted(model, prompts, options, progress=True)
-    path = folder / sets.FILE
     sets.write(path, tables)
     found = {"prompts": len(prompts), "texts": sorted(tables)}
     print(json.dumps({"out": str(path), **found}) if args.json else path)

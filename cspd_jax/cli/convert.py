@@ -104,6 +104,8 @@ def _locate(args: argparse.Namespace) -> tuple[str | os.PathLike, str]:
     if hub.is_repository(args.source) and not os.path.exists(args.source):
         fetched = hub.fetch_model(args.source, revision=args.revision)
         return fetched.path, f"{fetched.repository}@{fetched.commit}"
+    if not args.source:
+        raise UserError("the name of what should be converted is empty")
     shipped = models.NAMES + tuple(models.TEXT_DEFAULTS)
     if args.source in shipped and not os.path.exists(args.source):
         raise UserError(f"{args.source} comes with the package, as a checkpoint of this library already")

@@ -28,7 +28,7 @@ def add_parser(subparsers) -> None:
     parser.add_argument(
         "--target",
         help="a checkpoint folder, or a model's name (default; for text presets text-default, for masked ones"
-        " masked-default)",
+        " masked-default; --states takes none that is not named)",
     )
     add_run_flags(parser, default=_PRESET)
     parser.add_argument(
@@ -118,8 +118,16 @@ def _begun(args: argparse.Namespace):
 
 
 def _check_states(args: argparse.Namespace) -> None:
-    """Chooses the preset of a head; UserError if its options are incomplete, or for something else."""
-    if args.resume:
+    """Chooses the preset of a head; UserError if its options are incomplete, or for something else.
+
+    A run that is resumed keeps its own.
+    """
+    from cspd_jax.training import settings_file
+    from cspd_jax.training.config import HeadTrainConfig
+
+    if args.resume and (stored := settings_file.read(args.out)) is not None:
+        if args.states and not isinstance(stored, HeadTrainConfig):
+            raise UserError(f"the run in {args.out} does not train a head; leave out --states")
         return
     args.states |= args.preset == _STATES
     own = {"--prompts": args.prompts, "--questions": args.questions, "--ids": args.ids}

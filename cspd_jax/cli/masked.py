@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cspd_jax._utils.files import check_new_folder, write_folder
-from cspd_jax.cli._arguments import add_mesh_option, mesh_of, seed
+from cspd_jax.cli._arguments import add_mesh_option, mesh_of, new_folder, seed
 from cspd_jax.cli._fields import add_flags, from_flags, when_used
 from cspd_jax.cli._output import measured, progress
 from cspd_jax.cli._prompts import add_prompt_options, check_lost, colourful, paint, read_prompts
@@ -63,7 +63,7 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--no-compare", action="store_true", help="do not run stepwise decoding as well")
     what.add_argument("--animate", action="store_true", help="show the places while they are filled")
     what.add_argument(
-        "--out", type=Path, metavar="DIR", help="write report.json and order.png to this new folder"
+        "--out", type=new_folder, metavar="DIR", help="write report.json and order.png to this new folder"
     )
     what.add_argument("--color", choices=("auto", "always", "never"), default="auto")
     what.add_argument("--json", action="store_true", help="print one JSON object: text, ids and report")
@@ -167,7 +167,10 @@ def _check(args: argparse.Namespace) -> None:
         if args.gamma is not None or args.accept == "top-k":
             raise UserError("--texts takes the place of --draft-len, and --accept top-k goes with that")
         if args.temperature or args.place_temperature or args.confidence == "random":
-            raise UserError("--texts is for texts that are not drawn; above temperature 0 use --draft-len")
+            raise UserError(
+                "--texts is for texts and places that are not drawn, so not with --temperature,"
+                " --place-temperature or --confidence random; leave them out, or use --draft-len"
+            )
     if args.animate and args.method != "ssd":
         raise UserError(f"--animate shows the rounds of --method ssd, not of {args.method}")
     if args.animate and args.json:

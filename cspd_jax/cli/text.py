@@ -159,13 +159,14 @@ def _check(args: argparse.Namespace) -> None:
                 option = name.replace("_", "-")
                 raise UserError(f"--{option} is for sampling; give a --temperature above 0 with it")
     if args.method == "plain":
-        for name in ("draft", "confidence", "gamma", "adapt"):
+        of_drafts = ("draft", "confidence", "adapt", *(() if args.exact_bits else ("gamma",)))
+        for name in of_drafts:
             if getattr(args, name) not in (None, False):
                 raise UserError(f"--{name} is for the methods that draft, not with --method plain")
 
     if args.exact_bits and (args.method in ("auto", "tree") or args.rows is not None):
         raise UserError(
-            "--exact-bits is for one number of drafts; choose a --method but auto and tree, no --rows"
+            "--exact-bits is for one number of drafts: not with --method auto or tree, and not with --rows"
         )
     if args.exact_bits and args.temperature and args.method not in ("plain", "match"):
         raise UserError(
@@ -212,7 +213,7 @@ def load_drafter(name: str | None, target: TextModel, dtype: str, method: str = 
         return name, (target.network, quantise(target.params, int(name[3:])))
     if not os.path.exists(name) and name not in models.TEXT_DEFAULTS and not hub.is_repository(name):
         raise UserError(
-            f"--draft {name} is none of lookup, int8, int4, {', '.join(models.TEXT_DEFAULTS)}, a checkpoint"
+            f"--draft {name} is none of lookup, int8, int4, text-default, text-default-draft, a checkpoint"
             " folder or OWNER/NAME on the hub"
         )
     if models.is_head(name):

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax._utils.progress import Bar
+from cspd_jax.errors import UserError
 from cspd_jax.masked import passes
 from cspd_jax.masked.canvas import Canvas, window_at
 from cspd_jax.masked.generation import generate, prepare
@@ -41,7 +42,13 @@ def fitted(
         for i in range(0, len(prompts), _ROWS):
             runs += recorded(model, prompts[i : i + _ROWS], options)
             bar.update(len(runs) - bar.n)
-    return {count: fit(runs, count) for count in counts}
+    tables = {count: fit(runs, count) for count in counts}
+    if min(len(table.texts) for table in tables.values()) < 2:
+        raise UserError(
+            f"after the {len(prompts)} prompts there is nothing to draft: with {int(options.max_new_tokens)}"
+            f" new tokens in blocks of {int(options.block)} no move follows another; ask for more of them"
+        )
+    return tables
 
 
 def recorded(model: Model, prompts: Sequence[Sequence[int]], options: Options) -> list[list[list[Move]]]:

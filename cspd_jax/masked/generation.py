@@ -163,6 +163,8 @@ def _sets(method: SelfSpeculation, model: Model, draws: bool) -> MoveSets:
         " leave texts out, for the chain of prefixes",
     )
     require(method.accept_top_k is None, "accept_top_k goes with the chain; leave texts out")
+    default = holds(method.gamma, lambda g: g == SelfSpeculation.gamma) and method.max_gamma is None
+    require(default, "texts takes the place of gamma and max_gamma; leave them out")
     if isinstance(method.texts, MoveSets):
         return method.texts
     assert method.texts is not None

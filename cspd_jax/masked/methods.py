@@ -32,8 +32,8 @@ class SelfSpeculation:
 
     gamma: Array | int = option(
         4,
-        "moves tested per pass of ssd (default: 4), one number or one per row; more than there are places to"
-        " fill is the same as all of them",
+        "moves tested per pass of ssd (default: 4; in Python also one for each row); more than there are"
+        " places to fill is the same as all of them",
         whole_number(lambda g: g >= 1, "at least 1"),
         flags=("--draft-len", "--gamma"),
         type="positive",

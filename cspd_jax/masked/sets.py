@@ -220,7 +220,7 @@ def chosen(tables: Mapping[int, MoveSets], count: int) -> MoveSets:
 
 
 def _is_table(rows: Any) -> bool:
-    whole = isinstance(rows, list) and len(rows) > 0 and all(isinstance(row, list) for row in rows)
+    whole = isinstance(rows, list) and len(rows) > 1 and all(isinstance(row, list) for row in rows)
     return whole and all(_is_move(move) for row in rows for move in row)
 
 

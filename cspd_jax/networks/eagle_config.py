@@ -39,7 +39,8 @@ class EagleConfig:
         layer, ids = self.layer, self.target_ids
         if len(self.entering) > MOST_STATES or min(self.entering, default=0) < 0:
             raise UserError(
-                f"the head's entering is {self.entering!r:.80}; it must name at most {MOST_STATES} layers"
+                f"the head's entering is {self.entering!r:.80}; it must name at most {MOST_STATES} layers,"
+                " counted from 0"
             )
         if layer.depth != 1 or not layer.causal or layer.tie_embeddings or layer.parallel_residual:
             raise UserError("the head's layer must be one causal layer with a table of logits of its own")

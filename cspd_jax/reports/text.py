@@ -118,7 +118,13 @@ def _expected(measured: Measured) -> float | None:
     """Returns the tokens per target pass by the formula for a constant acceptance."""
     if measured.info.acceptance is None or not _is_fixed(measured):
         return None
-    return float(expected_tokens(measured.info.acceptance, int(measured.request.options.gamma)))
+    return float(expected_tokens(measured.info.acceptance, _drafts(measured)))
+
+
+def _drafts(measured: Measured) -> int:
+    """Returns how many tokens a round drafts: no more than are to be made."""
+    options = measured.request.options
+    return min(int(options.gamma), int(options.max_new_tokens))
 
 
 def _compared(measured: Measured) -> dict[str, Any] | None:
@@ -126,7 +132,7 @@ def _compared(measured: Measured) -> dict[str, Any] | None:
         return None
     acceptance, formula = measured.info.acceptance, None
     if acceptance is not None and measured.draft_cost is not None and _is_fixed(measured):
-        formula = float(speedup(acceptance, int(measured.request.options.gamma), measured.draft_cost))
+        formula = float(speedup(acceptance, _drafts(measured), measured.draft_cost))
     return {
         "plain_seconds": round(measured.plain_seconds, 4),
         "faster": measured.plain_seconds / measured.seconds,

@@ -48,15 +48,18 @@ def fastest(
     longest = inputs.prompts.tokens.shape[1]
     request = Request(key, model, prompts, drafter, options)
     variants = {"plain": request.plain()}
+    if gammas is not None and not (isinstance(gammas, Sequence) and len(gammas)):
+        raise UserError(f"gammas is {shown(gammas)}; it must list numbers of drafts, as in (2, 4)")
+    for gamma in gammas or ():
+        check_whole("a number of drafts", gamma, 1)
     if drafter is None:
         return Choice(variants["plain"], "plain", {})
     if request.tree is not None:
         variants["tree"] = request
     else:
         own = int(np.max(options.gamma))
-        if gammas is not None and not (isinstance(gammas, Sequence) and len(gammas)):
-            raise UserError(f"gammas is {shown(gammas)}; it must list numbers of drafts, as in (2, 4)")
-        tried = sorted({min(2, own), own}) if gammas is None else gammas
+        # Passes for exact bits have the shape of gamma drafts: with another one the text is another.
+        tried = sorted({own} if options.exact_bits else {min(2, own), own}) if gammas is None else gammas
         variants |= {f"gamma {g}": request.with_options(gamma=g) for g in tried}
     limit = int(np.max(options.max_new_tokens))
     max_len = longest + limit  # the compiled program is that of the whole request

@@ -92,7 +92,10 @@ def measure(
     """
     draft_cost, of_states = None, bool(entering_of(resolve_drafter(request.drafter)[0]))
     if adapt and of_states:
-        raise UserError("what a draft costs is measured of a draft model alone, which a head cannot be")
+        raise UserError(
+            "--adapt measures what a draft costs without its target, which a head cannot be; leave it out, or"
+            " choose another --draft"
+        )
     if request.drafter is not None and not of_states and (compare or adapt):
         draft_cost = measure_draft_cost(request)
     if adapt:

@@ -136,7 +136,10 @@ def prepare(
         require(drafter_params is not None, "a drafter of trees needs parameters; see draft_tree")
         of_head = getattr(getattr(drafting, "head", None), "config", None)
         ids = target.config.known_ids if of_head is None else of_head.ids
-        require(max(tree.widths) <= ids, "the draft tree is wider than the vocabulary")
+        require(
+            max(tree.widths) <= ids,
+            f"the draft tree has {max(tree.widths)} candidates for a token, and its drafter knows {ids} ids",
+        )
     max_len = _room(options, longest)
     check_length(target.config, longest, max_len - longest, BEYOND)
     gamma, max_gamma = _draft_length(options, tree, max_len)

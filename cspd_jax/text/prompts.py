@@ -74,7 +74,8 @@ def _ids(prompt: Any) -> np.ndarray:
     require(ids.ndim == 1 and (not ids.size or ids.dtype.kind in "iuO"), _WANTED)
     for i in ids.tolist():
         require(
-            type(i) is int and 0 <= i < 2**31, f"{shown(i)} in a prompt is no id; ids are whole, from 0 on"
+            type(i) is int and 0 <= i < 2**31,
+            f"{shown(i)} in a prompt is no id; ids are whole, from 0 to 2^31 - 1",
         )
     return ids.astype(np.int32)
 
@@ -84,9 +85,10 @@ def check_length(config: LanguageModelConfig, longest: int, new: int, beyond: in
     model was made for."""
     most = getattr(config, "max_positions", longest + new)
     if longest + new > beyond * most:
+        times, flag = (f"{beyond} times ", "") if beyond > 1 else ("", " (--new-tokens)")
         raise UserError(
-            f"a prompt of {longest} tokens and {new} new ones are more than the {most} positions that the"
-            " model was made for; shorten the prompt, or ask for fewer new tokens (--new-tokens)"
+            f"a prompt of {longest} tokens and {new} new ones are more than {times}the {most} positions that"
+            f" the model was made for; shorten the prompt, or ask for fewer new tokens{flag}"
         )
 
 

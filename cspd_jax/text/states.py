@@ -14,9 +14,10 @@ from typing import Any, NamedTuple, Protocol, cast
 import jax
 import jax.numpy as jnp
 
-from cspd_jax.errors import UserError, check_range
+from cspd_jax.errors import UserError, check_range, shown
 from cspd_jax.networks.eagle_config import EagleConfig
 from cspd_jax.networks.quantised import expand
+from cspd_jax.text.checks import require
 from cspd_jax.text.drafters import Drafter, Drafting, DraftRequest, Drafts, entering_of, one_by_one
 from cspd_jax.text.prompts import Prompts
 from cspd_jax.text.protocol import Model, bound
@@ -148,6 +149,9 @@ def draft_from_states(head: Any, target: Model, confidence: float = 0.3) -> Draf
 
     confidence: as in `HeadDrafter`.
     """
+    require(
+        isinstance(confidence, float | int), f"confidence is {shown(confidence)}; it must be a number, as 0.3"
+    )
     check_range("confidence", confidence, least=0, most=1)
     network: Any = getattr(head, "network", None)
     params: Any = getattr(head, "params", None)

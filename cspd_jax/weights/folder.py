@@ -136,6 +136,8 @@ def save(
 
 def check_destination(path: str | os.PathLike) -> None:
     """UserError unless a new folder can be made at `path`."""
+    if not os.fspath(path):
+        raise UserError("the name of the new folder is empty")
     path = Path(os.path.abspath(path))
     if os.path.lexists(path):
         raise UserError(f"{path} exists already; choose another name or remove it first")

@@ -371,15 +371,17 @@ def _locate(name: str | os.PathLike, kind: str) -> Path | None:
             what = "an image model" if other is DEFAULTS else "a language model"
             raise UserError(f"{text} is {what}; it goes with cspd-jax {commands}")
     names = (*shipped, *published)
-    raise UserError(f"{text} is neither a checkpoint folder nor one of the names {', '.join(names)}")
+    known = f"neither a checkpoint folder nor one of the names {', '.join(names)}" if names else "no folder"
+    raise UserError(f"{text} is {known}")
 
 
 def _check_kind(kind: str, wanted: str, name: str | os.PathLike) -> None:
     what = {_IMAGES: "model", "kl16": "autoencoder", "lm": "language model", "eagle": "head"}
     allowed = {_IMAGES: tuple(IMAGE_KINDS), "kl16": ("kl16", "flux", "svae")}.get(wanted, (wanted,))
     if kind not in allowed:
+        head = " (a head goes with cspd-jax text --draft)" if kind == "eagle" else ""
         raise UserError(
-            f"{os.fspath(name)} is a checkpoint of kind {kind}; the {what[wanted]} must be of kind"
+            f"{os.fspath(name)} is a checkpoint of kind {kind}{head}; the {what[wanted]} must be of kind"
             f" {' or '.join(allowed)}"
         )
 

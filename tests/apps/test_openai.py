@@ -4,8 +4,10 @@ import asyncio
 import dataclasses
 import time
 
+import fastapi
 import jax
 import numpy as np
+import openai
 import pytest
 import text_models
 import word_models
@@ -17,9 +19,10 @@ from cspd_jax.apps.service.config import ServiceConfig
 from cspd_jax.apps.service.streams import TextProgress, TextRows
 from cspd_jax.errors import UserError
 
-fastapi = pytest.importorskip("fastapi")
-openai = pytest.importorskip("openai")
-httpx = pytest.importorskip("httpx")
+try:  # whichever the installed openai needs
+    import httpx2 as httpx
+except ImportError:
+    import httpx
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +64,7 @@ async def streamed(answer):
 def generated(offer, prompt, seed=None, **options):
     """Text of the library."""
     key = None if seed is None else jax.random.key(seed)
-    model, tokenizer = offer.text, form.load_tokenizer(offer.text)
+    model, tokenizer = offer.text, offer.tokenizer
     tokens, info = text.generate(key, model, [prompt], None, text.Options(**options))
     ids = np.asarray(tokens)[0, len(prompt) : int(info.lengths[0])].tolist()
     ended = ids[-1:] == [2]
@@ -188,7 +191,7 @@ def test_top_p_is_that_of_the_library(offer, app):
         ({"prompt": [70]}, openai.BadRequestError, "the prompt has id 70"),
         ({"n": 17}, openai.BadRequestError, "n is 17"),
         ({"n": 9, "prompt": ["w1", "w2"]}, openai.BadRequestError, "more than 16 texts"),
-        ({"max_tokens": 10**6}, openai.BadRequestError, "new tokens is 1000000"),
+        ({"max_tokens": 10**6}, openai.BadRequestError, "max_tokens is 1000000"),
         ({"temperature": -1}, openai.BadRequestError, "temperature is -1"),
         ({"top_p": 0}, openai.BadRequestError, "top_p is 0"),
         ({"stop": 3}, openai.BadRequestError, "stop is 3"),
@@ -196,6 +199,9 @@ def test_top_p_is_that_of_the_library(offer, app):
         ({"logprobs": 2, "stream": True}, openai.BadRequestError, "leave out stream"),
         ({"presence_penalty": 0.5}, openai.BadRequestError, "'presence_penalty' is not supported"),
         ({"seed": -1}, openai.BadRequestError, "seed is -1"),
+        ({"seed": 2**32 - 1, "n": 2}, openai.BadRequestError, "the last choice's seed, is 4294967296"),
+        ({"stream_options": {"include_usage": True}}, openai.BadRequestError, "is for stream: true"),
+        ({"max_tokens": 0}, openai.BadRequestError, "max_tokens is 0; it must be at least 1"),
         ({"suffix": "w3"}, openai.BadRequestError, "'suffix' is not supported"),
     ],
 )
@@ -228,6 +234,17 @@ def test_a_model_without_a_template_takes_no_messages(offer):
     bare = dataclasses.replace(offer, text=cspd_jax.load_text("text-default"))
     with pytest.raises(UserError, match="no chat template, so it takes no messages; use /v1/completions"):
         form.read(bare, {"messages": [{"role": "user", "content": "x"}]}, True)
+
+
+def test_a_body_of_another_type(app):
+    """As a form sends it, which pages of strangers may."""
+
+    async def run():
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://here") as http:
+            return await http.post("/v1/completions", content=b"{}", headers={"content-type": "text/plain"})
+
+    answer = asyncio.run(run())
+    assert answer.status_code == 415 and "application/json" in answer.json()["error"]["message"]
 
 
 def test_what_may_become_a_stop_is_held_back(offer):

@@ -56,6 +56,14 @@ DIGITS = "9" * 5000
             "it goes with the presets folder and",
         ),
         (["train", "--out", "run", "--preset", "folder"], "say where they are with --data DIR"),
+        (["masked", "--out", ""], "the name of the folder is empty"),
+        (["convert", "here", ""], "the name of the new folder is empty"),
+        (["convert", "", "there"], "the name of what should be converted is empty"),
+        (["text", "--prompt-file", "/dev/null"], "/dev/null is empty; a prompt needs"),
+        (
+            ["masked", "--texts", "4", "--confidence", "random"],
+            "not with --temperature, --place-temperature or",
+        ),
         (["masked", " "], "unrecognized arguments: ' '"),
         (["generate", "--metod", "plain"], "unrecognized arguments: --metod plain; is --method meant?"),
         (["genrate"], "is generate meant?"),
@@ -172,7 +180,7 @@ def test_refusals_of_the_system(raised, sentence, monkeypatch, capsys):
 def test_a_prompt_that_nobody_writes(tmp_path, capsys):
     os.mkfifo(tmp_path / "pipe")
     assert cli.main(["text", "--prompt-file", str(tmp_path / "pipe")]) == 2
-    assert "a prompt is empty" in capsys.readouterr().err
+    assert "pipe is empty; a prompt needs" in capsys.readouterr().err
 
 
 def test_what_takes_less_is_an_option_of_the_command(capsys):

@@ -180,6 +180,8 @@ def test_files(tmp_path):
             masked.Options(),
             "accept_top_k goes with the chain",
         ),
+        (masked.SelfSpeculation(7, texts=16), masked.Options(), "texts takes the place of gamma"),
+        (masked.SelfSpeculation(max_gamma=9, texts=16), masked.Options(), "texts takes the place of gamma"),
         (masked.SelfSpeculation(texts=1), masked.Options(), "texts is 1; it must be at least 2"),
         (masked.SelfSpeculation(texts="16"), masked.Options(), "texts is '16'"),
     ],
@@ -188,6 +190,12 @@ def test_what_cannot_be_asked_for(method, options, sentence):
     model = (LM(LLADA, jnp.float32), params_of(LLADA, 0))
     with pytest.raises(UserError, match=sentence):
         masked.generate(jax.random.key(0), model, [[1, 2]], method, options)
+
+
+def test_texts_in_which_no_move_follows_another():
+    model = (LM(LLADA, jnp.float32), params_of(LLADA, 0))
+    with pytest.raises(UserError, match="with 1 new tokens in blocks of 1 no move follows another"):
+        calibration.fitted(model, [[1, 2]], masked.Options(max_new_tokens=1, block=1), (4,))
 
 
 @pytest.mark.slow
@@ -205,10 +213,14 @@ def test_the_command(tmp_path, capsys):
     report = json.loads(capsys.readouterr().out)
     assert report["lossless"] and report["compared_to_stepwise"]["identical_rows"] == 1
     assert report["plan"]["texts"] == 8 and report["rows_evaluated"] % 8 == 1  # the first pass reads one text
+    made = (folder / "moves.json").read_bytes()
+    assert main(["calibrate", str(folder), *small[:2], "--new-tokens", "1"]) == 2
+    assert "no move follows another" in capsys.readouterr().err
+    assert (folder / "moves.json").read_bytes() == made
     (folder / "moves.json").write_text("[]")
     for words, sentence in (
         (["--texts", "8"], "holds no tables of moves"),
-        (["--texts", "8", "--temperature", "1"], "--texts is for texts that are not drawn"),
+        (["--texts", "8", "--temperature", "1"], "--texts is for texts and places that are not drawn"),
         (["--texts", "8", "--draft-len", "2"], "--texts takes the place of --draft-len"),
         (["--texts", "8", "--method", "stepwise"], "--texts is for --method ssd"),
     ):

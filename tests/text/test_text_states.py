@@ -225,7 +225,7 @@ def test_what_a_drafter_of_another_target_is_told(float64):
     for wrong in (drafter, (head[0], 3), (head[0], {}), 3):
         with pytest.raises(UserError, match=r"what cspd_jax\.load_head returns"):
             text.draft_from_states(wrong, target)
-    with pytest.raises(UserError, match="wider than the vocabulary"):
+    with pytest.raises(UserError, match="9 candidates for a token, and its drafter knows 8 ids"):
         text.generate(None, target, [[1, 2]], text.head_tree(drafter, (9,)))
 
 

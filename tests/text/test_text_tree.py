@@ -208,7 +208,7 @@ def test_a_chain_is_accepted_as_drafts_one_by_one_are():
         ({"rule": "block"}, "rule is 'block'; it must be one of tree for a draft tree"),
         ({"drafter": None, "rule": "tree"}, "rule is 'tree'; it must be one of google"),
         ({"draft_cost": 0.1}, "draft_cost and confidence are not for draft trees"),
-        ({"drafter": draft_tree(NEAR, (5, 1))}, "wider than the vocabulary"),
+        ({"drafter": draft_tree(NEAR, (5, 1))}, "5 candidates for a token, and its drafter knows"),
         ({"drafter": Drafting(TreeDrafter(LM, Tree((2,))), None)}, "a drafter of trees needs parameters"),
     ],
 )

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+import os
 
 import jax
 import jax.numpy as jnp
@@ -16,9 +17,10 @@ from cspd_jax import text, weights
 from cspd_jax.apps.cli import main
 from cspd_jax.errors import UserError
 from cspd_jax.networks import eagle
-from cspd_jax.training import presets
+from cspd_jax.training import presets, settings_file
 from cspd_jax.training.data.prompts import prompt_ids
 from cspd_jax.training.data.text import TextConfig
+from cspd_jax.training.provenance import Provenance
 from cspd_jax.training.step import first_state
 from cspd_jax.training.text import states
 from cspd_jax.training.text.answers import TEMPERATURE, Answers, answered
@@ -273,13 +275,15 @@ def test_the_command(target, prompts, tmp_path, monkeypatch, capsys):
     [
         ({"--prompts": None, "--questions": "20"}, "has no chat template"),
         ({"--prompts": None}, "--prompts or --questions is missing"),
-        ({"--prompts": "none.txt"}, "cannot be read as text"),
+        ({"--prompts": "none.txt"}, "none.txt does not exist"),
+        ({"--prompts": "pipe"}, "pipe is not a regular file"),
         ({"--prompts": "empty.txt"}, "is empty; it should hold one prompt per line"),
         ({"--prompts": "few.txt"}, "at least 16 are needed"),
         ({"--prompts": "long.txt"}, "prompt 16 has 300 ids"),
         ({"--target": None}, "--target is missing"),
         ({"--target": "masked-default"}, "the target is a masked-diffusion model"),
         ({"--ids": "1"}, "has no room"),
+        ({"--ids": "65"}, "a head of 65 ids is more than its target's 64"),
         ({"--from": "data"}, "--from is not for --states"),
         ({"--samples": "63"}, "ask for at least 64"),
         ({"--preset": "glyphs"}, "--states goes with the preset text-states"),
@@ -289,6 +293,7 @@ def test_the_command(target, prompts, tmp_path, monkeypatch, capsys):
 def test_bad_requests_end_with_a_sentence(target, prompts, tmp_path, monkeypatch, capsys, change, match):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty.txt").write_text("\n \n")
+    os.mkfifo(tmp_path / "pipe")
     (tmp_path / "few.txt").write_text("w1\nw2\n")
     (tmp_path / "long.txt").write_text("w1\n" * 15 + "w1 " * 300)
     asked = {"--target": target, "--ids": "40", "--prompts": prompts, "--samples": "64", "--states": ""}
@@ -299,6 +304,18 @@ def test_bad_requests_end_with_a_sentence(target, prompts, tmp_path, monkeypatch
     message = capsys.readouterr().err
     assert match in message and message.count("\n") == 1
     assert not (tmp_path / "run").exists()
+
+
+def test_resume_of_a_run_that_is_not_there_begins_a_head(target, tmp_path, capsys):
+    new = ["distill", "--states", "--resume", "--out", str(tmp_path / "run")]
+    assert main([*new, "--questions", "5"]) == 2
+    assert "--target is missing" in capsys.readouterr().err
+    assert main([*new, "--target", str(target), "--prompts", "none.txt", "--set", "products=bfloat16"]) == 2
+    assert "none.txt does not exist" in capsys.readouterr().err and not (tmp_path / "run").exists()
+    (tmp_path / "run").mkdir()
+    settings_file.write(presets.preset("glyphs"), tmp_path / "run", Provenance("train"))
+    assert main(new) == 2
+    assert "does not train a head" in capsys.readouterr().err
 
 
 def test_train_says_which_command_it_is(tmp_path, capsys):

@@ -45,6 +45,8 @@ def add_routes(app: FastAPI, offer: ServiceConfig, engine: Engine, refused: Any)
 
 
 async def _complete(offer: ServiceConfig, engine: Engine, request: Request, chat: bool) -> Response:
+    if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
+        return _error(415, "the body must be JSON, of content type application/json")
     try:
         body = json.loads(await request.body())
     except (ValueError, RecursionError):

@@ -78,24 +78,27 @@ def read(offer: ServiceConfig, body: Mapping[str, Any], chat: bool) -> Asked:
         raise UserError(f"{shown(unknown[0])} is not supported here; a request may have {', '.join(own)}")
     n, seed = _whole(body, "n", 1), _whole(body, "seed", 0)
     check_whole("n", n, 1, _MOST_CHOICES)
+    check_whole("seed + n - 1, the last choice's seed,", seed + n - 1, 0, 2**32 - 1)
     prompts: list[Any] = [_of_messages(offer, tokenizer, body)] if chat else _prompts(body)
     if len(prompts) * n > _MOST_CHOICES:
         raise UserError(f"{len(prompts)} prompts with {n} choices each are more than {_MOST_CHOICES} texts")
-    new = _whole(body, "max_tokens", MOST_NEW if chat else _NEW)
-    if chat:
-        new = _whole(body, "max_completion_tokens", new)
+    most = "max_completion_tokens" if chat and body.get("max_completion_tokens") is not None else "max_tokens"
+    new = _whole(body, most, MOST_NEW if chat else _NEW)
+    check_whole(most, new, 1, MOST_NEW)
     temperature, top_p = (1.0 if body.get(key) is None else body[key] for key in ("temperature", "top_p"))
     stream, more = _flag(body, "stream"), body.get("stream_options") or {}
     if not isinstance(more, Mapping):
         raise UserError(f"stream_options is {shown(more)}; it must be an object")
+    if more and not stream:
+        raise UserError("stream_options is for stream: true")
+    if not isinstance(body.get("user") or "", str):
+        raise UserError(f"user is {shown(body['user'])}; it must be a text")
     logprobs = _logprobs(body, chat)
     if logprobs is not None and stream:
         raise UserError("logprobs are known when a text is complete; leave out stream, or logprobs")
     drafting = body.get("drafts") is None or _flag(body, "drafts")
     requests = tuple(
-        offer.text_request(
-            tokenizer, prompt, new, temperature, (seed + choice) % 2**32, drafting, top_p, logprobs
-        )
+        offer.text_request(tokenizer, prompt, new, temperature, seed + choice, drafting, top_p, logprobs)
         for prompt in prompts
         for choice in range(n)
     )

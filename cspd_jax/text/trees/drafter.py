@@ -116,8 +116,11 @@ def draft_tree(model: Model, widths: Sequence[int] = (3, 2, 1)) -> Drafting:
 
 def tree_with(widths: Sequence[int]) -> Tree:
     """The tree whose nodes at depth d have widths[d] children."""
-    whole = isinstance(widths, Sequence) and all(isinstance(n, int) and n >= 1 for n in widths)
-    require(whole and len(widths) > 0, f"widths is {widths!r:.80}; it must be whole numbers of at least 1")
+    whole = isinstance(widths, Sequence) and all(type(n) is int and n >= 1 for n in widths)
+    require(
+        whole and len(widths) > 0,
+        f"widths is {widths!r:.80}; it must be a tuple of whole numbers of at least 1, such as (3, 2, 1)",
+    )
     return Tree(tuple(widths))
 
 

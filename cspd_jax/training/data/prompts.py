@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from cspd_jax._utils import limits
 from cspd_jax.errors import UserError
 from cspd_jax.weights.chat import chat_ids, chat_template
 from cspd_jax.weights.models import TextModel
@@ -15,6 +16,7 @@ _LARGEST = 2**24  # bytes of a file with prompts
 
 def read_lines(path: Path) -> list[str]:
     """The lines of a file that are not blank; UserError if there are none."""
+    limits.file_size(path)  # nothing that never ends
     try:
         with open(path, "rb") as file:
             content = file.read(_LARGEST + 1)

@@ -45,18 +45,20 @@ def distill(
     if (target_name := begun.target) is None or (begun.prompts is None and begun.questions is None):
         missing = "--target" if begun.target is None else "--prompts or --questions"
         raise UserError(f"a head learns from a target's answers to prompts; {missing} is missing")
-    samples, wanted = begun.samples or _SAMPLES, begun.ids or _IDS
-    begun = dataclasses.replace(begun, samples=samples, ids=wanted)
+    samples = begun.samples or _SAMPLES
     check_count(samples)
     target = models.load_text(target_name)
+    known = target.config.known_ids
+    if begun.ids is not None and begun.ids > known:
+        raise UserError(f"a head of {begun.ids} ids is more than its target's {known}; give fewer --ids")
+    wanted = begun.ids or min(_IDS, known)
+    begun = dataclasses.replace(begun, samples=samples, ids=wanted)
     lines = read_lines(pathlib.Path(begun.prompts)) if begun.prompts else []
     if begun.questions:
         opening(target)
     else:
         check_prompts(prompt_ids(target, lines), config.data.length)
-    config = dataclasses.replace(
-        config, model=head_config(target.config, min(wanted, target.config.known_ids))
-    )
+    config = dataclasses.replace(config, model=head_config(target.config, wanted))
     begun = begun.with_weights(str(out), target=(target.config, target.params))
     with claimed(out, options.resume), narrow.products_of(config.products):
         settings_file.write(config, out, begun)
