@@ -161,6 +161,9 @@ def _number(text: str, num_classes: int, class_names: tuple[str, ...]) -> int | 
                 f"label {shown(text)[1:-1]} is out of range: the model has classes 0 to {num_classes - 1}"
             )
         return number
+    if class_names.count(text) > 1:
+        numbers = ", ".join(str(i) for i, name in enumerate(class_names) if name == text)
+        raise UserError(f"label {shown(text)} is the name of the classes {numbers}; write the number")
     return class_names.index(text) if text in class_names else None
 
 

@@ -34,6 +34,7 @@ def read_prompts(
 ) -> list[list[int]]:
     """Returns prompts as ids, checked against the model; `default` if the command line has none."""
     from cspd_jax.text.prompts import as_prompts, check_length, check_prompts
+    from cspd_jax.weights.tokenizers import check_unicode
 
     texts = list(args.prompt or ())
     if args.prompt_file is not None:
@@ -47,6 +48,8 @@ def read_prompts(
         raise UserError("the model has no tokenizer.json; give the prompt as --prompt-ids 1,2,3")
     if "" in texts:
         raise UserError("a prompt is empty; it needs at least one character to begin with")
+    for text in texts:
+        check_unicode(text)
     rows = [tokenizer.encode(text) for text in texts] + rows
     check_prompts(config, as_prompts(rows))
     check_length(config, max(map(len, rows)), max_new_tokens)

@@ -37,11 +37,13 @@ class Known:
 
     def at(self, index: Any) -> Known:
         """Of some of the images, by an array of their numbers or a slice."""
-        return Known(self.tokens[index], self.mask[index])
+        of_all = np.ndim(self.tokens) == 2, np.ndim(self.mask) == 1  # one for all images
+        return Known(*(a if same else a[index] for a, same in zip((self.tokens, self.mask), of_all)))
 
     def in_turn(self, numbers: np.ndarray) -> Known:
         """Of images with these numbers, which take the pictures in turn."""
-        return self.at(numbers % len(self.mask))
+        pictures = len(self.tokens) if np.ndim(self.tokens) == 3 else len(np.atleast_2d(self.mask))
+        return self.at(numbers % pictures)
 
     @property
     def count(self) -> Any:

@@ -163,6 +163,16 @@ def read_tokenizer(folder: Path | None, known_ids: int) -> FileTokenizer | None:
     return FileTokenizer(found[0], known_ids) if found else None
 
 
+def check_unicode(prompt: str) -> None:
+    """UserError for a prompt with halves of characters, which come of bytes that are no UTF-8."""
+    try:
+        prompt.encode()
+    except UnicodeEncodeError as error:
+        raise UserError(
+            f"the prompt {shown(prompt)} is no text: character {error.start} is not Unicode"
+        ) from None
+
+
 def _text(text: Any) -> str:
     """What is to be encoded; UserError if it is no text."""
     if not isinstance(text, str):

@@ -236,6 +236,11 @@ def test_a_model_without_a_template_takes_no_messages(offer):
         form.read(bare, {"messages": [{"role": "user", "content": "x"}]}, True)
 
 
+def test_a_prompt_that_is_no_text(offer):
+    with pytest.raises(UserError, match="is no text: character 1 is not Unicode"):
+        form.read(offer, {"prompt": "w\udcff"}, False)
+
+
 def test_a_body_of_another_type(app):
     """As a form sends it, which pages of strangers may."""
 

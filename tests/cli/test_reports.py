@@ -219,6 +219,12 @@ def test_wrong_labels(text):
         parse_labels(text, 5)
 
 
+def test_a_name_of_two_classes():
+    assert parse_labels("b", 3, ("a", "b", "a")) == [1]
+    with pytest.raises(UserError, match="label 'a' is the name of the classes 0, 2; write the number"):
+        parse_labels("a", 3, ("a", "b", "a"))
+
+
 def test_picture():
     images = np.full((5, 8, 8, 3), 200, np.uint8)
     page = picture(images, ["a", "ünusually long name", "c", "d", "e"], columns=2)

@@ -289,3 +289,12 @@ def test_what_a_plan_knows(models):
         made.sample(keys, jnp.arange(2))
     with pytest.raises(UserError, match="made without known tokens"):
         plan.resolve(models[0], [0, 1]).sample(keys, jnp.arange(2), known=options.known)
+
+
+def test_one_mask_for_all_pictures():
+    known = Known(np.arange(24.0).reshape(2, 4, 3), np.array([True, False, True, False]))
+    for one in (known.at(1), known.in_turn(3)):
+        np.testing.assert_array_equal(one.tokens, known.tokens[1])
+        np.testing.assert_array_equal(one.mask, known.mask)
+    several = Known(known.tokens[0], np.stack([known.mask, ~known.mask])).in_turn(np.array([1, 2]))
+    assert several.tokens.shape == (4, 3) and several.mask[:, 0].tolist() == [False, True]

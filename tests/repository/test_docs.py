@@ -13,6 +13,7 @@ def test_every_file_that_the_docs_name_exists():
     made_by_users = {"report.json", "config.json", "evaluation.json", "tokenizer.json", "metrics.jsonl"}
     made_by_users |= {
         "held_out.jsonl",
+        "questions.txt",
         "settings.json",
         "manifest.json",
         "00000.json",

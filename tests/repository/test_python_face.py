@@ -548,7 +548,7 @@ def test_plans_and_names(model):
         ({"prompts": [[float("nan")]]}, "prompts must be a list of lists of ids"),
         ({"prompts": [[1], [None]]}, "None in a prompt is no id"),
         ({"prompts": [[2**40]]}, "1099511627776 in a prompt is no id"),
-        ({"max_new_tokens": 10**9}, "new ones are more than the 64 positions"),
+        ({"max_new_tokens": 10**9}, "new ones are more than 16 times the 64 positions"),
         ({"gamma": "4"}, "gamma is '4'; it must be a"),
         ({"gamma": 2.5}, "gamma is 2.5; it must be a whole number"),
         ({"max_new_tokens": "2"}, "max_new_tokens is '2'; it must be a"),
@@ -774,7 +774,9 @@ def test_drafts_without_bounds():
     np.testing.assert_array_equal(text.generate(*given, text.PromptLookup(), how).tokens, expected)
     with pytest.raises(UserError, match="a tree may have 4096 drafts; this one has more"):
         text.draft_tree((lm, text_models.params(lm)), (2,) * 40)
-    with pytest.raises(UserError, match=r"widths is \(2, 0\); it must be whole numbers of at least 1"):
+    with pytest.raises(
+        UserError, match=r"widths is \(2, 0\); it must be a tuple of whole numbers of at least 1"
+    ):
         text.draft_tree((lm, text_models.params(lm)), (2, 0))
     with pytest.raises(UserError, match="longest is 1000000000; it must be at most 256"):
         text.PromptLookup(10**9, 1)

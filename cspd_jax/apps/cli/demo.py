@@ -44,7 +44,7 @@ def add_parser(subparsers) -> None:
     how.add_argument("--host", default="127.0.0.1", help="address to listen at (default: 127.0.0.1)")
     how.add_argument("--port", type=_port, default=7860, help="0 takes a free one (default: 7860)")
     how.add_argument(
-        "--allow-host", action="append", default=[], metavar="NAME",
+        "--allow-host", action="append", default=[], metavar="NAME", type=_host_name,
         help="a name by which the service is reached, besides its address and localhost; * stands for any"
         " characters; may be repeated",
     )  # fmt: skip
@@ -158,6 +158,12 @@ def _listen(host: str, port: int) -> socket.socket:
             f"cannot listen at {host}, port {port} ({error.strerror}); choose another --host or --port"
         ) from None
     return listening
+
+
+def _host_name(text: str) -> str:
+    if not text or any(character in text for character in " /:@"):
+        raise argparse.ArgumentTypeError(f"{text!r:.80} is no name of a host; write one such as example.org")
+    return text
 
 
 def _port(text: str) -> int:

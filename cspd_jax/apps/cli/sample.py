@@ -22,7 +22,7 @@ from cspd_jax.cli._generate_options import (
 )
 from cspd_jax.cli._known import add_known_options, read_start
 from cspd_jax.cli._output import progress
-from cspd_jax.errors import UserError
+from cspd_jax.errors import UserError, naming
 
 _IMAGES = 50_000
 _LABEL_BYTES = 2**28  # of a file of labels
@@ -186,7 +186,8 @@ def _listed(args: argparse.Namespace, model) -> tuple[list[int], int]:
     labels = []
     for number, line in enumerate(lines, 1):
         if (text := line.strip()) not in known:
-            found = parse_labels(text, model.config.num_classes, model.class_names)
+            with naming(f"{path}, line {number}"):
+                found = parse_labels(text, model.config.num_classes, model.class_names)
             if len(found) != 1:
                 raise UserError(f"{path}, line {number}: {shown(text)} is not one label; write one per line")
             known[text] = found[0]

@@ -29,7 +29,7 @@ from cspd_jax.text.states import check_reads
 from cspd_jax.text.trees.drafter import tree_of
 from cspd_jax.weights.chat import Template, chat_template
 from cspd_jax.weights.models import VAE, ImageModel, TextModel
-from cspd_jax.weights.tokenizers import Tokenizer, load_tokenizer
+from cspd_jax.weights.tokenizers import Tokenizer, check_unicode, load_tokenizer
 
 MOST_SEED = 2**32 - 1
 MOST_CFG = 20.0
@@ -176,6 +176,8 @@ class ServiceConfig:
             raise UserError("the prompt is empty; it needs at least one character to begin with")
         if len(prompt) > MOST_CHARACTERS:
             raise UserError(f"the prompt has {len(prompt)} characters; it may have {MOST_CHARACTERS}")
+        if isinstance(prompt, str):
+            check_unicode(prompt)
         ids = tuple(tokenizer.encode(prompt) if isinstance(prompt, str) else prompt)
         if wrong := [i for i in ids if not 0 <= i < model.config.known_ids]:
             raise UserError(f"the prompt has id {wrong[0]}; {model.name} has {model.config.known_ids} ids")

@@ -47,4 +47,4 @@ def _is_known(host: str | None, allowed: Sequence[str]) -> bool:
 
 
 def _matches(host: str, allowed: Sequence[str]) -> bool:
-    return any(fnmatch.fnmatchcase(host, name.lower()) for name in allowed)
+    return bool(host) and any(fnmatch.fnmatchcase(host, name.lower()) for name in allowed)
