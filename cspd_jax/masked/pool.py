@@ -81,8 +81,7 @@ class Pool:
         one = dataclasses.replace(one, canvas=dataclasses.replace(one.canvas, keys=keys))
         begun = _begun(one)
         if self._rows is None:
-            spread = lambda a: jnp.repeat(a, self._size, axis=0)
-            self._like, self._rows = one, jax.tree.map(spread, begun)
+            self._like, self._rows = one, _spread(begun, self._size)
         self._rows = _put(self._rows, begun, np.int32(row))
 
     def advance(self, busy: Sequence[int]) -> dict[int, Text]:
@@ -120,6 +119,12 @@ def _begun(one: Inputs) -> Rows:
         canvas.base, canvas.valid, canvas.start, canvas.keys, temperature, speculation.gamma,
         _without_calls(state), jnp.ones(canvas.start.shape, jnp.int32),
     )  # fmt: skip
+
+
+@functools.partial(jax.jit, static_argnames="size")
+def _spread(one: Rows, size: int) -> Rows:
+    """So many rows that are all like one."""
+    return jax.tree.map(lambda a: jnp.repeat(a, size, axis=0), one)
 
 
 @functools.partial(jax.jit, donate_argnames="rows")

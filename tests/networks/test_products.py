@@ -26,13 +26,13 @@ WIDE = LMConfig(
 
 @pytest.fixture(scope="module")
 def model():
-    return TextModel("wide", LM(WIDE), init_params(WIDE, jax.random.key(0)))
+    return TextModel("wide", LM(WIDE), jax.jit(init_params, static_argnums=0)(WIDE, jax.random.key(0)))
 
 
 @pytest.mark.parametrize("shape", [(7,), (1, 7), (2, 3, 7), (0, 7), (9, 3, 7)])
 def test_product(shape):
     x, kernel = (np.random.default_rng(0).standard_normal(s).astype(np.float32) for s in (shape, (7, 5)))
-    found = product(jnp.asarray(x), jnp.asarray(kernel.T))
+    found = jax.jit(product)(x, kernel.T)
     chex.assert_shape(found, (*shape[:-1], 5))
     np.testing.assert_allclose(found, x @ kernel, atol=1e-5)
 
@@ -111,7 +111,7 @@ def test_narrow_products(turned):
 def test_narrowed_parameters_give_the_same_products(model):
     """Those that products read; embeddings are rounded besides."""
     tokens, positions = jnp.array([[5, 2, 7]]), jnp.arange(3)[None]
-    cache, narrowed = model.network.empty_cache(1, 8), narrow.narrowed(model.params)
+    cache, narrowed = model.network.empty_cache(1, 8), jax.jit(narrow.narrowed)(model.params)
     logits = jax.jit(lambda params: model.network.apply(params, tokens, positions, cache)[0])
     with narrow.products_of("bfloat16"):
         both = [logits(params) for params in ({**model.params, "embed": narrowed["embed"]}, narrowed)]
