@@ -145,6 +145,10 @@ def parse_labels(text: str, num_classes: int, class_names: tuple[str, ...] = ())
     """`0-9`, `3,5,7`, `A,C-F`, `none` -> class numbers. A number is a class number, whatever the names."""
     labels: list[int] = []
     for part in (p.strip() for p in text.split(",")):
+        if not part:
+            raise UserError(
+                f"the list of labels {shown(text)} has an empty place; write for example 0-2 or 3,5"
+            )
         single = _number(part, num_classes, class_names)
         labels += [single] if single is not None else _range(part, num_classes, class_names)
     return labels

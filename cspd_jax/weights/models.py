@@ -17,7 +17,7 @@ from cspd_jax import parallel, weights
 from cspd_jax._utils import process
 from cspd_jax._utils.sampling import sampling
 from cspd_jax.converters import eagle, flux, hf
-from cspd_jax.errors import UserError, check_whole, shown
+from cspd_jax.errors import UserError, check_whole, naming, shown
 from cspd_jax.networks.config import MAR_PRESETS, KLConfig, MARConfig, SphereConfig
 from cspd_jax.networks.cpu_matmul import by_outputs, gains_by_outputs
 from cspd_jax.networks.eagle import Eagle
@@ -183,7 +183,8 @@ def load(name_or_path: str | os.PathLike, dtype: Any = None, mesh: Mesh | None =
     else:
         loaded, folder = _load(name, _IMAGES, dtype, mesh), _locate(name, _IMAGES)
     network = kind_of_config(loaded.config).network(loaded.config, dtype)
-    names = class_names(loaded.metadata, loaded.config.num_classes)
+    with naming(name):
+        names = class_names(loaded.metadata, loaded.config.num_classes)
     return ImageModel(name, network, loaded.params, loaded.metadata, names, folder, mesh)
 
 
@@ -275,7 +276,9 @@ def describe(name_or_path: str | os.PathLike) -> ImageModel:
     _check_kind(metadata.pop("kind"), _IMAGES, name)
     config = metadata.pop("config")
     network = kind_of_config(config).network(config)
-    return ImageModel(name, network, None, metadata, class_names(metadata, config.num_classes), path)
+    with naming(name):
+        names = class_names(metadata, config.num_classes)
+    return ImageModel(name, network, None, metadata, names, path)
 
 
 def _is_hub_folder(name: str) -> bool:

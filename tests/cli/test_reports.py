@@ -144,7 +144,7 @@ def test_options_reach_the_sampler(run):
         (["--labels", "0-9"], "label 9 is out of range"),
         (["--labels", "4-2"], "runs backwards"),
         (["--labels", "ape"], "label 'ape' is unknown; write class numbers from 0 to 4"),
-        (["--labels", "1,,2"], "label '' is unknown"),
+        (["--labels", "1,,2"], "has an empty place; write for example 0-2"),
         (["--cfg", "-1"], "cfg is -1.0"),
         (["--cfg", "nan"], "cfg is nan"),
         (["--cfg", "much"], "'much' is not a number"),
