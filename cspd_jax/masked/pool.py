@@ -95,8 +95,12 @@ class Pool:
         canvas, speculation = self._like.canvas, self._like.speculation
         assert speculation is not None
         self._rows, made = _round(canvas, speculation, self._rows, index)
-        told = jax.device_get((made.state, made.passes))
-        return {row: _text(*told, canvas.mask_id, i) for i, row in enumerate(index.tolist()) if row in busy}
+        state, passes = jax.device_get((made.state, made.passes))
+        return {
+            row: _text(state, passes, canvas.mask_id, i)
+            for i, row in enumerate(index.tolist())
+            if row in busy
+        }
 
 
 def _text(state: MaskedState, passes: np.ndarray, mask_id: int, row: int) -> Text:

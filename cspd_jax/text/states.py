@@ -106,7 +106,7 @@ class HeadDrafter:
         count = request.max_gamma + 1
         seen, cache = self.see(params, cache, request, count)
         newest = _Newest(seen[:, -1], cache)
-        confidence = self.confidence if request.confidence is None else request.confidence
+        confidence = jnp.asarray(self.confidence) if request.confidence is None else request.confidence
         wanted = jnp.where(request.length > 1, request.count, 0)
         request = request._replace(count=wanted, confidence=confidence)
 
