@@ -41,6 +41,11 @@ def narrowed(params: Any) -> Any:
     return jax.tree.map(lambda a: a.astype(jnp.bfloat16) if a.ndim == 2 else a, params)
 
 
+def as_read(params: Any) -> Any:
+    """The parameters as many products in a row read them, of what is asked for in this context."""
+    return narrowed(params) if is_asked_for() else params
+
+
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _product(turned: bool, x: Array, kernel: Array) -> Array:
     return _forward(turned, x, kernel)[0]

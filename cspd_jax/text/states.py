@@ -23,6 +23,7 @@ from cspd_jax.text.prompts import Prompts
 from cspd_jax.text.protocol import Model, bound
 
 Array = jax.Array
+CONFIDENCE = 0.3  # in a token, below which a head drafts nothing more
 
 
 class StatesHead(Protocol):
@@ -82,7 +83,7 @@ class HeadDrafter:
     """
 
     head: StatesHead
-    confidence: float = 0.3
+    confidence: float = CONFIDENCE
 
     @property
     def entering(self) -> tuple[int, ...]:
@@ -144,7 +145,7 @@ class HeadDrafter:
         return self.head.apply(params, tokens, self.head.joined(params, known), places, cache)
 
 
-def draft_from_states(head: Any, target: Model, confidence: float = 0.3) -> Drafting:
+def draft_from_states(head: Any, target: Model, confidence: float = CONFIDENCE) -> Drafting:
     """Makes a drafter of a head that reads the target's states, as `cspd_jax.load_head` returns it.
 
     confidence: as in `HeadDrafter`.

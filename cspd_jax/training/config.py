@@ -243,7 +243,7 @@ class HeadTrainConfig(RunConfig):
     fed_back: how often its own states are fed back in a step of training, each time one token further.
     decline: what each of these turns counts beside the one before.
     products: what the operands of matrix products are rounded to, float32 or bfloat16, whose sums are
-        float32; bfloat16 takes less than half the time on a CPU with AMX.
+        float32; bfloat16 takes about half the time on a CPU with AMX.
     """
 
     model: EagleConfig

@@ -44,8 +44,13 @@ def add_routes(app: FastAPI, offer: ServiceConfig, engine: Engine, refused: Any)
         add(path, chat)
 
 
+def is_json(request: Request) -> bool:
+    """Whether the body is said to be JSON, which a form of a stranger's page cannot say."""
+    return request.headers.get("content-type", "").partition(";")[0].strip() == "application/json"
+
+
 async def _complete(offer: ServiceConfig, engine: Engine, request: Request, chat: bool) -> Response:
-    if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
+    if not is_json(request):
         return _error(415, "the body must be JSON, of content type application/json")
     try:
         body = json.loads(await request.body())

@@ -15,7 +15,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
 from cspd_jax.apps.service import render, repaint
-from cspd_jax.apps.service.completions import GONE, PATHS, add_routes
+from cspd_jax.apps.service.completions import GONE, PATHS, add_routes, is_json
 from cspd_jax.apps.service.config import ServiceConfig
 from cspd_jax.apps.service.engine import Engine
 from cspd_jax.apps.service.hosts import refusal as host_refusal
@@ -69,7 +69,7 @@ def make_app(
     async def images(request: Request) -> Response:
         if not allowed(request, login):
             return _unknown_user()
-        if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
+        if not is_json(request):
             return _error(415, "the body must be JSON, of content type application/json")
         try:
             asked = _fields(await request.body())

@@ -75,7 +75,7 @@ class Answers:
         told = [list(prompt) for prompt in prompts], list(entering), TEMPERATURE, _HELD_OUT_ONE_IN
         origin = fingerprint(*teacher, seed, length, *told)
         network, ends = LM(teacher.config), np.array(teacher.config.eos_ids, np.int32)
-        weights = products(teacher.params)
+        weights = narrow.as_read(teacher.params)
         begin = min(len(prompt) for prompt in prompts)
 
         def make(part: int) -> dict[str, np.ndarray]:
@@ -141,11 +141,6 @@ class Answers:
     def _rows(self, places: np.ndarray) -> Taught:
         rows = [[array[place % PART] for array in self._parts[place // PART]] for place in places]
         return Taught(*map(np.stack, zip(*rows)))
-
-
-def products(params: Any) -> Any:
-    """The parameters as many products in a row read them, of the precision that is asked for."""
-    return narrow.narrowed(params) if narrow.is_asked_for() else params
 
 
 def check_count(count: int) -> None:

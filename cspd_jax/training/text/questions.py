@@ -10,10 +10,11 @@ from tqdm import tqdm
 
 from cspd_jax._utils.files import write_text
 from cspd_jax.errors import UserError
+from cspd_jax.networks import narrow
 from cspd_jax.networks.lm import LM
 from cspd_jax.training.data.prompts import read_lines
 from cspd_jax.training.step import Purpose, run_key
-from cspd_jax.training.text.answers import TEMPERATURE, answered, products
+from cspd_jax.training.text.answers import TEMPERATURE, answered
 from cspd_jax.weights.chat import chat_template
 from cspd_jax.weights.models import TextModel
 from cspd_jax.weights.tokenizers import load_tokenizer
@@ -53,7 +54,7 @@ def own_questions(model: TextModel, count: int, path: pathlib.Path, seed: int = 
     rows[:, : len(begin)] = begin
     given = np.full(_TOGETHER, len(begin), np.int32)
     warm = np.full(_TOGETHER, TEMPERATURE, np.float32)
-    network, weights, ends = LM(model.config), products(model.params), np.array(model.config.eos_ids)
+    network, weights, ends = LM(model.config), narrow.as_read(model.params), np.array(model.config.eos_ids)
     found: dict[str, None] = {}
     with tqdm(total=count, desc="questions") as bar:
         for batch in range(_TRIES * -(-count // _TOGETHER)):
