@@ -20,6 +20,9 @@ from cspd_jax.converters import kl16, mar
 from cspd_jax.weights import models
 
 ROOT = Path(__file__).parents[1]
+TRAINED = models.shipped_folder(
+    "masked-default"
+)  # as random as the others it would never draft the next move
 
 
 def torch_checkpoint(path: Path, entries, **told) -> None:
@@ -119,7 +122,7 @@ GIVEN = {
     "evaluation": {**LATENTS, "dataset": pictures, "weights.pth": inception},
     "masked": {
         "OWNER/NAME": LLADA,
-        "models/masked": lambda path: shutil.copytree(models.shipped_folder("masked-default"), path),
+        "models/masked": lambda path: shutil.copytree(TRAINED, path),
     },
     "nextstep": {"FOLDER": image_from_text},
     "sampling": LATENTS,

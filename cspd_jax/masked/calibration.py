@@ -42,13 +42,18 @@ def fitted(
         for i in range(0, len(prompts), _ROWS):
             runs += recorded(model, prompts[i : i + _ROWS], options)
             bar.update(len(runs) - bar.n)
-    tables = {count: fit(runs, count) for count in counts}
-    if min(len(table.texts) for table in tables.values()) < 2:
+    moves = [walk[0] for run in runs for walk in run]
+    if not moves:
         raise UserError(
             f"after the {len(prompts)} prompts there is nothing to draft: with {int(options.max_new_tokens)}"
             f" new tokens in blocks of {int(options.block)} no move follows another; ask for more of them"
         )
-    return tables
+    if set(moves) == {BEYOND}:
+        raise UserError(
+            f"after the {len(prompts)} prompts none of {len(moves)} moves was among those drafted one move"
+            " earlier; a table needs more prompts, or a trained model"
+        )
+    return {count: fit(runs, count) for count in counts}
 
 
 def recorded(model: Model, prompts: Sequence[Sequence[int]], options: Options) -> list[list[list[Move]]]:

@@ -198,6 +198,12 @@ def test_texts_in_which_no_move_follows_another():
         calibration.fitted(model, [[1, 2]], masked.Options(max_new_tokens=1, block=1), (4,))
 
 
+def test_texts_in_which_no_move_is_likely_before(monkeypatch):
+    monkeypatch.setattr(calibration, "recorded", lambda *request: [[[BEYOND, (1, 0)], [BEYOND]]])
+    with pytest.raises(UserError, match="none of 2 moves was among those drafted"):
+        calibration.fitted(None, [[1, 2]], masked.Options(max_new_tokens=3, block=3), (4,))
+
+
 @pytest.mark.slow
 def test_the_command(tmp_path, capsys):
     """Tables fitted by `calibrate` are kept beside the model, and used."""
