@@ -268,6 +268,7 @@ def tasks(args, target: models.TextModel, drafter: Any, save: Callable[[list], N
         )
         rows += [about | row for row in found]
         save(rows)
+        jax.clear_caches()  # a process can map only so many programs
     return rows
 
 

@@ -92,6 +92,8 @@ def check_range(
     most: float = LARGEST,
 ) -> None:
     """UserError unless `value` is a number within the bounds that are given, and that a float32 holds."""
+    if shape := getattr(value, "shape", ()):
+        raise UserError(f"{name} has shape {shape}; it must be one number")
     if not is_finite(value):
         raise UserError(f"{name} is {shown(value)}; it must be a finite number")
     value = float(value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import pathlib
 from collections.abc import Iterable
@@ -40,6 +41,13 @@ def real(text: str) -> float:
         return float(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{shown(text)} is not a number") from None
+
+
+def above_zero(text: str) -> float:
+    """A finite number above 0."""
+    if not 0 < (value := real(text)) < math.inf:
+        raise argparse.ArgumentTypeError(f"{shown(text)} is not a number above 0")
+    return value
 
 
 def whole_numbers(flag: str, text: str) -> list[int]:

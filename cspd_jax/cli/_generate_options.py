@@ -7,7 +7,15 @@ import dataclasses
 import re
 
 from cspd_jax._utils.sampling import SAMPLING
-from cspd_jax.cli._arguments import add_mesh_option, check_fits, parse_labels, positive, seed, shown
+from cspd_jax.cli._arguments import (
+    above_zero,
+    add_mesh_option,
+    check_fits,
+    parse_labels,
+    positive,
+    seed,
+    shown,
+)
 from cspd_jax.cli._output import progress
 from cspd_jax.errors import UserError, naming
 
@@ -135,7 +143,7 @@ def add_speculation(parser: argparse.ArgumentParser) -> None:
     ahead.add_argument(
         "--adapt",
         dest="draft_cost",
-        type=float,
+        type=above_zero,
         metavar="C",
         help="draft fewer steps where acceptance is low; C is the cost of a drafted step relative to a target"
         " step",

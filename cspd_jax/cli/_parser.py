@@ -1,4 +1,4 @@
-"""The parser of every verb: numbers are read alike, and an unknown flag is told with the verb's own usage."""
+"""The parser of every verb: numbers are read alike, and what is wrong is one line that names the verb."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 import difflib
 import shlex
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NoReturn
 
 from cspd_jax.cli._arguments import real
 
@@ -23,6 +23,9 @@ class Parser(argparse.ArgumentParser):
         if unknown:
             self.error(f"unrecognized arguments: {shlex.join(unknown)}{self._meant(unknown)}")
         return found, unknown
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
 
     def _meant(self, unknown: Iterable[str]) -> str:
         flags = [flag for action in self._actions for flag in action.option_strings]

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax._utils.arrays import whole_numbers
-from cspd_jax.errors import UserError, shown
+from cspd_jax.errors import UserError, check_whole, shown
 from cspd_jax.networks.nextstep import PADDING, PROMPTS
 from cspd_jax.networks.nextstep_config import NextStepConfig
 from cspd_jax.parallel import replicate
@@ -33,6 +33,7 @@ def bind(
     grid: tuple[int, int] | None = None,
     normalise: bool | None = None,
     texts: Sequence[str] = (),
+    room: int = 0,
 ) -> ImageModel:
     """The model with these prompts as its classes.
 
@@ -42,8 +43,10 @@ def bind(
     grid: tokens along the height and the width of the images (the model's own).
     normalise: tokens are normalised where their chains end (as the model's configuration says).
     texts: one for each prompt, as captions.
+    room: ids that the prompts are padded to if they are shorter; others of this room compile nothing new.
     """
     config = _config(model)
+    check_whole("room", room, 0, config.lm.max_positions)
     if grid is not None and (not isinstance(grid, tuple | list) or len(grid) != 2):
         raise UserError(f"grid is {shown(grid)}; it must be two numbers, tokens along height and width")
     rows = [_ids("a prompt", row) for row in _listed("prompts", prompts)]
@@ -53,7 +56,7 @@ def bind(
     _check_ids(rows, config)
     if len(_listed("texts", texts)) not in (0, len(rows) - 1):
         raise UserError(f"there are {len(rows) - 1} prompts and {len(texts)} texts; give one for each")
-    longest = max(map(len, rows))
+    longest = max(room, *map(len, rows))
     table = np.full((len(rows), longest), PADDING, np.int32)
     for place, row in zip(table, rows):
         place[longest - len(row) :] = row

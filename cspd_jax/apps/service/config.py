@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cspd_jax._utils.typed import check_classes
+from cspd_jax.apps.service.causal_rows import CausalRows, most_ids, prompt_of
 from cspd_jax.apps.service.engine import Engine, Lane
-from cspd_jax.apps.service.rows import ImageRequest, ImageRows, lane_name
+from cspd_jax.apps.service.rows import ImageRequest, ImageRows, Prompt, lane_name
 from cspd_jax.apps.service.streams import (
     PLACES,
     ROOMS,
@@ -20,16 +21,18 @@ from cspd_jax.apps.service.streams import (
     TextRequest,
     TextRows,
 )
-from cspd_jax.errors import UserError, check_range, check_whole
+from cspd_jax.errors import UserError, check_range, check_whole, shown
 from cspd_jax.image.known import Known
 from cspd_jax.image.methods import Plain, SelfSpeculation
 from cspd_jax.image.pixels import check_vae
+from cspd_jax.image.protocol import CausalTokenModel
+from cspd_jax.networks.nextstep_config import NextStepConfig
 from cspd_jax.text.drafters import resolve_drafter
 from cspd_jax.text.states import check_reads
 from cspd_jax.text.trees.drafter import tree_of
 from cspd_jax.weights.chat import Template, chat_template
 from cspd_jax.weights.models import VAE, ImageModel, TextModel
-from cspd_jax.weights.tokenizers import Tokenizer, check_unicode, load_tokenizer
+from cspd_jax.weights.tokenizers import Tokenizer, check_unicode, load_tokenizer, read_tokenizer
 
 MOST_SEED = 2**32 - 1
 MOST_CFG = 20.0
@@ -76,6 +79,14 @@ class ServiceConfig:
                 check_reads(drafter, params, self.text.network)
         if self.vae is not None and self.image is not None:
             check_vae(self.image, self.vae)
+        if self.image is not None and isinstance(config := self.image.config, NextStepConfig):
+            if self.image_tokenizer is None:
+                raise UserError(f"{self.image.name} has no tokenizer.json, which prompts are read with")
+            if len(prompt_of("", self.image_tokenizer, self.image).ids) >= most_ids(config):
+                raise UserError(
+                    f"{config.seq_len} tokens of an image leave no room for a prompt among its"
+                    f" {config.lm.max_positions} positions"
+                )
 
     def engine(self, rows: int = 8, **options: Any) -> Engine:
         """An engine for these models, not started. options: of `Engine`."""
@@ -84,7 +95,11 @@ class ServiceConfig:
         if self.image is not None:
             for guided in (False, True):
                 for method in (self.method, Plain()):
-                    lanes[lane_name(method.name, guided)] = ImageRows(self.image, rows, method, guided)
+                    lanes[lane_name(method.name, guided)] = (
+                        CausalRows(self.image, rows, method.name, guided)
+                        if self.is_causal
+                        else ImageRows(self.image, rows, method, guided)
+                    )
         if self.text is not None:
             drafting = (False,) if self.drafter is None else (True, False)
             for kind in (TextKind(d, *how) for d in drafting for how in _SAMPLING):
@@ -109,24 +124,55 @@ class ServiceConfig:
         """The guidance scale of images that do not ask for another: the model's own."""
         return 1.0 if self.image is None else self.image.sampling.get("cfg", 1.0)
 
+    @property
+    def is_causal(self) -> bool:
+        """Whether the image model makes its tokens one after the other, in their order."""
+        return self.image is not None and isinstance(self.image.network, CausalTokenModel)
+
+    @property
+    def takes_prompts(self) -> bool:
+        """Whether images are made of texts, not of classes."""
+        return self.image is not None and isinstance(self.image.config, NextStepConfig)
+
+    @functools.cached_property
+    def image_tokenizer(self) -> Tokenizer | None:
+        """Of the prompts of images; read once."""
+        if self.image is None or not isinstance(self.image.config, NextStepConfig):
+            return None
+        folder = self.image.folder
+        return None if folder is None else read_tokenizer(folder, self.image.config.lm.known_ids)
+
     def image_request(
         self,
-        label: Any,
+        label: Any = None,
         seed: Any = 0,
         cfg: Any = None,
         method: Any = "self",
         known: Known | None = None,
+        prompt: Any = None,
     ) -> ImageRequest:
-        """A request within the limits; UserError for any other."""
+        """A request within the limits; UserError for any other. It has a label, or a prompt if the model
+        makes images from text."""
         if self.image is None:
             raise UserError("this service makes no images")
         cfg = self.cfg if cfg is None else cfg
-        check_whole("label", label, -1, self.image.config.num_classes - 1)
+        asked = self._image_prompt(label, prompt)
+        if asked is not None:
+            label = 0
+        elif label is None:
+            raise UserError('a request has a label, for example {"label": 3}; -1 is no class')
+        else:
+            check_whole("label", label, -1, self.image.config.num_classes - 1)
+        if known is not None and self.is_causal:
+            raise UserError(
+                "the service begins an image of a causal model with nothing; cspd-jax generate --image keeps"
+                " the beginning of one"
+            )
         check_whole("seed", seed, 0, MOST_SEED)
         check_range("cfg", cfg, least=0.0, most=MOST_CFG)
         if method not in METHODS:
             raise UserError(f"method is {method!r:.80}; it must be one of {', '.join(METHODS)}")
-        return ImageRequest(int(label), int(seed), float(cfg), method, known)
+        return ImageRequest(int(label), int(seed), float(cfg), method, known, asked)
 
     def text_request(
         self,
@@ -169,15 +215,32 @@ class ServiceConfig:
         classes = 0 if self.image is None else self.image.config.num_classes
         return {"label": [-1, classes - 1], "seed": [0, MOST_SEED], "cfg": [0, MOST_CFG], "method": METHODS}
 
+    def _image_prompt(self, label: Any, prompt: Any) -> Prompt | None:
+        assert self.image is not None
+        if not isinstance(self.image.config, NextStepConfig):
+            if prompt is not None:
+                raise UserError(f"{self.image.name} makes images of classes, not from prompts; send a label")
+            return None
+        if prompt is None or label is not None:
+            raise UserError(
+                f"{self.image.name} makes images from text; send a prompt, for example"
+                ' {"prompt": "a red bicycle"}, and no label'
+            )
+        if not isinstance(prompt, str):
+            raise UserError(f"prompt is {shown(prompt)}; it must be a text")
+        _check_text(prompt)
+        assert self.image_tokenizer is not None
+        asked = prompt_of(prompt, self.image_tokenizer, self.image)
+        if len(asked.ids) > (most := most_ids(self.image.config)):
+            raise UserError(f"the prompt has {len(asked.ids)} tokens; it may have {most}")
+        return asked
+
     def _prompt(
         self, model: TextModel, tokenizer: Any, prompt: str | Sequence[int], new_tokens: int
     ) -> tuple[int, ...]:
         if not isinstance(prompt, str | list) or not prompt:
             raise UserError("the prompt is empty; it needs at least one character to begin with")
-        if len(prompt) > MOST_CHARACTERS:
-            raise UserError(f"the prompt has {len(prompt)} characters; it may have {MOST_CHARACTERS}")
-        if isinstance(prompt, str):
-            check_unicode(prompt)
+        _check_text(prompt)
         ids = tuple(tokenizer.encode(prompt) if isinstance(prompt, str) else prompt)
         if wrong := [i for i in ids if not 0 <= i < model.config.known_ids]:
             raise UserError(f"the prompt has id {wrong[0]}; {model.name} has {model.config.known_ids} ids")
@@ -191,3 +254,10 @@ class ServiceConfig:
     def _check_sampling(self, temperature: Any, seed: Any) -> None:
         check_range("temperature", temperature, least=0.0, most=MOST_TEMPERATURE)
         check_whole("seed", seed, 0, MOST_SEED)
+
+
+def _check_text(prompt: str | Sequence[int]) -> None:
+    if len(prompt) > MOST_CHARACTERS:
+        raise UserError(f"the prompt has {len(prompt)} characters; it may have {MOST_CHARACTERS}")
+    if isinstance(prompt, str):
+        check_unicode(prompt)

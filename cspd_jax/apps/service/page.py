@@ -14,7 +14,7 @@ from fastapi import FastAPI
 from starlette.routing import Mount
 
 from cspd_jax.apps.service import brush, render
-from cspd_jax.apps.service.config import MOST_NEW, MOST_SEED, PLACES, ServiceConfig
+from cspd_jax.apps.service.config import MOST_CHARACTERS, MOST_NEW, MOST_SEED, PLACES, ServiceConfig
 from cspd_jax.apps.service.engine import Engine
 from cspd_jax.apps.service.jobs import Job
 from cspd_jax.errors import UserError
@@ -75,22 +75,30 @@ def _images(offer: ServiceConfig, engine: Engine) -> None:
         gr.Markdown(_NO_MODEL)
         return
     classes = [(model.class_name(label), label) for label in range(model.config.num_classes)]
+    by_prompt = offer.takes_prompts
+    first = min(0, len(classes) - 1)
+    prompt = gr.Textbox(
+        "a red bicycle", lines=2, label="Prompt", max_length=MOST_CHARACTERS, visible=by_prompt
+    )
     with gr.Row():
-        label = gr.Dropdown([*classes, ("no class", -1)], value=0, label="Class")
+        label = gr.Dropdown([*classes, ("no class", -1)], value=first, label="Class", visible=not by_prompt)
         seed = _seed()
         cfg = gr.Slider(0, 10, value=offer.cfg, step=0.1, label="Guidance (1 is none)")
     beside = gr.Checkbox(True, label="Plain sampling beside it")
-    with gr.Accordion("Begin with a picture: paint over what is to be made anew", open=False):
-        gr.HTML(brush.board(model))
+    if not offer.is_causal:
+        with gr.Accordion("Begin with a picture: paint over what is to be made anew", open=False):
+            gr.HTML(brush.board(model))
     drawn = gr.Textbox(visible=False)
 
-    def generate(label: int, seed: float, cfg: float, beside: bool, drawn: str) -> Iterator[str]:
+    def generate(what: Any, seed: float, cfg: float, beside: bool, drawn: str) -> Iterator[str]:
         known = brush.from_page(model, offer.vae, drawn)
         methods = ("self", "plain") if beside else ("self",)
-        asked = [offer.image_request(label, _whole(seed), cfg, method, known) for method in methods]
+        named = {"prompt" if by_prompt else "label": what, "seed": _whole(seed), "cfg": cfg}
+        asked = [offer.image_request(**named, method=method, known=known) for method in methods]
         yield from follow(engine, asked, lambda jobs: render.images(offer, jobs))
 
-    _buttons(generate, [label, seed, cfg, beside, drawn], brush.READ)
+    what = prompt if by_prompt else label
+    _buttons(generate, [what, seed, cfg, beside, drawn], None if offer.is_causal else brush.READ)
 
 
 def _text(offer: ServiceConfig, engine: Engine) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from cspd_jax.apps.service.causal_rows import CausalProgress
 from cspd_jax.apps.service.config import ServiceConfig
 from cspd_jax.apps.service.jobs import Job
 from cspd_jax.apps.service.rows import ImageProgress
@@ -67,13 +68,13 @@ def images(offer: ServiceConfig, jobs: Sequence[Job]) -> str:
             continue
         tokens = f"{job.progress.known} of {len(job.progress.final)} tokens"
         figures.append(_figure(f"{name}: {tokens}", picture(offer, job.progress)))
-        if job.request.method == "self":
+        if job.request.method == "self" and isinstance(job.progress, ImageProgress):
             figures.append(f"<figure><figcaption>drafts</figcaption>{draft_map(job.progress)}</figure>")
-    shown = f'<div class="cspd">{"".join(figures)}</div>{_legend("image")}'
+    shown = f'<div class="cspd">{"".join(figures)}</div>{_legend("image") * (not offer.is_causal)}'
     return shown + _table(jobs)
 
 
-def picture(offer: ServiceConfig, progress: ImageProgress) -> str:
+def picture(offer: ServiceConfig, progress: ImageProgress | CausalProgress) -> str:
     """A data URI. Models of latents show a picture only when it is complete."""
     model = offer.image
     assert model is not None

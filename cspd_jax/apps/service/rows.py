@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from cspd_jax.image.known import Known
 from cspd_jax.image.methods import Plain, SelfSpeculation
@@ -13,15 +14,28 @@ from cspd_jax.image.rounds.pool import ImagePool, ImageProgress, PoolImage
 from cspd_jax.weights.models import ImageModel
 
 
+class Prompt(NamedTuple):
+    """A text to make an image of.
+
+    ids: of all that comes before the image.
+    negative: those that guidance is measured from.
+    """
+
+    text: str
+    ids: tuple[int, ...]
+    negative: tuple[int, ...]
+
+
 @dataclasses.dataclass(frozen=True)
 class ImageRequest:
     """One image.
 
-    label: class number; -1 is "no class".
+    label: class number; -1 is "no class"; 0 with a prompt.
     seed: the image is that of `generate(jax.random.key(seed), model, [label], ...)`.
     cfg: guidance scale; 1 is none.
     method: "self" or "plain".
     known: tokens [L, d] that stay, by a mask [L]; None is none.
+    prompt: of a model that makes images from text.
     """
 
     label: int
@@ -29,6 +43,7 @@ class ImageRequest:
     cfg: float = 1.0
     method: str = "self"
     known: Known | None = None
+    prompt: Prompt | None = None
 
     @property
     def lane(self) -> str:
@@ -59,4 +74,4 @@ class ImageRows:
         self._pool.enter({row: PoolImage(r.label, r.seed, r.cfg, r.known) for row, r in requests.items()})
 
 
-__all__ = ["ImageProgress", "ImageRequest", "ImageRows", "lane_name"]
+__all__ = ["ImageProgress", "ImageRequest", "ImageRows", "Prompt", "lane_name"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
-import dataclasses
 import json
 import secrets
 from collections.abc import Sequence
@@ -26,7 +25,7 @@ from cspd_jax.image import pixels
 
 LARGEST_BODY = 64 * 1024
 SLOWEST_BODY = 10.0  # seconds
-_FIELDS = ("label", "seed", "cfg", "method", *repaint.FIELDS)
+_FIELDS = ("label", "prompt", "seed", "cfg", "method", *repaint.FIELDS)
 _WITH_PICTURES = ("/v1/images", "/gradio_api/queue/join")
 _METHODS = {"/v1/images": "POST", "/healthz": "GET", "/metrics": "GET", "/v1/models": "GET"}
 _METHODS |= dict.fromkeys(PATHS, "POST")
@@ -124,8 +123,6 @@ def _fields(body: bytes) -> dict[str, Any]:
     unknown = [name for name in asked if name not in _FIELDS]
     if unknown:
         raise UserError(f"{unknown[0]!r:.80} is no field of a request; it has {', '.join(_FIELDS)}")
-    if "label" not in asked:
-        raise UserError('a request has a label, for example {"label": 3}; -1 is no class')
     return asked
 
 
@@ -134,7 +131,9 @@ def _request(offer: ServiceConfig, asked: dict[str, Any]) -> ImageRequest:
     plain = {name: value for name, value in asked.items() if name not in repaint.FIELDS}
     request = offer.image_request(**plain)
     assert offer.image is not None
-    return dataclasses.replace(request, known=repaint.from_fields(offer.image, offer.vae, asked))
+    if (known := repaint.from_fields(offer.image, offer.vae, asked)) is None:
+        return request
+    return offer.image_request(**plain, known=known)
 
 
 def _answer(offer: ServiceConfig, job: Job) -> dict[str, Any]:
@@ -153,9 +152,12 @@ def report(offer: ServiceConfig, job: Job) -> dict[str, Any]:
     assert offer.image is not None
     request, progress = job.request, job.progress
     tested, accepted = progress.drafts
+    if request.prompt is None:
+        asked = {"label": request.label, "class": offer.image.class_name(request.label)}
+    else:
+        asked = {"prompt": request.prompt.text}
     return {
-        "label": request.label,
-        "class": offer.image.class_name(request.label),
+        **asked,
         "seed": request.seed,
         "cfg": request.cfg,
         "method": request.method,

@@ -100,7 +100,9 @@ class Checkerboard:
         """UserError for a model of `length` tokens that are no square, and for too few AR steps."""
         if math.isqrt(length) ** 2 != length:
             raise UserError(f"the model's {length} tokens are no square, so they have no checkerboard")
-        check_whole("the AR steps for the rest of the checkerboard", self.last_steps, 1, length // 2)
+        check_whole(
+            "last_steps, the AR steps for the rest of the checkerboard,", self.last_steps, 1, length // 2
+        )
         if num_iter <= self.last_steps:
             raise UserError(
                 f"num_iter is {num_iter}, and the last {self.last_steps} AR steps complete the checkerboard;"
@@ -113,7 +115,7 @@ class Checkerboard:
 
     def most_steps(self, length: int) -> int:
         """AR steps if the first tokens come one by one."""
-        check_whole("the AR steps for the rest of the checkerboard", self.last_steps, 1, length)
+        check_whole("last_steps, the AR steps for the rest of the checkerboard,", self.last_steps, 1, length)
         return self.first(length) + self.last_steps
 
     def groups(self, length: int, num_iter: int) -> tuple[Group, ...]:
