@@ -256,7 +256,7 @@ def test_too_little_memory(run, folder, monkeypatch):
             ("--method", "cspd", *DRAFT, "--criterion", "paper", "--proposals", "1000000000"),
             "it must be at most 1024",
         ),
-        (("--method", "self", "--adapt", "0"), "draft_cost is 0.0; it must be above 0"),
+        (("--method", "self", "--adapt", "0"), "argument --adapt: '0' is not a number above 0"),
         (("--method", "self", "--final-noise", "off"), "needs noise in the last denoising step"),
         (
             ("--method", "cspd", *DRAFT, "--criterion", "official", "--denoise", "speculative"),
