@@ -63,6 +63,7 @@ def model(tmp_path_factory):
         ({"cfg": [[1.0, 2.0]]}, "cfg is [[1.0, 2.0]]"),
         ({"cfg": 1j}, "cfg is 1j; it must be a finite number"),
         ({"temperature": 10**400}, "it must be a finite number"),
+        ({"temperature": np.ones((2, 1))}, "temperature has shape (2, 1); it must be one number"),
         ({"labels": [[0], [1, 2]]}, "labels must be a list"),
         ({"key": jnp.zeros(4, jnp.uint32)}, "key is uint32 [4]"),
         ({"temperature": None}, "temperature is None"),
