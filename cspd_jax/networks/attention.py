@@ -92,10 +92,11 @@ def write(slots: Array, new: Array, positions: Array) -> Array:
 
     Positions of one row differ; those outside 0..max_len - 1 are dropped.
     """
-    batch, length = positions.shape
-    max_len = slots.shape[2]
+    heads, max_len = slots.shape[1:3]
     inside = (positions >= 0) & (positions < max_len)
-    beyond = max_len + jnp.arange(length)  # one for each, so that the indices are unique as promised
-    index = jnp.where(inside, positions, beyond)
-    row = jnp.arange(batch)[:, None]
-    return slots.at[row, :, index].set(new.astype(slots.dtype), mode="drop", unique_indices=True)
+    beyond = max_len + jnp.arange(positions.shape[1])  # one for each, so that indices are unique, as promised
+    index = jnp.where(inside, positions, beyond)[:, None]
+    # Indices of all axes but the last: XLA then writes in place, and neither transposes nor copies the slots.
+    row, head = jnp.arange(len(slots))[:, None, None], jnp.arange(heads)[:, None]
+    new = new.astype(slots.dtype).swapaxes(1, 2)
+    return slots.at[row, head, index].set(new, mode="drop", unique_indices=True)

@@ -281,7 +281,22 @@ def target_pass(
         return whole(cache)
     sizes = packed_sizes(batch, length)
     which = jnp.any(used[:, 1:]) * (1 + jnp.sum(jnp.sum(used) > jnp.array(sizes, jnp.int32)))
-    return jax.lax.switch(which, [last_alone, *map(packed, sizes), whole], cache)
+    return one_of(which, [last_alone, *map(packed, sizes), whole], cache)
+
+
+def one_of(which: Array, passes: Sequence[Callable], cache: Any) -> tuple[Array, ...]:
+    """Returns passes[which](cache) = (what was read, the cache, ...), with the cache updated in place.
+
+    As loops of which one takes a turn: XLA would copy the whole cache into a branch, and out of it again.
+    """
+    seen, _, *more = jax.eval_shape(passes[0], cache)
+    blank = lambda a: jnp.zeros(a.shape, a.dtype)
+    made: Any = jnp.bool_(False), (blank(seen), cache, *map(blank, more))
+    for number, one in enumerate(passes):
+        needed: Callable = lambda made, number=number: (which == number) & ~made[0]
+        turn: Callable = lambda made, one=one: (jnp.bool_(True), one(made[1][1]))
+        made = jax.lax.while_loop(needed, turn, made)
+    return made[1]
 
 
 def packed_sizes(batch: int, length: int) -> list[int]:
