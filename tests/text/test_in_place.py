@@ -16,7 +16,7 @@ MAX_LEN = 37
 
 
 def copies_in_loops(compiled: str, heads: int, dim: int) -> list[str]:
-    """The lines of a compiled program that copy an array of a cache's shape, but for those before its loops."""
+    """The lines of a compiled program that copy a cache, but for those before its loops."""
     before_the_entry = compiled[: compiled.index("\nENTRY ")]
     shape = rf"\[(\d+,)?{heads},{MAX_LEN},{dim}\]"
     moved = rf"(copy\(|transpose\(|dynamic-update-slice\S*bitcast\S* = \w+{shape})"
