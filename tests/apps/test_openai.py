@@ -161,6 +161,18 @@ def test_log_probabilities_are_the_model_s(offer, app):
         assert len(entry.top_logprobs) == 2 and entry.bytes == list(entry.token.encode())
 
 
+def test_log_probabilities_are_of_the_text_that_is_told(offer, app):
+    """Also where the tokenizer drops the space before a text's first word."""
+    asked = {"prompt": "w1 w7", "max_tokens": 6, "temperature": 0, "logprobs": 1, "model": offer.text.name}
+    choice = ask(app, lambda c: c.completions.create(**asked)).choices[0]
+    told = choice.logprobs
+    for token, place in zip(told.tokens, told.text_offset):
+        assert choice.text[place:].strip().startswith(token)
+    stop = choice.text[told.text_offset[2] :]
+    ended = ask(app, lambda c: c.completions.create(**asked, stop=stop)).choices[0]
+    assert len(ended.logprobs.tokens) == 2 == len(ended.text.split())
+
+
 def test_a_text_ends_before_its_stop(offer, app):
     whole = generated(offer, [1, 7, 9], max_new_tokens=12)[1]
     stop = whole.split()[4]
@@ -203,6 +215,12 @@ def test_top_p_is_that_of_the_library(offer, app):
         ({"stream_options": {"include_usage": True}}, openai.BadRequestError, "is for stream: true"),
         ({"max_tokens": 0}, openai.BadRequestError, "max_tokens is 0; it must be at least 1"),
         ({"suffix": "w3"}, openai.BadRequestError, "'suffix' is not supported"),
+        ({"prompt": "   "}, openai.BadRequestError, "the prompt has no tokens"),
+        ({"logprobs": 2, "echo": True}, openai.BadRequestError, "leave out echo"),
+        ({"stream": True, "stream_options": {"usage": True}}, openai.BadRequestError, "with include_usage"),
+        ({"stream_options": []}, openai.BadRequestError, "stream_options is []"),
+        ({"extra_body": {"drafts": 0}}, openai.BadRequestError, "drafts is 0; it must be true or false"),
+        ({"extra_body": {"user": 0}}, openai.BadRequestError, "user is 0; it must be a text"),
     ],
 )
 def test_what_cannot_be_served_is_one_sentence(offer, app, changed, error, sentence):
@@ -216,8 +234,12 @@ def test_what_cannot_be_served_is_one_sentence(offer, app, changed, error, sente
     "changed, sentence",
     [
         ({"messages": []}, "messages is"),
-        ({"messages": [{"role": "user"}]}, "it must have a role and a content"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "both texts"),
+        ({"messages": [{"role": "user"}]}, "it must have a content"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "which is text"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url", "text": "w7"}]}]}, "which is text"),
+        ({"messages": [{"role": "banana", "content": "w7"}]}, "one of system, developer, user"),
+        ({"messages": [{"role": "user", "content": "w7", "name": "Ann"}]}, "and nothing else"),
+        ({"max_completion_tokens": 2, "max_tokens": -5}, "max_tokens is -5"),
         ({"top_logprobs": 2}, "top_logprobs is for logprobs: true"),
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "'tools' is not supported"),
         ({"response_format": {"type": "json_object"}}, "'response_format' is not supported"),

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 
 import jax
 import jax.numpy as jnp
@@ -225,6 +226,8 @@ class Counting:
 
     def enter(self, requests):
         assert not self.now.keys() & requests.keys() and len(self.now) + len(requests) <= self.rows
+        if any(request.length < 0 for request in requests.values()):
+            raise UserError("a length is negative")
         self.entered += requests.values()
         self.now |= {row: [request, 0] for row, request in requests.items()}
 
@@ -346,6 +349,16 @@ def test_a_round_that_raises_fails_its_requests_and_no_others(engine, lane, erro
     lane.let(10)
     assert engine.submit(Asked(1)).result().complete
     assert engine.metrics.requests("failed") == 2 and engine.state == "ready"
+
+
+def test_a_request_that_may_not_enter_fails_alone(engine, lane):
+    first = [engine.submit(Asked(2)) for _ in range(2)]
+    until(lambda: engine.busy == 2)
+    second = [engine.submit(Asked(length)) for length in (1, -1)]  # they enter together
+    lane.let(1000)
+    assert [job.result().count for job in (*first, second[0])] == [2, 2, 1]
+    with pytest.raises(Failed, match="a length is negative"):
+        second[1].result()
 
 
 def test_a_stopped_service_leaves_nobody_waiting(lane):
@@ -525,6 +538,21 @@ def test_masked_text_is_that_of_the_library():
 def test_requests_have_limits(toy, asked, sentence):
     with pytest.raises(UserError, match=sentence):
         ServiceConfig(image=toy).image_request(**asked)
+
+
+@pytest.mark.parametrize(
+    "ids, sentence",
+    [
+        ([], "has no tokens"),
+        ([masked_models.MASK], "id 10, the mask's"),
+        (["w"], "whole"),
+        ([99], "has id 99"),
+    ],
+)
+def test_prompts_are_refused_before_they_enter(ids, sentence):
+    offer = ServiceConfig(masked=TextModel("toy", LM(masked_models.LLADA), {}))
+    with pytest.raises(UserError, match=sentence):
+        offer.masked_request(types.SimpleNamespace(encode=lambda text: ids), "   ", 16, 0.0, 0, True)
 
 
 def png(pixels):

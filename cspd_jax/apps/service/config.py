@@ -242,7 +242,13 @@ class ServiceConfig:
             raise UserError("the prompt is empty; it needs at least one character to begin with")
         _check_text(prompt)
         ids = tuple(tokenizer.encode(prompt) if isinstance(prompt, str) else prompt)
-        if wrong := [i for i in ids if not 0 <= i < model.config.known_ids]:
+        if not ids:
+            raise UserError("the prompt has no tokens; it needs at least one to begin with")
+        for number in ids:
+            check_whole("an id of the prompt", number, 0)
+        if mask := set(ids).intersection(model.config.mask_ids):
+            raise UserError(f"the prompt has id {mask.pop()}, the mask's; places to be filled come after it")
+        if wrong := [i for i in ids if i >= model.config.known_ids]:
             raise UserError(f"the prompt has id {wrong[0]}; {model.name} has {model.config.known_ids} ids")
         most = min(ROOMS[-1], model.config.max_positions - new_tokens)
         if len(ids) > most:
@@ -258,6 +264,7 @@ class ServiceConfig:
 
 def _check_text(prompt: str | Sequence[int]) -> None:
     if len(prompt) > MOST_CHARACTERS:
-        raise UserError(f"the prompt has {len(prompt)} characters; it may have {MOST_CHARACTERS}")
+        unit = "characters" if isinstance(prompt, str) else "ids"
+        raise UserError(f"the prompt has {len(prompt)} {unit}; it may have {MOST_CHARACTERS}")
     if isinstance(prompt, str):
         check_unicode(prompt)

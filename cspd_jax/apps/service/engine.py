@@ -26,7 +26,7 @@ class Lane(Protocol):
     rows: int
 
     def enter(self, requests: Mapping[int, Any]) -> None:
-        """Requests into empty rows."""
+        """Requests into empty rows; UserError, and nothing has changed, if one of them is refused."""
         ...
 
     def leave(self, rows: Sequence[int]) -> None:
@@ -209,8 +209,20 @@ class Engine:
                     kept.append(job)
             self._waiting = kept
         if entering:
-            rows.update(entering)
+            self._enter(name, lane, entering)
+
+    def _enter(self, name: str, lane: Lane, entering: dict[int, Job]) -> None:
+        """Jobs into rows, together; where one is refused they enter one by one, and it fails alone."""
+        self._rows[name].update(entering)
+        try:
             lane.enter({row: job.request for row, job in entering.items()})
+        except UserError as error:
+            for row, job in entering.items():
+                del self._rows[name][row]
+                if len(entering) == 1:
+                    job.end(FAILED, Failed(str(error)))
+                else:
+                    self._enter(name, lane, {row: job})
 
     def _advance(self, name: str, lane: Lane) -> None:
         rows = self._rows[name]

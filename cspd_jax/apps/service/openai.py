@@ -25,6 +25,7 @@ _NEW = 16  # of a completion that does not say how many
 _BOTH = ("model", "n", "seed", "stream", "stream_options", "stop", "temperature", "top_p", "max_tokens",
          "user", "logprobs", "drafts")  # fmt: skip
 _FIELDS = {False: ("prompt", "echo"), True: ("messages", "max_completion_tokens", "top_logprobs")}
+_ROLES = ("system", "developer", "user", "assistant", "tool")
 # What clients send to ask for nothing, by field; null always is.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "presence_penalty": (0, 0.0), "frequency_penalty": (0, 0.0), "logit_bias": ({},), "best_of": (1,),
@@ -82,27 +83,30 @@ def read(offer: ServiceConfig, body: Mapping[str, Any], chat: bool) -> Asked:
     prompts: list[Any] = [_of_messages(offer, tokenizer, body)] if chat else _prompts(body)
     if len(prompts) * n > _MOST_CHOICES:
         raise UserError(f"{len(prompts)} prompts with {n} choices each are more than {_MOST_CHOICES} texts")
-    most = "max_completion_tokens" if chat and body.get("max_completion_tokens") is not None else "max_tokens"
-    new = _whole(body, most, MOST_NEW if chat else _NEW)
-    check_whole(most, new, 1, MOST_NEW)
+    said = [name for name in ("max_completion_tokens", "max_tokens") if body.get(name) is not None]
+    for name in said:
+        check_whole(name, body[name], 1, MOST_NEW)
+    new = int(body[said[0]]) if said else MOST_NEW if chat else _NEW
     temperature, top_p = (1.0 if body.get(key) is None else body[key] for key in ("temperature", "top_p"))
-    stream, more = _flag(body, "stream"), body.get("stream_options") or {}
-    if not isinstance(more, Mapping):
-        raise UserError(f"stream_options is {shown(more)}; it must be an object")
+    stream, more = _flag(body, "stream"), body.get("stream_options")
+    if more is not None and (not isinstance(more, Mapping) or more.keys() - {"include_usage"}):
+        raise UserError(f"stream_options is {shown(more)}; it must be an object with include_usage")
     if more and not stream:
         raise UserError("stream_options is for stream: true")
-    if not isinstance(body.get("user") or "", str):
+    if not isinstance(body.get("user", ""), str | None):
         raise UserError(f"user is {shown(body['user'])}; it must be a text")
     logprobs = _logprobs(body, chat)
     if logprobs is not None and stream:
         raise UserError("logprobs are known when a text is complete; leave out stream, or logprobs")
+    if logprobs is not None and not chat and _flag(body, "echo"):
+        raise UserError("logprobs are of what is made, not of the prompt; leave out echo, or logprobs")
     drafting = body.get("drafts") is None or _flag(body, "drafts")
     requests = tuple(
         offer.text_request(tokenizer, prompt, new, temperature, seed + choice, drafting, top_p, logprobs)
         for prompt in prompts
         for choice in range(n)
     )
-    usage = stream and _flag(more, "include_usage")
+    usage = stream and _flag(more or {}, "include_usage")
     echoes: tuple[str, ...] = ("",) * len(requests)
     if not chat and _flag(body, "echo"):
         given = [prompt if isinstance(prompt, str) else tokenizer.decode(prompt) for prompt in prompts]
@@ -122,10 +126,10 @@ def _whole(body: Mapping[str, Any], name: str, default: int) -> int:
 
 
 def _flag(body: Mapping[str, Any], name: str) -> bool:
-    value = body.get(name) or False
-    if value is not True and value is not False:
+    value = body.get(name)
+    if value is not None and value is not True and value is not False:
         raise UserError(f"{name} is {shown(value)}; it must be true or false")
-    return value
+    return bool(value)
 
 
 def _prompts(body: Mapping[str, Any]) -> list[Any]:
@@ -153,13 +157,23 @@ def _of_messages(offer: ServiceConfig, tokenizer: Tokenizer, body: Mapping[str, 
 
 
 def _message(one: Any) -> dict[str, str]:
-    content = one.get("content") if isinstance(one, Mapping) else None
-    if isinstance(content, list):  # parts, of which texts are understood
-        parts = [part.get("text") if isinstance(part, Mapping) else None for part in content]
-        content = None if any(not isinstance(part, str) for part in parts) else "".join(map(str, parts))
-    if content is None or not isinstance(content, str) or not isinstance(role := one.get("role"), str):
-        raise UserError(f"a message is {shown(one)}; it must have a role and a content, both texts")
-    return {"role": role, "content": content}
+    parts = one.items() if isinstance(one, Mapping) else ()
+    said = {key: value for key, value in parts if value not in (None, []) or key == "content"}
+    content = said.get("content")
+    if isinstance(content, list) and all(map(_is_text, content)):
+        content = "".join(part["text"] for part in content)
+    if said.keys() != {"role", "content"} or said["role"] not in _ROLES or not isinstance(content, str):
+        raise UserError(
+            f"a message is {shown(one)}; it must have a content, which is text, and a role, one of"
+            f" {', '.join(_ROLES)}, and nothing else"
+        )
+    return {"role": said["role"], "content": content}
+
+
+def _is_text(part: Any) -> bool:
+    """Whether a part of a content is {"type": "text", "text": ...}."""
+    fits = isinstance(part, Mapping) and part.keys() == {"type", "text"} and part["type"] == "text"
+    return fits and isinstance(part["text"], str)
 
 
 def _stops(body: Mapping[str, Any]) -> tuple[str, ...]:
@@ -284,6 +298,9 @@ def _told_logprobs(
     """The log probabilities of a choice's tokens at temperature 1, and of the most probable ones; as far as
     its text goes. offset: of the text in what is told."""
     piece, top = asked.tokenizer.decode, request.logprobs or 0
+    # Texts are read after the prompt: some tokenizers drop the space that one begins with.
+    given = piece(request.prompt)
+    after = lambda ids: len(piece([*request.prompt, *ids])) - len(given)
     rows: list[tuple[str, int, float, list[tuple[str, float]]]] = []
     begins = 0
     for number, (token, score) in enumerate(zip(choice.ids, progress.scores), start=1):
@@ -291,7 +308,7 @@ def _told_logprobs(
             break
         others = [(piece([i]), value) for i, value in score.best[:top]]
         rows.append((piece([token]), offset + begins, score.logprob, others))
-        begins = len(piece(list(choice.ids[:number])))
+        begins = after(choice.ids[:number])
     if not asked.chat:
         best: list[dict[str, float]] = []
         for *_, others in rows:

@@ -149,11 +149,11 @@ class TextRows:
         self._counts = np.zeros((self.rows, 3), np.int64)  # rounds, drafts tested, accepted
 
     def enter(self, requests: Mapping[int, TextRequest]) -> None:
-        for row, request in requests.items():
-            one = self._inputs(request)
+        begun = {row: self._inputs(request) for row, request in requests.items()}
+        for row, one in begun.items():
             if self._pool is None:
                 self._pool = Pool(one, self.rows)
-            self._pool.enter(row, row_of(one, 0), request)
+            self._pool.enter(row, row_of(one, 0), requests[row])
             self._counts[row] = 0
 
     def leave(self, rows: Sequence[int]) -> None:
@@ -250,8 +250,8 @@ class MaskedRows:
         self._pool, self._busy = MaskedPool(self.rows), set[int]()
 
     def enter(self, requests: Mapping[int, MaskedRequest]) -> None:
-        for row, request in requests.items():
-            self._pool.enter(row, self._inputs(request))
+        for row, one in {row: self._inputs(request) for row, request in requests.items()}.items():
+            self._pool.enter(row, one)
             self._busy.add(row)
 
     def leave(self, rows: Sequence[int]) -> None:
