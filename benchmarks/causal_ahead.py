@@ -30,10 +30,13 @@ from toy import Parser, begin, load
 from cspd_jax.diffusion.chain import Chains, path_log_density, predict, sample_path
 from cspd_jax.diffusion.gaussian import coefficients, predicted_x0
 from cspd_jax.diffusion.schedule import sampling_schedule
+from cspd_jax.errors import UserError
 from cspd_jax.image import sampler
 from cspd_jax.image.chain import calibration, speculation
 from cspd_jax.image.chain.speculation import ChainRandomness
+from cspd_jax.image.protocol import CausalTokenModel
 from cspd_jax.keys import row_keys
+from cspd_jax.weights.checks import check_draft
 
 SHARES_LEFT = (1.0, 0.6, 0.4, 0.25, 0.1)  # of the steps, when the prediction is taken
 WINDOW = 16
@@ -222,9 +225,16 @@ def make_parser() -> Parser:
 
 
 def main() -> None:
-    args = begin(make_parser())
+    parser = make_parser()
+    args = begin(parser)
+    if args.images < 2:
+        parser.error("half of the images are what the ridge regression is fitted to; ask for at least 2")
     model = load(MODEL, args.toy)
     draft = None if args.draft is None else load(args.draft, args.toy)
+    if draft is not None:
+        check_draft(model.config, draft.config)
+        if not isinstance(draft.network, CausalTokenModel):
+            raise UserError(f"--draft {args.draft} is no causal model, as {MODEL} is")
     steps_of_all = (5,) if args.toy else (100, 25)
     print(json.dumps([row for steps in steps_of_all for row in measure(model, draft, steps, args.images)]))
 

@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from cspd_jax.cli._arguments import real
 from cspd_jax.cli._failures import user_message
-from cspd_jax.errors import UserError
+from cspd_jax.errors import LARGEST, UserError
 
 
 def say_why(kind: type[BaseException], error: BaseException, trace: Any) -> None:
@@ -35,6 +36,17 @@ def several(kind: Callable[[str], Any], mark: str = ",") -> Callable[[str], list
         return [kind(part.strip()) for part in text.split(mark)]
 
     read.__name__ = f"list of values ({mark})"
+    return read
+
+
+def between(least: float, most: float = LARGEST) -> Callable[[str], float]:
+    """The type of an argument that is a number within bounds."""
+
+    def read(text: str) -> float:
+        if not least <= (value := real(text)) <= most:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a number from {least:g} to {most:g}")
+        return value
+
     return read
 
 

@@ -21,7 +21,7 @@ import sys
 import jax
 import jax.numpy as jnp
 import numpy as np
-from inputs import several
+from inputs import between, several
 from toy import Parser, begin, held_out_prompts, load_text
 
 from cspd_jax import masked
@@ -191,7 +191,7 @@ def make_parser() -> Parser:
     parser.add_argument("--batch", type=several(positive), default="1,8")
     parser.add_argument("--new-tokens", type=int, default=64)
     parser.add_argument("--block", type=int, default=8)
-    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--temperature", type=between(0), default=0.0)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--draft-lens", type=int, nargs="+", default=[2], help="of --only sampled")
     parser.add_argument(

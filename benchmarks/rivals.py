@@ -39,6 +39,7 @@ from cspd_jax.apps.evaluation import statistics
 from cspd_jax.apps.evaluation import words as measures
 from cspd_jax.apps.evaluation.data import training_config
 from cspd_jax.apps.evaluation.equality import FALSE_ALARM
+from cspd_jax.errors import UserError
 from cspd_jax.image import pixels
 from cspd_jax.networks.registry import kind_of
 from cspd_jax.training.data.words import WordsConfig
@@ -183,7 +184,11 @@ def main() -> None:
 
 def open_reader(args: argparse.Namespace, target, keep: Path) -> measures.Reader:
     data = training_config(target).data
-    assert isinstance(data, WordsConfig)
+    if not isinstance(data, WordsConfig):
+        raise UserError(
+            f"--target {args.target} makes no pictures of words; give a model that does, as words"
+        )
+    keep.mkdir(parents=True, exist_ok=True)
     settings = TOY_READER if args.toy else measures.READER
     return measures.make_reader(data, keep / "reader.npz", settings, not args.toy)
 
@@ -203,7 +208,6 @@ def run(args: argparse.Namespace, found: dict) -> None:
     drafted = args.toy or any(options_of(name).get("method") == "cspd" for name in args.cells)
     draft = load(args, args.draft) if drafted else None
     keep = args.keep or args.file.with_suffix("")
-    keep.mkdir(parents=True, exist_ok=True)
     reader = open_reader(args, target, keep)
     data = reader.config
     if args.toy:

@@ -19,6 +19,7 @@ writes FOLDER/results.json.
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 import time
@@ -40,6 +41,7 @@ from cspd_jax.apps.paper.variants import asked
 from cspd_jax.cli._arguments import positive
 from cspd_jax.errors import UserError
 from cspd_jax.image import pixels
+from cspd_jax.image.plan import check
 from cspd_jax.keys import row_keys
 from cspd_jax.training.settings_file import to_json
 
@@ -75,10 +77,22 @@ def frugal(name: str, in_groups: bool) -> dict:
     return FRUGAL_IN_GROUPS if in_groups and name in FRUGAL else FRUGAL.get(name, {})
 
 
-def plan_of(target, draft, labels, settings: dict, batch: int) -> image.Plan:
+def request_of(draft, settings: dict) -> tuple[image.Method, image.Options]:
     options = {name: value for name, value in settings.items() if name not in SAMPLING}
     sampling = {SAMPLING[name]: value for name, value in settings.items() if name in SAMPLING}
-    return image.resolve(target, labels, *asked(draft, options, **sampling), batch)
+    return asked(draft, options, **sampling)
+
+
+def plan_of(target, draft, labels, settings: dict, batch: int) -> image.Plan:
+    return image.resolve(target, labels, *request_of(draft, settings), batch)
+
+
+def check_asked(args, target, draft) -> None:
+    """UserError for settings that no cell can have, before anything is trained."""
+    if max(args.num_iter) > (most := target.config.seq_len):
+        raise UserError(f"--num-iter is {max(args.num_iter)}; it must be at most {most}, the model's tokens")
+    for name, cfg in itertools.product(("plain", *args.cells), args.cfg):
+        check(target, [0], *request_of(draft, METHODS[name] | {"cfg": cfg, "steps": args.steps}))
 
 
 def generate(target, draft, folder: Path, n: int, seed: int, settings: dict, batch: int = BATCH) -> dict:
@@ -138,6 +152,7 @@ def make_parser() -> Parser:
 def main() -> None:
     args = begin(make_parser())
     target, draft = load("default", args.toy), load("default-draft", args.toy)
+    check_asked(args, target, draft)
     config = training_config(target)
     data = {name: to_json(config)[name] for name in ("data_kind", "data")}
     path = args.classifier or args.folder / "classifier.npz"

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from inputs import between
 from replayed import Replayed
 from toy import Parser, begin, held_out_prompts, left_out, load_text
 
@@ -243,7 +244,7 @@ def make_parser() -> Parser:
     parser = Parser(__doc__, repeats=1)
     parser.add_argument("--only", choices=("embedded", "pythia", "drafts"))
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--acceptance", type=float, help="to replay (measured on the embedded pair)")
+    parser.add_argument("--acceptance", type=between(0, 1), help="to replay (measured on the embedded pair)")
     return parser
 
 

@@ -56,6 +56,11 @@ def with_prompts(args: argparse.Namespace, model):
     )
     if not texts and not rows:
         raise UserError(f"{model.name} makes images from text; say which with --prompt")
+    if args.negative is not None and args.negative_ids is not None:
+        raise UserError("--negative and --negative-ids both say the unconditional prompt; give one of them")
+    cfg = model.sampling.get("cfg", 1) if args.cfg is None else args.cfg
+    if cfg == 1 and (args.negative is not None or args.negative_ids is not None):
+        raise UserError("--negative and --negative-ids are for guidance; give a --cfg other than 1, too")
     by_text = args.negative_ids is None and (args.negative is not None or args.cfg not in (None, 1))
     tokenizer = read_tokenizer(model.folder, model.config.lm.known_ids)
     if tokenizer is None and (texts or by_text):

@@ -66,6 +66,7 @@ def _texts(args: argparse.Namespace) -> None:
     from cspd_jax import masked
     from cspd_jax._utils import compilation, limits
     from cspd_jax.masked import calibration, sets
+    from cspd_jax.text.prompts import check_length
     from cspd_jax.training.data import text
     from cspd_jax.training.data.prompts import prompt_ids, read_lines
     from cspd_jax.weights import models
@@ -85,6 +86,7 @@ def _texts(args: argparse.Namespace) -> None:
     else:
         prompts = prompt_ids(model, read_lines(args.prompts)[:count])
     options = masked.Options(max_new_tokens=args.new_tokens or 64, block=args.block or 8)
+    check_length(model.config, max(map(len, prompts)), options.max_new_tokens)
     if args.n is not None and len(prompts) < args.n:
         progress(f"there are {len(prompts)} prompts, not {args.n}; all of them are used")
     tables = calibration.fitted(model, prompts, options, progress=True)

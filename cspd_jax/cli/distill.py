@@ -144,6 +144,10 @@ def _check_states(args: argparse.Namespace) -> None:
             raise UserError(
                 f"--{flag} is not for --states; a head begins with its target, and learns from it"
             )
+    if sizes := [setting for setting in args.set if setting.startswith("model.")]:
+        raise UserError(f"--set {sizes[0]}: a head takes its sizes from its target; of its own it has --ids")
+    if args.questions is not None:
+        check_whole("--questions", args.questions, 1, _MOST_SAMPLES)
     if args.preset not in (None, _STATES):
         raise UserError(f"--states goes with the preset {_STATES}, not with {args.preset}")
     args.preset = _STATES

@@ -105,6 +105,7 @@ def run(args: argparse.Namespace) -> None:
         jax.config.update("jax_enable_x64", True)
     compilation.use_cache()
     from cspd_jax.masked import Stepwise, comparison, fastest
+    from cspd_jax.masked.sets import tables_of
     from cspd_jax.parallel import processes
     from cspd_jax.reports import masked as reports
     from cspd_jax.weights import models
@@ -123,6 +124,8 @@ def run(args: argparse.Namespace) -> None:
     tokenizer = load_tokenizer(model)
     prompts = read_prompts(args, tokenizer, model.config, args.max_new_tokens, [PROMPT])
     request = _request(args, model, prompts)
+    if args.texts is not None and (most := max(tables_of(model))) < args.texts:
+        progress(f"note: --texts {args.texts} is more than the largest table has; its {most} are read")
     if args.method == "auto":
         find = lambda one: fastest(one.key, one.model, one.prompts, one.options)
         request = measured("stepwise decoding or self-speculation", find, request).request

@@ -104,7 +104,9 @@ def run(args: argparse.Namespace) -> None:
 
     by_itself = args.method is None
     if by_itself:
-        args.method = "block" if args.adapt or args.mesh or args.distributed else "auto"
+        args.method = "block" if args.adapt or args.mesh or args.distributed or args.exact_bits else "auto"
+        if args.exact_bits and args.temperature:
+            args.method = "match"
     _check(args)
     if args.dtype == "float64":
         import jax
@@ -117,7 +119,8 @@ def run(args: argparse.Namespace) -> None:
     from cspd_jax.weights import models
     from cspd_jax.weights.tokenizers import load_tokenizer
 
-    mesh = mesh_of(args)
+    of_head = args.draft is not None and models.is_head(args.draft)
+    mesh = None if of_head and not (args.mesh or args.distributed) else mesh_of(args)
     if mesh is not None and by_itself:  # several devices, of which all are used
         args.method = "block"
     _check_batch(args, mesh is not None)

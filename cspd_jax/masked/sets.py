@@ -49,8 +49,7 @@ class MoveSets:
 
     def __post_init__(self) -> None:
         pairs = isinstance(self.texts, tuple) and all(
-            isinstance(text, tuple) and all(isinstance(move, tuple) and len(move) == 2 for move in text)
-            for text in self.texts
+            isinstance(text, tuple) and all(_is_move(move, tuple) for move in text) for text in self.texts
         )
         if not pairs:
             raise UserError(f"a table of moves is a tuple of tuples of (rank, token), not {self.texts!r:.80}")
@@ -221,8 +220,8 @@ def chosen(tables: Mapping[int, MoveSets], count: int) -> MoveSets:
 
 def _is_table(rows: Any) -> bool:
     whole = isinstance(rows, list) and len(rows) > 1 and all(isinstance(row, list) for row in rows)
-    return whole and all(_is_move(move) for row in rows for move in row)
+    return whole and all(_is_move(move, list) for row in rows for move in row)
 
 
-def _is_move(move: Any) -> bool:
-    return isinstance(move, list) and len(move) == 2 and all(type(part) is int for part in move)
+def _is_move(move: Any, kind: Any) -> bool:
+    return isinstance(move, kind) and len(move) == 2 and all(type(part) is int for part in move)

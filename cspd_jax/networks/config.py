@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from cspd_jax._utils import limits
 from cspd_jax._utils.typed import check_kinds
+from cspd_jax.diffusion.flow import is_flow
 from cspd_jax.diffusion.schedule import sampling_schedule
 from cspd_jax.errors import UserError, check_whole, naming
 
@@ -80,7 +81,7 @@ class MARConfig:
         _check_sizes(self, "the model's")
         if not 0 < self.mlp_ratio < math.inf:
             raise UserError(f"the model's mlp_ratio is {self.mlp_ratio}; it must be a positive number")
-        check_respacing(self.respacing)
+        check_respacing(self.respacing, flow=False)
         for name in ("encoder", "decoder"):
             width, heads = getattr(self, f"{name}_width"), getattr(self, f"{name}_heads")
             if not 1 <= width * self.mlp_ratio <= limits.HIDDEN:
@@ -153,7 +154,7 @@ class SphereConfig:
 
     def __post_init__(self):
         _check_sizes(self, "the model's")
-        check_respacing(self.respacing)
+        check_respacing(self.respacing, flow=True)
         if self.width % (4 * self.heads):
             raise UserError(
                 f"width {self.width} with {self.heads} heads: the width of a head must be a multiple of 4"
@@ -195,12 +196,17 @@ class SphereConfig:
         return self.grid * self.patch_size * self.vae_stride
 
 
-def check_respacing(respacing: str) -> None:
-    """UserError unless a sampler can denoise by it."""
+def check_respacing(respacing: str, flow: bool) -> None:
+    """UserError unless a sampler can denoise by it, with a head of velocities or one of noise."""
     if len(respacing) > limits.TEXT:
         raise UserError(f"the model's respacing has {len(respacing)} characters")
     with naming("the model's schedule"):
         sampling_schedule(respacing)
+    if is_flow(respacing) != flow:
+        kind, own = ("a flow head", "flow100") if flow else ("a head that predicts noise", "100 or ddim50")
+        raise UserError(
+            f"the model's steps are {respacing!r:.40}, and it has {kind}, with steps such as {own}"
+        )
 
 
 def _check_grid(config: MARConfig | SphereConfig) -> None:

@@ -56,7 +56,7 @@ class NextStepConfig:
             ("vae_stride", 1, limits.PATCH),
         ):
             check_whole(f"the model's {name}", getattr(self, name), least, most)
-        check_respacing(self.respacing)
+        check_respacing(self.respacing, flow=True)
         if not self.lm.causal:
             raise UserError("the model's language model is a masked-diffusion model; it must be causal")
         if self.token_dim % self.patch_size**2:

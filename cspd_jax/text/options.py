@@ -63,7 +63,7 @@ class Options:
     )
     confidence: Array | float | None = option(
         None,
-        "draft nothing more where the drafter gives no token a probability of P (default: 0.3 for heads,"
+        "draft nothing more where the drafter gives no token a probability of P (default: 0.2 for heads,"
         " 0 for others)",
         number(lambda p: (p >= 0) & (p <= 1), "from 0 to 1 (None is off)"),
         flags=("--confidence",),

@@ -21,9 +21,11 @@ from cspd_jax.text.checks import require
 from cspd_jax.text.drafters import Drafter, Drafting, DraftRequest, Drafts, entering_of, one_by_one
 from cspd_jax.text.prompts import Prompts
 from cspd_jax.text.protocol import Model, bound
+from cspd_jax.weights.checks import check_floats, check_parameters
+from cspd_jax.weights.models import check_head_ids
 
 Array = jax.Array
-CONFIDENCE = 0.3  # in a token, below which a head drafts nothing more
+CONFIDENCE = 0.2  # in a token, below which a head drafts nothing more
 
 
 class StatesHead(Protocol):
@@ -151,7 +153,7 @@ def draft_from_states(head: Any, target: Model, confidence: float = CONFIDENCE) 
     confidence: as in `HeadDrafter`.
     """
     require(
-        isinstance(confidence, float | int), f"confidence is {shown(confidence)}; it must be a number, as 0.3"
+        isinstance(confidence, float | int), f"confidence is {shown(confidence)}; it must be a number, as 0.2"
     )
     check_range("confidence", confidence, least=0, most=1)
     network: Any = getattr(head, "network", None)
@@ -161,6 +163,7 @@ def draft_from_states(head: Any, target: Model, confidence: float = CONFIDENCE) 
     is_head = isinstance(getattr(network, "config", None), EagleConfig)
     if not is_head or not isinstance(params, Mapping) or "ids" not in params:
         raise UserError(f"head is of type {type(head).__name__}; it must be what cspd_jax.load_head returns")
+    _check_own(network, params)
     network, params = getattr(head, "for_decoding", (network, params))
     lm, of_target = bound(target)
     network = dataclasses.replace(network, config=network.config.bound_to(getattr(lm.config, "depth", None)))
@@ -168,6 +171,16 @@ def draft_from_states(head: Any, target: Model, confidence: float = CONFIDENCE) 
     if not network.config.own_embedding:
         params = {**params, "embedding": embedding_of(of_target, network.dtype)}
     return Drafting(cast(Drafter, HeadDrafter(network, confidence)), params)
+
+
+def _check_own(network: Any, params: Any) -> None:
+    """UserError for parameters that are not the head's; those by outputs were checked before they were."""
+    where = "the parameters of the head"
+    check_floats(where, network.config, {name: part for name, part in params.items() if name != "ids"})
+    if not network.by_outputs:
+        check_parameters(where, network.config, params)
+    if not isinstance(params["ids"], jax.core.Tracer):
+        check_head_ids("the head", network.config, params["ids"])
 
 
 def embedding_of(params: Any, dtype: Any) -> Array:

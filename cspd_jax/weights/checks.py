@@ -79,14 +79,15 @@ def blaming_parameters(*models: Any) -> Iterator[None]:
             raise OutOfMemory("the device has too little memory for this; ask for less at a time") from error
         for model in models:
             if isinstance(model, ImageModel | TextModel | VAE):
-                _check_parameters(f"the parameters of {model.name}", model.config, model.params, error)
+                check_parameters(f"the parameters of {model.name}", model.config, model.params, error)
             elif isinstance(model, tuple) and len(model) == 2:
                 config = getattr(model[0], "config", None)
-                _check_parameters("the parameters given", config, model[1], error)
+                check_parameters("the parameters given", config, model[1], error)
         raise
 
 
-def _check_parameters(where: str, config: Any, params: Any, error: Exception) -> None:
+def check_parameters(where: str, config: Any, params: Any, error: Exception | None = None) -> None:
+    """UserError for parameters that are not a network's own, or no longer there."""
     kind = kind_with(config)
     if kind is not None and not isinstance(params, Mapping):  # those of your own model may be anything
         raise UserError(f"{where} are of type {type(params).__name__}, not a dict of arrays") from error

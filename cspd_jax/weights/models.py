@@ -21,6 +21,7 @@ from cspd_jax.errors import UserError, check_whole, naming, shown
 from cspd_jax.networks.config import MAR_PRESETS, KLConfig, MARConfig, SphereConfig
 from cspd_jax.networks.cpu_matmul import by_outputs, gains_by_outputs
 from cspd_jax.networks.eagle import Eagle
+from cspd_jax.networks.eagle_config import EagleConfig
 from cspd_jax.networks.lm import LM
 from cspd_jax.networks.lm_config import LMConfig
 from cspd_jax.networks.mar import MARModel
@@ -216,11 +217,16 @@ def load_head(name_or_path: str | os.PathLike, dtype: Any = None) -> HeadModel:
         loaded = _converted(name, Path(name).name, dtype, None, "eagle")
     else:
         loaded = _load(name, "eagle", dtype)
-    ids, most = np.asarray(loaded.params["ids"]), loaded.config.target_ids
+    check_head_ids(f"the head in {name}", loaded.config, loaded.params["ids"])
+    return HeadModel(name, Eagle(loaded.config, dtype), loaded.params, loaded.metadata, Path(name))
+
+
+def check_head_ids(where: str, config: EagleConfig, ids: Any) -> None:
+    """UserError unless the ids of a head are different ones of its target's."""
+    ids, most = np.asarray(ids), config.target_ids
     whole = np.issubdtype(ids.dtype, np.integer)
     if not whole or ids.min() < 0 or ids.max() >= most or len(np.unique(ids)) < len(ids):
-        raise UserError(f"the ids of the head in {name} are not different ones of the target's {most}")
-    return HeadModel(name, Eagle(loaded.config, dtype), loaded.params, loaded.metadata, Path(name))
+        raise UserError(f"the ids of {where} are not different ones of the target's {most}")
 
 
 def is_head(name_or_path: str | os.PathLike) -> bool:

@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import jax
+import nextstep_tiny
 import numpy as np
 import pytest
 import tiny
@@ -151,11 +152,14 @@ def test_an_export_that_is_damaged_is_something_else(model, whole, tmp_path, dam
     with zipfile.ZipFile(whole / "all.npz") as good, zipfile.ZipFile(tmp_path / "bad.npz", "w") as bad:
         bad.comment = good.comment[:-1] + b"x"
         bad.writestr("arr_0.npy", damage)
-    for own in ("manifest.json", "report.json", "labels.npy", "gains.npz"):
-        new = tmp_path / "new"
+    new = tmp_path / "new"
+    for own in ("manifest.json", "report.json", "labels.npy", "gains.npz", "png"):
         with pytest.raises(UserError, match=f"is the folder's own {own}; choose another name"):
             bulk.run(job_of(model, tokens=True), new, npz=new / ".." / "new" / own)
         assert not new.exists()
+    for own in ("shards/00009.npz", "shards/00009.json", "claims/00001", "png/x.npz"):
+        with pytest.raises(UserError, match=f"lies in the folder's own {Path(own).parts[0]}; choose another"):
+            bulk.run(job_of(model, tokens=True), whole, npz=whole / own)
     with pytest.raises(UserError, match=r"bad\.npz exists and holds something else"):
         bulk.run(job_of(model, tokens=True), whole, npz=tmp_path / "bad.npz")
 
@@ -329,6 +333,12 @@ def test_an_array_that_is_not_as_the_manifest_says(whole, tmp_path):
     (tmp_path / "shards" / "00000.json").write_text(json.dumps(told))
     with pytest.raises(UserError, match="is too small for 4 images"):
         next(bulk.read(tmp_path))
+
+
+def test_a_model_of_prompts_is_refused(tmp_path, capsys):
+    folder = nextstep_tiny.with_tokenizer(nextstep_tiny.write(tmp_path / "nextstep"))
+    assert command("sample", "--target", folder, "--n", 1, "--out", tmp_path / "out") == 2
+    assert "makes images from prompts" in capsys.readouterr().err and not (tmp_path / "out").exists()
 
 
 def test_a_lossy_method_is_named(target, model, tmp_path, capsys):

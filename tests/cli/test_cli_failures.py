@@ -67,6 +67,8 @@ DIGITS = "9" * 5000
         (["text", "--prompt", "a\udcff"], "is no text: character 1 is not Unicode"),
         (["demo", "--allow-host", ""], "'' is no name of a host"),
         (["demo", "--allow-host", "http://x"], "'http://x' is no name of a host"),
+        (["demo", "--target", "none", "--vae", "x"], "--vae goes with --target, which is none"),
+        (["demo", "--text-target", "none", "--text-draft", "x"], "--text-draft goes with --text-target,"),
         (["masked", " "], "unrecognized arguments: ' '"),
         (["generate", "--metod", "plain"], "unrecognized arguments: --metod plain; is --method meant?"),
         (["genrate"], "is generate meant?"),

@@ -156,6 +156,14 @@ def test_choices_that_cannot_be_are_refused(folders, capsys, options, words):
     assert code == 2 and words in err
 
 
+@pytest.mark.parametrize("more, method", [((), "block"), (("--temperature", 1), "match")])
+def test_exact_bits_choose_a_method_that_has_them(folders, capsys, more, method):
+    found = printed(
+        capsys, "text", "--target", folders["llama"], *PROMPTS, "--new-tokens", 8, "--exact-bits", *more
+    )
+    assert found["method"] == method
+
+
 def test_what_people_see(folders, capsys):
     common = ("text", "--target", folders["llama"], *PROMPTS, "--new-tokens", 8)
     code, out, err = run(capsys, *common, "--compare", "--draft", "int8", "--method", "block")

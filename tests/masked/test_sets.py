@@ -59,7 +59,8 @@ def test_where_a_text_leads():
 @pytest.mark.parametrize(
     "texts",
     [(), (((1, 0),),), ((), ((1, 0),), ((1, 0),)), ((), ((2, 0), (1, 0))), ((), ((1, 0), (2, 0))),
-     ((), ((0, 0),)), ((), ((1, -1),)), ((), ((1, 16),)), ((), ((256, 0),)), ((), ((1, 0), (1, 1)))],
+     ((), ((0, 0),)), ((), ((1, -1),)), ((), ((1, 16),)), ((), ((256, 0),)), ((), ((1, 0), (1, 1))),
+     *(((), ((rank, 0),)) for rank in ("1", None, [1], 1.5, True))],
 )  # fmt: skip
 def test_what_is_no_table(texts):
     with pytest.raises(UserError, match="a table of moves"):
@@ -216,13 +217,20 @@ def test_the_command(tmp_path, capsys):
     assert told == {"out": str(folder / "moves.json"), "prompts": 2, "texts": list(calibration.COUNTS)}
     asked = ["masked", "--model", str(folder), "--prompt", "Return", "--new-tokens", "8", "--json"]
     assert main([*asked, "--texts", "8"]) == 0
-    report = json.loads(capsys.readouterr().out)
+    told = capsys.readouterr()
+    assert "--texts" not in told.err
+    report = json.loads(told.out)
     assert report["lossless"] and report["compared_to_stepwise"]["identical_rows"] == 1
     assert report["plan"]["texts"] == 8 and report["rows_evaluated"] % 8 == 1  # the first pass reads one text
+    assert main([*asked, "--texts", "65", "--no-compare"]) == 0
+    most = max(sets.read(folder / "moves.json"))
+    assert f"--texts 65 is more than the largest table has; its {most} are read" in capsys.readouterr().err
     made = (folder / "moves.json").read_bytes()
     assert main(["calibrate", str(folder), *small[:2], "--new-tokens", "1"]) == 2
     assert "no move follows another" in capsys.readouterr().err
     assert (folder / "moves.json").read_bytes() == made
+    assert main(["calibrate", str(folder), "--n", "1", "--new-tokens", "400"]) == 2
+    assert "positions that the model was made for" in capsys.readouterr().err
     (folder / "moves.json").write_text("[]")
     for words, sentence in (
         (["--texts", "8"], "holds no tables of moves"),

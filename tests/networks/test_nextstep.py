@@ -374,8 +374,15 @@ def test_command_line(tmp_path, capsys):
     assert report["output"] == "latents" and report["images"] == 2
     with np.load(tmp_path / "out" / "samples.npz") as file:
         assert file["latents"].shape == (2, 2, 4, 4) and np.isfinite(file["latents"]).all()
-    assert main(["generate", "--target", str(folder), "--out", str(tmp_path / "other")]) == 2
-    assert "--prompt" in capsys.readouterr().err
+    for wrong, sentence in (
+        ("", "--prompt"),
+        ("--prompt red --cfg 2 --negative x --negative-ids 5", "give one of them"),
+        ("--prompt red --negative x", "are for guidance; give a --cfg"),
+        ("--prompt red --negative-ids 5 --cfg 1", "are for guidance; give a --cfg"),
+    ):
+        out = ["--out", str(tmp_path / "other")]
+        assert main(["generate", "--target", str(folder), *out, *wrong.split()]) == 2
+        assert sentence in capsys.readouterr().err
 
 
 def test_prompts_in_one_call(tmp_path):

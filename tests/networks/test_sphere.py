@@ -24,7 +24,7 @@ from cspd_jax.image.chain.speculation import ChainSpeculation
 from cspd_jax.image.options import Options as ImageOptions
 from cspd_jax.image.order import RISING, Raster
 from cspd_jax.networks import sphere
-from cspd_jax.networks.config import SPHERE_PRESETS, SphereConfig
+from cspd_jax.networks.config import SPHERE_PRESETS, MARConfig, SphereConfig
 from cspd_jax.training.image.flow import FlowDraws, flow_objective
 from cspd_jax.weights import models
 
@@ -304,6 +304,15 @@ def test_a_wrong_tensor_is_named():
     source.tensors["layers.0.extra"] = source.tensors["emb_norm.weight"]
     with pytest.raises(UserError, match=r"layers\.0\.extra"):
         check(source, config)
+
+
+@pytest.mark.parametrize(
+    "config, steps",
+    [(MARConfig, "flow10"), (SphereConfig, "ddim10"), (SphereConfig, "100")],
+)
+def test_steps_of_another_kind_of_head(config, steps):
+    with pytest.raises(UserError, match=f"the model's steps are '{steps}', and it has a"):
+        config(respacing=steps)
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from cspd_jax.networks.cpu_matmul import by_outputs
 from cspd_jax.networks.eagle import Eagle
 from cspd_jax.networks.lm import LM
 from cspd_jax.text import generation, rounds
+from cspd_jax.weights.models import HeadModel
 
 LAYERS = (0, 1, 2)
 PROMPTS = [[1, 5, 7], [3], [4, 9, 8, 2, 6], [6, 7]]
@@ -149,6 +150,21 @@ def test_what_does_not_fit(float64):
             text.draft_from_states(head, of)
     with pytest.raises(UserError, match="what cspd_jax\\.load_head returns"):
         text.draft_from_states(target, target)
+    network, own = head
+    gone = jnp.ones(own["norm"]["scale"].shape)
+    gone.delete()
+    ids = own["ids"]
+    for other, sentence in (
+        ({"join": own["mlp"]}, "parameters of the head: the parameters do not fit the network: missing join"),
+        ({"ids": ids[:5]}, r"ids is \[5\] instead of \[8\]"),
+        ({"norm": {"scale": gone}}, "parameters of the head have been deleted"),
+        ({"ids": ids + 5}, "the ids of the head are not different ones of the target's 11"),
+        ({"ids": ids + 0.5}, "the ids of the head are not different ones"),
+        ({"norm": {"scale": ids}}, "parameters of the head are of type int32"),
+    ):
+        model = HeadModel("head", network, {**own, **other})
+        with pytest.raises(UserError, match=sentence):
+            text.draft_from_states(model, target)
 
 
 @pytest.mark.parametrize("of", ["head", "model"])

@@ -263,6 +263,8 @@ def test_the_command(target, prompts, tmp_path, monkeypatch, capsys):
     a, b = (weights.load(out / "model").params for out in (first, second))
     assert jax.tree.all(jax.tree.map(lambda x, y: np.array_equal(x, y), a, b))
     capsys.readouterr()
+    # Where there are several devices a head uses one of them.
+    monkeypatch.setattr("cspd_jax.parallel.default_mesh", lambda *_: pytest.fail("a mesh for a head"))
     asked = ["text", "--target", str(target), "--draft", report["model"], "--prompt", "w1 w9", "--compare"]
     assert main([*asked, "--new-tokens", "16", "--no-stop", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -288,6 +290,9 @@ def test_the_command(target, prompts, tmp_path, monkeypatch, capsys):
         ({"--samples": "63"}, "ask for at least 64"),
         ({"--preset": "glyphs"}, "--states goes with the preset text-states"),
         ({"--states": None}, "add --states"),
+        ({"--set": "model.entering=9"}, "a head takes its sizes from its target"),
+        ({"--set": "data.length=2"}, "have no room for a prompt and an answer"),
+        ({"--questions": "99999999"}, "--questions is 99999999"),
     ],
 )
 def test_bad_requests_end_with_a_sentence(target, prompts, tmp_path, monkeypatch, capsys, change, match):

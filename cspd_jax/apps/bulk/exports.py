@@ -13,12 +13,13 @@ from PIL import Image
 
 from cspd_jax._utils.files import scratch_beside, written_beside
 from cspd_jax._utils.zip_files import UNREADABLE, open_zip, stream_array
-from cspd_jax.apps.bulk.folder import read, read_shard
+from cspd_jax.apps.bulk import claims
+from cspd_jax.apps.bulk.folder import SHARDS, read, read_shard
 from cspd_jax.apps.bulk.manifest import Manifest
 from cspd_jax.errors import UserError
 
 PNG = "png"
-_OWN = ("manifest.json", "report.json", "labels.npy", "gains.npz")  # files of the folder
+_OWN = ("manifest.json", "report.json", "labels.npy", "gains.npz", SHARDS, claims.FOLDER, PNG)
 _ARRAY = "arr_0.npy"
 
 
@@ -31,10 +32,12 @@ def check_exports(folder: Path, manifest: Manifest, png: bool, npz: Path | None)
     if npz is not None:
         if not npz.parent.is_dir() and os.path.abspath(npz.parent) != os.path.abspath(folder):
             raise UserError(f"{npz} cannot be written: the folder {npz.parent} does not exist")
+        place, inside = Path(os.path.realpath(npz.parent), npz.name), Path(os.path.realpath(folder))
+        if own := [name for name in _OWN if place.is_relative_to(inside / name)]:
+            there = "is" if place == inside / own[0] else "lies in"
+            raise UserError(f"{npz} {there} the folder's own {own[0]}; choose another name for --npz")
         if npz.is_dir() or os.path.abspath(npz) == os.path.abspath(folder):
             raise UserError(f"{npz} is a folder; --npz names a file, for example {npz}.npz")
-        if os.path.realpath(npz.parent) == os.path.realpath(folder) and npz.name in _OWN:
-            raise UserError(f"{npz} is the folder's own {npz.name}; choose another name for --npz")
         if os.path.lexists(npz) and not (has_npz(manifest, npz) or _has_npz_of_other_size(manifest, npz)):
             raise UserError(f"{npz} exists and holds something else; remove it, or choose another name")
 

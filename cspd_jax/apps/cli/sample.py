@@ -153,13 +153,17 @@ def _interrupted(folder: Path) -> Iterator[None]:
 
 def _what(args: argparse.Namespace, model) -> tuple[list[int], int]:
     """One turn of the labels, and how many images there are to be."""
+    if not (classes := model.config.num_classes):
+        raise UserError(
+            f"{model.name} makes images from prompts, and sample makes them of classes; use cspd-jax generate"
+            " --prompt"
+        )
     if args.per_class is not None and args.n is not None:
         raise UserError("--n is the number of all images and --per-class of each class; give one of them")
     if args.labels is not None and args.labels_file is not None:
         raise UserError("--labels and --labels-file both say the labels; give one of them")
     if args.labels_file is not None:
         return _listed(args, model)
-    classes = model.config.num_classes
     turn = list(range(classes))
     if args.labels is not None:
         turn = parse_labels(args.labels, classes, model.class_names)

@@ -21,6 +21,7 @@ _MEMORY = 64.0  # tests, or plain rounds, after which the weight of what came be
 _PRIOR_ACCEPTED, _PRIOR_TESTED = 1.6, 2.0
 _PROBE = 2  # rounds for which a number of drafts is tried
 _SHORT_PROBE = 6  # ... and this many more where those took less time than the next constant says
+_LONG_PROBE, _NEAR = 8, 1.12  # ... or for so many, where it is less than this much slower than the best
 _PROBE_SECONDS = 0.005  # shorter measurements are noise
 _RECENT = 5  # chunks, the median of whose rounds counts: a busy machine is not busy for ever
 _RETRY = 20  # rounds after which the other kind, plain or drafting, is tried again, at first
@@ -93,8 +94,11 @@ class DraftScheduler:
             return best, max_rounds
         if self._since >= self._retry and (best == PLAIN) == (self._newest == PLAIN):
             self._retry *= 2
-            other = self._fewest() if best == PLAIN else PLAIN
-            return other, self._probe(other)
+            if best != PLAIN:
+                return PLAIN, self._probe(PLAIN)
+            drafting = max((g for g in self._round_seconds if g != PLAIN), key=self.speed)
+            near = _NEAR * self.speed(drafting) > self.speed(PLAIN)
+            return drafting, _LONG_PROBE if near else self._probe(drafting)
         return best, max(1, min(max_rounds, self._retry - self._since))
 
     def record(self, chunk: Chunk) -> None:

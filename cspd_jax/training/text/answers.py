@@ -156,6 +156,11 @@ def check_prompts(prompts: Sequence[Sequence[int]], length: int) -> None:
             f"there are {len(prompts)} prompts; at least {_HELD_OUT_ONE_IN} are needed, of which one is held"
             " out"
         )
+    if length <= _LEAST_ANSWER:
+        raise UserError(
+            f"rows of {length} ids (data.length) have no room for a prompt and an answer; at least"
+            f" {_LEAST_ANSWER + 1} are needed"
+        )
     for number, prompt in enumerate(prompts, start=1):
         if not 0 < len(prompt) <= length - _LEAST_ANSWER:
             raise UserError(
