@@ -60,14 +60,14 @@ def add_parser(subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    for module in ("gradio", "fastapi", "uvicorn", "prometheus_client"):
-        if importlib.util.find_spec(module) is None:
-            raise UserError(f'{module} is missing; the page needs pip install "cspd-jax[demo]"')
-    check_range("--timeout", args.timeout, above=0.0, most=86400.0)
     for name, goes_with in (("vae", "target"), ("text_draft", "text_target")):
         if getattr(args, name) is not None and getattr(args, goes_with) == _NONE:
             flag, other = (f"--{one.replace('_', '-')}" for one in (name, goes_with))
             raise UserError(f"{flag} goes with {other}, which is {_NONE}; leave {flag} out")
+    for module in ("gradio", "fastapi", "uvicorn", "prometheus_client"):
+        if importlib.util.find_spec(module) is None:
+            raise UserError(f'{module} is missing; the page needs pip install "cspd-jax[demo]"')
+    check_range("--timeout", args.timeout, above=0.0, most=86400.0)
     login = _login() if args.login else None
     listening = _listen(args.host, args.port)
     with listening:
