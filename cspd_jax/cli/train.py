@@ -190,7 +190,10 @@ def configure(args: argparse.Namespace, begin: Callable[[], Any]):
         if stored is None and os.path.abspath(args.out).startswith(os.path.join(root, "")):
             raise UserError(f"--out {args.out} lies in the folder of --data, whose folders are classes")
         args.set.insert(0, f"data.root={root}")
-    settings = [f"{name}={getattr(args, name)}" for name in _SHORTCUTS if getattr(args, name) is not None]
+    given = [name for name in _SHORTCUTS if getattr(args, name) is not None]
+    if twice := [name for name in given for setting in args.set if setting.partition("=")[0] == name]:
+        raise UserError(f"--{twice[0].replace('_', '-')} and --set {twice[0]} say the same; give one of them")
+    settings = [f"{name}={getattr(args, name)}" for name in given]
     if stored is None and args.steps is not None:
         settings += fitting_schedule(config, args.steps)
     changed = with_settings(config, [*settings, *args.set])

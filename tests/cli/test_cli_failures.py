@@ -76,6 +76,12 @@ DIGITS = "9" * 5000
         (["generate", "--temperature", "1_0"], "'1_0' is not a number"),
         (["text", "--method", "tree", "--tree", ",".join(["2"] * 40)], "a tree may have 4096 drafts"),
         (["evaluate", "--resize", "tf1"], "--resize needs --samples"),
+        (["evaluate", "--samples", "a", "--against", "b", "--n", "5"], "--n is for models"),
+        (["evaluate", "--samples", "a", "--against", "b", "--target", "words"], "--target is for models"),
+        (
+            ["train", "--preset", "glyphs", "--out", "x", "--batch", "2", "--set", "batch=64"],
+            "--batch and --set batch say",
+        ),
         (["text", "--prompt-ids", "１２"], "'１２' is not a list of whole"),
         (["text", "--prompt-ids", "1099511627776"], "1099511627776 in a prompt is no id"),
         (["text", "--prompt", "a", "--new-tokens", "1000000000"], "more than the 1024 positions"),

@@ -207,6 +207,7 @@ def test_failure_while_writing_leaves_nothing(run, monkeypatch):
         ("x-y,z-x-y", ("z", "x-y", "w"), [1, 0, 1]),
         ("1", ("2", "1", "0"), [1]),
         ("0", ("2", "1", "0"), [0]),
+        ("2019,1", ("2019", "2020"), [0, 1]),
     ],
 )
 def test_labels(text, names, labels):
@@ -217,6 +218,15 @@ def test_labels(text, names, labels):
 def test_wrong_labels(text):
     with pytest.raises(UserError):
         parse_labels(text, 5)
+
+
+def test_a_number_that_names_another_class(capsys):
+    assert parse_labels("1", 3, ("1", "2", "3")) == [1]
+    assert (
+        "label 1 is class number 1, which is named 2; the class named 1 has number 0"
+        in capsys.readouterr().err
+    )
+    assert parse_labels("1", 2, ("0", "1")) == [1] and not capsys.readouterr().err
 
 
 def test_a_name_of_two_classes():

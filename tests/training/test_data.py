@@ -1,5 +1,6 @@
 """Data sets: reproducible, disjoint splits, sane values; bad files and folders are reported."""
 
+import shutil
 import subprocess
 import sys
 
@@ -23,7 +24,14 @@ from cspd_jax.training.data import (
     Words,
     WordsConfig,
 )
-from cspd_jax.training.data.folder import LatentEncoder, Shard, ShardCache, read_image, skip_report
+from cspd_jax.training.data.folder import (
+    LatentEncoder,
+    Shard,
+    ShardCache,
+    list_images,
+    read_image,
+    skip_report,
+)
 from cspd_jax.training.data.source import shuffled
 from cspd_jax.training.data.words import to_cells
 from cspd_jax.training.image import trainer
@@ -100,6 +108,19 @@ def test_a_file_that_breaks_while_it_is_streamed_is_named(tmp_path):
         UserError, match=r"001\.png was to be read, but is unreadable.*; replace or remove it"
     ):
         list(streamed.parts(0, 1, np.arange(2), 2))
+
+
+def test_a_reader_that_is_ended_is_one_sentence(tmp_path, monkeypatch):
+    """As the system does where memory is short."""
+    Image.new("L", (8, 8)).save(tmp_path / "x.png")
+    streamed = StreamedFolder(FolderConfig(str(tmp_path), size=8, held_out=0), progress=False)
+
+    def read(*_, **__):
+        raise RuntimeError("Worker process was terminated unexpectedly with exit code -9.")
+
+    monkeypatch.setattr(streamed, "part", read)
+    with pytest.raises(UserError, match="perhaps for lack of memory; continue with --resume"):
+        list(streamed.parts(0, 1, np.arange(1), 1))
 
 
 def test_streaming_is_refused_where_it_means_nothing(tmp_path, monkeypatch):
@@ -223,6 +244,20 @@ def test_bad_files_are_skipped_and_counted(tmp_path, capsys):
     told = capsys.readouterr().err
     assert "3 image files were skipped" in told and "b/thin.png: 9x40 is smaller than 16x16" in told
     assert "and 2 more" in skip_report(tuple(f"{i}" for i in range(7)))
+
+
+def test_what_is_a_class(tmp_path):
+    """Sub-folders with images, those of numbers in their order; pictures beside them are not left out."""
+    for name in ("10", "9", "100", "empty", "__MACOSX"):
+        (tmp_path / name).mkdir()
+        if name.isdecimal():
+            Image.new("L", (16, 16)).save(tmp_path / name / "x.png")
+    (tmp_path / "__MACOSX" / "._x.png").write_bytes(b"\0")
+    names, files = list_images(str(tmp_path))
+    assert names == ("9", "10", "100") and [file.label for file in files] == [0, 1, 2]
+    shutil.copy(tmp_path / "9" / "x.png", tmp_path)
+    with pytest.raises(UserError, match="holds 1 images beside its sub-folders"):
+        list_images(str(tmp_path))
 
 
 def test_empty_folders_are_errors(tmp_path):

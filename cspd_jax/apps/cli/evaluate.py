@@ -12,7 +12,8 @@ from cspd_jax.cli._generate_options import add_fields, options_of, take_own
 from cspd_jax.cli._output import progress, result
 
 _SAMPLING = ("num_iter", "respacing", "cfg", "cfg_schedule", "temperature")
-_OF_IMAGES = ("n", "seed", "batch", "train_images", "classifier_steps", "out", *_SAMPLING)
+_OF_MODELS = ("n", "seed", "train_images", "classifier_steps", *_SAMPLING)
+_OF_IMAGES = ("batch", "out", *_OF_MODELS)
 
 
 def add_parser(subparsers) -> None:
@@ -55,6 +56,9 @@ def run(args: argparse.Namespace) -> None:
 
     compilation.use_cache()
     if evaluate_fid.asked(args):
+        refuse_given(
+            args, ("target", "dtype", *_OF_MODELS), "is for models, and this measures images on disk"
+        )
         evaluate_fid.run(args)
         return
     from cspd_jax.apps import evaluation

@@ -242,26 +242,34 @@ def look(root: str) -> Look:
 
 
 def list_images(root: str) -> tuple[tuple[str, ...], list[ImageFile]]:
-    """The class names (sub-folders, sorted) and the image files below each; a folder without sub-folders is
-    one class, with its own name."""
+    """The class names (sub-folders with images, sorted, as numbers if all are) and the image files below
+    each; a folder without such is one class, with its own name."""
     folder = pathlib.Path(root)
     if not root or not folder.is_dir():
         problem = not_a_folder(folder) if root else "does not exist"
         raise UserError(f"the image folder {root!r} {problem}")
-    classes = sorted(p.name for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
-    files = [
+    inside = {p.name: _images(p.rglob("*")) for p in folder.iterdir() if p.is_dir() and p.name[0] != "."}
+    inside, here = {name: found for name, found in inside.items() if found}, _images(folder.iterdir())
+    if inside and here:
+        raise UserError(
+            f"{root} holds {len(here)} images beside its sub-folders, which are classes; move them into one"
+        )
+    if not inside and not here:
+        raise UserError(f"{root} holds no images; expected images, or one sub-folder of images per class")
+    if not inside:
+        return (folder.resolve().name,), [ImageFile(path, path.name, 0) for path in here]
+    numbers = all(name.isascii() and name.isdecimal() for name in inside)
+    classes = sorted(inside, key=lambda name: (int(name) if numbers else 0, name))
+    return tuple(classes), [
         ImageFile(path, path.relative_to(folder).as_posix(), label)
         for label, name in enumerate(classes)
-        for path in sorted((folder / name).rglob("*"))
-        if path.suffix.lower() in SUFFIXES and path.is_file()
+        for path in inside[name]
     ]
-    if not classes:
-        classes = [folder.resolve().name]
-        here = (p for p in sorted(folder.iterdir()) if p.suffix.lower() in SUFFIXES and p.is_file())
-        files = [ImageFile(path, path.name, 0) for path in here]
-    if not files:
-        raise UserError(f"{root} holds no images; expected images, or one sub-folder of images per class")
-    return tuple(classes), files
+
+
+def _images(paths: Iterable[pathlib.Path]) -> list[pathlib.Path]:
+    """Those that are named as images, sorted; what other systems hide among them ("._0.png") is none."""
+    return sorted(p for p in paths if p.suffix.lower() in SUFFIXES and p.name[0] != "." and p.is_file())
 
 
 def read_image(path: pathlib.Path, size: int, channels: int) -> np.ndarray:

@@ -76,7 +76,15 @@ class StreamedFolder:
             batches = batches.mp_prefetch(
                 grain.MultiprocessingOptions(self.workers, per_worker_buffer_size=1)
             )
-        yield from batches
+        try:
+            yield from batches
+        except RuntimeError as error:
+            if "Worker process was terminated" not in str(error):
+                raise
+            raise UserError(
+                "a process that reads pictures was ended from outside, perhaps for lack of memory; continue"
+                " with --resume, and with fewer of them (--stream)"
+            ) from None
 
     def _read(self, file) -> np.ndarray:
         try:
