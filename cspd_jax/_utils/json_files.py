@@ -11,13 +11,18 @@ from typing import Any, NoReturn
 from cspd_jax._utils import limits
 from cspd_jax.errors import UserError
 
+_LFS = b"version https://git-lfs."
+
 
 def read_json(path: str | os.PathLike, most_bytes: int = limits.JSON_BYTES) -> Any:
     """The value in a file; UserError if it is not there, is not JSON or is beyond the bounds."""
     if (size := limits.file_size(path)) > most_bytes:
         raise UserError(f"{path} has {size} bytes; such a file has at most {most_bytes}")
     try:
-        return parse(Path(path).read_bytes())
+        content = Path(path).read_bytes()
+        if content.startswith(_LFS):
+            raise ValueError("it is a pointer of Git LFS; fetch the file itself by git lfs pull")
+        return parse(content)
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path} is not readable JSON ({error})") from None
 
@@ -35,7 +40,7 @@ def parse(content: bytes) -> Any:
     # A byte or two of JSON can become an object of 60 bytes, so values are counted before they are made.
     if sum(map(content.count, (b",", b"[", b"{"))) > limits.JSON_VALUES:
         raise ValueError(f"more than {limits.JSON_VALUES} values")
-    value = json.loads(content.decode("utf-8"), parse_constant=_refuse, parse_float=_finite)
+    value = json.loads(content.decode("utf-8-sig"), parse_constant=_refuse, parse_float=_finite)
     level = [value]
     for _ in range(limits.JSON_DEPTH):
         inner = (v for v in level if isinstance(v, dict | list))

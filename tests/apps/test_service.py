@@ -573,11 +573,12 @@ def test_a_request_that_begins_with_a_picture(pixel_model):
     left = np.zeros((height, width), np.uint8)
     left[:, : width // 2] = 255
     opaque = np.stack([picture] * 3 + [np.full_like(picture, 255)], axis=-1)  # as some browsers write
-    fields = lambda **asked: repaint.from_fields(pixel_model, None, {"image": png(picture), **asked})
+    fields = lambda **asked: repaint.from_fields(pixel_model, None, {"image": png(picture)} | asked)
     found = [
         fields(keep="left-half"),
         fields(mask=png(left)),
         fields(mask=png(left.repeat(2, 0)), resize=True),
+        fields(keep="left-half", image=png(picture)[:20] + "\n" + png(picture)[20:] + "\n"),
         brush.from_page(pixel_model, None, json.dumps({"image": png(opaque), "mask": png(left)})),
     ]
     expected = to_tokens(pixel_model, picture[None, ..., None])[0]

@@ -56,6 +56,7 @@ def test_the_command_line_prints_no_escape_sequences(tmp_path, capsys):
         (b"[-Infinity]", "-Infinity is not JSON"),
         (b"[1e999]", "the number 1e999 is too large"),
         (b"1" * 5000, "Exceeds the limit"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "a pointer of Git LFS; fetch"),
         (b"[" + b"[]," * 2**21 + b"1]", "more than 4194304 values"),
     ],
 )
@@ -68,6 +69,8 @@ def test_json_beyond_the_bounds(tmp_path, content, reason):
 def test_json_within_the_bounds(tmp_path):
     (tmp_path / "x.json").write_bytes(b"[" * 64 + b"]" * 64)
     read_json(tmp_path / "x.json")
+    (tmp_path / "x.json").write_bytes(b"\xef\xbb\xbf[1]")  # as Windows writes it
+    assert read_json(tmp_path / "x.json") == [1]
     (tmp_path / "x.json").write_bytes(b'{"a": 1, "a": 2}')
     assert read_object(tmp_path / "x.json") == {"a": 2}
     with pytest.raises(UserError, match="has 16 bytes; such a file has at most 15"):

@@ -72,7 +72,7 @@ def read(offer: ServiceConfig, body: Mapping[str, Any], chat: bool) -> Asked:
     model, tokenizer = offer.text, offer.tokenizer
     if model is None or tokenizer is None:
         raise UserError("this service has no language model that reads text")
-    if (name := body.get("model", model.name)) != model.name:
+    if (name := body.get("model")) not in (None, model.name):
         raise NoSuchModel(f"there is no model {shown(name)}; this service has {model.name}")
     own = (*_BOTH, *_FIELDS[chat])
     if unknown := [key for key in body if key not in own and not _is_nothing(key, body[key])]:

@@ -51,6 +51,9 @@ def _known(model: ImageModel, vae: VAE | None, picture: np.ndarray, stays: np.nd
 
 def _file(name: str, content: Any) -> io.BytesIO:
     try:
-        return io.BytesIO(base64.b64decode(content, validate=True))
-    except (TypeError, ValueError, binascii.Error):
-        raise UserError(f"{name} is {shown(content)}; it must be a PNG or JPEG file in base64") from None
+        text = "".join(content.split())  # tools break its lines
+        return io.BytesIO(base64.b64decode(text, validate=True))
+    except (AttributeError, ValueError, binascii.Error):
+        raise UserError(
+            f"{name} is {shown(content)}; it must be a PNG or JPEG file in base64, with nothing before it"
+        ) from None
