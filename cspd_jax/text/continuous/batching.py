@@ -16,7 +16,6 @@ from cspd_jax.text.checks import check_outside_jit, require
 from cspd_jax.text.continuous.pool import Advance, Pool, Text, row_of
 from cspd_jax.text.continuous.scheduler import PLAIN, Chunk, DraftScheduler
 from cspd_jax.text.drafters import DrafterLike, Drafting, PromptLookup
-from cspd_jax.text.either import LookUpOr
 from cspd_jax.text.generation import prepare
 from cspd_jax.text.info import CallCounts, DraftCounts, Info, RoundInfo, add
 from cspd_jax.text.options import Options
@@ -27,7 +26,7 @@ from cspd_jax.text.states import HeadDrafter
 from cspd_jax.text.trees.drafter import tree_of
 
 Array = jax.Array
-HEAD_GAMMAS = (PLAIN, 2, 4)  # its own states are fed back, so that late drafts are worse
+HEAD_GAMMAS = (PLAIN, 3)  # its own states are fed back, so that late drafts are worse
 GAMMAS = (PLAIN, 3, 7)  # a CPU's passes over 4 and 8 tokens cost little more than those over fewer
 _STEP = 64  # tokens; room is rounded up to multiples of this, so that programs are compiled less often
 
@@ -128,7 +127,7 @@ def gammas_for(drafter: Any) -> tuple[int, ...]:
         return (PLAIN,)
     # Look-up drafts few tokens, or none, where it is unsure.
     inner = drafter.drafter if isinstance(drafter, Drafting) else drafter
-    if isinstance(inner, PromptLookup | LookUpOr):
+    if isinstance(inner, PromptLookup):
         return (PLAIN, max(GAMMAS))
     return HEAD_GAMMAS if isinstance(inner, HeadDrafter) else GAMMAS
 
