@@ -1,7 +1,7 @@
 """SmolLM2-135M-Instruct, real weights: every way of decoding beside transformers, and long lists of prompts.
 
     cspd-jax convert SmolLM2-135M-Instruct.Q4_1.gguf smollm2
-    python benchmarks/real_lm.py smollm2 [--draft HEAD]              # an hour on two cores
+    python benchmarks/real_lm.py smollm2 [--draft HEAD]              # more than an hour on two cores
     python benchmarks/real_lm.py smollm2 --only passes|tasks|queue   # part of it
 
 HEAD is what `cspd-jax distill --states` trained for this target, or any draft. `passes`: milliseconds of a
