@@ -2,9 +2,9 @@
 
 A matrix that does not fit in a core's cache is read from memory once for all rows, so two to eight rows
 should not take much longer than one. XLA's product of rows [M, K] with a kernel [K, N] takes two to three
-times as long. It takes half of that if the matrix lies by outputs, [N, K], and comes first: [N, K] x [K, M].
-Its kernels are made for 8, 16, 32, ... columns: 5 of them take a tenth longer than 8, and 28 half as long
-again as 32, so some numbers are filled up.
+times as long. It takes half of that if the matrix lies by outputs, [N, K], and comes first, and less if the
+rows lie as they are, [M, K], not turned. Its kernels are made for 8, 16, 32, ... rows: 5 of them take a tenth
+longer than 8, and 28 half as long again as 32, so some numbers are filled up.
 """
 
 from __future__ import annotations
@@ -51,15 +51,15 @@ def product(x: Array, matrix: Array, wide: Any = None) -> Array:
     """x [..., K] and a matrix [N, K] -> [..., N], in the type `wide` if given."""
     rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
     count = len(rows)
-    columns = jnp.pad(rows, ((0, filled_up(count) - count), (0, 0))).T
-    # Without the barriers XLA merges the transpositions into the product and computes it the slow way.
-    columns = jax.lax.optimization_barrier(columns)
-    found = jax.lax.optimization_barrier(jnp.matmul(matrix, columns, preferred_element_type=wide))
+    rows = jnp.pad(rows, ((0, filled_up(count) - count), (0, 0)))
+    found = jax.lax.dot_general(matrix, rows, (((1,), (1,)), ((), ())), preferred_element_type=wide)
+    # Without the barrier XLA merges the transposition into the product and computes it the slow way.
+    found = jax.lax.optimization_barrier(found)
     return found.T[:count].reshape(*x.shape[:-1], len(matrix))
 
 
 def filled_up(count: int) -> int:
-    """How many columns a product of `count` computes."""
+    """How many rows a product of `count` computes."""
     full = 1 << max(count - 1, 0).bit_length()
     worth = count > full / 2 if full <= 16 else count > 0.8 * full
     return full if count > 4 and worth else count

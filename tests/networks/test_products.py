@@ -37,7 +37,7 @@ def test_product(shape):
     np.testing.assert_allclose(found, x @ kernel, atol=1e-5)
 
 
-def test_how_many_columns_are_computed():
+def test_how_many_rows_are_computed():
     """Those of a pass over 5 to 7 tokens are filled up to 8, where that is faster."""
     counts = [0, 1, 3, 4, 5, 7, 8, 9, 16, 17, 25, 26, 32, 33, 60]
     assert [filled_up(n) for n in counts] == [0, 1, 3, 4, 8, 8, 8, 16, 16, 17, 25, 32, 32, 33, 64]
