@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import itertools
 import json
@@ -198,11 +199,15 @@ def check_new_folder(path: str | os.PathLike) -> None:
         raise UserError("the name of the folder for the results is empty")
     path = Path(os.path.abspath(path))
     if path.is_dir():
+        _sweep(path / path.name)
         if any(path.iterdir()):
             raise UserError(f"the folder {path} is not empty; choose another name or empty it first")
-    elif os.path.lexists(path):
+        return check_writable(path)
+    if path.is_symlink():
+        raise UserError(f"{path} is a link to nothing; the results need a folder")
+    if os.path.lexists(path):
         raise UserError(f"{path} is a file; the results need a folder")
-    elif not path.parent.is_dir():
+    if not path.parent.is_dir():
         raise UserError(f"{path} cannot be made: {path.parent} {not_a_folder(path.parent)}")
     check_writable(path)
 
@@ -213,8 +218,8 @@ def not_a_folder(path: Path) -> str:
 
 
 def check_writable(path: str | os.PathLike) -> None:
-    """UserError unless a folder can be made beside `path`, which is tried."""
-    probe = _partial(Path(os.path.abspath(path)))
+    """UserError unless a folder can be made where `_workplace` says, which is tried."""
+    probe = _workplace(Path(os.path.abspath(path)))
     try:
         probe.mkdir()
         probe.rmdir()
@@ -222,14 +227,30 @@ def check_writable(path: str | os.PathLike) -> None:
         raise UserError(f"{path} cannot be made: {probe.parent} is not writable ({error.strerror})") from None
 
 
+def _workplace(path: Path) -> Path:
+    """Where the content of a folder is written before it is in its place: beside it, or in it if it is there
+    already."""
+    return _partial(path / path.name if path.is_dir() else path)
+
+
 def write_folder(path: str | os.PathLike | None, prefix: str, fill: Callable[[Path], None]) -> Path:
-    """Lets `fill` write into a folder beside `path`, then renames it; None is the next free `prefix-0001`."""
+    """Lets `fill` write into a folder beside `path`, then renames it; None is the next free `prefix-0001`.
+
+    A folder that is there stays what it is, with its rights, as a link or a mounted disk: what was written
+    within it is moved to its place.
+    """
     final = next_free(prefix) if path is None else Path(path)
     absolute = Path(os.path.abspath(final))
-    partial = _partial(absolute)
+    partial = _workplace(absolute)
     try:
         partial.mkdir()
         fill(partial)
+        if partial.parent == absolute:
+            if any(entry != partial for entry in absolute.iterdir()):
+                raise OSError(errno.ENOTEMPTY, "it is not empty any more")
+            for entry in sorted(partial.iterdir()):
+                entry.rename(absolute / entry.name)
+            return final
         while True:
             try:
                 partial.rename(absolute)

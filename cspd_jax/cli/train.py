@@ -198,9 +198,36 @@ def configure(args: argparse.Namespace, begin: Callable[[], Any]):
         settings += fitting_schedule(config, args.steps)
     changed = with_settings(config, [*settings, *args.set])
     settings_file.check(changed)
-    if stored and (changed.model, changed.data, changed.seed) != (stored.model, stored.data, stored.seed):
-        raise UserError("the model, data and seed of a run cannot be changed when it is resumed")
+    if stored is not None:
+        _check_resumed(args, stored, changed)
     return changed
+
+
+def _check_resumed(args: argparse.Namespace, stored: Any, changed: Any) -> None:
+    """UserError for settings with which the run in OUT cannot go on, or which nothing would be done with."""
+    from cspd_jax.training import presets
+    from cspd_jax.training.data.folder import FolderConfig
+    from cspd_jax.training.run_folder import newest_step
+
+    if args.preset is not None:
+        of_folder = args.preset == presets.FOLDER
+        kind = FolderConfig if of_folder else type(presets.preset(args.preset).data)
+        if kind is not type(stored.data):
+            raise UserError(
+                f"the run in {args.out} learns from something else than --preset {args.preset}; leave it out"
+            )
+    if (changed.model, changed.data, changed.seed) != (stored.model, stored.data, stored.seed):
+        raise UserError("the model, data and seed of a run cannot be changed when it is resumed")
+    done = newest_step(args.out)
+    if args.stop_at is not None and args.stop_at < done:
+        raise UserError(f"the run in {args.out} is at step {done}, beyond --stop-at {args.stop_at}")
+    if changed != stored and done > changed.steps:
+        raise UserError(f"the run in {args.out} is at step {done}, beyond the {changed.steps} asked for")
+    if done >= changed.steps and (changed != stored or args.tensorboard) and done == stored.steps:
+        raise UserError(
+            f"the run in {args.out} has taken its {done} steps, so nothing would come of these settings; ask"
+            " for more --steps, or leave them out"
+        )
 
 
 def fitting_schedule(config, steps: int) -> list[str]:

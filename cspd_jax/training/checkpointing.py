@@ -50,7 +50,8 @@ class Checkpoints:
         write_text(self._sums, json.dumps({s: value for s, value in sums.items() if s in kept}) + "\n")
 
     def restore(self, like: TrainState) -> TrainState | None:
-        """The newest checkpoint, with the structure, shapes and placement of `like`; None without any."""
+        """The newest checkpoint, with the structure, shapes and placement of `like`; None if there never was
+        one, UserError if none is left."""
         problems = []
         while (step := self._manager.latest_step()) is not None:
             try:
@@ -63,6 +64,11 @@ class Checkpoints:
             raise UserError(
                 f"no checkpoint in {self._folder} can be restored ({'; '.join(problems)}); they are in"
                 f" {self._damaged}; start the run again in another folder"
+            )
+        if sums := self._read_sums():
+            raise UserError(
+                f"{self._folder} lacks the checkpoints of this run (steps {', '.join(sums)}), without which it"
+                " cannot go on; put them back, or start the run again in another folder"
             )
         return None
 
@@ -100,12 +106,6 @@ class Checkpoints:
 
     def close(self) -> None:
         self._manager.close()
-
-
-def has_checkpoints(out: pathlib.Path) -> bool:
-    """Whether a run in this folder has come as far as a checkpoint."""
-    folder = out / "checkpoints"
-    return folder.is_dir() and any(path.name.isdecimal() for path in folder.iterdir())
 
 
 def _sum(state: TrainState) -> str:

@@ -61,6 +61,13 @@ def claimed(out: pathlib.Path, resume: bool) -> Iterator[None]:
                 place.rmdir()
 
 
+def newest_step(out: pathlib.Path) -> int:
+    """The step of the newest checkpoint of a run in this folder; 0 if it has not come as far as one."""
+    folder = out / "checkpoints"
+    names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+    return max((int(name) for name in names if name.isascii() and name.isdecimal()), default=0)
+
+
 def _may_be_run(out: pathlib.Path) -> bool:
     """Whether a run was begun in a folder, or can be: it takes its lock first, and keeps it."""
     return any((out / name).exists() for name in (LOCK, "config.json")) or not any(out.iterdir())

@@ -3,6 +3,7 @@
 import dataclasses
 import fcntl
 import json
+import pathlib
 import shutil
 
 import jax
@@ -16,7 +17,7 @@ from cspd_jax.apps import cli
 from cspd_jax.cli.train import fitting_schedule
 from cspd_jax.errors import UserError
 from cspd_jax.training import presets, settings_file
-from cspd_jax.training.checkpointing import Checkpoints, has_checkpoints
+from cspd_jax.training.checkpointing import Checkpoints
 from cspd_jax.training.config import with_settings
 from cspd_jax.training.data import Digits
 from cspd_jax.training.image import trainer
@@ -24,7 +25,7 @@ from cspd_jax.training.image.step import init_state
 from cspd_jax.training.image.trainer import train
 from cspd_jax.training.provenance import Provenance
 from cspd_jax.training.run import MetricsLog, RunOptions
-from cspd_jax.training.run_folder import LOCK, claimed
+from cspd_jax.training.run_folder import LOCK, claimed, newest_step
 
 SOURCE = Digits(TINY.data)
 LONG = dataclasses.replace(TINY, steps=20)
@@ -127,7 +128,9 @@ def test_no_checkpoint_left(tmp_path, runs):
         largest(out / "checkpoints" / step).write_bytes(b"")
     with pytest.raises(UserError, match=r"no checkpoint in .* can be restored \(step 10: .*; step 8"):
         train(LONG, SOURCE, out, RunOptions(resume=True, progress=False))
-    assert has_checkpoints(runs[0]) and not has_checkpoints(tmp_path)
+    with pytest.raises(UserError, match=r"lacks the checkpoints of this run \(steps 8, 10\)"):
+        train(LONG, SOURCE, out, RunOptions(resume=True, progress=False))
+    assert newest_step(runs[0]) == 10 and newest_step(tmp_path) == 0
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -211,6 +214,27 @@ def test_a_run_killed_before_its_first_checkpoint_has_its_beginning(tiny, tmp_pa
     weights.save(tmp_path / "first", "mar", TINY.model, init_state(TINY).params)
     assert command("train", "--resume", "--out", "../run") == 2
     assert "has other weights" in capsys.readouterr().err and len(tiny) == 2
+
+
+@pytest.mark.parametrize(
+    "arguments, sentence",
+    [
+        (["--learning-rate", "1"], "has taken its 40 steps, so nothing would come of these settings"),
+        (["--set", "ema=0.5"], "has taken its 40 steps"),
+        (["--tensorboard"], "has taken its 40 steps"),
+        (["--steps", "30"], "is at step 40, beyond the 30 asked for"),
+        (["--stop-at", "10"], "is at step 40, beyond --stop-at 10"),
+        (["--preset", "nosuch"], "preset 'nosuch' is unknown"),
+        (["--preset", "glyphs"], "learns from something else than --preset glyphs"),
+    ],
+)
+def test_settings_that_a_finished_run_would_not_use(tiny, capsys, arguments, sentence):
+    settings_file.write(TINY, pathlib.Path("."))
+    pathlib.Path("checkpoints", "40").mkdir(parents=True)
+    before = pathlib.Path("config.json").read_text()
+    assert command("train", "--resume", "--out", ".", *arguments) == 2
+    assert sentence in capsys.readouterr().err
+    assert pathlib.Path("config.json").read_text() == before and not tiny
 
 
 def test_another_autoencoder_of_the_same_name_is_refused(tiny, tmp_path, capsys):

@@ -15,7 +15,6 @@ from cspd_jax.networks.registry import kind_name
 from cspd_jax.networks.sphere_config import SphereVAEConfig
 from cspd_jax.parallel import processes, replicate
 from cspd_jax.training import settings_file
-from cspd_jax.training.checkpointing import has_checkpoints
 from cspd_jax.training.config import ImageTrainConfig, TrainConfig, VAETrainConfig
 from cspd_jax.training.data.source import Source
 from cspd_jax.training.image import autoencoder, trainer
@@ -30,7 +29,7 @@ from cspd_jax.training.image.distillation import FromTarget, Teacher, path_accep
 from cspd_jax.training.provenance import Provenance
 from cspd_jax.training.recipe import Tell, Trained, silent
 from cspd_jax.training.run import RunOptions
-from cspd_jax.training.run_folder import claimed
+from cspd_jax.training.run_folder import claimed, newest_step
 from cspd_jax.training.step import Purpose, run_key
 from cspd_jax.weights import models
 
@@ -174,7 +173,7 @@ def _drafts_source(
 
 def starting_weights(name: str | None, config: Any, out: pathlib.Path) -> Any:
     """The parameters of an image model of the same sizes; None without a name, or if the run is past that."""
-    if name is None or has_checkpoints(out):
+    if name is None or newest_step(out):
         return None
     model = models.load(name)
     if model.config != config:

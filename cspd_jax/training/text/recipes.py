@@ -13,13 +13,12 @@ from cspd_jax.networks.lm import LM
 from cspd_jax.networks.lm_config import LMConfig
 from cspd_jax.parallel import processes, replicate
 from cspd_jax.training import settings_file
-from cspd_jax.training.checkpointing import has_checkpoints
 from cspd_jax.training.config import TextTrainConfig
 from cspd_jax.training.data.text import Texts
 from cspd_jax.training.provenance import Provenance
 from cspd_jax.training.recipe import Tell, Trained, silent
 from cspd_jax.training.run import RunOptions
-from cspd_jax.training.run_folder import claimed
+from cspd_jax.training.run_folder import claimed, newest_step
 from cspd_jax.training.text.distillation import InTurn, TargetTexts, agreement
 from cspd_jax.training.text.objective import bits_per_byte, tiled
 from cspd_jax.training.text.trainer import Rows, TextTeacher, check_vocabulary, initial_params, train_text
@@ -117,7 +116,7 @@ def _drafts_rows(
 
 def _starting_weights(name: str | None, config: LMConfig, out: pathlib.Path) -> Any:
     """The parameters that --init gives a run; None without it, or if the run is past that."""
-    if name is None or has_checkpoints(out):
+    if name is None or newest_step(out):
         return None
     return initial_params(models.load_text(name), config)
 
