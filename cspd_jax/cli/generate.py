@@ -60,6 +60,7 @@ def run(args: argparse.Namespace) -> None:
     import jax
     import numpy as np
 
+    from cspd_jax.image.known import in_turn
     from cspd_jax.image.plan import check, resolve
     from cspd_jax.parallel import processes
     from cspd_jax.weights import models
@@ -74,7 +75,7 @@ def run(args: argparse.Namespace) -> None:
     method, options = asked(args, outline)
     begun, numbers = read_start(args, outline), np.arange(len(labels))
     if begun is not None:
-        options = dataclasses.replace(options, known=begun.outline(outline).in_turn(numbers))
+        options = dataclasses.replace(options, known=in_turn(begun.outline(outline), numbers))
     checked = check(outline, labels, method, options)  # before anything is loaded
     say_what_is_less(args, checked.num_steps)
     start = time.perf_counter()
@@ -83,7 +84,7 @@ def run(args: argparse.Namespace) -> None:
     method = with_draft(args, method, mesh)
     vae = _autoencoder(args, model)
     if begun is not None:
-        options = dataclasses.replace(options, known=begun.known(model, vae).in_turn(numbers))
+        options = dataclasses.replace(options, known=in_turn(begun.known(model, vae), numbers))
     load_seconds = time.perf_counter() - start
 
     if not processes.is_alone() and (args.method is None or args.compare or args.denoise == "auto"):

@@ -35,21 +35,23 @@ class Known:
     tokens: Any
     mask: Any
 
-    def at(self, index: Any) -> Known:
-        """Of some of the images, by an array of their numbers or a slice."""
-        of_all = np.ndim(self.tokens) == 2, np.ndim(self.mask) == 1  # one for all images
-        return Known(*(a if same else a[index] for a, same in zip((self.tokens, self.mask), of_all)))
-
-    def in_turn(self, numbers: np.ndarray) -> Known:
-        """Of images with these numbers, which take the pictures in turn."""
-        pictures = len(self.tokens) if np.ndim(self.tokens) == 3 else len(np.atleast_2d(self.mask))
-        return self.at(numbers % pictures)
-
     @property
     def count(self) -> Any:
         """[N] tokens that stay."""
         mask = self.mask if hasattr(self.mask, "sum") else np.asarray(self.mask)
         return mask.sum(axis=-1)
+
+
+def of_images(known: Known, index: Any) -> Known:
+    """What is known of some of the images, by an array of their numbers or a slice."""
+    of_all = np.ndim(known.tokens) == 2, np.ndim(known.mask) == 1  # one for all images
+    return Known(*(a if same else a[index] for a, same in zip((known.tokens, known.mask), of_all)))
+
+
+def in_turn(known: Known, numbers: np.ndarray) -> Known:
+    """What is known of images with these numbers, which take the pictures in turn."""
+    pictures = len(known.tokens) if np.ndim(known.tokens) == 3 else len(np.atleast_2d(known.mask))
+    return of_images(known, numbers % pictures)
 
 
 class Kept(NamedTuple):

@@ -126,7 +126,9 @@ class Plan:
         """The same for its first images, side by side."""
         check_whole("images", images, 1)
         known, scales = self.options.known, self.scales
-        options = dataclasses.replace(self.options, known=None if known is None else known.at(slice(images)))
+        if known is not None:
+            known = knowing.of_images(known, slice(images))
+        options = dataclasses.replace(self.options, known=known)
         return dataclasses.replace(
             self,
             batch=images,
@@ -152,7 +154,7 @@ class Plan:
         if self.scales is not None:
             options = dataclasses.replace(options, cfg=jnp.asarray(self.scales[index]))
         if options.known is not None:
-            options = dataclasses.replace(options, known=options.known.at(index))
+            options = dataclasses.replace(options, known=knowing.of_images(options.known, index))
         return Batch(self.model.network, self.model.params, keys, jnp.asarray(labels), options, wanted)
 
     def sample(

@@ -31,7 +31,11 @@ def require(condition: Any, sentence: str) -> None:
 def holds(value: Any, test: Callable[[np.ndarray], Any], unknown: bool = True) -> bool:
     """Returns whether `test` is true of every entry of the value; `unknown` if it is None or traced."""
     known = concrete(value)
-    return unknown if known is None else bool(np.all(test(known)))
+    if known is None:
+        return unknown
+    # float16 is too narrow for the bounds of wider types.
+    wide = known.astype(np.float64) if jnp.issubdtype(known.dtype, jnp.floating) else known
+    return bool(np.all(test(wide)))
 
 
 def check_outside_jit(inputs: Any, what: str) -> None:

@@ -67,8 +67,8 @@ class Checkpoints:
             )
         if sums := self._read_sums():
             raise UserError(
-                f"{self._folder} lacks the checkpoints of this run (steps {', '.join(sums)}), without which it"
-                " cannot go on; put them back, or start the run again in another folder"
+                f"{self._folder} lacks the checkpoints of this run (steps {', '.join(sums)}); put them back,"
+                " or start the run again in another folder"
             )
         return None
 

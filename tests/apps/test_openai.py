@@ -264,14 +264,15 @@ def test_a_prompt_that_is_no_text(offer):
 
 
 def test_a_body_of_another_type(app):
-    """As a form sends it, which pages of strangers may."""
+    """As a form sends it, which pages of strangers may. The names of types have no case."""
 
-    async def run():
+    async def run(kind):
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://here") as http:
-            return await http.post("/v1/completions", content=b"{}", headers={"content-type": "text/plain"})
+            return await http.post("/v1/completions", content=b"{}", headers={"content-type": kind})
 
-    answer = asyncio.run(run())
+    answer = asyncio.run(run("text/plain"))
     assert answer.status_code == 415 and "application/json" in answer.json()["error"]["message"]
+    assert asyncio.run(run("Application/JSON; charset=utf-8")).status_code == 400
 
 
 def test_what_may_become_a_stop_is_held_back(offer):

@@ -16,6 +16,7 @@ import cspd_jax
 from cspd_jax import DraftSpeculation, Known, Options, Plain, SelfSpeculation, UserError, generate
 from cspd_jax.image import PaperCriterion, ReleasedRunner, bound, plan, rounds, sampler
 from cspd_jax.image.chain.speculation import ChainSpeculation
+from cspd_jax.image.known import in_turn, of_images
 from cspd_jax.image.order import guidance_scale, random_order, reveal_groups
 from cspd_jax.keys import Purpose, purpose_keys, row_keys
 
@@ -214,7 +215,7 @@ def test_as_many_contexts_are_computed_as_are_counted():
 
     known = Known(np.zeros((2, 6, 2), np.float32), np.arange(6) < np.array([[4], [2]]))
     how = Options(num_iter=6, respacing="ddim10", guided=False, prefix_buckets=1, known=known)
-    for keep, steps in ((known, 4), (known.at(slice(1)), 2)):
+    for keep, steps in ((known, 4), (of_images(known, slice(1)), 2)):
         some = len(keep.mask)
         keys, labels = row_keys(KEY, some), jnp.zeros(some, int)
         found = sampler.sample(Counting(), None, keys, labels, dataclasses.replace(how, known=keep))
@@ -293,8 +294,8 @@ def test_what_a_plan_knows(models):
 
 def test_one_mask_for_all_pictures():
     known = Known(np.arange(24.0).reshape(2, 4, 3), np.array([True, False, True, False]))
-    for one in (known.at(1), known.in_turn(3)):
+    for one in (of_images(known, 1), in_turn(known, 3)):
         np.testing.assert_array_equal(one.tokens, known.tokens[1])
         np.testing.assert_array_equal(one.mask, known.mask)
-    several = Known(known.tokens[0], np.stack([known.mask, ~known.mask])).in_turn(np.array([1, 2]))
+    several = in_turn(Known(known.tokens[0], np.stack([known.mask, ~known.mask])), np.array([1, 2]))
     assert several.tokens.shape == (4, 3) and several.mask[:, 0].tolist() == [False, True]

@@ -18,6 +18,7 @@ from cspd_jax.errors import UserError
 from cspd_jax.keys import purpose_keys
 from cspd_jax.networks.lm import LM
 from cspd_jax.text import ACCEPTED, BONUS, NONE, PLAIN, Options, Prompts, generation, rules
+from cspd_jax.text.checks import number
 from cspd_jax.text.sampling import Purpose, noise_at
 
 RULES = ("google", "deepmind", "block", "match")
@@ -328,6 +329,15 @@ def test_impossible_requests(change, sentence):
     arguments = [options.pop(name) for name in ("key", "model", "prompts", "drafter")]
     with pytest.raises(UserError, match=re.escape(sentence)):
         text.generate(*arguments, Options(**options))
+
+
+@pytest.mark.filterwarnings("error")
+def test_narrow_numbers_are_compared_with_wide_bounds():
+    check = number(lambda t: (t >= 0) & (t <= 3e38), "0 to 3e38")
+    check("temperature", np.float16(0.5), 1)
+    check("temperature", jnp.float16(0.5), 1)
+    with pytest.raises(UserError, match="temperature is inf"):
+        check("temperature", np.float16(np.inf), 1)
 
 
 def test_only_causal_models_are_decoded():

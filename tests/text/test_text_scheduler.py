@@ -11,11 +11,17 @@ import numpy as np
 import pytest
 import text_models
 
-from cspd_jax import text
+from cspd_jax import UserError, text
 from cspd_jax.text.continuous import pool
 from cspd_jax.text.continuous.scheduler import PLAIN, Chunk, DraftScheduler
 
 GAMMAS = (PLAIN, 3, 7)
+
+
+def test_what_was_not_measured_is_a_sentence():
+    for asked in (DraftScheduler.best, lambda fresh: fresh.speed(7), lambda fresh: fresh.record(None)):
+        with pytest.raises(UserError, match=r"measured|must be a Chunk"):
+            asked(DraftScheduler((1, 2)))
 
 
 def run(scheduler, tokens, seconds, acceptance, made=1.0, seed=0, overhead=0.0):

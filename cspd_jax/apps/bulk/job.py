@@ -18,7 +18,7 @@ from cspd_jax.apps.bulk.manifest import KIND, MOST_IMAGES, VERSION, Manifest
 from cspd_jax.errors import UserError, check_whole
 from cspd_jax.image import pixels
 from cspd_jax.image.given import checked_known
-from cspd_jax.image.known import Known
+from cspd_jax.image.known import Known, in_turn
 from cspd_jax.image.methods import Method, Plain
 from cspd_jax.image.options import Options
 from cspd_jax.image.plan import Plan, check, resolve
@@ -104,7 +104,7 @@ class Job:
 
     def known_of(self, numbers: np.ndarray) -> Known | None:
         """What the images with these numbers begin with."""
-        return None if self.known is None else self.known.in_turn(numbers)
+        return None if self.known is None else in_turn(self.known, numbers)
 
     def plan(self) -> Plan:
         """What runs, for one batch. It may fit a drafter, and measures nothing."""

@@ -46,7 +46,7 @@ def add_routes(app: FastAPI, offer: ServiceConfig, engine: Engine, refused: Any)
 
 def is_json(request: Request) -> bool:
     """Whether the body is said to be JSON, which a form of a stranger's page cannot say."""
-    return request.headers.get("content-type", "").partition(";")[0].strip() == "application/json"
+    return request.headers.get("content-type", "").partition(";")[0].strip().lower() == "application/json"
 
 
 async def _complete(offer: ServiceConfig, engine: Engine, request: Request, chat: bool) -> Response:

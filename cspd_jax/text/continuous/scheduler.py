@@ -103,6 +103,7 @@ class DraftScheduler:
 
     def record(self, chunk: Chunk) -> None:
         """Takes note of a chunk."""
+        require(isinstance(chunk, Chunk), f"a chunk is {shown(chunk)}; it must be a Chunk(...)")
         if not chunk.rounds:
             return
         g = chunk.gamma
@@ -135,11 +136,13 @@ class DraftScheduler:
     def speed(self, gamma: int) -> float:
         """Returns the expected tokens per second of a row; with a number of drafts that was not tried, if its
         rounds took no longer than those of the most drafts that were."""
-        tried = max(g for g in self._round_seconds if g <= gamma)
-        return self.tokens(gamma) / self._round_seconds[tried]
+        tried = [g for g in self._round_seconds if g <= gamma]
+        require(tried, f"no rounds with {shown(gamma)} drafts or fewer were measured")
+        return self.tokens(gamma) / self._round_seconds[max(tried)]
 
     def best(self) -> int:
         """Returns the fastest number of drafts of those that were tried."""
+        require(self._round_seconds, "no rounds were measured, so no number of drafts is the fastest")
         fewest = min(self._round_seconds)
         handicap = {g: 1.0 if g == fewest else _CLEARLY for g in self._round_seconds}
         return max(self._round_seconds, key=lambda g: self.speed(g) / handicap[g])
