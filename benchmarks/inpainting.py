@@ -27,9 +27,9 @@ from toy import Parser, begin
 
 from cspd_jax import Known, Options, Plain, SelfSpeculation
 from cspd_jax.apps.evaluation import words as measures
-from cspd_jax.apps.evaluation.data import to_uint8
 from cspd_jax.image import generation, keep, pixels, plan
 from cspd_jax.image.info import Info
+from cspd_jax.image.pixels import as_bytes
 from cspd_jax.reports.pictures import marked, titled
 from cspd_jax.training.data.words import Words
 
@@ -174,7 +174,7 @@ def main() -> None:
 def held_out(model, reader: measures.Reader, count: int) -> Pages:
     """Pages that no model was trained on."""
     batch = Words(reader.config).batch(0, count, split="held-out")
-    images = to_uint8(batch.images)
+    images = as_bytes(batch.images)
     return Pages(batch.labels, pixels.to_tokens(model, images))
 
 

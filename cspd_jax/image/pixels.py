@@ -52,7 +52,7 @@ def to_images(model: ImageModel, tokens: jax.Array | np.ndarray, vae: VAE | None
     if model.config.vae_stride == 1:
         if vae is not None:
             raise UserError(f"{model.name} makes pixels; it needs no autoencoder")
-        return _bytes(unpatchify(tokens, model.config.patch_size))
+        return as_bytes(unpatchify(tokens, model.config.patch_size))
     if vae is None:
         raise UserError(f"{model.name} makes latents; give the autoencoder (vae) that turns them into images")
     check_vae(model, vae)
@@ -144,8 +144,8 @@ def _checked_tokens(model: ImageModel, tokens: Any) -> np.ndarray:
     return tokens
 
 
-def _bytes(pixels: jax.Array | np.ndarray) -> np.ndarray:
-    """[-1, 1] -> uint8."""
+def as_bytes(pixels: jax.Array | np.ndarray) -> np.ndarray:
+    """[-1, 1] -> uint8; what is NaN is black."""
     pixels = np.nan_to_num(np.asarray(pixels, np.float32), nan=-1.0)
     return (np.clip(pixels, -1, 1) * 127.5 + 127.5).round().astype(np.uint8)
 
@@ -194,7 +194,7 @@ def check_vae(model: ImageModel, vae: VAE) -> None:
 def _decode(vae: VAE, latents: np.ndarray) -> np.ndarray:
     """Latents, as the autoencoder takes them, -> uint8 images [N, H, W, 3], a few at a time: only bytes are
     kept of all."""
-    to_bytes = _sphere_bytes if isinstance(vae.config, SphereVAEConfig) else _bytes
+    to_bytes = _sphere_bytes if isinstance(vae.config, SphereVAEConfig) else as_bytes
     if isinstance(vae.config, FluxConfig):
         latents = latents / np.float32(vae.config.scale) + np.float32(vae.config.shift)
     count, size = len(latents), min(len(latents), _DECODED_TOGETHER)

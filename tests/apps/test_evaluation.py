@@ -17,6 +17,7 @@ from cspd_jax.apps.cli import main
 from cspd_jax.apps.evaluation import classifier, data, resume, statistics
 from cspd_jax.image import generation, pixels, plan
 from cspd_jax.image.options import Options
+from cspd_jax.image.pixels import as_bytes
 from cspd_jax.networks import mar
 from cspd_jax.training.config import TrainConfig
 from cspd_jax.training.data.digits import Digits, DigitsConfig
@@ -154,7 +155,7 @@ def test_images_are_different_and_of_their_split():
     glyphs = Glyphs(GLYPHS)
     saw = data.trained_on(glyphs, RUN, 1000)
     assert len(saw.labels) == RUN.steps * RUN.batch
-    np.testing.assert_array_equal(saw.images[8:16], data.to_uint8(glyphs.batch(1, 8).images))
+    np.testing.assert_array_equal(saw.images[8:16], as_bytes(glyphs.batch(1, 8).images))
     last = data.trained_on(glyphs, RUN, 16)
     np.testing.assert_array_equal(last.images, saw.images[-16:])
 

@@ -14,7 +14,6 @@ from PIL import Image
 
 import cspd_jax
 from cspd_jax.apps import cli
-from cspd_jax.apps.evaluation.data import to_uint8
 from cspd_jax.apps.evaluation.equality import FALSE_ALARM, p_values
 from cspd_jax.apps.evaluation.features import PUBLISHED_SHA256, FeatureNetwork
 from cspd_jax.apps.evaluation.words import READER, make_reader
@@ -25,6 +24,7 @@ from cspd_jax.apps.paper.results import shown
 from cspd_jax.apps.paper.setup import Setup
 from cspd_jax.apps.paper.store import Store
 from cspd_jax.errors import UserError
+from cspd_jax.image.pixels import as_bytes
 from cspd_jax.networks.registry import kind_of
 from cspd_jax.training.data.words import Words
 from cspd_jax.training.presets import PRESETS
@@ -409,7 +409,7 @@ def test_pictures_of_words_are_read(tmp_path, monkeypatch):
     setup = SimpleNamespace(target=model)
     results = SimpleNamespace(setup=setup, store=Store(tmp_path / "kept"), progress=False)
     pages = Words(run_settings.data).batch(7, 64, split="held-out")
-    images, labels = to_uint8(pages.images), pages.labels
+    images, labels = as_bytes(pages.images), pages.labels
     right, distance = figures_of_merit.of_the_domain(results, "right", images, labels)
     wrong, same = figures_of_merit.of_the_domain(results, "wrong", images, (labels + 1) % 8)
     assert right > 0.8 and wrong < 0.1 and distance == pytest.approx(same)

@@ -5,9 +5,9 @@ import pytest
 
 from cspd_jax.apps.evaluation import words as measures
 from cspd_jax.apps.evaluation.classifier import ClassifierConfig
-from cspd_jax.apps.evaluation.data import to_uint8
 from cspd_jax.apps.evaluation.equality import FALSE_ALARM
 from cspd_jax.errors import UserError
+from cspd_jax.image.pixels import as_bytes
 from cspd_jax.training.data.words import TOPICS, Words, WordsConfig, to_cells, words
 
 STILL = {"zoom": 0.0, "shift": 0.0, "weight": 0.0, "contrast": 0.05}
@@ -49,16 +49,16 @@ def test_every_word_and_indent_occurs_equally_often():
 def test_the_reader_reads_what_is_written(reader):
     assert measures.error(reader, 200) <= 0.002
     batch = Words(CONFIG).batch(0, 1, split="held-out")
-    reading = reader(to_uint8(batch.images), batch.labels)
+    reading = reader(as_bytes(batch.images), batch.labels)
     topic = CONFIG.topics[batch.labels[0]]
     assert [words(topic)[i] for i in reading.words[0]] == [line.strip() for line in reading.text[0]]
     # Of the other topic no word is right.
-    assert not reader(to_uint8(batch.images), 1 - batch.labels).right.any()
+    assert not reader(as_bytes(batch.images), 1 - batch.labels).right.any()
 
 
 def test_letters_that_change_places_are_seen(reader):
     batch = Words(CONFIG).batch(1, 50, split="held-out")
-    images = to_uint8(batch.images)
+    images = as_bytes(batch.images)
     mixed = images.copy()
     mixed[:, :8, 32:] = images[:, 8:16, 32:]  # the first line ends as the second one
     reading = reader(mixed, batch.labels)

@@ -258,6 +258,7 @@ def test_metrics_past_the_checkpoint_are_dropped(tmp_path):
 def test_pictures_are_tiled_row_by_row():
     images = np.stack([np.full((2, 2, 1), value) for value in (-1.0, 0.0, 1.0)])
     assert grid(images, 2)[::2, ::2].tolist() == [[0, 128], [255, 0]]
+    assert not grid(np.full_like(images, np.nan), 2).any()
 
 
 @pytest.mark.parametrize("name", presets.PRESETS)

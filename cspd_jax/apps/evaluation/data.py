@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from cspd_jax.errors import UserError
+from cspd_jax.image.pixels import as_bytes
 from cspd_jax.training import settings_file
 from cspd_jax.training.config import FlowTrainConfig, ImageTrainConfig, TrainConfig
 from cspd_jax.training.data.source import Batch, Source, Split
@@ -60,16 +61,11 @@ def trained_on(source: Source, config: ImageTrainConfig, count: int) -> Batch:
 
 def _distinct(source: Source, indices, size: int, seed: int, split: Split, count: int) -> Batch:
     batches = [source.batch(index, size, seed=seed, split=split) for index in indices]
-    images = np.concatenate([to_uint8(batch.images) for batch in batches])
+    images = np.concatenate([as_bytes(batch.images) for batch in batches])
     labels = np.concatenate([batch.labels for batch in batches])
     _, first = np.unique(images.reshape(len(images), -1), axis=0, return_index=True)
     rows = np.sort(first)[:count]
     return Batch(images[rows], labels[rows])
-
-
-def to_uint8(images: np.ndarray) -> np.ndarray:
-    """float32 in [-1, 1] -> uint8."""
-    return (np.clip(images, -1, 1) * 127.5 + 127.5).round().astype(np.uint8)
 
 
 def to_float(images: np.ndarray) -> np.ndarray:

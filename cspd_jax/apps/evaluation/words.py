@@ -9,9 +9,9 @@ from typing import NamedTuple
 import numpy as np
 
 from cspd_jax.apps.evaluation import classifier as classifiers
-from cspd_jax.apps.evaluation.data import to_uint8
 from cspd_jax.apps.evaluation.equality import permuted_p_value
 from cspd_jax.errors import UserError
+from cspd_jax.image.pixels import as_bytes
 from cspd_jax.training.data.source import Batch, Split
 from cspd_jax.training.data.words import BLANK, Words, WordsConfig, to_cells, words
 
@@ -98,7 +98,7 @@ def make_reader(config: WordsConfig, kept: Path, settings=READER, progress: bool
 def error(reader: Reader, pictures: int, seed: int = 0) -> float:
     """The share of words that the reader gets wrong on held-out pictures, all of whose words are right."""
     batch = Words(reader.config).batch(0, pictures, seed=seed, split="held-out")
-    return float(1 - reader(to_uint8(batch.images), batch.labels).right.mean())
+    return float(1 - reader(as_bytes(batch.images), batch.labels).right.mean())
 
 
 def frequencies(found: np.ndarray, labels: np.ndarray, config: WordsConfig) -> np.ndarray:

@@ -18,7 +18,7 @@ from PIL import Image
 from cspd_jax.errors import UserError
 from cspd_jax.image.options import Options
 from cspd_jax.image.order import Raster
-from cspd_jax.image.pixels import patchify, unpatchify
+from cspd_jax.image.pixels import as_bytes, patchify, unpatchify
 from cspd_jax.image.sampler import sample
 from cspd_jax.networks.config import SphereConfig
 from cspd_jax.networks.registry import kind_of
@@ -183,5 +183,5 @@ def grid(images: np.ndarray, columns: int) -> np.ndarray:
     rows = -(-n // columns)
     padded = np.concatenate([images, np.full((rows * columns - n, h, w, c), -1.0)])
     tiled = padded.reshape(rows, columns, h, w, c).swapaxes(1, 2).reshape(rows * h, columns * w, c)
-    picture = (np.clip(tiled, -1, 1) * 127.5 + 127.5).round().astype(np.uint8)
+    picture = as_bytes(tiled)
     return picture[..., 0] if c == 1 else picture[..., :3]
