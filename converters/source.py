@@ -218,6 +218,8 @@ def _kind(tensors: Mapping[str, Tensor], path: Path) -> str:
         return "kl16" if any("quant_conv" in name for name in tensors) else "flux"
     if any(name.startswith(_INCEPTION_NAMES) for name in tensors):
         return "inception"
+    if (path.parent / hf.CONFIG).is_file():
+        raise UserError(f"{path} is one file of a model folder; give the folder, {path.parent}")
     raise UserError(
         f"{path} is neither a MAR, a SphereAR, a KL-16, a FLUX-type, an S-VAE nor an Inception checkpoint;"
         f" its tensors are: {_some(tensors)}"

@@ -11,18 +11,15 @@ from typing import Any, NoReturn
 from cspd_jax._utils import limits
 from cspd_jax.errors import UserError
 
-_LFS = b"version https://git-lfs."
-
 
 def read_json(path: str | os.PathLike, most_bytes: int = limits.JSON_BYTES) -> Any:
     """The value in a file; UserError if it is not there, is not JSON or is beyond the bounds."""
     if (size := limits.file_size(path)) > most_bytes:
         raise UserError(f"{path} has {size} bytes; such a file has at most {most_bytes}")
     try:
-        content = Path(path).read_bytes()
-        if content.startswith(_LFS):
-            raise ValueError("it is a pointer of Git LFS; fetch the file itself by git lfs pull")
-        return parse(content)
+        return parse(Path(path).read_bytes())
+    except UnicodeDecodeError:
+        raise UserError(f"{path} is not readable JSON (it must be in UTF-8, and is not)") from None
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path} is not readable JSON ({error})") from None
 

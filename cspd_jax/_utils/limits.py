@@ -44,6 +44,9 @@ NAME = 200  # characters of a tensor's name
 SHARDS = 2**12
 PIXELS = 2**26  # of a picture
 
+_POINTER = b"version https://git-lfs."
+_POINTER_BYTES = 1024  # that it has at most
+
 
 def is_there(path: str | os.PathLike) -> bool:
     """Whether an optional file is there; UserError if something stands in its place that is no file."""
@@ -54,7 +57,8 @@ def is_there(path: str | os.PathLike) -> bool:
 
 
 def file_size(path: str | os.PathLike) -> int:
-    """The bytes of a regular file; UserError if it is something else, such as a pipe, which may never end."""
+    """The bytes of a regular file; UserError if it is something else, such as a pipe, which may never end, or
+    a pointer of Git LFS."""
     try:
         status = os.stat(path)
     except FileNotFoundError:
@@ -63,4 +67,15 @@ def file_size(path: str | os.PathLike) -> int:
         raise UserError(f"{path} cannot be read ({error})") from None
     if not stat.S_ISREG(status.st_mode):
         raise UserError(f"{path} is not a regular file")
+    if status.st_size < _POINTER_BYTES and _starts_with(path, _POINTER):
+        raise UserError(f"{path} is a pointer of Git LFS; fetch the file itself by git lfs pull")
     return status.st_size
+
+
+def _starts_with(path: str | os.PathLike, start: bytes) -> bool:
+    """Of a file that cannot be read no: its reader says why."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(len(start)) == start
+    except OSError:
+        return False

@@ -61,6 +61,11 @@ class Start(NamedTuple):
     tokens: Any
     mask: Any
 
+    @property
+    def total(self) -> int:
+        """How many pictures, or images of the run."""
+        return len(self.tokens if self.pictures is None else self.pictures)
+
     def known(self, model, vae):
         """The pictures' tokens, and what of them stays."""
         import numpy as np
@@ -76,33 +81,42 @@ class Start(NamedTuple):
 
         from cspd_jax.image import Known
 
-        count = len(self.tokens if self.pictures is None else self.pictures)
-        shape = (count, model.network.seq_len, model.network.token_dim)
+        shape = (self.total, model.network.seq_len, model.network.token_dim)
         return Known(np.zeros(shape, np.float32), np.broadcast_to(self.mask, shape[:2]))
 
 
-def read_start(args: argparse.Namespace, model) -> Start | None:
-    """What --image and --keep say, for a model that may have no parameters yet; None without --image."""
+def read_start(args: argparse.Namespace, model, images: int) -> Start | None:
+    """What --image and --keep say, for a model that may have no parameters yet; None without --image.
+
+    images: how many are made, which take the pictures in turn.
+    """
     if args.image is None:
         given = {"--keep": args.keep, "--resize": args.resize or None, "--place": args.place}
         for flag in [flag for flag, value in given.items() if value is not None]:
             raise UserError(f"{flag} is about the picture of --image; name one")
         return None
-    if args.place is not None:
-        return _placed(args, model)
+    start = _kept(args, model) if args.place is None else _placed(args, model)
+    if start.total > images:
+        progress(f"note: {images} of the {start.total} pictures of --image are used, one for each image")
+    return start
+
+
+def _kept(args: argparse.Namespace, model) -> Start:
+    """Pictures, or tokens of a run, of which --keep says what stays."""
     if args.keep is None:
         raise UserError("say with --keep what of the picture stays, for example --keep left-half")
     import numpy as np
 
     from cspd_jax.image.pictures import read_picture
-    from cspd_jax.image.regions import NAMES
 
     files, pictures, tokens = _pictures_in(args.image), None, None
     if args.image.endswith(".npz"):
+        if args.resize and not _is_file(args.keep):
+            raise UserError(f"--resize scales pictures, and {args.image} has tokens; leave it out")
         tokens = _tokens(args.image, model)
     else:
         pictures = np.stack([read_picture(file, model, args.resize) for file in files])
-    if os.path.isdir(args.keep) and args.keep not in NAMES:
+    if _is_file(args.keep) and os.path.isdir(args.keep):
         beside = (os.path.join(args.keep, os.path.basename(file)) for file in files)
         mask = np.stack([_whites(file, model, args.resize) for file in beside])
     else:
@@ -121,38 +135,50 @@ def _placed(args: argparse.Namespace, model) -> Start:
     import numpy as np
 
     from cspd_jax.image.pictures import read_placed
-    from cspd_jax.image.regions import keep
+    from cspd_jax.image.regions import keep, token_side
 
     if args.keep is not None or args.resize or args.image.endswith(".npz"):
         raise UserError(
             "--place takes a PNG or JPEG as it is and keeps all of it; leave out --keep and --resize"
         )
     found = [read_placed(file, model, args.place) for file in _pictures_in(args.image)]
-    masks = [keep(box, model) for _, box in found]
+    masks = [keep(filled, model) for _, filled in found]
     if not all(mask.any() for mask in masks):
         raise UserError(f"--image {args.image} at --place fills no whole token of the model's pictures")
+    side, placed = token_side(model), sum(int(filled.sum()) for _, filled in found)
+    if (stay := sum(int(mask.sum()) for mask in masks) * side**2) < placed:
+        progress(f"note: {stay} of the {placed} pixels stay: those of whole tokens, which are {side}x{side}")
     return Start(np.stack([picture for picture, _ in found]), None, np.stack(masks))
 
 
 def _pictures_in(path: str) -> list[str]:
-    """The pictures of a folder, by name; or the one that it is."""
+    """The pictures of a folder, in the order of their names, as numbers if all are; or the one that it is.
+    What other systems hide among them ("._0.png") is none."""
     if not os.path.isdir(path):
         return [path]
-    names = sorted(name for name in os.listdir(path) if name.lower().endswith(_SUFFIXES))
+    names = [name for name in os.listdir(path) if name.lower().endswith(_SUFFIXES) and name[0] != "."]
     if not names:
         raise UserError(f"{path!r} holds no pictures; give a PNG or JPEG, or a folder of them")
     if len(names) > _MOST:
         raise UserError(f"{path!r} holds {len(names)} pictures; give at most {_MOST} at a time")
+    stems = {name: os.path.splitext(name)[0] for name in names}
+    numbers = all(stem.isascii() and stem.isdecimal() for stem in stems.values())
+    names.sort(key=lambda name: (int(stems[name]) if numbers else 0, name))
     return [os.path.join(path, name) for name in names]
 
 
 def _mask(region: str, model, args: argparse.Namespace):
     """The tokens [L] that a region, or a black and white picture, keeps."""
-    from cspd_jax.image.regions import NAMES, keep
+    from cspd_jax.image.regions import keep
 
-    if region in NAMES or region.endswith("%") or not os.path.lexists(region):
-        return keep(region, model, args.seed)
-    return _whites(region, model, args.resize)
+    return _whites(region, model, args.resize) if _is_file(region) else keep(region, model, args.seed)
+
+
+def _is_file(region: str) -> bool:
+    """Whether --keep names a picture, or a folder of them; a region goes before a file of its name."""
+    from cspd_jax.image.regions import NAMES
+
+    return region not in NAMES and not region.endswith("%") and os.path.lexists(region)
 
 
 def _whites(file: str, model, resize: bool):

@@ -17,12 +17,18 @@ _LONGEST = 2**24  # bytes of a file with a prompt
 
 def add_prompt_options(parser: argparse.ArgumentParser) -> None:
     """Adds --prompt, --prompt-file and --prompt-ids."""
-    group = parser.add_argument_group("prompts")
+    group = parser.add_argument_group(
+        "prompts", "A row each: first every --prompt, then every --prompt-file, then every --prompt-ids."
+    )
     group.add_argument(
         "--prompt", action="append", metavar="TEXT", help="text to continue; repeat it for more rows"
     )
     group.add_argument(
-        "--prompt-file", type=Path, metavar="FILE", help="a file whose content is one more prompt"
+        "--prompt-file",
+        action="append",
+        type=Path,
+        metavar="FILE",
+        help="a file whose content is one more prompt; may be repeated",
     )
     group.add_argument(
         "--prompt-ids", action="append", metavar="I,J,...", help="a prompt as token ids; may be repeated"
@@ -36,9 +42,7 @@ def read_prompts(
     from cspd_jax.text.prompts import as_prompts, check_length, check_prompts
     from cspd_jax.weights.tokenizers import check_unicode
 
-    texts = list(args.prompt or ())
-    if args.prompt_file is not None:
-        texts.append(_read(args.prompt_file))
+    texts = [*(args.prompt or ()), *map(_read, args.prompt_file or ())]
     rows = [whole_numbers("--prompt-ids", text) for text in args.prompt_ids or ()]
     if not texts and not rows:
         if tokenizer is None:

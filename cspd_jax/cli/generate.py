@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> None:
     check_memory(args, outline, len(turn) * args.n)
     labels = turn * args.n
     method, options = asked(args, outline)
-    begun, numbers = read_start(args, outline), np.arange(len(labels))
+    begun, numbers = read_start(args, outline, len(labels)), np.arange(len(labels))
     if begun is not None:
         options = dataclasses.replace(options, known=in_turn(begun.outline(outline), numbers))
     checked = check(outline, labels, method, options)  # before anything is loaded

@@ -108,6 +108,8 @@ def run(args: argparse.Namespace) -> None:
         if args.exact_bits and args.temperature:
             args.method = "match"
     _check(args)
+    if args.compare and args.method == "plain":
+        progress("--compare has nothing to do: this is plain decoding")
     if args.dtype == "float64":
         import jax
 
@@ -136,7 +138,8 @@ def run(args: argparse.Namespace) -> None:
         name, drafter = load_drafter(args.draft, target, args.dtype, args.method)
     request = _request(args, target, prompts, drafter)
     gammas, rows = _gammas(args, drafter), args.rows
-    without_arguments = args.draft is None and args.prompt is None and args.method == "auto"
+    asked_for = args.draft, args.prompt, args.prompt_file, args.prompt_ids
+    without_arguments = asked_for == (None,) * 4 and args.method == "auto"
     compare = drafter is not None and (args.compare or (without_arguments and processes.is_alone()))
     measured = comparison.measure(
         request, compare, repeats=3 if compare else 1, adapt=args.adapt, gammas=gammas, rows=rows

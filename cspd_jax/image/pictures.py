@@ -9,7 +9,7 @@ import numpy as np
 
 from cspd_jax._utils import limits
 from cspd_jax.errors import UserError
-from cspd_jax.image.regions import size_of
+from cspd_jax.image.regions import keep, size_of, token_side
 from cspd_jax.weights.models import ImageModel
 
 _FORMATS = ("PNG", "JPEG")  # without this Pillow goes by the content, and may start programs
@@ -24,11 +24,11 @@ def read_picture(file: str | BinaryIO, model: ImageModel, resize: bool = False) 
     return _read(file, model, _mode(model), resize)
 
 
-def read_placed(file: str, model: ImageModel, at: tuple[int, int]) -> tuple[np.ndarray, str]:
-    """A picture no larger than the model's, as a part of one: uint8 [H, W, C], grey beside it, and the box
-    "x0,y0,x1,y1" that it fills.
+def read_placed(file: str, model: ImageModel, at: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
+    """A picture no larger than the model's, as a part of one: uint8 [H, W, C], grey beside it, and the pixels
+    [H, W] that it fills.
 
-    at: x and y of its upper left corner.
+    at: x and y of its upper left corner; UserError where fewer whole tokens lie in it than elsewhere.
     """
     small = _read(file, model, _mode(model), resize=None)
     (h, w), (height, width), (x, y) = small.shape[:2], size_of(model), at
@@ -36,9 +36,17 @@ def read_placed(file: str, model: ImageModel, at: tuple[int, int]) -> tuple[np.n
         raise UserError(
             f"{file} is {w}x{h}, and does not lie in the model's {width}x{height} pixels at {x},{y}"
         )
-    whole = np.full((height, width, small.shape[2]), 128, np.uint8)
-    whole[y : y + h, x : x + w] = small
-    return whole, f"{x},{y},{x + w},{y + h}"
+    whole, filled = np.full((height, width, small.shape[2]), 128, np.uint8), np.zeros((height, width), bool)
+    whole[y : y + h, x : x + w], filled[y : y + h, x : x + w] = small, True
+    side = token_side(model)
+    if keep(filled, model).sum() < (w // side) * (h // side):
+        nearest = (min((p + side // 2) // side, (most - own) // side) * side
+                   for p, own, most in ((x, w, width), (y, h, height)))  # fmt: skip
+        raise UserError(
+            f"{file} at {x},{y} lies across tokens, which are {side}x{side} pixels, so only a part of it"
+            f" would stay; the nearest place on their grid is {','.join(map(str, nearest))}"
+        )
+    return whole, filled
 
 
 def read_mask(file: str | BinaryIO, model: ImageModel, resize: bool = False) -> np.ndarray:
@@ -53,7 +61,7 @@ def _mode(model: ImageModel) -> str:
 
 def _read(file: str | BinaryIO, model: ImageModel, mode: str, resize: bool | None) -> np.ndarray:
     """resize: None for any size."""
-    from PIL import Image
+    from PIL import Image, ImageOps
 
     height, width = size_of(model)
     name = file if isinstance(file, str) else "the picture"
@@ -73,6 +81,7 @@ def _read(file: str | BinaryIO, model: ImageModel, mode: str, resize: bool | Non
                 raise UserError(f"{name} has transparent pixels; flatten it onto a background first")
             if opened.mode not in ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr"):
                 raise UserError(f"{name} has more than 8 bits a channel ({opened.mode}); convert it first")
+            ImageOps.exif_transpose(opened, in_place=True)  # as its camera says that it is looked at
             if opened.size != (width, height) and resize is False:
                 raise UserError(
                     f"{name} is {opened.width}x{opened.height} and the model's pictures are"

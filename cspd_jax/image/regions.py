@@ -23,9 +23,14 @@ def size_of(model: ImageModel) -> tuple[int, int]:
     config = model.config
     if not hasattr(config, "vae_stride"):
         raise UserError(f"{model.name} does not say how its tokens are a picture; make a mask [L] yourself")
-    side = config.patch_size * config.vae_stride
+    side = token_side(model)
     rows = getattr(config, "rows", 0) or round(model.network.seq_len**0.5)
     return rows * side, model.network.seq_len // rows * side
+
+
+def token_side(model: ImageModel) -> int:
+    """Pixels along a side of what a token shows."""
+    return model.config.patch_size * model.config.vae_stride
 
 
 def keep(what: str | np.ndarray, model: ImageModel, seed: int = 0) -> np.ndarray:
@@ -46,7 +51,7 @@ def keep(what: str | np.ndarray, model: ImageModel, seed: int = 0) -> np.ndarray
             f"the mask is {pixels.dtype} {list(pixels.shape)}; for {model.name} it must be bool"
             f" [{height}, {width}]"
         )
-    side = model.config.patch_size * model.config.vae_stride
+    side = token_side(model)
     return pixels.reshape(height // side, side, width // side, side).all(axis=(1, 3)).ravel()
 
 

@@ -36,6 +36,8 @@ class Provenance:
     @classmethod
     def from_json(cls, values: Any) -> Provenance:
         """The inverse of `to_json`. TypeError if that is not what it is."""
+        if not isinstance(values, dict) or not {"command"} <= values.keys() <= {*cls.__dataclass_fields__}:
+            raise TypeError("what it began with is not a command and its options")
         begun = cls(**values)
         texts = (begun.command, begun.init, begun.target, begun.origin, begun.vae, begun.prompts)
         numbers = all(n is None or type(n) is int for n in (begun.samples, begun.ids, begun.questions))

@@ -154,6 +154,8 @@ def read_description(path: str | os.PathLike) -> dict[str, Any]:
         raise UserError(f"{path} {problem}; a checkpoint is a folder made by cspd-jax convert or train")
     file = path / "config.json"
     if not os.path.lexists(file):
+        if (path / "report.json").is_file():
+            raise UserError(f"{path} is a folder of results, described by its report.json, not a checkpoint")
         raise UserError(f"{path} is not a checkpoint: it has no config.json")
     description = read_object(file)
     if "format_version" not in description and (path / "model").is_dir():

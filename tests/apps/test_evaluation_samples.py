@@ -72,6 +72,12 @@ def test_images_of_a_folder(made):
     np.testing.assert_array_equal(np.concatenate(list(found.batches(10))), images[order])
 
 
+def test_hidden_files_are_no_pictures(tmp_path):
+    Image.fromarray(pictures(1)[0]).save(tmp_path / "0.png")
+    (tmp_path / "._0.png").write_bytes(b"what another system keeps")
+    assert open_images(tmp_path).count == 1
+
+
 def test_huge_images_come_in_smaller_batches(made, monkeypatch):
     monkeypatch.setattr(image_files, "_MOST_BYTES", 2 * 12 * 20 * 3)
     assert [len(part) for part in open_images(made / "a.npz").batches(100)] == [2] * 5 + [1]

@@ -393,7 +393,7 @@ def test_gains_are_those_of_the_folder(model, tmp_path, monkeypatch):
 
 def test_labels(target, model, tmp_path, capsys):
     argv = ("sample", "--target", target, *FLAGS)
-    (tmp_path / "labels.txt").write_text("3\nbee\nnone\n0\n0\ncat\n")
+    (tmp_path / "labels.txt").write_text("3\nbee\nnone\n0\n0\ncat\n", "utf-8-sig")
     assert (
         command(*argv, "--out", tmp_path / "a", "--labels-file", tmp_path / "labels.txt", "--first", 1) == 0
     )

@@ -92,6 +92,9 @@ def bad_files(folder):
     torch_file.write(folder / "evil.pth", {}, pickle=evil)
     nan = {"z_proj.weight": torch_file.tensor(np.full((8, 16), np.nan, np.float32))}
     torch_file.write(folder / "part.pth", {"model_ema": nan})
+    (folder / "results").mkdir()
+    (folder / "results" / "report.json").write_text("{}")
+    hf_folder.write(folder / "llama", hf_folder.LLAMA)
 
 
 @pytest.mark.parametrize(
@@ -115,6 +118,8 @@ def bad_files(folder):
         (["convert", TINY], "the following arguments are required: DST"),
         (["info", "none"], "none does not exist"),
         (["info", "."], "has no config.json"),
+        (["info", "results"], "results is a folder of results, described by its report.json, not a"),
+        (["convert", "llama/model.safetensors", "out"], "one file of a model folder; give the folder, llama"),
         (["fly"], "invalid choice"),
         ([], "required"),
     ],

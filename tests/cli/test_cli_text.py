@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import io
 import json
 import re
@@ -12,7 +13,9 @@ import pytest
 from hf_folder import DREAM, LLADA, LLAMA, V, tensors, write
 from PIL import Image
 
+import cspd_jax
 from cspd_jax.apps.cli import main
+from cspd_jax.cli._prompts import add_prompt_options, read_prompts
 from cspd_jax.cli.masked import _in_one_line
 from cspd_jax.reports.masked import order_picture
 from cspd_jax.weights.tokenizers import ByteTokenizer
@@ -252,6 +255,24 @@ MASKED = ("masked", "--model", "{llada}", *PROMPTS, "--new-tokens", "4")
 def test_refused(folders, capsys, command, sentence):
     code, out, err = run(capsys, *(part.format(**folders) for part in command))
     assert (code, out) == (2, "") and sentence in err and len(err.splitlines()) == 1
+
+
+def test_prompts_come_in_their_order(tmp_path):
+    """Texts, then files, of which there may be several, then ids."""
+    parser = argparse.ArgumentParser()
+    add_prompt_options(parser)
+    argv = ["--prompt-ids", "1,2", "--prompt", "a"]
+    for name in ("b", "c"):
+        (tmp_path / name).write_text(name, "utf-8-sig")
+        argv += ["--prompt-file", str(tmp_path / name)]
+    config = cspd_jax.load_text("text-default").config
+    rows = read_prompts(parser.parse_args(argv), ByteTokenizer(), config, 4, ["d"])
+    assert rows == [*map(ByteTokenizer().encode, "abc"), [1, 2]]
+
+
+def test_a_comparison_that_has_nothing_to_do_says_so(capsys):
+    code, _, err = run(capsys, "text", "--method", "plain", "--compare", "--target", "missing")
+    assert code == 2 and err.startswith("--compare has nothing to do: this is plain decoding\n")
 
 
 def test_vocabularies_beyond_padding(folders, capsys, tmp_path):

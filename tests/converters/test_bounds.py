@@ -13,7 +13,7 @@ import pytest
 from cspd_jax._utils import limits
 from cspd_jax._utils.json_files import read_json, read_object
 from cspd_jax._utils.typed import read_fields
-from cspd_jax._utils.zip_files import read_arrays
+from cspd_jax._utils.zip_files import array_names, read_arrays
 from cspd_jax.apps.cli import main
 from cspd_jax.converters.safetensors_file import open_safetensors
 from cspd_jax.errors import UserError, one_line, shown
@@ -48,7 +48,7 @@ def test_the_command_line_prints_no_escape_sequences(tmp_path, capsys):
     "content, reason",
     [
         (b"{", "Expecting property name"),
-        (b"\xff\xfe", "codec can't decode"),
+        ("{}".encode("utf-16"), "it must be in UTF-8, and is not"),
         (b"[" * 100_000, "recursion"),
         (b"[" * 65 + b"]" * 65, "nested more than 64 deep"),
         (b'{"a":' * 65 + b"1" + b"}" * 65, "nested more than 64 deep"),
@@ -56,7 +56,6 @@ def test_the_command_line_prints_no_escape_sequences(tmp_path, capsys):
         (b"[-Infinity]", "-Infinity is not JSON"),
         (b"[1e999]", "the number 1e999 is too large"),
         (b"1" * 5000, "Exceeds the limit"),
-        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "a pointer of Git LFS; fetch"),
         (b"[" + b"[]," * 2**21 + b"1]", "more than 4194304 values"),
     ],
 )
@@ -64,6 +63,14 @@ def test_json_beyond_the_bounds(tmp_path, content, reason):
     (tmp_path / "x.json").write_bytes(content)
     with pytest.raises(UserError, match=f"x.json is not readable JSON .*{reason}"):
         read_json(tmp_path / "x.json")
+
+
+@pytest.mark.parametrize("read", [read_json, open_safetensors, array_names])
+def test_pointers_of_git_lfs(tmp_path, read):
+    file = tmp_path / "x"
+    file.write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n")
+    with pytest.raises(UserError, match="x is a pointer of Git LFS; fetch the file itself by git lfs pull"):
+        read(file)
 
 
 def test_json_within_the_bounds(tmp_path):

@@ -228,7 +228,8 @@ def test_files_that_are_no_checkpoints(tmp_path):
     with pytest.raises(UserError, match="is a folder"):
         open_checkpoint(tmp_path)
     contents = {
-        "not the zip file": [b"", b"hello", b"version https://git-lfs.github.com/spec/v1\n", b"\x93NUMPY"],
+        "not the zip file": [b"", b"hello", b"\x93NUMPY"],
+        "x.pth is a pointer of Git LFS; fetch": [b"version https://git-lfs.github.com/spec/v1\n"],
         "ancient tar format": [b"x" * 257 + b"ustar\x0000" + b"\0" * 300],
         "truncated or damaged": [b"PK\x03\x04" + b"\0" * 100],
     }

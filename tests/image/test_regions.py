@@ -1,5 +1,6 @@
 """Regions of a picture as tokens, and pictures as tokens and back."""
 
+import argparse
 import json
 import os
 from pathlib import Path
@@ -13,7 +14,9 @@ import cspd_jax
 from cspd_jax import UserError
 from cspd_jax._utils import compilation
 from cspd_jax.apps.cli import main
+from cspd_jax.cli import _known
 from cspd_jax.image import keep, to_tokens
+from cspd_jax.image.pictures import read_mask, read_placed
 from cspd_jax.networks import sphere_vae
 from cspd_jax.networks.config import SphereConfig
 from cspd_jax.networks.sphere import SphereModel
@@ -153,6 +156,7 @@ def run(folder, tmp_path, monkeypatch, capsys):
         picture.save(f"{name}.png")
     grey.save("moving.png", save_all=True, append_images=[grey.rotate(90)])
     (tmp_path / "text.png").write_text("no picture")
+    (tmp_path / "pointer.png").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\n")
     (tmp_path / "left-half").mkdir()  # a region goes before a file of its name
     os.mkfifo("pipe")
     np.savez("other.npz", labels=mask)
@@ -176,6 +180,34 @@ def run(folder, tmp_path, monkeypatch, capsys):
         return (code, *capsys.readouterr())
 
     return run
+
+
+def test_a_picture_is_turned_as_its_camera_says(model, tmp_path):
+    pixels = np.zeros((16, 16), np.uint8)
+    pixels[:8] = 255
+    turned = Image.Exif()
+    turned[0x112] = 6  # its upper rows are to be seen on the right
+    Image.fromarray(pixels).save(tmp_path / "turned.jpg", exif=turned)
+    file = str(tmp_path / "turned.jpg")
+    np.testing.assert_array_equal(read_mask(file, model), pixels.T[:, ::-1] > 0)
+    Image.fromarray(pixels[:, :8]).save(file, exif=turned)
+    placed, filled = read_placed(file, model, (0, 8))
+    assert filled.sum() == filled[8:].sum() == 128
+    np.testing.assert_array_equal(placed[8:, :, 0] > 128, pixels.T[:8, ::-1] > 0)
+
+
+def test_pictures_of_a_folder_in_their_order(model, tmp_path, capsys):
+    """By numbers where all names are; without what macOS hides; what is not used is said."""
+    for name in ("2.png", "10.png", "1.JPG"):
+        Image.fromarray(np.full((16, 16), int(name.split(".")[0]), np.uint8)).save(tmp_path / name)
+    (tmp_path / "._1.png").write_text("of the Finder")
+    asked = argparse.Namespace(image=str(tmp_path), keep="left-half", resize=False, place=None, seed=0)
+    start = _known.read_start(asked, model, 2)
+    assert start.pictures[:, 0, 0, 0].tolist() == [1, 2, 10]
+    assert capsys.readouterr().err == "note: 2 of the 3 pictures of --image are used, one for each image\n"
+    (tmp_path / "2.png").rename(tmp_path / "two.png")
+    assert _known.read_start(asked, model, 3).pictures[:, 0, 0, 0].tolist() == [1, 10, 2]
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("way", [("plain",), pytest.param(BOTH_LEVELS, marks=pytest.mark.slow)])
@@ -242,7 +274,7 @@ def test_a_folder_of_pictures_and_of_their_masks(run, folder):
 
 def test_what_is_around_a_picture(run):
     code, _, err = run("--image", "part.png", "--place", "4,8", "--method", "plain")
-    assert code == 0, err
+    assert code == 0 and "note: 64 of the 72 pixels stay: those of whole tokens, which are 4x4" in err, err
     made, part = np.load("made/samples.npz")["arr_0"][0, ..., 0], np.asarray(Image.open("part.png"))[..., 0]
     np.testing.assert_array_equal(made[8:, 4:12], part[:, :8])  # the ninth column fills no token
     assert json.loads(Path("made/report.json").read_text())["reference"]["known"] == [4]
@@ -264,6 +296,14 @@ def test_all_of_a_picture_stays(run):
         (("--image", "part.png", "--place", "0,0", "--resize"), "leave out --keep and --resize"),
         (("--image", "nan.npz", "--place", "0,0"), "--place takes a PNG or JPEG as it is"),
         (("--image", "sliver.png", "--place", "1,1"), "fills no whole token"),
+        (("--image", "part.png", "--place", "3,3"), "part.png at 3,3 lies across tokens, which are 4x4"),
+        (("--image", "small.png", "--place", "7,8"), "would stay; the nearest place on their grid is 8,8"),
+        (("--image", "part.png", "--place", "7,1"), "would stay; the nearest place on their grid is 4,0"),
+        (
+            ("--image", "whole.npz", "--keep", "left-half", "--resize"),
+            "and whole.npz has tokens; leave it out",
+        ),
+        (("--image", "pointer.png", "--keep", "border"), "pointer.png is a pointer of Git LFS; fetch the"),
         (("--image", "grey.png"), "say with --keep what of the picture stays"),
         (("--image", "nosuch.png", "--keep", "border"), "'nosuch.png' does not exist"),
         (("--image", "left-half", "--keep", "border"), "'left-half' holds no pictures"),

@@ -169,6 +169,9 @@ def test_other_options_are_refused(asked, sentence):
 def test_the_same_options_or_none():
     assert BEGUN.resumed(Provenance("distill"), "here") == BEGUN == BEGUN.resumed(BEGUN, "here")
     assert Provenance.from_json(json.loads(json.dumps(BEGUN.to_json()))) == BEGUN
+    for values in ({"init": "x"}, {"command": "train", "more": 1}, []):
+        with pytest.raises(TypeError, match="not a command and its options"):
+            Provenance.from_json(values)
 
 
 def test_other_weights_are_refused():

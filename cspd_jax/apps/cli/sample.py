@@ -114,7 +114,7 @@ def _make(args: argparse.Namespace) -> dict:
     args.denoise = args.denoise or "plain"  # nothing is measured, on any machine
     method, options = asked(args, outline)
     say_what_is_less(args, check(outline, turn, method, options).num_steps)
-    begun = read_start(args, outline)
+    begun = read_start(args, outline, images)
     mesh = mesh_of(args, jax.local_devices())  # processes share the folder, not a mesh
     model = models.load(args.target, args.dtype, mesh)
     vae = None if args.vae is None else models.load_vae(args.vae, args.dtype)
@@ -183,7 +183,7 @@ def _listed(args: argparse.Namespace, model) -> tuple[list[int], int]:
     if (size := limits.file_size(path)) > _LABEL_BYTES:
         raise UserError(f"{path} has {size} bytes; a file of labels has at most {_LABEL_BYTES}")
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path} is not a readable text file ({error})") from None
     known: dict[str, int] = {}

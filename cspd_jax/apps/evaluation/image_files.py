@@ -122,9 +122,14 @@ def _open_pictures(folder: Path) -> ImageSet:
 def _pictures(folder: Path) -> Iterator[Path]:
     try:
         for place, _, names in os.walk(folder):
-            yield from (Path(place, name) for name in names if Path(name).suffix.lower() in SUFFIXES)
+            yield from (Path(place, name) for name in names if _is_picture(name))
     except OSError as error:
         raise UserError(f"{folder} cannot be read: {error.strerror}") from None
+
+
+def _is_picture(name: str) -> bool:
+    """What other systems hide among pictures ("._0.png") is none."""
+    return Path(name).suffix.lower() in SUFFIXES and name[0] != "."
 
 
 def _read_picture(file: Path, shape: tuple[int, ...] | None) -> np.ndarray:

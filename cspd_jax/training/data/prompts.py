@@ -20,7 +20,7 @@ def read_lines(path: Path) -> list[str]:
     try:
         with open(path, "rb") as file:
             content = file.read(_LARGEST + 1)
-        lines = content.decode("utf-8").splitlines()
+        lines = content.decode("utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path} cannot be read as text ({error})") from None
     if len(content) > _LARGEST:
