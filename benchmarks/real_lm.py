@@ -36,6 +36,7 @@ from toy import Parser, begin, left_out, load_text
 from cspd_jax import text
 from cspd_jax._utils.files import write_text
 from cspd_jax._utils.timing import seconds_in_turns
+from cspd_jax.errors import UserError
 from cspd_jax.text.drafters import PromptLookup
 from cspd_jax.weights import models
 from cspd_jax.weights.tokenizers import load_tokenizer
@@ -262,13 +263,16 @@ def tasks(args, target: models.TextModel, drafter: Any, save: Callable[[list], N
     chosen: dict[str, Any] = {"auto, lookup": PromptLookup()}
     if drafter is not None:
         chosen |= {"auto, draft": drafter, "auto, lookup or draft": text.look_up_or(drafter)}
+    known = list(dict.fromkeys([*ways_of(drafter, 1), *chosen]))
+    if unknown := [way for way in args.ways or () if way not in known]:
+        raise UserError(f"{unknown[0]!r} is no way of decoding; there are {'; '.join(known)}")
+    wanted = lambda ways: {n: way for n, way in ways.items() if n == "plain" or n in (args.ways or ways)}
     for batch, temperature, name in itertools.product(args.rows, args.temperatures, args.tasks):
         task = Task(target, [chat(tokenizer, q) for q in TASKS[name]], batch, temperature)
         about = {"task": name, "batch": batch, "temperature": temperature}
         say(f"{name}, {batch} at a time, {NEW} new tokens each, temperature {temperature:g}, float32")
-        found = measured(
-            task, ways_of(drafter, batch), chosen, not (temperature or args.no_transformers), args.repeats
-        )
+        beside = not (temperature or args.no_transformers)
+        found = measured(task, wanted(ways_of(drafter, batch)), wanted(chosen), beside, args.repeats)
         rows += [about | row for row in found]
         save(rows)
         jax.clear_caches()  # a process can map only so many programs
@@ -317,6 +321,7 @@ def make_parser() -> Parser:
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8], help="of `tasks` (1 8)")
     parser.add_argument("--tasks", nargs="+", choices=tuple(TASKS), default=list(TASKS))
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 0.7], help="of `tasks`")
+    parser.add_argument("--ways", nargs="+", metavar="WAY", help='of `tasks`, as in "draft, gamma 3" (all)')
     parser.add_argument("--no-transformers", action="store_true", help="leave out what needs torch")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--file", type=Path, help="that what is found is added to (none)")

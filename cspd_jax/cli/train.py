@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from cspd_jax.cli._arguments import add_mesh_option, mesh_of, new_folder, positive, whole
@@ -195,7 +195,7 @@ def configure(args: argparse.Namespace, begin: Callable[[], Any]):
         raise UserError(f"--{twice[0].replace('_', '-')} and --set {twice[0]} say the same; give one of them")
     settings = [f"{name}={getattr(args, name)}" for name in given]
     if stored is None and args.steps is not None:
-        settings += fitting_schedule(config, args.steps)
+        settings += fitting_schedule(config, args.steps, args.set)
     changed = with_settings(config, [*settings, *args.set])
     settings_file.check(changed)
     if stored is not None:
@@ -223,18 +223,28 @@ def _check_resumed(args: argparse.Namespace, stored: Any, changed: Any) -> None:
         raise UserError(f"the run in {args.out} is at step {done}, beyond --stop-at {args.stop_at}")
     if changed != stored and done > changed.steps:
         raise UserError(f"the run in {args.out} is at step {done}, beyond the {changed.steps} asked for")
-    if done >= changed.steps and (changed != stored or args.tensorboard) and done == stored.steps:
+    more = args.tensorboard or any(getattr(args, name, None) is not None for name in ("cache", "stream"))
+    if done == changed.steps == stored.steps and (changed != stored or more):
         raise UserError(
             f"the run in {args.out} has taken its {done} steps, so nothing would come of these settings; ask"
             " for more --steps, or leave them out"
         )
 
 
-def fitting_schedule(config, steps: int) -> list[str]:
-    """Settings that shrink the parts of a run with its length, if they would not fit into it."""
-    if config.warmup + config.decay <= steps:
-        return []
+def fitting_schedule(config, steps: int, given: Sequence[str] = ()) -> list[str]:
+    """Settings that shrink the parts of a run with its length, if they would not fit into it; but for those
+    that are `given` (NAME=VALUE)."""
+    from cspd_jax.training.config import with_settings
+
     parts = ["warmup", "decay", *(["settle"] if getattr(config, "settle", 0) else [])]
-    shrunk = [f"{name}={getattr(config, name) * steps // config.steps}" for name in parts]
+    own = {name: setting for setting in given if (name := setting.partition("=")[0]) in parts}
+    asked = with_settings(config, [*own.values()])
+    if asked.warmup + asked.decay <= steps:
+        return []
+    room = max(0, steps - sum(getattr(asked, name) for name in ("warmup", "decay") if name in own))
+    sizes = {n: min(room, getattr(config, n) * steps // config.steps) for n in parts if n not in own}
+    shrunk = [f"{name}={size}" for name, size in sizes.items()]
+    if not shrunk:
+        return []
     progress(f"the parts of the run are shortened to fit into {steps} steps: {', '.join(shrunk)}")
     return shrunk

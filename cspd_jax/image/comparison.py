@@ -14,7 +14,7 @@ import numpy as np
 
 from cspd_jax._utils.timing import seconds_in_turns
 from cspd_jax.coupling.draft_length import speedup
-from cspd_jax.errors import check_whole
+from cspd_jax.errors import UserError, check_whole
 from cspd_jax.image import generation
 from cspd_jax.image.counts import NetworkCalls
 from cspd_jax.image.given import Labels, outside_jit
@@ -64,7 +64,10 @@ def compare(
     """Times a method, and the plain sampler, on all labels at once; arguments as for `generate`."""
     check_whole("repeats", repeats, 1, MOST_REPEATS)
     with outside_jit("compare"):
-        return beside_plain(key, resolve(model, labels, method, options), repeats)
+        plan = resolve(model, labels, method, options)
+        if method.name == "plain" and plan.options.chain is None and not plan.options.shortcuts:
+            raise UserError("there is nothing to compare: this is the plain sampler")
+        return beside_plain(key, plan, repeats)
 
 
 def plain_plan(plan: Plan) -> Plan:

@@ -6,8 +6,12 @@ import pathlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax
+import numpy as np
+
 from cspd_jax import weights
 from cspd_jax._utils.files import remove, written_beside
+from cspd_jax.errors import UserError
 from cspd_jax.training.config import RunConfig
 from cspd_jax.training.placement import gathered
 from cspd_jax.training.settings_file import to_json
@@ -45,6 +49,11 @@ class Trained(NamedTuple):
 
     def save(self, path: pathlib.Path, source: str) -> dict[str, Any]:
         """Writes (or replaces) the checkpoint folder of the model, and returns its description."""
+        if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(self.params)):
+            raise UserError(
+                f"{path} is not written: training diverged, and parameters are NaN or infinite (metrics.jsonl"
+                " says from which step on); begin again with a lower --learning-rate"
+            )
         extra = {**self.extra, "training": to_json(self.config)}
         with written_beside(path) as partial:
             description = weights.save(

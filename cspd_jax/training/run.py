@@ -110,7 +110,8 @@ def _is_due(step: int, every: int, end: int) -> bool:
 
 
 class MetricsLog:
-    """`metrics.jsonl`: one JSON object per line, with averages over the steps since the previous line.
+    """`metrics.jsonl`: a JSON object per line, with averages over the steps since the line before it (null if
+    not finite).
 
     Lines after `step`, left by a run that went on after its last checkpoint, are removed on opening, and so
     are those that are damaged.
@@ -153,7 +154,8 @@ class MetricsLog:
         now = time.monotonic()
         rate = len(self._pending) * self._batch / (now - self._since)
         values = {**means._asdict(), f"{self._unit}_per_second": round(rate, 2)}
-        self._file.write(json.dumps({"step": step, **values}) + "\n")
+        finite = {name: value if math.isfinite(value) else None for name, value in values.items()}
+        self._file.write(json.dumps({"step": step, **finite}) + "\n")
         self._file.flush()
         if self._events is not None:
             self._events.write(step, values)

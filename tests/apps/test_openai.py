@@ -240,6 +240,7 @@ def test_what_cannot_be_served_is_one_sentence(offer, app, changed, error, sente
         ({"messages": [{"role": "banana", "content": "w7"}]}, "one of system, developer, user"),
         ({"messages": [{"role": "user", "content": "w7", "name": "Ann"}]}, "and nothing else"),
         ({"max_completion_tokens": 2, "max_tokens": -5}, "max_tokens is -5"),
+        ({"max_completion_tokens": 2, "max_tokens": 3}, "say the same; give one of them"),
         ({"top_logprobs": 2}, "top_logprobs is for logprobs: true"),
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "'tools' is not supported"),
         ({"response_format": {"type": "json_object"}}, "'response_format' is not supported"),
@@ -256,6 +257,14 @@ def test_a_model_without_a_template_takes_no_messages(offer):
     bare = dataclasses.replace(offer, text=cspd_jax.load_text("text-default"))
     with pytest.raises(UserError, match="no chat template, so it takes no messages; use /v1/completions"):
         form.read(bare, {"messages": [{"role": "user", "content": "x"}]}, True)
+
+
+def test_without_a_seed_every_prompt_is_a_new_draw(offer):
+    asked = [form.read(offer, {"prompt": ["w1", [1]], "n": 2}, False) for _ in range(2)]
+    seeds = [request.seed for one in asked for request in one.requests]
+    assert len(set(seeds)) == 8 and [b - a for a, b in zip(seeds[::2], seeds[1::2])] == [1] * 4
+    same = form.read(offer, {"prompt": ["w1", [1]], "n": 2, "seed": 5}, False)
+    assert [request.seed for request in same.requests] == [5, 6, 5, 6]
 
 
 def test_a_prompt_that_is_no_text(offer):

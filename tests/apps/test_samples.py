@@ -394,6 +394,8 @@ def test_gains_are_those_of_the_folder(model, tmp_path, monkeypatch):
 def test_labels(target, model, tmp_path, capsys):
     argv = ("sample", "--target", target, *FLAGS)
     (tmp_path / "labels.txt").write_text("3\nbee\nnone\n0\n0\ncat\n", "utf-8-sig")
+    (tmp_path / "gap.txt").write_text("3\n \n0\n")
+    (tmp_path / "empty.txt").touch()
     assert (
         command(*argv, "--out", tmp_path / "a", "--labels-file", tmp_path / "labels.txt", "--first", 1) == 0
     )
@@ -409,11 +411,14 @@ def test_labels(target, model, tmp_path, capsys):
         (("--labels", "0", "--labels-file", tmp_path / "labels.txt"), "give one of them"),
         (("--labels-file", tmp_path / "labels.txt", "--n", 7), "has 6 labels, and images 0 to 6"),
         (("--labels-file", "/dev/zero"), "is not a regular file"),
+        (("--labels-file", tmp_path / "gap.txt"), "line 2 is empty; write one label per line"),
+        (("--labels-file", tmp_path / "empty.txt"), "is empty; write one label per line"),
         (("--labels", "7"), "label 7 is out of range"),
         (("--first", 2**40), "first is"),
         (("--batch", 10**7, "--n", 10**7), "make fewer at once (--batch, --shard-size)"),
         (("--npz", tmp_path / "no" / "x.npz"), "does not exist"),
         (("--npz", tmp_path), "is a folder; --npz names a file"),
+        (("--npz", tmp_path / "params.safetensors"), "is no name of a .npz file"),
         (("--gamma", 2), "--gamma needs a method"),
     ):
         assert command(*argv, "--out", tmp_path / "c", *wrong) == 2

@@ -390,6 +390,10 @@ def test_what_is_no_plan(model):
         (lambda: cspd_jax.image.generate_batches(KEY, made, 3), "on_step is 3; it must be a function"),
         (lambda: made.sample(keys, labels, active="yes"), "active is 'yes'; it must be true or false"),
         (lambda: cspd_jax.image.compare(KEY, model, [0], repeats=0), "repeats is 0; it must be at least 1"),
+        (
+            lambda: cspd_jax.image.compare(KEY, model, [0], cspd_jax.Plain()),
+            "nothing to compare: this is the",
+        ),
         (lambda: cspd_jax.image.compare(KEY, model, [0], repeats=10**12), "it must be at most 10000"),
     ):
         with pytest.raises(UserError, match=re.escape(sentence)):

@@ -1,5 +1,6 @@
 """Data sets: reproducible, disjoint splits, sane values; bad files and folders are reported."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -360,6 +361,12 @@ def test_latents_are_cached_and_a_damaged_shard_is_made_again(tmp_path):
     assert same(batch, load().batch(2, 8)) and len(calls) == 2
     sorted((tmp_path / "cache").glob("*.json"))[0].unlink()  # as if killed between the two files
     assert same(batch, load().batch(2, 8)) and len(calls) == 2
+    picture = sorted((tmp_path / "images").rglob("*.png"))[0]  # written again, with the time that it had
+    before = picture.stat()
+    picture.write_bytes(picture.read_bytes())
+    os.utime(picture, ns=(before.st_atime_ns, before.st_mtime_ns))
+    load()
+    assert len(calls) == 2
 
 
 def test_an_interrupted_shard_leaves_nothing(tmp_path):

@@ -21,9 +21,10 @@ from cspd_jax.training.checkpointing import Checkpoints
 from cspd_jax.training.config import with_settings
 from cspd_jax.training.data import Digits
 from cspd_jax.training.image import trainer
-from cspd_jax.training.image.step import init_state
+from cspd_jax.training.image.step import Metrics, init_state
 from cspd_jax.training.image.trainer import train
 from cspd_jax.training.provenance import Provenance
+from cspd_jax.training.recipe import Trained
 from cspd_jax.training.run import MetricsLog, RunOptions
 from cspd_jax.training.run_folder import LOCK, claimed, newest_step
 
@@ -225,6 +226,7 @@ def test_a_run_killed_before_its_first_checkpoint_has_its_beginning(tiny, tmp_pa
         (["--learning-rate", "1"], "has taken its 40 steps, so nothing would come of these settings"),
         (["--set", "ema=0.5"], "has taken its 40 steps"),
         (["--tensorboard"], "has taken its 40 steps"),
+        (["--stream"], "has taken its 40 steps"),
         (["--steps", "30"], "is at step 40, beyond the 30 asked for"),
         (["--stop-at", "10"], "is at step 40, beyond --stop-at 10"),
         (["--preset", "nosuch"], "preset 'nosuch' is unknown"),
@@ -277,3 +279,17 @@ def test_a_short_run_has_few_first_contexts():
     words = presets.preset("words")
     assert fitting_schedule(words, 3_600) == ["warmup=60", "decay=2700", "settle=450"]
     assert fitting_schedule(words, words.steps) == []
+    assert fitting_schedule(words, 40, ["warmup=1", "decay=1", "ema=0"]) == []
+    assert fitting_schedule(words, 40, ["warmup=30"]) == ["decay=10", "settle=5"]
+    assert fitting_schedule(words, 40, ["warmup=30", "decay=30", "settle=1"]) == []
+
+
+def test_a_run_that_diverged_is_no_model(tmp_path):
+    trained = Trained("mar", TINY, 40, {"w": np.array([1.0, np.nan])}, {}, {})
+    with pytest.raises(UserError, match="model is not written: training diverged"):
+        trained.save(tmp_path / "model", "a test")
+    with MetricsLog(tmp_path / "metrics.jsonl", 0, 1) as log:
+        log.add(Metrics(np.nan, 1.0, np.inf, 0.5, 0.1))
+        log.write(1)
+    line = json.loads((tmp_path / "metrics.jsonl").read_text(), parse_constant=pytest.fail)
+    assert line["loss"] is None and line["mse"] == 1

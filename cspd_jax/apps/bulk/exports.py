@@ -38,6 +38,8 @@ def check_exports(folder: Path, manifest: Manifest, png: bool, npz: Path | None)
             raise UserError(f"{npz} {there} the folder's own {own[0]}; choose another name for --npz")
         if npz.is_dir() or os.path.abspath(npz) == os.path.abspath(folder):
             raise UserError(f"{npz} is a folder; --npz names a file, for example {npz}.npz")
+        if npz.suffix != ".npz":
+            raise UserError(f"{npz} is no name of a .npz file; --npz names one, for example {npz}.npz")
         if os.path.lexists(npz) and not (has_npz(manifest, npz) or _has_npz_of_other_size(manifest, npz)):
             raise UserError(f"{npz} exists and holds something else; remove it, or choose another name")
 

@@ -186,10 +186,14 @@ def _listed(args: argparse.Namespace, model) -> tuple[list[int], int]:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path} is not a readable text file ({error})") from None
+    if not lines:
+        raise UserError(f"{path} is empty; write one label per line")
     known: dict[str, int] = {}
     labels = []
     for number, line in enumerate(lines, 1):
-        if (text := line.strip()) not in known:
+        if not (text := line.strip()):
+            raise UserError(f"{path}, line {number} is empty; write one label per line")
+        if text not in known:
             with naming(f"{path}, line {number}"):
                 found = parse_labels(text, model.config.num_classes, model.class_names)
             if len(found) != 1:

@@ -7,6 +7,7 @@ clients read. What such a request may say and this service does not do is refuse
 from __future__ import annotations
 
 import dataclasses
+import secrets
 import time
 import uuid
 from collections.abc import Mapping, Sequence
@@ -86,6 +87,8 @@ def read(offer: ServiceConfig, body: Mapping[str, Any], chat: bool) -> Asked:
     said = [name for name in ("max_completion_tokens", "max_tokens") if body.get(name) is not None]
     for name in said:
         check_whole(name, body[name], 1, MOST_NEW)
+    if len(said) == 2:
+        raise UserError("max_completion_tokens and max_tokens say the same; give one of them")
     new = int(body[said[0]]) if said else MOST_NEW if chat else _NEW
     temperature, top_p = (1.0 if body.get(key) is None else body[key] for key in ("temperature", "top_p"))
     stream, more = _flag(body, "stream"), body.get("stream_options")
@@ -101,9 +104,11 @@ def read(offer: ServiceConfig, body: Mapping[str, Any], chat: bool) -> Asked:
     if logprobs is not None and not chat and _flag(body, "echo"):
         raise UserError("logprobs are of what is made, not of the prompt; leave out echo, or logprobs")
     drafting = body.get("drafts") is None or _flag(body, "drafts")
+    fresh = body.get("seed") is None
+    seeds = [secrets.randbelow(2**32 - n) if fresh else seed for _ in prompts]
     requests = tuple(
-        offer.text_request(tokenizer, prompt, new, temperature, seed + choice, drafting, top_p, logprobs)
-        for prompt in prompts
+        offer.text_request(tokenizer, prompt, new, temperature, first + choice, drafting, top_p, logprobs)
+        for prompt, first in zip(prompts, seeds)
         for choice in range(n)
     )
     usage = stream and _flag(more or {}, "include_usage")

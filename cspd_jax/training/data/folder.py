@@ -149,8 +149,10 @@ class Folder:
         """Everything that a shard depends on, as JSON."""
         c = self.config
         encoder = None if self._encoder is None else self._encoder.name
-        stats = [(f.name, f.path.stat().st_size, f.path.stat().st_mtime_ns) for f in files]
-        return [c.size, c.channels, c.flip, encoder, stats]
+        stats = [(f.name, f.path.stat()) for f in files]
+        # Of the two times one is set by those who copy files, the other by the system alone.
+        told = [(name, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns) for name, stat in stats]
+        return [c.size, c.channels, c.flip, encoder, told]
 
     def _make(self, files: list[ImageFile]) -> Shard:
         """uint8 pixels [N, H, W, C], or float16 moments [N, 1 or 2 (mirrored), h, w, 2c].
