@@ -165,9 +165,9 @@ def test_an_export_that_is_damaged_is_something_else(model, whole, tmp_path, dam
 
 
 def test_an_export_into_a_pipe_is_refused(model, whole, tmp_path):
-    os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(UserError, match=r"pipe exists and holds something else"):
-        bulk.run(job_of(model, tokens=True), whole, npz=tmp_path / "pipe")
+    os.mkfifo(tmp_path / "pipe.npz")
+    with pytest.raises(UserError, match=r"pipe\.npz exists and holds something else"):
+        bulk.run(job_of(model, tokens=True), whole, npz=tmp_path / "pipe.npz")
 
 
 def test_more_images(model, whole, tmp_path):
