@@ -18,6 +18,7 @@ from cspd_jax.networks.cpu_matmul import by_outputs
 from cspd_jax.networks.eagle import Eagle
 from cspd_jax.networks.lm import LM
 from cspd_jax.text import generation, rounds
+from cspd_jax.text.continuous.batching import gammas_for
 from cspd_jax.weights.models import HeadModel
 
 LAYERS = (0, 1, 2)
@@ -281,3 +282,10 @@ def request_of(inputs, state):
         state.tokens, state.length, jnp.minimum(inputs.gamma, room), None, inputs.sampling, inputs.stop_ids,
         None, inputs.max_gamma, inputs.num_ids, False,
     )  # fmt: skip
+
+
+def test_how_many_tokens_are_chosen_from():
+    target, head = pair()
+    drafter = text.draft_from_states(head, target)
+    assert gammas_for(None) == (0,) and gammas_for(target) == (0, 3, 7) and gammas_for(drafter) == (0, 3)
+    assert gammas_for(text.look_up_or(drafter)) == gammas_for(text.PromptLookup()) == (0, 7)

@@ -16,6 +16,7 @@ from cspd_jax.text.checks import check_outside_jit, require
 from cspd_jax.text.continuous.pool import Advance, Pool, Text, row_of
 from cspd_jax.text.continuous.scheduler import PLAIN, Chunk, DraftScheduler
 from cspd_jax.text.drafters import DrafterLike, Drafting, PromptLookup
+from cspd_jax.text.either import LookUpOr
 from cspd_jax.text.generation import prepare
 from cspd_jax.text.info import CallCounts, DraftCounts, Info, RoundInfo, add
 from cspd_jax.text.options import Options
@@ -125,9 +126,9 @@ def gammas_for(drafter: Any) -> tuple[int, ...]:
     """Returns the numbers of drafts that `continuous` chooses from unless told."""
     if drafter is None:
         return (PLAIN,)
-    # Look-up drafts few tokens, or none, where it is unsure.
+    # Look-up drafts few tokens, or none, where it is unsure; what drafts elsewhere has its own bound.
     inner = drafter.drafter if isinstance(drafter, Drafting) else drafter
-    if isinstance(inner, PromptLookup):
+    if isinstance(inner, PromptLookup | LookUpOr):
         return (PLAIN, max(GAMMAS))
     return HEAD_GAMMAS if isinstance(inner, HeadDrafter) else GAMMAS
 
