@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import re
+from collections.abc import Sequence
 
 from cspd_jax._utils.sampling import SAMPLING
 from cspd_jax.cli._arguments import (
@@ -292,8 +293,11 @@ def asked(args: argparse.Namespace, model):
     return method_of(args, model), options_of(args, denoise=_denoise(args))
 
 
-def say_what_is_less(args: argparse.Namespace, steps: int) -> None:
-    """Numbers beyond what there is, `steps` AR steps, mean all that there is."""
+def say_what_is_less(args: argparse.Namespace, steps: int, labels: Sequence[int]) -> None:
+    """Numbers beyond what there is, `steps` AR steps, mean all that there is; guidance of images without a
+    class means nothing."""
+    if args.cfg is not None and args.cfg != 1 and all(label == -1 for label in labels):
+        progress("note: --cfg guides towards a class, and the images have none, so it has no effect")
     if args.num_iter is not None and args.num_iter > steps:
         progress(
             f"note: --num-iter {args.num_iter} is more than the model's tokens; {steps} AR steps are made"

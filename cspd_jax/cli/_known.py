@@ -121,9 +121,9 @@ def _kept(args: argparse.Namespace, model) -> Start:
         mask = np.stack([_whites(file, model, args.resize) for file in beside])
     else:
         mask = _mask(args.keep, model, args)
-    if not mask.any():
+    if empty := [file for file, one in zip(files, np.atleast_2d(mask)) if not one.any()]:
         raise UserError(
-            f"--keep {args.keep} keeps no whole token of the picture; keep more, or leave --image out"
+            f"--keep {args.keep} keeps no whole token of the picture {empty[0]}; keep more, or leave it out"
         )
     if mask.all():
         progress("note: all tokens are kept, so the picture comes out as it is")
@@ -203,6 +203,8 @@ def _tokens(file: str, model):
             f"{file} has tokens {tokens.dtype} {list(tokens.shape)}; {model.name} has floating-point numbers"
             f" [N, {shape[0]}, {shape[1]}]"
         )
+    with np.errstate(over="ignore"):
+        tokens = tokens.astype(np.float32)
     if not np.isfinite(tokens).all():
         raise UserError(f"{file} has tokens that are NaN or infinite, of which nothing can be continued")
-    return np.asarray(tokens, np.float32)
+    return tokens

@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> None:
     if begun is not None:
         options = dataclasses.replace(options, known=in_turn(begun.outline(outline), numbers))
     checked = check(outline, labels, method, options)  # before anything is loaded
-    say_what_is_less(args, checked.num_steps)
+    say_what_is_less(args, checked.num_steps, labels)
     start = time.perf_counter()
     mesh = mesh_of(args)
     model = with_prompts(args, models.load(args.target, args.dtype, mesh))

@@ -216,8 +216,12 @@ def _check_resumed(args: argparse.Namespace, stored: Any, changed: Any) -> None:
             raise UserError(
                 f"the run in {args.out} learns from something else than --preset {args.preset}; leave it out"
             )
-    if (changed.model, changed.data, changed.seed) != (stored.model, stored.data, stored.seed):
-        raise UserError("the model, data and seed of a run cannot be changed when it is resumed")
+    for name in ("model", "data", "seed"):
+        if getattr(changed, name) != getattr(stored, name):
+            raise UserError(
+                f"the {name} of the run in {args.out} is another than asked for; the model, data and seed of"
+                " a run cannot be changed when it is resumed"
+            )
     done = newest_step(args.out)
     if args.stop_at is not None and args.stop_at < done:
         raise UserError(f"the run in {args.out} is at step {done}, beyond --stop-at {args.stop_at}")

@@ -10,12 +10,13 @@ import jax
 import numpy as np
 
 from cspd_jax import weights
-from cspd_jax._utils.files import remove, written_beside
+from cspd_jax._utils.files import scratch_beside, written_beside
 from cspd_jax.errors import UserError
 from cspd_jax.training.config import RunConfig
 from cspd_jax.training.placement import gathered
 from cspd_jax.training.settings_file import to_json
 from cspd_jax.training.step import TrainState
+from cspd_jax.weights.folder import OWN_ENTRIES
 
 Tell = Callable[[str], object]  # is told of long work before it begins
 
@@ -48,16 +49,21 @@ class Trained(NamedTuple):
         return cls(kind, config, int(state.step), gathered(state.ema), extra, {})
 
     def save(self, path: pathlib.Path, source: str) -> dict[str, Any]:
-        """Writes (or replaces) the checkpoint folder of the model, and returns its description."""
+        """Writes the checkpoint folder of the model, and returns its description. What else a folder that is
+        there holds, such as gains, which know their weights, stays."""
         if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(self.params)):
             raise UserError(
                 f"{path} is not written: training diverged, and parameters are NaN or infinite (metrics.jsonl"
                 " says from which step on); begin again with a lower --learning-rate"
             )
         extra = {**self.extra, "training": to_json(self.config)}
-        with written_beside(path) as partial:
+        with scratch_beside(path) as before, written_beside(path) as partial:
             description = weights.save(
                 partial, self.kind, self.config.model, self.params, source=source, extra=extra
             )
-            remove(path)
+            if path.exists():
+                path.rename(before)
+                for entry in before.iterdir():
+                    if entry.name not in OWN_ENTRIES:
+                        entry.rename(partial / entry.name)
         return description

@@ -206,6 +206,14 @@ def test_exports(model, whole):
     bulk.run(job_of(model, tokens=True), whole, npz=npz, png=True)
     assert (npz.stat().st_mtime_ns, png.stat().st_mtime_ns) == before  # what is there is not made again
     assert (whole / "png" / "000007.png").exists() and (whole / "report.json").read_bytes() == report
+    png.write_bytes(png.read_bytes()[:40])
+    Image.fromarray(255 - images[4][..., 0]).save(whole / "png" / "000004.png")
+    told: list[str] = []
+    bulk.run(job_of(model, tokens=True), whole, npz=npz, png=True, verify=True, tell=told.append)
+    assert [sentence[:1] for sentence in told if "PNGs did not show" in sentence] == ["2"]
+    for number in (3, 4):
+        with Image.open(whole / "png" / f"{number:06d}.png") as picture:
+            np.testing.assert_array_equal(np.asarray(picture), images[number][..., 0])
     np.savez(whole / "other.npz", arr_0=images)
     with pytest.raises(UserError, match=r"other\.npz exists and holds something else"):
         bulk.run(job_of(model, tokens=True), whole, npz=whole / "other.npz")

@@ -1,5 +1,6 @@
 """What ends a command: requests that cannot be, the system's refusals, signals, readers that go away."""
 
+import argparse
 import errno
 import io
 import json
@@ -19,6 +20,7 @@ from cspd_jax._utils import files
 from cspd_jax._utils import progress as bars
 from cspd_jax.apps import cli
 from cspd_jax.cli import _failures, generate, info
+from cspd_jax.cli._generate_options import say_what_is_less
 from cspd_jax.errors import UserError
 
 
@@ -361,6 +363,7 @@ import signal, sys, time
 signal.signal(signal.SIGINT, signal.default_int_handler)
 from cspd_jax.apps import cli
 from cspd_jax.cli import _failures, generate, info
+from cspd_jax.cli._generate_options import say_what_is_less
 _failures._AGAIN = 0.3
 class Callback:
     def __del__(self):
@@ -478,3 +481,11 @@ runpy.run_module("cspd_jax", run_name="__main__")
 """
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (ended.returncode, ended.stderr) == (130, "cspd-jax: interrupted\n")
+
+
+@pytest.mark.parametrize(
+    "cfg, labels, said", [(3.0, [-1, -1], True), (3.0, [-1, 0], False), (1.0, [-1], False)]
+)
+def test_guidance_of_images_without_a_class(capsys, cfg, labels, said):
+    say_what_is_less(argparse.Namespace(num_iter=None, gamma=None, cfg=cfg), 2, labels)
+    assert ("--cfg guides towards a class, and the images have none" in capsys.readouterr().err) is said

@@ -241,7 +241,7 @@ def test_a_run_goes_on_from_another(run):
     assert (after[:, :4] == before[:, :4]).all() and (after[:, 4:] != before[:, 4:]).any()
 
 
-def test_a_folder_of_pictures_and_of_their_masks(run, folder):
+def test_a_folder_of_pictures_and_of_their_masks(run, folder, capsys):
     """`sample` takes them in turn; with other pictures it is another job."""
     for place in ("pictures", "masks"):
         Path(place).mkdir()
@@ -270,6 +270,10 @@ def test_a_folder_of_pictures_and_of_their_masks(run, folder):
     assert (images[::2, :, 8:] != 60).mean() > 0.9 and (images[1::2, :, :8] != 120).mean() > 0.9
     Image.fromarray(np.full((16, 16), 9, np.uint8)).save("pictures/1.png")
     assert main(argv) == 2
+    capsys.readouterr()
+    Image.fromarray(np.zeros((16, 16), np.uint8)).save("masks/1.png")
+    assert main([{"many": "more", "all.npz": "more.npz"}.get(word, word) for word in argv]) == 2
+    assert "keeps no whole token of the picture pictures/1.png" in capsys.readouterr().err
 
 
 def test_what_is_around_a_picture(run):

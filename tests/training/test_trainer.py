@@ -329,6 +329,11 @@ def test_the_command(tmp_path, capsys, monkeypatch):
     call("--out", out, "--resume", "--json")
     report = json.loads(capsys.readouterr().out)
     assert report["steps"] == 40 and pathlib.Path(report["model"]).is_dir()
+    (out / "model" / "gains").mkdir()
+    (out / "model" / "gains" / "mine.npz").touch()
+    call("--out", out, "--resume")
+    assert {p.name for p in (out / "model").iterdir()} == {"config.json", "params", "gains"}
+    assert (out / "model" / "gains" / "mine.npz").exists() and len(list(out.glob(".model*"))) == 0
     model = weights.load(report["model"])
     assert model.kind == "mar" and model.config == TINY.model
     assert model.metadata["extra"]["class_names"] == list("0123456789")

@@ -96,6 +96,33 @@ def missing_pngs(folder: Path, manifest: Manifest) -> set[int]:
     return set(range(manifest.first, manifest.first + manifest.images)) - there
 
 
+def remove_damaged(folder: Path, manifest: Manifest, png: bool, npz: Path | None) -> int:
+    """Removes the PNGs that do not show what the shards hold, and returns how many there were; and the .npz,
+    which takes as long to compare as to make."""
+    if npz is not None and has_npz(manifest, npz):
+        npz.unlink()
+    removed = 0
+    for index in range(manifest.shards) if png else ():
+        shard = read_shard(folder, manifest, index)
+        assert shard.images is not None
+        for number, image in enumerate(shard.images, shard.first):
+            file = folder / PNG / f"{number:06d}.png"
+            if file.exists() and not _shows(file, image):
+                file.unlink()
+                removed += 1
+    return removed
+
+
+def _shows(file: Path, image: np.ndarray) -> bool:
+    """Whether a PNG has these pixels [H, W, C]."""
+    try:
+        with Image.open(file, formats=("PNG",)) as picture:
+            same_size = picture.size == image.shape[1::-1]
+            return same_size and np.array_equal(np.asarray(picture).reshape(image.shape), image)
+    except (OSError, ValueError, SyntaxError):  # what Pillow raises
+        return False
+
+
 def write_pngs(folder: Path, manifest: Manifest) -> None:
     """The PNGs that are not there: DIR/png/000000.png, by the number of the image."""
     missing = missing_pngs(folder, manifest)

@@ -68,7 +68,7 @@ def run(
     It can be interrupted at any time and called again with the same job, by several processes at once; and
     with more images, which extends what is there.
 
-    verify: hash what is there, and make it again where it is damaged.
+    verify: hash what is there, compare the PNGs with it, and make again what is damaged, and the .npz.
     png: write folder/png/000000.png, ... too.
     npz: write this file too, as the ADM evaluator reads it.
     progress: show a bar.
@@ -102,6 +102,11 @@ def run(
         with Progress(folder, manifest, done, progress) as bar:
             _make_all(job, plan, manifest, folder, claims, start, bar)
         report = write_report(folder, manifest)
+        if verify and (png or npz is not None):
+            with claims.alone():
+                removed = exports.remove_damaged(folder, manifest, png, npz)
+            if removed:
+                tell(f"{removed} PNGs did not show what the shards hold; they are written again")
         if png:
             tell(f"writing {folder / exports.PNG}")
             finished = lambda: not exports.missing_pngs(folder, manifest)

@@ -72,7 +72,9 @@ def add_parser(subparsers) -> None:
         "--npz", type=Path, metavar="FILE", help="write one .npz for the ADM evaluator in the end"
     )
     where.add_argument(
-        "--verify-files", action="store_true", help="hash what is there, and make damaged files again"
+        "--verify-files",
+        action="store_true",
+        help="hash what is there, compare PNGs with it, and make damaged files and the .npz again",
     )
     where.add_argument("--json", action="store_true", help="print the report as one JSON object")
     add_sampling(parser, "plain", ("plain", "speculative"), "plain")
@@ -113,7 +115,7 @@ def _make(args: argparse.Namespace) -> dict:
     _check_memory(args, outline)
     args.denoise = args.denoise or "plain"  # nothing is measured, on any machine
     method, options = asked(args, outline)
-    say_what_is_less(args, check(outline, turn, method, options).num_steps)
+    say_what_is_less(args, check(outline, turn, method, options).num_steps, turn)
     begun = read_start(args, outline, images)
     mesh = mesh_of(args, jax.local_devices())  # processes share the folder, not a mesh
     model = models.load(args.target, args.dtype, mesh)
