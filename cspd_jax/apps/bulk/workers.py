@@ -102,20 +102,33 @@ def run(
         with Progress(folder, manifest, done, progress) as bar:
             _make_all(job, plan, manifest, folder, claims, start, bar)
         report = write_report(folder, manifest)
-        if verify and (png or npz is not None):
-            with claims.alone():
-                removed = exports.remove_damaged(folder, manifest, png, npz)
-            if removed:
-                tell(f"{removed} PNGs did not show what the shards hold; they are written again")
-        if png:
-            tell(f"writing {folder / exports.PNG}")
-            finished = lambda: not exports.missing_pngs(folder, manifest)
-            _once(claims, "png", finished, lambda: exports.write_pngs(folder, manifest))
-        if npz is not None:
-            tell(f"writing {npz}")
-            finished = lambda: exports.has_npz(manifest, npz)
-            _once(claims, "npz", finished, lambda: exports.write_npz(folder, manifest, npz))
+        _export(folder, manifest, claims, png, npz, verify, tell)
         return report
+
+
+def _export(
+    folder: Path,
+    manifest: Manifest,
+    claims: Claims,
+    png: bool,
+    npz: Path | None,
+    verify: bool,
+    tell: Callable[[str], object],
+) -> None:
+    """Writes the PNGs and the .npz that are asked for, and are not there."""
+    if verify and (png or npz is not None):
+        with claims.alone():
+            removed = exports.remove_damaged(folder, manifest, png, npz)
+        if removed:
+            tell(f"{removed} PNGs did not show what the shards hold; they are written again")
+    if png:
+        tell(f"writing {folder / exports.PNG}")
+        finished = lambda: not exports.missing_pngs(folder, manifest)
+        _once(claims, "png", finished, lambda: exports.write_pngs(folder, manifest))
+    if npz is not None:
+        tell(f"writing {npz}")
+        finished = lambda: exports.has_npz(manifest, npz)
+        _once(claims, "npz", finished, lambda: exports.write_npz(folder, manifest, npz))
 
 
 @contextlib.contextmanager
