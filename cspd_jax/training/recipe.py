@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from cspd_jax import weights
-from cspd_jax._utils.files import scratch_beside, written_beside
+from cspd_jax._utils.files import remove, scratch_beside, written_beside
 from cspd_jax.errors import UserError
 from cspd_jax.training.config import RunConfig
 from cspd_jax.training.placement import gathered
@@ -61,7 +61,9 @@ class Trained(NamedTuple):
             description = weights.save(
                 partial, self.kind, self.config.model, self.params, source=source, extra=extra
             )
-            if path.exists():
+            if path.is_symlink() or not path.is_dir():
+                remove(path)
+            else:
                 path.rename(before)
                 for entry in before.iterdir():
                     if entry.name not in OWN_ENTRIES:

@@ -284,6 +284,15 @@ def test_a_short_run_has_few_first_contexts():
     assert fitting_schedule(words, 40, ["warmup=30", "decay=30", "settle=1"]) == []
 
 
+def test_a_model_takes_the_place_of_a_link_and_leaves_what_it_led_to(tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "mine").touch()
+    (tmp_path / "model").symlink_to(tmp_path / "elsewhere")
+    Trained("mar", TINY, 40, init_state(TINY).params, {}, {}).save(tmp_path / "model", "a test")
+    assert not (tmp_path / "model").is_symlink() and (tmp_path / "elsewhere" / "mine").exists()
+    assert {p.name for p in (tmp_path / "model").iterdir()} == {"config.json", "params"}
+
+
 def test_a_run_that_diverged_is_no_model(tmp_path):
     trained = Trained("mar", TINY, 40, {"w": np.array([1.0, np.nan])}, {}, {})
     with pytest.raises(UserError, match="model is not written: training diverged"):
