@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from cspd_jax.cli._arguments import add_mesh_option, mesh_of, new_folder, positive, whole
 from cspd_jax.cli._output import progress, result
-from cspd_jax.errors import UserError
+from cspd_jax.errors import UserError, shown
 
 _PRESET = "glyphs"
 _MOST_WORKERS = 256
@@ -216,12 +216,13 @@ def _check_resumed(args: argparse.Namespace, stored: Any, changed: Any) -> None:
             raise UserError(
                 f"the run in {args.out} learns from something else than --preset {args.preset}; leave it out"
             )
-    for name in ("model", "data", "seed"):
-        if getattr(changed, name) != getattr(stored, name):
-            raise UserError(
-                f"the {name} of the run in {args.out} is another than asked for; the model, data and seed of"
-                " a run cannot be changed when it is resumed"
-            )
+    there, here = dict(_defining(stored)), dict(_defining(changed))
+    if differ := [name for name in there if there[name] != here.get(name)]:
+        raise UserError(
+            f"the run in {args.out} has {differ[0]} {shown(there[differ[0]])}, not"
+            f" {shown(here.get(differ[0]))}; the model, data and seed of a run cannot be changed when it is"
+            " resumed"
+        )
     done = newest_step(args.out)
     if args.stop_at is not None and args.stop_at < done:
         raise UserError(f"the run in {args.out} is at step {done}, beyond --stop-at {args.stop_at}")
@@ -233,6 +234,14 @@ def _check_resumed(args: argparse.Namespace, stored: Any, changed: Any) -> None:
             f"the run in {args.out} has taken its {done} steps, so nothing would come of these settings; ask"
             " for more --steps, or leave them out"
         )
+
+
+def _defining(config: Any) -> Iterator[tuple[str, Any]]:
+    """What a run is, setting by setting."""
+    yield "seed", config.seed
+    for part in ("model", "data"):
+        for name, value in vars(getattr(config, part)).items():
+            yield f"{part}.{name}", value
 
 
 def fitting_schedule(config, steps: int, given: Sequence[str] = ()) -> list[str]:

@@ -14,6 +14,7 @@ from cspd_jax.weights.models import ImageModel
 
 _FORMATS = ("PNG", "JPEG")  # without this Pillow goes by the content, and may start programs
 _WHITE = 128
+_MOST_GREY = 0.5  # of a mask: the edges of one that is scaled, and what JPEG makes of them
 
 
 def read_picture(file: str | BinaryIO, model: ImageModel, resize: bool = False) -> np.ndarray:
@@ -51,7 +52,15 @@ def read_placed(file: str, model: ImageModel, at: tuple[int, int]) -> tuple[np.n
 
 def read_mask(file: str | BinaryIO, model: ImageModel, resize: bool = False) -> np.ndarray:
     """A black and white picture, as `keep` takes it: true [H, W] where it is white."""
-    return _read(file, model, "L", resize)[..., 0] >= _WHITE
+    grey = _read(file, model, "L", resize)[..., 0]
+    between = np.mean(np.abs(grey.astype(int) - _WHITE) < _WHITE // 2)
+    if between > _MOST_GREY:
+        name = file if isinstance(file, str) else "the mask"
+        raise UserError(
+            f"{name} is no black and white picture: {between:.0%} of it is grey; make white what stays and"
+            " black what is made"
+        )
+    return grey >= _WHITE
 
 
 def _mode(model: ImageModel) -> str:

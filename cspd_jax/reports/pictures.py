@@ -41,7 +41,9 @@ def picture(
             f"a picture is made of uint8 images [N, H, W, 1 or 3], not of {images.dtype} {list(images.shape)}"
         )
     if labels is not None and not _are_labels(labels, len(images)):
-        raise UserError(f"there are {len(images)} images and labels {shown(labels)}; give one for each")
+        raise UserError(
+            f"there are {len(images)} images and labels {shown(labels)}; give a text or whole number for each"
+        )
     if columns is not None:
         check_whole("columns", columns, 1)
         columns = int(columns)

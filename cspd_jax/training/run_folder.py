@@ -42,6 +42,11 @@ def claimed(out: pathlib.Path, resume: bool) -> Iterator[None]:
         raise UserError(f"{out} is not empty; choose another folder, or continue that run with --resume")
     if resume and out.exists() and not _may_be_run(out):
         raise UserError(f"{out} holds other files, and no run that could be resumed; choose another folder")
+    if resume and (out / "model").exists() and not newest_step(out):
+        raise UserError(
+            f"{out} holds a model and none of the checkpoints that it came from; put them back, or start"
+            " a run in another folder"
+        )
     made = not out.exists()
     try:
         out.mkdir(parents=True, exist_ok=True)

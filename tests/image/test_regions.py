@@ -149,6 +149,7 @@ def run(folder, tmp_path, monkeypatch, capsys):
         "sliver": grey.crop((0, 0, 3, 3)),
         "mask": Image.fromarray(mask),
         "black": Image.fromarray(0 * mask),
+        "between": Image.fromarray(np.uint8(0 * mask + 150)),
         "small": Image.fromarray(mask[:8, :8]),
         "deep": Image.fromarray(random.integers(0, 65536, (16, 16)).astype(np.uint16)),
     }
@@ -325,6 +326,10 @@ def test_all_of_a_picture_stays(run):
         (
             ("--image", "grey.png", "--keep", "small.png"),
             "small.png is 8x8 and the model's pictures are",
+        ),
+        (
+            ("--image", "grey.png", "--keep", "between.png"),
+            "between.png is no black and white picture: 100% of it",
         ),
         (("--image", "grey.png", "--keep", "nosuch"), "what to keep is 'nosuch'"),
         (("--image", "grey.png", "--keep", "border", "--labels", "7"), "label 7 is out of range"),

@@ -141,9 +141,9 @@ def test_what_a_plan_samples(model, change, sentence):
     "images, more, sentence",
     [
         ([np.zeros((8, 8, 1), np.uint8), np.zeros((4, 8, 1), np.uint8)], {}, "are of several sizes"),
-        (np.zeros((2, 8, 8, 1), np.uint8), {"labels": [["a"], "b"]}, "give one for each"),
-        (np.zeros((2, 8, 8, 1), np.uint8), {"labels": [10**5000, 1]}, "give one for each"),
-        (np.zeros((2, 8, 8, 1), np.uint8), {"labels": [None, 1.5]}, "give one for each"),
+        (np.zeros((2, 8, 8, 1), np.uint8), {"labels": [["a"], "b"]}, "give a text or whole number for each"),
+        (np.zeros((2, 8, 8, 1), np.uint8), {"labels": [10**5000, 1]}, "give a text or whole number for each"),
+        (np.zeros((2, 8, 8, 1), np.uint8), {"labels": [None, 1.5]}, "give a text or whole number for each"),
     ],
 )
 def test_pictures(images, more, sentence):
@@ -275,7 +275,7 @@ def test_keys_labels_and_pictures(model):
         (lambda: cspd_jax.row_keys(KEY, 2, first=2**33), "first is 8589934592"),
         (lambda: cspd_jax.row_keys(keys, 2), "derived from one key"),
         (lambda: cspd_jax.picture(image, columns="2"), "columns is '2'"),
-        (lambda: cspd_jax.picture(image, labels=3), "labels 3; give one for each"),
+        (lambda: cspd_jax.picture(image, labels=3), "labels 3; give a text or whole number"),
     ):
         with pytest.raises(UserError, match=sentence):
             call()

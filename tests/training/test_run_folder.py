@@ -132,6 +132,11 @@ def test_no_checkpoint_left(tmp_path, runs):
     with pytest.raises(UserError, match=r"lacks the checkpoints of this run \(steps 8, 10\)"):
         train(LONG, SOURCE, out, RunOptions(resume=True, progress=False))
     assert newest_step(runs[0]) == 10 and newest_step(tmp_path) == 0
+    shutil.rmtree(out / "checkpoints")
+    (out / "checkpoints.json").unlink()
+    (out / "model").mkdir()
+    with pytest.raises(UserError, match="holds a model and none of the checkpoints that it came from"):
+        train(LONG, SOURCE, out, RunOptions(resume=True, progress=False))
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

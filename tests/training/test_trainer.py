@@ -324,7 +324,9 @@ def test_the_command(tmp_path, capsys, monkeypatch):
     assert not (out / "model").exists()
     with pytest.raises(UserError, match="not empty"):
         call("--preset", "tiny", "--out", out)
-    with pytest.raises(UserError, match="cannot be changed"):
+    with pytest.raises(
+        UserError, match="has seed 7, not 8; the model, data and seed of a run cannot be changed"
+    ):
         call("--out", out, "--resume", "--seed", 8)
     call("--out", out, "--resume", "--json")
     report = json.loads(capsys.readouterr().out)
