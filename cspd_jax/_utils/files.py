@@ -13,7 +13,7 @@ import re
 import secrets
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,32 @@ _SMALL = 2**16  # bytes
 def cache_folder() -> Path:
     """The user's cache: compiled programs, calibrations, timings. All of it can be deleted at any time."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cspd-jax"
+
+
+def in_order(names: Iterable[str], ending: bool = False) -> list[str]:
+    """Sorted: as numbers if all are, else as texts. ending: leave out the suffixes (.png) in this."""
+    stems = {name: os.path.splitext(name)[0] if ending else name for name in names}
+    numbers = all(stem.isascii() and stem.isdecimal() for stem in stems.values())
+    return sorted(stems, key=lambda name: (int(stems[name]) if numbers else 0, name))
+
+
+def files_in(folder: str | Path, endings: Sequence[str], below: bool = True) -> list[Path]:
+    """The files in a folder, and in those below it, whose names end so; sorted, without what is hidden."""
+
+    def refuse(error: OSError) -> None:
+        raise UserError(f"{error.filename} cannot be read: {error.strerror}")
+
+    found = []
+    for place, folders, names in os.walk(str(folder), onerror=refuse):
+        folders[:] = [name for name in folders if below and not is_hidden(name)]
+        wanted = (name for name in names if name.lower().endswith(tuple(endings)) and not is_hidden(name))
+        found += [Path(place, name) for name in wanted]
+    return sorted(found)
+
+
+def is_hidden(name: str) -> bool:
+    """Whether a system put it among the user's files: ._0.png, .ipynb_checkpoints, @eaDir of a Synology."""
+    return name.startswith(".") or name in ("@eaDir", "__MACOSX")
 
 
 def report_remade(error: UserError) -> None:
@@ -165,7 +191,10 @@ def kept_arrays(
     except UserError as error:
         raise UserError(f"{error}; delete it and it will be made again") from None
     if str(stored.pop("origin")) != origin:
-        raise UserError(f"{path} was made by another target or seed; delete that folder or choose another")
+        raise UserError(
+            f"{path} was made by another target or seed, or of other prompts; delete that folder, or choose"
+            " another"
+        )
     return stored
 
 

@@ -6,6 +6,7 @@ import argparse
 import os
 from typing import Any, NamedTuple
 
+from cspd_jax._utils.files import files_in, in_order
 from cspd_jax.cli._arguments import whole
 from cspd_jax.cli._output import progress
 from cspd_jax.errors import UserError
@@ -156,15 +157,12 @@ def _pictures_in(path: str) -> list[str]:
     What other systems hide among them ("._0.png") is none."""
     if not os.path.isdir(path):
         return [path]
-    names = [name for name in os.listdir(path) if name.lower().endswith(_SUFFIXES) and name[0] != "."]
+    names = [file.name for file in files_in(path, _SUFFIXES, below=False)]
     if not names:
         raise UserError(f"{path!r} holds no pictures; give a PNG or JPEG, or a folder of them")
     if len(names) > _MOST:
         raise UserError(f"{path!r} holds {len(names)} pictures; give at most {_MOST} at a time")
-    stems = {name: os.path.splitext(name)[0] for name in names}
-    numbers = all(stem.isascii() and stem.isdecimal() for stem in stems.values())
-    names.sort(key=lambda name: (int(stems[name]) if numbers else 0, name))
-    return [os.path.join(path, name) for name in names]
+    return [os.path.join(path, name) for name in in_order(names, ending=True)]
 
 
 def _mask(region: str, model, args: argparse.Namespace):

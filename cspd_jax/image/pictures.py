@@ -52,15 +52,16 @@ def read_placed(file: str, model: ImageModel, at: tuple[int, int]) -> tuple[np.n
 
 def read_mask(file: str | BinaryIO, model: ImageModel, resize: bool = False) -> np.ndarray:
     """A black and white picture, as `keep` takes it: true [H, W] where it is white."""
-    grey = _read(file, model, "L", resize)[..., 0]
-    between = np.mean(np.abs(grey.astype(int) - _WHITE) < _WHITE // 2)
-    if between > _MOST_GREY:
+    pixels = _read(file, model, "RGB", resize).astype(int)
+    least, most = pixels.min(axis=-1), pixels.max(axis=-1)
+    neither = np.mean((most >= _WHITE // 2) & (least < _WHITE + _WHITE // 2))
+    if neither >= _MOST_GREY:
         name = file if isinstance(file, str) else "the mask"
         raise UserError(
-            f"{name} is no black and white picture: {between:.0%} of it is grey; make white what stays and"
-            " black what is made"
+            f"{name} is no black and white picture: {neither:.0%} of it is grey or coloured; make white what"
+            " stays and black what is made"
         )
-    return grey >= _WHITE
+    return pixels.mean(axis=-1) >= _WHITE
 
 
 def _mode(model: ImageModel) -> str:
@@ -83,7 +84,7 @@ def _read(file: str | BinaryIO, model: ImageModel, mode: str, resize: bool | Non
         with Image.open(file, formats=_FORMATS) as opened:
             if opened.width * opened.height > limits.PIXELS:
                 raise UserError(f"{name} has {opened.width}x{opened.height} pixels, too many to read")
-            if getattr(opened, "n_frames", 1) > 1:
+            if getattr(opened, "n_frames", 1) > 1 and opened.format != "MPO":  # a JPEG with other views
                 raise UserError(f"{name} is animated; give a single picture")
             alpha = opened.mode in ("RGBA", "LA", "PA") or "transparency" in opened.info
             if alpha and np.asarray(opened.convert("RGBA").getchannel("A")).min() < 255:

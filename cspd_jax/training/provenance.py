@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cspd_jax._utils.files import fingerprint
-from cspd_jax.errors import UserError
+from cspd_jax.errors import UserError, shown
 
 _LEADING = 4096  # numbers of each parameter that tell models apart
 _FLAGS = {"origin": "from"}
@@ -20,6 +20,7 @@ class Provenance:
 
     origin: data, target or both.
     weights: by option, a fingerprint of the model that it named.
+    data: what its source says of what it learns from, with its `sha256`; None if it depends on nothing.
     """
 
     command: str
@@ -32,6 +33,7 @@ class Provenance:
     prompts: str | None = None
     questions: int | None = None
     weights: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    data: Mapping[str, Any] | None = None
 
     @classmethod
     def from_json(cls, values: Any) -> Provenance:
@@ -43,8 +45,8 @@ class Provenance:
         numbers = all(n is None or type(n) is int for n in (begun.samples, begun.ids, begun.questions))
         if not (all(t is None or isinstance(t, str) for t in texts) and numbers and begun.command):
             raise TypeError("what it began with is not made of names and numbers")
-        if not isinstance(begun.weights, dict):
-            raise TypeError("the weights it began with are not an object")
+        if not (isinstance(begun.weights, dict) and isinstance(begun.data, dict | None)):
+            raise TypeError("the weights or data it began with are not an object")
         return begun
 
     def to_json(self) -> dict[str, Any]:
@@ -82,6 +84,20 @@ class Provenance:
                     f" (--{name}); restore them, or choose another folder"
                 )
         return dataclasses.replace(self, weights={**self.weights, **found})
+
+    def with_data(self, where: str, source: Any) -> Provenance:
+        """With what a source says of its data, if it does; UserError if something else is recorded."""
+        told = source.describe() if hasattr(source, "describe") else None
+        if told is None:
+            return self
+        was = self.data or told
+        if was.get("sha256") != told["sha256"]:
+            name = next(name for name in told if was.get(name) != told[name])
+            raise UserError(
+                f"the data of the run in {where} has {name} {shown(told[name])} now, and had"
+                f" {shown(was.get(name))} when it was begun; restore it, or start another run"
+            )
+        return dataclasses.replace(self, data=was)
 
 
 def _same(a: Any, b: Any) -> bool:

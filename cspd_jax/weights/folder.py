@@ -161,6 +161,10 @@ def read_description(path: str | os.PathLike) -> dict[str, Any]:
     description = read_object(file)
     if "format_version" not in description and (path / "model").is_dir():
         raise UserError(f"{path} is the folder of a training run; its model is {path / 'model'}")
+    if "format_version" not in description and {"model_type", "architectures"} & description.keys():
+        raise UserError(
+            f"{path} is a folder of Hugging Face's; turn it into a checkpoint by cspd-jax convert"
+        )
     _check_version(description.get("format_version"), file)
     kind = get_kind(description.get("kind"), str(file))
     if not (path / "params").is_dir() and not is_there(path / SINGLE_FILE):

@@ -75,7 +75,17 @@ def test_images_of_a_folder(made):
 def test_hidden_files_are_no_pictures(tmp_path):
     Image.fromarray(pictures(1)[0]).save(tmp_path / "0.png")
     (tmp_path / "._0.png").write_bytes(b"what another system keeps")
+    (tmp_path / ".ipynb_checkpoints").mkdir()
+    Image.fromarray(pictures(1)[0]).save(tmp_path / ".ipynb_checkpoints" / "0-checkpoint.png")
     assert open_images(tmp_path).count == 1
+
+
+def test_pictures_of_16_bits_have_their_upper_eight(tmp_path):
+    """As in training; Pillow would clip them."""
+    ramp = np.arange(256, dtype=np.uint16).reshape(16, 16)
+    Image.fromarray(ramp * 257).save(tmp_path / "0.png")
+    (found,) = open_images(tmp_path).batches(1)
+    np.testing.assert_array_equal(found[0], np.repeat(ramp[..., None], 3, axis=-1))
 
 
 def test_huge_images_come_in_smaller_batches(made, monkeypatch):

@@ -214,6 +214,10 @@ def test_exports(model, whole):
     for number in (3, 4):
         with Image.open(whole / "png" / f"{number:06d}.png") as picture:
             np.testing.assert_array_equal(np.asarray(picture), images[number][..., 0])
+    png.write_bytes(b"")  # what is there is looked at, and not only where more are asked for
+    bulk.run(job_of(model, tokens=True), whole, verify=True)
+    with Image.open(png) as picture:
+        np.testing.assert_array_equal(np.asarray(picture), images[3][..., 0])
     np.savez(whole / "other.npz", arr_0=images)
     with pytest.raises(UserError, match=r"other\.npz exists and holds something else"):
         bulk.run(job_of(model, tokens=True), whole, npz=whole / "other.npz")

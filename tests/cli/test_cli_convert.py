@@ -118,6 +118,10 @@ def bad_files(folder):
         (["convert", TINY], "the following arguments are required: DST"),
         (["info", "none"], "none does not exist"),
         (["info", "."], "has no config.json"),
+        (
+            ["distill", "--target", "llama", "--out", "d"],
+            "llama is a folder of Hugging Face's; turn it into a checkpoint",
+        ),
         (["info", "results"], "results is a folder of results, described by its report.json, not a"),
         (["convert", "llama/model.safetensors", "out"], "one file of a model folder; give the folder, llama"),
         (["fly"], "invalid choice"),

@@ -150,6 +150,7 @@ def run(folder, tmp_path, monkeypatch, capsys):
         "mask": Image.fromarray(mask),
         "black": Image.fromarray(0 * mask),
         "between": Image.fromarray(np.uint8(0 * mask + 150)),
+        "green": Image.new("RGB", (16, 16), (0, 255, 0)),
         "small": Image.fromarray(mask[:8, :8]),
         "deep": Image.fromarray(random.integers(0, 65536, (16, 16)).astype(np.uint16)),
     }
@@ -191,6 +192,10 @@ def test_a_picture_is_turned_as_its_camera_says(model, tmp_path):
     Image.fromarray(pixels).save(tmp_path / "turned.jpg", exif=turned)
     file = str(tmp_path / "turned.jpg")
     np.testing.assert_array_equal(read_mask(file, model), pixels.T[:, ::-1] > 0)
+    views = [Image.fromarray(pixels), Image.fromarray(0 * pixels)]  # of a phone: the first is the picture
+    views[0].save(tmp_path / "phone.jpg", "MPO", save_all=True, append_images=views[1:])
+    assert Image.open(tmp_path / "phone.jpg").n_frames == 2
+    np.testing.assert_array_equal(read_mask(str(tmp_path / "phone.jpg"), model), pixels > 0)
     Image.fromarray(pixels[:, :8]).save(file, exif=turned)
     placed, filled = read_placed(file, model, (0, 8))
     assert filled.sum() == filled[8:].sum() == 128
@@ -331,6 +336,7 @@ def test_all_of_a_picture_stays(run):
             ("--image", "grey.png", "--keep", "between.png"),
             "between.png is no black and white picture: 100% of it",
         ),
+        (("--image", "grey.png", "--keep", "green.png"), "green.png is no black and white picture: 100%"),
         (("--image", "grey.png", "--keep", "nosuch"), "what to keep is 'nosuch'"),
         (("--image", "grey.png", "--keep", "border", "--labels", "7"), "label 7 is out of range"),
         (("--image", "text.npz", "--keep", "border"), "text.npz"),

@@ -31,7 +31,7 @@ from cspd_jax.training.data.folder import (
     ShardCache,
     list_images,
     read_image,
-    skip_report,
+    summary,
 )
 from cspd_jax.training.data.source import shuffled
 from cspd_jax.training.data.words import to_cells
@@ -243,8 +243,9 @@ def test_bad_files_are_skipped_and_counted(tmp_path, capsys):
     assert len(folder.skipped) == 3
     assert sorted(folder.batch(0, 6).labels) == [0, 0, 0, 1, 1, 1]
     told = capsys.readouterr().err
-    assert "3 image files were skipped" in told and "b/thin.png: 9x40 is smaller than 16x16" in told
-    assert "and 2 more" in skip_report(tuple(f"{i}" for i in range(7)))
+    assert told.startswith("6 images of 2 classes: a, b; 3 image files were skipped: a/broken.png: ")
+    assert "b/thin.png: 9x40 is smaller than 16x16" in told
+    assert summary(9, "abcdefg", ()) == "9 images of 7 classes: a, b, c, d, e, and 2 more"
 
 
 def test_what_is_a_class(tmp_path):
@@ -254,6 +255,9 @@ def test_what_is_a_class(tmp_path):
         if name.isdecimal():
             Image.new("L", (16, 16)).save(tmp_path / name / "x.png")
     (tmp_path / "__MACOSX" / "._x.png").write_bytes(b"\0")
+    for hidden in (".ipynb_checkpoints", "@eaDir/x.png"):
+        (tmp_path / "9" / hidden).mkdir(parents=True)
+        shutil.copy(tmp_path / "9" / "x.png", tmp_path / "9" / hidden / "y.png")
     names, files = list_images(str(tmp_path))
     assert names == ("9", "10", "100") and [file.label for file in files] == [0, 1, 2]
     shutil.copy(tmp_path / "9" / "x.png", tmp_path)

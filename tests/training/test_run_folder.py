@@ -5,11 +5,13 @@ import fcntl
 import json
 import pathlib
 import shutil
+import types
 
 import jax
 import numpy as np
 import pytest
 import tiny as tiny_models
+from PIL import Image
 from training_run import TINY
 
 from cspd_jax import weights
@@ -185,6 +187,37 @@ def test_other_weights_are_refused():
     assert known.weights.keys() == {"target"}
     with pytest.raises(UserError, match="default has other weights than when the run in here was begun"):
         known.with_weights("here", target=("config", {"w": np.ones(3)}))
+
+
+def test_other_data_is_refused(tiny, tmp_path, capsys):
+    """Of a class that was renamed the labels would be another's."""
+    for name in ("cat", "dog"):
+        (tmp_path / "data" / name).mkdir(parents=True)
+        for number in range(4):
+            Image.new("L", (16, 16), 50 * number).save(tmp_path / "data" / name / f"{number}.png")
+    sizes = ["encoder_width=16", "encoder_heads=2", "decoder_width=16", "decoder_heads=2", "head_width=16"]
+    settings = [word for size in sizes for word in ("--set", f"model.{size}")]
+    begin = ["train", "--data", "data", "--out", "run", "--batch", "2", "--set", "data.held_out=0"]
+    assert command(*begin, *settings) == 130, capsys.readouterr().err
+    assert command("train", "--resume", "--out", "run") == 130
+    assert "8 images of 2 classes: cat, dog" in capsys.readouterr().err
+    (tmp_path / "data" / "cat").rename(tmp_path / "data" / "kitten")
+    assert command("train", "--resume", "--out", "run") == 2
+    assert "has classes ['dog', 'kitten'] now, and had ['cat', 'dog'] when it was" in capsys.readouterr().err
+    (tmp_path / "data" / "kitten").rename(tmp_path / "data" / "cat")
+    (tmp_path / "data" / "cat" / "3.png").unlink()
+    assert command("train", "--resume", "--out", "run") == 2
+    assert "has images 7 now, and had 8 when it was begun" in capsys.readouterr().err
+
+
+def test_what_is_said_of_data_is_kept():
+    source = types.SimpleNamespace(describe=lambda: {"python": "3.12", "sha256": "b"})
+    assert BEGUN.with_data("here", object()) == BEGUN  # it depends on nothing
+    assert BEGUN.with_data("here", source).data == source.describe()  # begun before this was kept
+    known = dataclasses.replace(BEGUN, data={"python": "3.11", "sha256": "b"})
+    assert known.with_data("here", source) == known
+    with pytest.raises(UserError, match=r"has python '3\.12' now, and had '3\.11' when it was begun"):
+        dataclasses.replace(BEGUN, data={"python": "3.11", "sha256": "a"}).with_data("here", source)
 
 
 @pytest.fixture

@@ -23,6 +23,7 @@ _MOST_SIDE = 2**14  # pixels along an image
 # What may differ between the processes that make the same images: where a model is, words for people, and
 # gains of drafters, which a process takes from the folder.
 _NOT_COMPARED = ("target.name", "vae.name", "method.draft.name", "gains_sha256", "why")
+_SAID = {"sampler.known.sha256": "the hash of what stays (--image, --keep)"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,7 +114,10 @@ class Manifest:
         names = sorted(here.keys() | there.keys())
         differ = [n for n in names if n not in _NOT_COMPARED and here.get(n) != there.get(n)]
         if differ:
-            told = [f"{n} is {shown(there.get(n))} there and {shown(here.get(n))} here" for n in differ[:8]]
+            told = [
+                f"{_SAID.get(n, n)} is {shown(there.get(n))} there and {shown(here.get(n))} here"
+                for n in differ[:8]
+            ]
             more = f"; and {len(differ) - 8} more" if len(differ) > 8 else ""
             raise UserError(
                 f"{where} holds other samples ({'; '.join(told)}{more}); say what was said there, or choose"

@@ -115,7 +115,8 @@ def _export(
     verify: bool,
     tell: Callable[[str], object],
 ) -> None:
-    """Writes the PNGs and the .npz that are asked for, and are not there."""
+    """Writes the PNGs and the .npz that are asked for, and are not there; and with `verify` damaged ones."""
+    png = png or (verify and (folder / exports.PNG).is_dir() and bool(manifest.image_shape))
     if verify and (png or npz is not None):
         with claims.alone():
             removed = exports.remove_damaged(folder, manifest, png, npz)

@@ -15,10 +15,12 @@ import numpy as np
 from PIL import Image
 
 from cspd_jax._utils import limits
+from cspd_jax._utils.files import files_in
 from cspd_jax._utils.zip_files import stream_array
 from cspd_jax.apps.bulk.folder import read as read_shards
 from cspd_jax.apps.bulk.manifest import is_folder_of_samples, read_manifest
 from cspd_jax.errors import UserError
+from cspd_jax.training.data.folder import eight_bits
 
 ARRAY = "arr_0"  # what ADM's evaluator calls the images of an .npz file
 SUFFIXES = (".png", ".jpg", ".jpeg")
@@ -105,7 +107,7 @@ def _open_samples(folder: Path) -> ImageSet:
 
 def _open_pictures(folder: Path) -> ImageSet:
     """A folder of pictures of one size, also in folders below it, in the order of their names, as RGB."""
-    files = sorted(_pictures(folder))
+    files = files_in(folder, SUFFIXES)
     if not files:
         raise UserError(f"{folder} holds no {', '.join(SUFFIXES)} files")
     if len(files) > _MOST_FILES:
@@ -117,19 +119,6 @@ def _open_pictures(folder: Path) -> ImageSet:
             yield np.stack([_read_picture(file, shape) for file in files[start : start + size]])
 
     return ImageSet(folder, len(files), shape, read)
-
-
-def _pictures(folder: Path) -> Iterator[Path]:
-    try:
-        for place, _, names in os.walk(folder):
-            yield from (Path(place, name) for name in names if _is_picture(name))
-    except OSError as error:
-        raise UserError(f"{folder} cannot be read: {error.strerror}") from None
-
-
-def _is_picture(name: str) -> bool:
-    """What other systems hide among pictures ("._0.png") is none."""
-    return Path(name).suffix.lower() in SUFFIXES and name[0] != "."
 
 
 def _read_picture(file: Path, shape: tuple[int, ...] | None) -> np.ndarray:
@@ -144,7 +133,7 @@ def _read_picture(file: Path, shape: tuple[int, ...] | None) -> np.ndarray:
                     f"{file} is {found[1]}x{found[0]}, but the first picture of the folder is"
                     f" {shape[1]}x{shape[0]}; all must be of one size"
                 )
-            return np.asarray(opened.convert("RGB"), np.uint8)
+            return np.asarray(eight_bits(opened).convert("RGB"), np.uint8)
     except UserError:
         raise
     except Exception as error:  # Pillow's decoders raise many types

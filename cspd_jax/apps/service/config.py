@@ -250,10 +250,10 @@ class ServiceConfig:
             raise UserError(f"the prompt has id {mask.pop()}, the mask's; places to be filled come after it")
         if wrong := [i for i in ids if i >= model.config.known_ids]:
             raise UserError(f"the prompt has id {wrong[0]}; {model.name} has {model.config.known_ids} ids")
-        most = min(ROOMS[-1], model.config.max_positions - new_tokens)
-        if len(ids) > most:
+        if len(ids) > ROOMS[-1] or len(ids) + new_tokens > model.config.max_positions:
             raise UserError(
-                f"the prompt has {len(ids)} tokens; with {new_tokens} new ones it may have {most}"
+                f"the prompt has {len(ids)} tokens, and {new_tokens} new ones are asked for; it may have"
+                f" {ROOMS[-1]}, and both together {model.config.max_positions}"
             )
         return ids
 

@@ -10,7 +10,7 @@ import json
 import os
 import pathlib
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, TypeVar
 
@@ -19,13 +19,21 @@ from PIL import Image, ImageOps
 from tqdm import tqdm
 
 from cspd_jax._utils import limits
-from cspd_jax._utils.files import file_sha256, not_a_folder, write_text, written_beside
+from cspd_jax._utils.files import (
+    file_sha256,
+    files_in,
+    in_order,
+    is_hidden,
+    not_a_folder,
+    write_text,
+    written_beside,
+)
 from cspd_jax._utils.json_files import read_json
 from cspd_jax._utils.typed import check_kinds
 from cspd_jax.errors import UserError
 from cspd_jax.training.data.source import Batch, Split, generator, shuffled
 
-SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
+SUFFIXES = (".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".bmp", ".gif", ".tif", ".tiff", ".webp")
 # The formats of these files. Left to itself, Pillow goes by the content, and gives PostScript to a program.
 _FORMATS = ("PNG", "JPEG", "BMP", "DIB", "GIF", "TIFF", "WEBP")
 _SHARD = 64  # images
@@ -108,6 +116,7 @@ class Folder:
     ):
         self.config, self._encoder = config, encoder
         self.class_names, files = list_images(config.root)
+        self._described = described(self.class_names, files)
         self._shards, labels, self.skipped = self._prepare(files, ShardCache(cache), progress)
         self._labels = np.array(labels, np.int32)
         if not labels:
@@ -115,8 +124,8 @@ class Folder:
                 f"none of the {len(files)} images in {config.root} can be used: {self.skipped[0]}"
             )
         draw(config, len(labels), 0, 1, seed=0, split="train")  # UserError if none is left
-        if self.skipped and progress:
-            print(skip_report(self.skipped), file=sys.stderr)
+        if progress:
+            print(summary(len(labels), self.class_names, self.skipped), file=sys.stderr)
         self._starts = np.cumsum([0, *(len(rows) for rows in self._shards)])
         row = self._shards[0].shape[1:]
         self.shape = row if encoder is None else (*row[1:3], row[3] // 2)
@@ -132,6 +141,9 @@ class Folder:
         mean, log_var = np.split(moments, 2, axis=-1)
         noise = generator(seed, split, index, _NOISE).standard_normal(mean.shape, dtype=np.float32)
         return Batch((mean + np.exp(log_var / 2) * noise) * np.float32(self._encoder.scale), labels)
+
+    def describe(self) -> dict[str, Any]:
+        return self._described
 
     def _prepare(self, files: list[ImageFile], cache: ShardCache, progress: bool):
         """Decodes or encodes all files in shards: (arrays, a label per row, skipped files)."""
@@ -250,8 +262,9 @@ def list_images(root: str) -> tuple[tuple[str, ...], list[ImageFile]]:
     if not root or not folder.is_dir():
         problem = not_a_folder(folder) if root else "does not exist"
         raise UserError(f"the image folder {root!r} {problem}")
-    inside = {p.name: _images(p.rglob("*")) for p in folder.iterdir() if p.is_dir() and p.name[0] != "."}
-    inside, here = {name: found for name, found in inside.items() if found}, _images(folder.iterdir())
+    classes = [path for path in folder.iterdir() if path.is_dir() and not is_hidden(path.name)]
+    inside = {path.name: found for path in classes if (found := _images(path))}
+    here = _images(folder, below=False)
     if inside and here:
         raise UserError(
             f"{root} holds {len(here)} images beside its sub-folders, which are classes; move them into one"
@@ -260,24 +273,28 @@ def list_images(root: str) -> tuple[tuple[str, ...], list[ImageFile]]:
         raise UserError(f"{root} holds no images; expected images, or one sub-folder of images per class")
     if not inside:
         return (folder.resolve().name,), [ImageFile(path, path.name, 0) for path in here]
-    numbers = all(name.isascii() and name.isdecimal() for name in inside)
-    classes = sorted(inside, key=lambda name: (int(name) if numbers else 0, name))
-    return tuple(classes), [
+    names = in_order(inside)
+    return tuple(names), [
         ImageFile(path, path.relative_to(folder).as_posix(), label)
-        for label, name in enumerate(classes)
+        for label, name in enumerate(names)
         for path in inside[name]
     ]
 
 
-def _images(paths: Iterable[pathlib.Path]) -> list[pathlib.Path]:
-    """Those that are named as images, sorted; what other systems hide among them ("._0.png") is none."""
-    return sorted(p for p in paths if p.suffix.lower() in SUFFIXES and p.name[0] != "." and p.is_file())
+def _images(folder: pathlib.Path, below: bool = True) -> list[pathlib.Path]:
+    return [path for path in files_in(folder, SUFFIXES, below) if path.is_file()]
+
+
+def described(classes: Sequence[str], files: Sequence[ImageFile]) -> dict[str, Any]:
+    """What tells one folder from another, as JSON: the names in it."""
+    names = "\n".join(file.name for file in files).encode(errors="surrogateescape")
+    return {"classes": list(classes), "images": len(files), "sha256": hashlib.sha256(names).hexdigest()}
 
 
 def read_image(path: pathlib.Path, size: int, channels: int) -> np.ndarray:
     """The central square of a picture, scaled: uint8 [size, size, channels]."""
     with _opened(path, size) as opened:
-        picture = _eight_bits(ImageOps.exif_transpose(opened)).convert("L" if channels == 1 else "RGB")
+        picture = eight_bits(ImageOps.exif_transpose(opened)).convert("L" if channels == 1 else "RGB")
     while min(picture.size) >= 2 * size:  # halving by boxes first keeps the final filter sharp
         picture = picture.resize((picture.width // 2, picture.height // 2), Image.Resampling.BOX)
     scale = size / min(picture.size)
@@ -288,7 +305,7 @@ def read_image(path: pathlib.Path, size: int, channels: int) -> np.ndarray:
     return np.asarray(square, np.uint8).reshape(size, size, channels)
 
 
-def _eight_bits(picture: Image.Image) -> Image.Image:
+def eight_bits(picture: Image.Image) -> Image.Image:
     """Grey pictures of 16 bits have their upper eight; Pillow would clip them."""
     if picture.mode == "F":
         raise UserError("its pixels are floating-point numbers; they must be whole ones")
@@ -323,11 +340,15 @@ def _opened(path: pathlib.Path, size: int) -> Iterator[Image.Image]:
         raise UserError(f"unreadable ({type(error).__name__})") from None
 
 
-def skip_report(skipped: tuple[str, ...]) -> str:
-    """One paragraph: how many files were left out, and the first few."""
-    shown = "; ".join(skipped[:_REPORTED])
-    more = f"; and {len(skipped) - _REPORTED} more" if len(skipped) > _REPORTED else ""
-    return f"{len(skipped)} image files were skipped: {shown}{more}"
+def summary(images: int, classes: Sequence[str], skipped: Sequence[str]) -> str:
+    """One paragraph: how many images there are of which classes, and which files were left out."""
+    told = f"{images} images of {len(classes)} classes: {_first(classes, ', ')}"
+    return told + (f"; {len(skipped)} image files were skipped: {_first(skipped, '; ')}" if skipped else "")
+
+
+def _first(texts: Sequence[str], between: str) -> str:
+    more = f"{between}and {len(texts) - _REPORTED} more" if len(texts) > _REPORTED else ""
+    return between.join(texts[:_REPORTED]) + more
 
 
 class Shard(NamedTuple):

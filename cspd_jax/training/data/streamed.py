@@ -10,18 +10,20 @@ import functools
 import os
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
 from cspd_jax.errors import UserError
 from cspd_jax.training.data.folder import (
     FolderConfig,
+    described,
     draw,
     header_problem,
     list_images,
     read_image,
     side_by_side,
-    skip_report,
+    summary,
     to_pixels,
 )
 from cspd_jax.training.data.source import Batch, Split
@@ -42,6 +44,7 @@ class StreamedFolder:
         self.config, self.workers = config, workers
         self.shape = (config.size, config.size, config.channels)
         self.class_names, files = list_images(config.root)
+        self._described = described(self.class_names, files)
         problems = list(side_by_side(functools.partial(header_problem, size=config.size), files))
         self.skipped = tuple(f"{f.name}: {problem}" for f, problem in zip(files, problems) if problem)
         self._files = [f for f, problem in zip(files, problems) if not problem]
@@ -49,8 +52,11 @@ class StreamedFolder:
             raise UserError(
                 f"none of the {len(files)} images in {config.root} can be used: {self.skipped[0]}"
             )
-        if self.skipped and progress:
-            print(skip_report(self.skipped), file=sys.stderr)
+        if progress:
+            print(summary(len(self._files), self.class_names, self.skipped), file=sys.stderr)
+
+    def describe(self) -> dict[str, Any]:
+        return self._described
 
     def batch(self, index: int, size: int, *, seed: int = 0, split: Split = "train") -> Batch:
         return self.part(index, np.arange(size), size, seed=seed, split=split)

@@ -62,12 +62,13 @@ def train(
     with claimed(out, options.resume):
         with processes.first_alone("the data is prepared"):
             source = make_source(config.data, encoder=encoder, cache=cache, stream=stream)
+            begun = begun.with_data(str(out), source)
             if of_sphere and vae is not None:
                 source = SphereLatents(source, vae)
         trainer.check_fit(config, source)
         settings_file.write(config, out, begun)
         in_pixels = vae is None and source.shape[2] in (1, 3)
-        options = _with_pictures(options, config, out, initial, in_pixels)
+        options = _with_data(options, config, out, initial, in_pixels)
         state = trainer.train(config, source, out, options)
         extra = {"class_names": list(source.class_names)}
         return Trained.of(kind_name(config.model), config, state, extra)
@@ -89,6 +90,7 @@ def train_autoencoder(
     with claimed(out, options.resume):
         with processes.first_alone("the data is prepared"):
             source = make_source(config.data, cache=cache, stream=stream)
+            begun = begun.with_data(str(out), source)
         autoencoder.check_fit(config, source)
         settings_file.write(config, out, begun)
         shown = autoencoder.pictures(config, source, out / "pictures")
@@ -126,13 +128,13 @@ def distill(
     initial = starting_weights(begun.init, config.model, out)
     begun = begun.with_weights(
         str(out), target=(target.config, target.params), init=initial and (config.model, initial)
-    )
+    ).with_data(str(out), data)
     with claimed(out, options.resume):
         settings_file.write(config, out, begun)
         source = _drafts_source(config, begun, teacher, data, out, tell)
         in_pixels = config.model.vae_stride == 1
         options = dataclasses.replace(options, placement=placement)
-        options = _with_pictures(options, config, out, initial, in_pixels)
+        options = _with_data(options, config, out, initial, in_pixels)
         state = trainer.train(config, source, out, options, task)
         trained = Trained.of("mar", config, state, {"class_names": list(data.class_names)})
         if processes.is_first():
@@ -151,7 +153,7 @@ def _check_objective(config: TrainConfig) -> None:
             )
 
 
-def _with_pictures(
+def _with_data(
     options: RunOptions, config: ImageTrainConfig, out: pathlib.Path, initial: Any, in_pixels: bool
 ) -> RunOptions:
     on_sample = trainer.pictures(config, out / "pictures") if in_pixels else None

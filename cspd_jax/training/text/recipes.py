@@ -46,7 +46,7 @@ def train(
     begun = begun.with_weights(str(out), init=initial and (config.model, initial))
     texts = Texts(config.data)
     with claimed(out, options.resume):
-        settings_file.write(config, out, begun)
+        settings_file.write(config, out, begun.with_data(str(out), texts))
         on_sample = glance(config, texts, out / "held_out.jsonl", tell)
         options = dataclasses.replace(options, on_sample=on_sample, initial=initial)
         state = train_text(config, texts, out, options)
@@ -79,8 +79,9 @@ def distill(
         str(out), target=(target.config, target.params), init=initial and (config.model, initial)
     )
     with claimed(out, options.resume):
-        settings_file.write(config, out, begun)
         texts = Texts(config.data)
+        begun = begun.with_data(str(out), texts)
+        settings_file.write(config, out, begun)
         rows = _drafts_rows(config, begun, TextTeacher(target.config, target.params), texts, out, tell)
         placement = options.placement_for(config)
         teacher = TextTeacher(target.config, replicate(placement.mesh, target.params))
