@@ -2412,6 +2412,49 @@ FACE = "tests/repository/test_python_face.py"
 
 SURPRISES = [
     *_table(
+        "cspd_jax/training/provenance.py",
+        ("tests/training/test_run_folder.py",),
+        (
+            "resumed: on other data",
+            '        if was.get("sha256") != told["sha256"]:\n',
+            "        if False:\n",
+        ),
+    ),
+    *_table(
+        "cspd_jax/training/run_folder.py",
+        ("tests/training/test_run_folder.py",),
+        (
+            "resumed: a model without its checkpoints",
+            'if resume and (out / "model").exists() and not newest_step(out):',
+            "if False:",
+        ),
+    ),
+    *_table(
+        "cspd_jax/_utils/files.py",
+        ("tests/training/test_data.py", "tests/apps/test_evaluation_samples.py"),
+        ("pictures: those of hidden folders", "if below and not is_hidden(name)]", "if below]"),
+    ),
+    *_table(
+        "cspd_jax/apps/evaluation/image_files.py",
+        ("tests/apps/test_evaluation_samples.py",),
+        ("pictures: 16 bits are clipped", "eight_bits(opened).convert", "opened.convert"),
+    ),
+    *_table(
+        "cspd_jax/apps/bulk/workers.py",
+        ("tests/apps/test_samples.py",),
+        (
+            "samples: PNGs that are there are not looked at",
+            "    png = png or (verify and",
+            "    png = png or (False and",
+        ),
+    ),
+    *_table(
+        "cspd_jax/image/pictures.py",
+        ("tests/image/test_regions.py",),
+        ("masks: of any grey", "    if neither >= _MOST_GREY:\n", "    if neither > 1:\n"),
+        ("masks: colours are black or white", "pixels.max(axis=-1)\n", "pixels.min(axis=-1)\n"),
+    ),
+    *_table(
         "cspd_jax/cli/_failures.py",
         (f"{FAILURES}::test_a_signal_is_not_lost",),
         (
