@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from cspd_jax.errors import UserError, check_whole
 
 Array = jax.Array
+_GENERATOR = "threefry2x32"  # of those of JAX the one that draws for each row of a batch as for it alone
 
 
 @enum.unique
@@ -33,24 +34,35 @@ class Purpose(enum.IntEnum):
     DRAFT = 10
 
 
+def seed_key(seed: int | Array) -> Array:
+    """The key of a seed, whatever generator JAX is told to use by default."""
+    return jax.random.key(seed, impl=_GENERATOR)
+
+
 def as_typed(key: Array) -> Array:
-    """A key, or keys, of the new kind. UserError for what is no key, such as a seed."""
+    """A key, or keys, of the new kind. UserError for what is no key, such as a seed, and for keys of another
+    generator, which draw for all rows of a batch from the key of the first."""
     dtype = getattr(key, "dtype", None)
     if isinstance(key, jax.Array) and not isinstance(key, jax.core.Tracer) and key.is_deleted():
         raise UserError("key has been deleted or donated; make it again")
     is_key = dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
     if is_key and isinstance(key, jax.Array):
+        if (found := str(jax.random.key_impl(key))) != _GENERATOR:
+            raise UserError(
+                f"key is of the generator {found}, with which rows of a batch are not independent; make it by"
+                f" jax.random.key(seed, impl={_GENERATOR!r})"
+            )
         return key
     if is_key or dtype != jnp.uint32 or not key.ndim:
         raise UserError(
             f"key is {key!r:.80}; it must be made by jax.random.key, for example jax.random.key(0)"
         )
     try:
-        return jax.random.wrap_key_data(key)  # of the old kind, jax.random.PRNGKey
+        return jax.random.wrap_key_data(key, impl=_GENERATOR)  # of the old kind, jax.random.PRNGKey
     except TypeError:
         raise UserError(
-            f"key is uint32 {list(key.shape)}, which is no key of {jax.config.jax_default_prng_impl}; use"  # type: ignore[attr-defined]
-            " jax.random.key"
+            f"key is uint32 {list(key.shape)}, which is no key of {_GENERATOR}; make it by"
+            f" jax.random.key(seed, impl={_GENERATOR!r})"
         ) from None
 
 

@@ -17,13 +17,14 @@ TEMPLATE = (
 )
 
 
-def tokenizer(begins=False):
-    """With `begins` it puts w1 before each text."""
+def tokenizer(around=""):
+    """around: what it puts around each text $A, such as "w1 $A"."""
     tokenizers = pytest.importorskip("tokenizers")
     made = tokenizers.Tokenizer(tokenizers.models.WordLevel({f"w{i}": i for i in range(IDS)}, "w0"))
     made.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
-    if begins:
-        made.post_processor = tokenizers.processors.TemplateProcessing("w1 $A", None, [("w1", 1)])
+    if around:
+        special = [("w1", 1), ("w2", 2)]
+        made.post_processor = tokenizers.processors.TemplateProcessing(around, None, special)
     return made.to_str()
 
 

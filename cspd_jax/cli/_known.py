@@ -123,8 +123,10 @@ def _kept(args: argparse.Namespace, model) -> Start:
     else:
         mask = _mask(args.keep, model, args)
     if empty := [file for file, one in zip(files, np.atleast_2d(mask)) if not one.any()]:
+        white = ", of which white (255) stays," if _is_file(args.keep) else ""
         raise UserError(
-            f"--keep {args.keep} keeps no whole token of the picture {empty[0]}; keep more, or leave it out"
+            f"--keep {args.keep}{white} keeps no whole token of the picture {empty[0]}; keep more, or leave"
+            " it out"
         )
     if mask.all():
         progress("note: all tokens are kept, so the picture comes out as it is")

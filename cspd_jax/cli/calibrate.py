@@ -79,6 +79,7 @@ def _texts(args: argparse.Namespace) -> None:
     path = folder / sets.FILE
     limits.is_there(path)  # found before the work if it cannot be replaced
     count = args.n or _PROMPTS
+    prompt_ids(model, ())  # a model that cannot read them is refused before there are any
     if args.prompts is None:
         passages = [document.text for document in text.documents() if not document.held_out]
         begun = [passage[:_BEGINNING] for passage in passages if len(passage) > _BEGINNING]

@@ -57,11 +57,11 @@ def run(args: argparse.Namespace) -> None:
     from cspd_jax._utils import compilation
 
     compilation.use_cache()
-    import jax
     import numpy as np
 
     from cspd_jax.image.known import in_turn
     from cspd_jax.image.plan import check, resolve
+    from cspd_jax.keys import seed_key
     from cspd_jax.parallel import processes
     from cspd_jax.weights import models
 
@@ -92,7 +92,7 @@ def run(args: argparse.Namespace) -> None:
             "nothing is measured across processes: give a --method, --denoise plain or speculative, and no"
             " --compare"
         )
-    key, shown = jax.random.key(args.seed), None
+    key, shown = seed_key(args.seed), None
     if args.method is None:
         decided, shown = _fastest(args, key, model, labels, options)
     else:

@@ -191,14 +191,14 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _request(args: argparse.Namespace, model: TextModel, prompts: list[list[int]]) -> Request:
-    import jax
 
+    from cspd_jax.keys import seed_key
     from cspd_jax.masked import Options
     from cspd_jax.masked.comparison import Request
 
     block = min(args.block, args.max_new_tokens)
     options = from_flags(Options, args, block=block)
-    return Request(jax.random.key(args.seed), model, prompts, _method(args, block), options)
+    return Request(seed_key(args.seed), model, prompts, _method(args, block), options)
 
 
 def _method(args: argparse.Namespace, block: int) -> Method:

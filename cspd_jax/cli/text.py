@@ -235,14 +235,14 @@ def load_drafter(name: str | None, target: TextModel, dtype: str, method: str = 
 
 
 def _request(args: argparse.Namespace, target: TextModel, prompts: list[list[int]], drafter: Any) -> Request:
-    import jax
 
+    from cspd_jax.keys import seed_key
     from cspd_jax.text import Options
     from cspd_jax.text.comparison import Request
 
     gamma, stop_ids = args.gamma or Options.gamma, () if args.no_stop else None
     return Request(
-        jax.random.key(args.seed) if args.temperature else None,
+        seed_key(args.seed) if args.temperature else None,
         target,
         prompts,
         drafter if args.method != "tree" else _tree(drafter, args.tree or (3, 2, 1)),

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.keys import row_keys
+from cspd_jax.keys import row_keys, seed_key
 from cspd_jax.masked import speculative
 from cspd_jax.masked.canvas import Canvas
 from cspd_jax.masked.info import count_calls
@@ -77,7 +77,7 @@ class Pool:
         """A text takes a row, whatever was there."""
         keys = one.canvas.keys
         if keys is None:  # a greedy text has a key here, too, whose numbers count nothing
-            keys = row_keys(jax.random.key(0), 1)
+            keys = row_keys(seed_key(0), 1)
         one = dataclasses.replace(one, canvas=dataclasses.replace(one.canvas, keys=keys))
         begun = _begun(one)
         if self._rows is None:

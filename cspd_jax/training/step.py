@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from cspd_jax.keys import seed_key
 from cspd_jax.training.accumulation import Loss, mean_gradient
 from cspd_jax.training.config import RunConfig
 
@@ -31,7 +32,7 @@ class Purpose(enum.IntEnum):
 
 def run_key(seed: int, purpose: Purpose) -> Array:
     """The key of one purpose of a run."""
-    return jax.random.fold_in(jax.random.key(seed), int(purpose))
+    return jax.random.fold_in(seed_key(seed), int(purpose))
 
 
 class TrainState(NamedTuple):

@@ -10,7 +10,6 @@ from cspd_jax._utils import limits
 from cspd_jax._utils.json_files import read_json
 from cspd_jax.converters.hf import CHAT_TEMPLATE
 from cspd_jax.errors import UserError
-from cspd_jax.weights.models import TextModel
 from cspd_jax.weights.tokenizers import Tokenizer
 
 _FOLDERS = ("tokenizer", "")  # ours, and the hub's
@@ -64,13 +63,13 @@ def _text(path: Path) -> str:
         raise UserError(f"{path} cannot be read as text ({error})") from None
 
 
-def chat_ids(
-    model: TextModel, tokenizer: Tokenizer, template: Template, messages: Sequence[Mapping[str, str]]
-) -> list[int]:
-    """Messages as the ids that the model continues with its answer."""
-    row = tokenizer.encode(template(messages))
-    # A template writes the beginning of a text, and some tokenizers add another.
-    return row[1:] if row[:1] == row[1:2] and row[0] in model.config.bos_ids else row
+def chat_ids(tokenizer: Tokenizer, template: Template, messages: Sequence[Mapping[str, str]]) -> list[int]:
+    """Messages as the ids that a model continues with its answer: those that the template writes, alone."""
+    if not (row := tokenizer.encode(template(messages), begin=False)):
+        raise UserError(
+            "the chat template makes no tokens of these messages; the model needs one to begin with"
+        )
+    return row
 
 
 def _content(token: object) -> str:

@@ -31,9 +31,10 @@ _PLACES = ("tokenizer/tokenizer.json", "tokenizer.json")  # in our checkpoint fo
 
 
 class Tokenizer(Protocol):
-    """Encodes and decodes whole texts."""
+    """Encodes and decodes whole texts. begin: whether what begins a text (and ends it, of some tokenizers) is
+    added."""
 
-    def encode(self, text: str) -> list[int]: ...
+    def encode(self, text: str, begin: bool = True) -> list[int]: ...
 
     def decode(self, ids: Sequence[int]) -> str: ...
 
@@ -85,9 +86,9 @@ class FileTokenizer:
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, begin: bool = True) -> list[int]:
         ids = self._ask(
-            lambda: self._tokenizer.encode_batch([text])[0].ids,
+            lambda: self._tokenizer.encode_batch([text], add_special_tokens=begin)[0].ids,
             f"encode this text of {len(_text(text))} characters",
         )
         if ids and max(ids) >= self._known_ids:

@@ -327,7 +327,10 @@ def test_all_of_a_picture_stays(run):
         (("--image", "alpha.png", "--keep", "border"), "alpha.png has transparent pixels"),
         (("--image", "deep.png", "--keep", "border"), "deep.png has more than 8 bits a channel"),
         (("--image", "moving.png", "--keep", "border"), "moving.png is animated"),
-        (("--image", "grey.png", "--keep", "black.png"), "--keep black.png keeps no whole token"),
+        (
+            ("--image", "grey.png", "--keep", "black.png"),
+            "--keep black.png, of which white (255) stays, keeps no whole",
+        ),
         (
             ("--image", "grey.png", "--keep", "small.png"),
             "small.png is 8x8 and the model's pictures are",

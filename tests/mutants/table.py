@@ -2412,6 +2412,25 @@ FACE = "tests/repository/test_python_face.py"
 
 SURPRISES = [
     *_table(
+        "cspd_jax/keys.py",
+        ("tests/repository/test_process.py",),
+        (
+            "keys: of any generator",
+            "(found := str(jax.random.key_impl(key))) != _GENERATOR",
+            "not (found := _GENERATOR)",
+        ),
+        (
+            "keys: of seeds by the default generator",
+            "    return jax.random.key(seed, impl=_GENERATOR)",
+            "    return jax.random.key(seed)",
+        ),
+    ),
+    *_table(
+        "cspd_jax/weights/chat.py",
+        ("tests/training/test_states_training.py",),
+        ("chats: the tokenizer's own special tokens", "begin=False)", "begin=True)"),
+    ),
+    *_table(
         "cspd_jax/training/provenance.py",
         ("tests/training/test_run_folder.py",),
         (

@@ -2,6 +2,8 @@
 Algorithms import neither networks nor weights."""
 
 import ast
+import re
+from pathlib import Path
 
 import import_graph
 import pytest
@@ -22,6 +24,7 @@ ALGORITHMS = tuple(
 )  # fmt: skip
 TABU = ("cspd_jax.networks", "cspd_jax.weights")
 
+PACKAGE = Path(__file__).parents[2] / "cspd_jax"
 EDGES = import_graph.graph(late=True, types=True)
 
 
@@ -62,6 +65,19 @@ def test_functions_are_small():
     }
     measured = [(module, *row) for module, path in files.items() for row in functions(path)]
     assert [row for row in measured if row[2] > 8 or row[3] > 60] == [] and len(measured) > 1000
+
+
+def test_keys_of_seeds_are_made_in_one_place():
+    """`jax.random.key` asks which generator is the default; a function whose shapes alone count may, too."""
+    making = re.compile(r"random\.(key|PRNGKey)\(.*")
+    found = {
+        (path.relative_to(PACKAGE).as_posix(), made[0])
+        for path in PACKAGE.rglob("*.py")
+        for made in making.finditer(re.sub(r'""".*?"""', "", path.read_text(encoding="utf-8"), flags=re.S))
+    }
+    shapes = {made for made in found if made[0].startswith("networks/") and made[1] == "random.key(0)))"}
+    names = {path for path, _ in found - shapes}
+    assert names == {"keys.py"} and len(shapes) > 3, names
 
 
 def test_every_folder_is_a_layer():

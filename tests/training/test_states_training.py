@@ -28,7 +28,8 @@ from cspd_jax.training.text.questions import opening, own_questions
 from cspd_jax.training.text.states_recipe import head_config
 from cspd_jax.training.text.trainer import TextTeacher
 from cspd_jax.weights import models
-from cspd_jax.weights.chat import chat_template
+from cspd_jax.weights.chat import chat_ids, chat_template
+from cspd_jax.weights.tokenizers import load_tokenizer
 
 LENGTH, OWN = 24, 40
 LAYERS = (0, 1, 2)
@@ -219,12 +220,19 @@ def test_prompts_are_put_into_the_chat_template(target, tmp_path):
         (tmp_path / name / "tokenizer_config.json").write_text(json.dumps(settings))
     said = [{"role": "user", "content": "w7 w8"}]
     assert chat_template(tmp_path / "good")(said) == "w1 w7 w8 w5"
-    for begins in (True, False):  # a beginning that template and tokenizer both write counts once
-        (tmp_path / "good" / "tokenizer.json").write_text(tokenizer(begins))
+    for around in (
+        "",
+        "w1 $A",
+        "$A w2",
+        "w1 $A w2",
+    ):  # what the tokenizer puts there: the template has its own
+        (tmp_path / "good" / "tokenizer.json").write_text(tokenizer(around))
         chat = dataclasses.replace(model, folder=tmp_path / "good")
         assert prompt_ids(chat, ["w7 w8"]) == [[1, 7, 8, 5]]
     with pytest.raises(UserError, match="cannot be filled in"):
         chat_template(tmp_path / "bad")(said)
+    with pytest.raises(UserError, match="the chat template makes no tokens of these messages"):
+        chat_ids(load_tokenizer(chat), lambda messages: "", said)
     assert chat_template(None) is None
 
 

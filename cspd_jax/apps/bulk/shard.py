@@ -20,7 +20,7 @@ from cspd_jax.image.counts import BatchOutput
 from cspd_jax.image.generation import generate_batch
 from cspd_jax.image.info import summarise
 from cspd_jax.image.plan import Plan
-from cspd_jax.keys import row_keys
+from cspd_jax.keys import row_keys, seed_key
 
 
 def make_shard(
@@ -39,7 +39,7 @@ def make_shard(
     beyond the shard is dropped.
     """
     compiled, begin = compile_seconds(), time.perf_counter()
-    key, batch = jax.random.key(job.seed), plan.batch
+    key, batch = seed_key(job.seed), plan.batch
     starts = range(first // batch * batch, end, batch)
     parts: list[Shard] = []
     outputs: list[BatchOutput] = []

@@ -20,6 +20,7 @@ from cspd_jax._utils.files import write_arrays, write_errors
 from cspd_jax._utils.typed import check_kinds
 from cspd_jax.apps.evaluation.data import to_float
 from cspd_jax.errors import check_whole
+from cspd_jax.keys import seed_key
 from cspd_jax.training.data.source import Source
 
 _TOGETHER = 256
@@ -102,7 +103,7 @@ def train(source: Source, config: ClassifierConfig, progress: bool = True) -> Cl
     start = time.perf_counter()
     network = Network(len(source.class_names), config)
     optimizer = optax.adam(optax.cosine_decay_schedule(config.learning_rate, config.steps))
-    params = jax.jit(network.init)(jax.random.key(config.seed), jnp.zeros((1, *source.shape)))
+    params = jax.jit(network.init)(seed_key(config.seed), jnp.zeros((1, *source.shape)))
     state = jax.jit(optimizer.init)(params)
 
     def loss(params, images, labels):
@@ -144,7 +145,7 @@ def train_or_load(
 
 def _read(path: Path, source: Source, origin: str, config: ClassifierConfig) -> Classifier | None:
     network = Network(len(source.class_names), config)
-    shapes = jax.eval_shape(network.init, jax.random.key(0), jnp.zeros((1, *source.shape)))
+    shapes = jax.eval_shape(network.init, seed_key(0), jnp.zeros((1, *source.shape)))
     try:
         with np.load(path, allow_pickle=False) as stored:
             if str(stored["origin"]) != origin:

@@ -11,7 +11,6 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
 from cspd_jax._utils.files import write_arrays, write_errors, write_text
@@ -22,7 +21,7 @@ from cspd_jax.errors import UserError
 from cspd_jax.image import generation, pixels
 from cspd_jax.image.options import Options
 from cspd_jax.image.plan import check, resolve
-from cspd_jax.keys import row_keys
+from cspd_jax.keys import row_keys, seed_key
 from cspd_jax.weights.models import ImageModel
 
 SETTINGS = "settings.json"
@@ -95,7 +94,7 @@ def generate(
         folder.mkdir(exist_ok=True)
     except OSError as error:
         raise UserError(f"{folder} cannot be made: {error.strerror or error}") from None
-    key = jax.random.key(seed)
+    key = seed_key(seed)
     parts = [_read(_path(folder, index), batch) for index in range(-(-count // batch))]
     per_part = check(model, [0], options=options).num_steps
     kept = sum(part is not None for part in parts)

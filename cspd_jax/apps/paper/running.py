@@ -15,7 +15,7 @@ from cspd_jax.apps.paper.variants import asked
 from cspd_jax.image.generation import run
 from cspd_jax.image.info import Info
 from cspd_jax.image.plan import Plan, resolve
-from cspd_jax.keys import row_keys
+from cspd_jax.keys import row_keys, seed_key
 from cspd_jax.reports.image import rates
 
 # Runs are timed until they have taken so many seconds, or so often; the shortest counts.
@@ -31,7 +31,7 @@ def run_cell(setup: Setup, cell: Cell) -> tuple[dict[str, Any], dict[str, np.nda
     labels = labels_of(setup, cell)
     sampling = {"cfg": cell.cfg, "temperature": cell.temperature, "respacing": cell.steps}
     plan = resolve(model, labels.tolist(), *asked(setup.draft, cell.options, **sampling))
-    keys = row_keys(jax.random.key(cell.seed), cell.images, cell.first)
+    keys = row_keys(seed_key(cell.seed), cell.images, cell.first)
     if cell.by_round:
         return draws_of_resampling(plan, keys), {}
     tokens, info, seconds = timed(keys, plan)

@@ -21,7 +21,7 @@ from cspd_jax.image.bound import Batch
 from cspd_jax.image.options import Options
 from cspd_jax.image.plan import resolve
 from cspd_jax.image.prompts import bind, ids_of
-from cspd_jax.keys import row_keys
+from cspd_jax.keys import row_keys, seed_key
 from cspd_jax.networks.nextstep_config import NextStepConfig
 from cspd_jax.weights.models import ImageModel
 from cspd_jax.weights.tokenizers import Tokenizer
@@ -97,7 +97,7 @@ class CausalRows:
         batch = Batch(
             model.network,
             model.params,
-            row_keys(jax.random.key(request.seed), 1),
+            row_keys(seed_key(request.seed), 1),
             jnp.array([request.label]),
             dataclasses.replace(self._settled, cfg=jnp.float32(request.cfg)),
         )

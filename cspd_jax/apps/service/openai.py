@@ -158,7 +158,7 @@ def _of_messages(offer: ServiceConfig, tokenizer: Tokenizer, body: Mapping[str, 
     said = body.get("messages")
     if not isinstance(said, list) or not said:
         raise UserError(f"messages is {shown(said)}; it must be a list of objects with role and content")
-    return chat_ids(offer.text, tokenizer, template, [_message(one) for one in said])
+    return chat_ids(tokenizer, template, [_message(one) for one in said])
 
 
 def _message(one: Any) -> dict[str, str]:

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax import masked, text
+from cspd_jax.keys import seed_key
 from cspd_jax.masked.generation import prepare as masked_prepare
 from cspd_jax.masked.loop import Inputs as MaskedInputs
 from cspd_jax.masked.pool import Pool as MaskedPool
@@ -202,7 +203,7 @@ class TextRows:
             max_len=self._room,
         )
         prompts = padded(request.prompt, self._model.config.max_positions)
-        key = jax.random.key(request.seed) if self._kind.sampled else None
+        key = seed_key(request.seed) if self._kind.sampled else None
         return prepare(key, self._model, prompts, self._drafter, options)
 
     def _scores(self, request: TextRequest, tokens: np.ndarray) -> tuple[Score, ...]:
@@ -272,7 +273,7 @@ class MaskedRows:
     def _inputs(self, request: MaskedRequest) -> MaskedInputs:
         drafting = masked.SelfSpeculation(request.drafts or _GAMMA, max_gamma=_GAMMA)
         return masked_prepare(
-            jax.random.key(request.seed),
+            seed_key(request.seed),
             self._model,
             padded(request.prompt, self._model.config.max_positions),
             drafting if request.drafts else masked.Stepwise(like=drafting),

@@ -123,7 +123,7 @@ def _fields(body: bytes) -> dict[str, Any]:
     unknown = [name for name in asked if name not in _FIELDS]
     if unknown:
         raise UserError(f"{unknown[0]!r:.80} is no field of a request; it has {', '.join(_FIELDS)}")
-    return asked
+    return {name: value for name, value in asked.items() if value is not None}
 
 
 def _request(offer: ServiceConfig, asked: dict[str, Any]) -> ImageRequest:

@@ -35,7 +35,7 @@ from cspd_jax.image.options import Options
 from cspd_jax.image.order import Group, Raster
 from cspd_jax.image.prompts import unbound
 from cspd_jax.image.protocol import TokenModel
-from cspd_jax.keys import row_keys
+from cspd_jax.keys import row_keys, seed_key
 from cspd_jax.weights.models import ImageModel
 
 Array = jax.Array
@@ -202,7 +202,7 @@ def get(model: ImageModel, options: Options) -> Found:
 def measure(model: ImageModel, options: Options) -> Calibration:
     """Calibrates on images of the model's first classes; UserError where they are not finite."""
     images = max(1, CHAINS // model.config.seq_len)
-    keys = row_keys(jax.random.key(_SEED), images)
+    keys = row_keys(seed_key(_SEED), images)
     labels = jnp.arange(images, dtype=jnp.int32) % model.config.num_classes
     options = dataclasses.replace(options, chain_drafter=None, draft_drafter=None, known=None)
     found = calibrate(model.network, model.params, keys, labels, options)

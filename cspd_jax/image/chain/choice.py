@@ -31,6 +31,7 @@ from cspd_jax.image.chain.jacobian import drafter_of
 from cspd_jax.image.chain.speculation import ChainCounts, ChainRandomness, ChainSpeculation, speculate_chain
 from cspd_jax.image.options import Options
 from cspd_jax.image.protocol import TokenModel
+from cspd_jax.keys import seed_key
 from cspd_jax.weights.models import ImageModel
 
 Array = jax.Array
@@ -110,7 +111,7 @@ def measure(
     model: ImageModel, options: Options, fitted: Calibration, rows: int, ways: Sequence[str] | None = None
 ) -> dict[str, float]:
     """Median seconds of one group of chains of each way (of the `candidates`), the ways taking turns."""
-    key = jax.random.key(0)
+    key = seed_key(0)
     steps = sampling_schedule(str(options.respacing)).num_steps
     noise = jax.random.normal(jax.random.fold_in(key, 1), (steps + 1, rows, model.config.token_dim))
     keys = jax.random.split(jax.random.fold_in(key, 2), rows)

@@ -24,7 +24,7 @@ from cspd_jax.image.rounds.groups import by_image
 from cspd_jax.image.rounds.loop import begin, final_tokens, output, run_round
 from cspd_jax.image.rounds.path_criterion import PathCriterion
 from cspd_jax.image.rounds.state import Inputs, RoundInfo, SpeculationState, TokenSpeculation, round_info
-from cspd_jax.keys import row_keys
+from cspd_jax.keys import row_keys, seed_key
 
 Array = jax.Array
 Round = Callable[[Inputs, SpeculationState], tuple[SpeculationState, RoundInfo]]
@@ -241,7 +241,7 @@ class ImagePool:
             if image.known is not None:
                 tokens[row], mask[row] = image.known.tokens, image.known.mask
         return Entering(
-            _image_keys(jnp.stack([jax.random.key(image.seed) for image in entering])),
+            _image_keys(jnp.stack([seed_key(image.seed) for image in entering])),
             jnp.array([image.label for image in entering], jnp.int32),
             jnp.array([image.cfg for image in entering], jnp.float32),
             Known(tokens, mask),

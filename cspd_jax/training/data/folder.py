@@ -371,6 +371,8 @@ class ShardCache:
 
     def __init__(self, folder: str | os.PathLike | None):
         self._folder = None if folder is None else pathlib.Path(folder)
+        if self._folder and self._folder.exists() and not self._folder.is_dir():
+            raise UserError(f"{folder} is a file; a cache is a folder")
         if self._folder:
             self._folder.mkdir(parents=True, exist_ok=True)
 

@@ -38,4 +38,4 @@ def prompt_ids(model: TextModel, texts: Sequence[str]) -> list[list[int]]:
     template = chat_template(model.folder)
     if template is None:
         return [tokenizer.encode(text) for text in texts]
-    return [chat_ids(model, tokenizer, template, [{"role": "user", "content": text}]) for text in texts]
+    return [chat_ids(tokenizer, template, [{"role": "user", "content": text}]) for text in texts]

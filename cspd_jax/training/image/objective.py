@@ -18,6 +18,7 @@ import jax.numpy as jnp
 
 from cspd_jax.diffusion.gaussian import Coefficients, Gaussian, coefficients, posterior, transition
 from cspd_jax.diffusion.schedule import NUM_TRAIN_STEPS, make_schedule
+from cspd_jax.keys import seed_key
 from cspd_jax.networks.config import MARConfig
 from cspd_jax.networks.mar import Backbone, make_head
 
@@ -185,7 +186,7 @@ def objective(
 def surprise(z: Array, shows: Array, kinds: int) -> Array:
     """-log of the probability that z [..., D] gives to what its token shows [...], one of `kinds`, by what a
     fixed random matrix reads from z."""
-    read = jax.random.normal(jax.random.key(0), (z.shape[-1], kinds)) * z.shape[-1] ** -0.5
+    read = jax.random.normal(seed_key(0), (z.shape[-1], kinds)) * z.shape[-1] ** -0.5
     logits = z.astype(jnp.float32) @ read
     of_all = jax.nn.logsumexp(logits, axis=-1)
     return of_all - jnp.take_along_axis(logits, shows[..., None], axis=-1)[..., 0]

@@ -13,6 +13,7 @@ from tqdm import tqdm
 
 from cspd_jax._utils.files import fingerprint, kept_array
 from cspd_jax.errors import UserError
+from cspd_jax.keys import seed_key
 from cspd_jax.networks.lm import LM
 from cspd_jax.training.data.source import shuffled
 from cspd_jax.training.data.text import Texts
@@ -100,7 +101,7 @@ def agreement(target: LM, target_params: Any, draft: LM, draft_params: Any, rows
     """The agreement on rows [N, L]; an incomplete last batch is left out."""
     count = max(1, len(rows) // _TOGETHER)
     found = [
-        _agreement(target, target_params, draft, draft_params, jax.random.key(i), part)
+        _agreement(target, target_params, draft, draft_params, seed_key(i), part)
         for i, part in enumerate(np.array_split(rows[: count * _TOGETHER], count))
     ]
     return Agreement(*(float(np.mean(values)) for values in zip(*found)))

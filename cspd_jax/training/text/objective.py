@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from cspd_jax.keys import seed_key
 from cspd_jax.networks.lm import LM
 from cspd_jax.weights.tokenizers import END_OF_TEXT
 
@@ -119,15 +120,15 @@ def bits_per_byte(model: LM, params: Any, stream: np.ndarray, length: int, most:
         chosen = np.linspace(0, len(rows) - 1, most).round().astype(int)
         rows, asked = rows[chosen], asked[chosen]
     bits = 0.0
-    ordered = mask_rates(jax.random.key(0), len(rows))
-    rates = np.asarray(jax.random.permutation(jax.random.key(1), ordered))
+    ordered = mask_rates(seed_key(0), len(rows))
+    rates = np.asarray(jax.random.permutation(seed_key(1), ordered))
     for start in range(0, len(rows), _TOGETHER):
         part = slice(start, start + _TOGETHER)
         padded = _TOGETHER - len(rows[part])
         filled = [
             np.pad(a[part], [(0, padded)] + [(0, 0)] * (a.ndim - 1), mode="edge") for a in (rows, rates)
         ]
-        per_id = row_bits(model, params, *filled, jax.random.fold_in(jax.random.key(2), start))
+        per_id = row_bits(model, params, *filled, jax.random.fold_in(seed_key(2), start))
         bits += float(np.sum(np.asarray(per_id, np.float64)[: _TOGETHER - padded] * asked[part]))
     return bits / np.sum(asked & (rows != END_OF_TEXT))
 

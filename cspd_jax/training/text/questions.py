@@ -31,7 +31,7 @@ def opening(model: TextModel) -> list[int]:
     if template is None or tokenizer is None:
         raise UserError(f"{model.name} has no chat template, so it cannot ask questions; give --prompts")
     text, mark, _ = template([{"role": "user", "content": _MARK}]).partition(_MARK)
-    begin = tokenizer.encode(text)
+    begin = tokenizer.encode(text, begin=False)
     if not mark or not begin:
         raise UserError(
             f"the chat template of {model.name} does not show where the user speaks; give --prompts"
