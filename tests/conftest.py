@@ -18,6 +18,9 @@ import choose_default
 import jax
 import pytest
 
+# Those that tests start compile as the tests do; JAX, which reads this, is imported in this one already.
+os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
+
 if not hasattr(jax, "enable_x64"):  # before 0.8 it was an experiment
     from jax.experimental import enable_x64
 

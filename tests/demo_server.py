@@ -37,7 +37,7 @@ GARBAGE = [  # body, status, part of the sentence
     (b'{"label": 0, "cfg": NaN}', 422, "finite"),
     (b'{"label": 0, "cfg": 1e400}', 422, "finite"),
     (b'{"label": 0, "method": {"a": []}}', 422, "method is"),
-    (b'{"label": 0, "method": null}', 422, "method is"),
+    (b'{"label": null, "method": null}', 422, "has a label"),
     (b'{"label": 0, "keep": "left-half"}', 422, "keep is about the picture of image"),
     (b'{"label": 0, "image": "QUJD", "keep": "left-half"}', 422, "cannot be read as a PNG or JPEG"),
     (b'{"label": 0, "image": 3, "mask": null, "keep": "border"}', 422, "in base64"),

@@ -325,7 +325,7 @@ def test_the_command(tmp_path, capsys, monkeypatch):
     with pytest.raises(UserError, match="not empty"):
         call("--preset", "tiny", "--out", out)
     with pytest.raises(
-        UserError, match="has seed 7, not 8; the model, data and seed of a run cannot be changed"
+        UserError, match="has seed 0, not 8; the model, data and seed of a run cannot be changed"
     ):
         call("--out", out, "--resume", "--seed", 8)
     call("--out", out, "--resume", "--json")
