@@ -7,6 +7,7 @@ fails or vanishes, the others would wait for it: a thread in each looks for that
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import sys
 import threading
@@ -20,6 +21,7 @@ from cspd_jax.errors import UserError, shown
 
 _FAILED = "cspd_jax/failed"
 _LOOK = 0.5  # seconds between looks for a process that failed
+_A_WHILE = 3  # seconds of waiting of which nothing is said
 _SILENCE = 10  # seconds after which a process that says nothing is gone
 _OF_CONNECTIONS = ("Gloo", "NCCL", "Connection closed by peer", "coordination service", "UNAVAILABLE")
 _ALONE = (
@@ -44,10 +46,14 @@ def initialize(where: str, patience: float = 120.0) -> None:
     impatience = threading.Timer(patience, _end, (_ALONE.format(patience), sys.stderr))  # the runtime aborts
     impatience.daemon = True
     impatience.start()
+    connect = functools.partial(
+        jax.distributed.initialize,
+        **given,
+        initialization_timeout=10 * int(patience),
+        heartbeat_timeout_seconds=_SILENCE,
+    )
     try:
-        jax.distributed.initialize(
-            **given, initialization_timeout=10 * int(patience), heartbeat_timeout_seconds=_SILENCE
-        )
+        _in_a_thread(connect, f"waiting for the other processes, for up to {patience:g} s")
     except (RuntimeError, ValueError) as error:
         reason = " ".join(str(error).split())[:200]
         raise UserError(
@@ -59,6 +65,27 @@ def initialize(where: str, patience: float = 120.0) -> None:
         return
     _connected.update(client=_client(), stderr=_only_the_first_speaks())
     threading.Thread(target=_watch, daemon=True).start()
+
+
+def _in_a_thread(call: Callable[[], Any], waiting: str) -> None:
+    """Calls what waits in native code, where it would hear no signal; says so if it takes a while."""
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            call()
+        except BaseException as error:
+            failed.append(error)
+
+    thread, begun = threading.Thread(target=run, daemon=True), time.monotonic()
+    thread.start()
+    while thread.is_alive():
+        thread.join(_LOOK)
+        if waiting and time.monotonic() - begun > _A_WHILE:
+            print(waiting, file=sys.stderr, flush=True)
+            waiting = ""
+    if failed:
+        raise failed[0]
 
 
 def _only_the_first_speaks() -> TextIO:

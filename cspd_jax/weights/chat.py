@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+import json
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
@@ -12,6 +15,8 @@ from cspd_jax.converters.hf import CHAT_TEMPLATE
 from cspd_jax.errors import UserError
 from cspd_jax.weights.tokenizers import Tokenizer
 
+_SECONDS = 10  # to fill in a template, which takes a millisecond
+_FAILURES = (TimeoutError, ArithmeticError, LookupError, RecursionError, TypeError, ValueError)
 _FOLDERS = ("tokenizer", "")  # ours, and the hub's
 Template: TypeAlias = Callable[[Sequence[Mapping[str, str]]], str]  # of messages with a role and a content
 
@@ -40,7 +45,10 @@ def _compiled(source: str, tokens: Mapping[str, str], where: Path) -> Template:
         raise UserError(
             f"the chat template {where} needs the package jinja2; install it with: pip install jinja2"
         ) from None
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = _to_json
 
     def refuse(sentence: object) -> None:
         raise TemplateError(str(sentence))
@@ -48,11 +56,41 @@ def _compiled(source: str, tokens: Mapping[str, str], where: Path) -> Template:
     def filled_in(messages: Sequence[Mapping[str, str]]) -> str:
         try:
             template = environment.from_string(source, globals={"raise_exception": refuse})
-            return template.render(messages=list(messages), add_generation_prompt=True, **tokens)
-        except (TemplateError, ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as error:
+            given = {"messages": list(messages), "add_generation_prompt": True, **tokens}
+            return _in_time(lambda: template.render(**given))
+        except (*_FAILURES, TemplateError) as error:
             raise UserError(f"the chat template in {where} cannot be filled in ({error})") from None
 
     return filled_in
+
+
+def _to_json(value: object, indent: int | None = None) -> str:
+    """As transformers has it; Jinja's own is for pages of HTML, whose characters it escapes."""
+    return json.dumps(value, ensure_ascii=False, indent=indent)
+
+
+def _in_time(render: Callable[[], str]) -> str:
+    """What a template makes; TimeoutError if it takes too long. (A thread can be ended between two steps of
+    Python, of which a template's loops are made.)"""
+    found: list[str] = []
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            found.append(render())
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(_SECONDS)
+    if thread.is_alive():
+        identity = ctypes.c_ulong(thread.ident or 0)
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(identity, ctypes.py_object(TimeoutError))
+        raise TimeoutError(f"that takes longer than {_SECONDS} s")
+    if failed:
+        raise failed[0]
+    return found[0]
 
 
 def _text(path: Path) -> str:

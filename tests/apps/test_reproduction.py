@@ -385,7 +385,7 @@ def test_everything_with_a_small_pair(checkpoints, tmp_path, capsys):
         "--batch",
         "1,2",
         "--gamma",
-        "2,3",
+        "2",
         "--images",
         "2",
         "--steps",

@@ -652,3 +652,15 @@ def test_the_npz_is_stored_and_large_files_are_allowed(whole):
         assert info.compress_type == zipfile.ZIP_STORED and archive.testzip() is None
         assert archive.comment.decode().split()[-1] == bulk.read_manifest(whole).job
     assert exports.has_npz(bulk.read_manifest(whole), whole / "all.npz")
+
+
+def test_a_few_images_are_extended(tmp_path, capsys):
+    """They were made in one batch of as many, and so are the others."""
+    target = tiny.save_mar(tmp_path / "target")
+    argv = ["sample", "--target", target, "--num-iter", 2, "--steps", 4, "--out", tmp_path / "out"]
+    assert command(*argv, "--n", 3) == 0
+    first = np.load(tmp_path / "out" / "shards" / "00000.npz")["arr_0"]
+    assert command(*argv, "--n", 5) == 0
+    assert "note: 3 images are made together, as in what" in capsys.readouterr().err
+    assert workers.images_done(tmp_path / "out") == (5, 5)
+    np.testing.assert_array_equal(np.load(tmp_path / "out" / "shards" / "00000.npz")["arr_0"], first)

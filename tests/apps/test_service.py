@@ -585,6 +585,9 @@ def test_a_request_that_begins_with_a_picture(pixel_model):
     for known in found:
         np.testing.assert_array_equal(known.mask, keep("left-half", pixel_model))
         np.testing.assert_array_equal(known.tokens, expected)
+    for seed in (3, 4):  # which tokens a share is, is by the seed, as for the command
+        share = fields(keep="50%", seed=seed).mask
+        np.testing.assert_array_equal(share, keep("50%", pixel_model, seed))
     assert repaint.from_fields(pixel_model, None, {}) is None
     assert brush.from_page(pixel_model, None, "") is None
 

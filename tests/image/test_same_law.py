@@ -1,8 +1,8 @@
 """Whole images of real (small, fitted) networks: speculation over AR steps against the plain sampler.
 
-The recorded target and its near draft, T = 8: 16 tokens of dimension 16. 400 images of each method (2000 in
-the slow tests), tested by the largest standardised difference of first and second moments, an energy test,
-and a classifier of the means over the tokens; each at a false alarm of 1e-4 / 3.
+The recorded target and its near draft, T = 8: 16 tokens of dimension 16. 400 images of each method, or
+800, tested by the largest standardised difference of first and second moments, an energy test, and a
+classifier of the means over the tokens; each at a false alarm of 1e-4 / 3.
 """
 
 import functools
@@ -71,11 +71,9 @@ def test_images():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "drafter, cfg, num_iter", [("self", 1.0, 16), ("self", 3.0, 16), ("model", 1.0, 4), ("model", 3.0, 16)]
-)
+@pytest.mark.parametrize("drafter, cfg, num_iter", [("self", 3.0, 16), ("model", 1.0, 4)])
 def test_many_images(drafter, cfg, num_iter):
-    check(drafter, cfg, num_iter, 1200)
+    check(drafter, cfg, num_iter, 800)
 
 
 WRONG = {

@@ -188,6 +188,21 @@ def test_one_that_waits_in_vain():
         assert len(sentences(process.stderr)) == 1 and "did not meet within 3 s" in process.stderr
 
 
+@pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_one_that_waits_can_be_ended(number, code):
+    where = f"127.0.0.1:{free_port()},1,2"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "cspd_jax", "--distributed", where, "text", "--prompt", "a"],
+        stderr=subprocess.PIPE, text=True, env={**os.environ, **ENVIRONMENT},
+    )  # fmt: skip
+    assert process.stderr.readline() == "waiting for the other processes, for up to 120 s\n"
+    process.send_signal(number)
+    begun = time.monotonic()
+    _, told = process.communicate(timeout=60)
+    assert (process.returncode, time.monotonic() - begun < 10) == (code, True)
+    assert "Traceback" not in told
+
+
 def test_where_the_others_are(capsys):
     from cspd_jax.apps.cli import main
 

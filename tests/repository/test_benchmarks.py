@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -56,28 +57,87 @@ print(json.dumps(found))
 """
 
 
+REFUSED = """
+import contextlib, io, json, runpy, sys
+found, path = [], list(sys.path)
+folder, asked = sys.argv[1], json.loads(sys.argv[2])
+for name, *arguments in asked:
+    sys.path[:] = [folder, *path]
+    sys.argv, said, code = [name, *arguments], io.StringIO(), 0
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(said):
+        try:
+            try:
+                runpy.run_path(f"{folder}/{name}", run_name="__main__")
+            except Exception:
+                sys.excepthook(*sys.exc_info())  # which says a sentence and ends it
+        except SystemExit as end:
+            code = end.code
+    found.append([code, said.getvalue()])
+print(json.dumps(found))
+"""
+# All of them one after another, as importing and compiling is most of it. argv: as before, and where each one
+# is run, in a folder of its own. Prints for each its exit code, its last words and the files that it left.
+TOYS = """
+import contextlib, io, json, os, pathlib, runpy, sys, traceback
+folder, names, place = sys.argv[1], json.loads(sys.argv[2]), sys.argv[3]
+found, path = {}, list(sys.path)
+for name in names:
+    own = pathlib.Path(place, name)
+    own.mkdir()
+    os.chdir(own)
+    sys.path[:] = [folder, *path]
+    for module, held in list(sys.modules.items()):
+        if str(getattr(held, "__file__", "")).startswith(folder):
+            del sys.modules[module]  # what they share may remember the last one
+    sys.argv, said, code = [f"{folder}/{name}.py", "--toy"], io.StringIO(), 0
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        try:
+            runpy.run_path(sys.argv[0], run_name="__main__")
+        except SystemExit as end:
+            code = end.code or 0
+        except BaseException:
+            code = traceback.format_exc()
+    found[name] = [code, said.getvalue()[-3000:], os.listdir()]
+print(json.dumps(found))
+"""
+
+
 def run(command: list[str], folder: Path, **more: str) -> subprocess.CompletedProcess:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(folder / ".cache"), **more}
     return subprocess.run(
-        [sys.executable, *command], cwd=folder, env=environment, capture_output=True, text=True, timeout=300
+        [sys.executable, *command], cwd=folder, env=environment, capture_output=True, text=True, timeout=1200
     )
 
 
-def marked(name: str):
-    marks = [pytest.mark.parity] if name in NEED_TORCH else [pytest.mark.slow] * (name not in QUICK)
-    return pytest.param(name, marks=marks)
+def committed() -> dict[Path, int]:
+    return {p: p.stat().st_mtime_ns for p in BENCHMARKS.rglob("*") if "__pycache__" not in p.parts}
 
 
-@pytest.mark.parametrize("name", [marked(name) for name in NAMES])
-def test_all_of_it_runs_on_tiny_models(name, tmp_path):
-    kept = {p: p.stat().st_mtime_ns for p in BENCHMARKS.rglob("*") if "__pycache__" not in p.parts}
-    done = run([str(BENCHMARKS / f"{name}.py"), "--toy"], tmp_path, JAX_DISABLE_MOST_OPTIMIZATIONS="1")
+def all_of_it_runs(names: Iterable[str], folder: Path) -> None:
+    kept = committed()
+    arguments = [str(BENCHMARKS), json.dumps(list(names)), str(folder)]
+    done = run(["-c", TOYS, *arguments], folder, JAX_DISABLE_MOST_OPTIMIZATIONS="1")
     assert done.returncode == 0, done.stderr[-3000:]
-    said = done.stdout + done.stderr
-    assert re.search(r"\d", said) and "Traceback" not in said
-    now = {p: p.stat().st_mtime_ns for p in BENCHMARKS.rglob("*") if "__pycache__" not in p.parts}
-    assert now == kept  # no committed result is touched
-    assert [p.name for p in tmp_path.iterdir() if p.name != ".cache"] == []
+    for name, (code, said, left) in json.loads(done.stdout.splitlines()[-1]).items():
+        assert code == 0 and re.search(r"\d", said) and "Traceback" not in said, (name, code, said)
+        assert left == [], name
+    assert committed() == kept  # no result is touched
+    assert {p.name for p in folder.iterdir()} <= {".cache", *names}
+
+
+def test_what_is_quick_runs_on_tiny_models(tmp_path):
+    all_of_it_runs(QUICK, tmp_path)
+
+
+@pytest.mark.slow
+def test_all_of_it_runs_on_tiny_models(tmp_path):
+    all_of_it_runs([name for name in NAMES if name not in (*QUICK, *NEED_TORCH)], tmp_path)
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("name", NEED_TORCH)
+def test_all_of_it_runs_with_torch(name, tmp_path):
+    all_of_it_runs([name], tmp_path)
 
 
 @pytest.mark.parity
@@ -138,44 +198,47 @@ def test_rows_of_another_machine_are_not_continued(tmp_path):
     assert done.returncode == 2 and "name another file" in done.stderr and file.read_bytes() == before
 
 
+BAD_INPUT = [
+    ("rivals.py x.json --images 0", "'0' is not a positive whole number"),
+    ("rivals.py x.json --cells nosuch", "'nosuch' is unknown; there are plain; 32 AR steps"),
+    ("rivals.py x.json --markdown", "x.json holds no results yet"),
+    ("rivals.py damaged.json --markdown", "damaged: "),
+    ("rivals.py x.json --target nosuch", "nosuch is neither a checkpoint folder nor"),
+    ("rivals.py list.json --markdown", "list.json does not hold cells, as this program writes them"),
+    ("rivals.py x.json --target default", "default makes no pictures of words"),
+    ("same_law.py here --n 0", "'0' is not a positive whole number"),
+    ("same_law.py here --num-iter 99", "--num-iter is 99; it must be at most 64"),
+    ("same_law.py here --steps flow5", "steps 'flow5' do not go with this model"),
+    ("same_law.py here --cfg nan", "cfg is nan; it must be a finite number"),
+    ("causal_ahead.py --images 1", "ask for at least 2"),
+    ("causal_ahead.py --draft default", "--draft default is no causal model"),
+    ("causal_ahead.py --draft words-causal", "the draft does not fit the target"),
+    ("masked.py --only alone --temperature nan", "'nan' is not a number from 0 to"),
+    ("masked.py --only sampled --temperature -1", "'-1' is not a number from 0 to"),
+    ("text.py --only pythia --acceptance nan", "'nan' is not a number from 0 to 1"),
+    ("text.py --only pythia --acceptance 2", "'2' is not a number from 0 to 1"),
+    ("methods.py x.jsonl --methods nosuch", "'nosuch' is unknown; there are plain"),
+    ("methods.py x.jsonl --batch x", "'x' is not a positive whole number"),
+    ("chain_rivals.py x.json --windows 0", "'0' is not a positive whole number"),
+    ("methods.py list.json", "list.json does not hold rows"),
+    ("methods.py nowhere/x.jsonl", "nowhere, where x.jsonl would be written, is no folder"),
+    ("accelerator.py --table --file list.json", "list.json does not hold rows"),
+    ("convert_memory.py --shapes list.json", "list.json does not hold keys"),
+    ("causal.py --sizes nosuch", "'nosuch' is unknown; there are"),
+    ("trees.py --ways (", "'(' is no regular expression"),
+    ("reproduction_page.py nowhere", "nowhere holds none of table1.json"),
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "command, sentence",
-    [
-        ("rivals.py x.json --images 0", "'0' is not a positive whole number"),
-        ("rivals.py x.json --cells nosuch", "'nosuch' is unknown; there are plain; 32 AR steps"),
-        ("rivals.py x.json --markdown", "x.json holds no results yet"),
-        ("rivals.py damaged.json --markdown", "damaged: "),
-        ("rivals.py x.json --target nosuch", "nosuch is neither a checkpoint folder nor"),
-        ("rivals.py list.json --markdown", "list.json does not hold cells, as this program writes them"),
-        ("rivals.py x.json --target default", "default makes no pictures of words"),
-        ("same_law.py here --n 0", "'0' is not a positive whole number"),
-        ("same_law.py here --num-iter 99", "--num-iter is 99; it must be at most 64"),
-        ("same_law.py here --steps flow5", "steps 'flow5' do not go with this model"),
-        ("same_law.py here --cfg nan", "cfg is nan; it must be a finite number"),
-        ("causal_ahead.py --images 1", "ask for at least 2"),
-        ("causal_ahead.py --draft default", "--draft default is no causal model"),
-        ("causal_ahead.py --draft words-causal", "the draft does not fit the target"),
-        ("masked.py --only alone --temperature nan", "'nan' is not a number from 0 to"),
-        ("masked.py --only sampled --temperature -1", "'-1' is not a number from 0 to"),
-        ("text.py --only pythia --acceptance nan", "'nan' is not a number from 0 to 1"),
-        ("text.py --only pythia --acceptance 2", "'2' is not a number from 0 to 1"),
-        ("methods.py x.jsonl --methods nosuch", "'nosuch' is unknown; there are plain"),
-        ("methods.py x.jsonl --batch x", "'x' is not a positive whole number"),
-        ("chain_rivals.py x.json --windows 0", "'0' is not a positive whole number"),
-        ("methods.py list.json", "list.json does not hold rows"),
-        ("methods.py nowhere/x.jsonl", "nowhere, where x.jsonl would be written, is no folder"),
-        ("accelerator.py --table --file list.json", "list.json does not hold rows"),
-        ("convert_memory.py --shapes list.json", "list.json does not hold keys"),
-        ("causal.py --sizes nosuch", "'nosuch' is unknown; there are"),
-        ("trees.py --ways (", "'(' is no regular expression"),
-        ("reproduction_page.py nowhere", "nowhere holds none of table1.json"),
-    ],
-)
-def test_bad_input_is_one_sentence(command, sentence, tmp_path):
+def test_bad_input_is_one_sentence(tmp_path):
+    """All of it in one process, which imports everything once."""
     (tmp_path / "damaged.json").write_text("{")
     (tmp_path / "list.json").write_text("[]")
-    name, *arguments = command.split()
-    done = run([str(BENCHMARKS / name), *arguments], tmp_path)
-    assert done.returncode == 2 and sentence in done.stderr and "Traceback" not in done.stderr, done.stderr
+    asked = [command.split() for command, _ in BAD_INPUT]
+    done = run(["-c", REFUSED, str(BENCHMARKS), json.dumps(asked)], tmp_path)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    for (command, sentence), (code, said) in zip(BAD_INPUT, found, strict=True):
+        assert code == 2 and sentence in said and "Traceback" not in said, (command, code, said)
     assert {p.name for p in tmp_path.iterdir()} <= {"damaged.json", "list.json", ".cache"}

@@ -126,7 +126,7 @@ def test_a_killed_run_continues_bit_for_bit(tmp_path, whole):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("attempt", range(8))
+@pytest.mark.parametrize("attempt", range(2))
 def test_killed_again_and_again(tmp_path, whole, attempt):
     """Three kills at moments that fall into steps as well as into writing."""
     moments = random.Random(attempt)
@@ -152,7 +152,7 @@ def test_negative_control_one_lost_step_is_noticed(tmp_path, whole):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("accumulate", [2])
 def test_four_devices_give_the_same_run(tmp_path, whole, accumulate):
     """Same batches and noise; only the order of additions differs. The state is cut, not copied."""
     flags = "--xla_force_host_platform_device_count=4 --xla_backend_optimization_level=0"

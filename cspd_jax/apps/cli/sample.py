@@ -117,6 +117,7 @@ def _make(args: argparse.Namespace) -> dict:
     method, options = asked(args, outline)
     say_what_is_less(args, check(outline, turn, method, options).num_steps, turn)
     begun = read_start(args, outline, images)
+    _as_begun(args)
     mesh = mesh_of(args, jax.local_devices())  # processes share the folder, not a mesh
     model = models.load(args.target, args.dtype, mesh)
     vae = None if args.vae is None else models.load_vae(args.vae, args.dtype)
@@ -137,6 +138,15 @@ def _make(args: argparse.Namespace) -> dict:
     return bulk.run(
         job, args.out, verify=args.verify_files, png=args.png, npz=args.npz, progress=True, tell=progress
     )
+
+
+def _as_begun(args: argparse.Namespace) -> None:
+    """A folder that was begun with fewer images than a batch is extended by batches of as many."""
+    from cspd_jax.apps.bulk.manifest import is_folder_of_samples, read_manifest
+
+    if is_folder_of_samples(args.out) and (stored := read_manifest(args.out)).batch < args.batch:
+        progress(f"note: {stored.batch} images are made together, as in what {args.out} holds")
+        args.batch, args.shard_size = stored.batch, args.shard_size or stored.shard_size
 
 
 @contextmanager

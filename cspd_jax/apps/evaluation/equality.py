@@ -35,8 +35,10 @@ def by_classifier(x: np.ndarray, y: np.ndarray, labels: np.ndarray) -> float:
     """Least squares on squares and products of principal components, tested on held-out halves."""
     both = np.concatenate([x, y]).astype(np.float64)
     centred = both - both.mean(0)
-    _, axes = np.linalg.eigh(centred.T @ centred)
-    main = centred @ axes[:, -_COMPONENTS:]
+    wide = centred.shape[0] < centred.shape[1]  # then the smaller matrix is that of the rows
+    squares, axes = np.linalg.eigh(centred @ centred.T if wide else centred.T @ centred)
+    axes, squares = axes[:, -_COMPONENTS:], np.maximum(squares[-_COMPONENTS:], 0)
+    main = axes * np.sqrt(squares) if wide else centred @ axes
     return classifier_p_value(main[: len(x)], main[len(x) :])
 
 

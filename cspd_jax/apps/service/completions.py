@@ -153,7 +153,7 @@ async def _events(asked: openai.Asked, following: AsyncIterator[list[openai.Choi
             yield _event(openai.last_chunk(asked, choices))
         yield "data: [DONE]\n\n"
     except UserError as wrong:
-        yield _event(_problem(wrong, None))
+        yield _event(problem(wrong, None))
 
 
 def _event(content: dict[str, Any]) -> str:
@@ -165,11 +165,12 @@ def _cancel(jobs: Sequence[Job]) -> None:
         job.cancel()
 
 
-def _problem(sentence: object, code: str | None) -> dict[str, Any]:
+def problem(sentence: object, code: str | None) -> dict[str, Any]:
+    """What is wrong, as OpenAI's clients expect it."""
     told = {"message": one_line(str(sentence)), "type": "invalid_request_error", "param": None, "code": code}
     return {"error": told}
 
 
 def _error(status: int, sentence: object, code: str | None = None) -> Response:
     retry = {"Retry-After": "1"} if status == 503 else None
-    return JSONResponse(_problem(sentence, code), status, retry)
+    return JSONResponse(problem(sentence, code), status, retry)

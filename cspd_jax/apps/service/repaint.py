@@ -37,7 +37,7 @@ def from_fields(model: ImageModel, vae: VAE | None, asked: Mapping[str, Any]) ->
     if mask is not None:
         stays = keep(read_mask(_file("mask", mask), model, resize), model)
     elif isinstance(region, str):
-        stays = keep(region, model)
+        stays = keep(region, model, asked.get("seed", 0))
     else:
         raise UserError(f'keep is {shown(region)}; it must be a text such as "left-half" or "50%"')
     return _known(model, vae, read_picture(_file("image", image), model, resize), stays)

@@ -14,7 +14,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
 from cspd_jax.apps.service import render, repaint
-from cspd_jax.apps.service.completions import GONE, PATHS, add_routes, is_json
+from cspd_jax.apps.service.completions import GONE, PATHS, add_routes, is_json, problem
 from cspd_jax.apps.service.config import ServiceConfig
 from cspd_jax.apps.service.engine import Engine
 from cspd_jax.apps.service.hosts import refusal as host_refusal
@@ -29,6 +29,7 @@ _FIELDS = ("label", "prompt", "seed", "cfg", "method", *repaint.FIELDS)
 _WITH_PICTURES = ("/v1/images", "/gradio_api/queue/join")
 _METHODS = {"/v1/images": "POST", "/healthz": "GET", "/metrics": "GET", "/v1/models": "GET"}
 _METHODS |= dict.fromkeys(PATHS, "POST")
+_OF_OPENAI = ("/v1/models", *PATHS)
 _LOOK = 0.25  # seconds between looks at whether the client is still there
 _OWN = (
     b"default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:; base-uri 'self'; form-action 'self';"
@@ -186,7 +187,10 @@ async def _nothing_there(request: Request, _: Exception) -> Response:
     method, path = request.method, f"{request.url.path!r:.80}"
     if (allowed := _METHODS.get(request.url.path)) is not None:
         return _error(405, f"{path} takes {allowed}, not {method}", {"Allow": allowed})
-    return _error(404, f"there is nothing at {path} for {method}")
+    nothing = f"there is nothing at {path} for {method}"
+    if request.url.path.startswith(_OF_OPENAI):
+        return JSONResponse(problem(nothing, None), 404)
+    return _error(404, nothing)
 
 
 def _unknown_user() -> Response:

@@ -210,7 +210,10 @@ def draw(config: FolderConfig, count: int, index: int, size: int, *, seed: int, 
     kept_out = every % config.held_out == 0 if config.held_out else np.zeros(count, bool)
     images = every[kept_out == (split == "held-out")]
     if not len(images):
-        raise UserError(f"{config.root} has no images left for the {split} part")
+        raise UserError(
+            f"{config.root} has no images left for the {split} part; {count} can be used, of which one in"
+            f" {config.held_out} is held out"
+        )
     images = images[shuffled(len(images), index, size, seed=seed, split=split)]
     return Drawn(images, generator(seed, split, index, _FLIP).integers(2, size=size) * config.flip)
 
