@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from cspd_jax._utils import limits
-from cspd_jax._utils.files import file_sha256
+from cspd_jax._utils.files import as_path, file_sha256
 from cspd_jax.converters import (
     eagle,
     flux,
@@ -156,7 +156,7 @@ def open_source(path: str | os.PathLike, weights: str | None = None) -> Source:
     `weights` names the state dict of a training checkpoint; otherwise it is the first that is there of
     model_ema, ema and model.
     """
-    path = Path(path)
+    path = as_path(path, "the checkpoint")
     in_gguf = not path.is_dir() and is_gguf(path)
     if path.is_dir() or path.suffix == ".safetensors" or in_gguf:
         if weights is not None:

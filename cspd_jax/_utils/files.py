@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from cspd_jax._utils.zip_files import read_arrays
-from cspd_jax.errors import UserError
+from cspd_jax.errors import UserError, shown
 
 _SMALL = 2**16  # bytes
 
@@ -28,6 +28,13 @@ _SMALL = 2**16  # bytes
 def cache_folder() -> Path:
     """The user's cache: compiled programs, calibrations, timings. All of it can be deleted at any time."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cspd-jax"
+
+
+def as_path(path: str | os.PathLike, what: str = "the folder") -> Path:
+    """The path of a folder or file; UserError for what names none."""
+    if not isinstance(path, str | os.PathLike) or not os.fspath(path) or "\0" in str(path):
+        raise UserError(f"{what} is {shown(path)}; it must be named by a string or a path")
+    return Path(path)
 
 
 def in_order(names: Iterable[str], ending: bool = False) -> list[str]:

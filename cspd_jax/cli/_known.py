@@ -171,7 +171,9 @@ def _mask(region: str, model, args: argparse.Namespace):
     """The tokens [L] that a region, or a black and white picture, keeps."""
     from cspd_jax.image.regions import keep
 
-    return _whites(region, model, args.resize) if _is_file(region) else keep(region, model, args.seed)
+    if _is_file(region) or region.lower().endswith(_SUFFIXES):
+        return _whites(region, model, args.resize)
+    return keep(region, model, args.seed)
 
 
 def _is_file(region: str) -> bool:

@@ -19,7 +19,7 @@ import ml_dtypes
 import numpy as np
 from jax.sharding import Mesh
 
-from cspd_jax._utils.files import check_writable, not_a_folder, write_errors, written_beside
+from cspd_jax._utils.files import as_path, check_writable, not_a_folder, write_errors, written_beside
 from cspd_jax._utils.json_files import read_object
 from cspd_jax._utils.limits import is_there
 from cspd_jax._utils.typed import read_fields
@@ -105,7 +105,7 @@ def save(
     single_file: store the parameters in one safetensors file instead of Orbax's many.
     companions: files to copy as they are, such as a tokenizer's: place in the folder -> file.
     """
-    path = Path(os.path.abspath(path))
+    path = Path(os.path.abspath(as_path(path)))
     check_destination(path)
     parameters.check(params, describe_params(get_kind(kind, str(path)), config, str(path)), str(path))
     name, digest = source if isinstance(source, tuple) else (source, None)
@@ -120,7 +120,10 @@ def save(
         "source_sha256": digest,
         "extra": dict(extra or {}),
     }
-    text = json.dumps(description, indent=2) + "\n"
+    try:
+        text = json.dumps(description, indent=2) + "\n"
+    except (TypeError, ValueError) as error:
+        raise UserError(f"extra cannot be written as JSON ({error})") from None
     with write_errors(path), written_beside(path) as partial:
         partial.mkdir()
         if single_file:
@@ -137,9 +140,7 @@ def save(
 
 def check_destination(path: str | os.PathLike) -> None:
     """UserError unless a new folder can be made at `path`."""
-    if not os.fspath(path):
-        raise UserError("the name of the new folder is empty")
-    path = Path(os.path.abspath(path))
+    path = Path(os.path.abspath(as_path(path, "the new folder")))
     if os.path.lexists(path):
         raise UserError(f"{path} exists already; choose another name or remove it first")
     if not path.parent.is_dir():
@@ -149,7 +150,7 @@ def check_destination(path: str | os.PathLike) -> None:
 
 def read_description(path: str | os.PathLike) -> dict[str, Any]:
     """The content of a checkpoint's config.json, with "config" as the kind's dataclass."""
-    path = Path(os.path.abspath(path))
+    path = Path(os.path.abspath(as_path(path)))
     if not path.is_dir():
         problem = "is a file" if path.exists() else "does not exist"
         raise UserError(f"{path} {problem}; a checkpoint is a folder made by cspd-jax convert or train")
@@ -205,7 +206,8 @@ def load(path: str | os.PathLike, dtype: Any = None, mesh: Mesh | None = None) -
     mesh: the devices they are spread over. Each process then reads what its devices hold, if that is not
     everything, and the sum of all parameters is not verified.
     """
-    path = Path(os.path.abspath(path))
+    path = Path(os.path.abspath(as_path(path)))
+    dtype = None if dtype is None else parameters.as_floats(dtype)
     description = read_description(path)
     config, kind = description.pop("config"), description.pop("kind")
     file = _stored(path)

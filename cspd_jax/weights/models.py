@@ -30,7 +30,7 @@ from cspd_jax.networks.registry import IMAGE_KINDS
 from cspd_jax.networks.registry import kind_of as kind_of_config
 from cspd_jax.networks.sphere_config import SphereVAEConfig
 from cspd_jax.parallel.mesh import check_mesh
-from cspd_jax.weights import hub
+from cspd_jax.weights import hub, parameters
 
 ImageConfig = MARConfig | SphereConfig | NextStepConfig
 DEFAULTS = {  # name -> folder
@@ -50,7 +50,6 @@ NAMES = (*DEFAULTS, *MAR_PRESETS)
 _IMAGES = "image"  # in place of the kinds of image models
 AUTOENCODER = flux.INSIDE  # within the checkpoint folder of a model that came with one
 _MOST_PADDING = 1024  # ids; published models of one tokenizer differ by some hundreds
-_FLOATS = ("float16", "bfloat16", "float32", "float64")
 _SHIPPED = Path(__file__).parents[1] / "defaults"
 
 
@@ -340,15 +339,7 @@ def _checked(dtype: Any, mesh: Any = None):
     process.check()
     if mesh is not None:
         check_mesh(mesh)
-    try:
-        dtype = jnp.dtype(jnp.float32 if dtype is None else dtype)
-    except TypeError:
-        raise UserError(f"dtype {dtype!r} is unknown; use float32 or bfloat16") from None
-    if dtype.name not in _FLOATS or not dtype.isnative:
-        raise UserError(f"dtype {dtype} is none that models run in; use float32 or bfloat16")
-    if jax.dtypes.canonicalize_dtype(dtype) != dtype:
-        raise UserError(f"dtype {dtype} needs jax.config.update('jax_enable_x64', True) before")
-    return dtype
+    return parameters.as_floats(jnp.float32 if dtype is None else dtype)
 
 
 def _load(name: str | os.PathLike, kind: str, dtype, mesh: Mesh | None = None) -> weights.Checkpoint:

@@ -31,6 +31,20 @@ from cspd_jax.parallel import put
 _CONCURRENT_BYTES = 256 * 2**20
 _LISTED = 5
 _SEPARATOR = "/"
+_FLOATS = ("float16", "bfloat16", "float32", "float64")
+
+
+def as_floats(dtype: Any) -> np.dtype:
+    """A type of parameters; UserError for what no model can be loaded as."""
+    try:
+        dtype = jnp.dtype(dtype)
+    except TypeError:
+        raise UserError(f"dtype {dtype!r} is unknown; use float32 or bfloat16") from None
+    if dtype.name not in _FLOATS or not dtype.isnative:
+        raise UserError(f"dtype {dtype} is none that models run in; use float32 or bfloat16")
+    if jax.dtypes.canonicalize_dtype(dtype) != dtype:
+        raise UserError(f"dtype {dtype} needs jax.config.update('jax_enable_x64', True) before")
+    return dtype
 
 
 def write(path: Path, params: Mapping) -> None:

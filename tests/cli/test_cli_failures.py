@@ -59,7 +59,7 @@ DIGITS = "9" * 5000
         ),
         (["train", "--out", "run", "--preset", "folder"], "say where they are with --data DIR"),
         (["masked", "--out", ""], "the name of the folder is empty"),
-        (["convert", "here", ""], "the name of the new folder is empty"),
+        (["convert", "here", ""], "the new folder is ''; it must be named by a string or a path"),
         (["convert", "", "there"], "the name of what should be converted is empty"),
         (["text", "--prompt-file", "/dev/null"], "/dev/null is empty; a prompt needs"),
         (

@@ -340,6 +340,7 @@ def test_all_of_a_picture_stays(run):
             "between.png is no black and white picture: 100% of it",
         ),
         (("--image", "grey.png", "--keep", "green.png"), "green.png is no black and white picture: 100%"),
+        (("--image", "grey.png", "--keep", "nosuch.PNG"), "'nosuch.PNG' does not exist"),
         (("--image", "grey.png", "--keep", "nosuch"), "what to keep is 'nosuch'"),
         (("--image", "grey.png", "--keep", "border", "--labels", "7"), "label 7 is out of range"),
         (("--image", "text.npz", "--keep", "border"), "text.npz"),

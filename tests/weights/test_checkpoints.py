@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 import shutil
@@ -13,9 +14,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 import safetensors.numpy
+import tiny
 
 from cspd_jax import weights
 from cspd_jax.apps.cli import main
+from cspd_jax.converters.source import open_source
 from cspd_jax.errors import UserError
 from cspd_jax.networks.config import KLConfig, MARConfig
 from cspd_jax.networks.mar import abstract_params
@@ -305,3 +308,23 @@ def test_a_name_of_a_hundred_thousand_slashes(tmp_path, params):
         {**{str(i): deep["/" * 100_000] for i in range(9)}, **deep}, path / "params.safetensors"
     )
     unloadable(path, "is not a tensor's name")
+
+
+def test_misuse_is_one_sentence(tmp_path):
+    tiny.save_mar(tmp_path / "m")
+    found = weights.load(tmp_path / "m")
+    save = functools.partial(weights.save, kind="mar", config=found.config, params=found.params)
+    for misuse, sentence in (
+        (lambda: weights.load(None), "the folder is None; it must be named by a string or a path"),
+        (lambda: weights.read_description(b"m"), "the folder is b'm'; it must be named by"),
+        (lambda: weights.check_destination(None), "the new folder is None; it must be named"),
+        (lambda: save(None), "the folder is None; it must be named"),
+        (lambda: open_source(None), "the checkpoint is None; it must be named"),
+        (lambda: weights.load(tmp_path / "m", dtype="float17"), "dtype 'float17' is unknown"),
+        (lambda: weights.load(tmp_path / "m", dtype="int8"), "dtype int8 is none that models run in"),
+        (lambda: weights.load(tmp_path / "m", dtype="float64"), "dtype float64 needs jax.config.update"),
+        (lambda: save(tmp_path / "n", extra={"x": object()}), "extra cannot be written as JSON"),
+    ):
+        with pytest.raises(UserError, match=sentence):
+            misuse()
+    assert not (tmp_path / "n").exists()

@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cspd_jax._utils.files import file_sha256
+from cspd_jax._utils.files import as_path, file_sha256
 from cspd_jax._utils.json_files import read_object
 from cspd_jax._utils.typed import read_fields
 from cspd_jax._utils.zip_files import read_arrays
-from cspd_jax.apps.bulk.manifest import Manifest, as_path, read_manifest
+from cspd_jax.apps.bulk.manifest import Manifest, read_manifest
 from cspd_jax.errors import UserError
 
 SHARDS = "shards"

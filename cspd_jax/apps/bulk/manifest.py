@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from cspd_jax._utils import limits
+from cspd_jax._utils.files import as_path
 from cspd_jax._utils.json_files import read_object
 from cspd_jax._utils.typed import read_fields
 from cspd_jax.errors import UserError, check_whole, naming, shown
@@ -136,13 +137,6 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 def is_folder_of_samples(folder: str | os.PathLike) -> bool:
     return (Path(folder) / NAME).is_file()
-
-
-def as_path(path: str | os.PathLike, what: str = "the folder") -> Path:
-    """The path of a folder or file; UserError for what names none."""
-    if not isinstance(path, str | os.PathLike) or not os.fspath(path) or "\0" in str(path):
-        raise UserError(f"{what} is {shown(path)}; it must be named by a string or a path")
-    return Path(path)
 
 
 def read_manifest(folder: str | os.PathLike) -> Manifest:

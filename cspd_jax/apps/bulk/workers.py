@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from cspd_jax._utils.files import file_sha256, scratch_beside, written_beside
+from cspd_jax._utils.files import as_path, file_sha256, scratch_beside, written_beside
 from cspd_jax._utils.zip_files import read_arrays
 from cspd_jax.apps.bulk import claims as claims_of
 from cspd_jax.apps.bulk import exports
@@ -84,8 +84,8 @@ def run(
         raise UserError(f"tell is {shown(tell)}; it must be a function of a sentence")
     if start is not None:
         check_whole("start", start, 0)
-    folder, tell = manifests.as_path(folder), tell or (lambda sentence: None)
-    npz = None if npz is None else manifests.as_path(npz, "npz")
+    folder, tell = as_path(folder), tell or (lambda sentence: None)
+    npz = None if npz is None else as_path(npz, "npz")
     check_folder(folder)
     plan = job.plan()
     manifest = job.manifest(plan)

@@ -183,7 +183,7 @@ def _what(args: argparse.Namespace, model) -> tuple[list[int], int]:
         return turn, args.per_class * len(turn)
     images = args.n or _IMAGES
     if images % len(turn):
-        progress(f"{images} images of {len(turn)} labels are not balanced: the first labels have one more")
+        progress(f"{images} images of {len(turn)} labels are not balanced: some have one more than others")
     return turn, images
 
 
