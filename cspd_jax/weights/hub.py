@@ -18,6 +18,7 @@ from cspd_jax.converters import hf
 from cspd_jax.converters.safetensors_file import open_safetensors
 from cspd_jax.errors import UserError
 
+_ENDINGS = (".pth", ".pt", ".ckpt", ".bin", ".safetensors")  # of files alone: repositories may end in gguf
 REPOSITORY = "jadechoghari/mar"
 FILES = {
     "mar-base": "mar-base.safetensors",
@@ -67,7 +68,9 @@ def fetch(
 
 
 def is_repository(name: str) -> bool:
-    """Whether a name has the form owner/name."""
+    """Whether a name has the form owner/name, and not that of a file in a folder."""
+    if name.lower().endswith(_ENDINGS):
+        return False
     return re.fullmatch(r"[\w.-]{1,96}/[\w.-]{1,96}", name) is not None and ".." not in name
 
 

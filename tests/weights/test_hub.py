@@ -169,7 +169,12 @@ def test_language_models_by_name(server, tmp_path, monkeypatch, capsys, files):
 
 def test_repository_names():
     assert hub.is_repository("EleutherAI/pythia-160m-deduped") and hub.is_repository("a/b.c_d")
-    assert not any(map(hub.is_repository, ("a", "a/b/c", "../x", "a/..", "/x", "a/", "a b/c")))
+    assert not any(
+        map(
+            hub.is_repository,
+            ("a", "a/b/c", "../x", "a/..", "/x", "a/", "a b/c", "ckpt/last.pth", "m/model.SafeTensors"),
+        )
+    )
 
 
 def test_without_a_network_the_cache_is_asked_at_once(tmp_path, monkeypatch, caplog):
