@@ -598,6 +598,13 @@ def test_sharing(model, whole, tmp_path):
         assert (tmp_path / "all.npz").read_bytes() == (whole / "all.npz").read_bytes()
 
 
+def test_another_process_begins_the_folder_while_it_is_looked_at(whole, monkeypatch):
+    answers = iter([False, True])
+    monkeypatch.setattr(workers.manifests, "is_folder_of_samples", lambda folder: next(answers))
+    workers.check_folder(whole)
+    assert not list(answers)
+
+
 @pytest.mark.slow
 def test_two_processes_and_a_signal(target, whole, tmp_path):
     """Two share the work, one of them is terminated; the other makes everything."""

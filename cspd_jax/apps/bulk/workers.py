@@ -48,7 +48,8 @@ def check_folder(folder: str | os.PathLike) -> None:
     if not folder.is_dir() or manifests.is_folder_of_samples(folder):
         return
     ours = {claims_of.FOLDER, LABELS, GAINS}
-    if any(path.name not in ours and not path.name.endswith(".partial") for path in folder.iterdir()):
+    others = [p for p in folder.iterdir() if p.name not in ours and not p.name.endswith(".partial")]
+    if others and not manifests.is_folder_of_samples(folder):  # which another process may just have begun
         raise UserError(f"{folder} is not empty and holds no samples; choose another --out")
 
 
