@@ -6,6 +6,7 @@ fails or vanishes, the others would wait for it: a thread in each looks for that
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import functools
 import os
@@ -17,6 +18,7 @@ from typing import Any, NoReturn, TextIO
 
 import jax
 
+from cspd_jax._utils.threads import beside
 from cspd_jax.errors import UserError, shown
 
 _FAILED = "cspd_jax/failed"
@@ -69,23 +71,12 @@ def initialize(where: str, patience: float = 120.0) -> None:
 
 def _in_a_thread(call: Callable[[], Any], waiting: str) -> None:
     """Calls what waits in native code, where it would hear no signal; says so if it takes a while."""
-    failed: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            call()
-        except BaseException as error:
-            failed.append(error)
-
-    thread, begun = threading.Thread(target=run, daemon=True), time.monotonic()
-    thread.start()
-    while thread.is_alive():
-        thread.join(_LOOK)
+    connected, begun = beside(call)[0], time.monotonic()
+    while not concurrent.futures.wait([connected], _LOOK).done:
         if waiting and time.monotonic() - begun > _A_WHILE:
             print(waiting, file=sys.stderr, flush=True)
             waiting = ""
-    if failed:
-        raise failed[0]
+    connected.result()
 
 
 def _only_the_first_speaks() -> TextIO:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import json
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
 from cspd_jax._utils import limits
 from cspd_jax._utils.json_files import read_json
+from cspd_jax._utils.threads import beside
 from cspd_jax.converters.hf import CHAT_TEMPLATE
 from cspd_jax.errors import UserError
 from cspd_jax.weights.tokenizers import Tokenizer
@@ -72,25 +72,12 @@ def _to_json(value: object, indent: int | None = None) -> str:
 def _in_time(render: Callable[[], str]) -> str:
     """What a template makes; TimeoutError if it takes too long. (A thread can be ended between two steps of
     Python, of which a template's loops are made.)"""
-    found: list[str] = []
-    failed: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            found.append(render())
-        except BaseException as error:
-            failed.append(error)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(_SECONDS)
-    if thread.is_alive():
-        identity = ctypes.c_ulong(thread.ident or 0)
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(identity, ctypes.py_object(TimeoutError))
-        raise TimeoutError(f"that takes longer than {_SECONDS} s")
-    if failed:
-        raise failed[0]
-    return found[0]
+    found, thread = beside(render)
+    try:
+        return found.result(_SECONDS)
+    except TimeoutError:
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(TimeoutError))
+        raise TimeoutError(f"that takes longer than {_SECONDS} s") from None
 
 
 def _text(path: Path) -> str:

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from cspd_jax._utils import limits
 from cspd_jax._utils.arrays import whole_numbers
+from cspd_jax._utils.threads import beside
 from cspd_jax.converters.tokenizer_file import check_tokenizer
 from cspd_jax.errors import UserError, shown
 from cspd_jax.weights.models import TextModel
@@ -114,22 +115,15 @@ class FileTokenizer:
         it cannot be interrupted: one that takes too long is left behind, and ends with the process. (Of the
         package's ways to encode, only that of batches lets other threads run meanwhile.)
         """
-        found: list[Any] = []
-        failed: list[BaseException] = []
-
-        def run() -> None:
-            try:
-                found.append(call())
-            except BaseException as error:  # bare Exceptions, and panics, which are none
-                failed.append(error)
-
-        thread = threading.Thread(target=run, daemon=True)
         with _no_reports():
-            thread.start()
-            thread.join(_SECONDS)
-        if found:
-            return found[0]
-        reason = failed[0] if failed else f"that takes longer than {_SECONDS} s"
+            try:
+                return beside(call)[0].result(_SECONDS)
+            except (KeyboardInterrupt, SystemExit):
+                raise
+            except TimeoutError:
+                reason: object = f"that takes longer than {_SECONDS} s"
+            except BaseException as error:  # bare Exceptions, and panics, which are none
+                reason = error
         raise UserError(f"{self._path} cannot {what} ({reason})")
 
 

@@ -68,7 +68,7 @@ def train(
         trainer.check_fit(config, source)
         settings_file.write(config, out, begun)
         in_pixels = vae is None and source.shape[2] in (1, 3)
-        options = _with_data(options, config, out, initial, in_pixels)
+        options = _with_pictures(options, config, out, initial, in_pixels)
         state = trainer.train(config, source, out, options)
         extra = {"class_names": list(source.class_names)}
         return Trained.of(kind_name(config.model), config, state, extra)
@@ -134,7 +134,7 @@ def distill(
         source = _drafts_source(config, begun, teacher, data, out, tell)
         in_pixels = config.model.vae_stride == 1
         options = dataclasses.replace(options, placement=placement)
-        options = _with_data(options, config, out, initial, in_pixels)
+        options = _with_pictures(options, config, out, initial, in_pixels)
         state = trainer.train(config, source, out, options, task)
         trained = Trained.of("mar", config, state, {"class_names": list(data.class_names)})
         if processes.is_first():
@@ -153,7 +153,7 @@ def _check_objective(config: TrainConfig) -> None:
             )
 
 
-def _with_data(
+def _with_pictures(
     options: RunOptions, config: ImageTrainConfig, out: pathlib.Path, initial: Any, in_pixels: bool
 ) -> RunOptions:
     on_sample = trainer.pictures(config, out / "pictures") if in_pixels else None
