@@ -28,11 +28,11 @@ from cspd_jax.training.data import (
 from cspd_jax.training.data.folder import (
     LatentEncoder,
     Shard,
-    ShardCache,
     list_images,
     read_image,
     summary,
 )
+from cspd_jax.training.data.shards import ShardCache
 from cspd_jax.training.data.source import shuffled
 from cspd_jax.training.data.words import to_cells
 from cspd_jax.training.image import trainer
