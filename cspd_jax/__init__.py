@@ -11,7 +11,6 @@ _ROOT = pathlib.Path(__file__).parent.parent
 if (_ROOT / "converters" / "source.py").is_file() and not (_ROOT / "cspd_jax" / "converters").exists():
     __path__.append(str(_ROOT))
 
-from cspd_jax._utils import process as _process  # noqa: E402, F401  it must see a fork, whenever that is
 
 if TYPE_CHECKING:
     from cspd_jax import image, masked, parallel, text

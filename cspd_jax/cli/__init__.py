@@ -50,17 +50,14 @@ def main(argv: Sequence[str] | None = None, verbs: Sequence[ModuleType] = VERBS)
         sentence = _failures.user_message(error, next(iter(sys.argv[1:] if argv is None else argv), ""))
         if sentence is None:
             complaints.tell()
-            _end_the_others(f"a mistake of the program ({type(error).__name__}: {error})", 1)
             raise
         if isinstance(error, BrokenPipeError):
             _failures.silence_output()
-        _end_the_others(sentence, 2)
         print(f"cspd-jax: error: {sentence}", file=sys.stderr)
         return 2
     except KeyboardInterrupt as interruption:
         terminated = isinstance(interruption, _failures.Terminated)
         sentence, code = ("terminated", 143) if terminated else ("interrupted", 130)
-        _end_the_others(sentence, code)
         print(f"cspd-jax: {sentence}", file=sys.stderr)
         return code
     complaints.tell()
@@ -68,21 +65,13 @@ def main(argv: Sequence[str] | None = None, verbs: Sequence[ModuleType] = VERBS)
 
 
 def _run_with_others(args: argparse.Namespace) -> None:
-    """The command, in one of several processes."""
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # the runtime warns of what is wanted here
+    """Runs the command in one of several processes."""
     from cspd_jax.parallel import processes
 
     processes.initialize(args.distributed)
     if processes.is_first() or args.shares_work:
         args.func(args)
-    processes.finish()
-
-
-def _end_the_others(sentence: str, code: int) -> None:
-    """Does not return if there are other processes."""
-    processes = sys.modules.get("cspd_jax.parallel.processes")
-    if processes is not None:
-        processes.fail(sentence, code)
+    processes.meet("the end")
 
 
 def end(code: int) -> None:

@@ -51,9 +51,6 @@ def user_message(error: BaseException, command: str = "") -> str | None:
         return str(error)
     if isinstance(error, MemoryError):
         return f"this machine has too little memory for this{less}"
-    processes = sys.modules.get("cspd_jax.parallel.processes")
-    if processes is not None and (lost := processes.lost(error)):
-        return lost
     if isinstance(error, ValueError) and "embedded null" in str(error):
         return "a name holds a character of code 0, which no file's has"
     if isinstance(error, FloatingPointError):  # jax_debug_nans, jax_debug_infs

@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax._utils import process
 from cspd_jax.diffusion.flow import is_flow, of_kind
 from cspd_jax.diffusion.schedule import sampling_schedule
 from cspd_jax.errors import UserError, check_range, check_whole, shown
@@ -242,7 +241,6 @@ def check(
 ) -> Plan:
     """The plan but for what is found or measured on this machine (`settle`); UserError for what no generation
     can have. The model may have no parameters yet."""
-    process.check()
     check_image_model(model)
     classes = checked_labels(model, labels)
     options, scales = one_scale(options, len(classes))

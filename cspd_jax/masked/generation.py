@@ -8,7 +8,6 @@ from collections.abc import Iterator
 import jax
 import jax.numpy as jnp
 
-from cspd_jax._utils import process
 from cspd_jax._utils.options import check_options
 from cspd_jax._utils.progress import Bar
 from cspd_jax._utils.typed import check_flag
@@ -104,7 +103,6 @@ def prepare(
     options: Options = Options(),
 ) -> Inputs:
     """Returns the arguments of `generate`, checked where their values are known, as `Inputs`."""
-    process.check()
     network, params = bound(model)
     config, prompts = network.config, as_prompts(prompts)
     require(config.mask_ids, "the model has no mask id, so it is not a masked-diffusion model")

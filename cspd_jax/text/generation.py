@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax._utils import process
 from cspd_jax._utils.options import check_options
 from cspd_jax._utils.progress import Bar
 from cspd_jax._utils.typed import check_flag
@@ -119,7 +118,6 @@ def prepare(
     options: Options = Options(),
 ) -> Inputs:
     """Checks the arguments of `generate` where their values are known, and makes the `Inputs` of them."""
-    process.check()
     target, params = bound(model)
     prompts = as_prompts(prompts)
     require(target.config.causal, "the model is not causal; use cspd_jax.masked for a masked-diffusion model")

@@ -14,7 +14,6 @@ import numpy as np
 from jax.sharding import Mesh
 
 from cspd_jax import parallel, weights
-from cspd_jax._utils import process
 from cspd_jax._utils.sampling import sampling
 from cspd_jax.converters import eagle, flux, hf
 from cspd_jax.errors import UserError, check_whole, naming, shown
@@ -336,7 +335,6 @@ def _as_name(name_or_path: Any) -> str:
 
 def _checked(dtype: Any, mesh: Any = None):
     """The type of the parameters; UserError for what no model can be loaded as, or onto."""
-    process.check()
     if mesh is not None:
         check_mesh(mesh)
     return parameters.as_floats(jnp.float32 if dtype is None else dtype)
