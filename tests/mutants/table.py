@@ -2550,11 +2550,6 @@ SURPRISES = [
             "jnp.reshape(canvas.options.guidance, -1)[0]",
         ),
     ),
-    *_table(
-        "cspd_jax/_utils/process.py",
-        ("tests/repository/test_process.py",),
-        ("process: a fork is not seen", "    if _forked:\n", "    if False:\n"),
-    ),
 ]
 
 KNOWN = [

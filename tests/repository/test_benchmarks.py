@@ -17,10 +17,14 @@ BENCHMARKS = ROOT / "benchmarks"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 NAMES = sorted(p.stem for p in BENCHMARKS.glob("*.py") if 'if __name__ == "__main__":' in p.read_text())
 QUICK = ("make_prompts", "reproduction_page")  # in a few seconds
-NEED_TORCH = ("plain", "eager_launches", "text", "real_lm")
+NEED_TORCH = ("plain", "eager_launches", "text", "real_lm", "gpu")
 BESIDE_TORCH = ("inner", "causal")  # with a part that is left out without it
 
-ADD_ONLY = ("accelerator", "scaling")  # to committed rows, each known by its device; none is made again
+ADD_ONLY = (
+    "accelerator",
+    "gpu",
+    "scaling",
+)  # to committed rows, each known by its device; none is made again
 OF_THE_REPOSITORY = ("reproduction_page", "ship_default")  # what they are for
 
 # Runs in benchmarks/'s place, so that one process imports everything once. argv: folder of the programs, JSON
@@ -131,7 +135,7 @@ def test_what_is_quick_runs_on_tiny_models(tmp_path):
 
 @pytest.mark.slow
 def test_all_of_it_runs_on_tiny_models(tmp_path):
-    all_of_it_runs([name for name in NAMES if name not in (*QUICK, *NEED_TORCH)], tmp_path)
+    all_of_it_runs([name for name in NAMES if name not in (*QUICK, *NEED_TORCH) or name == "gpu"], tmp_path)
 
 
 @pytest.mark.parity

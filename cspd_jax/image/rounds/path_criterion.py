@@ -133,8 +133,7 @@ def verify_block(
         in_order, (p, drafts.laws, drafts.states[..., 1:, :], drafts.states[..., :-1, :])
     )
     valid = jnp.repeat(drafted.to_test.reshape(len(lanes), -1), steps, axis=1)
-    keys = round_keys(inputs, state.group, Purpose.TEST)
-    block = jax.vmap(verify_gaussian_block)(keys, p, q, after, valid)
+    block = verify_transitions(inputs, state, p, q, after, valid)
 
     token, taken = block.kept // steps, block.kept % steps
     index = jnp.arange(gamma * width).reshape(gamma, width)
@@ -150,6 +149,14 @@ def verify_block(
     guess = guess_behind(inputs.target, step, before[lanes, at], of_p, x)
     inside = ended[:, None] & (jnp.arange(width) == (token % width)[:, None])
     return EndedBlock(prefix, inside, step, x, guess, block), calls
+
+
+def verify_transitions(
+    inputs: Inputs, state: SpeculationState, p: Gaussian, q: Gaussian, after: Array, valid: Array
+) -> VerifiedPath:
+    """Verifies each image's transitions [B, N] as one block, with coins that belong to the group it is at."""
+    keys = round_keys(inputs, state.group, Purpose.TEST)
+    return jax.vmap(verify_gaussian_block)(keys, p, q, after, valid)
 
 
 def completion(
