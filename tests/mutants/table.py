@@ -659,8 +659,8 @@ PATHS = (
         (ROUND,),
         (
             "path: p and q swapped",
-            "block = jax.vmap(verify_gaussian_block)(keys, p, q, after, valid)",
-            "block = jax.vmap(verify_gaussian_block)(keys, q, p, after, valid)",
+            "return jax.vmap(verify_gaussian_block)(keys, p, q, after, valid)",
+            "return jax.vmap(verify_gaussian_block)(keys, q, p, after, valid)",
             (TOKENS,),
         ),
         (

@@ -120,7 +120,7 @@ def is_elsewhere(words: list[str]) -> bool:
     """Whether a command makes the environment that the tests run in, or is one of test_benchmarks.py."""
     program = " ".join(words[:2])
     return " ".join(words).startswith(PREPARED) or (
-        program.startswith("python benchmarks/") and (ROOT / words[1]).exists()
+        program.startswith(("python benchmarks/", "bash benchmarks/")) and (ROOT / words[1]).exists()
     )
 
 

@@ -1,0 +1,101 @@
+"""Several threads at once, keys of other generators, and JAX's settings: the same bits, or one sentence why
+not."""
+
+from __future__ import annotations
+
+import concurrent.futures
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import text_models
+import tiny
+from masked_models import LLADA, params_of
+
+import cspd_jax
+from cspd_jax import SelfSpeculation, UserError, masked, text
+from cspd_jax.apps.cli import main
+from cspd_jax.keys import seed_key
+from cspd_jax.networks.lm import LM
+
+SHORT = cspd_jax.Options(num_iter=2, respacing="ddim4")
+
+
+def of_each_family(folder, key, temperature=0.0):
+    """An image, of a model that is loaded anew, a text and a masked text."""
+    lm, llada = text_models.model(), LM(LLADA, jnp.float32)
+    causal, filled = (lm, text_models.params(lm)), (llada, params_of(LLADA, 0))
+    new, prompts = {"max_new_tokens": 4, "temperature": temperature}, [[1, 2]]
+    look_up, how = text.PromptLookup(), text.Options(**new, stop_ids=())
+    return [
+        lambda: cspd_jax.generate(key, cspd_jax.load(folder), [0, 1], SelfSpeculation(1), SHORT)[0],
+        lambda: text.generate(key, causal, prompts, look_up, how).tokens,
+        lambda: masked.generate(key, filled, prompts, options=masked.Options(**new)).tokens,
+    ]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tiny.save_mar(tmp_path_factory.mktemp("m") / "model", tiny.PIXELS)
+
+
+@pytest.fixture(scope="module")
+def alone(folder):
+    return [np.asarray(make()) for make in of_each_family(folder, jax.random.key(0))]
+
+
+def test_threads(folder, alone):
+    """Six at once, compilation included."""
+    jax.clear_caches()
+    with concurrent.futures.ThreadPoolExecutor(6) as threads:
+        makes = [make for _ in range(2) for make in of_each_family(folder, jax.random.key(0))]
+        found = list(threads.map(lambda make: np.asarray(make()), makes))
+    for made, expected in zip(found, alone * 2):
+        np.testing.assert_array_equal(made, expected)
+
+
+@pytest.mark.parametrize("generator", ["rbg", "unsafe_rbg"])
+def test_generators_that_mix_rows_are_refused(folder, generator):
+    keys = jax.random.split(jax.random.key(0, impl=generator), 3)
+    together = jax.vmap(jax.random.bits)(keys)  # of the first key: why they are refused
+    assert (np.asarray(together[1:]) != [jax.random.bits(key) for key in keys[1:]]).all()
+    for make in of_each_family(folder, keys[0], temperature=1.0):
+        with pytest.raises(
+            UserError, match=f"of the generator {generator}, with which rows of a batch are not"
+        ):
+            make()
+    with jax.default_prng_impl(generator):
+        with pytest.raises(UserError, match=r"is uint32 \[4\], which is no key of threefry2x32"):
+            of_each_family(folder, jax.random.PRNGKey(0))[0]()
+        assert seed_key(5) == jax.random.key(5, impl="threefry2x32")
+
+
+def test_a_seed_means_the_same_whatever_jax_draws_with_by_default(folder, tmp_path):
+    argv = ["sample", "--target", str(folder), "--n", "2", "--num-iter", "2", "--steps", "4", "--batch", "2"]
+    assert main([*argv, "--out", str(tmp_path / "usual")]) == 0
+    with jax.default_prng_impl("rbg"):
+        assert main([*argv, "--out", str(tmp_path / "other")]) == 0
+    usual, other = ((tmp_path / name / "shards" / "00000.npz").read_bytes() for name in ("usual", "other"))
+    assert usual == other
+
+
+@pytest.mark.slow
+def test_keys_of_the_old_kind(folder, alone):
+    for make, expected in zip(of_each_family(folder, jax.random.PRNGKey(0)), alone):
+        np.testing.assert_array_equal(make(), expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "setting", ["jax_debug_nans", "jax_debug_infs", "jax_enable_x64", "jax_check_tracer_leaks"]
+)
+def test_settings_that_are_for_anyone(folder, alone, setting):
+    jax.config.update(setting, True)
+    try:
+        found = [np.asarray(make()) for make in of_each_family(folder, jax.random.key(0))]
+    finally:
+        jax.config.update(setting, False)
+    np.testing.assert_allclose(found[0], alone[0], rtol=1e-4, atol=1e-4)
+    for made, expected in zip(found[1:], alone[1:]):
+        np.testing.assert_array_equal(made, expected)
