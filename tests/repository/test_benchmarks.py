@@ -109,7 +109,7 @@ print(json.dumps(found))
 def run(command: list[str], folder: Path, **more: str) -> subprocess.CompletedProcess:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(folder / ".cache"), **more}
     return subprocess.run(
-        [sys.executable, *command], cwd=folder, env=environment, capture_output=True, text=True, timeout=1200
+        [sys.executable, *command], cwd=folder, env=environment, capture_output=True, text=True, timeout=2400
     )
 
 
