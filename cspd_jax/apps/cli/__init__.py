@@ -6,9 +6,9 @@ import argparse
 from collections.abc import Sequence
 
 from cspd_jax import cli
-from cspd_jax.apps.cli import demo, evaluate, reproduce, sample
+from cspd_jax.apps.cli import evaluate, reproduce, sample
 
-VERBS = (*cli.VERBS, sample, evaluate, reproduce, demo)
+VERBS = (*cli.VERBS, sample, evaluate, reproduce)
 cli.info.OTHERS.append(sample.described)
 
 
