@@ -23,6 +23,7 @@ RULES = {"block verification": "block", "token by token": "google", "the very to
 MOVES = {f"self-speculation, {moves} moves ahead": moves for moves in (4, 8, 16)}
 _EVERY = 0.05  # seconds between two looks at what is being made
 _COLOURS = {2: "#3465a4", 3: "#c17d11", 4: "#4e9a06"}  # by `text.Info.marks`: accepted, corrected, gained
+_LEGEND = "<br>blue: accepted drafts; orange: drawn in place of a rejected one; green: gained after all"
 _CSS = """.sides {display: flex; flex-wrap: wrap; gap: 32px} .sides > div {flex: 1 1 320px; max-width: 600px}
 .sides img {image-rendering: pixelated; width: 320px} .sides span {color: #fff} .wrong {color: #c0392b}
 .sides pre {white-space: pre-wrap; overflow-wrap: anywhere; line-height: 1.6}"""
@@ -40,8 +41,7 @@ class Models(NamedTuple):
 
 
 class Side(NamedTuple):
-    """How far one of the two ways has come: the newest output of its stream, the steps that it has taken, and
-    the seconds of these, without compilation."""
+    """How far a side has come: its newest output, its steps, and their seconds without compilation."""
 
     made: Any = None
     steps: int = 0
@@ -99,8 +99,8 @@ def make_image(models: Models, method: str, key: Any, wanted: Any, cfg: float) -
         plans[name] = cspd_jax.image.resolve(model, [label], way, options)
 
     def show(name: str, side: Side) -> tuple[str, str]:
-        known, out = side.made
-        content, counts = "", f"{known:.0f} of {model.network.seq_len} tokens"
+        (known, out), content = side.made, ""
+        counts = f"{known:.0f} of {model.network.seq_len} tokens"
         if side.complete:
             calls = info.summarise(plans[name], [out]).sequential
             counts += f", {calls.target_backbone} calls of the backbone and {calls.target_head} of the head"
@@ -134,7 +134,7 @@ def make_text(models: Models, method: str, key: Any, prompt: str, new: int, temp
             passage = html.escape("".join(piece for piece, _ in group))
             painted += passage if colour is None else f'<span style="background:{colour}">{passage}</span>'
         counts = f"{info.calls.target_passes} passes of the target and {info.calls.draft_passes} of the draft"
-        return f"<pre>{painted}</pre>", f"{len(parts)} tokens, {counts}"
+        return f"<pre>{painted}</pre>", f"{len(parts)} tokens, {counts}{_LEGEND * (name != PLAIN)}"
 
     return write(streams, show)
 
@@ -184,23 +184,22 @@ def make_page(models: Models) -> Any:
             stop.click(None, cancels=[running])
 
     def image_fields() -> list[Any]:
-        """Adds what to make, and how close to its class."""
         model = models.image
         classes = [(model.class_name(i), i) for i in range(model.config.num_classes)]
-        by_prompt = isinstance(model.config, NextStepConfig)
-        wanted = gr.Textbox("a red bicycle", label="Prompt") if by_prompt else gr.Dropdown(classes, value=0)
-        return [wanted, gr.Slider(0, 10, model.sampling.get("cfg", 1.0), label="Guidance (1 is none)")]
+        takes = isinstance(model.config, NextStepConfig)
+        what = gr.Textbox("a red bicycle", label="Prompt") if takes else gr.Dropdown(classes, label="Class")
+        return [what, gr.Slider(0, 10, model.sampling.get("cfg", 1.0), label="Guidance (1 is none)")]
 
     def text_fields() -> list[Any]:
+        prompt = gr.Textbox("Return a list of", label="Prompt")
         new = gr.Slider(1, 256, 64, step=1, label="New tokens")
-        return [gr.Textbox("Return a list of", label="Prompt"), new, gr.Slider(0, 2, 0, label="Temperature")]
+        return [prompt, new, gr.Slider(0, 2, 0, label="Temperature")]
 
     with gr.Blocks(title="cspd-jax", analytics_enabled=False) as page:
         gr.Markdown("# cspd-jax\nThe same distribution, in fewer network calls one after the other.")
         add_tab("Images", make_image, image_methods(models.image), image_fields)
         add_tab("Text", make_text, RULES, text_fields)
         add_tab("Masked text", make_masked, MOVES, text_fields)
-        gr.Markdown("Blue: accepted drafts; orange: drawn in place of a rejected one; green: gained.")
     return page
 
 
@@ -243,8 +242,9 @@ def run(args: argparse.Namespace) -> None:
     from cspd_jax._utils import compilation
 
     compilation.use_cache()
-    page = make_page(load(args)).queue()
+    page = make_page(load(args))
     where = {"server_name": args.host, "server_port": args.port or None}
-    print(page.launch(**where, css=_CSS, quiet=True, prevent_thread_lock=True)[1], flush=True)
+    _, url, _ = page.launch(**where, css=_CSS, footer_links=[], quiet=True, prevent_thread_lock=True)
+    print(url, flush=True)
     progress("Ctrl-C stops it; what is asked for the first time is compiled first")
     page.block_thread()
