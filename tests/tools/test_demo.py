@@ -95,8 +95,8 @@ def test_masked_texts_are_those_of_generate(models):
 
 def test_what_cannot_be_made_is_said_in_a_sentence(models):
     for make, method, asked, word in (
-        (demo.make_image, OVER_TOKENS, (2, float("nan")), "cfg"),
-        (demo.make_text, BLOCK, ("", 4, 0), "prompt"),
+        (demo.make_image, OVER_TOKENS, (2, -1.0), "cfg"),
+        (demo.make_text, BLOCK, ("Return", 4, -1), "temperature"),
         (demo.make_masked, MOVES, ("Return", 4, -1), "temperature"),
     ):
         (shown,) = demo.told(make, models, method, 0, *asked)
