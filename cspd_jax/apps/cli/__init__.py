@@ -6,10 +6,11 @@ import argparse
 from collections.abc import Sequence
 
 from cspd_jax import cli
-from cspd_jax.apps.cli import demo, evaluate, reproduce, sample
+from cspd_jax.apps.cli import demo, reproduce
+from cspd_jax.tools import sample
+from cspd_jax.tools.evaluation import evaluate
 
 VERBS = (*cli.VERBS, sample, evaluate, reproduce, demo)
-cli.info.OTHERS.append(sample.described)
 
 
 def make_parser() -> argparse.ArgumentParser:

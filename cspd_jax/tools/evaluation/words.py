@@ -1,17 +1,14 @@
-"""What pictures of words say: a reader of their cells, the share of words, and tests of their frequencies."""
+"""Reads what pictures of words say: the share of right words, and tests of how frequent they are."""
 
 from __future__ import annotations
 
-import dataclasses
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from cspd_jax.apps.evaluation import classifier as classifiers
-from cspd_jax.apps.evaluation.equality import permuted_p_value
-from cspd_jax.errors import UserError
 from cspd_jax.image.pixels import as_bytes
+from cspd_jax.tools.evaluation import classifier as classifiers
+from cspd_jax.tools.evaluation.equality import permuted_p_value
 from cspd_jax.training.data.source import Batch, Split
 from cspd_jax.training.data.words import BLANK, Words, WordsConfig, to_cells, words
 
@@ -20,7 +17,7 @@ MISSPELT = -1
 
 
 class Cells:
-    """Single cells of pages of letters drawn uniformly, as a `Source` whose classes are the letters."""
+    """Draws single cells of pages of random letters, as a `Source` whose classes are the letters."""
 
     def __init__(self, data: Words):
         self._data, self._per_page = data, data.config.lines**2
@@ -33,11 +30,8 @@ class Cells:
 
 
 class Reading(NamedTuple):
-    """What N pictures say.
-
-    text: of every line, N tuples; blanks stand where they were.
-    words: [N, lines], each line's word by its number in the list of the picture's topic, or MISSPELT.
-    """
+    """Holds what N pictures say: the text of every line, and the words [N, lines] by their numbers in the
+    list of the picture's topic, or MISSPELT."""
 
     text: list[tuple[str, ...]]
     words: np.ndarray
@@ -49,28 +43,15 @@ class Reading(NamedTuple):
 
 
 class Reader(NamedTuple):
-    """Reads pictures cell by cell.
-
-    classify: of cells.
-    config: of the pictures.
-    letters: what a cell can show.
-    """
+    """Reads pictures of `config` cell by cell; `letters` are what a cell can show."""
 
     classify: classifiers.Classifier
     config: WordsConfig
     letters: str
 
     def __call__(self, images: np.ndarray, labels: np.ndarray) -> Reading:
-        """Of uint8 images [N, H, W, 1] of the topics `labels` [N]."""
-        side, pixels = self.config.lines, self.config.lines * self.config.cell
-        images, labels = np.asarray(images), np.asarray(labels)
-        if images.shape != (len(labels), pixels, pixels, 1) or images.dtype != np.uint8 or not len(labels):
-            raise UserError(
-                f"the images are {images.dtype} of shape {images.shape}; this reader reads uint8 ones of"
-                f" shape ({len(labels)}, {pixels}, {pixels}, 1), at least one"
-            )
-        if labels.dtype.kind not in "iu" or not ((labels >= 0) & (labels < len(self.config.topics))).all():
-            raise UserError(f"labels must be numbers of topics, from 0 to {len(self.config.topics) - 1}")
+        """Reads uint8 images [N, H, W, 1] of the topics `labels` [N]."""
+        side = self.config.lines
         found = np.array(list(self.letters))[self.classify(self._cells(images))[0]].reshape(-1, side, side)
         text = [tuple("".join(line) for line in page) for page in found]
         lists = [{word: i for i, word in enumerate(words(topic))} for topic in self.config.topics]
@@ -79,20 +60,17 @@ class Reader(NamedTuple):
         return Reading(text, np.array(known).reshape(-1, side))
 
     def features(self, images: np.ndarray) -> np.ndarray:
-        """Of every cell of the images: [N cells, F]."""
+        """Returns the features of every cell of the images: [N cells, F]."""
         return self.classify(self._cells(images))[1]
 
     def _cells(self, images: np.ndarray) -> np.ndarray:
         return to_cells(images, self.config.lines).reshape(-1, self.config.cell, self.config.cell, 1)
 
 
-def make_reader(config: WordsConfig, kept: Path, settings=READER, progress: bool = True) -> Reader:
-    """The reader kept in a file, if it is one of these pictures, else a new one."""
+def make_reader(config: WordsConfig, settings=READER) -> Reader:
+    """Trains a reader of these pictures."""
     data = Words(config)
-    told = {"cells": dataclasses.asdict(config)}
-    return Reader(
-        classifiers.train_or_load(kept, Cells(data), told, settings, progress), config, data.letters
-    )
+    return Reader(classifiers.train(Cells(data), settings), config, data.letters)
 
 
 def error(reader: Reader, pictures: int, seed: int = 0) -> float:

@@ -1,4 +1,4 @@
-"""Tests of whether two samples have one distribution. Every p-value holds at the samples' own size: under
+"""Tests whether two samples have one distribution. Every p-value holds at the samples' own size: under
 equality p <= a has probability at most a.
 
 Equality is refuted where p <= FALSE_ALARM.
@@ -16,23 +16,23 @@ _COMPONENTS = 32  # principal ones, that the classifier sees
 
 
 def p_values(x: np.ndarray, y: np.ndarray, labels: np.ndarray) -> dict[str, float]:
-    """p-values for x, y [N, F], whose classes are `labels` [N] in both, and the largest z score."""
+    """Tests x, y [N, F], whose classes are `labels` [N] in both; returns p-values and the largest z score."""
     return {"largest_z": _largest_z(x, y)[0]} | {name: test(x, y, labels) for name, test in TESTS.items()}
 
 
 def by_moments(x: np.ndarray, y: np.ndarray, labels: np.ndarray) -> float:
-    """The largest standardised difference of the first and second moments, by Bonferroni."""
+    """Tests the largest standardised difference of first and second moments, by Bonferroni."""
     z, tried = _largest_z(x, y)
     return min(1.0, tried * math.erfc(z / math.sqrt(2)))
 
 
 def by_energy(x: np.ndarray, y: np.ndarray, labels: np.ndarray) -> float:
-    """The energy distance, labels permuted within the classes."""
+    """Tests the energy distance, labels permuted within the classes."""
     return energy_p_value(x, y, np.tile(labels, 2))
 
 
 def by_classifier(x: np.ndarray, y: np.ndarray, labels: np.ndarray) -> float:
-    """Least squares on squares and products of principal components, tested on held-out halves."""
+    """Fits least squares on squares and products of principal components, tested on held-out halves."""
     both = np.concatenate([x, y]).astype(np.float64)
     centred = both - both.mean(0)
     wide = centred.shape[0] < centred.shape[1]  # then the smaller matrix is that of the rows
@@ -46,7 +46,7 @@ TESTS = {"moments": by_moments, "energy": by_energy, "classifier": by_classifier
 
 
 def _largest_z(x: np.ndarray, y: np.ndarray) -> tuple[float, int]:
-    """Of the differences of first and second moments; and how many there are."""
+    """Returns the largest z of differences of first and second moments, and how many there are."""
     both = np.concatenate([x, y]).astype(np.float64)
     moments = np.concatenate([both, (both - both.mean(0)) ** 2], axis=1)
     first, second = moments[: len(x)], moments[len(x) :]
@@ -56,11 +56,9 @@ def _largest_z(x: np.ndarray, y: np.ndarray) -> tuple[float, int]:
 
 
 def energy_p_value(x, y, strata=None, permutations: int = 9999, seed: int = 0) -> float:
-    """Energy distance of x [n, d] and y [m, d], summed over `strata` [n + m] (default: one), within which the
-    labels are permuted.
-
-    A permutation test is exact. Its p-value is never below 1 / (permutations + 1), so 9999 of them reach
-    FALSE_ALARM just when no permutation is as far from equality as the truth.
+    """Tests the energy distance of x [n, d] and y [m, d], summed over `strata` [n + m] (default: one), within
+    which the labels are permuted. A permutation test is exact; its p-value is never below
+    1 / (permutations + 1), so 9999 reach FALSE_ALARM just when none is as far from equality as the truth.
     """
     pooled = np.concatenate([x, y]).astype(np.float64)
     is_x = np.arange(len(pooled)) < len(x)
@@ -74,7 +72,7 @@ def energy_p_value(x, y, strata=None, permutations: int = 9999, seed: int = 0) -
 
 
 def _energies(points, n: int, permutations: int, random) -> np.ndarray:
-    """Of the first n points against the others, then of random splits: [1 + permutations]."""
+    """Returns energies of the first n points against the others, then of random splits."""
     m = len(points) - n
     if not n or not m:
         return np.zeros(permutations + 1)
@@ -88,12 +86,10 @@ def _energies(points, n: int, permutations: int, random) -> np.ndarray:
 
 
 def classifier_p_value(x, y, ridge: float = 1e-3, seed: int = 0) -> float:
-    """A classifier of x [n, d] against y [n, d], fitted on half of them and tested on the other half.
+    """Fits a classifier of x [n, d] against y [n, d] on half of them and tests it on the other half.
 
-    Least squares on the coordinates, their squares and products; under equality each half is guessed right
-    with probability 1/2.
+    Under equality each half is guessed right with probability 1/2.
     """
-    assert len(x) == len(y)
     pooled = np.concatenate([x, y]).astype(np.float64)
     labels = np.repeat([1.0, -1.0], len(x))
     pooled = (pooled - pooled.mean(axis=0)) / (pooled.std(axis=0) + 1e-12)
@@ -110,14 +106,8 @@ def classifier_p_value(x, y, ridge: float = 1e-3, seed: int = 0) -> float:
     return min(1.0, math.exp(-2 * len(test) * max(right - 0.5, 0) ** 2))
 
 
-def permuted_p_value(
-    statistic: Callable[[np.ndarray], np.ndarray],
-    strata: np.ndarray,
-    n: int,
-    permutations: int = 9999,
-    seed: int = 0,
-) -> float:
-    """Of a statistic of signs [P, 2 n]: 1 for the first n of the pooled points and -1 for the others,
+def permuted_p_value(statistic: Callable, strata: np.ndarray, n: int, permutations=9999, seed=0) -> float:
+    """Tests a statistic of signs [P, 2 n]: 1 for the first n of the pooled points and -1 for the others,
     permuted within `strata` [2 n]. It is never below 1 / (permutations + 1)."""
     signs = np.repeat(np.array([1.0, -1.0], np.float32), n)
     random, found = np.random.default_rng(seed), []

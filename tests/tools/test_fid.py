@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 from scipy import linalg
 
-from cspd_jax.apps.evaluation import frechet, manifold
-from cspd_jax.apps.evaluation.frechet import Gaussian, Moments
-from cspd_jax.apps.evaluation.inception_score import InceptionScore
 from cspd_jax.errors import UserError
+from cspd_jax.tools.evaluation import fid
+from cspd_jax.tools.evaluation.fid import Gaussian, Moments
 
 RNG = np.random.default_rng(0)
 
@@ -27,7 +26,7 @@ def test_distance_in_one_dimension():
     """(m1 - m2)^2 + (s1 - s2)^2."""
     first = Gaussian(np.array([3.0]), np.array([[4.0]]))
     second = Gaussian(np.array([-1.0]), np.array([[0.25]]))
-    assert frechet.distance(first, second) == pytest.approx(16 + 1.5**2, abs=1e-12)
+    assert fid.distance(first, second) == pytest.approx(16 + 1.5**2, abs=1e-12)
 
 
 def test_distance_of_commuting_covariances():
@@ -39,8 +38,8 @@ def test_distance_of_commuting_covariances():
     first = Gaussian(shift, (vectors * a) @ vectors.T)
     second = Gaussian(np.zeros(30), (vectors * b) @ vectors.T)
     expected = shift @ shift + ((np.sqrt(a) - np.sqrt(b)) ** 2).sum()
-    assert frechet.distance(first, second) == pytest.approx(expected, rel=1e-9)
-    assert frechet.distance(second, first) == pytest.approx(expected, rel=1e-9)
+    assert fid.distance(first, second) == pytest.approx(expected, rel=1e-9)
+    assert fid.distance(second, first) == pytest.approx(expected, rel=1e-9)
 
 
 def test_distance_of_general_covariances_is_that_of_sqrtm():
@@ -50,21 +49,21 @@ def test_distance_of_general_covariances_is_that_of_sqrtm():
         gap = first.mean - second.mean
         root = linalg.sqrtm(first.covariance @ second.covariance).real
         expected = gap @ gap + np.trace(first.covariance + second.covariance - 2 * root)
-        assert frechet.distance(first, second) == pytest.approx(expected, rel=1e-8)
+        assert fid.distance(first, second) == pytest.approx(expected, rel=1e-8)
         wrong = gap @ gap + np.trace(first.covariance + second.covariance)  # without the mixed term
-        assert abs(frechet.distance(first, second) - wrong) > 0.1 * expected
+        assert abs(fid.distance(first, second) - wrong) > 0.1 * expected
 
 
 def test_singular_covariances():
     """Twice the same is at distance zero; in orthogonal subspaces the mixed term vanishes."""
     same = Gaussian(np.ones(50), covariance(50, rank=7))
-    assert frechet.distance(same, same) < 1e-9 * np.trace(same.covariance)
+    assert fid.distance(same, same) < 1e-9 * np.trace(same.covariance)
     low, high = np.zeros((50, 50)), np.zeros((50, 50))
     low[:20, :20], high[20:, 20:] = covariance(20), covariance(30)
-    apart = frechet.distance(Gaussian(np.zeros(50), low), Gaussian(np.zeros(50), high))
+    apart = fid.distance(Gaussian(np.zeros(50), low), Gaussian(np.zeros(50), high))
     assert apart == pytest.approx(np.trace(low) + np.trace(high), rel=1e-6)
     nothing = Gaussian(np.zeros(50), np.zeros((50, 50)))
-    assert frechet.distance(nothing, same) == pytest.approx(50 + np.trace(same.covariance))
+    assert fid.distance(nothing, same) == pytest.approx(50 + np.trace(same.covariance))
 
 
 def test_moments_of_portions():
@@ -82,49 +81,20 @@ def test_moments_of_portions():
     assert not np.allclose(naive, np.cov(rows, rowvar=False), rtol=1e-5, atol=1e-5)
 
 
-def test_parts_join_to_the_whole():
-    rows = RNG.standard_normal((331, 4))
-    parts = [Moments(4) for _ in range(5)]
-    for number, part in enumerate(parts):
-        part.add(rows[number::5])
-    np.testing.assert_allclose(frechet.joined(parts).gaussian().covariance, np.cov(rows, rowvar=False))
+def test_one_image_has_no_covariance():
+    one = Moments(4)
+    one.add(np.ones((1, 4)))
     with pytest.raises(UserError, match="1 images have no covariance"):
-        one = Moments(4)
-        one.add(rows[:1])
         one.gaussian()
-
-
-def test_standard_error():
-    """On average over many samples, that of the distance between samples."""
-    reference = frechet.rooted(Gaussian(np.zeros(3), np.eye(3)))
-    distances, errors = [], []
-    for _ in range(300):
-        rows = RNG.standard_normal((400, 3)) * [1, 1.5, 0.7] + [0.5, 0, 0]
-        parts = [Moments(3) for _ in range(5)]
-        for number, part in enumerate(parts):
-            part.add(rows[number::5])
-        distances.append(frechet.distance(reference, frechet.joined(parts).gaussian()))
-        errors.append(frechet.standard_error(parts, reference))
-    assert np.sqrt(np.mean(np.square(errors))) == pytest.approx(np.std(distances), rel=0.2)
-    few = [Moments(3) for _ in range(5)]
-    few[0].add(np.zeros((2, 3)))
-    assert frechet.standard_error(few, reference) is None
-
-
-def score_of(logits: np.ndarray, portion: int, per_split: int = 5000):
-    total = InceptionScore(logits.shape[1], per_split)
-    for start in range(0, len(logits), portion):
-        total.add(logits[start : start + portion])
-    return total.score()
 
 
 def test_inception_score_in_closed_form():
     """Certain of one of k classes, equally often: k. Never certain: 1."""
     certain = np.where(np.arange(10) == np.arange(200)[:, None] % 4, 50.0, -50.0)
-    assert score_of(certain, 7).value == pytest.approx(4)
-    assert score_of(np.zeros((30, 8)), 4).value == pytest.approx(1)
+    assert fid.inception_score(certain) == pytest.approx(4)
+    assert fid.inception_score(np.zeros((30, 8))) == pytest.approx(1)
     extreme = np.where(np.arange(10) == np.arange(200)[:, None] % 10, 1e4, -1e4)
-    assert score_of(extreme, 200).value == pytest.approx(10)
+    assert fid.inception_score(extreme) == pytest.approx(10)
 
 
 def test_inception_score_by_definition():
@@ -135,15 +105,9 @@ def test_inception_score_by_definition():
     for part in (probability[:100], probability[100:200], probability[200:]):
         divergence = (part * (np.log(part) - np.log(part.mean(0)))).sum(1)
         scores.append(np.exp(divergence.mean()))
-    for portion in (1, 33, 100, 230):
-        found = score_of(logits, portion, per_split=100)
-        assert found.splits == 3 and found.per_split == 100
-        assert found.value == pytest.approx(np.mean(scores)) and found.deviation == pytest.approx(
-            np.std(scores)
-        )
-    whole = score_of(logits, 50)
-    assert whole.splits == 1 and whole.deviation is None
-    assert whole.value != pytest.approx(np.mean(scores), rel=1e-3)  # splits matter
+    found = fid.inception_score(logits, per_split=100)
+    assert found == pytest.approx(np.mean(scores))
+    assert fid.inception_score(logits) != pytest.approx(np.mean(scores), rel=1e-3)  # splits matter
 
 
 def test_precision_and_recall_by_definition(monkeypatch):
@@ -156,18 +120,38 @@ def test_precision_and_recall_by_definition(monkeypatch):
 
     for k in (1, 3, 10):
         expected = by_hand(samples, reference, k), by_hand(reference, samples, k)
-        assert manifold.precision_recall(samples, reference, k) == expected
-        monkeypatch.setattr(manifold, "_MOST", 100)  # one or two rows at a time
-        assert manifold.precision_recall(samples, reference, k) == expected
+        assert fid.precision_recall(samples, reference, k) == expected
+        monkeypatch.setattr(fid, "_MOST", 100)  # one or two rows at a time
+        assert fid.precision_recall(samples, reference, k) == expected
         monkeypatch.undo()
     assert by_hand(samples, reference, 1) != by_hand(samples, reference, 10)
 
 
 def test_precision_and_recall_of_simple_sets():
     corners = np.array([[x, y, z] for x in (0, 1) for y in (0, 1) for z in (0, 1)], np.float32)
-    assert manifold.precision_recall(corners, corners) == (8, 8)
-    assert manifold.precision_recall(corners, corners + 100) == (0, 0)
+    assert fid.precision_recall(corners, corners) == (8, 8)
+    assert fid.precision_recall(corners, corners + 100) == (0, 0)
     half = np.concatenate([corners, corners + 100])
-    assert manifold.precision_recall(half, corners) == (8, 8)
-    with pytest.raises(UserError, match="more than 3 images; the reference have 3"):
-        manifold.precision_recall(corners, corners[:3])
+    assert fid.precision_recall(half, corners) == (8, 8)
+
+
+def test_frechet_distance_of_two_gaussians():
+    """Known means and non-commuting covariances; the error is within five times its observed spread."""
+    random = np.random.default_rng(0)
+    a = np.array([[1.0, 0.0, 0.0], [0.5, 1.2, 0.0], [-0.3, 0.2, 0.7]])
+    b = np.array([[0.6, 0.9, 0.1], [0.0, 0.8, -0.4], [0.0, 0.0, 1.5]])
+    shift = np.array([0.7, -0.2, 0.4])
+    product = np.linalg.eigvals((a @ a.T) @ (b @ b.T)).real
+    exact = shift @ shift + np.trace(a @ a.T) + np.trace(b @ b.T) - 2 * np.sqrt(product).sum()
+    found = [
+        fid.frechet_distance(
+            random.standard_normal((4000, 3)) @ a.T, random.standard_normal((4000, 3)) @ b.T + shift
+        )
+        for _ in range(10)
+    ]
+    spread = np.std(found, ddof=1) / np.sqrt(10)
+    assert abs(np.mean(found) - exact) < 5 * spread < 0.1 * exact
+    plain_difference = shift @ shift + np.square(np.linalg.norm(a @ a.T - b @ b.T))
+    assert abs(np.mean(found) - plain_difference) > 20 * spread  # negative control: another formula
+    same = random.standard_normal((50, 3)).astype(np.float32)
+    assert abs(fid.frechet_distance(same, same)) < 1e-9

@@ -1,0 +1,1 @@
+"""Programs built on the library: many images, and how good they are."""
