@@ -43,9 +43,9 @@ def test_every_word_and_indent_occurs_equally_often():
 
 
 def test_the_reader_reads_what_is_written(reader):
-    assert measures.error(reader, 200) <= 0.002
-    batch = Words(CONFIG).batch(0, 1, split="held-out")
+    batch = Words(CONFIG).batch(0, 200, split="held-out")
     reading = reader(as_bytes(batch.images), batch.labels)
+    assert 1 - reading.right.mean() <= 0.002
     topic = CONFIG.topics[batch.labels[0]]
     assert [words(topic)[i] for i in reading.words[0]] == [line.strip() for line in reading.text[0]]
     # Of the other topic no word is right.

@@ -60,12 +60,8 @@ class Classifier(NamedTuple):
         """Maps uint8 images [N, H, W, C] to predicted labels [N] and features [N, F]."""
         count = len(images)
         images = np.concatenate([images, np.zeros((-count % _TOGETHER, *images.shape[1:]), np.uint8)])
-        parts = [
-            jax.device_get(
-                _apply(self.network, self.params, images[i : i + _TOGETHER] / np.float32(127.5) - 1)
-            )
-            for i in range(0, len(images), _TOGETHER)
-        ]
+        see = lambda some: jax.device_get(_apply(self.network, self.params, some / np.float32(127.5) - 1))
+        parts = [see(images[i : i + _TOGETHER]) for i in range(0, len(images), _TOGETHER)]
         logits, features = (np.concatenate(each)[:count] for each in zip(*parts))
         return logits.argmax(axis=1), features
 

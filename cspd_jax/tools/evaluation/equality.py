@@ -26,11 +26,6 @@ def by_moments(x: np.ndarray, y: np.ndarray, labels: np.ndarray) -> float:
     return min(1.0, tried * math.erfc(z / math.sqrt(2)))
 
 
-def by_energy(x: np.ndarray, y: np.ndarray, labels: np.ndarray) -> float:
-    """Tests the energy distance, labels permuted within the classes."""
-    return energy_p_value(x, y, np.tile(labels, 2))
-
-
 def by_classifier(x: np.ndarray, y: np.ndarray, labels: np.ndarray) -> float:
     """Fits least squares on squares and products of principal components, tested on held-out halves."""
     both = np.concatenate([x, y]).astype(np.float64)
@@ -42,7 +37,11 @@ def by_classifier(x: np.ndarray, y: np.ndarray, labels: np.ndarray) -> float:
     return classifier_p_value(main[: len(x)], main[len(x) :])
 
 
-TESTS = {"moments": by_moments, "energy": by_energy, "classifier": by_classifier}
+TESTS = {
+    "moments": by_moments,
+    "energy": lambda x, y, labels: energy_p_value(x, y, np.tile(labels, 2)),
+    "classifier": by_classifier,
+}
 
 
 def _largest_z(x: np.ndarray, y: np.ndarray) -> tuple[float, int]:

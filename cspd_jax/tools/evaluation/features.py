@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import os
 import zipfile
@@ -25,51 +26,42 @@ from cspd_jax.networks.inception import Features, Inception, InceptionConfig, re
 from cspd_jax.tools import sample
 from cspd_jax.training.data.folder import eight_bits
 
-_PORTION = 64  # images that are read from an .npz file at once
-
 
 class ImageSet(NamedTuple):
-    """Holds uint8 images [count, *shape] in a fixed order, which `portions` yields some at a time."""
+    """Holds uint8 images [count, *shape] in a fixed order, which `each` yields one by one."""
 
     path: Path
     count: int
     shape: tuple[int, ...]
-    portions: Callable[[], Iterator[np.ndarray]]
+    each: Callable[[], Iterator[np.ndarray]]
 
     def batches(self, size: int) -> Iterator[np.ndarray]:
         """Yields batches of `size` images, the last one smaller."""
-        waiting = np.empty((0, *self.shape), np.uint8)
-        for portion in self.portions():
-            if portion.shape[1:] != self.shape:
-                raise UserError(f"{self.path} holds images of {portion.shape[1:]} and of {self.shape}")
-            waiting = np.concatenate([waiting, portion])
-            while len(waiting) >= size:
-                yield waiting[:size]
-                waiting = waiting[size:]
-        if len(waiting):
-            yield waiting
+        images = self.each()
+        while some := list(itertools.islice(images, size)):
+            if other := {image.shape for image in some} - {self.shape}:
+                raise UserError(f"{self.path} holds images of {other.pop()} and of {self.shape}")
+            yield np.stack(some)
 
 
 def open_images(path: str | os.PathLike) -> ImageSet:
     """Opens an .npz file with arr_0, a folder of `cspd-jax sample`, or one of PNG or JPEG files."""
     path = Path(path)
     if path.suffix == ".npz" and path.is_file():
-        portions = functools.partial(_stored, path)
         with zipfile.ZipFile(path) as archive, archive.open("arr_0.npy") as member:
             (count, *shape), dtype = _header(member)
         if dtype != np.uint8 or len(shape) != 3:
             raise UserError(f"{path}: arr_0 is {dtype} {[count, *shape]}; images are uint8 [N, H, W, 3]")
-        return ImageSet(path, count, tuple(shape), portions)
+        return ImageSet(path, count, tuple(shape), lambda: _stored(path))
     if (path / sample.MANIFEST).exists():
-        portions = lambda: (shard["arr_0"] for shard in sample.read(path, "arr_0"))
+        each = lambda: (image for shard in sample.read(path, "arr_0") for image in shard["arr_0"])
         there = sum(len(shard["labels"]) for shard in sample.read(path, "labels"))
         if there < (images := json.loads((path / sample.MANIFEST).read_text())["images"]):
             raise UserError(f"{path} holds {there} of {images} images; repeat the command that began it")
-        return ImageSet(path, there, next(portions()).shape[1:], portions)
+        return ImageSet(path, there, next(each()).shape, each)
     if not (files := files_in(path, (".png", ".jpg", ".jpeg")) if path.is_dir() else []):
         raise UserError(f"{path} is neither an .npz file with arr_0 nor a folder of images or of samples")
-    portions = lambda: map(_picture, files)
-    return ImageSet(path, len(files), _picture(files[0]).shape[1:], portions)
+    return ImageSet(path, len(files), _picture(files[0]).shape, lambda: map(_picture, files))
 
 
 def _header(member) -> tuple[tuple[int, ...], np.dtype]:
@@ -81,14 +73,13 @@ def _header(member) -> tuple[tuple[int, ...], np.dtype]:
 def _stored(path: Path) -> Iterator[np.ndarray]:
     with zipfile.ZipFile(path) as archive, archive.open("arr_0.npy") as member:
         shape, dtype = _header(member)
-        each = int(np.prod(shape[1:]))
-        while content := member.read(_PORTION * each):
-            yield np.frombuffer(content, dtype).reshape(-1, *shape[1:])
+        for _ in range(shape[0]):
+            yield np.frombuffer(member.read(int(np.prod(shape[1:]))), dtype).reshape(shape[1:])
 
 
 def _picture(file: Path) -> np.ndarray:
     with Image.open(file) as opened:
-        return np.asarray(eight_bits(opened).convert("RGB"), np.uint8)[None]
+        return np.asarray(eight_bits(opened).convert("RGB"), np.uint8)
 
 
 class FeatureNetwork(NamedTuple):

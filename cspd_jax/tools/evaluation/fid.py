@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from scipy.special import log_softmax
 from tqdm import tqdm
 
 from cspd_jax._utils.files import write_arrays
@@ -87,9 +88,7 @@ def inception_score(logits: np.ndarray, per_split: int = SPLIT) -> float:
     """Averages exp(E KL(p(y | x) || p(y))) over splits of images in their order, as ADM's evaluator does."""
     scores = []
     for start in range(0, len(logits), per_split):
-        log_p = np.asarray(logits[start : start + per_split], np.float64)
-        log_p = log_p - log_p.max(axis=1, keepdims=True)
-        log_p = log_p - np.log(np.exp(log_p).sum(axis=1, keepdims=True))
+        log_p = log_softmax(np.asarray(logits[start : start + per_split], np.float64), axis=1)
         probability = np.exp(log_p)
         mean = np.log(np.maximum(probability.mean(axis=0), np.finfo(np.float64).tiny))
         scores.append(float(np.exp((probability * (log_p - mean)).sum(axis=1).mean())))
@@ -160,11 +159,8 @@ def open_reference(path: str | os.PathLike) -> tuple[Statistics | None, ImageSet
 def write_statistics(path: str | os.PathLike, statistics: Statistics) -> None:
     """Writes a file that pytorch-fid and ADM's evaluator read too."""
     arrays: dict[str, Any] = dict(zip(("mu", "sigma"), statistics.pool))
-    if statistics.spatial is not None:
-        arrays |= dict(zip(("mu_s", "sigma_s"), statistics.spatial))
-    if statistics.images is not None:
-        arrays["images"] = np.int64(statistics.images)
-    write_arrays(path, **arrays, network=statistics.network)
+    arrays |= dict(zip(("mu_s", "sigma_s"), statistics.spatial or ()))
+    write_arrays(path, **arrays, images=np.int64(statistics.images or 0), network=statistics.network)
 
 
 def look(

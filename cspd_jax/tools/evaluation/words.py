@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cspd_jax.image.pixels import as_bytes
 from cspd_jax.tools.evaluation import classifier as classifiers
 from cspd_jax.tools.evaluation.equality import permuted_p_value
 from cspd_jax.training.data.source import Batch, Split
@@ -73,12 +72,6 @@ def make_reader(config: WordsConfig, settings=READER) -> Reader:
     return Reader(classifiers.train(Cells(data), settings), config, data.letters)
 
 
-def error(reader: Reader, pictures: int, seed: int = 0) -> float:
-    """The share of words that the reader gets wrong on held-out pictures, all of whose words are right."""
-    batch = Words(reader.config).batch(0, pictures, seed=seed, split="held-out")
-    return float(1 - reader(as_bytes(batch.images), batch.labels).right.mean())
-
-
 def frequencies(found: np.ndarray, labels: np.ndarray, config: WordsConfig) -> np.ndarray:
     """How often each word occurs in `found` [N, lines]: [topics, most words + 1], the misspelt ones last."""
     most = max(len(words(topic)) for topic in config.topics)
@@ -92,12 +85,10 @@ def chi_square(found: np.ndarray, labels: np.ndarray, config: WordsConfig) -> tu
     freedom, and its p-value. Misspelt ones do not count."""
     from scipy import stats
 
-    total, degrees = 0.0, 0
-    for topic, counts in zip(config.topics, frequencies(found, labels, config)):
-        seen = counts[: len(words(topic))]
-        expected = seen.mean()
-        total += float(((seen - expected) ** 2).sum() / max(expected, 1e-12))
-        degrees += len(seen) - 1
+    sizes = [len(words(topic)) for topic in config.topics]
+    counts = zip(sizes, frequencies(found, labels, config))
+    total = sum(float(stats.chisquare(seen[:size]).statistic) for size, seen in counts)
+    degrees = sum(sizes) - len(sizes)
     return total / degrees, float(stats.chi2.sf(total, degrees))
 
 
