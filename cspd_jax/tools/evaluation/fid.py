@@ -102,8 +102,7 @@ def precision_recall(samples: np.ndarray, reference: np.ndarray, k: int = NEIGHB
     """
     centre = reference.mean(axis=0, dtype=np.float64).astype(np.float32)  # less cancellation
     samples, reference = samples - centre, reference - centre
-    reach, own = radii(reference, k), radii(samples, k)
-    return _count_within(samples, reference, reach), _count_within(reference, samples, own)
+    return _within(samples, reference, radii(reference, k)), _within(reference, samples, radii(samples, k))
 
 
 def radii(rows: np.ndarray, k: int) -> np.ndarray:
@@ -116,7 +115,7 @@ def radii(rows: np.ndarray, k: int) -> np.ndarray:
     return found
 
 
-def _count_within(rows: np.ndarray, others: np.ndarray, reach: np.ndarray) -> int:
+def _within(rows: np.ndarray, others: np.ndarray, reach: np.ndarray) -> int:
     chunks = _chunks(len(rows), len(others))
     return sum(int((squared_distances(rows[c], others) <= reach).any(axis=1).sum()) for c in chunks)
 
@@ -196,9 +195,8 @@ def evaluate(
         other, _, others = look(images, network, batch, how)
         stored = stored or other
         if min(len(kept), len(others)) > NEIGHBOURS:
-            counts, rows = precision_recall(kept, others), (len(kept), len(others))
-            for name, inside, of in zip(("precision", "recall"), counts, rows):
-                report[name] = inside / of
+            right, covered = precision_recall(kept, others)
+            report |= {"precision": right / len(kept), "recall": covered / len(others)}
     assert stored is not None and seen.spatial is not None
     report |= {"against": {"path": str(against), "images": stored.images}}
     report["frechet"] = distance(stored.pool, seen.pool)

@@ -8,24 +8,10 @@ import numpy as np
 
 from cspd_jax.tools.evaluation import classifier as classifiers
 from cspd_jax.tools.evaluation.equality import permuted_p_value
-from cspd_jax.training.data.source import Batch, Split
-from cspd_jax.training.data.words import BLANK, Words, WordsConfig, to_cells, words
+from cspd_jax.training.data.words import BLANK, Cells, Words, WordsConfig, to_cells, words
 
 READER = classifiers.ClassifierConfig(steps=1500, batch=512, width=16, features=64)
 MISSPELT = -1
-
-
-class Cells:
-    """Draws single cells of pages of random letters, as a `Source` whose classes are the letters."""
-
-    def __init__(self, data: Words):
-        self._data, self._per_page = data, data.config.lines**2
-        self.shape = (data.config.cell, data.config.cell, 1)
-        self.class_names = tuple(data.letters)
-
-    def batch(self, index: int, size: int, *, seed: int = 0, split: Split = "train") -> Batch:
-        cells = self._data.cells(index, -(-size // self._per_page), seed=seed, split=split)
-        return Batch(cells.images[:size], cells.labels[:size])
 
 
 class Reading(NamedTuple):
