@@ -16,12 +16,12 @@ ROOT = Path(__file__).parents[2]
 BENCHMARKS = ROOT / "benchmarks"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 NAMES = sorted(p.stem for p in BENCHMARKS.glob("*.py") if 'if __name__ == "__main__":' in p.read_text())
-QUICK = ("make_prompts", "reproduction_page")  # in a few seconds
+QUICK = ("make_prompts",)  # in a few seconds
 NEED_TORCH = ("plain", "eager_launches", "text", "real_lm")
 BESIDE_TORCH = ("inner", "causal")  # with a part that is left out without it
 
 ADD_ONLY = ("accelerator", "scaling")  # to committed rows, each known by its device; none is made again
-OF_THE_REPOSITORY = ("reproduction_page", "ship_default")  # what they are for
+OF_THE_REPOSITORY = ("ship_default",)  # what they are for
 
 # Runs in benchmarks/'s place, so that one process imports everything once. argv: folder of the programs, JSON
 # of [name, arguments] each, and the repository. Prints what is refused, and who would write there unasked.
@@ -226,7 +226,7 @@ BAD_INPUT = [
     ("convert_memory.py --shapes list.json", "list.json does not hold keys"),
     ("causal.py --sizes nosuch", "'nosuch' is unknown; there are"),
     ("trees.py --ways (", "'(' is no regular expression"),
-    ("reproduction_page.py nowhere", "nowhere holds none of table1.json"),
+    ("paper.py nosuch", "'nosuch' is unknown; there are table1"),
 ]
 
 

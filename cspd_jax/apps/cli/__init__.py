@@ -6,11 +6,11 @@ import argparse
 from collections.abc import Sequence
 
 from cspd_jax import cli
-from cspd_jax.apps.cli import demo, reproduce
+from cspd_jax.apps.cli import demo
 from cspd_jax.tools import sample
 from cspd_jax.tools.evaluation import evaluate
 
-VERBS = (*cli.VERBS, sample, evaluate, reproduce, demo)
+VERBS = (*cli.VERBS, sample, evaluate, demo)
 
 
 def make_parser() -> argparse.ArgumentParser:
