@@ -24,7 +24,7 @@ import numpy as np
 from inputs import several
 from PIL import Image
 from toy import Parser, begin, load
-from ways import asked, held_out, machine, timed, training_config
+from ways import asked, draws, machine, quality, timed
 
 from cspd_jax._utils.files import write_text, written_beside
 from cspd_jax.cli._arguments import positive
@@ -35,15 +35,12 @@ from cspd_jax.image.plan import resolve
 from cspd_jax.keys import row_keys, seed_key
 from cspd_jax.reports.charts import acceptance_maps, bars, lines, stacked
 from cspd_jax.reports.image import versions
-from cspd_jax.reports.pictures import marked, titled
-from cspd_jax.tools.evaluation import classifier as classifiers
-from cspd_jax.tools.evaluation import features, fid, words
+from cspd_jax.reports.pictures import marked, picture, titled
+from cspd_jax.tools.evaluation import features, fid
 from cspd_jax.tools.evaluation.equality import FALSE_ALARM, TESTS, p_values
-from cspd_jax.training.data.words import Words
-from cspd_jax.training.image.data import make_source
 from cspd_jax.weights import models
 
-# Rows of the paper: target, draft, gamma; then acceptance, and speed-up at batch 1, 8, 128, 256; or acceptance
+# Of a target, draft and gamma: acceptance, and speed-up at batch 1, 8, 128, 256; acceptance
 # without and with alignment, and acceptance and speed-up by PREFILL.
 QUOTED = json.loads((Path(__file__).parent / "results" / "paper.json").read_text())
 TABLE1 = {tuple(row[:3]): (row[3], row[4:]) for row in QUOTED["table1"]}
@@ -65,7 +62,6 @@ WAYS: dict[str, dict[str, Any]] = {
 ALONE = "draft model alone"
 EMBEDDED_STEPS = "ddim25"  # a quarter of the embedded models' own
 FEW = 8  # images of a row
-SMALL = classifiers.ClassifierConfig(steps=2, batch=4, width=8, features=8)  # of --toy
 
 
 class Table(NamedTuple):
@@ -213,23 +209,6 @@ def table1(run: Runs) -> Item:
     return [Table("Ours", columns, rows), Table("The paper's", names, theirs)], stacked(charts)
 
 
-def _quality(run: Runs, images: np.ndarray, labels: np.ndarray) -> tuple[float | None, float | None]:
-    """Returns the share of the right class (of right words), and the distance to held-out images."""
-    if "training" not in run.target.metadata.get("extra", {}):
-        return None, None
-    source = make_source(training_config(run.target).data)
-    others = held_out(source, len(images)).images
-    if isinstance(source, Words):
-        reader = words.make_reader(source.config, SMALL if run.args.toy else words.READER)
-        right, ours, theirs = reader(images, labels).right, reader.features(images), reader.features(others)
-    else:
-        settings = SMALL if run.args.toy else classifiers.ClassifierConfig()
-        classify = classifiers.train(source, settings)
-        (seen, ours), (_, theirs) = classify(images), classify(others)
-        right = seen == labels
-    return float(np.mean(right)), fid.frechet_distance(ours, theirs)
-
-
 @item("table2", "Quality, and whether images have the target's distribution")
 def table2(run: Runs) -> Item:
     rows: list[Sequence[Any]] = []
@@ -249,7 +228,7 @@ def table2(run: Runs) -> Item:
                 report, _ = fid.evaluate(of, run.args.against, network)
                 scores = report.get("frechet"), report["inception_score"]
             refuted = "yes" if min(p[test] for test in TESTS) <= FALSE_ALARM else "no"
-            rows.append((name, made.verdict, cfg, len(pixels), *_quality(run, pixels, made.labels),
+            rows.append((name, made.verdict, cfg, len(pixels), *quality(run.target, pixels, made.labels, run.args.toy),
                          *(p[test] for test in TESTS), refuted, *scores))  # fmt: skip
         pages.append((f"guidance {cfg:g}", picture(run.pixels(reference)[:FEW], columns=FEW)))
     tests = [f"p, {test}" for test in TESTS]
@@ -393,31 +372,13 @@ def figure14(run: Runs) -> Item:
     return [table for tables, _ in both for table in tables], stacked([chart for _, chart in both])
 
 
-def _draws(run: Runs, way: dict[str, Any], images: int) -> list[int]:
-    """Counts the draws (of blocks: trips of their loop) of each resampling, of one image after another."""
-    plan, labels = run.plan(way, images)
-    took: list[int] = []
-    for i in range(images):
-        keys, trips, rejected = row_keys(seed_key(run.args.seed), 1, i), 0, 0
-        for _, out in plan.method.steps(plan.batch_of(keys, labels[i : i + 1])):
-            counts = out.counts
-            if hasattr(counts, "tries"):  # the released runner, in one piece
-                took += [int(tries) for tries in np.asarray(counts.tries) if tries]
-                continue
-            now = int(counts.tested.sum()) - int(counts.accepted.sum())
-            took += [0] if now > rejected else []
-            if took:
-                took[-1] += int(counts.trips) - trips
-            trips, rejected = int(counts.trips), now
-    return took
-
-
 @item("figure15", "Draws until a rejected token is replaced")
 def figure15(run: Runs) -> Item:
     rows, charts, names = [], [], [*(str(i) for i in range(1, 10)), "10+"]
     for name, way in WAYS.items():
         own = {"proposals": 1} if name == PAPER else {}  # one draw at a time, as the paper counts them
-        took = _draws(run, {**way, **own, "gamma": run.least}, min(2, run.args.images or 2))
+        plan, labels = run.plan({**way, **own, "gamma": run.least}, min(2, run.args.images or 2))
+        took = draws(plan, labels, run.args.seed)
         counted = Counter(min(draws, 10) for draws in took)
         shares = [counted[i] / max(1, len(took)) for i in range(1, 11)]
         mean = sum(took) / len(took) if took else None
@@ -490,15 +451,8 @@ def write(name: str, run: Runs, folder: Path) -> None:
 
 
 def make_parser() -> Parser:
-    small = {
-        "names": ["table1", "figure9", "equation35"],
-        "out": Path("paper"),
-        "batch": "2",
-        "gamma": "2",
-        "images": 2,
-        "steps": "ddim5",
-    }
-    parser = Parser(__doc__, **small)
+    small = {"images": 2, "batch": "2", "gamma": "2", "steps": "ddim5", "out": Path("paper")}
+    parser = Parser(__doc__, names=["table1", "figure9", "equation35"], **small)
     parser.add_argument("names", nargs="*", metavar="NAME", help="items (--list)")
     parser.add_argument("--all", action="store_true", help="all items")
     parser.add_argument("--list", action="store_true", help="name the items, and make none")

@@ -19,10 +19,16 @@ from cspd_jax.image.options import FIELDS, Options
 from cspd_jax.image.pixels import as_bytes
 from cspd_jax.image.plan import Plan
 from cspd_jax.image.rounds import PaperCriterion, PathCriterion
+from cspd_jax.keys import row_keys, seed_key
 from cspd_jax.reports.image import device
+from cspd_jax.tools.evaluation import classifier as classifiers
+from cspd_jax.tools.evaluation import fid, words
 from cspd_jax.training import settings_file
 from cspd_jax.training.data.source import Batch
+from cspd_jax.training.data.words import Words
+from cspd_jax.training.image.data import make_source
 
+SMALL = classifiers.ClassifierConfig(steps=2, batch=4, width=8, features=8)  # of --toy
 _TOGETHER = 500  # held-out images that are read at once
 _OF_CRITERION = ("proposals", "max_resamples", "sigma", "align", "inner_temperature")
 
@@ -73,3 +79,38 @@ def held_out(source, count: int) -> Batch:
     _, first = np.unique(images.reshape(len(images), -1), axis=0, return_index=True)
     rows = np.sort(first)[:count]
     return Batch(images[rows], labels[rows])
+
+
+def quality(target, images: np.ndarray, labels: np.ndarray, toy: bool) -> tuple[float | None, float | None]:
+    """Returns the share of the right class (of right words), and the distance to held-out images."""
+    if "training" not in target.metadata.get("extra", {}):
+        return None, None
+    source = make_source(training_config(target).data)
+    others = held_out(source, len(images)).images
+    if isinstance(source, Words):
+        reader = words.make_reader(source.config, SMALL if toy else words.READER)
+        right, ours, theirs = reader(images, labels).right, reader.features(images), reader.features(others)
+    else:
+        settings = SMALL if toy else classifiers.ClassifierConfig()
+        classify = classifiers.train(source, settings)
+        (seen, ours), (_, theirs) = classify(images), classify(others)
+        right = seen == labels
+    return float(np.mean(right)), fid.frechet_distance(ours, theirs)
+
+
+def draws(plan: Plan, labels: np.ndarray, seed: int) -> list[int]:
+    """Counts the draws (of blocks: trips of their loop) of each resampling, of one image after another."""
+    took: list[int] = []
+    for i in range(len(labels)):
+        keys, trips, rejected = row_keys(seed_key(seed), 1, i), 0, 0
+        for _, out in plan.method.steps(plan.batch_of(keys, labels[i : i + 1])):
+            counts = out.counts
+            if hasattr(counts, "tries"):  # the released runner, in one piece
+                took += [int(tries) for tries in np.asarray(counts.tries) if tries]
+                continue
+            now = int(counts.tested.sum()) - int(counts.accepted.sum())
+            took += [0] if now > rejected else []
+            if took:
+                took[-1] += int(counts.trips) - trips
+            trips, rejected = int(counts.trips), now
+    return took
