@@ -228,8 +228,8 @@ def table2(run: Runs) -> Item:
                 report, _ = fid.evaluate(of, run.args.against, network)
                 scores = report.get("frechet"), report["inception_score"]
             refuted = "yes" if min(p[test] for test in TESTS) <= FALSE_ALARM else "no"
-            rows.append((name, made.verdict, cfg, len(pixels), *quality(run.target, pixels, made.labels, run.args.toy),
-                         *(p[test] for test in TESTS), refuted, *scores))  # fmt: skip
+            rows.append((name, made.verdict, cfg, len(pixels), *quality(run.target, pixels, made.labels,
+                         run.args.toy), *(p[test] for test in TESTS), refuted, *scores))  # fmt: skip
         pages.append((f"guidance {cfg:g}", picture(run.pixels(reference)[:FEW], columns=FEW)))
     tests = [f"p, {test}" for test in TESTS]
     columns = ["way", "exact or lossy", "guidance", "images", "right class", "Fréchet, own features", *tests,

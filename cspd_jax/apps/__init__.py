@@ -1,1 +1,1 @@
-"""Programs built on the core, which imports none of them: `service` serves many users, `cli` adds its verbs."""
+"""Programs built on the core: `service` serves many users, `cli` adds the verbs of all programs."""
