@@ -45,7 +45,6 @@ ADDED = {
     "sample": {"--n": 8, "--batch": 4},
     "text": {"--new-tokens": 8},
     "masked": {"--new-tokens": 8},
-    "reproduce": {"--images": 1, "--batch": 1, "--gamma": 2, "--steps": "ddim5"},
     "train": {"--steps": 2, "--batch": 2},
     "distill": {"--steps": 2, "--batch": 2},
     "distill --states": {"--ids": 20},
