@@ -452,7 +452,7 @@ def write(name: str, run: Runs, folder: Path) -> None:
 
 def make_parser() -> Parser:
     small = {"images": 2, "batch": "2", "gamma": "2", "steps": "ddim5", "out": Path("paper")}
-    parser = Parser(__doc__, names=["table1", "figure9", "equation35"], **small)
+    parser = Parser(__doc__, **small)
     parser.add_argument("names", nargs="*", metavar="NAME", help="items (--list)")
     parser.add_argument("--all", action="store_true", help="all items")
     parser.add_argument("--list", action="store_true", help="name the items, and make none")
@@ -477,7 +477,7 @@ def main() -> None:
         return
     if unknown := set(args.names) - set(ITEMS):
         raise UserError(f"{unknown.pop()!r} is unknown; there are {', '.join(ITEMS)}")
-    names = list(ITEMS) if args.all else args.names
+    names = list(ITEMS) if args.all else args.names or (["table3", "figure9"] if args.toy else [])
     if not names:
         raise UserError("name items (--list), or ask for --all")
     args.steps = args.steps or (EMBEDDED_STEPS if args.target in models.DEFAULTS else None)
