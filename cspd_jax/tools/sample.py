@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> None:
     labels = _labels(args, outline)
     args.denoise = args.denoise or "plain"  # nothing is measured, so every process does the same
     method, options = flags.asked(args, outline)
-    flags.say_what_is_less(args, check(outline, labels, method, options).num_steps, labels)
+    flags.say_what_is_less(args, check(outline, labels, method, options).num_steps, labels.tolist())
     begun = read_start(args, outline, len(labels))
     mesh = mesh_of(args, jax.local_devices())  # processes share the folder, not a mesh
     model = models.load(args.target, args.dtype, mesh)

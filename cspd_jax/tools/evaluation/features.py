@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import json
@@ -27,7 +28,8 @@ from cspd_jax.tools import sample
 from cspd_jax.training.data.folder import eight_bits
 
 
-class ImageSet(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class ImageSet:
     """Holds uint8 images [count, *shape] in a fixed order, which `each` yields one by one."""
 
     path: Path
@@ -111,9 +113,8 @@ def load_network(path: str | os.PathLike) -> FeatureNetwork:
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def _apply(config: InceptionConfig, how: str, params, images) -> Features:
-    made: Any = Inception(config).apply({"params": params}, resize(images, how))
-    return made
+def _apply(config: InceptionConfig, how: str, params, images) -> Any:
+    return Inception(config).apply({"params": params}, resize(images, how))
 
 
 def features(network: FeatureNetwork, images: ImageSet, batch: int, how: str = "tf1") -> Iterator[Features]:
@@ -124,5 +125,5 @@ def features(network: FeatureNetwork, images: ImageSet, batch: int, how: str = "
             filled = np.concatenate([some, np.zeros((size - len(some), *images.shape), np.uint8)])
             with jax.default_matmul_precision("highest"):
                 made = jax.device_get(_apply(network.config, how, network.params, filled))
-            yield Features(*(np.asarray(part)[: len(some)] for part in made))
+            yield Features(*[np.asarray(part)[: len(some)] for part in made])  # type: ignore[arg-type]
             bar.update(len(some))

@@ -170,17 +170,16 @@ def look(
     logits, kept = [], []
     found: Any
     for found in features(network, images, batch, how):
+        kept.append(found.pool[: max(0, MOST_NEIGHBOURS - pool.count)].copy())
         pool.add(found.pool)
         spatial.add(found.spatial)
         logits.append(found.unbiased)
-        if pool.count <= MOST_NEIGHBOURS:
-            kept.append(found.pool)
     statistics = Statistics(pool.gaussian(), spatial.gaussian(), pool.count, f"{network.sha256} {how}")
     return statistics, np.concatenate(logits), np.concatenate(kept)
 
 
 def evaluate(
-    samples: ImageSet, against: str | None, network: FeatureNetwork, batch: int = 100, how: str = "tf1"
+    samples: ImageSet, against: str | Path | None, network: FeatureNetwork, batch: int = 100, how: str = "tf1"
 ) -> tuple[dict[str, Any], Statistics]:
     """Returns the report, and the statistics of the samples. Without `against` it has the score only."""
     stored, images = (None, None) if against is None else open_reference(against)
@@ -198,7 +197,7 @@ def evaluate(
             right, covered = precision_recall(kept, others)
             report |= {"precision": right / len(kept), "recall": covered / len(others)}
     assert stored is not None and seen.spatial is not None
-    report |= {"against": {"path": str(against), "images": stored.images}}
+    report["against"] = {"path": str(against), "images": stored.images}
     report["frechet"] = distance(stored.pool, seen.pool)
     report["spatial"] = None if stored.spatial is None else distance(stored.spatial, seen.spatial)
     if samples.count <= network.config.features:
