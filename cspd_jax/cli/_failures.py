@@ -24,7 +24,7 @@ _LESS = {  # what takes less memory, by command
     "masked": "fewer prompts, --new-tokens or drafts (--draft-len) take less",
     "train": "a smaller --batch takes less",
     "distill": "a smaller --batch takes less",
-    "evaluate": "a smaller --batch, or fewer images (--n), take less",
+    "evaluate": "a smaller --batch takes less",
 }
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _AGAIN = 5.0  # seconds, in which unfinished files are removed
