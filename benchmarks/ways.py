@@ -14,8 +14,10 @@ import numpy as np
 from cspd_jax._utils.compilation import compile_seconds
 from cspd_jax.image.generation import run
 from cspd_jax.image.info import Info
+from cspd_jax.image.lossy import Annealing, Checkerboard
 from cspd_jax.image.methods import DraftSpeculation, Method, Plain, ReleasedRunner, SelfSpeculation
 from cspd_jax.image.options import FIELDS, Options
+from cspd_jax.image.order import Spread
 from cspd_jax.image.pixels import as_bytes
 from cspd_jax.image.plan import Plan
 from cspd_jax.image.rounds import PaperCriterion, PathCriterion
@@ -30,6 +32,11 @@ from cspd_jax.training.image.data import make_source
 
 SMALL = classifiers.ClassifierConfig(steps=2, batch=4, width=8, features=8)  # of --toy
 _TOGETHER = 500  # held-out images that are read at once
+# Options that JSON holds as lists or texts.
+_MEANT = {
+    "anneal": lambda value: Annealing(*value),
+    "order": lambda value: Spread() if value == "spread" else Checkerboard(*value),
+}
 _OF_CRITERION = ("proposals", "max_resamples", "sigma", "align", "inner_temperature")
 
 
@@ -37,6 +44,7 @@ def asked(draft, values: Mapping[str, Any], **sampling: Any) -> tuple[Method, Op
     """Returns the method and the options that values stand for. sampling: more `Options`."""
     values = dict(values)
     given = {name: values.pop(name) for name in FIELDS if name in values} | sampling
+    given |= {name: meant(given[name]) for name, meant in _MEANT.items() if name in given}
     name, criterion = values.pop("method", "plain"), values.pop("criterion", "path")
     if name == "plain":
         return Plain(), Options(**given)
