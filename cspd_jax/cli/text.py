@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from cspd_jax.cli._arguments import add_mesh_option, mesh_of, positive, seed
 from cspd_jax.cli._fields import add_flags, from_flags, when_used
-from cspd_jax.cli._output import progress
+from cspd_jax.cli._output import measured, progress
 from cspd_jax.cli._prompts import add_prompt_options, check_lost, colourful, paint, read_prompts
 from cspd_jax.errors import UserError
 
@@ -77,16 +77,15 @@ def _add_decoding_flags(parser: argparse.ArgumentParser) -> None:
     how.add_argument(
         "--method",
         choices=METHODS,
-        help="auto (default): block or plain, and how many drafts, by what rounds take here and how many"
-        " drafts were accepted so far; plain; speculative or deepmind: verify token by token; block: verify"
-        " the whole draft at once (default on a mesh); match: reproduce the very tokens of plain sampling;"
-        " tree: verify several candidates for each token, see --tree. All of them sample from the same"
-        " distribution as plain decoding",
+        help="block (default): verify the whole draft at once; plain; speculative or deepmind: verify token"
+        " by token; match: reproduce the very tokens of plain sampling; tree: verify several candidates for"
+        " each token, see --tree; auto: block or plain, and how many drafts, whichever a short measurement"
+        " finds faster here. All of them sample from the same distribution as plain decoding",
     )
     add_flags(how, Options)
     how.add_argument(
         "--rows", type=positive, metavar="N",
-        help="continue N prompts at a time, the next one in the row of one that is complete (default: all)",
+        help="continue N prompts at a time, those of similar lengths together (default: all)",
     )  # fmt: skip
     how.add_argument(
         "--tree", type=_widths, metavar="N,N,...",
@@ -102,11 +101,9 @@ def run(args: argparse.Namespace) -> None:
     """Carries out the command."""
     from cspd_jax._utils import compilation
 
-    by_itself = args.method is None
-    if by_itself:
-        args.method = "block" if args.adapt or args.mesh or args.distributed or args.exact_bits else "auto"
-        if args.exact_bits and args.temperature:
-            args.method = "match"
+    asked_for = args.method, args.draft, args.prompt, args.prompt_file, args.prompt_ids
+    if args.method is None:
+        args.method = "match" if args.exact_bits and args.temperature else "block"
     _check(args)
     if args.compare and args.method == "plain":
         progress("--compare has nothing to do: this is plain decoding")
@@ -117,15 +114,12 @@ def run(args: argparse.Namespace) -> None:
     compilation.use_cache()
     from cspd_jax.parallel import processes
     from cspd_jax.reports import text as reports
-    from cspd_jax.text import comparison
+    from cspd_jax.text import comparison, fastest
     from cspd_jax.weights import models
     from cspd_jax.weights.tokenizers import load_tokenizer
 
     of_head = args.draft is not None and models.is_head(args.draft)
     mesh = None if of_head and not (args.mesh or args.distributed) else mesh_of(args)
-    if mesh is not None and by_itself:  # several devices, of which all are used
-        args.method = "block"
-    _check_batch(args, mesh is not None)
     if not processes.is_alone() and (args.compare or args.adapt or args.method == "auto"):
         raise UserError("nothing is measured across processes: leave out --compare, --adapt, --method auto")
     target = models.load_text(args.target, args.dtype, mesh)
@@ -137,22 +131,27 @@ def run(args: argparse.Namespace) -> None:
     if args.method != "plain":
         name, drafter = load_drafter(args.draft, target, args.dtype, args.method)
     request = _request(args, target, prompts, drafter)
-    gammas, rows = _gammas(args, drafter), args.rows
-    asked_for = args.draft, args.prompt, args.prompt_file, args.prompt_ids
-    without_arguments = asked_for == (None,) * 4 and args.method == "auto"
-    compare = drafter is not None and (args.compare or (without_arguments and processes.is_alone()))
-    measured = comparison.measure(
-        request, compare, repeats=3 if compare else 1, adapt=args.adapt, gammas=gammas, rows=rows
+    method = args.method
+    if method == "auto":
+        first = request._replace(prompts=prompts[: args.rows])
+        request = measured("plain decoding or drafts", lambda one: fastest(*one), first).request
+        request = request._replace(prompts=prompts)
+        method, name = ("plain", None) if request.drafter is None else ("block", name)
+    compare = request.drafter is not None and (
+        args.compare or (asked_for == (None,) * 5 and processes.is_alone())
     )
-    check_lost(measured.ids)
-    report = reports.make_report(measured, target, args.method, name, rows=rows, seed=args.seed)
+    generation = comparison.measure(
+        request, compare, repeats=3 if compare else 1, adapt=args.adapt, rows=args.rows
+    )
+    check_lost(generation.ids)
+    report = reports.make_report(generation, target, method, name, rows=args.rows, seed=args.seed)
     if report["truncated"]:
         progress("warning: rounding left nothing of a residual, so some tokens are not exactly the target's")
     if args.json:
-        texts = [None if tokenizer is None else tokenizer.decode(ids) for ids in measured.ids]
-        print(json.dumps({"text": texts, "ids": measured.ids, **report}))
+        texts = [None if tokenizer is None else tokenizer.decode(ids) for ids in generation.ids]
+        print(json.dumps({"text": texts, "ids": generation.ids, **report}))
         return
-    for prompt, ids, marks in zip(prompts, measured.ids, measured.marks):
+    for prompt, ids, marks in zip(prompts, generation.ids, generation.marks):
         print(show(tokenizer, prompt, ids, marks, colourful(args.color)))
     progress(reports.in_words(report))
 
@@ -169,34 +168,20 @@ def _check(args: argparse.Namespace) -> None:
         for name in of_drafts:
             if getattr(args, name) not in (None, False):
                 raise UserError(f"--{name} is for the methods that draft, not with --method plain")
-
-    if args.exact_bits and (args.method in ("auto", "tree") or args.rows is not None):
-        raise UserError(
-            "--exact-bits is for one number of drafts: not with --method auto or tree, and not with --rows"
-        )
+    if args.exact_bits and args.method in ("auto", "tree"):
+        raise UserError("--exact-bits is for one number of drafts: not with --method auto or tree")
     if args.exact_bits and args.temperature and args.method not in ("plain", "match"):
         raise UserError(
             "--exact-bits is for greedy texts, and for --method match, which draws the same tokens"
         )
     if args.method == "auto" and args.adapt:
-        raise UserError("--method auto adapts by itself; leave out --adapt, or choose another method")
-    if args.rows is not None and (args.adapt or args.method == "tree"):
-        raise UserError("--rows is not for --adapt and not for --method tree, whose rows all begin together")
+        raise UserError("--method auto measures one number of drafts; leave out --adapt, or choose another")
     if args.method == "tree":
         for name in ("confidence", "adapt", "gamma"):
             if getattr(args, name):
                 raise UserError(f"--{name} is not for draft trees, whose size is fixed")
     elif args.tree is not None:
         raise UserError("--tree is for --method tree")
-
-
-def _check_batch(args: argparse.Namespace, on_mesh: bool) -> None:
-    """Raises a UserError if rows would have to come and go where they cannot."""
-    if (on_mesh or args.mesh or args.distributed) and (args.method == "auto" or args.rows is not None):
-        raise UserError(
-            "several devices or processes have a fixed batch: leave out --rows, and choose another method"
-            " than auto"
-        )
 
 
 def _widths(text: str) -> tuple[int, ...]:
@@ -206,7 +191,7 @@ def _widths(text: str) -> tuple[int, ...]:
 def load_drafter(name: str | None, target: TextModel, dtype: str, method: str = "block") -> tuple[str, Any]:
     """Returns the name of the drafter (None is the default), and what `text.generate` takes for it."""
     from cspd_jax.networks.quantised import quantise
-    from cspd_jax.text import PromptLookup, draft_from_states, look_up_or
+    from cspd_jax.text import PromptLookup, draft_from_states
     from cspd_jax.weights import hub, models
 
     if name is None:
@@ -225,8 +210,7 @@ def load_drafter(name: str | None, target: TextModel, dtype: str, method: str = 
     if models.is_head(name):
         if target.mesh is not None:
             raise UserError("a head drafts on one device; leave out --mesh, or choose another --draft")
-        drafter = draft_from_states(models.load_head(name, dtype), target)
-        return (f"lookup or {name}", look_up_or(drafter)) if method == "auto" else (name, drafter)
+        return name, draft_from_states(models.load_head(name, dtype), target)
     draft = models.load_text(name, dtype, target.mesh)
     if not draft.config.causal:
         raise UserError(f"{name} is a masked-diffusion model; it cannot draft for a causal one")
@@ -235,7 +219,6 @@ def load_drafter(name: str | None, target: TextModel, dtype: str, method: str = 
 
 
 def _request(args: argparse.Namespace, target: TextModel, prompts: list[list[int]], drafter: Any) -> Request:
-
     from cspd_jax.keys import seed_key
     from cspd_jax.text import Options
     from cspd_jax.text.comparison import Request
@@ -254,18 +237,6 @@ def _tree(drafter: Any, widths: tuple[int, ...]) -> Any:
     from cspd_jax.text import Drafting, draft_tree, head_tree
 
     return (head_tree if isinstance(drafter, Drafting) else draft_tree)(drafter, widths)
-
-
-def _gammas(args: argparse.Namespace, drafter: Any) -> tuple[int, ...] | None:
-    """Returns the numbers of drafts that `continuous` chooses from; None for other loops."""
-    from cspd_jax.text import Options
-    from cspd_jax.text.continuous.batching import gammas_for
-
-    if args.method == "auto":
-        return gammas_for(drafter) if args.gamma is None else (0, args.gamma)
-    if args.rows is None:
-        return None
-    return (0,) if args.method == "plain" else (args.gamma or int(Options().gamma),)
 
 
 def show(

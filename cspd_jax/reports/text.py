@@ -34,7 +34,7 @@ def make_report(
     """Returns everything worth knowing about a generation, ready for JSON.
 
     draft: the drafter's name.
-    rows: texts at a time, if they were not all at once.
+    rows: prompts at a time, if they were not all at once.
     """
     info, request, calls = measured.info, measured.request, measured.info.calls
     options = request.options
@@ -62,7 +62,6 @@ def make_report(
         "sequential": {"target": int(calls.target_passes), "draft": int(calls.draft_passes)},
         "total": {"target": int(calls.target_rows), "draft": int(calls.draft_rows)},
         "compared_to_plain": _compared(measured),
-        "choice": _choice(measured),
         "reference": {
             "method": "plain",
             "dtype": np.dtype(bound(target)[0].dtype).name,
@@ -70,7 +69,6 @@ def make_report(
         },
         "plan": {
             "gamma": options.gamma if request.drafter is not None and _is_fixed(measured) else None,
-            "gammas": None if measured.scheduler is None else measured.scheduler.gammas,
             "rows": rows,
             "tree": None if request.tree is None else list(request.tree.widths),
             "adapt": options.draft_cost is not None,
@@ -100,18 +98,10 @@ def judgement(measured: Measured) -> tuple[bool, str]:
     return True, _WHY["google" if rule == "deepmind" else rule]
 
 
-def _choice(measured: Measured) -> str | None:
-    """Why so many tokens were drafted, if that was chosen as rounds went by; what it gained, unless that was
-    measured by a comparison."""
-    if measured.scheduler is None or len(measured.scheduler.gammas) == 1:
-        return None
-    return measured.scheduler.in_words(measured.seconds if measured.plain_seconds is None else None)
-
-
 def _is_fixed(measured: Measured) -> bool:
     """Returns whether every round wants the same number of drafts, one after the other."""
     adapts = measured.request.options.draft_cost is not None
-    return not adapts and measured.request.tree is None and measured.scheduler is None
+    return not adapts and measured.request.tree is None
 
 
 def _expected(measured: Measured) -> float | None:
@@ -154,8 +144,6 @@ def in_words(report: dict[str, Any]) -> str:
         )
         if report["expected_tokens_per_target_pass"] is not None:
             lines[0] += f" ({report['expected_tokens_per_target_pass']:.2f} by the formula)"
-    if report["choice"] is not None:
-        lines.append(report["choice"])
     beside = report["compared_to_plain"]
     if beside is not None:
         ratio = beside["faster"]

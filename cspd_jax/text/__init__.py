@@ -1,8 +1,8 @@
 """Exact speculative decoding of causal language models, for batches of rows that advance independently.
 
-`generate` continues prompts, plainly or with a drafter, and `stream` does so round by round; `continuous` has
-texts enter and leave a running batch, and chooses how many tokens to draft. `fastest` measures whether
-drafting pays here. All of them begin with the same arguments, (key, model, prompts, drafter, options):
+`generate` continues prompts, plainly or with a drafter, and `stream` does so round by round;
+`generate_batches` takes long lists of prompts, some at a time. `fastest` measures whether drafting pays here.
+All of them begin with the same arguments, (key, model, prompts, drafter, options):
 
     tokens, info = text.generate(None, target, prompts, draft, text.Options(gamma=3, max_new_tokens=64))
 
@@ -12,8 +12,7 @@ and `draft_step`, `verify_step` and `commit` are the steps of `rounds.run_round`
 """
 
 from cspd_jax.text.autotune import fastest
-from cspd_jax.text.continuous.batching import Continuous, continuous
-from cspd_jax.text.continuous.scheduler import DraftScheduler
+from cspd_jax.text.batches import generate_batches
 from cspd_jax.text.drafters import Drafter, Drafting, DraftRequest, Drafts, ModelDrafter, PromptLookup
 from cspd_jax.text.either import look_up_or
 from cspd_jax.text.generation import generate, stream
@@ -35,9 +34,7 @@ __all__ = [
     "NO_TOKEN",
     "PLAIN",
     "RULES",
-    "Continuous",
     "DraftRequest",
-    "DraftScheduler",
     "Drafter",
     "Drafting",
     "Drafts",
@@ -48,11 +45,11 @@ __all__ = [
     "PromptLookup",
     "Prompts",
     "TextOutput",
-    "continuous",
     "draft_from_states",
     "draft_tree",
     "fastest",
     "generate",
+    "generate_batches",
     "head_tree",
     "look_up_or",
     "pad_prompts",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -11,8 +12,7 @@ import numpy as np
 
 from cspd_jax._utils.timing import seconds_in_turns
 from cspd_jax.errors import UserError
-from cspd_jax.text.continuous.batching import Continuous, continuous
-from cspd_jax.text.continuous.scheduler import DraftScheduler
+from cspd_jax.text.batches import generate_batches
 from cspd_jax.text.drafters import DrafterLike, ModelDrafter, entering_of, resolve_drafter
 from cspd_jax.text.generation import generate
 from cspd_jax.text.info import Info, TextOutput
@@ -44,8 +44,9 @@ class Request(NamedTuple):
         """Returns the same with some other options."""
         return self._replace(options=dataclasses.replace(self.options, **changed))
 
-    def run(self) -> TextOutput:
-        return generate(*self)
+    def run(self, rows: int | None = None) -> TextOutput:
+        """Continues the prompts, all at once or `rows` at a time."""
+        return generate(*self) if rows is None else generate_batches(*self, rows=rows)
 
 
 class Measured(NamedTuple):
@@ -56,7 +57,6 @@ class Measured(NamedTuple):
     marks: where each of them came from.
     seconds: what the generation alone took, without compilation and without the first run of a program.
     info: what happened.
-    scheduler: what chose the number of drafts, if the request was run by `continuous`.
     draft_cost: time of a draft as a share of a target pass; None if it was not needed.
     plain_seconds: what plain decoding took.
     plain_passes: target passes of plain decoding.
@@ -68,7 +68,6 @@ class Measured(NamedTuple):
     marks: list[list[int]]
     seconds: float
     info: Info
-    scheduler: DraftScheduler | None = None
     draft_cost: float | None = None
     plain_seconds: float | None = None
     plain_passes: int | None = None
@@ -81,14 +80,12 @@ def measure(
     repeats: int = 1,
     *,
     adapt: bool = False,
-    gammas: Sequence[int] | None = None,
     rows: int | None = None,
 ) -> Measured:
     """Runs the request, and plain decoding as well if `compare`; seconds are the least of `repeats` runs.
 
     adapt: measure what a draft costs, so that each row chooses how many tokens to draft.
-    gammas: run it by `continuous`, with a scheduler that chooses from these.
-    rows: of `continuous`; all at once if it is None.
+    rows: prompts at a time; all at once if it is None.
     """
     draft_cost, of_states = None, bool(entering_of(resolve_drafter(request.drafter)[0]))
     if adapt and of_states:
@@ -100,19 +97,14 @@ def measure(
         draft_cost = measure_draft_cost(request)
     if adapt:
         request = request.with_options(draft_cost=draft_cost)
-    runs = {} if gammas is not None else {"request": request.run}
+    runs = {"request": functools.partial(request.run, rows)}
     if compare:
-        runs["plain"] = request.plain().run
+        runs["plain"] = functools.partial(request.plain().run, rows)
     outputs = {name: jax.block_until_ready(run()) for name, run in runs.items()}  # this compiles
     seconds = {name: min(times) for name, times in seconds_in_turns(runs, repeats).items()}
-    scheduler = None
-    if gammas is not None:
-        last, seconds["request"] = _continuously(request, gammas, rows, 1 + repeats if compare else 1)
-        scheduler = last.scheduler
-        outputs["request"] = TextOutput(jax.numpy.asarray(last.tokens), last.info)
     ids, marks = new_tokens(request, outputs["request"])
     info = outputs["request"].info
-    measured = Measured(request, ids, marks, seconds["request"], info, scheduler, draft_cost)
+    measured = Measured(request, ids, marks, seconds["request"], info, draft_cost)
     if not compare:
         return measured
     plain_ids, _ = new_tokens(request, outputs["plain"])
@@ -121,15 +113,6 @@ def measure(
         plain_passes=int(outputs["plain"].info.calls.target_passes),
         same=sum(a == b for a, b in zip(ids, plain_ids)),
     )
-
-
-def _continuously(
-    request: Request, gammas: Sequence[int], rows: int | None, repeats: int
-) -> tuple[Continuous, float]:
-    """Returns the last of some runs by `continuous`, each with a new scheduler, and the least seconds."""
-    rows = len(request.prompts) if rows is None else rows
-    several = [continuous(*request, rows=rows, scheduler=DraftScheduler(gammas)) for _ in range(repeats)]
-    return several[-1], min(one.seconds for one in several)
 
 
 def new_tokens(request: Request, output: TextOutput) -> tuple[list[list[int]], list[list[int]]]:

@@ -40,7 +40,7 @@ class Options:
     )
     gamma: Array | int = option(
         4,
-        "drafts per round (default: 4; with --method auto 3 or 7)",
+        "drafts per round (default: 4; with --method auto 2 or 4)",
         whole_number(lambda g: g >= 0, "at least 0"),
         flags=("--gamma",),
         type="positive",

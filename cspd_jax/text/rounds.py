@@ -106,7 +106,7 @@ class TextState(NamedTuple):
     cache: of the target, with all final tokens but the last.
     states: [B, max_len, S D] what entered the layers `entering` at these tokens; None without such layers.
     drafter_state: whatever the drafter carries.
-    info: the sum of what happened in all rounds so far; None where nobody asks.
+    info: the sum of what happened in all rounds so far.
     """
 
     tokens: Array

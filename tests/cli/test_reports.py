@@ -255,7 +255,7 @@ def test_what_a_head_costs_is_not_known():
         "identical_rows": 1,
     }  # fmt: skip
     report = {
-        "tokens": 4, "seconds": 1.0, "tokens_per_second": 4.0, "acceptance": None, "choice": None,
+        "tokens": 4, "seconds": 1.0, "tokens_per_second": 4.0, "acceptance": None,
         "prompts": 1, "compared_to_plain": beside, "reference": {"temperature": 0.7}, "method": "auto",
     }  # fmt: skip
     line = text_report.in_words(report).splitlines()[-1]

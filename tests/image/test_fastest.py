@@ -1,6 +1,5 @@
 """The measured choice for text and masked text; that of images is in test_methods and test_calibration."""
 
-import json
 import time
 
 import jax
@@ -124,7 +123,4 @@ def test_the_commands_choose(command, capsys):
     assert main([command, "--method", "auto", "--new-tokens", "16", "--prompt", "Return", "--json"]) == 0
     out, err = capsys.readouterr()
     assert '"text"' in out
-    if command == "text":  # chooses as it goes
-        assert json.loads(out)["choice"].startswith("auto: ")
-    else:
-        assert "measuring which is faster here" in err
+    assert "measuring which is faster here" in err

@@ -11,7 +11,7 @@ import pytest
 # From the bottom up.
 LAYERS = (
     "errors", "_utils", "diffusion", "coupling", "keys", "parallel", "networks", "converters", "weights",
-    "image", "text", "masked", "training", "reports", "cli", "apps",
+    "image", "text", "masked", "training", "reports", "cli", "tools", "apps",
 )  # fmt: skip
 NOT_BELOW = {("text", "image"), ("masked", "image")}  # families know nothing of one another
 ALGORITHMS = tuple(

@@ -92,8 +92,6 @@ def test_where_it_cannot_be(model, drafter, options, sentence):
     drafter = text.draft_tree(model, (2,)) if drafter == "tree" else drafter
     with pytest.raises(UserError, match=sentence):
         text.generate(jax.random.key(0), model, [[1]], drafter, text.Options(exact_bits=True, **options))
-    with pytest.raises(UserError, match="exact_bits keeps the number of drafts"):
-        text.continuous(None, model, [[1]], None, text.Options(exact_bits=True))
 
 
 @pytest.mark.real

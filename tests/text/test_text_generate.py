@@ -344,3 +344,21 @@ def test_only_causal_models_are_decoded():
     lm = text_models.model(11, causal=False)
     with pytest.raises(UserError, match="not causal"):
         text.generate(None, (lm, text_models.params(lm)), [[1]])
+
+
+@pytest.mark.parametrize("sampling", [{}, SAMPLED])
+def test_batches_give_the_texts_of_one_batch(sampling):
+    """Sorted by length, filled up, and put back in order; each text has its own key and its own numbers."""
+    target = text_models.model()
+    model = target, text_models.params(target)
+    prompts = [[1, 4, 3], [7], [2, 2, 5, 6, 1], [3, 1], [4] * 40]
+    options = Options(max_new_tokens=np.array([9, 3, 8, 1, 5]), gamma=2, stop_ids=(), **sampling)
+    asked = jax.random.key(5), model, prompts, text.PromptLookup(), options
+    whole, parts = text.generate(*asked), text.generate_batches(*asked, rows=2)
+    for i, length in enumerate(np.asarray(whole.info.lengths)):
+        np.testing.assert_array_equal(parts.tokens[i, :length], whole.tokens[i, :length])
+        np.testing.assert_array_equal(parts.info.marks[i, :length], whole.info.marks[i, :length])
+        assert not np.any(parts.tokens[i, length:])
+    np.testing.assert_array_equal(parts.info.lengths, whole.info.lengths)
+    np.testing.assert_array_equal(parts.info.drafts.accepted, whole.info.drafts.accepted)
+    assert parts.info.calls.target_passes > whole.info.calls.target_passes

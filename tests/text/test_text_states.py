@@ -18,7 +18,6 @@ from cspd_jax.networks.cpu_matmul import by_outputs
 from cspd_jax.networks.eagle import Eagle
 from cspd_jax.networks.lm import LM
 from cspd_jax.text import generation, rounds
-from cspd_jax.text.continuous.batching import gammas_for
 from cspd_jax.weights.models import HeadModel
 
 LAYERS = (0, 1, 2)
@@ -98,29 +97,6 @@ def test_texts_are_those_of_plain_decoding(float64, options):
         assert 0 < info.acceptance < 1
 
 
-def test_rows_that_come_and_go(float64):
-    """Rounds with 0, 1 and 3 drafts in turn: what a round did not read, a later one catches up on."""
-    target, head = pair()
-    drafter = text.draft_from_states(head, target, confidence=0)
-    options = text.Options(max_new_tokens=40, stop_ids=())
-
-    class InTurn(text.DraftScheduler):
-        turns = 0
-
-        def next(self):
-            self.turns += 1
-            return (3, 1, 0)[self.turns % 3], 2
-
-    found = text.continuous(None, target, PROMPTS, drafter, options, rows=3, scheduler=InTurn((0, 1, 3)))
-    plain = text.generate(None, target, PROMPTS, None, options)
-    np.testing.assert_array_equal(found.tokens, plain.tokens)
-    always = text.continuous(
-        None, target, PROMPTS, drafter, options, rows=3, scheduler=text.DraftScheduler((1,))
-    )
-    # Drafts depend on the text alone, so those after a plain round are as good as any.
-    assert abs(found.info.acceptance - always.info.acceptance) < 0.25
-
-
 @pytest.mark.slow
 def test_packed_passes_tell_the_same_states():
     target, (network, own) = pair(jnp.float32, width=512, head_dim=64, heads=8, kv_heads=2, mlp_width=520)
@@ -182,9 +158,6 @@ def test_look_up_before_another_drafter(float64, of):
     assert drafts.count.tolist() == [3, 2] and drafts.tokens[0, :3].tolist() == [7, 1, 5]
     plain = text.generate(None, target, prompts, None, options)
     np.testing.assert_array_equal(text.generate(None, target, prompts, drafter, options).tokens, plain.tokens)
-    scheduler = text.DraftScheduler((0, 4))
-    found = text.continuous(None, target, prompts, drafter, options, rows=1, scheduler=scheduler)
-    np.testing.assert_array_equal(found.tokens, plain.tokens)
     with pytest.raises(UserError, match="not with PromptLookup"):
         text.look_up_or(text.PromptLookup())
 
@@ -282,10 +255,3 @@ def request_of(inputs, state):
         state.tokens, state.length, jnp.minimum(inputs.gamma, room), None, inputs.sampling, inputs.stop_ids,
         None, inputs.max_gamma, inputs.num_ids, False,
     )  # fmt: skip
-
-
-def test_how_many_tokens_are_chosen_from():
-    target, head = pair()
-    drafter = text.draft_from_states(head, target)
-    assert gammas_for(None) == (0,) and gammas_for(target) == (0, 3, 7) and gammas_for(drafter) == (0, 3)
-    assert gammas_for(text.look_up_or(drafter)) == gammas_for(text.PromptLookup()) == (0, 7)

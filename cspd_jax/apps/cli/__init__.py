@@ -6,7 +6,8 @@ import argparse
 from collections.abc import Sequence
 
 from cspd_jax import cli
-from cspd_jax.apps.cli import demo, evaluate, reproduce, sample
+from cspd_jax.apps.cli import evaluate, reproduce, sample
+from cspd_jax.tools import demo
 
 VERBS = (*cli.VERBS, sample, evaluate, reproduce, demo)
 cli.info.OTHERS.append(sample.described)

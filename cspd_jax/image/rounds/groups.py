@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -93,15 +92,6 @@ def put(inputs: Inputs, tokens: Array, groups: Array, values: Array, where: Arra
 def round_keys(inputs: Inputs, group: Array, purpose: Purpose) -> Array:
     """Keys [B] of a round, for images that were at `group` [B] when it began: every round ends further on."""
     return jax.vmap(jax.random.fold_in)(purpose_keys(inputs.keys, purpose), group)
-
-
-def by_image(chosen: Array, new: Any, old: Any) -> Any:
-    """Leaves of `new` for the images [B] that are chosen, of `old` for the others."""
-
-    def one(new, old):
-        return jnp.where(chosen.reshape(-1, *[1] * (new.ndim - 1)), new, old)
-
-    return jax.tree.map(one, new, old)
 
 
 def with_drafts(inputs: Inputs, state: SpeculationState, count: Array | None = None) -> Array:

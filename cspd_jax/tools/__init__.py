@@ -1,0 +1,1 @@
+"""Programs around the library: each is one file that calls its public functions."""
