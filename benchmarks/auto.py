@@ -21,10 +21,10 @@ from typing import Any
 
 import jax
 from toy import Parser, begin, held_out_prompts, load, load_text
+from ways import machine
 
 from cspd_jax import Options, Plain, SelfSpeculation, masked, text
 from cspd_jax._utils.timing import seconds_in_turns
-from cspd_jax.apps.paper import results
 from cspd_jax.image import autotune, generation
 from cspd_jax.image.chain import choice
 from cspd_jax.image.plan import resolve
@@ -97,7 +97,7 @@ def make_parser() -> Parser:
 def main() -> None:
     parser = make_parser()
     args = begin(parser)
-    here = {**results.machine(), "jax": jax.__version__}
+    here = {**machine(), "jax": jax.__version__}
     rows = []
     if args.file is not None and args.file.exists():
         kept = json.loads(args.file.read_text())

@@ -26,11 +26,11 @@ from toy import STEPS as TOY_STEPS
 from toy import Parser, begin
 
 from cspd_jax import Known, Options, Plain, SelfSpeculation
-from cspd_jax.apps.evaluation import words as measures
 from cspd_jax.image import generation, keep, pixels, plan
 from cspd_jax.image.info import Info
 from cspd_jax.image.pixels import as_bytes
 from cspd_jax.reports.pictures import marked, titled
+from cspd_jax.tools.evaluation import words as measures
 from cspd_jax.training.data.words import Words
 
 # name -> (exact or lossy, method, options)
@@ -155,7 +155,7 @@ def main() -> None:
         return
     args.draft = None
     model = load(args, args.target)
-    reader = open_reader(args, model, args.file.absolute().parent)
+    reader = open_reader(args, model)
     if args.images % BATCH:
         parser.error(f"pages are made {BATCH} side by side; ask for a multiple")
     if not found["cells"] or not args.rows:

@@ -23,11 +23,9 @@ import numpy as np
 from inputs import several
 from PIL import Image
 from toy import Parser, begin, load
+from ways import asked, held_out, timed, training_config
 
 from cspd_jax import reports
-from cspd_jax.apps.evaluation.data import held_out, open_source, to_float, training_config
-from cspd_jax.apps.paper.running import timed
-from cspd_jax.apps.paper.variants import asked
 from cspd_jax.cli._arguments import positive
 from cspd_jax.coupling import log_acceptance_of_ratio
 from cspd_jax.diffusion.chain import Chains, path_log_density, sample_path
@@ -39,6 +37,7 @@ from cspd_jax.image.pixels import patchify
 from cspd_jax.image.plan import resolve
 from cspd_jax.keys import row_keys
 from cspd_jax.reports.charts import bars, stacked
+from cspd_jax.training.image.data import make_source
 
 PAPER = {"method": "cspd", "criterion": "paper", "gamma": 3}
 METHODS = {
@@ -112,8 +111,8 @@ def contexts_of(model, images, known, guided):
 def on_real_images(target, draft, cfg: float, count: int = 512, seed: int = 0) -> dict:
     """Acceptance by paths of drafts after real prefixes: by the draft model, and by the target itself from a
     context that lacks the last 1, 2, 4, 8 tokens of the prefix."""
-    data = held_out(open_source(training_config(target)), count)
-    tokens = patchify(jnp.asarray(to_float(data.images)), target.config.patch_size)
+    data = held_out(make_source(training_config(target).data), count)
+    tokens = patchify(jnp.asarray(data.images / np.float32(127.5) - 1), target.config.patch_size)
     key, length = jax.random.key(seed), target.config.seq_len
     reveal = jax.vmap(random_order, (0, None))(jax.random.split(key, count), length)
     at = jax.random.randint(jax.random.fold_in(key, 1), (count,), max(DISTANCES), length)

@@ -8,7 +8,7 @@
     python benchmarks/rivals.py --perfect               # what a perfect model spells, without a network
 
 Images are kept in parts (--keep FOLDER; OUT without its suffix), so an interrupted run goes on where it was.
-Words are read letter by letter (cspd_jax/apps/evaluation/words.py); a word is right if the topic's list has
+Words are read letter by letter (cspd_jax/tools/evaluation/words.py); a word is right if the topic's list has
 it. Every cell is compared with as many plain images of other keys: by the share of right words, by the
 frequencies of all words, by the Fréchet distance of the reader's features of single letters, and by the
 tests of same_law.py. Cell "plain" is the control: the sampler of the reference with other keys. Its distance
@@ -33,16 +33,17 @@ from same_law import generate as generate_parts
 from same_law import plan_of
 from toy import STEPS as TOY_STEPS
 from toy import Parser, begin, narrow, random_params
+from ways import training_config
 from words_law import ALL_TESTS, Pictures, floors, p_values, parts_of, perfect, power
 
-from cspd_jax.apps.evaluation import statistics
-from cspd_jax.apps.evaluation import words as measures
-from cspd_jax.apps.evaluation.data import training_config
-from cspd_jax.apps.evaluation.equality import FALSE_ALARM
 from cspd_jax.errors import UserError
 from cspd_jax.image import pixels
+from cspd_jax.image.pixels import as_bytes
 from cspd_jax.networks.registry import kind_of
-from cspd_jax.training.data.words import WordsConfig
+from cspd_jax.tools.evaluation import words as measures
+from cspd_jax.tools.evaluation.equality import FALSE_ALARM
+from cspd_jax.tools.evaluation.fid import frechet_distance
+from cspd_jax.training.data.words import Words, WordsConfig
 from cspd_jax.training.presets import PRESETS
 from cspd_jax.training.settings_file import to_json
 from cspd_jax.weights import models
@@ -58,8 +59,8 @@ CELLS: dict[str, tuple[str, dict]] = {
     "25 denoising steps": ("lossy", {**NOISY, "steps": "ddim25"}),
     "10 denoising steps": ("lossy", {**NOISY, "steps": "ddim10"}),
     "DiSA, 50 to 5": ("lossy", {**NOISY, "anneal": [50, 5]}),
-    "GtR, 32 + 1 AR steps": ("lossy", {**NOISY, "reveal": [1]}),
-    "GtR, 16 + 4 AR steps": ("lossy", {**NOISY, "reveal": [4], "num_iter": 20}),
+    "GtR, 32 + 1 AR steps": ("lossy", {**NOISY, "order": [1]}),
+    "GtR, 16 + 4 AR steps": ("lossy", {**NOISY, "order": [4], "num_iter": 20}),
     "plain + chains": ("exact", {**NOISY, "denoise": "speculative"}),
     "released runner": ("lossy", {"method": "cspd", "criterion": "official", "gamma": 8}),
     "self + chains": ("exact", {"method": "self", "gamma": 8, "denoise": "speculative"}),
@@ -129,8 +130,8 @@ def summary(made: dict, x: Pictures, reference: Pictures, control: Pictures, con
         "pages": float(right.all(axis=1).mean()),
         "chi_square": ratio,
         "chi_square_p": p,
-        "frechet": statistics.frechet_distance(x.letters, reference.letters),
-        "floor": statistics.frechet_distance(control.letters, reference.letters),
+        "frechet": frechet_distance(x.letters, reference.letters),
+        "floor": frechet_distance(control.letters, reference.letters),
     }
     row["p"] = p_values(x, reference, config)
     return row | {"refuted": min(row["p"].values()) <= FALSE_ALARM}
@@ -182,15 +183,20 @@ def main() -> None:
         draw_rows(args, found)
 
 
-def open_reader(args: argparse.Namespace, target, keep: Path) -> measures.Reader:
+def open_reader(args: argparse.Namespace, target) -> measures.Reader:
     data = training_config(target).data
     if not isinstance(data, WordsConfig):
         raise UserError(
             f"--target {args.target} makes no pictures of words; give a model that does, as words"
         )
-    keep.mkdir(parents=True, exist_ok=True)
     settings = TOY_READER if args.toy else measures.READER
-    return measures.make_reader(data, keep / "reader.npz", settings, not args.toy)
+    return measures.make_reader(data, settings)
+
+
+def misread(reader: measures.Reader, pictures: int) -> float:
+    """Returns the share of words that the reader gets wrong on held-out pictures."""
+    batch = Words(reader.config).batch(0, pictures, split="held-out")
+    return float(1 - reader(as_bytes(batch.images), batch.labels).right.mean())
 
 
 def draw_rows(args: argparse.Namespace, found: dict) -> None:
@@ -200,7 +206,7 @@ def draw_rows(args: argparse.Namespace, found: dict) -> None:
     for name in beside(found):
         with np.load(keep / folder_of(name) / "part-000.npz") as part:
             made[name] = pixels.to_images(target, part["tokens"][topics])
-    show(found, made, open_reader(args, target, keep)).save(args.rows)
+    show(found, made, open_reader(args, target)).save(args.rows)
 
 
 def run(args: argparse.Namespace, found: dict) -> None:
@@ -208,7 +214,7 @@ def run(args: argparse.Namespace, found: dict) -> None:
     drafted = args.toy or any(options_of(name).get("method") == "cspd" for name in args.cells)
     draft = load(args, args.draft) if drafted else None
     keep = args.keep or args.file.with_suffix("")
-    reader = open_reader(args, target, keep)
+    reader = open_reader(args, target)
     data = reader.config
     if args.toy:
         for name in CELLS:  # all that are left out below
@@ -230,7 +236,7 @@ def run(args: argparse.Namespace, found: dict) -> None:
         args.file.parent.mkdir(parents=True, exist_ok=True)
         args.file.write_text(json.dumps(found, indent=1) + "\n")
 
-    found["reader_error"] = measures.error(reader, 8 if args.toy else 2000)
+    found["reader_error"] = misread(reader, 8 if args.toy else 2000)
     machine = {"device": jax.devices()[0].device_kind, "jax": jax.__version__}
     reference = pictures(made("plain", args.images, REFERENCE_SEED, "reference"))
     control = pictures(made("plain", args.images, FIRST_SEED, "plain"))

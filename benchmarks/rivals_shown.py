@@ -7,9 +7,9 @@ from collections.abc import Callable
 import numpy as np
 from words_law import ALL_TESTS
 
-from cspd_jax.apps.evaluation import words as measures
 from cspd_jax.reports.charts import scatter, stacked
 from cspd_jax.reports.pictures import marked, titled
+from cspd_jax.tools.evaluation import words as measures
 from cspd_jax.training.data.words import BLANK
 
 BATCH = 8  # images side by side

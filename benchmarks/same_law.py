@@ -23,7 +23,6 @@ import itertools
 import json
 import sys
 import time
-import zipfile
 from pathlib import Path
 
 import jax
@@ -31,19 +30,18 @@ import numpy as np
 from inputs import several
 from methods import METHODS
 from toy import Parser, begin, load
+from ways import asked, training_config
 
 from cspd_jax import image
 from cspd_jax._utils.compilation import compile_seconds
-from cspd_jax.apps.evaluation import classifier as classifiers
-from cspd_jax.apps.evaluation.data import open_source, training_config
-from cspd_jax.apps.evaluation.equality import FALSE_ALARM, p_values
-from cspd_jax.apps.paper.variants import asked
 from cspd_jax.cli._arguments import positive
 from cspd_jax.errors import UserError
 from cspd_jax.image import pixels
 from cspd_jax.image.plan import check
 from cspd_jax.keys import row_keys
-from cspd_jax.training.settings_file import to_json
+from cspd_jax.tools.evaluation import classifier as classifiers
+from cspd_jax.tools.evaluation.equality import FALSE_ALARM, p_values
+from cspd_jax.training.image.data import make_source
 
 # Few drafts take the least arithmetic, and exactness does not depend on how many there are.
 FRUGAL = {
@@ -145,7 +143,6 @@ def make_parser() -> Parser:
     parser.add_argument("--num-iter", type=several(positive), default="64,16", help="AR steps")
     parser.add_argument("--cfg", type=several(float), default="1,3")
     parser.add_names("--cells", [name for name in SEEDS if name in METHODS], "plain;self;cspd path")
-    parser.add_argument("--classifier", type=Path, help="where it is kept (FOLDER/classifier.npz)")
     return parser
 
 
@@ -154,13 +151,9 @@ def main() -> None:
     target, draft = load("default", args.toy), load("default-draft", args.toy)
     check_asked(args, target, draft)
     config = training_config(target)
-    data = {name: to_json(config)[name] for name in ("data_kind", "data")}
-    path = args.classifier or args.folder / "classifier.npz"
-    if path.exists() and not zipfile.is_zipfile(path):
-        raise UserError(f"{path} is no classifier; name another file")
     args.folder.mkdir(parents=True, exist_ok=True)
     settings = TOY_CLASSIFIER if args.toy else classifiers.ClassifierConfig()
-    classify = classifiers.train_or_load(path, open_source(config), data, settings, not args.toy)
+    classify = classifiers.train(make_source(config.data), settings)
     batch = min(args.n, BATCH)
     out = args.folder / "results.json"
     results = json.loads(out.read_text()) if out.exists() else []

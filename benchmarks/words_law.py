@@ -9,10 +9,10 @@ import math
 import numpy as np
 from same_law import say
 
-from cspd_jax.apps.evaluation import statistics
-from cspd_jax.apps.evaluation import words as measures
-from cspd_jax.apps.evaluation.equality import FALSE_ALARM, TESTS
 from cspd_jax.image.order import reveal_groups
+from cspd_jax.tools.evaluation import words as measures
+from cspd_jax.tools.evaluation.equality import FALSE_ALARM, TESTS
+from cspd_jax.tools.evaluation.fid import frechet_distance
 from cspd_jax.training.data.words import BLANK, WordsConfig
 from cspd_jax.training.data.words import words as listed_words
 
@@ -73,7 +73,7 @@ def floors(plain: Pictures, sizes: set[int], splits: int) -> list[dict]:
     found = []
     for n in sorted(sizes):
         pairs = (two_sets(plain.labels, n, seed) for seed in range(splits))
-        each = [statistics.frechet_distance(plain.at(a).letters, plain.at(b).letters) for a, b in pairs]
+        each = [frechet_distance(plain.at(a).letters, plain.at(b).letters) for a, b in pairs]
         found.append({"images": n, "least": min(each), "mean": float(np.mean(each)), "most": max(each)})
     return found
 

@@ -26,7 +26,7 @@ from pathlib import Path
 
 import tiny
 
-from cspd_jax.apps import cli
+from cspd_jax import __main__ as cli
 
 SECONDS = 120
 VALUES = (

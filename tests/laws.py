@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 
-from cspd_jax.apps.evaluation.equality import FALSE_ALARM, classifier_p_value, energy_p_value
+from cspd_jax.tools.evaluation.equality import FALSE_ALARM, classifier_p_value, energy_p_value
 
 __all__ = [
     "FALSE_ALARM",

@@ -19,7 +19,6 @@ def option(
     static: bool = False,
     flags: tuple[str, ...] = (),
     report: str | None = None,
-    quiet: bool = False,
     **of_flag: Any,
 ) -> Any:
     """A field.
@@ -31,10 +30,8 @@ def option(
     flags: its names on the command line, with what `argparse` is told besides ("positive" is a type, too);
         none for options of Python only.
     report: its name in reports, where that is another one; "" leaves it out.
-    quiet: manifests leave it out at its default: the choice for an option that older folders do not know.
     """
     metadata = {"help": help, "check": check, "static": static, "flags": flags, "of_flag": of_flag}
-    metadata["quiet"] = quiet
     named = {} if report is None else {"report": report}
     return dataclasses.field(default=default, metadata={**metadata, **named})
 

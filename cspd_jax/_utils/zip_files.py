@@ -12,7 +12,6 @@ import tokenize
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
-from typing import IO
 
 import numpy as np
 
@@ -97,45 +96,6 @@ def array_names(path: str | os.PathLike) -> list[str]:
         raise UserError(f"{path} is not an .npz file ({error})") from None
 
 
-class ArrayStream:
-    """An array of an .npz file that is read a few rows at a time.
-
-    shape: of the whole.
-    dtype: of the numbers.
-    """
-
-    def __init__(self, path: str | os.PathLike, name: str, archive: zipfile.ZipFile, most: int):
-        self.path, self.name = path, name
-        with _damage(path):
-            info = archive.getinfo(f"{name}.npy")
-            _check_member(name, info, most)
-            self._file = archive.open(info)
-            self.shape, self.dtype, header = _read_header(self._file, name)
-            if math.prod(self.shape) * self.dtype.itemsize != info.file_size - header:
-                raise ValueError(f"array {name} does not have the bytes of {self.dtype} {self.shape}")
-
-    def read(self, rows: int) -> np.ndarray:
-        """The next rows, which are there."""
-        size = rows * math.prod(self.shape[1:]) * self.dtype.itemsize
-        with _damage(self.path):
-            content = self._file.read(size)
-            if len(content) != size:
-                raise EOFError(f"array {self.name} ends too early")
-        return np.frombuffer(content, self.dtype).reshape(rows, *self.shape[1:])
-
-
-@contextlib.contextmanager
-def stream_array(path: str | os.PathLike, name: str) -> Iterator[ArrayStream]:
-    """An array of an .npz file, compressed or not, in C order; nothing of it is read yet."""
-    size = limits.file_size(path)
-    with contextlib.ExitStack() as stack:
-        try:
-            archive = stack.enter_context(open_zip(path))
-        except UNREADABLE as error:
-            raise UserError(f"{path} is not an .npz file ({error})") from None
-        yield ArrayStream(path, name, archive, _DEFLATE * size)
-
-
 def _check_member(name: str, info: zipfile.ZipInfo, most: int) -> None:
     """UserError if the array is said to have more bytes than `most` or than deflate could have packed."""
     packed = info.compress_size * (_DEFLATE if info.compress_type == zipfile.ZIP_DEFLATED else 1)
@@ -145,19 +105,6 @@ def _check_member(name: str, info: zipfile.ZipInfo, most: int) -> None:
         )
     if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise UserError(f"array {name} is compressed in a way that numpy does not use")
-
-
-def _read_header(file: IO[bytes], name: str) -> tuple[tuple[int, ...], np.dtype, int]:
-    """Shape and type of an array in C order, and the bytes of its header."""
-    version = np.lib.format.read_magic(file)
-    if version != (1, 0):
-        raise ValueError(f"array {name} has a header of version {version}")
-    shape, by_columns, dtype = np.lib.format.read_array_header_1_0(file)
-    if by_columns and len(shape) > 1:
-        raise ValueError(f"array {name} is stored by columns; numpy.ascontiguousarray orders it by rows")
-    if dtype.hasobject or len(shape) > limits.RANK or any(n < 0 for n in shape):
-        raise ValueError(f"array {name} has type {dtype} and shape {shape}")
-    return shape, dtype, file.tell()
 
 
 def _read_array(archive: zipfile.ZipFile, name: str, most: int) -> np.ndarray:

@@ -6,7 +6,6 @@ import argparse
 import math
 import os
 import pathlib
-from collections.abc import Iterable
 
 from cspd_jax.cli._output import progress
 from cspd_jax.errors import UserError
@@ -77,20 +76,6 @@ def check_fits(what: str, size: int, instead: str) -> None:
             f"{what} would take {size / 2**30:,.0f} GiB, and this machine has {memory / 2**30:.0f} GiB of"
             f" memory; {instead}"
         )
-
-
-def refuse_given(args: argparse.Namespace, names: Iterable[str], why: str) -> None:
-    """UserError if one of these flags was given another value than its default. The parser of `args` must
-    have been handed to `keep_defaults`."""
-    for name in names:
-        if getattr(args, name) != args.defaults[name][1]:
-            raise UserError(f"{args.defaults[name][0]} {why}")
-
-
-def keep_defaults(parser: argparse.ArgumentParser) -> None:
-    """Has the parsed arguments hold the flags and defaults by name, for `refuse_given`."""
-    flags = {action.dest: (action.option_strings or [action.dest])[0] for action in parser._actions}
-    parser.set_defaults(defaults={name: (flag, parser.get_default(name)) for name, flag in flags.items()})
 
 
 def add_mesh_option(group) -> None:

@@ -20,12 +20,11 @@ from cspd_jax.errors import UserError, is_out_of_memory, one_line, shown
 _LESS = {  # what takes less memory, by command
     "generate": "fewer side by side take less (--batch, and where drafts are made --gamma)",
     "sample": "fewer side by side take less (--batch, and where drafts are made --gamma)",
-    "reproduce": "fewer side by side and fewer drafts take less (--batch, --gamma)",
     "text": "fewer prompts, --new-tokens or drafts (--gamma) take less",
     "masked": "fewer prompts, --new-tokens or drafts (--draft-len) take less",
     "train": "a smaller --batch takes less",
     "distill": "a smaller --batch takes less",
-    "evaluate": "a smaller --batch, or fewer images (--n), take less",
+    "evaluate": "a smaller --batch takes less",
 }
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _AGAIN = 5.0  # seconds, in which unfinished files are removed

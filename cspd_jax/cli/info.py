@@ -1,22 +1,18 @@
-"""`cspd-jax info`: what a checkpoint folder, or a file that can be converted, holds; a folder of samples."""
+"""`cspd-jax info`: what a checkpoint folder, or a file that can be converted, holds."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
 import os
-from collections.abc import Callable
 
 from cspd_jax.cli._output import result
 from cspd_jax.errors import UserError
 
-# What else a path may be: each describes a folder that an app has made, or returns None.
-OTHERS: list[Callable[[str], dict | None]] = []
-
 
 def add_parser(subparsers) -> None:
     parser = subparsers.add_parser(
-        "info", help="kind, sizes, parameter count, dtype and sha256 of a checkpoint; or how far samples are"
+        "info", help="kind, sizes, parameter count, dtype and sha256 of a checkpoint"
     )
     parser.add_argument(
         "path",
@@ -36,10 +32,6 @@ def run(args: argparse.Namespace) -> None:
     if not args.path:
         raise UserError("the path is empty; give a name such as default, a checkpoint folder or a file")
     shipped = shipped_folder(args.path)
-    described = (describe(args.path) for describe in OTHERS if shipped is None)
-    if found := next(filter(None, described), None):
-        result({"path": os.path.abspath(args.path), **found}, args.json)
-        return
     if shipped is None and args.path in MAR_PRESETS and not os.path.exists(args.path):
         result({"path": args.path, **_of_published(args.path)}, args.json)
         return

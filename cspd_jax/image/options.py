@@ -202,7 +202,6 @@ class Options:
         " 50:5:cosine and 50:5:two-stage otherwise than in a line (DiSA)",
         _anneal,
         flags=("--anneal",),
-        quiet=True,
         metavar="FIRST:LAST",
         static=True,
     )
@@ -212,7 +211,6 @@ class Options:
         " at random, as MAR does)",
         _order,
         flags=("--order",),
-        quiet=True,
         report="reveal",
         metavar="{spread}",
         static=True,
@@ -271,15 +269,9 @@ class Options:
             raise UserError(f"cfg is {meant.cfg}, and guided=False switches guidance off; leave one out")
         return meant
 
-    def report(self, quiet: bool = False) -> dict[str, Any]:
-        """As JSON, under the names that reports have; `quiet`: as manifests have it (`option`)."""
-        told = reported(dataclasses.replace(self, denoise=self.chain))  # type: ignore[arg-type]
-        left_out = {
-            f.metadata.get("report", name)
-            for name, f in FIELDS.items()
-            if quiet and f.metadata["quiet"] and getattr(self, name) == f.default
-        }
-        return {name: value for name, value in told.items() if name not in left_out}
+    def report(self) -> dict[str, Any]:
+        """Returns the options as JSON, under the names that reports have."""
+        return reported(dataclasses.replace(self, denoise=self.chain))  # type: ignore[arg-type]
 
 
 def _meant(name: str, value: Any) -> Any:

@@ -1,1 +1,1 @@
-"""Programs around the library: each is one file that calls its public functions."""
+"""Programs built on the library: many images, how good they are, and a page to look at them."""

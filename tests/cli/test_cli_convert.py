@@ -145,7 +145,7 @@ def test_version_is_quick():
     )
     assert out.stdout.strip() == f"cspd-jax {__version__}"
     assert time.perf_counter() - start < 5
-    code = "import sys, cspd_jax.apps.cli as c; c.make_parser(); sys.exit('jax' in sys.modules)"
+    code = "import sys, cspd_jax.__main__ as c; c.make_parser(); sys.exit('jax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 

@@ -18,7 +18,7 @@ import tiny
 
 from cspd_jax._utils import files
 from cspd_jax._utils import progress as bars
-from cspd_jax.apps import cli
+from cspd_jax import __main__ as cli
 from cspd_jax.cli import _failures, generate, info
 from cspd_jax.cli._generate_options import say_what_is_less
 from cspd_jax.errors import UserError
@@ -47,9 +47,6 @@ DIGITS = "9" * 5000
         (["generate", "--out", ""], "the name of the folder for the results is empty"),
         (["generate", "--gamma", "4"], "--gamma needs a method to go with: add --method self or cspd"),
         (["generate", "--sigma", "off"], "--sigma needs a method to go with: add --method cspd"),
-        (["evaluate", "--n", "1000000000"], "ask for fewer (--n)"),
-        (["evaluate", "--train-images", "1000000000"], "search fewer (--train-images)"),
-        (["evaluate", "--out", ""], "the name of the folder is empty"),
         (["train", "--out", ""], "the name of the folder is empty"),
         (["train", "--out", "/proc/nowhere/run"], "/proc/nowhere/run cannot be written"),
         (["train", "--out", "run", "--data", "here"], "the image folder 'here' does not exist"),
@@ -73,9 +70,6 @@ DIGITS = "9" * 5000
         (["generate", "--cfg", "１２"], "'１２' is not a number"),
         (["generate", "--temperature", "1_0"], "'1_0' is not a number"),
         (["text", "--method", "tree", "--tree", ",".join(["2"] * 40)], "a tree may have 4096 drafts"),
-        (["evaluate", "--resize", "tf1"], "--resize needs --samples"),
-        (["evaluate", "--samples", "a", "--against", "b", "--n", "5"], "--n is for models"),
-        (["evaluate", "--samples", "a", "--against", "b", "--target", "words"], "--target is for models"),
         (
             ["train", "--preset", "glyphs", "--out", "x", "--batch", "2", "--set", "batch=64"],
             "--batch and --set batch say",
@@ -88,14 +82,11 @@ DIGITS = "9" * 5000
         (["generate", "--target", "text-default"], "text-default is a language model; it goes with cspd-jax"),
         (["generate", "--out", "/proc/xx"], "/proc/xx cannot be made: /proc is not writable"),
         (["convert", "default", "/proc/xx"], "/proc/xx cannot be made: /proc is not writable"),
-        (["reproduce", "--list", "nope"], "--list names all experiments; leave out 'nope'"),
         (["text", "--prompt-file", "/dev/zero"], "/dev/zero has more than 16 MiB"),
         (["text", "--prompt-ids", "1,x" * 5000], "...' is not a list of whole numbers"),
         (["generate", "--cfg", "1e39"], "cfg is 1e+39; it must be at most 3e+38"),
         (["text", "--method", "plain", "--gamma", "3"], "--gamma is for the methods that draft"),
         (["text", "--method", "plain", "--adapt"], "--adapt is for the methods that draft"),
-        (["evaluate", "--target", "text-default", "--n", "20"], "--n is for images, and text-default is a"),
-        (["evaluate", "--target", "text-default", "--steps", "9"], "--steps is for images"),
         (
             ["train", "--out", "run", "--preset", "text-draft", "--set", "data_share=0.5"],
             "data_share is for drafts that are",
@@ -116,7 +107,6 @@ DIGITS = "9" * 5000
             ["distill", "--out", "run", "--preset", "text-states"],
             "a head learns from a target's answers to prompts; --target is missing",
         ),
-        (["reproduce", "--list", "--images", "5"], "--images is for runs, not for --list"),
         (["train", "--out", "run", "--steps", "2", "--stop-at", "5"], "--stop-at 5 is beyond the run"),
         (["train", "--out", "run", "--stream", "99999"], "99999 is more than 256 processes"),
         (["distill", "--out", "run", "--samples", "10"], "add --from target or both"),
@@ -324,7 +314,7 @@ def test_numbers_that_jax_was_told_to_refuse_are_a_sentence():
 SLEEPS = """
 import signal, sys, time
 signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where tests run in the background
-from cspd_jax.apps import cli
+from cspd_jax import __main__ as cli
 from cspd_jax._utils.files import written_beside
 from cspd_jax.cli import info
 def wait(args):
@@ -357,7 +347,7 @@ def test_signals(tmp_path, number, code, word):
 SWALLOWS = """
 import signal, sys, time
 signal.signal(signal.SIGINT, signal.default_int_handler)
-from cspd_jax.apps import cli
+from cspd_jax import __main__ as cli
 from cspd_jax.cli import _failures, generate, info
 from cspd_jax.cli._generate_options import say_what_is_less
 _failures._AGAIN = 0.3
@@ -470,7 +460,7 @@ def test_ctrl_c_while_the_program_is_loaded_is_one_sentence():
 import runpy, sys
 class Interrupted:
     def find_spec(self, name, *_):
-        if name == "cspd_jax.apps":
+        if name == "cspd_jax.tools":
             raise KeyboardInterrupt
 sys.meta_path.insert(0, Interrupted())
 runpy.run_module("cspd_jax", run_name="__main__")

@@ -13,7 +13,7 @@ from hf_folder import DREAM, LLADA, LLAMA, V, tensors, write
 from PIL import Image
 
 import cspd_jax
-from cspd_jax.apps.cli import main
+from cspd_jax.__main__ import main
 from cspd_jax.cli._prompts import add_prompt_options, read_prompts
 from cspd_jax.cli.masked import _in_one_line
 from cspd_jax.reports.masked import order_picture

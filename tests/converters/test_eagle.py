@@ -14,7 +14,7 @@ from safetensors import numpy as arrays
 
 import cspd_jax
 from cspd_jax import text
-from cspd_jax.apps.cli import main
+from cspd_jax.__main__ import main
 from cspd_jax.errors import UserError
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "golden" / "eagle.zip"

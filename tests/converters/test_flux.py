@@ -16,7 +16,7 @@ from PIL import Image
 
 import cspd_jax
 from cspd_jax import UserError
-from cspd_jax.apps.cli import main
+from cspd_jax.__main__ import main
 from cspd_jax.converters import kl16
 from cspd_jax.converters.source import convert, make_config, open_source
 from cspd_jax.image import pixels, to_tokens

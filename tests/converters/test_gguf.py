@@ -14,7 +14,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from cspd_jax.apps.cli import main
+from cspd_jax.__main__ import main
 from cspd_jax.converters.gguf_header import STORAGES, read_header
 from cspd_jax.converters.source import check, convert, make_config, open_source
 from cspd_jax.errors import UserError

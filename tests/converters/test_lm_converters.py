@@ -14,7 +14,7 @@ import pytest
 from hf_folder import CONFIGS, DREAM, LLADA, LLAMA, NEOX, QWEN2, TOKENIZER, D, L, M, V, edited, tensors, write
 
 from cspd_jax import weights
-from cspd_jax.apps.cli import main
+from cspd_jax.__main__ import main
 from cspd_jax.converters import hf_lm
 from cspd_jax.converters.source import convert, make_config, open_source
 from cspd_jax.errors import UserError

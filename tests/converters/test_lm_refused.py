@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hf_folder import CONFIGS, DREAM, LLADA, LLAMA, NEOX, QWEN2, TOKENIZER, D, V, edited, tensors, write
 
-from cspd_jax.apps.cli import main
+from cspd_jax.__main__ import main
 
 
 def run(capsys, *argv):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tiny
 
-from cspd_jax.apps.cli import main
+from cspd_jax.__main__ import main
 from cspd_jax.errors import UserError
 from cspd_jax.image import generation, plan
 from cspd_jax.image.chain import calibration, choice

@@ -11,8 +11,7 @@ from test_shortcuts import TOY, AnySchedule, noise_of
 from test_token_speculation import p_value
 
 from cspd_jax._utils import compilation
-from cspd_jax.apps.cli import main
-from cspd_jax.apps.paper import variants
+from cspd_jax.__main__ import main
 from cspd_jax.errors import UserError
 from cspd_jax.image import Plain, SelfSpeculation, Spread, comparison
 from cspd_jax.image.options import Options
@@ -108,7 +107,7 @@ def test_spread_is_a_reference_of_its_own(tmp_path, monkeypatch, capsys):
     assert code == 0 and report["lossless"] and report["method"] == "self"
     assert report["reference"]["order"] == "spread" and report["plan"]["reveal"] == {"spread": 8}
     assert "note: order spread: another distribution" in err
-    found = check(TOY, [0], *variants.asked(None, {"method": "self", "order": "spread"}))
+    found = check(TOY, [0], SelfSpeculation(), Options(order=Spread()))
     assert comparison.plain_plan(found).options.order == found.options.order == Spread()
 
 

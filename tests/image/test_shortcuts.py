@@ -16,8 +16,7 @@ from test_token_speculation import p_value
 import cspd_jax
 from cspd_jax import Options, UserError
 from cspd_jax._utils import compilation
-from cspd_jax.apps import bulk
-from cspd_jax.apps.cli import main
+from cspd_jax.__main__ import main
 from cspd_jax.diffusion.schedule import make_schedule
 from cspd_jax.image.generation import run
 from cspd_jax.image.lossy import Annealing, Checkerboard
@@ -259,16 +258,3 @@ def test_fewer_steps_are_said():
         "4 AR steps for 16 tokens and 5 denoising steps, where the model was made for 10: another"
     )
     assert plan_of(num_iter=2).exactness.lossless
-
-
-def test_a_job_of_samples_tells_its_shortcuts():
-    def manifest(**shortcuts):
-        model = ImageModel("toy", AnySchedule(), {"w": np.zeros(1)})
-        job = bulk.Job(model, [0, 1], 4, options=Options(**shortcuts), batch=2, tokens=True)
-        return job.manifest(job.plan())
-
-    plain, both = manifest(), manifest(**BOTH)
-    assert plain.lossless and not {"anneal", "reveal"} & plain.sampler.keys()
-    assert not both.lossless and "DiSA" in both.why and "GtR" in both.why
-    assert both.sampler["anneal"]["last"] == 3 and both.sampler["reveal"] == {"rest": 1}
-    assert plain.job != both.job

@@ -16,7 +16,7 @@ import tiny
 from masked_models import LLADA, MASK, PLACES, make, params_of, reference
 
 from cspd_jax import masked
-from cspd_jax.apps.cli import main
+from cspd_jax.__main__ import main
 from cspd_jax.errors import UserError
 from cspd_jax.masked import calibration, sets
 from cspd_jax.masked.sets import BEYOND, MoveSets, chosen, fit, prefixes

@@ -13,7 +13,7 @@ import torch_file
 from recorded import GOLDEN, difference
 
 from cspd_jax import weights
-from cspd_jax.apps.cli import main
+from cspd_jax.__main__ import main
 from cspd_jax.converters import inception as converter
 from cspd_jax.converters.source import convert, make_config, open_source
 from cspd_jax.errors import UserError

@@ -12,7 +12,7 @@ from safetensors.numpy import load_file, save_file
 
 import cspd_jax
 from cspd_jax import weights
-from cspd_jax.apps.cli import main
+from cspd_jax.__main__ import main
 from cspd_jax.converters import nextstep as converter
 from cspd_jax.converters.source import Options, check, convert, make_config, open_source
 from cspd_jax.diffusion.chain import Chains, path_log_density, sample_path

@@ -12,7 +12,7 @@ import pytest
 import torch_file
 
 from cspd_jax import Plain, SelfSpeculation, generate
-from cspd_jax.apps.cli import main
+from cspd_jax.__main__ import main
 from cspd_jax.converters import sphere as converter
 from cspd_jax.converters.source import Options, check, convert, make_config, open_source
 from cspd_jax.diffusion.chain import Chains, sample_path

@@ -20,7 +20,7 @@ import torch_file
 from safetensors.numpy import save_file
 
 import cspd_jax
-from cspd_jax.apps.cli import main
+from cspd_jax.__main__ import main
 from cspd_jax.converters import sphere_vae as converter
 from cspd_jax.converters.source import convert, make_config, open_source
 from cspd_jax.converters.torch_zip import open_checkpoint

@@ -144,7 +144,7 @@ def test_one_that_fails_ends_the_other(tmp_path, failing):
 
 
 def test_where_the_others_are(capsys):
-    from cspd_jax.apps.cli import main
+    from cspd_jax.__main__ import main
 
     for where in ("here", "host:1", "host:1,2", "host:x,0"):
         assert main(["--distributed", where, "info", "default"]) == 2

@@ -84,7 +84,7 @@ def test_wheel_is_complete(tmp_path):
         f"import sys; sys.path.insert(0, {str(installed)!r});"
         "import cspd_jax, cspd_jax.converters.mar as m, cspd_jax.converters.source;"
         "assert 'installed' in cspd_jax.__file__ and 'installed' in m.__file__, m.__file__;"
-        "from cspd_jax.apps.cli import main; sys.exit(main(['info', '--help']))"
+        "from cspd_jax.__main__ import main; sys.exit(main(['info', '--help']))"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path, timeout=120)
 

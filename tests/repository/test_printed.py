@@ -22,7 +22,7 @@ import pytest
 from printed_files import GIVEN
 
 from cspd_jax import weights
-from cspd_jax.apps.cli import main, make_parser
+from cspd_jax.__main__ import main, make_parser
 from cspd_jax.networks.registry import kind_name
 from cspd_jax.training import presets
 from cspd_jax.training.data.text import Document
@@ -45,7 +45,6 @@ ADDED = {
     "sample": {"--n": 8, "--batch": 4},
     "text": {"--new-tokens": 8},
     "masked": {"--new-tokens": 8},
-    "reproduce": {"--images": 1, "--batch": 1, "--gamma": 2, "--steps": "ddim5"},
     "train": {"--steps": 2, "--batch": 2},
     "distill": {"--steps": 2, "--batch": 2},
     "distill --states": {"--ids": 20},

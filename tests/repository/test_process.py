@@ -15,7 +15,7 @@ from masked_models import LLADA, params_of
 
 import cspd_jax
 from cspd_jax import SelfSpeculation, UserError, masked, text
-from cspd_jax.apps.cli import main
+from cspd_jax.__main__ import main
 from cspd_jax.keys import seed_key
 from cspd_jax.networks.lm import LM
 

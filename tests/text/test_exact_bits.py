@@ -99,7 +99,7 @@ def test_the_published_model(tmp_path):
     """Fifty beginnings of texts, continued by look-up and without drafts, a row and ten rows at a time."""
     import real_lm
 
-    from cspd_jax.apps.cli import main
+    from cspd_jax.__main__ import main
     from cspd_jax.training.data.text import documents
     from cspd_jax.weights.tokenizers import load_tokenizer
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import real_lm
 
-from cspd_jax.apps.cli import main
+from cspd_jax.__main__ import main
 from cspd_jax.networks.lm import LM
 from cspd_jax.networks.quantised import quantise
 from cspd_jax.text import Options, PromptLookup, generate

@@ -104,7 +104,7 @@ def test_what_cannot_be_made_is_said_in_a_sentence(models):
 
 
 def test_without_gradio_it_says_what_to_install(monkeypatch, capsys):
-    from cspd_jax.apps.cli import main
+    from cspd_jax.__main__ import main
 
     monkeypatch.setattr(demo.importlib.util, "find_spec", lambda name: None)
     assert main(["demo"]) == 2

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from cspd_jax.apps.cli import main
+from cspd_jax.__main__ import main
 from cspd_jax.errors import UserError
 from cspd_jax.image.pixels import patchify, unpatchify
 from cspd_jax.training import presets, settings_file

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from training_run import TINY
 
-from cspd_jax.apps.cli import main
+from cspd_jax.__main__ import main
 from cspd_jax.errors import UserError
 from cspd_jax.image.pixels import patchify
 from cspd_jax.networks.mar import MARModel, init_params

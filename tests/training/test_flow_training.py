@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from cspd_jax.apps.cli import main
+from cspd_jax.__main__ import main
 from cspd_jax.training import presets, settings_file
 from cspd_jax.training.config import FlowTrainConfig
 from cspd_jax.weights import models

@@ -16,7 +16,7 @@ import word_models
 from word_models import IDS, TARGET, TEMPLATE, tokenizer
 
 from cspd_jax import text, weights
-from cspd_jax.apps.cli import main
+from cspd_jax.__main__ import main
 from cspd_jax.errors import UserError
 from cspd_jax.networks import eagle
 from cspd_jax.training import presets, settings_file

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from cspd_jax.apps import cli
+from cspd_jax import __main__ as cli
 from cspd_jax.converters import sphere_vae as converter
 from cspd_jax.errors import UserError
 from cspd_jax.networks import power_spherical, sphere_vae

@@ -1,18 +1,15 @@
 """The corpus of Python's documentation, bytes as ids, and n-gram models against counting by hand."""
 
-import collections
-import math
 import pathlib
 import sysconfig
 
 import numpy as np
 import pytest
 
-from cspd_jax.apps.evaluation import text as ngrams
 from cspd_jax.errors import UserError
 from cspd_jax.training.data import text as corpus
 from cspd_jax.training.data.text import Document, TextConfig, Texts
-from cspd_jax.weights.tokenizers import CAUSAL_SIZE, END_OF_TEXT, MASK, ByteTokenizer, StreamDecoder
+from cspd_jax.weights.tokenizers import END_OF_TEXT, MASK, ByteTokenizer, StreamDecoder
 
 SOURCE = '''#!/usr/bin/env python
 # Copyright 1999, somebody. All rights reserved and so on.
@@ -116,47 +113,3 @@ def test_characters_appear_when_they_are_complete():
     assert [stream.feed([i]) for i in ids] == ["n", "", "é", "", "", "→", "", "", "", "🎲"]
     assert stream.feed([0xF0, 0x9F]) == "" and stream.finish() == "�"
     assert ByteTokenizer().decode([0xFF, 65]) == "�A"
-
-
-def counted(train, held_out, n):
-    """Bits per byte of the interpolated n-gram model, id by id with dictionaries."""
-    tables = [collections.defaultdict(collections.Counter) for _ in range(n)]
-    for k, table in enumerate(tables):
-        for i in range(k, len(train)):
-            table[tuple(train[i - k : i])][train[i]] += 1
-    bits = 0.0
-    for i in range(1, len(held_out)):
-        p = 1 / CAUSAL_SIZE
-        for k, table in enumerate(tables[: i + 1]):
-            after = table.get(tuple(held_out[i - k : i]))
-            if after:
-                different, total = len(after), sum(after.values())
-                p = (after[held_out[i]] + different * p) / (total + different)
-        bits -= math.log2(p)
-    return bits / sum(x != END_OF_TEXT for x in held_out[1:])
-
-
-def test_ngrams_against_counting():
-    random = np.random.default_rng(0)
-    train, held_out = (
-        np.array(
-            [END_OF_TEXT, *random.choice([0, 97, 98, 255], size, p=[0.1, 0.5, 0.3, 0.1]), 120 + size % 2]
-        )
-        for size in (400, 61)
-    )
-    found = ngrams.ngram_bits_per_byte(train, held_out, ngrams.MOST)
-    for n, bits in found.items():
-        assert bits == pytest.approx(counted(train.tolist(), held_out.tolist(), n), rel=1e-12)
-    assert len(set(found.values())) == ngrams.MOST
-
-
-def test_ngram_probabilities_add_up():
-    """Over all continuations of one text, by 2 ** -bits of the last id."""
-    train = np.array([END_OF_TEXT, *b"abracadabra abracadabra"])
-    prefix = [END_OF_TEXT, *b"abra"]
-
-    def last(x):
-        bits = [ngrams.ngram_bits_per_byte(train, np.array(ids), 4)[4] for ids in ([*prefix, x], prefix)]
-        return 2 ** -(bits[0] * (len(prefix) - 1 + (x != END_OF_TEXT)) - bits[1] * (len(prefix) - 1))
-
-    assert sum(last(x) for x in range(CAUSAL_SIZE)) == pytest.approx(1, abs=1e-9)

@@ -17,7 +17,7 @@ import safetensors.numpy
 import tiny
 
 from cspd_jax import weights
-from cspd_jax.apps.cli import main
+from cspd_jax.__main__ import main
 from cspd_jax.converters.source import open_source
 from cspd_jax.errors import UserError
 from cspd_jax.networks.config import KLConfig, MARConfig

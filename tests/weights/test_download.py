@@ -9,7 +9,7 @@ import threading
 import pytest
 from PIL import Image
 
-from cspd_jax.apps.cli import main
+from cspd_jax.__main__ import main
 from cspd_jax.errors import UserError
 from cspd_jax.weights import download
 

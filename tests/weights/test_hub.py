@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save
 
-from cspd_jax.apps.cli import main
+from cspd_jax.__main__ import main
 from cspd_jax.converters.torch_zip import open_checkpoint
 from cspd_jax.errors import UserError
 from cspd_jax.weights import hub

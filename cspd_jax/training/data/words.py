@@ -205,6 +205,19 @@ class Words:
         return images.transpose(0, 1, 3, 2, 4).reshape(size, *self.shape)
 
 
+class Cells:
+    """Draws single cells of pages of random letters, as a `Source` whose classes are the letters."""
+
+    def __init__(self, data: Words):
+        self._data, self._per_page = data, data.config.lines**2
+        self.shape = (data.config.cell, data.config.cell, 1)
+        self.class_names = tuple(data.letters)
+
+    def batch(self, index: int, size: int, *, seed: int = 0, split: Split = "train") -> Batch:
+        cells = self._data.cells(index, -(-size // self._per_page), seed=seed, split=split)
+        return Batch(cells.images[:size], cells.labels[:size])
+
+
 def to_cells(images: np.ndarray, lines: int) -> np.ndarray:
     """[B, H, W, C] -> [B, lines, lines, H / lines, W / lines, C]."""
     size, height, width, channels = images.shape

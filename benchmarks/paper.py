@@ -1,0 +1,494 @@
+"""The tables, figures and the formula of Continuous Speculative Decoding (arXiv 2411.11925), by name.
+
+    python benchmarks/paper.py table1 figure8 --out paper
+    python benchmarks/paper.py --all --out paper
+    python benchmarks/paper.py --list
+
+Each item is FOLDER/NAME.json, NAME.md and NAME.png; one whose JSON is there is not made again. Every row says
+exact or lossy. The paper itself was not at hand: its tables are as public pages about it give them, and
+figures are plots whose values were not at hand. For time, the embedded models take 25 denoising steps, and
+ways whose draft model drafts anew after each rejection have the two smallest gammas.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from inputs import several
+from PIL import Image
+from toy import Parser, begin, load
+from ways import asked, draws, machine, quality, timed
+
+from cspd_jax._utils.files import write_text, written_beside
+from cspd_jax.cli._arguments import positive
+from cspd_jax.coupling.draft_length import speedup
+from cspd_jax.errors import UserError
+from cspd_jax.image.pixels import to_images
+from cspd_jax.image.plan import resolve
+from cspd_jax.keys import row_keys, seed_key
+from cspd_jax.reports.charts import acceptance_maps, bars, lines, stacked
+from cspd_jax.reports.image import versions
+from cspd_jax.reports.pictures import marked, picture, titled
+from cspd_jax.tools.evaluation import features, fid
+from cspd_jax.tools.evaluation.equality import FALSE_ALARM, TESTS, p_values
+from cspd_jax.weights import models
+
+# Of a target, draft and gamma: acceptance, and speed-up at batch 1, 8, 128, 256; acceptance
+# without and with alignment, and acceptance and speed-up by PREFILL.
+QUOTED = json.loads((Path(__file__).parent / "results" / "paper.json").read_text())
+TABLE1 = {tuple(row[:3]): (row[3], row[4:]) for row in QUOTED["table1"]}
+TABLE3_AND_4 = {tuple(row[:3]): tuple(row[3:]) for row in QUOTED["table3_and_4"]}
+PREFILL, COST = (0.0, 0.05, 0.15), 0.38  # COST: of MAR-B as a share of MAR-H
+PAIR = ("MAR-H", "MAR-B")  # with the largest gain, which is quoted beside ours
+BESIDE = "paper (MAR-H, MAR-B)"
+
+PLAIN: dict[str, Any] = {"final_noise": True}
+SELF_CHAINS: dict[str, Any] = {"method": "self", "denoise": "speculative"}
+OFFICIAL = "official: the released runner"
+PAPER = "paper: Algorithm 1"
+WAYS: dict[str, dict[str, Any]] = {
+    OFFICIAL: {"method": "cspd", "criterion": "official"},
+    PAPER: {"method": "cspd", "criterion": "paper"},
+    "path, by the draft model": {"method": "cspd"},
+    "self": {"method": "self"},
+}
+ALONE = "draft model alone"
+EMBEDDED_STEPS = "ddim25"  # a quarter of the embedded models' own
+FEW = 8  # images of a row
+
+
+class Table(NamedTuple):
+    """Holds rows of values below the names of their columns; None is an empty place."""
+
+    title: str
+    columns: Sequence[str]
+    rows: list[Sequence[Any]]
+
+    def markdown(self) -> str:
+        """Writes floats with three digits."""
+        shown = lambda v: "" if v is None else f"{v:.3g}" if isinstance(v, float) else str(v)
+        body = [self.columns, ["---"] * len(self.columns), *([shown(v) for v in row] for row in self.rows)]
+        return f"**{self.title}**\n\n" + "\n".join(f"| {' | '.join(row)} |" for row in body)
+
+
+@dataclasses.dataclass(frozen=True)
+class Made:
+    """Holds images made in one way, and what happened; seconds are those of an image."""
+
+    tokens: np.ndarray
+    labels: np.ndarray
+    info: Any
+    seconds: float
+    verdict: str
+
+    @property
+    def calls(self) -> int:
+        """Counts calls of all networks, one after the other."""
+        return round(sum(self.info.sequential))
+
+    @property
+    def acceptance(self) -> float | None:
+        """Returns the share of the tested drafts that were accepted."""
+        tested = self.info.tested.sum()
+        return float(self.info.accepted.sum() / tested) if tested else None
+
+    @property
+    def error(self) -> float | None:
+        """Returns the standard error of the acceptance, images counting as independent."""
+        tested, accepted = (a.sum(1).astype(float) for a in (self.info.tested, self.info.accepted))
+        if self.acceptance is None or len(tested) < 2:
+            return None
+        errors = accepted - self.acceptance * tested
+        return float(np.sqrt(np.sum(errors**2) * len(errors) / (len(errors) - 1)) / tested.sum())
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Runs:
+    """Makes images of a pair of models, each configuration once."""
+
+    args: Any
+    target: Any
+    draft: Any
+    vae: Any
+    kept: dict[str, Made] = dataclasses.field(default_factory=dict)
+
+    def plan(self, way: dict[str, Any], images: int, first: int = 0, alone: bool = False, **sampling: Any):
+        """Returns the plan and the keys; image i is of class i modulo classes."""
+        model = self.draft if alone else self.target
+        labels = (first + np.arange(images)) % self.target.config.num_classes
+        more = {"respacing": self.args.steps, **sampling}
+        return resolve(model, labels.tolist(), *asked(self.draft, way, **more), min(images, 50)), labels
+
+    def __call__(
+        self, way: dict[str, Any], images: int = FEW, seed: int = 0, alone=False, **sampling
+    ) -> Made:
+        """Makes images, or returns those made before; the shortest of several runs counts."""
+        images = min(images, self.args.images or images)
+        key = json.dumps([way, images, seed, alone, sampling], sort_keys=True)
+        if key not in self.kept:
+            plan, labels = self.plan(way, images, alone=alone, **sampling)
+            keys = row_keys(seed_key(self.args.seed + seed), images)
+            tokens, info, seconds = timed(keys, plan)
+            times = [seconds]
+            while not self.args.toy and sum(times) < 4 and len(times) < 6:
+                times.append(timed(keys, plan)[2])
+            verdict = "exact" if info.exactness.lossless and not alone else "lossy"
+            self.kept[key] = Made(tokens, labels, info, min(times) / images, verdict)
+        return self.kept[key]
+
+    def gammas(self, name: str) -> list[int]:
+        """Returns the gammas of a way: those that draft anew after each rejection have the two smallest."""
+        few = WAYS[name].get("method") == "cspd" and name != OFFICIAL
+        return sorted(self.args.gamma)[: 2 if few else None]
+
+    @property
+    def least(self) -> int:
+        return min(self.args.gamma)
+
+    @property
+    def middle(self) -> int:
+        return sorted(self.args.gamma)[min(1, len(self.args.gamma) - 1)]
+
+    def pixels(self, made: Made) -> np.ndarray:
+        """Decodes images."""
+        return to_images(self.target, made.tokens, self.vae)
+
+
+Item = tuple[list[Table], Image.Image]
+ITEMS: dict[str, tuple[str, Callable[[Runs], Item]]] = {}
+
+
+def item(name: str, title: str) -> Callable:
+    """Registers a function as the item of a name."""
+    return lambda make: ITEMS.setdefault(name, (title, make))[1]
+
+
+def _published(name: str, gamma: int | None, batch: int | None = None) -> float | None:
+    """Returns the paper's acceptance, or speed-up at a batch, for the ways that are the paper's."""
+    if name not in (OFFICIAL, PAPER) or (found := TABLE1.get((*PAIR, gamma or 0))) is None:
+        return None
+    return found[0] if batch is None else dict(zip((1, 8, 128, 256), found[1])).get(batch)
+
+
+def _timed(run: Runs, batch: int) -> list[tuple[str, int | None, Made]]:
+    found = [("plain", None, run(PLAIN, batch)), ("plain, with chains", None, run(
+        {**PLAIN, "denoise": "speculative"}, batch))]  # fmt: skip
+    found += [(n, g, run({**way, "gamma": g}, batch)) for n, way in WAYS.items() for g in run.gammas(n)]
+    return [*found, ("self, with chains", run.middle, run({**SELF_CHAINS, "gamma": run.middle}, batch))]
+
+
+@item("table1", "Speed and acceptance by gamma and batch")
+def table1(run: Runs) -> Item:
+    rows: list[Sequence[Any]] = []
+    charts = []
+    for batch in run.args.batch:
+        plain = run(PLAIN, batch)
+        ratios: dict[str, list[float | None]] = {}
+        for name, gamma, made in _timed(run, batch):
+            backbone = plain.info.sequential.target_backbone / made.info.sequential.target_backbone
+            faster = plain.seconds / made.seconds
+            rows.append((name, made.verdict, gamma, batch, made.acceptance, _published(name, gamma),
+                         made.calls, plain.calls / made.calls, backbone, made.seconds, faster,
+                         _published(name, gamma, batch)))  # fmt: skip
+            if name in WAYS:
+                ratios.setdefault(f"{name} ({made.verdict})", []).append(faster)
+        names = [str(gamma) for gamma in sorted(run.args.gamma)]
+        charts.append(lines(ratios, f"seconds, plain / way, batch {batch}", "gamma", names))
+    columns = ("way", "exact or lossy", "gamma", "batch", "acceptance", f"acceptance, {BESIDE}",
+               "calls in sequence", "fewer calls", "fewer calls of the target's backbone",
+               "seconds per image", "speed-up in seconds", f"speed-up, {BESIDE}")  # fmt: skip
+    theirs = [(*pair, alpha, *speeds) for pair, (alpha, speeds) in TABLE1.items()]
+    names = ["target", "draft", "gamma", "acceptance", "batch 1", "batch 8", "batch 128", "batch 256"]
+    return [Table("Ours", columns, rows), Table("The paper's", names, theirs)], stacked(charts)
+
+
+@item("table2", "Quality, and whether images have the target's distribution")
+def table2(run: Runs) -> Item:
+    rows: list[Sequence[Any]] = []
+    pages: list[tuple[str, Image.Image]] = []
+    network = features.load_network(run.args.inception) if run.args.inception else None
+    flat = lambda made: made.tokens.reshape(len(made.tokens), -1)
+    ways = {"plain (control)": PLAIN, **{n: {**w, "gamma": run.least} for n, w in WAYS.items()}, ALONE: PLAIN}
+    for cfg, images in ((1.0, 100), (3.0, 50)):
+        reference = run(PLAIN, images, 1000, cfg=cfg)
+        for number, (name, way) in enumerate(ways.items()):
+            made = run(way, images, 1001 + number, alone=name == ALONE, cfg=cfg)
+            p = p_values(flat(made), flat(reference), made.labels)
+            scores = None, None
+            pixels = run.pixels(made)
+            if network is not None:
+                of = features.ImageSet(Path(name), len(pixels), pixels.shape[1:], pixels.__iter__)
+                report, _ = fid.evaluate(of, run.args.against, network)
+                scores = report.get("frechet"), report["inception_score"]
+            refuted = "yes" if min(p[test] for test in TESTS) <= FALSE_ALARM else "no"
+            rows.append((name, made.verdict, cfg, len(pixels), *quality(run.target, pixels, made.labels,
+                         run.args.toy), *(p[test] for test in TESTS), refuted, *scores))  # fmt: skip
+        pages.append((f"guidance {cfg:g}", picture(run.pixels(reference)[:FEW], columns=FEW)))
+    tests = [f"p, {test}" for test in TESTS]
+    columns = ["way", "exact or lossy", "guidance", "images", "right class", "Fréchet, own features", *tests,
+               "refuted", "FID", "IS"]  # fmt: skip
+    names = ["", "FID, no guidance", "IS, no guidance", "FID, guidance", "IS, guidance"]
+    return [Table("Ours", columns, rows), Table("The paper's", names, QUOTED["table2"])], titled(pages)
+
+
+@item("table3", "Acceptance without and with alignment of the chains")
+def table3(run: Runs) -> Item:
+    rows, series = [], {}
+    paper = TABLE3_AND_4.get((*PAIR, run.least), (None, None))[:2]
+    for name, more in ((PAPER, {}), ("paper, inner temperature 42", {"inner_temperature": 42.0})):
+        way = {**WAYS[PAPER], "gamma": run.least, **more}
+        off, on = run({**way, "align": False}), run(way)
+        rows.append((name, on.verdict, run.least, off.acceptance, off.error, on.acceptance, on.error, *paper))
+        series[f"{name} ({on.verdict})"] = [off.acceptance, on.acceptance]
+    columns = ["way", "exact or lossy", "gamma", "own noise", "standard error", "shared noise",
+               "standard error", f"{BESIDE}, own", f"{BESIDE}, shared"]  # fmt: skip
+    theirs = [(*pair, *found[:2]) for pair, found in TABLE3_AND_4.items()]
+    whole = Table("The paper's", ["target", "draft", "gamma", "own noise", "shared noise"], theirs)
+    chart = lines(series, "acceptance", "noise of the two chains", ["own", "shared"], top=1.0)
+    return [Table("Ours", columns, rows), whole], chart
+
+
+def _prefilled(run: Runs) -> dict[tuple[str, float], Made]:
+    ways = [(name, share, {**way, "gamma": run.least}) for name, way in WAYS.items() for share in PREFILL]
+    return {(name, share): run({**way, "prefill": share}) for name, share, way in ways}
+
+
+@item("table4", "Acceptance and speed by prefill")
+def table4(run: Runs) -> Item:
+    rows, series, plain = [], {}, run(PLAIN)
+    paper = TABLE3_AND_4.get((*PAIR, run.least), (None,) * 8)[2:]
+    for (name, share), made in _prefilled(run).items():
+        at = 2 * PREFILL.index(share)
+        theirs = paper[at : at + 2] if name in (OFFICIAL, PAPER) else (None, None)
+        rows.append((name, made.verdict, share, run.least, made.acceptance, made.error,
+                     plain.calls / made.calls, plain.seconds / made.seconds, *theirs))  # fmt: skip
+        series.setdefault(f"{name} ({made.verdict})", []).append(made.acceptance)
+    columns = ["way", "exact or lossy", "prefill", "gamma", "acceptance", "standard error", "fewer calls",
+               "speed-up in seconds", f"acceptance, {BESIDE}", f"speed-up, {BESIDE}"]  # fmt: skip
+    names = ["target", "draft", "gamma", *(f"{w}, {s:.0%}" for s in PREFILL for w in ("alpha", "speed"))]
+    whole = Table("The paper's", names, [(*pair, *found[2:]) for pair, found in TABLE3_AND_4.items()])
+    chart = lines(series, f"acceptance, gamma {run.least}", "prefill", [f"{s:.0%}" for s in PREFILL], top=1.0)
+    return [Table("Ours", columns, rows), whole], chart
+
+
+def _shown(run: Runs, made: dict[str, Made], frames: bool = False) -> Item:
+    """Shows a row of images of each way, rejected drafts framed where asked, and what they cost."""
+    plain, pages, rows = run(PLAIN), [], []
+    for name, one in made.items():
+        images = run.pixels(one)
+        rejected = one.info.tested & ~one.info.accepted if frames else np.zeros_like(one.info.tested)
+        pages.append((f"{name} ({one.verdict})", marked(images, rejected)))
+        rows.append((name, one.verdict, len(images), one.acceptance, plain.calls / one.calls))
+    columns = ["way", "exact or lossy", "images", "acceptance", "fewer calls in sequence"]
+    return [Table("The images of the picture", columns, rows)], titled(pages)
+
+
+def _by_gamma(run: Runs) -> dict[tuple[str, int], Made]:
+    return {(n, g): run({**way, "gamma": g}) for n, way in WAYS.items() for g in run.gammas(n)}
+
+
+def _middle(run: Runs) -> dict[str, Made]:
+    gammas = {name: min(run.middle, run.gammas(name)[-1]) for name in WAYS}
+    return {name: run({**way, "gamma": gammas[name]}) for name, way in WAYS.items()}
+
+
+@item("figure7", "Images by way and gamma")
+def figure7(run: Runs) -> Item:
+    made = {f"{name}, gamma {gamma}": one for (name, gamma), one in _by_gamma(run).items()}
+    return _shown(run, {"plain sampler": run(PLAIN), **made})
+
+
+@item("figure8", "Acceptance against gamma")
+def figure8(run: Runs) -> Item:
+    rows, series = [], {}
+    for (name, gamma), made in _by_gamma(run).items():
+        each = made.info.tokens / made.info.images / made.info.rounds
+        rows.append((name, made.verdict, gamma, made.acceptance, made.error, each, _published(name, gamma)))
+        series.setdefault(f"{name} ({made.verdict})", []).append(made.acceptance)
+    gammas = sorted(run.args.gamma)
+    series[BESIDE] = [_published(PAPER, gamma) for gamma in gammas]
+    columns = ["way", "exact or lossy", "gamma", "acceptance", "standard error", "tokens a round",
+               f"{BESIDE}, its table 1"]  # fmt: skip
+    chart = lines(series, "acceptance against gamma", "gamma", [str(g) for g in gammas], top=1.0)
+    return [Table("Ours", columns, rows)], chart
+
+
+@item("figure9", "The draft alone, and verified by the target")
+def figure9(run: Runs) -> Item:
+    made = _middle(run)
+    some = {name: made[name] for name in (OFFICIAL, "path, by the draft model")}
+    return _shown(run, {"plain": run(PLAIN), ALONE: run(PLAIN, alone=True), **some}, frames=True)
+
+
+@item("figure11", "Acceptance along the AR steps, by prefill")
+def figure11(run: Runs) -> Item:
+    rows, series = [], {}
+    for (name, share), made in _prefilled(run).items():
+        found = made.info.verified
+        parts = [np.array_split(a.sum(1), 8) for a in (found.accepted, found.tested)]
+        shares = [float(a.sum() / t.sum()) if t.sum() else None for a, t in zip(*parts)]
+        rows.append((name, made.verdict, share, *shares))
+        series.setdefault(f"{name} ({made.verdict})", {})[f"prefill {share:.0%}"] = shares
+    eighths = [f"{i + 1}/8" for i in range(8)]
+    charts = [lines(s, name, "eighth of the AR steps", eighths, top=1.0) for name, s in series.items()]
+    return [Table("Ours", ["way", "exact or lossy", "prefill", *eighths], rows)], stacked(charts)
+
+
+@item("figure12", "Images by prefill")
+def figure12(run: Runs) -> Item:
+    made = {f"{name}, prefill {share:.0%}": one for (name, share), one in _prefilled(run).items()}
+    return _shown(run, {"plain sampler": run(PLAIN), **made})
+
+
+def _swept(run: Runs, what: str, values: Sequence[float], **fixed: float) -> Item:
+    """Measures the acceptance against an option of sampling, at the smallest gamma."""
+    rows, series = [], {}
+    for name, way in WAYS.items():
+        for value in values:
+            made = run({**way, "gamma": run.least}, **fixed, **{what: value})
+            rows.append((name, made.verdict, run.least, *fixed.values(), value, made.acceptance, made.error))
+            series.setdefault(f"{name} ({made.verdict})", []).append(made.acceptance)
+    columns = ["way", "exact or lossy", "gamma", *fixed, what, "acceptance", "standard error"]
+    told = "".join(f", {name} {value:g}" for name, value in fixed.items())
+    chart = lines(series, f"acceptance{told}", what, [f"{value:g}" for value in values], top=1.0)
+    return [Table(f"Ours{told}", columns, rows)], chart
+
+
+@item("figure13", "Acceptance against the guidance scale")
+def figure13(run: Runs) -> Item:
+    return _swept(run, "cfg", (1.0, 3.0, 5.0))
+
+
+@item("figure14", "Acceptance against the temperature, without and with guidance")
+def figure14(run: Runs) -> Item:
+    both = [_swept(run, "temperature", (0.9, 1.0, 1.1), cfg=cfg) for cfg in (1.0, 3.0)]
+    return [table for tables, _ in both for table in tables], stacked([chart for _, chart in both])
+
+
+@item("figure15", "Draws until a rejected token is replaced")
+def figure15(run: Runs) -> Item:
+    rows, charts, names = [], [], [*(str(i) for i in range(1, 10)), "10+"]
+    for name, way in WAYS.items():
+        own = {"proposals": 1} if name == PAPER else {}  # one draw at a time, as the paper counts them
+        plan, labels = run.plan({**way, **own, "gamma": run.least}, min(2, run.args.images or 2))
+        took = draws(plan, labels, run.args.seed)
+        counted = Counter(min(draws, 10) for draws in took)
+        shares = [counted[i] / max(1, len(took)) for i in range(1, 11)]
+        mean = sum(took) / len(took) if took else None
+        paper = "2 to 3" if name in (OFFICIAL, PAPER) else None
+        rows.append((name, len(took), mean, max(took, default=None), paper, *shares))
+        charts.append(bars(shares, f"{name}: share of resamplings", "draws", names))
+    columns = ["way", "resamplings", "mean draws", "most", "paper, usually", *names]
+    return [Table("Ours", columns, rows)], stacked(charts)
+
+
+@item("figure16", "Where in the image drafts are accepted")
+def figure16(run: Runs) -> Item:
+    rows, pages = [], []
+    for name, made in _middle(run).items():
+        tested, accepted = made.info.tested, made.info.accepted
+        side = round(tested.shape[1] ** 0.5)
+        inner = np.zeros((side, side), bool)
+        inner[side // 4 : side - side // 4, side // 4 : side - side // 4] = True
+        shares = [accepted[:, at].sum() / tested[:, at].sum() for at in (inner.ravel(), ~inner.ravel())]
+        rows.append((name, made.verdict, made.acceptance, *map(float, shares)))
+        captions = [run.target.class_name(int(label)) for label in made.labels]
+        pages.append((f"{name} ({made.verdict})", acceptance_maps(tested, accepted, captions, most=5)))
+    columns = ["way", "exact or lossy", "acceptance", "in the inner quarter", "in the other three"]
+    return [Table("Ours", columns, rows)], titled(pages)
+
+
+@item("equation35", "The speed-up that the formula predicts, and the measured one")
+def equation35(run: Runs) -> Item:
+    """The formula is (1 - alpha^(gamma + 1)) / ((1 - alpha) (gamma c + 1)): a round is one target pass."""
+    rows, charts = [], []
+    for batch in run.args.batch:
+        plain, alone = run(PLAIN, batch), run(PLAIN, batch, alone=True)
+        series: dict[str, list[float | None]] = {}
+        for name, gamma, made in _timed(run, batch):
+            if name not in WAYS or made.acceptance is None:
+                continue
+            cost = alone.seconds / plain.seconds if "method" in WAYS[name] and name != "self" else 0.0
+            steps = alone.calls / plain.calls if cost else 0.0
+            alpha, ratio = made.acceptance, plain.calls / made.calls
+            predicted = [float(speedup(alpha, gamma, c)) for c in (steps, cost)]
+            one_pass = 1 / (cost + 1 / gamma) if name == OFFICIAL else None
+            rows.append((name, made.verdict, gamma, batch, alpha, cost, predicted[0], ratio, predicted[1],
+                         plain.seconds / made.seconds, one_pass))  # fmt: skip
+            series.setdefault(f"{name}, measured", []).append(ratio)
+            series.setdefault(f"{name}, Eq. 35", []).append(predicted[0])
+        names = [str(gamma) for gamma in sorted(run.args.gamma)]
+        charts.append(lines(series, f"speed-up in calls, batch {batch}", "gamma", names, pairs=True))
+    columns = ["way", "exact or lossy", "gamma", "batch", "alpha", "c in seconds", "calls: Eq. 35",
+               "calls: measured", "seconds: Eq. 35", "seconds: measured", "1 / (c + 1 / gamma)"]  # fmt: skip
+    theirs = [(gamma, alpha, float(speedup(alpha, gamma, COST)), speeds[3], 1 / (COST + 1 / gamma))
+              for (*pair, gamma), (alpha, speeds) in TABLE1.items() if tuple(pair) == PAIR]  # fmt: skip
+    names = ["gamma", "alpha", "Eq. 35", "measured by the paper", "1 / (c + 1 / gamma)"]
+    whole = Table(f"The paper's own numbers in its formula, c = {COST}", names, theirs)
+    return [Table("Ours", columns, rows), whole], stacked(charts)
+
+
+def write(name: str, run: Runs, folder: Path) -> None:
+    """Makes an item, and writes its picture, its page and, last of all, its JSON."""
+    title, make = ITEMS[name]
+    begun = time.perf_counter()
+    tables, drawn = make(run)
+    told = {"name": name, "title": title, "target": run.target.name, "draft": run.draft.name,
+            "steps": run.args.steps, "seconds": time.perf_counter() - begun, "machine": machine(),
+            "versions": versions(), "tables": [table._asdict() for table in tables]}  # fmt: skip
+    with written_beside(folder / f"{name}.png") as partial:
+        drawn.convert("RGB").quantize(32, dither=Image.Dither.NONE).save(partial, format="PNG", optimize=True)
+    page = [f"# {name}: {title}", *(table.markdown() for table in tables), f"![{title}]({name}.png)"]
+    write_text(folder / f"{name}.md", "\n\n".join(page) + "\n")
+    write_text(folder / f"{name}.json", json.dumps(told, indent=1) + "\n")
+
+
+def make_parser() -> Parser:
+    small = {"images": 2, "batch": "2", "gamma": "2", "steps": "ddim5", "out": Path("paper")}
+    parser = Parser(__doc__, **small)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="items (--list)")
+    parser.add_argument("--all", action="store_true", help="all items")
+    parser.add_argument("--list", action="store_true", help="name the items, and make none")
+    parser.add_argument("--out", type=Path, default=Path("paper"), metavar="FOLDER", help="(paper)")
+    parser.add_argument("--target", default="default", help="a name or folder (default)")
+    parser.add_argument("--draft", default="default-draft", help="the smaller model (default-draft)")
+    parser.add_argument("--vae", help="decodes latents: kl16, or a folder")
+    parser.add_argument("--images", type=int, help="at most so many in a row")
+    parser.add_argument("--batch", type=several(positive), default="1,8", help="of table 1 (1,8)")
+    parser.add_argument("--gamma", type=several(positive), default="4,8,32", help="(4,8,32)")
+    parser.add_argument("--steps", help=f"denoising steps (the model's own; embedded: {EMBEDDED_STEPS})")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--inception", help="weights, for FID in table 2")
+    parser.add_argument("--against", help="images or statistics that FID compares with")
+    return parser
+
+
+def main() -> None:
+    args = begin(make_parser())
+    if args.list:
+        print("\n".join(f"{name:<12} {title}" for name, (title, _) in ITEMS.items()))
+        return
+    if unknown := set(args.names) - set(ITEMS):
+        raise UserError(f"{unknown.pop()!r} is unknown; there are {', '.join(ITEMS)}")
+    names = list(ITEMS) if args.all else args.names or (["table3", "figure9"] if args.toy else [])
+    if not names:
+        raise UserError("name items (--list), or ask for --all")
+    args.steps = args.steps or (EMBEDDED_STEPS if args.target in models.DEFAULTS else None)
+    args.out.mkdir(parents=True, exist_ok=True)
+    vae = None if args.vae is None else models.load_vae(args.vae)
+    run = Runs(args, load(args.target, args.toy), load(args.draft, args.toy), vae)
+    for number, name in enumerate(names, 1):
+        if not (args.out / f"{name}.json").exists():
+            write(name, run, args.out)
+        print(f"{args.out / name}.md ({number} of {len(names)})", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""A small convolutional classifier: it tells which class an image shows, and its features compare images."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from tqdm import tqdm
+
+from cspd_jax.keys import seed_key
+from cspd_jax.training.data.source import Source
+
+_TOGETHER = 256
+
+
+@dataclasses.dataclass(frozen=True)
+class ClassifierConfig:
+    """Says how a classifier is trained: by Adam, with a learning rate that falls to zero along a cosine.
+
+    width: channels of the first convolution; the next two have twice as many.
+    features: width of the last hidden layer.
+    """
+
+    steps: int = 250
+    batch: int = 128
+    learning_rate: float = 2e-3
+    width: int = 24
+    features: int = 64
+    seed: int = 0
+
+
+class Network(nn.Module):
+    """Maps images [B, H, W, C] to logits [B, classes] and features [B, features] (the layer before)."""
+
+    classes: int
+    config: ClassifierConfig
+
+    @nn.compact
+    def __call__(self, images):
+        x = images
+        for factor in (1, 2, 2):
+            x = nn.Conv(factor * self.config.width, (3, 3), strides=2)(x)
+            x = nn.relu(nn.GroupNorm(num_groups=None, group_size=8)(x))
+        features = nn.relu(nn.Dense(self.config.features)(x.reshape(len(x), -1)))
+        return nn.Dense(self.classes)(features), features
+
+
+class Classifier(NamedTuple):
+    """Holds a trained classifier: its Flax module and its parameters."""
+
+    network: Network
+    params: Any
+
+    def __call__(self, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Maps uint8 images [N, H, W, C] to predicted labels [N] and features [N, F]."""
+        count = len(images)
+        images = np.concatenate([images, np.zeros((-count % _TOGETHER, *images.shape[1:]), np.uint8)])
+        see = lambda some: jax.device_get(_apply(self.network, self.params, some / np.float32(127.5) - 1))
+        parts = [see(images[i : i + _TOGETHER]) for i in range(0, len(images), _TOGETHER)]
+        logits, features = (np.concatenate(each)[:count] for each in zip(*parts))
+        return logits.argmax(axis=1), features
+
+
+_apply = jax.jit(lambda network, params, images: network.apply(params, images), static_argnums=0)
+
+
+def train(source: Source, config: ClassifierConfig) -> Classifier:
+    """Trains on batches of the `train` split; the result depends only on the data set and `config`."""
+    network = Network(len(source.class_names), config)
+    optimizer = optax.adam(optax.cosine_decay_schedule(config.learning_rate, config.steps))
+    params = jax.jit(network.init)(seed_key(config.seed), jnp.zeros((1, *source.shape)))
+    state = jax.jit(optimizer.init)(params)
+
+    def loss(params, images, labels):
+        logits, _ = network.apply(params, images)
+        return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+
+    @jax.jit
+    def step(params, state, images, labels):
+        updates, state = optimizer.update(jax.grad(loss)(params, images, labels), state)
+        return optax.apply_updates(params, updates), state
+
+    for index in tqdm(range(config.steps), desc="classifier", unit="step", disable=None):
+        images, labels = source.batch(index, config.batch, seed=config.seed)
+        params, state = step(params, state, images, labels)
+    return Classifier(network, jax.device_get(params))

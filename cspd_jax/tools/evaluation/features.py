@@ -1,0 +1,129 @@
+"""Sets of 8-bit images on disk, the Inception network of FID, and the features that it finds in them."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import json
+import os
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from PIL import Image
+from tqdm import tqdm
+
+from cspd_jax import weights
+from cspd_jax._utils.files import files_in
+from cspd_jax.converters.inception import PUBLISHED_SHA256
+from cspd_jax.converters.source import convert, digest, make_config, open_source
+from cspd_jax.errors import UserError
+from cspd_jax.networks.inception import Features, Inception, InceptionConfig, resize
+from cspd_jax.tools import sample
+from cspd_jax.training.data.folder import eight_bits
+
+
+@dataclasses.dataclass(frozen=True)
+class ImageSet:
+    """Holds uint8 images [count, *shape] in a fixed order, which `each` yields one by one."""
+
+    path: Path
+    count: int
+    shape: tuple[int, ...]
+    each: Callable[[], Iterator[np.ndarray]]
+
+    def batches(self, size: int) -> Iterator[np.ndarray]:
+        """Yields batches of `size` images, the last one smaller."""
+        images = self.each()
+        while some := list(itertools.islice(images, size)):
+            if other := {image.shape for image in some} - {self.shape}:
+                raise UserError(f"{self.path} holds images of {other.pop()} and of {self.shape}")
+            yield np.stack(some)
+
+
+def open_images(path: str | os.PathLike) -> ImageSet:
+    """Opens an .npz file with arr_0, a folder of `cspd-jax sample`, or one of PNG or JPEG files."""
+    path = Path(path)
+    if path.suffix == ".npz" and path.is_file():
+        with zipfile.ZipFile(path) as archive, archive.open("arr_0.npy") as member:
+            (count, *shape), dtype = _header(member)
+        if dtype != np.uint8 or len(shape) != 3:
+            raise UserError(f"{path}: arr_0 is {dtype} {[count, *shape]}; images are uint8 [N, H, W, 3]")
+        return ImageSet(path, count, tuple(shape), lambda: _stored(path))
+    if (path / sample.MANIFEST).exists():
+        each = lambda: (image for shard in sample.read(path, "arr_0") for image in shard["arr_0"])
+        there = sum(len(shard["labels"]) for shard in sample.read(path, "labels"))
+        if there < (images := json.loads((path / sample.MANIFEST).read_text())["images"]):
+            raise UserError(f"{path} holds {there} of {images} images; repeat the command that began it")
+        return ImageSet(path, there, next(each()).shape, each)
+    if not (files := files_in(path, (".png", ".jpg", ".jpeg")) if path.is_dir() else []):
+        raise UserError(f"{path} is neither an .npz file with arr_0 nor a folder of images or of samples")
+    return ImageSet(path, len(files), _picture(files[0]).shape, lambda: map(_picture, files))
+
+
+def _header(member) -> tuple[tuple[int, ...], np.dtype]:
+    np.lib.format.read_magic(member)
+    shape, _, dtype = np.lib.format.read_array_header_1_0(member)
+    return shape, dtype
+
+
+def _stored(path: Path) -> Iterator[np.ndarray]:
+    with zipfile.ZipFile(path) as archive, archive.open("arr_0.npy") as member:
+        shape, dtype = _header(member)
+        for _ in range(shape[0]):
+            yield np.frombuffer(member.read(int(np.prod(shape[1:]))), dtype).reshape(shape[1:])
+
+
+def _picture(file: Path) -> np.ndarray:
+    with Image.open(file) as opened:
+        return np.asarray(eight_bits(opened).convert("RGB"), np.uint8)
+
+
+class FeatureNetwork(NamedTuple):
+    """Holds an Inception network with its parameters, and the SHA-256 of the file that they come from."""
+
+    config: InceptionConfig
+    params: Any
+    sha256: str
+
+    @property
+    def published(self) -> bool:
+        """Says whether these are the weights that FID is defined by."""
+        return self.sha256 == PUBLISHED_SHA256
+
+
+def load_network(path: str | os.PathLike) -> FeatureNetwork:
+    """Loads a folder made by `cspd-jax convert`, or the published file itself."""
+    source = None if os.path.isdir(path) else open_source(path)
+    kind = weights.read_description(path)["kind"] if source is None else source.kind
+    if kind != "inception":
+        raise UserError(f"{path} is of kind {kind}; --inception takes the Inception network of FID")
+    if source is not None:
+        config = make_config(source)
+        return FeatureNetwork(config, jax.tree.map(jnp.asarray, convert(source, config)), digest(source))
+    loaded = weights.load(path, np.float32)
+    told = loaded.metadata.get("source_sha256") or loaded.metadata.get("params_sha256")
+    rounded = "" if loaded.metadata.get("dtype") == "float32" else " rounded"
+    return FeatureNetwork(loaded.config, loaded.params, f"{told}{rounded}")
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _apply(config: InceptionConfig, how: str, params, images) -> Any:
+    return Inception(config).apply({"params": params}, resize(images, how))
+
+
+def features(network: FeatureNetwork, images: ImageSet, batch: int, how: str = "tf1") -> Iterator[Features]:
+    """Yields the features of all images in their order, a batch at a time, as numpy arrays."""
+    size = min(batch, images.count)  # the last batch is filled up, so that one program serves all
+    with tqdm(total=images.count, desc=images.path.name, unit="image", disable=None) as bar:
+        for some in images.batches(batch):
+            filled = np.concatenate([some, np.zeros((size - len(some), *images.shape), np.uint8)])
+            with jax.default_matmul_precision("highest"):
+                made = jax.device_get(_apply(network.config, how, network.params, filled))
+            yield Features(*[np.asarray(part)[: len(some)] for part in made])  # type: ignore[arg-type]
+            bar.update(len(some))

@@ -1,0 +1,94 @@
+"""Reads what pictures of words say: the share of right words, and tests of how frequent they are."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from cspd_jax.tools.evaluation import classifier as classifiers
+from cspd_jax.tools.evaluation.equality import permuted_p_value
+from cspd_jax.training.data.words import BLANK, Cells, Words, WordsConfig, to_cells, words
+
+READER = classifiers.ClassifierConfig(steps=1500, batch=512, width=16, features=64)
+MISSPELT = -1
+
+
+class Reading(NamedTuple):
+    """Holds what N pictures say: the text of every line, and the words [N, lines] by their numbers in the
+    list of the picture's topic, or MISSPELT."""
+
+    text: list[tuple[str, ...]]
+    words: np.ndarray
+
+    @property
+    def right(self) -> np.ndarray:
+        """[N, lines] bool."""
+        return self.words != MISSPELT
+
+
+class Reader(NamedTuple):
+    """Reads pictures of `config` cell by cell; `letters` are what a cell can show."""
+
+    classify: classifiers.Classifier
+    config: WordsConfig
+    letters: str
+
+    def __call__(self, images: np.ndarray, labels: np.ndarray) -> Reading:
+        """Reads uint8 images [N, H, W, 1] of the topics `labels` [N]."""
+        side = self.config.lines
+        found = np.array(list(self.letters))[self.classify(self._cells(images))[0]].reshape(-1, side, side)
+        text = [tuple("".join(line) for line in page) for page in found]
+        lists = [{word: i for i, word in enumerate(words(topic))} for topic in self.config.topics]
+        known = [[lists[topic].get(line.strip(BLANK), MISSPELT) for line in page]
+                 for page, topic in zip(text, labels)]  # fmt: skip
+        return Reading(text, np.array(known).reshape(-1, side))
+
+    def features(self, images: np.ndarray) -> np.ndarray:
+        """Returns the features of every cell of the images: [N cells, F]."""
+        return self.classify(self._cells(images))[1]
+
+    def _cells(self, images: np.ndarray) -> np.ndarray:
+        return to_cells(images, self.config.lines).reshape(-1, self.config.cell, self.config.cell, 1)
+
+
+def make_reader(config: WordsConfig, settings=READER) -> Reader:
+    """Trains a reader of these pictures."""
+    data = Words(config)
+    return Reader(classifiers.train(Cells(data), settings), config, data.letters)
+
+
+def frequencies(found: np.ndarray, labels: np.ndarray, config: WordsConfig) -> np.ndarray:
+    """How often each word occurs in `found` [N, lines]: [topics, most words + 1], the misspelt ones last."""
+    most = max(len(words(topic)) for topic in config.topics)
+    counts = np.zeros((len(config.topics), most + 1), int)
+    np.add.at(counts, (np.repeat(labels, found.shape[1]), found.ravel()), 1)
+    return counts
+
+
+def chi_square(found: np.ndarray, labels: np.ndarray, config: WordsConfig) -> tuple[float, float]:
+    """Whether the words of a topic are equally frequent, as in the data: the statistic over its degrees of
+    freedom, and its p-value. Misspelt ones do not count."""
+    from scipy import stats
+
+    sizes = [len(words(topic)) for topic in config.topics]
+    counts = zip(sizes, frequencies(found, labels, config))
+    total = sum(float(stats.chisquare(seen[:size]).statistic) for size, seen in counts)
+    degrees = sum(sizes) - len(sizes)
+    return total / degrees, float(stats.chi2.sf(total, degrees))
+
+
+def as_often_right(x: np.ndarray, y: np.ndarray, labels: np.ndarray) -> float:
+    """The p-value of words being right equally often in two sets of pictures [N, lines], both with `labels`.
+    Pictures are permuted within the topics, so lines may depend on one another."""
+    right = (np.concatenate([x, y]) != MISSPELT).sum(axis=1)
+    return permuted_p_value(lambda signs: np.abs(signs @ right), np.tile(labels, 2), len(x))
+
+
+def same_frequencies(x: np.ndarray, y: np.ndarray, labels: np.ndarray, config: WordsConfig) -> float:
+    """The p-value of every word, and misspelt ones, being equally frequent; as `as_often_right`."""
+    counts = np.stack([frequencies(found[None], label[None], config).ravel()
+                       for found, label in zip(np.concatenate([x, y]), np.tile(labels, 2))])  # fmt: skip
+    scaled = counts / np.sqrt(np.maximum(counts.sum(axis=0), 1))
+    squares = lambda signs: ((signs @ scaled) ** 2).sum(axis=1)
+    return permuted_p_value(squares, np.tile(labels, 2), len(x))

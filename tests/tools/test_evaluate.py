@@ -1,0 +1,208 @@
+"""`cspd-jax evaluate`: sets of images and statistics on disk, and the whole with a narrow random network."""
+
+from __future__ import annotations
+
+import json
+
+import inception_reference
+import numpy as np
+import pytest
+import tiny
+import torch_file
+from PIL import Image
+
+from cspd_jax.__main__ import main
+from cspd_jax.converters import inception as converter
+from cspd_jax.errors import UserError
+from cspd_jax.tools.evaluation import features, fid
+from cspd_jax.tools.evaluation.evaluate import sentences
+from cspd_jax.tools.evaluation.features import open_images
+from cspd_jax.tools.evaluation.fid import Gaussian, Statistics
+
+RNG = np.random.default_rng(0)
+COUNT, OTHERS = 11, 14
+BATCH = 6
+
+
+def pictures(count: int = COUNT, shift: int = 0, channels: int = 3) -> np.ndarray:
+    smooth = RNG.integers(0, 200, (count, 3, 4, channels)).repeat(4, axis=1).repeat(5, axis=2)
+    return (smooth + shift).astype(np.uint8)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """The weights of a narrow network, two sets of images, and a folder with one of them as pictures."""
+    folder = tmp_path_factory.mktemp("made")
+    weights = inception_reference.weights(16, classes=10)
+    tree = {name: torch_file.tensor(array) for name, array in weights.items()}
+    torch_file.write_old(folder / "weights.pth", torch_file.ordered_dict(tree))
+    np.savez_compressed(folder / "a.npz", arr_0=pictures(), arr_1=np.zeros(COUNT, np.int64))
+    images = pictures(OTHERS, 50)
+    np.savez(folder / "b.npz", arr_0=images)
+    (folder / "b" / "below").mkdir(parents=True)
+    for i, image in enumerate(images):
+        place = folder / "b" / "below" if i % 2 else folder / "b"
+        Image.fromarray(image).save(place / f"{i:03d}.png")
+    return folder
+
+
+# Images
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_images_of_an_npz(tmp_path, save, channels):
+    images = pictures(channels=channels)
+    save(tmp_path / "x.npz", arr_0=images)
+    found = open_images(tmp_path / "x.npz")
+    assert (found.count, found.shape) == (COUNT, (12, 20, channels))
+    for size in (1, 7, COUNT, 100):
+        parts = list(found.batches(size))
+        assert {len(part) for part in parts[:-1]} <= {size}
+        np.testing.assert_array_equal(np.concatenate(parts), images)
+
+
+def test_images_of_a_folder(made):
+    found = open_images(made / "b")
+    images = np.load(made / "b.npz")["arr_0"]
+    assert (found.count, found.shape) == (OTHERS, (12, 20, 3))
+    order = [*range(0, OTHERS, 2), *range(1, OTHERS, 2)]  # files of the folder, then those below it
+    np.testing.assert_array_equal(np.concatenate(list(found.batches(10))), images[order])
+
+
+def test_images_that_are_refused(tmp_path):
+    with pytest.raises(UserError, match="is neither an"):
+        open_images(tmp_path)
+    np.savez(tmp_path / "x.npz", arr_0=np.zeros((2, 4, 4, 3), np.float32))
+    with pytest.raises(UserError, match="float32"):
+        open_images(tmp_path / "x.npz")
+    for name, height in (("a.png", 12), ("b.png", 5)):
+        Image.fromarray(pictures(1)[0][:height]).save(tmp_path / name)
+    with pytest.raises(UserError, match=r"\(5, 20, 3\) and of \(12, 20, 3\)"):
+        list(open_images(tmp_path).batches(5))
+
+
+def test_a_folder_of_samples(tmp_path):
+    """Shards of three images, read two at a time; also as 0.6 wrote them, with a record beside each."""
+    tiny.save_mar(tmp_path / "model")
+    command = ["sample", "--target", tmp_path / "model", "--n", "7", "--batch", "3", "--num-iter", "2"]
+    assert main([*map(str, command), "--out", str(tmp_path / "set"), "--npz", str(tmp_path / "set.npz")]) == 0
+    for shard in sorted((tmp_path / "set" / "shards").iterdir()):
+        arrays = dict(np.load(shard))
+        del arrays["truncated"]
+        np.savez(shard, **arrays)
+        shard.with_suffix(".json").write_text("{}")
+    found, same = open_images(tmp_path / "set"), open_images(tmp_path / "set.npz")
+    assert (found.count, found.shape) == (same.count, same.shape) == (7, (16, 16, 1))
+    batches = list(found.batches(2))
+    assert [len(batch) for batch in batches] == [2, 2, 2, 1]
+    np.testing.assert_array_equal(np.concatenate(batches), np.concatenate(list(same.batches(7))))
+    (tmp_path / "set" / "shards" / "00001.npz").unlink()
+    with pytest.raises(UserError, match="holds 4 of 7 images"):
+        open_images(tmp_path / "set")
+
+
+# Statistics
+
+
+def gaussian(size: int) -> Gaussian:
+    factor = RNG.standard_normal((size, size))
+    return Gaussian(RNG.standard_normal(size), factor @ factor.T)
+
+
+def test_statistics_come_back(tmp_path):
+    path = tmp_path / "x.npz"
+    written = Statistics(gaussian(6), gaussian(5), 17, "abc tf1")
+    fid.write_statistics(path, written)
+    found, images = fid.open_reference(path)
+    assert images is None and found.images == 17 and found.network == "abc tf1"
+    for ours, theirs in ((found.pool, written.pool), (found.spatial, written.spatial)):
+        np.testing.assert_array_equal(ours.covariance, theirs.covariance)
+        np.testing.assert_array_equal(ours.mean, theirs.mean)
+    pool = gaussian(4)
+    np.savez(path, mu=pool.mean, sigma=pool.covariance.astype(np.float32), arr_0=pictures())
+    found, images = fid.open_reference(path)
+    assert images.count == COUNT and found.images is None and found.spatial is None
+    assert found.pool.covariance.dtype == np.float64
+
+
+# The whole
+
+
+@pytest.fixture(scope="module")
+def network(made):
+    return features.load_network(made / "weights.pth")
+
+
+def evaluate(made, network, against, how="tf1"):
+    return fid.evaluate(open_images(made / "a.npz"), str(against), network, BATCH, how)[0]
+
+
+@pytest.fixture(scope="module")
+def report(made, network):
+    return evaluate(made, network, made / "b.npz")
+
+
+def test_figures_are_those_of_their_definitions(made, network, report):
+    (pool, spatial, unbiased, _), (other_pool, other_spatial, _, _) = (
+        map(np.concatenate, zip(*features.features(network, open_images(made / name), BATCH)))
+        for name in ("a.npz", "b.npz")
+    )
+    assert pool.shape == (COUNT, 128) and spatial.shape == (COUNT, 289)
+    for name, ours, theirs in (("frechet", pool, other_pool), ("spatial", spatial, other_spatial)):
+        assert report[name] == pytest.approx(fid.frechet_distance(ours, theirs), rel=1e-4)
+    probability = np.exp(unbiased.astype(np.float64))
+    probability /= probability.sum(axis=1, keepdims=True)
+    divergence = (probability * np.log(probability / probability.mean(axis=0))).sum(axis=1)
+    assert report["inception_score"] == pytest.approx(np.exp(divergence.mean()), rel=1e-5)
+    inside = fid.precision_recall(pool, other_pool)
+    assert (report["precision"], report["recall"]) == (inside[0] / COUNT, inside[1] / OTHERS)
+    assert report["images"] == COUNT and report["against"]["images"] == OTHERS
+    assert "singular" in report["note"]
+
+
+def test_a_folder_of_pictures_is_as_good(made, network, report):
+    by_folder = evaluate(made, network, made / "b")
+    for name in ("frechet", "spatial", "recall"):
+        assert by_folder[name] == pytest.approx(report[name], rel=1e-6)
+
+
+def test_only_the_published_weights_give_fid(made, network, report):
+    assert not network.published and len(network.sha256) == 64
+    text = "\n".join(sentences(report))
+    pair = f"of {COUNT} images (Inception weights not the published file) against {made / 'b.npz'}"
+    assert "FID" not in text and f"Fréchet distance {pair} ({OTHERS} images): " in text
+    pretended = network._replace(sha256=converter.PUBLISHED_SHA256)
+    lines = sentences(evaluate(made, pretended, made / "b.npz"))
+    starts = ("Inception score of 11", "FID of 11", "sFID of 11", "precision of 11", "recall of 11", "note: ")
+    assert len(lines) == len(starts) and all(map(str.startswith, lines, starts))
+
+
+def test_the_command_and_its_statistics(made, network, report, tmp_path, capsys):
+    """Statistics made of a set stand for it; they know the network that saw it."""
+    file, folder = tmp_path / "b.npz", tmp_path / "converted"
+    assert main(["convert", str(made / "weights.pth"), str(folder)]) == 0
+    command = ["evaluate", "--samples", str(made / "b.npz"), "--inception", str(folder)]
+    assert main([*command, "--batch", str(BATCH), "--save-statistics", str(file)]) == 0
+    capsys.readouterr()
+    command = ["evaluate", "--samples", str(made / "a.npz"), "--inception", str(made / "weights.pth")]
+    assert main([*command, "--against", str(file), "--batch", str(BATCH), "--json"]) == 0
+    stored = json.loads(capsys.readouterr().out)
+    for name in ("frechet", "spatial"):
+        assert stored[name] == pytest.approx(report[name], rel=1e-4)
+    assert "precision" not in stored and stored["against"]["images"] == OTHERS
+    assert main([*command, "--against", str(file), "--resize", "pytorch-fid"]) == 2
+    assert "another --resize" in capsys.readouterr().err
+    with np.load(file) as arrays:
+        np.savez(file, mu=arrays["mu"], sigma=arrays["sigma"])
+    foreign = evaluate(made, network, file)
+    assert foreign["spatial"] is None and foreign["against"]["images"] is None
+    assert foreign["frechet"] == stored["frechet"]
+
+
+def test_the_result_does_not_depend_on_the_batch(made, network):
+    images = open_images(made / "a.npz")
+    first, second = (fid.look(images, network, size, "tf1") for size in (BATCH, 4))
+    np.testing.assert_allclose(first[2], second[2], atol=1e-5)
+    np.testing.assert_allclose(first[0].pool.covariance, second[0].pool.covariance, atol=1e-5)
+    np.testing.assert_allclose(first[0].pool.covariance, np.cov(first[2], rowvar=False), atol=1e-5)

@@ -1,0 +1,157 @@
+"""FID's mathematics in closed form: the distance, moments, the Inception score, precision and recall."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy import linalg
+
+from cspd_jax.errors import UserError
+from cspd_jax.tools.evaluation import fid
+from cspd_jax.tools.evaluation.fid import Gaussian, Moments
+
+RNG = np.random.default_rng(0)
+
+
+def covariance(size: int, rank: int | None = None) -> np.ndarray:
+    factor = RNG.standard_normal((size, size if rank is None else rank))
+    return factor @ factor.T
+
+
+def orthogonal(size: int) -> np.ndarray:
+    return np.linalg.qr(RNG.standard_normal((size, size)))[0]
+
+
+def test_distance_in_one_dimension():
+    """(m1 - m2)^2 + (s1 - s2)^2."""
+    first = Gaussian(np.array([3.0]), np.array([[4.0]]))
+    second = Gaussian(np.array([-1.0]), np.array([[0.25]]))
+    assert fid.distance(first, second) == pytest.approx(16 + 1.5**2, abs=1e-12)
+
+
+def test_distance_of_commuting_covariances():
+    """With common eigenvectors: the sum of (sqrt(a) - sqrt(b))^2, also where some are zero."""
+    vectors = orthogonal(30)
+    a, b = RNG.uniform(0, 3, 30), RNG.uniform(0, 3, 30)
+    a[:5] = b[3:9] = 0
+    shift = RNG.standard_normal(30)
+    first = Gaussian(shift, (vectors * a) @ vectors.T)
+    second = Gaussian(np.zeros(30), (vectors * b) @ vectors.T)
+    expected = shift @ shift + ((np.sqrt(a) - np.sqrt(b)) ** 2).sum()
+    assert fid.distance(first, second) == pytest.approx(expected, rel=1e-9)
+    assert fid.distance(second, first) == pytest.approx(expected, rel=1e-9)
+
+
+def test_distance_of_general_covariances_is_that_of_sqrtm():
+    for size in (2, 17, 60):
+        first = Gaussian(RNG.standard_normal(size), covariance(size))
+        second = Gaussian(RNG.standard_normal(size), covariance(size))
+        gap = first.mean - second.mean
+        root = linalg.sqrtm(first.covariance @ second.covariance).real
+        expected = gap @ gap + np.trace(first.covariance + second.covariance - 2 * root)
+        assert fid.distance(first, second) == pytest.approx(expected, rel=1e-8)
+        wrong = gap @ gap + np.trace(first.covariance + second.covariance)  # without the mixed term
+        assert abs(fid.distance(first, second) - wrong) > 0.1 * expected
+
+
+def test_singular_covariances():
+    """Twice the same is at distance zero; in orthogonal subspaces the mixed term vanishes."""
+    same = Gaussian(np.ones(50), covariance(50, rank=7))
+    assert fid.distance(same, same) < 1e-9 * np.trace(same.covariance)
+    low, high = np.zeros((50, 50)), np.zeros((50, 50))
+    low[:20, :20], high[20:, 20:] = covariance(20), covariance(30)
+    apart = fid.distance(Gaussian(np.zeros(50), low), Gaussian(np.zeros(50), high))
+    assert apart == pytest.approx(np.trace(low) + np.trace(high), rel=1e-6)
+    nothing = Gaussian(np.zeros(50), np.zeros((50, 50)))
+    assert fid.distance(nothing, same) == pytest.approx(50 + np.trace(same.covariance))
+
+
+def test_moments_of_portions():
+    """In any portions, also where the mean is a million times the deviation."""
+    rows = 1e6 + RNG.standard_normal((1000, 6)) @ covariance(6)
+    for size in (1, 7, 255, 256, 1000):
+        moments = Moments(6)
+        for start in range(0, 1000, size):
+            moments.add(rows[start : start + size])
+        found = moments.gaussian()
+        assert moments.count == 1000
+        np.testing.assert_allclose(found.mean, rows.mean(axis=0), rtol=1e-14)
+        np.testing.assert_allclose(found.covariance, np.cov(rows, rowvar=False), rtol=1e-8, atol=1e-7)
+    naive = (rows.T @ rows - 1000 * np.outer(rows.mean(0), rows.mean(0))) / 999
+    assert not np.allclose(naive, np.cov(rows, rowvar=False), rtol=1e-5, atol=1e-5)
+
+
+def test_one_image_has_no_covariance():
+    one = Moments(4)
+    one.add(np.ones((1, 4)))
+    with pytest.raises(UserError, match="1 images have no covariance"):
+        one.gaussian()
+
+
+def test_inception_score_in_closed_form():
+    """Certain of one of k classes, equally often: k. Never certain: 1."""
+    certain = np.where(np.arange(10) == np.arange(200)[:, None] % 4, 50.0, -50.0)
+    assert fid.inception_score(certain) == pytest.approx(4)
+    assert fid.inception_score(np.zeros((30, 8))) == pytest.approx(1)
+    extreme = np.where(np.arange(10) == np.arange(200)[:, None] % 10, 1e4, -1e4)
+    assert fid.inception_score(extreme) == pytest.approx(10)
+
+
+def test_inception_score_by_definition():
+    logits = 3 * RNG.standard_normal((230, 12)).astype(np.float32)
+    probability = np.exp(logits - logits.max(1, keepdims=True)).astype(np.float64)
+    probability /= probability.sum(1, keepdims=True)
+    scores = []
+    for part in (probability[:100], probability[100:200], probability[200:]):
+        divergence = (part * (np.log(part) - np.log(part.mean(0)))).sum(1)
+        scores.append(np.exp(divergence.mean()))
+    found = fid.inception_score(logits, per_split=100)
+    assert found == pytest.approx(np.mean(scores))
+    assert fid.inception_score(logits) != pytest.approx(np.mean(scores), rel=1e-3)  # splits matter
+
+
+def test_precision_and_recall_by_definition(monkeypatch):
+    samples = RNG.standard_normal((60, 5)).astype(np.float32)
+    reference = (RNG.standard_normal((45, 5)) * 0.6 + 0.4).astype(np.float32)
+
+    def by_hand(rows, others, k):
+        among = np.sort(np.linalg.norm(others[:, None] - others, axis=2), axis=1)[:, k]
+        return int((np.linalg.norm(rows[:, None] - others, axis=2) <= among).any(axis=1).sum())
+
+    for k in (1, 3, 10):
+        expected = by_hand(samples, reference, k), by_hand(reference, samples, k)
+        assert fid.precision_recall(samples, reference, k) == expected
+        monkeypatch.setattr(fid, "_MOST", 100)  # one or two rows at a time
+        assert fid.precision_recall(samples, reference, k) == expected
+        monkeypatch.undo()
+    assert by_hand(samples, reference, 1) != by_hand(samples, reference, 10)
+
+
+def test_precision_and_recall_of_simple_sets():
+    corners = np.array([[x, y, z] for x in (0, 1) for y in (0, 1) for z in (0, 1)], np.float32)
+    assert fid.precision_recall(corners, corners) == (8, 8)
+    assert fid.precision_recall(corners, corners + 100) == (0, 0)
+    half = np.concatenate([corners, corners + 100])
+    assert fid.precision_recall(half, corners) == (8, 8)
+
+
+def test_frechet_distance_of_two_gaussians():
+    """Known means and non-commuting covariances; the error is within five times its observed spread."""
+    random = np.random.default_rng(0)
+    a = np.array([[1.0, 0.0, 0.0], [0.5, 1.2, 0.0], [-0.3, 0.2, 0.7]])
+    b = np.array([[0.6, 0.9, 0.1], [0.0, 0.8, -0.4], [0.0, 0.0, 1.5]])
+    shift = np.array([0.7, -0.2, 0.4])
+    product = np.linalg.eigvals((a @ a.T) @ (b @ b.T)).real
+    exact = shift @ shift + np.trace(a @ a.T) + np.trace(b @ b.T) - 2 * np.sqrt(product).sum()
+    found = [
+        fid.frechet_distance(
+            random.standard_normal((4000, 3)) @ a.T, random.standard_normal((4000, 3)) @ b.T + shift
+        )
+        for _ in range(10)
+    ]
+    spread = np.std(found, ddof=1) / np.sqrt(10)
+    assert abs(np.mean(found) - exact) < 5 * spread < 0.1 * exact
+    plain_difference = shift @ shift + np.square(np.linalg.norm(a @ a.T - b @ b.T))
+    assert abs(np.mean(found) - plain_difference) > 20 * spread  # negative control: another formula
+    same = random.standard_normal((50, 3)).astype(np.float32)
+    assert abs(fid.frechet_distance(same, same)) < 1e-9

@@ -1,0 +1,168 @@
+"""Many images in a folder: the same ones whatever happened meanwhile, and refused where they are not."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+import tiny
+from PIL import Image
+
+import cspd_jax
+from cspd_jax import __main__ as cli
+from cspd_jax.errors import UserError
+from cspd_jax.image.options import Options
+from cspd_jax.image.plan import resolve
+from cspd_jax.tools import sample
+
+FLAGS = ("--num-iter", "4", "--steps", "ddim5", "--batch", "4", "--n", "10", "--tokens")
+OPTIONS = Options(num_iter=4, respacing="ddim5")
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory):
+    return tiny.save_mar(tmp_path_factory.mktemp("models") / "target")
+
+
+@pytest.fixture(scope="module")
+def plan(target):
+    return resolve(cspd_jax.load(target), np.arange(10) % 5, options=OPTIONS, batch=4)
+
+
+@pytest.fixture(scope="module")
+def whole(target, tmp_path_factory):
+    path = tmp_path_factory.mktemp("whole")
+    assert command(target, path, "--npz", path / "all.npz", "--png") == 0
+    return path
+
+
+def command(target, out, *more):
+    return cli.main([str(a) for a in ("sample", "--target", target, *FLAGS, "--out", out, *more)])
+
+
+def joined(path, name):
+    return np.concatenate([shard[name] for shard in sample.read(path, name)])
+
+
+def shards_in(path):
+    """The bytes of all shards, by name."""
+    return {p.name: p.read_bytes() for p in sorted((path / "shards").iterdir())}
+
+
+def test_the_images_are_those_of_generate(whole, plan):
+    tokens, _ = cspd_jax.generate(jax.random.key(0), plan.model, plan.labels, options=OPTIONS)
+    np.testing.assert_allclose(joined(whole, "tokens"), tokens, atol=1e-4)
+    np.testing.assert_array_equal(joined(whole, "labels"), plan.labels)
+    np.testing.assert_array_equal(
+        joined(whole, "arr_0"), cspd_jax.to_images(plan.model, joined(whole, "tokens"))
+    )
+    assert joined(whole, "finite").all() and list(shards_in(whole)) == ["00000.npz", "00001.npz", "00002.npz"]
+
+
+def test_an_image_does_not_depend_on_how_many_there_are(whole, plan, tmp_path):
+    sample.sample(resolve(plan.model, plan.labels[:6], options=OPTIONS, batch=4), tmp_path)
+    np.testing.assert_array_equal(joined(tmp_path, "arr_0"), joined(whole, "arr_0")[:6])
+
+
+def test_interruption_and_continuation(whole, plan, target, tmp_path, monkeypatch):
+    """Stopped within the second shard, and continued by the command: the same bytes."""
+    make = sample._make
+
+    def interrupted(*arguments):
+        if arguments[-1] == 4:
+            raise KeyboardInterrupt
+        return make(*arguments)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(sample, "_make", interrupted)
+        sample.sample(plan, tmp_path, tokens=True)
+    assert list(shards_in(tmp_path)) == ["00000.npz"]
+    before = (tmp_path / "shards" / "00000.npz").stat().st_mtime_ns
+    assert command(target, tmp_path) == 0 and shards_in(tmp_path) == shards_in(whole)
+    assert (tmp_path / "shards" / "00000.npz").stat().st_mtime_ns == before
+
+
+def test_two_processes_share_the_work(whole, target, tmp_path, capsys):
+    assert command(target, tmp_path, "--process", "0/2", "--npz", tmp_path / "all.npz") == 0
+    assert list(shards_in(tmp_path)) == ["00000.npz", "00002.npz"] and not (tmp_path / "all.npz").exists()
+    assert "6 of 10 images are there; other processes make the rest" in capsys.readouterr().err
+    assert command(target, tmp_path, "--process", "1/2", "--npz", tmp_path / "all.npz") == 0
+    assert shards_in(tmp_path) == shards_in(whole)
+    assert (tmp_path / "all.npz").read_bytes() == (whole / "all.npz").read_bytes()
+
+
+def test_larger_shards_hold_the_same(whole, plan, tmp_path):
+    sample.sample(plan, tmp_path, tokens=True, shard_size=8)
+    assert len(shards_in(tmp_path)) == 2
+    np.testing.assert_array_equal(joined(tmp_path, "tokens"), joined(whole, "tokens"))
+    with pytest.raises(UserError, match="not a whole number of batches of 4"):
+        sample.sample(plan, tmp_path, shard_size=6)
+
+
+def test_exports(whole):
+    images = joined(whole, "arr_0")
+    with np.load(whole / "all.npz") as file:
+        assert file.files == ["arr_0"] and file["arr_0"].dtype == np.uint8
+        np.testing.assert_array_equal(file["arr_0"], images)
+    for number, image in enumerate(images):
+        with Image.open(whole / "png" / f"{number:06d}.png") as picture:
+            np.testing.assert_array_equal(np.asarray(picture), image[..., 0])
+
+
+def test_other_samples_are_refused(whole, target, tmp_path, capsys):
+    before = shards_in(whole)
+    for more, told in (
+        (("--seed", 1), "seed is 0 there and 1 here"),
+        (("--labels", "0-1"), "labels is"),
+        (("--temperature", 0.9), "sampler is"),
+        (("--method", "self"), "method is"),
+    ):
+        assert command(target, whole, *more) == 2
+        sentence = capsys.readouterr().err
+        assert told in sentence and "holds other samples" in sentence and shards_in(whole) == before
+    (tmp_path / "thesis.tex").touch()
+    assert command(target, tmp_path) == 2
+    assert "is not empty and holds no samples" in capsys.readouterr().err
+
+
+def test_latents_need_an_autoencoder_or_stay_tokens(tmp_path, capsys):
+    target = tiny.save_mar(tmp_path / "latents", tiny.LATENTS, names=None)
+    assert command(target, tmp_path / "a", "--png") == 2
+    assert "makes latents; give the autoencoder" in capsys.readouterr().err
+    assert command(target, tmp_path / "b") == 0
+    vae = tiny.save_kl16(tmp_path / "vae")
+    assert command(target, tmp_path / "c", "--vae", vae) == 0
+    np.testing.assert_array_equal(joined(tmp_path / "b", "tokens"), joined(tmp_path / "c", "tokens"))
+    assert joined(tmp_path / "c", "arr_0").shape == (10, 8, 8, 3)
+
+
+def test_known_tokens_stay(whole, target, tmp_path):
+    """Image i begins with picture i modulo M of --image; here with its own left half."""
+    start = tmp_path / "start.npz"
+    np.savez(start, tokens=joined(whole, "tokens")[:2])
+    argv = ("--image", start, "--keep", "left-half", "--seed", 5, "--method", "self", "--gamma", 2)
+    assert command(target, tmp_path / "out", *argv) == 0
+    made, given = (
+        a.reshape(-1, 4, 4, 16) for a in (joined(tmp_path / "out", "tokens"), np.load(start)["tokens"])
+    )
+    np.testing.assert_array_equal(made[:, :, :2], np.resize(given, made.shape)[:, :, :2])
+    assert not np.array_equal(made[:2, :, 2:], given[:, :, 2:])
+
+
+def test_a_draw_given_up_is_not_lossless(plan, tmp_path):
+    sample.sample(plan, tmp_path)
+    assert sample.finish(tmp_path)["lossless"]
+    path = tmp_path / "shards" / "00001.npz"
+    np.savez(path, **{**next(sample.read(tmp_path, "arr_0", "labels", "finite")), "truncated": np.array([2])})
+    report = sample.finish(tmp_path)
+    assert not report["lossless"] and "2 draws from a residual were given up" in report["why"]
+    assert json.loads((tmp_path / "manifest.json").read_text())["lossless"]
+
+
+def test_a_model_that_diverges_stops_at_once(plan, tmp_path):
+    import dataclasses
+
+    params = jax.tree.map(lambda a: a * np.nan, plan.model.params)
+    diverging = dataclasses.replace(plan, model=dataclasses.replace(plan.model, params=params))
+    with pytest.raises(UserError, match="from number 0 on are all NaN"):
+        sample.sample(diverging, tmp_path)

@@ -1,0 +1,112 @@
+"""Pictures of words are read as what was written, and tests of their words see what is wrong with them."""
+
+import numpy as np
+import pytest
+
+from cspd_jax.errors import UserError
+from cspd_jax.image.pixels import as_bytes
+from cspd_jax.tools.evaluation import words as measures
+from cspd_jax.tools.evaluation.classifier import ClassifierConfig
+from cspd_jax.tools.evaluation.equality import FALSE_ALARM
+from cspd_jax.training.data.words import TOPICS, Words, WordsConfig, to_cells, words
+
+STILL = {"zoom": 0.0, "shift": 0.0, "weight": 0.0, "contrast": 0.05}
+CONFIG = WordsConfig(topics=("animals", "music"), fonts=("DejaVuSans-Bold",), **STILL)
+LABELS = np.arange(200) % 2
+
+
+@pytest.fixture(scope="module")
+def reader():
+    settings = ClassifierConfig(steps=60, batch=256, learning_rate=1e-2, width=8, features=32)
+    return measures.make_reader(CONFIG, settings)
+
+
+def test_the_lists_hold_what_the_page_promises():
+    every = [word for topic in TOPICS for word in words(topic)]
+    assert len(every) == len(set(every)) == 256
+    assert all(4 <= len(word) <= 6 and word.isalpha() and word.isupper() for word in every)
+    assert all(len(words(topic)) == 32 for topic in TOPICS)
+
+
+def test_every_word_and_indent_occurs_equally_often():
+    data = Words(CONFIG)
+    random = np.random.default_rng(0)
+    pages = data._pages(random, np.zeros(4000, int))
+    lines = ["".join(data.letters[i] for i in line) for page in pages for line in page]
+    seen = [line.strip() for line in lines]
+    counts = np.array([seen.count(word) for word in words("animals")])
+    assert counts.sum() == 32_000 and abs(counts / 1000 - 1).max() < 0.2  # 6 standard deviations
+    bears = [line for line in lines if "BEAR" in line]
+    assert {line.index("B") for line in bears} == {0, 1, 2}
+    jaguars = [line for line in lines if "JAGUAR" in line]
+    assert {line.index("J") for line in jaguars} == {0, 1, 2}
+
+
+def test_the_reader_reads_what_is_written(reader):
+    batch = Words(CONFIG).batch(0, 200, split="held-out")
+    reading = reader(as_bytes(batch.images), batch.labels)
+    assert 1 - reading.right.mean() <= 0.002
+    topic = CONFIG.topics[batch.labels[0]]
+    assert [words(topic)[i] for i in reading.words[0]] == [line.strip() for line in reading.text[0]]
+    # Of the other topic no word is right.
+    assert not reader(as_bytes(batch.images), 1 - batch.labels).right.any()
+
+
+def test_letters_that_change_places_are_seen(reader):
+    batch = Words(CONFIG).batch(1, 50, split="held-out")
+    images = as_bytes(batch.images)
+    mixed = images.copy()
+    mixed[:, :8, 32:] = images[:, 8:16, 32:]  # the first line ends as the second one
+    reading = reader(mixed, batch.labels)
+    assert reading.right[:, 1:].mean() > 0.99 and reading.right[:, 0].mean() < 0.5
+
+
+def test_cells_of_an_image():
+    image = np.arange(16).reshape(1, 4, 4, 1)
+    assert to_cells(image, 2)[0, 1, 0, :, :, 0].tolist() == [[8, 9], [12, 13]]
+
+
+def drawn(seed, misspelt=0.0, rare=1.0):
+    """200 pictures whose words are uniform, but the first one of a list as often as `rare` says."""
+    random = np.random.default_rng(seed)
+    weights = np.array([rare] + [1.0] * 31)
+    found = random.choice(32, (200, 8), p=weights / weights.sum())
+    found[random.random(found.shape) < misspelt] = measures.MISSPELT
+    return found
+
+
+def test_frequencies_of_the_data_pass_and_others_do_not():
+    """20 sets: at 1e-4 a false alarm of the whole test has a probability of 0.002."""
+    for seed in range(20):
+        ratio, p = measures.chi_square(drawn(seed, 0.02), LABELS, CONFIG)
+        assert p > FALSE_ALARM and 0.4 < ratio < 2
+    assert measures.chi_square(drawn(0, rare=4.0), LABELS, CONFIG)[1] <= FALSE_ALARM
+
+
+def test_misspelt_words_and_other_frequencies_are_refuted():
+    first = drawn(0, 0.01)
+    for seed in (1, 2, 3):
+        second = drawn(seed, 0.01)
+        assert measures.as_often_right(first, second, LABELS) > FALSE_ALARM
+        assert measures.same_frequencies(first, second, LABELS, CONFIG) > FALSE_ALARM
+    assert measures.as_often_right(first, drawn(1, 0.05), LABELS) <= FALSE_ALARM
+    assert measures.same_frequencies(first, drawn(1, 0.01, rare=4.0), LABELS, CONFIG) <= FALSE_ALARM
+    # Words that come in pairs are no more frequent, and pictures are permuted as a whole.
+    pairs = np.repeat(drawn(4, 0.01)[:, :4], 2, axis=1)
+    assert measures.as_often_right(first, pairs, LABELS) > FALSE_ALARM
+
+
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        ({"topics": ("animals", "cars")}, "the topic 'cars' has no words; topics are animals, food"),
+        ({"topics": ()}, "must be different ones, at least one"),
+        ({"lines": 5}, "a word of 6 letters does not fit a line of 5 cells"),
+        ({"extent": 9.0}, "letters of 9.0 pixels do not fit cells of 8"),
+        ({"indents": 0}, "indents is 0; it must be at least 1"),
+        ({"fonts": ()}, "need at least one font"),
+    ],
+)
+def test_settings_that_cannot_be(settings, message):
+    with pytest.raises(UserError, match=message):
+        WordsConfig(**settings)
