@@ -53,7 +53,10 @@ class LinearTokens:
         return out.at[:, : self.token_dim].add(-jnp.sqrt((1 - abar) * abar) * z / spread)
 
     def noise_of(self, tokens, groups, scales, temperature=1.0):
-        """The noise that tokens [N, L, d] in reveal order are made of, whitened: independent normals."""
+        """The noise that tokens [N, L, d] in reveal order are made of, whitened: independent normals.
+
+        scales: of each group, [] or [N].
+        """
         kappa, variance = self.head(1.0).marginal(final_noise=True, temperature=temperature)
         tokens = np.asarray(tokens, np.float64)
         found = np.empty_like(tokens)
@@ -61,6 +64,9 @@ class LinearTokens:
             before = tokens[:, : group.start]
             mean = before.mean(1) if group.start else np.zeros_like(tokens[:, 0])
             z = self.offset + self.pull * mean
+            mean_of_law = kappa * np.reshape(scale, (-1, 1, 1)) * z[:, None]
             members = slice(group.start, group.start + group.size)
-            found[:, members] = (tokens[:, members] - kappa * scale * z[:, None]) / np.sqrt(variance)
+            found[:, members] = (
+                tokens[:, members] - kappa * np.reshape(scale, (-1, 1, 1)) * z[:, None]
+            ) / np.sqrt(variance)
         return found

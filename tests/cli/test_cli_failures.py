@@ -16,9 +16,9 @@ import time
 import pytest
 import tiny
 
+from cspd_jax import __main__ as cli
 from cspd_jax._utils import files
 from cspd_jax._utils import progress as bars
-from cspd_jax import __main__ as cli
 from cspd_jax.cli import _failures, generate, info
 from cspd_jax.cli._generate_options import say_what_is_less
 from cspd_jax.errors import UserError

@@ -11,8 +11,8 @@ import pytest
 import tiny
 from PIL import Image
 
-from cspd_jax._utils import compilation
 from cspd_jax.__main__ import main
+from cspd_jax._utils import compilation
 from cspd_jax.cli._arguments import parse_labels
 from cspd_jax.errors import UserError
 from cspd_jax.reports import picture

@@ -10,11 +10,11 @@ import zipfile
 import numpy as np
 import pytest
 
+from cspd_jax.__main__ import main
 from cspd_jax._utils import limits
 from cspd_jax._utils.json_files import read_json, read_object
 from cspd_jax._utils.typed import read_fields
 from cspd_jax._utils.zip_files import array_names, read_arrays
-from cspd_jax.__main__ import main
 from cspd_jax.converters.safetensors_file import open_safetensors
 from cspd_jax.errors import UserError, one_line, shown
 from cspd_jax.networks.config import MAR_PRESETS, KLConfig, MARConfig

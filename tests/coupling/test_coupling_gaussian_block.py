@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from laws import FALSE_ALARM, ks_p_value, share_p_value
 
-from cspd_jax.coupling import verify_gaussian_block
+from cspd_jax.coupling import block, verify_gaussian_block
+from cspd_jax.coupling.acceptance import unit_interval
 from cspd_jax.coupling.block import prefix_log_pi
 from cspd_jax.coupling.gaussian import couple_gaussians
 from cspd_jax.diffusion.gaussian import Gaussian, log_density
@@ -126,6 +127,62 @@ def test_a_wrong_residual_is_refuted():
     assert worst_p_value(states) <= FALSE_ALARM
 
 
+def of_ratios(wrong):
+    """pi of the prefixes, made from the ratios in another way."""
+
+    def patched(patch):
+        patch.setattr(block, "prefix_log_pi", lambda ratios: jnp.append(0.0, wrong(ratios)))
+
+    return patched
+
+
+def heads_as_if_pi_were_one(patch):
+    right = block._gives_up
+    patch.setattr(block, "_gives_up", lambda u, weight, log_pi: right(u, weight, 0 * log_pi))
+
+
+def one_number_for_all_coins(patch):
+    def first(bits, dtype):
+        u = unit_interval(bits, dtype)
+        return jnp.broadcast_to(u[0], u.shape) if u.ndim else u
+
+    patch.setattr(block, "unit_interval", first)
+
+
+def one_trial_for_all_coins(patch):
+    bits = jax.random.bits
+
+    def first(key, shape, dtype):
+        found = bits(key, shape, dtype)
+        return jnp.broadcast_to(found[:1], shape) if len(shape) == 3 else found
+
+    patch.setattr(jax.random, "bits", first)
+
+
+WRONG = {
+    "pi is not limited": (of_ratios(jnp.cumsum), "paths"),
+    "pi is limited at its end alone": (of_ratios(lambda r: jnp.minimum(0, jnp.cumsum(r))), "paths"),
+    "pi begins anew with each transition": (of_ratios(lambda r: jnp.minimum(0, r)), "paths"),
+    "a proposal weighs as if pi were 1": (heads_as_if_pi_were_one, "coins"),
+    "one number for all coins": (one_number_for_all_coins, "coins"),
+    "the trials of all coins are the same": (one_trial_for_all_coins, "trials"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_almost_right_blocks_are_refuted(name, monkeypatch):
+    """By the law of whole paths, by that of independent fair coins, or by that of their trials."""
+    wrong, law = WRONG[name]
+    wrong(monkeypatch)
+    if law == "paths":
+        run = jax.jit(lambda key: _sampled.__wrapped__(as_block, key, M))
+        states, _, _ = jax.tree.map(np.asarray, run(jax.random.key(0)))
+        assert worst_p_value(states) <= FALSE_ALARM
+    else:
+        least, limit = LAWS[law](jax.jit(lambda *given: tossed.__wrapped__(*given)))
+        assert least <= limit
+
+
 @pytest.mark.parametrize("count", [M, 2])
 def test_how_many_drafts_are_kept(count):
     """E kept is the sum of E pi_i; and more than one by one, where P(at least i) = E prod min(1, p / q)."""
@@ -164,30 +221,40 @@ def test_the_coin_of_a_prefix(pi, mean, variance):
     assert share_p_value(float(kept.mean()), mass / (mass + 1 - pi), LANES) > FALSE_ALARM
 
 
-def test_every_coin_is_tossed_for_itself():
-    """pi is 1/2 after each of three drafts, and p and q of the last two are far apart: each coin is fair."""
+def law_of_fair_coins(toss):
+    """pi is 1/2 after each of three drafts, and p and q of the last two are far apart: each coin is fair.
+    Returns the least p-value of the shares, and the limit at which it refutes them."""
     half = math.sqrt(2 * math.log(2))
     p, q = (Gaussian(jnp.array(mean)[:, None], jnp.zeros((3, 1))) for mean in ([0.0] * 3, [half, 50.0, 50.0]))
-    kept = np.asarray(tossed(p, q, jnp.array([[half], [25.0], [25.0]]), ALL, 6).kept)
-    for number, share in ((3, 0.5), (2, 0.25), (1, 0.125), (0, 0.125)):
-        assert share_p_value(float((kept == number).mean()), share, LANES) > FALSE_ALARM / 4
+    kept = np.asarray(toss(p, q, jnp.array([[half], [25.0], [25.0]]), ALL, 6).kept)
+    shares = ((3, 0.5), (2, 0.25), (1, 0.125), (0, 0.125))
+    return min(share_p_value(float((kept == n).mean()), share, LANES) for n, share in shares), FALSE_ALARM / 4
 
 
-def test_trials_of_a_coin_are_its_own():
+def law_of_trials(toss):
     """pi is 1/2 after each of three drafts. The coins after one and two of them have the same p and q, whose
-    proposals are taken now and then, and fall independently: all shares to 1e-7."""
+    proposals are taken now and then, and fall independently. Returns as `law_of_fair_coins` does."""
     half, mean, variance = math.sqrt(2 * math.log(2)), 1.5, 2.0
     density = lambda x, mean, var: np.exp(-((x - mean) ** 2) / (2 * var)) / np.sqrt(2 * np.pi * var)
     equal = -mean + math.sqrt(variance * mean**2 + variance * math.log(variance))  # where p is q
     assert abs(density(equal, 0, 1) - density(equal, mean, variance)) < 1e-9
     p = Gaussian(jnp.zeros((3, 1)), jnp.zeros((3, 1)))
     q = Gaussian(jnp.array([[half], [mean], [mean]]), jnp.log(jnp.array([[1.0], [variance], [variance]])))
-    kept = np.asarray(tossed(p, q, jnp.array([[half], [equal], [equal]]), ALL, 8).kept)
+    kept = np.asarray(toss(p, q, jnp.array([[half], [equal], [equal]]), ALL, 8).kept)
     x = np.linspace(-12, 12, 200_001)
     mass = np.sum(np.maximum(density(x, 0, 1) / 2 - density(x, mean, variance), 0)) * (x[1] - x[0])
     heads = mass / (mass + 0.5)
-    for number, share in ((3, 0.5), (2, heads / 2), (1, heads * (1 - heads) / 2), (0, (1 - heads) ** 2 / 2)):
-        assert share_p_value(float((kept == number).mean()), share, LANES) > 1e-7
+    shares = ((3, 0.5), (2, heads / 2), (1, heads * (1 - heads) / 2), (0, (1 - heads) ** 2 / 2))
+    return min(share_p_value(float((kept == n).mean()), share, LANES) for n, share in shares), 1e-7
+
+
+LAWS = {"coins": law_of_fair_coins, "trials": law_of_trials}
+
+
+@pytest.mark.parametrize("name", LAWS)
+def test_coins_are_tossed_for_themselves(name):
+    least, limit = LAWS[name](tossed)
+    assert least > limit
 
 
 def test_a_coin_is_tossed_until_it_falls():

@@ -126,7 +126,7 @@ def test_the_closed_form_law(windows, drafter, kwargs):
     assert found.counts.calls < 0.6 * STEPS and found.counts.truncated == 0
 
 
-VERIFY = block.verify_gaussian_block
+VERIFY, VERIFY_STEPS = block.verify_gaussian_block, speculation.verify_steps
 
 
 class Wrong:
@@ -168,6 +168,12 @@ class Wrong:
             lambda key, p, q, *a: VERIFY(key, p, q._replace(mean=0.5 * (p.mean + q.mean)), *a),
         )
 
+    def p_without_the_temperature(patch):
+        def untempered(inputs, draft, keys):
+            return VERIFY_STEPS(inputs._replace(log_scale=jnp.zeros_like(inputs.log_scale)), draft, keys)
+
+        patch.setattr(speculation, "verify_steps", untempered)
+
 
 def once(inputs, chain, length, left):
     keys = jax.vmap(jax.random.fold_in)(inputs.keys, left)
@@ -185,8 +191,9 @@ QUICK = ("the_residual_of_the_single_transition", "noise_and_coins_of_every_call
 def test_negative_controls(name, monkeypatch):
     """The tests above refute each of these with the bad drafter, at the smaller sample size."""
     vars(Wrong)[name](monkeypatch)
-    found = speculate(drafter=biased(), windows=(8,), final_noise=True, rows=512, afresh=True)
-    assert min(p_values(found.x)) < FALSE_ALARM
+    temperature = {"temperature": 0.8} if "temperature" in name else {}
+    found = speculate(drafter=biased(), windows=(8,), final_noise=True, rows=512, afresh=True, **temperature)
+    assert min(p_values(found.x, **temperature)) < FALSE_ALARM
 
 
 def test_a_drafter_has_the_window_of_its_own_class_alone():

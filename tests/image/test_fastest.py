@@ -9,9 +9,9 @@ import text_models
 from masked_models import LLADA, params_of
 
 from cspd_jax import masked, text
+from cspd_jax.__main__ import main
 from cspd_jax._utils import timing
 from cspd_jax._utils.timing import Choice
-from cspd_jax.__main__ import main
 from cspd_jax.keys import independent_key, row_keys
 from cspd_jax.masked.comparison import Request as MaskedRequest
 from cspd_jax.networks.lm import LM

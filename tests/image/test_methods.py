@@ -14,8 +14,8 @@ import tiny
 from PIL import Image
 
 import cspd_jax
-from cspd_jax._utils import compilation
 from cspd_jax.__main__ import main
+from cspd_jax._utils import compilation
 from cspd_jax.cli import generate
 from cspd_jax.errors import UserError
 from cspd_jax.image import autotune, comparison, generation, plan

@@ -10,8 +10,8 @@ from laws import FALSE_ALARM
 from test_shortcuts import TOY, AnySchedule, noise_of
 from test_token_speculation import p_value
 
-from cspd_jax._utils import compilation
 from cspd_jax.__main__ import main
+from cspd_jax._utils import compilation
 from cspd_jax.errors import UserError
 from cspd_jax.image import Plain, SelfSpeculation, Spread, comparison
 from cspd_jax.image.options import Options

@@ -12,8 +12,8 @@ from PIL import Image
 
 import cspd_jax
 from cspd_jax import UserError
-from cspd_jax._utils import compilation
 from cspd_jax.__main__ import main
+from cspd_jax._utils import compilation
 from cspd_jax.cli import _known
 from cspd_jax.image import keep, to_tokens
 from cspd_jax.image.pictures import read_mask, read_placed

@@ -15,8 +15,8 @@ from test_token_speculation import p_value
 
 import cspd_jax
 from cspd_jax import Options, UserError
-from cspd_jax._utils import compilation
 from cspd_jax.__main__ import main
+from cspd_jax._utils import compilation
 from cspd_jax.diffusion.schedule import make_schedule
 from cspd_jax.image.generation import run
 from cspd_jax.image.lossy import Annealing, Checkerboard

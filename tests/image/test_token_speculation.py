@@ -56,7 +56,7 @@ def noise_of(
     how = Options(
         num_iter=num_iter,
         respacing=steps,
-        guided=cfg != 1,
+        guided=np.any(cfg != 1),
         cfg=cfg,
         temperature=temperature,
         final_noise=True,
@@ -132,6 +132,8 @@ CASES = {
     },
 }
 
+
+CASES["self, guidance of its own"] = CASES["self"] | {"cfg": np.linspace(0.5, 2.5, IMAGES)}
 
 SLOW = (
     "self, both levels",
@@ -266,6 +268,12 @@ def reused(purpose):
     return patch
 
 
+def of_the_first(monkeypatch):
+    """All images are guided as the first one is, in what is drafted and in what is verified."""
+    for module in (path_criterion, drafting):
+        monkeypatch.setattr(module, "scales", lambda *a: jnp.broadcast_to(scales(*a)[:1], scales(*a).shape))
+
+
 WRONG = {
     "everything kept": verified(lambda key, p, q, drafts, valid: VERIFY(key, q, q, drafts, valid)),
     "p and q swapped": verified(lambda key, p, q, drafts, valid: VERIFY(key, q, p, drafts, valid)),
@@ -276,6 +284,7 @@ WRONG = {
     "q without its guidance scale": unguided_q,
     "noise used again after a drop": reused(Purpose.PASS),
     "coins used again after a drop": reused(Purpose.TEST),
+    "the guidance of the first image for all": of_the_first,
 }
 QUICK_CONTROLS = ("the residual of the single transition", "coins used again after a drop")
 FEW_STEPS = {"speculation": ahead(gamma=1), "steps": "ddim2"}
@@ -286,7 +295,8 @@ FEW_STEPS = {"speculation": ahead(gamma=1), "steps": "ddim2"}
 )
 def test_negative_controls(name, monkeypatch):
     WRONG[name](monkeypatch)
-    assert is_refuted(cfg=1.5, **(FEW_STEPS if "coins" in name else {"speculation": ahead(gamma=3)}))
+    setting = FEW_STEPS if "coins" in name else {"speculation": ahead(gamma=3)}
+    assert is_refuted(cfg=np.linspace(0.5, 2.5, IMAGES) if "first image" in name else 1.5, **setting)
 
 
 @pytest.mark.slow

@@ -20,7 +20,11 @@ QUICK = ("make_prompts",)  # in a few seconds
 NEED_TORCH = ("plain", "eager_launches", "text", "real_lm", "gpu")
 BESIDE_TORCH = ("inner", "causal")  # with a part that is left out without it
 
-ADD_ONLY = ("accelerator", "gpu", "scaling")  # to committed rows, each known by its device; none is made again
+ADD_ONLY = (
+    "accelerator",
+    "gpu",
+    "scaling",
+)  # to committed rows, each known by its device; none is made again
 OF_THE_REPOSITORY = ("ship_default",)  # what they are for
 
 # Runs in benchmarks/'s place, so that one process imports everything once. argv: folder of the programs, JSON

@@ -151,7 +151,49 @@ def fresh_draw(keys, length, log_p, drafts):
     return verdict._replace(token=gumbel_max(p, noise))
 
 
-@pytest.mark.parametrize("rule", [pytest.param(clamped_products, marks=pytest.mark.slow), fresh_draw])
+def p_and_q_swapped(keys, length, log_p, drafts):
+    most = drafts.tokens.shape[1]
+    p_as_q = drafts._replace(log_q=log_p[:, :most])
+    return RULES["google"](keys, length, log_p.at[:, :most].set(drafts.log_q), p_as_q)
+
+
+def one_too_many(keys, length, log_p, drafts):
+    """The first draft that is rejected is kept, and what follows it is drawn from p."""
+    tau = jnp.minimum(RULES["google"](keys, length, log_p, drafts).tau + 1, drafts.count)
+    noise = gumbel(round_keys(keys, Purpose.RESIDUAL, length), V, log_p.dtype)
+    token = gumbel_max(log_p[jnp.arange(len(tau)), tau], noise)
+    return Verdict(tau, token, jnp.zeros(tau.shape, bool))
+
+
+def residual_of_the_first_draft(keys, length, log_p, drafts):
+    verdict = RULES["google"](keys, length, log_p, drafts)
+    rest = residual_logits(log_p[:, 0], drafts.log_q[:, 0])
+    noise = gumbel(round_keys(keys, Purpose.RESIDUAL, length), V, log_p.dtype)
+    rejected = verdict.tau < drafts.count
+    return verdict._replace(token=jnp.where(rejected, gumbel_max(rest, noise), verdict.token))
+
+
+def one_number_for_all_tests(keys, length, log_p, drafts):
+    with pytest.MonkeyPatch.context() as patch:
+        first = lambda key, shape, dtype: jnp.broadcast_to(uniform(key, (), dtype), shape)
+        patch.setattr(rules, "uniform", first)
+        return RULES["google"](keys, length, log_p, drafts)
+
+
+WRONG = (
+    clamped_products,
+    fresh_draw,
+    p_and_q_swapped,
+    one_too_many,
+    residual_of_the_first_draft,
+    one_number_for_all_tests,
+)
+QUICK = (fresh_draw, one_number_for_all_tests)
+
+
+@pytest.mark.parametrize(
+    "rule", [pytest.param(rule, marks=[pytest.mark.slow] * (rule not in QUICK)) for rule in WRONG]
+)
 def test_almost_right_rules_are_noticed(rule, monkeypatch):
     monkeypatch.setitem(RULES, rule.__name__, rule)
     assert p_value(generate(rule.__name__, "near", OPEN).tokens, OPEN) <= FALSE_ALARM

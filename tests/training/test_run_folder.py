@@ -14,8 +14,8 @@ import tiny as tiny_models
 from PIL import Image
 from training_run import TINY
 
-from cspd_jax import weights
 from cspd_jax import __main__ as cli
+from cspd_jax import weights
 from cspd_jax.cli.train import fitting_schedule
 from cspd_jax.errors import UserError
 from cspd_jax.training import presets, settings_file
