@@ -13,8 +13,6 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-import budget
-import choose_default
 import jax
 import pytest
 
@@ -66,16 +64,12 @@ def _forget_programs():
         jax.clear_caches()
 
 
-def pytest_configure(config):
-    config.pluginmanager.register(budget.Budget(config))
-
-
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Before pytest selects by marks."""
-    slow = choose_default.slow_by_choice()
+    """Marks as slow what `@pytest.mark.quick(ids)` does not name, before pytest selects by marks."""
     for item in items:
-        if budget.test_id(item.nodeid) in slow:
+        quick = item.get_closest_marker("quick")
+        if quick and item.callspec.id not in quick.args:
             item.add_marker(pytest.mark.slow)
 
 

@@ -64,7 +64,6 @@ class LinearTokens:
             before = tokens[:, : group.start]
             mean = before.mean(1) if group.start else np.zeros_like(tokens[:, 0])
             z = self.offset + self.pull * mean
-            mean_of_law = kappa * np.reshape(scale, (-1, 1, 1)) * z[:, None]
             members = slice(group.start, group.start + group.size)
             found[:, members] = (
                 tokens[:, members] - kappa * np.reshape(scale, (-1, 1, 1)) * z[:, None]

@@ -34,6 +34,7 @@ def run(capsys, *argv):
     return (code, *capsys.readouterr())
 
 
+@pytest.mark.slow
 def test_convert_and_info(tmp_path, capsys):
     code, out, err = run(capsys, "convert", TINY, tmp_path / "tiny", "--heads", "4,4", "--json")
     assert code == 0 and "converting 101,856 parameters" in err
@@ -51,6 +52,7 @@ def test_convert_and_info(tmp_path, capsys):
     assert source["source_sha256"] == digest and "encoder_heads" not in source["config"]
 
 
+@pytest.mark.slow
 def test_bfloat16_and_other_weights(tmp_path, capsys):
     argv = ["convert", TINY, tmp_path / "x", "--heads", "4,4", "--dtype", "bfloat16", "--weights", "model"]
     assert run(capsys, *argv)[0] == 0
@@ -149,6 +151,7 @@ def test_version_is_quick():
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
+@pytest.mark.slow
 def test_json_is_alone_on_standard_output(tmp_path):
     command = [
         sys.executable,

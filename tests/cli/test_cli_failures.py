@@ -205,6 +205,7 @@ def test_a_mistake_of_the_program_is_not_hidden(monkeypatch):
         command("info", "default")
 
 
+@pytest.mark.quick("JAX_PLATFORMS-nowhere", "JAX_ENABLE_X64-maybe")
 @pytest.mark.parametrize(
     "name, value",
     [
@@ -224,6 +225,7 @@ def test_what_the_environment_tells_jax(name, value, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
 @pytest.mark.parametrize(
     "asked", ["info default", pytest.param("generate --target model", marks=pytest.mark.slow)]
@@ -413,12 +415,14 @@ def test_what_another_process_writes_stays(tmp_path):
     assert (tmp_path / "result").read_text() == "mine"
 
 
+@pytest.mark.slow
 def test_a_reader_that_goes_away():
     script = f"{sys.executable} -m cspd_jax info default | head -c 5"
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True)
     assert done.stdout == "path:"[:5] and "Traceback" not in done.stderr and "Exception" not in done.stderr
 
 
+@pytest.mark.slow
 def test_an_ascii_terminal(tmp_path):
     environment = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
     folder = tiny.save_mar(tmp_path / "café", tiny.PIXELS)

@@ -52,6 +52,7 @@ def printed(capsys, *argv):
     return json.loads(out)
 
 
+@pytest.mark.slow
 def test_a_tree_of_drafts_gives_the_text_of_plain_decoding(folders, capsys):
     """Greedy, in float64; the report says what the tree was."""
     common = ("text", "--target", folders["llama"], *PROMPTS, "--new-tokens", 20, *EXACT)
@@ -80,6 +81,7 @@ def test_trees_that_cannot_be_are_refused(folders, capsys, options, words):
     assert code == 2 and words in err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "draft", ["lookup", "draft", *(pytest.param(d, marks=pytest.mark.slow) for d in ("int8", "int4"))]
 )
@@ -131,6 +133,7 @@ def test_choices_that_cannot_be_are_refused(folders, capsys, options, words):
     assert code == 2 and words in err
 
 
+@pytest.mark.quick("more1-match")
 @pytest.mark.parametrize("more, method", [((), "block"), (("--temperature", 1), "match")])
 def test_exact_bits_choose_a_method_that_has_them(folders, capsys, more, method):
     found = printed(
@@ -139,6 +142,7 @@ def test_exact_bits_choose_a_method_that_has_them(folders, capsys, more, method)
     assert found["method"] == method
 
 
+@pytest.mark.slow
 def test_what_people_see(folders, capsys):
     common = ("text", "--target", folders["llama"], *PROMPTS, "--new-tokens", 8)
     code, out, err = run(capsys, *common, "--compare", "--draft", "int8", "--method", "block")
@@ -150,6 +154,7 @@ def test_what_people_see(folders, capsys):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "model, cached", [("llada", False), pytest.param("dream", True, marks=pytest.mark.slow)]
 )
@@ -170,6 +175,7 @@ def test_masked_is_stepwise_decoding(folders, capsys, tmp_path, model, cached):
     assert code == 2 and "is not empty" in err
 
 
+@pytest.mark.slow
 def test_lossy_ways_say_so(folders, capsys):
     common = ("masked", "--model", folders["llada"], *PROMPTS, "--new-tokens", 8, "--no-compare")
     lossy = printed(capsys, *common, "--accept", "top-k", "--top-k", 4)
@@ -186,6 +192,7 @@ def test_a_line_of_the_animation_moves_no_cursor():
     assert _in_one_line([3, 9, 12], 9, None) == "3 ·12 "
 
 
+@pytest.mark.quick("1")
 @pytest.mark.parametrize("places", [1, 100, 9000])
 def test_the_picture_has_a_limit(places):
     """Round k fills place k, so the picture has as many rows of cells as columns."""
@@ -258,6 +265,7 @@ def test_vocabularies_beyond_padding(folders, capsys, tmp_path):
     assert code == 2 and "the vocabularies differ" in err and "more than padding" in err
 
 
+@pytest.mark.slow
 def test_tokenizer_of_the_folder(folders, capsys, tmp_path):
     """A byte-pair tokenizer.json is used for prompts and texts, through the package that reads such files."""
     tokenizers = pytest.importorskip("tokenizers")

@@ -68,6 +68,7 @@ def test_a_checkpoint_says_how_it_is_sampled(run):
         assert f"is by default: {'' if given else '--cfg 2.5 '}--temperature 0.9" in err
 
 
+@pytest.mark.slow
 def test_files_and_report(run, tmp_path):
     argv = ("--target", "{models}/target", "--method", "plain", "--num-iter", "2", "--n", "2", "--seed", "7")
     code, out, err = run(*argv, "--labels", "bee,3-4")
@@ -124,6 +125,7 @@ def test_latents_with_and_without_vae(run):
     assert Image.open("pixels/samples.png").size[0] > 5 * 64
 
 
+@pytest.mark.slow
 def test_options_reach_the_sampler(run):
     argv = ("--target", "{models}/target", "--method", "plain", "--num-iter", "2", "--n", "1")
     argv += ("--labels", "none,0", "--json")
@@ -187,6 +189,7 @@ def test_mistakes(run, argv, sentence):
     assert sorted(os.listdir()) == before
 
 
+@pytest.mark.slow
 def test_failure_while_writing_leaves_nothing(run, monkeypatch):
     def full(*_, **__):
         raise OSError(28, "No space left on device")

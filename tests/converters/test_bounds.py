@@ -124,6 +124,7 @@ def test_arrays_that_are_not_what_they_declare(tmp_path, content, reason):
         read_arrays(tmp_path / "x.npz", {"x": None})
 
 
+@pytest.mark.slow
 def test_a_bomb_is_not_unpacked(tmp_path):
     npz(tmp_path / "x.npz", zipfile.ZIP_DEFLATED, x=npy((2**24,), bytes(2**26)))
     assert (tmp_path / "x.npz").stat().st_size < 100_000

@@ -31,6 +31,7 @@ def recorded(name):
     return description, {key: tuple(shape) for key, shape in description["keys"]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "size", ["base", *(pytest.param(s, marks=pytest.mark.slow) for s in ("large", "huge"))]
 )
@@ -45,6 +46,7 @@ def test_published_mar_sizes_map_completely(size):
     assert sum(math.prod(leaf.shape) for leaf in leaves) == description["params"]
 
 
+@pytest.mark.slow
 def test_published_kl16_maps_completely():
     description, shapes = recorded("kl16_full")
     config = kl16.make_config(shapes, "file")
@@ -97,6 +99,7 @@ def test_values_land_where_they_belong():
     np.testing.assert_allclose(ratio, 0.999 * params["head"]["cond_embed"]["kernel"], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_convolution_kernels():
     source = open_source(GOLDEN / "kl16_g16.ckpt")
     params = convert(source, make_config(source))
@@ -127,6 +130,9 @@ def test_other_float_types_are_cast(tmp_path, tiny, dtype):
     np.testing.assert_array_equal(params["backbone"]["mask_token"], expected)
 
 
+@pytest.mark.quick(
+    "mar_tiny.pth-options0-float32", "mar_tiny.pth-options1-float16", "mar_tiny.pth-options2-bfloat16"
+)
 @pytest.mark.parametrize(
     "name, options, dtype",
     [

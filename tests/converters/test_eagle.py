@@ -29,6 +29,7 @@ def folder(tmp_path_factory):
     return found
 
 
+@pytest.mark.quick("speculators")
 @pytest.mark.parametrize("name", ENTERING)
 def test_logits_are_pytorch_s(folder, name, tmp_path, capsys):
     """Of places that read the target's states, and of drafts that read the head's own."""

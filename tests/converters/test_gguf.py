@@ -151,6 +151,7 @@ def test_how_texts_are_split(tmp_path, pre, pieces):
     assert [text[a:b] for _, (a, b) in whole.pre_tokenizer.pre_tokenize_str(text)] == pieces
 
 
+@pytest.mark.slow
 def test_convert_and_text(tmp_path, capsys):
     file = gguf_file.write(tmp_path / "model", QWEN2, gguf_file.weights(QWEN2), "Q8_0")  # by its magic
     code, out, err = run(capsys, "convert", file, tmp_path / "out", "--json", "--dtype", "bfloat16")

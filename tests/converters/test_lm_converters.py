@@ -87,6 +87,7 @@ def test_configuration_and_values(tmp_path, family):
     assert sum(leaf.size for leaf in leaves) == sum(tensor.size for tensor in own.values())
 
 
+@pytest.mark.quick("gpt_neox-sizes0", "llama-sizes1")
 @pytest.mark.parametrize(
     "family, sizes",
     [
@@ -131,6 +132,7 @@ def test_masked_diffusion_models(tmp_path):
     assert make_config(open_source(write(tmp_path / "short", left_out, own))) == expected
 
 
+@pytest.mark.slow
 def test_published_sizes_of_masked_models():
     """LLaDA-8B and Dream-7B (Qwen2.5-7B's sizes) have the number of parameters that is published."""
     llada = {"d_model": 4096, "n_layers": 32, "n_heads": 32, "n_kv_heads": 32, "mlp_hidden_size": 12288,

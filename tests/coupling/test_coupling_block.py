@@ -220,6 +220,7 @@ def test_a_shorter_block_ignores_the_later_rows():
         assert found.tau.max() == gamma
 
 
+@pytest.mark.slow
 def test_blocks_at_the_edges():
     """p = q accepts everything, disjoint supports nothing, and zeros in both are no fault."""
     keys = jax.random.split(jax.random.key(0), len(DRAFTS))
@@ -238,6 +239,7 @@ def test_blocks_at_the_edges():
     assert not found.tau.any() and np.all(found.token < 2) and not found.info.truncated.any()
 
 
+@pytest.mark.slow
 def test_one_block_by_itself_is_the_same_as_vmapped():
     p, q = tables(1)
     keys = jax.random.split(jax.random.key(0), len(DRAFTS))

@@ -89,6 +89,7 @@ def test_zeros_and_equality():
     assert not broken.accepted.any() and broken.info.truncated.all()
 
 
+@pytest.mark.quick("bfloat16")
 @pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
 def test_sixteen_bits_are_normalised_in_float32(dtype):
     """A vocabulary of 1000 in 16 bits: the rounded probabilities do not sum to one, and the distributions

@@ -139,6 +139,7 @@ def exact_log_ratio(p, q, x):
     return 0.5 * np.sum(terms + q.log_var - p.log_var, axis=-1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "coupling,dtype",
     [("general", "float32"), ("general", "bfloat16"), ("general", "float16")],
@@ -172,6 +173,7 @@ def test_numbers_that_are_not_finite_end_at_once_and_are_reported():
         assert not accepted.any() and info.truncated.all() and not info.trips.any()
 
 
+@pytest.mark.slow
 def test_a_residual_of_nothing_is_reported():
     """Called though p = q, or with one proposal, of which about half fail: never silently something else."""
     p, q = gaussian(np.zeros(2), 1.0), gaussian(np.full(2, 2e-4), 1.0)
@@ -186,6 +188,7 @@ def test_a_residual_of_nothing_is_reported():
     assert float(jnp.std(found.value)) > 0.5  # the last proposal
 
 
+@pytest.mark.slow
 def test_one_by_one_is_the_same_as_vmapped():
     p, q = PAIRS["unequal", 16]
     draft = at(q, normals(16, 1))[:24].astype(np.float32)
@@ -198,6 +201,7 @@ def test_one_by_one_is_the_same_as_vmapped():
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), together, alone)
 
 
+@pytest.mark.slow
 def test_float64_stays_float64():
     """And decides as float32 does: the uniforms are the same."""
     p, q = PAIRS["equal", 2]
@@ -213,6 +217,7 @@ def test_float64_stays_float64():
         np.testing.assert_allclose(double.value, single.value, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_lanes_must_be_vmapped():
     """A batch given as one lane would be accepted or rejected as a whole."""
     g = gaussian(np.zeros((3, 2)), 1.0)

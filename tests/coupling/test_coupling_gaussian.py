@@ -150,6 +150,7 @@ def overlap_of(pair, d):
     return overlap(*PAIRS[pair, d])
 
 
+@pytest.mark.quick("general-equal-16", "general-unequal-1", "general-close-1")
 @pytest.mark.parametrize("coupling,pair,d", CASES)
 def test_output_distribution_and_acceptance(coupling, pair, d):
     """N = 10 000 (d = 16: 6000) drafts from q."""
@@ -182,6 +183,7 @@ def reused(p, q, noise, value, accepted):
     return np.where(accepted[:, None], value, at(p, noise))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "coupling,pair,d", [pytest.param(*case, marks=[pytest.mark.slow] * (case[2] > 1)) for case in CASES]
 )
@@ -200,6 +202,7 @@ def test_wrong_couplings_are_noticed(coupling, pair, d):
     assert share_p_value(wrong.accepted.mean(), overlap_of(pair, d)[0], len(draft)) <= FALSE_ALARM
 
 
+@pytest.mark.quick("classifier_p_value")
 @pytest.mark.parametrize("test", [energy_p_value, classifier_p_value])
 def test_all_coordinates_together(test):
     """Two-sample tests in 16 dimensions, N = 500 (energy) and 6000 (classifier): the
@@ -225,6 +228,7 @@ def residual_cdf(distance, s):
 CLOSE = [PAIRS["close", 1], PAIRS["close", 2], PAIRS["close", 2][::-1], PAIRS["close", 16]]
 
 
+@pytest.mark.quick("1")
 @pytest.mark.parametrize("p, q", CLOSE, ids=["1", "2", "2, swapped", "16"])
 def test_the_envelope_lies_above_the_residual_and_is_what_proposals_are_drawn_from(p, q):
     """log p - log q <= M everywhere, and E[g(z) / M(z)] = E_p[g(z)] / E_p[M] over 50 000 proposals for g = 1,
@@ -279,6 +283,7 @@ def residuals_one_by_one(key, p, q):
     return gaussian_residual(key, p, q, proposals=1)
 
 
+@pytest.mark.quick("0.1")
 @pytest.mark.parametrize(
     "distance", [1.0, 0.1, *(pytest.param(d, marks=pytest.mark.slow) for d in (1e-3, 1e-6))]
 )

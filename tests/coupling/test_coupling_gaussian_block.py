@@ -116,12 +116,14 @@ def worst_p_value(states):
     return min(found) * len(found)
 
 
+@pytest.mark.quick("as_block")
 @pytest.mark.parametrize("verify", [as_block, one_by_one])
 def test_paths_have_the_targets_distribution(verify):
     states, _, _ = sampled(verify, M)
     assert worst_p_value(states) > FALSE_ALARM
 
 
+@pytest.mark.slow
 def test_a_wrong_residual_is_refuted():
     states, _, _ = sampled(tokenwise_residual, M)
     assert worst_p_value(states) <= FALSE_ALARM
@@ -183,6 +185,7 @@ def test_almost_right_blocks_are_refuted(name, monkeypatch):
         assert least <= limit
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [M, 2])
 def test_how_many_drafts_are_kept(count):
     """E kept is the sum of E pi_i; and more than one by one, where P(at least i) = E prod min(1, p / q)."""
@@ -298,6 +301,7 @@ def test_what_is_not_there_counts_as_kept():
     assert set(np.unique(kept)) == {0, 4}
 
 
+@pytest.mark.slow
 def test_equal_distributions_keep_everything():
     drafted = jax.jit(lambda key: path(key, p_of, jnp.zeros(D)))(jax.random.key(2))
     p = p_of(drafted[:-1])

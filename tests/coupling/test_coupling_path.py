@@ -97,6 +97,7 @@ def distribution_p_value(end, log_ratio):
     return min(1.0, 2 * min(ks_p_value(end, P.end().cdf), two_sample_ks_p_value(log_ratio, fresh)))
 
 
+@pytest.mark.slow
 def test_distribution_of_coupled_paths():
     """N = 20 000. The acceptance probability is compared with the mean of min(1, q / p) over target paths,
     which is 1 - TV as well, and estimated from as many (allowance: 5 standard errors)."""
@@ -163,6 +164,7 @@ def test_the_result_does_not_depend_on_how_many_are_proposed_at_once():
     assert len(np.unique(one.value["x"])) == 400
 
 
+@pytest.mark.slow
 def test_lanes_without_need_make_no_trip():
     """Also when nothing would ever be accepted, and whatever the other lanes do."""
     needed = jnp.arange(200) % 2 == 0

@@ -72,6 +72,7 @@ def law(drafts, chances, accept, rest):
 every_draft = jax.jit(jax.vmap(sibling_distributions, (None, None, 0)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("k", [1, 2, 3])
 def test_the_value_has_the_distribution_p(k):
     """To 1e-6, in float32."""
@@ -131,6 +132,7 @@ def test_the_example_of_the_documentation(k, share):
     assert 1 - chances @ rejected == pytest.approx(share, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_more_drafts_are_accepted_more_often():
     for p, q in PAIRS:
         shares = []

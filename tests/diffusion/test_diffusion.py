@@ -20,6 +20,7 @@ def run_chain(denoiser, rows, dim, key, sample=sample_chain, **kwargs):
     return sample(Chains(denoiser, None, time, z, coefficients(schedule), **kwargs), noise), noise, time, z
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", ["ddim100", "ddim25"])
 def test_a_perfect_denoiser_returns_the_data_distribution(spec):
     """Gaussian data: x_0 must be N(0.7, 0.3^2). Bounds are 5 standard errors (false alarm 1e-6 each)."""
@@ -33,6 +34,7 @@ def test_a_perfect_denoiser_returns_the_data_distribution(spec):
     assert abs(float(x.var()) / variance - 1) < 5 * np.sqrt(2 / n) + bias
 
 
+@pytest.mark.slow
 def test_the_statistics_above_notice_a_wrong_noise():
     """Negative control: noise 5 % too strong in every step."""
     rows, variance = 20_000, 0.09
@@ -42,6 +44,7 @@ def test_the_statistics_above_notice_a_wrong_noise():
     assert abs(float(x.var()) / variance - 1) > 5 * np.sqrt(2 / (2 * rows)) + 0.02
 
 
+@pytest.mark.slow
 def test_last_step_adds_noise_only_when_asked():
     denoiser = GaussianData("ddim25", 0.7, 0.09)
     key = jax.random.key(0)
@@ -54,6 +57,7 @@ def test_last_step_adds_noise_only_when_asked():
     assert difference[0, 0] > 0.005
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("final_noise", [True, False])
 def test_path_density_is_the_sum_of_its_transitions(final_noise):
     """Against a direct evaluation from the chain's own noise: every standardised residual is that noise."""

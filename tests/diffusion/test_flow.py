@@ -67,6 +67,7 @@ def setting():
     return time, jnp.zeros((ROWS, 1)), coefficients(HEAD.schedule)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [NoiseCorrected, Biased])
 def test_the_closed_form_law(kind):
     """1024 tokens of dimension 16; false alarm of each of three tests 1e-4."""
@@ -75,6 +76,7 @@ def test_the_closed_form_law(kind):
     assert found.counts.truncated == 0 and found.counts.row_calls / ROWS < 0.7 * STEPS
 
 
+@pytest.mark.slow
 def test_negative_control_misreported_drafts():
     assert min(p_values(speculated(randomness(ROWS), Misreported).x)) < FALSE_ALARM
 
@@ -129,6 +131,7 @@ def test_a_window_is_what_the_steps_make(spec):
     np.testing.assert_array_equal(window.valid, loop.valid)
 
 
+@pytest.mark.slow
 def test_gains_of_a_linear_head_save_calls():
     """A calibrated drafter knows how the token that the head predicts moves with the noise."""
     time, z, c = setting()

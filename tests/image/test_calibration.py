@@ -42,6 +42,7 @@ def same(a, b):
     return all(np.array_equal(x, y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
 
 
+@pytest.mark.slow
 def test_made_once_then_read(model, cache):
     first = calibration.get(model, OPTIONS)
     second = calibration.get(model, OPTIONS)
@@ -55,6 +56,7 @@ def test_made_once_then_read(model, cache):
     assert calibration.digest(other) != calibration.digest(model)
 
 
+@pytest.mark.slow
 def test_calibrate_command_writes_into_the_checkpoint(tmp_path, capsys):
     path = tiny.save_mar(tmp_path / "model")
     assert main(["calibrate", path, "--cfg", "2", "--json"]) == 0
@@ -85,6 +87,7 @@ def test_calibrate_refuses(folder, arguments, sentence, capsys):
     assert not os.path.exists(os.path.join(folder, "gains"))
 
 
+@pytest.mark.quick("enormous")
 @pytest.mark.parametrize("damage", ["cut", "shape", "nan", "huge", "pickle", "enormous", "bomb"])
 def test_damaged_gains(model, cache, capsys, damage):
     """In the user's cache they are made again, with a word; in a checkpoint they are one sentence."""
@@ -132,6 +135,7 @@ def test_damaged_timings_are_measured_again(model, capsys, monkeypatch, content)
     assert len(said) == 1 and said[0].endswith("; it is made again")
 
 
+@pytest.mark.slow
 def test_the_choice_is_measured_once(model, monkeypatch):
     found = calibration.get(model, OPTIONS).calibration
     first = choice.choose(model, OPTIONS, found, 4)
@@ -140,6 +144,7 @@ def test_the_choice_is_measured_once(model, monkeypatch):
     assert choice.choose(model, OPTIONS, found, 4) == first
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fastest", ["plain", "8"])
 def test_the_fastest_is_chosen(model, monkeypatch, fastest):
     monkeypatch.setattr(choice, "measure", lambda *_: {"plain": 1.0, "8": 1.0, fastest: 0.5})
@@ -171,6 +176,7 @@ def test_windows_are_written_as_they_are_read():
     assert set(choice.candidates(10)) == {"plain", "8"}
 
 
+@pytest.mark.slow
 def test_generate_with_speculation(model):
     tokens, info = generation.generate(
         KEY, model, [0, 1, 2], options=Options(denoise=ChainSpeculation((3, 2)))
@@ -184,6 +190,7 @@ def test_generate_with_speculation(model):
     assert plain.shape == tokens.shape and not np.array_equal(plain, tokens)
 
 
+@pytest.mark.slow
 def test_a_given_drafter_is_used(model, cache):
     from cspd_jax.image.chain.drafters import frozen
 
@@ -232,6 +239,7 @@ def test_generate_command_decides(folder, tmp_path, capsys):
     assert (report["denoise"] == "plain") == (1.02 * measured["8"] > measured["plain"])
 
 
+@pytest.mark.quick("0", "x8", "8x", "a", "3x0")
 @pytest.mark.parametrize("window", ["0", "x8", "8x", "a", "3x0", "2000"])
 def test_wrong_windows(window, capsys):
     with pytest.raises(SystemExit, match="2"):

@@ -102,6 +102,7 @@ def p_values(x, **kwargs):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "windows, drafter, kwargs",
     [
@@ -184,6 +185,7 @@ def once(inputs, chain, length, left):
 QUICK = ("the_residual_of_the_single_transition", "noise_and_coins_of_every_call_the_same")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [pytest.param(n, marks=[pytest.mark.slow] * (n not in QUICK)) for n in vars(Wrong) if n[0] != "_"],
@@ -201,6 +203,7 @@ def test_a_drafter_has_the_window_of_its_own_class_alone():
     assert own_window(biased()) is None  # what it inherits knows nothing of its bias
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("misreported", [False, True])
 def test_windows_at_once(misreported):
     """A bad drafter of windows: the closed-form law, unless it reports another q than it drew from."""
@@ -286,6 +289,7 @@ def test_a_window_is_what_the_loop_draws():
         np.testing.assert_allclose(np.where(shown, one, 0), np.where(shown, other, 0), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_rows_that_are_on_their_way():
     """A row that enters at x_i with a guess goes on from there: the law of what is left of the chain."""
     entered = jnp.full((ROWS // 4, DIM), 0.3)
@@ -429,12 +433,14 @@ def test_inactive_rows_cost_no_call():
     assert none.calls == 0 and none.tested == 0
 
 
+@pytest.mark.slow
 def test_what_is_no_number_is_reported_and_stops_nobody():
     random = randomness(8)
     counts = speculate(rows=8, random=random._replace(x=random.x.at[2].set(jnp.nan))).counts
     assert counts.truncated > 0 and counts.committed.sum() == 8 * STEPS
 
 
+@pytest.mark.slow
 def test_neighbours_do_not_matter():
     """Same shapes, another neighbour: bit for bit."""
     random, other = randomness(8), randomness(8, seed=5)
@@ -447,6 +453,7 @@ def test_neighbours_do_not_matter():
     assert np.abs(a.x - b.x).max() > 0.1
 
 
+@pytest.mark.slow
 def test_the_last_window_finishes_the_rows():
     """Any windows, also longer than the chain: same law, and rows that are done stay as they are."""
     head = GaussianData("ddim8", 0.7, 0.09)
@@ -523,6 +530,7 @@ def calls_of_rows(random, z):
     return seen
 
 
+@pytest.mark.slow
 def test_groups_are_padded_with_rows_that_cost_nothing():
     f = fixture()
     made = sampler.sample(f.model, f.params, KEYS, LABELS, FAST)
@@ -541,6 +549,7 @@ def test_bfloat16_networks():
 # Calibration
 
 
+@pytest.mark.slow
 def test_gains_of_a_linear_head_are_its_slope():
     """x_0-hat = J_t x + const: after a step the guess moves by J_{t-1} times the deviation."""
     schedule = HEAD.schedule

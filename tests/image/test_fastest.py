@@ -70,6 +70,7 @@ def test_ways_that_are_alike_are_the_plain_one():
     assert timing.fastest_of({"other": 0.97, "plain": 1.0}, "plain") == "other"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("best", ["plain", "gamma 2", "gamma 3"])
 def test_text_is_the_same_whatever_is_chosen(x64, monkeypatch, best):
     seen = chooses(monkeypatch, best)
@@ -83,12 +84,14 @@ def test_text_is_the_same_whatever_is_chosen(x64, monkeypatch, best):
     np.testing.assert_array_equal(choice.request.run().tokens, expected)
 
 
+@pytest.mark.slow
 def test_a_short_measurement_is_made_longer(x64, monkeypatch):
     seen = chooses(monkeypatch, "gamma 2", scale=0.01)
     text.fastest(*text_request(), pilot=2)
     assert seen["plain"].info.new_tokens.tolist() == [12, 12]  # 2, 8, and all of them
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("best", ["stepwise", "gamma 4"])
 def test_masked_text_is_the_same_whatever_is_chosen(x64, monkeypatch, best):
     seen = chooses(monkeypatch, best)
@@ -99,6 +102,7 @@ def test_masked_text_is_the_same_whatever_is_chosen(x64, monkeypatch, best):
     np.testing.assert_array_equal(choice.request.run().tokens, request.stepwise().run().tokens)
 
 
+@pytest.mark.slow
 def test_the_measurement_has_random_numbers_of_its_own(x64, monkeypatch):
     """Or the ways would be chosen by the very numbers that decide what comes out."""
     seen = chooses(monkeypatch, "plain", others=False)

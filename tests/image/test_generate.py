@@ -34,6 +34,7 @@ def model(folder):
     return cspd_jax.load(tiny.save_mar(folder / "target"))
 
 
+@pytest.mark.slow
 def test_generate_and_look(model):
     tokens, info = cspd_jax.generate(KEY, model, LABELS)
     assert tokens.shape == (4, 16, 16) and bool(jnp.isfinite(tokens).all())
@@ -48,6 +49,7 @@ def test_generate_and_look(model):
     assert picture.mode == "RGB" and picture.width > 2 * 64
 
 
+@pytest.mark.slow
 def test_counts_with_guidance_and_groups(model):
     _, info = generation.generate(
         KEY, model, [0, 1, -1], options=Options(num_iter=4, respacing="ddim5", cfg=2.0)
@@ -58,6 +60,7 @@ def test_counts_with_guidance_and_groups(model):
     assert info.sequential == NetworkCalls(4, 20) and info.total == NetworkCalls(2 * 3 * 4, 2 * 3 * width * 5)
 
 
+@pytest.mark.slow
 def test_compiled_once_per_shape(model):
     traces = []
 
@@ -76,6 +79,7 @@ def test_compiled_once_per_shape(model):
     assert len(traces) == 2
 
 
+@pytest.mark.slow
 def test_image_depends_on_its_own_key_only(model):
     tokens, _ = generation.generate(KEY, model, LABELS, options=Options(**FAST))
     keys = row_keys(KEY, 4)
@@ -91,6 +95,7 @@ def test_image_depends_on_its_own_key_only(model):
     np.testing.assert_allclose(swapped, tokens[jnp.array([3, 1, 0, 2])], atol=1e-4)
 
 
+@pytest.mark.slow
 def test_old_keys_and_one_key_each(model):
     tokens, _ = generation.generate(jax.random.PRNGKey(3), model, LABELS, options=Options(**FAST))
     np.testing.assert_array_equal(tokens, generation.generate(KEY, model, LABELS, options=Options(**FAST))[0])
@@ -123,6 +128,7 @@ def test_mistakes(model, options, sentence):
         generation.generate(KEY, model, labels, options=Options(**options))
 
 
+@pytest.mark.slow
 def test_latents(folder):
     model = cspd_jax.load(tiny.save_mar(folder / "latents", tiny.LATENTS, names=None))
     vae = cspd_jax.load_vae(tiny.save_kl16(folder / "vae"))
@@ -143,6 +149,7 @@ def test_latents(folder):
         pixels.to_images(model, tokens, wrong)
 
 
+@pytest.mark.slow
 def test_load(folder, model, monkeypatch):
     assert model.class_names == tuple(tiny.NAMES) and model.class_name(-1) == "no class"
     half = cspd_jax.load(folder / "target", "bfloat16")

@@ -14,6 +14,7 @@ SLOW = {("mar_tiny", "generations (well conditioned)")}
 SLOW |= {("mar_tiny_patch2", group) for group in GROUPS if group.startswith(("generations", "chains"))}
 
 
+@pytest.mark.quick("mar_tiny_patch2-patches", "mar_tiny_patch2-masks", "mar_tiny_patch2-schedules")
 @pytest.mark.parametrize(
     "name, group",
     [

@@ -47,6 +47,7 @@ def speculated(spec, kind):
     return run(randomness(ROWS))
 
 
+@pytest.mark.quick("ddim100")
 @pytest.mark.parametrize("spec", HEADS)
 def test_what_the_head_says_of_gaussian_data(spec):
     """C is the variance of x_0 given the state, (1 / V + lambda)^-1 in every direction, where it is used."""
@@ -104,6 +105,7 @@ def test_its_drafts_of_gaussian_data_are_the_heads(spec):
     np.testing.assert_allclose(guess, predicted, atol=2e-3)
 
 
+@pytest.mark.quick("flow12-13")
 @pytest.mark.parametrize("spec, steps", [("ddim12", 12), ("flow12", 13)])
 def test_a_window_is_what_its_steps_make(spec, steps):
     """Behind a call of the head, of rows at different places; early in a flow by gains alone."""

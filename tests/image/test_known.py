@@ -159,6 +159,7 @@ METHODS = {
 }
 
 
+@pytest.mark.quick("plain")
 @pytest.mark.parametrize("name", some_slow(METHODS, ("plain", "self")))
 def test_known_tokens_stay_bit_for_bit(models, name):
     """And without a mask a whole image is what it was but for rounding; an image does not depend on what its
@@ -189,6 +190,7 @@ def test_known_tokens_stay_bit_for_bit(models, name):
     assert (known == tokens).all() and sum(of_known.sequential) == 0
 
 
+@pytest.mark.slow
 def test_batches_and_streams(models):
     """Images one after the other know what those side by side know, and each step shows it."""
     options = Options(known=Known(given(3, LENGTH, 16).tokens, masks()), num_iter=4)

@@ -39,6 +39,9 @@ TESTS = {
 }
 
 
+@pytest.mark.quick(
+    "counts", "a count where there must be none", "share", "ks", "ks of two", "classifier", "not finite"
+)
 @pytest.mark.parametrize("name", TESTS)
 def test_right_passes_and_wrong_fails(name):
     """False alarm 1e-4 each."""
@@ -46,6 +49,7 @@ def test_right_passes_and_wrong_fails(name):
     assert TESTS[name](np.random.default_rng(2), 1) <= FALSE_ALARM
 
 
+@pytest.mark.slow
 def test_strata_allow_for_different_shares():
     """Two mixtures of the same two classes in different shares: equal within strata only."""
     random = np.random.default_rng(3)

@@ -62,6 +62,7 @@ FAST = ("--n", "2", "--labels", "0,1", "--num-iter", "4", "--gamma", "2", "--out
 DRAFT = ("--draft", "{models}/draft")
 
 
+@pytest.mark.slow
 def test_self(run):
     code, out, err = run("--method", "self", *FAST, "--proposals", "4", "--compare")
     assert err.count("--proposals does nothing now") == 1
@@ -119,6 +120,7 @@ def test_what_is_lossless(denoise):
         assert not found.after(1).lossless and ("1 draws" in found.after(1).why) == (method in exact)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options, lossless, why",
     [
@@ -153,6 +155,7 @@ def test_without_a_method_the_fastest_exact_one_is_shown_beside_plain(run):
     assert "network calls in sequence" in err and "compared-images.png" in os.listdir("out")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("of_chains, wins", [(None, True), (1.05, True), (3.0, False)])
 def test_self_speculation_must_beat_speculation_along_the_chains(monkeypatch, of_chains, wins):
     """Not only the plain sampler step by step."""
@@ -167,6 +170,7 @@ def test_self_speculation_must_beat_speculation_along_the_chains(monkeypatch, of
     assert (autotune.faster_of(KEY, plain, ahead).method.name == "self") == wins
 
 
+@pytest.mark.quick("0.0-tried1")
 @pytest.mark.parametrize("patience, tried", [(1e9, [8, 4, 16]), (0.0, [8])])
 def test_measuring_takes_no_longer_than_is_worth_it(monkeypatch, patience, tried):
     model, gammas = cspd_jax.load("default"), []
@@ -203,6 +207,7 @@ def test_fastest_is_a_plan_that_runs(folder):
     assert cspd_jax.fastest(KEY, model, [0], Options(num_iter=2, final_noise=False)).method == Plain()
 
 
+@pytest.mark.slow
 def test_what_was_chosen_is_shown_on_as_many_images(tmp_path, monkeypatch, capsys):
     """A method that is faster for ten images side by side may be slower for four; and where a flag says how
     to denoise, nothing was measured that could be called the fastest of all."""
@@ -228,6 +233,7 @@ def _too_little(*_, **__):
     raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes.")
 
 
+@pytest.mark.slow
 def test_too_little_memory(run, folder, monkeypatch):
     """What does not fit is not faster; where it was asked for, one sentence says what to do."""
     model = cspd_jax.load(folder / "target")
@@ -334,6 +340,7 @@ def test_methods_check_themselves(folder):
         made(ReleasedRunner(draft), final_noise=True)
 
 
+@pytest.mark.slow
 def test_maps():
     tested, accepted = np.ones((3, 16), bool), np.zeros((3, 16), bool)
     tested[0, 0] = False

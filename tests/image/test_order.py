@@ -97,6 +97,7 @@ def test_spread_takes_one_of_the_farthest(length, last):
             assert squares[0] == squares.max()
 
 
+@pytest.mark.slow
 def test_spread_is_a_reference_of_its_own(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(compilation, "use_cache", lambda: None)
     argv = ["generate", "--target", tiny.save_mar(tmp_path / "model"), "--labels", "0", "--n", "1", "--json"]

@@ -33,12 +33,14 @@ def base():
     return draw()
 
 
+@pytest.mark.slow
 def test_shape_and_determinism():
     chex.assert_shape(base(), (4, 16, 16))
     chex.assert_tree_all_finite(base())
     np.testing.assert_array_equal(draw(), base())
 
 
+@pytest.mark.slow
 def test_neighbours_do_not_matter():
     """Same shapes, the same row among other neighbours: bit for bit."""
     others = row_keys(jax.random.key(99), 4)
@@ -48,11 +50,13 @@ def test_neighbours_do_not_matter():
     assert np.abs(mixed[0] - base()[0]).max() > 0.1  # and the others did change
 
 
+@pytest.mark.slow
 def test_place_in_the_batch_does_not_matter():
     reverse = draw(keys=KEYS[::-1], labels=LABELS[::-1])
     np.testing.assert_allclose(reverse[::-1], base(), atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("guided, cfg", [pytest.param(False, 1.0, marks=pytest.mark.slow), (True, 2.5)])
 def test_batch_shapes_agree_in_float64(guided, cfg):
     """Alone or in a batch of four: equal up to float64 rounding, which chain and guidance magnify."""
@@ -85,6 +89,7 @@ def test_final_noise_is_small():
     assert np.abs(noisy - base()).max() > 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_iter", [1, 16, pytest.param(24, marks=pytest.mark.slow)])
 def test_any_number_of_steps(num_iter):
     chex.assert_tree_all_finite(draw(num_iter=num_iter))
@@ -95,6 +100,7 @@ def test_encoder_sizes_do_not_change_the_result():
     np.testing.assert_allclose(found, base(), atol=2e-4)
 
 
+@pytest.mark.slow
 def test_more_steps_than_tokens_equal_as_many():
     many, enough = (draw(num_iter=n) for n in (24, 16))
     np.testing.assert_array_equal(many, enough)

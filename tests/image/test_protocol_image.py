@@ -68,6 +68,7 @@ def plan_of(way, labels=LABELS, batch=None):
 SLOW = ("self, chains", "draft, path", "draft, paper")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", [pytest.param(way, marks=[pytest.mark.slow] * (way in SLOW)) for way in WAYS])
 def test_protocol(way):
     plan = plan_of(way)
@@ -113,6 +114,7 @@ def test_protocol(way):
     assert info.exactness.lossless == (way != "released")
 
 
+@pytest.mark.quick("plain, chains-2")
 @pytest.mark.parametrize("pieces", [1, 2])
 @pytest.mark.parametrize("way", ["plain, chains", "self", pytest.param("released", marks=pytest.mark.slow)])
 def test_batches_are_the_same_images(way, pieces):

@@ -44,6 +44,9 @@ def rows_of(mask):
     return ["".join("x" if kept else "." for kept in row) for row in mask.reshape(4, 4)]
 
 
+@pytest.mark.quick(
+    "right-half-rows3", "border-rows4", "4,0,12,8-rows5", "5,0,13,8-rows6", "0%-rows7", "100%-rows8"
+)
 @pytest.mark.parametrize(
     "what, rows",
     [

@@ -44,6 +44,7 @@ def test_parity(group):
 QUICK = ("near_cfg2.5_linear", "it6")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "run", [pytest.param(run, marks=[pytest.mark.slow] * (run not in QUICK)) for run in runner().runs]
 )
@@ -101,6 +102,7 @@ def base():
     return draw()
 
 
+@pytest.mark.slow
 def test_what_is_reported():
     tokens, tested, accepted, counts = base()
     chex.assert_shape(tokens, (4, 6, 2))
@@ -114,6 +116,7 @@ def test_what_is_reported():
     assert counts.zeros == (~tokens.any(-1)).sum()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "runner, draft, cfg_schedule, temperature",
     [(RunnerOptions(1, 0.0), TARGET, "linear", 0.8), (RunnerOptions(3, 1.0), DRAFT, "constant", 1.1)],
@@ -130,6 +133,7 @@ def test_equal_to_the_plain_sampler(runner, draft, cfg_schedule, temperature):
     assert found.accepted.sum() == found.counts.tested.sum()
 
 
+@pytest.mark.slow
 def test_draft_like_the_target():
     """In each block the context of the first token is the same for both: accepted. No proposal is ever taken
     in its place, so all tries are made where another token of the image was rejected."""
@@ -141,6 +145,7 @@ def test_draft_like_the_target():
     assert set(counts.tries) == {0, 100}
 
 
+@pytest.mark.slow
 def test_tokens_without_a_taken_proposal_are_zero():
     """A draft that is nearly right, but rejected at this inner temperature: proposals are rarely taken."""
     found = draw(draft=LinearTokens(offset=0.4001), inner_temperature=1e-5, max_resamples=1)
@@ -165,6 +170,7 @@ def test_prefix_buckets_do_not_change_the_result():
     np.testing.assert_array_equal(found.accepted, base().accepted)
 
 
+@pytest.mark.slow
 def test_inner_temperature():
     assert draw(inner_temperature=1e-3).counts.accepted.sum() == 0
     assert draw(inner_temperature=1e6).counts.accepted.sum() == base().counts.tested.sum()
@@ -227,6 +233,7 @@ def test_impossible_options_are_refused(wrong, message):
         RunnerOptions(**wrong)
 
 
+@pytest.mark.slow
 def test_impossible_requests_are_refused():
     with pytest.raises(UserError, match="must be equal"):
         draw(draft=LinearTokens(seq_len=4))

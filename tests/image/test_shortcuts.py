@@ -104,6 +104,7 @@ def test_few_numbers_of_steps_are_compiled():
     assert all(make_schedule(r).num_steps == int(r[4:]) for r in set(found))
 
 
+@pytest.mark.quick("4-2", "16-1", "256-8")
 @pytest.mark.parametrize("length, rest", [(4, 2), (9, 1), (16, 1), (256, 8)])
 def test_a_checkerboard_comes_one_colour_after_the_other(length, rest):
     board, side = Checkerboard(rest), round(length**0.5)
@@ -121,6 +122,7 @@ def test_a_checkerboard_comes_one_colour_after_the_other(length, rest):
         assert all(g.revealed == min(end, length - 1) / length for g, end in zip(groups, ends))
 
 
+@pytest.mark.slow
 def test_protocol():
     """Head calls, guidance of each image, neighbours, streams and tracing, of both shortcuts together."""
     plan = plan_of(**BOTH, cfg=1.5)
@@ -166,6 +168,7 @@ def test_speculation_along_the_chains_of_a_checkerboard_is_lossy():
     assert of(order=Spread(2), denoise=chains) == of(denoise=chains) and of(denoise=chains).lossless
 
 
+@pytest.mark.slow
 def test_annealing_to_the_same_number_changes_nothing():
     made = [
         cspd_jax.generate(KEYS, TOY, [0, 1, -1], options=Options(num_iter=3, anneal=anneal))[0]
@@ -195,6 +198,7 @@ def noise_of(images=2000, by=None, **given):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "way", ["both", *(pytest.param(way, marks=pytest.mark.slow) for way in ("annealed", "checkerboard"))]
 )
@@ -203,6 +207,7 @@ def test_the_law_is_that_of_its_own_schedules(way):
     assert p_value(noise_of(**WAYS[way])) > FALSE_ALARM
 
 
+@pytest.mark.slow
 def test_annealing_is_another_law_than_the_plain_sampler_s():
     """The negative control: what makes it lossy is seen."""
     assert p_value(noise_of(**BOTH, by="ddim10")) <= FALSE_ALARM
@@ -235,6 +240,7 @@ def test_no_checkerboard_without_a_square():
         check(ImageModel("six", AnySchedule(seq_len=6), None), [0], options=Options(order=Checkerboard()))
 
 
+@pytest.mark.slow
 def test_reports_say_lossy(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(compilation, "use_cache", lambda: None)
     argv = ["generate", "--target", tiny.save_mar(tmp_path / "model"), "--labels", "0", "--n", "1", "--json"]
@@ -250,6 +256,7 @@ def test_reports_say_lossy(tmp_path, monkeypatch, capsys):
     assert "do not go with the method self" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_fewer_steps_are_said():
     """They are exact beside the plain sampler with as few; a line says that this is another distribution."""
     assert fewer_steps(16, 16, "ddim10", "ddim10") is None

@@ -149,6 +149,7 @@ SLOW = (
 )
 
 
+@pytest.mark.quick("self, guided", "self, few steps", "self, guidance of its own")
 @pytest.mark.parametrize(
     "options",
     [pytest.param(c, id=name, marks=[pytest.mark.slow] * (name in SLOW)) for name, c in CASES.items()],
@@ -168,6 +169,7 @@ def test_joint_law(options):
     assert np.asarray(found.tested).sum() == counts.tested.sum()
 
 
+@pytest.mark.slow
 def test_the_plain_sampler_has_the_same_law():
     noise, _ = noise_of(sampler.sample, cfg=1.5)
     assert p_value(noise) > FALSE_ALARM
@@ -290,6 +292,7 @@ QUICK_CONTROLS = ("the residual of the single transition", "coins used again aft
 FEW_STEPS = {"speculation": ahead(gamma=1), "steps": "ddim2"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=[pytest.mark.slow] * (n not in QUICK_CONTROLS)) for n in WRONG]
 )
@@ -536,6 +539,7 @@ def test_a_limit_of_tries_is_counted():
     assert 0 < found.counts.truncated <= found.counts.tested.sum() - found.counts.accepted.sum()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("draft", [None, pytest.param(NEAR, marks=pytest.mark.slow)])
 def test_an_image_that_diverges_stops_nobody(draft):
     """What is not a number is given up at once, and counted."""
@@ -676,6 +680,7 @@ def test_draft_and_target_share_noise_only_as_the_paper_does(align, monkeypatch)
     assert not np.array_equal(of_windows, of_draft)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("criterion", ["self", "path", "paper"])
 @pytest.mark.parametrize("inside", [None, ChainSpeculation((3,))])
 def test_types_do_not_change_in_a_round(float64, criterion, inside):
@@ -732,6 +737,7 @@ def test_draws_truncated_in_the_chains_of_a_draft_are_counted():
     assert found.counts.truncated > 0 and found.counts.chains.truncated == 0
 
 
+@pytest.mark.slow
 def test_first_windows_end_with_the_chain():
     """However many of them are asked for."""
     chain = ChainSpeculation((2,) * 90 + (3,))

@@ -41,6 +41,7 @@ def agrees(family, seed, block, cached, temperature, guided, gamma):
     return found, expected
 
 
+@pytest.mark.quick("llada-4-0.0-False", "llada-4-0.8-True")
 @pytest.mark.parametrize(
     "family, block, temperature, cached",
     [
@@ -76,6 +77,7 @@ def test_identical_to_stepwise(family, block, temperature, cached):
     assert fewer > 0 or (block == 1 and cached)  # a cached block of one place leaves nothing to speculate on
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family, block, cached", [("llada", 4, False), ("dream", 8, True)])
 def test_guidance(family, block, cached):
     found, _ = agrees(family, 1, block, cached, 0.0, True, 4)
@@ -83,6 +85,7 @@ def test_guidance(family, block, cached):
     assert np.any(np.asarray(found.text) != np.asarray(plain.text))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("accept_top_k", [4, 100], ids=["top-k", "token alone"])
 def test_lossy_acceptance_differs_somewhere(accept_top_k):
     different = 0

@@ -19,6 +19,7 @@ from cspd_jax.networks.lm_config import LMConfig
 pytestmark = pytest.mark.usefixtures("float64")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "cached", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["whole", "cached"]
 )
@@ -121,6 +122,7 @@ def test_calls_are_counted_as_they_are_made(way):
         np.testing.assert_array_equal(rounds, [2 + 2 + 1, 1 + 1 + 1] if cached else [5, 3])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("places, block, steps", [(8, 8, 4), (16, 8, 4), (11, 4, 3)])
 @pytest.mark.parametrize("family", CONFIGS)
 def test_a_schedule_fills_every_place(family, places, block, steps):
@@ -130,6 +132,7 @@ def test_a_schedule_fills_every_place(family, places, block, steps):
     assert info.passes == steps and np.all(np.asarray(tokens) < MASK)
 
 
+@pytest.mark.slow
 def test_inside_a_jitted_function():
     """With traced parameters, prompts and numbers; the text is that of stepwise decoding."""
     network, params = LM(LLADA, jnp.float64), params_of(LLADA, 0)

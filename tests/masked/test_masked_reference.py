@@ -87,6 +87,7 @@ def by_hand(c, row):
     return text, order
 
 
+@pytest.mark.quick("dream-False-0.8-False")
 @pytest.mark.parametrize(
     "family, cached, temperature, guided",
     [
@@ -130,6 +131,7 @@ def test_confidence_is_as_fine_as_a_probability():
     np.testing.assert_allclose(found.confidence, log_softmax(allowed, axis=-1)[..., 3], atol=1e-6)
 
 
+@pytest.mark.slow
 def test_temperature_of_one_token():
     """A place's token is drawn from softmax(logits / temperature), by Gumbel noise: 20000 keys, one place."""
     rows, c = 20_000, canvas(rows=1, places=1, block=1)
@@ -183,6 +185,7 @@ def test_quotas():
     assert stepwise.dream_quotas(16, 4).sum() == 16 and list(stepwise.dream_quotas(4, 4)) == [0, 1, 1, 2]
 
 
+@pytest.mark.slow
 def test_schedules():
     """One token per step is the stepwise reference; several are lossy, and fill each block in turn."""
     c = canvas()

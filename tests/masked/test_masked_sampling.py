@@ -30,6 +30,7 @@ def speculation(gamma, rows=8):
     return Speculation(prefixes(8), jnp.full(rows, gamma, jnp.int32), None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "family, cached, options",
     [
@@ -63,6 +64,7 @@ def test_identical_to_stepwise(family, cached, options):
     assert fewer > 0 and unlike > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "control", ["noise of the place alone", pytest.param("top-k acceptance", marks=pytest.mark.slow)]
 )
@@ -128,6 +130,9 @@ def known():
         return logits, places, keys, np.asarray(noise)
 
 
+@pytest.mark.quick(
+    "margin-1.0-0.7-3", "margin-0.0-0.9-12", "entropy-0.2-0.95-12", "entropy-1.0-0.7-3", "entropy-0.0-0.9-12"
+)
 @pytest.mark.parametrize("temperature, top_p, top_k", [(0.2, 0.95, V), (1.0, 0.7, 3), (0.0, 0.9, V)])
 @pytest.mark.parametrize("confidence", CONFIDENCES[:-1])
 def test_tokens_and_confidences_are_those_of_the_published_samplers(
@@ -149,6 +154,7 @@ def test_tokens_and_confidences_are_those_of_the_published_samplers(
 take = jax.jit(candidates)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("confidence, scale", [("entropy", 0.4), ("probability", 0.2), ("random", None)])
 def test_the_law_of_drawn_places(confidence, scale):
     """softmax(confidence / place_temperature), as Dream's alg_temp, or uniform: 20000 keys."""
@@ -222,6 +228,7 @@ def test_guidance_is_of_the_row():
         np.testing.assert_allclose(found[row], expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_neighbours_do_not_matter():
     """Numbers per row: a row alone, and the same row beside others with other numbers."""
     model = LM(LLADA, jnp.float64), params_of(LLADA, 0)
@@ -289,6 +296,7 @@ def test_refused(options, sentence):
         generate(options.pop("key"), (LM(LLADA, jnp.float64), None), [[1]], options=Options(**options))
 
 
+@pytest.mark.slow
 def test_a_place_temperature_of_0_is_off():
     """As in Dream's own examples; then no key is needed either."""
     model = LM(LLADA, jnp.float64), params_of(LLADA, 0)

@@ -106,6 +106,7 @@ def undecided():
     return LM(config, jnp.float32), params
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cached", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "method", [masked.SelfSpeculation(3), masked.SelfSpeculation(texts=table(2, 12))], ids=["chain", "table"]

@@ -57,6 +57,7 @@ def full_precision():
         yield
 
 
+@pytest.mark.quick("kl16_small-64")
 @pytest.mark.parametrize("size", [pytest.param(32, marks=pytest.mark.slow), 64])
 def test_encode_and_sample(case, size):
     config, params, recorded = case
@@ -73,6 +74,7 @@ def test_encode_and_sample(case, size):
         np.testing.assert_allclose(kl, recorded["enc64/kl"], rtol=1e-5)
 
 
+@pytest.mark.quick("kl16_small-enc32", "kl16_small-enc_rect")
 @pytest.mark.parametrize("name", ["enc32", pytest.param("enc64", marks=pytest.mark.slow), "enc_rect"])
 def test_moments(case, name):
     config, params, recorded = case
@@ -82,6 +84,7 @@ def test_moments(case, name):
     close(moments, recorded[f"{name}/moments"])
 
 
+@pytest.mark.quick("kl16_small-32")
 @pytest.mark.parametrize("size", [32, pytest.param(64, marks=pytest.mark.slow)])
 def test_decode(case, size):
     config, params, recorded = case
@@ -89,12 +92,14 @@ def test_decode(case, size):
     close(images, recorded[f"dec{size}/image"])
 
 
+@pytest.mark.quick("kl16_small")
 def test_decode_of_scaled_latents(case):
     config, params, recorded = case
     latents = nhwc(recorded["scaled/mar_latent"]) / 0.2325
     close(decode(config, params, latents), recorded["scaled/image"])
 
 
+@pytest.mark.quick("kl16_small")
 def test_clamp(case):
     _, _, recorded = case
     posterior = autoencoder.posterior(nhwc(recorded["clamp/moments"]))
@@ -105,6 +110,7 @@ def test_clamp(case):
 TINY = KLConfig(channels=4, channel_mult=(1, 2), num_res_blocks=1, z_channels=3, embed_dim=2, groups=2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("decoder_levels", [(), (0, 1)])
 def test_other_sizes_and_attention_in_the_decoder(decoder_levels):
     config = KLConfig(
@@ -129,6 +135,7 @@ def test_bfloat16_is_close_and_keeps_wide_statistics():
     assert 0 < float(jnp.abs(narrow.mean - wide.mean).max()) < 0.05 * scale
 
 
+@pytest.mark.slow
 def test_float64_runs_in_float64():
     with jax.enable_x64(True):
         params = jax.tree.map(lambda p: p.astype(jnp.float64), random_params(TINY))
@@ -136,6 +143,7 @@ def test_float64_runs_in_float64():
         assert encode(TINY, params, images, jnp.float64).std.dtype == jnp.float64
 
 
+@pytest.mark.slow
 def test_rows_do_not_disturb_one_another():
     params = random_params(TINY)
     latents = jax.random.normal(jax.random.key(1), (3, 4, 4, 2))
@@ -154,6 +162,7 @@ def test_sampling_law():
     assert np.all(np.abs(draws.std(0) / std - 1) < 5 / 40_000**0.5)
 
 
+@pytest.mark.slow
 def test_bad_input():
     params = random_params(TINY)
     with pytest.raises(UserError, match="multiples of 2"):

@@ -78,6 +78,7 @@ def test_resizing_is_that_of_pytorch(recorded, how):
     assert difference(ours[:, ::EVERY, ::EVERY], recorded[f"{other}/resized"]) > 1e-2
 
 
+@pytest.mark.quick("pytorch-fid-values1")
 @pytest.mark.parametrize("how, values", [("tf1", (-1, 127 / 128)), ("pytorch-fid", (-1, 1))])
 def test_resizing_of_flat_and_grey_images(how, values):
     resize = jax.jit(lambda images: inception.resize(images, how))
@@ -104,6 +105,7 @@ def write(path, weights, old=True):
     return path
 
 
+@pytest.mark.slow
 def test_conversion(tmp_path, capsys):
     tensors = reference.weights(NARROW, classes=10)
     tracked = {"Mixed_5b.branch1x1.bn.num_batches_tracked": np.array(3)}
@@ -123,6 +125,7 @@ def test_conversion(tmp_path, capsys):
     jax.tree.map(np.testing.assert_array_equal, same, loaded.params)
 
 
+@pytest.mark.slow
 def test_what_does_not_fit(tmp_path):
     weights = reference.weights(NARROW, classes=10)
 

@@ -73,6 +73,7 @@ def left_padded(tokens, lengths):
     return np.take_along_axis(tokens, np.maximum(positions, 0), axis=1), positions
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", CONFIGS)
 def test_prefill_decoding_and_rollback(family):
     """Rows of different length: prompt, two tokens one by one, four drafts, and others in their place."""
@@ -102,6 +103,7 @@ def test_prefill_decoding_and_rollback(family):
     close(logits, np.take_along_axis(expected, window[:, :, None], axis=1))
 
 
+@pytest.mark.slow
 def test_left_padding():
     model = LM(CONFIGS["llama"])
     call = functools.partial(apply, model, params(model.config))
@@ -118,6 +120,7 @@ def test_left_padding():
         close(uncached[r, -n:], right[r, :n])
 
 
+@pytest.mark.slow
 def test_later_slots_never_matter():
     model = LM(CONFIGS["qwen2"])
     call = functools.partial(apply, model, params(model.config))
@@ -136,6 +139,7 @@ def test_later_slots_never_matter():
     assert np.abs(call(drafts, window, garbage(LENGTHS - 1))[0] - logits).max() > 1e-2
 
 
+@pytest.mark.slow
 def test_positions_outside_the_cache_are_dropped():
     model = LM(CONFIGS["llama"])
     call = functools.partial(apply, model, params(model.config))
@@ -178,6 +182,7 @@ def test_shared_heads_are_repeated_heads():
     close(forward(LM(wide), repeated, tokens), forward(LM(config), params(config), tokens))
 
 
+@pytest.mark.slow
 def test_without_the_causal_mask():
     model = LM(dataclasses.replace(CONFIGS["llama"], causal=False))
     tree, tokens = params(CONFIGS["llama"]), texts()
@@ -215,6 +220,7 @@ def test_bfloat16():
     close(logits[0], uncached[0, :7], 0.05 * scale)
 
 
+@pytest.mark.slow
 def test_float64_agrees_to_its_own_precision():
     config = CONFIGS["gpt_neox"]
     with jax.enable_x64(True):
@@ -228,6 +234,7 @@ def test_float64_agrees_to_its_own_precision():
     close(more[:, 0], expected[np.arange(3), LENGTHS], 1e-13)
 
 
+@pytest.mark.slow
 def test_chosen_rows():
     model = LM(CONFIGS["gpt_neox"])
     tree, tokens = params(model.config), texts()
@@ -239,6 +246,7 @@ def test_chosen_rows():
     close(some, expected)
 
 
+@pytest.mark.slow
 def test_one_trace_and_no_copy_of_the_cache():
     """With donation the cache is updated where it lies, in a call and in a loop of calls."""
     config = CONFIGS["llama"]
@@ -277,6 +285,7 @@ def test_one_trace_and_no_copy_of_the_cache():
         _, cache = step(tree, tokens, tokens + at, cache)
 
 
+@pytest.mark.slow
 def test_models_are_static_arguments():
     config = CONFIGS["llama"]
     assert hash(LM(config)) == hash(LM(dataclasses.replace(config))) and LM(config) == LM(config)
@@ -335,6 +344,7 @@ def test_impossible_configurations(change, sentence):
         dataclasses.replace(CONFIGS["llama"], **change)
 
 
+@pytest.mark.slow
 def test_activations():
     x = np.linspace(-4, 4, 9, dtype=np.float32)
     exact, tanh = lm._ACTIVATIONS["gelu"](x), lm._ACTIVATIONS["gelu_tanh"](x)

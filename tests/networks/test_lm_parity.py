@@ -57,6 +57,7 @@ def unpack(tmp_path, family, case):
     return *load(tmp_path / case), recorded["tokens"].astype(np.int32), recorded["logits"]
 
 
+@pytest.mark.quick("qwen3-biases")
 @pytest.mark.parametrize("family, case", CASES)
 def test_recorded_logits(tmp_path, family, case):
     model, params, tokens, expected = unpack(tmp_path, family, case)
@@ -64,6 +65,7 @@ def test_recorded_logits(tmp_path, family, case):
     differs(f"{family} {case}, cached", cached(model, params, tokens, (20, 1, 1, 1, 1)), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", MASKED)
 def test_recorded_logits_of_masked_models(tmp_path, family):
     """All see all. A shifted model's cached logits are those of the hidden states, one place before."""

@@ -71,6 +71,7 @@ def test_schedule(grid):
     close(np.exp(0.5 * schedule.log_var[::-1][:-1]), A[f"sched/{grid}/noise_scale"], 2e-7)
 
 
+@pytest.mark.slow
 def test_head(model):
     params, head = {"params": model.params["head"]}, make_head(model.config)
     x, t, c, u, u2 = (A[f"head/{name}"] for name in ("x", "t", "c", "c_uncond1", "c_uncond2"))
@@ -85,6 +86,7 @@ def test_head(model):
     close(v_u2 + 1.5 * (v_u - v_u2) + 3 * (v - v_u), A["head/v_cfg3_cfgimg1.5"], 3e-5)
 
 
+@pytest.mark.quick("n8_shift3.2", "cfg3_n8_shift3.2")
 @pytest.mark.parametrize("name", cases(CHAINS))
 def test_chain(model, name):
     calls, cfg, _, shift, _ = A[f"sde/{name}/settings"]
@@ -133,6 +135,7 @@ def test_places(model):
     np.testing.assert_array_equal(table[:40], A["lm/gen_pos_embed_rows"])
 
 
+@pytest.mark.slow
 def test_contexts(model):
     """What the head is given for the recorded tokens, with the cache and without."""
     name = "cfg3_pos_norm_shift"
@@ -162,6 +165,7 @@ def test_contexts(model):
     close(again.swapaxes(0, 1), theirs[2:], 1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", cases(tiny.RUNS))
 def test_generation(model, name):
     run = tiny.run(model, A, name)
@@ -204,6 +208,7 @@ def test_description(folder, model):
     assert (asked.respacing, asked.vae_stride) == ("flow-calls28", 4)
 
 
+@pytest.mark.slow
 def test_checkpoint_folder(tmp_path, model):
     weights.save(tmp_path / "it", "nextstep", model.config, model.params, single_file=True)
     loaded = models.load(tmp_path / "it")
@@ -277,6 +282,7 @@ IDS = ([64, 38, 71, 23, 22, 86, 92], [9, 23, 22, 86, 92])
 NEGATIVE = [71, 48, 23, 22, 86, 92]
 
 
+@pytest.mark.slow
 def test_prompts_are_classes(model):
     bound = prompts.bind(model, IDS, NEGATIVE, grid=(2, 3), texts=("a", "b"))
     rows = bound.network.embed_class(bound.params, jnp.array([1, 0]), jnp.array([False, True]))
@@ -322,6 +328,7 @@ def test_a_text_becomes_ids(model):
 # Speculation along the chains.
 
 
+@pytest.mark.slow
 def test_speculation(model):
     """Fewer head calls for two images of each prompt."""
     tokens, info = nextstep.generate(
@@ -339,6 +346,7 @@ def test_speculation(model):
     assert pixels.to_latents(info.plan.model, tokens).shape == (4, 4, 6, 4)
 
 
+@pytest.mark.slow
 def test_steps_of_speculation_are_those_of_the_chain(model):
     """The states of a chain, given all at once as drafts are, have the density with which they were drawn;
     under another guidance they have another."""
@@ -363,6 +371,7 @@ def test_steps_of_speculation_are_those_of_the_chain(model):
 # The command line.
 
 
+@pytest.mark.slow
 def test_command_line(tmp_path, capsys):
     """A prompt as text beside one as ids, by the folder's tokenizer; its autoencoder is left alone."""
     folder = tiny.with_tokenizer(tiny.write(tmp_path / "model"))

@@ -34,6 +34,7 @@ def pair():
     return PackedLM(lm.config, lm.dtype), lm, text_models.params(lm)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [5, 7, 15])
 def test_packing(size):
     used = jnp.array([[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [1, 1, 0, 0, 0]], bool)
@@ -45,6 +46,7 @@ def test_packing(size):
     np.testing.assert_array_equal(packed.unpack(packed.pack(a)), jnp.where(used[..., None], a, 0))
 
 
+@pytest.mark.slow
 def test_a_packed_pass():
     """Logits, and what is stored: the rows are at different places and have different numbers of tokens."""
     with jax.enable_x64(True):
@@ -69,6 +71,7 @@ def test_sizes(batch, length, sizes):
     assert packed_sizes(batch, length) == sizes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.9, None, 0.95)], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("rows", [1, 5])
 @pytest.mark.parametrize("kind", ["lookup", "near"])
@@ -93,6 +96,7 @@ def test_texts(kind, rows, sampling, monkeypatch):
         assert info.accepted.sum() > 0
 
 
+@pytest.mark.slow
 def test_the_smallest_that_is_enough_is_run():
     """Told by a model that counts the tokens of each pass as it runs."""
     seen = []

@@ -43,6 +43,7 @@ def test_how_many_rows_are_computed():
     assert [filled_up(n) for n in counts] == [0, 1, 3, 4, 8, 8, 8, 16, 16, 17, 25, 32, 32, 33, 64]
 
 
+@pytest.mark.slow
 def test_only_large_kernels_are_turned(model):
     turned = by_outputs(model.params)["layers_0"]
     assert turned["mlp"]["up"]["kernel"].shape == (640, 512)
@@ -50,6 +51,7 @@ def test_only_large_kernels_are_turned(model):
     assert not is_large((512, 256))
 
 
+@pytest.mark.slow
 def test_the_logits_are_the_same(model):
     network, params = model.for_decoding
     assert network == dataclasses.replace(model.network, by_outputs=True)
@@ -61,6 +63,7 @@ def test_the_logits_are_the_same(model):
     chex.assert_trees_all_close(*both, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_where_there_is_nothing_to_gain(model):
     """Quantised weights are expanded as they were; bfloat16 is not what a CPU computes in."""
     small = jax.tree.map(lambda leaf: leaf[..., :16], model.params)
@@ -74,6 +77,7 @@ def test_where_there_is_nothing_to_gain(model):
         assert params is changed.params, name
 
 
+@pytest.mark.slow
 def test_traced_parameters_are_left_as_they_are(model):
     def of_traced(params):
         network, same = dataclasses.replace(model, params=params).for_decoding

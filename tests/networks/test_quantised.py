@@ -19,6 +19,7 @@ def random(*shape, seed=0):
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
+@pytest.mark.quick("8-20-0", "8-20-1", "4-4-0", "4-8-0", "4-32-1")
 @pytest.mark.parametrize("bits,group,axis", CASES)
 def test_no_weight_is_off_by_more_than_half_a_scale(bits, group, axis):
     matrix = random(20, 20) * np.exp(random(20, seed=1))
@@ -56,6 +57,7 @@ def test_sizes_in_memory():
         assert bytes_in_memory(found) == 64 * 48 // 2 + 4 * 48 * 64 // group
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("bits", [4, 8])
 def test_a_quantised_model_is_the_expanded_one(bits, tied):
@@ -75,6 +77,7 @@ def test_a_quantised_model_is_the_expanded_one(bits, tied):
     assert np.abs(forward(small, tokens) - forward(params, tokens)).max() > 1e-3
 
 
+@pytest.mark.slow
 def test_eight_bits_are_nearer_than_four():
     lm = text_models.model(dtype=jnp.float32)
     params, tokens = text_models.params(lm), jnp.arange(30).reshape(3, 10) % 11
@@ -93,6 +96,7 @@ def test_a_model_in_half_precision_expands_to_it():
     assert np.isfinite(lm.forward(quantise(params, 4, 8), jnp.zeros((1, 3), jnp.int32))).all()
 
 
+@pytest.mark.slow
 def test_share_of_the_memory():
     """8 bits are about a quarter of float32, 4 bits about an eighth, and their scales."""
     config = dataclasses.replace(text_models.CONFIG, width=64, head_dim=16, mlp_width=192, vocab_size=256)

@@ -69,6 +69,7 @@ def contexts(model, params, tokens, labels, unconditional):
     return whole, jnp.moveaxis(stepwise[:, :, 0], 0, 1), jnp.concatenate([first, others], axis=1), cache
 
 
+@pytest.mark.slow
 @every_model
 @pytest.mark.parametrize("half", ["cond", "uncond"])
 def test_backbone_with_and_without_the_cache(name, half):
@@ -82,6 +83,7 @@ def test_backbone_with_and_without_the_cache(name, half):
     close(jnp.stack(cache.values)[:, :, :, :length], recorded[f"net/{half}/v_cache"])
 
 
+@pytest.mark.slow
 def test_a_context_sees_no_later_token():
     model, params, recorded = load("sphere_tiny2")
     tokens, labels = recorded["net/latents"], recorded["net/labels"]
@@ -93,6 +95,7 @@ def test_a_context_sees_no_later_token():
     close(z, recorded["net/cond/z"][:, :5])
 
 
+@pytest.mark.slow
 @every_model
 def test_head(name):
     model, params, recorded = load(name)
@@ -105,6 +108,7 @@ def test_head(name):
     close(guide(both, model.token_dim, 3.0)[0], recorded["head/v_cfg3.0"], 3e-4)
 
 
+@pytest.mark.slow
 @every_model
 def test_schedules(name):
     _, _, recorded = load(name)
@@ -116,6 +120,7 @@ def test_schedules(name):
         close(np.exp(0.5 * schedule.log_var[:0:-1]), recorded[f"sched/{run}/noise_scale"], 1e-7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name, run",
     [
@@ -157,6 +162,7 @@ def runs(name):
         return sorted({key.split("/")[1] for key in recorded.files if key.startswith("gen/")})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name, run",
     [
@@ -189,6 +195,7 @@ def test_whole_generations(name, run):
     close(out.tokens, recorded["latents"], 8e-4 if cfg > 3 else 2.5e-4 if cfg > 1 else 1e-4)
 
 
+@pytest.mark.slow
 @every_model
 def test_training_loss_and_gradients(name):
     model, params, recorded = load(name)
@@ -214,6 +221,7 @@ def test_training_loss_and_gradients(name):
         close(ours, recorded[f"train/grad/{name}"], 1e-5)
 
 
+@pytest.mark.quick("sphere-b")
 @pytest.mark.parametrize("name", sorted(SPHERE_PRESETS))
 def test_published_names(name):
     keys = json.loads((GOLDEN / f"{name.replace('-', '_')}_keys.json").read_text())["keys"]
@@ -235,6 +243,7 @@ def whole_file(tmp_path_factory):
     return path
 
 
+@pytest.mark.slow
 def test_convert_describe_generate(whole_file, tmp_path, capsys):
     """The autoencoder of the file is put beside the model, and used."""
     out = tmp_path / "model"
@@ -315,6 +324,7 @@ def test_steps_of_another_kind_of_head(config, steps):
         config(respacing=steps)
 
 
+@pytest.mark.quick("given2-do not go with this model", "given3-self does not go with a causal model")
 @pytest.mark.parametrize(
     "given, words",
     [

@@ -93,6 +93,7 @@ def everything(config, params, images, draws, tokens):
     return found
 
 
+@pytest.mark.quick("sphere_tiny")
 @pytest.mark.parametrize("name", ["sphere_tiny2", "sphere_tiny"])
 def test_recorded_numbers(name):
     config, params = load(find(name))
@@ -130,6 +131,7 @@ def published():
     return converter.FORMAT.wanted(SphereVAEConfig())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", ["b", "l", "h", "vae"])
 def test_published_names_and_shapes(published, size, monkeypatch):
     monkeypatch.setattr(converter.FORMAT, "wanted", lambda *_: published)  # it takes a second each time
@@ -191,6 +193,7 @@ def read(path, weights=None):
     return convert(source, SMALL)
 
 
+@pytest.mark.slow
 def test_which_weights_and_which_names(tmp_path):
     state = small_state()
     both = write(tmp_path / "both.pth", model=small_state(scale=0.5), ema=state)
@@ -265,6 +268,7 @@ def model_of(sizes):
     return ImageModel("model", network, None)
 
 
+@pytest.mark.slow
 def test_a_file_becomes_an_autoencoder(tmp_path, capsys):
     assert main(["convert", str(FILE), str(tmp_path / "vae"), "--json"]) == 0
     converted = json.loads(capsys.readouterr().out)
@@ -345,6 +349,7 @@ DRAWS = 20_000
 BOUND = math.sqrt(math.log(2e6) / 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", DIRECTIONS)
 def test_power_spherical_law(where):
     """The coordinate along mu against its Beta law, the directions across it against their mean and spread.
@@ -371,6 +376,7 @@ def test_power_spherical_law(where):
     assert np.all(np.abs((unit**2).mean(0) - 1 / 3) < 5 * math.sqrt(4 / 45 / DRAWS))
 
 
+@pytest.mark.quick("16")
 @pytest.mark.parametrize("dim", [4, 16])
 def test_kl_against_an_integral(dim):
     """Only the coordinate along mu has another law than under the uniform one."""
@@ -382,6 +388,7 @@ def test_kl_against_an_integral(dim):
     np.testing.assert_allclose(power_spherical.kl(jnp.asarray(kappas), dim), wanted, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_block_with_a_cache_is_the_causal_block():
     """What the backbone uses: keys and values stored a few tokens at a time."""
     block, length = sphere_layers.Block(2), 7

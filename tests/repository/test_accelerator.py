@@ -49,6 +49,7 @@ def test_one_row_is_multiplied_as_several(as_an_accelerator):
     assert seen[0] > 1 and seen[1:] == [2]
 
 
+@pytest.mark.slow
 def test_one_token_is_multiplied_as_several(monkeypatch):
     """In a language model: logits and cache are those of the token alone."""
     model = text_models.model()

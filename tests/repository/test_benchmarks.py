@@ -156,6 +156,7 @@ def test_all_of_it_runs_beside_torch(name, tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_help_does_nothing_else(tmp_path):
     done = run(["-c", HELP, str(BENCHMARKS), json.dumps(NAMES)], tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -181,6 +182,7 @@ def commands() -> list[tuple[str, list[str]]]:
     return found
 
 
+@pytest.mark.slow
 def test_the_commands_of_the_pages_are_understood(tmp_path):
     found = commands()
     assert len(found) > 50 and {name for name, _ in found} <= set(NAMES)

@@ -9,7 +9,6 @@ import tarfile
 import zipfile
 from pathlib import Path
 
-import oldest_versions
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -28,6 +27,7 @@ NOT_INSTALLED = (
 )
 
 
+@pytest.mark.slow
 def test_a_checkout_needs_no_install():
     """Python that is started at the top of the repository finds the folder `cspd_jax` there, whatever is
     installed."""
@@ -48,11 +48,6 @@ def test_an_import_brings_no_more_than_it_needs(imported, absent):
     code = f"import sys, {imported}; print([m for m in {absent.split()} if m in sys.modules])"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout == "[]\n"
-
-
-def test_oldest_versions_are_the_lower_bounds():
-    """`python tests/oldest_versions.py --write` after a change of pyproject.toml; then try them."""
-    assert oldest_versions.pins() == oldest_versions.FILE.read_text(encoding="utf-8")
 
 
 @pytest.mark.slow

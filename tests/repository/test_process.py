@@ -45,6 +45,7 @@ def alone(folder):
     return [np.asarray(make()) for make in of_each_family(folder, jax.random.key(0))]
 
 
+@pytest.mark.slow
 def test_threads(folder, alone):
     """Six at once, compilation included."""
     jax.clear_caches()

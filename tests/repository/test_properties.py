@@ -92,6 +92,7 @@ def check_images(request):
         assert np.asarray(found.tested).sum() == counts.tested.sum()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, pytest.param(6, marks=pytest.mark.slow)])
 def test_images(count):
     some(count)(given(image_requests())(forgetful(check_images)))()
@@ -152,6 +153,7 @@ def check_text(request):
         np.testing.assert_array_equal(tokens, plainly)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [2, pytest.param(12, marks=pytest.mark.slow)])
 def test_texts(count):
     some(count)(given(text_requests())(forgetful(check_text)))()
@@ -188,11 +190,13 @@ def check_masked(request):
     assert np.all(np.asarray(tokens) != MASK) and info.passes >= 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, pytest.param(9, marks=pytest.mark.slow)])
 def test_masked_texts(count):
     some(count)(given(masked_requests())(forgetful(check_masked)))()
 
 
+@pytest.mark.slow
 def test_negative_control():
     """The law that images are held to refutes another model."""
     request = {"images": 301, "num_iter": 3, "cfg": 1.5, "temperature": 0.7, "seed": 5}

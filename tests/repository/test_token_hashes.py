@@ -18,6 +18,11 @@ QUICK = (
 )
 
 
+@pytest.mark.quick(
+    "image: plain, chains, no final noise",
+    "image: self, groups, guided, prefill",
+    "image: draft, paper, Sigma = 1, unaligned, guided",
+)
 @pytest.mark.parametrize(
     "name",
     [
@@ -30,10 +35,12 @@ def test_tokens_are_those_recorded(name):
     assert token_hashes.found(name) == token_hashes.recorded()[name]
 
 
+@pytest.mark.slow
 def test_every_case_is_recorded():
     assert token_hashes.recorded().keys() == token_hashes.CASES.keys() >= set(QUICK)
 
 
+@pytest.mark.slow
 def test_another_token_is_noticed():
     """The negative control: a number of the fourth decimal, an integer, a shape."""
     import numpy as np

@@ -46,6 +46,7 @@ def draft(model):
     return lm, text_models.near(params, scale=0.002)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [{}, {"temperature": 1.0, "rule": "match"}], ids=["greedy", "match"])
 def test_the_same_texts(model, draft, how):
     head = text_models.head(*model, np.arange(2, 11), seed=0, scale=0.05)

@@ -27,6 +27,7 @@ def copies_in_loops(compiled: str, heads: int, dim: int) -> list[str]:
     ]
 
 
+@pytest.mark.quick("whole-look-up-2", "packed-plain-1", "packed-plain-2")
 @pytest.mark.parametrize("rows", [1, 2])
 @pytest.mark.parametrize("drafter", [None, text.PromptLookup()], ids=["plain", "look-up"])
 @pytest.mark.parametrize("packs", [False, True], ids=["whole", "packed"])

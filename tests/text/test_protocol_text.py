@@ -224,6 +224,7 @@ def generate(case, seed):
     return case.family.generate(*case.arguments(seed))
 
 
+@pytest.mark.quick("text, block, head")
 @each_case
 def test_a_stream_ends_in_what_one_call_returns(case):
     whole = generate(case, 0)
@@ -236,6 +237,7 @@ def test_a_stream_ends_in_what_one_call_returns(case):
         assert np.all(case.settled(after) >= settled)
 
 
+@pytest.mark.quick("text, block, head")
 @each_case
 def test_a_row_does_not_depend_on_its_neighbours(case):
     """Bit for bit in the same shape, with the per-row part of everything that is reported."""
@@ -249,6 +251,7 @@ def test_a_row_does_not_depend_on_its_neighbours(case):
     assert np.any(others[0] != others[1])
 
 
+@pytest.mark.quick("text, block, head")
 @each_case
 def test_other_numbers_compile_nothing(case, monkeypatch):
     traced = []
@@ -264,6 +267,7 @@ def test_other_numbers_compile_nothing(case, monkeypatch):
     assert not traced
 
 
+@pytest.mark.quick("text, block, model, adapted", "text, block, head")
 @each_case
 def test_counts_add_up(case):
     case.check_counts(case.arguments(0), *generate(case, 0))

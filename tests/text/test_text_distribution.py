@@ -103,6 +103,7 @@ CONFIDENT = {"confidence": 0.5}
 MIXED = {"gamma": np.arange(ROWS) % 3 + 1, "max_gamma": 3, "stop_ids": (STOP,), **ADAPTED, **CONFIDENT}
 
 
+@pytest.mark.quick("google-near-sampling0-options0")
 @pytest.mark.parametrize(
     "rule, kind, sampling, options",
     [
@@ -191,6 +192,7 @@ WRONG = (
 QUICK = (fresh_draw, one_number_for_all_tests)
 
 
+@pytest.mark.quick("one_number_for_all_tests")
 @pytest.mark.parametrize(
     "rule", [pytest.param(rule, marks=[pytest.mark.slow] * (rule not in QUICK)) for rule in WRONG]
 )

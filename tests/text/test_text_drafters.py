@@ -32,6 +32,7 @@ def copied(text, longest, shortest, count):
     return []
 
 
+@pytest.mark.quick("1-1")
 @pytest.mark.parametrize("longest, shortest", [(3, 1), (1, 1), (4, 2)])
 def test_prompt_lookup(longest, shortest):
     """512 texts of 1 to 24 tokens over 2, 3 or 6 ids; what stands after a text must not matter."""
@@ -52,6 +53,7 @@ def test_prompt_lookup(longest, shortest):
     assert 10 < without < 400
 
 
+@pytest.mark.slow
 def test_a_long_match_is_no_overflow():
     """All 63 tokens before the last are its match; 2^63 is not an int32."""
     tokens, length = jnp.zeros((1, 80), jnp.int32), jnp.array([64])
@@ -60,6 +62,7 @@ def test_a_long_match_is_no_overflow():
         assert drafts.count.tolist() == [MOST]
 
 
+@pytest.mark.slow
 def test_drafts_of_a_model_follow_its_distributions():
     """Sampled with the noise of each position, up to a stop id or where no token is probable."""
     lm = text_models.model(11, padding=3, dtype=jnp.float32)

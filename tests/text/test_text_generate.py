@@ -70,6 +70,7 @@ def expected(batch, seed):
     return prompts, text_models.decode(*target(), *prompts, NEW)
 
 
+@pytest.mark.quick("near-1")
 @pytest.mark.parametrize(
     "kind, batch",
     [
@@ -102,6 +103,7 @@ def test_two_ways_to_test_a_draft_are_one():
     assert 0.2 < one.info.acceptance < 0.9
 
 
+@pytest.mark.slow
 def test_temperature_zero_of_some_rows():
     """A temperature of 0 among others goes through distributions and rule, and is greedy all the same."""
     prompts, plain = expected(8, 0)
@@ -134,6 +136,7 @@ def test_one_key_for_all_rows():
     np.testing.assert_array_equal(one, many)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["near", pytest.param("other", marks=pytest.mark.slow), "lookup"])
 def test_match_is_plain_sampling(kind):
     """Token by token, 160 prompts for each drafter, every gamma."""
@@ -145,6 +148,7 @@ def test_match_is_plain_sampling(kind):
         np.testing.assert_array_equal(tokens, plain)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", [None, *RULES])
 def test_a_perfect_draft_is_always_accepted(rule):
     """Greedy, and for every rule; with "match" because the noise is shared. Also right after rounds whose
@@ -158,6 +162,7 @@ def test_a_perfect_draft_is_always_accepted(rule):
         np.testing.assert_array_equal(info.marks[row, n : n + 12], [ACCEPTED, ACCEPTED, ACCEPTED, BONUS] * 3)
 
 
+@pytest.mark.quick("near")
 @pytest.mark.parametrize("kind", [None, "near", "lookup"])
 def test_rows_end_where_they_must(kind):
     """At limits of their own, at a stop id, which is kept, or where there is no room; never further."""
@@ -179,6 +184,7 @@ def test_rows_end_where_they_must(kind):
             assert not np.any(tokens[row, end:]) and not np.any(info.marks[row, end:])
 
 
+@pytest.mark.slow
 def test_the_model_knows_where_a_text_ends():
     lm, params = target()
     prompts, plain = expected(4, 1)
@@ -188,6 +194,7 @@ def test_the_model_knows_where_a_text_ends():
     assert info.stopped[0] and tokens[0, info.lengths[0] - 1] == stop
 
 
+@pytest.mark.slow
 def test_each_row_adapts_to_its_own_acceptance():
     """Where drafts are right the longest ones pay off; where they are wrong, short ones."""
     prompts = text_models.prompts(8, LONGEST)
@@ -221,6 +228,7 @@ def test_truncated_draws_are_counted(monkeypatch):
     np.testing.assert_array_equal(info.truncated, info.rounds)
 
 
+@pytest.mark.slow
 def test_inside_a_jitted_function():
     """With traced parameters, prompts and numbers; the Info comes out as arrays."""
     prompts, plain = expected(4, 0)
@@ -265,6 +273,7 @@ def test_generate_and_stream_take_the_same_arguments():
         assert own == dict(inspect.signature(family.stream).parameters)
 
 
+@pytest.mark.slow
 def test_a_bar_changes_nothing(capsys):
     """Each round is then a call of its own."""
     prompts = [[3, 4, 5], [7]]

@@ -75,6 +75,7 @@ def test_draws_follow_the_distribution():
     assert counts_p_value(counts, [0.48, 0.001, 0.32, 0.0, 0.199]) <= FALSE_ALARM
 
 
+@pytest.mark.slow
 def test_noise_belongs_to_row_purpose_and_place():
     keys = jax.random.split(jax.random.key(0), 3)
     places = jnp.array([[4, 5], [9, 4], [2, 3]])
@@ -87,6 +88,7 @@ def test_noise_belongs_to_row_purpose_and_place():
         np.testing.assert_allclose(noise_at(keys, places, 6, jnp.float64), noise, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_expectations():
     np.testing.assert_allclose(expected_tokens(0.8, 3), 1 + 0.8 + 0.64 + 0.512, rtol=1e-6)
     np.testing.assert_allclose(expected_tokens(np.array([0.0, 1.0]), 5), [1, 6])

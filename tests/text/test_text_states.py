@@ -85,6 +85,7 @@ def test_the_states_are_what_enters_the_layers(float64):
     np.testing.assert_allclose(jax.jit(lm.logits)(params, normed), logits)
 
 
+@pytest.mark.quick("greedy")
 @pytest.mark.parametrize("options", [{}, {"temperature": 0.9, "rule": "match"}], ids=["greedy", "match"])
 def test_texts_are_those_of_plain_decoding(float64, options):
     target, head = pair()
@@ -144,6 +145,7 @@ def test_what_does_not_fit(float64):
             text.draft_from_states(model, target)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("of", ["head", "model"])
 def test_look_up_before_another_drafter(float64, of):
     """Rows that repeat themselves copy, the others draft; texts stay the target's, in every loop."""
@@ -219,6 +221,7 @@ def test_what_a_drafter_of_another_target_is_told(float64):
         text.generate(None, target, [[1, 2]], text.head_tree(drafter, (9,)))
 
 
+@pytest.mark.slow
 def test_a_model_behind_look_up_knows_what_was_copied(float64):
     """After rounds of copies its drafts are those of a model that read everything."""
     target, _ = pair()

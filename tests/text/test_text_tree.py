@@ -45,6 +45,7 @@ def test_the_numbers_of_a_tree():
     assert ways[0] == [0] and ways[5] == [0, 2, 5] and ways[8] == [0, 1, 4, 8]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize(
     "widths, near, sizes",
@@ -94,6 +95,7 @@ def generate(widths, sampling=OPEN, **options):
     return text.generate(jax.random.key(0), (LM, PARAMS), PROMPTS, drafter, options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "widths, sampling, stop",
     [
@@ -118,6 +120,7 @@ def test_texts_of_a_draft_with_fewer_ids_have_the_target_s_distribution():
     assert p_value(tokens, OPEN) > FALSE_ALARM
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("widths", [(3, 1), pytest.param((2, 2, 1), marks=pytest.mark.slow)])
 def test_texts_of_a_head_have_the_target_s_distribution(widths):
     """Whose nodes are given what it made of their parents, and which lacks one of the ids."""

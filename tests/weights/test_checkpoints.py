@@ -50,6 +50,7 @@ def with_leaf(params, value):
     return {**params, "backbone": {**params["backbone"], "mask_token": value}}
 
 
+@pytest.mark.slow
 def test_round_trip(saved, params):
     kind, config, loaded, metadata = weights.load(saved)
     assert (kind, config) == ("mar", CONFIG)
@@ -69,12 +70,14 @@ def test_round_trip(saved, params):
     assert sorted(p.name for p in saved.iterdir()) == ["config.json", "params"]
 
 
+@pytest.mark.slow
 def test_relative_paths_and_jax_arrays(tmp_path, params, monkeypatch):
     monkeypatch.chdir(tmp_path)
     weights.save("here", "mar", CONFIG, jax.tree.map(jnp.asarray, params))
     same(weights.load("here").params, params)
 
 
+@pytest.mark.slow
 def test_bfloat16_storage_and_casts(tmp_path, params):
     narrow = jax.tree.map(lambda p: p.astype(ml_dtypes.bfloat16), params)
     description = weights.save(tmp_path / "narrow", "mar", CONFIG, narrow)
@@ -230,6 +233,7 @@ def single(tmp_path, tree):
     return tmp_path / "model"
 
 
+@pytest.mark.quick("True")
 @pytest.mark.parametrize("single_file", [False, True])
 def test_a_flipped_byte_is_found(tmp_path, params, single_file):
     path = tmp_path / "model"

@@ -126,6 +126,7 @@ def test_no_connection(tmp_path):
         hub.fetch("mar-base", endpoint="http://127.0.0.1:9", cache_dir=tmp_path)
 
 
+@pytest.mark.slow
 def test_convert_by_name(server, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     fetch = hub.fetch
@@ -144,6 +145,7 @@ def test_convert_by_name(server, tmp_path, monkeypatch, capsys):
     assert not Path("other").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("files", [1, 2])
 def test_language_models_by_name(server, tmp_path, monkeypatch, capsys, files):
     """Config, weights in one or several files; then `text` and `convert`."""
