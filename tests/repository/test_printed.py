@@ -1,7 +1,8 @@
 """What the pages print can be typed: commands and Python run page by page, in their order, at toy sizes.
 
-A block that cannot run here says why in a comment before it, `<!-- not run: ... -->`; its commands are read by
-the real parser all the same. Programs in benchmarks/ are run by test_benchmarks.py. Files that pages take for given: tests/printed_files.py.
+A block that cannot run here says why in a comment before it, `<!-- not run: ... -->`; its commands are read
+by the real parser all the same. Programs in benchmarks/ are run by test_benchmarks.py. Files that pages take
+for given: tests/printed_files.py.
 """
 
 from __future__ import annotations
