@@ -35,11 +35,8 @@ def make_parser(verbs: Sequence[ModuleType] = VERBS) -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None, verbs: Sequence[ModuleType] = VERBS) -> int:
     """Runs a command; returns 0, or 2 with one sentence on standard error for what the caller can mend."""
-    _failures.open_streams()
-    _failures.forgiving_streams()
-    complaints = _failures.Complaints()
     try:
-        with complaints.held(), _failures.terminable():
+        with _failures.terminable():
             args = make_parser(verbs).parse_args(argv)
             if args.distributed is None:
                 args.func(args)
@@ -47,9 +44,8 @@ def main(argv: Sequence[str] | None = None, verbs: Sequence[ModuleType] = VERBS)
                 _run_with_others(args)
             sys.stdout.flush()
     except Exception as error:
-        sentence = _failures.user_message(error, next(iter(sys.argv[1:] if argv is None else argv), ""))
+        sentence = _failures.user_message(error)
         if sentence is None:
-            complaints.tell()
             raise
         if isinstance(error, BrokenPipeError):
             _failures.silence_output()
@@ -60,7 +56,6 @@ def main(argv: Sequence[str] | None = None, verbs: Sequence[ModuleType] = VERBS)
         sentence, code = ("terminated", 143) if terminated else ("interrupted", 130)
         print(f"cspd-jax: {sentence}", file=sys.stderr)
         return code
-    complaints.tell()
     return 0
 
 
