@@ -20,8 +20,7 @@ from cspd_jax.converters import hf
 from cspd_jax.converters._tables import Format, Put, Tensor
 from cspd_jax.converters.families import FAMILIES
 from cspd_jax.converters.hf_config import Values
-from cspd_jax.converters.torch_tensors import LazyTensor, total_bytes
-from cspd_jax.converters.torch_zip import open_checkpoint
+from cspd_jax.converters.torch_file import LazyTensor, open_checkpoint, total_bytes
 from cspd_jax.errors import UserError, naming
 from cspd_jax.networks.eagle import abstract_params
 from cspd_jax.networks.eagle_config import MOST_STATES, EagleConfig

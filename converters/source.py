@@ -30,8 +30,7 @@ from cspd_jax.converters import (
 from cspd_jax.converters._tables import Format, Put, Tensor, check_type
 from cspd_jax.converters.gguf_header import is_gguf
 from cspd_jax.converters.safetensors_file import open_safetensors
-from cspd_jax.converters.torch_tensors import LazyTensor, Namespace, total_bytes
-from cspd_jax.converters.torch_zip import open_checkpoint
+from cspd_jax.converters.torch_file import LazyTensor, Namespace, open_checkpoint, total_bytes
 from cspd_jax.errors import UserError
 
 _MOST_SHARING = 2

@@ -12,7 +12,7 @@ import nextstep_tiny
 import numpy as np
 import pytest
 import tiny
-import torch_file
+import torch_writer
 from PIL import Image
 from safetensors.numpy import save_file
 
@@ -28,8 +28,8 @@ TRAINED = models.shipped_folder(
 def torch_checkpoint(path: Path, entries, **told) -> None:
     random = np.random.default_rng(0)
     tensors = {e.name: 0.1 * random.standard_normal(e.source_shape, np.float32) for e in entries}
-    state = torch_file.ordered_dict({name: torch_file.tensor(array) for name, array in tensors.items()})
-    torch_file.write(path, {"model": state, "args": torch_file.namespace(**told)})
+    state = torch_writer.ordered_dict({name: torch_writer.tensor(array) for name, array in tensors.items()})
+    torch_writer.write(path, {"model": state, "args": torch_writer.namespace(**told)})
 
 
 def mar_checkpoint(path: Path) -> None:
@@ -76,8 +76,8 @@ def pictures(path: Path) -> None:
 
 def inception(path: Path) -> None:
     tensors = inception_reference.weights(16, classes=10)
-    tree = {name: torch_file.tensor(array) for name, array in tensors.items()}
-    torch_file.write_old(path, torch_file.ordered_dict(tree))
+    tree = {name: torch_writer.tensor(array) for name, array in tensors.items()}
+    torch_writer.write_old(path, torch_writer.ordered_dict(tree))
 
 
 def questions(path: Path) -> None:

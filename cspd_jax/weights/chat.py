@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
-from cspd_jax._utils import limits
 from cspd_jax._utils.json_files import read_json
-from cspd_jax._utils.threads import beside
 from cspd_jax.converters.hf import CHAT_TEMPLATE
 from cspd_jax.errors import UserError
 from cspd_jax.weights.tokenizers import Tokenizer
 
-_SECONDS = 10  # to fill in a template, which takes a millisecond
-_FAILURES = (TimeoutError, ArithmeticError, LookupError, RecursionError, TypeError, ValueError)
+_FAILURES = (ArithmeticError, LookupError, RecursionError, TypeError, ValueError)
 _FOLDERS = ("tokenizer", "")  # ours, and the hub's
 Template: TypeAlias = Callable[[Sequence[Mapping[str, str]]], str]  # of messages with a role and a content
 
@@ -27,7 +23,11 @@ def chat_template(folder: Path | None) -> Template | None:
     for place in (folder / name for name in _FOLDERS) if folder else ():
         settings = read_json(file) if (file := place / "tokenizer_config.json").is_file() else {}
         settings = settings if isinstance(settings, dict) else {}
-        source = _text(alone) if (alone := place / CHAT_TEMPLATE).is_file() else settings.get("chat_template")
+        source = (
+            alone.read_text(encoding="utf-8")
+            if (alone := place / CHAT_TEMPLATE).is_file()
+            else settings.get("chat_template")
+        )
         if isinstance(source, list):  # several by name
             named = [one for one in source if isinstance(one, dict) and one.get("name") == "default"]
             source = named[0].get("template") if named else None
@@ -57,7 +57,7 @@ def _compiled(source: str, tokens: Mapping[str, str], where: Path) -> Template:
         try:
             template = environment.from_string(source, globals={"raise_exception": refuse})
             given = {"messages": list(messages), "add_generation_prompt": True, **tokens}
-            return _in_time(lambda: template.render(**given))
+            return template.render(**given)
         except (*_FAILURES, TemplateError) as error:
             raise UserError(f"the chat template in {where} cannot be filled in ({error})") from None
 
@@ -67,25 +67,6 @@ def _compiled(source: str, tokens: Mapping[str, str], where: Path) -> Template:
 def _to_json(value: object, indent: int | None = None) -> str:
     """As transformers has it; Jinja's own is for pages of HTML, whose characters it escapes."""
     return json.dumps(value, ensure_ascii=False, indent=indent)
-
-
-def _in_time(render: Callable[[], str]) -> str:
-    """What a template makes; TimeoutError if it takes too long. (A thread can be ended between two steps of
-    Python, of which a template's loops are made.)"""
-    found, thread = beside(render)
-    try:
-        return found.result(_SECONDS)
-    except TimeoutError:
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(TimeoutError))
-        raise TimeoutError(f"that takes longer than {_SECONDS} s") from None
-
-
-def _text(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            return file.read(limits.TOKENIZER_BYTES).decode("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} cannot be read as text ({error})") from None
 
 
 def chat_ids(tokenizer: Tokenizer, template: Template, messages: Sequence[Mapping[str, str]]) -> list[int]:

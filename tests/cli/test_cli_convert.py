@@ -14,7 +14,7 @@ import hf_folder
 import ml_dtypes
 import numpy as np
 import pytest
-import torch_file
+import torch_writer
 from safetensors.numpy import save_file
 
 from cspd_jax import __version__, weights
@@ -91,9 +91,9 @@ def bad_files(folder):
     (folder / "text.pth").write_text("hello")
     (folder / "short.pth").write_bytes(Path(TINY).read_bytes()[:300_000])
     evil = b"\x80\x02cposix\nsystem\nX\x02\x00\x00\x00id\x85R."
-    torch_file.write(folder / "evil.pth", {}, pickle=evil)
-    nan = {"z_proj.weight": torch_file.tensor(np.full((8, 16), np.nan, np.float32))}
-    torch_file.write(folder / "part.pth", {"model_ema": nan})
+    torch_writer.write(folder / "evil.pth", {}, pickle=evil)
+    nan = {"z_proj.weight": torch_writer.tensor(np.full((8, 16), np.nan, np.float32))}
+    torch_writer.write(folder / "part.pth", {"model_ema": nan})
     (folder / "results").mkdir()
     (folder / "results" / "report.json").write_text("{}")
     hf_folder.write(folder / "llama", hf_folder.LLAMA)

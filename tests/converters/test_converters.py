@@ -10,13 +10,13 @@ import jax
 import ml_dtypes
 import numpy as np
 import pytest
-import torch_file
+import torch_writer
 from safetensors.numpy import save_file
-from torch_file import namespace, ordered_dict, tensor
+from torch_writer import namespace, ordered_dict, tensor
 
 from cspd_jax.converters import kl16, mar
 from cspd_jax.converters.source import Options, convert, make_config, open_source
-from cspd_jax.converters.torch_zip import open_checkpoint
+from cspd_jax.converters.torch_file import open_checkpoint
 from cspd_jax.errors import UserError
 from cspd_jax.networks import autoencoder
 from cspd_jax.networks import mar as network
@@ -122,7 +122,7 @@ def tiny():
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float64])
 def test_other_float_types_are_cast(tmp_path, tiny, dtype):
-    torch_file.write(tmp_path / "x.pth", {k: tensor(v.astype(dtype)) for k, v in tiny.items()})
+    torch_writer.write(tmp_path / "x.pth", {k: tensor(v.astype(dtype)) for k, v in tiny.items()})
     source = open_source(tmp_path / "x.pth")
     params = convert(source, make_config(source, HEADS))
     assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {np.dtype(np.float32)}
@@ -158,7 +158,7 @@ def test_safetensors(tmp_path, name, options, dtype):
 
 
 def refused(tmp_path, tree, match, options=HEADS, weights=None):
-    torch_file.write(tmp_path / "x.pth", tree)
+    torch_writer.write(tmp_path / "x.pth", tree)
     with pytest.raises(UserError, match=match):
         source = open_source(tmp_path / "x.pth", weights)
         convert(source, make_config(source, options))
@@ -217,7 +217,7 @@ def test_heads(tmp_path, tiny):
     refused(tmp_path, changed(tiny), "encoder of width 32.*--heads ENC,DEC", Options())
     refused(tmp_path, changed(tiny), "encoder width 32 is not divisible", Options(heads=(5, 4)))
     tree = {**changed(tiny), "args": namespace(encoder_num_heads=8, decoder_num_heads=2)}
-    torch_file.write(tmp_path / "x.pth", tree)
+    torch_writer.write(tmp_path / "x.pth", tree)
     config = make_config(open_source(tmp_path / "x.pth"))
     assert (config.encoder_heads, config.decoder_heads) == (8, 2)
 
@@ -249,7 +249,7 @@ def test_decoder_width_may_differ(tmp_path):
     plan = mar.FORMAT.wanted(config)
     rng = np.random.default_rng(0)
     tensors = {e.name: tensor(rng.standard_normal(e.source_shape, np.float32)) for e in plan}
-    torch_file.write(tmp_path / "x.pth", {"model": tensors})
+    torch_writer.write(tmp_path / "x.pth", {"model": tensors})
     source = open_source(tmp_path / "x.pth")
     assert make_config(source, Options(heads=(2, 3))) == config
     convert(source, config)

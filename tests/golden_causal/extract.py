@@ -18,10 +18,9 @@ import numpy as np
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
-import torch_file  # noqa: E402
+import torch_writer  # noqa: E402
 
-from cspd_jax.converters.torch_tensors import LazyTensor  # noqa: E402
-from cspd_jax.converters.torch_zip import open_checkpoint  # noqa: E402
+from cspd_jax.converters.torch_file import LazyTensor, open_checkpoint  # noqa: E402
 
 ARRAYS = re.compile(
     r"vae/image|vae/enc/(patchify|layer\d+|enc|quant|mu|kappa|beta_draw|tangent_noise|sample|kl)"
@@ -36,23 +35,23 @@ OF_BACKBONE = re.compile(
 KEYS = ("sphere_b", "sphere_l", "sphere_h", "sphere_vae")
 
 
-def as_it_lies(tensor: LazyTensor) -> torch_file.Tensor:
+def as_it_lies(tensor: LazyTensor) -> torch_writer.Tensor:
     flat = np.lib.stride_tricks.as_strided(
         tensor.numpy(), (int(np.prod(tensor.shape)),), (tensor.dtype.itemsize,)
     )
-    return torch_file.Tensor(torch_file.storage(flat), tensor.shape, tensor.strides)
+    return torch_writer.Tensor(torch_writer.storage(flat), tensor.shape, tensor.strides)
 
 
 def write(file: str, name: str, whole: dict[str, LazyTensor], of_vae: bool) -> None:
     """A training checkpoint with a part of the weights."""
     state = {key: as_it_lies(value) for key, value in whole.items() if key.startswith("vae.") == of_vae}
     tree = {
-        name: torch_file.ordered_dict(state),
+        name: torch_writer.ordered_dict(state),
         "optimizer": {},
         "epochs": 1,
-        "args": torch_file.namespace(),
+        "args": torch_writer.namespace(),
     }
-    torch_file.write(HERE / f"{file}.pth", tree)
+    torch_writer.write(HERE / f"{file}.pth", tree)
 
 
 def main(folder: Path) -> None:

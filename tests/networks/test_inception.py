@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import torch_file
+import torch_writer
 from recorded import GOLDEN, difference
 
 from cspd_jax import weights
@@ -100,8 +100,8 @@ def test_what_cannot_be_resized():
 
 
 def write(path, weights, old=True):
-    tree = torch_file.ordered_dict({name: torch_file.tensor(array) for name, array in weights.items()})
-    (torch_file.write_old if old else torch_file.write)(path, tree)
+    tree = torch_writer.ordered_dict({name: torch_writer.tensor(array) for name, array in weights.items()})
+    (torch_writer.write_old if old else torch_writer.write)(path, tree)
     return path
 
 

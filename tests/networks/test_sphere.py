@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import torch_file
+import torch_writer
 
 from cspd_jax import Plain, SelfSpeculation, generate
 from cspd_jax.__main__ import main
@@ -237,9 +237,9 @@ def whole_file(tmp_path_factory):
     state = {}
     for part in ("ar", "vae"):
         state |= open_source(GOLDEN / f"sphere_tiny2_{part}.pth").tensors
-    lying = {key: torch_file.tensor(np.asarray(value.numpy(), np.float32)) for key, value in state.items()}
+    lying = {key: torch_writer.tensor(np.asarray(value.numpy(), np.float32)) for key, value in state.items()}
     path = tmp_path_factory.mktemp("sphere") / "tiny.pth"
-    torch_file.write(path, {"model": torch_file.ordered_dict(lying), "epochs": 1})
+    torch_writer.write(path, {"model": torch_writer.ordered_dict(lying), "epochs": 1})
     return path
 
 

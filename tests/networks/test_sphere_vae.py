@@ -16,14 +16,14 @@ import numpy as np
 import pytest
 import scipy.stats
 import tiny
-import torch_file
+import torch_writer
 from safetensors.numpy import save_file
 
 import cspd_jax
 from cspd_jax.__main__ import main
 from cspd_jax.converters import sphere_vae as converter
 from cspd_jax.converters.source import convert, make_config, open_source
-from cspd_jax.converters.torch_zip import open_checkpoint
+from cspd_jax.converters.torch_file import open_checkpoint
 from cspd_jax.errors import UserError
 from cspd_jax.image import pixels
 from cspd_jax.networks import power_spherical, sphere_layers, sphere_vae
@@ -179,11 +179,11 @@ def small_state(prefix="vae.", scale=1.0):
 def write(path, **states):
     """A training file with these state dicts."""
     tensors = {
-        name: torch_file.ordered_dict({n: torch_file.tensor(v) for n, v in state.items()})
+        name: torch_writer.ordered_dict({n: torch_writer.tensor(v) for n, v in state.items()})
         for name, state in states.items()
     }
-    args = torch_file.namespace(vae_only=True, ema=0.9999)
-    torch_file.write(path, {**tensors, "optimizer": {"state": {}}, "epochs": 400, "args": args})
+    args = torch_writer.namespace(vae_only=True, ema=0.9999)
+    torch_writer.write(path, {**tensors, "optimizer": {"state": {}}, "epochs": 400, "args": args})
     return path
 
 

@@ -8,7 +8,7 @@ import inception_reference
 import numpy as np
 import pytest
 import tiny
-import torch_file
+import torch_writer
 from PIL import Image
 
 from cspd_jax.__main__ import main
@@ -34,8 +34,8 @@ def made(tmp_path_factory):
     """The weights of a narrow network, two sets of images, and a folder with one of them as pictures."""
     folder = tmp_path_factory.mktemp("made")
     weights = inception_reference.weights(16, classes=10)
-    tree = {name: torch_file.tensor(array) for name, array in weights.items()}
-    torch_file.write_old(folder / "weights.pth", torch_file.ordered_dict(tree))
+    tree = {name: torch_writer.tensor(array) for name, array in weights.items()}
+    torch_writer.write_old(folder / "weights.pth", torch_writer.ordered_dict(tree))
     np.savez_compressed(folder / "a.npz", arr_0=pictures(), arr_1=np.zeros(COUNT, np.int64))
     images = pictures(OTHERS, 50)
     np.savez(folder / "b.npz", arr_0=images)

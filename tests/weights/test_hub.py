@@ -17,7 +17,7 @@ import pytest
 from safetensors.numpy import save
 
 from cspd_jax.__main__ import main
-from cspd_jax.converters.torch_zip import open_checkpoint
+from cspd_jax.converters.torch_file import open_checkpoint
 from cspd_jax.errors import UserError
 from cspd_jax.weights import hub
 

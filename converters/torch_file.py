@@ -1,0 +1,212 @@
+"""Reads PyTorch's checkpoints (`.pth`, `.ckpt`, `.pt`) without torch.
+
+Such a file is an uncompressed zip: `<name>/data.pkl` describes the objects, `<name>/data/<key>` holds the
+bytes of one storage each. Before PyTorch 1.6 it was five pickles in a row (a magic number, a version,
+facts about the machine, the objects, the keys of the storages) and then the storages; the published Inception
+weights are such a file. Nothing in a file is executed: its pickle is given the few names of `_NAMES`, and any
+other is refused. Tensors come out as handles, which map their bytes from the file when asked.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import math
+import os
+import pickle
+import struct
+import zipfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import IO, Any
+
+import ml_dtypes
+import numpy as np
+
+from cspd_jax._utils import limits
+from cspd_jax.errors import UserError
+
+_OLD = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # what a file of before PyTorch 1.6 begins with
+_LOCAL_HEADER = struct.Struct("<4s22xHH")
+_DAMAGED = (
+    pickle.UnpicklingError,
+    zipfile.BadZipFile,
+    ArithmeticError,
+    AttributeError,
+    EOFError,
+    LookupError,
+    NotImplementedError,
+    OSError,
+    RecursionError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+    struct.error,
+)
+
+
+class Namespace(dict):
+    """An `argparse.Namespace` read from a file: a plain dictionary of its attributes."""
+
+    def __setstate__(self, state: dict) -> None:
+        self.update(state)
+
+
+@dataclasses.dataclass
+class Storage:
+    """A run of numbers inside the file: `size` elements of `dtype` from byte `start`."""
+
+    path: Path
+    start: int
+    size: int
+    dtype: np.dtype
+
+
+@dataclasses.dataclass(frozen=True)
+class LazyTensor:
+    """A tensor that has not been read yet. `offset` and `strides` count elements of its storage."""
+
+    storage: Storage
+    offset: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self.storage.dtype
+
+    def numpy(self) -> np.ndarray:
+        """Returns the values, as a read-only view of the file; the mapping ends with its last reference."""
+        if math.prod(self.shape) == 0:
+            return np.empty(self.shape, self.dtype)
+        extent = 1 + sum((n - 1) * s for n, s in zip(self.shape, self.strides))
+        item = self.dtype.itemsize
+        start = self.storage.start + self.offset * item
+        try:
+            raw = np.memmap(self.storage.path, np.uint8, "r", start, (extent * item,))
+        except (OSError, ValueError) as error:
+            raise UserError(f"{self.storage.path} changed while it was being read ({error})") from error
+        flat = np.ndarray.view(raw, np.ndarray).view(self.dtype)
+        strides = [s * item for s in self.strides]
+        return np.lib.stride_tricks.as_strided(flat, self.shape, strides, writeable=False)
+
+
+def total_bytes(tensors: Iterable[LazyTensor]) -> int:
+    """Returns what the tensors take when they are read."""
+    return sum(math.prod(tensor.shape) * tensor.dtype.itemsize for tensor in tensors)
+
+
+def open_checkpoint(path: str | os.PathLike) -> Any:
+    """Returns the object tree of a PyTorch checkpoint, with a `LazyTensor` for every tensor."""
+    path = Path(path)
+    limits.file_size(path)  # refuses what is no file
+    with path.open("rb") as file:
+        start = file.read(len(_OLD))
+        file.seek(0)
+        if start != _OLD and not start.startswith(b"PK\x03\x04"):
+            raise UserError(f"{path} is not a PyTorch checkpoint: torch.save writes zip files")
+        try:
+            return _open_old(path, file) if start == _OLD else _open_zip(path, file)
+        except UserError:
+            raise
+        except _DAMAGED as error:
+            raise UserError(
+                f"{path} is damaged, or no PyTorch checkpoint ({type(error).__name__}: {error})"
+            ) from None
+
+
+def _open_zip(path: Path, file: IO[bytes]) -> Any:
+    with zipfile.ZipFile(file) as archive:
+        found = [name for name in archive.namelist() if name.count("/") == 1 and name.endswith("/data.pkl")]
+        if len(found) != 1:
+            raise UserError(f"{path} is a zip file but not a PyTorch checkpoint: it holds no */data.pkl")
+        prefix = found[0].removesuffix("data.pkl")
+        if f"{prefix}byteorder" in archive.NameToInfo and archive.read(f"{prefix}byteorder") != b"little":
+            raise UserError(f"{path} holds big-endian numbers; only little-endian files are read")
+
+        def storage(kind: str, dtype: np.dtype, key: str, device: str, size: int) -> Storage:
+            info = archive.getinfo(f"{prefix}data/{key}")
+            if info.compress_type != zipfile.ZIP_STORED or size * dtype.itemsize > info.file_size:
+                raise ValueError(f"storage {key} is compressed or shorter than it is said to be")
+            file.seek(info.header_offset)
+            magic, name, extra = _LOCAL_HEADER.unpack(file.read(_LOCAL_HEADER.size))
+            if magic != b"PK\x03\x04":
+                raise ValueError(f"storage {key} is not where it is said to be")
+            return Storage(path, file.tell() + name + extra, size, dtype)
+
+        with archive.open(found[0]) as description:
+            return _Unpickler(description, path, storage).load()
+
+
+def _open_old(path: Path, file: IO[bytes]) -> Any:
+    storages: dict[str, Storage] = {}
+
+    def storage(kind: str, dtype: np.dtype, key: str, device: str, size: int, view: None) -> Storage:
+        return storages.setdefault(key, Storage(path, 0, size, dtype))
+
+    _, version, facts, tree, keys = (_Unpickler(file, path, storage).load() for _ in range(5))
+    if version != 1001 or not facts["little_endian"]:
+        raise UserError(f"{path} is of an unknown version of PyTorch's old format, or big-endian")
+    end = file.tell()
+    for key in keys:
+        one = storages[key]
+        file.seek(end)
+        if int.from_bytes(file.read(8), "little") != one.size:
+            raise ValueError(f"storage {key} has another size than it is said to have")
+        one.start = end + 8
+        end = one.start + one.size * one.dtype.itemsize
+    if set(keys) != set(storages) or end > path.stat().st_size:
+        raise ValueError("its storages are not those of its tensors")
+    return tree
+
+
+class _Unpickler(pickle.Unpickler):
+    """Builds containers, scalars and handles of tensors, and refuses every other name."""
+
+    def __init__(self, file: IO[bytes], path: Path, storage: Callable[..., Storage]):
+        super().__init__(file)
+        self._path, self._storage = path, storage
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (known := _NAMES.get(f"{module}.{name}")) is None:
+            raise UserError(
+                f"{self._path} asks for {module}.{name}, which is not among the few names that a checkpoint"
+                " may use; re-save it with tensors and plain containers only"
+            )
+        return known
+
+    def persistent_load(self, reference: Any) -> Storage:
+        return self._storage(*reference)
+
+
+def _tensor(storage, offset, shape, strides, requires_grad=False, hooks=None, metadata=None) -> LazyTensor:
+    counts = (offset, *shape, *strides)
+    if len(shape) != len(strides) or not all(type(n) is int and 0 <= n < 2**62 for n in counts):
+        raise ValueError("a tensor has numbers that are no counts")
+    last = offset + sum((n - 1) * s for n, s in zip(shape, strides))
+    if not isinstance(storage, Storage) or (math.prod(shape) and last >= storage.size):
+        raise ValueError(f"a tensor of shape {shape} does not fit its storage")
+    return LazyTensor(storage, offset, tuple(shape), tuple(strides))
+
+
+def _parameter(tensor: LazyTensor, requires_grad=False, hooks=None) -> LazyTensor:
+    return tensor
+
+
+_NAMES: dict[str, Any] = {
+    "collections.OrderedDict": collections.OrderedDict,
+    "argparse.Namespace": Namespace,
+    "torch._utils._rebuild_tensor_v2": _tensor,
+    "torch._utils._rebuild_parameter": _parameter,
+    "torch.Size": tuple,
+    "torch.HalfStorage": np.dtype(np.float16),
+    "torch.BFloat16Storage": np.dtype(ml_dtypes.bfloat16),
+    "torch.FloatStorage": np.dtype(np.float32),
+    "torch.DoubleStorage": np.dtype(np.float64),
+    "torch.CharStorage": np.dtype(np.int8),
+    "torch.ByteStorage": np.dtype(np.uint8),
+    "torch.ShortStorage": np.dtype(np.int16),
+    "torch.IntStorage": np.dtype(np.int32),
+    "torch.LongStorage": np.dtype(np.int64),
+    "torch.BoolStorage": np.dtype(np.bool_),
+}

@@ -1,0 +1,242 @@
+"""The PyTorch checkpoint reader: what it reads, and everything it refuses."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch_writer
+from torch_writer import Call, Tensor, namespace, ordered_dict, storage, tensor
+
+from cspd_jax.converters import source
+from cspd_jax.converters.torch_file import LazyTensor, Namespace, open_checkpoint
+from cspd_jax.errors import UserError
+
+
+def read(tmp_path, tree, **options):
+    torch_writer.write(tmp_path / "x.pth", tree, **options)
+    return open_checkpoint(tmp_path / "x.pth")
+
+
+def refused(tmp_path, tree, match, **options):
+    with pytest.raises(UserError, match=match):
+        read(tmp_path, tree, **options)
+
+
+@pytest.mark.parametrize("dtype", list(torch_writer.STORAGE_NAMES), ids=str)
+def test_dtypes(tmp_path, dtype):
+    values = np.arange(6).reshape(2, 3).astype(dtype)
+    result = read(tmp_path, {"w": tensor(values)})["w"]
+    assert isinstance(result, LazyTensor) and result.shape == (2, 3) and result.dtype == dtype
+    np.testing.assert_array_equal(result.numpy(), values)
+    assert not result.numpy().flags.writeable
+
+
+def test_strides_offsets_and_shared_storages(tmp_path):
+    shared = storage(np.arange(24, dtype=np.float32))
+    base = np.arange(24, dtype=np.float32)
+    tree = {
+        "transposed": Tensor(shared, (4, 6), (1, 4)),
+        "slice": Tensor(shared, (2, 3), (6, 2), offset=7),
+        "expanded": Tensor(shared, (3, 2), (0, 1), offset=22),
+        "last": Tensor(shared, (), (), offset=23),
+        "empty": Tensor(shared, (0, 5), (5, 1), offset=24),
+    }
+    result = {name: value.numpy() for name, value in read(tmp_path, tree).items()}
+    np.testing.assert_array_equal(result["transposed"], base.reshape(6, 4).T)
+    np.testing.assert_array_equal(result["slice"], [[7, 9, 11], [13, 15, 17]])
+    np.testing.assert_array_equal(result["expanded"], [[22, 23]] * 3)
+    assert result["last"].shape == () and result["last"] == 23
+    assert result["empty"].shape == (0, 5)
+
+
+def test_training_checkpoint_with_everything_in_it(tmp_path):
+    weight = tensor(np.ones((2, 2), np.float32))
+    parameter = Call("torch._utils _rebuild_parameter", (weight, True, Call("collections OrderedDict", ())))
+    tree = {
+        "model": ordered_dict({"w": weight, "p": parameter}),
+        "optimizer": {"state": {0: {"step": tensor(np.float32(3)), "exp_avg": weight}}, "param_groups": [{}]},
+        "scaler": {"scale": 65536.0, "_growth_tracker": 12},
+        "args": namespace(lr=1e-4, name="mar", resume=None, amp=True, betas=(0.9, 0.95), big=2**40),
+        "size": Call("torch Size", ((2, 3),)),
+    }
+    result = read(tmp_path, tree)
+    assert result["model"]["p"].numpy().tolist() == [[1, 1], [1, 1]]
+    assert isinstance(result["model"], dict) and "_metadata" not in result["model"]
+    expected = {"lr": 1e-4, "name": "mar", "resume": None, "amp": True, "betas": (0.9, 0.95), "big": 2**40}
+    assert isinstance(result["args"], Namespace) and result["args"] == expected
+    assert result["optimizer"]["state"][0]["step"].numpy() == 3 and result["size"] == (2, 3)
+
+
+def test_only_chosen_tensors_are_touched(tmp_path):
+    """The bytes of a tensor that is never asked for may even be missing from the disk's point of view."""
+    result = read(tmp_path, {"a": tensor(np.zeros(3, np.float32)), "b": tensor(np.ones(3, np.float32))})
+    before = (tmp_path / "x.pth").stat().st_atime_ns
+    assert result["b"].numpy().sum() == 3 and before
+    (tmp_path / "x.pth").unlink()
+    with pytest.raises(UserError, match="changed while it was being read"):
+        result["a"].numpy()
+
+
+class Evil:
+    def __reduce__(self):
+
+        return os.system, ("echo evil > /dev/null",)
+
+
+HOSTILE = {
+    "os.system": pickle.dumps(Evil(), 2),
+    "builtins.eval by stack_global": b"\x80\x04\x8c\x08builtins\x8c\x04eval\x93\x8c\x011\x85R.",
+    "getattr": b"\x80\x02cbuiltins\ngetattr\n.",
+    "dotted attribute": b"\x80\x04\x8c\x0bcollections\x8c\x16OrderedDict.__init__.x\x93.",
+    "numpy": pickle.dumps(np.float64(1.0), 2),
+    "inst": b"(ios\nsystem\n.",
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_pickles_are_refused(tmp_path, name):
+    refused(tmp_path, {}, "not among the few names", pickle=HOSTILE[name])
+
+
+def test_the_refused_name_is_in_the_message(tmp_path):
+    refused(tmp_path, {}, r"asks for (posix|nt)\.system,", pickle=HOSTILE["os.system"])
+
+
+FLOATS = storage(np.zeros(10, np.float32))
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        Tensor(FLOATS, (11,), (1,)),
+        Tensor(FLOATS, (10,), (1,), offset=1),
+        Tensor(FLOATS, (2, 5), (6, 1)),
+        Tensor(FLOATS, (), (), offset=10),
+        Tensor(FLOATS, (2**40, 2**40), (2**40, 1)),
+        Tensor(storage(np.zeros(10, np.float32)), (2,), (1,), offset=10),
+    ],
+)
+def test_tensors_beyond_their_storage(tmp_path, bad):
+    refused(tmp_path, {"w": bad}, "does not fit its storage")
+
+
+@pytest.mark.parity
+def test_against_torch(tmp_path):
+    torch = pytest.importorskip("torch")
+    import argparse
+    import collections
+
+    base = torch.arange(60.0).reshape(3, 4, 5)
+    module = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
+    optimizer = torch.optim.AdamW(module.parameters())
+    module(torch.ones(2, 3)).sum().backward()
+    optimizer.step()
+    dtypes = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int8, torch.uint8)
+    dtypes += (torch.int16, torch.int32, torch.int64, torch.bool)
+    tensors = {str(d): (base % 7 - 2).clamp(min=0).to(d) for d in dtypes}
+    tensors |= {"t": base.permute(2, 0, 1), "slice": base[1:, ::2, 1::3], "scalar": base[2, 3, 4]}
+    tensors |= {
+        "empty": torch.zeros(0, 4),
+        "parameter": torch.nn.Parameter(base),
+        "expanded": base[:1].expand(5, 4, 5),
+    }
+    tree = {
+        "model": module.state_dict(),
+        "tensors": collections.OrderedDict(tensors),
+        "optimizer": optimizer.state_dict(),
+        "args": argparse.Namespace(lr=0.1, betas=(0.9, 0.95)),
+        "size": base.shape,
+        "scaler": torch.amp.GradScaler("cpu").state_dict(),
+    }
+    torch.save(tree, tmp_path / "x.pth")
+    result = open_checkpoint(tmp_path / "x.pth")
+    for name, expected in tensors.items():
+        if expected.dtype == torch.bfloat16:
+            expected = expected.to(torch.float32).numpy().astype(ml_dtypes.bfloat16)
+        else:
+            expected = expected.detach().numpy()
+        got = result["tensors"][name].numpy()
+        assert got.dtype == expected.dtype, name
+        np.testing.assert_array_equal(got, expected, err_msg=name)
+    for name, expected in module.state_dict().items():
+        np.testing.assert_array_equal(result["model"][name].numpy(), expected.numpy())
+    moment = optimizer.state_dict()["state"][0]["exp_avg"]
+    np.testing.assert_array_equal(result["optimizer"]["state"][0]["exp_avg"].numpy(), moment.numpy())
+    assert result["args"] == {"lr": 0.1, "betas": (0.9, 0.95)} and result["size"] == (3, 4, 5)
+    torch.save(tree, tmp_path / "old.pth", _use_new_zipfile_serialization=False)
+    old = open_checkpoint(tmp_path / "old.pth")
+    for name in tensors:
+        np.testing.assert_array_equal(old["tensors"][name].numpy(), result["tensors"][name].numpy())
+    assert old["args"] == result["args"]
+
+
+def opened(tmp_path, weights):
+    torch_writer.write(tmp_path / "x.pth", {"model": weights})
+    return source.open_source(tmp_path / "x.pth")
+
+
+def test_tensors_that_take_more_than_the_file_are_refused(tmp_path):
+    """By stride 0, or because many share a storage; a copy of each is the most that is read."""
+    shared = storage(np.zeros(10_000, np.float32))
+    once = {"z_proj.weight": Tensor(shared, (100, 100), (100, 1))}
+    assert opened(tmp_path, once | {"again": Tensor(shared, (10_000,), (1,))}).kind == "mar"
+    many = {f"w{i}": Tensor(shared, (10_000,), (1,)) for i in range(3)}
+    with pytest.raises(UserError, match="its 4 tensors would take 160000; save each tensor once"):
+        opened(tmp_path, once | many)
+    with pytest.raises(UserError, match="its 2 tensors would take 40040000"):
+        opened(tmp_path, once | {"wide": Tensor(shared, (1000, 10_000), (0, 1))})
+
+
+def test_files_that_are_no_checkpoints(tmp_path):
+    path = tmp_path / "x.pth"
+    with pytest.raises(UserError, match="does not exist"):
+        open_checkpoint(path)
+    contents = {
+        "is not a PyTorch checkpoint": b"hello",
+        "x.pth is a pointer of Git LFS; fetch": b"version https://git-lfs.github.com/spec/v1\n",
+        "is damaged": b"PK\x03\x04" + b"\0" * 100,
+    }
+    for match, content in contents.items():
+        path.write_bytes(content)
+        with pytest.raises(UserError, match=match):
+            open_checkpoint(path)
+    refused(tmp_path, {"w": tensor(np.zeros(2))}, "is damaged.*archive/data/0", without=("data/0",))
+    refused(tmp_path, {"w": tensor(np.zeros(2))}, "big-endian", byteorder=b"big")
+
+
+@pytest.mark.parametrize("write", [torch_writer.write, torch_writer.write_old])
+def test_a_damaged_file_is_one_sentence(tmp_path, write):
+    path = tmp_path / "x.pth"
+    write(path, {"model": ordered_dict({"w": tensor(np.zeros(8, np.float32))}), "args": namespace(a=1)})
+    whole, random = path.read_bytes(), np.random.default_rng(0)
+    for end in range(0, len(whole) - 1, 37):
+        path.write_bytes(whole[:end])
+        with pytest.raises(UserError):
+            open_checkpoint(path)
+    for position in random.integers(0, len(whole), 200):
+        damaged = bytearray(whole)
+        damaged[position] ^= int(random.integers(1, 256))
+        path.write_bytes(damaged)
+        with contextlib.suppress(UserError):
+            open_checkpoint(path)
+
+
+def test_the_format_before_pytorch_1_6(tmp_path):
+    values = np.arange(24, dtype=np.float32)
+    shared = storage(values)
+    tree = {
+        "model": ordered_dict({"w": Tensor(shared, (4, 6), (6, 1)), "t": Tensor(shared, (2, 3), (1, 2), 5)}),
+        "count": tensor(np.array([7, 8])),
+        "args": namespace(lr=0.5),
+    }
+    torch_writer.write_old(tmp_path / "x.pth", tree)
+    found = open_checkpoint(tmp_path / "x.pth")
+    np.testing.assert_array_equal(found["model"]["w"].numpy(), values.reshape(4, 6))
+    np.testing.assert_array_equal(found["model"]["t"].numpy(), [[5, 7, 9], [6, 8, 10]])
+    np.testing.assert_array_equal(found["count"].numpy(), [7, 8])
+    assert found["args"] == {"lr": 0.5}
