@@ -122,7 +122,7 @@ def known_ids(folder: Folder, vocab_size: int) -> int:
     file = folder.path / TOKENIZER
     if file not in folder.companions:
         return vocab_size
-    values = read_object(file, limits.TOKENIZER_BYTES)
+    values = read_object(file)
     model, added = values.get("model"), values.get("added_tokens")
     vocab = model.get("vocab") if isinstance(model, dict) else None
     # Byte-pair vocabularies map a token to its id; unigram ones are lists in the order of the ids.

@@ -13,16 +13,28 @@ import re
 import secrets
 import shutil
 import sys
+import zipfile
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from cspd_jax._utils.zip_files import read_arrays
 from cspd_jax.errors import UserError, shown
 
 _SMALL = 2**16  # bytes
+# What np.load raises for a damaged file, or for one of another kind.
+_UNREADABLE = (
+    AttributeError,
+    EOFError,
+    MemoryError,
+    OSError,
+    TypeError,
+    ValueError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
 
 
 def cache_folder() -> Path:
@@ -177,6 +189,17 @@ def write_arrays(path: str | os.PathLike, **arrays: Any) -> None:
         np.savez(file, **made)
 
 
+def read_arrays(path: str | os.PathLike, names: Iterable[str]) -> dict[str, np.ndarray]:
+    """Returns the arrays of an .npz file that are named; UserError if one is absent or damaged."""
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            return {name: stored[name] for name in names}
+    except KeyError as error:
+        raise UserError(f"{path}: there is no such array in it ({error})") from None
+    except _UNREADABLE as error:
+        raise UserError(f"{path} is damaged, or no .npz file ({error})") from None
+
+
 def kept_array(path: Path, origin: str, make: Callable[[], np.ndarray]) -> np.ndarray:
     """As `kept_arrays`, for a single array."""
     return kept_arrays(path, origin, lambda: {"samples": make()}, ("samples",))["samples"]
@@ -194,7 +217,7 @@ def kept_arrays(
         write_arrays(path, **arrays, origin=origin)
         return arrays
     try:
-        stored = read_arrays(path, dict.fromkeys([*names, "origin"]))
+        stored = read_arrays(path, [*names, "origin"])
     except UserError as error:
         raise UserError(f"{error}; delete it and it will be made again") from None
     if str(stored.pop("origin")) != origin:

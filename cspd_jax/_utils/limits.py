@@ -26,20 +26,12 @@ PROMPT_IDS = 2**28  # of all prompts of a call, padded
 LISTED = 2**10  # entries of a list in a configuration
 TEXT = 2**12  # characters of a text in a configuration
 
-JSON_BYTES = 2**24  # of configurations and indices
 TOKENIZER_BYTES = 2**26
-JSON_VALUES = 2**22
-JSON_DEPTH = 64
 
-PICKLE_BYTES = 2**25  # tensors lie outside of it
-PICKLE_WORK = 2**21  # instructions, and values that they copy
-DIRECTORY_BYTES = 2**24  # of the list of a zip file's members
-HEADER_BYTES = 2**24  # of a safetensors file
 METADATA_BYTES = 2**26  # of a GGUF file, which holds a tokenizer
 METADATA_VALUES = 2**22
 ALIGNMENT = 2**16  # bytes that a tensor's place is a multiple of
 TENSORS = 2**17
-RANK = 16
 NAME = 200  # characters of a tensor's name
 SHARDS = 2**12
 PIXELS = 2**26  # of a picture

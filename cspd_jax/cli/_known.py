@@ -194,11 +194,9 @@ def _tokens(file: str, model):
     """The tokens of a run's samples.npz."""
     import numpy as np
 
-    from cspd_jax._utils.zip_files import array_names, read_arrays
+    from cspd_jax._utils.files import read_arrays
 
-    if "tokens" not in array_names(file):
-        raise UserError(f"{file} has no array tokens, as the samples.npz of cspd-jax generate has")
-    tokens = read_arrays(file, {"tokens": None})["tokens"]
+    tokens = read_arrays(file, ["tokens"])["tokens"]
     shape = (model.network.seq_len, model.network.token_dim)
     if tokens.ndim != 3 or tokens.shape[1:] != shape or not len(tokens) or tokens.dtype.kind != "f":
         raise UserError(

@@ -12,7 +12,6 @@ import urllib.parse
 from pathlib import Path
 from typing import NamedTuple
 
-from cspd_jax._utils import limits
 from cspd_jax._utils.json_files import read_json
 from cspd_jax.converters import hf
 from cspd_jax.converters.safetensors_file import open_safetensors
@@ -119,7 +118,7 @@ def _check_whole(path: Path) -> None:
     if path.suffix == ".safetensors":
         open_safetensors(path)
     elif path.suffix == ".json":
-        read_json(path, limits.TOKENIZER_BYTES)
+        read_json(path)
 
 
 def _cached(repository, file: str, revision, endpoint, cache_dir, required: bool, force: bool) -> Path | None:

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import struct
-import zipfile
 
 import numpy as np
 import pytest
 
 from cspd_jax.__main__ import main
-from cspd_jax._utils import limits
-from cspd_jax._utils.json_files import read_json, read_object
+from cspd_jax._utils.files import read_arrays
+from cspd_jax._utils.json_files import read_json
 from cspd_jax._utils.typed import read_fields
-from cspd_jax._utils.zip_files import array_names, read_arrays
 from cspd_jax.converters.safetensors_file import open_safetensors
 from cspd_jax.errors import UserError, one_line, shown
 from cspd_jax.networks.config import MAR_PRESETS, KLConfig, MARConfig
@@ -44,28 +40,7 @@ def test_the_command_line_prints_no_escape_sequences(tmp_path, capsys):
     assert "\x1b" not in err and len(err) < 2500 and len(err.splitlines()) == 1
 
 
-@pytest.mark.parametrize(
-    "content, reason",
-    [
-        (b"{", "Expecting property name"),
-        ("{}".encode("utf-16"), "it must be in UTF-8, and is not"),
-        (b"[" * 100_000, "recursion"),
-        (b"[" * 65 + b"]" * 65, "nested more than 64 deep"),
-        (b'{"a":' * 65 + b"1" + b"}" * 65, "nested more than 64 deep"),
-        (b"[NaN]", "NaN is not JSON"),
-        (b"[-Infinity]", "-Infinity is not JSON"),
-        (b"[1e999]", "the number 1e999 is too large"),
-        (b"1" * 5000, "Exceeds the limit"),
-        (b"[" + b"[]," * 2**21 + b"1]", "more than 4194304 values"),
-    ],
-)
-def test_json_beyond_the_bounds(tmp_path, content, reason):
-    (tmp_path / "x.json").write_bytes(content)
-    with pytest.raises(UserError, match=f"x.json is not readable JSON .*{reason}"):
-        read_json(tmp_path / "x.json")
-
-
-@pytest.mark.parametrize("read", [read_json, open_safetensors, array_names])
+@pytest.mark.parametrize("read", [read_json, open_safetensors])
 def test_pointers_of_git_lfs(tmp_path, read):
     file = tmp_path / "x"
     file.write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n")
@@ -73,116 +48,24 @@ def test_pointers_of_git_lfs(tmp_path, read):
         read(file)
 
 
-def test_json_within_the_bounds(tmp_path):
-    (tmp_path / "x.json").write_bytes(b"[" * 64 + b"]" * 64)
-    read_json(tmp_path / "x.json")
-    (tmp_path / "x.json").write_bytes(b"\xef\xbb\xbf[1]")  # as Windows writes it
-    assert read_json(tmp_path / "x.json") == [1]
-    (tmp_path / "x.json").write_bytes(b'{"a": 1, "a": 2}')
-    assert read_object(tmp_path / "x.json") == {"a": 2}
-    with pytest.raises(UserError, match="has 16 bytes; such a file has at most 15"):
-        read_json(tmp_path / "x.json", 15)
-    with pytest.raises(UserError, match=r"y\.json does not exist"):
-        read_json(tmp_path / "y.json")
-    with pytest.raises(UserError, match="is not a regular file"):
-        read_json(tmp_path)
-    os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(UserError, match="is not a regular file"):
-        read_json(tmp_path / "pipe")
-
-
-def npz(path, compression=zipfile.ZIP_STORED, **members):
-    with zipfile.ZipFile(path, "w", compression) as archive:
-        for name, content in members.items():
-            archive.writestr(f"{name}.npy", content)
-
-
-def npy(shape, content=b"", descr="<f4"):
-    header = repr({"descr": descr, "fortran_order": False, "shape": shape}).encode()
-    header += b" " * (-(len(header) + 11) % 64) + b"\n"
-    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header + content
-
-
-@pytest.mark.parametrize(
-    "content, reason",
-    [
-        (npy((10**12,)), "does not have the bytes of float32"),
-        (npy((2**40, 2**40), b"x"), "does not have the bytes of float32"),
-        (npy((1,) * 17, b"1234"), "does not have the bytes"),
-        (npy((-1,), b"1234"), "does not have the bytes"),
-        (npy((1,), b"12345678", "|O"), "does not have the bytes of object"),
-        (npy((1,), b"1234")[:-2], "does not have the bytes"),
-        (b"hello", "magic string"),
-        (b"", "magic"),
-        (b"\x93NUMPY\x01\x00" + struct.pack("<H", 9000) + b"(" * 9000, "x.npz is damaged"),
-        (b"\x93NUMPY\x02\x00" + struct.pack("<I", 2**31), "header of version"),
-    ],
-)
-def test_arrays_that_are_not_what_they_declare(tmp_path, content, reason):
-    npz(tmp_path / "x.npz", x=content)
-    with pytest.raises(UserError, match=reason):
-        read_arrays(tmp_path / "x.npz", {"x": None})
-
-
-@pytest.mark.slow
-def test_a_bomb_is_not_unpacked(tmp_path):
-    npz(tmp_path / "x.npz", zipfile.ZIP_DEFLATED, x=npy((2**24,), bytes(2**26)))
-    assert (tmp_path / "x.npz").stat().st_size < 100_000
-    with pytest.raises(UserError, match="array x has 67108992 bytes; it should have at most"):
-        read_arrays(tmp_path / "x.npz", {"x": None})
-    with pytest.raises(UserError, match="it should have at most 400"):
-        read_arrays(tmp_path / "x.npz", {"x": 400})
-    assert read_arrays(tmp_path / "x.npz", {"x": 2**26})["x"].shape == (2**24,)
+@pytest.mark.parametrize("content", [b"{", "{}".encode("utf-16"), b"[" * 100_000])
+def test_a_file_that_is_no_json(tmp_path, content):
+    (tmp_path / "x.json").write_bytes(content)
+    with pytest.raises(UserError, match=r"x\.json is not readable JSON"):
+        read_json(tmp_path / "x.json")
 
 
 def test_arrays_are_read(tmp_path):
     np.savez_compressed(tmp_path / "x.npz", a=np.arange(3), b="text")
-    found = read_arrays(tmp_path / "x.npz", {"a": 24, "b": 16})
+    found = read_arrays(tmp_path / "x.npz", ["a", "b"])
     assert found["a"].tolist() == [0, 1, 2] and str(found["b"]) == "text"
-    with pytest.raises(UserError, match=r"there is no array c in it"):
-        read_arrays(tmp_path / "x.npz", {"c": None})
-    (tmp_path / "x.npz").write_bytes((tmp_path / "x.npz").read_bytes()[:-30])
-    with pytest.raises(UserError, match=r"x\.npz is damaged"):
-        read_arrays(tmp_path / "x.npz", {"a": None})
-
-
-def safetensors_file(path, header, content=b""):
-    text = header if isinstance(header, bytes) else json.dumps(header).encode()
-    path.write_bytes(struct.pack("<Q", len(text)) + text + content)
-    return path
-
-
-def entry(shape, start, end, dtype="F32"):
-    return {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
-
-
-@pytest.mark.parametrize(
-    "header, reason",
-    [
-        ({"w": entry([2**62, 2**62], 0, 4)}, "not a complete safetensors file"),
-        ({"w": entry([10**9], 0, 4 * 10**9)}, "not a complete safetensors file"),
-        ({"v": entry([2], 0, 8), "w": entry([2], 4, 12)}, "not a complete safetensors file"),
-        ({"w": entry([1] * 17, 0, 4), "v": entry([2], 4, 12)}, "tensor w has 17 dimensions"),
-        ({"w": entry([1], 0, 8, "C64"), "v": entry([1], 8, 12)}, "tensor w has type C64, which is not"),
-        ({"\x1b[2J": entry([3], 0, 12)}, r"'\\x1b\[2J' is not a tensor's name"),
-        ({"/" * 10**6: entry([3], 0, 12)}, "is not a tensor's name"),
-        (b"[" * 100_000, "not a complete safetensors file"),
-    ],
-)
-def test_safetensors_headers(tmp_path, header, reason):
-    with pytest.raises(UserError, match=reason):
-        open_safetensors(safetensors_file(tmp_path / "x.safetensors", header, bytes(12)))
-
-
-def test_safetensors_headers_beyond_the_bounds(tmp_path, monkeypatch):
-    path = safetensors_file(tmp_path / "x.safetensors", {"w": entry([3], 0, 12)}, bytes(12))
-    assert list(open_safetensors(path)) == ["w"]
-    monkeypatch.setattr(limits, "TENSORS", 1)
-    with pytest.raises(UserError, match="lists more than 1 tensors"):
-        open_safetensors(path)
-    monkeypatch.setattr(limits, "HEADER_BYTES", 20)
-    with pytest.raises(UserError, match="describes its tensors in 62 bytes; at most 20 are read"):
-        open_safetensors(path)
+    with pytest.raises(UserError, match=r"there is no such array in it \('c is not a file"):
+        read_arrays(tmp_path / "x.npz", ["c"])
+    whole = (tmp_path / "x.npz").read_bytes()
+    for content in (whole[:-30], b"hello", b""):
+        (tmp_path / "x.npz").write_bytes(content)
+        with pytest.raises(UserError, match=r"x\.npz is damaged"):
+            read_arrays(tmp_path / "x.npz", ["a"])
 
 
 def test_published_sizes_are_within_the_bounds():

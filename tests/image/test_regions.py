@@ -347,7 +347,7 @@ def test_all_of_a_picture_stays(run):
         (("--image", "grey.png", "--keep", "nosuch"), "what to keep is 'nosuch'"),
         (("--image", "grey.png", "--keep", "border", "--labels", "7"), "label 7 is out of range"),
         (("--image", "text.npz", "--keep", "border"), "text.npz"),
-        (("--image", "other.npz", "--keep", "border"), "other.npz has no array tokens"),
+        (("--image", "other.npz", "--keep", "border"), "other.npz: there is no such array in it"),
         (("--image", "whole.npz", "--keep", "border"), "has tokens int64 [1, 16, 16]"),
         (("--image", "nan.npz", "--keep", "border"), "nan.npz has tokens that are NaN or infinite"),
     ],

@@ -305,15 +305,6 @@ def test_weights_on_disk_that_are_not_floating_point(tmp_path, params):
     unloadable(path, "backbone/mask_token has type int32; weights are floating point")
 
 
-def test_a_name_of_a_hundred_thousand_slashes(tmp_path, params):
-    path = single(tmp_path, params)
-    deep = {"/" * 100_000: np.zeros(1, np.float32)}
-    safetensors.numpy.save_file(
-        {**{str(i): deep["/" * 100_000] for i in range(9)}, **deep}, path / "params.safetensors"
-    )
-    unloadable(path, "is not a tensor's name")
-
-
 def test_misuse_is_one_sentence(tmp_path):
     tiny.save_mar(tmp_path / "m")
     found = weights.load(tmp_path / "m")

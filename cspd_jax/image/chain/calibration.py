@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,7 +22,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax._utils import files, limits
-from cspd_jax._utils.zip_files import read_arrays
 from cspd_jax.diffusion.chain import predict
 from cspd_jax.diffusion.gaussian import predicted_x0, transition_from_x0
 from cspd_jax.diffusion.schedule import sampling_schedule
@@ -238,8 +236,7 @@ def read(path: Path, model: ImageModel, options: Options) -> Calibration | None:
     shapes["contexts"] = contexts
     if not limits.is_there(path):
         return None
-    most = {name: 4 * math.prod(_MAX_CONTEXTS if n is None else n for n in shapes[name]) for name in shapes}
-    arrays = read_arrays(path, most)
+    arrays = files.read_arrays(path, shapes)
     for name, array in arrays.items():
         fits = array.ndim == len(shapes[name]) and all(
             have == want or want is None for have, want in zip(array.shape, shapes[name])
