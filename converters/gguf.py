@@ -17,8 +17,7 @@ import numpy as np
 
 from cspd_jax.converters import gguf_tokenizer
 from cspd_jax.converters._tables import Entry, Format, Shapes, Table
-from cspd_jax.converters.gguf_header import read_header
-from cspd_jax.converters.gguf_tensors import GGUFTensor, tensors
+from cspd_jax.converters.gguf_file import GGUFTensor, read
 from cspd_jax.converters.hf_config import Values
 from cspd_jax.errors import UserError, naming
 from cspd_jax.networks.layers import frequencies
@@ -65,9 +64,8 @@ class GGUF:
 
 def open_gguf(path: str | os.PathLike) -> GGUF:
     path = Path(path)
-    header = read_header(path)
-    found = tensors(path, header)
-    return GGUF(path, header.metadata, found, found.pop(_FACTORS, None))
+    metadata, tensors = read(path)
+    return GGUF(path, metadata, tensors, tensors.pop(_FACTORS, None))
 
 
 def make_config(file: GGUF) -> LMConfig:

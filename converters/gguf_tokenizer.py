@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from cspd_jax._utils import limits
 from cspd_jax.errors import UserError, shown
 
 _CONTROL, _USER_DEFINED, _UNUSED = 3, 4, 5  # types of tokens
@@ -48,10 +47,7 @@ def files(metadata: Mapping[str, Any], where: str) -> dict[str, bytes]:
         return {}
     tokens, types = _tokens(metadata, where)
     written = {"tokenizer.json": _tokenizer(metadata, tokens, types, where), **_settings(metadata, tokens)}
-    contents = {name: json.dumps(v, ensure_ascii=False).encode() for name, v in written.items()}
-    if len(contents["tokenizer.json"]) > limits.TOKENIZER_BYTES:
-        raise UserError(f"{where} has a tokenizer of more than {limits.TOKENIZER_BYTES} bytes")
-    return contents
+    return {name: json.dumps(v, ensure_ascii=False).encode() for name, v in written.items()}
 
 
 def missing(metadata: Mapping[str, Any]) -> str | None:
@@ -82,16 +78,15 @@ def _tokens(metadata: Mapping[str, Any], where: str) -> tuple[list[str], np.ndar
     tokens, types = _texts(metadata, "tokens", where), metadata.get("tokenizer.ggml.token_type")
     if types is None:
         return tokens, np.ones(len(tokens), int)
-    if not isinstance(types, np.ndarray) or types.dtype.kind not in "iu" or len(types) != len(tokens):
+    if not isinstance(types, list) or len(types) != len(tokens):
         raise UserError(f"{where}: tokenizer.ggml.token_type is not one number for each of the tokens")
-    return tokens, types
+    return tokens, np.array(types)
 
 
 def _texts(metadata: Mapping[str, Any], name: str, where: str) -> list[str]:
-    value = metadata.get(f"tokenizer.ggml.{name}")
-    texts = value.tolist() if isinstance(value, np.ndarray) and not value.size else value
+    texts = metadata.get(f"tokenizer.ggml.{name}")
     if not isinstance(texts, list):
-        raise UserError(f"{where}: tokenizer.ggml.{name} is {shown(value)}; it must be a list of texts")
+        raise UserError(f"{where}: tokenizer.ggml.{name} is {shown(texts)}; it must be a list of texts")
     return texts
 
 

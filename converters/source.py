@@ -28,7 +28,7 @@ from cspd_jax.converters import (
     sphere_vae,
 )
 from cspd_jax.converters._tables import Format, Put, Tensor, check_type
-from cspd_jax.converters.gguf_header import is_gguf
+from cspd_jax.converters.gguf_file import is_gguf
 from cspd_jax.converters.safetensors_file import open_safetensors
 from cspd_jax.converters.torch_file import LazyTensor, Namespace, open_checkpoint, total_bytes
 from cspd_jax.errors import UserError

@@ -26,12 +26,7 @@ PROMPT_IDS = 2**28  # of all prompts of a call, padded
 LISTED = 2**10  # entries of a list in a configuration
 TEXT = 2**12  # characters of a text in a configuration
 
-TOKENIZER_BYTES = 2**26
 
-METADATA_BYTES = 2**26  # of a GGUF file, which holds a tokenizer
-METADATA_VALUES = 2**22
-ALIGNMENT = 2**16  # bytes that a tensor's place is a multiple of
-TENSORS = 2**17
 NAME = 200  # characters of a tensor's name
 SHARDS = 2**12
 PIXELS = 2**26  # of a picture
