@@ -210,25 +210,19 @@ MASKED = ("masked", "--model", "{llada}", *PROMPTS, "--new-tokens", "4")
 @pytest.mark.parametrize(
     "command, sentence",
     [
-        (("text", "--target", "missing"), "missing is neither a checkpoint folder nor one of the names"),
         (("text", "--target", "{llada}", *PROMPTS), "is a masked-diffusion model; use cspd-jax masked"),
         (("masked", "--model", "{llama}", *PROMPTS), "is a causal model; use cspd-jax text"),
         (("text", "--target", "{llama}", "--prompt", "x"), "the model has no tokenizer.json"),
-        (("text", "--target", "{llama}", "--prompt-ids", "1,x"), "is not a list of whole numbers"),
-        (("text", "--target", "{llama}", "--prompt-ids", "1,40", "--new-tokens", "4"), "id 40 in a prompt"),
         ((*TEXT, "--new-tokens", "61"), "4 tokens and 61 new ones are more"),
         ((*TEXT, "--draft", "{llada}"), "cannot draft"),
-        ((*TEXT, "--temperature", "-1"), "temperature is"),
         ((*TEXT, "--top-p", "0.9"), "--top-p is for sampling"),
         ((*TEXT, "--method", "plain", "--draft", "int8"), "not with --method plain"),
         ((*MASKED, "--steps", "2"), "--steps is for"),
         ((*MASKED, "--top-k", "2"), "--top-k goes with --accept top-k"),
         ((*MASKED, "--top-p", "0.9"), "have no effect at temperature 0 with --confidence clean; give"),
         ((*MASKED, "--alg-temp", "0.1"), "--place-temperature goes with --confidence probability"),
-        ((*MASKED, "--temperature", "0.2", "--top-p", "2"), "top_p is 2.0; it must be above 0"),
         ((*MASKED, "--method", "stepwise", "--draft-len", "2"), "for --method ssd, not for stepwise"),
         ((*MASKED, "--animate", "--json"), "exclude each other"),
-        (("masked", "--model", "{llada}", "--prompt-ids", ""), "is not a list of whole numbers"),
     ],
 )  # fmt: skip
 def test_refused(folders, capsys, command, sentence):

@@ -10,11 +10,8 @@ import pytest
 from cspd_jax.__main__ import main
 from cspd_jax._utils.files import read_arrays
 from cspd_jax._utils.json_files import read_json
-from cspd_jax._utils.typed import read_fields
 from cspd_jax.converters.safetensors_file import open_safetensors
 from cspd_jax.errors import UserError, one_line, shown
-from cspd_jax.networks.config import MAR_PRESETS, KLConfig, MARConfig
-from cspd_jax.networks.lm_config import LMConfig
 
 
 def test_sentences_are_one_printable_line_of_sane_length():
@@ -66,45 +63,3 @@ def test_arrays_are_read(tmp_path):
         (tmp_path / "x.npz").write_bytes(content)
         with pytest.raises(UserError, match=r"x\.npz is damaged"):
             read_arrays(tmp_path / "x.npz", ["a"])
-
-
-def test_published_sizes_are_within_the_bounds():
-    """The largest models that there are, by each of their sizes."""
-    assert len(MAR_PRESETS) == 3 and KLConfig().blocks == 20
-    common = {"family": "llama", "activation": "silu", "rope_theta": 500_000.0}
-    llama_405b = {
-        "width": 16_384,
-        "depth": 126,
-        "heads": 128,
-        "kv_heads": 8,
-        "head_dim": 128,
-        "mlp_width": 53_248,
-    }
-    LMConfig(vocab_size=128_256, known_ids=128_256, max_positions=131_072, **llama_405b, **common)
-    gemma = {"width": 5376, "depth": 62, "heads": 32, "kv_heads": 16, "head_dim": 128, "mlp_width": 21_504}
-    LMConfig(vocab_size=262_208, known_ids=262_144, max_positions=10_485_760, **gemma, **common)
-
-
-@pytest.mark.parametrize(
-    "changes, sentence",
-    [
-        ({"groups": 3}, "128 channels, which 3 groups do not divide"),
-        ({"channel_mult": ()}, "has 0 levels"),
-        ({"channel_mult": (1,) * 13}, "has 13 levels"),
-        ({"channel_mult": (10**9,)}, "channel_mult is 1000000000; it must be at most 1024"),
-        ({"channels": 0}, "channels is 0; it must be at least 1"),
-        ({"num_res_blocks": 20_000}, "num_res_blocks is 20000; it must be at most"),
-    ],
-)
-def test_autoencoders_of_impossible_sizes(changes, sentence):
-    with pytest.raises(UserError, match=sentence):
-        KLConfig(**changes)
-
-
-def test_lists_and_texts_of_a_configuration(tmp_path):
-    with pytest.raises(UserError, match=r"x field respacing is 'aaaa.*; it must be a string of at most 4096"):
-        read_fields(MARConfig, {"respacing": "a" * 5000}, "x", every=False)
-    with pytest.raises(UserError, match="x field channel_mult lists 2000 values; it may list 1024"):
-        read_fields(KLConfig, {"channel_mult": [1] * 2000}, "x", every=False)
-    with pytest.raises(UserError, match="the model's eos_ids are 2000, more than 1024"):
-        LMConfig("llama", 9, 9, 8, 1, 1, 1, 8, 8, 8, eos_ids=(1,) * 2000)

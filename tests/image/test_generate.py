@@ -106,20 +106,11 @@ def test_old_keys_and_one_key_each(model):
 @pytest.mark.parametrize(
     "options, sentence",
     [
-        ({"cfg": -1.0}, "cfg is -1.0"),
-        ({"cfg": float("nan")}, "cfg is nan"),
         ({"temperature": 0.0}, "temperature is 0.0"),
-        ({"temperature": float("inf")}, "temperature is inf"),
-        ({"num_iter": 0}, "num_iter is 0"),
-        ({"num_iter": 10**9}, "num_iter is 1000000000"),
-        ({"num_iter": 2.5}, "num_iter is 2.5"),
         ({"respacing": "ddim300"}, "respacing 'ddim300'"),
         ({"respacing": 1}, "single step"),
-        ({"cfg_schedule": "cubic"}, "schedule 'cubic'"),
         ({"labels": [5]}, "label 5 is out of range"),
-        ({"labels": [-2]}, "label -2 is out of range"),
         ({"labels": []}, "at least one class"),
-        ({"labels": [0.5]}, "at least one class"),
     ],
 )
 def test_mistakes(model, options, sentence):

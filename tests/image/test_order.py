@@ -120,26 +120,6 @@ def test_the_law_in_this_order(method):
 
 
 @pytest.mark.parametrize(
-    "argv, sentence",
-    [
-        (("--order", "far"), "'far' is unknown; it is spread, or left out"),
-        (("--order", "spread", "--gtr", "1"), "--order and --gtr are two orders of the tokens"),
-        (("--gtr", "1", "--order", "spread"), "--order and --gtr are two orders of the tokens"),
-        (("--order", "spread", "--target", "default-causal"), "a causal model's tokens come row by row"),
-    ],
-)
-def test_orders_refused(argv, sentence, capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(compilation, "use_cache", lambda: None)
-    try:
-        code = main(["generate", *argv])
-    except SystemExit as exit:
-        code = exit.code
-    out, err = capsys.readouterr()
-    assert code == 2 and out == "" and sentence in err and "Traceback" not in err
-
-
-@pytest.mark.parametrize(
     "length, spread, sentence",
     [(6, Spread(), "6 tokens are no square"), (9, Spread(0), "must be at least 1")],
 )

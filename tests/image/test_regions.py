@@ -90,19 +90,6 @@ def test_what_is_no_region(model, what, sentence):
         keep(what, model)
 
 
-@pytest.mark.parametrize("seed", [-1, "a", 1.5, None, True])
-def test_what_is_no_seed(model, seed):
-    with pytest.raises(UserError, match="seed is"):
-        keep("50%", model, seed)
-
-
-@pytest.mark.parametrize("of", ["words", None, 3])
-def test_what_is_no_model(of):
-    for call in (lambda: keep("50%", of), lambda: to_tokens(of, np.zeros((1, 16, 16, 1), np.uint8))):
-        with pytest.raises(UserError, match="model is"):
-            call()
-
-
 def test_pictures_are_tokens_and_back(model, folder):
     pictures = np.random.default_rng(0).integers(0, 256, (2, 16, 16, 1), np.uint8)
     np.testing.assert_array_equal(cspd_jax.to_images(model, to_tokens(model, pictures)), pictures)
@@ -303,33 +290,24 @@ def test_all_of_a_picture_stays(run):
     "argv, sentence",
     [
         (("--keep", "border"), "--keep is about the picture of --image; name one"),
-        (("--resize",), "--resize is about the picture of --image"),
-        (("--place", "0,0"), "--place is about the picture of --image"),
         (("--image", "part.png", "--place", "8,8"), "part.png is 9x8, and does not lie in the model's 16x16"),
         (("--image", "part.png", "--place", "0,0", "--resize"), "leave out --keep and --resize"),
         (("--image", "nan.npz", "--place", "0,0"), "--place takes a PNG or JPEG as it is"),
         (("--image", "sliver.png", "--place", "1,1"), "fills no whole token"),
         (("--image", "part.png", "--place", "3,3"), "part.png at 3,3 lies across tokens, which are 4x4"),
         (("--image", "small.png", "--place", "7,8"), "would stay; the nearest place on their grid is 8,8"),
-        (("--image", "part.png", "--place", "7,1"), "would stay; the nearest place on their grid is 4,0"),
         (
             ("--image", "whole.npz", "--keep", "left-half", "--resize"),
             "and whole.npz has tokens; leave it out",
         ),
-        (("--image", "pointer.png", "--keep", "border"), "pointer.png is a pointer of Git LFS; fetch the"),
         (("--image", "grey.png"), "say with --keep what of the picture stays"),
         (("--image", "nosuch.png", "--keep", "border"), "'nosuch.png' does not exist"),
         (("--image", "left-half", "--keep", "border"), "'left-half' holds no pictures"),
-        (("--image", "grey.png", "--keep", "left-half/"), "'left-half/grey.png' does not exist"),
-        (("--image", "pipe", "--keep", "border"), "'pipe' is no file; give a picture"),
-        (("--image", "text.png", "--keep", "border"), "text.png cannot be read as a PNG or JPEG"),
         (
             ("--image", "large.png", "--keep", "border"),
             "large.png is 32x32 and the model's pictures are",
         ),
         (("--image", "alpha.png", "--keep", "border"), "alpha.png has transparent pixels"),
-        (("--image", "deep.png", "--keep", "border"), "deep.png has more than 8 bits a channel"),
-        (("--image", "moving.png", "--keep", "border"), "moving.png is animated"),
         (
             ("--image", "grey.png", "--keep", "black.png"),
             "--keep black.png, of which white (255) stays, keeps no whole",
@@ -338,17 +316,8 @@ def test_all_of_a_picture_stays(run):
             ("--image", "grey.png", "--keep", "small.png"),
             "small.png is 8x8 and the model's pictures are",
         ),
-        (
-            ("--image", "grey.png", "--keep", "between.png"),
-            "between.png is no black and white picture: 100% of it",
-        ),
-        (("--image", "grey.png", "--keep", "green.png"), "green.png is no black and white picture: 100%"),
-        (("--image", "grey.png", "--keep", "nosuch.PNG"), "'nosuch.PNG' does not exist"),
-        (("--image", "grey.png", "--keep", "nosuch"), "what to keep is 'nosuch'"),
         (("--image", "grey.png", "--keep", "border", "--labels", "7"), "label 7 is out of range"),
-        (("--image", "text.npz", "--keep", "border"), "text.npz"),
         (("--image", "other.npz", "--keep", "border"), "other.npz: there is no such array in it"),
-        (("--image", "whole.npz", "--keep", "border"), "has tokens int64 [1, 16, 16]"),
         (("--image", "nan.npz", "--keep", "border"), "nan.npz has tokens that are NaN or infinite"),
     ],
 )

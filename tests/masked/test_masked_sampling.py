@@ -11,7 +11,6 @@ import pytest
 from laws import FALSE_ALARM, counts_p_value
 from masked_models import LLADA, MASK, PLACES, V, canvas, params_of
 
-from cspd_jax.errors import UserError
 from cspd_jax.masked import Options, SelfSpeculation, Stepwise, generate, passes, stepwise
 from cspd_jax.masked.options import CONFIDENCES
 from cspd_jax.masked.rule import candidates, choose, place_noise, step_noise
@@ -274,26 +273,6 @@ def test_lladas_schedule(places, block, steps):
     assert list(stepwise.llada_quotas(places, block, steps)) == of_block * (places // block)
     if (places, block, steps) == (96, 32, 30):
         assert of_block == [4, 4, 3, 3, 3, 3, 3, 3, 3, 3]
-
-
-@pytest.mark.parametrize(
-    "options, sentence",
-    [
-        ({"top_p": 0.9}, "top_p has no effect at temperature 0 with confidence 'clean'"),
-        ({"top_k": 3, "confidence": "random"}, "top_k has no effect at temperature 0"),
-        ({"top_p": 0.0, "temperature": 1.0}, "top_p is 0.0; it must be above 0 and at most 1"),
-        ({"top_k": 0, "temperature": 1.0}, "top_k is 0; it must be at least 1"),
-        ({"confidence": "origin"}, "confidence is 'origin'; it must be one of clean, probability, margin"),
-        ({"place_temperature": 0.1}, "place_temperature is for confidence 'probability', 'margin' and"),
-        ({"place_temperature": -0.5, "confidence": "entropy"}, "place_temperature is -0.5; it must be above"),
-        ({"place_temperature": 0.1, "confidence": "entropy", "key": None}, "place_temperature needs a key"),
-        ({"confidence": "random", "key": None}, "confidence 'random' needs a key"),
-    ],
-)
-def test_refused(options, sentence):
-    options = {"key": jax.random.key(0)} | options
-    with pytest.raises(UserError, match=sentence):
-        generate(options.pop("key"), (LM(LLADA, jnp.float64), None), [[1]], options=Options(**options))
 
 
 @pytest.mark.slow

@@ -129,16 +129,11 @@ def test_what_does_not_fit(float64):
     with pytest.raises(UserError, match="what cspd_jax\\.load_head returns"):
         text.draft_from_states(target, target)
     network, own = head
-    gone = jnp.ones(own["norm"]["scale"].shape)
-    gone.delete()
     ids = own["ids"]
     for other, sentence in (
         ({"join": own["mlp"]}, "parameters of the head: the parameters do not fit the network: missing join"),
         ({"ids": ids[:5]}, r"ids is \[5\] instead of \[8\]"),
-        ({"norm": {"scale": gone}}, "parameters of the head have been deleted"),
         ({"ids": ids + 5}, "the ids of the head are not different ones of the target's 11"),
-        ({"ids": ids + 0.5}, "the ids of the head are not different ones"),
-        ({"norm": {"scale": ids}}, "parameters of the head are of type int32"),
     ):
         model = HeadModel("head", network, {**own, **other})
         with pytest.raises(UserError, match=sentence):

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from cspd_jax.errors import UserError
 from cspd_jax.image.pixels import as_bytes
 from cspd_jax.tools.evaluation import words as measures
 from cspd_jax.tools.evaluation.classifier import ClassifierConfig
@@ -94,19 +93,3 @@ def test_misspelt_words_and_other_frequencies_are_refuted():
     # Words that come in pairs are no more frequent, and pictures are permuted as a whole.
     pairs = np.repeat(drawn(4, 0.01)[:, :4], 2, axis=1)
     assert measures.as_often_right(first, pairs, LABELS) > FALSE_ALARM
-
-
-@pytest.mark.parametrize(
-    "settings, message",
-    [
-        ({"topics": ("animals", "cars")}, "the topic 'cars' has no words; topics are animals, food"),
-        ({"topics": ()}, "must be different ones, at least one"),
-        ({"lines": 5}, "a word of 6 letters does not fit a line of 5 cells"),
-        ({"extent": 9.0}, "letters of 9.0 pixels do not fit cells of 8"),
-        ({"indents": 0}, "indents is 0; it must be at least 1"),
-        ({"fonts": ()}, "need at least one font"),
-    ],
-)
-def test_settings_that_cannot_be(settings, message):
-    with pytest.raises(UserError, match=message):
-        WordsConfig(**settings)
