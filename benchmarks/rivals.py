@@ -45,7 +45,7 @@ from cspd_jax.tools.evaluation.equality import FALSE_ALARM
 from cspd_jax.tools.evaluation.fid import frechet_distance
 from cspd_jax.training.data.words import Words, WordsConfig
 from cspd_jax.training.presets import PRESETS
-from cspd_jax.training.settings_file import to_json
+from cspd_jax.training.settings import to_json
 from cspd_jax.weights import models
 
 NOISY = {"final_noise": True}

@@ -25,7 +25,7 @@ from cspd_jax.keys import row_keys, seed_key
 from cspd_jax.reports.image import device
 from cspd_jax.tools.evaluation import classifier as classifiers
 from cspd_jax.tools.evaluation import fid, words
-from cspd_jax.training import settings_file
+from cspd_jax.training import settings
 from cspd_jax.training.data.source import Batch
 from cspd_jax.training.data.words import Words
 from cspd_jax.training.image.data import make_source
@@ -75,7 +75,7 @@ def machine() -> dict[str, Any]:
 
 def training_config(model) -> Any:
     """Returns the settings of the run that made a model."""
-    return settings_file.from_json(model.metadata["extra"]["training"])
+    return settings.from_json(model.metadata["extra"]["training"], model.name)
 
 
 def held_out(source, count: int) -> Batch:

@@ -9,12 +9,11 @@ from typing import Any
 
 from cspd_jax.cli._arguments import positive
 from cspd_jax.cli._output import progress
-from cspd_jax.cli.train import absolute_name, add_run_flags, beginning, configure, finish, run_options
-from cspd_jax.errors import UserError, check_whole
+from cspd_jax.cli.train import add_run_flags, configure, finish, run_options
+from cspd_jax.errors import UserError
 
 _PRESET = "glyphs-draft"
 _STATES = "text-states"
-_MOST_SAMPLES = 2**20
 
 
 def add_parser(subparsers) -> None:
@@ -70,33 +69,30 @@ def add_parser(subparsers) -> None:
 
 def run(args: argparse.Namespace) -> None:
     _check_states(args)
-    if args.samples is not None:
-        check_whole("--samples", args.samples, 1, _MOST_SAMPLES)
-        if args.origin in (None, "data") and not args.states and not args.resume:
-            raise UserError("--samples is for drafts that learn on them: add --from target or both")
+    if args.samples is not None and args.origin in (None, "data") and not args.states:
+        raise UserError("--samples is for drafts that learn on them: add --from target or both")
     config = configure(args, lambda: _begun(args))
     from cspd_jax.training.distill import distill
-    from cspd_jax.training.provenance import Provenance
+    from cspd_jax.training.recipe import Beginning
 
-    asked = Provenance(
-        "distill",
-        absolute_name(args.init),
-        absolute_name(args.target),
-        args.origin,
-        args.samples,
+    begun = Beginning(
+        init=args.init,
+        target=args.target,
+        origin=args.origin,
+        samples=args.samples,
         ids=args.ids,
-        prompts=args.prompts and os.path.abspath(args.prompts),
+        prompts=args.prompts,
         questions=args.questions,
     )
     start = time.monotonic()
-    trained = distill(config, args.out, beginning(args, asked), run_options(args, config), progress)
+    trained = distill(config, args.out, begun, run_options(args, config), progress)
     finish(args, trained, start, "distill")
 
 
 def _begun(args: argparse.Namespace):
     """The settings of a new run: of the preset, or those that fit the target, on what that was trained on."""
     from cspd_jax.networks.config import MARConfig
-    from cspd_jax.training import presets, settings_file
+    from cspd_jax.training import presets, settings
     from cspd_jax.training.data.folder import FolderConfig
     from cspd_jax.weights import models
 
@@ -113,22 +109,12 @@ def _begun(args: argparse.Namespace):
     elif trained is None:
         raise UserError(f"{args.target} does not say what it was trained on; give --data DIR, or a --preset")
     else:
-        data = settings_file.from_json(trained, args.target).data
+        data = settings.from_json(trained, args.target).data
     return presets.draft_of(outline.config, data)
 
 
 def _check_states(args: argparse.Namespace) -> None:
-    """Chooses the preset of a head; UserError if its options are incomplete, or for something else.
-
-    A run that is resumed keeps its own.
-    """
-    from cspd_jax.training import settings_file
-    from cspd_jax.training.config import HeadTrainConfig
-
-    if args.resume and (stored := settings_file.read(args.out)) is not None:
-        if args.states and not isinstance(stored, HeadTrainConfig):
-            raise UserError(f"the run in {args.out} does not train a head; leave out --states")
-        return
+    """Chooses the preset of a head; UserError if its options are incomplete, or for something else."""
     args.states |= args.preset == _STATES
     own = {"--prompts": args.prompts, "--questions": args.questions, "--ids": args.ids}
     if not args.states:
@@ -138,16 +124,6 @@ def _check_states(args: argparse.Namespace) -> None:
     if args.target is None or (args.prompts is None and args.questions is None):
         missing = "--target" if args.target is None else "--prompts or --questions"
         raise UserError(f"a head learns from a target's answers to prompts; {missing} is missing")
-    for name in ("origin", "data", "init"):
-        if getattr(args, name) is not None:
-            flag = "from" if name == "origin" else name
-            raise UserError(
-                f"--{flag} is not for --states; a head begins with its target, and learns from it"
-            )
-    if sizes := [setting for setting in args.set if setting.startswith("model.")]:
-        raise UserError(f"--set {sizes[0]}: a head takes its sizes from its target; of its own it has --ids")
-    if args.questions is not None:
-        check_whole("--questions", args.questions, 1, _MOST_SAMPLES)
     if args.preset not in (None, _STATES):
         raise UserError(f"--states goes with the preset {_STATES}, not with {args.preset}")
     args.preset = _STATES

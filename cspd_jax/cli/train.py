@@ -5,15 +5,14 @@ from __future__ import annotations
 import argparse
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from cspd_jax.cli._arguments import add_mesh_option, mesh_of, new_folder, positive, whole
+from cspd_jax.cli._arguments import add_mesh_option, mesh_of, new_folder, positive
 from cspd_jax.cli._output import progress, result
-from cspd_jax.errors import UserError, shown
+from cspd_jax.errors import UserError
 
 _PRESET = "glyphs"
-_MOST_WORKERS = 256
 _SHORTCUTS = ("steps", "batch", "seed", "learning_rate")
 
 
@@ -33,22 +32,7 @@ def add_parser(subparsers) -> None:
         help="the folder of images, with a sub-folder for each class if there are several; without --preset"
         " it is learned by a small model of the images' own size, up to 64 x 64 (preset folder)",
     )
-    folder.add_argument(
-        "--vae",
-        metavar="NAME",
-        help="train on the latents of kl16 or a converted KL-16 (folders of images), or on the tokens of an"
-        " S-VAE (preset glyphs-sphere)",
-    )
-    folder.add_argument("--cache", metavar="DIR", help="where decoded images or latents are kept")
-    folder.add_argument(
-        "--stream",
-        nargs="?",
-        type=_workers,
-        const=0,
-        metavar="WORKERS",
-        help="keep no decoded images, for folders that do not fit: read the files ahead of the steps, by"
-        " threads, or by so many processes (needs the extra grain)",
-    )
+    folder.add_argument("--vae", metavar="NAME", help="train on the latents of kl16 or a converted KL-16")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(func=run, shares_work=True)
 
@@ -82,43 +66,29 @@ def add_run_flags(parser: argparse.ArgumentParser, default: str) -> None:
         help="change any setting, for example model.encoder_width=64 or data.rotation=4; repeatable;"
         " an unknown name lists them",
     )
-    parser.add_argument(
-        "--tensorboard",
-        action="store_true",
-        help="write the metrics into OUT/tensorboard as well, as event files (which need no other package)",
-    )
     parser.add_argument("--stop-at", type=positive, metavar="STEP", help="stop early, to be resumed later")
 
 
 def run(args: argparse.Namespace) -> None:
     config = _configured(args)  # a wrong name or value is reported before jax is loaded
-    from cspd_jax.training.config import HeadTrainConfig, TextTrainConfig, VAETrainConfig
-    from cspd_jax.training.provenance import Provenance
+    from cspd_jax.training.config import HeadTrainConfig, TextTrainConfig
+    from cspd_jax.training.recipe import Beginning
 
     if isinstance(config, HeadTrainConfig):
         raise UserError("a head learns from its target: cspd-jax distill --states trains one")
     start = time.monotonic()
-    begun = beginning(args, Provenance("train", init=absolute_name(args.init), vae=absolute_name(args.vae)))
-    options = run_options(args, config)
+    begun, options = Beginning(init=args.init, vae=args.vae), run_options(args, config)
     if isinstance(config, TextTrainConfig):
         from cspd_jax.training.text import recipes as text_recipes
 
-        if begun.vae or args.cache or args.stream is not None:
-            raise UserError("--vae, --cache and --stream are for folders of images, not for text")
+        if begun.vae:
+            raise UserError("--vae is for folders of images, not for text")
         trained = text_recipes.train(config, args.out, begun, options, progress)
     else:
         from cspd_jax.training.image import recipes as image_recipes
 
-        autoencoder = isinstance(config, VAETrainConfig)
-        recipe: Any = image_recipes.train_autoencoder if autoencoder else image_recipes.train
-        trained = recipe(config, args.out, begun, options, args.cache, args.stream)
+        trained = image_recipes.train(config, args.out, begun, options)
     finish(args, trained, start, "train")
-
-
-def _workers(text: str) -> int:
-    if (number := whole(text)) > _MOST_WORKERS:
-        raise argparse.ArgumentTypeError(f"{number} is more than {_MOST_WORKERS} processes")
-    return number
 
 
 def run_options(args: argparse.Namespace, config):
@@ -128,24 +98,7 @@ def run_options(args: argparse.Namespace, config):
     if args.stop_at is not None and args.stop_at > config.steps:
         raise UserError(f"--stop-at {args.stop_at} is beyond the run, which has {config.steps} steps")
     placement = Placement(config.batch, mesh_of(args), config.accumulate)
-    return RunOptions(args.resume, args.stop_at, placement=placement, tensorboard=args.tensorboard)
-
-
-def absolute_name(name: str | None) -> str | None:
-    """A model's name, or the absolute path of its folder: what it means when the run is resumed elsewhere."""
-    from cspd_jax.weights import models
-
-    if name is None or name in models.NAMES or name in models.TEXT_DEFAULTS or not os.path.isdir(name):
-        return name
-    return os.path.abspath(name)
-
-
-def beginning(args: argparse.Namespace, asked):
-    """What the run began with: as recorded if it is resumed, else as asked."""
-    from cspd_jax.training import settings_file
-
-    recorded = settings_file.read_begun(args.out) if args.resume else None
-    return asked if recorded is None else recorded.resumed(asked, str(args.out))
+    return RunOptions(args.resume, args.stop_at, placement=placement)
 
 
 def finish(args: argparse.Namespace, trained, start: float, command: str) -> None:
@@ -176,72 +129,26 @@ def _configured(args: argparse.Namespace):
 
 def configure(args: argparse.Namespace, begin: Callable[[], Any]):
     """The settings of the run: those of `begin`, or of the run in OUT, changed by the options."""
-    from cspd_jax.training import settings_file
+    from cspd_jax.training import settings
     from cspd_jax.training.config import with_settings
 
-    stored = settings_file.read(args.out) if args.resume else None
+    stored = settings.read(args.out) if args.resume else None
     config = begin() if stored is None else stored
     if args.data is not None:
         if not hasattr(config.data, "root"):
             raise UserError("--data names a folder of images; it goes with the presets folder and mar-base")
-        root = os.path.abspath(args.data)
-        if stored is not None and os.path.abspath(config.data.root) == root:
-            root = config.data.root  # as it was written there
-        if stored is None and os.path.abspath(args.out).startswith(os.path.join(root, "")):
-            raise UserError(f"--out {args.out} lies in the folder of --data, whose folders are classes")
-        args.set.insert(0, f"data.root={root}")
-    given = [name for name in _SHORTCUTS if getattr(args, name) is not None]
-    if twice := [name for name in given for setting in args.set if setting.partition("=")[0] == name]:
-        raise UserError(f"--{twice[0].replace('_', '-')} and --set {twice[0]} say the same; give one of them")
-    settings = [f"{name}={getattr(args, name)}" for name in given]
+        args.set.insert(0, f"data.root={os.path.abspath(args.data)}")
+    shortcuts = [f"{name}={getattr(args, name)}" for name in _SHORTCUTS if getattr(args, name) is not None]
     if stored is None and args.steps is not None:
-        settings += fitting_schedule(config, args.steps, args.set)
-    changed = with_settings(config, [*settings, *args.set])
-    settings_file.check(changed)
-    if stored is not None:
-        _check_resumed(args, stored, changed)
+        shortcuts += fitting_schedule(config, args.steps, args.set)
+    changed = with_settings(config, [*shortcuts, *args.set])
+    if stored is not None and (changed.model, changed.data, changed.seed) != (
+        stored.model,
+        stored.data,
+        stored.seed,
+    ):
+        raise UserError(f"the model, data and seed of the run in {args.out} stay as they are when it goes on")
     return changed
-
-
-def _check_resumed(args: argparse.Namespace, stored: Any, changed: Any) -> None:
-    """UserError for settings with which the run in OUT cannot go on, or which nothing would be done with."""
-    from cspd_jax.training import presets
-    from cspd_jax.training.data.folder import FolderConfig
-    from cspd_jax.training.run_folder import newest_step
-
-    if args.preset is not None:
-        of_folder = args.preset == presets.FOLDER
-        kind = FolderConfig if of_folder else type(presets.preset(args.preset).data)
-        if kind is not type(stored.data):
-            raise UserError(
-                f"the run in {args.out} learns from something else than --preset {args.preset}; leave it out"
-            )
-    there, here = dict(_defining(stored)), dict(_defining(changed))
-    if differ := [name for name in there if there[name] != here.get(name)]:
-        raise UserError(
-            f"the run in {args.out} has {differ[0]} {shown(there[differ[0]])}, not"
-            f" {shown(here.get(differ[0]))}; the model, data and seed of a run cannot be changed when it is"
-            " resumed"
-        )
-    done = newest_step(args.out)
-    if args.stop_at is not None and args.stop_at < done:
-        raise UserError(f"the run in {args.out} is at step {done}, beyond --stop-at {args.stop_at}")
-    if changed != stored and done > changed.steps:
-        raise UserError(f"the run in {args.out} is at step {done}, beyond the {changed.steps} asked for")
-    more = args.tensorboard or any(getattr(args, name, None) is not None for name in ("cache", "stream"))
-    if done == changed.steps == stored.steps and (changed != stored or more):
-        raise UserError(
-            f"the run in {args.out} has taken its {done} steps, so nothing would come of these settings; ask"
-            " for more --steps, or leave them out"
-        )
-
-
-def _defining(config: Any) -> Iterator[tuple[str, Any]]:
-    """What a run is, setting by setting."""
-    yield "seed", config.seed
-    for part in ("model", "data"):
-        for name, value in vars(getattr(config, part)).items():
-            yield f"{part}.{name}", value
 
 
 def fitting_schedule(config, steps: int, given: Sequence[str] = ()) -> list[str]:

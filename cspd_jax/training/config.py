@@ -15,7 +15,6 @@ from cspd_jax.errors import UserError, shown
 from cspd_jax.networks.config import MARConfig, SphereConfig
 from cspd_jax.networks.eagle_config import EagleConfig
 from cspd_jax.networks.lm_config import LMConfig
-from cspd_jax.networks.sphere_config import SphereVAEConfig
 from cspd_jax.training.data.digits import DigitsConfig
 from cspd_jax.training.data.folder import FolderConfig
 from cspd_jax.training.data.glyphs import GlyphConfig
@@ -50,7 +49,7 @@ class RunConfig:
     sample_every: steps between samples or measurements; 0 makes none.
     """
 
-    model: MARConfig | SphereConfig | SphereVAEConfig | LMConfig | EagleConfig
+    model: MARConfig | SphereConfig | LMConfig | EagleConfig
     data: DataConfig | TextConfig
     steps: int = 10_000
     batch: int = 32
@@ -188,29 +187,6 @@ class FlowTrainConfig(RunConfig):
 
 
 ImageTrainConfig = TrainConfig | FlowTrainConfig
-
-
-@dataclasses.dataclass(frozen=True)
-class VAETrainConfig(RunConfig):
-    """One training run of an S-VAE.
-
-    kl_weight: of the divergence of a token's posterior from the uniform law on the sphere.
-    critic_weight: of what the critic says of the reconstruction.
-    critic_from: the step from which that counts; the critic learns from the first.
-    critic_width: channels of the critic's first layer.
-    """
-
-    model: SphereVAEConfig
-    data: DataConfig
-    kl_weight: float = 0.004
-    critic_weight: float = 0.1
-    critic_from: int = 0
-    critic_width: int = 64
-
-    def __post_init__(self):
-        super().__post_init__()
-        self._require("0 or more", not_negative, "kl_weight", "critic_weight", "critic_from")
-        self._require("a multiple of 4 up to 1024", lambda x: x in range(4, 1025, 4), "critic_width")
 
 
 @dataclasses.dataclass(frozen=True)

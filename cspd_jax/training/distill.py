@@ -8,8 +8,7 @@ import pathlib
 from cspd_jax.errors import UserError
 from cspd_jax.training.config import HeadTrainConfig, RunConfig, TextTrainConfig, TrainConfig
 from cspd_jax.training.image import recipes as image_recipes
-from cspd_jax.training.provenance import Provenance
-from cspd_jax.training.recipe import Tell, Trained, silent
+from cspd_jax.training.recipe import Beginning, Tell, Trained, silent
 from cspd_jax.training.run import RunOptions
 from cspd_jax.training.text import recipes as text_recipes
 from cspd_jax.training.text import states_recipe
@@ -18,14 +17,14 @@ from cspd_jax.training.text import states_recipe
 def distill(
     config: RunConfig,
     out: pathlib.Path,
-    begun: Provenance,
+    begun: Beginning,
     options: RunOptions = RunOptions(),
     tell: Tell = silent,
 ) -> Trained:
     """Trains a draft in the folder `out`: the same bits again if it is interrupted and resumed.
 
     config: the settings, such as `presets.preset("glyphs-draft")`.
-    begun: what it begins with, such as `Provenance("distill", target="default")`.
+    begun: what it begins with, such as `Beginning(target="default")`.
     tell: is told of long work before it begins.
     """
     if isinstance(config, HeadTrainConfig):

@@ -53,22 +53,6 @@ class Placement:
         """A pytree of arrays [B, ...] that every process has, spread over the data axis."""
         return jax.tree.map(lambda array: put(np.asarray(array), self._spread), batch)
 
-    def rows_here(self, batch: int) -> np.ndarray:
-        """Which rows of a batch this process's devices hold, in order: all of them if it is the only one."""
-        places = self._spread.addressable_devices_indices_map((batch,)).values()
-        return np.unique(np.concatenate([np.arange(batch)[place] for place in places]))
-
-    def put_rows(self, part: Any, rows: np.ndarray, batch: int) -> Any:
-        """A pytree of arrays [R, ...], the `rows_here` of a batch, spread over the data axis as the whole."""
-
-        def spread(array: np.ndarray) -> jax.Array:
-            def held(place: Any) -> np.ndarray:
-                return array[np.searchsorted(rows, np.arange(batch)[place[0]])]
-
-            return jax.make_array_from_callback((batch, *array.shape[1:]), self._spread, held)
-
-        return jax.tree.map(spread, part)
-
     @property
     def _spread(self) -> NamedSharding:
         return NamedSharding(self.mesh, PartitionSpec(DATA))

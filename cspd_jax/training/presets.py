@@ -7,13 +7,11 @@ from typing import Any
 
 from cspd_jax.errors import UserError
 from cspd_jax.networks.config import MAR_PRESETS, MARConfig, SphereConfig
-from cspd_jax.networks.sphere_config import SphereVAEConfig
 from cspd_jax.training.config import (
     FlowTrainConfig,
     ImageTrainConfig,
     RunConfig,
     TrainConfig,
-    VAETrainConfig,
 )
 from cspd_jax.training.data.digits import DigitsConfig
 from cspd_jax.training.data.folder import FolderConfig, look
@@ -119,7 +117,7 @@ _OF_FOLDER = TrainConfig(
     **_ALL_CONTEXTS,
 )
 
-PRESETS: dict[str, ImageTrainConfig | VAETrainConfig] = {
+PRESETS: dict[str, ImageTrainConfig] = {
     "glyphs": TrainConfig(
         model=_small(64, 128, 3, 128, 3),
         data=GlyphConfig(),
@@ -155,30 +153,6 @@ PRESETS: dict[str, ImageTrainConfig | VAETrainConfig] = {
         decay=2_400,
         copies=2,
         sample_every=1_000,
-    ),
-    # The autoencoder of `glyphs-sphere`, which learns its tokens: train --preset glyphs-sphere --vae ...
-    "glyphs-svae": VAETrainConfig(
-        model=SphereVAEConfig((16, 32, 64), 1, 2, latent_dim=8, image_channels=1),
-        data=GlyphConfig(),
-        steps=2_000,
-        learning_rate=1e-3,
-        warmup=100,
-        decay=1_500,
-        critic_from=1_000,
-        critic_width=16,
-        sample_every=500,
-    ),
-    "glyphs-sphere": FlowTrainConfig(
-        model=dataclasses.replace(
-            _small_causal(64, 128, 5, 128, 3), token_dim=8, on_sphere=True, patch_size=1, vae_stride=4
-        ),
-        data=GlyphConfig(),
-        steps=3_000,
-        learning_rate=2e-3,
-        warmup=200,
-        decay=2_400,
-        copies=2,
-        sample_every=0,
     ),
     "words": _WORDS_TARGET,
     # For `train --init` with a model of the preset before.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -10,11 +11,11 @@ import jax
 import numpy as np
 
 from cspd_jax import weights
-from cspd_jax._utils.files import remove, scratch_beside, written_beside
+from cspd_jax._utils.files import remove, scratch_beside, write_errors, written_beside
 from cspd_jax.errors import UserError
 from cspd_jax.training.config import RunConfig
 from cspd_jax.training.placement import gathered
-from cspd_jax.training.settings_file import to_json
+from cspd_jax.training.settings import to_json
 from cspd_jax.training.step import TrainState
 from cspd_jax.weights.folder import OWN_ENTRIES
 
@@ -23,6 +24,40 @@ Tell = Callable[[str], object]  # is told of long work before it begins
 
 def silent(_: str) -> None:
     """A `Tell` that listens to nothing."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Beginning:
+    """What a run begins with besides its settings; None is what the recipe usually takes.
+
+    init: the model whose weights it starts from.
+    vae: the autoencoder whose latents it learns.
+    target: of a draft, the model that it drafts for.
+    origin: whether a draft learns on data, target or both.
+    samples: how many samples, or answers, of the target.
+    ids: of a head, how many ids it has.
+    prompts: of a head, a file of them.
+    questions: of a head, how many the target asks itself.
+    """
+
+    init: str | None = None
+    vae: str | None = None
+    target: str | None = None
+    origin: str | None = None
+    samples: int | None = None
+    ids: int | None = None
+    prompts: str | None = None
+    questions: int | None = None
+
+
+def prepare(out: pathlib.Path, resume: bool) -> None:
+    """Makes the folder of a run; UserError if it is occupied and the run is not to be resumed."""
+    if out.exists() and not out.is_dir():
+        raise UserError(f"{out} is a file; name a folder for the run")
+    if not resume and out.exists() and any(out.iterdir()):
+        raise UserError(f"{out} is not empty; choose another folder, or continue that run with --resume")
+    with write_errors(out):
+        out.mkdir(parents=True, exist_ok=True)
 
 
 class Trained(NamedTuple):

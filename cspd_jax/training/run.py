@@ -20,15 +20,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax._utils.event_files import EventFile
 from cspd_jax._utils.files import write_text
 from cspd_jax._utils.progress import Bar
 from cspd_jax.parallel import processes
-from cspd_jax.training import settings_file
+from cspd_jax.training import settings
 from cspd_jax.training.checkpointing import Checkpoints
 from cspd_jax.training.config import RunConfig
 from cspd_jax.training.placement import Placement, gathered
-from cspd_jax.training.run_folder import claimed
 from cspd_jax.training.step import TrainState
 
 # (steps taken, the state, the metrics of the last step), once per step. The metrics are a NamedTuple of
@@ -40,14 +38,13 @@ Steps = Iterator[tuple[int, TrainState, Any]]
 class RunOptions:
     """How a run goes, which does not change what it learns.
 
-    resume: continue from the newest checkpoint in the folder, if there is one; otherwise the folder must be
-        new or empty.
+    resume: continue from the newest checkpoint in the folder, if there is one; otherwise recipes want a
+        folder that is new or empty.
     stop_at: end early, after this step (schedules are still those of `config.steps`).
     on_sample: is called with (step, averaged weights) every `config.sample_every` steps.
     initial: weights that a new run starts from, in place of random ones.
     progress: show a bar.
     placement: the devices (by default all of them, on the data axis).
-    tensorboard: write the metrics into `tensorboard/` as well, as event files.
     """
 
     resume: bool = False
@@ -56,7 +53,6 @@ class RunOptions:
     initial: Any = None
     progress: bool = True
     placement: Placement | None = None
-    tensorboard: bool = False
 
     def placement_for(self, config: RunConfig) -> Placement:
         return self.placement or Placement(config.batch, accumulate=config.accumulate)
@@ -77,18 +73,17 @@ def run(
     unit: what a batch consists of, for the log.
     """
     writes = processes.is_first()
-    with claimed(out, options.resume), contextlib.closing(Checkpoints(out)) as checkpoints:
+    out.mkdir(parents=True, exist_ok=True)
+    with contextlib.closing(Checkpoints(out)) as checkpoints:
         end = min(config.steps, options.stop_at or config.steps)
         if options.initial is not None:
             first = first._replace(params=options.initial, ema=jax.tree.map(jnp.copy, options.initial))
         first = options.placement_for(config).put_state(first, config.model)
         first = checkpoints.restore(first) or first
-        settings_file.write(config, out)
+        if writes:
+            settings.write(config, out)
         step, state = int(first.step), first
-        events = None
-        if options.tensorboard and writes and step < end:
-            events = EventFile(out / "tensorboard", step + 1)
-        log = MetricsLog(out / "metrics.jsonl" if writes else None, step, config.batch, unit, events)
+        log = MetricsLog(out / "metrics.jsonl" if writes else None, step, config.batch, unit)
         bar = Bar(initial=step, total=end, unit="step", dynamic_ncols=True, disable=not options.progress)
         with bar, log:
             for step, state, metrics in steps(first, end):
@@ -117,21 +112,14 @@ class MetricsLog:
     are those that are damaged.
     """
 
-    def __init__(
-        self,
-        path: pathlib.Path | None,
-        step: int,
-        batch: int,
-        unit: str = "images",
-        events: EventFile | None = None,
-    ):
-        """path: None writes nothing, as in every process but the first. events: gets the same lines."""
+    def __init__(self, path: pathlib.Path | None, step: int, batch: int, unit: str = "images"):
+        """path: None writes nothing, as in every process but the first."""
         if path is None:
             path = pathlib.Path(os.devnull)
         else:
             write_text(path, "".join(line for line in _lines(path) if _step_of(line) <= step))
         self._file = path.open("a", encoding="utf-8")
-        self._batch, self._unit, self._events = batch, unit, events
+        self._batch, self._unit = batch, unit
         self._pending: list[Any] = []
         self._since = time.monotonic()
 
@@ -140,8 +128,6 @@ class MetricsLog:
 
     def __exit__(self, *exception) -> None:
         self._file.close()
-        if self._events is not None:
-            self._events.close()
 
     def add(self, metrics: Any) -> None:
         """The metrics of one step."""
@@ -157,8 +143,6 @@ class MetricsLog:
         finite = {name: value if math.isfinite(value) else None for name, value in values.items()}
         self._file.write(json.dumps({"step": step, **finite}) + "\n")
         self._file.flush()
-        if self._events is not None:
-            self._events.write(step, values)
         self._pending, self._since = [], now
         return means
 

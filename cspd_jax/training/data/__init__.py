@@ -4,7 +4,6 @@ from cspd_jax.training.data.digits import Digits, DigitsConfig
 from cspd_jax.training.data.folder import Folder, FolderConfig, LatentEncoder
 from cspd_jax.training.data.glyphs import GlyphConfig, Glyphs
 from cspd_jax.training.data.source import Batch, Source
-from cspd_jax.training.data.streamed import StreamedFolder
 from cspd_jax.training.data.text import TextConfig, Texts
 from cspd_jax.training.data.words import Words, WordsConfig
 
@@ -18,7 +17,6 @@ __all__ = [
     "Glyphs",
     "LatentEncoder",
     "Source",
-    "StreamedFolder",
     "TextConfig",
     "Texts",
     "Words",

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
-import hashlib
 import os
 import pathlib
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from PIL import Image, ImageOps
@@ -26,13 +24,12 @@ from cspd_jax._utils.files import (
 )
 from cspd_jax._utils.typed import check_kinds
 from cspd_jax.errors import UserError
-from cspd_jax.training.data.shards import Shard, ShardCache
 from cspd_jax.training.data.source import Batch, Split, generator, shuffled
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".bmp", ".gif", ".tif", ".tiff", ".webp")
 # The formats of these files. Left to itself, Pillow goes by the content, and gives PostScript to a program.
 _FORMATS = ("PNG", "JPEG", "BMP", "DIB", "GIF", "TIFF", "WEBP")
-_SHARD = 64  # images
+_ENCODED = 64  # images at a time
 _REPORTED = 5
 _LOOKED_AT = 256  # files
 _NOISE, _FLIP = 1, 2
@@ -87,50 +84,42 @@ class LatentEncoder(NamedTuple):
 
     moments: float32 pixels [N, H, W, C] in [-1, 1] -> [N, h, w, 2c], mean and log variance of the latents.
     scale: factor on a sampled latent.
-    name: identifies the encoder in the cache.
     """
 
     moments: Callable[[np.ndarray], np.ndarray]
     scale: float
-    name: str
 
 
 class Folder:
-    """The `Source` of a `FolderConfig`. `skipped` holds a sentence for every file that was left out.
+    """The `Source` of a `FolderConfig`, decoded once and kept in memory. `skipped` holds a sentence for every
+    file that was left out.
 
     encoder: yield latents instead of pixels, a new sample of the posterior every time.
-    cache: a folder for the decoded pixels or encoded moments; an interrupted preparation continues there.
     """
 
-    def __init__(
-        self,
-        config: FolderConfig,
-        *,
-        encoder: LatentEncoder | None = None,
-        cache: str | os.PathLike | None = None,
-        progress: bool = True,
-    ):
+    def __init__(self, config: FolderConfig, *, encoder: LatentEncoder | None = None, progress: bool = True):
         self.config, self._encoder = config, encoder
         self.class_names, files = list_images(config.root)
-        self._described = described(self.class_names, files)
-        self._shards, labels, self.skipped = self._prepare(files, ShardCache(cache), progress)
-        self._labels = np.array(labels, np.int32)
-        if not labels:
+        found = tqdm(side_by_side(self._read, files), "images", len(files), disable=not progress)
+        read = list(zip(files, found))
+        used = [(file, image) for file, image in read if not isinstance(image, UserError)]
+        self.skipped = tuple(f"{file.name}: {why}" for file, why in read if isinstance(why, UserError))
+        if not used:
             raise UserError(
                 f"none of the {len(files)} images in {config.root} can be used: {self.skipped[0]}"
             )
-        draw(config, len(labels), 0, 1, seed=0, split="train")  # UserError if none is left
+        self._labels = np.array([file.label for file, _ in used], np.int32)
+        pixels = np.stack([image for _, image in used])
+        self._stored = pixels if encoder is None else self._encoded(encoder, pixels)
+        draw(config, len(used), 0, 1, seed=0, split="train")  # UserError if none is left
         if progress:
-            print(summary(len(labels), self.class_names, self.skipped), file=sys.stderr)
-        self._starts = np.cumsum([0, *(len(rows) for rows in self._shards)])
-        row = self._shards[0].shape[1:]
+            print(summary(len(used), self.class_names, self.skipped), file=sys.stderr)
+        row = self._stored.shape[1:]
         self.shape = row if encoder is None else (*row[1:3], row[3] // 2)
 
     def batch(self, index: int, size: int, *, seed: int = 0, split: Split = "train") -> Batch:
         drawn = draw(self.config, len(self._labels), index, size, seed=seed, split=split)
-        shards = np.searchsorted(self._starts, drawn.images, side="right") - 1
-        stored = np.stack([self._shards[s][i - self._starts[s]] for s, i in zip(shards, drawn.images)])
-        labels = self._labels[drawn.images]
+        stored, labels = self._stored[drawn.images], self._labels[drawn.images]
         if self._encoder is None:
             return Batch(to_pixels(stored, drawn.flipped), labels)
         moments = stored[np.arange(size), drawn.flipped].astype(np.float32)
@@ -138,49 +127,15 @@ class Folder:
         noise = generator(seed, split, index, _NOISE).standard_normal(mean.shape, dtype=np.float32)
         return Batch((mean + np.exp(log_var / 2) * noise) * np.float32(self._encoder.scale), labels)
 
-    def describe(self) -> dict[str, Any]:
-        return self._described
-
-    def _prepare(self, files: list[ImageFile], cache: ShardCache, progress: bool):
-        """Decodes or encodes all files in shards: (arrays, a label per row, skipped files)."""
-        arrays, labels, skipped = [], [], []
-        chunks = [files[i : i + _SHARD] for i in range(0, len(files), _SHARD)]
-        for chunk in tqdm(chunks, desc="images", unit=f"x{_SHARD}", disable=not progress or len(chunks) < 2):
-            shard = cache.get(self._inputs(chunk), functools.partial(self._make, chunk))
-            if len(shard.rows):
-                arrays.append(shard.rows)
-            labels += [file.label for file in chunk if file.name not in shard.notes]
-            skipped += [f"{name}: {problem}" for name, problem in shard.notes.items()]
-        return arrays, labels, tuple(skipped)
-
-    def _inputs(self, files: list[ImageFile]) -> list:
-        """Everything that a shard depends on, as JSON."""
-        c = self.config
-        encoder = None if self._encoder is None else self._encoder.name
-        stats = [(f.name, f.path.stat()) for f in files]
-        # Of the two times one is set by those who copy files, the other by the system alone.
-        told = [(name, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns) for name, stat in stats]
-        return [c.size, c.channels, c.flip, encoder, told]
-
-    def _make(self, files: list[ImageFile]) -> Shard:
-        """uint8 pixels [N, H, W, C], or float16 moments [N, 1 or 2 (mirrored), h, w, 2c].
-
-        The notes name the files that are missing, and say why.
-        """
-        images, problems = [], {}
-        for file, found in zip(files, side_by_side(self._read, files)):
-            if isinstance(found, UserError):
-                problems[file.name] = str(found)
-            else:
-                images.append(found)
-        if not images:
-            return Shard(np.zeros((0,)), problems)
-        pixels = np.stack(images)
-        if self._encoder is None:
-            return Shard(pixels, problems)
-        views = [pixels, pixels[:, :, ::-1]][: 1 + self.config.flip]
-        moments = [self._encoder.moments(view.astype(np.float32) / 127.5 - 1) for view in views]
-        return Shard(np.stack(moments, axis=1).astype(np.float16), problems)
+    def _encoded(self, encoder: LatentEncoder, pixels: np.ndarray) -> np.ndarray:
+        """uint8 pixels [N, H, W, C] -> float16 moments [N, 1 or 2 (mirrored), h, w, 2c]."""
+        parts = []
+        for start in range(0, len(pixels), _ENCODED):
+            part = pixels[start : start + _ENCODED]
+            views = [part, part[:, :, ::-1]][: 1 + self.config.flip]
+            moments = [encoder.moments(view.astype(np.float32) / 127.5 - 1) for view in views]
+            parts.append(np.stack(moments, axis=1).astype(np.float16))
+        return np.concatenate(parts)
 
     def _read(self, file: ImageFile) -> np.ndarray | UserError:
         try:
@@ -284,12 +239,6 @@ def _images(folder: pathlib.Path, below: bool = True) -> list[pathlib.Path]:
     return [path for path in files_in(folder, SUFFIXES, below) if path.is_file()]
 
 
-def described(classes: Sequence[str], files: Sequence[ImageFile]) -> dict[str, Any]:
-    """What tells one folder from another, as JSON: the names in it."""
-    names = "\n".join(file.name for file in files).encode(errors="surrogateescape")
-    return {"classes": list(classes), "images": len(files), "sha256": hashlib.sha256(names).hexdigest()}
-
-
 def read_image(path: pathlib.Path, size: int, channels: int) -> np.ndarray:
     """The central square of a picture, scaled: uint8 [size, size, channels]."""
     with _opened(path, size) as opened:
@@ -311,15 +260,6 @@ def eight_bits(picture: Image.Image) -> Image.Image:
     if not picture.mode.startswith("I"):
         return picture
     return Image.fromarray((np.clip(np.asarray(picture, np.int64), 0, 65535) >> 8).astype(np.uint8))
-
-
-def header_problem(file: ImageFile, size: int) -> str | None:
-    """Why a file cannot be used, as far as its header says; None if it can."""
-    try:
-        with _opened(file.path, size):
-            return None
-    except UserError as error:
-        return str(error)
 
 
 @contextlib.contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pathlib
 from collections.abc import Callable
 
@@ -17,16 +16,14 @@ from cspd_jax.image import sampler
 from cspd_jax.image.options import Options
 from cspd_jax.image.pixels import unpatchify
 from cspd_jax.keys import row_keys
-from cspd_jax.networks import autoencoder, sphere_vae
+from cspd_jax.networks import autoencoder
 from cspd_jax.networks.config import LATENT_SCALE, KLConfig
 from cspd_jax.networks.mar import MARModel
-from cspd_jax.networks.sphere_config import SphereVAEConfig
 from cspd_jax.training.config import DataConfig
 from cspd_jax.training.data.digits import Digits, DigitsConfig
 from cspd_jax.training.data.folder import Folder, FolderConfig, LatentEncoder
 from cspd_jax.training.data.glyphs import GlyphConfig, Glyphs
 from cspd_jax.training.data.source import Batch, Source, Split, shuffled
-from cspd_jax.training.data.streamed import StreamedFolder
 from cspd_jax.training.data.words import Words, WordsConfig
 from cspd_jax.training.image.distillation import Teacher
 from cspd_jax.training.step import Purpose, run_key
@@ -39,26 +36,12 @@ _MADE_HERE: dict[type, Callable[..., Source]] = {
 }
 
 
-def make_source(
-    config: DataConfig,
-    *,
-    encoder: LatentEncoder | None = None,
-    cache: str | os.PathLike | None = None,
-    stream: int | None = None,
-) -> Source:
-    """The data set of a configuration.
-
-    encoder, cache: for folders of images, see `data.folder.Folder`.
-    stream: keep no pixels, and read the files by so many processes (0: by threads), see `StreamedFolder`.
-    """
+def make_source(config: DataConfig, *, encoder: LatentEncoder | None = None) -> Source:
+    """Returns the data set of a configuration. encoder: for folders of images, see `data.folder.Folder`."""
     if isinstance(config, FolderConfig):
-        if stream is None:
-            return Folder(config, encoder=encoder, cache=cache)
-        if encoder is not None or cache is not None:
-            raise UserError("--stream keeps nothing: leave out --vae (latents are made once) and --cache")
-        return StreamedFolder(config, workers=stream)
-    if encoder is not None or cache is not None or stream is not None:
-        raise UserError("--vae, --cache and --stream are for folders of images, not for data made here")
+        return Folder(config, encoder=encoder)
+    if encoder is not None:
+        raise UserError("--vae is for folders of images, not for data made here")
     return _MADE_HERE[type(config)](config)
 
 
@@ -79,40 +62,7 @@ def kl16_encoder(vae: VAE, batch: int = 16) -> LatentEncoder:
         parts = [encode(vae.params, images[i : i + batch]) for i in range(0, len(images), batch)]
         return np.concatenate([np.asarray(p) for p in parts])[: len(images) - padded]
 
-    folder = os.path.abspath(vae.name)
-    name = vae.metadata.get("source_sha256") or (folder if os.path.isdir(folder) else vae.metadata["source"])
-    return LatentEncoder(moments, LATENT_SCALE, f"kl16 {name}")
-
-
-class SphereLatents:
-    """The images of a data set as latents [h, w, c] of an S-VAE, drawn from their posterior every time."""
-
-    def __init__(self, images: Source, vae: VAE):
-        config = vae.config
-        assert isinstance(config, SphereVAEConfig)
-        height, width, channels = images.shape
-        if height != width or height % config.stride or channels != config.image_channels:
-            raise UserError(
-                f"images of {height}x{width} with {channels} channels do not fit the autoencoder {vae.name}:"
-                f" it takes square ones with {config.image_channels}, their side a multiple of"
-                f" {config.stride}"
-            )
-        grid = height // config.stride
-        self.shape, self.class_names = (grid, grid, config.latent_dim), images.class_names
-        self._images, self._params = images, vae.params
-
-        @jax.jit
-        def encode(params, key, images):
-            posterior = sphere_vae.encode(config, params, images)
-            return sphere_vae.sample(posterior, key=key).reshape(-1, *self.shape)
-
-        self._encode = encode
-
-    def batch(self, index: int, size: int, *, seed: int = 0, split: Split = "train") -> Batch:
-        images, labels = self._images.batch(index, size, seed=seed, split=split)
-        key = jax.random.fold_in(run_key(seed, Purpose.LATENTS), index)
-        key = jax.random.fold_in(key, int(split == "held-out"))
-        return Batch(np.asarray(self._encode(self._params, key, images)), labels)
+    return LatentEncoder(moments, LATENT_SCALE)
 
 
 PART = 64  # images sampled in one batch and stored in one file

@@ -12,24 +12,20 @@ from cspd_jax.errors import UserError
 from cspd_jax.image.pixels import patchify
 from cspd_jax.networks.mar import MARModel
 from cspd_jax.networks.registry import kind_name
-from cspd_jax.networks.sphere_config import SphereVAEConfig
 from cspd_jax.parallel import processes, replicate
-from cspd_jax.training import settings_file
-from cspd_jax.training.config import ImageTrainConfig, TrainConfig, VAETrainConfig
+from cspd_jax.training.checkpointing import newest_step
+from cspd_jax.training.config import ImageTrainConfig, TrainConfig
 from cspd_jax.training.data.source import Source
-from cspd_jax.training.image import autoencoder, trainer
+from cspd_jax.training.image import trainer
 from cspd_jax.training.image.data import (
     Alternating,
-    SphereLatents,
     TargetSamples,
     kl16_encoder,
     make_source,
 )
 from cspd_jax.training.image.distillation import FromTarget, Teacher, path_acceptance
-from cspd_jax.training.provenance import Provenance
-from cspd_jax.training.recipe import Tell, Trained, silent
+from cspd_jax.training.recipe import Beginning, Tell, Trained, prepare, silent
 from cspd_jax.training.run import RunOptions
-from cspd_jax.training.run_folder import claimed, newest_step
 from cspd_jax.training.step import Purpose, run_key
 from cspd_jax.weights import models
 
@@ -38,87 +34,35 @@ _CONTEXTS = 512  # held-out contexts on which acceptance is reported
 
 
 def train(
-    config: ImageTrainConfig,
-    out: pathlib.Path,
-    begun: Provenance,
-    options: RunOptions = RunOptions(),
-    cache: str | None = None,
-    stream: int | None = None,
+    config: ImageTrainConfig, out: pathlib.Path, begun: Beginning, options: RunOptions = RunOptions()
 ) -> Trained:
     """Trains an image model in the folder `out`.
 
     begun: names the weights it starts from and the autoencoder whose latents it learns, if there are any.
-    cache, stream: how a folder of images is read (`make_source`).
     """
     initial = starting_weights(begun.init, config.model, out)
-    vae = models.load_vae(begun.vae) if begun.vae else None
-    of_sphere = getattr(config.model, "on_sphere", False)
-    encoder = None if vae is None or of_sphere else kl16_encoder(vae)
-    if of_sphere and (vae is None or not isinstance(vae.config, SphereVAEConfig)):
-        raise UserError("this model learns the tokens of an S-VAE; name one with --vae")
-    begun = begun.with_weights(
-        str(out), init=initial and (config.model, initial), vae=(vae.config, vae.params) if vae else None
-    )
-    with claimed(out, options.resume):
-        with processes.first_alone("the data is prepared"):
-            source = make_source(config.data, encoder=encoder, cache=cache, stream=stream)
-            begun = begun.with_data(str(out), source)
-            if of_sphere and vae is not None:
-                source = SphereLatents(source, vae)
-        trainer.check_fit(config, source)
-        settings_file.write(config, out, begun)
-        in_pixels = vae is None and source.shape[2] in (1, 3)
-        options = _with_pictures(options, config, out, initial, in_pixels)
-        state = trainer.train(config, source, out, options)
-        extra = {"class_names": list(source.class_names)}
-        return Trained.of(kind_name(config.model), config, state, extra)
-
-
-def train_autoencoder(
-    config: VAETrainConfig,
-    out: pathlib.Path,
-    begun: Provenance,
-    options: RunOptions = RunOptions(),
-    cache: str | None = None,
-    stream: int | None = None,
-) -> Trained:
-    """Trains an S-VAE in the folder `out`, and measures it on held-out images. Arguments as for `train`."""
-    if begun.init or begun.vae:
-        raise UserError(
-            "an autoencoder is trained from random weights, on pixels; leave out --init and --vae"
-        )
-    with claimed(out, options.resume):
-        with processes.first_alone("the data is prepared"):
-            source = make_source(config.data, cache=cache, stream=stream)
-            begun = begun.with_data(str(out), source)
-        autoencoder.check_fit(config, source)
-        settings_file.write(config, out, begun)
-        shown = autoencoder.pictures(config, source, out / "pictures")
-        state = autoencoder.train(config, source, out, dataclasses.replace(options, on_sample=shown))
-        trained = Trained.of("svae", config, state, {})
-        trained = trained._replace(params=trained.params["vae"])
-        if processes.is_first():
-            trained.report.update(autoencoder.measure(config, trained.params, source))
-        return trained
+    encoder = kl16_encoder(models.load_vae(begun.vae)) if begun.vae else None
+    prepare(out, options.resume)
+    with processes.first_alone("the data is prepared"):
+        source = make_source(config.data, encoder=encoder)
+    trainer.check_fit(config, source)
+    in_pixels = encoder is None and source.shape[2] in (1, 3)
+    options = _with_pictures(options, config, out, initial, in_pixels)
+    state = trainer.train(config, source, out, options)
+    extra = {"class_names": list(source.class_names)}
+    return Trained.of(kind_name(config.model), config, state, extra)
 
 
 def distill(
     config: TrainConfig,
     out: pathlib.Path,
-    begun: Provenance,
+    begun: Beginning,
     options: RunOptions = RunOptions(),
     tell: Tell = silent,
 ) -> Trained:
     """Trains a draft for the target that `begun` names, in the folder `out`, and measures its acceptance."""
     _check_objective(config)
-    begun = dataclasses.replace(
-        begun,
-        target=begun.target or "default",
-        origin=begun.origin or "data",
-        samples=begun.samples or _SAMPLES,
-    )
-    assert begun.target is not None
-    target = models.load(begun.target)
+    target = models.load(begun.target or "default")
     teacher = Teacher(target.config, target.params)
     placement = options.placement_for(config)
     task = FromTarget(config, Teacher(target.config, replicate(placement.mesh, target.params)))
@@ -126,20 +70,15 @@ def distill(
     trainer.check_fit(config, data)
     data.batch(0, 1, split="held-out")  # an empty split is reported now, not after the run
     initial = starting_weights(begun.init, config.model, out)
-    begun = begun.with_weights(
-        str(out), target=(target.config, target.params), init=initial and (config.model, initial)
-    ).with_data(str(out), data)
-    with claimed(out, options.resume):
-        settings_file.write(config, out, begun)
-        source = _drafts_source(config, begun, teacher, data, out, tell)
-        in_pixels = config.model.vae_stride == 1
-        options = dataclasses.replace(options, placement=placement)
-        options = _with_pictures(options, config, out, initial, in_pixels)
-        state = trainer.train(config, source, out, options, task)
-        trained = Trained.of("mar", config, state, {"class_names": list(data.class_names)})
-        if processes.is_first():
-            trained.report.update(measure(teacher, config, trained.params, data))
-        return trained
+    prepare(out, options.resume)
+    source = _drafts_source(config, begun, teacher, data, out, tell)
+    options = dataclasses.replace(options, placement=placement)
+    options = _with_pictures(options, config, out, initial, config.model.vae_stride == 1)
+    state = trainer.train(config, source, out, options, task)
+    trained = Trained.of("mar", config, state, {"class_names": list(data.class_names)})
+    if processes.is_first():
+        trained.report.update(measure(teacher, config, trained.params, data))
+    return trained
 
 
 def _check_objective(config: TrainConfig) -> None:
@@ -161,15 +100,15 @@ def _with_pictures(
 
 
 def _drafts_source(
-    config: TrainConfig, begun: Provenance, teacher: Teacher, data: Source, out: pathlib.Path, tell: Tell
+    config: TrainConfig, begun: Beginning, teacher: Teacher, data: Source, out: pathlib.Path, tell: Tell
 ) -> Source:
     """What the draft learns on: the data, the target's own samples, or both in turn."""
-    if begun.origin == "data":
+    if begun.origin in (None, "data"):
         return data
-    assert begun.samples is not None
-    tell(f"making {begun.samples} samples of the target")
+    count = begun.samples or _SAMPLES
+    tell(f"making {count} samples of the target")
     with processes.first_alone("the samples are made"):
-        made = TargetSamples(teacher, data.class_names, begun.samples, out / "samples", config.seed)
+        made = TargetSamples(teacher, data.class_names, count, out / "samples", config.seed)
     return Alternating(data, made) if begun.origin == "both" else made
 
 

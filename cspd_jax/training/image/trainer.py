@@ -24,7 +24,6 @@ from cspd_jax.networks.config import SphereConfig
 from cspd_jax.networks.registry import kind_of
 from cspd_jax.training.config import FlowTrainConfig, ImageTrainConfig, TrainConfig
 from cspd_jax.training.data.source import Source
-from cspd_jax.training.data.streamed import StreamedFolder
 from cspd_jax.training.data.words import Words
 from cspd_jax.training.image import masking
 from cspd_jax.training.image.flow import FromDataByFlow
@@ -118,11 +117,6 @@ def load_batches(
     """Tokens [B, L, C] and labels [B] of the steps from `start` to `end`, split over the devices; and what
     each token shows, [B, L], where the run takes hints."""
     patch = config.model.patch_size
-    if isinstance(source, StreamedFolder):
-        rows = placement.rows_here(config.batch)
-        for images, labels in source.parts(start, end, rows, config.batch, seed=config.seed):
-            yield placement.put_rows((patchify(images, patch), labels), rows, config.batch)
-        return
     for step in range(start, end):
         images, labels = source.batch(step, config.batch, seed=config.seed)
         hints: tuple[np.ndarray, ...] = ()

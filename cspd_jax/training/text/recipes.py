@@ -12,13 +12,11 @@ from cspd_jax.errors import UserError
 from cspd_jax.networks.lm import LM
 from cspd_jax.networks.lm_config import LMConfig
 from cspd_jax.parallel import processes, replicate
-from cspd_jax.training import settings_file
+from cspd_jax.training.checkpointing import newest_step
 from cspd_jax.training.config import TextTrainConfig
 from cspd_jax.training.data.text import Texts
-from cspd_jax.training.provenance import Provenance
-from cspd_jax.training.recipe import Tell, Trained, silent
+from cspd_jax.training.recipe import Beginning, Tell, Trained, prepare, silent
 from cspd_jax.training.run import RunOptions
-from cspd_jax.training.run_folder import claimed, newest_step
 from cspd_jax.training.text.distillation import InTurn, TargetTexts, agreement
 from cspd_jax.training.text.objective import bits_per_byte, tiled
 from cspd_jax.training.text.trainer import Rows, TextTeacher, check_vocabulary, initial_params, train_text
@@ -32,7 +30,7 @@ _GLANCE = 64  # held-out rows measured while training
 def train(
     config: TextTrainConfig,
     out: pathlib.Path,
-    begun: Provenance,
+    begun: Beginning,
     options: RunOptions = RunOptions(),
     tell: Tell = silent,
 ) -> Trained:
@@ -43,75 +41,60 @@ def train(
     if config.model.known_ids < ids:
         raise UserError(f"model.known_ids is {config.model.known_ids}; texts are bytes, and have {ids} ids")
     initial = _starting_weights(begun.init, config.model, out)
-    begun = begun.with_weights(str(out), init=initial and (config.model, initial))
     texts = Texts(config.data)
-    with claimed(out, options.resume):
-        settings_file.write(config, out, begun.with_data(str(out), texts))
-        on_sample = glance(config, texts, out / "held_out.jsonl", tell)
-        options = dataclasses.replace(options, on_sample=on_sample, initial=initial)
-        state = train_text(config, texts, out, options)
-        trained = Trained.of("lm", config, state, {"corpus": texts.describe()})
-        if processes.is_first():
-            trained.report["held_out_bits_per_byte"] = measure(config, trained.params, texts)
-        return trained
+    prepare(out, options.resume)
+    on_sample = glance(config, texts, out / "held_out.jsonl", tell)
+    state = train_text(config, texts, out, dataclasses.replace(options, on_sample=on_sample, initial=initial))
+    trained = Trained.of("lm", config, state, {"corpus": texts.describe()})
+    if processes.is_first():
+        trained.report["held_out_bits_per_byte"] = measure(config, trained.params, texts)
+    return trained
 
 
 def distill(
     config: TextTrainConfig,
     out: pathlib.Path,
-    begun: Provenance,
+    begun: Beginning,
     options: RunOptions = RunOptions(),
     tell: Tell = silent,
 ) -> Trained:
     """Trains a draft for the language model that `begun` names, in the folder `out`, and measures how well
     they agree."""
-    begun = dataclasses.replace(
-        begun,
-        target=begun.target or ("text-default" if config.model.causal else "masked-default"),
-        origin=begun.origin or "data",
-        samples=begun.samples or _SAMPLES,
-    )
-    assert begun.target is not None
-    target = models.load_text(begun.target)
+    target = models.load_text(begun.target or ("text-default" if config.model.causal else "masked-default"))
     check_vocabulary(config.model, target.config)
     initial = _starting_weights(begun.init, config.model, out)
-    begun = begun.with_weights(
-        str(out), target=(target.config, target.params), init=initial and (config.model, initial)
-    )
-    with claimed(out, options.resume):
-        texts = Texts(config.data)
-        begun = begun.with_data(str(out), texts)
-        settings_file.write(config, out, begun)
-        rows = _drafts_rows(config, begun, TextTeacher(target.config, target.params), texts, out, tell)
-        placement = options.placement_for(config)
-        teacher = TextTeacher(target.config, replicate(placement.mesh, target.params))
-        on_sample = glance(config, texts, out / "held_out.jsonl", tell)
-        options = dataclasses.replace(options, placement=placement, on_sample=on_sample, initial=initial)
-        state = train_text(config, rows, out, options, teacher)
-        trained = Trained.of("lm", config, state, {"corpus": texts.describe()})
-        if processes.is_first():
-            held_out, _ = tiled(texts.streams["held-out"], config.data.length)
-            agreed = agreement(target.network, target.params, LM(config.model), trained.params, held_out)
-            trained.report.update({name: round(value, 4) for name, value in agreed._asdict().items()})
-            trained.report["held_out_bits_per_byte"] = measure(config, trained.params, texts)
-        return trained
+    texts = Texts(config.data)
+    prepare(out, options.resume)
+    rows = _drafts_rows(config, begun, TextTeacher(target.config, target.params), texts, out, tell)
+    placement = options.placement_for(config)
+    teacher = TextTeacher(target.config, replicate(placement.mesh, target.params))
+    on_sample = glance(config, texts, out / "held_out.jsonl", tell)
+    options = dataclasses.replace(options, placement=placement, on_sample=on_sample, initial=initial)
+    state = train_text(config, rows, out, options, teacher)
+    trained = Trained.of("lm", config, state, {"corpus": texts.describe()})
+    if processes.is_first():
+        held_out, _ = tiled(texts.streams["held-out"], config.data.length)
+        agreed = agreement(target.network, target.params, LM(config.model), trained.params, held_out)
+        trained.report.update({name: round(value, 4) for name, value in agreed._asdict().items()})
+        trained.report["held_out_bits_per_byte"] = measure(config, trained.params, texts)
+    return trained
 
 
 def _drafts_rows(
     config: TextTrainConfig,
-    begun: Provenance,
+    begun: Beginning,
     teacher: TextTeacher,
     texts: Texts,
     out: pathlib.Path,
     tell: Tell,
 ) -> Rows:
     """What the draft learns on: the data, the target's own continuations, or both in turn."""
-    if begun.origin == "data":
+    if begun.origin in (None, "data"):
         return texts
-    assert begun.samples is not None
-    tell(f"making {begun.samples} samples of the target")
+    count = begun.samples or _SAMPLES
+    tell(f"making {count} samples of the target")
     with processes.first_alone("the samples are made"):
-        made = TargetTexts(teacher, texts, begun.samples, out / "samples", config.seed)
+        made = TargetTexts(teacher, texts, count, out / "samples", config.seed)
     return InTurn(texts, made) if begun.origin == "both" else made
 
 

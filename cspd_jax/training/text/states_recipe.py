@@ -15,13 +15,10 @@ from cspd_jax.networks import narrow
 from cspd_jax.networks.eagle_config import EagleConfig, published_layers
 from cspd_jax.networks.lm_config import LMConfig
 from cspd_jax.parallel import processes, replicate
-from cspd_jax.training import settings_file
 from cspd_jax.training.config import HeadTrainConfig
 from cspd_jax.training.data.prompts import prompt_ids, read_lines
-from cspd_jax.training.provenance import Provenance
-from cspd_jax.training.recipe import Tell, Trained, silent
+from cspd_jax.training.recipe import Beginning, Tell, Trained, prepare, silent
 from cspd_jax.training.run import RunOptions
-from cspd_jax.training.run_folder import claimed
 from cspd_jax.training.text.answers import Answers, check_count, check_prompts
 from cspd_jax.training.text.questions import opening, own_questions
 from cspd_jax.training.text.states import agreement, frequent_ids, given_by, train_head
@@ -37,7 +34,7 @@ Measure = Callable[[Any, int], dict[str, Any]]  # (parameters, rows) -> how well
 def distill(
     config: HeadTrainConfig,
     out: pathlib.Path,
-    begun: Provenance,
+    begun: Beginning,
     options: RunOptions = RunOptions(),
     tell: Tell = silent,
 ) -> Trained:
@@ -52,16 +49,14 @@ def distill(
     if begun.ids is not None and begun.ids > known:
         raise UserError(f"a head of {begun.ids} ids is more than its target's {known}; give fewer --ids")
     wanted = begun.ids or min(_IDS, known)
-    begun = dataclasses.replace(begun, samples=samples, ids=wanted)
     lines = read_lines(pathlib.Path(begun.prompts)) if begun.prompts else []
     if begun.questions:
         opening(target)
     else:
         check_prompts(prompt_ids(target, lines), config.data.length)
     config = dataclasses.replace(config, model=head_config(target.config, wanted))
-    begun = begun.with_weights(str(out), target=(target.config, target.params))
-    with claimed(out, options.resume), narrow.products_of(config.products):
-        settings_file.write(config, out, begun)
+    prepare(out, options.resume)
+    with narrow.products_of(config.products):
         teacher = TextTeacher(target.config, target.params)
         if begun.questions:
             with processes.first_alone("the questions are asked"):
