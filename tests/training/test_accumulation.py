@@ -13,7 +13,7 @@ from test_text_training import CORPUS
 
 from cspd_jax.errors import UserError
 from cspd_jax.networks.mar import init_params
-from cspd_jax.training import presets, settings_file
+from cspd_jax.training import presets, settings
 from cspd_jax.training.accumulation import mean_gradient
 from cspd_jax.training.config import TextTrainConfig, with_settings
 from cspd_jax.training.data.text import TextConfig, Texts
@@ -154,15 +154,15 @@ def test_a_run_in_parts_continues_bit_for_bit(tmp_path):
             config, TEXTS, tmp_path / "run", RunOptions(resume=True, stop_at=stop, progress=False)
         )
     assert all(np.array_equal(a, b) for a, b in zip(jax.tree.leaves(state), jax.tree.leaves(whole)))
-    assert settings_file.read(tmp_path / "run") == config
+    assert settings.read(tmp_path / "run") == config
 
 
 @pytest.mark.parametrize("name", ["glyphs", "text-target"])
 def test_runs_of_before_have_one_part(tmp_path, name):
-    values = settings_file.to_json(presets.preset(name))
+    values = settings.to_json(presets.preset(name))
     assert values.pop("accumulate") == 1
     (tmp_path / "config.json").write_text(json.dumps(values))
-    assert settings_file.read(tmp_path) == presets.preset(name)
+    assert settings.read(tmp_path) == presets.preset(name)
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,6 @@
 """Data sets: reproducible, disjoint splits, sane values; bad files and folders are reported."""
 
-import os
 import shutil
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -12,7 +9,7 @@ from PIL import Image
 from cspd_jax.__main__ import main
 from cspd_jax.errors import UserError
 from cspd_jax.image.pixels import patchify, unpatchify
-from cspd_jax.training import presets, settings_file
+from cspd_jax.training import presets
 from cspd_jax.training.config import with_settings
 from cspd_jax.training.data import (
     Digits,
@@ -21,18 +18,15 @@ from cspd_jax.training.data import (
     FolderConfig,
     GlyphConfig,
     Glyphs,
-    StreamedFolder,
     Words,
     WordsConfig,
 )
 from cspd_jax.training.data.folder import (
     LatentEncoder,
-    Shard,
     list_images,
     read_image,
     summary,
 )
-from cspd_jax.training.data.shards import ShardCache
 from cspd_jax.training.data.source import shuffled
 from cspd_jax.training.data.words import to_cells
 from cspd_jax.training.image import trainer
@@ -78,62 +72,6 @@ def test_a_batch_depends_on_seed_split_and_index_only(source):
     assert first.labels.dtype == np.int32
     assert first.images.min() >= -1 and first.images.max() <= 1
     assert set(first.labels) <= set(range(len(source.class_names)))
-
-
-@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
-def test_streamed_files_make_the_batches_of_kept_ones(tmp_path, workers):
-    fill(tmp_path, {"a": 12, "b": 12})
-    (tmp_path / "a" / "005.png").write_bytes(b"no picture")
-    Image.new("RGB", (7, 7)).save(tmp_path / "b" / "small.png")
-    config = FolderConfig(str(tmp_path), size=8, held_out=4, flip=True)
-    kept = Folder(config, progress=False)
-    streamed = StreamedFolder(config, workers=workers, progress=False)
-    assert streamed.skipped == kept.skipped and len(kept.skipped) == 2
-    assert (streamed.shape, streamed.class_names) == (kept.shape, kept.class_names)
-    assert same(streamed.batch(3, 16, seed=1, split="held-out"), kept.batch(3, 16, seed=1, split="held-out"))
-    rows = np.array([1, 2, 13])
-    parts = list(streamed.parts(2, 9, rows, 16, seed=1))
-    assert len(parts) == 7
-    for index, (images, labels) in enumerate(parts, start=2):
-        whole = kept.batch(index, 16, seed=1)
-        np.testing.assert_array_equal(images, whole.images[rows])
-        np.testing.assert_array_equal(labels, whole.labels[rows])
-
-
-def test_a_file_that_breaks_while_it_is_streamed_is_named(tmp_path):
-    fill(tmp_path, {"a": 2})
-    streamed = StreamedFolder(FolderConfig(str(tmp_path), size=8, held_out=0), progress=False)
-    path = tmp_path / "a" / "001.png"
-    path.write_bytes(path.read_bytes()[:200])
-    with pytest.raises(
-        UserError, match=r"001\.png was to be read, but is unreadable.*; replace or remove it"
-    ):
-        list(streamed.parts(0, 1, np.arange(2), 2))
-
-
-def test_a_reader_that_is_ended_is_one_sentence(tmp_path, monkeypatch):
-    """As the system does where memory is short."""
-    Image.new("L", (8, 8)).save(tmp_path / "x.png")
-    streamed = StreamedFolder(FolderConfig(str(tmp_path), size=8, held_out=0), progress=False)
-
-    def read(*_, **__):
-        raise RuntimeError("Worker process was terminated unexpectedly with exit code -9.")
-
-    monkeypatch.setattr(streamed, "part", read)
-    with pytest.raises(UserError, match="perhaps for lack of memory; continue with --resume"):
-        list(streamed.parts(0, 1, np.arange(1), 1))
-
-
-def test_streaming_is_refused_where_it_means_nothing(tmp_path, monkeypatch):
-    fill(tmp_path, {"a": 2})
-    config = FolderConfig(str(tmp_path), size=8)
-    with pytest.raises(UserError, match="--stream keeps nothing: leave out --vae"):
-        make_source(config, cache=tmp_path, stream=0)
-    with pytest.raises(UserError, match="--stream are for folders of images"):
-        make_source(DigitsConfig(), stream=0)
-    monkeypatch.setitem(sys.modules, "grain", None)
-    with pytest.raises(UserError, match="pip install grain"):
-        make_source(config, stream=0)
 
 
 @pytest.mark.parametrize("kind", ["png", "jpg", "bmp", "gif", "tiff", "webp"])
@@ -206,21 +144,6 @@ def test_glyphs_are_learnable(glyphs):
     target = np.eye(10)[train.labels]
     weights = np.linalg.solve(x.T @ x + 10 * np.eye(x.shape[1]), x.T @ target)
     assert ((y @ weights).argmax(1) == test.labels).mean() > 0.9
-
-
-@pytest.mark.parametrize(
-    "settings,match",
-    [
-        ({"fonts": ("NoSuchFont",)}, "NoSuchFont.*DejaVuSans"),
-        ({"fonts": ()}, "at least one font"),
-        ({"classes": "00"}, "different characters"),
-        ({"classes": " "}, "draws nothing"),
-        ({"extent": 40.0}, "does not fit"),
-    ],
-)
-def test_bad_glyph_settings(settings, match):
-    with pytest.raises(UserError, match=match):
-        Glyphs(GlyphConfig(**settings)).batch(0, 1)
 
 
 def test_digit_sizes():
@@ -339,51 +262,20 @@ def fake_encoder(calls):
         mean = images.reshape(n, h // 4, 4, w // 4, 4, 3).mean((2, 4))
         return np.concatenate([mean, np.full_like(mean, -6.0)], axis=-1)
 
-    return LatentEncoder(moments, 0.5, "fake")
+    return LatentEncoder(moments, 0.5)
 
 
-def test_latents_are_cached_and_a_damaged_shard_is_made_again(tmp_path):
-    (tmp_path / "images").mkdir()
-    fill(tmp_path / "images", {"a": 40, "b": 40})
-    config = FolderConfig(str(tmp_path / "images"), size=16, flip=True, held_out=0)
-    calls = []
-
-    def load(config=config):
-        calls.clear()
-        return Folder(config, encoder=fake_encoder(calls), cache=tmp_path / "cache", progress=False)
-
-    first = load()
-    assert calls == [64, 64, 16, 16] and first.shape == (4, 4, 3)  # two shards, mirrored as well
-    batch = first.batch(2, 8)
+def test_latents_are_drawn_from_their_moments(tmp_path):
+    fill(tmp_path, {"a": 40, "b": 40})
+    config, calls = FolderConfig(str(tmp_path), size=16, flip=True, held_out=0), []
+    data = Folder(config, encoder=fake_encoder(calls), progress=False)
+    assert calls == [64, 64, 16, 16] and data.shape == (4, 4, 3)  # mirrored as well
+    batch = data.batch(2, 8)
     pixels = Folder(config, progress=False).batch(2, 8).images
     mean = 0.5 * pixels.reshape(8, 4, 4, 4, 4, 3).mean((2, 4))
     error = (batch.images - mean) / (0.5 * np.exp(-3.0))  # standard normal, 384 of them
     assert abs(error.mean()) < 0.25 and abs(error.std() - 1) < 0.2
-    assert same(batch, load().batch(2, 8)) and not calls
-    damaged = sorted((tmp_path / "cache").glob("*.npy"))[0]
-    damaged.write_bytes(damaged.read_bytes()[:-4])
-    assert same(batch, load().batch(2, 8)) and len(calls) == 2
-    sorted((tmp_path / "cache").glob("*.json"))[0].unlink()  # as if killed between the two files
-    assert same(batch, load().batch(2, 8)) and len(calls) == 2
-    picture = sorted((tmp_path / "images").rglob("*.png"))[0]  # written again, with the time that it had
-    before = picture.stat()
-    picture.write_bytes(picture.read_bytes())
-    os.utime(picture, ns=(before.st_atime_ns, before.st_mtime_ns))
-    load()
-    assert len(calls) == 2
-
-
-def test_an_interrupted_shard_leaves_nothing(tmp_path):
-    cache = ShardCache(tmp_path)
-
-    def fails():
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        cache.get(["x"], fails)
-    assert not list(tmp_path.iterdir())
-    assert cache.get(["x"], lambda: Shard(np.arange(3), {"a": 1})).notes == {"a": 1}
-    assert cache.get(["x"], fails).rows.tolist() == [0, 1, 2]
+    assert same(batch, data.batch(2, 8))
 
 
 def test_patches_are_inverse():
@@ -411,9 +303,7 @@ def test_latents_of_a_real_autoencoder(tmp_path):
     (tmp_path / "images").mkdir()
     fill(tmp_path / "images", {"a": 2, "b": 3}, side=40)
     folder = FolderConfig(str(tmp_path / "images"), size=32, held_out=0)
-    data = make_source(
-        folder, encoder=kl16_encoder(models.load_vae(tmp_path / "kl"), batch=4), cache=tmp_path / "cache"
-    )
+    data = make_source(folder, encoder=kl16_encoder(models.load_vae(tmp_path / "kl"), batch=4))
     assert data.shape == (2, 2, 16)
     pixels = make_source(folder).batch(0, 5)
     posterior = autoencoder.encode(config, params, pixels.images)
@@ -423,46 +313,6 @@ def test_latents_of_a_real_autoencoder(tmp_path):
     assert abs(float(error.mean())) < 0.3 and abs(float(error.std()) - 1) < 0.2
     with pytest.raises(UserError, match="neither a checkpoint folder nor one of the names kl16"):
         models.load_vae(tmp_path / "none")
-
-
-def test_pictures_that_are_not_read(tmp_path, monkeypatch):
-    """By their content, not their name; and by what they declare, before a pixel is decoded."""
-    path = tmp_path / "x.png"
-    path.write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 100 100\n%%EndComments\nshowpage\n%%EOF\n")
-    started = []
-    monkeypatch.setattr(subprocess, "check_call", lambda *a, **k: started.append(a))
-    monkeypatch.setattr(subprocess, "run", lambda *a, **k: started.append(a))
-    with pytest.raises(UserError, match="unreadable"):
-        read_image(path, 8, 3)
-    assert not started
-    Image.new("1", (9000, 9000)).save(path)
-    with pytest.raises(UserError, match="9000x9000 has more than 67108864 pixels"):
-        read_image(path, 8, 3)
-    Image.new("RGB", (20, 4)).save(path)
-    with pytest.raises(UserError, match="20x4 is smaller than 8x8"):
-        read_image(path, 8, 3)
-
-
-@pytest.mark.parametrize(
-    "settings, message",
-    [
-        (["data.zoom=-1"], "zoom is -1.0; it must be at least 0"),
-        (["data.grain=5"], "grain is 5.0; it must be at most 1"),
-        (["data.shift=nan"], "shift is nan; it must be a finite number"),
-        (["data.bold=1e18"], "it must be at most 8"),
-        (["log_every=1" + "0" * 24], "it must be at most 9223372036854775807"),
-    ],
-)
-def test_settings_of_words_that_cannot_be(settings, message):
-    with pytest.raises(UserError, match=message):
-        settings_file.check(with_settings(presets.preset("words"), settings))
-
-
-@pytest.mark.parametrize("name", ["stretch", "elastic", "contrast", "rotation"])
-def test_settings_of_glyphs_that_cannot_be(name):
-    for value in ("-1", "1e9"):
-        with pytest.raises(UserError, match=f"{name} is "):
-            with_settings(presets.preset("glyphs"), [f"data.{name}={value}"])
 
 
 def test_pictures_without_contrast_or_noise():

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from cspd_jax.__main__ import main
-from cspd_jax.training import presets, settings_file
+from cspd_jax.training import presets, settings
 from cspd_jax.training.config import FlowTrainConfig
 from cspd_jax.weights import models
 
@@ -29,7 +29,7 @@ def test_settings_as_json():
     for name in ("glyphs-causal", "glyphs-causal-draft"):
         config = presets.preset(name)
         assert isinstance(config, FlowTrainConfig)
-        assert settings_file.from_json(json.loads(json.dumps(settings_file.to_json(config)))) == config
+        assert settings.from_json(json.loads(json.dumps(settings.to_json(config)))) == config
 
 
 @pytest.mark.slow

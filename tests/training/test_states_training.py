@@ -19,7 +19,7 @@ from cspd_jax import text, weights
 from cspd_jax.__main__ import main
 from cspd_jax.errors import UserError
 from cspd_jax.networks import eagle
-from cspd_jax.training import presets, settings_file
+from cspd_jax.training import presets, settings
 from cspd_jax.training.data.prompts import prompt_ids
 from cspd_jax.training.data.text import TextConfig
 from cspd_jax.training.provenance import Provenance
@@ -348,7 +348,7 @@ def test_resume_of_a_run_that_is_not_there_begins_a_head(target, tmp_path, capsy
     assert main([*new, "--target", str(target), "--prompts", "none.txt", "--set", "products=bfloat16"]) == 2
     assert "none.txt does not exist" in capsys.readouterr().err and not (tmp_path / "run").exists()
     (tmp_path / "run").mkdir()
-    settings_file.write(presets.preset("glyphs"), tmp_path / "run", Provenance("train"))
+    settings.write(presets.preset("glyphs"), tmp_path / "run", Provenance("train"))
     assert main(new) == 2
     assert "does not train a head" in capsys.readouterr().err
 

@@ -17,7 +17,7 @@ from cspd_jax.cli import distill as distill_command
 from cspd_jax.cli import train as train_command
 from cspd_jax.errors import UserError
 from cspd_jax.networks.lm import LM, abstract_params, init_params
-from cspd_jax.training import presets, settings_file
+from cspd_jax.training import presets, settings
 from cspd_jax.training.config import TextTrainConfig, with_settings
 from cspd_jax.training.data.text import Document, TextConfig, Texts
 from cspd_jax.training.run import RunOptions
@@ -249,7 +249,7 @@ def test_pairs_that_do_not_fit_are_refused(tmp_path):
 @pytest.mark.parametrize("name", TEXT_PRESETS)
 def test_presets_survive_json(name):
     config = presets.preset(name)
-    assert settings_file.from_json(json.loads(json.dumps(settings_file.to_json(config)))) == config
+    assert settings.from_json(json.loads(json.dumps(settings.to_json(config)))) == config
     hash(config)
 
 

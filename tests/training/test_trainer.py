@@ -23,7 +23,7 @@ from cspd_jax import weights
 from cspd_jax.cli import train as command
 from cspd_jax.errors import UserError
 from cspd_jax.networks.layers import Block
-from cspd_jax.training import presets, settings_file
+from cspd_jax.training import presets, settings
 from cspd_jax.training.config import VAETrainConfig, with_settings
 from cspd_jax.training.data import Digits, FolderConfig
 from cspd_jax.training.image.step import Metrics, init_state, n_known
@@ -126,19 +126,6 @@ def test_a_killed_run_continues_bit_for_bit(tmp_path, whole):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("attempt", range(2))
-def test_killed_again_and_again(tmp_path, whole, attempt):
-    """Three kills at moments that fall into steps as well as into writing."""
-    moments = random.Random(attempt)
-    step = 0
-    for _ in range(3):
-        step = moments.randrange(step + 2, step + 11)
-        kill_at(tmp_path, step, moments.random() * 0.1)
-        step = len(steps_logged(tmp_path))
-    check_resumed(tmp_path, whole)
-
-
-@pytest.mark.slow
 def test_negative_control_one_lost_step_is_noticed(tmp_path, whole):
     """The comparison of resumed runs would see a single batch of another seed."""
 
@@ -164,14 +151,6 @@ def test_four_devices_give_the_same_run(tmp_path, whole, accumulate):
         for folder in (tmp_path, whole[0])
     ]
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-4)
-
-
-def test_an_occupied_folder_is_refused(tmp_path):
-    (tmp_path / "x").write_text("")
-    with pytest.raises(UserError, match=r"not empty.*--resume"):
-        train(TINY, SOURCE, tmp_path)
-    with pytest.raises(UserError, match="is a file"):
-        train(TINY, SOURCE, tmp_path / "x", RunOptions(resume=True))
 
 
 @pytest.mark.parametrize(
@@ -264,7 +243,7 @@ def test_pictures_are_tiled_row_by_row():
 @pytest.mark.parametrize("name", presets.PRESETS)
 def test_presets_survive_json(name):
     config = presets.preset(name)
-    assert settings_file.from_json(json.loads(json.dumps(settings_file.to_json(config)))) == config
+    assert settings.from_json(json.loads(json.dumps(settings.to_json(config)))) == config
     hash(config)
     if isinstance(config.data, FolderConfig):
         return
@@ -352,46 +331,10 @@ def the_loss_falls(metrics):
     assert all(abs(line["loss"] - line["mse"] - line["vb"]) < 1e-5 for line in lines)
 
 
-def test_wrong_options_of_the_command(tmp_path):
-    with pytest.raises(UserError, match="'none' is unknown; there are glyphs"):
-        call("--preset", "none", "--out", tmp_path)
-    with pytest.raises(UserError, match="image folder '' does not exist"):
-        call("--preset", "mar-base", "--out", tmp_path)
-    with pytest.raises(UserError, match="for folders of images"):
-        call("--preset", "digits", "--out", tmp_path, "--cache", tmp_path / "cache")
-    (tmp_path / "config.json").write_text("[]")
-    with pytest.raises(UserError, match="settings of a run"):
-        call("--out", tmp_path, "--resume")
-
-
 def test_a_batch_must_divide_among_devices():
     three = types.SimpleNamespace(shape={"data": 3, "model": 1})
     with pytest.raises(UserError, match="batch of 8 cannot be spread evenly over 3 devices"):
         Placement(TINY.batch, three)
-
-
-@pytest.mark.parametrize(
-    "change, sentence",
-    [
-        (lambda v: [], "does not hold the settings of a run"),
-        (lambda v: {**v, "data_kind": ["x"]}, "does not hold the settings of a run"),
-        (lambda v: {**v, "steps": "many"}, "field steps is 'many'; it must be a whole number"),
-        (lambda v: {**v, "steps": 10**12}, "steps is 1000000000000; it must be below"),
-        (lambda v: {**v, "batch": 10**9}, "batch is 1000000000; it must be below"),
-        (lambda v: {**v, "ema": None}, "field ema is None; it must be a number"),
-        (lambda v: {**v, "model": 3}, "model must be an object"),
-        (lambda v: {**v, "cats": 3}, "has wrong fields: unknown cats"),
-        (lambda v: {**v, "model": {**v["model"], "encoder_depth": 20_000}}, "encoder_depth is 20000"),
-        (lambda v: {**v, "data": {**v["data"], "size": [1]}}, "data field size is"),
-    ],
-)
-def test_settings_of_a_run_that_are_not(tmp_path, change, sentence):
-    values = settings_file.to_json(presets.preset("glyphs"))
-    (tmp_path / "config.json").write_text(json.dumps(values))
-    assert settings_file.read(tmp_path) == presets.preset("glyphs")
-    (tmp_path / "config.json").write_text(json.dumps(change(values)))
-    with pytest.raises(UserError, match=sentence):
-        settings_file.read(tmp_path)
 
 
 def test_damaged_lines_of_the_metrics_are_dropped(tmp_path):
