@@ -7,29 +7,25 @@ runs of the embedded models, whose weights are trained (`record`).
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
-import inner
 import jax
 import jax.numpy as jnp
 import numpy as np
 from cases import LLADA_8B, PYTHIA_1_4B, PYTHIA_160M, SMOLLM2_135M, Case, about
 from counted_cases import NEW_TOKENS, PROMPT, Filling, Way
-from replayed import Replayed
+from replayed import Replayed, recorded, replaying
 from toy import held_out_prompts, load, load_text, narrow, sizes
 
 import cspd_jax
 from cspd_jax import SelfSpeculation
 from cspd_jax.image import rounds, sampler
-from cspd_jax.image.chain import speculation
 from cspd_jax.image.options import Options
 from cspd_jax.image.order import Raster
 from cspd_jax.image.rounds import path_criterion
@@ -81,7 +77,9 @@ def record(file: Path | None, toy: bool) -> dict[str, Any]:
     chains = {}
     for name in ("default", "default-causal"):
         for window in windows:
-            kept, _ = inner.recorded(load(name, toy), 4 if toy else ROWS, (window,))
+            model = load(name, toy)
+            options = Options(num_iter=model.config.seq_len, respacing=model.config.respacing)
+            kept, _ = recorded(model, 4 if toy else ROWS, (window,), options)
             chains[f"{name}, M {window}"] = filled(kept).tolist()
     kept_by_gamma = {str(gamma): rounds_of(gamma, scale).tolist() for gamma in (4, 8)}
     found = {"chains": chains, "rounds": kept_by_gamma, "text": text_acceptance(toy)}
@@ -162,28 +160,6 @@ class Accepted:
         """[images, tokens] of rounds."""
         table = np.asarray(self.found["rounds"][str(gamma)], np.int32)
         return table[np.arange(images) % len(table)]
-
-
-@contextlib.contextmanager
-def replaying(chains: jax.Array | None, blocks: jax.Array | None = None, first: int = 0) -> Iterator[None]:
-    """Traces what is accepted as recorded: of chains [T, R], of rounds [B, tokens] from `first` on."""
-    steps, transitions = speculation.verify_steps, path_criterion.verify_transitions
-
-    def chain(inputs, draft, keys):
-        verdict = steps(inputs, draft, keys)
-        kept = chains[draft.steps[0], jnp.arange(chains.shape[1])]
-        return verdict._replace(block=verdict.block._replace(kept=kept))
-
-    def block(inputs, state, *drafted):
-        at = jnp.clip(state.group - first, 0, blocks.shape[1] - 1)
-        return transitions(inputs, state, *drafted)._replace(kept=blocks[jnp.arange(len(at)), at])
-
-    with contextlib.ExitStack() as patches:
-        if chains is not None:
-            patches.enter_context(mock.patch.object(speculation, "verify_steps", chain))
-        if blocks is not None:
-            patches.enter_context(mock.patch.object(path_criterion, "verify_transitions", block))
-        yield
 
 
 # Images

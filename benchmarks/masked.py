@@ -15,18 +15,13 @@ from __future__ import annotations
 import itertools
 import json
 import platform
-import statistics
-import sys
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from inputs import between, several
-from toy import Parser, begin, held_out_prompts, load_text
+from toy import Parser, begin, held_out_prompts, load_text, median_seconds, say, several
 
 from cspd_jax import masked
-from cspd_jax._utils.timing import seconds_in_turns
-from cspd_jax.cli._arguments import positive
 from cspd_jax.masked import SelfSpeculation, passes, speculative
 from cspd_jax.masked.canvas import window_at
 from cspd_jax.masked.comparison import Request
@@ -43,10 +38,6 @@ RECIPES = {
 }
 
 
-def say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
-
-
 def prompts_of(count: int, toy: bool) -> list[list[int]]:
     """The beginnings of held-out documents, of several lengths."""
     return [ids[: len(ids) - i % 5] for i, ids in enumerate(held_out_prompts(count, 48, toy))]
@@ -55,9 +46,8 @@ def prompts_of(count: int, toy: bool) -> list[list[int]]:
 def measure(requests: dict[str, Request], repeats: int) -> dict:
     """By name: the output and the median seconds of each request, measured in turns after compilation."""
     calls = {name: request.run for name, request in requests.items()}
-    outputs = {name: jax.block_until_ready(call()) for name, call in calls.items()}
-    seconds = seconds_in_turns(calls, repeats)
-    return {name: (outputs[name], statistics.median(seconds[name])) for name in calls}
+    seconds = median_seconds(calls, repeats)
+    return {name: (call(), seconds[name]) for name, call in calls.items()}
 
 
 def table(model, batch: int, cached: bool, args) -> list[dict]:
@@ -188,16 +178,16 @@ def _second_moves(canvas, speculation, text, order):
 
 def make_parser() -> Parser:
     parser = Parser(__doc__, batch="1", prompts=2, new_tokens=8, block=4, repeats=1)
-    parser.add_argument("--batch", type=several(positive), default="1,8")
+    parser.add_argument("--batch", type=several(int), default="1,8")
     parser.add_argument("--new-tokens", type=int, default=64)
     parser.add_argument("--block", type=int, default=8)
-    parser.add_argument("--temperature", type=between(0), default=0.0)
+    parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--draft-lens", type=int, nargs="+", default=[2], help="of --only sampled")
     parser.add_argument(
         "--only", choices=("greedy", "sampled", "alone"), default="greedy", help="--toy does all"
     )
-    parser.add_argument("--prompts", type=positive, default=23, help="of --only alone")
+    parser.add_argument("--prompts", type=int, default=23, help="of --only alone")
     return parser
 
 

@@ -14,24 +14,20 @@ from __future__ import annotations
 
 import functools
 import json
-import sys
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from inputs import several
 from PIL import Image
-from toy import Parser, begin, load
+from toy import Parser, among, begin, load, say, several
 from ways import asked, held_out, timed, training_config
 
 from cspd_jax import reports
-from cspd_jax.cli._arguments import positive
 from cspd_jax.coupling import log_acceptance_of_ratio
 from cspd_jax.diffusion.chain import Chains, path_log_density, sample_path
 from cspd_jax.diffusion.gaussian import coefficients
 from cspd_jax.diffusion.schedule import sampling_schedule
-from cspd_jax.errors import UserError
 from cspd_jax.image.order import guidance_scale, random_order, reveal_groups
 from cspd_jax.image.pixels import patchify
 from cspd_jax.image.plan import resolve
@@ -58,10 +54,6 @@ METHODS = {
 GAMMAS = {f"self, gamma {gamma}": {"method": "self", "gamma": gamma} for gamma in (1, 2, 4, 8, 16)}
 DISTANCES = (1, 2, 4, 8)
 TOY = ["plain", "self", "cspd paper (lossy)"]
-
-
-def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 def cell(target, draft, name: str, batch: int, cfg: float, seed: int) -> dict:
@@ -187,9 +179,9 @@ def against_gamma(rows: list[dict], batch: int, cfg: float) -> Image.Image:
 def make_parser() -> Parser:
     parser = Parser(__doc__, file=Path("methods.jsonl"), picture=Path("gamma.png"), batch="1", cfg="1")
     parser.add_argument("file", type=Path)
-    parser.add_argument("--batch", type=several(positive), default="1,8,64")
+    parser.add_argument("--batch", type=several(int), default="1,8,64")
     parser.add_argument("--cfg", type=several(float), default="1,3")
-    parser.add_names("--methods", {**METHODS, **GAMMAS})
+    parser.add_argument("--methods", type=among({**METHODS, **GAMMAS}), help="some, by name, between ;")
     parser.add_argument("--held-out", action="store_true")
     parser.add_argument("--gammas", action="store_true", help="self-speculation with several gamma")
     parser.add_argument("--picture", type=Path, help="where --gammas draws what it found (the last cell's)")
@@ -202,8 +194,6 @@ def make_parser() -> Parser:
 def main() -> None:
     args = begin(make_parser())
     rows = [json.loads(line) for line in args.file.read_text().splitlines()] if args.file.exists() else []
-    if not all(isinstance(row, dict) for row in rows):
-        raise UserError(f"{args.file} does not hold rows, as this program writes them")
     target, draft = load("default", args.toy), load(args.draft, args.toy)
     machine = {"device": jax.devices()[0].device_kind, "jax": jax.__version__, "seed": args.seed}
     parts = [(args.gammas, args.held_out)]

@@ -14,13 +14,12 @@ import functools
 import json
 import platform
 import statistics
-import sys
 import time
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from toy import Parser, begin, narrow, sizes
+from toy import Parser, begin, narrow, say, sizes
 
 from cspd_jax.diffusion.schedule import sampling_schedule
 from cspd_jax.image import sampler
@@ -40,10 +39,6 @@ SMALL = MARConfig(
     head_width=256,
     respacing="ddim100",
 )
-
-
-def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 def seconds(run, repeats: int = 1) -> float:

@@ -30,13 +30,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from text import as_transformers, say
-from toy import Parser, begin, left_out, load_text
+from text import as_transformers
+from toy import Parser, begin, left_out, load_text, say, write_results
 
 from cspd_jax import text
-from cspd_jax._utils.files import write_text
 from cspd_jax._utils.timing import seconds_in_turns
-from cspd_jax.errors import UserError
 from cspd_jax.text.drafters import PromptLookup
 from cspd_jax.weights import models
 from cspd_jax.weights.tokenizers import load_tokenizer
@@ -246,9 +244,6 @@ def totals_of(infos: list) -> tuple[float | None, float]:
 
 def tasks(args, target: models.TextModel, drafter: Any, save: Callable[[list], None]) -> list[dict]:
     tokenizer, rows = load_tokenizer(target), []
-    known = list(ways_of(drafter, 1))
-    if unknown := [way for way in args.ways or () if way not in known]:
-        raise UserError(f"{unknown[0]!r} is no way of decoding; there are {'; '.join(known)}")
     wanted = lambda ways: {n: way for n, way in ways.items() if n == "plain" or n in (args.ways or ways)}
     for batch, temperature, name in itertools.product(args.rows, args.temperatures, args.tasks):
         task = Task(target, [chat(tokenizer, q) for q in TASKS[name]], batch, temperature)
@@ -309,7 +304,7 @@ def main() -> None:
     def save(name: str, part: Any) -> None:
         found[name] = {"machine": machine, "found": part}
         if args.file is not None:
-            write_text(args.file, json.dumps(found, indent=1) + "\n")
+            write_results(args.file, found)
 
     if args.toy and importlib.util.find_spec("transformers") is None:
         args.no_transformers = True

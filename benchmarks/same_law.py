@@ -19,7 +19,6 @@ writes FOLDER/results.json.
 
 from __future__ import annotations
 
-import itertools
 import json
 import sys
 import time
@@ -27,17 +26,13 @@ from pathlib import Path
 
 import jax
 import numpy as np
-from inputs import several
 from methods import METHODS
-from toy import Parser, begin, load
+from toy import Parser, among, begin, load, say, several, write_results
 from ways import asked, training_config
 
 from cspd_jax import image
 from cspd_jax._utils.compilation import compile_seconds
-from cspd_jax.cli._arguments import positive
-from cspd_jax.errors import UserError
 from cspd_jax.image import pixels
-from cspd_jax.image.plan import check
 from cspd_jax.keys import row_keys
 from cspd_jax.tools.evaluation import classifier as classifiers
 from cspd_jax.tools.evaluation.equality import FALSE_ALARM, p_values
@@ -67,10 +62,6 @@ TOY_CLASSIFIER = classifiers.ClassifierConfig(steps=2, batch=4, width=8, feature
 SAMPLING = {"steps": "respacing", "cfg": "cfg", "cfg_schedule": "cfg_schedule", "temperature": "temperature"}
 
 
-def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
 def frugal(name: str, in_groups: bool) -> dict:
     return FRUGAL_IN_GROUPS if in_groups and name in FRUGAL else FRUGAL.get(name, {})
 
@@ -83,14 +74,6 @@ def request_of(draft, settings: dict) -> tuple[image.Method, image.Options]:
 
 def plan_of(target, draft, labels, settings: dict, batch: int) -> image.Plan:
     return image.resolve(target, labels, *request_of(draft, settings), batch)
-
-
-def check_asked(args, target, draft) -> None:
-    """UserError for settings that no cell can have, before anything is trained."""
-    if max(args.num_iter) > (most := target.config.seq_len):
-        raise UserError(f"--num-iter is {max(args.num_iter)}; it must be at most {most}, the model's tokens")
-    for name, cfg in itertools.product(("plain", *args.cells), args.cfg):
-        check(target, [0], *request_of(draft, METHODS[name] | {"cfg": cfg, "steps": args.steps}))
 
 
 def generate(target, draft, folder: Path, n: int, seed: int, settings: dict, batch: int = BATCH) -> dict:
@@ -140,16 +123,16 @@ def make_parser() -> Parser:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--n", type=int, default=4000)
     parser.add_argument("--steps", default="ddim100", help="of the denoising chains (ddim100)")
-    parser.add_argument("--num-iter", type=several(positive), default="64,16", help="AR steps")
+    parser.add_argument("--num-iter", type=several(int), default="64,16", help="AR steps")
     parser.add_argument("--cfg", type=several(float), default="1,3")
-    parser.add_names("--cells", [name for name in SEEDS if name in METHODS], "plain;self;cspd path")
+    cells = among(name for name in SEEDS if name in METHODS)
+    parser.add_argument("--cells", type=cells, default="plain;self;cspd path", help="by name, between ;")
     return parser
 
 
 def main() -> None:
     args = begin(make_parser())
     target, draft = load("default", args.toy), load("default-draft", args.toy)
-    check_asked(args, target, draft)
     config = training_config(target)
     args.folder.mkdir(parents=True, exist_ok=True)
     settings = TOY_CLASSIFIER if args.toy else classifiers.ClassifierConfig()
@@ -184,9 +167,7 @@ def main() -> None:
                 row["refuted"] = min(row["moments"], row["energy"], row["classifier"]) <= FALSE_ALARM
                 row |= {"device": jax.devices()[0].device_kind, "jax": jax.__version__}
                 results.append(row)
-                partial = out.with_suffix(".partial")
-                partial.write_text(json.dumps(results, indent=1) + "\n")
-                partial.replace(out)
+                write_results(out, results)
                 say(
                     f"{here} {name}: right class {right:.2%}; p = {row['moments']:.2g} (moments, largest z"
                     f" {row['largest_z']:.1f}), {row['energy']:.2g} (energy), {row['classifier']:.2g}"

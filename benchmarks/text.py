@@ -17,19 +17,15 @@ import dataclasses
 import importlib.util
 import json
 import platform
-import statistics
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from inputs import between
 from replayed import Replayed
-from toy import Parser, begin, held_out_prompts, left_out, load_text
+from toy import Parser, begin, held_out_prompts, left_out, load_text, median_seconds, say
 
-from cspd_jax._utils.timing import seconds_in_turns
 from cspd_jax.converters import hf_lm
 from cspd_jax.coupling.draft_length import speedup
 from cspd_jax.networks.lm import LM
@@ -58,17 +54,6 @@ class Sizes(NamedTuple):
 
 
 TOY = Sizes((1,), (2,), 8, 8, True)
-
-
-def say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
-
-
-def seconds_of(calls: dict[str, Any], repeats: int) -> dict[str, float]:
-    """The median time of each call, measured in turns after a run that compiles."""
-    for call in calls.values():
-        jax.block_until_ready(call())
-    return {name: statistics.median(found) for name, found in seconds_in_turns(calls, repeats).items()}
 
 
 def as_transformers(model: models.TextModel):
@@ -157,7 +142,7 @@ def embedded(sizes: Sizes, repeats: int) -> list[dict]:
                 )
         calls["ours plain"] = plain.run
         calls |= {name: request.run for name, request in found.items()}
-        seconds, tokens = seconds_of(calls, repeats), batch * count
+        seconds, tokens = median_seconds(calls, repeats), batch * count
         base = seconds["transformers"]
         rows += [row(n, batch, seconds[n], tokens, base) for n in calls if n not in found]
         costs = dict.fromkeys(found, measure_draft_cost(next(iter(found.values())), count, repeats))
@@ -202,7 +187,7 @@ def pythia(sizes: Sizes, repeats: int, acceptance: float) -> list[dict]:
             "ours plain": plain.run,
         }
         calls |= {name: request.run for name, request in found.items()}
-        seconds, tokens = seconds_of(calls, repeats), batch * count
+        seconds, tokens = median_seconds(calls, repeats), batch * count
         base = seconds["transformers"]
         rows += [row(n, batch, seconds[n], tokens, base) for n in ("transformers", "ours plain")]
         alone = ours(target, prompts, count, drafter=(draft_model, draft_params))
@@ -244,7 +229,7 @@ def make_parser() -> Parser:
     parser = Parser(__doc__, repeats=1)
     parser.add_argument("--only", choices=("embedded", "pythia", "drafts"))
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--acceptance", type=between(0, 1), help="to replay (measured on the embedded pair)")
+    parser.add_argument("--acceptance", type=float, help="to replay (measured on the embedded pair)")
     return parser
 
 
