@@ -2,10 +2,8 @@
 
     bash benchmarks/gpu.sh                      # seven minutes at most; again to go on from the file
     python benchmarks/gpu.py --toy              # all of it on a CPU, at toy sizes
-    python benchmarks/gpu.py --plan             # what would be measured, with estimates
     python benchmarks/gpu.py --table            # what the file holds, as Markdown
     python benchmarks/gpu.py --pages            # puts it into README.md and docs/benchmarks.md
-    python benchmarks/gpu.py --record           # what is accepted, of the embedded models, on a CPU
 
 It runs from a checkout; nothing of ours need be installed. Rows are written one by one, the most important
 first: versions and the device's own speed; whether every method gives on it what it gives on a CPU in the
@@ -28,22 +26,19 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
-import gpu_cases
 import gpu_checks
 import gpu_profile
 import jax
-from accelerator_rows import say, write
 from cases import IDENTITY, Case
 from counted_cases import FILLINGS, Way
-from gpu_cases import RECORDED, Accepted, Scale, image_case, masked_case, record, text_cases
-from gpu_pages import MODELLED, modelled_of, pages, table
+from gpu_cases import RECORDED, Accepted, Scale, image_case, masked_case, text_cases, toy_accepted
+from gpu_pages import modelled_of, pages, table
 from gpu_torch import TorchCase, mar_case, torch_text_case
-from toy import Parser, begin
+from toy import Parser, begin, results, say, write_results
 
 FILE = Path(__file__).parent / "results" / "gpu.json"
 COMPILING = 180.0  # seconds, of all groups together
@@ -66,7 +61,6 @@ def groups(scale: Scale, accepted: Accepted) -> list[tuple[str, list[Callable[[]
         lambda: [mar_case(name, how, scale, batch, guided, dtype)]
     )
     text = lambda name: lambda: [*text_cases(name, accepted, scale), torch_text_case(name, scale)]
-    runs = json.loads(MODELLED.read_text())["recorded_runs"]
     ways = (PLAIN, CHAINS_16, CHAINS_32, BOTH_4, BOTH_8)
     found = [
         (
@@ -106,7 +100,7 @@ def groups(scale: Scale, accepted: Accepted) -> list[tuple[str, list[Callable[[]
         ("MAR-L", [*(image("mar-large", way) for way in (PLAIN, BOTH_8)), torch("mar-large", "graph")]),
         (
             "masked text, LLaDA-8B's sizes",
-            [lambda how=how: [masked_case(how, runs, scale)] for how in FILLINGS[:4]],
+            [lambda how=how: [masked_case(how, scale)] for how in FILLINGS[:4]],
         ),
         ("MAR-B, flags of XLA", [image("mar-base", way, flags=f) for f in FLAGS for way in (PLAIN, BOTH_8)]),
     ]
@@ -120,7 +114,7 @@ class Run:
 
     def __init__(self, file: Path, minutes: float, toy: bool):
         self.file, self.toy, self.end = file, toy, time.monotonic() + 60 * minutes
-        self.content = json.loads(file.read_text()) if file.exists() else {"rows": []}
+        self.content = results(file, "rows")
         self.compiling = 0.0
         self.here = {"device": jax.devices()[0].device_kind, "jax": jax.__version__}
 
@@ -146,7 +140,7 @@ class Run:
         for old in same:
             self.content["rows"].remove(old)
         self.content["rows"].append(row)
-        write(self.file, self.content)
+        write_results(self.file, self.content)
         report(row)
 
     def failed(self, about: dict[str, Any], error: Exception) -> None:
@@ -272,34 +266,12 @@ def versions() -> dict[str, Any]:
     return found
 
 
-def plan(scale: Scale, accepted: Accepted) -> None:
-    """Prints what would be measured, with an estimate of its seconds: of images by those that were modelled,
-    of PyTorch and of text by a guess."""
-    guesses = {"torch-eager": 0.06, "torch-graph": 0.03}
-    compiling, total = 60.0, 90.0  # of the programs below; and that with what runs
-    print("versions, the device's speed, whether it runs: about 90 s, most of it compilation")
-    for title, makers in groups(scale, accepted):
-        text = "text" in title
-        with mock.patch.object(gpu_cases, "random_params", lambda config, dtype: None):
-            cases = [] if text else [case for make in makers for case in make()]
-        programs = sum(isinstance(case, Case) for case in cases) or len(makers) + 1
-        each = [
-            modelled_of(c.about).get("modelled_seconds_per_token") or guesses.get(c.about["method"], 0.004)
-            for c in cases
-        ]
-        seconds = sum(min(6 * 32 * s, SLOWEST + 32 * s) + 1 for s in each) if cases else 5.0 * programs
-        waiting = min(15.0 + 3.0 * programs, max(0.0, COMPILING - compiling))
-        compiling, total = compiling + waiting, total + waiting + seconds
-        told = f"{waiting:3.0f} s to compile {programs} programs, {seconds:3.0f} s to run them"
-        print(f"{title:32} {told}; {total / 60:.1f} minutes so far")
-
-
 def make_parser() -> Parser:
     parser = Parser(__doc__, file=Path("gpu.json"), repeats=1)
     parser.add_argument("--minutes", type=float, default=7.0, help="after which no further row begins (7)")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--file", type=Path, default=FILE)
-    for name in ("plan", "table", "pages", "record"):
+    for name in ("table", "pages"):
         parser.add_argument(f"--{name}", action="store_true")
     return parser
 
@@ -307,17 +279,13 @@ def make_parser() -> Parser:
 def main() -> None:
     args = begin(make_parser(), quick=True)
     scale = Scale(args.toy)
-    if args.record:
-        record(RECORDED, toy=False)
-    elif args.table:
+    if args.table:
         print(table(args.file))
     elif args.pages:
         for path, text in pages(args.file).items():
             path.write_text(text)
-    elif args.plan:
-        plan(scale, Accepted(json.loads(RECORDED.read_text())))
     else:
-        found = record(None, toy=True) if args.toy else json.loads(RECORDED.read_text())
+        found = toy_accepted() if args.toy else json.loads(RECORDED.read_text())
         run = Run(args.file, args.minutes, args.toy)
         say(f"measuring on {run.here['device']} with jax {run.here['jax']}")
         run.once("versions", versions)

@@ -2,14 +2,13 @@
 
 The unit is what one call of the library does: AR steps in one scan, or rounds in one loop, so that whatever
 the host does between kernels is in it. The weights are random; which drafts are accepted is replayed from
-runs of the embedded models, whose weights are trained (`record`).
+runs of the embedded models, whose weights are trained (version 0.6 recorded them in results/accepted.json).
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -20,16 +19,16 @@ import jax.numpy as jnp
 import numpy as np
 from cases import LLADA_8B, PYTHIA_1_4B, PYTHIA_160M, SMOLLM2_135M, Case, about
 from counted_cases import NEW_TOKENS, PROMPT, Filling, Way
-from replayed import Replayed, recorded, replaying
-from toy import held_out_prompts, load, load_text, narrow, sizes
+from counted_cases import recorded as recorded_run
+from replayed import Replayed, replaying
+from toy import STEPS as TOY_STEPS
+from toy import narrow, sizes
 
 import cspd_jax
 from cspd_jax import SelfSpeculation
 from cspd_jax.image import rounds, sampler
 from cspd_jax.image.options import Options
 from cspd_jax.image.order import Raster
-from cspd_jax.image.rounds import path_criterion
-from cspd_jax.image.rounds.verification import drafted_groups
 from cspd_jax.masked import generation as masked_generation
 from cspd_jax.masked import loop as masked_loop
 from cspd_jax.networks import lm
@@ -39,13 +38,11 @@ from cspd_jax.text import Drafting, ModelDrafter
 from cspd_jax.text import generation as text_generation
 
 RECORDED = Path(__file__).parent / "results" / "accepted.json"
-ROWS = 64  # denoising chains that are recorded
-IMAGES = 12  # images whose rounds are recorded
 
 
 @dataclasses.dataclass(frozen=True)
 class Scale:
-    """How much is measured: tokens of an image, and how many are known before them."""
+    """Says how much is measured: tokens of an image, and how many are known before them."""
 
     toy: bool
 
@@ -60,11 +57,11 @@ class Scale:
         return min(window, 3) if self.toy and window else window
 
 
-# What is accepted, recorded of the embedded models
+# What is accepted
 
 
-def record(file: Path | None, toy: bool) -> dict[str, Any]:
-    """Runs the embedded models and returns what they accept; into a file, unless it is None.
+def toy_accepted() -> dict[str, Any]:
+    """Returns what results/accepted.json has of trained models, as small as a toy, and made up.
 
     chains: by model and window, [T, R]: drafts kept by a head call that began with so many steps left, less
         one.
@@ -72,28 +69,14 @@ def record(file: Path | None, toy: bool) -> dict[str, Any]:
         first quarter of the image.
     text: the share of the embedded pair's drafts that are accepted.
     """
-    scale = Scale(toy)
-    windows = sorted({scale.window(16), scale.window(32)})
-    chains = {}
-    for name in ("default", "default-causal"):
-        for window in windows:
-            model = load(name, toy)
-            options = Options(num_iter=model.config.seq_len, respacing=model.config.respacing)
-            kept, _ = recorded(model, 4 if toy else ROWS, (window,), options)
-            chains[f"{name}, M {window}"] = filled(kept).tolist()
-    kept_by_gamma = {str(gamma): rounds_of(gamma, scale).tolist() for gamma in (4, 8)}
-    found = {"chains": chains, "rounds": kept_by_gamma, "text": text_acceptance(toy)}
-    if file is not None:
-        file.write_text(json.dumps(found) + "\n")
-    return found
-
-
-def filled(kept: np.ndarray) -> np.ndarray:
-    """kept [T, R], where a call that no recorded chain began keeps as much as the one before it."""
-    full = kept.copy()
-    for left in range(len(kept) - 2, -1, -1):
-        full[left] = np.where(full[left] > 0, full[left], np.minimum(full[left + 1], left))
-    return full
+    chains = [[min(left, 2)] * 4 for left in range(TOY_STEPS)]
+    of_gamma = lambda gamma: [[at % gamma for at in range(4 + 2 * gamma)]] * 2
+    names = ("default", "default-causal")
+    return {
+        "chains": {f"{name}, M 3": chains for name in names},
+        "rounds": {str(gamma): of_gamma(gamma) for gamma in (4, 8)},
+        "text": 0.5,
+    }
 
 
 def calls_of(kept: np.ndarray) -> np.ndarray:
@@ -106,44 +89,9 @@ def calls_of(kept: np.ndarray) -> np.ndarray:
     return calls
 
 
-def rounds_of(gamma: int, scale: Scale) -> np.ndarray:
-    """[images, tokens] transitions that rounds of `default` keep, by the token at which they begin."""
-    model = load("default", scale.toy)
-    images, first = 2 if scale.toy else IMAGES, model.config.seq_len // 4
-    options = Options(num_iter=model.config.seq_len, respacing=model.config.respacing, final_noise=True)
-    method = SelfSpeculation(gamma)
-    keys, labels = cspd_jax.row_keys(jax.random.key(7), images), jnp.arange(images, dtype=jnp.int32) % 10
-    inputs, state = jax.jit(functools.partial(rounds.begin, model.network, speculation=method.speculation))(
-        model.params, keys, labels, options
-    )
-
-    @jax.jit
-    def one(inputs, state):
-        drafted, _ = drafted_groups(inputs, state, gamma + 1)
-        ended, _ = path_criterion.verify_block(inputs, state, drafted)
-        return ended.block.kept, rounds.run_round(inputs, state)[0]
-
-    table = np.zeros((images, scale.tokens + 2 * gamma + 2), np.int32)
-    while np.any(np.asarray(state.group) < first + table.shape[1]) and np.any(state.group < inputs.groups):
-        kept, after = one(inputs, state)
-        at = np.asarray(state.group) - first
-        there = (at >= 0) & (at < table.shape[1])
-        table[there, at[there]] = np.asarray(kept)[there]
-        state = after
-    return table
-
-
-def text_acceptance(toy: bool) -> float:
-    """The share of the embedded pair's drafts that are accepted."""
-    target, small = (load_text(name, toy) for name in ("text-default", "text-default-draft"))
-    options = cspd_jax.text.Options(rule="block", max_new_tokens=NEW_TOKENS, gamma=4, stop_ids=())
-    prompts = held_out_prompts(8, PROMPT, toy)
-    return float(cspd_jax.text.generate(None, target, prompts, small, options)[1].acceptance)
-
-
 @dataclasses.dataclass(frozen=True)
 class Accepted:
-    """What is replayed."""
+    """Holds what is replayed."""
 
     found: Mapping[str, Any]
 
@@ -201,7 +149,7 @@ def image_case(
     window = scale.window(way.window)
     options = Options(
         num_iter=config.seq_len, respacing=steps, guided=guided, cfg=3.0 if guided else 1.0,
-        denoise="plain" if window is None else cspd_jax.ChainSpeculation((window,), way.drafter),
+        denoise="plain" if window is None else cspd_jax.ChainSpeculation((window,)),
         final_noise=of_mar, prefix_buckets=4 if of_mar and not scale.toy else 1,
         order=None if of_mar else Raster(),
         cfg_schedule="linear" if of_mar else "constant",
@@ -327,7 +275,7 @@ def text_cases(name: str, accepted: Accepted, scale: Scale, dtype: str = "bfloat
     return [plain, Case(about_block, text_generation.run, drafting(), count, facts)]
 
 
-def masked_case(how: Filling, recorded: Mapping[str, Any], scale: Scale) -> Case:
+def masked_case(how: Filling, scale: Scale) -> Case:
     """A masked text of LLaDA-8B's sizes. Its weights are random and accept nothing, so a round is timed and
     counts for as many tokens as one of the embedded model fills."""
     config = narrow(LLADA_8B) if scale.toy else LLADA_8B
@@ -337,8 +285,7 @@ def masked_case(how: Filling, recorded: Mapping[str, Any], scale: Scale) -> Case
         "llada-8b", "token", 1, how.method, options=how.options, dtype="bfloat16", respacing=None,
         timed=f"rounds of {NEW_TOKENS} places behind {PROMPT}; tokens a round are the embedded model's",
     )  # fmt: skip
-    name = f"{how.method}, {how.options}, batch 1".replace("ssd, gamma 4,", "ssd,")
-    per_round = 1.0 if how.method == "stepwise" else NEW_TOKENS / recorded[name]["rounds"]
+    per_round = 1.0 if how.method == "stepwise" else NEW_TOKENS / recorded_run(how.run(1))["rounds"]
 
     def facts(out) -> dict[str, Any]:
         calls = out.info.calls

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from cases import IDENTITY
+from cases import IDENTITY, PLAIN, alike, method_of
 
 ROOT = Path(__file__).resolve().parents[1]
 MODELLED = ROOT / "benchmarks" / "results" / "accelerator.json"
@@ -17,7 +17,6 @@ NOT_YET = (
     " where there is one; it has run on a CPU only, at toy sizes, to try the program itself. Every figure"
     " below is counted or modelled."
 )
-PLAIN = ("plain", "text-plain", "stepwise")
 
 
 @functools.cache
@@ -40,12 +39,6 @@ def rows_of(file: Path) -> list[dict[str, Any]]:
     return (
         [row for row in json.loads(file.read_text())["rows"] if not row.get("error")] if file.exists() else []
     )
-
-
-def alike(row: dict[str, Any]) -> tuple:
-    """What rows of different methods have in common."""
-    names = [name for name in (*IDENTITY, "device", "jax") if name not in ("method", "options")]
-    return tuple(str(row.get(name)) for name in names)
 
 
 def table(file: Path) -> str:
@@ -91,10 +84,10 @@ def table(file: Path) -> str:
 def _line(row: dict[str, Any], plain: float | None) -> str:
     seconds, model = row["measured_seconds_per_token"], row.get("modelled_seconds_per_token")
     steps = f", {row['respacing']}" if row["model"].startswith("sphere") else ""
+    method = method_of(row) + (f", {row['flags']}" if row.get("flags") else "")
     side = f"{row['batch']}" + (", guidance" if row["guided"] else "")
-    method = row["method"] + (f" ({row['options']})" if row["options"] else "")
     cells = (
-        f"{row['model']}, {row['dtype']}{steps}", side, ", ".join(filter(None, (method, row.get("flags")))),
+        f"{row['model']}, {row['dtype']}{steps}", side, method,
         f"{1e3 * seconds:.2f}",
         f"{1e3 * model:.2f}" if model else "", f"{seconds / model:.2f}" if model else "",
         f"{plain / seconds:.1f}x" if plain else "",

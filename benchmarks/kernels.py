@@ -251,25 +251,9 @@ device_description_str: "NVIDIA H100 80GB HBM3"
 
 
 def h100() -> jax.sharding.Sharding:
-    """A device that can be compiled for and not run on."""
-    return jax.sharding.SingleDeviceSharding(h100s(1)[0])
-
-
-def h100s(count: int, per_host: int = 8) -> list[Any]:
-    """So many devices, on hosts of 8, that can be compiled for and not run on."""
+    """Returns a device that can be compiled for and not run on."""
     from jax.experimental import topologies
 
-    per_host = min(count, per_host)
-    hosts = count // per_host
     os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")  # there is no driver to ask
-    try:
-        found = topologies.get_topology_desc(
-            "h100", "cuda", target_config=H100, topology=f"1x{hosts}x{per_host}"
-        )
-    except Exception as error:
-        raise SystemExit(
-            f"cannot compile for an H100 here ({type(error).__name__}: {str(error)[:200]}). Install the"
-            f" plugin in the version of jax: pip install jax-cuda12-plugin=={jax.__version__}"
-            f" jax-cuda12-pjrt=={jax.__version__} nvidia-cuda-nvcc-cu12"
-        ) from error
-    return list(found.devices)
+    found = topologies.get_topology_desc("h100", "cuda", target_config=H100, topology="1x1x1")
+    return jax.sharding.SingleDeviceSharding(found.devices[0])
