@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -23,10 +23,6 @@ PYTHIA_160M = LMConfig(
 PYTHIA_1_4B = dataclasses.replace(
     PYTHIA_160M, width=2048, depth=24, heads=16, kv_heads=16, head_dim=128, mlp_width=8192
 )
-SMOLLM2_135M = LMConfig(
-    family="llama", vocab_size=49152, known_ids=49152, width=576, depth=30, heads=9, kv_heads=3, head_dim=64,
-    mlp_width=1536, max_positions=8192, rope_theta=100_000.0, tie_embeddings=True,
-)  # fmt: skip
 LLADA_8B = LMConfig(
     family="llada", vocab_size=126464, known_ids=126464, width=4096, depth=32, heads=32, kv_heads=32,
     head_dim=128, mlp_width=12288, max_positions=4096, rope_theta=500_000.0, causal=False, mask_ids=(126336,),
@@ -43,7 +39,6 @@ class Case:
     tokens: of one row of the batch, made by one run.
     facts: of the output: what happened, with `trips` for `count_launches`.
     donated: numbers of the arguments that the program may overwrite.
-    flags: of the compiler, by name.
     """
 
     about: dict[str, Any]
@@ -52,7 +47,6 @@ class Case:
     tokens: int
     facts: Callable[[Any], dict[str, Any]] = lambda out: {}
     donated: tuple[int, ...] = ()
-    flags: Mapping[str, Any] | None = None
 
     def lowered(self, args: tuple | None = None):
         with jax.default_matmul_precision(self.about["precision"]):

@@ -40,13 +40,9 @@ _REPLAYS = 6  # tokens whose accepted runs are replayed
 
 
 def options_of(steps: int, cfg: float = 1.0) -> Options:
-    return Options(
-        respacing=f"flow{steps}",
-        guided=cfg != 1,
-        cfg=cfg,
-        cfg_schedule=RISING,
-        order=Raster(),
-    )
+    """Returns the options of a flow of so many noisy steps."""
+    guided = cfg != 1
+    return Options(respacing=f"flow{steps}", guided=guided, cfg=cfg, cfg_schedule=RISING, order=Raster())
 
 
 def calls(model: ImageModel, windows_of_all, steps_of_all: tuple[int, ...], images: int) -> list[dict]:

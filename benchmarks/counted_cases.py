@@ -7,11 +7,11 @@ the default models on a CPU, which version 0.6 recorded in results/accelerator.j
 from __future__ import annotations
 
 import dataclasses
-import functools
+import itertools
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -48,6 +48,10 @@ class Way:
         parts = [f"gamma {self.gamma}"] if self.gamma else []
         return ", ".join(parts + ([f"M {self.window}"] if self.window else []))
 
+    def run(self, batch: int) -> str | None:
+        """Names the run of the default model, if one is needed."""
+        return None if self.window is None else f"{self.method}, {self.options}, batch {batch}"
+
     @property
     def chain(self) -> ChainSpeculation | None:
         return None if self.window is None else ChainSpeculation((self.window,))
@@ -62,25 +66,43 @@ WAYS = (
 )
 
 
-class Counted(NamedTuple):
-    """Holds a row that is to be made.
+@dataclasses.dataclass(frozen=True)
+class Filling:
+    """Names a way to fill in masked text. texts: of a pass, for chosen sets; None is a chain of GAMMA."""
 
-    identity: see `cases.IDENTITY`.
-    make: its case, and the trips of the loops that end when the data say so, by depth.
-    """
+    method: str
+    texts: int | None = None
+    cached: bool = False
 
-    identity: dict[str, Any]
-    make: Callable[[], tuple[Case, list[float]]]
+    @property
+    def options(self) -> str:
+        of_method = f"gamma {GAMMA}" if self.texts is None else f"{self.texts} texts"
+        parts = [of_method] * (self.method == "ssd") + ["block cache"] * self.cached
+        return ", ".join(parts)
+
+    def run(self, batch: int) -> str | None:
+        """Names the run of the default model, if one is needed."""
+        if self == FILLINGS[0]:
+            return None
+        parts = [self.method, self.options] if self.cached else [self.method]
+        return ", ".join([*parts, f"batch {batch}"])
+
+    def asked(self) -> tuple[Any, masked.Options]:
+        way = masked.Stepwise() if self.method != "ssd" else masked.SelfSpeculation(GAMMA, texts=self.texts)
+        return way, masked.Options(max_new_tokens=NEW_TOKENS, block=8, cached=self.cached)
 
 
-@functools.cache
-def recorded(run: str) -> dict[str, float]:
-    """Returns how often loops ran in a run of the default models."""
-    return json.loads(FILE.read_text())["recorded_runs"][run]
+FILLINGS = (
+    Filling("stepwise"),
+    Filling("ssd"),
+    Filling("stepwise, cached", cached=True),
+    Filling("ssd", 16, cached=True),
+    Filling("ssd", 32, cached=True),
+)
 
 
-def cases(toy: bool) -> Iterator[Counted]:
-    """Yields all rows, the most important first."""
+def rows(toy: bool) -> Iterator[tuple[dict[str, Any], Way | Filling]]:
+    """Yields what is known of all rows beforehand, and their ways; the most important first."""
     if toy:
         yield from images("mar-base", 1, False, "float32", WAYS[:4])
         return
@@ -88,52 +110,48 @@ def cases(toy: bool) -> Iterator[Counted]:
         for dtype in ("bfloat16", "float32"):
             yield from images("mar-base", 1, guided, dtype)
     yield from images("mar-base", 8, False, "bfloat16", [WAYS[0], WAYS[1], WAYS[3]])
-    for batch in (1, 8):
-        yield from fillings(batch)
+    for batch, how in itertools.product((1, 8), FILLINGS):
+        options = {"options": how.options, "dtype": "bfloat16", "respacing": None}
+        yield about("llada-8b", "token", batch, how.method, **options), how
     for name in ("mar-large", "mar-huge", "sphere-b"):
         yield from images(name, 1, False, "bfloat16", WAYS[:1])
 
 
-def of_each_kind() -> list[tuple[Case, list[float]]]:
-    """Makes the first and the last case of every kind, traced and not compiled."""
-    kinds = (
-        images("mar-large", 1, False, "bfloat16"), images("sphere-b", 1, True, "float32", WAYS[:1]),
-        fillings(1),
-    )  # fmt: skip
-    return [counted.make() for kind in map(list, kinds) for counted in (kind[0], kind[-1])]
+def images(
+    name: str, batch: int, guided: bool, dtype: str, ways: Sequence[Way] = WAYS
+) -> Iterator[tuple[dict[str, Any], Way]]:
+    """Yields rows of a token of each image, in the middle of it."""
+    steps = "flow" if name in SPHERE_PRESETS else "ddim"
+    for way in ways:
+        yield about(
+            name, "token", batch, way.method, options=way.options, guided=guided, dtype=dtype,
+            respacing=f"{steps}{STEPS}", num_iter={**MAR_PRESETS, **SPHERE_PRESETS}[name].seq_len,
+        ), way  # fmt: skip
+
+
+def make(row: dict[str, Any], how: Way | Filling) -> tuple[Case, list[float]]:
+    """Makes a case, and the trips of its loops that end when the data say so, by depth."""
+    name = how.run(row["batch"])
+    run: dict[str, float] = {} if name is None else json.loads(FILE.read_text())["recorded_runs"][name]
+    if run:
+        row = row | {"acceptance_from": "runs of the default models"}
+    if isinstance(how, Filling):
+        shares = {name: run[name] for name in ("refresh", "verify") if name in run}
+        rounds = run.get("rounds", float(NEW_TOKENS))
+        return filling_case(row | {"shares_of_rounds": shares}, how, rounds), [rounds]
+    if run:
+        row = row | {"head_calls_of_slowest": run["calls"], "more_trips": run["more_trips"]}
+    common = {"respacing": row["respacing"], "guided": row["guided"], "denoise": how.chain or "plain"}
+    if row["model"] in SPHERE_PRESETS:
+        options = Options(**common, cfg_schedule="constant", prefix_buckets=1, order=Raster())
+    else:
+        cfg = 3.0 if row["guided"] else 1.0
+        options = Options(**common, num_iter=row["num_iter"], cfg=cfg, prefix_buckets=4)
+    case = round_case(row, how, options, run["tokens_per_round"]) if how.gamma else step_case(row, options)
+    return case, [run["calls"]] if run else []
 
 
 # Images
-
-
-def images(name: str, batch: int, guided: bool, dtype: str, ways: Sequence[Way] = WAYS) -> Iterator[Counted]:
-    """Yields rows of a token of each image, in the middle of it."""
-    presets = {**MAR_PRESETS, **SPHERE_PRESETS}
-    steps = "flow" if name in SPHERE_PRESETS else "ddim"
-    for way in ways:
-        row = about(
-            name, "token", batch, way.method, options=way.options, guided=guided, dtype=dtype,
-            respacing=f"{steps}{STEPS}", num_iter=presets[name].seq_len,
-        )  # fmt: skip
-
-        def make(row=row, way=way):
-            run = {} if way.chain is None else recorded(f"{way.method}, {way.options}, batch {batch}")
-            return image_case(row, way, run), [run["calls"]] if run else []
-
-        yield Counted(row, make)
-
-
-def image_case(row: dict[str, Any], way: Way, run: dict[str, float]) -> Case:
-    """Makes an AR step, or a round; run: what the default models did."""
-    if run:
-        calls = {"head_calls_of_slowest": run["calls"], "more_trips": run["more_trips"]}
-        row = {**row, "acceptance_from": "runs of the default models", **calls}
-    common = {"respacing": row["respacing"], "guided": row["guided"], "denoise": way.chain or "plain"}
-    if row["model"] in SPHERE_PRESETS:
-        return _step(row, Options(**common, cfg_schedule="constant", prefix_buckets=1, order=Raster()))
-    cfg = 3.0 if row["guided"] else 1.0
-    options = Options(**common, num_iter=row["num_iter"], cfg=cfg, prefix_buckets=4)
-    return _round(row, way, options, run) if way.gamma else _step(row, options)
 
 
 def image_params(config: Any, dtype: str) -> Any:
@@ -142,7 +160,7 @@ def image_params(config: Any, dtype: str) -> Any:
     return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, dtype), shapes)
 
 
-def _step(row: dict[str, Any], options: Options) -> Case:
+def step_case(row: dict[str, Any], options: Options) -> Case:
     """Makes an AR step of the plain sampler in the middle of the image: a token of each image."""
     config, batch = {**MAR_PRESETS, **SPHERE_PRESETS}[row["model"]], row["batch"]
     model, known = kind_of(config).network(config, jnp.dtype(row["dtype"])), config.seq_len // 2
@@ -165,7 +183,7 @@ def _step(row: dict[str, Any], options: Options) -> Case:
     return Case({**row, "timed": f"one AR step, {known} tokens known"}, step, args, 1, donated=donated)
 
 
-def _round(row: dict[str, Any], way: Way, options: Options, run: dict[str, float]) -> Case:
+def round_case(row: dict[str, Any], way: Way, options: Options, tokens: float) -> Case:
     """Makes a round of speculation over AR steps, of as many tokens as those of the default models."""
     batch, config = row["batch"], MAR_PRESETS[row["model"]]
     model = mar.MARModel(config, jnp.dtype(row["dtype"]))
@@ -178,8 +196,8 @@ def _round(row: dict[str, Any], way: Way, options: Options, run: dict[str, float
         return rounds.begin(model, params, keys, labels, options, speculation=speculation)
 
     timed = "one round of speculation over AR steps"
-    row = {**row, "timed": timed, "tokens_per_round": run["tokens_per_round"]}
-    return Case(row, rounds.run_round, jax.eval_shape(prepared, params, labels), run["tokens_per_round"])
+    row = {**row, "timed": timed, "tokens_per_round": tokens}
+    return Case(row, rounds.run_round, jax.eval_shape(prepared, params, labels), tokens)
 
 
 # Masked text
@@ -193,55 +211,7 @@ def abstract(config: LMConfig, dtype: str) -> tuple[lm.LM, Any]:
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class Filling:
-    """Names a way to fill in masked text. texts: of a pass, for chosen sets; None is a chain of GAMMA."""
-
-    method: str
-    texts: int | None = None
-    cached: bool = False
-
-    @property
-    def options(self) -> str:
-        of_method = f"gamma {GAMMA}" if self.texts is None else f"{self.texts} texts"
-        parts = [of_method] * (self.method == "ssd") + ["block cache"] * self.cached
-        return ", ".join(parts)
-
-    def run(self, batch: int) -> str:
-        """Names the run of the default model."""
-        parts = [self.method, self.options] if self.cached else [self.method]
-        return ", ".join([*parts, f"batch {batch}"])
-
-    def asked(self) -> tuple[Any, masked.Options]:
-        way = masked.Stepwise() if self.method != "ssd" else masked.SelfSpeculation(GAMMA, texts=self.texts)
-        return way, masked.Options(max_new_tokens=NEW_TOKENS, block=8, cached=self.cached)
-
-
-FILLINGS = (
-    Filling("stepwise"),
-    Filling("ssd"),
-    Filling("stepwise, cached", cached=True),
-    Filling("ssd", 16, cached=True),
-    Filling("ssd", 32, cached=True),
-)
-
-
-def fillings(batch: int) -> Iterator[Counted]:
-    """Yields rows of masked texts of LLaDA-8B's sizes."""
-    for how in FILLINGS:
-        row = about(
-            "llada-8b", "token", batch, how.method, options=how.options, dtype="bfloat16", respacing=None
-        )
-
-        def make(row=row, how=how):
-            run = {"rounds": float(NEW_TOKENS)} if how == FILLINGS[0] else recorded(how.run(batch))
-            shares = {name: run[name] for name in ("refresh", "verify") if name in run}
-            return filling_case(row | {"shares_of_rounds": shares}, how, run), [run["rounds"]]
-
-        yield Counted(row, make)
-
-
-def filling_case(row: dict[str, Any], how: Filling, run: dict[str, float]) -> Case:
+def filling_case(row: dict[str, Any], how: Filling, number: float) -> Case:
     """Makes the rounds of a generation in one loop, behind the pass that reads the prompts."""
     network, params = abstract(LLADA_8B, row["dtype"])
 
@@ -256,8 +226,6 @@ def filling_case(row: dict[str, Any], how: Filling, run: dict[str, float]) -> Ca
 
     row = {
         **row, "timed": f"all rounds of {NEW_TOKENS} new tokens behind {PROMPT}",
-        "tokens_per_round": NEW_TOKENS / run["rounds"],
+        "tokens_per_round": NEW_TOKENS / number,
     }  # fmt: skip
-    if run["rounds"] < NEW_TOKENS:
-        row["acceptance_from"] = "runs of the default models"
     return Case(row, rounds, jax.eval_shape(begun, params), NEW_TOKENS)

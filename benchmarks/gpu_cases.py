@@ -2,14 +2,14 @@
 
 The unit is what one call of the library does: AR steps in one scan, or rounds in one loop, so that whatever
 the host does between kernels is in it. The weights are random; which drafts are accepted is replayed from
-runs of the embedded models, whose weights are trained (version 0.6 recorded them in results/accepted.json).
+runs of the embedded models, whose weights are trained (results/accepted.json, by version 0.6).
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import re
+import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from cases import LLADA_8B, PYTHIA_1_4B, PYTHIA_160M, SMOLLM2_135M, Case, about
-from counted_cases import NEW_TOKENS, PROMPT, Filling, Way
-from counted_cases import recorded as recorded_run
+from cases import LLADA_8B, PYTHIA_1_4B, PYTHIA_160M, Case, about
+from counted_cases import FILE, NEW_TOKENS, PROMPT, Filling, Way
 from replayed import Replayed, replaying
 from toy import STEPS as TOY_STEPS
 from toy import narrow, sizes
@@ -139,7 +138,6 @@ def image_case(
     guided: bool = False,
     dtype: str = "bfloat16",
     respacing: str | None = None,
-    flags: Mapping[str, Any] | None = None,
 ) -> Case:
     """Tokens of an image whose first 3/8 are known, by AR steps or by rounds."""
     presets = {**MAR_PRESETS, **SPHERE_PRESETS}
@@ -157,7 +155,6 @@ def image_case(
     row = about(
         name, "token", batch, way.method, options=way.options, guided=guided, dtype=dtype,
         respacing=respacing or ("ddim100" if of_mar else "flow100"), num_iter=presets[name].seq_len,
-        flags=" ".join(f"{flag}={value}" for flag, value in (flags or {}).items()),
         acceptance_from="replayed from the embedded models" if way.method != "plain" else None,
         timed=f"{scale.tokens} tokens of an image behind {scale.known(config.seq_len)} known ones",
     )  # fmt: skip
@@ -171,7 +168,7 @@ def image_case(
     make = rounds_program if way.gamma else steps_program
     blocks = accepted.blocks(way.gamma, batch) if way.gamma else None
     run, facts = make(model, options, scale, way)
-    return Case(row, run, (params, keys, labels, chains, blocks), scale.tokens, facts, flags=flags)
+    return Case(row, run, (params, keys, labels, chains, blocks), scale.tokens, facts)
 
 
 def _steps(respacing: str) -> int:
@@ -239,40 +236,33 @@ def rounds_program(model, options: Options, scale: Scale, way: Way) -> tuple[Cal
 
 # Text and masked text
 
-LANGUAGE = {"smollm2-135m": SMOLLM2_135M, "pythia-1.4b": PYTHIA_1_4B}
 
-
-def text_cases(name: str, accepted: Accepted, scale: Scale, dtype: str = "bfloat16") -> list[Case]:
-    """Greedy texts: plain, and drafted by a smaller model that is right as often as the embedded one."""
-    config = narrow(LANGUAGE[name]) if scale.toy else LANGUAGE[name]
+def text_cases(accepted: Accepted, scale: Scale, dtype: str = "bfloat16") -> list[Case]:
+    """Makes greedy texts: plain, and by drafts that are right as often as the embedded ones."""
+    config, small = (narrow(c) if scale.toy else c for c in (PYTHIA_1_4B, PYTHIA_160M))
     network, weights = lm.LM(config, jnp.dtype(dtype)), random_params(config, dtype)
-    if name == "smollm2-135m":
-        drafted = "6 of its layers draft"
-        small = lm.LM(dataclasses.replace(config, depth=min(6, config.depth)), jnp.dtype(dtype))
-        kept = {k: v for k, v in weights.items() if int(re.findall(r"layers_(\d+)|$", k)[0] or 0) < 6}
-    else:
-        drafted = "Pythia-160m drafts"
-        small = lm.LM(narrow(PYTHIA_160M) if scale.toy else PYTHIA_160M, jnp.dtype(dtype))
-        kept = random_params.__wrapped__(small.config, dtype)
+    drafting, kept = lm.LM(small, jnp.dtype(dtype)), random_params.__wrapped__(small, dtype)
     prompts = np.random.default_rng(0).integers(0, config.known_ids, (1, PROMPT)).tolist()
     count = 8 if scale.toy else NEW_TOKENS
     asked = cspd_jax.text.Options(rule="block", max_new_tokens=count, stop_ids=(), gamma=4)
-    row = functools.partial(about, name, "text", 1, dtype=dtype, respacing=None)
+    row = functools.partial(about, "pythia-1.4b", "text", 1, dtype=dtype, respacing=None)
     timed = f"{count} new tokens behind {PROMPT}, the prompt's pass included"
     inputs = text_generation.prepare(None, (network, weights), prompts, None, asked)
     plain = Case(row("text-plain", timed=timed), text_generation.run, (inputs,), count)
 
-    def drafting() -> tuple:
+    def drafted() -> tuple:
         right = jax.jit(plain.function)(*plain.args).tokens
         use = jax.random.bernoulli(jax.random.key(1), accepted.found["text"], right.shape)
-        drafter = Drafting(Replayed(ModelDrafter(small)), (kept, right, use))
+        drafter = Drafting(Replayed(ModelDrafter(drafting)), (kept, right, use))
         return (text_generation.prepare(None, (network, weights), prompts, drafter, asked),)
 
     def facts(out) -> dict[str, Any]:
         return {"acceptance": float(out.info.acceptance), "rounds": int(out.info.calls.target_passes)}
 
-    about_block = row("text-block", options=f"{drafted}, gamma 4", timed=timed, acceptance_from="replayed")
-    return [plain, Case(about_block, text_generation.run, drafting(), count, facts)]
+    about_block = row(
+        "text-block", options="Pythia-160m drafts, gamma 4", timed=timed, acceptance_from="replayed"
+    )
+    return [plain, Case(about_block, text_generation.run, drafted(), count, facts)]
 
 
 def masked_case(how: Filling, scale: Scale) -> Case:
@@ -285,7 +275,8 @@ def masked_case(how: Filling, scale: Scale) -> Case:
         "llada-8b", "token", 1, how.method, options=how.options, dtype="bfloat16", respacing=None,
         timed=f"rounds of {NEW_TOKENS} places behind {PROMPT}; tokens a round are the embedded model's",
     )  # fmt: skip
-    per_round = 1.0 if how.method == "stepwise" else NEW_TOKENS / recorded_run(how.run(1))["rounds"]
+    runs = json.loads(FILE.read_text())["recorded_runs"]
+    per_round = 1.0 if (name := how.run(1)) is None else NEW_TOKENS / runs[name]["rounds"]
 
     def facts(out) -> dict[str, Any]:
         calls = out.info.calls

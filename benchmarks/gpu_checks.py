@@ -64,6 +64,10 @@ class Check(NamedTuple):
     args: Callable[[int], tuple]
     against: str | None
 
+    @property
+    def about(self) -> dict[str, Any]:
+        return {"what": "runs", "method": self.name}
+
 
 def image_checks(toy: bool) -> list[Check]:
     """Every method for images. What takes decisions at random is compared by its law."""
@@ -136,7 +140,7 @@ def does_it_run(run: Any, toy: bool) -> None:
             checks += make(toy)
         except Exception as error:
             run.failed({"what": "making", "method": make.__name__}, error)
-    wanted = [check for check in checks if not run.there(_identity(check))]
+    wanted = [check for check in checks if not run.there(check.about)]
     if run.over or not wanted:
         return
     needed = {check.against for check in wanted}
@@ -151,7 +155,7 @@ def does_it_run(run: Any, toy: bool) -> None:
                         lowered = jax.jit(check.function).lower(*args)
                     programs[check.name, where] = pool.submit(lowered.compile)
                 except Exception as error:
-                    run.failed(_identity(check), error)
+                    run.failed(check.about, error)
         concurrent.futures.wait(programs.values())
     run.compiling += time.monotonic() - start
     made: dict[tuple[str, str, int], np.ndarray] = {}
@@ -176,13 +180,9 @@ def does_it_run(run: Any, toy: bool) -> None:
             else:
                 other = check if check.against == "itself" else by_name[check.against]
                 verdict = same_moments(tokens(check, "here", 0), tokens(other, "cpu", 1))
-            run.add(_identity(check) | verdict)
+            run.add(check.about | verdict)
         except Exception as error:
-            run.failed(_identity(check), error)
-
-
-def _identity(check: Check) -> dict[str, Any]:
-    return {"what": "runs", "method": check.name}
+            run.failed(check.about, error)
 
 
 def alike(here: np.ndarray, cpu: np.ndarray) -> dict[str, Any]:

@@ -187,7 +187,6 @@ def make_parser() -> Parser:
     parser.add_argument("--picture", type=Path, help="where --gammas draws what it found (the last cell's)")
     parser.add_argument("--draft", default="default-draft", help="another draft model")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--no-seconds", action="store_true", help="for a machine that does other work")
     return parser
 
 
@@ -215,8 +214,6 @@ def main() -> None:
                     row["held_out"] = on_real_images(target, draft, cfg, 4 if args.toy else 512)
                 else:
                     row |= cell(target, draft, name, batch, cfg, args.seed)
-                    if args.no_seconds:
-                        del row["seconds_per_image"]
                 rows.append(row)
                 table([row])
                 with args.file.open("a") as file:

@@ -22,7 +22,6 @@ import json
 import os
 import platform
 import statistics
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -242,7 +241,8 @@ def totals_of(infos: list) -> tuple[float | None, float]:
     return total("accepted") / tested if tested else None, total("new_tokens") / total("rounds")
 
 
-def tasks(args, target: models.TextModel, drafter: Any, save: Callable[[list], None]) -> list[dict]:
+def tasks(args, target: models.TextModel, drafter: Any, save: Callable[[list], None]) -> None:
+    """Measures all tasks, and saves the rows after each."""
     tokenizer, rows = load_tokenizer(target), []
     wanted = lambda ways: {n: way for n, way in ways.items() if n == "plain" or n in (args.ways or ways)}
     for batch, temperature, name in itertools.product(args.rows, args.temperatures, args.tasks):
@@ -254,7 +254,6 @@ def tasks(args, target: models.TextModel, drafter: Any, save: Callable[[list], N
         rows += [about | row for row in found]
         save(rows)
         jax.clear_caches()  # a process can map only so many programs
-    return rows
 
 
 def make_parser() -> Parser:
@@ -279,40 +278,32 @@ def main() -> None:
     target = load_text(args.target, args.toy)
     drafter = None
     if args.draft:
-        is_head = models.is_head(args.draft)
-        drafter = (
-            text.draft_from_states(models.load_head(args.draft), target)
-            if is_head
-            else load_text(args.draft, args.toy)
-        )
-    parts = {
-        "passes": lambda: passes(target),
-        "tasks": lambda: tasks(args, target, drafter, lambda rows: save("tasks", kept(rows))),
-    }
+        if models.is_head(args.draft):
+            drafter = text.draft_from_states(models.load_head(args.draft), target)
+        else:
+            drafter = load_text(args.draft, args.toy)
     found = json.loads(args.file.read_text()) if args.file is not None and args.file.exists() else {}
-    processor = platform.processor() or platform.machine()
-    machine = {"processor": processor, "threads": os.cpu_count()}
-
+    machine = {"processor": platform.processor() or platform.machine(), "threads": os.cpu_count()}
     before = found.get("tasks", {"found": []})["found"]
 
-    def kept(rows: list[dict]) -> list[dict]:
-        """With the rows of others that were measured before."""
+    def save(name: str, rows: list[dict]) -> None:
+        """Keeps rows, of tasks beside those of others that were measured before."""
         about = lambda row: (row["batch"], row["task"], row.get("temperature", 0.0))
-        new = {about(row) for row in rows}
-        return [row for row in before if about(row) not in new] + rows
-
-    def save(name: str, part: Any) -> None:
-        found[name] = {"machine": machine, "found": part}
+        if name == "tasks":
+            new = {about(row) for row in rows}
+            rows = [row for row in before if about(row) not in new] + rows
+        found[name] = {"machine": machine, "found": rows}
         if args.file is not None:
             write_results(args.file, found)
 
     if args.toy and importlib.util.find_spec("transformers") is None:
         args.no_transformers = True
         left_out("transformers", "torch and transformers are not installed: extra `parity`")
-    for name, part in parts.items():
-        if args.only in (None, name):
-            save(name, kept(part()) if name == "tasks" else part())
-    sys.stdout.write(json.dumps(found) + "\n")
+    if args.only in (None, "passes"):
+        save("passes", passes(target))
+    if args.only in (None, "tasks"):
+        tasks(args, target, drafter, functools.partial(save, "tasks"))
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -192,13 +192,10 @@ class MAR(nn.Module):
         temperature: float = 1.0,
         orders: np.ndarray | None = None,
         noise: np.ndarray | None = None,
-        steps: int | None = None,
-        clock=None,
     ) -> Tensor:
-        """A batch of images: tokens [B, L, d]. Linear guidance.
+        """Makes a batch of images, tokens [B, L, d], with linear guidance.
 
-        noise: [T + 1, B, L, d] by position. `steps` stops after that many AR steps. `clock(name)` is called
-        after each backbone pass and after each chain.
+        noise: [T + 1, B, L, d] by position.
         """
         c = self.config
         batch, length = labels.shape[0], c.seq_len
@@ -208,7 +205,7 @@ class MAR(nn.Module):
         tokens = torch.zeros(batch, length, c.token_dim)
         mask = torch.ones(batch, length)
         lengths = mask_lengths(length, num_iter)
-        for step, masked in enumerate(lengths[:steps]):
+        for step, masked in enumerate(lengths):
             embedding = self.class_emb(labels)
             double = cfg != 1.0
             if double:
@@ -218,16 +215,12 @@ class MAR(nn.Module):
             predicted = mask > 0.5 if step == num_iter - 1 else (mask > 0.5) & (after < 0.5)
             mask = after
             z = z[predicted.repeat(1 + double, 1)]
-            if clock:
-                clock("backbone")
             here = None if noise is None else torch.as_tensor(noise)[:, predicted]
             scale = 1 + (cfg - 1) * (length - masked) / length
             if len(z):
                 tokens[predicted] = self.diffloss.sample(
                     z, schedule, here, temperature, scale if double else 1.0
                 )
-            if clock:
-                clock("head")
         return tokens
 
 

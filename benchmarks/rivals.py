@@ -25,23 +25,19 @@ from typing import Any
 
 import jax
 import numpy as np
-from same_law import generate, plan_of
+from same_law import folder_of, generate, plan_of
 from toy import STEPS as TOY_STEPS
-from toy import Parser, among, begin, narrow, random_params, results, say, write_results
+from toy import Parser, among, begin, load, results, say, write_results
 from ways import training_config
 
 from cspd_jax.image import pixels
 from cspd_jax.image.pixels import as_bytes
-from cspd_jax.networks.registry import kind_of
 from cspd_jax.reports.charts import scatter, stacked
 from cspd_jax.reports.pictures import marked, titled
 from cspd_jax.tools.evaluation import words as measures
 from cspd_jax.tools.evaluation.equality import FALSE_ALARM, TESTS
 from cspd_jax.tools.evaluation.fid import frechet_distance
 from cspd_jax.training.data.words import BLANK, Words
-from cspd_jax.training.presets import PRESETS
-from cspd_jax.training.settings_file import to_json
-from cspd_jax.weights import models
 
 BATCH = 8  # images side by side
 NOISY = {"final_noise": True}
@@ -99,17 +95,6 @@ class Pictures:
         return frechet_distance(flat(self.letters), flat(other.letters))
 
 
-def load(args: argparse.Namespace, name: str) -> models.ImageModel:
-    """Loads a model of words, or makes a toy of the same data."""
-    if not args.toy:
-        return models.load(name)
-    run = PRESETS["words"]
-    training = json.loads(json.dumps(to_json(run)))  # as a checkpoint has it
-    config, metadata = narrow(run.model), {"extra": {"training": training}}
-    params = random_params(config, 0.02 if name == args.draft else 0.0)
-    return models.ImageModel("words", kind_of(config).network(config), params, metadata, run.data.topics)
-
-
 def options_of(name: str, toy: bool) -> dict[str, Any]:
     """Returns the settings of a cell; a toy's have few tokens and denoising steps."""
     found = {**SAMPLED, **CELLS[name][1]}
@@ -117,11 +102,6 @@ def options_of(name: str, toy: bool) -> dict[str, Any]:
         short = {"steps": f"ddim{TOY_STEPS}", "num_iter": 8, "anneal": [TOY_STEPS, 2]}
         found |= {key: value for key, value in short.items() if key in found}
     return found
-
-
-def folder_of(name: str) -> str:
-    """Returns the name of the folder that keeps a cell's images."""
-    return "".join(c if c.isalnum() else "_" for c in name)
 
 
 def summary(made: dict, x: Pictures, reference: Pictures, control: Pictures, config: Any) -> dict[str, Any]:
@@ -215,7 +195,7 @@ def misspelt(reading: measures.Reading) -> np.ndarray:
 
 def show(args: argparse.Namespace, found: dict, keep: Path):
     """Draws a page of every topic by each way of `beside`, misspelt words framed."""
-    target = load(args, args.target)
+    target = load(args.target, args.toy)
     reader, topics = open_reader(args, target), np.arange(target.config.num_classes)
     rows, pages = {row["cell"]: row for row in found["cells"]}, []
     for name in beside(found):
@@ -270,9 +250,9 @@ def main() -> None:
 
 def run(args: argparse.Namespace, found: dict, keep: Path) -> None:
     """Makes the cells that are missing, tests them, and writes each into the file."""
-    target = load(args, args.target)
+    target = load(args.target, args.toy)
     drafted = any(CELLS[name][1].get("method") == "cspd" for name in args.cells)
-    draft = load(args, args.draft) if drafted or args.toy else None
+    draft = load(args.draft, args.toy) if drafted or args.toy else None
     reader = open_reader(args, target)
     for name in CELLS if args.toy else ():  # all that are left out below
         plan_of(target, draft, np.arange(BATCH), options_of(name, True), BATCH)

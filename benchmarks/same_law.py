@@ -19,19 +19,18 @@ writes FOLDER/results.json.
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
-import time
 from pathlib import Path
 
 import jax
 import numpy as np
 from methods import METHODS
 from toy import Parser, among, begin, load, say, several, write_results
-from ways import asked, training_config
+from ways import SMALL, asked, timed, training_config
 
 from cspd_jax import image
-from cspd_jax._utils.compilation import compile_seconds
 from cspd_jax.image import pixels
 from cspd_jax.keys import row_keys
 from cspd_jax.tools.evaluation import classifier as classifiers
@@ -57,23 +56,24 @@ SEEDS = {
     "self + inner": 1006,
 }
 BATCH = 100
-TOY_CLASSIFIER = classifiers.ClassifierConfig(steps=2, batch=4, width=8, features=8)
 # Settings of a cell that are not of its method, and what `generate` calls them.
 SAMPLING = {"steps": "respacing", "cfg": "cfg", "cfg_schedule": "cfg_schedule", "temperature": "temperature"}
+
+
+def folder_of(name: str) -> str:
+    """Returns the name of the folder that keeps a cell's images."""
+    return "".join(c if c.isalnum() else "_" for c in name)
 
 
 def frugal(name: str, in_groups: bool) -> dict:
     return FRUGAL_IN_GROUPS if in_groups and name in FRUGAL else FRUGAL.get(name, {})
 
 
-def request_of(draft, settings: dict) -> tuple[image.Method, image.Options]:
+def plan_of(target, draft, labels, settings: dict, batch: int) -> image.Plan:
+    """Returns the plan of a cell's settings."""
     options = {name: value for name, value in settings.items() if name not in SAMPLING}
     sampling = {SAMPLING[name]: value for name, value in settings.items() if name in SAMPLING}
-    return asked(draft, options, **sampling)
-
-
-def plan_of(target, draft, labels, settings: dict, batch: int) -> image.Plan:
-    return image.resolve(target, labels, *request_of(draft, settings), batch)
+    return image.resolve(target, labels, *asked(draft, options, **sampling), batch)
 
 
 def generate(target, draft, folder: Path, n: int, seed: int, settings: dict, batch: int = BATCH) -> dict:
@@ -93,15 +93,19 @@ def generate(target, draft, folder: Path, n: int, seed: int, settings: dict, bat
             if plan is None:
                 plan = plan_of(target, draft, labels, settings, batch)
             keys = row_keys(jax.random.key(seed), batch, i * batch)
-            compiled, start = compile_seconds(), time.perf_counter()
-            tokens, info = image.run(keys, plan)
-            tokens = np.asarray(tokens, np.float32)
-            seconds = time.perf_counter() - start - (compile_seconds() - compiled)
+            tokens, info, seconds = timed(keys, plan)
             cost = {"seconds": seconds, "sequential": tuple(info.sequential), "total": tuple(info.total)}
             partial = path.with_suffix(".partial.npz")
             tested = (int(info.tested.sum()), int(info.accepted.sum()))
             lossless = info.exactness.lossless
-            np.savez(partial, tokens=tokens, tested=tested, rounds=info.rounds, lossless=lossless, **cost)
+            np.savez(
+                partial,
+                tokens=np.float32(tokens),
+                tested=tested,
+                rounds=info.rounds,
+                lossless=lossless,
+                **cost,
+            )
             partial.replace(path)
             if (i + 1) * batch % BATCH == 0:
                 say(f"{folder.name}: {(i + 1) * batch} of {n}")
@@ -135,44 +139,42 @@ def main() -> None:
     target, draft = load("default", args.toy), load("default-draft", args.toy)
     config = training_config(target)
     args.folder.mkdir(parents=True, exist_ok=True)
-    settings = TOY_CLASSIFIER if args.toy else classifiers.ClassifierConfig()
+    settings = SMALL if args.toy else classifiers.ClassifierConfig()
     classify = classifiers.train(make_source(config.data), settings)
     batch = min(args.n, BATCH)
     out = args.folder / "results.json"
     results = json.loads(out.read_text()) if out.exists() else []
-    for cfg in args.cfg:
-        for num_iter in args.num_iter:
-            options = {"cfg": cfg, "num_iter": num_iter, "steps": args.steps}
-            here = f"cfg{cfg:g}-iter{num_iter}-{args.steps}"
-            plainly = {**METHODS["plain"], **options}
-            seed = SEEDS["reference"]
-            made = generate(target, draft, args.folder / f"{here}-reference", args.n, seed, plainly, batch)
-            reference = made["tokens"].reshape(args.n, -1)
-            for name in args.cells:
-                settings = {**METHODS[name], **frugal(name, num_iter < target.config.seq_len), **options}
-                cell = {"method": name, "n": args.n, "seed": SEEDS[name], "settings": settings}
-                if any(all(old.get(k) == v for k, v in cell.items()) for old in results):
-                    continue
-                slug = "".join(c if c.isalnum() else "_" for c in name)
-                folder = args.folder / f"{here}-{slug}"
-                found = generate(target, draft, folder, args.n, SEEDS[name], settings, batch)
-                images = pixels.to_images(target, found["tokens"])
-                right = np.mean(classify(images)[0] == found["labels"])
-                row = cell | {
-                    "acceptance": found["acceptance"],
-                    "rounds": found["rounds"],
-                    "right_class": float(right),
-                }
-                row |= p_values(found["tokens"].reshape(args.n, -1), reference, found["labels"])
-                row["refuted"] = min(row["moments"], row["energy"], row["classifier"]) <= FALSE_ALARM
-                row |= {"device": jax.devices()[0].device_kind, "jax": jax.__version__}
-                results.append(row)
-                write_results(out, results)
-                say(
-                    f"{here} {name}: right class {right:.2%}; p = {row['moments']:.2g} (moments, largest z"
-                    f" {row['largest_z']:.1f}), {row['energy']:.2g} (energy), {row['classifier']:.2g}"
-                    f" (classifier){'; REFUTED' if row['refuted'] else ''}"
-                )
+    for cfg, num_iter in itertools.product(args.cfg, args.num_iter):
+        options = {"cfg": cfg, "num_iter": num_iter, "steps": args.steps}
+        here = f"cfg{cfg:g}-iter{num_iter}-{args.steps}"
+        plainly = {**METHODS["plain"], **options}
+        seed = SEEDS["reference"]
+        made = generate(target, draft, args.folder / f"{here}-reference", args.n, seed, plainly, batch)
+        reference = made["tokens"].reshape(args.n, -1)
+        for name in args.cells:
+            settings = {**METHODS[name], **frugal(name, num_iter < target.config.seq_len), **options}
+            cell = {"method": name, "n": args.n, "seed": SEEDS[name], "settings": settings}
+            if any(all(old.get(k) == v for k, v in cell.items()) for old in results):
+                continue
+            folder = args.folder / f"{here}-{folder_of(name)}"
+            found = generate(target, draft, folder, args.n, SEEDS[name], settings, batch)
+            images = pixels.to_images(target, found["tokens"])
+            right = np.mean(classify(images)[0] == found["labels"])
+            row = cell | {
+                "acceptance": found["acceptance"],
+                "rounds": found["rounds"],
+                "right_class": float(right),
+            }
+            row |= p_values(found["tokens"].reshape(args.n, -1), reference, found["labels"])
+            row["refuted"] = min(row["moments"], row["energy"], row["classifier"]) <= FALSE_ALARM
+            row |= {"device": jax.devices()[0].device_kind, "jax": jax.__version__}
+            results.append(row)
+            write_results(out, results)
+            say(
+                f"{here} {name}: right class {right:.2%}; p = {row['moments']:.2g} (moments, largest z"
+                f" {row['largest_z']:.1f}), {row['energy']:.2g} (energy), {row['classifier']:.2g}"
+                f" (classifier){'; REFUTED' if row['refuted'] else ''}"
+            )
 
 
 if __name__ == "__main__":

@@ -10,10 +10,12 @@ unless a file is named.
 from __future__ import annotations
 
 import argparse
+import atexit
 import dataclasses
 import functools
 import json
 import os
+import shutil
 import statistics
 import sys
 import tempfile
@@ -65,7 +67,9 @@ class Parser(argparse.ArgumentParser):
         given = sys.argv[1:] if args is None else list(args)
         for action in self._actions if "--toy" in given else ():
             if action.dest in self._small:
-                action.default, action.required = _placed(self._small[action.dest]), False
+                value = self._small[action.dest]
+                action.default = scratch() / value if isinstance(value, Path) else value
+                action.required = False
                 action.nargs = action.nargs if action.option_strings else "?"
         return super().parse_args(given, namespace)
 
@@ -126,17 +130,11 @@ def write_results(file: Path, found: Any) -> None:
 
 
 @functools.cache
-def _folder() -> tempfile.TemporaryDirectory:
-    return tempfile.TemporaryDirectory(prefix="toy-")
-
-
 def scratch() -> Path:
     """Returns a folder that ends with the process."""
-    return Path(_folder().name)
-
-
-def _placed(value: Any) -> Any:
-    return scratch() / value if isinstance(value, Path) else value
+    folder = Path(tempfile.mkdtemp(prefix="toy-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 def load(name: str, toy: bool = True) -> models.ImageModel:
