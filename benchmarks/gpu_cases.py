@@ -69,7 +69,7 @@ def toy_accepted() -> dict[str, Any]:
     text: the share of the embedded pair's drafts that are accepted.
     """
     chains = [[min(left, 2)] * 4 for left in range(TOY_STEPS)]
-    of_gamma = lambda gamma: [[at % gamma for at in range(4 + 2 * gamma)]] * 2
+    of_gamma = lambda gamma: [[TOY_STEPS * (at % gamma) for at in range(4 + 2 * gamma)]] * 2
     names = ("default", "default-causal")
     return {
         "chains": {f"{name}, M 3": chains for name in names},
