@@ -84,10 +84,8 @@ def table(file: Path) -> None:
     for (family, batch, guided), rows in sorted(parts.items()):
         side = "one row" if batch == 1 else f"{batch} rows side by side"
         print(f"\n{family}, {side}{', guidance' if guided else ''}\n")
-        print(
-            "| model | method | ms, modelled | plain / this | kernels | host reads | limits | peak memory |"
-        )
-        print("|---|---|---|---|---|---|---|---|")
+        print("| model | method | ms, modelled | plain / this | kernels | host reads | limits |")
+        print("|---|---|---|---|---|---|---|")
         _lines(rows)
 
 
@@ -103,7 +101,6 @@ def _lines(rows: list[dict[str, Any]]) -> None:
             f"{plain[alike(row)] / row[key]:.1f}x" if alike(row) in plain else "",
             f"{row['kernels_per_token']:.0f}", f"{row['host_reads_per_token']:.1f}",
             ", ".join(f"{limit} {100 * share:.0f} %" for limit, share in limits),
-            f"{row['peak_bytes'] / 2**30:.1f} GiB",
         )  # fmt: skip
         print(f"| {' | '.join(cells)} |")
         last = name

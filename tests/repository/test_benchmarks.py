@@ -18,8 +18,8 @@ NAMES = sorted(p.stem for p in BENCHMARKS.glob("*.py") if 'if __name__ == "__mai
 QUICK = ("ship_default", "same_law")  # in a few seconds
 NEED_TORCH = ("plain", "text", "real_lm", "gpu")
 
-# One process imports everything once. argv: folder of the programs, JSON of [name, arguments] each. Prints the
-# help of every program that is named, and which arguments are refused.
+# One process imports everything once. argv: folder of the programs, JSON of [name, arguments] each. Prints
+# the help of every program that is named, and which arguments are refused.
 PARSE = """
 import importlib, json, sys
 sys.path.insert(0, sys.argv[1])
@@ -46,7 +46,7 @@ def run(command: list[str], folder: Path, **more: str) -> subprocess.CompletedPr
 
 
 def runs_on_tiny_models(name: str, folder: Path) -> None:
-    """Runs a program, which prints numbers and leaves nothing where it is run nor among the results."""
+    """Runs a program, which prints numbers and leaves nothing here nor among the results."""
     results = {p: p.read_bytes() for p in (BENCHMARKS / "results").iterdir()}
     done = run([str(BENCHMARKS / f"{name}.py"), "--toy"], folder, JAX_DISABLE_MOST_OPTIMIZATIONS="1")
     assert re.search(r"\d", done.stdout + done.stderr)
