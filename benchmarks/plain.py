@@ -163,7 +163,7 @@ def main() -> None:
         out["mar_b"] = []
         config = sizes(MAR_PRESETS, "mar-base", args.toy)
         cells = ((1.0, 4), (1.0, 128), (1.0, 250), (3.0, 4), (3.0, 128))
-        for cfg, known in ((1.0, 4), (3.0, 4)) if args.toy else cells:
+        for cfg, known in ((1.0, 2), (3.0, 2)) if args.toy else cells:
             row = mar_b(config, cfg, known, 1 if args.toy else 5)
             out["mar_b"].append(row)
             say(
