@@ -46,7 +46,7 @@ def options_of(steps: int, cfg: float = 1.0) -> Options:
 
 
 def calls(model: ImageModel, windows_of_all, steps_of_all: tuple[int, ...], images: int) -> list[dict]:
-    """Head calls of whole generations by the embedded causal model, all `images` side by side."""
+    """Counts head calls of whole generations by the embedded causal model, all `images` side by side."""
     found = []
     keys, labels = row_keys(jax.random.key(11), images), jnp.arange(images, dtype=jnp.int32) % 10
     tokens = images * model.config.seq_len
@@ -90,8 +90,8 @@ def taking_turns(calls: list):
 
 
 def token_seconds(name: str, config: SphereConfig, recorder: ImageModel, windows_of_all, steps: int, repeats):
-    """One token of one image at the sizes `name`: the backbone's pass, and the chain by each way; `recorder`
-    says which drafts are accepted."""
+    """Times one token of one image at the sizes `name`: the backbone's pass, and the chain by each way;
+    `recorder` says which drafts are accepted."""
     model, params = SphereModel(config), jax.jit(functools.partial(init_params, config))(jax.random.key(0))
     options = options_of(steps)
     batch = sampler.bind(model, params, row_keys(jax.random.key(0), 1), jnp.zeros(1, jnp.int32), options)

@@ -79,7 +79,7 @@ def toy_accepted() -> dict[str, Any]:
 
 
 def calls_of(kept: np.ndarray) -> np.ndarray:
-    """[R] head calls of each chain."""
+    """Counts the head calls [R] of each chain."""
     left, calls = np.full(kept.shape[1], len(kept)), np.zeros(kept.shape[1], int)
     while np.any(left):
         calls += left > 0
@@ -95,7 +95,7 @@ class Accepted:
     found: Mapping[str, Any]
 
     def chains(self, name: str, window: int, rows: int) -> np.ndarray:
-        """[T, rows] of so many chains side by side, whose slowest takes a typical number of calls."""
+        """Returns [T, rows] of so many chains side by side, whose slowest takes a typical number of calls."""
         kept = np.asarray(self.found["chains"][f"{name}, M {window}"], np.int32)
         if rows > kept.shape[1]:
             kept = np.tile(kept, (1, -(-rows // kept.shape[1])))
@@ -104,7 +104,7 @@ class Accepted:
         return groups[int(np.argsort(slowest, kind="stable")[len(groups) // 2])]
 
     def blocks(self, gamma: int, images: int) -> np.ndarray:
-        """[images, tokens] of rounds."""
+        """Returns [images, tokens] of rounds."""
         table = np.asarray(self.found["rounds"][str(gamma)], np.int32)
         return table[np.arange(images) % len(table)]
 
@@ -114,7 +114,7 @@ class Accepted:
 
 @functools.lru_cache(maxsize=1)
 def random_params(config: Any, dtype: str) -> Any:
-    """Normal numbers of standard deviation 0.02: an untrained head would output zero whatever it is given."""
+    """Draws normal numbers of standard deviation 0.02, as an untrained head would output zero."""
     module = lm if isinstance(config, lm.LMConfig) else kind_of(config)
 
     @jax.jit
@@ -139,7 +139,7 @@ def image_case(
     dtype: str = "bfloat16",
     respacing: str | None = None,
 ) -> Case:
-    """Tokens of an image whose first 3/8 are known, by AR steps or by rounds."""
+    """Makes tokens of an image whose first 3/8 are known, by AR steps or by rounds."""
     presets = {**MAR_PRESETS, **SPHERE_PRESETS}
     config = sizes(presets, name, scale.toy)
     of_mar = isinstance(config, MARConfig)
@@ -176,7 +176,7 @@ def _steps(respacing: str) -> int:
 
 
 def steps_program(model, options: Options, scale: Scale, way: Way) -> tuple[Callable, Callable]:
-    """AR steps of the plain sampler in one scan, and what is known after it."""
+    """Makes AR steps of the plain sampler in one scan, and what is known after it."""
     first = scale.known(model.seq_len)
     segment, groups = next(
         (segment, groups)
@@ -201,7 +201,7 @@ def steps_program(model, options: Options, scale: Scale, way: Way) -> tuple[Call
 
 
 def rounds_program(model, options: Options, scale: Scale, way: Way) -> tuple[Callable, Callable]:
-    """Rounds of self-speculation in one loop until there are as many tokens, and what happened in them."""
+    """Makes rounds of self-speculation in one loop until there are as many tokens, and what happened."""
     first, method = scale.known(model.seq_len), SelfSpeculation(way.gamma)
 
     def run(params, keys, labels, chains, blocks):
@@ -266,8 +266,8 @@ def text_cases(accepted: Accepted, scale: Scale, dtype: str = "bfloat16") -> lis
 
 
 def masked_case(how: Filling, scale: Scale) -> Case:
-    """A masked text of LLaDA-8B's sizes. Its weights are random and accept nothing, so a round is timed and
-    counts for as many tokens as one of the embedded model fills."""
+    """Makes a masked text of LLaDA-8B's sizes. Its weights are random and accept nothing, so a round is
+    timed and counts for as many tokens as one of the embedded model fills."""
     config = narrow(LLADA_8B) if scale.toy else LLADA_8B
     network, weights = lm.LM(config, jnp.bfloat16), random_params(config, "bfloat16")
     inputs = masked_generation.prepare(None, (network, weights), [[1] * PROMPT], *how.asked())

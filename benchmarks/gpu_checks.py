@@ -31,7 +31,7 @@ def speeds(toy: bool) -> dict[str, float]:
     numbers, side, times = (2**16, 128, 3) if toy else (2**29, 8192, 20)
 
     def seconds(function: Callable, *args: jax.Array) -> float:
-        """Of one call; the device has several to do at a time."""
+        """Returns those of one call; the device has several to do at a time."""
         program = jax.jit(function)
         jax.block_until_ready(program(*args))
         found = []
@@ -53,7 +53,7 @@ def speeds(toy: bool) -> dict[str, float]:
 
 
 class Check(NamedTuple):
-    """A method on the embedded models.
+    """Holds a method on the embedded models.
 
     function: pure, of `args`; returns tokens.
     against: the exact method whose law it has, or None where the same is expected as on a CPU.
@@ -70,7 +70,7 @@ class Check(NamedTuple):
 
 
 def image_checks(toy: bool) -> list[Check]:
-    """Every method for images. What takes decisions at random is compared by its law."""
+    """Makes every method for images. What takes decisions at random is compared by its law."""
     images, window = (4, 3) if toy else (16, 16)
     chains, labels = ChainSpeculation((window,)), [i % 10 for i in range(images)]
     draft = load("default-draft", toy)
@@ -111,7 +111,7 @@ def _image_check(
 
 
 def text_checks(toy: bool) -> list[Check]:
-    """Greedy text and masked text, which are equal token for token."""
+    """Makes greedy text and masked text, which are equal token for token."""
     count, prompts = (8, held_out_prompts(2, 16, toy)) if toy else (64, held_out_prompts(4, 64, toy))
     target, small = load_text("text-default", toy), load_text("text-default-draft", toy)
     asked = cspd_jax.text.Options(rule="block", max_new_tokens=count, gamma=4, stop_ids=())
@@ -132,7 +132,7 @@ def text_checks(toy: bool) -> list[Check]:
 
 
 def does_it_run(run: Any, toy: bool) -> None:
-    """A row for every method: whether it runs, and whether it gives what it gives on a CPU."""
+    """Adds a row for every method: whether it runs, and whether it gives what it gives on a CPU."""
     devices = {"here": jax.devices()[0], "cpu": jax.devices("cpu")[-1]}
     checks, programs, start = [], {}, time.monotonic()
     for make in (image_checks, text_checks):
@@ -161,7 +161,7 @@ def does_it_run(run: Any, toy: bool) -> None:
     made: dict[tuple[str, str, int], np.ndarray] = {}
 
     def tokens(check: Check, where: str, seed: int) -> np.ndarray:
-        """What the method makes there with a seed."""
+        """Returns what the method makes there with a seed."""
         if (found := made.get((check.name, where, seed))) is None:
             program = programs[check.name, where].result()
             args = jax.device_put(check.args(seed), devices[where])
@@ -186,7 +186,7 @@ def does_it_run(run: Any, toy: bool) -> None:
 
 
 def alike(here: np.ndarray, cpu: np.ndarray) -> dict[str, Any]:
-    """Ids are equal; numbers are, up to rounding that a chain of steps may carry on."""
+    """Says whether ids are equal, and numbers up to rounding that a chain of steps may carry on."""
     if np.issubdtype(here.dtype, np.integer):
         return {"as_on_a_cpu": bool(np.array_equal(here, cpu)), "equal_ids": float(np.mean(here == cpu))}
     apart = float(np.mean(np.abs(here - cpu))) / float(np.std(cpu))
@@ -194,7 +194,7 @@ def alike(here: np.ndarray, cpu: np.ndarray) -> dict[str, Any]:
 
 
 def same_moments(here: np.ndarray, cpu: np.ndarray) -> dict[str, Any]:
-    """Mean and mean square of each image's numbers, two independent samples; false alarms in 1e-4 of all."""
+    """Compares mean and mean square of the images of two independent samples; false alarms: 1e-4."""
     least = 1.0
     for power in (1, 2):
         one, other = (np.mean(np.float64(a) ** power, axis=(1, 2)) for a in (here, cpu))

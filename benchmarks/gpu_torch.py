@@ -24,7 +24,7 @@ from cspd_jax.networks.config import MAR_PRESETS
 
 @dataclasses.dataclass(frozen=True)
 class TorchCase:
-    """A loop of PyTorch.
+    """Holds a loop of PyTorch.
 
     prepare: returns what is timed, which ends when the device has.
     needs: the package that it is of.
@@ -54,7 +54,7 @@ def device() -> Any:
 
 @contextlib.contextmanager
 def defaults(dtype: str) -> Iterator[None]:
-    """New tensors are on the device and of this type."""
+    """Puts new tensors on the device, in this type."""
     import torch
 
     before = torch.get_default_dtype()
@@ -76,7 +76,7 @@ def finish() -> None:
 def mar_case(
     name: str, how: str, scale: Scale, batch: int = 1, guided: bool = False, dtype: str = "bfloat16"
 ) -> TorchCase:
-    """Tokens of MAR's loop. how: "eager", or "graph" for a captured chain."""
+    """Makes tokens of MAR's loop. how: "eager", or "graph" for a captured chain."""
     config, tokens = sizes(MAR_PRESETS, name, scale.toy), min(scale.tokens, 8)
     row = about(
         name, "token", batch, f"torch-{how}", guided=guided, dtype=dtype, num_iter=MAR_PRESETS[name].seq_len,
@@ -114,7 +114,7 @@ def mar_case(
 
 
 def captured(function: Callable, example: Any) -> Callable:
-    """The function as one CUDA graph, which is replayed on other values of its argument."""
+    """Makes the function one CUDA graph, which is replayed on other values of its argument."""
     import torch
 
     stream = torch.cuda.Stream()

@@ -40,7 +40,7 @@ SHAPE = re.compile(r"\b(pred|[a-z]+\d+\w*)\[([\d,]*)\]")
 
 @dataclasses.dataclass
 class Launches:
-    """What is launched one after the other.
+    """Adds up what is launched one after the other.
 
     kernels, and reads of loop conditions by the host. bytes: moved. operations: of matrix products.
     computing: seconds that these take at the device's peak. seconds: modelled.
@@ -80,7 +80,7 @@ class Instruction:
 
 
 def computations(text: str) -> tuple[dict[str, list[Instruction]], str]:
-    """The instructions of every computation of an HLO module, and the name of the entry."""
+    """Returns the instructions of every computation of an HLO module, and the name of the entry."""
     found: dict[str, list[Instruction]] = {}
     current, entry = None, ""
     for line in text.splitlines():
@@ -112,7 +112,7 @@ def _numbers(dims: str) -> int:
 def count_launches(
     text: str, trips: Sequence[float], row: dict[str, Any], named: Mapping[str, float] | None = None
 ) -> Launches:
-    """What one run of a compiled module launches.
+    """Counts what one run of a compiled module launches.
 
     trips: of the loops whose number of trips the compiler does not know, by depth: on average, for each time
         that such a loop begins.
@@ -121,7 +121,7 @@ def count_launches(
     modules, entry = computations(text)
 
     def kernel(at: Instruction, shapes: dict[str, str]) -> Launches:
-        """Its modelled seconds are the largest of the launch, the bytes and the operations."""
+        """Counts one kernel, which takes the longest of its launch, bytes and operations."""
         called = modules.get(at.attribute(r"calls=%?([\w.\-]+)") or "", [])
         moved = bytes_of(at.result)
         inside = {i.rest.split(")")[0]: i for i in called if i.op == "parameter"}
@@ -176,8 +176,8 @@ def count_launches(
 def shares_of(
     at: Instruction, branches: list[Launches], named: Mapping[str, float] | None
 ) -> list[tuple[float, Launches]]:
-    """How often each branch of a condition is taken. Of two it is the longer one, unless it is named with its
-    share; of several, as of the encoder's prefixes, each is as long in use."""
+    """Says how often each branch of a condition is taken. Of two it is the longer one, unless it is named
+    with its share; of several, as of the encoder's prefixes, each is as long in use."""
     if len(branches) != 2:
         return [(1 / len(branches), branch) for branch in branches]
     short, long = sorted(branches, key=lambda l: l.seconds)
@@ -211,7 +211,7 @@ def _peak(at: Instruction, shapes: dict[str, str], row: dict[str, Any]) -> float
 
 
 def shares(found: Launches) -> dict[str, float]:
-    """Of the modelled time, what each limit of the device alone would take: how near the program is to it."""
+    """Returns the shares of the modelled time that each limit of the device alone would take."""
     alone = {
         "launches": found.kernels * LAUNCH, "bytes": found.bytes / BYTES,
         "operations": found.computing, "host": found.reads * HOST_READ,

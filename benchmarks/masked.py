@@ -39,12 +39,12 @@ RECIPES = {
 
 
 def prompts_of(count: int, toy: bool) -> list[list[int]]:
-    """The beginnings of held-out documents, of several lengths."""
+    """Returns the beginnings of held-out documents, of several lengths."""
     return [ids[: len(ids) - i % 5] for i, ids in enumerate(held_out_prompts(count, 48, toy))]
 
 
 def measure(requests: dict[str, Request], repeats: int) -> dict:
-    """By name: the output and the median seconds of each request, measured in turns after compilation."""
+    """Returns by name the output and the median seconds of each request, measured in turns."""
     calls = {name: request.run for name, request in requests.items()}
     seconds = median_seconds(calls, repeats)
     return {name: (call(), seconds[name]) for name, call in calls.items()}
@@ -91,7 +91,7 @@ def table(model, batch: int, cached: bool, args) -> list[dict]:
 
 
 def alone(model, cached: bool, args) -> list[dict]:
-    """Passes alone, of prompts one at a time, for the lengths of a chain and numbers of chosen texts."""
+    """Counts passes of prompts one at a time, by the length of a chain or the number of chosen texts."""
     prompts = prompts_of(args.prompts, args.toy)
     options = masked.Options(max_new_tokens=args.new_tokens, block=args.block, cached=cached)
     ways = {f"draft_len {n}": SelfSpeculation(n) for n in GAMMAS[1:]}
@@ -111,7 +111,7 @@ def alone(model, cached: bool, args) -> list[dict]:
 
 
 def sampled(model, batch: int, args) -> list[dict]:
-    """Passes, seconds and what is drafted wrongly, by temperature and measure of confidence."""
+    """Measures passes, seconds and what is drafted wrongly, by temperature and measure of confidence."""
     rows = []
     say(f"{batch} rows, {args.new_tokens} places, blocks of {args.block}, without a cache")
     temperatures = TEMPERATURES[1:2] if args.toy else TEMPERATURES
@@ -144,8 +144,8 @@ def sampled(model, batch: int, args) -> list[dict]:
 
 
 def second_moves(request: Request, tokens, steps) -> dict[str, float]:
-    """How often the first drafted move has the right place, how often the token drafted for the place that
-    comes next is right, and how often both hold."""
+    """Counts how often the first drafted move has the right place, how often the token drafted for the place
+    that comes next is right, and how often both hold."""
     inputs = prepare(*request)
     text, order = np.asarray(tokens), np.asarray(steps)
     right = np.asarray(_second_moves(inputs.canvas, inputs.speculation, text, order))
@@ -159,7 +159,7 @@ def second_moves(request: Request, tokens, steps) -> dict[str, float]:
 
 @jax.jit
 def _second_moves(canvas, speculation, text, order):
-    """[S, B, 2] for the steps that have one after them."""
+    """Returns [S, B, 2] for the steps that have one after them."""
     row = jnp.arange(len(text))
 
     def at(step):

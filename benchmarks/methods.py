@@ -80,12 +80,12 @@ def cell(target, draft, name: str, batch: int, cfg: float, seed: int) -> dict:
 
 
 def is_background(tokens: np.ndarray) -> np.ndarray:
-    """Tokens [N, L, d] without a stroke: [N, L]. The default's background is between -0.95 and -0.55."""
+    """Finds tokens [N, L] without a stroke: the default's background is between -0.95 and -0.55."""
     return (tokens < -0.5).all(axis=-1)
 
 
 def contexts_of(model, images, known, guided):
-    """z [1 or 2, B, D] of the token after the prefix, read where only the first `known` tokens are known."""
+    """Returns z [1 or 2, B, D] of the token after the prefix, with the first `known` tokens known."""
     tokens, reveal, labels, at = images
     halves, batch = 1 + guided, len(tokens)
     unconditional = jnp.arange(halves * batch) >= batch
@@ -101,8 +101,8 @@ def contexts_of(model, images, known, guided):
 
 
 def on_real_images(target, draft, cfg: float, count: int = 512, seed: int = 0) -> dict:
-    """Acceptance by paths of drafts after real prefixes: by the draft model, and by the target itself from a
-    context that lacks the last 1, 2, 4, 8 tokens of the prefix."""
+    """Measures acceptance by paths of drafts after real prefixes: by the draft model, and by the target
+    itself from a context that lacks the last 1, 2, 4, 8 tokens of the prefix."""
     data = held_out(make_source(training_config(target).data), count)
     tokens = patchify(jnp.asarray(data.images / np.float32(127.5) - 1), target.config.patch_size)
     key, length = jax.random.key(seed), target.config.seq_len
@@ -165,7 +165,7 @@ def table(rows: list[dict]) -> None:
 
 
 def against_gamma(rows: list[dict], batch: int, cfg: float) -> Image.Image:
-    """Acceptance and tokens per round of self-speculation against gamma, from the rows of `--gammas`."""
+    """Draws acceptance and tokens per round against gamma, from the rows of `--gammas`."""
     found = {row["method"]: row for row in rows if (row["batch"], row["cfg"]) == (batch, cfg)}
     measured = [found.get(name, {}) for name in GAMMAS]
     names = [f"gamma {options['gamma']}" for options in GAMMAS.values()]

@@ -404,7 +404,7 @@ def figure16(run: Runs) -> Item:
 
 @item("equation35", "The speed-up that the formula predicts, and the measured one")
 def equation35(run: Runs) -> Item:
-    """The formula is (1 - alpha^(gamma + 1)) / ((1 - alpha) (gamma c + 1)): a round is one target pass."""
+    """Compares (1 - alpha^(gamma + 1)) / ((1 - alpha) (gamma c + 1)) with what was measured."""
     rows, charts = [], []
     for batch in run.args.batch:
         plain, alone = run(PLAIN, batch), run(PLAIN, batch, alone=True)

@@ -41,7 +41,7 @@ def seconds(run: Callable[[], Any], repeats: int) -> float:
 
 
 def whole_images(config: MARConfig, batch: int, cfg: float, repeats: int) -> dict:
-    """Seconds per image of a whole generation (all tokens, all denoising steps), both systems."""
+    """Times a whole generation (all tokens, all denoising steps), both systems."""
     import reference_torch
     import torch
 
@@ -76,7 +76,7 @@ def whole_images(config: MARConfig, batch: int, cfg: float, repeats: int) -> dic
 
 
 def mar_b(config: MARConfig, cfg: float, known: int, repeats: int) -> dict:
-    """Seconds of one AR step at MAR-B's sizes, batch 1, when `known` tokens are known, both systems."""
+    """Times one AR step at MAR-B's sizes, batch 1, when `known` tokens are known, both systems."""
     import reference_torch
     import torch
 

@@ -94,7 +94,7 @@ def chat(tokenizer, question: str) -> list[int]:
 
 
 def padded(prompts: list[list[int]], size: int) -> text.Prompts:
-    """All of one size, so that each way is compiled once."""
+    """Makes all of one size, so that each way is compiled once."""
     tokens = np.zeros((len(prompts), size), np.int32)
     for row, ids in zip(tokens, prompts):
         row[: len(ids)] = ids
@@ -121,7 +121,7 @@ def passes(target: models.TextModel) -> list[dict]:
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2, 3))
 def _several(network, batch: int, count: int, slots: int, params):
-    """Eight passes over `count` tokens, one after the other."""
+    """Makes eight passes over `count` tokens, one after the other."""
     tokens, steps = jnp.ones((batch, count), jnp.int32), jnp.arange(count)
 
     def one(i, carry):
@@ -134,7 +134,7 @@ def _several(network, batch: int, count: int, slots: int, params):
 
 
 def theirs(model, prompts: list[list[int]], **options) -> list[list[int]]:
-    """Greedy, NEW tokens of each prompt, padded on the left."""
+    """Decodes greedily NEW tokens of each prompt, padded on the left."""
     import torch
 
     longest = max(map(len, prompts))
@@ -175,7 +175,7 @@ class Task(NamedTuple):
         return [self.prompts[i : i + self.batch] for i in range(0, len(self.prompts), self.batch)]
 
     def run(self, drafter: Any = None, **more: Any) -> list[text.TextOutput]:
-        """A call for each batch."""
+        """Makes a call for each batch."""
         return [
             text.generate(self.key, self.target, padded(some, self.size), drafter, self.options(**more))
             for some in self.batches()
@@ -183,7 +183,7 @@ class Task(NamedTuple):
 
 
 def ways_of(drafter: Any, batch: int) -> dict[str, dict]:
-    """By name, what a call is given besides: plain, look-up, and the draft."""
+    """Returns by name what a call is given besides: plain, look-up, and the draft."""
     ways: dict[str, dict] = {"plain": {}}
     ways |= {f"lookup, gamma {g}": {"drafter": PromptLookup(), "gamma": g} for g in (3, 7)}
     if drafter is not None:
@@ -197,7 +197,7 @@ def ways_of(drafter: Any, batch: int) -> dict[str, dict]:
 
 
 def measured(task: Task, ways: dict[str, dict], theirs_too: bool, repeats: int) -> list:
-    """A row for each way: medians over `repeats` turns, after one that compiles."""
+    """Returns a row for each way: medians over `repeats` turns, after one that compiles."""
     calls: dict[str, Callable] = {}
     if theirs_too:
         model, several = as_transformers(task.target), task.batches()
@@ -229,13 +229,13 @@ def measured(task: Task, ways: dict[str, dict], theirs_too: bool, repeats: int) 
 
 
 def new_ids(task: Task, output: Any) -> list[list[int]]:
-    """Of each text that some prompts were continued to, in their order."""
+    """Returns the new ids of each text, in the order of the prompts."""
     tokens, lengths = np.asarray(output.tokens), np.asarray(output.info.lengths)
     return [row[length - NEW : length].tolist() for row, length in zip(tokens, lengths)]
 
 
 def totals_of(infos: list) -> tuple[float | None, float]:
-    """(acceptance, tokens of a row's pass) over some calls."""
+    """Returns acceptance and tokens of a row's pass over some calls."""
     total = lambda name: sum(int(np.sum(getattr(info, name))) for info in infos)
     tested = total("tested")
     return total("accepted") / tested if tested else None, total("new_tokens") / total("rounds")

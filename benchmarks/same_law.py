@@ -77,8 +77,8 @@ def plan_of(target, draft, labels, settings: dict, batch: int) -> image.Plan:
 
 
 def generate(target, draft, folder: Path, n: int, seed: int, settings: dict, batch: int = BATCH) -> dict:
-    """tokens [N, L, d] and labels of a cell, made `batch` by `batch`, and what those parts cost that were
-    timed; parts that exist are read."""
+    """Returns tokens [N, L, d] and labels of a cell, made `batch` by `batch`, and what those parts cost that
+    were timed; parts that exist are read."""
     folder.mkdir(parents=True, exist_ok=True)
     told, made_by = folder / "settings.json", {"seed": seed, **settings}
     if told.exists() and json.loads(told.read_text()) != made_by:

@@ -45,7 +45,7 @@ PAIR = ("text-default", "text-default-draft")
 
 
 class Sizes(NamedTuple):
-    """What is measured: rows side by side, drafts of a round, new tokens of each part."""
+    """Says what is measured: rows side by side, drafts of a round, new tokens of each part."""
 
     batches: tuple[int, ...] = (1, 8)
     gammas: tuple[int, ...] = GAMMAS
@@ -58,7 +58,7 @@ TOY = Sizes((1,), (2,), 8, 8, True)
 
 
 def as_transformers(model: models.TextModel):
-    """The same weights in the transformers library's class."""
+    """Puts the same weights into the transformers library's class."""
     import torch
     import transformers
 
