@@ -217,7 +217,7 @@ def open_reader(args: argparse.Namespace, target) -> measures.Reader:
 def make_parser() -> Parser:
     small = {"images": 16, "slow_images": 8, "cells": "plain;4 AR steps"}
     parser = Parser(__doc__, file=Path("rivals.json"), **small)
-    parser.add_argument("file", type=Path, metavar="OUT.json")
+    parser.add_argument("file", type=Path, nargs="?", default=Path("rivals.json"), metavar="OUT.json")
     parser.add_argument("--target", default="words", metavar="MODEL", help="of words (the embedded one)")
     parser.add_argument("--draft", default="words-draft", metavar="MODEL", help="that drafts")
     parser.add_argument("--images", type=int, default=2000, help="of a cell (2000), a multiple of 8")

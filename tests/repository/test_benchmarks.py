@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 BENCHMARKS = ROOT / "benchmarks"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 NAMES = sorted(p.stem for p in BENCHMARKS.glob("*.py") if 'if __name__ == "__main__":' in p.read_text())
-QUICK = ("ship_default", "same_law")  # in a few seconds
+QUICK = ("ship_default",)  # in a few seconds
 NEED_TORCH = ("plain", "text", "real_lm", "gpu")
 
 # One process imports everything once. argv: folder of the programs, JSON of [name, arguments] each. Prints
