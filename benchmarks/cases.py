@@ -1,9 +1,9 @@
-"""A program to be timed or counted on an accelerator, and the sizes of published models."""
+"""Describes a program to be timed or counted on an accelerator, and the sizes of published models."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -11,6 +11,7 @@ import jax
 from cspd_jax.networks.lm_config import LMConfig
 
 STEPS = 100
+PLAIN = ("plain", "text-plain", "stepwise")  # what the others are compared with
 IDENTITY = (
     "model", "what", "batch", "guided", "dtype", "precision", "method", "options", "respacing", "num_iter",
 )  # fmt: skip
@@ -19,14 +20,9 @@ PYTHIA_160M = LMConfig(
     head_dim=64, mlp_width=3072, max_positions=2048, activation="gelu", gated_mlp=False, norm="layer",
     parallel_residual=True, qkv_bias=True, out_bias=True, mlp_bias=True, rotary_share=0.25,
 )  # fmt: skip
-PYTHIA_70M = dataclasses.replace(PYTHIA_160M, width=512, depth=6, heads=8, kv_heads=8, mlp_width=2048)
 PYTHIA_1_4B = dataclasses.replace(
     PYTHIA_160M, width=2048, depth=24, heads=16, kv_heads=16, head_dim=128, mlp_width=8192
 )
-SMOLLM2_135M = LMConfig(
-    family="llama", vocab_size=49152, known_ids=49152, width=576, depth=30, heads=9, kv_heads=3, head_dim=64,
-    mlp_width=1536, max_positions=8192, rope_theta=100_000.0, tie_embeddings=True,
-)  # fmt: skip
 LLADA_8B = LMConfig(
     family="llada", vocab_size=126464, known_ids=126464, width=4096, depth=32, heads=32, kv_heads=32,
     head_dim=128, mlp_width=12288, max_positions=4096, rope_theta=500_000.0, causal=False, mask_ids=(126336,),
@@ -35,7 +31,7 @@ LLADA_8B = LMConfig(
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A program to be timed or counted.
+    """Holds a program to be timed or counted.
 
     about: the row's identity and what is known of it beforehand.
     function: pure, of `args`.
@@ -43,7 +39,6 @@ class Case:
     tokens: of one row of the batch, made by one run.
     facts: of the output: what happened, with `trips` for `count_launches`.
     donated: numbers of the arguments that the program may overwrite.
-    flags: of the compiler, by name.
     """
 
     about: dict[str, Any]
@@ -52,24 +47,27 @@ class Case:
     tokens: int
     facts: Callable[[Any], dict[str, Any]] = lambda out: {}
     donated: tuple[int, ...] = ()
-    flags: Mapping[str, Any] | None = None
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        return {name: self.about[name] for name in IDENTITY}
 
     def lowered(self, args: tuple | None = None):
         with jax.default_matmul_precision(self.about["precision"]):
             program = jax.jit(self.function, donate_argnums=self.donated)
             return program.lower(*(self.args if args is None else args))
 
-    def compiled(self, args: tuple | None = None):
-        return self.lowered(args).compile(compiler_options=dict(self.flags or {}))
-
 
 def about(model: str, what: str, batch: int, method: str, **more) -> dict[str, Any]:
-    """A row's identity, and what else is known of it beforehand."""
+    """Returns a row's identity, and what else is known of it beforehand."""
     return {
         "model": model, "what": what, "batch": batch, "guided": False, "dtype": "float32", "precision": None,
         "method": method, "options": "", "respacing": f"ddim{STEPS}", "num_iter": None, **more,
     }  # fmt: skip
+
+
+def alike(row: dict[str, Any]) -> tuple:
+    """Returns what rows of different methods have in common."""
+    names = [name for name in (*IDENTITY, "device", "jax") if name not in ("method", "options")]
+    return tuple(str(row.get(name)) for name in names)
+
+
+def method_of(row: dict[str, Any]) -> str:
+    """Names a row's method with its options."""
+    return row["method"] + (f" ({row['options']})" if row["options"] else "")

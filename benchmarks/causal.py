@@ -2,29 +2,26 @@
 
     python benchmarks/causal.py                 # both parts
     python benchmarks/causal.py --only calls    # head calls per token of the embedded causal model
-    python benchmarks/causal.py --only seconds  # SphereAR-B and -L, one image, against plain and PyTorch
+    python benchmarks/causal.py --only seconds  # SphereAR-B and -L, one image, against plain
 
 Published weights cannot be had here: those of the second part are random. The cost of a call is real, and
-which drafts are accepted is replayed from the embedded causal model (the same windows). With torch (extra
-`parity`) a loop of the same sizes in PyTorch runs in turn with the others. Prints tables on standard error,
-one JSON object on standard output.
+which drafts are accepted is replayed from the embedded causal model (the same windows). Prints tables on
+standard error, one JSON object on standard output.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import json
 import platform
-import statistics
-import time
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from inner import TOY_WINDOWS, randomness, recorded, replayed, say
-from inputs import among
-from toy import Parser, begin, load, sizes
+from replayed import randomness, recorded, replayed_chains
+from toy import Parser, among, begin, load, median_seconds, say, sizes
 
 from cspd_jax.image import sampler
 from cspd_jax.image.chain import calibration, choice
@@ -38,22 +35,18 @@ from cspd_jax.networks.sphere import SphereModel, init_params
 from cspd_jax.weights.models import ImageModel
 
 MODEL = "default-causal"
-WINDOWS = ((8,), (16,), (32,))
+WINDOWS, TOY_WINDOWS = ((8,), (16,), (32,)), ((3, 2),)
 _REPLAYS = 6  # tokens whose accepted runs are replayed
 
 
 def options_of(steps: int, cfg: float = 1.0) -> Options:
-    return Options(
-        respacing=f"flow{steps}",
-        guided=cfg != 1,
-        cfg=cfg,
-        cfg_schedule=RISING,
-        order=Raster(),
-    )
+    """Returns the options of a flow of so many noisy steps."""
+    guided = cfg != 1
+    return Options(respacing=f"flow{steps}", guided=guided, cfg=cfg, cfg_schedule=RISING, order=Raster())
 
 
 def calls(model: ImageModel, windows_of_all, steps_of_all: tuple[int, ...], images: int) -> list[dict]:
-    """Head calls of whole generations by the embedded causal model, all `images` side by side."""
+    """Counts head calls of whole generations by the embedded causal model, all `images` side by side."""
     found = []
     keys, labels = row_keys(jax.random.key(11), images), jnp.arange(images, dtype=jnp.int32) % 10
     tokens = images * model.config.seq_len
@@ -90,23 +83,15 @@ def calls(model: ImageModel, windows_of_all, steps_of_all: tuple[int, ...], imag
     return found
 
 
-def seconds(runs: dict, repeats: int) -> dict[str, float]:
-    """Mean seconds of each by `repeats` rounds, in which the runs take turns; the median of the rounds. A run
-    is a list of calls, of which round i makes the i-th."""
-    for each in runs.values():
-        jax.block_until_ready(each[0]())
-    times: dict[str, list[float]] = {name: [] for name in runs}
-    for i in range(repeats):
-        for name, each in runs.items():
-            start = time.perf_counter()
-            jax.block_until_ready(each[i % len(each)]())
-            times[name].append(time.perf_counter() - start)
-    return {name: statistics.median(t) for name, t in times.items()}
+def taking_turns(calls: list):
+    """Returns a call that makes the first of some calls, then the second, and so on."""
+    order = itertools.cycle(calls)
+    return lambda: next(order)()
 
 
 def token_seconds(name: str, config: SphereConfig, recorder: ImageModel, windows_of_all, steps: int, repeats):
-    """One token of one image at the sizes `name`: the backbone's pass, and the chain by each way; `recorder`
-    says which drafts are accepted."""
+    """Times one token of one image at the sizes `name`: the backbone's pass, and the chain by each way;
+    `recorder` says which drafts are accepted."""
     model, params = SphereModel(config), jax.jit(functools.partial(init_params, config))(jax.random.key(0))
     options = options_of(steps)
     batch = sampler.bind(model, params, row_keys(jax.random.key(0), 1), jnp.zeros(1, jnp.int32), options)
@@ -129,17 +114,19 @@ def token_seconds(name: str, config: SphereConfig, recorder: ImageModel, windows
     z = jax.random.normal(jax.random.key(1), (1, config.width))
     given = model, params, z, *randomness(1, config.token_dim, steps + 1)
     drafted = dataclasses.replace(options, chain_drafter=frozen(steps + 1, config.token_dim))
-    runs, count = {"plain": [functools.partial(choice.run_chains, *given, options)]}, {"plain": steps + 1}
+    runs, count = {"plain": functools.partial(choice.run_chains, *given, options)}, {"plain": steps + 1}
     for windows in windows_of_all:
         label, way = choice.name_of(windows), dataclasses.replace(drafted, denoise=ChainSpeculation(windows))
         numbers, calls = recorded(recorder, _REPLAYS, windows, options)
         count[label] = float(calls.mean())
-        runs[label] = [
-            functools.partial(replayed, *given, way, of_row) for of_row in np.split(numbers, _REPLAYS, axis=1)
-        ]
-    times = seconds({"backbone": [backbone], **runs, **_torch(config, steps)}, repeats)
+        runs[label] = taking_turns(
+            [
+                functools.partial(replayed_chains, *given, way, of_row)
+                for of_row in np.split(numbers, _REPLAYS, axis=1)
+            ]
+        )
+    times = median_seconds({"backbone": backbone, **runs}, repeats)
     of_pass = times.pop("backbone")
-    reference = times.pop("torch", None)
     tokens = {label: of_pass + s for label, s in times.items()}
     best = min((label for label in tokens if label != "plain"), key=tokens.get)
     say(
@@ -147,7 +134,6 @@ def token_seconds(name: str, config: SphereConfig, recorder: ImageModel, windows
         f" {tokens['plain']:.3f} s, "
         + ", ".join(f"M = {m} {tokens[m]:.3f} s in {count[m]:.1f} calls" for m in tokens if m != "plain")
         + f"; {tokens['plain'] / tokens[best]:.2f} times faster"
-        + (f"; PyTorch {reference:.3f} s" if reference else "")
     )
     return {
         "model": name,
@@ -156,29 +142,7 @@ def token_seconds(name: str, config: SphereConfig, recorder: ImageModel, windows
         "token": tokens,
         "calls": count,
         "ratio": tokens["plain"] / tokens[best],
-        "torch": reference,
-        "against_torch": reference and reference / tokens[best],
     }
-
-
-def _torch(config, steps: int) -> dict:
-    """A token of the loop in PyTorch; nothing without torch."""
-    try:
-        import reference_torch_causal
-        import torch
-    except ImportError:
-        return {}
-    torch.set_num_threads(2)
-    model = reference_torch_causal.Model(config)
-    cache, token = model.cache(1), torch.randn(1, config.token_dim)
-
-    def one():
-        with torch.inference_mode():
-            z = model.context(token, cache, config.class_tokens + config.seq_len // 2)
-            model.token(z, steps)
-        return 0
-
-    return {"torch": [one]}
 
 
 def make_parser() -> Parser:

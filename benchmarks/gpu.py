@@ -2,10 +2,8 @@
 
     bash benchmarks/gpu.sh                      # seven minutes at most; again to go on from the file
     python benchmarks/gpu.py --toy              # all of it on a CPU, at toy sizes
-    python benchmarks/gpu.py --plan             # what would be measured, with estimates
     python benchmarks/gpu.py --table            # what the file holds, as Markdown
     python benchmarks/gpu.py --pages            # puts it into README.md and docs/benchmarks.md
-    python benchmarks/gpu.py --record           # what is accepted, of the embedded models, on a CPU
 
 It runs from a checkout; nothing of ours need be installed. Rows are written one by one, the most important
 first: versions and the device's own speed; whether every method gives on it what it gives on a CPU in the
@@ -28,87 +26,45 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
-import gpu_cases
 import gpu_checks
 import gpu_profile
 import jax
-from accelerator_rows import say, write
 from cases import IDENTITY, Case
-from counted_cases import FILLINGS, Way
-from gpu_cases import RECORDED, Accepted, Scale, image_case, masked_case, record, text_cases
-from gpu_pages import MODELLED, modelled_of, pages, table
+from counted_cases import FILLINGS, WAYS
+from gpu_cases import RECORDED, Accepted, Scale, image_case, masked_case, text_cases, toy_accepted
+from gpu_pages import modelled_of, pages, table
 from gpu_torch import TorchCase, mar_case, torch_text_case
-from toy import Parser, begin
+from toy import Parser, begin, results, say, write_results
 
 FILE = Path(__file__).parent / "results" / "gpu.json"
 COMPILING = 180.0  # seconds, of all groups together
 SLOWEST = 6.0  # seconds; after so many no further repetition of a row begins
 
-PLAIN, CHAINS_16, CHAINS_32 = Way("plain"), Way("chains", 16), Way("chains", 32)
-BOTH_4, BOTH_8 = Way("self+chains", 16, 4), Way("self+chains", 32, 8)
-FLAGS = (
-    {"xla_gpu_enable_command_buffer": ""},
-    {"xla_gpu_enable_command_buffer": "FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,WHILE,CONDITIONAL"},
-    {"xla_gpu_graph_min_graph_size": 2},
-    {"xla_gpu_autotune_level": 0},
-)
+PLAIN, CHAINS_16, CHAINS_32, BOTH_4, BOTH_8 = WAYS
 
 
 def groups(scale: Scale, accepted: Accepted) -> list[tuple[str, list[Callable[[], list[Any]]]]]:
-    """Groups of cases, the most important first; the programs of one are compiled together."""
+    """Lists groups of cases, the most important first; the programs of one are compiled together."""
     image = lambda name, way, **more: lambda: [image_case(name, way, accepted, scale, **more)]
-    torch = lambda name, how, batch=1, guided=False, dtype="bfloat16": (
-        lambda: [mar_case(name, how, scale, batch, guided, dtype)]
-    )
-    text = lambda name: lambda: [*text_cases(name, accepted, scale), torch_text_case(name, scale)]
-    runs = json.loads(MODELLED.read_text())["recorded_runs"]
-    ways = (PLAIN, CHAINS_16, CHAINS_32, BOTH_4, BOTH_8)
+    torch = lambda name, how, **more: lambda: [mar_case(name, how, scale, **more)]
+    flow = ("flow100", "flow50", "flow25")
     found = [
-        (
-            "MAR-B, one image, bfloat16",
-            [
-                *(image("mar-base", way) for way in ways),
-                torch("mar-base", "eager"),
-                torch("mar-base", "graph"),
-            ],
-        ),
+        ("MAR-B, one image, bfloat16", [image("mar-base", way) for way in WAYS]),
+        ("MAR-B in PyTorch", [torch("mar-base", how) for how in ("eager", "graph")]),
         ("MAR-B, float32", [image("mar-base", way, dtype="float32") for way in (PLAIN, CHAINS_32, BOTH_4)]),
-        (
-            "MAR-B, guidance",
-            [
-                *(image("mar-base", way, guided=True) for way in (PLAIN, BOTH_8)),
-                torch("mar-base", "graph", 1, True),
-            ],
-        ),
-        (
-            "MAR-B, 8 images",
-            [
-                *(image("mar-base", way, batch=8) for way in (PLAIN, CHAINS_16, BOTH_4)),
-                torch("mar-base", "graph", 8),
-            ],
-        ),
-        ("text, SmolLM2-135M's sizes", [text("smollm2-135m")]),
-        ("text, Pythia-1.4B's sizes", [text("pythia-1.4b")]),
-        (
-            "SphereAR-B",
-            [
-                image("sphere-b", way, respacing=steps)
-                for steps in ("flow100", "flow50", "flow25")
-                for way in (PLAIN, CHAINS_32)
-            ],
-        ),
+        ("MAR-B, guidance", [image("mar-base", way, guided=True) for way in (PLAIN, BOTH_8)]),
+        ("MAR-B in PyTorch, guidance", [torch("mar-base", "graph", guided=True)]),
+        ("MAR-B, 8 images", [image("mar-base", way, batch=8) for way in (PLAIN, CHAINS_16, BOTH_4)]),
+        ("MAR-B in PyTorch, 8 images", [torch("mar-base", "graph", batch=8)]),
+        ("text, Pythia-1.4B's sizes", [lambda: [*text_cases(accepted, scale), torch_text_case(scale)]]),
+        ("SphereAR-B", [image("sphere-b", w, respacing=n) for n in flow for w in (PLAIN, CHAINS_32)]),
         ("MAR-H", [*(image("mar-huge", way) for way in (PLAIN, BOTH_8)), torch("mar-huge", "graph")]),
         ("MAR-L", [*(image("mar-large", way) for way in (PLAIN, BOTH_8)), torch("mar-large", "graph")]),
-        (
-            "masked text, LLaDA-8B's sizes",
-            [lambda how=how: [masked_case(how, runs, scale)] for how in FILLINGS[:4]],
-        ),
-        ("MAR-B, flags of XLA", [image("mar-base", way, flags=f) for f in FLAGS for way in (PLAIN, BOTH_8)]),
+        ("masked text, LLaDA-8B", [lambda how=how: [masked_case(how, scale)] for how in FILLINGS[:4]]),
     ]
     if scale.toy:  # of each kind one or two; the largest are no other kind
         return [(title, makers[-2:]) for title, makers in found if title not in ("MAR-H", "MAR-L")]
@@ -116,11 +72,11 @@ def groups(scale: Scale, accepted: Accepted) -> list[tuple[str, list[Callable[[]
 
 
 class Run:
-    """The rows of a file, and how much time is left to add to them."""
+    """Holds the rows of a file, and how much time is left to add to them."""
 
     def __init__(self, file: Path, minutes: float, toy: bool):
         self.file, self.toy, self.end = file, toy, time.monotonic() + 60 * minutes
-        self.content = json.loads(file.read_text()) if file.exists() else {"rows": []}
+        self.content = results(file, "rows")
         self.compiling = 0.0
         self.here = {"device": jax.devices()[0].device_kind, "jax": jax.__version__}
 
@@ -128,9 +84,9 @@ class Run:
     def over(self) -> bool:
         return time.monotonic() > self.end
 
-    def there(self, identity: dict[str, Any]) -> bool:
-        """Whether there is such a row of this device; those that failed are tried again."""
-        wanted = identity | self.here
+    def there(self, about: dict[str, Any]) -> bool:
+        """Says whether there is such a row of this device; those that failed are tried again."""
+        wanted = {name: about[name] for name in IDENTITY if name in about} | self.here
         return any(
             not row.get("error") and all(row.get(k) == v for k, v in wanted.items())
             for row in self.content["rows"]
@@ -138,15 +94,9 @@ class Run:
 
     def add(self, row: dict[str, Any]) -> None:
         row = row | self.here
-        same = [
-            r
-            for r in self.content["rows"]
-            if all(r.get(k) == row.get(k) for k in (*IDENTITY, "flags", *self.here))
-        ]
-        for old in same:
-            self.content["rows"].remove(old)
-        self.content["rows"].append(row)
-        write(self.file, self.content)
+        of = lambda row: [row.get(name) for name in (*IDENTITY, *self.here)]
+        self.content["rows"] = [old for old in self.content["rows"] if of(old) != of(row)] + [row]
+        write_results(self.file, self.content)
         report(row)
 
     def failed(self, about: dict[str, Any], error: Exception) -> None:
@@ -155,7 +105,7 @@ class Run:
         self.add({**about, "error": f"{type(error).__name__}: {error}"[:300]})
 
     def once(self, name: str, make: Callable[[], dict[str, Any]]) -> None:
-        """A row that is not a time of a case, such as the device's own speed."""
+        """Adds a row that is not a time of a case, such as the device's own speed."""
         identity = {"what": name}
         if self.over or self.there(identity):
             return
@@ -166,16 +116,12 @@ class Run:
             self.failed(identity, error)
 
 
-def identity_of(about: dict[str, Any]) -> dict[str, Any]:
-    return {name: about[name] for name in IDENTITY} | {"flags": about.get("flags", "")}
-
-
 def measure(run: Run, title: str, makers: Sequence[Callable[[], list[Any]]], repeats: int) -> dict[str, Any]:
     """Compiles and times the cases of a group; returns the programs by method and options."""
     cases: list[Any] = []
     for make in makers:
         try:
-            cases += [case for case in make() if not run.there(identity_of(case.about))]
+            cases += [case for case in make() if not run.there(case.about)]
         except Exception as error:
             run.failed({"what": "making", "model": title}, error)
     cases = [case for case in cases if not (isinstance(case, TorchCase) and case.cannot_run())]
@@ -207,7 +153,7 @@ def measure(run: Run, title: str, makers: Sequence[Callable[[], list[Any]]], rep
 
 
 def compiled(run: Run, cases: Sequence[Case]) -> dict[int, Any]:
-    """The programs of the cases, by identity, compiled in threads side by side within the time for that."""
+    """Compiles the cases in threads side by side, within the time for that; returns programs by identity."""
     if run.compiling > COMPILING and not run.toy:
         say(f"  not compiled, as {COMPILING:.0f} s of compilation are over")
         return {}
@@ -220,7 +166,7 @@ def compiled(run: Run, cases: Sequence[Case]) -> dict[int, Any]:
             except Exception as error:
                 run.failed(case.about, error)
                 continue
-            waiting[pool.submit(lowered.compile, dict(case.flags or {}))] = case
+            waiting[pool.submit(lowered.compile)] = case
         for future in concurrent.futures.as_completed(waiting):
             try:
                 found[id(waiting[future])] = future.result()
@@ -232,7 +178,7 @@ def compiled(run: Run, cases: Sequence[Case]) -> dict[int, Any]:
 
 
 def timed(call: Callable[[], Any], facts: dict[str, Any], case: Any, repeats: int) -> dict[str, Any]:
-    """Median seconds per token of several runs behind one that was not timed."""
+    """Returns median seconds per token of several runs behind one that was not timed."""
     seconds: list[float] = []
     while len(seconds) < repeats and sum(seconds) < SLOWEST:
         start = time.perf_counter()
@@ -247,9 +193,7 @@ def timed(call: Callable[[], Any], facts: dict[str, Any], case: Any, repeats: in
 
 
 def report(row: dict[str, Any]) -> None:
-    name = ", ".join(
-        str(row[key]) for key in ("model", "what", "dtype", "method", "options", "flags") if row.get(key)
-    )
+    name = ", ".join(str(row[key]) for key in ("model", "what", "dtype", "method", "options") if row.get(key))
     if row.get("error"):
         say(f"  {name}: failed: {row['error']}")
     elif (seconds := row.get("measured_seconds_per_token")) is not None:
@@ -262,7 +206,7 @@ def report(row: dict[str, Any]) -> None:
 
 
 def versions() -> dict[str, Any]:
-    """The machine, and what is installed on it."""
+    """Names the machine, and what is installed on it."""
     found = {"host": platform.machine(), "python": platform.python_version(), "devices": len(jax.devices())}
     for package in ("jaxlib", "flax", "torch", "transformers", "jax-cuda13-plugin", "jax-cuda12-plugin"):
         try:
@@ -272,34 +216,12 @@ def versions() -> dict[str, Any]:
     return found
 
 
-def plan(scale: Scale, accepted: Accepted) -> None:
-    """Prints what would be measured, with an estimate of its seconds: of images by those that were modelled,
-    of PyTorch and of text by a guess."""
-    guesses = {"torch-eager": 0.06, "torch-graph": 0.03}
-    compiling, total = 60.0, 90.0  # of the programs below; and that with what runs
-    print("versions, the device's speed, whether it runs: about 90 s, most of it compilation")
-    for title, makers in groups(scale, accepted):
-        text = "text" in title
-        with mock.patch.object(gpu_cases, "random_params", lambda config, dtype: None):
-            cases = [] if text else [case for make in makers for case in make()]
-        programs = sum(isinstance(case, Case) for case in cases) or len(makers) + 1
-        each = [
-            modelled_of(c.about).get("modelled_seconds_per_token") or guesses.get(c.about["method"], 0.004)
-            for c in cases
-        ]
-        seconds = sum(min(6 * 32 * s, SLOWEST + 32 * s) + 1 for s in each) if cases else 5.0 * programs
-        waiting = min(15.0 + 3.0 * programs, max(0.0, COMPILING - compiling))
-        compiling, total = compiling + waiting, total + waiting + seconds
-        told = f"{waiting:3.0f} s to compile {programs} programs, {seconds:3.0f} s to run them"
-        print(f"{title:32} {told}; {total / 60:.1f} minutes so far")
-
-
 def make_parser() -> Parser:
     parser = Parser(__doc__, file=Path("gpu.json"), repeats=1)
     parser.add_argument("--minutes", type=float, default=7.0, help="after which no further row begins (7)")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--file", type=Path, default=FILE)
-    for name in ("plan", "table", "pages", "record"):
+    for name in ("table", "pages"):
         parser.add_argument(f"--{name}", action="store_true")
     return parser
 
@@ -307,17 +229,13 @@ def make_parser() -> Parser:
 def main() -> None:
     args = begin(make_parser(), quick=True)
     scale = Scale(args.toy)
-    if args.record:
-        record(RECORDED, toy=False)
-    elif args.table:
+    if args.table:
         print(table(args.file))
     elif args.pages:
         for path, text in pages(args.file).items():
             path.write_text(text)
-    elif args.plan:
-        plan(scale, Accepted(json.loads(RECORDED.read_text())))
     else:
-        found = record(None, toy=True) if args.toy else json.loads(RECORDED.read_text())
+        found = toy_accepted() if args.toy else json.loads(RECORDED.read_text())
         run = Run(args.file, args.minutes, args.toy)
         say(f"measuring on {run.here['device']} with jax {run.here['jax']}")
         run.once("versions", versions)

@@ -2,38 +2,32 @@
 
 The unit is what one call of the library does: AR steps in one scan, or rounds in one loop, so that whatever
 the host does between kernels is in it. The weights are random; which drafts are accepted is replayed from
-runs of the embedded models, whose weights are trained (`record`).
+runs of the embedded models, whose weights are trained (results/accepted.json, by version 0.6).
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import json
-import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
-import inner
 import jax
 import jax.numpy as jnp
 import numpy as np
-from cases import LLADA_8B, PYTHIA_1_4B, PYTHIA_160M, SMOLLM2_135M, Case, about
-from counted_cases import NEW_TOKENS, PROMPT, Filling, Way
-from replayed import Replayed
-from toy import held_out_prompts, load, load_text, narrow, sizes
+from cases import LLADA_8B, PYTHIA_1_4B, PYTHIA_160M, Case, about
+from counted_cases import FILE, NEW_TOKENS, PROMPT, Filling, Way
+from replayed import Replayed, replaying
+from toy import STEPS as TOY_STEPS
+from toy import narrow, sizes
 
 import cspd_jax
 from cspd_jax import SelfSpeculation
 from cspd_jax.image import rounds, sampler
-from cspd_jax.image.chain import speculation
 from cspd_jax.image.options import Options
 from cspd_jax.image.order import Raster
-from cspd_jax.image.rounds import path_criterion
-from cspd_jax.image.rounds.verification import drafted_groups
 from cspd_jax.masked import generation as masked_generation
 from cspd_jax.masked import loop as masked_loop
 from cspd_jax.networks import lm
@@ -43,13 +37,11 @@ from cspd_jax.text import Drafting, ModelDrafter
 from cspd_jax.text import generation as text_generation
 
 RECORDED = Path(__file__).parent / "results" / "accepted.json"
-ROWS = 64  # denoising chains that are recorded
-IMAGES = 12  # images whose rounds are recorded
 
 
 @dataclasses.dataclass(frozen=True)
 class Scale:
-    """How much is measured: tokens of an image, and how many are known before them."""
+    """Says how much is measured: tokens of an image, and how many are known before them."""
 
     toy: bool
 
@@ -64,11 +56,11 @@ class Scale:
         return min(window, 3) if self.toy and window else window
 
 
-# What is accepted, recorded of the embedded models
+# What is accepted
 
 
-def record(file: Path | None, toy: bool) -> dict[str, Any]:
-    """Runs the embedded models and returns what they accept; into a file, unless it is None.
+def toy_accepted() -> dict[str, Any]:
+    """Returns what results/accepted.json has of trained models, as small as a toy, and made up.
 
     chains: by model and window, [T, R]: drafts kept by a head call that began with so many steps left, less
         one.
@@ -76,30 +68,18 @@ def record(file: Path | None, toy: bool) -> dict[str, Any]:
         first quarter of the image.
     text: the share of the embedded pair's drafts that are accepted.
     """
-    scale = Scale(toy)
-    windows = sorted({scale.window(16), scale.window(32)})
-    chains = {}
-    for name in ("default", "default-causal"):
-        for window in windows:
-            kept, _ = inner.recorded(load(name, toy), 4 if toy else ROWS, (window,))
-            chains[f"{name}, M {window}"] = filled(kept).tolist()
-    kept_by_gamma = {str(gamma): rounds_of(gamma, scale).tolist() for gamma in (4, 8)}
-    found = {"chains": chains, "rounds": kept_by_gamma, "text": text_acceptance(toy)}
-    if file is not None:
-        file.write_text(json.dumps(found) + "\n")
-    return found
-
-
-def filled(kept: np.ndarray) -> np.ndarray:
-    """kept [T, R], where a call that no recorded chain began keeps as much as the one before it."""
-    full = kept.copy()
-    for left in range(len(kept) - 2, -1, -1):
-        full[left] = np.where(full[left] > 0, full[left], np.minimum(full[left + 1], left))
-    return full
+    chains = [[min(left, 2)] * 4 for left in range(TOY_STEPS)]
+    of_gamma = lambda gamma: [[TOY_STEPS * (at % gamma) for at in range(4 + 2 * gamma)]] * 2
+    names = ("default", "default-causal")
+    return {
+        "chains": {f"{name}, M 3": chains for name in names},
+        "rounds": {str(gamma): of_gamma(gamma) for gamma in (4, 8)},
+        "text": 0.5,
+    }
 
 
 def calls_of(kept: np.ndarray) -> np.ndarray:
-    """[R] head calls of each chain."""
+    """Counts the head calls [R] of each chain."""
     left, calls = np.full(kept.shape[1], len(kept)), np.zeros(kept.shape[1], int)
     while np.any(left):
         calls += left > 0
@@ -108,49 +88,14 @@ def calls_of(kept: np.ndarray) -> np.ndarray:
     return calls
 
 
-def rounds_of(gamma: int, scale: Scale) -> np.ndarray:
-    """[images, tokens] transitions that rounds of `default` keep, by the token at which they begin."""
-    model = load("default", scale.toy)
-    images, first = 2 if scale.toy else IMAGES, model.config.seq_len // 4
-    options = Options(num_iter=model.config.seq_len, respacing=model.config.respacing, final_noise=True)
-    method = SelfSpeculation(gamma)
-    keys, labels = cspd_jax.row_keys(jax.random.key(7), images), jnp.arange(images, dtype=jnp.int32) % 10
-    inputs, state = jax.jit(functools.partial(rounds.begin, model.network, speculation=method.speculation))(
-        model.params, keys, labels, options
-    )
-
-    @jax.jit
-    def one(inputs, state):
-        drafted, _ = drafted_groups(inputs, state, gamma + 1)
-        ended, _ = path_criterion.verify_block(inputs, state, drafted)
-        return ended.block.kept, rounds.run_round(inputs, state)[0]
-
-    table = np.zeros((images, scale.tokens + 2 * gamma + 2), np.int32)
-    while np.any(np.asarray(state.group) < first + table.shape[1]) and np.any(state.group < inputs.groups):
-        kept, after = one(inputs, state)
-        at = np.asarray(state.group) - first
-        there = (at >= 0) & (at < table.shape[1])
-        table[there, at[there]] = np.asarray(kept)[there]
-        state = after
-    return table
-
-
-def text_acceptance(toy: bool) -> float:
-    """The share of the embedded pair's drafts that are accepted."""
-    target, small = (load_text(name, toy) for name in ("text-default", "text-default-draft"))
-    options = cspd_jax.text.Options(rule="block", max_new_tokens=NEW_TOKENS, gamma=4, stop_ids=())
-    prompts = held_out_prompts(8, PROMPT, toy)
-    return float(cspd_jax.text.generate(None, target, prompts, small, options)[1].acceptance)
-
-
 @dataclasses.dataclass(frozen=True)
 class Accepted:
-    """What is replayed."""
+    """Holds what is replayed."""
 
     found: Mapping[str, Any]
 
     def chains(self, name: str, window: int, rows: int) -> np.ndarray:
-        """[T, rows] of so many chains side by side, whose slowest takes a typical number of calls."""
+        """Returns [T, rows] of so many chains side by side, whose slowest takes a typical number of calls."""
         kept = np.asarray(self.found["chains"][f"{name}, M {window}"], np.int32)
         if rows > kept.shape[1]:
             kept = np.tile(kept, (1, -(-rows // kept.shape[1])))
@@ -159,31 +104,9 @@ class Accepted:
         return groups[int(np.argsort(slowest, kind="stable")[len(groups) // 2])]
 
     def blocks(self, gamma: int, images: int) -> np.ndarray:
-        """[images, tokens] of rounds."""
+        """Returns [images, tokens] of rounds."""
         table = np.asarray(self.found["rounds"][str(gamma)], np.int32)
         return table[np.arange(images) % len(table)]
-
-
-@contextlib.contextmanager
-def replaying(chains: jax.Array | None, blocks: jax.Array | None = None, first: int = 0) -> Iterator[None]:
-    """Traces what is accepted as recorded: of chains [T, R], of rounds [B, tokens] from `first` on."""
-    steps, transitions = speculation.verify_steps, path_criterion.verify_transitions
-
-    def chain(inputs, draft, keys):
-        verdict = steps(inputs, draft, keys)
-        kept = chains[draft.steps[0], jnp.arange(chains.shape[1])]
-        return verdict._replace(block=verdict.block._replace(kept=kept))
-
-    def block(inputs, state, *drafted):
-        at = jnp.clip(state.group - first, 0, blocks.shape[1] - 1)
-        return transitions(inputs, state, *drafted)._replace(kept=blocks[jnp.arange(len(at)), at])
-
-    with contextlib.ExitStack() as patches:
-        if chains is not None:
-            patches.enter_context(mock.patch.object(speculation, "verify_steps", chain))
-        if blocks is not None:
-            patches.enter_context(mock.patch.object(path_criterion, "verify_transitions", block))
-        yield
 
 
 # Images
@@ -191,7 +114,7 @@ def replaying(chains: jax.Array | None, blocks: jax.Array | None = None, first: 
 
 @functools.lru_cache(maxsize=1)
 def random_params(config: Any, dtype: str) -> Any:
-    """Normal numbers of standard deviation 0.02: an untrained head would output zero whatever it is given."""
+    """Draws normal numbers of standard deviation 0.02, as an untrained head would output zero."""
     module = lm if isinstance(config, lm.LMConfig) else kind_of(config)
 
     @jax.jit
@@ -215,9 +138,8 @@ def image_case(
     guided: bool = False,
     dtype: str = "bfloat16",
     respacing: str | None = None,
-    flags: Mapping[str, Any] | None = None,
 ) -> Case:
-    """Tokens of an image whose first 3/8 are known, by AR steps or by rounds."""
+    """Makes tokens of an image whose first 3/8 are known, by AR steps or by rounds."""
     presets = {**MAR_PRESETS, **SPHERE_PRESETS}
     config = sizes(presets, name, scale.toy)
     of_mar = isinstance(config, MARConfig)
@@ -225,7 +147,7 @@ def image_case(
     window = scale.window(way.window)
     options = Options(
         num_iter=config.seq_len, respacing=steps, guided=guided, cfg=3.0 if guided else 1.0,
-        denoise="plain" if window is None else cspd_jax.ChainSpeculation((window,), way.drafter),
+        denoise="plain" if window is None else cspd_jax.ChainSpeculation((window,)),
         final_noise=of_mar, prefix_buckets=4 if of_mar and not scale.toy else 1,
         order=None if of_mar else Raster(),
         cfg_schedule="linear" if of_mar else "constant",
@@ -233,7 +155,6 @@ def image_case(
     row = about(
         name, "token", batch, way.method, options=way.options, guided=guided, dtype=dtype,
         respacing=respacing or ("ddim100" if of_mar else "flow100"), num_iter=presets[name].seq_len,
-        flags=" ".join(f"{flag}={value}" for flag, value in (flags or {}).items()),
         acceptance_from="replayed from the embedded models" if way.method != "plain" else None,
         timed=f"{scale.tokens} tokens of an image behind {scale.known(config.seq_len)} known ones",
     )  # fmt: skip
@@ -247,7 +168,7 @@ def image_case(
     make = rounds_program if way.gamma else steps_program
     blocks = accepted.blocks(way.gamma, batch) if way.gamma else None
     run, facts = make(model, options, scale, way)
-    return Case(row, run, (params, keys, labels, chains, blocks), scale.tokens, facts, flags=flags)
+    return Case(row, run, (params, keys, labels, chains, blocks), scale.tokens, facts)
 
 
 def _steps(respacing: str) -> int:
@@ -255,7 +176,7 @@ def _steps(respacing: str) -> int:
 
 
 def steps_program(model, options: Options, scale: Scale, way: Way) -> tuple[Callable, Callable]:
-    """AR steps of the plain sampler in one scan, and what is known after it."""
+    """Makes AR steps of the plain sampler in one scan, and what is known after it."""
     first = scale.known(model.seq_len)
     segment, groups = next(
         (segment, groups)
@@ -280,7 +201,7 @@ def steps_program(model, options: Options, scale: Scale, way: Way) -> tuple[Call
 
 
 def rounds_program(model, options: Options, scale: Scale, way: Way) -> tuple[Callable, Callable]:
-    """Rounds of self-speculation in one loop until there are as many tokens, and what happened in them."""
+    """Makes rounds of self-speculation in one loop until there are as many tokens, and what happened."""
     first, method = scale.known(model.seq_len), SelfSpeculation(way.gamma)
 
     def run(params, keys, labels, chains, blocks):
@@ -315,45 +236,38 @@ def rounds_program(model, options: Options, scale: Scale, way: Way) -> tuple[Cal
 
 # Text and masked text
 
-LANGUAGE = {"smollm2-135m": SMOLLM2_135M, "pythia-1.4b": PYTHIA_1_4B}
 
-
-def text_cases(name: str, accepted: Accepted, scale: Scale, dtype: str = "bfloat16") -> list[Case]:
-    """Greedy texts: plain, and drafted by a smaller model that is right as often as the embedded one."""
-    config = narrow(LANGUAGE[name]) if scale.toy else LANGUAGE[name]
+def text_cases(accepted: Accepted, scale: Scale, dtype: str = "bfloat16") -> list[Case]:
+    """Makes greedy texts: plain, and by drafts that are right as often as the embedded ones."""
+    config, small = (narrow(c) if scale.toy else c for c in (PYTHIA_1_4B, PYTHIA_160M))
     network, weights = lm.LM(config, jnp.dtype(dtype)), random_params(config, dtype)
-    if name == "smollm2-135m":
-        drafted = "6 of its layers draft"
-        small = lm.LM(dataclasses.replace(config, depth=min(6, config.depth)), jnp.dtype(dtype))
-        kept = {k: v for k, v in weights.items() if int(re.findall(r"layers_(\d+)|$", k)[0] or 0) < 6}
-    else:
-        drafted = "Pythia-160m drafts"
-        small = lm.LM(narrow(PYTHIA_160M) if scale.toy else PYTHIA_160M, jnp.dtype(dtype))
-        kept = random_params.__wrapped__(small.config, dtype)
+    drafting, kept = lm.LM(small, jnp.dtype(dtype)), random_params.__wrapped__(small, dtype)
     prompts = np.random.default_rng(0).integers(0, config.known_ids, (1, PROMPT)).tolist()
     count = 8 if scale.toy else NEW_TOKENS
     asked = cspd_jax.text.Options(rule="block", max_new_tokens=count, stop_ids=(), gamma=4)
-    row = functools.partial(about, name, "text", 1, dtype=dtype, respacing=None)
+    row = functools.partial(about, "pythia-1.4b", "text", 1, dtype=dtype, respacing=None)
     timed = f"{count} new tokens behind {PROMPT}, the prompt's pass included"
     inputs = text_generation.prepare(None, (network, weights), prompts, None, asked)
     plain = Case(row("text-plain", timed=timed), text_generation.run, (inputs,), count)
 
-    def drafting() -> tuple:
+    def drafted() -> tuple:
         right = jax.jit(plain.function)(*plain.args).tokens
         use = jax.random.bernoulli(jax.random.key(1), accepted.found["text"], right.shape)
-        drafter = Drafting(Replayed(ModelDrafter(small)), (kept, right, use))
+        drafter = Drafting(Replayed(ModelDrafter(drafting)), (kept, right, use))
         return (text_generation.prepare(None, (network, weights), prompts, drafter, asked),)
 
     def facts(out) -> dict[str, Any]:
         return {"acceptance": float(out.info.acceptance), "rounds": int(out.info.calls.target_passes)}
 
-    about_block = row("text-block", options=f"{drafted}, gamma 4", timed=timed, acceptance_from="replayed")
-    return [plain, Case(about_block, text_generation.run, drafting(), count, facts)]
+    about_block = row(
+        "text-block", options="Pythia-160m drafts, gamma 4", timed=timed, acceptance_from="replayed"
+    )
+    return [plain, Case(about_block, text_generation.run, drafted(), count, facts)]
 
 
-def masked_case(how: Filling, recorded: Mapping[str, Any], scale: Scale) -> Case:
-    """A masked text of LLaDA-8B's sizes. Its weights are random and accept nothing, so a round is timed and
-    counts for as many tokens as one of the embedded model fills."""
+def masked_case(how: Filling, scale: Scale) -> Case:
+    """Makes a masked text of LLaDA-8B's sizes. Its weights are random and accept nothing, so a round is
+    timed and counts for as many tokens as one of the embedded model fills."""
     config = narrow(LLADA_8B) if scale.toy else LLADA_8B
     network, weights = lm.LM(config, jnp.bfloat16), random_params(config, "bfloat16")
     inputs = masked_generation.prepare(None, (network, weights), [[1] * PROMPT], *how.asked())
@@ -361,8 +275,8 @@ def masked_case(how: Filling, recorded: Mapping[str, Any], scale: Scale) -> Case
         "llada-8b", "token", 1, how.method, options=how.options, dtype="bfloat16", respacing=None,
         timed=f"rounds of {NEW_TOKENS} places behind {PROMPT}; tokens a round are the embedded model's",
     )  # fmt: skip
-    name = f"{how.method}, {how.options}, batch 1".replace("ssd, gamma 4,", "ssd,")
-    per_round = 1.0 if how.method == "stepwise" else NEW_TOKENS / recorded[name]["rounds"]
+    runs = json.loads(FILE.read_text())["recorded_runs"]
+    per_round = 1.0 if (name := how.run(1)) is None else NEW_TOKENS / runs[name]["rounds"]
 
     def facts(out) -> dict[str, Any]:
         calls = out.info.calls

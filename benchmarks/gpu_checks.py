@@ -31,7 +31,7 @@ def speeds(toy: bool) -> dict[str, float]:
     numbers, side, times = (2**16, 128, 3) if toy else (2**29, 8192, 20)
 
     def seconds(function: Callable, *args: jax.Array) -> float:
-        """Of one call; the device has several to do at a time."""
+        """Returns those of one call; the device has several to do at a time."""
         program = jax.jit(function)
         jax.block_until_ready(program(*args))
         found = []
@@ -53,7 +53,7 @@ def speeds(toy: bool) -> dict[str, float]:
 
 
 class Check(NamedTuple):
-    """A method on the embedded models.
+    """Holds a method on the embedded models.
 
     function: pure, of `args`; returns tokens.
     against: the exact method whose law it has, or None where the same is expected as on a CPU.
@@ -64,9 +64,13 @@ class Check(NamedTuple):
     args: Callable[[int], tuple]
     against: str | None
 
+    @property
+    def about(self) -> dict[str, Any]:
+        return {"what": "runs", "method": self.name}
+
 
 def image_checks(toy: bool) -> list[Check]:
-    """Every method for images. What takes decisions at random is compared by its law."""
+    """Makes every method for images. What takes decisions at random is compared by its law."""
     images, window = (4, 3) if toy else (16, 16)
     chains, labels = ChainSpeculation((window,)), [i % 10 for i in range(images)]
     draft = load("default-draft", toy)
@@ -107,7 +111,7 @@ def _image_check(
 
 
 def text_checks(toy: bool) -> list[Check]:
-    """Greedy text and masked text, which are equal token for token."""
+    """Makes greedy text and masked text, which are equal token for token."""
     count, prompts = (8, held_out_prompts(2, 16, toy)) if toy else (64, held_out_prompts(4, 64, toy))
     target, small = load_text("text-default", toy), load_text("text-default-draft", toy)
     asked = cspd_jax.text.Options(rule="block", max_new_tokens=count, gamma=4, stop_ids=())
@@ -128,7 +132,7 @@ def text_checks(toy: bool) -> list[Check]:
 
 
 def does_it_run(run: Any, toy: bool) -> None:
-    """A row for every method: whether it runs, and whether it gives what it gives on a CPU."""
+    """Adds a row for every method: whether it runs, and whether it gives what it gives on a CPU."""
     devices = {"here": jax.devices()[0], "cpu": jax.devices("cpu")[-1]}
     checks, programs, start = [], {}, time.monotonic()
     for make in (image_checks, text_checks):
@@ -136,7 +140,7 @@ def does_it_run(run: Any, toy: bool) -> None:
             checks += make(toy)
         except Exception as error:
             run.failed({"what": "making", "method": make.__name__}, error)
-    wanted = [check for check in checks if not run.there(_identity(check))]
+    wanted = [check for check in checks if not run.there(check.about)]
     if run.over or not wanted:
         return
     needed = {check.against for check in wanted}
@@ -151,13 +155,13 @@ def does_it_run(run: Any, toy: bool) -> None:
                         lowered = jax.jit(check.function).lower(*args)
                     programs[check.name, where] = pool.submit(lowered.compile)
                 except Exception as error:
-                    run.failed(_identity(check), error)
+                    run.failed(check.about, error)
         concurrent.futures.wait(programs.values())
     run.compiling += time.monotonic() - start
     made: dict[tuple[str, str, int], np.ndarray] = {}
 
     def tokens(check: Check, where: str, seed: int) -> np.ndarray:
-        """What the method makes there with a seed."""
+        """Returns what the method makes there with a seed."""
         if (found := made.get((check.name, where, seed))) is None:
             program = programs[check.name, where].result()
             args = jax.device_put(check.args(seed), devices[where])
@@ -176,17 +180,13 @@ def does_it_run(run: Any, toy: bool) -> None:
             else:
                 other = check if check.against == "itself" else by_name[check.against]
                 verdict = same_moments(tokens(check, "here", 0), tokens(other, "cpu", 1))
-            run.add(_identity(check) | verdict)
+            run.add(check.about | verdict)
         except Exception as error:
-            run.failed(_identity(check), error)
-
-
-def _identity(check: Check) -> dict[str, Any]:
-    return {"what": "runs", "method": check.name}
+            run.failed(check.about, error)
 
 
 def alike(here: np.ndarray, cpu: np.ndarray) -> dict[str, Any]:
-    """Ids are equal; numbers are, up to rounding that a chain of steps may carry on."""
+    """Says whether ids are equal, and numbers up to rounding that a chain of steps may carry on."""
     if np.issubdtype(here.dtype, np.integer):
         return {"as_on_a_cpu": bool(np.array_equal(here, cpu)), "equal_ids": float(np.mean(here == cpu))}
     apart = float(np.mean(np.abs(here - cpu))) / float(np.std(cpu))
@@ -194,7 +194,7 @@ def alike(here: np.ndarray, cpu: np.ndarray) -> dict[str, Any]:
 
 
 def same_moments(here: np.ndarray, cpu: np.ndarray) -> dict[str, Any]:
-    """Mean and mean square of each image's numbers, two independent samples; false alarms in 1e-4 of all."""
+    """Compares mean and mean square of the images of two independent samples; false alarms: 1e-4."""
     least = 1.0
     for power in (1, 2):
         one, other = (np.mean(np.float64(a) ** power, axis=(1, 2)) for a in (here, cpu))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import re
 from pathlib import Path
 from typing import Any
 
-from cases import IDENTITY
+from cases import IDENTITY, PLAIN, alike, method_of
+from toy import results
 
 ROOT = Path(__file__).resolve().parents[1]
 MODELLED = ROOT / "benchmarks" / "results" / "accelerator.json"
@@ -17,39 +17,23 @@ NOT_YET = (
     " where there is one; it has run on a CPU only, at toy sizes, to try the program itself. Every figure"
     " below is counted or modelled."
 )
-PLAIN = ("plain", "text-plain", "stepwise")
 
 
-@functools.cache
-def _modelled(file: Path) -> list[dict[str, Any]]:
-    return json.loads(file.read_text())["rows"]
-
-
-def modelled_of(about: dict[str, Any], file: Path = MODELLED) -> dict[str, Any]:
-    """What was modelled of the same, as columns of a row; nothing where nothing was, or flags are tried."""
-    if about.get("flags"):
-        return {}
-    for row in _modelled(file):
+def modelled_of(about: dict[str, Any]) -> dict[str, Any]:
+    """Returns what was modelled of the same, as columns of a row; nothing where nothing was."""
+    for row in rows_of(MODELLED):
         if all(row.get(name) == about.get(name) for name in IDENTITY):
             return {name: row[name] for name in ("modelled_seconds_per_token", "kernels_per_token")}
     return {}
 
 
 def rows_of(file: Path) -> list[dict[str, Any]]:
-    """The rows of a file that did not fail; none without a file."""
-    return (
-        [row for row in json.loads(file.read_text())["rows"] if not row.get("error")] if file.exists() else []
-    )
-
-
-def alike(row: dict[str, Any]) -> tuple:
-    """What rows of different methods have in common."""
-    names = [name for name in (*IDENTITY, "device", "jax") if name not in ("method", "options")]
-    return tuple(str(row.get(name)) for name in names)
+    """Returns the rows of a file that did not fail; none without a file."""
+    return [row for row in results(file, "rows")["rows"] if not row.get("error")]
 
 
 def table(file: Path) -> str:
-    """The file as Markdown."""
+    """Writes the file as Markdown."""
     rows, lines = rows_of(file), []
     for row in rows:
         if row["what"] == "device":
@@ -67,11 +51,7 @@ def table(file: Path) -> str:
         )
     timed = [row for row in rows if "measured_seconds_per_token" in row]
     if timed:
-        plain = {
-            alike(row): row["measured_seconds_per_token"]
-            for row in timed
-            if row["method"] in PLAIN and not row.get("flags")
-        }
+        plain = {alike(row): row["measured_seconds_per_token"] for row in timed if row["method"] in PLAIN}
         lines += [
             "| model | rows | method | ms a token, measured | modelled | their ratio | plain / this |",
             "|---|---|---|---|---|---|---|",
@@ -92,9 +72,8 @@ def _line(row: dict[str, Any], plain: float | None) -> str:
     seconds, model = row["measured_seconds_per_token"], row.get("modelled_seconds_per_token")
     steps = f", {row['respacing']}" if row["model"].startswith("sphere") else ""
     side = f"{row['batch']}" + (", guidance" if row["guided"] else "")
-    method = row["method"] + (f" ({row['options']})" if row["options"] else "")
     cells = (
-        f"{row['model']}, {row['dtype']}{steps}", side, ", ".join(filter(None, (method, row.get("flags")))),
+        f"{row['model']}, {row['dtype']}{steps}", side, method_of(row),
         f"{1e3 * seconds:.2f}",
         f"{1e3 * model:.2f}" if model else "", f"{seconds / model:.2f}" if model else "",
         f"{plain / seconds:.1f}x" if plain else "",
@@ -103,15 +82,15 @@ def _line(row: dict[str, Any], plain: float | None) -> str:
 
 
 def faster(file: Path, method: str) -> str:
-    """How many times faster than plain MAR-B is by a method, one image in bfloat16: measured if it was."""
+    """Says how many times faster than plain MAR-B is by a method, one image in bfloat16."""
     for rows, key, how in (
         (rows_of(file), "measured_seconds_per_token", "measured"),
-        (_modelled(MODELLED), "modelled_seconds_per_token", "modelled"),
+        (rows_of(MODELLED), "modelled_seconds_per_token", "modelled"),
     ):
         of_mar = [
             row for row in rows
             if row.get("model") == "mar-base" and row.get("dtype") == "bfloat16" and row.get("batch") == 1
-            and not row["guided"] and not row.get("flags") and row.get(key)
+            and not row["guided"] and row.get(key)
         ]  # fmt: skip
         seconds = {f"{row['method']}, {row['options']}": row[key] for row in of_mar}
         if method in seconds and "plain, " in seconds:
@@ -123,7 +102,7 @@ def faster(file: Path, method: str) -> str:
 
 
 def pages(file: Path) -> dict[Path, str]:
-    """README.md and docs/benchmarks.md, with what stands between their marks as the file has it."""
+    """Returns README.md and docs/benchmarks.md, with what stands between their marks as the file has it."""
     found = {}
     readme, page = ROOT / "README.md", ROOT / "docs" / "benchmarks.md"
     cell = lambda mark: f"{mark[1]}{faster(file, mark[2])}{mark[3]}"

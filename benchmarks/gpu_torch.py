@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-from cases import PYTHIA_1_4B, SMOLLM2_135M, about
+from cases import PYTHIA_1_4B, about
 from counted_cases import NEW_TOKENS, PROMPT
 from gpu_cases import Scale
 from toy import left_out, narrow, sizes
@@ -24,7 +24,7 @@ from cspd_jax.networks.config import MAR_PRESETS
 
 @dataclasses.dataclass(frozen=True)
 class TorchCase:
-    """A loop of PyTorch.
+    """Holds a loop of PyTorch.
 
     prepare: returns what is timed, which ends when the device has.
     needs: the package that it is of.
@@ -54,7 +54,7 @@ def device() -> Any:
 
 @contextlib.contextmanager
 def defaults(dtype: str) -> Iterator[None]:
-    """New tensors are on the device and of this type."""
+    """Puts new tensors on the device, in this type."""
     import torch
 
     before = torch.get_default_dtype()
@@ -73,8 +73,10 @@ def finish() -> None:
         torch.cuda.synchronize()
 
 
-def mar_case(name: str, how: str, scale: Scale, batch: int, guided: bool, dtype: str) -> TorchCase:
-    """Tokens of MAR's loop. how: "eager", or "graph" for a captured chain."""
+def mar_case(
+    name: str, how: str, scale: Scale, batch: int = 1, guided: bool = False, dtype: str = "bfloat16"
+) -> TorchCase:
+    """Makes tokens of MAR's loop. how: "eager", or "graph" for a captured chain."""
     config, tokens = sizes(MAR_PRESETS, name, scale.toy), min(scale.tokens, 8)
     row = about(
         name, "token", batch, f"torch-{how}", guided=guided, dtype=dtype, num_iter=MAR_PRESETS[name].seq_len,
@@ -112,7 +114,7 @@ def mar_case(name: str, how: str, scale: Scale, batch: int, guided: bool, dtype:
 
 
 def captured(function: Callable, example: Any) -> Callable:
-    """The function as one CUDA graph, which is replayed on other values of its argument."""
+    """Makes the function one CUDA graph, which is replayed on other values of its argument."""
     import torch
 
     stream = torch.cuda.Stream()
@@ -132,11 +134,11 @@ def captured(function: Callable, example: Any) -> Callable:
     return replay
 
 
-def torch_text_case(name: str, scale: Scale, dtype: str = "bfloat16") -> TorchCase:
-    """Greedy text by transformers."""
+def torch_text_case(scale: Scale, dtype: str = "bfloat16") -> TorchCase:
+    """Makes greedy text by transformers."""
     count = 8 if scale.toy else NEW_TOKENS
     row = about(
-        name, "text", 1, "transformers", dtype=dtype, respacing=None,
+        "pythia-1.4b", "text", 1, "transformers", dtype=dtype, respacing=None,
         timed=f"{count} new tokens behind {PROMPT}, the prompt's pass included",
     )  # fmt: skip
 
@@ -144,21 +146,14 @@ def torch_text_case(name: str, scale: Scale, dtype: str = "bfloat16") -> TorchCa
         import torch
         import transformers
 
-        c = {"smollm2-135m": SMOLLM2_135M, "pythia-1.4b": PYTHIA_1_4B}[name]
-        c = narrow(c) if scale.toy else c
-        shared = {
-            "vocab_size": c.vocab_size, "hidden_size": c.width, "num_hidden_layers": c.depth,
-            "num_attention_heads": c.heads, "intermediate_size": c.mlp_width,
-            "max_position_embeddings": c.max_positions,
-        }  # fmt: skip
+        c = narrow(PYTHIA_1_4B) if scale.toy else PYTHIA_1_4B
+        config = transformers.GPTNeoXConfig(
+            vocab_size=c.vocab_size, hidden_size=c.width, num_hidden_layers=c.depth,
+            num_attention_heads=c.heads, intermediate_size=c.mlp_width,
+            max_position_embeddings=c.max_positions,
+        )  # fmt: skip
         with defaults(dtype):
-            if name == "smollm2-135m":
-                config = transformers.LlamaConfig(
-                    **shared, num_key_value_heads=c.kv_heads, head_dim=c.head_dim, tie_word_embeddings=True
-                )
-                model = transformers.LlamaForCausalLM(config)
-            else:
-                model = transformers.GPTNeoXForCausalLM(transformers.GPTNeoXConfig(**shared))
+            model = transformers.GPTNeoXForCausalLM(config)
             model = model.to(device(), getattr(torch, dtype)).eval()
             prompt = torch.as_tensor(np.random.default_rng(0).integers(3, c.known_ids, (1, PROMPT)))
 

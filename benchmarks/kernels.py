@@ -40,7 +40,7 @@ SHAPE = re.compile(r"\b(pred|[a-z]+\d+\w*)\[([\d,]*)\]")
 
 @dataclasses.dataclass
 class Launches:
-    """What is launched one after the other.
+    """Adds up what is launched one after the other.
 
     kernels, and reads of loop conditions by the host. bytes: moved. operations: of matrix products.
     computing: seconds that these take at the device's peak. seconds: modelled.
@@ -80,7 +80,7 @@ class Instruction:
 
 
 def computations(text: str) -> tuple[dict[str, list[Instruction]], str]:
-    """The instructions of every computation of an HLO module, and the name of the entry."""
+    """Returns the instructions of every computation of an HLO module, and the name of the entry."""
     found: dict[str, list[Instruction]] = {}
     current, entry = None, ""
     for line in text.splitlines():
@@ -112,7 +112,7 @@ def _numbers(dims: str) -> int:
 def count_launches(
     text: str, trips: Sequence[float], row: dict[str, Any], named: Mapping[str, float] | None = None
 ) -> Launches:
-    """What one run of a compiled module launches.
+    """Counts what one run of a compiled module launches.
 
     trips: of the loops whose number of trips the compiler does not know, by depth: on average, for each time
         that such a loop begins.
@@ -121,7 +121,7 @@ def count_launches(
     modules, entry = computations(text)
 
     def kernel(at: Instruction, shapes: dict[str, str]) -> Launches:
-        """Its modelled seconds are the largest of the launch, the bytes and the operations."""
+        """Counts one kernel, which takes the longest of its launch, bytes and operations."""
         called = modules.get(at.attribute(r"calls=%?([\w.\-]+)") or "", [])
         moved = bytes_of(at.result)
         inside = {i.rest.split(")")[0]: i for i in called if i.op == "parameter"}
@@ -176,8 +176,8 @@ def count_launches(
 def shares_of(
     at: Instruction, branches: list[Launches], named: Mapping[str, float] | None
 ) -> list[tuple[float, Launches]]:
-    """How often each branch of a condition is taken. Of two it is the longer one, unless it is named with its
-    share; of several, as of the encoder's prefixes, each is as long in use."""
+    """Says how often each branch of a condition is taken. Of two it is the longer one, unless it is named
+    with its share; of several, as of the encoder's prefixes, each is as long in use."""
     if len(branches) != 2:
         return [(1 / len(branches), branch) for branch in branches]
     short, long = sorted(branches, key=lambda l: l.seconds)
@@ -211,7 +211,7 @@ def _peak(at: Instruction, shapes: dict[str, str], row: dict[str, Any]) -> float
 
 
 def shares(found: Launches) -> dict[str, float]:
-    """Of the modelled time, what each limit of the device alone would take: how near the program is to it."""
+    """Returns the shares of the modelled time that each limit of the device alone would take."""
     alone = {
         "launches": found.kernels * LAUNCH, "bytes": found.bytes / BYTES,
         "operations": found.computing, "host": found.reads * HOST_READ,
@@ -251,25 +251,9 @@ device_description_str: "NVIDIA H100 80GB HBM3"
 
 
 def h100() -> jax.sharding.Sharding:
-    """A device that can be compiled for and not run on."""
-    return jax.sharding.SingleDeviceSharding(h100s(1)[0])
-
-
-def h100s(count: int, per_host: int = 8) -> list[Any]:
-    """So many devices, on hosts of 8, that can be compiled for and not run on."""
+    """Returns a device that can be compiled for and not run on."""
     from jax.experimental import topologies
 
-    per_host = min(count, per_host)
-    hosts = count // per_host
     os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")  # there is no driver to ask
-    try:
-        found = topologies.get_topology_desc(
-            "h100", "cuda", target_config=H100, topology=f"1x{hosts}x{per_host}"
-        )
-    except Exception as error:
-        raise SystemExit(
-            f"cannot compile for an H100 here ({type(error).__name__}: {str(error)[:200]}). Install the"
-            f" plugin in the version of jax: pip install jax-cuda12-plugin=={jax.__version__}"
-            f" jax-cuda12-pjrt=={jax.__version__} nvidia-cuda-nvcc-cu12"
-        ) from error
-    return list(found.devices)
+    found = topologies.get_topology_desc("h100", "cuda", target_config=H100, topology="1x1x1")
+    return jax.sharding.SingleDeviceSharding(found.devices[0])

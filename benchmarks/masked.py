@@ -15,18 +15,13 @@ from __future__ import annotations
 import itertools
 import json
 import platform
-import statistics
-import sys
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from inputs import between, several
-from toy import Parser, begin, held_out_prompts, load_text
+from toy import Parser, begin, held_out_prompts, load_text, median_seconds, say, several
 
 from cspd_jax import masked
-from cspd_jax._utils.timing import seconds_in_turns
-from cspd_jax.cli._arguments import positive
 from cspd_jax.masked import SelfSpeculation, passes, speculative
 from cspd_jax.masked.canvas import window_at
 from cspd_jax.masked.comparison import Request
@@ -43,21 +38,16 @@ RECIPES = {
 }
 
 
-def say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
-
-
 def prompts_of(count: int, toy: bool) -> list[list[int]]:
-    """The beginnings of held-out documents, of several lengths."""
+    """Returns the beginnings of held-out documents, of several lengths."""
     return [ids[: len(ids) - i % 5] for i, ids in enumerate(held_out_prompts(count, 48, toy))]
 
 
 def measure(requests: dict[str, Request], repeats: int) -> dict:
-    """By name: the output and the median seconds of each request, measured in turns after compilation."""
+    """Returns by name the output and the median seconds of each request, measured in turns."""
     calls = {name: request.run for name, request in requests.items()}
-    outputs = {name: jax.block_until_ready(call()) for name, call in calls.items()}
-    seconds = seconds_in_turns(calls, repeats)
-    return {name: (outputs[name], statistics.median(seconds[name])) for name in calls}
+    seconds = median_seconds(calls, repeats)
+    return {name: (call(), seconds[name]) for name, call in calls.items()}
 
 
 def table(model, batch: int, cached: bool, args) -> list[dict]:
@@ -101,7 +91,7 @@ def table(model, batch: int, cached: bool, args) -> list[dict]:
 
 
 def alone(model, cached: bool, args) -> list[dict]:
-    """Passes alone, of prompts one at a time, for the lengths of a chain and numbers of chosen texts."""
+    """Counts passes of prompts one at a time, by the length of a chain or the number of chosen texts."""
     prompts = prompts_of(args.prompts, args.toy)
     options = masked.Options(max_new_tokens=args.new_tokens, block=args.block, cached=cached)
     ways = {f"draft_len {n}": SelfSpeculation(n) for n in GAMMAS[1:]}
@@ -121,7 +111,7 @@ def alone(model, cached: bool, args) -> list[dict]:
 
 
 def sampled(model, batch: int, args) -> list[dict]:
-    """Passes, seconds and what is drafted wrongly, by temperature and measure of confidence."""
+    """Measures passes, seconds and what is drafted wrongly, by temperature and measure of confidence."""
     rows = []
     say(f"{batch} rows, {args.new_tokens} places, blocks of {args.block}, without a cache")
     temperatures = TEMPERATURES[1:2] if args.toy else TEMPERATURES
@@ -154,8 +144,8 @@ def sampled(model, batch: int, args) -> list[dict]:
 
 
 def second_moves(request: Request, tokens, steps) -> dict[str, float]:
-    """How often the first drafted move has the right place, how often the token drafted for the place that
-    comes next is right, and how often both hold."""
+    """Counts how often the first drafted move has the right place, how often the token drafted for the place
+    that comes next is right, and how often both hold."""
     inputs = prepare(*request)
     text, order = np.asarray(tokens), np.asarray(steps)
     right = np.asarray(_second_moves(inputs.canvas, inputs.speculation, text, order))
@@ -169,7 +159,7 @@ def second_moves(request: Request, tokens, steps) -> dict[str, float]:
 
 @jax.jit
 def _second_moves(canvas, speculation, text, order):
-    """[S, B, 2] for the steps that have one after them."""
+    """Returns [S, B, 2] for the steps that have one after them."""
     row = jnp.arange(len(text))
 
     def at(step):
@@ -188,16 +178,16 @@ def _second_moves(canvas, speculation, text, order):
 
 def make_parser() -> Parser:
     parser = Parser(__doc__, batch="1", prompts=2, new_tokens=8, block=4, repeats=1)
-    parser.add_argument("--batch", type=several(positive), default="1,8")
+    parser.add_argument("--batch", type=several(int), default="1,8")
     parser.add_argument("--new-tokens", type=int, default=64)
     parser.add_argument("--block", type=int, default=8)
-    parser.add_argument("--temperature", type=between(0), default=0.0)
+    parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--draft-lens", type=int, nargs="+", default=[2], help="of --only sampled")
     parser.add_argument(
         "--only", choices=("greedy", "sampled", "alone"), default="greedy", help="--toy does all"
     )
-    parser.add_argument("--prompts", type=positive, default=23, help="of --only alone")
+    parser.add_argument("--prompts", type=int, default=23, help="of --only alone")
     return parser
 
 

@@ -14,24 +14,20 @@ from __future__ import annotations
 
 import functools
 import json
-import sys
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from inputs import several
 from PIL import Image
-from toy import Parser, begin, load
+from toy import Parser, among, begin, load, say, several
 from ways import asked, held_out, timed, training_config
 
 from cspd_jax import reports
-from cspd_jax.cli._arguments import positive
 from cspd_jax.coupling import log_acceptance_of_ratio
 from cspd_jax.diffusion.chain import Chains, path_log_density, sample_path
 from cspd_jax.diffusion.gaussian import coefficients
 from cspd_jax.diffusion.schedule import sampling_schedule
-from cspd_jax.errors import UserError
 from cspd_jax.image.order import guidance_scale, random_order, reveal_groups
 from cspd_jax.image.pixels import patchify
 from cspd_jax.image.plan import resolve
@@ -60,10 +56,6 @@ DISTANCES = (1, 2, 4, 8)
 TOY = ["plain", "self", "cspd paper (lossy)"]
 
 
-def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
 def cell(target, draft, name: str, batch: int, cfg: float, seed: int) -> dict:
     labels = np.arange(batch) % target.config.num_classes
     plan = resolve(target, labels, *asked(draft, {**METHODS, **GAMMAS}[name], cfg=cfg))
@@ -88,12 +80,12 @@ def cell(target, draft, name: str, batch: int, cfg: float, seed: int) -> dict:
 
 
 def is_background(tokens: np.ndarray) -> np.ndarray:
-    """Tokens [N, L, d] without a stroke: [N, L]. The default's background is between -0.95 and -0.55."""
+    """Finds tokens [N, L] without a stroke: the default's background is between -0.95 and -0.55."""
     return (tokens < -0.5).all(axis=-1)
 
 
 def contexts_of(model, images, known, guided):
-    """z [1 or 2, B, D] of the token after the prefix, read where only the first `known` tokens are known."""
+    """Returns z [1 or 2, B, D] of the token after the prefix, with the first `known` tokens known."""
     tokens, reveal, labels, at = images
     halves, batch = 1 + guided, len(tokens)
     unconditional = jnp.arange(halves * batch) >= batch
@@ -109,8 +101,8 @@ def contexts_of(model, images, known, guided):
 
 
 def on_real_images(target, draft, cfg: float, count: int = 512, seed: int = 0) -> dict:
-    """Acceptance by paths of drafts after real prefixes: by the draft model, and by the target itself from a
-    context that lacks the last 1, 2, 4, 8 tokens of the prefix."""
+    """Measures acceptance by paths of drafts after real prefixes: by the draft model, and by the target
+    itself from a context that lacks the last 1, 2, 4, 8 tokens of the prefix."""
     data = held_out(make_source(training_config(target).data), count)
     tokens = patchify(jnp.asarray(data.images / np.float32(127.5) - 1), target.config.patch_size)
     key, length = jax.random.key(seed), target.config.seq_len
@@ -173,7 +165,7 @@ def table(rows: list[dict]) -> None:
 
 
 def against_gamma(rows: list[dict], batch: int, cfg: float) -> Image.Image:
-    """Acceptance and tokens per round of self-speculation against gamma, from the rows of `--gammas`."""
+    """Draws acceptance and tokens per round against gamma, from the rows of `--gammas`."""
     found = {row["method"]: row for row in rows if (row["batch"], row["cfg"]) == (batch, cfg)}
     measured = [found.get(name, {}) for name in GAMMAS]
     names = [f"gamma {options['gamma']}" for options in GAMMAS.values()]
@@ -187,23 +179,20 @@ def against_gamma(rows: list[dict], batch: int, cfg: float) -> Image.Image:
 def make_parser() -> Parser:
     parser = Parser(__doc__, file=Path("methods.jsonl"), picture=Path("gamma.png"), batch="1", cfg="1")
     parser.add_argument("file", type=Path)
-    parser.add_argument("--batch", type=several(positive), default="1,8,64")
+    parser.add_argument("--batch", type=several(int), default="1,8,64")
     parser.add_argument("--cfg", type=several(float), default="1,3")
-    parser.add_names("--methods", {**METHODS, **GAMMAS})
+    parser.add_argument("--methods", type=among({**METHODS, **GAMMAS}), help="some, by name, between ;")
     parser.add_argument("--held-out", action="store_true")
     parser.add_argument("--gammas", action="store_true", help="self-speculation with several gamma")
     parser.add_argument("--picture", type=Path, help="where --gammas draws what it found (the last cell's)")
     parser.add_argument("--draft", default="default-draft", help="another draft model")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--no-seconds", action="store_true", help="for a machine that does other work")
     return parser
 
 
 def main() -> None:
     args = begin(make_parser())
     rows = [json.loads(line) for line in args.file.read_text().splitlines()] if args.file.exists() else []
-    if not all(isinstance(row, dict) for row in rows):
-        raise UserError(f"{args.file} does not hold rows, as this program writes them")
     target, draft = load("default", args.toy), load(args.draft, args.toy)
     machine = {"device": jax.devices()[0].device_kind, "jax": jax.__version__, "seed": args.seed}
     parts = [(args.gammas, args.held_out)]
@@ -225,8 +214,6 @@ def main() -> None:
                     row["held_out"] = on_real_images(target, draft, cfg, 4 if args.toy else 512)
                 else:
                     row |= cell(target, draft, name, batch, cfg, args.seed)
-                    if args.no_seconds:
-                        del row["seconds_per_image"]
                 rows.append(row)
                 table([row])
                 with args.file.open("a") as file:

@@ -21,15 +21,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from inputs import several
 from PIL import Image
-from toy import Parser, begin, load
+from toy import Parser, begin, load, several, write_results
 from ways import asked, draws, machine, quality, timed
 
 from cspd_jax._utils.files import write_text, written_beside
-from cspd_jax.cli._arguments import positive
 from cspd_jax.coupling.draft_length import speedup
-from cspd_jax.errors import UserError
 from cspd_jax.image.pixels import to_images
 from cspd_jax.image.plan import resolve
 from cspd_jax.keys import row_keys, seed_key
@@ -407,7 +404,7 @@ def figure16(run: Runs) -> Item:
 
 @item("equation35", "The speed-up that the formula predicts, and the measured one")
 def equation35(run: Runs) -> Item:
-    """The formula is (1 - alpha^(gamma + 1)) / ((1 - alpha) (gamma c + 1)): a round is one target pass."""
+    """Compares (1 - alpha^(gamma + 1)) / ((1 - alpha) (gamma c + 1)) with what was measured."""
     rows, charts = [], []
     for batch in run.args.batch:
         plain, alone = run(PLAIN, batch), run(PLAIN, batch, alone=True)
@@ -447,7 +444,7 @@ def write(name: str, run: Runs, folder: Path) -> None:
         drawn.convert("RGB").quantize(32, dither=Image.Dither.NONE).save(partial, format="PNG", optimize=True)
     page = [f"# {name}: {title}", *(table.markdown() for table in tables), f"![{title}]({name}.png)"]
     write_text(folder / f"{name}.md", "\n\n".join(page) + "\n")
-    write_text(folder / f"{name}.json", json.dumps(told, indent=1) + "\n")
+    write_results(folder / f"{name}.json", told)
 
 
 def make_parser() -> Parser:
@@ -461,8 +458,8 @@ def make_parser() -> Parser:
     parser.add_argument("--draft", default="default-draft", help="the smaller model (default-draft)")
     parser.add_argument("--vae", help="decodes latents: kl16, or a folder")
     parser.add_argument("--images", type=int, help="at most so many in a row")
-    parser.add_argument("--batch", type=several(positive), default="1,8", help="of table 1 (1,8)")
-    parser.add_argument("--gamma", type=several(positive), default="4,8,32", help="(4,8,32)")
+    parser.add_argument("--batch", type=several(int), default="1,8", help="of table 1 (1,8)")
+    parser.add_argument("--gamma", type=several(int), default="4,8,32", help="(4,8,32)")
     parser.add_argument("--steps", help=f"denoising steps (the model's own; embedded: {EMBEDDED_STEPS})")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--inception", help="weights, for FID in table 2")
@@ -471,15 +468,16 @@ def make_parser() -> Parser:
 
 
 def main() -> None:
-    args = begin(make_parser())
+    parser = make_parser()
+    args = begin(parser)
     if args.list:
         print("\n".join(f"{name:<12} {title}" for name, (title, _) in ITEMS.items()))
         return
     if unknown := set(args.names) - set(ITEMS):
-        raise UserError(f"{unknown.pop()!r} is unknown; there are {', '.join(ITEMS)}")
+        parser.error(f"{unknown.pop()!r} is unknown; there are {', '.join(ITEMS)}")
     names = list(ITEMS) if args.all else args.names or (["table3", "figure9"] if args.toy else [])
     if not names:
-        raise UserError("name items (--list), or ask for --all")
+        parser.error("name items (--list), or ask for --all")
     args.steps = args.steps or (EMBEDDED_STEPS if args.target in models.DEFAULTS else None)
     args.out.mkdir(parents=True, exist_ok=True)
     vae = None if args.vae is None else models.load_vae(args.vae)

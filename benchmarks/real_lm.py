@@ -22,7 +22,6 @@ import json
 import os
 import platform
 import statistics
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,13 +29,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from text import as_transformers, say
-from toy import Parser, begin, left_out, load_text
+from text import as_transformers
+from toy import Parser, begin, left_out, load_text, say, write_results
 
 from cspd_jax import text
-from cspd_jax._utils.files import write_text
 from cspd_jax._utils.timing import seconds_in_turns
-from cspd_jax.errors import UserError
 from cspd_jax.text.drafters import PromptLookup
 from cspd_jax.weights import models
 from cspd_jax.weights.tokenizers import load_tokenizer
@@ -97,7 +94,7 @@ def chat(tokenizer, question: str) -> list[int]:
 
 
 def padded(prompts: list[list[int]], size: int) -> text.Prompts:
-    """All of one size, so that each way is compiled once."""
+    """Makes all of one size, so that each way is compiled once."""
     tokens = np.zeros((len(prompts), size), np.int32)
     for row, ids in zip(tokens, prompts):
         row[: len(ids)] = ids
@@ -124,7 +121,7 @@ def passes(target: models.TextModel) -> list[dict]:
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2, 3))
 def _several(network, batch: int, count: int, slots: int, params):
-    """Eight passes over `count` tokens, one after the other."""
+    """Makes eight passes over `count` tokens, one after the other."""
     tokens, steps = jnp.ones((batch, count), jnp.int32), jnp.arange(count)
 
     def one(i, carry):
@@ -137,7 +134,7 @@ def _several(network, batch: int, count: int, slots: int, params):
 
 
 def theirs(model, prompts: list[list[int]], **options) -> list[list[int]]:
-    """Greedy, NEW tokens of each prompt, padded on the left."""
+    """Decodes greedily NEW tokens of each prompt, padded on the left."""
     import torch
 
     longest = max(map(len, prompts))
@@ -178,7 +175,7 @@ class Task(NamedTuple):
         return [self.prompts[i : i + self.batch] for i in range(0, len(self.prompts), self.batch)]
 
     def run(self, drafter: Any = None, **more: Any) -> list[text.TextOutput]:
-        """A call for each batch."""
+        """Makes a call for each batch."""
         return [
             text.generate(self.key, self.target, padded(some, self.size), drafter, self.options(**more))
             for some in self.batches()
@@ -186,7 +183,7 @@ class Task(NamedTuple):
 
 
 def ways_of(drafter: Any, batch: int) -> dict[str, dict]:
-    """By name, what a call is given besides: plain, look-up, and the draft."""
+    """Returns by name what a call is given besides: plain, look-up, and the draft."""
     ways: dict[str, dict] = {"plain": {}}
     ways |= {f"lookup, gamma {g}": {"drafter": PromptLookup(), "gamma": g} for g in (3, 7)}
     if drafter is not None:
@@ -200,7 +197,7 @@ def ways_of(drafter: Any, batch: int) -> dict[str, dict]:
 
 
 def measured(task: Task, ways: dict[str, dict], theirs_too: bool, repeats: int) -> list:
-    """A row for each way: medians over `repeats` turns, after one that compiles."""
+    """Returns a row for each way: medians over `repeats` turns, after one that compiles."""
     calls: dict[str, Callable] = {}
     if theirs_too:
         model, several = as_transformers(task.target), task.batches()
@@ -232,23 +229,21 @@ def measured(task: Task, ways: dict[str, dict], theirs_too: bool, repeats: int) 
 
 
 def new_ids(task: Task, output: Any) -> list[list[int]]:
-    """Of each text that some prompts were continued to, in their order."""
+    """Returns the new ids of each text, in the order of the prompts."""
     tokens, lengths = np.asarray(output.tokens), np.asarray(output.info.lengths)
     return [row[length - NEW : length].tolist() for row, length in zip(tokens, lengths)]
 
 
 def totals_of(infos: list) -> tuple[float | None, float]:
-    """(acceptance, tokens of a row's pass) over some calls."""
+    """Returns acceptance and tokens of a row's pass over some calls."""
     total = lambda name: sum(int(np.sum(getattr(info, name))) for info in infos)
     tested = total("tested")
     return total("accepted") / tested if tested else None, total("new_tokens") / total("rounds")
 
 
-def tasks(args, target: models.TextModel, drafter: Any, save: Callable[[list], None]) -> list[dict]:
+def tasks(args, target: models.TextModel, drafter: Any, save: Callable[[list], None]) -> None:
+    """Measures all tasks, and saves the rows after each."""
     tokenizer, rows = load_tokenizer(target), []
-    known = list(ways_of(drafter, 1))
-    if unknown := [way for way in args.ways or () if way not in known]:
-        raise UserError(f"{unknown[0]!r} is no way of decoding; there are {'; '.join(known)}")
     wanted = lambda ways: {n: way for n, way in ways.items() if n == "plain" or n in (args.ways or ways)}
     for batch, temperature, name in itertools.product(args.rows, args.temperatures, args.tasks):
         task = Task(target, [chat(tokenizer, q) for q in TASKS[name]], batch, temperature)
@@ -259,7 +254,6 @@ def tasks(args, target: models.TextModel, drafter: Any, save: Callable[[list], N
         rows += [about | row for row in found]
         save(rows)
         jax.clear_caches()  # a process can map only so many programs
-    return rows
 
 
 def make_parser() -> Parser:
@@ -284,40 +278,32 @@ def main() -> None:
     target = load_text(args.target, args.toy)
     drafter = None
     if args.draft:
-        is_head = models.is_head(args.draft)
-        drafter = (
-            text.draft_from_states(models.load_head(args.draft), target)
-            if is_head
-            else load_text(args.draft, args.toy)
-        )
-    parts = {
-        "passes": lambda: passes(target),
-        "tasks": lambda: tasks(args, target, drafter, lambda rows: save("tasks", kept(rows))),
-    }
+        if models.is_head(args.draft):
+            drafter = text.draft_from_states(models.load_head(args.draft), target)
+        else:
+            drafter = load_text(args.draft, args.toy)
     found = json.loads(args.file.read_text()) if args.file is not None and args.file.exists() else {}
-    processor = platform.processor() or platform.machine()
-    machine = {"processor": processor, "threads": os.cpu_count()}
-
+    machine = {"processor": platform.processor() or platform.machine(), "threads": os.cpu_count()}
     before = found.get("tasks", {"found": []})["found"]
 
-    def kept(rows: list[dict]) -> list[dict]:
-        """With the rows of others that were measured before."""
+    def save(name: str, rows: list[dict]) -> None:
+        """Keeps rows, of tasks beside those of others that were measured before."""
         about = lambda row: (row["batch"], row["task"], row.get("temperature", 0.0))
-        new = {about(row) for row in rows}
-        return [row for row in before if about(row) not in new] + rows
-
-    def save(name: str, part: Any) -> None:
-        found[name] = {"machine": machine, "found": part}
+        if name == "tasks":
+            new = {about(row) for row in rows}
+            rows = [row for row in before if about(row) not in new] + rows
+        found[name] = {"machine": machine, "found": rows}
         if args.file is not None:
-            write_text(args.file, json.dumps(found, indent=1) + "\n")
+            write_results(args.file, found)
 
     if args.toy and importlib.util.find_spec("transformers") is None:
         args.no_transformers = True
         left_out("transformers", "torch and transformers are not installed: extra `parity`")
-    for name, part in parts.items():
-        if args.only in (None, name):
-            save(name, kept(part()) if name == "tasks" else part())
-    sys.stdout.write(json.dumps(found) + "\n")
+    if args.only in (None, "passes"):
+        save("passes", passes(target))
+    if args.only in (None, "tasks"):
+        tasks(args, target, drafter, functools.partial(save, "tasks"))
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -111,14 +111,15 @@ class Head(nn.Module):
 
 
 class DiffLoss(nn.Module):
-    """The head under the name that the checkpoints give it, with the sampling chain."""
+    """Holds the head under the name that the checkpoints give it, with the sampling chain."""
 
     def __init__(self, c: MARConfig):
         super().__init__()
         self.net = Head(c)
 
     def sample(self, z: Tensor, s: Schedule, noise: Tensor | None, temperature: float, cfg: float) -> Tensor:
-        """z [R, D] (twice the rows with guidance) -> x_0 [n, d]. noise [T + 1, n, d] or None: drawn here."""
+        """Draws z [R, D] (twice the rows with guidance) -> x_0 [n, d]. noise [T + 1, n, d] or None: drawn
+        here."""
         guided = cfg != 1.0
         rows, dim = z.shape[0] // (1 + guided), self.net.input_proj.in_features
         x = torch.randn(rows, dim) if noise is None else noise[-1]
@@ -164,7 +165,7 @@ class MAR(nn.Module):
         self.diffloss = DiffLoss(c)
 
     def context(self, tokens: Tensor, mask: Tensor, class_embedding: Tensor) -> Tensor:
-        """tokens [B, L, d], mask [B, L] (1 = unknown), as many known in every row -> z [B, L, D]."""
+        """Computes tokens [B, L, d], mask [B, L] (1 = unknown), as many known in every row -> z [B, L, D]."""
         c = self.config
         batch, buffer = tokens.shape[0], c.buffer_size
         x = torch.cat([class_embedding[:, None].expand(-1, buffer, -1), self.z_proj(tokens)], dim=1)
@@ -192,13 +193,10 @@ class MAR(nn.Module):
         temperature: float = 1.0,
         orders: np.ndarray | None = None,
         noise: np.ndarray | None = None,
-        steps: int | None = None,
-        clock=None,
     ) -> Tensor:
-        """A batch of images: tokens [B, L, d]. Linear guidance.
+        """Makes a batch of images, tokens [B, L, d], with linear guidance.
 
-        noise: [T + 1, B, L, d] by position. `steps` stops after that many AR steps. `clock(name)` is called
-        after each backbone pass and after each chain.
+        noise: [T + 1, B, L, d] by position.
         """
         c = self.config
         batch, length = labels.shape[0], c.seq_len
@@ -208,7 +206,7 @@ class MAR(nn.Module):
         tokens = torch.zeros(batch, length, c.token_dim)
         mask = torch.ones(batch, length)
         lengths = mask_lengths(length, num_iter)
-        for step, masked in enumerate(lengths[:steps]):
+        for step, masked in enumerate(lengths):
             embedding = self.class_emb(labels)
             double = cfg != 1.0
             if double:
@@ -218,21 +216,17 @@ class MAR(nn.Module):
             predicted = mask > 0.5 if step == num_iter - 1 else (mask > 0.5) & (after < 0.5)
             mask = after
             z = z[predicted.repeat(1 + double, 1)]
-            if clock:
-                clock("backbone")
             here = None if noise is None else torch.as_tensor(noise)[:, predicted]
             scale = 1 + (cfg - 1) * (length - masked) / length
             if len(z):
                 tokens[predicted] = self.diffloss.sample(
                     z, schedule, here, temperature, scale if double else 1.0
                 )
-            if clock:
-                clock("head")
         return tokens
 
 
 def random_model(config: MARConfig, seed: int = 0) -> MAR:
-    """Every parameter random and small: the weights mean nothing, the samples stay finite."""
+    """Makes every parameter random and small: the weights mean nothing, the samples stay finite."""
     torch.manual_seed(seed)
     model = MAR(config).eval()
     with torch.no_grad():
@@ -245,7 +239,7 @@ def random_model(config: MARConfig, seed: int = 0) -> MAR:
 
 
 def to_jax(model: MAR) -> dict:
-    """The same weights as our parameters, through the converter's own table."""
+    """Returns the same weights as our parameters, through the converter's own table."""
     from cspd_jax.converters import mar
 
     return mar.FORMAT.convert(

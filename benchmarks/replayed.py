@@ -1,17 +1,105 @@
-"""A drafter of text for timing models whose weights are not at hand: right as often as it is told."""
+"""Lets models whose weights are not at hand accept as many drafts as the embedded ones do.
+
+Published weights cannot be had here. The cost of a call is real with random ones; which drafts are accepted
+is recorded of the embedded models and replayed.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
+import itertools
+from collections.abc import Iterator
+from unittest import mock
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 
+from cspd_jax.diffusion.chain import Chains
+from cspd_jax.diffusion.gaussian import coefficients
+from cspd_jax.diffusion.schedule import sampling_schedule
+from cspd_jax.image.chain import calibration, choice, speculation
+from cspd_jax.image.chain.speculation import ChainRandomness
+from cspd_jax.image.options import Options
+from cspd_jax.image.rounds import path_criterion
 from cspd_jax.text import ModelDrafter
+from cspd_jax.weights.models import ImageModel
+
+
+def randomness(rows: int, dim: int, steps: int, seed: int = 0) -> tuple[jax.Array, jax.Array]:
+    """Draws noise [T + 1, R, d] and keys [R] of chains."""
+    key = jax.random.key(seed)
+    noise = jax.random.normal(jax.random.fold_in(key, 1), (steps + 1, rows, dim))
+    return noise, jax.random.split(jax.random.fold_in(key, 3), rows)
+
+
+def recorded(
+    model: ImageModel, rows: int, windows: tuple[int, ...], options: Options
+) -> tuple[np.ndarray, np.ndarray]:
+    """Runs a model on `rows` of its contexts, for others to replay.
+
+    Returns how many drafts a row kept in the call that began with so many steps left, less one [T, R]; and
+    the head calls of each row.
+    """
+    found = calibration.get(model, options).calibration
+    schedule = sampling_schedule(options.respacing)
+    features = model.network.embed_time(model.params, jnp.asarray(schedule.timestep_map))
+    chosen = np.random.default_rng(rows).integers(found.contexts.shape[1], size=rows)
+    noise, keys = randomness(rows, model.config.token_dim, schedule.num_steps)
+    z = found.contexts[0, chosen]
+    chains = Chains(model.network, model.params, features, z, coefficients(schedule))
+    inputs, chain = speculation.begin(chains, ChainRandomness(noise[-1], keys), found.drafter)
+    call = jax.jit(functools.partial(speculation.speculate_once, inputs), static_argnums=1)
+    kept, count = np.zeros((schedule.num_steps, rows), np.int32), np.zeros(rows, int)
+    for made in itertools.count():
+        left = np.asarray(chain.left)
+        going = np.nonzero(left)[0]
+        if not len(going):
+            return kept, count
+        count[going] += 1
+        chain, _ = call(chain, windows[min(made, len(windows) - 1)])
+        # A residual takes one more step; where there was none, a draft less is kept, and that one is taken.
+        kept[left[going] - 1, going] = (left - np.asarray(chain.left))[going] - 1
+
+
+@contextlib.contextmanager
+def replaying(chains: jax.Array | None, blocks: jax.Array | None = None, first: int = 0) -> Iterator[None]:
+    """Makes programs that are traced meanwhile accept what was recorded.
+
+    chains: [T, R], as `recorded` returns them.
+    blocks: [B, tokens], of rounds that begin so many tokens behind `first`.
+    """
+    steps, transitions = speculation.verify_steps, path_criterion.verify_transitions
+
+    def chain(inputs, draft, keys):
+        verdict = steps(inputs, draft, keys)
+        kept = chains[draft.steps[0], jnp.arange(chains.shape[1])]
+        return verdict._replace(block=verdict.block._replace(kept=kept))
+
+    def block(inputs, state, *drafted):
+        at = jnp.clip(state.group - first, 0, blocks.shape[1] - 1)
+        return transitions(inputs, state, *drafted)._replace(kept=blocks[jnp.arange(len(at)), at])
+
+    with contextlib.ExitStack() as patches:
+        if chains is not None:
+            patches.enter_context(mock.patch.object(speculation, "verify_steps", chain))
+        if blocks is not None:
+            patches.enter_context(mock.patch.object(path_criterion, "verify_transitions", block))
+        yield
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def replayed_chains(model, params, z, noise, keys, options: Options, kept):
+    """Runs chains, with as many drafts kept as were `recorded`."""
+    with replaying(kept):
+        return choice.run_chains.__wrapped__(model, params, z, noise, keys, options)
 
 
 @dataclasses.dataclass(frozen=True)
 class Replayed:
-    """A draft model that is run for its time, while each of its tokens is right with a given probability.
+    """Runs a draft model for its time, while each of its tokens is right with a given probability.
 
     Parameters: (the model's, right [B, N] tokens, use [B, N] whether to propose them).
     """

@@ -22,22 +22,16 @@ from __future__ import annotations
 import itertools
 import json
 import sys
-import time
 from pathlib import Path
 
 import jax
 import numpy as np
-from inputs import several
 from methods import METHODS
-from toy import Parser, begin, load
-from ways import asked, training_config
+from toy import Parser, among, begin, load, say, several, write_results
+from ways import SMALL, asked, timed, training_config
 
 from cspd_jax import image
-from cspd_jax._utils.compilation import compile_seconds
-from cspd_jax.cli._arguments import positive
-from cspd_jax.errors import UserError
 from cspd_jax.image import pixels
-from cspd_jax.image.plan import check
 from cspd_jax.keys import row_keys
 from cspd_jax.tools.evaluation import classifier as classifiers
 from cspd_jax.tools.evaluation.equality import FALSE_ALARM, p_values
@@ -62,40 +56,29 @@ SEEDS = {
     "self + inner": 1006,
 }
 BATCH = 100
-TOY_CLASSIFIER = classifiers.ClassifierConfig(steps=2, batch=4, width=8, features=8)
 # Settings of a cell that are not of its method, and what `generate` calls them.
 SAMPLING = {"steps": "respacing", "cfg": "cfg", "cfg_schedule": "cfg_schedule", "temperature": "temperature"}
 
 
-def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+def folder_of(name: str) -> str:
+    """Returns the name of the folder that keeps a cell's images."""
+    return "".join(c if c.isalnum() else "_" for c in name)
 
 
 def frugal(name: str, in_groups: bool) -> dict:
     return FRUGAL_IN_GROUPS if in_groups and name in FRUGAL else FRUGAL.get(name, {})
 
 
-def request_of(draft, settings: dict) -> tuple[image.Method, image.Options]:
+def plan_of(target, draft, labels, settings: dict, batch: int) -> image.Plan:
+    """Returns the plan of a cell's settings."""
     options = {name: value for name, value in settings.items() if name not in SAMPLING}
     sampling = {SAMPLING[name]: value for name, value in settings.items() if name in SAMPLING}
-    return asked(draft, options, **sampling)
-
-
-def plan_of(target, draft, labels, settings: dict, batch: int) -> image.Plan:
-    return image.resolve(target, labels, *request_of(draft, settings), batch)
-
-
-def check_asked(args, target, draft) -> None:
-    """UserError for settings that no cell can have, before anything is trained."""
-    if max(args.num_iter) > (most := target.config.seq_len):
-        raise UserError(f"--num-iter is {max(args.num_iter)}; it must be at most {most}, the model's tokens")
-    for name, cfg in itertools.product(("plain", *args.cells), args.cfg):
-        check(target, [0], *request_of(draft, METHODS[name] | {"cfg": cfg, "steps": args.steps}))
+    return image.resolve(target, labels, *asked(draft, options, **sampling), batch)
 
 
 def generate(target, draft, folder: Path, n: int, seed: int, settings: dict, batch: int = BATCH) -> dict:
-    """tokens [N, L, d] and labels of a cell, made `batch` by `batch`, and what those parts cost that were
-    timed; parts that exist are read."""
+    """Returns tokens [N, L, d] and labels of a cell, made `batch` by `batch`, and what those parts cost that
+    were timed; parts that exist are read."""
     folder.mkdir(parents=True, exist_ok=True)
     told, made_by = folder / "settings.json", {"seed": seed, **settings}
     if told.exists() and json.loads(told.read_text()) != made_by:
@@ -110,15 +93,19 @@ def generate(target, draft, folder: Path, n: int, seed: int, settings: dict, bat
             if plan is None:
                 plan = plan_of(target, draft, labels, settings, batch)
             keys = row_keys(jax.random.key(seed), batch, i * batch)
-            compiled, start = compile_seconds(), time.perf_counter()
-            tokens, info = image.run(keys, plan)
-            tokens = np.asarray(tokens, np.float32)
-            seconds = time.perf_counter() - start - (compile_seconds() - compiled)
+            tokens, info, seconds = timed(keys, plan)
             cost = {"seconds": seconds, "sequential": tuple(info.sequential), "total": tuple(info.total)}
             partial = path.with_suffix(".partial.npz")
             tested = (int(info.tested.sum()), int(info.accepted.sum()))
             lossless = info.exactness.lossless
-            np.savez(partial, tokens=tokens, tested=tested, rounds=info.rounds, lossless=lossless, **cost)
+            np.savez(
+                partial,
+                tokens=np.float32(tokens),
+                tested=tested,
+                rounds=info.rounds,
+                lossless=lossless,
+                **cost,
+            )
             partial.replace(path)
             if (i + 1) * batch % BATCH == 0:
                 say(f"{folder.name}: {(i + 1) * batch} of {n}")
@@ -140,58 +127,54 @@ def make_parser() -> Parser:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--n", type=int, default=4000)
     parser.add_argument("--steps", default="ddim100", help="of the denoising chains (ddim100)")
-    parser.add_argument("--num-iter", type=several(positive), default="64,16", help="AR steps")
+    parser.add_argument("--num-iter", type=several(int), default="64,16", help="AR steps")
     parser.add_argument("--cfg", type=several(float), default="1,3")
-    parser.add_names("--cells", [name for name in SEEDS if name in METHODS], "plain;self;cspd path")
+    cells = among(name for name in SEEDS if name in METHODS)
+    parser.add_argument("--cells", type=cells, default="plain;self;cspd path", help="by name, between ;")
     return parser
 
 
 def main() -> None:
     args = begin(make_parser())
     target, draft = load("default", args.toy), load("default-draft", args.toy)
-    check_asked(args, target, draft)
     config = training_config(target)
     args.folder.mkdir(parents=True, exist_ok=True)
-    settings = TOY_CLASSIFIER if args.toy else classifiers.ClassifierConfig()
+    settings = SMALL if args.toy else classifiers.ClassifierConfig()
     classify = classifiers.train(make_source(config.data), settings)
     batch = min(args.n, BATCH)
     out = args.folder / "results.json"
     results = json.loads(out.read_text()) if out.exists() else []
-    for cfg in args.cfg:
-        for num_iter in args.num_iter:
-            options = {"cfg": cfg, "num_iter": num_iter, "steps": args.steps}
-            here = f"cfg{cfg:g}-iter{num_iter}-{args.steps}"
-            plainly = {**METHODS["plain"], **options}
-            seed = SEEDS["reference"]
-            made = generate(target, draft, args.folder / f"{here}-reference", args.n, seed, plainly, batch)
-            reference = made["tokens"].reshape(args.n, -1)
-            for name in args.cells:
-                settings = {**METHODS[name], **frugal(name, num_iter < target.config.seq_len), **options}
-                cell = {"method": name, "n": args.n, "seed": SEEDS[name], "settings": settings}
-                if any(all(old.get(k) == v for k, v in cell.items()) for old in results):
-                    continue
-                slug = "".join(c if c.isalnum() else "_" for c in name)
-                folder = args.folder / f"{here}-{slug}"
-                found = generate(target, draft, folder, args.n, SEEDS[name], settings, batch)
-                images = pixels.to_images(target, found["tokens"])
-                right = np.mean(classify(images)[0] == found["labels"])
-                row = cell | {
-                    "acceptance": found["acceptance"],
-                    "rounds": found["rounds"],
-                    "right_class": float(right),
-                }
-                row |= p_values(found["tokens"].reshape(args.n, -1), reference, found["labels"])
-                row["refuted"] = min(row["moments"], row["energy"], row["classifier"]) <= FALSE_ALARM
-                row |= {"device": jax.devices()[0].device_kind, "jax": jax.__version__}
-                results.append(row)
-                partial = out.with_suffix(".partial")
-                partial.write_text(json.dumps(results, indent=1) + "\n")
-                partial.replace(out)
-                say(
-                    f"{here} {name}: right class {right:.2%}; p = {row['moments']:.2g} (moments, largest z"
-                    f" {row['largest_z']:.1f}), {row['energy']:.2g} (energy), {row['classifier']:.2g}"
-                    f" (classifier){'; REFUTED' if row['refuted'] else ''}"
-                )
+    for cfg, num_iter in itertools.product(args.cfg, args.num_iter):
+        options = {"cfg": cfg, "num_iter": num_iter, "steps": args.steps}
+        here = f"cfg{cfg:g}-iter{num_iter}-{args.steps}"
+        plainly = {**METHODS["plain"], **options}
+        seed = SEEDS["reference"]
+        made = generate(target, draft, args.folder / f"{here}-reference", args.n, seed, plainly, batch)
+        reference = made["tokens"].reshape(args.n, -1)
+        for name in args.cells:
+            settings = {**METHODS[name], **frugal(name, num_iter < target.config.seq_len), **options}
+            cell = {"method": name, "n": args.n, "seed": SEEDS[name], "settings": settings}
+            if any(all(old.get(k) == v for k, v in cell.items()) for old in results):
+                continue
+            folder = args.folder / f"{here}-{folder_of(name)}"
+            found = generate(target, draft, folder, args.n, SEEDS[name], settings, batch)
+            images = pixels.to_images(target, found["tokens"])
+            right = np.mean(classify(images)[0] == found["labels"])
+            row = cell | {
+                "acceptance": found["acceptance"],
+                "rounds": found["rounds"],
+                "right_class": float(right),
+            }
+            row |= p_values(found["tokens"].reshape(args.n, -1), reference, found["labels"])
+            row["refuted"] = min(row["moments"], row["energy"], row["classifier"]) <= FALSE_ALARM
+            row |= {"device": jax.devices()[0].device_kind, "jax": jax.__version__}
+            results.append(row)
+            write_results(out, results)
+            say(
+                f"{here} {name}: right class {right:.2%}; p = {row['moments']:.2g} (moments, largest z"
+                f" {row['largest_z']:.1f}), {row['energy']:.2g} (energy), {row['classifier']:.2g}"
+                f" (classifier){'; REFUTED' if row['refuted'] else ''}"
+            )
 
 
 if __name__ == "__main__":

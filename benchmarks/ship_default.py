@@ -59,7 +59,7 @@ def main() -> None:
 
 
 def write_toy(folder: Path) -> None:
-    """What a training run of images would have left there."""
+    """Writes what a training run of images would have left there."""
     model = toy.load("default")
     weights.save(folder, "mar", model.config, model.params, extra=model.metadata["extra"])
 

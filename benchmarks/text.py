@@ -14,22 +14,19 @@ standard output. Needs torch and transformers (extra `parity`).
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib.util
 import json
 import platform
-import statistics
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from inputs import between
 from replayed import Replayed
-from toy import Parser, begin, held_out_prompts, left_out, load_text
+from toy import Parser, begin, held_out_prompts, left_out, load_text, median_seconds, say
 
-from cspd_jax._utils.timing import seconds_in_turns
 from cspd_jax.converters import hf_lm
 from cspd_jax.coupling.draft_length import speedup
 from cspd_jax.networks.lm import LM
@@ -48,7 +45,7 @@ PAIR = ("text-default", "text-default-draft")
 
 
 class Sizes(NamedTuple):
-    """What is measured: rows side by side, drafts of a round, new tokens of each part."""
+    """Says what is measured: rows side by side, drafts of a round, new tokens of each part."""
 
     batches: tuple[int, ...] = (1, 8)
     gammas: tuple[int, ...] = GAMMAS
@@ -60,19 +57,8 @@ class Sizes(NamedTuple):
 TOY = Sizes((1,), (2,), 8, 8, True)
 
 
-def say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
-
-
-def seconds_of(calls: dict[str, Any], repeats: int) -> dict[str, float]:
-    """The median time of each call, measured in turns after a run that compiles."""
-    for call in calls.values():
-        jax.block_until_ready(call())
-    return {name: statistics.median(found) for name, found in seconds_in_turns(calls, repeats).items()}
-
-
 def as_transformers(model: models.TextModel):
-    """The same weights in the transformers library's class."""
+    """Puts the same weights into the transformers library's class."""
     import torch
     import transformers
 
@@ -123,20 +109,27 @@ def row(name: str, batch: int, seconds: float, tokens: int, base: float, **more)
     return found | more
 
 
-def speculative_rows(found: dict, seconds: dict, tokens: int, base: float, batch: int, costs: dict):
-    """The rows of our speculative cells, with what the formula gives for the same acceptance and cost."""
-    rows = []
+def measured(theirs: dict[str, Any], plain: Request, found: dict[str, Request], cost: float, repeats: int):
+    """Times all calls in turns and returns their rows.
+
+    found: speculative ways, whose rows say what the formula gives for their acceptance and cost.
+    """
+    calls = {**theirs, "ours plain": plain.run, **{name: request.run for name, request in found.items()}}
+    seconds, batch = median_seconds(calls, repeats), len(plain.prompts)
+    tokens, base = batch * plain.options.max_new_tokens, seconds["transformers"]
+    rows = [row(name, batch, seconds[name], tokens, base) for name in calls if name not in found]
     for name, request in found.items():
         info = request.run().info
-        factor = float(speedup(info.acceptance, request.options.gamma, costs[name]))
-        measured = seconds["ours plain"] / seconds[name]
+        factor = float(speedup(info.acceptance, request.options.gamma, cost))
+        faster = seconds["ours plain"] / seconds[name]
         rows.append(row(name, batch, seconds[name], tokens, base, acceptance=info.acceptance,
-                        tokens_per_pass=info.tokens_per_pass, cost=costs[name], over_plain=measured,
-                        formula=factor, share_of_formula=measured / factor))  # fmt: skip
+                        tokens_per_pass=info.tokens_per_pass, cost=cost, over_plain=faster,
+                        formula=factor, share_of_formula=faster / factor))  # fmt: skip
     return rows
 
 
 def embedded(sizes: Sizes, repeats: int) -> list[dict]:
+    """Returns rows of the pair that comes with the package."""
     target, small = (load_text(name, sizes.toy) for name in PAIR)
     count = sizes.embedded
     their_target, their_draft = as_transformers(target), as_transformers(small)
@@ -149,25 +142,20 @@ def embedded(sizes: Sizes, repeats: int) -> list[dict]:
             f"ours, block, gamma {g}": ours(target, prompts, count, drafter=small, gamma=g)
             for g in sizes.gammas
         }
-        calls = {"transformers": lambda prompts=prompts: theirs_generate(their_target, prompts, count)}
-        if batch == 1:
-            for gamma in sizes.gammas:
-                calls[f"transformers, assisted, gamma {gamma}"] = lambda prompts=prompts, gamma=gamma: (
-                    theirs_generate(their_target, prompts, count, their_draft, gamma)
-                )
-        calls["ours plain"] = plain.run
-        calls |= {name: request.run for name, request in found.items()}
-        seconds, tokens = seconds_of(calls, repeats), batch * count
-        base = seconds["transformers"]
-        rows += [row(n, batch, seconds[n], tokens, base) for n in calls if n not in found]
-        costs = dict.fromkeys(found, measure_draft_cost(next(iter(found.values())), count, repeats))
-        rows += speculative_rows(found, seconds, tokens, base, batch, costs)
+        calls = {"transformers": functools.partial(theirs_generate, their_target, prompts, count)}
+        for gamma in sizes.gammas if batch == 1 else ():
+            calls[f"transformers, assisted, gamma {gamma}"] = functools.partial(
+                theirs_generate, their_target, prompts, count, their_draft, gamma
+            )
+        cost = measure_draft_cost(next(iter(found.values())), count, repeats)
+        rows += measured(calls, plain, found, cost, repeats)
         same = np.asarray(plain.run().tokens)[:, len(prompts[0]) :] == calls["transformers"]().numpy()
         say(f"  tokens that both libraries agree on: {same.mean():.4f}")
     return rows
 
 
 def pythia(sizes: Sizes, repeats: int, acceptance: float) -> list[dict]:
+    """Returns rows of Pythia-160m's sizes, whose draft is right as often as it is told."""
     import torch
     import transformers
 
@@ -197,17 +185,9 @@ def pythia(sizes: Sizes, repeats: int, acceptance: float) -> list[dict]:
             f"ours, block, gamma {g} (replayed)": ours(target, prompts, count, drafter=drafter, gamma=g)
             for g in sizes.gammas
         }
-        calls = {
-            "transformers": lambda prompts=prompts: theirs_generate(their_target, prompts, count),
-            "ours plain": plain.run,
-        }
-        calls |= {name: request.run for name, request in found.items()}
-        seconds, tokens = seconds_of(calls, repeats), batch * count
-        base = seconds["transformers"]
-        rows += [row(n, batch, seconds[n], tokens, base) for n in ("transformers", "ours plain")]
+        calls = {"transformers": functools.partial(theirs_generate, their_target, prompts, count)}
         alone = ours(target, prompts, count, drafter=(draft_model, draft_params))
-        costs = dict.fromkeys(found, measure_draft_cost(alone, count, repeats))
-        rows += speculative_rows(found, seconds, tokens, base, batch, costs)
+        rows += measured(calls, plain, found, measure_draft_cost(alone, count, repeats), repeats)
     return rows
 
 
@@ -244,7 +224,7 @@ def make_parser() -> Parser:
     parser = Parser(__doc__, repeats=1)
     parser.add_argument("--only", choices=("embedded", "pythia", "drafts"))
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--acceptance", type=between(0, 1), help="to replay (measured on the embedded pair)")
+    parser.add_argument("--acceptance", type=float, help="to replay (measured on the embedded pair)")
     return parser
 
 

@@ -1,4 +1,6 @@
-"""`--toy`: all of a program's code in seconds, on tiny random models, to see that it runs.
+"""Serves all programs: their arguments, `--toy`, how they time, and how they write what they found.
+
+`--toy` runs all of a program's code in seconds, on tiny random models, to see that it runs.
 
 Numbers that come out mean nothing. A toy model is the shipped one of its name with few and narrow layers, 16
 tokens and 5 denoising steps. What a program writes goes into a temporary folder that ends with the process,
@@ -8,22 +10,26 @@ unless a file is named.
 from __future__ import annotations
 
 import argparse
+import atexit
 import dataclasses
 import functools
+import json
 import os
+import shutil
+import statistics
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from inputs import among, say_why
 
 from cspd_jax import weights
-from cspd_jax.cli._arguments import positive
+from cspd_jax._utils.files import write_text
+from cspd_jax._utils.timing import seconds_in_turns
 from cspd_jax.networks import lm
 from cspd_jax.networks.lm_config import LMConfig
 from cspd_jax.networks.registry import kind_name, kind_of
@@ -47,7 +53,7 @@ _NARROW = {
 
 
 class Parser(argparse.ArgumentParser):
-    """The arguments of a program, --toy among them.
+    """Reads the arguments of a program, --toy among them.
 
     small: by name, what --toy gives to arguments that are not given; a path lies in a temporary folder.
     """
@@ -55,40 +61,22 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, about: str | None, **small: Any):
         super().__init__(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
         self._small = small
-        self._named: list[argparse.Action] = []
         self.add_argument("--toy", action="store_true", help="all of it in seconds, on tiny random models")
-
-    def add_argument(self, *names: str, **options: Any) -> argparse.Action:
-        if options.get("type") is int and options.get("default", 1) != 0:
-            options["type"] = positive
-        action = super().add_argument(*names, **options)
-        if names[0] not in ("-h", "--toy"):
-            self._named.append(action)
-        return action
-
-    def add_names(self, flag: str, known: Iterable[str], default: str | None = None) -> None:
-        """An argument that lists some of these names."""
-        told = "some of them, by name, separated by ;"
-        self.add_argument(flag, type=among(known), default=default, help=told)
 
     def parse_args(self, args=None, namespace=None):
         given = sys.argv[1:] if args is None else list(args)
-        if "--toy" in given:
-            for action in self._named:
-                if action.dest in self._small:
-                    action.default, action.required = _placed(self._small[action.dest]), False
-                    action.nargs = action.nargs if action.option_strings else "?"
+        for action in self._actions if "--toy" in given else ():
+            if action.dest in self._small:
+                value = self._small[action.dest]
+                action.default = scratch() / value if isinstance(value, Path) else value
+                action.required = False
+                action.nargs = action.nargs if action.option_strings else "?"
         return super().parse_args(given, namespace)
 
 
 def begin(parser: Parser, quick: bool = True) -> argparse.Namespace:
-    """The arguments of this process. With --toy programs are compiled quickly, and caches are its own."""
-    sys.excepthook = say_why
+    """Returns the arguments; with --toy programs are compiled quickly, and caches are their own."""
     args = parser.parse_args()
-    for name in ("file", "picture", "rows"):
-        path = getattr(args, name, None)
-        if isinstance(path, Path) and not path.absolute().parent.is_dir():
-            parser.error(f"{path.parent}, where {path.name} would be written, is no folder")
     if args.toy:
         os.environ["XDG_CACHE_HOME"] = str(scratch() / "cache")
         if quick:
@@ -96,26 +84,61 @@ def begin(parser: Parser, quick: bool = True) -> argparse.Namespace:
     return args
 
 
-@functools.cache
-def _folder() -> tempfile.TemporaryDirectory:
-    return tempfile.TemporaryDirectory(prefix="toy-")
+def several(kind: Callable[[str], Any], mark: str = ",") -> Callable[[str], list[Any]]:
+    """Returns the type of an argument that lists values between marks."""
+    return lambda text: [kind(part.strip()) for part in text.split(mark)]
 
 
-def scratch() -> Path:
-    """A folder that ends with the process."""
-    return Path(_folder().name)
+def among(names: Iterable[str], mark: str = ";") -> Callable[[str], list[str]]:
+    """Returns the type of an argument that lists some of these names, between marks."""
+    known = list(names)
+
+    def read(text: str) -> list[str]:
+        given = [part.strip() for part in text.split(mark)]
+        if unknown := [part for part in given if part not in known]:
+            raise argparse.ArgumentTypeError(f"{unknown[0]!r} is unknown; there are {f'{mark} '.join(known)}")
+        return given
+
+    return read
 
 
-def _placed(value: Any) -> Any:
-    return scratch() / value if isinstance(value, Path) else value
+def say(line: str) -> None:
+    """Prints what happens, on standard error."""
+    print(line, file=sys.stderr, flush=True)
 
 
 def left_out(what: str, why: str) -> None:
-    print(f"left out: {what} ({why})", file=sys.stderr, flush=True)
+    """Says that a part is not run."""
+    say(f"left out: {what} ({why})")
+
+
+def median_seconds(calls: Mapping[str, Callable[[], Any]], repeats: int) -> dict[str, float]:
+    """Returns the median time of each call, measured in turns after a run that compiles."""
+    for call in calls.values():
+        jax.block_until_ready(call())
+    return {name: statistics.median(found) for name, found in seconds_in_turns(calls, repeats).items()}
+
+
+def results(file: Path, what: str) -> dict[str, Any]:
+    """Returns what a file holds, an object with a list of that name; an empty list if there is no file."""
+    return json.loads(file.read_text()) if file.exists() else {what: []}
+
+
+def write_results(file: Path, found: Any) -> None:
+    """Writes results; a run that is cut off leaves a whole file."""
+    write_text(file, json.dumps(found, indent=1) + "\n")
+
+
+@functools.cache
+def scratch() -> Path:
+    """Returns a folder that ends with the process."""
+    folder = Path(tempfile.mkdtemp(prefix="toy-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 def load(name: str, toy: bool = True) -> models.ImageModel:
-    """`models.load`; a toy of the same name and data."""
+    """Loads a model of images, or makes a toy of the same name and data."""
     if not toy:
         return models.load(name)
     network, params, metadata = _random(name)
@@ -123,7 +146,7 @@ def load(name: str, toy: bool = True) -> models.ImageModel:
 
 
 def load_text(name: str, toy: bool = True) -> models.TextModel:
-    """`models.load_text`; a toy of the same vocabulary."""
+    """Loads a model of text, or makes a toy of the same vocabulary."""
     if not toy:
         return models.load_text(name)
     return models.TextModel(name, *_random(name), folder=models.shipped_folder(name))
@@ -131,8 +154,10 @@ def load_text(name: str, toy: bool = True) -> models.TextModel:
 
 @functools.cache
 def _random(name: str) -> tuple[Any, Any, dict[str, Any]]:
-    """The network, random parameters and metadata of a toy; drafts are the models that they draft for, with
-    other last digits, so that they are often right."""
+    """Returns the network, random parameters and metadata of a toy.
+
+    Drafts are the models that they draft for, with other last digits, so that they are often right.
+    """
     metadata = weights.read_description(models.shipped_folder(name))
     config = narrow(metadata.pop("config"))
     network = lm.LM(config) if isinstance(config, LMConfig) else kind_of(config).network(config)
@@ -140,7 +165,7 @@ def _random(name: str) -> tuple[Any, Any, dict[str, Any]]:
 
 
 def narrow(config: Any) -> Any:
-    """The same kind of model, tiny: text keeps its vocabulary, images keep their size."""
+    """Makes a configuration tiny: text keeps its vocabulary, images keep their size."""
     if isinstance(config, LMConfig):
         return dataclasses.replace(config, **_NARROW["lm"])
     small = _NARROW[kind_name(config)]
@@ -160,19 +185,19 @@ def random_params(config: Any, apart: float = 0.0) -> Any:
 
 
 def sizes(presets: dict[str, Any], name: str, toy: bool) -> Any:
-    """A published model's configuration, or a tiny one of its kind."""
+    """Returns a published model's configuration, or a tiny one of its kind."""
     return narrow(presets[name]) if toy else presets[name]
 
 
-def held_out_texts(toy: bool) -> list[str]:
-    """Held-out documents of the corpus of the shipped models, which takes a while to read; or other texts."""
-    if not toy:
-        return [document.text for document in documents() if document.held_out]
-    lines = (Path(__file__).parent / "prompts" / "train.txt").read_text().splitlines()
-    return ["\n".join(lines[i : i + 20]) for i in range(0, len(lines) - 20, 20)]
-
-
 def held_out_prompts(count: int, length: int, toy: bool) -> list[list[int]]:
-    """The beginnings of held-out texts that are several times as long, as the shipped models' ids."""
-    texts = [text for text in held_out_texts(toy) if len(text.encode()) > 4 * length]
+    """Returns the beginnings of held-out texts that are several times as long, as the shipped models' ids.
+
+    The corpus of the shipped models takes a while to read; a toy has other texts.
+    """
+    if toy:
+        lines = (Path(__file__).parent / "prompts" / "train.txt").read_text().splitlines()
+        texts = ["\n".join(lines[i : i + 20]) for i in range(0, len(lines) - 20, 20)]
+    else:
+        texts = [document.text for document in documents() if document.held_out]
+    texts = [text for text in texts if len(text.encode()) > 4 * length]
     return [ByteTokenizer().encode(text)[:length] for text in texts[:count]]

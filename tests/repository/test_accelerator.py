@@ -205,7 +205,7 @@ def test_the_record_is_whole():
     for row in content["rows"]:
         for name in ("model", "batch", "guided", "dtype", "method", "kernels_per_token"):
             assert row[name] is not None
-        assert (row["measured_seconds_per_token"] is not None) == row["measured_here"]
+        assert row["measured_seconds_per_token"] is None and not row["measured_here"]
 
 
 def plugins() -> bool:
@@ -221,7 +221,6 @@ def test_no_more_kernels_than_recorded(tmp_path):
     """One token of MAR-B, compiled for an H100: at most 5 % more than in the record."""
     record = json.loads((BENCHMARKS / "results" / "accelerator.json").read_text())
     new = tmp_path / "new.json"
-    new.write_text(json.dumps({"rows": [], "recorded_runs": record["recorded_runs"]}))
     command = [sys.executable, str(BENCHMARKS / "accelerator.py"), "--count", "--toy", "--file", str(new)]
     environment = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment)

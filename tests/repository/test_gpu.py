@@ -36,7 +36,7 @@ def test_what_is_measured_takes_the_place_of_what_is_modelled(gpu, tmp_path):
     }  # fmt: skip
     both = {"method": "self+chains", "options": "gamma 8, M 32", "measured_seconds_per_token": 0.008}
     assert gpu.pages.modelled_of(row)["modelled_seconds_per_token"] > 0
-    assert gpu.pages.modelled_of(row | {"flags": "a=b"}) == {}
+    assert gpu.pages.modelled_of(row | {"batch": 3}) == {}
     file = tmp_path / "gpu.json"
     assert gpu.pages.faster(file, "chains, M 32").endswith("x faster (H100), modelled")
     file.write_text(json.dumps({"rows": [row, row | both, row | {"error": "failed"}]}))
@@ -48,12 +48,20 @@ def test_chains_are_replayed_as_they_were_recorded(gpu):
     """Of 6 steps: one chain keeps 2 and then 0 of its drafts, and so on; the other one everything."""
     kept = np.array([[0, 0], [0, 0], [1, 0], [0, 0], [0, 0], [2, 5]])
     assert gpu.cases.calls_of(kept).tolist() == [3, 1]
-    full = gpu.cases.filled(kept)
-    assert np.all(full <= np.arange(6)[:, None]) and np.all(full[kept > 0] == kept[kept > 0])
     found = {"chains": {"m, M 3": kept.tolist()}, "rounds": {"4": [[7, 0], [3, 1]]}}
     accepted = gpu.cases.Accepted(found)
     assert accepted.chains("m", 3, 4).shape == (6, 4)
     assert accepted.blocks(4, 3).tolist() == [[7, 0], [3, 1], [7, 0]]
+
+
+def test_what_is_replayed_is_recorded(gpu):
+    """A call keeps no more drafts than steps are left, a round no more transitions than gamma tokens have."""
+    found = json.loads(gpu.cases.RECORDED.read_text())
+    for kept in found["chains"].values():
+        assert np.all(np.array(kept) <= np.arange(len(kept))[:, None])
+    for gamma, kept in found["rounds"].items():
+        assert np.max(kept) <= 100 * int(gamma)
+    assert 0 < found["text"] < 1
 
 
 def test_what_differs_from_a_cpu_is_seen(gpu):
