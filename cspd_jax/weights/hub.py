@@ -1,20 +1,18 @@
-"""Published weights by name, through huggingface_hub: downloaded once, then cached."""
+"""Published weights by name: downloaded once, then cached."""
 
 from __future__ import annotations
 
-import functools
-import logging
 import os
 import re
-import socket
 import sys
-import urllib.parse
+import urllib.error
+import urllib.request
 from pathlib import Path
 from typing import NamedTuple
 
-from cspd_jax._utils.json_files import read_json
+from cspd_jax._utils.files import cache_folder, file_sha256, written_beside
 from cspd_jax.converters import hf
-from cspd_jax.converters.safetensors_file import open_safetensors
+from cspd_jax.converters.inception import PUBLISHED_SHA256
 from cspd_jax.errors import UserError
 
 _ENDINGS = (".pth", ".pt", ".ckpt", ".bin", ".safetensors")  # of files alone: repositories may end in gguf
@@ -99,29 +97,7 @@ def fetch_model(
 
 
 def _download(repository, file: str, revision, endpoint, cache_dir, required: bool = True) -> Path | None:
-    """A file in the local cache; None if it is not required and the repository has none.
-
-    A file there that was damaged after its download, or by it, is downloaded once more.
-    """
-    path = _cached(repository, file, revision, endpoint, cache_dir, required, force=False)
-    try:
-        if path is not None:
-            _check_whole(path)
-    except UserError as error:
-        print(f"cspd-jax: {error}; it is downloaded again", file=sys.stderr)
-        path = _cached(repository, file, revision, endpoint, cache_dir, required, force=True)
-    return path
-
-
-def _check_whole(path: Path) -> None:
-    """UserError if a file is cut off or is not of its format; nearly free, so not every byte is looked at."""
-    if path.suffix == ".safetensors":
-        open_safetensors(path)
-    elif path.suffix == ".json":
-        read_json(path)
-
-
-def _cached(repository, file: str, revision, endpoint, cache_dir, required: bool, force: bool) -> Path | None:
+    """Returns a file in the local cache; None if it is not required and the repository has none."""
     try:
         import huggingface_hub
         from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
@@ -130,18 +106,9 @@ def _cached(repository, file: str, revision, endpoint, cache_dir, required: bool
             f"fetching {repository} needs the package huggingface_hub; install it with:"
             " pip install huggingface_hub"
         ) from None
+    where = {"revision": revision, "endpoint": endpoint, "cache_dir": cache_dir}
     try:
-        return Path(
-            huggingface_hub.hf_hub_download(
-                repository,
-                file,
-                revision=revision,
-                endpoint=endpoint,
-                cache_dir=cache_dir,
-                force_download=force,
-                local_files_only=not force and _is_unknown(endpoint or huggingface_hub.constants.ENDPOINT),
-            )
-        )
+        return Path(huggingface_hub.hf_hub_download(repository, file, **where))
     except Exception as error:  # the library and its HTTP client raise many types
         absent = isinstance(error, EntryNotFoundError) and not isinstance(error, LocalEntryNotFoundError)
         if absent and not required:
@@ -153,17 +120,49 @@ def _cached(repository, file: str, revision, endpoint, cache_dir, required: bool
         ) from error
 
 
-@functools.cache
-def _is_unknown(endpoint: str) -> bool:
-    """Whether this machine cannot even find the hub's address: then the library's many tries are in vain."""
-    if any(os.environ.get(name) for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")):
-        return False  # the proxy finds it
-    address = urllib.parse.urlsplit(endpoint)
-    try:
-        socket.getaddrinfo(address.hostname, address.port or 443)
-    except OSError:
-        logging.getLogger("cspd_jax").warning(
-            "%s is not known on this machine; only the local cache is used", address.hostname
+class Published(NamedTuple):
+    """A file on the web that is in no repository of the hub. sha256: of its bytes, if one is published."""
+
+    url: str
+    sha256: str | None
+
+
+PUBLISHED = {
+    "pytorch-fid": Published(
+        "https://github.com/mseitzer/pytorch-fid/releases/download/fid_weights/pt_inception-2015-12-05-6726825d.pth",
+        PUBLISHED_SHA256,
+    ),
+    **{
+        f"adm-imagenet-{size}": Published(
+            f"https://openaipublic.blob.core.windows.net/diffusion/jul-2021/ref_batches/imagenet/{size}/{file}",
+            None,
         )
-        return True
-    return False
+        for size, file in ((256, "VIRTUAL_imagenet256_labeled.npz"), (512, "VIRTUAL_imagenet512.npz"))
+    },
+}
+
+
+def resolve(name: str | os.PathLike, folder: Path | None = None) -> Path:
+    """Returns the path of a file: `name` itself if there is one, else the published file of this name.
+
+    folder: where files are kept (default: the user's cache).
+    """
+    found = None if os.path.exists(name) else PUBLISHED.get(os.fspath(name))
+    if found is None:
+        return Path(name)
+    path = (folder or cache_folder() / "files") / found.url.rpartition("/")[2]
+    if path.exists():
+        return path
+    print(f"fetching {found.url}", file=sys.stderr)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with written_beside(path) as partial:
+            urllib.request.urlretrieve(found.url, partial)
+            if found.sha256 not in (None, file_sha256(partial)):
+                raise OSError(f"its SHA-256 is not {found.sha256}")
+    except (OSError, urllib.error.ContentTooShortError) as error:
+        raise UserError(
+            f"{found.url} could not be fetched ({error}); check the connection, or download it by other means"
+            f" and give its path, or put it at {path}"
+        ) from None
+    return path

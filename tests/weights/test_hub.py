@@ -8,8 +8,8 @@ import http.server
 import json
 import sys
 import threading
-import time
 from pathlib import Path
+from typing import ClassVar
 
 import hf_folder
 import numpy as np
@@ -83,18 +83,6 @@ def test_fetch_and_cache(server, tmp_path):
     assert len(downloads) == 1 and "/resolve/" in downloads[0]
     hub.fetch("mar-base", endpoint=server, cache_dir=tmp_path)
     assert [r for r in FakeHub.requests if r.startswith("GET") and "/resolve/" in r] == downloads
-
-
-@pytest.mark.parametrize("damage", [lambda b: b[:-100], lambda b: b"", lambda b: bytes(100) + b[100:]])
-def test_a_damaged_download_is_fetched_again(server, tmp_path, capsys, damage):
-    path = hub.fetch("mar-base", endpoint=server, cache_dir=tmp_path).path
-    path.resolve().write_bytes(damage(path.read_bytes()))
-    again = hub.fetch("mar-base", endpoint=server, cache_dir=tmp_path).path
-    assert again.read_bytes() == FakeHub.files["mar-base.safetensors"]
-    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("cspd-jax:")]
-    assert len(said) == 1 and said[0].endswith("; it is downloaded again")
-    hub.fetch("mar-base", endpoint=server, cache_dir=tmp_path)
-    assert "cspd-jax" not in capsys.readouterr().err
 
 
 def test_revision(server, tmp_path, monkeypatch):
@@ -179,17 +167,58 @@ def test_repository_names():
     )
 
 
-def test_without_a_network_the_cache_is_asked_at_once(tmp_path, monkeypatch, caplog):
-    """One line, not the library's retries; a proxy may know the address."""
-    for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"):
-        monkeypatch.delenv(name, raising=False)
-    hub._is_unknown.cache_clear()
-    start = time.monotonic()
-    for _ in range(2):
-        with pytest.raises(UserError, match="could not be fetched"):
-            hub.fetch("mar-base", endpoint="http://hub.invalid", cache_dir=tmp_path)
-    assert time.monotonic() - start < 10 and caplog.text.count("hub.invalid is not known") == 1
-    hub._is_unknown.cache_clear()
-    monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")
-    assert not hub._is_unknown("http://hub.invalid")
-    hub._is_unknown.cache_clear()
+BODY = b"weights" * 1000
+SHA256 = hashlib.sha256(BODY).hexdigest()
+
+
+@pytest.fixture
+def published(monkeypatch):
+    """A function that publishes a file as `file`, and returns what was asked of the server."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        requests: ClassVar[list[str]] = []
+
+        def do_GET(self):
+            self.requests.append(self.path)
+            self.send_response(404 if self.path == "/absent" else 200)
+            self.send_header("Content-Length", str(len(BODY) + (self.path == "/cut")))
+            self.end_headers()
+            self.wfile.write(BODY)
+
+        def log_message(self, *_):
+            pass
+
+    def publish(name="good", sha256=SHA256):
+        url = f"http://127.0.0.1:{server.server_port}/{name}"
+        monkeypatch.setitem(hub.PUBLISHED, "file", hub.Published(url, sha256))
+        return Handler.requests
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield publish
+        server.shutdown()
+
+
+def test_a_file_of_the_web_is_fetched_once(published, tmp_path, monkeypatch):
+    requests = published()
+    path = hub.resolve("file", tmp_path / "kept")
+    assert path.read_bytes() == BODY and path.parent == tmp_path / "kept"
+    assert hub.resolve("file", tmp_path / "kept") == path and requests == ["/good"]
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_bytes(b"mine")
+    assert hub.resolve("file").read_bytes() == b"mine" and str(hub.resolve("other")) == "other"
+
+
+@pytest.mark.parametrize(
+    "options, reason",
+    [
+        ({"name": "absent"}, "404"),
+        ({"name": "cut"}, "7000"),
+        ({"sha256": "0" * 64}, "its SHA-256 is not 0000"),
+    ],
+)
+def test_what_is_wrong_leaves_nothing(published, tmp_path, options, reason):
+    published(**options)
+    with pytest.raises(UserError, match=f"could not be fetched.*{reason}.*give its path"):
+        hub.resolve("file", tmp_path)
+    assert list(tmp_path.iterdir()) == []

@@ -34,10 +34,10 @@ def run(args: argparse.Namespace) -> None:
     if args.save_statistics is not None and not args.save_statistics.absolute().parent.is_dir():
         raise UserError(f"{args.save_statistics} cannot be written: its folder does not exist")
     from cspd_jax.tools.evaluation import features, fid
-    from cspd_jax.weights import download
+    from cspd_jax.weights import hub
 
-    against = None if args.against is None else download.resolve(args.against)
-    network = features.load_network(download.resolve(args.inception))
+    against = None if args.against is None else hub.resolve(args.against)
+    network = features.load_network(hub.resolve(args.inception))
     images = features.open_images(args.samples)
     report, statistics = fid.evaluate(images, against, network, args.batch, args.resize)
     if args.save_statistics is not None:
