@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from PIL import Image
 from toy import Parser, among, begin, load, say, several
-from ways import asked, held_out, timed, training_config
+from ways import asked, held_out, timed, training_data
 
 from cspd_jax import reports
 from cspd_jax.coupling import log_acceptance_of_ratio
@@ -103,7 +103,7 @@ def contexts_of(model, images, known, guided):
 def on_real_images(target, draft, cfg: float, count: int = 512, seed: int = 0) -> dict:
     """Measures acceptance by paths of drafts after real prefixes: by the draft model, and by the target
     itself from a context that lacks the last 1, 2, 4, 8 tokens of the prefix."""
-    data = held_out(make_source(training_config(target).data), count)
+    data = held_out(make_source(training_data(target)), count)
     tokens = patchify(jnp.asarray(data.images / np.float32(127.5) - 1), target.config.patch_size)
     key, length = jax.random.key(seed), target.config.seq_len
     reveal = jax.vmap(random_order, (0, None))(jax.random.split(key, count), length)

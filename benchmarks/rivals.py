@@ -28,7 +28,7 @@ import numpy as np
 from same_law import folder_of, generate, plan_of
 from toy import STEPS as TOY_STEPS
 from toy import Parser, among, begin, load, results, say, write_results
-from ways import training_config
+from ways import training_data
 
 from cspd_jax.image import pixels
 from cspd_jax.image.pixels import as_bytes
@@ -208,7 +208,7 @@ def show(args: argparse.Namespace, found: dict, keep: Path):
 
 def open_reader(args: argparse.Namespace, target) -> measures.Reader:
     """Returns what reads pictures of a model."""
-    return measures.make_reader(training_config(target).data, TOY_READER if args.toy else measures.READER)
+    return measures.make_reader(training_data(target), TOY_READER if args.toy else measures.READER)
 
 
 # Making it

@@ -28,7 +28,7 @@ import jax
 import numpy as np
 from methods import METHODS
 from toy import Parser, among, begin, load, say, several, write_results
-from ways import SMALL, asked, timed, training_config
+from ways import SMALL, asked, timed, training_data
 
 from cspd_jax import image
 from cspd_jax.image import pixels
@@ -137,10 +137,10 @@ def make_parser() -> Parser:
 def main() -> None:
     args = begin(make_parser())
     target, draft = load("default", args.toy), load("default-draft", args.toy)
-    config = training_config(target)
+    data = training_data(target)
     args.folder.mkdir(parents=True, exist_ok=True)
     settings = SMALL if args.toy else classifiers.ClassifierConfig()
-    classify = classifiers.train(make_source(config.data), settings)
+    classify = classifiers.train(make_source(data), settings)
     batch = min(args.n, BATCH)
     out = args.folder / "results.json"
     results = json.loads(out.read_text()) if out.exists() else []

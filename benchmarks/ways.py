@@ -25,7 +25,7 @@ from cspd_jax.keys import row_keys, seed_key
 from cspd_jax.reports.image import device
 from cspd_jax.tools.evaluation import classifier as classifiers
 from cspd_jax.tools.evaluation import fid, words
-from cspd_jax.training import settings
+from cspd_jax.training.config import data_from_json
 from cspd_jax.training.data.source import Batch
 from cspd_jax.training.data.words import Words
 from cspd_jax.training.image.data import make_source
@@ -73,9 +73,9 @@ def machine() -> dict[str, Any]:
     return {**device(), "processor": names[0] if names else "", "cores": os.cpu_count()}
 
 
-def training_config(model) -> Any:
-    """Returns the settings of the run that made a model."""
-    return settings.from_json(model.metadata["extra"]["training"], model.name)
+def training_data(model) -> Any:
+    """Returns the configuration of the data that a model was trained on."""
+    return data_from_json(model.metadata["extra"]["training"])
 
 
 def held_out(source, count: int) -> Batch:
@@ -93,7 +93,7 @@ def quality(target, images: np.ndarray, labels: np.ndarray, toy: bool) -> tuple[
     """Returns the share of the right class (of right words), and the distance to held-out images."""
     if "training" not in target.metadata.get("extra", {}):
         return None, None
-    source = make_source(training_config(target).data)
+    source = make_source(training_data(target))
     others = held_out(source, len(images)).images
     if isinstance(source, Words):
         reader = words.make_reader(source.config, SMALL if toy else words.READER)

@@ -5,10 +5,11 @@ import sys
 
 from cspd_jax.networks.config import MARConfig
 from cspd_jax.training.config import TrainConfig, with_settings
-from cspd_jax.training.data.digits import DigitsConfig
-from cspd_jax.training.image.data import make_source
-from cspd_jax.training.image.trainer import train
-from cspd_jax.training.run import RunOptions
+from cspd_jax.training.data.digits import Digits, DigitsConfig
+from cspd_jax.training.image.recipes import from_data
+from cspd_jax.training.image.step import init_state
+from cspd_jax.training.placement import Placement
+from cspd_jax.training.run import run
 
 TINY = TrainConfig(
     model=MARConfig(
@@ -41,8 +42,12 @@ TINY = TrainConfig(
     sample_every=0,
 )
 
+
+def trained(out, config=TINY, source=None):
+    """The final state of a run in the folder `out`, or of its going on."""
+    learning = from_data(config, source or Digits(config.data))
+    return run(config, out, init_state(config), learning, Placement(config.batch), progress=False)
+
+
 if __name__ == "__main__":
-    config = with_settings(TINY, sys.argv[2:])
-    train(
-        config, make_source(config.data), pathlib.Path(sys.argv[1]), RunOptions(resume=True, progress=False)
-    )
+    trained(pathlib.Path(sys.argv[1]), with_settings(TINY, sys.argv[2:]))

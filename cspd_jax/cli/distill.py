@@ -5,15 +5,13 @@ from __future__ import annotations
 import argparse
 import os
 import time
+from pathlib import Path
 from typing import Any
 
-from cspd_jax.cli._arguments import positive
+from cspd_jax.cli._arguments import mesh_of, positive
 from cspd_jax.cli._output import progress
-from cspd_jax.cli.train import add_run_flags, configure, finish, run_options
+from cspd_jax.cli.train import absolute_name, add_run_flags, configured, finish
 from cspd_jax.errors import UserError
-
-_PRESET = "glyphs-draft"
-_STATES = "text-states"
 
 
 def add_parser(subparsers) -> None:
@@ -29,11 +27,13 @@ def add_parser(subparsers) -> None:
         help="a checkpoint folder, or a model's name (default; for text presets text-default, for masked ones"
         " masked-default; --states takes none that is not named)",
     )
-    add_run_flags(parser, default=_PRESET)
+    parser.add_argument("--preset", help="a named run; an unknown name lists them (default: glyphs-draft)")
+    add_run_flags(parser)
     parser.add_argument(
         "--from",
         dest="origin",
         choices=("data", "target", "both"),
+        default="data",
         help="learn on contexts from the preset's data, the target's own samples, or both in turn (data)",
     )
     parser.add_argument(
@@ -43,63 +43,72 @@ def add_parser(subparsers) -> None:
         " width)",
     )
     parser.add_argument(
-        "--samples", type=positive, help="number of samples of the target, or of its answers (4096)"
+        "--samples",
+        type=positive,
+        default=4096,
+        help="number of samples of the target, or of its answers (4096)",
     )
     head = parser.add_argument_group("a head that drafts from a language model's states (preset text-states)")
     head.add_argument(
         "--states",
         action="store_true",
         help="train one decoder layer that reads what the target computed anyway (EAGLE-3), on the target's"
-        " answers to --prompts and --questions",
+        " answers to --prompts",
     )
     head.add_argument(
-        "--prompts", metavar="FILE", help="one prompt per line, in the target's chat template if it has one"
+        "--prompts",
+        metavar="FILE",
+        type=Path,
+        help="one prompt per line, in the target's chat template if it has one",
     )
     head.add_argument(
-        "--questions",
+        "--ids",
         type=positive,
-        help="so many questions that the target, a chat model, asks itself, beside --prompts or without",
+        default=8192,
+        help="how many ids the head has: the answers' most frequent ones (8192)",
     )
-    head.add_argument(
-        "--ids", type=positive, help="how many ids the head has: the answers' most frequent ones (8192)"
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(func=run, shares_work=True)
 
 
 def run(args: argparse.Namespace) -> None:
-    _check_states(args)
-    if args.samples is not None and args.origin in (None, "data") and not args.states:
-        raise UserError("--samples is for drafts that learn on them: add --from target or both")
-    config = configure(args, lambda: _begun(args))
-    from cspd_jax.training.distill import distill
-    from cspd_jax.training.recipe import Beginning
+    from cspd_jax.training import presets
+    from cspd_jax.training.config import HeadTrainConfig, TextTrainConfig
 
-    begun = Beginning(
-        init=args.init,
-        target=args.target,
-        origin=args.origin,
-        samples=args.samples,
-        ids=args.ids,
-        prompts=args.prompts,
-        questions=args.questions,
-    )
-    start = time.monotonic()
-    trained = distill(config, args.out, begun, run_options(args, config), progress)
+    if args.states:
+        args.preset = "text-states"
+    preset = presets.preset(args.preset) if args.preset else _of_target(args)
+    config: Any = configured(args, preset)
+    start, target = time.monotonic(), absolute_name(args.target)
+    if isinstance(config, HeadTrainConfig):
+        from cspd_jax.training.text import recipes as of_text
+
+        if target is None or args.prompts is None:
+            raise UserError("a head learns from a target's answers to prompts: give --target and --prompts")
+        answers = args.prompts.absolute(), args.samples, args.ids
+        trained = of_text.distill_head(config, args.out, target, *answers, mesh_of(args), progress)
+        return finish(args, trained, start, "distill")
+    learned = absolute_name(args.init), args.origin, args.samples, mesh_of(args), progress
+    if isinstance(config, TextTrainConfig):
+        from cspd_jax.training.text import recipes as of_text
+
+        trained = of_text.distill(config, args.out, target, *learned)
+    else:
+        from cspd_jax.training.image import recipes as of_images
+
+        trained = of_images.distill(config, args.out, target or "default", *learned)
     finish(args, trained, start, "distill")
 
 
-def _begun(args: argparse.Namespace):
-    """The settings of a new run: of the preset, or those that fit the target, on what that was trained on."""
+def _of_target(args: argparse.Namespace):
+    """Returns the settings of a draft that fits the target, on what that was trained on or on --data."""
     from cspd_jax.networks.config import MARConfig
-    from cspd_jax.training import presets, settings
+    from cspd_jax.training import presets
+    from cspd_jax.training.config import data_from_json
     from cspd_jax.training.data.folder import FolderConfig
     from cspd_jax.weights import models
 
-    if args.preset is not None or args.target is None or args.target in models.NAMES:
-        return presets.preset(_PRESET if args.preset is None else args.preset)
-    if models.kind_of(args.target) != "mar":
-        return presets.preset(_PRESET)
+    if args.target is None or args.target in models.NAMES or models.kind_of(args.target) != "mar":
+        return presets.preset("glyphs-draft")
     outline = models.describe(args.target)
     assert isinstance(outline.config, MARConfig)
     trained = outline.metadata.get("extra", {}).get("training")
@@ -109,21 +118,5 @@ def _begun(args: argparse.Namespace):
     elif trained is None:
         raise UserError(f"{args.target} does not say what it was trained on; give --data DIR, or a --preset")
     else:
-        data = settings.from_json(trained, args.target).data
+        data = data_from_json(trained)
     return presets.draft_of(outline.config, data)
-
-
-def _check_states(args: argparse.Namespace) -> None:
-    """Chooses the preset of a head; UserError if its options are incomplete, or for something else."""
-    args.states |= args.preset == _STATES
-    own = {"--prompts": args.prompts, "--questions": args.questions, "--ids": args.ids}
-    if not args.states:
-        if given := [name for name, value in own.items() if value is not None]:
-            raise UserError(f"{given[0]} is for heads that draft from the target's states: add --states")
-        return
-    if args.target is None or (args.prompts is None and args.questions is None):
-        missing = "--target" if args.target is None else "--prompts or --questions"
-        raise UserError(f"a head learns from a target's answers to prompts; {missing} is missing")
-    if args.preset not in (None, _STATES):
-        raise UserError(f"--states goes with the preset {_STATES}, not with {args.preset}")
-    args.preset = _STATES

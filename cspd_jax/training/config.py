@@ -1,17 +1,13 @@
-"""The settings of a training run, as frozen dataclasses, and changing them by name."""
+"""The settings of a training run, as frozen dataclasses: changed by name, and written as JSON."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
-import types
-import typing
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar, TypeVar
 
-from cspd_jax._utils.typed import check_kinds
 from cspd_jax.diffusion.schedule import sampling_schedule
-from cspd_jax.errors import UserError, shown
+from cspd_jax.errors import UserError
 from cspd_jax.networks.config import MARConfig, SphereConfig
 from cspd_jax.networks.eagle_config import EagleConfig
 from cspd_jax.networks.lm_config import LMConfig
@@ -22,8 +18,13 @@ from cspd_jax.training.data.text import TextConfig
 from cspd_jax.training.data.words import WordsConfig
 
 DataConfig = GlyphConfig | WordsConfig | DigitsConfig | FolderConfig
-_PARTS = ("model", "data")
-_COUNTS = ("steps", "batch", "accumulate", "log_every", "checkpoint_every")
+_DATA: dict[str, type] = {
+    "glyphs": GlyphConfig,
+    "words": WordsConfig,
+    "digits": DigitsConfig,
+    "folder": FolderConfig,
+    "text": TextConfig,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,9 +33,9 @@ class RunConfig:
 
     model: the configuration of the network.
     data: the configuration of the data set.
-    steps: optimiser steps.
+    steps: batches that the run takes.
     batch: images, or rows of text, per step.
-    accumulate: parts of a batch whose gradients are added before a step; more take less memory.
+    accumulate: batches whose mean gradient makes one step of the optimiser.
     seed: of everything random.
     learning_rate: of AdamW, after warm-up.
     warmup: steps of linear warm-up.
@@ -49,8 +50,8 @@ class RunConfig:
     sample_every: steps between samples or measurements; 0 makes none.
     """
 
-    model: MARConfig | SphereConfig | LMConfig | EagleConfig
-    data: DataConfig | TextConfig
+    model: Any
+    data: Any
     steps: int = 10_000
     batch: int = 32
     accumulate: int = 1
@@ -67,52 +68,16 @@ class RunConfig:
     checkpoint_every: int = 500
     sample_every: int = 1000
 
+    PHASES: ClassVar[tuple[str, ...]] = ("warmup", "decay")
+
     def __post_init__(self):
-        check_kinds(self)
-        for part, kinds in typing.get_type_hints(type(self)).items():
-            if part in _PARTS and not isinstance(given := getattr(self, part), kinds):
-                raise UserError(f"{part} is {shown(given)}; it must be {_named(kinds)}")
-        self._require("at least 1", lambda x: x >= 1, *_COUNTS)
-        self._require("0 or more", not_negative, "seed", "warmup", "decay", "sample_every", "weight_decay")
-        self._require(f"below {2**32}", lambda x: x < 2**32, "seed")
-        self._require(f"below {2**32}", lambda x: x < 2**32, "steps", "warmup", "decay")
-        self._require(f"below {2**20}", lambda x: x < 2**20, "batch")
-        self._require("above 0", positive, "learning_rate", "clip")
-        self._require("from 0 to below 1", share, "ema", "final_rate")
-        if self.batch % self.accumulate:
-            raise UserError(f"a batch of {self.batch} cannot be cut into {self.accumulate} equal parts")
         if self.warmup + self.decay > self.steps:
             raise UserError(f"warmup {self.warmup} and decay {self.decay} do not fit into {self.steps} steps")
-        if self.dtype not in ("float32", "bfloat16"):
-            raise UserError(f"dtype {self.dtype!r} is unknown; it is float32 or bfloat16")
-
-    def _require(self, what: str, holds: Callable[[float], bool], *names: str) -> None:
-        for name in names:
-            if not holds(getattr(self, name)):
-                raise UserError(f"{name} is {getattr(self, name)}; it must be {what}")
-
-
-def _named(kinds: Any) -> str:
-    """ "a MARConfig", or "a GlyphConfig or a WordsConfig"."""
-    several = typing.get_args(kinds) if isinstance(kinds, types.UnionType) else (kinds,)
-    return " or ".join(f"a {kind.__name__}" for kind in several)
-
-
-def not_negative(x: float) -> bool:
-    return 0 <= x < math.inf
-
-
-def positive(x: float) -> bool:
-    return 0 < x < math.inf
-
-
-def share(x: float) -> bool:
-    return 0 <= x < 1
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainConfig(RunConfig):
-    """One training run of an image model: with the code, everything its result depends on.
+    """The settings of a run that trains a MAR image model.
 
     copies: MAR's diffusion batch multiplier, the noise levels per token and step.
     label_drop: fraction of rows trained without their label.
@@ -145,27 +110,16 @@ class TrainConfig(RunConfig):
     buckets: int = 4
     sample_cfg: float = 1.0
 
+    PHASES = ("warmup", "decay", "settle")
+
     def __post_init__(self):
         super().__post_init__()
-        self._require("from 1 to 1024", lambda x: 1 <= x <= 1024, "copies", "buckets")
-        self._require("0 or more", not_negative, "sample_cfg", "settle", "hint")
-        self._require("from 1 to 1000", lambda x: 1 <= x <= 1000, "max_weight")
-        self._require("above 0", positive, "mask_ratio_deviation")
-        self._require("from 0 to below 1", share, "label_drop", "focus")
-        self._require("between 0 and 1", lambda x: 0 < x < 1, "least_mask_ratio")
-        if self.hint and not isinstance(self.data, WordsConfig):
-            raise UserError("hint is for pictures of words, of which each token's letter is known")
-        if self.settle and self.least_mask_ratio > 3 / 8:
-            raise UserError(
-                f"settle shows five eighths of the tokens; least_mask_ratio is {self.least_mask_ratio}, which"
-                " hides more; it must be at most 0.375 then"
-            )
         sampling_schedule(self.model.respacing)  # or the trained model could not be sampled
 
 
 @dataclasses.dataclass(frozen=True)
 class FlowTrainConfig(RunConfig):
-    """One training run of a causal image model with a flow head.
+    """The settings of a run that trains a causal image model with a flow head.
 
     copies: times and noises per token and step.
     label_drop: fraction of rows trained without their label.
@@ -180,9 +134,6 @@ class FlowTrainConfig(RunConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        self._require("from 1 to 1024", lambda x: 1 <= x <= 1024, "copies")
-        self._require("0 or more", not_negative, "sample_cfg")
-        self._require("from 0 to below 1", share, "label_drop")
         sampling_schedule(self.model.respacing)  # or the trained model could not be sampled
 
 
@@ -191,7 +142,7 @@ ImageTrainConfig = TrainConfig | FlowTrainConfig
 
 @dataclasses.dataclass(frozen=True)
 class TextTrainConfig(RunConfig):
-    """One training run of a language model; `model.causal` decides the objective.
+    """The settings of a run that trains a language model; `model.causal` decides the objective.
 
     data_share: when distilling, the weight of the data's own objective in the loss.
     """
@@ -202,9 +153,6 @@ class TextTrainConfig(RunConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        self._require("from 0 to below 1", share, "data_share")
-        if not (self.model.causal or self.model.mask_ids):
-            raise UserError("a model that is not causal needs the id that hides a token, in model.mask_ids")
         if self.data.length > self.model.max_positions:
             raise UserError(
                 f"data.length is {self.data.length}, but the model has {self.model.max_positions} positions"
@@ -213,8 +161,8 @@ class TextTrainConfig(RunConfig):
 
 @dataclasses.dataclass(frozen=True)
 class HeadTrainConfig(RunConfig):
-    """One training run of a head that drafts from its target's states. What it has of the target, it takes
-    from there: `model` says how many ids it has of its own, and which layers' states it reads.
+    """The settings of a run that trains a head to draft from its target's states. What it has of the target,
+    it takes from there: `model` says how many ids it has of its own, and which layers' states it reads.
 
     fed_back: how often its own states are fed back in a step of training, each time one token further.
     decline: what each of these turns counts beside the one before.
@@ -228,66 +176,61 @@ class HeadTrainConfig(RunConfig):
     decline: float = 0.8
     products: str = "float32"
 
-    def __post_init__(self):
-        super().__post_init__()
-        self._require("from 0 to 16", lambda x: 0 <= x <= 16, "fed_back")
-        self._require("above 0", positive, "decline")
-        if self.products not in ("float32", "bfloat16"):
-            raise UserError(f"products {self.products!r} is unknown; it is float32 or bfloat16")
+
+Run = TypeVar("Run", bound=RunConfig)
 
 
-def with_settings(config: RunConfig, settings: Iterable[str]) -> RunConfig:
-    """The configuration with changed fields, given as texts.
-
-    For example `steps=2000`, `model.encoder_width=64` or `data.fonts=cmr10,cmss10`.
-    """
-    if not isinstance(config, RunConfig):
-        raise UserError(f"config is {shown(config)}; it must be the settings of a run, such as a preset's")
-    if isinstance(settings, str) or not isinstance(settings, Iterable):
-        raise UserError(f"settings are {shown(settings)}; they must be a list such as ['steps=2000']")
-    changes: dict[str, dict[str, Any]] = {"": {}, **{part: {} for part in _PARTS}}
+def with_settings(config: Run, settings: Iterable[str]) -> Run:
+    """Returns the configuration with fields changed by texts such as `steps=2000`, `model.encoder_width=64`
+    or `data.fonts=cmr10,cmss10`."""
+    changes: dict[str, dict[str, Any]] = {"": {}, "model": {}, "data": {}}
     for setting in settings:
-        if not isinstance(setting, str):
-            raise UserError(f"a setting is {shown(setting)}; it must be a string such as 'steps=2000'")
-        name, equals, text = setting.partition("=")
-        if not equals:
-            raise UserError(f"{setting!r} is not understood; write NAME=VALUE, for example steps=2000")
+        name, _, text = setting.partition("=")
         part, _, field = name.strip().rpartition(".")
-        owner = config if part == "" else getattr(config, part, None) if part in _PARTS else None
-        if owner is None or field in _PARTS or field not in field_names(owner):
-            raise UserError(f"there is no setting {name!r}; there are {', '.join(every_name(config))}")
-        changes[part][field] = parse(text.strip(), getattr(owner, field), name)
-    parts = {part: dataclasses.replace(getattr(config, part), **changes[part]) for part in _PARTS}
-    return dataclasses.replace(config, **parts, **changes[""])
-
-
-def field_names(owner: Any) -> list[str]:
-    return [field.name for field in dataclasses.fields(owner)]
-
-
-def every_name(config: RunConfig) -> list[str]:
-    """All names that `with_settings` knows for this configuration."""
-    own = [name for name in field_names(config) if name not in _PARTS]
-    return own + [f"{part}.{name}" for part in _PARTS for name in field_names(getattr(config, part))]
-
-
-def parse(text: str, current: Any, name: str) -> Any:
-    """`text` as a value of the type that the field has."""
-    if isinstance(current, bool):
-        if text.lower() not in ("true", "false"):
-            raise UserError(f"{name} is true or false, not {text!r}")
-        return text.lower() == "true"
-    if isinstance(current, tuple):
-        parts = tuple(part.strip() for part in text.split(",") if part.strip())
-        whole = name.endswith("_ids") or any(isinstance(entry, int) for entry in current)
-        return tuple(parse(part, 0, name) for part in parts) if whole else parts
-    if isinstance(current, (int, float)):
-        kind = type(current)
+        if name.strip() not in (known := _names(config)):
+            raise UserError(f"there is no setting {name!r}; there are {', '.join(known)}")
+        current = getattr(getattr(config, part) if part else config, field)
         try:
-            if not text.isascii() or "_" in text:
-                raise ValueError
-            return kind(text)
-        except ValueError:
-            wanted = "a whole number" if kind is int else "a number"
-            raise UserError(f"{name} is {wanted}, not {text!r}") from None
-    return text
+            changes[part][field] = _read(text.strip(), current)
+        except (ValueError, KeyError):
+            raise UserError(f"{setting!r} is not understood; {name} is {current!r} now") from None
+    own = changes.pop("")
+    parts = {part: dataclasses.replace(getattr(config, part), **changes[part]) for part in changes}
+    return dataclasses.replace(config, **parts, **own)
+
+
+def in_steps(config: Run, steps: int) -> Run:
+    """Returns the configuration with another number of steps, its phases shortened if they do not fit."""
+    if config.warmup + config.decay <= steps:
+        return dataclasses.replace(config, steps=steps)
+    phases = {name: getattr(config, name) * steps // config.steps for name in config.PHASES}
+    return dataclasses.replace(config, steps=steps, **phases)
+
+
+def _names(config: RunConfig) -> list[str]:
+    own = [name for name in vars(config) if name not in ("model", "data")]
+    return own + [f"{part}.{name}" for part in ("model", "data") for name in vars(getattr(config, part))]
+
+
+def _read(text: str, current: Any) -> Any:
+    """Reads a text as a value of the kind that the field has now."""
+    if isinstance(current, bool):
+        return {"true": True, "false": False}[text.lower()]
+    if isinstance(current, tuple):
+        parts = [part.strip() for part in text.split(",") if part.strip()]
+        return tuple(int(part) if part.isdecimal() else part for part in parts)
+    return text if current is None else type(current)(text)
+
+
+def to_json(config: RunConfig) -> dict[str, Any]:
+    """Returns the settings as a JSON object; `data_kind` names the kind of data set."""
+    kind = next(name for name, cls in _DATA.items() if isinstance(config.data, cls))
+    return {**dataclasses.asdict(config), "data_kind": kind}
+
+
+def data_from_json(values: Mapping[str, Any]) -> Any:
+    """Returns the configuration of the data set in the settings of a run, given as JSON."""
+    fields = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in values["data"].items()
+    }
+    return _DATA[values["data_kind"]](**fields)

@@ -20,23 +20,20 @@ class Placement:
 
     Every array of the state is cut along the model axis by its name, and along the data axis where it is
     longest, so that no device holds a whole state. Batches are spread over the data axis. Neither is part of
-    what defines a run: it can be resumed on other devices.
+    what defines a run: it can go on with other devices.
     """
 
-    def __init__(self, batch: int, mesh: Mesh | None = None, accumulate: int = 1):
-        """accumulate: parts of a batch, each of which is spread over the devices."""
+    def __init__(self, batch: int, mesh: Mesh | None = None):
         self.mesh = mesh or default_mesh() or Mesh(np.array(jax.devices()[:1]).reshape(1, 1), (DATA, MODEL))
-        devices = self.mesh.shape[DATA]
-        if batch % (devices * accumulate):
-            parts = f" in {accumulate} parts" if accumulate > 1 else ""
-            raise UserError(f"a batch of {batch}{parts} cannot be spread evenly over {devices} devices")
+        if batch % (devices := self.mesh.shape[DATA]):
+            raise UserError(f"a batch of {batch} cannot be spread evenly over {devices} devices")
 
     def of_state(self, state: Any, config: Any = None) -> Any:
-        """The sharding of every array of a state. config: of the network."""
+        """Returns the sharding of every array of a state. config: of the network."""
         return jax.tree.map(self._cut, state, shardings(self.mesh, state, config))
 
     def _cut(self, array: Any, placed: NamedSharding) -> NamedSharding:
-        """Also along the data axis, where the array is longest and not cut yet."""
+        """Cuts an array also along the data axis, where it is longest and not cut yet."""
         devices = self.mesh.shape[DATA]
         axes = [*placed.spec, *[None] * (array.ndim - len(placed.spec))]
         free = [i for i, axis in enumerate(axes) if axis is None and array.shape[i] % devices == 0]
@@ -46,25 +43,25 @@ class Placement:
         return NamedSharding(self.mesh, PartitionSpec(*axes))
 
     def put_state(self, state: Any, config: Any = None) -> Any:
-        """The state, each device holding its share."""
+        """Places the state so that each device holds its share."""
         return jax.tree.map(put, state, self.of_state(state, config))
 
     def put_batch(self, batch: Any) -> Any:
-        """A pytree of arrays [B, ...] that every process has, spread over the data axis."""
-        return jax.tree.map(lambda array: put(np.asarray(array), self._spread), batch)
-
-    @property
-    def _spread(self) -> NamedSharding:
-        return NamedSharding(self.mesh, PartitionSpec(DATA))
+        """Spreads a pytree of arrays [B, ...], which every process has, over the data axis."""
+        spread = NamedSharding(self.mesh, PartitionSpec(DATA))
+        return jax.tree.map(lambda array: put(np.asarray(array), spread), batch)
 
 
 def gathered(tree: Any) -> Any:
-    """A pytree of arrays, `whole`; as it is if there is only this process."""
-    return tree if processes.is_alone() else jax.tree.map(whole, tree)
-
-
-def whole(array: jax.Array) -> np.ndarray:
-    """An array in this process's memory, wherever its parts are; all processes must ask for it."""
-    if array.is_fully_addressable or array.is_fully_replicated:
-        return np.asarray(array)
-    return np.asarray(multihost_utils.process_allgather(array, tiled=True))
+    """Returns a pytree of arrays in this process's memory, wherever their parts are; all processes must ask
+    for it."""
+    if processes.is_alone():
+        return tree
+    return jax.tree.map(
+        lambda a: (
+            np.asarray(a)
+            if a.is_fully_addressable or a.is_fully_replicated
+            else np.asarray(multihost_utils.process_allgather(a, tiled=True))
+        ),
+        tree,
+    )

@@ -7,12 +7,7 @@ from typing import Any
 
 from cspd_jax.errors import UserError
 from cspd_jax.networks.config import MAR_PRESETS, MARConfig, SphereConfig
-from cspd_jax.training.config import (
-    FlowTrainConfig,
-    ImageTrainConfig,
-    RunConfig,
-    TrainConfig,
-)
+from cspd_jax.training.config import FlowTrainConfig, ImageTrainConfig, RunConfig, TrainConfig
 from cspd_jax.training.data.digits import DigitsConfig
 from cspd_jax.training.data.folder import FolderConfig, look
 from cspd_jax.training.data.glyphs import GlyphConfig
@@ -101,34 +96,22 @@ _WORDS_TARGET = TrainConfig(
 _WORDS_DRAFT = dataclasses.replace(
     _WORDS_TARGET,
     model=dataclasses.replace(_small(64, 64, 2, 96, 2, classes=8), **_OF_WORDS, encoder_depth=1),
-    steps=12_000,
-    decay=9_000,
 )
 
-_OF_FOLDER = TrainConfig(
+_GLYPHS = TrainConfig(
     model=_small(64, 128, 3, 128, 3),
-    data=FolderConfig(),
+    data=GlyphConfig(),
     steps=10_000,
     learning_rate=1.2e-3,
     warmup=300,
     decay=6_000,
     copies=2,
-    sample_every=1_000,
+    sample_every=3_000,
     **_ALL_CONTEXTS,
 )
 
 PRESETS: dict[str, ImageTrainConfig] = {
-    "glyphs": TrainConfig(
-        model=_small(64, 128, 3, 128, 3),
-        data=GlyphConfig(),
-        steps=10_000,
-        learning_rate=1.2e-3,
-        warmup=300,
-        decay=6_000,
-        copies=2,
-        sample_every=3_000,
-        **_ALL_CONTEXTS,
-    ),
+    "glyphs": _GLYPHS,
     "glyphs-draft": _GLYPHS_DRAFT,
     # For `distill --init` with a draft trained on the data.
     "glyphs-distill": dataclasses.replace(
@@ -163,10 +146,8 @@ PRESETS: dict[str, ImageTrainConfig] = {
     # For `distill --init` with a draft trained on the data.
     "words-distill": dataclasses.replace(
         _WORDS_DRAFT,
-        steps=12_000,
         learning_rate=1e-3,
         warmup=100,
-        decay=9_000,
         copies=2,
         focus=0.0,
         max_weight=1.0,
@@ -183,13 +164,6 @@ PRESETS: dict[str, ImageTrainConfig] = {
         decay=4_800,
         copies=2,
         sample_every=2_000,
-    ),
-    "letters": TrainConfig(
-        model=_small(64, 128, 3, 128, 3, classes=26),
-        data=GlyphConfig(classes="ABCDEFGHIJKLMNOPQRSTUVWXYZ"),
-        steps=20_000,
-        decay=12_000,
-        **_ALL_CONTEXTS,
     ),
     "digits": TrainConfig(
         model=_small(16, 64, 2, 96, 2),
@@ -216,7 +190,6 @@ PRESETS: dict[str, ImageTrainConfig] = {
 }
 
 
-FOLDER = "folder"  # the run that takes its sizes from a folder of images
 _MOST_SIDE = 64  # pixels of an image in such a run
 _MOST_TOKENS = 64
 
@@ -228,15 +201,11 @@ def of_folder(root: str) -> TrainConfig:
     while (min(found.side, _MOST_SIDE) // patch) ** 2 > _MOST_TOKENS:
         patch *= 2
     side = min(found.side, _MOST_SIDE) // patch
-    if side < 2:
-        raise UserError(
-            f"the images in {root} are {found.side} pixels wide or high; they need at least {2 * patch}"
-        )
     model = dataclasses.replace(
         _small(side**2, 128, 3, 128, 3, found.classes), token_dim=patch**2 * found.channels, patch_size=patch
     )
     data = FolderConfig(root, side * patch, found.channels, held_out=min(20, max(2, found.images // 2)))
-    return dataclasses.replace(_OF_FOLDER, model=model, data=data)
+    return dataclasses.replace(_GLYPHS, model=model, data=data, sample_every=1_000)
 
 
 def draft_of(target: MARConfig, data: Any) -> TrainConfig:
@@ -255,12 +224,8 @@ def draft_of(target: MARConfig, data: Any) -> TrainConfig:
 
 
 def preset(name: str) -> RunConfig:
-    """The settings of a named run."""
+    """Returns the settings of a named run."""
     known = {**PRESETS, **TEXT_PRESETS, **HEAD_PRESETS}
-    if name == FOLDER:
-        raise UserError(
-            "the preset folder takes its sizes from the images; say where they are with --data DIR"
-        )
-    if not isinstance(name, str) or name not in known:
-        raise UserError(f"preset {name!r} is unknown; there are {', '.join([*known, FOLDER])}")
+    if name not in known:
+        raise UserError(f"preset {name!r} is unknown; there are {', '.join(known)}")
     return known[name]

@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import optax
 
 from cspd_jax.keys import seed_key
-from cspd_jax.training.accumulation import Loss, mean_gradient
 from cspd_jax.training.config import RunConfig
 
 Array = jax.Array
+Metrics = dict[str, Array]  # scalars by name; `loss` is what is minimised
 
 
 class Purpose(enum.IntEnum):
@@ -26,12 +26,10 @@ class Purpose(enum.IntEnum):
     PICTURES = 3
     SAMPLES = 4
     MEASURE = 5
-    LATENTS = 6
-    QUESTIONS = 7
 
 
 def run_key(seed: int, purpose: Purpose) -> Array:
-    """The key of one purpose of a run."""
+    """Returns the key of one purpose of a run."""
     return jax.random.fold_in(seed_key(seed), int(purpose))
 
 
@@ -52,50 +50,53 @@ class TrainState(NamedTuple):
     step: Array
 
 
-class Update(NamedTuple):
-    """What happened in one optimiser step.
-
-    aux: the auxiliary output of the loss function.
-    norm: [] global norm of the gradient before clipping.
-    rate: [] learning rate.
-    """
-
-    aux: Any
-    norm: Array
-    rate: Array
-
-
 def first_state(config: RunConfig, params: Any) -> TrainState:
-    """The state of a run that starts from `params`."""
+    """Returns the state of a run that starts from `params`."""
     ema = jax.tree.map(jnp.copy, params)
     return TrainState(params, ema, make_optimizer(config).init(params), jnp.int32(0))
 
 
 def descend(
-    config: RunConfig, state: TrainState, loss_of: Callable[[Any], Loss], batch: Any, axes: Any = 0
-) -> tuple[TrainState, Update]:
-    """One optimiser step. loss_of, batch, axes: as in `mean_gradient`."""
-    gradient, aux = mean_gradient(loss_of, state.params, batch, axes, config.accumulate)
+    config: RunConfig, state: TrainState, loss: Callable[[Any], tuple[Array, Metrics]]
+) -> tuple[TrainState, Metrics]:
+    """Takes one step down the gradient of a loss.
+
+    loss: params -> (scalar, metrics). Those returned also have the global norm of the gradient before
+        clipping, and the learning rate.
+    """
+    gradient, metrics = jax.grad(loss, has_aux=True)(state.params)
     updates, optimizer = make_optimizer(config).update(gradient, state.optimizer, state.params)
     params = optax.apply_updates(state.params, updates)
-    ema = average(state.ema, params, state.step, config.ema)
+    ema = average(state.ema, params, state.step // config.accumulate, config.ema)
+    if config.accumulate > 1:
+        moved = (state.step + 1) % config.accumulate == 0
+        ema = jax.tree.map(lambda new, old: jnp.where(moved, new, old), ema, state.ema)
     norm = jnp.sqrt(sum(jnp.vdot(g, g) for g in jax.tree.leaves(gradient)))
-    update = Update(aux, norm, learning_rate(config)(state.step))
-    return TrainState(params, ema, optimizer, state.step + 1), update
+    metrics = {**metrics, "norm": norm, "rate": learning_rate(config)(state.step)}
+    return TrainState(params, ema, optimizer, state.step + 1), metrics
 
 
 def make_optimizer(config: RunConfig) -> optax.GradientTransformation:
-    """AdamW on clipped gradients."""
-    return optax.chain(
+    """Returns AdamW on clipped gradients, each the mean of `accumulate` batches'."""
+    rate = learning_rate(config)
+    each = optax.chain(
         optax.clip_by_global_norm(config.clip),
         optax.adamw(
-            learning_rate(config), b1=0.9, b2=0.95, eps=1e-8, weight_decay=config.weight_decay, mask=decayed
+            lambda count: rate(count * config.accumulate),
+            b1=0.9,
+            b2=0.95,
+            eps=1e-8,
+            weight_decay=config.weight_decay,
+            mask=decayed,
         ),
     )
+    if config.accumulate == 1:
+        return each
+    return optax.MultiSteps(each, config.accumulate).gradient_transformation()
 
 
 def learning_rate(config: RunConfig) -> optax.Schedule:
-    """Linear warm-up, then constant, then a cosine down to `final_rate` over the last `decay` steps."""
+    """Rises in a line, stays, and falls along a cosine to `final_rate` over the last `decay` steps."""
 
     def rate(step):
         rising = jnp.minimum(1.0, (step + 1) / max(1, config.warmup))
@@ -107,7 +108,7 @@ def learning_rate(config: RunConfig) -> optax.Schedule:
 
 
 def decayed(params: dict) -> dict:
-    """Which leaves weight decay applies to: as in MAR, nothing in the head, no biases and no norms."""
+    """Says which leaves weight decay applies to: as in MAR, nothing in the head, no biases and no norms."""
     return {
         part: jax.tree.map(lambda p: part != "head" and p.ndim > 1, leaves)  # noqa: B023
         for part, leaves in params.items()
@@ -115,6 +116,6 @@ def decayed(params: dict) -> dict:
 
 
 def average(ema: Any, params: Any, step: Array, decay: float) -> Any:
-    """One update of the running average; a young average has a shorter memory."""
+    """Updates the running average once; a young average has a shorter memory."""
     d = jnp.minimum(decay, (1.0 + step) / (10.0 + step))
     return jax.tree.map(lambda old, new: old + (1 - d) * (new - old), ema, params)

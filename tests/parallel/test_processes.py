@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -97,10 +98,12 @@ def test_text():
     assert json.loads(out)["ids"] == json.loads(single.stdout)["ids"]
 
 
-def test_train_and_resume(tmp_path):
-    (_, told, code), _ = both(*TRAIN, "--out", tmp_path / "two", "--stop-at", "3")
+def test_train_and_go_on(tmp_path):
+    (_, told, code), _ = both(*TRAIN, "--out", tmp_path / "two")
     assert code == 0, told
-    (_, told, code), _ = both(*TRAIN, "--out", tmp_path / "two", "--resume")
+    for later in ("checkpoints/6", "model"):  # as if they had been stopped after step 3
+        shutil.rmtree(tmp_path / "two" / later)
+    (_, told, code), _ = both(*TRAIN, "--out", tmp_path / "two")
     assert code == 0, told
     alone(*TRAIN, "--out", tmp_path / "one")
     assert_same_losses(tmp_path)

@@ -1,6 +1,7 @@
 """Data sets: reproducible, disjoint splits, sane values; bad files and folders are reported."""
 
 import shutil
+import subprocess
 
 import numpy as np
 import pytest
@@ -11,25 +12,12 @@ from cspd_jax.errors import UserError
 from cspd_jax.image.pixels import patchify, unpatchify
 from cspd_jax.training import presets
 from cspd_jax.training.config import with_settings
-from cspd_jax.training.data import (
-    Digits,
-    DigitsConfig,
-    Folder,
-    FolderConfig,
-    GlyphConfig,
-    Glyphs,
-    Words,
-    WordsConfig,
-)
-from cspd_jax.training.data.folder import (
-    LatentEncoder,
-    list_images,
-    read_image,
-    summary,
-)
+from cspd_jax.training.data.digits import Digits, DigitsConfig
+from cspd_jax.training.data.folder import Folder, FolderConfig, LatentEncoder, list_images, read_image
+from cspd_jax.training.data.glyphs import GlyphConfig, Glyphs
 from cspd_jax.training.data.source import shuffled
-from cspd_jax.training.data.words import to_cells
-from cspd_jax.training.image import trainer
+from cspd_jax.training.data.words import Words, WordsConfig, to_cells
+from cspd_jax.training.image import recipes
 from cspd_jax.training.image.data import make_source
 
 
@@ -79,7 +67,7 @@ def test_every_kind_of_file_is_read(tmp_path, kind):
     grey = np.full((8, 8, 3), 128, np.uint8)
     Image.fromarray(grey).save(tmp_path / f"a.{kind}")
     np.testing.assert_allclose(read_image(tmp_path / f"a.{kind}", 8, 3), grey, atol=2)
-    assert Folder(FolderConfig(str(tmp_path), size=8, held_out=0), progress=False).skipped == ()
+    assert Folder(FolderConfig(str(tmp_path), size=8, held_out=0), progress=False).skipped == []
 
 
 def test_pictures_of_sixteen_bits(tmp_path):
@@ -150,8 +138,6 @@ def test_digit_sizes():
     assert Digits(DigitsConfig(24)).batch(0, 2).images.shape == (2, 24, 24, 1)
     padded = Digits(DigitsConfig(18)).batch(0, 2).images
     assert padded.shape == (2, 18, 18, 1) and (padded[:, :5] == -1).all()
-    with pytest.raises(UserError, match="even size"):
-        DigitsConfig(7)
 
 
 def test_bad_files_are_skipped_and_counted(tmp_path, capsys):
@@ -166,9 +152,8 @@ def test_bad_files_are_skipped_and_counted(tmp_path, capsys):
     assert len(folder.skipped) == 3
     assert sorted(folder.batch(0, 6).labels) == [0, 0, 0, 1, 1, 1]
     told = capsys.readouterr().err
-    assert told.startswith("6 images of 2 classes: a, b; 3 image files were skipped: a/broken.png: ")
-    assert "b/thin.png: 9x40 is smaller than 16x16" in told
-    assert summary(9, "abcdefg", ()) == "9 images of 7 classes: a, b, c, d, e, and 2 more"
+    assert told.startswith("6 images of 2 classes: a, b\n3 image files were skipped: ")
+    assert "thin.png: 9x40 is smaller than 16x16" in told
 
 
 def test_what_is_a_class(tmp_path):
@@ -211,7 +196,7 @@ def test_a_preset_takes_its_sizes_from_the_pictures(tmp_path):
         model, data = run.model, run.data
         assert model.image_size == data.size and model.token_dim == model.patch_size**2 * data.channels
         source = make_source(data)
-        trainer.check_fit(run, source)
+        recipes.check_fit(run, source)
         source.batch(0, 1, split="held-out")
         return data.size, data.channels, model.patch_size, model.num_classes, source.class_names
 
@@ -220,8 +205,6 @@ def test_a_preset_takes_its_sizes_from_the_pictures(tmp_path):
     assert sizes(str(tmp_path / "small")) == (32, 3, 4, 2, ("a", "b"))
     assert sizes(pictures("flat", "L", (20, 20))) == (20, 1, 4, 1, ("flat",))
     assert sizes(pictures("large", "P", (300, 200))) == (64, 3, 8, 1, ("large",))
-    with pytest.raises(UserError, match="are 7 pixels wide or high; they need at least 8"):
-        presets.of_folder(pictures("tiny", "L", (7, 99)))
 
 
 @pytest.mark.slow
@@ -236,7 +219,7 @@ def test_own_pictures_to_a_model_and_its_draft(tmp_path, monkeypatch, capsys):
             Image.fromarray(noise).save(tmp_path / "pets" / kind / f"{i}.png")
     short = ["--steps", "2", "--batch", "2"]
     assert main(["train", "--data", "pets", "--out", "target", *short]) == 0
-    monkeypatch.chdir(tmp_path / "pets")  # the run says where its pictures are, wherever it is read
+    monkeypatch.chdir(tmp_path / "pets")  # the model says where its pictures are, wherever it is read
     assert main(["distill", "--target", "../target/model", "--out", "../draft", *short]) == 0
     monkeypatch.chdir(tmp_path)
     pair = ["--target", "target/model", "--draft", "draft/model", "--out", "made"]
@@ -265,17 +248,18 @@ def fake_encoder(calls):
     return LatentEncoder(moments, 0.5)
 
 
-def test_latents_are_drawn_from_their_moments(tmp_path):
-    fill(tmp_path, {"a": 40, "b": 40})
-    config, calls = FolderConfig(str(tmp_path), size=16, flip=True, held_out=0), []
-    data = Folder(config, encoder=fake_encoder(calls), progress=False)
-    assert calls == [64, 64, 16, 16] and data.shape == (4, 4, 3)  # mirrored as well
-    batch = data.batch(2, 8)
+def test_latents_are_drawn_anew_from_their_moments(tmp_path):
+    (tmp_path / "images").mkdir()
+    fill(tmp_path / "images", {"a": 40, "b": 40})
+    config = FolderConfig(str(tmp_path / "images"), size=16, flip=True, held_out=0)
+    calls: list[int] = []
+    first = Folder(config, encoder=fake_encoder(calls), progress=False)
+    assert calls == [64, 64, 16, 16] and first.shape == (4, 4, 3)  # mirrored as well
+    batch = first.batch(2, 8)
     pixels = Folder(config, progress=False).batch(2, 8).images
     mean = 0.5 * pixels.reshape(8, 4, 4, 4, 4, 3).mean((2, 4))
     error = (batch.images - mean) / (0.5 * np.exp(-3.0))  # standard normal, 384 of them
     assert abs(error.mean()) < 0.25 and abs(error.std() - 1) < 0.2
-    assert same(batch, data.batch(2, 8))
 
 
 def test_patches_are_inverse():
@@ -311,8 +295,24 @@ def test_latents_of_a_real_autoencoder(tmp_path):
     assert np.array_equal(batch.labels, pixels.labels)
     error = (batch.images / 0.2325 - posterior.mean) / posterior.std
     assert abs(float(error.mean())) < 0.3 and abs(float(error.std()) - 1) < 0.2
-    with pytest.raises(UserError, match="neither a checkpoint folder nor one of the names kl16"):
-        models.load_vae(tmp_path / "none")
+
+
+def test_pictures_that_are_not_read(tmp_path, monkeypatch):
+    """By their content, not their name; and by what they declare, before a pixel is decoded."""
+    path = tmp_path / "x.png"
+    path.write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 100 100\n%%EndComments\nshowpage\n%%EOF\n")
+    started = []
+    monkeypatch.setattr(subprocess, "check_call", lambda *a, **k: started.append(a))
+    monkeypatch.setattr(subprocess, "run", lambda *a, **k: started.append(a))
+    with pytest.raises(UserError, match="unreadable"):
+        read_image(path, 8, 3)
+    assert not started
+    Image.new("1", (9000, 9000)).save(path)
+    with pytest.raises(UserError, match="9000x9000 has more than 67108864 pixels"):
+        read_image(path, 8, 3)
+    Image.new("RGB", (20, 4)).save(path)
+    with pytest.raises(UserError, match="20x4 is smaller than 8x8"):
+        read_image(path, 8, 3)
 
 
 def test_pictures_without_contrast_or_noise():
@@ -320,15 +320,6 @@ def test_pictures_without_contrast_or_noise():
         for settings in (["data.contrast=0"], ["data.grain=0"]):
             config = with_settings(presets.preset(name), settings)
             assert np.isfinite(source(config.data).batch(0, 2).images).all()
-
-
-def test_ids_among_the_settings_are_whole_numbers():
-    assert with_settings(presets.preset("text-draft"), ["model.eos_ids=256"]).model.eos_ids == (256,)
-    with pytest.raises(UserError, match="neither mask_ids"):
-        with_settings(presets.preset("text-draft"), ["model.mask_ids=1,2"])
-    for name, setting in (("text-draft", "model.causal=false"), ("masked-text", "model.mask_ids=")):
-        with pytest.raises(UserError, match=r"model\.mask_ids"):
-            with_settings(presets.preset(name), [setting])
 
 
 def test_contents_are_what_the_pictures_show():

@@ -1,10 +1,10 @@
 """Training of language models: objectives by enumeration, held-out bits in closed form, exact resumption."""
 
-import argparse
 import dataclasses
 import itertools
 import json
 import math
+import signal
 
 import jax
 import jax.numpy as jnp
@@ -13,16 +13,16 @@ import pytest
 import text_models
 
 from cspd_jax import weights
-from cspd_jax.cli import distill as distill_command
-from cspd_jax.cli import train as train_command
+from cspd_jax.__main__ import main
 from cspd_jax.errors import UserError
 from cspd_jax.networks.lm import LM, abstract_params, init_params
-from cspd_jax.training import presets, settings
 from cspd_jax.training.config import TextTrainConfig, with_settings
 from cspd_jax.training.data.text import Document, TextConfig, Texts
-from cspd_jax.training.run import RunOptions
+from cspd_jax.training.placement import Placement
+from cspd_jax.training.run import run
 from cspd_jax.training.text.distillation import PROMPT, TargetTexts, agreement
 from cspd_jax.training.text.objective import (
+    TextTeacher,
     bits_per_byte,
     causal_view,
     cross_entropy,
@@ -32,7 +32,7 @@ from cspd_jax.training.text.objective import (
     overlapping,
 )
 from cspd_jax.training.text.presets import TEXT_PRESETS, byte_model
-from cspd_jax.training.text.trainer import TextTeacher, init_text_state, initial_params, text_step, train_text
+from cspd_jax.training.text.recipes import check_vocabulary, from_rows, init_state, initial_params, text_step
 from cspd_jax.weights import models
 from cspd_jax.weights.tokenizers import END_OF_TEXT
 
@@ -60,11 +60,17 @@ def identical(a, b):
 init = jax.jit(init_params, static_argnums=0)
 
 
+def trained(config, out, rows=TEXTS, teacher=None):
+    """The final state of a run in the folder `out`."""
+    learning, place = from_rows(config, rows, teacher), Placement(config.batch)
+    return run(config, out, init_state(config), learning, place, progress=False)
+
+
 @pytest.fixture(scope="module", params=[TINY, MASKED], ids=["causal", "masked"])
 def whole(request, tmp_path_factory):
     """A configuration, and the folder and final state of a run of it that nothing interrupted."""
     out = tmp_path_factory.mktemp("whole")
-    return request.param, out, train_text(request.param, TEXTS, out, RunOptions(progress=False))
+    return request.param, out, trained(request.param, out)
 
 
 def unigram(lm, seed=0):
@@ -156,9 +162,16 @@ def test_divergence_is_cross_entropy_less_entropy():
 
 def test_a_stopped_run_continues_bit_for_bit(tmp_path, whole):
     config, folder, state = whole
-    for stop in (45, None):
-        resumed = train_text(config, TEXTS, tmp_path, RunOptions(resume=True, stop_at=stop, progress=False))
-    assert identical(resumed, state)
+
+    class Interrupting(Texts):
+        def batch(self, index, size, *, seed=0, split="train"):
+            if index == 45:
+                signal.raise_signal(signal.SIGINT)
+            return super().batch(index, size, seed=seed, split=split)
+
+    with pytest.raises(KeyboardInterrupt):
+        trained(config, tmp_path, Interrupting(TINY.data, CORPUS))
+    assert identical(trained(config, tmp_path), state)
     logs = [(out / "metrics.jsonl").read_text().splitlines() for out in (tmp_path, folder)]
     losses, wanted = ([json.loads(line)["loss"] for line in log] for log in logs)
     assert losses == wanted and len(losses) == config.steps and "rows_per_second" in json.loads(logs[0][0])
@@ -172,8 +185,7 @@ def test_a_single_other_batch_is_noticed(tmp_path, whole):
         def batch(self, index, size, *, seed=0, split="train"):
             return super().batch(index, size, seed=seed + (index == 9), split=split)
 
-    other = train_text(config, Forgetful(TINY.data, CORPUS), tmp_path, RunOptions(progress=False))
-    assert not identical(other, state)
+    assert not identical(trained(config, tmp_path, Forgetful(TINY.data, CORPUS)), state)
 
 
 def test_the_objective_is_learnt(whole):
@@ -194,7 +206,7 @@ def test_distilling_brings_the_draft_closer(tmp_path, config):
     target = teacher(config=config)
     rows = np.concatenate([TEXTS.batch(i, 4, split="held-out") for i in range(8)])
     before = init(config.model, jax.random.key(0))
-    state = train_text(config, TEXTS, tmp_path, RunOptions(progress=False), teacher=target)
+    state = trained(config, tmp_path, teacher=target)
     lm = LM(config.model)
     first, last = (agreement(lm, target.params, lm, p, rows) for p in (before, state.params))
     assert last.divergence < first.divergence / 2 and last.acceptance > first.acceptance + 0.1
@@ -205,11 +217,11 @@ def test_distilling_brings_the_draft_closer(tmp_path, config):
 @pytest.mark.slow
 def test_the_share_of_the_data_in_the_loss():
     """The loss with share s is (1 - s) KL + s cross-entropy."""
-    target, rows, first = teacher(), TEXTS.batch(0, 4), init_text_state(TINY)
+    target, rows, first = teacher(), TEXTS.batch(0, 4), init_state(TINY)
 
     def loss(share, *target):
         state = jax.tree.map(jnp.copy, first)
-        return float(text_step(dataclasses.replace(TINY, data_share=share), state, rows, *target)[1].loss)
+        return float(text_step(dataclasses.replace(TINY, data_share=share), state, rows, *target)[1]["loss"])
 
     kl, data, both = loss(0.0, *target), loss(0.0), loss(0.25, *target)
     assert both == pytest.approx(0.75 * kl + 0.25 * data, rel=1e-5)
@@ -241,37 +253,9 @@ def test_rows_of_the_target_itself(tmp_path):
         TargetTexts(TextTeacher(MASKED.model, {}), texts, 128, tmp_path)
 
 
-def test_pairs_that_do_not_fit_are_refused(tmp_path):
+def test_pairs_that_do_not_fit_are_refused():
     with pytest.raises(UserError, match="vocab_size is 257, the target's is 258"):
-        train_text(TINY, TEXTS, tmp_path, teacher=TextTeacher(MASKED.model, {}))
-
-
-@pytest.mark.parametrize("name", TEXT_PRESETS)
-def test_presets_survive_json(name):
-    config = presets.preset(name)
-    assert settings.from_json(json.loads(json.dumps(settings.to_json(config)))) == config
-    hash(config)
-
-
-@pytest.mark.parametrize(
-    "setting,match",
-    [
-        ("data.length=1", "least length is 2"),
-        ("data.length=2048", "but the model has 1024 positions"),
-        ("data_share=1", "below 1"),
-        ("copies=2", "no setting 'copies'"),
-    ],
-)
-def test_bad_settings(setting, match):
-    with pytest.raises(UserError, match=match):
-        with_settings(TINY, [setting])
-
-
-def call(command, *arguments):
-    parser = argparse.ArgumentParser()
-    command.add_parser(parser.add_subparsers())
-    args = parser.parse_args([command.__name__.rpartition(".")[2], *map(str, arguments)])
-    args.func(args)
+        check_vocabulary(TINY.model, MASKED.model)
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -300,28 +284,26 @@ def test_other_models_are_no_beginning(change):
         initial_params(models.TextModel("x", LM(MASKED.model), None, {}), TINY.model)
 
 
+def test_rows_are_no_longer_than_the_model():
+    with pytest.raises(UserError, match="but the model has 1024 positions"):
+        with_settings(TINY, ["data.length=2048"])
+
+
 def test_the_commands(tmp_path, capsys, monkeypatch):
     """Train a target, distil a draft of it from its own samples and the data."""
     monkeypatch.setattr("cspd_jax.training.data.text.documents", lambda: CORPUS)
     config = dataclasses.replace(TINY, steps=12, decay=4, data=TextConfig(PROMPT + 8), sample_every=6)
     monkeypatch.setitem(TEXT_PRESETS, "tiny", config)
-    target, draft = tmp_path / "target", tmp_path / "draft"
-    call(train_command, "--preset", "tiny", "--out", target, "--json")
+    target, draft, asked = tmp_path / "target", tmp_path / "draft", ["--preset", "tiny", "--json", "--out"]
+    assert main(["train", *asked, str(target)]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["steps"] == 12 and 0 < report["held_out_bits_per_byte"] < 9
     assert len((target / "held_out.jsonl").read_text().splitlines()) == 2
     model = models.load_text(report["model"])
     assert model.config == config.model and model.metadata["extra"]["corpus"]["held_out_ids"] > 100
     assert models.kind_of(report["model"]) == "lm"
-    flags = ("--target", report["model"], "--from", "both", "--samples", 64, "--init", report["model"])
-    call(distill_command, "--preset", "tiny", "--out", draft, *flags, "--json")
+    pair = ["--target", report["model"], "--init", report["model"], "--from", "both", "--samples", "64"]
+    assert main(["distill", *asked, str(draft), *pair]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["divergence"] < 0.1 and told["acceptance"] > 0.9 and told["greedy"] > 0.5
     assert weights.load(told["model"]).metadata["source"] == "cspd-jax distill"
-    wider = ("--init", report["model"], "--set", "model.mlp_width=16")
-    with pytest.raises(UserError, match="other sizes than the model of this run"):
-        call(train_command, "--preset", "tiny", "--out", tmp_path / "x", *wider)
-    with pytest.raises(UserError, match="for folders of images"):
-        call(train_command, "--preset", "tiny", "--out", tmp_path / "x", "--cache", tmp_path)
-    with pytest.raises(UserError, match="must be of kind mar"):
-        models.load(report["model"])

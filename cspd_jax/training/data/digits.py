@@ -7,8 +7,6 @@ import functools
 
 import numpy as np
 
-from cspd_jax._utils.typed import check_kinds
-from cspd_jax.errors import UserError
 from cspd_jax.training.data.source import Batch, Split, shuffled
 
 _HELD_OUT = 5  # every fifth image
@@ -19,16 +17,10 @@ class DigitsConfig:
     """The handwritten digits.
 
     size: of the square image, a multiple of 8 (each pixel becomes a block) or another even number above 8
-    (the
-        digit is surrounded by background).
+        (the digit is surrounded by background).
     """
 
     size: int = 16
-
-    def __post_init__(self):
-        check_kinds(self)
-        if self.size < 8 or self.size % 2:
-            raise UserError(f"digits of {self.size} pixels cannot be made; use an even size of at least 8")
 
 
 class Digits:
@@ -50,12 +42,8 @@ class Digits:
 @functools.lru_cache(maxsize=4)
 def _load(size: int) -> tuple[np.ndarray, np.ndarray]:
     """All images [1797, size, size, 1] in [-1, 1] and labels [1797]."""
-    try:
-        from sklearn.datasets import load_digits
-    except ImportError:
-        raise UserError(
-            "the handwritten digits need scikit-learn; install it with: pip install scikit-learn"
-        ) from None
+    from sklearn.datasets import load_digits  # of the extra `train`
+
     data = load_digits()
     images = data.images.astype(np.float32) / 8 - 1
     if size % 8 == 0:

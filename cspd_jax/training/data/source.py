@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
-
-from cspd_jax.errors import UserError, check_whole, shown
 
 Split = Literal["train", "held-out"]
 _SPLITS = {"train": 0, "held-out": 1}
@@ -23,27 +21,40 @@ class Batch(NamedTuple):
     labels: np.ndarray
 
 
-class Source(Protocol):
-    """A labelled data set. Batch `index` never depends on which batches were made before it."""
+class Batches(Protocol):
+    """Numbered batches. Batch `index` never depends on which batches were made before it."""
+
+    def batch(self, index: int, size: int, *, seed: int = 0, split: Split = "train") -> Any:
+        """Makes batch number `index` of the endless sequence that belongs to (seed, split)."""
+
+
+class Source(Batches, Protocol):
+    """A labelled data set, whose batches are `Batch`es."""
 
     shape: tuple[int, int, int]
     class_names: tuple[str, ...]
 
-    def batch(self, index: int, size: int, *, seed: int = 0, split: Split = "train") -> Batch:
-        """Batch number `index` of the endless sequence that belongs to (seed, split)."""
+
+class Alternating:
+    """The batches of two data sets of the same kind in turn."""
+
+    def __init__(self, first: Any, second: Any):
+        self._sources = (first, second)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sources[0], name)
+
+    def batch(self, index: int, size: int, *, seed: int = 0, split: Split = "train") -> Any:
+        return self._sources[index % 2].batch(index // 2, size, seed=seed, split=split)
 
 
 def generator(seed: int, split: Split, *numbers: int) -> np.random.Generator:
-    """The random numbers that belong to (seed, split, numbers); different ones are independent."""
-    if split not in _SPLITS:
-        raise UserError(f"split is {shown(split)}; it must be {' or '.join(_SPLITS)}")
-    for number in (seed, *numbers):
-        check_whole("the seed or the number of a batch", number, 0)
+    """Returns the random numbers of (seed, split, numbers); different ones are independent."""
     return np.random.default_rng([_SPLITS[split], seed, *numbers])
 
 
 def shuffled(count: int, index: int, size: int, *, seed: int, split: Split) -> np.ndarray:
-    """Batch `index` of `size` indices into a finite set of `count` rows: [size].
+    """Returns batch `index` of `size` indices into a finite set of `count` rows: [size].
 
     The batches are consecutive pieces of an endless sequence of permutations of the set.
     """

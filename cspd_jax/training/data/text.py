@@ -22,7 +22,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cspd_jax._utils.typed import check_kinds
 from cspd_jax.errors import UserError
 from cspd_jax.training.data.source import Split, generator
 from cspd_jax.weights.tokenizers import END_OF_TEXT, ByteTokenizer
@@ -42,11 +41,6 @@ class TextConfig:
 
     length: int = 256
 
-    def __post_init__(self):
-        check_kinds(self)
-        if self.length < 2:
-            raise UserError(f"rows of {self.length} ids cannot be learnt from; the least length is 2")
-
 
 class Texts:
     """Rows of a `TextConfig`, from the standard library unless other documents are given."""
@@ -61,8 +55,6 @@ class Texts:
         The windows start at uniformly drawn places.
         """
         stream, length = self.streams[split], self.config.length
-        if len(stream) < length:
-            raise UserError(f"the {split} texts hold {len(stream)} ids, fewer than a row of {length}")
         starts = generator(seed, split, index).integers(len(stream) - length + 1, size=size)
         return stream[starts[:, None] + np.arange(length)].astype(np.int32)
 

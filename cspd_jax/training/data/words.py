@@ -12,17 +12,7 @@ import functools
 
 import numpy as np
 
-from cspd_jax._utils.typed import check_kinds
-from cspd_jax.errors import UserError, check_range, check_whole
-from cspd_jax.training.data.glyphs import (
-    FIELD,
-    MARGIN,
-    between,
-    bilinear,
-    check_fonts,
-    check_spread,
-    distance_field,
-)
+from cspd_jax.training.data.glyphs import FIELD, MARGIN, between, bilinear, distance_field
 from cspd_jax.training.data.source import Batch, Split, generator
 
 TOPICS = {
@@ -101,24 +91,6 @@ class WordsConfig:
     contrast: float = 0.1
     grain: float = 0.02
 
-    def __post_init__(self):
-        check_kinds(self)
-        if unknown := [topic for topic in self.topics if topic not in TOPICS]:
-            raise UserError(f"the topic {unknown[0]!r} has no words; topics are {', '.join(TOPICS)}")
-        if not self.topics or len(set(self.topics)) < len(self.topics):
-            raise UserError("the topics of pictures of words must be different ones, at least one")
-        if not self.fonts:
-            raise UserError("pictures of words need at least one font")
-        longest = max(len(word) for topic in self.topics for word in words(topic))
-        if self.lines < longest:
-            raise UserError(f"a word of {longest} letters does not fit a line of {self.lines} cells")
-        if self.indents < 1:
-            raise UserError(f"indents is {self.indents}; it must be at least 1")
-        if not 0 < self.extent <= self.cell:
-            raise UserError(f"letters of {self.extent} pixels do not fit cells of {self.cell}")
-        check_spread(self, {"zoom": 1, "shift": self.cell, "weight": self.cell, "contrast": 1, "grain": 1})
-        check_range("bold", self.bold, least=-self.cell, most=self.cell)
-
 
 def words(topic: str) -> tuple[str, ...]:
     return tuple(TOPICS[topic].split())
@@ -133,14 +105,12 @@ class Words:
     """The `Source` of a `WordsConfig`. Topics, words, indents and fonts are drawn uniformly."""
 
     def __init__(self, config: WordsConfig):
-        check_fonts(config.fonts)
         self.config = config
         self.shape = (config.lines * config.cell, config.lines * config.cell, 1)
         self.class_names = config.topics
         self.letters = letters(config)
 
     def batch(self, index: int, size: int, *, seed: int = 0, split: Split = "train") -> Batch:
-        check_whole("size", size, 1)
         random = generator(seed, split, index)
         labels, pages = self._written(random, size)
         return Batch(self._pictures(random, pages), labels.astype(np.int32))

@@ -1,9 +1,10 @@
-"""The data sets an image model learns from: the configured one, the target's own samples, or both."""
+"""The data sets that an image model learns from: the configured one, or the target's own samples."""
 
 from __future__ import annotations
 
 import pathlib
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -29,24 +30,23 @@ from cspd_jax.training.image.distillation import Teacher
 from cspd_jax.training.step import Purpose, run_key
 from cspd_jax.weights.models import VAE
 
-_MADE_HERE: dict[type, Callable[..., Source]] = {
+_SOURCES: dict[type, Callable[[Any], Source]] = {
     GlyphConfig: Glyphs,
     WordsConfig: Words,
     DigitsConfig: Digits,
 }
+PART = 64  # images sampled in one batch and stored in one file
 
 
 def make_source(config: DataConfig, *, encoder: LatentEncoder | None = None) -> Source:
-    """Returns the data set of a configuration. encoder: for folders of images, see `data.folder.Folder`."""
+    """Returns the data set of a configuration. encoder: of a folder of images, see `Folder`."""
     if isinstance(config, FolderConfig):
         return Folder(config, encoder=encoder)
-    if encoder is not None:
-        raise UserError("--vae is for folders of images, not for data made here")
-    return _MADE_HERE[type(config)](config)
+    return _SOURCES[type(config)](config)
 
 
 def kl16_encoder(vae: VAE, batch: int = 16) -> LatentEncoder:
-    """The encoder of a KL-16; latents are scaled as in MAR."""
+    """Returns the encoder of a KL-16; latents are scaled as in MAR."""
     config = vae.config
     if not isinstance(config, KLConfig):
         raise UserError(f"the autoencoder {vae.name} is not a KL-16, whose latents MAR learns")
@@ -65,59 +65,38 @@ def kl16_encoder(vae: VAE, batch: int = 16) -> LatentEncoder:
     return LatentEncoder(moments, LATENT_SCALE)
 
 
-PART = 64  # images sampled in one batch and stored in one file
-
-
 class TargetSamples:
     """`count` samples of the target as a data set, cycling through the classes; made once, kept in `folder`.
 
-    They are stored in parts, so an interrupted run resumes with the parts that are complete.
+    They are stored in parts, so a run that was stopped goes on with the parts that are complete.
     """
 
     def __init__(
         self, teacher: Teacher, class_names: tuple[str, ...], count: int, folder: pathlib.Path, seed: int = 0
     ):
-        if count < PART:
-            raise UserError(f"{count} samples are too few to learn from; ask for at least {PART}")
         config = teacher.config
         side = config.grid * config.patch_size
         self.shape = (side, side, config.latent_channels)
         self.class_names = class_names
         self._labels = np.arange(-(-count // PART) * PART, dtype=np.int32) % config.num_classes
-        parts = range(len(self._labels) // PART)
         folder.mkdir(parents=True, exist_ok=True)
         origin = fingerprint(config, teacher.params, seed)
-        images = [self._part(teacher, i, folder, origin, seed) for i in tqdm(parts, desc="samples")]
+        images = [
+            kept_array(folder / f"samples_{part:05d}.npz", origin, lambda: self._make(teacher, part, seed))  # noqa: B023
+            for part in tqdm(range(len(self._labels) // PART), desc="samples")
+        ]
         self._images = np.concatenate(images)
 
     def batch(self, index: int, size: int, *, seed: int = 0, split: Split = "train") -> Batch:
         rows = shuffled(len(self._labels), index, size, seed=seed, split=split)
         return Batch(self._images[rows], self._labels[rows])
 
-    def _part(self, teacher: Teacher, index: int, folder: pathlib.Path, origin: str, seed: int) -> np.ndarray:
-        return kept_array(
-            folder / f"samples_{index:05d}.npz", origin, lambda: self._make(teacher, index, seed)
-        )
-
-    def _make(self, teacher: Teacher, index: int, seed: int) -> np.ndarray:
+    def _make(self, teacher: Teacher, part: int, seed: int) -> np.ndarray:
         config = teacher.config
         options = Options(
             num_iter=config.seq_len, respacing=config.respacing, final_noise=True, prefix_buckets=2
         )
-        labels = jnp.asarray(self._labels[index * PART : (index + 1) * PART])
-        keys = row_keys(run_key(seed, Purpose.SAMPLES), PART, index * PART)
+        labels = jnp.asarray(self._labels[part * PART : (part + 1) * PART])
+        keys = row_keys(run_key(seed, Purpose.SAMPLES), PART, part * PART)
         tokens = sampler.sample(MARModel(config), teacher.params, keys, labels, options).tokens
         return np.asarray(unpatchify(tokens, config.patch_size))
-
-
-class Alternating:
-    """Batches of two data sets in turn."""
-
-    def __init__(self, first: Source, second: Source):
-        if first.shape != second.shape or len(first.class_names) != len(second.class_names):
-            raise UserError("the data and the target's samples differ in shape or in number of classes")
-        self.shape, self.class_names = first.shape, first.class_names
-        self._sources = (first, second)
-
-    def batch(self, index: int, size: int, *, seed: int = 0, split: Split = "train") -> Batch:
-        return self._sources[index % 2].batch(index // 2, size, seed=seed, split=split)

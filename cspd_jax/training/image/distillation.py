@@ -30,9 +30,8 @@ from cspd_jax.networks.config import MARConfig
 from cspd_jax.networks.mar import MARModel
 from cspd_jax.training.config import TrainConfig
 from cspd_jax.training.image import masking
-from cspd_jax.training.image.objective import ROWS, Terms, kl_divergence, masked_mean
-from cspd_jax.training.image.step import Metrics, optimise
-from cspd_jax.training.step import Purpose, TrainState, run_key
+from cspd_jax.training.image.objective import kl_divergence, masked_mean
+from cspd_jax.training.step import Metrics, Purpose, TrainState, descend, run_key
 from cspd_jax.weights.checks import check_draft
 
 Array = jax.Array
@@ -56,26 +55,21 @@ class Random(enum.IntEnum):
     STEPS = 1
 
 
-class FromTarget:
-    """The task of a distillation run: contexts of every length are equally frequent, as in generation."""
-
-    def __init__(self, config: TrainConfig, teacher: Teacher):
-        check_pair(config.model, teacher.config)
-        self.config, self.teacher = config, teacher
-        length = config.model.seq_len
-        edges = [round(length * i / config.buckets) for i in range(config.buckets + 1)]
-        self.buckets = tuple(masking.Bucket(a, b - 1) for a, b in itertools.pairwise(edges) if b > a)
-
-    def n_known(self, step: int) -> int:
-        random = np.random.default_rng([int(Purpose.MASK), self.config.seed, step])
-        return int(random.integers(self.config.model.seq_len))
-
-    def step(self, bucket, state, tokens, labels, known):
-        config, params = self.teacher
-        return distill_step(self.config, config, bucket, params, state, tokens, labels, known)
+def buckets(config: TrainConfig) -> tuple[masking.Bucket, ...]:
+    """Returns ranges of all numbers of known tokens: contexts of every length are equally frequent, as in
+    generation."""
+    length = config.model.seq_len
+    edges = [round(length * i / config.buckets) for i in range(config.buckets + 1)]
+    return tuple(masking.Bucket(a, b - 1) for a, b in itertools.pairwise(edges) if b > a)
 
 
-def check_pair(draft: MARConfig, target: MARConfig) -> None:
+def n_known(config: TrainConfig, step: int) -> int:
+    """Draws the number of tokens shown in step `step`."""
+    random = np.random.default_rng([int(Purpose.MASK), config.seed, step])
+    return int(random.integers(config.model.seq_len))
+
+
+def check_pair(draft: MARConfig, target: Any) -> None:
     """UserError unless the draft can be distilled from the target: it fits, and has the same schedule."""
     check_draft(target, draft)
     if draft.respacing != target.respacing:
@@ -96,7 +90,7 @@ def distill_step(
     labels: Array,
     known: Array,
 ) -> tuple[TrainState, Metrics]:
-    """One step of distillation.
+    """Takes one step of distillation.
 
     tokens: [B, L, C] by position. labels: [B]. known: [], the number of tokens shown, within `bucket`.
     """
@@ -116,33 +110,28 @@ def distill_step(
     at = jax.random.randint(jax.random.fold_in(key, int(Random.STEPS)), draws.t.shape, 0, steps)
     dtype = jnp.dtype(config.dtype)
 
-    def loss_of(part):
+    inputs = (tokens, labels, draws, at, bucket)
+    eps, p = jax.lax.stop_gradient(gaussians(MARModel(target, dtype), target_params, *inputs))
+
+    def loss(params):
         # Each model embeds the class itself; context, states and steps are shared.
-        inputs = (*part, bucket)
-        eps, p = jax.lax.stop_gradient(gaussians(MARModel(target, dtype), target_params, *inputs))
+        draft_eps, q = gaussians(MARModel(model, dtype), params, *inputs)
+        path = steps * jnp.sum(kl_divergence(p, q), axis=-1)
+        square = jnp.mean((draft_eps - eps) ** 2, axis=-1)
+        shown = model.seq_len - draws.t.shape[-1]
+        unknown = (shown + jnp.arange(draws.t.shape[-1]) >= draws.n_known).astype(path.dtype)
+        mse, vb = masked_mean(square, unknown), masked_mean(path, unknown)
+        both = mse + vb / model.token_dim
+        return both, {"loss": both, "mse": mse, "vb": vb}
 
-        def loss(params):
-            draft_eps, q = gaussians(MARModel(model, dtype), params, *inputs)
-            path = steps * jnp.sum(kl_divergence(p, q), axis=-1)
-            square = jnp.mean((draft_eps - eps) ** 2, axis=-1)
-            shown = model.seq_len - draws.t.shape[-1]
-            unknown = (shown + jnp.arange(draws.t.shape[-1]) >= draws.n_known).astype(path.dtype)
-            means = Terms(masked_mean(square, unknown), masked_mean(path, unknown))
-            return means.mse + means.vb / model.token_dim, means
-
-        return loss
-
-    state, metrics = optimise(config, state, loss_of, (tokens, labels, draws, at), (0, 0, ROWS, 1))
-    return state, metrics._replace(loss=metrics.mse + metrics.vb / model.token_dim)
+    return descend(config, state, loss)
 
 
 def gaussians(
     model: MARModel, params: Any, tokens: Array, labels: Array, draws, at: Array, bucket: masking.Bucket
 ) -> tuple[Array, Gaussian]:
-    """eps and the transition at steps `at` [M, B, Q] of the sampling schedule, for the last Q tokens.
-
-    Returns arrays [M, B, Q, C].
-    """
+    """Returns eps and the transition at steps `at` [M, B, Q] of the sampling schedule, for the last Q tokens:
+    arrays [M, B, Q, C]."""
     batch, length, _ = tokens.shape
     shown = length - at.shape[-1]
     rows = jnp.broadcast_to(jnp.arange(shown, length), (batch, length - shown))
@@ -172,7 +161,7 @@ class Acceptance(NamedTuple):
     log_ratio: Array
 
 
-@functools.partial(jax.jit, static_argnames=("models", "cfg"))
+@functools.partial(jax.jit, static_argnames=("models",))
 def path_acceptance(
     models: tuple[MARModel, MARModel],
     params: tuple[Any, Any],
@@ -180,10 +169,9 @@ def path_acceptance(
     tokens: Array,
     labels: Array,
     known: Array,
-    *,
-    cfg: float = 1.0,
 ) -> Acceptance:
-    """Acceptance of one drafted token per image, with noise in the last step, in a context both models share.
+    """Returns the acceptance of one drafted token per image in a context that both models share, without
+    guidance and with noise in the last step.
 
     models, params: of the target and of the draft.
     tokens: [B, L, C] by position. labels: [B]. known: [B], the number of random tokens the context shows.
@@ -196,27 +184,15 @@ def path_acceptance(
     schedule = sampling_schedule(target.config.respacing)
     c = coefficients(schedule)
     timesteps = jnp.asarray(schedule.timestep_map)
-    guided = cfg != 1.0
-    scale = cfg if guided else None
 
-    def condition(model, params):
-        halves = 1 + guided
-        unconditional = jnp.arange(halves * batch) >= batch
-        embedding = model.embed_class(params, jnp.tile(labels, halves), unconditional)
-        context = (jnp.tile(a, (halves, *[1] * (a.ndim - 1))) for a in (ordered, reveal, known))
-        rows = jnp.tile(known, halves)[:, None]
-        z = model.context(params, *context, embedding, rows, bucket=length)
-        return model.embed_time(params, timesteps), z[:, 0]
+    def chains(model: MARModel, params: Any) -> Chains:
+        embedding = model.embed_class(params, labels, jnp.zeros(batch, bool))
+        z = model.context(params, ordered, reveal, known, embedding, known[:, None], bucket=length)[:, 0]
+        return Chains(model, params, model.embed_time(params, timesteps), z, c, scale=None, final_noise=True)
 
-    q, p = condition(draft, draft_params), condition(target, target_params)
     noise = jax.random.normal(chain, (schedule.num_steps + 1, batch, dim))
-
-    def chains(model, params, condition) -> Chains:
-        time, z = condition
-        return Chains(model, params, time, z, c, scale=scale, final_noise=True)
-
-    drafted = sample_path(chains(draft, draft_params, q), noise)
+    drafted = sample_path(chains(draft, draft_params), noise)
     path = jnp.concatenate([drafted.states, noise[-1:]])
-    of_target = path_log_density(chains(target, target_params, p), path)
+    of_target = path_log_density(chains(target, target_params), path)
     log_ratio = of_target - drafted.log_density(final_noise=True)
     return Acceptance(jnp.exp(jnp.minimum(0.0, log_ratio)), log_ratio)

@@ -10,13 +10,11 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from cspd_jax.networks.config import SphereConfig
 from cspd_jax.networks.sphere import Backbone, full_forward, make_head
 from cspd_jax.training.config import FlowTrainConfig
-from cspd_jax.training.image import masking
-from cspd_jax.training.step import Purpose, TrainState, descend, run_key
+from cspd_jax.training.step import Metrics, Purpose, TrainState, descend, run_key
 
 Array = jax.Array
 
@@ -34,25 +32,8 @@ class FlowDraws(NamedTuple):
     noise: Array
 
 
-_AXES: Any = (0, 1, 1)  # which axis of each is B
-ROWS = FlowDraws(*_AXES)
-
-
-class FlowMetrics(NamedTuple):
-    """Scalars of one step.
-
-    loss: squared error of the velocity.
-    norm: global norm of the gradient before clipping.
-    rate: learning rate.
-    """
-
-    loss: Array
-    norm: Array
-    rate: Array
-
-
 def draw(key: Array, shape: tuple[int, ...], copies: int, drop: float) -> FlowDraws:
-    """shape: B, L, C of the batch."""
+    """Draws what is random in a batch of shape B, L, C."""
     of_labels, of_times, of_noise = jax.random.split(key, 3)
     return FlowDraws(
         dropped=jax.random.bernoulli(of_labels, drop, shape[:1]),
@@ -63,8 +44,8 @@ def draw(key: Array, shape: tuple[int, ...], copies: int, drop: float) -> FlowDr
 
 def flow_objective(
     config: SphereConfig, params: dict, tokens: Array, labels: Array, draws: FlowDraws, dtype=jnp.float32
-) -> tuple[Array, Array]:
-    """The loss of a batch, twice: to be minimised, and to be told.
+) -> Array:
+    """Returns the loss of a batch, the squared error of the velocity.
 
     tokens: [B, L, C] by position. labels: [B].
     """
@@ -74,39 +55,19 @@ def flow_objective(
     t = draws.t[..., None]
     x = (1 - t) * draws.noise + t * tokens
     velocity: Any = make_head(config, dtype).apply({"params": params["head"]}, x, draws.t, z)
-    loss = jnp.mean((velocity - (tokens - draws.noise)) ** 2)
-    return loss, loss
+    return jnp.mean((velocity - (tokens - draws.noise)) ** 2)
 
 
 @functools.partial(jax.jit, static_argnames=("config",), donate_argnames=("state",))
 def flow_step(
     config: FlowTrainConfig, state: TrainState, tokens: Array, labels: Array
-) -> tuple[TrainState, FlowMetrics]:
-    """One optimiser step. tokens: [B, L, C] by position. labels: [B]."""
+) -> tuple[TrainState, Metrics]:
+    """Takes one step. tokens: [B, L, C] by position. labels: [B]."""
     key = jax.random.fold_in(run_key(config.seed, Purpose.STEP), state.step)
     draws = draw(key, tokens.shape, config.copies, config.label_drop)
 
-    def loss_of(part):
-        tokens, labels, draws = part
-        dtype = jnp.dtype(config.dtype)
-        return lambda params: flow_objective(config.model, params, tokens, labels, draws, dtype)
+    def loss(params):
+        found = flow_objective(config.model, params, tokens, labels, draws, jnp.dtype(config.dtype))
+        return found, {"loss": found}
 
-    state, update = descend(config, state, loss_of, (tokens, labels, draws), (0, 0, ROWS))
-    return state, FlowMetrics(update.aux, update.norm, update.rate)
-
-
-class FromDataByFlow:
-    """Flow matching on the data itself: a `Task`. Every context occurs in every step."""
-
-    buckets = (masking.Bucket(0, 0),)
-
-    def __init__(self, config: FlowTrainConfig):
-        self.config = config
-
-    def n_known(self, step: int) -> int:
-        return 0
-
-    def step(
-        self, bucket: masking.Bucket, state: TrainState, tokens: Array, labels: Array, known: np.int32
-    ) -> tuple[TrainState, FlowMetrics]:
-        return flow_step(self.config, state, tokens, labels)
+    return descend(config, state, loss)

@@ -73,8 +73,6 @@ class More(NamedTuple):
 
 
 MAR_ALONE = More()
-_AXES: Any = (0, None, 0, 1, 1)  # which axis of each is B
-ROWS = Draws(*_AXES)
 
 
 def add_noise(x0: Array, t: Array, noise: Array) -> Array:
@@ -156,8 +154,9 @@ def objective(
     bucket: int,
     dtype=jnp.float32,
     more: More = MAR_ALONE,
-) -> tuple[Array, Terms]:
-    """MAR's loss of a batch, with `more` than that if asked for, and the masked means of its two terms.
+) -> tuple[Array, dict[str, Array]]:
+    """Returns MAR's loss of a batch, with `more` than that if asked for, and metrics: the masked means of its
+    two terms and their sum.
 
     tokens: [B, L, C] by position. labels: [B].
     bucket: a static upper bound on n_known. L - Q is a static lower bound: the last Q tokens in reveal order
@@ -176,11 +175,12 @@ def objective(
     unknown = (rows >= draws.n_known).astype(terms.mse.dtype)
     mse = terms.mse * level_weights(more.max_weight)[draws.t] if more.max_weight > 1 else terms.mse
     means = Terms(masked_mean(mse, unknown), masked_mean(terms.vb, unknown))
+    metrics = {"loss": means.loss, **means._asdict()}
     if not more.hint:
-        return means.loss, means
+        return means.loss, metrics
     assert more.contents is not None
     shows = jnp.take_along_axis(more.contents, draws.reveal, axis=1)[:, shown:]
-    return means.loss + more.hint * masked_mean(surprise(z, shows, more.kinds), unknown), means
+    return means.loss + more.hint * masked_mean(surprise(z, shows, more.kinds), unknown), metrics
 
 
 def surprise(z: Array, shows: Array, kinds: int) -> Array:

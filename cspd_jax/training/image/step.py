@@ -1,23 +1,20 @@
-"""One training step of an image model: a pure function from state and batch to state and metrics."""
+"""One training step of a MAR model: a pure function from state and batch to state and metrics."""
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
-from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax.networks.registry import kind_of
-from cspd_jax.training.accumulation import Loss
 from cspd_jax.training.config import ImageTrainConfig, TrainConfig
 from cspd_jax.training.data.words import WordsConfig, letters
 from cspd_jax.training.image import masking
-from cspd_jax.training.image.objective import ROWS, More, Terms, objective
-from cspd_jax.training.step import Purpose, TrainState, descend, first_state, run_key
+from cspd_jax.training.image.objective import More, objective
+from cspd_jax.training.step import Metrics, Purpose, TrainState, descend, first_state, run_key
 
 Array = jax.Array
 
@@ -26,26 +23,9 @@ _GRID = 1
 _LAST = {"attn": "proj", "mlp": "fc2"}  # the last layers of a block's two parts
 
 
-class Metrics(NamedTuple):
-    """Scalars of one step.
-
-    loss: what was minimised, but for hints.
-    mse: its squared error of eps.
-    vb: its variational term, or the path KL when distilling.
-    norm: global norm of the gradient before clipping.
-    rate: learning rate.
-    """
-
-    loss: Array
-    mse: Array
-    vb: Array
-    norm: Array
-    rate: Array
-
-
 @functools.partial(jax.jit, static_argnames=("config",))
 def init_state(config: ImageTrainConfig) -> TrainState:
-    """The state of a run that starts from random weights."""
+    """Returns the state of a run that starts from random weights."""
     key = run_key(config.seed, Purpose.INIT)
     params = kind_of(config.model).init_params(config.model, key)
     if isinstance(config, TrainConfig) and config.on_grid:
@@ -54,8 +34,8 @@ def init_state(config: ImageTrainConfig) -> TrainState:
 
 
 def on_grid(key: Array, backbone: dict) -> dict:
-    """MAR's random backbone with positions [1, buffer + L, D] that are sums of a row's vector and a column's,
-    and an encoder whose blocks change nothing yet."""
+    """Returns MAR's random backbone with positions [1, buffer + L, D] that are sums of a row's vector and a
+    column's, and an encoder whose blocks change nothing yet."""
     side = math.isqrt(backbone["diffusion_pos_embed_learned"].shape[1])
     row, column = jnp.divmod(jnp.arange(side**2), side)
     found = dict(backbone)
@@ -70,12 +50,12 @@ def on_grid(key: Array, backbone: dict) -> dict:
 
 
 def _silent(part: dict, last: str) -> dict:
-    """A part of a block whose last layer gives 0."""
+    """Returns a part of a block with a last layer that gives 0."""
     return {**part, last: jax.tree.map(jnp.zeros_like, part[last])}
 
 
 def n_known(config: TrainConfig, step: int) -> int:
-    """The number of tokens shown in step `step`; drawn on the host because it selects the compiled shape."""
+    """Draws the number of tokens shown in step `step`, on the host because it selects the compiled shape."""
     if step < config.settle:
         return 5 * config.model.seq_len // 8
     random = np.random.default_rng([int(Purpose.MASK), config.seed, step])
@@ -90,13 +70,13 @@ def train_step(
     state: TrainState,
     tokens: Array,
     labels: Array,
+    contents: Array | None,
     known: Array,
-    contents: Array | None = None,
 ) -> tuple[TrainState, Metrics]:
-    """One step of MAR's objective.
+    """Takes one step of MAR's objective.
 
-    tokens: [B, L, C] by position. labels: [B]. known: [], the number of tokens shown, within `bucket`.
-    contents: [B, L] what each token shows, for `config.hint`.
+    tokens: [B, L, C] by position. labels: [B]. contents: [B, L] what each token shows, for `config.hint`.
+    known: [], the number of tokens shown, within `bucket`.
     """
     model = config.model
     key = jax.random.fold_in(run_key(config.seed, Purpose.STEP), state.step)
@@ -112,22 +92,10 @@ def train_step(
     )
     draws = masking.focused(jax.random.fold_in(key, _FOCUS), draws, config.focus)
     kinds = len(letters(config.data)) if isinstance(config.data, WordsConfig) else 0
+    more = More(config.max_weight, config.hint, kinds, contents)
 
-    def loss_of(part):
-        tokens, labels, draws, contents = part
-        more = More(config.max_weight, config.hint, kinds, contents)
+    def loss(params):
         dtype = jnp.dtype(config.dtype)
-        return lambda params: objective(
-            model, params, tokens, labels, draws, bucket=bucket.most, dtype=dtype, more=more
-        )
+        return objective(model, params, tokens, labels, draws, bucket=bucket.most, dtype=dtype, more=more)
 
-    return optimise(config, state, loss_of, (tokens, labels, draws, contents), (0, 0, ROWS, 0))
-
-
-def optimise(
-    config: TrainConfig, state: TrainState, loss_of: Callable[[Any], Loss], batch: Any, axes: Any
-) -> tuple[TrainState, Metrics]:
-    """One optimiser step. loss_of, batch, axes: as in `mean_gradient`; the auxiliary output is `Terms`."""
-    state, update = descend(config, state, loss_of, batch, axes)
-    terms: Terms = update.aux
-    return state, Metrics(terms.loss, terms.mse, terms.vb, update.norm, update.rate)
+    return descend(config, state, loss)

@@ -23,7 +23,7 @@ from cspd_jax.networks import narrow
 from cspd_jax.networks.lm import LM
 from cspd_jax.training.data.source import Split, shuffled
 from cspd_jax.training.step import Purpose, run_key
-from cspd_jax.training.text.trainer import TextTeacher
+from cspd_jax.training.text.objective import TextTeacher
 
 Array = jax.Array
 PART = 64  # rows made in one batch and stored in one file
@@ -70,7 +70,6 @@ class Answers:
         seed: int = 0,
     ):
         check_prompts(prompts, length)
-        check_count(count)
         folder.mkdir(parents=True, exist_ok=True)
         told = [list(prompt) for prompt in prompts], list(entering), TEMPERATURE, _HELD_OUT_ONE_IN
         origin = fingerprint(*teacher, seed, length, *told)
@@ -143,23 +142,12 @@ class Answers:
         return Taught(*map(np.stack, zip(*rows)))
 
 
-def check_count(count: int) -> None:
-    """UserError unless there are enough rows to learn from."""
-    if count < PART:
-        raise UserError(f"{count} samples are too few to learn from; ask for at least {PART}")
-
-
 def check_prompts(prompts: Sequence[Sequence[int]], length: int) -> None:
-    """UserError unless there are enough prompts to hold some out, and each leaves room for an answer."""
+    """Raises UserError unless some prompts can be held out, and each leaves room for an answer."""
     if len(prompts) < _HELD_OUT_ONE_IN:
         raise UserError(
             f"there are {len(prompts)} prompts; at least {_HELD_OUT_ONE_IN} are needed, of which one is held"
             " out"
-        )
-    if length <= _LEAST_ANSWER:
-        raise UserError(
-            f"rows of {length} ids (data.length) have no room for a prompt and an answer; at least"
-            f" {_LEAST_ANSWER + 1} are needed"
         )
     for number, prompt in enumerate(prompts, start=1):
         if not 0 < len(prompt) <= length - _LEAST_ANSWER:

@@ -15,11 +15,10 @@ from cspd_jax._utils.files import fingerprint, kept_array
 from cspd_jax.errors import UserError
 from cspd_jax.keys import seed_key
 from cspd_jax.networks.lm import LM
-from cspd_jax.training.data.source import shuffled
+from cspd_jax.training.data.source import Split, shuffled
 from cspd_jax.training.data.text import Texts
 from cspd_jax.training.step import Purpose, run_key
-from cspd_jax.training.text.objective import View, divergence, view, within
-from cspd_jax.training.text.trainer import Rows, TextTeacher
+from cspd_jax.training.text.objective import TextTeacher, View, divergence, view, within
 
 Array = jax.Array
 PART = 64  # rows sampled in one batch and stored in one file
@@ -33,11 +32,6 @@ class TargetTexts:
     def __init__(self, teacher: TextTeacher, texts: Texts, count: int, folder: pathlib.Path, seed: int = 0):
         if not teacher.config.causal:
             raise UserError("a masked-diffusion target is distilled on data; leave out --from")
-        if count < PART or texts.config.length <= PROMPT:
-            raise UserError(
-                f"{count} samples of {texts.config.length} ids are too few to learn from; ask for at least"
-                f" {PART} of {PROMPT + 1}"
-            )
         folder.mkdir(parents=True, exist_ok=True)
         origin = fingerprint(*teacher, seed, texts.config.length)
 
@@ -52,8 +46,8 @@ class TargetTexts:
         ]
         self._rows = np.concatenate(made)
 
-    def batch(self, index: int, size: int, *, seed: int = 0) -> np.ndarray:
-        return self._rows[shuffled(len(self._rows), index, size, seed=seed, split="train")]
+    def batch(self, index: int, size: int, *, seed: int = 0, split: Split = "train") -> np.ndarray:
+        return self._rows[shuffled(len(self._rows), index, size, seed=seed, split=split)]
 
 
 @functools.partial(jax.jit, static_argnames=("model",))
@@ -72,16 +66,6 @@ def continued(model: LM, params: Any, key: Array, rows: Array) -> Array:
     start = model.empty_cache(batch, length), rows[:, 0]
     _, drawn = jax.lax.scan(step, start, jnp.arange(length - 1))
     return jnp.concatenate([rows[:, :1], drawn.T], axis=1)
-
-
-class InTurn:
-    """Batches of two sets of rows in turn."""
-
-    def __init__(self, first: Rows, second: Rows):
-        self._rows = (first, second)
-
-    def batch(self, index: int, size: int, *, seed: int = 0) -> np.ndarray:
-        return self._rows[index % 2].batch(index // 2, size, seed=seed)
 
 
 class Agreement(NamedTuple):

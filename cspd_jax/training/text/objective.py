@@ -17,9 +17,21 @@ import numpy as np
 
 from cspd_jax.keys import seed_key
 from cspd_jax.networks.lm import LM
+from cspd_jax.networks.lm_config import LMConfig
 from cspd_jax.weights.tokenizers import END_OF_TEXT
 
 Array = jax.Array
+
+
+class TextTeacher(NamedTuple):
+    """The target of a distillation.
+
+    config: its configuration (static under jit).
+    params: its parameters.
+    """
+
+    config: LMConfig
+    params: Any
 
 
 class View(NamedTuple):

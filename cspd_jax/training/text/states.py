@@ -8,7 +8,6 @@ same rows: in turn k every place is drafted as the (k + 1)-th token after the la
 from __future__ import annotations
 
 import functools
-import pathlib
 from typing import Any, NamedTuple
 
 import jax
@@ -21,10 +20,9 @@ from cspd_jax.networks.lm import LM
 from cspd_jax.networks.lm_config import LMConfig
 from cspd_jax.networks.narrow import matmul
 from cspd_jax.training.config import HeadTrainConfig
-from cspd_jax.training.run import RunOptions
-from cspd_jax.training.step import Purpose, TrainState, descend, first_state, run_key
-from cspd_jax.training.text.answers import NONE, Answers, Taught
-from cspd_jax.training.text.trainer import TextMetrics, TextTeacher, train_rows
+from cspd_jax.training.step import Metrics, Purpose, TrainState, descend, run_key
+from cspd_jax.training.text.answers import NONE, Taught
+from cspd_jax.training.text.objective import TextTeacher
 
 Array = jax.Array
 _TOGETHER = 4  # rows per call when agreement is measured
@@ -129,50 +127,28 @@ def wanted(given: Given, rows: Taught) -> tuple[Array, Array]:
     return logits - after_next(rows.total, 1)[..., None], there & (place + 2 >= rows.given[:, None])
 
 
-def train_head(
-    config: HeadTrainConfig,
-    teacher: TextTeacher,
-    answers: Answers,
-    given: Given,
-    out: pathlib.Path,
-    options: RunOptions,
-) -> TrainState:
-    """Trains a head on the target's answers in the folder `out`, and returns the final state."""
-
-    def step(state: TrainState, batch: Taught) -> tuple[TrainState, TextMetrics]:
-        return head_step(config, state, batch, given)
-
-    first = first_state(config, first_params(config.model, teacher, np.asarray(given.ids), config.seed))
-    return train_rows(config, answers, out, step, options, first)
-
-
 @functools.partial(jax.jit, static_argnames=("config",), donate_argnames=("state",))
 def head_step(
     config: HeadTrainConfig, state: TrainState, batch: Taught, given: Given
-) -> tuple[TrainState, TextMetrics]:
-    """One optimiser step on the cross-entropy from the target to the head, in bits per id of a turn.
+) -> tuple[TrainState, Metrics]:
+    """Takes one step on the cross-entropy from the target to the head, in bits per id of a turn.
 
     Turn k counts `decline` times as much as the one before. Ids that the head does not have are left out.
     """
     head = Eagle(config.model, jnp.dtype(config.dtype))
+    log_p, there = wanted(given, batch)
+    p, place = jnp.exp(log_p), jnp.arange(batch.tokens.shape[1])
 
-    def loss_of(batch: Taught):
-        log_p, there = wanted(given, batch)
-        p, place = jnp.exp(log_p), jnp.arange(batch.tokens.shape[1])
+    def loss(params):
+        logits = turns(head, params, given, batch, config.fed_back + 1)
+        bits = -jnp.sum(p * jax.nn.log_softmax(logits), axis=-1) / jnp.log(2.0)
+        turn = jnp.arange(len(bits))
+        counts = there & (place >= turn[:, None, None])
+        weight = counts * jnp.float32(config.decline) ** turn[:, None, None]
+        mean = jnp.sum(weight * bits) / (batch.tokens.size * jnp.sum(config.decline**turn))
+        return mean, {"loss": jnp.sum(counts[0] * bits[0]) / jnp.maximum(jnp.sum(counts[0]), 1)}
 
-        def loss(params):
-            logits = turns(head, params, given, batch, config.fed_back + 1)
-            bits = -jnp.sum(p * jax.nn.log_softmax(logits), axis=-1) / jnp.log(2.0)
-            turn = jnp.arange(len(bits))
-            counts = there & (place >= turn[:, None, None])
-            weight = counts * jnp.float32(config.decline) ** turn[:, None, None]
-            mean = jnp.sum(weight * bits) / (batch.tokens.size * jnp.sum(config.decline**turn))
-            return mean, jnp.sum(counts[0] * bits[0]) / jnp.maximum(jnp.sum(counts[0]), 1)
-
-        return loss
-
-    state, update = descend(config, state, loss_of, batch)
-    return state, TextMetrics(update.aux, update.norm, update.rate)
+    return descend(config, state, loss)
 
 
 def agreement(
