@@ -1,18 +1,8 @@
-"""The modules of the package, how large they are, and who imports whom.
-
-    python tests/import_graph.py            # files, median and largest, rooms, floors
-    python tests/import_graph.py OTHER      # of another checkout
-
-A floor is a step of the longest chain of imports that run when a module is imported (imports under
-TYPE_CHECKING and inside functions do not).
-"""
+"""The modules of the package, and who imports whom."""
 
 from __future__ import annotations
 
 import ast
-import functools
-import statistics
-import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -81,33 +71,3 @@ def cycle(edges: dict[str, set[str]]) -> list[str]:
         if name not in state and (found := visit(name)):
             return found
     return []
-
-
-def longest_chain(edges: dict[str, set[str]]) -> list[str]:
-    @functools.cache
-    def below(name: str) -> tuple[str, ...]:
-        return (name, *max((below(other) for other in edges[name]), key=len, default=()))
-
-    return list(max((below(name) for name in edges), key=len))
-
-
-def main() -> None:
-    root = Path(sys.argv[1]).resolve() if len(sys.argv) > 1 else ROOT
-    files = modules(root)
-    lines = {name: len(path.read_text(encoding="utf-8").splitlines()) for name, path in files.items()}
-    real = {name: n for name, n in lines.items() if files[name].name != "__init__.py"}
-    largest = max(real, key=real.get)
-    packages = [name for name, path in files.items() if path.name == "__init__.py"]
-    print(f"files: {len(files)}, {len(packages)} of them __init__.py")
-    print(f"median module: {statistics.median(real.values()):.0f} lines; largest: {largest}, {real[largest]}")
-    print(f"rooms: {len({name.split('.')[1] for name in packages if '.' in name})}")
-    edges = graph(root)
-    if found := cycle(edges):
-        print("cycle:", " -> ".join(found))
-        return
-    chain = longest_chain(edges)
-    print(f"floors: {len(chain)}: {' -> '.join(chain)}")
-
-
-if __name__ == "__main__":
-    main()

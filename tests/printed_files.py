@@ -125,7 +125,6 @@ GIVEN = {
         "models/masked": lambda path: shutil.copytree(TRAINED, path),
     },
     "nextstep": {"FOLDER": image_from_text},
-    "sampling": LATENTS,
     "text": {
         "EleutherAI/pythia-1.4b-deduped": LLAMA,
         "EleutherAI/pythia-160m-deduped": LLAMA,

@@ -1,8 +1,6 @@
 """What ends a command: requests that cannot be, the system's refusals, signals, readers that go away."""
 
-import argparse
 import errno
-import io
 import json
 import os
 import signal
@@ -15,10 +13,7 @@ import tiny
 
 from cspd_jax import __main__ as cli
 from cspd_jax._utils import files
-from cspd_jax._utils import progress as bars
-from cspd_jax.cli import _failures, generate, info
-from cspd_jax.cli._generate_options import say_what_is_less
-from cspd_jax.errors import UserError
+from cspd_jax.cli import _failures, info
 
 
 def command(*arguments):
@@ -118,32 +113,6 @@ def test_a_mistake_of_the_program_is_not_hidden(monkeypatch):
         command("info", "default")
 
 
-def test_charts_that_cannot_be_drawn_cost_no_images(monkeypatch, capsys):
-    def fails(*_):
-        raise ValueError("no such font")
-
-    monkeypatch.setattr("cspd_jax.reports.pages", fails)
-    assert generate._charts(None, []) == {}
-    assert "warning: the charts are left out" in capsys.readouterr().err
-
-
-def test_bars_count_no_step_that_was_compiled(monkeypatch):
-    spent, now = [0.0], [0.0]
-    monkeypatch.setattr(bars, "compile_seconds", lambda: spent[0])
-    bar = bars.Bar(total=4, file=io.StringIO())
-    monkeypatch.setattr(bars.time, "time", lambda: now[0])
-    monkeypatch.setattr(bar, "_time", lambda: now[0])
-    bar.start_t = bar._since = bar.last_print_t = 0.0
-    assert "compiling" in bar.fp.getvalue()
-    for seconds, compiled in ((60.0, 50.0), (2.0, 0.0), (30.0, 28.0), (2.0, 0.0)):
-        now[0] += seconds
-        spent[0] += compiled
-        bar.update()
-    told = bar.format_dict
-    assert told["n"] == 4 and told["elapsed"] == 4.0 and told["initial"] == 2
-    bar.close()
-
-
 SLEEPS = """
 import signal, sys, time
 signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where tests run in the background
@@ -211,19 +180,3 @@ def test_images_are_written_before_they_are_compared(tmp_path, monkeypatch, caps
     report = json.loads((tmp_path / "made" / "report.json").read_text())
     assert report["images"] == 1
     assert "the images are in made; comparing self with the plain sampler" in capsys.readouterr().err
-
-
-def test_sizes_that_fit_are_not_refused():
-    from cspd_jax.cli._arguments import check_fits
-
-    check_fits("little", 2**20, "ask for less")
-    with pytest.raises(UserError, match="much would take 1,048,576 GiB"):
-        check_fits("much", 2**50, "ask for less")
-
-
-@pytest.mark.parametrize(
-    "cfg, labels, said", [(3.0, [-1, -1], True), (3.0, [-1, 0], False), (1.0, [-1], False)]
-)
-def test_guidance_of_images_without_a_class(capsys, cfg, labels, said):
-    say_what_is_less(argparse.Namespace(num_iter=None, gamma=None, cfg=cfg), 2, labels)
-    assert ("--cfg guides towards a class, and the images have none" in capsys.readouterr().err) is said

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import io
 import json
 
 import jax
 import numpy as np
 import pytest
 from hf_folder import DREAM, LLADA, LLAMA, V, tensors, write
-from PIL import Image
 
 import cspd_jax
 from cspd_jax.__main__ import main
 from cspd_jax.cli._prompts import add_prompt_options, read_prompts
-from cspd_jax.cli.masked import _in_one_line
-from cspd_jax.reports.masked import order_picture
 from cspd_jax.weights.tokenizers import ByteTokenizer
 
 PROMPTS = ("--prompt-ids", "1,2,3,4", "--prompt-ids", "5,6")
@@ -63,24 +59,6 @@ def test_a_tree_of_drafts_gives_the_text_of_plain_decoding(folders, capsys):
     assert found["tokens_per_target_pass"] > 1 and found["expected_tokens_per_target_pass"] is None
 
 
-@pytest.mark.parametrize(
-    "options, words",
-    [
-        (("--tree", "2,1"), "--tree is for --method tree"),
-        (("--method", "tree", "--draft", "lookup"), "look-up makes no trees"),
-        (("--method", "tree", "--adapt"), "--adapt is not for draft trees"),
-        (("--method", "tree", "--tree", "2,0"), "--tree"),
-    ],
-)
-def test_trees_that_cannot_be_are_refused(folders, capsys, options, words):
-    common = ("text", "--target", folders["llama"], *PROMPTS, "--new-tokens", 8)
-    try:
-        code, _, err = run(capsys, *common, *options)
-    except SystemExit as refused:
-        code, err = refused.code, capsys.readouterr().err
-    assert code == 2 and words in err
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "draft", ["lookup", "draft", *(pytest.param(d, marks=pytest.mark.slow) for d in ("int8", "int4"))]
@@ -120,17 +98,6 @@ def test_prompts_some_at_a_time(folders, capsys):
     assert found["ids"] == plain["ids"] and found["lossless"] and found["method"] == "block"
     assert found["plan"] | {"rows": 2, "gamma": 4} == found["plan"]
     assert sum(found["tokens_from"].values()) == 100 == found["tokens"]
-
-
-@pytest.mark.parametrize(
-    "options, words",
-    [
-        (("--method", "auto", "--adapt"), "measures one number of drafts"),
-    ],
-)
-def test_choices_that_cannot_be_are_refused(folders, capsys, options, words):
-    code, _, err = run(capsys, "text", "--target", folders["llama"], *PROMPTS, *options)
-    assert code == 2 and words in err
 
 
 @pytest.mark.quick("more1-match")
@@ -186,50 +153,6 @@ def test_lossy_ways_say_so(folders, capsys):
     assert code == 0 and "·" in err and "lossy: it accepts moves" in err
 
 
-def test_a_line_of_the_animation_moves_no_cursor():
-    ids = [257, 257, *"é\n\x1b[2K\tz".encode(), 257]
-    assert _in_one_line(ids, 257, ByteTokenizer()) == "··é↵�[2K�z·"
-    assert _in_one_line([3, 9, 12], 9, None) == "3 ·12 "
-
-
-@pytest.mark.quick("1")
-@pytest.mark.parametrize("places", [1, 100, 9000])
-def test_the_picture_has_a_limit(places):
-    """Round k fills place k, so the picture has as many rows of cells as columns."""
-    file = io.BytesIO()
-    order_picture(np.tile(np.arange(places), (2, 1)), 8).savefig(file)
-    picture = Image.open(file).convert("RGB")
-    assert picture.size[0] < 1700 and picture.size[1] < 2 * 1700
-    assert np.any(np.all(np.asarray(picture) == (27, 58, 102), axis=-1))  # the colour of the first round
-
-
-TEXT = ("text", "--target", "{llama}", *PROMPTS, "--new-tokens", "4")
-MASKED = ("masked", "--model", "{llada}", *PROMPTS, "--new-tokens", "4")
-
-
-@pytest.mark.parametrize(
-    "command, sentence",
-    [
-        (("text", "--target", "{llada}", *PROMPTS), "is a masked-diffusion model; use cspd-jax masked"),
-        (("masked", "--model", "{llama}", *PROMPTS), "is a causal model; use cspd-jax text"),
-        (("text", "--target", "{llama}", "--prompt", "x"), "the model has no tokenizer.json"),
-        ((*TEXT, "--new-tokens", "61"), "4 tokens and 61 new ones are more"),
-        ((*TEXT, "--draft", "{llada}"), "cannot draft"),
-        ((*TEXT, "--top-p", "0.9"), "--top-p is for sampling"),
-        ((*TEXT, "--method", "plain", "--draft", "int8"), "not with --method plain"),
-        ((*MASKED, "--steps", "2"), "--steps is for"),
-        ((*MASKED, "--top-k", "2"), "--top-k goes with --accept top-k"),
-        ((*MASKED, "--top-p", "0.9"), "have no effect at temperature 0 with --confidence clean; give"),
-        ((*MASKED, "--alg-temp", "0.1"), "--place-temperature goes with --confidence probability"),
-        ((*MASKED, "--method", "stepwise", "--draft-len", "2"), "for --method ssd, not for stepwise"),
-        ((*MASKED, "--animate", "--json"), "exclude each other"),
-    ],
-)  # fmt: skip
-def test_refused(folders, capsys, command, sentence):
-    code, out, err = run(capsys, *(part.format(**folders) for part in command))
-    assert (code, out) == (2, "") and sentence in err and len(err.splitlines()) == 1
-
-
 def test_prompts_come_in_their_order(tmp_path):
     """Texts, then files, of which there may be several, then ids."""
     parser = argparse.ArgumentParser()
@@ -241,11 +164,6 @@ def test_prompts_come_in_their_order(tmp_path):
     config = cspd_jax.load_text("text-default").config
     rows = read_prompts(parser.parse_args(argv), ByteTokenizer(), config, 4, ["d"])
     assert rows == [*map(ByteTokenizer().encode, "abc"), [1, 2]]
-
-
-def test_a_comparison_that_has_nothing_to_do_says_so(capsys):
-    code, _, err = run(capsys, "text", "--method", "plain", "--compare", "--target", "missing")
-    assert code == 2 and err.startswith("--compare has nothing to do: this is plain decoding\n")
 
 
 def test_vocabularies_beyond_padding(folders, capsys, tmp_path):

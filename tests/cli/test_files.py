@@ -40,53 +40,6 @@ def test_a_folder_is_removed_if_it_was_not_finished(tmp_path):
     assert names(tmp_path) == []
 
 
-def fill(folder):
-    (folder / "report.json").write_text("{}")
-    (folder / "pages").mkdir()
-
-
-def test_a_folder_that_is_there_stays_what_it_is(tmp_path, monkeypatch):
-    """As a link to a disk, with its rights, and under the feet of who stands in it."""
-    disk, link = tmp_path / "disk", tmp_path / "link"
-    disk.mkdir(mode=0o2775)
-    link.symlink_to(disk)
-    before = disk.stat()
-    files.check_new_folder(link)
-    assert files.write_folder(link, "x", fill) == link
-    assert (disk.stat().st_ino, disk.stat().st_mode) == (before.st_ino, before.st_mode)
-    assert link.is_symlink() and names(disk) == ["pages", "report.json"]
-    (tmp_path / "here").mkdir()
-    monkeypatch.chdir(tmp_path / "here")
-    files.check_new_folder(".")
-    files.write_folder(".", "x", fill)
-    assert names(files.Path.cwd()) == ["pages", "report.json"]
-
-
-def test_a_folder_that_was_filled_meanwhile_is_left_alone(tmp_path):
-    (tmp_path / "out").mkdir()
-
-    def slow(folder):
-        fill(folder)
-        (tmp_path / "out" / "report.json").write_text("of another")
-
-    with pytest.raises(UserError, match="not empty any more"):
-        files.write_folder(tmp_path / "out", "x", slow)
-    assert names(tmp_path / "out") == ["report.json"]
-    assert (tmp_path / "out" / "report.json").read_text() == "of another"
-
-
-def test_links_to_nothing_are_no_folders(tmp_path):
-    (tmp_path / "out").symlink_to(tmp_path / "gone")
-    with pytest.raises(UserError, match="out is a link to nothing; the results need a folder"):
-        files.check_new_folder(tmp_path / "out")
-
-
-def test_errors_name_the_file(tmp_path):
-    path = tmp_path / "none" / "x"
-    with pytest.raises(UserError, match="none/x cannot be written: No such file"), files.write_errors(path):
-        files.write_text(path, "")
-
-
 def test_an_array_is_made_once(tmp_path):
     made = []
 

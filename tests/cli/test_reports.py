@@ -16,7 +16,6 @@ from cspd_jax._utils import compilation
 from cspd_jax.cli._arguments import parse_labels
 from cspd_jax.errors import UserError
 from cspd_jax.reports import picture
-from cspd_jax.reports import text as text_report
 
 FIELDS = {
     "method", "criterion", "draft", "denoise", "lossless", "why", "images", "tokens", "seconds",
@@ -175,16 +174,6 @@ def test_mistakes(run, argv, sentence):
     assert sorted(os.listdir()) == before
 
 
-@pytest.mark.slow
-def test_failure_while_writing_leaves_nothing(run, monkeypatch):
-    def full(*_, **__):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(np, "savez", full)
-    code, _, err = run("--target", "{models}/target", "--method", "plain", "--num-iter", "1", "--n", "1")
-    assert code == 2 and "No space left" in err and os.listdir() == []
-
-
 @pytest.mark.parametrize(
     "text, names, labels",
     [
@@ -203,27 +192,6 @@ def test_labels(text, names, labels):
     assert parse_labels(text, 5, names) == labels
 
 
-@pytest.mark.parametrize("text", ["", "5", "a", "1-", "-", "2-1", "0-none", "1.5", "٣"])
-def test_wrong_labels(text):
-    with pytest.raises(UserError):
-        parse_labels(text, 5)
-
-
-def test_a_number_that_names_another_class(capsys):
-    assert parse_labels("1", 3, ("1", "2", "3")) == [1]
-    assert (
-        "label 1 is class number 1, which is named 2; the class named 1 has number 0"
-        in capsys.readouterr().err
-    )
-    assert parse_labels("1", 2, ("0", "1")) == [1] and not capsys.readouterr().err
-
-
-def test_a_name_of_two_classes():
-    assert parse_labels("b", 3, ("a", "b", "a")) == [1]
-    with pytest.raises(UserError, match="label 'a' is the name of the classes 0, 2; write the number"):
-        parse_labels("a", 3, ("a", "b", "a"))
-
-
 def test_picture():
     images = np.full((5, 8, 8, 3), 200, np.uint8)
     page = picture(images, ["a", "ünusually long name", "c", "d", "e"], columns=2)
@@ -235,19 +203,3 @@ def test_picture():
             picture(wrong)
     with pytest.raises(UserError, match="5 images and labels"):
         picture(images, ["a"])
-
-
-def test_what_a_head_costs_is_not_known():
-    """It cannot be run without its target, so a comparison says nothing of the cost of a draft."""
-    beside = {
-        "faster": 0.5, "faster_by_formula": None, "cost_of_a_draft": None, "fewer_target_passes": 1.25,
-        "identical_rows": 1,
-    }  # fmt: skip
-    report = {
-        "tokens": 4, "seconds": 1.0, "tokens_per_second": 4.0, "acceptance": None,
-        "prompts": 1, "compared_to_plain": beside, "reference": {"temperature": 0.7}, "method": "auto",
-    }  # fmt: skip
-    line = text_report.in_words(report).splitlines()[-1]
-    assert line == "compared with plain decoding: 2.00 times slower, 1.25 times fewer target passes"
-    beside["cost_of_a_draft"] = 0.25
-    assert text_report.in_words(report).endswith("a draft costs 0.25 of one")

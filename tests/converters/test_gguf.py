@@ -22,7 +22,7 @@ from cspd_jax.weights.tokenizers import FileTokenizer
 
 gguf = pytest.importorskip("gguf")
 import gguf_file  # noqa: E402
-from gguf_file import LLAMA, QWEN2, QWEN3, V  # noqa: E402
+from gguf_file import LLAMA, QWEN2, QWEN3  # noqa: E402
 
 CONFIGS = {"llama": LLAMA, "qwen2": QWEN2, "qwen3": QWEN3, "biased llama": {**LLAMA, "attention_bias": True}}
 
@@ -188,41 +188,6 @@ def refused(tmp_path, capsys, file, sentence):
     lines = [line for line in err.splitlines() if not line.startswith("converting")]
     assert (code, out, len(lines)) == (2, "", 1) and sentence in err, err
     assert sorted(os.listdir(tmp_path)) == before
-
-
-@pytest.mark.parametrize(
-    "changes, sentence",
-    [
-        ({"general.architecture": "mamba"}, "general.architecture is 'mamba'; known architectures are llama"),
-        ({"general.type": "adapter"}, "general.type is 'adapter'; only models are supported"),
-        ({"split.count": 3}, "split.count is 3; merge the parts"),
-        ({"llama.vocab_size": V + 1}, f"vocab_size is {V + 1}; it must be {V}, as many as token_embd.weight"),
-        ({"llama.block_count": None}, "llama does not say block_count"),
-        ({"llama.block_count": 3}, "has the tensors of 2 layers; llama.block_count is 3"),
-        ({"llama.block_count": "2"}, "block_count is '2'; it must be a whole number"),
-        ({"llama.embedding_length": 34}, "embedding_length 34 cannot be shared by 4 heads"),
-        ({"llama.attention.head_count": 0}, "cannot be shared by 0 heads"),
-        ({"llama.attention.head_count_kv": 3}, "4 query heads cannot share 3 key-value heads evenly"),
-        ({"llama.attention.head_count": [4, 4]}, "it must be a whole number"),
-        ({"llama.rope.dimension_count": 4}, "rope.dimension_count is 4; only the 8 dimensions of a head"),
-        ({"llama.rope.scaling.type": "yarn"}, "rope.scaling.type is 'yarn'; rotary scalings other than lin"),
-        ({"llama.expert_count": 8}, "expert_count is 8; mixtures of experts are not supported"),
-        ({"llama.attention.sliding_window": 64}, "attention.sliding_window is 64; models that have this"),
-        ({"llama.attention.causal": False}, "attention.causal is False; only true is supported"),
-        ({"llama.feed_forward_length": 65}, "6 misshapen (blk.0.ffn_down.weight is [32, 64] instead of"),
-        ({"blk.0.attn_q_norm.weight": np.ones(8, np.float32)}, "1 unknown (blk.0.attn_q_norm.weight)"),
-        ({"tokenizer.ggml.eos_token_id": V}, f"eos_ids hold {V}, which is no id of a vocabulary of {V}"),
-        ({"tokenizer.ggml.token_type": [5] * V}, "has no tokens"),
-        ({"tokenizer.ggml.merges": ["h e", "x yz"]}, "merges 'x yz', which are not two tokens that make a"),
-        (
-            {"tokenizer.ggml.add_bos_token": True, "tokenizer.ggml.bos_token_id": None},
-            "begins every text with token None, which it does not have",
-        ),
-    ],
-)
-def test_refused_metadata(tmp_path, capsys, changes, sentence):
-    file = gguf_file.write(tmp_path / "x.gguf", LLAMA, gguf_file.weights(LLAMA), **changes)
-    refused(tmp_path, capsys, file, sentence)
 
 
 def test_refused_tensors(tmp_path, capsys):

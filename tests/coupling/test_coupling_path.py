@@ -4,7 +4,6 @@ Fixed seeds; the false-alarm rate of every test is at most 1e-4 (see `laws`).
 """
 
 import functools
-import math
 from typing import NamedTuple
 
 import jax
@@ -128,9 +127,6 @@ def test_wrong_couplings_of_paths_are_noticed():
         wrong = verdicts(jax.random.key(0), *pair)
         assert distribution_p_value(wrong.end, wrong.log_ratio) <= FALSE_ALARM
     assert share_p_value(0.02, 0, LANES) <= FALSE_ALARM
-
-
-LOG_SHARE = math.log(0.05)
 
 
 def draw(key):

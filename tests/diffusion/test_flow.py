@@ -12,9 +12,7 @@ from laws import FALSE_ALARM, ks_p_value
 from scipy.special import gammainc, ndtr
 
 from cspd_jax.diffusion.chain import Chains, sample_chain, sample_path
-from cspd_jax.diffusion.flow import flow_schedule, of_kind
 from cspd_jax.diffusion.gaussian import coefficients
-from cspd_jax.errors import UserError
 from cspd_jax.image.chain import speculation
 from cspd_jax.image.chain.calibration import fit
 from cspd_jax.image.chain.drafters import NoiseCorrected, frozen
@@ -145,18 +143,3 @@ def test_gains_of_a_linear_head_save_calls():
     fitted = fit(x0, jnp.zeros_like(x0), states[:-1] - mean, jnp.ones(ROWS), jnp.float32(10))
     calls = [int(speculated_by(random, drafter).counts.row_calls) for drafter in (frozen(STEPS, DIM), fitted)]
     assert calls[1] < 0.9 * calls[0]
-
-
-@pytest.mark.parametrize(
-    "spec", ["flow", "flow0", "flow10001", "flow-calls1", "flow-calls9-shift0", "flow9x"]
-)
-def test_refused_schedules(spec):
-    with pytest.raises(UserError, match="steps"):
-        flow_schedule(spec)
-
-
-def test_a_number_of_steps_is_of_the_model_s_kind():
-    assert of_kind("25", "flow100") == "flow25" and of_kind("25", "100") == "25"
-    assert of_kind("20", "flow-calls28-shift3.2") == "flow-calls20-shift3.2"
-    with pytest.raises(UserError, match="do not go with this model"):
-        of_kind("flow25", "ddim100")

@@ -11,7 +11,6 @@ from masked_models import LLADA, params_of
 from cspd_jax import masked, text
 from cspd_jax.__main__ import main
 from cspd_jax._utils import timing
-from cspd_jax._utils.timing import Choice
 from cspd_jax.keys import independent_key, row_keys
 from cspd_jax.masked.comparison import Request as MaskedRequest
 from cspd_jax.networks.lm import LM
@@ -114,11 +113,6 @@ def test_the_measurement_has_random_numbers_of_its_own(x64, monkeypatch):
     keys = row_keys(KEY, 3)
     several = [jax.random.key_data(k) for k in (*independent_key(keys), *keys, independent_key(KEY))]
     assert len({np.asarray(k).tobytes() for k in several}) == 7
-
-
-def test_without_a_drafter_there_is_nothing_to_measure(x64):
-    request = text_request(drafter=None)
-    assert text.fastest(*request) == Choice(request, "plain", {})
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ import cspd_jax
 from cspd_jax import DraftSpeculation, Known, Options, Plain, SelfSpeculation, UserError, generate
 from cspd_jax.image import PaperCriterion, ReleasedRunner, bound, plan, rounds, sampler
 from cspd_jax.image.chain.speculation import ChainSpeculation
-from cspd_jax.image.known import in_turn, of_images
+from cspd_jax.image.known import of_images
 from cspd_jax.image.order import guidance_scale, random_order, reveal_groups
 from cspd_jax.keys import Purpose, purpose_keys, row_keys
 
@@ -261,26 +261,6 @@ def test_a_causal_model_keeps_a_prefix(cfg):
         generate(KEY, model, [0, 1], options=dataclasses.replace(options, known=Known(whole, wrong)))
 
 
-@pytest.mark.parametrize(
-    "known, sentence",
-    [
-        (
-            Known(np.zeros((3, 4)), EVERY),
-            r"the known tokens are float64 \[3, 4\]; they must be",
-        ),
-        (Known(np.zeros((LENGTH, 16)), np.ones(LENGTH)), r"is float64 \[16\]; it must be bool \[1, 16\]"),
-        (
-            Known(np.zeros((LENGTH, 16)), np.stack([EVERY] * 2)),
-            r"bool \[2, 16\]; it must be bool \[1, 16\]",
-        ),
-        (Known(np.full((LENGTH, 16), np.nan), EVERY), "hold NaN or infinity"),
-    ],
-)
-def test_what_cannot_be_known(models, known, sentence):
-    with pytest.raises(UserError, match=sentence):
-        generate(KEY, models[0], [0], options=Options(known=known))
-
-
 def test_what_a_plan_knows(models):
     options = Options(known=Known(np.zeros((LENGTH, 16)), masks()), num_iter=2)
     keys, made = cspd_jax.row_keys(KEY, 2), plan.resolve(models[0], [0, 1, 2], options=options)
@@ -289,12 +269,3 @@ def test_what_a_plan_knows(models):
         made.sample(keys, jnp.arange(2))
     with pytest.raises(UserError, match="made without known tokens"):
         plan.resolve(models[0], [0, 1]).sample(keys, jnp.arange(2), known=options.known)
-
-
-def test_one_mask_for_all_pictures():
-    known = Known(np.arange(24.0).reshape(2, 4, 3), np.array([True, False, True, False]))
-    for one in (of_images(known, 1), in_turn(known, 3)):
-        np.testing.assert_array_equal(one.tokens, known.tokens[1])
-        np.testing.assert_array_equal(one.mask, known.mask)
-    several = in_turn(Known(known.tokens[0], np.stack([known.mask, ~known.mask])), np.array([1, 2]))
-    assert several.tokens.shape == (4, 3) and several.mask[:, 0].tolist() == [False, True]

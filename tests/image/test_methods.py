@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -16,16 +15,14 @@ from PIL import Image
 import cspd_jax
 from cspd_jax.__main__ import main
 from cspd_jax._utils import compilation
-from cspd_jax.cli import generate
 from cspd_jax.errors import UserError
-from cspd_jax.image import autotune, comparison, generation, plan
+from cspd_jax.image import generation, plan
 from cspd_jax.image.chain.drafters import frozen
 from cspd_jax.image.chain.speculation import ChainSpeculation
 from cspd_jax.image.methods import DraftSpeculation, Plain, ReleasedRunner, SelfSpeculation
 from cspd_jax.image.options import Options
 from cspd_jax.image.rounds import PaperCriterion
 from cspd_jax.networks.mar import MARModel
-from cspd_jax.reports import acceptance_maps, charts
 
 KEY = jax.random.key(3)
 
@@ -156,48 +153,6 @@ def test_without_a_method_the_fastest_exact_one_is_shown_beside_plain(run):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("of_chains, wins", [(None, True), (1.05, True), (3.0, False)])
-def test_self_speculation_must_beat_speculation_along_the_chains(monkeypatch, of_chains, wins):
-    """Not only the plain sampler step by step."""
-    model = cspd_jax.load("default")
-    denoise = "plain" if of_chains is None else "speculative"
-    plain = plan.resolve(model, [0], options=Options(denoise=denoise))
-    ahead = plan.check(model, [0], SelfSpeculation())
-    factors = {"self": 1.1, "plain": of_chains}
-    measured = lambda key, plan: SimpleNamespace(faster=factors[plan.method.name])
-    monkeypatch.setattr(autotune, "beside_plain", measured)
-    monkeypatch.setattr(autotune, "self_speculation_can_win", lambda *_: True)
-    assert (autotune.faster_of(KEY, plain, ahead).method.name == "self") == wins
-
-
-@pytest.mark.quick("0.0-tried1")
-@pytest.mark.parametrize("patience, tried", [(1e9, [8, 4, 16]), (0.0, [8])])
-def test_measuring_takes_no_longer_than_is_worth_it(monkeypatch, patience, tried):
-    model, gammas = cspd_jax.load("default"), []
-
-    def measured(key, plan):
-        gammas.append(plan.method.gamma)
-        return SimpleNamespace(faster=1.1)
-
-    monkeypatch.setattr(autotune, "beside_plain", measured)
-    monkeypatch.setattr(autotune, "self_speculation_can_win", lambda *_: True)
-    monkeypatch.setattr(autotune, "PATIENCE", patience)
-    ahead = plan.check(model, [0], SelfSpeculation())
-    assert autotune.faster_of(KEY, plan.resolve(model, [0]), ahead).method == SelfSpeculation(8)
-    assert gammas == tried
-
-
-@pytest.mark.parametrize("seconds, wins", [(1.0, False), (0.5, True)])
-def test_rounds_that_only_win_if_every_draft_is_accepted_are_not_tried(monkeypatch, seconds, wins):
-    """64 AR steps of 0.1 s, or 8 rounds at best."""
-    model = cspd_jax.load("default")
-    measured = lambda model, options, fitted, rows, ways: {"plain": 0.1 if rows == 1 else seconds * 0.8}
-    monkeypatch.setattr(autotune.choice, "measure", measured)
-    plain, ahead = plan.resolve(model, [0]), plan.check(model, [0], SelfSpeculation())
-    assert autotune.self_speculation_can_win(plain, dataclasses.replace(ahead, batch=1)) == wins
-
-
-@pytest.mark.slow
 def test_fastest_is_a_plan_that_runs(folder):
     model = cspd_jax.load(folder / "target")
     found = cspd_jax.fastest(KEY, model, [0, 1], Options(denoise="auto", num_iter=2))
@@ -205,47 +160,6 @@ def test_fastest_is_a_plan_that_runs(folder):
     assert tokens.shape == (2, 16, 16) and info.exactness.lossless
     assert info.method in ("plain", "self")
     assert cspd_jax.fastest(KEY, model, [0], Options(num_iter=2, final_noise=False)).method == Plain()
-
-
-@pytest.mark.slow
-def test_what_was_chosen_is_shown_on_as_many_images(tmp_path, monkeypatch, capsys):
-    """A method that is faster for ten images side by side may be slower for four; and where a flag says how
-    to denoise, nothing was measured that could be called the fastest of all."""
-    shown = []
-
-    def timed(key, plan, repeats):
-        shown.append(len(plan.labels))
-        info = SimpleNamespace(images=len(plan.labels))
-        return SimpleNamespace(method="speculative", infos={"speculative": info}, faster=0.8, fewer_calls=3.0)
-
-    monkeypatch.setattr(comparison, "beside_plain", timed)
-    monkeypatch.setattr(generate, "_save", lambda args, key, made, timing, turn, shown: generate._compare(
-        args, key, made.info.plan, shown, tmp_path
-    ))  # fmt: skip
-    argv = ["generate", "--target", "default-causal", "--steps", "4", "--n", "1", "--labels", "0-5"]
-    assert main([*argv, "--denoise", "speculative"]) == 0
-    err = capsys.readouterr().err
-    assert shown == [6] and "speculative, 6 images side by side, beside plain" in err
-    assert "with --denoise speculative, the fastest exact method for 6 images side by side" in err
-
-
-def _too_little(*_, **__):
-    raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes.")
-
-
-@pytest.mark.slow
-def test_too_little_memory(run, folder, monkeypatch):
-    """What does not fit is not faster; where it was asked for, one sentence says what to do."""
-    model = cspd_jax.load(folder / "target")
-    monkeypatch.setattr(autotune, "beside_plain", _too_little)
-    monkeypatch.setattr(autotune, "self_speculation_can_win", lambda *_: True)
-    plain = plan.resolve(model, [0])
-    ahead = plan.check(model, [0], SelfSpeculation())
-    assert autotune.faster_of(KEY, plain, ahead) is plain
-    monkeypatch.setattr(generation, "generate_batches", _too_little)
-    code, out, err = run("--method", "self", *FAST)
-    assert code == 2 and out == "" and "too little memory" in err and "Traceback" not in err
-    assert not os.path.exists("out")
 
 
 @pytest.mark.parametrize(
@@ -320,18 +234,3 @@ def test_methods_check_themselves(folder):
         made(Plain(), denoise="auto", chain_drafter=frozen(10, 4))
     with pytest.raises(UserError, match="cannot have noise in the last denoising step"):
         made(ReleasedRunner(draft), final_noise=True)
-
-
-@pytest.mark.slow
-def test_maps():
-    tested, accepted = np.ones((3, 16), bool), np.zeros((3, 16), bool)
-    tested[0, 0] = False
-    accepted[:, 5] = True
-    first, *single = charts.grids(tested, accepted, most=2)
-    assert len(single) == 2 and first.shape == (4, 4)
-    assert first[1, 1] == 1 and first[0, 2] == 0 and first[0, 0] == 0
-    assert np.isnan(single[0][0, 0]) and single[0][1, 1] == 1 and single[1][0, 0] == 0
-    page = np.asarray(acceptance_maps(tested, accepted, ["a", "b", "c"]).convert("L"))
-    dark = (page < 80).mean()  # the accepted cells: 4 of 64
-    everything = np.asarray(acceptance_maps(tested, tested, ["a", "b", "c"]).convert("L"))
-    assert (everything < 80).mean() > 5 * dark > 0

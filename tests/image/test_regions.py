@@ -74,22 +74,6 @@ def test_a_share_of_the_tokens_and_a_mask(model):
     assert rows_of(keep(pixels, model)) == ["....", "x...", "....", "...."]
 
 
-@pytest.mark.parametrize(
-    "what, sentence",
-    [
-        ("middle", "what to keep is 'middle'; it is top-half"),
-        ("0,0,17,4", "the box 0,0,17,4 does not lie in a picture of 16x16 pixels"),
-        ("4,4,4,8", "does not lie in a picture"),
-        ("101%", "101% is more than there is"),
-        (np.ones((8, 8), bool), r"the mask is bool \\[8, 8\\]; for .* it must be bool \\[16, 16\\]"),
-        (np.ones((16, 16)), "the mask is float64"),
-    ],
-)
-def test_what_is_no_region(model, what, sentence):
-    with pytest.raises(UserError, match=sentence.replace("\\\\", "\\")):
-        keep(what, model)
-
-
 def test_pictures_are_tokens_and_back(model, folder):
     pictures = np.random.default_rng(0).integers(0, 256, (2, 16, 16, 1), np.uint8)
     np.testing.assert_array_equal(cspd_jax.to_images(model, to_tokens(model, pictures)), pictures)

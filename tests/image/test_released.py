@@ -14,7 +14,6 @@ from scipy.stats import norm
 
 from cspd_jax.diffusion.gaussian import Gaussian
 from cspd_jax.diffusion.schedule import respace
-from cspd_jax.errors import UserError
 from cspd_jax.image import released, sampler
 from cspd_jax.image.options import Options
 from cspd_jax.image.order import reveal_groups
@@ -217,25 +216,3 @@ def test_recorded_timesteps_can_always_be_named():
     kept = [0, 17, 500, 998]
     every = ",".join("1" if t in kept else "0" for t in range(1000))
     np.testing.assert_array_equal(respace(every), kept)
-
-
-@pytest.mark.parametrize(
-    "wrong, message",
-    [
-        ({"gamma": 0}, "gamma is 0"),
-        ({"prefill": 1.5}, "prefill is 1.5"),
-        ({"inner_temperature": 0.0}, "inner_temperature is 0.0"),
-        ({"max_resamples": 0}, "max_resamples is 0"),
-    ],
-)
-def test_impossible_options_are_refused(wrong, message):
-    with pytest.raises(UserError, match=message):
-        RunnerOptions(**wrong)
-
-
-@pytest.mark.slow
-def test_impossible_requests_are_refused():
-    with pytest.raises(UserError, match="must be equal"):
-        draw(draft=LinearTokens(seq_len=4))
-    with pytest.raises(UserError, match="no noise in the last"):
-        draw(options=dataclasses.replace(OPTIONS, final_noise=True))

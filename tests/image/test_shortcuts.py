@@ -14,13 +14,12 @@ from linear_tokens import LinearTokens
 from test_token_speculation import p_value
 
 import cspd_jax
-from cspd_jax import Options, UserError
+from cspd_jax import Options
 from cspd_jax.__main__ import main
 from cspd_jax._utils import compilation
 from cspd_jax.diffusion.schedule import make_schedule
 from cspd_jax.image.generation import run
 from cspd_jax.image.lossy import Annealing, Checkerboard
-from cspd_jax.image.lossy.shortcuts import fewer_steps
 from cspd_jax.image.order import Spread, guidance_scale, random_order
 from cspd_jax.image.plan import check, resolve
 from cspd_jax.keys import Purpose, purpose_keys
@@ -213,28 +212,6 @@ def test_annealing_is_another_law_than_the_plain_sampler_s():
     assert p_value(noise_of(**BOTH, by="ddim10")) <= FALSE_ALARM
 
 
-@pytest.mark.parametrize(
-    "options, sentence",
-    [
-        ({"anneal": Annealing(), "denoise": "speculative"}, "use denoise plain"),
-        ({"anneal": Annealing(), "denoise": "auto"}, "use denoise plain"),
-        ({"anneal": Annealing(), "respacing": "5,5"}, "no schedules of the kind"),
-        ({"anneal": Annealing(), "method": cspd_jax.SelfSpeculation()}, "do not go with the method self"),
-        ({"order": Checkerboard(), "method": cspd_jax.SelfSpeculation()}, "do not go with the method self"),
-        ({"order": Checkerboard(2), "num_iter": 2}, "it must be at least 3"),
-    ],
-)
-def test_refused(options, sentence):
-    with pytest.raises(UserError, match=sentence):
-        method = options.pop("method", cspd_jax.Plain())
-        check(TOY, [0], method, Options(**options))
-
-
-def test_no_checkerboard_without_a_square():
-    with pytest.raises(UserError, match="are no square"):
-        check(ImageModel("six", AnySchedule(seq_len=6), None), [0], options=Options(order=Checkerboard()))
-
-
 @pytest.mark.slow
 def test_reports_say_lossy(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(compilation, "use_cache", lambda: None)
@@ -249,14 +226,3 @@ def test_reports_say_lossy(tmp_path, monkeypatch, capsys):
     assert f"note: {report['fewer_steps']}" in err
     assert main([*argv, "--gtr", "1", "--method", "self"]) == 2
     assert "do not go with the method self" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_fewer_steps_are_said():
-    """They are exact beside the plain sampler with as few; a line says that this is another distribution."""
-    assert fewer_steps(16, 16, "ddim10", "ddim10") is None
-    told = fewer_steps(16, 4, "ddim5", "ddim10")
-    assert told.startswith(
-        "4 AR steps for 16 tokens and 5 denoising steps, where the model was made for 10: another"
-    )
-    assert plan_of(num_iter=2).exactness.lossless

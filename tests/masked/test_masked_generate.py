@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from masked_models import CONFIGS, DREAM, LLADA, MASK, V, params_of
 
-from cspd_jax.errors import UserError
 from cspd_jax.masked import Options, Prompts, Schedule, SelfSpeculation, Stepwise, generate
 from cspd_jax.masked.speculative import least_passes
 from cspd_jax.networks.lm import LM
@@ -161,41 +160,3 @@ def test_half_precision(cached, guidance):
     options = Options(max_new_tokens=6, block=3, cached=cached, guidance=guidance)
     tokens, _ = generate(None, model, [[1, 2, 3], [4]], SelfSpeculation(2), options)
     assert np.all(np.asarray(tokens) < MASK)
-
-
-@pytest.mark.slow
-def test_numbers_beyond_all_use():
-    """Moves that cannot exist are not drafted, and noise that drowns the logits never chooses the mask."""
-    model, prompts, many = (LM(LLADA, jnp.float32), params_of(LLADA, 0)), [[1, 1]] * 40, 2**31 - 1
-    for options, max_gamma, drafted in (
-        ({}, None, 5),
-        ({"cached": True, "block": 3}, None, 2),
-        ({}, many, 5),
-    ):
-        method = SelfSpeculation(many, max_gamma, many)
-        _, info = generate(None, model, prompts, method, Options(max_new_tokens=6, **options))
-        assert len(info.tested_at) == drafted
-    tokens, _ = generate(
-        jax.random.key(0), model, prompts, options=Options(max_new_tokens=6, temperature=1e6)
-    )
-    assert np.all(np.asarray(tokens) < MASK)
-
-
-@pytest.mark.parametrize(
-    "options, sentence",
-    [
-        ({"method": SelfSpeculation(0)}, "gamma is 0; it must be at least 1"),
-        ({"method": SelfSpeculation(5, 4)}, "gamma is 5; it must be at most max_gamma, 4"),
-        ({"temperature": 1.0}, "sampling needs a key"),
-        ({"method": Schedule(65)}, "at most one for each of 64 places"),
-        ({"method": Schedule(7)}, "at least one for each of 8 blocks"),
-        ({"method": Schedule(), "cached": True}, "has no cache"),
-        ({"prompts": [[V - 1]]}, "not one of the model's 11 ids"),
-        ({"prompts": Prompts(np.ones((1, 1), int), [2])}, "longer than the 1 tokens given"),
-    ],
-)
-def test_refused(options, sentence):
-    options = {"key": None, "prompts": [[1]], "method": SelfSpeculation()} | options
-    key, prompts, method = (options.pop(name) for name in ("key", "prompts", "method"))
-    with pytest.raises(UserError, match=sentence):
-        generate(key, (LM(LLADA, jnp.float64), None), prompts, method, Options(**options))

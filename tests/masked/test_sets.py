@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
-import re
 import shutil
 
 import jax
@@ -19,7 +18,7 @@ from cspd_jax import masked
 from cspd_jax.__main__ import main
 from cspd_jax.errors import UserError
 from cspd_jax.masked import calibration, sets
-from cspd_jax.masked.sets import BEYOND, MoveSets, chosen, fit, prefixes
+from cspd_jax.masked.sets import BEYOND, MoveSets, fit, prefixes
 from cspd_jax.masked.speculative import Speculation, run
 from cspd_jax.networks.lm import LM, abstract_params
 from cspd_jax.weights import models
@@ -54,17 +53,6 @@ def test_where_a_text_leads():
     assert (found.after[:, 0] == -1).all()  # the certain move is made
     assert prefixes(2).texts == ((), ((1, 0),), ((1, 0), (2, 0)))
     assert all(rank <= 3 for text in found.within(3).texts for rank, _ in text)
-
-
-@pytest.mark.parametrize(
-    "texts",
-    [(), (((1, 0),),), ((), ((1, 0),), ((1, 0),)), ((), ((2, 0), (1, 0))), ((), ((1, 0), (2, 0))),
-     ((), ((0, 0),)), ((), ((1, -1),)), ((), ((1, 16),)), ((), ((256, 0),)), ((), ((1, 0), (1, 1))),
-     *(((), ((rank, 0),)) for rank in ("1", None, [1], 1.5, True))],
-)  # fmt: skip
-def test_what_is_no_table(texts):
-    with pytest.raises(UserError, match="a table of moves"):
-        MoveSets(texts)
 
 
 @pytest.mark.usefixtures("float64")
@@ -149,49 +137,6 @@ def test_a_fit_counts_what_it_is_for():
     assert found.texts == ((), ((2, 0),), ((1, 1), (2, 0)), ((1, 0),))
     assert fit([[rare]], 100).texts == ((), ((1, 0),))  # nothing more is to be had
     assert fit([[common, rare]], 1).texts == ((),)
-
-
-def test_files(tmp_path):
-    tables = {8: table(0, 8), 24: table(1)}
-    sets.write(tmp_path / "moves.json", tables)
-    found = sets.read(tmp_path / "moves.json")
-    assert found == tables and sets.read(tmp_path / "none.json") is None
-    assert chosen(found, 5) == found[8].first(5) and chosen(found, 9).texts == found[24].texts[:9]
-    assert chosen(found, 100) == found[24]
-    assert {4, 8, 16, 32, 64} <= set(sets.tables_of(None))  # the package's
-    for content in (
-        "",
-        "[]",
-        "{}",
-        '{"8": []}',
-        '{"8": [[[1]]]}',
-        '{"8": [[], [[1.5, 0]]]}',
-        '{"2": [[[1, 0]]]}',
-    ):
-        (tmp_path / "moves.json").write_text(content)
-        with pytest.raises(UserError, match=re.escape(str(tmp_path))):
-            sets.read(tmp_path / "moves.json")
-
-
-@pytest.mark.parametrize(
-    "method, options, sentence",
-    [
-        (masked.SelfSpeculation(texts=16), masked.Options(temperature=0.5), "texts are for temperature 0"),
-        (
-            masked.SelfSpeculation(texts=16, accept_top_k=3),
-            masked.Options(),
-            "accept_top_k goes with the chain",
-        ),
-        (masked.SelfSpeculation(7, texts=16), masked.Options(), "texts takes the place of gamma"),
-        (masked.SelfSpeculation(max_gamma=9, texts=16), masked.Options(), "texts takes the place of gamma"),
-        (masked.SelfSpeculation(texts=1), masked.Options(), "texts is 1; it must be at least 2"),
-        (masked.SelfSpeculation(texts="16"), masked.Options(), "texts is '16'"),
-    ],
-)
-def test_what_cannot_be_asked_for(method, options, sentence):
-    model = (LM(LLADA, jnp.float32), params_of(LLADA, 0))
-    with pytest.raises(UserError, match=sentence):
-        masked.generate(jax.random.key(0), model, [[1, 2]], method, options)
 
 
 def test_texts_in_which_no_move_follows_another():

@@ -16,7 +16,6 @@ from cspd_jax import weights
 from cspd_jax.__main__ import main
 from cspd_jax.converters import inception as converter
 from cspd_jax.converters.source import convert, make_config, open_source
-from cspd_jax.errors import UserError
 from cspd_jax.networks import inception
 from cspd_jax.networks.inception import Inception, InceptionConfig
 
@@ -78,27 +77,6 @@ def test_resizing_is_that_of_pytorch(recorded, how):
     assert difference(ours[:, ::EVERY, ::EVERY], recorded[f"{other}/resized"]) > 1e-2
 
 
-@pytest.mark.quick("pytorch-fid-values1")
-@pytest.mark.parametrize("how, values", [("tf1", (-1, 127 / 128)), ("pytorch-fid", (-1, 1))])
-def test_resizing_of_flat_and_grey_images(how, values):
-    resize = jax.jit(lambda images: inception.resize(images, how))
-    for value, expected in zip((0, 255), values):
-        flat = resize(np.full((1, 5, 700, 1), value, np.uint8))
-        assert flat.shape == (1, 299, 299, 3)
-        np.testing.assert_allclose(flat, expected, atol=1e-6)
-    images = reference.images(1, 299, 299)
-    scaled = images.astype(np.float32)
-    expected = (scaled - 128) / 128 if how == "tf1" else scaled / 127.5 - 1
-    np.testing.assert_allclose(resize(images), expected, atol=1e-6)
-
-
-def test_what_cannot_be_resized():
-    with pytest.raises(UserError, match="uint8"):
-        inception.resize(jnp.zeros((1, 4, 4, 3)))
-    with pytest.raises(UserError, match="tf1 or pytorch-fid"):
-        inception.resize(jnp.zeros((1, 4, 4, 3), jnp.uint8), "cubic")
-
-
 def write(path, weights, old=True):
     tree = torch_writer.ordered_dict({name: torch_writer.tensor(array) for name, array in weights.items()})
     (torch_writer.write_old if old else torch_writer.write)(path, tree)
@@ -123,26 +101,6 @@ def test_conversion(tmp_path, capsys):
     source = open_source(write(tmp_path / "x.pth", tensors, old=False))
     same = convert(source, make_config(source))
     jax.tree.map(np.testing.assert_array_equal, same, loaded.params)
-
-
-@pytest.mark.slow
-def test_what_does_not_fit(tmp_path):
-    weights = reference.weights(NARROW, classes=10)
-
-    def refused(match, weights):
-        with pytest.raises(UserError, match=match):
-            source = open_source(write(tmp_path / "x.pth", weights))
-            convert(source, make_config(source))
-
-    refused(r"1 missing \(fc.bias\)", {k: v for k, v in weights.items() if k != "fc.bias"})
-    refused("1 unknown", weights | {"AuxLogits.fc.weight": np.zeros(3, np.float32)})
-    misshapen = {"Mixed_6a.branch3x3.conv.weight": np.zeros((24, 18, 3, 2), np.float32)}
-    refused("1 misshapen", weights | misshapen)
-    refused("missing Conv2d_1a_3x3", {k: v for k, v in weights.items() if not k.startswith("Conv2d_1a")})
-    refused("32 channels", weights | {"Conv2d_1a_3x3.conv.weight": np.zeros((5, 3, 3, 3), np.float32)})
-    refused("none of 1, 2", weights | {"Conv2d_1a_3x3.conv.weight": np.zeros((1, 3, 3, 3), np.float32)})
-    refused("NaN", weights | {"fc.bias": np.full(10, np.nan, np.float32)})
-    refused("floating point", weights | {"fc.bias": np.zeros(10, np.int64)})
 
 
 @pytest.mark.parity

@@ -1,20 +1,17 @@
 """NextStep-1: parity with the numbers recorded from the published code, conversion, prompts, speculation."""
 
 import dataclasses
-import json
 
 import jax
 import jax.numpy as jnp
 import nextstep_tiny as tiny
 import numpy as np
 import pytest
-from safetensors.numpy import load_file, save_file
 
 import cspd_jax
 from cspd_jax import weights
-from cspd_jax.__main__ import main
 from cspd_jax.converters import nextstep as converter
-from cspd_jax.converters.source import Options, check, convert, make_config, open_source
+from cspd_jax.converters.source import Options, check, make_config, open_source
 from cspd_jax.diffusion.chain import Chains, path_log_density, sample_path
 from cspd_jax.diffusion.flow import flow_schedule
 from cspd_jax.diffusion.gaussian import coefficients
@@ -216,39 +213,6 @@ def test_checkpoint_folder(tmp_path, model):
     jax.tree.map(np.testing.assert_array_equal, loaded.params, model.params)
 
 
-@pytest.mark.parametrize(
-    "config, tensors, words",
-    [
-        ({"num_hidden_layers": 4}, {}, "tensors of 3 layers; num_hidden_layers is 4"),
-        ({"fm_head_layers": 2}, {}, "tensors of 3 head blocks; fm_head_layers is 2"),
-        ({"fm_head_dim": 48}, {}, "misshapen"),
-        ({"latent_channels": 8}, {}, "misshapen"),
-        ({"attention_bias": False}, {}, "unknown"),
-        ({"o_attention_bias": True}, {}, "missing"),
-        ({"boi": 96}, {}, "image_ids"),
-        ({"quantization_config": {}}, {}, "quantised"),
-        ({}, {"norm.weight": None}, "missing"),
-        ({}, {"model.norm.weight": np.ones(32, np.float32)}, "unknown"),
-        ({}, {"norm.weight": np.ones(16, np.float32)}, "misshapen"),
-        ({}, {"gen_pos_embed": np.ones((1, 1023, 32), np.float32)}, "no square"),
-        ({"use_gen_pos_embed": True}, {"gen_pos_embed": np.ones((1, 1024, 32), np.float32)}, "table"),
-    ],
-)
-def test_what_does_not_fit_is_refused(tmp_path, config, tensors, words):
-    path = tiny.write(tmp_path / "it", {**tiny.CONFIG, **config})
-    if tensors:
-        changed = load_file(path / "model.safetensors") | tensors
-        save_file({n: t for n, t in changed.items() if t is not None}, path / "model.safetensors")
-    with pytest.raises(UserError, match=words):
-        source = open_source(path)
-        convert(source, make_config(source))
-
-
-def test_kinds_are_not_mixed_up(folder):
-    with pytest.raises(UserError, match="kind nextstep; the language model must be of kind lm"):
-        models.load_text(folder)
-
-
 # At the widths of Qwen2.5-14B, with fewer layers.
 LARGE = NextStepConfig(
     LMConfig(
@@ -350,29 +314,6 @@ def test_steps_of_speculation_are_those_of_the_chain(model):
 
 
 # The command line.
-
-
-@pytest.mark.slow
-def test_command_line(tmp_path, capsys):
-    """A prompt as text beside one as ids, by the folder's tokenizer; its autoencoder is left alone."""
-    folder = tiny.with_tokenizer(tiny.write(tmp_path / "model"))
-    (folder / "vae").mkdir()
-    arguments = ["--prompt", "red red", "--prompt-ids", "5,86,7,92", "--grid", "1x2", "--n", "1", "--json"]
-    arguments += ["--steps", "4", "--out", str(tmp_path / "out")]
-    assert main(["generate", "--target", str(folder), *arguments]) == 0
-    report = json.loads(capsys.readouterr().out)
-    assert report["output"] == "latents" and report["images"] == 2
-    with np.load(tmp_path / "out" / "samples.npz") as file:
-        assert file["latents"].shape == (2, 2, 4, 4) and np.isfinite(file["latents"]).all()
-    for wrong, sentence in (
-        ("", "--prompt"),
-        ("--prompt red --cfg 2 --negative x --negative-ids 5", "give one of them"),
-        ("--prompt red --negative x", "are for guidance; give a --cfg"),
-        ("--prompt red --negative-ids 5 --cfg 1", "are for guidance; give a --cfg"),
-    ):
-        out = ["--out", str(tmp_path / "other")]
-        assert main(["generate", "--target", str(folder), *out, *wrong.split()]) == 2
-        assert sentence in capsys.readouterr().err
 
 
 def test_prompts_in_one_call(tmp_path):

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import text_models
 
-from cspd_jax.errors import UserError
 from cspd_jax.networks.lm import abstract_params
 from cspd_jax.networks.quantised import Quantised, bytes_in_memory, expand, quantise, quantise_matrix
 
@@ -105,11 +104,3 @@ def test_share_of_the_memory():
     assert bytes_in_memory(quantise(params, 8)) / whole < 0.27
     assert bytes_in_memory(quantise(params, 4, 32)) / whole < 0.165
     assert bytes_in_memory(quantise(params, 4, 64)) / whole < 0.15
-
-
-@pytest.mark.parametrize(
-    "how,match", [((3,), "3 bits are unknown"), ((4, 3), "groups of 3"), ((4, 0), "groups of 0")]
-)
-def test_impossible_quantisation(how, match):
-    with pytest.raises(UserError, match=match):
-        quantise({"kernel": jnp.ones((4, 4))}, *how)

@@ -2,7 +2,6 @@
 
 import functools
 import json
-import re
 from pathlib import Path
 
 import jax
@@ -11,7 +10,7 @@ import numpy as np
 import pytest
 import torch_writer
 
-from cspd_jax import Plain, SelfSpeculation, generate
+from cspd_jax import generate
 from cspd_jax.__main__ import main
 from cspd_jax.converters import sphere as converter
 from cspd_jax.converters.source import Options, check, convert, make_config, open_source
@@ -24,7 +23,7 @@ from cspd_jax.image.chain.speculation import ChainSpeculation
 from cspd_jax.image.options import Options as ImageOptions
 from cspd_jax.image.order import RISING, Raster
 from cspd_jax.networks import sphere
-from cspd_jax.networks.config import SPHERE_PRESETS, MARConfig, SphereConfig
+from cspd_jax.networks.config import SPHERE_PRESETS, SphereConfig
 from cspd_jax.training.image.flow import FlowDraws, flow_objective
 from cspd_jax.weights import models
 
@@ -278,21 +277,6 @@ def test_whole_generations_with_speculation():
 
 
 @pytest.mark.parametrize(
-    "argv, words",
-    [
-        ([], "its number of heads|whose number of heads"),
-        (["--heads", "2,2"], "is one number"),
-        (["--heads", "3"], "a multiple of 4"),
-        (["--heads", "2", "--steps", "ddim5"], "not those of a flow sampler"),
-        (["--heads", "2", "--patch-size", "2"], "does not apply"),
-    ],
-)
-def test_what_cannot_be_converted(argv, words, tmp_path, capsys):
-    assert main(["convert", str(GOLDEN / "sphere_tiny2_ar.pth"), str(tmp_path / "m"), *argv]) == 2
-    assert re.search(words, capsys.readouterr().err) and not (tmp_path / "m").exists()
-
-
-@pytest.mark.parametrize(
     "depth, modulations, fits", [(2, 3, True), (6, 2, True), (5, 2, False), (6, 4, False)]
 )
 def test_blocks_that_share_modulations(depth, modulations, fits):
@@ -313,33 +297,6 @@ def test_a_wrong_tensor_is_named():
     source.tensors["layers.0.extra"] = source.tensors["emb_norm.weight"]
     with pytest.raises(UserError, match=r"layers\.0\.extra"):
         check(source, config)
-
-
-@pytest.mark.parametrize(
-    "config, steps",
-    [(MARConfig, "flow10"), (SphereConfig, "ddim10"), (SphereConfig, "100")],
-)
-def test_steps_of_another_kind_of_head(config, steps):
-    with pytest.raises(UserError, match=f"the model's steps are '{steps}', and it has a"):
-        config(respacing=steps)
-
-
-@pytest.mark.quick("given2-do not go with this model", "given3-self does not go with a causal model")
-@pytest.mark.parametrize(
-    "given, words",
-    [
-        ({"num_iter": 4}, "makes its 9 tokens one by one"),
-        ({"final_noise": True}, "no noise"),
-        ({"respacing": "ddim10"}, "do not go with this model"),
-        ({"method": SelfSpeculation()}, "self does not go with a causal model"),
-    ],
-)
-def test_what_a_causal_model_cannot_do(given, words):
-    network, params, _ = load("sphere_tiny2")
-    model = models.ImageModel("tiny", network, params)
-    with pytest.raises(UserError, match=words):
-        method = given.pop("method", Plain())
-        plan.check(model, [0], method, ImageOptions(**given))
 
 
 def test_the_model_s_own_guidance_and_order():

@@ -28,9 +28,8 @@ from cspd_jax.errors import UserError
 from cspd_jax.image import pixels
 from cspd_jax.networks import power_spherical, sphere_layers, sphere_vae
 from cspd_jax.networks.sphere_config import SphereVAEConfig
-from cspd_jax.training.image.data import kl16_encoder
 from cspd_jax.weights import models
-from cspd_jax.weights.models import VAE, ImageModel
+from cspd_jax.weights.models import ImageModel
 
 GOLDEN = Path(__file__).parents[1] / "golden_causal"
 FILE = GOLDEN / "sphere_tiny2_vae.pth"
@@ -208,34 +207,6 @@ def test_which_weights_and_which_names(tmp_path):
         open_source(write(tmp_path / "one.pth", model=state), "ema")
 
 
-NORM = "vae.encoder.norm.weight"
-
-
-@pytest.mark.parametrize(
-    "change, sentence",
-    [
-        ({NORM: None}, r"1 missing \(vae\.encoder\.norm\.weight\)"),
-        ({NORM: np.ones(65)}, r"1 misshapen \(vae\.encoder\.norm\.weight is \[65\] instead of \[64\]\)"),
-        ({"vae.freqs_cis": np.ones(3)}, r"1 unknown \(vae\.freqs_cis\)"),
-        (
-            {"vae.encoder.freqs_cis": np.zeros((12, 32, 2))},
-            r"encoder\.freqs_cis is \[12, 32, 2\] instead of \[2 \+ a",
-        ),
-        ({"vae.decoder.freqs_cis": np.zeros(3)}, r"decoder\.freqs_cis is \[3\]"),
-        ({NORM: np.full(64, np.nan)}, "norm.weight holds NaN"),
-        ({"vae.encoder.conv_in.weight": None}, "missing vae.encoder.conv_in.weight"),
-        ({"vae.encoder.conv_in.weight": np.ones((6, 3, 3, 3))}, "a level of 6 channels, which its groups"),
-        ({"vae.encoder.register_token.weight": np.ones(3)}, "misshapen vae.encoder.register_token.weight"),
-        ({"layers.0.norm.weight": np.ones(3)}, "neither a MAR, a SphereAR"),
-    ],
-)
-def test_files_that_do_not_fit(tmp_path, change, sentence):
-    state = {n: v for n, v in {**small_state(), **change}.items() if v is not None}
-    with pytest.raises(UserError, match=sentence):
-        source = open_source(write(tmp_path / "x.pth", model=state))
-        convert(source, make_config(source))
-
-
 @dataclasses.dataclass(frozen=True)
 class Sizes:
     """What the pixels ask of a model's configuration."""
@@ -277,25 +248,6 @@ def test_a_file_becomes_an_autoencoder(tmp_path, capsys):
     assert images.dtype == np.uint8
     assert off.max() <= 1 and (off > 0).mean() < 0.01  # a rounding error may lie across a step
     np.testing.assert_array_equal(pixels.to_latents(model_of(Sizes()), tokens)[0, 1, 2], tokens[0, 5])
-
-
-def test_autoencoders_that_do_not_fit():
-    kl16, small = VAE("kl", tiny.KL, None), VAE("small", SMALL, None)
-    like = {"latent_channels": 3, "vae_stride": 2}
-    pixels.check_vae(model_of(Sizes(**like)), small)
-    for sizes, vae, sentence in (
-        (Sizes(), small, "it decodes 3 channels with stride 2, and the model makes 8"),
-        (Sizes(on_sphere=False, **like), small, "it is an S-VAE, and the model makes the latents of a KL-16"),
-        (
-            Sizes(latent_channels=4, vae_stride=2),
-            kl16,
-            "it is a KL-16, and the model makes the latents of an S",
-        ),
-    ):
-        with pytest.raises(UserError, match=sentence):
-            pixels.check_vae(model_of(sizes), vae)
-    with pytest.raises(UserError, match="is not a KL-16"):
-        kl16_encoder(small)
 
 
 def test_bfloat16_keeps_wide_statistics():

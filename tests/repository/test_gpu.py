@@ -73,21 +73,3 @@ def test_what_differs_from_a_cpu_is_seen(gpu):
     assert gpu.checks.alike(one, one + 1e-4)["as_on_a_cpu"]
     assert not gpu.checks.alike(one, other)["as_on_a_cpu"]
     assert not gpu.checks.alike(np.array([1, 2]), np.array([1, 3]))["as_on_a_cpu"]
-
-
-def test_a_profile_is_read(gpu):
-    event = lambda start, duration, name: types.SimpleNamespace(
-        start_ns=start, duration_ns=duration, name=name
-    )
-    line = lambda name, *events: types.SimpleNamespace(name=name, events=events)
-    plane = lambda name, *lines: types.SimpleNamespace(name=name, lines=lines)
-    found = gpu.profile.read(
-        types.SimpleNamespace(
-            planes=[
-                plane("/device:GPU:0", line("Stream #1", event(0, 2000, "a"), event(3000, 1000, "b"))),
-                plane("/host:CPU", line("api", event(0, 1, "cuGraphLaunch"), event(9, 1, "other"))),
-            ]
-        )
-    )
-    assert found["kernels_run"] == 2 and found["in_kernels_us"] == 3 and found["between_kernels_us"] == 1
-    assert found["driver_calls"] == {"cuGraphLaunch": 1} and found["longest"][0]["kernel"] == "a"

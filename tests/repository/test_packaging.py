@@ -1,11 +1,8 @@
 """`converters/` stands at the top of the repository and must be installed as `cspd_jax.converters`."""
 
-import json
 import os
-import shutil
 import subprocess
 import sys
-import tarfile
 import zipfile
 from pathlib import Path
 
@@ -82,47 +79,3 @@ def test_wheel_is_complete(tmp_path):
         "from cspd_jax.__main__ import main; sys.exit(main(['info', '--help']))"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path, timeout=120)
-
-
-@pytest.mark.slow
-def test_what_the_source_archive_installs(tmp_path):
-    """Source archive -> wheel -> an empty folder, from which the command runs."""
-    source, unpacked, installed = (tmp_path / name for name in ("source", "unpacked", "installed"))
-    left = shutil.ignore_patterns(".*", "*.egg-info", "__pycache__", "build", "dist", "runs")
-    shutil.copytree(ROOT, source, ignore=left)  # what was built before would be listed again
-    code = f"from setuptools import build_meta; build_meta.build_sdist({str(tmp_path)!r})"
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=source, timeout=300, capture_output=True)
-    (archive,) = tmp_path.glob("*.tar.gz")
-    with tarfile.open(archive) as file:
-        file.extractall(unpacked, filter="data")
-    (content,) = unpacked.iterdir()
-    assert content.name == archive.name.removesuffix(".tar.gz")
-    command = [sys.executable, "-c", NOT_INSTALLED]
-    done = subprocess.run(command, cwd=content, check=True, capture_output=True, text=True)
-    assert Path(done.stdout.strip()) == content / "converters" / "source.py"
-    for name in ("LICENSE", "README.md", "pyproject.toml", "setup.py"):
-        assert (content / name).read_bytes() == (ROOT / name).read_bytes()
-
-    pip = [sys.executable, "-m", "pip"]
-    wheel = [*pip, "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", str(tmp_path), str(content)]
-    subprocess.run(wheel, check=True, timeout=300)
-    (built,) = tmp_path.glob("*.whl")
-    subprocess.run([*pip, "install", "-q", "--no-deps", "--target", str(installed), str(built)], check=True)
-    names = {path.relative_to(installed).as_posix() for path in installed.rglob("*") if path.is_file()}
-    package = {f"cspd_jax/{p.relative_to(ROOT / 'cspd_jax').as_posix()}" for p in packaged()}
-    assert package <= names and "cspd_jax/converters/mar.py" in names
-    assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
-
-    environment = {**os.environ, "PYTHONPATH": str(installed), "JAX_PLATFORMS": "cpu"}
-    run = {"check": True, "cwd": tmp_path, "env": environment, "timeout": 300, "capture_output": True}
-    code = "import cspd_jax, cspd_jax.converters as c; print(cspd_jax.__file__); print(c.__file__)"
-    where = subprocess.run([sys.executable, "-c", code], **run).stdout.decode().split()
-    assert all(Path(file).is_relative_to(installed) for file in where)
-    told = subprocess.run([sys.executable, installed / "bin/cspd-jax", "info", "default", "--json"], **run)
-    assert json.loads(told.stdout)
-
-
-def packaged():
-    """Every file that the package consists of: its modules and the embedded models."""
-    files = [path for path in (ROOT / "cspd_jax").rglob("*") if path.is_file()]
-    return [path for path in files if "__pycache__" not in path.parts]

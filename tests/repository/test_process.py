@@ -3,8 +3,6 @@ not."""
 
 from __future__ import annotations
 
-import concurrent.futures
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -45,17 +43,6 @@ def alone(folder):
     return [np.asarray(make()) for make in of_each_family(folder, jax.random.key(0))]
 
 
-@pytest.mark.slow
-def test_threads(folder, alone):
-    """Six at once, compilation included."""
-    jax.clear_caches()
-    with concurrent.futures.ThreadPoolExecutor(6) as threads:
-        makes = [make for _ in range(2) for make in of_each_family(folder, jax.random.key(0))]
-        found = list(threads.map(lambda make: np.asarray(make()), makes))
-    for made, expected in zip(found, alone * 2):
-        np.testing.assert_array_equal(made, expected)
-
-
 @pytest.mark.parametrize("generator", ["rbg", "unsafe_rbg"])
 def test_generators_that_mix_rows_are_refused(folder, generator):
     keys = jax.random.split(jax.random.key(0, impl=generator), 3)
@@ -85,18 +72,3 @@ def test_a_seed_means_the_same_whatever_jax_draws_with_by_default(folder, tmp_pa
 def test_keys_of_the_old_kind(folder, alone):
     for make, expected in zip(of_each_family(folder, jax.random.PRNGKey(0)), alone):
         np.testing.assert_array_equal(make(), expected)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "setting", ["jax_debug_nans", "jax_debug_infs", "jax_enable_x64", "jax_check_tracer_leaks"]
-)
-def test_settings_that_are_for_anyone(folder, alone, setting):
-    jax.config.update(setting, True)
-    try:
-        found = [np.asarray(make()) for make in of_each_family(folder, jax.random.key(0))]
-    finally:
-        jax.config.update(setting, False)
-    np.testing.assert_allclose(found[0], alone[0], rtol=1e-4, atol=1e-4)
-    for made, expected in zip(found[1:], alone[1:]):
-        np.testing.assert_array_equal(made, expected)

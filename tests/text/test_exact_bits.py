@@ -10,7 +10,6 @@ import text_models
 
 import cspd_jax
 from cspd_jax import text
-from cspd_jax.errors import UserError
 from cspd_jax.networks.cpu_matmul import by_outputs
 from cspd_jax.networks.lm import LM
 from cspd_jax.text.generation import prepare
@@ -79,20 +78,6 @@ def test_plain_decoding_without_drafts_costs_the_same_passes(model):
     assert int(info.calls.target_passes) == NEW and int(info.drafts.tested.sum()) == 0
     inputs = prepare(None, model, [[1]], None, text.Options(gamma=GAMMA, exact_bits=True))
     assert inputs.max_gamma == GAMMA and inputs.drafter is None
-
-
-@pytest.mark.parametrize(
-    "drafter, options, sentence",
-    [
-        (text.PromptLookup(), {"temperature": 1.0}, "exact_bits is for greedy texts and for the rule match"),
-        (None, {"gamma": 0}, "exact_bits needs a gamma of at least 1"),
-        ("tree", {}, "exact_bits is for chains of drafts"),
-    ],
-)
-def test_where_it_cannot_be(model, drafter, options, sentence):
-    drafter = text.draft_tree(model, (2,)) if drafter == "tree" else drafter
-    with pytest.raises(UserError, match=sentence):
-        text.generate(jax.random.key(0), model, [[1]], drafter, text.Options(exact_bits=True, **options))
 
 
 @pytest.mark.real

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import functools
 import inspect
-import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import text_models
-from masked_models import LLADA, params_of
 
 from cspd_jax import masked, text
 from cspd_jax.errors import UserError
 from cspd_jax.keys import purpose_keys
-from cspd_jax.networks.lm import LM
-from cspd_jax.text import ACCEPTED, BONUS, NONE, PLAIN, Options, Prompts, generation, rules
-from cspd_jax.text.checks import number
+from cspd_jax.text import ACCEPTED, BONUS, NONE, PLAIN, Options, generation, rules
 from cspd_jax.text.sampling import Purpose, noise_at
 
 RULES = ("google", "deepmind", "block", "match")
@@ -246,14 +242,6 @@ def test_inside_a_jitted_function():
     np.testing.assert_array_equal(info.new_tokens, NEW)
 
 
-@pytest.mark.slow
-def test_half_precision():
-    lm = text_models.model(11, dtype=jnp.bfloat16)
-    model, prompts = (lm, text_models.params(lm)), text_models.prompts(3, LONGEST)
-    _, info = text.generate(keys(3), model, prompts, model, Options(temperature=0.9, max_new_tokens=6))
-    assert info.acceptance > 0.5
-
-
 def test_prompts_as_lists():
     prompts = text.pad_prompts([[3, 4, 5], [7]])
     np.testing.assert_array_equal(prompts.tokens, [[3, 4, 5], [7, 0, 0]])
@@ -273,21 +261,6 @@ def test_generate_and_stream_take_the_same_arguments():
         assert own == dict(inspect.signature(family.stream).parameters)
 
 
-@pytest.mark.slow
-def test_a_bar_changes_nothing(capsys):
-    """Each round is then a call of its own."""
-    prompts = [[3, 4, 5], [7]]
-    for family, model in ((text, target()), (masked, (LM(LLADA, jnp.float64), params_of(LLADA, 0)))):
-        options = family.Options(max_new_tokens=5)
-        quiet, shown = (
-            family.generate(None, model, prompts, options=options, progress=progress)
-            for progress in (False, True)
-        )
-        jax.tree.map(np.testing.assert_array_equal, tuple(quiet), tuple(shown))
-        told = capsys.readouterr().err
-        assert "compiling" in told and "10/10" in told
-
-
 def test_a_stream_keeps_one_cache():
     """Each round writes into the cache of the round before, and into nothing else that a caller may hold."""
     inputs = generation.prepare(None, target(), [[3, 4, 5], [7]], options=Options(max_new_tokens=3))
@@ -296,41 +269,6 @@ def test_a_stream_keeps_one_cache():
     assert all(a.is_deleted() for a in jax.tree.leaves(before.cache))
     others = jax.tree.leaves((inputs, before._replace(cache=None)))
     assert not any(a.is_deleted() for a in others if isinstance(a, jax.Array))
-
-
-@pytest.mark.parametrize(
-    "change, sentence",
-    [
-        ({"prompts": [[], [1, 2, 3]]}, "a prompt is empty"),
-        ({"lengths": [1, 4]}, "a prompt is longer than the 3 tokens given"),
-        ({"lengths": [1]}, "one length for each of 2 prompts"),
-        ({"prompts": [[11, 0, 0], [0, 0, 0]]}, "id 11 in a prompt is not one of the model's 11 ids"),
-        ({"temperature": 1.0}, "sampling needs a key"),
-        ({"gamma": 5, "max_gamma": 4}, "gamma is 5; it must be from 0 to max_gamma"),
-        ({"max_len": 2}, "max_len is 2, but the prompts have 3 tokens"),
-        (
-            {"drafter": text.ModelDrafter(text_models.model())},
-            "a ModelDrafter needs a network and parameters",
-        ),
-    ],
-)
-def test_impossible_requests(change, sentence):
-    options = {"key": None, "model": target(), "prompts": [[1, 2, 3], [4, 5]], "drafter": drafter("near")}
-    options |= change
-    if "lengths" in options:
-        options["prompts"] = Prompts(np.ones((2, 3), int), options.pop("lengths"))
-    arguments = [options.pop(name) for name in ("key", "model", "prompts", "drafter")]
-    with pytest.raises(UserError, match=re.escape(sentence)):
-        text.generate(*arguments, Options(**options))
-
-
-@pytest.mark.filterwarnings("error")
-def test_narrow_numbers_are_compared_with_wide_bounds():
-    check = number(lambda t: (t >= 0) & (t <= 3e38), "0 to 3e38")
-    check("temperature", np.float16(0.5), 1)
-    check("temperature", jnp.float16(0.5), 1)
-    with pytest.raises(UserError, match="temperature is inf"):
-        check("temperature", np.float16(np.inf), 1)
 
 
 def test_only_causal_models_are_decoded():

@@ -18,11 +18,9 @@ from laws import FALSE_ALARM, counts_p_value
 from cspd_jax import text
 from cspd_jax.coupling import SiblingDistributions, accept_sibling, residual_logits
 from cspd_jax.coupling.draft_length import expected_tokens
-from cspd_jax.errors import UserError
-from cspd_jax.text import Drafting, Options, Prompts, draft_tree
+from cspd_jax.text import Options, Prompts, draft_tree
 from cspd_jax.text.sampling import Purpose, Sampling, round_keys
 from cspd_jax.text.trees import rounds as trees
-from cspd_jax.text.trees.drafter import TreeDrafter
 from cspd_jax.text.trees.rounds import TREE_RULES
 from cspd_jax.text.trees.tree import Tree
 
@@ -203,24 +201,3 @@ def test_a_chain_is_accepted_as_drafts_one_by_one_are():
     expected = expected_tokens(google.acceptance, 3)
     assert abs(chain.tokens_per_pass / google.tokens_per_pass - 1) < 0.02 and expected > 1.5
     assert generate((3, 1, 1), **options).info.rounds.mean() < rounds[0].mean() - 5 * error
-
-
-@pytest.mark.parametrize(
-    "options, words",
-    [
-        ({"rule": "block"}, "rule is 'block'; it must be one of tree for a draft tree"),
-        ({"drafter": None, "rule": "tree"}, "rule is 'tree'; it must be one of google"),
-        ({"draft_cost": 0.1}, "draft_cost and confidence are not for draft trees"),
-        ({"drafter": draft_tree(NEAR, (5, 1))}, "5 candidates for a token, and its drafter knows"),
-        ({"drafter": Drafting(TreeDrafter(LM, Tree((2,))), None)}, "a drafter of trees needs parameters"),
-    ],
-)
-def test_what_does_not_go_together_is_refused(options, words):
-    with pytest.raises(UserError, match=words):
-        generate((2, 1), **options)
-
-
-@pytest.mark.parametrize("widths", [(), (0, 1), (2.0,), 3])
-def test_wrong_widths_are_refused(widths):
-    with pytest.raises(UserError, match="widths"):
-        draft_tree(NEAR, widths)

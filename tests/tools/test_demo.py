@@ -93,16 +93,6 @@ def test_masked_texts_are_those_of_generate(models):
         assert written(first)[i].count("·") > 0
 
 
-def test_what_cannot_be_made_is_said_in_a_sentence(models):
-    for make, method, asked, word in (
-        (demo.make_image, OVER_TOKENS, (2, -1.0), "cfg"),
-        (demo.make_text, BLOCK, ("Return", 4, -1), "temperature"),
-        (demo.make_masked, MOVES, ("Return", 4, -1), "temperature"),
-    ):
-        (shown,) = demo.told(make, models, method, 0, *asked)
-        assert re.fullmatch(r'<p class="wrong">[^<\n]+</p>', shown) and word in shown
-
-
 def test_without_gradio_it_says_what_to_install(monkeypatch, capsys):
     from cspd_jax.__main__ import main
 

@@ -70,18 +70,6 @@ def test_images_of_a_folder(made):
     np.testing.assert_array_equal(np.concatenate(list(found.batches(10))), images[order])
 
 
-def test_images_that_are_refused(tmp_path):
-    with pytest.raises(UserError, match="is neither an"):
-        open_images(tmp_path)
-    np.savez(tmp_path / "x.npz", arr_0=np.zeros((2, 4, 4, 3), np.float32))
-    with pytest.raises(UserError, match="float32"):
-        open_images(tmp_path / "x.npz")
-    for name, height in (("a.png", 12), ("b.png", 5)):
-        Image.fromarray(pictures(1)[0][:height]).save(tmp_path / name)
-    with pytest.raises(UserError, match=r"\(5, 20, 3\) and of \(12, 20, 3\)"):
-        list(open_images(tmp_path).batches(5))
-
-
 def test_a_folder_of_samples(tmp_path):
     """Shards of three images, read two at a time; also as 0.6 wrote them, with a record beside each."""
     tiny.save_mar(tmp_path / "model")

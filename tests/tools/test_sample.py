@@ -1,7 +1,5 @@
 """Many images in a folder: the same ones whatever happened meanwhile, and refused where they are not."""
 
-import json
-
 import jax
 import numpy as np
 import pytest
@@ -147,22 +145,3 @@ def test_known_tokens_stay(whole, target, tmp_path):
     )
     np.testing.assert_array_equal(made[:, :, :2], np.resize(given, made.shape)[:, :, :2])
     assert not np.array_equal(made[:2, :, 2:], given[:, :, 2:])
-
-
-def test_a_draw_given_up_is_not_lossless(plan, tmp_path):
-    sample.sample(plan, tmp_path)
-    assert sample.finish(tmp_path)["lossless"]
-    path = tmp_path / "shards" / "00001.npz"
-    np.savez(path, **{**next(sample.read(tmp_path, "arr_0", "labels", "finite")), "truncated": np.array([2])})
-    report = sample.finish(tmp_path)
-    assert not report["lossless"] and "2 draws from a residual were given up" in report["why"]
-    assert json.loads((tmp_path / "manifest.json").read_text())["lossless"]
-
-
-def test_a_model_that_diverges_stops_at_once(plan, tmp_path):
-    import dataclasses
-
-    params = jax.tree.map(lambda a: a * np.nan, plan.model.params)
-    diverging = dataclasses.replace(plan, model=dataclasses.replace(plan.model, params=params))
-    with pytest.raises(UserError, match="from number 0 on are all NaN"):
-        sample.sample(diverging, tmp_path)
