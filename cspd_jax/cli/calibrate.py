@@ -37,88 +37,70 @@ def add_parser(subparsers) -> None:
         help="one prompt per line, in the model's chat template (default: beginnings of the documentation of"
         " Python's standard library)",
     )
-    texts.add_argument("--n", type=positive, help=f"how many of the prompts (default: {_PROMPTS})")
-    texts.add_argument("--new-tokens", type=positive, help="places after each (default: 64)")
-    texts.add_argument("--block", type=positive, help="places to fill before later ones (default: 8)")
+    texts.add_argument(
+        "--n", type=positive, default=_PROMPTS, help=f"how many of the prompts (default: {_PROMPTS})"
+    )
+    texts.add_argument("--new-tokens", type=positive, default=64, help="places after each (default: 64)")
+    texts.add_argument(
+        "--block", type=positive, default=8, help="places to fill before later ones (default: 8)"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(func=run)
 
 
-_OF_TEXT = ("prompts", "n", "new_tokens", "block")
-_OF_IMAGES = ("respacing", "cfg", "cfg_schedule", "temperature")
-
-
 def run(args: argparse.Namespace) -> None:
+    from cspd_jax._utils import compilation
     from cspd_jax.converters import hf
     from cspd_jax.weights import models
 
+    compilation.use_cache()
     named = args.target in models.TEXT_DEFAULTS or hf.is_model_folder(args.target)
-    masked = named or models.kind_of(args.target) == "lm"
-    for name in _OF_IMAGES if masked else _OF_TEXT:
-        if getattr(args, name) is not None:
-            kind, other = ("an image model", "a language model")[:: 1 if masked else -1]
-            flag = {"respacing": "steps"}.get(name, name).replace("_", "-")
-            raise UserError(f"--{flag} is for {kind}, and {args.target} is {other}")
-    (_texts if masked else _chains)(args)
+    of_text = named or models.kind_of(args.target) == "lm"
+    (_texts if of_text else _chains)(args)
 
 
 def _texts(args: argparse.Namespace) -> None:
     from cspd_jax import masked
-    from cspd_jax._utils import compilation, limits
     from cspd_jax.masked import calibration, sets
     from cspd_jax.text.prompts import check_length
     from cspd_jax.training.data import text
     from cspd_jax.training.data.prompts import prompt_ids, read_lines
     from cspd_jax.weights import models
 
-    compilation.use_cache()
     model = models.load_text(args.target)
     if not model.config.mask_ids:
         raise UserError(f"{args.target} has no mask id, so it is not a masked-diffusion model")
     folder = _writable(args.target, args.target in models.TEXT_DEFAULTS, model.folder)
-    path = folder / sets.FILE
-    limits.is_there(path)  # found before the work if it cannot be replaced
-    count = args.n or _PROMPTS
-    prompt_ids(model, ())  # a model that cannot read them is refused before there are any
     if args.prompts is None:
         passages = [document.text for document in text.documents() if not document.held_out]
         begun = [passage[:_BEGINNING] for passage in passages if len(passage) > _BEGINNING]
-        prompts = prompt_ids(model, begun[:: max(1, len(begun) // count)][:count])
+        prompts = prompt_ids(model, begun[:: max(1, len(begun) // args.n)][: args.n])
     else:
-        prompts = prompt_ids(model, read_lines(args.prompts)[:count])
-    options = masked.Options(max_new_tokens=args.new_tokens or 64, block=args.block or 8)
+        prompts = prompt_ids(model, read_lines(args.prompts)[: args.n])
+    options = masked.Options(max_new_tokens=args.new_tokens, block=args.block)
     check_length(model.config, max(map(len, prompts)), options.max_new_tokens)
-    if args.n is not None and len(prompts) < args.n:
-        progress(f"there are {len(prompts)} prompts, not {args.n}; all of them are used")
     tables = calibration.fitted(model, prompts, options, progress=True)
-    sets.write(path, tables)
+    sets.write(folder / sets.FILE, tables)
     found = {"prompts": len(prompts), "texts": sorted(tables)}
-    print(json.dumps({"out": str(path), **found}) if args.json else path)
+    print(json.dumps({"out": str(folder / sets.FILE), **found}) if args.json else folder / sets.FILE)
 
 
 def _writable(name: str, shipped: bool, folder: Path | None) -> Path:
-    """The checkpoint's folder; UserError if nothing can be kept there."""
-    if shipped:
-        raise UserError(f"{name} comes with the package, which is not written to; copy its folder first")
-    if folder is None or not os.access(folder, os.W_OK):
-        raise UserError(f"{name} is not a checkpoint folder that can be written to; convert it first")
+    """Returns the checkpoint's folder; UserError if nothing can be kept there."""
+    if shipped or folder is None or not os.access(folder, os.W_OK):
+        raise UserError(f"{name} is not a checkpoint folder that can be written to; convert or copy it first")
     return folder
 
 
 def _chains(args: argparse.Namespace) -> None:
-    from cspd_jax._utils import compilation
     from cspd_jax.image import plan
     from cspd_jax.image.chain import calibration
     from cspd_jax.weights import models
 
-    compilation.use_cache()
-    if args.target in models.DEFAULTS:
-        _writable(args.target, True, None)
-    outline = models.describe(args.target)
-    take_own(args, outline)
-    options = plan.check(outline, [0], options=options_of(args)).options
     model = models.load(args.target)
-    folder = _writable(args.target, False, model.folder)
+    folder = _writable(args.target, args.target in models.DEFAULTS, model.folder)
+    take_own(args, model)
+    options = plan.check(model, [0], options=options_of(args)).options
     progress("calibrating")
     fitted = calibration.measure(model, options)
     path = folder / calibration.FOLDER / calibration.file_name(options)
