@@ -34,7 +34,7 @@ def add_parser(subparsers) -> None:
         dest="origin",
         choices=("data", "target", "both"),
         default="data",
-        help="learn on contexts from the preset's data, the target's own samples, or both in turn (data)",
+        help="language models: learn on rows of the data, on the target's own, or on both in turn (data)",
     )
     parser.add_argument(
         "--data",
@@ -46,7 +46,7 @@ def add_parser(subparsers) -> None:
         "--samples",
         type=positive,
         default=4096,
-        help="number of samples of the target, or of its answers (4096)",
+        help="number of rows that the target makes, or of its answers (4096)",
     )
     head = parser.add_argument_group("a head that drafts from a language model's states (preset text-states)")
     head.add_argument(
@@ -87,15 +87,18 @@ def run(args: argparse.Namespace) -> None:
         answers = args.prompts.absolute(), args.samples, args.ids
         trained = of_text.distill_head(config, args.out, target, *answers, mesh_of(args), progress)
         return finish(args, trained, start, "distill")
-    learned = absolute_name(args.init), args.origin, args.samples, mesh_of(args), progress
+    init, mesh = absolute_name(args.init), mesh_of(args)
     if isinstance(config, TextTrainConfig):
         from cspd_jax.training.text import recipes as of_text
 
-        trained = of_text.distill(config, args.out, target, *learned)
+        own = args.origin, args.samples
+        trained = of_text.distill(config, args.out, target, init, *own, mesh, progress)
     else:
         from cspd_jax.training.image import recipes as of_images
 
-        trained = of_images.distill(config, args.out, target or "default", *learned)
+        if args.origin != "data":
+            raise UserError("an image model is distilled on data; leave out --from")
+        trained = of_images.distill(config, args.out, target or "default", init, mesh)
     finish(args, trained, start, "distill")
 
 

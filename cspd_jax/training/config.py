@@ -76,11 +76,37 @@ class RunConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class TrainConfig(RunConfig):
+class ImageTrainConfig(RunConfig):
+    """The settings that runs of image models share.
+
+    copies: noise levels per token and step, MAR's diffusion batch multiplier; for a flow head its times.
+    label_drop: fraction of rows trained without their label.
+    sample_cfg: guidance scale of the sample pictures.
+    """
+
+    model: Any
+    data: DataConfig
+    copies: int = 4
+    label_drop: float = 0.1
+    sample_cfg: float = 1.0
+
+    def __post_init__(self):
+        super().__post_init__()
+        sampling_schedule(self.model.respacing)  # or the trained model could not be sampled
+
+
+@dataclasses.dataclass(frozen=True)
+class FlowTrainConfig(ImageTrainConfig):
+    """The settings of a run that trains a causal image model with a flow head."""
+
+    model: SphereConfig
+    data: DataConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainConfig(ImageTrainConfig):
     """The settings of a run that trains a MAR image model.
 
-    copies: MAR's diffusion batch multiplier, the noise levels per token and step.
-    label_drop: fraction of rows trained without their label.
     least_mask_ratio: the mask ratio is a normal with mean 1, truncated to [least_mask_ratio, 1].
     mask_ratio_deviation: the standard deviation of that normal.
     focus: share of the noise levels that are drawn where it is decided which of several things a token shows.
@@ -93,13 +119,10 @@ class TrainConfig(RunConfig):
     on_grid: positions begin as a row's vector plus a column's and the encoder's blocks as the identity, in
         place of MAR's random values, from which small models hardly learn which tokens belong together.
     buckets: number of ranges of the number of known tokens; the step is compiled once for each.
-    sample_cfg: guidance scale of the sample pictures.
     """
 
     model: MARConfig
     data: DataConfig
-    copies: int = 4
-    label_drop: float = 0.1
     least_mask_ratio: float = 0.7
     mask_ratio_deviation: float = 0.25
     focus: float = 0.0
@@ -108,36 +131,8 @@ class TrainConfig(RunConfig):
     settle: int = 0
     on_grid: bool = False
     buckets: int = 4
-    sample_cfg: float = 1.0
 
     PHASES = ("warmup", "decay", "settle")
-
-    def __post_init__(self):
-        super().__post_init__()
-        sampling_schedule(self.model.respacing)  # or the trained model could not be sampled
-
-
-@dataclasses.dataclass(frozen=True)
-class FlowTrainConfig(RunConfig):
-    """The settings of a run that trains a causal image model with a flow head.
-
-    copies: times and noises per token and step.
-    label_drop: fraction of rows trained without their label.
-    sample_cfg: guidance scale of the sample pictures.
-    """
-
-    model: SphereConfig
-    data: DataConfig
-    copies: int = 4
-    label_drop: float = 0.1
-    sample_cfg: float = 1.0
-
-    def __post_init__(self):
-        super().__post_init__()
-        sampling_schedule(self.model.respacing)  # or the trained model could not be sampled
-
-
-ImageTrainConfig = TrainConfig | FlowTrainConfig
 
 
 @dataclasses.dataclass(frozen=True)

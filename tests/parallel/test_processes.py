@@ -121,10 +121,9 @@ def assert_same_losses(folder):
 
 
 def test_distill(tmp_path):
-    """On the data and on samples that the target makes once."""
     alone(*TRAIN, "--out", tmp_path / "target")
     target = tmp_path / "target" / "model"
-    distill = ("distill", *TRAIN[1:], "--target", target, "--from", "both", "--samples", "64", "--json")
+    distill = ("distill", *TRAIN[1:], "--target", target, "--json")
     (out, told, code), (silent, _, other) = both(*distill, "--out", tmp_path / "two")
     assert (code, other) == (0, 0), told
     alone(*distill, "--out", tmp_path / "one")

@@ -1,6 +1,7 @@
 """Data sets: reproducible, disjoint splits, sane values; bad files and folders are reported."""
 
 import shutil
+import subprocess
 
 import numpy as np
 import pytest
@@ -172,6 +173,17 @@ def test_what_is_a_class(tmp_path):
         list_images(str(tmp_path))
 
 
+def test_empty_folders_are_errors(tmp_path):
+    with pytest.raises(UserError, match="does not exist"):
+        Folder(FolderConfig(str(tmp_path / "none")))
+    (tmp_path / "a").mkdir()
+    with pytest.raises(UserError, match="holds no images"):
+        Folder(FolderConfig(str(tmp_path)))
+    (tmp_path / "a" / "x.png").write_bytes(b"")
+    with pytest.raises(UserError, match=r"none of the 1 images .* unreadable"):
+        Folder(FolderConfig(str(tmp_path)), progress=False)
+
+
 def test_a_preset_takes_its_sizes_from_the_pictures(tmp_path):
     def pictures(name, mode, size, count=4):
         (tmp_path / name).mkdir(parents=True)
@@ -283,6 +295,24 @@ def test_latents_of_a_real_autoencoder(tmp_path):
     assert np.array_equal(batch.labels, pixels.labels)
     error = (batch.images / 0.2325 - posterior.mean) / posterior.std
     assert abs(float(error.mean())) < 0.3 and abs(float(error.std()) - 1) < 0.2
+
+
+def test_pictures_that_are_not_read(tmp_path, monkeypatch):
+    """By their content, not their name; and by what they declare, before a pixel is decoded."""
+    path = tmp_path / "x.png"
+    path.write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 100 100\n%%EndComments\nshowpage\n%%EOF\n")
+    started = []
+    monkeypatch.setattr(subprocess, "check_call", lambda *a, **k: started.append(a))
+    monkeypatch.setattr(subprocess, "run", lambda *a, **k: started.append(a))
+    with pytest.raises(UserError, match="unreadable"):
+        read_image(path, 8, 3)
+    assert not started
+    Image.new("1", (9000, 9000)).save(path)
+    with pytest.raises(UserError, match="9000x9000 has more than 67108864 pixels"):
+        read_image(path, 8, 3)
+    Image.new("RGB", (20, 4)).save(path)
+    with pytest.raises(UserError, match="20x4 is smaller than 8x8"):
+        read_image(path, 8, 3)
 
 
 def test_pictures_without_contrast_or_noise():

@@ -13,8 +13,6 @@ from cspd_jax.errors import UserError
 from cspd_jax.image.pixels import patchify
 from cspd_jax.networks.mar import MARModel, init_params
 from cspd_jax.training.data.digits import Digits
-from cspd_jax.training.data.source import Alternating
-from cspd_jax.training.image.data import TargetSamples
 from cspd_jax.training.image.distillation import (
     Teacher,
     buckets,
@@ -111,24 +109,3 @@ def test_contexts_of_every_length_are_drawn_equally_often():
 def test_pairs_that_do_not_fit_are_refused(change, match):
     with pytest.raises(UserError, match=match):
         check_pair(dataclasses.replace(TINY.model, **change), TINY.model)
-
-
-def test_samples_of_the_target_are_kept_and_checked(tmp_path):
-    names = DIGITS.class_names
-    first = TargetSamples(teacher(), names, 100, tmp_path)
-    files = sorted(p.name for p in tmp_path.iterdir())
-    assert files == ["samples_00000.npz", "samples_00001.npz"]
-    stamps = [p.stat().st_mtime_ns for p in sorted(tmp_path.iterdir())]
-    again = TargetSamples(teacher(), names, 100, tmp_path)
-    assert [p.stat().st_mtime_ns for p in sorted(tmp_path.iterdir())] == stamps
-    for index in (0, 3):
-        np.testing.assert_array_equal(first.batch(index, 32).images, again.batch(index, 32).images)
-    assert sorted(first.batch(0, 128).labels) == sorted(np.arange(128) % 10)
-    with pytest.raises(UserError, match="another target or seed"):
-        TargetSamples(teacher(), names, 100, tmp_path, seed=1)
-    (tmp_path / files[0]).write_bytes(b"PK\x03\x04 damaged")
-    with pytest.raises(UserError, match="damaged"):
-        TargetSamples(teacher(), names, 100, tmp_path)
-    both = Alternating(DIGITS, first)
-    np.testing.assert_array_equal(both.batch(3, 8).images, first.batch(1, 8).images)
-    np.testing.assert_array_equal(both.batch(4, 8).images, DIGITS.batch(2, 8).images)

@@ -4,6 +4,8 @@ import dataclasses
 import functools
 import json
 import shutil
+import threading
+import time
 
 import jax
 import jax.numpy as jnp
@@ -22,10 +24,10 @@ from cspd_jax.training.data.prompts import prompt_ids
 from cspd_jax.training.data.text import TextConfig
 from cspd_jax.training.step import first_state
 from cspd_jax.training.text import states
-from cspd_jax.training.text.answers import TEMPERATURE, Answers, answered
+from cspd_jax.training.text.answers import Answers
 from cspd_jax.training.text.objective import TextTeacher
 from cspd_jax.training.text.recipes import head_config
-from cspd_jax.weights import models
+from cspd_jax.weights import chat, models
 from cspd_jax.weights.chat import chat_ids, chat_template
 from cspd_jax.weights.tokenizers import load_tokenizer
 
@@ -104,20 +106,6 @@ def test_answers_are_made_once(answers, tmp_path):
     for changed in ((PROMPTS[1:], LAYERS), (PROMPTS, (0,))):
         with pytest.raises(UserError, match="another target or seed"):
             Answers(teacher(), changed[0], LENGTH, 64, tmp_path, changed[1])
-
-
-def test_answers_are_drawn_at_their_temperature():
-    """The first id after one prompt, of many rows: within 4.5 deviations of its probability."""
-    count = 4096
-    rows = np.tile(np.array([1, 7, 0], np.int32), (count, 1))
-    given, warm = np.full(count, 2, np.int32), np.full(count, TEMPERATURE, np.float32)
-    made = answered(TARGET, params(), jax.random.key(0), rows, given, warm, (0,))
-    drawn = np.asarray(made.tokens)[:, 2]
-    logits = text_models.logits(TARGET, params(), rows[:1])[0, 1].astype(np.float64) / TEMPERATURE
-    chance = np.exp(logits) / np.exp(logits).sum()
-    for x in np.argsort(-chance)[:10]:
-        assert abs((drawn == x).mean() - chance[x]) < 4.5 * np.sqrt(chance[x] * (1 - chance[x]) / count)
-    assert 0.02 < chance.max() < 0.95
 
 
 def learner(**changed):
@@ -232,6 +220,26 @@ def test_prompts_are_put_into_the_chat_template(target, tmp_path):
     with pytest.raises(UserError, match="the chat template makes no tokens of these messages"):
         chat_ids(load_tokenizer(talker), lambda messages: "", said)
     assert chat_template(None) is None
+
+
+def test_templates_of_strangers(tmp_path, monkeypatch):
+    """JSON is that of transformers; what does not end is ended."""
+    pytest.importorskip("jinja2")
+    settings = tmp_path / "tokenizer_config.json"
+    said = [{"role": "tool", "content": "if a<b & c: print('é')"}]
+    settings.write_text(json.dumps({"chat_template": "{{ messages[0]['content'] | tojson }}"}))
+    assert chat_template(tmp_path)(said) == "\"if a<b & c: print('é')\""
+    endless = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+    settings.write_text(json.dumps({"chat_template": endless}))
+    monkeypatch.setattr(chat, "_SECONDS", 0.2)
+    before = threading.active_count()
+    with pytest.raises(UserError, match=r"cannot be filled in \(that takes longer than 0.2 s\)"):
+        chat_template(tmp_path)(said)
+    for _ in range(100):
+        if threading.active_count() == before:
+            break
+        time.sleep(0.1)
+    assert threading.active_count() == before
 
 
 @pytest.mark.slow

@@ -19,6 +19,7 @@ from cspd_jax.networks.lm import LM, abstract_params, init_params
 from cspd_jax.training.config import TextTrainConfig, with_settings
 from cspd_jax.training.data.text import Document, TextConfig, Texts
 from cspd_jax.training.placement import Placement
+from cspd_jax.training.presets import TEXT_PRESETS, byte_model
 from cspd_jax.training.run import run
 from cspd_jax.training.text.distillation import PROMPT, TargetTexts, agreement
 from cspd_jax.training.text.objective import (
@@ -31,7 +32,6 @@ from cspd_jax.training.text.objective import (
     masked_view,
     overlapping,
 )
-from cspd_jax.training.text.presets import TEXT_PRESETS, byte_model
 from cspd_jax.training.text.recipes import check_vocabulary, from_rows, init_state, initial_params, text_step
 from cspd_jax.weights import models
 from cspd_jax.weights.tokenizers import END_OF_TEXT

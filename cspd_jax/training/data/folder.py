@@ -137,23 +137,9 @@ def _to_pixels(stored: np.ndarray) -> np.ndarray:
     return stored.astype(np.float32) / 127.5 - 1
 
 
-class Look(NamedTuple):
-    """What a folder of images is like, by the headers of some files.
-
-    classes: how many.
-    images: how many files.
-    side: pixels of the shorter side of most of them, or of more.
-    channels: 1 if all are grey, else 3.
-    """
-
-    classes: int
-    images: int
-    side: int
-    channels: int
-
-
-def look(root: str) -> Look:
-    """Looks at some files of a folder; UserError if none can be read."""
+def look(root: str) -> tuple[int, int, int, int]:
+    """Looks at the headers of some files of a folder, and returns how many classes and images it has, the
+    pixels of the shorter side of most of them, or of more, and 1 channel if all are grey, else 3."""
     names, files = list_images(root)
     sides, grey = [], True
     for file in files[:: -(-len(files) // _LOOKED_AT)]:
@@ -162,7 +148,7 @@ def look(root: str) -> Look:
             grey &= opened.mode in ("1", "L", "I;16")
     if not sides:
         raise UserError(f"none of the {len(files)} images in {root} can be read")
-    return Look(len(names), len(files), sorted(sides)[len(sides) // 4], 1 if grey else 3)
+    return len(names), len(files), sorted(sides)[len(sides) // 4], 1 if grey else 3
 
 
 def list_images(root: str) -> tuple[tuple[str, ...], list[ImageFile]]:

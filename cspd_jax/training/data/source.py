@@ -35,19 +35,6 @@ class Source(Batches, Protocol):
     class_names: tuple[str, ...]
 
 
-class Alternating:
-    """The batches of two data sets of the same kind in turn."""
-
-    def __init__(self, first: Any, second: Any):
-        self._sources = (first, second)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._sources[0], name)
-
-    def batch(self, index: int, size: int, *, seed: int = 0, split: Split = "train") -> Any:
-        return self._sources[index % 2].batch(index // 2, size, seed=seed, split=split)
-
-
 def generator(seed: int, split: Split, *numbers: int) -> np.random.Generator:
     """Returns the random numbers of (seed, split, numbers); different ones are independent."""
     return np.random.default_rng([_SPLITS[split], seed, *numbers])

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from cspd_jax.networks.config import SphereConfig
 from cspd_jax.networks.sphere import Backbone, full_forward, make_head
-from cspd_jax.training.config import FlowTrainConfig
+from cspd_jax.training.config import ImageTrainConfig
 from cspd_jax.training.step import Metrics, Purpose, TrainState, descend, run_key
 
 Array = jax.Array
@@ -60,7 +60,7 @@ def flow_objective(
 
 @functools.partial(jax.jit, static_argnames=("config",), donate_argnames=("state",))
 def flow_step(
-    config: FlowTrainConfig, state: TrainState, tokens: Array, labels: Array
+    config: ImageTrainConfig, state: TrainState, tokens: Array, labels: Array
 ) -> tuple[TrainState, Metrics]:
     """Takes one step. tokens: [B, L, C] by position. labels: [B]."""
     key = jax.random.fold_in(run_key(config.seed, Purpose.STEP), state.step)

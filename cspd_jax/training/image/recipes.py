@@ -21,16 +21,16 @@ from cspd_jax.networks.config import SphereConfig
 from cspd_jax.networks.mar import MARModel
 from cspd_jax.networks.registry import kind_name, kind_of
 from cspd_jax.parallel import processes, replicate
-from cspd_jax.training.config import FlowTrainConfig, ImageTrainConfig, TrainConfig
-from cspd_jax.training.data.source import Alternating, Source
+from cspd_jax.training.config import ImageTrainConfig, TrainConfig
+from cspd_jax.training.data.source import Source
 from cspd_jax.training.data.words import Words
 from cspd_jax.training.image import distillation, masking
-from cspd_jax.training.image.data import TargetSamples, kl16_encoder, make_source
+from cspd_jax.training.image.data import kl16_encoder, make_source
 from cspd_jax.training.image.distillation import Teacher, check_pair, distill_step, path_acceptance
 from cspd_jax.training.image.flow import flow_step
 from cspd_jax.training.image.step import init_state, n_known, train_step
 from cspd_jax.training.placement import Placement, gathered
-from cspd_jax.training.run import Learning, Tell, Trained, begin, run
+from cspd_jax.training.run import Learning, Trained, begin, run
 from cspd_jax.training.step import Metrics, Purpose, TrainState, first_state, run_key
 from cspd_jax.weights import models
 
@@ -67,37 +67,26 @@ def distill(
     out: pathlib.Path,
     target: str = "default",
     init: str | None = None,
-    origin: str = "data",
-    samples: int = 4096,
     mesh: Mesh | None = None,
-    tell: Tell = print,
 ) -> Trained:
-    """Trains a draft for the target of that name in the folder `out`, and measures its acceptance.
-
-    origin: whether it learns on contexts from the "data", from so many `samples` of the "target", or "both".
-    """
+    """Trains a draft for the target of that name in the folder `out`, and measures its acceptance."""
     if not isinstance(config, TrainConfig):
         raise UserError("a draft of a causal image model is trained on its data, by cspd-jax train")
     model = models.load(target)
     teacher = Teacher(model.config, model.params)
     check_pair(config.model, model.config)
     first = _first_state(config, init)
-    begin(out, config, command="distill", target=target, init=init, origin=origin, samples=samples)
-    data = source = make_source(config.data)
-    check_fit(config, data)
-    data.batch(0, 1, split="held-out")  # an empty split is reported now, not after the run
-    if origin != "data":
-        tell(f"making {samples} samples of the target")
-        with processes.first_alone("the samples are made"):
-            made = TargetSamples(teacher, data.class_names, samples, out / "samples", config.seed)
-        source = made if origin == "target" else Alternating(data, made)
+    begin(out, config, command="distill", target=target, init=init)
+    source = make_source(config.data)
+    check_fit(config, source)
+    source.batch(0, 1, split="held-out")  # an empty split is reported now, not after the run
     placement = Placement(config.batch, mesh)
     learning = from_target(config, teacher._replace(params=replicate(placement.mesh, model.params)), source)
     on_sample = pictures(config, out / "pictures") if config.model.vae_stride == 1 else None
     state = run(config, out, first, learning, placement, on_sample)
     params = gathered(state.ema)
-    report = measure(teacher, config, params, data) if processes.is_first() else {}
-    return Trained("mar", config, params, {"class_names": list(data.class_names)}, report)
+    report = measure(teacher, config, params, source) if processes.is_first() else {}
+    return Trained("mar", config, params, {"class_names": list(source.class_names)}, report)
 
 
 def from_data(config: ImageTrainConfig, source: Source) -> Learning:
@@ -116,7 +105,7 @@ def from_data(config: ImageTrainConfig, source: Source) -> Learning:
         return patchify(images, model.patch_size), labels, hints
 
     def step(number: int, state: TrainState, batch: Any) -> tuple[TrainState, Metrics]:
-        if isinstance(config, FlowTrainConfig):
+        if not isinstance(config, TrainConfig):
             return flow_step(config, state, *batch[:2])
         known = n_known(config, number)
         return train_step(config, masking.find_bucket(buckets, known), state, *batch, np.int32(known))

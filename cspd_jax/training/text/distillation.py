@@ -15,7 +15,7 @@ from cspd_jax._utils.files import fingerprint, kept_array
 from cspd_jax.errors import UserError
 from cspd_jax.keys import seed_key
 from cspd_jax.networks.lm import LM
-from cspd_jax.training.data.source import Split, shuffled
+from cspd_jax.training.data.source import Batches, Split, shuffled
 from cspd_jax.training.data.text import Texts
 from cspd_jax.training.step import Purpose, run_key
 from cspd_jax.training.text.objective import TextTeacher, View, divergence, view, within
@@ -66,6 +66,16 @@ def continued(model: LM, params: Any, key: Array, rows: Array) -> Array:
     start = model.empty_cache(batch, length), rows[:, 0]
     _, drawn = jax.lax.scan(step, start, jnp.arange(length - 1))
     return jnp.concatenate([rows[:, :1], drawn.T], axis=1)
+
+
+class InTurn:
+    """The batches of two sets of rows in turn."""
+
+    def __init__(self, first: Batches, second: Batches):
+        self._rows = (first, second)
+
+    def batch(self, index: int, size: int, *, seed: int = 0, split: Split = "train") -> np.ndarray:
+        return self._rows[index % 2].batch(index // 2, size, seed=seed, split=split)
 
 
 class Agreement(NamedTuple):

@@ -22,14 +22,14 @@ from cspd_jax.networks.lm_config import LMConfig
 from cspd_jax.parallel import processes, replicate
 from cspd_jax.training.config import HeadTrainConfig, TextTrainConfig
 from cspd_jax.training.data.prompts import prompt_ids, read_lines
-from cspd_jax.training.data.source import Alternating, Batches
+from cspd_jax.training.data.source import Batches
 from cspd_jax.training.data.text import Texts
 from cspd_jax.training.placement import Placement, gathered
 from cspd_jax.training.run import Learning, OnSample, Tell, Trained, begin, run
 from cspd_jax.training.step import Metrics, Purpose, TrainState, descend, first_state, run_key
 from cspd_jax.training.text import states
 from cspd_jax.training.text.answers import Answers, check_prompts
-from cspd_jax.training.text.distillation import TargetTexts, agreement
+from cspd_jax.training.text.distillation import InTurn, TargetTexts, agreement
 from cspd_jax.training.text.objective import (
     TextTeacher,
     bits_per_byte,
@@ -93,7 +93,7 @@ def distill(
         teacher = TextTeacher(model.config, model.params)
         with processes.first_alone("the samples are made"):
             made = TargetTexts(teacher, texts, samples, out / "samples", config.seed)
-        rows = made if origin == "target" else Alternating(texts, made)
+        rows = made if origin == "target" else InTurn(texts, made)
     placement = Placement(config.batch, mesh)
     learning = from_rows(config, rows, TextTeacher(model.config, replicate(placement.mesh, model.params)))
     state = run(config, out, first, learning, placement, _glances(config, texts, out, tell))
