@@ -41,10 +41,9 @@ def command(*arguments):
         (["text", "--method", "tree", "--gamma", "3"], "--gamma is not for draft trees"),
         (["convert", "default", "/proc/xx"], "/proc/xx cannot be made: /proc is not writable"),
         (["convert", "", "there"], "the name of what should be converted is empty"),
-        (["train", "--preset", "", "--out", "made"], "preset '' is unknown"),
-        (["train", "--out", "run", "--data", "here"], "the image folder 'here' does not exist"),
-        (["train", "--out", "run", "--preset", "folder"], "say where they are with --data DIR"),
-        (["distill", "--out", "run", "--preset", "text-states"], "--target is missing"),
+        (["train", "--preset", "nosuch", "--out", "made"], "preset 'nosuch' is unknown"),
+        (["train", "--out", "run", "--data", "here"], "here' does not exist; name one with --data"),
+        (["distill", "--out", "run", "--preset", "text-states"], "give --target and --prompts"),
     ],
 )
 def test_what_cannot_be(arguments, sentence, tmp_path, monkeypatch, capsys):
