@@ -104,7 +104,7 @@ def bad_files(folder):
     [
         (["convert", "none.pth", "out"], "none.pth does not exist"),
         (["convert", "text.pth", "out"], "not a PyTorch checkpoint"),
-        (["convert", "short.pth", "out"], "truncated or damaged"),
+        (["convert", "short.pth", "out"], "is damaged, or no PyTorch checkpoint"),
         (["convert", "evil.pth", "out"], "posix.system, which is not among"),
         (["convert", "part.pth", "out"], "missing decoder_embed.weight"),
         (["convert", TINY, "out"], "--heads ENC,DEC"),

@@ -56,6 +56,7 @@ def test_logits_are_pytorch_s(folder, name, tmp_path, capsys):
     assert main(["info", str(folder / name)]) == 0 and "eagle" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_it_drafts_as_it_is_published(folder):
     """A folder that was not converted; without named layers they are the published ones of its target."""
     lm = text_models.model(40, dtype=jnp.float32, width=24, depth=8, head_dim=6)

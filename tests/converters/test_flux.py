@@ -112,7 +112,8 @@ def folder(tmp_path_factory):
 ASKED = ("--prompt-ids", "5,86,7,92", "--grid", "2x3", "--n", "1", "--steps", "4", "--method", "plain")
 
 
-@pytest.mark.parametrize("converted", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("converted", [False, True])
 def test_a_prompt_becomes_a_picture(folder, tmp_path, converted):
     """The latents of the model, decoded by hand, are the picture."""
     if converted:

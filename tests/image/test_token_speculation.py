@@ -149,7 +149,7 @@ SLOW = (
 )
 
 
-@pytest.mark.quick("self, guided", "self, few steps", "self, guidance of its own")
+@pytest.mark.quick("self, few steps", "self, guidance of its own")
 @pytest.mark.parametrize(
     "options",
     [pytest.param(c, id=name, marks=[pytest.mark.slow] * (name in SLOW)) for name, c in CASES.items()],

@@ -54,6 +54,7 @@ def runs_on_tiny_models(name: str, folder: Path) -> None:
     assert {p.name for p in folder.iterdir()} <= {".cache"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", QUICK)
 def test_what_is_quick_runs_on_tiny_models(name, tmp_path):
     runs_on_tiny_models(name, tmp_path)

@@ -277,7 +277,7 @@ def test_only_causal_models_are_decoded():
         text.generate(None, (lm, text_models.params(lm)), [[1]])
 
 
-@pytest.mark.parametrize("sampling", [{}, SAMPLED])
+@pytest.mark.parametrize("sampling", [{}, pytest.param(SAMPLED, marks=pytest.mark.slow)])
 def test_batches_give_the_texts_of_one_batch(sampling):
     """Sorted by length, filled up, and put back in order; each text has its own key and its own numbers."""
     target = text_models.model()

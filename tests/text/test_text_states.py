@@ -178,6 +178,7 @@ def test_a_tree_of_one_child_each_is_the_chain(float64):
         text.head_tree(text.look_up_or(chain))
 
 
+@pytest.mark.slow
 def test_ids_that_pad_the_target_s_vocabulary_are_never_drafted(float64):
     """A head may have all of them: they neither are drawn nor take the noise of others."""
     lm = text_models.model(8, padding=3, depth=2)

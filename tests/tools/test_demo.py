@@ -73,6 +73,7 @@ def test_the_exact_way_is_complete_first(models):
     assert sides[-1][0].count(" s, complete") == sides[-1][1].count(" s, complete") == 1
 
 
+@pytest.mark.slow
 def test_texts_are_those_of_generate(models, temperature=0.8):
     *_, last = demo.told(demo.make_text, models, BLOCK, SEED, PROMPT, NEW, temperature)
     tokenizer, key = models.reads[0], seed_key(SEED)
@@ -83,6 +84,7 @@ def test_texts_are_those_of_generate(models, temperature=0.8):
         assert f"{info.calls.target_passes} passes of the target and {info.calls.draft_passes} of the" in last
 
 
+@pytest.mark.slow
 def test_masked_texts_are_those_of_generate(models):
     first, *_, last = demo.told(demo.make_masked, models, MOVES, SEED, PROMPT, NEW, 0)
     tokenizer, options = models.reads[1], masked.Options(max_new_tokens=NEW)

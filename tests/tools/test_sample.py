@@ -123,6 +123,7 @@ def test_other_samples_are_refused(whole, target, tmp_path, capsys):
     assert "is not empty and holds no samples" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_latents_need_an_autoencoder_or_stay_tokens(tmp_path, capsys):
     target = tiny.save_mar(tmp_path / "latents", tiny.LATENTS, names=None)
     assert command(target, tmp_path / "a", "--png") == 2

@@ -83,6 +83,7 @@ def test_distilling_brings_the_draft_closer():
     assert np.mean(idle) > first / 2
 
 
+@pytest.mark.slow
 def test_divergence_of_the_target_from_itself_is_zero():
     state = init_state(RUN)._replace(params=jax.tree.map(jnp.copy, teacher().params))
     images, labels = DIGITS.batch(0, RUN.batch)

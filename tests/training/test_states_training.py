@@ -222,26 +222,6 @@ def test_prompts_are_put_into_the_chat_template(target, tmp_path):
     assert chat_template(None) is None
 
 
-def test_templates_of_strangers(tmp_path, monkeypatch):
-    """JSON is that of transformers; what does not end is ended."""
-    pytest.importorskip("jinja2")
-    settings = tmp_path / "tokenizer_config.json"
-    said = [{"role": "tool", "content": "if a<b & c: print('é')"}]
-    settings.write_text(json.dumps({"chat_template": "{{ messages[0]['content'] | tojson }}"}))
-    assert chat_template(tmp_path)(said) == "\"if a<b & c: print('é')\""
-    endless = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
-    settings.write_text(json.dumps({"chat_template": endless}))
-    monkeypatch.setattr(chat, "_SECONDS", 0.2)
-    before = threading.active_count()
-    with pytest.raises(UserError, match=r"cannot be filled in \(that takes longer than 0.2 s\)"):
-        chat_template(tmp_path)(said)
-    for _ in range(100):
-        if threading.active_count() == before:
-            break
-        time.sleep(0.1)
-    assert threading.active_count() == before
-
-
 @pytest.mark.slow
 def test_the_command(target, prompts, tmp_path, monkeypatch, capsys):
     """A run that was stopped ends like one that was not; its head drafts for the target, and greedy text is

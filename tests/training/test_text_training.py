@@ -289,6 +289,7 @@ def test_rows_are_no_longer_than_the_model():
         with_settings(TINY, ["data.length=2048"])
 
 
+@pytest.mark.slow
 def test_the_commands(tmp_path, capsys, monkeypatch):
     """Train a target, distil a draft of it from its own samples and the data."""
     monkeypatch.setattr("cspd_jax.training.data.text.documents", lambda: CORPUS)

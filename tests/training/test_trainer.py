@@ -123,6 +123,7 @@ class Interrupting(Digits):
         return super().batch(index, size, seed=seed, split=split)
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_is_saved_and_continues_bit_for_bit(tmp_path, whole, capsys):
     with pytest.raises(KeyboardInterrupt):
         trained(tmp_path, source=Interrupting(TINY.data))
@@ -310,6 +311,7 @@ def test_settings_by_name():
     assert in_steps(TINY, 20) == dataclasses.replace(TINY, steps=20)
 
 
+@pytest.mark.slow
 def test_the_command(tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(presets.PRESETS, "tiny", dataclasses.replace(TINY, sample_every=1000))
     out = tmp_path / "run"
@@ -330,6 +332,7 @@ def test_the_command(tmp_path, capsys, monkeypatch):
     assert "begun with another seed" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_run_that_diverged_is_no_model(tmp_path, capsys, monkeypatch):
     config = dataclasses.replace(TINY, steps=2, warmup=0, decay=0, learning_rate=float("nan"))
     monkeypatch.setitem(presets.PRESETS, "tiny", config)
