@@ -4,8 +4,6 @@ import dataclasses
 import functools
 import json
 import shutil
-import threading
-import time
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +25,7 @@ from cspd_jax.training.text import states
 from cspd_jax.training.text.answers import Answers
 from cspd_jax.training.text.objective import TextTeacher
 from cspd_jax.training.text.recipes import head_config
-from cspd_jax.weights import chat, models
+from cspd_jax.weights import models
 from cspd_jax.weights.chat import chat_ids, chat_template
 from cspd_jax.weights.tokenizers import load_tokenizer
 
