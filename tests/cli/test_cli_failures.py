@@ -161,6 +161,7 @@ def test_a_reader_that_goes_away():
     assert done.stdout == "path:"[:5] and "Traceback" not in done.stderr and "Exception" not in done.stderr
 
 
+@pytest.mark.slow
 def test_images_are_written_before_they_are_compared(tmp_path, monkeypatch, capsys):
     """Ctrl-C in the comparison loses nothing."""
     from cspd_jax.image import comparison

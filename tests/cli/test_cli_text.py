@@ -89,6 +89,7 @@ def test_match_repeats_plain_sampling(folders, capsys):
     assert found["reference"]["top_k"] == 20 and found["plan"]["adapt"]
 
 
+@pytest.mark.slow
 def test_prompts_some_at_a_time(folders, capsys):
     """Texts come back in the order of their prompts, whatever batch they were in."""
     prompts = [arg for ids in ("1,2,3,4", "5", "7,8,9", "5,6", "2,2,2") for arg in ("--prompt-ids", ids)]

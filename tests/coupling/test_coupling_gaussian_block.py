@@ -171,6 +171,15 @@ WRONG = {
 }
 
 
+QUICK = (
+    "pi begins anew with each transition",
+    "a proposal weighs as if pi were 1",
+    "one number for all coins",
+    "the trials of all coins are the same",
+)
+
+
+@pytest.mark.quick(*QUICK)
 @pytest.mark.parametrize("name", WRONG)
 def test_almost_right_blocks_are_refuted(name, monkeypatch):
     """By the law of whole paths, by that of independent fair coins, or by that of their trials."""

@@ -214,6 +214,7 @@ def test_windows_at_once(misreported):
 BAD = {"drafter": biased(), "windows": (8,), "rows": 64, "trajectory": True}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "final_noise, temperature", [pytest.param(True, 1.0, marks=pytest.mark.slow), (False, 0.9)]
 )
@@ -403,6 +404,7 @@ def test_nothing_random_of_a_call_is_used_twice(monkeypatch):
     assert np.all(np.abs(of_coins - noise).max(axis=(0, 2)) > 0.1)
 
 
+@pytest.mark.slow
 def test_a_perfect_guess_takes_the_fewest_calls():
     """Point masses: x_0-hat never moves. Everything is accepted: 2 calls of M = 2, and 96 / 24."""
     head = GaussianData("ddim100", 0.25, 0.0)

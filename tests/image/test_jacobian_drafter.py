@@ -65,7 +65,7 @@ def test_what_the_head_says_of_gaussian_data(spec):
     np.testing.assert_allclose(curvature.covariance[used], expected, rtol=0.03, atol=2e-3)
 
 
-@pytest.mark.quick("ddim100")
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", HEADS)
 def test_it_saves_calls_and_keeps_the_law(spec):
     """256 tokens; false alarm of each of three tests 1e-4. Where x_0-hat is linear in the state it is guessed

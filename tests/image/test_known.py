@@ -242,6 +242,7 @@ def test_one_program_for_all_masks(models):
     assert sample._cache_size() == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cfg", [1.0, pytest.param(2.0, marks=pytest.mark.slow)])
 def test_a_causal_model_keeps_a_prefix(cfg):
     """What it made of whole images, from their first 40 and 63 tokens on; without guidance, for with it

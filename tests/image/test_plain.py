@@ -74,6 +74,7 @@ def test_batch_shapes_agree_in_float64(guided, cfg):
     np.testing.assert_allclose(single, together, atol=2e-4 * max(1, np.abs(together).max() / 10))
 
 
+@pytest.mark.slow
 def test_labels_and_guidance_change_the_result():
     assert np.abs(draw(labels=jnp.array([4, 1, -1, 9]))[0] - base()[0]).max() > 1e-3
     strong = draw(guided=True, cfg=3.0)

@@ -311,6 +311,7 @@ def test_what_cannot_be_started_from(run, argv, sentence):
     assert err.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_causal_model_keeps_what_comes_first(run, monkeypatch):
     argv = ["generate", "--target", "default-causal", "--labels", "0", "--out", "made", "--image", "x.png"]
     Image.fromarray(np.zeros((32, 32), np.uint8)).save("x.png")

@@ -316,6 +316,7 @@ def test_steps_of_speculation_are_those_of_the_chain(model):
 # The command line.
 
 
+@pytest.mark.slow
 def test_prompts_in_one_call(tmp_path):
     """The same images as by ids."""
     folder = tiny.with_tokenizer(tiny.write(tmp_path / "model", {**tiny.CONFIG, "latent_size": 2}))

@@ -259,6 +259,7 @@ def test_block_verification_needs_fresh_noise_every_round():
         assert (counts_p_value(second, probs) > FALSE_ALARM) == right
 
 
+@pytest.mark.slow
 def test_block_verification_accepts_more():
     """N = 20 000; the gain is more than five standard errors."""
     accepted = [generated(rule, "near", SAMPLED).info.accepted for rule in ("google", "block")]

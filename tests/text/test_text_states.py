@@ -159,6 +159,7 @@ def test_look_up_before_another_drafter(float64, of):
         text.look_up_or(text.PromptLookup())
 
 
+@pytest.mark.slow
 def test_a_tree_of_one_child_each_is_the_chain(float64):
     """The same drafts, accepted as often; and wider ones give the target's text in fewer rounds."""
     target, head = pair()

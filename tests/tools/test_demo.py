@@ -51,6 +51,7 @@ def written(shown):
     return [html.unescape(re.sub(r"</?span[^>]*>", "", part)) for part in parts]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", [OVER_TOKENS, pytest.param(ALONG_CHAINS, marks=pytest.mark.slow)])
 def test_pictures_are_those_of_generate(models, method):
     turns = list(demo.told(demo.make_image, models, method, SEED, 2, 1.5))

@@ -166,6 +166,7 @@ def test_only_the_published_weights_give_fid(made, network, report):
     assert len(lines) == len(starts) and all(map(str.startswith, lines, starts))
 
 
+@pytest.mark.slow
 def test_the_command_and_its_statistics(made, network, report, tmp_path, capsys):
     """Statistics made of a set stand for it; they know the network that saw it."""
     file, folder = tmp_path / "b.npz", tmp_path / "converted"

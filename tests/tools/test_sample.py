@@ -135,6 +135,7 @@ def test_latents_need_an_autoencoder_or_stay_tokens(tmp_path, capsys):
     assert joined(tmp_path / "c", "arr_0").shape == (10, 8, 8, 3)
 
 
+@pytest.mark.slow
 def test_known_tokens_stay(whole, target, tmp_path):
     """Image i begins with picture i modulo M of --image; here with its own left half."""
     start = tmp_path / "start.npz"

@@ -41,6 +41,7 @@ def test_every_word_and_indent_occurs_equally_often():
     assert {line.index("J") for line in jaguars} == {0, 1, 2}
 
 
+@pytest.mark.slow
 def test_the_reader_reads_what_is_written(reader):
     batch = Words(CONFIG).batch(0, 200, split="held-out")
     reading = reader(as_bytes(batch.images), batch.labels)

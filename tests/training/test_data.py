@@ -11,7 +11,6 @@ from cspd_jax.__main__ import main
 from cspd_jax.errors import UserError
 from cspd_jax.image.pixels import patchify, unpatchify
 from cspd_jax.training import presets
-from cspd_jax.training.config import with_settings
 from cspd_jax.training.data.digits import Digits, DigitsConfig
 from cspd_jax.training.data.folder import Folder, FolderConfig, LatentEncoder, list_images, read_image
 from cspd_jax.training.data.glyphs import GlyphConfig, Glyphs
@@ -313,13 +312,6 @@ def test_pictures_that_are_not_read(tmp_path, monkeypatch):
     Image.new("RGB", (20, 4)).save(path)
     with pytest.raises(UserError, match="20x4 is smaller than 8x8"):
         read_image(path, 8, 3)
-
-
-def test_pictures_without_contrast_or_noise():
-    for name, source in (("words", Words), ("glyphs", Glyphs)):
-        for settings in (["data.contrast=0"], ["data.grain=0"]):
-            config = with_settings(presets.preset(name), settings)
-            assert np.isfinite(source(config.data).batch(0, 2).images).all()
 
 
 def test_contents_are_what_the_pictures_show():

@@ -190,10 +190,3 @@ def test_the_checksum_is_that_of_names_types_shapes_and_bytes():
     text = "".join(f"{name} {hashlib.sha256(array.tobytes()).hexdigest()}\n" for name, array in lines)
     assert parameters.digest(tree) == hashlib.sha256(text.encode()).hexdigest()
     assert parameters.digest({**tree, "a": ml_dtypes.bfloat16(1)}) != parameters.digest(tree)
-
-
-@pytest.mark.parametrize("dtype", [np.int32, np.bool_, np.complex64])
-def test_weights_that_are_not_floating_point(tmp_path, params, dtype):
-    bad = with_leaf(params, np.zeros((1, 1, 8), dtype))
-    with pytest.raises(UserError, match=f"mask_token has type {np.dtype(dtype)}; weights are floating point"):
-        weights.save(tmp_path / "model", "mar", CONFIG, bad)
