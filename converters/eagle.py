@@ -72,10 +72,9 @@ def open_folder(path: Path) -> hf.Folder:
 
 def _checked(tree: Any, where: Path) -> dict[str, LazyTensor]:
     """The tensors of a stranger's pickle; UserError for anything else."""
-    named = isinstance(tree, dict) and all(isinstance(name, str) for name in tree)
-    if not named or not all(name.isprintable() and len(name) <= limits.NAME for name in tree):
-        raise UserError(f"{where} holds something else than tensors by name")
-    if not all(isinstance(tensor, LazyTensor) for tensor in tree.values()):
+    if not isinstance(tree, dict) or not all(
+        isinstance(name, str) and isinstance(tensor, LazyTensor) for name, tensor in tree.items()
+    ):
         raise UserError(f"{where} holds something else than tensors by name")
     if total_bytes(tree.values()) > 2 * limits.file_size(where):  # many may share a storage
         raise UserError(f"{where} holds tensors that would take far more than the file; save each once")

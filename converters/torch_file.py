@@ -3,7 +3,7 @@
 Such a file is an uncompressed zip: `<name>/data.pkl` describes the objects, `<name>/data/<key>` holds the
 bytes of one storage each. Before PyTorch 1.6 it was five pickles in a row (a magic number, a version,
 facts about the machine, the objects, the keys of the storages) and then the storages; the published Inception
-weights are such a file. Nothing in a file is executed: its pickle is given the few names of `_NAMES`, and any
+weights are such a file. Nothing in a file is executed: its pickle is given the few names at the end, and any
 other is refused. Tensors come out as handles, which map their bytes from the file when asked.
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import math
 import os
 import pickle
@@ -35,9 +36,7 @@ _DAMAGED = (
     AttributeError,
     EOFError,
     LookupError,
-    NotImplementedError,
     OSError,
-    RecursionError,
     RuntimeError,
     TypeError,
     ValueError,
@@ -166,9 +165,12 @@ class _Unpickler(pickle.Unpickler):
     def __init__(self, file: IO[bytes], path: Path, storage: Callable[..., Storage]):
         super().__init__(file)
         self._path, self._storage = path, storage
+        # A pickle may set attributes of what it is given, so that is no object of this module.
+        made = {name: functools.partial(make) for name, make in _MADE.items()}
+        self._names = {**_NAMES, **made, "argparse.Namespace": type("Namespace", (Namespace,), {})}
 
     def find_class(self, module: str, name: str) -> Any:
-        if (known := _NAMES.get(f"{module}.{name}")) is None:
+        if (known := self._names.get(f"{module}.{name}")) is None:
             raise UserError(
                 f"{self._path} asks for {module}.{name}, which is not among the few names that a checkpoint"
                 " may use; re-save it with tensors and plain containers only"
@@ -181,7 +183,7 @@ class _Unpickler(pickle.Unpickler):
 
 def _tensor(storage, offset, shape, strides, requires_grad=False, hooks=None, metadata=None) -> LazyTensor:
     counts = (offset, *shape, *strides)
-    if len(shape) != len(strides) or not all(type(n) is int and 0 <= n < 2**62 for n in counts):
+    if len(shape) != len(strides) or any(type(n) is not int or n < 0 for n in counts):
         raise ValueError("a tensor has numbers that are no counts")
     last = offset + sum((n - 1) * s for n, s in zip(shape, strides))
     if not isinstance(storage, Storage) or (math.prod(shape) and last >= storage.size):
@@ -193,11 +195,12 @@ def _parameter(tensor: LazyTensor, requires_grad=False, hooks=None) -> LazyTenso
     return tensor
 
 
-_NAMES: dict[str, Any] = {
-    "collections.OrderedDict": collections.OrderedDict,
-    "argparse.Namespace": Namespace,
+_MADE: dict[str, Callable[..., LazyTensor]] = {
     "torch._utils._rebuild_tensor_v2": _tensor,
     "torch._utils._rebuild_parameter": _parameter,
+}
+_NAMES: dict[str, Any] = {
+    "collections.OrderedDict": collections.OrderedDict,
     "torch.Size": tuple,
     "torch.HalfStorage": np.dtype(np.float16),
     "torch.BFloat16Storage": np.dtype(ml_dtypes.bfloat16),

@@ -80,16 +80,6 @@ def check_kinds(value: Any) -> None:
             raise UserError(f"{field.name} is {shown(given)}; it must be {_KINDS[kind][0]}")
 
 
-def check_classes(value: Any, **classes: type) -> None:
-    """UserError for a field of a dataclass that is none of the class named here, and not None where its
-    annotation has that."""
-    for field in dataclasses.fields(value):
-        wanted, given = classes.get(field.name), getattr(value, field.name)
-        optional = "None" in str(field.type).split(" | ")
-        if wanted is not None and not isinstance(given, wanted) and not (optional and given is None):
-            raise UserError(f"{field.name} is {shown(given)}; it must be of type {wanted.__name__}")
-
-
 def check_flag(name: str, value: Any) -> None:
     """UserError unless it is True or False."""
     told, is_flag = _KINDS["bool"]

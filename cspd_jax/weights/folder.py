@@ -36,7 +36,6 @@ from cspd_jax.weights import parameters
 
 FORMAT_VERSION = 1
 SINGLE_FILE = "params.safetensors"
-OWN_ENTRIES = ("config.json", "params", SINGLE_FILE)  # that `save` writes
 DTYPES = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16}
 
 

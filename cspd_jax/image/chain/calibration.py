@@ -44,7 +44,6 @@ _SEED = 0  # always the same key: the same model has the same gains
 _AR_STEPS = 8
 _CONTEXTS = 64
 _LARGEST = 1e4  # of the gains, which are about 1
-_MAX_CONTEXTS = 2**12  # and as many numbers in each, where the model does not say how many
 _SPARE = 1.25  # x_0-hat is drafted within the range of the tokens seen, and some more
 
 
