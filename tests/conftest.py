@@ -1,6 +1,7 @@
 import gc
 import os
 import pathlib
+import signal
 
 import xla_flags
 
@@ -78,6 +79,14 @@ def pytest_collection_finish():
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
+
+
+@pytest.fixture
+def heard():
+    """Ctrl-C is heard: in the background of a shell it is ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture

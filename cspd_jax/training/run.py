@@ -162,7 +162,8 @@ def _save(checkpoints: ocp.CheckpointManager, state: TrainState) -> None:
 def _held_back() -> Iterator[list[int]]:
     """Holds Ctrl-C and SIGTERM back until the block ends, and lists those that came; the second one ends it.
 
-    Several processes would not stop at the same step, so there nothing is held back.
+    What is ignored, as Ctrl-C is in the background of a shell, stays ignored. Several processes would not
+    stop at the same step, so there nothing is held back.
     """
     came: list[int] = []
     if threading.current_thread() is not threading.main_thread() or not processes.is_alone():
@@ -174,7 +175,8 @@ def _held_back() -> Iterator[list[int]]:
         if len(came) > 1:
             raise KeyboardInterrupt
 
-    before = {number: signal.signal(number, hold) for number in (signal.SIGINT, signal.SIGTERM)}
+    heard = [n for n in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(n) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, hold) for number in heard}
     try:
         yield came
     finally:

@@ -160,7 +160,7 @@ def test_divergence_is_cross_entropy_less_entropy():
     assert float(divergence(view, p, p)) == pytest.approx(0, abs=1e-6)
 
 
-def test_a_stopped_run_continues_bit_for_bit(tmp_path, whole):
+def test_a_stopped_run_continues_bit_for_bit(tmp_path, whole, heard):
     config, folder, state = whole
 
     class Interrupting(Texts):

@@ -124,7 +124,7 @@ class Interrupting(Digits):
 
 
 @pytest.mark.slow
-def test_an_interrupted_run_is_saved_and_continues_bit_for_bit(tmp_path, whole, capsys):
+def test_an_interrupted_run_is_saved_and_continues_bit_for_bit(tmp_path, whole, capsys, heard):
     with pytest.raises(KeyboardInterrupt):
         trained(tmp_path, source=Interrupting(TINY.data))
     assert "step 9 of 40 is saved; the same command goes on" in capsys.readouterr().err
