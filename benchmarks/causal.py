@@ -20,19 +20,19 @@ import platform
 import jax
 import jax.numpy as jnp
 import numpy as np
-from replayed import randomness, recorded, replayed_chains
+from replayed import name_of, randomness, recorded, replayed_chains, run_chains
 from toy import Parser, among, begin, load, median_seconds, say, sizes
 
-from cspd_jax.image import sampler
-from cspd_jax.image.chain import calibration, choice
-from cspd_jax.image.chain.drafters import frozen
-from cspd_jax.image.chain.speculation import ChainSpeculation
+from cspd_jax.image import calibration, sampler
+from cspd_jax.image.bound import bind
+from cspd_jax.image.chain import ChainSpeculation
+from cspd_jax.image.drafters import frozen
 from cspd_jax.image.options import Options
 from cspd_jax.image.order import RISING, Raster
 from cspd_jax.keys import row_keys
+from cspd_jax.models import ImageModel
 from cspd_jax.networks.config import SPHERE_PRESETS, SphereConfig
 from cspd_jax.networks.sphere import SphereModel, init_params
-from cspd_jax.weights.models import ImageModel
 
 MODEL = "default-causal"
 WINDOWS, TOY_WINDOWS = ((8,), (16,), (32,)), ((3, 2),)
@@ -42,7 +42,14 @@ _REPLAYS = 6  # tokens whose accepted runs are replayed
 def options_of(steps: int, cfg: float = 1.0) -> Options:
     """Returns the options of a flow of so many noisy steps."""
     guided = cfg != 1
-    return Options(respacing=f"flow{steps}", guided=guided, cfg=cfg, cfg_schedule=RISING, order=Raster())
+    return Options(
+        respacing=f"flow{steps}",
+        guided=guided,
+        cfg=cfg,
+        cfg_schedule=RISING,
+        order=Raster(),
+        final_noise=False,
+    )
 
 
 def calls(model: ImageModel, windows_of_all, steps_of_all: tuple[int, ...], images: int) -> list[dict]:
@@ -53,7 +60,7 @@ def calls(model: ImageModel, windows_of_all, steps_of_all: tuple[int, ...], imag
     for steps in steps_of_all:
         for cfg in (1.0, 3.0):
             options = options_of(steps, cfg)
-            fitted = calibration.get(model, options).calibration.drafter
+            fitted = calibration.drafter_for(model, options)
             for name, drafter, kind in (
                 ("frozen", frozen(steps + 1, model.config.token_dim), "gains"),
                 ("gains", fitted, "gains"),
@@ -63,16 +70,16 @@ def calls(model: ImageModel, windows_of_all, steps_of_all: tuple[int, ...], imag
                     chain = ChainSpeculation(windows, kind)
                     way = dataclasses.replace(options, denoise=chain, chain_drafter=drafter)
                     out = sampler.sample(model.network, model.params, keys, labels, way)
-                    counts = jax.tree.map(lambda a: np.asarray(a, np.int64), out.counts)
+                    work = jax.device_get(out.counts.target)
                     row = {
                         "plain": steps + 1,
                         "cfg": cfg,
                         "drafter": name,
-                        "M": choice.name_of(windows),
-                        "calls_mean": counts.row_calls.sum() / tokens,
-                        "calls_of_slowest": float(counts.calls.mean()),
-                        "acceptance": counts.accepted.sum() / counts.tested.sum(),
-                        "truncated": int(counts.truncated.sum()),
+                        "M": name_of(windows),
+                        "calls_mean": work.chain_calls.sum() / tokens,
+                        "calls_of_slowest": float(work.head.sequential / model.config.seq_len),
+                        "acceptance": float(work.chain_accepted.sum() / work.chain_tested.sum()),
+                        "truncated": int(work.truncated.sum()),
                     }
                     found.append(row)
                     say(
@@ -94,7 +101,7 @@ def token_seconds(name: str, config: SphereConfig, recorder: ImageModel, windows
     `recorder` says which drafts are accepted."""
     model, params = SphereModel(config), jax.jit(functools.partial(init_params, config))(jax.random.key(0))
     options = options_of(steps)
-    batch = sampler.bind(model, params, row_keys(jax.random.key(0), 1), jnp.zeros(1, jnp.int32), options)
+    batch = bind(model, params, row_keys(jax.random.key(0), 1), jnp.zeros(1, jnp.int32), options)
     state = sampler.empty_state(batch)
     segment = sampler.Segment(config.seq_len, 1, options.respacing)
 
@@ -114,9 +121,9 @@ def token_seconds(name: str, config: SphereConfig, recorder: ImageModel, windows
     z = jax.random.normal(jax.random.key(1), (1, config.width))
     given = model, params, z, *randomness(1, config.token_dim, steps + 1)
     drafted = dataclasses.replace(options, chain_drafter=frozen(steps + 1, config.token_dim))
-    runs, count = {"plain": functools.partial(choice.run_chains, *given, options)}, {"plain": steps + 1}
+    runs, count = {"plain": functools.partial(run_chains, *given, options)}, {"plain": steps + 1}
     for windows in windows_of_all:
-        label, way = choice.name_of(windows), dataclasses.replace(drafted, denoise=ChainSpeculation(windows))
+        label, way = name_of(windows), dataclasses.replace(drafted, denoise=ChainSpeculation(windows))
         numbers, calls = recorded(recorder, _REPLAYS, windows, options)
         count[label] = float(calls.mean())
         runs[label] = taking_turns(

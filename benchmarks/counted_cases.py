@@ -20,10 +20,10 @@ from cases import LLADA_8B, STEPS, Case, about
 import cspd_jax
 from cspd_jax import ChainSpeculation, SelfSpeculation, masked
 from cspd_jax.image import rounds, sampler
+from cspd_jax.image.bound import bind
 from cspd_jax.image.options import Options
 from cspd_jax.image.order import Raster
 from cspd_jax.masked import generation as masked_generation
-from cspd_jax.masked import loop as masked_loop
 from cspd_jax.networks import lm, mar
 from cspd_jax.networks.config import MAR_PRESETS, SPHERE_PRESETS, MARConfig
 from cspd_jax.networks.lm_config import LMConfig
@@ -142,6 +142,7 @@ def make(row: dict[str, Any], how: Way | Filling) -> tuple[Case, list[float]]:
     if run:
         row = row | {"head_calls_of_slowest": run["calls"], "more_trips": run["more_trips"]}
     common = {"respacing": row["respacing"], "guided": row["guided"], "denoise": how.chain or "plain"}
+    common["final_noise"] = False
     if row["model"] in SPHERE_PRESETS:
         options = Options(**common, cfg_schedule="constant", prefix_buckets=1, order=Raster())
     else:
@@ -167,7 +168,7 @@ def step_case(row: dict[str, Any], options: Options) -> Case:
 
     def prepared(params, labels):
         keys = cspd_jax.row_keys(jax.random.key(0), batch)
-        made = sampler.bind(model, params, keys, labels, options)
+        made = bind(model, params, keys, labels, options)
         return made, sampler.empty_state(made)
 
     def step(params, prepared, first, scale):
@@ -192,7 +193,7 @@ def round_case(row: dict[str, Any], way: Way, options: Options, tokens: float) -
 
     def prepared(params, labels):
         keys = cspd_jax.row_keys(jax.random.key(0), batch)
-        speculation = SelfSpeculation(way.gamma).speculation
+        speculation = SelfSpeculation(way.gamma).speculation(config.seq_len)
         return rounds.begin(model, params, keys, labels, options, speculation=speculation)
 
     timed = "one round of speculation over AR steps"
@@ -218,11 +219,11 @@ def filling_case(row: dict[str, Any], how: Filling, number: float) -> Case:
     def begun(params):
         prompts = [[1] * PROMPT] * row["batch"]
         inputs = masked_generation.prepare(None, (network, params), prompts, *how.asked())
-        return inputs, masked_loop.begin(inputs)
+        return inputs, inputs.way.begin(inputs.canvas)
 
     def rounds(inputs, state):
         unfinished = lambda state: ~jnp.all(state.step >= NEW_TOKENS)
-        return jax.lax.while_loop(unfinished, lambda state: masked_loop.advance(inputs, state), state)
+        return jax.lax.while_loop(unfinished, lambda state: inputs.way.advance(inputs.canvas, state), state)
 
     row = {
         **row, "timed": f"all rounds of {NEW_TOKENS} new tokens behind {PROMPT}",

@@ -26,10 +26,11 @@ from toy import narrow, sizes
 import cspd_jax
 from cspd_jax import SelfSpeculation
 from cspd_jax.image import rounds, sampler
+from cspd_jax.image.bound import bind
+from cspd_jax.image.counts import add_up, no_counts
 from cspd_jax.image.options import Options
 from cspd_jax.image.order import Raster
 from cspd_jax.masked import generation as masked_generation
-from cspd_jax.masked import loop as masked_loop
 from cspd_jax.networks import lm
 from cspd_jax.networks.config import MAR_PRESETS, SPHERE_PRESETS, MARConfig
 from cspd_jax.networks.registry import kind_of
@@ -188,14 +189,14 @@ def steps_program(model, options: Options, scale: Scale, way: Way) -> tuple[Call
 
     def run(params, keys, labels, chains, blocks):
         with replaying(chains):
-            bound = sampler.bind(model, params, jax.random.wrap_key_data(keys), labels, options)
+            bound = bind(model, params, jax.random.wrap_key_data(keys), labels, options)
             state = sampler.empty_state(bound)
-            state, counts = sampler.ar_steps(bound, segment, state, sampler.group_arrays(wanted, options))
-        return state.tokens, counts
+            state, work = sampler.ar_steps(bound, segment, state, sampler.group_arrays(wanted, options))
+        return state.tokens, work
 
     def facts(out) -> dict[str, Any]:
-        counts = out[1]
-        return {} if counts is None else {"head_calls_per_token": float(np.mean(counts.calls))}
+        calls = int(out[1].head.sequential)
+        return {} if options.chain is None else {"head_calls_per_token": calls / scale.tokens}
 
     return run, facts
 
@@ -207,7 +208,12 @@ def rounds_program(model, options: Options, scale: Scale, way: Way) -> tuple[Cal
     def run(params, keys, labels, chains, blocks):
         with replaying(chains, blocks, first):
             inputs, state = rounds.begin(
-                model, params, jax.random.wrap_key_data(keys), labels, options, speculation=method.speculation
+                model,
+                params,
+                jax.random.wrap_key_data(keys),
+                labels,
+                options,
+                speculation=method.speculation(model.seq_len),
             )
             images = jnp.full(labels.shape, first, jnp.int32)
             state = state._replace(group=images, num_drafts=jnp.full_like(images, way.gamma))
@@ -217,18 +223,18 @@ def rounds_program(model, options: Options, scale: Scale, way: Way) -> tuple[Cal
 
             def another(carry):
                 state, total = carry
-                state, info = rounds.run_round(inputs, state)
-                return state, rounds.add_up(total, info)
+                state, counts = rounds.run_round(inputs, state)
+                return state, add_up(total, counts)
 
-            state, info = jax.lax.while_loop(unfinished, another, (state, rounds.round_info(inputs)))
-        return state.group, info, state.tokens
+            state, counts = jax.lax.while_loop(unfinished, another, (state, no_counts(inputs.images)))
+        return state.group, counts, state.tokens
 
     def facts(out) -> dict[str, Any]:
-        group, info, _ = out
-        tokens, number = float(np.mean(group)) - first, int(info.loop_rounds)
+        group, counts, _ = out
+        tokens, number = float(np.mean(group)) - first, int(np.max(counts.rounds))
         return {
             "tokens": tokens, "rounds": number, "tokens_per_round": tokens / number,
-            "head_calls_per_round": int(info.target.head) / number,
+            "head_calls_per_round": int(counts.target.head.sequential) / number,
         }  # fmt: skip
 
     return run, facts
@@ -257,7 +263,7 @@ def text_cases(accepted: Accepted, scale: Scale, dtype: str = "bfloat16") -> lis
         return (text_generation.prepare(None, (network, weights), prompts, drafter, asked),)
 
     def facts(out) -> dict[str, Any]:
-        return {"acceptance": float(out.info.acceptance), "rounds": int(out.info.calls.target_passes)}
+        return {"acceptance": float(out.info.acceptance), "rounds": int(out.info.calls["target"].sequential)}
 
     about_block = row(
         "text-block", options="Pythia-160m drafts, gamma 4", timed=timed, acceptance_from="replayed"
@@ -280,7 +286,7 @@ def masked_case(how: Filling, scale: Scale) -> Case:
 
     def facts(out) -> dict[str, Any]:
         calls = out.info.calls
-        number = max(int(np.max(out.info.rounds)) + 1, int(calls.block_passes))
+        number = max(int(np.max(out.info.trace.rounds)) + 1, int(calls["block"].sequential))
         return {"tokens": number * per_round, "rounds": number, "tokens_per_round": per_round}
 
-    return Case(row, masked_loop.run, (inputs,), NEW_TOKENS, facts)
+    return Case(row, masked_generation.run, (inputs,), NEW_TOKENS, facts)

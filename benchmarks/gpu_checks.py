@@ -20,7 +20,6 @@ import cspd_jax
 from cspd_jax import ChainSpeculation, DraftSpeculation, Plain, SelfSpeculation
 from cspd_jax.image import PaperCriterion, ReleasedRunner
 from cspd_jax.masked import generation as masked_generation
-from cspd_jax.masked import loop as masked_loop
 from cspd_jax.text import generation as text_generation
 
 ALARM = 1e-4  # of each moment test: how often it rejects what is right
@@ -96,12 +95,13 @@ def image_checks(toy: bool) -> list[Check]:
 def _image_check(
     name: str, labels: list[int], model: str, method: Any, way: Any, against: str | None, toy: bool
 ) -> Check:
-    noise = None if model == "default-causal" or name == "released runner" else True
     target = load(model, toy)
-    plan = cspd_jax.image.resolve(target, labels, method, cspd_jax.Options(denoise=way, final_noise=noise))
+    asked = cspd_jax.Options(denoise=way, final_noise=name != "released runner")
+    options = cspd_jax.image.resolve(target, method, asked, len(labels))
 
     def run(params, keys, labels):
-        return plan.sample(jax.random.wrap_key_data(keys), labels, params=params).tokens
+        keys = jax.random.wrap_key_data(keys)
+        return cspd_jax.image.sample(target.network, params, keys, labels, options, method)[0]
 
     def args(seed: int) -> tuple:
         keys = cspd_jax.row_keys(jax.random.key(seed), len(labels))
@@ -127,7 +127,9 @@ def text_checks(toy: bool) -> list[Check]:
     ways = {"masked, stepwise": cspd_jax.masked.Stepwise(), "masked, ssd": cspd_jax.masked.SelfSpeculation(4)}
     for name, way in ways.items():
         inputs = masked_generation.prepare(None, model, prompts, way, places)
-        found.append(Check(name, lambda i: masked_loop.run(i).tokens, lambda seed, i=inputs: (i,), None))
+        found.append(
+            Check(name, lambda i: masked_generation.run(i).tokens, lambda seed, i=inputs: (i,), None)
+        )
     return found
 
 

@@ -12,6 +12,7 @@ in each table. Prints tables on standard error and one JSON object on standard o
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import platform
@@ -22,9 +23,8 @@ import numpy as np
 from toy import Parser, begin, held_out_prompts, load_text, median_seconds, say, several
 
 from cspd_jax import masked
-from cspd_jax.masked import SelfSpeculation, passes, speculative
+from cspd_jax.masked import Request, SelfSpeculation, Stepwise, generate, passes, speculative
 from cspd_jax.masked.canvas import window_at
-from cspd_jax.masked.comparison import Request
 from cspd_jax.masked.generation import prepare
 from cspd_jax.masked.rule import candidates
 
@@ -45,7 +45,7 @@ def prompts_of(count: int, toy: bool) -> list[list[int]]:
 
 def measure(requests: dict[str, Request], repeats: int) -> dict:
     """Returns by name the output and the median seconds of each request, measured in turns."""
-    calls = {name: request.run for name, request in requests.items()}
+    calls = {name: functools.partial(generate, *request) for name, request in requests.items()}
     seconds = median_seconds(calls, repeats)
     return {name: (call(), seconds[name]) for name, call in calls.items()}
 
@@ -55,7 +55,7 @@ def table(model, batch: int, cached: bool, args) -> list[dict]:
         max_new_tokens=args.new_tokens, block=args.block, cached=cached, temperature=args.temperature
     )
     base = Request(jax.random.key(0), model, prompts_of(batch, args.toy), options=options)
-    requests = {"stepwise": base.stepwise()}
+    requests = {"stepwise": base._replace(method=Stepwise())}
     gammas = GAMMAS[:1] if args.toy else GAMMAS
     requests |= {f"draft_len {n}": base._replace(method=SelfSpeculation(n)) for n in gammas}
     if not args.temperature:
@@ -63,7 +63,6 @@ def table(model, batch: int, cached: bool, args) -> list[dict]:
         requests |= {f"{n} texts": base._replace(method=SelfSpeculation(texts=n)) for n in texts}
     if not cached:
         half = args.new_tokens // 2
-        requests["top-k 3, draft_len 4 (lossy)"] = base._replace(method=SelfSpeculation(4, accept_top_k=3))
         requests["schedule, half the steps (lossy)"] = base._replace(method=masked.Schedule(half))
     found = measure(requests, args.repeats)
     reference, base_seconds = found["stepwise"]
@@ -71,16 +70,17 @@ def table(model, batch: int, cached: bool, args) -> list[dict]:
     say(f"{batch} rows, {args.new_tokens} places, blocks of {args.block}, {kind}")
     rows = []
     for name, ((tokens, info), seconds) in found.items():
-        passes = info.passes
+        passes = info.sequential
         same = np.asarray(tokens) == np.asarray(reference.tokens)
         row = {
-            "batch": batch, "cached": cached, "what": name, "passes": passes, "rows": int(info.calls.rows),
-            "fewer_passes": reference.info.passes / passes, "seconds": seconds,
+            "batch": batch, "cached": cached, "what": name, "passes": passes,
+            "rows": sum(int(calls.rows) for calls in info.calls.values()),
+            "fewer_passes": reference.info.sequential / passes, "seconds": seconds,
             "faster": base_seconds / seconds,
             "identical_rows": int(same.all(axis=1).sum()), "same_tokens": float(same.mean()),
         }  # fmt: skip
-        if info.drafts is not None:
-            gamma = len(info.tested_at)
+        if info.tested.size:
+            gamma = info.tested.shape[1]
             row["acceptance"] = info.acceptance or 0.0
             row["least_passes"] = speculative.least_passes(args.new_tokens, args.block, gamma, cached)
         accepted = f", acceptance {row['acceptance']:.2f}" if "acceptance" in row else ""
@@ -98,10 +98,10 @@ def alone(model, cached: bool, args) -> list[dict]:
     ways |= {f"{n} texts": SelfSpeculation(texts=n) for n in (*TEXTS, 64)}
     kind = "with a block cache" if cached else "without a cache"
     say(f"{len(prompts)} prompts, each alone, {args.new_tokens} places, blocks of {args.block}, {kind}")
-    rows, texts = [], [Request(None, model, [p], options=options).stepwise().run() for p in prompts]
+    rows, texts = [], [generate(None, model, [p], Stepwise(), options) for p in prompts]
     for name, way in list(ways.items())[:: 4 if args.toy else 1]:
-        found = [Request(None, model, [p], way, options).run() for p in prompts]
-        passes = [sum(out.info.passes for out in outs) for outs in (texts, found)]
+        found = [generate(None, model, [p], way, options) for p in prompts]
+        passes = [sum(out.info.sequential for out in outs) for outs in (texts, found)]
         same = sum(bool((a.tokens == b.tokens).all()) for a, b in zip(texts, found))
         row = {"what": name, "cached": cached, "block": args.block, "prompts": len(prompts),
                "passes": passes[1], "fewer_passes": passes[0] / passes[1], "identical": same}  # fmt: skip
@@ -120,22 +120,22 @@ def sampled(model, batch: int, args) -> list[dict]:
             max_new_tokens=args.new_tokens, block=args.block, temperature=temperature, **recipe
         )
         base = Request(jax.random.key(0), model, prompts_of(batch, args.toy), options=options)
-        requests = {"stepwise": base.stepwise()}
+        requests = {"stepwise": base._replace(method=Stepwise())}
         requests |= {f"draft_len {n}": base._replace(method=SelfSpeculation(n)) for n in args.draft_lens}
         found = measure(requests, args.repeats)
         (tokens, info), base_seconds = found["stepwise"]
-        drafts = second_moves(base, tokens, info.steps)
+        drafts = second_moves(base, tokens, info.trace.steps)
         say(f"{name}, temperature {temperature:g}: " + ", ".join(f"{k} {v:.2f}" for k, v in drafts.items()))
         for what, (output, seconds) in found.items():
             same = np.asarray(output.tokens) == np.asarray(tokens)
             row = {
                 "batch": batch, "recipe": name, "temperature": temperature, "what": what,
-                "passes": output.info.passes, "seconds": seconds, "faster": base_seconds / seconds,
+                "passes": output.info.sequential, "seconds": seconds, "faster": base_seconds / seconds,
                 "identical_rows": int(same.all(axis=1).sum()), **drafts,
             }  # fmt: skip
-            if output.info.drafts is not None:
+            if output.info.tested.size:
                 row["acceptance"] = output.info.acceptance
-                row["rounds_of_a_row"] = float(np.mean(output.info.drafts.rounds))
+                row["rounds_of_a_row"] = float(np.mean(output.info.rounds))
                 say(f"  {what}: {row['passes']} passes, {row['rounds_of_a_row']:.1f} rounds of a row,"
                     f" {row['faster']:.2f}x, acceptance {row['acceptance']:.2f},"
                     f" identical {row['identical_rows']} of {batch}")  # fmt: skip
@@ -148,7 +148,7 @@ def second_moves(request: Request, tokens, steps) -> dict[str, float]:
     that comes next is right, and how often both hold."""
     inputs = prepare(*request)
     text, order = np.asarray(tokens), np.asarray(steps)
-    right = np.asarray(_second_moves(inputs.canvas, inputs.speculation, text, order))
+    right = np.asarray(_second_moves(inputs.canvas, inputs.way, text, order))
     place, token = right[..., 0], right[..., 1]
     return {
         "place right": float(place.mean()),

@@ -15,27 +15,26 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from charts import lines, marked
 from PIL import Image
 from toy import Parser, begin, load, several, write_results
-from ways import asked, draws, machine, quality, timed
+from ways import asked, machine, quality, timed
 
+from cspd_jax import hub
 from cspd_jax._utils.files import write_text, written_beside
 from cspd_jax.coupling.draft_length import speedup
+from cspd_jax.image.generation import Request
 from cspd_jax.image.pixels import to_images
-from cspd_jax.image.plan import resolve
-from cspd_jax.keys import row_keys, seed_key
-from cspd_jax.reports.charts import acceptance_maps, bars, lines, stacked
-from cspd_jax.reports.image import versions
-from cspd_jax.reports.pictures import marked, picture, titled
+from cspd_jax.keys import seed_key
+from cspd_jax.reports import picture, titled, versions
+from cspd_jax.reports.charts import acceptance_maps
 from cspd_jax.tools.evaluation import features, fid
 from cspd_jax.tools.evaluation.equality import FALSE_ALARM, TESTS, p_values
-from cspd_jax.weights import models
 
 # Of a target, draft and gamma: acceptance, and speed-up at batch 1, 8, 128, 256; acceptance
 # without and with alignment, and acceptance and speed-up by PREFILL.
@@ -88,18 +87,22 @@ class Made:
     @property
     def calls(self) -> int:
         """Counts calls of all networks, one after the other."""
-        return round(sum(self.info.sequential))
+        return self.info.sequential
 
     @property
     def acceptance(self) -> float | None:
         """Returns the share of the tested drafts that were accepted."""
-        tested = self.info.tested.sum()
-        return float(self.info.accepted.sum() / tested) if tested else None
+        return self.info.acceptance
+
+    @property
+    def marks(self) -> np.ndarray:
+        """Returns what became of the draft of each token [N, L]: above 0 it was accepted, below rejected."""
+        return np.asarray(self.info.trace.marks)
 
     @property
     def error(self) -> float | None:
         """Returns the standard error of the acceptance, images counting as independent."""
-        tested, accepted = (a.sum(1).astype(float) for a in (self.info.tested, self.info.accepted))
+        tested, accepted = (np.sum(a, axis=1).astype(float) for a in (self.marks != 0, self.marks > 0))
         if self.acceptance is None or len(tested) < 2:
             return None
         errors = accepted - self.acceptance * tested
@@ -116,12 +119,14 @@ class Runs:
     vae: Any
     kept: dict[str, Made] = dataclasses.field(default_factory=dict)
 
-    def plan(self, way: dict[str, Any], images: int, first: int = 0, alone: bool = False, **sampling: Any):
-        """Returns the plan and the keys; image i is of class i modulo classes."""
+    def request(self, way: dict[str, Any], images: int, seed: int, alone: bool, **sampling: Any) -> Request:
+        """Returns what to give `generate`; image i is of class i modulo classes."""
         model = self.draft if alone else self.target
-        labels = (first + np.arange(images)) % self.target.config.num_classes
-        more = {"respacing": self.args.steps, **sampling}
-        return resolve(model, labels.tolist(), *asked(self.draft, way, **more), min(images, 50)), labels
+        labels = np.arange(images) % self.target.config.num_classes
+        method, options = asked(self.draft, way, **{"respacing": self.args.steps, **sampling})
+        if method.needs_final_noise is False:
+            options = dataclasses.replace(options, final_noise=False)
+        return Request(seed_key(self.args.seed + seed), model, labels, method, options)
 
     def __call__(
         self, way: dict[str, Any], images: int = FEW, seed: int = 0, alone=False, **sampling
@@ -130,14 +135,13 @@ class Runs:
         images = min(images, self.args.images or images)
         key = json.dumps([way, images, seed, alone, sampling], sort_keys=True)
         if key not in self.kept:
-            plan, labels = self.plan(way, images, alone=alone, **sampling)
-            keys = row_keys(seed_key(self.args.seed + seed), images)
-            tokens, info, seconds = timed(keys, plan)
+            request = self.request(way, images, seed, alone, **sampling)
+            tokens, info, seconds = timed(request)
             times = [seconds]
             while not self.args.toy and sum(times) < 4 and len(times) < 6:
-                times.append(timed(keys, plan)[2])
-            verdict = "exact" if info.exactness.lossless and not alone else "lossy"
-            self.kept[key] = Made(tokens, labels, info, min(times) / images, verdict)
+                times.append(timed(request)[2])
+            verdict = "exact" if info.exact and not alone else "lossy"
+            self.kept[key] = Made(tokens, request.labels, info, min(times) / images, verdict)
         return self.kept[key]
 
     def gammas(self, name: str) -> list[int]:
@@ -181,6 +185,10 @@ def _timed(run: Runs, batch: int) -> list[tuple[str, int | None, Made]]:
     return [*found, ("self, with chains", run.middle, run({**SELF_CHAINS, "gamma": run.middle}, batch))]
 
 
+def _backbone(made: Made) -> int:
+    return int(made.info.calls["backbone"].sequential)
+
+
 @item("table1", "Speed and acceptance by gamma and batch")
 def table1(run: Runs) -> Item:
     rows: list[Sequence[Any]] = []
@@ -189,7 +197,7 @@ def table1(run: Runs) -> Item:
         plain = run(PLAIN, batch)
         ratios: dict[str, list[float | None]] = {}
         for name, gamma, made in _timed(run, batch):
-            backbone = plain.info.sequential.target_backbone / made.info.sequential.target_backbone
+            backbone = _backbone(plain) / _backbone(made)
             faster = plain.seconds / made.seconds
             rows.append((name, made.verdict, gamma, batch, made.acceptance, _published(name, gamma),
                          made.calls, plain.calls / made.calls, backbone, made.seconds, faster,
@@ -197,13 +205,13 @@ def table1(run: Runs) -> Item:
             if name in WAYS:
                 ratios.setdefault(f"{name} ({made.verdict})", []).append(faster)
         names = [str(gamma) for gamma in sorted(run.args.gamma)]
-        charts.append(lines(ratios, f"seconds, plain / way, batch {batch}", "gamma", names))
+        charts.append(("", lines(ratios, f"seconds, plain / way, batch {batch}", "gamma", names)))
     columns = ("way", "exact or lossy", "gamma", "batch", "acceptance", f"acceptance, {BESIDE}",
                "calls in sequence", "fewer calls", "fewer calls of the target's backbone",
                "seconds per image", "speed-up in seconds", f"speed-up, {BESIDE}")  # fmt: skip
     theirs = [(*pair, alpha, *speeds) for pair, (alpha, speeds) in TABLE1.items()]
     names = ["target", "draft", "gamma", "acceptance", "batch 1", "batch 8", "batch 128", "batch 256"]
-    return [Table("Ours", columns, rows), Table("The paper's", names, theirs)], stacked(charts)
+    return [Table("Ours", columns, rows), Table("The paper's", names, theirs)], titled(charts)
 
 
 @item("table2", "Quality, and whether images have the target's distribution")
@@ -280,7 +288,7 @@ def _shown(run: Runs, made: dict[str, Made], frames: bool = False) -> Item:
     plain, pages, rows = run(PLAIN), [], []
     for name, one in made.items():
         images = run.pixels(one)
-        rejected = one.info.tested & ~one.info.accepted if frames else np.zeros_like(one.info.tested)
+        rejected = (one.marks < 0) & frames
         pages.append((f"{name} ({one.verdict})", marked(images, rejected)))
         rows.append((name, one.verdict, len(images), one.acceptance, plain.calls / one.calls))
     columns = ["way", "exact or lossy", "images", "acceptance", "fewer calls in sequence"]
@@ -306,7 +314,7 @@ def figure7(run: Runs) -> Item:
 def figure8(run: Runs) -> Item:
     rows, series = [], {}
     for (name, gamma), made in _by_gamma(run).items():
-        each = made.info.tokens / made.info.images / made.info.rounds
+        each = float(np.mean(made.info.made / made.info.rounds))
         rows.append((name, made.verdict, gamma, made.acceptance, made.error, each, _published(name, gamma)))
         series.setdefault(f"{name} ({made.verdict})", []).append(made.acceptance)
     gammas = sorted(run.args.gamma)
@@ -328,14 +336,15 @@ def figure9(run: Runs) -> Item:
 def figure11(run: Runs) -> Item:
     rows, series = [], {}
     for (name, share), made in _prefilled(run).items():
-        found = made.info.verified
-        parts = [np.array_split(a.sum(1), 8) for a in (found.accepted, found.tested)]
+        steps = np.asarray(made.info.trace.steps)
+        each = [np.bincount(steps[of], minlength=steps.max() + 1) for of in (made.marks > 0, made.marks != 0)]
+        parts = [np.array_split(a, 8) for a in each]
         shares = [float(a.sum() / t.sum()) if t.sum() else None for a, t in zip(*parts)]
         rows.append((name, made.verdict, share, *shares))
         series.setdefault(f"{name} ({made.verdict})", {})[f"prefill {share:.0%}"] = shares
     eighths = [f"{i + 1}/8" for i in range(8)]
-    charts = [lines(s, name, "eighth of the AR steps", eighths, top=1.0) for name, s in series.items()]
-    return [Table("Ours", ["way", "exact or lossy", "prefill", *eighths], rows)], stacked(charts)
+    charts = [("", lines(s, name, "eighth of the AR steps", eighths, 1.0)) for name, s in series.items()]
+    return [Table("Ours", ["way", "exact or lossy", "prefill", *eighths], rows)], titled(charts)
 
 
 @item("figure12", "Images by prefill")
@@ -366,40 +375,18 @@ def figure13(run: Runs) -> Item:
 @item("figure14", "Acceptance against the temperature, without and with guidance")
 def figure14(run: Runs) -> Item:
     both = [_swept(run, "temperature", (0.9, 1.0, 1.1), cfg=cfg) for cfg in (1.0, 3.0)]
-    return [table for tables, _ in both for table in tables], stacked([chart for _, chart in both])
-
-
-@item("figure15", "Draws until a rejected token is replaced")
-def figure15(run: Runs) -> Item:
-    rows, charts, names = [], [], [*(str(i) for i in range(1, 10)), "10+"]
-    for name, way in WAYS.items():
-        own = {"proposals": 1} if name == PAPER else {}  # one draw at a time, as the paper counts them
-        plan, labels = run.plan({**way, **own, "gamma": run.least}, min(2, run.args.images or 2))
-        took = draws(plan, labels, run.args.seed)
-        counted = Counter(min(draws, 10) for draws in took)
-        shares = [counted[i] / max(1, len(took)) for i in range(1, 11)]
-        mean = sum(took) / len(took) if took else None
-        paper = "2 to 3" if name in (OFFICIAL, PAPER) else None
-        rows.append((name, len(took), mean, max(took, default=None), paper, *shares))
-        charts.append(bars(shares, f"{name}: share of resamplings", "draws", names))
-    columns = ["way", "resamplings", "mean draws", "most", "paper, usually", *names]
-    return [Table("Ours", columns, rows)], stacked(charts)
+    return [table for tables, _ in both for table in tables], titled([("", chart) for _, chart in both])
 
 
 @item("figure16", "Where in the image drafts are accepted")
 def figure16(run: Runs) -> Item:
     rows, pages = [], []
     for name, made in _middle(run).items():
-        tested, accepted = made.info.tested, made.info.accepted
-        side = round(tested.shape[1] ** 0.5)
-        inner = np.zeros((side, side), bool)
-        inner[side // 4 : side - side // 4, side // 4 : side - side // 4] = True
-        shares = [accepted[:, at].sum() / tested[:, at].sum() for at in (inner.ravel(), ~inner.ravel())]
-        rows.append((name, made.verdict, made.acceptance, *map(float, shares)))
+        tested, accepted = made.marks != 0, made.marks > 0
+        rows.append((name, made.verdict, made.acceptance))
         captions = [run.target.class_name(int(label)) for label in made.labels]
-        pages.append((f"{name} ({made.verdict})", acceptance_maps(tested, accepted, captions, most=5)))
-    columns = ["way", "exact or lossy", "acceptance", "in the inner quarter", "in the other three"]
-    return [Table("Ours", columns, rows)], titled(pages)
+        pages.append((f"{name} ({made.verdict})", acceptance_maps(tested, accepted, captions)))
+    return [Table("Ours", ["way", "exact or lossy", "acceptance"], rows)], titled(pages)
 
 
 @item("equation35", "The speed-up that the formula predicts, and the measured one")
@@ -422,14 +409,14 @@ def equation35(run: Runs) -> Item:
             series.setdefault(f"{name}, measured", []).append(ratio)
             series.setdefault(f"{name}, Eq. 35", []).append(predicted[0])
         names = [str(gamma) for gamma in sorted(run.args.gamma)]
-        charts.append(lines(series, f"speed-up in calls, batch {batch}", "gamma", names, pairs=True))
+        charts.append(("", lines(series, f"speed-up in calls, batch {batch}", "gamma", names)))
     columns = ["way", "exact or lossy", "gamma", "batch", "alpha", "c in seconds", "calls: Eq. 35",
                "calls: measured", "seconds: Eq. 35", "seconds: measured", "1 / (c + 1 / gamma)"]  # fmt: skip
     theirs = [(gamma, alpha, float(speedup(alpha, gamma, COST)), speeds[3], 1 / (COST + 1 / gamma))
               for (*pair, gamma), (alpha, speeds) in TABLE1.items() if tuple(pair) == PAIR]  # fmt: skip
     names = ["gamma", "alpha", "Eq. 35", "measured by the paper", "1 / (c + 1 / gamma)"]
     whole = Table(f"The paper's own numbers in its formula, c = {COST}", names, theirs)
-    return [Table("Ours", columns, rows), whole], stacked(charts)
+    return [Table("Ours", columns, rows), whole], titled(charts)
 
 
 def write(name: str, run: Runs, folder: Path) -> None:
@@ -478,9 +465,9 @@ def main() -> None:
     names = list(ITEMS) if args.all else args.names or (["table3", "figure9"] if args.toy else [])
     if not names:
         parser.error("name items (--list), or ask for --all")
-    args.steps = args.steps or (EMBEDDED_STEPS if args.target in models.DEFAULTS else None)
+    args.steps = args.steps or (EMBEDDED_STEPS if args.target in hub.DEFAULTS else None)
     args.out.mkdir(parents=True, exist_ok=True)
-    vae = None if args.vae is None else models.load_vae(args.vae)
+    vae = None if args.vae is None else hub.load(args.vae)
     run = Runs(args, load(args.target, args.toy), load(args.draft, args.toy), vae)
     for number, name in enumerate(names, 1):
         if not (args.out / f"{name}.json").exists():

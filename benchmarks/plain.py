@@ -53,8 +53,9 @@ def whole_images(config: MARConfig, batch: int, cfg: float, repeats: int) -> dic
     noise = rng.standard_normal((schedule.num_steps + 1, batch, config.seq_len, config.token_dim), np.float32)
     num_iter = config.seq_len
     options = Options(
-        num_iter=num_iter, respacing=config.respacing, guided=cfg != 1.0, cfg=cfg, prefix_buckets=4
-    )
+        num_iter=num_iter, respacing=config.respacing, guided=cfg != 1.0, cfg=cfg, prefix_buckets=4,
+        final_noise=False,
+    )  # fmt: skip
     keys = row_keys(jax.random.key(0), batch)
     ours = functools.partial(sampler.sample, MARModel(config), params, keys, jnp.asarray(labels), options)
     ours_s = seconds(ours, repeats)

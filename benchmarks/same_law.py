@@ -19,10 +19,12 @@ writes FOLDER/results.json.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -30,12 +32,12 @@ from methods import METHODS
 from toy import Parser, among, begin, load, say, several, write_results
 from ways import SMALL, asked, timed, training_data
 
-from cspd_jax import image
 from cspd_jax.image import pixels
+from cspd_jax.image.generation import Request, resolve
 from cspd_jax.keys import row_keys
 from cspd_jax.tools.evaluation import classifier as classifiers
 from cspd_jax.tools.evaluation.equality import FALSE_ALARM, p_values
-from cspd_jax.training.image.data import make_source
+from cspd_jax.training.config import make_source
 
 # Few drafts take the least arithmetic, and exactness does not depend on how many there are.
 FRUGAL = {
@@ -57,6 +59,7 @@ SEEDS = {
 }
 BATCH = 100
 # Settings of a cell that are not of its method, and what `generate` calls them.
+NETWORKS = ("backbone", "head", "draft backbone", "draft head")
 SAMPLING = {"steps": "respacing", "cfg": "cfg", "cfg_schedule": "cfg_schedule", "temperature": "temperature"}
 
 
@@ -69,11 +72,15 @@ def frugal(name: str, in_groups: bool) -> dict:
     return FRUGAL_IN_GROUPS if in_groups and name in FRUGAL else FRUGAL.get(name, {})
 
 
-def plan_of(target, draft, labels, settings: dict, batch: int) -> image.Plan:
-    """Returns the plan of a cell's settings."""
+def request_of(target, draft, labels, settings: dict) -> Request:
+    """Returns what to give `generate` for a cell's settings, but for the key."""
     options = {name: value for name, value in settings.items() if name not in SAMPLING}
     sampling = {SAMPLING[name]: value for name, value in settings.items() if name in SAMPLING}
-    return image.resolve(target, labels, *asked(draft, options, **sampling), batch)
+    method, options = asked(draft, options, **sampling)
+    if method.needs_final_noise is False:
+        options = dataclasses.replace(options, final_noise=False)
+    none: Any = None
+    return Request(none, target, labels, method, resolve(target, method, options, len(labels)))
 
 
 def generate(target, draft, folder: Path, n: int, seed: int, settings: dict, batch: int = BATCH) -> dict:
@@ -85,24 +92,26 @@ def generate(target, draft, folder: Path, n: int, seed: int, settings: dict, bat
         sys.exit(f"{folder} holds images of other settings; name another folder")
     told.write_text(json.dumps(made_by) + "\n")
     labels = np.arange(batch) % target.config.num_classes
-    plan = None
+    request = None
     parts = []
     for i in range(-(-n // batch)):
         path = folder / f"part-{i:03d}.npz"
         if not path.exists():
-            if plan is None:
-                plan = plan_of(target, draft, labels, settings, batch)
+            if request is None:
+                request = request_of(target, draft, labels, settings)
             keys = row_keys(jax.random.key(seed), batch, i * batch)
-            tokens, info, seconds = timed(keys, plan)
-            cost = {"seconds": seconds, "sequential": tuple(info.sequential), "total": tuple(info.total)}
+            tokens, info, seconds = timed(request._replace(key=keys))
+            cost: dict[str, Any] = {"seconds": seconds}
+            for what in ("sequential", "rows"):
+                cost[what] = [int(getattr(info.calls[name], what)) for name in NETWORKS]
             partial = path.with_suffix(".partial.npz")
-            tested = (int(info.tested.sum()), int(info.accepted.sum()))
-            lossless = info.exactness.lossless
+            tested = (int(np.sum(info.tested)), int(np.sum(info.accepted)))
+            lossless = info.exact
             np.savez(
                 partial,
                 tokens=np.float32(tokens),
                 tested=tested,
-                rounds=info.rounds,
+                rounds=float(np.mean(info.rounds)),
                 lossless=lossless,
                 **cost,
             )

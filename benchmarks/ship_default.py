@@ -17,13 +17,12 @@ import toy
 from toy import Parser, begin
 
 import cspd_jax
-from cspd_jax import weights
-from cspd_jax._utils.sampling import SAMPLING
-from cspd_jax.image.chain import calibration
+from cspd_jax import hub, weights
+from cspd_jax.image import Plain, calibration
+from cspd_jax.image.generation import settle
 from cspd_jax.image.options import Options
-from cspd_jax.image.plan import check
+from cspd_jax.models import SAMPLING
 from cspd_jax.networks.registry import IMAGE_KINDS
-from cspd_jax.weights import models
 
 DEFAULTS = Path(cspd_jax.__file__).parent / "defaults"
 
@@ -31,7 +30,7 @@ DEFAULTS = Path(cspd_jax.__file__).parent / "defaults"
 def make_parser() -> Parser:
     parser = Parser(__doc__, model=Path("model"), name="target", into=Path("defaults"))
     parser.add_argument("model", type=Path, help="checkpoint folder of a finished run")
-    parser.add_argument("name", choices=[*models.DEFAULTS.values(), *models.TEXT_DEFAULTS.values()])
+    parser.add_argument("name", choices=[*hub.DEFAULTS.values(), *hub.TEXT_DEFAULTS.values()])
     parser.add_argument("--cfg", type=float, help="guidance that it is sampled with, and the gains are of")
     parser.add_argument("--cfg-schedule", choices=("linear", "constant"), help="the same of its schedule")
     parser.add_argument("--temperature", type=float, help="the same of the temperature")
@@ -43,7 +42,7 @@ def main() -> None:
     args = begin(make_parser())
     if args.toy:
         write_toy(args.model)
-    loaded = weights.load(args.model, weights.DTYPES["bfloat16"])
+    loaded = weights.load(args.model, "bfloat16")
     place = args.into / args.name
     place.parent.mkdir(exist_ok=True, parents=True)
     shutil.rmtree(place, ignore_errors=True)
@@ -51,7 +50,7 @@ def main() -> None:
     asked = {name: getattr(args, name) for name in SAMPLING if getattr(args, name) is not None}
     if asked:
         metadata["extra"] = {**metadata["extra"], "sampling": asked}
-    weights.save(place, loaded.kind, loaded.config, loaded.params, single_file=True, **metadata)
+    weights.save(place, loaded.kind, loaded.config, loaded.params, **metadata)
     if loaded.kind in IMAGE_KINDS:
         write_gains(place, Options(**asked))
     size = sum(f.stat().st_size for f in place.rglob("*") if f.is_file())
@@ -65,8 +64,8 @@ def write_toy(folder: Path) -> None:
 
 
 def write_gains(place: Path, settings: Options) -> None:
-    model = models.load(place)
-    options = check(model, [0], options=settings).options
+    model = hub.load(place)
+    options = settle(model, Plain(), settings)
     found = calibration.measure(model, options)
     calibration.write(place / calibration.FOLDER / calibration.file_name(options), found)
 

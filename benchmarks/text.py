@@ -27,14 +27,13 @@ import numpy as np
 from replayed import Replayed
 from toy import Parser, begin, held_out_prompts, left_out, load_text, median_seconds, say
 
-from cspd_jax.converters import hf_lm
-from cspd_jax.coupling.draft_length import speedup
+from cspd_jax import hub, models, text
+from cspd_jax.converters import lm as published
+from cspd_jax.info import Info
+from cspd_jax.language_models import bound
 from cspd_jax.networks.lm import LM
-from cspd_jax.networks.quantised import bytes_in_memory, quantise
-from cspd_jax.text import Drafting, ModelDrafter, Options, PromptLookup
-from cspd_jax.text.comparison import Request, measure_draft_cost
-from cspd_jax.text.protocol import bound
-from cspd_jax.weights import models
+from cspd_jax.networks.quantised import quantise
+from cspd_jax.text import Drafting, ModelDrafter, Options, PromptLookup, Request
 
 GAMMAS = (2, 3, 4, 6)
 PYTHIA = {"vocab_size": 50304, "hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072,
@@ -72,7 +71,7 @@ def as_transformers(model: models.TextModel):
     )  # fmt: skip
     theirs = transformers.LlamaForCausalLM(config).eval()
     state = {}
-    for entry in hf_lm.FORMAT.wanted(c):
+    for entry in published.FORMAT.wanted(c):
         leaf = model.params
         for part in entry.path:
             leaf = leaf[part]
@@ -102,6 +101,11 @@ def ours(target, prompts, count, drafter=None, **options) -> Request:
     return Request(None, target, prompts, drafter, Options(max_new_tokens=count, stop_ids=(), **options))
 
 
+def per_pass(info: Info) -> float:
+    """Returns the new tokens of a row per target pass that it took part in."""
+    return float(np.sum(info.made) / np.sum(info.rounds))
+
+
 def row(name: str, batch: int, seconds: float, tokens: int, base: float, **more) -> dict:
     found = {"what": name, "batch": batch, "tokens_per_second": tokens / seconds, "ratio": base / seconds}
     extra = "".join(f", {k} {v:.3g}" for k, v in more.items())
@@ -109,22 +113,18 @@ def row(name: str, batch: int, seconds: float, tokens: int, base: float, **more)
     return found | more
 
 
-def measured(theirs: dict[str, Any], plain: Request, found: dict[str, Request], cost: float, repeats: int):
-    """Times all calls in turns and returns their rows.
-
-    found: speculative ways, whose rows say what the formula gives for their acceptance and cost.
-    """
-    calls = {**theirs, "ours plain": plain.run, **{name: request.run for name, request in found.items()}}
+def measured(theirs: dict[str, Any], plain: Request, found: dict[str, Request], repeats: int):
+    """Times all calls in turns and returns their rows. found: speculative ways."""
+    requests = {"ours plain": plain, **found}
+    calls = theirs | {name: functools.partial(text.generate, *asked) for name, asked in requests.items()}
     seconds, batch = median_seconds(calls, repeats), len(plain.prompts)
     tokens, base = batch * plain.options.max_new_tokens, seconds["transformers"]
     rows = [row(name, batch, seconds[name], tokens, base) for name in calls if name not in found]
-    for name, request in found.items():
-        info = request.run().info
-        factor = float(speedup(info.acceptance, request.options.gamma, cost))
+    for name in found:
+        info = calls[name]().info
         faster = seconds["ours plain"] / seconds[name]
         rows.append(row(name, batch, seconds[name], tokens, base, acceptance=info.acceptance,
-                        tokens_per_pass=info.tokens_per_pass, cost=cost, over_plain=faster,
-                        formula=factor, share_of_formula=faster / factor))  # fmt: skip
+                        tokens_per_pass=per_pass(info), over_plain=faster))  # fmt: skip
     return rows
 
 
@@ -147,9 +147,10 @@ def embedded(sizes: Sizes, repeats: int) -> list[dict]:
             calls[f"transformers, assisted, gamma {gamma}"] = functools.partial(
                 theirs_generate, their_target, prompts, count, their_draft, gamma
             )
-        cost = measure_draft_cost(next(iter(found.values())), count, repeats)
-        rows += measured(calls, plain, found, cost, repeats)
-        same = np.asarray(plain.run().tokens)[:, len(prompts[0]) :] == calls["transformers"]().numpy()
+        rows += measured(calls, plain, found, repeats)
+        same = (
+            np.asarray(text.generate(*plain).tokens)[:, len(prompts[0]) :] == calls["transformers"]().numpy()
+        )
         say(f"  tokens that both libraries agree on: {same.mean():.4f}")
     return rows
 
@@ -168,7 +169,7 @@ def pythia(sizes: Sizes, repeats: int, acceptance: float) -> list[dict]:
     their_target = transformers.GPTNeoXForCausalLM(config).eval()
     with tempfile.TemporaryDirectory() as scratch:
         their_target.save_pretrained(Path(scratch) / "target")
-        target = models.load_text(Path(scratch) / "target")
+        target = hub.load(Path(scratch) / "target")
     draft_model = LM(dataclasses.replace(target.config, depth=2))
     kept = {k: v for k, v in target.params.items() if not k.startswith("layers_")}
     draft_params = kept | {f"layers_{i}": target.params[f"layers_{i}"] for i in range(2)}
@@ -178,7 +179,7 @@ def pythia(sizes: Sizes, repeats: int, acceptance: float) -> list[dict]:
             f" acceptance {acceptance:.3f} replayed from the embedded pair")  # fmt: skip
         prompts = np.random.default_rng(0).integers(0, 50_000, (batch, 64)).tolist()
         plain = ours(target, prompts, count)
-        right = plain.run().tokens
+        right = text.generate(*plain).tokens
         use = jax.random.bernoulli(jax.random.key(1), acceptance, right.shape)
         drafter = Drafting(Replayed(ModelDrafter(draft_model)), (draft_params, right, use))
         found = {
@@ -186,8 +187,7 @@ def pythia(sizes: Sizes, repeats: int, acceptance: float) -> list[dict]:
             for g in sizes.gammas
         }
         calls = {"transformers": functools.partial(theirs_generate, their_target, prompts, count)}
-        alone = ours(target, prompts, count, drafter=(draft_model, draft_params))
-        rows += measured(calls, plain, found, measure_draft_cost(alone, count, repeats), repeats)
+        rows += measured(calls, plain, found, repeats)
     return rows
 
 
@@ -202,21 +202,21 @@ def drafts(sizes: Sizes, gamma: int = 4) -> list[dict]:
         "int4": (network, quantise(params, 4)),
         "lookup": PromptLookup(),
     }
+    stored_bytes = lambda params: sum(leaf.nbytes for leaf in jax.tree.leaves(params))
     say(
-        f"drafts for the embedded target ({bytes_in_memory(target.params):,} bytes), {batch} rows,"
-        f" gamma {gamma}"
+        f"drafts for the embedded target ({stored_bytes(target.params):,} bytes), {batch} rows, gamma {gamma}"
     )
     rows = []
     for name, drafter in kinds.items():
-        size = 0 if name == "lookup" else bytes_in_memory(bound(drafter)[1])
+        size = 0 if name == "lookup" else stored_bytes(bound(drafter)[1])
         for temperature in (0.0, 1.0):
             options = {"drafter": drafter, "gamma": gamma, "temperature": temperature}
             request = ours(target, held_out_prompts(batch, 64, sizes.toy), count, **options)
-            info = request._replace(key=jax.random.key(0)).run().info
+            info = text.generate(*request._replace(key=jax.random.key(0))).info
             rows.append({"draft": name, "temperature": temperature, "bytes": size,
-                         "acceptance": info.acceptance, "tokens_per_pass": info.tokens_per_pass})  # fmt: skip
+                         "acceptance": info.acceptance, "tokens_per_pass": per_pass(info)})  # fmt: skip
             say(f"  {name}, temperature {temperature:g}: {rows[-1]['bytes']:,} bytes, acceptance"
-                f" {info.acceptance:.3f}, {info.tokens_per_pass:.2f} tokens per target pass")  # fmt: skip
+                f" {info.acceptance:.3f}, {per_pass(info):.2f} tokens per target pass")  # fmt: skip
     return rows
 
 
@@ -231,9 +231,7 @@ def make_parser() -> Parser:
 def main() -> None:
     args = begin(make_parser())
     sizes = TOY if args.toy else Sizes()
-    result: dict[str, Any] = {
-        "jax": jax.__version__, "machine": platform.processor() or platform.machine(),
-    }  # fmt: skip
+    result: dict[str, Any] = {"jax": jax.__version__, "machine": platform.machine()}
     beside = not args.toy or importlib.util.find_spec("transformers") is not None
     if not beside:
         left_out("all but the drafts", "torch and transformers are not installed: extra `parity`")

@@ -27,15 +27,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax import weights
+from cspd_jax import hub, models, weights
 from cspd_jax._utils.files import write_text
-from cspd_jax._utils.timing import seconds_in_turns
+from cspd_jax.measure import seconds_in_turns
 from cspd_jax.networks import lm
 from cspd_jax.networks.lm_config import LMConfig
 from cspd_jax.networks.registry import kind_name, kind_of
+from cspd_jax.tokenizers import ByteTokenizer
 from cspd_jax.training.data.text import documents
-from cspd_jax.weights import models
-from cspd_jax.weights.tokenizers import ByteTokenizer
 
 STEPS = 5
 _NARROW = {
@@ -140,7 +139,7 @@ def scratch() -> Path:
 def load(name: str, toy: bool = True) -> models.ImageModel:
     """Loads a model of images, or makes a toy of the same name and data."""
     if not toy:
-        return models.load(name)
+        return hub.load(name)
     network, params, metadata = _random(name)
     return models.ImageModel(name, network, params, metadata, tuple("0123456789"))
 
@@ -148,8 +147,8 @@ def load(name: str, toy: bool = True) -> models.ImageModel:
 def load_text(name: str, toy: bool = True) -> models.TextModel:
     """Loads a model of text, or makes a toy of the same vocabulary."""
     if not toy:
-        return models.load_text(name)
-    return models.TextModel(name, *_random(name), folder=models.shipped_folder(name))
+        return hub.load(name)
+    return models.TextModel(name, *_random(name), folder=hub.shipped_folder(name))
 
 
 @functools.cache
@@ -158,7 +157,7 @@ def _random(name: str) -> tuple[Any, Any, dict[str, Any]]:
 
     Drafts are the models that they draft for, with other last digits, so that they are often right.
     """
-    metadata = weights.read_description(models.shipped_folder(name))
+    metadata = weights.read_description(hub.shipped_folder(name))
     config = narrow(metadata.pop("config"))
     network = lm.LM(config) if isinstance(config, LMConfig) else kind_of(config).network(config)
     return network, random_params(config, 0.02 if name.endswith("-draft") else 0.0), metadata

@@ -8,27 +8,24 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 
 from cspd_jax._utils.compilation import compile_seconds
-from cspd_jax.image.generation import run
-from cspd_jax.image.info import Info
+from cspd_jax.image.generation import Request, generate
 from cspd_jax.image.lossy import Annealing, Checkerboard
 from cspd_jax.image.methods import DraftSpeculation, Method, Plain, ReleasedRunner, SelfSpeculation
 from cspd_jax.image.options import FIELDS, Options
 from cspd_jax.image.order import Spread
+from cspd_jax.image.paper import PaperCriterion
 from cspd_jax.image.pixels import as_bytes
-from cspd_jax.image.plan import Plan
-from cspd_jax.image.rounds import PaperCriterion, PathCriterion
-from cspd_jax.keys import row_keys, seed_key
-from cspd_jax.reports.image import device
+from cspd_jax.image.rounds import PathCriterion
+from cspd_jax.info import Info
+from cspd_jax.reports import device
 from cspd_jax.tools.evaluation import classifier as classifiers
 from cspd_jax.tools.evaluation import fid, words
-from cspd_jax.training.config import data_from_json
+from cspd_jax.training.config import data_from_json, make_source
 from cspd_jax.training.data.source import Batch
 from cspd_jax.training.data.words import Words
-from cspd_jax.training.image.data import make_source
 
 SMALL = classifiers.ClassifierConfig(steps=2, batch=4, width=8, features=8)  # of --toy
 _TOGETHER = 500  # held-out images that are read at once
@@ -57,10 +54,10 @@ def asked(draft, values: Mapping[str, Any], **sampling: Any) -> tuple[Method, Op
     return DraftSpeculation(draft, kind(**own), **values), Options(**given)
 
 
-def timed(keys: jax.Array, plan: Plan) -> tuple[np.ndarray, Info, float]:
+def timed(request: Request, rows: int | None = None) -> tuple[np.ndarray, Info, float]:
     """Returns tokens, what happened, and the seconds of the run without tracing and compiling."""
     compiled, start = compile_seconds(), time.perf_counter()
-    made, info = run(keys, plan)
+    made, info = generate(*request, rows=rows)
     tokens = np.asarray(made)
     seconds = time.perf_counter() - start - (compile_seconds() - compiled)
     return tokens, info, max(seconds, 0.0)
@@ -104,21 +101,3 @@ def quality(target, images: np.ndarray, labels: np.ndarray, toy: bool) -> tuple[
         (seen, ours), (_, theirs) = classify(images), classify(others)
         right = seen == labels
     return float(np.mean(right)), fid.frechet_distance(ours, theirs)
-
-
-def draws(plan: Plan, labels: np.ndarray, seed: int) -> list[int]:
-    """Counts the draws (of blocks: trips of their loop) of each resampling, of one image after another."""
-    took: list[int] = []
-    for i in range(len(labels)):
-        keys, trips, rejected = row_keys(seed_key(seed), 1, i), 0, 0
-        for _, out in plan.method.steps(plan.batch_of(keys, labels[i : i + 1])):
-            counts = out.counts
-            if hasattr(counts, "tries"):  # the released runner, in one piece
-                took += [int(tries) for tries in np.asarray(counts.tries) if tries]
-                continue
-            now = int(counts.tested.sum()) - int(counts.accepted.sum())
-            took += [0] if now > rejected else []
-            if took:
-                took[-1] += int(counts.trips) - trips
-            trips, rejected = int(counts.trips), now
-    return took

@@ -1,4 +1,4 @@
-"""Language models in GGUF files: which family, its configuration, its parameters.
+"""Language models in GGUF files, as the package `gguf` reads them: family, configuration, parameters.
 
 The format's llama files hold the rows of queries and keys in another order than Hugging Face's: the two
 dimensions that are rotated together lie side by side, and here they are half a head apart. Qwen2's rows are
@@ -8,18 +8,19 @@ in our order.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
+from cspd_jax.check import UserError
 from cspd_jax.converters import gguf_tokenizer
 from cspd_jax.converters._tables import Entry, Format, Shapes, Table
-from cspd_jax.converters.gguf_file import GGUFTensor, read
-from cspd_jax.converters.hf_config import Values
-from cspd_jax.errors import UserError, naming
+from cspd_jax.converters.hf import Values
 from cspd_jax.networks.layers import frequencies
 from cspd_jax.networks.lm import abstract_params
 from cspd_jax.networks.lm_config import LMConfig
@@ -36,7 +37,6 @@ _TABLE: Table = (
     (r"norm", r"output_norm"),
     (r"head", r"output"),
 )
-_LAYER = r"blk\.(\d{1,6})\."
 _FACTORS = "rope_freqs.weight"  # by which each rotary frequency is divided
 _KEYS = {
     "block_count", "context_length", "embedding_length", "feed_forward_length", "vocab_size",
@@ -47,113 +47,121 @@ _KEYS = {
     "expert_used_count",
 }  # fmt: skip
 _LLAMA3_POSITIONS = 8192
+_FLOATS = {
+    "F32": np.dtype(np.float32),
+    "F16": np.dtype(np.float16),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class GGUFTensor:
+    """A tensor that has not been read yet. stored: the format's name of its numbers, such as Q4_K."""
+
+    shape: tuple[int, ...]
+    stored: str
+    data: np.ndarray  # mapped
+
+    @property
+    def dtype(self) -> np.dtype:
+        """The type of the numbers that are read."""
+        return _FLOATS.get(self.stored, np.dtype(np.float32))
+
+    def numpy(self) -> np.ndarray:
+        """Reads the numbers, dequantised where they are not floats."""
+        if self.stored in _FLOATS:
+            return np.ascontiguousarray(self.data).view(self.dtype).reshape(self.shape)
+        from gguf import GGMLQuantizationType, quants
+
+        with np.errstate(all="ignore"):  # scales of damaged files; whoever fills in parameters refuses them
+            return quants.dequantize(self.data, GGMLQuantizationType[self.stored]).reshape(self.shape)
 
 
 @dataclasses.dataclass(frozen=True)
 class GGUF:
     """What a file says. No tensor has been read yet.
 
-    tensors: but for the rotary factors. factors: those.
+    tensors: but for the rotary factors.
+    factors: those.
     """
 
-    path: Path
-    metadata: Mapping[str, Any]
+    metadata: Values
     tensors: Mapping[str, GGUFTensor]
     factors: GGUFTensor | None
 
 
+def is_gguf(path: Path) -> bool:
+    """Tells whether a file is called so or begins so."""
+    if path.suffix == ".gguf" or not path.is_file():
+        return path.suffix == ".gguf"
+    with path.open("rb") as file:
+        return file.read(4) == b"GGUF"
+
+
 def open_gguf(path: str | os.PathLike) -> GGUF:
-    path = Path(path)
-    metadata, tensors = read(path)
-    return GGUF(path, metadata, tensors, tensors.pop(_FACTORS, None))
+    """Opens a file; UserError if the package is missing or the file is damaged."""
+    try:
+        from gguf import GGUFReader
+    except ImportError:
+        raise UserError(f"{path} needs the package gguf; install it with: pip install gguf") from None
+    try:
+        reader = GGUFReader(path)
+        metadata = {name: field.contents() for name, field in reader.fields.items()}
+    except Exception as error:  # the package checks nothing, and stumbles in many ways over a damaged file
+        raise UserError(f"{path} is damaged, or no GGUF file ({error})") from None
+    tensors = {
+        one.name: GGUFTensor(tuple(map(int, one.shape[::-1])), one.tensor_type.name, one.data)
+        for one in sorted(reader.tensors, key=lambda one: one.name)
+    }
+    return GGUF(Values(metadata), tensors, tensors.pop(_FACTORS, None))
 
 
 def make_config(file: GGUF) -> LMConfig:
-    """The configuration from the metadata and the shape of the embedding."""
-    where = str(file.path)
-    values = Values(file.metadata, where)
-    family = _family(values)
-    own = _own(values, family)
-    _refuse_the_unsupported(values, own)
-    shapes = Shapes({name: tensor.shape for name, tensor in file.tensors.items()}, where)
-    depth = own.whole("block_count")
-    if (found := shapes.count(_LAYER)) != depth:  # before a network of that depth is built
-        raise UserError(f"{where} has the tensors of {found} layers; {family}.block_count is {depth}")
-    vocab_size = shapes.size("token_embd.weight", 0, 2)
-    if own.whole("vocab_size", vocab_size) != vocab_size:
-        raise own.wrong("vocab_size", f"{vocab_size}, as many as token_embd.weight has")
+    """Makes the configuration from the metadata and the shape of the embedding."""
+    values = file.metadata
+    values.only(**{"general.type": "model", "split.count": 1})
+    if (family := values["general.architecture"]) not in ARCHITECTURES:
+        raise values.refuse("general.architecture", f"known architectures are {', '.join(ARCHITECTURES)}")
+    prefix = f"{family}."
+    own = Values({k.removeprefix(prefix): v for k, v in values.items() if k.startswith(prefix)})
+    for key in own.keys() - _KEYS:
+        raise own.refuse(key, "models that have this are not supported")
+    width, heads = own["embedding_length"], own["attention.head_count"]
+    head_dim = own.get("attention.key_length", width // heads)
+    same = {"attention.value_length": head_dim, "rope.dimension_count": head_dim}
+    own.only(**same, **{"expert_count": 0, "attention.causal": True})
+    shapes = Shapes({name: tensor.shape for name, tensor in file.tensors.items()})
+    vocab_size = shapes.size("token_embd.weight", 0)
+    ends = [i for name in ("eos", "eot") for i in values.ids(f"tokenizer.ggml.{name}_token_id")]
     has = lambda name: f"blk.0.{name}.bias" in file.tensors
-    with naming(where):
-        config = LMConfig(
-            family=family,
-            vocab_size=vocab_size,
-            known_ids=gguf_tokenizer.known_ids(file.metadata, where, vocab_size),
-            depth=depth,
-            max_positions=own.whole("context_length"),
-            mlp_width=own.whole("feed_forward_length"),
-            norm_eps=own.number("attention.layer_norm_rms_epsilon"),
-            rope_theta=own.number("rope.freq_base", 10_000.0),
-            qkv_bias=has("attn_q"),
-            out_bias=has("attn_output"),
-            mlp_bias=has("ffn_up"),
-            tie_embeddings="output.weight" not in file.tensors,
-            bos_ids=_ids(values, "bos"),
-            eos_ids=_ids(values, "eos", "eot"),
-            **_head_fields(own),
-            **_scaling_fields(own),
-        )
+    config = LMConfig(
+        family=family,
+        vocab_size=vocab_size,
+        known_ids=gguf_tokenizer.known_ids(values, vocab_size),
+        width=width,
+        depth=own["block_count"],
+        heads=heads,
+        kv_heads=own.get("attention.head_count_kv", heads),
+        head_dim=head_dim,
+        max_positions=own["context_length"],
+        mlp_width=own["feed_forward_length"],
+        norm_eps=own["attention.layer_norm_rms_epsilon"],
+        rope_theta=own.get("rope.freq_base", 10_000.0),
+        qkv_bias=has("attn_q"),
+        out_bias=has("attn_output"),
+        mlp_bias=has("ffn_up"),
+        tie_embeddings="output.weight" not in file.tensors,
+        bos_ids=values.ids("tokenizer.ggml.bos_token_id"),
+        eos_ids=tuple(dict.fromkeys(ends)),
+        **_scaling_fields(own),
+    )
     return config if file.factors is None else _with_factors(config, file.factors, own)
 
 
-def _family(values: Values) -> str:
-    family = values.text("general.architecture")
-    if family not in ARCHITECTURES:
-        raise values.refuse("general.architecture", f"known architectures are {', '.join(ARCHITECTURES)}")
-    return family
-
-
-def _own(values: Values, family: str) -> Values:
-    """The entries that are the architecture's own, without its name before them."""
-    prefix = f"{family}."
-    found = {k.removeprefix(prefix): v for k, v in values.values.items() if k.startswith(prefix)}
-    return Values(found, f"{values.where}: {family}")
-
-
-def _refuse_the_unsupported(values: Values, own: Values) -> None:
-    if values.text("general.type", "model") != "model":
-        raise values.refuse("general.type", "only models are supported")
-    if values.whole("split.count", 1) > 1:
-        raise values.refuse("split.count", "merge the parts of a split model into one file first")
-    for key in own.values:
-        if key not in _KEYS:
-            raise own.refuse(key, "models that have this are not supported")
-    if own.whole("expert_count", 0) > 0:
-        raise own.refuse("expert_count", "mixtures of experts are not supported")
-    if not own.flag("attention.causal", True):
-        raise own.refuse("attention.causal", "only true is supported")
-
-
-def _head_fields(own: Values) -> dict[str, Any]:
-    width, heads = own.whole("embedding_length"), own.whole("attention.head_count")
-    head_dim = own.whole("attention.key_length", None)
-    if head_dim is None and (heads < 1 or width % heads):
-        raise UserError(f"embedding_length {width} cannot be shared by {heads} heads")
-    head_dim = head_dim or width // max(heads, 1)
-    for key in ("attention.value_length", "rope.dimension_count"):
-        if own.whole(key, head_dim) != head_dim:
-            raise own.refuse(key, f"only the {head_dim} dimensions of a head are supported")
-    return {
-        "width": width,
-        "heads": heads,
-        "kv_heads": own.whole("attention.head_count_kv", heads),
-        "head_dim": head_dim,
-    }
-
-
 def _scaling_fields(own: Values) -> dict[str, Any]:
-    factor = own.number("rope.scaling.factor", own.number("rope.scale_linear", 0.0))
+    factor = own.get("rope.scaling.factor", own.get("rope.scale_linear", 0))
     # Older files name a factor and no type, and mean linear.
-    kind = own.text("rope.scaling.type", "linear" if factor else "none")
+    kind = own.get("rope.scaling.type", "linear" if factor else "none")
     if kind not in ("none", "linear"):
         raise own.refuse("rope.scaling.type", "rotary scalings other than linear are not supported")
     if kind == "none" or factor in (0, 1):  # the format has 0 for no factor
@@ -162,54 +170,35 @@ def _scaling_fields(own: Values) -> dict[str, Any]:
 
 
 def _with_factors(config: LMConfig, factors: GGUFTensor, own: Values) -> LMConfig:
-    """The configuration with the llama3 scaling of which the file holds the table of factors."""
-    wrong = UserError(f"{own.where}: {_FACTORS} is not the table of llama3 scaling, which alone is supported")
-    if factors.shape != (config.rotary_dim // 2,) or config.rope_scaling != "none":
-        raise wrong
+    """Adds the llama3 scaling of which the file holds the table of factors."""
     table = factors.numpy().astype(np.float64)
-    if not (np.isfinite(table).all() and (table > 0).all()):
-        raise wrong
     if (table == 1).all():
         return config
-    positions = own.whole("rope.scaling.original_context_length", _LLAMA3_POSITIONS)
     scaled = dataclasses.replace(
         config,
         rope_scaling="llama3",
         rope_factor=float(table.max()),
-        rope_original_positions=positions,
+        rope_original_positions=own.get("rope.scaling.original_context_length", _LLAMA3_POSITIONS),
     )
     if not np.allclose(frequencies(config) / table, frequencies(scaled), rtol=1e-4, atol=0):
-        raise wrong
+        raise UserError(f"{_FACTORS} is not the table of llama3 scaling, which alone is supported")
     return scaled
 
 
-def _ids(values: Values, *names: str) -> tuple[int, ...]:
-    found = [values.whole(f"tokenizer.ggml.{name}_token_id", None) for name in names]
-    return tuple(dict.fromkeys(i for i in found if i is not None))
-
-
-@dataclasses.dataclass(frozen=True)
-class _Turned(Entry):
-    """Queries or keys whose rotated pairs lie side by side in the file. heads: how many there are."""
-
-    heads: int
-
-    def to_flax(self, array: np.ndarray) -> np.ndarray:
-        """Rows (pair, first or second of it) of every head -> (first or second, pair), then as any other."""
-        pairs = array.reshape(self.heads, -1, 2, *array.shape[1:])
-        return super().to_flax(pairs.swapaxes(1, 2).reshape(array.shape))
+def _turned(heads: int, array: np.ndarray) -> np.ndarray:
+    """Puts rows (pair, first or second of it) of every head in our order, (first or second, pair)."""
+    pairs = array.reshape(heads, -1, 2, *array.shape[1:])
+    return pairs.swapaxes(1, 2).reshape(array.shape)
 
 
 class _Format(Format):
-    def wanted(self, config: LMConfig, where: str = "the configuration") -> list[Entry]:
-        entries = super().wanted(config, where)
+    def wanted(self, config: LMConfig) -> list[Entry]:
+        entries = super().wanted(config)
         if config.family != "llama":
             return entries
-        heads = {"q": config.heads, "k": config.kv_heads}
-        turned = lambda e: e.path[-2] in heads and e.path[-3] == "attention"
-        return [
-            _Turned(e.path, e.name, e.source_shape, heads[e.path[-2]]) if turned(e) else e for e in entries
-        ]
+        heads = {("attention", "q"): config.heads, ("attention", "k"): config.kv_heads}
+        turn = lambda entry: functools.partial(_turned, heads[entry.path[-3:-1]])
+        return [dataclasses.replace(e, rows=turn(e)) if e.path[-3:-1] in heads else e for e in entries]
 
 
 FORMAT = _Format(_TABLE, abstract_params)

@@ -6,9 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from cspd_jax.converters._tables import Format, Shape, Shapes, Table
-from cspd_jax.diffusion.schedule import sampling_schedule
-from cspd_jax.errors import UserError, naming
+from cspd_jax.check import UserError
+from cspd_jax.converters._tables import NO_ARGS, Args, Format, Options, Shapes, Table
 from cspd_jax.networks.config import MARConfig
 from cspd_jax.networks.mar import abstract_params
 
@@ -31,103 +30,65 @@ TABLE: Table = (
 FORMAT = Format(TABLE, abstract_params)
 
 
-def read_sizes(shapes: Mapping[str, Shape], where: str) -> dict[str, Any]:
-    """The fields of MARConfig that shapes tell: all but heads, patch size, respacing and stride."""
-    s = Shapes(shapes, where)
-    width = {"encoder": s.size("z_proj.weight", 0, 2), "decoder": s.size("decoder_embed.weight", 0, 2)}
-    seq_len = s.size("diffusion_pos_embed_learned", 1, 3)
-    buffer_size = s.size("encoder_pos_embed_learned", 1, 3) - seq_len
-    if buffer_size < 1:
-        raise UserError(
-            f"{where} does not fit the network: encoder_pos_embed_learned must have more positions"
-            f" than the {seq_len} of diffusion_pos_embed_learned"
-        )
-    s.size("decoder_blocks.0.mlp.fc1.weight", 0, 2)
-    s.size("diffloss.net.res_blocks.0.mlp.0.weight", 0, 2)
+def read_sizes(shapes: Shapes) -> dict[str, Any]:
+    """Reads the fields of MARConfig that shapes tell: all but heads, patch size, respacing and stride."""
+    encoder_width, decoder_width = shapes.size("z_proj.weight", 0), shapes.size("decoder_embed.weight", 0)
+    seq_len = shapes.size("diffusion_pos_embed_learned", 1)
+    hidden = shapes.size("encoder_blocks.0.mlp.fc1.weight", 0)
     return {
         "seq_len": seq_len,
-        "token_dim": s.size("z_proj.weight", 1, 2),
-        "num_classes": s.size("class_emb.weight", 0, 2),
-        "buffer_size": buffer_size,
-        "encoder_width": width["encoder"],
-        "encoder_depth": s.count(r"encoder_blocks\.(\d{1,6})\."),
-        "decoder_width": width["decoder"],
-        "decoder_depth": s.count(r"decoder_blocks\.(\d{1,6})\."),
-        "mlp_ratio": _ratio(s.size("encoder_blocks.0.mlp.fc1.weight", 0, 2), width["encoder"]),
-        "head_depth": s.count(r"diffloss\.net\.res_blocks\.(\d{1,6})\."),
-        "head_width": s.size("diffloss.net.input_proj.weight", 0, 2),
+        "token_dim": shapes.size("z_proj.weight", 1),
+        "num_classes": shapes.size("class_emb.weight", 0),
+        "buffer_size": shapes.size("encoder_pos_embed_learned", 1) - seq_len,
+        "encoder_width": encoder_width,
+        "encoder_depth": shapes.count("encoder_blocks."),
+        "decoder_width": decoder_width,
+        "decoder_depth": shapes.count("decoder_blocks."),
+        "mlp_ratio": _ratio(hidden, encoder_width),
+        "head_depth": shapes.count("diffloss.net.res_blocks."),
+        "head_width": shapes.size("diffloss.net.input_proj.weight", 0),
     }
 
 
 def _ratio(hidden: int, width: int) -> float:
-    """hidden / width, such that int(width * ratio) is `hidden` whatever the rounding."""
+    """Returns hidden / width, such that int(width * ratio) is `hidden` whatever the rounding."""
     ratio = hidden / width
     return ratio if int(width * ratio) == hidden else math.nextafter(ratio, math.inf)
 
 
-def make_config(
-    shapes: Mapping[str, Shape],
-    where: str,
-    *,
-    args: Mapping[str, Any] | None = None,
-    heads: tuple[int, int] | None = None,
-    patch_size: int | None = None,
-    steps: str | None = None,
-    vae_stride: int | None = None,
-) -> MARConfig:
-    """The configuration: sizes from `shapes`, the rest from the flags, else the file's `args`, else rules."""
-    sizes, args = read_sizes(shapes, where), args or {}
-    encoder_heads, decoder_heads = heads or (
-        _heads(sizes, args, "encoder", where),
-        _heads(sizes, args, "decoder", where),
+def make_config(shapes: Shapes, args: Args = NO_ARGS, options: Options = Options()) -> MARConfig:
+    """Takes sizes from `shapes`, the rest from the options, else the file's `args`, else by rules."""
+    sizes = read_sizes(shapes)
+    heads = options.heads or [_heads(sizes, args, part) for part in ("encoder", "decoder")]
+    if len(heads) != 2:
+        raise UserError("--heads of a MAR model is two numbers ENC,DEC, for example 12,12")
+    return MARConfig(
+        **sizes,
+        encoder_heads=heads[0],
+        decoder_heads=heads[1],
+        respacing=options.steps or str(args.get("num_sampling_steps", "100")),
+        patch_size=options.patch_size or args.get("patch_size") or _patch_size(sizes["token_dim"]),
+        vae_stride=options.vae_stride or args.get("vae_stride") or 16,
     )
-    steps = steps or _steps(args, where)
-    sampling_schedule(steps)  # refuses what is not a respacing
-    patch_size = patch_size or _positive(args, "patch_size", where) or _patch_size(sizes["token_dim"], where)
-    vae_stride = vae_stride or _positive(args, "vae_stride", where) or 16
-    with naming(where):
-        return MARConfig(
-            **sizes,
-            encoder_heads=encoder_heads,
-            decoder_heads=decoder_heads,
-            respacing=steps,
-            patch_size=patch_size,
-            vae_stride=vae_stride,
-        )
 
 
-def _heads(sizes: Mapping, args: Mapping, part: str, where: str) -> int:
+def _heads(sizes: Mapping, args: Mapping, part: str) -> int:
     width = sizes[f"{part}_width"]
-    heads = _positive(args, f"{part}_num_heads", where) or HEADS_OF_WIDTH.get(width)
+    heads = args.get(f"{part}_num_heads") or HEADS_OF_WIDTH.get(width)
     if heads is None:
         known = ", ".join(map(str, HEADS_OF_WIDTH))
         raise UserError(
-            f"{where} has an {part} of width {width}, whose number of heads cannot be read from the file"
-            f" (it is known for widths {known} only); give it with --heads ENC,DEC"
+            f"the file has an {part} of width {width}, and does not say its number of heads, which is known"
+            f" for widths {known} only; give it with --heads ENC,DEC"
         )
     return heads
 
 
-def _steps(args: Mapping, where: str) -> str:
-    value = args.get("num_sampling_steps", "100")
-    if type(value) not in (str, int) or len(str(value)) > 100:
-        raise UserError(f"{where}: num_sampling_steps in its args is not a respacing; give --steps")
-    return str(value)
-
-
-def _patch_size(token_dim: int, where: str) -> int:
+def _patch_size(token_dim: int) -> int:
     side = round((token_dim / 16) ** 0.5)
-    if side < 1 or token_dim != 16 * side * side:
+    if token_dim != 16 * side * side:
         raise UserError(
-            f"{where} has tokens of dimension {token_dim}, which is not 16 p^2 for any patch size p;"
+            f"its tokens have dimension {token_dim}, which is not 16 p^2 for any patch size p;"
             " give it with --patch-size"
         )
     return side
-
-
-def _positive(args: Mapping, name: str, where: str) -> int | None:
-    value = args.get(name)
-    if value is not None and (type(value) is not int or value < 1):
-        found = value if type(value) is int else f"a {type(value).__name__}"
-        raise UserError(f"{where}: {name} in its args is {found}; it must be a positive whole number")
-    return value

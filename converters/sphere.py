@@ -5,13 +5,10 @@ The autoencoder inside such a checkpoint (`vae.*`) is that of `converters.sphere
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-from cspd_jax.converters._tables import Format, Shape, Shapes, Table
-from cspd_jax.diffusion.flow import is_flow
-from cspd_jax.diffusion.schedule import sampling_schedule
-from cspd_jax.errors import UserError, naming
+from cspd_jax.check import UserError
+from cspd_jax.converters._tables import NO_ARGS, Args, Format, Options, Shapes, Table
 from cspd_jax.networks.config import SphereConfig
 from cspd_jax.networks.sphere import abstract_params
 
@@ -27,60 +24,33 @@ TABLE: Table = (
     (r"head/ada_ln_blocks_(\d+)", r"head.net.ada_ln_blocks.\1"),
     (r"head/final_layer/(linear|ada_ln_modulation)", r"head.net.final_layer.\1"),
 )
+FORMAT = Format(TABLE, abstract_params, ignored=r"vae\..*")
 
 
-class _Format(Format):
-    def parameters(self, named: Mapping[str, Any]) -> Mapping[str, Any]:
-        """All but the autoencoder's."""
-        return {name: value for name, value in named.items() if not name.startswith("vae.")}
-
-
-FORMAT = _Format(TABLE, abstract_params)
-
-
-def read_sizes(shapes: Mapping[str, Shape], where: str) -> dict[str, Any]:
-    """The fields of SphereConfig that shapes tell: all but heads, steps, patch size and stride."""
-    s = Shapes(shapes, where)
-    width = s.size("proj_in.weight", 0, 2)
-    in_class = s.size("cls_embedding.weight", 1, 2)
-    if in_class % width:
-        raise UserError(
-            f"{where} does not fit the network: the {in_class} numbers of a class are not whole tokens of"
-            f" width {width}"
-        )
+def read_sizes(shapes: Shapes) -> dict[str, Any]:
+    """Reads the fields of SphereConfig that shapes tell: all but heads, steps, patch size and stride."""
+    width = shapes.size("proj_in.weight", 0)
     return {
-        "seq_len": s.size("pos_for_diff.weight", 0, 2),
-        "token_dim": s.size("proj_in.weight", 1, 2),
-        "num_classes": s.size("cls_embedding.weight", 0, 2) - 1,
-        "class_tokens": in_class // width,
+        "seq_len": shapes.size("pos_for_diff.weight", 0),
+        "token_dim": shapes.size("proj_in.weight", 1),
+        "num_classes": shapes.size("cls_embedding.weight", 0) - 1,
+        "class_tokens": shapes.size("cls_embedding.weight", 1) // width,
         "width": width,
-        "depth": s.count(r"layers\.(\d{1,6})\."),
-        "head_depth": s.count(r"head\.net\.res_blocks\.(\d{1,6})\."),
-        "head_width": s.size("head.net.input_proj.weight", 0, 2),
-        "head_modulations": s.count(r"head\.net\.ada_ln_blocks\.(\d{1,6})\."),
+        "depth": shapes.count("layers."),
+        "head_depth": shapes.count("head.net.res_blocks."),
+        "head_width": shapes.size("head.net.input_proj.weight", 0),
+        "head_modulations": shapes.count("head.net.ada_ln_blocks."),
     }
 
 
-def make_config(
-    shapes: Mapping[str, Shape],
-    where: str,
-    *,
-    heads: int | None = None,
-    steps: str | None = None,
-    vae_stride: int | None = None,
-) -> SphereConfig:
-    """The configuration: sizes from `shapes`, the rest from the flags, else as published."""
-    sizes = read_sizes(shapes, where)
-    if heads is None:
-        heads = sizes["width"] // _HEAD_DIM
-        if not heads or sizes["width"] % _HEAD_DIM:
-            raise UserError(
-                f"{where} has width {sizes['width']}, whose number of heads cannot be read from the file"
-                f" (it is known for multiples of {_HEAD_DIM} only); give it with --heads N"
-            )
-    steps = "flow100" if steps is None else f"flow{steps}" if steps.isdecimal() else steps
-    if not is_flow(steps):
-        raise UserError(f"steps {steps!r:.40} are not those of a flow sampler; write for example 100")
-    sampling_schedule(steps)  # refuses what is no schedule
-    with naming(where):
-        return SphereConfig(**sizes, heads=heads, respacing=steps, vae_stride=vae_stride or 16)
+def make_config(shapes: Shapes, args: Args = NO_ARGS, options: Options = Options()) -> SphereConfig:
+    """Takes sizes from `shapes`, the rest from the options, else as published."""
+    sizes, steps = read_sizes(shapes), options.steps or "100"
+    if options.heads is None and sizes["width"] % _HEAD_DIM:
+        raise UserError(
+            f"the file has width {sizes['width']}, and does not say its number of heads, which is known for"
+            f" multiples of {_HEAD_DIM} only; give it with --heads N"
+        )
+    heads = sizes["width"] // _HEAD_DIM if options.heads is None else options.heads[0]
+    respacing = f"flow{steps}" if steps.isdecimal() else steps
+    return SphereConfig(**sizes, heads=heads, respacing=respacing, vae_stride=options.vae_stride or 16)

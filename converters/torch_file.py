@@ -17,31 +17,17 @@ import os
 import pickle
 import struct
 import zipfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
 import ml_dtypes
 import numpy as np
 
-from cspd_jax._utils import limits
-from cspd_jax.errors import UserError
+from cspd_jax.check import UserError
 
 _OLD = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # what a file of before PyTorch 1.6 begins with
 _LOCAL_HEADER = struct.Struct("<4s22xHH")
-_DAMAGED = (
-    pickle.UnpicklingError,
-    zipfile.BadZipFile,
-    ArithmeticError,
-    AttributeError,
-    EOFError,
-    LookupError,
-    OSError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-    struct.error,
-)
 
 
 class Namespace(dict):
@@ -81,60 +67,47 @@ class LazyTensor:
         extent = 1 + sum((n - 1) * s for n, s in zip(self.shape, self.strides))
         item = self.dtype.itemsize
         start = self.storage.start + self.offset * item
-        try:
-            raw = np.memmap(self.storage.path, np.uint8, "r", start, (extent * item,))
-        except (OSError, ValueError) as error:
-            raise UserError(f"{self.storage.path} changed while it was being read ({error})") from error
+        raw = np.memmap(self.storage.path, np.uint8, "r", start, (extent * item,))
         flat = np.ndarray.view(raw, np.ndarray).view(self.dtype)
         strides = [s * item for s in self.strides]
         return np.lib.stride_tricks.as_strided(flat, self.shape, strides, writeable=False)
 
 
-def total_bytes(tensors: Iterable[LazyTensor]) -> int:
-    """Returns what the tensors take when they are read."""
-    return sum(math.prod(tensor.shape) * tensor.dtype.itemsize for tensor in tensors)
-
-
 def open_checkpoint(path: str | os.PathLike) -> Any:
     """Returns the object tree of a PyTorch checkpoint, with a `LazyTensor` for every tensor."""
     path = Path(path)
-    limits.file_size(path)  # refuses what is no file
-    with path.open("rb") as file:
-        start = file.read(len(_OLD))
-        file.seek(0)
-        if start != _OLD and not start.startswith(b"PK\x03\x04"):
-            raise UserError(f"{path} is not a PyTorch checkpoint: torch.save writes zip files")
-        try:
-            return _open_old(path, file) if start == _OLD else _open_zip(path, file)
-        except UserError:
-            raise
-        except _DAMAGED as error:
-            raise UserError(
-                f"{path} is damaged, or no PyTorch checkpoint ({type(error).__name__}: {error})"
-            ) from None
+    try:
+        with path.open("rb") as file:
+            old = file.read(len(_OLD)) == _OLD
+            file.seek(0)
+            return _open_old(path, file) if old else _open_zip(path, file)
+    except UserError:
+        raise
+    except (
+        Exception
+    ) as error:  # zipfile, pickle and what a damaged file calls with wrong arguments raise many
+        told = f"{type(error).__name__}: {error}"
+        raise UserError(f"{path} is damaged, or no PyTorch checkpoint ({told})") from None
 
 
 def _open_zip(path: Path, file: IO[bytes]) -> Any:
     with zipfile.ZipFile(file) as archive:
-        found = [name for name in archive.namelist() if name.count("/") == 1 and name.endswith("/data.pkl")]
-        if len(found) != 1:
-            raise UserError(f"{path} is a zip file but not a PyTorch checkpoint: it holds no */data.pkl")
-        prefix = found[0].removesuffix("data.pkl")
+        (description,) = (name for name in archive.namelist() if name.endswith("/data.pkl"))
+        prefix = description.removesuffix("data.pkl")
         if f"{prefix}byteorder" in archive.NameToInfo and archive.read(f"{prefix}byteorder") != b"little":
             raise UserError(f"{path} holds big-endian numbers; only little-endian files are read")
 
         def storage(kind: str, dtype: np.dtype, key: str, device: str, size: int) -> Storage:
             info = archive.getinfo(f"{prefix}data/{key}")
-            if info.compress_type != zipfile.ZIP_STORED or size * dtype.itemsize > info.file_size:
-                raise ValueError(f"storage {key} is compressed or shorter than it is said to be")
             file.seek(info.header_offset)
             magic, name, extra = _LOCAL_HEADER.unpack(file.read(_LOCAL_HEADER.size))
-            if magic != b"PK\x03\x04":
-                raise ValueError(f"storage {key} is not where it is said to be")
+            whole = info.compress_type == zipfile.ZIP_STORED and size * dtype.itemsize <= info.file_size
+            if not whole or magic != b"PK\x03\x04":
+                raise ValueError(f"storage {key} is compressed, or not where or as long as it is said to be")
             return Storage(path, file.tell() + name + extra, size, dtype)
 
-        with archive.open(found[0]) as description:
-            return _Unpickler(description, path, storage).load()
+        with archive.open(description) as opened:
+            return _Unpickler(opened, path, storage).load()
 
 
 def _open_old(path: Path, file: IO[bytes]) -> Any:
@@ -148,13 +121,13 @@ def _open_old(path: Path, file: IO[bytes]) -> Any:
         raise UserError(f"{path} is of an unknown version of PyTorch's old format, or big-endian")
     end = file.tell()
     for key in keys:
-        one = storages[key]
+        one = storages.pop(key)
         file.seek(end)
         if int.from_bytes(file.read(8), "little") != one.size:
             raise ValueError(f"storage {key} has another size than it is said to have")
         one.start = end + 8
         end = one.start + one.size * one.dtype.itemsize
-    if set(keys) != set(storages) or end > path.stat().st_size:
+    if storages or end > path.stat().st_size:
         raise ValueError("its storages are not those of its tensors")
     return tree
 
@@ -182,11 +155,10 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _tensor(storage, offset, shape, strides, requires_grad=False, hooks=None, metadata=None) -> LazyTensor:
-    counts = (offset, *shape, *strides)
-    if len(shape) != len(strides) or any(type(n) is not int or n < 0 for n in counts):
-        raise ValueError("a tensor has numbers that are no counts")
-    last = offset + sum((n - 1) * s for n, s in zip(shape, strides))
-    if not isinstance(storage, Storage) or (math.prod(shape) and last >= storage.size):
+    """Makes a handle, and refuses one that would read beyond its storage."""
+    last = offset + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
+    inside = min(offset, *shape, *strides, 0) == 0 and (last < storage.size or not math.prod(shape))
+    if not inside or not isinstance(storage, Storage):
         raise ValueError(f"a tensor of shape {shape} does not fit its storage")
     return LazyTensor(storage, offset, tuple(shape), tuple(strides))
 
@@ -199,17 +171,12 @@ _MADE: dict[str, Callable[..., LazyTensor]] = {
     "torch._utils._rebuild_tensor_v2": _tensor,
     "torch._utils._rebuild_parameter": _parameter,
 }
+_STORAGES = {
+    "Half": np.float16, "BFloat16": ml_dtypes.bfloat16, "Float": np.float32, "Double": np.float64,
+    "Char": np.int8, "Byte": np.uint8, "Short": np.int16, "Int": np.int32, "Long": np.int64, "Bool": np.bool_,
+}  # fmt: skip
 _NAMES: dict[str, Any] = {
     "collections.OrderedDict": collections.OrderedDict,
     "torch.Size": tuple,
-    "torch.HalfStorage": np.dtype(np.float16),
-    "torch.BFloat16Storage": np.dtype(ml_dtypes.bfloat16),
-    "torch.FloatStorage": np.dtype(np.float32),
-    "torch.DoubleStorage": np.dtype(np.float64),
-    "torch.CharStorage": np.dtype(np.int8),
-    "torch.ByteStorage": np.dtype(np.uint8),
-    "torch.ShortStorage": np.dtype(np.int16),
-    "torch.IntStorage": np.dtype(np.int32),
-    "torch.LongStorage": np.dtype(np.int64),
-    "torch.BoolStorage": np.dtype(np.bool_),
+    **{f"torch.{name}Storage": np.dtype(dtype) for name, dtype in _STORAGES.items()},
 }

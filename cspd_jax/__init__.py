@@ -14,36 +14,34 @@ if (_ROOT / "converters" / "source.py").is_file() and not (_ROOT / "cspd_jax" / 
 
 if TYPE_CHECKING:
     from cspd_jax import image, masked, parallel, text
-    from cspd_jax.errors import UserError
-    from cspd_jax.image.autotune import fastest
-    from cspd_jax.image.chain.speculation import ChainSpeculation
+    from cspd_jax.check import UserError
+    from cspd_jax.hub import load
+    from cspd_jax.image.chain import ChainSpeculation
+    from cspd_jax.image.comparison import fastest
     from cspd_jax.image.generation import generate, stream
     from cspd_jax.image.known import Known
     from cspd_jax.image.methods import DraftSpeculation, Plain, SelfSpeculation
     from cspd_jax.image.options import Options
+    from cspd_jax.image.paper import PaperCriterion
     from cspd_jax.image.pixels import to_images
-    from cspd_jax.image.rounds import PaperCriterion, PathCriterion
+    from cspd_jax.image.rounds import PathCriterion
     from cspd_jax.keys import row_keys
     from cspd_jax.reports.pictures import picture
-    from cspd_jax.weights.models import load, load_head, load_text, load_vae
 
 # Loaded when first used, so that the command line answers at once.
 _WHERE = {
-    "ChainSpeculation": "image.chain.speculation",
+    "ChainSpeculation": "image.chain",
     "DraftSpeculation": "image.methods",
     "Known": "image.known",
     "Options": "image.options",
-    "PaperCriterion": "image.rounds.paper_criterion",
-    "PathCriterion": "image.rounds.path_criterion",
+    "PaperCriterion": "image.paper",
+    "PathCriterion": "image.rounds",
     "Plain": "image.methods",
     "SelfSpeculation": "image.methods",
-    "UserError": "errors",
-    "fastest": "image.autotune",
+    "UserError": "check",
+    "fastest": "image.comparison",
     "generate": "image.generation",
-    "load": "weights.models",
-    "load_head": "weights.models",
-    "load_text": "weights.models",
-    "load_vae": "weights.models",
+    "load": "hub",
     "picture": "reports.pictures",
     "row_keys": "keys",
     "stream": "image.generation",
@@ -66,9 +64,6 @@ __all__ = [
     "generate",
     "image",
     "load",
-    "load_head",
-    "load_text",
-    "load_vae",
     "masked",
     "parallel",
     "picture",

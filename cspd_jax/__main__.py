@@ -1,29 +1,21 @@
-"""The program `cspd-jax`, which is `python -m cspd_jax` too: the verbs of the library and of its tools."""
+"""The program `cspd-jax`, which is `python -m cspd_jax` too."""
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Sequence
+import os
+import signal
+import sys
 
-from cspd_jax import cli
-from cspd_jax.tools import demo, sample
-from cspd_jax.tools.evaluation import evaluate
-
-VERBS = (*cli.VERBS, sample, evaluate, demo)
-
-
-def make_parser() -> argparse.ArgumentParser:
-    return cli.make_parser(VERBS)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command; returns 0, or 2 with one sentence on standard error for what the caller can mend."""
-    return cli.main(argv, VERBS)
+from cspd_jax.cli import main
 
 
 def command() -> None:
-    """Runs the command of this process and ends it."""
-    cli.end(main())
+    """Runs the command of this process and ends it. SIGTERM ends it as Ctrl-C does."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    if code := main():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)  # threads in the middle of something only add to what has been said
 
 
 if __name__ == "__main__":

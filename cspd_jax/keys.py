@@ -11,7 +11,7 @@ import enum
 import jax
 import jax.numpy as jnp
 
-from cspd_jax.errors import UserError, check_whole
+from cspd_jax.check import UserError
 
 Array = jax.Array
 _GENERATOR = "threefry2x32"  # of those of JAX the one that draws for each row of a batch as for it alone
@@ -43,8 +43,6 @@ def as_typed(key: Array) -> Array:
     """A key, or keys, of the new kind. UserError for what is no key, such as a seed, and for keys of another
     generator, which draw for all rows of a batch from the key of the first."""
     dtype = getattr(key, "dtype", None)
-    if isinstance(key, jax.Array) and not isinstance(key, jax.core.Tracer) and key.is_deleted():
-        raise UserError("key has been deleted or donated; make it again")
     is_key = dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
     if is_key and isinstance(key, jax.Array):
         if (found := str(jax.random.key_impl(key))) != _GENERATOR:
@@ -71,11 +69,6 @@ def row_keys(key: Array, count: int, first: int = 0) -> Array:
     key = as_typed(key)
     if key.ndim:
         raise UserError(f"keys have shape {key.shape}; the keys of rows are derived from one key")
-    if not isinstance(first, jax.core.Tracer):
-        check_whole("first", first, 0, 2**31 - 1)
-    elif first.ndim or not jax.numpy.issubdtype(first.dtype, jax.numpy.integer):
-        raise UserError(f"first is traced, {first.dtype} {list(first.shape)}; it must be one whole number")
-    check_whole("count", count, 0, 2**26)
     return jax.vmap(lambda i: jax.random.fold_in(key, i))(first + jnp.arange(count))
 
 

@@ -1,8 +1,9 @@
 """Options of token speculation in one call, for tests."""
 
-from cspd_jax.image.rounds import PaperCriterion, PathCriterion, TokenSpeculation
+from cspd_jax.image.paper import PaperCriterion
+from cspd_jax.image.rounds import PathCriterion, Speculation
 
 
-def ahead(gamma=4, criterion="path", draft_cost=None, prefill=0.0, joint=False, **of_criterion):
+def ahead(gamma=4, criterion="path", draft_cost=None, prefill=0.0, **of_criterion):
     kind = {"path": PathCriterion, "paper": PaperCriterion}[criterion]
-    return TokenSpeculation(kind(**of_criterion), gamma, draft_cost, prefill, joint)
+    return Speculation(kind(**of_criterion), gamma, draft_cost, prefill)

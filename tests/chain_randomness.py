@@ -2,7 +2,7 @@
 
 import jax
 
-from cspd_jax.image.chain.speculation import ChainRandomness
+from cspd_jax.image.chain import ChainRandomness
 
 
 def randomness(rows, dim=16, seed=0):

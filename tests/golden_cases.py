@@ -30,7 +30,7 @@ from cspd_jax.image.order import guidance_scale, mask_lengths, reveal_groups
 from cspd_jax.image.pixels import patchify, unpatchify
 from cspd_jax.keys import row_keys
 from cspd_jax.networks.head import sinusoid
-from cspd_jax.networks.mar import Backbone, class_embedding, full_forward, make_head, reveal_order
+from cspd_jax.networks.mar import Backbone, MARModel, make_head
 
 
 class Fixture(Recorded, Network):
@@ -83,17 +83,25 @@ def schedules(f: Fixture) -> Iterator[Case]:
 def backbone(f: Fixture) -> Iterator[Case]:
     params, labels = f.params["backbone"], jnp.asarray(f["net/labels"])
     tokens = jnp.asarray(f["net/tokens"])
-    forward = jax.jit(functools.partial(full_forward, f.config))
+    model = MARModel(f.config)
+
+    @jax.jit
+    def forward(tokens, reveal, known, embedding):
+        """z by position, of all."""
+        every = jnp.broadcast_to(jnp.arange(f.config.seq_len), reveal.shape)
+        z = model.context(f.params, tokens, reveal, known, embedding, every, bucket=f.config.seq_len)
+        return jnp.take_along_axis(z, jnp.argsort(reveal, axis=1)[:, :, None], axis=1)
+
     encode = jax.jit(lambda params, *a: Backbone(f.config).apply({"params": params}, *a, method="encode"))
     groups = [name for name in f.under("net/") if name.endswith("known")]
     assert groups
     for which in ("cond", "uncond"):
-        embedding = class_embedding(f.config, params, labels, jnp.full(len(labels), which == "uncond"))
+        embedding = model.embed_class(f.params, labels, jnp.full(len(labels), which == "uncond"))
         recorded = "class_embedding" if which == "cond" else "uncond_embedding"
         yield f"{which} embedding", difference(embedding, f[f"net/{recorded}"]), 0.0
         for group in groups:
             mask = jnp.asarray(f[f"net/{group}/mask"])
-            reveal, known = reveal_order(mask), jnp.sum(mask < 0.5, axis=1)
+            reveal, known = jnp.argsort(mask, axis=1, stable=True), jnp.sum(mask < 0.5, axis=1)
             count = int(known[0])
             ordered = jnp.take_along_axis(tokens, reveal[:, :, None], axis=1)
             # The encoder's rows are the buffer and the known tokens in row-major order, as recorded; here
@@ -102,7 +110,7 @@ def backbone(f: Fixture) -> Iterator[Case]:
             encoded = encode(params, ordered[:, :bucket], reveal[:, :bucket], known, embedding)
             encoded = encoded[:, : f.config.buffer_size + count]
             yield f"encoder, {group}, {which}", difference(encoded, f[f"net/{group}/{which}/enc"]), 3e-5
-            z = forward(params, tokens, mask, embedding)
+            z = forward(ordered, reveal, known, embedding)
             yield f"z, {group}, {which}", difference(z, f[f"net/{group}/{which}/z"]), 3e-5
 
 
@@ -197,6 +205,7 @@ def generations(f: Fixture, prefix: str) -> Iterator[Case]:
             cfg=cfg,
             cfg_schedule="constant" if constant else "linear",
             temperature=temperature,
+            final_noise=False,
         )
         groups = reveal_groups(length, options.num_iter)
         scales = guidance_scale(groups, cfg, options.cfg_schedule)

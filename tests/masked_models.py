@@ -10,8 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import tiny
 
-from cspd_jax.masked import Options, stepwise
+from cspd_jax.masked import Options
 from cspd_jax.masked.canvas import make_canvas
+from cspd_jax.masked.stepwise import Steps
 from cspd_jax.networks.lm import LM, abstract_params
 from cspd_jax.networks.lm_config import LMConfig
 from cspd_jax.text import Prompts
@@ -22,6 +23,7 @@ LLADA = LMConfig(
     mlp_width=24, max_positions=64, causal=False, mask_ids=(MASK,),
 )  # fmt: skip
 DREAM = dataclasses.replace(LLADA, family="Dream", shifted=True, kv_heads=1, qkv_bias=True)
+STEPWISE = Steps()
 CONFIGS = {"llada": LLADA, "dream": DREAM}
 
 
@@ -49,7 +51,14 @@ def make(family, seed, block, cached, temperature, guided):
     return canvas(family, seed, block=block, cached=cached, temperature=temperature, guidance=guidance)
 
 
+@jax.jit
+def run(canvas, way=STEPWISE):
+    """The last state of a way to fill a canvas, which may be a speculation."""
+    more = lambda state: jnp.any(way.unfinished(canvas, state))
+    return jax.lax.while_loop(more, lambda state: way.advance(canvas, state), way.begin(canvas))
+
+
 @functools.cache
 def reference(family, seed, block, cached, temperature, guided):
     with jax.enable_x64(True):
-        return stepwise.run(make(family, seed, block, cached, temperature, guided))
+        return run(make(family, seed, block, cached, temperature, guided))

@@ -50,7 +50,7 @@ def main(folder):
     mar = tiny.save_mar(folder / "mar")
     check_placed(cspd_jax.load, mar)
     hf_folder.write(folder / "hf", hf_folder.LLAMA)
-    check_placed(cspd_jax.load_text, str(folder / "hf"))
+    check_placed(cspd_jax.load, str(folder / "hf"))
     mesh = parallel.make_mesh("data=4", jax.devices()[:4])
     check_bits(cspd_jax.load(mar), cspd_jax.load(mar, None, mesh))
     print("all is where it belongs")

@@ -21,10 +21,10 @@ import tiny
 
 import cspd_jax
 from cspd_jax import masked, parallel, text
+from cspd_jax.models import ImageModel, TextModel
 from cspd_jax.networks import mar
 from cspd_jax.networks.lm import LM
 from cspd_jax.networks.mar import MARModel
-from cspd_jax.weights.models import ImageModel, TextModel
 
 IMAGES = 10  # more than a data axis shares evenly
 KEY = 3
@@ -49,13 +49,11 @@ def image(method, load=image_model, images=IMAGES, num_iter=6, **options):
         tokens, info = cspd_jax.generate(
             jax.random.key(KEY), load(mesh), labels, made, cspd_jax.Options(num_iter=num_iter, **options)
         )
-        chains = [] if info.chains is None else [info.chains.tested, info.chains.accepted]
         return tokens, {
             "accepted": info.accepted.tolist(),
             "tested": info.tested.tolist(),
-            "chains": chains,
-            "total": list(info.total) if info.verified is None else [],
-            "sequential": list(info.sequential),
+            "chains": [info.trace.chain_tested.tolist(), info.trace.chain_accepted.tolist()],
+            "sequential": [int(calls.sequential) for calls in info.calls.values()],
         }
 
     return run
@@ -78,7 +76,7 @@ def continued(mesh, **options):
     return tokens, {
         "accepted": info.accepted.tolist(),
         "tested": info.tested.tolist(),
-        "sequential": [int(calls.target_passes), int(calls.draft_passes)],
+        "sequential": [int(of.sequential) for of in calls.values()],
     }
 
 
@@ -90,9 +88,9 @@ def filled(mesh, **options):
         jax.random.key(KEY), model, prompts, options=masked.Options(max_new_tokens=8, block=4, **options)
     )
     return tokens, {
-        "accepted": np.asarray(info.drafts.accepted).tolist(),
-        "tested": np.asarray(info.drafts.tested).tolist(),
-        "sequential": [info.passes],
+        "accepted": info.accepted.tolist(),
+        "tested": info.tested.tolist(),
+        "sequential": [info.sequential],
     }
 
 
@@ -118,7 +116,7 @@ CASES = {
     ),
     "self": image(lambda model: cspd_jax.SelfSpeculation(gamma=2)),
     "draft": image(lambda model: cspd_jax.DraftSpeculation(model(1), gamma=2), cfg=2.0),
-    "released": image(lambda model: cspd_jax.image.ReleasedRunner(model(1), gamma=2)),
+    "released": image(lambda model: cspd_jax.image.ReleasedRunner(model(1), gamma=2), final_noise=False),
     "greedy text": continued,
     "sampled text": lambda mesh: continued(mesh, temperature=0.8, top_p=0.9),
     "masked": lambda mesh: filled(mesh, guidance=0.5),

@@ -14,10 +14,10 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 
+from cspd_jax import models
 from cspd_jax.image.options import Options
 from cspd_jax.image.order import FALLING, Raster
 from cspd_jax.image.prompts import bind
-from cspd_jax.weights import models
 
 GOLDEN = Path(__file__).parent / "golden_causal"
 DESCRIPTION = json.loads((GOLDEN / "nextstep_tiny.json").read_text())

@@ -16,13 +16,11 @@ import torch_writer
 from PIL import Image
 from safetensors.numpy import save_file
 
+from cspd_jax import hub
 from cspd_jax.converters import kl16, mar
-from cspd_jax.weights import models
 
 ROOT = Path(__file__).parents[1]
-TRAINED = models.shipped_folder(
-    "masked-default"
-)  # as random as the others it would never draft the next move
+TRAINED = hub.shipped_folder("masked-default")  # as random as the others it would never draft the next move
 
 
 def torch_checkpoint(path: Path, entries, **told) -> None:

@@ -11,14 +11,13 @@ import numpy as np
 import tiny
 
 from cspd_jax.networks import eagle
-from cspd_jax.networks.eagle_config import EagleConfig
 from cspd_jax.networks.lm import LM, abstract_params
-from cspd_jax.networks.lm_config import LMConfig
+from cspd_jax.networks.lm_config import EagleConfig, LMConfig
 from cspd_jax.text import Prompts
 
 CONFIG = LMConfig(
     family="llama", vocab_size=11, known_ids=11, width=16, depth=1, heads=4, kv_heads=2, head_dim=4,
-    mlp_width=24, max_positions=64,
+    mlp_width=24, max_positions=256,
 )  # fmt: skip
 
 

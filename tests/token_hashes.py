@@ -30,7 +30,7 @@ from linear_tokens import LinearTokens
 
 from cspd_jax import masked, text
 from cspd_jax.image import released, rounds, sampler
-from cspd_jax.image.chain.speculation import ChainSpeculation
+from cspd_jax.image.chain import ChainSpeculation
 from cspd_jax.image.options import Options
 from cspd_jax.keys import row_keys
 from cspd_jax.masked import SelfSpeculation
@@ -79,7 +79,7 @@ def outer_tokens(options, draft=None, cfg=1.0, temperature=1.0, **settings):
         _options(cfg=cfg, temperature=temperature, **settings), speculation=options,
         draft=None if draft is None else rounds.Draft(draft),
     )  # fmt: skip
-    return made.tokens, made.tested, made.accepted
+    return made.tokens, made.marks != 0, made.marks > 0
 
 
 def released_tokens(draft, cfg=1.0, num_iter=6, **options):
@@ -88,7 +88,7 @@ def released_tokens(draft, cfg=1.0, num_iter=6, **options):
         _options(cfg=cfg, num_iter=num_iter, final_noise=False),
         runner=released.Runner(released.RunnerOptions(**options), rounds.Draft(draft)),
     )  # fmt: skip
-    return made.tokens, made.tested, made.accepted
+    return made.tokens, made.marks != 0, made.marks > 0
 
 
 def mar_tokens(chains=None, cfg=1.0, method="plain", num_iter=4):
@@ -103,7 +103,7 @@ def mar_tokens(chains=None, cfg=1.0, method="plain", num_iter=4):
     if method == "plain":
         return (sampler.sample(model, params, keys, labels, options).tokens,)
     made = rounds.sample(model, params, keys, labels, options, speculation=ahead(gamma=2))
-    return made.tokens, made.tested, made.accepted
+    return made.tokens, made.marks != 0, made.marks > 0
 
 
 IMAGE = {
@@ -116,7 +116,6 @@ IMAGE = {
         ahead(gamma=2, prefill=0.3), num_iter=3, cfg=1.5, temperature=0.9
     ),
     "self, adaptive, chains": lambda: outer_tokens(ahead(gamma=4, draft_cost=0.2), chains=CHAINS),
-    "self, joint (lossy)": lambda: outer_tokens(ahead(gamma=3, joint=True)),
     "draft, path, far, guided": lambda: outer_tokens(ahead(gamma=3), draft=FAR, cfg=2.0),
     "draft, path, far, groups, guided, chains": lambda: outer_tokens(
         ahead(gamma=2, prefill=0.3, draft_cost=0.3), draft=FAR, num_iter=3, cfg=1.5, chains=CHAINS
@@ -148,7 +147,7 @@ def text_tokens(drafter=None, temperature=0.8, top_k=None, top_p=None, draft_sca
     )
     prompts = text_models.prompts(4, 5)
     tokens, info = text.generate(jax.random.key(5), (model, params), prompts, drafter, options)
-    return tokens, info.marks, info.lengths
+    return tokens, info.trace.marks, info.trace.lengths
 
 
 TEXT = {
@@ -170,7 +169,7 @@ def masked_tokens(family="llada", method=SelfSpeculation(3), temperature=0.0, **
     model = (text_models.LM(config, jnp.float64), masked_models.params_of(config, 0))
     options = masked.Options(max_new_tokens=masked_models.PLACES, block=4, temperature=temperature, **options)
     tokens, info = masked.generate(jax.random.key(6), model, prompts, method, options)
-    return tokens, info.steps, info.rounds
+    return tokens, info.trace.steps, info.trace.rounds
 
 
 MASKED = {
@@ -179,7 +178,6 @@ MASKED = {
     ),
     "ssd, sampled, guided": lambda: masked_tokens(temperature=0.7, guidance=0.7),
     "ssd, Dream, cached": lambda: masked_tokens("dream", cached=True),
-    "ssd, top-k (lossy)": lambda: masked_tokens(method=SelfSpeculation(3, accept_top_k=3)),
     "schedule (lossy)": lambda: masked_tokens(method=masked.Schedule(6)),
     "schedule, Dream (lossy)": lambda: masked_tokens("dream", method=masked.Schedule(6)),
 }

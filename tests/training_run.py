@@ -6,9 +6,7 @@ import sys
 from cspd_jax.networks.config import MARConfig
 from cspd_jax.training.config import TrainConfig, with_settings
 from cspd_jax.training.data.digits import Digits, DigitsConfig
-from cspd_jax.training.image.recipes import from_data
-from cspd_jax.training.image.step import init_state
-from cspd_jax.training.placement import Placement
+from cspd_jax.training.recipes import from_data, init_state
 from cspd_jax.training.run import run
 
 TINY = TrainConfig(
@@ -45,8 +43,9 @@ TINY = TrainConfig(
 
 def trained(out, config=TINY, source=None):
     """The final state of a run in the folder `out`, or of its going on."""
-    learning = from_data(config, source or Digits(config.data))
-    return run(config, out, init_state(config), learning, Placement(config.batch), progress=False)
+    source = source or Digits(config.data)
+    out.mkdir(parents=True, exist_ok=True)
+    return run(config, out, init_state(config), lambda c: from_data(c, source))[1]
 
 
 if __name__ == "__main__":

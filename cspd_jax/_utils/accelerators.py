@@ -18,12 +18,12 @@ FEWEST_ROWS = 8
 
 
 def by_device(*operands: Any, cpu: Callable, accelerator: Callable) -> Any:
-    """cpu(*operands), or accelerator(*operands) where the program is compiled for anything else."""
+    """Returns cpu(*operands), or accelerator(*operands) where the program is compiled for anything else."""
     return jax.lax.platform_dependent(*operands, cpu=cpu, default=accelerator)
 
 
 def read_at_once(tree: Any) -> Any:
-    """The same arrays [..., k], which on an accelerator are read (sliced, gathered) by one kernel."""
+    """Returns the same arrays [..., k], which on an accelerator are read (sliced, gathered) by one kernel."""
 
     def together(tree):
         leaves, structure = jax.tree.flatten(tree)
@@ -36,7 +36,7 @@ def read_at_once(tree: Any) -> Any:
 
 
 def with_enough_rows(function: Callable, fixed: Any, rows: Any) -> jax.Array:
-    """function(fixed, rows) -> [R, ...] for arrays of R rows; on an accelerator a single one is repeated."""
+    """Returns function(fixed, rows), [R, ...] for R rows; on an accelerator a single one is repeated."""
     count = jax.tree.leaves(rows)[0].shape[0]
     if count > 1:
         return function(fixed, rows)

@@ -7,13 +7,11 @@ import os
 from pathlib import Path
 from typing import Any
 
-from cspd_jax._utils import limits
-from cspd_jax.errors import UserError
+from cspd_jax.check import UserError
 
 
 def read_json(path: str | os.PathLike) -> Any:
     """Returns the value in a file; UserError if it is not there or is not JSON."""
-    limits.file_size(path)
     try:
         return json.loads(Path(path).read_text(encoding="utf-8-sig"))
     except (OSError, ValueError, RecursionError) as error:

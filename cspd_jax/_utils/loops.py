@@ -1,4 +1,4 @@
-"""A `lax.while_loop` whose carry is a few arrays, however many the caller's has."""
+"""Loops: `lax.while_loop` with a carry of few arrays, and a call on many rows in parts."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 
+Array = jax.Array
 Carry = TypeVar("Carry")
 _SMALL = 2**12  # numbers; a larger array is carried by itself
 
 
 def while_loop(cond: Callable[[Carry], jax.Array], body: Callable[[Carry], Carry], init: Carry) -> Carry:
-    """`jax.lax.while_loop`, whose small arrays of one type travel as one.
+    """Runs `jax.lax.while_loop` so that small arrays of one type travel as one.
 
     On an accelerator each array that is carried is at least one kernel per trip, and often a copy.
     """
@@ -49,3 +50,24 @@ def _packing(like: Any) -> tuple[Callable, Callable]:
         return jax.tree.unflatten(tree, found)
 
     return pack, unpack
+
+
+def map_chunks(function: Callable[..., Any], most: int, *arrays: Array) -> Any:
+    """Returns function(*arrays), computed with at most `most` rows at a time, so that what is in between fits
+    into memory.
+
+    arrays: [N, ...]. The function's results are a pytree of arrays [N, ...], whose rows do not depend on each
+    other.
+    """
+    count = arrays[0].shape[0]
+    if count <= most:
+        return function(*arrays)
+    parts = -(-count // max(1, most))
+    size = -(-count // parts)
+
+    def split(a):
+        filling = jnp.repeat(a[:1], parts * size - count, axis=0)
+        return jnp.concatenate([a, filling]).reshape(parts, size, *a.shape[1:])
+
+    made = jax.lax.map(lambda some: function(*some), tuple(split(a) for a in arrays))
+    return jax.tree.map(lambda a: a.reshape(parts * size, *a.shape[2:])[:count], made)

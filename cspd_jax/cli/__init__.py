@@ -1,80 +1,121 @@
-"""The command line of the core. A verb is a module with `add_parser(subparsers)`, which sets `func(args)`."""
+"""The command line. A verb is a module with `add_flags(parser)` and `run(args)`, imported when it is used."""
 
 from __future__ import annotations
 
 import argparse
-import contextlib
+import importlib
 import os
 import sys
 from collections.abc import Sequence
-from types import ModuleType
+from typing import Any
 
 from cspd_jax import __version__
-from cspd_jax.cli import _failures, calibrate, convert, distill, generate, info, masked, text, train
-from cspd_jax.cli._parser import Parser
+from cspd_jax.check import UserError, is_out_of_memory
+from cspd_jax.cli._flags import Parser
 
-VERBS = (generate, text, masked, convert, info, train, distill, calibrate)
+VERBS = {  # where each is, and what it does
+    "generate": ("cli.generate", "generate images"),
+    "text": ("cli.text", "generate text with a causal language model"),
+    "masked": ("cli.masked", "generate text with a masked-diffusion language model"),
+    "convert": ("cli.convert", "make a checkpoint folder from a published checkpoint, without PyTorch"),
+    "info": ("cli.info", "say what a checkpoint holds"),
+    "train": ("cli.train", "train a model"),
+    "distill": ("cli.distill", "train a draft for a target"),
+    "calibrate": ("cli.calibrate", "fit what drafts denoising steps, or moves of masked text"),
+    "sample": ("tools.sample", "generate many images, for an evaluation"),
+    "evaluate": ("tools.evaluation.evaluate", "measure how good images on disk are (FID)"),
+    "demo": ("tools.demo", "serve a page that shows plain and speculative generation side by side"),
+}
+_SHARED = ("generate", "text", "masked", "train", "distill", "sample")  # by several processes
+_EXTRAS = {"matplotlib": "train", "scipy": "train", "sklearn": "train"}  # of packages that are imported late
+_SILENCE = 10  # seconds after which a process that says nothing is gone
 
 
-def make_parser(verbs: Sequence[ModuleType] = VERBS) -> argparse.ArgumentParser:
-    parser = Parser(prog="cspd-jax", description="Speculative decoding that does not change what comes out.")
+def make_parser() -> Parser:
+    """Makes the parser of what stands before the arguments of a verb."""
+    told = "".join(f"  {verb:10} {help}\n" for verb, (_, help) in VERBS.items())
+    parser = Parser(
+        prog="cspd-jax",
+        description="Speculative decoding that does not change what comes out.",
+        epilog=f"commands, each with a --help of its own:\n{told}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--version", action="version", version=f"cspd-jax {__version__}")
     parser.add_argument(
         "--distributed",
         metavar="WHERE",
         help="this is one of several processes: auto (found from SLURM, Open MPI, Cloud TPU, Kubernetes), or"
-        " HOST:PORT,I,N for process I of N. generate, text, masked, train, distill and sample share the work;"
-        " of other commands the first process does all",
+        f" HOST:PORT,I,N for process I of N; {', '.join(_SHARED)} share the work",
     )
-    subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
-    parser.set_defaults(shares_work=False)
-    for verb in verbs:
-        verb.add_parser(subparsers)
+    parser.add_argument("command", choices=VERBS, metavar="COMMAND")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     return parser
 
 
-def main(argv: Sequence[str] | None = None, verbs: Sequence[ModuleType] = VERBS) -> int:
+def parser_of(verb: str) -> tuple[Any, Parser]:
+    """Returns the module of a verb, and its parser."""
+    where, help = VERBS[verb]
+    module = importlib.import_module(f"cspd_jax.{where}")
+    parser = Parser(prog=f"cspd-jax {verb}", description=module.DESCRIPTION or help)
+    module.add_flags(parser)
+    return module, parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command; returns 0, or 2 with one sentence on standard error for what the caller can mend."""
     try:
-        with _failures.terminable():
-            args = make_parser(verbs).parse_args(argv)
-            if args.distributed is None:
-                args.func(args)
-            else:
-                _run_with_others(args)
-            sys.stdout.flush()
+        first = make_parser().parse_args(argv)
+        module, parser = parser_of(first.command)
+        args = parser.parse_args(first.arguments)
+        args.distributed = first.distributed
+        if first.distributed is None:
+            module.run(args)
+        else:
+            _run_with_others(first.command, module, args)
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        print("cspd-jax: interrupted", file=sys.stderr)
+        return 130
     except Exception as error:
-        sentence = _failures.user_message(error)
-        if sentence is None:
-            raise
-        if isinstance(error, BrokenPipeError):
-            _failures.silence_output()
-        print(f"cspd-jax: error: {sentence}", file=sys.stderr)
+        print(f"cspd-jax: error: {_sentence(error)}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt as interruption:
-        terminated = isinstance(interruption, _failures.Terminated)
-        sentence, code = ("terminated", 143) if terminated else ("interrupted", 130)
-        print(f"cspd-jax: {sentence}", file=sys.stderr)
-        return code
     return 0
 
 
-def _run_with_others(args: argparse.Namespace) -> None:
-    """Runs the command in one of several processes."""
-    from cspd_jax.parallel import processes
+def _sentence(error: Exception) -> str:
+    """Returns what the caller can mend; raises the error again if it is a mistake of the program."""
+    if isinstance(error, UserError):
+        return str(error)
+    if isinstance(error, ModuleNotFoundError) and error.name in _EXTRAS:
+        return f'{error.name} is missing; this needs pip install "cspd-jax[{_EXTRAS[error.name]}]"'
+    if is_out_of_memory(error):
+        return "there is too little memory for this; fewer rows side by side take less"
+    if isinstance(error, BrokenPipeError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left is for nobody
+        return "nobody reads the output any more"
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    raise error
 
-    processes.initialize(args.distributed)
-    if processes.is_first() or args.shares_work:
-        args.func(args)
-    processes.meet("the end")
 
+def _run_with_others(verb: str, module: Any, args: argparse.Namespace) -> None:
+    """Runs the command in one of several processes, the first of which speaks and writes."""
+    import jax
+    from jax.experimental.multihost_utils import sync_global_devices
 
-def end(code: int) -> None:
-    """Ends the program. Where it did not end well it ends at once: threads in the middle of something only
-    add to what has been said."""
-    if code:
-        with contextlib.suppress(OSError, ValueError):
-            sys.stdout.flush()
-        with contextlib.suppress(OSError, ValueError):
-            sys.stderr.flush()
-        os._exit(code)
+    where: dict[str, Any] = {}
+    if args.distributed != "auto":
+        try:
+            address, index, count = args.distributed.split(",")
+            where = {"process_id": int(index), "num_processes": int(count), "coordinator_address": address}
+        except ValueError:
+            raise UserError(f"--distributed {args.distributed} is neither auto nor HOST:PORT,I,N") from None
+    jax.distributed.initialize(**where, heartbeat_timeout_seconds=_SILENCE)
+    first = jax.process_index() == 0
+    if first:
+        sys.stdout = os.fdopen(os.dup(1), "w")
+    # What the runtime itself prints to the standard output does not belong to the results.
+    os.dup2(2 if first else os.open(os.devnull, os.O_WRONLY), 1)
+    if first or verb in _SHARED:
+        module.run(args)
+    sync_global_devices("the end")

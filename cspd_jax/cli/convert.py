@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import argparse
 import os
+import tempfile
 from pathlib import Path
 
-from cspd_jax.cli._arguments import add_source_flags, options
-from cspd_jax.cli._output import progress, result
+import jax.numpy as jnp
 
+from cspd_jax import hub, weights
+from cspd_jax._utils.files import check_new_folder, mapped_files
+from cspd_jax.check import UserError
+from cspd_jax.cli._flags import numbers, progress, result
+from cspd_jax.converters.source import Options, convert, digest, make_config, open_source
+
+DESCRIPTION = ""
 _IN_MEMORY = 2**30  # bytes of parameters; more go through files beside the destination
 
 
-def add_parser(subparsers) -> None:
-    parser = subparsers.add_parser(
-        "convert", help="make a checkpoint folder from a published checkpoint, without PyTorch"
-    )
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of the verb."""
     parser.add_argument(
         "source",
         metavar="SRC",
@@ -27,88 +32,60 @@ def add_parser(subparsers) -> None:
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="type stored")
     parser.add_argument("--revision", help="which revision to fetch, for a SRC given by name")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    add_source_flags(parser)
-    parser.set_defaults(func=run)
+    group = parser.add_argument_group("what the file cannot say (flags override the file)")
+    group.add_argument(
+        "--weights",
+        choices=("model_ema", "ema", "model"),
+        help="which weights of a .pth (the averaged ones, if there are any)",
+    )
+    group.add_argument("--heads", type=numbers, metavar="ENC,DEC|N", help="attention heads (MAR, causal)")
+    group.add_argument("--patch-size", type=int, help="latents along a token's side (MAR)")
+    group.add_argument("--steps", help='respacing of the denoising, for example "100" or "ddim50" (MAR)')
+    group.add_argument("--vae-stride", type=int, help="pixels per latent; display only (MAR, 16)")
+    group.add_argument("--groups", type=int, help="groups of the normalisation (KL-16, 32)")
 
 
 def run(args: argparse.Namespace) -> None:
-    import numpy as np
-
-    from cspd_jax import weights
-    from cspd_jax._utils.files import mapped_files, scratch_beside, write_errors
-    from cspd_jax.converters.source import convert, digest, make_config, open_source
-    from cspd_jax.errors import UserError
-    from cspd_jax.weights.models import AUTOENCODER
-
-    weights.check_destination(args.destination)
+    """Carries out the command."""
+    check_new_folder(args.destination)
     path, origin = _locate(args)
     source = open_source(path, args.weights)
-    config, inside = make_config(source, options(args)), source.autoencoder
-    inside_config = None if inside is None else make_config(inside)
+    given = Options(args.heads, args.patch_size, args.steps, args.vae_stride, args.groups)
+    config, inside = make_config(source, given), source.autoencoder
     progress(f"converting {source.num_params:,} parameters of kind {source.kind}")
     if source.remark:
         progress(source.remark)
-    dtype = weights.DTYPES[args.dtype]
-    try:
-        sha256 = digest(source)
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}") from None
+    dtype = jnp.dtype(args.dtype)
     companions = {f"tokenizer/{file.name}": file for file in source.companions}
-    tokenizer = source.tokenizer_files()
-    with write_errors(args.destination), scratch_beside(args.destination) as scratch:
-        for name, content in tokenizer.items():
-            companions[f"tokenizer/{name}"] = _written(scratch / "tokenizer" / name, content)
-        large = source.num_params * np.dtype(dtype).itemsize > _IN_MEMORY
-        put = mapped_files(scratch) if large else None
+    with tempfile.TemporaryDirectory(dir=Path(args.destination).absolute().parent, prefix=".") as made:
+        scratch = Path(made)
+        for name, content in source.tokenizer_files().items():
+            file = companions[f"tokenizer/{name}"] = scratch / "tokenizer" / name
+            file.parent.mkdir(exist_ok=True)
+            file.write_bytes(content)
+        put = mapped_files(scratch) if source.num_params * dtype.itemsize > _IN_MEMORY else None
         params = convert(source, config, dtype, put)
-        if inside is not None:
-            vae = convert(inside, inside_config, dtype, put)
-            companions |= _saved_beside(
-                scratch / AUTOENCODER, inside.kind, inside_config, vae, (origin, digest(inside))
-            )
+        if inside is not None:  # an autoencoder, which becomes a folder in the folder
+            folder, its_config = scratch / hub.AUTOENCODER, make_config(inside)
+            vae = convert(inside, its_config, dtype, put)
+            weights.save(folder, inside.kind, its_config, vae, source=(origin, digest(inside)))
+            companions |= {f"{hub.AUTOENCODER}/{file.name}": file for file in folder.iterdir()}
         description = weights.save(
             args.destination,
             source.kind,
             config,
             params,
-            source=(origin, sha256),
+            source=(origin, digest(source)),
             companions=companions,
         )
     result({"path": os.path.abspath(args.destination), **description}, args.json)
 
 
-def _written(file: Path, content: bytes) -> Path:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_bytes(content)
-    return file
-
-
-def _saved_beside(folder, kind: str, config, params, source: tuple[str, str]) -> dict:
-    """The autoencoder inside a checkpoint as a checkpoint folder, whose files go into `AUTOENCODER`."""
-    from cspd_jax import weights
-    from cspd_jax.weights.models import AUTOENCODER
-
-    folder.parent.mkdir(exist_ok=True)
-    weights.save(folder, kind, config, params, source=source, single_file=True)
-    return {f"{AUTOENCODER}/{file.name}": file for file in folder.iterdir()}
-
-
 def _locate(args: argparse.Namespace) -> tuple[str | os.PathLike, str]:
-    """The file to read, and where it comes from."""
-    from cspd_jax.errors import UserError
-    from cspd_jax.weights import hub, models
-
-    if args.source in hub.FILES and not os.path.exists(args.source):
-        fetched = hub.fetch(args.source, revision=args.revision)
-        return fetched.path, f"{fetched.repository}@{fetched.commit}/{fetched.file}"
-    if hub.is_repository(args.source) and not os.path.exists(args.source):
-        fetched = hub.fetch_model(args.source, revision=args.revision)
-        return fetched.path, f"{fetched.repository}@{fetched.commit}"
-    if not args.source:
-        raise UserError("the name of what should be converted is empty")
-    shipped = models.NAMES + tuple(models.TEXT_DEFAULTS)
-    if args.source in shipped and not os.path.exists(args.source):
-        raise UserError(f"{args.source} comes with the package, as a checkpoint of this library already")
+    """Returns the file to read, and where it comes from."""
+    named = args.source in hub.FILES or hub.is_repository(args.source)
+    if named and not os.path.exists(args.source):
+        return hub.fetch(args.source, revision=args.revision)
     if args.revision is not None:
         raise UserError(f"--revision is for models fetched by name, which {args.source} is not")
     return args.source, os.path.basename(os.path.abspath(args.source))

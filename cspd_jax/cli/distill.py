@@ -8,20 +8,24 @@ import time
 from pathlib import Path
 from typing import Any
 
-from cspd_jax.cli._arguments import mesh_of, positive
-from cspd_jax.cli._output import progress
+from cspd_jax import hub
+from cspd_jax.check import UserError
 from cspd_jax.cli.train import absolute_name, add_run_flags, configured, finish
-from cspd_jax.errors import UserError
+from cspd_jax.networks.config import MARConfig
+from cspd_jax.parallel import default_mesh
+from cspd_jax.training import presets, recipes
+from cspd_jax.training.config import HeadTrainConfig, data_from_json
+from cspd_jax.training.data.folder import FolderConfig
+
+DESCRIPTION = (
+    "Trains a draft that imitates the denoising steps of TARGET (for text, its distributions of the next"
+    " token), in the folder OUT like `cspd-jax train`, and reports how often its tokens would be accepted."
+    " Without --init the first half of the steps learn the data."
+)
 
 
-def add_parser(subparsers) -> None:
-    parser = subparsers.add_parser(
-        "distill",
-        help="train a draft for a target",
-        description="Trains a draft that imitates the denoising steps of TARGET (for text, its distributions"
-        " of the next token), in the folder OUT like `cspd-jax train`, and reports how often its tokens would"
-        " be accepted.",
-    )
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of the verb."""
     parser.add_argument(
         "--target",
         help="a checkpoint folder, or a model's name (default; for text presets text-default, for masked ones"
@@ -44,7 +48,7 @@ def add_parser(subparsers) -> None:
     )
     parser.add_argument(
         "--samples",
-        type=positive,
+        type=int,
         default=4096,
         help="number of rows that the target makes, or of its answers (4096)",
     )
@@ -63,57 +67,36 @@ def add_parser(subparsers) -> None:
     )
     head.add_argument(
         "--ids",
-        type=positive,
+        type=int,
         default=8192,
         help="how many ids the head has: the answers' most frequent ones (8192)",
     )
-    parser.set_defaults(func=run, shares_work=True)
 
 
 def run(args: argparse.Namespace) -> None:
-    from cspd_jax.training import presets
-    from cspd_jax.training.config import HeadTrainConfig, TextTrainConfig
-
+    """Carries out the command."""
     if args.states:
         args.preset = "text-states"
     preset = presets.preset(args.preset) if args.preset else _of_target(args)
     config: Any = configured(args, preset)
     start, target = time.monotonic(), absolute_name(args.target)
     if isinstance(config, HeadTrainConfig):
-        from cspd_jax.training.text import recipes as of_text
-
         if target is None or args.prompts is None:
             raise UserError("a head learns from a target's answers to prompts: give --target and --prompts")
         answers = args.prompts.absolute(), args.samples, args.ids
-        trained = of_text.distill_head(config, args.out, target, *answers, mesh_of(args), progress)
-        return finish(args, trained, start, "distill")
-    init, mesh = absolute_name(args.init), mesh_of(args)
-    if isinstance(config, TextTrainConfig):
-        from cspd_jax.training.text import recipes as of_text
-
-        own = args.origin, args.samples
-        trained = of_text.distill(config, args.out, target, init, *own, mesh, progress)
+        mesh = default_mesh(args.mesh)
+        trained = recipes.distill_head(config, args.out, target, *answers, mesh, args.minutes)
     else:
-        from cspd_jax.training.image import recipes as of_images
-
-        if args.origin != "data":
-            raise UserError("an image model is distilled on data; leave out --from")
-        trained = of_images.distill(config, args.out, target or "default", init, mesh)
+        told = default_mesh(args.mesh), args.minutes, args.origin, args.samples
+        trained = recipes.distill(config, args.out, target, absolute_name(args.init), *told)
     finish(args, trained, start, "distill")
 
 
 def _of_target(args: argparse.Namespace):
     """Returns the settings of a draft that fits the target, on what that was trained on or on --data."""
-    from cspd_jax.networks.config import MARConfig
-    from cspd_jax.training import presets
-    from cspd_jax.training.config import data_from_json
-    from cspd_jax.training.data.folder import FolderConfig
-    from cspd_jax.weights import models
-
-    if args.target is None or args.target in models.NAMES or models.kind_of(args.target) != "mar":
+    outline = None if args.target is None or args.target in hub.NAMES else hub.describe(args.target)
+    if outline is None or not isinstance(outline.config, MARConfig):
         return presets.preset("glyphs-draft")
-    outline = models.describe(args.target)
-    assert isinstance(outline.config, MARConfig)
     trained = outline.metadata.get("extra", {}).get("training")
     if args.data is not None:
         channels = outline.config.token_dim // outline.config.patch_size**2

@@ -10,326 +10,196 @@ import time
 from pathlib import Path
 from typing import Any
 
-from cspd_jax._utils.files import check_new_folder, next_free, write_folder, write_text, written_beside
-from cspd_jax.cli._arguments import mesh_of
-from cspd_jax.cli._generate_options import (
-    add_options,
-    asked,
-    check_memory,
-    labels_of,
-    say_what_is_less,
-    with_draft,
-)
-from cspd_jax.cli._image_prompts import add_image_prompt_options, with_prompts
-from cspd_jax.cli._known import add_known_options, read_start
-from cspd_jax.cli._output import progress
-from cspd_jax.errors import UserError, one_line
+import jax
+import numpy as np
 
+from cspd_jax import image, reports
+from cspd_jax._utils import compilation
+from cspd_jax._utils.files import check_new_folder, next_free, write_folder, write_text
+from cspd_jax.check import UserError
+from cspd_jax.cli import _known
+from cspd_jax.cli._flags import check_alone, progress
+from cspd_jax.cli._images import (
+    add_prompts,
+    add_sampling,
+    add_target,
+    models_of,
+    read_labels,
+    request_of,
+)
+from cspd_jax.image import pixels
+from cspd_jax.image.generation import Request
+from cspd_jax.image.lossy import fewer_steps
+from cspd_jax.info import Info
+from cspd_jax.models import VAE
+
+DESCRIPTION = (
+    "Generates images. Writes samples.png (a labelled grid), samples.npz and report.json to a new folder and"
+    " prints its name. Without arguments, the embedded model and the fastest exact method on this machine are"
+    " used, and speculation is shown beside the plain sampler."
+)
 PREFIX = "samples"
-_MAX_IN_PICTURE = 400
-_COMPARED = 4  # images, where a comparison was not asked for
-_SHOWN_GAMMA = 4  # then, with speculation along the chains
-_LATENTS = (
-    "the model makes latents and no --vae was given: samples.npz holds latents, and there is no picture"
-)
+_CLASSES = 10  # generated without --labels
+_MOST_SHOWN = 400  # images of a picture
+_COMPARED = 2  # images, where a comparison was not asked for
 
 
-def add_parser(subparsers) -> None:
-    parser = subparsers.add_parser(
-        "generate",
-        help="generate images",
-        description="Generate images. Writes samples.png (a labelled grid), samples.npz and"
-        " report.json to a new"
-        " folder and prints its name; where drafts are verified, charts of what was accepted are"
-        " added. Without"
-        " arguments, the embedded model and the fastest exact method on this machine are used, and"
-        " speculation"
-        " is shown beside the plain sampler.",
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of the verb."""
+    what = parser.add_argument_group("what to generate")
+    what.add_argument(
+        "--labels",
+        metavar="LIST",
+        help="class numbers or names, for example 0-9 or 3,5,7; none means no class"
+        f" (default: the first {_CLASSES} classes)",
     )
-    add_options(parser, PREFIX)
-    add_image_prompt_options(parser)
-    add_known_options(parser)
-    parser.set_defaults(func=run, shares_work=True)
+    what.add_argument("--n", type=int, default=4, help="images per label (default: 4)")
+    what.add_argument("--out", metavar="DIR", help=f"new output folder (default: the next {PREFIX}-0001)")
+    what.add_argument(
+        "--compare", action="store_true", help="also time the plain sampler (and the draft model alone)"
+    )
+    add_target(what, "words")
+    add_prompts(parser)
+    _known.add_flags(parser)
+    add_sampling(parser, "default: plain, or auto without --method")
 
 
 def run(args: argparse.Namespace) -> None:
+    """Carries out the command."""
     check_new_folder(next_free(PREFIX) if args.out is None else args.out)
-    from cspd_jax._utils import compilation
-
     compilation.use_cache()
-    import numpy as np
-
-    from cspd_jax.image.known import in_turn
-    from cspd_jax.image.plan import check, resolve
-    from cspd_jax.keys import seed_key
-    from cspd_jax.parallel import processes
-    from cspd_jax.weights import models
-
-    outline = with_prompts(args, models.describe(args.target))
-    if getattr(outline.config, "prompts", 0) and args.method is None:
-        args.method = "plain"
-    args.vae = args.vae or models.own_vae(outline)
-    turn = labels_of(args, outline)
-    check_memory(args, outline, len(turn) * args.n)
-    labels = turn * args.n
-    method, options = asked(args, outline)
-    begun, numbers = read_start(args, outline, len(labels)), np.arange(len(labels))
-    if begun is not None:
-        options = dataclasses.replace(options, known=in_turn(begun.outline(outline), numbers))
-    checked = check(outline, labels, method, options)  # before anything is loaded
-    say_what_is_less(args, checked.num_steps, labels)
-    start = time.perf_counter()
-    mesh = mesh_of(args)
-    model = with_prompts(args, models.load(args.target, args.dtype, mesh))
-    method = with_draft(args, method, mesh)
-    vae = _autoencoder(args, model)
-    if begun is not None:
-        options = dataclasses.replace(options, known=in_turn(begun.known(model, vae), numbers))
-    load_seconds = time.perf_counter() - start
-
-    if not processes.is_alone() and (args.method is None or args.compare or args.denoise == "auto"):
-        raise UserError(
-            "nothing is measured across processes: give a --method, --denoise plain or speculative, and no"
-            " --compare"
-        )
-    key, shown = seed_key(args.seed), None
-    if args.method is None:
-        decided, shown = _fastest(args, key, model, labels, options)
-    else:
-        decided = resolve(model, labels, method, options, args.batch)
-    tokens, info, timing = _generate(key, decided, load_seconds)
-    if not processes.is_first():
-        return
-    made = _Made(model, vae, tokens, info)
-    _save(args, key, made, timing, turn, shown)
+    if args.compare:
+        check_alone("--compare")
+    model, vae = models_of(args)
+    turn = read_labels(args, model, None if hasattr(model.config, "prompts") else _CLASSES)
+    request, shown = request_of(args, model, vae, np.tile(turn, args.n)), None
+    exact = not request.options.shortcuts and request.options.final_noise
+    if args.denoise == "auto" or (args.method is args.draft is args.denoise is None and exact):
+        request, shown = _fastest(args, request)
+    start, compiled = time.perf_counter(), compilation.compile_seconds()
+    # A batch is one jitted call, or some where a bar on a terminal is to move within it.
+    made, info = image.generate(*request, rows=args.batch, progress=sys.stderr.isatty())
+    tokens = np.asarray(made)
+    compiling = compilation.compile_seconds() - compiled
+    seconds = max(0.0, time.perf_counter() - start - compiling)
+    if jax.process_index() == 0:
+        info = dataclasses.replace(info, seconds=seconds)
+        _save(args, request, vae, tokens, info, shown)
 
 
-@dataclasses.dataclass
-class _Made:
-    """What was generated: tokens [N, L, d] and what happened, of a model, with its autoencoder."""
-
-    model: Any
-    vae: Any
-    tokens: Any
-    info: Any
-
-
-def _generate(key, plan, load_seconds: float) -> tuple:
-    """Tokens, what happened, and how long it took."""
-    from cspd_jax import reports
-    from cspd_jax._utils import compilation
-    from cspd_jax._utils.progress import Bar
-    from cspd_jax.image import generation
-
-    compiled, start = compilation.compile_seconds(), time.perf_counter()
-    # One jitted call per batch, or some where a bar on a terminal is to move within it.
-    pieces = generation.PIECES if sys.stderr.isatty() else 1
-    with Bar(
-        total=generation.num_steps(plan), desc=f"{len(plan.labels)} images", unit="step", mininterval=0.5
-    ) as bar:
-        tokens, info = generation.generate_batches(key, plan, bar.update, pieces)
-    compile_seconds = compilation.compile_seconds() - compiled
-    seconds = max(0.0, time.perf_counter() - start - compile_seconds)
-    return tokens, info, reports.Timing(seconds, load_seconds, compile_seconds)
+def _fastest(args: argparse.Namespace, request: Request) -> tuple[Request, Request | None]:
+    """Returns the fastest exact request, and what to show beside the plain sampler where no method was asked
+    for."""
+    check_alone("--denoise auto, and give a --method")
+    key, model, labels, method, options = request
+    progress("measuring which exact method is fastest here")
+    methods = () if args.method is None else (method,)
+    unknown = dataclasses.replace(options, known=None)
+    found = image.fastest(key, model, labels[: args.batch], unknown, methods)
+    progress("; ".join(f"{name} {seconds:.2f} s" for name, seconds in found.seconds.items()))
+    chosen = found.request._replace(key=key, labels=labels)
+    chosen = chosen._replace(options=dataclasses.replace(chosen.options, known=options.known))
+    if args.method is not None:
+        return chosen, None
+    own = image.Plain() if isinstance(model.network, image.CausalTokenModel) else image.SelfSpeculation(8)
+    speculative = dataclasses.replace(options, denoise=image.ChainSpeculation((8,)))  # compiled already
+    return chosen, chosen if found.way != "plain" else request._replace(method=own, options=speculative)
 
 
-def _save(args: argparse.Namespace, key, made: _Made, timing, turn: list[int], shown) -> None:
+def _save(
+    args: argparse.Namespace,
+    request: Request,
+    vae: VAE | None,
+    tokens: np.ndarray,
+    info: Info,
+    shown: Request | None,
+) -> None:
     """Writes the images and the report, and what a comparison adds to them."""
-    from cspd_jax import reports
-
-    model, info, labels = made.model, made.info, made.info.plan.labels
-    non_finite = _count_non_finite(made.tokens)
-    arrays = _pixels_or_latents(model, made.tokens, made.vae)
-    latents = "latents" in arrays
-    arrays |= {"labels": labels, "tokens": made.tokens, "accepted": info.accepted, "tested": info.tested}
-    captions = [model.class_name(label) for label in labels[:_MAX_IN_PICTURE]]
-    columns = len(turn) if len(turn) <= 20 else None
-
-    def report_with(beside) -> dict:
-        return reports.make_report(
-            info,
-            timing,
-            labels=turn,
-            per_label=args.n,
-            seed=args.seed,
-            compared=beside,
-            output="latents" if latents else "images",
-            vae=args.vae,
-            note=_LATENTS if latents else None,
-            non_finite=non_finite,
+    model, labels, marks = request.model, np.asarray(request.labels), np.asarray(info.trace.marks)
+    finite = np.isfinite(tokens).all(axis=(1, 2))
+    if not finite.any():
+        raise UserError(
+            "every image came out as NaN or infinity, so nothing was written: the model diverged; try a"
+            " lower --temperature or --cfg"
         )
+    arrays = {"labels": labels, "tokens": tokens, "accepted": marks > 0, "tested": marks != 0}
+    images = None
+    if vae is not None or model.config.vae_stride == 1:
+        images = arrays["arr_0"] = pixels.to_images(model, tokens, vae)
+    else:
+        progress("the model makes latents and no --vae was given: samples.npz holds latents, no picture")
+        arrays["latents"] = pixels.to_latents(model, tokens)
+    captions = [model.class_name(label) for label in labels[:_MOST_SHOWN]]
+    report = _report(args, request, info) | {"non_finite": int((~finite).sum())}
 
-    report, pictures = report_with(None), _charts(info, captions)
-    folder = write_folder(
-        args.out, PREFIX, lambda path: _write(path, arrays, report, captions, columns, pictures)
-    )
-    beside = _compare(args, key, info.plan, shown, folder)
-    if beside is not None:
-        report = report_with(beside)
-        _add(folder, report, _beside(model, made.vae, beside, captions))
-    if not report["lossless"]:
-        progress(f"lossy: {report['why']}")
+    def write(folder: Path) -> None:
+        np.savez(folder / "samples.npz", **arrays)
+        (folder / "report.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+        if images is not None:
+            columns = len(labels) // args.n
+            page = reports.picture(images[:_MOST_SHOWN], captions, columns if columns <= 20 else None)
+            page.save(folder / "samples.png")
+        for name, page in reports.pages(info, captions).items():
+            page.save(folder / name)
+
+    folder = write_folder(args.out, PREFIX, write)
+    progress(f"{len(labels)} images are in {folder}\n{info}")
+    if report["non_finite"]:
+        progress(f"warning    {report['non_finite']} of them hold NaN or infinity")
     if report["fewer_steps"]:
-        progress(f"note: {report['fewer_steps']}")
-    if args.own_sampling:
-        progress(f"note: sampled as {model.name} is by default: {args.own_sampling}")
-    if report["reference"]["order"] == "spread":
-        progress("note: order spread: another distribution than in MAR's random order")
-    progress(f"{info.images} images in {timing.seconds:.1f} s, and {timing.compile_seconds:.1f} s to compile")
+        progress(f"note       {report['fewer_steps']}")
+    if args.order:
+        progress("note       order spread: another distribution than in MAR's random order")
+    if args.compare or shown:
+        report["compared_to_plain"] = _compare(args, shown or request, vae, folder)
+        write_text(folder / "report.json", json.dumps(report, indent=2) + "\n")
     print(json.dumps({"out": str(folder), **report}) if args.json else folder)
 
 
-def _fastest(args: argparse.Namespace, key, model, labels, options):
-    """(the fastest exact plan, what to show beside the plain sampler) where no method was asked for."""
-    from cspd_jax.image import autotune
-    from cspd_jax.image.chain.speculation import ChainSpeculation
-    from cspd_jax.image.methods import Plain, SelfSpeculation
-    from cspd_jax.image.plan import resolve
-    from cspd_jax.image.protocol import CausalTokenModel
-
-    if options.final_noise is False or options.chain is not None:
-        return resolve(model, labels, Plain(), options, args.batch), None
-    progress("measuring which exact method is fastest here")
-    found = autotune.fastest(key, model, labels, options, batch=args.batch)
-    if found.method.name != "plain" or found.options.chain is not None:
-        return found, found
-    causal = isinstance(model.network, CausalTokenModel)
-    method = Plain() if causal else SelfSpeculation(_SHOWN_GAMMA)
-    options = dataclasses.replace(options, denoise=ChainSpeculation((8,)))
-    return found, resolve(model, labels, method, options, args.batch)
-
-
-def _compare(args: argparse.Namespace, key, decided, shown, folder: Path):
-    """What was run (or `shown`, where no method was asked for) beside the plain sampler; None if there is
-    nothing to compare."""
-    from cspd_jax.image import autotune, comparison
-
-    if not (args.compare or shown):
-        return None
-    compared = shown or decided
-    fewer = not args.compare and shown is not decided  # what was chosen is timed as it was run
-    batch = min(decided.batch, _COMPARED) if fewer else decided.batch
-    options = compared.options
-    if compared.method.name == "plain" and options.chain is None and not options.shortcuts:
-        progress("--compare has nothing to do: this is the plain sampler, step by step")
-        return None
-    progress(f"the images are in {folder}; comparing {compared.method.name} with the plain sampler")
-    found = comparison.beside_plain(key, autotune.one_batch(compared, batch), 3 if args.compare else 1)
-    info = found.infos[found.method]
-    if shown is not None and decided.method.name == "plain":
-        way = "step by step" if decided.options.chain is None else "with speculation along the chains"
-        given = f"with --denoise {args.denoise}, " if args.denoise else ""
-        side = f"{decided.batch} images side by side"
-        progress(f"{given}the fastest exact method for {side} here: plain, {way}")
-    progress(f"{found.method}, {info.images} images side by side, beside plain: {_ratios(found)}")
-    return found
-
-
-def _ratios(found) -> str:
-    """A comparison in words."""
-    reason = ""
-    if found.faster < 1:
-        reason = " (this machine is bound by arithmetic, of which speculation does more)"
-        if found.fewer_calls < 1:
-            reason = " (the draft's own calls are in sequence too)"
-    return (
-        f"{_times(found.fewer_calls, 'fewer', 'more')} network calls in sequence,"
-        f" {_times(found.faster, 'faster', 'slower')}{reason}"
+def _report(args: argparse.Namespace, request: Request, info: Info) -> dict[str, Any]:
+    """Returns the report of a run."""
+    _, model, labels, method, options = request
+    settled, trace = image.resolve(model, method, options, len(labels)), info.trace
+    tested, accepted = (int(np.sum(a)) for a in (trace.chain_tested, trace.chain_accepted))
+    length, own = model.network.seq_len, str(model.config.respacing)
+    known = {} if settled.known is None else {"known": np.asarray(settled.known.count).tolist()}
+    return reports.make_report(
+        model,
+        info,
+        settled.report() | known,
+        method=method.name,
+        criterion=method.criterion_name,
+        speculation=method.describe(),
+        draft=None if method.draft_model is None else reports.identity(method.draft_model),
+        fewer_steps=fewer_steps(length, settled.num_iter or length, str(settled.respacing), own),
+        chains=None if settled.chain is None else {"tested": tested, "accepted": accepted},
+        dtype=args.dtype,
+        batch=args.batch,
+        seed=args.seed,
+        vae=args.vae,
     )
 
 
-def _times(ratio: float, above: str, below: str) -> str:
-    return f"{ratio:.1f} times {above}" if ratio >= 1 else f"{1 / ratio:.1f} times {below}"
-
-
-def _beside(model, vae, found, captions) -> dict:
-    """Pictures of a comparison: plain (or the draft alone) beside the verified images; what was accepted."""
-    from cspd_jax import reports
-    from cspd_jax.image import pixels
-
-    info = found.infos[found.method]
-    pages = _charts(info, captions[: info.images])
-    if model.config.vae_stride == 1 or vae is not None:
-        left = "draft" if "draft" in found.tokens else "plain"
-        made = {n: pixels.to_images(model, found.tokens[n], vae) for n in (left, found.method)}
-        if made[left].shape[-1] in (1, 3):
-            verified = f"{found.method}: verified{reports.lossy(info)}"
-            titles = {"draft": "the draft alone", "plain": "plain"}[left], verified
-            shown = captions[: min(info.images, len(captions))]
-            sides = [(title, made[n][: len(shown)]) for title, n in zip(titles, (left, found.method))]
-            pages["images.png"] = reports.side_by_side(sides[0], sides[1], shown, None)
-    return pages
-
-
-def _charts(info, captions: list[str]) -> dict:
-    """What was accepted, drawn; nothing where drawing fails, which must not cost the images."""
-    from cspd_jax import reports
-
-    try:
-        return reports.pages(info, captions)
-    except Exception as error:
-        progress(
-            f"warning: the charts are left out, for matplotlib cannot draw them ({one_line(str(error))})"
-        )
-        return {}
-
-
-def _autoencoder(args: argparse.Namespace, model):
-    if args.vae is None:
-        return None
-    from cspd_jax.image import pixels
-    from cspd_jax.weights import models
-
-    vae = models.load_vae(args.vae, args.dtype)
-    pixels.check_vae(model, vae)
-    return vae
-
-
-def _count_non_finite(tokens) -> int:
-    """How many images hold NaN or infinity; UserError if all do."""
-    import numpy as np
-
-    count = int((~np.isfinite(tokens).all(axis=(1, 2))).sum())
-    if count == len(tokens):
-        raise UserError(
-            "every image came out as NaN or infinity, so nothing was written: the model diverged; try a"
-            " lower --temperature or --cfg, or --steps ddim100"
-        )
-    if count:
-        progress(f"warning: {count} of {len(tokens)} images hold NaN or infinity")
-    return count
-
-
-def _pixels_or_latents(model, tokens, vae) -> dict:
-    from cspd_jax.image import pixels
-
-    if model.config.vae_stride == 1 or vae is not None:
-        return {"arr_0": pixels.to_images(model, tokens, vae)}
-    progress(_LATENTS)
-    return {"latents": pixels.to_latents(model, tokens)}
-
-
-def _write(
-    folder: Path, arrays: dict, report: dict, captions: list[str], columns: int | None, pictures
-) -> None:
-    import numpy as np
-
-    from cspd_jax import reports
-
-    np.savez(folder / "samples.npz", **arrays)
-    (folder / "report.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    if "arr_0" in arrays and arrays["arr_0"].shape[-1] in (1, 3):
-        shown = arrays["arr_0"][: len(captions)]
-        reports.picture(shown, captions, columns).save(folder / "samples.png")
-    elif "arr_0" in arrays:
-        progress(f"images of {arrays['arr_0'].shape[-1]} channels make no samples.png; samples.npz has them")
-    for name, page in pictures.items():
-        page.save(folder / name)
-
-
-def _add(folder: Path, report: dict, pictures) -> None:
-    """A comparison, to results that are there."""
-    for name, page in pictures.items():
-        with written_beside(folder / f"compared-{name}") as partial:
-            page.save(partial, format="PNG")
-    write_text(folder / "report.json", json.dumps(report, indent=2) + "\n")
+def _compare(args: argparse.Namespace, request: Request, vae: VAE | None, folder: Path) -> dict[str, Any]:
+    """Runs a request beside the plain sampler, adds pictures of both to the folder, and says what it
+    gained."""
+    key, model, labels, method, options = request
+    many = labels[: args.batch] if args.compare else labels[:_COMPARED]
+    if options.known is not None:
+        first = jax.tree.map(lambda a: a[: len(many)], options.known)
+        options = dataclasses.replace(options, known=first)
+    found = image.compare(key, model, many, method, options, 3 if args.compare else 1)
+    told = reports.beside({name: info for name, (_, info) in found.items() if name != "draft alone"})
+    (way, (tokens, info)) = next(iter(found.items()))
+    captions = [model.class_name(label) for label in many[:_MOST_SHOWN]]
+    pages = reports.pages(info, captions)
+    if vae is not None or model.config.vae_stride == 1:
+        sides = {"plain": found["plain"][0], f"{way}{reports.lossy(info)}": tokens}
+        made = {name: pixels.to_images(model, one, vae)[:_MOST_SHOWN] for name, one in sides.items()}
+        drawn = [(name, reports.picture(images, captions)) for name, images in made.items()]
+        pages["images.png"] = reports.titled(drawn, across=True)
+    for name, page in pages.items():
+        page.save(folder / f"compared-{name}")
+    accepted = "" if info.acceptance is None else f"{info.acceptance:.0%} of its drafts accepted, "
+    progress(f"beside the plain sampler, {way} on {len(many)} images: {accepted}{reports.in_words(told)}")
+    return told

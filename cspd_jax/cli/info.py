@@ -5,67 +5,50 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
+from typing import Any
 
-from cspd_jax.cli._output import result
-from cspd_jax.errors import UserError
+import jax
+
+from cspd_jax import hub
+from cspd_jax.cli._flags import result
+from cspd_jax.converters import mar, sphere
+from cspd_jax.converters.hf import is_model_folder
+from cspd_jax.converters.source import Options, check, digest, make_config, open_source
+from cspd_jax.networks.config import MAR_PRESETS
+from cspd_jax.networks.mar import abstract_params
+from cspd_jax.weights import read_description
+
+DESCRIPTION = "Says kind, sizes, number of parameters, dtype and SHA-256 of a checkpoint."
 
 
-def add_parser(subparsers) -> None:
-    parser = subparsers.add_parser(
-        "info", help="kind, sizes, parameter count, dtype and sha256 of a checkpoint"
-    )
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of the verb."""
     parser.add_argument(
         "path",
         metavar="PATH",
         help="a name (default, mar-base, ...), a checkpoint folder, a .pth, .ckpt, .safetensors or .gguf"
-        " file, a model folder, or a folder of samples",
+        " file, or a model folder",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.set_defaults(func=run)
 
 
 def run(args: argparse.Namespace) -> None:
-    from cspd_jax.converters.hf import is_model_folder
-    from cspd_jax.networks.config import MAR_PRESETS
-    from cspd_jax.weights.models import shipped_folder
-
-    if not args.path:
-        raise UserError("the path is empty; give a name such as default, a checkpoint folder or a file")
-    shipped = shipped_folder(args.path)
-    if shipped is None and args.path in MAR_PRESETS and not os.path.exists(args.path):
-        result({"path": args.path, **_of_published(args.path)}, args.json)
-        return
-    path = args.path if shipped is None else str(shipped)
-    checkpoint = os.path.isdir(path) and not is_model_folder(path)
-    values = _of_folder(path) if checkpoint else _of_source(path)
-    result({"path": os.path.abspath(path), **values}, args.json)
-
-
-def _of_published(name: str) -> dict:
-    """What is known of published weights without fetching them."""
-    import jax
-
-    from cspd_jax.networks import mar
-    from cspd_jax.networks.config import MAR_PRESETS
-    from cspd_jax.weights import hub
-
-    config = MAR_PRESETS[name]
-    params = sum(leaf.size for leaf in jax.tree.leaves(mar.abstract_params(config)))
-    source = f"{hub.REPOSITORY}/{hub.FILES[name]}"
-    return {"kind": "mar", "config": dataclasses.asdict(config), "params": params, "source": source}
+    """Carries out the command."""
+    path = str(hub.shipped_folder(args.path) or args.path)
+    if path in MAR_PRESETS and not os.path.exists(path):  # which is published, and not fetched for this
+        config = MAR_PRESETS[path]
+        params = sum(leaf.size for leaf in jax.tree.leaves(abstract_params(config)))
+        source = f"{hub.REPOSITORY}/{hub.FILES[path]}"
+        found = {"kind": "mar", "config": dataclasses.asdict(config), "params": params, "source": source}
+    elif os.path.isdir(path) and not is_model_folder(path):
+        found = read_description(path)
+        found = {**found, "config": dataclasses.asdict(found["config"])}
+    else:
+        found = _of_source(path)
+    result({"path": os.path.abspath(path), **found}, args.json)
 
 
-def _of_folder(path: str) -> dict:
-    from cspd_jax.weights import read_description
-
-    description = read_description(path)
-    return {**description, "config": dataclasses.asdict(description["config"])}
-
-
-def _of_source(path: str) -> dict:
-    from cspd_jax.converters import mar, sphere
-    from cspd_jax.converters.source import Options, check, digest, make_config, open_source
-
+def _of_source(path: str) -> dict[str, Any]:
     source = open_source(path)
     # The weights do not say how many heads there are; any number fits them.
     unsaid = {"mar": (mar, (1, 1)), "sphere": (sphere, (1,))}.get(source.kind)
@@ -73,7 +56,7 @@ def _of_source(path: str) -> dict:
     check(source, config)
     return {
         "kind": source.kind,
-        "config": unsaid[0].read_sizes(source.shapes, path) if unsaid else dataclasses.asdict(config),
+        "config": unsaid[0].read_sizes(source.shapes) if unsaid else dataclasses.asdict(config),
         "dtype": source.dtype,
         "params": source.num_params,
         "source": os.path.basename(os.path.abspath(path)),

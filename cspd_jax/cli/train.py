@@ -5,23 +5,27 @@ from __future__ import annotations
 import argparse
 import os
 import time
+from pathlib import Path
 from typing import Any
 
-from cspd_jax.cli._arguments import add_mesh_option, mesh_of, new_folder, positive
-from cspd_jax.cli._output import progress, result
-from cspd_jax.errors import UserError
+import jax
+
+from cspd_jax.check import UserError
+from cspd_jax.cli._flags import result
+from cspd_jax.parallel import default_mesh
+from cspd_jax.training import presets, recipes
+from cspd_jax.training.config import HeadTrainConfig, in_steps, with_settings
 
 _SHORTCUTS = ("batch", "seed", "learning_rate")
+DESCRIPTION = (
+    "Trains a model in the folder OUT: checkpoints/, metrics.jsonl and pictures/ while it runs (for text"
+    " held_out.jsonl instead of pictures/), and at the end model/, a checkpoint folder of the averaged"
+    " weights. The same command goes on with a run that was stopped."
+)
 
 
-def add_parser(subparsers) -> None:
-    parser = subparsers.add_parser(
-        "train",
-        help="train a model",
-        description="Trains a model in the folder OUT: checkpoints/, metrics.jsonl and pictures/ while it"
-        " runs (for text held_out.jsonl instead of pictures/), and at the end model/, a checkpoint folder of"
-        " the averaged weights. The same command goes on with a run that was stopped.",
-    )
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of the verb."""
     parser.add_argument("--preset", help="a named run; an unknown name lists them (default: glyphs)")
     add_run_flags(parser)
     parser.add_argument(
@@ -31,21 +35,24 @@ def add_parser(subparsers) -> None:
         " it is learned by a small model of the images' own size, up to 64 x 64",
     )
     parser.add_argument("--vae", metavar="NAME", help="train on the latents of kl16 or a converted KL-16")
-    parser.set_defaults(func=run, shares_work=True)
 
 
 def add_run_flags(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of every command that trains."""
-    parser.add_argument("--out", required=True, metavar="OUT", type=new_folder, help="folder of the run")
+    parser.add_argument("--out", required=True, metavar="OUT", type=Path, help="folder of the run")
     parser.add_argument(
         "--init",
         metavar="MODEL",
         help="a model of the same sizes to start from, for example one trained on the data; for masked-text"
         " also a causal one, which has fewer ids",
     )
-    add_mesh_option(parser)
-    parser.add_argument("--steps", type=positive, help="length of the run")
-    parser.add_argument("--batch", type=positive, help="images (or rows of text) per step")
+    parser.add_argument("--mesh", metavar="SIZES", help="how devices share the work, as data=4,model=2")
+    length = parser.add_mutually_exclusive_group()
+    length.add_argument("--steps", type=int, help="length of the run")
+    length.add_argument(
+        "--minutes", type=float, help="take as many steps as fit into so many minutes, which is measured"
+    )
+    parser.add_argument("--batch", type=int, help="images (or rows of text) per step")
     parser.add_argument("--seed", help="seed of the run")
     parser.add_argument("--learning-rate", help="highest learning rate")
     parser.add_argument(
@@ -60,24 +67,15 @@ def add_run_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    from cspd_jax.training import presets
-    from cspd_jax.training.config import HeadTrainConfig, TextTrainConfig
-
+    """Carries out the command."""
     if args.data is not None and args.preset is None:
         config: Any = configured(args, presets.of_folder(os.path.abspath(args.data)))
     else:
         config = configured(args, presets.preset(args.preset or "glyphs"))
-    start, init, mesh = time.monotonic(), absolute_name(args.init), mesh_of(args)
+    start, init, mesh = time.monotonic(), absolute_name(args.init), default_mesh(args.mesh)
     if isinstance(config, HeadTrainConfig):
         raise UserError("a head learns from its target: cspd-jax distill --states trains one")
-    if isinstance(config, TextTrainConfig):
-        from cspd_jax.training.text import recipes as of_text
-
-        trained = of_text.train(config, args.out, init, mesh, progress)
-    else:
-        from cspd_jax.training.image import recipes as of_images
-
-        trained = of_images.train(config, args.out, init, absolute_name(args.vae), mesh)
+    trained = recipes.train(config, args.out, init, absolute_name(args.vae), mesh, args.minutes)
     finish(args, trained, start, "train")
 
 
@@ -88,8 +86,6 @@ def absolute_name(name: str | None) -> str | None:
 
 def configured(args: argparse.Namespace, config: Any) -> Any:
     """Returns the settings as the options change them."""
-    from cspd_jax.training.config import in_steps, with_settings
-
     if args.data is not None:
         root = os.path.abspath(args.data)
         if os.path.abspath(args.out).startswith(os.path.join(root, "")):
@@ -103,9 +99,7 @@ def configured(args: argparse.Namespace, config: Any) -> Any:
 
 def finish(args: argparse.Namespace, trained, start: float, command: str) -> None:
     """Writes the model of a run, and prints the result: in the first process."""
-    from cspd_jax.parallel import processes
-
-    if not processes.is_first():
+    if jax.process_index() > 0:
         return
     path = args.out / "model"
     if not path.exists():  # or the run had ended before

@@ -13,25 +13,25 @@ LOG_2 = 0.6931471805599453
 
 
 def at_least_float32(*arrays: Array) -> list[Array]:
-    """All arrays in the widest type among them, and in no narrower one than float32."""
+    """Returns all arrays in the widest type among them, and in no narrower one than float32."""
     dtype = jnp.result_type(jnp.float32, *arrays)
     return [jnp.asarray(a, dtype) for a in arrays]
 
 
 def log1mexp(x: Array) -> Array:
-    """log(1 - e^-x) for x >= 0, accurate at both ends."""
+    """Returns log(1 - e^-x) for x >= 0, accurate at both ends."""
     return jnp.where(x < LOG_2, jnp.log(-jnp.expm1(-x)), jnp.log1p(-jnp.exp(-x)))
 
 
 def log_excess(log_a: Array, log_b: Array) -> Array:
-    """log max(a - b, 0); -inf wherever a does not exceed b."""
+    """Returns log max(a - b, 0); -inf wherever a does not exceed b."""
     exceeds = log_a > log_b
     gap = jnp.where(exceeds, log_a - log_b, jnp.inf)
     return jnp.where(exceeds, log_a + log1mexp(gap), -jnp.inf)
 
 
 def log_acceptance(log_p: Array, log_q: Array) -> Array:
-    """log min(1, p / q), elementwise.
+    """Returns log min(1, p / q), elementwise.
 
     p = 0 < q is never accepted, q = 0 always is (0 / 0 = 1), and p = q has log probability exactly 0. A
     density that is infinite or NaN is an error, and never accepted.
@@ -43,13 +43,14 @@ def log_acceptance(log_p: Array, log_q: Array) -> Array:
 
 
 def log_acceptance_of_ratio(log_ratio: Array) -> Array:
-    """log min(1, e^log_ratio) for ratios p / q from 0 to infinity; NaN is never accepted."""
+    """Returns log min(1, e^log_ratio) for ratios p / q from 0 to infinity; NaN is never accepted."""
     (log_ratio,) = at_least_float32(log_ratio)
     return jnp.where(jnp.isnan(log_ratio), -jnp.inf, jnp.minimum(log_ratio, 0.0))
 
 
 def log_residual_acceptance(log_ratio: Array) -> Array:
-    """log (1 - min(1, q / p)), accepting a draw from p as one from the residual (p - q)_+; never for NaN."""
+    """Returns log (1 - min(1, q / p)), accepting a draw from p as one from the residual (p - q)_+; never for
+    NaN."""
     (log_ratio,) = at_least_float32(log_ratio)
     positive = log_ratio > 0
     return jnp.where(positive, log1mexp(jnp.where(positive, log_ratio, 1.0)), -jnp.inf)
@@ -64,12 +65,12 @@ def uniform(key: Array, shape: tuple[int, ...] = (), dtype: Any = jnp.float32) -
 
 
 def unit_interval(bits: Array, dtype: Any = jnp.float32) -> Array:
-    """32 random bits each, as uniforms in (0, 1]."""
+    """Turns 32 random bits each into uniforms in (0, 1]."""
     return (bits.astype(dtype) + 0.5) * 2.0**-32
 
 
 def accepts(u: Array, log_accept: Array) -> Array:
-    """u <= a for uniforms u in (0, 1]: probability 1 is always accepted, probability 0 never."""
+    """Says whether u <= a for uniforms u in (0, 1]: probability 1 is always accepted, probability 0 never."""
     return jnp.log(u) <= log_accept
 
 

@@ -15,19 +15,22 @@ probability (1 - q / (pi p))_+ / M; otherwise the trial is repeated. So heads ha
 its x the residual's distribution.
 
 Only the last coin that falls heads matters. Most coins say tails before anything is proposed; of the others
-a few are tried at a time, from the last one backwards.
+a few are tried at a time, from the last one backwards. Each trial of each coin has random numbers of its own,
+so how many are tried at a time changes nothing but the time: on a CPU one coin, on an accelerator, where a
+trip is a launch, many.
 """
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from cspd_jax._utils.accelerators import by_device
 from cspd_jax.coupling.acceptance import accepts, at_least_float32, unit_interval
 from cspd_jax.coupling.residual import (
-    MAX_TRIPS,
     Envelope,
     envelope,
     log_accept,
@@ -41,8 +44,7 @@ Array = jax.Array
 
 _UNDECIDED, _TAILS, _HEADS = 0, 1, 2
 
-# In a trip one coin of so many is tried, and some; trials of each.
-ONE_OF, SOME, TRIALS = 8, 8, 8
+MAX_TRIALS = 2**13  # of a coin, a safeguard only: heads or tails have a probability bounded below
 _HUGE = 1e9  # a ratio that settles everything, and can still be added up
 
 
@@ -62,10 +64,18 @@ class VerifiedPath(NamedTuple):
     truncated: Array
 
 
+class Together(NamedTuple):
+    """What a trip of the loop tries: so many coins, and trials of each."""
+
+    coins: int
+    trials: int
+
+
 class _Coins(NamedTuple):
     """The coins so far.
 
     open: [M] those that have not fallen, and could keep more drafts.
+    tried: [M] trials of each.
     last: [] the last that fell heads: M where all drafts are kept, -1 before there is one.
     value: [d] what it proposed.
     truncated: [] it was not decided by a trial.
@@ -73,6 +83,7 @@ class _Coins(NamedTuple):
     """
 
     open: Array
+    tried: Array
     last: Array
     value: Array
     truncated: Array
@@ -86,15 +97,33 @@ def verify_gaussian_block(
     drafts: Array,
     valid: Array | None = None,
     *,
-    max_trips: int = MAX_TRIPS,
+    max_trials: int = MAX_TRIALS,
+    together: Together | None = None,
 ) -> VerifiedPath:
-    """p, q: of each transition [M, d], given the drafts before it. drafts: [M, d], the i-th from q's row i.
+    """Verifies M drafted transitions as one block.
 
+    p, q: of each transition [M, d], given the drafts before it. drafts: [M, d], the i-th from q's row i.
     valid: [M] the drafts that there are (all); the block is of these, and counts the others as kept.
+    max_trials: of a coin, after which it is given up.
+    together: what is tried at a time (what suits the device).
     """
+    most = len(drafts)
+    given = (key, p, q, drafts, jnp.ones(most, bool) if valid is None else valid)
+    verify = functools.partial(_verify, max_trials=max_trials)
+    if together is not None:
+        return verify(*given, together=together)
+    return by_device(
+        *given,
+        cpu=functools.partial(verify, together=Together(1, 4)),
+        accelerator=functools.partial(verify, together=Together(min(most, 8 + most // 8), 8)),
+    )
+
+
+def _verify(
+    key: Array, p: Gaussian, q: Gaussian, drafts: Array, valid: Array, *, max_trials: int, together: Together
+) -> VerifiedPath:
     most, dim = drafts.shape
     index = jnp.arange(most, dtype=jnp.int32)
-    valid = jnp.ones(most, bool) if valid is None else valid
     key_choice, key_trials = jax.random.split(key)
     log_pi = prefix_log_pi(jnp.where(valid, log_ratio(p, q, drafts), 0))
     bound = jax.vmap(envelope)(p, q)
@@ -105,13 +134,13 @@ def verify_gaussian_block(
     begun = valid & ~all_kept & ~_gives_up(u[:-1], weights, log_pi[:-1])
 
     def trip(coins: _Coins) -> _Coins:
-        at = _last_of(coins.open, min(most, SOME + most // ONE_OF))
-        shape = (len(at), TRIALS, proposal_bits(dim) + 1)
-        bits = jax.random.bits(jax.random.fold_in(key_trials, coins.trips), shape, jnp.uint32)
+        at = _last_of(coins.open, together.coins)
         row = jnp.maximum(at, 0)
+        trials = coins.tried[row][:, None] + jnp.arange(together.trials)
+        bits = jax.vmap(jax.vmap(functools.partial(_bits, key_trials, dim), (None, 0)))(row, trials)
         of_these = jax.tree.map(lambda a: a[row], (p, q, bound, weights, log_pi))
         side, value = jax.vmap(_trials)(bits, *of_these)
-        given_up = (side == _UNDECIDED) & ((coins.trips + 1 >= max_trips) | ~finite[row])
+        given_up = (side == _UNDECIDED) & ((trials[:, -1] + 1 >= max_trials) | ~finite[row])
         side = jnp.where(at >= 0, jnp.where(given_up, _HEADS, side), _UNDECIDED)
         best = jnp.argmax(jnp.where(side == _HEADS, at, -1))
         heads = jnp.where(side[best] == _HEADS, at[best], -1)
@@ -119,6 +148,7 @@ def verify_gaussian_block(
         better = heads > coins.last
         return _Coins(
             coins.open & ~fallen & (index > heads),
+            coins.tried.at[jnp.where(at >= 0, at, most)].add(together.trials, mode="drop"),
             jnp.maximum(heads, coins.last),
             jnp.where(better, jnp.where(finite[row[best]], value[best], p.mean[row[best]]), coins.value),
             jnp.where(better, given_up[best] | ~finite[row[best]], coins.truncated),
@@ -126,14 +156,15 @@ def verify_gaussian_block(
         )
 
     nothing = jnp.zeros(dim, jnp.result_type(p.mean, jnp.float32)), jnp.bool_(False), jnp.int32(0)
-    coins = _Coins(begun, jnp.where(all_kept, jnp.int32(most), -1), *nothing)
+    tried = jnp.zeros(most, jnp.int32)
+    coins = _Coins(begun, tried, jnp.where(all_kept, jnp.int32(most), -1), *nothing)
     # One trip before the loop: mostly it is enough, and a loop costs an accelerator more than a trip.
     coins = jax.lax.while_loop(lambda coins: jnp.any(coins.open), trip, trip(coins))
     return VerifiedPath(coins.last, coins.value, coins.trips, coins.truncated)
 
 
 def prefix_log_pi(log_ratios: Array) -> Array:
-    """log pi_0, ..., log pi_M [M + 1] for log p / q of each draft [M].
+    """Returns log pi_0, ..., log pi_M [M + 1] for log p / q of each draft [M].
 
     With S the running sum of the ratios, log pi_i = S_i - max(S_0, ..., S_i). What is no number is 0 / 0 of
     nothing known, and no draft after it is kept.
@@ -145,22 +176,28 @@ def prefix_log_pi(log_ratios: Array) -> Array:
 
 
 def _gives_up(u: Array, weight: Array, log_pi: Array) -> Array:
-    """Whether a trial says tails, in place of a proposal."""
+    """Returns whether a trial says tails, in place of a proposal."""
     proposing, tails = weight * jnp.exp(log_pi), -jnp.expm1(log_pi)
     return u * (proposing + tails) > proposing
 
 
 def _last_of(open: Array, count: int) -> Array:
-    """The last `count` indices that are open, [count]; -1 where there are fewer."""
+    """Returns the last `count` indices that are open, [count]; -1 where there are fewer."""
     behind = jnp.cumsum(open[::-1])[::-1] - open  # how many open ones come after
     place = jnp.where(open, behind, count)
     return jnp.full(count, -1, jnp.int32).at[place].set(jnp.arange(len(open), dtype=jnp.int32), mode="drop")
 
 
+def _bits(key: Array, dim: int, coin: Array, trial: Array) -> Array:
+    """Draws the random bits of a trial of a coin."""
+    own = jax.random.fold_in(jax.random.fold_in(key, coin), trial)
+    return jax.random.bits(own, (proposal_bits(dim) + 1,), jnp.uint32)
+
+
 def _trials(
     bits: Array, p: Gaussian, q: Gaussian, bound: Envelope, weight: Array, log_pi: Array
 ) -> tuple[Array, Array]:
-    """How a coin that proposes fell within so many trials, and the proposal [d] of the deciding one.
+    """Returns how a coin that proposes fell within so many trials, and the proposal [d] of the deciding one.
 
     The first trial did not say tails. Each is a proposal and, if it is not taken, what the next one says.
     """

@@ -24,7 +24,8 @@ Array = jax.Array
 
 
 def couple_categorical(key: Array, log_p: Array, log_q: Array, draft: Array) -> Coupled:
-    """An index drawn from p: the draft (drawn from q) with probability min(1, p / q), else from the residual.
+    """Returns an index drawn from p: the draft (drawn from q) with probability min(1, p / q), else from the
+    residual.
 
     log_p, log_q: [V] log probabilities; -inf is a probability of zero. draft: [] int.
     """
@@ -39,18 +40,18 @@ def couple_categorical(key: Array, log_p: Array, log_q: Array, draft: Array) -> 
 
 
 def residual_logits(log_p: Array, log_q: Array) -> Array:
-    """log max(p - q, 0), unnormalised; all -inf where p = q."""
+    """Returns log max(p - q, 0), unnormalised; all -inf where p = q."""
     return log_excess(*at_least_float32(log_p, log_q))
 
 
 def normalised(log_p: Array) -> Array:
-    """log_p [..., V] normalised in float32 or better, which 16-bit log probabilities need."""
+    """Returns log_p [..., V] normalised in float32 or better, which 16-bit log probabilities need."""
     (log_p,) = at_least_float32(log_p)
     return jax.nn.log_softmax(log_p, axis=-1)
 
 
 def draw_or_fall_back(key: Array, logits: Array, log_p: Array) -> tuple[Array, Array]:
-    """A draw from `logits` [V], or from log_p if they are all -inf: (index, whether they are)."""
+    """Returns a draw from `logits` [V], or from log_p if they are all -inf: (index, whether they are)."""
     empty = jnp.all(logits == -jnp.inf)
     return jax.random.categorical(key, jnp.where(empty, log_p, logits)), empty
 
@@ -82,7 +83,7 @@ class BlockDistributions(NamedTuple):
 def verify_block(
     key: Array, log_p: Array, log_q: Array, drafts: Array, gamma: Array | int | None = None
 ) -> Verified:
-    """The number of drafts to accept, and the token after them.
+    """Returns the number of drafts to accept, and the token after them.
 
     log_p: [gamma + 1, V], log probabilities of the target after 0, 1, ... drafts.
     log_q: [gamma, V], those of the drafter.
@@ -124,7 +125,7 @@ def block_distributions(
 
 
 def _prefix_acceptance(log_p: Array, log_q: Array) -> Array:
-    """log pi_0, ..., log pi_gamma from the drafts' log probabilities [gamma]; a zero stays zero."""
+    """Returns log pi_0, ..., log pi_gamma from the drafts' log probabilities [gamma]; a zero stays zero."""
 
     def extend(log_pi: Array, draft: tuple[Array, Array]) -> tuple[Array, Array]:
         log_p, log_q = draft

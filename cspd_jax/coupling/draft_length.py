@@ -9,14 +9,14 @@ Array = jax.Array
 
 
 def expected_tokens(acceptance: Array | float, gamma: Array | int) -> Array:
-    """Tokens per target pass with gamma drafts: 1 + a + ... + a^gamma = (1 - a^(gamma+1)) / (1 - a)."""
+    """Returns tokens per pass with gamma drafts: 1 + a + ... + a^gamma = (1 - a^(gamma+1)) / (1 - a)."""
     a, gamma = jnp.asarray(acceptance, float), jnp.asarray(gamma)
     below = jnp.where(a < 1, a, 0.0)
     return jnp.where(a < 1, (1 - below ** (gamma + 1)) / (1 - below), gamma + 1.0)
 
 
 def speedup(acceptance: Array | float, gamma: Array | int, cost: Array | float) -> Array:
-    """The speed-up over plain decoding: (1 - a^(gamma+1)) / ((1 - a) (gamma cost + 1)).
+    """Returns the speed-up over plain decoding: (1 - a^(gamma+1)) / ((1 - a) (gamma cost + 1)).
 
     cost: the time of a draft relative to that of a target pass.
     """
@@ -26,10 +26,9 @@ def speedup(acceptance: Array | float, gamma: Array | int, cost: Array | float) 
 def best_draft_length(
     acceptance: Array, most: int, cost: Array | float, limit: Array | int | None = None
 ) -> Array:
-    """The gamma from 1 to `most` (and to `limit` [B], if given) with the largest speed-up: int32 [B].
+    """Returns the gamma from 1 to `most` (and to `limit` [B], if given) with the largest speed-up: int32 [B].
 
-    acceptance: [B], of one draft. Estimate it only from tests whose outcome is part of the output: choosing
-    gamma by a test that was dropped biases the distribution of the output.
+    acceptance: [B], of one draft.
     """
     gammas = 1 + jnp.arange(most)
     gains = speedup(acceptance[:, None], gammas, cost)

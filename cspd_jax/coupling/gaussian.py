@@ -21,7 +21,8 @@ Array = jax.Array
 def couple_gaussians(
     key: Array, p: Gaussian, q: Gaussian, draft: Array, *, proposals: int = 16, max_trips: int = MAX_TRIPS
 ) -> Coupled:
-    """A draw from p [d]: the draft (drawn from q) with probability min(1, p / q), else from the residual."""
+    """Returns a draw from p [d]: the draft (drawn from q) with probability min(1, p / q), else from the
+    residual."""
     p, q, draft = as_vectors(p, q, draft)
     for_test, for_residual = jax.random.split(key)
     log_a = log_acceptance_of_ratio(log_ratio(p, q, draft))

@@ -50,7 +50,8 @@ def resample(
     max_trips: int,
     needed: Array | bool = True,
 ) -> Resampled:
-    """The first value propose(key) that is accepted, which happens with log probability log_accept(value).
+    """Returns the first value propose(key) that is accepted, which happens with log probability
+    log_accept(value).
 
     Proposal j uses the key fold_in(key, j), split into one for its value and one for its test, so the result
     does not depend on K = `proposals`, the number drawn in parallel per trip. A lane that is not `needed`
@@ -95,7 +96,7 @@ def couple_path(
     proposals: int = 8,
     max_trips: int = 1024,
 ) -> Coupled:
-    """A draw from p: the draft (drawn from q) with probability min(1, p / q), else from the residual.
+    """Returns a draw from p: the draft (drawn from q) with probability min(1, p / q), else from the residual.
 
     Only the density ratio of the two distributions of paths is needed: a proposal from p is accepted as a
     draw from the residual with probability 1 - min(1, q / p).

@@ -39,7 +39,8 @@ def gaussian_residual(
     max_trips: int = MAX_TRIPS,
     needed: Array | bool = True,
 ) -> Resampled:
-    """A draw [d] from the residual (p - q)_+: the first proposal from its `envelope` that is accepted.
+    """Returns a draw [d] from the residual (p - q)_+: the first proposal from its `envelope` that is
+    accepted.
 
     Proposal j uses the key fold_in(key, j), so the result does not depend on K = `proposals`, the number
     drawn in parallel per trip. A lane that is not `needed` makes no trip. If there is no residual (p equals
@@ -70,14 +71,14 @@ def gaussian_residual(
 
 
 def _differ(p: Gaussian, q: Gaussian) -> Array:
-    """Whether there is a residual, in one sum: NaN where a number is not finite."""
+    """Returns whether there is a residual, in one sum: NaN where a number is not finite."""
     finite = jnp.isfinite(p.mean) & jnp.isfinite(p.log_var) & jnp.isfinite(q.mean) & jnp.isfinite(q.log_var)
     differs = (p.mean != q.mean) | (p.log_var != q.log_var)
     return jnp.sum(jnp.where(finite, differs, jnp.nan)) > 0
 
 
 def log_ratio(p: Gaussian, q: Gaussian, x: Array) -> Array:
-    """log p(x) - log q(x), summed over the last axis: [...].
+    """Returns log p(x) - log q(x), summed over the last axis: [...].
 
     Per coordinate, with whitened values z and r = sigma_p / sigma_q, z_q - z_p = (r - 1) z_p +
     (mu_p - mu_q) / sigma_q. It is small where p and q are close, so no large numbers cancel.
@@ -120,13 +121,13 @@ class Envelope(NamedTuple):
         return self.linear_mass + jnp.sum(self.square_masses, axis=-1) + self.k
 
     def height(self, z: Array) -> Array:
-        """M(z) for z [d]: []."""
+        """Returns M(z) for z [d]: []."""
         linear = self.slope * jnp.abs(jnp.sum(self.direction * z))
         return linear + jnp.sum(jnp.abs(self.b) * (z**2 + 1)) + self.k
 
 
 def envelope(p: Gaussian, q: Gaussian) -> Envelope:
-    """The envelope of (p - q)_+ for Gaussians [d]."""
+    """Returns the envelope of (p - q)_+ for Gaussians [d]."""
     log_r = 0.5 * (p.log_var - q.log_var)
     delta = (p.mean - q.mean) * jnp.exp(-0.5 * q.log_var)
     a = jnp.exp(log_r) * delta
@@ -138,13 +139,13 @@ def envelope(p: Gaussian, q: Gaussian) -> Envelope:
 
 
 def proposal_bits(dim: int) -> int:
-    """How many numbers of 32 random bits a proposal takes."""
+    """Returns how many numbers of 32 random bits a proposal takes."""
     return dim + 6
 
 
 def propose(bits: Array, bound: Envelope) -> tuple[Array, Array]:
-    """z [d], drawn with density ~ N(z; 0, 1) M(z), or ~ N(z; 0, 1) where M is above 1 on average; and a
-    uniform [] for its test. bits: uint32 [proposal_bits(d)]."""
+    """Returns z [d], drawn with density ~ N(z; 0, 1) M(z), or ~ N(z; 0, 1) where M is above 1 on average; and
+    a uniform [] for its test. bits: uint32 [proposal_bits(d)]."""
     dim, dtype = bound.b.shape[0], bound.b.dtype
     normals, (part, coin, u) = _normal(bits[: dim + 3], dtype), unit_interval(bits[dim + 3 :], dtype)
     z, size = normals[:dim], normals[dim:]
@@ -162,20 +163,21 @@ def propose(bits: Array, bound: Envelope) -> tuple[Array, Array]:
 
 
 def _normal(bits: Array, dtype: Any) -> Array:
-    """Standard normals from 32 bits each, within 5.4 of 0 (of a ten-millionth that lies further out)."""
+    """Turns 32 bits each into standard normals, within 5.4 of 0 (of a ten-millionth that lies further
+    out)."""
     sides = (jax.lax.bitcast_convert_type(bits, jnp.int32).astype(dtype) + 0.5) * 2.0**-31
     most = 1 - 2.0**-24
     return math.sqrt(2) * jax.lax.erf_inv(jnp.clip(sides, -most, most))
 
 
 def log_accept(bound: Envelope, z: Array, log_ratio: Array) -> Array:
-    """The log probability of accepting proposal z [d], given log p - log q there."""
+    """Returns the log probability of accepting proposal z [d], given log p - log q there."""
     log_height = jnp.where(bound.mean < 1, jnp.log(bound.height(z)), 0.0)
     return log_residual_acceptance(log_ratio) - log_height
 
 
 def as_vectors(p: Gaussian, q: Gaussian, draft: Array) -> tuple[Gaussian, Gaussian, Array]:
-    """The arguments of a coupling in at least float32; all must have the same shape [d]."""
+    """Returns the arguments of a coupling in at least float32; all must have the same shape [d]."""
     chex.assert_rank(draft, 1)
     chex.assert_equal_shape([*p, *q, draft])
     *parameters, draft = at_least_float32(*p, *q, draft)

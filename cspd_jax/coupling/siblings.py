@@ -40,7 +40,8 @@ class Sibling(NamedTuple):
 
 
 def sibling_distributions(log_p: Array, log_q: Array, drafts: Array) -> SiblingDistributions:
-    """log_p, log_q: [V] log probabilities. drafts: [k] int, in the order of draw; see `couple_siblings`."""
+    """Takes log_p, log_q: [V] log probabilities. drafts: [k] int, in the order of draw; see
+    `couple_siblings`."""
 
     def after(state: tuple[Array, Array], draft: Array) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
         log_p, log_q = state
@@ -59,7 +60,8 @@ def sibling_distributions(log_p: Array, log_q: Array, drafts: Array) -> SiblingD
 
 
 def couple_siblings(key: Array, log_p: Array, log_q: Array, drafts: Array) -> Sibling:
-    """An index drawn from p: the first of the drafts that is accepted, or a draw from the last residual.
+    """Returns an index drawn from p: the first of the drafts that is accepted, or a draw from the last
+    residual.
 
     log_p, log_q: [V] log probabilities; -inf is a probability of zero. drafts: [k] int, in the order in which
     they were drawn from q without replacement. A draft that could not be drawn any more, because q or what
@@ -75,8 +77,8 @@ def couple_siblings(key: Array, log_p: Array, log_q: Array, drafts: Array) -> Si
 
 
 def accept_sibling(u: Array, log_p: Array, log_q: Array, drafts: Array) -> tuple[Array, SiblingDistributions]:
-    """The first half of `couple_siblings`, with uniforms u [k]: which draft is accepted, or k, and the
-    distributions."""
+    """Does the first half of `couple_siblings`, with uniforms u [k], and returns which draft is accepted, or
+    k, and the distributions."""
     found = sibling_distributions(log_p, log_q, drafts)
     count = drafts.shape[0]
     places = jnp.arange(count, dtype=jnp.int32)
@@ -85,6 +87,6 @@ def accept_sibling(u: Array, log_p: Array, log_q: Array, drafts: Array) -> tuple
 
 
 def _normalised_or_empty(log_q: Array) -> Array:
-    """log_q [V] normalised, unless all of it is -inf, which it then stays."""
+    """Returns log_q [V] normalised, unless all of it is -inf, which it then stays."""
     empty = jnp.all(log_q == -jnp.inf)
     return jnp.where(empty, -jnp.inf, normalised(jnp.where(empty, 0.0, log_q)))

@@ -18,13 +18,13 @@ class Denoiser(Protocol):
     """The network of the chain, in three parts by what they depend on; R is any number of rows."""
 
     def embed_time(self, params: Any, timesteps: Array) -> Array:
-        """Original timesteps [T] -> features [T, ...], computed once per generation."""
+        """Maps original timesteps [T] to features [T, ...], computed once per generation."""
 
     def modulate(self, params: Any, time: Array, z: Array) -> Any:
         """Features [..., W] and z [..., D], broadcast together -> pytree of what (t, z) contributes."""
 
     def denoise(self, params: Any, x: Array, modulations: Any) -> Array:
-        """x [R, d] and its modulations -> eps | v [R, 2d]; of a flow head the velocity [R, d]."""
+        """Maps x [R, d] and its modulations to eps | v [R, 2d]; of a flow head the velocity [R, d]."""
 
 
 # Modulations of several steps are made in one matrix product: enough rows to be efficient, few enough to stay
@@ -38,7 +38,8 @@ GIVEN_ROWS = 4096
 def predict(
     denoiser: Denoiser, params: Any, x: Array, modulations: Any, scale: Array | float | None = None
 ) -> tuple[Array, Array]:
-    """(eps, v) at rows x [R, d]; with a `scale` the modulations have 2R rows, conditional ones first."""
+    """Returns (eps, v) at rows x [R, d]; with a `scale` the modulations have 2R rows, conditional ones
+    first."""
     rows = (x if scale is None else jnp.concatenate([x, x]), read_at_once(modulations))
     out = with_enough_rows(lambda params, rows: denoiser.denoise(params, *rows), params, rows)
     eps, v = guide(out, x.shape[-1], scale)
@@ -53,7 +54,8 @@ def step_distribution(
     c: Coefficients,
     scale: Array | float | None = None,
 ) -> Gaussian:
-    """p(x_{t-1} | x_t = x, z) for rows [R, d], guided when there is a `scale`; temperature is not in it."""
+    """Returns p(x_{t-1} | x_t = x, z) for rows [R, d], guided when there is a `scale`; temperature is not in
+    it."""
     return transition(c, x, *predict(denoiser, params, x, modulations, scale))
 
 
@@ -83,15 +85,15 @@ class Chains(NamedTuple):
         return self.time.shape[0]
 
     def modulations(self, times: Array) -> Any:
-        """What times [M, ...] and each row of z contribute."""
+        """Returns what times [M, ...] and each row of z contribute."""
         return self.denoiser.modulate(self.params, times[:, None], self.z[None])
 
     def transition(self, x: Array, modulations: Any, c: Coefficients) -> Gaussian:
-        """p(x_{t-1} | x_t = x, z), guided; without the temperature."""
+        """Returns p(x_{t-1} | x_t = x, z), guided; without the temperature."""
         return step_distribution(self.denoiser, self.params, x, modulations, c, self.scale)
 
     def widened(self, p: Gaussian) -> Gaussian:
-        """p with the temperature."""
+        """Returns p with the temperature."""
         return Gaussian(p.mean, p.log_var + 2 * jnp.log(jnp.asarray(self.temperature, p.log_var.dtype)))
 
 
@@ -119,7 +121,8 @@ class Path(NamedTuple):
     laws: Gaussian
 
     def log_density(self, final_noise: bool) -> Array:
-        """Of the states given x_T, without the last transition if that has no noise: [R]."""
+        """Returns the log density of the states given x_T, without the last transition if that has no noise:
+        [R]."""
         return _summed(log_density(self.laws, self.states), final_noise)
 
 
@@ -129,7 +132,7 @@ def sample_chain(chains: Chains, noise: Array) -> Array:
 
 
 def sample_path(chains: Chains, noise: Array, start: Start | None = None) -> Path:
-    """`sample_chain`, with the states on the way and what they were drawn from.
+    """Does what `sample_chain` does, and returns the states on the way and what they were drawn from.
 
     noise: [T + 1, R, d]; entry T is x_T, entry i is added in step i.
     start: in place of x_T.
@@ -165,7 +168,7 @@ def _run(chains: Chains, noise: Array, start: Start | None = None, *, record: bo
 
 
 def path_log_density(chains: Chains, path: Array) -> Array:
-    """log p(x_{T-1}, ..., x_0 | x_T, z) of given paths [T + 1, R, d] (entry i is x_i) -> [R].
+    """Returns log p(x_{T-1}, ..., x_0 | x_T, z) of given paths [T + 1, R, d] (entry i is x_i): [R].
 
     Without `final_noise` the last transition is deterministic and left out.
     """
@@ -177,7 +180,7 @@ def _summed(terms: Array, final_noise: bool) -> Array:
 
 
 def path_laws(chains: Chains, path: Array) -> Gaussian:
-    """The transitions from x_{i+1} to x_i of given paths [T + 1, R, d]: [T, R, d].
+    """Returns the transitions from x_{i+1} to x_i of given paths [T + 1, R, d]: [T, R, d].
 
     The states are given, so nothing is sequential: each chunk of the T x R transitions is a single head call.
     """
@@ -196,11 +199,11 @@ def path_laws(chains: Chains, path: Array) -> Gaussian:
 
 
 def path_law_calls(steps: int, rows: int) -> int:
-    """The number of head calls for the transitions of given paths, with `rows` rows of z."""
+    """Returns the number of head calls for the transitions of given paths, with `rows` rows of z."""
     return steps // chunk_length(steps, rows, GIVEN_ROWS)
 
 
 def chunk_length(steps: int, rows: int, most_rows: int) -> int:
-    """The largest divisor of `steps` that keeps steps x rows near `most_rows`."""
+    """Returns the largest divisor of `steps` that keeps steps x rows near `most_rows`."""
     most = max(1, math.ceil(most_rows / rows))
     return max(d for d in range(1, steps + 1) if steps % d == 0 and d <= most)

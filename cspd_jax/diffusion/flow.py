@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cspd_jax.errors import UserError
+from cspd_jax.check import UserError
 
 _END = 0.96  # where the noisy steps end
 _LAST = 0.04  # length of the step without noise
@@ -48,7 +48,8 @@ def is_flow(spec: str) -> bool:
 
 
 def of_kind(spec: str, own: str) -> str:
-    """The schedule that `spec` means for a model whose own is `own`: a bare number is of the same kind."""
+    """Returns the schedule that `spec` means for a model whose own is `own`: a bare number is of the same
+    kind."""
     if is_flow(own) and spec.strip().isascii() and spec.strip().isdecimal():
         return re.sub(r"\d+", spec.strip(), own, count=1)
     if is_flow(spec) != is_flow(own):
@@ -58,9 +59,9 @@ def of_kind(spec: str, own: str) -> str:
 
 @functools.lru_cache(maxsize=64)
 def flow_schedule(spec: str) -> FlowSchedule:
-    """`"flow100"`: 100 noisy steps of equal length and the last one (SphereAR's; 101 head calls).
-    `"flow-calls28"`, `"flow-calls28-shift3.2"`: 28 head calls, times from 0 to 0.96 shifted towards noise by
-    t / (s - (s - 1) t) (NextStep-1's)."""
+    """Returns the schedule of a flow. `"flow100"`: 100 noisy steps of equal length and the last one
+    (SphereAR's; 101 head calls). `"flow-calls28"`, `"flow-calls28-shift3.2"`: 28 head calls, times from 0 to
+    0.96 shifted towards noise by t / (s - (s - 1) t) (NextStep-1's)."""
     found = _SPEC.fullmatch(spec)
     if found is None:
         raise UserError(f"steps {spec[:40]!r} are not understood; write for example flow100")
@@ -95,12 +96,12 @@ def _even(steps: int) -> np.ndarray:
 
 
 def _shifted(t: np.ndarray, by: float) -> np.ndarray:
-    """t / (s - (s - 1) t), every operation in float32."""
+    """Returns t / (s - (s - 1) t), every operation in float32."""
     return t / (np.float32(by) - np.float32(by - 1) * t)
 
 
 def _of_times(t: np.ndarray, lengths: np.ndarray) -> FlowSchedule:
-    """t float32 [T] rising, and the length of the step from each."""
+    """Returns t float32 [T] rising, and the length of the step from each."""
     wide, dt = t.astype(np.float64), lengths
     left = 1 - wide
     mean_x0 = (1 + wide) * dt / left

@@ -70,30 +70,30 @@ def coefficients(schedule: Schedule | FlowSchedule, dtype: Any = jnp.float32) ->
 
 
 def predicted_x0(c: Coefficients, x: Array, eps: Array) -> Array:
-    """x_0-hat, the token that `eps` implies."""
+    """Returns x_0-hat, the token that `eps` implies."""
     return c.recip * x - c.recipm1 * eps
 
 
 def transition(c: Coefficients, x: Array, eps: Array, v: Array) -> Gaussian:
-    """The distribution of x_{t-1} given x_t = `x` and the network's `eps` and `v`, all [..., d]."""
+    """Returns the distribution of x_{t-1} given x_t = `x` and the network's `eps` and `v`, all [..., d]."""
     return transition_from_x0(c, x, predicted_x0(c, x, eps), v)
 
 
 def transition_from_x0(c: Coefficients, x: Array, x0: Array, v: Array) -> Gaussian:
-    """The same for a network that predicts `x0` instead of eps."""
+    """Does what `transition` does for a network that predicts `x0` instead of eps."""
     f = (v + 1) / 2
     return Gaussian(c.mean_x0 * x0 + c.mean_x * x, f * c.log_beta + (1 - f) * c.log_posterior)
 
 
 def implied(c: Coefficients, x: Array, p: Gaussian) -> tuple[Array, Array]:
-    """The x_0-hat and v whose `transition_from_x0` is p; v is 0 where the variance is known."""
+    """Returns the x_0-hat and v whose `transition_from_x0` is p; v is 0 where the variance is known."""
     spread = c.log_beta - c.log_posterior
     f = (p.log_var - c.log_posterior) / jnp.where(spread > 0, spread, 1)
     return (p.mean - c.mean_x * x) / c.mean_x0, jnp.where(spread > 0, 2 * f - 1, 0)
 
 
 def posterior(c: Coefficients, x0: Array, x: Array) -> Gaussian:
-    """q(x_{t-1} | x_t = x, x_0 = x0), the transition of a network that knows x_0."""
+    """Returns q(x_{t-1} | x_t = x, x_0 = x0), the transition of a network that knows x_0."""
     mean = c.mean_x0 * x0 + c.mean_x * x
     return Gaussian(mean, jnp.broadcast_to(c.log_posterior, mean.shape))
 
@@ -113,7 +113,7 @@ def guide(out: Array, dim: int, scale: Array | float | None) -> tuple[Array, Arr
 
 
 def log_density(g: Gaussian, x: Array) -> Array:
-    """log N(x; g), summed over the last axis: [...]. Computed in at least float32."""
+    """Returns log N(x; g), summed over the last axis: [...]. Computed in at least float32."""
     mean, log_var, x = (a.astype(jnp.promote_types(a.dtype, jnp.float32)) for a in (g.mean, g.log_var, x))
     square = (x - mean) ** 2 * jnp.exp(-log_var)
     return -0.5 * jnp.sum(square + log_var + math.log(2 * math.pi), axis=-1)

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from cspd_jax.check import UserError
 from cspd_jax.diffusion.flow import FlowSchedule, flow_schedule, is_flow
-from cspd_jax.errors import UserError
 
 NUM_TRAIN_STEPS = 1000
 _MAX_BETA = 0.999
@@ -42,7 +42,7 @@ class Schedule(NamedTuple):
 
 
 def cosine_betas(num_steps: int = NUM_TRAIN_STEPS) -> np.ndarray:
-    """beta_t = min(0.999, 1 - f(t+1)/f(t)) with f(t) = cos^2(pi/2 (t/T + 0.008) / 1.008)."""
+    """Returns beta_t = min(0.999, 1 - f(t+1)/f(t)) with f(t) = cos^2(pi/2 (t/T + 0.008) / 1.008)."""
 
     def f(u: float) -> float:
         return math.cos((u + 0.008) / 1.008 * math.pi / 2) ** 2
@@ -51,7 +51,7 @@ def cosine_betas(num_steps: int = NUM_TRAIN_STEPS) -> np.ndarray:
 
 
 def respace(spec: str, num_steps: int = NUM_TRAIN_STEPS) -> np.ndarray:
-    """The original timesteps that a respacing keeps, in increasing order.
+    """Returns the original timesteps that a respacing keeps, in increasing order.
 
     `"100"` spreads 100 steps over all 1000, both ends included; `"10,15"` splits the range into equal
     sections and spreads 10 and 15 steps over them; `"ddim100"` takes a fixed integer stride from 0.
@@ -94,7 +94,8 @@ def _count(text: str, spec: str) -> int:
 
 @functools.lru_cache(maxsize=64)
 def make_schedule(spec: str = str(NUM_TRAIN_STEPS)) -> Schedule:
-    """The schedule of a respacing (see `respace`); `make_schedule("1000")` is the one used in training."""
+    """Returns the schedule of a respacing (see `respace`); `make_schedule("1000")` is the one used in
+    training."""
     timesteps = respace(spec)
     kept = np.cumprod(1.0 - cosine_betas())[timesteps]
     betas = 1.0 - kept / np.append(1.0, kept[:-1])
@@ -121,8 +122,8 @@ def make_schedule(spec: str = str(NUM_TRAIN_STEPS)) -> Schedule:
 
 
 def sampling_schedule(spec: str) -> Schedule | FlowSchedule:
-    """`flow_schedule` for what begins with "flow", else `make_schedule`, refusing the one-step respacing, for
-    which MAR defines no variance."""
+    """Returns `flow_schedule` for what begins with "flow", else `make_schedule`, refusing the one-step
+    respacing, for which MAR defines no variance."""
     if is_flow(spec):
         return flow_schedule(spec)
     schedule = make_schedule(spec)

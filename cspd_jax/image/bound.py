@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,9 +11,8 @@ import jax.numpy as jnp
 from cspd_jax.diffusion.chain import Chains
 from cspd_jax.diffusion.gaussian import coefficients
 from cspd_jax.diffusion.schedule import sampling_schedule
-from cspd_jax.image.chain.drafters import ChainDrafter, frozen
-from cspd_jax.image.chain.jacobian import drafter_of
-from cspd_jax.image.chain.speculation import ChainRandomness
+from cspd_jax.image.chain import ChainRandomness
+from cspd_jax.image.drafters import ChainDrafter, drafter_of, frozen
 from cspd_jax.image.known import Kept, in_order, known_first
 from cspd_jax.image.options import Options
 from cspd_jax.image.order import random_order
@@ -25,30 +24,11 @@ Array = jax.Array
 jax.tree_util.register_dataclass(Options)  # here and not there: what makes flags of it does without jax
 
 
-class Batch(NamedTuple):
-    """Images that are to be made side by side.
-
-    network: of the target.
-    params: pytree of arrays.
-    keys: [B] one typed key per image.
-    labels: [B] class numbers; -1 is "no class".
-    options: resolved.
-    active: [B] images that are wanted (default: all); the others only fill the batch.
-    """
-
-    network: TokenModel
-    params: Any
-    keys: Array
-    labels: Array
-    options: Options
-    active: Array | None = None
-
-
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class BoundModel:
-    """A network, and what stays the same during a generation. B' is B, or 2B with guidance (conditional half
-    first).
+    """A network with what stays the same during a generation. B' is B, or 2B with guidance, the conditional
+    half first.
 
     network: static.
     params: pytree of arrays.
@@ -59,7 +39,6 @@ class BoundModel:
     time: [T, ...] features of the timesteps.
     noise: None, or injected chain noise, [T + 1, B, L, d] by position ([T + 1, 2B, L, d] where the halves
         draw first tokens apart).
-    active: [B] images that are wanted; the others only fill the batch, and nothing counts them.
     kept: known tokens, with which the order begins; None where nothing is.
     """
 
@@ -71,7 +50,6 @@ class BoundModel:
     class_embedding: Array
     time: Array
     noise: Array | None
-    active: Array
     kept: Kept | None = None
 
     @property
@@ -89,7 +67,7 @@ class BoundModel:
 
     @property
     def drafter(self) -> ChainDrafter:
-        """Of the denoising chains; without calibrated gains it keeps x_0-hat as it was."""
+        """Drafts denoising steps; without calibrated gains it keeps x_0-hat as it was."""
         gains, chain = self.options.chain_drafter, self.options.chain
         if gains is None:
             gains = frozen(self.steps, self.network.token_dim)
@@ -97,7 +75,7 @@ class BoundModel:
         return drafter_of(kind, gains, str(self.options.respacing), self.dtype)
 
     def chains(self, z: Array, scale: Array | float | None, **more: Any) -> Chains:
-        """The chains of tokens with contexts z [R, D], guided by `scale` if there is guidance."""
+        """Returns the chains of tokens with contexts z [R, D], guided by `scale` if there is guidance."""
         c = coefficients(sampling_schedule(str(self.options.respacing)), self.dtype)
         given = {
             "temperature": self.options.temperature,
@@ -108,7 +86,7 @@ class BoundModel:
         return Chains(self.network, self.params, self.time, z, c, scale=scale, **given)
 
     def chain_noise(self, positions: Array) -> Array:
-        """Noise [T + 1, R, d] of the chains at `positions` [B, G], R = B G."""
+        """Draws noise [T + 1, R, d] of the chains at `positions` [B, G], R = B G."""
         if self.noise is None:
             noise = chain_noise(self.keys, positions, self.steps, self.network.token_dim)
         else:
@@ -116,8 +94,8 @@ class BoundModel:
         return noise.reshape(self.steps + 1, positions.size, -1).astype(self.dtype)
 
     def chain_randomness(self, positions: Array, keys: Array | None = None) -> ChainRandomness:
-        """The same for speculation along them: of injected noise x_T alone is used. keys: [B] in place of the
-        images' own, but for x_T."""
+        """Draws what speculation along the chains needs: of injected noise it uses x_T alone. keys: [B] in
+        place of the images' own, but for x_T."""
         x = chain_ends(self.keys, positions, self.network.token_dim)
         if self.noise is not None:
             x = jnp.take_along_axis(self.noise[-1, : self.images], positions[..., None], axis=1)
@@ -131,14 +109,12 @@ def bind(
     keys: Array,
     labels: Array,
     options: Options,
-    active: Array | None = None,
     order: Array | None = None,
     noise: Array | None = None,
 ) -> BoundModel:
     """Draws the orders and prepares what all calls share.
 
     labels: [B] class numbers; -1 is "no class".
-    active: [B] images that are wanted (default: all).
     order: [B, L] positions, in place of those that the keys give.
     noise: see `BoundModel`.
     """
@@ -161,7 +137,6 @@ def bind(
         class_embedding=network.embed_class(params, labels, unconditional),
         time=embed_time(network, params, str(options.respacing)),
         noise=noise,
-        active=jnp.ones(keys.shape[0], bool) if active is None else active,
         kept=kept,
     )
 
@@ -171,10 +146,10 @@ def embed_time(network: TokenModel, params: Any, respacing: str) -> Array:
 
 
 def float_type(network: TokenModel) -> Any:
-    """What tokens, noise and densities are computed in: float32, unless the network has more."""
+    """Returns what tokens, noise and densities are computed in: float32, unless the network has more."""
     return jnp.promote_types(getattr(network, "dtype", jnp.float32), jnp.float32)
 
 
 def by_position(tokens: Array, order: Array) -> Array:
-    """tokens [B, L, d] in the order of generation -> by position."""
+    """Returns tokens [B, L, d] in the order of generation by position."""
     return jnp.take_along_axis(tokens, jnp.argsort(order, axis=1)[:, :, None], axis=1)

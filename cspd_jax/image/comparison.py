@@ -1,56 +1,29 @@
-"""A method beside the plain sampler: seconds and network calls, of the same images in one run."""
+"""Several ways to make the same images, measured in one run."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import statistics
-from collections.abc import Callable
-from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax._utils.timing import seconds_in_turns
-from cspd_jax.coupling.draft_length import speedup
-from cspd_jax.errors import UserError, check_whole
-from cspd_jax.image import generation
-from cspd_jax.image.counts import NetworkCalls
-from cspd_jax.image.given import Labels, outside_jit
-from cspd_jax.image.info import Info
-from cspd_jax.image.lossy.shortcuts import Checkerboard
+from cspd_jax.check import is_out_of_memory
+from cspd_jax.image.chain import ChainSpeculation
+from cspd_jax.image.generation import Labels, Request, generate
+from cspd_jax.image.lossy import Checkerboard
 from cspd_jax.image.methods import Method, Plain, SelfSpeculation
 from cspd_jax.image.options import Options
-from cspd_jax.image.plan import Plan, resolve
-from cspd_jax.weights.models import ImageModel
+from cspd_jax.image.protocol import CausalTokenModel
+from cspd_jax.info import Info
+from cspd_jax.keys import independent_key
+from cspd_jax.measure import Choice, fastest_of, median_seconds, timed
+from cspd_jax.models import ImageModel
 
 Array = jax.Array
-MOST_REPEATS = 10_000
-
-
-class Comparison(NamedTuple):
-    """What was measured, by way: "plain", the method's name, and "draft" (the draft model alone).
-
-    method: name of the method that is compared; "speculative" where only the chains are,
-        "lossy shortcut" for one of the plain sampler.
-    seconds: median of the batch.
-    tokens: [B, L, d]
-    infos: what happened.
-    faster: plain's seconds by the method's.
-    fewer_calls: plain's calls in sequence by the method's.
-    predicted: `faster` by the formula (1 - a^(g + 1)) / ((1 - a) (g c + 1)), with a and c as measured (c = 0
-        where the target drafts for itself, in the same pass); None where it does not apply. It counts AR
-        steps in sequence only, as if rows were free, and knows nothing of speculation along the chains.
-    """
-
-    method: str
-    seconds: dict[str, float]
-    tokens: dict[str, np.ndarray]
-    infos: dict[str, Info]
-    faster: float
-    fewer_calls: float
-    predicted: dict[str, float] | None
+_FEW = 2  # images on which ways are tried first
+_WINDOWS = (8, 16)  # denoising steps drafted per head call
+_GAMMAS = (8, 4, 16)  # groups drafted ahead
 
 
 def compare(
@@ -60,96 +33,94 @@ def compare(
     method: Method = SelfSpeculation(),
     options: Options = Options(),
     repeats: int = 3,
-) -> Comparison:
-    """Times a method, and the plain sampler, on all labels at once; arguments as for `generate`."""
-    check_whole("repeats", repeats, 1, MOST_REPEATS)
-    with outside_jit("compare"):
-        plan = resolve(model, labels, method, options)
-        if method.name == "plain" and plan.options.chain is None and not plan.options.shortcuts:
-            raise UserError("there is nothing to compare: this is the plain sampler")
-        return beside_plain(key, plan, repeats)
+) -> dict[str, tuple[np.ndarray, Info]]:
+    """Makes the same images by the method, by the plain sampler step by step, and by the draft model alone.
 
-
-def plain_plan(plan: Plan) -> Plan:
-    """The plain sampler step by step, with the same noise in the last step."""
-    order = plan.options.order
-    options = dataclasses.replace(
-        plan.options,
-        denoise="plain",
-        chain_drafter=None,
-        draft_drafter=None,
-        anneal=None,
-        order=None if isinstance(order, Checkerboard) else order,
+    Returns tokens and what happened by way, "plain", "draft alone" and the method's name (with the plain
+    method "speculative along chains" or "lossy shortcut"); `info.seconds` are of all images, without
+    compilation.
+    """
+    order = None if isinstance(options.order, Checkerboard) else options.order
+    plain = dataclasses.replace(
+        options, denoise="plain", chain_drafter=None, draft_drafter=None, anneal=None, order=order
     )
-    return dataclasses.replace(
-        plan, method=Plain(), options=options, drafter_source=None, measured_seconds=None
-    )
-
-
-def beside_plain(key: Array, plan: Plan, repeats: int = 3) -> Comparison:
-    """Runs the plan and the plain sampler on all labels at once. Compilation is not counted."""
-    check_whole("repeats", repeats, 1, MOST_REPEATS)
-    base = plain_plan(plan)
-    method = plan.method.name
-    if method == "plain":
-        method = "speculative" if plan.options.chain is not None else "lossy shortcut"
-    plans = {"plain": base, method: plan}
-    if plan.method.draft_model is not None:
-        plans["draft"] = dataclasses.replace(base, model=plan.method.draft_model)
-    runs = {name: functools.partial(generation.run, key, one) for name, one in plans.items()}
-    made = {name: run() for name, run in runs.items()}
-    times = seconds_in_turns({name: functools.partial(_tokens, run) for name, run in runs.items()}, repeats)
-    seconds = {name: statistics.median(several) for name, several in times.items()}
-    infos = {name: info for name, (_, info) in made.items()}
-    calls = {name: sum(info.sequential) for name, info in infos.items()}
-    return Comparison(
-        method=method,
-        seconds=seconds,
-        tokens={name: np.asarray(tokens) for name, (tokens, _) in made.items()},
-        infos=infos,
-        faster=seconds["plain"] / seconds[method],
-        fewer_calls=calls["plain"] / max(1, calls[method]),
-        predicted=_predicted(infos[method], seconds),
-    )
-
-
-def _tokens(run: Callable[[], tuple[Array, Info]]) -> Array:
-    return run()[0]
-
-
-def _predicted(info: Info, seconds: dict[str, float]) -> dict[str, float] | None:
-    lossy_runner = info.plan.method.needs_final_noise is False  # its acceptance means something else
-    if info.verified is None or lossy_runner or not info.verified.tested.any():
-        return None
-    groups, gamma = info.verified.tested.shape
-    acceptance = info.verified.acceptance ** (info.tokens / info.images / groups)  # of a group
-    cost = seconds["draft"] / seconds["plain"] if "draft" in seconds else 0.0
+    name = method.name
+    if name == "plain":
+        name = "lossy shortcut" if options.shortcuts else "speculative along chains"
+    ways = {
+        name: Request(key, model, labels, method, options),
+        "plain": Request(key, model, labels, Plain(), plain),
+    }
+    if method.draft_model is not None:
+        ways["draft alone"] = ways["plain"]._replace(model=method.draft_model)
+    runs = {name: functools.partial(generate, *request) for name, request in ways.items()}
     return {
-        "acceptance": acceptance,
-        "cost": cost,
-        "faster": float(speedup(acceptance, jnp.int32(gamma), cost)),
+        name: (np.asarray(tokens), dataclasses.replace(info, seconds=seconds))
+        for name, ((tokens, info), seconds) in timed(runs, repeats).items()
     }
 
 
-def summary(found: Comparison) -> dict[str, Any]:
-    """For `report.json`."""
-    info = found.infos[found.method]
-    return {
-        "method": found.method,
-        "denoise": "plain" if info.plan.options.chain is None else "speculative",
-        "images": info.images,
-        "seconds": found.seconds,
-        "faster": found.faster,
-        "sequential": {name: one.sequential._asdict() for name, one in found.infos.items()},
-        "fewer_sequential_calls": found.fewer_calls,
-        "more_rows": _ratio(info.total, found.infos["plain"].total),
-        "predicted": found.predicted,
-    }
+def fastest(
+    key: Array,
+    model: ImageModel,
+    labels: Labels,
+    options: Options = Options(),
+    methods: tuple[Method, ...] = (),
+) -> Choice[Request]:
+    """Returns what to give `generate` for these images: the fastest exact way on this machine.
+
+    Tried on a few images are the plain sampler and, with speculation along the denoising chains, the plain
+    sampler and (of models that are not causal) self-speculation; if one of these wins, its neighbours too,
+    with other windows and gammas and step by step; what wins then, on all. `methods`: in place of these two.
+    All have one distribution, and the measurement draws numbers of its own: a way chosen by the numbers that
+    it is then run with would favour some images. `generate(*choice.request)` runs the fastest.
+    """
+    plain = Request(key, model, labels, Plain(), dataclasses.replace(options, denoise="plain"))
+    ahead = not isinstance(model.network, CausalTokenModel) and options.final_noise
+    tried = methods or ((Plain(), SelfSpeculation(_GAMMAS[0])) if ahead else (Plain(),))
+    ways = {"plain": plain, **dict(_along_chains(plain, method, _WINDOWS[0]) for method in tried)}
+    few = _measured({name: way._replace(labels=labels[:_FEW]) for name, way in ways.items()})
+    best = fastest_of(few, "plain")
+    if best != "plain":
+        near = _near(ways[best], plain)
+        ways |= near
+        few |= _measured({name: way._replace(labels=labels[:_FEW]) for name, way in near.items()})
+        best = fastest_of(few, "plain")
+    last = best != "plain" and len(labels) > _FEW
+    seconds = _measured({name: ways[name] for name in ("plain", best)}) if last else few
+    way = fastest_of(seconds, "plain")
+    return Choice(ways[way], way, seconds)
 
 
-def _ratio(calls: NetworkCalls, plain: NetworkCalls) -> dict[str, float]:
-    """Rows evaluated, as multiples of the plain sampler's."""
-    return {
-        "target_backbone": calls.target_backbone / max(1, plain.target_backbone),
-        "target_head": calls.target_head / max(1, plain.target_head),
-    }
+def _along_chains(plain: Request, method: Method, window: int) -> tuple[str, Request]:
+    """Returns the way by the method with speculation along the chains, and its name."""
+    options = dataclasses.replace(plain.options, denoise=ChainSpeculation((window,)))
+    return f"{_name(method)}, window {window}", plain._replace(method=method, options=options)
+
+
+def _near(way: Request, plain: Request) -> dict[str, Request]:
+    """Returns the ways that differ from this one, which won, in one number, or denoise step by step."""
+    ways = [_along_chains(plain, way.method, window) for window in _WINDOWS[1:]]
+    if way.method.name != "plain":
+        ways.append((_name(way.method), plain._replace(method=way.method)))
+    if isinstance(way.method, SelfSpeculation):
+        ways += [_along_chains(plain, SelfSpeculation(gamma), _WINDOWS[0]) for gamma in _GAMMAS[1:]]
+    return dict(ways)
+
+
+def _name(method: Method) -> str:
+    return method.name if method.name == "plain" else f"{method.name} {method.ahead}"
+
+
+def _measured(ways: dict[str, Request]) -> dict[str, float]:
+    """Returns the seconds of each way; what does not fit into memory takes for ever."""
+    seconds: dict[str, float] = {}
+    for name, way in ways.items():
+        run = functools.partial(generate, *way._replace(key=independent_key(way.key)))
+        try:
+            seconds |= median_seconds({name: run}, repeats=3, longest=3.0)
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            seconds[name] = float("inf")
+    return seconds

@@ -1,167 +1,145 @@
-"""What a method says of a batch and of a whole generation: tokens, network calls, and tests of drafts."""
+"""What a sampler says of the images it made, and the `Info` of it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
+import jax
+import jax.numpy as jnp
 
-from cspd_jax.image.chain.speculation import ChainCounts
-from cspd_jax.image.known import steps_left
+from cspd_jax.image.bound import BoundModel, by_position
+from cspd_jax.image.chain import ChainCounts
 from cspd_jax.image.order import Group
+from cspd_jax.info import Calls, Exactness, Info
+
+Array = jax.Array
 
 
-class NetworkCalls(NamedTuple):
-    """Network calls (`sequential`), or rows in them (`total`).
+class Work(NamedTuple):
+    """What a model did for B images; it adds up over AR steps and rounds.
 
-    The backbone's unit is one sequence of tokens, the head's one denoising step.
-
-    target_backbone: of the target's backbone.
-    target_head: of the target's head.
-    draft_backbone: of the draft's backbone.
-    draft_head: of the draft's head.
+    backbone: calls of the backbone; a row is a sequence of tokens.
+    head: calls of the head; a row is one denoising step of a token.
+    chain_calls: [B] with speculation along the chains, calls until each of them was finished, added up.
+    chain_tested: [B] denoising steps that were tested drafts.
+    chain_accepted: [B] those that were kept.
+    truncated: [B] draws from a residual that were given up.
     """
 
-    target_backbone: int
-    target_head: int
-    draft_backbone: int = 0
-    draft_head: int = 0
+    backbone: Calls
+    head: Calls
+    chain_calls: Array
+    chain_tested: Array
+    chain_accepted: Array
+    truncated: Array
 
 
-class ChainInfo(NamedTuple):
-    """Speculation along the denoising chains, over a whole generation.
+class Counts(NamedTuple):
+    """What happened in an AR step, a round, or all of them: it adds up.
 
-    calls_per_token: mean number of head calls that a chain took part in.
-    slowest: mean over groups of the calls until the last of the group's chains was ready.
-    tested: transitions tested.
-    accepted: transitions accepted.
-    starts: int [T] head calls that began at step t.
-    committed: int [T] steps that those calls committed.
-    trips: iterations of the residual's loop, in sequence.
-    truncated: residual draws that were truncated; with any, the distribution is not exactly the target's.
+    rounds: [B] that the image took part in.
+    target: what the target did.
+    draft: what the draft model did.
     """
 
-    calls_per_token: float
-    slowest: float
-    tested: int
-    accepted: int
-    starts: np.ndarray
-    committed: np.ndarray
-    trips: int
-    truncated: int
+    rounds: Array
+    target: Work
+    draft: Work
 
 
-class TokenInfo(NamedTuple):
-    """Speculation over AR steps, over a whole generation.
-
-    tested: int [S, gamma] drafted tokens that were tested, by AR step and by distance from the newest context
-        (from the last verification, for the released runner: [S, 1]).
-    accepted: int [S, gamma] those that passed.
-    trips: of resampling; see `rounds.RoundInfo`.
-    truncated: residual draws that were truncated.
-    zeros: tokens that the released runner left at zero.
-    """
-
-    tested: np.ndarray
-    accepted: np.ndarray
-    trips: int
-    truncated: int
-    zeros: int = 0
-
-    @property
-    def acceptance(self) -> float | None:
-        """Accepted / tested; None if nothing was tested."""
-        return float(self.accepted.sum() / self.tested.sum()) if self.tested.sum() else None
-
-
-class BatchOutput(NamedTuple):
-    """A batch as it comes from a method, by position.
+class Made(NamedTuple):
+    """B images of L tokens as they come from a sampler, by position.
 
     tokens: [B, L, d]
-    tested: bool [B, L] tokens that were tested drafts.
-    accepted: bool [B, L] drafts that passed.
-    counts: whatever the method counted; it adds up over batches.
+    marks: int8 [B, L] 0 for a token of the target's own, k for an accepted draft and -k for a rejected one,
+        drafted k groups ahead.
+    steps: int32 [B, L] the AR step that each token belongs to.
+    counts: what it took.
     """
 
-    tokens: Any
-    tested: Any
-    accepted: Any
-    counts: Any
+    tokens: Array
+    marks: Array
+    steps: Array
+    counts: Counts
 
 
-class Generated(NamedTuple):
-    """How many images of how many tokens were made, in batches of which size: the surplus of the last batch
-    is no image.
+class ImageTrace(NamedTuple):
+    """What an `Info` tells of images besides: `marks` and `steps` of `Made`, and [B] what speculation along
+    the chains did, as in `Work`."""
 
-    batches: how many.
-    known: tokens that each image of each batch began with; None where all began with nothing.
-    cached: whether the known tokens went into a cache first, by a call for each batch.
-    """
-
-    images: int
-    length: int
-    batch: int
-    batches: int
-    known: list[np.ndarray] | None = None
-    cached: bool = False
-
-    @property
-    def tokens(self) -> int:
-        """That were made."""
-        return self.images * self.length - sum(int(batch.sum()) for batch in self.known or [])
-
-    def left(self, groups: Sequence[Group]) -> list[list[bool]]:
-        """Which AR steps of these groups each batch makes."""
-        if self.known is None:
-            return [[True] * len(groups)] * self.batches
-        return [steps_left(groups, batch) for batch in self.known]
-
-    def steps(self, groups: Sequence[Group]) -> int:
-        """How many of them all batches make, one after the other."""
-        return sum(map(sum, self.left(groups)))
-
-    def steps_of_image(self, groups: Sequence[Group]) -> float:
-        """On average."""
-        if self.known is None:
-            return float(len(groups))
-        each = [sum(steps_left(groups, np.array([k]))) for k in np.concatenate(self.known)]
-        return float(np.mean(each))
+    marks: Array
+    steps: Array
+    chain_calls: Array
+    chain_tested: Array
+    chain_accepted: Array
 
 
-class Summary(NamedTuple):
-    """What a method makes of the counts of all batches.
-
-    rounds: until an image was complete, on average: AR steps that revealed tokens, or rounds of drafting and
-        verifying.
-    sequential: calls that the loops executed one after the other, for the whole batch and never divided by
-        it. Several batches add up; a call that is made in chunks, for memory, is one.
-    total: rows evaluated in those calls, counting the unconditional half of guidance and the padding of
-        groups and batches, which nothing else counts.
-    chains: speculation along the denoising chains; None without.
-    verified: speculation over AR steps; None without.
-    """
-
-    rounds: float
-    sequential: NetworkCalls
-    total: NetworkCalls
-    chains: ChainInfo | None = None
-    verified: TokenInfo | None = None
-
-
-def chain_info(counts: ChainCounts, chains: float, groups: int) -> ChainInfo:
-    """counts: of `chains` chains that ran in `groups` groups side by side."""
-
-    def by_step(a):
-        return a.sum(0) if a.ndim > 1 else a
-
-    return ChainInfo(
-        calls_per_token=float(counts.row_calls.sum() / chains),
-        slowest=float(counts.calls.sum() / max(1, groups)),
-        tested=int(counts.tested.sum()),
-        accepted=int(counts.accepted.sum()),
-        starts=by_step(counts.starts),
-        committed=by_step(counts.committed),
-        trips=int(counts.trips.sum()),
-        truncated=int(counts.truncated.sum()),
+def info_of(made: Made, judgement: Exactness, gamma: int, known: Array | None) -> Info:
+    """Returns what happened. gamma: groups drafted ahead; 0 if none are. known: [B, L] tokens it began
+    with."""
+    counts, length = made.counts, made.marks.shape[1]
+    target, draft = counts.target, counts.draft
+    ahead = jnp.arange(1, gamma + 1, dtype=jnp.int8)
+    by_distance = lambda marks: jnp.sum(marks[..., None] == ahead, axis=1, dtype=jnp.int32)
+    given = 0 if known is None else jnp.sum(known, axis=1, dtype=jnp.int32)
+    return Info(
+        made=jnp.full_like(counts.rounds, length) - given,
+        rounds=counts.rounds,
+        tested=by_distance(jnp.abs(made.marks)),
+        accepted=by_distance(made.marks),
+        truncated=target.truncated + draft.truncated,
+        calls={
+            "backbone": target.backbone,
+            "head": target.head,
+            "draft backbone": draft.backbone,
+            "draft head": draft.head,
+        },
+        trace=ImageTrace(made.marks, made.steps, *target[2:5]),
+        judgement=judgement,
     )
+
+
+def no_work(images: int) -> Work:
+    """Returns the work of so many images before anything happened."""
+    none = jnp.zeros(images, jnp.int32)
+    return Work(calls(0, 0), calls(0, 0), none, none, none, none)
+
+
+def no_counts(images: int) -> Counts:
+    """Returns the counts of so many images before anything happened."""
+    return Counts(jnp.zeros(images, jnp.int32), no_work(images), no_work(images))
+
+
+def calls(rows: int, times: int = 1) -> Calls:
+    """Counts `times` calls, one after the other, on so many rows each."""
+    return Calls(jnp.int32(times), jnp.int32(times * rows))
+
+
+def chain_work(counts: ChainCounts, images: int) -> Work:
+    """Adds up by image the counts of chains [R], which come image by image."""
+    called, tested, accepted, truncated = (
+        jnp.sum(a.reshape(images, -1), axis=1, dtype=a.dtype) for a in counts[1:]
+    )
+    return Work(calls(0, 0), counts.head, called, tested, accepted, truncated)
+
+
+def add_up(*parts):
+    """Adds up several records of what happened."""
+    return jax.tree.map(lambda *numbers: sum(numbers[1:], numbers[0]), *parts)
+
+
+def steps_by_position(bound: BoundModel, groups: Sequence[Group]) -> Array:
+    """Returns the AR step that each token belongs to, [B, L] by position."""
+    sizes = jnp.array([group.size for group in groups])
+    length, order = bound.network.seq_len, bound.order[: bound.images]
+    steps = jnp.repeat(jnp.arange(len(groups), dtype=jnp.int32), sizes, total_repeat_length=length)
+    return by_position(jnp.broadcast_to(steps, order.shape)[..., None], order)[..., 0]
+
+
+def steps_made(bound: BoundModel, groups: Sequence[Group]) -> Array:
+    """Returns the AR steps in which each image lacks a token, [B]."""
+    if bound.kept is None:
+        return jnp.full(bound.images, len(groups), jnp.int32)
+    ends = jnp.array([group.start + group.size for group in groups])
+    return jnp.sum(bound.kept.number[:, None] < ends, axis=1, dtype=jnp.int32)

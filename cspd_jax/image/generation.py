@@ -1,32 +1,179 @@
-"""Images from a model, in one call: fit for a notebook cell, and what the command line is made of."""
+"""Images from a model.
+
+`sample` is the pure function, for your own `jit`, `vmap` and `scan`; its options are settled by `resolve`,
+outside. `generate` is both in one call, in batches and on meshes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import dataclasses
+import functools
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
 from cspd_jax._utils.progress import Bar
-from cspd_jax._utils.typed import check_flag
-from cspd_jax.errors import UserError, check_whole, shown
-from cspd_jax.image import sharded
-from cspd_jax.image.bound import Batch
-from cspd_jax.image.counts import BatchOutput
-from cspd_jax.image.given import Labels, outside_jit
-from cspd_jax.image.info import Info, summarise
+from cspd_jax.check import UserError, check_draft
+from cspd_jax.diffusion.flow import is_flow, of_kind
+from cspd_jax.diffusion.schedule import sampling_schedule
+from cspd_jax.image.calibration import drafter_for
+from cspd_jax.image.chain import ChainSpeculation
+from cspd_jax.image.counts import info_of
+from cspd_jax.image.known import of_every_image
+from cspd_jax.image.lossy import Checkerboard
 from cspd_jax.image.methods import Method, Plain
 from cspd_jax.image.options import Options
-from cspd_jax.image.plan import Plan, resolve
-from cspd_jax.image.prompts import ask
-from cspd_jax.keys import keys_per_row, row_keys
-from cspd_jax.weights.checks import blaming_parameters
-from cspd_jax.weights.models import ImageModel
+from cspd_jax.image.order import Raster, Spread
+from cspd_jax.image.protocol import CachedTokenModel, CausalTokenModel, TokenModel
+from cspd_jax.info import Calls, Exactness, Info
+from cspd_jax.keys import as_typed, keys_per_row
+from cspd_jax.models import ImageModel
+from cspd_jax.parallel import common_mesh, replicate, spread
 
 Array = jax.Array
+Labels = Sequence[int] | np.ndarray | jax.Array
 
 PIECES = 8  # of a batch that somebody watches
+
+
+class Request(NamedTuple):
+    """The arguments of `generate`."""
+
+    key: Array
+    model: ImageModel
+    labels: Labels
+    method: Method = Plain()
+    options: Options = Options()
+
+
+def sample(
+    network: TokenModel, params: Any, keys: Array, labels: Array, options: Options, method: Method = Plain()
+) -> tuple[Array, Info]:
+    """Generates B images: tokens [B, L, d] by position, and what happened. A pure function.
+
+    keys: [B] one key for each image.
+    labels: [B] class numbers; -1 is "no class".
+    options: as `resolve` settles them. Their numbers may be replaced by traced ones: cfg ([] or [B]; guided
+        says whether it counts), temperature, and known, if the options were settled with some.
+    """
+    made = method.run(network, params, as_typed(keys), jnp.asarray(labels), options)
+    known = None if options.known is None else options.known.mask
+    return made.tokens, _info(made, judgement(method, options), method.ahead, known)
+
+
+def judgement(method: Method, options: Options) -> Exactness:
+    """Says whether the method is exact with these options, settled, and of which sampler's distribution."""
+    lossless, why = method.exactness(options)
+    if lossless and options.final_noise:
+        why += ", whose last denoising step has noise of standard deviation 0.006 (`final_noise`)"
+    return Exactness(lossless, why)
+
+
+_info = jax.jit(info_of, static_argnums=(1, 2))
+
+
+def resolve(
+    model: ImageModel, method: Method = Plain(), options: Options = Options(), images: int = 1
+) -> Options:
+    """Settles the options for so many images: what the model decides is filled in, drafters of denoising
+    chains too; ValueError for what cannot be had."""
+    options = settle(model, method, options, images)
+    if options.chain is None:
+        return options
+    if options.chain_drafter is None:
+        options = dataclasses.replace(options, chain_drafter=drafter_for(model, options))
+    draft = method.draft_model
+    if draft is not None and options.draft_drafter is None:
+        options = dataclasses.replace(options, draft_drafter=drafter_for(draft, options))
+    return options
+
+
+def settle(model: ImageModel, method: Method, options: Options, images: int = 1) -> Options:
+    """Settles all options but the drafters of denoising chains; the model may have no parameters yet."""
+    network, draft, length = model.network, method.draft_model, model.network.seq_len
+    causal = isinstance(network, CausalTokenModel)
+    _check(model, method, options, images)
+    if causal:
+        linear = options.cfg_schedule == "linear"
+        schedule = network.linear_guidance if linear else options.cfg_schedule
+        options = dataclasses.replace(options, order=Raster(), num_iter=length, cfg_schedule=schedule)
+    if options.num_iter is None:
+        own = options.order.most_steps(length) if isinstance(options.order, Checkerboard) else length
+        options = dataclasses.replace(options, num_iter=own)
+    respacing = model.config.respacing
+    if options.respacing is not None:
+        respacing = of_kind(str(options.respacing), respacing)
+    elif draft is not None and draft.config.respacing != respacing:
+        raise UserError(
+            f"the draft denoises by {draft.config.respacing}, the target by {respacing}; set the respacing"
+            " (--steps), for both"
+        )
+    known = options.known
+    if known is not None:
+        known = of_every_image(known, images, length, network.token_dim, causal)
+    # Each prefix is compiled: not worth it for short sequences, or where a cache is read whole. A group that
+    # is known in part may know more than the encoder's prefix has.
+    few = length <= 64 or causal
+    options = dataclasses.replace(
+        options,
+        respacing=respacing,
+        denoise=_denoise(options, sampling_schedule(respacing).num_steps),
+        final_noise=options.final_noise and not is_flow(respacing),  # whose last step has none
+        known=known,
+        prefix_buckets=1 if known is not None else options.prefix_buckets or (1 if few else 4),
+        guided=bool(np.any(np.asarray(options.cfg) != 1)) if options.guided is None else options.guided,
+    )
+    if options.anneal is not None:
+        options.respacings(length)
+    options.groups(length)
+    return options
+
+
+def _denoise(options: Options, steps: int) -> ChainSpeculation | str:
+    """Returns speculation along the chains with windows of at most all steps, or "plain"."""
+    chain = ChainSpeculation() if options.denoise == "speculative" else options.chain
+    if chain is None:
+        return "plain"
+    lengths = tuple(min(length, steps) for length in chain.draft_lengths[:steps])
+    return dataclasses.replace(chain, draft_lengths=lengths)
+
+
+def _check(model: ImageModel, method: Method, options: Options, images: int) -> None:
+    """Raises a UserError for what the method cannot do with this model and these options."""
+    draft, noise = method.draft_model, method.needs_final_noise
+    if draft is not None:
+        check_draft(model.config, draft.config)
+    if isinstance(model.network, CausalTokenModel):
+        if method.name != "plain":
+            raise UserError(
+                f"the method {method.name} does not go with a causal model, whose tokens come one by one; use"
+                " plain, with denoise speculative"
+            )
+        if options.shortcuts or isinstance(options.order, Spread):
+            raise UserError(
+                "annealing, the checkerboard and the order spread are of MAR; this model is causal"
+            )
+    if noise is not None and options.final_noise is not noise:
+        told = "needs" if noise else "cannot have"
+        raise UserError(
+            f"the criterion {method.criterion_name} {told} noise in the last denoising step; set final_noise"
+            f" (--final-noise) {'on' if noise else 'off'}"
+        )
+    if noise is False and options.denoise != "plain":
+        raise UserError("the released runner denoises step by step; use denoise plain")
+    if noise is False and isinstance(model.network, CachedTokenModel):
+        raise UserError("the released runner carries no context cache; use another method for this model")
+    if options.shortcuts and (method.name != "plain" or (options.anneal and options.denoise != "plain")):
+        raise UserError(
+            "annealing and the checkerboard are shortcuts of the plain sampler, and annealing denoises"
+            " step by step; leave them out"
+        )
+    if np.ndim(options.cfg) and np.shape(options.cfg) != (images,):
+        raise UserError(f"cfg has {np.size(options.cfg)} numbers for {images} images; give one, or one each")
 
 
 def generate(
@@ -37,6 +184,7 @@ def generate(
     options: Options = Options(),
     *,
     prompts: Sequence[str] | None = None,
+    rows: int | None = None,
     progress: bool = False,
 ) -> tuple[Array, Info]:
     """Generates one image per label, or prompt: tokens [N, L, d] by position, and what happened.
@@ -49,20 +197,133 @@ def generate(
     method: Plain(), SelfSpeculation(), DraftSpeculation(draft) or ReleasedRunner(draft).
     options: how, whatever the method; `cfg` may be one number for each image.
     prompts: texts in place of labels, for a model that makes images from text and has its tokenizer beside
-        it; `info.plan.model` has them as classes.
-    progress: show a bar, for which it runs in some jitted calls in place of one.
+        it.
+    rows: images side by side (all); the last batch is filled up by its last image.
+    progress: show a bar, for which a batch runs in some jitted calls in place of one.
     """
-    check_flag("progress", progress)
-    with outside_jit("generate"), blaming_parameters(model, getattr(method, "draft_model", None)):
-        if prompts is not None:
-            if labels is not None:
-                raise UserError("give labels or prompts, not both")
-            model, labels = ask(model, prompts), range(len(prompts))
-        if labels is None:
-            raise UserError("say what to make: give labels, or prompts where the model takes them")
-        plan = resolve(model, labels, method, options)
-        shown = progress and not isinstance(key, jax.core.Tracer)
-        return _shown(key, plan) if shown else run(key, plan)
+    if prompts is not None:
+        from cspd_jax.image.prompts import ask
+
+        model, labels = ask(model, prompts), range(len(prompts))
+    found = as_labels(model, labels)
+    settled = resolve(model, method, options, len(found))
+    return run(keys_per_row(key, len(found)), model, found, method, settled, rows, progress)
+
+
+def run(
+    keys: Array,
+    model: ImageModel,
+    labels: np.ndarray,
+    method: Method,
+    options: Options,
+    rows: int | None = None,
+    progress: bool = False,
+) -> tuple[Array, Info]:
+    """Generates images with these keys and labels [N], whose options are settled, `rows` side by side."""
+    count, parts = len(labels), []
+    size, steps = min(rows or count, count), len(options.groups(model.network.seq_len))
+    title = {"desc": f"{count} images", "unit": "step", "disable": not progress}
+    with Bar(total=-(-count // size) * steps, mininterval=0.5, **title) as bar:
+        for first in range(0, count, size):
+            index = np.minimum(first + np.arange(size), count - 1)
+            batch = keys[index], labels[index], of_images(options, index)
+            if progress and model.mesh is None:
+                parts.append(_watched(bar, steps, model, method, *batch))
+            else:
+                parts.append(_run(model, method, *batch))
+                bar.update(steps)
+    return parts[0] if len(parts) == 1 else _joined(parts, count)
+
+
+def as_labels(model: ImageModel, labels: Labels | None) -> np.ndarray:
+    """Returns class numbers, int32 [N]; UserError for some that the model does not have."""
+    if labels is None:
+        raise UserError("say what to make: give labels, or prompts where the model takes them")
+    found, classes = np.asarray(labels, np.int32), model.config.num_classes
+    if not classes:
+        raise UserError(f"{model.name} makes images from prompts; give prompts")
+    if found.ndim != 1 or not found.size:
+        raise UserError("labels must be a list of at least one class number, for example [0, 1, 2]")
+    if (wrong := found[(found < -1) | (found >= classes)]).size:
+        raise UserError(
+            f"label {wrong[0]} is out of range: the model has classes 0 to {classes - 1} (-1 is no class)"
+        )
+    return found
+
+
+def of_images(options: Options, index: np.ndarray) -> Options:
+    """Takes of what each image has for itself the images with these numbers."""
+    own: dict[str, Any] = {}
+    if np.ndim(options.cfg):
+        own["cfg"] = jnp.asarray(options.cfg, float)[index]
+    if options.known is not None:
+        own["known"] = jax.tree.map(lambda a: a[index], options.known)
+    return dataclasses.replace(options, **own)
+
+
+def _run(model: ImageModel, method: Method, keys: Array, labels: Any, options: Options) -> tuple[Array, Info]:
+    """Makes a batch, on the mesh that its models lie on."""
+    draft = method.draft_model
+    mesh = common_mesh(model, *([] if draft is None else [draft]))
+    if mesh is None:
+        return sample(model.network, model.params, keys, labels, options, method)
+    by_row: dict[str, Any] = {"keys": keys, "labels": jnp.asarray(labels), "known": options.known}
+    by_row["cfg"] = jnp.broadcast_to(jnp.asarray(options.cfg, float), keys.shape)
+    none: Any = None
+    options = dataclasses.replace(options, known=none, cfg=none, temperature=jnp.asarray(options.temperature))
+    shared = model.params, None if draft is None else draft.params, options
+    by_row, shared = replicate(mesh, (by_row, shared))
+    return _on_mesh(by_row, shared, network=model.network, method=method, mesh=mesh)
+
+
+@functools.partial(jax.jit, static_argnames=("network", "method", "mesh"))
+def _on_mesh(by_row: Any, shared: Any, *, network: TokenModel, method: Any, mesh: Mesh) -> tuple[Array, Info]:
+    def by_group(by_row: Any, shared: Any) -> tuple[Array, Info]:
+        params, of_draft, options = shared
+        options = dataclasses.replace(options, known=by_row["known"], cfg=by_row["cfg"])
+        own = method
+        if method.draft_model is not None:
+            own = dataclasses.replace(method, draft=dataclasses.replace(method.draft, params=of_draft))
+        return sample(network, params, by_row["keys"], by_row["labels"], options, own)
+
+    return spread(by_group, mesh, by_row, shared)
+
+
+def _watched(
+    bar: Bar, steps: int, model: ImageModel, method: Method, keys: Array, labels: Any, options: Options
+) -> tuple[Array, Info]:
+    """Makes a batch in pieces, and moves the bar as they come."""
+    starts = [group.start for group in options.groups(model.network.seq_len)]
+    done, made = 0, None
+    for known, made in method.steps(model.network, model.params, keys, jnp.asarray(labels), options, PIECES):
+        made.tokens.block_until_ready()
+        now = int(np.searchsorted(starts, _known(known, options)))  # AR steps whose tokens are known
+        bar.update(now - done)
+        done = now
+    assert made is not None
+    return made.tokens, _info(
+        made, judgement(method, options), method.ahead, None if options.known is None else options.known.mask
+    )
+
+
+def _known(made: Any, options: Options) -> float:
+    """Counts the tokens that an image knows, on average, where those before index `made` ([] or [B]) of its
+    order are made; those that were kept count as soon as it begins."""
+    kept = 0 if options.known is None else np.asarray(options.known.count)
+    return float(np.mean(np.maximum(np.asarray(made), kept)))
+
+
+def _joined(parts: list[tuple[Array, Info]], count: int) -> tuple[Array, Info]:
+    """Joins batches: what is by image one after the other, and what is counted added up."""
+    tokens, infos = zip(*parts)
+    is_calls = lambda node: isinstance(node, Calls)
+
+    def joined(*those: Any) -> Any:
+        if is_calls(those[0]):
+            return Calls(*(np.sum(numbers) for numbers in zip(*those)))
+        return np.concatenate(those)[:count]
+
+    return joined(*tokens), jax.tree.map(joined, *infos, is_leaf=is_calls)
 
 
 def stream(
@@ -72,93 +333,10 @@ def stream(
     method: Method = Plain(),
     options: Options = Options(),
 ) -> Iterator[tuple[float, Array]]:
-    """`generate` step by step: yields (number of known tokens per image, on average; tokens [N, L, d], zero
-    where unknown)."""
-    with blaming_parameters(getattr(method, "draft_model", None)):
-        plan = resolve(model, labels, method, options)
-    steps = plan.method.steps(plan.batch_of(keys_per_row(key, len(plan.labels)), plan.labels))
-    return ((known, out.tokens) for known, out in steps)
-
-
-def run(key: Array, plan: Plan) -> tuple[Array, Info]:
-    """All images of a plan side by side: tokens [N, L, d] by position, and what happened."""
-    _check_plan(plan)
-    out = _run(plan, plan.batch_of(keys_per_row(key, len(plan.labels)), plan.labels))
-    return out.tokens, summarise(plan, [out])
-
-
-def _shown(key: Array, plan: Plan) -> tuple[Array, Info]:
-    """`run`, with a bar."""
-    keys = keys_per_row(key, len(plan.labels))
-    with Bar(total=plan.num_steps, desc=f"{len(plan.labels)} images", unit="step") as bar:
-        out = generate_batch(plan, plan.batch_of(keys, plan.labels), bar.update, PIECES)
-    return jnp.asarray(out.tokens), summarise(plan, [out])
-
-
-def generate_batches(
-    key: Array, plan: Plan, on_step: Callable[[int], object] | None = None, pieces: int = 1
-) -> tuple[np.ndarray, Info]:
-    """Any number of images, `plan.batch` side by side (the last batch is filled up, the surplus dropped).
-
-    Image i depends on `key` and i only. `on_step` and `pieces` as for `generate_batch`. Returns tokens
-    [N, L, d] and what happened.
-    """
-    _check_plan(plan)
-    check_whole("pieces", pieces, 1)
-    if on_step is not None and not callable(on_step):
-        raise UserError(f"on_step is {shown(on_step)}; it must be a function")
-    labels, count = plan.labels, len(plan.labels)
-    outputs: list[BatchOutput] = []
-    for first in range(0, count, plan.batch):
-        index = first + np.arange(plan.batch)
-        keys = row_keys(key, plan.batch, first)
-        there = np.minimum(index, count - 1)
-        batch = plan.batch_of(keys, labels[there], index < count, there)
-        outputs.append(generate_batch(plan, batch, on_step, pieces))
-    tokens = np.concatenate([out.tokens for out in outputs])[:count]
-    return tokens, summarise(plan, outputs)
-
-
-def generate_batch(
-    plan: Plan, batch: Batch, on_step: Callable[[int], object] | None = None, pieces: int = 1
-) -> BatchOutput:
-    """The images of a batch; their tokens in numpy.
-
-    on_step: is told how many AR steps' worth of tokens are new.
-    pieces: 1 is one jitted call; for more, one call for about each.
-    """
-    starts = [group.start for group in plan.options.groups(plan.model.network.seq_len)]
-    done = 0
-    for known, out in _steps(plan, batch, pieces):
-        out.tokens.block_until_ready()
-        now = int(np.searchsorted(starts, known))  # AR steps whose tokens are known
-        if on_step is not None:
-            on_step(now - done)
-        done = now
-    return out._replace(tokens=np.asarray(out.tokens))
-
-
-def _check_plan(plan: Plan) -> None:
-    if not isinstance(plan, Plan):
-        raise UserError(
-            f"plan is of type {type(plan).__name__}; it must be a Plan, as cspd_jax.image.resolve makes one"
-        )
-    plan.check_settled()
-
-
-def num_steps(plan: Plan) -> int:
-    """How many steps `generate_batches` tells of."""
-    return -(-len(plan.labels) // plan.batch) * plan.num_steps
-
-
-def _run(plan: Plan, batch: Batch) -> BatchOutput:
-    if plan.model.mesh is None:
-        return plan.method.run(batch)
-    return sharded.run(plan.method, sharded.mesh_of(plan.method, plan.model), batch)
-
-
-def _steps(plan: Plan, batch: Batch, pieces: int) -> Iterator[tuple[float, BatchOutput]]:
-    """A batch in pieces; on a mesh, where groups of devices go their own ways, in one."""
-    if plan.model.mesh is None and pieces > 1:
-        return plan.method.steps(batch, pieces)
-    return iter([(plan.model.network.seq_len, _run(plan, batch))])
+    """Generates step by step: yields the number of known tokens of an image, on average, and tokens
+    [N, L, d], zero where unknown."""
+    found = as_labels(model, labels)
+    settled = resolve(model, method, options, len(found))
+    keys = keys_per_row(key, len(found))
+    steps = method.steps(model.network, model.params, keys, jnp.asarray(found), settled)
+    return ((_known(known, settled), made.tokens) for known, made in steps)

@@ -9,11 +9,9 @@ from typing import ClassVar, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from cspd_jax.errors import UserError, check_whole, shown
+from cspd_jax.check import UserError
 
 Array = jax.Array
-
-_MOST_STEPS = 2**16  # far more than any model has tokens: the others reveal nothing
 
 
 class Group(NamedTuple):
@@ -29,20 +27,20 @@ class Group(NamedTuple):
 
 
 def prefix_lengths(length: int, buckets: int) -> list[int]:
-    """The lengths of the encoder's prefix that are compiled: each AR step has the shortest that will do."""
+    """Returns the lengths of the encoder's prefix that are compiled: each AR step has the shortest that will
+    do."""
     unit = -(-length // buckets)
     return [min(length, unit * (i + 1)) for i in range(-(-length // unit))]
 
 
 def random_order(key: Array, length: int) -> Array:
-    """A random order of the positions, [L]: the first entry is generated first."""
+    """Returns a random order of the positions, [L]: the first entry is generated first."""
     return jax.random.permutation(key, length)
 
 
 def mask_lengths(length: int, num_iter: int) -> list[int]:
-    """How many tokens MAR leaves masked after each of the `num_iter` AR steps (the last one aside)."""
-    if not 1 <= num_iter <= _MOST_STEPS:
-        raise UserError(f"num_iter is {num_iter}; it must be from 1 to {_MOST_STEPS}")
+    """Returns how many tokens MAR leaves masked after each of the `num_iter` AR steps (the last one
+    aside)."""
     lengths, previous = [], length
     for step in range(num_iter):
         cosine = math.floor(length * math.cos(math.pi / 2 * (step + 1) / num_iter))
@@ -52,7 +50,7 @@ def mask_lengths(length: int, num_iter: int) -> list[int]:
 
 
 def reveal_groups(length: int, num_iter: int) -> tuple[Group, ...]:
-    """The groups of all AR steps that reveal something (with num_iter > L some reveal nothing)."""
+    """Returns the groups of all AR steps that reveal something (with num_iter > L some reveal nothing)."""
     groups, known = [], 0
     lengths = mask_lengths(length, num_iter)
     for step, masked in enumerate(lengths):
@@ -61,6 +59,12 @@ def reveal_groups(length: int, num_iter: int) -> tuple[Group, ...]:
             groups.append(Group(known, until - known, (length - masked) / length))
         known = until
     return tuple(groups)
+
+
+def check_square(length: int) -> None:
+    """Raises a UserError for an order on a square grid of tokens that are no square."""
+    if math.isqrt(length) ** 2 != length:
+        raise UserError(f"the model's {length} tokens are no square, which this order needs")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,17 +91,13 @@ class Spread:
     last: int = dataclasses.field(default=8, metadata={"report": "spread"})
     name: ClassVar[str] = "spread"
 
-    def check(self, length: int) -> None:
-        """UserError for a model of `length` tokens that are no square."""
-        if math.isqrt(length) ** 2 != length:
-            raise UserError(f"the model's {length} tokens are no square; the order spread needs one")
-        check_whole("the last tokens that the order spread keeps away from", self.last, 1)
-
     def groups(self, length: int, num_iter: int) -> tuple[Group, ...]:
+        check_square(length)
         return reveal_groups(length, num_iter)
 
     def order(self, key: Array, length: int) -> Array:
-        """The positions, [L]. Of several that are as far, the next is the first of them in a random order."""
+        """Returns the positions, [L]. Of several that are as far, the next is the first of them in a random
+        order."""
         positions, side = random_order(key, length), math.isqrt(length)
         row, column, last = positions // side, positions % side, min(self.last, length)
 
@@ -124,18 +124,11 @@ _SHARES = {
 }
 
 
-def check_schedule(schedule: str) -> None:
-    """UserError for a guidance schedule that there is not."""
-    if not isinstance(schedule, str) or schedule not in ("constant", *_SHARES):
-        raise UserError(f"guidance schedule {shown(schedule)} is unknown; it is 'linear' or 'constant'")
-
-
 def guidance_scale(groups: tuple[Group, ...], cfg: Array | float, schedule: str) -> Array:
-    """The guidance scale of each group: constant, or linear in the share of tokens revealed.
+    """Returns the guidance scale of each group: constant, or linear in the share of tokens revealed.
 
     cfg: one number, or one for each image, [B]. -> [S], or [S, B].
     """
-    check_schedule(schedule)
     cfg = jnp.asarray(cfg, float)
     if schedule == "constant":
         return jnp.broadcast_to(cfg, (len(groups), *cfg.shape))

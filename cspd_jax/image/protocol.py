@@ -27,7 +27,7 @@ class TokenModel(Denoiser, Protocol):
     def token_dim(self) -> int: ...
 
     def embed_class(self, params: Any, labels: Array, unconditional: Array) -> Array:
-        """labels [B]; where `unconditional` [B] is set, the embedding of "no class". -> [B, De]"""
+        """Embeds labels [B]; where `unconditional` [B] is set, the embedding of "no class". -> [B, De]"""
         ...
 
     def context(
@@ -41,7 +41,8 @@ class TokenModel(Denoiser, Protocol):
         *,
         bucket: int,
     ) -> Array:
-        """tokens [B, L, d], n_known [B] -> z [B, Q, D] at the indices `rows` [B, Q] of the reveal order.
+        """Reads tokens [B, L, d], of which n_known [B] are known, and returns z [B, Q, D] at the indices
+        `rows` [B, Q] of the reveal order.
 
         Values of unknown tokens must not matter. `bucket` is a static bound on n_known.
         """
@@ -59,7 +60,8 @@ class CausalTokenModel(Protocol):
     def linear_guidance(self) -> str: ...
 
     def finish(self, x: Array) -> Array:
-        """The end of a chain [..., d] -> the token: what is fed back and decoded, such as its direction."""
+        """Turns the end of a chain [..., d] into the token: what is fed back and decoded, such as its
+        direction."""
         ...
 
 
@@ -72,7 +74,7 @@ class CachedTokenModel(Protocol):
     """
 
     def init_cache(self, params: Any, reveal: Array, class_embedding: Array) -> Any:
-        """A cache of nothing, for reveal [B, L] and class_embedding [B, De]: any pytree."""
+        """Returns a cache of nothing, for reveal [B, L] and class_embedding [B, De]: any pytree."""
         ...
 
     def extend(
@@ -87,5 +89,5 @@ class CachedTokenModel(Protocol):
         *,
         bucket: int,
     ) -> tuple[Array, Any]:
-        """`TokenModel.context`, and the cache with the entries that it was missing."""
+        """Does what `TokenModel.context` does, and returns the cache with the entries that it was missing."""
         ...

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 import numpy as np
 
-from cspd_jax._utils.arrays import as_array
-from cspd_jax.errors import UserError, check_whole, shown
-from cspd_jax.weights.checks import check_image_model
-from cspd_jax.weights.models import ImageModel
+from cspd_jax.check import UserError, shown
+from cspd_jax.models import ImageModel
 
 NAMES = ("top-half", "bottom-half", "left-half", "right-half", "border")
 _BOX = re.compile(r"(\d{1,5}),(\d{1,5}),(\d{1,5}),(\d{1,5})", re.ASCII)
@@ -18,34 +15,28 @@ _SHARE = re.compile(r"(\d{1,3})%", re.ASCII)
 
 
 def size_of(model: ImageModel) -> tuple[int, int]:
-    """Height and width of the model's pictures, in pixels."""
-    check_image_model(model)
-    config = model.config
-    if not hasattr(config, "vae_stride"):
-        raise UserError(f"{model.name} does not say how its tokens are a picture; make a mask [L] yourself")
+    """Returns height and width of the model's pictures, in pixels."""
     side = token_side(model)
-    rows = getattr(config, "rows", 0) or round(model.network.seq_len**0.5)
+    rows = getattr(model.config, "rows", 0) or round(model.network.seq_len**0.5)
     return rows * side, model.network.seq_len // rows * side
 
 
 def token_side(model: ImageModel) -> int:
-    """Pixels along a side of what a token shows."""
+    """Returns the pixels along a side of what a token shows."""
     return model.config.patch_size * model.config.vae_stride
 
 
 def keep(what: str | np.ndarray, model: ImageModel, seed: int = 0) -> np.ndarray:
-    """The tokens [L] to keep, by position, for `Known`: those of which every pixel lies in the region.
+    """Finds the tokens [L] to keep, by position, for `Known`: those of which every pixel lies in the region.
 
     what: top-half, bottom-half, left-half, right-half; border, all but the middle half of both sides; a box
         "x0,y0,x1,y1" in pixels, x1 and y1 left out; a share "50%" of the tokens, at random by the seed; or an
         array [H, W], true where a pixel stays.
-    seed: a whole number.
     """
     height, width = size_of(model)
-    check_whole("seed", seed, 0, 2**32 - 1)
     if isinstance(what, str) and (share := _SHARE.fullmatch(what)):
         return _some(int(share[1]), model.network.seq_len, seed)
-    pixels = _pixels(what, height, width) if isinstance(what, str) else _mask(what)
+    pixels = _pixels(what, height, width) if isinstance(what, str) else np.asarray(what)
     if pixels.shape != (height, width) or pixels.dtype != bool:
         raise UserError(
             f"the mask is {pixels.dtype} {list(pixels.shape)}; for {model.name} it must be bool"
@@ -53,15 +44,6 @@ def keep(what: str | np.ndarray, model: ImageModel, seed: int = 0) -> np.ndarray
         )
     side = token_side(model)
     return pixels.reshape(height // side, side, width // side, side).all(axis=(1, 3)).ravel()
-
-
-def _mask(what: Any) -> np.ndarray:
-    try:
-        return as_array(what)
-    except ValueError:
-        return np.asarray(None)
-    except TypeError:  # jax.errors.TracerArrayConversionError
-        raise UserError("the mask is traced; find the tokens to keep outside jit") from None
 
 
 def _pixels(what: str, height: int, width: int) -> np.ndarray:

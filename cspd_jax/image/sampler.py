@@ -16,10 +16,21 @@ import jax.numpy as jnp
 
 from cspd_jax.diffusion.chain import sample_chain
 from cspd_jax.diffusion.schedule import sampling_schedule
-from cspd_jax.image.bound import Batch, BoundModel, bind, by_position, embed_time
-from cspd_jax.image.chain.speculation import ChainCounts, speculate_chain
+from cspd_jax.image.bound import BoundModel, bind, by_position, embed_time
+from cspd_jax.image.chain import speculate_chain
+from cspd_jax.image.counts import (
+    Counts,
+    Made,
+    Work,
+    add_up,
+    calls,
+    chain_work,
+    no_work,
+    steps_by_position,
+    steps_made,
+)
 from cspd_jax.image.known import put_back
-from cspd_jax.image.lossy.shortcuts import Checkerboard
+from cspd_jax.image.lossy import Checkerboard
 from cspd_jax.image.options import Options
 from cspd_jax.image.order import Group, guidance_scale, prefix_lengths
 from cspd_jax.image.protocol import CachedTokenModel, CausalTokenModel, TokenModel
@@ -27,7 +38,7 @@ from cspd_jax.keys import Purpose, purpose_keys
 
 Array = jax.Array
 # (network, z [B', G, D], positions [B, G], which of them are used [B, G], guidance scale) -> tokens
-# [B, G, d], those not used arbitrary, and whatever is to be kept of the step.
+# [B, G, d], those not used arbitrary, and what is to be said of the step.
 Draw = Callable[[BoundModel, Array, Array, Array, Array], tuple[Array, Any]]
 
 
@@ -42,17 +53,6 @@ class PlainState(NamedTuple):
     tokens: Array
     cache: Any = None
     uncond_first: Array | None = None
-
-
-class PlainOutput(NamedTuple):
-    """What the plain sampler returns.
-
-    tokens: [B, L, d] by position.
-    counts: of speculation along the chains in each AR step, [S, ...]; None without.
-    """
-
-    tokens: Array
-    counts: ChainCounts | None
 
 
 class Segment(NamedTuple):
@@ -119,7 +119,7 @@ def ar_step(
     z, positions, cache = group_context(bound, segment, state, group.first)
     if segment.separate_first:  # without guidance, and the unconditional half draws a group of its own
         bound, positions = both_halves(bound), jnp.tile(positions, (2, 1))
-    used = (jnp.arange(segment.width) < group.size[..., None]) & bound.active[:, None]
+    used = jnp.broadcast_to(jnp.arange(segment.width) < group.size[..., None], positions.shape)
     if bound.kept is not None:
         missing = group.first[..., None] + jnp.arange(segment.width) >= bound.kept.number[:, None]
         used &= jnp.tile(missing, (len(used) // len(missing), 1))
@@ -128,27 +128,28 @@ def ar_step(
     if segment.separate_first:
         x, first = x[: len(state.tokens)], x[len(state.tokens) :, 0].astype(state.tokens.dtype)
         first = put_back(bound.kept, first[:, None])[:, 0]
+        seen = jax.tree.map(lambda a: a.reshape(2, -1).sum(axis=0, dtype=a.dtype) if a.ndim else a, seen)
     tokens = write_group(state.tokens, x, group.first, used)
     return PlainState(put_back(bound.kept, tokens), cache, first), seen
 
 
 def both_halves(bound: BoundModel) -> BoundModel:
-    """The unconditional half as images of their own, with their own randomness."""
+    """Makes the unconditional half images of their own, with their own randomness."""
     keys = jnp.concatenate([bound.keys, purpose_keys(bound.keys, Purpose.UNCONDITIONAL)])
     options = dataclasses.replace(bound.options, guided=False)
-    return dataclasses.replace(bound, keys=keys, options=options, active=jnp.tile(bound.active, 2))
+    return dataclasses.replace(bound, keys=keys, options=options)
 
 
 def to_token(network: TokenModel, x: Array) -> Array:
-    """The tokens that the ends of chains x [..., d] stand for."""
+    """Returns the tokens that the ends of chains x [..., d] stand for."""
     return network.finish(x) if isinstance(network, CausalTokenModel) else x
 
 
 def group_context(
     bound: BoundModel, segment: Segment, state: PlainState, first: Array
 ) -> tuple[Array, Array, Any]:
-    """What the chains of the group from index `first` ([] or [B]) on depend on: z [B', G, D], positions
-    [B, G]; and the cache.
+    """Returns what the chains of the group from index `first` ([] or [B]) on depend on: z [B', G, D],
+    positions [B, G]; and the cache.
 
     All tokens before `first` are known. Past the end the last token is repeated.
     """
@@ -176,8 +177,8 @@ def group_context(
 
 
 def write_group(tokens: Array, x: Array, first: Array, used: Array | None = None) -> Array:
-    """x [B, G, d] become the tokens from index `first` on; where every image has a `first` of its own, those
-    that are `used` [B, G]."""
+    """Writes x [B, G, d] as the tokens from index `first` on; where every image has a `first` of its own,
+    those that are `used` [B, G]."""
     x = x.astype(tokens.dtype)
     if not first.ndim:
         return jax.lax.dynamic_update_slice_in_dim(tokens, x, first, axis=1)
@@ -188,33 +189,38 @@ def write_group(tokens: Array, x: Array, first: Array, used: Array | None = None
 
 def draw_tokens(
     bound: BoundModel, z: Array, positions: Array, used: Array, scale: Array
-) -> tuple[Array, ChainCounts | None]:
-    """The plain chains of a group, or speculation along them and its counts."""
-    shape = positions.shape
+) -> tuple[Array, Work]:
+    """Runs the plain chains of a group, or speculates along them; and says what the AR step took, its call of
+    the backbone included."""
+    shape, rows = positions.shape, z.shape[0] * z.shape[1]
     chains = bound.chains(z.reshape(-1, z.shape[-1]), by_row(scale, shape[1]))
+    backbone = calls(len(bound.order))
     if bound.options.chain is None:
-        return sample_chain(chains, bound.chain_noise(positions)).reshape(*shape, -1), None
+        x = sample_chain(chains, bound.chain_noise(positions))
+        work = no_work(shape[0])._replace(backbone=backbone, head=calls(rows, bound.steps))
+        return x.reshape(*shape, -1), work
     random = bound.chain_randomness(positions)
     made = speculate_chain(chains, random, bound.drafter, bound.options.chain, active=used.reshape(-1))
-    return made.x.reshape(*shape, -1), made.counts
+    return made.x.reshape(*shape, -1), chain_work(made.counts, shape[0])._replace(backbone=backbone)
 
 
 def by_row(scale: Array, width: int) -> Array:
-    """The guidance scale of a group, or of each image [B], for the rows of a head call."""
+    """Returns the guidance scale of a group, or of each image [B], for the rows of a head call."""
     return jnp.repeat(scale, width)[:, None] if jnp.ndim(scale) else scale
 
 
 def ar_steps(
     bound: BoundModel, segment: Segment, state: PlainState, groups: GroupArrays
-) -> tuple[PlainState, ChainCounts | None]:
-    """AR steps of a segment, one after the other. groups: [S]; counts: [S, ...]. Those of which every image
-    knows all tokens are left out, and have counts of zero."""
+) -> tuple[PlainState, Work]:
+    """Makes the AR steps [S] of a segment, one after the other, and says what they took. Those of which every
+    image knows all tokens are left out."""
     step = functools.partial(ar_step, in_segment(bound, segment), segment)
-    return jax.lax.scan(step if bound.kept is None else skipping(bound, step), state, groups)
+    state, work = jax.lax.scan(step if bound.kept is None else skipping(bound, step), state, groups)
+    return state, jax.tree.map(lambda a: jnp.sum(a, axis=0, dtype=a.dtype), work)
 
 
 def skipping(bound: BoundModel, step: Callable[..., Any]) -> Callable[..., Any]:
-    """The step where an image lacks a token of its group; elsewhere nothing happens."""
+    """Makes the step where an image lacks a token of its group; elsewhere nothing happens."""
     kept = bound.kept
     assert kept is not None
 
@@ -223,14 +229,14 @@ def skipping(bound: BoundModel, step: Callable[..., Any]) -> Callable[..., Any]:
             _, seen = jax.eval_shape(step, state, group)
             return state, jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), seen)
 
-        needed = jnp.any(bound.active & (kept.number < group.first + group.size))
+        needed = jnp.any(kept.number < group.first + group.size)
         return jax.lax.cond(needed, step, nothing, state, group)
 
     return maybe
 
 
 def in_segment(bound: BoundModel, segment: Segment) -> BoundModel:
-    """The model as steps of this segment see it: the same, but for the denoising steps."""
+    """Returns the model as steps of this segment see it: with their denoising steps."""
     if segment.respacing == bound.options.respacing:
         return bound
     return dataclasses.replace(
@@ -247,56 +253,61 @@ def sample(
     keys: Array,
     labels: Array,
     options: Options,
-    active: Array | None = None,
     order: Array | None = None,
     noise: Array | None = None,
-) -> PlainOutput:
+) -> Made:
     """Generates a batch; the arguments are those of `bind`."""
-    bound = bind(network, params, keys, labels, options, active, order, noise)
-    state, counts = empty_state(bound), []
+    bound = bind(network, params, keys, labels, options, order, noise)
+    state, work = empty_state(bound), cache_work(bound)
     for segment, groups in plan_segments(network.seq_len, options):
-        state, spent = ar_steps(bound, segment, state, group_arrays(groups, options))
-        counts.append(spent)
-    tokens = by_position(state.tokens[:, : network.seq_len], bound.order[: len(keys)])
-    return PlainOutput(tokens, jax.tree.map(lambda *parts: jnp.concatenate(parts), *counts))
+        state, more = ar_steps(bound, segment, state, group_arrays(groups, options))
+        work = add_up(work, more)
+    return output(bound, state.tokens, network.seq_len, work)
 
 
-def stream(batch: Batch, pieces: int | None = None) -> Iterator[tuple[int, PlainOutput]]:
-    """The same generation in about so many pieces (an AR step each), for progress bars and animations.
+def stream(
+    network: TokenModel, params: Any, keys: Array, labels: Array, options: Options, pieces: int | None = None
+) -> Iterator[tuple[int, Made]]:
+    """Generates a batch in about so many pieces (an AR step each), for progress bars and animations.
 
-    Yields the number of known tokens, and the tokens (zero where unknown) with the counts of this piece.
+    Yields the number of known tokens, and what there is: tokens (zero where unknown) and what they took.
     """
-    options, bound = batch.options, _bind(*batch)
-    state, segments = empty_state(bound), plan_segments(batch.network.seq_len, options)
+    bound = _bind(network, params, keys, labels, options)
+    state, segments = empty_state(bound), plan_segments(network.seq_len, options)
+    work = cache_work(bound)
     total = sum(len(groups) for _, groups in segments)
     several = 1 if pieces is None else -(-total // pieces)
     for segment, groups in segments:
         for some in (groups[i : i + several] for i in range(0, len(groups), several)):
-            state, counts = _ar_steps(bound, segment, state, group_arrays(some, options))
-            known = some[-1].start + some[-1].size
-            yield known, PlainOutput(_known_by_position(bound, state.tokens, known), counts)
+            state, more = _ar_steps(bound, segment, state, group_arrays(some, options))
+            known, work = some[-1].start + some[-1].size, add_up(work, more)
+            yield known, _output(bound, state.tokens, known, work)
+
+
+def output(bound: BoundModel, tokens: Array, known: Array | int, work: Work) -> Made:
+    """Returns what there is when the first `known` tokens are, by position."""
+    images, length = bound.images, bound.order.shape[1]
+    visible = (jnp.arange(length) < known)[None, :, None]
+    shown = put_back(bound.kept, jnp.where(visible, tokens[:, :length], 0))
+    groups = bound.options.groups(length)
+    counts = Counts(steps_made(bound, groups), work, no_work(images))
+    marks = jnp.zeros((images, length), jnp.int8)
+    return Made(by_position(shown, bound.order[:images]), marks, steps_by_position(bound, groups), counts)
 
 
 _bind = jax.jit(bind, static_argnames=("network",))
 _ar_steps = jax.jit(ar_steps, static_argnames=("segment",))
-
-
-@jax.jit
-def _known_by_position(bound: BoundModel, tokens: Array, known: Array) -> Array:
-    images, length = tokens.shape[0], bound.order.shape[1]
-    visible = (jnp.arange(length) < known)[None, :, None]
-    shown = put_back(bound.kept, jnp.where(visible, tokens[:, :length], 0))
-    return by_position(shown, bound.order[:images])
+_output = jax.jit(output)
 
 
 def group_arrays(groups: tuple[Group, ...], options: Options) -> GroupArrays:
-    """The groups, [S]."""
+    """Returns the groups as arrays, [S]."""
     firsts, sizes = (jnp.array(column) for column in zip(*((g.start, g.size) for g in groups)))
     return GroupArrays(firsts, sizes, guidance_scale(groups, options.cfg, options.cfg_schedule))
 
 
 def empty_state(bound: BoundModel) -> PlainState:
-    """Before the first AR step."""
+    """Returns the state before the first AR step."""
     network, segments = bound.network, plan_segments(bound.network.seq_len, bound.options)
     padded = network.seq_len + max(segment.width for segment, _ in segments) - 1
     tokens = jnp.zeros((bound.images, padded, network.token_dim), bound.dtype)
@@ -311,10 +322,16 @@ def empty_state(bound: BoundModel) -> PlainState:
 def _with_known(
     bound: BoundModel, network: CachedTokenModel, cache: Any, tokens: Array, number: Array
 ) -> Any:
-    """The cache with all known tokens in it, from one call; what follows them is overwritten before it is
-    read."""
+    """Returns the cache with all known tokens in it, from one call; what follows them is overwritten before
+    it is read."""
     rows, length = bound.order.shape
     halves = rows // len(tokens)
     every = jnp.broadcast_to(jnp.arange(length), (rows, length))
     given = (jnp.tile(tokens[:, :length], (halves, 1, 1)), bound.order, jnp.tile(number, halves))
     return network.extend(bound.params, cache, *given, bound.class_embedding, every, bucket=length)[1]
+
+
+def cache_work(bound: BoundModel) -> Work:
+    """Returns the call that puts known tokens into a cache, if there is one."""
+    cached = bound.kept is not None and isinstance(bound.network, CachedTokenModel)
+    return no_work(bound.images)._replace(backbone=calls(len(bound.order), int(cached)))

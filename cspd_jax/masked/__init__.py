@@ -7,29 +7,25 @@ self-speculation pays here. `generate` and `stream` take (key, model, prompts, m
     tokens, info = masked.generate(None, model, prompts, masked.SelfSpeculation(gamma=4), options)
 
 A generation is made of pure functions that can be combined in other ways: `generation.prepare` makes the
-`Inputs` of `loop`, `loop.begin` the first state, and `loop.advance` takes a round or step.
+`Inputs`, whose way has the first state, `begin`, the rounds or steps, `advance`, and their end, `unfinished`.
 """
 
-from cspd_jax.masked.autotune import fastest
-from cspd_jax.masked.generation import generate, stream
-from cspd_jax.masked.info import Info, MaskedOutput
-from cspd_jax.masked.methods import Method, Schedule, SelfSpeculation, Stepwise
-from cspd_jax.masked.options import Options
-from cspd_jax.masked.protocol import MaskedLanguageModel
+from cspd_jax.language_models import MaskedLanguageModel, Prompts, pad_prompts
+from cspd_jax.masked.generation import Request, Trace, fastest, generate, stream
+from cspd_jax.masked.options import Method, Options, Schedule, SelfSpeculation, Stepwise
 from cspd_jax.masked.sets import MoveSets
-from cspd_jax.text.prompts import Prompts, pad_prompts
 
 __all__ = [
-    "Info",
     "MaskedLanguageModel",
-    "MaskedOutput",
     "Method",
     "MoveSets",
     "Options",
     "Prompts",
+    "Request",
     "Schedule",
     "SelfSpeculation",
     "Stepwise",
+    "Trace",
     "fastest",
     "generate",
     "pad_prompts",

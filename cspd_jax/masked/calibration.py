@@ -10,15 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax._utils.progress import Bar
-from cspd_jax.errors import UserError
+from cspd_jax.check import UserError
+from cspd_jax.language_models import Model
 from cspd_jax.masked import passes
 from cspd_jax.masked.canvas import Canvas, window_at
 from cspd_jax.masked.generation import generate, prepare
-from cspd_jax.masked.methods import Stepwise
-from cspd_jax.masked.options import Options
+from cspd_jax.masked.options import Options, Stepwise
 from cspd_jax.masked.sets import BEYOND, Move, MoveSets, Run, fit, prefixes
 from cspd_jax.masked.speculative import Moves, Speculation, draft, width
-from cspd_jax.text.protocol import Model
 
 Array = jax.Array
 COUNTS = (4, 8, 16, 32, 64)
@@ -43,26 +42,21 @@ def fitted(
             runs += recorded(model, prompts[i : i + _ROWS], options)
             bar.update(len(runs) - bar.n)
     moves = [walk[0] for run in runs for walk in run]
-    if not moves:
+    if set(moves) <= {BEYOND}:
         raise UserError(
-            f"after the {len(prompts)} prompts there is nothing to draft: with {int(options.max_new_tokens)}"
-            f" new tokens in blocks of {int(options.block)} no move follows another; ask for more of them"
-        )
-    if set(moves) == {BEYOND}:
-        raise UserError(
-            f"after the {len(prompts)} prompts none of {len(moves)} moves was among those drafted one move"
-            " earlier; a table needs more prompts, or a trained model"
+            f"after the {len(prompts)} prompts none of {len(moves)} moves that follow another was among those"
+            " drafted one move earlier; a table needs more prompts, more places, or a trained model"
         )
     return {count: fit(runs, count) for count in counts}
 
 
 def recorded(model: Model, prompts: Sequence[Sequence[int]], options: Options) -> list[list[list[Move]]]:
-    """The run of each prompt."""
+    """Returns the run of each prompt."""
     request = None, model, prompts, Stepwise(), options
     tokens, info = jax.device_get(generate(*request))
-    steps, canvas = info.steps, prepare(*request).canvas
+    steps, canvas = info.trace.steps, prepare(*request).canvas
     wide = MoveSets((*prefixes(_RANKS).texts, ((1, _TOKENS - 1),)))
-    probe = Speculation(wide, jnp.full(len(tokens), _RANKS), None)
+    probe = Speculation(wide, jnp.full(len(tokens), _RANKS))
     order = np.argsort(steps, axis=1)
     runs: list[list[list[Move]]] = [[] for _ in tokens]
     for step in range(tokens.shape[1] - 1):
@@ -81,7 +75,7 @@ def _drafted(canvas: Canvas, probe: Speculation, text: Array, step: Array) -> Mo
 
 
 def _as_drafted(seen: Moves, row: int, place: int, token: int) -> Move:
-    """(rank, which token) of a move, or `BEYOND`."""
+    """Returns (rank, which token) of a move, or `BEYOND`."""
     ranks = np.flatnonzero((seen.place[row] == place) & seen.exists[row])
     if not len(ranks) or ranks[0] == 0:  # the certain place, whose token was another one: a near-tie
         return BEYOND

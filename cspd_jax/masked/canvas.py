@@ -8,10 +8,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from cspd_jax.language_models import MaskedLanguageModel, Prompts
 from cspd_jax.masked.options import Options
-from cspd_jax.masked.protocol import MaskedLanguageModel
-from cspd_jax.text.checks import at_most
-from cspd_jax.text.prompts import Prompts
 
 Array = jax.Array
 
@@ -23,9 +21,7 @@ class Canvas:
 
     network: the model's pure functions (static).
     params: of the network.
-    base: [H * B, N] prompts at the left edge, then masks; with guidance H = 2, and the prompts of the second
-        half are hidden by masks. Otherwise H = 1.
-    valid: [H * B, N] false for padding.
+    base: [B, N] prompts at the left edge, then masks.
     start: [B] lengths of the prompts, which is where their places begin.
     keys: [B] one per row; None if nothing is drawn.
     options: what was asked for, its numbers as arrays.
@@ -34,7 +30,6 @@ class Canvas:
     network: MaskedLanguageModel = dataclasses.field(metadata={"static": True})
     params: Any
     base: Array
-    valid: Array
     start: Array
     keys: Array | None
     options: Options
@@ -61,12 +56,22 @@ class Canvas:
 
     @property
     def halves(self) -> int:
-        """H: 2 with guidance, else 1."""
-        return self.base.shape[0] // self.start.shape[0]
+        """H: rows of the network for a text; 2 with guidance, of which the second does not see the prompt."""
+        return 1 if self.options.guidance is None else 2
+
+    @property
+    def rows(self) -> int:
+        """H B, the rows of a pass."""
+        return self.halves * len(self.start)
+
+    @property
+    def valid(self) -> Array:
+        """[B, N] false for padding."""
+        return jnp.arange(self.base.shape[1]) < self.start[:, None] + self.places
 
     def empty(self) -> Array:
-        """Text [B, G] with every place still to be filled."""
-        return jnp.full((self.start.shape[0], self.places), self.mask_id, jnp.int32)
+        """Returns text [B, G] with every place still to be filled."""
+        return jnp.full((len(self.start), self.places), self.mask_id, jnp.int32)
 
 
 class Window(NamedTuple):
@@ -89,27 +94,22 @@ def make_canvas(
     mask_id, places = network.config.mask_ids[0], options.max_new_tokens
     start = jnp.asarray(prompts.lengths, jnp.int32)
     tokens = jnp.pad(jnp.asarray(prompts.tokens, jnp.int32), ((0, 0), (0, places)))
-    column = jnp.arange(tokens.shape[1])
-    base = jnp.where(column < start[:, None], tokens, mask_id)
-    valid = column < start[:, None] + places
-    if options.guidance is not None:
-        base = jnp.concatenate([base, jnp.full_like(base, mask_id)])
-        valid = jnp.concatenate([valid, valid])
+    base = jnp.where(jnp.arange(tokens.shape[1]) < start[:, None], tokens, mask_id)
     real = lambda value: None if value is None else jnp.asarray(value, float)
     options = dataclasses.replace(
         options,
         block=min(options.block, places),
         temperature=jnp.asarray(options.temperature, float),
         top_p=real(options.top_p),
-        top_k=None if options.top_k is None else at_most(options.top_k, network.config.vocab_size),
+        top_k=None if options.top_k is None else jnp.minimum(options.top_k, network.config.vocab_size),
         place_temperature=real(options.place_temperature),
         guidance=real(options.guidance),
     )
-    return Canvas(network, params, base, valid, start, keys, options)
+    return Canvas(network, params, base, start, keys, options)
 
 
 def window_at(canvas: Canvas, text: Array, width: int) -> Window:
-    """`width` places (whole blocks) from the first block of text [B, G] that has something to fill."""
+    """Returns `width` places (whole blocks) from the first open block of text [B, G] on, or the last ones."""
     first = jnp.argmax(text == canvas.mask_id, axis=1).astype(jnp.int32) // canvas.block * canvas.block
     end = -(-canvas.places // canvas.block) * canvas.block
     places = jnp.minimum(first, max(0, end - width))[:, None] + jnp.arange(width, dtype=jnp.int32)
@@ -125,7 +125,7 @@ def is_masked(canvas: Canvas, window: Window, text: Array) -> Array:
 
 
 def fill(text: Array, place: Array, value: Array, where: Array) -> Array:
-    """text [B, G] with `value` at the different places [B, K] of each row where [B, K] is true."""
+    """Writes `value` into text [B, G] at those of the places [B, K] for which `where` [B, K] is true."""
     column = jnp.where(where, place, text.shape[1])  # the rest is dropped
     value = jnp.broadcast_to(value, column.shape).astype(text.dtype)
     return text.at[jnp.arange(len(text))[:, None], column].set(value, mode="drop")

@@ -3,37 +3,68 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+import functools
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
 
-from cspd_jax._utils.options import check_options
 from cspd_jax._utils.progress import Bar
-from cspd_jax._utils.typed import check_flag
-from cspd_jax.masked import loop, sharded, stepwise
-from cspd_jax.masked.canvas import make_canvas
-from cspd_jax.masked.info import MaskedOutput
-from cspd_jax.masked.loop import Inputs
-from cspd_jax.masked.methods import Method, Schedule, SelfSpeculation, Stepwise
-from cspd_jax.masked.options import Options
+from cspd_jax.check import UserError
+from cspd_jax.info import Generated, Info
+from cspd_jax.keys import independent_key, keys_per_row
+from cspd_jax.language_models import Model, PromptsLike, as_prompts, bound, check_prompts, concrete
+from cspd_jax.masked import stepwise
+from cspd_jax.masked.canvas import Canvas, make_canvas
+from cspd_jax.masked.options import Method, Options, Schedule, SelfSpeculation, Stepwise
 from cspd_jax.masked.sets import MoveSets, chosen, prefixes, tables_of
-from cspd_jax.masked.speculative import Speculation
-from cspd_jax.parallel import common_mesh
-from cspd_jax.text.checks import (
-    at_most,
-    check_max_gamma,
-    check_number,
-    check_outside_jit,
-    holds,
-    keys_of_rows,
-    require,
-)
-from cspd_jax.text.prompts import BEYOND, PromptsLike, as_prompts, check_length, check_prompts
-from cspd_jax.text.protocol import Model, bound
-from cspd_jax.weights.checks import blaming_parameters
+from cspd_jax.masked.speculative import MaskedState, Speculation
+from cspd_jax.masked.stepwise import Steps, StepState
+from cspd_jax.measure import Choice, choose
+from cspd_jax.parallel import common_mesh, replicate, spread
 
 Array = jax.Array
+_PILOT = 32  # places of a measurement
+
+
+class Request(NamedTuple):
+    """The arguments of `generate`."""
+
+    key: Array | None
+    model: Model
+    prompts: PromptsLike
+    method: Method = SelfSpeculation()
+    options: Options = Options()
+
+
+class Trace(NamedTuple):
+    """How the text was filled.
+
+    steps: [B, G] the step of its row at which each place was filled, from 0.
+    rounds: [B, G] the round in which it was filled; the same as steps unless the method speculates.
+    """
+
+    steps: Array
+    rounds: Array
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Inputs:
+    """What stays the same during a generation.
+
+    canvas: the model, the prompts and the places after them.
+    way: how they are filled: `begin`, `unfinished` and `advance` are the parts of the loop.
+    """
+
+    canvas: Canvas
+    way: Speculation | Steps
+
+
+State = MaskedState | StepState
 
 
 def generate(
@@ -44,7 +75,7 @@ def generate(
     options: Options = Options(),
     *,
     progress: bool = False,
-) -> MaskedOutput:
+) -> Generated:
     """Fills the places after each prompt, and returns (tokens [B, max_new_tokens], info).
 
     A row depends on its own prompt, key and numbers, never on its neighbours. The function can be called
@@ -59,24 +90,35 @@ def generate(
       options: see `Options`.
       progress: show a bar, for which each round is a jitted call of its own; not on a mesh, nor in `jit`.
     """
-    check_flag("progress", progress)
     mesh = common_mesh(model)
-    with blaming_parameters(model):
-        inputs = prepare(key, model, prompts, method, options)
-        if mesh is not None:
-            return sharded.run(loop.run, inputs, mesh)
-        return _shown(inputs) if progress else loop.run(inputs)
+    inputs = prepare(key, model, prompts, method, options)
+    if mesh is not None:
+        return _on_mesh(replicate(mesh, inputs), mesh)
+    return _shown(inputs) if progress else run(inputs)
 
 
-def _shown(inputs: Inputs) -> MaskedOutput:
-    """`loop.run`, with a bar."""
-    canvas = inputs.canvas
-    rows, known = len(canvas.start), 0
-    with Bar(total=rows * canvas.places, desc=f"{rows} texts", unit="token") as bar:
-        for out in loop.outputs(inputs):
-            before, known = known, int(jnp.sum(out.tokens != canvas.mask_id))
-            bar.update(known - before)
-    return out
+@functools.partial(jax.jit, static_argnames="mesh")
+def _on_mesh(inputs: Inputs, mesh: Mesh) -> Generated:
+    """Has each group of devices fill its own share of the rows."""
+    canvas, way = inputs.canvas, inputs.way
+    each = lambda a: a if a.ndim else jnp.broadcast_to(a, (len(canvas.start),))
+    steps = way if isinstance(way, Steps) else None  # whose quotas are those of all rows
+    rows = dataclasses.replace(canvas, params=None), way if steps is None else None
+
+    def fill(rows: Any, shared: Any) -> Generated:
+        (canvas, way), (params, steps) = rows, shared
+        return run(Inputs(dataclasses.replace(canvas, params=params), steps if way is None else way))
+
+    return spread(fill, mesh, jax.tree.map(each, rows), (canvas.params, steps))
+
+
+def _shown(inputs: Inputs) -> Generated:
+    """Does what `run` does, with a bar."""
+    rows, places = len(inputs.canvas.start), inputs.canvas.places
+    with Bar(total=rows * places, desc=f"{rows} texts", unit="token") as bar:
+        for made in _outputs(inputs):
+            bar.update(int(jnp.sum(made.info.made)) - bar.n)
+    return made
 
 
 def stream(
@@ -85,14 +127,62 @@ def stream(
     prompts: PromptsLike,
     method: Method = SelfSpeculation(),
     options: Options = Options(),
-) -> Iterator[MaskedOutput]:
+) -> Iterator[Generated]:
     """Yields (tokens, info) after each round or step; the last one is what `generate` returns.
 
     The arguments are those of `generate`. Places that are still to be filled hold the mask's id.
     """
-    inputs = prepare(key, model, prompts, method, options)
-    check_outside_jit(inputs, "masked.stream")
-    return loop.outputs(inputs)
+    return _outputs(prepare(key, model, prompts, method, options))
+
+
+def _outputs(inputs: Inputs) -> Iterator[Generated]:
+    state = _begin(inputs)
+    while np.any(_unfinished(inputs, state)):
+        state = _advance(inputs, state._replace(cache=None), state.cache)
+        yield output(inputs, state)
+
+
+@jax.jit
+def run(inputs: Inputs) -> Generated:
+    """Takes all rounds or steps in one loop on the device."""
+    more = lambda state: jnp.any(_unfinished(inputs, state))
+    turn = lambda state: inputs.way.advance(inputs.canvas, state)
+    return output(inputs, jax.lax.while_loop(more, turn, _begin(inputs)))
+
+
+@jax.jit
+def _begin(inputs: Inputs) -> State:
+    return inputs.way.begin(inputs.canvas)
+
+
+@jax.jit
+def _unfinished(inputs: Inputs, state: Any) -> Array:
+    return inputs.way.unfinished(inputs.canvas, state)
+
+
+@functools.partial(jax.jit, donate_argnames="cache")
+def _advance(inputs: Inputs, state: Any, cache: Any) -> State:
+    """Takes a round, whose cache is written where the one before was, not beside it."""
+    return inputs.way.advance(inputs.canvas, state._replace(cache=cache))
+
+
+def output(inputs: Inputs, state: State) -> Generated:
+    """Returns what there is after some round or step; places that are not filled yet hold the mask's id."""
+    happened, judgement = state.info, inputs.way.judgement
+    if inputs.canvas.cached and judgement.lossless:
+        note = "; with the block cache this is a different sampler, with a reference of its own"
+        judgement = judgement._replace(why=judgement.why + note)
+    info = Info(
+        made=jnp.sum(state.text != inputs.canvas.mask_id, axis=1, dtype=jnp.int32),
+        rounds=happened.rounds,
+        tested=happened.tested,
+        accepted=happened.accepted,
+        truncated=jnp.zeros(len(state.text), jnp.int32),
+        calls=happened.calls,
+        trace=Trace(state.order, state.rounds),
+        judgement=judgement,
+    )
+    return Generated(state.text, info)
 
 
 def prepare(
@@ -105,95 +195,106 @@ def prepare(
     """Returns the arguments of `generate`, checked where their values are known, as `Inputs`."""
     network, params = bound(model)
     config, prompts = network.config, as_prompts(prompts)
-    require(config.mask_ids, "the model has no mask id, so it is not a masked-diffusion model")
-    is_method = isinstance(method, Method)
-    require(is_method, f"method is {method!r:.80}; it must be SelfSpeculation(), Stepwise() or Schedule()")
-    batch, longest = check_prompts(config, prompts, shortest=int(config.shifted))
-    check_options(options, Options, batch)
-    check_length(config, longest, int(options.max_new_tokens), BEYOND)
-    check_options(method, type(method), batch)
-    if holds(options.place_temperature, lambda t: t == 0, unknown=False):
+    if not config.mask_ids:
+        raise UserError("the model has no mask id, so it is not a masked-diffusion model")
+    check_prompts(config, prompts, options.max_new_tokens, shortest=int(config.shifted))
+    batch = len(prompts.lengths)
+    if _is_zero(options.place_temperature):
         options = dataclasses.replace(options, place_temperature=None)
     if isinstance(method, Schedule) and config.shifted:  # Dream's schedule knows no blocks
         options = dataclasses.replace(options, block=options.max_new_tokens)
-    draws = _check_draws(key, options)
-    canvas = make_canvas(network, params, prompts, options, keys_of_rows(key, batch) if draws else None)
-    way = method.like if isinstance(method, Stepwise) else method
-    speculation = None
-    if isinstance(way, SelfSpeculation):
-        check_options(way, SelfSpeculation, batch)
-        sets = None if way.texts is None else _sets(way, model, draws)
-        speculation = _speculation(way, options, batch, sets)
-        if isinstance(method, Stepwise):
-            never = jnp.zeros(batch, jnp.int32)
-            speculation = dataclasses.replace(speculation, gamma=never, accept_top_k=None)
-    quotas = _quotas(method, options, config.shifted) if isinstance(method, Schedule) else None
-    return Inputs(canvas, speculation, quotas)
+    keys = keys_per_row(key, batch) if _draws(key, options) and key is not None else None
+    canvas = make_canvas(network, params, prompts, options, keys)
+    if isinstance(method, Schedule):
+        return Inputs(canvas, Steps(_quotas(method, options, config.shifted)))
+    like = method.like if isinstance(method, Stepwise) else method
+    if like is None:
+        return Inputs(canvas, Steps())
+    speculation = _speculation(like, model, options, canvas)
+    if isinstance(method, Stepwise):
+        never = jnp.zeros(batch, jnp.int32)
+        speculation = dataclasses.replace(speculation, gamma=never)
+    return Inputs(canvas, speculation)
 
 
-def _check_draws(key: Array | None, options: Options) -> bool:
-    """Returns whether anything is drawn; raises a UserError for numbers without effect and a missing key."""
-    greedy = holds(options.temperature, lambda t: t == 0, unknown=False)
-    require(greedy or key is not None, "sampling needs a key: one, or one for each row")
-    without_cuts = options.confidence in ("clean", "random")
-    for name in ("top_p", "top_k"):
-        require(
-            getattr(options, name) is None or not greedy or not without_cuts,
-            f"{name} has no effect at temperature 0 with confidence {options.confidence!r};"
-            " give a temperature",
-        )
+def _is_zero(temperature: Array | float | None) -> bool:
+    """Returns whether the temperature is known to be zero in every row."""
+    known = concrete(temperature)
+    return known is not None and bool(np.all(known == 0))
+
+
+def _draws(key: Array | None, options: Options) -> bool:
+    """Returns whether anything is drawn, for which there must be a key."""
     drawn_places = options.place_temperature is not None
-    require(
-        not drawn_places or not without_cuts,
-        "place_temperature is for confidence 'probability', 'margin' and 'entropy', not"
-        f" {options.confidence!r}",
-    )
-    require(options.confidence != "random" or key is not None, "confidence 'random' needs a key")
-    require(not drawn_places or key is not None, "place_temperature needs a key")
-    return not greedy or options.confidence == "random" or drawn_places
+    if drawn_places and options.confidence in ("clean", "random"):
+        raise UserError(
+            "place_temperature is for confidence 'probability', 'margin' and 'entropy', not"
+            f" {options.confidence!r}"
+        )
+    draws = drawn_places or options.confidence == "random" or not _is_zero(options.temperature)
+    if draws and key is None:
+        raise UserError("sampling needs a key: one, or one for each row")
+    return draws
 
 
-def _sets(method: SelfSpeculation, model: Model, draws: bool) -> MoveSets:
-    """Returns the table of texts that is asked for."""
-    require(
-        not draws,
-        "texts are for temperature 0: above it noise belongs to a step, and a set of moves has no order;"
-        " leave texts out, for the chain of prefixes",
-    )
-    require(method.accept_top_k is None, "accept_top_k goes with the chain; leave texts out")
-    default = holds(method.gamma, lambda g: g == SelfSpeculation.gamma) and method.max_gamma is None
-    require(default, "texts takes the place of gamma and max_gamma; leave them out")
-    if isinstance(method.texts, MoveSets):
-        return method.texts
-    assert method.texts is not None
-    return chosen(tables_of(model), int(method.texts))
-
-
-def _speculation(method: SelfSpeculation, options: Options, batch: int, sets: MoveSets | None) -> Speculation:
-    """Returns how far to draft: at most all moves that there are."""
-    places = options.max_new_tokens
+def _speculation(method: SelfSpeculation, model: Model, options: Options, canvas: Canvas) -> Speculation:
+    """Returns which texts are read, and how far to go: at most all moves that there are."""
+    batch, places = len(canvas.start), options.max_new_tokens
     most = max(1, (min(options.block, places) if options.cached else places) - 1)
-    if sets is not None:
-        sets = sets.within(most)
-        return Speculation(sets, jnp.full(batch, len(sets.texts)), None)
-    max_gamma = check_max_gamma(method.gamma, method.max_gamma)
-    check_number("gamma", method.gamma, lambda g: g <= max_gamma, f"at most max_gamma, {max_gamma}")
-    max_gamma = min(max_gamma, most)
-    return Speculation(
-        sets=prefixes(max_gamma),
-        gamma=jnp.broadcast_to(at_most(method.gamma, max_gamma), (batch,)),
-        accept_top_k=None if method.accept_top_k is None else at_most(method.accept_top_k, places),
-    )
+    if method.texts is None:
+        max_gamma = min(int(np.max(method.gamma)) if method.max_gamma is None else method.max_gamma, most)
+        gamma = jnp.broadcast_to(jnp.minimum(method.gamma, max_gamma), (batch,))
+        return Speculation(prefixes(max_gamma), gamma)
+    if canvas.keys is not None:
+        raise UserError(
+            "texts are for temperature 0: above it the noise of a step decides which moves come, and a table"
+            " that knows no steps drafts badly; leave texts out, for the chain of prefixes"
+        )
+    sets = method.texts
+    if not isinstance(sets, MoveSets):
+        sets = chosen(tables_of(model), int(sets))
+    sets = sets.within(most)
+    return Speculation(sets, jnp.full(batch, len(sets.texts)))  # as far as the table goes
 
 
 def _quotas(method: Schedule, options: Options, shifted: bool) -> Array:
     """Returns how many places each step fills, by the schedule published with the model's family."""
-    require(not options.cached, "a schedule has no cache; leave cached off")
+    if options.cached:
+        raise UserError("a schedule has no cache; leave cached off")
     places, block = options.max_new_tokens, min(options.block, options.max_new_tokens)
     steps = places if method.steps is None else method.steps
-    require(steps <= places, f"steps is {steps}; the schedule has at most one for each of {places} places")
+    if steps > places:
+        raise UserError(f"steps is {steps}; the schedule has at most one for each of {places} places")
     if shifted:
         return jnp.asarray(stepwise.dream_quotas(places, steps))
     blocks = -(-places // block)
-    require(steps >= blocks, f"steps is {steps}; the schedule has at least one for each of {blocks} blocks")
+    if steps < blocks:
+        raise UserError(f"steps is {steps}; the schedule has at least one for each of {blocks} blocks")
     return jnp.asarray(stepwise.llada_quotas(places, block, steps))
+
+
+def fastest(
+    key: Array | None,
+    model: Model,
+    prompts: Sequence[Sequence[int]],
+    options: Options = Options(),
+    *,
+    gammas: tuple[int, ...] = (2, 4, 8),
+    texts: tuple[int, ...] = (4, 16),
+    pilot: int = _PILOT,
+) -> Choice[Request]:
+    """Returns what to give `generate`: stepwise decoding or self-speculation, whichever is faster here.
+
+    Each way fills the first `pilot` places of each row in turns (whole blocks); the text is the same. The
+    measurement draws numbers of its own. The ways are named "stepwise", "gamma 4" and, where nothing is
+    drawn, "texts 16". `generate(*choice.request)` runs the fastest.
+    """
+    request = Request(key, model, prompts, Stepwise(), options)
+    ways = {"stepwise": request}
+    ways |= {f"gamma {g}": request._replace(method=SelfSpeculation(g)) for g in gammas}
+    if prepare(*request).canvas.keys is None:
+        ways |= {f"texts {n}": request._replace(method=SelfSpeculation(texts=n)) for n in texts}
+    places = min(options.max_new_tokens, max(options.block, pilot // options.block * options.block))
+    short = dataclasses.replace(options, max_new_tokens=places, block=min(options.block, places))
+    independent = None if key is None else independent_key(key)
+    return choose(ways, lambda one: generate(*one._replace(key=independent, options=short)))

@@ -1,27 +1,19 @@
-"""The options of filling places: a field of `Options` is the only place where one has its name, its default,
-its meaning and its check. What belongs to one method alone is a field of that method."""
+"""The options of filling places, and the ways to fill them: self-speculation, its stepwise reference, and the
+published lossy schedules. A field is the only place where an option has its name, its default and its
+meaning; what belongs to one method alone is a field of that method."""
 
 from __future__ import annotations
 
 import dataclasses
+from typing import ClassVar
 
 import jax
-import numpy as np
 
 from cspd_jax._utils.options import documented, option
-from cspd_jax.errors import LARGEST, shown
-from cspd_jax.text.checks import given_size, number, require, size, whole_number
+from cspd_jax.masked.sets import MoveSets
 
 Array = jax.Array
 CONFIDENCES = ("clean", "probability", "margin", "entropy", "random")
-_MAX_TEMPERATURE = 1e6  # above it, little more than the rounding errors of the logits would be left
-
-
-def _one_of_them(name: str, value: object, batch: int) -> None:
-    require(
-        isinstance(value, str) and value in CONFIDENCES,
-        f"{name} is {shown(value)}; it must be one of {', '.join(CONFIDENCES)}",
-    )
 
 
 @documented
@@ -37,19 +29,17 @@ class Options:
     max_new_tokens: int = option(
         64,
         "places to fill after each prompt (default: 64)",
-        size,
         static=True,
         flags=("--new-tokens", "--max-new-tokens"),
-        type="positive",
+        type=int,
         metavar="N",
     )
     block: int = option(
         8,
         "places to fill before later ones (default: 8); Dream's schedule ignores it",
-        given_size,
         static=True,
         flags=("--block",),
-        type="positive",
+        type=int,
     )
     cached: bool = option(
         False,
@@ -63,7 +53,6 @@ class Options:
         "what makes a place the next one. clean: the probability of its token without temperature, as in"
         " LLaDA (default); probability, margin, entropy: of the distribution that the token is drawn from, as"
         " in Dream (maskgit_plus, topk_margin, entropy); random: random remasking",
-        _one_of_them,
         static=True,
         flags=("--confidence",),
         choices=CONFIDENCES,
@@ -71,14 +60,12 @@ class Options:
     temperature: Array | float = option(
         0.0,
         "of the tokens; 0 is greedy (default: 0). Dream's and LLaDA's users take 0.1 to 0.4",
-        number(lambda t: (t >= 0) & (t <= _MAX_TEMPERATURE), f"0 (greedy) to {_MAX_TEMPERATURE:g}"),
         flags=("--temperature",),
         type=float,
     )
     top_p: Array | float | None = option(
         None,
         "draw from the fewest most probable tokens that hold the probability P",
-        number(lambda p: (p > 0) & (p <= 1), "above 0 and at most 1 (None is off)"),
         flags=("--top-p",),
         type=float,
         metavar="P",
@@ -86,18 +73,13 @@ class Options:
     top_k: Array | int | None = option(
         None,
         "draw from the K most probable tokens, after --top-p",
-        whole_number(lambda k: k >= 1, "at least 1 (None is off)"),
-        flags=("--sampling-top-k",),
-        type="positive",
+        flags=("--top-k", "--sampling-top-k"),
+        type=int,
         metavar="K",
     )
     place_temperature: Array | float | None = option(
         None,
         "draw the place from softmax(confidence / T), Dream's alg_temp (default: 0, the surest place)",
-        number(
-            lambda t: (t >= 0) & (t <= _MAX_TEMPERATURE),
-            f"above 0 and at most {_MAX_TEMPERATURE:g} (0 and None are off)",
-        ),
         flags=("--place-temperature", "--alg-temp"),
         type=float,
         metavar="T",
@@ -105,8 +87,67 @@ class Options:
     guidance: Array | float | None = option(
         None,
         "scale s of classifier-free guidance by the prompt, un + (s + 1) (cond - un)",
-        number(lambda s: np.abs(s) <= LARGEST, "a finite number (None is off)"),
         flags=("--guidance",),
         type=float,
         metavar="SCALE",
     )
+
+
+@documented
+@dataclasses.dataclass(frozen=True)
+class SelfSpeculation:
+    """Drafts several moves in a pass, and writes what `Stepwise` writes."""
+
+    gamma: Array | int = option(
+        4,
+        "moves tested per pass of ssd (default: 4; in Python also one for each row); more than there are"
+        " places to fill is the same as all of them",
+        flags=("--draft-len", "--gamma"),
+        type=int,
+        metavar="N",
+        default=None,
+    )
+    max_gamma: int | None = option(
+        None, "the largest gamma, on which work and memory depend (default: gamma itself)"
+    )
+    texts: MoveSets | int | None = option(
+        None,
+        "texts read per pass: a chosen table in place of the chain of --draft-len, from those that cspd-jax"
+        " calibrate keeps beside the model, or else from the package's; greedy only",
+        flags=("--texts",),
+        type=int,
+        metavar="N",
+    )
+
+    name: ClassVar[str] = "ssd"
+
+
+@dataclasses.dataclass(frozen=True)
+class Stepwise:
+    """The reference: one token per step.
+
+    like: reads its texts by the passes of this way, in which it does not speculate: then the two write the
+        same texts in float32, too, where passes of other shapes round otherwise.
+    """
+
+    like: SelfSpeculation | None = option(None, "the way whose passes it reads texts by")
+
+    name: ClassVar[str] = "stepwise"
+
+
+@documented
+@dataclasses.dataclass(frozen=True)
+class Schedule:
+    """The schedule published with the model's family, which fills several places per step and is lossy."""
+
+    steps: int | None = option(
+        None,
+        "steps of --method schedule (default: half the number of places; in Python one per place)",
+        flags=("--steps",),
+        type=int,
+    )
+
+    name: ClassVar[str] = "schedule"
+
+
+Method = SelfSpeculation | Stepwise | Schedule

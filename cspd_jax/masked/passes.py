@@ -14,24 +14,17 @@ import jax
 import jax.numpy as jnp
 
 from cspd_jax.masked.canvas import Canvas, Window
-from cspd_jax.masked.confidence import by_row
+from cspd_jax.masked.rule import by_row
 
 Array = jax.Array
 
 
 def whole(canvas: Canvas, window: Window, texts: Array) -> Array:
-    """A pass over everything: texts [B, R, G], R versions per row -> logits [B, R, W, V] of the window."""
-    rows, versions = texts.shape[:2]
-    halves = canvas.halves
-    tokens = jnp.repeat(canvas.base[:, None], versions, axis=1).reshape(-1, canvas.base.shape[1])
-    column = canvas.start[:, None] + jnp.arange(canvas.places)
-    column = jnp.tile(jnp.repeat(column, versions, axis=0), (halves, 1))
-    filled = jnp.tile(texts.reshape(-1, canvas.places), (halves, 1))
-    tokens = tokens.at[jnp.arange(len(tokens))[:, None], column].set(filled)
-    valid = jnp.repeat(canvas.valid, versions, axis=0)
-    at = jnp.tile(jnp.repeat(_columns(canvas, window), versions, axis=0), (halves, 1))
-    logits = canvas.network.forward(canvas.params, tokens, valid, rows=at)
-    return _guided(canvas, logits.reshape(halves, rows, versions, *logits.shape[1:]))
+    """Makes a pass over everything: R texts of each row [B, R, G] -> logits [B, R, W, V] of the window."""
+    versions = texts.shape[1]
+    tokens, at = _tokens(canvas, texts), canvas.start[:, None] + _inside(canvas, window)
+    valid, at = (_for_all(canvas, a, versions) for a in (canvas.valid, at))
+    return guided(canvas, canvas.network.forward(canvas.params, tokens, valid, rows=at), texts.shape[:2])
 
 
 def refresh(canvas: Canvas, window: Window, text: Array, cache: Any, needed: Array) -> tuple[Array, Any]:
@@ -39,15 +32,13 @@ def refresh(canvas: Canvas, window: Window, text: Array, cache: Any, needed: Arr
 
     Returns logits [B, W, V] of the window, and the cache.
     """
-    halves, length = canvas.halves, canvas.base.shape[1]
-    column = jnp.tile(canvas.start[:, None] + jnp.arange(canvas.places), (halves, 1))
-    tokens = canvas.base.at[jnp.arange(len(column))[:, None], column].set(jnp.tile(text, (halves, 1)))
-    stored = jnp.tile(needed, halves)[:, None]
-    positions = jnp.where(stored, jnp.arange(length), length)  # past the end: nothing is stored
-    at = jnp.tile(_columns(canvas, window), (halves, 1))
-    at = jnp.maximum(at - canvas.network.config.shifted, 0)
-    logits, cache = canvas.network.apply(canvas.params, tokens, positions, cache, mask=canvas.valid, rows=at)
-    return _guided(canvas, logits.reshape(halves, -1, *logits.shape[1:])), cache
+    length = canvas.base.shape[1]
+    at = canvas.start[:, None] + _inside(canvas, window) - canvas.network.config.shifted
+    positions = jnp.where(needed[:, None], jnp.arange(length), length)  # past the end: nothing is stored
+    valid, positions, at = (_for_all(canvas, a) for a in (canvas.valid, positions, jnp.maximum(at, 0)))
+    tokens = _tokens(canvas, text[:, None])
+    logits, cache = canvas.network.apply(canvas.params, tokens, positions, cache, mask=valid, rows=at)
+    return guided(canvas, logits, text.shape[:1]), cache
 
 
 def beside(canvas: Canvas, window: Window, texts: Array, cache: Any) -> Array:
@@ -56,38 +47,47 @@ def beside(canvas: Canvas, window: Window, texts: Array, cache: Any) -> Array:
     A shifted model has no logits for the first place, because nothing before it is read. That place was
     filled from the logits of `refresh`.
     """
-    halves, width = canvas.halves, window.places.shape[1]
-    place = jnp.broadcast_to(_inside(canvas, window)[:, None], (*texts.shape[:2], width))
-    tokens = jnp.tile(jnp.take_along_axis(texts, place, axis=2), (halves, 1, 1))
-    positions = jnp.tile(canvas.start[:, None] + window.places, (halves, 1))
-    exists = jnp.tile(window.exists, (halves, 1))
+    place = jnp.broadcast_to(_inside(canvas, window)[:, None], (*texts.shape[:2], window.places.shape[1]))
+    positions = canvas.start[:, None] + window.places
     slots = jnp.arange(canvas.base.shape[1])
     inside = (slots >= positions[:, :1]) & (slots <= positions[:, -1:])
-    logits = canvas.network.beside(
-        canvas.params, tokens, positions, cache, own=exists, mask=canvas.valid & ~inside
-    )
+    tokens = jnp.tile(jnp.take_along_axis(texts, place, axis=2), (canvas.halves, 1, 1))
+    positions, own, seen = (_for_all(canvas, a) for a in (positions, window.exists, canvas.valid & ~inside))
+    logits = canvas.network.beside(canvas.params, tokens, positions, cache, own=own, mask=seen)
     if canvas.network.config.shifted:
         logits = jnp.concatenate([logits[:, :, :1], logits[:, :, :-1]], axis=2)
-    return _guided(canvas, logits.reshape(halves, -1, *logits.shape[1:]))
+    return guided(canvas, logits, texts.shape[:1])
 
 
 def empty_cache(canvas: Canvas) -> Any:
-    """Makes a cache for all rows of the canvas."""
-    return canvas.network.empty_cache(*canvas.base.shape)
+    """Makes a cache for all rows of the network."""
+    return canvas.network.empty_cache(canvas.rows, canvas.base.shape[1])
+
+
+def guided(canvas: Canvas, logits: Array, rows: tuple[int, ...]) -> Array:
+    """Returns logits [*rows, ...] of logits [H B R, ...]: with guidance, of those with and without prompt."""
+    logits = logits.reshape(canvas.halves, *rows, *logits.shape[1:])
+    if canvas.options.guidance is None:
+        return logits[0]
+    conditional, unconditional = logits
+    scale = by_row(canvas.options.guidance, conditional)
+    return unconditional + (scale + 1) * (conditional - unconditional)
 
 
 def _inside(canvas: Canvas, window: Window) -> Array:
     return jnp.minimum(window.places, canvas.places - 1)
 
 
-def _columns(canvas: Canvas, window: Window) -> Array:
-    return canvas.start[:, None] + _inside(canvas, window)
+def _tokens(canvas: Canvas, texts: Array) -> Array:
+    """Returns what the network reads, [H B R, N]: the prompts with texts [B, R, G] after them."""
+    written = jax.vmap(jax.vmap(jax.lax.dynamic_update_slice_in_dim, (None, 0, None, None)), (0, 0, 0, None))
+    tokens = written(canvas.base, texts.astype(canvas.base.dtype), canvas.start, 0)
+    if canvas.options.guidance is not None:
+        in_prompt = jnp.arange(tokens.shape[-1]) < canvas.start[:, None, None]
+        tokens = jnp.stack([tokens, jnp.where(in_prompt, canvas.mask_id, tokens)])
+    return tokens.reshape(-1, tokens.shape[-1])
 
 
-def _guided(canvas: Canvas, logits: Array) -> Array:
-    """Returns the logits [...] with guidance, from those of the halves [H, ...]."""
-    if canvas.options.guidance is None:
-        return logits[0]
-    conditional, unconditional = logits
-    scale = by_row(canvas.options.guidance, conditional)
-    return unconditional + (scale + 1) * (conditional - unconditional)
+def _for_all(canvas: Canvas, of_rows: Array, versions: int = 1) -> Array:
+    """Returns [H B R, ...] of [B, ...]."""
+    return jnp.tile(jnp.repeat(of_rows, versions, axis=0), (canvas.halves, *[1] * (of_rows.ndim - 1)))

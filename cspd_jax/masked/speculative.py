@@ -17,12 +17,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from cspd_jax.info import Calls, Exactness, add
 from cspd_jax.masked import passes
 from cspd_jax.masked.canvas import Canvas, Window, fill, is_masked, window_at
-from cspd_jax.masked.info import CallCounts, DraftCounts, RoundInfo, count_calls
-from cspd_jax.masked.rule import Candidates, Choice, candidates, choose, drawn_from, eligible, scores
+from cspd_jax.masked.rule import Choice, candidates, choose, drawn_from, scores
 from cspd_jax.masked.sets import MoveSets
-from cspd_jax.text.info import add
+from cspd_jax.masked.stepwise import RoundInfo, count_calls
 
 Array = jax.Array
 
@@ -35,25 +35,40 @@ class Speculation:
     sets: the texts of a pass (static): R of them, of at most D moves after the certain one, at places of
         ranks up to K, each with its T most probable tokens.
     gamma: [B] most moves accepted per round after the certain one.
-    accept_top_k: None is exact. A number is lossy, and for the chain of prefixes: a move with the right token
-        is accepted if its place is among so many most confident ones.
     """
 
     sets: MoveSets = dataclasses.field(metadata={"static": True})
     gamma: Array
-    accept_top_k: Array | None
 
     @property
     def depth(self) -> int:
         """D, at least 1."""
         return max(1, int(self.sets.sizes.max()))
 
+    @property
+    def judgement(self) -> Exactness:
+        """Whether the text is that of stepwise decoding, and why."""
+        return Exactness(True, "every move, place and token, is the one that stepwise decoding makes")
+
+    def begin(self, canvas: Canvas) -> MaskedState:
+        """Returns the state before the first round."""
+        return begin(canvas, self)
+
+    def unfinished(self, canvas: Canvas, state: MaskedState) -> Array:
+        """Returns whether each row has places to fill: [B]"""
+        return jnp.any(state.text == canvas.mask_id, axis=1)
+
+    def advance(self, canvas: Canvas, state: MaskedState) -> MaskedState:
+        """Takes one turn of the loop: a round, and the sum of what happened."""
+        next_state, happened = run_round(canvas, self, state)
+        return next_state._replace(info=add(state.info, happened))
+
 
 class Moves(NamedTuple):
     """Places in the order in which they would be taken, with the tokens that are tried there.
 
     place: [B, K + 1]
-    tokens: [B, K + 1, T] the most probable ones, of which the first is the move's.
+    tokens: [B, K + 1, T] the move's, and then the next most probable ones.
     exists: [B, K + 1] false where there is nothing left to fill.
     """
 
@@ -67,8 +82,8 @@ class Walk(NamedTuple):
 
     last: [B] the last text.
     place: [B, D] of each move made after the certain one.
-    tested: [B, D] whether so many moves were made and a text with one more was read.
-    passed: [B, D] whether the walk went on.
+    tested: [B, D] whether the walk made d moves, and some text with one more was read.
+    passed: [B, D] whether it then went on to one.
     """
 
     last: Array
@@ -109,11 +124,11 @@ class Verdict(NamedTuple):
 
     walk: Walk
     moves: Moves
-    calls: CallCounts
+    calls: dict[str, Calls]
 
 
 def begin(canvas: Canvas, speculation: Speculation) -> MaskedState:
-    """Before the first round; without a cache, after the pass that drafts the first moves."""
+    """Returns the state before the first round: without a cache, after the pass that drafts the first."""
     batch, sets = len(canvas.start), speculation.sets
     text, step = canvas.empty(), jnp.zeros(batch, jnp.int32)
     no_moves, by_place = (jnp.zeros((batch, n), jnp.int32) for n in (sets.ranks + 1, canvas.places))
@@ -125,7 +140,7 @@ def begin(canvas: Canvas, speculation: Speculation) -> MaskedState:
         window = window_at(canvas, text, width(canvas, speculation))
         logits = passes.whole(canvas, window, text[:, None])[:, 0]
         moves = draft(canvas, speculation, window, text, logits, step)
-        calls = count_calls(whole=1, rows=len(canvas.base))
+        calls = count_calls(whole=1, rows=canvas.rows)
     return MaskedState(
         text=text,
         step=step,
@@ -133,7 +148,7 @@ def begin(canvas: Canvas, speculation: Speculation) -> MaskedState:
         cache=passes.empty_cache(canvas) if canvas.cached else None,
         order=by_place,
         rounds=by_place,
-        info=RoundInfo(DraftCounts(step, by_position, by_position), calls),
+        info=RoundInfo(step, by_position, by_position, calls),
     )
 
 
@@ -146,52 +161,34 @@ def least_passes(places: int, block: int, gamma: int, cached: bool) -> int:
     return sum(1 + -(-(size - 1) // (gamma + 1)) for size in sizes)
 
 
-def unfinished(canvas: Canvas, state: Any) -> Array:
-    """Returns whether each row has places to fill: [B]"""
-    return jnp.any(state.text == canvas.mask_id, axis=1)
-
-
-@jax.jit
-def run(canvas: Canvas, speculation: Speculation) -> MaskedState:
-    """Takes all rounds in one loop on the device."""
-    more = lambda state: jnp.any(unfinished(canvas, state))
-    turn = lambda state: advance(canvas, speculation, state)
-    return jax.lax.while_loop(more, turn, begin(canvas, speculation))
-
-
-def advance(canvas: Canvas, speculation: Speculation, state: MaskedState) -> MaskedState:
-    """Takes one turn of the loop: a round, and the sum of what happened."""
-    next_state, happened = run_round(canvas, speculation, state)
-    return next_state._replace(info=add(state.info, happened))
-
-
 def run_round(canvas: Canvas, speculation: Speculation, state: MaskedState) -> tuple[MaskedState, RoundInfo]:
     """Takes one round, and returns what happened in it."""
     state, calls = refresh_step(canvas, speculation, state)
     texts = texts_after(speculation.sets, state.text, state.moves)
     verdict = verify_step(canvas, speculation, state, texts)
-    next_state, drafts = commit(canvas, speculation, state, texts, verdict)
-    return next_state, RoundInfo(drafts, add(calls, verdict.calls))
+    next_state, happened = commit(canvas, speculation, state, texts, verdict)
+    return next_state, happened._replace(calls=add(calls, verdict.calls))
 
 
 def refresh_step(
     canvas: Canvas, speculation: Speculation, state: MaskedState
-) -> tuple[MaskedState, CallCounts]:
-    """With a cache, a pass over everything and moves from it once all unfinished rows complete their blocks.
+) -> tuple[MaskedState, dict[str, Calls]]:
+    """Makes a pass over everything and drafts from it, with a cache, once all unfinished rows complete their
+    blocks.
 
     Rows that get there first wait: one pass that serves all rows saves more than a round of a few of them.
     """
     if not canvas.cached:
         return state, count_calls()
     waiting = ~state.moves.exists[:, 0]
-    needed = unfinished(canvas, state) & waiting
+    needed = speculation.unfinished(canvas, state) & waiting
 
-    def refresh(state: MaskedState) -> tuple[MaskedState, CallCounts]:
+    def refresh(state: MaskedState) -> tuple[MaskedState, dict[str, Calls]]:
         window = window_at(canvas, state.text, canvas.block)
         logits, cache = passes.refresh(canvas, window, state.text, state.cache, needed)
         drafted = draft(canvas, speculation, window, state.text, logits, state.step, begins=True)
         moves = _in_rows(needed, drafted, state.moves)
-        return state._replace(moves=moves, cache=cache), count_calls(whole=1, rows=len(canvas.base))
+        return state._replace(moves=moves, cache=cache), count_calls(whole=1, rows=canvas.rows)
 
     with jax.named_scope("refresh"):
         return jax.lax.cond(jnp.all(waiting), refresh, lambda state: (state, count_calls()), state)
@@ -222,9 +219,8 @@ def verify_step(canvas: Canvas, speculation: Speculation, state: MaskedState, te
 
 def commit(
     canvas: Canvas, speculation: Speculation, state: MaskedState, texts: Array, verdict: Verdict
-) -> tuple[MaskedState, DraftCounts]:
-    """Every row takes its certain move and those accepted after it."""
-    assert state.info.drafts is not None
+) -> tuple[MaskedState, RoundInfo]:
+    """Gives every row its certain move and those accepted after it."""
     certain, walk = state.moves.exists[:, 0], verdict.walk
     taken = jnp.concatenate([certain[:, None], walk.passed], axis=1)
     place = jnp.concatenate([state.moves.place[:, :1], walk.place], axis=1)
@@ -237,10 +233,10 @@ def commit(
         step=state.step + _count(taken),
         moves=verdict.moves._replace(exists=exists),
         order=fill(state.order, place, steps, taken),
-        rounds=fill(state.rounds, place, state.info.drafts.rounds[:, None], taken),
+        rounds=fill(state.rounds, place, state.info.rounds[:, None], taken),
     )
-    counts = (certain, walk.tested, walk.passed)
-    return next_state, DraftCounts(*(flags.astype(jnp.int32) for flags in counts))
+    rounds, tested, accepted = (flags.astype(jnp.int32) for flags in (certain, walk.tested, walk.passed))
+    return next_state, RoundInfo(rounds, tested, accepted, verdict.calls)
 
 
 def draft(
@@ -263,6 +259,9 @@ def draft(
     candidates_at = lambda k: drawn_from(canvas, known, window.places, step + k)
     always = candidates_at(0) if canvas.keys is None else None  # without noise they are the same at each step
     first_only = begins and canvas.network.config.shifted
+    free, best = is_masked(canvas, window, text), None
+    if speculation.sets.tokens > 1:
+        best = jax.lax.top_k(known.clean, speculation.sets.tokens)[1].astype(jnp.int32)
 
     def move(free, k):
         offered = candidates_at(k) if always is None else always
@@ -277,15 +276,12 @@ def draft(
         others = [] if best is None else [best[jnp.arange(len(best)), choice.index, 1:]]
         return free, (place, jnp.concatenate([choice.token[:, None], *others], axis=1), choice.exists)
 
-    free, best = is_masked(canvas, window, text), None
-    if speculation.sets.tokens > 1:
-        best = jax.lax.top_k(known.clean, speculation.sets.tokens)[1].astype(jnp.int32)
     _, made = jax.lax.scan(move, free, jnp.arange(speculation.sets.ranks + 1, dtype=jnp.int32))
     return Moves(*(a.swapaxes(0, 1) for a in made))
 
 
 def texts_after(sets: MoveSets, text: Array, moves: Moves) -> Array:
-    """Returns the texts of the sets, with the certain move: [B, R, G]."""
+    """Returns the texts of the sets: [B, R, G]. The set {(2, 0)} fills those of ranks 0 (certain) and 2."""
     ranks = jnp.arange(sets.ranks + 1, dtype=jnp.int32)
     rank = fill(jnp.full_like(text, len(ranks)), moves.place, ranks, moves.exists)  # of each place: [B, G]
     members = jnp.pad(jnp.asarray(sets.members), ((0, 0), (0, 1)), constant_values=-1)[:, rank]  # [R, B, G]
@@ -305,10 +301,7 @@ def _judge(
     free = is_masked(canvas, window, texts)
     blocks = jnp.broadcast_to(window.blocks[:, None], free.shape)
     choice = choose(offered, free, blocks)
-    if speculation.accept_top_k is None:
-        place, after = _after(speculation, window, state.moves, choice)
-    else:
-        place, after = _after_loosely(speculation, window, state.moves, offered, eligible(free, blocks))
+    place, after = _after(speculation, window, state.moves, choice)
     walk = _walk(speculation, state.moves, place, after)
     text, seen, certain = jax.tree.map(
         lambda a: a[jnp.arange(len(texts)), walk.last], (texts, logits, choice)
@@ -318,38 +311,21 @@ def _judge(
 
 
 def _after(speculation: Speculation, window: Window, moves: Moves, choice: Choice) -> tuple[Array, Array]:
-    """The place that the rule takes next at each text, and the text with that move, or -1: [B, R] each."""
+    """Returns the place that the rule takes next at each text, and the text with that move, or -1: [B, R]."""
     place = jnp.take_along_axis(window.places, choice.index, axis=1)
     here = (moves.place[:, None] == place[..., None]) & moves.exists[:, None]  # [B, R, K + 1]
     same = here[..., None] & (moves.tokens[:, None] == choice.token[..., None, None])
     return place, jnp.max(jnp.where(same, jnp.asarray(speculation.sets.after), -1), axis=(2, 3))
 
 
-def _after_loosely(
-    speculation: Speculation, window: Window, moves: Moves, offered: Candidates, open_places: Array
-) -> tuple[Array, Array]:
-    """The same for the next prefix, if its token is right and its place among the most confident ones."""
-    assert speculation.accept_top_k is not None
-    before = jax.tree.map(lambda a: a[:, :-1], offered)
-    open_places, place = open_places[:, :-1], moves.place[:, 1:]
-    index = jnp.clip(place - window.places[:, :1], 0, open_places.shape[-1] - 1)
-    take = lambda a: jnp.take_along_axis(a, index[..., None], axis=-1)[..., 0]
-    surer = open_places & (before.confidence > take(before.confidence)[..., None])
-    near = take(open_places) & (jnp.sum(surer, axis=-1) < speculation.accept_top_k) & moves.exists[:, 1:]
-    right = near & (take(before.tokens) == moves.tokens[:, 1:, 0])
-    longer = jnp.where(right, jnp.arange(1, right.shape[1] + 1, dtype=jnp.int32), -1)
-    last = lambda a: jnp.pad(a, ((0, 0), (0, 1)), constant_values=-1)  # there is no text after the last
-    return last(place), last(longer)
-
-
 def _walk(speculation: Speculation, moves: Moves, place: Array, after: Array) -> Walk:
-    """From text to text, as the rule says: place and after are those of `_after`."""
+    """Goes from text to text, as the rule says: place and after are those of `_after`."""
     sets, rows = speculation.sets, jnp.arange(len(after))
     more = jnp.asarray(np.any(sets.after >= 0, axis=2))  # [R, K + 1] of which rank a move is read besides
     offers = jnp.any(more & moves.exists[:, None], axis=2)  # [B, R]
 
     def go_on(at: Array, depth: Array) -> tuple[Array, tuple[Array, Array, Array]]:
-        walking = (depth == jnp.asarray(sets.sizes)[at]) & (depth < speculation.gamma)
+        walking = (depth == jnp.asarray(sets.sizes)[at]) & (depth < speculation.gamma)  # not stopped before
         then = after[rows, at]
         passed = walking & (then >= 0)
         return jnp.where(passed, then, at), (place[rows, at], walking & offers[rows, at], passed)
@@ -360,18 +336,18 @@ def _walk(speculation: Speculation, moves: Moves, place: Array, after: Array) ->
 
 
 def _in_rows(chosen: Array, new: Any, old: Any) -> Any:
-    """Leaves of `new` in the rows [B] that are chosen, of `old` in the others."""
+    """Takes the leaves of `new` in the rows [B] that are chosen, of `old` in the others."""
     one = lambda a, b: jnp.where(chosen.reshape(-1, *[1] * (a.ndim - 1)), a, b)
     return jax.tree.map(one, new, old)
 
 
 def _count(true: Array) -> Array:
-    """[B, N] -> [B]"""
+    """Counts what is true in each row: [B, N] -> [B]."""
     return jnp.sum(true, axis=1, dtype=jnp.int32)
 
 
 def width(canvas: Canvas, speculation: Speculation) -> int:
-    """Places that a round can involve, from the first open block on: its own moves and those it drafts."""
+    """Returns how many places, from the first open block on, a round can make and draft moves at."""
     if canvas.cached:
         return canvas.block
     blocks = 1 + -(-(2 * speculation.sets.ranks + 1) // canvas.block)

@@ -2,19 +2,40 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from cspd_jax.info import Calls, Exactness, add
 from cspd_jax.masked import passes
 from cspd_jax.masked.canvas import Canvas, Window, fill, is_masked, window_at
-from cspd_jax.masked.info import RoundInfo, count_calls
 from cspd_jax.masked.rule import candidates, choose, eligible, surest
-from cspd_jax.text.info import add
 
 Array = jax.Array
+
+
+class RoundInfo(NamedTuple):
+    """What happened in one round or step, or in several when summed.
+
+    rounds: [B] rounds in which something was filled.
+    tested: [B, D] drafted moves that were tested, by position in the draft; D is 0 where nothing is drafted.
+    accepted: [B, D] of those tested.
+    calls: "whole", passes over everything, and "block", over one block beside the cache; rows are texts.
+    """
+
+    rounds: Array
+    tested: Array
+    accepted: Array
+    calls: dict[str, Calls]
+
+
+def count_calls(*, whole: Array | int = 0, block: Array | int = 0, rows: int = 0) -> dict[str, Calls]:
+    """Returns so many passes over everything and over a block, each of so many rows."""
+    counts = {"whole": jnp.asarray(whole, jnp.int32), "block": jnp.asarray(block, jnp.int32)}
+    return {name: Calls(passes, passes * rows) for name, passes in counts.items()}
 
 
 class StepState(NamedTuple):
@@ -33,25 +54,50 @@ class StepState(NamedTuple):
     cache: Any
     info: RoundInfo
 
-
-def begin(canvas: Canvas) -> StepState:
-    """Returns the state before the first step."""
-    return StepState(
-        text=canvas.empty(),
-        order=jnp.zeros((len(canvas.start), canvas.places), jnp.int32),
-        step=jnp.int32(0),
-        cache=passes.empty_cache(canvas) if canvas.cached else None,
-        info=RoundInfo(None, count_calls()),
-    )
+    @property
+    def rounds(self) -> Array:
+        """[B, G] the round in which each place was filled, which is the step."""
+        return self.order
 
 
-def advance(canvas: Canvas, quotas: Array | None, state: StepState) -> StepState:
-    """Takes one turn of the loop: a step, and the sum of what happened. quotas: see `scheduled_step`."""
-    if quotas is None:
-        next_state, happened = run_step(canvas, state)
-    else:
-        next_state, happened = scheduled_step(canvas, quotas, state)
-    return next_state._replace(step=state.step + 1, info=add(state.info, happened))
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Steps:
+    """The steps of the rule, or of a schedule.
+
+    quotas: [S] how many places each step of a schedule fills; None fills one in each, by the rule.
+    """
+
+    quotas: Array | None = None
+
+    @property
+    def judgement(self) -> Exactness:
+        """Whether the text is that of stepwise decoding, and why."""
+        if self.quotas is None:
+            return Exactness(True, "stepwise decoding is the reference itself")
+        return Exactness(False, "places that are filled in one step do not see each other")
+
+    def begin(self, canvas: Canvas) -> StepState:
+        """Returns the state before the first step."""
+        return StepState(
+            text=canvas.empty(),
+            order=jnp.zeros((len(canvas.start), canvas.places), jnp.int32),
+            step=jnp.int32(0),
+            cache=passes.empty_cache(canvas) if canvas.cached else None,
+            info=_took(canvas, 0, count_calls()),
+        )
+
+    def unfinished(self, canvas: Canvas, state: StepState) -> Array:
+        """Returns whether there is another step; a schedule may end with steps that fill nothing."""
+        return state.step < (canvas.places if self.quotas is None else len(self.quotas))
+
+    def advance(self, canvas: Canvas, state: StepState) -> StepState:
+        """Takes one turn of the loop: a step, and the sum of what happened."""
+        if self.quotas is None:
+            next_state, happened = run_step(canvas, state)
+        else:
+            next_state, happened = scheduled_step(canvas, self.quotas, state)
+        return next_state._replace(step=state.step + 1, info=add(state.info, happened))
 
 
 def run_step(canvas: Canvas, state: StepState) -> tuple[StepState, RoundInfo]:
@@ -60,10 +106,10 @@ def run_step(canvas: Canvas, state: StepState) -> tuple[StepState, RoundInfo]:
     begins = state.step % canvas.block == 0
     if canvas.cached:
         logits, cache = _cached_pass(canvas, window, state.text, state.cache, begins)
-        calls = count_calls(whole=begins, block=~begins, rows=len(canvas.base))
+        calls = count_calls(whole=begins, block=~begins, rows=canvas.rows)
     else:
         logits, cache = passes.whole(canvas, window, state.text[:, None])[:, 0], None
-        calls = count_calls(whole=1, rows=len(canvas.base))
+        calls = count_calls(whole=1, rows=canvas.rows)
     steps = jnp.full(len(state.text), state.step)
     offered = candidates(canvas, logits, window.places, steps)
     to_fill = is_masked(canvas, window, state.text)
@@ -76,7 +122,7 @@ def run_step(canvas: Canvas, state: StepState) -> tuple[StepState, RoundInfo]:
         order=fill(state.order, place, state.step, exists),
         cache=cache,
     )
-    return next_state, RoundInfo(None, calls)
+    return next_state, _took(canvas, 1, calls)
 
 
 def scheduled_step(canvas: Canvas, quotas: Array, state: StepState) -> tuple[StepState, RoundInfo]:
@@ -95,18 +141,18 @@ def scheduled_step(canvas: Canvas, quotas: Array, state: StepState) -> tuple[Ste
         text=fill(state.text, window.places, offered.tokens, chosen),
         order=fill(state.order, window.places, state.step, chosen),
     )
-    return next_state, RoundInfo(None, count_calls(whole=1, rows=len(canvas.base)))
+    return next_state, _took(canvas, 1, count_calls(whole=1, rows=canvas.rows))
 
 
-@jax.jit
-def run(canvas: Canvas, quotas: Array | None = None) -> StepState:
-    """Takes all steps: one place each, or `quotas` [S] places."""
-    count = canvas.places if quotas is None else len(quotas)
-    return jax.lax.fori_loop(0, count, lambda _, state: advance(canvas, quotas, state), begin(canvas))
+def _took(canvas: Canvas, steps: int, calls: dict[str, Calls]) -> RoundInfo:
+    """Returns what happened in so many steps, which draft nothing."""
+    rows = len(canvas.start)
+    nothing = jnp.zeros((rows, 0), jnp.int32)
+    return RoundInfo(jnp.full(rows, steps, jnp.int32), nothing, nothing, calls)
 
 
 def llada_quotas(places: int, block: int, steps: int) -> np.ndarray:
-    """LLaDA's schedule: how many places each step fills.
+    """Returns how many places each step of LLaDA's schedule fills.
 
     The steps are divided among the blocks, and the places of a block among its steps; the first ones take the
     remainders. There must be at least as many steps as blocks.
@@ -121,7 +167,7 @@ def llada_quotas(places: int, block: int, steps: int) -> np.ndarray:
 
 
 def dream_quotas(places: int, steps: int) -> np.ndarray:
-    """Dream's schedule, which knows no blocks.
+    """Returns how many places each step of Dream's schedule fills, which knows no blocks.
 
     As time goes from 1 to 0.001 in equal steps, each step fills the share of the remaining places by which
     the time shrinks; the last step fills the rest.
@@ -136,7 +182,7 @@ def dream_quotas(places: int, steps: int) -> np.ndarray:
 
 
 def _cached_pass(canvas: Canvas, window: Window, text: Array, cache: Any, begins: Array) -> tuple[Array, Any]:
-    """Logits [B, W, V] and the cache: over everything where a block begins, else over the block alone."""
+    """Returns logits [B, W, V] and the cache: where a block begins of everything, else of the block alone."""
 
     def at_the_beginning(cache):
         return passes.refresh(canvas, window, text, cache, jnp.ones(len(text), bool))

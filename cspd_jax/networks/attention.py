@@ -1,4 +1,9 @@
-"""Attention of a language model: to a cache with one slot per position, to its own tokens, or to both."""
+"""Attention of a language model: to a cache with one slot per position, to its own tokens, or to both; and
+passes over tokens of which many are padding, without computing the padding.
+
+A row that drafts few tokens, or none, has padding in a pass whose shape is fixed. On a CPU the products with
+it cost as much as those with tokens. Packed, the tokens lie in one row, and only attention sees a batch.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +16,7 @@ Array = jax.Array
 
 
 class Cache(NamedTuple):
-    """Keys (already rotated) and values of every layer: one array [B, kv_heads, max_len, head_dim] each.
+    """Holds keys (already rotated) and values of every layer: one array [B, kv_heads, max_len, Dh] each.
 
     Heads come before positions: attention then reads the arrays as they lie, without a transposed copy.
     """
@@ -25,7 +30,7 @@ class Cache(NamedTuple):
 
 
 def attend(q: Array, keys: Array, values: Array, visible: Array | None) -> Array:
-    """softmax(q k^T / sqrt(Dh)) v -> [B, Q, H, Dh], without repeating the keys of shared heads.
+    """Returns softmax(q k^T / sqrt(Dh)) v, [B, Q, H, Dh], without repeating the keys of shared heads.
 
     q [B, Q, H, Dh]; keys and values [B, kv_heads, K, Dh]; visible [B or 1, Q or 1, K] (bool), None for all.
     A query that sees nothing gets a finite, meaningless result.
@@ -49,7 +54,7 @@ def attend(q: Array, keys: Array, values: Array, visible: Array | None) -> Array
 
 
 def attend_beside(q: Array, k: Array, v: Array, slots: tuple[Array, Array], own: Array, seen: Array) -> Array:
-    """R versions of the same tokens, each seeing itself and the stored slots: [B * R, Q, H, Dh].
+    """Lets R versions of the same tokens each see itself and the stored slots: [B * R, Q, H, Dh].
 
     q [B * R, Q, H, Dh]; k and v [B * R, Q, kv_heads, Dh]; slots [B, kv_heads, K, Dh] are read where they lie,
     not once for each version. own [B, Q] and seen [B, K]: which tokens and which slots are seen.
@@ -77,7 +82,7 @@ def attend_beside(q: Array, k: Array, v: Array, slots: tuple[Array, Array], own:
 
 
 class Beside(NamedTuple):
-    """What a token sees in a pass that stores nothing.
+    """Says what a token sees in a pass that stores nothing.
 
     own: [B, Q] bool, tokens of its own version.
     seen: [B, K] bool, slots of the cache.
@@ -88,7 +93,7 @@ class Beside(NamedTuple):
 
 
 def write(slots: Array, new: Array, positions: Array) -> Array:
-    """slots [B, kv_heads, max_len, Dh] with new [B, Q, kv_heads, Dh] at each row's positions [B, Q].
+    """Puts new [B, Q, kv_heads, Dh] into slots [B, kv_heads, max_len, Dh] at each row's positions [B, Q].
 
     Positions of one row differ; those outside 0..max_len - 1 are dropped.
     """
@@ -100,3 +105,31 @@ def write(slots: Array, new: Array, positions: Array) -> Array:
     row, head = jnp.arange(len(slots))[:, None, None], jnp.arange(heads)[:, None]
     new = new.astype(slots.dtype).swapaxes(1, 2)
     return slots.at[row, head, index].set(new, mode="drop", unique_indices=True)
+
+
+class Packing(NamedTuple):
+    """Says which N tokens of a batch [B, Q] are computed.
+
+    sources: [N] the index of each in B * Q; B * Q where there are fewer than N.
+    places: [B, Q] where each token lies among the N; N for those left out.
+    """
+
+    sources: Array
+    places: Array
+
+    def pack(self, a: Array) -> Array:
+        """Takes the tokens out of a [B, Q, ...], [1, N, ...], zeros where there are fewer tokens."""
+        flat = a.reshape(-1, *a.shape[2:])
+        return jnp.take(flat, self.sources, axis=0, mode="fill", fill_value=0)[None]
+
+    def unpack(self, a: Array) -> Array:
+        """Puts a [1, N, ...] back, [B, Q, ...], zeros for the tokens left out."""
+        return jnp.take(a[0], self.places, axis=0, mode="fill", fill_value=0)
+
+
+def packing(used: Array, size: int) -> Packing:
+    """Packs the tokens `used` [B, Q] (bool), of which there are at most `size`."""
+    flat = used.reshape(-1)
+    sources = jnp.nonzero(flat, size=size, fill_value=flat.size)[0]
+    places = jnp.where(flat, jnp.cumsum(flat) - 1, size)
+    return Packing(sources, places.reshape(used.shape))

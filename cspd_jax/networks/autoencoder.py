@@ -13,20 +13,14 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from cspd_jax.errors import UserError
 from cspd_jax.networks.config import KLConfig
-from cspd_jax.networks.layers import at_least_float32
+from cspd_jax.networks.layers import at_least_float32, described
 
 Array = jax.Array
 
 
 class Posterior(NamedTuple):
-    """The diagonal Gaussian over latents.
-
-    mean: [N, h, w, embed_dim].
-    logvar: [N, h, w, embed_dim], clamped to [-30, 20].
-    std: [N, h, w, embed_dim].
-    """
+    """The diagonal Gaussian over latents [N, h, w, embed_dim]; logvar is clamped to [-30, 20]."""
 
     mean: Array
     logvar: Array
@@ -52,7 +46,7 @@ class GroupNorm(nn.Module):
 
 
 def conv(features: int, size: int, name: str, dtype) -> nn.Conv:
-    """A convolution that keeps height and width."""
+    """Makes a convolution that keeps height and width."""
     return nn.Conv(features, (size, size), padding=size // 2, name=name, dtype=dtype)
 
 
@@ -159,12 +153,12 @@ class Autoencoder(nn.Module):
             self.post_quant_conv = conv(c.z_channels, 1, "post_quant_conv", self.dtype)
 
     def moments(self, images: Array) -> Array:
-        """images [N, H, W, 3] in [-1, 1] -> [N, h, w, 2 embed_dim]: mean, then unclamped logvar."""
+        """Maps images [N, H, W, 3] in [-1, 1] to [N, h, w, 2 embed_dim]: mean, then unclamped logvar."""
         encoded = self.encoder(images.astype(self.dtype))
         return self.quant_conv(encoded) if self.config.quantised else encoded
 
     def decode(self, latents: Array) -> Array:
-        """latents [N, h, w, embed_dim] -> images [N, H, W, 3]."""
+        """Maps latents [N, h, w, embed_dim] to images [N, H, W, 3]."""
         latents = latents.astype(self.dtype)
         return self.decoder(self.post_quant_conv(latents) if self.config.quantised else latents)
 
@@ -174,31 +168,20 @@ class Autoencoder(nn.Module):
 
 
 def posterior(moments: Array) -> Posterior:
-    """moments [N, h, w, 2 embed_dim] -> Posterior, in at least float32."""
+    """Reads moments [N, h, w, 2 embed_dim] as a Posterior, in at least float32."""
     mean, logvar = jnp.split(at_least_float32(moments), 2, axis=-1)
     logvar = jnp.clip(logvar, -30.0, 20.0)
     return Posterior(mean, logvar, jnp.exp(0.5 * logvar))
 
 
 def encode(config: KLConfig, params, images: Array, dtype=jnp.float32) -> Posterior:
-    """images [N, H, W, 3] in [-1, 1] -> the distribution of latents; H and W are multiples of the stride."""
-    if images.ndim != 4 or images.shape[-1] != config.image_channels:
-        raise UserError(
-            f"images have shape {images.shape}; the autoencoder takes [N, H, W, {config.image_channels}]"
-        )
-    if images.shape[1] % config.stride or images.shape[2] % config.stride:
-        raise UserError(
-            f"images of {images.shape[1]}x{images.shape[2]} pixels do not fit the autoencoder:"
-            f" both sides must be multiples of {config.stride}"
-        )
+    """Maps images [N, H, W, 3] in [-1, 1] to the distribution of latents; the stride divides H and W."""
     moments: Any = Autoencoder(config, dtype).apply({"params": params}, images, method="moments")
     return posterior(moments)
 
 
 def sample(posterior: Posterior, *, key: Array | None = None, noise: Array | None = None) -> Array:
-    """A latent [N, h, w, embed_dim] from the posterior, with fresh noise (`key`) or the given one."""
-    if (key is None) == (noise is None):
-        raise UserError("sampling a latent needs either a key or the noise, and not both")
+    """Draws a latent [N, h, w, embed_dim] with fresh noise (`key`), or makes it of the given one."""
     if noise is None:
         assert key is not None
         noise = jax.random.normal(key, posterior.mean.shape, posterior.mean.dtype)
@@ -206,27 +189,21 @@ def sample(posterior: Posterior, *, key: Array | None = None, noise: Array | Non
 
 
 def decode(config: KLConfig, params, latents: Array, dtype=jnp.float32) -> Array:
-    """latents [N, h, w, embed_dim] -> images [N, H, W, 3] in about [-1, 1], at least float32."""
-    if latents.ndim != 4 or latents.shape[-1] != config.embed_dim:
-        raise UserError(
-            f"latents have shape {latents.shape}; the autoencoder takes [N, h, w, {config.embed_dim}]"
-        )
+    """Maps latents [N, h, w, embed_dim] to images [N, H, W, 3] in about [-1, 1], at least float32."""
     images: Any = Autoencoder(config, dtype).apply({"params": params}, latents, method="decode")
     return at_least_float32(images)
 
 
 def kl_divergence(posterior: Posterior) -> Array:
-    """KL(posterior || N(0, I)) of each image, [N]."""
+    """Returns KL(posterior || N(0, I)) of each image, [N]."""
     mean, logvar, std = posterior
     return 0.5 * jnp.sum(mean**2 + std**2 - 1.0 - logvar, axis=(1, 2, 3))
 
 
 def init_params(config: KLConfig, key: Array) -> dict:
-    """Fresh parameters."""
+    """Makes fresh parameters."""
     images = jnp.zeros((1, config.stride, config.stride, config.image_channels))
     return Autoencoder(config).init(key, images)["params"]
 
 
-def abstract_params(config: KLConfig):
-    """Shapes and dtypes of the parameters, without allocating them."""
-    return jax.eval_shape(lambda: init_params(config, jax.random.key(0)))
+abstract_params = described(init_params)

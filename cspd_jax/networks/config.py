@@ -6,43 +6,44 @@ import dataclasses
 import math
 from typing import ClassVar
 
-from cspd_jax._utils import limits
-from cspd_jax._utils.typed import check_kinds
+from cspd_jax.check import UserError
 from cspd_jax.diffusion.flow import is_flow
 from cspd_jax.diffusion.schedule import sampling_schedule
-from cspd_jax.errors import UserError, check_whole, naming
+from cspd_jax.networks.lm_config import LMConfig
 
 LATENT_SCALE = 0.2325  # MAR's tokens are the autoencoder's latents times this
-
-_MOST = {
-    "seq_len": limits.IMAGE_TOKENS,
-    "num_classes": limits.IDS,
-    "encoder_depth": limits.LAYERS,
-    "decoder_depth": limits.LAYERS,
-    "head_depth": limits.LAYERS,
-    "num_res_blocks": limits.LAYERS // limits.LEVELS,
-    "depth": limits.LAYERS,
-    "head_modulations": limits.LAYERS,
-    "class_tokens": limits.IMAGE_TOKENS,
-    "heads": limits.HEADS,
-    "encoder_heads": limits.HEADS,
-    "decoder_heads": limits.HEADS,
-    "patch_size": limits.PATCH,
-    "vae_stride": limits.PATCH,
-}
+HEAD_DIM = 64  # of the attention of SphereAR's autoencoder
 
 
-def _check_sizes(config, whose: str) -> None:
-    """UserError unless every whole number is at least 1 and no more than any model has."""
-    for field in dataclasses.fields(config):
-        if field.type == "int":
-            name = field.name
-            check_whole(f"{whose} {name}", getattr(config, name), 1, _MOST.get(name, limits.WIDTH))
-    check_kinds(config)
+class _Square:
+    """What models have in common whose images are square grids of tokens."""
+
+    seq_len: int
+    token_dim: int
+    patch_size: int
+    vae_stride: int
+
+    def _check_grid(self) -> None:
+        if math.isqrt(self.seq_len) ** 2 != self.seq_len:
+            raise UserError(f"the number of tokens, {self.seq_len}, is not a square, and images are")
+
+    @property
+    def grid(self) -> int:
+        """Tokens along one side of the image."""
+        return math.isqrt(self.seq_len)
+
+    @property
+    def latent_channels(self) -> int:
+        return self.token_dim // self.patch_size**2
+
+    @property
+    def image_size(self) -> int:
+        """Pixels along one side of the image."""
+        return self.grid * self.patch_size * self.vae_stride
 
 
 @dataclasses.dataclass(frozen=True)
-class MARConfig:
+class MARConfig(_Square):
     """A MAR model: a masked bidirectional backbone and a small diffusion head.
 
     The defaults are those of MAR-B at 256x256.
@@ -78,48 +79,21 @@ class MARConfig:
     vae_stride: int = 16
 
     def __post_init__(self):
-        _check_sizes(self, "the model's")
-        if not 0 < self.mlp_ratio < math.inf:
-            raise UserError(f"the model's mlp_ratio is {self.mlp_ratio}; it must be a positive number")
         check_respacing(self.respacing, flow=False)
+        self._check_grid()
         for name in ("encoder", "decoder"):
             width, heads = getattr(self, f"{name}_width"), getattr(self, f"{name}_heads")
-            if not 1 <= width * self.mlp_ratio <= limits.HIDDEN:
-                raise UserError(
-                    f"the model's mlp_ratio is {self.mlp_ratio}; times {name}_width {width} it must be from 1"
-                    f" to {limits.HIDDEN}"
-                )
             if width % heads:
                 raise UserError(f"{name} width {width} is not divisible by its number of heads {heads}")
-        _check_grid(self)
-
-    @property
-    def blocks(self) -> int:
-        """Of all parts; each has parameters."""
-        return self.encoder_depth + self.decoder_depth + self.head_depth
 
     @property
     def context_width(self) -> int:
         """Numbers in each z."""
         return self.decoder_width
 
-    @property
-    def grid(self) -> int:
-        """Tokens along one side of the image."""
-        return math.isqrt(self.seq_len)
-
-    @property
-    def latent_channels(self) -> int:
-        return self.token_dim // self.patch_size**2
-
-    @property
-    def image_size(self) -> int:
-        """Pixels along one side of the image."""
-        return self.grid * self.patch_size * self.vae_stride
-
 
 @dataclasses.dataclass(frozen=True)
-class SphereConfig:
+class SphereConfig(_Square):
     """A SphereAR model: a causal backbone, and a flow head whose blocks share modulations.
 
     The defaults are those of SphereAR-B at 256x256.
@@ -153,8 +127,8 @@ class SphereConfig:
     vae_stride: int = 16
 
     def __post_init__(self):
-        _check_sizes(self, "the model's")
         check_respacing(self.respacing, flow=True)
+        self._check_grid()
         if self.width % (4 * self.heads):
             raise UserError(
                 f"width {self.width} with {self.heads} heads: the width of a head must be a multiple of 4"
@@ -164,7 +138,6 @@ class SphereConfig:
             raise UserError(
                 f"{self.head_depth} blocks of the head cannot share {self.head_modulations} modulations"
             )
-        _check_grid(self)
 
     @property
     def blocks_together(self) -> int:
@@ -172,50 +145,91 @@ class SphereConfig:
         return max(1, self.head_depth // self.head_modulations)
 
     @property
-    def blocks(self) -> int:
-        """Of all parts; each has parameters."""
-        return self.depth + self.head_depth
-
-    @property
     def context_width(self) -> int:
         """Numbers in each z."""
         return self.width
 
+
+def check_respacing(respacing: str, flow: bool) -> None:
+    """Raises a UserError unless a head of velocities (`flow`), or one of noise, can denoise by it."""
+    sampling_schedule(respacing)  # refuses what is no schedule
+    if is_flow(respacing) != flow:
+        kind, own = ("a flow head", "flow100") if flow else ("a head that predicts noise", "100 or ddim50")
+        raise UserError(f"the steps are {respacing!r}, and the model has {kind}, with steps such as {own}")
+
+
+@dataclasses.dataclass(frozen=True)
+class NextStepConfig:
+    """A NextStep-1 model: a language model over text and the tokens of an image, and a flow head.
+
+    lm: the language model.
+    token_dim: numbers per token, channels * patch_size^2.
+    head_depth, head_width: of the flow head.
+    rows, columns: tokens along the height and along the width of an image.
+    prompts: how many prompts are bound to the model, as its classes; in a checkpoint there are none.
+    positions: a table of places is added to what the head is given.
+    position_side: tokens along a side of that table.
+    normalise: tokens are normalised where their chains end.
+    image_ids: the id after which an image begins.
+    respacing: the steps of sampling, see `diffusion.flow`.
+    patch_size: latents along one side of a token.
+    vae_stride: pixels per latent.
+    """
+
+    lm: LMConfig
+    token_dim: int = 64
+    head_depth: int = 12
+    head_width: int = 1536
+    rows: int = 32
+    columns: int = 32
+    prompts: int = 0
+    positions: bool = False
+    position_side: int = 32
+    normalise: bool = False
+    image_ids: tuple[int, ...] = ()
+    respacing: str = "flow-calls20"
+    patch_size: int = 2
+    vae_stride: int = 8
+
+    def __post_init__(self):
+        check_respacing(self.respacing, flow=True)
+        if self.positions and self.seq_len > self.position_side**2:
+            raise UserError(
+                f"an image of {self.rows} x {self.columns} tokens is larger than the model's table of"
+                f" {self.position_side}^2 places"
+            )
+
     @property
-    def grid(self) -> int:
-        """Tokens along one side of the image."""
-        return math.isqrt(self.seq_len)
+    def seq_len(self) -> int:
+        return self.rows * self.columns
+
+    @property
+    def num_classes(self) -> int:
+        """An image's class is its prompt."""
+        return self.prompts
+
+    @property
+    def kv_heads(self) -> int:
+        return self.lm.kv_heads
+
+    @property
+    def context_width(self) -> int:
+        """Numbers in each z."""
+        return self.lm.width
 
     @property
     def latent_channels(self) -> int:
         return self.token_dim // self.patch_size**2
 
     @property
+    def latent_scale(self) -> float:
+        """Tokens are latents times this; what else the autoencoder's own file says is left to it."""
+        return 1.0
+
+    @property
     def image_size(self) -> int:
-        """Pixels along one side of the image."""
-        return self.grid * self.patch_size * self.vae_stride
-
-
-def check_respacing(respacing: str, flow: bool) -> None:
-    """UserError unless a sampler can denoise by it, with a head of velocities or one of noise."""
-    if len(respacing) > limits.TEXT:
-        raise UserError(f"the model's respacing has {len(respacing)} characters")
-    with naming("the model's schedule"):
-        sampling_schedule(respacing)
-    if is_flow(respacing) != flow:
-        kind, own = ("a flow head", "flow100") if flow else ("a head that predicts noise", "100 or ddim50")
-        raise UserError(
-            f"the model's steps are {respacing!r:.40}, and it has {kind}, with steps such as {own}"
-        )
-
-
-def _check_grid(config: MARConfig | SphereConfig) -> None:
-    if math.isqrt(config.seq_len) ** 2 != config.seq_len:
-        raise UserError(f"the number of tokens, {config.seq_len}, is not a square (images are square grids)")
-    if config.token_dim % config.patch_size**2:
-        raise UserError(
-            f"token dimension {config.token_dim} is not a multiple of patch_size^2 = {config.patch_size**2}"
-        )
+        """Pixels along the longer side of the image."""
+        return max(self.rows, self.columns) * self.patch_size * self.vae_stride
 
 
 @dataclasses.dataclass(frozen=True)
@@ -249,28 +263,72 @@ class KLConfig:
     quantised: ClassVar[bool] = True
 
     def __post_init__(self):
-        _check_sizes(self, "the autoencoder's")
-        levels = len(self.channel_mult)
-        if not 1 <= levels <= limits.LEVELS:
-            raise UserError(f"the autoencoder has {levels} levels of resolution, not 1 to {limits.LEVELS}")
-        for multiplier in self.channel_mult:
-            check_whole("the autoencoder's channel_mult", multiplier, 1, limits.WIDTH // self.channels)
-        for name in ("encoder_attention_levels", "decoder_attention_levels"):
-            for level in getattr(self, name):
-                check_whole(f"the autoencoder's {name}", level, 0, limits.LEVELS)
         if self.channels % self.groups:
             raise UserError(
                 f"the autoencoder has {self.channels} channels, which {self.groups} groups do not divide"
             )
 
     @property
-    def blocks(self) -> int:
-        """Of all levels; each has parameters."""
-        return 2 * self.num_res_blocks * len(self.channel_mult)
+    def stride(self) -> int:
+        return 2 ** (len(self.channel_mult) - 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class FluxConfig(KLConfig):
+    """A FLUX-type autoencoder: KL-16's encoder and decoder, without convolutions around the latents. The
+    defaults are those of FLUX.1 (84 M parameters, stride 8).
+
+    scale, shift: a model's latents are (what the encoder says - shift) * scale.
+    normalised: the encoder's means are normalised, token by token, to mean 0 and variance 1.
+    token_side: latents along one side of such a token.
+    """
+
+    channel_mult: tuple[int, ...] = (1, 2, 4, 4)
+    encoder_attention_levels: tuple[int, ...] = ()
+    scale: float = 0.3611
+    shift: float = 0.1159
+    normalised: bool = False
+    token_side: int = 1
+
+    quantised: ClassVar[bool] = False
+
+
+@dataclasses.dataclass(frozen=True)
+class SphereVAEConfig:
+    """The S-VAE. The defaults are those of the published one (75 M parameters, stride 16).
+
+    channels: of each level of resolution, the outermost first; the last is the transformers' width.
+    encoder_depth, decoder_depth: transformer blocks.
+    latent_dim: numbers per token.
+    registers: tokens in front of the image's, of no place in it.
+    image_channels: channels of the images.
+    """
+
+    channels: tuple[int, ...] = (64, 64, 128, 256, 512)
+    encoder_depth: int = 6
+    decoder_depth: int = 12
+    latent_dim: int = 16
+    registers: int = 4
+    image_channels: int = 3
+
+    @property
+    def width(self) -> int:
+        """Of the transformers."""
+        return self.channels[-1]
+
+    @property
+    def heads(self) -> int:
+        return self.width // HEAD_DIM
 
     @property
     def stride(self) -> int:
-        return 2 ** (len(self.channel_mult) - 1)
+        """Pixels along a side of a token."""
+        return 2 ** (len(self.channels) - 1)
+
+    @property
+    def embed_dim(self) -> int:
+        """Channels of the latents, as KLConfig calls them."""
+        return self.latent_dim
 
 
 def _mar(width: int, depth: int, heads: int, head_depth: int, head_width: int) -> MARConfig:
@@ -299,36 +357,3 @@ SPHERE_PRESETS = {
         width=1280, depth=40, heads=20, head_depth=12, head_width=1280, head_modulations=3
     ),
 }
-
-
-@dataclasses.dataclass(frozen=True)
-class FluxConfig(KLConfig):
-    """A FLUX-type autoencoder: KL-16's encoder and decoder, without convolutions around the latents. The
-    defaults are those of FLUX.1 (84 M parameters, stride 8).
-
-    scale, shift: a model's latents are (what the encoder says - shift) * scale.
-    normalised: the encoder's means are normalised, token by token, to mean 0 and variance 1.
-    token_side: latents along one side of such a token.
-    """
-
-    channel_mult: tuple[int, ...] = (1, 2, 4, 4)
-    encoder_attention_levels: tuple[int, ...] = ()
-    scale: float = 0.3611
-    shift: float = 0.1159
-    normalised: bool = False
-    token_side: int = 1
-
-    quantised: ClassVar[bool] = False
-
-    def __post_init__(self):
-        super().__post_init__()
-        if self.z_channels != self.embed_dim:
-            raise UserError(
-                f"the autoencoder has {self.z_channels} z_channels and an embed_dim of {self.embed_dim}; they"
-                " must be equal"
-            )
-        if not 0 < self.scale < math.inf or not math.isfinite(self.shift):
-            raise UserError(
-                f"the autoencoder's scale is {self.scale} and its shift {self.shift}; they must be finite,"
-                " and the scale above 0"
-            )

@@ -16,17 +16,17 @@ import jax
 import jax.numpy as jnp
 
 from cspd_jax.networks.attention import Cache
-from cspd_jax.networks.cpu_matmul import Dense
-from cspd_jax.networks.eagle_config import EagleConfig
-from cspd_jax.networks.layers import rotation
-from cspd_jax.networks.lm import Attention, Head, Mlp, Norm, empty_cache
+from cspd_jax.networks.layers import Norm, described, rotation
+from cspd_jax.networks.lm import LM, Attention, Head, Mlp
+from cspd_jax.networks.lm_config import EagleConfig
+from cspd_jax.networks.products import Dense
 
 Array = jax.Array
 _NORMAL = nn.initializers.normal(0.02)
 
 
 class EagleLayer(nn.Module):
-    """In three parts: the target's states to one, that and an embedding to the next, and logits of it."""
+    """Maps in three parts the target's states to one, that and an embedding to the next, and it to logits."""
 
     config: EagleConfig
     dtype: Any = jnp.float32
@@ -42,13 +42,13 @@ class EagleLayer(nn.Module):
         self.head = Head(c.ids, self.dtype, self.by_outputs)
 
     def joined(self, states: Array) -> Array:
-        """The target's states [B, Q, S D'] -> [B, Q, D]."""
+        """Maps the target's states [B, Q, S D'] to one [B, Q, D]."""
         return self.join(states)
 
     def next(
         self, embedded: Array, state: Array, positions: Array, visible: Array, places: Array, slots: Any
     ) -> tuple[Array, Any]:
-        """Embeddings and states [B, Q, D] -> the states after them, and the updated slots, with them in
+        """Maps embeddings and states [B, Q, D] to the states after them, and the updated slots, with them in
         `places` [B, Q]."""
         normed = self.state_norm(state)
         both = jnp.concatenate([self.embedding_norm(embedded), normed], axis=-1)
@@ -58,7 +58,7 @@ class EagleLayer(nn.Module):
         return x + self.mlp(self.mlp_norm(x)), slots
 
     def logits(self, state: Array) -> Array:
-        """States [..., D] -> [..., ids]."""
+        """Maps states [..., D] to [..., ids]."""
         return self.head(self.norm(state))
 
     def __call__(self, states: Array, embedded: Array, positions: Array, visible: Array) -> Array:
@@ -68,10 +68,7 @@ class EagleLayer(nn.Module):
 
 @dataclasses.dataclass(frozen=True)
 class Eagle:
-    """The head as pure functions of explicit parameters: a static argument of jitted functions.
-
-    by_outputs: the parameters are those of `products.by_outputs`, which suit a CPU.
-    """
+    """The head as pure functions of explicit parameters, as `LM` is a language model."""
 
     config: EagleConfig
     dtype: Any = jnp.float32
@@ -83,10 +80,10 @@ class Eagle:
         return self.config.entering
 
     def empty_cache(self, batch: int, max_len: int) -> Cache:
-        return empty_cache(self.config.layer, batch, max_len, self.dtype)
+        return LM(self.config.layer, self.dtype).empty_cache(batch, max_len)
 
     def joined(self, params: Any, states: Array) -> Array:
-        """The target's states [B, Q, S D'] as one [B, Q, D]."""
+        """Maps the target's states [B, Q, S D'] to one [B, Q, D]."""
         return self._run(params, "joined", states)
 
     def apply(
@@ -100,7 +97,7 @@ class Eagle:
         slots: Array | None = None,
         visible: Array | None = None,
     ) -> tuple[Array, Cache]:
-        """The states [B, Q, D] after those given, at positions [B, Q], and the cache with them in it.
+        """Returns the states [B, Q, D] after those given, at positions [B, Q], and the cache with them in it.
 
         tokens: [B, Q] target's ids, each the one after its position. slots [B, Q]: where they are stored;
         without them, by their positions. visible [B or 1, Q, max_len] (bool): the slots that each sees;
@@ -114,11 +111,11 @@ class Eagle:
         return state, Cache((kept[0],), (kept[1],))
 
     def embedded(self, params: Any, tokens: Array) -> Array:
-        """The target's ids [...] -> [..., D]."""
+        """Maps the target's ids [...] to [..., D]."""
         return jnp.take(params["embedding"], tokens, axis=0).astype(self.dtype)
 
     def logits(self, params: Any, state: Array) -> Array:
-        """States [..., D] -> [..., ids]."""
+        """Maps states [..., D] to [..., ids]."""
         return self._run(params, "logits", state)
 
     def _run(self, params: Any, method: str, *args: Any) -> Any:
@@ -129,7 +126,7 @@ class Eagle:
 
 
 def init_params(config: EagleConfig, key: Array) -> dict:
-    """Fresh float32 parameters, whose ids are the target's first ones."""
+    """Makes fresh float32 parameters, whose ids are the target's first ones."""
     width = config.layer.width
     states = jnp.zeros((1, 1, config.states * config.state_width))
     embedded, positions = jnp.zeros((1, 1, width)), jnp.zeros((1, 1), jnp.int32)
@@ -140,6 +137,4 @@ def init_params(config: EagleConfig, key: Array) -> dict:
     return params
 
 
-def abstract_params(config: EagleConfig) -> Any:
-    """Shapes and dtypes of the parameters, without allocating them."""
-    return jax.eval_shape(lambda: init_params(config, jax.random.key(0)))
+abstract_params = described(init_params)

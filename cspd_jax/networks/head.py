@@ -1,4 +1,5 @@
-"""MAR's diffusion head: a small MLP with adaLN that denoises one token given the backbone's z.
+"""The heads of image models: small MLPs with adaLN that denoise one token given the backbone's z, or predict
+its velocity. `Head` is that of MAR and NextStep-1; in `FlowHead`, SphereAR's, blocks share modulations.
 
 The modulations depend on (t, z) but not on x, so they are computed apart (`modulate`), for many t in one
 matrix product; `denoise` is what remains for the sequential part.
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -25,7 +27,7 @@ PRECISION = jax.lax.Precision.HIGHEST
 
 
 def sinusoid(t: Array, dtype=jnp.float32) -> Array:
-    """Timesteps [...] -> [..., 256], cosines first."""
+    """Maps timesteps [...] to [..., 256], cosines first."""
     half = _FREQUENCIES // 2
     frequencies = jnp.exp(-math.log(_MAX_PERIOD) * jnp.arange(half, dtype=jnp.float32) / half)
     angles = t[..., None].astype(jnp.float32) * frequencies
@@ -47,7 +49,7 @@ class TimeEmbed(nn.Module):
 
 
 class ResBlock(nn.Module):
-    """h + gate * mlp(LN(h) * (1 + scale) + shift)."""
+    """Computes h + gate * mlp(LN(h) * (1 + scale) + shift)."""
 
     width: int
     dtype: jnp.dtype
@@ -59,7 +61,7 @@ class ResBlock(nn.Module):
         self.adaln = zero_dense(3 * self.width, "adaLN_modulation_1", self.dtype)
 
     def modulate(self, y: Array) -> Array:
-        """silu(y) [..., W] -> shift | scale | gate [..., 3W]."""
+        """Maps silu(y) [..., W] to shift | scale | gate [..., 3W]."""
         return self.adaln(y)
 
     def __call__(self, h: Array, modulation: Array) -> Array:
@@ -68,22 +70,44 @@ class ResBlock(nn.Module):
         return h + gate * self.mlp_2(nn.silu(self.mlp_0(inner)))
 
 
-class FinalLayer(nn.Module):
-    out: int
+class FlowBlock(nn.Module):
+    """Computes h + gate * w2(silu(a) b), where a and b are the halves of w1(LN(h) * (1 + scale) + shift)."""
+
     width: int
     dtype: jnp.dtype
 
+    @nn.compact
+    def __call__(self, h: Array, modulation: Array) -> Array:
+        scale, shift, gate = jnp.split(modulation, 3, axis=-1)
+        inner = LayerNorm(dtype=self.dtype, name="norm")(h) * (1 + scale) + shift
+        hidden = int(1.5 * self.width)
+        a, b = jnp.split(dense(2 * hidden, "w1", self.dtype, PRECISION)(inner), 2, axis=-1)
+        return h + gate * dense(self.width, "w2", self.dtype, PRECISION)(nn.silu(a) * b)
+
+
+class FinalLayer(nn.Module):
+    """Computes linear(LN(h) * (1 + scale) + shift).
+
+    name_of_modulation: of the layer that makes shift and scale; scale_first: in the other order.
+    """
+
+    out: int
+    width: int
+    dtype: jnp.dtype
+    name_of_modulation: str = "adaLN_modulation_1"
+    scale_first: bool = False
+
     def setup(self):
-        self.norm = LayerNorm(dtype=self.dtype, affine=False, name="norm_final")
+        self.norm = LayerNorm(dtype=self.dtype, affine=False)
         self.linear = zero_dense(self.out, "linear", self.dtype)
-        self.adaln = zero_dense(2 * self.width, "adaLN_modulation_1", self.dtype)
+        self.adaln = zero_dense(2 * self.width, self.name_of_modulation, self.dtype)
 
     def modulate(self, y: Array) -> Array:
-        """silu(y) [..., W] -> shift | scale [..., 2W]."""
+        """Maps silu(y) [..., W] to shift | scale [..., 2W]."""
         return self.adaln(y)
 
     def __call__(self, h: Array, modulation: Array) -> Array:
-        shift, scale = jnp.split(modulation, 2, axis=-1)
+        shift, scale = jnp.split(modulation, 2, axis=-1)[:: -1 if self.scale_first else 1]
         return self.linear(self.norm(h) * (1 + scale) + shift)
 
 
@@ -93,7 +117,7 @@ def zero_dense(features: int, name: str, dtype) -> nn.Dense:
 
 
 class Head(nn.Module):
-    """x [..., C], t [...], z [..., Dz] -> [..., 2C] = eps | v; with `velocity` a flow's velocity [..., C]."""
+    """Maps x [..., C], t [...], z [..., Dz] to eps | v [..., 2C], or with `velocity` to that, [..., C]."""
 
     token_dim: int
     width: int
@@ -105,30 +129,58 @@ class Head(nn.Module):
         self.time_embed = TimeEmbed(self.width, self.dtype, name="time_embed")
         self.cond_embed = dense(self.width, "cond_embed", self.dtype, PRECISION)
         self.input_proj = dense(self.width, "input_proj", self.dtype, PRECISION)
-        self.res_blocks = [
+        self.set_up_layers()
+
+    def set_up_layers(self):
+        """Makes the blocks, what modulates them (`together` consecutive ones alike), and the last layer."""
+        self.together = 1
+        self.res_blocks: list[Any] = [
             ResBlock(self.width, self.dtype, name=f"res_blocks_{i}") for i in range(self.depth)
         ]
+        self.modulators: list[Any] = [block.modulate for block in self.res_blocks]
         out = self.token_dim if self.velocity else 2 * self.token_dim
         self.final_layer = FinalLayer(out, self.width, self.dtype, name="final_layer")
 
     def embed_time(self, t: Array) -> Array:
-        """Original timesteps [T] (times, of a flow) -> [T, W]: depends on nothing else, computed once per
-        generation."""
+        """Maps original timesteps [T] (times, of a flow) to [T, W], once per generation."""
         return self.time_embed(t)
 
     def modulate(self, time: Array, z: Array) -> tuple[Array, ...]:
-        """time [..., W] and z [..., Dz], broadcast together -> one modulation [..., kW] per layer."""
+        """Maps time [..., W] and z [..., Dz], broadcast together, to the modulations [..., kW]."""
         y = nn.silu(time + self.cond_embed(z.astype(self.dtype)))
-        return (*(block.modulate(y) for block in self.res_blocks), self.final_layer.modulate(y))
+        return (*(modulator(y) for modulator in self.modulators), self.final_layer.modulate(y))
 
     def denoise(self, x: Array, modulations: tuple[Array, ...]) -> Array:
-        """x [..., C] with the modulations of its own (t, z) -> eps | v [..., 2C], or the velocity [..., C],
-        in at least float32."""
+        """Maps x [..., C] with the modulations of its own (t, z) to a prediction, in at least float32."""
         h = self.input_proj(x.astype(self.dtype))
-        for block, modulation in zip(self.res_blocks, modulations):
-            h = block(h, modulation)
+        for i, block in enumerate(self.res_blocks):
+            h = block(h, modulations[i // self.together])
         out = self.final_layer(h, modulations[-1])
         return out.astype(jnp.promote_types(out.dtype, jnp.float32))
 
     def __call__(self, x: Array, t: Array, z: Array) -> Array:
         return self.denoise(x, self.modulate(self.embed_time(t), z))
+
+
+class FlowHead(Head):
+    """Maps x [..., C], t [...] from 0 to 1, z [..., Dz] to velocity [..., C].
+
+    modulations: how many there are; consecutive blocks share one.
+    """
+
+    modulations: int = 1
+
+    def set_up_layers(self):
+        self.together = max(1, self.depth // self.modulations)
+        self.res_blocks = [
+            FlowBlock(self.width, self.dtype, name=f"res_blocks_{i}") for i in range(self.depth)
+        ]
+        self.modulators = [
+            zero_dense(3 * self.width, f"ada_ln_blocks_{i}", self.dtype) for i in range(self.modulations)
+        ]
+        self.final_layer = FinalLayer(
+            self.token_dim, self.width, self.dtype, "ada_ln_modulation", True, name="final_layer"
+        )
+
+    def embed_time(self, t: Array) -> Array:
+        return super().embed_time(1000 * t.astype(jnp.float32))

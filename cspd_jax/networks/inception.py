@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import flax.linen as nn
@@ -20,15 +21,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.errors import UserError, check_whole
-from cspd_jax.networks.layers import at_least_float32
+from cspd_jax.networks.layers import at_least_float32, described
 
 Array = jax.Array
 
 SIDE = 299  # pixels of the images that the network sees
 RESIZE = ("tf1", "pytorch-fid")
-_DIVISORS = (1, 2, 4, 8, 16)
-_MOST_CLASSES = 2**16
 _SPATIAL = 7  # channels
 _EPS = 1e-3
 
@@ -43,11 +41,6 @@ class InceptionConfig:
 
     divisor: int = 1
     classes: int = 1008
-
-    def __post_init__(self):
-        if self.divisor not in _DIVISORS:
-            raise UserError(f"the Inception network's divisor is {self.divisor}, none of 1, 2, 4, 8, 16")
-        check_whole("the Inception network's classes", self.classes, 1, _MOST_CLASSES)
 
     @property
     def features(self) -> int:
@@ -91,6 +84,9 @@ class Layer(NamedTuple):
     pad: bool = True
 
 
+Branch = tuple[Layer | tuple[Layer, ...], ...]
+
+
 class Block(NamedTuple):
     """Branches side by side, and a pooled one.
 
@@ -99,42 +95,44 @@ class Block(NamedTuple):
     pooled: width of the layer after the pooling.
     """
 
-    branches: tuple[tuple[Layer | tuple[Layer, ...], ...], ...]
+    branches: tuple[Branch, ...]
     pooling: str = "average"
     pooled: int = 192
+
+
+def _branch(name: str, *layers: tuple[int, str], last_stride: int = 1) -> Branch:
+    """Makes layers of these widths and kernels ("7x1" is 7 high), numbered from 1 unless there is one."""
+    made = []
+    for i, (width, kernel) in enumerate(layers, 1):
+        high, wide = map(int, kernel.split("x"))
+        stride = last_stride if i == len(layers) else 1
+        made.append(Layer(name if len(layers) == 1 else f"{name}_{i}", width, (high, wide), stride))
+    return tuple(made)
+
+
+def _fork(name: str) -> tuple[Layer, Layer]:
+    """Makes the two layers side by side with which a branch at 8x8 ends."""
+    return Layer(f"{name}a", 384, (1, 3)), Layer(f"{name}b", 384, (3, 1))
 
 
 def _at_35(pooled: int) -> Block:
     return Block(
         (
-            (Layer("branch1x1", 64),),
-            (Layer("branch5x5_1", 48), Layer("branch5x5_2", 64, (5, 5))),
-            (
-                Layer("branch3x3dbl_1", 64),
-                Layer("branch3x3dbl_2", 96, (3, 3)),
-                Layer("branch3x3dbl_3", 96, (3, 3)),
-            ),
+            _branch("branch1x1", (64, "1x1")),
+            _branch("branch5x5", (48, "1x1"), (64, "5x5")),
+            _branch("branch3x3dbl", (64, "1x1"), (96, "3x3"), (96, "3x3")),
         ),
         pooled=pooled,
     )
 
 
 def _at_17(inner: int) -> Block:
+    high, wide = (inner, "7x1"), (inner, "1x7")
     return Block(
         (
-            (Layer("branch1x1", 192),),
-            (
-                Layer("branch7x7_1", inner),
-                Layer("branch7x7_2", inner, (1, 7)),
-                Layer("branch7x7_3", 192, (7, 1)),
-            ),
-            (
-                Layer("branch7x7dbl_1", inner),
-                Layer("branch7x7dbl_2", inner, (7, 1)),
-                Layer("branch7x7dbl_3", inner, (1, 7)),
-                Layer("branch7x7dbl_4", inner, (7, 1)),
-                Layer("branch7x7dbl_5", 192, (1, 7)),
-            ),
+            _branch("branch1x1", (192, "1x1")),
+            _branch("branch7x7", (inner, "1x1"), wide, (192, "7x1")),
+            _branch("branch7x7dbl", (inner, "1x1"), high, wide, high, (192, "1x7")),
         )
     )
 
@@ -142,16 +140,9 @@ def _at_17(inner: int) -> Block:
 def _at_8(pooling: str) -> Block:
     return Block(
         (
-            (Layer("branch1x1", 320),),
-            (
-                Layer("branch3x3_1", 384),
-                (Layer("branch3x3_2a", 384, (1, 3)), Layer("branch3x3_2b", 384, (3, 1))),
-            ),
-            (
-                Layer("branch3x3dbl_1", 448),
-                Layer("branch3x3dbl_2", 384, (3, 3)),
-                (Layer("branch3x3dbl_3a", 384, (1, 3)), Layer("branch3x3dbl_3b", 384, (3, 1))),
-            ),
+            _branch("branch1x1", (320, "1x1")),
+            (Layer("branch3x3_1", 384), _fork("branch3x3_2")),
+            (*_branch("branch3x3dbl", (448, "1x1"), (384, "3x3")), _fork("branch3x3dbl_3")),
         ),
         pooling,
     )
@@ -167,24 +158,15 @@ _STEM = (
 _POOLED_AFTER = ("Conv2d_2b_3x3", "Conv2d_4a_3x3")
 _TO_17 = Block(
     (
-        (Layer("branch3x3", 384, (3, 3), 2),),
-        (
-            Layer("branch3x3dbl_1", 64),
-            Layer("branch3x3dbl_2", 96, (3, 3)),
-            Layer("branch3x3dbl_3", 96, (3, 3), 2),
-        ),
+        _branch("branch3x3", (384, "3x3"), last_stride=2),
+        _branch("branch3x3dbl", (64, "1x1"), (96, "3x3"), (96, "3x3"), last_stride=2),
     ),
     "halve",
 )
 _TO_8 = Block(
     (
-        (Layer("branch3x3_1", 192), Layer("branch3x3_2", 320, (3, 3), 2)),
-        (
-            Layer("branch7x7x3_1", 192),
-            Layer("branch7x7x3_2", 192, (1, 7)),
-            Layer("branch7x7x3_3", 192, (7, 1)),
-            Layer("branch7x7x3_4", 192, (3, 3), 2),
-        ),
+        _branch("branch3x3", (192, "1x1"), (320, "3x3"), last_stride=2),
+        _branch("branch7x7x3", (192, "1x1"), (192, "1x7"), (192, "7x1"), (192, "3x3"), last_stride=2),
     ),
     "halve",
 )
@@ -205,7 +187,7 @@ _SPATIAL_BLOCK = "Mixed_6d"
 
 
 class Norm(nn.Module):
-    """Normalisation over channels by stored statistics."""
+    """Normalises channels by stored statistics."""
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
@@ -219,7 +201,7 @@ class Norm(nn.Module):
 
 
 class Unit(nn.Module):
-    """Convolution, normalisation, ReLU."""
+    """Applies a convolution, a normalisation and ReLU."""
 
     layer: Layer
     divisor: int
@@ -241,7 +223,7 @@ class Unit(nn.Module):
 
 
 class Mixed(nn.Module):
-    """A block: [N, H, W, C] -> its branches one after another in the channels, and the first alone."""
+    """Maps [N, H, W, C] to a block's branches one after another in the channels, and the first alone."""
 
     block: Block
     divisor: int
@@ -265,23 +247,16 @@ class Mixed(nn.Module):
         return jnp.concatenate([*results, pooled], axis=-1), results[0]
 
 
-def _halve(x: Array) -> Array:
-    return nn.max_pool(x, (3, 3), (2, 2))
-
-
-def _average(x: Array) -> Array:
-    return nn.avg_pool(x, (3, 3), (1, 1), "SAME", count_include_pad=False)
-
-
-def _maximum(x: Array) -> Array:
-    return nn.max_pool(x, (3, 3), (1, 1), "SAME")
-
-
-_POOLINGS = {"average": _average, "max": _maximum, "halve": _halve}
+_halve = functools.partial(nn.max_pool, window_shape=(3, 3), strides=(2, 2))
+_POOLINGS: dict[str, Callable[[Array], Array]] = {
+    "average": lambda x: nn.avg_pool(x, (3, 3), (1, 1), "SAME", count_include_pad=False),
+    "max": lambda x: nn.max_pool(x, (3, 3), (1, 1), "SAME"),
+    "halve": _halve,
+}
 
 
 class Inception(nn.Module):
-    """Images [N, 299, 299, 3] in about [-1, 1] -> Features."""
+    """Maps images [N, 299, 299, 3] in about [-1, 1] to Features."""
 
     config: InceptionConfig
     dtype: jnp.dtype = jnp.float32
@@ -299,36 +274,20 @@ class Inception(nn.Module):
             if name == _SPATIAL_BLOCK:
                 spatial = at_least_float32(first[..., : max(1, _SPATIAL // divisor)])
         pool = at_least_float32(x).mean(axis=(1, 2))
-        unbiased, logits = Last(self.config.classes, name="fc")(pool)
+        last = nn.Dense(self.config.classes, name="fc")
+        logits = last(pool)
+        unbiased = pool @ last.variables["params"]["kernel"]
         return Features(pool, spatial.reshape(len(spatial), -1), unbiased, logits)
 
 
-class Last(nn.Module):
-    """[N, F] -> logits [N, classes] without and with the bias."""
-
-    classes: int
-
-    @nn.compact
-    def __call__(self, x: Array) -> tuple[Array, Array]:
-        shape = (x.shape[-1], self.classes)
-        kernel = self.param("kernel", nn.initializers.lecun_normal(), shape, jnp.float32)
-        bias = self.param("bias", nn.initializers.zeros, (self.classes,), jnp.float32)
-        product = x @ kernel
-        return product, product + bias
-
-
 def resize(images: Array, how: str = "tf1", dtype=jnp.float32) -> Array:
-    """uint8 [N, H, W, 1 or 3] -> [N, 299, 299, 3] in about [-1, 1]; grey becomes three equal channels.
+    """Resizes uint8 [N, H, W, 1 or 3] to [N, 299, 299, 3] in about [-1, 1]; grey becomes three channels.
 
     tf1: pixel i of the result is read at i * (side / 299), between the two pixels beside that place, and
     becomes (x - 128) / 128. So do the TensorFlow graph, ADM's evaluator and torch-fidelity.
     pytorch-fid: it is read at (i + 1/2) * (side / 299) - 1/2 and becomes x / 127.5 - 1.
     Neither smooths before it makes an image smaller.
     """
-    if images.ndim != 4 or images.shape[-1] not in (1, 3) or images.dtype != jnp.uint8:
-        raise UserError(f"images are {images.dtype} {list(images.shape)}; uint8 [N, H, W, 3] is needed")
-    if how not in RESIZE:
-        raise UserError(f"images are resized as {' or '.join(RESIZE)}, not {how!r}")
     x = images.astype(dtype)
     for axis in (2, 1):
         below, above, share = _places(images.shape[axis], how)
@@ -340,7 +299,7 @@ def resize(images: Array, how: str = "tf1", dtype=jnp.float32) -> Array:
 
 
 def _places(side: int, how: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of each of 299 pixels: the two pixels that it lies between, and how far it is from the first."""
+    """Returns of each of 299 pixels the two pixels that it lies between, and how far it is from the first."""
     index = np.arange(SIDE)
     at = index * (side / SIDE) if how == "tf1" else np.maximum((index + 0.5) * (side / SIDE) - 0.5, 0)
     below = np.minimum(np.floor(at).astype(int), side - 1)
@@ -348,11 +307,8 @@ def _places(side: int, how: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def init_params(config: InceptionConfig, key: Array) -> dict:
-    """Fresh parameters."""
+    """Makes fresh parameters."""
     return Inception(config).init(key, jnp.zeros((1, SIDE, SIDE, 3)))["params"]
 
 
-@functools.cache
-def abstract_params(config: InceptionConfig):
-    """Shapes and dtypes of the parameters, without allocating them."""
-    return jax.eval_shape(lambda: init_params(config, jax.random.key(0)))
+abstract_params = functools.cache(described(init_params))

@@ -5,7 +5,10 @@ Matrix products and activations run in `dtype`, normalisation and softmax in at 
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -19,7 +22,7 @@ Array = jax.Array
 
 
 def frequencies(config: LMConfig) -> np.ndarray:
-    """Radians per position of each rotated pair: [rotary_dim / 2] float64."""
+    """Returns the radians per position of each rotated pair: [rotary_dim / 2] float64."""
     plain = config.rope_theta ** (-np.arange(0, config.rotary_dim, 2) / config.rotary_dim)
     if config.rope_scaling == "none":
         return plain
@@ -34,14 +37,14 @@ def frequencies(config: LMConfig) -> np.ndarray:
 
 
 def rotation(config: LMConfig, positions: Array, dtype=jnp.float32) -> tuple[Array, Array]:
-    """positions [B, Q] -> cosines and sines [B, Q, 1, rotary_dim / 2], the same for all heads and layers."""
+    """Maps positions [B, Q] to cosines and sines [B, Q, 1, rotary_dim / 2], the same for all heads."""
     wide = jnp.promote_types(dtype, jnp.float32)
     angles = positions[:, :, None, None].astype(wide) * jnp.asarray(frequencies(config), wide)
     return jnp.cos(angles), jnp.sin(angles)
 
 
 def rotate(x: Array, cos_sin: tuple[Array, Array]) -> Array:
-    """x [B, Q, H, Dh] with its first rotary_dim dimensions rotated in pairs (i, i + rotary_dim / 2)."""
+    """Rotates the first rotary_dim dimensions of x [B, Q, H, Dh] in pairs (i, i + rotary_dim / 2)."""
     cos, sin = cos_sin
     half = cos.shape[-1]
     a, b, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
@@ -49,48 +52,45 @@ def rotate(x: Array, cos_sin: tuple[Array, Array]) -> Array:
     return jnp.concatenate([*turned, rest] if rest.shape[-1] else turned, axis=-1)
 
 
+def described(init_params: Callable[[Any, Array], Any]) -> Callable[[Any], Any]:
+    """Makes config -> shapes and dtypes of the parameters that `init_params` makes; none is allocated."""
+    return lambda config: jax.eval_shape(lambda: init_params(config, jax.random.key(0)))
+
+
 def at_least_float32(x: Array) -> Array:
-    """x in float32, or in its own type if that is wider."""
+    """Returns x in float32, or in its own type if that is wider."""
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
-class LayerNorm(nn.Module):
-    """LayerNorm over the last axis, eps 1e-6, with or without scale and bias."""
+class Norm(nn.Module):
+    """Applies LayerNorm (scale and bias) or RMSNorm (scale) over the last axis. affine: it has parameters."""
 
-    dtype: jnp.dtype = jnp.float32
+    kind: str
+    eps: float
+    dtype: Any = jnp.float32
     affine: bool = True
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        wide = at_least_float32(x)
-        mean = jnp.mean(wide, axis=-1, keepdims=True)
-        centred = wide - mean
-        variance = jnp.mean(centred * centred, axis=-1, keepdims=True)
-        y = centred * jax.lax.rsqrt(variance + 1e-6)
+        y = at_least_float32(x)
+        if self.kind == "layer":
+            y = y - jnp.mean(y, axis=-1, keepdims=True)
+        y = y * jax.lax.rsqrt(jnp.mean(y * y, axis=-1, keepdims=True) + self.eps)
         if self.affine:
             y = y * self.param("scale", nn.initializers.ones, x.shape[-1:], jnp.float32)
+        if self.affine and self.kind == "layer":
             y = y + self.param("bias", nn.initializers.zeros, x.shape[-1:], jnp.float32)
         return y.astype(self.dtype)
 
 
+LayerNorm = functools.partial(Norm, "layer", 1e-6)  # LayerNorm(dtype=..., affine=..., name=...)
+RMSNorm = functools.partial(Norm, "rms", 1e-6)
+
+
 def dense(features: int, name: str, dtype, precision=None) -> nn.Dense:
-    """A Dense layer with MAR's initialisation (Xavier uniform, zero bias)."""
+    """Makes a Dense layer with MAR's initialisation (Xavier uniform, zero bias)."""
     initial = nn.initializers.xavier_uniform()
     return nn.Dense(features, name=name, dtype=dtype, kernel_init=initial, precision=precision)
-
-
-def attend(q: Array, k: Array, v: Array, visible: Array | None) -> Array:
-    """softmax(q k^T / sqrt(d)) v for q [B, ..., Q, d], k and v [B, ..., K, d].
-
-    `visible` [B, K] (bool) hides keys; None shows all. At least one key of every row is visible.
-    """
-    scores = at_least_float32(jnp.einsum("...qd,...kd->...qk", q * q.shape[-1] ** -0.5, k))
-    if visible is not None:
-        visible = visible.reshape(visible.shape[0], *(1,) * (scores.ndim - 2), visible.shape[-1])
-        scores = jnp.where(visible, scores, -jnp.inf)
-    weights = jnp.exp(scores - jnp.max(scores, axis=-1, keepdims=True))
-    total = jnp.sum(weights, axis=-1, keepdims=True)
-    return (jnp.einsum("...qk,...kd->...qd", weights.astype(v.dtype), v) / total).astype(v.dtype)
 
 
 class Attention(nn.Module):
@@ -109,15 +109,24 @@ class Attention(nn.Module):
 
 
 def _attend_by_head(qkv: Array, visible: Array | None, rows: Array | None) -> Array:
-    """qkv [B, N, 3, H, d] -> [B, Q, H, d]: transposed once, normalised last."""
+    """Maps qkv [B, N, 3, H, d] to softmax(q k^T / sqrt(d)) v [B, Q, H, d]: transposed once, normalised last.
+
+    visible: bool [B, N], at least one key of every row; None shows all.
+    """
     q, k, v = qkv.transpose(2, 0, 3, 1, 4)
     if rows is not None:
         q = jnp.take_along_axis(q, rows[:, None, :, None], axis=2)
-    return attend(q, k, v, visible).swapaxes(1, 2)
+    scores = at_least_float32(jnp.einsum("...qd,...kd->...qk", q * q.shape[-1] ** -0.5, k))
+    if visible is not None:
+        scores = jnp.where(visible[:, None, None], scores, -jnp.inf)
+    weights = jnp.exp(scores - jnp.max(scores, axis=-1, keepdims=True))
+    total = jnp.sum(weights, axis=-1, keepdims=True)
+    out = jnp.einsum("...qk,...kd->...qd", weights.astype(v.dtype), v) / total
+    return out.astype(v.dtype).swapaxes(1, 2)
 
 
 def _attend_in_place(qkv: Array, visible: Array | None, rows: Array | None) -> Array:
-    """The same: the products read their part of qkv where it lies, and the softmax is one kernel."""
+    """Computes the same: the products read their part of qkv where it lies, and the softmax is one kernel."""
     qkv = jax.lax.optimization_barrier(qkv)  # or it is written in three parts, each transposed
     q, k, v = (qkv[:, :, i] for i in range(3))
     if rows is not None:
@@ -129,12 +138,12 @@ def _attend_in_place(qkv: Array, visible: Array | None, rows: Array | None) -> A
 
 
 def take_rows(x: Array, rows: Array | None) -> Array:
-    """x [B, N, D] at `rows` [B, Q] -> [B, Q, D]; None takes all."""
+    """Takes x [B, N, D] at `rows` [B, Q], [B, Q, D]; None takes all."""
     return x if rows is None else jnp.take_along_axis(x, rows[:, :, None], axis=1)
 
 
 def gelu(x: Array) -> Array:
-    """The exact GELU, by erf: twice as fast on a CPU as by erfc."""
+    """Computes the exact GELU, by erf: twice as fast on a CPU as by erfc."""
     return 0.5 * x * (1 + jax.lax.erf(x * math.sqrt(0.5)))
 
 

@@ -19,12 +19,10 @@ import jax
 import jax.numpy as jnp
 
 from cspd_jax._utils.accelerators import FEWEST_ROWS, by_device
-from cspd_jax.networks import narrow
-from cspd_jax.networks.attention import Beside, Cache, attend, attend_beside, write
-from cspd_jax.networks.cpu_matmul import Dense, is_large, product
-from cspd_jax.networks.layers import at_least_float32, gelu, rotate, rotation, take_rows
+from cspd_jax.networks.attention import Beside, Cache, Packing, attend, attend_beside, packing, write
+from cspd_jax.networks.layers import Norm, described, gelu, rotate, rotation, take_rows
 from cspd_jax.networks.lm_config import LMConfig
-from cspd_jax.networks.packing import Packing, packing
+from cspd_jax.networks.products import Dense, is_large, product
 from cspd_jax.networks.quantised import expand
 
 Array = jax.Array
@@ -32,27 +30,8 @@ _NORMAL = nn.initializers.normal(0.02)
 _ACTIVATIONS = {"gelu": gelu, "gelu_tanh": lambda x: jax.nn.gelu(x, approximate=True), "silu": jax.nn.silu}
 
 
-class Norm(nn.Module):
-    """LayerNorm (scale and bias) or RMSNorm (scale) over the last axis."""
-
-    kind: str
-    eps: float
-    dtype: Any
-
-    @nn.compact
-    def __call__(self, x: Array) -> Array:
-        wide = at_least_float32(x)
-        if self.kind == "layer":
-            wide = wide - jnp.mean(wide, axis=-1, keepdims=True)
-        y = wide * jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + self.eps)
-        y = y * self.param("scale", nn.initializers.ones, x.shape[-1:], jnp.float32)
-        if self.kind == "layer":
-            y = y + self.param("bias", nn.initializers.zeros, x.shape[-1:], jnp.float32)
-        return y.astype(self.dtype)
-
-
 class Head(nn.Module):
-    """h [..., D] -> logits [..., V] in at least float32, whatever the weights are in."""
+    """Maps h [..., D] to logits [..., V] in at least float32, whatever the weights are in."""
 
     vocab_size: int
     dtype: Any
@@ -67,10 +46,8 @@ class Head(nn.Module):
 
 
 def _logits(h: Array, table: Array, by_ids: bool, turned: bool) -> Array:
-    """h [..., D] and a table, [V, D] by ids or [D, V] -> [..., V]. turned: by `product`."""
+    """Maps h [..., D] by a table, [V, D] by ids or [D, V], to [..., V]. turned: by `product`."""
     wide = jnp.promote_types(h.dtype, jnp.float32)
-    if narrow.is_asked_for():
-        return narrow.matmul(h, table, by_ids).astype(wide)
     if turned:
         return product(h, table, wide)
     return jnp.einsum("...d,vd->...v" if by_ids else "...d,dv->...v", h, table, preferred_element_type=wide)
@@ -82,17 +59,10 @@ class Attention(nn.Module):
     by_outputs: bool = False
 
     @nn.compact
-    def __call__(
-        self,
-        x: Array,
-        cos_sin,
-        visible,
-        positions: Array,
-        slots: tuple[Array, Array] | None,
-        packed: Packing | None = None,
-    ):
-        """x [B, Q, D] -> ([B, Q, D], the updated slots). Without slots, x attends to itself. With `packed`, x
-        is [1, N, D]."""
+    def __call__(self, x: Array, cos_sin, visible, positions: Array, slots, packed: Packing | None = None):
+        """Maps x [B, Q, D] to ([B, Q, D], the updated slots). Without slots, x attends to itself.
+
+        packed: says which tokens x holds, [1, N, D]."""
         c = self.config
         project = lambda heads, name: Dense(
             heads * c.head_dim, c.qkv_bias, self.dtype, _NORMAL, self.by_outputs, name=name
@@ -110,8 +80,8 @@ class Attention(nn.Module):
         elif slots is None:
             out = attend(q, k.swapaxes(1, 2), v.swapaxes(1, 2), visible)
         else:
-            slots = write(slots[0], k, positions), write(slots[1], v, positions)
-            out = attend(q, *slots, visible)
+            keys, values = slots = write(slots[0], k, positions), write(slots[1], v, positions)
+            out = attend(q, keys, values, visible)
         out = out.reshape(*out.shape[:2], -1)
         if packed is not None:
             out = packed.pack(out)
@@ -151,8 +121,8 @@ class Layer(nn.Module):
 
 
 class Transformer(nn.Module):
-    """In three parts: ids to embeddings, those to hidden states, those to logits. Models whose sequences are
-    not all text use the parts."""
+    """Maps ids to embeddings, those to hidden states, those to logits. Models whose sequences are not all
+    text use the parts."""
 
     config: LMConfig
     dtype: Any = jnp.float32
@@ -167,7 +137,7 @@ class Transformer(nn.Module):
             self.head = Head(c.vocab_size, self.dtype, self.by_outputs)
 
     def embedded(self, tokens: Array) -> Array:
-        """Ids [...] -> [..., D]."""
+        """Maps ids [...] to [..., D]."""
         return self.embed(tokens)
 
     def hidden(
@@ -181,8 +151,8 @@ class Transformer(nn.Module):
         packed: Packing | None = None,
         entering: tuple[int, ...] = (),
     ) -> tuple[Array, Cache | None, Array | None]:
-        """Embeddings x [B, Q, D] at positions [B, Q], visible [B or 1, Q or 1, K] -> hidden states after the
-        last norm, the new cache, and what enters some of the layers.
+        """Maps embeddings x [B, Q, D] at positions [B, Q], visible [B or 1, Q or 1, K], to hidden states
+        after the last norm, the new cache, and what enters some of the layers.
 
         rows [B, R] picks the tokens whose hidden states come out: [B, R, D]. places [B, Q] are the slots that
         store the tokens; without them, those of the positions. packed computes some of the tokens: [1, N, D].
@@ -194,39 +164,25 @@ class Transformer(nn.Module):
         if packed is not None:
             x, cos_sin = packed.pack(x), jax.tree.map(packed.pack, cos_sin)
         slots = [None] * c.depth if cache is None else list(zip(*cache))
-        before = []
+        before, places = [], positions if places is None else places
         for i, layer in enumerate(self.layers):
             before.append(x)
-            x, slots[i] = layer(
-                x, cos_sin, visible, positions if places is None else places, slots[i], packed
-            )
+            x, slots[i] = layer(x, cos_sin, visible, places, slots[i], packed)
         before.append(x)
         states = jnp.concatenate([before[i] for i in entering], axis=-1) if entering else None
         return self.norm(take_rows(x, rows)), None if cache is None else Cache(*zip(*slots)), states
 
     def logits(self, h: Array) -> Array:
-        """Hidden states [..., D] -> [..., V]."""
+        """Maps hidden states [..., D] to [..., V]."""
         if self.config.tie_embeddings:
             table = self.embed.embedding.astype(self.dtype)
             return _logits(h, table, True, self.by_outputs and is_large(table.shape))
         return self.head(h)
 
-    def __call__(
-        self,
-        tokens: Array,
-        positions: Array,
-        visible: Array | Beside | None,
-        cache: Cache | None = None,
-        rows: Array | None = None,
-        places: Array | None = None,
-        packed: Packing | None = None,
-        entering: tuple[int, ...] = (),
-    ) -> tuple[Array, Cache | None, Array | None]:
-        """Ids and positions [B, Q] -> logits [B, Q, V], the new cache, and the states of `hidden`. Logits of
-        `rows` alone are [B, R, V], those of packed tokens [1, N, V]."""
-        h, cache, states = self.hidden(
-            self.embedded(tokens), positions, visible, cache, rows, places, packed, entering
-        )
+    def __call__(self, tokens: Array, *args, **kwargs) -> tuple[Array, Cache | None, Array | None]:
+        """Maps ids [B, Q], and what else `hidden` takes, to logits [B, Q, V], the new cache, and the states
+        of `hidden`. Logits of `rows` alone are [B, R, V], those of packed tokens [1, N, V]."""
+        h, cache, states = self.hidden(self.embedded(tokens), *args, **kwargs)
         return self.logits(h), cache, states
 
 
@@ -246,7 +202,10 @@ class LM:
         return self.config.vocab_size
 
     def empty_cache(self, batch: int, max_len: int, dtype: Any = None) -> Cache:
-        return empty_cache(self.config, batch, max_len, self.dtype if dtype is None else dtype)
+        """Makes zeros for `batch` rows of up to `max_len` tokens."""
+        shape = (batch, self.config.kv_heads, max_len, self.config.head_dim)
+        made = lambda: tuple(jnp.zeros(shape, dtype or self.dtype) for _ in range(self.config.depth))
+        return Cache(made(), made())
 
     def apply(
         self,
@@ -259,7 +218,7 @@ class LM:
         rows: Array | None = None,
         entering: tuple[int, ...] = (),
     ) -> Any:
-        """Logits [B, Q, V] of tokens [B, Q] at positions [B, Q], and the cache with these tokens in it.
+        """Returns logits [B, Q, V] of tokens [B, Q] at positions [B, Q], and the cache with them in it.
 
         A token sees the slots at positions up to its own, the tokens of this call included. A row's positions
         differ from each other and those outside 0..max_len - 1 are padding: nothing is stored, and the logits
@@ -301,8 +260,8 @@ class LM:
         read: Callable[[Array], Array],
         entering: tuple[int, ...] = (),
     ) -> Any:
-        """read(logits) [B, Q, ...], and the cache, as from `apply`, computed for the tokens at positions
-        0..max_len - 1 alone, of which there must be at most `size`. For the others it is zeros.
+        """Returns read(logits) [B, Q, ...], and the cache, as `apply` does, computed for the tokens at
+        positions 0..max_len - 1 alone, of which there must be at most `size`. For the others it is zeros.
 
         read: from logits [1, size, V] to [1, size, ...]. entering: as in `apply`.
         """
@@ -316,8 +275,8 @@ class LM:
     def hidden(
         self, params, tokens: Array, positions: Array, cache: Cache, entering: tuple[int, ...]
     ) -> tuple[Array, Cache, Array]:
-        """What `apply` makes logits of, the hidden states [B, Q, D] after the last norm; the cache; and what
-        enters some of the layers, side by side."""
+        """Returns what `apply` makes logits of, the hidden states [B, Q, D] after the last norm; the cache;
+        and what enters some of the layers, side by side."""
         visible = jnp.arange(cache.max_len) <= jnp.maximum(positions, 0)[:, :, None]
 
         def run(network: Transformer) -> Any:
@@ -326,7 +285,7 @@ class LM:
         return nn.apply(run, self._module)({"params": expand(params, self.dtype)})
 
     def logits(self, params, h: Array) -> Array:
-        """Hidden states [..., D] -> [..., V]. Of the parameters, the head or tied embedding is enough."""
+        """Maps hidden states [..., D] to [..., V]. Of the parameters, the head or tied table is enough."""
         logits: Any = self._module.apply({"params": expand(params, self.dtype)}, h, method="logits")
         return logits
 
@@ -341,7 +300,7 @@ class LM:
         visible: Array,
         entering: tuple[int, ...] = (),
     ) -> Any:
-        """As `apply`, for tokens that may share positions, such as those of a tree of drafts.
+        """Does what `apply` does for tokens that may share positions, such as those of a tree of drafts.
 
         They are stored in the cache's slots [B, Q], and each sees the slots that visible [B, Q, max_len]
         (bool) says, those of this call included.
@@ -349,7 +308,7 @@ class LM:
         return self._run(params, tokens, positions, visible, cache, None, slots, entering=entering)
 
     def move(self, cache: Cache, sources: Array, targets: Array) -> Cache:
-        """The cache with what is in the slots `sources` [B, M] in the slots `targets` [B, M] as well; targets
+        """Copies what is in the slots `sources` [B, M] into the slots `targets` [B, M]; targets
         outside 0..max_len - 1 are dropped. Keys keep the rotation of the position that they were made at."""
 
         def moved(slots: Array) -> Array:
@@ -361,7 +320,7 @@ class LM:
     def forward(
         self, params, tokens: Array, mask: Array | None = None, *, rows: Array | None = None
     ) -> Array:
-        """Logits [B, N, V] of whole rows of tokens [B, N], without a cache.
+        """Returns logits [B, N, V] of whole rows of tokens [B, N], without a cache.
 
         mask [B, N] (bool) hides tokens, such as padding on either side: positions count from the start of the
         row, but only their differences matter. rows as in `apply`. Of a shifted model the logits at i are
@@ -380,11 +339,11 @@ class LM:
     def beside(
         self, params, tokens: Array, positions: Array, cache: Cache, *, own: Array, mask: Array
     ) -> Array:
-        """Logits [B, R, Q, V] of R versions tokens [B, R, Q] of the same positions [B, Q]; nothing is stored.
+        """Returns logits [B, R, Q, V] of R versions tokens [B, R, Q] of the same positions [B, Q].
 
-        For models without a causal mask. A token sees its own version's tokens where own [B, Q] says so, and
-        the slots of mask [B, max_len], which should leave these positions out. The logits are those of the
-        hidden states, also of a shifted model.
+        It is for models without a causal mask, and stores nothing. A token sees its version's tokens where
+        own [B, Q] says so, and the slots of mask [B, max_len], which should leave these positions out. The
+        logits are those of the hidden states, also of a shifted model.
         """
         versions = tokens.shape[1]
         flat = tokens.reshape(-1, tokens.shape[2])
@@ -394,7 +353,7 @@ class LM:
         return logits.reshape(*tokens.shape, -1)
 
     def _run(self, params, *args, entering: tuple[int, ...] = ()) -> Any:
-        """(logits, cache), and the states if there are any."""
+        """Returns (logits, cache), and the states if there are any."""
         made: Any = self._module.apply({"params": expand(params, self.dtype)}, *args, entering=entering)
         return made if entering else made[:2]
 
@@ -404,25 +363,16 @@ class LM:
 
 
 def _and(visible: Array | None, mask: Array | None) -> Array | None:
-    """visible [B or 1, Q, K] and mask [B, K], either of which may be None."""
+    """Joins visible [B or 1, Q, K] and mask [B, K], either of which may be None."""
     if mask is None:
         return visible
     return mask[:, None] if visible is None else visible & mask[:, None]
 
 
-def empty_cache(config: LMConfig, batch: int, max_len: int, dtype: Any = jnp.float32) -> Cache:
-    """Zeros for `batch` rows of up to `max_len` tokens."""
-    shape = (batch, config.kv_heads, max_len, config.head_dim)
-    layers = lambda: tuple(jnp.zeros(shape, dtype) for _ in range(config.depth))
-    return Cache(layers(), layers())
-
-
 def init_params(config: LMConfig, key: Array) -> dict:
-    """Fresh float32 parameters: normal of standard deviation 0.02, biases 0, scales 1."""
+    """Makes fresh float32 parameters: normal of standard deviation 0.02, biases 0, scales 1."""
     start = jnp.zeros((1, 1), jnp.int32)
     return Transformer(config).init(key, start, start, None)["params"]
 
 
-def abstract_params(config: LMConfig):
-    """Shapes and dtypes of the parameters, without allocating them."""
-    return jax.eval_shape(lambda: init_params(config, jax.random.key(0)))
+abstract_params = described(init_params)

@@ -1,29 +1,16 @@
-"""Sizes and conventions of a decoder-only transformer: the static argument of its jitted calls."""
+"""Sizes and conventions of a decoder-only transformer, and of a head that drafts from its states: the static
+arguments of their jitted calls."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
 
-from cspd_jax._utils import limits
-from cspd_jax._utils.typed import check_kinds
-from cspd_jax.errors import UserError, check_whole, shown
+from cspd_jax.check import UserError
 
-ACTIVATIONS = ("gelu", "gelu_tanh", "silu")
-NORMS = ("layer", "rms")
-ROPE_SCALINGS = ("none", "linear", "llama3")
-
-_MOST = {
-    "vocab_size": limits.IDS,
-    "known_ids": limits.IDS,
-    "width": limits.WIDTH,
-    "depth": limits.LAYERS,
-    "heads": limits.HEADS,
-    "kv_heads": limits.HEADS,
-    "head_dim": limits.WIDTH,
-    "mlp_width": limits.HIDDEN,
-    "max_positions": limits.POSITIONS,
-    "rope_original_positions": limits.POSITIONS,
+_CHOICES = {
+    "activation": ("gelu", "gelu_tanh", "silu"),
+    "norm": ("layer", "rms"),
+    "rope_scaling": ("none", "linear", "llama3"),
 }
 
 
@@ -84,54 +71,13 @@ class LMConfig:
     mask_ids: tuple[int, ...] = ()
 
     def __post_init__(self):
-        for field in dataclasses.fields(self):
-            if field.type == "int":
-                check_whole(f"the model's {field.name}", getattr(self, field.name), 1, _MOST[field.name])
-        check_kinds(self)
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if field.type == "float" and not 0 < value < math.inf:
-                raise UserError(f"the model's {field.name} is {value}; it must be a positive number")
-        self._check_choice("activation", ACTIVATIONS)
-        self._check_choice("norm", NORMS)
-        self._check_choice("rope_scaling", ROPE_SCALINGS)
+        for name, choices in _CHOICES.items():
+            if (value := getattr(self, name)) not in choices:
+                raise UserError(f"the model's {name} is {value!r}; it must be one of {', '.join(choices)}")
         if self.heads % self.kv_heads:
             raise UserError(f"{self.heads} query heads cannot share {self.kv_heads} key-value heads evenly")
-        if self.rotary_share > 1:
-            raise UserError(
-                f"the rotated share {self.rotary_share} of {self.head_dim} dimensions per head must be"
-                " at most 1"
-            )
-        if self.rotary_dim < 2 or self.rotary_dim % 2:
-            raise UserError(
-                f"the rotated share {self.rotary_share} of {self.head_dim} dimensions per head is"
-                f" {self.rotary_dim}; it must be an even number from 2 to {self.head_dim}"
-            )
-        if self.rope_scaling == "llama3" and self.rope_low_frequency >= self.rope_high_frequency:
-            raise UserError(
-                f"the model's rope_low_frequency {self.rope_low_frequency} must be below its"
-                f" rope_high_frequency {self.rope_high_frequency}"
-            )
-        if self.known_ids > self.vocab_size:
-            raise UserError(f"the model knows {self.known_ids} ids of a vocabulary of {self.vocab_size}")
-        for name in ("bos_ids", "eos_ids", "mask_ids"):
-            if len(getattr(self, name)) > limits.LISTED:
-                raise UserError(
-                    f"the model's {name} are {len(getattr(self, name))}, more than {limits.LISTED}"
-                )
-            if wrong := [i for i in getattr(self, name) if not 0 <= i < self.vocab_size]:
-                raise UserError(
-                    f"the model's {name} hold {wrong[0]}, which is no id of a vocabulary of {self.vocab_size}"
-                )
-        if self.causal and (self.shifted or self.mask_ids):
-            raise UserError("a causal model has neither mask_ids nor shifted predictions")
-        if len(self.mask_ids) > 1:
-            raise UserError(f"a masked-diffusion model has one id in mask_ids, not {len(self.mask_ids)}")
-
-    def _check_choice(self, name: str, choices: tuple[str, ...]) -> None:
-        value = getattr(self, name)
-        if not isinstance(value, str) or value not in choices:
-            raise UserError(f"the model's {name} is {shown(value)}; it must be one of {', '.join(choices)}")
+        if self.rotary_dim % 2:
+            raise UserError(f"{self.rotary_dim} dimensions of a head cannot be rotated in pairs")
 
     @property
     def qk_norm(self) -> bool:
@@ -139,16 +85,51 @@ class LMConfig:
         return self.family == "qwen3"
 
     @property
-    def blocks(self) -> int:
-        """Each has parameters."""
-        return self.depth
-
-    @property
     def rotary_dim(self) -> int:
         """How many dimensions of a head are rotated; always the first ones."""
         return int(self.rotary_share * self.head_dim)
 
+
+@dataclasses.dataclass(frozen=True)
+class EagleConfig:
+    """A drafting head in the form of EAGLE-3.
+
+    layer: its one decoder layer, and how many ids it has of its own.
+    entering: layers of the target, counted from 0; what enters them is read, side by side. Without any they
+        are those of `published_layers`, for whatever target it is bound to.
+    state_width: numbers of one such state, the target's width.
+    target_ids: ids of the target.
+    own_embedding: it has a table of the target's ids; otherwise it reads the target's.
+    norm_before_residual: the state is normalised before it is added to what the layer makes of it.
+    """
+
+    layer: LMConfig
+    entering: tuple[int, ...]
+    state_width: int
+    target_ids: int
+    own_embedding: bool = False
+    norm_before_residual: bool = False
+
     @property
-    def group(self) -> int:
-        """Query heads per key-value head."""
-        return self.heads // self.kv_heads
+    def states(self) -> int:
+        """How many layers' states it reads."""
+        return len(self.entering) or len(published_layers(6))
+
+    def bound_to(self, depth: int | None) -> EagleConfig:
+        """Returns the configuration for a target of so many layers; None is a target that does not say."""
+        if self.entering:
+            return self
+        if depth is None:
+            raise UserError("the head names no layers, and the target does not say how many it has")
+        return dataclasses.replace(self, entering=published_layers(depth))
+
+    @property
+    def ids(self) -> int:
+        """Of its own."""
+        return self.layer.vocab_size
+
+
+def published_layers(depth: int) -> tuple[int, int, int]:
+    """Returns the low, middle and high layer of a target of `depth` layers that EAGLE-3's heads read."""
+    low, high = (2, depth - 3) if depth >= 6 else (0, depth - 1)
+    return low, depth // 2, high

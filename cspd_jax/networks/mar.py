@@ -10,17 +10,17 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from cspd_jax._utils.chunks import map_chunks
+from cspd_jax._utils.loops import map_chunks
 from cspd_jax.networks.config import MARConfig
 from cspd_jax.networks.head import Head
-from cspd_jax.networks.layers import Block, LayerNorm, dense
-from cspd_jax.networks.two_parts import TwoPartModel
+from cspd_jax.networks.layers import Block, LayerNorm, dense, described
+from cspd_jax.networks.two_parts import TwoPartModel, fresh_params
 
 Array = jax.Array
 
@@ -54,7 +54,7 @@ class Backbone(nn.Module):
         self.decoder_norm = LayerNorm(dtype=dtype, name="decoder_norm")
 
     def embed_class(self, labels: Array, unconditional: Array) -> Array:
-        """labels [B] -> [B, De]; rows where `unconditional` [B] get the fake latent instead."""
+        """Maps labels [B] to [B, De]; rows where `unconditional` [B] get the fake latent instead."""
         known = self.class_emb(jnp.where(unconditional, 0, labels))
         return jnp.where(unconditional[:, None], self.fake_latent, known)
 
@@ -76,7 +76,7 @@ class Backbone(nn.Module):
         return self.encoder_norm(x)
 
     def decode(self, encoded: Array, reveal: Array, n_known: Array, rows: Array | None) -> Array:
-        """encoded [B, buffer + bucket, De], reveal [B, L] -> z [B, Q, Dd].
+        """Maps encoded [B, buffer + bucket, De], reveal [B, L] to z [B, Q, Dd].
 
         rows: [B, Q], the places in reveal order whose z is wanted (the last block computes no others); None
         is all.
@@ -111,7 +111,7 @@ class Backbone(nn.Module):
         *,
         bucket: int,
     ) -> Array:
-        """tokens [B, L, C] and reveal [B, L] in reveal order, n_known [B] -> z [B, Q, Dd] of `rows`."""
+        """Maps tokens [B, L, C] and reveal [B, L] in reveal order, n_known [B], to z [B, Q, Dd] of `rows`."""
         encoded = self.encode(tokens[:, :bucket], reveal[:, :bucket], n_known, class_embedding)
         return self.decode(encoded, reveal, n_known, rows)
 
@@ -120,44 +120,8 @@ def make_head(config: MARConfig, dtype=jnp.float32) -> Head:
     return Head(config.token_dim, config.head_width, config.head_depth, dtype)
 
 
-def reveal_order(mask: Array) -> Array:
-    """mask [B, L] (1 = unknown) -> positions [B, L], the known ones first, in row-major order."""
-    return jnp.argsort(mask, axis=1, stable=True)
-
-
-def full_forward(
-    config: MARConfig,
-    params,
-    tokens: Array,
-    mask: Array,
-    class_embedding: Array,
-    *,
-    bucket: int | None = None,
-    dtype=jnp.float32,
-) -> Array:
-    """z at every position, for an arbitrary mask: the form used in training.
-
-    params: the backbone's; tokens [B, L, C] and mask [B, L] (1 = unknown) by position -> z [B, L, Dd].
-    `bucket` is a static bound on the number of known tokens of any row (default L).
-    """
-    reveal = reveal_order(mask)
-    n_known = jnp.sum(mask < 0.5, axis=1)
-    ordered = jnp.take_along_axis(tokens, reveal[:, :, None], axis=1)
-    z: Any = Backbone(config, dtype).apply(
-        {"params": params}, ordered, reveal, n_known, class_embedding, bucket=bucket or config.seq_len
-    )
-    return jnp.take_along_axis(z, jnp.argsort(reveal, axis=1)[:, :, None], axis=1)
-
-
-def class_embedding(config: MARConfig, params, labels: Array, unconditional: Array) -> Array:
-    """labels [B], unconditional [B] (bool) -> [B, De]; `params` are the backbone's."""
-    embedding: Any = Backbone(config).apply({"params": params}, labels, unconditional, method="embed_class")
-    return embedding
-
-
 def init_params(config: MARConfig, key: Array) -> dict:
-    """Fresh parameters {"backbone": ..., "head": ...} with MAR's initialisation."""
-    backbone_key, head_key = jax.random.split(key)
+    """Makes fresh parameters {"backbone": ..., "head": ...} with MAR's initialisation."""
     tokens = jnp.zeros((1, config.seq_len, config.token_dim))
     reveal = jnp.arange(config.seq_len)[None]
 
@@ -165,15 +129,10 @@ def init_params(config: MARConfig, key: Array) -> dict:
         embedding = module.embed_class(jnp.zeros(1, int), jnp.zeros(1, bool))
         return module(tokens, reveal, jnp.ones(1, int), embedding, bucket=1)
 
-    backbone = Backbone(config).init(backbone_key, method=touch_everything)
-    z = jnp.zeros((1, config.decoder_width))
-    head = make_head(config).init(head_key, tokens[:, 0], jnp.zeros(1, int), z)
-    return {"backbone": backbone["params"], "head": head["params"]}
+    return fresh_params(Backbone(config), touch_everything, make_head(config), config, key)
 
 
-def abstract_params(config: MARConfig):
-    """Shapes and dtypes of the parameters, without allocating them."""
-    return jax.eval_shape(lambda: init_params(config, jax.random.key(0)))
+abstract_params = described(init_params)
 
 
 # Attention scores of a layer that may be in memory at once: those of 218 sequences of MAR-B.
@@ -187,9 +146,6 @@ class MARModel(TwoPartModel):
     config: MARConfig
 
     parts: ClassVar = (Backbone, make_head)
-
-    def embed_class(self, params, labels: Array, unconditional: Array) -> Array:
-        return self._backbone(params, labels, unconditional, method="embed_class")
 
     def context(self, params, tokens, reveal, n_known, class_embedding, rows, *, bucket: int) -> Array:
         c = self.config

@@ -17,13 +17,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.errors import UserError
+from cspd_jax.check import UserError
 from cspd_jax.networks.attention import Cache
+from cspd_jax.networks.config import NextStepConfig
 from cspd_jax.networks.head import Head
-from cspd_jax.networks.layers import LayerNorm, dense, take_rows
-from cspd_jax.networks.lm import Transformer, empty_cache
-from cspd_jax.networks.nextstep_config import NextStepConfig
-from cspd_jax.networks.two_parts import TwoPartModel
+from cspd_jax.networks.layers import LayerNorm, dense, described, take_rows
+from cspd_jax.networks.lm import LM, Transformer
+from cspd_jax.networks.two_parts import TwoPartModel, fresh_params
 
 Array = jax.Array
 PROMPTS = "prompts"  # among the parameters, where there are any
@@ -31,7 +31,7 @@ PADDING = -1  # in place of an id, at the left of a prompt
 
 
 def place_table(side: int, width: int) -> np.ndarray:
-    """float32 [side^2, width]: of the column, and then of the row, sines and then cosines."""
+    """Makes a table [side^2, width]: of the column, then of the row, sines and then cosines."""
     frequencies = 10_000.0 ** (-np.arange(width // 4) / (width // 4))
     rows, columns = np.meshgrid(np.arange(side), np.arange(side), indexing="ij")
     angles = [places.reshape(-1, 1) * frequencies for places in (columns, rows)]
@@ -49,7 +49,7 @@ class Backbone(nn.Module):
         self.image_out_projector = dense(self.config.lm.width, "image_out_projector", self.dtype)
 
     def embed(self, tokens: Array, prompt: Array, elements: Array) -> Array:
-        """The elements [B, Q] of the sequences of prompts [B, N] and tokens [B, L, C]: [B, Q, D]."""
+        """Embeds the elements [B, Q] of sequences of prompts [B, N] and tokens [B, L, C]: [B, Q, D]."""
         last = prompt.shape[1] - 1
         ids = jnp.take_along_axis(prompt, jnp.minimum(elements, last), axis=1)
         image = take_rows(tokens, jnp.maximum(elements - last - 1, 0)).astype(self.dtype)
@@ -57,7 +57,7 @@ class Backbone(nn.Module):
         return jnp.where((elements <= last)[:, :, None], of_text, of_image)
 
     def __call__(self, tokens: Array, prompt: Array, elements: Array, cache: Cache | None) -> tuple:
-        """The hidden states [B, Q, D] at elements [B, Q], and the cache with them in it.
+        """Returns the hidden states [B, Q, D] at elements [B, Q], and the cache with them in it.
 
         Without a cache the elements must be the first ones, in order: they see each other alone.
         """
@@ -67,7 +67,7 @@ class Backbone(nn.Module):
         return self.lm.hidden(self.embed(tokens, prompt, elements), elements, visible, cache)[:2]
 
     def context(self, hidden: Array, rows: Array) -> Array:
-        """Hidden states [B, Q, D] of the elements before tokens `rows` [B, Q] -> z [B, Q, D]."""
+        """Maps hidden states [B, Q, D] of the elements before tokens `rows` [B, Q] to z [B, Q, D]."""
         c = self.config
         if c.positions:
             hidden = hidden + jnp.asarray(place_table(c.position_side, c.lm.width), self.dtype)[rows]
@@ -75,12 +75,12 @@ class Backbone(nn.Module):
 
 
 def make_head(config: NextStepConfig, dtype=jnp.float32) -> Head:
-    """MAR's, of times from 0 to 1 as they are."""
+    """Makes a head as MAR's, of times from 0 to 1 as they are."""
     return Head(config.token_dim, config.head_width, config.head_depth, dtype, velocity=True)
 
 
 def full_forward(config: NextStepConfig, params, tokens: Array, prompt: Array, dtype=jnp.float32) -> Array:
-    """z [B, L, D] of all tokens [B, L, C] of whole images, each from the prompt [B, N] and those before it.
+    """Returns z [B, L, D] of all tokens [B, L, C] of whole images, from the prompt [B, N] and those before.
 
     params: the backbone's.
     """
@@ -96,23 +96,17 @@ def full_forward(config: NextStepConfig, params, tokens: Array, prompt: Array, d
 
 
 def init_params(config: NextStepConfig, key: Array) -> dict:
-    """Fresh parameters {"backbone": ..., "head": ...}."""
-    backbone_key, head_key = jax.random.split(key)
+    """Makes fresh parameters {"backbone": ..., "head": ...}."""
     token, start = jnp.zeros((1, 1, config.token_dim)), jnp.zeros((1, 1), int)
 
     def touch_everything(module: Backbone):
         hidden, _ = module(token, start, start, None)
         return module.lm.logits(hidden), module.context(hidden, start)
 
-    backbone = Backbone(config).init(backbone_key, method=touch_everything)
-    z = jnp.zeros((1, config.context_width))
-    head = make_head(config).init(head_key, token[:, 0], jnp.zeros(1), z)
-    return {"backbone": backbone["params"], "head": head["params"]}
+    return fresh_params(Backbone(config), touch_everything, make_head(config), config, key)
 
 
-def abstract_params(config: NextStepConfig):
-    """Shapes and dtypes of the parameters, without allocating them. Prompts are none of them."""
-    return jax.eval_shape(lambda: init_params(config, jax.random.key(0)))
+abstract_params = described(init_params)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,36 +116,29 @@ class NextStepModel(TwoPartModel):
     config: NextStepConfig
 
     parts: ClassVar = (Backbone, make_head)
-
-    @property
-    def linear_guidance(self) -> str:
-        return "linear-falling"
+    linear_guidance: ClassVar = "linear-falling"
 
     def finish(self, x: Array) -> Array:
-        """x [..., C], of mean 0 and variance 1 if the model normalises its tokens."""
+        """Brings x [..., C] to mean 0 and variance 1 if the model normalises its tokens."""
         if not self.config.normalise:
             return x
         normalised: Any = LayerNorm(x.dtype, affine=False).apply({}, x)
         return normalised
 
     def embed_class(self, params, labels: Array, unconditional: Array) -> Array:
-        """Numbers of prompts [B] -> their ids [B, N], with `PADDING` at the left."""
+        """Maps numbers of prompts [B] to their ids [B, N], with `PADDING` at the left."""
         if PROMPTS not in params:
             raise UserError("the model has no prompts; bind them first (cspd_jax.image.prompts.bind)")
         return params[PROMPTS][jnp.where(unconditional, self.config.prompts, labels)]
 
     def context(self, params, tokens, reveal, n_known, class_embedding, rows, *, bucket: int) -> Array:
-        """rows: at most n_known; what comes later is not known to a causal model."""
-        known = (jnp.arange(self.seq_len) < n_known[:, None])[:, :, None]
-        z = full_forward(
-            self.config, params["backbone"], jnp.where(known, tokens, 0), class_embedding, self.dtype
-        )
-        return take_rows(z, rows)
+        """rows: at most n_known."""
+        return self.context_of_all(full_forward, params, tokens, n_known, class_embedding, rows)
 
     def init_cache(self, params, reveal: Array, class_embedding: Array) -> Cache:
-        """With the prompt in it, but for its last id, which is read with the first token."""
+        """Makes a cache with the prompt in it, but for its last id, which is read with the first token."""
         batch, last = class_embedding.shape[0], class_embedding.shape[1] - 1
-        cache = empty_cache(self.config.lm, batch, last + self.seq_len, self.dtype)
+        cache = LM(self.config.lm, self.dtype).empty_cache(batch, last + self.seq_len)
         if not last:
             return cache
         none = jnp.zeros((batch, 1, self.token_dim), self.dtype)

@@ -18,8 +18,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from cspd_jax.errors import UserError
-
 Array = jax.Array
 _INPUTS = {"kernel": 0, "embedding": 1}  # the axis of the inputs, by the name of the parameter
 
@@ -44,7 +42,7 @@ class Quantised:
     size: int
 
     def expand(self, dtype: Any = jnp.float32) -> Array:
-        """The matrix itself."""
+        """Returns the matrix itself."""
         codes, members = self.codes, self.axis + 1
         if self.bits == 4:
             codes = jnp.concatenate([(codes << 4) >> 4, codes >> 4], axis=members)  # shifts keep the sign
@@ -55,12 +53,8 @@ class Quantised:
 
 
 def quantise(params: Any, bits: int, group: int = 32) -> Any:
-    """The parameters of an `LM` with every matrix and embedding in 8 or 4 bits. group: inputs that share a
+    """Quantises every matrix and embedding of an `LM` to 8 or 4 bits. group: inputs that share a
     scale in 4 bits; in 8 bits all inputs do."""
-    if bits not in (4, 8):
-        raise UserError(f"weights of {bits} bits are unknown; there are 4 and 8")
-    if bits == 4 and (group < 2 or group % 2):
-        raise UserError(f"groups of {group} weights cannot be packed in pairs; use an even number such as 32")
 
     def one(path, leaf):
         axis = _INPUTS.get(path[-1].key)
@@ -88,11 +82,6 @@ def quantise_matrix(matrix: Array, axis: int, bits: int, group: int) -> Quantise
 
 
 def expand(params: Any, dtype: Any = jnp.float32) -> Any:
-    """Parameters without anything quantised in them."""
+    """Returns the parameters without anything quantised in them."""
     quantised = lambda leaf: isinstance(leaf, Quantised)
     return jax.tree.map(lambda x: x.expand(dtype) if quantised(x) else x, params, is_leaf=quantised)
-
-
-def bytes_in_memory(params: Any) -> int:
-    """What the arrays of some parameters take."""
-    return sum(leaf.nbytes for leaf in jax.tree.leaves(params))

@@ -6,17 +6,13 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from cspd_jax.networks import mar, nextstep, sphere
-from cspd_jax.networks.config import MARConfig, SphereConfig
-from cspd_jax.networks.nextstep_config import NextStepConfig
+from cspd_jax.networks.config import MARConfig, NextStepConfig, SphereConfig
 
 
 class ImageKind(NamedTuple):
     """A kind of image model.
 
-    config_class: a frozen dataclass.
     network: (config, dtype) -> its pure functions, an `image.protocol.TokenModel`.
-    init_params: (config, key) -> fresh parameters.
-    abstract_params: config -> their shapes and dtypes.
     """
 
     config_class: type
@@ -35,7 +31,7 @@ IMAGE_KINDS = {
 
 
 def kind_name(config: Any) -> str:
-    """The kind that a configuration is of."""
+    """Returns the kind that a configuration is of."""
     return next(name for name, kind in IMAGE_KINDS.items() if isinstance(config, kind.config_class))
 
 

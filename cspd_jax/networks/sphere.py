@@ -7,26 +7,20 @@ element before a token is what its chain depends on. Positions are rotary, in tw
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from cspd_jax.networks.attention import Cache
 from cspd_jax.networks.config import SphereConfig
-from cspd_jax.networks.flow_head import FlowHead
-from cspd_jax.networks.layers import dense, take_rows
-from cspd_jax.networks.sphere_layers import Block, RMSNorm, rotary_2d
-from cspd_jax.networks.two_parts import TwoPartModel
+from cspd_jax.networks.head import FlowHead
+from cspd_jax.networks.layers import RMSNorm, dense, described, take_rows
+from cspd_jax.networks.sphere_layers import Block, rotary_2d
+from cspd_jax.networks.two_parts import TwoPartModel, fresh_params
 
 Array = jax.Array
-
-
-class Cache(NamedTuple):
-    """Keys (already rotated) and values of every layer: [B, heads, class tokens + L, head_dim] each."""
-
-    keys: tuple[Array, ...]
-    values: tuple[Array, ...]
 
 
 class Backbone(nn.Module):
@@ -43,11 +37,11 @@ class Backbone(nn.Module):
         self.pos_for_diff = nn.Embed(c.seq_len, c.width, embedding_init=normal)
 
     def embed_class(self, labels: Array, unconditional: Array) -> Array:
-        """labels [B] -> [B, K D]; rows where `unconditional` [B] get the embedding of no class."""
+        """Maps labels [B] to [B, K D]; rows where `unconditional` [B] get the embedding of no class."""
         return self.cls_embedding(jnp.where(unconditional, self.config.num_classes, labels))
 
     def embed(self, tokens: Array, class_embedding: Array, elements: Array) -> Array:
-        """The elements [B, Q] of the sequences of tokens [B, L, C]: [B, Q, D]."""
+        """Embeds the elements [B, Q] of the sequences of tokens [B, L, C]: [B, Q, D]."""
         c = self.config
         first = class_embedding.reshape(len(tokens), c.class_tokens, c.width)
         of_class = take_rows(first, jnp.minimum(elements, c.class_tokens - 1))
@@ -58,7 +52,7 @@ class Backbone(nn.Module):
         return self.emb_norm(jnp.where(is_class, of_class.astype(self.dtype), of_image))
 
     def __call__(self, tokens: Array, class_embedding: Array, elements: Array, cache: Cache | None) -> tuple:
-        """The outputs [B, Q, D] at elements [B, Q] (before the last norm), and the cache with them in it.
+        """Returns the outputs [B, Q, D] at elements [B, Q], before the last norm, and the cache with them.
 
         elements: consecutive, and the same for all. Without a cache they are the first ones.
         """
@@ -67,26 +61,26 @@ class Backbone(nn.Module):
         cos, sin = (jnp.asarray(part)[elements] for part in table)
         x = self.embed(tokens, class_embedding, elements)
         slots: list[Any] = [None] * c.depth if cache is None else list(zip(*cache))
-        places = elements.shape[1] if cache is None else cache.keys[0].shape[2]
+        places = elements.shape[1] if cache is None else cache.max_len
         visible = jnp.arange(places) <= elements[:, :, None]
         for i, layer in enumerate(self.layers):
             x, slots[i] = layer(x, (cos, sin), visible, elements[0, 0], slots[i])
         return x, None if cache is None else Cache(*zip(*slots))
 
     def context(self, x: Array, rows: Array) -> Array:
-        """Outputs [B, Q, D] at the elements before tokens `rows` [B, Q] -> z [B, Q, D]."""
+        """Maps outputs [B, Q, D] at the elements before tokens `rows` [B, Q] to z [B, Q, D]."""
         return self.norm(x) + self.pos_for_diff(rows).astype(self.dtype)
 
 
 def make_head(config: SphereConfig, dtype=jnp.float32) -> FlowHead:
-    sizes = config.token_dim, config.head_width, config.head_depth, config.head_modulations
-    return FlowHead(*sizes, dtype)
+    sizes = config.token_dim, config.head_width, config.head_depth
+    return FlowHead(*sizes, dtype, modulations=config.head_modulations)
 
 
 def full_forward(
     config: SphereConfig, params, tokens: Array, class_embedding: Array, dtype=jnp.float32
 ) -> Array:
-    """z [B, L, D] of all tokens [B, L, C] of whole images, each from those before it, as in training.
+    """Returns z [B, L, D] of all tokens [B, L, C] of whole images, each from those before it, as in training.
 
     params: the backbone's.
     """
@@ -104,8 +98,7 @@ def full_forward(
 
 
 def init_params(config: SphereConfig, key: Array) -> dict:
-    """Fresh parameters {"backbone": ..., "head": ...}."""
-    backbone_key, head_key = jax.random.split(key)
+    """Makes fresh parameters {"backbone": ..., "head": ...}."""
     tokens = jnp.zeros((1, config.seq_len, config.token_dim))
 
     def touch_everything(module: Backbone):
@@ -114,15 +107,10 @@ def init_params(config: SphereConfig, key: Array) -> dict:
         x, _ = module(tokens, embedding, start, None)
         return module.context(x, start)
 
-    backbone = Backbone(config).init(backbone_key, method=touch_everything)
-    z = jnp.zeros((1, config.width))
-    head = make_head(config).init(head_key, tokens[:, 0], jnp.zeros(1), z)
-    return {"backbone": backbone["params"], "head": head["params"]}
+    return fresh_params(Backbone(config), touch_everything, make_head(config), config, key)
 
 
-def abstract_params(config: SphereConfig):
-    """Shapes and dtypes of the parameters, without allocating them."""
-    return jax.eval_shape(lambda: init_params(config, jax.random.key(0)))
+abstract_params = described(init_params)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,31 +120,21 @@ class SphereModel(TwoPartModel):
     config: SphereConfig
 
     parts: ClassVar = (Backbone, make_head)
-
-    @property
-    def linear_guidance(self) -> str:
-        return "linear-before"
+    linear_guidance: ClassVar = "linear-before"
 
     def finish(self, x: Array) -> Array:
-        """The direction of x [..., C], at the length that a token has."""
+        """Returns the direction of x [..., C], at the length that a token has."""
         if not self.config.on_sphere:
             return x
         length = jnp.linalg.norm(x, axis=-1, keepdims=True)
         return x * (self.config.token_dim**0.5 / jnp.maximum(length, 1e-7))
 
-    def embed_class(self, params, labels: Array, unconditional: Array) -> Array:
-        return self._backbone(params, labels, unconditional, method="embed_class")
-
     def context(self, params, tokens, reveal, n_known, class_embedding, rows, *, bucket: int) -> Array:
-        """rows: at most n_known; what comes later is not known to a causal model."""
-        known = (jnp.arange(self.seq_len) < n_known[:, None])[:, :, None]
-        z = full_forward(
-            self.config, params["backbone"], jnp.where(known, tokens, 0), class_embedding, self.dtype
-        )
-        return take_rows(z, rows)
+        """rows: at most n_known."""
+        return self.context_of_all(full_forward, params, tokens, n_known, class_embedding, rows)
 
     def init_cache(self, params, reveal: Array, class_embedding: Array) -> Cache:
-        """With the class in it."""
+        """Makes a cache with the class in it."""
         c = self.config
         shape = (len(reveal), c.heads, c.class_tokens + c.seq_len, c.width // c.heads)
         empty = Cache(*(tuple(jnp.zeros(shape, self.dtype) for _ in range(c.depth)) for _ in range(2)))

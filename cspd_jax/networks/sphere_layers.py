@@ -6,32 +6,23 @@ Matrix products and activations run in `dtype`; normalisation, rotation and soft
 
 from __future__ import annotations
 
-import functools
-
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.networks.layers import at_least_float32
-from cspd_jax.networks.lm import Norm
+from cspd_jax.networks.layers import RMSNorm, at_least_float32
 
 Array = jax.Array
-RMSNorm = functools.partial(Norm, "rms", 1e-6)  # RMSNorm(dtype, name=...)
 
 
 def linear(features: int, name: str, dtype) -> nn.Dense:
-    """A Dense layer without a bias."""
+    """Makes a Dense layer without a bias."""
     return nn.Dense(features, use_bias=False, dtype=dtype, name=name)
 
 
-def swiglu_width(width: int) -> int:
-    """The hidden width of a block's MLP: 8/3 of the block's, up to the next multiple of 256."""
-    return -(-(8 * width // 3) // 256) * 256
-
-
 def rotary_2d(grid: int, head_dim: int, prefix: int) -> tuple[np.ndarray, np.ndarray]:
-    """Cosines and sines [prefix + grid^2, head_dim / 2] float32 of the angle of each pair.
+    """Returns cosines and sines [prefix + grid^2, head_dim / 2] float32 of the angle of each pair.
 
     The first half of the pairs turns with the column, the other with the row. The tokens of the prefix do not
     turn.
@@ -45,26 +36,26 @@ def rotary_2d(grid: int, head_dim: int, prefix: int) -> tuple[np.ndarray, np.nda
 
 
 def rotate_pairs(x: Array, cos: Array, sin: Array) -> Array:
-    """x [B, Q, H, Dh] with adjacent pairs (2i, 2i + 1) rotated; cos and sin [Q, Dh / 2] or [B, Q, Dh / 2]."""
+    """Rotates adjacent pairs of x [B, Q, H, Dh]; cos and sin are [Q, Dh / 2] or [B, Q, Dh / 2]."""
     cos, sin = (jnp.asarray(part)[..., None, :] for part in (cos, sin))
     a, b = x[..., 0::2], x[..., 1::2]
     return jnp.stack([a * cos - b * sin, b * cos + a * sin], axis=-1).reshape(x.shape).astype(x.dtype)
 
 
 class SwiGLU(nn.Module):
-    """w2(silu(a) b), where a and b are the halves of w1(x)."""
+    """Computes w2(silu(a) b), where a and b are the halves of w1(x)."""
 
-    hidden: int
     dtype: jnp.dtype = jnp.float32
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        a, b = jnp.split(linear(2 * self.hidden, "w1", self.dtype)(x), 2, axis=-1)
+        hidden = -(-(8 * x.shape[-1] // 3) // 256) * 256  # 8/3 of the width, up to the next multiple of 256
+        a, b = jnp.split(linear(2 * hidden, "w1", self.dtype)(x), 2, axis=-1)
         return linear(x.shape[-1], "w2", self.dtype)(nn.silu(a) * b)
 
 
 def attend(q: Array, keys: Array, values: Array, visible: Array | None) -> Array:
-    """softmax(q k^T / sqrt(Dh)) v -> [B, Q, H, Dh] for q [B, Q, H, Dh], keys and values [B, H, K, Dh].
+    """Returns softmax(q k^T / sqrt(Dh)) v for q [B, Q, H, Dh], keys and values [B, H, K, Dh].
 
     visible: bool [B or 1, Q or 1, K], at least one key of every query; None for all.
     """
@@ -75,8 +66,8 @@ def attend(q: Array, keys: Array, values: Array, visible: Array | None) -> Array
 
 
 def store(slots: Array, new: Array, first: Array) -> Array:
-    """slots [B, H, K, Dh] with new [B, Q, H, Dh] from place `first` [] on. One slice, which XLA writes in
-    place; a scatter is a copy."""
+    """Puts new [B, Q, H, Dh] into slots [B, H, K, Dh] from place `first` [] on. It is one slice, which XLA
+    writes in place; a scatter is a copy."""
     return jax.lax.dynamic_update_slice_in_dim(slots, new.swapaxes(1, 2).astype(slots.dtype), first, axis=2)
 
 
@@ -117,7 +108,7 @@ class Block(nn.Module):
         first: Array | None = None,
         slots: tuple[Array, Array] | None = None,
     ) -> tuple[Array, tuple[Array, Array] | None]:
-        """x [B, Q, D] -> ([B, Q, D], the updated slots). Without slots, x attends to itself.
+        """Maps x [B, Q, D] to ([B, Q, D], the updated slots). Without slots, x attends to itself.
 
         cos_sin: two arrays [Q, Dh / 2] or [B, Q, Dh / 2], those of these tokens.
         visible: bool [B or 1, Q or 1, K], which keys each token sees; None for all.
@@ -128,5 +119,4 @@ class Block(nn.Module):
         attention = Attention(self.heads, self.dtype, name="attention")
         attended, slots = attention(norm("attention_norm")(x), cos_sin, visible, first, slots)
         x = x + attended
-        mlp = SwiGLU(swiglu_width(x.shape[-1]), self.dtype, name="feed_forward")
-        return x + mlp(norm("ffn_norm")(x)), slots
+        return x + SwiGLU(self.dtype, name="feed_forward")(norm("ffn_norm")(x)), slots

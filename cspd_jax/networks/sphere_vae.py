@@ -12,20 +12,20 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.scipy.special import betaln, digamma
 
-from cspd_jax.errors import UserError
-from cspd_jax.networks import power_spherical
 from cspd_jax.networks.autoencoder import GroupNorm
-from cspd_jax.networks.layers import at_least_float32
-from cspd_jax.networks.sphere_config import SphereVAEConfig, norm_groups
-from cspd_jax.networks.sphere_layers import Block, RMSNorm, linear, rotary_2d
+from cspd_jax.networks.config import SphereVAEConfig
+from cspd_jax.networks.layers import RMSNorm, at_least_float32, described
+from cspd_jax.networks.sphere_layers import Block, linear, rotary_2d
 
 Array = jax.Array
 _LEAST_NORM = 1e-12
+_SAME = 1e-6  # 1-norm of mu - e1 below which nothing is reflected
 
 
 class Posterior(NamedTuple):
-    """The power spherical distribution of each token.
+    """The power spherical distribution of each token, p(x) ~ (1 + mu . x)^kappa (De Cao and Aziz, 2020).
 
     mu: [N, L, latent_dim], directions, on the unit sphere.
     kappa: [N, L], concentrations, at least 1.
@@ -36,13 +36,13 @@ class Posterior(NamedTuple):
 
 
 def conv(features: int, size: int, name: str, dtype, stride: int = 1) -> nn.Conv:
-    """A convolution that keeps height and width, or divides them by the stride."""
+    """Makes a convolution that keeps height and width, or divides them by the stride."""
     padding = (size - stride + 1) // 2
     return nn.Conv(features, (size, size), stride, padding, use_bias=False, dtype=dtype, name=name)
 
 
 def doubling(features: int, size: int, name: str, dtype) -> nn.ConvTranspose:
-    """A transposed convolution that doubles height and width."""
+    """Makes a transposed convolution that doubles height and width."""
     padding = [(size // 2, size // 2)] * 2
     return nn.ConvTranspose(
         features, (size, size), (2, 2), padding, use_bias=False, transpose_kernel=True, dtype=dtype, name=name
@@ -50,7 +50,7 @@ def doubling(features: int, size: int, name: str, dtype) -> nn.ConvTranspose:
 
 
 def _normalised(x: Array, name: str, dtype) -> Array:
-    return nn.silu(GroupNorm(norm_groups(x.shape[-1]), dtype, name=name)(x))
+    return nn.silu(GroupNorm(min(32, x.shape[-1] // 4), dtype, name=name)(x))
 
 
 class Halve(nn.Module):
@@ -82,7 +82,7 @@ class Double(nn.Module):
 
 
 def _transformed(x: Array, registers: Array, depth: int, heads: int, dtype) -> Array:
-    """[N, g, g, D] -> [N, g^2, D]: blocks over the registers [R, D] and the tokens."""
+    """Maps [N, g, g, D] to [N, g^2, D] by blocks over the registers [R, D] and the tokens."""
     n, grid, _, width = x.shape
     first = jnp.broadcast_to(registers.astype(x.dtype), (n, *registers.shape))
     tokens = jnp.concatenate([first, x.reshape(n, grid * grid, width)], axis=1)
@@ -140,11 +140,11 @@ class SphereVAE(nn.Module):
         self.post_quant_proj = linear(c.width, "post_quant_proj", self.dtype)
 
     def moments(self, images: Array) -> Array:
-        """images [N, H, W, 3] in [-1, 1] -> [N, L, latent_dim + 1]: mu and kappa before their constraints."""
+        """Maps images [N, H, W, 3] in [-1, 1] to [N, L, latent_dim + 1]: mu and kappa, unconstrained."""
         return self.quant_proj(self.encoder(images.astype(self.dtype)))
 
     def decode(self, tokens: Array) -> Array:
-        """tokens [N, L, latent_dim] -> images [N, H, W, 3]."""
+        """Maps tokens [N, L, latent_dim] to images [N, H, W, 3]."""
         return self.decoder(self.post_quant_proj(tokens.astype(self.dtype)))
 
     def __call__(self, images: Array) -> Array:
@@ -152,7 +152,7 @@ class SphereVAE(nn.Module):
 
 
 def posterior(moments: Array) -> Posterior:
-    """moments [N, L, latent_dim + 1] -> Posterior, in at least float32."""
+    """Reads moments [N, L, latent_dim + 1] as a Posterior, in at least float32."""
     moments = at_least_float32(moments)
     mu, kappa = moments[..., :-1], jax.nn.softplus(moments[..., -1]) + 1
     length = jnp.linalg.norm(mu, axis=-1, keepdims=True)
@@ -160,17 +160,7 @@ def posterior(moments: Array) -> Posterior:
 
 
 def encode(config: SphereVAEConfig, params, images: Array, dtype=jnp.float32) -> Posterior:
-    """images [N, S, S, 3] in [-1, 1] -> the distribution of tokens; S is a multiple of the stride."""
-    if images.ndim != 4 or images.shape[-1] != config.image_channels:
-        raise UserError(
-            f"images have shape {images.shape}; the autoencoder takes [N, H, W, {config.image_channels}]"
-        )
-    height, width = images.shape[1:3]
-    if height != width or height % config.stride:
-        raise UserError(
-            f"images of {height}x{width} pixels do not fit the autoencoder: they must be square, and their"
-            f" side a multiple of {config.stride}"
-        )
+    """Maps images [N, S, S, 3] in [-1, 1] to the distribution of tokens; S is a multiple of the stride."""
     moments: Any = SphereVAE(config, dtype).apply({"params": params}, images, method="moments")
     return posterior(moments)
 
@@ -178,43 +168,54 @@ def encode(config: SphereVAEConfig, params, images: Array, dtype=jnp.float32) ->
 def sample(
     posterior: Posterior, *, key: Array | None = None, draws: tuple[Array, Array] | None = None
 ) -> Array:
-    """Tokens [N, L, latent_dim] on the sphere of radius sqrt(latent_dim): with fresh draws (`key`), or with
-    those given, see `power_spherical.from_draws`."""
-    if (key is None) == (draws is None):
-        raise UserError("sampling tokens needs either a key or the draws, and not both")
-    if draws is not None:
-        return power_spherical.from_draws(posterior.mu, *draws)
-    assert key is not None
-    return power_spherical.sample_posterior(key, *posterior)
+    """Makes tokens [..., m] on the sphere of radius sqrt(m), of fresh draws (`key`) or of those given.
+
+    draws: [...], of Beta(kappa + (m - 1) / 2, (m - 1) / 2), and normal ones [..., m - 1], of which only the
+    direction counts.
+    """
+    mu, kappa = posterior
+    beta = (mu.shape[-1] - 1) / 2
+    if key is not None:
+        along, across = jax.random.split(key)
+        beta_draw = jax.random.beta(along, kappa + beta, jnp.full_like(kappa, beta))
+        noise = jax.random.normal(across, (*mu.shape[:-1], mu.shape[-1] - 1), mu.dtype)
+        draws = beta_draw, noise
+    assert draws is not None
+    first, noise = 2 * draws[0][..., None] - 1, draws[1]
+    tangent = noise / jnp.linalg.norm(noise, axis=-1, keepdims=True)
+    y = jnp.concatenate([first, jnp.sqrt(jnp.maximum(1 - first * first, 0)) * tangent], axis=-1)
+    return math.sqrt(mu.shape[-1]) * _turn(y, mu)
+
+
+def _turn(y: Array, mu: Array) -> Array:
+    """Reflects y such that e1 lands on mu."""
+    away = jnp.zeros_like(mu).at[..., 0].set(1) - mu
+    same = jnp.sum(jnp.abs(away), axis=-1, keepdims=True) < _SAME
+    length = jnp.linalg.norm(jnp.where(same, 1, away), axis=-1, keepdims=True)
+    normal = jnp.where(same, 0, away) / length
+    return y - 2 * normal * jnp.sum(normal * y, axis=-1, keepdims=True)
 
 
 def decode(config: SphereVAEConfig, params, tokens: Array, dtype=jnp.float32) -> Array:
-    """tokens [N, L, latent_dim] on the sphere of radius sqrt(latent_dim), of a square grid -> images
+    """Maps tokens [N, L, latent_dim] on the sphere of radius sqrt(latent_dim), of a square grid, to images
     [N, S, S, 3] in about [-1, 1], at least float32."""
-    if tokens.ndim != 3 or tokens.shape[-1] != config.latent_dim or not _is_square(tokens.shape[1]):
-        raise UserError(
-            f"tokens have shape {tokens.shape}; the autoencoder takes [N, L, {config.latent_dim}] with a"
-            " square number L"
-        )
     images: Any = SphereVAE(config, dtype).apply({"params": params}, tokens, method="decode")
     return at_least_float32(images)
 
 
-def _is_square(length: int) -> bool:
-    return length > 0 and math.isqrt(length) ** 2 == length
-
-
 def kl_divergence(posterior: Posterior) -> Array:
-    """KL(posterior || uniform on the sphere) of each token, [N, L]."""
-    return power_spherical.kl(posterior.kappa, posterior.mu.shape[-1])
+    """Returns KL(posterior || uniform on the sphere) of each token, [N, L]."""
+    kappa, dim = posterior.kappa, posterior.mu.shape[-1]
+    beta = (dim - 1) / 2
+    alpha = kappa + beta
+    constant = math.lgamma(beta) - math.lgamma(dim / 2) + (2 - dim) * math.log(2) + math.log(math.pi) / 2
+    return kappa * (digamma(alpha) - digamma(alpha + beta)) - betaln(alpha, beta) + constant
 
 
 def init_params(config: SphereVAEConfig, key: Array) -> dict:
-    """Fresh parameters."""
+    """Makes fresh parameters."""
     images = jnp.zeros((1, config.stride, config.stride, config.image_channels))
     return SphereVAE(config).init(key, images)["params"]
 
 
-def abstract_params(config: SphereVAEConfig):
-    """Shapes and dtypes of the parameters, without allocating them."""
-    return jax.eval_shape(lambda: init_params(config, jax.random.key(0)))
+abstract_params = described(init_params)

@@ -10,7 +10,19 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from cspd_jax.networks.layers import take_rows
+
 Array = jax.Array
+
+
+def fresh_params(backbone: nn.Module, read: Callable, head: nn.Module, config: Any, key: Array) -> dict:
+    """Makes parameters {"backbone": ..., "head": ...}. read: a method that touches all of the backbone."""
+    backbone_key, head_key = jax.random.split(key)
+    x, z = jnp.zeros((1, config.token_dim)), jnp.zeros((1, config.context_width))
+    return {
+        "backbone": backbone.init(backbone_key, method=read)["params"],
+        "head": head.init(head_key, x, jnp.zeros(1), z)["params"],
+    }
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +51,9 @@ class TwoPartModel:
     def backbone(self) -> nn.Module:
         return self.parts[0](self.config, self.dtype)
 
+    def embed_class(self, params, labels: Array, unconditional: Array) -> Array:
+        return self._backbone(params, labels, unconditional, method="embed_class")
+
     def embed_time(self, params, timesteps: Array) -> Array:
         return self._head(params, timesteps, method="embed_time")
 
@@ -47,6 +62,13 @@ class TwoPartModel:
 
     def denoise(self, params, x: Array, modulations) -> Array:
         return self._head(params, x, modulations, method="denoise")
+
+    def context_of_all(self, full_forward, params, tokens, n_known, class_embedding, rows) -> Array:
+        """Returns z of `rows` of a causal model, to which nothing after n_known is known."""
+        known = (jnp.arange(self.seq_len) < n_known[:, None])[:, :, None]
+        tokens = jnp.where(known, tokens, 0)
+        z = full_forward(self.config, params["backbone"], tokens, class_embedding, self.dtype)
+        return take_rows(z, rows)
 
     def _backbone(self, params, *args, **kwargs):
         return self.backbone.apply({"params": params["backbone"]}, *args, **kwargs)

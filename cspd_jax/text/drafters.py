@@ -1,7 +1,5 @@
-"""What proposes tokens for the target to verify: a smaller model, or copies from the text itself.
-
-Any hashable object with the two functions of `Drafter` will do.
-"""
+"""What proposes tokens for the target to verify: a smaller model, or copies from the text itself; heads are
+in `states`, trees in `trees`. Any hashable object with the two functions of `Drafter` will do."""
 
 from __future__ import annotations
 
@@ -12,10 +10,9 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, cast
 import jax
 import jax.numpy as jnp
 
-from cspd_jax.errors import UserError, check_whole, naming, shown
-from cspd_jax.text.prompts import Prompts
-from cspd_jax.text.protocol import LanguageModel, Model, TellingLanguageModel, bound
-from cspd_jax.text.sampling import Sampling, fit_vocabulary, gumbel_max, log_probs, noise_at
+from cspd_jax.check import UserError
+from cspd_jax.language_models import LanguageModel, Model, Prompts, bound
+from cspd_jax.sampling import Sampling, fit_vocabulary, gumbel_max, log_probs, noise_at
 
 Array = jax.Array
 
@@ -76,27 +73,16 @@ class Drafts(NamedTuple):
 class Drafter(Protocol):
     """Pure functions of explicit parameters and of a state, which may be any pytree.
 
-    One that reads the target's states is a `StatesDrafter`.
+    One that reads the target's states has `entering`, the layers that they enter, and in place of `begin` a
+    function begin_with(params, prompts, max_len, states), of states [B, max_len, S D] of the prompts' tokens
+    but their last.
     """
 
     def begin(self, params: Any, prompts: Prompts, max_len: int) -> Any:
         """Returns the state before the first round, for texts of up to max_len tokens."""
 
     def draft(self, params: Any, state: Any, request: DraftRequest) -> tuple[Drafts, Any]:
-        """Drafts, and the next state. A row's drafts must depend on that row alone."""
-
-
-class StatesDrafter(Protocol):
-    """A drafter that reads what the target has computed: what enters its layers `entering`."""
-
-    @property
-    def entering(self) -> tuple[int, ...]: ...
-
-    def begin_with(self, params: Any, prompts: Prompts, max_len: int, states: Array) -> Any:
-        """As `begin`. states [B, max_len, S D], of the prompts' tokens but their last."""
-
-    def draft(self, params: Any, state: Any, request: DraftRequest) -> tuple[Drafts, Any]:
-        """As that of a `Drafter`."""
+        """Returns drafts and the next state. A row's drafts must depend on that row alone."""
 
 
 def entering_of(drafter: Any) -> tuple[int, ...]:
@@ -119,32 +105,18 @@ DrafterLike: TypeAlias = "Model | Drafter | Drafting | None"  # see `generate`
 
 
 def resolve_drafter(drafter: DrafterLike) -> tuple[Drafter | None, Any]:
-    """(drafter, params): a model or a pair (network, params) becomes a `ModelDrafter`."""
+    """Returns (drafter, params): a model or a pair (network, params) becomes a `ModelDrafter`."""
     if drafter is None:
         return None, None
-    if isinstance(drafter, type):
-        raise UserError(
-            f"the drafter is the class {drafter.__name__}; give an object, {drafter.__name__}(...)"
-        )
     begins = hasattr(drafter, "begin") or hasattr(drafter, "begin_with")
     if not isinstance(drafter, Drafting) and begins and hasattr(drafter, "draft"):
         drafter = Drafting(cast(Drafter, drafter), None)
     if not isinstance(drafter, Drafting):
-        with naming("the drafter"):
-            network, params = bound(cast(Model, drafter))
+        network, params = bound(cast(Model, drafter))
         drafter = Drafting(ModelDrafter(network), params)
-    if not hasattr(drafter.drafter, "draft"):
-        raise UserError(
-            f"the drafter is {shown(drafter.drafter)}; it must have the functions of text.Drafter"
-        )
     network = getattr(drafter.drafter, "network", None)  # of one that draws from a model
-    if isinstance(drafter.drafter, ModelDrafter) and (network is None or drafter.params is None):
-        raise UserError("a ModelDrafter needs a network and parameters; pass Drafting(drafter, params)")
-    if network is not None:
-        with naming("the drafter"):
-            bound((network, drafter.params))
-        if not network.config.causal:
-            raise UserError("the draft model is not causal; a causal target needs a causal draft")
+    if network is not None and not network.config.causal:
+        raise UserError("the draft model is not causal; a causal target needs a causal draft")
     return drafter.drafter, drafter.params
 
 
@@ -159,41 +131,24 @@ def is_any_of(tokens: Array, ids: Array) -> Array:
     return jnp.any(tokens[..., None] == ids, axis=-1)
 
 
-class Read(NamedTuple):
-    """What there is when all but the last token of each prompt have been read.
-
-    cache: the network's.
-    states: [B, max_len, S D] what entered the layers asked for at these tokens; None if none were.
-    """
-
-    cache: Any
-    states: Array | None = None
-
-
 def read_prompts(
-    network: LanguageModel,
-    params: Any,
-    prompts: Prompts,
-    max_len: int,
-    entering: tuple[int, ...] = (),
-) -> Read:
-    """Has a network read all but the last token of each prompt."""
+    network: Any, params: Any, prompts: Prompts, max_len: int, entering: tuple[int, ...] = ()
+) -> tuple[Any, Array | None]:
+    """Has a network read all but the last token of each prompt, and returns its cache, and the states
+    [B, max_len, S D] that entered the layers asked for at these tokens; None if none were."""
     batch, longest = prompts.tokens.shape
     cache = network.empty_cache(batch, max_len)
-    steps = jnp.arange(longest - 1)
+    if longest == 1 and not entering:
+        return cache, None
+    tokens = prompts.tokens[:, : max(longest - 1, 1)]  # of an only token the states' width alone is read
+    steps = jnp.arange(tokens.shape[1])
     positions = jnp.where(steps < prompts.lengths[:, None] - 1, steps, max_len)
     unused = jnp.zeros((batch, 1), jnp.int32)  # no logits are read here, so only one per row is asked for
-    if not entering:
-        if longest == 1:
-            return Read(cache)
-        return Read(network.apply(params, prompts.tokens[:, :-1], positions, cache, rows=unused)[1])
-    telling = cast(TellingLanguageModel, network)
-    tokens = prompts.tokens[
-        :, : max(longest - 1, 1)
-    ]  # of an only token nothing but the states' width is read
-    positions = positions if longest > 1 else jnp.full((batch, 1), max_len)
-    _, cache, states = telling.apply(params, tokens, positions, cache, rows=unused, entering=entering)
-    return Read(cache, jnp.pad(states, ((0, 0), (0, max_len - states.shape[1]), (0, 0))))
+    telling = {"entering": entering} if entering else {}
+    _, cache, *states = network.apply(params, tokens, positions, cache, rows=unused, **telling)
+    if not states:
+        return cache, None
+    return cache, jnp.pad(states[0], ((0, 0), (0, max_len - tokens.shape[1]), (0, 0)))
 
 
 def read_last_two(
@@ -264,15 +219,15 @@ def one_by_one(
 
 
 def among_known(logits: Array, ids: Array | int, num_ids: int) -> tuple[Array, Array | None]:
-    """Logits [..., V] without the ids that pad the target's vocabulary, and which of the target's ids they
-    are of [V]; None where they are of its first ones. ids: as in `one_by_one`."""
+    """Returns logits [..., V] without the ids that pad the target's vocabulary, and which of the target's ids
+    they are of [V]; None where they are of its first ones. ids: see `one_by_one`."""
     if isinstance(ids, int):
         return fit_vocabulary(logits, ids, num_ids), None
     return jnp.where(ids < num_ids, logits, -jnp.inf), jnp.minimum(ids, num_ids - 1)
 
 
 def spread(log_q: Array, own: Array | None, num_ids: int) -> Array:
-    """log_q [..., V] over the target's ids [..., num_ids]. own: as `among_known` gives it."""
+    """Returns log_q [..., V] over the target's ids [..., num_ids]. own: what `among_known` returns."""
     if own is None:
         return log_q
     return jnp.full((*log_q.shape[:-1], num_ids), -jnp.inf, log_q.dtype).at[..., own].max(log_q)
@@ -293,7 +248,7 @@ def _add_draft(request: DraftRequest, progress: _Progress, logits: Array, ids: A
             log_q = log_q.at[:, progress.step].set(spread(log_p, own, request.num_ids))
     chosen = drawn if own is None else own[drawn]
     count = progress.count
-    if request.confidence is not None:  # asked of the distribution, before anything is drawn from it
+    if request.confidence is not None:  # asked of the distribution, not of what was drawn from it
         unsure = jnp.max(jax.nn.softmax(log_p, axis=-1), axis=-1) < request.confidence
         count = jnp.where(unsure, jnp.minimum(count, progress.step), count)
     tokens = progress.tokens.at[:, progress.step].set(jnp.where(progress.step < count, chosen, 0))
@@ -314,13 +269,9 @@ class ModelDrafter:
 
     network: LanguageModel
 
-    def lacks(self, gamma: int) -> int:
-        """How many of the last tokens its state may lack before a round with gamma drafts."""
-        return 2
-
     def begin(self, params: Any, prompts: Prompts, max_len: int) -> Any:
         known = prompts._replace(tokens=known_to(self.network, prompts.tokens))
-        return read_prompts(self.network, params, known, max_len).cache
+        return read_prompts(self.network, params, known, max_len)[0]
 
     def draft(self, params: Any, cache: Any, request: DraftRequest) -> tuple[Drafts, Any]:
         logits, cache = read_last_two(self.network, params, cache, request)
@@ -331,16 +282,6 @@ class ModelDrafter:
             return logits[:, 0], cache
 
         return one_by_one(request, logits[:, 0], cache, further, self.network.config.known_ids)
-
-    def read_on(self, params: Any, cache: Any, texts: Prompts, read: Array, count: int) -> Any:
-        """The cache after `count` more tokens of texts of which `read` [B] were known; all but the last two
-        are."""
-        positions = jnp.maximum(read, 0)[:, None] + jnp.arange(count)
-        positions = jnp.where(positions < texts.lengths[:, None] - 2, positions, texts.tokens.shape[1])
-        inside = jnp.minimum(positions, texts.tokens.shape[1] - 1)
-        tokens = known_to(self.network, jnp.take_along_axis(texts.tokens, inside, axis=1))
-        unused = jnp.zeros((len(tokens), 1), jnp.int32)
-        return self.network.apply(params, tokens, positions, cache, rows=unused)[1]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -357,10 +298,6 @@ class PromptLookup:
     longest: int = 4
     shortest: int = 2
 
-    def __post_init__(self) -> None:
-        check_whole("longest", self.longest, 1, 256)
-        check_whole("shortest", self.shortest, 1, self.longest)
-
     def begin(self, params: Any, prompts: Prompts, max_len: int) -> None:
         return None
 
@@ -376,7 +313,7 @@ class PromptLookup:
         return Drafts(tokens, count, None, zero, zero), None
 
     def _continuation(self, tokens: Array, length: Array) -> tuple[Array, Array]:
-        """The position [B] after the best match, and its tokens [B]; `length` [B] if there is none."""
+        """Returns the position [B] after the best match, or `length` [B], and how many tokens matched [B]."""
         ends = jnp.arange(tokens.shape[1])  # candidate positions of a match's last token
         run = ends < length[:, None] - 1
         matched = jnp.zeros(tokens.shape, jnp.int32)

@@ -2,46 +2,62 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
-from cspd_jax._utils.options import check_options
 from cspd_jax._utils.progress import Bar
-from cspd_jax._utils.typed import check_flag
-from cspd_jax.errors import UserError, shown
-from cspd_jax.parallel import common_mesh
-from cspd_jax.text import rounds, sharded
-from cspd_jax.text.checks import (
-    at_most,
-    check_max_gamma,
-    check_number,
-    check_outside_jit,
-    concrete,
-    holds,
-    keys_of_rows,
-    require,
-)
+from cspd_jax.check import UserError
+from cspd_jax.info import Exactness, Generated, Info, add
+from cspd_jax.keys import independent_key, keys_per_row
+from cspd_jax.language_models import Model, Prompts, PromptsLike, as_prompts, bound, check_prompts, concrete
+from cspd_jax.measure import Choice, choose
+from cspd_jax.parallel import common_mesh, replicate, spread
+from cspd_jax.sampling import Sampling
+from cspd_jax.text import rounds
 from cspd_jax.text.drafters import DrafterLike, entering_of, resolve_drafter
-from cspd_jax.text.info import Info, TextOutput
 from cspd_jax.text.options import Options
-from cspd_jax.text.prompts import BEYOND, Prompts, PromptsLike, as_prompts, check_length, check_prompts
-from cspd_jax.text.protocol import Model, bound
 from cspd_jax.text.rounds import Inputs, TextState
-from cspd_jax.text.rules import RULES
-from cspd_jax.text.sampling import Sampling
-from cspd_jax.text.states import check_reads
+from cspd_jax.text.rules import RULES, WHY
 from cspd_jax.text.trees import rounds as tree_rounds
 from cspd_jax.text.trees.drafter import tree_of
 from cspd_jax.text.trees.rounds import TREE_RULES
 from cspd_jax.text.trees.tree import Tree
-from cspd_jax.weights.checks import blaming_parameters
 
 Array = jax.Array
+_PILOT = 32  # tokens of a measurement
+_LITTLE = 0.3  # seconds; ways that take less in all are hard to tell apart
+
+
+class Request(NamedTuple):
+    """The arguments of `generate`."""
+
+    key: Array | None
+    model: Model
+    prompts: PromptsLike
+    drafter: DrafterLike = None
+    options: Options = Options()
+
+
+class Trace(NamedTuple):
+    """What text tells besides what all families do.
+
+    lengths: [B] tokens of each row, prompt included.
+    marks: [B, max_len] int8, where each token came from: NONE, PLAIN, ACCEPTED, CORRECTED or BONUS.
+    stopped: [B] whether the row ended with a stop id, which is kept, or with the token -1.
+    drafted: [B] drafts made, tested or not.
+    """
+
+    lengths: Array
+    marks: Array
+    stopped: Array
+    drafted: Array
 
 
 def generate(
@@ -52,7 +68,7 @@ def generate(
     options: Options = Options(),
     *,
     progress: bool = False,
-) -> TextOutput:
+) -> Generated:
     """Continues the prompts, and returns (tokens [B, max_len], info).
 
     A row depends on its own prompt, key and numbers, never on its neighbours. Changing numbers does not
@@ -68,26 +84,32 @@ def generate(
       options: see `Options`.
       progress: show a bar, for which each round is a jitted call of its own; not on a mesh, nor in `jit`.
     """
-    check_flag("progress", progress)
     mesh = common_mesh(model, drafter)
-    with blaming_parameters(model, drafter):
-        inputs = prepare(key, model, prompts, drafter, options)
-        if mesh is not None:
-            return sharded.run(run, inputs, mesh)
-        return _shown(inputs) if progress else run(inputs)
+    inputs = prepare(key, model, prompts, drafter, options)
+    if mesh is not None:
+        return _on_mesh(replicate(mesh, inputs), mesh)
+    return _shown(inputs) if progress else run(inputs)
 
 
-def _shown(inputs: Inputs) -> TextOutput:
-    """`run`, with a bar."""
-    state = _begin(inputs)
-    length, rows = np.asarray(state.length), len(inputs.limit)
-    total = int(np.maximum(inputs.limit - length, 0).sum())
-    with Bar(total=total, desc=f"{rows} texts", unit="token") as bar:
+@functools.partial(jax.jit, static_argnames="mesh")
+def _on_mesh(inputs: Inputs, mesh: Mesh) -> Generated:
+    """Has each group of devices continue its own share of the prompts."""
+    whole = {name: getattr(inputs, name) for name in ("params", "drafter_params", "stop_ids")}
+    without: Any = dict.fromkeys(whole)
+    count = len(inputs.limit)
+    each = lambda a: a if a.ndim else jnp.broadcast_to(a, (count,))
+    rows = jax.tree.map(each, dataclasses.replace(inputs, **without))
+    return spread(lambda rows, whole: run(dataclasses.replace(rows, **whole)), mesh, rows, whole)
+
+
+def _shown(inputs: Inputs) -> Generated:
+    """Does what `run` does, with a bar."""
+    state, wanted = _begin(inputs), jnp.maximum(inputs.limit - inputs.prompts.lengths, 0)
+    with Bar(total=int(wanted.sum()), desc=f"{len(wanted)} texts", unit="token") as bar:
         while not np.all(state.done):
             state = _advance(inputs, state._replace(cache=None), state.cache)
-            before, length = length, np.asarray(state.length)
-            bar.update(int((length - before).sum()))
-    return output(state)
+            bar.update(int(jnp.sum(state.length - inputs.prompts.lengths)) - bar.n)
+    return output(inputs, state)
 
 
 def stream(
@@ -96,18 +118,17 @@ def stream(
     prompts: PromptsLike,
     drafter: DrafterLike = None,
     options: Options = Options(),
-) -> Iterator[TextOutput]:
+) -> Iterator[Generated]:
     """Yields (tokens, info) after each round; the last one is what `generate` returns. Same arguments."""
     inputs = prepare(key, model, prompts, drafter, options)
-    check_outside_jit(inputs, "text.stream")
     return _outputs(inputs)
 
 
-def _outputs(inputs: Inputs) -> Iterator[TextOutput]:
+def _outputs(inputs: Inputs) -> Iterator[Generated]:
     state = _begin(inputs)
     while not np.all(state.done):
         state = _advance(inputs, state._replace(cache=None), state.cache)
-        yield output(state)
+        yield output(inputs, state)
 
 
 def prepare(
@@ -119,41 +140,40 @@ def prepare(
 ) -> Inputs:
     """Checks the arguments of `generate` where their values are known, and makes the `Inputs` of them."""
     target, params = bound(model)
-    prompts = as_prompts(prompts)
-    require(target.config.causal, "the model is not causal; use cspd_jax.masked for a masked-diffusion model")
-    batch, longest = check_prompts(target.config, prompts)
-    check_options(options, Options, batch)
-    known = target.config.vocab_size
-    require(holds(options.stop_ids, lambda i: i < known), f"stop_ids go beyond the model's {known} ids")
-    keys, sampling = _sampling(key, batch, options)
+    if not target.config.causal:
+        raise UserError("the model is not causal; use cspd_jax.masked for a masked-diffusion model")
+    prompts, new = as_prompts(prompts), concrete(options.max_new_tokens)
+    check_prompts(target.config, prompts, 0 if new is None else int(np.max(new)))
+    batch, longest = np.shape(prompts.tokens)
+    max_len = longest + int(np.max(options.max_new_tokens)) if options.max_len is None else options.max_len
     drafting, drafter_params = resolve_drafter(drafter)
     tree = tree_of(drafting)
-    rule = _rule(options, tree)
-    check_reads(drafting, drafter_params, target)
     if tree is not None:
-        require(drafter_params is not None, "a drafter of trees needs parameters; see draft_tree")
-        of_head = getattr(getattr(drafting, "head", None), "config", None)
-        ids = target.config.known_ids if of_head is None else of_head.ids
-        require(
-            max(tree.widths) <= ids,
-            f"the draft tree has {max(tree.widths)} candidates for a token, and its drafter knows {ids} ids",
-        )
-    max_len = _room(options, longest)
-    check_length(target.config, longest, max_len - longest, BEYOND)
-    gamma, max_gamma = _draft_length(options, tree, max_len)
+        gamma: Any = tree.depth
+        max_gamma = tree.depth
+    else:
+        # A round never drafts more than there is room for.
+        room = max_len if new is None or options.max_gamma is not None else int(np.max(new))
+        most = int(np.max(options.gamma)) if options.max_gamma is None else options.max_gamma
+        gamma, max_gamma = options.gamma, min(most, max(1, room - 1))
+    keys, sampling = _sampling(key, batch, options)
     draft_cost, confidence = options.draft_cost, options.confidence
-    if options.exact_bits:
-        _check_exact_bits(tree, max_gamma, sampling.greedy or drafting is None or rule == "match")
     if drafting is None or max_gamma == 0:  # plain decoding
-        drafting, drafter_params, rule = None, None, "match"
-        gamma, draft_cost, confidence = 0, None, None
-        max_gamma = max_gamma if options.exact_bits else 0
+        drafting, drafter_params, rule, gamma, draft_cost, confidence = None, None, "match", 0, None, None
+    else:
+        rule = _rule(options, tree)
+        rule = "match" if sampling.greedy else rule  # all rules are the same then
+    if options.exact_bits and (tree is not None or not max_gamma or rule != "match"):
+        raise UserError(
+            "exact_bits is for chains of at least one draft, and for greedy texts or the rule match, which"
+            " draws plain decoding's tokens"
+        )
     lengths = _integers(prompts.lengths)
     return Inputs(
         target=target,
         drafter=drafting,
-        rule="match" if sampling.greedy else rule,  # all rules are the same then
-        max_gamma=max_gamma,
+        rule=rule,
+        max_gamma=max_gamma if drafting is not None or options.exact_bits else 0,
         max_len=max_len,
         exact_bits=options.exact_bits,
         entering=entering_of(drafting),
@@ -164,80 +184,34 @@ def prepare(
         limit=jnp.minimum(lengths + _integers(options.max_new_tokens), max_len),
         stop_ids=_integers(target.config.eos_ids if options.stop_ids is None else options.stop_ids),
         sampling=sampling,
-        gamma=jnp.broadcast_to(_integers(at_most(gamma, max_gamma)), (batch,)),
+        gamma=jnp.broadcast_to(_integers(jnp.minimum(gamma, max_gamma)), (batch,)),
         draft_cost=_reals(draft_cost),
         confidence=_reals(confidence),
     )
 
 
-def _check_exact_bits(tree: Tree | None, max_gamma: int, same_tokens: bool) -> None:
-    """UserError unless passes can have one shape, and texts with drafts are those of plain decoding."""
-    require(tree is None, "exact_bits is for chains of drafts; a draft tree has passes of its own")
-    require(max_gamma > 0, "exact_bits needs a gamma of at least 1, for passes over several tokens")
-    require(
-        same_tokens,
-        "exact_bits is for greedy texts and for the rule match, which draws plain decoding's tokens",
-    )
-
-
 def _sampling(key: Array | None, batch: int, options: Options) -> tuple[Array | None, Sampling]:
     """Returns the keys of the rows [B], and how tokens are drawn; without keys if greedy."""
-    greedy = options.temperature is None
-    greedy = holds(options.temperature, lambda t: t == 0, unknown=greedy)
-    require(key is not None or greedy, "sampling needs a key: one, or one for each row")
-    keys = keys_of_rows(key, batch)
-    if greedy:
-        for name in ("top_k", "top_p"):
-            require(
-                getattr(options, name) is None, f"{name} has no effect at temperature 0; give a temperature"
-            )
+    temperature = 0.0 if options.temperature is None else concrete(options.temperature)
+    if temperature is not None and np.all(temperature == 0):
         return None, Sampling()
+    if key is None:
+        raise UserError("sampling needs a key: one, or one for each row")
     top_k = None if options.top_k is None else _integers(options.top_k)
-    return keys, Sampling(_reals(options.temperature), top_k, _reals(options.top_p))
+    return keys_per_row(key, batch), Sampling(_reals(options.temperature), top_k, _reals(options.top_p))
 
 
 def _rule(options: Options, tree: Tree | None) -> str:
     """Returns the name of the rule, of draft trees if there is one."""
-    rules, default, of_what = (
-        (list(RULES), "block", "") if tree is None else (list(TREE_RULES), "tree", " for a draft tree")
-    )
+    rules, default = (list(RULES), "block") if tree is None else (list(TREE_RULES), "tree")
     rule = default if options.rule is None else options.rule
-    require(rule in rules, f"rule is {shown(rule)}; it must be one of {', '.join(rules)}{of_what}")
-    fixed = options.draft_cost is None and options.confidence is None
-    require(tree is None or fixed, "draft_cost and confidence are not for draft trees")
+    if rule not in rules:
+        of_what = "" if tree is None else " for a draft tree"
+        raise UserError(f"rule is {rule}; it must be one of {', '.join(rules)}{of_what}")
     return rule
 
 
-def _room(options: Options, longest: int) -> int:
-    """Returns the tokens that a row has room for."""
-    if options.max_len is not None:
-        require(
-            options.max_len >= longest,
-            f"max_len is {options.max_len}, but the prompts have {longest} tokens",
-        )
-        return options.max_len
-    new = concrete(options.max_new_tokens)
-    if new is None:
-        raise UserError("max_new_tokens is traced, so max_len must be given")
-    return longest + int(np.max(new))
-
-
-def _draft_length(options: Options, tree: Tree | None, max_len: int) -> tuple[Array | int, int]:
-    """(gamma, the bound on it): a tree has its own."""
-    if tree is not None:
-        return tree.depth, tree.depth
-    max_gamma = check_max_gamma(options.gamma, options.max_gamma)
-    check_number("gamma", options.gamma, lambda g: g <= max_gamma, f"from 0 to max_gamma, {max_gamma}")
-    # A round never drafts more than there is room for.
-    new = concrete(options.max_new_tokens) if options.max_gamma is None else None
-    room = max_len if new is None else int(np.max(new))
-    max_gamma = min(max_gamma, max(1, room - 1))
-    return options.gamma, max_gamma
-
-
 def _integers(value: Any) -> Array:
-    whole = not isinstance(value, jax.core.Tracer) or jnp.issubdtype(value.dtype, jnp.integer)
-    require(whole, f"what must be whole numbers is traced as {getattr(value, 'dtype', None)}")
     return jnp.asarray(value, jnp.int32)
 
 
@@ -245,37 +219,108 @@ def _reals(value: Any) -> Array | None:
     return None if value is None else jnp.asarray(value, float)
 
 
-def output(state: TextState) -> TextOutput:
+def output(inputs: Inputs, state: TextState) -> Generated:
     """Returns what there is after some round."""
-    return TextOutput(
-        state.tokens, Info(state.length, state.marks, state.stopped, state.info.drafts, state.info.calls)
+    happened = state.info
+    info = Info(
+        made=state.length - inputs.prompts.lengths,
+        rounds=happened.rounds,
+        tested=happened.tested,
+        accepted=happened.accepted,
+        truncated=happened.truncated,
+        calls=happened.calls,
+        trace=Trace(state.length, state.marks, state.stopped, happened.drafted),
+        judgement=_exactness(inputs),
     )
+    return Generated(state.tokens, info)
+
+
+def _exactness(inputs: Inputs) -> Exactness:
+    """Returns whether the text has the distribution of plain decoding, and why."""
+    if inputs.drafter is None:
+        return Exactness(True, "plain decoding is the reference itself")
+    if inputs.sampling.greedy:
+        why = "up to rounding, every token is the target's most probable one, as in plain decoding"
+        return Exactness(True, why)
+    if inputs.rule not in WHY:
+        return Exactness(False, f"nothing is known of the rule {inputs.rule}")
+    return Exactness(True, WHY[inputs.rule])
 
 
 @jax.jit
-def run(inputs: Inputs) -> TextOutput:
+def run(inputs: Inputs) -> Generated:
     """Takes all rounds in one loop on the device."""
-
-    def unfinished(state: TextState) -> Array:
-        return ~jnp.all(state.done)
-
-    loop = _loop(inputs)
-    return output(
-        jax.lax.while_loop(unfinished, lambda state: loop.advance(inputs, state), loop.begin(inputs))
-    )
+    unfinished = lambda state: ~jnp.all(state.done)
+    end = jax.lax.while_loop(unfinished, functools.partial(advance, inputs), begin(inputs))
+    return output(inputs, end)
 
 
-@jax.jit
-def _begin(inputs: Inputs) -> TextState:
-    return _loop(inputs).begin(inputs)
+def begin(inputs: Inputs) -> TextState:
+    """Returns the state before the first round, whose cache has room for a tree if there is one."""
+    tree = tree_of(inputs.drafter)
+    return rounds.begin(inputs, spare=0 if tree is None else tree.drafts)
+
+
+def advance(inputs: Inputs, state: TextState) -> TextState:
+    """Takes one turn of the loop: a round, and the sum of what happened."""
+    of = rounds if tree_of(inputs.drafter) is None else tree_rounds
+    next_state, happened = of.run_round(inputs, state)
+    return next_state._replace(info=add(state.info, happened))
+
+
+_begin = jax.jit(begin)
 
 
 @functools.partial(jax.jit, donate_argnames="cache")
 def _advance(inputs: Inputs, state: TextState, cache: Any) -> TextState:
     """Takes a round, whose cache is written where the one before was, not beside it."""
-    return _loop(inputs).advance(inputs, state._replace(cache=cache))
+    return advance(inputs, state._replace(cache=cache))
 
 
-def _loop(inputs: Inputs):
-    """Returns the module whose rounds these inputs are for."""
-    return rounds if tree_of(inputs.drafter) is None else tree_rounds
+def fastest(
+    key: Array | None,
+    model: Model,
+    prompts: Sequence[Sequence[int]],
+    drafter: DrafterLike = None,
+    options: Options = Options(),
+    *,
+    gammas: tuple[int, ...] | None = None,
+    pilot: int = _PILOT,
+) -> Choice[Request]:
+    """Returns what to give `generate`: plain decoding or the drafter, whichever is faster for these prompts.
+
+    Each way continues the prompts by `pilot` tokens in turns: what passes and drafts cost here counts as well
+    as how many drafts are accepted. Where that takes no time it is done with more tokens. All of them sample
+    from the same distribution. The measurement draws numbers of its own: a way chosen by the numbers that it
+    is then run with would favour some texts.
+
+    gammas: drafts per round to be tried (2 and the options' own). The ways are named "plain" and "gamma 4". A
+        draft tree is tried as it is, and named "tree". `generate(*choice.request)` runs the fastest.
+    """
+    prepare(key, model, prompts, drafter, options)
+    request = Request(key, model, prompts, drafter, options)
+    with_options = lambda one, **changed: one._replace(options=dataclasses.replace(one.options, **changed))
+    ways = {"plain": request._replace(drafter=None)}
+    if drafter is None:
+        return Choice(ways["plain"], "plain", {})
+    if tree_of(resolve_drafter(drafter)[0]) is not None:
+        ways["tree"] = request
+    else:
+        own = int(np.max(options.gamma))
+        # Passes for exact bits have the shape of gamma drafts: with another one the text is another.
+        tried = sorted({own} if options.exact_bits else {min(2, own), own}) if gammas is None else gammas
+        ways |= {f"gamma {g}": with_options(request, gamma=g) for g in tried}
+    limit = int(np.max(options.max_new_tokens))
+    max_len = max(map(len, prompts)) + limit  # the compiled program is that of the whole request
+    independent = None if key is None else independent_key(key)
+
+    def choice(tokens: int) -> Choice[Request]:
+        short = lambda one: with_options(one, max_new_tokens=tokens, max_len=max_len, stop_ids=())
+        return choose(ways, lambda one: generate(*short(one)._replace(key=independent)))
+
+    tokens = min(pilot, limit)
+    found = choice(tokens)
+    while tokens < limit and sum(found.seconds.values()) < _LITTLE:
+        tokens = min(4 * tokens, limit)
+        found = choice(tokens)
+    return found

@@ -9,27 +9,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from cspd_jax.coupling.draft_length import best_draft_length
+from cspd_jax.info import Calls
 from cspd_jax.keys import purpose_keys
-from cspd_jax.text.drafters import (
-    Drafter,
-    DraftRequest,
-    Drafts,
-    StatesDrafter,
-    is_any_of,
-    no_drafts,
-    read_prompts,
-)
-from cspd_jax.text.info import ACCEPTED, BONUS, CORRECTED, PLAIN, CallCounts, DraftCounts, RoundInfo, add
-from cspd_jax.text.prompts import Prompts
-from cspd_jax.text.protocol import LanguageModel
-from cspd_jax.text.rules import RULES, Verdict, agree
-from cspd_jax.text.sampling import (
+from cspd_jax.language_models import LanguageModel, Prompts
+from cspd_jax.sampling import (
     NO_TOKEN,
     Purpose,
     Sampling,
@@ -38,8 +27,21 @@ from cspd_jax.text.sampling import (
     most_probable,
     round_keys,
 )
+from cspd_jax.text.drafters import (
+    Drafter,
+    DraftRequest,
+    Drafts,
+    is_any_of,
+    no_drafts,
+    read_prompts,
+)
+from cspd_jax.text.rules import RULES, Verdict, agree
 
 Array = jax.Array
+
+# Where a token came from, as in `Trace.marks`: nowhere (the prompt, or after the end), plain decoding, an
+# accepted draft, the token in place of a rejected draft, the token after a draft that was accepted whole.
+NONE, PLAIN, ACCEPTED, CORRECTED, BONUS = range(5)
 
 # The acceptance that a row starts from, before it has tests of its own: this many accepted of this many.
 _PRIOR_ACCEPTED, _PRIOR_TESTED = 4.0, 5.0
@@ -53,7 +55,8 @@ class Inputs:
 
     target: the network (static).
     drafter: None is plain decoding (static).
-    rule: one of `RULES`; "match" without a drafter is the plain sampler; for trees "tree" (static).
+    rule: one of `RULES`, for trees "tree" (static). "match" where all rules are the same: when greedy, and
+        without a drafter, where it is the plain sampler.
     max_gamma: bound G on the drafts of a round (static).
     max_len: tokens that a row has room for (static).
     exact_bits: every pass reads G + 1 tokens of each row (static).
@@ -95,13 +98,32 @@ class Inputs:
         return self.target.config.known_ids
 
 
+class RoundInfo(NamedTuple):
+    """What happened in one round, or in several when summed.
+
+    rounds: [B] rounds that the row took part in, each with one target pass.
+    drafted: [B] drafts made.
+    tested: [B, G] by position in the draft; none after a rejection or after the end of the row.
+    accepted: [B, G] of those tested.
+    truncated: [B] tokens drawn from the target because rounding left nothing of the residual.
+    calls: "target" and "draft", without those that read the prompts; rows are tokens and all padding.
+    """
+
+    rounds: Array
+    drafted: Array
+    tested: Array
+    accepted: Array
+    truncated: Array
+    calls: dict[str, Calls]
+
+
 class TextState(NamedTuple):
     """What the rounds carry.
 
     tokens: [B, max_len] final tokens, then zeros.
     length: [B] final tokens of each row.
     marks: [B, max_len] int8, where each token came from.
-    stopped: [B] whether the row ended with a stop id.
+    stopped: [B] whether the row ended with a stop id, or with `NO_TOKEN`.
     done: [B] whether the row is complete.
     cache: of the target, with all final tokens but the last.
     states: [B, max_len, S D] what entered the layers `entering` at these tokens; None without such layers.
@@ -117,22 +139,22 @@ class TextState(NamedTuple):
     cache: Any
     states: Array | None
     drafter_state: Any
-    info: Any
+    info: RoundInfo
 
 
 def begin(inputs: Inputs, spare: int = 0) -> TextState:
-    """The state before the first round: the prompts have been read. The target's cache has `spare` slots more
-    than a row has tokens."""
+    """Returns the state before the first round, when the prompts have been read. The target's cache has
+    `spare` slots more than a row has tokens."""
     prompts, max_len = inputs.prompts, inputs.max_len
     batch, longest = prompts.tokens.shape
     known = jnp.where(jnp.arange(longest) < prompts.lengths[:, None], prompts.tokens, 0)
     prompts = prompts._replace(tokens=known)
     target, entering, drafter = inputs.target, inputs.entering, inputs.drafter
-    read = read_prompts(target, inputs.params, prompts, max_len + spare, entering)
+    cache, states = read_prompts(target, inputs.params, prompts, max_len + spare, entering)
     drafter_state: Any = None
-    if drafter is not None and read.states is not None:
-        reader = cast(StatesDrafter, drafter)
-        drafter_state = reader.begin_with(inputs.drafter_params, prompts, max_len, read.states)
+    if drafter is not None and states is not None:
+        reader: Any = drafter
+        drafter_state = reader.begin_with(inputs.drafter_params, prompts, max_len, states)
     elif drafter is not None:
         drafter_state = drafter.begin(inputs.drafter_params, prompts, max_len)
     return TextState(
@@ -141,8 +163,8 @@ def begin(inputs: Inputs, spare: int = 0) -> TextState:
         marks=jnp.zeros((batch, max_len), jnp.int8),
         stopped=jnp.zeros(batch, bool),
         done=prompts.lengths >= inputs.limit,
-        cache=read.cache,
-        states=read.states,
+        cache=cache,
+        states=states,
         drafter_state=drafter_state,
         info=nothing(inputs),
     )
@@ -153,31 +175,28 @@ def nothing(inputs: Inputs) -> RoundInfo:
     batch = len(inputs.limit)
     by_row, zero = jnp.zeros(batch, jnp.int32), jnp.int32(0)
     by_position = jnp.zeros((batch, inputs.max_gamma), jnp.int32)
-    return RoundInfo(
-        DraftCounts(by_row, by_row, by_position, by_position, by_row), CallCounts(zero, zero, zero, zero)
-    )
-
-
-def advance(inputs: Inputs, state: TextState) -> TextState:
-    """Takes one turn of the loop: a round, and the sum of what happened."""
-    next_state, happened = run_round(inputs, state)
-    return next_state._replace(info=add(state.info, happened))
+    calls = {"target": Calls(zero, zero), "draft": Calls(zero, zero)}
+    return RoundInfo(by_row, by_row, by_position, by_position, by_row, calls)
 
 
 def run_round(inputs: Inputs, state: TextState) -> tuple[TextState, RoundInfo]:
     """Takes one round, and returns what happened in it."""
     drafts, drafter_state = draft_step(inputs, state)
     verdict, cache, states = verify_step(inputs, state, drafts)
-    next_state, draft_counts = commit(inputs, state, drafts, verdict)
-    calls = count_calls(drafts)
-    next_state = next_state._replace(cache=cache, states=states, drafter_state=drafter_state)
-    return next_state, RoundInfo(draft_counts, calls)
+    next_state, happened = commit(inputs, state, drafts, verdict)
+    return next_state._replace(cache=cache, states=states, drafter_state=drafter_state), happened
 
 
 def draft_step(inputs: Inputs, state: TextState) -> tuple[Drafts, Any]:
     """Returns the drafts of a round, and the drafter's next state."""
     if inputs.drafter is None:
         return no_drafts(len(state.length), inputs.max_gamma), state.drafter_state
+    request = draft_request(inputs, state, draft_lengths(inputs, state))
+    return inputs.drafter.draft(inputs.drafter_params, state.drafter_state, request)
+
+
+def draft_request(inputs: Inputs, state: TextState, wanted: Array | int) -> DraftRequest:
+    """Returns what a drafter is asked for: `wanted` drafts, [] or [B], in rows that have room for as many."""
     if inputs.keys is None:  # greedy
         keys = None
     elif inputs.rule == "match":  # with the target's own noise, a draft more often is the target's token
@@ -185,10 +204,10 @@ def draft_step(inputs: Inputs, state: TextState) -> tuple[Drafts, Any]:
     else:
         keys = round_keys(inputs.keys, Purpose.DRAFT, state.length)
     room = inputs.limit - state.length - 1  # a round adds one token more than it accepts drafts
-    request = DraftRequest(
+    return DraftRequest(
         tokens=state.tokens,
         length=state.length,
-        count=jnp.where(state.done, 0, jnp.minimum(draft_lengths(inputs, state), room)),
+        count=jnp.where(state.done, 0, jnp.minimum(wanted, room)),
         keys=keys,
         sampling=inputs.sampling,
         stop_ids=inputs.stop_ids,
@@ -198,21 +217,20 @@ def draft_step(inputs: Inputs, state: TextState) -> tuple[Drafts, Any]:
         needs_log_q=inputs.rule != "match",
         states=state.states,
     )
-    return inputs.drafter.draft(inputs.drafter_params, state.drafter_state, request)
 
 
 def draft_lengths(inputs: Inputs, state: TextState) -> Array:
     """Returns how many tokens each row drafts, decided by what happened in earlier rounds alone: [B]."""
     if inputs.draft_cost is None:
         return inputs.gamma
-    accepted, tested = (jnp.sum(a, axis=1) for a in (state.info.drafts.accepted, state.info.drafts.tested))
+    accepted, tested = (jnp.sum(a, axis=1) for a in (state.info.accepted, state.info.tested))
     acceptance = (accepted + _PRIOR_ACCEPTED) / (tested + _PRIOR_TESTED)
     return best_draft_length(acceptance, inputs.max_gamma, inputs.draft_cost, inputs.gamma)
 
 
 def verify_step(inputs: Inputs, state: TextState, drafts: Drafts) -> tuple[Verdict, Any, Array | None]:
-    """One target pass over the last token and the drafts of each row: the rule's verdict, the cache, and the
-    states."""
+    """Makes one target pass over the last token and the drafts of each row, and returns the rule's verdict,
+    the cache, and the states."""
     max_len = inputs.max_len
     last = jnp.take_along_axis(state.tokens, state.length[:, None] - 1, axis=1)
     index = jnp.arange(drafts.tokens.shape[1] + 1, dtype=jnp.int32)
@@ -251,8 +269,8 @@ def with_states(states: Array | None, positions: Array, new: Sequence[Array]) ->
 def target_pass(
     inputs: Inputs, tokens: Array, positions: Array, used: Array, cache: Any, read: Callable
 ) -> tuple[Array, ...]:
-    """read(logits) [B, Q, ...] of tokens [B, Q], the cache, and the states [B, Q, S D] if the drafter reads
-    some. used [B, Q]: which tokens are not padding.
+    """Returns read(logits) [B, Q, ...] of tokens [B, Q], the cache, and the states [B, Q, S D] if the drafter
+    reads some. used [B, Q]: which tokens are not padding.
 
     Where padding costs time, passes over several numbers of tokens are compiled, and the smallest that is
     enough is run.
@@ -311,11 +329,9 @@ def packed_sizes(batch: int, length: int) -> list[int]:
     return sizes
 
 
-def commit(
-    inputs: Inputs, state: TextState, drafts: Drafts, verdict: Verdict
-) -> tuple[TextState, DraftCounts]:
-    """Every row grows by its accepted drafts and one token, or up to the first stop id or `NO_TOKEN` among
-    them."""
+def commit(inputs: Inputs, state: TextState, drafts: Drafts, verdict: Verdict) -> tuple[TextState, RoundInfo]:
+    """Makes every row longer by its accepted drafts and one token, or up to the first stop id or `NO_TOKEN`
+    among them."""
     batch, max_len = state.tokens.shape
     tau, count = verdict.tau[:, None], drafts.count[:, None]
     index = jnp.arange(drafts.tokens.shape[1] + 1, dtype=jnp.int32)
@@ -340,16 +356,14 @@ def commit(
         stopped=stopped,
         done=stopped | (length >= inputs.limit),
     )
-    return next_state, DraftCounts(
+    return next_state, RoundInfo(
         rounds=number(~state.done),
         drafted=drafts.count,
         tested=number(tested),
         accepted=number(tested & (index[:-1] < tau)),
         truncated=number(verdict.truncated & (size > verdict.tau)),
+        calls={
+            "target": Calls(jnp.int32(1), jnp.int32(tokens.size)),
+            "draft": Calls(drafts.passes, drafts.rows),
+        },
     )
-
-
-def count_calls(drafts: Drafts) -> CallCounts:
-    """Returns the network calls of a round with these drafts."""
-    batch, gamma = drafts.tokens.shape
-    return CallCounts(jnp.int32(1), jnp.int32(batch * (gamma + 1)), drafts.passes, drafts.rows)

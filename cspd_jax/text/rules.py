@@ -13,10 +13,11 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from cspd_jax.coupling import accepts, log_acceptance, residual_logits, uniform, verify_block
+from cspd_jax.coupling.acceptance import accepts, log_acceptance, uniform
+from cspd_jax.coupling.categorical import residual_logits, verify_block
 from cspd_jax.keys import purpose_keys
+from cspd_jax.sampling import Purpose, gumbel, gumbel_max, noise_at, point_mass, round_keys
 from cspd_jax.text.drafters import Drafts
-from cspd_jax.text.sampling import Purpose, gumbel, gumbel_max, noise_at, point_mass, round_keys
 
 Array = jax.Array
 
@@ -49,7 +50,7 @@ def deepmind(keys: Array, length: Array, log_p: Array, drafts: Drafts) -> Verdic
 
 
 def block(keys: Array, length: Array, log_p: Array, drafts: Drafts) -> Verdict:
-    """Block verification: tests all drafts of the round together, and accepts at least as many on average."""
+    """Tests all drafts of the round together, and accepts at least as many on average."""
     log_q = drafts.log_q
     if log_q is None:
         log_q = point_mass(drafts.tokens, log_p.shape[-1], log_p.dtype)
@@ -77,6 +78,13 @@ def agree(tokens: Array, drafts: Drafts) -> Verdict:
     return Verdict(tau, _take(tokens, tau), jnp.zeros(tau.shape, bool))
 
 
+WHY = {
+    "google": "accepted drafts and draws from the residual together have the target's distribution",
+    "deepmind": "accepted drafts and draws from the residual together have the target's distribution",
+    "block": "the accepted part of each draft and the token after it together have the target's distribution",
+    "tree": "accepted branches and draws from what the others leave have together the target's distribution",
+    "match": "every token is the target's own draw; drafts only decide how many are drawn in one pass",
+}
 RULES: dict[str, Callable[[Array, Array, Array, Drafts], Verdict]] = {
     "google": google,
     "deepmind": deepmind,
@@ -116,5 +124,5 @@ def _first_failure(passed: Array, count: Array) -> Array:
 
 
 def _take(a: Array, index: Array) -> Array:
-    """a [B, N, ...] at index [B] -> [B, ...]"""
+    """Takes from a [B, N, ...] what is at index [B]: [B, ...]."""
     return a[jnp.arange(a.shape[0]), index]

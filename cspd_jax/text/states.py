@@ -7,22 +7,15 @@ the state is the target's, known since its pass; for drafts it is what the head 
 from __future__ import annotations
 
 import dataclasses
-import inspect
-from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol, cast
 
 import jax
 import jax.numpy as jnp
 
-from cspd_jax.errors import UserError, check_range, shown
-from cspd_jax.networks.eagle_config import EagleConfig
+from cspd_jax.check import UserError, check_head_ids
+from cspd_jax.language_models import Model, Prompts, bound
 from cspd_jax.networks.quantised import expand
-from cspd_jax.text.checks import require
-from cspd_jax.text.drafters import Drafter, Drafting, DraftRequest, Drafts, entering_of, one_by_one
-from cspd_jax.text.prompts import Prompts
-from cspd_jax.text.protocol import Model, bound
-from cspd_jax.weights.checks import check_floats, check_parameters
-from cspd_jax.weights.models import check_head_ids
+from cspd_jax.text.drafters import Drafter, Drafting, DraftRequest, Drafts, one_by_one
 
 Array = jax.Array
 CONFIDENCE = 0.2  # in a token, below which a head drafts nothing more
@@ -37,10 +30,10 @@ class StatesHead(Protocol):
         """The layers of the target whose states it reads."""
 
     def empty_cache(self, batch: int, max_len: int) -> Any:
-        """A cache (any pytree) with one slot for each of max_len places of each row."""
+        """Makes a cache (any pytree) with one slot for each of max_len places of each row."""
 
     def joined(self, params: Any, states: Array) -> Array:
-        """The target's states [B, Q, S D'] as one [B, Q, D]."""
+        """Joins the target's states [B, Q, S D'] to one [B, Q, D]."""
 
     def apply(
         self,
@@ -53,12 +46,12 @@ class StatesHead(Protocol):
         slots: Array | None = None,
         visible: Array | None = None,
     ) -> tuple[Array, Any]:
-        """The states [B, Q, D] after those given at places `positions` [B, Q], each with the token after it,
-        tokens [B, Q]; and the cache. Padding and going back are as in a `LanguageModel`; slots and visible,
-        for trees, as in a `TreeLanguageModel`."""
+        """Returns the states [B, Q, D] after those given at places `positions` [B, Q], each with the token
+        after it, tokens [B, Q]; and the cache. Padding and going back are as in a `LanguageModel`; slots and
+        visible, for trees, as in a `TreeLanguageModel`."""
 
     def logits(self, params: Any, state: Array) -> Array:
-        """States [..., D] -> [..., V]."""
+        """Returns logits [..., V] of states [..., D]."""
 
 
 class _Newest(NamedTuple):
@@ -91,19 +84,10 @@ class HeadDrafter:
     def entering(self) -> tuple[int, ...]:
         return self.head.entering
 
-    def lacks(self, gamma: int) -> int:
-        """How many of the last tokens its state may lack before a round with gamma drafts."""
-        return gamma + 1
-
     def begin_with(self, params: Any, prompts: Prompts, max_len: int, states: Array) -> Any:
         cache = self.head.empty_cache(len(prompts.tokens), max_len)
-        start = jnp.zeros(len(prompts.tokens), jnp.int32)
-        return self.read_on(params, cache, prompts, start, prompts.tokens.shape[1], states)
-
-    def read_on(self, params: Any, cache: Any, texts: Prompts, read: Array, count: int, states: Array) -> Any:
-        """The cache after `count` more tokens of texts of which `read` [B] were known."""
-        first = jnp.maximum(read - 1, 0)
-        return self._see(params, cache, texts, first, count, states)[1]
+        first = jnp.zeros(len(prompts.tokens), jnp.int32)
+        return self._see(params, cache, prompts, first, prompts.tokens.shape[1], states)[1]
 
     def draft(self, params: Any, cache: Any, request: DraftRequest) -> tuple[Drafts, Any]:
         count = request.max_gamma + 1
@@ -127,7 +111,7 @@ class HeadDrafter:
         return drafts._replace(rows=rows), newest.cache
 
     def see(self, params: Any, cache: Any, request: DraftRequest, count: int) -> tuple[Array, Any]:
-        """The head's states at the last `count` places of the texts, and the cache with them."""
+        """Returns the head's states at the last `count` places of the texts, and the cache with them."""
         assert request.states is not None
         texts, first = Prompts(request.tokens, request.length), request.length - 1 - count
         return self._see(params, cache, texts, first, count, request.states)
@@ -135,8 +119,8 @@ class HeadDrafter:
     def _see(
         self, params: Any, cache: Any, texts: Prompts, first: Array, count: int, states: Array
     ) -> tuple[Array, Any]:
-        """The head's states at `count` places of texts from `first` [B] on; those that there are not yet, for
-        lack of a token after them, are padding."""
+        """Returns the head's states at `count` places of texts from `first` [B] on, and the cache; those that
+        there are not yet, for lack of a token after them, are padding."""
         places = first[:, None] + jnp.arange(count)
         there = (places >= 0) & (places < texts.lengths[:, None] - 1)
         last = texts.tokens.shape[1] - 1
@@ -148,77 +132,34 @@ class HeadDrafter:
 
 
 def draft_from_states(head: Any, target: Model, confidence: float = CONFIDENCE) -> Drafting:
-    """Makes a drafter of a head that reads the target's states, as `cspd_jax.load_head` returns it.
+    """Makes a drafter of a head that reads the target's states, as `cspd_jax.load` returns it or as a pair.
 
-    confidence: as in `HeadDrafter`.
+    confidence: see `HeadDrafter`.
     """
-    require(
-        isinstance(confidence, float | int), f"confidence is {shown(confidence)}; it must be a number, as 0.2"
-    )
-    check_range("confidence", confidence, least=0, most=1)
-    network: Any = getattr(head, "network", None)
-    params: Any = getattr(head, "params", None)
-    if type(head) is tuple and len(head) == 2:
-        network, params = head
-    is_head = isinstance(getattr(network, "config", None), EagleConfig)
-    if not is_head or not isinstance(params, Mapping) or "ids" not in params:
-        raise UserError(f"head is of type {type(head).__name__}; it must be what cspd_jax.load_head returns")
-    _check_own(network, params)
-    network, params = getattr(head, "for_decoding", (network, params))
+    network, params = head if isinstance(head, tuple) else head.for_decoding
     lm, of_target = bound(target)
     network = dataclasses.replace(network, config=network.config.bound_to(getattr(lm.config, "depth", None)))
+    if not isinstance(params["ids"], jax.core.Tracer):
+        check_head_ids("the head", network.config, params["ids"])
     check_head(network.config, lm.config)
     if not network.config.own_embedding:
-        params = {**params, "embedding": embedding_of(of_target, network.dtype)}
+        params = {**params, "embedding": expand(of_target["embed"], network.dtype)["embedding"]}
     return Drafting(cast(Drafter, HeadDrafter(network, confidence)), params)
 
 
-def _check_own(network: Any, params: Any) -> None:
-    """UserError for parameters that are not the head's; those by outputs were checked before they were."""
-    where = "the parameters of the head"
-    check_floats(where, network.config, {name: part for name, part in params.items() if name != "ids"})
-    if not network.by_outputs:
-        check_parameters(where, network.config, params)
-    if not isinstance(params["ids"], jax.core.Tracer):
-        check_head_ids("the head", network.config, params["ids"])
-
-
-def embedding_of(params: Any, dtype: Any) -> Array:
-    """The target's table of embeddings, which a head without its own reads."""
-    try:
-        return expand(params["embed"], dtype)["embedding"]
-    except (KeyError, TypeError):
-        raise UserError(
-            "the head reads the target's table of embeddings, and the target's parameters have none called"
-            " embed"
-        ) from None
-
-
-def check_head(head: EagleConfig, target: Any) -> None:
-    """UserError unless a head can read the states of a target, both by their configurations."""
-    depth, width = getattr(target, "depth", None), getattr(target, "width", None)
+def check_head(head: Any, target: Any) -> None:
+    """Raises a UserError unless a head can read the states of a target, both by their configurations."""
     if not target.causal:
         raise UserError("a head drafts for causal models, and the target is a masked-diffusion model")
     if head.target_ids not in (target.vocab_size, target.known_ids):
         raise UserError(
             f"the head is for a target of {head.target_ids} ids, and this one has {target.known_ids}"
         )
-    if width is not None and head.state_width != width:
-        raise UserError(f"the head reads states of {head.state_width} numbers, and the target's have {width}")
-    if depth is not None and max(head.entering) > depth:
+    if head.state_width != getattr(target, "width", head.state_width):
         raise UserError(
-            f"the head reads what enters layer {max(head.entering)}, and the target has {depth} layers"
+            f"the head reads states of {head.state_width} numbers, and the target's have {target.width}"
         )
-
-
-def check_reads(drafter: Any, params: Any, target: Any) -> None:
-    """UserError for a drafter that reads states which the network `target` does not have."""
-    if not entering_of(drafter):
-        return
-    if params is None:
-        raise UserError("a drafter that reads the target's states needs parameters; see draft_from_states")
-    inner = getattr(drafter, "other", drafter)  # of look-up before another
-    if isinstance(config := getattr(getattr(inner, "head", None), "config", None), EagleConfig):
-        check_head(config, target.config)
-    if "entering" not in inspect.signature(target.apply).parameters:
-        raise UserError("the drafter reads the target's states, which its network does not tell")
+    if max(head.entering) > getattr(target, "depth", max(head.entering)):
+        raise UserError(
+            f"the head reads what enters layer {max(head.entering)}, and the target has {target.depth} layers"
+        )

@@ -14,15 +14,16 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import cspd_jax
-from cspd_jax.cli._output import progress
-from cspd_jax.errors import UserError
-from cspd_jax.networks.nextstep_config import NextStepConfig
+from cspd_jax.check import UserError
+from cspd_jax.cli._flags import progress
+from cspd_jax.models import VAE, ImageModel, TextModel
+from cspd_jax.networks.config import NextStepConfig
 
 PLAIN = "plain"
 RULES = {"block verification": "block", "token by token": "google", "the very tokens of plain": "match"}
 MOVES = {f"self-speculation, {moves} moves ahead": moves for moves in (4, 8, 16)}
 _EVERY = 0.05  # seconds between two looks at what is being made
-_COLOURS = {2: "#3465a4", 3: "#c17d11", 4: "#4e9a06"}  # by `text.Info.marks`: accepted, corrected, gained
+_COLOURS = {2: "#3465a4", 3: "#c17d11", 4: "#4e9a06"}  # by `text.Trace.marks`: accepted, corrected, gained
 _LEGEND = "<br>blue: accepted drafts; orange: drawn in place of a rejected one; green: gained after all"
 _CSS = """.sides {display: flex; flex-wrap: wrap; gap: 32px} .sides > div {flex: 1 1 320px; max-width: 600px}
 .sides img {image-rendering: pixelated; width: 320px} .sides span {color: #fff} .wrong {color: #c0392b}
@@ -88,22 +89,26 @@ def image_methods(model: Any) -> dict[str, tuple[Any, str]]:
 
 def make_image(models: Models, method: str, key: Any, wanted: Any, cfg: float) -> HTML:
     """Makes an image of a class or prompt, plainly and by a method."""
-    from cspd_jax.image import info, prompts
+    import jax.numpy as jnp
+    import numpy as np
+
+    from cspd_jax.image import prompts
 
     keys, model, label = cspd_jax.row_keys(key, 1), models.image, wanted
     if isinstance(model.config, NextStepConfig):
         model, label = prompts.ask(model, [wanted]), 0
-    plans, ways = {}, {PLAIN: (cspd_jax.Plain(), "plain"), method: image_methods(model)[method]}
+    steps, ways = {}, {PLAIN: (cspd_jax.Plain(), "plain"), method: image_methods(model)[method]}
     for name, (way, denoise) in ways.items():
-        options = cspd_jax.Options(**{**model.sampling, "cfg": cfg, "denoise": denoise, "final_noise": True})
-        plans[name] = cspd_jax.image.resolve(model, [label], way, options)
+        asked = cspd_jax.Options(**{**model.sampling, "cfg": cfg, "denoise": denoise})
+        options = cspd_jax.image.resolve(model, way, asked)
+        steps[name] = way.steps(model.network, model.params, keys, jnp.array([label]), options)
 
     def show(name: str, side: Side) -> tuple[str, str]:
         (known, out), content = side.made, ""
-        counts = f"{known:.0f} of {model.network.seq_len} tokens"
+        counts = f"{np.mean(known):.0f} of {model.network.seq_len} tokens"
         if side.complete:
-            calls = info.summarise(plans[name], [out]).sequential
-            counts += f", {calls.target_backbone} calls of the backbone and {calls.target_head} of the head"
+            calls = [made.sequential for made in out.counts.target[:2]]
+            counts += f", {calls[0]} calls of the backbone and {calls[1]} of the head"
         if side.complete or models.vae is None:  # latents become a picture at the end
             file = io.BytesIO()
             cspd_jax.picture(cspd_jax.to_images(model, out.tokens, models.vae)).save(file, "PNG")
@@ -112,12 +117,12 @@ def make_image(models: Models, method: str, key: Any, wanted: Any, cfg: float) -
         return content, counts
 
     # The steps of `image.stream`, with what they count.
-    return write({n: plan.method.steps(plan.batch_of(keys, plan.labels)) for n, plan in plans.items()}, show)
+    return write(steps, show)
 
 
 def make_text(models: Models, method: str, key: Any, prompt: str, new: int, temperature: float) -> HTML:
     """Continues a prompt, plainly and with drafts, coloured by where each token came from."""
-    from cspd_jax.weights.tokenizers import pieces
+    from cspd_jax.tokenizers import pieces
 
     tokenizer, streams = models.reads[0], {}
     ids = tokenizer.encode(prompt)
@@ -127,13 +132,14 @@ def make_text(models: Models, method: str, key: Any, prompt: str, new: int, temp
 
     def show(name: str, side: Side) -> tuple[str, str]:
         tokens, info = side.made
-        row, marks = (a[0, : int(info.lengths[0])].tolist() for a in (tokens, info.marks))
+        row, marks = (a[0, : int(info.trace.lengths[0])].tolist() for a in (tokens, info.trace.marks))
         parts = list(zip(pieces(tokenizer, row), map(_COLOURS.get, marks)))[len(ids) :]
         painted = html.escape(tokenizer.decode(ids))
         for colour, group in itertools.groupby(parts, lambda part: part[1]):
             passage = html.escape("".join(piece for piece, _ in group))
             painted += passage if colour is None else f'<span style="background:{colour}">{passage}</span>'
-        counts = f"{info.calls.target_passes} passes of the target and {info.calls.draft_passes} of the draft"
+        target, draft = (info.calls[name].sequential for name in ("target", "draft"))
+        counts = f"{target} passes of the target and {draft} of the draft"
         return f"<pre>{painted}</pre>", f"{len(parts)} tokens, {counts}{_LEGEND * (name != PLAIN)}"
 
     return write(streams, show)
@@ -150,7 +156,7 @@ def make_masked(models: Models, method: str, key: Any, prompt: str, new: int, te
         free, ids = model.config.mask_ids[0], side.made.tokens[0].tolist()
         parts = ((is_free, list(group)) for is_free, group in itertools.groupby(ids, lambda i: i == free))
         text = "".join("·" * len(some) if is_free else tokenizer.decode(some) for is_free, some in parts)
-        counts = f"{sum(i != free for i in ids)} of {len(ids)} tokens, {side.made.info.passes} passes"
+        counts = f"{sum(i != free for i in ids)} of {len(ids)} tokens, {side.made.info.sequential} passes"
         return f"<pre>{html.escape(prompt + text)}</pre>", counts
 
     return write({name: masked.stream(*asked, way, options) for name, way in ways.items()}, show)
@@ -205,23 +211,24 @@ def make_page(models: Models) -> Any:
 
 def load(args: argparse.Namespace) -> Models:
     """Loads the models that the flags name."""
-    from cspd_jax.cli.text import load_drafter
-    from cspd_jax.weights import models, tokenizers
+    from cspd_jax import hub, tokenizers
+    from cspd_jax.cli.text import default_draft, load_drafter
 
-    image, target = cspd_jax.load(args.target), cspd_jax.load_text(args.text_target)
-    masked = cspd_jax.load_text(args.masked_model)
-    vae = args.vae or models.own_vae(image) or ("kl16" if image.config.vae_stride > 1 else None)
-    drafter = load_drafter(args.text_draft, target, "float32")[1]
+    image, target = cspd_jax.load(args.target, of=ImageModel), cspd_jax.load(args.text_target, of=TextModel)
+    masked = cspd_jax.load(args.masked_model, of=TextModel)
+    vae = args.vae or hub.own_vae(image) or ("kl16" if image.config.vae_stride > 1 else None)
+    drafter = load_drafter(args.text_draft or default_draft(target), target, "float32")
     reads = tokenizers.load_tokenizer(target), tokenizers.load_tokenizer(masked)
     if None in reads:
         raise UserError("the page takes texts, and one of the language models has no tokenizer.json")
-    return Models(image, vae and cspd_jax.load_vae(vae), target, drafter, masked, reads)
+    return Models(image, vae and cspd_jax.load(vae, of=VAE), target, drafter, masked, reads)
 
 
-def add_parser(subparsers: Any) -> None:
-    """Adds the verb and its flags."""
-    what = "Serves a page on which plain and exact speculative generation are seen side by side."
-    parser = subparsers.add_parser("demo", help="serve a page that shows both side by side", description=what)
+DESCRIPTION = "Serves a page on which plain and exact speculative generation are seen side by side."
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of the verb."""
     for flag, default, meaning in (
         ("--target", "words", "image model (default: words)"),
         ("--vae", None, "autoencoder of a model of latents"),
@@ -232,7 +239,6 @@ def add_parser(subparsers: Any) -> None:
         parser.add_argument(flag, default=default, metavar="MODEL", help=meaning)
     parser.add_argument("--host", default="127.0.0.1", help="address to listen at (default: 127.0.0.1)")
     parser.add_argument("--port", type=int, default=7860, help="0 takes a free one (default: 7860)")
-    parser.set_defaults(func=run)
 
 
 def run(args: argparse.Namespace) -> None:

@@ -8,7 +8,6 @@ options only, up to rounding that depends on the batch.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import hashlib
 import json
 import zipfile
@@ -16,94 +15,73 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
+from jax.experimental.multihost_utils import sync_global_devices
 
 from cspd_jax import __version__
-from cspd_jax._utils.files import check_writable, fingerprint, scratch_beside, write_text, written_beside
-from cspd_jax.cli import _generate_options as flags
-from cspd_jax.cli._arguments import mesh_of, new_folder, parse_labels, positive
-from cspd_jax.cli._known import add_known_options, read_start
-from cspd_jax.cli._output import progress
-from cspd_jax.errors import UserError
+from cspd_jax._utils import compilation
+from cspd_jax._utils.files import check_writable, fingerprint, write_text, written_beside
+from cspd_jax._utils.progress import Bar
+from cspd_jax.check import UserError
+from cspd_jax.cli import _known
+from cspd_jax.cli._flags import progress
+from cspd_jax.cli._images import add_sampling, add_target, models_of, read_labels, request_of
+from cspd_jax.image import pixels, resolve
+from cspd_jax.image.generation import judgement, of_images
+from cspd_jax.image.generation import run as generate
+from cspd_jax.keys import row_keys
 
+DESCRIPTION = "Generates many images into a folder. The same command continues after an interruption."
 MANIFEST = "manifest.json"
 
 
-def add_parser(subparsers) -> None:
-    parser = subparsers.add_parser(
-        "sample",
-        help="generate many images, for an evaluation",
-        description="Generate many images into a folder. The same command continues after an interruption.",
-    )
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of the verb."""
     what = parser.add_argument_group("what to generate")
-    flags.add_target(what)
+    add_target(what, "words")
     count = what.add_mutually_exclusive_group()
-    count.add_argument("--n", type=positive, help="images in all (default: 50000)")
-    count.add_argument("--per-class", type=positive, metavar="K", help="images of each class")
+    count.add_argument("--n", type=int, help="images in all (default: 50000)")
+    count.add_argument("--per-class", type=int, metavar="K", help="images of each class")
     what.add_argument("--labels", metavar="LIST", help="classes that images take in turn, as 0-9 (all)")
-    flags.add_seed_and_vae(what)
     where = parser.add_argument_group("where to")
-    where.add_argument("--out", type=new_folder, required=True, metavar="DIR", help="their folder")
-    where.add_argument("--shard-size", type=positive, metavar="K", help="images of a file (default: a batch)")
+    where.add_argument("--out", type=Path, required=True, metavar="DIR", help="their folder")
+    where.add_argument("--shard-size", type=int, metavar="K", help="images of a file (default: a batch)")
     where.add_argument("--process", type=_process, metavar="I/N", help="this is process I (from 0) of N")
     where.add_argument("--tokens", action="store_true", help="store tokens too")
     where.add_argument("--png", action="store_true", help="write DIR/png/000000.png, ... in the end")
     where.add_argument("--npz", type=Path, metavar="FILE", help="write one .npz for ADM's evaluator, too")
-    where.add_argument("--json", action="store_true", help="print the report as one JSON object")
-    flags.add_sampling(parser, "plain", ("plain", "speculative"), "plain")
-    flags.add_speculation(parser)
-    flags.add_shortcuts(parser)
-    add_known_options(parser)
-    parser.set_defaults(func=run, shares_work=True)
+    add_sampling(parser, "default: plain")
+    _known.add_flags(parser)
 
 
 def run(args: argparse.Namespace) -> None:
+    """Carries out the command."""
     others = args.out.is_dir() and any(not path.name.startswith(".") for path in args.out.iterdir())
     if others and not (args.out / MANIFEST).exists():
         raise UserError(f"{args.out} is not empty and holds no samples; choose another --out")
     check_writable(args.out)
     if args.npz is not None and args.npz.parent != args.out:
         check_writable(args.npz)
-    from cspd_jax._utils import compilation
-
+    if args.denoise == "auto":
+        raise UserError("nothing is measured here; give --denoise plain or speculative")
     compilation.use_cache()
-    import jax
-
-    from cspd_jax.image.known import in_turn
-    from cspd_jax.image.plan import check, resolve
-    from cspd_jax.parallel import processes
-    from cspd_jax.weights import models
-
     process = args.process or (jax.process_index(), jax.process_count())
-    outline = models.describe(args.target)
-    args.vae = args.vae or models.own_vae(outline)
-    labels = _labels(args, outline)
-    args.denoise = args.denoise or "plain"  # nothing is measured, so every process does the same
-    method, options = flags.asked(args, outline)
-    flags.say_what_is_less(args, check(outline, labels, method, options).num_steps, labels.tolist())
-    begun = read_start(args, outline, len(labels))
-    mesh = mesh_of(args, jax.local_devices())  # processes share the folder, not a mesh
-    model = models.load(args.target, args.dtype, mesh)
-    vae = None if args.vae is None else models.load_vae(args.vae, args.dtype)
+    model, vae = models_of(args, jax.local_devices())  # processes share the folder, not a mesh
+    if not model.config.num_classes:
+        raise UserError(f"{model.name} makes images from prompts; use cspd-jax generate --prompt")
     if vae is None and model.config.vae_stride != 1 and (args.png or args.npz or not args.tokens):
         raise UserError(f"{model.name} makes latents; give the autoencoder (--vae), or store --tokens")
-    if begun is not None:
-        known = in_turn(begun.known(model, vae), np.arange(len(labels)))
-        options = dataclasses.replace(options, known=known)
-    plan = resolve(model, labels, flags.with_draft(args, method, mesh), options, args.batch)
-    sample(plan, args.out, args.seed, vae, args.tokens, args.shard_size, process)
-    processes.meet("samples")  # after which all shards are there
-    if processes.is_first():
+    turn = read_labels(args, model)
+    labels = np.resize(turn, args.n or (args.per_class or 0) * len(turn) or 50_000)
+    request = request_of(args, model, vae, labels)
+    options = resolve(model, request.method, request.options, len(labels))
+    told = {"seed": args.seed, "batch": args.batch}
+    sample(request._replace(options=options), args.out, told, vae, args.tokens, args.shard_size, process)
+    sync_global_devices("samples")  # after which all shards are there
+    if jax.process_index() == 0:
         report = finish(args.out, args.png, args.npz)
         print(json.dumps({"out": str(args.out), **report}) if args.json else args.out)
-
-
-def _labels(args: argparse.Namespace, model) -> np.ndarray:
-    """Reads the label of each image from the flags."""
-    if not (classes := model.config.num_classes):
-        raise UserError(f"{model.name} makes images from prompts; use cspd-jax generate --prompt")
-    turn = parse_labels(args.labels or f"0-{classes - 1}", classes, model.class_names)
-    return np.resize(np.asarray(turn, np.int32), args.n or (args.per_class or 0) * len(turn) or 50_000)
 
 
 def _process(text: str) -> tuple[int, int]:
@@ -113,73 +91,69 @@ def _process(text: str) -> tuple[int, int]:
     return int(index), int(count)
 
 
-def sample(plan, folder: Path, seed=0, vae=None, tokens=False, shard_size=None, process=(0, 1)) -> None:
+def sample(request, folder: Path, told, vae=None, tokens=False, shard_size=None, process=(0, 1)) -> None:
     """Makes the shards of one process that are not there.
 
-    plan: of all images, as `cspd_jax.image.resolve` makes it.
+    request: of all images, its options settled (`cspd_jax.image.resolve`).
+    told: what the manifest says besides: the "seed" of its key, and "batch", images side by side.
     vae: decodes latents; None for models that make pixels, or if tokens are all that is wanted.
     tokens: whether tokens are stored.
     shard_size: images of a file, whole batches (default: one batch).
     process: (i, n): this one makes the shards whose numbers are i modulo n.
     """
-    from cspd_jax._utils.progress import Bar
-
-    size, images = shard_size or plan.batch, len(plan.labels)
-    if size % plan.batch:
-        raise UserError(f"a shard of {size} images is not a whole number of batches of {plan.batch}")
-    _begin(folder, _manifest(plan, seed, vae, tokens, size))
+    batch, images = min(told["batch"], len(request.labels)), len(request.labels)
+    size = shard_size or batch
+    if size % batch:
+        raise UserError(f"a shard of {size} images is not a whole number of batches of {batch}")
+    _begin(folder, _manifest(request, {**told, "batch": batch}, vae, tokens, size))
     starts = range(process[0] * size, images, process[1] * size)
     path_of = lambda start: folder / "shards" / f"{start // size:05d}.npz"
     missing = [start for start in starts if not path_of(start).exists()]
     with Bar(total=len(missing) * size, desc=str(folder), unit="image") as bar:
         for start in missing:
-            batches = range(start, min(start + size, images), plan.batch)
-            parts = [_make(plan, seed, vae, tokens, first) for first in batches]
-            arrays: dict[str, Any] = {n: np.concatenate([part[n] for part in parts]) for n in parts[0]}
+            arrays = _make(request, vae, tokens, range(start, min(start + size, images)), batch)
             with written_beside(path_of(start)) as partial, open(partial, "wb") as file:
                 np.savez(file, **arrays)
             bar.update(size)
 
 
-def _make(plan, seed: int, vae, tokens: bool, first: int) -> dict[str, np.ndarray]:
-    """The arrays of a batch; rows beyond the last image are dropped, after all have been decoded."""
-    from cspd_jax.image import generation, pixels
-    from cspd_jax.image.info import summarise
-    from cspd_jax.keys import row_keys, seed_key
-
-    numbers = first + np.arange(plan.batch)
-    wanted, there = numbers < len(plan.labels), np.minimum(numbers, len(plan.labels) - 1)
-    keys = row_keys(seed_key(seed), plan.batch, first)
-    out = generation.generate_batch(plan, plan.batch_of(keys, plan.labels[there], wanted, there))
-    finite = np.isfinite(out.tokens).all(axis=(1, 2))[wanted]
+def _make(request, vae, tokens: bool, numbers: range, batch: int) -> dict[str, Any]:
+    """Makes the images with these numbers, `batch` side by side: the arrays of a shard."""
+    model, labels = request.model, np.asarray(request.labels, np.int32)
+    surplus = -len(numbers) % batch  # the last batch is filled up by its last image
+    index = np.concatenate([numbers, [numbers[-1]] * surplus]).astype(int)
+    keys = row_keys(request.key, len(numbers), numbers[0])[index - numbers[0]]
+    options = of_images(request.options, index)
+    tokens_made, info = generate(keys, model, labels[index], request.method, options, batch)
+    index, made = np.asarray(numbers), np.asarray(tokens_made)[: len(numbers)]
+    finite = np.isfinite(made).all(axis=(1, 2))
     if not finite.any():
-        raise UserError(f"the images from number {first} on are all NaN or infinity: the model diverged")
-    arrays = {"labels": plan.labels[there][wanted], "finite": finite}
-    if vae is not None or plan.model.config.vae_stride == 1:
-        arrays["arr_0"] = pixels.to_images(plan.model, out.tokens, vae)[wanted]
-    if tokens:
-        arrays["tokens"] = out.tokens[wanted]
-    return arrays | {"truncated": np.array([summarise(plan, [out], plan.batch).truncated])}
+        raise UserError(f"the images from number {index[0]} on are all NaN or infinity: the model diverged")
+    arrays = {"labels": labels[index], "finite": finite}
+    arrays["truncated"] = np.asarray(info.truncated)[: len(index)]
+    if vae is not None or model.config.vae_stride == 1:
+        arrays["arr_0"] = pixels.to_images(model, made, vae)
+    return arrays | ({"tokens": made} if tokens else {})
 
 
-def _manifest(plan, seed: int, vae, tokens: bool, size: int) -> dict[str, Any]:
-    """Everything that the images depend on, as JSON, and whether they have the target's law."""
-    method, known = plan.method, plan.options.known
-    sha256 = lambda *arrays: hashlib.sha256(b"".join(a.tobytes() for a in arrays)).hexdigest()
+def _manifest(request, told, vae, tokens: bool, size: int) -> dict[str, Any]:
+    """Says everything that the images depend on, as JSON, and whether they have the target's law."""
+    method, options = request.method, request.options
+    sha256 = lambda *arrays: hashlib.sha256(b"".join(np.asarray(a).tobytes() for a in arrays)).hexdigest()
     weights = lambda it: None if it is None else f"{it.name} {fingerprint(it.config, it.params)}"
-    kept = None if known is None else sha256(known.tokens, known.mask)
-    told = {
-        **{"kind": "samples", "version": __version__, "images": len(plan.labels), "seed": seed},
-        **{"batch": plan.batch, "shard_size": size, "tokens": tokens, "labels": sha256(plan.labels)},
-        "target": weights(plan.model),
-        "dtype": np.dtype(plan.model.network.dtype).name,
+    kept = None if options.known is None else sha256(options.known.tokens, options.known.mask)
+    manifest = {
+        **{"kind": "samples", "version": __version__, "images": len(request.labels), **told},
+        **{"shard_size": size, "tokens": tokens, "labels": sha256(np.asarray(request.labels, np.int32))},
+        "target": weights(request.model),
+        "dtype": np.dtype(request.model.network.dtype).name,
         "vae": weights(vae),
         "method": {**(method.describe() or {}), "name": method.name, "criterion": method.criterion_name},
         "draft": weights(method.draft_model),
-        "sampler": plan.options.report() | {"known": kept},
-        **plan.exactness._asdict(),
+        "sampler": options.report() | {"known": kept},
+        **judgement(method, options)._asdict(),
     }
-    return json.loads(json.dumps(told))
+    return json.loads(json.dumps(manifest))
 
 
 def _begin(folder: Path, manifest: dict[str, Any]) -> None:
@@ -197,11 +171,11 @@ def _begin(folder: Path, manifest: dict[str, Any]) -> None:
 
 def finish(folder: Path, png: bool = False, npz: Path | None = None) -> dict[str, Any]:
     """Writes what is asked for, if all shards are there, and returns the manifest with what is known now."""
-    from cspd_jax.image.exactness import Exactness
+    from cspd_jax.info import Exactness, judged
 
     report, there = json.loads((folder / MANIFEST).read_text()), list(read(folder, "finite", "truncated"))
     finite, truncated = (np.concatenate([shard[name] for shard in there]) for name in there[0])
-    exactness = Exactness(report["lossless"], report["why"]).after(int(truncated.sum()))
+    exactness = judged(Exactness(report["lossless"], report["why"]), int(truncated.sum()))
     report |= {"made": len(finite), "non_finite": int((~finite).sum()), **exactness._asdict()}
     if not exactness.lossless:
         progress(f"lossy: {exactness.why}")
@@ -228,12 +202,11 @@ def write_pngs(folder: Path) -> None:
 
     (folder / "png").mkdir(exist_ok=True)
     images = (image for shard in read(folder, "arr_0") for image in shard["arr_0"])
-    with scratch_beside(folder / "png") as scratch:
-        for number, image in enumerate(images):
-            path = folder / "png" / f"{number:06d}.png"
-            if not path.exists():
-                Image.fromarray(image[..., 0] if image.shape[-1] == 1 else image).save(scratch, format="PNG")
-                scratch.replace(path)
+    for number, image in enumerate(images):
+        path = folder / "png" / f"{number:06d}.png"
+        if not path.exists():
+            with written_beside(path) as partial:
+                Image.fromarray(image[..., 0] if image.shape[-1] == 1 else image).save(partial)
 
 
 def write_npz(folder: Path, path: Path, images: int) -> None:

@@ -6,24 +6,23 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, TypeVar
 
+from cspd_jax.check import UserError
 from cspd_jax.diffusion.schedule import sampling_schedule
-from cspd_jax.errors import UserError
-from cspd_jax.networks.config import MARConfig, SphereConfig
-from cspd_jax.networks.eagle_config import EagleConfig
-from cspd_jax.networks.lm_config import LMConfig
-from cspd_jax.training.data.digits import DigitsConfig
-from cspd_jax.training.data.folder import FolderConfig
-from cspd_jax.training.data.glyphs import GlyphConfig
-from cspd_jax.training.data.text import TextConfig
-from cspd_jax.training.data.words import WordsConfig
+from cspd_jax.networks.config import MARConfig
+from cspd_jax.networks.lm_config import EagleConfig, LMConfig
+from cspd_jax.training.data.digits import Digits, DigitsConfig
+from cspd_jax.training.data.folder import Encoder, Folder, FolderConfig
+from cspd_jax.training.data.glyphs import GlyphConfig, Glyphs
+from cspd_jax.training.data.source import Source
+from cspd_jax.training.data.text import TextConfig, Texts
+from cspd_jax.training.data.words import Words, WordsConfig
 
-DataConfig = GlyphConfig | WordsConfig | DigitsConfig | FolderConfig
-_DATA: dict[str, type] = {
-    "glyphs": GlyphConfig,
-    "words": WordsConfig,
-    "digits": DigitsConfig,
-    "folder": FolderConfig,
-    "text": TextConfig,
+_DATA: dict[str, tuple[type, Any]] = {
+    "glyphs": (GlyphConfig, Glyphs),
+    "words": (WordsConfig, Words),
+    "digits": (DigitsConfig, Digits),
+    "folder": (FolderConfig, Folder),
+    "text": (TextConfig, Texts),
 }
 
 
@@ -77,15 +76,14 @@ class RunConfig:
 
 @dataclasses.dataclass(frozen=True)
 class ImageTrainConfig(RunConfig):
-    """The settings that runs of image models share.
+    """The settings of a run that trains an image model; these alone are those of a causal one with a flow
+    head.
 
     copies: noise levels per token and step, MAR's diffusion batch multiplier; for a flow head its times.
     label_drop: fraction of rows trained without their label.
     sample_cfg: guidance scale of the sample pictures.
     """
 
-    model: Any
-    data: DataConfig
     copies: int = 4
     label_drop: float = 0.1
     sample_cfg: float = 1.0
@@ -93,14 +91,6 @@ class ImageTrainConfig(RunConfig):
     def __post_init__(self):
         super().__post_init__()
         sampling_schedule(self.model.respacing)  # or the trained model could not be sampled
-
-
-@dataclasses.dataclass(frozen=True)
-class FlowTrainConfig(ImageTrainConfig):
-    """The settings of a run that trains a causal image model with a flow head."""
-
-    model: SphereConfig
-    data: DataConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,7 +112,6 @@ class TrainConfig(ImageTrainConfig):
     """
 
     model: MARConfig
-    data: DataConfig
     least_mask_ratio: float = 0.7
     mask_ratio_deviation: float = 0.25
     focus: float = 0.0
@@ -161,15 +150,12 @@ class HeadTrainConfig(RunConfig):
 
     fed_back: how often its own states are fed back in a step of training, each time one token further.
     decline: what each of these turns counts beside the one before.
-    products: what the operands of matrix products are rounded to, float32 or bfloat16, whose sums are
-        float32; bfloat16 takes about half the time on a CPU with AMX.
     """
 
     model: EagleConfig
     data: TextConfig
     fed_back: int = 2
     decline: float = 0.8
-    products: str = "float32"
 
 
 Run = TypeVar("Run", bound=RunConfig)
@@ -179,19 +165,35 @@ def with_settings(config: Run, settings: Iterable[str]) -> Run:
     """Returns the configuration with fields changed by texts such as `steps=2000`, `model.encoder_width=64`
     or `data.fonts=cmr10,cmss10`."""
     changes: dict[str, dict[str, Any]] = {"": {}, "model": {}, "data": {}}
+    parts = {"": config, "model": config.model, "data": config.data}
+    known = {
+        f"{part}.{name}".lstrip("."): (part, name, value)
+        for part, of in parts.items()
+        for name, value in vars(of).items()
+        if name not in parts
+    }
     for setting in settings:
         name, _, text = setting.partition("=")
-        part, _, field = name.strip().rpartition(".")
-        if name.strip() not in (known := _names(config)):
+        if name not in known:
             raise UserError(f"there is no setting {name!r}; there are {', '.join(known)}")
-        current = getattr(getattr(config, part) if part else config, field)
+        part, field, current = known[name]
         try:
-            changes[part][field] = _read(text.strip(), current)
+            changes[part][field] = _read(text, current)
         except (ValueError, KeyError):
             raise UserError(f"{setting!r} is not understood; {name} is {current!r} now") from None
     own = changes.pop("")
-    parts = {part: dataclasses.replace(getattr(config, part), **changes[part]) for part in changes}
-    return dataclasses.replace(config, **parts, **own)
+    whole = {part: dataclasses.replace(parts[part], **changed) for part, changed in changes.items()}
+    return dataclasses.replace(config, **whole, **own)
+
+
+def _read(text: str, current: Any) -> Any:
+    """Reads a text as a value of the kind that the field has now."""
+    if isinstance(current, bool):
+        return {"true": True, "false": False}[text.lower()]
+    if isinstance(current, tuple):
+        parts = (part.strip() for part in text.split(","))
+        return tuple(int(part) if part.isdecimal() else part for part in parts if part)
+    return text if current is None else type(current)(text)
 
 
 def in_steps(config: Run, steps: int) -> Run:
@@ -202,30 +204,22 @@ def in_steps(config: Run, steps: int) -> Run:
     return dataclasses.replace(config, steps=steps, **phases)
 
 
-def _names(config: RunConfig) -> list[str]:
-    own = [name for name in vars(config) if name not in ("model", "data")]
-    return own + [f"{part}.{name}" for part in ("model", "data") for name in vars(getattr(config, part))]
-
-
-def _read(text: str, current: Any) -> Any:
-    """Reads a text as a value of the kind that the field has now."""
-    if isinstance(current, bool):
-        return {"true": True, "false": False}[text.lower()]
-    if isinstance(current, tuple):
-        parts = [part.strip() for part in text.split(",") if part.strip()]
-        return tuple(int(part) if part.isdecimal() else part for part in parts)
-    return text if current is None else type(current)(text)
-
-
 def to_json(config: RunConfig) -> dict[str, Any]:
     """Returns the settings as a JSON object; `data_kind` names the kind of data set."""
-    kind = next(name for name, cls in _DATA.items() if isinstance(config.data, cls))
-    return {**dataclasses.asdict(config), "data_kind": kind}
+    return {**dataclasses.asdict(config), "data_kind": _kind(config.data)}
+
+
+def _kind(data: Any) -> str:
+    return next(name for name, (cls, _) in _DATA.items() if isinstance(data, cls))
 
 
 def data_from_json(values: Mapping[str, Any]) -> Any:
     """Returns the configuration of the data set in the settings of a run, given as JSON."""
-    fields = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in values["data"].items()
-    }
-    return _DATA[values["data_kind"]](**fields)
+    data = values["data"].items()
+    fields = {name: tuple(value) if isinstance(value, list) else value for name, value in data}
+    return _DATA[values["data_kind"]][0](**fields)
+
+
+def make_source(config: Any, encoder: Encoder | None = None) -> Source:
+    """Returns the data set that image models learn from. encoder: of a folder of images, see `Folder`."""
+    return _DATA[_kind(config)][1](config, *([encoder] if encoder else []))

@@ -5,12 +5,11 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from cspd_jax.errors import UserError
+from cspd_jax.check import UserError
 from cspd_jax.networks.config import MAR_PRESETS, MARConfig, SphereConfig
-from cspd_jax.networks.eagle_config import EagleConfig
-from cspd_jax.networks.lm_config import LMConfig
+from cspd_jax.networks.lm_config import EagleConfig, LMConfig
+from cspd_jax.tokenizers import CAUSAL_SIZE, END_OF_TEXT, MASK, MASKED_SIZE
 from cspd_jax.training.config import (
-    FlowTrainConfig,
     HeadTrainConfig,
     ImageTrainConfig,
     RunConfig,
@@ -22,86 +21,83 @@ from cspd_jax.training.data.folder import FolderConfig, look
 from cspd_jax.training.data.glyphs import GlyphConfig
 from cspd_jax.training.data.text import TextConfig
 from cspd_jax.training.data.words import WordsConfig
-from cspd_jax.weights.tokenizers import CAUSAL_SIZE, END_OF_TEXT, MASK, MASKED_SIZE
 
+_but = dataclasses.replace
 
-def _small(seq_len: int, width: int, depth: int, head_width: int, head_depth: int, classes: int = 10):
-    """A model of 4x4 pixel patches, sampled with evenly spaced timesteps."""
-    return MARConfig(
-        seq_len=seq_len,
-        token_dim=16,
-        num_classes=classes,
-        buffer_size=8,
-        encoder_width=width,
-        encoder_depth=depth,
-        encoder_heads=4,
-        decoder_width=width,
-        decoder_depth=depth,
-        decoder_heads=4,
-        head_depth=head_depth,
-        head_width=head_width,
-        respacing="ddim100",
-        patch_size=4,
-        vae_stride=1,
-    )
-
-
-def _small_causal(seq_len: int, width: int, depth: int, head_width: int, head_depth: int, classes: int = 10):
-    """A causal model of 4x4 pixel patches, which lie on no sphere."""
-    return SphereConfig(
-        seq_len=seq_len,
-        token_dim=16,
-        num_classes=classes,
-        class_tokens=4,
-        width=width,
-        depth=depth,
-        heads=4,
-        head_depth=head_depth,
-        head_width=head_width,
-        head_modulations=1,
-        on_sphere=False,
-        patch_size=4,
-        vae_stride=1,
-    )
-
-
-# In MAR's training at most 30 % of the tokens are known; a small model does not extrapolate to fuller
-# contexts.
-_ALL_CONTEXTS: dict[str, Any] = {"least_mask_ratio": 0.02, "mask_ratio_deviation": 0.7}
+# Models of 4x4 pixel patches; those of MAR are sampled with evenly spaced timesteps.
+_PIXELS: dict[str, Any] = {
+    "seq_len": 64,
+    "token_dim": 16,
+    "num_classes": 10,
+    "patch_size": 4,
+    "vae_stride": 1,
+}
+_SMALL = MARConfig(
+    **_PIXELS,
+    buffer_size=8,
+    encoder_width=128,
+    encoder_depth=3,
+    encoder_heads=4,
+    decoder_width=128,
+    decoder_depth=3,
+    decoder_heads=4,
+    head_width=128,
+    head_depth=3,
+    respacing="ddim100",
+)
+_SMALLER = _but(
+    _SMALL,
+    encoder_width=64,
+    encoder_depth=2,
+    decoder_width=64,
+    decoder_depth=2,
+    head_width=96,
+    head_depth=2,
+)
+_SMALL_CAUSAL = SphereConfig(
+    **_PIXELS,
+    class_tokens=4,
+    width=128,
+    depth=5,
+    heads=4,
+    head_width=128,
+    head_depth=3,
+    head_modulations=1,
+    on_sphere=False,
+)
 
 _GLYPHS = TrainConfig(
-    model=_small(64, 128, 3, 128, 3),
+    model=_SMALL,
     data=GlyphConfig(),
-    steps=10_000,
     learning_rate=1.2e-3,
     warmup=300,
     decay=6_000,
     copies=2,
     sample_every=3_000,
-    **_ALL_CONTEXTS,
+    # In MAR's training at most 30 % of the tokens are known; a small model does not extrapolate to fuller
+    # contexts.
+    least_mask_ratio=0.02,
+    mask_ratio_deviation=0.7,
 )
-_GLYPHS_DRAFT = dataclasses.replace(
-    _GLYPHS, model=_small(64, 64, 2, 96, 2), steps=5_000, learning_rate=2e-3, warmup=200, decay=4_000
-)
+_GLYPHS_DRAFT = _but(_GLYPHS, model=_SMALLER, steps=5_000, learning_rate=2e-3, warmup=200, decay=4_000)
 
-_CAUSAL = FlowTrainConfig(
-    model=_small_causal(64, 128, 5, 128, 3),
+_CAUSAL = ImageTrainConfig(
+    model=_SMALL_CAUSAL,
     data=GlyphConfig(),
     steps=3_000,
     learning_rate=2e-3,
     warmup=200,
     decay=2_400,
     copies=2,
-    sample_every=1_000,
 )
 
 # A token is the cell of a letter.
-_OF_WORDS: dict[str, Any] = {"token_dim": 64, "patch_size": 8}
-_WORDS = WordsConfig(indents=1)
+_OF_WORDS: dict[str, Any] = {"num_classes": 8, "token_dim": 64, "patch_size": 8}
 
-_WORDS_TARGET = TrainConfig(
-    model=dataclasses.replace(_small(64, 128, 2, 192, 3, classes=8), **_OF_WORDS, encoder_depth=1),
-    data=_WORDS,
+_WORDS = _but(
+    _GLYPHS,
+    model=_but(_SMALL, **_OF_WORDS, encoder_depth=1, decoder_depth=2, head_width=192),
+    data=WordsConfig(indents=1),
     steps=12_000,
     batch=16,
     learning_rate=2.5e-3,
@@ -115,60 +111,44 @@ _WORDS_TARGET = TrainConfig(
     settle=1_500,
     on_grid=True,
     sample_every=2_000,
-    **_ALL_CONTEXTS,
 )
-_WORDS_DRAFT = dataclasses.replace(
-    _WORDS_TARGET,
-    model=dataclasses.replace(_small(64, 64, 2, 96, 2, classes=8), **_OF_WORDS, encoder_depth=1),
-)
-
+_WORDS_DRAFT = _but(_WORDS, model=_but(_SMALLER, **_OF_WORDS, encoder_depth=1))
 
 PRESETS: dict[str, ImageTrainConfig] = {
     "glyphs": _GLYPHS,
     "glyphs-draft": _GLYPHS_DRAFT,
     # For `distill --init` with a draft trained on the data.
-    "glyphs-distill": dataclasses.replace(
-        _GLYPHS_DRAFT, steps=1_500, learning_rate=5e-4, warmup=50, decay=1_200, sample_every=1_500
-    ),
+    "glyphs-distill": _but(_GLYPHS_DRAFT, steps=1_500, learning_rate=5e-4, warmup=50, decay=1_200),
     "glyphs-causal": _CAUSAL,
-    "glyphs-causal-draft": dataclasses.replace(
-        _CAUSAL, model=_small_causal(64, 64, 2, 96, 2), learning_rate=3e-3
+    "glyphs-causal-draft": _but(
+        _CAUSAL,
+        model=_but(_SMALL_CAUSAL, width=64, depth=2, head_width=96, head_depth=2),
+        learning_rate=3e-3,
     ),
-    "words": _WORDS_TARGET,
+    "words": _WORDS,
     # For `train --init` with a model of the preset before.
-    "words-longer": dataclasses.replace(
-        _WORDS_TARGET, steps=8_000, learning_rate=2e-3, warmup=100, decay=7_000, seed=1
-    ),
+    "words-longer": _but(_WORDS, steps=8_000, learning_rate=2e-3, warmup=100, decay=7_000, seed=1),
     "words-draft": _WORDS_DRAFT,
     # For `distill --init` with a draft trained on the data.
-    "words-distill": dataclasses.replace(
-        _WORDS_DRAFT,
-        learning_rate=1e-3,
-        warmup=100,
-        copies=2,
-        focus=0.0,
-        max_weight=1.0,
-        hint=0.0,
-        settle=0,
-        sample_every=1_500,
+    "words-distill": _but(
+        _WORDS_DRAFT, learning_rate=1e-3, warmup=100, copies=2, focus=0.0, max_weight=1.0, hint=0.0, settle=0
     ),
-    "words-causal": dataclasses.replace(
+    "words-causal": _but(
         _CAUSAL,
-        model=dataclasses.replace(_small_causal(64, 96, 4, 112, 2, classes=8), **_OF_WORDS),
-        data=_WORDS,
+        model=_but(_SMALL_CAUSAL, **_OF_WORDS, width=96, depth=4, head_width=112, head_depth=2),
+        data=WordsConfig(indents=1),
         steps=6_000,
         decay=4_800,
         sample_every=2_000,
     ),
-    "digits": TrainConfig(
-        model=_small(16, 64, 2, 96, 2),
-        data=DigitsConfig(size=16),
+    "digits": _but(
+        _GLYPHS_DRAFT,
+        model=_but(_SMALLER, seq_len=16),
+        data=DigitsConfig(),
         steps=6_000,
         batch=64,
-        learning_rate=2e-3,
-        warmup=200,
-        decay=4_000,
-        **_ALL_CONTEXTS,
+        copies=4,
+        sample_every=1_000,
     ),
     "mar-base": TrainConfig(
         model=MAR_PRESETS["mar-base"],
@@ -185,37 +165,37 @@ PRESETS: dict[str, ImageTrainConfig] = {
 }
 
 
-_POSITIONS = 1024  # of a byte model
+# Llamas over bytes. Deep and narrow: on a CPU the cost of a forward pass for one token is proportional to its
+# operations.
+_BYTES = LMConfig(
+    family="llama",
+    vocab_size=CAUSAL_SIZE,
+    known_ids=CAUSAL_SIZE,
+    width=96,
+    depth=8,
+    heads=2,
+    kv_heads=2,
+    head_dim=48,
+    mlp_width=288,
+    max_positions=1024,
+    tie_embeddings=True,
+    bos_ids=(END_OF_TEXT,),
+    eos_ids=(END_OF_TEXT,),
+)
+# A masked-diffusion model of the same shape, as long as its rows, which can start from its weights.
+_MASKED_BYTES = _but(
+    _BYTES,
+    family="dream",
+    vocab_size=MASKED_SIZE,
+    known_ids=MASKED_SIZE,
+    max_positions=256,
+    causal=False,
+    shifted=True,
+    mask_ids=(MASK,),
+)
 
-
-def byte_model(
-    width: int, depth: int, heads: int, mlp_width: int, causal: bool = True, positions: int = _POSITIONS
-) -> LMConfig:
-    """A Llama over bytes, or a masked-diffusion model of the same shape, which can start from its weights."""
-    size = CAUSAL_SIZE if causal else MASKED_SIZE
-    return LMConfig(
-        family="llama" if causal else "dream",
-        vocab_size=size,
-        known_ids=size,
-        width=width,
-        depth=depth,
-        heads=heads,
-        kv_heads=heads,
-        head_dim=width // heads,
-        mlp_width=mlp_width,
-        max_positions=positions,
-        tie_embeddings=True,
-        causal=causal,
-        shifted=not causal,
-        bos_ids=(END_OF_TEXT,),
-        eos_ids=(END_OF_TEXT,),
-        mask_ids=() if causal else (MASK,),
-    )
-
-
-# Deep and narrow: on a CPU the cost of a forward pass for one token is proportional to its operations.
-_TEXT_TARGET = TextTrainConfig(
-    model=byte_model(96, 8, 2, 288),
+_TEXT = TextTrainConfig(
+    model=_BYTES,
     data=TextConfig(),
     steps=4_500,
     batch=8,
@@ -227,64 +207,38 @@ _TEXT_TARGET = TextTrainConfig(
     checkpoint_every=250,
     sample_every=500,
 )
-
-_TEXT_DRAFT = dataclasses.replace(
-    _TEXT_TARGET,
-    model=byte_model(128, 1, 4, 256),
+_TEXT_DRAFT = _but(
+    _TEXT,
+    model=_but(_BYTES, width=128, depth=1, heads=4, kv_heads=4, head_dim=32, mlp_width=256),
     steps=4_000,
     batch=16,
     warmup=100,
     decay=3_900,
-    checkpoint_every=500,
     sample_every=1_000,
 )
-_MASKED = dataclasses.replace(
-    _TEXT_TARGET,
-    model=byte_model(96, 8, 2, 288, causal=False, positions=256),  # as long as its rows
-    steps=5_000,
-    learning_rate=2e-3,
-    decay=4_800,
-)
+_LONG: dict[str, Any] = {"data": TextConfig(1024), "steps": 400, "sample_every": 0}
+_MASKED = _but(_TEXT, model=_MASKED_BYTES, steps=5_000, learning_rate=2e-3, decay=4_800)
 
 TEXT_PRESETS: dict[str, TextTrainConfig] = {
-    "text-target": _TEXT_TARGET,
+    "text-target": _TEXT,
     # For `train --init` with a target trained on short rows: attention does not extrapolate to longer ones.
-    "text-target-long": dataclasses.replace(
-        _TEXT_TARGET,
-        data=TextConfig(_POSITIONS),
-        steps=400,
-        batch=2,
-        learning_rate=6e-4,
-        warmup=20,
-        decay=380,
-        sample_every=0,
-    ),
+    "text-target-long": _but(_TEXT, **_LONG, batch=2, learning_rate=6e-4, warmup=20, decay=380),
     "text-draft": _TEXT_DRAFT,
     # For `distill --init` with a draft trained on the data.
-    "text-distill": dataclasses.replace(
-        _TEXT_DRAFT,
-        data=TextConfig(_POSITIONS),
-        steps=400,
-        batch=4,
-        learning_rate=1e-3,
-        warmup=50,
-        decay=350,
-        sample_every=0,
-    ),
+    "text-distill": _but(_TEXT_DRAFT, **_LONG, batch=4, learning_rate=1e-3, warmup=50, decay=350),
     # For `train --init` with a causal target.
     "masked-text": _MASKED,
     # For `train --init` with a model of the preset before.
-    "masked-text-longer": dataclasses.replace(
+    "masked-text-longer": _but(
         _MASKED, steps=16_000, learning_rate=2.5e-3, decay=13_000, sample_every=1_000, seed=1
     ),
 }
 
 
-# For `distill --states`; the sizes of the model are the target's.
-_LAYER = dataclasses.replace(byte_model(96, 1, 2, 288), tie_embeddings=False)
+# For `distill --states`; the model is made for the target.
 HEAD_PRESETS: dict[str, HeadTrainConfig] = {
     "text-states": HeadTrainConfig(
-        model=EagleConfig(_LAYER, (0,), _LAYER.width, _LAYER.vocab_size),
+        model=EagleConfig(_BYTES, (0,), _BYTES.width, _BYTES.vocab_size),
         data=TextConfig(192),
         steps=8_000,
         batch=2,
@@ -306,32 +260,37 @@ _MOST_TOKENS = 64
 
 
 def of_folder(root: str) -> TrainConfig:
-    """A small model of the pictures in a folder: of their own size up to 64 x 64, in at most 64 tokens."""
+    """Returns a small model of the pictures in a folder: of their own size up to 64 x 64, in at most 64
+    tokens."""
     classes, images, shorter, channels = look(root)
     patch = 4
     while (min(shorter, _MOST_SIDE) // patch) ** 2 > _MOST_TOKENS:
         patch *= 2
     side = min(shorter, _MOST_SIDE) // patch
-    model = dataclasses.replace(
-        _small(side**2, 128, 3, 128, 3, classes), token_dim=patch**2 * channels, patch_size=patch
-    )
+    sizes = {
+        "seq_len": side**2,
+        "token_dim": patch**2 * channels,
+        "patch_size": patch,
+        "num_classes": classes,
+    }
     data = FolderConfig(root, side * patch, channels, held_out=min(20, max(2, images // 2)))
-    return dataclasses.replace(_GLYPHS, model=model, data=data, sample_every=1_000)
+    return _but(_GLYPHS, model=_but(_SMALL, **sizes), data=data, sample_every=1_000)
 
 
 def draft_of(target: MARConfig, data: Any) -> TrainConfig:
-    """A model of half the width that makes the target's tokens, and learns on `data`."""
+    """Returns a model of half the width that makes the target's tokens, and learns on `data`."""
     half = lambda width, heads: max(heads, width // 2 // heads * heads)
-    model = dataclasses.replace(
+    less = lambda depth: max(1, depth * 2 // 3)
+    model = _but(
         target,
         encoder_width=half(target.encoder_width, target.encoder_heads),
-        encoder_depth=max(1, target.encoder_depth * 2 // 3),
+        encoder_depth=less(target.encoder_depth),
         decoder_width=half(target.decoder_width, target.decoder_heads),
-        decoder_depth=max(1, target.decoder_depth * 2 // 3),
+        decoder_depth=less(target.decoder_depth),
         head_width=max(32, target.head_width * 3 // 4),
-        head_depth=max(1, target.head_depth * 2 // 3),
+        head_depth=less(target.head_depth),
     )
-    return dataclasses.replace(_GLYPHS_DRAFT, model=model, data=data)
+    return _but(_GLYPHS_DRAFT, model=model, data=data)
 
 
 def preset(name: str) -> RunConfig:

@@ -103,21 +103,20 @@ def bad_files(folder):
     "argv, sentence",
     [
         (["convert", "none.pth", "out"], "none.pth does not exist"),
-        (["convert", "text.pth", "out"], "not a PyTorch checkpoint"),
+        (["convert", "text.pth", "out"], "or no PyTorch checkpoint"),
         (["convert", "short.pth", "out"], "is damaged, or no PyTorch checkpoint"),
         (["convert", "evil.pth", "out"], "posix.system, which is not among"),
         (["convert", "part.pth", "out"], "missing decoder_embed.weight"),
         (["convert", TINY, "out"], "--heads ENC,DEC"),
         (["convert", TINY, "out", "--heads", "4"], "two numbers ENC,DEC"),
         (["convert", TINY, "out", "--revision", "x"], "--revision is for models fetched by name"),
-        (["convert", "default", "out"], "default comes with the package, as a checkpoint of this library"),
         (["convert", TINY, "text.pth", "--heads", "4,4"], "text.pth exists already"),
         (["info", "none"], "none does not exist"),
         (
             ["distill", "--target", "llama", "--out", "d"],
-            "llama is a folder of Hugging Face's; turn it into a checkpoint",
+            "llama is a checkpoint of kind lm; the model must be of kind mar",
         ),
-        (["info", "results"], "results is a folder of results, described by its report.json, not a"),
+        (["info", "results"], "results is not a checkpoint, which is a folder with config.json and"),
         (["convert", "llama/model.safetensors", "out"], "one file of a model folder; give the folder, llama"),
         (["fly"], "invalid choice"),
         ([], "required"),
@@ -140,13 +139,13 @@ def test_version_is_quick():
     )
     assert out.stdout.strip() == f"cspd-jax {__version__}"
     assert time.perf_counter() - start < 5
-    code = "import sys, cspd_jax.__main__ as c; c.make_parser(); sys.exit('jax' in sys.modules)"
+    code = "import sys, cspd_jax.cli as c; c.make_parser(); sys.exit('jax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
 def test_large_parameters_go_through_files(tmp_path, monkeypatch):
     """The same numbers; nothing is left beside the folder."""
-    put = files.mapped_files(tmp_path / "scratch")
+    put = files.mapped_files(tmp_path)
     large = np.arange(2**17).reshape(2, -1).astype(ml_dtypes.bfloat16)
     mapped = put(("head", "kernel"), large)
     assert isinstance(mapped, np.memmap) and mapped.dtype == large.dtype and np.array_equal(mapped, large)
@@ -157,6 +156,5 @@ def test_large_parameters_go_through_files(tmp_path, monkeypatch):
     for limit in (2**30, 0):
         monkeypatch.setattr(convert, "_IN_MEMORY", limit)
         assert main(["convert", str(tmp_path / "llama"), str(tmp_path / f"out-{limit}")]) == 0
-        digests.append(json.loads((tmp_path / f"out-{limit}" / "config.json").read_text())["params_sha256"])
-    assert digests[0] == digests[1]
-    assert not list(tmp_path.glob(".*partial"))
+        digests.append(files.file_sha256(tmp_path / f"out-{limit}" / weights.FILE))
+    assert digests[0] == digests[1] and not list(tmp_path.glob(".*"))

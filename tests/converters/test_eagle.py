@@ -12,7 +12,8 @@ import text_models
 import cspd_jax
 from cspd_jax import text
 from cspd_jax.__main__ import main
-from cspd_jax.errors import UserError
+from cspd_jax.check import UserError
+from cspd_jax.models import HeadModel
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "golden" / "eagle.zip"
 ENTERING = {"research": (), "specforge": (2, 5, 8), "speculators": (2, 5, 8)}
@@ -32,7 +33,7 @@ def test_logits_are_pytorch_s(folder, name, tmp_path, capsys):
     """Of places that read the target's states, and of drafts that read the head's own."""
     assert main(["convert", str(folder / name), str(tmp_path / "head")]) == 0
     capsys.readouterr()
-    head, recorded = cspd_jax.load_head(tmp_path / "head"), np.load(folder / name / "recorded.npz")
+    head, recorded = cspd_jax.load(tmp_path / "head"), np.load(folder / name / "recorded.npz")
     assert head.network.config.entering == ENTERING[name]
     np.testing.assert_array_equal(head.params["ids"], recorded["ids"])
     params = {"embedding": recorded["table"], **head.params}
@@ -61,7 +62,7 @@ def test_it_drafts_as_it_is_published(folder):
     """A folder that was not converted; without named layers they are the published ones of its target."""
     lm = text_models.model(40, dtype=jnp.float32, width=24, depth=8, head_dim=6)
     target = lm, text_models.params(lm, scale=0.4)
-    drafter = text.draft_from_states(cspd_jax.load_head(folder / "research"), target, confidence=0)
+    drafter = text.draft_from_states(cspd_jax.load(folder / "research"), target, confidence=0)
     assert drafter.drafter.entering == (2, 4, 5)
     options = text.Options(gamma=2, max_new_tokens=8, stop_ids=())
     tokens, info = text.generate(None, target, [[3, 7, 1]], drafter, options)
@@ -71,4 +72,4 @@ def test_it_drafts_as_it_is_published(folder):
 
 def test_a_language_model_is_no_head(tmp_path):
     with pytest.raises(UserError, match="the head must be of kind eagle"):
-        cspd_jax.load_head(pathlib.Path(cspd_jax.__file__).parent / "defaults" / "text-target")
+        cspd_jax.load(pathlib.Path(cspd_jax.__file__).parent / "defaults" / "text-target", of=HeadModel)

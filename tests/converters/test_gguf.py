@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 
 from cspd_jax.__main__ import main
+from cspd_jax.check import UserError
 from cspd_jax.converters.gguf import open_gguf
 from cspd_jax.converters.source import check, convert, make_config, open_source
-from cspd_jax.errors import UserError
 from cspd_jax.networks.layers import frequencies
-from cspd_jax.weights.tokenizers import FileTokenizer
+from cspd_jax.tokenizers import FileTokenizer
 
 gguf = pytest.importorskip("gguf")
 import gguf_file  # noqa: E402
@@ -216,7 +216,7 @@ def test_a_file_cut_anywhere_is_refused(tmp_path):
 
 
 def test_no_other_file(tmp_path, capsys):
-    refused(tmp_path, capsys, tmp_path / "none.gguf", "none.gguf does not exist")
+    refused(tmp_path, capsys, tmp_path / "none.gguf", "none.gguf")
     file = gguf_file.write(tmp_path / "x.gguf", LLAMA, gguf_file.weights(LLAMA))
     code, _, err = run(capsys, "convert", file, tmp_path / "out", "--weights", "model")
     assert code == 2 and "holds a single set of weights" in err

@@ -15,12 +15,13 @@ from hf_folder import CONFIGS, DREAM, LLADA, LLAMA, NEOX, QWEN2, TOKENIZER, D, L
 
 from cspd_jax import weights
 from cspd_jax.__main__ import main
-from cspd_jax.converters import hf_lm
+from cspd_jax.check import UserError
+from cspd_jax.converters import lm as converter
+from cspd_jax.converters.hf import Values
 from cspd_jax.converters.source import convert, make_config, open_source
-from cspd_jax.errors import UserError
 from cspd_jax.networks import lm
 from cspd_jax.networks.lm_config import LMConfig
-from cspd_jax.weights.folder import get_kind, read_config
+from cspd_jax.weights import read_config
 
 COMMON = {"vocab_size": V, "known_ids": V, "width": D, "depth": L, "mlp_width": M, "max_positions": 64}
 EXPECTED = {
@@ -108,7 +109,7 @@ def test_published_sizes(family, sizes):
         "gpt_neox": 162_322_944, "llama": 1_235_814_400, "qwen2": 494_032_768, "qwen3": 596_049_920,
     }  # fmt: skip
     given = CONFIGS["qwen2" if family == "qwen3" else family]
-    fields = hf_lm.FAMILIES[family].fields(hf_lm.Values({**given, **sizes}, "config"))
+    fields = converter.FAMILIES[family].fields(Values({**given, **sizes}))
     config = LMConfig(family=family, known_ids=1, **fields)
     assert sum(leaf.size for leaf in jax.tree.leaves(lm.abstract_params(config))) == published[family]
 
@@ -143,7 +144,7 @@ def test_published_sizes_of_masked_models():
         ("llada", {**LLADA, **llada}, 8_015_581_184),
         ("Dream", {**DREAM, **dream}, 7_615_616_512),
     ):
-        fields = hf_lm.FAMILIES[name].fields(hf_lm.Values(config, "config"))
+        fields = converter.FAMILIES[name].fields(Values(config))
         found = lm.abstract_params(LMConfig(family=name, known_ids=1, **fields))
         assert sum(leaf.size for leaf in jax.tree.leaves(found)) == count
 
@@ -222,10 +223,8 @@ def test_padded_vocabulary_and_end_of_text(tmp_path):
 def test_configuration_goes_through_json():
     for config in EXPECTED.values():
         values = json.loads(json.dumps(dataclasses.asdict(config)))
-        assert read_config(get_kind("lm", "x"), values, "x") == config
+        assert read_config(LMConfig, values, "x") == config
         assert hash(config) == hash(dataclasses.replace(config))
-    with pytest.raises(UserError, match="config field causal is 1; it must be true or false"):
-        read_config(get_kind("lm", "x"), {**values, "causal": 1}, "x")
 
 
 # The command line.

@@ -12,7 +12,7 @@ import pytest
 from laws import FALSE_ALARM, counts_p_value
 from test_coupling_categorical import LANES, counts, logs
 
-from cspd_jax.coupling import block_distributions, verify_block
+from cspd_jax.coupling.categorical import block_distributions, verify_block
 
 V, GAMMA = 3, 3
 DRAFTS = np.array(list(itertools.product(range(V), repeat=GAMMA)))

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from laws import FALSE_ALARM, counts_p_value, share_p_value
 
-from cspd_jax.coupling import couple_categorical, residual_logits
+from cspd_jax.coupling.categorical import couple_categorical, residual_logits
 
 LANES = 50_000
 # The worked example of the literature: sleeping, eating, running.

@@ -12,18 +12,16 @@ from scipy.stats import norm
 from test_coupling_gaussian import COUPLINGS, PAIRS, at, compiled, gaussian, normals, run, wave
 
 import cspd_jax
-from cspd_jax.coupling import (
+from cspd_jax.coupling.acceptance import (
     accepts,
-    couple_gaussians,
-    gaussian_residual,
     log_acceptance,
     log_acceptance_of_ratio,
-    log_ratio,
     log_residual_acceptance,
     uniform,
+    unit_interval,
 )
-from cspd_jax.coupling.acceptance import unit_interval
-from cspd_jax.coupling.residual import _normal
+from cspd_jax.coupling.gaussian import couple_gaussians
+from cspd_jax.coupling.residual import _normal, gaussian_residual, log_ratio
 from cspd_jax.diffusion.gaussian import Gaussian, log_density
 
 INF, NAN = np.inf, np.nan

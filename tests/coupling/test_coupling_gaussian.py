@@ -20,8 +20,15 @@ from laws import (
 )
 from scipy.stats import chi2, norm
 
-from cspd_jax.coupling import couple_gaussians, gaussian_residual
-from cspd_jax.coupling.residual import envelope, log_accept, log_ratio, proposal_bits, propose
+from cspd_jax.coupling.gaussian import couple_gaussians
+from cspd_jax.coupling.residual import (
+    envelope,
+    gaussian_residual,
+    log_accept,
+    log_ratio,
+    proposal_bits,
+    propose,
+)
 from cspd_jax.diffusion.gaussian import Gaussian
 
 COUPLINGS = {"general": couple_gaussians}

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from laws import FALSE_ALARM, ks_p_value, share_p_value
 
-from cspd_jax.coupling import block, verify_gaussian_block
+from cspd_jax.coupling import block
 from cspd_jax.coupling.acceptance import unit_interval
-from cspd_jax.coupling.block import prefix_log_pi
+from cspd_jax.coupling.block import prefix_log_pi, verify_gaussian_block
 from cspd_jax.coupling.gaussian import couple_gaussians
 from cspd_jax.diffusion.gaussian import Gaussian, log_density
 
@@ -152,13 +152,8 @@ def one_number_for_all_coins(patch):
 
 
 def one_trial_for_all_coins(patch):
-    bits = jax.random.bits
-
-    def first(key, shape, dtype):
-        found = bits(key, shape, dtype)
-        return jnp.broadcast_to(found[:1], shape) if len(shape) == 3 else found
-
-    patch.setattr(jax.random, "bits", first)
+    right = block._bits
+    patch.setattr(block, "_bits", lambda key, dim, coin, trial: right(key, dim, 0 * coin, trial))
 
 
 WRONG = {
@@ -206,11 +201,15 @@ def test_how_many_drafts_are_kept(count):
         assert kept.mean() > alone.mean() + 0.02
 
 
-@jax.jit
-def tossed(p, q, drafts, valid, seed):
+# What a trip tries on a CPU and on an accelerator; a block has few coins here.
+TOGETHER = {"one coin": block.Together(1, 4), "many coins": block.Together(3, 8)}
+
+
+@functools.partial(jax.jit, static_argnums=5)
+def tossed(p, q, drafts, valid, seed, together=None):
     """LANES verdicts about the same three drafts [3, 1]."""
     keys = jax.random.split(jax.random.key(seed), LANES)
-    return jax.vmap(lambda key: verify_gaussian_block(key, p, q, drafts, valid))(keys)
+    return jax.vmap(lambda key: verify_gaussian_block(key, p, q, drafts, valid, together=together))(keys)
 
 
 ALL = jnp.ones(3, bool)
@@ -263,10 +262,30 @@ def law_of_trials(toss):
 LAWS = {"coins": law_of_fair_coins, "trials": law_of_trials}
 
 
+@pytest.mark.parametrize("together", TOGETHER.values(), ids=TOGETHER)
 @pytest.mark.parametrize("name", LAWS)
-def test_coins_are_tossed_for_themselves(name):
-    least, limit = LAWS[name](tossed)
+def test_coins_are_tossed_for_themselves(name, together):
+    least, limit = LAWS[name](functools.partial(tossed, together=together))
     assert least > limit
+
+
+def test_what_is_tried_at_a_time_changes_nothing():
+    """Every trial has random numbers of its own: the same drafts are kept, and the same state comes after."""
+    key, count = jax.random.key(5), 200
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def verified(together):
+        def lane(key):
+            drafted = path(key, q_of, jnp.array([1.0, -1.0]), 12)
+            p, q = p_of(drafted[:-1]), q_of(drafted[:-1])
+            return verify_gaussian_block(key, p, q, drafted[1:], together=together)
+
+        return jax.vmap(lane)(jax.random.split(key, count))
+
+    one, other = (jax.device_get(verified(block.Together(*sizes))) for sizes in ((1, 4), (9, 8)))
+    np.testing.assert_array_equal(one.kept, other.kept)
+    np.testing.assert_allclose(one.value, other.value, rtol=1e-5, atol=1e-6)
+    assert one.trips.sum() > other.trips.sum() > 0 and not one.truncated.any()
 
 
 def test_a_coin_is_tossed_until_it_falls():
@@ -291,7 +310,7 @@ def test_pi_of_a_prefix():
     np.testing.assert_allclose(np.exp(prefix_log_pi(jnp.array(ratios))), np.exp(log_pi), atol=1e-6)
 
 
-verify = jax.jit(verify_gaussian_block, static_argnames="max_trips")
+verify = jax.jit(verify_gaussian_block, static_argnames="max_trials")
 
 
 def test_what_is_not_there_counts_as_kept():
@@ -322,5 +341,5 @@ def test_a_block_that_cannot_be_decided_says_so():
     """A number that is not finite: no coin ever falls."""
     p = Gaussian(jnp.zeros((1, D)), jnp.zeros((1, D)))
     q = Gaussian(jnp.full((1, D), jnp.nan), jnp.zeros((1, D)))
-    verified = verify(jax.random.key(0), p, q, jnp.zeros((1, D)), max_trips=3)
+    verified = verify(jax.random.key(0), p, q, jnp.zeros((1, D)), max_trials=3)
     assert bool(verified.truncated) and int(verified.kept) == 0 and int(verified.trips) == 1

@@ -13,7 +13,7 @@ import pytest
 from laws import FALSE_ALARM, ks_p_value, share_p_value, two_sample_ks_p_value
 from scipy.stats import norm
 
-from cspd_jax.coupling import couple_path, resample
+from cspd_jax.coupling.resample import couple_path, resample
 from cspd_jax.diffusion.gaussian import Gaussian, log_density
 
 LANES, STEPS = 20_000, 3

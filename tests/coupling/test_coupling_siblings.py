@@ -14,7 +14,7 @@ import pytest
 from laws import FALSE_ALARM, counts_p_value
 from test_coupling_categorical import logs
 
-from cspd_jax.coupling import couple_siblings, sibling_distributions
+from cspd_jax.coupling.siblings import couple_siblings, sibling_distributions
 
 V = 4
 P_Q = {

@@ -10,52 +10,80 @@ import pytest
 from chain_randomness import chain_noise, randomness
 from laws import FALSE_ALARM, classifier_p_value, energy_p_value
 
+from cspd_jax import hub
+from cspd_jax.diffusion.chain import Chains, sample_chain
+from cspd_jax.diffusion.gaussian import coefficients
+from cspd_jax.diffusion.schedule import sampling_schedule
 from cspd_jax.image import sampler
-from cspd_jax.image.chain.calibration import calibrate
-from cspd_jax.image.chain.choice import run_chains
-from cspd_jax.image.chain.speculation import ChainSpeculation
+from cspd_jax.image.bound import embed_time
+from cspd_jax.image.calibration import calibrate
+from cspd_jax.image.chain import ChainSpeculation, speculate_chain
 from cspd_jax.image.options import Options
 from cspd_jax.image.pixels import unpatchify
 from cspd_jax.keys import row_keys
-from cspd_jax.weights import models
 
 STEPS = 100
 
 
 @functools.cache
 def default():
-    return models.load("default")
+    return hub.load("default")
 
 
 def options_of(config, **kwargs):
     return Options(**{"num_iter": 16, "respacing": config.respacing, **kwargs})
 
 
-def chains_of_default(speculation, *, guided, temperature, rows=600, seed=0):
-    """Tokens of one context of the default model, many times."""
+@functools.cache
+def fitted(cfg):
     model = default()
-    options = options_of(model.config, guided=guided, cfg=3.0)
-    key = row_keys(jax.random.key(1), 2)
-    found = calibrate(model.network, model.params, key, jnp.array([3, 8]), options)
-    z = jnp.repeat(found.contexts[:, 40:41], rows, axis=1).reshape(-1, found.contexts.shape[-1])
-    noise, keys = chain_noise(rows, seed=seed), randomness(rows, seed=seed).keys
-    way = ChainSpeculation(speculation) if speculation else "plain"
-    options = dataclasses.replace(options, temperature=temperature, denoise=way, chain_drafter=found.drafter)
-    x, counts = run_chains(model.network, model.params, z, noise, keys, options)
+    options = options_of(model.config, guided=cfg != 1, cfg=cfg)
+    return calibrate(model.network, model.params, row_keys(jax.random.key(1), 2), jnp.array([3, 8]), options)
+
+
+def chains_of_default(window, *, cfg, temperature, rows=900, seed=0):
+    """Tokens of one context of the default model, many times, guided."""
+    model, noise, random = default(), chain_noise(rows, seed=seed), randomness(rows, seed=seed)
+    network, order = model.network, jnp.arange(64)[None]
+    respacing = model.config.respacing
+
+    @jax.jit
+    def run(params, noise, random, drafter):
+        embedding = network.embed_class(params, jnp.array([3, 3]), jnp.array([False, True]))
+        tokens = 0.3 * jax.random.normal(jax.random.key(4), (1, 64, 16))
+        both = lambda a: jnp.repeat(a, 2, axis=0)
+        z = network.context(
+            params,
+            both(tokens),
+            both(order),
+            jnp.array([20, 20]),
+            embedding,
+            jnp.array([[20]] * 2),
+            bucket=64,
+        )
+        c = coefficients(sampling_schedule(respacing))
+        z = jnp.repeat(z[:, 0], rows, axis=0)
+        time = embed_time(network, params, respacing)
+        chains = Chains(network, params, time, z, c, temperature, scale=cfg, final_noise=True)
+        if window is None:
+            return sample_chain(chains, noise), None
+        found = speculate_chain(chains, random, drafter, ChainSpeculation((window,)))
+        return found.x, found.counts
+
+    x, counts = run(model.params, noise, random, fitted(cfg))
     return np.asarray(x), counts
 
 
 @pytest.mark.slow
 def test_tokens_of_the_default_model():
-    """600 tokens each of one context: energy test and classifier, false alarm 1e-4 each; a temperature
+    """900 tokens each of one context: energy test and classifier, false alarm 1e-4 each; a temperature
     that is 20 % lower is told apart."""
-    guided, temperature = True, 0.95
-    plainly, _ = chains_of_default(None, guided=guided, temperature=temperature, seed=0)
-    fast, counts = chains_of_default((16,), guided=guided, temperature=temperature, seed=1)
-    assert counts.calls < 40 and counts.truncated == 0
+    plainly, _ = chains_of_default(None, cfg=3.0, temperature=0.95, seed=0)
+    fast, counts = chains_of_default(16, cfg=3.0, temperature=0.95, seed=1)
+    assert counts.head.sequential < 40 and not counts.truncated.any()
     assert energy_p_value(plainly, fast) > FALSE_ALARM
     assert classifier_p_value(plainly, fast) > FALSE_ALARM
-    cold, _ = chains_of_default((16,), guided=guided, temperature=0.8 * temperature, seed=1)
+    cold, _ = chains_of_default(16, cfg=3.0, temperature=0.8 * 0.95, seed=1)
     assert min(energy_p_value(plainly, cold), classifier_p_value(plainly, cold)) <= FALSE_ALARM
 
 
@@ -112,11 +140,9 @@ def test_a_calibrated_drafter_needs_fewer_calls():
     model = default()
     options = options_of(model.config)
     keys, labels = row_keys(jax.random.key(3), 4), jnp.arange(4)
-    found = calibrate(model.network, model.params, keys, labels, options)
     calls = []
-    for drafter in (None, found.drafter):
+    for drafter in (None, fitted(1.0)):
         fast = dataclasses.replace(options, denoise=ChainSpeculation((16,)), chain_drafter=drafter)
         made = sampler.sample(model.network, model.params, keys, labels, fast)
-        calls.append(int(made.counts.row_calls.sum()))
+        calls.append(int(made.counts.target.chain_calls.sum()))
     assert calls[1] < calls[0] < 0.2 * 4 * 64 * STEPS
-    assert found.contexts.shape == (1, 64, 128)

@@ -16,7 +16,7 @@ from cspd_jax.image.options import Options
 from cspd_jax.keys import row_keys
 from cspd_jax.networks.mar import MARModel
 
-OPTIONS = Options(num_iter=6, respacing="ddim8", prefix_buckets=1)
+OPTIONS = Options(num_iter=6, respacing="ddim8", prefix_buckets=1, final_noise=False)
 LABELS = jnp.array([3, 1, -1, 9])
 KEYS = row_keys(jax.random.key(7), 4)
 
@@ -137,15 +137,14 @@ class FirstToken:
 
 def test_halves_of_guidance_have_first_tokens_of_their_own():
     """Where they are drawn apart: by keys of their own, and each half goes on from its own."""
-    order, active = jnp.tile(jnp.arange(4), (4, 1)), jnp.array([True, False])
+    order = jnp.tile(jnp.arange(4), (4, 1))
     bound = BoundModel(
-        FirstToken(), None, Options(guided=True), KEYS[:2], order, jnp.zeros((4, 1)), None, None, active
+        FirstToken(), None, Options(guided=True), KEYS[:2], order, jnp.zeros((4, 1)), None, None
     )
     both = sampler.both_halves(bound)
     keys = np.asarray(jax.random.key_data(both.keys))
     assert len(np.unique(keys, axis=0)) == 4 and not both.options.guided
     np.testing.assert_array_equal(keys[:2], jax.random.key_data(KEYS[:2]))
-    np.testing.assert_array_equal(both.active, [True, False] * 2)
     state = sampler.PlainState(jnp.full((2, 4, 1), 5.0), None, jnp.array([[7.0], [8.0]]))
     segment = sampler.Segment(4, 1, "ddim8")
     z = jax.jit(lambda first: sampler.group_context(bound, segment, state, first)[0])(jnp.int32(1))

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from chex import assert_tree_all_finite
+from chex import assert_shape, assert_tree_all_finite
 from linear_tokens import LinearTokens
 
 import cspd_jax
@@ -20,8 +20,7 @@ from cspd_jax import (
     image,
 )
 from cspd_jax.image import ReleasedRunner, sampler
-from cspd_jax.image.bound import Batch
-from cspd_jax.weights.models import ImageModel
+from cspd_jax.models import ImageModel
 
 TRACES: list[int] = []
 KEYS = cspd_jax.row_keys(jax.random.key(3), 3)
@@ -54,14 +53,17 @@ WAYS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-
-def plan_of(way, labels=LABELS, batch=None):
+def settled(way, images=3, **options):
     method, denoise = WAYS[way]
-    return image.resolve(MODEL, labels, method, Options(denoise=denoise, num_iter=4, cfg=1.5), batch)
+    noise = way != "released"
+    asked = Options(denoise=denoise, num_iter=4, cfg=1.5, final_noise=noise, **options)
+    return method, image.resolve(MODEL, method, asked, images)
+
+
+def sample(way, keys=KEYS, labels=LABELS, **options):
+    method, asked = settled(way, len(labels))
+    asked = dataclasses.replace(asked, **options)
+    return image.sample(MODEL.network, None, keys, jnp.asarray(labels), asked, method)
 
 
 # What is slow here runs the code of two others together, or is sampled in test_token_speculation.
@@ -71,66 +73,61 @@ SLOW = ("self, chains", "draft, path", "draft, paper")
 @pytest.mark.slow
 @pytest.mark.parametrize("way", [pytest.param(way, marks=[pytest.mark.slow] * (way in SLOW)) for way in WAYS])
 def test_protocol(way):
-    plan = plan_of(way)
-    tokens, info = image.run(KEYS, plan)
-    assert tokens.shape == (3, 6, 2)
+    (method, options), (tokens, info) = settled(way), sample(way)
+    assert_shape(tokens, (3, 6, 2))
     assert_tree_all_finite(tokens)
 
     # Other numbers of the same shapes compile nothing; a neighbour does not matter, to the bit.
-    traced = len(TRACES)
+    traced, marks = len(TRACES), np.asarray(info.trace.marks)
     others = cspd_jax.row_keys(jax.random.key(9), 3).at[1].set(KEYS[1])
-    mixed, of_mixed = image.run(others, dataclasses.replace(plan, labels=np.array([-1, 1, 0], np.int32)))
-    warmer = plan.sample(KEYS, jnp.asarray(LABELS), cfg=2.0, temperature=0.9)
+    mixed, of_mixed = sample(way, others, [-1, 1, 0])
+    warmer, _ = sample(way, cfg=2.0, temperature=0.9)
     assert len(TRACES) == traced
     np.testing.assert_array_equal(mixed[1], tokens[1])
-    np.testing.assert_array_equal(of_mixed.accepted[1], info.accepted[1])
-    assert not np.allclose(mixed[0], tokens[0]) and not np.allclose(warmer.tokens, tokens)
+    np.testing.assert_array_equal(of_mixed.trace.marks[1], marks[1])
+    assert not np.allclose(mixed[0], tokens[0]) and not np.allclose(warmer, tokens)
 
     # The stream ends where one call does, and known tokens do not change on the way.
-    before = np.zeros_like(tokens)
-    steps = list(plan.method.steps(plan.batch_of(KEYS, plan.labels)))
-    for known, out in steps:
-        settled = np.any(before != 0, axis=-1)
-        if plan.method.name == "plain":
+    before, known = np.zeros_like(tokens), 0
+    for known, out in method.steps(MODEL.network, None, KEYS, jnp.asarray(LABELS), options):
+        made = np.any(before != 0, axis=-1)
+        if method.name == "plain":
             assert np.count_nonzero(np.any(np.asarray(out.tokens) != 0, axis=-1)) == 3 * known
-            np.testing.assert_array_equal(np.asarray(out.tokens)[settled], before[settled])
+            np.testing.assert_array_equal(np.asarray(out.tokens)[made], before[made])
         before = np.asarray(out.tokens)
-    assert steps[-1][0] == 6
+    np.testing.assert_array_equal(known, 6)
     np.testing.assert_allclose(before, tokens, atol=1e-5)
-    np.testing.assert_array_equal(steps[-1][1].accepted, info.accepted)
+    np.testing.assert_array_equal(out.marks, marks)
 
     # What is counted adds up.
-    assert not (info.accepted & ~info.tested).any()
-    if info.verified is None:
-        assert not info.tested.any()
-    else:
-        assert info.verified.tested.sum() == info.tested.sum() > 0
-        assert info.verified.accepted.sum() == info.accepted.sum()
-    if info.chains is not None:
-        assert info.chains.accepted <= info.chains.tested
-        assert plan.method.name == "self" or info.chains.committed.sum() % 10 == 0  # self has parts of chains
-    assert 1 <= info.rounds <= 12 and info.sequential.target_backbone >= 1
-    assert info.total.target_backbone >= 2 * 3 * info.sequential.target_backbone > 0  # guidance doubles rows
-    assert info.exactness.lossless == (way != "released")
+    assert np.sum(info.tested) == np.sum(marks != 0) and np.sum(info.accepted) == np.sum(marks > 0)
+    assert (np.sum(info.tested) > 0) == (method.name != "plain") and np.all(info.made == 6)
+    assert np.all(info.trace.chain_accepted <= info.trace.chain_tested)
+    assert np.any(info.trace.chain_tested > 0) == (options.chain is not None)
+    assert np.all((info.rounds >= 1) & (info.rounds <= 12)) and info.calls["backbone"].sequential >= 1
+    assert info.calls["backbone"].rows >= 2 * 3 * info.calls["backbone"].sequential  # guidance doubles rows
+    assert info.exact == (way != "released") and f"{info.sequential} one after the other" in str(info)
+    assert np.array_equal(np.sort(np.asarray(info.trace.steps), axis=1)[0], np.repeat(range(4), [1, 1, 2, 2]))
 
 
-@pytest.mark.quick("plain, chains-2")
-@pytest.mark.parametrize("pieces", [1, 2])
+@pytest.mark.quick("plain, chains-True")
+@pytest.mark.parametrize("progress", [False, True])
 @pytest.mark.parametrize("way", ["plain, chains", "self", pytest.param("released", marks=pytest.mark.slow)])
-def test_batches_are_the_same_images(way, pieces):
-    """Five images three by three; the one that fills the last batch is in no count. In one call per batch, or
-    in some where somebody watches."""
+def test_batches_are_the_same_images(way, progress, capsys):
+    """Five images three by three; the last batch is filled up. In one call per batch, or in some where
+    somebody watches."""
     labels, keys = [0, 1, 0, 1, 0], cspd_jax.row_keys(jax.random.key(3), 5)
     (first, of_first), (last, of_last) = (
-        image.run(keys[at], plan_of(way, labels[at])) for at in (slice(0, 3), slice(2, 5))
+        sample(way, keys[at], labels[at]) for at in (slice(0, 3), slice(2, 5))
     )
-    told: list[int] = []
-    batched, info = image.generate_batches(jax.random.key(3), plan_of(way, labels, 3), told.append, pieces)
+    method, options = settled(way, 5)
+    given = jax.random.key(3), MODEL, labels, method, options
+    batched, info = image.generate(*given, rows=3, progress=progress)
     np.testing.assert_allclose(batched, [*first, *last[1:]], atol=1e-5)
-    np.testing.assert_array_equal(info.accepted, [*of_first.accepted, *of_last.accepted[1:]])
-    assert sum(told) == 2 * 4 and info.batch == 3
-    if info.chains is not None:
-        assert info.chains.committed.sum() == 5 / 3 * of_first.chains.committed.sum()
+    for name in ("accepted", "tested", "rounds", "made"):
+        one, other = getattr(of_first, name), getattr(of_last, name)
+        np.testing.assert_array_equal(getattr(info, name), [*one, *other[1:]])
+    assert ("8/8" in capsys.readouterr().err) == progress
 
 
 @pytest.mark.parametrize(
@@ -145,12 +142,12 @@ def test_batches_are_the_same_images(way, pieces):
 )
 def test_guidance_of_each_image(way):
     """Inside a caller's own jit, with a scale for each image: as where all have its scale."""
-    plan, scales = plan_of(way), jnp.array([1.2, 2.0, 3.0])
-    sample = jax.jit(lambda cfg: plan.sample(KEYS, jnp.asarray(LABELS), cfg=cfg).tokens)
-    tokens = sample(scales)
+    scales = jnp.array([1.2, 2.0, 3.0])
+    run = jax.jit(lambda cfg: sample(way, cfg=cfg)[0])
+    tokens = run(scales)
     for i in range(3):
-        np.testing.assert_allclose(sample(jnp.full(3, scales[i]))[i], tokens[i], atol=1e-5)
-    assert not np.allclose(sample(scales[::-1])[0], tokens[0], atol=1e-3)
+        np.testing.assert_allclose(run(jnp.full(3, scales[i]))[i], tokens[i], atol=1e-5)
+    assert not np.allclose(run(scales[::-1])[0], tokens[0], atol=1e-3)
 
 
 class Cached(LinearTokens):
@@ -180,5 +177,5 @@ def test_a_model_with_a_cache_of_its_context():
     expected = sampler.sample(LinearTokens(), *arguments).tokens
     found = sampler.sample(Cached(), *arguments).tokens
     np.testing.assert_allclose(found, expected, atol=1e-5)
-    *_, (_, out) = sampler.stream(Batch(Cached(), *arguments))
+    *_, (_, out) = sampler.stream(Cached(), *arguments)
     np.testing.assert_allclose(out.tokens, expected, atol=1e-5)

@@ -60,8 +60,7 @@ DRAFTERS = {
 def check(drafter, cfg, num_iter, count):
     tokens, found = images(rounds.sample, 1, count=count, cfg=cfg, num_iter=num_iter, **DRAFTERS[drafter])
     assert p_value(tokens, reference(count, cfg, num_iter)) > FALSE_ALARM
-    counts = found.counts
-    assert counts.truncated == 0 and 0 < counts.accepted.sum() < counts.tested.sum()
+    assert not np.any(found.counts.target.truncated) and np.any(found.marks > 0) and np.any(found.marks < 0)
 
 
 @pytest.mark.slow
@@ -81,7 +80,6 @@ WRONG = {
         "speculation": ahead(gamma=3, criterion="paper", inner_temperature=1000.0),
         "draft": "cspd_draft",
     },
-    "one context": {"speculation": ahead(gamma=4, joint=True)},
 }
 
 

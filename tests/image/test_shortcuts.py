@@ -18,12 +18,11 @@ from cspd_jax import Options
 from cspd_jax.__main__ import main
 from cspd_jax._utils import compilation
 from cspd_jax.diffusion.schedule import make_schedule
-from cspd_jax.image.generation import run
+from cspd_jax.image import generate, resolve, sample
 from cspd_jax.image.lossy import Annealing, Checkerboard
 from cspd_jax.image.order import Spread, guidance_scale, random_order
-from cspd_jax.image.plan import check, resolve
 from cspd_jax.keys import Purpose, purpose_keys
-from cspd_jax.weights.models import ImageModel
+from cspd_jax.models import ImageModel
 
 CALLS: list[int] = []
 TRACES: list[int] = []
@@ -75,9 +74,13 @@ BOTH = {**ANNEALED, "order": Checkerboard(1)}
 WAYS = {"annealed": ANNEALED, "checkerboard": {"order": Checkerboard(2)}, "both": BOTH}
 
 
-def plan_of(labels=(0, 1, -1), **options):
-    method = options.pop("method", cspd_jax.Plain())
-    return resolve(TOY, list(labels), method, Options(**options))
+PLAIN = cspd_jax.Plain()
+
+
+def made(keys=KEYS, labels=(0, 1, -1), method=PLAIN, changed=None, **options):
+    asked = resolve(TOY, method, Options(**options), len(labels))
+    asked = dataclasses.replace(asked, **(changed or {}))
+    return sample(TOY.network, None, keys, jnp.asarray(labels), asked, method)
 
 
 @pytest.mark.parametrize(
@@ -124,28 +127,28 @@ def test_a_checkerboard_comes_one_colour_after_the_other(length, rest):
 @pytest.mark.slow
 def test_protocol():
     """Head calls, guidance of each image, neighbours, streams and tracing, of both shortcuts together."""
-    plan = plan_of(**BOTH, cfg=1.5)
+    options = resolve(TOY, options=Options(**BOTH, cfg=1.5), images=3)
     CALLS.clear()
-    tokens, info = run(KEYS, plan)
+    tokens, info = made(**BOTH, cfg=1.5)
     jax.effects_barrier()
     assert tokens.shape == (3, 9, 2) and np.all(np.any(np.asarray(tokens) != 0, axis=-1))
-    steps = [make_schedule(r).num_steps for r in plan.options.respacings(9)]
-    assert steps == [10, 3, 3] and info.sequential == (3, 16, 0, 0)
-    assert len(CALLS) == sum(steps)
-    assert [g.size for g in plan.options.groups(9)] == [2, 3, 4]
-    assert info.total.target_head == 2 * 3 * (2 * 10 + 3 * 3 + 4 * 3)  # groups of a segment have one width
+    steps = [make_schedule(r).num_steps for r in options.respacings(9)]
+    assert steps == [10, 3, 3] and info.calls["backbone"].sequential == 3
+    assert len(CALLS) == sum(steps) == info.calls["head"].sequential
+    assert [g.size for g in options.groups(9)] == [2, 3, 4]
+    assert info.calls["head"].rows == 2 * 3 * (2 * 10 + 3 * 3 + 4 * 3)  # groups of a segment have one width
 
     traced = len(TRACES)
     others = cspd_jax.row_keys(jax.random.key(9), 3).at[1].set(KEYS[1])
-    mixed = plan.sample(others, jnp.array([-1, 1, 0])).tokens
+    mixed, _ = made(others, [-1, 1, 0], **BOTH, cfg=1.5)
     np.testing.assert_array_equal(mixed[1], tokens[1])
     assert not np.allclose(mixed[0], tokens[0])
-    assert not np.allclose(plan.sample(KEYS, jnp.array([0, 1, -1]), cfg=2.0).tokens[0], tokens[0])
+    assert not np.allclose(made(**BOTH, cfg=1.5, changed={"cfg": 2.0})[0][0], tokens[0])
     assert len(TRACES) == traced
-    alone = plan_of([1], **BOTH, cfg=1.5).sample(KEYS[1:2], jnp.array([1])).tokens
+    alone, _ = made(KEYS[1:2], [1], **BOTH, cfg=1.5)
     np.testing.assert_allclose(alone[0], tokens[1], atol=1e-5)
     known = 0
-    for known, out in plan.method.steps(plan.batch_of(KEYS, plan.labels)):
+    for known, out in cspd_jax.Plain().steps(TOY.network, None, KEYS, jnp.array([0, 1, -1]), options):
         assert np.count_nonzero(np.any(np.asarray(out.tokens) != 0, axis=-1)) == 3 * known
     assert known == 9
     np.testing.assert_allclose(out.tokens, tokens, atol=1e-5)
@@ -153,7 +156,7 @@ def test_protocol():
 
 def test_exactness_names_every_shortcut():
     for way, options in WAYS.items():
-        lossless, why = plan_of(**options).exactness
+        lossless, why = cspd_jax.Plain().exactness(Options(**options))
         assert not lossless and "another distribution than the plain sampler's" in why
         assert ("DiSA" in why, "GtR" in why) == (way != "checkerboard", way != "annealed")
 
@@ -161,7 +164,7 @@ def test_exactness_names_every_shortcut():
 def test_speculation_along_the_chains_of_a_checkerboard_is_lossy():
     """It is exact beside the checkerboard step by step, which is not what lossless means."""
     chains = cspd_jax.ChainSpeculation((4,))
-    of = lambda **options: check(TOY, [0], options=Options(**options)).exactness
+    of = lambda **options: cspd_jax.Plain().exactness(Options(**options))
     assert of(order=Checkerboard(2), denoise=chains) == of(order=Checkerboard(2))
     assert not of(order=Checkerboard(2)).lossless
     assert of(order=Spread(2), denoise=chains) == of(denoise=chains) and of(denoise=chains).lossless
@@ -169,19 +172,19 @@ def test_speculation_along_the_chains_of_a_checkerboard_is_lossy():
 
 @pytest.mark.slow
 def test_annealing_to_the_same_number_changes_nothing():
-    made = [
+    both = [
         cspd_jax.generate(KEYS, TOY, [0, 1, -1], options=Options(num_iter=3, anneal=anneal))[0]
         for anneal in (None, Annealing(10, 10, levels=4))
     ]
-    np.testing.assert_array_equal(*made)
+    np.testing.assert_array_equal(*both)
 
 
 def noise_of(images=2000, by=None, **given):
     """The standardised noise of all tokens [N, L, d], by the laws of the schedules used, or of `by`."""
-    plan = plan_of([0] * images, final_noise=True, cfg=1.5, **given)
+    method, model = given.pop("method", cspd_jax.Plain()), TOY.network
+    options = resolve(TOY, method, Options(cfg=1.5, **given), images)
     keys = cspd_jax.row_keys(jax.random.key(1), images)
-    tokens = np.asarray(run(keys, plan)[0], np.float64)
-    options, model = plan.options, TOY.network
+    tokens = np.asarray(generate(keys, TOY, [0] * images, method, options)[0], np.float64)
     draw = options.order.order if options.order else random_order
     order = jax.vmap(draw, (0, None))(purpose_keys(keys, Purpose.ORDER), 9)
     tokens = np.take_along_axis(tokens, np.asarray(order)[:, :, None], axis=1)
@@ -220,9 +223,9 @@ def test_reports_say_lossy(tmp_path, monkeypatch, capsys):
     out, err = capsys.readouterr()
     report = json.loads(out)
     assert code == 0 and report["method"] == "plain" and report["lossless"] is False
-    assert "(DiSA)" in report["why"] and "(GtR)" in report["why"] and f"lossy: {report['why']}" in err
-    assert report["plan"]["anneal"]["first"] == 10 and report["plan"]["reveal"] == {"rest": 1}
+    assert "(DiSA)" in report["why"] and "(GtR)" in report["why"] and f"no: {report['why']}" in err
+    assert report["options"]["anneal"]["first"] == 10 and report["options"]["reveal"] == {"rest": 1}
     assert report["fewer_steps"].startswith("2 AR steps for 16 tokens: another distribution")
-    assert f"note: {report['fewer_steps']}" in err
+    assert report["fewer_steps"] in err
     assert main([*argv, "--gtr", "1", "--method", "self"]) == 2
-    assert "do not go with the method self" in capsys.readouterr().err
+    assert "shortcuts of the plain sampler" in capsys.readouterr().err

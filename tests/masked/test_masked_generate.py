@@ -34,7 +34,7 @@ def test_least_passes(cached):
     for places, block, gamma in cases:
         options = Options(max_new_tokens=places, block=block, cached=cached)
         _, info = generate(None, model, [[1, 1]], SelfSpeculation(gamma), options)
-        assert info.passes == least_passes(places, block, gamma, cached)
+        assert info.sequential == least_passes(places, block, gamma, cached)
         assert info.acceptance == (None if places == 1 else 1)
 
 
@@ -97,19 +97,20 @@ def test_calls_are_counted_as_they_are_made(way):
     jax.block_until_ready(tokens)
     jax.effects_barrier()
     whole, block = ([rows for kind, rows in CALLS if kind == of] for of in ("whole", "block"))
-    assert info.calls.whole_passes == len(whole) and info.calls.block_passes == len(block)
-    assert info.calls.rows == sum(whole) + sum(block) and info.passes == len(CALLS) > 0
+    assert info.calls["whole"].sequential == len(whole) and info.calls["block"].sequential == len(block)
+    assert info.calls["whole"].rows == sum(whole) and info.calls["block"].rows == sum(block)
+    assert info.sequential == len(CALLS) > 0
     assert bool(block) == cached
     if not network.moving:
         np.testing.assert_array_equal(tokens, (np.array([[3], [1]]) + np.arange(9) + 2) % 9)
         # The surest first; where a block begins, Dream's cache knows its first place alone.
         first = [0, 3, 2, 1] if network.config.shifted else [3, 2, 1, 0]
         if not isinstance(method, Schedule):
-            np.testing.assert_array_equal(info.steps, [[*first, *(4 + np.array(first)), 8]] * 2)
-    if info.drafts is None:
+            np.testing.assert_array_equal(info.trace.steps, [[*first, *(4 + np.array(first)), 8]] * 2)
+    if not info.tested.size:
         return
-    rounds, places = np.asarray(info.drafts.rounds), np.array([9, 9])
-    tested, accepted = np.asarray(info.drafts.tested), np.asarray(info.drafts.accepted)
+    rounds, places = np.asarray(info.rounds), np.array([9, 9])
+    tested, accepted = np.asarray(info.tested), np.asarray(info.accepted)
     np.testing.assert_array_equal(rounds + accepted.sum(axis=1), places)
     if network.moving:
         assert not accepted.any() and not tested[:, 1:].any()
@@ -128,7 +129,7 @@ def test_a_schedule_fills_every_place(family, places, block, steps):
     options = Options(max_new_tokens=places, block=block)
     model = LM(CONFIGS[family], jnp.float64), params_of(CONFIGS[family], 0)
     tokens, info = generate(None, model, [[1, 2], [4]], Schedule(steps), options)
-    assert info.passes == steps and np.all(np.asarray(tokens) < MASK)
+    assert info.sequential == steps and np.all(np.asarray(tokens) < MASK)
 
 
 @pytest.mark.slow
@@ -149,8 +150,8 @@ def test_inside_a_jitted_function():
         Options(max_new_tokens=9, block=3, temperature=0.7),
     )  # fmt: skip
     np.testing.assert_array_equal(tokens, expected)
-    np.testing.assert_array_equal(info.steps, reference.steps)
-    assert info.passes < reference.passes == 9
+    np.testing.assert_array_equal(info.trace.steps, reference.trace.steps)
+    assert info.sequential < reference.sequential == 9
 
 
 @pytest.mark.parametrize("cached, guidance", [(False, None), (True, 1.0)])

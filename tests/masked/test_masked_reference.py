@@ -10,13 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from laws import FALSE_ALARM, counts_p_value
-from masked_models import CONFIGS, MASK, PLACES, V, canvas, make, reference
+from masked_models import CONFIGS, MASK, PLACES, V, canvas, make, reference, run
 from scipy.special import log_softmax
 
 from cspd_jax.masked import passes, stepwise
 from cspd_jax.masked.canvas import window_at
 from cspd_jax.masked.rule import Candidates, candidates, choose
-from cspd_jax.text.sampling import gumbel
+from cspd_jax.masked.stepwise import Steps
+from cspd_jax.sampling import gumbel
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -107,7 +108,8 @@ def test_the_reference_is_the_rule(family, cached, temperature, guided):
         text, order = by_hand(c, row)
         np.testing.assert_array_equal(found.text[row], text)
         np.testing.assert_array_equal(found.order[row], order)
-    whole, in_block, rows = found.info.calls
+    whole, in_block = (found.info.calls[name].sequential for name in ("whole", "block"))
+    rows = sum(calls.rows for calls in found.info.calls.values())
     assert whole == (3 if cached else PLACES) and whole + in_block == PLACES
     assert rows == PLACES * 8 * (2 if guided else 1)
 
@@ -138,12 +140,11 @@ def test_temperature_of_one_token():
     tiled = dataclasses.replace(
         c,
         base=jnp.tile(c.base[:1], (rows, 1)),
-        valid=jnp.tile(c.valid[:1], (rows, 1)),
         start=jnp.tile(c.start[:1], rows),
         keys=jax.random.split(jax.random.key(5), rows),
         options=dataclasses.replace(c.options, temperature=jnp.float64(1.7)),
     )
-    text = np.asarray(stepwise.run(tiled).text)[:, 0]
+    text = np.asarray(run(tiled).text)[:, 0]
     logits = np.array(whole_pass(c, window_at(c, c.empty(), 1), c.empty()[:, None]))[0, 0, 0]
     logits[[MASK, V - 1]] = -np.inf
     for temperature, right in ((1.7, True), (1.0, False)):
@@ -189,11 +190,11 @@ def test_quotas():
 def test_schedules():
     """One token per step is the stepwise reference; several are lossy, and fill each block in turn."""
     c = canvas()
-    one = stepwise.run(c, jnp.asarray(stepwise.llada_quotas(PLACES, 4, 12)))
+    one = run(c, Steps(jnp.asarray(stepwise.llada_quotas(PLACES, 4, 12))))
     np.testing.assert_array_equal(one.text, reference("llada", 0, 4, False, 0.0, False).text)
     quotas = stepwise.llada_quotas(PLACES, 4, 6)
-    several = stepwise.run(c, jnp.asarray(quotas))
-    assert np.all(np.asarray(several.text) != MASK) and several.info.calls.whole_passes == 6
+    several = run(c, Steps(jnp.asarray(quotas)))
+    assert np.all(np.asarray(several.text) != MASK) and several.info.calls["whole"].sequential == 6
     for step, quota in enumerate(quotas):
         assert np.all((np.asarray(several.order) == step).sum(1) == quota)
     assert np.all(np.asarray(several.order)[:, :4].max(1) < np.asarray(several.order)[:, 4:].min(1))

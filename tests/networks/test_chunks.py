@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import tiny
 
-from cspd_jax._utils.chunks import map_chunks
+from cspd_jax import hub
+from cspd_jax._utils.loops import map_chunks
+from cspd_jax.image import chain as head
 from cspd_jax.image import sampler
-from cspd_jax.image.chain import head
-from cspd_jax.image.chain.speculation import ChainSpeculation
+from cspd_jax.image.chain import ChainSpeculation
 from cspd_jax.image.options import Options
 from cspd_jax.keys import row_keys
 from cspd_jax.networks import mar as networks
-from cspd_jax.weights import models
 
 KEYS, LABELS = row_keys(jax.random.key(1), 5), jnp.zeros(5, jnp.int32)
 
@@ -39,7 +39,7 @@ def test_parts_make_the_whole(most):
 @pytest.mark.parametrize("module, limit", [(networks, "_SCORES"), (head, "_TOGETHER")])
 def test_a_generation_in_parts(tmp_path, monkeypatch, module, limit):
     """Contexts of two sequences at a time; head calls of a few rows at a time."""
-    model = models.load(tiny.save_mar(tmp_path / "model"))
+    model = hub.load(tiny.save_mar(tmp_path / "model"))
     chain = ChainSpeculation((4,))
     options = Options(num_iter=2, respacing="ddim5", guided=True, cfg=2.0, denoise=chain)
     make = functools.partial(sampler.sample.__wrapped__, model.network, model.params, KEYS, LABELS)

@@ -15,6 +15,7 @@ from recorded import GOLDEN, difference
 from cspd_jax import weights
 from cspd_jax.__main__ import main
 from cspd_jax.converters import inception as converter
+from cspd_jax.converters._tables import Shapes
 from cspd_jax.converters.source import convert, make_config, open_source
 from cspd_jax.networks import inception
 from cspd_jax.networks.inception import Inception, InceptionConfig
@@ -42,8 +43,8 @@ def recorded():
 def computed():
     """The features of the recorded images, by the network at its published size."""
     tensors = {name: InMemory(array) for name, array in reference.weights().items()}
-    config = converter.make_config({name: tensor.shape for name, tensor in tensors.items()}, "weights")
-    params = jax.tree.map(jnp.asarray, converter.FORMAT.convert(config, tensors, "weights"))
+    config = converter.make_config(Shapes({name: tensor.shape for name, tensor in tensors.items()}))
+    params = jax.tree.map(jnp.asarray, converter.FORMAT.convert(config, tensors))
     images = inception.resize(jnp.asarray(reference.images()))
     return jax.jit(lambda p, x: Inception(config).apply({"params": p}, x))(params, images)
 

@@ -15,7 +15,7 @@ import tiny
 from cspd_jax.networks import lm
 from cspd_jax.networks.attention import Cache
 from cspd_jax.networks.layers import frequencies, rotate, rotation
-from cspd_jax.networks.lm import LM, abstract_params, empty_cache, init_params
+from cspd_jax.networks.lm import LM, abstract_params, init_params
 from cspd_jax.networks.lm_config import LMConfig
 
 SIZES = {"vocab_size": 29, "known_ids": 29, "width": 16, "depth": 2, "mlp_width": 24, "max_positions": 64}
@@ -157,13 +157,13 @@ def test_a_row_does_not_see_its_neighbours():
     model = LM(CONFIGS["llama"])
     tokens = texts()
     logits, cache = apply(
-        model, params(model.config), *right_padded(tokens, LENGTHS), empty_cache(model.config, 3, MAX_LEN)
+        model, params(model.config), *right_padded(tokens, LENGTHS), model.empty_cache(3, MAX_LEN)
     )
     prompt, positions = right_padded(tokens, LENGTHS)
     others = prompt.copy()
     others[[0, 2]] = (others[[0, 2]] + 5) % SIZES["vocab_size"]
     moved = np.where(np.arange(3)[:, None] == 1, positions, positions[::-1])
-    again, beside = apply(model, params(model.config), others, moved, empty_cache(model.config, 3, MAX_LEN))
+    again, beside = apply(model, params(model.config), others, moved, model.empty_cache(3, MAX_LEN))
     np.testing.assert_array_equal(again[1, :3], logits[1, :3])
     jax.tree.map(lambda a, b: np.testing.assert_array_equal(a[1], b[1]), beside, cache)
 
@@ -175,7 +175,7 @@ def test_shared_heads_are_repeated_heads():
     for layer in (repeated["layers_0"], repeated["layers_1"]):
         for name in "kv":
             kernel = layer["attention"][name]["kernel"].reshape(config.width, config.kv_heads, -1)
-            kernel = jnp.repeat(kernel, config.group, axis=1).reshape(config.width, -1)
+            kernel = jnp.repeat(kernel, config.heads // config.kv_heads, axis=1).reshape(config.width, -1)
             layer["attention"] |= {name: {"kernel": kernel}}
     tokens = texts()
     close(forward(LM(wide), repeated, tokens), forward(LM(config), params(config), tokens))
@@ -289,7 +289,7 @@ def test_models_are_static_arguments():
     config = CONFIGS["llama"]
     assert hash(LM(config)) == hash(LM(dataclasses.replace(config))) and LM(config) == LM(config)
     assert LM(config) != LM(config, jnp.bfloat16)
-    cache = empty_cache(config, 2, 5, jnp.bfloat16)
+    cache = LM(config, jnp.bfloat16).empty_cache(2, 5)
     assert isinstance(cache, Cache) and cache.max_len == 5
     chex.assert_shape(cache.keys + cache.values, (2, 2, 5, 6))
     config = dataclasses.replace(config, depth=1)

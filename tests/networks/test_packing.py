@@ -12,11 +12,11 @@ import pytest
 import text_models
 
 from cspd_jax import text
+from cspd_jax.networks.attention import packing
 from cspd_jax.networks.lm import LM
-from cspd_jax.networks.packing import packing
+from cspd_jax.sampling import Sampling
 from cspd_jax.text import Options, generation, rounds
 from cspd_jax.text.rounds import packed_sizes
-from cspd_jax.text.sampling import Sampling
 
 ROOM = 24
 
@@ -52,7 +52,7 @@ def test_a_packed_pass():
     with jax.enable_x64(True):
         lm, plain, params = pair()
         prompts = text_models.prompts(4, 6)
-        cache = text.drafters.read_prompts(plain, params, prompts, ROOM).cache
+        cache = text.drafters.read_prompts(plain, params, prompts, ROOM)[0]
         count = np.array([0, 3, 1, 2])
         steps = np.arange(4)
         used = steps <= count[:, None]

@@ -10,12 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from cspd_jax.networks import narrow
-from cspd_jax.networks.cpu_matmul import by_outputs, filled_up, is_large, product
+from cspd_jax.models import TextModel
 from cspd_jax.networks.lm import LM, init_params
 from cspd_jax.networks.lm_config import LMConfig
+from cspd_jax.networks.products import by_outputs, filled_up, is_large, product
 from cspd_jax.networks.quantised import quantise
-from cspd_jax.weights.models import TextModel
 
 WIDE = LMConfig(
     family="neox", vocab_size=300, known_ids=300, width=512, depth=1, heads=4, kv_heads=2, head_dim=128,
@@ -85,38 +84,3 @@ def test_traced_parameters_are_left_as_they_are(model):
         return same
 
     chex.assert_trees_all_equal_shapes(jax.eval_shape(of_traced, model.params), model.params)
-
-
-@pytest.mark.parametrize("turned", [False, True])
-def test_narrow_products(turned):
-    """Operands are rounded to bfloat16, also those of the gradient; sums are float32."""
-    random = np.random.default_rng(1)
-    x, weight = (random.standard_normal(s).astype(np.float32) for s in ((2, 3, 70), (2, 3, 40)))
-    kernel = random.standard_normal((40, 70) if turned else (70, 40)).astype(np.float32)
-    rounded = lambda a: np.asarray(a, jnp.bfloat16).astype(np.float64)
-
-    def value(x, kernel):
-        return jnp.sum(narrow.matmul(x, kernel, turned) * weight), narrow.matmul(x, kernel, turned)
-
-    both = jax.value_and_grad(value, (0, 1), has_aux=True)
-    exact = (x @ (kernel.T if turned else kernel)).astype(np.float64)
-    np.testing.assert_allclose(jax.jit(both)(x, kernel)[0][1], exact, atol=1e-4)
-    with narrow.products_of("bfloat16"):
-        (_, product), (to_x, to_kernel) = jax.jit(both)(x, kernel)
-    a, k, w = rounded(x), rounded(kernel), rounded(weight)
-    k = k.T if turned else k
-    np.testing.assert_allclose(product, a @ k, atol=1e-4)
-    assert np.abs(product - exact).max() > 1e-3  # it did round
-    np.testing.assert_allclose(to_x, w @ k.T, atol=1e-4)
-    to = np.einsum("abk,abn->kn", a, w)
-    np.testing.assert_allclose(to_kernel, to.T if turned else to, atol=1e-4)
-
-
-def test_narrowed_parameters_give_the_same_products(model):
-    """Those that products read; embeddings are rounded besides."""
-    tokens, positions = jnp.array([[5, 2, 7]]), jnp.arange(3)[None]
-    cache, narrowed = model.network.empty_cache(1, 8), jax.jit(narrow.narrowed)(model.params)
-    logits = jax.jit(lambda params: model.network.apply(params, tokens, positions, cache)[0])
-    with narrow.products_of("bfloat16"):
-        both = [logits(params) for params in ({**model.params, "embed": narrowed["embed"]}, narrowed)]
-    np.testing.assert_array_equal(*both)

@@ -10,22 +10,23 @@ import numpy as np
 import pytest
 import torch_writer
 
-from cspd_jax import generate
+from cspd_jax import generate, hub, models
 from cspd_jax.__main__ import main
+from cspd_jax.check import UserError
 from cspd_jax.converters import sphere as converter
+from cspd_jax.converters._tables import Shapes
 from cspd_jax.converters.source import Options, check, convert, make_config, open_source
 from cspd_jax.diffusion.chain import Chains, sample_path
 from cspd_jax.diffusion.flow import flow_schedule
 from cspd_jax.diffusion.gaussian import coefficients, guide
-from cspd_jax.errors import UserError
-from cspd_jax.image import plan, sampler
-from cspd_jax.image.chain.speculation import ChainSpeculation
+from cspd_jax.image import Plain, sampler
+from cspd_jax.image.chain import ChainSpeculation
+from cspd_jax.image.generation import settle
 from cspd_jax.image.options import Options as ImageOptions
 from cspd_jax.image.order import RISING, Raster
 from cspd_jax.networks import sphere
 from cspd_jax.networks.config import SPHERE_PRESETS, SphereConfig
 from cspd_jax.training.image.flow import FlowDraws, flow_objective
-from cspd_jax.weights import models
 
 GOLDEN = Path(__file__).parents[1] / "golden_causal"
 HEADS = {"sphere_tiny": 4, "sphere_tiny2": 2}  # the weights do not say it
@@ -224,9 +225,9 @@ def test_training_loss_and_gradients(name):
 @pytest.mark.parametrize("name", sorted(SPHERE_PRESETS))
 def test_published_names(name):
     keys = json.loads((GOLDEN / f"{name.replace('-', '_')}_keys.json").read_text())["keys"]
-    shapes = {key: tuple(shape) for key, shape in keys.items()}
-    assert converter.make_config(shapes, name) == SPHERE_PRESETS[name]
-    plan = converter.FORMAT.plan(SPHERE_PRESETS[name], shapes, name)
+    shapes = Shapes({key: tuple(shape) for key, shape in keys.items()})
+    assert converter.make_config(shapes) == SPHERE_PRESETS[name]
+    plan = converter.FORMAT.plan(SPHERE_PRESETS[name], shapes)
     assert len(plan) == len(converter.FORMAT.parameters(shapes))
 
 
@@ -234,8 +235,9 @@ def test_published_names(name):
 def whole_file(tmp_path_factory):
     """A checkpoint as it is published: the backbone, the head and the autoencoder in one file."""
     state = {}
-    for part in ("ar", "vae"):
-        state |= open_source(GOLDEN / f"sphere_tiny2_{part}.pth").tensors
+    for part, prefix in (("ar", ""), ("vae", "vae.")):
+        tensors = open_source(GOLDEN / f"sphere_tiny2_{part}.pth").tensors
+        state |= {prefix + name: tensor for name, tensor in tensors.items()}
     lying = {key: torch_writer.tensor(np.asarray(value.numpy(), np.float32)) for key, value in state.items()}
     path = tmp_path_factory.mktemp("sphere") / "tiny.pth"
     torch_writer.write(path, {"model": torch_writer.ordered_dict(lying), "epochs": 1})
@@ -247,7 +249,7 @@ def test_convert_describe_generate(whole_file, tmp_path, capsys):
     """The autoencoder of the file is put beside the model, and used."""
     out = tmp_path / "model"
     assert main(["convert", str(whole_file), str(out), "--heads", "2", "--steps", "3"]) == 0
-    model = models.load(out)
+    model = hub.load(out)
     assert model.config.respacing == "flow3" and model.config.vae_stride == 8
     expected = load("sphere_tiny2")[1]
     jax.tree.map(np.testing.assert_array_equal, model.params, expected)
@@ -262,7 +264,7 @@ def test_convert_describe_generate(whole_file, tmp_path, capsys):
         assert made["arr_0"].shape == (2, 24, 24, 3) and made["arr_0"].dtype == np.uint8
         np.testing.assert_allclose(np.linalg.norm(made["tokens"], axis=-1), 8**0.5, rtol=1e-5)
     report = json.loads((folder / "report.json").read_text())
-    assert report["lossless"] and report["sequential"]["target_head"] == 9 * 4
+    assert report["lossless"] and report["calls"]["head"]["sequential"] == 9 * 4
 
 
 @pytest.mark.slow
@@ -273,7 +275,7 @@ def test_whole_generations_with_speculation():
     options = ImageOptions(cfg=3.0, respacing=50, denoise=ChainSpeculation((8,)))
     tokens, info = generate(jax.random.key(0), model, [0, 1, 2], options=options)
     np.testing.assert_allclose(jnp.linalg.norm(tokens, axis=-1), 8**0.5, rtol=1e-5)
-    assert info.sequential.target_head < 0.5 * 9 * 51 and info.truncated == 0 and info.exactness.lossless
+    assert info.calls["head"].sequential < 0.5 * 9 * 51 and info.exact
 
 
 @pytest.mark.parametrize(
@@ -293,7 +295,7 @@ def test_a_wrong_tensor_is_named():
     config = make_config(source, Options(heads=(2,)))
     wrong = {name: tensor for name, tensor in source.tensors.items() if name != "emb_norm.weight"}
     with pytest.raises(UserError, match=r"emb_norm\.weight"):
-        converter.FORMAT.convert(config, wrong, "tiny")
+        converter.FORMAT.convert(config, wrong)
     source.tensors["layers.0.extra"] = source.tensors["emb_norm.weight"]
     with pytest.raises(UserError, match=r"layers\.0\.extra"):
         check(source, config)
@@ -303,6 +305,6 @@ def test_the_model_s_own_guidance_and_order():
     network, params, _ = load("sphere_tiny2")
     model = models.ImageModel("tiny", network, params)
     asked = ImageOptions(cfg=3.0, respacing=5, denoise=ChainSpeculation((4,)))
-    options = plan.check(model, [0, 1], options=asked).options
+    options = settle(model, Plain(), asked, 2)
     assert options.cfg_schedule == RISING and options.respacing == "flow5"
     assert [group.start for group in options.groups(9)] == list(range(9))

@@ -20,16 +20,17 @@ import torch_writer
 from safetensors.numpy import save_file
 
 import cspd_jax
+from cspd_jax import hub, models
 from cspd_jax.__main__ import main
+from cspd_jax.check import UserError
 from cspd_jax.converters import sphere_vae as converter
+from cspd_jax.converters._tables import Shapes
 from cspd_jax.converters.source import convert, make_config, open_source
 from cspd_jax.converters.torch_file import open_checkpoint
-from cspd_jax.errors import UserError
 from cspd_jax.image import pixels
-from cspd_jax.networks import power_spherical, sphere_layers, sphere_vae
-from cspd_jax.networks.sphere_config import SphereVAEConfig
-from cspd_jax.weights import models
-from cspd_jax.weights.models import ImageModel
+from cspd_jax.models import ImageModel
+from cspd_jax.networks import sphere_layers, sphere_vae
+from cspd_jax.networks.config import SphereVAEConfig
 
 GOLDEN = Path(__file__).parents[1] / "golden_causal"
 FILE = GOLDEN / "sphere_tiny2_vae.pth"
@@ -59,9 +60,10 @@ def find(name):
 def load(file):
     """(config, parameters) of the tensors vae.*"""
     tree = open_checkpoint(file)
-    tensors = {n: t for n, t in tree.get("ema", tree["model"]).items() if n.startswith("vae.")}
-    config = converter.make_config({n: t.shape for n, t in tensors.items()}, str(file))
-    return config, converter.FORMAT.convert(config, tensors, str(file))
+    state = tree.get("ema", tree["model"]).items()
+    tensors = {n.removeprefix("vae."): tensor for n, tensor in state if n.startswith("vae.")}
+    config = converter.make_config(Shapes({n: tensor.shape for n, tensor in tensors.items()}))
+    return config, converter.FORMAT.convert(config, tensors)
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -136,10 +138,10 @@ def test_published_names_and_shapes(published, size, monkeypatch):
     monkeypatch.setattr(converter.FORMAT, "wanted", lambda *_: published)  # it takes a second each time
     description = json.loads((GOLDEN / f"sphere_{size}_keys.json").read_text())
     keys = dict(description["keys"])
-    shapes = {name: tuple(shape) for name, shape in keys.items() if name.startswith("vae.")}
-    config = converter.make_config(shapes, "file")
+    shapes = Shapes({n.removeprefix("vae."): tuple(s) for n, s in keys.items() if n.startswith("vae.")})
+    config = converter.make_config(shapes)
     assert config == SphereVAEConfig() and config.stride == 16 and config.heads == 8
-    plan = converter.FORMAT.plan(config, shapes, "file")
+    plan = converter.FORMAT.plan(config, shapes)
     assert {e.name: e.source_shape for e in plan} == converter.FORMAT.parameters(shapes)
     assert len(plan) == len(shapes) - 2
     numbers = description["parameters"]
@@ -153,25 +155,25 @@ def test_values_land_where_they_belong():
     )
     assert all(leaf.dtype == np.float32 and leaf.flags.c_contiguous for leaf in jax.tree.leaves(params))
     tensors = open_source(FILE).tensors
-    first = tensors["vae.encoder.patchify.0.net.0.block.2.weight"]
+    first = tensors["encoder.patchify.0.net.0.block.2.weight"]
     assert first.shape == (16, 64, 3, 3) and first.strides == (576, 1, 192, 64)  # channels last
     assert first.dtype == np.float16
     raw = np.fromfile(FILE, np.float16, 16 * 576, offset=first.storage.start)
     kernel = params["encoder"]["patchify_0"]["block_2"]["kernel"]
     assert kernel[2, 1, 5, 7] == raw[7 * 576 + 2 * 192 + 1 * 64 + 5]
-    up = tensors["vae.decoder.unpatchify.1.net.2.block.2.weight"].numpy()
+    up = tensors["decoder.unpatchify.1.net.2.block.2.weight"].numpy()
     kernel = params["decoder"]["unpatchify_2"]["block_2"]["kernel"]
     assert (
         up.shape == (16, 64, 4, 4) and kernel.shape == (4, 4, 64, 16) and kernel[3, 1, 9, 2] == up[2, 9, 3, 1]
     )
-    registers = tensors["vae.decoder.register_token.weight"].numpy()
+    registers = tensors["decoder.register_token.weight"].numpy()
     np.testing.assert_array_equal(params["decoder"]["register_token"], registers)
 
 
 def small_state(prefix="vae.", scale=1.0):
     rng = np.random.default_rng(0)
-    plan = converter.FORMAT.wanted(SMALL, prefix=prefix)
-    state = {e.name: np.float32(scale * rng.standard_normal(e.source_shape)) for e in plan}
+    plan = converter.FORMAT.wanted(SMALL)
+    state = {prefix + e.name: np.float32(scale * rng.standard_normal(e.source_shape)) for e in plan}
     return {**state, f"{prefix}encoder.freqs_cis": np.zeros((2 + 9, 32, 2), np.float32)}
 
 
@@ -235,10 +237,10 @@ def test_a_file_becomes_an_autoencoder(tmp_path, capsys):
         assert converted[field] == source[field]
     assert converted["kind"] == "svae" and converted["config"]["channels"] == [64, 16, 16, 128]
     with pytest.raises(UserError, match="is a checkpoint of kind svae; the model must be of kind mar"):
-        cspd_jax.load(tmp_path / "vae")
+        cspd_jax.load(tmp_path / "vae", of=models.ImageModel)
     with pytest.raises(UserError, match="autoencoder must be of kind kl16 or flux or svae"):
-        cspd_jax.load_vae(models.shipped_folder("default"))
-    vae = cspd_jax.load_vae(tmp_path / "vae")
+        cspd_jax.load(hub.shipped_folder("default"), of=models.VAE)
+    vae = cspd_jax.load(tmp_path / "vae")
     jax.tree.map(np.testing.assert_array_equal, vae.params, load(FILE)[1])
     recorded = np.load(GOLDEN / "sphere_tiny2_vae.npz")
     tokens, wanted = recorded["gen/cfg1_n5/latents"], recorded["gen/cfg1_n5/image_u8"]
@@ -274,9 +276,9 @@ def test_power_spherical_law(where):
     errors in six numbers). The control, a concentration of 4 instead of 3.5, is refused.
     """
     mu, kappa, m = jnp.asarray(DIRECTIONS[where]), 3.5, 4
-    sampled = jax.jit(power_spherical.sample_posterior)
-    many = jnp.broadcast_to(mu, (DRAWS, m)), jnp.full(DRAWS, kappa)
-    draws = np.asarray(sampled(jax.random.key(0), *many), np.float64) / math.sqrt(m)
+    many = sphere_vae.Posterior(jnp.broadcast_to(mu, (DRAWS, m)), jnp.full(DRAWS, kappa))
+    sampled = jax.jit(lambda key: sphere_vae.sample(many, key=key))(jax.random.key(0))
+    draws = np.asarray(sampled, np.float64) / math.sqrt(m)
     np.testing.assert_allclose(np.linalg.norm(draws, axis=-1), 1, atol=1e-5)
     along = draws @ np.asarray(mu, np.float64)
     beta = (m - 1) / 2
@@ -301,7 +303,8 @@ def test_kl_against_an_integral(dim):
     uniform = scipy.stats.beta.logpdf(z, beta, beta)
     posterior = [scipy.stats.beta.logpdf(z, kappa + beta, beta) for kappa in kappas]
     wanted = [np.mean(np.exp(log) * (log - uniform)) for log in posterior]
-    np.testing.assert_allclose(power_spherical.kl(jnp.asarray(kappas), dim), wanted, rtol=1e-4, atol=1e-5)
+    given = sphere_vae.Posterior(jnp.zeros((3, dim)), jnp.asarray(kappas))
+    np.testing.assert_allclose(sphere_vae.kl_divergence(given), wanted, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.slow

@@ -150,4 +150,4 @@ def test_where_the_others_are(capsys):
 
     for where in ("here", "host:1", "host:1,2", "host:x,0"):
         assert main(["--distributed", where, "info", "default"]) == 2
-        assert "--distributed" in capsys.readouterr().err
+        assert f"--distributed {where} is neither auto nor HOST" in capsys.readouterr().err

@@ -3,6 +3,8 @@ Algorithms import neither networks nor weights."""
 
 import ast
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import import_graph
@@ -10,19 +12,24 @@ import pytest
 
 # From the bottom up.
 LAYERS = (
-    "errors", "_utils", "diffusion", "coupling", "keys", "parallel", "networks", "converters", "weights",
-    "image", "text", "masked", "training", "reports", "cli", "tools",
+    "check", "_utils", "measure", "info", "diffusion", "coupling", "keys", "parallel",
+    "networks", "models", "language_models", "sampling", "tokenizers", "image", "text", "masked",
+    "converters", "weights", "hub", "training", "reports", "cli", "tools",
 )  # fmt: skip
-NOT_BELOW = {("text", "image"), ("masked", "image")}  # families know nothing of one another
+NOT_BELOW = {
+    ("text", "image"),
+    ("masked", "image"),
+    ("masked", "text"),
+}  # families know nothing of one another
 ALGORITHMS = tuple(
     f"cspd_jax.{name}"
     for name in (
-        "coupling", "diffusion", "image.bound", "image.chain.speculation", "image.chain.drafters",
-        "image.lossy", "image.options", "image.released", "image.rounds", "image.sampler", "text.rounds",
+        "coupling", "diffusion", "image.bound", "image.chain", "image.drafters", "image.lossy",
+        "image.options", "image.paper", "image.released", "image.rounds", "image.sampler", "text.rounds",
         "text.rules", "text.trees.rounds", "masked.stepwise", "masked.speculative",
     )
 )  # fmt: skip
-TABU = ("cspd_jax.networks", "cspd_jax.weights")
+TABU = ("cspd_jax.networks", "cspd_jax.weights", "cspd_jax.hub")
 
 PACKAGE = Path(__file__).parents[2] / "cspd_jax"
 EDGES = import_graph.graph(late=True, types=True)
@@ -68,16 +75,35 @@ def test_functions_are_small():
 
 
 def test_keys_of_seeds_are_made_in_one_place():
-    """`jax.random.key` asks which generator is the default; a function whose shapes alone count may, too."""
+    """`jax.random.key` asks which generator is the default; where shapes alone count, it may, too."""
     making = re.compile(r"random\.(key|PRNGKey)\(.*")
     found = {
         (path.relative_to(PACKAGE).as_posix(), made[0])
         for path in PACKAGE.rglob("*.py")
         for made in making.finditer(re.sub(r'""".*?"""', "", path.read_text(encoding="utf-8"), flags=re.S))
     }
-    shapes = {made for made in found if made[0].startswith("networks/") and made[1] == "random.key(0)))"}
-    names = {path for path, _ in found - shapes}
-    assert names == {"keys.py"} and len(shapes) > 3, names
+    names = {path for path, _ in found - {("networks/layers.py", "random.key(0)))")}}
+    assert names == {"keys.py"}, names
+
+
+@pytest.mark.parametrize(
+    "wanted, most",
+    [
+        ("from cspd_jax.image import compare, fastest, generate, sample, stream", 45),
+        ("import cspd_jax.text", 35),
+        ("import cspd_jax.masked", 35),
+    ],
+)
+def test_a_family_loads_no_formats_and_few_modules(wanted, most):
+    code = (
+        f"import sys; {wanted};"
+        "print(*(name for name in sys.modules if name.split('.')[0] in"
+        " ('cspd_jax', 'orbax', 'safetensors', 'torch', 'tokenizers', 'huggingface_hub')))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.split()) - {"cspd_jax.networks", "cspd_jax.networks.quantised"}
+    assert all(name.startswith("cspd_jax") for name in loaded) and 20 < len(loaded) <= most
+    assert not [name for name in loaded if name.startswith(TABU)]
 
 
 def test_every_folder_is_a_layer():
@@ -86,11 +112,11 @@ def test_every_folder_is_a_layer():
 
 def test_an_import_upwards_is_found():
     """The negative control of the tests above."""
-    assert not is_below("tools", "cli") and not is_below("image", "text") and is_below("text", "masked")
+    assert not is_below("tools", "cli") and not is_below("image", "text") and is_below("keys", "masked")
     assert import_graph.cycle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c"]
     source = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from cspd_jax.image import sampler\n"
     known = import_graph.modules()
-    path = import_graph.ROOT / "cspd_jax" / "errors.py"
+    path = import_graph.ROOT / "cspd_jax" / "check.py"
 
     class Invented:
         def read_text(self, encoding):

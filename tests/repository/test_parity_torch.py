@@ -69,6 +69,7 @@ def test_whole_generation(change, num_iter, cfg, temperature):
             cfg=cfg,
             temperature=temperature,
             prefix_buckets=4,
+            final_noise=False,
         ),
         order=jnp.asarray(orders[:, ::-1].copy()),
         noise=jnp.asarray(noise),

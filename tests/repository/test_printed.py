@@ -19,12 +19,11 @@ import jax
 import pytest
 from printed_files import GIVEN
 
-from cspd_jax import weights
-from cspd_jax.__main__ import main, make_parser
+from cspd_jax import hub, weights
+from cspd_jax.cli import main, make_parser, parser_of
 from cspd_jax.networks.registry import kind_name
 from cspd_jax.training import presets
 from cspd_jax.training.data.text import Document
-from cspd_jax.weights import models
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -141,7 +140,8 @@ def test_commands_are_understood():
         for words in block.commands() if block.language == "sh" else ():
             assert block.why_not or words[0] == "cspd-jax" or is_elsewhere(words), f"{block.name}: {words}"
             if "cspd-jax" in words and words[0] != "cd":
-                make_parser().parse_args(words[words.index("cspd-jax") + 1 :])
+                asked = make_parser().parse_args(words[words.index("cspd-jax") + 1 :])
+                parser_of(asked.command)[1].parse_args(asked.arguments)
                 count += 1
     assert count > 50
 
@@ -150,7 +150,7 @@ def test_commands_are_understood():
 def toys(tmp_path_factory) -> Path:
     """The models of the package, each as narrow as the toy of its name in benchmarks/."""
     folder = tmp_path_factory.mktemp("shipped")
-    for names, load in ((models.DEFAULTS, _toy().load), (models.TEXT_DEFAULTS, _toy().load_text)):
+    for names, load in ((hub.DEFAULTS, _toy().load), (hub.TEXT_DEFAULTS, _toy().load_text)):
         for name, place in names.items():
             model = load(name)
             kind = "lm" if load is _toy().load_text else kind_name(model.config)
@@ -172,7 +172,7 @@ def small(toys, tmp_path, monkeypatch) -> Path:
     """A folder to be in, in which everything is tiny."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(models, "_SHIPPED", toys)
+    monkeypatch.setattr(hub, "_SHIPPED", toys)
     monkeypatch.setattr("cspd_jax.training.data.text.documents", lambda: CORPUS)
     for named in (presets.PRESETS, presets.TEXT_PRESETS):
         for name, run in named.items():

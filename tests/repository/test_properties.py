@@ -19,8 +19,9 @@ from test_token_speculation import MODEL, noise_of, p_value
 
 from cspd_jax import masked, text
 from cspd_jax.image import rounds, sampler
-from cspd_jax.image.chain.speculation import ChainSpeculation
-from cspd_jax.image.rounds import PaperCriterion, PathCriterion, TokenSpeculation
+from cspd_jax.image.chain import ChainSpeculation
+from cspd_jax.image.paper import PaperCriterion
+from cspd_jax.image.rounds import PathCriterion, Speculation
 from cspd_jax.networks.lm import LM
 
 DRAFTS = {
@@ -74,7 +75,7 @@ def image_requests(draw):
     if draft == "near" and draw(st.booleans()):
         criterion = PaperCriterion(sigma=False, align=draw(st.booleans()))
     adapt, prefill = draw(st.sampled_from([None, 0.3])), draw(st.sampled_from([0.0, 0.4]))
-    request["speculation"] = TokenSpeculation(criterion, draw(st.integers(1, 7)), adapt, prefill)
+    request["speculation"] = Speculation(criterion, draw(st.integers(1, 7)), adapt, prefill)
     if DRAFTS[draft] is not None:
         request["draft"] = DRAFTS[draft]
     return request
@@ -86,10 +87,7 @@ def check_images(request):
     assert np.isfinite(noise).all() and np.all(np.any(np.asarray(found.tokens) != 0, axis=-1))
     assert p_value(noise) > FALSE_ALARM
     if "speculation" in request:
-        counts = found.counts
-        assert counts.truncated == 0 and not np.any(found.accepted & ~np.asarray(found.tested))
-        assert np.asarray(found.accepted).sum() == counts.accepted.sum() <= counts.tested.sum()
-        assert np.asarray(found.tested).sum() == counts.tested.sum()
+        assert not np.any(found.counts.target.truncated) and np.all(np.abs(found.marks) <= 8)
 
 
 @pytest.mark.slow
@@ -138,7 +136,7 @@ def check_text(request):
         options = text.Options(**request)
         tokens, info = text.generate(key, (lm, params), prompts, drafter, options)
         plainly, of_plain = text.generate(key, (lm, params), prompts, None, options)
-    tokens, lengths = np.asarray(tokens), np.asarray(info.lengths)
+    tokens, lengths = np.asarray(tokens), np.asarray(info.trace.lengths)
     for row, (n, prompt) in enumerate(zip(prompts.lengths, prompts.tokens)):
         end, limit = lengths[row], n + request["max_new_tokens"][row]
         np.testing.assert_array_equal(tokens[row, :n], prompt[:n])
@@ -146,9 +144,9 @@ def check_text(request):
         stops = np.flatnonzero(np.isin(new, request["stop_ids"]))
         assert end == limit if not len(stops) else stops[0] == len(new) - 1  # it ends where it must
         assert not tokens[row, end:].any() and np.all((new >= 0) & (new < 11))
-    np.testing.assert_array_equal(info.new_tokens, lengths - prompts.lengths)
-    assert np.all(info.accepted <= info.tested) and np.all(info.tested <= info.drafted)
-    assert np.all(info.rounds <= np.maximum(of_plain.rounds, info.new_tokens))
+    np.testing.assert_array_equal(info.made, lengths - prompts.lengths)
+    assert np.all(info.accepted <= info.tested) and np.all(np.sum(info.tested, axis=1) <= info.trace.drafted)
+    assert np.all(info.rounds <= np.maximum(of_plain.rounds, info.made))
     if request["temperature"] == 0 or request["rule"] == "match":
         np.testing.assert_array_equal(tokens, plainly)
 
@@ -186,8 +184,8 @@ def check_masked(request):
         stepwise, _ = masked.generate(key, model, prompts, masked.Stepwise(), options)
     np.testing.assert_array_equal(tokens, stepwise)
     places = request["max_new_tokens"]
-    assert np.all(np.sort(info.steps, axis=1) == np.arange(places))  # every place once
-    assert np.all(np.asarray(tokens) != MASK) and info.passes >= 1
+    assert np.all(np.sort(info.trace.steps, axis=1) == np.arange(places))  # every place once
+    assert np.all(np.asarray(tokens) != MASK) and info.sequential >= 1
 
 
 @pytest.mark.slow

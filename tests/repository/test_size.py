@@ -18,11 +18,17 @@ RECORDED = Path(__file__).with_name("size.json")
 ROOMS = {
     "coupling, diffusion, keys": (("coupling", "diffusion", "keys.py"), 1600),
     "image": (("image",), 4300),
-    "text": (("text",), 2300),
+    "text": (("text", "sampling.py", "language_models.py"), 2300),
     "masked": (("masked",), 1450),
     "networks": (("networks",), 3200),
-    "weights": (("weights",), 650),
-    "_utils, parallel, top level": (("_utils", "parallel", "errors.py", "__init__.py"), 700),
+    "models, weights, hub, tokenizers": (
+        ("models.py", "weights.py", "hub.py", "tokenizers.py"),
+        650,
+    ),
+    "_utils, parallel, top level": (
+        ("_utils", "check.py", "info.py", "measure.py", "parallel.py", "__init__.py"),
+        700,
+    ),
     "converters": (("../converters",), 2100),
     "training": (("training",), 2300),
     "cli, reports, tools": (("cli", "reports", "tools", "__main__.py"), 2400),

@@ -10,8 +10,8 @@ import text_models
 
 import cspd_jax
 from cspd_jax import text
-from cspd_jax.networks.cpu_matmul import by_outputs
 from cspd_jax.networks.lm import LM
+from cspd_jax.networks.products import by_outputs
 from cspd_jax.text.generation import prepare
 
 GAMMA, NEW, ROWS = 4, 40, 12
@@ -53,7 +53,7 @@ def test_the_same_texts(model, draft, how):
         drafted, info = texts(model, True, drafter, **how)
         plain, _ = texts(model, True, None, **how)
         np.testing.assert_array_equal(drafted, plain)
-        assert int(info.drafts.accepted.sum()) > 0
+        assert int(info.accepted.sum()) > 0
 
 
 def test_texts_part_without_it(model, draft):
@@ -75,7 +75,7 @@ def test_passes_that_would_be_packed(model, draft):
 
 def test_plain_decoding_without_drafts_costs_the_same_passes(model):
     _, info = texts(model, True, None)
-    assert int(info.calls.target_passes) == NEW and int(info.drafts.tested.sum()) == 0
+    assert int(info.calls["target"].sequential) == NEW and int(info.tested.sum()) == 0
     inputs = prepare(None, model, [[1]], None, text.Options(gamma=GAMMA, exact_bits=True))
     assert inputs.max_gamma == GAMMA and inputs.drafter is None
 
@@ -86,12 +86,12 @@ def test_the_published_model(tmp_path):
     import real_lm
 
     from cspd_jax.__main__ import main
+    from cspd_jax.tokenizers import load_tokenizer
     from cspd_jax.training.data.text import documents
-    from cspd_jax.weights.tokenizers import load_tokenizer
 
     assert (file := real_lm.find()) is not None, f"needs the package {real_lm.PACKAGE}"
     assert main(["convert", str(file), str(tmp_path / "smol")]) == 0
-    smol = cspd_jax.load_text(tmp_path / "smol")
+    smol = cspd_jax.load(tmp_path / "smol")
     tokenizer = load_tokenizer(smol)
     begun = [tokenizer.encode(d.text[:200]) for d in documents() if len(d.text) > 200]
     prompts = [ids[:32] for ids in begun if len(ids) >= 32][:50]  # of one length: two programs for each batch

@@ -27,6 +27,10 @@ WIDTHS, STEPS = (2, 2, 1), 6  # of the draft trees, and of the schedules
 ROWS, LONGEST, NEW, MAX_GAMMA, FIXED = 6, 6, 13, 5, 2  # FIXED is the row whose neighbours change
 
 
+def rows_of(calls):
+    return sum(of.rows for of in calls.values())
+
+
 @dataclasses.dataclass(frozen=True)
 class TextCase:
     """Without a drafter this is plain decoding. filtered: by top-k and top-p."""
@@ -69,47 +73,47 @@ class TextCase:
 
     def settled(self, output) -> np.ndarray:
         """Which tokens of a stream will not change any more."""
-        return np.arange(output.tokens.shape[1]) < np.asarray(output.info.lengths)[:, None]
+        return np.arange(output.tokens.shape[1]) < np.asarray(output.info.trace.lengths)[:, None]
 
     def check_length_of_stream(self, rounds, info):
-        assert len(rounds) == info.calls.target_passes == info.rounds.max()
+        assert len(rounds) == info.calls["target"].sequential == info.rounds.max()
         for before, after in itertools.pairwise(rounds):
-            done = before.info.lengths == info.lengths
-            assert np.all((after.info.lengths > before.info.lengths) | done)
+            done = before.info.trace.lengths == info.trace.lengths
+            assert np.all((after.info.trace.lengths > before.info.trace.lengths) | done)
 
     def check_counts(self, arguments, tokens, info):
-        lengths, marks = arguments[2].lengths, np.asarray(info.marks)
+        lengths, marks = arguments[2].lengths, np.asarray(info.trace.marks)
         count = lambda *kinds: np.count_nonzero(np.isin(marks, kinds), axis=1)
-        np.testing.assert_array_equal(info.new_tokens, info.lengths - lengths)
-        np.testing.assert_array_equal(count(ACCEPTED), info.accepted)
-        np.testing.assert_array_equal(count(CORRECTED), info.tested - info.accepted)
-        last = marks[np.arange(ROWS), np.asarray(info.lengths) - 1]
-        stopped_in_draft = np.asarray(info.stopped) & (last == ACCEPTED)
+        np.testing.assert_array_equal(info.made, info.trace.lengths - lengths)
+        np.testing.assert_array_equal(count(ACCEPTED), info.accepted.sum(axis=1))
+        np.testing.assert_array_equal(count(CORRECTED), np.sum(info.tested - info.accepted, axis=1))
+        last = marks[np.arange(ROWS), np.asarray(info.trace.lengths) - 1]
+        stopped_in_draft = np.asarray(info.trace.stopped) & (last == ACCEPTED)
         np.testing.assert_array_equal(count(CORRECTED, BONUS, PLAIN) + stopped_in_draft, info.rounds)
         for row, n in enumerate(lengths):
-            assert not marks[row, :n].any() and marks[row, n : info.lengths[row]].all()
-        assert info.tokens_per_pass == pytest.approx(info.new_tokens.sum() / info.rounds.sum())
-        calls, drafts = info.calls, {None: 0, "tree": 2 + 4 + 4}.get(self.drafter, MAX_GAMMA)
-        assert calls.target_rows == ROWS * (drafts + 1) * calls.target_passes
+            assert not marks[row, :n].any() and marks[row, n : info.trace.lengths[row]].all()
+        drafts = {None: 0, "tree": 2 + 4 + 4}.get(self.drafter, MAX_GAMMA)
+        (passes, rows), (draft_passes, draft_rows) = info.calls["target"], info.calls["draft"]
+        assert rows == ROWS * (drafts + 1) * passes
         if self.drafter is None:
             assert set(np.unique(marks)) == {0, PLAIN} and info.acceptance is None
-            assert info.tokens_per_pass == 1 and calls.draft_passes == calls.draft_rows == 0
+            assert info.made.sum() == info.rounds.sum() and draft_passes == draft_rows == 0
             return
-        assert np.all(info.drafted >= info.tested) and 0.1 < info.acceptance < 0.9
-        assert info.tested_at[0] == info.rounds.sum() - count(PLAIN).sum()
-        for by_row, by_position in ((info.tested, info.tested_at), (info.accepted, info.accepted_at)):
-            assert by_row.sum() == by_position.sum() and np.all(np.diff(by_position) <= 0)
+        assert np.all(info.trace.drafted >= info.tested.sum(axis=1)) and 0.1 < info.acceptance < 0.9
+        assert info.tested[:, 0].sum() == info.rounds.sum() - count(PLAIN).sum()
+        for flags in (info.tested, info.accepted):
+            assert np.all(np.diff(flags.sum(axis=0)) <= 0)
         if self.drafter == "lookup":
-            assert calls.draft_passes == calls.draft_rows == 0
+            assert draft_passes == draft_rows == 0
         elif self.drafter == "tree":  # a level is a pass, and the last one is not read
-            assert calls.draft_passes == len(WIDTHS) * calls.target_passes
-            assert calls.draft_rows == ROWS * (2 + 2 + 4) * calls.target_passes
+            assert draft_passes == len(WIDTHS) * passes
+            assert draft_rows == ROWS * (2 + 2 + 4) * passes
         elif self.drafter == "head":  # the first pass of a round reads what the last one may have added
-            first = ROWS * (MAX_GAMMA + 1) * calls.target_passes
-            assert calls.draft_rows == first + ROWS * (calls.draft_passes - calls.target_passes)
+            first = ROWS * (MAX_GAMMA + 1) * passes
+            assert draft_rows == first + ROWS * (draft_passes - passes)
         else:
-            assert calls.target_passes <= calls.draft_passes <= MAX_GAMMA * calls.target_passes
-            assert calls.draft_rows == ROWS * (calls.draft_passes + calls.target_passes)  # see ModelDrafter
+            assert passes <= draft_passes <= MAX_GAMMA * passes
+            assert draft_rows == ROWS * (draft_passes + passes)  # see ModelDrafter
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,7 +125,6 @@ class MaskedCase:
     cached: bool = False
     sampled: bool = False
     guidance: float | None = None
-    accept_top_k: int | None = None
     family = masked
 
     def arguments(self, seed: int) -> tuple:
@@ -132,7 +135,7 @@ class MaskedCase:
         tokens[FIXED], lengths[FIXED], gamma[FIXED] = [5, 9, 2, 7, 0, 0], 4, 4
         config = dataclasses.replace(masked_models.CONFIGS[self.model], depth=1)
         methods = {
-            "ssd": masked.SelfSpeculation(gamma, MAX_GAMMA, self.accept_top_k),
+            "ssd": masked.SelfSpeculation(gamma, MAX_GAMMA),
             "stepwise": masked.Stepwise(),
             "schedule": masked.Schedule(STEPS),
         }
@@ -151,32 +154,32 @@ class MaskedCase:
         return np.asarray(output.tokens) != MASK
 
     def check_length_of_stream(self, rounds, info):
-        assert len(rounds) >= np.max(info.rounds) + 1
+        assert len(rounds) >= np.max(info.trace.rounds) + 1
         if not self.cached:  # with a cache, rows wait for each other
-            assert len(rounds) == np.max(info.rounds) + 1
+            assert len(rounds) == np.max(info.trace.rounds) + 1
 
     def check_counts(self, arguments, tokens, info):
         assert np.all(np.asarray(tokens) < MASK)
         calls = info.calls
         if self.method == "schedule":
-            assert info.passes == STEPS and calls.rows == ROWS * info.passes
+            assert info.sequential == STEPS and rows_of(calls) == ROWS * STEPS
         else:
             in_order = np.tile(np.arange(PLACES), (ROWS, 1))
-            np.testing.assert_array_equal(np.sort(info.steps, axis=1), in_order)
+            np.testing.assert_array_equal(np.sort(info.trace.steps, axis=1), in_order)
         if self.method != "ssd":
-            assert info.drafts is None and info.acceptance is None
-            assert calls.rows == ROWS * info.passes
-            np.testing.assert_array_equal(info.rounds, info.steps)
+            assert info.acceptance is None
+            assert rows_of(calls) == ROWS * info.sequential
+            np.testing.assert_array_equal(info.trace.rounds, info.trace.steps)
             return
-        drafts, texts = info.drafts, MAX_GAMMA + 1 if not self.cached else min(MAX_GAMMA, 3) + 1
-        assert np.all(drafts.accepted <= drafts.tested) and info.tested_at.sum() == drafts.tested.sum()
-        certain = drafts.rounds.sum()  # one move of every round
-        assert certain + drafts.accepted.sum() == ROWS * PLACES
-        np.testing.assert_array_equal(np.max(info.rounds, axis=1) + 1, drafts.rounds)
-        assert info.acceptance == drafts.accepted.sum() / drafts.tested.sum()
-        assert info.passes == calls.whole_passes + calls.block_passes <= PLACES
-        single, halves = (calls.whole_passes if self.cached else 1), 1 if self.guidance is None else 2
-        assert calls.rows == halves * ROWS * (single + (info.passes - single) * texts)
+        texts = MAX_GAMMA + 1 if not self.cached else min(MAX_GAMMA, 3) + 1
+        assert np.all(info.accepted <= info.tested)
+        certain = info.rounds.sum()  # one move of every round
+        assert certain + info.accepted.sum() == ROWS * PLACES
+        np.testing.assert_array_equal(np.max(info.trace.rounds, axis=1) + 1, info.rounds)
+        assert info.acceptance == info.accepted.sum() / info.tested.sum()
+        assert info.sequential <= PLACES
+        single, halves = (calls["whole"].sequential if self.cached else 1), 1 if self.guidance is None else 2
+        assert rows_of(calls) == halves * ROWS * (single + (info.sequential - single) * texts)
 
 
 ADAPTED = (("draft_cost", 0.1), ("confidence", 0.3), ("stop_ids", (4,)))
@@ -194,7 +197,6 @@ CASES = {
     "masked, ssd": MaskedCase(sampled=True),
     "masked, ssd, cached": MaskedCase(cached=True, sampled=True),
     "masked, ssd, Dream, cached, guided": MaskedCase(model="dream", cached=True, guidance=0.7),
-    "masked, ssd, top-k": MaskedCase(accept_top_k=3),
     "masked, stepwise": MaskedCase("stepwise", sampled=True),
     "masked, stepwise, cached": MaskedCase("stepwise", cached=True, sampled=True),
     "masked, schedule": MaskedCase("schedule", sampled=True),
@@ -207,7 +209,6 @@ SLOW = (
     "text, block, lookup",
     "text, greedy, tree",
     "masked, ssd, cached",
-    "masked, ssd, top-k",
     "masked, stepwise",
     "masked, schedule, Dream",
 )
@@ -244,7 +245,8 @@ def test_a_row_does_not_depend_on_its_neighbours(case):
     seen = []
     for seed in range(4):
         output = generate(case, seed)
-        of_rows = output._replace(info=output.info._replace(calls=None))  # calls are of the whole batch
+        info = dataclasses.replace(output.info, calls={})  # which are of the whole batch
+        of_rows = output._replace(info=info)
         seen.append(jax.tree.map(lambda a: np.asarray(a)[FIXED], of_rows))
         jax.tree.map(np.testing.assert_array_equal, seen[-1], seen[0])
     others = [np.delete(np.asarray(generate(case, seed).tokens), FIXED, axis=0) for seed in (0, 1)]

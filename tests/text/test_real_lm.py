@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 import real_lm
 
+from cspd_jax import hub
 from cspd_jax.__main__ import main
 from cspd_jax.networks.lm import LM
 from cspd_jax.networks.quantised import quantise
 from cspd_jax.text import Options, PromptLookup, generate
-from cspd_jax.weights import models
-from cspd_jax.weights.tokenizers import load_tokenizer, read_tokenizer
+from cspd_jax.tokenizers import load_tokenizer, read_tokenizer
 
 pytestmark = pytest.mark.real
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -45,7 +45,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def model(folder):
-    return models.load_text(folder)
+    return hub.load(folder)
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +142,7 @@ def test_sampled_tokens_are_not_grossly_wrong(model, tokenizer):
         jax.random.key(0), model, [prompt] * rows, (network, quantise(params, 4)),
         Options(gamma=2, temperature=temperature, top_k=kept, max_new_tokens=2, stop_ids=()),
     )  # fmt: skip
-    assert 0 < np.sum(np.asarray(info.drafts.accepted)) < np.sum(np.asarray(info.drafts.drafted))
+    assert 0 < np.sum(np.asarray(info.accepted)) < np.sum(np.asarray(info.trace.drafted))
     pairs = np.asarray(tokens)[:, len(prompt) : len(prompt) + 2]
 
     best = lambda row: np.argsort(-row)[:kept]

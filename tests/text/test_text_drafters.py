@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import text_models
 
+from cspd_jax.sampling import Sampling, noise_at
 from cspd_jax.text import DraftRequest, ModelDrafter, PromptLookup, Prompts
-from cspd_jax.text.sampling import Sampling, noise_at
 
 MAX_LEN, MOST = 24, 6
 

@@ -12,10 +12,10 @@ import pytest
 import text_models
 
 from cspd_jax import masked, text
-from cspd_jax.errors import UserError
+from cspd_jax.check import UserError
 from cspd_jax.keys import purpose_keys
+from cspd_jax.sampling import Purpose, noise_at
 from cspd_jax.text import ACCEPTED, BONUS, NONE, PLAIN, Options, generation, rules
-from cspd_jax.text.sampling import Purpose, noise_at
 
 RULES = ("google", "deepmind", "block", "match")
 LONGEST, NEW, MAX_GAMMA = 6, 14, 8
@@ -84,7 +84,7 @@ def test_greedy_is_plain_greedy(kind, batch):
         gamma = 1 + (np.arange(batch) + seed if seed % 2 else seed) % MAX_GAMMA
         tokens, info = generate(prompts, kind, rule=RULES[seed % 4], gamma=gamma)
         np.testing.assert_array_equal(tokens, plain)
-        np.testing.assert_array_equal(info.lengths, prompts.lengths + NEW)
+        np.testing.assert_array_equal(info.trace.lengths, prompts.lengths + NEW)
         seen.append(info)
     accepted, tested = (sum(getattr(info, name).sum() for info in seen) for name in ("accepted", "tested"))
     assert kind is None or 0.05 * tested < accepted < 0.9 * tested
@@ -122,7 +122,7 @@ def test_plain_sampling_draws_with_the_noise_of_each_position():
     plain = text_models.decode(*target(), *prompts, NEW, choose)
     tokens, info = generate(prompts, key=keys(8), **SAMPLED)
     np.testing.assert_array_equal(tokens, plain)
-    assert set(np.unique(info.marks)) == {NONE, PLAIN}
+    assert set(np.unique(info.trace.marks)) == {NONE, PLAIN}
 
 
 def test_one_key_for_all_rows():
@@ -155,7 +155,9 @@ def test_a_perfect_draft_is_always_accepted(rule):
     assert info.acceptance == 1 and not info.truncated.any()
     np.testing.assert_array_equal(info.rounds, 3)
     for row, n in enumerate(prompts.lengths):
-        np.testing.assert_array_equal(info.marks[row, n : n + 12], [ACCEPTED, ACCEPTED, ACCEPTED, BONUS] * 3)
+        np.testing.assert_array_equal(
+            info.trace.marks[row, n : n + 12], [ACCEPTED, ACCEPTED, ACCEPTED, BONUS] * 3
+        )
 
 
 @pytest.mark.quick("near")
@@ -174,10 +176,10 @@ def test_rows_end_where_they_must(kind):
         for row, (start, end) in enumerate(zip(prompts.lengths, ends)):
             stops = np.flatnonzero(np.isin(plain[row, start:end], (stop, stop + 1)))
             end = start + stops[0] + 1 if len(stops) else end
-            assert info.stopped[row] == (len(stops) > 0)
-            assert info.lengths[row] == end
+            assert info.trace.stopped[row] == (len(stops) > 0)
+            assert info.trace.lengths[row] == end
             np.testing.assert_array_equal(tokens[row, :end], plain[row, :end])
-            assert not np.any(tokens[row, end:]) and not np.any(info.marks[row, end:])
+            assert not np.any(tokens[row, end:]) and not np.any(info.trace.marks[row, end:])
 
 
 @pytest.mark.slow
@@ -187,7 +189,7 @@ def test_the_model_knows_where_a_text_ends():
     stop = int(plain[0, prompts.lengths[0] + 2])
     lm = text_models.model(11, padding=2, eos_ids=(stop,))
     tokens, info = text.generate(None, (lm, params), prompts, options=Options(max_new_tokens=NEW))
-    assert info.stopped[0] and tokens[0, info.lengths[0] - 1] == stop
+    assert info.trace.stopped[0] and tokens[0, info.trace.lengths[0] - 1] == stop
 
 
 @pytest.mark.slow
@@ -199,9 +201,9 @@ def test_each_row_adapts_to_its_own_acceptance():
         generate(prompts, kind, draft_cost=cost, **options).info
         for kind, cost in (("same", 0.15), ("far", 0.15), ("far", 0.0))
     )
-    assert right.drafted.min() >= NEW - 4 and right.rounds.max() <= 4
+    assert right.trace.drafted.min() >= NEW - 4 and right.rounds.max() <= 4
     assert wrong.acceptance < 0.5
-    assert wrong.drafted.sum() < 0.6 * free.drafted.sum()
+    assert wrong.trace.drafted.sum() < 0.6 * free.trace.drafted.sum()
 
 
 def test_nothing_is_drafted_without_confidence():
@@ -210,7 +212,7 @@ def test_nothing_is_drafted_without_confidence():
     whole, some, none = (
         generate(prompts, "near", confidence=limit, **options).info for limit in (0.0, 0.6, 1.0)
     )
-    assert whole.drafted.sum() > some.drafted.sum() > none.drafted.sum() == 0
+    assert whole.trace.drafted.sum() > some.trace.drafted.sum() > none.trace.drafted.sum() == 0
 
 
 def test_truncated_draws_are_counted(monkeypatch):
@@ -239,7 +241,7 @@ def test_inside_a_jitted_function():
 
     tokens, info = run(params, prompts, NEW, 3, 0.0, keys(4))
     np.testing.assert_array_equal(tokens, plain)
-    np.testing.assert_array_equal(info.new_tokens, NEW)
+    np.testing.assert_array_equal(info.made, NEW)
 
 
 def test_prompts_as_lists():
@@ -275,21 +277,3 @@ def test_only_causal_models_are_decoded():
     lm = text_models.model(11, causal=False)
     with pytest.raises(UserError, match="not causal"):
         text.generate(None, (lm, text_models.params(lm)), [[1]])
-
-
-@pytest.mark.parametrize("sampling", [{}, pytest.param(SAMPLED, marks=pytest.mark.slow)])
-def test_batches_give_the_texts_of_one_batch(sampling):
-    """Sorted by length, filled up, and put back in order; each text has its own key and its own numbers."""
-    target = text_models.model()
-    model = target, text_models.params(target)
-    prompts = [[1, 4, 3], [7], [2, 2, 5, 6, 1], [3, 1], [4] * 40]
-    options = Options(max_new_tokens=np.array([9, 3, 8, 1, 5]), gamma=2, stop_ids=(), **sampling)
-    asked = jax.random.key(5), model, prompts, text.PromptLookup(), options
-    whole, parts = text.generate(*asked), text.generate_batches(*asked, rows=2)
-    for i, length in enumerate(np.asarray(whole.info.lengths)):
-        np.testing.assert_array_equal(parts.tokens[i, :length], whole.tokens[i, :length])
-        np.testing.assert_array_equal(parts.info.marks[i, :length], whole.info.marks[i, :length])
-        assert not np.any(parts.tokens[i, length:])
-    np.testing.assert_array_equal(parts.info.lengths, whole.info.lengths)
-    np.testing.assert_array_equal(parts.info.drafts.accepted, whole.info.drafts.accepted)
-    assert parts.info.calls.target_passes > whole.info.calls.target_passes

@@ -11,7 +11,7 @@ import text_models
 from laws import FALSE_ALARM, counts_p_value
 
 from cspd_jax.coupling.draft_length import expected_tokens, speedup
-from cspd_jax.text.sampling import (
+from cspd_jax.sampling import (
     Purpose,
     Sampling,
     fit_vocabulary,

@@ -16,10 +16,11 @@ import text_models
 from laws import FALSE_ALARM, counts_p_value
 
 from cspd_jax import text
-from cspd_jax.coupling import SiblingDistributions, accept_sibling, residual_logits
+from cspd_jax.coupling.categorical import residual_logits
 from cspd_jax.coupling.draft_length import expected_tokens
-from cspd_jax.text import Options, Prompts, draft_tree
-from cspd_jax.text.sampling import Purpose, Sampling, round_keys
+from cspd_jax.coupling.siblings import SiblingDistributions, accept_sibling
+from cspd_jax.sampling import Purpose, Sampling, round_keys
+from cspd_jax.text import Options, Prompts, draft_tree, rounds
 from cspd_jax.text.trees import rounds as trees
 from cspd_jax.text.trees.rounds import TREE_RULES
 from cspd_jax.text.trees.tree import Tree
@@ -68,7 +69,7 @@ def test_greedy_texts_are_those_of_plain_decoding(widths, near, sizes):
     tokens, info = text.generate(None, (lm, params), prompts, draft_tree(draft, widths), options)
     np.testing.assert_array_equal(tokens, plain)
     assert info.acceptance > (0.3 if near else 0.05)
-    assert np.all(info.drafted <= info.rounds * Tree(widths).drafts)
+    assert np.all(info.trace.drafted <= info.rounds * Tree(widths).drafts)
 
 
 def index(texts):
@@ -184,7 +185,8 @@ def test_drafts_tests_and_residuals_of_a_tree_have_purposes_of_their_own(monkeyp
         asked.add(purpose)
         return round_keys(keys, purpose, length)
 
-    monkeypatch.setattr(trees, "round_keys", noted)
+    for module in (rounds, trees):
+        monkeypatch.setattr(module, "round_keys", noted)
     jax.eval_shape(lambda: generate((2, 2), max_new_tokens=NEW + 1))
     assert asked == {Purpose.DRAFT, Purpose.TEST, Purpose.RESIDUAL}
 
@@ -199,5 +201,6 @@ def test_a_chain_is_accepted_as_drafts_one_by_one_are():
     error = np.sqrt(sum(r.var() / ROWS for r in rounds))
     assert abs(rounds[0].mean() - rounds[1].mean()) < 5 * error < 0.1
     expected = expected_tokens(google.acceptance, 3)
-    assert abs(chain.tokens_per_pass / google.tokens_per_pass - 1) < 0.02 and expected > 1.5
+    per_pass = [info.made.sum() / info.rounds.sum() for info in (chain, google)]
+    assert abs(per_pass[0] / per_pass[1] - 1) < 0.02 and expected > 1.5
     assert generate((3, 1, 1), **options).info.rounds.mean() < rounds[0].mean() - 5 * error

@@ -30,9 +30,9 @@ PROMPT, NEW, SEED = "Return a list of", 16, 3
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
     defaults = argparse.ArgumentParser()
-    demo.add_parser(defaults.add_subparsers())
+    demo.add_flags(defaults)
     target = tiny.save_mar(tmp_path_factory.mktemp("models") / "target", sampling={"cfg": 2.0})
-    return demo.load(defaults.parse_args(["demo", "--target", target]))
+    return demo.load(defaults.parse_args(["--target", target]))
 
 
 @pytest.fixture(autouse=True)
@@ -62,7 +62,7 @@ def test_pictures_are_those_of_generate(models, method):
         tokens, info = cspd_jax.generate(seed_key(SEED), models.image, [2], way, options)
         made = np.asarray(cspd_jax.picture(cspd_jax.to_images(models.image, tokens))).astype(int)
         assert np.max(np.abs(pictures(turns[-1])[i] - made)) <= 1  # another program rounds differently
-        calls.append((info.sequential.target_backbone, info.sequential.target_head))
+        calls.append(tuple(int(info.calls[name].sequential) for name in ("backbone", "head")))
         assert "{} calls of the backbone and {} of the head".format(*calls[-1]) in turns[-1]
     assert calls[1] < calls[0] or calls[1][1] < calls[0][1]
 
@@ -81,8 +81,9 @@ def test_texts_are_those_of_generate(models, temperature=0.8):
     for i, (drafter, rule) in enumerate(((None, None), (models.drafter, "block"))):
         options = text.Options(max_new_tokens=NEW, temperature=temperature, rule=rule)
         tokens, info = text.generate(key, models.text, [tokenizer.encode(PROMPT)], drafter, options)
-        assert written(last)[i] == tokenizer.decode(tokens[0, : info.lengths[0]].tolist())
-        assert f"{info.calls.target_passes} passes of the target and {info.calls.draft_passes} of the" in last
+        assert written(last)[i] == tokenizer.decode(tokens[0, : info.trace.lengths[0]].tolist())
+        target, draft = (info.calls[name].sequential for name in ("target", "draft"))
+        assert f"{target} passes of the target and {draft} of the" in last
 
 
 @pytest.mark.slow
@@ -92,7 +93,7 @@ def test_masked_texts_are_those_of_generate(models):
     for i, method in enumerate((masked.Stepwise(), masked.SelfSpeculation(4))):
         tokens, info = masked.generate(None, models.masked, [tokenizer.encode(PROMPT)], method, options)
         assert written(last)[i] == PROMPT + tokenizer.decode(tokens[0].tolist())
-        assert f"{NEW} of {NEW} tokens, {info.passes} passes" in last
+        assert f"{NEW} of {NEW} tokens, {info.sequential} passes" in last
         assert written(first)[i].count("·") > 0
 
 

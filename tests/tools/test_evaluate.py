@@ -12,8 +12,8 @@ import torch_writer
 from PIL import Image
 
 from cspd_jax.__main__ import main
+from cspd_jax.check import UserError
 from cspd_jax.converters import inception as converter
-from cspd_jax.errors import UserError
 from cspd_jax.tools.evaluation import features, fid
 from cspd_jax.tools.evaluation.evaluate import sentences
 from cspd_jax.tools.evaluation.features import open_images

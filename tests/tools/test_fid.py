@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import linalg
 
-from cspd_jax.errors import UserError
+from cspd_jax.check import UserError
 from cspd_jax.tools.evaluation import fid
 from cspd_jax.tools.evaluation.fid import Gaussian, Moments
 

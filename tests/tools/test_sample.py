@@ -8,9 +8,10 @@ from PIL import Image
 
 import cspd_jax
 from cspd_jax import __main__ as cli
-from cspd_jax.errors import UserError
+from cspd_jax.check import UserError
+from cspd_jax.image.generation import Request, resolve
+from cspd_jax.image.methods import Plain
 from cspd_jax.image.options import Options
-from cspd_jax.image.plan import resolve
 from cspd_jax.tools import sample
 
 FLAGS = ("--num-iter", "4", "--steps", "ddim5", "--batch", "4", "--n", "10", "--tokens")
@@ -22,9 +23,13 @@ def target(tmp_path_factory):
     return tiny.save_mar(tmp_path_factory.mktemp("models") / "target")
 
 
+TOLD = {"seed": 0, "batch": 4}
+
+
 @pytest.fixture(scope="module")
-def plan(target):
-    return resolve(cspd_jax.load(target), np.arange(10) % 5, options=OPTIONS, batch=4)
+def asked(target):
+    model = cspd_jax.load(target)
+    return Request(jax.random.key(0), model, np.arange(10) % 5, Plain(), resolve(model, options=OPTIONS))
 
 
 @pytest.fixture(scope="module")
@@ -47,33 +52,33 @@ def shards_in(path):
     return {p.name: p.read_bytes() for p in sorted((path / "shards").iterdir())}
 
 
-def test_the_images_are_those_of_generate(whole, plan):
-    tokens, _ = cspd_jax.generate(jax.random.key(0), plan.model, plan.labels, options=OPTIONS)
+def test_the_images_are_those_of_generate(whole, asked):
+    tokens, _ = cspd_jax.generate(*asked)
     np.testing.assert_allclose(joined(whole, "tokens"), tokens, atol=1e-4)
-    np.testing.assert_array_equal(joined(whole, "labels"), plan.labels)
+    np.testing.assert_array_equal(joined(whole, "labels"), asked.labels)
     np.testing.assert_array_equal(
-        joined(whole, "arr_0"), cspd_jax.to_images(plan.model, joined(whole, "tokens"))
+        joined(whole, "arr_0"), cspd_jax.to_images(asked.model, joined(whole, "tokens"))
     )
     assert joined(whole, "finite").all() and list(shards_in(whole)) == ["00000.npz", "00001.npz", "00002.npz"]
 
 
-def test_an_image_does_not_depend_on_how_many_there_are(whole, plan, tmp_path):
-    sample.sample(resolve(plan.model, plan.labels[:6], options=OPTIONS, batch=4), tmp_path)
+def test_an_image_does_not_depend_on_how_many_there_are(whole, asked, tmp_path):
+    sample.sample(asked._replace(labels=asked.labels[:6]), tmp_path, TOLD)
     np.testing.assert_array_equal(joined(tmp_path, "arr_0"), joined(whole, "arr_0")[:6])
 
 
-def test_interruption_and_continuation(whole, plan, target, tmp_path, monkeypatch):
+def test_interruption_and_continuation(whole, asked, target, tmp_path, monkeypatch):
     """Stopped within the second shard, and continued by the command: the same bytes."""
     make = sample._make
 
     def interrupted(*arguments):
-        if arguments[-1] == 4:
+        if arguments[-2].start == 4:
             raise KeyboardInterrupt
         return make(*arguments)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(sample, "_make", interrupted)
-        sample.sample(plan, tmp_path, tokens=True)
+        sample.sample(asked, tmp_path, TOLD, tokens=True)
     assert list(shards_in(tmp_path)) == ["00000.npz"]
     before = (tmp_path / "shards" / "00000.npz").stat().st_mtime_ns
     assert command(target, tmp_path) == 0 and shards_in(tmp_path) == shards_in(whole)
@@ -89,12 +94,12 @@ def test_two_processes_share_the_work(whole, target, tmp_path, capsys):
     assert (tmp_path / "all.npz").read_bytes() == (whole / "all.npz").read_bytes()
 
 
-def test_larger_shards_hold_the_same(whole, plan, tmp_path):
-    sample.sample(plan, tmp_path, tokens=True, shard_size=8)
+def test_larger_shards_hold_the_same(whole, asked, tmp_path):
+    sample.sample(asked, tmp_path, TOLD, tokens=True, shard_size=8)
     assert len(shards_in(tmp_path)) == 2
     np.testing.assert_array_equal(joined(tmp_path, "tokens"), joined(whole, "tokens"))
     with pytest.raises(UserError, match="not a whole number of batches of 4"):
-        sample.sample(plan, tmp_path, shard_size=6)
+        sample.sample(asked, tmp_path, TOLD, shard_size=6)
 
 
 def test_exports(whole):

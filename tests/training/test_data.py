@@ -8,16 +8,16 @@ import pytest
 from PIL import Image
 
 from cspd_jax.__main__ import main
-from cspd_jax.errors import UserError
+from cspd_jax.check import UserError
 from cspd_jax.image.pixels import patchify, unpatchify
-from cspd_jax.training import presets
+from cspd_jax.networks.config import LATENT_SCALE
+from cspd_jax.training import presets, recipes
+from cspd_jax.training.config import make_source
 from cspd_jax.training.data.digits import Digits, DigitsConfig
-from cspd_jax.training.data.folder import Folder, FolderConfig, LatentEncoder, list_images, read_image
+from cspd_jax.training.data.folder import Folder, FolderConfig, kl16_encoder, list_images, read_image
 from cspd_jax.training.data.glyphs import GlyphConfig, Glyphs
 from cspd_jax.training.data.source import shuffled
 from cspd_jax.training.data.words import Words, WordsConfig, to_cells
-from cspd_jax.training.image import recipes
-from cspd_jax.training.image.data import make_source
 
 
 def same(a, b):
@@ -33,7 +33,7 @@ def glyphs():
 def source(request, glyphs, tmp_path):
     if request.param == "folder":
         fill(tmp_path, {"a": 12, "b": 12})
-        return Folder(FolderConfig(str(tmp_path), size=8, held_out=4, flip=True), progress=False)
+        return Folder(FolderConfig(str(tmp_path), size=8, held_out=4, flip=True))
     if request.param == "words":
         return Words(WordsConfig(topics=("food", "music"), fonts=("DejaVuSans",)))
     return glyphs if request.param == "glyphs" else Digits(DigitsConfig())
@@ -66,21 +66,18 @@ def test_every_kind_of_file_is_read(tmp_path, kind):
     grey = np.full((8, 8, 3), 128, np.uint8)
     Image.fromarray(grey).save(tmp_path / f"a.{kind}")
     np.testing.assert_allclose(read_image(tmp_path / f"a.{kind}", 8, 3), grey, atol=2)
-    assert Folder(FolderConfig(str(tmp_path), size=8, held_out=0), progress=False).skipped == []
+    assert Folder(FolderConfig(str(tmp_path), size=8, held_out=0)).skipped == []
 
 
 def test_pictures_of_sixteen_bits(tmp_path):
     values = np.linspace(0, 65535, 64).astype(np.uint16).reshape(8, 8)
     Image.fromarray(values).save(tmp_path / "a.png")
     np.testing.assert_array_equal(read_image(tmp_path / "a.png", 8, 1)[..., 0], values >> 8)
-    Image.fromarray(np.linspace(0, 1, 64, dtype=np.float32).reshape(8, 8)).save(tmp_path / "b.tiff")
-    with pytest.raises(UserError, match="its pixels are floating-point numbers"):
-        read_image(tmp_path / "b.tiff", 8, 1)
 
 
 def test_finite_splits_are_disjoint(tmp_path):
     fill(tmp_path, {"a": 10, "b": 10})
-    folder = Folder(FolderConfig(str(tmp_path), size=8, held_out=4), progress=False)
+    folder = Folder(FolderConfig(str(tmp_path), size=8, held_out=4))
     for data, count in ((folder, 20), (Digits(DigitsConfig(8)), 1797)):
         train, held_out = (
             {image.tobytes() for image in data.batch(0, count, split=split).images}
@@ -114,13 +111,6 @@ def test_glyphs_fill_the_frame_and_differ_by_class(glyphs):
     assert distance[~np.eye(10, dtype=bool)].min() > 0.05
 
 
-def test_glyphs_have_no_constant_tokens(glyphs):
-    tokens = patchify(glyphs.batch(0, 64).images, 4)
-    assert tokens.std(axis=-1).min() > 1e-3
-    spread = tokens.std(axis=0)
-    assert spread.min() > 0.02  # and nothing is the same in every image
-
-
 def test_glyphs_are_learnable(glyphs):
     """A linear classifier on 1500 training images is right on most held-out ones (chance is 10 %)."""
     train, test = glyphs.batch(0, 1500), glyphs.batch(0, 500, split="held-out")
@@ -131,12 +121,6 @@ def test_glyphs_are_learnable(glyphs):
     target = np.eye(10)[train.labels]
     weights = np.linalg.solve(x.T @ x + 10 * np.eye(x.shape[1]), x.T @ target)
     assert ((y @ weights).argmax(1) == test.labels).mean() > 0.9
-
-
-def test_digit_sizes():
-    assert Digits(DigitsConfig(24)).batch(0, 2).images.shape == (2, 24, 24, 1)
-    padded = Digits(DigitsConfig(18)).batch(0, 2).images
-    assert padded.shape == (2, 18, 18, 1) and (padded[:, :5] == -1).all()
 
 
 def test_bad_files_are_skipped_and_counted(tmp_path, capsys):
@@ -151,8 +135,7 @@ def test_bad_files_are_skipped_and_counted(tmp_path, capsys):
     assert len(folder.skipped) == 3
     assert sorted(folder.batch(0, 6).labels) == [0, 0, 0, 1, 1, 1]
     told = capsys.readouterr().err
-    assert told.startswith("6 images of 2 classes: a, b\n3 image files were skipped: ")
-    assert "thin.png: 9x40 is smaller than 16x16" in told
+    assert told.startswith("6 images of 2 classes; 3 files were skipped, damaged or too small: ")
 
 
 def test_what_is_a_class(tmp_path):
@@ -166,21 +149,12 @@ def test_what_is_a_class(tmp_path):
         (tmp_path / "9" / hidden).mkdir(parents=True)
         shutil.copy(tmp_path / "9" / "x.png", tmp_path / "9" / hidden / "y.png")
     names, files = list_images(str(tmp_path))
-    assert names == ("9", "10", "100") and [file.label for file in files] == [0, 1, 2]
+    assert names == ("9", "10", "100") and [label for _, label in files] == [0, 1, 2]
     shutil.copy(tmp_path / "9" / "x.png", tmp_path)
     with pytest.raises(UserError, match="holds 1 images beside its sub-folders"):
         list_images(str(tmp_path))
-
-
-def test_empty_folders_are_errors(tmp_path):
-    with pytest.raises(UserError, match="does not exist"):
-        Folder(FolderConfig(str(tmp_path / "none")))
-    (tmp_path / "a").mkdir()
     with pytest.raises(UserError, match="holds no images"):
-        Folder(FolderConfig(str(tmp_path)))
-    (tmp_path / "a" / "x.png").write_bytes(b"")
-    with pytest.raises(UserError, match=r"none of the 1 images .* unreadable"):
-        Folder(FolderConfig(str(tmp_path)), progress=False)
+        list_images(str(tmp_path / "empty"))
 
 
 def test_a_preset_takes_its_sizes_from_the_pictures(tmp_path):
@@ -244,7 +218,7 @@ def fake_encoder(calls):
         mean = images.reshape(n, h // 4, 4, w // 4, 4, 3).mean((2, 4))
         return np.concatenate([mean, np.full_like(mean, -6.0)], axis=-1)
 
-    return LatentEncoder(moments, 0.5)
+    return moments
 
 
 def test_latents_are_drawn_anew_from_their_moments(tmp_path):
@@ -252,12 +226,12 @@ def test_latents_are_drawn_anew_from_their_moments(tmp_path):
     fill(tmp_path / "images", {"a": 40, "b": 40})
     config = FolderConfig(str(tmp_path / "images"), size=16, flip=True, held_out=0)
     calls: list[int] = []
-    first = Folder(config, encoder=fake_encoder(calls), progress=False)
-    assert calls == [64, 64, 16, 16] and first.shape == (4, 4, 3)  # mirrored as well
+    first = Folder(config, encoder=fake_encoder(calls))
+    assert calls == [16] * 10 and first.shape == (4, 4, 3)  # mirrored as well
     batch = first.batch(2, 8)
-    pixels = Folder(config, progress=False).batch(2, 8).images
-    mean = 0.5 * pixels.reshape(8, 4, 4, 4, 4, 3).mean((2, 4))
-    error = (batch.images - mean) / (0.5 * np.exp(-3.0))  # standard normal, 384 of them
+    pixels = Folder(config).batch(2, 8).images
+    mean = LATENT_SCALE * pixels.reshape(8, 4, 4, 4, 4, 3).mean((2, 4))
+    error = (batch.images - mean) / (LATENT_SCALE * np.exp(-3.0))  # standard normal, 384 of them
     assert abs(error.mean()) < 0.25 and abs(error.std() - 1) < 0.2
 
 
@@ -274,11 +248,9 @@ def test_latents_of_a_real_autoencoder(tmp_path):
     """From a checkpoint folder and a folder of images to MAR's tokens, against the encoder itself."""
     import jax
 
-    from cspd_jax import weights
+    from cspd_jax import hub, weights
     from cspd_jax.networks import autoencoder
     from cspd_jax.networks.config import KLConfig
-    from cspd_jax.training.image.data import kl16_encoder
-    from cspd_jax.weights import models
 
     config = KLConfig(channels=16, groups=16)
     params = autoencoder.init_params(config, jax.random.key(0))
@@ -286,7 +258,7 @@ def test_latents_of_a_real_autoencoder(tmp_path):
     (tmp_path / "images").mkdir()
     fill(tmp_path / "images", {"a": 2, "b": 3}, side=40)
     folder = FolderConfig(str(tmp_path / "images"), size=32, held_out=0)
-    data = make_source(folder, encoder=kl16_encoder(models.load_vae(tmp_path / "kl"), batch=4))
+    data = make_source(folder, encoder=kl16_encoder(hub.load(tmp_path / "kl")))
     assert data.shape == (2, 2, 16)
     pixels = make_source(folder).batch(0, 5)
     posterior = autoencoder.encode(config, params, pixels.images)
@@ -303,15 +275,9 @@ def test_pictures_that_are_not_read(tmp_path, monkeypatch):
     started = []
     monkeypatch.setattr(subprocess, "check_call", lambda *a, **k: started.append(a))
     monkeypatch.setattr(subprocess, "run", lambda *a, **k: started.append(a))
-    with pytest.raises(UserError, match="unreadable"):
-        read_image(path, 8, 3)
-    assert not started
-    Image.new("1", (9000, 9000)).save(path)
-    with pytest.raises(UserError, match="9000x9000 has more than 67108864 pixels"):
-        read_image(path, 8, 3)
+    assert read_image(path, 8, 3) is None and not started
     Image.new("RGB", (20, 4)).save(path)
-    with pytest.raises(UserError, match="20x4 is smaller than 8x8"):
-        read_image(path, 8, 3)
+    assert read_image(path, 8, 3) is None
 
 
 def test_contents_are_what_the_pictures_show():

@@ -15,16 +15,20 @@ from cspd_jax.converters._tables import entries
 from cspd_jax.diffusion.gaussian import Gaussian, log_density
 from cspd_jax.diffusion.schedule import make_schedule
 from cspd_jax.image.pixels import patchify
-from cspd_jax.networks.mar import reveal_order
-from cspd_jax.training.image import masking
-from cspd_jax.training.image.objective import (
+from cspd_jax.training.image.mar import (
+    Bucket,
     Draws,
-    More,
     diffusion_terms,
     discretised_log_likelihood,
+    draw,
+    draw_n_known,
+    find_bucket,
+    focused,
     head_terms,
+    hints,
     kl_divergence,
     level_weights,
+    make_buckets,
     masked_mean,
     objective,
     surprise,
@@ -84,7 +88,7 @@ def whole_model(f, bucket):
     config, mask = f.config, jnp.asarray(f["train/model/mask"])
     tokens = jnp.asarray(patchify(f["train/model/latents"].transpose(0, 2, 3, 1), config.patch_size))
     batch, length = mask.shape
-    reveal = reveal_order(mask)
+    reveal = jnp.argsort(mask, axis=1, stable=True)
     at = jnp.broadcast_to(reveal, (len(f["train/model/t"]) // mask.size, batch, length))
     t = jnp.asarray(f["train/model/t"]).reshape(at.shape)
     noise = jnp.asarray(f["train/model/noise"]).reshape(*at.shape, -1)
@@ -96,7 +100,7 @@ def whole_model(f, bucket):
         noise=jnp.take_along_axis(noise, at[..., None], axis=2)[:, :, bucket.least :],
     )
     labels = jnp.asarray(f["train/model/labels"])
-    return lambda params: objective(config, params, tokens, labels, draws, bucket=bucket.most)[0]
+    return lambda params: objective(config, params, tokens, labels, draws, bucket=bucket.most)[0].loss
 
 
 @pytest.mark.parametrize("name,slack", [("mar_tiny", 16), ("mar_tiny_patch2", 1)])
@@ -104,7 +108,7 @@ def test_whole_model(name, slack):
     """With all rows computed, and with only those that a bucket of numbers of known tokens needs."""
     f = recorded(name)
     known = int((f["train/model/mask"][0] < 0.5).sum())
-    bucket = masking.Bucket(max(0, known - slack), min(f.config.seq_len, known + slack))
+    bucket = Bucket(max(0, known - slack), min(f.config.seq_len, known + slack))
     loss, gradient = jax.jit(jax.value_and_grad(whole_model(f, bucket)))(f.params)
     assert relative(loss, f["train/model/loss"]) < 1e-5
     table = names(f)
@@ -156,7 +160,7 @@ def test_the_variance_term_does_not_move_the_mean():
 def test_mask_ratio_is_a_left_truncated_normal():
     """20000 draws against the mean of the distribution; false alarm below 1e-6 (5 standard errors)."""
     random, length = np.random.default_rng(2), 1000
-    known = np.array([masking.draw_n_known(random, length, 0.7, 0.25) for _ in range(20_000)])
+    known = np.array([draw_n_known(random, length, 0.7, 0.25) for _ in range(20_000)])
     assert known.min() >= 0 and known.max() <= 300
     grid = np.linspace(0.7, 1.0, 100_001)
     weight = np.exp(-0.5 * ((grid - 1) / 0.25) ** 2)
@@ -168,18 +172,18 @@ def test_mask_ratio_is_a_left_truncated_normal():
 
 @pytest.mark.parametrize("length,count", [(64, 4), (16, 8), (256, 1), (1, 3)])
 def test_every_number_of_known_tokens_has_one_bucket(length, count):
-    buckets = masking.make_buckets(length, 0.7, count)
+    buckets = make_buckets(length, 0.7, count)
     assert len(buckets) <= count
     largest = length - math.ceil(length * 0.7)
     for known in range(largest + 1):
         assert sum(b.least <= known <= b.most for b in buckets) == 1
-        assert masking.find_bucket(buckets, known).most >= known
+        assert find_bucket(buckets, known).most >= known
 
 
 def test_draws():
     """4000 rows: the share of dropped labels within 5 standard errors, orders are permutations."""
-    bucket = masking.Bucket(2, 4)
-    draws = masking.draw(jax.random.key(0), 4000, 16, 3, bucket, jnp.int32(3), copies=2, drop=0.1)
+    bucket = Bucket(2, 4)
+    draws = draw(jax.random.key(0), (4000, 16, 3), bucket, jnp.int32(3), copies=2, drop=0.1)
     assert draws.t.shape == (2, 4000, 14) and draws.noise.shape == (2, 4000, 14, 3)
     assert jnp.array_equal(jnp.sort(draws.reveal, axis=1), jnp.broadcast_to(jnp.arange(16), (4000, 16)))
     assert abs(float(draws.dropped.mean()) - 0.1) < 5 * math.sqrt(0.09 / 4000)
@@ -191,13 +195,13 @@ def test_draws():
 def test_deciding_timesteps_are_more_frequent():
     """6,144 timesteps: a deviation of 0.03 is almost 5 standard deviations. Of the deciding levels 0.67 are
     from 300 to 699."""
-    bucket = masking.Bucket(0, 4)
-    usual = masking.draw(jax.random.key(0), 512, 6, 3, bucket, jnp.int32(3), copies=2, drop=0.1)
-    focused = np.asarray(jax.jit(functools.partial(masking.focused, share=0.5))(jax.random.key(1), usual).t)
+    bucket = Bucket(0, 4)
+    usual = draw(jax.random.key(0), (512, 6, 3), bucket, jnp.int32(3), copies=2, drop=0.1)
+    moved = np.asarray(jax.jit(functools.partial(focused, share=0.5))(jax.random.key(1), usual).t)
     share = lambda t: np.mean((t >= 300) & (t < 700))
-    assert abs(share(np.asarray(usual.t)) - 0.4) < 0.03 and abs(share(focused) - (0.2 + 0.5 * 0.67)) < 0.03
-    assert focused.min() < 30 and focused.max() > 970
-    assert masking.focused(jax.random.key(1), usual, 0.0) is usual
+    assert abs(share(np.asarray(usual.t)) - 0.4) < 0.03 and abs(share(moved) - (0.2 + 0.5 * 0.67)) < 0.03
+    assert moved.min() < 30 and moved.max() > 970
+    assert focused(jax.random.key(1), usual, 0.0) is usual
 
 
 @pytest.mark.slow
@@ -234,17 +238,18 @@ def test_hints_reach_the_backbone_and_not_the_head():
     f = recorded("mar_tiny")
     config, draws = f.config, drawn(f.config)
     tokens = jax.random.normal(jax.random.key(2), (2, config.seq_len, config.token_dim))
-    more = More(hint=2.0, kinds=3, contents=jnp.arange(2 * config.seq_len).reshape(2, -1) % 3)
+    contents = jnp.arange(2 * config.seq_len).reshape(2, -1) % 3
 
-    def loss(params, more):
-        return objective(config, params, tokens, jnp.zeros(2, int), draws, bucket=2, more=more)[0]
+    def loss(params, hint):
+        terms, z = objective(config, params, tokens, jnp.zeros(2, int), draws, bucket=2)
+        return terms.loss + hint * hints(z, draws, contents, 3)
 
-    plain, hinted = (jax.jit(jax.grad(functools.partial(loss, more=m)))(f.params) for m in (More(), more))
+    plain, hinted = (jax.jit(jax.grad(loss))(f.params, hint) for hint in (0.0, 2.0))
     same = jax.tree.map(lambda a, b: bool(jnp.allclose(a, b, rtol=1e-4, atol=1e-6)), plain, hinted)
     assert all(jax.tree.leaves(same["head"])) and not all(jax.tree.leaves(same["backbone"]))
 
 
 def drawn(config):
     """Two rows, of which two tokens are known."""
-    dims = config.seq_len, config.token_dim
-    return masking.draw(jax.random.key(0), 2, *dims, masking.Bucket(0, 2), jnp.int32(2), copies=1, drop=0.0)
+    shape = 2, config.seq_len, config.token_dim
+    return draw(jax.random.key(0), shape, Bucket(0, 2), jnp.int32(2), copies=1, drop=0.0)

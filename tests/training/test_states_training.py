@@ -13,21 +13,19 @@ import text_models
 import word_models
 from word_models import IDS, TARGET, TEMPLATE, tokenizer
 
-from cspd_jax import text, weights
+from cspd_jax import hub, text, weights
 from cspd_jax.__main__ import main
-from cspd_jax.errors import UserError
+from cspd_jax.check import UserError
 from cspd_jax.networks import eagle
+from cspd_jax.tokenizers import chat_ids, chat_template, load_tokenizer
 from cspd_jax.training import presets
 from cspd_jax.training.data.prompts import prompt_ids
 from cspd_jax.training.data.text import TextConfig
-from cspd_jax.training.step import first_state
+from cspd_jax.training.run import Teacher, first_state
 from cspd_jax.training.text import states
-from cspd_jax.training.text.answers import Answers
-from cspd_jax.training.text.objective import TextTeacher
-from cspd_jax.training.text.recipes import head_config
-from cspd_jax.weights import models
-from cspd_jax.weights.chat import chat_ids, chat_template
-from cspd_jax.weights.tokenizers import load_tokenizer
+from cspd_jax.training.text.rows import Taught
+from cspd_jax.training.text.rows import answers as answered
+from cspd_jax.training.text.states import head_config
 
 LENGTH, OWN = 24, 40
 LAYERS = (0, 1, 2)
@@ -40,17 +38,17 @@ def params():
 
 
 def teacher():
-    return TextTeacher(TARGET.config, params())
+    return Teacher(TARGET.config, params())
 
 
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory):
-    return Answers(teacher(), PROMPTS, LENGTH, 128, tmp_path_factory.mktemp("answers"), LAYERS)
+    return answered(teacher(), PROMPTS, LENGTH, 128, tmp_path_factory.mktemp("answers"), LAYERS)
 
 
 def test_answers_are_the_targets(answers):
     """Greedy rows are what `generate` makes, and what is kept gives the target's logits."""
-    made = answers.batch(0, 120)
+    made = Taught(*answers.batch(0, 120))
 
     @jax.jit
     def known(tokens):
@@ -70,7 +68,8 @@ def test_answers_are_the_targets(answers):
         None, (TARGET, params()), PROMPTS, options=text.Options(max_new_tokens=LENGTH - 3)
     )
     greedy = {
-        tuple(row[:length]) for row, length in zip(np.asarray(tokens).tolist(), np.asarray(info.lengths))
+        tuple(row[:length])
+        for row, length in zip(np.asarray(tokens).tolist(), np.asarray(info.trace.lengths))
     }
     rows = [tuple(row[row >= 0].tolist()) for row in made.tokens]
     assert sum(row in greedy for row in rows) == 60 and len(set(rows)) > 80
@@ -79,13 +78,12 @@ def test_answers_are_the_targets(answers):
 
 
 def test_answers_to_some_prompts_are_held_out(answers):
-    held_out, trained = answers.held_out(999), answers.batch(0, 120)
+    held_out, trained = Taught(*answers.held_out(999)), Taught(*answers.batch(0, 120))
     questions = [{tuple(row[:3].tolist()) for row in rows.tokens} for rows in (held_out, trained)]
     assert len(held_out.tokens) == 8 and questions[0] == {(1, 3, 5), (1, 19, 5)}
     assert not questions[0] & questions[1] and len(questions[1]) == 30
-    assert answers.describe()["held_out_ids"] == (held_out.tokens >= 0).sum()
     counts = np.bincount(trained.tokens[:, 3:][trained.tokens[:, 3:] >= 0], minlength=IDS)
-    np.testing.assert_array_equal(answers.frequencies(IDS), counts)
+    np.testing.assert_array_equal(np.bincount(answers.answered("train"), minlength=IDS), counts)
     chosen = states.frequent_ids(counts, 10, (60, 2))
     assert {2, 60} <= set(chosen) and len(set(chosen)) == 10 and list(chosen) == sorted(chosen)
     others = np.sort(np.delete(counts, [2, 60]))[::-1]
@@ -94,16 +92,16 @@ def test_answers_to_some_prompts_are_held_out(answers):
 
 @pytest.mark.slow
 def test_answers_are_made_once(answers, tmp_path):
-    made = Answers(teacher(), PROMPTS, LENGTH, 64, tmp_path, LAYERS)
+    made = answered(teacher(), PROMPTS, LENGTH, 64, tmp_path, LAYERS)
     (file,) = tmp_path.iterdir()
     stamp = file.stat().st_mtime_ns
-    again = Answers(teacher(), PROMPTS, LENGTH, 64, tmp_path, LAYERS)
+    again = answered(teacher(), PROMPTS, LENGTH, 64, tmp_path, LAYERS)
     assert file.stat().st_mtime_ns == stamp
     for one, other in zip(made.batch(3, 8), again.batch(3, 8)):
         np.testing.assert_array_equal(one, other)
     for changed in ((PROMPTS[1:], LAYERS), (PROMPTS, (0,))):
         with pytest.raises(UserError, match="another target or seed"):
-            Answers(teacher(), changed[0], LENGTH, 64, tmp_path, changed[1])
+            answered(teacher(), changed[0], LENGTH, 64, tmp_path, changed[1])
 
 
 def learner(**changed):
@@ -125,7 +123,7 @@ def test_a_turn_is_a_draft_after_right_drafts(answers):
     """What turn k says at place i is what a drafter says that was given states up to place i - k and drafted
     the k tokens that are there."""
     _, network, own, given = begun()
-    rows, count = answers.batch(0, 2), 3
+    rows, count = Taught(*answers.batch(0, 2)), 3
     learned = {name: part for name, part in own.items() if name != "ids"}
     by_turns = np.asarray(jax.jit(lambda: states.turns(network, learned, given, rows, count))())
     whole = {**own, "embedding": given.embedding}
@@ -154,7 +152,7 @@ def test_a_turn_is_a_draft_after_right_drafts(answers):
 
 def test_what_is_wanted_is_the_target_s_token_after_the_next(answers):
     *_, given = begun()
-    rows = answers.batch(0, 8)
+    rows = Taught(*answers.batch(0, 8))
     log_p, there = map(np.asarray, jax.jit(states.wanted)(given, rows))
     logits = text_models.logits(TARGET, params(), rows.tokens).astype(np.float64)
     expected = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
@@ -172,14 +170,14 @@ def test_it_learns_in_every_turn(answers):
     config = learner(steps=100, batch=8, warmup=10, decay=60, learning_rate=5e-3)
     *_, given = begun()
     first = states.first_params(config.model, teacher(), np.asarray(given.ids), 0)
-    rows = answers.batch(0, 8)
+    rows = Taught(*answers.batch(0, 8))
     before = states.agreement(config, teacher(), first, given, rows)
     state = first_state(config, jax.tree.map(jnp.array, first))
     for _ in range(config.steps):
         state, metrics = states.head_step(config, state, rows, given)
     after = states.agreement(config, teacher(), state.ema, given, rows)
-    assert np.isfinite(metrics["loss"]) and after.acceptance > before.acceptance + 0.02
-    assert len(after.greedy) == 3 and min(np.subtract(after.greedy, before.greedy)) > 0.1
+    assert np.isfinite(metrics["loss"]) and after["acceptance"] > before["acceptance"] + 0.02
+    assert len(after["greedy"]) == 3 and min(np.subtract(after["greedy"], before["greedy"])) > 0.1
 
 
 @pytest.fixture(scope="module")
@@ -196,7 +194,7 @@ def prompts(tmp_path_factory):
 
 def test_prompts_are_put_into_the_chat_template(target, tmp_path):
     pytest.importorskip("jinja2")
-    model = models.load_text(target)
+    model = hub.load(target)
     assert prompt_ids(model, ["w7 w8"]) == [[7, 8]]
     for name, template in (("good", TEMPLATE), ("bad", "{{ nothing.there }}")):
         (tmp_path / name).mkdir()
@@ -264,14 +262,14 @@ def test_the_command(target, prompts, tmp_path, monkeypatch, capsys):
 def test_other_families(sizes, tmp_path):
     """From answers to drafts, of a few steps."""
     lm = dataclasses.replace(TARGET, config=dataclasses.replace(TARGET.config, **sizes))
-    of = TextTeacher(lm.config, text_models.params(lm, scale=0.5))
+    of = Teacher(lm.config, text_models.params(lm, scale=0.5))
     config = dataclasses.replace(learner(), model=head_config(lm.config, OWN))
-    answers = Answers(of, PROMPTS, LENGTH, 64, tmp_path, config.model.entering)
-    ids = states.frequent_ids(answers.frequencies(IDS), OWN, (2,))
+    answers = answered(of, PROMPTS, LENGTH, 64, tmp_path, config.model.entering)
+    ids = states.frequent_ids(np.bincount(answers.answered("train"), minlength=IDS), OWN, (2,))
     given = states.given_by(of, ids)
     state = first_state(config, jax.tree.map(jnp.array, states.first_params(config.model, of, ids, 0)))
     for index in range(3):
-        state, metrics = states.head_step(config, state, answers.batch(index, 4), given)
+        state, metrics = states.head_step(config, state, Taught(*answers.batch(index, 4)), given)
     assert np.isfinite(metrics["loss"])
     head = eagle.Eagle(config.model), {**state.ema, "ids": jnp.asarray(ids)}
     target = lm, of.params

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-import types
 
 import jax
 import jax.numpy as jnp
@@ -19,20 +18,24 @@ import pytest
 from jax.experimental.compilation_cache import compilation_cache
 from training_run import TINY, trained
 
-from cspd_jax import weights
-from cspd_jax.__main__ import main
-from cspd_jax.errors import UserError
+from cspd_jax.check import UserError
 from cspd_jax.networks.layers import Block
 from cspd_jax.training import presets
-from cspd_jax.training.config import data_from_json, in_steps, to_json, with_settings
+from cspd_jax.training.config import data_from_json, in_steps, make_source, to_json, with_settings
 from cspd_jax.training.data.digits import Digits
 from cspd_jax.training.data.folder import FolderConfig
-from cspd_jax.training.image.data import make_source
-from cspd_jax.training.image.recipes import check_fit, grid
-from cspd_jax.training.image.step import init_state, n_known
-from cspd_jax.training.placement import Placement
-from cspd_jax.training.run import MetricsLog, begin
-from cspd_jax.training.step import average, decayed, descend, first_state, learning_rate
+from cspd_jax.training.image.mar import n_known
+from cspd_jax.training.recipes import check_fit, from_data, init_state
+from cspd_jax.training.run import (
+    Log,
+    average,
+    begin,
+    decayed,
+    descend,
+    first_state,
+    learning_rate,
+    run,
+)
 
 HERE = pathlib.Path(__file__).parents[1]
 
@@ -64,6 +67,7 @@ def strike(out, step, number):
             assert time.monotonic() < deadline, "the run does not get on"
             time.sleep(0.005)
         process.send_signal(number)
+        process.send_signal(number)  # as timeout(1) does, to the process and to its group
         _, told = process.communicate(timeout=100)
     finally:
         process.kill()
@@ -156,7 +160,7 @@ def test_negative_control_one_lost_step_is_noticed(tmp_path, whole):
 
 @pytest.mark.slow
 def test_four_devices_give_the_same_run(tmp_path, whole):
-    """Same batches and noise; only the order of additions differs. The state is cut, not copied."""
+    """Same batches and noise; only the order of additions differs."""
     flags = "--xla_force_host_platform_device_count=4 --xla_backend_optimization_level=0"
     process = start(tmp_path, "steps=15", "checkpoint_every=15", XLA_FLAGS=flags)
     assert process.wait(300) == 0, process.stderr.read()
@@ -188,10 +192,14 @@ def test_accumulated_batches_make_the_step_of_their_mean():
 def test_a_folder_holds_one_run(tmp_path):
     begin(tmp_path / "run", TINY, command="train", init=None)
     begin(tmp_path / "run", TINY, command="train", init=None)
+    other = dataclasses.replace(TINY, seed=1)
+    begin(tmp_path / "run", other, command="train", init=None)  # nothing was saved: it begins anew
+    (tmp_path / "run" / "checkpoints" / "4").mkdir(parents=True)
+    begin(tmp_path / "run", other, command="train", init=None)
     with pytest.raises(UserError, match="was begun with another seed; repeat its command"):
-        begin(tmp_path / "run", dataclasses.replace(TINY, seed=1), command="train", init=None)
+        begin(tmp_path / "run", TINY, command="train", init=None)
     with pytest.raises(UserError, match="was begun with another begun with"):
-        begin(tmp_path / "run", TINY, command="train", init="default")
+        begin(tmp_path / "run", other, command="train", init="default")
     with pytest.raises(UserError, match="is not empty and holds no run"):
         begin(tmp_path, TINY)
 
@@ -258,19 +266,34 @@ def test_a_run_that_begins_on_the_grid():
     assert jax.tree.structure(backbone) == jax.tree.structure(usual)
 
 
-def test_metrics_past_the_checkpoint_are_dropped(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    path.write_text('{"step": 5}\n{"step": 10}\n{"step": 15}\n{"step": 2')
-    with MetricsLog(path, 10, 4) as log:
-        log.add({"loss": 3.0, "rate": 0.1})
-        log.add({"loss": 1.0, "rate": 0.1})
-        assert log.write(12)["loss"] == 2.0
-    assert logged(tmp_path, "step") == [5, 10, 12]
+def test_a_log_in_a_file(tmp_path, capsys, monkeypatch):
+    """Lines past the checkpoint are dropped; there is no bar, and a line at most every minute."""
+    (tmp_path / "metrics.jsonl").write_text('{"step": 5}\n{"step": 10}\n{"step": 15}\n{"step": 2')
+    config = dataclasses.replace(TINY, log_every=10)
+    with Log(tmp_path, config, 10, "images") as log:
+        for step in range(11, 31):
+            monkeypatch.setattr("cspd_jax.training.run._MINUTE", 0.0 if step == 20 else 60.0)
+            log.add(step, {"loss": float(step)})
+    assert logged(tmp_path, "step") == [5, 10, 20, 30]
+    assert json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-1])["loss"] == 25.5
+    assert capsys.readouterr().err.splitlines() == [
+        "step 20 of 40, loss 15.5000, less than a minute to go",
+        f"40 steps, less than a minute to go; the model will be {tmp_path / 'model'}",
+    ]
 
 
-def test_pictures_are_tiled_row_by_row():
-    images = np.stack([np.full((2, 2, 1), value) for value in (-1.0, 0.0, 1.0)])
-    assert grid(images, 2)[::2, ::2].tolist() == [[0, 128], [255, 0]]
+@pytest.mark.slow
+def test_as_many_steps_as_fit_into_some_minutes(tmp_path, capsys):
+    """The number is measured once and kept; the run is one of so many steps, bit for bit."""
+    learn = lambda config: from_data(config, Digits(config.data))
+    begin(tmp_path, TINY, minutes=0.05)
+    config, state = run(TINY, tmp_path, init_state(TINY), learn, minutes=0.05)
+    assert "fit into 0.05 minutes" in capsys.readouterr().err and config.steps >= 20
+    begin(tmp_path, TINY, minutes=0.05)
+    again, same = run(TINY, tmp_path, init_state(TINY), learn, minutes=0.05)
+    assert again == config == in_steps(TINY, config.steps) and identical(state, same)
+    assert "minutes" not in capsys.readouterr().err
+    assert identical(trained(tmp_path / "other", config), state)
 
 
 @pytest.mark.parametrize("name", [*presets.PRESETS, *presets.TEXT_PRESETS])
@@ -281,66 +304,3 @@ def test_presets(name):
     assert data_from_json(json.loads(json.dumps(to_json(config)))) == config.data
     if name in presets.PRESETS and not isinstance(config.data, FolderConfig):
         check_fit(config, make_source(config.data))
-
-
-@pytest.mark.parametrize(
-    "settings,match",
-    [
-        (["step=1"], "no setting 'step'; there are steps, batch"),
-        (["model.depth=1"], r"no setting 'model.depth'.*model.encoder_depth.*data.size"),
-        (["model=1"], "no setting 'model'"),
-        (["steps=many"], "'steps=many' is not understood; steps is 40 now"),
-        (["decay=59"], "do not fit"),
-        (["model.respacing=ddim0"], "ddim0"),
-    ],
-)
-def test_settings_that_cannot_be(settings, match):
-    with pytest.raises(UserError, match=match):
-        with_settings(TINY, settings)
-
-
-def test_settings_by_name():
-    config = with_settings(
-        presets.preset("glyphs"), ["data.fonts=cmr10, cmss10", "model.head_depth=2", "ema=0"]
-    )
-    assert config.data.fonts == ("cmr10", "cmss10") and config.model.head_depth == 2 and config.ema == 0.0
-    assert with_settings(presets.preset("mar-base"), ["data.flip=false"]).data.flip is False
-    assert with_settings(presets.preset("text-draft"), ["model.eos_ids=256"]).model.eos_ids == (256,)
-    short = in_steps(presets.preset("words"), 120)
-    assert (short.warmup, short.decay, short.settle) == (2, 90, 15)
-    assert in_steps(TINY, 20) == dataclasses.replace(TINY, steps=20)
-
-
-@pytest.mark.slow
-def test_the_command(tmp_path, capsys, monkeypatch):
-    monkeypatch.setitem(presets.PRESETS, "tiny", dataclasses.replace(TINY, sample_every=1000))
-    out = tmp_path / "run"
-    asked = ["train", "--preset", "tiny", "--out", str(out), "--json", "--set", "checkpoint_every=40"]
-    assert main(asked) == 0
-    report = json.loads(capsys.readouterr().out)
-    model = weights.load(report["model"])
-    assert model.kind == "mar" and model.config == TINY.model
-    assert model.metadata["extra"]["class_names"] == list("0123456789")
-    assert model.metadata["extra"]["training"]["checkpoint_every"] == 40
-    assert (out / "pictures" / "step_0000040.png").exists()
-    errors, losses = np.array(logged(out, "mse")), np.array(logged(out, "loss"))
-    assert len(losses) == 40 and np.isfinite(losses).all() and errors[-10:].mean() < 0.8 * errors[:10].mean()
-    np.testing.assert_allclose(losses, errors + logged(out, "vb"), atol=1e-5)
-    (out / "model" / "gains").mkdir()
-    assert main(asked) == 0 and (out / "model" / "gains").exists()  # it had ended
-    assert main([*asked, "--seed", "8"]) == 2
-    assert "begun with another seed" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_a_run_that_diverged_is_no_model(tmp_path, capsys, monkeypatch):
-    config = dataclasses.replace(TINY, steps=2, warmup=0, decay=0, learning_rate=float("nan"))
-    monkeypatch.setitem(presets.PRESETS, "tiny", config)
-    assert main(["train", "--preset", "tiny", "--out", str(tmp_path / "run")]) == 2
-    assert "training diverged" in capsys.readouterr().err and not (tmp_path / "run" / "model").exists()
-
-
-def test_a_batch_must_divide_among_devices():
-    three = types.SimpleNamespace(shape={"data": 3, "model": 1})
-    with pytest.raises(UserError, match="batch of 8 cannot be spread evenly over 3 devices"):
-        Placement(TINY.batch, three)

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple, cast
 import jax
 import jax.numpy as jnp
 
-from cspd_jax.text.checks import require
+from cspd_jax.language_models import Model, Prompts, TreeLanguageModel, bound
+from cspd_jax.sampling import log_probs, noise_at
 from cspd_jax.text.drafters import (
     Drafter,
     Drafting,
@@ -20,9 +21,6 @@ from cspd_jax.text.drafters import (
     read_prompts,
     spread,
 )
-from cspd_jax.text.prompts import Prompts
-from cspd_jax.text.protocol import Model, TreeLanguageModel, bound
-from cspd_jax.text.sampling import log_probs, noise_at
 from cspd_jax.text.trees.tree import Tree
 
 Array = jax.Array
@@ -58,7 +56,7 @@ class TreeDrafter:
 
     def begin(self, params: Any, prompts: Prompts, max_len: int) -> Any:
         known = prompts._replace(tokens=known_to(self.network, prompts.tokens))
-        return read_prompts(self.network, params, known, max_len + self.tree.drafts).cache
+        return read_prompts(self.network, params, known, max_len + self.tree.drafts)[0]
 
     def draft(self, params: Any, cache: Any, request: DraftRequest) -> tuple[Branches, Any]:
         tree, batch = self.tree, request.tokens.shape[0]
@@ -84,15 +82,15 @@ class TreeDrafter:
         ), cache
 
     def keep(self, cache: Any, length: Array, path: Array, tau: Array) -> Any:
-        """The cache with the accepted nodes where the text goes on; see `keep_path`."""
+        """Moves the accepted nodes to where the text goes on; see `keep_path`."""
         return keep_path(self.network, cache, self.tree, length, path, tau)
 
 
 def draw_children(
     tree: Tree, request: DraftRequest, logits: Array, depth: int, ids: Array | int
 ) -> tuple[Array, Array]:
-    """Ids [B, nodes, width] after the nodes of a depth, and the distributions [B, nodes, num_ids] that they
-    are from; logits [B, nodes, V]. ids: as in `one_by_one`."""
+    """Draws ids [B, nodes, width] after the nodes of a depth, from logits [B, nodes, V], and returns the
+    distributions [B, nodes, num_ids] that they are from too. ids: see `one_by_one`."""
     logits, own = among_known(logits, ids, request.num_ids)
     if request.sampling.greedy:
         best = jax.lax.top_k(logits, tree.widths[depth])[1].astype(jnp.int32)
@@ -109,19 +107,9 @@ def draw_children(
 
 def draft_tree(model: Model, widths: Sequence[int] = (3, 2, 1)) -> Drafting:
     """Makes a drafter of trees: each node at depth d has widths[d] children, drawn from `model`."""
-    tree = tree_with(widths)
+    tree = Tree(tuple(widths))
     network, params = bound(model)
     return Drafting(cast(Drafter, TreeDrafter(network, tree)), params)
-
-
-def tree_with(widths: Sequence[int]) -> Tree:
-    """The tree whose nodes at depth d have widths[d] children."""
-    whole = isinstance(widths, Sequence) and all(type(n) is int and n >= 1 for n in widths)
-    require(
-        whole and len(widths) > 0,
-        f"widths is {widths!r:.80}; it must be a tuple of whole numbers of at least 1, such as (3, 2, 1)",
-    )
-    return Tree(tuple(widths))
 
 
 def tree_of(drafter: Any) -> Tree | None:
@@ -165,7 +153,8 @@ def see_nodes(
 def keep_path(
     network: TreeLanguageModel, cache: Any, tree: Tree, length: Array, path: Array, tau: Array
 ) -> Any:
-    """The cache with the first tau [B] nodes of path [B, depth] where the text goes on after `length` [B]."""
+    """Moves the first tau [B] nodes of path [B, depth] in the cache to where the text goes on, after `length`
+    [B]."""
     text = cache.max_len - tree.drafts
     index = jnp.arange(tree.depth)
     targets = jnp.where(index < tau[:, None], length[:, None] + index, cache.max_len)

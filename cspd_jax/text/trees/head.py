@@ -9,11 +9,11 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 
-from cspd_jax.text.checks import require
+from cspd_jax.check import UserError
+from cspd_jax.language_models import Prompts
 from cspd_jax.text.drafters import Drafter, Drafting, DraftRequest
-from cspd_jax.text.prompts import Prompts
 from cspd_jax.text.states import HeadDrafter, StatesHead
-from cspd_jax.text.trees.drafter import Branches, draw_children, tree_with
+from cspd_jax.text.trees.drafter import Branches, draw_children
 from cspd_jax.text.trees.tree import Tree
 
 Array = jax.Array
@@ -66,7 +66,8 @@ class HeadTreeDrafter:
     def _level(
         self, params: Any, cache: Any, request: DraftRequest, depth: int, tokens: Array, parents: Array
     ) -> tuple[Array, Any]:
-        """The states of the nodes of a depth. Each lies at the place of its parent's token."""
+        """Returns the states of the nodes of a depth, each at the place of its parent's token, and the
+        cache."""
         tree, text = self.tree, request.tokens.shape[1]
         nodes = tree.starts[depth] + jnp.arange(tree.levels[depth])
         slots = jnp.where(request.count[:, None] > 0, text + nodes - 1, text + tree.drafts)
@@ -81,7 +82,7 @@ class HeadTreeDrafter:
 
 def head_tree(drafter: Drafting, widths: Sequence[int] = (3, 2, 1)) -> Drafting:
     """Makes a drafter of trees of one of chains, as `draft_from_states` returns it."""
-    inner = getattr(drafter, "drafter", None)
-    require(isinstance(inner, HeadDrafter), "head_tree goes with what draft_from_states returns")
-    assert isinstance(inner, HeadDrafter)
-    return Drafting(cast(Drafter, HeadTreeDrafter(inner.head, tree_with(widths))), drafter.params)
+    inner = drafter.drafter
+    if not isinstance(inner, HeadDrafter):
+        raise UserError("head_tree goes with what draft_from_states returns")
+    return Drafting(cast(Drafter, HeadTreeDrafter(inner.head, Tree(tuple(widths)))), drafter.params)

@@ -11,20 +11,17 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.coupling import SiblingDistributions, accept_sibling, uniform
-from cspd_jax.text.drafters import DraftRequest, Drafts
-from cspd_jax.text.info import CallCounts, RoundInfo, add
-from cspd_jax.text.protocol import TreeLanguageModel
-from cspd_jax.text.rounds import Inputs, TextState, commit, with_states
-from cspd_jax.text.rounds import begin as begin_rounds
-from cspd_jax.text.rules import Verdict
-from cspd_jax.text.sampling import (
+from cspd_jax.coupling.acceptance import uniform
+from cspd_jax.coupling.siblings import SiblingDistributions, accept_sibling
+from cspd_jax.info import Calls
+from cspd_jax.language_models import TreeLanguageModel
+from cspd_jax.sampling import (
     NO_TOKEN,
     Purpose,
     fit_vocabulary,
@@ -34,6 +31,9 @@ from cspd_jax.text.sampling import (
     most_probable,
     round_keys,
 )
+from cspd_jax.text.drafters import Drafts
+from cspd_jax.text.rounds import Inputs, RoundInfo, TextState, commit, draft_request, with_states
+from cspd_jax.text.rules import Verdict
 from cspd_jax.text.trees.drafter import Branches, keep_path, see_nodes, tree_of
 from cspd_jax.text.trees.tree import Tree
 
@@ -45,91 +45,45 @@ Rule = Callable[[Array, Array, Array, Array], tuple[Array, SiblingDistributions]
 TREE_RULES: dict[str, Rule] = {"tree": accept_sibling}
 
 
-class Brancher(Protocol):
-    """A drafter of trees, besides how it begins."""
-
-    tree: Tree
-
-    def draft(self, params: Any, state: Any, request: DraftRequest) -> tuple[Branches, Any]:
-        """The drafts of a round, and the next state."""
-
-    def keep(self, state: Any, length: Array, path: Array, tau: Array) -> Any:
-        """The state when the first tau [B] nodes of path [B, depth] have been accepted after `length` [B]."""
-
-
-def _drafter(inputs: Inputs) -> Brancher:
-    assert tree_of(inputs.drafter) is not None
-    return cast(Brancher, inputs.drafter)
-
-
-def _target(inputs: Inputs) -> TreeLanguageModel:
-    return cast(TreeLanguageModel, inputs.target)
-
-
-def begin(inputs: Inputs) -> TextState:
-    """The state before the first round: the prompts have been read, and the caches have room for a tree."""
-    return begin_rounds(inputs, spare=_drafter(inputs).tree.drafts)
-
-
-def advance(inputs: Inputs, state: TextState) -> TextState:
-    """Takes one turn of the loop: a round, and the sum of what happened."""
-    next_state, happened = run_round(inputs, state)
-    return next_state._replace(info=add(state.info, happened))
-
-
 def run_round(inputs: Inputs, state: TextState) -> tuple[TextState, RoundInfo]:
     """Takes one round, and returns what happened in it."""
-    drafter = _drafter(inputs)
+    drafter: Any = inputs.drafter
     tree = drafter.tree
-    # A row near its limit uses fewer levels: a round adds one token more than it accepts drafts.
-    room = inputs.limit - state.length - 1
-    levels = jnp.where(state.done, 0, jnp.minimum(tree.depth, room))
-    branches, drafter_state = drafter.draft(
-        inputs.drafter_params, state.drafter_state, _request(inputs, state, levels)
-    )
+    request = draft_request(inputs, state, tree.depth)
+    levels = request.count  # a row near its limit uses fewer
+    branches, drafter_state = drafter.draft(inputs.drafter_params, state.drafter_state, request)
     verdict, path, cache, states = verify_step(inputs, state, branches, levels)
     accepted = Drafts(
         jnp.take_along_axis(branches.tokens, path, axis=1), levels, None, branches.passes, branches.rows
     )
-    next_state, counts = commit(inputs, state, accepted, verdict)
-    counts = counts._replace(drafted=jnp.asarray(np.cumsum(tree.levels) - 1, jnp.int32)[levels])
+    next_state, happened = commit(inputs, state, accepted, verdict)
+    nodes = jnp.int32(len(state.length) * (tree.drafts + 1))
+    happened = happened._replace(
+        drafted=jnp.asarray(np.cumsum(tree.levels) - 1, jnp.int32)[levels],
+        calls={**happened.calls, "target": Calls(jnp.int32(1), nodes)},
+    )
     next_state = next_state._replace(
-        cache=keep_path(_target(inputs), cache, tree, state.length, path, verdict.tau),
+        cache=keep_path(cast(TreeLanguageModel, inputs.target), cache, tree, state.length, path, verdict.tau),
         states=states,
         drafter_state=drafter.keep(drafter_state, state.length, path, verdict.tau),
     )
-    rows = jnp.int32(len(state.length) * (tree.drafts + 1))
-    return next_state, RoundInfo(counts, CallCounts(jnp.int32(1), rows, branches.passes, branches.rows))
-
-
-def _request(inputs: Inputs, state: TextState, levels: Array) -> DraftRequest:
-    return DraftRequest(
-        tokens=state.tokens,
-        length=state.length,
-        count=levels,
-        keys=None if inputs.keys is None else round_keys(inputs.keys, Purpose.DRAFT, state.length),
-        sampling=inputs.sampling,
-        stop_ids=inputs.stop_ids,
-        confidence=None,
-        max_gamma=_drafter(inputs).tree.depth,
-        num_ids=inputs.num_ids,
-        needs_log_q=True,
-        states=state.states,
-    )
+    return next_state, happened
 
 
 def verify_step(
     inputs: Inputs, state: TextState, branches: Branches, levels: Array
 ) -> tuple[Verdict, Array, Any, Array | None]:
-    """Makes one target pass over the nodes: the verdict, the accepted nodes [B, depth], the cache, and the
-    states.
+    """Makes one target pass over the nodes, and returns the verdict, the accepted nodes [B, depth], the
+    cache, and the states.
 
     Nodes deeper than levels [B] are not used.
     """
-    tree = _drafter(inputs).tree
+    tree = tree_of(inputs.drafter)
+    assert tree is not None
+    target = cast(TreeLanguageModel, inputs.target), inputs.params
     logits, cache, *told = see_nodes(
-        (_target(inputs), inputs.params), branches.tokens, state.cache, tree, state.length, ~state.done,
-        range(tree.depth + 1), inputs.entering,
+        target, branches.tokens, state.cache, tree, state.length, ~state.done, range(tree.depth + 1),
+        inputs.entering,
     )  # fmt: skip
     logits = fit_vocabulary(logits, inputs.num_ids, inputs.num_ids)
     if inputs.sampling.greedy:
@@ -151,7 +105,7 @@ def verify_step(
 
 
 def _states_of_path(state: TextState, told: list[Array], path: Array, tau: Array) -> Array | None:
-    """The states with those of the root and the accepted nodes, of all nodes' [B, drafts + 1, S D]."""
+    """Adds to the states those of the root and the accepted nodes, of all nodes' [B, drafts + 1, S D]."""
     if state.states is None:
         return None
     nodes = jnp.pad(path, ((0, 0), (1, 0)))
@@ -161,8 +115,8 @@ def _states_of_path(state: TextState, told: list[Array], path: Array, tau: Array
 
 
 def _walk_greedily(tree: Tree, best: Array, tokens: Array, levels: Array) -> tuple[Array, ...]:
-    """Accepts the child that is the target's own token, best [drafts + 1] of each node: (tau, the nodes on
-    the way, the token after them)."""
+    """Accepts the child that is the target's own token, best [drafts + 1] of each node; returns (tau, the
+    nodes on the way, the token after them)."""
 
     def choose(depth: int, node: Array, drafts: Array):
         hits = jnp.append((drafts == best[node]) & (depth < levels), True)
@@ -180,7 +134,7 @@ def _walk_by_rule(
     tokens: Array,
     levels: Array,
 ) -> tuple[Array, ...]:
-    """(tau, the nodes on the way, the distribution [V] of the token after them, whether it is truncated).
+    """Returns (tau, the nodes on the way, the distribution [V] of the token after them, whether it is cut).
 
     u [depth, width] for the tests; log_p [drafts + 1, V] after each node; log_q as in `Branches`.
     """
@@ -199,8 +153,8 @@ def _walk_by_rule(
 
 
 def _walk(tree: Tree, tokens: Array, choose: Callable) -> tuple[Array, Array, Any]:
-    """From the root down while `choose` accepts a child: how many, the nodes [depth] on the way, and what
-    `choose` said where it accepted none.
+    """Goes down from the root while `choose` accepts a child: how many, the nodes [depth] on the way, and
+    what `choose` said where it accepted none.
 
     choose: maps a depth, a node at it and its children's tokens [k] to (which of them is accepted, or k; any
         pytree).

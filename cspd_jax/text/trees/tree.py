@@ -6,7 +6,7 @@ import dataclasses
 
 import numpy as np
 
-from cspd_jax.errors import UserError
+from cspd_jax.check import UserError
 
 _MOST_DRAFTS = 4096
 

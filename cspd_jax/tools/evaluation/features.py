@@ -19,10 +19,10 @@ from PIL import Image
 from tqdm import tqdm
 
 from cspd_jax import weights
-from cspd_jax._utils.files import files_in
+from cspd_jax._utils.files import files_in, fingerprint
+from cspd_jax.check import UserError
 from cspd_jax.converters.inception import PUBLISHED_SHA256
 from cspd_jax.converters.source import convert, digest, make_config, open_source
-from cspd_jax.errors import UserError
 from cspd_jax.networks.inception import Features, Inception, InceptionConfig, resize
 from cspd_jax.tools import sample
 from cspd_jax.training.data.folder import eight_bits
@@ -107,7 +107,7 @@ def load_network(path: str | os.PathLike) -> FeatureNetwork:
         config = make_config(source)
         return FeatureNetwork(config, jax.tree.map(jnp.asarray, convert(source, config)), digest(source))
     loaded = weights.load(path, np.float32)
-    told = loaded.metadata.get("source_sha256") or loaded.metadata.get("params_sha256")
+    told = loaded.metadata.get("source_sha256") or fingerprint(loaded.config, loaded.params)
     rounded = "" if loaded.metadata.get("dtype") == "float32" else " rounded"
     return FeatureNetwork(loaded.config, loaded.params, f"{told}{rounded}")
 

@@ -16,7 +16,7 @@ from scipy.special import log_softmax
 from tqdm import tqdm
 
 from cspd_jax._utils.files import write_arrays
-from cspd_jax.errors import UserError
+from cspd_jax.check import UserError
 from cspd_jax.tools.evaluation.features import FeatureNetwork, ImageSet, features, open_images
 
 SPLIT = 5000  # images of a split of the Inception score

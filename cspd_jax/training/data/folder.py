@@ -2,32 +2,34 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import os
 import pathlib
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from PIL import Image, ImageOps
 from tqdm import tqdm
 
-from cspd_jax._utils import limits
-from cspd_jax._utils.files import files_in, in_order, is_hidden, not_a_folder
-from cspd_jax.errors import UserError
+from cspd_jax._utils.files import files_in, in_order, is_hidden
+from cspd_jax.check import UserError
+from cspd_jax.models import VAE
+from cspd_jax.networks import autoencoder
+from cspd_jax.networks.config import LATENT_SCALE
 from cspd_jax.training.data.source import Batch, Split, generator, shuffled
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".bmp", ".gif", ".tif", ".tiff", ".webp")
 # The formats of these files. Left to itself, Pillow goes by the content, and gives PostScript to a program.
 _FORMATS = ("PNG", "JPEG", "BMP", "DIB", "GIF", "TIFF", "WEBP")
-_TOGETHER = 64  # images that are decoded or encoded together
-_REPORTED = 5
+_TOGETHER = 16  # images that are encoded together
 _LOOKED_AT = 256  # files
 _NOISE, _FLIP = 1, 2
-_READERS = min(16, os.cpu_count() or 1)  # threads: Pillow lets them run side by side
+
+# Pixels [N, H, W, C] in [-1, 1] -> [N, h, w, 2c], mean and log variance of the latents.
+Encoder = Callable[[np.ndarray], np.ndarray]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,56 +51,52 @@ class FolderConfig:
     held_out: int = 20
 
 
-class ImageFile(NamedTuple):
-    """A file of the data set.
+def kl16_encoder(vae: VAE) -> Encoder:
+    """Returns the encoder of a KL-16."""
 
-    path: where it is.
-    label: the number of its class.
-    """
+    config: Any = vae.config
 
-    path: pathlib.Path
-    label: int
+    @jax.jit
+    def encode(params, images):
+        posterior = autoencoder.encode(config, params, images)
+        return jnp.concatenate([posterior.mean, posterior.logvar], axis=-1)
 
-
-class LatentEncoder(NamedTuple):
-    """An encoder of pixels to latents.
-
-    moments: float32 pixels [N, H, W, C] in [-1, 1] -> [N, h, w, 2c], mean and log variance of the latents.
-    scale: factor on a sampled latent.
-    """
-
-    moments: Callable[[np.ndarray], np.ndarray]
-    scale: float
+    return lambda images: np.asarray(encode(vae.params, images))
 
 
 class Folder:
-    """The `Source` of a `FolderConfig`, decoded once and kept in memory. `skipped` holds a sentence for every
-    file that was left out.
+    """The `Source` of a `FolderConfig`, decoded once and kept in memory. `skipped` holds the files that could
+    not be used.
 
-    encoder: yield latents instead of pixels, a new sample of the posterior every time.
+    encoder: yield latents, scaled as in MAR, instead of pixels, a new sample of the posterior every time.
     """
 
-    def __init__(self, config: FolderConfig, *, encoder: LatentEncoder | None = None, progress: bool = True):
+    def __init__(self, config: FolderConfig, encoder: Encoder | None = None):
         self.config, self._encoder = config, encoder
         self.class_names, files = list_images(config.root)
-        kept, labels, skipped = [], [], []
-        parts = [files[i : i + _TOGETHER] for i in range(0, len(files), _TOGETHER)]
-        with ThreadPoolExecutor(_READERS) as readers:
-            for part in tqdm(parts, desc="images", unit=f"x{_TOGETHER}", disable=len(parts) < 2):
-                found = list(zip(part, readers.map(self._read, part)))
-                images = [image for _, image in found if not isinstance(image, UserError)]
-                labels += [file.label for file, image in found if not isinstance(image, UserError)]
-                skipped += [f"{file.path}: {e}" for file, e in found if isinstance(e, UserError)]
-                if images:
-                    kept.append(self._encoded(np.stack(images)))
+        kept, labels, pixels = [], [], list[np.ndarray]()
+        self.skipped: list[pathlib.Path] = []
+        for path, label in tqdm(files, desc="images", disable=not sys.stderr.isatty()):
+            if (image := read_image(path, config.size, config.channels)) is None:
+                self.skipped.append(path)
+                continue
+            labels.append(label)
+            pixels.append(image)
+            if len(pixels) == _TOGETHER:
+                kept.append(self._encoded(np.stack(pixels)))
+                pixels = []
+        if pixels:
+            kept.append(self._encoded(np.stack(pixels)))
         if not labels:
-            raise UserError(f"none of the {len(files)} images in {config.root} can be used: {skipped[0]}")
-        self.skipped, self._labels, self._kept = skipped, np.array(labels, np.int32), np.concatenate(kept)
-        if progress:
-            named = _first(self.class_names, ", ")
-            print(f"{len(labels)} images of {len(self.class_names)} classes: {named}", file=sys.stderr)
-            if skipped:
-                print(f"{len(skipped)} image files were skipped: {_first(skipped, '; ')}", file=sys.stderr)
+            raise UserError(
+                f"none of the {len(files)} images in {config.root} can be read and is as large as"
+                f" {config.size}x{config.size}"
+            )
+        self._labels, self._kept = np.array(labels, np.int32), np.concatenate(kept)
+        told = f"{len(labels)} images of {len(self.class_names)} classes"
+        if self.skipped:
+            told += f"; {len(self.skipped)} files were skipped, damaged or too small: {self.skipped[0]}, ..."
+        print(told, file=sys.stderr)
         row = self._kept.shape[1:]
         self.shape = row if encoder is None else (*row[1:3], row[3] // 2)
 
@@ -115,7 +113,7 @@ class Folder:
         moments = self._kept[images, flipped].astype(np.float32)
         mean, log_var = np.split(moments, 2, axis=-1)
         noise = generator(seed, split, index, _NOISE).standard_normal(mean.shape, dtype=np.float32)
-        return Batch((mean + np.exp(log_var / 2) * noise) * np.float32(self._encoder.scale), labels)
+        return Batch((mean + np.exp(log_var / 2) * noise) * np.float32(LATENT_SCALE), labels)
 
     def _encoded(self, pixels: np.ndarray) -> np.ndarray:
         """Returns what is kept of uint8 pixels [N, H, W, C]: themselves, or float16 moments
@@ -123,14 +121,8 @@ class Folder:
         if self._encoder is None:
             return pixels
         views = [pixels, pixels[:, :, ::-1]][: 1 + self.config.flip]
-        moments = [self._encoder.moments(_to_pixels(view)) for view in views]
+        moments = [self._encoder(_to_pixels(view)) for view in views]
         return np.stack(moments, axis=1).astype(np.float16)
-
-    def _read(self, file: ImageFile) -> np.ndarray | UserError:
-        try:
-            return read_image(file.path, self.config.size, self.config.channels)
-        except UserError as error:
-            return error
 
 
 def _to_pixels(stored: np.ndarray) -> np.ndarray:
@@ -142,22 +134,22 @@ def look(root: str) -> tuple[int, int, int, int]:
     pixels of the shorter side of most of them, or of more, and 1 channel if all are grey, else 3."""
     names, files = list_images(root)
     sides, grey = [], True
-    for file in files[:: -(-len(files) // _LOOKED_AT)]:
-        with contextlib.suppress(UserError), _opened(file.path, 1) as opened:
-            sides.append(min(opened.size))
-            grey &= opened.mode in ("1", "L", "I;16")
+    for path, _ in files[:: -(-len(files) // _LOOKED_AT)]:
+        try:
+            with Image.open(path, formats=_FORMATS) as opened:
+                sides.append(min(opened.size))
+                grey &= opened.mode in ("1", "L", "I;16")
+        except OSError:
+            continue
     if not sides:
         raise UserError(f"none of the {len(files)} images in {root} can be read")
     return len(names), len(files), sorted(sides)[len(sides) // 4], 1 if grey else 3
 
 
-def list_images(root: str) -> tuple[tuple[str, ...], list[ImageFile]]:
-    """Returns the class names (sub-folders with images, sorted, as numbers if all are) and the image files
-    below each; a folder without such is one class, with its own name."""
+def list_images(root: str) -> tuple[tuple[str, ...], list[tuple[pathlib.Path, int]]]:
+    """Returns the class names (sub-folders with images, sorted, as numbers if all are) and each image file
+    with its class; a folder without such is one class, with its own name."""
     folder = pathlib.Path(root)
-    if not root or not folder.is_dir():
-        problem = not_a_folder(folder) if root else "does not exist"
-        raise UserError(f"the image folder {root!r} {problem}; name one with --data")
     classes = [path for path in folder.iterdir() if path.is_dir() and not is_hidden(path.name)]
     inside = {path.name: found for path in classes if (found := files_in(path, SUFFIXES))}
     here = files_in(folder, SUFFIXES, below=False)
@@ -167,17 +159,21 @@ def list_images(root: str) -> tuple[tuple[str, ...], list[ImageFile]]:
         )
     if not inside and not here:
         raise UserError(f"{root} holds no images; expected images, or one sub-folder of images per class")
-    if not inside:
-        return (folder.resolve().name,), [ImageFile(path, 0) for path in here]
-    names = in_order(inside)
-    files = [ImageFile(path, label) for label, name in enumerate(names) for path in inside[name]]
-    return tuple(names), files
+    inside = inside or {folder.resolve().name: here}
+    names = tuple(in_order(inside))
+    return names, [(path, label) for label, name in enumerate(names) for path in inside[name]]
 
 
-def read_image(path: pathlib.Path, size: int, channels: int) -> np.ndarray:
-    """Returns the central square of a picture, scaled: uint8 [size, size, channels]."""
-    with _opened(path, size) as opened:
-        picture = eight_bits(ImageOps.exif_transpose(opened)).convert("L" if channels == 1 else "RGB")
+def read_image(path: pathlib.Path, size: int, channels: int) -> np.ndarray | None:
+    """Returns the central square of a picture, scaled: uint8 [size, size, channels]; None for a file that is
+    damaged or smaller."""
+    try:
+        with Image.open(path, formats=_FORMATS) as opened:
+            if min(opened.size) < size:
+                return None
+            picture = eight_bits(ImageOps.exif_transpose(opened)).convert("L" if channels == 1 else "RGB")
+    except Exception:  # Pillow's decoders raise many types
+        return None
     while min(picture.size) >= 2 * size:  # halving by boxes first keeps the final filter sharp
         picture = picture.resize((picture.width // 2, picture.height // 2), Image.Resampling.BOX)
     scale = size / min(picture.size)
@@ -191,29 +187,7 @@ def read_image(path: pathlib.Path, size: int, channels: int) -> np.ndarray:
 def eight_bits(picture: Image.Image) -> Image.Image:
     """Takes the upper eight bits of grey pictures of 16, which Pillow would clip."""
     if picture.mode == "F":
-        raise UserError("its pixels are floating-point numbers; they must be whole ones")
+        raise ValueError("its pixels are floating-point numbers; they must be whole ones")
     if not picture.mode.startswith("I"):
         return picture
     return Image.fromarray((np.clip(np.asarray(picture, np.int64), 0, 65535) >> 8).astype(np.uint8))
-
-
-@contextlib.contextmanager
-def _opened(path: pathlib.Path, size: int) -> Iterator[Image.Image]:
-    """Opens a picture whose pixels are still to be read; UserError if its size is wrong or it is damaged."""
-    try:
-        with Image.open(path, formats=_FORMATS) as opened:
-            width, height = opened.size
-            if width * height > limits.PIXELS:
-                raise UserError(f"{width}x{height} has more than {limits.PIXELS} pixels")
-            if min(width, height) < size:
-                raise UserError(f"{width}x{height} is smaller than {size}x{size}")
-            yield opened
-    except UserError:
-        raise
-    except Exception as error:  # Pillow's decoders raise many types
-        raise UserError(f"unreadable ({type(error).__name__})") from None
-
-
-def _first(texts: Sequence[str], between: str) -> str:
-    more = f"{between}and {len(texts) - _REPORTED} more" if len(texts) > _REPORTED else ""
-    return between.join(texts[:_REPORTED]) + more

@@ -15,7 +15,6 @@ import pathlib
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from cspd_jax._utils import plotting
 from cspd_jax.training.data.source import Batch, Split, generator
 
 FIELD = 64  # samples along one side of a stored distance field
@@ -68,7 +67,7 @@ class GlyphConfig:
 
 
 def between(random: np.random.Generator, a: float, b: float, shape: tuple[int, ...]) -> np.ndarray:
-    """Uniform numbers between a and b, whichever is the smaller."""
+    """Draws uniform numbers between a and b, whichever is the smaller."""
     return random.uniform(min(a, b), max(a, b), shape)
 
 
@@ -100,7 +99,7 @@ class Glyphs:
 
 
 def _places(c: GlyphConfig, random: np.random.Generator, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """The point of the distance field that each pixel samples: rows and columns, each [B, size, size]."""
+    """Returns the point of the distance field that each pixel samples: rows and columns [B, size, size]."""
     angle = np.deg2rad(random.uniform(-c.rotation, c.rotation, size))
     shear = random.uniform(-c.shear, c.shear, size)
     stretch = np.exp(random.uniform(-c.stretch, c.stretch, (2, size)))
@@ -122,7 +121,7 @@ def _places(c: GlyphConfig, random: np.random.Generator, size: int) -> tuple[np.
 
 @functools.lru_cache(maxsize=8)
 def _smooth_interpolation(points: int, knots: int) -> np.ndarray:
-    """Weights [points, knots] of a smooth curve through `knots` equally spaced values (rows sum to 1)."""
+    """Returns weights [points, knots] of a smooth curve through equally spaced values (rows sum to 1)."""
     distance = np.linspace(0, knots - 1, points)[:, None] - np.arange(knots)
     weights = np.exp(-0.5 * (distance / 0.6) ** 2)
     return (weights / weights.sum(axis=1, keepdims=True)).astype(np.float32)
@@ -142,7 +141,7 @@ def bilinear(fields: np.ndarray, which: np.ndarray, rows: np.ndarray, columns: n
 
 
 def _colour(c: GlyphConfig, random: np.random.Generator, ink: np.ndarray) -> np.ndarray:
-    """Bright ink (coverage [B, H, W]) on a dark background with a gentle slope, in [-1, 1]."""
+    """Puts bright ink (coverage [B, H, W]) on a dark background with a gentle slope, in [-1, 1]."""
     size, side = ink.shape[0], ink.shape[1]
     background = between(random, -1 + c.grain, -1 + c.contrast, (size, 1, 1))
     foreground = between(random, 1 - c.contrast, 1 - c.grain, (size, 1, 1))
@@ -155,8 +154,7 @@ def _colour(c: GlyphConfig, random: np.random.Generator, ink: np.ndarray) -> np.
 
 @functools.cache
 def font_folder() -> pathlib.Path:
-    """The folder of the fonts that matplotlib ships."""
-    plotting.prepare()
+    """Returns the folder of the fonts that matplotlib ships."""
     import matplotlib
 
     return pathlib.Path(matplotlib.get_data_path()) / "fonts" / "ttf"
@@ -164,7 +162,7 @@ def font_folder() -> pathlib.Path:
 
 @functools.lru_cache(maxsize=1024)
 def distance_field(font: str, character: str) -> np.ndarray:
-    """The signed distance to the glyph's outline, positive inside: [FIELD, FIELD] float32.
+    """Returns the signed distance to the glyph's outline, positive inside: [FIELD, FIELD] float32.
 
     The glyph is centred; the longer side of its tight box is FIELD - 2 MARGIN samples, which is also the
     unit of the distances.
@@ -188,7 +186,7 @@ def distance_field(font: str, character: str) -> np.ndarray:
 
 
 def _rendered(font: str, character: str) -> np.ndarray:
-    """A large black-and-white picture of the character: bool."""
+    """Draws a large black-and-white picture of the character: bool."""
     side = 2 * FIELD * _FINE
     canvas = Image.new("L", (side, side))
     face = ImageFont.truetype(str(font_folder() / f"{font}.ttf"), side // 2)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from cspd_jax.errors import UserError
-from cspd_jax.weights.chat import chat_ids, chat_template
-from cspd_jax.weights.models import TextModel
-from cspd_jax.weights.tokenizers import load_tokenizer
+from cspd_jax.check import UserError
+from cspd_jax.models import TextModel
+from cspd_jax.tokenizers import chat_ids, chat_template, load_tokenizer
 
 
 def read_lines(path: Path) -> list[str]:

@@ -13,6 +13,7 @@ import functools
 import hashlib
 import inspect
 import io
+import itertools
 import pathlib
 import platform
 import sysconfig
@@ -22,9 +23,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cspd_jax.errors import UserError
+from cspd_jax.check import UserError
+from cspd_jax.tokenizers import END_OF_TEXT, ByteTokenizer
 from cspd_jax.training.data.source import Split, generator
-from cspd_jax.weights.tokenizers import END_OF_TEXT, ByteTokenizer
 
 # Tests, generated tables, copies of other projects, and what differs between installations.
 _LEFT_OUT = {"test", "tests", "idle_test", "encodings", "pydoc_data", "site-packages", "_bundled"}
@@ -34,10 +35,7 @@ _HELD_OUT_ONE_IN = 20
 
 @dataclasses.dataclass(frozen=True)
 class TextConfig:
-    """The documentation of Python's standard library.
-
-    length: ids in a row.
-    """
+    """The documentation of Python's standard library. length: ids in a row."""
 
     length: int = 256
 
@@ -50,17 +48,15 @@ class Texts:
         self._corpus = corpus
 
     def batch(self, index: int, size: int, *, seed: int = 0, split: Split = "train") -> np.ndarray:
-        """Batch `index` of the endless sequence that belongs to (seed, split): [size, length] int32.
-
-        The windows start at uniformly drawn places.
-        """
+        """Makes batch `index` of the endless sequence that belongs to (seed, split): windows [size, length]
+        that start at uniformly drawn places."""
         stream, length = self.streams[split], self.config.length
         starts = generator(seed, split, index).integers(len(stream) - length + 1, size=size)
         return stream[starts[:, None] + np.arange(length)].astype(np.int32)
 
     @functools.cached_property
     def streams(self) -> dict[Split, np.ndarray]:
-        """[N] int16 for each split: its documents, each after an end-of-text id, and one more at the end."""
+        """The documents of each split, [N] int16, each after an end-of-text id, and one more at the end."""
         encode = ByteTokenizer().encode
         ids: dict[Split, list[int]] = {"train": [], "held-out": []}
         for document in documents() if self._corpus is None else self._corpus:
@@ -68,7 +64,7 @@ class Texts:
         return {split: np.array([*found, END_OF_TEXT], np.int16) for split, found in ids.items()}
 
     def describe(self) -> dict[str, object]:
-        """What a checkpoint records about its corpus, which depends on the version of Python."""
+        """Says what a checkpoint records about its corpus, which depends on the version of Python."""
         train, held_out = self.streams["train"], self.streams["held-out"]
         return {
             "corpus": "docstrings and comments of Python's standard library",
@@ -80,25 +76,21 @@ class Texts:
 
 
 class Document(NamedTuple):
-    """The documentation of a module.
-
-    module: its dotted name.
-    text: its passages, separated by blank lines.
-    """
+    """The documentation of a module: its dotted name, and its passages, separated by blank lines."""
 
     module: str
     text: str
 
     @property
     def held_out(self) -> bool:
-        """Decided by a hash of the module's name, so it is the same in every version of Python."""
+        """Whether it is not trained on: by a hash of its name, so the same in every version of Python."""
         digest = hashlib.sha256(self.module.encode()).digest()
         return int.from_bytes(digest[:8], "big") % _HELD_OUT_ONE_IN == 0
 
 
 @functools.lru_cache(maxsize=4)
 def documents(root: pathlib.Path | None = None) -> tuple[Document, ...]:
-    """The documents below `root` (the standard library), sorted by name and without repeated passages."""
+    """Reads the documents below `root` (the standard library), sorted and without repeated passages."""
     root = pathlib.Path(sysconfig.get_path("stdlib")) if root is None else root
     seen: set[str] = set()
     found = []
@@ -117,7 +109,7 @@ def documents(root: pathlib.Path | None = None) -> tuple[Document, ...]:
 
 
 def modules(root: pathlib.Path) -> list[tuple[str, pathlib.Path]]:
-    """The dotted name and the file of every module of the corpus, sorted by name."""
+    """Returns the dotted name and the file of every module of the corpus, sorted by name."""
     found = []
     for path in root.rglob("*.py"):
         parts = path.relative_to(root).with_suffix("").parts
@@ -128,10 +120,8 @@ def modules(root: pathlib.Path) -> list[tuple[str, pathlib.Path]]:
 
 
 def passages(path: pathlib.Path) -> list[str]:
-    """Docstrings and blocks of comments in the order of the source, without legal notices.
-
-    Empty if the file is not valid Python, which some test files are not on purpose.
-    """
+    """Returns docstrings and blocks of comments in the order of the source, without legal notices; none if
+    the file is not valid Python, which some are not on purpose."""
     try:
         with tokenize.open(path) as file:
             source = file.read()
@@ -150,21 +140,12 @@ def _docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 
 def _comments(source: str) -> Iterator[tuple[int, str]]:
-    """Comments that stand on lines of their own; adjacent lines form one block."""
-    start, lines = 0, list[str]()
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type != tokenize.COMMENT or token.line[: token.start[1]].strip():
-            continue
-        row = token.start[0]
-        if lines and row != start + len(lines):
-            yield start, _block(lines)
-            lines = []
-        if not lines:
-            start = row
-        lines.append(token.string)
-    if lines:
-        yield start, _block(lines)
-
-
-def _block(lines: list[str]) -> str:
-    return inspect.cleandoc("\n".join(line.lstrip("#!:") for line in lines))
+    """Yields the comments that stand on lines of their own; adjacent lines form one block."""
+    own = {
+        token.start[0]: token.string.lstrip("#!:")
+        for token in tokenize.generate_tokens(io.StringIO(source).readline)
+        if token.type == tokenize.COMMENT and not token.line[: token.start[1]].strip()
+    }
+    for _, block in itertools.groupby(enumerate(own), key=lambda numbered: numbered[1] - numbered[0]):
+        rows = [row for _, row in block]
+        yield rows[0], inspect.cleandoc("\n".join(own[row] for row in rows))

@@ -9,54 +9,15 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
+from pathlib import Path
 
 import numpy as np
 
 from cspd_jax.training.data.glyphs import FIELD, MARGIN, between, bilinear, distance_field
 from cspd_jax.training.data.source import Batch, Split, generator
 
-TOPICS = {
-    "animals": (
-        "BEAR CROW DEER FROG GOAT HAWK LION MOLE SEAL SWAN WOLF CAMEL EAGLE GOOSE HORSE MOUSE "
-        "OTTER RAVEN SHEEP SNAKE TIGER WHALE ZEBRA BEAVER DONKEY FALCON JAGUAR LIZARD MONKEY "
-        "RABBIT SPIDER TURTLE"
-    ),
-    "food": (
-        "BEAN CAKE CORN MEAT MILK PEAR PLUM RICE SALT SOUP APPLE BREAD CANDY CREAM CURRY FRUIT "
-        "GRAPE HONEY LEMON MELON OLIVE ONION PASTA PEACH SALAD SUGAR BUTTER CARROT CHEESE GARLIC "
-        "PEPPER TOMATO"
-    ),
-    "home": (
-        "BATH DESK DOOR LAMP OVEN ROOF SOFA WALL CHAIR CLOCK FENCE FLOOR FRAME GLASS KNIFE LIGHT "
-        "PHONE PIANO PLATE SHELF SPOON STOVE TABLE TOWEL BASKET BOTTLE CANDLE CARPET GARDEN "
-        "MIRROR PILLOW WINDOW"
-    ),
-    "nature": (
-        "CAVE HILL LAKE LEAF MOON RAIN ROCK SAND SNOW STAR TREE WIND BEACH CLIFF CLOUD COAST "
-        "EARTH FIELD FROST MARSH OCEAN PLANT RIVER STONE STORM WATER DESERT FOREST ISLAND MEADOW "
-        "STREAM VALLEY"
-    ),
-    "people": (
-        "AUNT BOSS CHEF GIRL HERO KING MAID POET ACTOR BAKER CHILD CLERK COACH GUARD JUDGE MAYOR "
-        "NURSE PILOT QUEEN RIDER TUTOR UNCLE YOUTH ARTIST BARBER DOCTOR DRIVER FARMER LAWYER "
-        "SAILOR TAILOR WRITER"
-    ),
-    "actions": (
-        "BAKE CALL DRAW GIVE HELP JUMP KICK PLAY READ SING SWIM WALK CARRY CATCH CLIMB DANCE "
-        "DRINK LAUGH LEARN PAINT SHARE SLEEP SMILE SPEAK TEACH THINK ANSWER FOLLOW GATHER LISTEN "
-        "TRAVEL WONDER"
-    ),
-    "qualities": (
-        "BOLD CALM COLD DARK FAST GOOD KIND LOUD RICH SOFT WARM WILD ANGRY BRAVE CLEAN EMPTY "
-        "FRESH GREAT HAPPY HEAVY PROUD QUICK ROUGH SHARP SMALL YOUNG BRIGHT CLEVER GENTLE HONEST "
-        "SIMPLE STRONG"
-    ),
-    "music": (
-        "BAND BASS BEAT DRUM HARP HORN NOTE OBOE SONG TUNE BANJO BRASS CELLO CHOIR CHORD FLUTE "
-        "MAJOR METAL MINOR OPERA ORGAN PITCH SCALE TEMPO VIOLA VOICE WALTZ FIDDLE GUITAR MELODY "
-        "RHYTHM VIOLIN"
-    ),
-}
+TOPICS: dict[str, str] = json.loads(Path(__file__).with_name("words.json").read_text())
 BLANK = " "
 
 
@@ -97,7 +58,7 @@ def words(topic: str) -> tuple[str, ...]:
 
 
 def letters(config: WordsConfig) -> str:
-    """What a cell can show, blanks last."""
+    """Returns what a cell can show, blanks last."""
     return "".join(sorted({c for topic in config.topics for word in words(topic) for c in word})) + BLANK
 
 
@@ -116,11 +77,11 @@ class Words:
         return Batch(self._pictures(random, pages), labels.astype(np.int32))
 
     def contents(self, index: int, size: int, *, seed: int = 0, split: Split = "train") -> np.ndarray:
-        """What each cell of a `batch` shows: [B, lines^2] int32, indices of `letters`."""
+        """Says what each cell of a `batch` shows: [B, lines^2] int32, indices of `letters`."""
         return self._written(generator(seed, split, index), size)[1].reshape(size, -1).astype(np.int32)
 
     def cells(self, index: int, size: int, *, seed: int = 0, split: Split = "train") -> Batch:
-        """The cells of pages of letters drawn uniformly, blanks too: images [B lines^2, cell, cell, 1]."""
+        """Says what each cell of a `batch` shows: [B, lines^2] int32, as indices of `letters`."""
         random = generator(seed, split, index, 1)
         pages = random.integers(len(self.letters), size=(size, self.config.lines, self.config.lines))
         images = to_cells(self._pictures(random, pages), self.config.lines)
@@ -135,12 +96,12 @@ class Words:
         )
 
     def _written(self, random: np.random.Generator, size: int) -> tuple[np.ndarray, np.ndarray]:
-        """Topics [B] and their pages."""
+        """Draws topics [B] and their pages."""
         labels = random.integers(len(self.config.topics), size=size)
         return labels, self._pages(random, labels)
 
     def _pages(self, random: np.random.Generator, labels: np.ndarray) -> np.ndarray:
-        """What each cell shows: [B, lines, lines], indices of `letters`."""
+        """Draws what each cell shows: [B, lines, lines], indices of `letters`."""
         size, lines = len(labels), self.config.lines
         lists = [words(topic) for topic in self.config.topics]
         pages = np.full((size, lines, lines), self.letters.index(BLANK))
@@ -153,7 +114,7 @@ class Words:
         return pages
 
     def _pictures(self, random: np.random.Generator, pages: np.ndarray) -> np.ndarray:
-        """Images [B, H, W, 1] in [-1, 1] of pages [B, lines, lines]; all letters of a page are alike."""
+        """Draws images in [-1, 1] of pages [B, lines, lines]; all letters of a page are alike."""
         c, size = self.config, len(pages)
         fonts = random.integers(len(c.fonts), size=size)
         extent = (c.extent * np.exp(random.uniform(-c.zoom, c.zoom, size))).astype(np.float32)
@@ -189,7 +150,7 @@ class Cells:
 
 
 def to_cells(images: np.ndarray, lines: int) -> np.ndarray:
-    """[B, H, W, C] -> [B, lines, lines, H / lines, W / lines, C]."""
+    """Cuts images [B, H, W, C] into cells [B, lines, lines, H / lines, W / lines, C]."""
     size, height, width, channels = images.shape
     cells = images.reshape(size, lines, height // lines, lines, width // lines, channels)
     return cells.transpose(0, 1, 3, 2, 4, 5)

@@ -7,60 +7,42 @@ distribution q of paths is from the target's p. Their divergence is a sum over t
 
 in closed form for Gaussians. It amounts to a weighted matching of eps and of the variance, in which small
 noise levels weigh most. It is estimated at random steps i of the *sampling* schedule, at states x made by
-noising a token of the data or of the target's own samples. The squared difference of eps is added, because
-the path KL alone says little about high noise levels, where an untrained draft is far off.
+noising a token of the data. The squared difference of eps is added, because the path KL alone says little
+about high noise levels, where an untrained draft is far off.
 """
 
 from __future__ import annotations
 
-import enum
 import functools
 import itertools
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from cspd_jax.check import UserError, check_draft
 from cspd_jax.diffusion.chain import Chains, path_log_density, sample_path
 from cspd_jax.diffusion.gaussian import Coefficients, Gaussian, coefficients, transition
 from cspd_jax.diffusion.schedule import make_schedule, sampling_schedule
-from cspd_jax.errors import UserError
 from cspd_jax.networks.config import MARConfig
 from cspd_jax.networks.mar import MARModel
 from cspd_jax.training.config import TrainConfig
-from cspd_jax.training.image import masking
-from cspd_jax.training.image.objective import kl_divergence, masked_mean
-from cspd_jax.training.step import Metrics, Purpose, TrainState, descend, run_key
-from cspd_jax.weights.checks import check_draft
+from cspd_jax.training.image import mar
+from cspd_jax.training.image.mar import Bucket, Draws, kl_divergence, masked_mean, noised
+from cspd_jax.training.run import Metrics, Purpose, TrainState, descend, run_key
 
 Array = jax.Array
 
-
-class Teacher(NamedTuple):
-    """The target of a distillation.
-
-    config: its configuration (static under jit), a MARConfig: `check_pair`.
-    params: its parameters.
-    """
-
-    config: Any
-    params: Any
+_DRAWS, _STEPS = 0, 1  # what the key of a step is folded with
 
 
-class Random(enum.IntEnum):
-    """What the key of a step is folded with."""
-
-    DRAWS = 0
-    STEPS = 1
-
-
-def buckets(config: TrainConfig) -> tuple[masking.Bucket, ...]:
+def buckets(config: TrainConfig) -> tuple[Bucket, ...]:
     """Returns ranges of all numbers of known tokens: contexts of every length are equally frequent, as in
     generation."""
     length = config.model.seq_len
     edges = [round(length * i / config.buckets) for i in range(config.buckets + 1)]
-    return tuple(masking.Bucket(a, b - 1) for a, b in itertools.pairwise(edges) if b > a)
+    return tuple(Bucket(a, b - 1) for a, b in itertools.pairwise(edges) if b > a)
 
 
 def n_known(config: TrainConfig, step: int) -> int:
@@ -70,7 +52,7 @@ def n_known(config: TrainConfig, step: int) -> int:
 
 
 def check_pair(draft: MARConfig, target: Any) -> None:
-    """UserError unless the draft can be distilled from the target: it fits, and has the same schedule."""
+    """Raises UserError unless the draft can be distilled from the target: it fits, with the same schedule."""
     check_draft(target, draft)
     if draft.respacing != target.respacing:
         raise UserError(
@@ -83,7 +65,7 @@ def check_pair(draft: MARConfig, target: Any) -> None:
 def distill_step(
     config: TrainConfig,
     target: MARConfig,
-    bucket: masking.Bucket,
+    bucket: Bucket,
     target_params: Any,
     state: TrainState,
     tokens: Array,
@@ -94,22 +76,12 @@ def distill_step(
 
     tokens: [B, L, C] by position. labels: [B]. known: [], the number of tokens shown, within `bucket`.
     """
-    model = config.model
+    model, dtype = config.model, jnp.dtype(config.dtype)
     key = jax.random.fold_in(run_key(config.seed, Purpose.STEP), state.step)
-    draws = masking.draw(
-        jax.random.fold_in(key, int(Random.DRAWS)),
-        tokens.shape[0],
-        model.seq_len,
-        model.token_dim,
-        bucket,
-        known,
-        copies=config.copies,
-        drop=config.label_drop,
-    )
+    of_draws = jax.random.fold_in(key, _DRAWS)
+    draws = mar.draw(of_draws, tokens.shape, bucket, known, config.copies, config.label_drop)
     steps = sampling_schedule(target.respacing).num_steps
-    at = jax.random.randint(jax.random.fold_in(key, int(Random.STEPS)), draws.t.shape, 0, steps)
-    dtype = jnp.dtype(config.dtype)
-
+    at = jax.random.randint(jax.random.fold_in(key, _STEPS), draws.t.shape, 0, steps)
     inputs = (tokens, labels, draws, at, bucket)
     eps, p = jax.lax.stop_gradient(gaussians(MARModel(target, dtype), target_params, *inputs))
 
@@ -128,7 +100,7 @@ def distill_step(
 
 
 def gaussians(
-    model: MARModel, params: Any, tokens: Array, labels: Array, draws, at: Array, bucket: masking.Bucket
+    model: MARModel, params: Any, tokens: Array, labels: Array, draws: Draws, at: Array, bucket: Bucket
 ) -> tuple[Array, Gaussian]:
     """Returns eps and the transition at steps `at` [M, B, Q] of the sampling schedule, for the last Q tokens:
     arrays [M, B, Q, C]."""
@@ -141,37 +113,24 @@ def gaussians(
     z = model.context(params, ordered, draws.reveal, n_known, embedding, rows, bucket=bucket.most)
     schedule = make_schedule(model.config.respacing)
     x0 = ordered[:, shown:]
-    signal = jnp.asarray(schedule.sqrt_alphas_cumprod, x0.dtype)[at][..., None]
-    spread = jnp.asarray(schedule.sqrt_one_minus_alphas_cumprod, x0.dtype)[at][..., None]
-    x = signal * x0 + spread * draws.noise
+    x = noised(schedule, x0, at, draws.noise)
     time = model.embed_time(params, jnp.asarray(schedule.timestep_map))[at]
     eps, v = jnp.split(model.denoise(params, x, model.modulate(params, time, z)), 2, axis=-1)
     c = Coefficients(*(a[at][..., None] for a in coefficients(schedule, x0.dtype)))
     return eps, transition(c, x, eps, v)
 
 
-class Acceptance(NamedTuple):
-    """How likely drafted tokens are to be accepted, by context.
-
-    probability: [B], min(1, p / q) of the drafted path.
-    log_ratio: [B], log p - log q of the drafted path.
-    """
-
-    probability: Array
-    log_ratio: Array
-
-
 @functools.partial(jax.jit, static_argnames=("models",))
-def path_acceptance(
+def path_log_ratio(
     models: tuple[MARModel, MARModel],
     params: tuple[Any, Any],
     key: Array,
     tokens: Array,
     labels: Array,
     known: Array,
-) -> Acceptance:
-    """Returns the acceptance of one drafted token per image in a context that both models share, without
-    guidance and with noise in the last step.
+) -> Array:
+    """Returns log p - log q [B] of one drafted path per image, in a context that both models share, without
+    guidance and with noise in the last step. It is accepted with probability min(1, p / q).
 
     models, params: of the target and of the draft.
     tokens: [B, L, C] by position. labels: [B]. known: [B], the number of random tokens the context shows.
@@ -194,5 +153,4 @@ def path_acceptance(
     drafted = sample_path(chains(draft, draft_params), noise)
     path = jnp.concatenate([drafted.states, noise[-1:]])
     of_target = path_log_density(chains(target, target_params), path)
-    log_ratio = of_target - drafted.log_density(final_noise=True)
-    return Acceptance(jnp.exp(jnp.minimum(0.0, log_ratio)), log_ratio)
+    return of_target - drafted.log_density(final_noise=True)

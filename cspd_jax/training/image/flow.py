@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from cspd_jax.networks.config import SphereConfig
 from cspd_jax.networks.sphere import Backbone, full_forward, make_head
 from cspd_jax.training.config import ImageTrainConfig
-from cspd_jax.training.step import Metrics, Purpose, TrainState, descend, run_key
+from cspd_jax.training.run import Metrics, Purpose, TrainState, descend, run_key
 
 Array = jax.Array
 

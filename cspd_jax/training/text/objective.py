@@ -18,20 +18,11 @@ import numpy as np
 from cspd_jax.keys import seed_key
 from cspd_jax.networks.lm import LM
 from cspd_jax.networks.lm_config import LMConfig
-from cspd_jax.weights.tokenizers import END_OF_TEXT
+from cspd_jax.tokenizers import END_OF_TEXT
+from cspd_jax.training.config import TextTrainConfig
+from cspd_jax.training.run import Metrics, Purpose, TrainState, descend, run_key
 
 Array = jax.Array
-
-
-class TextTeacher(NamedTuple):
-    """The target of a distillation.
-
-    config: its configuration (static under jit).
-    params: its parameters.
-    """
-
-    config: LMConfig
-    params: Any
 
 
 class View(NamedTuple):
@@ -48,7 +39,7 @@ class View(NamedTuple):
 
 
 def view(model: LM, key: Array, rows: Array) -> View:
-    """The training view of rows [B, L]; the key determines what is masked."""
+    """Returns the training view of rows [B, L]; the key determines what is masked."""
     if model.config.causal:
         return causal_view(rows)
     rates, hide = jax.random.split(key)
@@ -56,26 +47,26 @@ def view(model: LM, key: Array, rows: Array) -> View:
 
 
 def causal_view(rows: Array) -> View:
-    """Every place but the last predicts the next id."""
+    """Has every place but the last predict the next id."""
     length = rows.shape[1]
     weight = jnp.where(jnp.arange(length) < length - 1, 1 / (length - 1), 0.0)
     return View(rows, jnp.roll(rows, -1, axis=1), jnp.broadcast_to(weight, rows.shape))
 
 
 def mask_rates(key: Array, count: int) -> Array:
-    """`count` rates, each U(0, 1] and together evenly spread, so that their mean loss is less noisy."""
+    """Draws `count` rates, each U(0, 1] and evenly spread together: their mean loss is less noisy."""
     return (jnp.arange(count) + 1 - jax.random.uniform(key)) / count
 
 
 def masked_view(rows: Array, rates: Array, key: Array, mask_id: int) -> View:
-    """Row b with each id masked with probability rates[b]."""
+    """Masks each id of row b with probability rates[b]."""
     hidden = jax.random.uniform(key, rows.shape) < rates[:, None]
     weight = hidden / rates[:, None] / rows.shape[1]
     return View(jnp.where(hidden, mask_id, rows), rows, weight)
 
 
 def within(view: View, ids: int) -> View:
-    """The view for a model that has the first `ids` ids only.
+    """Returns the view for a model that has the first `ids` ids only.
 
     It reads any other id as the last of them, as in generation, and is not asked for one.
     """
@@ -84,23 +75,18 @@ def within(view: View, ids: int) -> View:
 
 
 def cross_entropy(view: View, logits: Array) -> Array:
-    """Bits per id of the wanted ids under logits [B, L, V]: []."""
+    """Returns the bits per id of the wanted ids under logits [B, L, V]."""
     return _mean(view, -at_ids(jax.nn.log_softmax(logits), view.wanted))
 
 
 def divergence(view: View, target: Array, draft: Array) -> Array:
-    """KL(target || draft) in bits per id, given logits [B, L, V] and [B, L, n] of the first n ids: []."""
-    log_p = jax.nn.log_softmax(target)[..., : draft.shape[-1]]
-    return divergence_from(view, log_p, draft)
-
-
-def divergence_from(view: View, log_p: Array, draft: Array) -> Array:
-    """As `divergence`, given the target's log p [B, L, n] of the draft's ids, out of all of its own: [].
+    """Returns KL(target || draft) in bits per id, given logits [B, L, V] and [B, L, n] of the first n ids.
 
     Where the draft lacks ids it is P KL(p / P || q), P = sum_x p(x) over those it has. The gradient is that
     of the plain sum of p log(p / q), so a place where little can be accepted weighs little; the least is 0.
     """
-    p, log_q = jnp.exp(log_p), jax.nn.log_softmax(draft)
+    log_p, log_q = jax.nn.log_softmax(target)[..., : draft.shape[-1]], jax.nn.log_softmax(draft)
+    p = jnp.exp(log_p)
     all_known = jnp.sum(p, axis=-1)
     missing = jax.scipy.special.xlogy(all_known, all_known)
     return _mean(view, jnp.sum(p * (log_p - log_q), axis=-1) - missing)
@@ -111,15 +97,43 @@ def _mean(view: View, nats: Array) -> Array:
 
 
 def at_ids(values: Array, ids: Array) -> Array:
-    """values [..., V] at ids [...]: [...]."""
+    """Takes values [..., V] at ids [...]."""
     return jnp.take_along_axis(values, ids[..., None], axis=-1)[..., 0]
+
+
+@functools.partial(jax.jit, static_argnames=("config", "target"), donate_argnames=("state",))
+def text_step(
+    config: TextTrainConfig,
+    state: TrainState,
+    rows: Array,
+    target: LMConfig | None = None,
+    target_params: Any = None,
+) -> tuple[TrainState, Metrics]:
+    """Takes one step on rows [B, L], from the data or towards a target. The loss is in bits per id.
+
+    With a target the loss is (1 - share) KL(target || model) + share * cross-entropy, share = `data_share`.
+    """
+    dtype = jnp.dtype(config.dtype)
+    model, share = LM(config.model, dtype), config.data_share
+    shown = view(model, jax.random.fold_in(run_key(config.seed, Purpose.STEP), state.step), rows)
+    known = within(shown, config.model.vocab_size)
+    teacher = None if target is None else LM(target, dtype).forward(target_params, shown.seen)
+
+    def loss(params):
+        logits = model.forward(params, known.seen)
+        bits = cross_entropy(known, logits)
+        if teacher is not None:
+            bits = (1 - share) * divergence(shown, teacher, logits) + share * bits
+        return bits, {"loss": bits}
+
+    return descend(config, state, loss)
 
 
 _TOGETHER = 16
 
 
 def bits_per_byte(model: LM, params: Any, stream: np.ndarray, length: int, most: int | None = None) -> float:
-    """Bits per byte on a stream [N] of ids that begins with an end-of-text id, read in rows of `length`.
+    """Returns the bits per byte on a stream [N] that begins with an end-of-text id, in rows of `length`.
 
     A causal model predicts every id from at least half a row of context (where the stream has that much). For
     a masked-diffusion model it is an estimate of the bound, with masks that depend only on the number of
@@ -147,9 +161,9 @@ def bits_per_byte(model: LM, params: Any, stream: np.ndarray, length: int, most:
 
 @functools.partial(jax.jit, static_argnames=("model",))
 def row_bits(model: LM, params: Any, rows: Array, rates: Array, key: Array) -> Array:
-    """Bits of every id of rows [B, L] given those before it (0 for the first): [B, L].
+    """Returns the bits of every id of rows [B, L] given those before it (0 for the first): [B, L].
 
-    For a masked-diffusion model, each id's part in the estimate of the bound.
+    For a masked-diffusion model it is each id's part in the estimate of the bound.
     """
     if model.config.causal:
         logs = jax.nn.log_softmax(model.forward(params, rows))[:, :-1]
@@ -162,7 +176,7 @@ def row_bits(model: LM, params: Any, rows: Array, rates: Array, key: Array) -> A
 
 
 def overlapping(stream: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rows [R, length] that start every half length, and which ids count in which row.
+    """Cuts rows [R, length] that start every half length, and says which ids count in which row.
 
     Each id counts exactly once, except the stream's first, which nothing predicts.
     """
@@ -175,7 +189,35 @@ def overlapping(stream: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray
 
 
 def tiled(stream: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Adjacent rows [R, length], all of whose ids count; an incomplete last row is left out."""
+    """Cuts adjacent rows [R, length], all of whose ids count; an incomplete last row is left out."""
     count = len(stream) // length
     rows = stream[: count * length].reshape(count, length).astype(np.int32)
     return rows, np.ones_like(rows, bool)
+
+
+def agreement(
+    target: LM, target_params: Any, draft: LM, draft_params: Any, rows: np.ndarray
+) -> dict[str, float]:
+    """Measures how close a draft q is to the target p on rows [N, L]; an incomplete last batch is left out.
+
+    acceptance: sum_x min(p(x), q(x)), the probability that speculative sampling accepts one draft.
+    greedy: fraction of predictions with the same most likely id.
+    divergence: KL(p || q) in bits per id.
+    """
+    count = max(1, len(rows) // _TOGETHER)
+    found = [
+        _agreement(target, target_params, draft, draft_params, seed_key(i), part)
+        for i, part in enumerate(np.array_split(rows[: count * _TOGETHER], count))
+    ]
+    return {name: round(float(np.mean([each[name] for each in found])), 4) for name in found[0]}
+
+
+@functools.partial(jax.jit, static_argnames=("target", "draft"))
+def _agreement(target: LM, target_params: Any, draft: LM, draft_params: Any, key: Array, rows: Array):
+    shown = view(target, key, rows)
+    p = target.forward(target_params, shown.seen)
+    q = draft.forward(draft_params, within(shown, draft.config.vocab_size).seen)
+    overlap = jnp.sum(jnp.minimum(jax.nn.softmax(p)[..., : q.shape[-1]], jax.nn.softmax(q)), axis=-1)
+    same, asked = jnp.argmax(p, axis=-1) == jnp.argmax(q, axis=-1), shown.weight > 0
+    mean = lambda values: jnp.sum(values * asked) / jnp.maximum(jnp.sum(asked), 1)
+    return {"acceptance": mean(overlap), "greedy": mean(same), "divergence": divergence(shown, p, q)}

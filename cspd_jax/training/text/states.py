@@ -7,6 +7,7 @@ same rows: in turn k every place is drafted as the (k + 1)-th token after the la
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any, NamedTuple
 
@@ -14,15 +15,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from cspd_jax.check import UserError
 from cspd_jax.networks.eagle import Eagle, init_params
-from cspd_jax.networks.eagle_config import EagleConfig
 from cspd_jax.networks.lm import LM
-from cspd_jax.networks.lm_config import LMConfig
-from cspd_jax.networks.narrow import matmul
+from cspd_jax.networks.lm_config import EagleConfig, LMConfig, published_layers
 from cspd_jax.training.config import HeadTrainConfig
-from cspd_jax.training.step import Metrics, Purpose, TrainState, descend, run_key
-from cspd_jax.training.text.answers import NONE, Taught
-from cspd_jax.training.text.objective import TextTeacher
+from cspd_jax.training.run import Metrics, Purpose, Teacher, TrainState, descend, run_key
+from cspd_jax.training.text.rows import NONE, Taught
 
 Array = jax.Array
 _TOGETHER = 4  # rows per call when agreement is measured
@@ -41,35 +40,34 @@ class Given(NamedTuple):
     kernel: Array
 
 
-class Agreement(NamedTuple):
-    """How close the head's q is to the target's p; means over the ids of answers.
+def head_config(target: LMConfig, ids: int) -> EagleConfig:
+    """Returns a head like one of the target's layers; it reads what enters a low, a middle and a high one."""
+    if not target.causal:
+        raise UserError("a head drafts for causal models, and the target is a masked-diffusion model")
+    layer = dataclasses.replace(
+        target, depth=1, vocab_size=ids, known_ids=ids, tie_embeddings=False, parallel_residual=False,
+        bos_ids=(), eos_ids=(),
+    )  # fmt: skip
+    return EagleConfig(layer, published_layers(target.depth), target.width, target.vocab_size)
 
-    acceptance: sum_x min(p(x), q(x)) at temperature 1, the probability that a first draft is accepted.
-    greedy: [turns] share of the ids for which p and q have the same most probable one, of the first draft,
-        of the second after right ones, and so on.
-    """
 
-    acceptance: Any
-    greedy: Any
-
-
-def given_by(teacher: TextTeacher, ids: np.ndarray) -> Given:
-    """What the target gives a head with these ids."""
+def given_by(teacher: Teacher, ids: np.ndarray) -> Given:
+    """Returns what the target gives a head with these ids."""
     params, table = teacher.params, teacher.params["embed"]["embedding"]
     kernel = table[ids].T if teacher.config.tie_embeddings else params["head"]["kernel"][:, ids]
     return Given(jnp.asarray(ids, jnp.int32), table, kernel)
 
 
 def frequent_ids(frequencies: np.ndarray, count: int, always: tuple[int, ...]) -> np.ndarray:
-    """The `count` ids of a target that are most frequent, `always` among them; ascending."""
+    """Returns the `count` ids of a target that are most frequent, `always` among them; ascending."""
     order = np.argsort(-frequencies, kind="stable")
     first = [*always, *(i for i in order[: count + len(always)] if i not in always)]
     return np.sort(np.array(first[:count], np.int32))
 
 
-def first_params(config: EagleConfig, teacher: TextTeacher, ids: np.ndarray, seed: int) -> dict[str, Any]:
-    """Parameters that training begins with: those of the target's last layer, last norm and logits, for
-    states of which the highest counts."""
+def first_params(config: EagleConfig, teacher: Teacher, ids: np.ndarray, seed: int) -> dict[str, Any]:
+    """Returns the parameters that training begins with: those of the target's last layer, last
+    norm and logits, for states of which the highest counts."""
     fresh = init_params(config, run_key(seed, Purpose.INIT))
     fresh.pop("ids")
     last = teacher.params[f"layers_{teacher.config.depth - 1}"]
@@ -93,7 +91,7 @@ def first_params(config: EagleConfig, teacher: TextTeacher, ids: np.ndarray, see
 
 
 def turns(head: Eagle, params: Any, given: Given, rows: Taught, count: int) -> Array:
-    """Logits [count, B, L, V] of the token after the next, in turns of which each feeds back the one before.
+    """Returns logits [count, B, L, V] of the token after the next, by turns that feed back those before.
 
     In turn k place i sees the target's states up to place i - k, and its own of turns 1 to k at the k places
     after those. The first k places have none, so their logits say nothing.
@@ -119,9 +117,9 @@ def turns(head: Eagle, params: Any, given: Given, rows: Taught, count: int) -> A
 
 
 def wanted(given: Given, rows: Taught) -> tuple[Array, Array]:
-    """The target's log p [B, L, V] of the token after the next, and whether it is one of an answer [B, L]."""
+    """Returns the target's log p [B, L, V] of the token after the next, and whether an answer has it."""
     after_next = lambda a, by: jnp.roll(a, -by, axis=1)
-    logits = matmul(after_next(rows.hidden, 1).astype(jnp.float32), given.kernel)
+    logits = after_next(rows.hidden, 1).astype(jnp.float32) @ given.kernel
     place = jnp.arange(rows.tokens.shape[1])
     there = (after_next(rows.tokens, 2) != NONE) & (place < len(place) - 2)
     return logits - after_next(rows.total, 1)[..., None], there & (place + 2 >= rows.given[:, None])
@@ -152,22 +150,29 @@ def head_step(
 
 
 def agreement(
-    config: HeadTrainConfig, teacher: TextTeacher, params: Any, given: Given, rows: Taught
-) -> Agreement:
-    """The agreement on rows, weighted by their ids; an incomplete last batch is left out."""
+    config: HeadTrainConfig, teacher: Teacher, params: Any, given: Given, rows: Taught
+) -> dict[str, Any]:
+    """Measures how close the head's q is to the target's p on the ids of answers; an incomplete last batch
+    of rows is left out.
+
+    acceptance: sum_x min(p(x), q(x)) at temperature 1, the probability that a first draft is accepted.
+    greedy: share of the ids for which p and q have the same most probable one, by turn: of the first draft,
+        of the second after right ones, and so on.
+    """
     size = min(_TOGETHER, len(rows.tokens))
     starts = range(0, len(rows.tokens) - size + 1, size)
     parts = (Taught(*(array[start : start + size] for array in rows)) for start in starts)
     found = [_agreement(config, *teacher, params, given, part) for part in parts]
     counts, accepted, same = (np.sum(values, axis=0) for values in zip(*found))
-    return Agreement(float(accepted / counts[0]), [round(float(share), 4) for share in same / counts])
+    acceptance = round(float(accepted / counts[0]), 4)
+    return {"acceptance": acceptance, "greedy": [round(float(share), 4) for share in same / counts]}
 
 
 @functools.partial(jax.jit, static_argnames=("config", "target"))
 def _agreement(
     config: HeadTrainConfig, target: LMConfig, of_target: Any, params: Any, given: Given, rows: Taught
 ):
-    """How many ids there are in each turn, and sums over them."""
+    """Counts the ids in each turn, and sums over them."""
     log_p, there = wanted(given, rows)
     logits = turns(Eagle(config.model), params, given, rows, config.fed_back + 1)
     counts = there & (jnp.arange(rows.tokens.shape[1]) >= jnp.arange(len(logits))[:, None, None])

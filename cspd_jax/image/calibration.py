@@ -1,0 +1,189 @@
+"""Fits the noise-corrected drafter to the model's own chains.
+
+A few images are generated in a few AR steps, so that contexts of every fullness occur, and what the head
+predicted along each chain is kept. The gains of step t are the least-squares coefficients of the change of
+x_0-hat on the deviation x_{t-1} - mean and on f times it, over all tokens and coordinates.
+
+Gains depend on the respacing, the guidance and the temperature, so each combination has its own file in the
+checkpoint folder (`cspd-jax calibrate` writes them); without one they are fitted in the call. Gains change
+how many head calls speculation takes and nothing else: foreign gains are slower, never wrong.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import weakref
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from cspd_jax._utils.files import write_arrays
+from cspd_jax.check import UserError
+from cspd_jax.diffusion.chain import predict
+from cspd_jax.diffusion.gaussian import predicted_x0, transition_from_x0
+from cspd_jax.diffusion.schedule import sampling_schedule
+from cspd_jax.image import sampler
+from cspd_jax.image.bound import BoundModel, bind
+from cspd_jax.image.drafters import NoiseCorrected
+from cspd_jax.image.options import Options
+from cspd_jax.image.order import Raster
+from cspd_jax.image.protocol import TokenModel
+from cspd_jax.keys import row_keys, seed_key
+from cspd_jax.models import ImageModel
+
+Array = jax.Array
+
+FOLDER = "gains"  # within a checkpoint folder
+CHAINS = 512  # roughly so many are run: enough for two gains per step
+_SEED = 0  # always the same key: the same model has the same gains
+_AR_STEPS = 8
+_SPARE = 1.25  # x_0-hat is drafted within the range of the tokens seen, and some more
+_FITTED: weakref.WeakKeyDictionary[ImageModel, dict[str, NoiseCorrected]] = weakref.WeakKeyDictionary()
+
+
+def drafter_for(model: ImageModel, options: Options) -> NoiseCorrected:
+    """Returns the drafter for these options: read where it lies beside the checkpoint, else fitted, once."""
+    path = file_of(model, options)
+    if path is not None and path.exists():
+        return read(path, model, options)
+    fitted = _FITTED.setdefault(model, {})
+    name = file_name(options)
+    if name not in fitted:
+        fitted[name] = measure(model, options)
+    return fitted[name]
+
+
+def measure(model: ImageModel, options: Options) -> NoiseCorrected:
+    """Fits the drafter on images of the model's first classes; UserError where they are not finite."""
+    images = max(1, CHAINS // model.network.seq_len)
+    keys = row_keys(seed_key(_SEED), images)
+    labels = jnp.arange(images, dtype=jnp.int32) % model.config.num_classes
+    cfg = float(np.mean(options.cfg))
+    options = dataclasses.replace(options, cfg=cfg, chain_drafter=None, draft_drafter=None, known=None)
+    found = calibrate(model.network, model.params, keys, labels, options)
+    if not all(bool(jnp.isfinite(a).all()) for a in jax.tree.leaves(found)):
+        raise UserError(
+            "the chains that the drafter is fitted to came out as NaN or infinity: the model diverged; try a"
+            " lower temperature or cfg, or steps ddim100"
+        )
+    return found
+
+
+def calibrate(
+    network: TokenModel, params: Any, keys: Array, labels: Array, options: Options
+) -> NoiseCorrected:
+    """Fits the drafter on B images with these keys and labels [B].
+
+    Of the options only what the gains depend on is used: respacing, guidance and temperature.
+    """
+    options = dataclasses.replace(
+        options,
+        num_iter=min(_AR_STEPS, network.seq_len),
+        prefix_buckets=1,
+        denoise="plain",
+        order=options.order if isinstance(options.order, Raster) else None,
+        cfg_schedule="linear" if options.separate_first else options.cfg_schedule,  # the first token of many
+    )
+    return _calibrate(network, params, keys, labels, options)
+
+
+@functools.partial(jax.jit, static_argnames=("network",))
+def _calibrate(
+    network: TokenModel, params: Any, keys: Array, labels: Array, options: Options
+) -> NoiseCorrected:
+    bound = bind(network, params, keys, labels, options)
+    ((segment, groups),) = sampler.plan_segments(network.seq_len, options)
+    step = functools.partial(sampler.ar_step, bound, segment, draw=record_chains)
+    state, seen = jax.lax.scan(step, sampler.empty_state(bound), sampler.group_arrays(groups, options))
+    limit = _SPARE * jnp.max(jnp.abs(state.tokens[:, : network.seq_len]))
+    used = jnp.array([[i < g.size for i in range(segment.width)] for g in groups])
+    x0, v, deviation = (jnp.moveaxis(a, 1, 0) for a in seen)
+    return fit(x0, v, deviation, used[:, None, :], limit)  # [S, 1, G] for [S, T, B, G, d]
+
+
+def record_chains(
+    bound: BoundModel, z: Array, positions: Array, used: Array, scale: Array
+) -> tuple[Array, tuple[Array, ...]]:
+    """Runs plain chains of tokens [B, G]: x_0 [B, G, d]; by step [T, B, G, d] x_0-hat, v, x_{t-1} - mean."""
+    noise = bound.chain_noise(positions)
+    chains = bound.chains(z.reshape(-1, z.shape[-1]), sampler.by_row(scale, positions.shape[1]))
+    shape = (*positions.shape, noise.shape[-1])
+    gain = jnp.full(chains.steps, chains.temperature, noise.dtype)
+    if not chains.final_noise:
+        gain = gain.at[0].set(0.0)
+
+    def step(x, inputs):
+        time, c, eps, g = inputs
+        modulations = bound.network.modulate(bound.params, time[None], chains.z)
+        e, v = predict(bound.network, bound.params, x, modulations, chains.scale)
+        x0 = predicted_x0(c, x, e)
+        p = transition_from_x0(c, x, x0, v)
+        deviation = g * jnp.exp(0.5 * p.log_var) * eps
+        return p.mean + deviation, (x0, v, deviation)
+
+    x, seen = jax.lax.scan(step, noise[-1], (chains.time, chains.c, noise[:-1], gain), reverse=True)
+    return x.reshape(shape), tuple(a.reshape(-1, *shape) for a in seen)
+
+
+def fit(x0: Array, v: Array, deviation: Array, used: Array, limit: Array) -> NoiseCorrected:
+    """Fits the gains to chains: x0, v, deviation [T, ..., d] by step, `used` broadcasts to their [...]."""
+    steps, dim = x0.shape[0], x0.shape[-1]
+    used = jnp.broadcast_to(used, x0.shape[1:-1]).reshape(-1, 1).astype(x0.dtype)
+    x0, v, deviation = (a.reshape(steps, -1, dim) for a in (x0, v, deviation))
+    x0 = jnp.clip(x0, -limit, limit)
+    typical = jnp.sum(used * v, axis=1) / jnp.sum(used)
+    change = jnp.concatenate([jnp.zeros_like(x0[:1]), x0[:-1] - x0[1:]])  # entry t: from x_{t+1} to x_t
+    by_f = (v + 1) / 2 * deviation
+
+    def moment(a, b):
+        return jnp.sum(used * a * b, axis=(1, 2))
+
+    aa, ab, bb = moment(deviation, deviation), moment(deviation, by_f), moment(by_f, by_f)
+    ac, bc = moment(deviation, change), moment(by_f, change)
+    bb = bb + 1e-4 * aa  # v may be the same everywhere: then all goes to the plain gain
+    determinant = aa * bb - ab**2
+    solvable = determinant > 1e-12 * aa * bb
+    safe = jnp.where(solvable, determinant, 1.0)
+    gain = jnp.where(solvable, (bb * ac - ab * bc) / safe, 0.0)
+    gain_f = jnp.where(solvable, (aa * bc - ab * ac) / safe, 0.0)
+    start = jnp.sum(used * x0[-1], axis=0) / jnp.sum(used)
+    # A step whose sums are too large goes without a gain; what else is not finite is refused (`measure`).
+    gain, gain_f = (jnp.nan_to_num(a.at[0].set(0.0), nan=0.0, posinf=0.0, neginf=0.0) for a in (gain, gain_f))
+    return NoiseCorrected(start, typical, gain, gain_f, limit)
+
+
+def file_name(options: Options) -> str:
+    """Returns the name of the file that has the gains for these options."""
+    guidance = f"-cfg{float(np.mean(options.cfg)):g}-{options.cfg_schedule}" if options.guided else ""
+    return f"{str(options.respacing).replace(',', '_')}{guidance}-t{float(options.temperature):g}.npz"
+
+
+def file_of(model: ImageModel, options: Options) -> Path | None:
+    """Returns where the gains for these options lie beside the checkpoint; None without a checkpoint."""
+    return model.folder / FOLDER / file_name(options) if model.folder else None
+
+
+def write(path: Path, drafter: NoiseCorrected) -> None:
+    """Writes the drafter beside the checkpoint."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_arrays(path, **drafter._asdict())
+
+
+def read(path: Path, model: ImageModel, options: Options) -> NoiseCorrected:
+    """Reads the drafter in a file; UserError if it is not one for this model."""
+    steps, dim = sampling_schedule(str(options.respacing)).num_steps, model.network.token_dim
+    shapes = {"x0": (dim,), "v": (steps, dim), "gain": (steps,), "gain_f": (steps,), "limit": ()}
+    try:
+        with np.load(path) as stored:
+            arrays = {name: np.asarray(stored[name], np.float32) for name in shapes}
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(f"{path} holds no gains ({error}); remove it, or run cspd-jax calibrate") from None
+    if wrong := [name for name, a in arrays.items() if a.shape != shapes[name] or not np.isfinite(a).all()]:
+        raise UserError(
+            f"{path}: {wrong[0]} is not of the model's sizes; remove it, or run cspd-jax calibrate"
+        )
+    return NoiseCorrected(**{name: jnp.asarray(array) for name, array in arrays.items()})

@@ -1,0 +1,353 @@
+"""Speculation along a token's denoising chain: the same distribution in a fraction of the sequential calls.
+
+From the state x_i a drafter draws the next M states without the network. One head call on those M states
+gives the target's Gaussians there. The M transitions are verified as one block (`coupling.block`): some first
+ones are kept, and the state after them is drawn from the block's residual, so what is committed has exactly
+the target's distribution. Rows advance independently; finished rows are frozen.
+
+How many drafts are kept depends on drafts that are dropped. So nothing random is used twice: noise and coins
+of a call belong to the number of steps that were left before it, which falls with every call.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from cspd_jax._utils.loops import map_chunks, while_loop
+from cspd_jax.coupling.block import VerifiedPath, verify_gaussian_block
+from cspd_jax.diffusion.chain import Chains, Path, Start, predict
+from cspd_jax.diffusion.gaussian import Coefficients, Gaussian, transition_from_x0
+from cspd_jax.image.drafters import ChainDrafter, Head, Prediction, at_steps, look, own_window
+from cspd_jax.info import Calls
+
+Array = jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class ChainSpeculation:
+    """How denoising steps are drafted.
+
+    draft_lengths: steps drafted in the first, second, ... head call; the last one holds until the end.
+    drafter: "gains", or "jacobian" (`drafters.Jacobian`): fewer calls, of five times as many rows.
+    """
+
+    draft_lengths: tuple[int, ...] = (16,)
+    drafter: str = "gains"
+
+
+class ChainCounts(NamedTuple):
+    """What head calls along R chains took; adds up over calls.
+
+    head: calls one after the other, and rows in them (two for each chain with guidance).
+    calls: [R] calls until the chain was finished.
+    tested: [R] transitions tested, up to the end of each block.
+    accepted: [R] transitions kept.
+    truncated: [R] residual draws that were given up.
+    """
+
+    head: Calls
+    calls: Array
+    tested: Array
+    accepted: Array
+    truncated: Array
+
+
+class ChainRandomness(NamedTuple):
+    """All that is random of R chains.
+
+    x: [R, d] their noise, x_T.
+    keys: [R] of everything after it.
+    """
+
+    x: Array
+    keys: Array
+
+
+class ChainState(NamedTuple):
+    """R chains on their way.
+
+    left: [R] steps that are left; x is x_left.
+    x: [R, d]
+    guess: the drafter's, at x.
+    path: None, or for each step [T, R, 3d] the state, the mean and the log variance of what drew it.
+    """
+
+    left: Array
+    x: Array
+    guess: Prediction
+    path: Array | None
+
+
+class ChainDraft(NamedTuple):
+    """M drafted transitions.
+
+    steps: [M, R] the step of each; rows with fewer than M steps left repeat step 0.
+    before: [M, R, d] the state it starts from.
+    after: [M, R, d] the state it was drawn to.
+    q: the distribution it was drawn from.
+    valid: [M, R] false where a step 0 is repeated.
+    """
+
+    steps: Array
+    before: Array
+    after: Array
+    q: Gaussian
+    valid: Array
+
+
+class ChainVerdict(NamedTuple):
+    """What the target says of M drafted transitions.
+
+    p: the target's distribution of each.
+    predicted: the head's prediction at each state that they start from.
+    block: [R] how many are kept, and the state after them.
+    states: that the head was called on, for each row.
+    """
+
+    p: Gaussian
+    predicted: Prediction
+    block: VerifiedPath
+    states: int
+
+
+class ChainResult(NamedTuple):
+    """R finished chains.
+
+    path: their states; of a chain without `trajectory` x_0 alone.
+    counts: what it took.
+    """
+
+    x: Array
+    path: Path | None
+    counts: ChainCounts
+
+
+class ChainInputs(NamedTuple):
+    """What stays the same along the chains.
+
+    head: (steps [M, R], x [M, R, d]) -> (eps, v), one call of the network.
+    drafter: draws the drafts.
+    c: coefficients of the schedule, [T].
+    log_scale: [] 2 log temperature.
+    keys: [R] of the rows.
+    final_noise: whether the last step has noise.
+    halves: rows of the head per row here; 2 with guidance.
+    """
+
+    head: Head
+    drafter: ChainDrafter
+    c: Coefficients
+    log_scale: Array
+    keys: Array
+    final_noise: bool
+    halves: int
+
+
+def speculate_chain(
+    chains: Chains,
+    random: ChainRandomness,
+    drafter: ChainDrafter,
+    speculation: ChainSpeculation,
+    *,
+    active: Array | None = None,
+    begun: tuple[Start, Prediction] | None = None,
+    trajectory: bool = False,
+) -> ChainResult:
+    """Does what `sample_chain` does, with the same distribution and fewer head calls in sequence.
+
+    active: [R] rows that count (all). begun: where the rows are that are on their way already, and the guess
+    there. trajectory: keep the path.
+    """
+    inputs, chain = begin(chains, random, drafter, active, begun)
+    if trajectory:
+        rows, dim = chain.x.shape
+        chain = chain._replace(path=jnp.zeros((chains.steps, rows, 3 * dim), chain.x.dtype))
+
+    def call(length, carry):
+        chain, counts = carry
+        chain, made = speculate_once(inputs, chain, length)
+        return chain, jax.tree.map(jnp.add, counts, made)
+
+    def unfinished(carry):
+        return jnp.any(carry[0].left > 0)
+
+    carry, until = (chain, no_counts(len(chain.x))), 0
+    *first, last = ((m, len(list(same))) for m, same in itertools.groupby(speculation.draft_lengths))
+    for length, calls in first:
+        until += calls
+
+        def early(carry, until=until):
+            return unfinished(carry) & (carry[1].head.sequential < until)
+
+        carry = while_loop(early, functools.partial(call, length), carry)
+    chain, counts = while_loop(unfinished, functools.partial(call, last[0]), carry)
+    if chain.path is None:
+        return ChainResult(chain.x, None, counts)
+    states, *law = jnp.split(chain.path, 3, axis=-1)
+    return ChainResult(chain.x, Path(chain.x, states, Gaussian(*law)), counts)
+
+
+def begin(
+    chains: Chains,
+    random: ChainRandomness,
+    drafter: ChainDrafter,
+    active: Array | None = None,
+    begun: tuple[Start, Prediction] | None = None,
+) -> tuple[ChainInputs, ChainState]:
+    """Returns the chains before the first head call."""
+    x = random.x
+    inputs = ChainInputs(
+        head=head_of_steps(chains, len(x)),
+        drafter=drafter,
+        c=chains.c,
+        log_scale=2 * jnp.log(jnp.asarray(chains.temperature, x.dtype)),
+        keys=random.keys,
+        final_noise=chains.final_noise,
+        halves=1 if chains.scale is None else 2,
+    )
+    left, guess = jnp.full(len(x), chains.steps, jnp.int32), drafter.start(x)
+    if begun is not None:
+        on_their_way = begun[0].left < chains.steps
+        (left, x), guess = jax.tree.map(
+            lambda a, b: _where_row(on_their_way, a, b), (tuple(begun[0]), begun[1]), ((left, x), guess)
+        )
+    if active is not None:
+        left = jnp.where(active, left, 0)
+    return inputs, ChainState(left, x, guess, None)
+
+
+def speculate_once(inputs: ChainInputs, chain: ChainState, length: int) -> tuple[ChainState, ChainCounts]:
+    """Drafts `length` steps of every row, verifies them, and commits what is kept."""
+    keys = jax.vmap(jax.random.fold_in)(inputs.keys, chain.left)
+    draft = draft_steps(inputs, chain, keys, length)
+    verdict = verify_steps(inputs, draft, keys)
+    return commit(inputs, chain, draft, verdict)
+
+
+def draft_steps(inputs: ChainInputs, chain: ChainState, keys: Array, length: int) -> ChainDraft:
+    """Draws the next `length` states of every row from the drafter's distribution."""
+    ahead, dim = jnp.arange(length)[:, None], chain.x.shape[-1]
+    steps, valid = jnp.maximum(chain.left - 1 - ahead, 0), chain.left > ahead
+    draw = lambda key: jax.random.normal(jax.random.fold_in(key, 0), (length, dim), jnp.float32)
+    noise = jax.vmap(draw, out_axes=1)(keys).astype(chain.x.dtype)
+    window = own_window(inputs.drafter)
+    if window is not None:
+        after, q = window(inputs.c, steps, chain.guess, chain.x, noise, inputs.log_scale)
+        return ChainDraft(steps, jnp.concatenate([chain.x[None], after[:-1]]), after, q, valid)
+
+    def step(carry, inputs_of_step):
+        (x, guess), (t, noise) = carry, inputs_of_step
+        q = inputs.drafter.distribution(at_steps(inputs.c, t), guess, x)
+        q = Gaussian(q.mean, q.log_var + inputs.log_scale)
+        deviation = jnp.exp(0.5 * q.log_var) * noise
+        after = q.mean + deviation
+        return (after, inputs.drafter.advance(t, guess, x, deviation)), (x, after, q)
+
+    _, (before, after, q) = jax.lax.scan(step, (chain.x, chain.guess), (steps, noise))
+    return ChainDraft(steps, before, after, q, valid)
+
+
+def verify_steps(inputs: ChainInputs, draft: ChainDraft, keys: Array) -> ChainVerdict:
+    """Returns the target's distributions at the drafted states, from one head call, and how many drafts are
+    kept."""
+    see = getattr(inputs.drafter, "look", look)
+    predicted, states = see(inputs.head, inputs.c, draft.steps, draft.before)
+    p = transition_from_x0(at_steps(inputs.c, draft.steps), draft.before, predicted.x0, predicted.v)
+    p = Gaussian(p.mean, p.log_var + inputs.log_scale)
+    tested = draft.valid & (inputs.final_noise | (draft.steps > 0))  # without noise there is nothing to test
+    coins = jax.vmap(jax.random.fold_in, (0, None))(keys, 1)
+    block = jax.vmap(verify_gaussian_block, (0, 1, 1, 1, 1))(coins, p, draft.q, draft.after, tested)
+    return ChainVerdict(p, predicted, block, states)
+
+
+def commit(
+    inputs: ChainInputs, chain: ChainState, draft: ChainDraft, verdict: ChainVerdict
+) -> tuple[ChainState, ChainCounts]:
+    """Keeps the first drafts and the state after them, and guesses anew. Where all are kept, a last step
+    without noise follows, if the window has it."""
+    (length, rows), block = draft.steps.shape, verdict.block
+    active, end = chain.left > 0, jnp.minimum(length, chain.left)
+    replaced = active & (block.kept < length)  # by the residual
+    to_end = active & ~replaced & (chain.left == end) & (not inputs.final_noise)
+    kept = jnp.where(replaced, block.kept, end - to_end)
+    taken = kept + replaced + to_end
+    last = jnp.maximum(taken - 1, 0)
+
+    def pick(a):
+        return jax.tree.map(lambda a: a[last, jnp.arange(rows)], a)
+
+    step, p = pick(draft.steps), pick(verdict.p)
+    x = _where_row(replaced, block.value.astype(chain.x.dtype), _where_row(to_end, p.mean, pick(draft.after)))
+    guess = inputs.drafter.advance(step, pick(verdict.predicted), pick(draft.before), x - p.mean)
+    number = lambda flags: flags.astype(jnp.int32)
+    counts = ChainCounts(
+        head=Calls(jnp.int32(1), jnp.int32(verdict.states * rows * inputs.halves)),
+        calls=number(active),
+        tested=number(jnp.where(active, kept + replaced, 0)),
+        accepted=number(jnp.where(active, kept, 0)),
+        truncated=number(replaced & block.truncated),
+    )
+    path = chain.path
+    if path is not None:
+        drafted = jnp.concatenate([draft.after, *verdict.p], axis=-1).astype(path.dtype)
+        drafted = drafted.at[last, jnp.arange(rows), : x.shape[-1]].set(x)
+        index = jnp.arange(length)[:, None]
+        committed = jnp.where((index < taken) & active, draft.steps, len(path))  # the rest is dropped
+        path = path.at[committed, jnp.arange(rows)].set(drafted, mode="drop")
+    moved = ChainState(chain.left - jnp.where(active, taken, 0), x, guess, None)
+    settled = jax.tree.map(functools.partial(_where_row, active), moved, chain._replace(path=None))
+    return settled._replace(path=path), counts
+
+
+def _where_row(chosen: Array, new: Array, old: Array) -> Array:
+    """Takes arrays [R, ...] from `new` in the rows [R] that are chosen, from `old` in the others."""
+    return jnp.where(chosen.reshape(-1, *[1] * (new.ndim - 1)), new, old)
+
+
+def no_counts(chains: int) -> ChainCounts:
+    """Returns the counts of so many chains before the first call."""
+    none = jnp.zeros(chains, jnp.int32)
+    return ChainCounts(Calls(jnp.int32(0), jnp.int32(0)), none, none, none, none)
+
+
+# Modulations of all steps are made in one matrix product and kept, unless that takes more numbers than this.
+_KEPT = 2**25
+
+# A head call has at most this many numbers of modulations; one of more rows is made in chunks.
+_TOGETHER = 2**28
+
+
+def head_of_steps(chains: Chains, rows: int) -> Head:
+    """Returns the function (steps [M, R], x [M, R, d]) -> (eps, v) [M, R, d] in one call of the network, for
+    R = `rows` chains."""
+    denoiser, params, time, z, scale = (*chains[:4], chains.scale)
+    steps, halves = time.shape[0], 1 if scale is None else 2
+    of_row = jax.eval_shape(denoiser.modulate, params, time[:1], z[:1])
+    numbers = sum(a.size for a in jax.tree.leaves(of_row))
+    kept = None
+    if steps * z.shape[0] * numbers <= _KEPT:
+        kept = chains.modulations(time)
+
+    def some(at: Array, lane: Array, x: Array) -> tuple[Array, Array]:
+        lanes = jnp.concatenate([lane + half * rows for half in range(halves)])
+        at = jnp.tile(at, halves)
+        if kept is None:
+            modulations = denoiser.modulate(params, time[at], z[lanes])
+        else:
+            modulations = jax.tree.map(lambda a: a[at, lanes], kept)
+        own = scale[lane] if isinstance(scale, Array) and scale.ndim else scale
+        return predict(denoiser, params, x, modulations, own)
+
+    def call(at: Array, x: Array) -> tuple[Array, Array]:
+        lane = jnp.broadcast_to(jnp.arange(rows), at.shape).reshape(-1)
+        most = _TOGETHER // (halves * numbers)
+        eps, v = map_chunks(some, most, at.reshape(-1), lane, x.reshape(-1, x.shape[-1]))
+        return eps.reshape(x.shape), v.reshape(x.shape)
+
+    return call

@@ -1,0 +1,151 @@
+"""Lossy shortcuts of the plain sampler: fewer denoising steps for later tokens (DiSA), and a checkerboard
+that is completed in a few AR steps (GtR).
+
+Either draws from another distribution than the plain sampler. docs/rivals.md says what they save and cost.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+
+from cspd_jax.check import UserError
+from cspd_jax.diffusion.schedule import NUM_TRAIN_STEPS, sampling_schedule
+from cspd_jax.image.order import Group, check_square, random_order, reveal_groups
+
+Array = jax.Array
+
+_PROGRESS = {
+    "linear": lambda s: s,
+    "cosine": lambda s: (1 - math.cos(math.pi * s)) / 2,
+    "two-stage": lambda s: float(s >= 0.5),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Annealing:
+    """Denoising steps that fall along the AR steps (DiSA). Lossy.
+
+    first: denoising steps of the first tokens.
+    last: of the last ones.
+    shape: how they fall: "linear", "cosine" or "two-stage" (`first` in the first half of the AR steps).
+    levels: how many different numbers of steps there are at most; the sampler is compiled for each.
+    """
+
+    first: int = 50
+    last: int = 5
+    shape: str = "linear"
+    levels: int = 8
+
+    def steps(self, ar_steps: int) -> list[int]:
+        """Returns the denoising steps of each AR step."""
+        levels = min(self.levels, ar_steps)
+        found = []
+        for step in range(ar_steps):
+            level = min(levels - 1, step * levels // max(1, ar_steps - 1))
+            progress = _PROGRESS[self.shape](level / max(1, levels - 1))
+            found.append(math.floor(self.first + (self.last - self.first) * progress + 0.5))
+        return found
+
+    def respacings(self, respacing: str, ar_steps: int) -> list[str]:
+        """Returns the respacing of each AR step, of the kind of `respacing`: "50", or "ddim50"."""
+        if self.last > self.first:
+            raise UserError(f"annealing rises from {self.first} to {self.last} denoising steps; it must fall")
+        return [_of_kind(respacing, steps) for steps in self.steps(ar_steps)]
+
+    @property
+    def why(self) -> str:
+        """Says why it is lossy, in one clause."""
+        return (
+            f"denoising steps are annealed from {self.first} to {self.last} along the AR steps (DiSA), which"
+            " is another distribution than the plain sampler's"
+        )
+
+
+def _of_kind(respacing: str, steps: int) -> str:
+    """Returns the respacing to so many steps; "ddim", which takes whole strides, to the nearest possible
+    number."""
+    if respacing.startswith("ddim"):
+        counts = {len(range(0, NUM_TRAIN_STEPS, stride)) for stride in range(1, NUM_TRAIN_STEPS)}
+        return f"ddim{min(counts, key=lambda count: (abs(count - steps), count))}"
+    if not respacing.strip().isdecimal():
+        raise UserError(
+            f"annealing has no schedules of the kind of {respacing!r:.40}; it goes with a respacing such as"
+            " 100 or ddim100"
+        )
+    return str(steps)
+
+
+@dataclasses.dataclass(frozen=True)
+class Checkerboard:
+    """The tokens of one colour of a checkerboard in random order, then the others in few AR steps (GtR).
+    Lossy.
+
+    last_steps: AR steps for the others, the last of all AR steps. One step draws them all, independently of
+        one another.
+    """
+
+    last_steps: int = dataclasses.field(default=1, metadata={"report": "rest"})
+
+    def first(self, length: int) -> int:
+        """Returns how many tokens have the first colour."""
+        return -(-length // 2)
+
+    def most_steps(self, length: int) -> int:
+        """Returns the AR steps if the first tokens come one by one."""
+        return self.first(length) + self.last_steps
+
+    def groups(self, length: int, num_iter: int) -> tuple[Group, ...]:
+        """Returns the groups of all AR steps, each stage by the cosine schedule over its own tokens."""
+        check_square(length)
+        if num_iter <= self.last_steps:
+            raise UserError(
+                f"num_iter is {num_iter}, and the last {self.last_steps} AR steps complete the checkerboard;"
+                f" it must be at least {self.last_steps + 1}"
+            )
+        first = self.first(length)
+        stages = ((0, first, num_iter - self.last_steps), (first, length - first, self.last_steps))
+        return tuple(
+            Group(start + g.start, g.size, min(start + g.start + g.size, length - 1) / length)
+            for start, tokens, steps in stages
+            for g in reveal_groups(tokens, steps)
+        )
+
+    def order(self, key: Array, length: int) -> Array:
+        """Returns a random order of the positions [L], those of the first colour first."""
+        order = random_order(key, length)
+        return order[jnp.argsort(_colour(order, length), stable=True)]
+
+    @property
+    def why(self) -> str:
+        """Says why it is lossy, in one clause."""
+        steps = "one AR step" if self.last_steps == 1 else f"{self.last_steps} AR steps"
+        return (
+            f"one colour of a checkerboard is drawn first and the other in {steps} (GtR), which is another"
+            " distribution than the plain sampler's"
+        )
+
+
+def _colour(positions: Array, length: int) -> Array:
+    """Returns 0 or 1 for positions of a square, row by row."""
+    side = math.isqrt(length)
+    return (positions // side + positions % side) % 2
+
+
+def fewer_steps(length: int, num_iter: int, respacing: str, own_respacing: str) -> str | None:
+    """Returns what fewer steps than one per token, or than the model was made for, mean; None with
+    neither."""
+    steps, own = (sampling_schedule(r).num_steps for r in (respacing, own_respacing))
+    told = []
+    if num_iter < length:
+        told.append(f"{num_iter} AR steps for {length} tokens")
+    if steps < own:
+        told.append(f"{steps} denoising steps, where the model was made for {own}")
+    if not told:
+        return None
+    return (
+        f"{' and '.join(told)}: another distribution than with one AR step per token and all denoising steps"
+    )

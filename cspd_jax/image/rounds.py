@@ -1,0 +1,814 @@
+"""Speculation over AR steps: groups of tokens are drafted, verified together as one block, and committed.
+
+Every image is at its own place. In a round one backbone call gives the contexts before each drafted group,
+and the drafts are tested; groups are committed up to the first that is not kept whole, and that one is
+completed in the context that it had. Then the next groups are drafted, by a smaller model or by the target
+itself. A round is a pure function (inputs, state) -> (state, counts), and so are its parts.
+
+The drafted tokens of an image, one after the other, each as the T states of its denoising path, are one
+sequence of Gaussian transitions. Their laws q are known from when they were drawn. The target's laws p of the
+same transitions, every token's in the context that shows the drafts before its group, need no sequential
+call: the states are given. Block verification (`coupling.block`) keeps the first transitions and draws the
+next state from the residual. The token in which the block ends is continued from there, under the target, in
+the context that it was verified in; the tokens before it stay, and those after it are drawn anew.
+
+A target that drafts for itself does this and drafts its next groups in the same calls of its head:
+
+    group in work      kept | goes on from the block's state  ->  x_0        context: that of its verification
+                            | begins anew at x_T              ->  x_0
+    the next group            begins anew at x_T              ->  a draft    context: the newest one,
+    the one after             begins anew at x_T              ->  a draft    read further and further ahead
+
+How much is kept depends on drafts that are dropped, so nothing random of a round is used in another: what a
+round draws belongs to the group that it began at.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterator
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+
+from cspd_jax.coupling.block import VerifiedPath, verify_gaussian_block
+from cspd_jax.coupling.draft_length import best_draft_length
+from cspd_jax.diffusion.chain import Chains, Start, path_law_calls, path_laws, sample_path
+from cspd_jax.diffusion.gaussian import Gaussian, coefficients, implied
+from cspd_jax.diffusion.schedule import sampling_schedule
+from cspd_jax.image.bound import BoundModel, bind, by_position
+from cspd_jax.image.chain import speculate_chain
+from cspd_jax.image.counts import (
+    Counts,
+    Made,
+    Work,
+    add_up,
+    calls,
+    chain_work,
+    no_counts,
+    no_work,
+    steps_by_position,
+)
+from cspd_jax.image.drafters import Prediction
+from cspd_jax.image.known import put_back
+from cspd_jax.image.options import Options
+from cspd_jax.image.order import guidance_scale, prefix_lengths
+from cspd_jax.image.protocol import TokenModel
+from cspd_jax.info import Exactness
+from cspd_jax.keys import Purpose, purpose_keys
+
+Array = jax.Array
+
+_STATIC = ("network", "speculation")
+_ACCEPTED, _TESTED = 8.0, 10.0  # an image's acceptance until it has tests: so many accepted of so many
+
+
+class Criterion(Protocol):
+    """How the tokens of a draft model are tested, and what replaces them. Frozen and hashable."""
+
+    name: ClassVar[str]  # as reports say it
+
+    def draft_keys(self, inputs: Inputs, state: State) -> Array:
+        """Returns the keys [B] of the noise that a draft model draws with."""
+        ...
+
+    def verify(self, inputs: Inputs, state: State) -> tuple[State, Counts]:
+        """Makes a round but for a draft model's drafts: tests them, and completes the group where those that
+        are kept end."""
+        ...
+
+    def exactness(self) -> Exactness:
+        """Says whether it is lossless, and why."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Speculation:
+    """The static options of speculation over AR steps. See `image.methods` for what they mean to a user.
+
+    criterion: how a drafted token is tested, and what replaces it.
+    gamma: most groups drafted ahead.
+    draft_cost: None drafts gamma groups always; a number is the cost of a drafted AR step as a share of a
+        target's, and each image then drafts as many as pay off at its acceptance so far.
+    prefill: this share of the groups, and one more, come from the target alone; 0 is none.
+    """
+
+    criterion: Criterion
+    gamma: int = 8
+    draft_cost: float | None = dataclasses.field(default=None, metadata={"report": "adapt"})
+    prefill: float = 0.0
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Draft:
+    """A smaller model that drafts: its network (static) and its parameters."""
+
+    network: TokenModel = dataclasses.field(metadata={"static": True})
+    params: Any = None
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Inputs:
+    """What stays the same during a generation.
+
+    speculation: the options (static).
+    target: verifies.
+    draft: drafts; None where the target drafts for itself.
+    start: [S + gamma + 1] first index of each group in reveal order; the last gamma + 1 groups are empty.
+    size: [S + gamma + 1] tokens in each group.
+    scale: [S + gamma + 1, B] guidance scale.
+    """
+
+    speculation: Speculation = dataclasses.field(metadata={"static": True})
+    target: BoundModel
+    draft: BoundModel | None
+    start: Array
+    size: Array
+    scale: Array
+
+    @property
+    def options(self) -> Options:
+        return self.target.options
+
+    @property
+    def keys(self) -> Array:
+        return self.target.keys
+
+    @property
+    def images(self) -> int:
+        return self.target.images
+
+    @property
+    def length(self) -> int:
+        return self.target.network.seq_len
+
+    @property
+    def dim(self) -> int:
+        return self.target.network.token_dim
+
+    @property
+    def steps(self) -> int:
+        """T"""
+        return self.target.steps
+
+    @property
+    def groups(self) -> int:
+        """S"""
+        return self.start.shape[0] - self.speculation.gamma - 1
+
+    @property
+    def prefilled(self) -> int:
+        """Groups that come from the target alone."""
+        share = self.speculation.prefill
+        return 1 + int(self.groups * share) if share > 0 else 0
+
+    @property
+    def width(self) -> int:
+        """G"""
+        return max(group.size for group in self.options.groups(self.length))
+
+    @property
+    def dtype(self) -> Any:
+        return self.target.dtype
+
+
+class Paths(NamedTuple):
+    """Tokens with their denoising paths, and what drew them.
+
+    states: [..., T + 1, d] entry 0 is the token, entry T is noise.
+    laws: [..., T, d] the Gaussian that entry i of the states was drawn from.
+    """
+
+    states: Array
+    laws: Gaussian
+
+
+class State(NamedTuple):
+    """What a round starts from.
+
+    tokens: [B, L + padding, d] in reveal order; final before group `group`.
+    group: [B] the group that comes next.
+    drafts: [B, gamma, G] of the groups from `group` on.
+    num_drafts: [B] how many of them are used.
+    marks: int8 [B, L + padding] what became of drafts, as in `counts.Made`.
+    """
+
+    tokens: Array
+    group: Array
+    drafts: Paths
+    num_drafts: Array
+    marks: Array
+
+
+class Drafted(NamedTuple):
+    """What is verified in a round.
+
+    testing: [B] images that are not complete.
+    groups: [B, gamma]
+    to_test: [B, gamma, G] where there is a draft to be tested.
+    z: [B, gamma + 1, lookahead, G, H, D] contexts: [b, j, k] shows the first j drafted groups, and is of the
+        tokens of the group k further on; k = 0 is the one that comes right after what is shown.
+    """
+
+    testing: Array
+    groups: Array
+    to_test: Array
+    z: Array
+
+
+class Prefix(NamedTuple):
+    """What the tests of a round lead to.
+
+    n: [B] groups accepted in full.
+    tested: [B, gamma, G] tokens that count as tested: none after the group, or of a block the token, that
+        ended it.
+    kept: [B, gamma, G] drafts accepted among them.
+    """
+
+    n: Array
+    tested: Array
+    kept: Array
+
+
+class Ended(NamedTuple):
+    """Where the block of each image ended.
+
+    prefix: the groups and tokens that are kept whole.
+    inside: [B, G] the token of the group after them in which it ended.
+    left: [B] steps that this token has left.
+    x: [B, d] its state.
+    guess: the chain drafter's, there.
+    truncated: [B] the state is no draw from the residual.
+    """
+
+    prefix: Prefix
+    inside: Array
+    left: Array
+    x: Array
+    guess: Prediction
+    truncated: Array
+
+
+class Request(NamedTuple):
+    """Paths [B, N, G] to be drawn.
+
+    keys: [B] in place of the images', of all noise.
+    window_keys: [B] in place of the images', of speculation along the chains but for x_T.
+    positions: [B, N, G]
+    z: [B, N, G, H, D]
+    scale: [B, N, G] of guidance.
+    wanted: [B, N, G] the others may be anything.
+    begun: None, or where the tokens are: steps that are left [B, N, G] (T: at their own x_T, and the rest
+        means nothing), the state [B, N, G, d], and the chain drafter's guess there.
+    """
+
+    keys: Array
+    window_keys: Array
+    positions: Array
+    z: Array
+    scale: Array
+    wanted: Array
+    begun: tuple[Array, Array, Prediction] | None = None
+
+
+# The loop.
+
+
+@functools.partial(jax.jit, static_argnames=_STATIC)
+def sample(
+    network: TokenModel,
+    params: Any,
+    keys: Array,
+    labels: Array,
+    options: Options,
+    *,
+    speculation: Speculation,
+    draft: Draft | None = None,
+) -> Made:
+    """Generates a batch as `sampler.sample` with `final_noise` does, in fewer rounds.
+
+    draft: a smaller model; without one the target drafts for itself.
+    """
+    inputs, state = begin(network, params, keys, labels, options, speculation=speculation, draft=draft)
+    return output(inputs, *run_rounds(inputs, state, no_counts(inputs.images)))
+
+
+def stream(
+    network: TokenModel,
+    params: Any,
+    keys: Array,
+    labels: Array,
+    options: Options,
+    pieces: int | None = None,
+    *,
+    speculation: Speculation,
+    draft: Draft | None = None,
+) -> Iterator[tuple[Array, Made]]:
+    """Generates a batch in about so many pieces (default: a round each), and yields the number of final
+    tokens [B], and what there is (zero elsewhere)."""
+    inputs, state = _begin(network, params, keys, labels, options, speculation=speculation, draft=draft)
+    several = 1 if pieces is None else -(-inputs.groups // pieces)
+    total = no_counts(inputs.images)
+    while jnp.any(state.group < inputs.groups):
+        state, total = _run_rounds(inputs, state, total, several)
+        yield _final_tokens(inputs, state), _output(inputs, state, total)
+
+
+def run_rounds(
+    inputs: Inputs, state: State, total: Counts, most: Array | int | None = None
+) -> tuple[State, Counts]:
+    """Makes rounds until all images are complete, or so many; what happened is added to `total`."""
+    until = None if most is None else jnp.max(total.rounds) + most
+
+    def unfinished(carry: tuple[State, Counts]) -> Array:
+        state, total = carry
+        left = jnp.any(state.group < inputs.groups)
+        return left if until is None else left & (jnp.max(total.rounds) < until)
+
+    def another(carry: tuple[State, Counts]) -> tuple[State, Counts]:
+        state, total = carry
+        state, counts = run_round(inputs, state)
+        return state, add_up(total, counts)
+
+    return jax.lax.while_loop(unfinished, another, (state, total))
+
+
+def run_round(inputs: Inputs, state: State) -> tuple[State, Counts]:
+    """Makes one round: verifies what is drafted, completes the group where that ended, drafts again."""
+    state, verified = inputs.speculation.criterion.verify(inputs, state)
+    if inputs.draft is None:  # its drafts came with the verification
+        return state, verified
+    state, of_drafts = draft_step(inputs, state)
+    return state, add_up(verified, of_drafts)
+
+
+def begin(
+    network: TokenModel,
+    params: Any,
+    keys: Array,
+    labels: Array,
+    options: Options,
+    *,
+    speculation: Speculation,
+    draft: Draft | None = None,
+) -> tuple[Inputs, State]:
+    """Returns the inputs and the state before the first round. Arguments as for `sample`."""
+    target, bound = bind(network, params, keys, labels, options), None
+    if draft is not None:
+        of_draft = dataclasses.replace(options, chain_drafter=options.draft_drafter)
+        bound = bind(draft.network, draft.params, keys, labels, of_draft)
+    groups, past = options.groups(network.seq_len), speculation.gamma + 1
+    scale = guidance_scale(groups, jnp.broadcast_to(options.cfg, keys.shape), options.cfg_schedule)
+    inputs = Inputs(
+        speculation=speculation,
+        target=target,
+        draft=bound,
+        start=jnp.array([g.start for g in groups] + [network.seq_len] * past, jnp.int32),
+        size=jnp.array([g.size for g in groups] + [0] * past, jnp.int32),
+        scale=jnp.concatenate([scale, jnp.repeat(scale[-1:], past, axis=0)]).astype(target.dtype),
+    )
+    return inputs, nothing_made(inputs)
+
+
+def nothing_made(inputs: Inputs) -> State:
+    """Returns the state in which nothing is made but what is known, and nothing drafted."""
+    images, gamma, width = inputs.images, inputs.speculation.gamma, inputs.width
+    padded = inputs.length + width - 1
+    tokens = jnp.zeros((images, padded, inputs.dim), inputs.dtype)
+    number = jnp.zeros(images, jnp.int32)
+    group, kept = number, inputs.target.kept
+    if kept is not None:  # the first group that lacks a token
+        ends = inputs.start[: inputs.groups] + inputs.size[: inputs.groups]
+        group = jnp.searchsorted(ends, kept.number, side="right").astype(jnp.int32)
+    path = (images, gamma, width, inputs.steps, inputs.dim)
+    states = jnp.zeros((*path[:3], inputs.steps + 1, inputs.dim), inputs.dtype)
+    laws = Gaussian(jnp.zeros(path, inputs.dtype), jnp.zeros(path, inputs.dtype))
+    return State(
+        tokens=put_back(kept, tokens),
+        group=group,
+        drafts=Paths(states, laws),
+        num_drafts=number,
+        marks=jnp.zeros((images, padded), jnp.int8),
+    )
+
+
+def final_tokens(inputs: Inputs, state: State) -> Array:
+    """Counts the tokens of each image that are final, [B]."""
+    made = inputs.start[jnp.minimum(state.group, inputs.start.shape[0] - 1)]
+    kept = inputs.target.kept
+    return made if kept is None else jnp.maximum(made, kept.number)
+
+
+def output(inputs: Inputs, state: State, total: Counts) -> Made:
+    """Returns what the rounds have made, by position."""
+    order, groups = inputs.target.order[: inputs.images], inputs.options.groups(inputs.length)
+    final = jnp.arange(inputs.length) < final_tokens(inputs, state)[:, None]
+    tokens, marks = (a[:, : inputs.length] for a in (state.tokens, state.marks))
+    return Made(
+        by_position(jnp.where(final[..., None], tokens, 0), order),
+        by_position(jnp.where(final, marks, 0)[..., None], order)[..., 0],
+        steps_by_position(inputs.target, groups),
+        total,
+    )
+
+
+_begin = jax.jit(begin, static_argnames=_STATIC)
+_run_rounds, _output, _final_tokens = jax.jit(run_rounds), jax.jit(output), jax.jit(final_tokens)
+
+
+# A round of the exact criterion.
+
+
+@dataclasses.dataclass(frozen=True)
+class PathCriterion:
+    """Verifies the denoising paths of all drafts as one block. Exact."""
+
+    name: ClassVar[str] = "path"
+
+    def draft_keys(self, inputs: Inputs, state: State) -> Array:
+        """Returns keys of the round: nothing of a dropped draft may come again."""
+        return round_keys(inputs, state.group, Purpose.DRAFT)
+
+    def verify(self, inputs: Inputs, state: State) -> tuple[State, Counts]:
+        """Verifies the drafts and completes the group where the block ends. A target that drafts for itself
+        draws its next drafts in the same pass over the chain."""
+        ahead = inputs.draft is None
+        keys = round_keys(inputs, state.group, Purpose.PASS)  # of the group that the round begins at
+        drafted, backbone = drafted_groups(inputs, state, inputs.speculation.gamma + 1 if ahead else 1)
+        ended, head = verify_block(inputs, state, drafted)
+        began, state = state, accept(inputs, state, drafted, ended.prefix)
+        request = completion(inputs, state, drafted, ended, keys)
+        if ahead:
+            state = choose_num_drafts(inputs, state)
+            drafting = self_draft_request(inputs, state, drafted, ended.prefix, keys)
+            request = side_by_side(inputs, request, drafting)
+        paths, drawn = draw_paths(inputs, inputs.target, request)
+        done = request.wanted[:, :1]
+        state = state._replace(
+            tokens=put(inputs, state.tokens, state.group[:, None], paths.states[:, :1, :, 0], done),
+            group=state.group + (state.group < inputs.groups),
+            drafts=jax.tree.map(lambda a: a[:, 1:], paths) if ahead else state.drafts,
+        )
+        return state, of_round(inputs, began, add_up(backbone, head, drawn))
+
+    def exactness(self) -> Exactness:
+        return Exactness(
+            True,
+            "the denoising paths of all drafts are verified as one block, each token's in its own context,"
+            " and the token in which it ends is continued by the target; together tokens have the"
+            " distribution of the plain sampler",
+        )
+
+
+def of_round(inputs: Inputs, began: State, target: Work) -> Counts:
+    """Counts a round that began at this state, with what the target did in it."""
+    rounds = (began.group < inputs.groups).astype(jnp.int32)
+    return Counts(rounds, target, no_work(inputs.images))
+
+
+def drafted_groups(inputs: Inputs, state: State, lookahead: int) -> tuple[Drafted, Work]:
+    """Reads the target's contexts before each drafted group and after the last, in one backbone call."""
+    gamma = inputs.speculation.gamma
+    testing = state.group < inputs.groups
+    groups = state.group[:, None] + jnp.arange(gamma)
+    used = testing[:, None] & (jnp.arange(gamma) < state.num_drafts[:, None])
+    used &= (state.group >= inputs.prefilled)[:, None]
+    known = state.group[:, None] + jnp.arange(gamma + 1)
+    tokens = with_drafts(inputs, state)
+    z = contexts(inputs, inputs.target, tokens, known, lookahead)
+    drafted = Drafted(testing, groups, exists(inputs, groups) & used[..., None], z)
+    return drafted, backbone_work(inputs, known.size)
+
+
+def verify_block(inputs: Inputs, state: State, drafted: Drafted) -> tuple[Ended, Work]:
+    """Verifies all transitions of all drafts as one block, [B, gamma G T]: group by group, token by token."""
+    drafts, lanes, steps = state.drafts, jnp.arange(inputs.images), inputs.steps
+    gamma, width = drafted.to_test.shape[1:]
+    z = drafted.z[:, :gamma, 0]
+    p, work = laws(inputs, inputs.target, drafts.states, z, scales(inputs, drafted.groups))
+
+    def in_order(a: Array) -> Array:
+        """Turns [B, gamma, G, T, ...], entry i to x_i, into [B, gamma G T, ...], from the first transition
+        on."""
+        return jnp.flip(a, axis=3).reshape(len(a), gamma * width * steps, *a.shape[4:])
+
+    p, q, before, after = jax.tree.map(
+        in_order, (p, drafts.laws, drafts.states[..., 1:, :], drafts.states[..., :-1, :])
+    )
+    valid = jnp.repeat(drafted.to_test.reshape(len(lanes), -1), steps, axis=1)
+    block = verify_transitions(inputs, state, p, q, after, valid)
+
+    token, taken = block.kept // steps, block.kept % steps
+    index = jnp.arange(gamma * width).reshape(gamma, width)
+    real, token_of = drafted.to_test, token[:, None, None]
+    whole = jnp.all(index < token_of, axis=2) & jnp.any(real, axis=2)
+    prefix = Prefix(
+        jnp.sum(whole, axis=1, dtype=jnp.int32), real & (index <= token_of), real & (index < token_of)
+    )
+    ended = block.kept < valid.shape[1]
+    at = jnp.minimum(block.kept, valid.shape[1] - 1)
+    step, x = steps - 1 - taken, block.value.astype(after.dtype)
+    of_p: Gaussian = jax.tree.map(lambda a: a[lanes, at], p)
+    guess = guess_after(inputs.target, step, before[lanes, at], of_p, x)
+    inside = ended[:, None] & (jnp.arange(width) == (token % width)[:, None])
+    truncated = block.truncated & ended
+    work = work._replace(truncated=truncated.astype(jnp.int32))
+    return Ended(prefix, inside, step, x, guess, truncated), work
+
+
+def verify_transitions(
+    inputs: Inputs, state: State, p: Gaussian, q: Gaussian, after: Array, valid: Array
+) -> VerifiedPath:
+    """Verifies each image's transitions [B, N] as one block, with coins that belong to the group it is at."""
+    keys = round_keys(inputs, state.group, Purpose.TEST)
+    return jax.vmap(verify_gaussian_block)(keys, p, q, after, valid)
+
+
+def accept(inputs: Inputs, state: State, drafted: Drafted, prefix: Prefix) -> State:
+    """Writes the accepted drafts; the images move to the group that ended their run."""
+    groups, tested, kept = drafted.groups, prefix.tested, prefix.kept
+    ahead = jnp.arange(1, inputs.speculation.gamma + 1, dtype=jnp.int8)[:, None]
+    return state._replace(
+        tokens=put(inputs, state.tokens, groups, state.drafts.states[..., 0, :], kept),
+        group=state.group + jnp.where(drafted.testing, prefix.n, 0),
+        marks=put(inputs, state.marks, groups, jnp.where(kept, ahead, -ahead), tested),
+    )
+
+
+def completion(inputs: Inputs, state: State, drafted: Drafted, ended: Ended, keys: Array) -> Request:
+    """Asks for the tokens [B, 1, G] that the group in work lacks: the one in which the block ended goes on,
+    and those after it begin anew."""
+    lanes, prefix = jnp.arange(inputs.images), ended.prefix
+    at = jnp.minimum(prefix.n, inputs.speculation.gamma - 1)
+    ended_there = jnp.any(ended.inside, axis=1, keepdims=True)  # else all is kept, and `at` is not the group
+    kept = prefix.kept[lanes, at] & ended_there
+    left = jnp.where(ended.inside, ended.left[:, None], jnp.where(kept, 0, inputs.steps))
+    of_token = lambda a: jnp.broadcast_to(a[:, None, None], (*left[:, None].shape, *a.shape[1:]))
+    group = state.group[:, None]
+    return Request(
+        keys=keys,
+        window_keys=keys,
+        positions=positions(inputs, group),
+        z=drafted.z[lanes, prefix.n, :1],
+        scale=scales(inputs, group),
+        wanted=exists(inputs, group) & ~kept[:, None],
+        begun=(left[:, None], of_token(ended.x), jax.tree.map(of_token, ended.guess)),
+    )
+
+
+def side_by_side(inputs: Inputs, now: Request, ahead: Request) -> Request:
+    """Joins both in one pass over the chain; what is ahead begins at its own x_T."""
+    shape = ahead.positions.shape
+    left, *there = jax.tree.map(lambda a: jnp.zeros((*shape, *a.shape[3:]), a.dtype), now.begun)
+    anew = (jnp.full(shape, inputs.steps, left.dtype), *there)
+    join = lambda a, b: jnp.concatenate([a, b], axis=1)
+    joined = {n: join(getattr(now, n), getattr(ahead, n)) for n in ("positions", "z", "scale", "wanted")}
+    return now._replace(**joined, begun=jax.tree.map(join, now.begun, anew))
+
+
+# Drafts.
+
+
+def choose_num_drafts(inputs: Inputs, state: State) -> State:
+    """Chooses how many groups each image drafts next, from its own tests up to where each block ended."""
+    most, cost = inputs.speculation.gamma, inputs.speculation.draft_cost
+    if cost is None:
+        return state._replace(num_drafts=jnp.full_like(state.num_drafts, most))
+    accepted, tested = (jnp.sum(a, axis=1) for a in (state.marks > 0, state.marks != 0))
+    of_tokens = (accepted + _ACCEPTED) / (tested + _TESTED)
+    of_groups = of_tokens ** (inputs.length / inputs.groups)
+    return state._replace(num_drafts=best_draft_length(of_groups, most, cost))
+
+
+def self_draft_request(
+    inputs: Inputs, state: State, drafted: Drafted, prefix: Prefix, keys: Array
+) -> Request:
+    """Asks for the groups after the one in work, all at once, each from its z in the newest context.
+
+    That context shows the dropped draft of the group in work too, if it had one: any drafts will do, and then
+    the next group is the one right after what is shown. Else the group in work is what is missing, and z is
+    stale by one group more. Further ahead it is stale by 1, 2, ... more, but it is what they are drawn from.
+    """
+    gamma, lanes = inputs.speculation.gamma, jnp.arange(inputs.images)
+    groups = state.group[:, None] + 1 + jnp.arange(gamma)
+    wanted = (jnp.arange(gamma) < state.num_drafts[:, None]) & (groups[:, :1] >= inputs.prefilled)
+    shown = jnp.any(drafted.to_test[lanes, jnp.minimum(prefix.n, gamma - 1)], axis=1) & (prefix.n < gamma)
+    newest = drafted.z[lanes, prefix.n + shown]
+    return Request(
+        keys=keys,
+        window_keys=keys,
+        positions=positions(inputs, groups),
+        z=newest[lanes[:, None], jnp.where(shown, 0, 1)[:, None] + jnp.arange(gamma)],
+        scale=scales(inputs, groups),
+        wanted=exists(inputs, groups) & wanted[..., None],
+    )
+
+
+def draft_step(inputs: Inputs, state: State) -> tuple[State, Counts]:
+    """Has the draft model continue every image, one AR step after the other, as far as any of them asks."""
+    gamma, draft = inputs.speculation.gamma, inputs.draft
+    assert draft is not None
+    state = choose_num_drafts(inputs, state)
+    keys = inputs.speculation.criterion.draft_keys(inputs, state)
+    groups = state.group[:, None] + jnp.arange(gamma)
+    asked = (jnp.arange(gamma) < state.num_drafts[:, None]) & (groups < inputs.groups)
+    asked &= groups[:, :1] >= inputs.prefilled
+    steps = jnp.max(jnp.sum(asked, axis=1))
+
+    def one(carry):
+        j, state, work = carry
+        here = (state.group + j)[:, None]  # [B, 1]
+        tokens = with_drafts(inputs, state, count=j)
+        request = group_request(inputs, draft, tokens, here, asked[:, j], keys)
+        drawn, made = draw_paths(inputs, draft, request)
+        drafts = jax.tree.map(lambda a, new: a.at[:, j].set(new[:, 0]), state.drafts, drawn)
+        return j + 1, state._replace(drafts=drafts), add_up(work, backbone_work(inputs, len(here)), made)
+
+    start = jnp.int32(0), state, no_work(inputs.images)
+    with jax.named_scope("drafts"):
+        _, state, work = jax.lax.while_loop(lambda carry: carry[0] < steps, one, start)
+    return state, no_counts(inputs.images)._replace(draft=work)
+
+
+def group_request(
+    inputs: Inputs, model: BoundModel, tokens: Array, here: Array, images: Array, keys: Array
+) -> Request:
+    """Asks for the model's chains for group `here` [B, 1] of the `images` [B], each in the context of its own
+    tokens before that group, with noise of `keys` [B]."""
+    return Request(
+        keys=keys,
+        window_keys=keys,
+        positions=positions(inputs, here),
+        z=contexts(inputs, model, tokens, jnp.minimum(here, inputs.groups))[:, :, 0],
+        scale=scales(inputs, here),
+        wanted=exists(inputs, here) & images[:, None, None],
+    )
+
+
+# Denoising paths of many tokens: drawn, and their laws under another network.
+
+
+def draw_paths(inputs: Inputs, bound: BoundModel, request: Request) -> tuple[Paths, Work]:
+    """Draws paths of a network [B, N, G, ...]. Of tokens that were on their way only the end, the token, is
+    theirs: the states before it are nobody's."""
+    shape = request.positions.shape
+    in_a_row = request.positions.reshape(shape[0], -1)
+    bound = dataclasses.replace(bound, keys=request.keys)
+    chains = _chains(bound, request.z, request.scale)
+    begun = None
+    if request.begun is not None:
+        left, x, guess = jax.tree.map(lambda a: a.reshape(-1, *a.shape[3:]), request.begun)
+        begun = Start(left, x), guess
+    if inputs.options.chain is None:
+        noise, start = bound.chain_noise(in_a_row), None
+        end = noise[-1]
+        if begun is not None:
+            left, x = begun[0]
+            start = Start(left, jnp.where((left < inputs.steps)[:, None], x, end))
+        path = sample_path(chains, noise, start)
+        work = head_work(inputs, inputs.steps, len(end))
+    else:
+        random = bound.chain_randomness(in_a_row, request.window_keys)
+        end = random.x
+        found = speculate_chain(
+            chains,
+            random,
+            bound.drafter,
+            inputs.options.chain,
+            active=request.wanted.reshape(-1),
+            begun=begun,
+            trajectory=True,
+        )
+        assert found.path is not None
+        path, work = found.path, chain_work(found.counts, shape[0])
+    states = jnp.concatenate([path.x[None], path.states[1:], end[None]])
+    paths = Paths(states, path.laws)
+    return jax.tree.map(lambda a: jnp.moveaxis(a, 0, 1).reshape(*shape, *a.shape[::2]), paths), work
+
+
+def laws(inputs: Inputs, bound: BoundModel, states: Array, z: Array, scale: Array) -> tuple[Gaussian, Work]:
+    """Finds the laws of the transitions of paths [..., T + 1, d] under z [..., H, D]: [..., T, d], entry i to
+    x_i. No call waits for another's result."""
+    flat = jnp.moveaxis(states.reshape(-1, *states.shape[-2:]), 0, 1)
+    found = path_laws(_chains(bound, z, scale), flat)
+    count = path_law_calls(inputs.steps, flat.shape[1] * z.shape[-2])
+    shape = (*states.shape[:-2], inputs.steps, inputs.dim)
+    back = jax.tree.map(lambda a: jnp.moveaxis(a, 0, 1).reshape(shape), found)
+    return back, head_work(inputs, count, inputs.steps // count * flat.shape[1])
+
+
+def guess_after(bound: BoundModel, step: Array, before: Array, p: Gaussian, x: Array) -> Prediction:
+    """Returns the chain drafter's guess at the states x [R, d] in which blocks ended, after steps [R] of laws
+    p from `before`: where chains are speculated, the token goes on with it."""
+    schedule = coefficients(sampling_schedule(str(bound.options.respacing)), bound.dtype)
+    c = jax.tree.map(lambda a: a[step][:, None], schedule)
+    # The head predicts laws without the temperature, which p has.
+    cooled = Gaussian(p.mean, p.log_var - 2 * jnp.log(jnp.asarray(bound.options.temperature, bound.dtype)))
+    return bound.drafter.advance(step, Prediction(*implied(c, before, cooled)), before, x - p.mean)
+
+
+def _chains(bound: BoundModel, z: Array, scale: Array) -> Chains:
+    """Returns chains with noise in the last step, of tokens [...] with contexts z [..., H, D]."""
+    temperature = jnp.asarray(bound.options.temperature, bound.dtype)
+    flat = z.reshape(-1, *z.shape[-2:])
+    rows = jnp.moveaxis(flat, 0, 1).reshape(-1, z.shape[-1])  # conditional ones first
+    return bound.chains(rows, scale.reshape(-1, 1), temperature=temperature, final_noise=True)
+
+
+def backbone_work(inputs: Inputs, sequences: int) -> Work:
+    """Counts one backbone call on so many sequences."""
+    return no_work(inputs.images)._replace(backbone=calls(sequences * (1 + bool(inputs.options.guided))))
+
+
+def head_work(inputs: Inputs, count: int, rows: int) -> Work:
+    """Counts head calls on so many rows each."""
+    return no_work(inputs.images)._replace(head=calls(rows * (1 + bool(inputs.options.guided)), count))
+
+
+# Where the groups of a generation are: their places, positions, scales and contexts.
+
+
+def contexts(inputs: Inputs, bound: BoundModel, tokens: Array, known: Array, lookahead: int = 1) -> Array:
+    """Reads z [B, J, lookahead, G, H, D]: entry [b, j, k] is of the tokens of group known[b, j] + k when all
+    groups before known[b, j] are known."""
+    images, many = known.shape
+    halves = bound.order.shape[0] // images
+    wanted = jnp.minimum(known[:, :, None] + jnp.arange(lookahead), inputs.start.shape[0] - 1)
+    rows = jnp.minimum(inputs.start[wanted][..., None] + jnp.arange(inputs.width), inputs.length - 1)
+    n_known = inputs.start[known]
+    if bound.kept is not None:
+        n_known = jnp.maximum(n_known, bound.kept.number[:, None])
+    n_known = jnp.minimum(n_known, inputs.length - 1)  # past the end nothing is read
+
+    def sequences(a):
+        return jnp.repeat(a, many, axis=0)
+
+    arguments = (
+        jnp.tile(sequences(tokens[:, : inputs.length]), (halves, 1, 1)),
+        sequences(bound.order),
+        jnp.tile(n_known.reshape(-1), halves),
+        sequences(bound.class_embedding),
+        jnp.tile(rows.reshape(images * many, -1), (halves, 1)),
+    )
+    # Of one image the encoder reads as few tokens as it may. Of several that would be as many as the furthest
+    # one has, and their rounding would depend on one another: there it reads all.
+    buckets = prefix_lengths(inputs.length, (inputs.options.prefix_buckets or 1) if images == 1 else 1)
+    shortest = jnp.searchsorted(jnp.array(buckets), jnp.max(n_known))
+    read = [functools.partial(bound.network.context, bound.params, bucket=bucket) for bucket in buckets]
+    z = jax.lax.switch(shortest, read, *arguments)
+    return jnp.moveaxis(z.reshape(halves, images, many, lookahead, inputs.width, -1), 0, -2)
+
+
+def exists(inputs: Inputs, group: Array) -> Array:
+    """Says which of the G places of groups [B, ...] hold a token that is to be made: [B, ..., G]."""
+    there = jnp.arange(inputs.width) < inputs.size[jnp.minimum(group, len(inputs.start) - 1)][..., None]
+    kept = inputs.target.kept
+    if kept is None:
+        return there
+    return there & (places(inputs, group) >= kept.number.reshape(-1, *[1] * group.ndim))
+
+
+def places(inputs: Inputs, group: Array) -> Array:
+    """Returns the indices in the order of generation [..., G] of a group's tokens."""
+    return inputs.start[jnp.minimum(group, len(inputs.start) - 1)][..., None] + jnp.arange(inputs.width)
+
+
+def positions(inputs: Inputs, groups: Array) -> Array:
+    """Returns the positions [B, N, G] of groups [B, N]; past the end the last one is repeated."""
+    index = jnp.minimum(places(inputs, groups), inputs.length - 1)
+    order = inputs.target.order[: groups.shape[0]]
+    return jnp.take_along_axis(order, index.reshape(groups.shape[0], -1), axis=1).reshape(index.shape)
+
+
+def scales(inputs: Inputs, groups: Array) -> Array:
+    """Returns the guidance scale [B, ..., G] of the tokens of groups [B, ...]."""
+    image = jnp.arange(groups.shape[0]).reshape(-1, *[1] * (groups.ndim - 1))
+    return jnp.broadcast_to(inputs.scale[groups, image][..., None], (*groups.shape, inputs.width))
+
+
+def put(inputs: Inputs, tokens: Array, groups: Array, values: Array, where: Array) -> Array:
+    """Writes values [B, N, G, ...] into groups [B, N] where [B, N, G]."""
+    images = len(groups)
+    index = jnp.where(where, places(inputs, groups), tokens.shape[1])  # the rest is dropped
+    values = values.reshape(images, -1, *tokens.shape[2:])
+    return tokens.at[jnp.arange(images)[:, None], index.reshape(images, -1)].set(values, mode="drop")
+
+
+def round_keys(inputs: Inputs, group: Array, purpose: Purpose) -> Array:
+    """Returns keys [B] of a round, for images that were at `group` [B] when it began: every round ends
+    further on."""
+    return jax.vmap(jax.random.fold_in)(purpose_keys(inputs.keys, purpose), group)
+
+
+def with_drafts(inputs: Inputs, state: State, count: Array | None = None) -> Array:
+    """Returns the known tokens followed by the drafts (by the first `count` of them, if that is given)."""
+    gamma = inputs.speculation.gamma
+    groups = state.group[:, None] + jnp.arange(gamma)
+    used = exists(inputs, groups)
+    if count is not None:
+        used &= (jnp.arange(gamma) < count)[:, None]
+    return put(inputs, state.tokens, groups, state.drafts.states[..., 0, :], used)

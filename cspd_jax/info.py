@@ -1,0 +1,122 @@
+"""What a generation says of itself: one record for all families."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+Array = jax.Array
+
+
+class Calls(NamedTuple):
+    """Calls of a network, for the whole batch.
+
+    sequential: [] calls made one after the other.
+    rows: [] rows (sequences of tokens, tokens, denoising steps) that were computed in them, padding included.
+    """
+
+    sequential: Array
+    rows: Array
+
+
+class Exactness(NamedTuple):
+    """Whether the output has the distribution of the plain sampler, up to the rounding of the networks.
+
+    why: one clause, for people.
+    """
+
+    lossless: bool
+    why: str
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Info:
+    """What happened while B rows (images, texts) were generated.
+
+    It is a pytree of arrays, so that a jitted function can return it; the properties wait for the device.
+
+    made: [B] tokens that were generated.
+    rounds: [B] rounds, or steps, until the row was complete.
+    tested: [B, D] drafts that were tested, by place in the draft; D is 0 where nothing is drafted.
+    accepted: [B, D] those that were accepted.
+    truncated: [B] draws from a residual that were given up; with any, the distribution is not the target's.
+    calls: of each network, by name.
+    trace: what the family tells besides.
+    judgement: of the method, by itself (static).
+    seconds: that the generation took, where somebody measured them (static).
+    """
+
+    made: Array
+    rounds: Array
+    tested: Array
+    accepted: Array
+    truncated: Array
+    calls: Mapping[str, Calls]
+    trace: Any
+    judgement: Exactness = dataclasses.field(metadata={"static": True})
+    seconds: float | None = dataclasses.field(default=None, metadata={"static": True})
+
+    @property
+    def acceptance(self) -> float | None:
+        """Returns accepted / tested; None if nothing was tested."""
+        tested = int(np.sum(self.tested))
+        return int(np.sum(self.accepted)) / tested if tested else None
+
+    @property
+    def exactness(self) -> Exactness:
+        """Says whether the rows have the target's own distribution, and why."""
+        return judged(self.judgement, int(np.sum(self.truncated)))
+
+    @property
+    def exact(self) -> bool:
+        """Says whether the rows have the target's own distribution."""
+        return self.exactness.lossless
+
+    @property
+    def sequential(self) -> int:
+        """Counts the network calls that were made one after the other."""
+        return sum(int(calls.sequential) for calls in self.calls.values())
+
+    def __str__(self) -> str:
+        made = {name: int(calls.sequential) for name, calls in self.calls.items()}
+        calls = ", ".join(f"{count} {name}" for name, count in made.items() if count)
+        tested, lossless = int(np.sum(self.tested)), self.exactness.lossless
+        lines = [
+            f"calls       {self.sequential} one after the other ({calls})",
+            f"rounds      {np.mean(self.rounds):.1f} for a row of {np.mean(self.made):.1f} tokens",
+            f"acceptance  {self.acceptance:.1%} of {tested} drafts" if tested else "acceptance  no drafts",
+            f"exact       {'yes' if lossless else 'no'}: {self.exactness.why}",
+        ]
+        return "\n".join(lines if self.seconds is None else [*lines, f"seconds     {self.seconds:.3f}"])
+
+
+class Generated(NamedTuple):
+    """What `generate` returns: it unpacks as (tokens, info).
+
+    tokens: of the rows.
+    info: what happened.
+    """
+
+    tokens: Array
+    info: Info
+
+
+def add(total: Any, more: Any) -> Any:
+    """Returns the entrywise sum of two pytrees of counts."""
+    return jax.tree.map(lambda a, b: a + b, total, more)
+
+
+def judged(method: Exactness, truncated: int) -> Exactness:
+    """Returns the judgement of a run of the method in which so many draws from a residual were given up."""
+    if not (method.lossless and truncated):
+        return method
+    return Exactness(
+        False,
+        f"{truncated} draws from a residual were given up, at the limit of tries or because a density was not"
+        " a number, and replaced",
+    )

@@ -1,0 +1,79 @@
+"""Wall-clock comparison of several ways of doing the same thing."""
+
+from __future__ import annotations
+
+import functools
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import jax
+
+Request = TypeVar("Request")
+Made = TypeVar("Made")
+
+
+def seconds_in_turns(
+    runs: Mapping[str, Callable[[], Any]], repeats: int, longest: float = float("inf")
+) -> dict[str, list[float]]:
+    """Measures the seconds of each run, `repeats` times; runs take turns, so a busy machine is fair to all.
+
+    Call each run once before, or its compilation is measured too. Its result is waited for. After `longest`
+    seconds no further turn begins.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
+    begin = time.perf_counter()
+    for turn in range(repeats):
+        if turn and time.perf_counter() - begin > longest:
+            break
+        for name, run in runs.items():
+            start = time.perf_counter()
+            jax.block_until_ready(run())
+            seconds[name].append(time.perf_counter() - start)
+    return seconds
+
+
+_HANDICAP = 1.02  # another way must win by more than the clock's noise
+
+
+class Choice(NamedTuple, Generic[Request]):
+    """What is fastest here.
+
+    request: what to run.
+    way: its name.
+    seconds: of the measurement, by way; empty if there was nothing to choose.
+    """
+
+    request: Request
+    way: str
+    seconds: dict[str, float]
+
+
+def median_seconds(
+    runs: Mapping[str, Callable[[], Any]], repeats: int = 5, longest: float = 20.0
+) -> dict[str, float]:
+    """Measures the median seconds of each run, in turns. Each is called once before, to be compiled."""
+    for run in runs.values():
+        jax.block_until_ready(run())
+    turns = seconds_in_turns(runs, repeats, longest)
+    return {name: statistics.median(several) for name, several in turns.items()}
+
+
+def fastest_of(seconds: Mapping[str, float], plain: str) -> str:
+    """Returns the name of the fastest way: the plain one, unless another is clearly faster."""
+    return min(seconds, key=lambda name: seconds[name] * (1.0 if name == plain else _HANDICAP))
+
+
+def choose(ways: Mapping[str, Request], run: Callable[[Request], Any]) -> Choice[Request]:
+    """Returns the fastest of several requests, the first of which is the plain one; `run` runs one."""
+    seconds = median_seconds({name: functools.partial(run, request) for name, request in ways.items()})
+    way = fastest_of(seconds, next(iter(ways)))
+    return Choice(ways[way], way, seconds)
+
+
+def timed(ways: Mapping[str, Callable[[], Made]], repeats: int = 1) -> dict[str, tuple[Made, float]]:
+    """Returns what each way makes, and the least seconds of its runs after the one that compiles."""
+    made = {name: jax.block_until_ready(run()) for name, run in ways.items()}
+    seconds = seconds_in_turns(ways, repeats)
+    return {name: (one, min(seconds[name])) for name, one in made.items()}

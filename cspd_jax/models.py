@@ -1,0 +1,139 @@
+"""Models: a network with its configuration and its parameters."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+if TYPE_CHECKING:  # a family loads no network of another, and a list of flags no jax
+    from jax.sharding import Mesh
+
+    from cspd_jax.networks.config import KLConfig, MARConfig, NextStepConfig, SphereConfig, SphereVAEConfig
+    from cspd_jax.networks.eagle import Eagle
+    from cspd_jax.networks.lm import LM
+    from cspd_jax.networks.lm_config import LMConfig
+
+ImageConfig: TypeAlias = "MARConfig | SphereConfig | NextStepConfig"
+SAMPLING = ("cfg", "cfg_schedule", "temperature")  # the options that a checkpoint may have values for
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ImageModel:
+    """An image model with its parameters: a MAR or causal model, or your own.
+
+    name: what it was loaded by.
+    network: its pure functions (a `TokenModel`, static under jit). Either it has a `config` with num_classes
+        and respacing, or these are its own attributes.
+    params: pytree of arrays.
+    metadata: the rest of its config.json.
+    class_names: one per class, or empty.
+    folder: its checkpoint's, if it has one.
+    mesh: the devices that its parameters lie on; None is one device.
+    """
+
+    name: str
+    network: Any
+    params: Any = dataclasses.field(repr=False)
+    metadata: dict[str, Any] = dataclasses.field(default_factory=dict, repr=False)
+    class_names: tuple[str, ...] = ()
+    folder: Path | None = None
+    mesh: Mesh | None = None
+
+    @property
+    def config(self) -> ImageConfig:
+        return getattr(self.network, "config", self.network)
+
+    @property
+    def sampling(self) -> dict[str, Any]:
+        """Returns what its checkpoint says of its sampling: `Options(**model.sampling)`; perhaps nothing."""
+        found = (self.metadata.get("extra") or {}).get("sampling") or {}
+        return {name: found[name] for name in SAMPLING if name in found}
+
+    def class_name(self, label: int) -> str:
+        """Returns the caption of a label: the class's name, its number, or "no class" for -1."""
+        if label < 0:
+            return "no class"
+        return self.class_names[label] if self.class_names else str(label)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TextModel:
+    """A language model with its parameters.
+
+    name: what it was loaded by.
+    network: its pure functions, static under jit.
+    params: pytree of arrays.
+    metadata: the rest of its config.json.
+    folder: its checkpoint's, if it has one.
+    mesh: the devices that its parameters lie on; None is one device.
+    """
+
+    name: str
+    network: LM
+    params: Any = dataclasses.field(repr=False)
+    metadata: dict[str, Any] = dataclasses.field(default_factory=dict, repr=False)
+    folder: Path | None = None
+    mesh: Mesh | None = None
+
+    @property
+    def config(self) -> LMConfig:
+        return self.network.config
+
+    @functools.cached_property
+    def for_decoding(self) -> tuple[LM, Any]:
+        """Returns the network and its parameters as passes over few tokens want them.
+
+        On a CPU large kernels lie by outputs, in a copy that is made when this is first asked for.
+        """
+        from cspd_jax.networks.products import by_outputs, gains_by_outputs
+
+        if self.mesh is not None or not gains_by_outputs(self.params, self.network.dtype):
+            return self.network, self.params
+        return dataclasses.replace(self.network, by_outputs=True), by_outputs(self.params)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class HeadModel:
+    """A head that drafts from its target's states, with its parameters: see `text.draft_from_states`.
+
+    name: what it was loaded by.
+    network: its pure functions, static under jit.
+    params: pytree of arrays.
+    metadata: the rest of its config.json.
+    folder: its checkpoint's.
+    """
+
+    name: str
+    network: Eagle
+    params: Any = dataclasses.field(repr=False)
+    metadata: dict[str, Any] = dataclasses.field(default_factory=dict, repr=False)
+    folder: Path | None = None
+
+    @functools.cached_property
+    def for_decoding(self) -> tuple[Eagle, Any]:
+        """Returns what that of a `TextModel` does."""
+        from cspd_jax.networks.products import by_outputs, gains_by_outputs
+
+        floats = {name: part for name, part in self.params.items() if name not in ("ids", "embedding")}
+        if not gains_by_outputs(floats, self.network.dtype):
+            return self.network, self.params
+        return dataclasses.replace(self.network, by_outputs=True), {**self.params, **by_outputs(floats)}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class VAE:
+    """An autoencoder with its parameters; turns what models make into pixels: a KL-16 the latents of MAR, an
+    S-VAE the tokens of SphereAR.
+
+    metadata: the rest of its config.json.
+    """
+
+    name: str
+    config: KLConfig | SphereVAEConfig
+    params: Any = dataclasses.field(repr=False)
+    dtype: Any = np.float32
+    metadata: dict[str, Any] = dataclasses.field(default_factory=dict, repr=False)

@@ -1,0 +1,111 @@
+"""What a run was, what it cost and whether it is exact, as JSON: the same for all families."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import platform
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from cspd_jax import __version__
+from cspd_jax.info import Calls, Info
+
+_PACKAGES = ("jax", "jaxlib", "flax", "numpy")
+
+
+def make_report(model: Any, info: Info, options: Mapping[str, Any], **more: Any) -> dict[str, Any]:
+    """Returns the content of `report.json`.
+
+    options: as they were run.
+    more: what the family tells besides.
+    """
+    lossless, why = info.exactness
+    made, rounds = int(np.sum(info.made)), int(np.sum(info.rounds))
+    return {
+        "target": identity(model),
+        "lossless": lossless,
+        "why": why,
+        "rows": len(info.made),
+        "tokens": made,
+        "seconds": info.seconds,
+        "rounds": float(np.mean(info.rounds)),
+        "tokens_per_round": made / max(1, rounds),
+        "tested": int(np.sum(info.tested)),
+        "accepted": int(np.sum(info.accepted)),
+        "acceptance": info.acceptance,
+        "acceptance_by_distance": rates(np.sum(info.accepted, axis=0), np.sum(info.tested, axis=0)),
+        "truncated": int(np.sum(info.truncated)),
+        "calls": calls(info.calls),
+        "options": options,
+        **more,
+        "versions": versions(),
+        "device": device(),
+        "config": dataclasses.asdict(model.config),
+    }
+
+
+def beside(infos: Mapping[str, Info]) -> dict[str, Any]:
+    """Returns what the first of some ways gained beside the last, the reference; all have their seconds."""
+    (name, own), *_, (_, reference) = infos.items()
+    in_sequence = lambda info: (
+        int(info.calls["target"].sequential) if "target" in info.calls else info.sequential
+    )
+    rows = [sum(int(calls.rows) for calls in info.calls.values()) for info in (own, reference)]
+    return {
+        "way": name,
+        "seconds": {way: info.seconds for way, info in infos.items()},
+        "faster": (reference.seconds or 0.0) / (own.seconds or 1.0),
+        "fewer_sequential_calls": in_sequence(reference) / max(1, in_sequence(own)),
+        "more_rows": rows[0] / max(1, rows[1]),
+    }
+
+
+def in_words(beside: Mapping[str, Any]) -> str:
+    """Says what `beside` found."""
+    times = lambda ratio, above, below: (
+        f"{ratio:.1f} times {above}" if ratio >= 1 else f"{1 / ratio:.1f} times {below}"
+    )
+    said = (
+        times(beside["fewer_sequential_calls"], "fewer", "more")
+        + " calls of the target one after the other, "
+    )
+    said += times(beside["faster"], "faster", "slower") + " here"
+    if beside["faster"] < 1:
+        said += f" (they compute {beside['more_rows']:.1f} times the rows, which take time on this device)"
+    return said
+
+
+def calls(made: Mapping[str, Calls]) -> dict[str, dict[str, int]]:
+    """Returns calls one after the other, and rows in them, of each network."""
+    return {name: {k: int(n) for k, n in of._asdict().items()} for name, of in made.items()}
+
+
+def rates(accepted: Any, tested: Any) -> list[float | None]:
+    """Returns shares; None where nothing was tested."""
+    return [float(a / t) if t else None for a, t in zip(accepted, tested)]
+
+
+def identity(model: Any) -> dict[str, Any]:
+    """Says which model it is."""
+    return {"name": model.name, "source_sha256": model.metadata.get("source_sha256")}
+
+
+def versions() -> dict[str, str]:
+    """Says what ran."""
+    found = {name: importlib.metadata.version(name) for name in _PACKAGES}
+    return {"cspd_jax": __version__, "python": platform.python_version(), **found}
+
+
+def device() -> dict[str, Any]:
+    """Says where it ran."""
+    first = jax.devices()[0]
+    return {"platform": first.platform, "kind": first.device_kind, "count": jax.device_count()}
+
+
+def lossy(info: Info) -> str:
+    """Returns what a title adds for images that do not have the target's distribution."""
+    return "" if info.exact else " (lossy)"

@@ -1,0 +1,246 @@
+"""Checkpoint folders: `config.json`, and the parameters in `params.safetensors`.
+
+A folder is written beside its final name and renamed, so a folder with that name is always complete. The kind
+of a checkpoint determines the class of its configuration and its network. Before 0.7 Orbax wrote the
+parameters, each as a Zarr array in the folder `params/`; such checkpoints are read too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+import typing
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import safetensors
+from flax.traverse_util import flatten_dict, unflatten_dict
+from jax.sharding import Mesh
+from safetensors.numpy import save_file
+
+from cspd_jax._utils.files import check_new_folder, written_beside
+from cspd_jax._utils.json_files import read_object
+from cspd_jax.check import UserError, naming, shown
+from cspd_jax.networks import autoencoder, eagle, inception, lm, sphere_vae
+from cspd_jax.networks.config import FluxConfig, KLConfig, SphereVAEConfig
+from cspd_jax.networks.lm_config import EagleConfig, LMConfig
+from cspd_jax.networks.registry import IMAGE_KINDS, ImageKind
+from cspd_jax.parallel import sharding
+
+FORMAT_VERSION = 1
+FILE = "params.safetensors"
+_LISTED = 5
+
+
+class Kind(NamedTuple):
+    """A kind of network.
+
+    config_class: a frozen dataclass.
+    abstract_params: config -> nested dict of ShapeDtypeStruct.
+    """
+
+    config_class: type
+    abstract_params: Callable[[Any], Any]
+
+
+_KINDS: dict[str, Kind | ImageKind] = {
+    **IMAGE_KINDS,
+    "kl16": Kind(KLConfig, autoencoder.abstract_params),
+    "flux": Kind(FluxConfig, autoencoder.abstract_params),
+    "svae": Kind(SphereVAEConfig, sphere_vae.abstract_params),
+    "inception": Kind(inception.InceptionConfig, inception.abstract_params),
+    "lm": Kind(LMConfig, lm.abstract_params),
+    "eagle": Kind(EagleConfig, eagle.abstract_params),
+}
+
+
+class Checkpoint(NamedTuple):
+    """What a checkpoint folder holds.
+
+    kind: the name of the kind.
+    config: the kind's frozen dataclass.
+    params: nested dict of arrays.
+    metadata: the rest of config.json: dtype, params (their number), source, extra, ...
+    """
+
+    kind: str
+    config: Any
+    params: Any
+    metadata: dict[str, Any]
+
+
+def save(
+    path: str | os.PathLike,
+    kind: str,
+    config: Any,
+    params: Mapping,
+    *,
+    source: str | tuple[str, str] | None = None,
+    extra: Mapping[str, Any] | None = None,
+    companions: Mapping[str, Path] | None = None,
+) -> dict[str, Any]:
+    """Writes a new checkpoint folder, all or nothing, and returns the content of its config.json.
+
+    params: keep their dtype.
+    source: where the parameters come from; of a file also its digest.
+    extra: anything JSON can hold.
+    companions: files to copy as they are, such as a tokenizer's: place in the folder -> file.
+    """
+    check_new_folder(path)
+    leaves = {name: np.asarray(leaf, order="C") for name, leaf in flatten_dict(params, sep="/").items()}
+    _check_names_and_shapes(leaves, _kind(kind, path).abstract_params(config), path)
+    for name, leaf in leaves.items():
+        _check_finite(leaf, name, path)
+    dtypes = {leaf.dtype.name for leaf in leaves.values()}
+    name, source_sha256 = source if isinstance(source, tuple) else (source, None)
+    description = {
+        "format_version": FORMAT_VERSION,
+        "kind": kind,
+        "config": dataclasses.asdict(config),
+        "dtype": dtypes.pop() if len(dtypes) == 1 else "mixed",
+        "params": sum(leaf.size for leaf in leaves.values()),
+        "source": name,
+        "source_sha256": source_sha256,
+        "extra": dict(extra or {}),
+    }
+    with written_beside(path) as partial:
+        partial.mkdir()
+        _write(partial / FILE, leaves)
+        (partial / "config.json").write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
+        for place, file in (companions or {}).items():
+            (partial / place).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, partial / place)
+    return description
+
+
+def load(path: str | os.PathLike, dtype: Any = None, mesh: Mesh | None = None) -> Checkpoint:
+    """Reads a checkpoint folder; its parameters become jax arrays, cast to `dtype` if given.
+
+    mesh: the devices they are spread over. Each process then reads what its devices hold.
+    """
+    description = read_description(path)
+    config, kind = description.pop("config"), description.pop("kind")
+    stored = _stored(Path(path))
+    _check_names_and_shapes(stored, _kind(kind, path).abstract_params(config), path)
+
+    def read(name: str, array: _Stored) -> jax.Array:
+        def part(index: Any) -> np.ndarray:
+            values = array.read(index)
+            _check_finite(values, name, path)
+            casts = dtype is not None and jnp.issubdtype(values.dtype, jnp.floating)
+            return values.astype(dtype) if casts else values
+
+        if mesh is None:
+            return jnp.asarray(part(...))
+        placed = sharding(mesh, tuple(name.split("/")), array.shape, config)
+        if placed.is_fully_addressable:
+            return jax.device_put(part(...), placed)
+        return jax.make_array_from_callback(array.shape, placed, part)
+
+    params = unflatten_dict({name: read(name, array) for name, array in stored.items()}, sep="/")
+    return Checkpoint(kind, config, params, description)
+
+
+def read_description(path: str | os.PathLike) -> dict[str, Any]:
+    """Returns the content of a checkpoint's config.json, with "config" as the kind's dataclass."""
+    path, file = Path(path), Path(path) / "config.json"
+    if not file.is_file():
+        raise UserError(f"{path} is not a checkpoint, which is a folder with config.json and {FILE}")
+    description = read_object(file)
+    if "format_version" not in description and (path / "model").is_dir():
+        raise UserError(f"{path} is the folder of a training run; its model is {path / 'model'}")
+    if (version := description.get("format_version")) != FORMAT_VERSION:
+        raise UserError(f"{file} has format version {shown(version)}; this cspd-jax reads {FORMAT_VERSION}")
+    config_class = _kind(description.get("kind"), file).config_class
+    return {**description, "config": read_config(config_class, description.get("config"), f"{file}: config")}
+
+
+def read_config(cls: type, values: Any, where: str) -> Any:
+    """Returns the frozen dataclass that a JSON object describes, which must have exactly its fields."""
+    values = values if isinstance(values, Mapping) else {}
+    known = {field.name for field in dataclasses.fields(cls)}
+    missing, unknown = sorted(known - values.keys()), sorted(values.keys() - known)
+    if missing or unknown:
+        raise UserError(f"{where} does not describe a {cls.__name__}: missing {missing}, unknown {unknown}")
+    hints = typing.get_type_hints(cls)
+
+    def field(name: str, value: Any) -> Any:
+        if dataclasses.is_dataclass(hints[name]):
+            return read_config(hints[name], value, f"{where} field {name}")
+        return tuple(value) if isinstance(value, list) else value
+
+    with naming(where):
+        return cls(**{name: field(name, value) for name, value in values.items()})
+
+
+def _kind(name: Any, where: str | os.PathLike) -> Kind | ImageKind:
+    if name not in _KINDS:
+        raise UserError(f"{where} is of the unknown kind {shown(name)}; known are {', '.join(_KINDS)}")
+    return _KINDS[name]
+
+
+def _write(file: Path, leaves: dict[str, np.ndarray]) -> None:
+    file.touch()
+    mode = file.stat().st_mode  # the library makes files that only their owner can read
+    save_file(leaves, file)
+    file.chmod(mode)
+
+
+class _Stored(NamedTuple):
+    """A parameter on disk. read: a function from an index (`...` is all) to its numbers."""
+
+    shape: tuple[int, ...]
+    read: Callable[[Any], np.ndarray]
+
+
+def _stored(path: Path) -> dict[str, _Stored]:
+    """Returns the parameters of a checkpoint by their paths in the tree; no number is read yet."""
+    if not (path / FILE).is_file():
+        return {
+            folder.name.replace(".", "/"): _zarr_array(folder)
+            for folder in (path / "params").iterdir()
+            if folder.is_dir()
+        }
+    try:
+        file = safetensors.safe_open(path / FILE, framework="np")
+    except safetensors.SafetensorError as error:
+        raise UserError(f"{path / FILE} is not a complete safetensors file ({error})") from None
+    slices = {name: file.get_slice(name) for name in sorted(file.keys())}
+    return {name: _Stored(tuple(found.get_shape()), found.__getitem__) for name, found in slices.items()}
+
+
+def _zarr_array(folder: Path) -> _Stored:
+    import tensorstore
+
+    where = {"driver": "zarr", "kvstore": {"driver": "file", "path": str(folder)}}
+    array = tensorstore.open(where).result()
+    return _Stored(tuple(array.shape), lambda index: array[index].read().result())
+
+
+def _check_names_and_shapes(found: Mapping[str, Any], abstract: Mapping, where: str | os.PathLike) -> None:
+    """Raises UserError unless the arrays by name are those of the network."""
+    have = {name: tuple(array.shape) for name, array in found.items()}
+    want = {name: tuple(leaf.shape) for name, leaf in flatten_dict(abstract, sep="/").items()}
+    problems = [f"missing {name}" for name in want if name not in have]
+    problems += [f"unknown {name}" for name in have if name not in want]
+    problems += [
+        f"{name} is {list(shape)} instead of {list(want[name])}"
+        for name, shape in have.items()
+        if want.get(name, shape) != shape
+    ]
+    if problems:
+        more = f" and {len(problems) - _LISTED} more" if len(problems) > _LISTED else ""
+        raise UserError(
+            f"{where}: the parameters do not fit the network: {'; '.join(problems[:_LISTED])}{more}"
+        )
+
+
+def _check_finite(values: np.ndarray, name: str, where: str | os.PathLike) -> None:
+    if jnp.issubdtype(values.dtype, jnp.floating) and not np.isfinite(values).all():
+        raise UserError(f"{where}: parameter {name} holds NaN or infinity")
