@@ -175,11 +175,11 @@ def picture(found: dict):
 
 
 def beside(found: dict) -> tuple[str, str, str]:
-    """Names plain, the exact way of the fewest calls, and the lossy way with the nearest number of them."""
+    """Names plain, the exact way of the fewest calls, and the lossy way that is best with about as few."""
     exact = min((row for row in found["cells"] if row["kind"] == "exact"), key=calls_of)
-    lossy = [row for row in found["cells"] if row["kind"] == "lossy" and "AR steps" in row["cell"]]
-    near = min(lossy, key=lambda row: abs(np.log(calls_of(row) / calls_of(exact))))
-    return "plain", exact["cell"], near["cell"]
+    most = 1.2 * calls_of(exact)
+    lossy = [row for row in found["cells"] if row["kind"] == "lossy" and calls_of(row) < most]
+    return "plain", exact["cell"], max(lossy, key=lambda row: row["words"])["cell"]
 
 
 def misspelt(reading: measures.Reading) -> np.ndarray:

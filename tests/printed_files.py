@@ -115,14 +115,18 @@ GIVEN = {
         "checkpoint-last.pth": mar_checkpoint,
         "kl16.ckpt": lambda path: torch_checkpoint(path, kl16.FORMAT.wanted(tiny.KL)),
     },
-    "causal": {"sphere-b.pth": lambda p: shutil.copy(ROOT / "tests/golden_causal/sphere_tiny2_ar.pth", p)},
-    "converting": {"SRC": mar_checkpoint, "FOLDER": LLAMA, "OWNER/NAME": LLAMA, "model.gguf": gguf},
-    "evaluation": {**LATENTS, "dataset": pictures, "weights.pth": inception},
+    "checkpoints": {"SRC": mar_checkpoint, "FOLDER": LLAMA, "OWNER/NAME": LLAMA, "model.gguf": gguf},
+    "images": {
+        **LATENTS,
+        "dataset": pictures,
+        "weights.pth": inception,
+        "FOLDER": image_from_text,
+        "sphere-b.pth": lambda p: shutil.copy(ROOT / "tests/golden_causal/sphere_tiny2_ar.pth", p),
+    },
     "masked": {
         "OWNER/NAME": LLADA,
         "models/masked": lambda path: shutil.copytree(TRAINED, path),
     },
-    "nextstep": {"FOLDER": image_from_text},
     "text": {
         "EleutherAI/pythia-1.4b-deduped": LLAMA,
         "EleutherAI/pythia-160m-deduped": LLAMA,

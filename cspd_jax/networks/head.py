@@ -22,7 +22,7 @@ _FREQUENCIES = 256
 _MAX_PERIOD = 10_000.0
 
 # Tests compare densities: a path drawn in one program and verified in another must have one. GPUs multiply
-# float32 in TensorFloat32 by default, where the two differ by 1e-3 on average (docs/denoising.md).
+# float32 in TensorFloat32 by default, where the two differ by 1e-3 on average (docs/images.md).
 PRECISION = jax.lax.Precision.HIGHEST
 
 
