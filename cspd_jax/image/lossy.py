@@ -1,7 +1,7 @@
 """Lossy shortcuts of the plain sampler: fewer denoising steps for later tokens (DiSA), and a checkerboard
 that is completed in a few AR steps (GtR).
 
-Either draws from another distribution than the plain sampler. docs/benchmarks.md says what they save and cost.
+Either draws from another distribution than the plain sampler. docs/benchmarks.md says at what cost.
 """
 
 from __future__ import annotations

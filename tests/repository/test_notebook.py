@@ -64,6 +64,15 @@ def test_kept_with_its_pictures(name):
     assert set(SMALL[name]) <= set(re.findall(r"^(\w+) =", parameters.source, flags=re.M))
 
 
+def test_the_shortest_proof(monkeypatch, capsys, tmp_path):
+    monkeypatch.syspath_prepend(NOTEBOOKS)
+    monkeypatch.setattr("sys.argv", ["exactness.py", str(tmp_path / "picture.png")])
+    __import__("exactness").main()
+    refuted = ["REFUTED" in line for line in capsys.readouterr().out.splitlines()]
+    assert refuted == [False, True, True, False, True]
+    assert (tmp_path / "picture.png").exists()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_runs(name, tmp_path, monkeypatch):

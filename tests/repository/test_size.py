@@ -61,7 +61,7 @@ def sizes() -> dict[str, tuple[int, int]]:
 
 
 def test_no_room_grows():
-    """What has become smaller is recorded by `--write`, so that it stays so; below its ceiling a room is free."""
+    """What has become smaller is recorded by `--write`; below its ceiling a room is free."""
     recorded = json.loads(RECORDED.read_text(encoding="utf-8"))
     grown = {name: size for name, (size, most) in sizes().items() if size > max(recorded[name], most)}
     assert not grown, f"{grown} of {recorded}"
