@@ -1,23 +1,14 @@
-"""The acceptance-rejection resampler, and the maximal coupling of path distributions that is built on it."""
+"""The acceptance-rejection resampler."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import chex
 import jax
 import jax.numpy as jnp
 
-from cspd_jax.coupling.acceptance import (
-    Coupled,
-    CouplingInfo,
-    accepts,
-    at_least_float32,
-    log_acceptance_of_ratio,
-    log_residual_acceptance,
-    uniform,
-)
+from cspd_jax.coupling.acceptance import accepts, at_least_float32, uniform
 
 Array = jax.Array
 
@@ -61,8 +52,7 @@ def resample(
     Drawing from a residual (p - q)_+ with proposals from p takes 1 / TV(p, q) of them on average, and a draft
     is rejected with probability TV: one proposal per draft in the long run, but rare and long searches when p
     and q are close. N proposals do not suffice with probability TV (1 - TV)^N per draft, at most 1 / (e N).
-    For Gaussians
-    there is a better way: `coupling.residual`.
+    For Gaussians there is a better way: `coupling.residual`.
     """
 
     def one(key: Array) -> tuple[Any, Array]:
@@ -85,37 +75,3 @@ def resample(
     start = _Loop(nothing, jnp.int32(0), ~jnp.asarray(needed, bool))
     end = jax.lax.while_loop(searching, trip, start)
     return Resampled(end.value, end.trips, ~end.settled)
-
-
-def couple_path(
-    key: Array,
-    log_ratio: Array,
-    draft: Any,
-    propose: Callable[[Array], tuple[Any, Array]],
-    *,
-    proposals: int = 8,
-    max_trips: int = 1024,
-) -> Coupled:
-    """Returns a draw from p: the draft (drawn from q) with probability min(1, p / q), else from the residual.
-
-    Only the density ratio of the two distributions of paths is needed: a proposal from p is accepted as a
-    draw from the residual with probability 1 - min(1, q / p).
-
-    log_ratio: [], log p - log q of the draft's path.
-    draft: a pytree.
-    propose: key -> (value like `draft`, log p - log q of its path), drawn from p.
-    """
-    chex.assert_rank(log_ratio, 0)
-    for_test, for_residual = jax.random.split(key)
-    log_a = log_acceptance_of_ratio(log_ratio)
-    accepted = accepts(uniform(for_test, dtype=log_a.dtype), log_a)
-    found = resample(
-        for_residual,
-        propose,
-        lambda proposed: log_residual_acceptance(proposed[1]),
-        proposals=proposals,
-        max_trips=max_trips,
-        needed=~accepted,
-    )
-    value = jax.tree.map(lambda a, b: jnp.where(accepted, a, b), draft, found.value[0])
-    return Coupled(value, accepted, CouplingInfo(log_a, found.trips, found.truncated))

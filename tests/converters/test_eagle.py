@@ -12,8 +12,6 @@ import text_models
 import cspd_jax
 from cspd_jax import text
 from cspd_jax.__main__ import main
-from cspd_jax.check import UserError
-from cspd_jax.models import HeadModel
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "golden" / "eagle.zip"
 ENTERING = {"research": (), "specforge": (2, 5, 8), "speculators": (2, 5, 8)}
@@ -68,8 +66,3 @@ def test_it_drafts_as_it_is_published(folder):
     tokens, info = text.generate(None, target, [[3, 7, 1]], drafter, options)
     np.testing.assert_array_equal(tokens, text.generate(None, target, [[3, 7, 1]], None, options).tokens)
     assert info.tested.sum() > 0
-
-
-def test_a_language_model_is_no_head(tmp_path):
-    with pytest.raises(UserError, match="the head must be of kind eagle"):
-        cspd_jax.load(pathlib.Path(cspd_jax.__file__).parent / "defaults" / "text-target", of=HeadModel)

@@ -11,17 +11,13 @@ import jax
 import nextstep_tiny
 import numpy as np
 import pytest
-import tiny
 from PIL import Image
 
 import cspd_jax
-from cspd_jax import UserError
 from cspd_jax.__main__ import main
-from cspd_jax.converters import kl16
-from cspd_jax.converters.source import convert, make_config, open_source
 from cspd_jax.image import pixels, to_tokens
 from cspd_jax.networks import autoencoder
-from cspd_jax.networks.config import FluxConfig, KLConfig
+from cspd_jax.networks.config import FluxConfig
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "flux"
 
@@ -60,30 +56,6 @@ def test_what_config_json_says(vae):
     assert (config.scale, config.shift) == (settings["scaling_factor"], settings["shift_factor"])
     assert config.normalised and config.token_side == settings["psz"] and config.stride == 8
     assert config.channel_mult == tuple(settings["ch_mult"]) and config.embed_dim == settings["z_channels"]
-
-
-def test_weights_alone_are_taken_for_those_of_flux(vae):
-    source = open_source(GOLDEN / "checkpoint.pt")
-    config = make_config(source)
-    assert source.kind == "flux" and (config.scale, config.shift, config.normalised) == (
-        0.3611,
-        0.1159,
-        False,
-    )
-    same = convert(source, config)
-    np.testing.assert_array_equal(
-        same["decoder"]["conv_in"]["kernel"], vae.params["decoder"]["conv_in"]["kernel"]
-    )
-
-
-def test_names_are_those_of_kl16_without_its_convolutions():
-    sizes = {"channels": 32, "channel_mult": (1, 2), "z_channels": 4, "embed_dim": 4, "num_res_blocks": 1}
-    named = [
-        {e.name for e in kl16.FORMAT.wanted(config)}
-        for config in (KLConfig(**sizes, encoder_attention_levels=()), FluxConfig(**sizes))
-    ]
-    assert {name.split(".")[0] for name in named[0] - named[1]} == {"quant_conv", "post_quant_conv"}
-    assert named[1] < named[0]
 
 
 def test_flux_s_own_size():
@@ -139,11 +111,3 @@ def test_pictures_as_tokens_of_nextstep(folder, vae):
     plain = tokens / vae.config.scale + vae.config.shift  # normalised, token by token
     np.testing.assert_allclose(plain.mean(axis=-1), 0, atol=1e-4)
     np.testing.assert_allclose(plain.std(axis=-1), 1, atol=1e-2)
-
-
-def test_it_decodes_its_own_latents_only(vae, tmp_path):
-    model = cspd_jax.load(tiny.save_mar(tmp_path / "model", tiny.LATENTS, names=None))
-    with pytest.raises(
-        UserError, match=r"it is a FLUX-type one .*, and the model has the latents of a KL-16"
-    ):
-        cspd_jax.to_images(model, np.zeros((1, 16, 4), np.float32), vae)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import sys
 
 import hf_folder
 import jax
@@ -167,56 +166,9 @@ def test_convert_and_text(tmp_path, capsys):
     assert sorted(os.listdir(tmp_path)) == ["model", "out"]
 
 
-@pytest.mark.parametrize(
-    "changes, why",
-    [
-        ({"tokenizer.ggml.pre": "tekken"}, "splits texts by 'tekken'; known are gpt-2"),
-        ({"tokenizer.ggml.model": "llama"}, "is of kind 'llama', and only gpt2"),
-        ({"tokenizer.ggml.model": None}, "the file has no tokenizer"),
-    ],
-)
-def test_a_tokenizer_of_another_kind_is_left_out(tmp_path, capsys, changes, why):
-    file = gguf_file.write(tmp_path / "x.gguf", LLAMA, gguf_file.weights(LLAMA), **changes)
-    code, _, err = run(capsys, "convert", file, tmp_path / "out")
-    assert code == 0 and "no tokenizer is converted, so that prompts are ids: the file" in err
-    assert why in err and not (tmp_path / "out" / "tokenizer").exists()
-
-
 def refused(tmp_path, capsys, file, sentence):
     before = sorted(os.listdir(tmp_path))
     code, out, err = run(capsys, "convert", file, tmp_path / "out")
     lines = [line for line in err.splitlines() if not line.startswith("converting")]
     assert (code, out, len(lines)) == (2, "", 1) and sentence in err, err
     assert sorted(os.listdir(tmp_path)) == before
-
-
-def test_refused_tensors(tmp_path, capsys):
-    own = gguf_file.weights(LLAMA)
-    own["lm_head.weight"][3, 3] = np.nan
-    file = gguf_file.write(tmp_path / "a.gguf", LLAMA, own)
-    refused(tmp_path, capsys, file, "tensor output.weight holds NaN or infinity")
-    del own["lm_head.weight"], own["model.embed_tokens.weight"]
-    file = gguf_file.write(tmp_path / "b.gguf", LLAMA, own)
-    refused(tmp_path, capsys, file, "missing token_embd.weight")
-
-
-def test_the_package_is_named_where_it_is_missing(tmp_path, capsys, monkeypatch):
-    file = gguf_file.write(tmp_path / "q8.gguf", LLAMA, gguf_file.weights(LLAMA), "Q8_0")
-    monkeypatch.setitem(sys.modules, "gguf", None)
-    refused(tmp_path, capsys, file, "needs the package gguf; install it with: pip")
-
-
-def test_a_file_cut_anywhere_is_refused(tmp_path):
-    file = gguf_file.write(tmp_path / "x.gguf", LLAMA, gguf_file.weights(LLAMA), "Q8_0")
-    content = file.read_bytes()
-    for size in range(0, len(content) - 100, 9973):
-        (tmp_path / "cut.gguf").write_bytes(content[:size])
-        with pytest.raises(UserError, match=r"cut\.gguf is damaged, or no GGUF file"):
-            open_gguf(tmp_path / "cut.gguf")
-
-
-def test_no_other_file(tmp_path, capsys):
-    refused(tmp_path, capsys, tmp_path / "none.gguf", "none.gguf")
-    file = gguf_file.write(tmp_path / "x.gguf", LLAMA, gguf_file.weights(LLAMA))
-    code, _, err = run(capsys, "convert", file, tmp_path / "out", "--weights", "model")
-    assert code == 2 and "holds a single set of weights" in err

@@ -11,7 +11,7 @@ import jax
 import ml_dtypes
 import numpy as np
 import pytest
-from hf_folder import CONFIGS, DREAM, LLADA, LLAMA, NEOX, QWEN2, TOKENIZER, D, L, M, V, edited, tensors, write
+from hf_folder import CONFIGS, DREAM, LLADA, LLAMA, QWEN2, TOKENIZER, D, L, M, V, edited, tensors, write
 
 from cspd_jax import weights
 from cspd_jax.__main__ import main
@@ -21,7 +21,6 @@ from cspd_jax.converters.hf import Values
 from cspd_jax.converters.source import convert, make_config, open_source
 from cspd_jax.networks import lm
 from cspd_jax.networks.lm_config import LMConfig
-from cspd_jax.weights import read_config
 
 COMMON = {"vocab_size": V, "known_ids": V, "width": D, "depth": L, "mlp_width": M, "max_positions": 64}
 EXPECTED = {
@@ -149,25 +148,6 @@ def test_published_sizes_of_masked_models():
         assert sum(leaf.size for leaf in jax.tree.leaves(found)) == count
 
 
-@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
-def test_half_precision(tmp_path, dtype):
-    own = {name: tensor.astype(dtype) for name, tensor in tensors(LLAMA).items()}
-    folder = write(tmp_path / "x", LLAMA, own)
-    assert open_source(folder).dtype == np.dtype(dtype).name
-    wide, narrow = read(folder)[1], read(folder, ml_dtypes.bfloat16)[1]
-    expected = own["lm_head.weight"].T
-    np.testing.assert_array_equal(wide["head"]["kernel"], expected.astype(np.float32))
-    np.testing.assert_array_equal(narrow["head"]["kernel"], expected.astype(ml_dtypes.bfloat16))
-
-
-def test_biases_of_llama(tmp_path):
-    config = {**LLAMA, "attention_bias": True, "mlp_bias": True}
-    found, params = read(write(tmp_path / "x", config))
-    assert (found.qkv_bias, found.out_bias, found.mlp_bias) == (True, True, True)
-    bias = tensors(config)["model.layers.0.self_attn.o_proj.bias"]
-    np.testing.assert_array_equal(params["layers_0"]["attention"]["out"]["bias"], bias)
-
-
 def test_tied_output(tmp_path):
     own = tensors(QWEN2)
     plain = read(write(tmp_path / "plain", QWEN2))[1]
@@ -179,37 +159,6 @@ def test_tied_output(tmp_path):
         read(write(tmp_path / "other", QWEN2, copied))
 
 
-def test_buffers_of_older_files_are_ignored(tmp_path):
-    old = {"attention.bias": np.ones((1, 1, 8, 8), bool), "attention.masked_bias": np.float16(-1e4),
-           "attention.rotary_emb.inv_freq": np.ones(1, np.float32)}  # fmt: skip
-    own = tensors(NEOX) | {f"gpt_neox.layers.1.{k}": np.asarray(v) for k, v in old.items()}
-    source = open_source(write(tmp_path / "x", NEOX, own))
-    assert source.num_params == sum(t.size for t in tensors(NEOX).values())
-    convert(source, make_config(source))
-    own = tensors(LLAMA) | {"model.layers.0.self_attn.rotary_emb.inv_freq": np.ones(2, np.float32)}
-    read(write(tmp_path / "y", LLAMA, own))
-
-
-def test_defaults_that_files_leave_out(tmp_path):
-    short = {k: v for k, v in LLAMA.items() if not k.startswith(("rope", "rms", "attention", "hidden_act"))}
-    config = make_config(open_source(write(tmp_path / "x", {**short, "rope_scaling": None})))
-    assert (config.rope_theta, config.norm_eps, config.activation) == (1e4, 1e-6, "silu")
-    short = {k: v for k, v in NEOX.items() if not k.startswith(("rot", "use", "layer", "hidden_act"))}
-    config = make_config(open_source(write(tmp_path / "y", short)))
-    assert dataclasses.replace(config) == EXPECTED["gpt_neox"]
-    del short["model_type"]
-    assert (
-        make_config(open_source(write(tmp_path / "z", {"model_type": None, **short}, tensors(NEOX))))
-        == config
-    )
-
-
-def test_linear_scaling_and_sequential_residual(tmp_path):
-    config = {**NEOX, "rope_scaling": {"type": "linear", "factor": 2}, "use_parallel_residual": False}
-    found = make_config(open_source(write(tmp_path / "x", config)))
-    assert (found.rope_scaling, found.rope_factor, found.parallel_residual) == ("linear", 2.0, False)
-
-
 def test_padded_vocabulary_and_end_of_text(tmp_path):
     others = {"tokenizer.json": TOKENIZER, "generation_config.json": {"eos_token_id": [2, 9, 2]}}
     config = make_config(open_source(write(tmp_path / "x", LLAMA, others=others)))
@@ -218,13 +167,6 @@ def test_padded_vocabulary_and_end_of_text(tmp_path):
     unigram = {"model": {"vocab": [["a", 0.0]] * 50}}
     config = make_config(open_source(write(tmp_path / "y", LLAMA, others={"tokenizer.json": unigram})))
     assert config.known_ids == V
-
-
-def test_configuration_goes_through_json():
-    for config in EXPECTED.values():
-        values = json.loads(json.dumps(dataclasses.asdict(config)))
-        assert read_config(LMConfig, values, "x") == config
-        assert hash(config) == hash(dataclasses.replace(config))
 
 
 # The command line.

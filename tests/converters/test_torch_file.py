@@ -170,33 +170,6 @@ def test_against_torch(tmp_path):
     assert old["args"] == result["args"]
 
 
-def test_files_that_are_no_checkpoints(tmp_path):
-    path = tmp_path / "x.pth"
-    for content in (b"hello", b"PK\x03\x04" + b"\0" * 100):
-        path.write_bytes(content)
-        with pytest.raises(UserError, match=r"x\.pth is damaged, or no PyTorch checkpoint"):
-            open_checkpoint(path)
-    refused(tmp_path, {"w": tensor(np.zeros(2))}, "is damaged.*archive/data/0", without=("data/0",))
-    refused(tmp_path, {"w": tensor(np.zeros(2))}, "big-endian", byteorder=b"big")
-
-
-@pytest.mark.parametrize("write", [torch_writer.write, torch_writer.write_old])
-def test_a_damaged_file_is_one_sentence(tmp_path, write):
-    path = tmp_path / "x.pth"
-    write(path, {"model": ordered_dict({"w": tensor(np.zeros(8, np.float32))}), "args": namespace(a=1)})
-    whole, random = path.read_bytes(), np.random.default_rng(0)
-    for end in range(0, len(whole) - 1, 37):
-        path.write_bytes(whole[:end])
-        with pytest.raises(UserError):
-            open_checkpoint(path)
-    for position in random.integers(0, len(whole), 200):
-        damaged = bytearray(whole)
-        damaged[position] ^= int(random.integers(1, 256))
-        path.write_bytes(damaged)
-        with contextlib.suppress(UserError):
-            open_checkpoint(path)
-
-
 def test_the_format_before_pytorch_1_6(tmp_path):
     values = np.arange(24, dtype=np.float32)
     shared = storage(values)

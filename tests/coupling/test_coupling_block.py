@@ -237,15 +237,3 @@ def test_blocks_at_the_edges():
     )
     found = verify(keys, *apart, np.full_like(DRAFTS, 2), gamma)
     assert not found.tau.any() and np.all(found.token < 2) and not found.info.truncated.any()
-
-
-@pytest.mark.slow
-def test_one_block_by_itself_is_the_same_as_vmapped():
-    p, q = tables(1)
-    keys = jax.random.split(jax.random.key(0), len(DRAFTS))
-    given = logs(along(p, DRAFTS, GAMMA + 1)), logs(along(q, DRAFTS, GAMMA)), DRAFTS, np.full(27, GAMMA)
-    together, one = verify(keys, *given), jax.jit(verify_block)
-    for i in range(27):
-        tau, token, info = one(keys[i], *(a[i] for a in given))
-        assert (tau, token) == (together.tau[i], together.token[i])
-        np.testing.assert_allclose(info.log_accept, together.info.log_accept[i], rtol=1e-5, atol=1e-6)

@@ -31,7 +31,6 @@ from cspd_jax.coupling.residual import (
 )
 from cspd_jax.diffusion.gaussian import Gaussian
 
-COUPLINGS = {"general": couple_gaussians}
 LANES = {1: 10_000, 2: 10_000, 16: 6_000}
 
 
@@ -67,22 +66,11 @@ PAIRS = {
         ),
     ),
 }
-CASES = [("general", "equal", 1), ("general", "equal", 16)] + [
-    (coupling, pair, d)
-    for coupling, pair in (
-        ("general", "unequal"),
-        ("general", "close"),
-    )
-    for d in (1, 2, 16)
-]
+CASES = [("equal", 1), ("equal", 16), *((pair, d) for pair in ("unequal", "close") for d in (1, 2, 16))]
 
 
-@functools.cache
-def compiled(coupling):
-    # Few proposals side by side: most lanes need one or two.
-    options = {"proposals": 4} if coupling == "general" else {}
-    one = functools.partial(COUPLINGS[coupling], **options)
-    return jax.jit(jax.vmap(one, (0, None, None, 0)))
+# Few proposals side by side: most lanes need one or two.
+couple = jax.jit(jax.vmap(functools.partial(couple_gaussians, proposals=4), (0, None, None, 0)))
 
 
 def normals(d, seed):
@@ -97,10 +85,10 @@ def density(g, x):
     return np.exp(-0.5 * np.sum((x - g.mean) ** 2 * np.exp(-g.log_var) + g.log_var + np.log(2 * np.pi), -1))
 
 
-def run(coupling, p, q, draft, seed=0):
+def run(p, q, draft, seed=0):
     as_float32 = functools.partial(jax.tree.map, lambda a: jnp.asarray(a, jnp.float32))
     keys = jax.random.split(jax.random.key(seed), len(draft))
-    return jax.tree.map(np.asarray, compiled(coupling)(keys, as_float32(p), as_float32(q), as_float32(draft)))
+    return jax.tree.map(np.asarray, couple(keys, *as_float32((p, q, draft))))
 
 
 def distribution_p_value(value, p, q):
@@ -147,9 +135,9 @@ def overlap(p, q):
 
 
 @functools.cache
-def coupled(coupling, pair, d):
+def coupled(pair, d):
     p, q = PAIRS[pair, d]
-    return run(coupling, p, q, at(q, normals(d, 1)))
+    return run(p, q, at(q, normals(d, 1)))
 
 
 @functools.cache
@@ -157,13 +145,13 @@ def overlap_of(pair, d):
     return overlap(*PAIRS[pair, d])
 
 
-@pytest.mark.quick("general-equal-16", "general-unequal-1", "general-close-1")
-@pytest.mark.parametrize("coupling,pair,d", CASES)
-def test_output_distribution_and_acceptance(coupling, pair, d):
+@pytest.mark.quick("equal-16", "unequal-1", "close-1")
+@pytest.mark.parametrize("pair,d", CASES)
+def test_output_distribution_and_acceptance(pair, d):
     """N = 10 000 (d = 16: 6000) drafts from q."""
     p, q = PAIRS[pair, d]
     draft = at(q, normals(d, 1))
-    value, accepted, info = coupled(coupling, pair, d)
+    value, accepted, info = coupled(pair, d)
     assert distribution_p_value(value, p, q) > FALSE_ALARM
     expected, error = overlap_of(pair, d)
     assert 0.3 < expected < 0.9
@@ -171,7 +159,7 @@ def test_output_distribution_and_acceptance(coupling, pair, d):
     assert share_p_value(gap, 0, len(draft)) > FALSE_ALARM
     np.testing.assert_array_equal(value[accepted], draft[accepted].astype(np.float32))
     assert not info.truncated.any()
-    assert np.all((info.trips > 0) == ((coupling == "general") & ~accepted))
+    assert np.all((info.trips > 0) == ~accepted)
     np.testing.assert_allclose(
         np.exp(info.log_accept), np.minimum(1, density(p, draft) / density(q, draft)), rtol=2e-4, atol=1e-30
     )
@@ -191,20 +179,18 @@ def reused(p, q, noise, value, accepted):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "coupling,pair,d", [pytest.param(*case, marks=[pytest.mark.slow] * (case[2] > 1)) for case in CASES]
-)
-def test_wrong_couplings_are_noticed(coupling, pair, d):
+@pytest.mark.parametrize("pair,d", CASES)
+def test_wrong_couplings_are_noticed(pair, d):
     """Negative controls, N as above: after a rejection a fresh draw from p, or p at the draft's own noise;
     p and q swapped; a standard deviation taken for a variance."""
     p, q = PAIRS[pair, d]
     noise = normals(d, 1)
     draft = at(q, noise)
-    value, accepted, _ = coupled(coupling, pair, d)
+    value, accepted, _ = coupled(pair, d)
     assert distribution_p_value(fresh(p, q, noise, value, accepted), p, q) <= FALSE_ALARM
     assert distribution_p_value(reused(p, q, noise, value, accepted), p, q) <= FALSE_ALARM
-    assert distribution_p_value(run(coupling, q, p, draft).value, p, q) <= FALSE_ALARM
-    wrong = run(coupling, narrower(p), narrower(q), draft)
+    assert distribution_p_value(run(q, p, draft).value, p, q) <= FALSE_ALARM
+    wrong = run(narrower(p), narrower(q), draft)
     assert distribution_p_value(wrong.value, p, q) <= FALSE_ALARM
     assert share_p_value(wrong.accepted.mean(), overlap_of(pair, d)[0], len(draft)) <= FALSE_ALARM
 
@@ -216,7 +202,7 @@ def test_all_coordinates_together(test):
     coordinates depend on one another in no way."""
     p, q = PAIRS["equal", 16]
     noise = normals(16, 3)
-    value, accepted, _ = run("general", p, q, at(q, noise))
+    value, accepted, _ = run(p, q, at(q, noise))
     wrong = fresh(p, q, noise, value, accepted)
     lanes = 500 if test is energy_p_value else len(value)
     value, wrong, right = (

@@ -288,19 +288,6 @@ def test_what_is_tried_at_a_time_changes_nothing():
     assert one.trips.sum() > other.trips.sum() > 0 and not one.truncated.any()
 
 
-def test_a_coin_is_tossed_until_it_falls():
-    """The first row is no draft, and would fall heads at once; the second is hardly ever kept, and needs more
-    than one trip now and then."""
-    p, q = (
-        Gaussian(jnp.zeros((2, 1)), jnp.zeros((2, 1))),
-        Gaussian(*jnp.array([[[50.0], [0.3]], [[0.0], [0.1]]])),
-    )
-    drafts, valid = jnp.array([[0.0], [30.0]]), jnp.array([False, True])
-    keys = jax.random.split(jax.random.key(7), 2000)
-    verified = jax.jit(jax.vmap(lambda key: verify_gaussian_block(key, p, q, drafts, valid)))(keys)
-    assert np.all(verified.kept == 1) and verified.trips.max() > 1
-
-
 def test_pi_of_a_prefix():
     """min(1, pi p / q), one after the other; what is no number keeps nothing after it."""
     ratios = np.array([0.5, -1.0, 0.3, 2.0, -0.4, -np.inf, 3.0, np.nan, 9.0])
@@ -327,14 +314,6 @@ def test_what_is_not_there_counts_as_kept():
     keys = jax.random.split(jax.random.key(1), 64)
     kept = jax.jit(jax.vmap(lambda key: verify_gaussian_block(key, far, q, drafts, there).kept))(keys)
     assert set(np.unique(kept)) == {0, 4}
-
-
-@pytest.mark.slow
-def test_equal_distributions_keep_everything():
-    drafted = jax.jit(lambda key: path(key, p_of, jnp.zeros(D)))(jax.random.key(2))
-    p = p_of(drafted[:-1])
-    verified = verify(jax.random.key(3), p, p, drafted[1:])
-    assert int(verified.kept) == M and int(verified.trips) == 0 and not bool(verified.truncated)
 
 
 def test_a_block_that_cannot_be_decided_says_so():

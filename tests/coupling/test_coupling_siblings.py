@@ -132,18 +132,6 @@ def test_the_example_of_the_documentation(k, share):
     assert 1 - chances @ rejected == pytest.approx(share, abs=1e-5)
 
 
-@pytest.mark.slow
-def test_more_drafts_are_accepted_more_often():
-    for p, q in PAIRS:
-        shares = []
-        for k in (1, 2, 3):
-            drafts, chances = draws(q, k)
-            found = every_draft(logs(p), logs(q), drafts)
-            shares.append(1 - chances @ np.prod(1 - np.exp(np.asarray(found.log_accept)), axis=1))
-        assert shares[0] == pytest.approx(1 - np.maximum(np.array(p) - q, 0).sum(), abs=1e-6)
-        assert shares[0] <= shares[1] + 1e-6 and shares[1] <= shares[2] + 1e-6
-
-
 @jax.jit
 @functools.partial(jax.vmap, in_axes=(0, None, None))
 def _sample(key, p, q):

@@ -15,7 +15,6 @@ from cspd_jax.__main__ import main
 from cspd_jax.check import UserError
 from cspd_jax.image import calibration, generate
 from cspd_jax.image.chain import ChainSpeculation
-from cspd_jax.image.drafters import frozen
 from cspd_jax.image.options import Options
 
 OPTIONS = Options(num_iter=16, respacing="ddim10", guided=False)
@@ -74,13 +73,6 @@ def test_generate_with_speculation(model):
 
 
 @pytest.mark.slow
-def test_a_given_drafter_is_used(model, monkeypatch):
-    monkeypatch.setattr(calibration, "measure", None)
-    options = Options(denoise="speculative", chain_drafter=frozen(10, 16))
-    assert generate(KEY, model, [0], options=options)[1].exact
-
-
-@pytest.mark.slow
 def test_generate_command(folder, tmp_path, capsys):
     out = tmp_path / "out"
     arguments = ["generate", "--target", folder, "--n", "1", "--out", str(out), "--json", "--batch", "2"]
@@ -91,11 +83,3 @@ def test_generate_command(folder, tmp_path, capsys):
     assert chains["tested"] == 5 * 16 * 10 and 0 < chains["accepted"] <= chains["tested"]
     assert report["calls"]["head"]["sequential"] < 3 * 16 * 10
     assert {p.name for p in out.iterdir()} == {"samples.png", "samples.npz", "report.json"}
-
-
-@pytest.mark.slow
-def test_generate_command_decides(folder, tmp_path, capsys):
-    arguments = ["generate", "--target", folder, "--n", "1", "--out", str(tmp_path / "a"), "--json"]
-    assert main([*arguments, "--denoise", "auto", "--method", "plain"]) == 0
-    out, err = capsys.readouterr()
-    assert json.loads(out)["lossless"] and "plain, window 8" in err

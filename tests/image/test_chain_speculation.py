@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,15 +14,13 @@ from laws import FALSE_ALARM, ks_p_value
 from scipy.special import gammainc, ndtr
 
 from cspd_jax.coupling import block
-from cspd_jax.coupling.residual import log_ratio
 from cspd_jax.diffusion.chain import Chains, Start, path_laws, path_log_density, sample_chain, sample_path
-from cspd_jax.diffusion.gaussian import Gaussian, coefficients
-from cspd_jax.diffusion.schedule import sampling_schedule
+from cspd_jax.diffusion.gaussian import coefficients
 from cspd_jax.image import chain as speculation
 from cspd_jax.image import sampler
 from cspd_jax.image.calibration import fit
 from cspd_jax.image.chain import ChainRandomness, ChainSpeculation
-from cspd_jax.image.drafters import NoiseCorrected, Prediction, frozen, own_window
+from cspd_jax.image.drafters import NoiseCorrected, Prediction, frozen
 from cspd_jax.image.options import Options
 from cspd_jax.keys import row_keys
 from cspd_jax.networks.mar import MARModel
@@ -199,11 +196,6 @@ def test_negative_controls(name, monkeypatch):
     assert min(p_values(found.x, **temperature)) < FALSE_ALARM
 
 
-def test_a_drafter_has_the_window_of_its_own_class_alone():
-    assert own_window(frozen(STEPS, DIM)) is not None and own_window(biased_window()) is not None
-    assert own_window(biased()) is None  # what it inherits knows nothing of its bias
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("misreported", [False, True])
 def test_windows_at_once(misreported):
@@ -318,85 +310,6 @@ def test_counts():
         assert np.all(counts.calls <= counts.tested - counts.accepted + -(-STEPS // 8) + 1)
 
 
-@pytest.mark.parametrize("final_noise", [True, False])
-def test_what_a_call_commits(final_noise):
-    """Rows with 0, 2, 3, or more steps left and a window of 3, of which the block keeps 0, 1, 2 or all."""
-    cases = [(0, 3), (0, 0), (2, 0), (2, 3), (3, 0), (3, 2 if final_noise else 1), (3, 3), (7, 1), (7, 3)]
-    left, kept = np.array(cases, np.int32).T
-    rows, draws = len(cases), np.random.default_rng(0)
-    normal = lambda *shape: draws.standard_normal((*shape, rows, 2), np.float32)
-    law, ahead = Gaussian(normal(3), normal(3)), np.arange(3)[:, None]
-    drafter = frozen(8, 2)._replace(gain=np.arange(8.0), v=np.ones((8, 2)) * np.arange(8.0)[:, None])
-    drafter, c = jax.device_get((drafter, coefficients(sampling_schedule("ddim8"))))
-    steps = np.maximum(left - 1 - ahead, 0)
-    draft = speculation.ChainDraft(steps, normal(3), normal(3), law, left > ahead)
-    predicted, value = Prediction(normal(3), normal(3)), normal()
-    verified = block.VerifiedPath(kept, value, np.arange(rows), np.ones(rows, bool))
-    chain = speculation.ChainState(left, normal(), Prediction(normal(), normal()), np.zeros((8, rows, 6)))
-
-    @jax.jit
-    def run(drafter, c, *given):
-        inputs = speculation.ChainInputs(None, drafter, c, 0.0, None, final_noise, 2)
-        *given, (law, predicted, verified) = given
-        return speculation.commit(inputs, *given, speculation.ChainVerdict(law, predicted, verified, 5))
-
-    after, counts = jax.device_get(run(drafter, c, chain, draft, (law, predicted, verified)))
-    accepted, tested, path = np.zeros(rows, int), np.zeros(rows, int), np.zeros((8, rows, 6))
-    for row, (steps_left, keeps) in enumerate(cases):
-        end = min(3, steps_left)
-        states = list(np.asarray(draft.after[:, row]))
-        if steps_left == 0:
-            states = []
-        elif keeps < 3:
-            states[keeps:] = [value[row]]
-            accepted[row], tested[row] = keeps, keeps + 1
-        else:
-            states, last_is_free = states[:end], steps_left <= 3 and not final_noise
-            if last_is_free:
-                states[-1] = law.mean[end - 1, row]
-            accepted[row] = tested[row] = end - last_is_free
-        for m, x in enumerate(states):
-            path[steps_left - 1 - m, row] = np.concatenate([x, law.mean[m, row], law.log_var[m, row]])
-        last = len(states) - 1
-        x0, v = chain.guess.x0[row], chain.guess.v[row]
-        if states:  # from the prediction before the last of them
-            step, deviation = steps[last, row], states[-1] - law.mean[last, row]
-            x0 = predicted.x0[last, row] + step * deviation
-            v = predicted.v[last, row] - (step > 0)
-        assert after.left[row] == steps_left - len(states)
-        np.testing.assert_array_equal(after.x[row], states[-1] if states else chain.x[row])
-        np.testing.assert_allclose(after.guess.x0[row], x0, rtol=1e-5, atol=1e-5)
-        np.testing.assert_allclose(after.guess.v[row], v, rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(after.path, path, rtol=1e-6)
-    np.testing.assert_array_equal([counts.accepted, counts.tested], [accepted, tested])
-    np.testing.assert_array_equal(counts.truncated, [a > 0 and b < 3 for a, b in cases])
-    np.testing.assert_array_equal(counts.calls, left > 0)
-    assert counts.head == (1, 5 * rows * 2)
-
-
-def test_nothing_random_of_a_call_is_used_twice(monkeypatch):
-    """Noise and coins of rows with other keys, or with other numbers of steps left, are others."""
-    said = lambda key, p, q, drafts, valid: block.VerifiedPath(0, 0, jax.random.key_data(key), False)
-    monkeypatch.setattr(speculation, "verify_gaussian_block", said)
-    monkeypatch.setattr(speculation, "commit", lambda inputs, chain, draft, verdict: (draft, verdict))
-
-    @jax.jit
-    def run():
-        time, z, c = setting(rows=4)
-        random = ChainRandomness(jnp.zeros((4, DIM)), randomness(2).keys[jnp.array([0, 0, 1, 1])])
-        problem, chain = speculation.begin(Chains(HEAD, None, time, z, c), random, frozen(STEPS, DIM))
-        chain = chain._replace(left=jnp.array([9, 8, 9, 8]))
-        draft, verdict = speculation.speculate_once(problem, chain, 3)
-        noise, keys = (draft.after - draft.q.mean) * jnp.exp(-0.5 * draft.q.log_var), verdict.block.trips
-        of_coins = jax.vmap(lambda key: jax.random.normal(key, noise[:, 0].shape), out_axes=1)
-        return noise, keys, of_coins(jax.random.wrap_key_data(keys))
-
-    noise, coins, of_coins = jax.device_get(run())
-    assert len(np.unique(np.round(noise, 3))) > 0.95 * noise.size
-    assert len(np.unique(coins, axis=0)) == 4
-    assert np.all(np.abs(of_coins - noise).max(axis=(0, 2)) > 0.1)
-
-
 @pytest.mark.slow
 def test_a_perfect_guess_takes_the_fewest_calls():
     """Point masses: x_0-hat never moves. Everything is accepted: 2 calls of M = 2, and 96 / 24."""
@@ -480,68 +393,6 @@ def test_batch_shapes_agree_in_float64():
         together, alone = run(KEYS, LABELS), run(KEYS[2:3], LABELS[2:3])
     assert together.tokens.dtype == jnp.float64
     np.testing.assert_allclose(alone.tokens[0], together.tokens[2], rtol=0, atol=1e-9)
-
-
-@pytest.mark.slow
-def test_differences_across_batch_shapes_are_near_ties():
-    """float32, 16 rows together and two by two: where a row comes out otherwise, a coin of one of its calls
-    was nearly a tie."""
-    f = fixture()
-    random = randomness(16, dim=f.config.token_dim)
-    z = jax.random.normal(jax.random.key(5), (16, f.config.decoder_width))
-    together = calls_of_rows(random, z)
-    for pair in range(0, 16, 2):
-        at = slice(pair, pair + 2)
-        apart = calls_of_rows(ChainRandomness(random.x[at], random.keys[at]), z[at])
-        for row in (0, 1):
-            for one, other in zip(together[pair + row], apart[row]):
-                if one[0] != other[0]:  # another number of drafts was kept: what the coins hang on agrees
-                    np.testing.assert_allclose(one[1], other[1], atol=1e-3)
-                    break
-                np.testing.assert_allclose(one[2], other[2], rtol=1e-4, atol=1e-3)
-
-
-def calls_of_rows(random, z):
-    """For each row, of every call: steps left after it, log pi of its window, and the state."""
-    f = fixture()
-    schedule = sampling_schedule("ddim8")
-    drafter = frozen(8, f.config.token_dim)
-
-    @jax.jit
-    def call(random, z, chain):
-        time = f.model.embed_time(f.params, jnp.asarray(schedule.timestep_map))
-        chains = Chains(f.model, f.params, time, z, coefficients(schedule), final_noise=True)
-        problem, start = speculation.begin(chains, random, drafter)
-        chain = start if chain is None else chain
-        keys = jax.vmap(jax.random.fold_in)(random.keys, chain.left)
-        draft = speculation.draft_steps(problem, chain, keys, 3)
-        verdict = speculation.verify_steps(problem, draft, keys)
-        ratios = jnp.where(draft.valid, log_ratio(verdict.p, draft.q, draft.after), 0)
-        log_pi = jax.vmap(block.prefix_log_pi, 1)(ratios)
-        return speculation.commit(problem, chain, draft, verdict)[0], jnp.exp(log_pi)
-
-    chain, seen = None, [[] for _ in z]
-    while chain is None or np.any(chain.left > 0):
-        chain, pi = call(random, z, chain)
-        for row, calls in enumerate(seen):
-            calls.append((int(chain.left[row]), np.asarray(pi[row]), np.asarray(chain.x[row])))
-    return seen
-
-
-@pytest.mark.slow
-def test_groups_are_padded_with_rows_that_cost_nothing():
-    f = fixture()
-    made = sampler.sample(f.model, f.params, KEYS, LABELS, FAST)
-    assert np.all(made.counts.target.chain_tested <= 16 * 8)  # tokens x steps, whatever the padding
-    chex.assert_tree_all_finite(made.tokens)
-
-
-@pytest.mark.slow
-def test_bfloat16_networks():
-    f = fixture()
-    model = MARModel(f.config, jnp.bfloat16)
-    made = sampler.sample(model, f.params, KEYS, LABELS, FAST)
-    assert made.tokens.dtype == jnp.float32 and np.isfinite(made.tokens).all()
 
 
 # Calibration

@@ -1,7 +1,5 @@
 """The measured choice for text and masked text; that of images is in test_methods and test_calibration."""
 
-import time
-
 import jax
 import numpy as np
 import pytest
@@ -54,18 +52,6 @@ def chooses(monkeypatch, best, scale=1.0, others=True):
     return seen
 
 
-def test_the_seconds_are_those_of_each_way():
-    runs = {"slow": lambda: time.sleep(0.02), "fast": lambda: time.sleep(0.001)}
-    seconds = measure.median_seconds(runs, repeats=3)
-    assert seconds["slow"] > 0.02 > seconds["fast"]
-    assert measure.fastest_of(seconds, plain="slow") == "fast" == measure.fastest_of(seconds, plain="fast")
-
-
-def test_ways_that_are_alike_are_the_plain_one():
-    assert measure.fastest_of({"other": 0.99, "plain": 1.0}, "plain") == "plain"
-    assert measure.fastest_of({"other": 0.97, "plain": 1.0}, "plain") == "other"
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("best", ["plain", "gamma 2", "gamma 3"])
 def test_text_is_the_same_whatever_is_chosen(x64, monkeypatch, best):
@@ -78,13 +64,6 @@ def test_text_is_the_same_whatever_is_chosen(x64, monkeypatch, best):
         assert output.tokens.shape == (2, 15) and output.info.trace.lengths.tolist() == [8, 7]
     expected = text.generate(*request._replace(drafter=None)).tokens
     np.testing.assert_array_equal(text.generate(*choice.request).tokens, expected)
-
-
-@pytest.mark.slow
-def test_a_short_measurement_is_made_longer(x64, monkeypatch):
-    seen = chooses(monkeypatch, "gamma 2", scale=0.01)
-    text.fastest(*text_request(), pilot=2)
-    assert seen["plain"].info.made.tolist() == [12, 12]  # 2, 8, and all of them
 
 
 @pytest.mark.slow

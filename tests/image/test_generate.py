@@ -11,7 +11,7 @@ import pytest
 import tiny
 
 import cspd_jax
-from cspd_jax import check, hub
+from cspd_jax import hub
 from cspd_jax.check import UserError
 from cspd_jax.image import generation, pixels, sampler
 from cspd_jax.image.options import Options
@@ -97,14 +97,6 @@ def test_image_depends_on_its_own_key_only(model):
 
 
 @pytest.mark.slow
-def test_old_keys_and_one_key_each(model):
-    tokens, _ = generation.generate(jax.random.PRNGKey(3), model, LABELS, options=Options(**FAST))
-    np.testing.assert_array_equal(tokens, generation.generate(KEY, model, LABELS, options=Options(**FAST))[0])
-    with pytest.raises(UserError, match="4 rows and keys of shape"):
-        generation.generate(row_keys(KEY, 3), model, LABELS)
-
-
-@pytest.mark.slow
 def test_latents(folder):
     model = cspd_jax.load(tiny.save_mar(folder / "latents", tiny.LATENTS, names=None))
     vae = cspd_jax.load(tiny.save_kl16(folder / "vae"))
@@ -165,20 +157,3 @@ def test_published_weights(folder, monkeypatch):
     monkeypatch.setattr(table, "_patch_size", lambda dim: 1)
     model = cspd_jax.load("mar-base")
     assert model.config.seq_len == 16 and model.metadata["source"] == "someone/mar@abc/mar-base.safetensors"
-
-
-@pytest.mark.parametrize("field", ["token_dim", "num_classes", "seq_len"])
-def test_drafts_that_do_not_fit(field):
-    other = {"token_dim": 32, "num_classes": 4, "seq_len": 64}[field]
-    with pytest.raises(UserError, match="does not fit the target"):
-        check.check_draft(tiny.PIXELS, dataclasses.replace(tiny.PIXELS, **{field: other}))
-
-
-def test_what_a_checkpoint_holds(folder, model):
-    path = tiny.save_mar(folder / "single")
-    assert sorted(p.name for p in (folder / "single").iterdir()) == ["config.json", "params.safetensors"]
-    jax.tree.map(np.testing.assert_array_equal, cspd_jax.load(path).params, model.params)
-    file = folder / "single" / "params.safetensors"
-    file.write_bytes(file.read_bytes()[:-100])
-    with pytest.raises(UserError, match="not a complete safetensors file"):
-        cspd_jax.load(path)

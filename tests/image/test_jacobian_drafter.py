@@ -15,7 +15,6 @@ from cspd_jax.diffusion.chain import Chains
 from cspd_jax.diffusion.gaussian import Coefficients, coefficients
 from cspd_jax.diffusion.schedule import sampling_schedule
 from cspd_jax.image import chain as speculation
-from cspd_jax.image import drafters as jacobian
 from cspd_jax.image.chain import ChainSpeculation
 from cspd_jax.image.drafters import drafter_of, frozen
 
@@ -130,25 +129,3 @@ def test_a_window_is_what_its_steps_make(spec, steps):
     for one, other in zip(jax.tree.leaves(window), jax.tree.leaves(loop), strict=True):
         shown = window.valid.reshape(*window.valid.shape, *[1] * (one.ndim - 2))
         np.testing.assert_allclose(np.where(shown, one, 0), np.where(shown, other, 0), rtol=1e-4, atol=1e-5)
-
-
-def test_axes_are_limited():
-    """No variance below 0 or far above that of tokens, and none of what is no number."""
-    turned = np.array([[3.0, 4.0], [4.0, -3.0]]) / 5
-    matrix = jnp.array([turned @ np.diag([9.0, -1.0]) @ turned, np.full((2, 2), np.nan)])
-    axes = jacobian._axes(jacobian.Curvature(matrix, jnp.zeros(2)))
-    np.testing.assert_allclose(axes.variance, [[0, 6], [0, 0]], atol=1e-5)
-    np.testing.assert_allclose(jnp.abs(axes.along[0, :, 1]), [0.6, 0.8], atol=1e-5)
-
-
-def test_a_flow_has_no_c_at_first():
-    """Before a time of 0.3 its data are too far from Gaussian; denoising steps have C everywhere."""
-    early = np.abs(np.asarray(chains("flow50").c.recipm1)) > 0.7
-    precision = np.asarray(drafter("flow50", "jacobian").jacobian.precision)
-    assert 0 < early.sum() < 50 and np.array_equal(precision < 0, early)
-    assert np.all(drafter("ddim100", "jacobian").precision > 0)
-
-
-def test_it_is_built_on_gains():
-    with pytest.raises(ValueError, match="built on calibrated gains"):
-        drafter_of("jacobian", object(), "ddim100", jnp.float32)

@@ -205,28 +205,6 @@ def test_batches_and_streams(models):
             assert known == np.any(np.asarray(tokens) != 0, axis=2).sum() / 3
 
 
-def test_as_many_contexts_are_computed_as_are_counted():
-    """Steps of which all images know every token are left out."""
-    calls = []
-
-    @dataclasses.dataclass(frozen=True)
-    class Counting(LinearTokens):
-        def context(self, *arguments, **options):
-            jax.debug.callback(lambda: calls.append(1))
-            return super().context(*arguments, **options)
-
-    known = Known(np.zeros((2, 6, 2), np.float32), np.arange(6) < np.array([[4], [2]]))
-    how = Options(num_iter=6, respacing="ddim10", guided=False, prefix_buckets=1, known=known)
-    for keep, steps in ((known, 4), (jax.tree.map(lambda a: a[:1], known), 2)):
-        some = len(keep.mask)
-        keys, labels = row_keys(KEY, some), jnp.zeros(some, int)
-        found = sampler.sample(Counting(), None, keys, labels, dataclasses.replace(how, known=keep))
-        jax.block_until_ready(found)
-        jax.effects_barrier()
-        assert len(calls) == steps == found.counts.target.backbone.sequential
-        calls.clear()
-
-
 def test_one_program_for_all_masks(models):
     options = Options(known=Known(np.zeros((LENGTH, 16)), masks()), num_iter=3)
     model, keys, labels = models[0], cspd_jax.row_keys(KEY, 3), jnp.arange(3)

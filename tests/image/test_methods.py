@@ -17,7 +17,6 @@ from cspd_jax.__main__ import main
 from cspd_jax._utils import compilation
 from cspd_jax.image import generate, resolve
 from cspd_jax.image.chain import ChainSpeculation
-from cspd_jax.image.generation import settle
 from cspd_jax.image.methods import DraftSpeculation, Plain, ReleasedRunner, SelfSpeculation
 from cspd_jax.image.options import Options
 from cspd_jax.image.paper import PaperCriterion
@@ -111,32 +110,6 @@ def test_what_is_lossless(denoise):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "options, lossless, why",
-    [
-        pytest.param(("--criterion", "paper"), False, "factor Sigma", marks=pytest.mark.slow),
-        (("--criterion", "paper", "--sigma", "off", "--align", "off"), True, "maximal coupling"),
-        pytest.param(
-            ("--criterion", "paper", "--sigma", "off", "--inner-temperature", "42"),
-            False,
-            "temperature 42",
-            marks=pytest.mark.slow,
-        ),
-        (("--criterion", "official", "--prefill", "0"), False, "the released runner"),
-    ],
-)
-def test_lossy_modes_say_so(run, options, lossless, why):
-    code, out, err = run("--method", "cspd", *DRAFT, *FAST, *options)
-    report = json.loads(out)
-    assert code == 0, err
-    assert report["lossless"] is lossless and why in report["why"]
-    assert lossless or f"no: {report['why']}" in err
-    assert report["criterion"] == (options[1] if options[0] == "--criterion" else "path")
-    assert report["calls"]["draft head"]["sequential"] >= 10 and report["tested"] > 0
-    assert report["options"]["final_noise"] is (report["criterion"] != "official")
-
-
-@pytest.mark.slow
 def test_without_a_method_the_fastest_exact_one_is_shown_beside_plain(run):
     code, out, err = run("--n", "1", "--labels", "0", "--num-iter", "2", "--out", "out", "--json")
     report = json.loads(out)
@@ -176,27 +149,6 @@ def test_mistakes(run, folder, argv, sentence):
     code, out, err = run(*argv)
     assert code == 2 and out == "" and sentence in err and "Traceback" not in err
     assert [name for name in os.listdir() if name != "cache"] == []
-
-
-def test_no_more_is_drafted_than_there_is(folder):
-    many = SelfSpeculation(gamma=10**9)
-    assert many.speculation(16).gamma == 15  # 16 groups, and the first is not drafted
-    assert many.speculation(4).gamma == 3 and many.speculation(1).gamma == 1
-    assert DraftSpeculation(cspd_jax.load(folder / "draft"), gamma=10**9).speculation(16).gamma == 16
-    options = Options(denoise=ChainSpeculation((40,) * 90), respacing="ddim10")
-    settled = settle(cspd_jax.load(folder / "target"), Plain(), options)
-    assert settled.chain.draft_lengths == (10,) * 10
-
-
-def test_criteria_know_whether_they_are_exact():
-    """Whatever was counted: only without the factor and without widening."""
-    for criterion, lossless in (
-        (PaperCriterion(), False),
-        (PaperCriterion(sigma=False, inner_temperature=42.0), False),
-        (PaperCriterion(sigma=False, inner_temperature=0.5), False),
-        (PaperCriterion(sigma=False), True),
-    ):
-        assert criterion.exactness().lossless is lossless
 
 
 def test_the_same_options_have_one_distribution(folder):

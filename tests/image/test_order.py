@@ -14,7 +14,7 @@ from cspd_jax.__main__ import main
 from cspd_jax._utils import compilation
 from cspd_jax.image import Plain, SelfSpeculation, Spread
 from cspd_jax.image.options import Options
-from cspd_jax.image.order import guidance_scale, mask_lengths, random_order, reveal_groups
+from cspd_jax.image.order import random_order, reveal_groups
 from cspd_jax.image.sampler import plan_segments
 
 
@@ -28,29 +28,6 @@ def test_groups_cover_every_token_once(length, num_iter):
         known += group.size
     assert known == length
     assert len(groups) <= min(num_iter, length)
-
-
-def test_as_many_steps_as_tokens_reveal_one_each():
-    assert [g.size for g in reveal_groups(256, 256)] == [1] * 256
-
-
-def test_with_more_steps_than_tokens_the_last_one_is_held_back():
-    # 16 tokens in 24 steps: one token for 15 steps, 8 empty steps, then the last token.
-    assert mask_lengths(16, 24) == [*range(15, 0, -1), *[1] * 9]
-    assert [g.size for g in reveal_groups(16, 24)] == [1] * 16
-
-
-def test_linear_guidance_counts_what_is_revealed_after_the_step():
-    groups = reveal_groups(4, 4)
-    np.testing.assert_allclose(guidance_scale(groups, 5.0, "linear"), [2, 3, 4, 4])
-    np.testing.assert_allclose(guidance_scale(groups, 5.0, "constant"), [5] * 4)
-
-
-@pytest.mark.parametrize("schedule", ["constant", "linear"])
-def test_every_image_has_its_own_guidance(schedule):
-    groups, scales = reveal_groups(6, 4), [5.0, 1.5, 3.0]
-    expected = np.stack([guidance_scale(groups, scale, schedule) for scale in scales], axis=1)
-    np.testing.assert_array_equal(guidance_scale(groups, np.array(scales), schedule), expected)
 
 
 @pytest.mark.parametrize("length, num_iter", [(256, 256), (256, 64), (64, 16), (16, 5), (1, 1), (9, 30)])

@@ -1,6 +1,5 @@
 """Regions of a picture as tokens, and pictures as tokens and back."""
 
-import argparse
 import json
 from pathlib import Path
 
@@ -13,7 +12,6 @@ import cspd_jax
 from cspd_jax import UserError
 from cspd_jax.__main__ import main
 from cspd_jax._utils import compilation
-from cspd_jax.cli import _known
 from cspd_jax.image import keep, to_tokens
 from cspd_jax.models import VAE, ImageModel
 from cspd_jax.networks import sphere_vae
@@ -143,40 +141,6 @@ def run(folder, tmp_path, monkeypatch, capsys):
     return run
 
 
-def whites(file, model):
-    return _known._read(str(file), model, "L", False)[..., 0] >= 128
-
-
-def test_a_picture_is_turned_as_its_camera_says(model, tmp_path):
-    pixels = np.zeros((16, 16), np.uint8)
-    pixels[:8] = 255
-    turned = Image.Exif()
-    turned[0x112] = 6  # its upper rows are to be seen on the right
-    Image.fromarray(pixels).save(tmp_path / "turned.jpg", exif=turned)
-    file = str(tmp_path / "turned.jpg")
-    np.testing.assert_array_equal(whites(file, model), pixels.T[:, ::-1] > 0)
-    views = [Image.fromarray(pixels), Image.fromarray(0 * pixels)]  # of a phone: the first is the picture
-    views[0].save(tmp_path / "phone.jpg", "MPO", save_all=True, append_images=views[1:])
-    assert Image.open(tmp_path / "phone.jpg").n_frames == 2
-    np.testing.assert_array_equal(whites(tmp_path / "phone.jpg", model), pixels > 0)
-
-
-def test_pictures_of_a_folder_in_their_order(model, tmp_path):
-    """By numbers where all names are; without what macOS hides."""
-    for name in ("2.png", "10.png", "1.JPG"):
-        Image.fromarray(np.full((16, 16), int(name.split(".")[0]), np.uint8)).save(tmp_path / name)
-    (tmp_path / "._1.png").write_text("of the Finder")
-    asked = argparse.Namespace(image=str(tmp_path), keep="left-half", resize=False, seed=0)
-
-    def firsts(images):
-        known = _known.known_of(asked, model, None, images)
-        return cspd_jax.to_images(model, known.tokens)[:, 0, 0, 0].tolist()
-
-    assert firsts(4) == [1, 2, 10, 1] and firsts(2) == [1, 2]
-    (tmp_path / "2.png").rename(tmp_path / "two.png")
-    assert firsts(3) == [1, 10, 2]
-
-
 @pytest.mark.parametrize("way", [("plain",), pytest.param(BOTH_LEVELS, marks=pytest.mark.slow)])
 def test_a_part_of_a_picture_stays(run, way):
     code, out, err = run("--image", "grey.png", "--keep", "left-half", "--method", *way)
@@ -206,46 +170,6 @@ def test_a_run_goes_on_from_another(run):
     assert code == 0, err
     after = np.load("again/samples.npz")["tokens"]
     assert (after[:, :4] == before[:, :4]).all() and (after[:, 4:] != before[:, 4:]).any()
-
-
-def test_many_go_on_from_a_folder_of_pictures(run, folder):
-    """`sample` takes them in turn; with other pictures it is another job."""
-    Path("pictures").mkdir()
-    for i in range(2):
-        Image.fromarray(np.full((16, 16), 60 * (i + 1), np.uint8)).save(f"pictures/{i}.png")
-    argv = ["sample", "--target", str(folder / "target"), "--num-iter", "2", "--steps", "4", "--batch", "3"]
-    argv += ["--out", "many", "--image", "pictures", "--keep", "left-half", "--n", "5", "--npz", "all.npz"]
-    assert main(argv) == 0
-    images = np.load("all.npz")["arr_0"][..., 0]
-    assert (images[::2, :, :8] == 60).all() and (images[1::2, :, :8] == 120).all()
-    assert (images[::2, :, 8:] != 60).mean() > 0.9
-    Image.fromarray(np.full((16, 16), 9, np.uint8)).save("pictures/1.png")
-    assert main(argv) == 2
-
-
-def test_all_of_a_picture_stays(run):
-    code, _, err = run("--image", "large.png", "--resize", "--keep", "100%", "--method", "plain")
-    assert code == 0, err
-    scaled = Image.open("large.png").resize((16, 16), Image.Resampling.LANCZOS)
-    np.testing.assert_array_equal(np.load("made/samples.npz")["arr_0"][0, ..., 0], np.asarray(scaled))
-
-
-@pytest.mark.parametrize(
-    "argv, sentence",
-    [
-        (("--keep", "border"), "--keep and --resize are about the picture of --image; name one"),
-        (("--image", "grey.png"), "say with --keep what of the picture stays"),
-        (("--image", "nosuch.png", "--keep", "border"), "nosuch.png: No such file or directory"),
-        (("--image", "other.npz", "--keep", "border"), "other.npz has no tokens"),
-        (("--image", "text.png", "--keep", "border"), "text.png cannot be read as a PNG or JPEG"),
-        (("--image", "large.png", "--keep", "border"), "large.png is 32x32 and the model's pictures are"),
-        (("--image", "grey.png", "--keep", "black.png"), "no whole token stays"),
-    ],
-)
-def test_what_cannot_be_started_from(run, argv, sentence):
-    code, out, err = run("--method", "plain", *argv)
-    assert (code, out) == (2, "") and sentence in err
-    assert err.count("\n") == 1
 
 
 @pytest.mark.slow

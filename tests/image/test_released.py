@@ -1,9 +1,7 @@
 """The released runner: against recorded runs of it, and what is ours in it."""
 
 import dataclasses
-import functools
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,7 +11,6 @@ from runner_cases import RUNNER_GROUPS, recorded_ends, runner, runner_generation
 from scipy.stats import norm
 
 from cspd_jax.diffusion.gaussian import Gaussian
-from cspd_jax.diffusion.schedule import respace
 from cspd_jax.image import released, sampler
 from cspd_jax.image.options import Options
 from cspd_jax.image.order import reveal_groups
@@ -92,26 +89,6 @@ def draw(draft=DRAFT, options=OPTIONS, runner=RUNNER, target=TARGET, **of_runner
     return jax.tree.map(np.asarray, made)
 
 
-@functools.cache
-def base():
-    return draw()
-
-
-@pytest.mark.slow
-def test_what_is_reported():
-    found = base()
-    chex.assert_shape(found.tokens, (4, 6, 2))
-    chex.assert_tree_all_finite(found.tokens)
-    steps = released.schedule(6, 9, RUNNER)
-    drafted = [i for i, step in enumerate(steps) if step.drafted]
-    np.testing.assert_array_equal(found.marks != 0, np.isin(found.steps, drafted))
-    assert 0 < (found.marks > 0).sum() < (found.marks != 0).sum()
-    target, draft = found.counts.target, found.counts.draft
-    assert target.backbone.sequential == letters(steps).count("T") == target.head.sequential / 10
-    assert draft.backbone.sequential == letters(steps).count("D") == draft.head.sequential / 10
-    np.testing.assert_array_equal(target.truncated, (~found.tokens.any(-1)).sum(axis=1))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "runner, draft, cfg_schedule, temperature",
@@ -144,28 +121,6 @@ def test_tokens_without_a_taken_proposal_are_zero():
     found = draw(draft=LinearTokens(offset=0.4001), inner_temperature=1e-5, max_resamples=1)
     zero = ~found.tokens.any(-1)
     assert found.counts.target.truncated.sum() == zero.sum() > 0 and (found.marks[zero] < 0).all()
-
-
-class Prefix(LinearTokens):
-    """Its context is nan where the encoder's prefix does not hold the known tokens."""
-
-    def context(self, params, tokens, reveal, n_known, *args, bucket):
-        z = super().context(params, tokens, reveal, n_known, *args, bucket=bucket)
-        return jnp.where((n_known > bucket)[:, None, None], jnp.nan, z)
-
-
-@pytest.mark.slow
-def test_prefix_buckets_do_not_change_the_result():
-    options = dataclasses.replace(OPTIONS, prefix_buckets=2)
-    found = draw(target=Prefix(), draft=Prefix(pull=DRAFT.pull, offset=DRAFT.offset), options=options)
-    np.testing.assert_allclose(found.tokens, base().tokens, atol=1e-5)
-    np.testing.assert_array_equal(found.marks, base().marks)
-
-
-@pytest.mark.slow
-def test_inner_temperature():
-    assert (draw(inner_temperature=1e-3).marks <= 0).all()
-    np.testing.assert_array_equal(draw(inner_temperature=1e6).marks, np.abs(base().marks))
 
 
 def test_nothing_random_of_a_block_is_used_twice():
@@ -203,9 +158,3 @@ def test_when_tries_end():
         assert found.tries == tries
         np.testing.assert_array_equal(found.value[:2, :, 0] - 50, values)
         assert not found.taken[2].any()
-
-
-def test_recorded_timesteps_can_always_be_named():
-    kept = [0, 17, 500, 998]
-    every = ",".join("1" if t in kept else "0" for t in range(1000))
-    np.testing.assert_array_equal(respace(every), kept)

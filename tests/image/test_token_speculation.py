@@ -1,7 +1,6 @@
 """Speculation over AR steps: the joint law of all tokens, against closed forms; and what it reports."""
 
 import dataclasses
-import functools
 from types import SimpleNamespace
 
 import jax
@@ -14,25 +13,17 @@ from linear_tokens import LinearTokens
 from scipy.stats import chi2, norm
 
 from cspd_jax.coupling import block
-from cspd_jax.diffusion.gaussian import Gaussian
 from cspd_jax.image import paper, rounds, sampler
 from cspd_jax.image.chain import ChainSpeculation
-from cspd_jax.image.counts import calls, no_work
-from cspd_jax.image.drafters import Prediction
+from cspd_jax.image.counts import no_work
 from cspd_jax.image.options import Options
 from cspd_jax.image.order import guidance_scale, random_order, reveal_groups
-from cspd_jax.image.paper import accepted_prefix
 from cspd_jax.image.rounds import (
-    Prefix,
-    Request,
-    contexts,
     drafted_groups,
-    draw_paths,
     laws,
-    round_keys,
     scales,
 )
-from cspd_jax.keys import Purpose, chain_ends, chain_noise, purpose_keys, row_keys, window_keys
+from cspd_jax.keys import Purpose, purpose_keys, row_keys
 
 MODEL, IMAGES = LinearTokens(), 4000
 
@@ -334,208 +325,6 @@ def test_everything_accepted_by_the_papers_test_is_refuted(monkeypatch):
     assert is_refuted(speculation=ahead(gamma=3, **SIGMA_ONE), draft=NEAR)
 
 
-def test_nothing_random_is_used_twice():
-    """What rounds that began at other groups draw, and what they draw it for, have keys of their own."""
-    inputs = SimpleNamespace(keys=row_keys(jax.random.key(3), 4))
-    state = lambda group: SimpleNamespace(group=jnp.full(4, group))
-    ways = [lambda state, of=of: round_keys(inputs, state.group, of) for of in (Purpose.PASS, Purpose.TEST)]
-    ways += [lambda state: rounds.PathCriterion().draft_keys(inputs, state)]
-    keys = np.concatenate([jax.random.key_data(way(state(group))) for way in ways for group in range(6)])
-    assert len(np.unique(keys, axis=0)) == 4 * 6 * len(ways)
-
-
-# Group 1 of 2 tokens and group 2 of 3, each token of 5 steps; in a block every group has room for 3 tokens.
-# (groups drafted, group in work, transitions kept of 30)
-ENDINGS = {
-    "in the first step": (2, 1, 0),
-    "at the end of a token": (2, 1, 4),
-    "at the beginning of a token": (2, 1, 5),
-    "in a token": (2, 1, 7),
-    "in the next group": (2, 1, 15),
-    "in the last token": (2, 1, 28),
-    "nowhere": (2, 1, 30),
-    "nowhere, of one group": (1, 1, 30),
-    "there is none": (0, 1, 30),
-    "at the last group": (2, 2, 12),
-    "behind the last group": (2, 2, 30),
-    "complete": (2, 3, 30),
-    "in the prefill": (2, 0, 30),
-}
-
-
-def rounds_of(endings):
-    """Images whose blocks end there: the laws of their drafts say where."""
-    how = Options(num_iter=3, respacing="ddim5", guided=True, cfg=1.5, final_noise=True)
-    model, many = dataclasses.replace(MODEL, spec="ddim5"), len(endings)
-    arguments = model, None, row_keys(jax.random.key(3), many), jnp.zeros(many, jnp.int32), how
-    inputs, state = rounds.begin(*arguments, speculation=ahead(gamma=2, prefill=0.1))
-    drafted, group, kept = jnp.array(endings, jnp.int32).T
-    normal = lambda i, like: jax.random.normal(jax.random.key(i), like.shape)
-    law = state.drafts.laws
-    told = jnp.broadcast_to(kept[:, None, None, None, None], law.mean.shape).astype(law.mean.dtype)
-    drafts = rounds.Paths(normal(0, state.drafts.states), law._replace(log_var=told))
-    tokens = normal(1, state.tokens)
-    return inputs, state._replace(tokens=tokens, group=group, num_drafts=drafted, drafts=drafts)
-
-
-def as_the_laws_say(key, p, q, drafts, valid):
-    """Ends where it is told to; the state there is 7 more than the draft, and its key is said as well."""
-    kept = q.log_var[0, 0].astype(jnp.int32)
-    value = drafts[jnp.minimum(kept, len(drafts) - 1)] + 7
-    trips = jnp.stack([jnp.sum(valid), *jax.random.key_data(key).astype(jnp.int32)])
-    return block.VerifiedPath(kept, value, trips, jnp.bool_(True))
-
-
-def test_what_a_round_keeps_and_what_it_draws(monkeypatch):
-    """Wherever its block ends: whole tokens stay, that one goes on in the context it was verified in, those
-    after it begin anew, and drafts of the next groups come from the newest context."""
-    right, seen = {name: getattr(rounds, name) for name in ("drafted_groups", "verify_transitions")}, {}
-
-    def contexts_apart(*arguments):
-        drafted, work = right["drafted_groups"](*arguments)
-        seen["z"] = jax.random.normal(jax.random.key(4), drafted.z.shape)
-        return drafted._replace(z=seen["z"]), work
-
-    def noted(*arguments):
-        seen["block"] = right["verify_transitions"](*arguments)
-        return seen["block"]
-
-    def drawn(inputs, bound, request):
-        seen["request"] = request
-        shape = (*request.positions.shape, 6, 2)
-        paths = rounds.Paths(jnp.full(shape, 100.0), Gaussian(*jnp.zeros((2, *shape[:-2], 5, 2))))
-        return paths, no_work(inputs.images)
-
-    for name, other in {
-        "drafted_groups": contexts_apart,
-        "verify_transitions": noted,
-        "draw_paths": drawn,
-    }.items():
-        monkeypatch.setattr(rounds, name, other)
-    monkeypatch.setattr(rounds, "verify_gaussian_block", as_the_laws_say)
-
-    @jax.jit
-    def run():
-        inputs, state = rounds_of(list(ENDINGS.values()))
-        after, counts = rounds.PathCriterion().verify(inputs, state)
-        request, block = seen["request"], seen["block"]
-        keys = [round_keys(inputs, state.group, of) for of in (Purpose.PASS, Purpose.PASS, Purpose.TEST)]
-        data = jax.tree.map(jax.random.key_data, [request.keys, request.window_keys, *keys])
-        request = request._replace(keys=None, window_keys=None)
-        return state, after, counts.target.truncated, request, block.trips, seen["z"], data
-
-    state, after, truncated, request, trips, z, data = jax.device_get(run())
-    np.testing.assert_array_equal([*data[:2], trips[:, 1:]], [*data[2:4], data[4].astype(np.int32)])
-    starts, sizes, inside = [0, 1, 3, 6], [1, 2, 3, 0, 0], 0
-    for image, (drafted, group, kept) in enumerate(ENDINGS.values()):
-        there = [group > 0 and j < drafted and i < sizes[group + j] for j in range(2) for i in range(3)]
-        assert trips[image, 0] == 5 * sum(there)
-        whole = [place for place in range(6) if there[place] and 5 * place + 5 <= kept]
-        n = kept // 15 if kept < 30 else len({place // 3 for place in whole})
-        expected = np.array(state.tokens[image])
-        for place in whole:
-            expected[starts[group + place // 3] + place % 3] = state.drafts.states[
-                image, place // 3, place % 3, 0
-            ]
-        now = min(group + n, 3)
-        first = kept // 5 % 3 if kept < 30 else 0
-        wanted = np.zeros((3, 3), bool)
-        wanted[0] = (np.arange(3) < sizes[now]) & (np.arange(3) >= first)
-        for ahead_of in (1, 2):
-            wanted[ahead_of] = np.arange(3) < sizes[min(now + ahead_of, 4)]
-        np.testing.assert_array_equal(request.wanted[image], wanted)
-        if now < 3:
-            shown = bool(n < 2 and there[3 * n])
-            np.testing.assert_array_equal(request.z[image, 0], z[image, n, 0])
-            newest = z[image, n + shown]
-            np.testing.assert_array_equal(request.z[image, 1:], newest[1 - shown : 3 - shown])
-            expected[starts[now] + np.flatnonzero(wanted[0])] = 100.0
-        left = np.where(np.arange(3) < first, 0, 5)
-        if kept < 30:
-            inside += 1
-            step = 4 - kept % 5
-            left[first] = step
-            path = state.drafts.states[image, n, first]
-            np.testing.assert_array_equal(request.begun[1][image, 0, first], path[step] + 7)
-        np.testing.assert_array_equal(request.begun[0][image], [left, [5] * 3, [5] * 3])
-        np.testing.assert_array_equal(after.tokens[image], expected)
-        assert after.group[image] == min(now + 1, 3)
-        assert (after.marks[image] != 0).sum() == len(whole) + (kept < 30)
-        assert (after.marks[image] > 0).sum() == len(whole)
-    assert truncated.sum() == inside
-
-
-def test_recorded_laws_are_those_drawn_from():
-    """Guided, at a temperature, noise in the last step. Tokens that are on their way go on from there."""
-    how = Options(num_iter=6, respacing=MODEL.spec, guided=True, cfg=1.5, final_noise=True, temperature=0.8)
-    arguments = MODEL, None, row_keys(jax.random.key(3), 4), jnp.zeros(4, jnp.int32), how
-    left = jnp.array([10, 10, 7, 1])
-
-    @jax.jit
-    def run():
-        inputs, _ = rounds.begin(*arguments, speculation=ahead(gamma=2))
-        normal = lambda i, *shape: jax.random.normal(jax.random.key(i), shape)
-        z, scale = normal(0, 4, 1, 1, 2, 2), jnp.full((4, 1, 1), 1.5)
-        x, nothing = normal(1, 4, 1, 1, 2), jnp.zeros((4, 1, 1, 2))
-        begun = (left[:, None, None], x, Prediction(nothing, nothing))
-        places, keys = jnp.full((4, 1, 1), 3), row_keys(jax.random.key(4), 4)
-        request = Request(keys, keys, places, z, scale, jnp.ones((4, 1, 1), bool), begun)
-        paths, *_ = draw_paths(inputs, inputs.target, request)
-        found, _ = laws(inputs, inputs.target, paths.states, z, scale)
-        return jax.tree.map(lambda a: a[:, 0, 0], (paths, found, x)), chain_noise(keys, places[:, 0], 10, 2)[
-            :, :, 0
-        ]
-
-    (paths, found, x), noise = jax.device_get(run())
-    for image, until in enumerate(left):
-        for one, other in zip(paths.laws, found):
-            np.testing.assert_allclose(one[image, :until], other[image, :until], rtol=1e-4, atol=1e-5)
-        np.testing.assert_array_equal(
-            paths.states[image, until], noise[10, image] if until == 10 else x[image]
-        )
-        mean, log_var = (a[image, :until] for a in paths.laws)
-        drawn = mean + np.exp(0.5 * log_var) * noise[:until, image]
-        np.testing.assert_allclose(paths.states[image, :until], drawn, rtol=1e-4, atol=1e-5)
-    *_, variances = MODEL.head().transitions(temperature=0.8)
-    expected = np.broadcast_to(np.log(np.asarray(variances))[:, None], (10, 2))
-    np.testing.assert_allclose(paths.laws.log_var[0], expected, atol=1e-3)
-
-
-def test_every_path_has_the_guidance_of_its_image_and_group():
-    """Scales, contexts and laws of two images side by side, of two tokens each."""
-    cfg, groups = np.array([1.5, 4.0], np.float32), np.array([[1, 3], [5, 2]])
-    how = Options(num_iter=6, respacing="ddim2", guided=True, cfg=jnp.array(cfg), final_noise=True)
-    model, keys = dataclasses.replace(MODEL, spec="ddim2"), row_keys(jax.random.key(3), 2)
-    normal = lambda *shape: np.random.default_rng(len(shape)).standard_normal(shape, np.float32)
-    tokens, states = normal(2, 6, 2), normal(2, 2, 1, 3, 2)
-
-    @jax.jit
-    def run(tokens, states):
-        inputs, _ = rounds.begin(model, None, keys, jnp.zeros(2, int), how, speculation=ahead(gamma=2))
-        scale = scales(inputs, jnp.array(groups))
-        z = contexts(inputs, inputs.target, tokens, jnp.array(groups))[:, :, 0]
-        of = lambda at: laws(inputs, inputs.target, states[at], z[at], scale[at])[0]
-        return scale, z, of(slice(2)), of(slice(1)), of(slice(1, 2))
-
-    scale, z, together, *alone = jax.device_get(run(tokens, states))
-    of_all = guidance_scale(reveal_groups(6, 6), cfg, "linear")
-    np.testing.assert_allclose(scale[..., 0], of_all[groups, np.arange(2)[:, None]], rtol=1e-6)
-    known = np.array([[tokens[i, :n].mean(0) for n in groups[i]] for i in range(2)])
-    np.testing.assert_allclose(z[:, :, 0, 0], MODEL.offset + MODEL.pull * known, rtol=1e-5, atol=1e-6)
-    assert not z[:, :, 0, 1].any()  # the half without a class
-    for one, *others in zip(*map(jax.tree.leaves, (together, *alone)), strict=True):
-        np.testing.assert_allclose(one, np.concatenate(others), rtol=1e-5, atol=1e-6)
-
-
-def test_every_position_has_keys_of_its_own():
-    """In speculated chains: x_T, and what comes after it."""
-    positions = jnp.arange(24).reshape(1, 4, 6) + jnp.zeros((3, 1, 1), jnp.int32)
-    keys = row_keys(jax.random.key(5), 3)
-    windows = np.asarray(jax.random.key_data(window_keys(keys, positions))).reshape(-1, 2)
-    assert len(np.unique(windows, axis=0)) == 3 * 24
-    assert len(np.unique(np.asarray(chain_ends(keys, positions, 2)).reshape(-1, 2), axis=0)) == 3 * 24
-
-
 @pytest.mark.slow
 def test_dropped_drafts_may_decide_how_many_come_next(monkeypatch):
     """Nothing random is used twice, so whatever is known may."""
@@ -601,57 +390,6 @@ def test_an_image_drafts_by_its_own_acceptance():
     np.testing.assert_array_equal(rounds.choose_num_drafts(inputs, state), 8)
 
 
-@pytest.mark.parametrize("inside", [None, ChainSpeculation((3,))])
-def test_what_is_drawn_is_what_is_tested(inside, monkeypatch):
-    """Of a draft model and of the target, where every image drafts another number of groups: no group beyond
-    them, of which speculated chains draw nothing."""
-    drafts, group = np.array([1, 3, 2, 0, 3]), np.array([1, 2, 4, 3, 6])
-    ahead_of, gamma = np.arange(3), 3
-    how = Options(num_iter=6, respacing=MODEL.spec, final_noise=True, denoise=inside or "plain")
-    arguments = MODEL, None, row_keys(jax.random.key(3), 5), jnp.zeros(5, jnp.int32), how
-
-    def drawn(inputs, bound, request):
-        told = jnp.broadcast_to(request.wanted[..., None, None], (*request.wanted.shape, 11, 2)) * 1.0
-        law = jnp.zeros((*request.positions.shape, 10, 2))
-        return rounds.Paths(told, Gaussian(law, law)), no_work(inputs.images)
-
-    monkeypatch.setattr(rounds, "draw_paths", drawn)
-    monkeypatch.setattr(rounds, "choose_num_drafts", lambda inputs, state: state)
-
-    @functools.partial(jax.jit, static_argnums=0)
-    def run(draft):
-        options = ahead(gamma=gamma, draft_cost=0.2)
-        inputs, state = rounds.begin(*arguments, speculation=options, draft=draft and rounds.Draft(draft))
-        state = state._replace(num_drafts=jnp.array(drafts), group=jnp.array(group))
-        drafted, _ = drafted_groups(inputs, state, gamma + 1)
-        if draft is not None:
-            state, counts = rounds.draft_step(inputs, state)
-            return drafted.to_test, state.drafts.states[..., 0, 0] > 0, counts.draft.backbone.sequential
-        prefix = Prefix(jnp.zeros(5, jnp.int32), drafted.to_test, drafted.to_test)
-        request = rounds.self_draft_request(inputs, state, drafted, prefix, inputs.keys)
-        return drafted.to_test, request.wanted, None
-
-    there = lambda first: (ahead_of < drafts[:, None]) & (first[:, None] + ahead_of < 6)
-    for draft in (None, NEAR):
-        to_test, wanted, backbone = jax.device_get(run(draft))
-        np.testing.assert_array_equal(to_test[..., 0], there(group))
-        np.testing.assert_array_equal(wanted[..., 0], there(group + (draft is None)))
-    assert backbone == 3  # as far as any image asks
-
-
-def test_groups_are_accepted_up_to_the_first_rejection():
-    """Three groups of two tokens, the last of one image with one, another image with two groups."""
-    passed = np.array([[[1, 1], [0, 1], [1, 1]], [[1, 1], [1, 1], [1, 0]], [[1, 1], [1, 1], [1, 1]]], bool)
-    to_test = np.ones_like(passed)
-    to_test[1, 2, 1] = to_test[2, 2] = False
-    inputs = SimpleNamespace(speculation=ahead(gamma=3))
-    prefix = accepted_prefix(inputs, SimpleNamespace(to_test=jnp.array(to_test)), jnp.array(passed))
-    np.testing.assert_array_equal(prefix.n, [1, 3, 2])
-    to_test[0, 2] = False  # behind the rejection
-    np.testing.assert_array_equal(prefix.tested, to_test)
-    np.testing.assert_array_equal(prefix.kept, prefix.tested & passed)
-
-
 def test_sigma_of_the_paper():
     """Its logarithm, for a draft with log variances lower by known amounts; the last one does not count."""
     narrow = LinearTokens(narrower=0.2)
@@ -703,43 +441,6 @@ def test_draft_and_target_share_noise_only_as_the_paper_does(align, monkeypatch)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("criterion", ["self", "path", "paper"])
-@pytest.mark.parametrize("inside", [None, ChainSpeculation((3,))])
-def test_types_do_not_change_in_a_round(float64, criterion, inside):
-    """Also where numbers are of 64 bits by default."""
-    draft = None if criterion == "self" else NEAR
-    options = ahead(gamma=2, criterion="path" if draft is None else criterion, draft_cost=0.2)
-    how = Options(
-        num_iter=4, respacing=MODEL.spec, guided=True, cfg=1.5, final_noise=True, denoise=inside or "plain"
-    )
-    keys, labels = row_keys(jax.random.key(3), 2), jnp.zeros(2, jnp.int32)
-    inputs, state = rounds.begin(MODEL, None, keys, labels, how, speculation=options, draft=drafted_by(draft))
-    after, _ = jax.eval_shape(rounds.run_round, inputs, state)
-    of = lambda tree: jax.tree.map(lambda a: (a.shape, str(a.dtype)), tree)
-    assert of(after) == of(state)
-
-
-def test_truncated_draws_of_every_draft_are_counted(monkeypatch):
-    """As the slow test below, of chains that say so."""
-    how = Options(num_iter=6, respacing=MODEL.spec, final_noise=True)
-    arguments = MODEL, None, row_keys(jax.random.key(3), 2), jnp.zeros(2, jnp.int32), how
-
-    def drawn(inputs, bound, request):
-        law = jnp.zeros((*request.positions.shape, 10, 2))
-        paths = rounds.Paths(jnp.zeros((*request.positions.shape, 11, 2)), Gaussian(law, law))
-        return paths, no_work(2)._replace(head=calls(1), truncated=jnp.array([3, 1]))
-
-    monkeypatch.setattr(rounds, "draw_paths", drawn)
-
-    @jax.jit
-    def run():
-        inputs, state = rounds.begin(*arguments, speculation=ahead(gamma=2), draft=rounds.Draft(NEAR))
-        return rounds.draft_step(inputs, state)[1]
-
-    np.testing.assert_array_equal(run().draft.truncated, [2 * 3, 2])
-
-
-@pytest.mark.slow
 def test_draws_truncated_in_the_chains_of_a_draft_are_counted():
     """Such a draft does not have the law it is verified by; the target's chains have a count of their own."""
     keys, labels = row_keys(jax.random.key(3), 4), jnp.zeros(4, jnp.int32)
@@ -747,13 +448,3 @@ def test_draws_truncated_in_the_chains_of_a_draft_are_counted():
     options = {"speculation": ahead(gamma=2), "draft": rounds.Draft(LinearTokens(pull=1e38))}
     found = rounds.sample(MODEL, None, keys, labels, how, **options)
     assert found.counts.draft.truncated.sum() > 0 and not found.counts.target.truncated.any()
-
-
-@pytest.mark.slow
-def test_first_windows_end_with_the_chain():
-    """However many of them are asked for."""
-    chain = ChainSpeculation((2,) * 90 + (3,))
-    how = Options(num_iter=1, respacing=MODEL.spec, final_noise=True, denoise=chain)
-    keys, labels = row_keys(jax.random.key(3), 4), jnp.zeros(4, jnp.int32)
-    made = sampler.sample(MODEL, None, keys, labels, how)
-    assert 5 <= int(made.counts.target.head.sequential) <= 10  # T = 10

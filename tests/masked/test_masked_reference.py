@@ -11,11 +11,9 @@ import numpy as np
 import pytest
 from laws import FALSE_ALARM, counts_p_value
 from masked_models import CONFIGS, MASK, PLACES, V, canvas, make, reference, run
-from scipy.special import log_softmax
 
 from cspd_jax.masked import passes, stepwise
 from cspd_jax.masked.canvas import window_at
-from cspd_jax.masked.rule import Candidates, candidates, choose
 from cspd_jax.masked.stepwise import Steps
 from cspd_jax.sampling import gumbel
 
@@ -114,25 +112,6 @@ def test_the_reference_is_the_rule(family, cached, temperature, guided):
     assert rows == PLACES * 8 * (2 if guided else 1)
 
 
-def test_the_first_of_equally_sure_places():
-    """Of those that are masked, in the earliest block that has any."""
-    found = Candidates(np.arange(6)[None] + 10, np.array([[0.0, -0.3, -0.2, -0.2, -0.2, -0.1]]))
-    masked, blocks = np.array([[False, True, True, True, True, True]]), np.array([[0, 0, 0, 0, 0, 1]])
-    chosen = jax.jit(choose)(found, masked, blocks)
-    assert chosen.index == 2 and chosen.token == 12 and chosen.exists
-    assert not jax.jit(choose)(found, masked & False, blocks).exists
-
-
-def test_confidence_is_as_fine_as_a_probability():
-    """Also of sure places with large logits, of which the logarithm of a sum would keep few digits."""
-    c = canvas(rows=1)
-    logits = np.full((1, 4, V), 1000.0, np.float32)
-    logits[0, :, 3] += np.linspace(7, 7.001, 4)
-    found = jax.jit(candidates)(c, logits, np.arange(4)[None], np.zeros(1, int))
-    allowed = np.delete(np.asarray(logits, np.float64), [MASK, V - 1], axis=-1)
-    np.testing.assert_allclose(found.confidence, log_softmax(allowed, axis=-1)[..., 3], atol=1e-6)
-
-
 @pytest.mark.slow
 def test_temperature_of_one_token():
     """A place's token is drawn from softmax(logits / temperature), by Gumbel noise: 20000 keys, one place."""
@@ -175,15 +154,6 @@ def test_cached_is_another_sampler_and_its_first_logits_are_the_same():
         other = reference(family, 0, 4, True, 0.0, False).text
         differ += np.any(np.asarray(other) != np.asarray(reference(family, 0, 4, False, 0.0, False).text))
     assert differ
-
-
-def test_quotas():
-    assert list(stepwise.llada_quotas(16, 8, 6)) == [3, 3, 2, 3, 3, 2]
-    assert list(stepwise.llada_quotas(11, 4, 6)) == [2, 2, 2, 2, 2, 1]
-    assert list(stepwise.llada_quotas(8, 8, 8)) == [1] * 8
-    assert list(stepwise.llada_quotas(5, 8, 5)) == [1] * 5
-    assert list(stepwise.llada_quotas(16, 4, 7)) == [2, 2, 2, 2, 2, 2, 4]
-    assert stepwise.dream_quotas(16, 4).sum() == 16 and list(stepwise.dream_quotas(4, 4)) == [0, 1, 1, 2]
 
 
 @pytest.mark.slow

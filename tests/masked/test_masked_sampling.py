@@ -11,9 +11,9 @@ import pytest
 from laws import FALSE_ALARM, counts_p_value
 from masked_models import LLADA, MASK, PLACES, V, canvas, params_of, run
 
-from cspd_jax.masked import Options, SelfSpeculation, Stepwise, generate, passes, stepwise
+from cspd_jax.masked import Options, SelfSpeculation, Stepwise, generate, stepwise
 from cspd_jax.masked.options import CONFIDENCES
-from cspd_jax.masked.rule import candidates, choose, place_noise, step_noise
+from cspd_jax.masked.rule import candidates, choose
 from cspd_jax.masked.sets import prefixes
 from cspd_jax.masked.speculative import Speculation
 from cspd_jax.masked.stepwise import Steps
@@ -174,52 +174,6 @@ def test_the_law_of_drawn_places(confidence, scale):
         sureness = np.exp(sureness) if confidence == "probability" else sureness
         right, wrong = softmax(sureness / scale), softmax(sureness / (1.3 * scale))
     assert counts_p_value(counts, right) > FALSE_ALARM > counts_p_value(counts, wrong)
-
-
-def test_places_and_tokens_have_noise_of_their_own():
-    """Of every row, step, place and id one number, and of every row, step and place another."""
-    keys = jax.random.split(jax.random.key(3), 3)
-    steps, places = jnp.array([0, 0, 5]), jnp.array([[0, 1, 2], [0, 1, 2], [0, 5, 6]])
-    of_tokens, of_places = jax.jit(
-        lambda *of: (step_noise(*of, V, jnp.float64), place_noise(*of, jnp.float64))
-    )(keys, steps, places)
-    assert of_tokens.shape == (3, 3, V) and of_places.shape == (3, 3)
-    numbers = np.concatenate([np.ravel(of_tokens), np.ravel(of_places)])
-    assert len(np.unique(numbers)) == numbers.size
-
-
-def test_every_row_has_numbers_of_its_own(known):
-    """Temperature, cuts and place temperature of three rows: each as where all have its numbers."""
-    logits, places, keys, _ = (a[:3] for a in known)
-    c = canvas(rows=1, confidence="probability", temperature=1.0, top_p=1.0, top_k=1, place_temperature=1.0)
-    numbers = {
-        "temperature": np.array([0.2, 0.9, 1.3]),
-        "top_p": np.array([0.95, 0.6, 0.8]),
-        "top_k": np.array([12, 12, 3]),
-        "place_temperature": np.array([0.3, 0.1, 2.0]),
-    }
-
-    def of(rows):
-        options = dataclasses.replace(c.options, **{name: values[rows] for name, values in numbers.items()})
-        return take(dataclasses.replace(c, keys=keys, options=options), logits, places, jnp.full(3, 2))
-
-    own, *of_each = jax.device_get([of(rows) for rows in ([0, 1, 2], [0] * 3, [1] * 3, [2] * 3)])
-    for row, of_one in enumerate(of_each):
-        np.testing.assert_array_equal(own.tokens[row], of_one.tokens[row])
-        np.testing.assert_array_equal(own.confidence[row], of_one.confidence[row])
-    assert np.any(of_each[0].confidence != of_each[1].confidence, axis=1).all()
-
-
-def test_guidance_is_of_the_row():
-    """Also where there are as many rows as ids, so that a wrong axis would fit."""
-    logits = jax.random.normal(jax.random.key(0), (2, 3, 1, 2, 3))  # halves, rows, versions, places, ids
-    scales = np.array([0.5, 2.0, 0.0])
-    options = Options(guidance=scales)
-    c = dataclasses.replace(canvas(rows=1), options=options)
-    found = passes.guided(c, logits.reshape(6, 1, 2, 3), (3,))
-    for row, scale in enumerate(scales):
-        expected = logits[1, row] + (scale + 1) * (logits[0, row] - logits[1, row])
-        np.testing.assert_allclose(found[row], expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.slow

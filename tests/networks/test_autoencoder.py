@@ -91,21 +91,6 @@ def test_decode(case, size):
     close(images, recorded[f"dec{size}/image"])
 
 
-@pytest.mark.quick("kl16_small")
-def test_decode_of_scaled_latents(case):
-    config, params, recorded = case
-    latents = nhwc(recorded["scaled/mar_latent"]) / 0.2325
-    close(decode(config, params, latents), recorded["scaled/image"])
-
-
-@pytest.mark.quick("kl16_small")
-def test_clamp(case):
-    _, _, recorded = case
-    posterior = autoencoder.posterior(nhwc(recorded["clamp/moments"]))
-    close(posterior.logvar, recorded["clamp/logvar"])
-    np.testing.assert_allclose(posterior.std, nhwc(recorded["clamp/std"]), rtol=1e-5)
-
-
 TINY = KLConfig(channels=4, channel_mult=(1, 2), num_res_blocks=1, z_channels=3, embed_dim=2, groups=2)
 
 
@@ -121,34 +106,6 @@ def test_other_sizes_and_attention_in_the_decoder(decoder_levels):
     assert posterior.mean.shape == (2, 3, 2, 2)
     assert decode(config, params, posterior.mean).shape == images.shape
     assert ("up_1_attn_0" in params["decoder"]) == bool(decoder_levels)
-
-
-@pytest.mark.slow
-def test_bfloat16_is_close_and_keeps_wide_statistics():
-    params = random_params(TINY)
-    images = jax.random.normal(jax.random.key(1), (1, 8, 8, 3))
-    wide = encode(TINY, params, images)
-    narrow = encode(TINY, params, images, jnp.bfloat16)
-    assert narrow.mean.dtype == jnp.float32
-    scale = float(jnp.abs(wide.mean).max())
-    assert 0 < float(jnp.abs(narrow.mean - wide.mean).max()) < 0.05 * scale
-
-
-@pytest.mark.slow
-def test_float64_runs_in_float64():
-    with jax.enable_x64(True):
-        params = jax.tree.map(lambda p: p.astype(jnp.float64), random_params(TINY))
-        images = jax.random.normal(jax.random.key(1), (1, 8, 8, 3), jnp.float64)
-        assert encode(TINY, params, images, jnp.float64).std.dtype == jnp.float64
-
-
-@pytest.mark.slow
-def test_rows_do_not_disturb_one_another():
-    params = random_params(TINY)
-    latents = jax.random.normal(jax.random.key(1), (3, 4, 4, 2))
-    together = decode(TINY, params, latents)
-    alone = decode(TINY, params, latents[1:2])
-    np.testing.assert_allclose(together[1:2], alone, atol=1e-5)
 
 
 def test_sampling_law():

@@ -12,10 +12,7 @@ import numpy as np
 import pytest
 import tiny
 
-from cspd_jax.networks import lm
-from cspd_jax.networks.attention import Cache
-from cspd_jax.networks.layers import frequencies, rotate, rotation
-from cspd_jax.networks.lm import LM, abstract_params, init_params
+from cspd_jax.networks.lm import LM, abstract_params
 from cspd_jax.networks.lm_config import LMConfig
 
 SIZES = {"vocab_size": 29, "known_ids": 29, "width": 16, "depth": 2, "mlp_width": 24, "max_positions": 64}
@@ -119,40 +116,6 @@ def test_left_padding():
         close(uncached[r, -n:], right[r, :n])
 
 
-@pytest.mark.slow
-def test_later_slots_never_matter():
-    model = LM(CONFIGS["qwen2"])
-    call = functools.partial(apply, model, params(model.config))
-    tokens = texts()
-    _, cache = call(*right_padded(tokens, LENGTHS), model.empty_cache(3, MAX_LEN))
-    window = LENGTHS[:, None] + np.arange(2)
-    drafts = np.take_along_axis(tokens, window, axis=1)
-
-    def garbage(first):
-        """Huge numbers in the slots from `first` [B] on."""
-        later = (np.arange(MAX_LEN) >= np.asarray(first)[:, None])[:, None, :, None]
-        return jax.tree.map(lambda x: jnp.where(later, 1e30, x), cache)
-
-    logits, _ = call(drafts, window, cache)
-    np.testing.assert_array_equal(call(drafts, window, garbage(LENGTHS))[0], logits)
-    assert np.abs(call(drafts, window, garbage(LENGTHS - 1))[0] - logits).max() > 1e-2
-
-
-@pytest.mark.slow
-def test_positions_outside_the_cache_are_dropped():
-    model = LM(CONFIGS["llama"])
-    call = functools.partial(apply, model, params(model.config))
-    tokens = texts()
-    logits, cache = call(tokens[:, :6], np.tile(np.arange(6), (3, 1)), model.empty_cache(3, 6))
-    outside = np.array([[6, 7, 600], [-1, 6, -6], [-7, 2**31 - 1, 6]])
-    more, after = call(tokens[:, 6:9], outside, cache)
-    jax.tree.map(np.testing.assert_array_equal, after, cache)
-    assert np.isfinite(more).all()
-    again, after = call(tokens[:, [5, 6]], np.array([[5, 6], [5, -1], [5, 9]]), cache)
-    close(again[:, 0], logits[:, 5])
-    jax.tree.map(close, after, cache)
-
-
 def test_a_row_does_not_see_its_neighbours():
     model = LM(CONFIGS["llama"])
     tokens = texts()
@@ -179,70 +142,6 @@ def test_shared_heads_are_repeated_heads():
             layer["attention"] |= {name: {"kernel": kernel}}
     tokens = texts()
     close(forward(LM(wide), repeated, tokens), forward(LM(config), params(config), tokens))
-
-
-@pytest.mark.slow
-def test_without_the_causal_mask():
-    model = LM(dataclasses.replace(CONFIGS["llama"], causal=False))
-    tree, tokens = params(CONFIGS["llama"]), texts()
-    whole = forward(model, tree, tokens)
-    changed = tokens.copy()
-    changed[:, -1] = (changed[:, -1] + 1) % SIZES["vocab_size"]
-    assert np.abs(forward(model, tree, changed) - whole)[:, 0].max() > 1e-3
-    every = np.tile(np.arange(MAX_LEN), (3, 1))
-    logits, cache = apply(model, tree, tokens, every, model.empty_cache(3, MAX_LEN))
-    close(logits, whole)
-    again, _ = apply(model, tree, tokens[:, 4:8], every[:, 4:8], cache)  # a block among what is stored
-    close(again, whole[:, 4:8])
-    mask = np.arange(MAX_LEN) < LENGTHS[:, None]
-    padded = forward(model, tree, np.where(mask, tokens, 99), mask)
-    cached, _ = apply(model, tree, tokens, every, model.empty_cache(3, MAX_LEN), mask)
-    alone = forward(model, tree, tokens[1:2, : LENGTHS[1]])[0]
-    close(padded[1, : LENGTHS[1]], alone)
-    close(cached, np.where(mask[:, :, None], padded, cached))
-
-
-@pytest.mark.slow
-def test_bfloat16():
-    config = CONFIGS["qwen2"]
-    model = LM(config, jnp.bfloat16)
-    tree = jax.tree.map(lambda x: x.astype(jnp.bfloat16), params(config))
-    tokens = texts()
-    cache = model.empty_cache(3, MAX_LEN)
-    assert {leaf.dtype for leaf in cache.keys + cache.values} == {jnp.dtype(jnp.bfloat16)}
-    logits, cache = apply(model, tree, *left_padded(tokens, LENGTHS), cache)
-    assert logits.dtype == jnp.float32 and np.isfinite(logits).all()
-    assert {leaf.dtype for leaf in cache.keys + cache.values} == {jnp.dtype(jnp.bfloat16)}
-    exact = forward(LM(config), params(config), tokens)
-    uncached, scale = forward(model, tree, tokens), np.abs(exact).max()
-    assert 1e-6 < np.abs(uncached - exact).max() / scale < 0.05
-    close(logits[0], uncached[0, :7], 0.05 * scale)
-
-
-@pytest.mark.slow
-def test_float64_agrees_to_its_own_precision():
-    config = CONFIGS["gpt_neox"]
-    with jax.enable_x64(True):
-        tree = jax.tree.map(lambda x: np.asarray(x, np.float64), params(config))
-        model, tokens = LM(config, jnp.float64), texts()
-        expected = forward(model, tree, tokens)
-        logits, cache = apply(model, tree, *right_padded(tokens, LENGTHS), model.empty_cache(3, MAX_LEN))
-        more, _ = apply(model, tree, tokens[[0, 1, 2], LENGTHS][:, None], LENGTHS[:, None], cache)
-    assert logits.dtype == np.float64
-    close(logits[1, :3], expected[1, :3], 1e-13)
-    close(more[:, 0], expected[np.arange(3), LENGTHS], 1e-13)
-
-
-@pytest.mark.slow
-def test_chosen_rows():
-    model = LM(CONFIGS["gpt_neox"])
-    tree, tokens = params(model.config), texts()
-    rows = np.array([[6, 0], [2, 2], [4, 1]])
-    expected = np.take_along_axis(np.asarray(forward(model, tree, tokens)), rows[:, :, None], axis=1)
-    close(forward(model, tree, tokens, None, rows), expected)
-    positions = np.tile(np.arange(MAX_LEN), (3, 1))
-    some, _ = apply(model, tree, tokens, positions, model.empty_cache(3, MAX_LEN), None, rows)
-    close(some, expected)
 
 
 @pytest.mark.slow
@@ -282,48 +181,3 @@ def test_one_trace_and_no_copy_of_the_cache():
         assert memory.temp_size_in_bytes < cache.keys[0].nbytes
     for at in range(2):
         _, cache = step(tree, tokens, tokens + at, cache)
-
-
-@pytest.mark.slow
-def test_models_are_static_arguments():
-    config = CONFIGS["llama"]
-    assert hash(LM(config)) == hash(LM(dataclasses.replace(config))) and LM(config) == LM(config)
-    assert LM(config) != LM(config, jnp.bfloat16)
-    cache = LM(config, jnp.bfloat16).empty_cache(2, 5)
-    assert isinstance(cache, Cache) and cache.max_len == 5
-    chex.assert_shape(cache.keys + cache.values, (2, 2, 5, 6))
-    config = dataclasses.replace(config, depth=1)
-    fresh = jax.jit(functools.partial(init_params, config))(jax.random.key(0))
-    chex.assert_trees_all_equal_shapes_and_dtypes(fresh, abstract_params(config))
-
-
-def test_frequencies():
-    llama = CONFIGS["llama"]
-    change = functools.partial(dataclasses.replace, llama, head_dim=16)
-    plain = frequencies(change(rope_scaling="none"))
-    np.testing.assert_allclose(plain, 10_000.0 ** (-np.arange(8) / 8))
-    np.testing.assert_allclose(frequencies(change(rope_scaling="linear")), plain / 8)
-    turns, scaled = 16 * plain / (2 * np.pi), frequencies(change())
-    np.testing.assert_allclose(scaled[turns < 1], plain[turns < 1] / 8)
-    between = (turns > 1) & (turns < 4)
-    assert between.any() and ((scaled < plain) & (scaled > plain / 8))[between].all()
-    longer = change(rope_original_positions=1000)
-    np.testing.assert_allclose(frequencies(longer)[0], plain[0])
-    assert frequencies(CONFIGS["gpt_neox"]).tolist() == [1.0]
-
-
-def test_only_differences_of_positions_matter():
-    config = CONFIGS["gpt_neox"]
-    q, k = np.random.default_rng(0).standard_normal((2, 1, 1, 1, 8)).astype(np.float32)
-    turn = lambda x, at: rotate(jnp.asarray(x), rotation(config, jnp.full((1, 1), at)))
-    close(jnp.vdot(turn(q, 9), turn(k, 4)), jnp.vdot(turn(q, 25), turn(k, 20)))
-    np.testing.assert_array_equal(turn(q, 9)[..., 2:], q[..., 2:])
-    close(turn(q, 1)[..., 0], q[..., 0] * np.cos(1) - q[..., 1] * np.sin(1))
-
-
-@pytest.mark.slow
-def test_activations():
-    x = np.linspace(-4, 4, 9, dtype=np.float32)
-    exact, tanh = lm._ACTIVATIONS["gelu"](x), lm._ACTIVATIONS["gelu_tanh"](x)
-    close(exact, tanh, 1e-3)
-    assert np.abs(exact - tanh).max() > 1e-5

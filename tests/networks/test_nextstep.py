@@ -10,8 +10,7 @@ import cspd_jax
 from cspd_jax import hub, weights
 from cspd_jax.check import UserError
 from cspd_jax.converters import nextstep as converter
-from cspd_jax.converters.source import Options, check, make_config, open_source
-from cspd_jax.diffusion.chain import Chains, path_log_density, sample_path
+from cspd_jax.diffusion.chain import Chains, sample_path
 from cspd_jax.diffusion.flow import flow_schedule
 from cspd_jax.diffusion.gaussian import coefficients
 from cspd_jax.image import generate, pixels, prompts, sampler
@@ -24,8 +23,7 @@ from cspd_jax.networks.config import NextStepConfig
 from cspd_jax.networks.head import sinusoid
 from cspd_jax.networks.lm import Layer, Transformer
 from cspd_jax.networks.lm_config import LMConfig
-from cspd_jax.networks.nextstep import PADDING, abstract_params, make_head, place_table
-from cspd_jax.parallel import partition
+from cspd_jax.networks.nextstep import make_head
 
 A = tiny.recorded()
 CHAINS = ("n2", "n8", "n20", "cfg3_n8", "n8_shift3.2", "cfg3_n8_shift3.2")
@@ -123,11 +121,6 @@ def test_language_model(model):
     close(logits, A["lm/logits_last"], 1e-4)
 
 
-def test_places(model):
-    table = place_table(32, model.config.lm.width)
-    np.testing.assert_array_equal(table[:40], A["lm/gen_pos_embed_rows"])
-
-
 @pytest.mark.slow
 def test_contexts(model):
     """What the head is given for the recorded tokens, with the cache and without."""
@@ -179,26 +172,7 @@ def test_generation(model, name):
     close(out.tokens, A[f"gen/{name}/tokens"], 1e-4)
 
 
-def test_patches(model):
-    latents = A["patch/latents"].transpose(0, 2, 3, 1)
-    tokens = pixels.patchify(latents, 2)
-    np.testing.assert_array_equal(tokens, A["patch/tokens"])
-    back = pixels.to_latents(tiny.with_config(model, rows=2, columns=3), tokens)
-    np.testing.assert_array_equal(back.transpose(0, 3, 1, 2), A["patch/back"])
-
-
 # Conversion.
-
-
-def test_description(folder, model):
-    assert model.config.lm.qkv_bias and not model.config.lm.out_bias
-    assert (model.config.rows, model.config.columns, model.config.position_side) == (32, 32, 32)
-    assert hub.describe(folder).config == model.config
-    source = open_source(folder)
-    check(source, make_config(source))
-    assert source.num_params == sum(leaf.size for leaf in jax.tree.leaves(model.params))
-    asked = make_config(source, Options(steps="28", vae_stride=4))
-    assert (asked.respacing, asked.vae_stride) == ("flow-calls28", 4)
 
 
 @pytest.mark.slow
@@ -226,28 +200,10 @@ def test_shapes_of_the_published_size():
     assert all(name.startswith("layers.1.") for name in ours)
 
 
-def test_the_large_matrices_are_cut():
-    """Along the model axis, by the names that language models have."""
-    whole = {}
-    for path, leaf in jax.tree_util.tree_flatten_with_path(abstract_params(LARGE))[0]:
-        name = "/".join(entry.key for entry in path)
-        if "model" not in partition(name, leaf.shape, 8, LARGE):
-            whole[name] = leaf.size
-    assert max(whole.values()) < 8e6 and sum(whole.values()) < 20e6, whole  # of 2.3e9
-
-
 # Prompts.
 
 IDS = ([64, 38, 71, 23, 22, 86, 92], [9, 23, 22, 86, 92])
 NEGATIVE = [71, 48, 23, 22, 86, 92]
-
-
-@pytest.mark.slow
-def test_prompts_are_classes(model):
-    bound = prompts.bind(model, IDS, NEGATIVE, grid=(2, 3), texts=("a", "b"))
-    rows = bound.network.embed_class(bound.params, jnp.array([1, 0]), jnp.array([False, True]))
-    np.testing.assert_array_equal(rows, [[PADDING, PADDING, *IDS[1]], [PADDING, *NEGATIVE]])
-    assert (bound.config.num_classes, bound.network.seq_len, bound.class_name(1)) == (2, 6, "b")
 
 
 def test_a_text_becomes_ids(model):
@@ -280,28 +236,6 @@ def test_speculation(model):
     assert tokens.shape == (4, 6, 16) and np.isfinite(tokens).all() and info.exact
     assert info.trace.chain_accepted.all() and info.calls["head"].sequential < 6 * 12
     assert pixels.to_latents(bound, tokens).shape == (4, 4, 6, 4)
-
-
-@pytest.mark.slow
-def test_steps_of_speculation_are_those_of_the_chain(model):
-    """The states of a chain, given all at once as drafts are, have the density with which they were drawn;
-    under another guidance they have another."""
-    schedule = flow_schedule("flow-calls8-shift3.2")
-    z = jnp.concatenate([A["head/c"], A["head/c_uncond1"]])
-
-    @jax.jit
-    def run(params, noise, scale):
-        time = model.network.embed_time(params, jnp.asarray(schedule.timestep_map))
-        chains = Chains(model.network, params, time, z, coefficients(schedule), scale=3.0)
-        path = sample_path(chains, noise)
-        states = jnp.concatenate([path.states, noise[-1:]])
-        given = path_log_density(chains._replace(scale=scale), states)
-        return path.log_density(final_noise=False), given
-
-    noise = jax.random.normal(jax.random.key(1), (9, 6, 16))
-    close(*run(model.params, noise, 3.0), 1e-3)
-    drawn, given = run(model.params, noise, 2.5)
-    assert np.abs(drawn - given).max() > 1
 
 
 # The command line.

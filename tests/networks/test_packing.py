@@ -16,7 +16,6 @@ from cspd_jax.networks.attention import packing
 from cspd_jax.networks.lm import LM
 from cspd_jax.sampling import Sampling
 from cspd_jax.text import Options, generation, rounds
-from cspd_jax.text.rounds import packed_sizes
 
 ROOM = 24
 
@@ -64,11 +63,6 @@ def test_a_packed_pass():
             np.testing.assert_allclose(logits[used], expected[used], rtol=0, atol=1e-12)
             np.testing.assert_array_equal(logits[~used], 0)
             jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-12), stored, after)
-
-
-@pytest.mark.parametrize("batch, length, sizes", [(1, 4, []), (1, 8, [4]), (8, 8, [16, 32]), (3, 4, [4, 8])])
-def test_sizes(batch, length, sizes):
-    assert packed_sizes(batch, length) == sizes
 
 
 @pytest.mark.slow

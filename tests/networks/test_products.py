@@ -13,8 +13,7 @@ import pytest
 from cspd_jax.models import TextModel
 from cspd_jax.networks.lm import LM, init_params
 from cspd_jax.networks.lm_config import LMConfig
-from cspd_jax.networks.products import by_outputs, filled_up, is_large, product
-from cspd_jax.networks.quantised import quantise
+from cspd_jax.networks.products import product
 
 WIDE = LMConfig(
     family="neox", vocab_size=300, known_ids=300, width=512, depth=1, heads=4, kv_heads=2, head_dim=128,
@@ -36,20 +35,6 @@ def test_product(shape):
     np.testing.assert_allclose(found, x @ kernel, atol=1e-5)
 
 
-def test_how_many_rows_are_computed():
-    """Those of a pass over 5 to 7 tokens are filled up to 8, where that is faster."""
-    counts = [0, 1, 3, 4, 5, 7, 8, 9, 16, 17, 25, 26, 32, 33, 60]
-    assert [filled_up(n) for n in counts] == [0, 1, 3, 4, 8, 8, 8, 16, 16, 17, 25, 32, 32, 33, 64]
-
-
-@pytest.mark.slow
-def test_only_large_kernels_are_turned(model):
-    turned = by_outputs(model.params)["layers_0"]
-    assert turned["mlp"]["up"]["kernel"].shape == (640, 512)
-    assert turned["attention"]["k"]["kernel"].shape == (512, 256)  # too small
-    assert not is_large((512, 256))
-
-
 @pytest.mark.slow
 def test_the_logits_are_the_same(model):
     network, params = model.for_decoding
@@ -60,27 +45,3 @@ def test_the_logits_are_the_same(model):
         for net, p in ((network, params), (model.network, model.params))
     ]
     chex.assert_trees_all_close(*both, atol=1e-5)
-
-
-@pytest.mark.slow
-def test_where_there_is_nothing_to_gain(model):
-    """Quantised weights are expanded as they were; bfloat16 is not what a CPU computes in."""
-    small = jax.tree.map(lambda leaf: leaf[..., :16], model.params)
-    for name, changed in (
-        ("small", dataclasses.replace(model, params=small)),
-        ("quantised", dataclasses.replace(model, params=quantise(model.params, 8))),
-        ("bfloat16", dataclasses.replace(model, network=LM(WIDE, jnp.bfloat16))),
-    ):
-        network, params = changed.for_decoding
-        assert network is changed.network, name
-        assert params is changed.params, name
-
-
-@pytest.mark.slow
-def test_traced_parameters_are_left_as_they_are(model):
-    def of_traced(params):
-        network, same = dataclasses.replace(model, params=params).for_decoding
-        assert not network.by_outputs
-        return same
-
-    chex.assert_trees_all_equal_shapes(jax.eval_shape(of_traced, model.params), model.params)

@@ -62,22 +62,3 @@ def test_a_quantised_model_is_the_expanded_one(bits, tied):
     cached, _ = jax.jit(lm.apply)(small, tokens, positions, lm.empty_cache(2, 8))
     np.testing.assert_allclose(cached, forward(small, tokens), rtol=1e-4, atol=1e-4)
     assert np.abs(forward(small, tokens) - forward(params, tokens)).max() > 1e-3
-
-
-@pytest.mark.slow
-def test_eight_bits_are_nearer_than_four():
-    lm = text_models.model(dtype=jnp.float32)
-    params, tokens = text_models.params(lm), jnp.arange(30).reshape(3, 10) % 11
-    forward = jax.jit(lm.forward)
-    exact = forward(params, tokens)
-    off = [np.abs(forward(quantise(params, *how), tokens) - exact).mean() for how in ((8,), (4, 8))]
-    assert off[0] < off[1] / 5 and off[1] < np.abs(exact).mean()
-
-
-@pytest.mark.slow
-def test_a_model_in_half_precision_expands_to_it():
-    lm = text_models.model(dtype=jnp.bfloat16)
-    params = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), text_models.params(lm))
-    leaves = jax.tree.leaves(expand(quantise(params, 4, 8), jnp.bfloat16)["layers_0"]["mlp"])
-    assert {leaf.dtype for leaf in leaves} == {jnp.dtype(jnp.bfloat16)}
-    assert np.isfinite(lm.forward(quantise(params, 4, 8), jnp.zeros((1, 3), jnp.int32))).all()

@@ -12,20 +12,18 @@ import torch_writer
 
 from cspd_jax import generate, hub, models
 from cspd_jax.__main__ import main
-from cspd_jax.check import UserError
 from cspd_jax.converters import sphere as converter
 from cspd_jax.converters._tables import Shapes
-from cspd_jax.converters.source import Options, check, convert, make_config, open_source
+from cspd_jax.converters.source import Options, convert, make_config, open_source
 from cspd_jax.diffusion.chain import Chains, sample_path
 from cspd_jax.diffusion.flow import flow_schedule
 from cspd_jax.diffusion.gaussian import coefficients, guide
-from cspd_jax.image import Plain, sampler
+from cspd_jax.image import sampler
 from cspd_jax.image.chain import ChainSpeculation
-from cspd_jax.image.generation import settle
 from cspd_jax.image.options import Options as ImageOptions
 from cspd_jax.image.order import RISING, Raster
 from cspd_jax.networks import sphere
-from cspd_jax.networks.config import SPHERE_PRESETS, SphereConfig
+from cspd_jax.networks.config import SPHERE_PRESETS
 from cspd_jax.training.image.flow import FlowDraws, flow_objective
 
 GOLDEN = Path(__file__).parents[1] / "golden_causal"
@@ -81,18 +79,6 @@ def test_backbone_with_and_without_the_cache(name, half):
     length = recorded[f"net/{half}/k_cache"].shape[3]  # the last token is fed to nothing
     close(jnp.stack(cache.keys)[:, :, :, :length], recorded[f"net/{half}/k_cache"])
     close(jnp.stack(cache.values)[:, :, :, :length], recorded[f"net/{half}/v_cache"])
-
-
-@pytest.mark.slow
-def test_a_context_sees_no_later_token():
-    model, params, recorded = load("sphere_tiny2")
-    tokens, labels = recorded["net/latents"], recorded["net/labels"]
-    spoilt = tokens.at[:, 4:].set(jnp.nan)
-    rows = jnp.broadcast_to(jnp.arange(5), (len(tokens), 5))
-    embedding = model.embed_class(params, labels, jnp.zeros(len(labels), bool))
-    known = jnp.full(len(tokens), 4)
-    z = model.context(params, spoilt, None, known, embedding, rows, bucket=model.seq_len)
-    close(z, recorded["net/cond/z"][:, :5])
 
 
 @pytest.mark.slow
@@ -276,35 +262,3 @@ def test_whole_generations_with_speculation():
     tokens, info = generate(jax.random.key(0), model, [0, 1, 2], options=options)
     np.testing.assert_allclose(jnp.linalg.norm(tokens, axis=-1), 8**0.5, rtol=1e-5)
     assert info.calls["head"].sequential < 0.5 * 9 * 51 and info.exact
-
-
-@pytest.mark.parametrize(
-    "depth, modulations, fits", [(2, 3, True), (6, 2, True), (5, 2, False), (6, 4, False)]
-)
-def test_blocks_that_share_modulations(depth, modulations, fits):
-    sizes = {"head_depth": depth, "head_modulations": modulations}
-    if fits:
-        assert SphereConfig(**sizes).blocks_together == max(1, depth // modulations)
-    else:
-        with pytest.raises(UserError, match="share"):
-            SphereConfig(**sizes)
-
-
-def test_a_wrong_tensor_is_named():
-    source = open_source(GOLDEN / "sphere_tiny2_ar.pth")
-    config = make_config(source, Options(heads=(2,)))
-    wrong = {name: tensor for name, tensor in source.tensors.items() if name != "emb_norm.weight"}
-    with pytest.raises(UserError, match=r"emb_norm\.weight"):
-        converter.FORMAT.convert(config, wrong)
-    source.tensors["layers.0.extra"] = source.tensors["emb_norm.weight"]
-    with pytest.raises(UserError, match=r"layers\.0\.extra"):
-        check(source, config)
-
-
-def test_the_model_s_own_guidance_and_order():
-    network, params, _ = load("sphere_tiny2")
-    model = models.ImageModel("tiny", network, params)
-    asked = ImageOptions(cfg=3.0, respacing=5, denoise=ChainSpeculation((4,)))
-    options = settle(model, Plain(), asked, 2)
-    assert options.cfg_schedule == RISING and options.respacing == "flow5"
-    assert [group.start for group in options.groups(9)] == list(range(9))

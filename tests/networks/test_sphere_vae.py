@@ -16,8 +16,6 @@ import numpy as np
 import pytest
 import scipy.stats
 import tiny
-import torch_writer
-from safetensors.numpy import save_file
 
 import cspd_jax
 from cspd_jax import hub, models
@@ -25,7 +23,7 @@ from cspd_jax.__main__ import main
 from cspd_jax.check import UserError
 from cspd_jax.converters import sphere_vae as converter
 from cspd_jax.converters._tables import Shapes
-from cspd_jax.converters.source import convert, make_config, open_source
+from cspd_jax.converters.source import open_source
 from cspd_jax.converters.torch_file import open_checkpoint
 from cspd_jax.image import pixels
 from cspd_jax.models import ImageModel
@@ -35,7 +33,6 @@ from cspd_jax.networks.config import SphereVAEConfig
 GOLDEN = Path(__file__).parents[1] / "golden_causal"
 FILE = GOLDEN / "sphere_tiny2_vae.pth"
 TOLERANCE = 4e-5
-SMALL = SphereVAEConfig(channels=(4, 64), encoder_depth=1, decoder_depth=1, latent_dim=3, registers=2)
 
 
 def nhwc(x):
@@ -109,23 +106,6 @@ def test_recorded_numbers(name):
     assert max(errors.values()) < TOLERANCE, errors
 
 
-@pytest.mark.parametrize("name", ["sphere_tiny2", "sphere_tiny"])
-def test_angles(name):
-    recorded = np.load(GOLDEN / f"{name}_vae.npz")
-    table, length = recorded["vae/freqs_cis"], recorded["net/latents"].shape[1]
-    cos_sin = np.stack(sphere_layers.rotary_2d(math.isqrt(length), 64, 4), axis=-1)
-    np.testing.assert_allclose(cos_sin, table, atol=1e-6)
-    swapped = cos_sin[:, np.r_[16:32, 0:16]]  # rows first
-    assert np.abs(swapped - table).max() > 0.1
-
-
-def test_bytes():
-    recorded = np.load(GOLDEN / "sphere_tiny2_vae.npz")
-    image, wanted = recorded["gen/cfg1_n5/image"], recorded["gen/cfg1_n5/image_u8"]
-    np.testing.assert_array_equal(pixels._sphere_bytes(image), wanted)
-    assert pixels._sphere_bytes(np.float32([np.nan, -3, 3])).tolist() == [0, 0, 255]
-
-
 @pytest.fixture(scope="module")
 def published():
     """What a file of the published sizes holds, by our network."""
@@ -170,45 +150,6 @@ def test_values_land_where_they_belong():
     np.testing.assert_array_equal(params["decoder"]["register_token"], registers)
 
 
-def small_state(prefix="vae.", scale=1.0):
-    rng = np.random.default_rng(0)
-    plan = converter.FORMAT.wanted(SMALL)
-    state = {prefix + e.name: np.float32(scale * rng.standard_normal(e.source_shape)) for e in plan}
-    return {**state, f"{prefix}encoder.freqs_cis": np.zeros((2 + 9, 32, 2), np.float32)}
-
-
-def write(path, **states):
-    """A training file with these state dicts."""
-    tensors = {
-        name: torch_writer.ordered_dict({n: torch_writer.tensor(v) for n, v in state.items()})
-        for name, state in states.items()
-    }
-    args = torch_writer.namespace(vae_only=True, ema=0.9999)
-    torch_writer.write(path, {**tensors, "optimizer": {"state": {}}, "epochs": 400, "args": args})
-    return path
-
-
-def read(path, weights=None):
-    source = open_source(path, weights)
-    assert source.kind == "svae" and make_config(source) == SMALL
-    return convert(source, SMALL)
-
-
-@pytest.mark.slow
-def test_which_weights_and_which_names(tmp_path):
-    state = small_state()
-    both = write(tmp_path / "both.pth", model=small_state(scale=0.5), ema=state)
-    averaged, plain = read(both), read(both, "model")
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(b, 0.5 * a, rtol=1e-6), averaged, plain)
-    assert open_source(both).num_params == sum(leaf.size for leaf in jax.tree.leaves(averaged))
-    bare = {n.removeprefix("vae."): v for n, v in state.items() if "freqs_cis" not in n}
-    save_file(bare, tmp_path / "bare.safetensors")
-    for same in (read(both, "ema"), read(tmp_path / "bare.safetensors")):
-        jax.tree.map(np.testing.assert_array_equal, averaged, same)
-    with pytest.raises(UserError, match="holds no 'ema' weights; it has: model"):
-        open_source(write(tmp_path / "one.pth", model=state), "ema")
-
-
 @dataclasses.dataclass(frozen=True)
 class Sizes:
     """What the pixels ask of a model's configuration."""
@@ -250,15 +191,6 @@ def test_a_file_becomes_an_autoencoder(tmp_path, capsys):
     assert images.dtype == np.uint8
     assert off.max() <= 1 and (off > 0).mean() < 0.01  # a rounding error may lie across a step
     np.testing.assert_array_equal(pixels.to_latents(model_of(Sizes()), tokens)[0, 1, 2], tokens[0, 5])
-
-
-def test_bfloat16_keeps_wide_statistics():
-    narrow = jax.eval_shape(
-        lambda p, x: sphere_vae.encode(SMALL, p, x, jnp.bfloat16),
-        sphere_vae.abstract_params(SMALL),
-        jnp.zeros((2, 4, 4, 3)),
-    )
-    assert narrow.mu.shape == (2, 4, 3) and narrow.mu.dtype == narrow.kappa.dtype == jnp.float32
 
 
 DIRECTIONS = {"any": [0.6, 0.0, -0.64, 0.48], "first": [1.0, 0, 0, 0], "opposite": [-1.0, 0, 0, 0]}

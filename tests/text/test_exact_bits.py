@@ -10,9 +10,6 @@ import text_models
 
 import cspd_jax
 from cspd_jax import text
-from cspd_jax.networks.lm import LM
-from cspd_jax.networks.products import by_outputs
-from cspd_jax.text.generation import prepare
 
 GAMMA, NEW, ROWS = 4, 40, 12
 
@@ -61,23 +58,6 @@ def test_texts_part_without_it(model, draft):
     drafted, _ = texts(model, False, draft)
     plain, _ = texts(model, False, None)
     assert (drafted != plain).any()
-
-
-@pytest.mark.slow
-def test_passes_that_would_be_packed(model, draft):
-    """On a CPU large matrices lie by outputs, and passes are compiled for several numbers of tokens."""
-    lm, params = model
-    packing = LM(lm.config, jnp.float32, by_outputs=True), by_outputs(jax.tree.map(jnp.asarray, params))
-    drafted, _ = texts(packing, True, draft)
-    plain, _ = texts(packing, True, None)
-    np.testing.assert_array_equal(drafted, plain)
-
-
-def test_plain_decoding_without_drafts_costs_the_same_passes(model):
-    _, info = texts(model, True, None)
-    assert int(info.calls["target"].sequential) == NEW and int(info.tested.sum()) == 0
-    inputs = prepare(None, model, [[1]], None, text.Options(gamma=GAMMA, exact_bits=True))
-    assert inputs.max_gamma == GAMMA and inputs.drafter is None
 
 
 @pytest.mark.real

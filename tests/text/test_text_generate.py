@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 
 import jax
 import jax.numpy as jnp
@@ -11,11 +10,10 @@ import numpy as np
 import pytest
 import text_models
 
-from cspd_jax import masked, text
-from cspd_jax.check import UserError
+from cspd_jax import text
 from cspd_jax.keys import purpose_keys
 from cspd_jax.sampling import Purpose, noise_at
-from cspd_jax.text import ACCEPTED, BONUS, NONE, PLAIN, Options, generation, rules
+from cspd_jax.text import ACCEPTED, BONUS, NONE, PLAIN, Options
 
 RULES = ("google", "deepmind", "block", "match")
 LONGEST, NEW, MAX_GAMMA = 6, 14, 8
@@ -91,15 +89,6 @@ def test_greedy_is_plain_greedy(kind, batch):
 
 
 @pytest.mark.slow
-def test_two_ways_to_test_a_draft_are_one():
-    """Rejection if r > p / q, and acceptance if r < min(1, p / q), with the same random numbers."""
-    prompts = text_models.prompts(8, LONGEST)
-    one, other = (generate(prompts, "near", keys(8), rule=rule, **SAMPLED) for rule in ("google", "deepmind"))
-    jax.tree.map(np.testing.assert_array_equal, one, other)
-    assert 0.2 < one.info.acceptance < 0.9
-
-
-@pytest.mark.slow
 def test_temperature_zero_of_some_rows():
     """A temperature of 0 among others goes through distributions and rule, and is greedy all the same."""
     prompts, plain = expected(8, 0)
@@ -123,13 +112,6 @@ def test_plain_sampling_draws_with_the_noise_of_each_position():
     tokens, info = generate(prompts, key=keys(8), **SAMPLED)
     np.testing.assert_array_equal(tokens, plain)
     assert set(np.unique(info.trace.marks)) == {NONE, PLAIN}
-
-
-def test_one_key_for_all_rows():
-    prompts = text_models.prompts(8, LONGEST)
-    each = jax.vmap(lambda i: jax.random.fold_in(jax.random.key(3), i))(np.arange(8))
-    one, many = (generate(prompts, key=key, **SAMPLED).tokens for key in (jax.random.key(3), each))
-    np.testing.assert_array_equal(one, many)
 
 
 @pytest.mark.slow
@@ -183,16 +165,6 @@ def test_rows_end_where_they_must(kind):
 
 
 @pytest.mark.slow
-def test_the_model_knows_where_a_text_ends():
-    lm, params = target()
-    prompts, plain = expected(4, 1)
-    stop = int(plain[0, prompts.lengths[0] + 2])
-    lm = text_models.model(11, padding=2, eos_ids=(stop,))
-    tokens, info = text.generate(None, (lm, params), prompts, options=Options(max_new_tokens=NEW))
-    assert info.trace.stopped[0] and tokens[0, info.trace.lengths[0] - 1] == stop
-
-
-@pytest.mark.slow
 def test_each_row_adapts_to_its_own_acceptance():
     """Where drafts are right the longest ones pay off; where they are wrong, short ones."""
     prompts = text_models.prompts(8, LONGEST)
@@ -215,17 +187,6 @@ def test_nothing_is_drafted_without_confidence():
     assert whole.trace.drafted.sum() > some.trace.drafted.sum() > none.trace.drafted.sum() == 0
 
 
-def test_truncated_draws_are_counted(monkeypatch):
-    def giving_up(*arguments):
-        verdict = rules.RULES["google"](*arguments)
-        return verdict._replace(truncated=jnp.ones_like(verdict.truncated))
-
-    monkeypatch.setitem(rules.RULES, "giving up", giving_up)
-    prompts = text_models.prompts(4, LONGEST)
-    _, info = generate(prompts, "near", keys(4), **SAMPLED, rule="giving up", gamma=3)
-    np.testing.assert_array_equal(info.truncated, info.rounds)
-
-
 @pytest.mark.slow
 def test_inside_a_jitted_function():
     """With traced parameters, prompts and numbers; the Info comes out as arrays."""
@@ -242,38 +203,3 @@ def test_inside_a_jitted_function():
     tokens, info = run(params, prompts, NEW, 3, 0.0, keys(4))
     np.testing.assert_array_equal(tokens, plain)
     np.testing.assert_array_equal(info.made, NEW)
-
-
-def test_prompts_as_lists():
-    prompts = text.pad_prompts([[3, 4, 5], [7]])
-    np.testing.assert_array_equal(prompts.tokens, [[3, 4, 5], [7, 0, 0]])
-    np.testing.assert_array_equal(prompts.lengths, [3, 1])
-    inputs = [
-        generation.prepare(None, target(), given).prompts
-        for given in ([[3, 4, 5], [7]], prompts, tuple(prompts))
-    ]
-    for other in inputs[1:]:
-        jax.tree.map(np.testing.assert_array_equal, other, inputs[0])
-
-
-def test_generate_and_stream_take_the_same_arguments():
-    for family in (text, masked):
-        own = dict(inspect.signature(family.generate).parameters)
-        assert own.pop("progress").default is False  # a stream shows what there is
-        assert own == dict(inspect.signature(family.stream).parameters)
-
-
-def test_a_stream_keeps_one_cache():
-    """Each round writes into the cache of the round before, and into nothing else that a caller may hold."""
-    inputs = generation.prepare(None, target(), [[3, 4, 5], [7]], options=Options(max_new_tokens=3))
-    before = generation._begin(inputs)
-    generation._advance(inputs, before._replace(cache=None), before.cache)
-    assert all(a.is_deleted() for a in jax.tree.leaves(before.cache))
-    others = jax.tree.leaves((inputs, before._replace(cache=None)))
-    assert not any(a.is_deleted() for a in others if isinstance(a, jax.Array))
-
-
-def test_only_causal_models_are_decoded():
-    lm = text_models.model(11, causal=False)
-    with pytest.raises(UserError, match="not causal"):
-        text.generate(None, (lm, text_models.params(lm)), [[1]])

@@ -12,13 +12,11 @@ from laws import FALSE_ALARM, counts_p_value
 
 from cspd_jax.coupling.draft_length import expected_tokens, speedup
 from cspd_jax.sampling import (
-    Purpose,
     Sampling,
     fit_vocabulary,
     gumbel_max,
     log_probs,
     noise_at,
-    round_keys,
 )
 
 LOGITS = 3 * np.random.default_rng(0).standard_normal((4, 3, 50)).astype(np.float32)
@@ -37,15 +35,6 @@ def test_temperature_then_top_k_then_top_p(temperature, top_k, top_p, wide):
         assert found.dtype == logits.dtype
     expected = np.apply_along_axis(text_models.probabilities, -1, LOGITS, temperature, top_k, top_p)
     np.testing.assert_allclose(np.exp(found), expected, atol=2e-6)
-
-
-def test_every_row_may_have_numbers_of_its_own():
-    temperature, top_k, top_p = [0.0, 0.5, 1.0, 2.0], [3, 50, 9, 20], [0.5, 0.8, 1.0, 0.9]
-    found = of_logits(LOGITS, Sampling(*map(jnp.asarray, (temperature, top_k, top_p))))
-    for row in range(4):
-        options = temperature[row], top_k[row], top_p[row]
-        expected = np.apply_along_axis(text_models.probabilities, -1, LOGITS[row], *options)
-        np.testing.assert_allclose(np.exp(found[row]), expected, atol=2e-6)
 
 
 def test_ties_and_extremes():
@@ -73,19 +62,6 @@ def test_draws_follow_the_distribution():
     counts = np.bincount(drawn, minlength=5)
     assert counts_p_value(counts, p) > FALSE_ALARM
     assert counts_p_value(counts, [0.48, 0.001, 0.32, 0.0, 0.199]) <= FALSE_ALARM
-
-
-@pytest.mark.slow
-def test_noise_belongs_to_row_purpose_and_place():
-    keys = jax.random.split(jax.random.key(0), 3)
-    places = jnp.array([[4, 5], [9, 4], [2, 3]])
-    noise = noise_at(keys, places, 6, jnp.float32)
-    np.testing.assert_array_equal(noise[1:], noise_at(keys[1:], places[1:], 6, jnp.float32))
-    np.testing.assert_array_equal(noise[:, 1], noise_at(keys, places[:, 1], 6, jnp.float32))
-    all_keys = [round_keys(keys, purpose, jnp.array([n, n, n])) for purpose in Purpose for n in (4, 5)]
-    assert len(np.unique(jax.random.key_data(jnp.concatenate(all_keys)), axis=0)) == 3 * 2 * len(Purpose)
-    with jax.enable_x64(True):
-        np.testing.assert_allclose(noise_at(keys, places, 6, jnp.float64), noise, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.slow

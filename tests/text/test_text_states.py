@@ -13,11 +13,6 @@ import pytest
 import text_models
 
 from cspd_jax import text
-from cspd_jax.check import UserError
-from cspd_jax.models import HeadModel
-from cspd_jax.networks.eagle import Eagle
-from cspd_jax.networks.lm import LM
-from cspd_jax.networks.products import by_outputs
 from cspd_jax.text import generation, rounds
 
 LAYERS = (0, 1, 2)
@@ -70,21 +65,6 @@ def test_drafts_are_those_without_a_cache(float64):
     assert {1, 2} <= taken
 
 
-def test_the_states_are_what_enters_the_layers(float64):
-    (lm, params), _ = pair()
-    tokens = np.array([[4, 9, 8, 2, 6, 1]])
-    at = jnp.arange(6)[None]
-    apply = jax.jit(lambda: lm.apply(params, tokens, at, lm.empty_cache(1, 6), entering=LAYERS))
-    logits, _, states = apply()
-    first = LM(dataclasses.replace(lm.config, depth=1), lm.dtype)
-    after_one = jax.jit(lambda: first.hidden(params, tokens, at, first.empty_cache(1, 6), (1,)))()[2]
-    embedded = params["embed"]["embedding"][tokens]
-    np.testing.assert_allclose(states, np.concatenate([embedded, after_one, states[..., 32:]], axis=-1))
-    h = states[..., 32:]
-    normed = h / np.sqrt(np.mean(h**2, axis=-1, keepdims=True) + lm.config.norm_eps) * params["norm"]["scale"]
-    np.testing.assert_allclose(jax.jit(lm.logits)(params, normed), logits)
-
-
 @pytest.mark.quick("greedy")
 @pytest.mark.parametrize("options", [{}, {"temperature": 0.9, "rule": "match"}], ids=["greedy", "match"])
 def test_texts_are_those_of_plain_decoding(float64, options):
@@ -96,41 +76,6 @@ def test_texts_are_those_of_plain_decoding(float64, options):
         tokens, info = text.generate(key, target, PROMPTS, drafter, dataclasses.replace(asked, gamma=gamma))
         np.testing.assert_array_equal(tokens, plain.tokens)
         assert 0 < info.acceptance < 1
-
-
-@pytest.mark.slow
-def test_packed_passes_tell_the_same_states():
-    target, (network, own) = pair(jnp.float32, width=512, head_dim=64, heads=8, kv_heads=2, mlp_width=520)
-    lm, params = target
-    small = jax.tree.map(lambda a: a * 0.05 if a.ndim > 1 else a, params)
-    fast = LM(lm.config, by_outputs=True), by_outputs(small)
-    head = Eagle(network.config, by_outputs=True), by_outputs(own)
-    texts = []
-    for model, reads in (((lm, small), (network, own)), (fast, head)):
-        drafter = text.draft_from_states(reads, (lm, small), confidence=0)
-        options = text.Options(gamma=2, max_new_tokens=6, stop_ids=())
-        texts.append(text.generate(None, model, [[1, 2], [3, 4, 5]] * 3, drafter, options))
-    np.testing.assert_array_equal(texts[0].tokens, texts[1].tokens)
-    np.testing.assert_array_equal(texts[0].info.accepted, texts[1].info.accepted)
-
-
-def test_what_does_not_fit(float64):
-    target, head = pair()
-    other, _ = pair(width=20, head_dim=4)
-    more, _ = pair(ids=12)
-    flat = text_models.model(depth=1), None
-    for of, sentence in (
-        (other, "reads states of 16 numbers, and the target's have 20"),
-        (more, "for a target of 11 ids, and this one has 12"),
-        (flat, "what enters layer 2, and the target has 1 layers"),
-    ):
-        with pytest.raises(UserError, match=sentence):
-            text.draft_from_states(head, of)
-    network, own = head
-    ids = own["ids"]
-    model = HeadModel("head", network, {**own, "ids": ids + 5})
-    with pytest.raises(UserError, match="the ids of the head are not different ones of the target's 11"):
-        text.draft_from_states(model, target)
 
 
 @pytest.mark.slow

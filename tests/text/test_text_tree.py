@@ -18,12 +18,10 @@ from laws import FALSE_ALARM, counts_p_value
 from cspd_jax import text
 from cspd_jax.coupling.categorical import residual_logits
 from cspd_jax.coupling.draft_length import expected_tokens
-from cspd_jax.coupling.siblings import SiblingDistributions, accept_sibling
-from cspd_jax.sampling import Purpose, Sampling, round_keys
-from cspd_jax.text import Options, Prompts, draft_tree, rounds
-from cspd_jax.text.trees import rounds as trees
+from cspd_jax.coupling.siblings import accept_sibling
+from cspd_jax.sampling import Sampling
+from cspd_jax.text import Options, Prompts, draft_tree
 from cspd_jax.text.trees.rounds import TREE_RULES
-from cspd_jax.text.trees.tree import Tree
 
 ROWS, V, NEW, STOP = 20_000, 4, 3, 3
 PROMPT = np.array([2, 2, 0, 2, 1])
@@ -33,43 +31,6 @@ TEXTS = np.array(list(itertools.product(range(V), repeat=NEW)))
 LM = text_models.model(V, padding=1, dtype=jnp.float32)
 PARAMS = text_models.params(LM, seed=3, scale=0.6)
 NEAR = LM, text_models.near(PARAMS, scale=0.35)
-
-
-def test_the_numbers_of_a_tree():
-    tree = Tree((2, 2, 1))
-    assert tree.levels == (1, 2, 4, 4) and tree.starts == (0, 1, 3, 7) and tree.drafts == 10
-    np.testing.assert_array_equal(tree.parents, [0, 0, 0, 1, 1, 2, 2, 3, 4, 5, 6])
-    np.testing.assert_array_equal(tree.depths, [0, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3])
-    ways = [np.flatnonzero(row).tolist() for row in tree.ancestors]
-    assert ways[0] == [0] and ways[5] == [0, 2, 5] and ways[8] == [0, 1, 4, 8]
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize(
-    "widths, near, sizes",
-    [
-        ((3, 2, 1), True, {"depth": 2}),
-        pytest.param((2, 2, 2, 1), True, {}, marks=pytest.mark.slow),
-        pytest.param((2, 2, 1), False, {}, marks=pytest.mark.slow),
-        pytest.param((1, 1, 1), True, {}, marks=pytest.mark.slow),
-        pytest.param((11, 1), True, {}, marks=pytest.mark.slow),
-        pytest.param((1, 4), False, {"depth": 2}, marks=pytest.mark.slow),
-    ],
-)
-def test_greedy_texts_are_those_of_plain_decoding(widths, near, sizes):
-    """72 tokens of rows of three lengths; the draft is near the target, or a stranger of fewer ids."""
-    lm = text_models.model(padding=2, **sizes)
-    params = text_models.params(lm)
-    fewer = text_models.model(9, padding=1)
-    draft = (lm, text_models.near(params, scale=0.2)) if near else (fewer, text_models.params(fewer, seed=4))
-    prompts = Prompts(np.array([[5, 9, 2, 7], [1, 0, 0, 0], [3, 3, 8, 0]]), np.array([4, 1, 3]))
-    options = Options(max_new_tokens=np.array([72, 72, 65]), max_len=76, stop_ids=())
-    plain, _ = text.generate(None, (lm, params), prompts, options=options)
-    tokens, info = text.generate(None, (lm, params), prompts, draft_tree(draft, widths), options)
-    np.testing.assert_array_equal(tokens, plain)
-    assert info.acceptance > (0.3 if near else 0.05)
-    assert np.all(info.trace.drafted <= info.rounds * Tree(widths).drafts)
 
 
 def index(texts):
@@ -152,43 +113,6 @@ def test_almost_right_rules_are_noticed(rule, monkeypatch):
     monkeypatch.setitem(TREE_RULES, rule.__name__, rule)
     tokens, _ = generate((3, 2), rule=rule.__name__, stop_ids=(STOP,))
     assert p_value(tokens, OPEN, STOP) <= FALSE_ALARM
-
-
-def test_every_level_has_uniforms_of_its_own_and_no_drafts_beyond_its_row_s():
-    """From the root down where the second child is accepted, of a row with one level of two."""
-    tree, u = Tree((2, 3)), np.arange(6.0, dtype=np.float32).reshape(2, 3)
-    log_q = np.full((1, V), -1, np.float32), np.full((2, V), -2, np.float32)
-
-    @jax.jit
-    def run(u, log_p, log_q, tokens):
-        seen = []
-
-        def rule(u, log_p, log_q, drafts):
-            seen.append((u, log_q, drafts))
-            return jnp.int32(1), SiblingDistributions(None, log_p, jnp.zeros(len(drafts), bool))
-
-        trees._walk_by_rule(tree, rule, u, log_p, log_q, tokens, 1)
-        return seen
-
-    count = tree.drafts + 1
-    first, second = jax.device_get(run(u, np.zeros((count, V), np.float32), log_q, np.arange(count)))
-    np.testing.assert_array_equal(first[0], u[0, :2])
-    np.testing.assert_array_equal(second[0], u[1])
-    assert np.all(first[1] == -1) and np.all(second[1] == -np.inf)
-    np.testing.assert_array_equal(second[2], [6, 7, 8])  # the children of the second child
-
-
-def test_drafts_tests_and_residuals_of_a_tree_have_purposes_of_their_own(monkeypatch):
-    asked = set()
-
-    def noted(keys, purpose, length):
-        asked.add(purpose)
-        return round_keys(keys, purpose, length)
-
-    for module in (rounds, trees):
-        monkeypatch.setattr(module, "round_keys", noted)
-    jax.eval_shape(lambda: generate((2, 2), max_new_tokens=NEW + 1))
-    assert asked == {Purpose.DRAFT, Purpose.TEST, Purpose.RESIDUAL}
 
 
 @pytest.mark.slow

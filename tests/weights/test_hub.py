@@ -6,7 +6,6 @@ import functools
 import hashlib
 import http.server
 import json
-import sys
 import threading
 from pathlib import Path
 from typing import ClassVar
@@ -95,27 +94,6 @@ def test_fetch_and_cache(server, tmp_path):
     assert [r for r in FakeHub.requests if r.startswith("GET") and "/resolve/" in r] == downloads
 
 
-def test_revision(server, tmp_path, monkeypatch):
-    asked = lambda: FakeHub.requests[0].split("/resolve/")[1].split("/")[0]
-    hub.fetch("mar-base", revision=COMMIT, endpoint=server, cache_dir=tmp_path / "a")
-    assert asked() == COMMIT
-    FakeHub.requests.clear()
-    monkeypatch.setenv(hub.REVISION_VARIABLE, COMMIT)
-    hub.fetch("mar-base", endpoint=server, cache_dir=tmp_path / "b")
-    assert asked() == COMMIT
-    FakeHub.requests.clear()
-    with pytest.raises(UserError, match="revision v9 could not be fetched"):
-        hub.fetch("mar-base", revision="v9", endpoint=server, cache_dir=tmp_path / "c")
-
-
-def test_failures_are_one_sentence(server, tmp_path, monkeypatch):
-    with pytest.raises(UserError, match=r"mar-huge at revision main could not be fetched"):
-        hub.fetch("mar-huge", endpoint=server, cache_dir=tmp_path)
-    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(UserError, match=r"could not be fetched \(import of huggingface_hub halted"):
-        hub.fetch("mar-base")
-
-
 @pytest.mark.slow  # the library tries again and again
 def test_no_connection(tmp_path):
     with pytest.raises(UserError, match=r"could not be fetched .*check the connection"):
@@ -162,16 +140,6 @@ def test_language_models_by_name(server, tmp_path, monkeypatch, capsys, files):
     assert description["source"] == f"someone/tiny-1.5b@{COMMIT}" and description["kind"] == "lm"
 
 
-def test_repository_names():
-    assert hub.is_repository("EleutherAI/pythia-160m-deduped") and hub.is_repository("a/b.c_d")
-    assert not any(
-        map(
-            hub.is_repository,
-            ("a", "a/b/c", "../x", "a/..", "/x", "a/", "a b/c", "ckpt/last.pth", "m/model.SafeTensors"),
-        )
-    )
-
-
 BODY = b"weights" * 1000
 
 
@@ -210,11 +178,3 @@ def test_a_file_of_the_web_is_fetched_once(published, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").write_bytes(b"mine")
     assert evaluate.resolve("file").read_bytes() == b"mine" and str(evaluate.resolve("other")) == "other"
-
-
-@pytest.mark.parametrize("name, reason", [("absent", "404"), ("cut", "7000")])
-def test_what_is_wrong_leaves_nothing(published, tmp_path, name, reason):
-    published(name)
-    with pytest.raises(UserError, match=f"could not be fetched.*{reason}.*put it at"):
-        evaluate.resolve("file", tmp_path)
-    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,67 @@
+"""The resampler, on proposals that are taken with a known probability."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from cspd_jax.coupling.resample import resample
+
+
+def draw(key):
+    """A weakly typed value in a tree, accepted with probability 1 / 20."""
+    return {"x": jax.random.normal(key, (2,)), "n": jax.random.randint(key, (), 0, 100) * 1.0}
+
+
+@functools.partial(jax.jit, static_argnames="proposals")
+def search(keys, log_accept=-2.995732, needed=True, *, proposals, max_trips):
+    def one(key, needed):
+        return resample(
+            key, draw, lambda value: log_accept, proposals=proposals, max_trips=max_trips, needed=needed
+        )
+
+    return jax.vmap(one)(keys, jnp.broadcast_to(needed, len(keys)))
+
+
+KEYS = jax.random.split(jax.random.key(0), 200)
+
+
+def test_the_result_does_not_depend_on_how_many_are_proposed_at_once():
+    """K = 1, 8, 32 for 200 keys: the same proposal wins, bit for bit; mean number of proposals 20 (5 standard
+    errors). Different keys give different values."""
+    one, some, many = (search(KEYS, proposals=k, max_trips=1000) for k in (1, 8, 32))
+    for found in (one, some, many):
+        assert not found.truncated.any()
+        jax.tree.map(np.testing.assert_array_equal, found.value, one.value)
+    np.testing.assert_array_equal(some.trips, -(-one.trips // 8))
+    np.testing.assert_array_equal(many.trips, -(-one.trips // 32))
+    assert abs(float(one.trips.mean()) - 20) < 5 * 20 / np.sqrt(200)
+    assert len(np.unique(one.value["x"])) == 400
+
+
+@pytest.mark.slow
+def test_lanes_without_need_make_no_trip():
+    """Also when nothing would ever be accepted, and whatever the other lanes do."""
+    needed = jnp.arange(200) % 2 == 0
+    found = search(KEYS, needed=needed, proposals=8, max_trips=1000)
+    np.testing.assert_array_equal(found.trips > 0, needed)
+    assert not found.truncated.any()
+    jax.tree.map(lambda a: np.testing.assert_array_equal(a[1::2], 0), found.value)
+    everyone = search(KEYS, proposals=8, max_trips=1000)
+    jax.tree.map(lambda a, b: np.testing.assert_array_equal(a[::2], b[::2]), found.value, everyone.value)
+    none = search(KEYS, -np.inf, needed=jnp.zeros(200, bool), proposals=8, max_trips=2**27)
+    assert not none.trips.any() and not none.truncated.any()
+
+
+def test_the_trip_limit_is_reported():
+    """The last proposal is returned, and said not to be accepted; log probability 0 takes one trip."""
+    found = search(KEYS, -np.inf, proposals=8, max_trips=4)
+    assert found.truncated.all() and (found.trips == 4).all()
+    last = jax.vmap(lambda key: draw(jax.random.split(jax.random.fold_in(key, 31))[0]))(KEYS)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-6), found.value, last)
+    found = search(KEYS, 0.0, proposals=8, max_trips=4)
+    assert not found.truncated.any() and (found.trips == 1).all()
+    few = search(KEYS, proposals=1, max_trips=1)
+    assert 0 < few.truncated.sum() < 200
