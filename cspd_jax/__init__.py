@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from cspd_jax.image.pixels import to_images
     from cspd_jax.image.rounds import PathCriterion
     from cspd_jax.keys import row_keys
+    from cspd_jax.reports.citation import citation
     from cspd_jax.reports.pictures import picture
 
 # Loaded when first used, so that the command line answers at once.
@@ -39,6 +40,7 @@ _WHERE = {
     "Plain": "image.methods",
     "SelfSpeculation": "image.methods",
     "UserError": "check",
+    "citation": "reports.citation",
     "fastest": "image.comparison",
     "generate": "image.generation",
     "load": "hub",
@@ -60,6 +62,7 @@ __all__ = [
     "SelfSpeculation",
     "UserError",
     "__version__",
+    "citation",
     "fastest",
     "generate",
     "image",

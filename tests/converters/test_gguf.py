@@ -6,8 +6,8 @@ import dataclasses
 import json
 import os
 
+import chex
 import hf_folder
-import jax
 import ml_dtypes
 import numpy as np
 import pytest
@@ -45,7 +45,7 @@ def test_the_numbers_of_the_hugging_face_folder(tmp_path, family, storage):
     expected, theirs = read(hf_folder.write(tmp_path / "folder", config, own))
     found, params = read(file)
     assert found == dataclasses.replace(expected, known_ids=262)
-    jax.tree.map(np.testing.assert_array_equal, params, theirs)
+    chex.assert_trees_all_equal(params, theirs)
     source = open_source(file)
     assert source.num_params == sum(array.size for array in own.values())
     assert storage in source.dtype and "F32" in source.dtype

@@ -2,6 +2,7 @@
 
 import functools
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -34,7 +35,7 @@ def test_the_result_does_not_depend_on_how_many_are_proposed_at_once():
     one, some, many = (search(KEYS, proposals=k, max_trips=1000) for k in (1, 8, 32))
     for found in (one, some, many):
         assert not found.truncated.any()
-        jax.tree.map(np.testing.assert_array_equal, found.value, one.value)
+        chex.assert_trees_all_equal(found.value, one.value)
     np.testing.assert_array_equal(some.trips, -(-one.trips // 8))
     np.testing.assert_array_equal(many.trips, -(-one.trips // 32))
     assert abs(float(one.trips.mean()) - 20) < 5 * 20 / np.sqrt(200)
@@ -60,7 +61,7 @@ def test_the_trip_limit_is_reported():
     found = search(KEYS, -np.inf, proposals=8, max_trips=4)
     assert found.truncated.all() and (found.trips == 4).all()
     last = jax.vmap(lambda key: draw(jax.random.split(jax.random.fold_in(key, 31))[0]))(KEYS)
-    jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-6), found.value, last)
+    chex.assert_trees_all_close(found.value, last, atol=1e-6)
     found = search(KEYS, 0.0, proposals=8, max_trips=4)
     assert not found.truncated.any() and (found.trips == 1).all()
     few = search(KEYS, proposals=1, max_trips=1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -150,7 +151,7 @@ def test_cached_is_another_sampler_and_its_first_logits_are_the_same():
         np.testing.assert_allclose(two[:, 0, first:], whole[:, first:], atol=1e-11)
         np.testing.assert_array_equal(two[:, 0], two[:, 1])
         kept = refresh(c, window, text * 0, cache, jnp.zeros(8, bool))[1]
-        jax.tree.map(np.testing.assert_array_equal, kept, cache)
+        chex.assert_trees_all_equal(kept, cache)
         other = reference(family, 0, 4, True, 0.0, False).text
         differ += np.any(np.asarray(other) != np.asarray(reference(family, 0, 4, False, 0.0, False).text))
     assert differ

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import chex
 import inception_reference as reference
 import jax
 import jax.numpy as jnp
@@ -101,7 +102,7 @@ def test_conversion(tmp_path, capsys):
     )
     source = open_source(write(tmp_path / "x.pth", tensors, old=False))
     same = convert(source, make_config(source))
-    jax.tree.map(np.testing.assert_array_equal, same, loaded.params)
+    chex.assert_trees_all_equal(same, loaded.params)
 
 
 @pytest.mark.parity

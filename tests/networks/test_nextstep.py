@@ -1,5 +1,6 @@
 """NextStep-1: parity with the numbers recorded from the published code, conversion, prompts, speculation."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import nextstep_tiny as tiny
@@ -180,7 +181,7 @@ def test_checkpoint_folder(tmp_path, model):
     weights.save(tmp_path / "it", "nextstep", model.config, model.params)
     loaded = hub.load(tmp_path / "it")
     assert loaded.config == model.config
-    jax.tree.map(np.testing.assert_array_equal, loaded.params, model.params)
+    chex.assert_trees_all_equal(loaded.params, model.params)
 
 
 # At the widths of Qwen2.5-14B, with fewer layers.

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -62,7 +63,7 @@ def test_a_packed_pass():
             logits, stored = lm.apply_packed(params, tokens, positions, cache, size=size, read=lambda x: x)
             np.testing.assert_allclose(logits[used], expected[used], rtol=0, atol=1e-12)
             np.testing.assert_array_equal(logits[~used], 0)
-            jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-12), stored, after)
+            chex.assert_trees_all_close(stored, after, rtol=0, atol=1e-12)
 
 
 @pytest.mark.slow

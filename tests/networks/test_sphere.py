@@ -4,6 +4,7 @@ import functools
 import json
 from pathlib import Path
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -238,7 +239,7 @@ def test_convert_describe_generate(whole_file, tmp_path, capsys):
     model = hub.load(out)
     assert model.config.respacing == "flow3" and model.config.vae_stride == 8
     expected = load("sphere_tiny2")[1]
-    jax.tree.map(np.testing.assert_array_equal, model.params, expected)
+    chex.assert_trees_all_equal(model.params, expected)
     capsys.readouterr()
     assert main(["info", str(whole_file)]) == 0
     told = capsys.readouterr().out

@@ -10,6 +10,7 @@ import os
 import types
 from pathlib import Path
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -182,7 +183,7 @@ def test_a_file_becomes_an_autoencoder(tmp_path, capsys):
     with pytest.raises(UserError, match="autoencoder must be of kind kl16 or flux or svae"):
         cspd_jax.load(hub.shipped_folder("default"), of=models.VAE)
     vae = cspd_jax.load(tmp_path / "vae")
-    jax.tree.map(np.testing.assert_array_equal, vae.params, load(FILE)[1])
+    chex.assert_trees_all_equal(vae.params, load(FILE)[1])
     recorded = np.load(GOLDEN / "sphere_tiny2_vae.npz")
     tokens, wanted = recorded["gen/cfg1_n5/latents"], recorded["gen/cfg1_n5/image_u8"]
     with jax.default_matmul_precision("highest"):

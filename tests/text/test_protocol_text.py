@@ -10,6 +10,7 @@ import dataclasses
 import itertools
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import masked_models
@@ -230,7 +231,7 @@ def generate(case, seed):
 def test_a_stream_ends_in_what_one_call_returns(case):
     whole = generate(case, 0)
     rounds = list(case.family.stream(*case.arguments(0)))
-    jax.tree.map(np.testing.assert_array_equal, rounds[-1], whole)
+    chex.assert_trees_all_equal(rounds[-1], whole)
     case.check_length_of_stream(rounds, whole.info)
     for before, after in itertools.pairwise(rounds):
         settled = case.settled(before)
@@ -248,7 +249,7 @@ def test_a_row_does_not_depend_on_its_neighbours(case):
         info = dataclasses.replace(output.info, calls={})  # which are of the whole batch
         of_rows = output._replace(info=info)
         seen.append(jax.tree.map(lambda a: np.asarray(a)[FIXED], of_rows))
-        jax.tree.map(np.testing.assert_array_equal, seen[-1], seen[0])
+        chex.assert_trees_all_equal(seen[-1], seen[0])
     others = [np.delete(np.asarray(generate(case, seed).tokens), FIXED, axis=0) for seed in (0, 1)]
     assert np.any(others[0] != others[1])
 

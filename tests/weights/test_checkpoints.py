@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 
+import chex
 import jax
 import jax.numpy as jnp
 import ml_dtypes
@@ -35,7 +36,7 @@ def saved(tmp_path, params):
 
 
 def same(a, b):
-    jax.tree.map(np.testing.assert_array_equal, a, b)
+    chex.assert_trees_all_equal(a, b)
 
 
 def with_leaf(params, value):

@@ -1,0 +1,62 @@
+"""What to cite: the works that models, methods and options are made of, as BibTeX."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+_OWN = "@software{cspd_jax,\n  author = {{The cspd_jax authors}},\n  title = {cspd_jax},\n}"
+_OF_CLASS = {
+    "image.chain.ChainSpeculation": "block",
+    "image.lossy.Annealing": "disa",
+    "image.lossy.Checkerboard": "gtr",
+    "image.methods.DraftSpeculation": "cspd",
+    "image.methods.ReleasedRunner": "cspd",
+    "image.methods.SelfSpeculation": "block",
+    "image.rounds.PathCriterion": "block",
+    "masked.options.SelfSpeculation": "ssd",
+    "networks.config.MARConfig": "mar",
+    "networks.config.SphereConfig": "sphere",
+    "networks.lm_config.EagleConfig": "eagle3",
+    "text.trees.drafter.TreeDrafter": "specinfer",
+}
+_OF_VALUE = {  # of a field of a configuration or of options
+    ("denoise", "speculative"): "block",
+    ("family", "dream"): "dream",
+    ("family", "llada"): "llada",
+    ("rule", "block"): "block",
+    ("rule", "deepmind"): "chen",
+    ("rule", "google"): "leviathan",
+}
+
+
+def citation(*used: Any) -> str:
+    """Returns BibTeX of this library and of what is used: models, methods, options, in any order."""
+    works = json.loads(Path(__file__).with_name("works.json").read_text(encoding="utf-8"))
+    keys = sorted({key for one in used for key in _keys(one)})
+    return "\n\n".join([_OWN, *(_article(key, *works[key]) for key in keys)])
+
+
+def _keys(used: Any) -> Iterator[str]:
+    place = f"{type(used).__module__}.{type(used).__name__}".removeprefix("cspd_jax.")
+    if place in _OF_CLASS:
+        yield _OF_CLASS[place]
+    if dataclasses.is_dataclass(used):
+        of = {field.name: getattr(used, field.name) for field in dataclasses.fields(used)}
+    else:
+        of = used._asdict() if hasattr(used, "_asdict") else {}
+    for name, value in of.items():
+        if isinstance(value, str) and (name, value) in _OF_VALUE:
+            yield _OF_VALUE[name, value]
+        yield from _keys(value)
+
+
+def _article(key: str, author: str, title: str, arxiv: str) -> str:
+    year = f"20{arxiv[:2]}"
+    fields = {"author": author, "title": title, "year": year, "eprint": arxiv, "archiveprefix": "arXiv"}
+    fields["url"] = f"https://arxiv.org/abs/{arxiv}"
+    name = f"{author.partition(',')[0].lower()}{year}{key}"
+    return "\n".join([f"@article{{{name},", *(f"  {k} = {{{told}}}," for k, told in fields.items()), "}"])
