@@ -8,11 +8,11 @@
 Images are kept in parts (--keep FOLDER; OUT without its suffix), so an interrupted run goes on where it was.
 Words are read letter by letter (cspd_jax/tools/evaluation/words.py); a word is right if the topic's list has
 it. Every cell is compared with as many plain images of other keys: by the share of right words, by the
-frequencies of all words, by the Fréchet distance of the reader's features of single letters, and by the
-tests of same_law.py. Cell "plain" is the control: the sampler of the reference with other keys. Its distance
-is the floor that any set of so many images has. Lossy means: another distribution than the full sampler's, of
-one AR step per token and all denoising steps. Seconds are those that a tenth of the runs of 8 images stay
-below, less compilation: other work on the machine changes them least.
+frequencies of all words, by the Fréchet distance of the reader's features of single letters, and by moments,
+energy and a classifier. Cell "plain" is the control: the sampler of the reference with other keys; its
+distance is the floor that any set of so many images has. Lossy means: another distribution than the full
+sampler's, of one AR step per token and all denoising steps. Seconds are those that a tenth of the runs of 8
+images stay below, less compilation: other work on the machine changes them least.
 """
 
 from __future__ import annotations
@@ -20,19 +20,21 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 from charts import marked, scatter
-from same_law import NETWORKS, folder_of, generate, request_of
 from toy import STEPS as TOY_STEPS
 from toy import Parser, among, begin, load, results, say, write_results
-from ways import training_data
+from ways import asked, timed, training_data
 
 from cspd_jax.image import pixels
+from cspd_jax.image.generation import Request, resolve
 from cspd_jax.image.pixels import as_bytes
+from cspd_jax.keys import row_keys
 from cspd_jax.reports import titled
 from cspd_jax.tools.evaluation import words as measures
 from cspd_jax.tools.evaluation.equality import FALSE_ALARM, TESTS
@@ -40,6 +42,9 @@ from cspd_jax.tools.evaluation.fid import frechet_distance
 from cspd_jax.training.data.words import BLANK, Words
 
 BATCH = 8  # images side by side
+# Settings of a cell that are not of its method, and what `generate` calls them.
+NETWORKS = ("backbone", "head", "draft backbone", "draft head")
+SAMPLING = {"steps": "respacing", "cfg": "cfg", "cfg_schedule": "cfg_schedule", "temperature": "temperature"}
 NOISY = {"final_noise": True}
 PAPER = {"method": "cspd", "criterion": "paper"}
 # name -> (exact or lossy beside the full sampler, its settings); the seeds follow the order, so append only.
@@ -102,6 +107,69 @@ def options_of(name: str, toy: bool) -> dict[str, Any]:
         short = {"steps": f"ddim{TOY_STEPS}", "num_iter": 8, "anneal": [TOY_STEPS, 2]}
         found |= {key: value for key, value in short.items() if key in found}
     return found
+
+
+def folder_of(name: str) -> str:
+    """Returns the name of the folder that keeps a cell's images."""
+    return "".join(c if c.isalnum() else "_" for c in name)
+
+
+def request_of(target, draft, labels, settings: dict) -> Request:
+    """Returns what to give `generate` for a cell's settings, but for the key."""
+    options = {name: value for name, value in settings.items() if name not in SAMPLING}
+    sampling = {SAMPLING[name]: value for name, value in settings.items() if name in SAMPLING}
+    method, options = asked(draft, options, **sampling)
+    if method.needs_final_noise is False:
+        options = dataclasses.replace(options, final_noise=False)
+    none: Any = None
+    return Request(none, target, labels, method, resolve(target, method, options, len(labels)))
+
+
+def generate(target, draft, folder: Path, n: int, seed: int, settings: dict, batch: int) -> dict:
+    """Returns tokens [N, L, d] and labels of a cell, made `batch` by `batch`, and what those parts cost that
+    were timed; parts that exist are read."""
+    folder.mkdir(parents=True, exist_ok=True)
+    told, made_by = folder / "settings.json", {"seed": seed, **settings}
+    if told.exists() and json.loads(told.read_text()) != made_by:
+        sys.exit(f"{folder} holds images of other settings; name another folder")
+    told.write_text(json.dumps(made_by) + "\n")
+    labels = np.arange(batch) % target.config.num_classes
+    request = None
+    parts = []
+    for i in range(-(-n // batch)):
+        path = folder / f"part-{i:03d}.npz"
+        if not path.exists():
+            if request is None:
+                request = request_of(target, draft, labels, settings)
+            keys = row_keys(jax.random.key(seed), batch, i * batch)
+            tokens, info, seconds = timed(request._replace(key=keys))
+            cost: dict[str, Any] = {"seconds": seconds}
+            for what in ("sequential", "rows"):
+                cost[what] = [int(getattr(info.calls[name], what)) for name in NETWORKS]
+            partial = path.with_suffix(".partial.npz")
+            tested = (int(np.sum(info.tested)), int(np.sum(info.accepted)))
+            lossless = info.exact
+            np.savez(
+                partial,
+                tokens=np.float32(tokens),
+                tested=tested,
+                rounds=float(np.mean(info.rounds)),
+                lossless=lossless,
+                **cost,
+            )
+            partial.replace(path)
+            if (i + 1) * batch % 100 == 0:
+                say(f"{folder.name}: {(i + 1) * batch} of {n}")
+        with np.load(path) as part:
+            parts.append({name: part[name] for name in part.files})
+    tested, accepted = np.sum([p["tested"] for p in parts], axis=0)
+    return {
+        "tokens": np.concatenate([p["tokens"] for p in parts])[:n],
+        "labels": np.tile(labels, len(parts))[:n],
+        "acceptance": float(accepted / tested) if tested else None,
+        "rounds": float(np.mean([p["rounds"] for p in parts])),
+        "timed": [p for p in parts if "seconds" in p],
+    }
 
 
 def summary(made: dict, x: Pictures, reference: Pictures, control: Pictures, config: Any) -> dict[str, Any]:

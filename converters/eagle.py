@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from cspd_jax._utils.json_files import read_object
+from cspd_jax._utils.files import read_object
 from cspd_jax.check import UserError
 from cspd_jax.converters import hf
 from cspd_jax.converters._tables import Format, Options, Put, Tensor

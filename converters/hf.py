@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from cspd_jax._utils.json_files import read_object
+from cspd_jax._utils.files import read_object
 from cspd_jax.check import UserError, shown
 from cspd_jax.converters._tables import Shapes, Tensor
 from cspd_jax.converters.safetensors_file import open_safetensors

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from cspd_jax._utils.json_files import read_object
+from cspd_jax._utils.files import read_object
 from cspd_jax.check import UserError
 from cspd_jax.converters._tables import Entry, Format, Options, Put, Shape, Table, Tensor, entries
 from cspd_jax.converters.hf import GENERATION, Folder, Values, known_ids

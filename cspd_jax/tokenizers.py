@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
-from cspd_jax._utils.json_files import read_object
+from cspd_jax._utils.files import read_object
 from cspd_jax.check import UserError
 from cspd_jax.models import TextModel
 

@@ -24,8 +24,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import Mesh
 from safetensors.numpy import save_file
 
-from cspd_jax._utils.files import check_new_folder, written_beside
-from cspd_jax._utils.json_files import read_object
+from cspd_jax._utils.files import check_new_folder, read_object, written_beside
 from cspd_jax.check import UserError, naming, shown
 from cspd_jax.networks import autoencoder, eagle, inception, lm, sphere_vae
 from cspd_jax.networks.config import FluxConfig, KLConfig, SphereVAEConfig

@@ -16,7 +16,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.stats
-import tiny
 
 import cspd_jax
 from cspd_jax import hub, models
@@ -28,7 +27,7 @@ from cspd_jax.converters.source import open_source
 from cspd_jax.converters.torch_file import open_checkpoint
 from cspd_jax.image import pixels
 from cspd_jax.models import ImageModel
-from cspd_jax.networks import sphere_layers, sphere_vae
+from cspd_jax.networks import sphere_vae
 from cspd_jax.networks.config import SphereVAEConfig
 
 GOLDEN = Path(__file__).parents[1] / "golden_causal"
@@ -238,21 +237,3 @@ def test_kl_against_an_integral(dim):
     wanted = [np.mean(np.exp(log) * (log - uniform)) for log in posterior]
     given = sphere_vae.Posterior(jnp.zeros((3, dim)), jnp.asarray(kappas))
     np.testing.assert_allclose(sphere_vae.kl_divergence(given), wanted, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.slow
-def test_a_block_with_a_cache_is_the_causal_block():
-    """What the backbone uses: keys and values stored a few tokens at a time."""
-    block, length = sphere_layers.Block(2), 7
-    cos, sin = sphere_layers.rotary_2d(2, 8, 3)
-    x = jax.random.normal(jax.random.key(0), (2, length, 16))
-    steps = jnp.arange(length)
-    params = tiny.params(jax.eval_shape(block.init, jax.random.key(1), x, (cos, sin)))
-    whole = jax.jit(block.apply)(params, x, (cos, sin), (steps <= steps[:, None])[None])[0]
-    slots = (jnp.zeros((2, 2, length, 8)),) * 2
-    cached = jax.jit(block.apply)
-    for part in (slice(0, 3), slice(3, 4), slice(4, 7)):
-        positions = jnp.broadcast_to(steps[part], (2, part.stop - part.start))
-        visible = steps <= positions[:, :, None]
-        found, slots = cached(params, x[:, part], (cos[part], sin[part]), visible, part.start, slots)
-        np.testing.assert_allclose(found, whole[:, part], atol=1e-5)

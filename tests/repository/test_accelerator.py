@@ -2,8 +2,6 @@
 how they are counted; and that what an accelerator computes differently comes to the same."""
 
 import importlib.util
-import json
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -13,9 +11,6 @@ import text_models
 
 from cspd_jax._utils import accelerators, loops
 from cspd_jax.networks import layers, lm
-
-ROOT = Path(__file__).parents[2]
-BENCHMARKS = ROOT / "benchmarks"
 
 
 @pytest.fixture
@@ -30,20 +25,6 @@ def test_modulations_read_at_once_are_the_same(as_an_accelerator):
         np.testing.assert_array_equal(one, other)
     mixed = (jnp.zeros(3), jnp.zeros(3, jnp.int32))
     assert accelerators.read_at_once(mixed) is mixed
-
-
-def test_one_row_is_multiplied_as_several(as_an_accelerator):
-    matrix, seen = jax.random.normal(jax.random.key(0), (5, 4)), []
-
-    def product(matrix, rows):
-        seen.append(rows[0].shape[0])
-        return rows[0] @ matrix + rows[1]
-
-    for count in (1, 2):
-        rows = (jnp.arange(5.0 * count).reshape(count, 5), jnp.ones((count, 4)))
-        found = accelerators.with_enough_rows(product, matrix, rows)
-        np.testing.assert_allclose(found, rows[0] @ matrix + 1, rtol=1e-6)
-    assert seen[0] > 1 and seen[1:] == [2]
 
 
 @pytest.mark.slow
@@ -104,16 +85,6 @@ def test_a_packed_loop_is_a_loop():
     for one, other in zip(jax.tree.leaves(packed), jax.tree.leaves(plain)):
         assert one.dtype == other.dtype
         np.testing.assert_array_equal(one, other)
-
-
-def test_the_record_is_whole():
-    """Every row says what it is, and none pretends to be measured on a device that was not there."""
-    content = json.loads((BENCHMARKS / "results" / "accelerator.json").read_text())
-    assert content["rows"]
-    for row in content["rows"]:
-        for name in ("model", "batch", "guided", "dtype", "method", "kernels_per_token"):
-            assert row[name] is not None
-        assert row["measured_seconds_per_token"] is None and not row["measured_here"]
 
 
 def plugins() -> bool:

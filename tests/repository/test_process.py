@@ -38,11 +38,6 @@ def folder(tmp_path_factory):
     return tiny.save_mar(tmp_path_factory.mktemp("m") / "model", tiny.PIXELS)
 
 
-@pytest.fixture(scope="module")
-def alone(folder):
-    return [np.asarray(make()) for make in of_each_family(folder, jax.random.key(0))]
-
-
 @pytest.mark.parametrize("generator", ["rbg", "unsafe_rbg"])
 def test_generators_that_mix_rows_are_refused(folder, generator):
     keys = jax.random.split(jax.random.key(0, impl=generator), 3)
@@ -66,9 +61,3 @@ def test_a_seed_means_the_same_whatever_jax_draws_with_by_default(folder, tmp_pa
         assert main([*argv, "--out", str(tmp_path / "other")]) == 0
     usual, other = ((tmp_path / name / "shards" / "00000.npz").read_bytes() for name in ("usual", "other"))
     assert usual == other
-
-
-@pytest.mark.slow
-def test_keys_of_the_old_kind(folder, alone):
-    for make, expected in zip(of_each_family(folder, jax.random.PRNGKey(0)), alone):
-        np.testing.assert_array_equal(make(), expected)

@@ -54,15 +54,6 @@ def test_prompt_lookup(longest, shortest):
 
 
 @pytest.mark.slow
-def test_a_long_match_is_no_overflow():
-    """All 63 tokens before the last are its match; 2^63 is not an int32."""
-    tokens, length = jnp.zeros((1, 80), jnp.int32), jnp.array([64])
-    for longest in (31, 32, 40, 63):
-        drafts, _ = PromptLookup(longest).draft(None, None, request(tokens, length, [MOST]))
-        assert drafts.count.tolist() == [MOST]
-
-
-@pytest.mark.slow
 def test_drafts_of_a_model_follow_its_distributions():
     """Sampled with the noise of each position, up to a stop id or where no token is probable."""
     lm = text_models.model(11, padding=3, dtype=jnp.float32)
