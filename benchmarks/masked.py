@@ -80,9 +80,7 @@ def table(model, batch: int, cached: bool, args) -> list[dict]:
             "identical_rows": int(same.all(axis=1).sum()), "same_tokens": float(same.mean()),
         }  # fmt: skip
         if info.tested.size:
-            gamma = info.tested.shape[1]
             row["acceptance"] = info.acceptance or 0.0
-            row["least_passes"] = speculative.least_passes(args.new_tokens, args.block, gamma, cached)
         accepted = f", acceptance {row['acceptance']:.2f}" if "acceptance" in row else ""
         say(f"  {name}: {passes} passes ({row['fewer_passes']:.2f}x fewer), {seconds:.3f} s"
             f" ({row['faster']:.2f}x){accepted}, identical {row['identical_rows']} of {batch}")  # fmt: skip

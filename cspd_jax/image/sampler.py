@@ -15,7 +15,6 @@ import jax
 import jax.numpy as jnp
 
 from cspd_jax.diffusion.chain import sample_chain
-from cspd_jax.diffusion.schedule import sampling_schedule
 from cspd_jax.image.bound import BoundModel, bind, by_position, embed_time
 from cspd_jax.image.chain import speculate_chain
 from cspd_jax.image.counts import (
@@ -68,10 +67,6 @@ class Segment(NamedTuple):
     width: int
     respacing: str
     separate_first: bool = False
-
-    @property
-    def denoising_steps(self) -> int:
-        return sampling_schedule(self.respacing).num_steps
 
 
 class GroupArrays(NamedTuple):

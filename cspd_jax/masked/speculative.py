@@ -152,15 +152,6 @@ def begin(canvas: Canvas, speculation: Speculation) -> MaskedState:
     )
 
 
-def least_passes(places: int, block: int, gamma: int, cached: bool) -> int:
-    """Returns the passes for one row if every draft of gamma moves is accepted.
-
-    A round fills gamma + 1 places. The last place of the text (with a cache, of each block) needs no pass.
-    """
-    sizes = [min(block, places - i) for i in range(0, places, block)] if cached else [places]
-    return sum(1 + -(-(size - 1) // (gamma + 1)) for size in sizes)
-
-
 def run_round(canvas: Canvas, speculation: Speculation, state: MaskedState) -> tuple[MaskedState, RoundInfo]:
     """Takes one round, and returns what happened in it."""
     state, calls = refresh_step(canvas, speculation, state)
