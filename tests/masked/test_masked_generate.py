@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("float64")
 
 
 def least_passes(places: int, block: int, gamma: int, cached: bool) -> int:
-    """A round fills gamma + 1 places; the last one of the text (with a cache, of each block) needs no pass."""
+    """A round fills gamma + 1 places; the last one (with a cache, of each block) needs no pass."""
     sizes = [min(block, places - i) for i in range(0, places, block)] if cached else [places]
     return sum(1 + -(-(size - 1) // (gamma + 1)) for size in sizes)
 
