@@ -141,7 +141,7 @@ def load(name: str, toy: bool = True) -> models.ImageModel:
     if not toy:
         return hub.load(name)
     network, params, metadata = _random(name)
-    return models.ImageModel(name, network, params, metadata, tuple("0123456789"))
+    return models.ImageModel(name, network, params, metadata, class_names=tuple("0123456789"))
 
 
 def load_text(name: str, toy: bool = True) -> models.TextModel:

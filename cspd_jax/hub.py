@@ -164,7 +164,7 @@ def _model(name: str, found: weights.Checkpoint, dtype: Any, folder: Path | None
     if kind not in IMAGE_KINDS:
         raise UserError(f"{name} is a checkpoint of kind {kind}, which is no model that generates")
     names = tuple((metadata.get("extra") or {}).get("class_names") or ())
-    return ImageModel(name, IMAGE_KINDS[kind].network(config, dtype), params, metadata, names, folder, mesh)
+    return ImageModel(name, IMAGE_KINDS[kind].network(config, dtype), params, metadata, folder, mesh, names)
 
 
 class Fetched(NamedTuple):

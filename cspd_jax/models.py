@@ -22,15 +22,13 @@ SAMPLING = ("cfg", "cfg_schedule", "temperature")  # the options that a checkpoi
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class ImageModel:
-    """An image model with its parameters: a MAR or causal model, or your own.
+class _Model:
+    """A network with its parameters.
 
     name: what it was loaded by.
-    network: its pure functions (a `TokenModel`, static under jit). Either it has a `config` with num_classes
-        and respacing, or these are its own attributes.
+    network: its pure functions, static under jit.
     params: pytree of arrays.
     metadata: the rest of its config.json.
-    class_names: one per class, or empty.
     folder: its checkpoint's, if it has one.
     mesh: the devices that its parameters lie on; None is one device.
     """
@@ -39,9 +37,20 @@ class ImageModel:
     network: Any
     params: Any = dataclasses.field(repr=False)
     metadata: dict[str, Any] = dataclasses.field(default_factory=dict, repr=False)
-    class_names: tuple[str, ...] = ()
     folder: Path | None = None
     mesh: Mesh | None = None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ImageModel(_Model):
+    """An image model with its parameters: a MAR or causal model, or your own.
+
+    network: a `TokenModel`. Either it has a `config` with num_classes and respacing, or these are its own
+        attributes.
+    class_names: one per class, or empty.
+    """
+
+    class_names: tuple[str, ...] = ()
 
     @property
     def config(self) -> ImageConfig:
@@ -61,23 +70,10 @@ class ImageModel:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class TextModel:
-    """A language model with its parameters.
+class TextModel(_Model):
+    """A language model with its parameters."""
 
-    name: what it was loaded by.
-    network: its pure functions, static under jit.
-    params: pytree of arrays.
-    metadata: the rest of its config.json.
-    folder: its checkpoint's, if it has one.
-    mesh: the devices that its parameters lie on; None is one device.
-    """
-
-    name: str
     network: LM
-    params: Any = dataclasses.field(repr=False)
-    metadata: dict[str, Any] = dataclasses.field(default_factory=dict, repr=False)
-    folder: Path | None = None
-    mesh: Mesh | None = None
 
     @property
     def config(self) -> LMConfig:
@@ -97,21 +93,10 @@ class TextModel:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class HeadModel:
-    """A head that drafts from its target's states, with its parameters: see `text.draft_from_states`.
+class HeadModel(_Model):
+    """A head that drafts from its target's states, with its parameters: see `text.draft_from_states`."""
 
-    name: what it was loaded by.
-    network: its pure functions, static under jit.
-    params: pytree of arrays.
-    metadata: the rest of its config.json.
-    folder: its checkpoint's.
-    """
-
-    name: str
     network: Eagle
-    params: Any = dataclasses.field(repr=False)
-    metadata: dict[str, Any] = dataclasses.field(default_factory=dict, repr=False)
-    folder: Path | None = None
 
     @functools.cached_property
     def for_decoding(self) -> tuple[Eagle, Any]:
