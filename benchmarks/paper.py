@@ -31,8 +31,7 @@ from cspd_jax.coupling.draft_length import speedup
 from cspd_jax.image.generation import Request
 from cspd_jax.image.pixels import to_images
 from cspd_jax.keys import seed_key
-from cspd_jax.reports import picture, titled, versions
-from cspd_jax.reports.charts import acceptance_maps
+from cspd_jax.reports import acceptance_maps, picture, titled, versions
 from cspd_jax.tools.evaluation import features, fid
 from cspd_jax.tools.evaluation.equality import FALSE_ALARM, TESTS, p_values
 

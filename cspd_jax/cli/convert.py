@@ -1,4 +1,4 @@
-"""`cspd-jax convert`: a published PyTorch checkpoint becomes a checkpoint folder."""
+"""Makes a checkpoint folder from a published PyTorch checkpoint."""
 
 from __future__ import annotations
 
@@ -14,9 +14,6 @@ from cspd_jax._utils.files import check_new_folder, mapped_files
 from cspd_jax.check import UserError
 from cspd_jax.cli._flags import numbers, progress, result
 from cspd_jax.converters.source import Options, convert, digest, make_config, open_source
-
-DESCRIPTION = ""
-_IN_MEMORY = 2**30  # bytes of parameters; more go through files beside the destination
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -63,7 +60,7 @@ def run(args: argparse.Namespace) -> None:
             file = companions[f"tokenizer/{name}"] = scratch / "tokenizer" / name
             file.parent.mkdir(exist_ok=True)
             file.write_bytes(content)
-        put = mapped_files(scratch) if source.num_params * dtype.itemsize > _IN_MEMORY else None
+        put = mapped_files(scratch)  # larger tensors lie beside the destination, not in memory
         params = convert(source, config, dtype, put)
         if inside is not None:  # an autoencoder, which becomes a folder in the folder
             folder, its_config = scratch / hub.AUTOENCODER, make_config(inside)

@@ -1,4 +1,8 @@
-"""`cspd-jax distill`: trains a small draft for a given target."""
+"""Trains a draft that imitates the denoising steps of TARGET (for text, its distributions of the next token).
+
+It does so in the folder OUT like `cspd-jax train`, and reports how often its tokens would be accepted.
+Without --init the first half of the steps learn the data.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +20,6 @@ from cspd_jax.parallel import default_mesh
 from cspd_jax.training import presets, recipes
 from cspd_jax.training.config import HeadTrainConfig, data_from_json
 from cspd_jax.training.data.folder import FolderConfig
-
-DESCRIPTION = (
-    "Trains a draft that imitates the denoising steps of TARGET (for text, its distributions of the next"
-    " token), in the folder OUT like `cspd-jax train`, and reports how often its tokens would be accepted."
-    " Without --init the first half of the steps learn the data."
-)
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:

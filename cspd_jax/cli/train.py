@@ -1,4 +1,9 @@
-"""`cspd-jax train`: trains a model; the same command goes on with a run that was stopped."""
+"""Trains a model in the folder OUT.
+
+There are checkpoints/, metrics.jsonl and pictures/ while it runs (for text held_out.jsonl instead of
+pictures/), and at the end model/, a checkpoint folder of the averaged weights. The same command goes on with
+a run that was stopped.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +22,6 @@ from cspd_jax.training import presets, recipes
 from cspd_jax.training.config import HeadTrainConfig, in_steps, with_settings
 
 _SHORTCUTS = ("batch", "seed", "learning_rate")
-DESCRIPTION = (
-    "Trains a model in the folder OUT: checkpoints/, metrics.jsonl and pictures/ while it runs (for text"
-    " held_out.jsonl instead of pictures/), and at the end model/, a checkpoint folder of the averaged"
-    " weights. The same command goes on with a run that was stopped."
-)
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -86,15 +86,11 @@ def absolute_name(name: str | None) -> str | None:
 
 def configured(args: argparse.Namespace, config: Any) -> Any:
     """Returns the settings as the options change them."""
-    if args.data is not None:
-        root = os.path.abspath(args.data)
-        if os.path.abspath(args.out).startswith(os.path.join(root, "")):
-            raise UserError(f"--out {args.out} lies in the folder of --data, whose folders are classes")
-        config = with_settings(config, [f"data.root={root}"])
+    settings = [] if args.data is None else [f"data.root={os.path.abspath(args.data)}"]
+    settings += [f"{name}={value}" for name in _SHORTCUTS if (value := getattr(args, name)) is not None]
     if args.steps is not None:
         config = in_steps(config, args.steps)
-    given = [f"{name}={value}" for name in _SHORTCUTS if (value := getattr(args, name)) is not None]
-    return with_settings(config, [*given, *args.set])
+    return with_settings(config, [*settings, *args.set])
 
 
 def finish(args: argparse.Namespace, trained, start: float, command: str) -> None:

@@ -1,6 +1,6 @@
-"""`cspd-jax sample`: many images into a folder of numbered shards, by as many processes as there are.
+"""Generates many images into a folder of numbered shards, by as many processes as there are.
 
-Process i of n makes the shards whose numbers are i modulo n. A shard that is there is not made again, so the
+Process I of N makes the shards whose numbers are I modulo N. A shard that is there is not made again, so the
 same command continues after any interruption. Image i depends on the seed, i, its label, the method and the
 options only, up to rounding that depends on the batch.
 """
@@ -24,26 +24,22 @@ from cspd_jax._utils import compilation
 from cspd_jax._utils.files import check_writable, fingerprint, write_text, written_beside
 from cspd_jax._utils.progress import Bar
 from cspd_jax.check import UserError
-from cspd_jax.cli import _known
+from cspd_jax.cli import _images
 from cspd_jax.cli._flags import progress
-from cspd_jax.cli._images import add_sampling, add_target, models_of, read_labels, request_of
 from cspd_jax.image import pixels, resolve
 from cspd_jax.image.generation import judgement, of_images
 from cspd_jax.image.generation import run as generate
 from cspd_jax.keys import row_keys
 
-DESCRIPTION = "Generates many images into a folder. The same command continues after an interruption."
 MANIFEST = "manifest.json"
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of the verb."""
-    what = parser.add_argument_group("what to generate")
-    add_target(what, "words")
-    count = what.add_mutually_exclusive_group()
+    _images.add_flags(parser, "all")
+    count = parser.add_mutually_exclusive_group()
     count.add_argument("--n", type=int, help="images in all (default: 50000)")
     count.add_argument("--per-class", type=int, metavar="K", help="images of each class")
-    what.add_argument("--labels", metavar="LIST", help="classes that images take in turn, as 0-9 (all)")
     where = parser.add_argument_group("where to")
     where.add_argument("--out", type=Path, required=True, metavar="DIR", help="their folder")
     where.add_argument("--shard-size", type=int, metavar="K", help="images of a file (default: a batch)")
@@ -51,8 +47,6 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     where.add_argument("--tokens", action="store_true", help="store tokens too")
     where.add_argument("--png", action="store_true", help="write DIR/png/000000.png, ... in the end")
     where.add_argument("--npz", type=Path, metavar="FILE", help="write one .npz for ADM's evaluator, too")
-    add_sampling(parser, "default: plain")
-    _known.add_flags(parser)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -63,18 +57,14 @@ def run(args: argparse.Namespace) -> None:
     check_writable(args.out)
     if args.npz is not None and args.npz.parent != args.out:
         check_writable(args.npz)
-    if args.denoise == "auto":
-        raise UserError("nothing is measured here; give --denoise plain or speculative")
     compilation.use_cache()
     process = args.process or (jax.process_index(), jax.process_count())
-    model, vae = models_of(args, jax.local_devices())  # processes share the folder, not a mesh
-    if not model.config.num_classes:
-        raise UserError(f"{model.name} makes images from prompts; use cspd-jax generate --prompt")
+    model, vae = _images.models_of(args, jax.local_devices())  # processes share the folder, not a mesh
     if vae is None and model.config.vae_stride != 1 and (args.png or args.npz or not args.tokens):
         raise UserError(f"{model.name} makes latents; give the autoencoder (--vae), or store --tokens")
-    turn = read_labels(args, model)
+    turn = _images.read_labels(args, model)
     labels = np.resize(turn, args.n or (args.per_class or 0) * len(turn) or 50_000)
-    request = request_of(args, model, vae, labels)
+    request = _images.request_of(args, model, vae, labels)
     options = resolve(model, request.method, request.options, len(labels))
     told = {"seed": args.seed, "batch": args.batch}
     sample(request._replace(options=options), args.out, told, vae, args.tokens, args.shard_size, process)

@@ -78,24 +78,3 @@ def test_a_given_drafter_is_used(model, monkeypatch):
     monkeypatch.setattr(calibration, "measure", None)
     options = Options(denoise="speculative", chain_drafter=frozen(10, 16))
     assert generate(KEY, model, [0], options=options)[1].exact
-
-
-@pytest.mark.slow
-def test_generate_command(folder, tmp_path, capsys):
-    out = tmp_path / "out"
-    arguments = ["generate", "--target", folder, "--n", "1", "--out", str(out), "--json", "--batch", "2"]
-    assert main([*arguments, "--denoise", "speculative", "--window", "2x4,2", "--method", "plain"]) == 0
-    report = json.loads(capsys.readouterr().out)
-    assert report["lossless"] is True and list(report["options"]["chain"]["draft_lengths"]) == [4, 4, 2]
-    chains = report["chains"]
-    assert chains["tested"] == 5 * 16 * 10 and 0 < chains["accepted"] <= chains["tested"]
-    assert report["calls"]["head"]["sequential"] < 3 * 16 * 10
-    assert {p.name for p in out.iterdir()} == {"samples.png", "samples.npz", "report.json"}
-
-
-@pytest.mark.slow
-def test_generate_command_decides(folder, tmp_path, capsys):
-    arguments = ["generate", "--target", folder, "--n", "1", "--out", str(tmp_path / "a"), "--json"]
-    assert main([*arguments, "--denoise", "auto", "--method", "plain"]) == 0
-    out, err = capsys.readouterr()
-    assert json.loads(out)["lossless"] and "plain, window 8" in err

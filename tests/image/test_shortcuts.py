@@ -2,21 +2,17 @@
 law against a closed form, and that they are called lossy."""
 
 import dataclasses
-import json
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import tiny
 from laws import FALSE_ALARM
 from linear_tokens import LinearTokens
 from test_token_speculation import p_value
 
 import cspd_jax
 from cspd_jax import Options
-from cspd_jax.__main__ import main
-from cspd_jax._utils import compilation
 from cspd_jax.diffusion.schedule import make_schedule
 from cspd_jax.image import generate, resolve, sample
 from cspd_jax.image.lossy import Annealing, Checkerboard
@@ -213,19 +209,3 @@ def test_the_law_is_that_of_its_own_schedules(way):
 def test_annealing_is_another_law_than_the_plain_sampler_s():
     """The negative control: what makes it lossy is seen."""
     assert p_value(noise_of(**BOTH, by="ddim10")) <= FALSE_ALARM
-
-
-@pytest.mark.slow
-def test_reports_say_lossy(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(compilation, "use_cache", lambda: None)
-    argv = ["generate", "--target", tiny.save_mar(tmp_path / "model"), "--labels", "0", "--n", "1", "--json"]
-    code = main([*argv, "--anneal", "10:5", "--gtr", "1", "--num-iter", "2", "--out", str(tmp_path / "out")])
-    out, err = capsys.readouterr()
-    report = json.loads(out)
-    assert code == 0 and report["method"] == "plain" and report["lossless"] is False
-    assert "(DiSA)" in report["why"] and "(GtR)" in report["why"] and f"no: {report['why']}" in err
-    assert report["options"]["anneal"]["first"] == 10 and report["options"]["reveal"] == {"rest": 1}
-    assert report["fewer_steps"].startswith("2 AR steps for 16 tokens: another distribution")
-    assert report["fewer_steps"] in err
-    assert main([*argv, "--gtr", "1", "--method", "self"]) == 2
-    assert "shortcuts of the plain sampler" in capsys.readouterr().err

@@ -9,7 +9,6 @@ import json
 import sys
 import threading
 from pathlib import Path
-from typing import ClassVar
 
 import hf_folder
 import numpy as np
@@ -20,7 +19,6 @@ from cspd_jax import hub
 from cspd_jax.__main__ import main
 from cspd_jax.check import UserError
 from cspd_jax.converters.torch_file import open_checkpoint
-from cspd_jax.tools.evaluation import evaluate
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -170,51 +168,3 @@ def test_repository_names():
             ("a", "a/b/c", "../x", "a/..", "/x", "a/", "a b/c", "ckpt/last.pth", "m/model.SafeTensors"),
         )
     )
-
-
-BODY = b"weights" * 1000
-
-
-@pytest.fixture
-def published(monkeypatch):
-    """A function that publishes a file as `file`, and returns what was asked of the server."""
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        requests: ClassVar[list[str]] = []
-
-        def do_GET(self):
-            self.requests.append(self.path)
-            self.send_response(404 if self.path == "/absent" else 200)
-            self.send_header("Content-Length", str(len(BODY) + (self.path == "/cut")))
-            self.end_headers()
-            self.wfile.write(BODY)
-
-        def log_message(self, *_):
-            pass
-
-    def publish(name="good"):
-        monkeypatch.setitem(evaluate.PUBLISHED, "file", f"http://127.0.0.1:{server.server_port}/{name}")
-        return Handler.requests
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield publish
-        server.shutdown()
-
-
-def test_a_file_of_the_web_is_fetched_once(published, tmp_path, monkeypatch):
-    requests = published()
-    path = evaluate.resolve("file", tmp_path / "kept")
-    assert path.read_bytes() == BODY and path.parent == tmp_path / "kept"
-    assert evaluate.resolve("file", tmp_path / "kept") == path and requests == ["/good"]
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "file").write_bytes(b"mine")
-    assert evaluate.resolve("file").read_bytes() == b"mine" and str(evaluate.resolve("other")) == "other"
-
-
-@pytest.mark.parametrize("name, reason", [("absent", "404"), ("cut", "7000")])
-def test_what_is_wrong_leaves_nothing(published, tmp_path, name, reason):
-    published(name)
-    with pytest.raises(UserError, match=f"could not be fetched.*{reason}.*put it at"):
-        evaluate.resolve("file", tmp_path)
-    assert list(tmp_path.iterdir()) == []

@@ -54,8 +54,6 @@ class Moments:
 
     def gaussian(self) -> Gaussian:
         """Returns the mean, and the covariance with the divisor N - 1."""
-        if self.count < 2:
-            raise UserError(f"{self.count} images have no covariance; at least 2 are needed")
         return Gaussian(self._mean, self._squares / (self.count - 1))
 
 
