@@ -9,23 +9,26 @@ import functools
 import itertools
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 import numpy as np
 
-from cspd_jax import hub, reports
+from cspd_jax import hub
 from cspd_jax._utils import compilation
+from cspd_jax._utils.options import reported
 from cspd_jax.check import UserError
 from cspd_jax.cli._flags import add_common, numbers, progress
 from cspd_jax.info import Info
 from cspd_jax.measure import Choice, timed
 from cspd_jax.models import TextModel
+from cspd_jax.reports import report
 from cspd_jax.sampling import NO_TOKEN
 from cspd_jax.tokenizers import load_tokenizer, pieces
 
 _DEFAULT = "Return a list of"
+Rows = Callable[[np.ndarray, Info], list[tuple[list[int], list[int | None]]]]  # ids of a text, their colours
 
 
 def add_flags(parser: argparse.ArgumentParser, default: str) -> None:
@@ -43,16 +46,8 @@ def add_flags(parser: argparse.ArgumentParser, default: str) -> None:
     add("--prompt-ids", type=numbers, metavar="I,J,...", help="a prompt as token ids; may be repeated")
 
 
-class Opened(NamedTuple):
-    """A model, its tokenizer, or None, and the prompts as ids."""
-
-    model: TextModel
-    tokenizer: Any
-    prompts: list[list[int]]
-
-
-def open_model(args: argparse.Namespace, mesh: Any, causal: bool) -> Opened:
-    """Loads what the flags name; a prompt of our own stands in for none."""
+def open_model(args: argparse.Namespace, mesh: Any, causal: bool) -> tuple[TextModel, Any, list[list[int]]]:
+    """Returns the model, its tokenizer, or None, and the prompts as ids; one of ours stands in for none."""
     if args.dtype == "float64":
         jax.config.update("jax_enable_x64", True)
     compilation.use_cache()
@@ -64,8 +59,7 @@ def open_model(args: argparse.Namespace, mesh: Any, causal: bool) -> Opened:
     texts = args.prompt or ([] if args.prompt_ids else [_DEFAULT])
     if texts and tokenizer is None:
         raise UserError("the model has no tokenizer.json; give the prompt as --prompt-ids 1,2,3")
-    prompts = [tokenizer.encode(text) for text in texts]
-    return Opened(model, tokenizer, [*prompts, *map(list, args.prompt_ids)])
+    return model, tokenizer, [*(tokenizer.encode(text) for text in texts), *map(list, args.prompt_ids)]
 
 
 def chosen(choice: Choice) -> Any:
@@ -74,56 +68,51 @@ def chosen(choice: Choice) -> Any:
     return choice.request
 
 
-class Ran(NamedTuple):
-    """What a request has made: tokens [B, G], what happened, and what it gained beside its reference."""
-
-    tokens: np.ndarray
-    info: Info
-    beside: dict[str, Any] | None
-
-
-def run_beside(ways: Mapping[str, Any], generate: Callable) -> Ran:
-    """Runs the first of one or two requests; the second is its reference."""
-    runs = {way: functools.partial(generate, *request) for way, request in ways.items()}
-    made = timed(runs, 1 if len(ways) == 1 else 3)
-    infos = {way: dataclasses.replace(info, seconds=seconds) for way, ((_, info), seconds) in made.items()}
-    texts = [np.asarray(generated.tokens) for generated, _ in made.values()]
-    if lost := int(np.sum(np.any(texts[0] == NO_TOKEN, axis=1))):
-        progress(f"warning: {lost} texts end early, where the model's logits came out as NaN")
-    beside = None
-    if len(ways) > 1:
-        same = int(np.sum(np.all(texts[0] == texts[1], axis=1)))
-        beside = {**reports.beside(infos), "identical_rows": same}
-    return Ran(texts[0], next(iter(infos.values())), beside)
-
-
-def tell(
+def run(
     args: argparse.Namespace,
-    opened: Opened,
-    ids: Sequence[list[int]],
-    colours: Sequence[Sequence[int | None]],
-    ran: Ran,
-    report: Mapping[str, Any],
+    tokenizer: Any,
+    ways: Mapping[str, Any],
+    generate: Callable,
+    rows: Rows,
+    **told: Any,
 ) -> None:
-    """Prints the texts, each token in its colour on a terminal, and what happened; or all of it as JSON."""
-    tokenizer = opened.tokenizer
+    """Runs the first of one or two requests, beside the second, its reference, and prints the texts, each
+    token in its colour on a terminal, and what happened; or all of it as JSON. told: for the report, besides.
+    """
+    request, *others = ways.values()
+    runs = {way: functools.partial(generate, *one) for way, one in ways.items()}
+    made = timed(runs, 3 if others else 1)
+    infos = {way: dataclasses.replace(info, seconds=seconds) for way, ((_, info), seconds) in made.items()}
+    tokens, *reference = (np.asarray(generated.tokens) for generated, _ in made.values())
+    info = next(iter(infos.values()))
+    if lost := int(np.sum(np.any(tokens == NO_TOKEN, axis=1))):
+        progress(f"warning: {lost} texts end early, where the model's logits came out as NaN")
+    if reference:
+        same = int(np.sum(np.all(tokens == reference[0], axis=1)))
+        told[f"compared_to_{list(ways)[1]}"] = {**report.beside(infos), "identical_rows": same}
+    made_rows = rows(tokens, info)
     if args.json:
+        ids = [row for row, _ in made_rows]
         texts = [None if tokenizer is None else tokenizer.decode(row) for row in ids]
-        print(json.dumps({"text": texts, "ids": ids, **report}))
+        options = reported(request.options)
+        told = report.make_report(request.model, info, options, **told, seed=args.seed)
+        print(json.dumps({"text": texts, "ids": ids, **told}))
         return
-    for prompt, row, of_row in zip(opened.prompts, ids, colours):
-        if tokenizer is None:
-            print(",".join(map(str, row)))
-            continue
-        parts = zip(pieces(tokenizer, [*prompt, *row])[len(prompt) :], of_row)
-        groups = itertools.groupby(parts, lambda part: part[1])
-        painted = (_paint("".join(piece for piece, _ in group), colour) for colour, group in groups)
-        print(tokenizer.decode(prompt) + "".join(painted))
-    progress(str(ran.info))
-    if ran.beside is not None:
-        same = f"{ran.beside['identical_rows']} of {len(ids)} rows are identical"
-        progress(f"beside the reference: {reports.in_words(ran.beside)}; {same}")
+    for prompt, (row, colours) in zip(request.prompts, made_rows):
+        print(_painted(tokenizer, prompt, row, colours))
+    progress(str(info))
+    if reference:
+        gain = report.in_words(report.beside(infos))
+        progress(f"beside {list(ways)[1]} decoding: {gain}; {same} of {len(tokens)} rows are identical")
 
 
-def _paint(text: str, colour: int | None) -> str:
-    return text if colour is None or not sys.stdout.isatty() else f"\x1b[{colour}m{text}\x1b[0m"
+def _painted(tokenizer: Any, prompt: list[int], row: list[int], colours: list[int | None]) -> str:
+    if tokenizer is None:
+        return ",".join(map(str, row))
+    parts = zip(pieces(tokenizer, [*prompt, *row])[len(prompt) :], colours)
+    text = tokenizer.decode(prompt)
+    for colour, group in itertools.groupby(parts, lambda part: part[1]):
+        passage = "".join(piece for piece, _ in group)
+        plain = colour is None or not sys.stdout.isatty()
+        text += passage if plain else f"\x1b[{colour}m{passage}\x1b[0m"
+    return text

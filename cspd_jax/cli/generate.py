@@ -17,16 +17,17 @@ from typing import Any
 import jax
 import numpy as np
 
-from cspd_jax import image, reports
+from cspd_jax import image
 from cspd_jax._utils import compilation
 from cspd_jax._utils.files import check_new_folder, next_free
 from cspd_jax.check import UserError
 from cspd_jax.cli import _images
 from cspd_jax.cli._flags import progress
 from cspd_jax.image import pixels
-from cspd_jax.image.generation import Request
+from cspd_jax.image.generation import Request, settle
 from cspd_jax.info import Info
 from cspd_jax.models import VAE
+from cspd_jax.reports import pictures, report
 
 PREFIX = "samples"
 _CLASSES = 10  # generated without --labels
@@ -59,7 +60,7 @@ def run(args: argparse.Namespace) -> None:
     if args.compare:
         request = request if asked else _speculative(request)
         made = image.compare(*request)
-        beside = reports.beside({way: info for way, (_, info) in made.items() if way != "draft alone"})
+        beside = report.beside({way: info for way, (_, info) in made.items() if way != "draft alone"})
     else:
         if not asked and request.options.final_noise:
             request = _fastest(request, args.batch)
@@ -71,8 +72,8 @@ def run(args: argparse.Namespace) -> None:
         name = request.method.name + (" along chains" if request.options.chain else "")
         made[name] = images, dataclasses.replace(info, seconds=max(0.0, seconds))
     if jax.process_index() == 0:
-        report = _save(args, request, vae, folder, made, beside)
-        print(json.dumps({"out": str(folder), **report}) if args.json else folder)
+        told = _save(args, request, vae, folder, made, beside)
+        print(json.dumps({"out": str(folder), **told}) if args.json else folder)
         if not asked and beside is None:
             progress("cspd-jax generate --compare shows the plain sampler beside it; docs/library.md: Python")
 
@@ -113,45 +114,47 @@ def _save(
         )
     captions = [model.class_name(label) for label in labels[:_MOST_SHOWN]]
     arrays = {"labels": labels, "tokens": tokens, "accepted": marks > 0, "tested": marks != 0}
-    pages = reports.pages(info, captions)
+    pages = {}
+    if info.tested.shape[1]:
+        pages["accepted.png"] = pictures.acceptance_maps(marks != 0, marks > 0, captions)
     if vae is not None or model.config.vae_stride == 1:
         arrays["arr_0"] = pixels.to_images(model, tokens, vae)
         columns = len(labels) // args.n
-        show = lambda images: reports.picture(images[:_MOST_SHOWN], captions, min(columns, 20))
+        show = lambda images: pictures.picture(images[:_MOST_SHOWN], captions, min(columns, 20))
         pages["samples.png"] = show(arrays["arr_0"])
         if beside is not None:
             plain = pixels.to_images(model, made["plain"][0], vae)
-            sides = {"plain": plain, f"{way}{reports.lossy(info)}": arrays["arr_0"]}
-            pages["compared.png"] = reports.titled([(name, show(one)) for name, one in sides.items()], True)
+            sides = {"plain": plain, f"{way}{'' if info.exact else ' (lossy)'}": arrays["arr_0"]}
+            pages["compared.png"] = pictures.titled([(name, show(one)) for name, one in sides.items()], True)
     else:
         progress("the model makes latents and no --vae was given: samples.npz holds latents, no picture")
         arrays["latents"] = pixels.to_latents(model, tokens)
-    report = _report(args, request, info) | {"non_finite": int((~finite).sum()), "compared_to_plain": beside}
+    told = _report(args, request, info) | {"non_finite": int((~finite).sum()), "compared_to_plain": beside}
     folder.mkdir(exist_ok=True)
     np.savez(folder / "samples.npz", **arrays)
     for name, page in pages.items():
         page.save(folder / name)
-    (folder / "report.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    progress(f"{len(labels)} images are in {folder}: {way}, {reports.cost(info)}")
+    (folder / "report.json").write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+    progress(f"{len(labels)} images are in {folder}: {way}, {report.cost(info)}")
     if beside is not None:
-        progress(f"beside the plain sampler: {reports.in_words(beside)}")
-    return report
+        progress(f"beside the plain sampler: {report.in_words(beside)}")
+    return told
 
 
 def _report(args: argparse.Namespace, request: Request, info: Info) -> dict[str, Any]:
     """Returns the report of a run."""
     _, model, labels, method, options = request
-    settled = image.resolve(model, method, options, len(labels))
+    settled = settle(model, method, options, len(labels))
     known = {} if settled.known is None else {"known": np.asarray(settled.known.count).tolist()}
     chains = {"tested": info.trace.chain_tested, "accepted": info.trace.chain_accepted}
-    return reports.make_report(
+    return report.make_report(
         model,
         info,
         settled.report() | known,
         method=method.name,
         criterion=method.criterion_name,
         speculation=method.describe(),
-        draft=None if method.draft_model is None else reports.identity(method.draft_model),
+        draft=None if method.draft_model is None else report.identity(method.draft_model),
         chains=None if settled.chain is None else {name: int(np.sum(a)) for name, a in chains.items()},
         batch=args.batch,
         seed=args.seed,

@@ -10,8 +10,9 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import itertools
+from typing import Any
 
-from cspd_jax import masked, reports
+from cspd_jax import masked
 from cspd_jax._utils.options import reported
 from cspd_jax.cli import _texts
 from cspd_jax.cli._flags import add_fields, from_flags
@@ -46,25 +47,24 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Carries out the command."""
-    opened = _texts.open_model(args, default_mesh(args.mesh), causal=False)
+    model, tokenizer, prompts = _texts.open_model(args, default_mesh(args.mesh), causal=False)
     options = from_flags(masked.Options, args)
     options = dataclasses.replace(options, block=min(options.block, options.max_new_tokens))
-    request = masked.Request(
-        seed_key(args.seed), opened.model, opened.prompts, _method(args, options), options
-    )
+    request = masked.Request(seed_key(args.seed), model, prompts, _method(args, options), options)
     if args.method == "auto":
-        request = _texts.chosen(masked.fastest(request.key, opened.model, opened.prompts, options))
+        request = _texts.chosen(masked.fastest(request.key, model, prompts, options))
     way = request.method
     ways = {way.name: request}
     if not isinstance(way, masked.Stepwise) and not args.no_compare:
         like = way if isinstance(way, masked.SelfSpeculation) and args.exact_bits else None
         ways["stepwise"] = request._replace(method=masked.Stepwise(like))
-    ran = _texts.run_beside(ways, masked.generate)
-    ends = opened.model.config.eos_ids
-    ids = [list(itertools.takewhile(lambda token: token not in ends, row)) for row in ran.tokens.tolist()]
-    told = {"method": way.name, "way": reported(way), "seed": args.seed, "compared_to_stepwise": ran.beside}
-    report = reports.make_report(opened.model, ran.info, reported(options), **told)
-    _texts.tell(args, opened, ids, [[_BLUE] * len(row) for row in ids], ran, report)
+
+    def rows(tokens: Any, _: Any) -> list[tuple[list[int], list[int | None]]]:
+        goes_on = lambda token: token not in model.config.eos_ids
+        texts = [list(itertools.takewhile(goes_on, row)) for row in tokens.tolist()]
+        return [(row, [_BLUE] * len(row)) for row in texts]
+
+    _texts.run(args, tokenizer, ways, masked.generate, rows, method=way.name, way=reported(way))
 
 
 def _method(args: argparse.Namespace, options: masked.Options) -> masked.Method:

@@ -8,12 +8,10 @@ Python's standard library, and compares speculative with plain decoding.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import os
 from typing import Any
 
-from cspd_jax import hub, reports, text
-from cspd_jax._utils.options import reported
+from cspd_jax import hub, text
 from cspd_jax.check import UserError, check_vocabularies
 from cspd_jax.cli import _texts
 from cspd_jax.cli._flags import add_fields, from_flags, numbers
@@ -68,26 +66,23 @@ def run(args: argparse.Namespace) -> None:
         args.method = "match" if args.exact_bits and args.temperature else "block"
     # A head drafts on one device.
     mesh = None if _is_head(args.draft) and not args.mesh else default_mesh(args.mesh)
-    opened = _texts.open_model(args, mesh, causal=True)
-    args.draft = None if args.method == "plain" else args.draft or default_draft(opened.model)
-    drafter = _drafter(args, opened.model)
-    stop_ids = () if args.no_stop else None
-    options = from_flags(text.Options, args, rule=METHODS[args.method], stop_ids=stop_ids)
+    target, tokenizer, prompts = _texts.open_model(args, mesh, causal=True)
+    args.draft = None if args.method == "plain" else args.draft or default_draft(target)
+    options = from_flags(text.Options, args, rule=METHODS[args.method], stop_ids=() if args.no_stop else None)
     key = seed_key(args.seed) if options.temperature else None
-    request = text.Request(key, opened.model, opened.prompts, drafter, options)
+    request = text.Request(key, target, prompts, _drafter(args, target), options)
     if args.method == "auto":
-        request = _texts.chosen(text.fastest(key, opened.model, opened.prompts, drafter, options))
+        request = _texts.chosen(text.fastest(key, target, prompts, request.drafter, options))
     ways = {args.method: request}
     if compare and request.drafter is not None:
         ways["plain"] = request._replace(drafter=None)
-    ran = _texts.run_beside(ways, text.generate)
-    trace = ran.info.trace
-    spans = [slice(len(prompt), length) for prompt, length in zip(opened.prompts, trace.lengths.tolist())]
-    ids, marks = ([row[span] for row, span in zip(of.tolist(), spans)] for of in (ran.tokens, trace.marks))
-    told = {"method": args.method, "draft": args.draft, "seed": args.seed, "compared_to_plain": ran.beside}
-    options = dataclasses.replace(request.options, stop_ids=None)
-    report = reports.make_report(opened.model, ran.info, reported(options), **told)
-    _texts.tell(args, opened, ids, [list(map(_COLOURS.get, row)) for row in marks], ran, report)
+
+    def rows(tokens: Any, info: Any) -> list[tuple[list[int], list[int | None]]]:
+        ends = zip(tokens.tolist(), info.trace.marks.tolist(), prompts, info.trace.lengths.tolist())
+        cut = [(row[len(prompt) : end], marks[len(prompt) : end]) for row, marks, prompt, end in ends]
+        return [(row, list(map(_COLOURS.get, marks))) for row, marks in cut]
+
+    _texts.run(args, tokenizer, ways, text.generate, rows, method=args.method, draft=args.draft)
 
 
 def default_draft(target: TextModel) -> str:

@@ -1,4 +1,4 @@
-"""Labelled grids of images."""
+"""Labelled grids: of images, and of what was accepted of them."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ _CELL = 64  # small images are enlarged to about this size in pixels
 _GAP = 6
 _TEXT, _LETTER = 14, 6  # height of a caption, and about the width of a letter
 _INK = (40, 40, 40)
+_MAPS = 11  # images of which each has a map
+_LIGHT, _DARK = np.array([214, 226, 240]), np.array([27, 58, 102])  # nothing accepted, all accepted
 
 
 def picture(
@@ -49,3 +51,20 @@ def titled(pages: Sequence[tuple[str, Image.Image]], across: bool = False) -> Im
         draw.text((x + _GAP, y + _GAP), title, fill=_INK)
         whole.paste(page, (x, y + _TEXT + _GAP))
     return whole
+
+
+def acceptance_maps(tested: np.ndarray, accepted: np.ndarray, captions: Sequence[str]) -> Image.Image:
+    """Draws the accepted drafts on the token grid: the share over all images, then single images.
+
+    tested, accepted: [N, L] bool, tokens in row-major order. A token that was never a tested draft (it came
+    from the target) is white.
+    captions: of the images, of which some are shown.
+    """
+    length = tested.shape[1]
+    side = math.isqrt(length)
+    shape = (side, side) if side * side == length else (1, length)
+    with np.errstate(invalid="ignore"):
+        mean = accepted.sum(0) / tested.sum(0)
+    shares = np.concatenate([mean[None], np.where(tested, accepted, np.nan)[:_MAPS]]).reshape(-1, *shape, 1)
+    colours = np.where(np.isnan(shares), 255, _LIGHT + shares * (_DARK - _LIGHT))
+    return picture(colours.astype(np.uint8), ["all images", *captions[:_MAPS]])

@@ -13,8 +13,6 @@ import numpy as np
 from cspd_jax import __version__
 from cspd_jax.info import Calls, Info
 
-_PACKAGES = ("jax", "jaxlib", "flax", "numpy")
-
 
 def make_report(model: Any, info: Info, options: Mapping[str, Any], **more: Any) -> dict[str, Any]:
     """Returns the content of `report.json`.
@@ -47,24 +45,21 @@ def make_report(model: Any, info: Info, options: Mapping[str, Any], **more: Any)
 def beside(infos: Mapping[str, Info]) -> dict[str, Any]:
     """Returns what the first of some ways gained beside the last, the reference; all have their seconds."""
     (name, own), *_, (_, reference) = infos.items()
-    calls = [int(of.calls["target"].sequential if "target" in of.calls else of.sequential)
+    calls = [of.calls["target"].sequential if "target" in of.calls else of.sequential
              for of in (own, reference)]  # fmt: skip
-    rows = [sum(int(calls.rows) for calls in of.calls.values()) for of in (own, reference)]
     return {
         "way": name,
         "seconds": {way: info.seconds for way, info in infos.items()},
         "faster": (reference.seconds or 0.0) / (own.seconds or 1.0),
-        "fewer_sequential_calls": calls[1] / max(1, calls[0]),
-        "more_rows": rows[0] / max(1, rows[1]),
+        "fewer_sequential_calls": float(calls[1] / calls[0]),
     }
 
 
 def in_words(beside: Mapping[str, Any]) -> str:
     """Says what `beside` found."""
     calls, faster = beside["fewer_sequential_calls"], beside["faster"]
-    rows = f" ({beside['more_rows']:.1f} times the rows are computed)" if faster < 1 else ""
     speed = f"{faster:.1f} times faster" if faster >= 1 else f"{1 / faster:.1f} times slower"
-    return f"{calls:.1f} times fewer calls of the target one after the other, {speed} here{rows}"
+    return f"{calls:.1f} times fewer calls of the target one after the other, {speed} here"
 
 
 def cost(info: Info) -> str:
@@ -92,7 +87,7 @@ def identity(model: Any) -> dict[str, Any]:
 
 def versions() -> dict[str, str]:
     """Says what ran."""
-    found = {name: importlib.metadata.version(name) for name in _PACKAGES}
+    found = {name: importlib.metadata.version(name) for name in ("jax", "jaxlib", "flax", "numpy")}
     return {"cspd_jax": __version__, "python": platform.python_version(), **found}
 
 
@@ -100,8 +95,3 @@ def device() -> dict[str, Any]:
     """Says where it ran."""
     first = jax.devices()[0]
     return {"platform": first.platform, "kind": first.device_kind, "count": jax.device_count()}
-
-
-def lossy(info: Info) -> str:
-    """Returns what a title adds for images that do not have the target's distribution."""
-    return "" if info.exact else " (lossy)"

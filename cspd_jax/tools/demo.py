@@ -218,8 +218,6 @@ def load(args: argparse.Namespace) -> Models:
     vae = args.vae or hub.own_vae(image) or ("kl16" if image.config.vae_stride > 1 else None)
     drafter = load_drafter(args.text_draft or default_draft(target), target, "float32")
     reads = tokenizers.load_tokenizer(target), tokenizers.load_tokenizer(masked)
-    if None in reads:
-        raise UserError("the page takes texts, and one of the language models has no tokenizer.json")
     return Models(image, vae and cspd_jax.load(vae, of=VAE), target, drafter, masked, reads)
 
 

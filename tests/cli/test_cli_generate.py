@@ -73,11 +73,11 @@ def test_self_beside_plain(run):
     backbone, head = (report["calls"][name]["sequential"] for name in ("backbone", "head"))
     beside = report["compared_to_plain"]
     assert beside["way"] == "self" and beside["faster"] > 0 and "beside the plain sampler" in err
-    assert beside["fewer_sequential_calls"] == 44 / (backbone + head) and beside["more_rows"] > 1
+    assert beside["fewer_sequential_calls"] == 44 / (backbone + head)
     samples = np.load("out/samples.npz")
     assert samples["accepted"].sum() == report["accepted"]
     assert not (samples["accepted"] & ~samples["tested"]).any()
-    assert {"accepted.png", "acceptance.png", "compared.png"} <= set(os.listdir("out"))
+    assert {"accepted.png", "compared.png"} <= set(os.listdir("out"))
 
 
 @pytest.mark.slow

@@ -74,7 +74,6 @@ def folder(tmp_path_factory):
         (("convert", "text.pth", "out"), "or no PyTorch checkpoint"),
         (("convert", "evil.pth", "out"), "posix.system, which is not among"),
         (("convert", TINY, "out"), "--heads ENC,DEC"),
-        (("convert", TINY, "out", "--revision", "x"), "--revision is for models fetched by name"),
         (("info", "full"), "full is not a checkpoint"),
         (("train", "--preset", "nosuch", "--out", "made"), "preset 'nosuch' is unknown"),
         (("train", "--out", "run", "--data", "here"), "No such file or directory"),

@@ -127,7 +127,7 @@ def test_tokenizer_of_the_folder(folders, capsys, tmp_path, monkeypatch):
     flags = ("--new-tokens", 12, "--no-stop", "--gamma", 2, "--method", "block", "--compare")
     code, out, err = run(capsys, "text", "--target", folder, "--prompt", "abc", *flags)
     assert code == 0 and out.startswith("abc") and "\x1b[3" in out
-    assert "beside the reference" in err and "1 of 1 rows are identical" in err
+    assert "beside plain decoding" in err and "1 of 1 rows are identical" in err
     assert run(capsys, "convert", folder, tmp_path / "converted")[0] == 0
     again = printed(capsys, "text", "--target", tmp_path / "converted", "--prompt", "abc", "--new-tokens", 9,
                     "--no-stop")  # fmt: skip
