@@ -21,9 +21,9 @@ import numpy as np
 from toy import Parser, among, begin, load, say, several
 from ways import asked, timed
 
-from cspd_jax import reports
 from cspd_jax.image.generation import Request, settle
 from cspd_jax.image.options import Options
+from cspd_jax.reports import report
 
 PAPER = {"method": "cspd", "criterion": "paper", "gamma": 3}
 METHODS = {
@@ -50,7 +50,7 @@ def cell(target, draft, name: str, batch: int, cfg: float, seed: int) -> dict:
     if method.needs_final_noise is False:
         options = dataclasses.replace(options, final_noise=False)
     _, info, seconds = timed(Request(jax.random.key(seed), target, labels, method, options))
-    row = {"seconds_per_image": seconds / batch, "lossless": info.exact, "calls": reports.calls(info.calls)}
+    row = {"seconds_per_image": seconds / batch, "lossless": info.exact, "calls": report.calls(info.calls)}
     row |= {
         "rounds": float(np.mean(info.rounds)),
         "tokens_per_round": float(np.mean(info.made / info.rounds)),
@@ -58,7 +58,7 @@ def cell(target, draft, name: str, batch: int, cfg: float, seed: int) -> dict:
     if info.tested.shape[1]:
         row |= {
             "acceptance": info.acceptance,
-            "by_distance": reports.rates(np.sum(info.accepted, axis=0), np.sum(info.tested, axis=0)),
+            "by_distance": report.rates(np.sum(info.accepted, axis=0), np.sum(info.tested, axis=0)),
             "tested": int(np.sum(info.tested)),
             "truncated": int(np.sum(info.truncated)),
         }

@@ -31,8 +31,7 @@ from cspd_jax.coupling.draft_length import speedup
 from cspd_jax.image.generation import Request
 from cspd_jax.image.pixels import to_images
 from cspd_jax.keys import seed_key
-from cspd_jax.reports import picture, titled, versions
-from cspd_jax.reports.charts import acceptance_maps
+from cspd_jax.reports.pictures import acceptance_maps, picture, titled
 from cspd_jax.tools.evaluation import features, fid
 from cspd_jax.tools.evaluation.equality import FALSE_ALARM, TESTS, p_values
 
@@ -426,7 +425,7 @@ def write(name: str, run: Runs, folder: Path) -> None:
     tables, drawn = make(run)
     told = {"name": name, "title": title, "target": run.target.name, "draft": run.draft.name,
             "steps": run.args.steps, "seconds": time.perf_counter() - begun, "machine": machine(),
-            "versions": versions(), "tables": [table._asdict() for table in tables]}  # fmt: skip
+            "tables": [table._asdict() for table in tables]}  # fmt: skip
     with written_beside(folder / f"{name}.png") as partial:
         drawn.convert("RGB").quantize(32, dither=Image.Dither.NONE).save(partial, format="PNG", optimize=True)
     page = [f"# {name}: {title}", *(table.markdown() for table in tables), f"![{title}]({name}.png)"]

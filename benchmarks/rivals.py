@@ -35,7 +35,7 @@ from cspd_jax.image import pixels
 from cspd_jax.image.generation import Request, resolve
 from cspd_jax.image.pixels import as_bytes
 from cspd_jax.keys import row_keys
-from cspd_jax.reports import titled
+from cspd_jax.reports.pictures import titled
 from cspd_jax.tools.evaluation import words as measures
 from cspd_jax.tools.evaluation.equality import FALSE_ALARM, TESTS
 from cspd_jax.tools.evaluation.fid import frechet_distance

@@ -20,7 +20,7 @@ from cspd_jax.image.paper import PaperCriterion
 from cspd_jax.image.pixels import as_bytes
 from cspd_jax.image.rounds import PathCriterion
 from cspd_jax.info import Info
-from cspd_jax.reports import device
+from cspd_jax.reports.report import device, versions
 from cspd_jax.tools.evaluation import classifier as classifiers
 from cspd_jax.tools.evaluation import fid, words
 from cspd_jax.training.config import data_from_json, make_source
@@ -67,7 +67,7 @@ def machine() -> dict[str, Any]:
     """Names what seconds were measured on."""
     lines = Path("/proc/cpuinfo").read_text().splitlines() if os.path.exists("/proc/cpuinfo") else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return {**device(), "processor": names[0] if names else "", "cores": os.cpu_count()}
+    return {**device(), "versions": versions(), "processor": [*names, ""][0], "cores": os.cpu_count()}
 
 
 def training_data(model) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 
 from cspd_jax.cli import main
 
@@ -13,8 +12,6 @@ def command() -> None:
     """Runs the command of this process and ends it. SIGTERM ends it as Ctrl-C does."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     if code := main():
-        sys.stdout.flush()
-        sys.stderr.flush()
         os._exit(code)  # threads in the middle of something only add to what has been said
 
 

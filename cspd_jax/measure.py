@@ -10,6 +10,8 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax
 
+from cspd_jax.check import UserError
+
 Request = TypeVar("Request")
 Made = TypeVar("Made")
 
@@ -54,6 +56,8 @@ def median_seconds(
     runs: Mapping[str, Callable[[], Any]], repeats: int = 5, longest: float = 20.0
 ) -> dict[str, float]:
     """Measures the median seconds of each run, in turns. Each is called once before, to be compiled."""
+    if jax.process_count() > 1:  # each has its own clock, by which they would choose differently
+        raise UserError("nothing is chosen by time across processes: say which --method")
     for run in runs.values():
         jax.block_until_ready(run())
     turns = seconds_in_turns(runs, repeats, longest)

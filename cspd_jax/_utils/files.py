@@ -24,11 +24,11 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cspd-jax"
 
 
-def in_order(names: Iterable[str], ending: bool = False) -> list[str]:
-    """Sorts names: as numbers if all are, else as texts. ending: leave out the suffixes (.png) in this."""
-    stems = {name: os.path.splitext(name)[0] if ending else name for name in names}
-    numbers = all(stem.isascii() and stem.isdecimal() for stem in stems.values())
-    return sorted(stems, key=lambda name: (int(stems[name]) if numbers else 0, name))
+def in_order(names: Iterable[str]) -> list[str]:
+    """Sorts names: as numbers if all are, else as texts."""
+    names = list(names)
+    numbers = all(name.isascii() and name.isdecimal() for name in names)
+    return sorted(names, key=lambda name: (int(name) if numbers else 0, name))
 
 
 def files_in(folder: str | Path, endings: Sequence[str], below: bool = True) -> list[Path]:
@@ -137,27 +137,6 @@ def check_writable(path: str | os.PathLike) -> None:
         tempfile.TemporaryDirectory(dir=place, prefix=".").cleanup()
     except OSError as error:
         raise UserError(f"{path} cannot be made: {place} is not writable ({error.strerror})") from None
-
-
-def write_folder(path: str | os.PathLike | None, prefix: str, fill: Callable[[Path], None]) -> Path:
-    """Lets `fill` write into a new folder, which is renamed to `path`; None is the next free `prefix-0001`.
-
-    A folder that is there, perhaps a mounted disk, stays, and what was written moves into it.
-    """
-    asked = Path(path or prefix)
-    there = path is not None and asked.is_dir()
-    place = asked if there else asked.absolute().parent
-    with tempfile.TemporaryDirectory(dir=place, prefix=".") as scratch:
-        made = Path(scratch, "made")
-        made.mkdir()
-        fill(made)
-        final = next_free(prefix) if path is None else asked  # now, as others may have taken names
-        if there:
-            for entry in made.iterdir():
-                entry.rename(final / entry.name)
-        else:
-            made.rename(final)
-    return final
 
 
 def next_free(prefix: str) -> Path:

@@ -1,4 +1,5 @@
-"""The command line. A verb is a module with `add_flags(parser)` and `run(args)`, imported when it is used."""
+"""The command line. A verb is a module whose docstring is its description, with `add_flags(parser)` and
+`run(args)`, imported when it is used."""
 
 from __future__ import annotations
 
@@ -18,17 +19,15 @@ VERBS = {  # where each is, and what it does
     "text": ("cli.text", "generate text with a causal language model"),
     "masked": ("cli.masked", "generate text with a masked-diffusion language model"),
     "convert": ("cli.convert", "make a checkpoint folder from a published checkpoint, without PyTorch"),
-    "info": ("cli.info", "say what a checkpoint holds"),
+    "info": ("cli.info", "say kind, sizes, number of parameters, dtype and SHA-256 of a checkpoint"),
     "train": ("cli.train", "train a model"),
     "distill": ("cli.distill", "train a draft for a target"),
     "calibrate": ("cli.calibrate", "fit what drafts denoising steps, or moves of masked text"),
     "sample": ("tools.sample", "generate many images, for an evaluation"),
     "evaluate": ("tools.evaluation.evaluate", "measure how good images on disk are (FID)"),
-    "demo": ("tools.demo", "serve a page that shows plain and speculative generation side by side"),
+    "demo": ("tools.demo", "serve a page that shows plain and exact speculative generation side by side"),
 }
-_SHARED = ("generate", "text", "masked", "train", "distill", "sample")  # by several processes
-_EXTRAS = {"matplotlib": "train", "scipy": "train", "sklearn": "train"}  # of packages that are imported late
-_SILENCE = 10  # seconds after which a process that says nothing is gone
+_EXTRAS = {"gradio": "demo", "matplotlib": "train", "scipy": "train", "sklearn": "train"}  # imported late
 
 
 def make_parser() -> Parser:
@@ -45,7 +44,7 @@ def make_parser() -> Parser:
         "--distributed",
         metavar="WHERE",
         help="this is one of several processes: auto (found from SLURM, Open MPI, Cloud TPU, Kubernetes), or"
-        f" HOST:PORT,I,N for process I of N; {', '.join(_SHARED)} share the work",
+        " HOST:PORT,I,N for process I of N",
     )
     parser.add_argument("command", choices=VERBS, metavar="COMMAND")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
@@ -54,9 +53,8 @@ def make_parser() -> Parser:
 
 def parser_of(verb: str) -> tuple[Any, Parser]:
     """Returns the module of a verb, and its parser."""
-    where, help = VERBS[verb]
-    module = importlib.import_module(f"cspd_jax.{where}")
-    parser = Parser(prog=f"cspd-jax {verb}", description=module.DESCRIPTION or help)
+    module = importlib.import_module(f"cspd_jax.{VERBS[verb][0]}")
+    parser = Parser(prog=f"cspd-jax {verb}", description=module.__doc__)
     module.add_flags(parser)
     return module, parser
 
@@ -67,11 +65,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         first = make_parser().parse_args(argv)
         module, parser = parser_of(first.command)
         args = parser.parse_args(first.arguments)
-        args.distributed = first.distributed
-        if first.distributed is None:
-            module.run(args)
-        else:
-            _run_with_others(first.command, module, args)
+        if first.distributed is not None:
+            _join(first.distributed)
+        module.run(args)
         sys.stdout.flush()
     except KeyboardInterrupt:
         print("cspd-jax: interrupted", file=sys.stderr)
@@ -84,38 +80,29 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _sentence(error: Exception) -> str:
     """Returns what the caller can mend; raises the error again if it is a mistake of the program."""
-    if isinstance(error, UserError):
+    if isinstance(error, UserError | OSError):
         return str(error)
     if isinstance(error, ModuleNotFoundError) and error.name in _EXTRAS:
         return f'{error.name} is missing; this needs pip install "cspd-jax[{_EXTRAS[error.name]}]"'
     if is_out_of_memory(error):
         return "there is too little memory for this; fewer rows side by side take less"
-    if isinstance(error, BrokenPipeError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left is for nobody
-        return "nobody reads the output any more"
-    if isinstance(error, OSError) and error.strerror:
-        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     raise error
 
 
-def _run_with_others(verb: str, module: Any, args: argparse.Namespace) -> None:
-    """Runs the command in one of several processes, the first of which speaks and writes."""
+def _join(where: str) -> None:
+    """Makes this one of several processes, of which the first speaks and writes."""
     import jax
-    from jax.experimental.multihost_utils import sync_global_devices
 
-    where: dict[str, Any] = {}
-    if args.distributed != "auto":
+    told: dict[str, Any] = {}
+    if where != "auto":
         try:
-            address, index, count = args.distributed.split(",")
-            where = {"process_id": int(index), "num_processes": int(count), "coordinator_address": address}
+            address, index, count = where.split(",")
+            told = {"process_id": int(index), "num_processes": int(count), "coordinator_address": address}
         except ValueError:
-            raise UserError(f"--distributed {args.distributed} is neither auto nor HOST:PORT,I,N") from None
-    jax.distributed.initialize(**where, heartbeat_timeout_seconds=_SILENCE)
+            raise UserError(f"--distributed {where} is neither auto nor HOST:PORT,I,N") from None
+    jax.distributed.initialize(**told, heartbeat_timeout_seconds=10)
     first = jax.process_index() == 0
     if first:
         sys.stdout = os.fdopen(os.dup(1), "w")
     # What the runtime itself prints to the standard output does not belong to the results.
     os.dup2(2 if first else os.open(os.devnull, os.O_WRONLY), 1)
-    if first or verb in _SHARED:
-        module.run(args)
-    sync_global_devices("the end")

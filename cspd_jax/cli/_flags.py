@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any, NoReturn, TypeVar
 
-from cspd_jax.check import UserError, printable, shown
+from cspd_jax.check import UserError, shown
 
 Options = TypeVar("Options")
 
@@ -28,30 +28,31 @@ def progress(message: str) -> None:
 
 def result(values: Mapping[str, Any], as_json: bool) -> None:
     """Prints one JSON object, or one line per value for people."""
-    if as_json:
-        print(json.dumps(values))
-        return
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            value = " ".join(f"{k}={v}" for k, v in value.items())
-        if value not in (None, ""):
-            told = f"{value:,}" if key == "params" else value
-            print(printable(f"{key + ':':<15} {told}"))
+    lines = [f"{key + ':':<15} {value}" for key, value in values.items() if value not in (None, "")]
+    print(json.dumps(values) if as_json else "\n".join(lines))
 
 
-def add_fields(group: Any, cls: Any, *names: str, **changed: Any) -> None:
-    """Adds the flags of some fields of options, or of all that have any. changed: for argparse, besides."""
+def add_fields(group: Any, cls: Any, *names: str) -> None:
+    """Adds the flags of some fields of options, or of all that have any; None is what was not given."""
     for field in dataclasses.fields(cls):
-        flags = field.metadata.get("flags")
-        if flags and (not names or field.name in names):
-            told = {"default": field.default, "help": field.metadata["help"]}
-            group.add_argument(*flags, dest=field.name, **{**told, **field.metadata["of_flag"], **changed})
+        if field.metadata.get("flags") and (not names or field.name in names):
+            told = {"default": None, "help": field.metadata["help"], **field.metadata["of_flag"]}
+            if told.get("type") is bool:
+                told |= {"type": switch, "metavar": "on|off"}
+            group.add_argument(*field.metadata["flags"], dest=field.name, **told)
 
 
-def from_flags(cls: type[Options], args: argparse.Namespace, **others: Any) -> Options:
-    """Returns the options that the command line gives. others: fields without a flag of their own."""
-    given = {f.name: getattr(args, f.name) for f in dataclasses.fields(cls) if f.metadata.get("flags")}  # type: ignore[arg-type]
-    return cls(**{**given, **others})
+def from_flags(
+    cls: type[Options], args: argparse.Namespace, defaults: Mapping[str, Any] | None = None, **others: Any
+) -> Options:
+    """Returns the options that the command line gives.
+
+    defaults: of what it does not give, where they are other ones than the class has.
+    others: fields that are not as their flag says.
+    """
+    named = {field.name: getattr(args, field.name, None) for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    given = {name: value for name, value in {**named, **others}.items() if value is not None}
+    return cls(**{**(defaults or {}), **given})
 
 
 def add_common(group: Any, *dtypes: str) -> None:
@@ -67,15 +68,6 @@ def add_common(group: Any, *dtypes: str) -> None:
     group.add_argument("--json", action="store_true", help="print one JSON object")
 
 
-def check_alone(what: str) -> None:
-    """Raises UserError in one of several processes, which would wait for one another for ever: each has its
-    own clock, and the first one alone compares."""
-    import jax  # here, because --help and --version do without
-
-    if jax.process_count() > 1:
-        raise UserError(f"nothing is measured across processes: leave out {what}")
-
-
 def switch(text: str) -> bool:
     """Reads on or off."""
     return ("off", "on").index(text) == 1
@@ -87,26 +79,16 @@ def numbers(text: str) -> tuple[int, ...]:
 
 
 def labels(text: str, classes: int, names: tuple[str, ...] = ()) -> list[int]:
-    """Reads `0-9`, `3,5,7`, `A,C-F`, `none` as class numbers. A number is a class number; beyond those, and
-    where it is none, a name."""
-
-    def number(part: str) -> int | None:
-        part = part.strip()
-        if part in ("none", "-1"):
-            return -1
-        if part.isdecimal() and int(part) < classes:
-            return int(part)
-        return names.index(part) if part in names else None
-
+    """Reads `0-9`, `3,5,7`, `none`, `bee,2` as class numbers; a number that is no class may be a name."""
     found: list[int] = []
-    for part in text.split(","):
-        cuts = [i for i, character in enumerate(part) if character == "-"]
-        ends = [(number(part[:i]), number(part[i + 1 :])) for i in cuts]
-        ranges = [range(a, b + 1) for a, b in ends if a is not None and b is not None and 0 <= a <= b]
-        if (one := number(part)) is None and not ranges:
-            raise UserError(
-                f"label {shown(part)} is unknown; write class numbers from 0 to {classes - 1}, for example"
-                " 0-2 or 0,2" + (f", or a name such as {names[0]}" if names else "")
-            )
-        found += ranges[0] if one is None else [one]
+    for part in map(str.strip, text.split(",")):
+        first, _, last = part.partition("-")
+        if part in ("none", "-1"):
+            found.append(-1)
+        elif part in names and not (part.isdecimal() and int(part) < classes):
+            found.append(names.index(part))
+        elif first.isdecimal() and (last.isdecimal() or part == first):
+            found += range(int(first), int(last or first) + 1)
+        else:
+            raise UserError(f"label {shown(part)} is neither a number, such as 0 or 0-2, nor a class's name")
     return found

@@ -1,98 +1,118 @@
-"""What the commands `text` and `masked` share: prompts, the run beside its reference, and coloured output."""
+"""What the commands `text` and `masked` share: models and prompts, the run beside its reference, and what is
+printed of both."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
 import functools
+import itertools
+import json
 import sys
 from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+import jax
 import numpy as np
 
-from cspd_jax import reports
+from cspd_jax import hub
+from cspd_jax._utils import compilation
+from cspd_jax._utils.options import reported
 from cspd_jax.check import UserError
-from cspd_jax.cli._flags import numbers, progress
+from cspd_jax.cli._flags import add_common, numbers, progress
 from cspd_jax.info import Info
-from cspd_jax.measure import timed
+from cspd_jax.measure import Choice, timed
+from cspd_jax.models import TextModel
+from cspd_jax.reports import report
 from cspd_jax.sampling import NO_TOKEN
+from cspd_jax.tokenizers import load_tokenizer, pieces
 
 _DEFAULT = "Return a list of"
+Rows = Callable[[np.ndarray, Info], list[tuple[list[int], list[int | None]]]]  # ids of a text, their colours
 
 
-def add_prompts(parser: argparse.ArgumentParser) -> None:
-    """Adds --prompt, --prompt-file and --prompt-ids, and how texts are shown."""
-    add = functools.partial(parser.add_argument_group("prompts, a row each").add_argument, action="append")
+def add_flags(parser: argparse.ArgumentParser, default: str) -> None:
+    """Adds the model (default: of this name), its prompts, and what every generation has."""
+    parser.add_argument(
+        "--target",
+        "--model",
+        default=default,
+        metavar="MODEL",
+        help=f"{default}, a checkpoint folder (ours or Hugging Face's), or OWNER/NAME on the hub",
+    )
+    add_common(parser, "float64")
+    add = functools.partial(parser.add_argument, action="append", default=[])
     add("--prompt", metavar="TEXT", help="text to continue; may be repeated")
-    add("--prompt-file", type=Path, metavar="FILE", help="a file whose content is a prompt; may be repeated")
     add("--prompt-ids", type=numbers, metavar="I,J,...", help="a prompt as token ids; may be repeated")
-    parser.add_argument("--color", choices=("auto", "always", "never"), default="auto")
 
 
-def read_prompts(args: argparse.Namespace, tokenizer: Any) -> list[list[int]]:
-    """Returns the prompts as ids; one of our own if the command line has none."""
-    rows = [list(ids) for ids in args.prompt_ids or ()]
-    files = [path.read_text(encoding="utf-8-sig") for path in args.prompt_file or ()]
-    texts = [*(args.prompt or ()), *files] or ([] if rows else [_DEFAULT])
+def open_model(args: argparse.Namespace, mesh: Any, causal: bool) -> tuple[TextModel, Any, list[list[int]]]:
+    """Returns the model, its tokenizer, or None, and the prompts as ids; one of ours stands in for none."""
+    if args.dtype == "float64":
+        jax.config.update("jax_enable_x64", True)
+    compilation.use_cache()
+    model = hub.load(args.target, args.dtype, mesh, of=TextModel)
+    if model.config.causal != causal:
+        kind, verb = ("masked-diffusion", "masked") if causal else ("causal", "text")
+        raise UserError(f"{args.target} is a {kind} model; use cspd-jax {verb}")
+    tokenizer: Any = load_tokenizer(model)
+    texts = args.prompt or ([] if args.prompt_ids else [_DEFAULT])
     if texts and tokenizer is None:
         raise UserError("the model has no tokenizer.json; give the prompt as --prompt-ids 1,2,3")
-    return [tokenizer.encode(text) for text in texts] + rows
+    return model, tokenizer, [*(tokenizer.encode(text) for text in texts), *map(list, args.prompt_ids)]
 
 
-class Ran(NamedTuple):
-    """What a request has made.
+def chosen(choice: Choice) -> Any:
+    """Says how long each way took, and returns the request of the fastest."""
+    progress("; ".join(f"{way} {seconds:.3f} s" for way, seconds in choice.seconds.items()))
+    return choice.request
 
-    tokens: [B, G].
-    info: what happened, with its seconds.
-    beside: what it gained beside the reference; None if that was not run.
+
+def run(
+    args: argparse.Namespace,
+    tokenizer: Any,
+    ways: Mapping[str, Any],
+    generate: Callable,
+    rows: Rows,
+    **told: Any,
+) -> None:
+    """Runs the first of one or two requests, beside the second, its reference, and prints the texts, each
+    token in its colour on a terminal, and what happened; or all of it as JSON. told: for the report, besides.
     """
-
-    tokens: np.ndarray
-    info: Info
-    beside: dict[str, Any] | None
-
-
-def run_beside(ways: Mapping[str, Any], generate: Callable, repeats: int = 1) -> Ran:
-    """Runs the first of one or two requests; the second is its reference. UserError if all texts are lost."""
-    made = timed({way: functools.partial(generate, *asked) for way, asked in ways.items()}, repeats)
+    request, *others = ways.values()
+    runs = {way: functools.partial(generate, *one) for way, one in ways.items()}
+    made = timed(runs, 3 if others else 1)
     infos = {way: dataclasses.replace(info, seconds=seconds) for way, ((_, info), seconds) in made.items()}
-    texts = [np.asarray(generated.tokens) for generated, _ in made.values()]
-    lost = int(np.sum(np.any(texts[0] == NO_TOKEN, axis=1)))
-    if lost == len(texts[0]):
-        raise UserError(
-            "the model's logits came out as NaN, so there is no text: its weights are damaged, or too large"
-            " for the dtype (--dtype float32)"
-        )
-    if lost:
+    tokens, *reference = (np.asarray(generated.tokens) for generated, _ in made.values())
+    info = next(iter(infos.values()))
+    if lost := int(np.sum(np.any(tokens == NO_TOKEN, axis=1))):
         progress(f"warning: {lost} texts end early, where the model's logits came out as NaN")
-    beside = None
-    if len(ways) > 1:
-        same = int(np.sum(np.all(texts[0] == texts[1], axis=1)))
-        beside = {**reports.beside(infos), "identical_rows": same}
-    return Ran(texts[0], next(iter(infos.values())), beside)
-
-
-def say(ran: Ran, reference: str, equal: bool) -> None:
-    """Says what happened. equal: whether the texts are those of the reference, up to rounding."""
-    progress(str(ran.info))
-    if ran.beside is None:
+    if reference:
+        same = int(np.sum(np.all(tokens == reference[0], axis=1)))
+        told[f"compared_to_{list(ways)[1]}"] = {**report.beside(infos), "identical_rows": same}
+    made_rows = rows(tokens, info)
+    if args.json:
+        ids = [row for row, _ in made_rows]
+        texts = [None if tokenizer is None else tokenizer.decode(row) for row in ids]
+        options = reported(request.options)
+        told = report.make_report(request.model, info, options, **told, seed=args.seed)
+        print(json.dumps({"text": texts, "ids": ids, **told}))
         return
-    progress(f"beside {reference} decoding: {reports.in_words(ran.beside)}")
-    if equal:
-        same, rows = ran.beside["identical_rows"], len(ran.tokens)
-        progress(f"identical to {reference} decoding: {same} of {rows} rows")
-        if same < rows:
-            progress(
-                "passes of different shapes round differently, so where two tokens are almost equally"
-                " probable either may be taken; --dtype float64 rules this out in practice"
-            )
+    for prompt, (row, colours) in zip(request.prompts, made_rows):
+        print(_painted(tokenizer, prompt, row, colours))
+    progress(str(info))
+    if reference:
+        gain = report.in_words(report.beside(infos))
+        progress(f"beside {list(ways)[1]} decoding: {gain}; {same} of {len(tokens)} rows are identical")
 
 
-def paint(text: str, colour: int | None, args: argparse.Namespace) -> str:
-    """Paints text in one of the terminal's own colours, where --color says so; empty lines are left alone."""
-    if colour is None or not (args.color == "always" or (args.color == "auto" and sys.stdout.isatty())):
-        return text
-    lines = text.splitlines(keepends=True)
-    return "".join(f"\x1b[{colour}m{line}\x1b[0m" if line.strip("\n") else line for line in lines)
+def _painted(tokenizer: Any, prompt: list[int], row: list[int], colours: list[int | None]) -> str:
+    if tokenizer is None:
+        return ",".join(map(str, row))
+    parts = zip(pieces(tokenizer, [*prompt, *row])[len(prompt) :], colours)
+    text = tokenizer.decode(prompt)
+    for colour, group in itertools.groupby(parts, lambda part: part[1]):
+        passage = "".join(piece for piece, _ in group)
+        plain = colour is None or not sys.stdout.isatty()
+        text += passage if plain else f"\x1b[{colour}m{passage}\x1b[0m"
+    return text

@@ -1,4 +1,4 @@
-"""`cspd-jax convert`: a published PyTorch checkpoint becomes a checkpoint folder."""
+"""Makes a checkpoint folder from a published PyTorch checkpoint."""
 
 from __future__ import annotations
 
@@ -11,12 +11,8 @@ import jax.numpy as jnp
 
 from cspd_jax import hub, weights
 from cspd_jax._utils.files import check_new_folder, mapped_files
-from cspd_jax.check import UserError
 from cspd_jax.cli._flags import numbers, progress, result
 from cspd_jax.converters.source import Options, convert, digest, make_config, open_source
-
-DESCRIPTION = ""
-_IN_MEMORY = 2**30  # bytes of parameters; more go through files beside the destination
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -48,7 +44,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Carries out the command."""
     check_new_folder(args.destination)
-    path, origin = _locate(args)
+    path, origin = args.source, os.path.basename(os.path.abspath(args.source))
+    if not os.path.exists(path) and (path in hub.FILES or hub.is_repository(path)):
+        path, origin = hub.fetch(path, revision=args.revision)
     source = open_source(path, args.weights)
     given = Options(args.heads, args.patch_size, args.steps, args.vae_stride, args.groups)
     config, inside = make_config(source, given), source.autoencoder
@@ -63,7 +61,7 @@ def run(args: argparse.Namespace) -> None:
             file = companions[f"tokenizer/{name}"] = scratch / "tokenizer" / name
             file.parent.mkdir(exist_ok=True)
             file.write_bytes(content)
-        put = mapped_files(scratch) if source.num_params * dtype.itemsize > _IN_MEMORY else None
+        put = mapped_files(scratch)  # larger tensors lie beside the destination, not in memory
         params = convert(source, config, dtype, put)
         if inside is not None:  # an autoencoder, which becomes a folder in the folder
             folder, its_config = scratch / hub.AUTOENCODER, make_config(inside)
@@ -79,13 +77,3 @@ def run(args: argparse.Namespace) -> None:
             companions=companions,
         )
     result({"path": os.path.abspath(args.destination), **description}, args.json)
-
-
-def _locate(args: argparse.Namespace) -> tuple[str | os.PathLike, str]:
-    """Returns the file to read, and where it comes from."""
-    named = args.source in hub.FILES or hub.is_repository(args.source)
-    if named and not os.path.exists(args.source):
-        return hub.fetch(args.source, revision=args.revision)
-    if args.revision is not None:
-        raise UserError(f"--revision is for models fetched by name, which {args.source} is not")
-    return args.source, os.path.basename(os.path.abspath(args.source))

@@ -1,27 +1,24 @@
-"""`cspd-jax distill`: trains a small draft for a given target."""
+"""Trains a draft that imitates the denoising steps of TARGET (for text, its distributions of the next token).
+
+It does so in the folder OUT like `cspd-jax train`, and reports how often its tokens would be accepted.
+Without --init the first half of the steps learn the data.
+"""
 
 from __future__ import annotations
 
 import argparse
 import os
-import time
 from pathlib import Path
 from typing import Any
 
 from cspd_jax import hub
 from cspd_jax.check import UserError
-from cspd_jax.cli.train import absolute_name, add_run_flags, configured, finish
+from cspd_jax.cli.train import add_run_flags, configured, finish
 from cspd_jax.networks.config import MARConfig
 from cspd_jax.parallel import default_mesh
 from cspd_jax.training import presets, recipes
 from cspd_jax.training.config import HeadTrainConfig, data_from_json
 from cspd_jax.training.data.folder import FolderConfig
-
-DESCRIPTION = (
-    "Trains a draft that imitates the denoising steps of TARGET (for text, its distributions of the next"
-    " token), in the folder OUT like `cspd-jax train`, and reports how often its tokens would be accepted."
-    " Without --init the first half of the steps learn the data."
-)
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -79,17 +76,16 @@ def run(args: argparse.Namespace) -> None:
         args.preset = "text-states"
     preset = presets.preset(args.preset) if args.preset else _of_target(args)
     config: Any = configured(args, preset)
-    start, target = time.monotonic(), absolute_name(args.target)
+    target, mesh = args.target, default_mesh(args.mesh)
     if isinstance(config, HeadTrainConfig):
         if target is None or args.prompts is None:
             raise UserError("a head learns from a target's answers to prompts: give --target and --prompts")
-        answers = args.prompts.absolute(), args.samples, args.ids
-        mesh = default_mesh(args.mesh)
+        answers = args.prompts, args.samples, args.ids
         trained = recipes.distill_head(config, args.out, target, *answers, mesh, args.minutes)
     else:
-        told = default_mesh(args.mesh), args.minutes, args.origin, args.samples
-        trained = recipes.distill(config, args.out, target, absolute_name(args.init), *told)
-    finish(args, trained, start, "distill")
+        told = mesh, args.minutes, args.origin, args.samples
+        trained = recipes.distill(config, args.out, target, args.init, *told)
+    finish(args, trained, "distill")
 
 
 def _of_target(args: argparse.Namespace):

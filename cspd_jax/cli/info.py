@@ -1,4 +1,4 @@
-"""`cspd-jax info`: what a checkpoint folder, or a file that can be converted, holds."""
+"""Says what a checkpoint folder, or a file that can be converted, holds."""
 
 from __future__ import annotations
 
@@ -7,18 +7,11 @@ import dataclasses
 import os
 from typing import Any
 
-import jax
-
 from cspd_jax import hub
 from cspd_jax.cli._flags import result
-from cspd_jax.converters import mar, sphere
 from cspd_jax.converters.hf import is_model_folder
-from cspd_jax.converters.source import Options, check, digest, make_config, open_source
-from cspd_jax.networks.config import MAR_PRESETS
-from cspd_jax.networks.mar import abstract_params
+from cspd_jax.converters.source import digest, open_source
 from cspd_jax.weights import read_description
-
-DESCRIPTION = "Says kind, sizes, number of parameters, dtype and SHA-256 of a checkpoint."
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -26,8 +19,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "path",
         metavar="PATH",
-        help="a name (default, mar-base, ...), a checkpoint folder, a .pth, .ckpt, .safetensors or .gguf"
-        " file, or a model folder",
+        help="a shipped model's name, a checkpoint folder, or what convert takes, of which it says less",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
@@ -35,30 +27,11 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Carries out the command."""
     path = str(hub.shipped_folder(args.path) or args.path)
-    if path in MAR_PRESETS and not os.path.exists(path):  # which is published, and not fetched for this
-        config = MAR_PRESETS[path]
-        params = sum(leaf.size for leaf in jax.tree.leaves(abstract_params(config)))
-        source = f"{hub.REPOSITORY}/{hub.FILES[path]}"
-        found = {"kind": "mar", "config": dataclasses.asdict(config), "params": params, "source": source}
-    elif os.path.isdir(path) and not is_model_folder(path):
-        found = read_description(path)
-        found = {**found, "config": dataclasses.asdict(found["config"])}
+    if os.path.isdir(path) and not is_model_folder(path):
+        found: dict[str, Any] = read_description(path)
+        found["config"] = dataclasses.asdict(found["config"])
     else:
-        found = _of_source(path)
+        source = open_source(path)
+        found = {"kind": source.kind, "dtype": source.dtype, "params": source.num_params}
+        found["source_sha256"] = digest(source)
     result({"path": os.path.abspath(path), **found}, args.json)
-
-
-def _of_source(path: str) -> dict[str, Any]:
-    source = open_source(path)
-    # The weights do not say how many heads there are; any number fits them.
-    unsaid = {"mar": (mar, (1, 1)), "sphere": (sphere, (1,))}.get(source.kind)
-    config = make_config(source, Options(heads=unsaid[1]) if unsaid else Options())
-    check(source, config)
-    return {
-        "kind": source.kind,
-        "config": unsaid[0].read_sizes(source.shapes) if unsaid else dataclasses.asdict(config),
-        "dtype": source.dtype,
-        "params": source.num_params,
-        "source": os.path.basename(os.path.abspath(path)),
-        "source_sha256": digest(source),
-    }

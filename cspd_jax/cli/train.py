@@ -1,10 +1,14 @@
-"""`cspd-jax train`: trains a model; the same command goes on with a run that was stopped."""
+"""Trains a model in the folder OUT.
+
+There are checkpoints/, metrics.jsonl and pictures/ while it runs (for text held_out.jsonl instead of
+pictures/), and at the end model/, a checkpoint folder of the averaged weights. The same command goes on with
+a run that was stopped.
+"""
 
 from __future__ import annotations
 
 import argparse
 import os
-import time
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +21,6 @@ from cspd_jax.training import presets, recipes
 from cspd_jax.training.config import HeadTrainConfig, in_steps, with_settings
 
 _SHORTCUTS = ("batch", "seed", "learning_rate")
-DESCRIPTION = (
-    "Trains a model in the folder OUT: checkpoints/, metrics.jsonl and pictures/ while it runs (for text"
-    " held_out.jsonl instead of pictures/), and at the end model/, a checkpoint folder of the averaged"
-    " weights. The same command goes on with a run that was stopped."
-)
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -68,42 +67,29 @@ def add_run_flags(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Carries out the command."""
-    if args.data is not None and args.preset is None:
-        config: Any = configured(args, presets.of_folder(os.path.abspath(args.data)))
-    else:
-        config = configured(args, presets.preset(args.preset or "glyphs"))
-    start, init, mesh = time.monotonic(), absolute_name(args.init), default_mesh(args.mesh)
+    own = args.data is not None and args.preset is None
+    preset = presets.of_folder(os.path.abspath(args.data)) if own else presets.preset(args.preset or "glyphs")
+    config = configured(args, preset)
     if isinstance(config, HeadTrainConfig):
         raise UserError("a head learns from its target: cspd-jax distill --states trains one")
-    trained = recipes.train(config, args.out, init, absolute_name(args.vae), mesh, args.minutes)
-    finish(args, trained, start, "train")
-
-
-def absolute_name(name: str | None) -> str | None:
-    """Returns a model's name, or the absolute path of its folder."""
-    return os.path.abspath(name) if name is not None and os.path.isdir(name) else name
+    trained = recipes.train(config, args.out, args.init, args.vae, default_mesh(args.mesh), args.minutes)
+    finish(args, trained, "train")
 
 
 def configured(args: argparse.Namespace, config: Any) -> Any:
     """Returns the settings as the options change them."""
-    if args.data is not None:
-        root = os.path.abspath(args.data)
-        if os.path.abspath(args.out).startswith(os.path.join(root, "")):
-            raise UserError(f"--out {args.out} lies in the folder of --data, whose folders are classes")
-        config = with_settings(config, [f"data.root={root}"])
+    settings = [] if args.data is None else [f"data.root={os.path.abspath(args.data)}"]
+    settings += [f"{name}={value}" for name in _SHORTCUTS if (value := getattr(args, name)) is not None]
     if args.steps is not None:
         config = in_steps(config, args.steps)
-    given = [f"{name}={value}" for name in _SHORTCUTS if (value := getattr(args, name)) is not None]
-    return with_settings(config, [*given, *args.set])
+    return with_settings(config, [*settings, *args.set])
 
 
-def finish(args: argparse.Namespace, trained, start: float, command: str) -> None:
+def finish(args: argparse.Namespace, trained: Any, command: str) -> None:
     """Writes the model of a run, and prints the result: in the first process."""
-    if jax.process_index() > 0:
-        return
     path = args.out / "model"
-    if not path.exists():  # or the run had ended before
-        trained.save(path, f"cspd-jax {command}")
-    seconds = round(time.monotonic() - start, 1)
-    report = {"out": str(args.out), "steps": trained.config.steps, "seconds": seconds, "model": str(path)}
-    result({**trained.report, **report}, args.json)
+    if jax.process_index() == 0:
+        if not path.exists():  # or the run had ended before
+            trained.save(path, f"cspd-jax {command}")
+        told = {"out": str(args.out), "steps": trained.config.steps, "model": str(path)}
+        result({**trained.report, **told}, args.json)

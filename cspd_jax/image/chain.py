@@ -20,6 +20,8 @@ import jax
 import jax.numpy as jnp
 
 from cspd_jax._utils.loops import map_chunks, while_loop
+from cspd_jax._utils.options import documented, option
+from cspd_jax.check import UserError
 from cspd_jax.coupling.block import VerifiedPath, verify_gaussian_block
 from cspd_jax.diffusion.chain import Chains, Path, Start, predict
 from cspd_jax.diffusion.gaussian import Coefficients, Gaussian, transition_from_x0
@@ -29,16 +31,25 @@ from cspd_jax.info import Calls
 Array = jax.Array
 
 
+@documented
 @dataclasses.dataclass(frozen=True)
 class ChainSpeculation:
-    """How denoising steps are drafted.
+    """How denoising steps are drafted."""
 
-    draft_lengths: steps drafted in the first, second, ... head call; the last one holds until the end.
-    drafter: "gains", or "jacobian" (`drafters.Jacobian`): fewer calls, of five times as many rows.
-    """
+    draft_lengths: tuple[int, ...] = option(
+        (16,), "steps drafted in the first, second, ... head call; the last one holds until the end"
+    )
+    drafter: str = option(
+        "gains",
+        "what drafts denoising steps: gains fitted to the model's own chains, or jacobian, which also asks"
+        " the head how x_0 moves with the state: fewer calls, of five times as many rows (default: gains)",
+        flags=("--drafter",),
+        choices=("gains", "jacobian"),
+    )
 
-    draft_lengths: tuple[int, ...] = (16,)
-    drafter: str = "gains"
+    def __post_init__(self) -> None:
+        if min(self.draft_lengths) < 1:
+            raise UserError(f"windows of {self.draft_lengths} steps; each must draft at least 1")
 
 
 class ChainCounts(NamedTuple):

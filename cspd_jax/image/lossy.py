@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from cspd_jax.check import UserError
-from cspd_jax.diffusion.schedule import NUM_TRAIN_STEPS, sampling_schedule
+from cspd_jax.diffusion.schedule import NUM_TRAIN_STEPS
 from cspd_jax.image.order import Group, check_square, random_order, reveal_groups
 
 Array = jax.Array
@@ -133,19 +133,3 @@ def _colour(positions: Array, length: int) -> Array:
     """Returns 0 or 1 for positions of a square, row by row."""
     side = math.isqrt(length)
     return (positions // side + positions % side) % 2
-
-
-def fewer_steps(length: int, num_iter: int, respacing: str, own_respacing: str) -> str | None:
-    """Returns what fewer steps than one per token, or than the model was made for, mean; None with
-    neither."""
-    steps, own = (sampling_schedule(r).num_steps for r in (respacing, own_respacing))
-    told = []
-    if num_iter < length:
-        told.append(f"{num_iter} AR steps for {length} tokens")
-    if steps < own:
-        told.append(f"{steps} denoising steps, where the model was made for {own}")
-    if not told:
-        return None
-    return (
-        f"{' and '.join(told)}: another distribution than with one AR step per token and all denoising steps"
-    )

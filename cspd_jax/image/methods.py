@@ -11,7 +11,8 @@ from typing import Any, ClassVar, Protocol
 
 import jax
 
-from cspd_jax._utils.options import reported
+from cspd_jax._utils.options import documented, option, reported
+from cspd_jax.check import UserError
 from cspd_jax.image import released, rounds, sampler
 from cspd_jax.image.counts import Made
 from cspd_jax.image.options import Options
@@ -113,6 +114,10 @@ class _Rounds:
     draft_cost: float | None
     prefill: float
 
+    def __post_init__(self) -> None:
+        if self.gamma < 1:
+            raise UserError(f"gamma is {self.gamma}; at least 1 group is drafted ahead")
+
     @property
     def draft_model(self) -> ImageModel | None:
         return None
@@ -159,20 +164,26 @@ class _Rounds:
         return {**own, **own["criterion"], "criterion": self.criterion_name}
 
 
+@documented
 @dataclasses.dataclass(frozen=True)
 class SelfSpeculation(_Rounds):
-    """The target drafts its own next groups and verifies their denoising paths. Exact, no second model.
+    """The target drafts its own next groups and verifies their denoising paths. Exact, no second model."""
 
-    gamma: most groups drafted ahead.
-    draft_cost: None drafts gamma groups always; a number is the cost of a drafted AR step as a share of a
-        target's, and each image then drafts as many as pay off at its acceptance so far.
-    prefill: above 0, the first 1 + prefill x AR steps come from the target alone.
-    """
-
-    gamma: int = 8
+    gamma: int = option(8, "AR steps drafted ahead, at most (default: 8)", flags=("--gamma",), type=int)
     _: dataclasses.KW_ONLY
-    draft_cost: float | None = None
-    prefill: float = 0.0
+    draft_cost: float | None = option(
+        None,
+        "the cost of a drafted AR step as a share of a target's; with it each image drafts as many as pay off"
+        " at its acceptance so far",
+        flags=("--adapt",),
+        type=float,
+    )
+    prefill: float = option(
+        0.0,
+        "above 0, the first 1 + PREFILL x AR steps come from the target alone (default: 0)",
+        flags=("--prefill",),
+        type=float,
+    )
 
     name: ClassVar[str] = "self"
 

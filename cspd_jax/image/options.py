@@ -17,7 +17,6 @@ if TYPE_CHECKING:  # the command line makes its flags of this module and answers
     from cspd_jax.image.order import Group, Raster, Spread
 
 DENOISE = ("plain", "speculative")
-DRAFTERS = ("gains", "jacobian")  # of denoising steps
 
 
 @documented
@@ -35,6 +34,8 @@ class Options:
         " distribution",
         report="chain",
         static=True,
+        flags=("--denoise",),
+        choices=DENOISE,
     )
     num_iter: int | None = option(
         None, "AR steps (default: one per token)", flags=("--num-iter",), static=True, type=int
@@ -68,6 +69,8 @@ class Options:
         "noise in the last denoising step, of standard deviation 0.006, without which the steps of drafts"
         " cannot be verified; off is MAR's own sampler (default: on; a flow has none)",
         static=True,
+        flags=("--final-noise",),
+        type=bool,
     )
     chain_drafter: ChainDrafter | None = option(
         None, "drafts denoising steps, in place of the calibrated drafter", report=""

@@ -17,6 +17,7 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from cspd_jax._utils.options import documented, option
 from cspd_jax.coupling.acceptance import accepts, log_acceptance_of_ratio, log_residual_acceptance, uniform
 from cspd_jax.coupling.resample import Resampled, resample
 from cspd_jax.coupling.residual import gaussian_residual, log_ratio
@@ -44,22 +45,20 @@ from cspd_jax.keys import Purpose, at_positions, purpose_keys
 Array = jax.Array
 
 
+@documented
 @dataclasses.dataclass(frozen=True)
 class PaperCriterion:
-    """Algorithm 1 as printed. Lossy, but exact with sigma=False and inner_temperature=1.
+    """Algorithm 1 as printed. Lossy, but exact with sigma=False and inner_temperature=1."""
 
-    sigma: whether Eq. 5 has its factor Sigma.
-    align: whether both chains share their noise.
-    inner_temperature: how much wider the test is.
-    proposals: draws from the residual per iteration of its loop.
-    max_resamples: iterations after which it gives up.
-    """
-
-    sigma: bool = True
-    align: bool = True
-    inner_temperature: float = 1.0
-    proposals: int = 16
-    max_resamples: int = dataclasses.field(default=64, metadata={"report": "max_trips"})
+    sigma: bool = option(True, "whether Eq. 5 has its factor Sigma (on)", flags=("--sigma",), type=bool)
+    align: bool = option(True, "whether both chains share their noise (on)", flags=("--align",), type=bool)
+    inner_temperature: float = option(
+        1.0, "how much wider the test is (1; official: 42)", flags=("--inner-temperature",), type=float
+    )
+    proposals: int = option(
+        16, "draws from the residual per iteration of its loop (16)", flags=("--proposals",), type=int
+    )
+    max_resamples: int = option(64, "iterations after which the loop gives up", report="max_trips")
 
     name: ClassVar[str] = "paper"
 

@@ -9,9 +9,14 @@ import numpy as np
 from cspd_jax.check import UserError, shown
 from cspd_jax.models import ImageModel
 
-NAMES = ("top-half", "bottom-half", "left-half", "right-half", "border")
-_BOX = re.compile(r"(\d{1,5}),(\d{1,5}),(\d{1,5}),(\d{1,5})", re.ASCII)
-_SHARE = re.compile(r"(\d{1,3})%", re.ASCII)
+NAMES = {  # x0, y0, x1, y1 in quarters of a picture
+    "top-half": (0, 0, 4, 2),
+    "bottom-half": (0, 2, 4, 4),
+    "left-half": (0, 0, 2, 4),
+    "right-half": (2, 0, 4, 4),
+    "border": (1, 1, 3, 3),  # of which the rest is meant
+}
+_BOX = re.compile(r"\d+,\d+,\d+,\d+")
 
 
 def size_of(model: ImageModel) -> tuple[int, int]:
@@ -33,47 +38,24 @@ def keep(what: str | np.ndarray, model: ImageModel, seed: int = 0) -> np.ndarray
         "x0,y0,x1,y1" in pixels, x1 and y1 left out; a share "50%" of the tokens, at random by the seed; or an
         array [H, W], true where a pixel stays.
     """
-    height, width = size_of(model)
-    if isinstance(what, str) and (share := _SHARE.fullmatch(what)):
-        return _some(int(share[1]), model.network.seq_len, seed)
-    pixels = _pixels(what, height, width) if isinstance(what, str) else np.asarray(what)
-    if pixels.shape != (height, width) or pixels.dtype != bool:
-        raise UserError(
-            f"the mask is {pixels.dtype} {list(pixels.shape)}; for {model.name} it must be bool"
-            f" [{height}, {width}]"
-        )
-    side = token_side(model)
+    (height, width), side = size_of(model), token_side(model)
+    if isinstance(what, str) and what.endswith("%"):
+        share = round(model.network.seq_len * float(what[:-1]) / 100)
+        return np.random.default_rng(seed).permutation(model.network.seq_len) < share
+    pixels = _inside(what, height, width) if isinstance(what, str) else np.asarray(what)
     return pixels.reshape(height // side, side, width // side, side).all(axis=(1, 3)).ravel()
 
 
-def _pixels(what: str, height: int, width: int) -> np.ndarray:
-    inside = np.zeros((height, width), bool)
-    if what == "border":
-        inside[height // 4 : height - height // 4, width // 4 : width - width // 4] = True
-        return ~inside
-    halves = {
-        "top-half": (0, 0, width, height // 2),
-        "bottom-half": (0, height // 2, width, height),
-        "left-half": (0, 0, width // 2, height),
-        "right-half": (width // 2, 0, width, height),
-    }
-    if (box := _BOX.fullmatch(what)) is None and what not in halves:
+def _inside(what: str, height: int, width: int) -> np.ndarray:
+    if what in NAMES:
+        x0, y0, x1, y1 = (n * (height if i % 2 else width) // 4 for i, n in enumerate(NAMES[what]))
+    elif _BOX.fullmatch(what):
+        x0, y0, x1, y1 = map(int, what.split(","))
+    else:
         raise UserError(
             f"what to keep is {shown(what)}; it is {', '.join(NAMES)}, a box x0,y0,x1,y1, a share such as"
             " 50%, or a mask"
         )
-    x0, y0, x1, y1 = halves[what] if box is None else map(int, box.groups())
-    if not (x0 < x1 <= width and y0 < y1 <= height):
-        raise UserError(
-            f"the box {what} does not lie in a picture of {width}x{height} pixels; write x0,y0,x1,y1 with x0"
-            " below x1 and y0 below y1"
-        )
+    inside = np.zeros((height, width), bool)
     inside[y0:y1, x0:x1] = True
-    return inside
-
-
-def _some(percent: int, length: int, seed: int) -> np.ndarray:
-    if percent > 100:
-        raise UserError(f"a share of {percent}% is more than there is; it must be from 0% to 100%")
-    order = np.random.default_rng(seed).permutation(length)
-    return order < round(length * percent / 100)
+    return ~inside if what == "border" else inside

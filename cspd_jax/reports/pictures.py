@@ -1,4 +1,4 @@
-"""Labelled grids of images."""
+"""Labelled grids: of images, and of what was accepted of them."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw
 
 _CELL = 64  # small images are enlarged to about this size in pixels
 _GAP = 6
-_TEXT = 14  # height of a caption
-_TITLE = 20  # height of a title
-_PAPER, _INK = (255, 255, 255), (40, 40, 40)
+_TEXT, _LETTER = 14, 6  # height of a caption, and about the width of a letter
+_INK = (40, 40, 40)
+_MAPS = 11  # images of which each has a map
+_LIGHT, _DARK = np.array([214, 226, 240]), np.array([27, 58, 102])  # nothing accepted, all accepted
 
 
 def picture(
@@ -26,39 +27,44 @@ def picture(
     count, height, width, _ = images.shape
     columns = min(columns or math.ceil(math.sqrt(count)), count)
     zoom = max(1, round(_CELL / max(height, width)))
-    caption = _TEXT if labels is not None else 0
-    step_x, step_y = width * zoom + _GAP, height * zoom + caption + _GAP
-    size = (columns * step_x + _GAP, -(-count // columns) * step_y + _GAP)
-    page = Image.new("RGB", size, _PAPER)
-    draw, font = ImageDraw.Draw(page), ImageFont.load_default()
+    step_x, step_y = width * zoom + _GAP, height * zoom + _GAP + (0 if labels is None else _TEXT)
+    page = Image.new("RGB", (columns * step_x + _GAP, -(-count // columns) * step_y + _GAP), "white")
+    draw = ImageDraw.Draw(page)
     for i, image in enumerate(np.broadcast_to(images, (*images.shape[:3], 3))):
         x, y = _GAP + i % columns * step_x, _GAP + i // columns * step_y
-        cell = Image.fromarray(np.ascontiguousarray(image))
-        page.paste(cell.resize((width * zoom, height * zoom), Image.Resampling.NEAREST), (x, y))
+        large = image.repeat(zoom, axis=0).repeat(zoom, axis=1)
+        page.paste(Image.fromarray(large), (x, y))
         if labels is not None:
-            text = _fit(str(labels[i]), font, width * zoom)
-            left = x + (width * zoom - font.getlength(text)) / 2
-            draw.text((left, y + height * zoom + 1), text, fill=_INK, font=font)
+            text = str(labels[i])[: width * zoom // _LETTER]
+            draw.text((x + width * zoom / 2, y + height * zoom + 1), text, fill=_INK, anchor="ma")
     return page
 
 
 def titled(pages: Sequence[tuple[str, Image.Image]], across: bool = False) -> Image.Image:
     """Puts pages, each (title, page), one below the other, or side by side."""
-    wide, high = [page.width for _, page in pages], [page.height + _TITLE for _, page in pages]
+    wide, high = [page.width for _, page in pages], [page.height + _TEXT + _GAP for _, page in pages]
     size = (sum(wide), max(high)) if across else (max(wide), sum(high))
-    whole = Image.new("RGB", size, _PAPER)
-    draw, font = ImageDraw.Draw(whole), ImageFont.load_default()
-    x = y = 0
-    for title, page in pages:
-        draw.text((x + _GAP, y + 5), title, fill=_INK, font=font)
-        whole.paste(page, (x, y + _TITLE))
-        x, y = (x + page.width, y) if across else (x, y + page.height + _TITLE)
+    whole = Image.new("RGB", size, "white")
+    draw = ImageDraw.Draw(whole)
+    for i, (title, page) in enumerate(pages):
+        x, y = (sum(wide[:i]), 0) if across else (0, sum(high[:i]))
+        draw.text((x + _GAP, y + _GAP), title, fill=_INK)
+        whole.paste(page, (x, y + _TEXT + _GAP))
     return whole
 
 
-def _fit(text: str, font, width: int) -> str:
-    """Returns the text, cut to be no wider than an image."""
-    cut = text
-    while len(cut) > 1 and font.getlength(cut) > width:
-        cut = cut[:-3] + ".." if cut.endswith("..") else cut[:-1] + ".."
-    return cut
+def acceptance_maps(tested: np.ndarray, accepted: np.ndarray, captions: Sequence[str]) -> Image.Image:
+    """Draws the accepted drafts on the token grid: the share over all images, then single images.
+
+    tested, accepted: [N, L] bool, tokens in row-major order. A token that was never a tested draft (it came
+    from the target) is white.
+    captions: of the images, of which some are shown.
+    """
+    length = tested.shape[1]
+    side = math.isqrt(length)
+    shape = (side, side) if side * side == length else (1, length)
+    with np.errstate(invalid="ignore"):
+        mean = accepted.sum(0) / tested.sum(0)
+    shares = np.concatenate([mean[None], np.where(tested, accepted, np.nan)[:_MAPS]]).reshape(-1, *shape, 1)
+    colours = np.where(np.isnan(shares), 255, _LIGHT + shares * (_DARK - _LIGHT))
+    return picture(colours.astype(np.uint8), ["all images", *captions[:_MAPS]])

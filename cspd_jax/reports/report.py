@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.metadata
 import platform
 from collections.abc import Mapping
@@ -14,8 +13,6 @@ import numpy as np
 from cspd_jax import __version__
 from cspd_jax.info import Calls, Info
 
-_PACKAGES = ("jax", "jaxlib", "flax", "numpy")
-
 
 def make_report(model: Any, info: Info, options: Mapping[str, Any], **more: Any) -> dict[str, Any]:
     """Returns the content of `report.json`.
@@ -24,16 +21,14 @@ def make_report(model: Any, info: Info, options: Mapping[str, Any], **more: Any)
     more: what the family tells besides.
     """
     lossless, why = info.exactness
-    made, rounds = int(np.sum(info.made)), int(np.sum(info.rounds))
     return {
         "target": identity(model),
         "lossless": lossless,
         "why": why,
         "rows": len(info.made),
-        "tokens": made,
+        "tokens": int(np.sum(info.made)),
         "seconds": info.seconds,
         "rounds": float(np.mean(info.rounds)),
-        "tokens_per_round": made / max(1, rounds),
         "tested": int(np.sum(info.tested)),
         "accepted": int(np.sum(info.accepted)),
         "acceptance": info.acceptance,
@@ -44,39 +39,35 @@ def make_report(model: Any, info: Info, options: Mapping[str, Any], **more: Any)
         **more,
         "versions": versions(),
         "device": device(),
-        "config": dataclasses.asdict(model.config),
     }
 
 
 def beside(infos: Mapping[str, Info]) -> dict[str, Any]:
     """Returns what the first of some ways gained beside the last, the reference; all have their seconds."""
     (name, own), *_, (_, reference) = infos.items()
-    in_sequence = lambda info: (
-        int(info.calls["target"].sequential) if "target" in info.calls else info.sequential
-    )
-    rows = [sum(int(calls.rows) for calls in info.calls.values()) for info in (own, reference)]
+    calls = [of.calls["target"].sequential if "target" in of.calls else of.sequential
+             for of in (own, reference)]  # fmt: skip
     return {
         "way": name,
         "seconds": {way: info.seconds for way, info in infos.items()},
         "faster": (reference.seconds or 0.0) / (own.seconds or 1.0),
-        "fewer_sequential_calls": in_sequence(reference) / max(1, in_sequence(own)),
-        "more_rows": rows[0] / max(1, rows[1]),
+        "fewer_sequential_calls": float(calls[1] / calls[0]),
     }
 
 
 def in_words(beside: Mapping[str, Any]) -> str:
     """Says what `beside` found."""
-    times = lambda ratio, above, below: (
-        f"{ratio:.1f} times {above}" if ratio >= 1 else f"{1 / ratio:.1f} times {below}"
-    )
-    said = (
-        times(beside["fewer_sequential_calls"], "fewer", "more")
-        + " calls of the target one after the other, "
-    )
-    said += times(beside["faster"], "faster", "slower") + " here"
-    if beside["faster"] < 1:
-        said += f" (they compute {beside['more_rows']:.1f} times the rows, which take time on this device)"
-    return said
+    calls, faster = beside["fewer_sequential_calls"], beside["faster"]
+    speed = f"{faster:.1f} times faster" if faster >= 1 else f"{1 / faster:.1f} times slower"
+    return f"{calls:.1f} times fewer calls of the target one after the other, {speed} here"
+
+
+def cost(info: Info) -> str:
+    """Says in one line what a run took, and whether it is exact."""
+    lossless, why = info.exactness
+    calls = f"{info.sequential} network calls one after the other in {info.seconds:.2f} s"
+    accepted = "" if info.acceptance is None else f", {info.acceptance:.0%} of the drafts accepted"
+    return f"{calls}{accepted}, {'exact' if lossless else f'lossy: {why}'}"
 
 
 def calls(made: Mapping[str, Calls]) -> dict[str, dict[str, int]]:
@@ -96,7 +87,7 @@ def identity(model: Any) -> dict[str, Any]:
 
 def versions() -> dict[str, str]:
     """Says what ran."""
-    found = {name: importlib.metadata.version(name) for name in _PACKAGES}
+    found = {name: importlib.metadata.version(name) for name in ("jax", "jaxlib", "flax", "numpy")}
     return {"cspd_jax": __version__, "python": platform.python_version(), **found}
 
 
@@ -104,8 +95,3 @@ def device() -> dict[str, Any]:
     """Says where it ran."""
     first = jax.devices()[0]
     return {"platform": first.platform, "kind": first.device_kind, "count": jax.device_count()}
-
-
-def lossy(info: Info) -> str:
-    """Returns what a title adds for images that do not have the target's distribution."""
-    return "" if info.exact else " (lossy)"

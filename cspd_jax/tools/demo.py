@@ -1,4 +1,4 @@
-"""`cspd-jax demo`: shows plain and exact speculative generation side by side, on one page in a browser."""
+"""Serves a page on which plain and exact speculative generation are seen side by side."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import argparse
 import base64
 import functools
 import html
-import importlib.util
 import io
 import itertools
 import time
@@ -219,12 +218,7 @@ def load(args: argparse.Namespace) -> Models:
     vae = args.vae or hub.own_vae(image) or ("kl16" if image.config.vae_stride > 1 else None)
     drafter = load_drafter(args.text_draft or default_draft(target), target, "float32")
     reads = tokenizers.load_tokenizer(target), tokenizers.load_tokenizer(masked)
-    if None in reads:
-        raise UserError("the page takes texts, and one of the language models has no tokenizer.json")
     return Models(image, vae and cspd_jax.load(vae, of=VAE), target, drafter, masked, reads)
-
-
-DESCRIPTION = "Serves a page on which plain and exact speculative generation are seen side by side."
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -243,8 +237,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Serves the page until Ctrl-C."""
-    if importlib.util.find_spec("gradio") is None:
-        raise UserError('gradio is missing; the page needs pip install "cspd-jax[demo]"')
+    import gradio  # noqa: F401, before models are loaded
+
     from cspd_jax._utils import compilation
 
     compilation.use_cache()

@@ -76,12 +76,12 @@ def test_converted_and_read_where_it_lies(tmp_path, vae, capsys):
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A NextStep-1 model's folder, with its autoencoder; random weights."""
-    folder = nextstep_tiny.write(tmp_path_factory.mktemp("nextstep") / "model")
+    folder = nextstep_tiny.with_tokenizer(nextstep_tiny.write(tmp_path_factory.mktemp("nextstep") / "model"))
     shutil.copytree(GOLDEN, folder / "vae")
     return folder
 
 
-ASKED = ("--prompt-ids", "5,86,7,92", "--grid", "2x3", "--n", "1", "--steps", "4", "--method", "plain")
+ASKED = ("--prompt", "red", "--grid", "2x3", "--n", "1", "--steps", "4", "--method", "plain")
 
 
 @pytest.mark.slow

@@ -70,16 +70,3 @@ def test_generate_with_speculation(model):
     assert calls.rows == 3 * (3 * 16 + 2 * (calls.sequential - 16))
     plain, _ = generate(KEY, model, [0, 1, 2])
     assert plain.shape == tokens.shape and not np.array_equal(plain, tokens)
-
-
-@pytest.mark.slow
-def test_generate_command(folder, tmp_path, capsys):
-    out = tmp_path / "out"
-    arguments = ["generate", "--target", folder, "--n", "1", "--out", str(out), "--json", "--batch", "2"]
-    assert main([*arguments, "--denoise", "speculative", "--window", "2x4,2", "--method", "plain"]) == 0
-    report = json.loads(capsys.readouterr().out)
-    assert report["lossless"] is True and list(report["options"]["chain"]["draft_lengths"]) == [4, 4, 2]
-    chains = report["chains"]
-    assert chains["tested"] == 5 * 16 * 10 and 0 < chains["accepted"] <= chains["tested"]
-    assert report["calls"]["head"]["sequential"] < 3 * 16 * 10
-    assert {p.name for p in out.iterdir()} == {"samples.png", "samples.npz", "report.json"}

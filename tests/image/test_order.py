@@ -1,17 +1,12 @@
 """Reveal orders, group sizes and guidance schedules."""
 
-import json
-
 import jax
 import numpy as np
 import pytest
-import tiny
 from laws import FALSE_ALARM
 from test_shortcuts import noise_of
 from test_token_speculation import p_value
 
-from cspd_jax.__main__ import main
-from cspd_jax._utils import compilation
 from cspd_jax.image import Plain, SelfSpeculation, Spread
 from cspd_jax.image.options import Options
 from cspd_jax.image.order import random_order, reveal_groups
@@ -62,19 +57,6 @@ def test_spread_takes_one_of_the_farthest(length, last):
         for n in range(1, length):
             squares = ((places[n:, None] - places[max(0, n - last) : n]) ** 2).sum(-1).min(1)
             assert squares[0] == squares.max()
-
-
-@pytest.mark.slow
-def test_spread_is_a_reference_of_its_own(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(compilation, "use_cache", lambda: None)
-    argv = ["generate", "--target", tiny.save_mar(tmp_path / "model"), "--labels", "0", "--n", "1", "--json"]
-    argv += ["--order", "spread", "--num-iter", "4", "--out", str(tmp_path / "out")]
-    code = main([*argv, "--method", "self", "--gamma", "2"])
-    out, err = capsys.readouterr()
-    report = json.loads(out)
-    assert code == 0 and report["lossless"] and report["method"] == "self"
-    assert report["options"]["reveal"] == {"spread": 8}
-    assert "order spread: another distribution" in err
 
 
 @pytest.mark.slow

@@ -1,17 +1,11 @@
 """Regions of a picture as tokens, and pictures as tokens and back."""
 
-import json
-from pathlib import Path
-
 import numpy as np
 import pytest
 import tiny
-from PIL import Image
 
 import cspd_jax
 from cspd_jax import UserError
-from cspd_jax.__main__ import main
-from cspd_jax._utils import compilation
 from cspd_jax.image import keep, to_tokens
 from cspd_jax.models import VAE, ImageModel
 from cspd_jax.networks import sphere_vae
@@ -99,82 +93,3 @@ def test_pictures_are_tokens_of_a_sphere():
     tokens = to_tokens(model, np.random.default_rng(0).integers(0, 256, (2, side, side, 3), np.uint8), vae)
     np.testing.assert_allclose(np.linalg.norm(tokens, axis=-1), 2, rtol=1e-5)
     assert tokens.shape == (2, 16, 4) and cspd_jax.to_images(model, tokens, vae).shape == (2, side, side, 3)
-
-
-@pytest.fixture
-def run(folder, tmp_path, monkeypatch, capsys):
-    """Runs `generate` beside some pictures: (exit code, standard output, error)."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(compilation, "use_cache", lambda: None)
-    random = np.random.default_rng(0)
-    grey = Image.fromarray(random.integers(0, 256, (16, 16), np.uint8))
-    mask = np.zeros((16, 16), np.uint8)
-    mask[:4] = 255
-    pictures = {
-        "grey": grey,
-        "large": grey.resize((32, 32)),
-        "mask": Image.fromarray(mask),
-        "black": Image.fromarray(0 * mask),
-    }
-    for name, picture in pictures.items():
-        picture.save(f"{name}.png")
-    (tmp_path / "text.png").write_text("no picture")
-    np.savez("other.npz", labels=mask)
-    (tmp_path / "left-half").mkdir()  # a region goes before a file of its name
-
-    def run(*argv, target="target"):
-        how = [
-            "--target",
-            str(folder / target),
-            "--num-iter",
-            "2",
-            "--out",
-            "made",
-            "--labels",
-            "0",
-            "--n",
-            "1",
-        ]
-        code = main(["generate", *how, *argv])
-        return (code, *capsys.readouterr())
-
-    return run
-
-
-@pytest.mark.parametrize("way", [("plain",), pytest.param(BOTH_LEVELS, marks=pytest.mark.slow)])
-def test_a_part_of_a_picture_stays(run, way):
-    code, out, err = run("--image", "grey.png", "--keep", "left-half", "--method", *way)
-    assert code == 0 and out == "made\n", err
-    made, before = np.load("made/samples.npz")["arr_0"][0, ..., 0], np.asarray(Image.open("grey.png"))
-    np.testing.assert_array_equal(made[:, :8], before[:, :8])
-    assert (made[:, 8:] != before[:, 8:]).mean() > 0.9
-    assert json.loads(Path("made/report.json").read_text())["options"]["known"] == [8]
-
-
-def test_a_run_goes_on_from_another(run):
-    """Also where there are latents and no autoencoder."""
-    assert run("--method", "plain", target="latents")[0] == 0
-    before = np.load("made/samples.npz")["tokens"]
-    argv = (
-        "--image",
-        "made/samples.npz",
-        "--keep",
-        "mask.png",
-        "--resize",
-        "--method",
-        "plain",
-        "--seed",
-        "1",
-    )
-    code, _, err = run(*argv, "--out", "again", target="latents")
-    assert code == 0, err
-    after = np.load("again/samples.npz")["tokens"]
-    assert (after[:, :4] == before[:, :4]).all() and (after[:, 4:] != before[:, 4:]).any()
-
-
-@pytest.mark.slow
-def test_a_causal_model_keeps_what_comes_first(run, monkeypatch):
-    argv = ["generate", "--target", "default-causal", "--labels", "0", "--out", "made", "--image", "x.png"]
-    Image.fromarray(np.zeros((32, 32), np.uint8)).save("x.png")
-    assert main([*argv, "--keep", "left-half"]) == 2
-    assert main([*argv, "--keep", "top-half", "--method", "plain", "--steps", "4", "--n", "1"]) == 0

@@ -240,10 +240,6 @@ def test_convert_describe_generate(whole_file, tmp_path, capsys):
     assert model.config.respacing == "flow3" and model.config.vae_stride == 8
     expected = load("sphere_tiny2")[1]
     chex.assert_trees_all_equal(model.params, expected)
-    capsys.readouterr()
-    assert main(["info", str(whole_file)]) == 0
-    told = capsys.readouterr().out
-    assert "kind:           sphere" in told and "heads=" not in told
     folder = tmp_path / "images"
     argv = ["generate", "--target", str(out), "--out", str(folder), "--labels", "0,1", "--n", "1"]
     assert main([*argv, "--method", "plain", "--denoise", "plain"]) == 0

@@ -33,7 +33,7 @@ PREPARED = ("python3 -m venv", ". .venv", "pip install")  # the environment that
 # How small it all is. A flag that a command has gets another value, by verb or for all of them; flags of
 # ADDED are given besides, to each command that begins so.
 OTHER = {
-    "": {"--n": 4, "--per-class": 2, "--labels": "0,1", "--num-iter": 4, "--steps": 4, "--grid": "1x2"},
+    "": {"--n": 4, "--labels": "0,1", "--num-iter": 4, "--steps": 4, "--grid": "1x2"},
     "distill": {"--samples": 64, "--questions": 20},
     "evaluate": {"--inception": "weights.pth"},
 }
@@ -182,7 +182,7 @@ def toy_sized(words: list[str]) -> list[str]:
     if words[1:] == ["--list"]:
         return words
     for flag, value in (ADDED.get(verb, {}) | ADDED.get(" ".join(words[:2]), {})).items():
-        if flag not in words and not (flag == "--n" and "--per-class" in words):
+        if flag not in words:
             words += [flag, str(value)]
     return words
 

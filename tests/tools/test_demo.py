@@ -97,17 +97,6 @@ def test_masked_texts_are_those_of_generate(models):
         assert written(first)[i].count("·") > 0
 
 
-def test_without_gradio_it_says_what_to_install(monkeypatch, capsys):
-    from cspd_jax.__main__ import main
-
-    monkeypatch.setattr(demo.importlib.util, "find_spec", lambda name: None)
-    assert main(["demo"]) == 2
-    assert (
-        capsys.readouterr().err
-        == 'cspd-jax: error: gradio is missing; the page needs pip install "cspd-jax[demo]"\n'
-    )
-
-
 @pytest.fixture
 def browser(tmp_path):
     chromium = shutil.which("chromium") or shutil.which("google-chrome")

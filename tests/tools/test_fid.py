@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 from scipy import linalg
 
-from cspd_jax.check import UserError
 from cspd_jax.tools.evaluation import fid
-from cspd_jax.tools.evaluation.fid import Gaussian, Moments
+from cspd_jax.tools.evaluation.fid import Gaussian
 
 RNG = np.random.default_rng(0)
 
@@ -64,28 +63,6 @@ def test_singular_covariances():
     assert apart == pytest.approx(np.trace(low) + np.trace(high), rel=1e-6)
     nothing = Gaussian(np.zeros(50), np.zeros((50, 50)))
     assert fid.distance(nothing, same) == pytest.approx(50 + np.trace(same.covariance))
-
-
-def test_moments_of_portions():
-    """In any portions, also where the mean is a million times the deviation."""
-    rows = 1e6 + RNG.standard_normal((1000, 6)) @ covariance(6)
-    for size in (1, 7, 255, 256, 1000):
-        moments = Moments(6)
-        for start in range(0, 1000, size):
-            moments.add(rows[start : start + size])
-        found = moments.gaussian()
-        assert moments.count == 1000
-        np.testing.assert_allclose(found.mean, rows.mean(axis=0), rtol=1e-14)
-        np.testing.assert_allclose(found.covariance, np.cov(rows, rowvar=False), rtol=1e-8, atol=1e-7)
-    naive = (rows.T @ rows - 1000 * np.outer(rows.mean(0), rows.mean(0))) / 999
-    assert not np.allclose(naive, np.cov(rows, rowvar=False), rtol=1e-5, atol=1e-5)
-
-
-def test_one_image_has_no_covariance():
-    one = Moments(4)
-    one.add(np.ones((1, 4)))
-    with pytest.raises(UserError, match="1 images have no covariance"):
-        one.gaussian()
 
 
 def test_inception_score_in_closed_form():

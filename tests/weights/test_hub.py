@@ -8,7 +8,6 @@ import http.server
 import json
 import threading
 from pathlib import Path
-from typing import ClassVar
 
 import hf_folder
 import numpy as np
@@ -19,7 +18,6 @@ from cspd_jax import hub
 from cspd_jax.__main__ import main
 from cspd_jax.check import UserError
 from cspd_jax.converters.torch_file import open_checkpoint
-from cspd_jax.tools.evaluation import evaluate
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -138,43 +136,3 @@ def test_language_models_by_name(server, tmp_path, monkeypatch, capsys, files):
     assert main(["convert", "someone/tiny-1.5b", "out", "--json"]) == 0
     description = json.loads(capsys.readouterr().out)
     assert description["source"] == f"someone/tiny-1.5b@{COMMIT}" and description["kind"] == "lm"
-
-
-BODY = b"weights" * 1000
-
-
-@pytest.fixture
-def published(monkeypatch):
-    """A function that publishes a file as `file`, and returns what was asked of the server."""
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        requests: ClassVar[list[str]] = []
-
-        def do_GET(self):
-            self.requests.append(self.path)
-            self.send_response(404 if self.path == "/absent" else 200)
-            self.send_header("Content-Length", str(len(BODY) + (self.path == "/cut")))
-            self.end_headers()
-            self.wfile.write(BODY)
-
-        def log_message(self, *_):
-            pass
-
-    def publish(name="good"):
-        monkeypatch.setitem(evaluate.PUBLISHED, "file", f"http://127.0.0.1:{server.server_port}/{name}")
-        return Handler.requests
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield publish
-        server.shutdown()
-
-
-def test_a_file_of_the_web_is_fetched_once(published, tmp_path, monkeypatch):
-    requests = published()
-    path = evaluate.resolve("file", tmp_path / "kept")
-    assert path.read_bytes() == BODY and path.parent == tmp_path / "kept"
-    assert evaluate.resolve("file", tmp_path / "kept") == path and requests == ["/good"]
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "file").write_bytes(b"mine")
-    assert evaluate.resolve("file").read_bytes() == b"mine" and str(evaluate.resolve("other")) == "other"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -41,8 +42,6 @@ class ImageSet:
         """Yields batches of `size` images, the last one smaller."""
         images = self.each()
         while some := list(itertools.islice(images, size)):
-            if other := {image.shape for image in some} - {self.shape}:
-                raise UserError(f"{self.path} holds images of {other.pop()} and of {self.shape}")
             yield np.stack(some)
 
 
@@ -50,10 +49,9 @@ def open_images(path: str | os.PathLike) -> ImageSet:
     """Opens an .npz file with arr_0, a folder of `cspd-jax sample`, or one of PNG or JPEG files."""
     path = Path(path)
     if path.suffix == ".npz" and path.is_file():
-        with zipfile.ZipFile(path) as archive, archive.open("arr_0.npy") as member:
-            (count, *shape), dtype = _header(member)
-        if dtype != np.uint8 or len(shape) != 3:
-            raise UserError(f"{path}: arr_0 is {dtype} {[count, *shape]}; images are uint8 [N, H, W, 3]")
+        with _opened(path) as (_, (count, *shape), dtype):
+            if dtype != np.uint8:
+                raise UserError(f"{path}: arr_0 is {dtype}; images are uint8 [N, H, W, 3]")
         return ImageSet(path, count, tuple(shape), lambda: _stored(path))
     if (path / sample.MANIFEST).exists():
         each = lambda: (image for shard in sample.read(path, "arr_0") for image in shard["arr_0"])
@@ -66,17 +64,19 @@ def open_images(path: str | os.PathLike) -> ImageSet:
     return ImageSet(path, len(files), _picture(files[0]).shape, lambda: map(_picture, files))
 
 
-def _header(member) -> tuple[tuple[int, ...], np.dtype]:
-    np.lib.format.read_magic(member)
-    shape, _, dtype = np.lib.format.read_array_header_1_0(member)
-    return shape, dtype
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[tuple[Any, tuple[int, ...], np.dtype]]:
+    """Yields arr_0 of an .npz file, of which one image is read at a time, with its shape and type."""
+    with zipfile.ZipFile(path) as archive, archive.open("arr_0.npy") as member:
+        np.lib.format.read_magic(member)
+        shape, _, dtype = np.lib.format.read_array_header_1_0(member)
+        yield member, shape, dtype
 
 
 def _stored(path: Path) -> Iterator[np.ndarray]:
-    with zipfile.ZipFile(path) as archive, archive.open("arr_0.npy") as member:
-        shape, dtype = _header(member)
-        for _ in range(shape[0]):
-            yield np.frombuffer(member.read(int(np.prod(shape[1:]))), dtype).reshape(shape[1:])
+    with _opened(path) as (member, (count, *shape), dtype):
+        for _ in range(count):
+            yield np.frombuffer(member.read(int(np.prod(shape))), dtype).reshape(shape)
 
 
 def _picture(file: Path) -> np.ndarray:

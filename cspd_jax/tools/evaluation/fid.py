@@ -17,6 +17,7 @@ from tqdm import tqdm
 
 from cspd_jax._utils.files import write_arrays
 from cspd_jax.check import UserError
+from cspd_jax.networks.inception import Features
 from cspd_jax.tools.evaluation.features import FeatureNetwork, ImageSet, features, open_images
 
 SPLIT = 5000  # images of a split of the Inception score
@@ -32,31 +33,10 @@ class Gaussian(NamedTuple):
     covariance: np.ndarray
 
 
-class Moments:
-    """Gathers the mean and covariance of rows, added in any portions; the rows are not kept.
-
-    Portions are joined by Chan's formula, which subtracts means before it squares.
-    """
-
-    def __init__(self, size: int):
-        self.count = 0
-        self._mean = np.zeros(size)
-        self._squares = np.zeros((size, size))  # sum of (x - mean) (x - mean)^T
-
-    def add(self, rows: np.ndarray) -> None:
-        """Adds rows [N, F]."""
-        rows = np.asarray(rows, np.float64)
-        mean, both = rows.mean(axis=0), self.count + len(rows)
-        gap, rows = mean - self._mean, rows - mean
-        self._squares += rows.T @ rows + np.outer(gap, gap * (self.count * len(rows) / both))
-        self._mean = self._mean + gap * (len(rows) / both)
-        self.count = both
-
-    def gaussian(self) -> Gaussian:
-        """Returns the mean, and the covariance with the divisor N - 1."""
-        if self.count < 2:
-            raise UserError(f"{self.count} images have no covariance; at least 2 are needed")
-        return Gaussian(self._mean, self._squares / (self.count - 1))
+def fitted(rows: np.ndarray) -> Gaussian:
+    """Returns the mean and the covariance, with the divisor N - 1, of rows [N, F]."""
+    rows = np.asarray(rows, np.float64)
+    return Gaussian(rows.mean(axis=0), np.atleast_2d(np.cov(rows, rowvar=False)))
 
 
 def distance(first: Gaussian, second: Gaussian) -> float:
@@ -73,9 +53,7 @@ def distance(first: Gaussian, second: Gaussian) -> float:
 
 def frechet_distance(x: np.ndarray, y: np.ndarray) -> float:
     """Returns the distance of Gaussians fitted to x [N, F] and y [M, F]; only equal N and M compare."""
-    x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
-    fitted = [Gaussian(rows.mean(axis=0), np.atleast_2d(np.cov(rows, rowvar=False))) for rows in (x, y)]
-    return distance(*fitted)
+    return distance(fitted(x), fitted(y))
 
 
 def _nonnegative(values: np.ndarray) -> np.ndarray:
@@ -162,20 +140,12 @@ def write_statistics(path: str | os.PathLike, statistics: Statistics) -> None:
     write_arrays(path, **arrays, images=np.int64(statistics.images or 0), network=statistics.network)
 
 
-def look(
-    images: ImageSet, network: FeatureNetwork, batch: int, how: str
-) -> tuple[Statistics, np.ndarray, np.ndarray]:
-    """Runs the network over all images once; returns also the logits, and features of FID for neighbours."""
-    pool, spatial = Moments(network.config.features), Moments(network.config.spatial)
-    logits, kept = [], []
-    found: Any
-    for found in features(network, images, batch, how):
-        kept.append(found.pool[: max(0, MOST_NEIGHBOURS - pool.count)].copy())
-        pool.add(found.pool)
-        spatial.add(found.spatial)
-        logits.append(found.unbiased)
-    statistics = Statistics(pool.gaussian(), spatial.gaussian(), pool.count, f"{network.sha256} {how}")
-    return statistics, np.concatenate(logits), np.concatenate(kept)
+def look(images: ImageSet, network: FeatureNetwork, batch: int, how: str) -> tuple[Statistics, Any]:
+    """Runs the network over all images once: what FID knows of them, and their features."""
+    parts = zip(*features(network, images, batch, how))
+    found: Any = Features(*map(np.concatenate, parts))  # type: ignore[arg-type]
+    seen = fitted(found.pool), fitted(found.spatial)
+    return Statistics(*seen, images.count, f"{network.sha256} {how}"), found
 
 
 def evaluate(
@@ -185,21 +155,19 @@ def evaluate(
     stored, images = (None, None) if against is None else open_reference(against)
     if stored is not None and stored.network not in ("", f"{network.sha256} {how}"):
         raise UserError(f"{against} was made by other weights or another --resize; make it again")
-    seen, logits, kept = look(samples, network, batch, how)
+    seen, found = look(samples, network, batch, how)
     report: dict[str, Any] = {"samples": str(samples.path), "images": samples.count, "resize": how}
-    report |= {"published": network.published, "inception_score": inception_score(logits)}
-    if against is None:
-        return report, seen
-    if images is not None:
-        other, _, others = look(images, network, batch, how)
-        stored = stored or other
-        if min(len(kept), len(others)) > NEIGHBOURS:
-            right, covered = precision_recall(kept, others)
-            report |= {"precision": right / len(kept), "recall": covered / len(others)}
-    assert stored is not None and seen.spatial is not None
-    report["against"] = {"path": str(against), "images": stored.images}
-    report["frechet"] = distance(stored.pool, seen.pool)
-    report["spatial"] = None if stored.spatial is None else distance(stored.spatial, seen.spatial)
+    report |= {"published": network.published, "inception_score": inception_score(found.unbiased)}
     if samples.count <= network.config.features:
         report["note"] = "fewer images than features: the covariance is singular, the distance biased upwards"
+    if images is not None:
+        other, others = look(images, network, batch, how)
+        stored = stored or other
+        x, y = found.pool[:MOST_NEIGHBOURS], others.pool[:MOST_NEIGHBOURS]
+        right, covered = precision_recall(x, y)
+        report |= {"precision": right / len(x), "recall": covered / len(y)}
+    if stored is not None and seen.spatial is not None:
+        report["against"] = {"path": str(against), "images": stored.images}
+        report["frechet"] = distance(stored.pool, seen.pool)
+        report["spatial"] = None if stored.spatial is None else distance(stored.spatial, seen.spatial)
     return report, seen

@@ -1,0 +1,177 @@
+"""`cspd-jax generate` by whole commands: files, pictures and reports."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import nextstep_tiny
+import numpy as np
+import pytest
+import tiny
+from PIL import Image, ImageOps
+
+from cspd_jax.__main__ import main
+from cspd_jax._utils import compilation
+from cspd_jax.cli._flags import labels as parse_labels
+
+PLAIN = ("--method", "plain", "--num-iter", "2", "--n", "2")
+FAST = ("--n", "2", "--labels", "0,1", "--num-iter", "4", "--gamma", "2", "--out", "out")
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models")
+    tiny.save_mar(folder / "target")
+    tiny.save_mar(folder / "draft", seed=5)
+    tiny.save_mar(folder / "latents", tiny.LATENTS, names=None)
+    tiny.save_mar(folder / "own", sampling={"cfg": 2.5, "temperature": 0.9})
+    tiny.save_kl16(folder / "vae")
+    return folder
+
+
+@pytest.fixture
+def run(models, tmp_path, monkeypatch, capsys):
+    """Runs `generate` in a folder of its own: the report, and what was said. {models} is their folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(compilation, "use_cache", lambda: None)
+
+    def run(*argv, target="target"):
+        argv = [str(a).replace("{models}", str(models)) for a in argv]
+        code = main(["generate", "--target", str(models / target), *argv, "--json"])
+        out, err = capsys.readouterr()
+        assert code == 0, err
+        return json.loads(out), err
+
+    return run
+
+
+@pytest.mark.slow
+def test_files_and_report(run):
+    report, err = run(*PLAIN, "--seed", "7", "--labels", "bee,3-4")
+    assert report["out"] == "samples-0001" and "plain, 22 network calls one after the other" in err
+    assert sorted(os.listdir("samples-0001")) == ["report.json", "samples.npz", "samples.png"]
+    assert json.loads(Path("samples-0001/report.json").read_text()).items() <= report.items()
+    assert (report["rows"], report["tokens"], report["rounds"], report["lossless"]) == (6, 96, 2, True)
+    assert report["calls"]["head"]["sequential"] == 20 and report["options"]["respacing"] == "ddim10"
+    samples = np.load("samples-0001/samples.npz")
+    assert samples["arr_0"].shape == (6, 16, 16, 1) and samples["arr_0"].dtype == np.uint8
+    assert samples["labels"].tolist() == [1, 3, 4, 1, 3, 4] and not samples["accepted"].any()
+    # Again, in smaller batches, into an empty folder.
+    os.mkdir("mine")
+    run(*PLAIN, "--seed", "7", "--labels", "1,3,4", "--batch", "4", "--out", "mine")
+    np.testing.assert_allclose(np.load("mine/samples.npz")["tokens"], samples["tokens"], atol=1e-4)
+
+
+@pytest.mark.slow
+def test_self_beside_plain(run):
+    report, err = run("--method", "self", *FAST, "--compare")
+    assert report["lossless"] and (report["method"], report["criterion"]) == ("self", "path")
+    assert report["accepted"] == round(report["acceptance"] * report["tested"])
+    assert len(report["acceptance_by_distance"]) == 2 and report["speculation"]["gamma"] == 2
+    backbone, head = (report["calls"][name]["sequential"] for name in ("backbone", "head"))
+    beside = report["compared_to_plain"]
+    assert beside["way"] == "self" and beside["faster"] > 0 and "beside the plain sampler" in err
+    assert beside["fewer_sequential_calls"] == 44 / (backbone + head)
+    samples = np.load("out/samples.npz")
+    assert samples["accepted"].sum() == report["accepted"]
+    assert not (samples["accepted"] & ~samples["tested"]).any()
+    assert {"accepted.png", "compared.png"} <= set(os.listdir("out"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "flags, lossless, why",
+    [
+        (("--adapt", "0.3", "--prefill", "0.25"), True, "target"),
+        (("--criterion", "paper"), False, "factor Sigma"),
+        (("--criterion", "paper", "--sigma", "off", "--align", "off"), True, "maximal coupling"),
+        (("--criterion", "official", "--prefill", "0"), False, "the released runner"),
+    ],
+)
+def test_a_draft_model_and_its_criteria(run, flags, lossless, why):
+    report, err = run("--method", "cspd", "--draft", "{models}/draft", *FAST, *flags)
+    assert report["lossless"] is lossless and why in report["why"]
+    assert lossless or f"lossy: {report['why']}" in err
+    assert report["draft"]["name"].endswith("draft") and report["tested"] > 0
+    assert report["options"]["final_noise"] is (report["criterion"] != "official")
+
+
+@pytest.mark.slow
+def test_without_a_method_the_fastest_exact_one(run):
+    report, err = run("--n", "1", "--labels", "0", "--num-iter", "2")
+    assert report["lossless"] and "self 8, window 8" in err and "--compare" in err
+
+
+@pytest.mark.slow
+def test_latents_with_and_without_vae(run):
+    report, err = run(*PLAIN, target="latents")
+    assert "no --vae" in err and sorted(os.listdir(report["out"])) == ["report.json", "samples.npz"]
+    assert np.load(f"{report['out']}/samples.npz")["latents"].shape == (10, 4, 4, 4)
+    report, _ = run(*PLAIN, "--vae", "{models}/vae", target="latents")
+    assert np.load(f"{report['out']}/samples.npz")["arr_0"].shape == (10, 8, 8, 3)
+
+
+@pytest.mark.slow
+def test_a_prompt_becomes_latents(run, tmp_path):
+    folder = nextstep_tiny.with_tokenizer(nextstep_tiny.write(tmp_path / "next"))
+    report, _ = run("--prompt", "red", "--grid", "2x2", "--steps", "4", *PLAIN, target=folder)
+    assert np.load(f"{report['out']}/samples.npz")["latents"].shape[0] == 2 == report["rows"]
+
+
+@pytest.mark.slow
+def test_flags_reach_the_sampler(run):
+    flags = ("--cfg", "2", "--cfg-schedule", "constant", "--temperature", "0.9", "--final-noise", "off")
+    found = run(*PLAIN, *flags, "--labels", "none,0", "--dtype", "bfloat16")[0]["options"]
+    assert (found["cfg"], found["cfg_schedule"], found["temperature"]) == (2.0, "constant", 0.9)
+    assert found["final_noise"] is False and found["num_iter"] == 2
+    chains = ("--denoise", "speculative", "--window", "2x4,2", "--order", "spread")
+    report, _ = run(*PLAIN, *chains)
+    assert list(report["options"]["chain"]["draft_lengths"]) == [4, 4, 2]
+    assert report["options"]["reveal"] == {"spread": 8} and report["chains"]["tested"] == 10 * 16 * 10
+    report, err = run("--labels", "0", "--n", "1", "--anneal", "10:5", "--gtr", "1", "--num-iter", "2")
+    assert not report["lossless"] and "(DiSA)" in err and "(GtR)" in err
+    assert report["options"]["anneal"]["first"] == 10 and report["options"]["reveal"] == {"rest": 1}
+
+
+def test_a_checkpoint_says_how_it_is_sampled(run):
+    """Its guidance and temperature, where no other is asked for."""
+    for given, cfg in (((), 2.5), (("--cfg", "1"), 1.0)):
+        flags = ("--method", "plain", "--num-iter", "1", "--labels", "0", "--n", "1")
+        options = run(*flags, *given, target="own")[0]["options"]
+        assert (options["cfg"], options["temperature"]) == (cfg, 0.9)
+
+
+def test_a_part_of_a_picture_stays(run):
+    """Of a picture of another size, and of a run, by a mask."""
+    random = np.random.default_rng(0)
+    Image.fromarray(random.integers(0, 256, (32, 48), np.uint8)).save("grey.png")
+    flags = ("--method", "plain", "--num-iter", "2", "--labels", "0", "--n", "1")
+    report, _ = run("--image", "grey.png", "--keep", "left-half", *flags, "--out", "first")
+    made = np.load("first/samples.npz")
+    scaled = ImageOps.fit(Image.open("grey.png"), (16, 16), Image.Resampling.LANCZOS)
+    np.testing.assert_array_equal(made["arr_0"][0, :, :8, 0], np.asarray(scaled)[:, :8])
+    assert (made["arr_0"][0, :, 8:, 0] != np.asarray(scaled)[:, 8:]).mean() > 0.9
+    assert report["options"]["known"] == [8]
+    mask = np.zeros((16, 16), np.uint8)
+    mask[:4] = 255
+    Image.fromarray(mask).save("mask.png")
+    run("--image", "first/samples.npz", "--keep", "mask.png", *flags, "--out", "again", "--seed", "1")
+    after = np.load("again/samples.npz")["tokens"]
+    assert (after[:, :4] == made["tokens"][:, :4]).all() and (after[:, 4:] != made["tokens"][:, 4:]).any()
+
+
+@pytest.mark.parametrize(
+    "text, names, labels",
+    [
+        ("0-3", (), [0, 1, 2, 3]),
+        ("3, 1,1", (), [3, 1, 1]),
+        ("none,2,-1", (), [-1, 2, -1]),
+        ("z-x-y,x-y", ("z-x-y", "x-y"), [0, 1]),
+        ("1,0", ("2", "1", "0"), [1, 0]),
+        ("2019,1", ("2019", "2020"), [0, 1]),
+    ],
+)
+def test_labels(text, names, labels):
+    assert parse_labels(text, 5, names) == labels

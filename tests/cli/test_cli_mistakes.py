@@ -1,0 +1,142 @@
+"""What ends a command: one line and code 2 for what a caller can mend; a signal leaves no half files."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiny
+import torch_writer
+from PIL import Image
+
+from cspd_jax.__main__ import main
+from cspd_jax.cli import info
+from cspd_jax.tools import demo
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+TINY = str(GOLDEN / "mar_tiny.pth")
+GENERATE = ("generate", "--method", "plain", "--target", "target", "--labels", "0", "--n", "1")
+DRAFT = ("generate", "--target", "target", "--method", "draft", "--draft")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("here")
+    tiny.save_mar(folder / "target")
+    tiny.save_mar(folder / "latents", tiny.LATENTS, names=None)
+    tiny.save_kl16(folder / "vae")
+    for name in ("text.pth", "text.png", "full/x"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text("hello")
+    torch_writer.write(folder / "evil.pth", {}, pickle=b"\x80\x02cposix\nsystem\nX\x02\x00\x00\x00id\x85R.")
+    np.savez(folder / "other.npz", labels=np.zeros(3))
+    Image.fromarray(np.zeros((16, 16), np.uint8)).save(folder / "black.png")
+    return folder
+
+
+@pytest.mark.parametrize(
+    "argv, sentence",
+    [
+        ((), "required"),
+        (("genrate",), "invalid choice: 'genrate'"),
+        (("generate", "--metod", "plain"), "unrecognized arguments: --metod plain"),
+        ((*GENERATE, "--labels", "9"), "label 9 is out of range: the model has classes 0 to 4"),
+        ((*GENERATE, "--labels", "ape"), "label 'ape' is neither a number"),
+        ((*GENERATE, "--out", "full"), "full exists already"),
+        ((*GENERATE, "--out", "/proc/xx"), "/proc/xx cannot be made: /proc is not writable"),
+        ((*GENERATE, "--steps", "ddim300"), "respacing 'ddim300'"),
+        ((*GENERATE, "--window", "0"), "--window and --drafter go with"),
+        ((*GENERATE, "--denoise", "speculative", "--window", "0"), "each must draft at least 1"),
+        ((*GENERATE, "--method", "self", "--gamma", "0"), "gamma is 0"),
+        ((*GENERATE, "--method", "self", "--final-noise", "off"), "needs noise in the last denoising step"),
+        ((*GENERATE, "--method", "self", "--gtr", "1"), "shortcuts of the plain sampler"),
+        ((*GENERATE, "--temperature", "1e38", "--num-iter", "1"), "the model diverged"),
+        ((*GENERATE, "--method", "draft"), "--method draft, --draft MODEL and --criterion go together"),
+        ((*GENERATE, "--prompt", "red"), "makes images of classes"),
+        ((*GENERATE, "--keep", "border"), "give both"),
+        ((*GENERATE, "--image", "nosuch.png", "--keep", "border"), "No such file or directory: "),
+        ((*GENERATE, "--image", "text.png", "--keep", "border"), "cannot identify image file"),
+        ((*GENERATE, "--image", "black.png", "--keep", "all"), "what to keep is 'all'"),
+        ((*GENERATE, "--vae", "vae"), "does not fit"),
+        ((*DRAFT, "latents"), "tokens of dimension 4, the target tokens of dimension 16"),
+        ((*DRAFT, "vae"), "kind kl16"),
+        (("generate", "--target", "text-default"), "of kind lm; the model must be of kind mar"),
+        (("generate", "--target", "none"), "none is neither a checkpoint folder nor one of the names"),
+        (("text", "--target", "default"), "of kind mar; the language model must be of kind lm"),
+        (("text", "--target", "masked-default"), "is a masked-diffusion model; use cspd-jax masked"),
+        (("masked", "--target", "text-default"), "is a causal model; use cspd-jax text"),
+        (("text", "--method", "tree", "--draft", "lookup"), "look-up makes no trees"),
+        (("text", "--prompt", "a", "--new-tokens", "1000000000"), "more than the 1024 positions"),
+        (("convert", "none.pth", "out"), "none.pth does not exist"),
+        (("convert", "text.pth", "out"), "or no PyTorch checkpoint"),
+        (("convert", "evil.pth", "out"), "posix.system, which is not among"),
+        (("convert", TINY, "out"), "--heads ENC,DEC"),
+        (("info", "full"), "full is not a checkpoint"),
+        (("train", "--preset", "nosuch", "--out", "made"), "preset 'nosuch' is unknown"),
+        (("train", "--out", "run", "--data", "here"), "No such file or directory"),
+        (("distill", "--out", "run", "--preset", "text-states"), "give --target and --prompts"),
+        (("calibrate", "masked-default"), "not a checkpoint folder that can be written to"),
+        (("--distributed", "host:1,2", "info", "default"), "is neither auto nor HOST:PORT,I,N"),
+    ],
+)
+def test_what_cannot_be(argv, sentence, folder, monkeypatch, capsys):
+    monkeypatch.chdir(folder)
+    before = sorted(os.listdir())
+    try:
+        code = main([str(a) for a in argv])
+    except SystemExit as refused:  # by argparse
+        code = refused.code
+    out, err = capsys.readouterr()
+    assert code == 2 and out == "" and "error: " in err and sentence in err.splitlines()[-1]
+    assert sorted(os.listdir()) == before
+
+
+@pytest.mark.parametrize(
+    "error, sentence",
+    [
+        (PermissionError(13, "Permission denied", "there"), "Permission denied: 'there'"),
+        (RuntimeError("RESOURCE_EXHAUSTED: out of memory"), "too little memory"),
+        (ModuleNotFoundError(name="gradio"), 'gradio is missing; this needs pip install "cspd-jax[demo]"'),
+    ],
+)
+def test_what_is_not_there(error, sentence, monkeypatch, capsys):
+    def run(args):
+        raise error
+
+    monkeypatch.setattr(demo, "run", run)
+    assert main(["demo"]) == 2
+    assert sentence in (told := capsys.readouterr().err) and told.count("\n") == 1
+
+
+def test_a_mistake_of_the_program_is_not_hidden(monkeypatch):
+    monkeypatch.setattr(info, "run", lambda args: {}["mistake"])
+    with pytest.raises(KeyError):
+        main(["info", "default"])
+
+
+SLEEPS = """
+import sys, time
+from cspd_jax import __main__ as program
+from cspd_jax._utils.files import written_beside
+from cspd_jax.cli import info
+def wait(args):
+    with written_beside(args.path) as partial:
+        partial.write_text("half")
+        print("ready", flush=True)
+        time.sleep(60)
+info.run = wait
+program.command()
+"""
+
+
+def test_a_signal_leaves_nothing_half_written(tmp_path):
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process = subprocess.Popen([sys.executable, "-c", SLEEPS, "info", tmp_path / "result"], **pipes)
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGTERM)
+    _, told = process.communicate(timeout=30)
+    assert process.returncode == 130 and "interrupted" in told and "Traceback" not in told
+    assert not list(tmp_path.iterdir())
