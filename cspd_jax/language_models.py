@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
+import chex
 import jax
 import numpy as np
 
@@ -185,7 +186,10 @@ def pad_prompts(prompts: Sequence[Sequence[int] | np.ndarray]) -> Prompts:
 
 def as_prompts(prompts: PromptsLike) -> Prompts:
     """Pads a list of prompts; takes a tuple to be (tokens, lengths) already."""
-    return Prompts(*prompts) if isinstance(prompts, tuple) else pad_prompts(prompts)
+    found = Prompts(*prompts) if isinstance(prompts, tuple) else pad_prompts(prompts)
+    chex.assert_rank(found.tokens, 2)
+    chex.assert_shape(found.lengths, (len(found.tokens),))
+    return found
 
 
 def concrete(value: Any) -> np.ndarray | None:

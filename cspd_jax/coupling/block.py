@@ -25,6 +25,7 @@ from __future__ import annotations
 import functools
 from typing import NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 
@@ -107,6 +108,8 @@ def verify_gaussian_block(
     max_trials: of a coin, after which it is given up.
     together: what is tried at a time (what suits the device).
     """
+    chex.assert_rank(drafts, 2)
+    chex.assert_equal_shape([*p, *q, drafts])
     most = len(drafts)
     given = (key, p, q, drafts, jnp.ones(most, bool) if valid is None else valid)
     verify = functools.partial(_verify, max_trials=max_trials)

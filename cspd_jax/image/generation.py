@@ -11,6 +11,7 @@ import functools
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -60,7 +61,10 @@ def sample(
     options: as `resolve` settles them. Their numbers may be replaced by traced ones: cfg ([] or [B]; guided
         says whether it counts), temperature, and known, if the options were settled with some.
     """
-    made = method.run(network, params, as_typed(keys), jnp.asarray(labels), options)
+    keys, labels = as_typed(keys), jnp.asarray(labels)
+    chex.assert_rank([keys, labels], 1)
+    chex.assert_equal_shape([keys, labels])
+    made = method.run(network, params, keys, labels, options)
     known = None if options.known is None else options.known.mask
     return made.tokens, _info(made, judgement(method, options), method.ahead, known)
 
