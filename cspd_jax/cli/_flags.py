@@ -15,7 +15,12 @@ Options = TypeVar("Options")
 
 
 class Parser(argparse.ArgumentParser):
-    """Says in one line what is wrong."""
+    """Says in one line what is wrong, and reads `bool` as on or off and `tuple` as numbers such as 1,2,3."""
+
+    def __init__(self, **options: Any):
+        super().__init__(**options)
+        self.register("type", bool, lambda text: ("off", "on").index(text) == 1)
+        self.register("type", tuple, lambda text: tuple(int(part) for part in text.split(",")))
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
@@ -37,8 +42,6 @@ def add_fields(group: Any, cls: Any, *names: str) -> None:
     for field in dataclasses.fields(cls):
         if field.metadata.get("flags") and (not names or field.name in names):
             told = {"default": None, "help": field.metadata["help"], **field.metadata["of_flag"]}
-            if told.get("type") is bool:
-                told |= {"type": switch, "metavar": "on|off"}
             group.add_argument(*field.metadata["flags"], dest=field.name, **told)
 
 
@@ -66,16 +69,6 @@ def add_common(group: Any, *dtypes: str) -> None:
     )
     group.add_argument("--dtype", choices=("float32", "bfloat16", *dtypes), default="float32")
     group.add_argument("--json", action="store_true", help="print one JSON object")
-
-
-def switch(text: str) -> bool:
-    """Reads on or off."""
-    return ("off", "on").index(text) == 1
-
-
-def numbers(text: str) -> tuple[int, ...]:
-    """Reads numbers such as 1,2,3."""
-    return tuple(int(part) for part in text.split(","))
 
 
 def labels(text: str, classes: int, names: tuple[str, ...] = ()) -> list[int]:

@@ -77,14 +77,6 @@ def _add_sampling(parser: argparse.ArgumentParser) -> None:
         " target drafts them itself",
     )
     add_fields(how, image.Options)
-    how.add_argument(
-        "--window",
-        dest="draft_lengths",
-        type=_window,
-        metavar="M",
-        help="denoising steps drafted per head call with --denoise speculative, for example 16, or 4x32,8 for"
-        " four calls of 32 and then 8 (default: 16)",
-    )
     add_fields(how, image.ChainSpeculation)
     how.add_argument("--order", choices=("spread",), help=FIELDS["order"].metadata["help"])
     how.add_argument(
@@ -112,11 +104,6 @@ def _add_sampling(parser: argparse.ArgumentParser) -> None:
 def _annealing(text: str) -> Annealing:
     first, last, shape, *_ = [*text.split(":"), "linear"]
     return Annealing(int(first), int(last), shape)
-
-
-def _window(text: str) -> tuple[int, ...]:
-    parts = [part.split("x") for part in text.split(",")]
-    return tuple(int(part[-1]) for part in parts for _ in range(int(part[0]) if len(part) == 2 else 1))
 
 
 def _grid(text: str) -> tuple[int, int]:

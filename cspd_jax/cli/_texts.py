@@ -19,7 +19,7 @@ from cspd_jax import hub
 from cspd_jax._utils import compilation
 from cspd_jax._utils.options import reported
 from cspd_jax.check import UserError
-from cspd_jax.cli._flags import add_common, numbers, progress
+from cspd_jax.cli._flags import add_common, progress
 from cspd_jax.info import Info
 from cspd_jax.measure import Choice, timed
 from cspd_jax.models import TextModel
@@ -43,7 +43,7 @@ def add_flags(parser: argparse.ArgumentParser, default: str) -> None:
     add_common(parser, "float64")
     add = functools.partial(parser.add_argument, action="append", default=[])
     add("--prompt", metavar="TEXT", help="text to continue; may be repeated")
-    add("--prompt-ids", type=numbers, metavar="I,J,...", help="a prompt as token ids; may be repeated")
+    add("--prompt-ids", type=tuple, metavar="I,J,...", help="a prompt as token ids; may be repeated")
 
 
 def open_model(args: argparse.Namespace, mesh: Any, causal: bool) -> tuple[TextModel, Any, list[list[int]]]:

@@ -38,12 +38,6 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         help="language models: learn on rows of the data, on the target's own, or on both in turn (data)",
     )
     parser.add_argument(
-        "--data",
-        metavar="DIR",
-        help="a folder of images to learn on (without --preset: what the target was trained on, and half its"
-        " width)",
-    )
-    parser.add_argument(
         "--samples",
         type=int,
         default=4096,

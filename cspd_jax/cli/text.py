@@ -14,7 +14,7 @@ from typing import Any
 from cspd_jax import hub, text
 from cspd_jax.check import UserError, check_vocabularies
 from cspd_jax.cli import _texts
-from cspd_jax.cli._flags import add_fields, from_flags, numbers
+from cspd_jax.cli._flags import add_fields, from_flags
 from cspd_jax.keys import seed_key
 from cspd_jax.models import HeadModel, TextModel
 from cspd_jax.networks.quantised import quantise
@@ -42,19 +42,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--method",
         choices=METHODS,
         help="block (default): verify the whole draft at once; plain; speculative or deepmind: verify token"
-        " by token; match: reproduce the very tokens of plain sampling; tree: verify several candidates for"
-        " each token; auto: block or plain, and how many drafts, whichever a short measurement finds faster"
-        " here. All of them sample from the same distribution as plain decoding",
+        " by token; match: reproduce the very tokens of plain sampling; tree: verify three candidates for the"
+        " next token, two for the one after each, and one more; auto: block or plain, and how many drafts,"
+        " whichever a short measurement finds faster here. All of them sample from the same distribution as"
+        " plain decoding",
     )
     add_fields(how, text.Options)
-    how.add_argument(
-        "--tree",
-        type=numbers,
-        default=(3, 2, 1),
-        metavar="N,N,...",
-        help="with --method tree: candidates for the first token of a draft, for the one after each of those,"
-        " and so on (default: 3,2,1)",
-    )
     how.add_argument("--no-stop", action="store_true", help="continue past the end-of-text token")
     how.add_argument("--compare", action="store_true", help="also run and time plain decoding")
 
@@ -110,7 +103,7 @@ def _drafter(args: argparse.Namespace, target: TextModel) -> Any:
     if isinstance(drafter, text.PromptLookup):
         raise UserError("look-up makes no trees; give a model as --draft with --method tree")
     make = text.head_tree if isinstance(drafter, text.Drafting) else text.draft_tree
-    return make(drafter, args.tree)
+    return make(drafter, (3, 2, 1))
 
 
 def _is_head(name: str | None) -> bool:

@@ -27,12 +27,6 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of the verb."""
     parser.add_argument("--preset", help="a named run; an unknown name lists them (default: glyphs)")
     add_run_flags(parser)
-    parser.add_argument(
-        "--data",
-        metavar="DIR",
-        help="a folder of images, with a sub-folder for each class if there are several; without --preset"
-        " it is learned by a small model of the images' own size, up to 64 x 64",
-    )
     parser.add_argument("--vae", metavar="NAME", help="train on the latents of kl16 or a converted KL-16")
 
 
@@ -44,6 +38,13 @@ def add_run_flags(parser: argparse.ArgumentParser) -> None:
         metavar="MODEL",
         help="a model of the same sizes to start from, for example one trained on the data; for masked-text"
         " also a causal one, which has fewer ids",
+    )
+    parser.add_argument(
+        "--data",
+        metavar="DIR",
+        help="a folder of images, with a sub-folder for each class if there are several. Without --preset it"
+        " is learned by a small model of the images' own size, up to 64 x 64, or by a draft of half the"
+        " target's width",
     )
     parser.add_argument("--mesh", metavar="SIZES", help="how devices share the work, as data=4,model=2")
     length = parser.add_mutually_exclusive_group()

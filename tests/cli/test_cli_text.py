@@ -49,7 +49,7 @@ def test_a_tree_of_drafts_gives_the_text_of_plain_decoding(folders, capsys):
     """Greedy, in float64."""
     common = ("text", "--target", folders["llama"], *PROMPTS, "--new-tokens", 20, *EXACT)
     plain = printed(capsys, *common, "--method", "plain")
-    found = printed(capsys, *common, "--method", "tree", "--tree", "2,2,1", "--draft", folders["draft"])
+    found = printed(capsys, *common, "--method", "tree", "--draft", folders["draft"])
     assert found["ids"] == plain["ids"] and found["lossless"]
     assert found["tokens"] / 2 > found["rounds"]
 
