@@ -117,7 +117,7 @@ GIVEN = {
     },
     "causal": {"sphere-b.pth": lambda p: shutil.copy(ROOT / "tests/golden_causal/sphere_tiny2_ar.pth", p)},
     "converting": {"SRC": mar_checkpoint, "FOLDER": LLAMA, "OWNER/NAME": LLAMA, "model.gguf": gguf},
-    "evaluation": {**LATENTS, "dataset": pictures, "weights.pth": inception},
+    "evaluation": {**LATENTS, "dataset": pictures, "pt_inception-2015-12-05-6726825d.pth": inception},
     "masked": {
         "OWNER/NAME": LLADA,
         "models/masked": lambda path: shutil.copytree(TRAINED, path),

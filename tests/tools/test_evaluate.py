@@ -36,6 +36,7 @@ def made(tmp_path_factory):
     weights = inception_reference.weights(16, classes=10)
     tree = {name: torch_writer.tensor(array) for name, array in weights.items()}
     torch_writer.write_old(folder / "weights.pth", torch_writer.ordered_dict(tree))
+    assert main(["convert", str(folder / "weights.pth"), str(folder / "inception")]) == 0
     np.savez_compressed(folder / "a.npz", arr_0=pictures(), arr_1=np.zeros(COUNT, np.int64))
     images = pictures(OTHERS, 50)
     np.savez(folder / "b.npz", arr_0=images)
@@ -119,7 +120,7 @@ def test_statistics_come_back(tmp_path):
 
 @pytest.fixture(scope="module")
 def network(made):
-    return features.load_network(made / "weights.pth")
+    return features.load_network(made / "inception")
 
 
 def evaluate(made, network, against, how="tf1"):
@@ -168,12 +169,11 @@ def test_only_the_published_weights_give_fid(made, network, report):
 @pytest.mark.slow
 def test_the_command_and_its_statistics(made, network, report, tmp_path, capsys):
     """Statistics made of a set stand for it; they know the network that saw it."""
-    file, folder = tmp_path / "b.npz", tmp_path / "converted"
-    assert main(["convert", str(made / "weights.pth"), str(folder)]) == 0
-    command = ["evaluate", "--samples", str(made / "b.npz"), "--inception", str(folder)]
+    file, network_folder = tmp_path / "b.npz", str(made / "inception")
+    command = ["evaluate", "--samples", str(made / "b.npz"), "--inception", network_folder]
     assert main([*command, "--batch", str(BATCH), "--save-statistics", str(file)]) == 0
     capsys.readouterr()
-    command = ["evaluate", "--samples", str(made / "a.npz"), "--inception", str(made / "weights.pth")]
+    command = ["evaluate", "--samples", str(made / "a.npz"), "--inception", network_folder]
     assert main([*command, "--against", str(file), "--batch", str(BATCH), "--json"]) == 0
     stored = json.loads(capsys.readouterr().out)
     for name in ("frechet", "spatial"):

@@ -20,12 +20,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--samples", required=True, metavar="A", help="the images to be measured")
     add("--against", metavar="B", help="images, .npz statistics, or ADM's reference batches")
-    add(
-        "--inception",
-        required=True,
-        metavar="W",
-        help="pytorch-fid's weights: the file, or what convert made",
-    )
+    add("--inception", required=True, metavar="W", help="what convert made of pytorch-fid's weights")
     add("--resize", choices=("tf1", "pytorch-fid"), default="tf1", help="how images become 299x299 (tf1)")
     add("--batch", type=int, default=100, help="images looked at together (100)")
     add("--save-statistics", type=pathlib.Path, metavar="F", help="write the statistics of A into F, an .npz")
