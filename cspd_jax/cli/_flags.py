@@ -61,12 +61,7 @@ def from_flags(
 def add_common(group: Any, *dtypes: str) -> None:
     """Adds what every generation has: a seed, a mesh, a type, and JSON."""
     group.add_argument("--seed", type=int, default=0, help="row i depends on the seed and i (default: 0)")
-    group.add_argument(
-        "--mesh",
-        metavar="SIZES",
-        help="how devices share the work, for example data=4,model=2: rows are spread over the data axis,"
-        " each model over the model axis (default: all devices on data)",
-    )
+    group.add_argument("--mesh", metavar="SIZES", help="of axes, as data=4,model=2 (default: all on data)")
     group.add_argument("--dtype", choices=("float32", "bfloat16", *dtypes), default="float32")
     group.add_argument("--json", action="store_true", help="print one JSON object")
 

@@ -20,19 +20,15 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "source",
         metavar="SRC",
-        help="a .pth, .ckpt, .safetensors or .gguf file, a model folder with config.json and .safetensors"
-        " files, mar-base, mar-large, mar-huge, kl16, or the OWNER/NAME of a language model on the Hugging"
-        " Face hub",
+        help="a .pth, .ckpt, .safetensors or .gguf file, a Hugging Face folder, mar-base, mar-large,"
+        " mar-huge, kl16, or the OWNER/NAME of a language model on the hub",
     )
     parser.add_argument("destination", metavar="DST", help="the folder to make; it must not exist")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="type stored")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     group = parser.add_argument_group("what the file cannot say (flags override the file)")
-    group.add_argument(
-        "--weights",
-        choices=("model_ema", "ema", "model"),
-        help="which weights of a .pth (the averaged ones, if there are any)",
-    )
+    names = ("model_ema", "ema", "model")
+    group.add_argument("--weights", choices=names, help="those of a .pth to take (the first that it has)")
     group.add_argument("--heads", type=tuple, metavar="ENC,DEC|N", help="attention heads (MAR, causal)")
     group.add_argument("--patch-size", type=int, help="latents along a token's side (MAR)")
     group.add_argument("--steps", help='respacing of the denoising, for example "100" or "ddim50" (MAR)')

@@ -1,8 +1,7 @@
 """Continues prompts by speculative decoding with a causal language model, and prints the text.
 
-Accepted drafts are green, corrected tokens red, and tokens gained after a fully accepted draft blue. Without
-arguments it runs the byte-level models that come with the package, which were trained on the documentation of
-Python's standard library, and compares speculative with plain decoding.
+Without arguments it runs the byte-level models that come with the package, which were trained on the
+documentation of Python's standard library, and compares speculative with plain decoding.
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ METHODS = {
     "plain": None, "speculative": "google", "deepmind": "deepmind", "block": "block", "match": "match",
     "tree": "tree", "auto": "block",
 }  # fmt: skip
-_COLOURS = {text.ACCEPTED: 32, text.CORRECTED: 31, text.BONUS: 34}
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -70,10 +68,9 @@ def run(args: argparse.Namespace) -> None:
     if compare and request.drafter is not None:
         ways["plain"] = request._replace(drafter=None)
 
-    def rows(tokens: Any, info: Any) -> list[tuple[list[int], list[int | None]]]:
-        ends = zip(tokens.tolist(), info.trace.marks.tolist(), prompts, info.trace.lengths.tolist())
-        cut = [(row[len(prompt) : end], marks[len(prompt) : end]) for row, marks, prompt, end in ends]
-        return [(row, list(map(_COLOURS.get, marks))) for row, marks in cut]
+    def rows(tokens: Any, info: Any) -> list[list[int]]:
+        spans = zip(tokens.tolist(), prompts, info.trace.lengths.tolist())
+        return [row[len(prompt) : end] for row, prompt, end in spans]
 
     _texts.run(args, tokenizer, ways, text.generate, rows, method=args.method, draft=args.draft)
 

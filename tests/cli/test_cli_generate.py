@@ -148,12 +148,11 @@ def test_a_part_of_a_picture_stays(run):
     random = np.random.default_rng(0)
     Image.fromarray(random.integers(0, 256, (32, 48), np.uint8)).save("grey.png")
     flags = ("--method", "plain", "--num-iter", "2", "--labels", "0", "--n", "1")
-    report, _ = run("--image", "grey.png", "--keep", "left-half", *flags, "--out", "first")
+    run("--image", "grey.png", "--keep", "left-half", *flags, "--out", "first")
     made = np.load("first/samples.npz")
     scaled = ImageOps.fit(Image.open("grey.png"), (16, 16), Image.Resampling.LANCZOS)
     np.testing.assert_array_equal(made["arr_0"][0, :, :8, 0], np.asarray(scaled)[:, :8])
     assert (made["arr_0"][0, :, 8:, 0] != np.asarray(scaled)[:, 8:]).mean() > 0.9
-    assert report["options"]["known"] == [8]
     mask = np.zeros((16, 16), np.uint8)
     mask[:4] = 255
     Image.fromarray(mask).save("mask.png")
