@@ -25,7 +25,6 @@ from cspd_jax.models import VAE, ImageModel
 from cspd_jax.parallel import default_mesh
 
 _SUFFIXES = (".png", ".jpg", ".jpeg")
-_WHITE = 128
 
 
 def add_flags(parser: argparse.ArgumentParser, classes: str) -> None:
@@ -159,7 +158,7 @@ def _known_of(args: argparse.Namespace, model: ImageModel, vae: VAE | None, imag
         raise UserError("--image says what to start from, and --keep what of it stays; give both")
     region: Any = args.keep
     if args.keep not in NAMES and os.path.isfile(args.keep):
-        region = _read(args.keep, model, "L")[..., 0] >= _WHITE
+        region = _read(args.keep, model, "L")[..., 0] >= 128  # white
     if args.image.endswith(".npz"):
         tokens = np.load(args.image)["tokens"]
     else:

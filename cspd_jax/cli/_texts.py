@@ -19,7 +19,7 @@ from cspd_jax._utils.options import reported
 from cspd_jax.check import UserError
 from cspd_jax.cli._flags import add_common, progress
 from cspd_jax.info import Info
-from cspd_jax.measure import Choice, timed
+from cspd_jax.measure import timed
 from cspd_jax.models import TextModel
 from cspd_jax.reports import report
 from cspd_jax.sampling import NO_TOKEN
@@ -58,12 +58,6 @@ def open_model(args: argparse.Namespace, mesh: Any, causal: bool) -> tuple[TextM
     if texts and tokenizer is None:
         raise UserError("the model has no tokenizer.json; give the prompt as --prompt-ids 1,2,3")
     return model, tokenizer, [*(tokenizer.encode(text) for text in texts), *map(list, args.prompt_ids)]
-
-
-def chosen(choice: Choice) -> Any:
-    """Says how long each way took, and returns the request of the fastest."""
-    progress("; ".join(f"{way} {seconds:.3f} s" for way, seconds in choice.seconds.items()))
-    return choice.request
 
 
 def run(

@@ -35,14 +35,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         help="learn on rows of the data, on the target's own, or on both in turn (data)",
     )
     texts.add_argument("--samples", type=int, default=4096, help="rows, or answers, of the target (4096)")
-    texts.add_argument(
-        "--states",
-        action="store_true",
-        help="train a head that reads what the target computed anyway (EAGLE-3; preset text-states)",
-    )
-    texts.add_argument(
-        "--prompts", metavar="FILE", type=Path, help="what a head's target answers, a line each"
-    )
+    texts.add_argument("--states", action="store_true", help="train a head that reads the target's states")
+    texts.add_argument("--prompts", metavar="FILE", type=Path, help="what a head's target answers, by line")
     texts.add_argument("--ids", type=int, default=8192, help="a head has so many of the most frequent (8192)")
 
 

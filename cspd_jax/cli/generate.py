@@ -22,7 +22,7 @@ from cspd_jax._utils import compilation
 from cspd_jax._utils.files import check_new_folder, next_free
 from cspd_jax.check import UserError
 from cspd_jax.cli import _images
-from cspd_jax.cli._flags import progress
+from cspd_jax.cli._flags import chosen, progress
 from cspd_jax.image import pixels
 from cspd_jax.image.generation import Request, settle
 from cspd_jax.info import Info
@@ -71,10 +71,9 @@ def _fastest(request: Request, batch: int) -> Request:
     """Returns the fastest exact request for the images."""
     progress("measuring which exact method is fastest here")
     unknown = dataclasses.replace(request.options, known=None)
-    found = image.fastest(request.key, request.model, request.labels[:batch], unknown)
-    progress("; ".join(f"{name} {seconds:.2f} s" for name, seconds in found.seconds.items()))
-    options = dataclasses.replace(found.request.options, known=request.options.known)
-    return request._replace(method=found.request.method, options=options)
+    found = chosen(image.fastest(request.key, request.model, request.labels[:batch], unknown))
+    options = dataclasses.replace(found.options, known=request.options.known)
+    return request._replace(method=found.method, options=options)
 
 
 def _timed(request: Request, batch: int) -> dict[str, tuple[np.ndarray, Info]]:

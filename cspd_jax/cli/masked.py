@@ -15,7 +15,7 @@ from typing import Any
 from cspd_jax import masked
 from cspd_jax._utils.options import reported
 from cspd_jax.cli import _texts
-from cspd_jax.cli._flags import add_fields, from_flags
+from cspd_jax.cli._flags import add_fields, chosen, from_flags
 from cspd_jax.keys import seed_key
 from cspd_jax.parallel import default_mesh
 
@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> None:
     options = dataclasses.replace(options, block=min(options.block, options.max_new_tokens))
     request = masked.Request(seed_key(args.seed), model, prompts, _method(args, options), options)
     if args.method == "auto":
-        request = _texts.chosen(masked.fastest(request.key, model, prompts, options))
+        request = chosen(masked.fastest(request.key, model, prompts, options))
     way = request.method
     ways = {way.name: request}
     if not isinstance(way, masked.Stepwise) and not args.no_compare:

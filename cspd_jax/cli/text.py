@@ -13,7 +13,7 @@ from typing import Any
 from cspd_jax import hub, text
 from cspd_jax.check import UserError, check_vocabularies
 from cspd_jax.cli import _texts
-from cspd_jax.cli._flags import add_fields, from_flags
+from cspd_jax.cli._flags import add_fields, chosen, from_flags
 from cspd_jax.keys import seed_key
 from cspd_jax.models import HeadModel, TextModel
 from cspd_jax.networks.quantised import quantise
@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> None:
     key = seed_key(args.seed) if options.temperature else None
     request = text.Request(key, target, prompts, _drafter(args, target), options)
     if args.method == "auto":
-        request = _texts.chosen(text.fastest(key, target, prompts, request.drafter, options))
+        request = chosen(text.fastest(key, target, prompts, request.drafter, options))
     ways = {args.method: request}
     if compare and request.drafter is not None:
         ways["plain"] = request._replace(drafter=None)

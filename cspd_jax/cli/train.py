@@ -37,9 +37,8 @@ def add_run_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--data",
         metavar="DIR",
-        help="a folder of images, with a sub-folder for each class if there are several. Without --preset it"
-        " is learned by a small model of the images' own size, up to 64 x 64, or by a draft of half the"
-        " target's width",
+        help="a folder of images, with a sub-folder for each class if there are several; without --preset"
+        " learned at the images' own size, up to 64 x 64",
     )
     parser.add_argument("--mesh", metavar="SIZES", help="how devices share the work, as data=4,model=2")
     length = parser.add_mutually_exclusive_group()
