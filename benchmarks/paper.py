@@ -230,7 +230,7 @@ def table2(run: Runs) -> Item:
             if network is not None:
                 of = features.ImageSet(Path(name), len(pixels), pixels.shape[1:], pixels.__iter__)
                 report, _ = fid.evaluate(of, run.args.against, network)
-                scores = report.get("frechet"), report["inception_score"]
+                scores = report.get("fid"), report["inception_score"]
             refuted = "yes" if min(p[test] for test in TESTS) <= FALSE_ALARM else "no"
             rows.append((name, made.verdict, cfg, len(pixels), *quality(run.target, pixels, made.labels,
                          run.args.toy), *(p[test] for test in TESTS), refuted, *scores))  # fmt: skip

@@ -119,7 +119,7 @@ GIVEN = {
     "images": {
         **LATENTS,
         "dataset": pictures,
-        "weights.pth": inception,
+        "pt_inception-2015-12-05-6726825d.pth": inception,
         "FOLDER": image_from_text,
         "sphere-b.pth": lambda p: shutil.copy(ROOT / "tests/golden_causal/sphere_tiny2_ar.pth", p),
     },

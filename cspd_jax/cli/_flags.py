@@ -15,7 +15,12 @@ Options = TypeVar("Options")
 
 
 class Parser(argparse.ArgumentParser):
-    """Says in one line what is wrong."""
+    """Says in one line what is wrong, and reads `bool` as on or off and `tuple` as numbers such as 1,2,3."""
+
+    def __init__(self, **options: Any):
+        super().__init__(**options)
+        self.register("type", bool, lambda text: ("off", "on").index(text) == 1)
+        self.register("type", tuple, lambda text: tuple(int(part) for part in text.split(",")))
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
@@ -24,6 +29,12 @@ class Parser(argparse.ArgumentParser):
 def progress(message: str) -> None:
     """Says on standard error what happens."""
     print(message, file=sys.stderr, flush=True)
+
+
+def chosen(choice: Any) -> Any:
+    """Says how long each way of a `measure.Choice` took, and returns the request of the fastest."""
+    progress("; ".join(f"{way} {seconds:.3f} s" for way, seconds in choice.seconds.items()))
+    return choice.request
 
 
 def result(values: Mapping[str, Any], as_json: bool) -> None:
@@ -37,8 +48,6 @@ def add_fields(group: Any, cls: Any, *names: str) -> None:
     for field in dataclasses.fields(cls):
         if field.metadata.get("flags") and (not names or field.name in names):
             told = {"default": None, "help": field.metadata["help"], **field.metadata["of_flag"]}
-            if told.get("type") is bool:
-                told |= {"type": switch, "metavar": "on|off"}
             group.add_argument(*field.metadata["flags"], dest=field.name, **told)
 
 
@@ -58,24 +67,9 @@ def from_flags(
 def add_common(group: Any, *dtypes: str) -> None:
     """Adds what every generation has: a seed, a mesh, a type, and JSON."""
     group.add_argument("--seed", type=int, default=0, help="row i depends on the seed and i (default: 0)")
-    group.add_argument(
-        "--mesh",
-        metavar="SIZES",
-        help="how devices share the work, for example data=4,model=2: rows are spread over the data axis,"
-        " each model over the model axis (default: all devices on data)",
-    )
+    group.add_argument("--mesh", metavar="SIZES", help="of axes, as data=4,model=2 (default: all on data)")
     group.add_argument("--dtype", choices=("float32", "bfloat16", *dtypes), default="float32")
     group.add_argument("--json", action="store_true", help="print one JSON object")
-
-
-def switch(text: str) -> bool:
-    """Reads on or off."""
-    return ("off", "on").index(text) == 1
-
-
-def numbers(text: str) -> tuple[int, ...]:
-    """Reads numbers such as 1,2,3."""
-    return tuple(int(part) for part in text.split(","))
 
 
 def labels(text: str, classes: int, names: tuple[str, ...] = ()) -> list[int]:

@@ -25,7 +25,6 @@ from cspd_jax.models import VAE, ImageModel
 from cspd_jax.parallel import default_mesh
 
 _SUFFIXES = (".png", ".jpg", ".jpeg")
-_WHITE = 128
 
 
 def add_flags(parser: argparse.ArgumentParser, classes: str) -> None:
@@ -39,11 +38,7 @@ def add_flags(parser: argparse.ArgumentParser, classes: str) -> None:
         " (digits), mar-base, mar-large, mar-huge, or a checkpoint folder (default: words)",
     )
     what.add_argument("--vae", metavar="MODEL", help="autoencoder that decodes latents: kl16 or a folder")
-    what.add_argument(
-        "--labels",
-        metavar="LIST",
-        help=f"class numbers or names, for example 0-9 or 3,5,7; none is no class (default: {classes})",
-    )
+    what.add_argument("--labels", metavar="LIST", help=f"numbers, as 0-2,5, or names (default: {classes})")
     what.add_argument("--batch", type=int, default=64, help="images generated together (default: 64)")
     add_common(what)
     asked = parser.add_argument_group("prompts, for a target that makes images from text (NextStep-1)")
@@ -77,26 +72,11 @@ def _add_sampling(parser: argparse.ArgumentParser) -> None:
         " target drafts them itself",
     )
     add_fields(how, image.Options)
-    how.add_argument(
-        "--window",
-        dest="draft_lengths",
-        type=_window,
-        metavar="M",
-        help="denoising steps drafted per head call with --denoise speculative, for example 16, or 4x32,8 for"
-        " four calls of 32 and then 8 (default: 16)",
-    )
     add_fields(how, image.ChainSpeculation)
-    how.add_argument("--order", choices=("spread",), help=FIELDS["order"].metadata["help"])
-    how.add_argument(
-        "--anneal", type=_annealing, metavar="FIRST:LAST", help=FIELDS["anneal"].metadata["help"]
-    )
-    how.add_argument(
-        "--gtr",
-        type=int,
-        metavar="K",
-        help="lossy: the tokens of one colour of a checkerboard come first, all others in the last K AR steps"
-        " (GtR)",
-    )
+    order, anneal = (FIELDS[name].metadata["help"] for name in ("order", "anneal"))
+    how.add_argument("--order", choices=("spread",), help=order)
+    how.add_argument("--anneal", type=_annealing, metavar="FIRST:LAST", help=anneal)
+    how.add_argument("--gtr", type=int, metavar="K", help="lossy: a checkerboard, completed in K AR steps")
     ahead = parser.add_argument_group("speculation over AR steps (--method draft or self)")
     ahead.add_argument("--draft", metavar="MODEL", help="the smaller model that drafts, for --method draft")
     ahead.add_argument(
@@ -112,11 +92,6 @@ def _add_sampling(parser: argparse.ArgumentParser) -> None:
 def _annealing(text: str) -> Annealing:
     first, last, shape, *_ = [*text.split(":"), "linear"]
     return Annealing(int(first), int(last), shape)
-
-
-def _window(text: str) -> tuple[int, ...]:
-    parts = [part.split("x") for part in text.split(",")]
-    return tuple(int(part[-1]) for part in parts for _ in range(int(part[0]) if len(part) == 2 else 1))
 
 
 def _grid(text: str) -> tuple[int, int]:
@@ -146,8 +121,6 @@ def read_labels(args: argparse.Namespace, model: ImageModel, most: int | None = 
 def request_of(args: argparse.Namespace, model: ImageModel, vae: VAE | None, turn: np.ndarray) -> Request:
     """Returns the request that the flags stand for. turn: the label of each image."""
     method = _method_of(args, model)
-    if args.order and args.gtr:
-        raise UserError("--order and --gtr are two orders of the tokens; give one of them")
     if (args.draft_lengths or args.drafter) and args.denoise != "speculative":
         raise UserError("--window and --drafter go with --denoise speculative")
     noise = {"final_noise": False} if method.needs_final_noise is False else {}  # of the released runner
@@ -185,7 +158,7 @@ def _known_of(args: argparse.Namespace, model: ImageModel, vae: VAE | None, imag
         raise UserError("--image says what to start from, and --keep what of it stays; give both")
     region: Any = args.keep
     if args.keep not in NAMES and os.path.isfile(args.keep):
-        region = _read(args.keep, model, "L")[..., 0] >= _WHITE
+        region = _read(args.keep, model, "L")[..., 0] >= 128  # white
     if args.image.endswith(".npz"):
         tokens = np.load(args.image)["tokens"]
     else:

@@ -6,9 +6,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
-import itertools
 import json
-import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -19,16 +17,16 @@ from cspd_jax import hub
 from cspd_jax._utils import compilation
 from cspd_jax._utils.options import reported
 from cspd_jax.check import UserError
-from cspd_jax.cli._flags import add_common, numbers, progress
+from cspd_jax.cli._flags import add_common, progress
 from cspd_jax.info import Info
-from cspd_jax.measure import Choice, timed
+from cspd_jax.measure import timed
 from cspd_jax.models import TextModel
 from cspd_jax.reports import report
 from cspd_jax.sampling import NO_TOKEN
-from cspd_jax.tokenizers import load_tokenizer, pieces
+from cspd_jax.tokenizers import load_tokenizer
 
 _DEFAULT = "Return a list of"
-Rows = Callable[[np.ndarray, Info], list[tuple[list[int], list[int | None]]]]  # ids of a text, their colours
+Rows = Callable[[np.ndarray, Info], list[list[int]]]  # the ids of each text
 
 
 def add_flags(parser: argparse.ArgumentParser, default: str) -> None:
@@ -43,7 +41,7 @@ def add_flags(parser: argparse.ArgumentParser, default: str) -> None:
     add_common(parser, "float64")
     add = functools.partial(parser.add_argument, action="append", default=[])
     add("--prompt", metavar="TEXT", help="text to continue; may be repeated")
-    add("--prompt-ids", type=numbers, metavar="I,J,...", help="a prompt as token ids; may be repeated")
+    add("--prompt-ids", type=tuple, metavar="I,J,...", help="a prompt as token ids; may be repeated")
 
 
 def open_model(args: argparse.Namespace, mesh: Any, causal: bool) -> tuple[TextModel, Any, list[list[int]]]:
@@ -62,12 +60,6 @@ def open_model(args: argparse.Namespace, mesh: Any, causal: bool) -> tuple[TextM
     return model, tokenizer, [*(tokenizer.encode(text) for text in texts), *map(list, args.prompt_ids)]
 
 
-def chosen(choice: Choice) -> Any:
-    """Says how long each way took, and returns the request of the fastest."""
-    progress("; ".join(f"{way} {seconds:.3f} s" for way, seconds in choice.seconds.items()))
-    return choice.request
-
-
 def run(
     args: argparse.Namespace,
     tokenizer: Any,
@@ -76,9 +68,8 @@ def run(
     rows: Rows,
     **told: Any,
 ) -> None:
-    """Runs the first of one or two requests, beside the second, its reference, and prints the texts, each
-    token in its colour on a terminal, and what happened; or all of it as JSON. told: for the report, besides.
-    """
+    """Runs the first of one or two requests, beside the second, its reference, and prints the texts and what
+    happened; or all of it as JSON. told: for the report, besides."""
     request, *others = ways.values()
     runs = {way: functools.partial(generate, *one) for way, one in ways.items()}
     made = timed(runs, 3 if others else 1)
@@ -90,29 +81,17 @@ def run(
     if reference:
         same = int(np.sum(np.all(tokens == reference[0], axis=1)))
         told[f"compared_to_{list(ways)[1]}"] = {**report.beside(infos), "identical_rows": same}
-    made_rows = rows(tokens, info)
+    ids = rows(tokens, info)
+    decode = str if tokenizer is None else tokenizer.decode
     if args.json:
-        ids = [row for row, _ in made_rows]
-        texts = [None if tokenizer is None else tokenizer.decode(row) for row in ids]
+        texts = [None if tokenizer is None else decode(row) for row in ids]
         options = reported(request.options)
         told = report.make_report(request.model, info, options, **told, seed=args.seed)
         print(json.dumps({"text": texts, "ids": ids, **told}))
         return
-    for prompt, (row, colours) in zip(request.prompts, made_rows):
-        print(_painted(tokenizer, prompt, row, colours))
+    for prompt, row in zip(request.prompts, ids):
+        print(decode([*prompt, *row]))
     progress(str(info))
     if reference:
         gain = report.in_words(report.beside(infos))
         progress(f"beside {list(ways)[1]} decoding: {gain}; {same} of {len(tokens)} rows are identical")
-
-
-def _painted(tokenizer: Any, prompt: list[int], row: list[int], colours: list[int | None]) -> str:
-    if tokenizer is None:
-        return ",".join(map(str, row))
-    parts = zip(pieces(tokenizer, [*prompt, *row])[len(prompt) :], colours)
-    text = tokenizer.decode(prompt)
-    for colour, group in itertools.groupby(parts, lambda part: part[1]):
-        passage = "".join(piece for piece, _ in group)
-        plain = colour is None or not sys.stdout.isatty()
-        text += passage if plain else f"\x1b[{colour}m{passage}\x1b[0m"
-    return text

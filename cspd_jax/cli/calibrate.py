@@ -32,13 +32,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("target", metavar="MODEL", help="a checkpoint folder")
     add_fields(parser, Options, "respacing", "cfg", "cfg_schedule", "temperature")
     texts = parser.add_argument_group("masked-diffusion language models")
-    texts.add_argument(
-        "--prompts",
-        type=Path,
-        metavar="FILE",
-        help="one prompt per line, in the model's chat template (default: beginnings of the documentation of"
-        " Python's standard library)",
-    )
+    texts.add_argument("--prompts", type=Path, metavar="FILE", help="one a line (Python's documentation)")
     texts.add_argument("--n", type=int, default=128, help="how many of the prompts (default: 128)")
     add_fields(texts, masked.Options, "max_new_tokens", "block")
     parser.add_argument("--json", action="store_true", help="print one JSON object")

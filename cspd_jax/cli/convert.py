@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from cspd_jax import hub, weights
 from cspd_jax._utils.files import check_new_folder, mapped_files
-from cspd_jax.cli._flags import numbers, progress, result
+from cspd_jax.cli._flags import progress, result
 from cspd_jax.converters.source import Options, convert, digest, make_config, open_source
 
 
@@ -20,21 +20,16 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "source",
         metavar="SRC",
-        help="a .pth, .ckpt, .safetensors or .gguf file, a model folder with config.json and .safetensors"
-        " files, mar-base, mar-large, mar-huge, kl16, or the OWNER/NAME of a language model on the Hugging"
-        " Face hub",
+        help="a .pth, .ckpt, .safetensors or .gguf file, a Hugging Face folder, mar-base, mar-large,"
+        " mar-huge, kl16, or the OWNER/NAME of a language model on the hub",
     )
     parser.add_argument("destination", metavar="DST", help="the folder to make; it must not exist")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="type stored")
-    parser.add_argument("--revision", help="which revision to fetch, for a SRC given by name")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     group = parser.add_argument_group("what the file cannot say (flags override the file)")
-    group.add_argument(
-        "--weights",
-        choices=("model_ema", "ema", "model"),
-        help="which weights of a .pth (the averaged ones, if there are any)",
-    )
-    group.add_argument("--heads", type=numbers, metavar="ENC,DEC|N", help="attention heads (MAR, causal)")
+    names = ("model_ema", "ema", "model")
+    group.add_argument("--weights", choices=names, help="those of a .pth to take (the first that it has)")
+    group.add_argument("--heads", type=tuple, metavar="ENC,DEC|N", help="attention heads (MAR, causal)")
     group.add_argument("--patch-size", type=int, help="latents along a token's side (MAR)")
     group.add_argument("--steps", help='respacing of the denoising, for example "100" or "ddim50" (MAR)')
     group.add_argument("--vae-stride", type=int, help="pixels per latent; display only (MAR, 16)")
@@ -46,7 +41,7 @@ def run(args: argparse.Namespace) -> None:
     check_new_folder(args.destination)
     path, origin = args.source, os.path.basename(os.path.abspath(args.source))
     if not os.path.exists(path) and (path in hub.FILES or hub.is_repository(path)):
-        path, origin = hub.fetch(path, revision=args.revision)
+        path, origin = hub.fetch(path)
     source = open_source(path, args.weights)
     given = Options(args.heads, args.patch_size, args.steps, args.vae_stride, args.groups)
     config, inside = make_config(source, given), source.autoencoder

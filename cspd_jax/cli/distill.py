@@ -23,51 +23,21 @@ from cspd_jax.training.data.folder import FolderConfig
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of the verb."""
-    parser.add_argument(
-        "--target",
-        help="a checkpoint folder, or a model's name (default; for text presets text-default, for masked ones"
-        " masked-default; --states takes none that is not named)",
-    )
+    parser.add_argument("--target", metavar="MODEL", help="the target (the embedded one of this kind)")
     parser.add_argument("--preset", help="a named run; an unknown name lists them (default: glyphs-draft)")
     add_run_flags(parser)
-    parser.add_argument(
+    texts = parser.add_argument_group("language models")
+    texts.add_argument(
         "--from",
         dest="origin",
         choices=("data", "target", "both"),
         default="data",
-        help="language models: learn on rows of the data, on the target's own, or on both in turn (data)",
+        help="learn on rows of the data, on the target's own, or on both in turn (data)",
     )
-    parser.add_argument(
-        "--data",
-        metavar="DIR",
-        help="a folder of images to learn on (without --preset: what the target was trained on, and half its"
-        " width)",
-    )
-    parser.add_argument(
-        "--samples",
-        type=int,
-        default=4096,
-        help="number of rows that the target makes, or of its answers (4096)",
-    )
-    head = parser.add_argument_group("a head that drafts from a language model's states (preset text-states)")
-    head.add_argument(
-        "--states",
-        action="store_true",
-        help="train one decoder layer that reads what the target computed anyway (EAGLE-3), on the target's"
-        " answers to --prompts",
-    )
-    head.add_argument(
-        "--prompts",
-        metavar="FILE",
-        type=Path,
-        help="one prompt per line, in the target's chat template if it has one",
-    )
-    head.add_argument(
-        "--ids",
-        type=int,
-        default=8192,
-        help="how many ids the head has: the answers' most frequent ones (8192)",
-    )
+    texts.add_argument("--samples", type=int, default=4096, help="rows, or answers, of the target (4096)")
+    texts.add_argument("--states", action="store_true", help="train a head that reads the target's states")
+    texts.add_argument("--prompts", metavar="FILE", type=Path, help="what a head's target answers, by line")
+    texts.add_argument("--ids", type=int, default=8192, help="a head has so many of the most frequent (8192)")
 
 
 def run(args: argparse.Namespace) -> None:

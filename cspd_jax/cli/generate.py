@@ -22,7 +22,7 @@ from cspd_jax._utils import compilation
 from cspd_jax._utils.files import check_new_folder, next_free
 from cspd_jax.check import UserError
 from cspd_jax.cli import _images
-from cspd_jax.cli._flags import progress
+from cspd_jax.cli._flags import chosen, progress
 from cspd_jax.image import pixels
 from cspd_jax.image.generation import Request, settle
 from cspd_jax.info import Info
@@ -39,11 +39,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     _images.add_flags(parser, f"the first {_CLASSES} classes")
     parser.add_argument("--n", type=int, default=4, help="images per label (default: 4)")
     parser.add_argument("--out", metavar="DIR", help=f"new output folder (default: the next {PREFIX}-0001)")
-    parser.add_argument(
-        "--compare",
-        action="store_true",
-        help="make the same images by the plain sampler too, and time both (without a method: self)",
-    )
+    parser.add_argument("--compare", action="store_true", help="run and time the plain sampler as well")
 
 
 def run(args: argparse.Namespace) -> None:
@@ -54,28 +50,14 @@ def run(args: argparse.Namespace) -> None:
     model, vae = _images.models_of(args)
     turn = _images.read_labels(args, model, None if args.prompt else _CLASSES)
     request = _images.request_of(args, model, vae, np.tile(turn, args.n))
-    asked = bool(args.method or args.draft or args.denoise or request.options.shortcuts)
-    made: dict[str, tuple[np.ndarray, Info]] = {}
-    beside = None
-    if args.compare:
-        request = request if asked else _speculative(request)
-        made = image.compare(*request)
-        beside = report.beside({way: info for way, (_, info) in made.items() if way != "draft alone"})
-    else:
-        if not asked and request.options.final_noise:
-            request = _fastest(request, args.batch)
-        start, compiled = time.perf_counter(), compilation.compile_seconds()
-        # A batch is one jitted call, or some where a bar on a terminal is to move within it.
-        tokens, info = image.generate(*request, rows=args.batch, progress=sys.stderr.isatty())
-        images = np.asarray(tokens)
-        seconds = time.perf_counter() - start - (compilation.compile_seconds() - compiled)
-        name = request.method.name + (" along chains" if request.options.chain else "")
-        made[name] = images, dataclasses.replace(info, seconds=max(0.0, seconds))
+    if not (args.method or args.draft or args.denoise or request.options.shortcuts):
+        request = _speculative(request) if args.compare else _fastest(request, args.batch)
+    made = image.compare(*request) if args.compare else _timed(request, args.batch)
     if jax.process_index() == 0:
-        told = _save(args, request, vae, folder, made, beside)
+        told = _save(args, request, vae, folder, made)
         print(json.dumps({"out": str(folder), **told}) if args.json else folder)
-        if not asked and beside is None:
-            progress("cspd-jax generate --compare shows the plain sampler beside it; docs/library.md: Python")
+        if not args.compare:
+            progress("--compare shows the plain sampler beside it; in Python: docs/library.md")
 
 
 def _speculative(request: Request) -> Request:
@@ -89,10 +71,20 @@ def _fastest(request: Request, batch: int) -> Request:
     """Returns the fastest exact request for the images."""
     progress("measuring which exact method is fastest here")
     unknown = dataclasses.replace(request.options, known=None)
-    found = image.fastest(request.key, request.model, request.labels[:batch], unknown)
-    progress("; ".join(f"{name} {seconds:.2f} s" for name, seconds in found.seconds.items()))
-    options = dataclasses.replace(found.request.options, known=request.options.known)
-    return request._replace(method=found.request.method, options=options)
+    found = chosen(image.fastest(request.key, request.model, request.labels[:batch], unknown))
+    options = dataclasses.replace(found.options, known=request.options.known)
+    return request._replace(method=found.method, options=options)
+
+
+def _timed(request: Request, batch: int) -> dict[str, tuple[np.ndarray, Info]]:
+    """Makes the images; their seconds are without compilation."""
+    start, compiled = time.perf_counter(), compilation.compile_seconds()
+    # A batch is one jitted call, or some where a bar on a terminal is to move within it.
+    made, info = image.generate(*request, rows=batch, progress=sys.stderr.isatty())
+    tokens = np.asarray(made)
+    seconds = time.perf_counter() - start - (compilation.compile_seconds() - compiled)
+    way = request.method.name + (" along chains" if request.options.chain else "")
+    return {way: (tokens, dataclasses.replace(info, seconds=max(0.0, seconds)))}
 
 
 def _save(
@@ -101,7 +93,6 @@ def _save(
     vae: VAE | None,
     folder: Path,
     made: dict[str, tuple[np.ndarray, Info]],
-    beside: dict[str, Any] | None,
 ) -> dict[str, Any]:
     """Writes the images, their pictures and the report, which it returns, and says what was saved."""
     (way, (tokens, info)), *_ = made.items()
@@ -112,49 +103,48 @@ def _save(
             "every image came out as NaN or infinity, so nothing was written: the model diverged; try a"
             " lower --temperature or --cfg"
         )
-    captions = [model.class_name(label) for label in labels[:_MOST_SHOWN]]
     arrays = {"labels": labels, "tokens": tokens, "accepted": marks > 0, "tested": marks != 0}
-    pages = {}
+    captions, pages = [model.class_name(label) for label in labels[:_MOST_SHOWN]], {}
     if info.tested.shape[1]:
         pages["accepted.png"] = pictures.acceptance_maps(marks != 0, marks > 0, captions)
     if vae is not None or model.config.vae_stride == 1:
         arrays["arr_0"] = pixels.to_images(model, tokens, vae)
-        columns = len(labels) // args.n
-        show = lambda images: pictures.picture(images[:_MOST_SHOWN], captions, min(columns, 20))
+        columns = min(20, len(labels) // args.n)
+        show = lambda images: pictures.picture(images[:_MOST_SHOWN], captions, columns)
         pages["samples.png"] = show(arrays["arr_0"])
-        if beside is not None:
-            plain = pixels.to_images(model, made["plain"][0], vae)
-            sides = {"plain": plain, f"{way}{'' if info.exact else ' (lossy)'}": arrays["arr_0"]}
-            pages["compared.png"] = pictures.titled([(name, show(one)) for name, one in sides.items()], True)
+        if args.compare:
+            plain = show(pixels.to_images(model, made["plain"][0], vae))
+            sides = [("plain", plain), (f"{way}{'' if info.exact else ' (lossy)'}", pages["samples.png"])]
+            pages["compared.png"] = pictures.titled(sides, across=True)
     else:
         progress("the model makes latents and no --vae was given: samples.npz holds latents, no picture")
         arrays["latents"] = pixels.to_latents(model, tokens)
-    told = _report(args, request, info) | {"non_finite": int((~finite).sum()), "compared_to_plain": beside}
+    told = _report(args, request, info) | {"non_finite": int((~finite).sum())}
+    if args.compare:
+        told["compared_to_plain"] = report.beside({name: made[name][1] for name in (way, "plain")})
     folder.mkdir(exist_ok=True)
     np.savez(folder / "samples.npz", **arrays)
     for name, page in pages.items():
         page.save(folder / name)
     (folder / "report.json").write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
     progress(f"{len(labels)} images are in {folder}: {way}, {report.cost(info)}")
-    if beside is not None:
-        progress(f"beside the plain sampler: {report.in_words(beside)}")
+    if args.compare:
+        progress(f"beside the plain sampler: {report.in_words(told['compared_to_plain'])}")
     return told
 
 
 def _report(args: argparse.Namespace, request: Request, info: Info) -> dict[str, Any]:
-    """Returns the report of a run."""
     _, model, labels, method, options = request
-    settled = settle(model, method, options, len(labels))
-    known = {} if settled.known is None else {"known": np.asarray(settled.known.count).tolist()}
+    settled, draft = settle(model, method, options, len(labels)), method.draft_model
     chains = {"tested": info.trace.chain_tested, "accepted": info.trace.chain_accepted}
     return report.make_report(
         model,
         info,
-        settled.report() | known,
+        settled.report(),
         method=method.name,
         criterion=method.criterion_name,
         speculation=method.describe(),
-        draft=None if method.draft_model is None else report.identity(method.draft_model),
+        draft=None if draft is None else report.identity(draft),
         chains=None if settled.chain is None else {name: int(np.sum(a)) for name, a in chains.items()},
         batch=args.batch,
         seed=args.seed,

@@ -16,11 +16,7 @@ from cspd_jax.weights import read_description
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of the verb."""
-    parser.add_argument(
-        "path",
-        metavar="PATH",
-        help="a shipped model's name, a checkpoint folder, or what convert takes, of which it says less",
-    )
+    parser.add_argument("path", metavar="PATH", help="a model's name or folder, or what convert takes")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 

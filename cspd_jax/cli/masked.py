@@ -15,11 +15,9 @@ from typing import Any
 from cspd_jax import masked
 from cspd_jax._utils.options import reported
 from cspd_jax.cli import _texts
-from cspd_jax.cli._flags import add_fields, from_flags
+from cspd_jax.cli._flags import add_fields, chosen, from_flags
 from cspd_jax.keys import seed_key
 from cspd_jax.parallel import default_mesh
-
-_BLUE = 34
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -36,12 +34,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     )
     for cls in (masked.Options, masked.SelfSpeculation, masked.Schedule):
         add_fields(how, cls)
-    how.add_argument(
-        "--exact-bits",
-        action="store_true",
-        help="compare with stepwise decoding by passes of the same shape, which round alike: the texts are"
-        " then the same in float32, too",
-    )
+    how.add_argument("--exact-bits", action="store_true", help="compare by passes that round alike")
     how.add_argument("--no-compare", action="store_true", help="do not run stepwise decoding as well")
 
 
@@ -52,17 +45,16 @@ def run(args: argparse.Namespace) -> None:
     options = dataclasses.replace(options, block=min(options.block, options.max_new_tokens))
     request = masked.Request(seed_key(args.seed), model, prompts, _method(args, options), options)
     if args.method == "auto":
-        request = _texts.chosen(masked.fastest(request.key, model, prompts, options))
+        request = chosen(masked.fastest(request.key, model, prompts, options))
     way = request.method
     ways = {way.name: request}
     if not isinstance(way, masked.Stepwise) and not args.no_compare:
         like = way if isinstance(way, masked.SelfSpeculation) and args.exact_bits else None
         ways["stepwise"] = request._replace(method=masked.Stepwise(like))
 
-    def rows(tokens: Any, _: Any) -> list[tuple[list[int], list[int | None]]]:
+    def rows(tokens: Any, _: Any) -> list[list[int]]:
         goes_on = lambda token: token not in model.config.eos_ids
-        texts = [list(itertools.takewhile(goes_on, row)) for row in tokens.tolist()]
-        return [(row, [_BLUE] * len(row)) for row in texts]
+        return [list(itertools.takewhile(goes_on, row)) for row in tokens.tolist()]
 
     _texts.run(args, tokenizer, ways, masked.generate, rows, method=way.name, way=reported(way))
 

@@ -1,8 +1,7 @@
 """Continues prompts by speculative decoding with a causal language model, and prints the text.
 
-Accepted drafts are green, corrected tokens red, and tokens gained after a fully accepted draft blue. Without
-arguments it runs the byte-level models that come with the package, which were trained on the documentation of
-Python's standard library, and compares speculative with plain decoding.
+Without arguments it runs the byte-level models that come with the package, which were trained on the
+documentation of Python's standard library, and compares speculative with plain decoding.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import Any
 from cspd_jax import hub, text
 from cspd_jax.check import UserError, check_vocabularies
 from cspd_jax.cli import _texts
-from cspd_jax.cli._flags import add_fields, from_flags, numbers
+from cspd_jax.cli._flags import add_fields, chosen, from_flags
 from cspd_jax.keys import seed_key
 from cspd_jax.models import HeadModel, TextModel
 from cspd_jax.networks.quantised import quantise
@@ -24,7 +23,6 @@ METHODS = {
     "plain": None, "speculative": "google", "deepmind": "deepmind", "block": "block", "match": "match",
     "tree": "tree", "auto": "block",
 }  # fmt: skip
-_COLOURS = {text.ACCEPTED: 32, text.CORRECTED: 31, text.BONUS: 34}
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -42,19 +40,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--method",
         choices=METHODS,
         help="block (default): verify the whole draft at once; plain; speculative or deepmind: verify token"
-        " by token; match: reproduce the very tokens of plain sampling; tree: verify several candidates for"
-        " each token; auto: block or plain, and how many drafts, whichever a short measurement finds faster"
-        " here. All of them sample from the same distribution as plain decoding",
+        " by token; match: reproduce the very tokens of plain sampling; tree: verify three candidates for the"
+        " next token, two for the one after each, and one more; auto: block or plain, and how many drafts,"
+        " whichever a short measurement finds faster here. All of them sample from the same distribution as"
+        " plain decoding",
     )
     add_fields(how, text.Options)
-    how.add_argument(
-        "--tree",
-        type=numbers,
-        default=(3, 2, 1),
-        metavar="N,N,...",
-        help="with --method tree: candidates for the first token of a draft, for the one after each of those,"
-        " and so on (default: 3,2,1)",
-    )
     how.add_argument("--no-stop", action="store_true", help="continue past the end-of-text token")
     how.add_argument("--compare", action="store_true", help="also run and time plain decoding")
 
@@ -72,15 +63,14 @@ def run(args: argparse.Namespace) -> None:
     key = seed_key(args.seed) if options.temperature else None
     request = text.Request(key, target, prompts, _drafter(args, target), options)
     if args.method == "auto":
-        request = _texts.chosen(text.fastest(key, target, prompts, request.drafter, options))
+        request = chosen(text.fastest(key, target, prompts, request.drafter, options))
     ways = {args.method: request}
     if compare and request.drafter is not None:
         ways["plain"] = request._replace(drafter=None)
 
-    def rows(tokens: Any, info: Any) -> list[tuple[list[int], list[int | None]]]:
-        ends = zip(tokens.tolist(), info.trace.marks.tolist(), prompts, info.trace.lengths.tolist())
-        cut = [(row[len(prompt) : end], marks[len(prompt) : end]) for row, marks, prompt, end in ends]
-        return [(row, list(map(_COLOURS.get, marks))) for row, marks in cut]
+    def rows(tokens: Any, info: Any) -> list[list[int]]:
+        spans = zip(tokens.tolist(), prompts, info.trace.lengths.tolist())
+        return [row[len(prompt) : end] for row, prompt, end in spans]
 
     _texts.run(args, tokenizer, ways, text.generate, rows, method=args.method, draft=args.draft)
 
@@ -110,7 +100,7 @@ def _drafter(args: argparse.Namespace, target: TextModel) -> Any:
     if isinstance(drafter, text.PromptLookup):
         raise UserError("look-up makes no trees; give a model as --draft with --method tree")
     make = text.head_tree if isinstance(drafter, text.Drafting) else text.draft_tree
-    return make(drafter, args.tree)
+    return make(drafter, (3, 2, 1))
 
 
 def _is_head(name: str | None) -> bool:

@@ -27,30 +27,23 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of the verb."""
     parser.add_argument("--preset", help="a named run; an unknown name lists them (default: glyphs)")
     add_run_flags(parser)
-    parser.add_argument(
-        "--data",
-        metavar="DIR",
-        help="a folder of images, with a sub-folder for each class if there are several; without --preset"
-        " it is learned by a small model of the images' own size, up to 64 x 64",
-    )
     parser.add_argument("--vae", metavar="NAME", help="train on the latents of kl16 or a converted KL-16")
 
 
 def add_run_flags(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of every command that trains."""
     parser.add_argument("--out", required=True, metavar="OUT", type=Path, help="folder of the run")
+    parser.add_argument("--init", metavar="MODEL", help="a model of the same sizes to start from")
     parser.add_argument(
-        "--init",
-        metavar="MODEL",
-        help="a model of the same sizes to start from, for example one trained on the data; for masked-text"
-        " also a causal one, which has fewer ids",
+        "--data",
+        metavar="DIR",
+        help="a folder of images, with a sub-folder for each class if there are several; without --preset"
+        " learned at the images' own size, up to 64 x 64",
     )
     parser.add_argument("--mesh", metavar="SIZES", help="how devices share the work, as data=4,model=2")
     length = parser.add_mutually_exclusive_group()
     length.add_argument("--steps", type=int, help="length of the run")
-    length.add_argument(
-        "--minutes", type=float, help="take as many steps as fit into so many minutes, which is measured"
-    )
+    length.add_argument("--minutes", type=float, help="take as many steps as fit into so many minutes")
     parser.add_argument("--batch", type=int, help="images (or rows of text) per step")
     parser.add_argument("--seed", help="seed of the run")
     parser.add_argument("--learning-rate", help="highest learning rate")
@@ -59,8 +52,7 @@ def add_run_flags(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="change any setting, for example model.encoder_width=64 or data.rotation=4; repeatable;"
-        " an unknown name lists them",
+        help="change any setting, such as data.rotation=4; repeatable; an unknown name lists them",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 

@@ -37,7 +37,11 @@ class ChainSpeculation:
     """How denoising steps are drafted."""
 
     draft_lengths: tuple[int, ...] = option(
-        (16,), "steps drafted in the first, second, ... head call; the last one holds until the end"
+        (16,),
+        "steps drafted in the first, second, ... head call; the last one holds until the end (default: 16)",
+        flags=("--window",),
+        type=tuple,
+        metavar="M,N,...",
     )
     drafter: str = option(
         "gains",

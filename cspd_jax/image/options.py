@@ -16,8 +16,6 @@ if TYPE_CHECKING:  # the command line makes its flags of this module and answers
     from cspd_jax.image.lossy import Annealing, Checkerboard
     from cspd_jax.image.order import Group, Raster, Spread
 
-DENOISE = ("plain", "speculative")
-
 
 @documented
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +33,7 @@ class Options:
         report="chain",
         static=True,
         flags=("--denoise",),
-        choices=DENOISE,
+        choices=("plain", "speculative"),
     )
     num_iter: int | None = option(
         None, "AR steps (default: one per token)", flags=("--num-iter",), static=True, type=int
@@ -71,6 +69,7 @@ class Options:
         static=True,
         flags=("--final-noise",),
         type=bool,
+        metavar="on|off",
     )
     chain_drafter: ChainDrafter | None = option(
         None, "drafts denoising steps, in place of the calibrated drafter", report=""

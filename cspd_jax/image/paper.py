@@ -50,8 +50,8 @@ Array = jax.Array
 class PaperCriterion:
     """Algorithm 1 as printed. Lossy, but exact with sigma=False and inner_temperature=1."""
 
-    sigma: bool = option(True, "whether Eq. 5 has its factor Sigma (on)", flags=("--sigma",), type=bool)
-    align: bool = option(True, "whether both chains share their noise (on)", flags=("--align",), type=bool)
+    sigma: bool = option(True, "on or off: the factor Sigma of Eq. 5 (on)", flags=("--sigma",), type=bool)
+    align: bool = option(True, "on or off: both chains share noise (on)", flags=("--align",), type=bool)
     inner_temperature: float = option(
         1.0, "how much wider the test is (1; official: 42)", flags=("--inner-temperature",), type=float
     )

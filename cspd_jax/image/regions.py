@@ -21,14 +21,9 @@ _BOX = re.compile(r"\d+,\d+,\d+,\d+")
 
 def size_of(model: ImageModel) -> tuple[int, int]:
     """Returns height and width of the model's pictures, in pixels."""
-    side = token_side(model)
-    rows = getattr(model.config, "rows", 0) or round(model.network.seq_len**0.5)
-    return rows * side, model.network.seq_len // rows * side
-
-
-def token_side(model: ImageModel) -> int:
-    """Returns the pixels along a side of what a token shows."""
-    return model.config.patch_size * model.config.vae_stride
+    side, length = model.config.patch_size * model.config.vae_stride, model.network.seq_len
+    rows = getattr(model.config, "rows", 0) or round(length**0.5)
+    return rows * side, length // rows * side
 
 
 def keep(what: str | np.ndarray, model: ImageModel, seed: int = 0) -> np.ndarray:
@@ -38,7 +33,7 @@ def keep(what: str | np.ndarray, model: ImageModel, seed: int = 0) -> np.ndarray
         "x0,y0,x1,y1" in pixels, x1 and y1 left out; a share "50%" of the tokens, at random by the seed; or an
         array [H, W], true where a pixel stays.
     """
-    (height, width), side = size_of(model), token_side(model)
+    (height, width), side = size_of(model), model.config.patch_size * model.config.vae_stride
     if isinstance(what, str) and what.endswith("%"):
         share = round(model.network.seq_len * float(what[:-1]) / 100)
         return np.random.default_rng(seed).permutation(model.network.seq_len) < share

@@ -126,7 +126,7 @@ def test_flags_reach_the_sampler(run):
     found = run(*PLAIN, *flags, "--labels", "none,0", "--dtype", "bfloat16")[0]["options"]
     assert (found["cfg"], found["cfg_schedule"], found["temperature"]) == (2.0, "constant", 0.9)
     assert found["final_noise"] is False and found["num_iter"] == 2
-    chains = ("--denoise", "speculative", "--window", "2x4,2", "--order", "spread")
+    chains = ("--denoise", "speculative", "--window", "4,4,2", "--order", "spread")
     report, _ = run(*PLAIN, *chains)
     assert list(report["options"]["chain"]["draft_lengths"]) == [4, 4, 2]
     assert report["options"]["reveal"] == {"spread": 8} and report["chains"]["tested"] == 10 * 16 * 10
@@ -148,12 +148,11 @@ def test_a_part_of_a_picture_stays(run):
     random = np.random.default_rng(0)
     Image.fromarray(random.integers(0, 256, (32, 48), np.uint8)).save("grey.png")
     flags = ("--method", "plain", "--num-iter", "2", "--labels", "0", "--n", "1")
-    report, _ = run("--image", "grey.png", "--keep", "left-half", *flags, "--out", "first")
+    run("--image", "grey.png", "--keep", "left-half", *flags, "--out", "first")
     made = np.load("first/samples.npz")
     scaled = ImageOps.fit(Image.open("grey.png"), (16, 16), Image.Resampling.LANCZOS)
     np.testing.assert_array_equal(made["arr_0"][0, :, :8, 0], np.asarray(scaled)[:, :8])
     assert (made["arr_0"][0, :, 8:, 0] != np.asarray(scaled)[:, 8:]).mean() > 0.9
-    assert report["options"]["known"] == [8]
     mask = np.zeros((16, 16), np.uint8)
     mask[:4] = 255
     Image.fromarray(mask).save("mask.png")

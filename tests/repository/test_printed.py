@@ -35,7 +35,6 @@ PREPARED = ("python3 -m venv", ". .venv", "pip install")  # the environment that
 OTHER = {
     "": {"--n": 4, "--labels": "0,1", "--num-iter": 4, "--steps": 4, "--grid": "1x2"},
     "distill": {"--samples": 64, "--questions": 20},
-    "evaluate": {"--inception": "weights.pth"},
 }
 ADDED = {
     "generate": {"--n": 1},

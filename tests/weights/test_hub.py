@@ -105,7 +105,7 @@ def test_convert_by_name(server, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(
         hub,
         "fetch",
-        lambda name, revision: fetch(name, revision=revision, endpoint=server, cache_dir="cache"),
+        lambda name: fetch(name, endpoint=server, cache_dir="cache"),
     )
     assert main(["convert", "mar-base", "out", "--heads", "4,4", "--json"]) == 0
     description = json.loads(capsys.readouterr().out)

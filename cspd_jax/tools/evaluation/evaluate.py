@@ -6,12 +6,10 @@ They are a folder of cspd-jax sample, an .npz file with an array arr_0, or a fol
 from __future__ import annotations
 
 import argparse
-import json
 import pathlib
-from collections.abc import Mapping
-from typing import Any
 
 from cspd_jax._utils.files import check_writable
+from cspd_jax.cli._flags import result
 from cspd_jax.tools.evaluation import features, fid
 
 
@@ -20,12 +18,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--samples", required=True, metavar="A", help="the images to be measured")
     add("--against", metavar="B", help="images, .npz statistics, or ADM's reference batches")
-    add(
-        "--inception",
-        required=True,
-        metavar="W",
-        help="pytorch-fid's weights: the file, or what convert made",
-    )
+    add("--inception", required=True, metavar="W", help="what convert made of pytorch-fid's weights")
     add("--resize", choices=("tf1", "pytorch-fid"), default="tf1", help="how images become 299x299 (tf1)")
     add("--batch", type=int, default=100, help="images looked at together (100)")
     add("--save-statistics", type=pathlib.Path, metavar="F", help="write the statistics of A into F, an .npz")
@@ -41,18 +34,4 @@ def run(args: argparse.Namespace) -> None:
     report, statistics = fid.evaluate(images, args.against, network, args.batch, args.resize)
     if args.save_statistics is not None:
         fid.write_statistics(args.save_statistics, statistics)
-    print(json.dumps(report) if args.json else "\n".join(sentences(report)))
-
-
-def sentences(report: Mapping[str, Any]) -> list[str]:
-    """Says each figure with what it is of. FID is a figure of the published weights and of no others."""
-    of = f"of {report['images']:,} images"
-    if "against" in report:
-        of += f" against {report['against']['path']} ({report['against']['images'] or '?'} images)"
-    distances = ("FID", "sFID") if report["published"] else ("Fréchet distance", "spatial Fréchet distance")
-    names = {"inception_score": "Inception score", **dict(zip(("frechet", "spatial"), distances))}
-    names |= {"precision": "precision", "recall": "recall"}
-    lines = [f"{names[key]} {of}: {report[key]:.6g}" for key in names if report.get(key) is not None]
-    notes = [] if report["published"] else ["the Inception weights are not the published file"]
-    notes += [report["note"]] if "note" in report else []
-    return lines + [f"note: {note}" for note in notes]
+    result(report, args.json)

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from PIL import Image
 from tqdm import tqdm
@@ -23,7 +22,6 @@ from cspd_jax import weights
 from cspd_jax._utils.files import files_in, fingerprint
 from cspd_jax.check import UserError
 from cspd_jax.converters.inception import PUBLISHED_SHA256
-from cspd_jax.converters.source import convert, digest, make_config, open_source
 from cspd_jax.networks.inception import Features, Inception, InceptionConfig, resize
 from cspd_jax.tools import sample
 from cspd_jax.training.data.folder import eight_bits
@@ -98,14 +96,9 @@ class FeatureNetwork(NamedTuple):
 
 
 def load_network(path: str | os.PathLike) -> FeatureNetwork:
-    """Loads a folder made by `cspd-jax convert`, or the published file itself."""
-    source = None if os.path.isdir(path) else open_source(path)
-    kind = weights.read_description(path)["kind"] if source is None else source.kind
-    if kind != "inception":
+    """Loads a folder that `cspd-jax convert` made of the published file, or of others of its form."""
+    if (kind := weights.read_description(path)["kind"]) != "inception":
         raise UserError(f"{path} is of kind {kind}; --inception takes the Inception network of FID")
-    if source is not None:
-        config = make_config(source)
-        return FeatureNetwork(config, jax.tree.map(jnp.asarray, convert(source, config)), digest(source))
     loaded = weights.load(path, np.float32)
     told = loaded.metadata.get("source_sha256") or fingerprint(loaded.config, loaded.params)
     rounded = "" if loaded.metadata.get("dtype") == "float32" else " rounded"

@@ -151,7 +151,8 @@ def look(images: ImageSet, network: FeatureNetwork, batch: int, how: str) -> tup
 def evaluate(
     samples: ImageSet, against: str | Path | None, network: FeatureNetwork, batch: int = 100, how: str = "tf1"
 ) -> tuple[dict[str, Any], Statistics]:
-    """Returns the report, and the statistics of the samples. Without `against` it has the score only."""
+    """Returns the report, and the statistics of the samples. Without `against` it has the score only. What is
+    called FID is of the published weights, and a Fréchet distance of others."""
     stored, images = (None, None) if against is None else open_reference(against)
     if stored is not None and stored.network not in ("", f"{network.sha256} {how}"):
         raise UserError(f"{against} was made by other weights or another --resize; make it again")
@@ -166,8 +167,9 @@ def evaluate(
         x, y = found.pool[:MOST_NEIGHBOURS], others.pool[:MOST_NEIGHBOURS]
         right, covered = precision_recall(x, y)
         report |= {"precision": right / len(x), "recall": covered / len(y)}
-    if stored is not None and seen.spatial is not None:
+    if stored is not None:
+        names = ("fid", "sfid") if network.published else ("frechet", "spatial_frechet")
         report["against"] = {"path": str(against), "images": stored.images}
-        report["frechet"] = distance(stored.pool, seen.pool)
-        report["spatial"] = None if stored.spatial is None else distance(stored.spatial, seen.spatial)
+        for name, theirs, ours in zip(names, stored[:2], seen[:2]):
+            report[name] = None if theirs is None or ours is None else distance(theirs, ours)
     return report, seen
