@@ -146,13 +146,13 @@ def make_masked(models: Models, method: str, key: Any, prompt: str, new: int, te
 
 def told(make: Callable[..., Shown], models: Models, method: str, seed: float, *asked: Any) -> Shown:
     """Yields what a button shows: what is made, or in one sentence why not."""
-    import gradio as gr
-
     from cspd_jax.keys import seed_key
 
     try:
         yield from make(models, method, seed_key(int(seed or 0)), *asked)
     except UserError as wrong:
+        import gradio as gr
+
         raise gr.Error(str(wrong)) from None
 
 

@@ -100,7 +100,6 @@ def p_values(x, **kwargs):
     )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "windows, drafter, kwargs",
     [
@@ -183,11 +182,8 @@ def once(inputs, chain, length, left):
 QUICK = ("the_residual_of_the_single_transition", "noise_and_coins_of_every_call_the_same")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=[pytest.mark.slow] * (n not in QUICK)) for n in vars(Wrong) if n[0] != "_"],
-)
+@pytest.mark.quick(*QUICK)
+@pytest.mark.parametrize("name", [name for name in vars(Wrong) if name[0] != "_"])
 def test_negative_controls(name, monkeypatch):
     """The tests above refute each of these with the bad drafter, at the smaller sample size."""
     vars(Wrong)[name](monkeypatch)

@@ -308,10 +308,8 @@ QUICK_CONTROLS = ("the residual of the single transition", "coins used again aft
 FEW_STEPS = {"speculation": ahead(gamma=1), "steps": "ddim2"}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n not in QUICK_CONTROLS)) for n in WRONG]
-)
+@pytest.mark.quick(*QUICK_CONTROLS)
+@pytest.mark.parametrize("name", WRONG)
 def test_negative_controls(name, monkeypatch):
     WRONG[name](monkeypatch)
     setting = FEW_STEPS if "coins" in name else {"speculation": ahead(gamma=3)}
