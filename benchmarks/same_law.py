@@ -37,7 +37,6 @@ from cspd_jax.image.generation import Request, resolve
 from cspd_jax.keys import row_keys
 from cspd_jax.tools.evaluation import classifier as classifiers
 from cspd_jax.tools.evaluation.equality import FALSE_ALARM, p_values
-from cspd_jax.training.config import make_source
 
 # Few drafts take the least arithmetic, and exactness does not depend on how many there are.
 FRUGAL = {
@@ -149,7 +148,7 @@ def main() -> None:
     data = training_data(target)
     args.folder.mkdir(parents=True, exist_ok=True)
     settings = SMALL if args.toy else classifiers.ClassifierConfig()
-    classify = classifiers.train(make_source(data), settings)
+    classify = classifiers.train(data, settings)
     batch = min(args.n, BATCH)
     out = args.folder / "results.json"
     results = json.loads(out.read_text()) if out.exists() else []

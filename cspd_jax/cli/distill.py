@@ -14,8 +14,8 @@ from cspd_jax.cli.train import absolute_name, add_run_flags, configured, finish
 from cspd_jax.networks.config import MARConfig
 from cspd_jax.parallel import default_mesh
 from cspd_jax.training import presets, recipes
-from cspd_jax.training.config import HeadTrainConfig, data_from_json
-from cspd_jax.training.data.folder import FolderConfig
+from cspd_jax.training.config import HeadTrainConfig, TextTrainConfig, data_from_json
+from cspd_jax.training.data.folder import Folder
 
 DESCRIPTION = (
     "Trains a draft that imitates the denoising steps of TARGET (for text, its distributions of the next"
@@ -88,7 +88,10 @@ def run(args: argparse.Namespace) -> None:
         trained = recipes.distill_head(config, args.out, target, *answers, mesh, args.minutes)
     else:
         told = default_mesh(args.mesh), args.minutes, args.origin, args.samples
-        trained = recipes.distill(config, args.out, target, absolute_name(args.init), *told)
+        shipped = "default"
+        if isinstance(config, TextTrainConfig):
+            shipped = "text-default" if config.model.causal else "masked-default"
+        trained = recipes.distill(config, args.out, target or shipped, absolute_name(args.init), *told)
     finish(args, trained, start, "distill")
 
 
@@ -100,7 +103,7 @@ def _of_target(args: argparse.Namespace):
     trained = outline.metadata.get("extra", {}).get("training")
     if args.data is not None:
         channels = outline.config.token_dim // outline.config.patch_size**2
-        data: Any = FolderConfig(os.path.abspath(args.data), outline.config.image_size, channels)
+        data: Any = Folder(os.path.abspath(args.data), outline.config.image_size, channels)
     elif trained is None:
         raise UserError(f"{args.target} does not say what it was trained on; give --data DIR, or a --preset")
     else:

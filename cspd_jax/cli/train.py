@@ -18,9 +18,9 @@ from cspd_jax.training.config import HeadTrainConfig, in_steps, with_settings
 
 _SHORTCUTS = ("batch", "seed", "learning_rate")
 DESCRIPTION = (
-    "Trains a model in the folder OUT: checkpoints/, metrics.jsonl and pictures/ while it runs (for text"
-    " held_out.jsonl instead of pictures/), and at the end model/, a checkpoint folder of the averaged"
-    " weights. The same command goes on with a run that was stopped."
+    "Trains a model in the folder OUT: checkpoints/, metrics.jsonl and, of image models, pictures/ while it"
+    " runs, and at the end model/, a checkpoint folder of the averaged weights. The same command goes on with"
+    " a run that was stopped."
 )
 
 
@@ -60,7 +60,7 @@ def add_run_flags(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="change any setting, for example model.encoder_width=64 or data.rotation=4; repeatable;"
+        help="change any setting, for example model.encoder_width=64 or data.classes=ABC; repeatable;"
         " an unknown name lists them",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from cspd_jax._utils import files
-from cspd_jax.check import UserError
 
 
 def names(folder):
@@ -38,21 +37,6 @@ def test_a_folder_is_removed_if_it_was_not_finished(tmp_path):
         (partial / "file").write_text("half")
         raise ZeroDivisionError
     assert names(tmp_path) == []
-
-
-def test_arrays_are_made_once(tmp_path):
-    made = []
-
-    def make():
-        made.append(1)
-        return {"x": np.arange(3)}
-
-    path = tmp_path / "a.npz"
-    for _ in range(2):
-        np.testing.assert_array_equal(files.kept_arrays(path, "origin", make)["x"], np.arange(3))
-    assert len(made) == 1 and names(tmp_path) == ["a.npz"]
-    with pytest.raises(UserError, match="another target or seed"):
-        files.kept_arrays(path, "other", make)
 
 
 def test_fingerprints_of_kept_samples_stay():

@@ -25,16 +25,32 @@ from cspd_jax.check import UserError, check_draft
 from cspd_jax.diffusion.chain import Chains, path_log_density, sample_path
 from cspd_jax.diffusion.gaussian import Coefficients, Gaussian, coefficients, transition
 from cspd_jax.diffusion.schedule import make_schedule, sampling_schedule
+from cspd_jax.image.pixels import patchify
 from cspd_jax.networks.config import MARConfig
 from cspd_jax.networks.mar import MARModel
 from cspd_jax.training.config import TrainConfig
+from cspd_jax.training.data.source import Source
 from cspd_jax.training.image import mar
 from cspd_jax.training.image.mar import Bucket, Draws, kl_divergence, masked_mean, noised
-from cspd_jax.training.run import Metrics, Purpose, TrainState, descend, run_key
+from cspd_jax.training.run import Learning
+from cspd_jax.training.state import Purpose, TrainState, descend, run_key, step_key
 
 Array = jax.Array
 
 _DRAWS, _STEPS = 0, 1  # what the key of a step is folded with
+_CONTEXTS = 512  # held-out contexts on which acceptance is reported
+
+
+def learning(config: TrainConfig, target: MARModel, target_params: Any, source: Source) -> Learning:
+    """Returns how a draft learns the target's Gaussians on contexts from a source."""
+    ranges = buckets(config)
+
+    def step(number: int, state: TrainState, batch: Any) -> tuple[TrainState, Array]:
+        known = n_known(config, number)
+        bucket, (tokens, labels, *_) = mar.find_bucket(ranges, known), batch
+        return distill_step(config, target, bucket, target_params, state, tokens, labels, np.int32(known))
+
+    return Learning(mar.learning(config, source).batch, step)
 
 
 def buckets(config: TrainConfig) -> tuple[Bucket, ...]:
@@ -64,37 +80,34 @@ def check_pair(draft: MARConfig, target: Any) -> None:
 @functools.partial(jax.jit, static_argnames=("config", "target", "bucket"), donate_argnames=("state",))
 def distill_step(
     config: TrainConfig,
-    target: MARConfig,
+    target: MARModel,
     bucket: Bucket,
     target_params: Any,
     state: TrainState,
     tokens: Array,
     labels: Array,
     known: Array,
-) -> tuple[TrainState, Metrics]:
+) -> tuple[TrainState, Array]:
     """Takes one step of distillation.
 
     tokens: [B, L, C] by position. labels: [B]. known: [], the number of tokens shown, within `bucket`.
     """
-    model, dtype = config.model, jnp.dtype(config.dtype)
-    key = jax.random.fold_in(run_key(config.seed, Purpose.STEP), state.step)
-    of_draws = jax.random.fold_in(key, _DRAWS)
-    draws = mar.draw(of_draws, tokens.shape, bucket, known, config.copies, config.label_drop)
-    steps = sampling_schedule(target.respacing).num_steps
+    draft, key = MARModel(config.model, target.dtype), step_key(config, state)
+    draws = mar.draw(jax.random.fold_in(key, _DRAWS), tokens.shape, bucket, known, config.copies)
+    steps = sampling_schedule(draft.config.respacing).num_steps
     at = jax.random.randint(jax.random.fold_in(key, _STEPS), draws.t.shape, 0, steps)
     inputs = (tokens, labels, draws, at, bucket)
-    eps, p = jax.lax.stop_gradient(gaussians(MARModel(target, dtype), target_params, *inputs))
+    eps, p = jax.lax.stop_gradient(gaussians(target, target_params, *inputs))
 
     def loss(params):
         # Each model embeds the class itself; context, states and steps are shared.
-        draft_eps, q = gaussians(MARModel(model, dtype), params, *inputs)
+        draft_eps, q = gaussians(draft, params, *inputs)
         path = steps * jnp.sum(kl_divergence(p, q), axis=-1)
         square = jnp.mean((draft_eps - eps) ** 2, axis=-1)
-        shown = model.seq_len - draws.t.shape[-1]
+        shown = tokens.shape[1] - draws.t.shape[-1]
         unknown = (shown + jnp.arange(draws.t.shape[-1]) >= draws.n_known).astype(path.dtype)
-        mse, vb = masked_mean(square, unknown), masked_mean(path, unknown)
-        both = mse + vb / model.token_dim
-        return both, {"loss": both, "mse": mse, "vb": vb}
+        both = masked_mean(square, unknown) + masked_mean(path, unknown) / tokens.shape[2]
+        return both, both
 
     return descend(config, state, loss)
 
@@ -154,3 +167,19 @@ def path_log_ratio(
     path = jnp.concatenate([drafted.states, noise[-1:]])
     of_target = path_log_density(chains(target, target_params), path)
     return of_target - drafted.log_density(final_noise=True)
+
+
+def measure(target: tuple[MARModel, Any], config: TrainConfig, params: Any, source: Source) -> dict[str, Any]:
+    """Measures the path acceptance of the draft on held-out images with random contexts."""
+    images, labels = source.batch(0, _CONTEXTS, seed=config.seed, split="held-out")
+    tokens = patchify(images, config.model.patch_size)
+    shown = np.arange(_CONTEXTS) % config.model.seq_len
+    models, both = (target[0], MARModel(config.model)), (target[1], params)
+    key = run_key(config.seed, Purpose.MEASURE)
+    log_ratio = path_log_ratio(models, both, key, tokens, labels, shown)
+    probability = np.exp(np.minimum(0.0, np.asarray(log_ratio, np.float64)))
+    return {
+        "path_acceptance": round(float(probability.mean()), 4),
+        "standard_error": round(float(probability.std() / np.sqrt(_CONTEXTS)), 4),
+        "contexts": _CONTEXTS,
+    }

@@ -11,10 +11,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from cspd_jax.image.pixels import patchify
 from cspd_jax.networks.config import SphereConfig
 from cspd_jax.networks.sphere import Backbone, full_forward, make_head
 from cspd_jax.training.config import ImageTrainConfig
-from cspd_jax.training.run import Metrics, Purpose, TrainState, descend, run_key
+from cspd_jax.training.data.source import Source
+from cspd_jax.training.image.mar import LABEL_DROP
+from cspd_jax.training.run import Learning
+from cspd_jax.training.state import TrainState, descend, step_key
 
 Array = jax.Array
 
@@ -32,11 +36,11 @@ class FlowDraws(NamedTuple):
     noise: Array
 
 
-def draw(key: Array, shape: tuple[int, ...], copies: int, drop: float) -> FlowDraws:
+def draw(key: Array, shape: tuple[int, ...], copies: int) -> FlowDraws:
     """Draws what is random in a batch of shape B, L, C."""
     of_labels, of_times, of_noise = jax.random.split(key, 3)
     return FlowDraws(
-        dropped=jax.random.bernoulli(of_labels, drop, shape[:1]),
+        dropped=jax.random.bernoulli(of_labels, LABEL_DROP, shape[:1]),
         t=jax.nn.sigmoid(jax.random.normal(of_times, (copies, *shape[:2]))),
         noise=jax.random.normal(of_noise, (copies, *shape)),
     )
@@ -61,13 +65,22 @@ def flow_objective(
 @functools.partial(jax.jit, static_argnames=("config",), donate_argnames=("state",))
 def flow_step(
     config: ImageTrainConfig, state: TrainState, tokens: Array, labels: Array
-) -> tuple[TrainState, Metrics]:
+) -> tuple[TrainState, Array]:
     """Takes one step. tokens: [B, L, C] by position. labels: [B]."""
-    key = jax.random.fold_in(run_key(config.seed, Purpose.STEP), state.step)
-    draws = draw(key, tokens.shape, config.copies, config.label_drop)
+    draws = draw(step_key(config, state), tokens.shape, config.copies)
 
     def loss(params):
         found = flow_objective(config.model, params, tokens, labels, draws, jnp.dtype(config.dtype))
-        return found, {"loss": found}
+        return found, found
 
     return descend(config, state, loss)
+
+
+def learning(config: ImageTrainConfig, source: Source) -> Learning:
+    """Returns how a causal model learns the data."""
+
+    def batch(step: int) -> tuple[Any, ...]:
+        images, labels = source.batch(step, config.batch, seed=config.seed)
+        return patchify(images, config.model.patch_size), labels
+
+    return Learning(batch, lambda _, state, batch: flow_step(config, state, *batch))

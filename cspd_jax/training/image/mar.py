@@ -18,18 +18,21 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from cspd_jax.diffusion.gaussian import Coefficients, Gaussian, coefficients, posterior, transition
 from cspd_jax.diffusion.schedule import NUM_TRAIN_STEPS, make_schedule
+from cspd_jax.image.pixels import patchify
 from cspd_jax.keys import seed_key
 from cspd_jax.networks.config import MARConfig
 from cspd_jax.networks.mar import Backbone, make_head
 from cspd_jax.training.config import TrainConfig
-from cspd_jax.training.data.words import WordsConfig, letters
-from cspd_jax.training.run import Metrics, Purpose, TrainState, descend, run_key
+from cspd_jax.training.run import Learning
+from cspd_jax.training.state import Purpose, TrainState, descend, step_key
 
 Array = jax.Array
 
+LABEL_DROP = 0.1  # share of the rows that are trained without their label
 _FOCUS = 4  # beyond the keys that `draw` splits off
 _LAST = {"attn": "proj", "mlp": "fc2"}  # the last layers of a block's two parts
 
@@ -56,6 +59,22 @@ class Draws(NamedTuple):
     dropped: Array
     t: Array
     noise: Array
+
+
+def learning(config: TrainConfig, source: Any) -> Learning:
+    """Returns how a model learns the data. With `config.hint` the source says what its tokens show."""
+    buckets = make_buckets(config.model.seq_len, config.least_mask_ratio, config.buckets)
+
+    def batch(step: int) -> tuple[Any, ...]:
+        images, labels = source.batch(step, config.batch, seed=config.seed)
+        hints = source.contents(step, config.batch, seed=config.seed) if config.hint else None
+        return patchify(images, config.model.patch_size), labels, hints
+
+    def step(number: int, state: TrainState, batch: Any) -> tuple[TrainState, Array]:
+        known = n_known(config, number)
+        return train_step(config, find_bucket(buckets, known), state, *batch, np.int32(known))
+
+    return Learning(batch, step)
 
 
 def n_known(config: TrainConfig, step: int) -> int:
@@ -91,7 +110,7 @@ def find_bucket(buckets: tuple[Bucket, ...], n_known: int) -> Bucket:
 
 
 def draw(
-    key: Array, shape: tuple[int, ...], bucket: Bucket, n_known: Array, copies: int, drop: float
+    key: Array, shape: tuple[int, ...], bucket: Bucket, n_known: Array, copies: int, drop: float = LABEL_DROP
 ) -> Draws:
     """Draws all that is random in a step on tokens of shape B, L, C, except n_known; `copies` is the
     diffusion batch multiplier."""
@@ -241,20 +260,16 @@ def objective(
 
 
 def hints(z: Array, draws: Draws, contents: Array, kinds: int) -> Array:
-    """Returns the mean `surprise` of z [B, Q, D] at what unknown tokens show: contents [B, L] by position."""
+    """Returns the mean cross-entropy of what unknown tokens show, as a fixed random matrix reads it from z.
+
+    z: [B, Q, D] of the last Q tokens in reveal order. contents: [B, L] by position, each one of `kinds`.
+    """
     shown = contents.shape[1] - z.shape[1]
     shows = jnp.take_along_axis(contents, draws.reveal, axis=1)[:, shown:]
     unknown = shown + jnp.arange(z.shape[1]) >= draws.n_known
-    return masked_mean(surprise(z, shows, kinds), unknown.astype(jnp.float32))
-
-
-def surprise(z: Array, shows: Array, kinds: int) -> Array:
-    """Returns -log of the probability that z [..., D] gives to what its token shows [...], one of `kinds`, by
-    what a fixed random matrix reads from z."""
     read = jax.random.normal(seed_key(0), (z.shape[-1], kinds)) * z.shape[-1] ** -0.5
-    logits = z.astype(jnp.float32) @ read
-    of_all = jax.nn.logsumexp(logits, axis=-1)
-    return of_all - jnp.take_along_axis(logits, shows[..., None], axis=-1)[..., 0]
+    surprise = optax.softmax_cross_entropy_with_integer_labels(z.astype(jnp.float32) @ read, shows)
+    return masked_mean(surprise, unknown.astype(jnp.float32))
 
 
 @functools.partial(jax.jit, static_argnames=("config", "bucket"), donate_argnames=("state",))
@@ -266,26 +281,23 @@ def train_step(
     labels: Array,
     contents: Array | None,
     known: Array,
-) -> tuple[TrainState, Metrics]:
+) -> tuple[TrainState, Array]:
     """Takes one step of the objective.
 
     tokens: [B, L, C] by position. labels: [B]. contents: [B, L] what each token shows, for `config.hint`.
     known: [], the number of tokens shown, within `bucket`.
     """
-    key = jax.random.fold_in(run_key(config.seed, Purpose.STEP), state.step)
-    draws = draw(key, tokens.shape, bucket, known, config.copies, config.label_drop)
+    key = step_key(config, state)
+    draws = draw(key, tokens.shape, bucket, known, config.copies)
     draws = focused(jax.random.fold_in(key, _FOCUS), draws, config.focus)
-    kinds = len(letters(config.data)) if isinstance(config.data, WordsConfig) else 0
-    most, dtype = bucket.most, jnp.dtype(config.dtype)
+    most, dtype, model = bucket.most, jnp.dtype(config.dtype), config.model
 
     def loss(params):
-        terms, z = objective(
-            config.model, params, tokens, labels, draws, most, dtype, max_weight=config.max_weight
-        )
+        terms, z = objective(model, params, tokens, labels, draws, most, dtype, max_weight=config.max_weight)
         whole = terms.loss
-        if config.hint and contents is not None:
-            whole += config.hint * hints(z, draws, contents, kinds)
-        return whole, {"loss": terms.loss, **terms._asdict()}
+        if contents is not None:
+            whole += config.hint * hints(z, draws, contents, len(config.data.letters))
+        return whole, terms.loss
 
     return descend(config, state, loss)
 
