@@ -43,8 +43,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--data",
         metavar="DIR",
-        help="a folder of images to learn on (without --preset: what the target was trained on, and half its"
-        " width)",
+        help="a folder of images to learn on (without --preset: what the target was trained on)",
     )
     parser.add_argument(
         "--samples",
@@ -85,14 +84,14 @@ def run(args: argparse.Namespace) -> None:
             raise UserError("a head learns from a target's answers to prompts: give --target and --prompts")
         answers = args.prompts.absolute(), args.samples, args.ids
         mesh = default_mesh(args.mesh)
-        trained = recipes.distill_head(config, args.out, target, *answers, mesh, args.minutes)
+        report = recipes.distill_head(config, args.out, target, *answers, mesh, args.minutes)
     else:
         told = default_mesh(args.mesh), args.minutes, args.origin, args.samples
         shipped = "default"
         if isinstance(config, TextTrainConfig):
             shipped = "text-default" if config.model.causal else "masked-default"
-        trained = recipes.distill(config, args.out, target or shipped, absolute_name(args.init), *told)
-    finish(args, trained, start, "distill")
+        report = recipes.distill(config, args.out, target or shipped, absolute_name(args.init), *told)
+    finish(args, report, start)
 
 
 def _of_target(args: argparse.Namespace):

@@ -75,8 +75,8 @@ def run(args: argparse.Namespace) -> None:
     start, init, mesh = time.monotonic(), absolute_name(args.init), default_mesh(args.mesh)
     if isinstance(config, HeadTrainConfig):
         raise UserError("a head learns from its target: cspd-jax distill --states trains one")
-    trained = recipes.train(config, args.out, init, absolute_name(args.vae), mesh, args.minutes)
-    finish(args, trained, start, "train")
+    report = recipes.train(config, args.out, init, absolute_name(args.vae), mesh, args.minutes)
+    finish(args, report, start)
 
 
 def absolute_name(name: str | None) -> str | None:
@@ -97,13 +97,8 @@ def configured(args: argparse.Namespace, config: Any) -> Any:
     return with_settings(config, [*given, *args.set])
 
 
-def finish(args: argparse.Namespace, trained, start: float, command: str) -> None:
-    """Writes the model of a run, and prints the result: in the first process."""
-    if jax.process_index() > 0:
-        return
-    path = args.out / "model"
-    if not path.exists():  # or the run had ended before
-        trained.save(path, f"cspd-jax {command}")
-    seconds = round(time.monotonic() - start, 1)
-    report = {"out": str(args.out), "steps": trained.config.steps, "seconds": seconds, "model": str(path)}
-    result({**trained.report, **report}, args.json)
+def finish(args: argparse.Namespace, report: dict[str, Any], start: float) -> None:
+    """Prints the result, in the first process."""
+    if jax.process_index() == 0:
+        seconds = round(time.monotonic() - start, 1)
+        result({**report, "out": str(args.out), "seconds": seconds}, args.json)

@@ -266,17 +266,9 @@ def of_folder(root: str) -> TrainConfig:
 
 
 def draft_of(target: MARConfig, data: Any) -> TrainConfig:
-    """Returns a model of half the width that makes the target's tokens, and learns on `data`."""
-    less = lambda depth: max(1, depth * 2 // 3)
-    model = _but(
-        target,
-        encoder_width=target.encoder_width // 2,
-        encoder_depth=less(target.encoder_depth),
-        decoder_width=target.decoder_width // 2,
-        decoder_depth=less(target.decoder_depth),
-        head_width=target.head_width * 3 // 4,
-        head_depth=less(target.head_depth),
-    )
+    """Returns a small model that makes the target's tokens, and learns on `data`."""
+    names = ("seq_len", "token_dim", "num_classes", "respacing", "patch_size", "vae_stride")
+    model = _but(_SMALLER, **{name: getattr(target, name) for name in names})
     return _but(_GLYPHS_DRAFT, model=model, data=data)
 
 

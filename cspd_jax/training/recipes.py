@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import pathlib
+import platform
 from typing import Any
 
 import jax
@@ -12,24 +13,24 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from cspd_jax import hub
+from cspd_jax import hub, weights
 from cspd_jax.check import UserError
 from cspd_jax.models import VAE, ImageModel, TextModel
 from cspd_jax.networks import lm
 from cspd_jax.networks.lm import LM
 from cspd_jax.networks.lm_config import LMConfig
-from cspd_jax.networks.mar import MARModel
 from cspd_jax.networks.registry import kind_name, kind_of
 from cspd_jax.parallel import replicate
 from cspd_jax.training import run as runs
-from cspd_jax.training.config import HeadTrainConfig, ImageTrainConfig, TextTrainConfig, TrainConfig
+from cspd_jax.training.config import HeadTrainConfig, ImageTrainConfig, TextTrainConfig, TrainConfig, to_json
 from cspd_jax.training.data.folder import Latents
 from cspd_jax.training.data.prompts import prompt_ids, read_lines
 from cspd_jax.training.data.source import Source, shuffled
+from cspd_jax.training.data.text import CORPUS
 from cspd_jax.training.image import distillation, flow, mar
 from cspd_jax.training.image.pictures import pictures
-from cspd_jax.training.run import Learning, Trained, begin
-from cspd_jax.training.state import Purpose, TrainState, first_state, run_key
+from cspd_jax.training.run import Learning, begin
+from cspd_jax.training.state import INIT, TrainState, first_state, run_key
 from cspd_jax.training.text import objective, rows, states
 
 Array = jax.Array
@@ -42,8 +43,8 @@ def train(
     vae: str | None = None,
     mesh: Mesh | None = None,
     minutes: float | None = None,
-) -> Trained:
-    """Trains an image model or a language model in the folder `out`.
+) -> dict[str, Any]:
+    """Trains an image model or a language model in the folder `out`; returns a report.
 
     init: names the weights it starts from, in place of random ones.
     vae: names the autoencoder whose latents of a folder of images it learns.
@@ -51,18 +52,15 @@ def train(
     """
     first = begun_with(config, init)
     begin(out, config, command="train", init=init, vae=vae, minutes=minutes)
-    if isinstance(config, TextTrainConfig):
-        learn = functools.partial(objective.learning, texts=config.data)
-        config, state = runs.run(config, out, first, learn, mesh, None, minutes)
-        report = objective.measure(config.data, LM(config.model), state.ema)
-        return Trained("lm", config, state.ema, {"corpus": config.data.describe()}, report)
     source = config.data if vae is None else Latents(config.data, hub.load(vae, of=VAE))
-    check_fit(config, source)
-    kind: Any = mar if isinstance(config, TrainConfig) else flow
-    learn = functools.partial(kind.learning, source=source)
-    on_sample = pictures(config, out / "pictures") if config.sample_every and vae is None else None
+    learn, on_sample = functools.partial(from_data, source=source), None
+    if isinstance(config, ImageTrainConfig):
+        check_fit(config, source)
+        on_sample = pictures(config, out / "pictures") if vae is None else None
     config, state = runs.run(config, out, first, learn, mesh, on_sample, minutes)
-    return Trained(kind_name(config.model), config, state.ema, {"class_names": list(source.class_names)}, {})
+    is_text = isinstance(config, TextTrainConfig)
+    report = objective.measure(config.data, LM(config.model), state.ema) if is_text else {}
+    return finished(out, config, state.ema, report, "train")
 
 
 def distill(
@@ -74,15 +72,15 @@ def distill(
     minutes: float | None = None,
     origin: str = "data",
     samples: int = 4096,
-) -> Trained:
-    """Trains a draft for the target of that name in the folder `out`, and measures how often it is accepted.
+) -> dict[str, Any]:
+    """Trains a draft for the target of that name in the folder `out`; reports how often it is accepted.
     Without `init` the first half of the steps learn the data, as an untrained draft is too far from the
     target.
 
     origin: whether a language model learns on rows of the "data", on so many `samples` of the "target", or
         "both".
     """
-    is_text = isinstance(config, TextTrainConfig)
+    data, is_text, own, on_sample = config.data, isinstance(config, TextTrainConfig), None, None
     if not is_text and (not isinstance(config, TrainConfig) or origin != "data"):
         raise UserError(
             "an image model is distilled on data: leave out --from; a draft of a causal one is trained on the"
@@ -90,35 +88,53 @@ def distill(
         )
     model: Any = hub.load(target, of=TextModel if is_text else ImageModel)
     (check_vocabulary if is_text else distillation.check_pair)(config.model, model.config)
-    first = begun_with(config, init)
+    first, pair = begun_with(config, init), (model.network, model.params)
     told = {"init": init, "origin": origin, "samples": samples, "minutes": minutes}
     begin(out, config, command="distill", target=target, **told)
-    mesh, dtype, data = mesh or runs.all_devices(), jnp.dtype(config.dtype), config.data
-    network: Any = (LM if is_text else MARModel)(model.config, dtype)
-    teacher, own, on_sample = (network, replicate(mesh, model.params)), None, None
-    if is_text and origin != "data":
-        path = out / "samples.npz"
-        own = rows.continuations((model.network, model.params), data, samples, path, config.seed)
     if not is_text:
         check_fit(config, data)
         data.batch(0, 1, split="held-out")  # an empty split is reported now, not after the run
-        on_sample = pictures(config, out / "pictures") if config.sample_every else None
+        on_sample = pictures(config, out / "pictures")
+    elif origin != "data":
+        own = rows.continuations(pair, data, samples, out / "samples.npz", config.seed)
+    mesh = mesh or runs.all_devices()
+    network = type(model.network)(model.config, jnp.dtype(config.dtype))
+    teacher = network, replicate(mesh, model.params)
 
     def learn(config: Any) -> Learning:
-        if is_text:
-            before, then = objective.learning(config, data), objective.learning(config, data, teacher)
-            then = then if own is None else on_rows(config, then, own, origin == "both")
-        else:
-            before, then = mar.learning(config, data), distillation.learning(config, *teacher, data)
-        return data_first(config, before, then) if init is None else then
+        then = (objective if is_text else distillation).learning(config, data, teacher)
+        then = then if own is None else on_rows(config, then, own, origin == "both")
+        return data_first(config, from_data(config, data), then) if init is None else then
 
     config, state = runs.run(config, out, first, learn, mesh, on_sample, minutes)
-    pair = model.network, model.params
     if is_text:
         report = objective.measure(data, LM(config.model), state.ema, *pair)
-        return Trained("lm", config, state.ema, {"corpus": data.describe()}, report)
-    report = distillation.measure(pair, config, state.ema, data)
-    return Trained("mar", config, state.ema, {"class_names": list(data.class_names)}, report)
+    else:
+        report = distillation.measure(pair, config, state.ema, data)
+    return finished(out, config, state.ema, report, "distill")
+
+
+def finished(
+    out: pathlib.Path, config: Any, params: Any, report: dict[str, Any], command: str
+) -> dict[str, Any]:
+    """Writes the model of a run, in the first process and unless it is there; returns the report."""
+    extra: dict[str, Any] = {"training": to_json(config)}
+    kind = "eagle" if isinstance(config, HeadTrainConfig) else "lm"
+    if isinstance(config, ImageTrainConfig):
+        kind, extra["class_names"] = kind_name(config.model), list(config.data.class_names)
+    elif isinstance(config, TextTrainConfig):
+        extra["corpus"] = {"corpus": CORPUS, "python": platform.python_version()}
+    path = out / "model"
+    if jax.process_index() == 0 and not path.exists():
+        weights.save(path, kind, config.model, params, source=f"cspd-jax {command}", extra=extra)
+    return {**report, "steps": config.steps, "model": str(path)}
+
+
+def from_data(config: Any, source: Any) -> Learning:
+    """Returns how a model learns its data."""
+    if isinstance(config, TextTrainConfig):
+        return objective.learning(config, source)
+    return (mar if isinstance(config, TrainConfig) else flow).learning(config, source)
 
 
 def data_first(config: Any, before: Learning, then: Learning) -> Learning:
@@ -148,8 +164,9 @@ def distill_head(
     ids: int = 8192,
     mesh: Mesh | None = None,
     minutes: float | None = None,
-) -> Trained:
-    """Trains a head that drafts from its target's states, on the target's answers, in the folder `out`.
+) -> dict[str, Any]:
+    """Trains a head that drafts from its target's states, on the target's answers, in the folder `out`;
+    reports how often its drafts are accepted.
 
     prompts: a file with one prompt per line.
     samples: answers that are made.
@@ -159,7 +176,6 @@ def distill_head(
     layers, known = model.config, model.config.known_ids
     config = dataclasses.replace(config, model=states.head_config(layers, min(ids, known)))
     questions = prompt_ids(model, read_lines(prompts))
-    rows.check_prompts(questions, config.data.length)
     told = {"target": target, "prompts": str(prompts), "samples": samples, "minutes": minutes}
     begin(out, config, command="distill", **told)
     pair, entering = (model.network, model.params), config.model.entering
@@ -172,10 +188,11 @@ def distill_head(
     mesh = mesh or runs.all_devices()
     learn = functools.partial(states.learning, rows=taught, given=replicate(mesh, given))
     config, state = runs.run(config, out, first_state(config, params), learn, mesh, None, minutes)
-    report = states.measure(config, pair, state.ema, given, held_out)
-    report["coverage"] = round(float(frequencies[frequent].sum() / frequencies.sum()), 4)
-    extra = {"corpus": {"corpus": "the target's own answers"}}
-    return Trained("eagle", config, {**state.ema, "ids": frequent}, extra, report)
+    report = {
+        "acceptance": states.acceptance(config, state.ema, given, held_out),
+        "coverage": round(float(frequencies[frequent].sum() / frequencies.sum()), 4),
+    }
+    return finished(out, config, {**state.ema, "ids": frequent}, report, "distill")
 
 
 def begun_with(config: Any, init: str | None) -> TrainState:
@@ -189,7 +206,7 @@ def begun_with(config: Any, init: str | None) -> TrainState:
 @functools.partial(jax.jit, static_argnames=("config",))
 def init_state(config: Any) -> TrainState:
     """Returns the state of a run that starts from random weights."""
-    key = run_key(config.seed, Purpose.INIT)
+    key = run_key(config.seed, INIT)
     init_params = lm.init_params if isinstance(config, TextTrainConfig) else kind_of(config.model).init_params
     params = init_params(config.model, key)
     if isinstance(config, TrainConfig) and config.on_grid:

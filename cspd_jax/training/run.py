@@ -22,7 +22,6 @@ import orbax.checkpoint as ocp
 from jax.experimental.multihost_utils import broadcast_one_to_all
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from cspd_jax import weights
 from cspd_jax._utils.files import check_new_folder, write_text
 from cspd_jax._utils.progress import Bar
 from cspd_jax.check import UserError
@@ -45,22 +44,6 @@ class Learning(NamedTuple):
 
     batch: Callable[[int], Any]
     step: Callable[[int, TrainState, Any], tuple[TrainState, Array]]
-
-
-class Trained(NamedTuple):
-    """What a run has come to: averaged weights for a checkpoint of a kind, with `extra` in its config.json,
-    and a report of what was measured of them."""
-
-    kind: str
-    config: RunConfig
-    params: Any
-    extra: dict[str, Any]
-    report: dict[str, Any]
-
-    def save(self, path: pathlib.Path, source: str) -> None:
-        """Writes the checkpoint folder of the model."""
-        extra = {**self.extra, "training": to_json(self.config)}
-        weights.save(path, self.kind, self.config.model, self.params, source=source, extra=extra)
 
 
 def all_devices() -> Mesh:
@@ -115,14 +98,19 @@ def run(
     spread = lambda batch: jax.tree.map(lambda array: put(np.asarray(array), rows), batch)
     state = place(mesh, first, config.model)
     placed = jax.tree.map(lambda array: array.sharding, state)
-    with contextlib.closing(_checkpoints(out)) as checkpoints, held_back() as signals:
-        if saved := checkpoints.latest_step() or 0:
+    options = ocp.CheckpointManagerOptions(
+        max_to_keep=2, enable_async_checkpointing=False, cleanup_tmp_directories=True
+    )
+    manager = ocp.CheckpointManager((out / "checkpoints").resolve(), options=options)
+    step = manager.latest_step() or 0
+    save = lambda: manager.save(step, args=ocp.args.StandardSave(state._asdict()), force=True)
+    with contextlib.closing(manager), held_back() as signals:
+        if step:
             like = jax.tree.map(ocp.utils.to_shape_dtype_struct, state._asdict())
-            state = TrainState(**checkpoints.restore(saved, args=ocp.args.StandardRestore(like)))
+            state = TrainState(**manager.restore(step, args=ocp.args.StandardRestore(like)))
         if minutes:
             config = _fitted(config, out, learn(config), jax.tree.map(jnp.copy, state), spread, minutes)
-        learning, step = learn(config), saved
-        log = Log(out, config, step)
+        learning, log = learn(config), Log(out, config, step)
         batch = learning.batch(step)
         while step < config.steps and not signals:
             state, loss = learning.step(step, state, spread(batch))
@@ -130,14 +118,14 @@ def run(
             step, batch = step + 1, learning.batch(step + 1)  # while the devices compute
             log.add(step, loss)
             if step % config.checkpoint_every == 0:
-                _save(checkpoints, state)
-            if on_sample and step % config.sample_every == 0:
+                save()
+            if on_sample and config.sample_every and step % config.sample_every == 0:
                 ema = jax.tree.map(np.asarray, whole(state.ema))
                 if jax.process_index() == 0:
                     on_sample(step, ema)
         log.close()
-        if step > (checkpoints.latest_step() or 0):
-            _save(checkpoints, state)
+        if step > (manager.latest_step() or 0):
+            save()
         if signals:
             print(f"stopped after step {step} of {config.steps}; the same command goes on", file=sys.stderr)
     return config, state._replace(ema=jax.tree.map(np.asarray, whole(state.ema)))
@@ -168,17 +156,6 @@ def _fitted(
         if jax.process_index() == 0:
             write_text(path, json.dumps(stored, indent=2) + "\n")
     return in_steps(config, stored["fitted_steps"])
-
-
-def _checkpoints(out: pathlib.Path) -> ocp.CheckpointManager:
-    options = ocp.CheckpointManagerOptions(
-        max_to_keep=2, enable_async_checkpointing=False, cleanup_tmp_directories=True
-    )
-    return ocp.CheckpointManager((out / "checkpoints").resolve(), options=options)
-
-
-def _save(checkpoints: ocp.CheckpointManager, state: TrainState) -> None:
-    checkpoints.save(int(state.step), args=ocp.args.StandardSave(state._asdict()), force=True)
 
 
 @contextlib.contextmanager

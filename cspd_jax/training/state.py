@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -17,20 +16,12 @@ Array = jax.Array
 _FINAL_RATE = 0.02  # of the highest learning rate
 
 
-class Purpose(enum.IntEnum):
-    """What the seed of a run is used for."""
-
-    INIT = 0
-    STEP = 1
-    MASK = 2
-    PICTURES = 3
-    SAMPLES = 4
-    MEASURE = 5
+INIT, STEP, MASK, PICTURES, SAMPLES, MEASURE = range(6)  # what the seed of a run is used for
 
 
-def run_key(seed: int, purpose: Purpose) -> Array:
+def run_key(seed: int, purpose: int) -> Array:
     """Returns the key of one purpose of a run."""
-    return jax.random.fold_in(seed_key(seed), int(purpose))
+    return jax.random.fold_in(seed_key(seed), purpose)
 
 
 class TrainState(NamedTuple):
@@ -58,7 +49,7 @@ def first_state(config: RunConfig, params: Any) -> TrainState:
 
 def step_key(config: RunConfig, state: TrainState) -> Array:
     """Returns the key of all that is random in the next step."""
-    return jax.random.fold_in(run_key(config.seed, Purpose.STEP), state.step)
+    return jax.random.fold_in(run_key(config.seed, STEP), state.step)
 
 
 def descend(

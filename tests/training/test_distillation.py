@@ -13,7 +13,8 @@ from cspd_jax.check import UserError
 from cspd_jax.image.pixels import patchify
 from cspd_jax.networks.mar import MARModel, init_params
 from cspd_jax.training.image import distillation
-from cspd_jax.training.image.distillation import buckets, check_pair, distill_step, n_known, path_log_ratio
+from cspd_jax.training.image.distillation import check_pair, distill_step, n_known, path_log_ratio
+from cspd_jax.training.image.mar import Bucket
 from cspd_jax.training.recipes import data_first, init_state
 from cspd_jax.training.run import Learning
 
@@ -33,9 +34,8 @@ target = functools.cache(lambda: shaken(0))
 
 def log_ratio(params, count=64):
     images, labels = TINY.data.batch(0, count, split="held-out")
-    tokens, known = jnp.asarray(patchify(images, 4)), jnp.arange(count) % TINY.model.seq_len
-    models, both = (MODEL, MODEL), (target(), params)
-    return path_log_ratio(models, both, jax.random.key(5), tokens, jnp.asarray(labels), known)
+    models, both, tokens = (MODEL, MODEL), (target(), params), jnp.asarray(patchify(images, 4))
+    return path_log_ratio(models, both, jax.random.key(5), tokens, jnp.asarray(labels))
 
 
 def test_the_target_accepts_itself():
@@ -51,7 +51,7 @@ def test_another_model_is_accepted_less():
 @pytest.mark.slow
 def test_distilling_brings_the_draft_closer():
     """The loss on fresh batches falls to less than a third; without learning it does not."""
-    learning = distillation.learning(RUN, MODEL, target(), RUN.data)
+    learning = distillation.learning(RUN, RUN.data, (MODEL, target()))
     state, fresh = init_state(RUN), init_state(RUN)
 
     def divergence(state, step):
@@ -72,8 +72,8 @@ def test_distilling_brings_the_draft_closer():
 def test_divergence_of_the_target_from_itself_is_zero():
     state = init_state(RUN)._replace(params=jax.tree.map(jnp.copy, target()))
     images, labels = RUN.data.batch(0, RUN.batch)
-    (bucket,) = buckets(RUN)
-    _, loss = distill_step(RUN, MODEL, bucket, target(), state, patchify(images, 4), labels, np.int32(2))
+    told = patchify(images, 4), labels, np.int32(2)
+    _, loss = distill_step(RUN, Bucket(0, 3), MODEL, target(), state, *told)
     assert abs(float(loss)) < 1e-5
 
 
@@ -86,7 +86,6 @@ def test_a_draft_without_beginning_learns_the_data_first():
 def test_contexts_of_every_length_are_drawn_equally_often():
     counts = np.bincount([n_known(TINY, i) for i in range(2000)], minlength=4)
     assert len(counts) == 4 and np.abs(counts - 500).max() < 100  # 5 standard deviations
-    assert buckets(dataclasses.replace(TINY, buckets=2)) == ((0, 1), (2, 3))
 
 
 def test_pairs_that_do_not_fit_are_refused():

@@ -15,9 +15,7 @@ from word_models import IDS, TARGET, TEMPLATE, tokenizer
 
 from cspd_jax import hub, text, weights
 from cspd_jax.__main__ import main
-from cspd_jax.check import UserError
 from cspd_jax.networks import eagle
-from cspd_jax.tokenizers import chat_ids, chat_template, load_tokenizer
 from cspd_jax.training import presets
 from cspd_jax.training.data.prompts import prompt_ids
 from cspd_jax.training.data.text import Texts
@@ -159,18 +157,26 @@ def test_what_is_wanted_is_the_target_s_token_after_the_next(answers):
 
 @pytest.mark.slow
 def test_it_learns_in_every_turn(answers):
-    """From the target's last layer to better drafts than chance, the fed-back ones included."""
+    """From the target's last layer to better drafts, the fed-back ones included."""
     config = learner(steps=100, batch=8, warmup=10, decay=60, learning_rate=5e-3)
-    *_, given = begun()
+    _, network, _, given = begun()
     first = states.first_params(config.model, params(), TARGET.config.depth, given, 0)
     rows = answers[0].rows(slice(8))
-    measure = lambda own: states.measure(config, (TARGET, params()), own, given, rows)
-    state, before = first_state(config, first), measure(first)
+    log_p, there = states.wanted(given, rows)
+
+    @jax.jit
+    def divergence(own):
+        """The sum of p log(p / q) in each turn, at the places that all turns reach."""
+        log_q = jax.nn.log_softmax(states.turns(network, own, given, rows, 3))
+        each = jnp.sum(jnp.exp(log_p) * (log_p - log_q), axis=-1)
+        return jnp.sum((there & (jnp.arange(LENGTH) > 1)) * each, axis=(1, 2))
+
+    state = first_state(config, first)
     for _ in range(config.steps):
         state, loss = states.head_step(config, state, rows, given)
-    after = measure(state.ema)
-    assert np.isfinite(loss) and after["acceptance"] > before["acceptance"] + 0.02
-    assert len(after["greedy"]) == 3 and min(np.subtract(after["greedy"], before["greedy"])) > 0.1
+    assert np.isfinite(loss) and np.all(divergence(state.ema) < 0.9 * divergence(first))
+    before, after = (states.acceptance(config, own, given, rows) for own in (first, state.ema))
+    assert after > before + 0.02
 
 
 @pytest.fixture(scope="module")
@@ -186,29 +192,15 @@ def prompts(tmp_path_factory):
 
 
 def test_prompts_are_put_into_the_chat_template(target, tmp_path):
+    """Without what the tokenizer puts around a text: the template has its own."""
     pytest.importorskip("jinja2")
     model = hub.load(target)
     assert prompt_ids(model, ["w7 w8"]) == [[7, 8]]
-    for name, template in (("good", TEMPLATE), ("bad", "{{ nothing.there }}")):
-        (tmp_path / name).mkdir()
-        settings = {"chat_template": template, "bos_token": {"content": "w1"}}
-        (tmp_path / name / "tokenizer_config.json").write_text(json.dumps(settings))
-    said = [{"role": "user", "content": "w7 w8"}]
-    assert chat_template(tmp_path / "good")(said) == "w1 w7 w8 w5"
-    for around in (
-        "",
-        "w1 $A",
-        "$A w2",
-        "w1 $A w2",
-    ):  # what the tokenizer puts there: the template has its own
-        (tmp_path / "good" / "tokenizer.json").write_text(tokenizer(around))
-        talker = dataclasses.replace(model, folder=tmp_path / "good")
-        assert prompt_ids(talker, ["w7 w8"]) == [[1, 7, 8, 5]]
-    with pytest.raises(UserError, match="cannot be filled in"):
-        chat_template(tmp_path / "bad")(said)
-    with pytest.raises(UserError, match="the chat template makes no tokens of these messages"):
-        chat_ids(load_tokenizer(talker), lambda messages: "", said)
-    assert chat_template(None) is None
+    settings = {"chat_template": TEMPLATE, "bos_token": {"content": "w1"}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    for around in ("", "w1 $A", "$A w2", "w1 $A w2"):
+        (tmp_path / "tokenizer.json").write_text(tokenizer(around))
+        assert prompt_ids(dataclasses.replace(model, folder=tmp_path), ["w7 w8"]) == [[1, 7, 8, 5]]
 
 
 @pytest.mark.slow
@@ -222,7 +214,7 @@ def test_the_command(target, prompts, tmp_path, monkeypatch, capsys):
     first, second = tmp_path / "first", tmp_path / "second"
     assert main(["distill", *flags, "--out", str(first)]) == 0
     report = json.loads(capsys.readouterr().out)
-    assert 0 < report["acceptance"] < 1 and 0 < report["coverage"] <= 1 and len(report["greedy"]) == 3
+    assert 0 < report["acceptance"] < 1 and 0 < report["coverage"] <= 1
     shutil.copytree(first, second, ignore=shutil.ignore_patterns("model", "12"))  # as if it had been stopped
     assert main(["distill", *flags, "--out", str(second)]) == 0
     a, b = (weights.load(out / "model").params for out in (first, second))
@@ -238,21 +230,13 @@ def test_the_command(target, prompts, tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "sizes",
-    [
-        {
-            "family": "gpt_neox", "norm": "layer", "gated_mlp": False, "activation": "gelu", "qkv_bias": True,
-            "parallel_residual": True, "out_bias": True, "mlp_bias": True, "rotary_share": 0.5,
-            "tie_embeddings": False,
-        },
-        {"family": "qwen3"},
-        {"family": "qwen2", "qkv_bias": True, "tie_embeddings": False},
-    ],
-    ids=lambda sizes: sizes["family"],
-)  # fmt: skip
-def test_other_families(sizes, tmp_path):
+def test_another_family(tmp_path):
     """From answers to drafts, of a few steps."""
+    sizes = {
+        "family": "gpt_neox", "norm": "layer", "gated_mlp": False, "activation": "gelu", "qkv_bias": True,
+        "parallel_residual": True, "out_bias": True, "mlp_bias": True, "rotary_share": 0.5,
+        "tie_embeddings": False,
+    }  # fmt: skip
     lm = dataclasses.replace(TARGET, config=dataclasses.replace(TARGET.config, **sizes))
     own = text_models.params(lm, scale=0.5)
     config = dataclasses.replace(learner(), model=head_config(lm.config, OWN))

@@ -243,7 +243,7 @@ def test_the_commands(tmp_path, capsys, monkeypatch):
     report = json.loads(capsys.readouterr().out)
     assert report["steps"] == 12 and 0 < report["held_out_bits_per_byte"] < 9
     model = hub.load(report["model"])
-    assert model.config == config.model and model.metadata["extra"]["corpus"]["sha256"]
+    assert model.config == config.model and model.metadata["extra"]["corpus"]["python"]
     pair = ["--target", report["model"], "--init", report["model"], "--from", "both", "--samples", "64"]
     assert main(["distill", *asked, str(draft), *pair]) == 0
     told = json.loads(capsys.readouterr().out)

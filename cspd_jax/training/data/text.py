@@ -15,7 +15,6 @@ import inspect
 import io
 import itertools
 import pathlib
-import platform
 import sysconfig
 import tokenize
 from collections.abc import Iterator
@@ -27,6 +26,7 @@ from cspd_jax.tokenizers import END_OF_TEXT, ByteTokenizer
 from cspd_jax.training.data.source import Split, generator
 
 STANDARD_LIBRARY = pathlib.Path(sysconfig.get_path("stdlib"))
+CORPUS = "docstrings and comments of Python's standard library"
 # Tests, generated tables, copies of other projects, and what differs between installations.
 _LEFT_OUT = {"test", "tests", "idle_test", "encodings", "pydoc_data", "site-packages", "_bundled"}
 _SHORTEST = 20  # characters; anything shorter is a label rather than prose
@@ -54,15 +54,6 @@ class Texts:
         for document in documents():
             ids["held-out" if document.held_out else "train"] += encode(document.text)
         return {split: np.array([*found, END_OF_TEXT], np.int16) for split, found in ids.items()}
-
-    def describe(self) -> dict[str, str]:
-        """Says what a checkpoint records about its corpus, which depends on the version of Python."""
-        ids = np.concatenate([self.streams["train"], self.streams["held-out"]])
-        return {
-            "corpus": "docstrings and comments of Python's standard library",
-            "python": platform.python_version(),
-            "sha256": hashlib.sha256(ids.tobytes()).hexdigest(),
-        }
 
 
 class Document(NamedTuple):

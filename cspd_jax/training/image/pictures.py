@@ -18,7 +18,7 @@ from cspd_jax.keys import row_keys
 from cspd_jax.networks.config import SphereConfig
 from cspd_jax.networks.registry import kind_of
 from cspd_jax.training.config import ImageTrainConfig
-from cspd_jax.training.state import Purpose, run_key
+from cspd_jax.training.state import PICTURES, run_key
 
 _PER_CLASS, _MOST_CLASSES = 4, 10
 
@@ -37,7 +37,7 @@ def pictures(config: ImageTrainConfig, folder: pathlib.Path) -> Callable[[int, A
     )
 
     def write(step: int, params: Any) -> None:
-        keys = row_keys(run_key(config.seed, Purpose.PICTURES), len(labels))
+        keys = row_keys(run_key(config.seed, PICTURES), len(labels))
         tokens = sample(kind_of(model).network(model), params, keys, labels, options).tokens
         images = as_bytes(unpatchify(tokens, model.patch_size))[..., :3]
         rows = [np.hstack(list(row)) for row in np.split(images, len(labels) // _PER_CLASS)]

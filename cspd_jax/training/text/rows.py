@@ -24,7 +24,7 @@ from cspd_jax.language_models import Prompts
 from cspd_jax.networks.lm import LM
 from cspd_jax.parallel import first_alone
 from cspd_jax.training.data.text import Texts
-from cspd_jax.training.state import Purpose, run_key
+from cspd_jax.training.state import SAMPLES, run_key
 
 Array = jax.Array
 PART = 64  # rows made in one batch
@@ -32,7 +32,6 @@ PROMPT = 32  # ids from the data at the start of a continuation
 TEMPERATURE = 0.7  # of every second answer
 NONE = -1  # in place of an id, after the end of an answer
 _HELD_OUT_ONE_IN = 16  # prompts
-_LEAST_ANSWER = 16  # ids of room for it in each row
 
 
 class Taught(NamedTuple):
@@ -85,21 +84,11 @@ def continuations(
     )
 
     def make(part: int) -> tuple[Any, ...]:
-        key = jax.random.fold_in(run_key(seed, Purpose.SAMPLES), part)
+        key = jax.random.fold_in(run_key(seed, SAMPLES), part)
         begun = Prompts(texts.batch(part, PART, seed=seed)[:, :PROMPT], np.full(PART, PROMPT))
         return (text.generate(key, target, begun, options=options).tokens,)
 
     return kept(path, count, make)[0]
-
-
-def check_prompts(prompts: Sequence[Sequence[int]], length: int) -> None:
-    """Raises UserError unless some prompts can be held out, and each leaves room for an answer."""
-    longest = length - _LEAST_ANSWER
-    if len(prompts) < _HELD_OUT_ONE_IN or not all(0 < len(prompt) <= longest for prompt in prompts):
-        raise UserError(
-            f"at least {_HELD_OUT_ONE_IN} prompts of 1 to {longest} ids are needed: rows have {length}"
-            f" (data.length); there are {len(prompts)}, the longest of {max(map(len, prompts), default=0)}"
-        )
 
 
 def answers(
@@ -122,7 +111,7 @@ def answers(
 
     def make(part: int) -> tuple[Any, ...]:
         chosen, greedy = _turns(part * PART + np.arange(PART), len(prompts))
-        key, given = jax.random.fold_in(run_key(seed, Purpose.SAMPLES), part), lengths[chosen]
+        key, given = jax.random.fold_in(run_key(seed, SAMPLES), part), lengths[chosen]
         options = text.Options(
             temperature=jnp.where(greedy, 0, TEMPERATURE), max_new_tokens=length - given, max_len=length
         )

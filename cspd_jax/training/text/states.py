@@ -17,12 +17,11 @@ import numpy as np
 
 from cspd_jax.check import UserError
 from cspd_jax.networks.eagle import Eagle, init_params
-from cspd_jax.networks.lm import LM
 from cspd_jax.networks.lm_config import EagleConfig, LMConfig, published_layers
 from cspd_jax.training.config import HeadTrainConfig
 from cspd_jax.training.data.source import shuffled
 from cspd_jax.training.run import Learning
-from cspd_jax.training.state import Purpose, TrainState, descend, run_key
+from cspd_jax.training.state import INIT, TrainState, descend, run_key
 from cspd_jax.training.text.rows import NONE, Taught
 
 Array = jax.Array
@@ -81,7 +80,7 @@ def frequent_ids(frequencies: np.ndarray, count: int, always: tuple[int, ...]) -
 def first_params(config: EagleConfig, target: Any, depth: int, given: Given, seed: int) -> dict[str, Any]:
     """Returns the parameters that training begins with: those of the last of the target's layers, last
     norm and logits, for states of which the highest counts."""
-    fresh = init_params(config, run_key(seed, Purpose.INIT))
+    fresh = init_params(config, run_key(seed, INIT))
     fresh.pop("ids")
     last, width = target[f"layers_{depth - 1}"], config.layer.width
     join = fresh["join"]["kernel"].at[-width:].set(jnp.eye(width))
@@ -161,35 +160,19 @@ def head_step(
     return descend(config, state, loss)
 
 
-def measure(
-    config: HeadTrainConfig, target: tuple[LM, Any], params: Any, given: Given, rows: Taught
-) -> dict[str, Any]:
-    """Measures how close the head's q is to the target's p on the ids of answers; an incomplete last batch
-    of rows is left out.
-
-    acceptance: sum_x min(p(x), q(x)) at temperature 1, the probability that a first draft is accepted.
-    greedy: share of the ids for which p and q have the same most probable one, by turn: of the first draft,
-        of the second after right ones, and so on.
-    """
+def acceptance(config: HeadTrainConfig, params: Any, given: Given, rows: Taught) -> float:
+    """Measures the probability that a first draft is accepted at temperature 1: the mean over the ids of
+    answers of sum_x min(p(x), q(x)), p being the target's and q the head's. An incomplete last batch of rows
+    is left out."""
     size = min(_TOGETHER, len(rows.tokens))
     starts = range(0, len(rows.tokens) - size + 1, size)
     parts = (rows.rows(slice(start, start + size)) for start in starts)
-    found = [_measured(config, *target, params, given, part) for part in parts]
-    counts, accepted, same = (np.sum(values, axis=0) for values in zip(*found))
-    acceptance = round(float(accepted / counts[0]), 4)
-    return {"acceptance": acceptance, "greedy": [round(float(share), 4) for share in same / counts]}
+    accepted, counts = np.sum([_overlap(config, params, given, part) for part in parts], axis=0)
+    return round(float(accepted / counts), 4)
 
 
-@functools.partial(jax.jit, static_argnames=("config", "target"))
-def _measured(
-    config: HeadTrainConfig, target: LM, target_params: Any, params: Any, given: Given, rows: Taught
-) -> tuple[Array, Array, Array]:
-    """Counts the ids in each turn, and sums over them."""
+@functools.partial(jax.jit, static_argnames=("config",))
+def _overlap(config: HeadTrainConfig, params: Any, given: Given, rows: Taught) -> tuple[Array, Array]:
     log_p, there = wanted(given, rows)
-    logits = turns(Eagle(config.model), params, given, rows, config.fed_back + 1)
-    counts = there & (jnp.arange(rows.tokens.shape[1]) >= jnp.arange(len(logits))[:, None, None])
-    overlap = jnp.sum(jnp.minimum(jnp.exp(log_p), jax.nn.softmax(logits[0])), axis=-1)
-    of_all = target.logits(target_params, rows.hidden.astype(jnp.float32))[..., : target.config.known_ids]
-    best = jnp.roll(jnp.argmax(of_all, axis=-1), -1, axis=1)
-    same = given.ids[jnp.argmax(logits, axis=-1)] == best
-    return jnp.sum(counts, axis=(1, 2)), jnp.sum(counts[0] * overlap), jnp.sum(counts * same, axis=(1, 2))
+    q = jax.nn.softmax(turns(Eagle(config.model), params, given, rows, 1)[0])
+    return jnp.sum(there * jnp.sum(jnp.minimum(jnp.exp(log_p), q), axis=-1)), jnp.sum(there)
