@@ -42,7 +42,7 @@ def answers(tmp_path_factory):
 
 def test_answers_are_the_targets(answers):
     """Greedy rows are what `generate` makes, and what is kept gives the target's logits."""
-    made, _ = answers
+    made = answers
 
     @jax.jit
     def known(tokens):
@@ -66,19 +66,15 @@ def test_answers_are_the_targets(answers):
         for row, length in zip(np.asarray(tokens).tolist(), np.asarray(info.trace.lengths))
     }
     rows = [tuple(row[row >= 0].tolist()) for row in made.tokens]
-    assert sum(row in greedy for row in rows) == 60 and len(set(rows)) > 80
+    assert sum(row in greedy for row in rows) == 64 and len(set(rows)) > 80
     ended = np.array([(row == 2).any() for row in made.tokens])
     assert ended.any() and ((made.tokens == -1).any(axis=1) <= ended).all()
 
 
-def test_answers_to_some_prompts_are_held_out(answers):
-    taught, held_out = answers
-    questions = [{tuple(row[:3].tolist()) for row in rows.tokens} for rows in (held_out, taught)]
-    assert len(held_out.tokens) == 8 and questions[0] == {(1, 3, 5), (1, 19, 5)}
-    assert not questions[0] & questions[1] and len(questions[1]) == 30
-    own = taught.tokens[:, 3:]
+def test_the_most_frequent_ids_of_answers(answers):
+    own = answers.tokens[:, 3:]
     counts = np.bincount(own[own >= 0], minlength=IDS)
-    np.testing.assert_array_equal(np.bincount(taught.answered, minlength=IDS), counts)
+    np.testing.assert_array_equal(np.bincount(answers.answered, minlength=IDS), counts)
     chosen = states.frequent_ids(counts, 10, (60, 2))
     assert {2, 60} <= set(chosen) and len(set(chosen)) == 10 and list(chosen) == sorted(chosen)
     others = np.sort(np.delete(counts, [2, 60]))[::-1]
@@ -91,7 +87,7 @@ def test_answers_are_made_once(answers, tmp_path):
     made = answered((TARGET, params()), PROMPTS, LENGTH, 64, path, LAYERS)
     stamp = path.stat().st_mtime_ns
     again = answered((TARGET, params()), PROMPTS, LENGTH, 64, path, LAYERS)
-    assert path.stat().st_mtime_ns == stamp and made[0].states.dtype == jnp.bfloat16
+    assert path.stat().st_mtime_ns == stamp and made.states.dtype == jnp.bfloat16
     assert jax.tree.all(jax.tree.map(np.array_equal, made, again))
 
 
@@ -114,7 +110,7 @@ def test_a_turn_is_a_draft_after_right_drafts(answers):
     """What turn k says at place i is what a drafter says that was given states up to place i - k and drafted
     the k tokens that are there."""
     _, network, own, given = begun()
-    rows, count = answers[0].rows(slice(2)), 3
+    rows, count = answers.rows(slice(2)), 3
     learned = {name: part for name, part in own.items() if name != "ids"}
     by_turns = np.asarray(jax.jit(lambda: states.turns(network, learned, given, rows, count))())
     whole = {**own, "embedding": given.embedding}
@@ -143,7 +139,7 @@ def test_a_turn_is_a_draft_after_right_drafts(answers):
 
 def test_what_is_wanted_is_the_target_s_token_after_the_next(answers):
     *_, given = begun()
-    rows = answers[0].rows(slice(8))
+    rows = answers.rows(slice(8))
     log_p, there = map(np.asarray, jax.jit(states.wanted)(given, rows))
     logits = text_models.logits(TARGET, params(), rows.tokens).astype(np.float64)
     expected = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
@@ -161,7 +157,7 @@ def test_it_learns_in_every_turn(answers):
     config = learner(steps=100, batch=8, warmup=10, decay=60, learning_rate=5e-3)
     _, network, _, given = begun()
     first = states.first_params(config.model, params(), TARGET.config.depth, given, 0)
-    rows = answers[0].rows(slice(8))
+    rows = answers.rows(slice(8))
     log_p, there = states.wanted(given, rows)
 
     @jax.jit
@@ -175,8 +171,6 @@ def test_it_learns_in_every_turn(answers):
     for _ in range(config.steps):
         state, loss = states.head_step(config, state, rows, given)
     assert np.isfinite(loss) and np.all(divergence(state.ema) < 0.9 * divergence(first))
-    before, after = (states.acceptance(config, own, given, rows) for own in (first, state.ema))
-    assert after > before + 0.02
 
 
 @pytest.fixture(scope="module")
@@ -241,7 +235,7 @@ def test_another_family(tmp_path):
     own = text_models.params(lm, scale=0.5)
     config = dataclasses.replace(learner(), model=head_config(lm.config, OWN))
     path, entering = tmp_path / "answers.npz", config.model.entering
-    taught, _ = answered((lm, own), PROMPTS, LENGTH, 64, path, entering)
+    taught = answered((lm, own), PROMPTS, LENGTH, 64, path, entering)
     ids = states.frequent_ids(np.bincount(taught.answered, minlength=IDS), OWN, (2,))
     given = states.given_by(lm.config, own, ids)
     state = first_state(config, states.first_params(config.model, own, lm.config.depth, given, 0))

@@ -21,10 +21,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax.check import UserError, check_draft
-from cspd_jax.diffusion.chain import Chains, path_log_density, sample_path
-from cspd_jax.diffusion.gaussian import Gaussian, coefficients, transition
+from cspd_jax.diffusion.gaussian import Gaussian, transition
 from cspd_jax.diffusion.schedule import sampling_schedule
-from cspd_jax.image.pixels import patchify
+from cspd_jax.image.generation import generate
+from cspd_jax.image.methods import DraftSpeculation
+from cspd_jax.models import ImageModel
 from cspd_jax.networks.config import MARConfig
 from cspd_jax.networks.mar import MARModel
 from cspd_jax.training.config import TrainConfig
@@ -37,7 +38,7 @@ from cspd_jax.training.state import MASK, MEASURE, TrainState, descend, run_key,
 Array = jax.Array
 
 _DRAWS, _STEPS = 0, 1  # what the key of a step is folded with
-_CONTEXTS = 512  # held-out contexts on which acceptance is reported
+_IMAGES = 16  # on which acceptance is reported
 
 
 def learning(config: TrainConfig, source: Source, target: tuple[MARModel, Any]) -> Learning:
@@ -112,47 +113,9 @@ def gaussians(
     return eps, transition(c, x, eps, v)
 
 
-def measure(
-    target: tuple[MARModel, Any], config: TrainConfig, params: Any, source: Source
-) -> dict[str, float]:
-    """Measures how often the draft is accepted on held-out images with random contexts."""
-    images, labels = source.batch(0, _CONTEXTS, seed=config.seed, split="held-out")
-    tokens = patchify(images, config.model.patch_size)
-    models, both = (target[0], MARModel(config.model)), (target[1], params)
-    log_ratio = path_log_ratio(models, both, run_key(config.seed, MEASURE), tokens, labels)
-    probability = np.exp(np.minimum(0.0, np.asarray(log_ratio, np.float64)))
-    return {
-        "path_acceptance": round(float(probability.mean()), 4),
-        "standard_error": round(float(probability.std() / np.sqrt(_CONTEXTS)), 4),
-    }
-
-
-@functools.partial(jax.jit, static_argnames=("models",))
-def path_log_ratio(
-    models: tuple[MARModel, MARModel], params: tuple[Any, Any], key: Array, tokens: Array, labels: Array
-) -> Array:
-    """Returns log p - log q [B] of one drafted path per image, in a context that both models share, without
-    guidance and with noise in the last step. It is accepted with probability min(1, p / q).
-
-    models, params: of the target and of the draft.
-    tokens: [B, L, C] by position; the context shows 0, 1, ... L - 1, 0, ... random ones. labels: [B].
-    """
-    order, chain = jax.random.split(key)
-    batch, length, dim = tokens.shape
-    known = jnp.arange(batch) % length
-    reveal = jnp.argsort(jax.random.uniform(order, (batch, length)), axis=1)
-    ordered = jnp.take_along_axis(tokens, reveal[:, :, None], axis=1)
-    schedule = sampling_schedule(models[0].config.respacing)
-    timesteps = jnp.asarray(schedule.timestep_map)
-
-    def chains(model: MARModel, params: Any) -> Chains:
-        embedding = model.embed_class(params, labels, jnp.zeros(batch, bool))
-        z = model.context(params, ordered, reveal, known, embedding, known[:, None], bucket=length)[:, 0]
-        time = model.embed_time(params, timesteps)
-        return Chains(model, params, time, z, coefficients(schedule), scale=None, final_noise=True)
-
-    target, draft = map(chains, models, params)
-    noise = jax.random.normal(chain, (schedule.num_steps + 1, batch, dim))
-    drafted = sample_path(draft, noise)
-    path = jnp.concatenate([drafted.states, noise[-1:]])
-    return path_log_density(target, path) - drafted.log_density(final_noise=True)
+def measure(target: ImageModel, config: TrainConfig, params: Any) -> dict[str, float]:
+    """Generates some images of the target with the draft, and measures how often it is accepted."""
+    draft = ImageModel("draft", MARModel(config.model), params)
+    labels = np.arange(_IMAGES) % config.model.num_classes
+    _, info = generate(run_key(config.seed, MEASURE), target, labels, DraftSpeculation(draft))
+    return {"acceptance": round(float(info.acceptance or 0.0), 4)}

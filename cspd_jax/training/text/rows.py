@@ -31,7 +31,6 @@ PART = 64  # rows made in one batch
 PROMPT = 32  # ids from the data at the start of a continuation
 TEMPERATURE = 0.7  # of every second answer
 NONE = -1  # in place of an id, after the end of an answer
-_HELD_OUT_ONE_IN = 16  # prompts
 
 
 class Taught(NamedTuple):
@@ -99,38 +98,27 @@ def answers(
     path: pathlib.Path,
     entering: tuple[int, ...],
     seed: int = 0,
-) -> tuple[Taught, Taught]:
-    """Returns rows that begin with the prompts in turn and are continued by the target: those to be trained
-    on, and those that are held out.
+) -> Taught:
+    """Returns rows that begin with the prompts in turn and are continued by the target.
 
-    Every second row is drawn at `TEMPERATURE`, the others are greedy: a drafter is used in both ways. One
-    prompt in 16 is held out, with all its rows.
+    Every second row is drawn at `TEMPERATURE`, the others are greedy, as a drafter is used in both ways; the
+    next answer to a prompt is made the other way.
     """
     lengths = np.array([len(prompt) for prompt in prompts], np.int32)
     padded = np.stack([np.pad(prompt, (0, max(lengths) - len(prompt))) for prompt in prompts])
 
     def make(part: int) -> tuple[Any, ...]:
-        chosen, greedy = _turns(part * PART + np.arange(PART), len(prompts))
+        turn, chosen = np.divmod(part * PART + np.arange(PART), len(prompts))
         key, given = jax.random.fold_in(run_key(seed, SAMPLES), part), lengths[chosen]
-        options = text.Options(
-            temperature=jnp.where(greedy, 0, TEMPERATURE), max_new_tokens=length - given, max_len=length
-        )
+        heat, new = jnp.where((turn + chosen) % 2, 0, TEMPERATURE), jnp.asarray(length - given)
+        options = text.Options(temperature=heat, max_new_tokens=new, max_len=length)
         asked = Prompts(padded[chosen].astype(np.int32), given)
         made, info = text.generate(key, target, asked, options=options)
         there = np.arange(length) < np.asarray(info.trace.lengths)[:, None]
         tokens = np.where(there, made, NONE).astype(np.int32)
         return tokens, given, *thoughts(*target, np.maximum(tokens, 0), entering)
 
-    taught = Taught(*kept(path, count, make))
-    held_out = _turns(np.arange(len(taught.tokens)), len(prompts))[0] % _HELD_OUT_ONE_IN == 0
-    return taught.rows(~held_out), taught.rows(held_out)
-
-
-def _turns(row: np.ndarray, prompts: int) -> tuple[np.ndarray, np.ndarray]:
-    """Says which prompt each of the rows answers, and whether greedily: prompts in turn, the held-out ones
-    among themselves, too, and each of them the other way the next time."""
-    prompt = row % prompts
-    return prompt, (prompt + prompt // _HELD_OUT_ONE_IN + row // prompts) % 2 == 1
+    return Taught(*kept(path, count, make))
 
 
 @functools.partial(jax.jit, static_argnames=("model", "entering"))

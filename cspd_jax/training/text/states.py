@@ -9,24 +9,26 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from cspd_jax import text
 from cspd_jax.check import UserError
 from cspd_jax.networks.eagle import Eagle, init_params
+from cspd_jax.networks.lm import LM
 from cspd_jax.networks.lm_config import EagleConfig, LMConfig, published_layers
 from cspd_jax.training.config import HeadTrainConfig
 from cspd_jax.training.data.source import shuffled
 from cspd_jax.training.run import Learning
-from cspd_jax.training.state import INIT, TrainState, descend, run_key
+from cspd_jax.training.state import INIT, MEASURE, TrainState, descend, run_key
 from cspd_jax.training.text.rows import NONE, Taught
 
 Array = jax.Array
 _DECLINE = 0.8  # what each turn counts beside the one before
-_TOGETHER = 4  # rows per call when agreement is measured
 
 
 class Given(NamedTuple):
@@ -160,19 +162,13 @@ def head_step(
     return descend(config, state, loss)
 
 
-def acceptance(config: HeadTrainConfig, params: Any, given: Given, rows: Taught) -> float:
-    """Measures the probability that a first draft is accepted at temperature 1: the mean over the ids of
-    answers of sum_x min(p(x), q(x)), p being the target's and q the head's. An incomplete last batch of rows
-    is left out."""
-    size = min(_TOGETHER, len(rows.tokens))
-    starts = range(0, len(rows.tokens) - size + 1, size)
-    parts = (rows.rows(slice(start, start + size)) for start in starts)
-    accepted, counts = np.sum([_overlap(config, params, given, part) for part in parts], axis=0)
-    return round(float(accepted / counts), 4)
-
-
-@functools.partial(jax.jit, static_argnames=("config",))
-def _overlap(config: HeadTrainConfig, params: Any, given: Given, rows: Taught) -> tuple[Array, Array]:
-    log_p, there = wanted(given, rows)
-    q = jax.nn.softmax(turns(Eagle(config.model), params, given, rows, 1)[0])
-    return jnp.sum(there * jnp.sum(jnp.minimum(jnp.exp(log_p), q), axis=-1)), jnp.sum(there)
+def measure(
+    config: HeadTrainConfig, target: tuple[LM, Any], params: Any, prompts: Sequence[Sequence[int]]
+) -> dict[str, float]:
+    """Has the target answer prompts at temperature 1 with the head, and measures how often its first draft is
+    accepted. params: with the ids."""
+    drafter = text.draft_from_states((Eagle(config.model), params), target)
+    new = config.data.length - max(map(len, prompts))
+    options = text.Options(gamma=1, temperature=1.0, max_new_tokens=new, confidence=0.0)
+    _, info = text.generate(run_key(config.seed, MEASURE), target, prompts, drafter, options)
+    return {"acceptance": round(float(info.acceptance or 0.0), 4)}
