@@ -15,6 +15,7 @@ from jax.sharding import Mesh
 
 from cspd_jax import hub, weights
 from cspd_jax.check import UserError
+from cspd_jax.image.pixels import patchify
 from cspd_jax.models import VAE, ImageModel, TextModel
 from cspd_jax.networks import lm
 from cspd_jax.networks.lm import LM
@@ -255,9 +256,8 @@ def check_vocabulary(draft: LMConfig, target: LMConfig) -> None:
 def check_fit(config: ImageTrainConfig, source: Source) -> None:
     """Raises UserError unless the model fits the data."""
     model = config.model
-    height, width, channels = source.shape
-    tokens = (height // model.patch_size) * (width // model.patch_size)
-    found = tokens, channels * model.patch_size**2, len(source.class_names)
+    tokens = patchify(np.zeros((1, *source.shape)), model.patch_size)
+    found = (*tokens.shape[1:], len(source.class_names))
     wanted = model.seq_len, model.token_dim, model.num_classes
     if found != wanted:
         raise UserError(

@@ -60,8 +60,8 @@ def begin(out: pathlib.Path, config: RunConfig, **begun: Any) -> None:
     path = out / "config.json"
     with first_alone("the run is begun"):
         if not path.exists():
-            check_new_folder(out)
             out.mkdir(parents=True, exist_ok=True)
+            check_new_folder(out)
             write_text(path, json.dumps(settings, indent=2) + "\n")
         stored = json.loads(path.read_text(encoding="utf-8"))
         if differ := [name for name in settings if stored.get(name) != settings[name]]:

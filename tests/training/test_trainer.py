@@ -181,13 +181,13 @@ def test_accumulated_batches_make_the_step_of_their_mean():
 
 
 def test_a_folder_holds_one_run(tmp_path):
-    begin(tmp_path / "run", TINY, command="train", init=None)
-    begin(tmp_path / "run", TINY, command="train", init=None)
+    begin(tmp_path / "runs" / "one", TINY, command="train", init=None)
+    begin(tmp_path / "runs" / "one", TINY, command="train", init=None)
     other = dataclasses.replace(TINY, seed=1)
     with pytest.raises(UserError, match="was begun with another seed; repeat its command"):
-        begin(tmp_path / "run", other, command="train", init=None)
+        begin(tmp_path / "runs" / "one", other, command="train", init=None)
     with pytest.raises(UserError, match="was begun with another begun with"):
-        begin(tmp_path / "run", TINY, command="train", init="default")
+        begin(tmp_path / "runs" / "one", TINY, command="train", init="default")
     with pytest.raises(UserError, match="exists already"):
         begin(tmp_path, TINY)
 

@@ -95,10 +95,10 @@ def n_known(config: TrainConfig, step: int) -> int:
 
 
 def bucket_of(known: int, largest: int, count: int) -> Bucket:
-    """Returns the range that `known` falls into, of `count` about equal ones of 0 ... largest."""
+    """Returns the range, of `count` about equal ones of 0 ... largest, that `known`, perhaps more, is in."""
     width = -(-(largest + 1) // count)
     least = known // width * width
-    return Bucket(least, min(least + width - 1, largest))
+    return Bucket(least, max(known, min(least + width - 1, largest)))
 
 
 def draw(key: Array, shape: tuple[int, ...], bucket: Bucket, n_known: Array, copies: int) -> Draws:
