@@ -215,7 +215,7 @@ def test_the_command(target, prompts, tmp_path, monkeypatch, capsys):
     assert jax.tree.all(jax.tree.map(lambda x, y: np.array_equal(x, y), a, b))
     capsys.readouterr()
     # Where there are several devices a head uses one of them.
-    monkeypatch.setattr("cspd_jax.parallel.default_mesh", lambda *_: pytest.fail("a mesh for a head"))
+    monkeypatch.setattr("cspd_jax.cli.text.default_mesh", lambda *_: pytest.fail("a mesh for a head"))
     asked = ["text", "--target", str(target), "--draft", report["model"], "--prompt", "w1 w9", "--compare"]
     assert main([*asked, "--new-tokens", "16", "--no-stop", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
