@@ -39,7 +39,7 @@ from cspd_jax.reports.pictures import titled
 from cspd_jax.tools.evaluation import words as measures
 from cspd_jax.tools.evaluation.equality import FALSE_ALARM, TESTS
 from cspd_jax.tools.evaluation.fid import frechet_distance
-from cspd_jax.training.data.words import BLANK, Words
+from cspd_jax.training.data.words import BLANK
 
 BATCH = 8  # images side by side
 # Settings of a cell that are not of its method, and what `generate` calls them.
@@ -333,7 +333,7 @@ def run(args: argparse.Namespace, found: dict, keep: Path) -> None:
     def made(name: str, n: int, seed: int, folder: str) -> dict:
         return generate(target, draft, keep / folder, n, seed, options_of(name, args.toy), BATCH)
 
-    held_out = Words(reader.config).batch(0, 8 if args.toy else 2000, split="held-out")
+    held_out = reader.data.batch(0, 8 if args.toy else 2000, split="held-out")
     found["reader_error"] = float(1 - reader(as_bytes(held_out.images), held_out.labels).right.mean())
     machine = {"device": jax.devices()[0].device_kind, "jax": jax.__version__}
     reference = pictures(made("plain", args.images, REFERENCE_SEED, "reference"))
@@ -346,7 +346,7 @@ def run(args: argparse.Namespace, found: dict, keep: Path) -> None:
         if any((told | {"images": n}).items() <= row.items() for row in found["cells"]):
             continue
         cell = made(name, n, seed, folder_of(name))
-        row = told | summary(cell, pictures(cell), reference, control, reader.config) | machine
+        row = told | summary(cell, pictures(cell), reference, control, reader.data) | machine
         found["cells"] = [old for old in found["cells"] if old["cell"] != name] + [row]
         found["cells"].sort(key=lambda row: order.index(row["cell"]))
         write_results(args.file, found)

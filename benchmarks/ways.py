@@ -23,7 +23,7 @@ from cspd_jax.info import Info
 from cspd_jax.reports.report import device, versions
 from cspd_jax.tools.evaluation import classifier as classifiers
 from cspd_jax.tools.evaluation import fid, words
-from cspd_jax.training.config import data_from_json, make_source
+from cspd_jax.training.config import data_from_json
 from cspd_jax.training.data.source import Batch
 from cspd_jax.training.data.words import Words
 
@@ -71,7 +71,7 @@ def machine() -> dict[str, Any]:
 
 
 def training_data(model) -> Any:
-    """Returns the configuration of the data that a model was trained on."""
+    """Returns the data set that a model was trained on."""
     return data_from_json(model.metadata["extra"]["training"])
 
 
@@ -90,10 +90,10 @@ def quality(target, images: np.ndarray, labels: np.ndarray, toy: bool) -> tuple[
     """Returns the share of the right class (of right words), and the distance to held-out images."""
     if "training" not in target.metadata.get("extra", {}):
         return None, None
-    source = make_source(training_data(target))
+    source = training_data(target)
     others = held_out(source, len(images)).images
     if isinstance(source, Words):
-        reader = words.make_reader(source.config, SMALL if toy else words.READER)
+        reader = words.make_reader(source, SMALL if toy else words.READER)
         right, ours, theirs = reader(images, labels).right, reader.features(images), reader.features(others)
     else:
         settings = SMALL if toy else classifiers.ClassifierConfig()

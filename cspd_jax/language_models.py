@@ -187,8 +187,7 @@ def pad_prompts(prompts: Sequence[Sequence[int] | np.ndarray]) -> Prompts:
 def as_prompts(prompts: PromptsLike) -> Prompts:
     """Pads a list of prompts; takes a tuple to be (tokens, lengths) already."""
     found = Prompts(*prompts) if isinstance(prompts, tuple) else pad_prompts(prompts)
-    chex.assert_rank(found.tokens, 2)
-    chex.assert_shape(found.lengths, (len(found.tokens),))
+    chex.assert_shape(found.tokens, (len(found.lengths), None))
     return found
 
 
@@ -198,8 +197,7 @@ def concrete(value: Any) -> np.ndarray | None:
 
 
 def check_prompts(config: LanguageModelConfig, prompts: Prompts, new: int, shortest: int = 1) -> None:
-    """Raises a UserError unless no prompt is empty, the model has their ids, and `new` tokens have a place
-    after them."""
+    """Raises a UserError unless no prompt is empty, and the model has its ids and places for `new` more."""
     tokens, lengths = concrete(prompts.tokens), concrete(prompts.lengths)
     longest = np.shape(prompts.tokens)[1]
     most = getattr(config, "max_positions", longest + new)

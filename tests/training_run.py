@@ -1,12 +1,13 @@
-"""A tiny training run in a process of its own: `python tests/training_run.py OUT [NAME=VALUE ...]`."""
+"""A tiny training run in a process of its own: `python tests/training_run.py OUT`."""
 
 import pathlib
 import sys
 
 from cspd_jax.networks.config import MARConfig
-from cspd_jax.training.config import TrainConfig, with_settings
-from cspd_jax.training.data.digits import Digits, DigitsConfig
-from cspd_jax.training.recipes import from_data, init_state
+from cspd_jax.training.config import TrainConfig
+from cspd_jax.training.data.digits import Digits
+from cspd_jax.training.image import mar
+from cspd_jax.training.recipes import init_state
 from cspd_jax.training.run import run
 
 TINY = TrainConfig(
@@ -27,7 +28,7 @@ TINY = TrainConfig(
         patch_size=4,
         vae_stride=1,
     ),
-    data=DigitsConfig(8),
+    data=Digits(8),
     steps=40,
     batch=8,
     learning_rate=3e-3,
@@ -37,16 +38,14 @@ TINY = TrainConfig(
     buckets=1,
     log_every=1,
     checkpoint_every=4,
-    sample_every=0,
 )
 
 
 def trained(out, config=TINY, source=None):
     """The final state of a run in the folder `out`, or of its going on."""
-    source = source or Digits(config.data)
     out.mkdir(parents=True, exist_ok=True)
-    return run(config, out, init_state(config), lambda c: from_data(c, source))[1]
+    return run(config, out, init_state(config), lambda c: mar.learning(c, source or c.data))[1]
 
 
 if __name__ == "__main__":
-    trained(pathlib.Path(sys.argv[1]), with_settings(TINY, sys.argv[2:]))
+    trained(pathlib.Path(sys.argv[1]))

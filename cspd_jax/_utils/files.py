@@ -90,22 +90,6 @@ def write_arrays(path: str | os.PathLike, **arrays: Any) -> None:
         np.savez(file, **arrays)
 
 
-def kept_arrays(path: Path, origin: str, make: Callable[[], dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """Returns the arrays in the .npz file `path`, which is made first if it does not exist.
-
-    origin: a fingerprint of everything the arrays depend on; UserError if the file has another one.
-    """
-    if not path.exists():
-        write_arrays(path, **make(), origin=origin)
-    with np.load(path) as stored:
-        if str(stored["origin"]) != origin:
-            raise UserError(
-                f"{path} was made by another target or seed, or of other prompts; delete that folder, or"
-                " choose another"
-            )
-        return {name: stored[name] for name in stored.files if name != "origin"}
-
-
 def fingerprint(config: Any, params: Any, *more: Any) -> str:
     """Returns the SHA-256 of a model's configuration and weights, and of `more` (JSON)."""
     import jax  # here, because the command line needs this module before it needs jax

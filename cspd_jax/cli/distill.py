@@ -17,8 +17,8 @@ from cspd_jax.cli.train import add_run_flags, configured, finish
 from cspd_jax.networks.config import MARConfig
 from cspd_jax.parallel import default_mesh
 from cspd_jax.training import presets, recipes
-from cspd_jax.training.config import HeadTrainConfig, data_from_json
-from cspd_jax.training.data.folder import FolderConfig
+from cspd_jax.training.config import HeadTrainConfig, TextTrainConfig, data_from_json
+from cspd_jax.training.data.folder import Folder
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -51,11 +51,14 @@ def run(args: argparse.Namespace) -> None:
         if target is None or args.prompts is None:
             raise UserError("a head learns from a target's answers to prompts: give --target and --prompts")
         answers = args.prompts, args.samples, args.ids
-        trained = recipes.distill_head(config, args.out, target, *answers, mesh, args.minutes)
+        report = recipes.distill_head(config, args.out, target, *answers, mesh, args.minutes)
     else:
+        shipped = "default"
+        if isinstance(config, TextTrainConfig):
+            shipped = "text-default" if config.model.causal else "masked-default"
         told = mesh, args.minutes, args.origin, args.samples
-        trained = recipes.distill(config, args.out, target, args.init, *told)
-    finish(args, trained, "distill")
+        report = recipes.distill(config, args.out, target or shipped, args.init, *told)
+    finish(args, report)
 
 
 def _of_target(args: argparse.Namespace):
@@ -66,7 +69,7 @@ def _of_target(args: argparse.Namespace):
     trained = outline.metadata.get("extra", {}).get("training")
     if args.data is not None:
         channels = outline.config.token_dim // outline.config.patch_size**2
-        data: Any = FolderConfig(os.path.abspath(args.data), outline.config.image_size, channels)
+        data: Any = Folder(os.path.abspath(args.data), outline.config.image_size, channels)
     elif trained is None:
         raise UserError(f"{args.target} does not say what it was trained on; give --data DIR, or a --preset")
     else:

@@ -1,8 +1,7 @@
 """Trains a model in the folder OUT.
 
-There are checkpoints/, metrics.jsonl and pictures/ while it runs (for text held_out.jsonl instead of
-pictures/), and at the end model/, a checkpoint folder of the averaged weights. The same command goes on with
-a run that was stopped.
+There are checkpoints/, metrics.jsonl and, of image models, pictures/ while it runs, and at the end model/, a
+checkpoint folder of the averaged weights. The same command goes on with a run that was stopped.
 """
 
 from __future__ import annotations
@@ -64,8 +63,8 @@ def run(args: argparse.Namespace) -> None:
     config = configured(args, preset)
     if isinstance(config, HeadTrainConfig):
         raise UserError("a head learns from its target: cspd-jax distill --states trains one")
-    trained = recipes.train(config, args.out, args.init, args.vae, default_mesh(args.mesh), args.minutes)
-    finish(args, trained, "train")
+    report = recipes.train(config, args.out, args.init, args.vae, default_mesh(args.mesh), args.minutes)
+    finish(args, report)
 
 
 def configured(args: argparse.Namespace, config: Any) -> Any:
@@ -77,11 +76,7 @@ def configured(args: argparse.Namespace, config: Any) -> Any:
     return with_settings(config, [*settings, *args.set])
 
 
-def finish(args: argparse.Namespace, trained: Any, command: str) -> None:
-    """Writes the model of a run, and prints the result: in the first process."""
-    path = args.out / "model"
+def finish(args: argparse.Namespace, report: dict[str, Any]) -> None:
+    """Prints the result, in the first process."""
     if jax.process_index() == 0:
-        if not path.exists():  # or the run had ended before
-            trained.save(path, f"cspd-jax {command}")
-        told = {"out": str(args.out), "steps": trained.config.steps, "model": str(path)}
-        result({**trained.report, **told}, args.json)
+        result({**report, "out": str(args.out)}, args.json)

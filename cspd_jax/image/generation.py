@@ -62,8 +62,7 @@ def sample(
         says whether it counts), temperature, and known, if the options were settled with some.
     """
     keys, labels = as_typed(keys), jnp.asarray(labels)
-    chex.assert_rank([keys, labels], 1)
-    chex.assert_equal_shape([keys, labels])
+    chex.assert_shape([keys, labels], (len(labels),))
     made = method.run(network, params, keys, labels, options)
     known = None if options.known is None else options.known.mask
     return made.tokens, _info(made, judgement(method, options), method.ahead, known)
@@ -331,11 +330,7 @@ def _joined(parts: list[tuple[Array, Info]], count: int) -> tuple[Array, Info]:
 
 
 def stream(
-    key: Array,
-    model: ImageModel,
-    labels: Labels,
-    method: Method = Plain(),
-    options: Options = Options(),
+    key: Array, model: ImageModel, labels: Labels, method: Method = Plain(), options: Options = Options()
 ) -> Iterator[tuple[float, Array]]:
     """Generates step by step: yields the number of known tokens of an image, on average, and tokens
     [N, L, d], zero where unknown."""

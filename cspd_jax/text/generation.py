@@ -120,8 +120,7 @@ def stream(
     options: Options = Options(),
 ) -> Iterator[Generated]:
     """Yields (tokens, info) after each round; the last one is what `generate` returns. Same arguments."""
-    inputs = prepare(key, model, prompts, drafter, options)
-    return _outputs(inputs)
+    return _outputs(prepare(key, model, prompts, drafter, options))
 
 
 def _outputs(inputs: Inputs) -> Iterator[Generated]:

@@ -1,5 +1,4 @@
-"""The options of a continuation: a field of `Options` is the only place where one has its name, its default
-and its meaning."""
+"""The options of a continuation: a field of `Options` alone has the name, the default and the meaning."""
 
 from __future__ import annotations
 

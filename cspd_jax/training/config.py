@@ -4,26 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 from cspd_jax.check import UserError
-from cspd_jax.diffusion.schedule import sampling_schedule
 from cspd_jax.networks.config import MARConfig
 from cspd_jax.networks.lm_config import EagleConfig, LMConfig
-from cspd_jax.training.data.digits import Digits, DigitsConfig
-from cspd_jax.training.data.folder import Encoder, Folder, FolderConfig
-from cspd_jax.training.data.glyphs import GlyphConfig, Glyphs
-from cspd_jax.training.data.source import Source
-from cspd_jax.training.data.text import TextConfig, Texts
-from cspd_jax.training.data.words import Words, WordsConfig
+from cspd_jax.training.data.digits import Digits
+from cspd_jax.training.data.folder import Folder
+from cspd_jax.training.data.glyphs import Glyphs
+from cspd_jax.training.data.text import Texts
+from cspd_jax.training.data.words import Words
 
-_DATA: dict[str, tuple[type, Any]] = {
-    "glyphs": (GlyphConfig, Glyphs),
-    "words": (WordsConfig, Words),
-    "digits": (DigitsConfig, Digits),
-    "folder": (FolderConfig, Folder),
-    "text": (TextConfig, Texts),
-}
+DATA = {"glyphs": Glyphs, "words": Words, "digits": Digits, "folder": Folder, "text": Texts}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +23,7 @@ class RunConfig:
     """The settings that every training run has.
 
     model: the configuration of the network.
-    data: the configuration of the data set.
+    data: the data set.
     steps: batches that the run takes.
     batch: images, or rows of text, per step.
     accumulate: batches whose mean gradient makes one step of the optimiser.
@@ -39,14 +31,12 @@ class RunConfig:
     learning_rate: of AdamW, after warm-up.
     warmup: steps of linear warm-up.
     decay: the learning rate falls along a cosine over this many last steps; 0 keeps it constant.
-    final_rate: what it falls to, as a fraction of `learning_rate`.
     weight_decay: acts on matrices and embeddings only, and not on a head.
     clip: largest global norm of a gradient.
     ema: decay of the averaged weights, or (1 + step) / (10 + step) while that is smaller.
     dtype: of the activations, float32 or bfloat16.
     log_every: steps per line of the log.
     checkpoint_every: steps between checkpoints.
-    sample_every: steps between samples or measurements; 0 makes none.
     """
 
     model: Any
@@ -58,16 +48,12 @@ class RunConfig:
     learning_rate: float = 1e-3
     warmup: int = 500
     decay: int = 0
-    final_rate: float = 0.02
     weight_decay: float = 0.02
     clip: float = 3.0
     ema: float = 0.999
     dtype: str = "float32"
     log_every: int = 50
     checkpoint_every: int = 500
-    sample_every: int = 1000
-
-    PHASES: ClassVar[tuple[str, ...]] = ("warmup", "decay")
 
     def __post_init__(self):
         if self.warmup + self.decay > self.steps:
@@ -80,17 +66,11 @@ class ImageTrainConfig(RunConfig):
     head.
 
     copies: noise levels per token and step, MAR's diffusion batch multiplier; for a flow head its times.
-    label_drop: fraction of rows trained without their label.
-    sample_cfg: guidance scale of the sample pictures.
+    sample_every: steps between pictures; 0 makes none.
     """
 
     copies: int = 4
-    label_drop: float = 0.1
-    sample_cfg: float = 1.0
-
-    def __post_init__(self):
-        super().__post_init__()
-        sampling_schedule(self.model.respacing)  # or the trained model could not be sampled
+    sample_every: int = 1000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,41 +101,27 @@ class TrainConfig(ImageTrainConfig):
     on_grid: bool = False
     buckets: int = 4
 
-    PHASES = ("warmup", "decay", "settle")
-
 
 @dataclasses.dataclass(frozen=True)
 class TextTrainConfig(RunConfig):
-    """The settings of a run that trains a language model; `model.causal` decides the objective.
-
-    data_share: when distilling, the weight of the data's own objective in the loss.
-    """
+    """The settings of a run that trains a language model; `model.causal` decides the objective."""
 
     model: LMConfig
-    data: TextConfig
-    data_share: float = 0.0
-
-    def __post_init__(self):
-        super().__post_init__()
-        if self.data.length > self.model.max_positions:
-            raise UserError(
-                f"data.length is {self.data.length}, but the model has {self.model.max_positions} positions"
-            )
+    data: Texts
 
 
 @dataclasses.dataclass(frozen=True)
 class HeadTrainConfig(RunConfig):
-    """The settings of a run that trains a head to draft from its target's states. What it has of the target,
-    it takes from there: `model` says how many ids it has of its own, and which layers' states it reads.
+    """The settings of a run that trains a head to draft from its target's states, on rows of `data.length`
+    ids. What it has of the target, it takes from there: `model` says how many ids it has of its own, and
+    which layers' states it reads.
 
     fed_back: how often its own states are fed back in a step of training, each time one token further.
-    decline: what each of these turns counts beside the one before.
     """
 
     model: EagleConfig
-    data: TextConfig
+    data: Texts
     fed_back: int = 2
-    decline: float = 0.8
 
 
 Run = TypeVar("Run", bound=RunConfig)
@@ -164,23 +130,23 @@ Run = TypeVar("Run", bound=RunConfig)
 def with_settings(config: Run, settings: Iterable[str]) -> Run:
     """Returns the configuration with fields changed by texts such as `steps=2000`, `model.encoder_width=64`
     or `data.fonts=cmr10,cmss10`."""
-    changes: dict[str, dict[str, Any]] = {"": {}, "model": {}, "data": {}}
     parts = {"": config, "model": config.model, "data": config.data}
     known = {
-        f"{part}.{name}".lstrip("."): (part, name, value)
+        f"{part}.{field.name}".lstrip("."): getattr(of, field.name)
         for part, of in parts.items()
-        for name, value in vars(of).items()
-        if name not in parts
+        for field in dataclasses.fields(of)
+        if field.name not in parts
     }
+    changes: dict[str, dict[str, Any]] = {part: {} for part in parts}
     for setting in settings:
         name, _, text = setting.partition("=")
         if name not in known:
             raise UserError(f"there is no setting {name!r}; there are {', '.join(known)}")
-        part, field, current = known[name]
+        part, _, field = name.rpartition(".")
         try:
-            changes[part][field] = _read(text, current)
+            changes[part][field] = _read(text, known[name])
         except (ValueError, KeyError):
-            raise UserError(f"{setting!r} is not understood; {name} is {current!r} now") from None
+            raise UserError(f"{setting!r} is not understood; {name} is {known[name]!r} now") from None
     own = changes.pop("")
     whole = {part: dataclasses.replace(parts[part], **changed) for part, changed in changes.items()}
     return dataclasses.replace(config, **whole, **own)
@@ -190,36 +156,27 @@ def _read(text: str, current: Any) -> Any:
     """Reads a text as a value of the kind that the field has now."""
     if isinstance(current, bool):
         return {"true": True, "false": False}[text.lower()]
-    if isinstance(current, tuple):
-        parts = (part.strip() for part in text.split(","))
-        return tuple(int(part) if part.isdecimal() else part for part in parts if part)
-    return text if current is None else type(current)(text)
+    return tuple(text.split(",")) if isinstance(current, tuple) else type(current)(text)
 
 
 def in_steps(config: Run, steps: int) -> Run:
-    """Returns the configuration with another number of steps, its phases shortened if they do not fit."""
-    if config.warmup + config.decay <= steps:
-        return dataclasses.replace(config, steps=steps)
-    phases = {name: getattr(config, name) * steps // config.steps for name in config.PHASES}
-    return dataclasses.replace(config, steps=steps, **phases)
+    """Returns the configuration with another number of steps, and its phases in proportion."""
+    phases = ("warmup", "decay", "settle")
+    known = {name: getattr(config, name) for name in phases if hasattr(config, name)}
+    return dataclasses.replace(
+        config, steps=steps, **{name: length * steps // config.steps for name, length in known.items()}
+    )
 
 
 def to_json(config: RunConfig) -> dict[str, Any]:
     """Returns the settings as a JSON object; `data_kind` names the kind of data set."""
-    return {**dataclasses.asdict(config), "data_kind": _kind(config.data)}
-
-
-def _kind(data: Any) -> str:
-    return next(name for name, (cls, _) in _DATA.items() if isinstance(data, cls))
+    kind = next(name for name, cls in DATA.items() if isinstance(config.data, cls))
+    return {**dataclasses.asdict(config), "data_kind": kind}
 
 
 def data_from_json(values: Mapping[str, Any]) -> Any:
-    """Returns the configuration of the data set in the settings of a run, given as JSON."""
-    data = values["data"].items()
-    fields = {name: tuple(value) if isinstance(value, list) else value for name, value in data}
-    return _DATA[values["data_kind"]][0](**fields)
-
-
-def make_source(config: Any, encoder: Encoder | None = None) -> Source:
-    """Returns the data set that image models learn from. encoder: of a folder of images, see `Folder`."""
-    return _DATA[_kind(config)][1](config, *([encoder] if encoder else []))
+    """Returns the data set in the settings of a run, given as JSON. What it no longer has is left out."""
+    kind = DATA[values["data_kind"]]
+    fields = {field.name for field in dataclasses.fields(kind)} & values["data"].keys()
+    given = {name: values["data"][name] for name in fields}
+    return kind(**{name: tuple(of) if isinstance(of, list) else of for name, of in given.items()})

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from PIL import Image
+
 from cspd_jax.check import UserError
 from cspd_jax.networks.config import MAR_PRESETS, MARConfig, SphereConfig
 from cspd_jax.networks.lm_config import EagleConfig, LMConfig
@@ -16,11 +18,11 @@ from cspd_jax.training.config import (
     TextTrainConfig,
     TrainConfig,
 )
-from cspd_jax.training.data.digits import DigitsConfig
-from cspd_jax.training.data.folder import FolderConfig, look
-from cspd_jax.training.data.glyphs import GlyphConfig
-from cspd_jax.training.data.text import TextConfig
-from cspd_jax.training.data.words import WordsConfig
+from cspd_jax.training.data.digits import Digits
+from cspd_jax.training.data.folder import Folder, list_images
+from cspd_jax.training.data.glyphs import Glyphs
+from cspd_jax.training.data.text import Texts
+from cspd_jax.training.data.words import Words
 
 _but = dataclasses.replace
 
@@ -68,7 +70,7 @@ _SMALL_CAUSAL = SphereConfig(
 
 _GLYPHS = TrainConfig(
     model=_SMALL,
-    data=GlyphConfig(),
+    data=Glyphs(),
     learning_rate=1.2e-3,
     warmup=300,
     decay=6_000,
@@ -83,7 +85,7 @@ _GLYPHS_DRAFT = _but(_GLYPHS, model=_SMALLER, steps=5_000, learning_rate=2e-3, w
 
 _CAUSAL = ImageTrainConfig(
     model=_SMALL_CAUSAL,
-    data=GlyphConfig(),
+    data=Glyphs(),
     steps=3_000,
     learning_rate=2e-3,
     warmup=200,
@@ -97,7 +99,7 @@ _OF_WORDS: dict[str, Any] = {"num_classes": 8, "token_dim": 64, "patch_size": 8}
 _WORDS = _but(
     _GLYPHS,
     model=_but(_SMALL, **_OF_WORDS, encoder_depth=1, decoder_depth=2, head_width=192),
-    data=WordsConfig(indents=1),
+    data=Words(),
     steps=12_000,
     batch=16,
     learning_rate=2.5e-3,
@@ -114,7 +116,7 @@ _WORDS = _but(
 )
 _WORDS_DRAFT = _but(_WORDS, model=_but(_SMALLER, **_OF_WORDS, encoder_depth=1))
 
-PRESETS: dict[str, ImageTrainConfig] = {
+IMAGE_PRESETS: dict[str, ImageTrainConfig] = {
     "glyphs": _GLYPHS,
     "glyphs-draft": _GLYPHS_DRAFT,
     # For `distill --init` with a draft trained on the data.
@@ -136,7 +138,7 @@ PRESETS: dict[str, ImageTrainConfig] = {
     "words-causal": _but(
         _CAUSAL,
         model=_but(_SMALL_CAUSAL, **_OF_WORDS, width=96, depth=4, head_width=112, head_depth=2),
-        data=WordsConfig(indents=1),
+        data=Words(),
         steps=6_000,
         decay=4_800,
         sample_every=2_000,
@@ -144,7 +146,7 @@ PRESETS: dict[str, ImageTrainConfig] = {
     "digits": _but(
         _GLYPHS_DRAFT,
         model=_but(_SMALLER, seq_len=16),
-        data=DigitsConfig(),
+        data=Digits(),
         steps=6_000,
         batch=64,
         copies=4,
@@ -152,7 +154,7 @@ PRESETS: dict[str, ImageTrainConfig] = {
     ),
     "mar-base": TrainConfig(
         model=MAR_PRESETS["mar-base"],
-        data=FolderConfig(flip=True),
+        data=Folder(flip=True),
         steps=400_000,
         batch=2048,
         learning_rate=8e-4,
@@ -196,7 +198,7 @@ _MASKED_BYTES = _but(
 
 _TEXT = TextTrainConfig(
     model=_BYTES,
-    data=TextConfig(),
+    data=Texts(),
     steps=4_500,
     batch=8,
     learning_rate=3e-3,
@@ -205,7 +207,6 @@ _TEXT = TextTrainConfig(
     weight_decay=0.1,
     clip=1.0,
     checkpoint_every=250,
-    sample_every=500,
 )
 _TEXT_DRAFT = _but(
     _TEXT,
@@ -214,12 +215,12 @@ _TEXT_DRAFT = _but(
     batch=16,
     warmup=100,
     decay=3_900,
-    sample_every=1_000,
 )
-_LONG: dict[str, Any] = {"data": TextConfig(1024), "steps": 400, "sample_every": 0}
+_LONG: dict[str, Any] = {"data": Texts(1024), "steps": 400}
 _MASKED = _but(_TEXT, model=_MASKED_BYTES, steps=5_000, learning_rate=2e-3, decay=4_800)
 
-TEXT_PRESETS: dict[str, TextTrainConfig] = {
+PRESETS: dict[str, RunConfig] = {
+    **IMAGE_PRESETS,
     "text-target": _TEXT,
     # For `train --init` with a target trained on short rows: attention does not extrapolate to longer ones.
     "text-target-long": _but(_TEXT, **_LONG, batch=2, learning_rate=6e-4, warmup=20, decay=380),
@@ -229,17 +230,11 @@ TEXT_PRESETS: dict[str, TextTrainConfig] = {
     # For `train --init` with a causal target.
     "masked-text": _MASKED,
     # For `train --init` with a model of the preset before.
-    "masked-text-longer": _but(
-        _MASKED, steps=16_000, learning_rate=2.5e-3, decay=13_000, sample_every=1_000, seed=1
-    ),
-}
-
-
-# For `distill --states`; the model is made for the target.
-HEAD_PRESETS: dict[str, HeadTrainConfig] = {
+    "masked-text-longer": _but(_MASKED, steps=16_000, learning_rate=2.5e-3, decay=13_000, seed=1),
+    # For `distill --states`; the model is made for the target.
     "text-states": HeadTrainConfig(
         model=EagleConfig(_BYTES, (0,), _BYTES.width, _BYTES.vocab_size),
-        data=TextConfig(192),
+        data=Texts(192),
         steps=8_000,
         batch=2,
         learning_rate=1.5e-3,
@@ -250,52 +245,35 @@ HEAD_PRESETS: dict[str, HeadTrainConfig] = {
         ema=0.99,
         log_every=20,
         checkpoint_every=250,
-        sample_every=500,
-    )
+    ),
 }
 
-
-_MOST_SIDE = 64  # pixels of an image in such a run
-_MOST_TOKENS = 64
+_MOST_SIDE = 64  # pixels of an image of a folder
 
 
 def of_folder(root: str) -> TrainConfig:
-    """Returns a small model of the pictures in a folder: of their own size up to 64 x 64, in at most 64
+    """Returns a small model of the pictures in a folder: of the first one's size up to 64 x 64, in at most 64
     tokens."""
-    classes, images, shorter, channels = look(root)
-    patch = 4
-    while (min(shorter, _MOST_SIDE) // patch) ** 2 > _MOST_TOKENS:
-        patch *= 2
-    side = min(shorter, _MOST_SIDE) // patch
-    sizes = {
-        "seq_len": side**2,
-        "token_dim": patch**2 * channels,
-        "patch_size": patch,
-        "num_classes": classes,
-    }
-    data = FolderConfig(root, side * patch, channels, held_out=min(20, max(2, images // 2)))
-    return _but(_GLYPHS, model=_but(_SMALL, **sizes), data=data, sample_every=1_000)
+    names, files = list_images(root)
+    with Image.open(files[0][0]) as first:
+        side, channels = min(*first.size, _MOST_SIDE), 1 if first.mode in ("1", "L", "I;16") else 3
+    patch = 4 if side < 36 else 8
+    grid = side // patch
+    sizes = {"seq_len": grid**2, "token_dim": patch**2 * channels, "patch_size": patch}
+    data = Folder(root, grid * patch, channels, held_out=min(20, max(2, len(files) // 2)))
+    model = _but(_SMALL, **sizes, num_classes=len(names))
+    return _but(_GLYPHS, model=model, data=data, sample_every=1_000)
 
 
 def draft_of(target: MARConfig, data: Any) -> TrainConfig:
-    """Returns a model of half the width that makes the target's tokens, and learns on `data`."""
-    half = lambda width, heads: max(heads, width // 2 // heads * heads)
-    less = lambda depth: max(1, depth * 2 // 3)
-    model = _but(
-        target,
-        encoder_width=half(target.encoder_width, target.encoder_heads),
-        encoder_depth=less(target.encoder_depth),
-        decoder_width=half(target.decoder_width, target.decoder_heads),
-        decoder_depth=less(target.decoder_depth),
-        head_width=max(32, target.head_width * 3 // 4),
-        head_depth=less(target.head_depth),
-    )
+    """Returns a small model that makes the target's tokens, and learns on `data`."""
+    names = ("seq_len", "token_dim", "num_classes", "respacing", "patch_size", "vae_stride")
+    model = _but(_SMALLER, **{name: getattr(target, name) for name in names})
     return _but(_GLYPHS_DRAFT, model=model, data=data)
 
 
 def preset(name: str) -> RunConfig:
     """Returns the settings of a named run."""
-    known = {**PRESETS, **TEXT_PRESETS, **HEAD_PRESETS}
-    if name not in known:
-        raise UserError(f"preset {name!r} is unknown; there are {', '.join(known)}")
-    return known[name]
+    if name not in PRESETS:
+        raise UserError(f"preset {name!r} is unknown; there are {', '.join(PRESETS)}")
+    return PRESETS[name]

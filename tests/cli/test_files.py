@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from cspd_jax._utils import files
-from cspd_jax.check import UserError
 
 
 def names(folder):
@@ -29,16 +28,6 @@ def test_two_writers_do_not_meet(tmp_path):
         first.write_text("1")
         second.write_text("2")
     assert (tmp_path / "x").read_text() == "1" and names(tmp_path) == ["x"]
-
-
-def test_arrays_are_made_once(tmp_path):
-    made, path = [], tmp_path / "a.npz"
-    make = lambda: made.append(1) or {"x": np.arange(3)}
-    for _ in range(2):
-        np.testing.assert_array_equal(files.kept_arrays(path, "origin", make)["x"], np.arange(3))
-    assert len(made) == 1
-    with pytest.raises(UserError, match="another target or seed"):
-        files.kept_arrays(path, "other", make)
 
 
 def test_fingerprints_of_kept_samples_stay():

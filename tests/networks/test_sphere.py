@@ -25,7 +25,7 @@ from cspd_jax.image.options import Options as ImageOptions
 from cspd_jax.image.order import RISING, Raster
 from cspd_jax.networks import sphere
 from cspd_jax.networks.config import SPHERE_PRESETS
-from cspd_jax.training.image.flow import FlowDraws, flow_objective
+from cspd_jax.training.image.flow import flow_objective
 
 GOLDEN = Path(__file__).parents[1] / "golden_causal"
 HEADS = {"sphere_tiny": 4, "sphere_tiny2": 2}  # the weights do not say it
@@ -188,12 +188,9 @@ def test_training_loss_and_gradients(name):
     model, params, recorded = load(name)
     tokens, labels = recorded["train/latents"], recorded["train/labels"]
     shape = (-1, *tokens.shape[:2])
-    draws = FlowDraws(
-        dropped=jnp.zeros(len(tokens), bool),
-        t=jax.nn.sigmoid(recorded["train/t_normal"]).reshape(shape),
-        noise=recorded["train/noise"].reshape(*shape, tokens.shape[2]),
-    )
-    objective = lambda params: flow_objective(model.config, params, tokens, labels, draws)
+    dropped, t = jnp.zeros(len(tokens), bool), jax.nn.sigmoid(recorded["train/t_normal"]).reshape(shape)
+    noise = recorded["train/noise"].reshape(*shape, tokens.shape[2])
+    objective = lambda params: flow_objective(model, params, tokens, labels, dropped, t, noise)
     loss, gradient = jax.jit(jax.value_and_grad(objective))(params)
     close(loss, recorded["train/loss"][0], 1e-5)
     backbone, head = gradient["backbone"], gradient["head"]

@@ -128,7 +128,7 @@ def test_distill(tmp_path):
     assert (code, other) == (0, 0), told
     alone(*distill, "--out", tmp_path / "one")
     assert_same_losses(tmp_path)
-    assert 0 < json.loads(out)["path_acceptance"] <= 1 and silent == ""
+    assert 0 < json.loads(out)["acceptance"] <= 1 and silent == ""
 
 
 @pytest.mark.parametrize("failing", [0, 1])

@@ -162,13 +162,12 @@ def small(toys, tmp_path, monkeypatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(hub, "_SHIPPED", toys)
     monkeypatch.setattr("cspd_jax.training.data.text.documents", lambda: CORPUS)
-    for named in (presets.PRESETS, presets.TEXT_PRESETS):
-        for name, run in named.items():
-            as_it_is = hasattr(run.model, "latent_dim") or getattr(run.model, "on_sphere", False)
-            fewer = {"model": _toy().narrow(run.model)} if run.model and not as_it_is else {}
-            fewer |= {"buckets": 1} if hasattr(run, "buckets") else {}
-            run = dataclasses.replace(run, warmup=1, decay=1, sample_every=0, **fewer)
-            monkeypatch.setitem(named, name, run)
+    for name, run in presets.PRESETS.items():
+        as_it_is = hasattr(run.model, "entering")
+        fewer = {} if as_it_is else {"model": _toy().narrow(run.model)}
+        fewer |= {"buckets": 1} if hasattr(run, "buckets") else {}
+        fewer |= {"sample_every": 0} if hasattr(run, "sample_every") else {}
+        monkeypatch.setitem(presets.PRESETS, name, dataclasses.replace(run, warmup=1, decay=1, **fewer))
     return tmp_path
 
 

@@ -15,15 +15,12 @@ from word_models import IDS, TARGET, TEMPLATE, tokenizer
 
 from cspd_jax import hub, text, weights
 from cspd_jax.__main__ import main
-from cspd_jax.check import UserError
 from cspd_jax.networks import eagle
-from cspd_jax.tokenizers import chat_ids, chat_template, load_tokenizer
 from cspd_jax.training import presets
 from cspd_jax.training.data.prompts import prompt_ids
-from cspd_jax.training.data.text import TextConfig
-from cspd_jax.training.run import Teacher, first_state
+from cspd_jax.training.data.text import Texts
+from cspd_jax.training.state import first_state
 from cspd_jax.training.text import states
-from cspd_jax.training.text.rows import Taught
 from cspd_jax.training.text.rows import answers as answered
 from cspd_jax.training.text.states import head_config
 
@@ -37,18 +34,15 @@ def params():
     return text_models.params(TARGET, scale=0.5)
 
 
-def teacher():
-    return Teacher(TARGET.config, params())
-
-
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory):
-    return answered(teacher(), PROMPTS, LENGTH, 128, tmp_path_factory.mktemp("answers"), LAYERS)
+    path = tmp_path_factory.mktemp("answers") / "answers.npz"
+    return answered((TARGET, params()), PROMPTS, LENGTH, 128, path, LAYERS)
 
 
 def test_answers_are_the_targets(answers):
     """Greedy rows are what `generate` makes, and what is kept gives the target's logits."""
-    made = Taught(*answers.batch(0, 120))
+    made = answers
 
     @jax.jit
     def known(tokens):
@@ -72,18 +66,15 @@ def test_answers_are_the_targets(answers):
         for row, length in zip(np.asarray(tokens).tolist(), np.asarray(info.trace.lengths))
     }
     rows = [tuple(row[row >= 0].tolist()) for row in made.tokens]
-    assert sum(row in greedy for row in rows) == 60 and len(set(rows)) > 80
+    assert sum(row in greedy for row in rows) == 64 and len(set(rows)) > 80
     ended = np.array([(row == 2).any() for row in made.tokens])
     assert ended.any() and ((made.tokens == -1).any(axis=1) <= ended).all()
 
 
-def test_answers_to_some_prompts_are_held_out(answers):
-    held_out, trained = Taught(*answers.held_out(999)), Taught(*answers.batch(0, 120))
-    questions = [{tuple(row[:3].tolist()) for row in rows.tokens} for rows in (held_out, trained)]
-    assert len(held_out.tokens) == 8 and questions[0] == {(1, 3, 5), (1, 19, 5)}
-    assert not questions[0] & questions[1] and len(questions[1]) == 30
-    counts = np.bincount(trained.tokens[:, 3:][trained.tokens[:, 3:] >= 0], minlength=IDS)
-    np.testing.assert_array_equal(np.bincount(answers.answered("train"), minlength=IDS), counts)
+def test_the_most_frequent_ids_of_answers(answers):
+    own = answers.tokens[:, 3:]
+    counts = np.bincount(own[own >= 0], minlength=IDS)
+    np.testing.assert_array_equal(np.bincount(answers.answered, minlength=IDS), counts)
     chosen = states.frequent_ids(counts, 10, (60, 2))
     assert {2, 60} <= set(chosen) and len(set(chosen)) == 10 and list(chosen) == sorted(chosen)
     others = np.sort(np.delete(counts, [2, 60]))[::-1]
@@ -92,22 +83,18 @@ def test_answers_to_some_prompts_are_held_out(answers):
 
 @pytest.mark.slow
 def test_answers_are_made_once(answers, tmp_path):
-    made = answered(teacher(), PROMPTS, LENGTH, 64, tmp_path, LAYERS)
-    (file,) = tmp_path.iterdir()
-    stamp = file.stat().st_mtime_ns
-    again = answered(teacher(), PROMPTS, LENGTH, 64, tmp_path, LAYERS)
-    assert file.stat().st_mtime_ns == stamp
-    for one, other in zip(made.batch(3, 8), again.batch(3, 8)):
-        np.testing.assert_array_equal(one, other)
-    for changed in ((PROMPTS[1:], LAYERS), (PROMPTS, (0,))):
-        with pytest.raises(UserError, match="another target or seed"):
-            answered(teacher(), changed[0], LENGTH, 64, tmp_path, changed[1])
+    path = tmp_path / "answers.npz"
+    made = answered((TARGET, params()), PROMPTS, LENGTH, 64, path, LAYERS)
+    stamp = path.stat().st_mtime_ns
+    again = answered((TARGET, params()), PROMPTS, LENGTH, 64, path, LAYERS)
+    assert path.stat().st_mtime_ns == stamp and made.states.dtype == jnp.bfloat16
+    assert jax.tree.all(jax.tree.map(np.array_equal, made, again))
 
 
 def learner(**changed):
     config = presets.preset("text-states")
     return dataclasses.replace(
-        config, model=head_config(TARGET.config, OWN), data=TextConfig(LENGTH), dtype="float32", **changed
+        config, model=head_config(TARGET.config, OWN), data=Texts(LENGTH), dtype="float32", **changed
     )
 
 
@@ -116,14 +103,14 @@ def begun():
     ids = np.sort(np.random.default_rng(0).permutation(IDS)[:OWN])
     config = learner()
     network, own = text_models.head(TARGET, params(), ids, config.model.entering)
-    return config, network, own, states.given_by(teacher(), ids)
+    return config, network, own, states.given_by(TARGET.config, params(), ids)
 
 
 def test_a_turn_is_a_draft_after_right_drafts(answers):
     """What turn k says at place i is what a drafter says that was given states up to place i - k and drafted
     the k tokens that are there."""
     _, network, own, given = begun()
-    rows, count = Taught(*answers.batch(0, 2)), 3
+    rows, count = answers.rows(slice(2)), 3
     learned = {name: part for name, part in own.items() if name != "ids"}
     by_turns = np.asarray(jax.jit(lambda: states.turns(network, learned, given, rows, count))())
     whole = {**own, "embedding": given.embedding}
@@ -152,7 +139,7 @@ def test_a_turn_is_a_draft_after_right_drafts(answers):
 
 def test_what_is_wanted_is_the_target_s_token_after_the_next(answers):
     *_, given = begun()
-    rows = Taught(*answers.batch(0, 8))
+    rows = answers.rows(slice(8))
     log_p, there = map(np.asarray, jax.jit(states.wanted)(given, rows))
     logits = text_models.logits(TARGET, params(), rows.tokens).astype(np.float64)
     expected = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
@@ -166,18 +153,24 @@ def test_what_is_wanted_is_the_target_s_token_after_the_next(answers):
 
 @pytest.mark.slow
 def test_it_learns_in_every_turn(answers):
-    """From the target's last layer to better drafts than chance, the fed-back ones included."""
+    """From the target's last layer to better drafts, the fed-back ones included."""
     config = learner(steps=100, batch=8, warmup=10, decay=60, learning_rate=5e-3)
-    *_, given = begun()
-    first = states.first_params(config.model, teacher(), np.asarray(given.ids), 0)
-    rows = Taught(*answers.batch(0, 8))
-    before = states.agreement(config, teacher(), first, given, rows)
-    state = first_state(config, jax.tree.map(jnp.array, first))
+    _, network, _, given = begun()
+    first = states.first_params(config.model, params(), TARGET.config.depth, given, 0)
+    rows = answers.rows(slice(8))
+    log_p, there = states.wanted(given, rows)
+
+    @jax.jit
+    def divergence(own):
+        """The sum of p log(p / q) in each turn, at the places that all turns reach."""
+        log_q = jax.nn.log_softmax(states.turns(network, own, given, rows, 3))
+        each = jnp.sum(jnp.exp(log_p) * (log_p - log_q), axis=-1)
+        return jnp.sum((there & (jnp.arange(LENGTH) > 1)) * each, axis=(1, 2))
+
+    state = first_state(config, first)
     for _ in range(config.steps):
-        state, metrics = states.head_step(config, state, rows, given)
-    after = states.agreement(config, teacher(), state.ema, given, rows)
-    assert np.isfinite(metrics["loss"]) and after["acceptance"] > before["acceptance"] + 0.02
-    assert len(after["greedy"]) == 3 and min(np.subtract(after["greedy"], before["greedy"])) > 0.1
+        state, loss = states.head_step(config, state, rows, given)
+    assert np.isfinite(loss) and np.all(divergence(state.ema) < 0.9 * divergence(first))
 
 
 @pytest.fixture(scope="module")
@@ -193,51 +186,36 @@ def prompts(tmp_path_factory):
 
 
 def test_prompts_are_put_into_the_chat_template(target, tmp_path):
+    """Without what the tokenizer puts around a text: the template has its own."""
     pytest.importorskip("jinja2")
     model = hub.load(target)
     assert prompt_ids(model, ["w7 w8"]) == [[7, 8]]
-    for name, template in (("good", TEMPLATE), ("bad", "{{ nothing.there }}")):
-        (tmp_path / name).mkdir()
-        settings = {"chat_template": template, "bos_token": {"content": "w1"}}
-        (tmp_path / name / "tokenizer_config.json").write_text(json.dumps(settings))
-    said = [{"role": "user", "content": "w7 w8"}]
-    assert chat_template(tmp_path / "good")(said) == "w1 w7 w8 w5"
-    for around in (
-        "",
-        "w1 $A",
-        "$A w2",
-        "w1 $A w2",
-    ):  # what the tokenizer puts there: the template has its own
-        (tmp_path / "good" / "tokenizer.json").write_text(tokenizer(around))
-        talker = dataclasses.replace(model, folder=tmp_path / "good")
-        assert prompt_ids(talker, ["w7 w8"]) == [[1, 7, 8, 5]]
-    with pytest.raises(UserError, match="cannot be filled in"):
-        chat_template(tmp_path / "bad")(said)
-    with pytest.raises(UserError, match="the chat template makes no tokens of these messages"):
-        chat_ids(load_tokenizer(talker), lambda messages: "", said)
-    assert chat_template(None) is None
+    settings = {"chat_template": TEMPLATE, "bos_token": {"content": "w1"}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    for around in ("", "w1 $A", "$A w2", "w1 $A w2"):
+        (tmp_path / "tokenizer.json").write_text(tokenizer(around))
+        assert prompt_ids(dataclasses.replace(model, folder=tmp_path), ["w7 w8"]) == [[1, 7, 8, 5]]
 
 
 @pytest.mark.slow
 def test_the_command(target, prompts, tmp_path, monkeypatch, capsys):
     """A run that was stopped ends like one that was not; its head drafts for the target, and greedy text is
     that of plain decoding."""
-    config = learner(steps=12, warmup=2, decay=10, log_every=1, sample_every=6, checkpoint_every=6)
-    monkeypatch.setitem(presets.HEAD_PRESETS, "text-states", config)
+    config = learner(steps=12, warmup=2, decay=10, log_every=1, checkpoint_every=6)
+    monkeypatch.setitem(presets.PRESETS, "text-states", config)
     flags = ["--states", "--target", str(target), "--ids", str(OWN), "--prompts", str(prompts)]
     flags += ["--samples", "64", "--json"]
     first, second = tmp_path / "first", tmp_path / "second"
     assert main(["distill", *flags, "--out", str(first)]) == 0
     report = json.loads(capsys.readouterr().out)
-    assert 0 < report["acceptance"] < 1 and 0 < report["coverage"] <= 1 and len(report["greedy"]) == 3
-    assert len((first / "held_out.jsonl").read_text().splitlines()) == 2
+    assert 0 < report["acceptance"] < 1 and 0 < report["coverage"] <= 1
     shutil.copytree(first, second, ignore=shutil.ignore_patterns("model", "12"))  # as if it had been stopped
     assert main(["distill", *flags, "--out", str(second)]) == 0
     a, b = (weights.load(out / "model").params for out in (first, second))
     assert jax.tree.all(jax.tree.map(lambda x, y: np.array_equal(x, y), a, b))
     capsys.readouterr()
     # Where there are several devices a head uses one of them.
-    monkeypatch.setattr("cspd_jax.parallel.default_mesh", lambda *_: pytest.fail("a mesh for a head"))
+    monkeypatch.setattr("cspd_jax.cli.text.default_mesh", lambda *_: pytest.fail("a mesh for a head"))
     asked = ["text", "--target", str(target), "--draft", report["model"], "--prompt", "w1 w9", "--compare"]
     assert main([*asked, "--new-tokens", "16", "--no-stop", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -246,33 +224,27 @@ def test_the_command(target, prompts, tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "sizes",
-    [
-        {
-            "family": "gpt_neox", "norm": "layer", "gated_mlp": False, "activation": "gelu", "qkv_bias": True,
-            "parallel_residual": True, "out_bias": True, "mlp_bias": True, "rotary_share": 0.5,
-            "tie_embeddings": False,
-        },
-        {"family": "qwen3"},
-        {"family": "qwen2", "qkv_bias": True, "tie_embeddings": False},
-    ],
-    ids=lambda sizes: sizes["family"],
-)  # fmt: skip
-def test_other_families(sizes, tmp_path):
+def test_another_family(tmp_path):
     """From answers to drafts, of a few steps."""
+    sizes = {
+        "family": "gpt_neox", "norm": "layer", "gated_mlp": False, "activation": "gelu", "qkv_bias": True,
+        "parallel_residual": True, "out_bias": True, "mlp_bias": True, "rotary_share": 0.5,
+        "tie_embeddings": False,
+    }  # fmt: skip
     lm = dataclasses.replace(TARGET, config=dataclasses.replace(TARGET.config, **sizes))
-    of = Teacher(lm.config, text_models.params(lm, scale=0.5))
+    own = text_models.params(lm, scale=0.5)
     config = dataclasses.replace(learner(), model=head_config(lm.config, OWN))
-    answers = answered(of, PROMPTS, LENGTH, 64, tmp_path, config.model.entering)
-    ids = states.frequent_ids(np.bincount(answers.answered("train"), minlength=IDS), OWN, (2,))
-    given = states.given_by(of, ids)
-    state = first_state(config, jax.tree.map(jnp.array, states.first_params(config.model, of, ids, 0)))
+    path, entering = tmp_path / "answers.npz", config.model.entering
+    taught = answered((lm, own), PROMPTS, LENGTH, 64, path, entering)
+    ids = states.frequent_ids(np.bincount(taught.answered, minlength=IDS), OWN, (2,))
+    given = states.given_by(lm.config, own, ids)
+    state = first_state(config, states.first_params(config.model, own, lm.config.depth, given, 0))
     for index in range(3):
-        state, metrics = states.head_step(config, state, Taught(*answers.batch(index, 4)), given)
-    assert np.isfinite(metrics["loss"])
+        some = taught.rows(slice(4 * index, 4 * index + 4))
+        state, loss = states.head_step(config, state, some, given)
+    assert np.isfinite(loss)
     head = eagle.Eagle(config.model), {**state.ema, "ids": jnp.asarray(ids)}
-    target = lm, of.params
+    target = lm, own
     drafter, options = text.draft_from_states(head, target, 0), text.Options(gamma=2, max_new_tokens=8)
     tokens, info = text.generate(None, target, PROMPTS[:2], drafter, options)
     np.testing.assert_array_equal(tokens, text.generate(None, target, PROMPTS[:2], None, options).tokens)

@@ -8,7 +8,7 @@ import numpy as np
 
 from cspd_jax.tools.evaluation import classifier as classifiers
 from cspd_jax.tools.evaluation.equality import permuted_p_value
-from cspd_jax.training.data.words import BLANK, Cells, Words, WordsConfig, to_cells, words
+from cspd_jax.training.data.words import BLANK, LINES, Cells, Words, to_cells, words
 
 READER = classifiers.ClassifierConfig(steps=1500, batch=512, width=16, features=64)
 MISSPELT = -1
@@ -28,51 +28,47 @@ class Reading(NamedTuple):
 
 
 class Reader(NamedTuple):
-    """Reads pictures of `config` cell by cell; `letters` are what a cell can show."""
+    """Reads pictures of `data` cell by cell."""
 
     classify: classifiers.Classifier
-    config: WordsConfig
-    letters: str
+    data: Words
 
     def __call__(self, images: np.ndarray, labels: np.ndarray) -> Reading:
         """Reads uint8 images [N, H, W, 1] of the topics `labels` [N]."""
-        side = self.config.lines
-        found = np.array(list(self.letters))[self.classify(self._cells(images))[0]].reshape(-1, side, side)
+        found = np.array(list(self.data.letters))[self.classify(to_cells(images))[0]].reshape(
+            -1, LINES, LINES
+        )
         text = [tuple("".join(line) for line in page) for page in found]
-        lists = [{word: i for i, word in enumerate(words(topic))} for topic in self.config.topics]
+        lists = [{word: i for i, word in enumerate(words(topic))} for topic in self.data.topics]
         known = [[lists[topic].get(line.strip(BLANK), MISSPELT) for line in page]
                  for page, topic in zip(text, labels)]  # fmt: skip
-        return Reading(text, np.array(known).reshape(-1, side))
+        return Reading(text, np.array(known).reshape(-1, LINES))
 
     def features(self, images: np.ndarray) -> np.ndarray:
         """Returns the features of every cell of the images: [N cells, F]."""
-        return self.classify(self._cells(images))[1]
-
-    def _cells(self, images: np.ndarray) -> np.ndarray:
-        return to_cells(images, self.config.lines).reshape(-1, self.config.cell, self.config.cell, 1)
+        return self.classify(to_cells(images))[1]
 
 
-def make_reader(config: WordsConfig, settings=READER) -> Reader:
+def make_reader(data: Words, settings=READER) -> Reader:
     """Trains a reader of these pictures."""
-    data = Words(config)
-    return Reader(classifiers.train(Cells(data), settings), config, data.letters)
+    return Reader(classifiers.train(Cells(data), settings), data)
 
 
-def frequencies(found: np.ndarray, labels: np.ndarray, config: WordsConfig) -> np.ndarray:
+def frequencies(found: np.ndarray, labels: np.ndarray, data: Words) -> np.ndarray:
     """How often each word occurs in `found` [N, lines]: [topics, most words + 1], the misspelt ones last."""
-    most = max(len(words(topic)) for topic in config.topics)
-    counts = np.zeros((len(config.topics), most + 1), int)
+    most = max(len(words(topic)) for topic in data.topics)
+    counts = np.zeros((len(data.topics), most + 1), int)
     np.add.at(counts, (np.repeat(labels, found.shape[1]), found.ravel()), 1)
     return counts
 
 
-def chi_square(found: np.ndarray, labels: np.ndarray, config: WordsConfig) -> tuple[float, float]:
+def chi_square(found: np.ndarray, labels: np.ndarray, data: Words) -> tuple[float, float]:
     """Whether the words of a topic are equally frequent, as in the data: the statistic over its degrees of
     freedom, and its p-value. Misspelt ones do not count."""
     from scipy import stats
 
-    sizes = [len(words(topic)) for topic in config.topics]
-    counts = zip(sizes, frequencies(found, labels, config))
+    sizes = [len(words(topic)) for topic in data.topics]
+    counts = zip(sizes, frequencies(found, labels, data))
     total = sum(float(stats.chisquare(seen[:size]).statistic) for size, seen in counts)
     degrees = sum(sizes) - len(sizes)
     return total / degrees, float(stats.chi2.sf(total, degrees))
@@ -85,9 +81,9 @@ def as_often_right(x: np.ndarray, y: np.ndarray, labels: np.ndarray) -> float:
     return permuted_p_value(lambda signs: np.abs(signs @ right), np.tile(labels, 2), len(x))
 
 
-def same_frequencies(x: np.ndarray, y: np.ndarray, labels: np.ndarray, config: WordsConfig) -> float:
+def same_frequencies(x: np.ndarray, y: np.ndarray, labels: np.ndarray, data: Words) -> float:
     """The p-value of every word, and misspelt ones, being equally frequent; as `as_often_right`."""
-    counts = np.stack([frequencies(found[None], label[None], config).ravel()
+    counts = np.stack([frequencies(found[None], label[None], data).ravel()
                        for found, label in zip(np.concatenate([x, y]), np.tile(labels, 2))])  # fmt: skip
     scaled = counts / np.sqrt(np.maximum(counts.sum(axis=0), 1))
     squares = lambda signs: ((signs @ scaled) ** 2).sum(axis=1)

@@ -13,25 +13,24 @@ _HELD_OUT = 5  # every fifth image
 
 
 @dataclasses.dataclass(frozen=True)
-class DigitsConfig:
-    """The handwritten digits. size: of the square image, a multiple of 8, as each pixel becomes a block."""
+class Digits:
+    """A data set of the digits. size: of the square image, a multiple of 8, as each pixel becomes a block."""
 
     size: int = 16
 
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        return self.size, self.size, 1
 
-class Digits:
-    """The `Source` of a `DigitsConfig`; every fifth image is held out."""
-
-    def __init__(self, config: DigitsConfig):
-        self.config, self.shape = config, (config.size, config.size, 1)
-        self.class_names = tuple("0123456789")
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        return tuple("0123456789")
 
     def batch(self, index: int, size: int, *, seed: int = 0, split: Split = "train") -> Batch:
         images, labels = _load()
-        held_out = np.arange(len(labels)) % _HELD_OUT == 0
-        rows = np.nonzero(held_out == (split == "held-out"))[0]
+        rows = np.flatnonzero((np.arange(len(labels)) % _HELD_OUT == 0) == (split == "held-out"))
         rows = rows[shuffled(len(rows), index, size, seed=seed, split=split)]
-        scale = self.config.size // 8
+        scale = self.size // 8
         return Batch(images[rows].repeat(scale, axis=1).repeat(scale, axis=2), labels[rows])
 
 

@@ -2,8 +2,7 @@
 
 A glyph is stored as a signed distance field d, made once from a font that matplotlib ships. Sampling d at
 affinely and elastically displaced points and putting a soft threshold on d + weight gives anti-aliased
-pictures of any
-stroke weight without rendering a font again: thousands of images a second on one core.
+pictures of any stroke weight without rendering a font again: thousands of images a second on one core.
 """
 
 from __future__ import annotations
@@ -22,25 +21,26 @@ MARGIN = 12  # of which this many are outside the glyph's box, on every side
 _FINE = 8  # rendered finer than stored by this factor
 _ELASTIC_GRID = 4  # knots along one side
 
+# How much glyphs vary. Lengths are in pixels of the finished image.
+_EXTENT = 26 / 32  # of the image's side: the longer side of a glyph's box
+_ROTATION = 8.0  # the largest, in degrees
+_SHEAR = 0.1  # the largest, a tangent
+_STRETCH = 0.08  # the largest change of a side's logarithm
+_SHIFT = 1.0  # the largest
+_ELASTIC = 0.5  # standard deviation of the displacement of the knots of a 4 x 4 grid
+_BOLD, _WEIGHT = 0.25, 0.35  # the mean of what is added to the stroke's half width, the largest deviation
+_CONTRAST = 0.2  # how far ink and background may be from the ends of [-1, 1]
+_GRADIENT = 0.1  # the largest difference of the background between the centre and an edge
+_GRAIN = 0.02  # standard deviation of noise on every pixel
+
 
 @dataclasses.dataclass(frozen=True)
-class GlyphConfig:
-    """Which glyphs, and how much they vary. Lengths are in pixels of the finished image.
+class Glyphs:
+    """A data set of characters; classes and fonts are drawn uniformly.
 
     classes: one class per character.
     fonts: names of the files matplotlib ships.
     size: of the square image.
-    extent: the longer side of a glyph's box.
-    rotation: the largest rotation, in degrees.
-    shear: the largest shear, a tangent.
-    stretch: the largest change of a side's logarithm.
-    shift: the largest shift.
-    elastic: standard deviation of the displacement of the knots of a 4 x 4 grid.
-    bold: the mean of what is added to the stroke's half width.
-    weight: the largest deviation from it.
-    contrast: how far ink and background may be from the ends of [-1, 1].
-    gradient: the largest difference of the background between the centre and an edge.
-    grain: standard deviation of noise on every pixel.
     """
 
     classes: str = "0123456789"
@@ -53,68 +53,45 @@ class GlyphConfig:
         "cmss10",
     )
     size: int = 32
-    extent: float = 26.0
-    rotation: float = 8.0
-    shear: float = 0.1
-    stretch: float = 0.08
-    shift: float = 1.0
-    elastic: float = 0.5
-    bold: float = 0.25
-    weight: float = 0.35
-    contrast: float = 0.2
-    gradient: float = 0.1
-    grain: float = 0.02
 
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        return self.size, self.size, 1
 
-def between(random: np.random.Generator, a: float, b: float, shape: tuple[int, ...]) -> np.ndarray:
-    """Draws uniform numbers between a and b, whichever is the smaller."""
-    return random.uniform(min(a, b), max(a, b), shape)
-
-
-class Glyphs:
-    """The `Source` of a `GlyphConfig`. Classes and fonts are drawn uniformly."""
-
-    def __init__(self, config: GlyphConfig):
-        self.config = config
-        self.shape = (config.size, config.size, 1)
-        self.class_names = tuple(config.classes)
-
-    @functools.cached_property
-    def _fields(self) -> np.ndarray:
-        """[classes * fonts, FIELD, FIELD] distance fields."""
-        return np.stack([distance_field(f, c) for c in self.config.classes for f in self.config.fonts])
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        return tuple(self.classes)
 
     def batch(self, index: int, size: int, *, seed: int = 0, split: Split = "train") -> Batch:
-        c = self.config
         random = generator(seed, split, index)
-        labels = random.integers(len(c.classes), size=size)
-        fonts = random.integers(len(c.fonts), size=size)
-        rows, columns = _places(c, random, size)
-        distance = bilinear(self._fields, labels * len(c.fonts) + fonts, rows, columns)
-        distance *= c.extent / (FIELD - 2 * MARGIN)
-        weight = random.uniform(c.bold - c.weight, c.bold + c.weight, (size, 1, 1)).astype(np.float32)
-        ink = np.clip(0.5 + distance + weight, 0, 1)
-        images = _colour(c, random, ink)
+        labels = random.integers(len(self.classes), size=size)
+        fonts = random.integers(len(self.fonts), size=size)
+        rows, columns = _places(random, size, self.size)
+        fields = distance_fields(self.classes, self.fonts)
+        distance = bilinear(fields, labels * len(self.fonts) + fonts, rows, columns)
+        distance *= _EXTENT * self.size / (FIELD - 2 * MARGIN)
+        weight = random.uniform(_BOLD - _WEIGHT, _BOLD + _WEIGHT, (size, 1, 1)).astype(np.float32)
+        images = _colour(random, np.clip(0.5 + distance + weight, 0, 1))
         return Batch(images[..., None], labels.astype(np.int32))
 
 
-def _places(c: GlyphConfig, random: np.random.Generator, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the point of the distance field that each pixel samples: rows and columns [B, size, size]."""
-    angle = np.deg2rad(random.uniform(-c.rotation, c.rotation, size))
-    shear = random.uniform(-c.shear, c.shear, size)
-    stretch = np.exp(random.uniform(-c.stretch, c.stretch, (2, size)))
-    shift = random.uniform(-c.shift, c.shift, (2, size))
+def _places(random: np.random.Generator, size: int, side: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the point of the distance field that each pixel samples: rows and columns [B, side, side]."""
+    angle = np.deg2rad(random.uniform(-_ROTATION, _ROTATION, size))
+    shear = random.uniform(-_SHEAR, _SHEAR, size)
+    stretch = np.exp(random.uniform(-_STRETCH, _STRETCH, (2, size)))
+    shift = random.uniform(-_SHIFT, _SHIFT, (2, size, 1, 1)).astype(np.float32)
     rotate = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
     slant = np.array([[np.ones(size), np.zeros(size)], [shear, np.ones(size)]])
     matrix = np.einsum("ijb,jkb->bik", rotate, slant) * stretch.T[:, None, :]
 
-    centred = (np.arange(c.size) + 0.5 - c.size / 2).astype(np.float32)
-    bend = _smooth_interpolation(c.size, _ELASTIC_GRID)
-    knots = random.normal(0, c.elastic, (2, size, _ELASTIC_GRID, _ELASTIC_GRID)).astype(np.float32)
+    centred = (np.arange(side) + 0.5 - side / 2).astype(np.float32)
+    bend = _smooth_interpolation(side, _ELASTIC_GRID)
+    knots = random.normal(0, _ELASTIC, (2, size, _ELASTIC_GRID, _ELASTIC_GRID)).astype(np.float32)
     moved = np.einsum("ri,abij,cj->abrc", bend, knots, bend, optimize=True)
-    y = centred[None, :, None] + shift[0, :, None, None].astype(np.float32) + moved[0]
-    x = centred[None, None, :] + shift[1, :, None, None].astype(np.float32) + moved[1]
-    m = (matrix * (FIELD - 2 * MARGIN) / c.extent).astype(np.float32)[:, :, :, None, None]
+    y = centred[:, None] + shift[0] + moved[0]
+    x = centred + shift[1] + moved[1]
+    m = (matrix * (FIELD - 2 * MARGIN) / (_EXTENT * side)).astype(np.float32)[:, :, :, None, None]
     middle = np.float32(FIELD / 2 - 0.5)
     return m[:, 0, 0] * y + m[:, 0, 1] * x + middle, m[:, 1, 0] * y + m[:, 1, 1] * x + middle
 
@@ -140,35 +117,34 @@ def bilinear(fields: np.ndarray, which: np.ndarray, rows: np.ndarray, columns: n
     return upper * (1 - down) + lower * down
 
 
-def _colour(c: GlyphConfig, random: np.random.Generator, ink: np.ndarray) -> np.ndarray:
+def _colour(random: np.random.Generator, ink: np.ndarray) -> np.ndarray:
     """Puts bright ink (coverage [B, H, W]) on a dark background with a gentle slope, in [-1, 1]."""
     size, side = ink.shape[0], ink.shape[1]
-    background = between(random, -1 + c.grain, -1 + c.contrast, (size, 1, 1))
-    foreground = between(random, 1 - c.contrast, 1 - c.grain, (size, 1, 1))
-    slope = random.uniform(-c.gradient, c.gradient, (2, size, 1, 1))
+    background = random.uniform(-1 + _GRAIN, -1 + _CONTRAST, (size, 1, 1))
+    foreground = random.uniform(1 - _CONTRAST, 1 - _GRAIN, (size, 1, 1))
+    slope = random.uniform(-_GRADIENT, _GRADIENT, (2, size, 1, 1))
     ramp = np.linspace(-1, 1, side)
-    background = background + (slope[0] * ramp[:, None] + slope[1] * ramp) / 2 + c.gradient
-    grain = random.standard_normal(ink.shape, dtype=np.float32) * np.float32(c.grain)
+    background = background + (slope[0] * ramp[:, None] + slope[1] * ramp) / 2 + _GRADIENT
+    grain = random.standard_normal(ink.shape, dtype=np.float32) * np.float32(_GRAIN)
     return np.clip(background + ink * (foreground - background) + grain, -1, 1).astype(np.float32)
 
 
-@functools.cache
-def font_folder() -> pathlib.Path:
-    """Returns the folder of the fonts that matplotlib ships."""
-    import matplotlib
-
-    return pathlib.Path(matplotlib.get_data_path()) / "fonts" / "ttf"
+@functools.lru_cache(maxsize=8)
+def distance_fields(characters: str, fonts: tuple[str, ...]) -> np.ndarray:
+    """Returns the distance field of each character in each font: [characters * fonts, FIELD, FIELD]."""
+    return np.stack([distance_field(font, character) for character in characters for font in fonts])
 
 
-@functools.lru_cache(maxsize=1024)
 def distance_field(font: str, character: str) -> np.ndarray:
     """Returns the signed distance to the glyph's outline, positive inside: [FIELD, FIELD] float32.
 
     The glyph is centred; the longer side of its tight box is FIELD - 2 MARGIN samples, which is also the
-    unit of the distances.
+    unit of the distances. Nothing is near a blank.
     """
     from scipy.ndimage import distance_transform_edt
 
+    if character == " ":
+        return np.full((FIELD, FIELD), -np.float32(FIELD))
     ink = _rendered(font, character)
     rows, columns = np.nonzero(ink.any(axis=1))[0], np.nonzero(ink.any(axis=0))[0]
     box = ink[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
@@ -186,9 +162,12 @@ def distance_field(font: str, character: str) -> np.ndarray:
 
 
 def _rendered(font: str, character: str) -> np.ndarray:
-    """Draws a large black-and-white picture of the character: bool."""
+    """Draws a large black-and-white picture of the character in one of matplotlib's fonts: bool."""
+    import matplotlib
+
     side = 2 * FIELD * _FINE
     canvas = Image.new("L", (side, side))
-    face = ImageFont.truetype(str(font_folder() / f"{font}.ttf"), side // 2)
+    file = pathlib.Path(matplotlib.get_data_path(), "fonts", "ttf", f"{font}.ttf")
+    face = ImageFont.truetype(str(file), side // 2)
     ImageDraw.Draw(canvas).text((side // 2, side // 2), character, fill=255, font=face, anchor="mm")
     return np.asarray(canvas) > 127

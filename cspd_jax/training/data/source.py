@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 
@@ -21,18 +21,17 @@ class Batch(NamedTuple):
     labels: np.ndarray
 
 
-class Batches(Protocol):
-    """Numbered batches. Batch `index` never depends on which batches were made before it."""
+class Source(Protocol):
+    """A labelled data set. Its batch `index` never depends on which batches were made before it."""
 
-    def batch(self, index: int, size: int, *, seed: int = 0, split: Split = "train") -> Any:
+    @property
+    def shape(self) -> tuple[int, int, int]: ...
+
+    @property
+    def class_names(self) -> tuple[str, ...]: ...
+
+    def batch(self, index: int, size: int, *, seed: int = 0, split: Split = "train") -> Batch:
         """Makes batch number `index` of the endless sequence that belongs to (seed, split)."""
-
-
-class Source(Batches, Protocol):
-    """A labelled data set, whose batches are `Batch`es."""
-
-    shape: tuple[int, int, int]
-    class_names: tuple[str, ...]
 
 
 def generator(seed: int, split: Split, *numbers: int) -> np.random.Generator:
@@ -46,9 +45,6 @@ def shuffled(count: int, index: int, size: int, *, seed: int, split: Split) -> n
     The batches are consecutive pieces of an endless sequence of permutations of the set.
     """
     places = np.arange(index * size, (index + 1) * size)
-    epochs = places // count
-    rows = np.empty(size, np.int64)
-    for epoch in np.unique(epochs):
-        here = epochs == epoch
-        rows[here] = generator(seed, split, int(epoch)).permutation(count)[places[here] % count]
-    return rows
+    epochs = np.arange(places[0] // count, places[-1] // count + 1)
+    orders = [generator(seed, split, int(epoch)).permutation(count) for epoch in epochs]
+    return np.concatenate(orders)[places - epochs[0] * count]

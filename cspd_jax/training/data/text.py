@@ -15,7 +15,6 @@ import inspect
 import io
 import itertools
 import pathlib
-import platform
 import sysconfig
 import tokenize
 from collections.abc import Iterator
@@ -23,10 +22,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cspd_jax.check import UserError
 from cspd_jax.tokenizers import END_OF_TEXT, ByteTokenizer
 from cspd_jax.training.data.source import Split, generator
 
+STANDARD_LIBRARY = pathlib.Path(sysconfig.get_path("stdlib"))
+CORPUS = "docstrings and comments of Python's standard library"
 # Tests, generated tables, copies of other projects, and what differs between installations.
 _LEFT_OUT = {"test", "tests", "idle_test", "encodings", "pydoc_data", "site-packages", "_bundled"}
 _SHORTEST = 20  # characters; anything shorter is a label rather than prose
@@ -34,45 +34,26 @@ _HELD_OUT_ONE_IN = 20
 
 
 @dataclasses.dataclass(frozen=True)
-class TextConfig:
-    """The documentation of Python's standard library. length: ids in a row."""
+class Texts:
+    """A data set of rows of `length` ids from the documentation of Python's standard library."""
 
     length: int = 256
-
-
-class Texts:
-    """Rows of a `TextConfig`, from the standard library unless other documents are given."""
-
-    def __init__(self, config: TextConfig, corpus: tuple[Document, ...] | None = None):
-        self.config = config
-        self._corpus = corpus
 
     def batch(self, index: int, size: int, *, seed: int = 0, split: Split = "train") -> np.ndarray:
         """Makes batch `index` of the endless sequence that belongs to (seed, split): windows [size, length]
         that start at uniformly drawn places."""
-        stream, length = self.streams[split], self.config.length
-        starts = generator(seed, split, index).integers(len(stream) - length + 1, size=size)
-        return stream[starts[:, None] + np.arange(length)].astype(np.int32)
+        stream = self.streams[split]
+        starts = generator(seed, split, index).integers(len(stream) - self.length + 1, size=size)
+        return stream[starts[:, None] + np.arange(self.length)].astype(np.int32)
 
     @functools.cached_property
     def streams(self) -> dict[Split, np.ndarray]:
         """The documents of each split, [N] int16, each after an end-of-text id, and one more at the end."""
         encode = ByteTokenizer().encode
         ids: dict[Split, list[int]] = {"train": [], "held-out": []}
-        for document in documents() if self._corpus is None else self._corpus:
+        for document in documents():
             ids["held-out" if document.held_out else "train"] += encode(document.text)
         return {split: np.array([*found, END_OF_TEXT], np.int16) for split, found in ids.items()}
-
-    def describe(self) -> dict[str, object]:
-        """Says what a checkpoint records about its corpus, which depends on the version of Python."""
-        train, held_out = self.streams["train"], self.streams["held-out"]
-        return {
-            "corpus": "docstrings and comments of Python's standard library",
-            "python": platform.python_version(),
-            "train_ids": len(train),
-            "held_out_ids": len(held_out),
-            "sha256": hashlib.sha256(train.tobytes() + held_out.tobytes()).hexdigest(),
-        }
 
 
 class Document(NamedTuple):
@@ -89,23 +70,14 @@ class Document(NamedTuple):
 
 
 @functools.lru_cache(maxsize=4)
-def documents(root: pathlib.Path | None = None) -> tuple[Document, ...]:
-    """Reads the documents below `root` (the standard library), sorted and without repeated passages."""
-    root = pathlib.Path(sysconfig.get_path("stdlib")) if root is None else root
-    seen: set[str] = set()
-    found = []
+def documents(root: pathlib.Path = STANDARD_LIBRARY) -> tuple[Document, ...]:
+    """Reads the documents below `root`, sorted and without repeated passages."""
+    first: dict[str, tuple[str, str]] = {}  # the words of a passage -> its first module, the passage
     for name, path in modules(root):
-        fresh = []
         for passage in passages(path):
-            words = " ".join(passage.split())
-            if words not in seen:
-                seen.add(words)
-                fresh.append(passage)
-        if fresh:
-            found.append(Document(name, "\n\n".join(fresh)))
-    if not found:
-        raise UserError(f"{root} holds no Python sources; the text models are trained on their documentation")
-    return tuple(found)
+            first.setdefault(" ".join(passage.split()), (name, passage))
+    by_module = itertools.groupby(first.values(), key=lambda found: found[0])
+    return tuple(Document(name, "\n\n".join(text for _, text in found)) for name, found in by_module)
 
 
 def modules(root: pathlib.Path) -> list[tuple[str, pathlib.Path]]:

@@ -6,68 +6,60 @@ At a time t = sigmoid(normal), x_t = (1 - t) noise + t token, the head learns to
 from __future__ import annotations
 
 import functools
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from cspd_jax.networks.config import SphereConfig
-from cspd_jax.networks.sphere import Backbone, full_forward, make_head
+from cspd_jax.image.pixels import patchify
+from cspd_jax.networks.sphere import SphereModel, full_forward, make_head
 from cspd_jax.training.config import ImageTrainConfig
-from cspd_jax.training.run import Metrics, Purpose, TrainState, descend, run_key
+from cspd_jax.training.data.source import Source
+from cspd_jax.training.image.mar import LABEL_DROP
+from cspd_jax.training.run import Learning
+from cspd_jax.training.state import TrainState, descend, step_key
 
 Array = jax.Array
 
 
-class FlowDraws(NamedTuple):
-    """Everything random in one evaluation of the objective; M is the number of copies.
+def learning(config: ImageTrainConfig, source: Source) -> Learning:
+    """Returns how a causal model learns the data."""
 
-    dropped: [B] bool, rows trained without their label.
-    t: [M, B, L] times.
-    noise: [M, B, L, C]
-    """
+    def batch(step: int) -> tuple[Any, ...]:
+        images, labels = source.batch(step, config.batch, seed=config.seed)
+        return patchify(images, config.model.patch_size), labels
 
-    dropped: Array
-    t: Array
-    noise: Array
-
-
-def draw(key: Array, shape: tuple[int, ...], copies: int, drop: float) -> FlowDraws:
-    """Draws what is random in a batch of shape B, L, C."""
-    of_labels, of_times, of_noise = jax.random.split(key, 3)
-    return FlowDraws(
-        dropped=jax.random.bernoulli(of_labels, drop, shape[:1]),
-        t=jax.nn.sigmoid(jax.random.normal(of_times, (copies, *shape[:2]))),
-        noise=jax.random.normal(of_noise, (copies, *shape)),
-    )
+    return Learning(batch, lambda _, state, batch: flow_step(config, state, *batch))
 
 
 def flow_objective(
-    config: SphereConfig, params: dict, tokens: Array, labels: Array, draws: FlowDraws, dtype=jnp.float32
+    model: SphereModel, params: Any, tokens: Array, labels: Array, dropped: Array, t: Array, noise: Array
 ) -> Array:
     """Returns the loss of a batch, the squared error of the velocity.
 
-    tokens: [B, L, C] by position. labels: [B].
+    tokens: [B, L, C] by position. labels: [B]. dropped: [B] bool, rows trained without their label.
+    t: [M, B, L] times of M copies. noise: [M, B, L, C].
     """
-    backbone = {"params": params["backbone"]}
-    embedding: Any = Backbone(config).apply(backbone, labels, draws.dropped, method="embed_class")
-    z = full_forward(config, params["backbone"], tokens, embedding, dtype)
-    t = draws.t[..., None]
-    x = (1 - t) * draws.noise + t * tokens
-    velocity: Any = make_head(config, dtype).apply({"params": params["head"]}, x, draws.t, z)
-    return jnp.mean((velocity - (tokens - draws.noise)) ** 2)
+    embedding = model.embed_class(params, labels, dropped)
+    z = full_forward(model.config, params["backbone"], tokens, embedding, model.dtype)
+    x = (1 - t[..., None]) * noise + t[..., None] * tokens
+    velocity: Any = make_head(model.config, model.dtype).apply({"params": params["head"]}, x, t, z)
+    return jnp.mean((velocity - (tokens - noise)) ** 2)
 
 
 @functools.partial(jax.jit, static_argnames=("config",), donate_argnames=("state",))
 def flow_step(
     config: ImageTrainConfig, state: TrainState, tokens: Array, labels: Array
-) -> tuple[TrainState, Metrics]:
+) -> tuple[TrainState, Array]:
     """Takes one step. tokens: [B, L, C] by position. labels: [B]."""
-    key = jax.random.fold_in(run_key(config.seed, Purpose.STEP), state.step)
-    draws = draw(key, tokens.shape, config.copies, config.label_drop)
+    of_labels, of_times, of_noise = jax.random.split(step_key(config, state), 3)
+    dropped = jax.random.bernoulli(of_labels, LABEL_DROP, labels.shape)
+    t = jax.nn.sigmoid(jax.random.normal(of_times, (config.copies, *tokens.shape[:2])))
+    noise = jax.random.normal(of_noise, (config.copies, *tokens.shape))
+    model = SphereModel(config.model, jnp.dtype(config.dtype))
 
     def loss(params):
-        found = flow_objective(config.model, params, tokens, labels, draws, jnp.dtype(config.dtype))
-        return found, {"loss": found}
+        found = flow_objective(model, params, tokens, labels, dropped, t, noise)
+        return found, found
 
     return descend(config, state, loss)

@@ -18,18 +18,21 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from cspd_jax.diffusion.gaussian import Coefficients, Gaussian, coefficients, posterior, transition
 from cspd_jax.diffusion.schedule import NUM_TRAIN_STEPS, make_schedule
+from cspd_jax.image.pixels import patchify
 from cspd_jax.keys import seed_key
-from cspd_jax.networks.config import MARConfig
-from cspd_jax.networks.mar import Backbone, make_head
+from cspd_jax.networks.mar import MARModel
 from cspd_jax.training.config import TrainConfig
-from cspd_jax.training.data.words import WordsConfig, letters
-from cspd_jax.training.run import Metrics, Purpose, TrainState, descend, run_key
+from cspd_jax.training.run import Learning
+from cspd_jax.training.state import MASK, TrainState, descend, step_key
 
 Array = jax.Array
 
+LABEL_DROP = 0.1  # share of the rows that are trained without their label
+_EVERY = str(NUM_TRAIN_STEPS)  # the schedule of training
 _FOCUS = 4  # beyond the keys that `draw` splits off
 _LAST = {"attn": "proj", "mlp": "fc2"}  # the last layers of a block's two parts
 
@@ -58,41 +61,47 @@ class Draws(NamedTuple):
     noise: Array
 
 
+def learning(config: TrainConfig, source: Any) -> Learning:
+    """Returns how a model learns the data. With `config.hint` the source says what its tokens show."""
+    largest = config.model.seq_len - math.ceil(config.model.seq_len * config.least_mask_ratio)
+
+    def batch(step: int) -> tuple[Any, ...]:
+        images, labels = source.batch(step, config.batch, seed=config.seed)
+        hints = source.contents(step, config.batch, seed=config.seed) if config.hint else None
+        return patchify(images, config.model.patch_size), labels, hints
+
+    def step(number: int, state: TrainState, batch: Any) -> tuple[TrainState, Array]:
+        known = n_known(config, number)
+        bucket = bucket_of(known, largest, config.buckets)
+        return train_step(config, bucket, state, *batch, np.int32(known))
+
+    return Learning(batch, step)
+
+
 def n_known(config: TrainConfig, step: int) -> int:
-    """Draws the number of tokens shown in step `step`, on the host because it selects the compiled shape."""
-    if step < config.settle:
-        return 5 * config.model.seq_len // 8
-    random = np.random.default_rng([int(Purpose.MASK), config.seed, step])
-    ratio = config.least_mask_ratio, config.mask_ratio_deviation
-    return draw_n_known(random, config.model.seq_len, *ratio)
+    """Draws the number of tokens shown in step `step`, on the host because it selects the compiled shape; at
+    least one stays hidden.
 
-
-def draw_n_known(random: np.random.Generator, length: int, least_ratio: float, deviation: float) -> int:
-    """Draws the number of tokens shown to the model; at least one stays hidden.
-
-    MAR's mask ratio is a normal with mean 1 and the given standard deviation, truncated to [least_ratio, 1].
+    MAR's mask ratio is a normal with mean 1 and the given standard deviation, truncated to [least, 1].
     """
-    normal = statistics.NormalDist(1.0, deviation)
-    lowest = normal.cdf(least_ratio)
+    length = config.model.seq_len
+    if step < config.settle:
+        return 5 * length // 8
+    random = np.random.default_rng([MASK, config.seed, step])
+    normal = statistics.NormalDist(1.0, config.mask_ratio_deviation)
+    lowest = normal.cdf(config.least_mask_ratio)
     ratio = normal.inv_cdf(lowest + random.random() * (0.5 - lowest))
-    return length - min(length, math.ceil(length * ratio))
+    return length - math.ceil(length * ratio)
 
 
-def make_buckets(length: int, least_ratio: float, count: int) -> tuple[Bucket, ...]:
-    """Splits 0 ... (largest number of known tokens) into `count` ranges of about equal length."""
-    largest = length - math.ceil(length * least_ratio)
-    edges = sorted({round(largest * (i + 1) / count) for i in range(count)})
-    return tuple(Bucket(least, most) for least, most in zip([0, *(e + 1 for e in edges)], edges))
+def bucket_of(known: int, largest: int, count: int) -> Bucket:
+    """Returns the range, of `count` about equal ones of 0 ... largest, that `known`, perhaps more, is in."""
+    width = -(-(largest + 1) // count)
+    least = known // width * width
+    return Bucket(least, max(known, min(least + width - 1, largest)))
 
 
-def find_bucket(buckets: tuple[Bucket, ...], n_known: int) -> Bucket:
-    """Returns the bucket that `n_known` falls into."""
-    return next(b for b in buckets if b.least <= n_known <= b.most)
-
-
-def draw(
-    key: Array, shape: tuple[int, ...], bucket: Bucket, n_known: Array, copies: int, drop: float
-) -> Draws:
+def draw(key: Array, shape: tuple[int, ...], bucket: Bucket, n_known: Array, copies: int) -> Draws:
     """Draws all that is random in a step on tokens of shape B, L, C, except n_known; `copies` is the
     diffusion batch multiplier."""
     order, label, time, noise = jax.random.split(key, 4)
@@ -101,53 +110,76 @@ def draw(
     return Draws(
         reveal=jnp.argsort(jax.random.uniform(order, (batch, length)), axis=1),
         n_known=n_known,
-        dropped=jax.random.uniform(label, (batch,)) < drop,
+        dropped=jax.random.uniform(label, (batch,)) < LABEL_DROP,
         t=jax.random.randint(time, (copies, batch, rows), 0, NUM_TRAIN_STEPS),
         noise=jax.random.normal(noise, (copies, batch, rows, dim)),
     )
 
 
 def focused(key: Array, draws: Draws, share: float) -> Draws:
-    """Moves a share of the timesteps to the levels where tokens are told apart."""
+    """Moves a share of the timesteps to the levels where tokens are told apart.
+
+    There the logarithm of the signal-to-noise ratio lies around -1. In more noise a token hardly shows which
+    of several it will be; in less, it is decided.
+    """
     if not share:
         return draws
+    signal = make_schedule(_EVERY).sqrt_alphas_cumprod ** 2
+    density = np.exp(-0.5 * ((np.log(signal / (1 - signal)) + 1.0) / 1.2) ** 2)
+    below = np.cumsum(density / density.sum())[:-1].astype(np.float32)
     which, where = jax.random.split(key)
-    there = jnp.searchsorted(jnp.asarray(_deciding()), jax.random.uniform(where, draws.t.shape))
+    there = jnp.searchsorted(jnp.asarray(below), jax.random.uniform(where, draws.t.shape))
     return draws._replace(t=jnp.where(jax.random.uniform(which, draws.t.shape) < share, there, draws.t))
 
 
-def _deciding() -> np.ndarray:
-    """Returns the distribution function [999] of a timestep: the logarithm of its signal-to-noise ratio lies
-    around -1. In more noise a token hardly shows which of several it will be; in less, it is decided."""
-    signal = make_schedule(str(NUM_TRAIN_STEPS)).sqrt_alphas_cumprod ** 2
-    density = np.exp(-0.5 * ((np.log(signal / (1 - signal)) + 1.0) / 1.2) ** 2)
-    return np.cumsum(density / density.sum())[:-1].astype(np.float32)
+def contexts(
+    model: MARModel, params: Any, tokens: Array, labels: Array, draws: Draws, bucket: int
+) -> tuple[Array, Array]:
+    """Returns the last Q tokens in reveal order, [B, Q, C], among them all unknown ones, and their z
+    [B, Q, D].
 
-
-class Terms(NamedTuple):
-    """The two parts of the loss per row.
-
-    mse: [...], squared error of eps.
-    vb: [...], variational bound in bits per dimension.
+    tokens: [B, L, C] by position. labels: [B]. bucket: a static upper bound on n_known.
     """
+    batch, length, _ = tokens.shape
+    shown = length - draws.t.shape[-1]
+    rows = jnp.broadcast_to(jnp.arange(shown, length), (batch, length - shown))
+    ordered = jnp.take_along_axis(tokens, draws.reveal[:, :, None], axis=1)
+    variables = {"params": params["backbone"]}
+    embedding = model.embed_class(params, labels, draws.dropped)
+    n_known = jnp.broadcast_to(draws.n_known, (batch,))
+    inputs = ordered, draws.reveal, n_known, embedding, rows
+    z: Any = model.backbone.apply(variables, *inputs, bucket=bucket)
+    return ordered[:, shown:], z
 
-    mse: Array
-    vb: Array
 
-    @property
-    def loss(self) -> Array:
-        return self.mse + self.vb
+def denoised(
+    model: MARModel, params: Any, respacing: str, x0: Array, z: Array, t: Array, noise: Array
+) -> tuple[Coefficients, Array, Array, Array]:
+    """Noises tokens up to steps t of a schedule; returns the steps' coefficients, x_t, and the head's eps and
+    v at given z, each [..., C].
+
+    x0 [..., C] and z [..., D] broadcast against t [M, ...]. The timestep embedding is computed once for all
+    steps, and z's once for all M copies.
+    """
+    schedule = make_schedule(respacing)
+    signal = jnp.asarray(schedule.sqrt_alphas_cumprod, x0.dtype)[t][..., None]
+    spread = jnp.asarray(schedule.sqrt_one_minus_alphas_cumprod, x0.dtype)[t][..., None]
+    x = signal * x0 + spread * noise
+    time = model.embed_time(params, jnp.asarray(schedule.timestep_map))[t]
+    eps, v = jnp.split(model.denoise(params, x, model.modulate(params, time, z)), 2, axis=-1)
+    c = Coefficients(*(a[t][..., None] for a in coefficients(schedule, x0.dtype)))
+    return c, x, eps, v
 
 
-def diffusion_terms(out: Array, x0: Array, x_t: Array, t: Array, noise: Array) -> Terms:
-    """Returns the loss of the head's output [..., 2C] = eps | v at x_t [..., C], timesteps t [...]."""
-    eps, v = jnp.split(out, 2, axis=-1)
-    every = coefficients(make_schedule(str(NUM_TRAIN_STEPS)), x0.dtype)
-    c = Coefficients(*(a[t][..., None] for a in every))
-    p = transition(c, x_t, jax.lax.stop_gradient(eps), v)
-    q = posterior(c, x0, x_t)
+def head_terms(
+    model: MARModel, params: Any, x0: Array, z: Array, t: Array, noise: Array
+) -> tuple[Array, Array]:
+    """Returns the two parts of the loss of each token, [...]: the squared error of eps, and the variational
+    bound in bits per dimension."""
+    c, x, eps, v = denoised(model, params, _EVERY, x0, z, t, noise)
+    p, q = transition(c, x, jax.lax.stop_gradient(eps), v), posterior(c, x0, x)
     bits = jnp.where(t[..., None] == 0, -discretised_log_likelihood(p, x0), kl_divergence(q, p))
-    return Terms(jnp.mean((eps - noise) ** 2, axis=-1), jnp.mean(bits, axis=-1) / math.log(2))
+    return jnp.mean((eps - noise) ** 2, axis=-1), jnp.mean(bits, axis=-1) / math.log(2)
 
 
 def kl_divergence(q: Gaussian, p: Gaussian) -> Array:
@@ -171,34 +203,10 @@ def _normal_cdf(x: Array) -> Array:
     return 0.5 * (1 + jnp.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
 
 
-def noised(schedule: Any, x0: Array, t: Array, noise: Array) -> Array:
-    """Returns x_t of a schedule for x0 [..., C], t [...] and noise [..., C]."""
-    signal = jnp.asarray(schedule.sqrt_alphas_cumprod, x0.dtype)[t][..., None]
-    spread = jnp.asarray(schedule.sqrt_one_minus_alphas_cumprod, x0.dtype)[t][..., None]
-    return signal * x0 + spread * noise
-
-
-def head_terms(
-    config: MARConfig, head_params, x0: Array, z: Array, t: Array, noise: Array, dtype=jnp.float32
-) -> Terms:
-    """Returns the loss of the head at given z. x0 [..., C] and z [..., D] broadcast against t [M, ...].
-
-    The timestep embedding is computed once for all 1000 timesteps, and z's once for all M copies.
-    """
-
-    def head(method, *args):
-        return make_head(config, dtype).apply({"params": head_params}, *args, method=method)
-
-    x_t = noised(make_schedule(str(NUM_TRAIN_STEPS)), x0, t, noise)
-    time = head("embed_time", jnp.arange(NUM_TRAIN_STEPS))[t]
-    out = head("denoise", x_t, head("modulate", time, z))
-    return diffusion_terms(out, x0, x_t, t, noise)
-
-
 def level_weights(max_weight: float) -> Array:
     """Returns what the squared error of eps is multiplied by at each timestep, [1000]: that of the velocity
     sqrt(a_t) e - sqrt(1 - a_t) x_0 is 1 / a_t of it."""
-    schedule = make_schedule(str(NUM_TRAIN_STEPS))
+    schedule = make_schedule(_EVERY)
     return jnp.minimum(1 / jnp.asarray(schedule.sqrt_alphas_cumprod, jnp.float32) ** 2, max_weight)
 
 
@@ -208,53 +216,41 @@ def masked_mean(x: Array, mask: Array) -> Array:
     return jnp.sum(x * mask) / jnp.sum(mask)
 
 
+def mean_of_unknown(x: Array, draws: Draws) -> Array:
+    """Returns the mean of x [..., Q] over those of the last Q tokens in reveal order that are unknown."""
+    place = draws.reveal.shape[1] - x.shape[-1] + jnp.arange(x.shape[-1])
+    return masked_mean(x, (place >= draws.n_known).astype(x.dtype))
+
+
 def objective(
-    config: MARConfig,
-    params: dict,
+    model: MARModel,
+    params: Any,
     tokens: Array,
     labels: Array,
     draws: Draws,
     bucket: int,
-    dtype=jnp.float32,
     max_weight: float = 1.0,
-) -> tuple[Terms, Array]:
-    """Returns the masked means of the loss of a batch, and what the backbone knows: z [B, Q, D].
+) -> tuple[Array, Array]:
+    """Returns the loss of a batch, and what the backbone knows: z [B, Q, D].
 
-    tokens: [B, L, C] by position. labels: [B].
-    bucket: a static upper bound on n_known. L - Q is a static lower bound: the last Q tokens in reveal order
-        include all unknown ones.
+    tokens, labels, bucket: see `contexts`.
     max_weight: of a noise level, as `level_weights` has it; 1 is MAR's objective.
     """
-    batch, length, _ = tokens.shape
-    shown = length - draws.t.shape[-1]
-    rows = jnp.broadcast_to(jnp.arange(shown, length), (batch, length - shown))
-    ordered = jnp.take_along_axis(tokens, draws.reveal[:, :, None], axis=1)
-    variables = {"params": params["backbone"]}
-    backbone = Backbone(config, dtype)
-    embedding: Any = backbone.apply(variables, labels, draws.dropped, method="embed_class")
-    n_known = jnp.broadcast_to(draws.n_known, (batch,))
-    z: Any = backbone.apply(variables, ordered, draws.reveal, n_known, embedding, rows, bucket=bucket)
-    terms = head_terms(config, params["head"], ordered[:, shown:], z, draws.t, draws.noise, dtype)
-    unknown = (rows >= draws.n_known).astype(terms.mse.dtype)
-    mse = terms.mse * level_weights(max_weight)[draws.t] if max_weight > 1 else terms.mse
-    return Terms(masked_mean(mse, unknown), masked_mean(terms.vb, unknown)), z
+    x0, z = contexts(model, params, tokens, labels, draws, bucket)
+    mse, bound = head_terms(model, params, x0, z, draws.t, draws.noise)
+    mse = mse * level_weights(max_weight)[draws.t] if max_weight > 1 else mse
+    return mean_of_unknown(mse, draws) + mean_of_unknown(bound, draws), z
 
 
 def hints(z: Array, draws: Draws, contents: Array, kinds: int) -> Array:
-    """Returns the mean `surprise` of z [B, Q, D] at what unknown tokens show: contents [B, L] by position."""
-    shown = contents.shape[1] - z.shape[1]
-    shows = jnp.take_along_axis(contents, draws.reveal, axis=1)[:, shown:]
-    unknown = shown + jnp.arange(z.shape[1]) >= draws.n_known
-    return masked_mean(surprise(z, shows, kinds), unknown.astype(jnp.float32))
+    """Returns the mean cross-entropy of what unknown tokens show, as a fixed random matrix reads it from z.
 
-
-def surprise(z: Array, shows: Array, kinds: int) -> Array:
-    """Returns -log of the probability that z [..., D] gives to what its token shows [...], one of `kinds`, by
-    what a fixed random matrix reads from z."""
+    z: [B, Q, D] of the last Q tokens in reveal order. contents: [B, L] by position, each one of `kinds`.
+    """
+    shows = jnp.take_along_axis(contents, draws.reveal, axis=1)[:, -z.shape[1] :]
     read = jax.random.normal(seed_key(0), (z.shape[-1], kinds)) * z.shape[-1] ** -0.5
-    logits = z.astype(jnp.float32) @ read
-    of_all = jax.nn.logsumexp(logits, axis=-1)
-    return of_all - jnp.take_along_axis(logits, shows[..., None], axis=-1)[..., 0]
+    surprise = optax.softmax_cross_entropy_with_integer_labels(z.astype(jnp.float32) @ read, shows)
+    return mean_of_unknown(surprise, draws)
 
 
 @functools.partial(jax.jit, static_argnames=("config", "bucket"), donate_argnames=("state",))
@@ -266,26 +262,22 @@ def train_step(
     labels: Array,
     contents: Array | None,
     known: Array,
-) -> tuple[TrainState, Metrics]:
+) -> tuple[TrainState, Array]:
     """Takes one step of the objective.
 
     tokens: [B, L, C] by position. labels: [B]. contents: [B, L] what each token shows, for `config.hint`.
     known: [], the number of tokens shown, within `bucket`.
     """
-    key = jax.random.fold_in(run_key(config.seed, Purpose.STEP), state.step)
-    draws = draw(key, tokens.shape, bucket, known, config.copies, config.label_drop)
+    key = step_key(config, state)
+    draws = draw(key, tokens.shape, bucket, known, config.copies)
     draws = focused(jax.random.fold_in(key, _FOCUS), draws, config.focus)
-    kinds = len(letters(config.data)) if isinstance(config.data, WordsConfig) else 0
-    most, dtype = bucket.most, jnp.dtype(config.dtype)
+    model = MARModel(config.model, jnp.dtype(config.dtype))
 
     def loss(params):
-        terms, z = objective(
-            config.model, params, tokens, labels, draws, most, dtype, max_weight=config.max_weight
-        )
-        whole = terms.loss
-        if config.hint and contents is not None:
-            whole += config.hint * hints(z, draws, contents, kinds)
-        return whole, {"loss": terms.loss, **terms._asdict()}
+        plain, z = objective(model, params, tokens, labels, draws, bucket.most, config.max_weight)
+        if contents is None:
+            return plain, plain
+        return plain + config.hint * hints(z, draws, contents, len(config.data.letters)), plain
 
     return descend(config, state, loss)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import pathlib
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -19,21 +18,19 @@ import numpy as np
 from tqdm import tqdm
 
 from cspd_jax import text
-from cspd_jax._utils.files import fingerprint, kept_arrays
+from cspd_jax._utils.files import write_arrays
 from cspd_jax.check import UserError
 from cspd_jax.language_models import Prompts
 from cspd_jax.networks.lm import LM
-from cspd_jax.training.data.source import Split, shuffled
+from cspd_jax.parallel import first_alone
 from cspd_jax.training.data.text import Texts
-from cspd_jax.training.run import Purpose, Teacher, run_key
+from cspd_jax.training.state import SAMPLES, run_key
 
 Array = jax.Array
-PART = 64  # rows made in one batch and stored in one file
+PART = 64  # rows made in one batch
 PROMPT = 32  # ids from the data at the start of a continuation
 TEMPERATURE = 0.7  # of every second answer
 NONE = -1  # in place of an id, after the end of an answer
-_HELD_OUT_ONE_IN = 16  # prompts
-_LEAST_ANSWER = 16  # ids of room for it in each row
 
 
 class Taught(NamedTuple):
@@ -52,156 +49,76 @@ class Taught(NamedTuple):
     hidden: Any
     states: Any
 
+    def rows(self, which: Any) -> Taught:
+        """Returns some of the rows."""
+        return Taught(*(array[which] for array in self))
 
-class TargetRows:
-    """Keeps `count` rows that a target wrote, made once, in `folder`, part by part.
-
-    make: part -> arrays of `PART` rows.
-    origin: a fingerprint of all that they depend on.
-    held_out: numbers of rows -> which of them are not trained on.
-    """
-
-    def __init__(
-        self,
-        make: Callable[[int], tuple[Any, ...]],
-        count: int,
-        folder: pathlib.Path,
-        origin: str,
-        held_out: Callable[[np.ndarray], np.ndarray] = lambda rows: rows < 0,
-    ):
-        folder.mkdir(parents=True, exist_ok=True)
-
-        def made(part: int) -> tuple[np.ndarray, ...]:
-            path = folder / f"rows_{part:05d}.npz"
-            stored = kept_arrays(path, origin, lambda: {str(i): _bits(a) for i, a in enumerate(make(part))})
-            return tuple(_from_bits(array) for array in stored.values())
-
-        print(f"the target writes {count} rows, unless {folder} has them", file=sys.stderr)
-        parts = tqdm(range(-(-count // PART)), desc="rows", disable=not sys.stderr.isatty())
-        self._parts = [made(part) for part in parts]
-        out = held_out(np.arange(len(self._parts) * PART))
-        self._places: dict[Split, np.ndarray] = {
-            "train": np.flatnonzero(~out),
-            "held-out": np.flatnonzero(out),
-        }
-
-    def batch(self, index: int, size: int, *, seed: int = 0, split: Split = "train") -> tuple[Any, ...]:
-        """Makes batch `index` of an endless sequence of permutations of the rows."""
-        places = self._places[split]
-        return self._rows(places[shuffled(len(places), index, size, seed=seed, split=split)])
-
-    def held_out(self, most: int) -> tuple[Any, ...]:
-        """Returns the first `most` rows that are not trained on."""
-        return self._rows(self._places["held-out"][:most])
-
-    def answered(self, split: Split) -> np.ndarray:
-        """Returns the ids of all answers of a split, one after the other."""
-        found = []
-        for place in self._places[split]:
-            tokens, given = (array[place % PART] for array in self._parts[place // PART][:2])
-            found.append(tokens[given:][tokens[given:] != NONE])
-        return np.concatenate(found)
-
-    def _rows(self, places: np.ndarray) -> tuple[Any, ...]:
-        rows = [[array[place % PART] for array in self._parts[place // PART]] for place in places]
-        return tuple(map(np.stack, zip(*rows)))
+    @property
+    def answered(self) -> np.ndarray:
+        """The ids of all answers, one after the other."""
+        place = np.arange(self.tokens.shape[1])
+        return self.tokens[(place >= self.given[:, None]) & (self.tokens != NONE)]
 
 
-def _bits(array: Any) -> np.ndarray:
-    """Returns an array as a .npz file has it, which knows no bfloat16 and keeps its bits."""
-    array = np.asarray(array)
-    return array.view(np.uint16) if array.dtype == ml_dtypes.bfloat16 else array
-
-
-def _from_bits(array: np.ndarray) -> np.ndarray:
-    return array.view(ml_dtypes.bfloat16) if array.dtype == np.uint16 else array
+def kept(path: pathlib.Path, count: int, make: Callable[[int], Sequence[Any]]) -> list[np.ndarray]:
+    """Returns arrays of at least `count` rows, made in parts of `PART` unless the file has them."""
+    with first_alone("the rows are written"):
+        if not path.exists():
+            parts = [make(part) for part in tqdm(range(-(-count // PART)), desc="rows", disable=None)]
+            write_arrays(path, **{str(i): np.concatenate(each) for i, each in enumerate(zip(*parts))})
+        with np.load(path) as file:
+            stored = [file[name] for name in file.files]
+    # A .npz file knows no bfloat16, and keeps its bits.
+    return [array.view(ml_dtypes.bfloat16) if array.dtype.kind == "V" else array for array in stored]
 
 
 def continuations(
-    teacher: Teacher, texts: Texts, count: int, folder: pathlib.Path, seed: int = 0
-) -> TargetRows:
-    """Returns rows that begin with the data and are continued by the target: tokens [B, L]."""
-    if not teacher.config.causal:
+    target: tuple[LM, Any], texts: Texts, count: int, path: pathlib.Path, seed: int
+) -> np.ndarray:
+    """Returns rows [N, L] that begin with the data and are continued by the target."""
+    if not target[0].config.causal:
         raise UserError("a masked-diffusion target is distilled on data; leave out --from")
+    options = text.Options(
+        temperature=1.0, max_new_tokens=texts.length - PROMPT, max_len=texts.length, stop_ids=()
+    )
 
     def make(part: int) -> tuple[Any, ...]:
-        key = jax.random.fold_in(run_key(seed, Purpose.SAMPLES), part)
-        rows = texts.batch(part, PART, seed=seed)
-        return (continued(LM(teacher.config), teacher.params, key, rows),)
+        key = jax.random.fold_in(run_key(seed, SAMPLES), part)
+        begun = Prompts(texts.batch(part, PART, seed=seed)[:, :PROMPT], np.full(PART, PROMPT))
+        return (text.generate(key, target, begun, options=options).tokens,)
 
-    return TargetRows(make, count, folder, fingerprint(*teacher, seed, texts.config.length))
-
-
-@functools.partial(jax.jit, static_argnames=("model",))
-def continued(model: LM, params: Any, key: Array, rows: Array) -> Array:
-    """Returns rows [B, L] with all ids after the first `PROMPT` drawn from the model."""
-    batch, length = rows.shape
-
-    def step(carry, position):
-        cache, previous = carry
-        at = jnp.full((batch, 1), position)
-        logits, cache = model.apply(params, previous[:, None], at, cache)
-        drawn = jax.random.categorical(jax.random.fold_in(key, position), logits[:, 0])
-        following = jnp.where(position + 1 < PROMPT, rows[:, jnp.minimum(position + 1, PROMPT)], drawn)
-        return (cache, following.astype(rows.dtype)), following.astype(rows.dtype)
-
-    start = model.empty_cache(batch, length), rows[:, 0]
-    _, drawn = jax.lax.scan(step, start, jnp.arange(length - 1))
-    return jnp.concatenate([rows[:, :1], drawn.T], axis=1)
-
-
-def check_prompts(prompts: Sequence[Sequence[int]], length: int) -> None:
-    """Raises UserError unless some prompts can be held out, and each leaves room for an answer."""
-    longest = length - _LEAST_ANSWER
-    if len(prompts) < _HELD_OUT_ONE_IN or not all(0 < len(prompt) <= longest for prompt in prompts):
-        raise UserError(
-            f"at least {_HELD_OUT_ONE_IN} prompts of 1 to {longest} ids are needed: rows have {length}"
-            f" (data.length); there are {len(prompts)}, the longest of {max(map(len, prompts), default=0)}"
-        )
+    return kept(path, count, make)[0]
 
 
 def answers(
-    teacher: Teacher,
+    target: tuple[LM, Any],
     prompts: Sequence[Sequence[int]],
     length: int,
     count: int,
-    folder: pathlib.Path,
+    path: pathlib.Path,
     entering: tuple[int, ...],
     seed: int = 0,
-) -> TargetRows:
-    """Returns rows, as fields of `Taught`, that begin with the prompts in turn and are continued by the
-    target.
+) -> Taught:
+    """Returns rows that begin with the prompts in turn and are continued by the target.
 
-    Every second row is drawn at `TEMPERATURE`, the others are greedy: a drafter is used in both ways. One
-    prompt in 16 is held out, with all its rows.
+    Every second row is drawn at `TEMPERATURE`, the others are greedy, as a drafter is used in both ways; the
+    next answer to a prompt is made the other way.
     """
-    network, weights = LM(teacher.config), teacher.params
     lengths = np.array([len(prompt) for prompt in prompts], np.int32)
     padded = np.stack([np.pad(prompt, (0, max(lengths) - len(prompt))) for prompt in prompts])
 
     def make(part: int) -> tuple[Any, ...]:
-        chosen, greedy = _turns(part * PART + np.arange(PART), len(prompts))
-        key, given = jax.random.fold_in(run_key(seed, Purpose.SAMPLES), part), lengths[chosen]
-        options = text.Options(
-            temperature=jnp.where(greedy, 0, TEMPERATURE), max_new_tokens=length - given, max_len=length
-        )
+        turn, chosen = np.divmod(part * PART + np.arange(PART), len(prompts))
+        key, given = jax.random.fold_in(run_key(seed, SAMPLES), part), lengths[chosen]
+        heat, new = jnp.where((turn + chosen) % 2, 0, TEMPERATURE), jnp.asarray(length - given)
+        options = text.Options(temperature=heat, max_new_tokens=new, max_len=length)
         asked = Prompts(padded[chosen].astype(np.int32), given)
-        made, info = text.generate(key, (network, weights), asked, options=options)
+        made, info = text.generate(key, target, asked, options=options)
         there = np.arange(length) < np.asarray(info.trace.lengths)[:, None]
         tokens = np.where(there, made, NONE).astype(np.int32)
-        return tokens, given, *thoughts(network, weights, np.maximum(tokens, 0), entering)
+        return tokens, given, *thoughts(*target, np.maximum(tokens, 0), entering)
 
-    told = [list(prompt) for prompt in prompts], list(entering), TEMPERATURE, _HELD_OUT_ONE_IN
-    origin = fingerprint(*teacher, seed, length, *told)
-    held_out = lambda rows: _turns(rows, len(prompts))[0] % _HELD_OUT_ONE_IN == 0
-    return TargetRows(make, count, folder, origin, held_out)
-
-
-def _turns(row: np.ndarray, prompts: int) -> tuple[np.ndarray, np.ndarray]:
-    """Says which prompt each of the rows answers, and whether greedily: prompts in turn, the held-out ones
-    among themselves, too, and each of them the other way the next time."""
-    prompt = row % prompts
-    return prompt, (prompt + prompt // _HELD_OUT_ONE_IN + row // prompts) % 2 == 1
+    return Taught(*kept(path, count, make))
 
 
 @functools.partial(jax.jit, static_argnames=("model", "entering"))

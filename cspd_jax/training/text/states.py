@@ -9,22 +9,26 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from cspd_jax import text
 from cspd_jax.check import UserError
 from cspd_jax.networks.eagle import Eagle, init_params
 from cspd_jax.networks.lm import LM
 from cspd_jax.networks.lm_config import EagleConfig, LMConfig, published_layers
 from cspd_jax.training.config import HeadTrainConfig
-from cspd_jax.training.run import Metrics, Purpose, Teacher, TrainState, descend, run_key
+from cspd_jax.training.data.source import shuffled
+from cspd_jax.training.run import Learning
+from cspd_jax.training.state import INIT, MEASURE, TrainState, descend, run_key
 from cspd_jax.training.text.rows import NONE, Taught
 
 Array = jax.Array
-_TOGETHER = 4  # rows per call when agreement is measured
+_DECLINE = 0.8  # what each turn counts beside the one before
 
 
 class Given(NamedTuple):
@@ -40,6 +44,16 @@ class Given(NamedTuple):
     kernel: Array
 
 
+def learning(config: HeadTrainConfig, rows: Taught, given: Given) -> Learning:
+    """Returns how a head learns from a target's answers."""
+
+    def batch(step: int) -> Taught:
+        which = shuffled(len(rows.tokens), step, config.batch, seed=config.seed, split="train")
+        return rows.rows(which)
+
+    return Learning(batch, lambda _, state, batch: head_step(config, state, batch, given))
+
+
 def head_config(target: LMConfig, ids: int) -> EagleConfig:
     """Returns a head like one of the target's layers; it reads what enters a low, a middle and a high one."""
     if not target.causal:
@@ -51,10 +65,10 @@ def head_config(target: LMConfig, ids: int) -> EagleConfig:
     return EagleConfig(layer, published_layers(target.depth), target.width, target.vocab_size)
 
 
-def given_by(teacher: Teacher, ids: np.ndarray) -> Given:
+def given_by(config: LMConfig, params: Any, ids: np.ndarray) -> Given:
     """Returns what the target gives a head with these ids."""
-    params, table = teacher.params, teacher.params["embed"]["embedding"]
-    kernel = table[ids].T if teacher.config.tie_embeddings else params["head"]["kernel"][:, ids]
+    table = params["embed"]["embedding"]
+    kernel = table[ids].T if config.tie_embeddings else params["head"]["kernel"][:, ids]
     return Given(jnp.asarray(ids, jnp.int32), table, kernel)
 
 
@@ -65,19 +79,18 @@ def frequent_ids(frequencies: np.ndarray, count: int, always: tuple[int, ...]) -
     return np.sort(np.array(first[:count], np.int32))
 
 
-def first_params(config: EagleConfig, teacher: Teacher, ids: np.ndarray, seed: int) -> dict[str, Any]:
-    """Returns the parameters that training begins with: those of the target's last layer, last
+def first_params(config: EagleConfig, target: Any, depth: int, given: Given, seed: int) -> dict[str, Any]:
+    """Returns the parameters that training begins with: those of the last of the target's layers, last
     norm and logits, for states of which the highest counts."""
-    fresh = init_params(config, run_key(seed, Purpose.INIT))
+    fresh = init_params(config, run_key(seed, INIT))
     fresh.pop("ids")
-    last = teacher.params[f"layers_{teacher.config.depth - 1}"]
-    width = teacher.config.width
+    last, width = target[f"layers_{depth - 1}"], config.layer.width
     join = fresh["join"]["kernel"].at[-width:].set(jnp.eye(width))
     attention = {**fresh["attention"], **{n: p for n, p in last["attention"].items() if n not in "qkv"}}
     for name in "qkv":
-        part = dict(last["attention"][name])
-        part["kernel"] = fresh["attention"][name]["kernel"].at[width:].set(part["kernel"])
-        attention[name] = part
+        part = last["attention"][name]
+        kernel = fresh["attention"][name]["kernel"].at[width:].set(part["kernel"])
+        attention[name] = {**part, "kernel": kernel}
     return {
         **fresh,
         "join": {"kernel": join},
@@ -85,8 +98,8 @@ def first_params(config: EagleConfig, teacher: Teacher, ids: np.ndarray, seed: i
         "state_norm": last["attention_norm"],
         "mlp_norm": last["mlp_norm"],
         "mlp": last["mlp"],
-        "norm": teacher.params["norm"],
-        "head": {"kernel": given_by(teacher, ids).kernel},
+        "norm": target["norm"],
+        "head": {"kernel": given.kernel},
     }
 
 
@@ -128,10 +141,10 @@ def wanted(given: Given, rows: Taught) -> tuple[Array, Array]:
 @functools.partial(jax.jit, static_argnames=("config",), donate_argnames=("state",))
 def head_step(
     config: HeadTrainConfig, state: TrainState, batch: Taught, given: Given
-) -> tuple[TrainState, Metrics]:
+) -> tuple[TrainState, Array]:
     """Takes one step on the cross-entropy from the target to the head, in bits per id of a turn.
 
-    Turn k counts `decline` times as much as the one before. Ids that the head does not have are left out.
+    Turn k counts `_DECLINE` times as much as the one before. Ids that the head does not have are left out.
     """
     head = Eagle(config.model, jnp.dtype(config.dtype))
     log_p, there = wanted(given, batch)
@@ -142,46 +155,20 @@ def head_step(
         bits = -jnp.sum(p * jax.nn.log_softmax(logits), axis=-1) / jnp.log(2.0)
         turn = jnp.arange(len(bits))
         counts = there & (place >= turn[:, None, None])
-        weight = counts * jnp.float32(config.decline) ** turn[:, None, None]
-        mean = jnp.sum(weight * bits) / (batch.tokens.size * jnp.sum(config.decline**turn))
-        return mean, {"loss": jnp.sum(counts[0] * bits[0]) / jnp.maximum(jnp.sum(counts[0]), 1)}
+        weight = counts * jnp.float32(_DECLINE) ** turn[:, None, None]
+        mean = jnp.sum(weight * bits) / (batch.tokens.size * jnp.sum(_DECLINE**turn))
+        return mean, jnp.sum(counts[0] * bits[0]) / jnp.maximum(jnp.sum(counts[0]), 1)
 
     return descend(config, state, loss)
 
 
-def agreement(
-    config: HeadTrainConfig, teacher: Teacher, params: Any, given: Given, rows: Taught
-) -> dict[str, Any]:
-    """Measures how close the head's q is to the target's p on the ids of answers; an incomplete last batch
-    of rows is left out.
-
-    acceptance: sum_x min(p(x), q(x)) at temperature 1, the probability that a first draft is accepted.
-    greedy: share of the ids for which p and q have the same most probable one, by turn: of the first draft,
-        of the second after right ones, and so on.
-    """
-    size = min(_TOGETHER, len(rows.tokens))
-    starts = range(0, len(rows.tokens) - size + 1, size)
-    parts = (Taught(*(array[start : start + size] for array in rows)) for start in starts)
-    found = [_agreement(config, *teacher, params, given, part) for part in parts]
-    counts, accepted, same = (np.sum(values, axis=0) for values in zip(*found))
-    acceptance = round(float(accepted / counts[0]), 4)
-    return {"acceptance": acceptance, "greedy": [round(float(share), 4) for share in same / counts]}
-
-
-@functools.partial(jax.jit, static_argnames=("config", "target"))
-def _agreement(
-    config: HeadTrainConfig, target: LMConfig, of_target: Any, params: Any, given: Given, rows: Taught
-):
-    """Counts the ids in each turn, and sums over them."""
-    log_p, there = wanted(given, rows)
-    logits = turns(Eagle(config.model), params, given, rows, config.fed_back + 1)
-    counts = there & (jnp.arange(rows.tokens.shape[1]) >= jnp.arange(len(logits))[:, None, None])
-    overlap = jnp.sum(jnp.minimum(jnp.exp(log_p), jax.nn.softmax(logits[0])), axis=-1)
-    of_all = LM(target).logits(of_target, rows.hidden.astype(jnp.float32))[..., : target.known_ids]
-    best = jnp.roll(jnp.argmax(of_all, axis=-1), -1, axis=1)
-    same = given.ids[jnp.argmax(logits, axis=-1)] == best
-    return (
-        jnp.sum(counts, axis=(1, 2)),
-        jnp.sum(counts[0] * overlap),
-        jnp.sum(counts * same, axis=(1, 2)),
-    )
+def measure(
+    config: HeadTrainConfig, target: tuple[LM, Any], params: Any, prompts: Sequence[Sequence[int]]
+) -> dict[str, float]:
+    """Has the target answer prompts at temperature 1 with the head, and measures how often its first draft is
+    accepted. params: with the ids."""
+    drafter = text.draft_from_states((Eagle(config.model), params), target)
+    new = config.data.length - max(map(len, prompts))
+    options = text.Options(gamma=1, temperature=1.0, max_new_tokens=new, confidence=0.0)
+    _, info = text.generate(run_key(config.seed, MEASURE), target, prompts, drafter, options)
+    return {"acceptance": round(float(info.acceptance or 0.0), 4)}
