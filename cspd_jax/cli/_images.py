@@ -35,7 +35,7 @@ def add_flags(parser: argparse.ArgumentParser, classes: str) -> None:
         default="words",
         metavar="MODEL",
         help="words, words-draft, words-causal (pages of words), default, default-draft, default-causal"
-        " (digits), mar-base, mar-large, mar-huge, or a checkpoint folder (default: words)",
+        " (glyphs of digits), mar-base, mar-large, mar-huge, or a checkpoint folder (default: words)",
     )
     what.add_argument("--vae", metavar="MODEL", help="autoencoder that decodes latents: kl16 or a folder")
     what.add_argument("--labels", metavar="LIST", help=f"numbers, as 0-2,5, or names (default: {classes})")
