@@ -24,7 +24,6 @@ from toy import STEPS as TOY_STEPS
 from toy import narrow, sizes
 
 import cspd_jax
-from cspd_jax import SelfSpeculation
 from cspd_jax.image import rounds, sampler
 from cspd_jax.image.bound import bind
 from cspd_jax.image.counts import add_up, no_counts
@@ -203,7 +202,8 @@ def steps_program(model, options: Options, scale: Scale, way: Way) -> tuple[Call
 
 def rounds_program(model, options: Options, scale: Scale, way: Way) -> tuple[Callable, Callable]:
     """Makes rounds of self-speculation in one loop until there are as many tokens, and what happened."""
-    first, method = scale.known(model.seq_len), SelfSpeculation(way.gamma)
+    first = scale.known(model.seq_len)
+    speculation = rounds.Speculation(cspd_jax.PathCriterion(), way.gamma)  # as many as were recorded
 
     def run(params, keys, labels, chains, blocks):
         with replaying(chains, blocks, first):
@@ -213,7 +213,7 @@ def rounds_program(model, options: Options, scale: Scale, way: Way) -> tuple[Cal
                 jax.random.wrap_key_data(keys),
                 labels,
                 options,
-                speculation=method.speculation(model.seq_len),
+                speculation=speculation,
             )
             images = jnp.full(labels.shape, first, jnp.int32)
             state = state._replace(group=images, num_drafts=jnp.full_like(images, way.gamma))

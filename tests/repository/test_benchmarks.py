@@ -16,7 +16,7 @@ BENCHMARKS = ROOT / "benchmarks"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 NAMES = sorted(p.stem for p in BENCHMARKS.glob("*.py") if 'if __name__ == "__main__":' in p.read_text())
 QUICK = ("ship_default",)  # in a few seconds
-NEED_TORCH = ("plain", "text", "real_lm", "gpu")
+NEED_TORCH = ("plain", "text", "real_lm")
 
 # One process imports everything once. argv: folder of the programs, JSON of [name, arguments] each. Prints
 # the help of every program that is named, and which arguments are refused.
@@ -67,7 +67,7 @@ def test_all_of_it_runs_on_tiny_models(name, tmp_path):
 
 
 @pytest.mark.parity
-@pytest.mark.parametrize("name", NEED_TORCH)
+@pytest.mark.parametrize("name", [*NEED_TORCH, "gpu"])  # gpu measures with and without it
 def test_all_of_it_runs_with_torch(name, tmp_path):
     runs_on_tiny_models(name, tmp_path)
 
