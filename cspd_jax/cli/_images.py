@@ -17,7 +17,7 @@ from cspd_jax.cli._flags import add_common, add_fields, from_flags, labels
 from cspd_jax.image import pixels, prompts
 from cspd_jax.image.generation import Request, as_labels
 from cspd_jax.image.known import in_turn
-from cspd_jax.image.lossy import Annealing, Checkerboard
+from cspd_jax.image.lossy import PROGRESS, Annealing, Checkerboard
 from cspd_jax.image.options import FIELDS
 from cspd_jax.image.regions import NAMES, size_of
 from cspd_jax.keys import seed_key
@@ -44,7 +44,7 @@ def add_flags(parser: argparse.ArgumentParser, classes: str) -> None:
     asked = parser.add_argument_group("prompts, for a target that makes images from text (NextStep-1)")
     asked.add_argument("--prompt", action="append", metavar="TEXT", help="what to show; may be repeated")
     asked.add_argument("--negative", default="", metavar="TEXT", help="the unconditional prompt of --cfg")
-    asked.add_argument("--grid", type=_grid, metavar="ROWSxCOLUMNS", help="tokens of an image (the model's)")
+    asked.add_argument("--grid", type=grid, metavar="ROWSxCOLUMNS", help="tokens of an image (the model's)")
     known = parser.add_argument_group("from a picture (inpainting)")
     known.add_argument(
         "--image",
@@ -74,9 +74,10 @@ def _add_sampling(parser: argparse.ArgumentParser) -> None:
     add_fields(how, image.Options)
     add_fields(how, image.ChainSpeculation)
     order, anneal = (FIELDS[name].metadata["help"] for name in ("order", "anneal"))
-    how.add_argument("--order", choices=("spread",), help=order)
-    how.add_argument("--anneal", type=_annealing, metavar="FIRST:LAST", help=anneal)
-    how.add_argument("--gtr", type=int, metavar="K", help="lossy: a checkerboard, completed in K AR steps")
+    how.add_argument("--anneal", type=annealing, metavar="FIRST:LAST", help=anneal)
+    orders = how.add_mutually_exclusive_group()
+    orders.add_argument("--order", choices=("spread",), help=order)
+    orders.add_argument("--gtr", type=int, metavar="K", help="lossy: a checkerboard, completed in K AR steps")
     ahead = parser.add_argument_group("speculation over AR steps (--method draft or self)")
     ahead.add_argument("--draft", metavar="MODEL", help="the smaller model that drafts, for --method draft")
     ahead.add_argument(
@@ -89,12 +90,13 @@ def _add_sampling(parser: argparse.ArgumentParser) -> None:
     add_fields(parser.add_argument_group("--criterion paper"), image.PaperCriterion)
 
 
-def _annealing(text: str) -> Annealing:
+def annealing(text: str) -> Annealing:
     first, last, shape, *_ = [*text.split(":"), "linear"]
+    tuple(PROGRESS).index(shape)  # a ValueError is one line of argparse
     return Annealing(int(first), int(last), shape)
 
 
-def _grid(text: str) -> tuple[int, int]:
+def grid(text: str) -> tuple[int, int]:
     rows, columns = text.split("x")
     return int(rows), int(columns)
 

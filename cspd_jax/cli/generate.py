@@ -31,7 +31,6 @@ from cspd_jax.reports import pictures, report
 
 PREFIX = "samples"
 _CLASSES = 10  # generated without --labels
-_FEW = 2  # images on which speculation is shown beside the plain sampler
 _MOST_SHOWN = 400  # images of a picture
 
 
@@ -60,8 +59,6 @@ def run(args: argparse.Namespace) -> None:
         print(json.dumps({"out": str(folder), **told}) if args.json else folder)
         if choose and not args.compare:
             _say_what_is_saved(request)
-        if not args.compare:
-            progress("--compare shows the plain sampler beside it; in Python: docs/library.md")
 
 
 def _speculative(request: Request) -> Request:
@@ -83,11 +80,12 @@ def _fastest(request: Request, batch: int) -> Request:
 def _say_what_is_saved(request: Request) -> None:
     """Says what exact speculation saves on the first few images, whether it is faster here or not."""
     options = dataclasses.replace(request.options, known=None)
-    few = _speculative(request._replace(labels=request.labels[:_FEW], options=options))
+    few = _speculative(request._replace(labels=request.labels[:2], options=options))
     found = {name: info for name, (_, info) in image.compare(*few, repeats=1).items()}
     kind = "exact" if all(info.exact for info in found.values()) else "lossy"
     saved = report.in_words(report.beside(found))
     progress(f"{kind} speculation, tried on {len(few.labels)} of them: {saved}")
+    progress("--compare shows the plain sampler beside it; in Python: docs/library.md")
 
 
 def _timed(request: Request, batch: int) -> dict[str, tuple[np.ndarray, Info]]:

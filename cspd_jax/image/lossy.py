@@ -18,7 +18,7 @@ from cspd_jax.image.order import Group, check_square, random_order, reveal_group
 
 Array = jax.Array
 
-_PROGRESS = {
+PROGRESS = {
     "linear": lambda s: s,
     "cosine": lambda s: (1 - math.cos(math.pi * s)) / 2,
     "two-stage": lambda s: float(s >= 0.5),
@@ -46,7 +46,7 @@ class Annealing:
         found = []
         for step in range(ar_steps):
             level = min(levels - 1, step * levels // max(1, ar_steps - 1))
-            progress = _PROGRESS[self.shape](level / max(1, levels - 1))
+            progress = PROGRESS[self.shape](level / max(1, levels - 1))
             found.append(math.floor(self.first + (self.last - self.first) * progress + 0.5))
         return found
 

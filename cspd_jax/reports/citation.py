@@ -57,6 +57,5 @@ def _keys(used: Any) -> Iterator[str]:
 def _article(key: str, author: str, title: str, arxiv: str) -> str:
     year = f"20{arxiv[:2]}"
     fields = {"author": author, "title": title, "year": year, "eprint": arxiv, "archiveprefix": "arXiv"}
-    fields["url"] = f"https://arxiv.org/abs/{arxiv}"
     name = f"{author.partition(',')[0].lower()}{year}{key}"
     return "\n".join([f"@article{{{name},", *(f"  {k} = {{{told}}}," for k, told in fields.items()), "}"])

@@ -41,8 +41,8 @@ def folder(tmp_path_factory):
     "argv, sentence",
     [
         ((), "required"),
-        (("genrate",), "invalid choice: 'genrate'"),
-        (("generate", "--metod", "plain"), "unrecognized arguments: --metod plain"),
+        ((*GENERATE, "--anneal", "50:5:bogus"), "invalid annealing value: '50:5:bogus'"),
+        ((*GENERATE, "--gtr", "4", "--order", "spread"), "not allowed with argument --gtr"),
         ((*GENERATE, "--labels", "9"), "label 9 is out of range: the model has classes 0 to 4"),
         ((*GENERATE, "--labels", "ape"), "label 'ape' is neither a number"),
         ((*GENERATE, "--out", "full"), "full exists already"),
