@@ -9,17 +9,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import hf_folder
 import numpy as np
 
 V, D, L, H, KV, M = 264, 32, 2, 4, 2, 64  # ids, width, layers, heads, key-value heads, width of the MLP
 SPECIAL = ("<|start|>", "<|end|>")
 MERGES = ("h e", "l l", "he ll", "hell o")
-QWEN2 = {
-    "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "vocab_size": V, "hidden_size": D,
-    "num_hidden_layers": L, "num_attention_heads": H, "num_key_value_heads": KV, "intermediate_size": M,
-    "hidden_act": "silu", "rope_theta": 1000000.0, "rms_norm_eps": 2.0**-20, "max_position_embeddings": 64,
-    "tie_word_embeddings": True, "bos_token_id": 260, "eos_token_id": 261,
-}  # fmt: skip
+QWEN2 = hf_folder.edited(
+    hf_folder.QWEN2, vocab_size=V, hidden_size=D, intermediate_size=M, rms_norm_eps=2.0**-20,
+    bos_token_id=260, eos_token_id=261,
+)  # fmt: skip
 LLAMA = {
     **QWEN2, "architectures": ["LlamaForCausalLM"], "model_type": "llama", "rope_theta": 500000.0,
     "tie_word_embeddings": False,
@@ -33,26 +32,11 @@ _NAMES = {
 }  # fmt: skip
 
 
-def weights(config: dict, seed: int = 0) -> dict[str, np.ndarray]:
+def weights(config: dict) -> dict[str, np.ndarray]:
     """Random tensors under Hugging Face's names, float16 numbers in float32."""
-    narrow = D * KV // H
-    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (V, D), "model.norm.weight": (D,)}
-    if not config["tie_word_embeddings"]:
-        shapes["lm_head.weight"] = (V, D)
-    for i in range(L):
-        at = f"model.layers.{i}."
-        for letter, rows in {"q": D, "k": narrow, "v": narrow, "o": D}.items():
-            shapes[f"{at}self_attn.{letter}_proj.weight"] = (rows, D)
-            if config.get("attention_bias") or (config["model_type"] == "qwen2" and letter != "o"):
-                shapes[f"{at}self_attn.{letter}_proj.bias"] = (rows,)
-        if config["model_type"] == "qwen3":
-            shapes |= {f"{at}self_attn.{letter}_norm.weight": (D // H,) for letter in "qk"}
-        shapes |= {f"{at}mlp.gate_proj.weight": (M, D), f"{at}mlp.up_proj.weight": (M, D)}
-        shapes |= {f"{at}mlp.down_proj.weight": (D, M)}
-        shapes |= {f"{at}{name}.weight": (D,) for name in ("input_layernorm", "post_attention_layernorm")}
-    rng = np.random.default_rng(seed)
-    draw = lambda shape: 0.2 * rng.standard_normal(shape, np.float32)
-    return {name: draw(shape).astype(np.float16).astype(np.float32) for name, shape in shapes.items()}
+    return {
+        name: array.astype(np.float16).astype(np.float32) for name, array in hf_folder.tensors(config).items()
+    }
 
 
 def name_of(name: str) -> str:

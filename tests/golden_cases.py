@@ -21,16 +21,15 @@ import numpy as np
 from recorded import GOLDEN, Case, Network, Recorded, difference
 from runner_cases import RUNNER_GROUPS, runner, runner_names
 
-from cspd_jax.diffusion.chain import Chains, sample_path, step_distribution
+from cspd_jax.diffusion.chain import step_distribution
 from cspd_jax.diffusion.gaussian import coefficients, posterior, predicted_x0
 from cspd_jax.diffusion.schedule import Schedule, make_schedule, respace
 from cspd_jax.image import sampler
 from cspd_jax.image.options import Options
-from cspd_jax.image.order import guidance_scale, mask_lengths, reveal_groups
-from cspd_jax.image.pixels import patchify, unpatchify
+from cspd_jax.image.order import guidance_scale, reveal_groups
+from cspd_jax.image.pixels import unpatchify
 from cspd_jax.keys import row_keys
-from cspd_jax.networks.head import sinusoid
-from cspd_jax.networks.mar import Backbone, MARModel, make_head
+from cspd_jax.networks.mar import Backbone, MARModel
 
 
 class Fixture(Recorded, Network):
@@ -49,20 +48,6 @@ def fixture(folder: Path = GOLDEN, name: str = "mar_tiny") -> Fixture:
 
 def relative(ours, theirs) -> float:
     return difference(ours, theirs) / float(np.abs(theirs).max())
-
-
-def patches(f: Fixture) -> Iterator[Case]:
-    latents, patch = f["patch/latents"], f.config.patch_size
-    tokens = patchify(latents.transpose(0, 2, 3, 1), patch)
-    yield "patchify", difference(tokens, f["patch/tokens"]), 0.0
-    back = unpatchify(tokens, patch).transpose(0, 3, 1, 2)
-    yield "unpatchify", difference(back, f["patch/back"]), 0.0
-
-
-def masks(f: Fixture) -> Iterator[Case]:
-    for name in f.under("mask/schedule_niter"):
-        ours = mask_lengths(f.config.seq_len, int(name))
-        yield f"mask lengths, num_iter {name}", difference(ours, f[f"mask/schedule_niter{name}"]), 0.0
 
 
 def schedules(f: Fixture) -> Iterator[Case]:
@@ -114,21 +99,6 @@ def backbone(f: Fixture) -> Iterator[Case]:
             yield f"z, {group}, {which}", difference(z, f[f"net/{group}/{which}/z"]), 3e-5
 
 
-def head(f: Fixture) -> Iterator[Case]:
-    params, module = {"params": f.params["head"]}, make_head(f.config)
-    x, t, z, u = (jnp.asarray(f[f"head/{k}"]) for k in ("x", "t", "z", "z_uncond"))
-    yield "sinusoid", difference(sinusoid(t), f["head/t_freq"]), 1e-4  # one ulp of a frequency, times 999
-    yield "time embedding", difference(module.apply(params, t, method="embed_time"), f["head/t_emb"]), 5e-6
-    yield "head", difference(module.apply(params, x, t, z), f["head/out"]), 5e-6
-    for name in f.under("head/out_cfg"):
-        both = module.apply(params, jnp.tile(x, (2, 1)), jnp.tile(t, 2), jnp.concatenate([z, u]))
-        eps, v = jnp.split(both, 2, axis=-1)
-        c, uncond = jnp.split(eps, 2)
-        guided = jnp.tile(uncond + float(name) * (c - uncond), (2, 1))
-        ours = jnp.concatenate([guided, v], axis=-1)
-        yield f"guided head, {name}", difference(ours, f[f"head/out_cfg{name}"]), 5e-6 * float(name)
-
-
 def transitions(f: Fixture) -> Iterator[Case]:
     x, z, u = (jnp.asarray(f[f"head/{k}"]) for k in ("x", "z", "z_uncond"))
 
@@ -172,27 +142,6 @@ def _spec(f: Fixture, prefix: str) -> str:
     return f"ddim{f.config.respacing.removeprefix('ddim')}" if prefix == "wc/" else f.config.respacing
 
 
-def chains(f: Fixture, prefix: str) -> Iterator[Case]:
-    schedule = make_schedule(_spec(f, prefix))
-    time = f.model.embed_time(f.params, jnp.asarray(schedule.timestep_map))
-
-    @jax.jit
-    def chain(params, time, z, noise, c, temperature, scale):
-        return sample_path(Chains(f.model, params, time, z, c, temperature, scale), noise)
-
-    for name in f.under(prefix + "loop/"):
-        at = f"{prefix}loop/{name}/"
-        cfg, temperature = (float(part.strip("cfgtemp")) for part in name.split("_"))
-        init = f[at + "init_noise"]
-        rows = len(init)
-        noise = np.concatenate([f[at + "step_noise"][::-1, :rows], init[None]])
-        z, scale = jnp.asarray(f[at + "z"]), None if cfg == 1.0 else cfg
-        path = chain(f.params, time, z, jnp.asarray(noise), coefficients(schedule), temperature, scale)
-        bound = _bound(f, at[:-1])
-        yield at + "sample", difference(path.x, f[at + "sample"][:rows]), bound
-        yield at + "traj", difference(path.states[::-1], f[at + "traj"][:, :rows]), bound
-
-
 def generations(f: Fixture, prefix: str) -> Iterator[Case]:
     length, dim = f.config.seq_len, f.config.token_dim
     for name in f.under(prefix + "ar/"):
@@ -233,14 +182,9 @@ def generations(f: Fixture, prefix: str) -> Iterator[Case]:
 
 
 GROUPS = {
-    "patches": patches,
-    "masks": masks,
     "schedules": schedules,
     "backbone": backbone,
-    "head": head,
     "transitions": transitions,
-    "chains": lambda f: chains(f, ""),
-    "chains (well conditioned)": lambda f: chains(f, "wc/"),
     "generations": lambda f: generations(f, ""),
     "generations (well conditioned)": lambda f: generations(f, "wc/"),
 }

@@ -67,22 +67,23 @@ def _neox() -> dict[str, tuple[int, ...]]:
 
 
 def _llama(config: dict) -> dict[str, tuple[int, ...]]:
-    shapes = {"model.embed_tokens.weight": (V, D), "model.norm.weight": (D,)}
+    width, mlp, heads = (config[n] for n in ("hidden_size", "intermediate_size", "num_attention_heads"))
+    narrow, kind = width * config["num_key_value_heads"] // heads, config["model_type"]
+    outer = (config["vocab_size"], width)
+    shapes = {"model.embed_tokens.weight": outer, "model.norm.weight": (width,)}
     if not config["tie_word_embeddings"]:
-        shapes["lm_head.weight"] = (V, D)
-    narrow = D * KV // H
-    attention = {"q": (D, D), "k": (narrow, D), "v": (narrow, D), "o": (D, D)}
-    for i in range(L):
+        shapes["lm_head.weight"] = outer
+    for i in range(config["num_hidden_layers"]):
         at = f"model.layers.{i}."
-        for name, shape in attention.items():
-            shapes[f"{at}self_attn.{name}_proj.weight"] = shape
-            if config.get("attention_bias") or (config["model_type"] in ("qwen2", "Dream") and name != "o"):
-                shapes[f"{at}self_attn.{name}_proj.bias"] = shape[:1]
-        for name, shape in {"gate": (M, D), "up": (M, D), "down": (D, M)}.items():
-            shapes[f"{at}mlp.{name}_proj.weight"] = shape
-            if config.get("mlp_bias"):
-                shapes[f"{at}mlp.{name}_proj.bias"] = shape[:1]
-        shapes |= {f"{at}{name}.weight": (D,) for name in ("input_layernorm", "post_attention_layernorm")}
+        for name, rows in {"q": width, "k": narrow, "v": narrow, "o": width}.items():
+            shapes[f"{at}self_attn.{name}_proj.weight"] = (rows, width)
+            if config.get("attention_bias") or (kind in ("qwen2", "Dream") and name != "o"):
+                shapes[f"{at}self_attn.{name}_proj.bias"] = (rows,)
+        if kind == "qwen3":
+            shapes |= {f"{at}self_attn.{letter}_norm.weight": (width // heads,) for letter in "qk"}
+        shapes |= {f"{at}mlp.{name}_proj.weight": (mlp, width) for name in ("gate", "up")}
+        shapes |= {f"{at}mlp.down_proj.weight": (width, mlp)}
+        shapes |= {f"{at}{name}.weight": (width,) for name in ("input_layernorm", "post_attention_layernorm")}
     return shapes
 
 

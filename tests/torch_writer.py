@@ -6,7 +6,6 @@ import dataclasses
 import math
 import struct
 import zipfile
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,26 +13,19 @@ import ml_dtypes
 import numpy as np
 
 STORAGE_NAMES = {
-    np.dtype(np.float16): "HalfStorage",
-    np.dtype(ml_dtypes.bfloat16): "BFloat16Storage",
-    np.dtype(np.float32): "FloatStorage",
-    np.dtype(np.float64): "DoubleStorage",
-    np.dtype(np.int8): "CharStorage",
-    np.dtype(np.uint8): "ByteStorage",
-    np.dtype(np.int16): "ShortStorage",
-    np.dtype(np.int32): "IntStorage",
-    np.dtype(np.int64): "LongStorage",
-    np.dtype(np.bool_): "BoolStorage",
-}
+    np.dtype(name): f"{kind}Storage"
+    for name, kind in {
+        "float16": "Half", ml_dtypes.bfloat16: "BFloat16", "float32": "Float", "float64": "Double",
+        "int8": "Char", "uint8": "Byte", "int16": "Short", "int32": "Int", "int64": "Long", "bool": "Bool",
+    }.items()
+}  # fmt: skip
 
 
 @dataclasses.dataclass
 class Storage:
-    """`size` numbers of `dtype`; `chunks` yields their bytes when the file is written."""
-
     dtype: np.dtype
     size: int
-    chunks: Iterable[bytes]
+    content: bytes
 
 
 @dataclasses.dataclass
@@ -57,15 +49,8 @@ class Call:
     new: bool = False  # NEWOBJ instead of REDUCE
 
 
-@dataclasses.dataclass
-class Raw:
-    """Pickle instructions as they are."""
-
-    instructions: bytes
-
-
 def storage(array: np.ndarray) -> Storage:
-    return Storage(array.dtype, array.size, [np.ascontiguousarray(array).tobytes()])
+    return Storage(array.dtype, array.size, np.ascontiguousarray(array).tobytes())
 
 
 def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -111,8 +96,6 @@ class _Pickler:
                 return b"G" + struct.pack(">d", value)
             case str():
                 return b"X" + struct.pack("<I", len(value.encode())) + value.encode()
-            case Raw():
-                return value.instructions
             case Global():
                 return b"c" + value.name.replace(" ", "\n", 1).encode() + b"\n"
             case Call():
@@ -155,43 +138,26 @@ def _long(value: int) -> bytes:
     return b"\x8a" + bytes([len(data)]) + data
 
 
-def write(
-    path,
-    tree,
-    *,
-    byteorder: bytes | None = b"little",
-    compression: int = zipfile.ZIP_STORED,
-    without: tuple[str, ...] = (),
-    pickle: bytes | None = None,
-) -> None:
-    """Writes `tree` (or the given pickle) as torch.save would; members named in `without` are left out."""
+def write(path, tree, *, pickle: bytes | None = None) -> None:
+    """Writes `tree` (or the given pickle) as torch.save would."""
     pickler = _Pickler()
     body = b"\x80\x02" + pickler.emit(tree) + b"."
-    with zipfile.ZipFile(path, "w", compression) as archive:
-        archive.writestr("archive/data.pkl", body if pickle is None else pickle, zipfile.ZIP_STORED)
-        if byteorder is not None:
-            archive.writestr("archive/byteorder", byteorder)
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("archive/data.pkl", body if pickle is None else pickle)
+        archive.writestr("archive/byteorder", b"little")
         for i, item in enumerate(pickler.storages):
-            if f"data/{i}" in without:
-                continue
-            with archive.open(f"archive/data/{i}", "w", force_zip64=True) as member:
-                for chunk in item.chunks:
-                    member.write(chunk)
+            archive.writestr(f"archive/data/{i}", item.content)
         archive.writestr("archive/version", b"3\n")
         archive.writestr("archive/.data/serialization_id", b"0" * 40)
 
 
-def write_old(
-    path, tree, *, version: int = 1001, facts: dict | None = None, keys: list | None = None
-) -> None:
+def write_old(path, tree) -> None:
     """Writes `tree` as torch.save did before PyTorch 1.6."""
     pickler = _Pickler(old=True)
     objects = pickler.emit(tree)
-    facts = {"protocol_version": 1001, "little_endian": True} if facts is None else facts
-    keys = [str(i) for i in range(len(pickler.storages))] if keys is None else keys
-    parts = (0x1950A86A20F9469CFC6C, version, facts)
-    described = [
-        b"\x80\x02" + part + b"." for part in (*map(pickler.emit, parts), objects, pickler.emit(keys))
-    ]
-    numbers = [item.size.to_bytes(8, "little") + b"".join(item.chunks) for item in pickler.storages]
+    keys = [str(i) for i in range(len(pickler.storages))]
+    parts = (0x1950A86A20F9469CFC6C, 1001, {"protocol_version": 1001, "little_endian": True})
+    pickles = (*map(pickler.emit, parts), objects, pickler.emit(keys))
+    described = [b"\x80\x02" + one + b"." for one in pickles]
+    numbers = [item.size.to_bytes(8, "little") + item.content for item in pickler.storages]
     Path(path).write_bytes(b"".join(described + numbers))

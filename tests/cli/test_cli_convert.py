@@ -8,8 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import ml_dtypes
-import numpy as np
 import pytest
 
 from cspd_jax import __version__, weights
@@ -46,12 +44,6 @@ def test_bfloat16_and_other_weights(tmp_path, capsys, monkeypatch):
     assert printed(capsys, *argv)["dtype"] == "bfloat16"
     assert str(weights.load(tmp_path / "x").params["backbone"]["mask_token"].dtype) == "bfloat16"
     assert [path.name for path in tmp_path.iterdir()] == ["x"]
-
-
-def test_large_arrays_are_mapped(tmp_path):
-    large = np.arange(2**17).reshape(2, -1).astype(ml_dtypes.bfloat16)
-    mapped = files.mapped_files(tmp_path)((), large)
-    assert isinstance(mapped, np.memmap) and mapped.dtype == large.dtype and np.array_equal(mapped, large)
 
 
 def test_the_command_line_answers_without_jax():

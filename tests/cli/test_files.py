@@ -23,13 +23,6 @@ def test_a_file_is_replaced_or_left_alone(tmp_path):
     assert path.read_text() == "two" and names(tmp_path) == ["x.txt"]
 
 
-def test_two_writers_do_not_meet(tmp_path):
-    with files.written_beside(tmp_path / "x") as first, files.written_beside(tmp_path / "x") as second:
-        first.write_text("1")
-        second.write_text("2")
-    assert (tmp_path / "x").read_text() == "1" and names(tmp_path) == ["x"]
-
-
 def test_fingerprints_of_kept_samples_stay():
     """What was kept under a fingerprint is looked for under the same one."""
     params = {"b": np.arange(6, dtype=np.float32).reshape(2, 3).T, "a": np.ones(2)}

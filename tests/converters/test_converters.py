@@ -6,6 +6,7 @@ import json
 import math
 from pathlib import Path
 
+import chex
 import jax
 import ml_dtypes
 import numpy as np
@@ -32,29 +33,20 @@ def recorded(name):
     return description, Shapes({key: tuple(shape) for key, shape in description["keys"]})
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "size", ["base", *(pytest.param(s, marks=pytest.mark.slow) for s in ("large", "huge"))]
-)
-def test_published_mar_sizes_map_completely(size):
-    description, shapes = recorded(f"mar_{size}")
-    config = mar.make_config(shapes)
-    assert config == MAR_PRESETS[f"mar-{size}"]
-    plan = mar.FORMAT.plan(config, shapes)
-    assert {entry.name for entry in plan} == set(shapes) and len(plan) == len(shapes)
-    leaves = jax.tree.leaves(network.abstract_params(config))
-    assert len(leaves) == len(plan)
-    assert sum(math.prod(leaf.shape) for leaf in leaves) == description["params"]
+PUBLISHED = {f"mar_{s}": (mar, MAR_PRESETS[f"mar-{s}"], network) for s in ("base", "large", "huge")}
+PUBLISHED |= {"kl16_full": (kl16, KLConfig(), autoencoder)}
 
 
 @pytest.mark.slow
-def test_published_kl16_maps_completely():
-    description, shapes = recorded("kl16_full")
-    config = kl16.make_config(shapes)
-    assert config == KLConfig()
-    plan = kl16.FORMAT.plan(config, shapes)
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_sizes_map_completely(name):
+    converter, published, module = PUBLISHED[name]
+    description, shapes = recorded(name)
+    config = converter.make_config(shapes)
+    assert config == published
+    plan = converter.FORMAT.plan(config, shapes)
     assert {entry.name for entry in plan} == set(shapes) and len(plan) == len(shapes)
-    leaves = jax.tree.leaves(autoencoder.abstract_params(config))
+    leaves = jax.tree.leaves(module.abstract_params(config))
     assert sum(math.prod(leaf.shape) for leaf in leaves) == description["params"]
 
 
@@ -73,32 +65,15 @@ def test_config_of_a_file_with_args(name, patch, stride, steps):
     assert (config.encoder_heads, config.decoder_heads) == (2, 8)
 
 
-def test_values_land_where_they_belong():
-    source = open_source(GOLDEN / "mar_tiny.pth")
-    state = open_checkpoint(GOLDEN / "mar_tiny.pth")["model_ema"]
-    params = convert(source, make_config(source, HEADS))
-    get = lambda name: state[name].numpy()
-    block = params["backbone"]["encoder_blocks_1"]
-    np.testing.assert_array_equal(block["attn"]["qkv"]["kernel"], get("encoder_blocks.1.attn.qkv.weight").T)
-    np.testing.assert_array_equal(block["norm2"]["scale"], get("encoder_blocks.1.norm2.weight"))
-    np.testing.assert_array_equal(params["backbone"]["class_emb"]["embedding"], get("class_emb.weight"))
-    np.testing.assert_array_equal(params["backbone"]["mask_token"], get("mask_token"))
-    head = params["head"]["res_blocks_0"]["adaLN_modulation_1"]["kernel"]
-    np.testing.assert_array_equal(head, get("diffloss.net.res_blocks.0.adaLN_modulation.1.weight").T)
+def test_the_averages_of_the_weights_are_read():
+    """Unless others are asked for; in the recorded file those are 0.999 times as large."""
+    params, others = (
+        convert(source, make_config(source, HEADS))
+        for source in (open_source(GOLDEN / "mar_tiny.pth", which) for which in (None, "model"))
+    )
     assert all(leaf.dtype == np.float32 and leaf.flags.c_contiguous for leaf in jax.tree.leaves(params))
-    other = open_source(GOLDEN / "mar_tiny.pth", "model")
-    ratio = convert(other, make_config(other, HEADS))["head"]["cond_embed"]["kernel"]
-    np.testing.assert_allclose(ratio, 0.999 * params["head"]["cond_embed"]["kernel"], rtol=1e-6)
-
-
-@pytest.mark.slow
-def test_convolution_kernels():
-    source = open_source(GOLDEN / "kl16_g16.ckpt")
-    params = convert(source, make_config(source))
-    weight = source.tensors["encoder.down.2.block.0.conv1.weight"].numpy()
-    kernel = params["encoder"]["down_2_block_0"]["conv1"]["kernel"]
-    assert weight.shape == (32, 16, 3, 3) and kernel.shape == (3, 3, 16, 32)
-    assert kernel[0, 2, 5, 7] == weight[7, 5, 0, 2]
+    ratio = others["head"]["cond_embed"]["kernel"]
+    chex.assert_trees_all_close(ratio, 0.999 * params["head"]["cond_embed"]["kernel"], rtol=1e-6)
 
 
 def state_dict(name="mar_tiny.pth"):
@@ -112,18 +87,11 @@ def tiny():
     return state_dict()
 
 
-@pytest.mark.quick(
-    "mar_tiny.pth-options0-float32", "mar_tiny.pth-options1-float16", "mar_tiny.pth-options2-bfloat16"
-)
 @pytest.mark.parametrize(
     "name, options, dtype",
     [
-        ("mar_tiny.pth", HEADS, np.float32),
         ("mar_tiny.pth", HEADS, np.float16),
-        ("mar_tiny.pth", HEADS, ml_dtypes.bfloat16),
-        ("kl16_g16.ckpt", Options(), ml_dtypes.bfloat16),
-        pytest.param("kl16_g16.ckpt", Options(), np.float32, marks=pytest.mark.slow),
-        pytest.param("kl16_g16.ckpt", Options(), np.float16, marks=pytest.mark.slow),
+        pytest.param("kl16_g16.ckpt", Options(), ml_dtypes.bfloat16, marks=pytest.mark.slow),
     ],
 )
 def test_safetensors(tmp_path, name, options, dtype):
@@ -139,41 +107,21 @@ def test_safetensors(tmp_path, name, options, dtype):
     )
 
 
-def refused(tmp_path, tree, match, options=HEADS, weights=None):
-    torch_writer.write(tmp_path / "x.pth", tree)
-    with pytest.raises(UserError, match=match):
-        source = open_source(tmp_path / "x.pth", weights)
-        convert(source, make_config(source, options))
-
-
-def changed(tiny, **changes):
-    state = dict(tiny)
-    for name, value in changes.items():
-        name = name.replace("__", ".")
-        if value is None:
-            del state[name]
-        else:
-            state[name] = value
-    return {"model_ema": ordered_dict({k: tensor(v) for k, v in state.items()})}
-
-
 def test_missing_extra_and_misshapen_tensors_are_named(tmp_path, tiny):
-    name = "encoder_blocks__1__attn__qkv__bias"
-    refused(tmp_path, changed(tiny, **{name: None}), r"1 missing \(encoder_blocks\.1\.attn\.qkv\.bias\)")
-    refused(tmp_path, changed(tiny, surprise=np.zeros(3)), r"1 unknown \(surprise\)")
-    wrong = changed(tiny, **{name: np.zeros(95)})
-    refused(
-        tmp_path, wrong, r"1 misshapen \(encoder_blocks\.1\.attn\.qkv\.bias is \[95\] instead of \[96\]\)"
-    )
+    bias = "encoder_blocks.1.attn.qkv.bias"
     many = {f"x{i}": np.zeros(1) for i in range(9)}
-    refused(tmp_path, changed(tiny, **many), r"9 unknown \(x0, x1, x2, x3, x4 and 4 more\)")
-    refused(tmp_path, changed(tiny, z_proj__weight=None), "missing z_proj.weight")
-    refused(tmp_path, changed(tiny, z_proj__weight=np.zeros(3)), r"misshapen z_proj.weight is \[3\]")
-    refused(tmp_path, changed(tiny, encoder_pos_embed_learned=None), "missing encoder_pos_embed_learned")
-    for part in ("encoder_blocks", "decoder_blocks", "diffloss.net.res_blocks"):
-        none = {k: tensor(v) for k, v in tiny.items() if not k.startswith(part)}
-        refused(tmp_path, none, rf"missing {part}\.0\.")
-    fixed = changed(tiny, encoder_pos_embed=np.zeros((1, 20, 32)))
-    refused(tmp_path, fixed, r"1 unknown \(encoder_pos_embed\)")
-    gap = {k.replace("encoder_blocks.1.", "encoder_blocks.7."): tensor(v) for k, v in tiny.items()}
-    refused(tmp_path, gap, r"missing \(encoder_blocks\.1\..*unknown \(encoder_blocks\.7\.")
+    for changes, match in (
+        ({bias: None}, r"1 missing \(encoder_blocks\.1\.attn\.qkv\.bias\)"),
+        (
+            {bias: np.zeros(95)},
+            r"1 misshapen \(encoder_blocks\.1\.attn\.qkv\.bias is \[95\]",
+        ),
+        (many, r"9 unknown \(x0, x1, x2, x3, x4 and 4 more\)"),
+        ({"z_proj.weight": None}, "missing z_proj.weight"),
+        ({name: None for name in tiny if name.startswith("decoder_blocks")}, r"missing decoder_blocks\.0\."),
+    ):
+        state = {name: tensor(value) for name, value in {**tiny, **changes}.items() if value is not None}
+        torch_writer.write(tmp_path / "x.pth", {"model_ema": ordered_dict(state)})
+        with pytest.raises(UserError, match=match):
+            source = open_source(tmp_path / "x.pth")
+            convert(source, make_config(source, HEADS))

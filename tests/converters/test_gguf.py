@@ -133,23 +133,6 @@ def test_tokenizer(tmp_path):
     assert tokenizer_of(tmp_path, **changes).encode("he") == [260, names.index("he")]
 
 
-@pytest.mark.parametrize(
-    "pre, pieces",
-    [
-        ("gpt-2", ["it", "'s", " 1234", " x", "!!", "\n", "\n", "y"]),
-        ("smollm", ["it", "'s", " ", "1", "2", "3", "4", " x", "!!", "\n", "\n", "y"]),
-        ("qwen2", ["it", "'s", " ", "1", "2", "3", "4", " x", "!!\n\n", "y"]),
-        ("llama-bpe", ["it", "'s", " ", "123", "4", " x", "!!\n\n", "y"]),
-    ],
-)
-def test_how_texts_are_split(tmp_path, pre, pieces):
-    tokenizers = pytest.importorskip("tokenizers")
-    tokenizer_of(tmp_path, **{"tokenizer.ggml.pre": pre})
-    whole = tokenizers.Tokenizer.from_file(str(tmp_path / "t0" / "tokenizer" / "tokenizer.json"))
-    text = "it's 1234 x!!\n\ny"
-    assert [text[a:b] for _, (a, b) in whole.pre_tokenizer.pre_tokenize_str(text)] == pieces
-
-
 @pytest.mark.slow
 def test_convert_and_text(tmp_path, capsys):
     file = gguf_file.write(tmp_path / "model", QWEN2, gguf_file.weights(QWEN2), "Q8_0")  # by its magic
@@ -164,11 +147,3 @@ def test_convert_and_text(tmp_path, capsys):
     code, out, _ = run(capsys, *argv, "--method", "plain", "--json")
     assert code == 0 and len(json.loads(out)["ids"][0]) == 4
     assert sorted(os.listdir(tmp_path)) == ["model", "out"]
-
-
-def refused(tmp_path, capsys, file, sentence):
-    before = sorted(os.listdir(tmp_path))
-    code, out, err = run(capsys, "convert", file, tmp_path / "out")
-    lines = [line for line in err.splitlines() if not line.startswith("converting")]
-    assert (code, out, len(lines)) == (2, "", 1) and sentence in err, err
-    assert sorted(os.listdir(tmp_path)) == before

@@ -11,10 +11,10 @@ from golden_cases import GOLDEN, GROUPS, fixture
 # Whole generations compile a program for each recorded setting. What the second model has of its own, another
 # token dimension, shows in the quick groups too.
 SLOW = {("mar_tiny", "generations (well conditioned)")}
-SLOW |= {("mar_tiny_patch2", group) for group in GROUPS if group.startswith(("generations", "chains"))}
+SLOW |= {("mar_tiny_patch2", group) for group in GROUPS if group.startswith("generations")}
 
 
-@pytest.mark.quick("mar_tiny_patch2-patches", "mar_tiny_patch2-masks", "mar_tiny_patch2-schedules")
+@pytest.mark.quick("mar_tiny_patch2-schedules", "mar_tiny_patch2-transitions")
 @pytest.mark.parametrize(
     "name, group",
     [

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -114,70 +112,3 @@ def test_left_padding():
     uncached = forward(model, params(model.config), left_padded(tokens, LENGTHS)[0], mask)
     for r, n in enumerate(LENGTHS):
         close(uncached[r, -n:], right[r, :n])
-
-
-def test_a_row_does_not_see_its_neighbours():
-    model = LM(CONFIGS["llama"])
-    tokens = texts()
-    logits, cache = apply(
-        model, params(model.config), *right_padded(tokens, LENGTHS), model.empty_cache(3, MAX_LEN)
-    )
-    prompt, positions = right_padded(tokens, LENGTHS)
-    others = prompt.copy()
-    others[[0, 2]] = (others[[0, 2]] + 5) % SIZES["vocab_size"]
-    moved = np.where(np.arange(3)[:, None] == 1, positions, positions[::-1])
-    again, beside = apply(model, params(model.config), others, moved, model.empty_cache(3, MAX_LEN))
-    np.testing.assert_array_equal(again[1, :3], logits[1, :3])
-    jax.tree.map(lambda a, b: np.testing.assert_array_equal(a[1], b[1]), beside, cache)
-
-
-def test_shared_heads_are_repeated_heads():
-    config = CONFIGS["llama"]
-    wide = dataclasses.replace(config, kv_heads=config.heads)
-    repeated = jax.tree.map(lambda x: x, params(config))
-    for layer in (repeated["layers_0"], repeated["layers_1"]):
-        for name in "kv":
-            kernel = layer["attention"][name]["kernel"].reshape(config.width, config.kv_heads, -1)
-            kernel = jnp.repeat(kernel, config.heads // config.kv_heads, axis=1).reshape(config.width, -1)
-            layer["attention"] |= {name: {"kernel": kernel}}
-    tokens = texts()
-    close(forward(LM(wide), repeated, tokens), forward(LM(config), params(config), tokens))
-
-
-@pytest.mark.slow
-def test_one_trace_and_no_copy_of_the_cache():
-    """With donation the cache is updated where it lies, in a call and in a loop of calls."""
-    config = CONFIGS["llama"]
-    model, max_len = LM(config), 4096
-    tree = params(config)
-
-    @chex.assert_max_traces(n=1)
-    def step(tree, tokens, positions, cache):
-        return model.apply(tree, tokens, positions, cache)
-
-    step = jax.jit(step, donate_argnums=3)
-
-    def decode(tree, tokens, cache):
-        def body(carry):
-            at, tokens, cache = carry
-            logits, cache = model.apply(tree, tokens, jnp.broadcast_to(at, (2, 1)), cache)
-            return at + 1, jnp.argmax(logits, -1).astype(tokens.dtype), cache
-
-        return jax.lax.while_loop(lambda carry: carry[0] < 5, body, (0, tokens, cache))
-
-    cache = model.empty_cache(2, max_len)
-    tokens = jnp.zeros((2, 1), jnp.int32)
-    jax.config.update("jax_disable_most_optimizations", False)
-    try:
-        programs = (
-            step.lower(tree, tokens, tokens, cache).compile(),
-            jax.jit(decode, donate_argnums=2).lower(tree, tokens, cache).compile(),
-        )
-    finally:
-        jax.config.update("jax_disable_most_optimizations", True)
-    for program in programs:
-        memory, whole = program.memory_analysis(), sum(leaf.nbytes for leaf in jax.tree.leaves(cache))
-        assert memory.alias_size_in_bytes >= whole
-        assert memory.temp_size_in_bytes < cache.keys[0].nbytes
-    for at in range(2):
-        _, cache = step(tree, tokens, tokens + at, cache)

@@ -1,6 +1,5 @@
 """NextStep-1: parity with the numbers recorded from the published code, conversion, prompts, speculation."""
 
-import chex
 import jax
 import jax.numpy as jnp
 import nextstep_tiny as tiny
@@ -8,12 +7,9 @@ import numpy as np
 import pytest
 
 import cspd_jax
-from cspd_jax import hub, weights
+from cspd_jax import hub
 from cspd_jax.check import UserError
 from cspd_jax.converters import nextstep as converter
-from cspd_jax.diffusion.chain import Chains, sample_path
-from cspd_jax.diffusion.flow import flow_schedule
-from cspd_jax.diffusion.gaussian import coefficients
 from cspd_jax.image import generate, pixels, prompts, sampler
 from cspd_jax.image.chain import ChainSpeculation
 from cspd_jax.image.drafters import frozen
@@ -21,14 +17,10 @@ from cspd_jax.image.options import Options as ImageOptions
 from cspd_jax.image.order import guidance_scale
 from cspd_jax.keys import row_keys
 from cspd_jax.networks.config import NextStepConfig
-from cspd_jax.networks.head import sinusoid
 from cspd_jax.networks.lm import Layer, Transformer
 from cspd_jax.networks.lm_config import LMConfig
-from cspd_jax.networks.nextstep import make_head
 
 A = tiny.recorded()
-CHAINS = ("n2", "n8", "n20", "cfg3_n8", "n8_shift3.2", "cfg3_n8_shift3.2")
-GRIDS = sorted({name.split("/")[1] for name in A if name.startswith("sched/")})
 # What these have, others have too.
 SLOW = {"n2", "cfg3_n8", "cfg3"}
 
@@ -53,49 +45,6 @@ def close(ours, theirs, bound):
 
 
 # Parity.
-
-
-@pytest.mark.parametrize("grid", GRIDS)
-def test_schedule(grid):
-    calls, shift = (float(part) for part in grid.removeprefix("n").split("_shift"))
-    schedule = flow_schedule(tiny.spec(calls, shift))
-    np.testing.assert_array_equal(schedule.timestep_map[::-1], A[f"sched/{grid}/t"])
-    close(np.exp(0.5 * schedule.log_var[::-1][:-1]), A[f"sched/{grid}/noise_scale"], 2e-7)
-
-
-@pytest.mark.slow
-def test_head(model):
-    params, head = {"params": model.params["head"]}, make_head(model.config)
-    x, t, c, u, u2 = (A[f"head/{name}"] for name in ("x", "t", "c", "c_uncond1", "c_uncond2"))
-    close(sinusoid(jnp.asarray(t)), A["head/t_freq"], 3e-5)
-    close(head.apply(params, t, method="embed_time"), A["head/t_emb"], 3e-5)
-    velocities = jax.jit(head.apply)(params, np.tile(x, (3, 1)), np.tile(t, 3), np.concatenate([c, u, u2]))
-    v, v_u, v_u2 = np.split(np.asarray(velocities), 3)
-    close(v, A["head/v"], 3e-5)
-    close(v_u, A["head/v_uncond1"], 3e-5)
-    close(v_u2, A["head/v_uncond2"], 3e-5)
-    close(v_u + 3 * (v - v_u), A["head/v_cfg3"], 3e-5)
-    close(v_u2 + 1.5 * (v_u - v_u2) + 3 * (v - v_u), A["head/v_cfg3_cfgimg1.5"], 3e-5)
-
-
-@pytest.mark.quick("n8_shift3.2", "cfg3_n8_shift3.2")
-@pytest.mark.parametrize("name", cases(CHAINS))
-def test_chain(model, name):
-    calls, cfg, _, shift, _ = A[f"sde/{name}/settings"]
-    schedule = flow_schedule(tiny.spec(calls, shift))
-    initial, steps = A[f"sde/{name}/init_noise"], A[f"sde/{name}/step_noise"]
-    noise = np.concatenate([np.zeros_like(initial)[None], steps[::-1], initial[None]])
-    c, u = A["head/c"], A["head/c_uncond1"]
-
-    @jax.jit
-    def run(params, z, noise):
-        time = model.network.embed_time(params, jnp.asarray(schedule.timestep_map))
-        scale = None if cfg == 1 else float(cfg)
-        return sample_path(Chains(model.network, params, time, z, coefficients(schedule), scale=scale), noise)
-
-    path = run(model.params, c if cfg == 1 else np.concatenate([c, u]), noise)
-    close(path.x, A[f"sde/{name}/sample"], 3e-5)
-    close(path.states[:0:-1], A[f"sde/{name}/x"][1:], 3e-5)
 
 
 def test_language_model(model):
@@ -176,14 +125,6 @@ def test_generation(model, name):
 # Conversion.
 
 
-@pytest.mark.slow
-def test_checkpoint_folder(tmp_path, model):
-    weights.save(tmp_path / "it", "nextstep", model.config, model.params)
-    loaded = hub.load(tmp_path / "it")
-    assert loaded.config == model.config
-    chex.assert_trees_all_equal(loaded.params, model.params)
-
-
 # At the widths of Qwen2.5-14B, with fewer layers.
 LARGE = NextStepConfig(
     LMConfig(
@@ -205,18 +146,6 @@ def test_shapes_of_the_published_size():
 
 IDS = ([64, 38, 71, 23, 22, 86, 92], [9, 23, 22, 86, 92])
 NEGATIVE = [71, 48, 23, 22, 86, 92]
-
-
-def test_a_text_becomes_ids(model):
-    class Letters:
-        def encode(self, text):
-            return [ord(letter) % 96 for letter in text]
-
-        def decode(self, ids):
-            raise NotImplementedError
-
-    ids = prompts.ids_of("ab", Letters(), model, (2, 3))
-    assert ids == [*Letters().encode("ab<|image_area|>2*3"), 92]
 
 
 # Speculation along the chains.

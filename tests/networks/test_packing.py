@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import functools
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,7 +12,6 @@ import pytest
 import text_models
 
 from cspd_jax import text
-from cspd_jax.networks.attention import packing
 from cspd_jax.networks.lm import LM
 from cspd_jax.sampling import Sampling
 from cspd_jax.text import Options, generation, rounds
@@ -32,38 +30,6 @@ def pair():
     """The same model that packs and that does not, in float64."""
     lm = text_models.model(11, padding=2, dtype=jnp.float64)
     return PackedLM(lm.config, lm.dtype), lm, text_models.params(lm)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("size", [5, 7, 15])
-def test_packing(size):
-    used = jnp.array([[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [1, 1, 0, 0, 0]], bool)
-    a = jnp.arange(1.0, 31).reshape(3, 5, 2)
-    packed = packing(used, size)
-    assert packed.pack(a).shape == (1, size, 2)
-    np.testing.assert_array_equal(packed.pack(a)[0, :5], a[used])
-    np.testing.assert_array_equal(packed.pack(a)[0, 5:], 0)
-    np.testing.assert_array_equal(packed.unpack(packed.pack(a)), jnp.where(used[..., None], a, 0))
-
-
-@pytest.mark.slow
-def test_a_packed_pass():
-    """Logits, and what is stored: the rows are at different places and have different numbers of tokens."""
-    with jax.enable_x64(True):
-        lm, plain, params = pair()
-        prompts = text_models.prompts(4, 6)
-        cache = text.drafters.read_prompts(plain, params, prompts, ROOM)[0]
-        count = np.array([0, 3, 1, 2])
-        steps = np.arange(4)
-        used = steps <= count[:, None]
-        positions = jnp.where(used, prompts.lengths[:, None] - 1 + steps, ROOM)
-        tokens = jnp.asarray(np.random.default_rng(0).integers(0, 11, (4, 4)), jnp.int32)
-        expected, after = plain.apply(params, tokens, positions, cache)
-        for size in (10, 13, 16):
-            logits, stored = lm.apply_packed(params, tokens, positions, cache, size=size, read=lambda x: x)
-            np.testing.assert_allclose(logits[used], expected[used], rtol=0, atol=1e-12)
-            np.testing.assert_array_equal(logits[~used], 0)
-            chex.assert_trees_all_close(stored, after, rtol=0, atol=1e-12)
 
 
 @pytest.mark.slow

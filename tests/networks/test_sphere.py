@@ -16,9 +16,6 @@ from cspd_jax.__main__ import main
 from cspd_jax.converters import sphere as converter
 from cspd_jax.converters._tables import Shapes
 from cspd_jax.converters.source import Options, convert, make_config, open_source
-from cspd_jax.diffusion.chain import Chains, sample_path
-from cspd_jax.diffusion.flow import flow_schedule
-from cspd_jax.diffusion.gaussian import coefficients, guide
 from cspd_jax.image import sampler
 from cspd_jax.image.chain import ChainSpeculation
 from cspd_jax.image.options import Options as ImageOptions
@@ -80,68 +77,6 @@ def test_backbone_with_and_without_the_cache(name, half):
     length = recorded[f"net/{half}/k_cache"].shape[3]  # the last token is fed to nothing
     close(jnp.stack(cache.keys)[:, :, :, :length], recorded[f"net/{half}/k_cache"])
     close(jnp.stack(cache.values)[:, :, :, :length], recorded[f"net/{half}/v_cache"])
-
-
-@pytest.mark.slow
-@every_model
-def test_head(name):
-    model, params, recorded = load(name)
-    x, t, z = (recorded[f"head/{part}"] for part in ("x", "t", "z"))
-    time = jax.jit(model.embed_time)(params, t)
-    close(time, recorded["head/t_emb"], 1e-4)
-    velocity = jax.jit(lambda z: model.denoise(params, x, model.modulate(params, time, z)))
-    close(velocity(z), recorded["head/v"], 1e-4)
-    both = jnp.concatenate([velocity(z), velocity(recorded["head/z_uncond"])])
-    close(guide(both, model.token_dim, 3.0)[0], recorded["head/v_cfg3.0"], 3e-4)
-
-
-@pytest.mark.slow
-@every_model
-def test_schedules(name):
-    _, _, recorded = load(name)
-    runs = sorted({key.split("/")[1] for key in recorded if key.startswith("sched/")})
-    assert len(runs) == 8
-    for run in runs:
-        schedule, t = flow_schedule(f"flow{run[1:]}"), recorded[f"sched/{run}/t"]
-        np.testing.assert_array_equal(schedule.timestep_map[:0:-1], t)
-        close(np.exp(0.5 * schedule.log_var[:0:-1]), recorded[f"sched/{run}/noise_scale"], 1e-7)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "name, run",
-    [
-        pytest.param("sphere_tiny", "cfg2.5_n10", marks=pytest.mark.slow),
-        pytest.param("sphere_tiny2", "cfg1_n5", marks=pytest.mark.slow),
-        ("sphere_tiny2", "cfg2.5_n5"),
-    ],
-)
-def test_chains(name, run):
-    model, params, recorded = load(name)
-    recorded = {
-        key.split("/")[-1]: a for key, a in recorded.items() if key.startswith((f"sde/{run}/", "sde/z"))
-    }
-    cfg, steps = float(run[3:].split("_")[0]), int(run.split("_n")[1])
-    schedule = flow_schedule(f"flow{steps}")
-    z = recorded["z"] if cfg == 1 else jnp.concatenate([recorded["z"], recorded["z_uncond"]])
-    noise = jnp.concatenate(
-        [
-            jnp.zeros_like(recorded["step_noise"][:1]),
-            recorded["step_noise"][::-1],
-            recorded["init_noise"][None],
-        ]
-    )
-
-    @jax.jit
-    def chain(params, z, noise):
-        time = model.embed_time(params, jnp.asarray(schedule.timestep_map))
-        scale = None if cfg == 1 else cfg
-        path = sample_path(Chains(model, params, time, z, coefficients(schedule), scale=scale), noise)
-        return path.states, model.finish(path.x)
-
-    states, token = chain(params, z, noise)
-    close(states[:0:-1], recorded["x"][1:], 1e-4)
-    close(token, recorded["token"][: len(token)], 1e-4)
 
 
 def runs(name):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import json
 import math
@@ -18,12 +17,10 @@ import pytest
 import scipy.stats
 
 import cspd_jax
-from cspd_jax import hub, models
 from cspd_jax.__main__ import main
 from cspd_jax.check import UserError
 from cspd_jax.converters import sphere_vae as converter
 from cspd_jax.converters._tables import Shapes
-from cspd_jax.converters.source import open_source
 from cspd_jax.converters.torch_file import open_checkpoint
 from cspd_jax.image import pixels
 from cspd_jax.models import ImageModel
@@ -106,91 +103,41 @@ def test_recorded_numbers(name):
     assert max(errors.values()) < TOLERANCE, errors
 
 
-@pytest.fixture(scope="module")
-def published():
-    """What a file of the published sizes holds, by our network."""
-    return converter.FORMAT.wanted(SphereVAEConfig())
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("size", ["b", "l", "h", "vae"])
-def test_published_names_and_shapes(published, size, monkeypatch):
-    monkeypatch.setattr(converter.FORMAT, "wanted", lambda *_: published)  # it takes a second each time
+@pytest.mark.parametrize("size", ["h", "vae"])
+def test_published_names_and_shapes(size):
     description = json.loads((GOLDEN / f"sphere_{size}_keys.json").read_text())
     keys = dict(description["keys"])
     shapes = Shapes({n.removeprefix("vae."): tuple(s) for n, s in keys.items() if n.startswith("vae.")})
     config = converter.make_config(shapes)
-    assert config == SphereVAEConfig() and config.stride == 16 and config.heads == 8
+    assert config == SphereVAEConfig()
     plan = converter.FORMAT.plan(config, shapes)
     assert {e.name: e.source_shape for e in plan} == converter.FORMAT.parameters(shapes)
-    assert len(plan) == len(shapes) - 2
     numbers = description["parameters"]
     assert sum(math.prod(e.source_shape) for e in plan) == (numbers if size == "vae" else numbers["vae"])
 
 
-def test_values_land_where_they_belong():
-    config, params = load(FILE)
-    assert config == SphereVAEConfig(
-        channels=(64, 16, 16, 128), encoder_depth=1, decoder_depth=1, latent_dim=8
-    )
-    assert all(leaf.dtype == np.float32 and leaf.flags.c_contiguous for leaf in jax.tree.leaves(params))
-    tensors = open_source(FILE).tensors
-    first = tensors["encoder.patchify.0.net.0.block.2.weight"]
-    assert first.shape == (16, 64, 3, 3) and first.strides == (576, 1, 192, 64)  # channels last
-    assert first.dtype == np.float16
-    raw = np.fromfile(FILE, np.float16, 16 * 576, offset=first.storage.start)
-    kernel = params["encoder"]["patchify_0"]["block_2"]["kernel"]
-    assert kernel[2, 1, 5, 7] == raw[7 * 576 + 2 * 192 + 1 * 64 + 5]
-    up = tensors["decoder.unpatchify.1.net.2.block.2.weight"].numpy()
-    kernel = params["decoder"]["unpatchify_2"]["block_2"]["kernel"]
-    assert (
-        up.shape == (16, 64, 4, 4) and kernel.shape == (4, 4, 64, 16) and kernel[3, 1, 9, 2] == up[2, 9, 3, 1]
-    )
-    registers = tensors["decoder.register_token.weight"].numpy()
-    np.testing.assert_array_equal(params["decoder"]["register_token"], registers)
-
-
-@dataclasses.dataclass(frozen=True)
-class Sizes:
-    """What the pixels ask of a model's configuration."""
-
-    on_sphere: bool = True
-    vae_stride: int = 8
-    patch_size: int = 1
-    latent_channels: int = 8
-    image_size: int = 24
-
-
-def model_of(sizes):
-    network = types.SimpleNamespace(config=sizes, seq_len=9, token_dim=sizes.latent_channels)
-    return ImageModel("model", network, None)
+# What the pixels ask of a model.
+SIZES = types.SimpleNamespace(on_sphere=True, vae_stride=8, patch_size=1, latent_channels=8, image_size=24)
+MODEL = ImageModel("model", types.SimpleNamespace(config=SIZES, seq_len=9, token_dim=8), None)
 
 
 @pytest.mark.slow
 def test_a_file_becomes_an_autoencoder(tmp_path, capsys):
     assert main(["convert", str(FILE), str(tmp_path / "vae"), "--json"]) == 0
     converted = json.loads(capsys.readouterr().out)
-    assert main(["info", str(tmp_path / "vae"), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == converted
-    assert main(["info", str(FILE), "--json"]) == 0
-    source = json.loads(capsys.readouterr().out)
-    for field in ("kind", "params", "source_sha256"):
-        assert converted[field] == source[field]
     assert converted["kind"] == "svae" and converted["config"]["channels"] == [64, 16, 16, 128]
     with pytest.raises(UserError, match="is a checkpoint of kind svae; the model must be of kind mar"):
-        cspd_jax.load(tmp_path / "vae", of=models.ImageModel)
-    with pytest.raises(UserError, match="autoencoder must be of kind kl16 or flux or svae"):
-        cspd_jax.load(hub.shipped_folder("default"), of=models.VAE)
+        cspd_jax.load(tmp_path / "vae", of=ImageModel)
     vae = cspd_jax.load(tmp_path / "vae")
     chex.assert_trees_all_equal(vae.params, load(FILE)[1])
     recorded = np.load(GOLDEN / "sphere_tiny2_vae.npz")
     tokens, wanted = recorded["gen/cfg1_n5/latents"], recorded["gen/cfg1_n5/image_u8"]
     with jax.default_matmul_precision("highest"):
-        images = pixels.to_images(model_of(Sizes()), tokens, vae)
+        images = pixels.to_images(MODEL, tokens, vae)
     off = np.abs(images.astype(int) - nhwc(wanted))
     assert images.dtype == np.uint8
     assert off.max() <= 1 and (off > 0).mean() < 0.01  # a rounding error may lie across a step
-    np.testing.assert_array_equal(pixels.to_latents(model_of(Sizes()), tokens)[0, 1, 2], tokens[0, 5])
 
 
 DIRECTIONS = {"any": [0.6, 0.0, -0.64, 0.48], "first": [1.0, 0, 0, 0], "opposite": [-1.0, 0, 0, 0]}

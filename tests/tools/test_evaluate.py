@@ -49,19 +49,6 @@ def made(tmp_path_factory):
 # Images
 
 
-@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
-@pytest.mark.parametrize("channels", [1, 3])
-def test_images_of_an_npz(tmp_path, save, channels):
-    images = pictures(channels=channels)
-    save(tmp_path / "x.npz", arr_0=images)
-    found = open_images(tmp_path / "x.npz")
-    assert (found.count, found.shape) == (COUNT, (12, 20, channels))
-    for size in (1, 7, COUNT, 100):
-        parts = list(found.batches(size))
-        assert {len(part) for part in parts[:-1]} <= {size}
-        np.testing.assert_array_equal(np.concatenate(parts), images)
-
-
 def test_images_of_a_folder(made):
     found = open_images(made / "b")
     images = np.load(made / "b.npz")["arr_0"]
@@ -149,12 +136,6 @@ def test_figures_are_those_of_their_definitions(made, network, report):
     assert "singular" in report["note"]
 
 
-def test_a_folder_of_pictures_is_as_good(made, network, report):
-    by_folder = evaluate(made, network, made / "b")
-    for name in ("frechet", "spatial_frechet", "recall"):
-        assert by_folder[name] == pytest.approx(report[name], rel=1e-6)
-
-
 def test_only_the_published_weights_give_fid(made, network, report):
     pretended = network._replace(sha256=converter.PUBLISHED_SHA256)
     other = evaluate(made, pretended, made / "b.npz")
@@ -182,10 +163,3 @@ def test_the_command_and_its_statistics(made, network, report, tmp_path, capsys)
     foreign = evaluate(made, network, file)
     assert foreign["spatial_frechet"] is None and foreign["against"]["images"] is None
     assert foreign["frechet"] == stored["frechet"]
-
-
-def test_the_result_does_not_depend_on_the_batch(made, network):
-    images = open_images(made / "a.npz")
-    (first, pools), (second, others) = (fid.look(images, network, size, "tf1") for size in (BATCH, 4))
-    np.testing.assert_allclose(pools.pool, others.pool, atol=1e-5)
-    np.testing.assert_allclose(first.pool.covariance, second.pool.covariance, atol=1e-5)

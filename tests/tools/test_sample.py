@@ -58,11 +58,6 @@ def test_the_images_are_those_of_generate(whole, asked):
     assert joined(whole, "finite").all() and list(shards_in(whole)) == ["00000.npz", "00001.npz", "00002.npz"]
 
 
-def test_an_image_does_not_depend_on_how_many_there_are(whole, asked, tmp_path):
-    sample.sample(asked._replace(labels=asked.labels[:6]), tmp_path, 4)
-    np.testing.assert_array_equal(joined(tmp_path, "arr_0"), joined(whole, "arr_0")[:6])
-
-
 def test_interruption_and_continuation(whole, asked, target, tmp_path, monkeypatch):
     """Stopped within the second shard, and continued by the command: the same bytes."""
     make = sample._make
@@ -88,13 +83,6 @@ def test_two_processes_share_the_work(whole, target, tmp_path, capsys):
     assert command(target, tmp_path, "--process", "1/2", "--npz", tmp_path / "all.npz") == 0
     assert shards_in(tmp_path) == shards_in(whole)
     assert (tmp_path / "all.npz").read_bytes() == (whole / "all.npz").read_bytes()
-
-
-def test_exports(whole):
-    images = joined(whole, "arr_0")
-    with np.load(whole / "all.npz") as file:
-        assert file.files == ["arr_0"] and file["arr_0"].dtype == np.uint8
-        np.testing.assert_array_equal(file["arr_0"], images)
 
 
 def test_other_samples_are_refused(whole, target, tmp_path, capsys):

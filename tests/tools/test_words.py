@@ -7,7 +7,7 @@ from cspd_jax.image.pixels import as_bytes
 from cspd_jax.tools.evaluation import words as measures
 from cspd_jax.tools.evaluation.classifier import ClassifierConfig
 from cspd_jax.tools.evaluation.equality import FALSE_ALARM
-from cspd_jax.training.data.words import LINES, TOPICS, Words, words
+from cspd_jax.training.data.words import Words, words
 
 DATA = Words(topics=("animals", "music"), fonts=("DejaVuSans-Bold",))
 LABELS = np.arange(200) % 2
@@ -17,20 +17,6 @@ LABELS = np.arange(200) % 2
 def reader():
     settings = ClassifierConfig(steps=240, batch=256, learning_rate=1e-2, width=8, features=32)
     return measures.make_reader(DATA, settings)
-
-
-def test_the_lists_hold_what_the_page_promises():
-    every = [word for topic in TOPICS for word in words(topic)]
-    assert len(every) == len(set(every)) == 256
-    assert all(4 <= len(word) <= 6 and word.isalpha() and word.isupper() for word in every)
-    assert all(len(words(topic)) == 32 for topic in TOPICS)
-
-
-def test_every_word_occurs_equally_often():
-    pages = np.array(list(DATA.letters))[DATA.contents(0, 4000)].reshape(-1, LINES)
-    lines = ["".join(line).strip() for line in pages]
-    counts = np.array([lines.count(word) for topic in DATA.topics for word in words(topic)])
-    assert counts.sum() == 32_000 and abs(counts / 500 - 1).max() < 0.25  # more than 5 standard deviations
 
 
 @pytest.mark.slow

@@ -6,10 +6,9 @@ from PIL import Image
 
 from cspd_jax.__main__ import main
 from cspd_jax.check import UserError
-from cspd_jax.image.pixels import patchify, unpatchify
 from cspd_jax.training import presets, recipes
 from cspd_jax.training.data.digits import Digits
-from cspd_jax.training.data.folder import Folder, Latents, list_images, read_image
+from cspd_jax.training.data.folder import Folder, Latents, list_images
 from cspd_jax.training.data.glyphs import Glyphs
 from cspd_jax.training.data.source import shuffled
 from cspd_jax.training.data.words import Words, to_cells
@@ -68,18 +67,6 @@ def test_every_row_once_per_epoch():
     np.testing.assert_array_equal(shuffled(10, 0, 20, seed=0, split="train"), rows)
 
 
-def test_glyphs_are_learnable():
-    """A linear classifier on 1500 training images is right on most held-out ones (chance is 10 %)."""
-    train, test = GLYPHS.batch(0, 1500), GLYPHS.batch(0, 500, split="held-out")
-    x, y = (
-        np.concatenate([b.images.reshape(len(b.images), -1), np.ones((len(b.images), 1))], 1)
-        for b in (train, test)
-    )
-    target = np.eye(10)[train.labels]
-    weights = np.linalg.solve(x.T @ x + 10 * np.eye(x.shape[1]), x.T @ target)
-    assert ((y @ weights).argmax(1) == test.labels).mean() > 0.9
-
-
 def test_contents_are_what_the_pictures_show():
     data = Words()
     batch, shows = data.batch(3, 4, seed=1), data.contents(3, 4, seed=1)
@@ -100,17 +87,6 @@ def test_classes_are_folders_and_damaged_files_are_left_out(tmp_path, capsys):
     assert capsys.readouterr().err.count("is left out") == 2
     with pytest.raises(UserError, match="holds no images"):
         list_images(str(tmp_path / "empty"))
-
-
-def test_images_are_scaled_to_the_shorter_side(tmp_path):
-    pixels = np.zeros((64, 128, 3), np.uint8)
-    pixels[:, 32:96] = 255  # exactly the middle square
-    Image.fromarray(pixels).save(tmp_path / "x.png")
-    square = read_image(tmp_path / "x.png", 16, 3)
-    assert square.shape == (16, 16, 3) and square[:, 2:-2].min() > 250
-    values = np.linspace(0, 65535, 64).astype(np.uint16).reshape(8, 8)
-    Image.fromarray(values).save(tmp_path / "sixteen_bits.png")
-    np.testing.assert_array_equal(read_image(tmp_path / "sixteen_bits.png", 8, 1)[..., 0], values >> 8)
 
 
 @pytest.mark.parametrize(
@@ -139,14 +115,6 @@ def test_own_pictures_to_a_model_and_its_draft(tmp_path, monkeypatch):
     pair = ["--target", "target/model", "--draft", "draft/model", "--out", "made"]
     assert main(["generate", *pair, "--labels", "dog", "--n", "1", "--num-iter", "2", "--steps", "4"]) == 0
     assert (tmp_path / "made" / "samples.png").exists()
-
-
-def test_patches_are_inverse():
-    images = np.random.default_rng(0).normal(size=(2, 8, 8, 3))
-    tokens = patchify(images, 2)
-    assert tokens.shape == (2, 16, 12)
-    np.testing.assert_array_equal(tokens[0, 5].reshape(3, 2, 2), images[0, 2:4, 2:4].transpose(2, 0, 1))
-    np.testing.assert_array_equal(unpatchify(tokens, 2), images)
 
 
 @pytest.mark.slow

@@ -9,13 +9,9 @@ import numpy as np
 import pytest
 from training_run import TINY
 
-from cspd_jax.check import UserError
-from cspd_jax.image.pixels import patchify
 from cspd_jax.models import ImageModel
 from cspd_jax.networks.mar import MARModel, init_params
 from cspd_jax.training.image import distillation
-from cspd_jax.training.image.distillation import check_pair, distill_step, n_known
-from cspd_jax.training.image.mar import Bucket
 from cspd_jax.training.recipes import data_first, init_state, worth
 from cspd_jax.training.run import Learning
 
@@ -61,30 +57,10 @@ def test_distilling_brings_the_draft_closer():
     assert np.mean(idle) > first / 2
 
 
-@pytest.mark.slow
-def test_divergence_of_the_target_from_itself_is_zero():
-    state = init_state(RUN)._replace(params=jax.tree.map(jnp.copy, target()))
-    images, labels = RUN.data.batch(0, RUN.batch)
-    told = patchify(images, 4), labels, np.int32(2)
-    _, loss = distill_step(RUN, Bucket(0, 3), MODEL, target(), state, *told)
-    assert abs(float(loss)) < 1e-5
-
-
 def test_a_draft_without_beginning_learns_the_data_first():
     before, then = (Learning(lambda step: step, lambda *_, told=told: told) for told in ("data", "target"))
     learning = data_first(RUN, before, then)
     assert [learning.step(number, None, None) for number in (0, 74, 75)] == ["data", "data", "target"]
-
-
-def test_contexts_of_every_length_are_drawn_equally_often():
-    counts = np.bincount([n_known(TINY, i) for i in range(2000)], minlength=4)
-    assert len(counts) == 4 and np.abs(counts - 500).max() < 100  # 5 standard deviations
-
-
-def test_pairs_that_do_not_fit_are_refused():
-    for change in ({"respacing": "ddim20"}, {"num_classes": 9}, {"seq_len": 9}):
-        with pytest.raises(UserError):
-            check_pair(dataclasses.replace(TINY.model, **change), TINY.model)
 
 
 def test_what_a_draft_must_be_accepted_to_pay():

@@ -2,8 +2,6 @@
 
 import dataclasses
 import functools
-import itertools
-import json
 import math
 
 import jax
@@ -20,18 +18,14 @@ from cspd_jax.diffusion.schedule import make_schedule
 from cspd_jax.image.pixels import patchify
 from cspd_jax.networks.mar import MARModel
 from cspd_jax.training.image.mar import (
-    LABEL_DROP,
     Bucket,
     Draws,
-    bucket_of,
     discretised_log_likelihood,
     draw,
     focused,
     head_terms,
-    hints,
     kl_divergence,
     level_weights,
-    masked_mean,
     n_known,
     objective,
 )
@@ -74,15 +68,6 @@ def test_terms_of_given_rows(name):
         entry = table["diffloss.net." + key.removeprefix("grad_")]
         ours = leaf(gradient, entry.path)
         assert relative(ours, entry.to_flax(f[f"train/terms/{key}"])) < 2e-5, key
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_masked_mean_of_given_rows(name):
-    f = recorded(name)
-    t, noise, mask = (jnp.asarray(f[f"train/diffloss/{k}"]) for k in ("t", "noise", "mask"))
-    x0, z = jnp.asarray(f["train/terms/target"]), jnp.asarray(f["train/terms/z"])
-    mse, bound = head_terms(MARModel(f.config), f.params, x0, z, t, noise)
-    assert relative(masked_mean(mse + bound, mask), f["train/diffloss/loss"]) < 1e-5
 
 
 def whole_model(f, bucket):
@@ -174,15 +159,6 @@ def test_mask_ratio_is_a_left_truncated_normal():
     assert abs(known.mean() - 0.15 * length) > 5 * error  # a uniform ratio would have this mean
 
 
-@pytest.mark.parametrize("largest, count", [(19, 4), (4, 8), (76, 1), (0, 3)])
-def test_every_number_of_known_tokens_has_one_bucket(largest, count):
-    buckets = [bucket_of(known, largest, count) for known in range(largest + 1)]
-    assert len(set(buckets)) <= count and buckets[-1].most == largest
-    assert all(b.least <= known <= b.most for known, b in enumerate(buckets))
-    edges = sorted(set(buckets))
-    assert all(a.most + 1 == b.least for a, b in itertools.pairwise(edges))
-
-
 def test_draws():
     """4000 rows: the share of dropped labels within 5 standard errors, orders are permutations."""
     bucket = Bucket(2, 4)
@@ -221,30 +197,3 @@ def test_weighted_errors_of_eps_are_those_of_the_velocity():
     wanted = (velocity(guess) - velocity(noise)) ** 2
     np.testing.assert_allclose(level_weights(jnp.inf)[t] * (guess - noise) ** 2, wanted, rtol=1e-3)
     assert level_weights(30.0).max() == 30 and jnp.all(level_weights(1.0) == 1)
-
-
-def test_the_fixtures_are_of_our_constants():
-    config = json.loads((GOLDEN / "mar_tiny_keys.json").read_text())["config"]
-    assert config["label_drop_prob"] == LABEL_DROP and config["mask_ratio_min"] == 0.7
-
-
-@pytest.mark.slow
-def test_hints_reach_the_backbone_and_not_the_head():
-    f = recorded("mar_tiny")
-    config, draws = f.config, drawn(f.config)
-    tokens = jax.random.normal(jax.random.key(2), (2, config.seq_len, config.token_dim))
-    contents = jnp.arange(2 * config.seq_len).reshape(2, -1) % 3
-
-    def loss(params, hint):
-        plain, z = objective(MARModel(config), params, tokens, jnp.zeros(2, int), draws, bucket=2)
-        return plain + hint * hints(z, draws, contents, 3)
-
-    plain, hinted = (jax.jit(jax.grad(loss))(f.params, hint) for hint in (0.0, 2.0))
-    same = jax.tree.map(lambda a, b: bool(jnp.allclose(a, b, rtol=1e-4, atol=1e-6)), plain, hinted)
-    assert all(jax.tree.leaves(same["head"])) and not all(jax.tree.leaves(same["backbone"]))
-
-
-def drawn(config):
-    """Two rows, of which two tokens are known."""
-    shape = 2, config.seq_len, config.token_dim
-    return draw(jax.random.key(0), shape, Bucket(0, 2), jnp.int32(2), copies=1)

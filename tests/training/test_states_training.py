@@ -15,7 +15,6 @@ from word_models import IDS, TARGET, TEMPLATE, tokenizer
 
 from cspd_jax import hub, text, weights
 from cspd_jax.__main__ import main
-from cspd_jax.networks import eagle
 from cspd_jax.training import presets
 from cspd_jax.training.data.prompts import prompt_ids
 from cspd_jax.training.data.text import Texts
@@ -69,26 +68,6 @@ def test_answers_are_the_targets(answers):
     assert sum(row in greedy for row in rows) == 64 and len(set(rows)) > 80
     ended = np.array([(row == 2).any() for row in made.tokens])
     assert ended.any() and ((made.tokens == -1).any(axis=1) <= ended).all()
-
-
-def test_the_most_frequent_ids_of_answers(answers):
-    own = answers.tokens[:, 3:]
-    counts = np.bincount(own[own >= 0], minlength=IDS)
-    np.testing.assert_array_equal(np.bincount(answers.answered, minlength=IDS), counts)
-    chosen = states.frequent_ids(counts, 10, (60, 2))
-    assert {2, 60} <= set(chosen) and len(set(chosen)) == 10 and list(chosen) == sorted(chosen)
-    others = np.sort(np.delete(counts, [2, 60]))[::-1]
-    assert sum(counts[i] for i in chosen if i not in (2, 60)) == others[:8].sum()
-
-
-@pytest.mark.slow
-def test_answers_are_made_once(answers, tmp_path):
-    path = tmp_path / "answers.npz"
-    made = answered((TARGET, params()), PROMPTS, LENGTH, 64, path, LAYERS)
-    stamp = path.stat().st_mtime_ns
-    again = answered((TARGET, params()), PROMPTS, LENGTH, 64, path, LAYERS)
-    assert path.stat().st_mtime_ns == stamp and made.states.dtype == jnp.bfloat16
-    assert jax.tree.all(jax.tree.map(np.array_equal, made, again))
 
 
 def learner(**changed):
@@ -221,31 +200,3 @@ def test_the_command(target, prompts, tmp_path, monkeypatch, capsys):
     found = json.loads(capsys.readouterr().out)
     assert found["compared_to_plain"]["identical_rows"] == 1
     assert main(["info", report["model"]]) == 0 and "eagle" in capsys.readouterr().out
-
-
-@pytest.mark.slow
-def test_another_family(tmp_path):
-    """From answers to drafts, of a few steps."""
-    sizes = {
-        "family": "gpt_neox", "norm": "layer", "gated_mlp": False, "activation": "gelu", "qkv_bias": True,
-        "parallel_residual": True, "out_bias": True, "mlp_bias": True, "rotary_share": 0.5,
-        "tie_embeddings": False,
-    }  # fmt: skip
-    lm = dataclasses.replace(TARGET, config=dataclasses.replace(TARGET.config, **sizes))
-    own = text_models.params(lm, scale=0.5)
-    config = dataclasses.replace(learner(), model=head_config(lm.config, OWN))
-    path, entering = tmp_path / "answers.npz", config.model.entering
-    taught = answered((lm, own), PROMPTS, LENGTH, 64, path, entering)
-    ids = states.frequent_ids(np.bincount(taught.answered, minlength=IDS), OWN, (2,))
-    given = states.given_by(lm.config, own, ids)
-    state = first_state(config, states.first_params(config.model, own, lm.config.depth, given, 0))
-    for index in range(3):
-        some = taught.rows(slice(4 * index, 4 * index + 4))
-        state, loss = states.head_step(config, state, some, given)
-    assert np.isfinite(loss)
-    head = eagle.Eagle(config.model), {**state.ema, "ids": jnp.asarray(ids)}
-    target = lm, own
-    drafter, options = text.draft_from_states(head, target, 0), text.Options(gamma=2, max_new_tokens=8)
-    tokens, info = text.generate(None, target, PROMPTS[:2], drafter, options)
-    np.testing.assert_array_equal(tokens, text.generate(None, target, PROMPTS[:2], None, options).tokens)
-    assert info.tested.sum() > 0

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from cspd_jax.tokenizers import END_OF_TEXT, ByteTokenizer, pieces
+from cspd_jax.tokenizers import END_OF_TEXT, ByteTokenizer
 from cspd_jax.training.data import text as corpus
 from cspd_jax.training.data.text import Document, Texts
 
@@ -59,13 +59,6 @@ def test_what_is_left_out(tmp_path):
     assert found[2].text == "A docstring that is long enough, number 0."
 
 
-def test_one_module_in_twenty_is_held_out():
-    names = [f"module_{i}" for i in range(4000)]
-    held_out = [name for name in names if Document(name, "").held_out]
-    assert abs(len(held_out) - 200) < 70  # 5 standard deviations
-    assert Document("tempfile", "").held_out and not Document("asyncio.tasks", "").held_out
-
-
 def test_the_running_python_has_these_passages():
     path = dict(corpus.modules(corpus.STANDARD_LIBRARY))
     assert path["heapq"].name == "heapq.py" and not any("site-packages" in str(p) for p in path.values())
@@ -90,8 +83,3 @@ def test_streams_and_windows(monkeypatch):
     assert rows.dtype == np.int32 and {tuple(r) for r in rows} == {tuple(w) for w in windows}
     np.testing.assert_array_equal(texts.batch(3, 50), rows[150:200])
     assert not np.array_equal(texts.batch(3, 50, seed=1), rows[150:200])
-
-
-def test_characters_appear_when_they_are_complete():
-    assert pieces(ByteTokenizer(), list("né→🎲".encode())) == ["n", "", "é", "", "", "→", "", "", "", "🎲"]
-    assert ByteTokenizer().decode([0xFF, 65]) == "�A"

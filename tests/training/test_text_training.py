@@ -20,10 +20,10 @@ from cspd_jax.tokenizers import END_OF_TEXT
 from cspd_jax.training import presets
 from cspd_jax.training.config import TextTrainConfig
 from cspd_jax.training.data.text import Document, Texts
-from cspd_jax.training.recipes import check_vocabulary, init_state, initial_params
+from cspd_jax.training.recipes import init_state, initial_params
 from cspd_jax.training.run import run
 from cspd_jax.training.text import objective
-from cspd_jax.training.text.objective import causal_view, cross_entropy, divergence, mask_rates, masked_view
+from cspd_jax.training.text.objective import cross_entropy, mask_rates, masked_view
 from cspd_jax.training.text.rows import PROMPT, continuations
 
 CORPUS = tuple(Document(name, f"{name}: {'abcab ' * 40}") for name in ("tempfile", "b", "c"))
@@ -125,21 +125,6 @@ def test_masked_objective_against_enumeration():
     assert abs(unweighted / 3 / math.log(2) - exact) > 10 * error  # negative control: without the 1/t
 
 
-def test_rates_of_masking_are_uniform_and_spread():
-    rates = np.asarray(jax.vmap(lambda k: mask_rates(k, 8))(jax.random.split(jax.random.key(0), 2000)))
-    assert (np.floor(-rates * 8 + 8) == np.arange(8)[::-1]).all() and rates.min() > 0
-    np.testing.assert_allclose(rates.mean(axis=0), (np.arange(8) + 0.5) / 8, atol=0.005)
-
-
-def test_divergence_is_cross_entropy_less_entropy():
-    view = causal_view(jnp.asarray(TEXTS.batch(0, 4)))
-    p, q = (jax.random.normal(jax.random.key(i), (4, 16, 257)) for i in range(2))
-    logs = jax.nn.log_softmax(p), jax.nn.log_softmax(q)
-    exact = (jnp.exp(logs[0]) * (logs[0] - logs[1])).sum(axis=-1)[:, :-1].mean() / math.log(2)
-    assert float(divergence(view, p, q)) == pytest.approx(float(exact), rel=1e-5)
-    assert float(divergence(view, p, p)) == pytest.approx(0, abs=1e-6)
-
-
 def test_a_stopped_run_continues_bit_for_bit(tmp_path, whole, heard):
     config, folder, state = whole
 
@@ -209,11 +194,6 @@ def test_rows_of_the_target_itself(tmp_path):
     np.testing.assert_array_equal(continuations(target(), texts, 128, path, 0), made)
     with pytest.raises(UserError, match="leave out --from"):
         continuations((LM(MASKED.model), {}), texts, 128, tmp_path / "masked.npz", 0)
-
-
-def test_pairs_that_do_not_fit_are_refused():
-    with pytest.raises(UserError, match="vocab_size is 257, the target's is 258"):
-        check_vocabulary(TINY.model, MASKED.model)
 
 
 @pytest.mark.parametrize("tied", [True, False])

@@ -27,7 +27,7 @@ from cspd_jax.training.image import mar
 from cspd_jax.training.image.mar import n_known
 from cspd_jax.training.recipes import check_fit, init_state
 from cspd_jax.training.run import Log, begin, run
-from cspd_jax.training.state import decayed, descend, first_state, learning_rate
+from cspd_jax.training.state import descend, first_state, learning_rate
 
 HERE = pathlib.Path(__file__).parents[1]
 
@@ -192,11 +192,6 @@ def test_a_folder_holds_one_run(tmp_path):
         begin(tmp_path, TINY)
 
 
-def test_model_and_data_must_fit():
-    with pytest.raises(UserError, match="the data has 4 tokens of dimension 16 in 10 classes, the model"):
-        check_fit(with_settings(TINY, ["model.num_classes=9"]), TINY.data)
-
-
 def test_learning_rate():
     rate = jax.vmap(learning_rate(dataclasses.replace(TINY, warmup=10, decay=20, steps=60)))
     values = np.array(rate(jnp.arange(61))) / TINY.learning_rate
@@ -205,28 +200,6 @@ def test_learning_rate():
     np.testing.assert_allclose(values[[50, 60]], [0.51, 0.02], rtol=1e-5)
     constant = learning_rate(dataclasses.replace(TINY, decay=0))
     assert float(constant(59)) == pytest.approx(TINY.learning_rate)
-
-
-def test_weight_decay_spares_the_head_biases_and_norms():
-    params = init_state(TINY).params
-    mask = decayed(params)
-    assert not any(jax.tree.leaves(mask["head"]))
-    block = mask["backbone"]["encoder_blocks_0"]
-    assert block["attn"]["qkv"] == {"kernel": True, "bias": False}
-    assert block["norm1"] == {"scale": False, "bias": False}
-    assert mask["backbone"]["class_emb"]["embedding"]
-
-
-def test_average_of_the_weights():
-    """A young one has a shorter memory."""
-    config = dataclasses.replace(TINY, warmup=0, learning_rate=1e-2, weight_decay=0.0)
-    state = first_state(config, {"w": jnp.zeros(3)})
-    for number in range(12):
-        old = state.ema["w"]
-        state, _ = descend(config, state, lambda p: 2 * (jnp.sum(p["w"]),))
-        decay = min(config.ema, (1 + number) / (10 + number))
-        wanted = decay * old + (1 - decay) * state.params["w"]
-        np.testing.assert_allclose(state.ema["w"], wanted, rtol=1e-5)
 
 
 def test_the_first_steps_show_five_eighths():

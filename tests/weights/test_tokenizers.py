@@ -39,11 +39,6 @@ def test_padding_and_truncation_are_not_obeyed(tmp_path):
     assert opened(tmp_path, padding=PADDING, truncation=TRUNCATION).encode("abb") == [2, 1]
 
 
-def test_ids_come_and_go(tmp_path):
-    tokenizer = opened(tmp_path)
-    assert tokenizer.decode([2, -1, 1]) == tokenizer.decode([2, 1])
-
-
 def test_a_tokenizer_of_another_model_is_refused(tmp_path):
     opened(tmp_path)
     with pytest.raises(UserError, match="gives id 2, but the model has 2 ids"):
