@@ -17,19 +17,11 @@ SEED = 20151205
 _A = (
     [("branch1x1", 64, (1, 1), 1)],
     [("branch5x5_1", 48, (1, 1), 1), ("branch5x5_2", 64, (5, 5), 1)],
-    [
-        ("branch3x3dbl_1", 64, (1, 1), 1),
-        ("branch3x3dbl_2", 96, (3, 3), 1),
-        ("branch3x3dbl_3", 96, (3, 3), 1),
-    ],
+    [("branch3x3dbl_1", 64, (1, 1), 1), ("branch3x3dbl_2", 96, (3, 3), 1), ("branch3x3dbl_3", 96, (3, 3), 1)],
 )
 _B = (
     [("branch3x3", 384, (3, 3), 2)],
-    [
-        ("branch3x3dbl_1", 64, (1, 1), 1),
-        ("branch3x3dbl_2", 96, (3, 3), 1),
-        ("branch3x3dbl_3", 96, (3, 3), 2),
-    ],
+    [("branch3x3dbl_1", 64, (1, 1), 1), ("branch3x3dbl_2", 96, (3, 3), 1), ("branch3x3dbl_3", 96, (3, 3), 2)],
 )
 _D = (
     [("branch3x3_1", 192, (1, 1), 1), ("branch3x3_2", 320, (3, 3), 2)],
@@ -42,34 +34,21 @@ _D = (
 )
 _E = (
     [("branch1x1", 320, (1, 1), 1)],
-    [
-        ("branch3x3_1", 384, (1, 1), 1),
-        (("branch3x3_2a", 384, (1, 3), 1), ("branch3x3_2b", 384, (3, 1), 1)),
-    ],
-    [
-        ("branch3x3dbl_1", 448, (1, 1), 1),
-        ("branch3x3dbl_2", 384, (3, 3), 1),
-        (("branch3x3dbl_3a", 384, (1, 3), 1), ("branch3x3dbl_3b", 384, (3, 1), 1)),
-    ],
-)
+    [("branch3x3_1", 384, (1, 1), 1), (("branch3x3_2a", 384, (1, 3), 1), ("branch3x3_2b", 384, (3, 1), 1))],
+    [("branch3x3dbl_1", 448, (1, 1), 1), ("branch3x3dbl_2", 384, (3, 3), 1),
+     (("branch3x3dbl_3a", 384, (1, 3), 1), ("branch3x3dbl_3b", 384, (3, 1), 1))],
+)  # fmt: skip
 
 
 def _c(inner: int):
     return (
         [("branch1x1", 192, (1, 1), 1)],
-        [
-            ("branch7x7_1", inner, (1, 1), 1),
-            ("branch7x7_2", inner, (1, 7), 1),
-            ("branch7x7_3", 192, (7, 1), 1),
-        ],
-        [
-            ("branch7x7dbl_1", inner, (1, 1), 1),
-            ("branch7x7dbl_2", inner, (7, 1), 1),
-            ("branch7x7dbl_3", inner, (1, 7), 1),
-            ("branch7x7dbl_4", inner, (7, 1), 1),
-            ("branch7x7dbl_5", 192, (1, 7), 1),
-        ],
-    )
+        [("branch7x7_1", inner, (1, 1), 1), ("branch7x7_2", inner, (1, 7), 1),
+         ("branch7x7_3", 192, (7, 1), 1)],
+        [("branch7x7dbl_1", inner, (1, 1), 1), ("branch7x7dbl_2", inner, (7, 1), 1),
+         ("branch7x7dbl_3", inner, (1, 7), 1), ("branch7x7dbl_4", inner, (7, 1), 1),
+         ("branch7x7dbl_5", 192, (1, 7), 1)],
+    )  # fmt: skip
 
 
 BLOCKS = {

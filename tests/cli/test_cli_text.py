@@ -33,15 +33,9 @@ def folders(tmp_path_factory):
     }
 
 
-def run(capsys, *argv):
-    code = main([str(a) for a in argv])
-    return (code, *capsys.readouterr())
-
-
 def printed(capsys, *argv):
-    code, out, err = run(capsys, *argv, "--json")
-    assert code == 0, err
-    return json.loads(out)
+    assert main([str(a) for a in (*argv, "--json")]) == 0
+    return json.loads(capsys.readouterr().out)
 
 
 @pytest.mark.slow
@@ -55,22 +49,18 @@ def test_a_tree_of_drafts_gives_the_text_of_plain_decoding(folders, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "draft", ["lookup", "draft", *(pytest.param(d, marks=pytest.mark.slow) for d in ("int8", "int4"))]
-)
+@pytest.mark.parametrize("draft", ["draft", "int8"])
 def test_text_is_that_of_plain_decoding(folders, capsys, draft):
-    """Greedy, in float64, for every kind of draft; the report adds up."""
+    """Greedy, in float64; the report adds up."""
     common = ("text", "--target", folders["llama"], *PROMPTS, "--new-tokens", 20, *EXACT)
     plain = printed(capsys, *common, "--method", "plain")
     common += ("--draft", folders.get(draft, draft), "--gamma", 3)
     found = printed(capsys, *common, "--method", "block")
-    assert found["ids"] == plain["ids"] and found["text"] == [None, None]
-    assert [len(ids) for ids in found["ids"]] == [20, 20] and found["tokens"] == 40
-    assert found["lossless"] and plain["lossless"] and found["method"] == "block"
+    assert found["ids"] == plain["ids"] and found["text"] == [None, None] and found["tokens"] == 40
+    assert found["lossless"] and found["method"] == "block" and found["options"]["gamma"] == 3
     calls = [{name: of["sequential"] for name, of in one["calls"].items()} for one in (plain, found)]
     assert plain["acceptance"] is None and calls[0] == {"target": 20, "draft": 0}
-    assert found["accepted"] > 0 and calls[1]["target"] < 20
-    assert found["options"]["gamma"] == 3 and found["truncated"] == 0
+    assert found["accepted"] > 0 and calls[1]["target"] < 20 and found["truncated"] == 0
 
 
 @pytest.mark.slow
@@ -84,15 +74,8 @@ def test_match_repeats_plain_sampling(folders, capsys):
     assert found["options"]["top_k"] == 20
 
 
-def test_exact_bits_choose_a_method_that_has_them(folders, capsys):
-    flags = ("--new-tokens", 8, "--exact-bits", "--temperature", 1)
-    assert printed(capsys, "text", "--target", folders["llama"], *PROMPTS, *flags)["method"] == "match"
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "model, cached", [("llada", False), pytest.param("dream", True, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("model, cached", [("llada", False), ("dream", True)])
 def test_masked_is_stepwise_decoding(folders, capsys, model, cached):
     common = ("masked", "--model", folders[model], *PROMPTS, "--new-tokens", 12, "--dtype", "float64")
     common += ("--block", 6)
@@ -103,13 +86,6 @@ def test_masked_is_stepwise_decoding(folders, capsys, model, cached):
     assert found["lossless"] and found["options"]["cached"] == cached and found["way"]["gamma"] == 3
     passes = [sum(of["sequential"] for of in one["calls"].values()) for one in (found, stepwise)]
     assert passes[0] <= passes[1] == 12
-
-
-@pytest.mark.slow
-def test_lossy_ways_say_so(folders, capsys):
-    common = ("masked", "--model", folders["llada"], *PROMPTS, "--new-tokens", 8, "--no-compare")
-    scheduled = printed(capsys, *common, "--method", "schedule", "--steps", 4)
-    assert not scheduled["lossless"] and scheduled["calls"]["whole"]["sequential"] == 4
 
 
 @pytest.mark.slow
@@ -124,10 +100,6 @@ def test_tokenizer_of_the_folder(folders, capsys, tmp_path):
     assert max(found["ids"][0]) < 28
     assert len(found["text"][0]) == 9 or "<unk>" in found["text"][0]
     flags = ("--new-tokens", 12, "--no-stop", "--gamma", 2, "--method", "block", "--compare")
-    code, out, err = run(capsys, "text", "--target", folder, "--prompt", "abc", *flags)
-    assert code == 0 and out.startswith("abc")
-    assert "beside plain decoding" in err and "1 of 1 rows are identical" in err
-    assert run(capsys, "convert", folder, tmp_path / "converted")[0] == 0
-    again = printed(capsys, "text", "--target", tmp_path / "converted", "--prompt", "abc", "--new-tokens", 9,
-                    "--no-stop")  # fmt: skip
-    assert again["text"] == found["text"]
+    assert main(["text", "--target", str(folder), "--prompt", "abc", *map(str, flags)]) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith("abc") and "1 of 1 rows are identical" in err

@@ -3,6 +3,7 @@
 import pathlib
 import zipfile
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -33,7 +34,7 @@ def test_logits_are_pytorch_s(folder, name, tmp_path, capsys):
     capsys.readouterr()
     head, recorded = cspd_jax.load(tmp_path / "head"), np.load(folder / name / "recorded.npz")
     assert head.network.config.entering == ENTERING[name]
-    np.testing.assert_array_equal(head.params["ids"], recorded["ids"])
+    chex.assert_trees_all_equal(head.params["ids"], recorded["ids"])
     params = {"embedding": recorded["table"], **head.params}
     tokens, drafted = recorded["tokens"], recorded["drafted"]
     count = len(tokens) - 1
@@ -51,7 +52,7 @@ def test_logits_are_pytorch_s(folder, name, tmp_path, capsys):
             found.append(net.logits(params, state[0]))
         return jnp.concatenate(found)
 
-    np.testing.assert_allclose(logits(), recorded["logits"], atol=2e-5)
+    chex.assert_trees_all_close(logits(), recorded["logits"], atol=2e-5)
     assert main(["info", str(folder / name)]) == 0 and "eagle" in capsys.readouterr().out
 
 
@@ -64,5 +65,5 @@ def test_it_drafts_as_it_is_published(folder):
     assert drafter.drafter.entering == (2, 4, 5)
     options = text.Options(gamma=2, max_new_tokens=8, stop_ids=())
     tokens, info = text.generate(None, target, [[3, 7, 1]], drafter, options)
-    np.testing.assert_array_equal(tokens, text.generate(None, target, [[3, 7, 1]], None, options).tokens)
+    chex.assert_trees_all_equal(tokens, text.generate(None, target, [[3, 7, 1]], None, options).tokens)
     assert info.tested.sum() > 0

@@ -5,6 +5,7 @@ import dataclasses
 import shutil
 from pathlib import Path
 
+import chex
 import jax
 import nextstep_tiny
 import numpy as np
@@ -51,7 +52,7 @@ def test_converted_and_read_where_it_lies(tmp_path, vae, capsys):
     assert main(["convert", str(GOLDEN), str(tmp_path / "vae")]) == 0
     converted = cspd_jax.load(tmp_path / "vae")
     assert converted.config == vae.config and "kind: flux" in " ".join(capsys.readouterr().out.split())
-    np.testing.assert_array_equal(
+    chex.assert_trees_all_equal(
         converted.params["encoder"]["conv_in"]["kernel"], vae.params["encoder"]["conv_in"]["kernel"]
     )
 
@@ -92,5 +93,5 @@ def test_pictures_as_tokens_of_nextstep(folder, vae):
     tokens = to_tokens(model, np.random.default_rng(0).integers(0, 256, (1, side, side, 3), np.uint8), vae)
     assert tokens.shape == (1, model.network.seq_len, 16)
     plain = tokens / vae.config.scale + vae.config.shift  # normalised, token by token
-    np.testing.assert_allclose(plain.mean(axis=-1), 0, atol=1e-4)
-    np.testing.assert_allclose(plain.std(axis=-1), 1, atol=1e-2)
+    chex.assert_trees_all_close(plain.mean(axis=-1), 0, atol=1e-4)
+    chex.assert_trees_all_close(plain.std(axis=-1), 1, atol=1e-2)

@@ -73,7 +73,7 @@ def test_every_storage_is_read_row_by_row(tmp_path):
         expected = gguf.quants.dequantize(raw[name], gguf.GGMLQuantizationType[name])
         found = tensor.numpy().astype(np.float32)
         assert found.shape == tensor.shape == (3, 512) and tensor.stored == name
-        np.testing.assert_array_equal(found, expected.reshape(3, 512))
+        chex.assert_trees_all_equal(found, expected.reshape(3, 512))
     assert open_gguf(tmp_path / "x.gguf").tensors["BF16"].dtype == ml_dtypes.bfloat16
 
 

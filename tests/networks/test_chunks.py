@@ -2,6 +2,7 @@
 
 import functools
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -30,8 +31,8 @@ def test_parts_make_the_whole(most):
         return {"sum": a.sum(1) + b, "twice": 2 * a}
 
     found = map_chunks(function, most, jnp.asarray(a), jnp.asarray(b))
-    np.testing.assert_array_equal(found["sum"], a.sum(1) + b)
-    np.testing.assert_array_equal(found["twice"], 2 * a)
+    chex.assert_trees_all_equal(found["sum"], a.sum(1) + b)
+    chex.assert_trees_all_equal(found["twice"], 2 * a)
     assert max(seen) <= max(1, most)
 
 
@@ -54,5 +55,5 @@ def test_a_generation_in_parts(tmp_path, monkeypatch, module, limit):
         return right(function, most, *arrays)
 
     monkeypatch.setattr(module, "map_chunks", told)
-    np.testing.assert_allclose(make(options).tokens, whole, rtol=1e-4, atol=1e-4)
+    chex.assert_trees_all_close(make(options).tokens, whole, rtol=1e-4, atol=1e-4)
     assert any(most < rows for most, rows in parts)

@@ -94,10 +94,10 @@ def test_conversion(tmp_path, capsys):
     told = json.loads(capsys.readouterr().out)
     assert told["kind"] == "inception" and told["config"] == {"divisor": 16, "classes": 10}
     loaded = weights.load(tmp_path / "out")
-    np.testing.assert_array_equal(loaded.params["fc"]["kernel"], tensors["fc.weight"].T)
+    chex.assert_trees_all_equal(loaded.params["fc"]["kernel"], tensors["fc.weight"].T)
     unit = loaded.params["Mixed_6d"]["branch7x7_2"]
-    np.testing.assert_array_equal(unit["bn"]["var"], tensors["Mixed_6d.branch7x7_2.bn.running_var"])
-    np.testing.assert_array_equal(
+    chex.assert_trees_all_equal(unit["bn"]["var"], tensors["Mixed_6d.branch7x7_2.bn.running_var"])
+    chex.assert_trees_all_equal(
         unit["conv"]["kernel"], tensors["Mixed_6d.branch7x7_2.conv.weight"].transpose(2, 3, 1, 0)
     )
     source = open_source(write(tmp_path / "x.pth", tensors, old=False))

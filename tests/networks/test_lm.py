@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -52,7 +53,7 @@ def texts(seed=0, shape=(3, MAX_LEN)):
 
 
 def close(ours, theirs, atol=2e-5):
-    np.testing.assert_allclose(ours, theirs, rtol=0, atol=atol)
+    chex.assert_trees_all_close(ours, theirs, rtol=0, atol=atol)
 
 
 def right_padded(tokens, lengths):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -52,8 +53,8 @@ def test_texts(kind, rows, sampling, monkeypatch):
         key, prompts = jax.random.key(3), text_models.prompts(rows, 6)
         tokens, info = text.generate(key, (lm, params), prompts, drafter, options)
         expected, counts = text.generate(key, (plain, params), prompts, drafter, options)
-        np.testing.assert_array_equal(tokens, expected)
-        np.testing.assert_array_equal(info.accepted, counts.accepted)
+        chex.assert_trees_all_equal(tokens, expected)
+        chex.assert_trees_all_equal(info.accepted, counts.accepted)
         assert info.accepted.sum() > 0
 
 

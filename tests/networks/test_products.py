@@ -32,7 +32,7 @@ def test_product(shape):
     x, kernel = (np.random.default_rng(0).standard_normal(s).astype(np.float32) for s in (shape, (7, 5)))
     found = jax.jit(product)(x, kernel.T)
     chex.assert_shape(found, (*shape[:-1], 5))
-    np.testing.assert_allclose(found, x @ kernel, atol=1e-5)
+    chex.assert_trees_all_close(found, x @ kernel, atol=1e-5)
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """Weights in 8 and 4 bits: how far off, how small, and the same model when they are expanded."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -41,8 +42,8 @@ def test_a_quantised_model_is_the_expanded_one(bits, tied):
         assert isinstance(leaf, Quantised) == (path[-1].key not in kept)
     tokens = jnp.arange(12).reshape(2, 6) % 11
     forward = jax.jit(lm.forward)
-    np.testing.assert_allclose(forward(small, tokens), forward(expand(small), tokens), rtol=1e-5, atol=1e-5)
+    chex.assert_trees_all_close(forward(small, tokens), forward(expand(small), tokens), rtol=1e-5, atol=1e-5)
     positions = jnp.broadcast_to(jnp.arange(6), (2, 6))
     cached, _ = jax.jit(lm.apply)(small, tokens, positions, lm.empty_cache(2, 8))
-    np.testing.assert_allclose(cached, forward(small, tokens), rtol=1e-4, atol=1e-4)
+    chex.assert_trees_all_close(cached, forward(small, tokens), rtol=1e-4, atol=1e-4)
     assert np.abs(forward(small, tokens) - forward(params, tokens)).max() > 1e-3

@@ -158,7 +158,7 @@ def test_power_spherical_law(where):
     many = sphere_vae.Posterior(jnp.broadcast_to(mu, (DRAWS, m)), jnp.full(DRAWS, kappa))
     sampled = jax.jit(lambda key: sphere_vae.sample(many, key=key))(jax.random.key(0))
     draws = np.asarray(sampled, np.float64) / math.sqrt(m)
-    np.testing.assert_allclose(np.linalg.norm(draws, axis=-1), 1, atol=1e-5)
+    chex.assert_trees_all_close(np.linalg.norm(draws, axis=-1), np.float64(1), atol=1e-5)
     along = draws @ np.asarray(mu, np.float64)
     beta = (m - 1) / 2
     distance = lambda kappa: math.sqrt(DRAWS) * scipy.stats.ks_1samp(
@@ -183,4 +183,4 @@ def test_kl_against_an_integral(dim):
     posterior = [scipy.stats.beta.logpdf(z, kappa + beta, beta) for kappa in kappas]
     wanted = [np.mean(np.exp(log) * (log - uniform)) for log in posterior]
     given = sphere_vae.Posterior(jnp.zeros((3, dim)), jnp.asarray(kappas))
-    np.testing.assert_allclose(sphere_vae.kl_divergence(given), wanted, rtol=1e-4, atol=1e-5)
+    chex.assert_trees_all_close(sphere_vae.kl_divergence(given), np.array(wanted), rtol=1e-4, atol=1e-5)

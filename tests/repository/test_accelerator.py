@@ -3,6 +3,7 @@ how they are counted; and that what an accelerator computes differently comes to
 
 import importlib.util
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -22,7 +23,7 @@ def as_an_accelerator(monkeypatch):
 def test_modulations_read_at_once_are_the_same(as_an_accelerator):
     tree = (jnp.arange(6.0).reshape(2, 3), [jnp.arange(10.0).reshape(2, 5)])
     for one, other in zip(jax.tree.leaves(jax.jit(accelerators.read_at_once)(tree)), jax.tree.leaves(tree)):
-        np.testing.assert_array_equal(one, other)
+        chex.assert_trees_all_equal(one, other)
     mixed = (jnp.zeros(3), jnp.zeros(3, jnp.int32))
     assert accelerators.read_at_once(mixed) is mixed
 
@@ -48,7 +49,7 @@ def test_one_token_is_multiplied_as_several(monkeypatch):
     found = next_token()
     assert len(seen) == 1 and found[0].shape == (1, 1, model.vocab_size)
     for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected)):
-        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+        chex.assert_trees_all_close(one, other, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("hidden", [False, True])
@@ -61,7 +62,7 @@ def test_attention_in_place_is_attention(hidden, some):
         jax.jit(attend)(qkv, visible, rows) for attend in (layers._attend_by_head, layers._attend_in_place)
     )
     assert by_head.shape == (2, 2 if some else 7, 4, 8)
-    np.testing.assert_allclose(in_place, by_head, rtol=1e-5, atol=1e-6)
+    chex.assert_trees_all_close(in_place, by_head, rtol=1e-5, atol=1e-6)
 
 
 def test_a_packed_loop_is_a_loop():
@@ -84,7 +85,7 @@ def test_a_packed_loop_is_a_loop():
     assert jax.tree.structure(packed) == jax.tree.structure(plain)
     for one, other in zip(jax.tree.leaves(packed), jax.tree.leaves(plain)):
         assert one.dtype == other.dtype
-        np.testing.assert_array_equal(one, other)
+        chex.assert_trees_all_equal(one, other)
 
 
 def plugins() -> bool:

@@ -4,6 +4,7 @@ import dataclasses
 import sys
 from pathlib import Path
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -19,20 +20,10 @@ from cspd_jax.networks.mar import MARModel
 pytestmark = pytest.mark.parity
 
 CONFIG = MARConfig(
-    seq_len=25,
-    token_dim=16,
-    num_classes=7,
-    buffer_size=5,
-    encoder_width=48,
-    encoder_depth=2,
-    encoder_heads=4,
-    decoder_width=32,
-    decoder_depth=3,
-    decoder_heads=2,
-    head_depth=2,
-    head_width=40,
+    seq_len=25, token_dim=16, num_classes=7, buffer_size=5, encoder_width=48, encoder_depth=2,
+    encoder_heads=4, decoder_width=32, decoder_depth=3, decoder_heads=2, head_depth=2, head_width=40,
     respacing="ddim10",
-)
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("num_iter, cfg, temperature", [(25, 1.0, 1.0), (6, 3.0, 0.9), (40, 1.5, 1.0)])
@@ -48,30 +39,15 @@ def test_whole_generation(change, num_iter, cfg, temperature):
     labels = rng.integers(0, config.num_classes, 3)
     orders = np.stack([rng.permutation(config.seq_len) for _ in range(3)])
     noise = rng.standard_normal((11, 3, config.seq_len, config.token_dim), np.float32)
-    theirs = reference.sample(
-        torch.as_tensor(labels),
-        sampling_schedule(config.respacing),
-        num_iter=num_iter,
-        cfg=cfg,
-        temperature=temperature,
-        orders=orders,
-        noise=noise,
-    ).numpy()
+    schedule, how = sampling_schedule(config.respacing), {"num_iter": num_iter, "cfg": cfg}
+    how |= {"temperature": temperature}
+    theirs = reference.sample(torch.as_tensor(labels), schedule, orders=orders, noise=noise, **how).numpy()
+    options = Options(
+        respacing=config.respacing, guided=cfg != 1.0, prefix_buckets=4, final_noise=False, **how
+    )
     ours = sampler.sample(
-        MARModel(config),
-        jax.tree.map(jnp.asarray, reference_torch.to_jax(reference)),
-        row_keys(jax.random.key(0), 3),
-        jnp.asarray(labels),
-        Options(
-            num_iter=num_iter,
-            respacing=config.respacing,
-            guided=cfg != 1.0,
-            cfg=cfg,
-            temperature=temperature,
-            prefix_buckets=4,
-            final_noise=False,
-        ),
-        order=jnp.asarray(orders[:, ::-1].copy()),
-        noise=jnp.asarray(noise),
-    ).tokens
-    np.testing.assert_allclose(ours, theirs, rtol=0, atol=2e-5 * np.abs(theirs).max())
+        MARModel(config), jax.tree.map(jnp.asarray, reference_torch.to_jax(reference)),
+        row_keys(jax.random.key(0), 3), jnp.asarray(labels), options,
+        order=jnp.asarray(orders[:, ::-1].copy()), noise=jnp.asarray(noise),
+    ).tokens  # fmt: skip
+    chex.assert_trees_all_close(ours, theirs, rtol=0, atol=2e-5 * np.abs(theirs).max())

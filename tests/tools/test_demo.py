@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import io
-import shutil
-import subprocess
-import sys
-import time
 
 import numpy as np
 import pytest
 import tiny
-from PIL import Image
 
 import cspd_jax
 from cspd_jax import masked, text
@@ -78,64 +72,3 @@ def test_masked_texts_are_those_of_generate(models):
         tokens, info = masked.generate(None, models.masked, [tokenizer.encode(PROMPT)], method, options)
         assert last[i][0] == [(PROMPT + tokenizer.decode(tokens[0].tolist()), None)]
         assert f"{NEW} of {NEW} tokens, {info.sequential} passes" in last[i][1] and "·" in first[i][0][0][0]
-
-
-@pytest.fixture
-def browser(tmp_path):
-    chromium = shutil.which("chromium") or shutil.which("google-chrome")
-    if chromium is None or shutil.which("chromedriver") is None:
-        pytest.skip("needs chromium and chromedriver")
-    pytest.importorskip("gradio", reason="needs the extra demo (gradio)")
-    webdriver = pytest.importorskip("selenium.webdriver", reason="needs selenium")
-    options = webdriver.ChromeOptions()
-    options.binary_location = chromium
-    for argument in (
-        "headless",
-        "no-sandbox",
-        "disable-gpu",
-        f"user-data-dir={tmp_path}",
-        "window-size=1300,1000",
-    ):
-        options.add_argument(f"--{argument}")
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    found = webdriver.Chrome(options, webdriver.ChromeService(shutil.which("chromedriver")))
-    yield found
-    found.quit()
-
-
-@pytest.fixture
-def url():
-    """The address of a page of the models that come with the package."""
-    command = [sys.executable, "-m", "cspd_jax", "demo", "--port", "0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
-        try:
-            yield server.stdout.readline().strip()
-        finally:
-            server.terminate()
-
-
-@pytest.mark.slow
-def test_the_page_in_a_browser(browser, url):
-    """A click on the button, both pictures with their calls, and letters on the screen."""
-
-    def until(look):
-        end = time.monotonic() + 240
-        while not (found := look()):
-            assert time.monotonic() < end, browser.page_source[:2000]
-            time.sleep(0.2)
-        return found
-
-    shown = lambda selector: [e for e in browser.find_elements("css selector", selector) if e.is_displayed()]
-    browser.get(url)
-    until(lambda: [e for e in shown("button") if e.text == "Generate"])[0].click()
-    until(lambda: sum("s, complete" in e.text for e in shown(".prose")) == 2)
-    assert sum("calls of the backbone" in e.text for e in shown(".prose")) == 2
-
-    def of_letters(image):
-        """Says whether it is white on black, with nothing grey between."""
-        pixels = np.asarray(Image.open(io.BytesIO(image.screenshot_as_png)).convert("L")).astype(int)
-        inside = pixels[40:-40, 40:-40]
-        return np.mean(inside < 60) > 0.3 and np.mean(inside > 180) > 0.02
-
-    until(lambda: len(images := shown("img")) == 2 and all(map(of_letters, images)))
-    assert not [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"]

@@ -1,5 +1,6 @@
 """Many images in a folder: the same ones whatever happened meanwhile, and refused where they are not."""
 
+import chex
 import jax
 import numpy as np
 import pytest
@@ -50,9 +51,9 @@ def shards_in(path):
 
 def test_the_images_are_those_of_generate(whole, asked):
     tokens, _ = cspd_jax.generate(*asked)
-    np.testing.assert_allclose(joined(whole, "tokens"), tokens, atol=1e-4)
-    np.testing.assert_array_equal(joined(whole, "labels"), asked.labels)
-    np.testing.assert_array_equal(
+    chex.assert_trees_all_close(joined(whole, "tokens"), tokens, atol=1e-4)
+    chex.assert_trees_all_equal(joined(whole, "labels"), asked.labels)
+    chex.assert_trees_all_equal(
         joined(whole, "arr_0"), cspd_jax.to_images(asked.model, joined(whole, "tokens"))
     )
     assert joined(whole, "finite").all() and list(shards_in(whole)) == ["00000.npz", "00001.npz", "00002.npz"]

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import math
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -102,7 +103,7 @@ def test_whole_model(name, slack):
     norms = f.under("train/model/gradnorm/")
     for key in norms:
         ours = jnp.linalg.norm(leaf(gradient, table[key].path))
-        np.testing.assert_allclose(ours, f[f"train/model/gradnorm/{key}"], rtol=1e-4, atol=1e-7, err_msg=key)
+        chex.assert_trees_all_close(ours, f[f"train/model/gradnorm/{key}"], rtol=1e-4, atol=1e-7)
     for key in f.under("train/model/grad/"):
         entry = table[key]
         assert relative(leaf(gradient, entry.path), entry.to_flax(f[f"train/model/grad/{key}"])) < 1e-4, key
@@ -127,7 +128,7 @@ def test_bins_of_the_discretised_likelihood_sum_to_one():
     levels = np.linspace(-1, 1, 256, dtype=np.float32)[:, None]
     p = Gaussian(jnp.array([0.2, -0.95]), jnp.array([-3.0, -6.0]))
     found = jax.jit(discretised_log_likelihood)(p, levels)
-    np.testing.assert_allclose(np.exp(found).sum(0), 1.0, rtol=1e-4)
+    chex.assert_trees_all_close(np.exp(found).sum(0), 1.0, rtol=1e-4)
 
 
 def test_the_variance_term_does_not_move_the_mean():
@@ -195,5 +196,5 @@ def test_weighted_errors_of_eps_are_those_of_the_velocity():
     x_t = signal * x0 + spread * noise
     velocity = lambda e: signal * e - spread * (x_t - spread * e) / signal
     wanted = (velocity(guess) - velocity(noise)) ** 2
-    np.testing.assert_allclose(level_weights(jnp.inf)[t] * (guess - noise) ** 2, wanted, rtol=1e-3)
+    chex.assert_trees_all_close(level_weights(jnp.inf)[t] * (guess - noise) ** 2, wanted, rtol=1e-3)
     assert level_weights(30.0).max() == 30 and jnp.all(level_weights(1.0) == 1)

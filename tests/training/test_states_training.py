@@ -5,6 +5,7 @@ import functools
 import json
 import shutil
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -52,11 +53,11 @@ def test_answers_are_the_targets(answers):
 
     logits, entering, kept = known(np.maximum(made.tokens, 0))
     there = made.tokens >= 0
-    np.testing.assert_allclose(kept[there], logits[there], atol=0.05)  # bfloat16
-    np.testing.assert_allclose(made.states[there].astype(np.float32), entering[there], rtol=0.01, atol=0.01)
+    chex.assert_trees_all_close(kept[there], logits[there], atol=0.05)  # bfloat16
+    chex.assert_trees_all_close(made.states[there].astype(np.float32), entering[there], rtol=0.01, atol=0.01)
     total = np.log(np.exp(np.asarray(logits, np.float64)).sum(axis=-1))
     asked = there & (np.arange(LENGTH) >= made.given[:, None] - 1)
-    np.testing.assert_allclose(total[asked], made.total[asked], atol=1e-4)
+    chex.assert_trees_all_close(total[asked], made.total[asked], atol=1e-4)
     tokens, info = text.generate(
         None, (TARGET, params()), PROMPTS, options=text.Options(max_new_tokens=LENGTH - 3)
     )
@@ -112,7 +113,7 @@ def test_a_turn_is_a_draft_after_right_drafts(answers):
 
     for known in (0, 4, 11):
         for k, logits in enumerate(np.asarray(drafted(known))):
-            np.testing.assert_allclose(by_turns[k][:, known + k], logits, rtol=2e-4, atol=2e-4)
+            chex.assert_trees_all_close(by_turns[k][:, known + k], logits, rtol=2e-4, atol=2e-4)
     assert np.abs(by_turns[0][:, 5] - by_turns[1][:, 5]).max() > 0.1
 
 
@@ -124,7 +125,7 @@ def test_what_is_wanted_is_the_target_s_token_after_the_next(answers):
     expected = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
     # Place i is about the token at i + 2, which the target's logits at i + 1 are about.
     whole = expected[:, 1:][..., np.asarray(given.ids)]
-    np.testing.assert_allclose(log_p[:, :-1][there[:, :-1]], whole[there[:, :-1]], atol=0.1)
+    chex.assert_trees_all_close(log_p[:, :-1][there[:, :-1]], whole[there[:, :-1]], atol=0.1)
     for row, tokens in zip(there, rows.tokens):
         places = [i for i in range(LENGTH) if 3 <= i + 2 < LENGTH and tokens[i + 2] >= 0]
         assert np.flatnonzero(row).tolist() == places

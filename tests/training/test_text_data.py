@@ -1,5 +1,6 @@
 """The corpus of Python's documentation, and bytes as ids."""
 
+import chex
 import numpy as np
 
 from cspd_jax.tokenizers import END_OF_TEXT, ByteTokenizer
@@ -81,5 +82,5 @@ def test_streams_and_windows(monkeypatch):
     rows = np.concatenate([texts.batch(i, 50) for i in range(20)])
     windows = np.lib.stride_tricks.sliding_window_view(stream, 8)
     assert rows.dtype == np.int32 and {tuple(r) for r in rows} == {tuple(w) for w in windows}
-    np.testing.assert_array_equal(texts.batch(3, 50), rows[150:200])
+    chex.assert_trees_all_equal(texts.batch(3, 50), rows[150:200])
     assert not np.array_equal(texts.batch(3, 50, seed=1), rows[150:200])

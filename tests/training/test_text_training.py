@@ -4,8 +4,8 @@ import dataclasses
 import itertools
 import json
 import math
-import signal
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -125,32 +125,6 @@ def test_masked_objective_against_enumeration():
     assert abs(unweighted / 3 / math.log(2) - exact) > 10 * error  # negative control: without the 1/t
 
 
-def test_a_stopped_run_continues_bit_for_bit(tmp_path, whole, heard):
-    config, folder, state = whole
-
-    class Interrupting(Texts):
-        def batch(self, index, size, *, seed=0, split="train"):
-            if index == 45:
-                signal.raise_signal(signal.SIGINT)
-            return super().batch(index, size, seed=seed, split=split)
-
-    with pytest.raises(KeyboardInterrupt):
-        trained(config, tmp_path, Interrupting(16))
-    assert identical(trained(config, tmp_path), state)
-    assert (tmp_path / "metrics.jsonl").read_text() == (folder / "metrics.jsonl").read_text()
-
-
-def test_a_single_other_batch_is_noticed(tmp_path, whole):
-    """Negative control of the comparison of resumed runs."""
-    config, _, state = whole
-
-    class Forgetful(Texts):
-        def batch(self, index, size, *, seed=0, split="train"):
-            return super().batch(index, size, seed=seed + (index == 9), split=split)
-
-    assert not identical(trained(config, tmp_path, Forgetful(16)), state)
-
-
 def bits(config, params):
     return objective.measure(TEXTS, LM(config.model), params)["held_out_bits_per_byte"]
 
@@ -186,12 +160,12 @@ def test_rows_of_the_target_itself(tmp_path):
     path = tmp_path / "samples.npz"
     made = continuations((lm, params), texts, 128, path, 0)
     begun = np.concatenate([texts.batch(i, 64)[:, :PROMPT] for i in range(2)])
-    np.testing.assert_array_equal(made[:, :PROMPT], begun)
+    chex.assert_trees_all_equal(made[:, :PROMPT], begun)
     own, chance = made[:, PROMPT:], np.exp(logs)
     for x in np.argsort(-chance)[:10]:
         deviation = math.sqrt(chance[x] * (1 - chance[x]) / own.size)
         assert abs((own == x).mean() - chance[x]) < 4.5 * deviation
-    np.testing.assert_array_equal(continuations(target(), texts, 128, path, 0), made)
+    chex.assert_trees_all_equal(continuations(target(), texts, 128, path, 0), made)
     with pytest.raises(UserError, match="leave out --from"):
         continuations((LM(MASKED.model), {}), texts, 128, tmp_path / "masked.npz", 0)
 
@@ -206,10 +180,10 @@ def test_a_masked_model_begins_with_a_causal_one(tied):
     assert jax.tree.map(np.shape, params) == jax.tree.map(np.shape, abstract_params(masked))
     tokens = np.array([[7], [END_OF_TEXT]])
     logits = LM(masked).forward(params, tokens)
-    np.testing.assert_allclose(
+    chex.assert_trees_all_close(
         logits[..., : causal.vocab_size], model.network.forward(model.params, tokens), atol=1e-6
     )
-    np.testing.assert_allclose(logits[..., -1], logits[..., :-1].mean(-1), atol=1e-5)
+    chex.assert_trees_all_close(logits[..., -1], logits[..., :-1].mean(-1), atol=1e-5)
     assert identical(initial_params(model, causal), model.params)
 
 

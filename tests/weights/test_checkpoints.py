@@ -35,15 +35,9 @@ def saved(tmp_path, params):
     return tmp_path / "model"
 
 
-def same(a, b):
-    chex.assert_trees_all_equal(a, b)
+same = chex.assert_trees_all_equal
 
 
-def with_leaf(params, value):
-    return {**params, "backbone": {**params["backbone"], "mask_token": value}}
-
-
-@pytest.mark.slow
 def test_round_trip(saved, params):
     kind, config, loaded, metadata = weights.load(saved)
     assert (kind, config) == ("mar", CONFIG)
@@ -51,18 +45,13 @@ def test_round_trip(saved, params):
     assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(loaded))
     count = sum(leaf.size for leaf in jax.tree.leaves(params))
     assert metadata == {
-        "format_version": 1,
-        "dtype": "float32",
-        "params": count,
-        "source": "x.pth",
-        "source_sha256": "ab",
+        "format_version": 1, "dtype": "float32", "params": count, "source": "x.pth", "source_sha256": "ab",
         "extra": {"g": [1]},
-    }
+    }  # fmt: skip
     assert sorted(p.name for p in saved.parent.iterdir()) == ["model"]
     assert sorted(p.name for p in saved.iterdir()) == ["config.json", "params.safetensors"]
 
 
-@pytest.mark.slow
 def test_bfloat16_storage_and_casts(tmp_path, params):
     narrow = jax.tree.map(lambda p: p.astype(ml_dtypes.bfloat16), params)
     description = weights.save(tmp_path / "narrow", "mar", CONFIG, narrow)
@@ -74,31 +63,27 @@ def test_bfloat16_storage_and_casts(tmp_path, params):
     same(wide, jax.tree.map(lambda p: p.astype(np.float32), narrow))
 
 
-@pytest.mark.parametrize("failure", [KeyboardInterrupt, OSError(28, "No space left on device"), RuntimeError])
-def test_nothing_half_written(tmp_path, params, monkeypatch, failure):
+def test_nothing_half_written(tmp_path, params, monkeypatch):
     write = weights.save_file
 
-    def fail(leaves, file):
+    def interrupted(leaves, file):
         write(leaves, file)
-        raise failure
+        raise KeyboardInterrupt
 
-    monkeypatch.setattr(weights, "save_file", fail)
-    with pytest.raises(type(failure) if isinstance(failure, OSError) else failure):
+    monkeypatch.setattr(weights, "save_file", interrupted)
+    with pytest.raises(KeyboardInterrupt):
         weights.save(tmp_path / "model", "mar", CONFIG, params)
     assert list(tmp_path.iterdir()) == []
-
-
-def unloadable(folder, match):
-    with pytest.raises(UserError, match=match):
-        weights.load(folder)
 
 
 def test_nan_on_disk(tmp_path, params, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(weights, "_check_finite", lambda *_: None)
-        bad = with_leaf(params, np.full((1, 1, 8), np.inf, np.float32))
+        token = np.full((1, 1, 8), np.inf, np.float32)
+        bad = {**params, "backbone": {**params["backbone"], "mask_token": token}}
         weights.save(tmp_path / "model", "mar", CONFIG, bad)
-    unloadable(tmp_path / "model", "parameter backbone/mask_token holds NaN or infinity")
+    with pytest.raises(UserError, match="parameter backbone/mask_token holds NaN or infinity"):
+        weights.load(tmp_path / "model")
 
 
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
@@ -110,4 +95,5 @@ def test_folders_of_before_0_7(saved, params, dtype):
         checkpointer.save(saved / "params", args=ocp.args.PyTreeSave(narrow))
     same(weights.load(saved).params, narrow)
     shutil.rmtree(saved / "params" / "backbone.mask_token")
-    unloadable(saved, "the parameters do not fit the network: missing backbone/mask_token")
+    with pytest.raises(UserError, match="do not fit the network: missing backbone/mask_token"):
+        weights.load(saved)
