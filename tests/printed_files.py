@@ -14,7 +14,6 @@ import pytest
 import tiny
 import torch_writer
 from PIL import Image
-from safetensors.numpy import save_file
 
 from cspd_jax import hub
 from cspd_jax.converters import kl16, mar
@@ -84,22 +83,6 @@ def questions(path: Path) -> None:
     path.write_text("\n".join(lines[:18]))
 
 
-def published_head(path: Path) -> None:
-    """For the models of these pages, with ids of its own."""
-    sizes = {"num_hidden_layers": 1, "draft_vocab_size": 8, "architectures": ["LlamaForCausalLMEagle3"]}
-    hf_folder.write(path, hf_folder.edited(hf_folder.LLAMA, **sizes))
-    width, kv, mlp = hf_folder.D, hf_folder.D * hf_folder.KV // hf_folder.H, hf_folder.M
-    shapes = {"fc": (width, 3 * width), "lm_head": (8, width), "norm": (width,)}
-    layer = {f"self_attn.{n}_proj": (rows, 2 * width) for n, rows in (("q", width), ("k", kv), ("v", kv))}
-    layer |= {"self_attn.o_proj": (width, width), "mlp.down_proj": (width, mlp)}
-    layer |= dict.fromkeys(("mlp.gate_proj", "mlp.up_proj"), (mlp, width))
-    layer |= dict.fromkeys(("hidden_norm", "input_layernorm", "post_attention_layernorm"), (width,))
-    shapes |= {f"midlayer.{name}": shape for name, shape in layer.items()}
-    draw = np.random.default_rng(0).standard_normal
-    tensors = {f"{name}.weight": draw(shape).astype(np.float32) for name, shape in shapes.items()}
-    save_file({**tensors, "d2t": np.arange(8)}, path / "model.safetensors")
-
-
 def chat_model(path: Path) -> None:
     LLAMA(path)
     template = "w1 {% for m in messages %}{{ m['content'] }} {% endfor %}"
@@ -130,9 +113,6 @@ GIVEN = {
     "text": {
         "EleutherAI/pythia-1.4b-deduped": LLAMA,
         "EleutherAI/pythia-160m-deduped": LLAMA,
-        "DIR": LLAMA,
-        "PUBLISHED": published_head,
-        "HEAD": published_head,
     },
     "training": {"pictures": pictures, "DIR": chat_model, "benchmarks/prompts/train.txt": questions},
 }

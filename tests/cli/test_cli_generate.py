@@ -105,15 +105,6 @@ def test_without_a_method_the_fastest_exact_one(run):
 
 
 @pytest.mark.slow
-def test_latents_with_and_without_vae(run):
-    report, err = run(*PLAIN, target="latents")
-    assert "no --vae" in err and sorted(os.listdir(report["out"])) == ["report.json", "samples.npz"]
-    assert np.load(f"{report['out']}/samples.npz")["latents"].shape == (10, 4, 4, 4)
-    report, _ = run(*PLAIN, "--vae", "{models}/vae", target="latents")
-    assert np.load(f"{report['out']}/samples.npz")["arr_0"].shape == (10, 8, 8, 3)
-
-
-@pytest.mark.slow
 def test_flags_reach_the_sampler(run):
     flags = ("--cfg", "2", "--cfg-schedule", "constant", "--temperature", "0.9", "--final-noise", "off")
     found = run(*PLAIN, *flags, "--labels", "none,0", "--dtype", "bfloat16")[0]["options"]

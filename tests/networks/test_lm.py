@@ -62,12 +62,6 @@ def right_padded(tokens, lengths):
     return tokens[:, : max(lengths)], np.where(positions < lengths[:, None], positions, MAX_LEN)
 
 
-def left_padded(tokens, lengths):
-    """Prompts that end at the right edge; the padding before them has negative positions."""
-    positions = np.arange(max(lengths)) - (max(lengths) - lengths)[:, None]
-    return np.take_along_axis(tokens, np.maximum(positions, 0), axis=1), positions
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("family", CONFIGS)
 def test_prefill_decoding_and_rollback(family):
@@ -96,20 +90,3 @@ def test_prefill_decoding_and_rollback(family):
     window = at[:, None] + np.arange(4)
     logits, cache = call(np.take_along_axis(tokens, window, axis=1), window, cache)
     close(logits, np.take_along_axis(expected, window[:, :, None], axis=1))
-
-
-@pytest.mark.slow
-def test_left_padding():
-    model = LM(CONFIGS["llama"])
-    call = functools.partial(apply, model, params(model.config))
-    tokens = texts()
-    right, same = call(*right_padded(tokens, LENGTHS), model.empty_cache(3, MAX_LEN))
-    left, cache = call(*left_padded(tokens, LENGTHS), model.empty_cache(3, MAX_LEN))
-    for r, n in enumerate(LENGTHS):
-        close(left[r, -n:], right[r, :n])
-    assert np.isfinite(left).all()
-    jax.tree.map(close, cache, same)
-    mask = np.arange(7) >= (7 - LENGTHS)[:, None]
-    uncached = forward(model, params(model.config), left_padded(tokens, LENGTHS)[0], mask)
-    for r, n in enumerate(LENGTHS):
-        close(uncached[r, -n:], right[r, :n])

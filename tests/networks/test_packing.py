@@ -15,7 +15,7 @@ import text_models
 from cspd_jax import text
 from cspd_jax.networks.lm import LM
 from cspd_jax.sampling import Sampling
-from cspd_jax.text import Options, generation, rounds
+from cspd_jax.text import Options
 
 ROOM = 24
 
@@ -37,15 +37,11 @@ def pair():
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.9, None, 0.95)], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("rows", [1, 5])
 @pytest.mark.parametrize("kind", ["lookup", "near"])
-def test_texts(kind, rows, sampling, monkeypatch):
-    """Of every size of pass some are run."""
+def test_texts(kind, rows, sampling):
     with jax.enable_x64(True):
         lm, plain, params = pair()
-        drafter = (
-            text.PromptLookup(shortest=1)
-            if kind == "lookup"
-            else (plain, text_models.near(params, scale=0.25))
-        )
+        draft_model = (plain, text_models.near(params, scale=0.25))
+        drafter = text.PromptLookup(shortest=1) if kind == "lookup" else draft_model
         options = Options(
             gamma=np.arange(3, 3 + rows) % 8, max_gamma=7, max_new_tokens=ROOM - 6, stop_ids=(),
             confidence=0.3, rule="block", **sampling._asdict(),
@@ -56,33 +52,3 @@ def test_texts(kind, rows, sampling, monkeypatch):
         chex.assert_trees_all_equal(tokens, expected)
         chex.assert_trees_all_equal(info.accepted, counts.accepted)
         assert info.accepted.sum() > 0
-
-
-@pytest.mark.slow
-def test_the_smallest_that_is_enough_is_run():
-    """Told by a model that counts the tokens of each pass as it runs."""
-    seen = []
-
-    class Counting(PackedLM):
-        def apply(self, params, tokens, *args, **options):
-            jax.debug.callback(seen.append, tokens.size, ordered=True)
-            return super().apply(params, tokens, *args, **options)
-
-        def apply_packed(self, params, *args, size, read):
-            jax.debug.callback(seen.append, size, ordered=True)
-            return super().apply_packed(params, *args, size=size, read=read)
-
-    lm, _, params = pair()
-    prompts = text_models.prompts(3, 6)
-    options = Options(max_new_tokens=12, gamma=7, max_gamma=7, max_len=ROOM, stop_ids=())
-    model = Counting(lm.config, jnp.float32), params
-    inputs = generation.prepare(None, model, prompts, text.PromptLookup(), options)
-    state = rounds.begin(inputs)
-    jax.effects_barrier()
-    for counts, size in (((0, 0, 0), 3), ((1, 4, 0), 8), ((7, 3, 0), 16), ((7, 7, 0), 24), ((0, 5, 0), 8)):
-        seen.clear()
-        counts = jnp.array(counts, jnp.int32)
-        drafts = text.Drafts(jnp.ones((3, 7), jnp.int32), counts, None, jnp.int32(0), jnp.int32(0))
-        jax.jit(rounds.verify_step)(inputs, state, drafts)
-        jax.effects_barrier()
-        assert [int(n) for n in seen] == [size]

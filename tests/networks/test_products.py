@@ -7,13 +7,11 @@ import dataclasses
 import chex
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from cspd_jax.models import TextModel
 from cspd_jax.networks.lm import LM, init_params
 from cspd_jax.networks.lm_config import LMConfig
-from cspd_jax.networks.products import product
 
 WIDE = LMConfig(
     family="neox", vocab_size=300, known_ids=300, width=512, depth=1, heads=4, kv_heads=2, head_dim=128,
@@ -22,21 +20,9 @@ WIDE = LMConfig(
 )  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def model():
-    return TextModel("wide", LM(WIDE), jax.jit(init_params, static_argnums=0)(WIDE, jax.random.key(0)))
-
-
-@pytest.mark.parametrize("shape", [(7,), (1, 7), (2, 3, 7), (0, 7), (9, 3, 7)])
-def test_product(shape):
-    x, kernel = (np.random.default_rng(0).standard_normal(s).astype(np.float32) for s in (shape, (7, 5)))
-    found = jax.jit(product)(x, kernel.T)
-    chex.assert_shape(found, (*shape[:-1], 5))
-    chex.assert_trees_all_close(found, x @ kernel, atol=1e-5)
-
-
 @pytest.mark.slow
-def test_the_logits_are_the_same(model):
+def test_the_logits_are_the_same():
+    model = TextModel("wide", LM(WIDE), jax.jit(init_params, static_argnums=0)(WIDE, jax.random.key(0)))
     network, params = model.for_decoding
     assert network == dataclasses.replace(model.network, by_outputs=True)
     tokens, positions = jnp.array([[5, 2, 7]]), jnp.arange(3)[None]

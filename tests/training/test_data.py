@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from cspd_jax.__main__ import main
 from cspd_jax.check import UserError
 from cspd_jax.training import presets, recipes
 from cspd_jax.training.data.digits import Digits
@@ -101,21 +100,6 @@ def test_a_preset_takes_its_sizes_from_the_pictures(tmp_path, mode, size, found)
     recipes.check_fit(run, run.data)
     run.data.batch(0, 1, split="held-out")
     assert (run.data.size, run.data.channels, run.model.patch_size) == found
-
-
-@pytest.mark.slow
-def test_own_pictures_to_a_model_and_its_draft(tmp_path, monkeypatch):
-    """Two commands, and a third that uses both."""
-    fill(tmp_path / "pets", {"cat": 6, "dog": 6}, side=12)
-    short = ["--steps", "2", "--batch", "2"]
-    monkeypatch.chdir(tmp_path)
-    assert main(["train", "--data", "pets", "--out", "target", *short]) == 0
-    monkeypatch.chdir(tmp_path / "pets")  # the model says where its pictures are, wherever it is read
-    assert main(["distill", "--target", "../target/model", "--out", "../draft", *short]) == 0
-    monkeypatch.chdir(tmp_path)
-    pair = ["--target", "target/model", "--draft", "draft/model", "--out", "made"]
-    assert main(["generate", *pair, "--labels", "dog", "--n", "1", "--num-iter", "2", "--steps", "4"]) == 0
-    assert (tmp_path / "made" / "samples.png").exists()
 
 
 @pytest.mark.slow

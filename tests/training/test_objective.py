@@ -14,18 +14,15 @@ from training_run import TINY
 
 from cspd_jax.converters import mar
 from cspd_jax.converters._tables import entries
-from cspd_jax.diffusion.gaussian import Gaussian, log_density
 from cspd_jax.diffusion.schedule import make_schedule
 from cspd_jax.image.pixels import patchify
 from cspd_jax.networks.mar import MARModel
 from cspd_jax.training.image.mar import (
     Bucket,
     Draws,
-    discretised_log_likelihood,
     draw,
     focused,
     head_terms,
-    kl_divergence,
     level_weights,
     n_known,
     objective,
@@ -111,39 +108,6 @@ def test_whole_model(name, slack):
     silent = [e for key, e in table.items() if key not in norms]
     assert [e.name for e in silent] == ["fake_latent"]
     assert not jnp.any(leaf(gradient, silent[0].path))
-
-
-def test_kl_is_that_of_gaussians():
-    random = np.random.default_rng(0)
-    q = Gaussian(np.array([0.3]), np.array([-1.0]))
-    p = Gaussian(np.array([-0.4]), np.array([0.7]))
-    x = jnp.asarray(0.3 + math.exp(-0.5) * random.standard_normal((200_000, 1)), jnp.float32)
-    estimate = jax.jit(lambda x: jnp.mean(log_density(q, x) - log_density(p, x)))(x)
-    divergence = jax.jit(lambda p, q: kl_divergence(p, q)[0])
-    assert abs(divergence(q, p) - estimate) < 0.01
-    assert abs(divergence(p, q) - estimate) > 0.1  # the other way round is another number
-
-
-def test_bins_of_the_discretised_likelihood_sum_to_one():
-    levels = np.linspace(-1, 1, 256, dtype=np.float32)[:, None]
-    p = Gaussian(jnp.array([0.2, -0.95]), jnp.array([-3.0, -6.0]))
-    found = jax.jit(discretised_log_likelihood)(p, levels)
-    chex.assert_trees_all_close(np.exp(found).sum(0), 1.0, rtol=1e-4)
-
-
-def test_the_variance_term_does_not_move_the_mean():
-    """The last layer's first half makes eps, its second v."""
-    f = recorded("mar_tiny")
-    x0, t, noise, z = (jnp.asarray(f[f"train/terms/{k}"]) for k in ("target", "t", "noise", "z"))
-
-    @functools.partial(jax.jit, static_argnums=0)
-    def gradient(part):
-        mean = lambda params: head_terms(MARModel(f.config), params, x0, z, t, noise)[part].mean()
-        return jnp.split(jax.grad(mean)(f.params)["head"]["final_layer"]["linear"]["bias"], 2)
-
-    (mse_of_eps, mse_of_v), (bound_of_eps, bound_of_v) = gradient(0), gradient(1)
-    assert jnp.all(mse_of_eps != 0) and not jnp.any(mse_of_v)
-    assert jnp.all(bound_of_v != 0) and not jnp.any(bound_of_eps)
 
 
 def test_mask_ratio_is_a_left_truncated_normal():

@@ -15,7 +15,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.experimental.compilation_cache import compilation_cache
 from training_run import TINY, trained
 
 from cspd_jax.check import UserError
@@ -42,6 +41,11 @@ def logged(out, name):
 
 
 def start(out, **environment):
+    """Trains in a process of its own; all of them share what they compile."""
+    environment |= {
+        "JAX_ENABLE_COMPILATION_CACHE": "true", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_COMPILATION_CACHE_DIR": str(out.parent / "compiled"),
+    }  # fmt: skip
     return subprocess.Popen(
         [sys.executable, HERE / "training_run.py", out], env={**os.environ, **environment},
         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
@@ -65,34 +69,6 @@ def strike(out, step, number):
         process.kill()
     assert process.returncode == -number, told
     return told
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compiled_once(tmp_path_factory):
-    """All processes of these tests share what they compile, without optimisations: the steps are tiny."""
-    folder = str(tmp_path_factory.mktemp("compiled"))
-    settings = {
-        "jax_enable_compilation_cache": True,
-        "jax_compilation_cache_dir": folder,
-        "jax_persistent_cache_min_compile_time_secs": 0,
-    }
-    before = {name: getattr(jax.config, name) for name in settings}
-    optimised = "jax_disable_most_optimizations"
-    before[optimised], settings[optimised] = jax.config.read(optimised), True
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in settings.items():
-            jax.config.update(name, value)
-            patch.setenv(name.upper(), str(value))
-        compilation_cache.reset_cache()  # it remembers its folder
-        yield
-    for name, value in before.items():
-        jax.config.update(name, value)
-    compilation_cache.reset_cache()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _compiler():
-    """In place of the shared fixture: the settings are those of the processes started here."""
 
 
 @pytest.fixture(scope="module")
@@ -186,11 +162,11 @@ def test_learning_rate():
 def test_as_many_steps_as_fit_into_some_minutes(tmp_path, capsys):
     """The number is measured once and kept; the run is one of so many steps, bit for bit."""
     learn = lambda config: mar.learning(config, config.data)
-    begin(tmp_path, TINY, minutes=0.05)
-    config, state = run(TINY, tmp_path, init_state(TINY), learn, minutes=0.05)
-    assert "fit into 0.05 minutes" in capsys.readouterr().err and config.steps >= 20
-    begin(tmp_path, TINY, minutes=0.05)
-    again, same = run(TINY, tmp_path, init_state(TINY), learn, minutes=0.05)
+    begin(tmp_path, TINY, minutes=0.02)
+    config, state = run(TINY, tmp_path, init_state(TINY), learn, minutes=0.02)
+    assert "fit into 0.02 minutes" in capsys.readouterr().err and config.steps >= 20
+    begin(tmp_path, TINY, minutes=0.02)
+    again, same = run(TINY, tmp_path, init_state(TINY), learn, minutes=0.02)
     assert again == config == in_steps(TINY, config.steps) and identical(state, same)
     assert "minutes" not in capsys.readouterr().err
     assert identical(trained(tmp_path / "other", config), state)
