@@ -101,19 +101,6 @@ def logits(model, tokens: np.ndarray, **options) -> np.ndarray:
     return model(torch.as_tensor(tokens), **options).logits.numpy()
 
 
-@torch.no_grad()
-def decoded(model, tokens: np.ndarray, prompt: int) -> np.ndarray:
-    """The same logits from the model's own cache: the prompt at once, then token by token."""
-    out = model(torch.as_tensor(tokens[:, :prompt]), use_cache=True)
-    parts = [out.logits]
-    for i in range(prompt, tokens.shape[1]):
-        out = model(
-            torch.as_tensor(tokens[:, i : i + 1]), past_key_values=out.past_key_values, use_cache=True
-        )
-        parts.append(out.logits)
-    return torch.cat(parts, dim=1).numpy()
-
-
 def save(model, folder: Path, **options) -> Path:
     model.save_pretrained(folder, **options)
     return folder

@@ -98,12 +98,6 @@ def test_rotary_scaling(tmp_path):
     assert read(gguf_file.write(tmp_path / "d", LLAMA, own, **changes))[0] == plain
 
 
-def run(capsys, *argv):
-    """(exit code, standard output, standard error)."""
-    code = main([str(a) for a in argv])
-    return (code, *capsys.readouterr())
-
-
 TEXT = "hello, 2024 <|start|>naïve\n  日本 it's<|end|>"
 
 
@@ -131,19 +125,3 @@ def test_tokenizer(tmp_path):
     assert first.encode("hello") == [260, names.index("hello")]
     changes = {"tokenizer.ggml.pre": "gpt-2", "tokenizer.ggml.add_bos_token": True}
     assert tokenizer_of(tmp_path, **changes).encode("he") == [260, names.index("he")]
-
-
-@pytest.mark.slow
-def test_convert_and_text(tmp_path, capsys):
-    file = gguf_file.write(tmp_path / "model", QWEN2, gguf_file.weights(QWEN2), "Q8_0")  # by its magic
-    code, out, err = run(capsys, "convert", file, tmp_path / "out", "--json", "--dtype", "bfloat16")
-    described = json.loads(out)
-    assert (code, described["kind"], described["source"]) == (0, "lm", "model")
-    assert err.splitlines() == [f"converting {described['params']:,} parameters of kind lm"]
-    code, out, _ = run(capsys, "info", file, "--json")
-    assert code == 0 and json.loads(out)["dtype"] == "mixed (F32, Q8_0)"
-    assert json.loads(out)["source_sha256"] == described["source_sha256"]
-    argv = ("text", "--target", tmp_path / "out", "--prompt", "hello", "--new-tokens", "4", "--no-stop")
-    code, out, _ = run(capsys, *argv, "--method", "plain", "--json")
-    assert code == 0 and len(json.loads(out)["ids"][0]) == 4
-    assert sorted(os.listdir(tmp_path)) == ["model", "out"]

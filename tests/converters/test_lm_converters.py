@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
 
-import chex
 import jax
-import ml_dtypes
 import numpy as np
 import pytest
 from hf_folder import CONFIGS, DREAM, LLADA, LLAMA, QWEN2, TOKENIZER, D, L, M, V, edited, tensors, write
 
-from cspd_jax import weights
-from cspd_jax.__main__ import main
-from cspd_jax.check import UserError
 from cspd_jax.converters import lm as converter
 from cspd_jax.converters.hf import Values
 from cspd_jax.converters.source import convert, make_config, open_source
@@ -116,17 +109,6 @@ def test_published_sizes(family, count):
     assert sum(leaf.size for leaf in jax.tree.leaves(found)) == count
 
 
-def test_tied_output(tmp_path):
-    own = tensors(QWEN2)
-    plain = read(write(tmp_path / "plain", QWEN2))[1]
-    copied = own | {"lm_head.weight": own["model.embed_tokens.weight"].copy()}
-    again = read(write(tmp_path / "copied", QWEN2, copied, files=2))[1]
-    chex.assert_trees_all_equal(plain, again)
-    copied["lm_head.weight"][3, 3] += 1
-    with pytest.raises(UserError, match=r"tie_word_embeddings is true, but lm_head\.weight is not equal"):
-        read(write(tmp_path / "other", QWEN2, copied))
-
-
 def test_padded_vocabulary_and_end_of_text(tmp_path):
     others = {"tokenizer.json": TOKENIZER, "generation_config.json": {"eos_token_id": [2, 9, 2]}}
     config = make_config(open_source(write(tmp_path / "x", LLAMA, others=others)))
@@ -135,30 +117,3 @@ def test_padded_vocabulary_and_end_of_text(tmp_path):
     unigram = {"model": {"vocab": [["a", 0.0]] * 50}}
     config = make_config(open_source(write(tmp_path / "y", LLAMA, others={"tokenizer.json": unigram})))
     assert config.known_ids == V
-
-
-def printed(capsys, *argv):
-    assert main([str(a) for a in (*argv, "--json")]) == 0
-    return json.loads(capsys.readouterr().out)
-
-
-def test_convert_and_info(tmp_path, capsys):
-    others = {"tokenizer.json": TOKENIZER, "tokenizer_config.json": {"a": "ü"}, "special_tokens_map.json": {}}
-    folder = write(tmp_path / "qwen", QWEN2, files=2, others=others)
-    converted = printed(capsys, "convert", f"{folder}/", tmp_path / "out", "--dtype", "bfloat16")
-    assert (converted["kind"], converted["source"], converted["dtype"]) == ("lm", "qwen", "bfloat16")
-    used = [folder / "config.json", *sorted(folder.glob("*.safetensors"))]
-    lines = "".join(f"{hashlib.sha256(f.read_bytes()).hexdigest()}  {f.name}\n" for f in used)
-    assert converted["source_sha256"] == hashlib.sha256(lines.encode()).hexdigest()
-    loaded = weights.load(tmp_path / "out", np.float32)
-    assert loaded.config == dataclasses.replace(EXPECTED["qwen2"], known_ids=8)
-    embedding = tensors(QWEN2)["model.embed_tokens.weight"].astype(ml_dtypes.bfloat16)
-    chex.assert_trees_all_equal(loaded.params["embed"]["embedding"], embedding.astype(np.float32))
-    for name in (kept := ["tokenizer.json", "tokenizer_config.json"]):
-        assert (tmp_path / "out" / "tokenizer" / name).read_bytes() == (folder / name).read_bytes()
-    assert sorted(p.name for p in (tmp_path / "out" / "tokenizer").iterdir()) == kept
-    assert printed(capsys, "info", tmp_path / "out") == converted
-    described = printed(capsys, "info", folder)
-    assert (described["kind"], described["dtype"]) == ("lm", "float32")
-    for field in ("params", "source_sha256"):
-        assert described[field] == converted[field]

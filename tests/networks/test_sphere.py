@@ -9,10 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import torch_writer
 
-from cspd_jax import generate, hub, models
-from cspd_jax.__main__ import main
+from cspd_jax import generate, models
 from cspd_jax.converters import sphere as converter
 from cspd_jax.converters._tables import Shapes
 from cspd_jax.converters.source import Options, convert, make_config, open_source
@@ -135,38 +133,6 @@ def test_published_names(name):
     assert converter.make_config(shapes) == SPHERE_PRESETS[name]
     plan = converter.FORMAT.plan(SPHERE_PRESETS[name], shapes)
     assert len(plan) == len(converter.FORMAT.parameters(shapes))
-
-
-@pytest.fixture(scope="module")
-def whole_file(tmp_path_factory):
-    """A checkpoint as it is published: the backbone, the head and the autoencoder in one file."""
-    state = {}
-    for part, prefix in (("ar", ""), ("vae", "vae.")):
-        tensors = open_source(GOLDEN / f"sphere_tiny2_{part}.pth").tensors
-        state |= {prefix + name: tensor for name, tensor in tensors.items()}
-    lying = {key: torch_writer.tensor(np.asarray(value.numpy(), np.float32)) for key, value in state.items()}
-    path = tmp_path_factory.mktemp("sphere") / "tiny.pth"
-    torch_writer.write(path, {"model": torch_writer.ordered_dict(lying), "epochs": 1})
-    return path
-
-
-@pytest.mark.slow
-def test_convert_describe_generate(whole_file, tmp_path, capsys):
-    """The autoencoder of the file is put beside the model, and used."""
-    out = tmp_path / "model"
-    assert main(["convert", str(whole_file), str(out), "--heads", "2", "--steps", "3"]) == 0
-    model = hub.load(out)
-    assert model.config.respacing == "flow3" and model.config.vae_stride == 8
-    expected = load("sphere_tiny2")[1]
-    chex.assert_trees_all_equal(model.params, expected)
-    folder = tmp_path / "images"
-    argv = ["generate", "--target", str(out), "--out", str(folder), "--labels", "0,1", "--n", "1"]
-    assert main([*argv, "--method", "plain", "--denoise", "plain"]) == 0
-    with np.load(folder / "samples.npz") as made:
-        assert made["arr_0"].shape == (2, 24, 24, 3) and made["arr_0"].dtype == np.uint8
-        chex.assert_trees_all_close(np.linalg.norm(made["tokens"], axis=-1), np.float32(8**0.5), rtol=1e-5)
-    report = json.loads((folder / "report.json").read_text())
-    assert report["lossless"] and report["calls"]["head"]["sequential"] == 9 * 4
 
 
 @pytest.mark.slow

@@ -47,14 +47,6 @@ def made(tmp_path_factory):
     return folder
 
 
-def test_images_of_a_folder(made):
-    found = open_images(made / "b")
-    images = np.load(made / "b.npz")["arr_0"]
-    assert (found.count, found.shape) == (OTHERS, (12, 20, 3))
-    order = [*range(0, OTHERS, 2), *range(1, OTHERS, 2)]  # files of the folder, then those below it
-    chex.assert_trees_all_equal(np.concatenate(list(found.batches(10))), images[order])
-
-
 def test_a_folder_of_samples(tmp_path):
     """Shards of three images, read two at a time; also as 0.6 wrote them, with a record beside each."""
     tiny.save_mar(tmp_path / "model")
