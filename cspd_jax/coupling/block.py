@@ -9,9 +9,9 @@ S_i / (S_i + 1 - pi_i) (pi_M for i = M), and the state after them is drawn from 
 (pi_i p_{i+1} - q_{i+1})_+ / S_i. At least i drafts are then kept with probability E pi_i, the most of any way
 that looks at the drafts alone (Sun et al., arXiv 2403.10444).
 
-S_i has no closed form, but it need not be known. A trial either proposes x from p_{i+1} times the bound M of
-(1 - q / p)_+ (see `residual`), or says tails, with weights pi_i E_p M and 1 - pi_i. A proposal is heads with
-probability (1 - q / (pi p))_+ / M; otherwise the trial is repeated. So heads has the probability above, and
+S_i has no closed form, but it need not be known. A trial either proposes x from p_{i+1} times the bound e of
+(1 - q / p)_+ (see `residual`), or says tails, with weights pi_i E_p e and 1 - pi_i. A proposal is heads with
+probability (1 - q / (pi p))_+ / e; otherwise the trial is repeated. So heads has the probability above, and
 its x the residual's distribution.
 
 Only the last coin that falls heads matters. Most coins say tails before anything is proposed; of the others
@@ -169,7 +169,7 @@ def _verify(
 def prefix_log_pi(log_ratios: Array) -> Array:
     """Returns log pi_0, ..., log pi_M [M + 1] for log p / q of each draft [M].
 
-    With S the running sum of the ratios, log pi_i = S_i - max(S_0, ..., S_i). What is no number is 0 / 0 of
+    With R the running sum of the ratios, log pi_i = R_i - max(R_0, ..., R_i). What is no number is 0 / 0 of
     nothing known, and no draft after it is kept.
     """
     (log_ratios,) = at_least_float32(log_ratios)

@@ -3,12 +3,12 @@
 With z whitened by p, the log ratio l = log p - log q is a quadratic, and its mean under p is k = KL(p || q):
 
     l(z) = a.z + sum_i b_i (z_i^2 - 1) + k,
-    (1 - q / p)_+ <= l_+ <= M(z) = |a.z| + sum_i |b_i| (z_i^2 + 1) + k.
+    (1 - q / p)_+ <= l_+ <= e(z) = |a.z| + sum_i |b_i| (z_i^2 + 1) + k.
 
 The residual is p (1 - q / p)_+. Proposals from p are accepted with probability TV(p, q), perhaps one in a
-million where p and q nearly agree. Proposals from p M, a mixture that is easy to sample, are accepted with a
-probability that does not vanish as p approaches q, because TV and the mean of M shrink together. Where the
-mean of M is above 1, p and q are far apart, and proposals from p are the better choice.
+million where p and q nearly agree. Proposals from p e, a mixture that is easy to sample, are accepted with a
+probability that does not vanish as p approaches q, because TV and the mean of e shrink together. Where the
+mean of e is above 1, p and q are far apart, and proposals from p are the better choice.
 """
 
 from __future__ import annotations
@@ -117,11 +117,11 @@ class Envelope(NamedTuple):
 
     @property
     def mean(self) -> Array:
-        """The mean of M under p: []."""
+        """The mean of e under p: []."""
         return self.linear_mass + jnp.sum(self.square_masses, axis=-1) + self.k
 
     def height(self, z: Array) -> Array:
-        """Returns M(z) for z [d]: []."""
+        """Returns e(z) for z [d]: []."""
         linear = self.slope * jnp.abs(jnp.sum(self.direction * z))
         return linear + jnp.sum(jnp.abs(self.b) * (z**2 + 1)) + self.k
 
@@ -144,7 +144,7 @@ def proposal_bits(dim: int) -> int:
 
 
 def propose(bits: Array, bound: Envelope) -> tuple[Array, Array]:
-    """Returns z [d], drawn with density ~ N(z; 0, 1) M(z), or ~ N(z; 0, 1) where M is above 1 on average; and
+    """Returns z [d], drawn with density ~ N(z; 0, 1) e(z), or ~ N(z; 0, 1) where e is above 1 on average; and
     a uniform [] for its test. bits: uint32 [proposal_bits(d)]."""
     dim, dtype = bound.b.shape[0], bound.b.dtype
     normals, (part, coin, u) = _normal(bits[: dim + 3], dtype), unit_interval(bits[dim + 3 :], dtype)
