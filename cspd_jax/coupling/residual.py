@@ -91,7 +91,7 @@ def log_ratio(p: Gaussian, q: Gaussian, x: Array) -> Array:
 
 
 class Envelope(NamedTuple):
-    """The bound M(z) of the residual in coordinates whitened by p, with a = slope * direction. Its means may
+    """The bound e(z) of the residual in coordinates whitened by p, with a = slope * direction. Its means may
     be asked for many at once.
 
     slope: [], |a|.
