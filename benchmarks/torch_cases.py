@@ -1,4 +1,4 @@
-"""The loops of published PyTorch implementations, timed on the same device as ours, in the same program.
+"""The loops of published PyTorch implementations, timed on the same device as ours, in the same process.
 
 Images: MAR's loop (reference_torch.py), eagerly, and with the head's whole chain as one captured CUDA graph,
 which is what an engineer would do first. Text: transformers' greedy `generate`. Weights are random.
@@ -13,10 +13,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-from cases import PYTHIA_1_4B, about
-from counted_cases import NEW_TOKENS, PROMPT
-from gpu_cases import Scale
-from toy import left_out, narrow, sizes
+from cases import PROMPT, PYTHIA_1_4B, Case, Scale, about
+from toy import left_out
 
 from cspd_jax.diffusion.schedule import sampling_schedule
 from cspd_jax.networks.config import MAR_PRESETS
@@ -26,24 +24,30 @@ from cspd_jax.networks.config import MAR_PRESETS
 class TorchCase:
     """Holds a loop of PyTorch.
 
+    about: the identity of its row.
+    tokens: that one run makes.
     prepare: returns what is timed, which ends when the device has.
-    needs: the package that it is of.
     """
 
     about: dict[str, Any]
+    tokens: float
     prepare: Callable[[], Callable[[], Any]]
-    tokens: int
-    needs: str = "torch"
+    facts: Callable[[Any], dict[str, Any]] = lambda out: {}
 
-    def cannot_run(self) -> bool:
-        """Says so where a row is left out: a package is missing, or a graph would be captured on a CPU."""
-        if importlib.util.find_spec(self.needs) is None:
-            left_out(f"{self.about['model']}, {self.about['method']}", f"{self.needs} is not installed")
-            return True
-        if self.about["method"] == "torch-graph" and device().type != "cuda":
-            left_out(f"{self.about['model']}, {self.about['method']}", "graphs are captured on CUDA alone")
-            return True
-        return False
+
+def can_run(case: Case | TorchCase) -> bool:
+    """Says why where it cannot: a package is missing, or a graph would be captured on a CPU."""
+    if isinstance(case, Case):
+        return True
+    name, method = case.about["model"], case.about["method"]
+    package = "transformers" if method == "transformers" else "torch"
+    if importlib.util.find_spec(package) is None:
+        left_out(f"{name}, {method}", f"{package} is not installed")
+    elif method == "torch-graph" and device().type != "cuda":
+        left_out(f"{name}, {method}", "graphs are captured on CUDA alone")
+    else:
+        return True
+    return False
 
 
 def device() -> Any:
@@ -54,7 +58,7 @@ def device() -> Any:
 
 @contextlib.contextmanager
 def defaults(dtype: str) -> Iterator[None]:
-    """Puts new tensors on the device, in this type."""
+    """Puts new tensors on the device, in this type, and waits for it at the end."""
     import torch
 
     before = torch.get_default_dtype()
@@ -62,55 +66,46 @@ def defaults(dtype: str) -> Iterator[None]:
     try:
         with torch.device(device()), torch.inference_mode():
             yield
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
     finally:
         torch.set_default_dtype(before)
-
-
-def finish() -> None:
-    import torch
-
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
 
 
 def mar_case(
     name: str, how: str, scale: Scale, batch: int = 1, guided: bool = False, dtype: str = "bfloat16"
 ) -> TorchCase:
-    """Makes tokens of MAR's loop. how: "eager", or "graph" for a captured chain."""
-    config, tokens = sizes(MAR_PRESETS, name, scale.toy), min(scale.tokens, 8)
-    row = about(
-        name, "token", batch, f"torch-{how}", guided=guided, dtype=dtype, num_iter=MAR_PRESETS[name].seq_len,
-        timed=f"{tokens} AR steps of the PyTorch loop, a token each",
-    )  # fmt: skip
+    """Makes tokens of MAR's loop behind 3/8 of an image. how: "eager", or "graph" for a captured chain."""
+    config, tokens = scale.of(MAR_PRESETS[name]), min(scale.tokens, 8)
 
     def prepare() -> Callable[[], Any]:
         import reference_torch
         import torch
 
         schedule = sampling_schedule(config.respacing if scale.toy else "ddim100")
+        rows, length, first = (1 + guided) * batch, config.seq_len, config.seq_len * 3 // 8
         with defaults(dtype):
-            model, cfg = reference_torch.MAR(config), 3.0 if guided else 1.0
+            model = reference_torch.MAR(config)
             for parameter in model.parameters():
                 parameter.normal_(0.0, 0.02)
-            halves, length, first = 1 + guided, config.seq_len, scale.known(config.seq_len)
-            embedding = model.fake_latent.expand(halves * batch, -1)
-            chain = lambda z: model.diffloss.sample(z, schedule, None, 1.0, cfg)
+            embedding = model.fake_latent.expand(rows, -1)
+            chain = lambda z: model.diffloss.sample(z, schedule, None, 1.0, 3.0 if guided else 1.0)
             if how == "graph":
-                chain = captured(chain, torch.zeros(halves * batch, config.decoder_width))
+                chain = captured(chain, torch.zeros(rows, config.decoder_width))
 
         def run() -> Any:
             with defaults(dtype):
                 known = torch.zeros(batch, length, config.token_dim)
                 for at in range(first, first + tokens):
-                    mask = (torch.arange(length) >= at).to(known.dtype).expand(halves * batch, -1)
-                    z = model.context(known.repeat(halves, 1, 1), mask, embedding)[:, at]
+                    mask = (torch.arange(length) >= at).to(known.dtype).expand(rows, -1)
+                    z = model.context(known.repeat(1 + guided, 1, 1), mask, embedding)[:, at]
                     known[:, at] = chain(z)
-                finish()
             return known
 
         return run
 
-    return TorchCase(row, prepare, tokens)
+    row = about(name, f"torch-{how}", batch=batch, guided=guided, dtype=dtype)
+    return TorchCase(row, tokens, prepare)
 
 
 def captured(function: Callable, example: Any) -> Callable:
@@ -134,39 +129,31 @@ def captured(function: Callable, example: Any) -> Callable:
     return replay
 
 
-def torch_text_case(scale: Scale, dtype: str = "bfloat16") -> TorchCase:
-    """Makes greedy text by transformers."""
-    count = 8 if scale.toy else NEW_TOKENS
-    row = about(
-        "pythia-1.4b", "text", 1, "transformers", dtype=dtype, respacing=None,
-        timed=f"{count} new tokens behind {PROMPT}, the prompt's pass included",
-    )  # fmt: skip
+def text_case(scale: Scale) -> TorchCase:
+    """Makes greedy text by transformers, at the sizes of Pythia-1.4B."""
+    count, c = scale.new_tokens, scale.of(PYTHIA_1_4B)
 
     def prepare() -> Callable[[], Any]:
         import torch
         import transformers
 
-        c = narrow(PYTHIA_1_4B) if scale.toy else PYTHIA_1_4B
         config = transformers.GPTNeoXConfig(
             vocab_size=c.vocab_size, hidden_size=c.width, num_hidden_layers=c.depth,
             num_attention_heads=c.heads, intermediate_size=c.mlp_width,
             max_position_embeddings=c.max_positions,
         )  # fmt: skip
-        with defaults(dtype):
-            model = transformers.GPTNeoXForCausalLM(config)
-            model = model.to(device(), getattr(torch, dtype)).eval()
+        with defaults("bfloat16"):
+            model = transformers.GPTNeoXForCausalLM(config).to(device(), torch.bfloat16).eval()
             prompt = torch.as_tensor(np.random.default_rng(0).integers(3, c.known_ids, (1, PROMPT)))
+            there = torch.ones_like(prompt)
 
         def run() -> Any:
-            with torch.inference_mode():
-                there = torch.ones_like(prompt)
-                out = model.generate(
+            with defaults("bfloat16"):
+                return model.generate(
                     prompt, attention_mask=there, max_new_tokens=count, min_new_tokens=count, do_sample=False,
                     pad_token_id=0,
                 )  # fmt: skip
-                finish()
-            return out
 
         return run
 
-    return TorchCase(row, prepare, count, "transformers")
+    return TorchCase(about("pythia-1.4b", "transformers"), count, prepare)
