@@ -44,6 +44,10 @@ PLAIN = ("plain", "text-plain", "stepwise")  # what the others are compared with
 IDENTITY = ("model", "dtype", "batch", "guided", "method", "options")
 NEW_TOKENS = PROMPT = 64
 
+SMALL = MARConfig(
+    encoder_width=128, encoder_depth=4, encoder_heads=4, decoder_width=128, decoder_depth=4, decoder_heads=4,
+    head_depth=3, head_width=256, respacing="ddim100",
+)  # fmt: skip
 PYTHIA_160M = LMConfig(
     family="gpt_neox", vocab_size=50304, known_ids=50304, width=768, depth=12, heads=12, kv_heads=12,
     head_dim=64, mlp_width=3072, max_positions=2048, activation="gelu", gated_mlp=False, norm="layer",
@@ -117,14 +121,12 @@ class Case:
     shares: Mapping[str, float] = dataclasses.field(default_factory=dict)
     facts: Callable[[Any], dict[str, Any]] = lambda out: {}
 
-    def abstract_args(self, sharding: jax.sharding.Sharding | None = None) -> tuple:
-        """Returns shapes and types in place of arrays."""
+    def lowered(self, sharding: jax.sharding.Sharding | None = None) -> jax.stages.Lowered:
+        """Traces the program for shapes and types in place of arrays."""
         shapes = [jax.eval_shape(lambda c=c: random_params(c, self.about["dtype"])) for c in self.configs]
         found = jax.eval_shape(self.args, *shapes)
-        return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding), found)
-
-    def lowered(self, sharding: jax.sharding.Sharding | None = None) -> jax.stages.Lowered:
-        return jax.jit(self.function).lower(*self.abstract_args(sharding))
+        args = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding), found)
+        return jax.jit(self.function).lower(*args)
 
     def real_args(self) -> tuple:
         return self.args(*(params_on_device(config, self.about["dtype"]) for config in self.configs))
@@ -197,10 +199,8 @@ def replaying(chains: jax.Array | None, blocks: jax.Array | None = None, first: 
         return verdict._replace(block=verdict.block._replace(kept=kept))
 
     def block(inputs, state, *drafted):
-        verdict, at = (
-            transitions(inputs, state, *drafted),
-            jnp.clip(state.group - first, 0, blocks.shape[1] - 1),
-        )
+        verdict = transitions(inputs, state, *drafted)
+        at = jnp.clip(state.group - first, 0, blocks.shape[1] - 1)
         return verdict._replace(kept=unless_negative(blocks[jnp.arange(len(at)), at], verdict.kept))
 
     with contextlib.ExitStack() as patches:
@@ -314,6 +314,20 @@ def round_program(network: Any, options: Options, first: int, tokens: int, gamma
         return state.tokens, state.group - first
 
     return run
+
+
+def whole_case(scale: Scale, batch: int) -> Case:
+    """Makes whole images of a small model, by the plain sampler."""
+    config = scale.of(SMALL)
+    steps = {"num_iter": config.seq_len, "respacing": config.respacing}
+    options = Options(**steps, prefix_buckets=4, final_noise=False)
+
+    def run(params):
+        keys, labels = cspd_jax.row_keys(jax.random.key(0), batch), jnp.zeros(batch, jnp.int32)
+        return sampler.sample(kind_of(config).network(config), params, keys, labels, options).tokens
+
+    row = about("mar-small", "plain", batch=batch, dtype="float32")
+    return Case(row, (config,), lambda params: (params,), run, config.seq_len)
 
 
 # Text and masked text

@@ -3,7 +3,7 @@
     bash benchmarks/gpu.sh                      # seven minutes at most; again to go on from the file
     python benchmarks/gpu.py --toy              # all of it on a CPU, at toy sizes
     python benchmarks/gpu.py --count            # the same programs counted for an H100, without one
-    python benchmarks/gpu.py --only "SphereAR on a CPU"    # some groups, one of which is left out otherwise
+    python benchmarks/gpu.py --only "MAR-B on a CPU"    # groups by name, some of which are left out otherwise
     python benchmarks/gpu.py --table            # what is there, as Markdown
     python benchmarks/gpu.py --pages            # puts it into README.md and docs/benchmarks.md
 
@@ -18,8 +18,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
-import importlib.metadata
-import platform
 import statistics
 import sys
 import time
@@ -34,14 +32,14 @@ import gpu_checks
 import jax
 import kernels
 import torch_cases
-from cases import IDENTITY, Case, Scale, image_case, masked_case, text_cases
+from cases import IDENTITY, Case, Scale, image_case, masked_case, text_cases, whole_case
 from pages import COUNTED, MEASURED, pages, rows_of, table
-from toy import Parser, begin, results, say, write_results
+from toy import Parser, begin, machine, results, say, write_results
 
 COMPILING = 120.0  # seconds that a program may take
 SLOWEST = 6.0  # seconds; after so many no further repetition of a row begins
 REPEATS = 5
-ON_A_CPU = ("MAR-B on a CPU", "SphereAR on a CPU")
+ON_A_CPU = ("whole images on a CPU", "MAR-B on a CPU", "SphereAR on a CPU")
 
 Makers = list[Callable[[], Any]]
 _POOL = concurrent.futures.ThreadPoolExecutor(32)
@@ -73,8 +71,12 @@ def groups(scale: Scale) -> dict[str, Makers]:
         "masked text, LLaDA-8B": [
             masked(None, False, False), masked(None, True, False), masked(None, False, True), masked(16)
         ],
-        ON_A_CPU[0]: [image("mar-base", **full), torch("mar-base", "eager", **full)],
-        ON_A_CPU[1]: [
+        ON_A_CPU[0]: [
+            lambda make=make, batch=batch: make(scale, batch)
+            for batch in (1, 8) for make in (whole_case, torch_cases.whole_case)
+        ],
+        ON_A_CPU[1]: [image("mar-base", **full), torch("mar-base", "eager", **full)],
+        ON_A_CPU[2]: [
             case for name in ("sphere-b", "sphere-l") for steps in (100, 25)
             for case in sphere(name, steps, 16, 32, **full)
         ],
@@ -182,15 +184,6 @@ def count(run: Run, makers: Makers) -> None:
                 })  # fmt: skip
 
 
-def versions() -> dict[str, Any]:
-    """Names the machine, and what is installed on it."""
-    found = {"host": platform.machine(), "python": platform.python_version(), "devices": len(jax.devices())}
-    for package in ("jaxlib", "flax", "torch", "transformers", "jax-cuda13-plugin", "jax-cuda12-plugin"):
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[package] = importlib.metadata.version(package)
-    return found
-
-
 def make_parser() -> Parser:
     parser = Parser(__doc__, file=Path("gpu.json"))
     parser.add_argument("--minutes", type=float, default=7.0, help="after which no further row begins (7)")
@@ -217,7 +210,7 @@ def main() -> None:
         run = Run(file, args.minutes, args.toy, jax.devices()[0].device_kind)
         say(f"measuring on {run.here['device']} with jax {run.here['jax']}")
         if not args.only:
-            run.once("versions", versions)
+            run.once("machine", lambda: machine() | torch_cases.versions())
             run.once("device", lambda: gpu_checks.speeds(args.toy))
             gpu_checks.does_it_run(run, compiling, args.toy)
         for title, makers in chosen(args).items():
@@ -231,7 +224,7 @@ def chosen(args: Any) -> dict[str, Makers]:
     """Returns the groups that are asked for: without names, all but those for a CPU. A toy has of each kind
     one or two; the largest are no other kind."""
     every = groups(Scale(args.toy))
-    found = {name: every[name] for name in args.only or [name for name in every if name not in ON_A_CPU]}
+    found = {name: every[name] for name in args.only or [n for n in every if args.toy or n not in ON_A_CPU]}
     return {name: makers[-2:] for name, makers in found.items() if name != "MAR-H"} if args.toy else found
 
 

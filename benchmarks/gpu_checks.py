@@ -104,26 +104,18 @@ def text_checks(toy: bool) -> list[Check]:
     target, model = load_text("text-default", toy), load_text("masked-default", toy)
     asked = cspd_jax.text.Options(rule="block", max_new_tokens=count, gamma=4, stop_ids=())
     places = cspd_jax.masked.Options(max_new_tokens=count)
-    drafters = {
-        "text, plain": None,
-        "text, draft": load_text("text-default-draft", toy),
-        "text, look-up": cspd_jax.text.PromptLookup(),
-    }
-    ways = {"masked, stepwise": cspd_jax.masked.Stepwise(), "masked, ssd": cspd_jax.masked.SelfSpeculation(4)}
-    found = [
-        (name, text_generation, text_generation.prepare(None, target, prompts, drafter, asked))
-        for name, drafter in drafters.items()
-    ] + [
-        (name, masked_generation, masked_generation.prepare(None, model, prompts, way, places))
-        for name, way in ways.items()
-    ]
+    small, masked = load_text("text-default-draft", toy), cspd_jax.masked
+
+    def check(name: str, module: Any, *given: Any) -> Check:
+        inputs = module.prepare(None, given[0], prompts, *given[1:])
+        return Check(name, lambda inputs: module.run(inputs).tokens, lambda seed: (inputs,))
+
     return [
-        Check(
-            name,
-            lambda inputs, module=module: module.run(inputs).tokens,
-            lambda seed, inputs=inputs: (inputs,),
-        )
-        for name, module, inputs in found
+        check("text, plain", text_generation, target, None, asked),
+        check("text, draft", text_generation, target, small, asked),
+        check("text, look-up", text_generation, target, cspd_jax.text.PromptLookup(), asked),
+        check("masked, stepwise", masked_generation, model, masked.Stepwise(), places),
+        check("masked, ssd", masked_generation, model, masked.SelfSpeculation(4), places),
     ]
 
 

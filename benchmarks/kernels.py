@@ -80,11 +80,6 @@ class Instruction(NamedTuple):
         found = re.search(pattern, self.rest)
         return found.group(1) if found else ""
 
-    @property
-    def scope(self) -> str:
-        """Returns where it was traced."""
-        return self.attribute(r'op_name="([^"]*)"')
-
 
 def computations(text: str) -> tuple[dict[str, list[Instruction]], str]:
     """Returns the instructions of every computation of an HLO module, and the name of the entry."""
@@ -118,7 +113,7 @@ def count_launches(text: str, trips: Sequence[float], shares: Mapping[str, float
                     total = total.and_then(of(body, depth), int(known))
                     continue
                 # Under vmap a residual is drawn again, hardly ever.
-                times = 0.0 if "/vmap()/" in at.scope else trips[depth]
+                times = 0.0 if "/vmap()/" in at.attribute(r'op_name="([^"]*)"') else trips[depth]
                 total = total.and_then(of(body, depth + 1), times)
                 total = total.and_then(of(condition, depth + 1).and_then(READ), times + 1)
             elif at.op in ("call", "async-start"):
@@ -146,7 +141,8 @@ def shares_of(
     if len(branches) != 2:
         return [(1 / len(branches), branch) for branch in branches]
     short, long = sorted(branches, key=lambda branch: branch.seconds)
-    share = next((share for name, share in shares.items() if at.scope.endswith(f"{name}/cond")), 1.0)
+    scope = at.attribute(r'op_name="(?:[^"]*/)?(\w+)/cond')
+    share = shares.get(scope, 1.0)
     return [(share, long), (1 - share, short)]
 
 

@@ -34,7 +34,7 @@ from cspd_jax.image.options import Options
 from cspd_jax.image.pixels import as_bytes, to_images
 from cspd_jax.keys import seed_key
 from cspd_jax.reports.pictures import acceptance_maps, picture, titled
-from cspd_jax.tools.evaluation import classifier, features, fid
+from cspd_jax.tools.evaluation import classifier, fid
 from cspd_jax.tools.evaluation.equality import FALSE_ALARM, TESTS, p_values
 
 # Of a target, draft and gamma: acceptance, and speed-up at batch 1, 8, 128, 256; acceptance
@@ -157,19 +157,7 @@ class Runs:
     def gammas(self, name: str) -> list[int]:
         """Returns the gammas of a way: those that draft anew after each rejection have the two smallest."""
         few = WAYS[name]["method"] in ("path", "paper")
-        return sorted(self.args.gamma)[: 2 if few else None]
-
-    @property
-    def least(self) -> int:
-        return min(self.args.gamma)
-
-    @property
-    def middle(self) -> int:
-        return sorted(self.args.gamma)[min(1, len(self.args.gamma) - 1)]
-
-    def pixels(self, made: Made) -> np.ndarray:
-        """Decodes images."""
-        return to_images(self.target, made.tokens, self.vae)
+        return self.args.gamma[: 2 if few else None]
 
 
 Item = tuple[list[Table], Image.Image]
@@ -192,29 +180,32 @@ def _timed(run: Runs, batch: int) -> list[tuple[str, int | None, Made]]:
     found = [("plain", None, run(PLAIN, batch)), ("plain, with chains", None, run(
         {**PLAIN, "denoise": "speculative"}, batch))]  # fmt: skip
     found += [(n, g, run({**way, "gamma": g}, batch)) for n, way in WAYS.items() for g in run.gammas(n)]
-    return [*found, ("self, with chains", run.middle, run({**SELF_CHAINS, "gamma": run.middle}, batch))]
-
-
-def _backbone(made: Made) -> int:
-    return int(made.info.calls["backbone"].sequential)
+    return [
+        *found,
+        (
+            "self, with chains",
+            run.args.gamma[:2][-1],
+            run({**SELF_CHAINS, "gamma": run.args.gamma[:2][-1]}, batch),
+        ),
+    ]
 
 
 @item("table1", "Speed and acceptance by gamma and batch")
 def table1(run: Runs) -> Item:
     rows: list[Sequence[Any]] = []
-    charts = []
+    charts, backbones = [], lambda made: made.info.calls["backbone"].sequential
     for batch in run.args.batch:
         plain = run(PLAIN, batch)
         ratios: dict[str, list[float | None]] = {}
         for name, gamma, made in _timed(run, batch):
-            backbone = _backbone(plain) / _backbone(made)
+            backbone = float(backbones(plain) / backbones(made))
             faster = plain.seconds / made.seconds
             rows.append((name, made.verdict, gamma, batch, made.acceptance, _published(name, gamma),
                          made.calls, plain.calls / made.calls, backbone, made.seconds, faster,
                          _published(name, gamma, batch)))  # fmt: skip
             if name in WAYS:
                 ratios.setdefault(f"{name} ({made.verdict})", []).append(faster)
-        names = [str(gamma) for gamma in sorted(run.args.gamma)]
+        names = [str(gamma) for gamma in run.args.gamma]
         charts.append(("", lines(ratios, f"seconds, plain / way, batch {batch}", "gamma", names)))
     columns = ("way", "exact or lossy", "gamma", "batch", "acceptance", f"acceptance, {BESIDE}",
                "calls in sequence", "fewer calls", "fewer calls of the target's backbone",
@@ -239,27 +230,30 @@ def quality(target: Any, images: np.ndarray, labels: np.ndarray, toy: bool) -> t
 def table2(run: Runs) -> Item:
     rows: list[Sequence[Any]] = []
     pages: list[tuple[str, Image.Image]] = []
-    network = features.load_network(run.args.inception) if run.args.inception else None
     flat = lambda made: made.tokens.reshape(len(made.tokens), -1)
-    ways = {"plain (control)": PLAIN, **{n: {**w, "gamma": run.least} for n, w in WAYS.items()}, ALONE: PLAIN}
+    ways = {
+        "plain (control)": PLAIN,
+        **{n: {**w, "gamma": run.args.gamma[0]} for n, w in WAYS.items()},
+        ALONE: PLAIN,
+    }
     for cfg, images in ((1.0, 100), (3.0, 50)):
         reference = run(PLAIN, images, 1000, cfg=cfg)
         for number, (name, way) in enumerate(ways.items()):
             made = run(way, images, 1001 + number, alone=name == ALONE, cfg=cfg)
             p = p_values(flat(made), flat(reference), made.labels)
-            scores = None, None
-            pixels = run.pixels(made)
-            if network is not None:
-                of = features.ImageSet(Path(name), len(pixels), pixels.shape[1:], pixels.__iter__)
-                report, _ = fid.evaluate(of, run.args.against, network)
-                scores = report.get("fid"), report["inception_score"]
+            pixels = to_images(run.target, made.tokens, run.vae)
             refuted = "yes" if min(p[test] for test in TESTS) <= FALSE_ALARM else "no"
             rows.append((name, made.verdict, cfg, len(pixels), *quality(run.target, pixels, made.labels,
-                         run.args.toy), *(p[test] for test in TESTS), refuted, *scores))  # fmt: skip
-        pages.append((f"guidance {cfg:g}", picture(run.pixels(reference)[:FEW], columns=FEW)))
+                         run.args.toy), *(p[test] for test in TESTS), refuted))  # fmt: skip
+        pages.append(
+            (
+                f"guidance {cfg:g}",
+                picture(to_images(run.target, reference.tokens[:FEW], run.vae), columns=FEW),
+            )
+        )
     tests = [f"p, {test}" for test in TESTS]
     columns = ["way", "exact or lossy", "guidance", "images", "right class", "Fréchet, own features", *tests,
-               "refuted", "FID", "IS"]  # fmt: skip
+               "refuted"]  # fmt: skip
     names = ["", "FID, no guidance", "IS, no guidance", "FID, guidance", "IS, guidance"]
     return [Table("Ours", columns, rows), Table("The paper's", names, QUOTED["table2"])], titled(pages)
 
@@ -267,12 +261,14 @@ def table2(run: Runs) -> Item:
 @item("table3", "Acceptance without and with alignment of the chains")
 def table3(run: Runs) -> Item:
     rows, series = [], {}
-    paper = TABLE3_AND_4.get((*PAIR, run.least), (None, None))[:2]
+    paper = TABLE3_AND_4.get((*PAIR, run.args.gamma[0]), (None, None))[:2]
     for name, criterion in ((PAPER, _PAPER), ("paper, inner temperature 42",
                             PaperCriterion(inner_temperature=42.0))):  # fmt: skip
         ways = (dataclasses.replace(criterion, align=align) for align in (False, True))
-        off, on = (run({**WAYS[PAPER], "gamma": run.least, "criterion": way}) for way in ways)
-        rows.append((name, on.verdict, run.least, off.acceptance, off.error, on.acceptance, on.error, *paper))
+        off, on = (run({**WAYS[PAPER], "gamma": run.args.gamma[0], "criterion": way}) for way in ways)
+        rows.append(
+            (name, on.verdict, run.args.gamma[0], off.acceptance, off.error, on.acceptance, on.error, *paper)
+        )
         series[f"{name} ({on.verdict})"] = [off.acceptance, on.acceptance]
     columns = ["way", "exact or lossy", "gamma", "own noise", "standard error", "shared noise",
                "standard error", f"{BESIDE}, own", f"{BESIDE}, shared"]  # fmt: skip
@@ -283,25 +279,29 @@ def table3(run: Runs) -> Item:
 
 
 def _prefilled(run: Runs) -> dict[tuple[str, float], Made]:
-    ways = [(name, share, {**way, "gamma": run.least}) for name, way in WAYS.items() for share in PREFILL]
+    ways = [
+        (name, share, {**way, "gamma": run.args.gamma[0]}) for name, way in WAYS.items() for share in PREFILL
+    ]
     return {(name, share): run({**way, "prefill": share}) for name, share, way in ways}
 
 
 @item("table4", "Acceptance and speed by prefill")
 def table4(run: Runs) -> Item:
     rows, series, plain = [], {}, run(PLAIN)
-    paper = TABLE3_AND_4.get((*PAIR, run.least), (None,) * 8)[2:]
+    paper = TABLE3_AND_4.get((*PAIR, run.args.gamma[0]), (None,) * 8)[2:]
     for (name, share), made in _prefilled(run).items():
         at = 2 * PREFILL.index(share)
         theirs = paper[at : at + 2] if name in (OFFICIAL, PAPER) else (None, None)
-        rows.append((name, made.verdict, share, run.least, made.acceptance, made.error,
+        rows.append((name, made.verdict, share, run.args.gamma[0], made.acceptance, made.error,
                      plain.calls / made.calls, plain.seconds / made.seconds, *theirs))  # fmt: skip
         series.setdefault(f"{name} ({made.verdict})", []).append(made.acceptance)
     columns = ["way", "exact or lossy", "prefill", "gamma", "acceptance", "standard error", "fewer calls",
                "speed-up in seconds", f"acceptance, {BESIDE}", f"speed-up, {BESIDE}"]  # fmt: skip
     names = ["target", "draft", "gamma", *(f"{w}, {s:.0%}" for s in PREFILL for w in ("alpha", "speed"))]
     whole = Table("The paper's", names, [(*pair, *found[2:]) for pair, found in TABLE3_AND_4.items()])
-    chart = lines(series, f"acceptance, gamma {run.least}", "prefill", [f"{s:.0%}" for s in PREFILL], top=1.0)
+    chart = lines(
+        series, f"acceptance, gamma {run.args.gamma[0]}", "prefill", [f"{s:.0%}" for s in PREFILL], top=1.0
+    )
     return [Table("Ours", columns, rows), whole], chart
 
 
@@ -309,7 +309,7 @@ def _shown(run: Runs, made: dict[str, Made], frames: bool = False) -> Item:
     """Shows a row of images of each way, rejected drafts framed where asked, and what they cost."""
     plain, pages, rows = run(PLAIN), [], []
     for name, one in made.items():
-        images = run.pixels(one)
+        images = to_images(run.target, one.tokens, run.vae)
         rejected = (one.marks < 0) & frames
         pages.append((f"{name} ({one.verdict})", marked(images, rejected)))
         rows.append((name, one.verdict, len(images), one.acceptance, plain.calls / one.calls))
@@ -322,7 +322,7 @@ def _by_gamma(run: Runs) -> dict[tuple[str, int], Made]:
 
 
 def _middle(run: Runs) -> dict[str, Made]:
-    gammas = {name: min(run.middle, run.gammas(name)[-1]) for name in WAYS}
+    gammas = {name: min(run.args.gamma[:2][-1], run.gammas(name)[-1]) for name in WAYS}
     return {name: run({**way, "gamma": gammas[name]}) for name, way in WAYS.items()}
 
 
@@ -339,7 +339,7 @@ def figure8(run: Runs) -> Item:
         each = float(np.mean(made.info.made / made.info.rounds))
         rows.append((name, made.verdict, gamma, made.acceptance, made.error, each, _published(name, gamma)))
         series.setdefault(f"{name} ({made.verdict})", []).append(made.acceptance)
-    gammas = sorted(run.args.gamma)
+    gammas = run.args.gamma
     series[BESIDE] = [_published(PAPER, gamma) for gamma in gammas]
     columns = ["way", "exact or lossy", "gamma", "acceptance", "standard error", "tokens a round",
                f"{BESIDE}, its table 1"]  # fmt: skip
@@ -380,8 +380,10 @@ def _swept(run: Runs, what: str, values: Sequence[float], **fixed: float) -> Ite
     rows, series = [], {}
     for name, way in WAYS.items():
         for value in values:
-            made = run({**way, "gamma": run.least}, **fixed, **{what: value})
-            rows.append((name, made.verdict, run.least, *fixed.values(), value, made.acceptance, made.error))
+            made = run({**way, "gamma": run.args.gamma[0]}, **fixed, **{what: value})
+            rows.append(
+                (name, made.verdict, run.args.gamma[0], *fixed.values(), value, made.acceptance, made.error)
+            )
             series.setdefault(f"{name} ({made.verdict})", []).append(made.acceptance)
     columns = ["way", "exact or lossy", "gamma", *fixed, what, "acceptance", "standard error"]
     told = "".join(f", {name} {value:g}" for name, value in fixed.items())
@@ -430,7 +432,7 @@ def equation35(run: Runs) -> Item:
                          plain.seconds / made.seconds, one_pass))  # fmt: skip
             series.setdefault(f"{name}, measured", []).append(ratio)
             series.setdefault(f"{name}, Eq. 35", []).append(predicted[0])
-        names = [str(gamma) for gamma in sorted(run.args.gamma)]
+        names = [str(gamma) for gamma in run.args.gamma]
         charts.append(("", lines(series, f"speed-up in calls, batch {batch}", "gamma", names)))
     columns = ["way", "exact or lossy", "gamma", "batch", "alpha", "c in seconds", "calls: Eq. 35",
                "calls: measured", "seconds: Eq. 35", "seconds: measured", "1 / (c + 1 / gamma)"]  # fmt: skip
@@ -471,8 +473,6 @@ def make_parser() -> Parser:
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8], help="of table 1 (1 8)")
     parser.add_argument("--gamma", type=int, nargs="+", default=[4, 8, 32], help="(4 8 32)")
     parser.add_argument("--steps", help=f"denoising steps (the model's own; embedded: {EMBEDDED_STEPS})")
-    parser.add_argument("--inception", help="weights, for FID in table 2")
-    parser.add_argument("--against", help="images or statistics that FID compares with")
     return parser
 
 
@@ -483,6 +483,7 @@ def main() -> None:
         return
     names = args.names if "all" not in args.names else ["table3", "figure9"] if args.toy else list(ITEMS)
     args.steps = args.steps or (EMBEDDED_STEPS if args.target in hub.DEFAULTS else None)
+    args.gamma.sort()
     args.out.mkdir(parents=True, exist_ok=True)
     vae = None if args.vae is None else hub.load(args.vae)
     run = Runs(args, load(args.target, args.toy), load(args.draft, args.toy), vae)

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from toy import Parser, begin, held_out_prompts, left_out, load_text, machine, results, say, write_results
+from toy import Parser, begin, held_out_prompts, load_text, machine, results, say, write_results
 
 from cspd_jax import hub, models, text
 from cspd_jax.converters import lm as published
@@ -216,7 +216,7 @@ def main() -> None:
         drafter = load_text(name, args.toy)
     beside = importlib.util.find_spec("transformers") is not None
     if not beside:
-        left_out("transformers", "torch and transformers are not installed: extra `parity`")
+        say("left out: transformers, which is not installed (extra `parity`)")
     rows = results(args.file)
     for temperature, batch, task in itertools.product(
         args.temperatures, args.rows, args.tasks or ([HELD_OUT] if embedded else TASKS)

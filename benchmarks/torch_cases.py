@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib.metadata
 import importlib.util
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-from cases import PROMPT, PYTHIA_1_4B, Case, Scale, about
-from toy import left_out
+from cases import PROMPT, PYTHIA_1_4B, SMALL, Case, Scale, about
+from toy import say
 
 from cspd_jax.diffusion.schedule import sampling_schedule
 from cspd_jax.networks.config import MAR_PRESETS
@@ -42,12 +43,17 @@ def can_run(case: Case | TorchCase) -> bool:
     name, method = case.about["model"], case.about["method"]
     package = "transformers" if method == "transformers" else "torch"
     if importlib.util.find_spec(package) is None:
-        left_out(f"{name}, {method}", f"{package} is not installed")
+        say(f"left out: {name}, {method}: {package} is not installed")
     elif method == "torch-graph" and device().type != "cuda":
-        left_out(f"{name}, {method}", "graphs are captured on CUDA alone")
+        say(f"left out: {name}, {method}: graphs are captured on CUDA alone")
     else:
         return True
     return False
+
+
+def versions() -> dict[str, str]:
+    there = [name for name in ("torch", "transformers") if importlib.util.find_spec(name)]
+    return {name: importlib.metadata.version(name) for name in there}
 
 
 def device() -> Any:
@@ -106,6 +112,25 @@ def mar_case(
 
     row = about(name, f"torch-{how}", batch=batch, guided=guided, dtype=dtype)
     return TorchCase(row, tokens, prepare)
+
+
+def whole_case(scale: Scale, batch: int) -> TorchCase:
+    """Makes whole images of a small model by MAR's loop."""
+    config = scale.of(SMALL)
+
+    def prepare() -> Callable[[], Any]:
+        import reference_torch
+        import torch
+
+        model, random = reference_torch.random_model(config), np.random.default_rng(0)
+        schedule, length = sampling_schedule(config.respacing), config.seq_len
+        orders = np.stack([random.permutation(length) for _ in range(batch)])
+        noise = random.standard_normal((schedule.num_steps + 1, batch, length, config.token_dim), np.float32)
+        labels = torch.zeros(batch, dtype=torch.long)
+        return lambda: model.sample(labels, schedule, num_iter=length, orders=orders, noise=noise)
+
+    row = about("mar-small", "torch-eager", batch=batch, dtype="float32")
+    return TorchCase(row, config.seq_len, prepare)
 
 
 def captured(function: Callable, example: Any) -> Callable:

@@ -10,12 +10,10 @@ unless a file is named.
 from __future__ import annotations
 
 import argparse
-import atexit
 import dataclasses
 import functools
 import json
 import os
-import shutil
 import sys
 import tempfile
 import time
@@ -91,11 +89,6 @@ def say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def left_out(what: str, why: str) -> None:
-    """Says that a part is not run."""
-    say(f"left out: {what} ({why})")
-
-
 def results(file: Path | None) -> Any:
     """Returns what a file holds; an empty list without one."""
     return json.loads(file.read_text()) if file is not None and file.exists() else []
@@ -114,12 +107,11 @@ def machine() -> dict[str, Any]:
     return {**device(), "versions": versions(), "processor": [*names, ""][0], "cores": os.cpu_count()}
 
 
-@functools.cache
+_SCRATCH = tempfile.TemporaryDirectory(prefix="toy-")  # ends with the process
+
+
 def scratch() -> Path:
-    """Returns a folder that ends with the process."""
-    folder = Path(tempfile.mkdtemp(prefix="toy-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return folder
+    return Path(_SCRATCH.name)
 
 
 def load(name: str, toy: bool = True) -> models.ImageModel:

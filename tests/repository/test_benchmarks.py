@@ -16,7 +16,6 @@ BENCHMARKS = ROOT / "benchmarks"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 NAMES = sorted(p.stem for p in BENCHMARKS.glob("*.py") if 'if __name__ == "__main__":' in p.read_text())
 QUICK = ("ship_default",)  # in a few seconds
-NEED_TORCH = ("plain",)
 
 # One process imports everything once. argv: folder of the programs, JSON of [name, arguments] each. Prints
 # the help of every program that is named, and which arguments are refused.
@@ -61,13 +60,13 @@ def test_what_is_quick_runs_on_tiny_models(name, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in (*QUICK, *NEED_TORCH)])
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in QUICK])
 def test_all_of_it_runs_on_tiny_models(name, tmp_path):
     runs_on_tiny_models(name, tmp_path)
 
 
 @pytest.mark.parity
-@pytest.mark.parametrize("name", [*NEED_TORCH, "gpu", "text"])  # the last two run with and without it
+@pytest.mark.parametrize("name", ["gpu", "text"])  # they run with and without it
 def test_all_of_it_runs_with_torch(name, tmp_path):
     runs_on_tiny_models(name, tmp_path)
 
