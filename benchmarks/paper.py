@@ -159,6 +159,17 @@ class Runs:
         few = WAYS[name]["method"] in ("path", "paper")
         return self.args.gamma[: 2 if few else None]
 
+    @property
+    def least(self) -> int:
+        return self.args.gamma[0]
+
+    @property
+    def middle(self) -> int:
+        return self.args.gamma[:2][-1]
+
+    def pixels(self, made: Made) -> np.ndarray:
+        return to_images(self.target, made.tokens, self.vae)
+
 
 Item = tuple[list[Table], Image.Image]
 ITEMS: dict[str, tuple[str, Callable[[Runs], Item]]] = {}
@@ -180,14 +191,7 @@ def _timed(run: Runs, batch: int) -> list[tuple[str, int | None, Made]]:
     found = [("plain", None, run(PLAIN, batch)), ("plain, with chains", None, run(
         {**PLAIN, "denoise": "speculative"}, batch))]  # fmt: skip
     found += [(n, g, run({**way, "gamma": g}, batch)) for n, way in WAYS.items() for g in run.gammas(n)]
-    return [
-        *found,
-        (
-            "self, with chains",
-            run.args.gamma[:2][-1],
-            run({**SELF_CHAINS, "gamma": run.args.gamma[:2][-1]}, batch),
-        ),
-    ]
+    return [*found, ("self, with chains", run.middle, run({**SELF_CHAINS, "gamma": run.middle}, batch))]
 
 
 @item("table1", "Speed and acceptance by gamma and batch")
@@ -231,26 +235,17 @@ def table2(run: Runs) -> Item:
     rows: list[Sequence[Any]] = []
     pages: list[tuple[str, Image.Image]] = []
     flat = lambda made: made.tokens.reshape(len(made.tokens), -1)
-    ways = {
-        "plain (control)": PLAIN,
-        **{n: {**w, "gamma": run.args.gamma[0]} for n, w in WAYS.items()},
-        ALONE: PLAIN,
-    }
+    ways = {"plain (control)": PLAIN, **{n: {**w, "gamma": run.least} for n, w in WAYS.items()}, ALONE: PLAIN}
     for cfg, images in ((1.0, 100), (3.0, 50)):
         reference = run(PLAIN, images, 1000, cfg=cfg)
         for number, (name, way) in enumerate(ways.items()):
             made = run(way, images, 1001 + number, alone=name == ALONE, cfg=cfg)
             p = p_values(flat(made), flat(reference), made.labels)
-            pixels = to_images(run.target, made.tokens, run.vae)
+            pixels = run.pixels(made)
             refuted = "yes" if min(p[test] for test in TESTS) <= FALSE_ALARM else "no"
             rows.append((name, made.verdict, cfg, len(pixels), *quality(run.target, pixels, made.labels,
                          run.args.toy), *(p[test] for test in TESTS), refuted))  # fmt: skip
-        pages.append(
-            (
-                f"guidance {cfg:g}",
-                picture(to_images(run.target, reference.tokens[:FEW], run.vae), columns=FEW),
-            )
-        )
+        pages.append((f"guidance {cfg:g}", picture(run.pixels(reference)[:FEW], columns=FEW)))
     tests = [f"p, {test}" for test in TESTS]
     columns = ["way", "exact or lossy", "guidance", "images", "right class", "Fréchet, own features", *tests,
                "refuted"]  # fmt: skip
@@ -261,14 +256,12 @@ def table2(run: Runs) -> Item:
 @item("table3", "Acceptance without and with alignment of the chains")
 def table3(run: Runs) -> Item:
     rows, series = [], {}
-    paper = TABLE3_AND_4.get((*PAIR, run.args.gamma[0]), (None, None))[:2]
+    paper = TABLE3_AND_4.get((*PAIR, run.least), (None, None))[:2]
     for name, criterion in ((PAPER, _PAPER), ("paper, inner temperature 42",
                             PaperCriterion(inner_temperature=42.0))):  # fmt: skip
         ways = (dataclasses.replace(criterion, align=align) for align in (False, True))
-        off, on = (run({**WAYS[PAPER], "gamma": run.args.gamma[0], "criterion": way}) for way in ways)
-        rows.append(
-            (name, on.verdict, run.args.gamma[0], off.acceptance, off.error, on.acceptance, on.error, *paper)
-        )
+        off, on = (run({**WAYS[PAPER], "gamma": run.least, "criterion": way}) for way in ways)
+        rows.append((name, on.verdict, run.least, off.acceptance, off.error, on.acceptance, on.error, *paper))
         series[f"{name} ({on.verdict})"] = [off.acceptance, on.acceptance]
     columns = ["way", "exact or lossy", "gamma", "own noise", "standard error", "shared noise",
                "standard error", f"{BESIDE}, own", f"{BESIDE}, shared"]  # fmt: skip
@@ -279,29 +272,25 @@ def table3(run: Runs) -> Item:
 
 
 def _prefilled(run: Runs) -> dict[tuple[str, float], Made]:
-    ways = [
-        (name, share, {**way, "gamma": run.args.gamma[0]}) for name, way in WAYS.items() for share in PREFILL
-    ]
+    ways = [(name, share, {**way, "gamma": run.least}) for name, way in WAYS.items() for share in PREFILL]
     return {(name, share): run({**way, "prefill": share}) for name, share, way in ways}
 
 
 @item("table4", "Acceptance and speed by prefill")
 def table4(run: Runs) -> Item:
     rows, series, plain = [], {}, run(PLAIN)
-    paper = TABLE3_AND_4.get((*PAIR, run.args.gamma[0]), (None,) * 8)[2:]
+    paper = TABLE3_AND_4.get((*PAIR, run.least), (None,) * 8)[2:]
     for (name, share), made in _prefilled(run).items():
         at = 2 * PREFILL.index(share)
         theirs = paper[at : at + 2] if name in (OFFICIAL, PAPER) else (None, None)
-        rows.append((name, made.verdict, share, run.args.gamma[0], made.acceptance, made.error,
+        rows.append((name, made.verdict, share, run.least, made.acceptance, made.error,
                      plain.calls / made.calls, plain.seconds / made.seconds, *theirs))  # fmt: skip
         series.setdefault(f"{name} ({made.verdict})", []).append(made.acceptance)
     columns = ["way", "exact or lossy", "prefill", "gamma", "acceptance", "standard error", "fewer calls",
                "speed-up in seconds", f"acceptance, {BESIDE}", f"speed-up, {BESIDE}"]  # fmt: skip
     names = ["target", "draft", "gamma", *(f"{w}, {s:.0%}" for s in PREFILL for w in ("alpha", "speed"))]
     whole = Table("The paper's", names, [(*pair, *found[2:]) for pair, found in TABLE3_AND_4.items()])
-    chart = lines(
-        series, f"acceptance, gamma {run.args.gamma[0]}", "prefill", [f"{s:.0%}" for s in PREFILL], top=1.0
-    )
+    chart = lines(series, f"acceptance, gamma {run.least}", "prefill", [f"{s:.0%}" for s in PREFILL], top=1.0)
     return [Table("Ours", columns, rows), whole], chart
 
 
@@ -309,7 +298,7 @@ def _shown(run: Runs, made: dict[str, Made], frames: bool = False) -> Item:
     """Shows a row of images of each way, rejected drafts framed where asked, and what they cost."""
     plain, pages, rows = run(PLAIN), [], []
     for name, one in made.items():
-        images = to_images(run.target, one.tokens, run.vae)
+        images = run.pixels(one)
         rejected = (one.marks < 0) & frames
         pages.append((f"{name} ({one.verdict})", marked(images, rejected)))
         rows.append((name, one.verdict, len(images), one.acceptance, plain.calls / one.calls))
@@ -322,7 +311,7 @@ def _by_gamma(run: Runs) -> dict[tuple[str, int], Made]:
 
 
 def _middle(run: Runs) -> dict[str, Made]:
-    gammas = {name: min(run.args.gamma[:2][-1], run.gammas(name)[-1]) for name in WAYS}
+    gammas = {name: min(run.middle, run.gammas(name)[-1]) for name in WAYS}
     return {name: run({**way, "gamma": gammas[name]}) for name, way in WAYS.items()}
 
 
@@ -380,10 +369,8 @@ def _swept(run: Runs, what: str, values: Sequence[float], **fixed: float) -> Ite
     rows, series = [], {}
     for name, way in WAYS.items():
         for value in values:
-            made = run({**way, "gamma": run.args.gamma[0]}, **fixed, **{what: value})
-            rows.append(
-                (name, made.verdict, run.args.gamma[0], *fixed.values(), value, made.acceptance, made.error)
-            )
+            made = run({**way, "gamma": run.least}, **fixed, **{what: value})
+            rows.append((name, made.verdict, run.least, *fixed.values(), value, made.acceptance, made.error))
             series.setdefault(f"{name} ({made.verdict})", []).append(made.acceptance)
     columns = ["way", "exact or lossy", "gamma", *fixed, what, "acceptance", "standard error"]
     told = "".join(f", {name} {value:g}" for name, value in fixed.items())
