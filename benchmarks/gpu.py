@@ -140,8 +140,9 @@ def measure(run: Run, title: str, makers: Makers) -> Callable[[], Any] | None:
     cases, last = [], None
     for make in makers:
         with run.trying({"what": f"making {title}"}):
-            cases.append(make())
-    cases = [case for case in cases if not run.there(case.about) and torch_cases.can_run(case)]
+            case = make()
+            if not run.there(case.about) and torch_cases.can_run(case):
+                cases.append(case)
     say(f"{title}: {len(cases)} rows, {max(0.0, run.end - time.monotonic()):.0f} s left")
     programs = {id(case): compiling(case.lowered) for case in cases if isinstance(case, Case)}
     for case in cases:
