@@ -1,19 +1,52 @@
-"""Describes a program to be timed or counted on an accelerator, and the sizes of published models."""
+"""Makes the programs that are timed on a GPU and counted without one: AR steps, rounds and texts at the
+sizes of published models.
+
+The unit is what one call of the library does, AR steps in one scan or rounds in one loop, so that whatever
+the host does between kernels is in it. The weights are random; which drafts are accepted is replayed from
+runs of the embedded models, whose weights are trained (results/accepted.json, by version 0.6).
+"""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable
+import functools
+import itertools
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import jax
+import jax.numpy as jnp
+import numpy as np
+from toy import STEPS as TOY_STEPS
+from toy import narrow
 
+import cspd_jax
+from cspd_jax.diffusion.schedule import sampling_schedule
+from cspd_jax.image import chain as speculation
+from cspd_jax.image import rounds, sampler
+from cspd_jax.image.bound import bind
+from cspd_jax.image.options import Options
+from cspd_jax.image.order import Raster
+from cspd_jax.masked import generation as masked_generation
+from cspd_jax.networks import lm
+from cspd_jax.networks.config import MAR_PRESETS, SPHERE_PRESETS, MARConfig
 from cspd_jax.networks.lm_config import LMConfig
+from cspd_jax.networks.registry import kind_of
+from cspd_jax.text import Drafting, ModelDrafter
+from cspd_jax.text import generation as text_generation
 
-STEPS = 100
+RECORDED = Path(__file__).parent / "results" / "accepted.json"
 PLAIN = ("plain", "text-plain", "stepwise")  # what the others are compared with
-IDENTITY = (
-    "model", "what", "batch", "guided", "dtype", "precision", "method", "options", "respacing", "num_iter",
+IDENTITY = ("model", "dtype", "batch", "guided", "method", "options")
+NEW_TOKENS = PROMPT = 64
+
+SMALL = MARConfig(
+    encoder_width=128, encoder_depth=4, encoder_heads=4, decoder_width=128, decoder_depth=4, decoder_heads=4,
+    head_depth=3, head_width=256, respacing="ddim100",
 )  # fmt: skip
 PYTHIA_160M = LMConfig(
     family="gpt_neox", vocab_size=50304, known_ids=50304, width=768, depth=12, heads=12, kv_heads=12,
@@ -30,44 +63,328 @@ LLADA_8B = LMConfig(
 
 
 @dataclasses.dataclass(frozen=True)
+class Scale:
+    """Says how much is made at a time: tokens of an image, behind 3/8 of it that are known."""
+
+    toy: bool = False
+
+    @property
+    def tokens(self) -> int:
+        return 2 if self.toy else 32
+
+    @property
+    def new_tokens(self) -> int:
+        return 8 if self.toy else NEW_TOKENS
+
+    def of(self, config: Any) -> Any:
+        return narrow(config) if self.toy else config
+
+    def recorded(self) -> dict[str, Any]:
+        """Returns what is replayed; a toy's is as small, and made up.
+
+        chains: by model and window, [T, R]: drafts kept by a head call that began with so many steps left,
+            less one.
+        rounds: by gamma, [images, tokens]: transitions kept by the round that began so many tokens behind
+            the known ones.
+        text: the share of the embedded pair's drafts that are accepted.
+        masked: by way and batch, the rounds of 64 places of the embedded model, and the shares of them that
+            read a text anew (refresh) and that verify.
+        """
+        found = json.loads(RECORDED.read_text())
+        if self.toy:
+            chains = [[min(left, 2)] * 4 for left in range(TOY_STEPS)]
+            found["chains"] = dict.fromkeys(found["chains"], chains)
+            of_gamma = lambda gamma: [[TOY_STEPS * (at % gamma) for at in range(4 + 2 * gamma)]] * 2
+            found["rounds"] = {gamma: of_gamma(int(gamma)) for gamma in found["rounds"]}
+        return found
+
+
+@dataclasses.dataclass(frozen=True)
 class Case:
     """Holds a program to be timed or counted.
 
-    about: the row's identity and what is known of it beforehand.
-    function: pure, of `args`.
-    args: pytrees of arrays, without typed keys.
-    tokens: of one row of the batch, made by one run.
-    facts: of the output: what happened, with `trips` for `count_launches`.
-    donated: numbers of the arguments that the program may overwrite.
+    about: the identity of its row.
+    configs: of the models whose parameters it takes.
+    args: of these parameters, returns those of the function: pytrees of arrays, without typed keys.
+    tokens: of a row of the batch, made by one run.
+    trips: of the loops that end when the data say so, by depth.
+    shares: of the rounds in which a condition of that name is true.
+    facts: of the output, what is only known then; `tokens` among it replaces those above.
     """
 
     about: dict[str, Any]
+    configs: tuple[Any, ...]
+    args: Callable[..., tuple]
     function: Callable
-    args: tuple
-    tokens: int
+    tokens: float
+    trips: tuple[float, ...] = ()
+    shares: Mapping[str, float] = dataclasses.field(default_factory=dict)
     facts: Callable[[Any], dict[str, Any]] = lambda out: {}
-    donated: tuple[int, ...] = ()
 
-    def lowered(self, args: tuple | None = None):
-        with jax.default_matmul_precision(self.about["precision"]):
-            program = jax.jit(self.function, donate_argnums=self.donated)
-            return program.lower(*(self.args if args is None else args))
+    def lowered(self, sharding: jax.sharding.Sharding | None = None) -> jax.stages.Lowered:
+        """Traces the program for shapes and types in place of arrays."""
+        shapes = [jax.eval_shape(lambda c=c: random_params(c, self.about["dtype"])) for c in self.configs]
+        found = jax.eval_shape(self.args, *shapes)
+        args = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding), found)
+        return jax.jit(self.function).lower(*args)
 
-
-def about(model: str, what: str, batch: int, method: str, **more) -> dict[str, Any]:
-    """Returns a row's identity, and what else is known of it beforehand."""
-    return {
-        "model": model, "what": what, "batch": batch, "guided": False, "dtype": "float32", "precision": None,
-        "method": method, "options": "", "respacing": f"ddim{STEPS}", "num_iter": None, **more,
-    }  # fmt: skip
+    def real_args(self) -> tuple:
+        return self.args(*(params_on_device(config, self.about["dtype"]) for config in self.configs))
 
 
-def alike(row: dict[str, Any]) -> tuple:
-    """Returns what rows of different methods have in common."""
-    names = [name for name in (*IDENTITY, "device", "jax") if name not in ("method", "options")]
-    return tuple(str(row.get(name)) for name in names)
+def about(model: str, method: str, options: str = "", **more: Any) -> dict[str, Any]:
+    """Returns the identity of a row."""
+    same = {"model": model, "dtype": "bfloat16", "batch": 1, "guided": False}
+    return {**same, "method": method, "options": options, **more}
 
 
-def method_of(row: dict[str, Any]) -> str:
-    """Names a row's method with its options."""
-    return row["method"] + (f" ({row['options']})" if row["options"] else "")
+def random_params(config: Any, dtype: str) -> Any:
+    """Draws normal numbers of standard deviation 0.02, as an untrained head would output zero."""
+    module = lm if isinstance(config, LMConfig) else kind_of(config)
+    leaves, tree = jax.tree.flatten(module.abstract_params(config))
+    keys = jax.random.split(jax.random.key(0), len(leaves))
+    drawn = [(0.02 * jax.random.normal(k, a.shape, jnp.float32)).astype(dtype) for k, a in zip(keys, leaves)]
+    return jax.tree.unflatten(tree, drawn)
+
+
+@functools.lru_cache(maxsize=2)
+def params_on_device(config: Any, dtype: str) -> Any:
+    return jax.jit(random_params, static_argnums=(0, 1))(config, dtype)
+
+
+# What is accepted
+
+
+def calls_of(kept: np.ndarray) -> np.ndarray:
+    """Counts the head calls [R] of each chain."""
+    left, calls = np.full(kept.shape[1], len(kept)), np.zeros(kept.shape[1], int)
+    while np.any(left):
+        calls += left > 0
+        taken = kept[np.maximum(left - 1, 0), np.arange(len(left))] + 1
+        left = np.maximum(left - taken, 0)
+    return calls
+
+
+def chains_of(table: Any, rows: int) -> np.ndarray:
+    """Returns [T, rows] of so many chains side by side, whose slowest takes a typical number of calls."""
+    kept = np.asarray(table, np.int32)
+    kept = np.tile(kept, (1, -(-rows // kept.shape[1])))
+    groups = [kept[:, i : i + rows] for i in range(0, kept.shape[1] - rows + 1, rows)]
+    slowest = [calls_of(group).max() for group in groups]
+    return groups[int(np.argsort(slowest, kind="stable")[len(groups) // 2])]
+
+
+def rounds_of(blocks: np.ndarray, steps: int, wanted: int) -> tuple[int, float]:
+    """Counts the rounds until every image has the tokens that are wanted, and the tokens that it has then."""
+    made, rows = np.zeros(len(blocks), int), np.arange(len(blocks))
+    for number in itertools.count():
+        if np.all(made >= wanted):
+            return number, float(made.mean())
+        made += blocks[rows, np.minimum(made, blocks.shape[1] - 1)] // steps + 1
+
+
+@contextlib.contextmanager
+def replaying(chains: jax.Array | None, blocks: jax.Array | None = None, first: int = 0) -> Iterator[None]:
+    """Makes programs that are traced meanwhile accept what was recorded; they verify all the same.
+
+    chains: [T, R], as `Scale.recorded` has them.
+    blocks: [B, tokens], of rounds that begin so many tokens behind `first`.
+    """
+    steps, transitions = speculation.verify_steps, rounds.verify_transitions
+    unless_negative = lambda recorded, own: jnp.where(recorded < 0, own, recorded)  # the compiler cannot know
+
+    def chain(inputs, draft, keys):
+        verdict = steps(inputs, draft, keys)
+        kept = unless_negative(chains[draft.steps[0], jnp.arange(chains.shape[1])], verdict.block.kept)
+        return verdict._replace(block=verdict.block._replace(kept=kept))
+
+    def block(inputs, state, *drafted):
+        verdict = transitions(inputs, state, *drafted)
+        at = jnp.clip(state.group - first, 0, blocks.shape[1] - 1)
+        return verdict._replace(kept=unless_negative(blocks[jnp.arange(len(at)), at], verdict.kept))
+
+    with contextlib.ExitStack() as patches:
+        if chains is not None:
+            patches.enter_context(mock.patch.object(speculation, "verify_steps", chain))
+        if blocks is not None:
+            patches.enter_context(mock.patch.object(rounds, "verify_transitions", block))
+        yield
+
+
+@dataclasses.dataclass(frozen=True)
+class Replayed:
+    """Runs a draft model for its time, while each of its tokens is right with a given probability.
+
+    Parameters: (the model's, right [B, N] tokens, use [B, N] whether to propose them).
+    """
+
+    inner: ModelDrafter
+
+    def begin(self, params, prompts, max_len):
+        return self.inner.begin(params[0], prompts, max_len)
+
+    def draft(self, params, state, request):
+        weights, right, use = params
+        drafts, state = self.inner.draft(weights, state, request)
+        at = request.length[:, None] + jnp.arange(request.max_gamma)
+        take = lambda a: jnp.take_along_axis(a, jnp.minimum(at, a.shape[1] - 1), axis=1)
+        wrong = (take(right) + 1 + drafts.tokens % 2) % request.num_ids  # so that the draft is not left out
+        return drafts._replace(tokens=jnp.where(take(use), take(right), wrong)), state
+
+
+# Images
+
+
+def image_case(
+    name: str, scale: Scale, window: int | None = None, gamma: int = 0, batch: int = 1, guided: bool = False,
+    dtype: str = "bfloat16", steps: int = 100,
+) -> Case:  # fmt: skip
+    """Makes tokens of an image whose first 3/8 are known, by AR steps or by rounds of self-speculation.
+
+    window: M of the chains; None is plain.
+    gamma: groups drafted ahead; 0 is none.
+    """
+    presets = {**MAR_PRESETS, **SPHERE_PRESETS}
+    config = scale.of(presets[name])
+    of_mar = isinstance(config, MARConfig)
+    respacing = config.respacing if scale.toy else f"{'ddim' if of_mar else 'flow'}{steps}"
+    options = Options(
+        num_iter=config.seq_len, respacing=respacing, guided=guided, cfg=3.0 if guided else 1.0,
+        denoise="plain" if window is None else cspd_jax.ChainSpeculation((3 if scale.toy else window,)),
+        final_noise=of_mar, prefix_buckets=4 if of_mar and not scale.toy else 1,
+        order=None if of_mar else Raster(), cfg_schedule="linear" if of_mar else "constant",
+    )  # fmt: skip
+    recorded, first, chains, blocks = scale.recorded(), config.seq_len * 3 // 8, None, None
+    noisy = sampling_schedule(respacing).num_steps
+    tokens, trips = float(scale.tokens), ()
+    if window is not None:
+        model = "default" if of_mar else "default-causal"
+        chains = chains_of(recorded["chains"][f"{model}, M {window}"], batch * (1 + gamma))[-noisy:]
+        trips = (float(calls_of(chains).max()),)
+    if gamma:
+        blocks = np.asarray(recorded["rounds"][str(gamma)], np.int32)
+        blocks = blocks[np.arange(batch) % len(blocks)]
+        number, tokens = rounds_of(blocks, noisy, scale.tokens)
+        trips = (float(number), *trips)
+    network = kind_of(config).network(config, jnp.dtype(dtype))
+
+    def args(params):
+        keys = jax.random.key_data(cspd_jax.row_keys(jax.random.key(0), batch))
+        return params, keys, jnp.zeros(batch, jnp.int32), *jax.tree.map(jnp.asarray, (chains, blocks))
+
+    words = [f"gamma {gamma}"] * bool(gamma) + [f"M {window}"] * bool(window) + [respacing] * (not of_mar)
+    method = {(False, False): "plain", (True, False): "chains", (True, True): "self+chains"}
+    row = about(
+        name, method[bool(window), bool(gamma)], ", ".join(words), batch=batch, guided=guided, dtype=dtype
+    )
+    program = (round_program if gamma else step_program)(network, options, first, scale.tokens, gamma)
+    return Case(row, (config,), args, program, tokens, trips)
+
+
+def step_program(network: Any, options: Options, first: int, tokens: int, gamma: int) -> Callable:
+    """Makes AR steps of the plain sampler in one scan; returns the tokens and the work."""
+    segments = sampler.plan_segments(network.seq_len, options)
+    segment, groups = next(some for some in segments if some[1][0].start <= first <= some[1][-1].start)
+    wanted = tuple(group for group in groups if first <= group.start)[:tokens]
+    assert len(wanted) == tokens
+
+    def run(params, keys, labels, chains, blocks):
+        with replaying(chains):
+            bound = bind(network, params, jax.random.wrap_key_data(keys), labels, options)
+            state = sampler.empty_state(bound)
+            state, work = sampler.ar_steps(bound, segment, state, sampler.group_arrays(wanted, options))
+        return state.tokens, work
+
+    return run
+
+
+def round_program(network: Any, options: Options, first: int, tokens: int, gamma: int) -> Callable:
+    """Makes rounds of self-speculation in one loop until there are as many tokens; returns what is made."""
+    way = rounds.Speculation(cspd_jax.PathCriterion(), gamma)  # as many as were recorded
+
+    def run(params, keys, labels, chains, blocks):
+        with replaying(chains, blocks, first):
+            keys = jax.random.wrap_key_data(keys)
+            inputs, state = rounds.begin(network, params, keys, labels, options, speculation=way)
+            images = jnp.full(labels.shape, first, jnp.int32)
+            state = state._replace(group=images, num_drafts=jnp.full_like(images, gamma))
+            unfinished = lambda state: jnp.any(state.group < first + tokens)
+            another = lambda state: rounds.run_round(inputs, state)[0]
+            state = jax.lax.while_loop(unfinished, another, state)
+        return state.tokens, state.group - first
+
+    return run
+
+
+def whole_case(scale: Scale, batch: int) -> Case:
+    """Makes whole images of a small model, by the plain sampler."""
+    config = scale.of(SMALL)
+    steps = {"num_iter": config.seq_len, "respacing": config.respacing}
+    options = Options(**steps, prefix_buckets=4, final_noise=False)
+
+    def run(params):
+        keys, labels = cspd_jax.row_keys(jax.random.key(0), batch), jnp.zeros(batch, jnp.int32)
+        return sampler.sample(kind_of(config).network(config), params, keys, labels, options).tokens
+
+    row = about("mar-small", "plain", batch=batch, dtype="float32")
+    return Case(row, (config,), lambda params: (params,), run, config.seq_len)
+
+
+# Text and masked text
+
+
+def text_cases(scale: Scale) -> list[Case]:
+    """Makes greedy texts: plain, and by drafts that are right as often as the embedded ones."""
+    config, small = scale.of(PYTHIA_1_4B), scale.of(PYTHIA_160M)
+    network, drafting = lm.LM(config, jnp.bfloat16), lm.LM(small, jnp.bfloat16)
+    prompts = np.random.default_rng(0).integers(0, config.known_ids, (1, PROMPT)).tolist()
+    count, share = scale.new_tokens, scale.recorded()["text"]
+    asked = cspd_jax.text.Options(rule="block", max_new_tokens=count, stop_ids=(), gamma=4)
+    prepare = lambda weights, drafter: text_generation.prepare(
+        None, (network, weights), prompts, drafter, asked
+    )
+    plain = Case(
+        about("pythia-1.4b", "text-plain"), (config,), lambda weights: (prepare(weights, None),),
+        text_generation.run, count, (float(count - 1),),
+    )  # fmt: skip
+
+    def drafted(weights, of_draft):
+        right = jax.jit(text_generation.run)(prepare(weights, None)).tokens
+        use = jax.random.bernoulli(jax.random.key(1), share, right.shape)
+        return (prepare(weights, Drafting(Replayed(ModelDrafter(drafting)), (of_draft, right, use))),)
+
+    def facts(out) -> dict[str, Any]:
+        return {"acceptance": float(out.info.acceptance), "rounds": int(out.info.calls["target"].sequential)}
+
+    a_round = sum(share**kept for kept in range(5))  # tokens, on average
+    return [plain, Case(
+        about("pythia-1.4b", "text-block", "160m drafts, gamma 4"), (config, small), drafted,
+        text_generation.run, count, (count / a_round, 4.0), facts=facts,
+    )]  # fmt: skip
+
+
+def masked_case(scale: Scale, texts: int | None = None, drafts: bool = True, cached: bool = True) -> Case:
+    """Makes a masked text of LLaDA-8B's sizes. Its weights are random and accept nothing, so a round is
+    timed and counts for as many tokens as one of the embedded model fills.
+
+    texts: of a pass, for chosen sets; None is a chain of 4 drafts.
+    """
+    config, places = scale.of(LLADA_8B), scale.new_tokens
+    words = [f"{texts} texts" if texts else "gamma 4"] * drafts + ["block cache"] * cached
+    row = about("llada-8b", "ssd" if drafts else "stepwise", ", ".join(words))
+    recorded = scale.recorded()["masked"][f"{row['method']}, {row['options']}".removesuffix(", ")]
+    a_round = NEW_TOKENS / recorded["rounds"]
+    way = cspd_jax.masked.SelfSpeculation(4, texts=texts) if drafts else cspd_jax.masked.Stepwise()
+    asked = cspd_jax.masked.Options(max_new_tokens=places, block=8, cached=cached)
+    network = lm.LM(config, jnp.bfloat16)
+
+    def args(weights):
+        return (masked_generation.prepare(None, (network, weights), [[1] * PROMPT], way, asked),)
+
+    def facts(out) -> dict[str, Any]:
+        number = max(int(np.max(out.info.trace.rounds)) + 1, int(out.info.calls["block"].sequential))
+        return {"tokens": number * a_round, "rounds": number}
+
+    return Case(
+        row, (config,), args, masked_generation.run, places * a_round, (float(places),), recorded, facts
+    )

@@ -2,28 +2,26 @@
 
     bash benchmarks/gpu.sh                      # seven minutes at most; again to go on from the file
     python benchmarks/gpu.py --toy              # all of it on a CPU, at toy sizes
-    python benchmarks/gpu.py --table            # what the file holds, as Markdown
+    python benchmarks/gpu.py --count            # the same programs counted for an H100, without one
+    python benchmarks/gpu.py --only "MAR-B on a CPU"    # groups by name, some of which are left out otherwise
+    python benchmarks/gpu.py --table            # what is there, as Markdown
     python benchmarks/gpu.py --pages            # puts it into README.md and docs/benchmarks.md
 
 It runs from a checkout; nothing of ours need be installed. Rows are written one by one, the most important
 first: versions and the device's own speed; whether every method gives on it what it gives on a CPU in the
-same process; MAR-B beside PyTorch's loop; a profile; other precisions, sizes and models. Whatever fails is
-one line and costs no later row. The programs of a group are compiled in threads side by side and then timed
-one after the other; of the whole run three minutes at most are compilation. The unit is a whole AR step,
-round or text, so that what the host does between kernels is in it. Beside each measured row stands the
-modelled one (kernels.py).
+same process; MAR-B beside PyTorch's loop; a profile; other precisions, sizes and models. Whatever fails, or
+is not compiled in two minutes, is one line and costs no later row. Programs of a group are compiled in
+threads side by side and then timed one after the other.
 """
 
 from __future__ import annotations
 
 import concurrent.futures
-import importlib.metadata
-import json
-import platform
+import contextlib
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,54 +29,67 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 import gpu_checks
-import gpu_profile
 import jax
-from cases import IDENTITY, Case
-from counted_cases import FILLINGS, WAYS
-from gpu_cases import RECORDED, Accepted, Scale, image_case, masked_case, text_cases, toy_accepted
-from gpu_pages import modelled_of, pages, table
-from gpu_torch import TorchCase, mar_case, torch_text_case
-from toy import Parser, begin, results, say, write_results
+import kernels
+import torch_cases
+from cases import IDENTITY, Case, Scale, image_case, masked_case, text_cases, whole_case
+from pages import COUNTED, MEASURED, pages, rows_of, table
+from toy import Parser, begin, machine, results, say, write_results
 
-FILE = Path(__file__).parent / "results" / "gpu.json"
-COMPILING = 180.0  # seconds, of all groups together
+COMPILING = 120.0  # seconds that a program may take
 SLOWEST = 6.0  # seconds; after so many no further repetition of a row begins
+REPEATS = 5
+ON_A_CPU = ("whole images on a CPU", "MAR-B on a CPU", "SphereAR on a CPU")
 
-PLAIN, CHAINS_16, CHAINS_32, BOTH_4, BOTH_8 = WAYS
+Makers = list[Callable[[], Any]]
+_POOL = concurrent.futures.ThreadPoolExecutor(32)
 
 
-def groups(scale: Scale, accepted: Accepted) -> list[tuple[str, list[Callable[[], list[Any]]]]]:
+def groups(scale: Scale) -> dict[str, Makers]:
     """Lists groups of cases, the most important first; the programs of one are compiled together."""
-    image = lambda name, way, **more: lambda: [image_case(name, way, accepted, scale, **more)]
-    torch = lambda name, how, **more: lambda: [mar_case(name, how, scale, **more)]
-    flow = ("flow100", "flow50", "flow25")
-    found = [
-        ("MAR-B, one image, bfloat16", [image("mar-base", way) for way in WAYS]),
-        ("MAR-B in PyTorch", [torch("mar-base", how) for how in ("eager", "graph")]),
-        ("MAR-B, float32", [image("mar-base", way, dtype="float32") for way in (PLAIN, CHAINS_32, BOTH_4)]),
-        ("MAR-B, guidance", [image("mar-base", way, guided=True) for way in (PLAIN, BOTH_8)]),
-        ("MAR-B in PyTorch, guidance", [torch("mar-base", "graph", guided=True)]),
-        ("MAR-B, 8 images", [image("mar-base", way, batch=8) for way in (PLAIN, CHAINS_16, BOTH_4)]),
-        ("MAR-B in PyTorch, 8 images", [torch("mar-base", "graph", batch=8)]),
-        ("text, Pythia-1.4B's sizes", [lambda: [*text_cases(accepted, scale), torch_text_case(scale)]]),
-        ("SphereAR-B", [image("sphere-b", w, respacing=n) for n in flow for w in (PLAIN, CHAINS_32)]),
-        ("MAR-H", [*(image("mar-huge", way) for way in (PLAIN, BOTH_8)), torch("mar-huge", "graph")]),
-        ("MAR-L", [*(image("mar-large", way) for way in (PLAIN, BOTH_8)), torch("mar-large", "graph")]),
-        ("masked text, LLaDA-8B", [lambda how=how: [masked_case(how, scale)] for how in FILLINGS[:4]]),
+    image = lambda name, window=None, gamma=0, **more: lambda: image_case(name, scale, window, gamma, **more)
+    torch = lambda name, how, **more: lambda: torch_cases.mar_case(name, how, scale, **more)
+    text = lambda number: lambda: text_cases(scale)[number]
+    masked = lambda *way: lambda: masked_case(scale, *way)
+    full, guided, side = {"dtype": "float32"}, {"guided": True}, {"batch": 8}
+    plain_and_both = lambda name: [image(name), image(name, 32, 8)]
+    sphere = lambda name, steps, *windows, **more: [
+        image(name, window, steps=steps, **more) for window in (None, *windows)
     ]
-    if scale.toy:  # of each kind one or two; the largest are no other kind
-        return [(title, makers[-2:]) for title, makers in found if title not in ("MAR-H", "MAR-L")]
-    return found
+    ways = ((), (32,), (16, 4), (32, 8))
+    return {
+        "MAR-B, one image, bfloat16": [image("mar-base", *way) for way in ways],
+        "MAR-B in PyTorch": [torch("mar-base", how) for how in ("eager", "graph")],
+        "MAR-B, float32": [image("mar-base", *way, **full) for way in ((), (32,), (16, 4))],
+        "MAR-B, guidance": [image("mar-base", *way, **guided) for way in ((), (32, 8))],
+        "MAR-B in PyTorch, guidance": [torch("mar-base", "graph", **guided)],
+        "MAR-B, 8 images": [image("mar-base", *way, **side) for way in ((), (16,), (16, 4))],
+        "MAR-B in PyTorch, 8 images": [torch("mar-base", "graph", **side)],
+        "text, Pythia-1.4B's sizes": [text(0), text(1), lambda: torch_cases.text_case(scale)],
+        "SphereAR-B": sphere("sphere-b", 100, 32),
+        "MAR-H": [*plain_and_both("mar-huge"), torch("mar-huge", "graph")],
+        "masked text, LLaDA-8B": [
+            masked(None, False, False), masked(None, True, False), masked(None, False, True), masked(16)
+        ],
+        ON_A_CPU[0]: [
+            lambda make=make, batch=batch: make(scale, batch)
+            for batch in (1, 8) for make in (whole_case, torch_cases.whole_case)
+        ],
+        ON_A_CPU[1]: [image("mar-base", **full), torch("mar-base", "eager", **full)],
+        ON_A_CPU[2]: [
+            case for name in ("sphere-b", "sphere-l") for steps in (100, 25)
+            for case in sphere(name, steps, 16, 32, **full)
+        ],
+    }  # fmt: skip
 
 
 class Run:
     """Holds the rows of a file, and how much time is left to add to them."""
 
-    def __init__(self, file: Path, minutes: float, toy: bool):
+    def __init__(self, file: Path, minutes: float, toy: bool, device: str):
         self.file, self.toy, self.end = file, toy, time.monotonic() + 60 * minutes
-        self.content = results(file, "rows")
-        self.compiling = 0.0
-        self.here = {"device": jax.devices()[0].device_kind, "jax": jax.__version__}
+        self.here = {"device": device, "jax": jax.__version__}
+        self.rows = results(file)
 
     @property
     def over(self) -> bool:
@@ -86,169 +97,136 @@ class Run:
 
     def there(self, about: dict[str, Any]) -> bool:
         """Says whether there is such a row of this device; those that failed are tried again."""
-        wanted = {name: about[name] for name in IDENTITY if name in about} | self.here
-        return any(
-            not row.get("error") and all(row.get(k) == v for k, v in wanted.items())
-            for row in self.content["rows"]
-        )
+        wanted = (about | self.here).items()
+        return any(not row.get("error") and wanted <= row.items() for row in self.rows)
 
     def add(self, row: dict[str, Any]) -> None:
         row = row | self.here
-        of = lambda row: [row.get(name) for name in (*IDENTITY, *self.here)]
-        self.content["rows"] = [old for old in self.content["rows"] if of(old) != of(row)] + [row]
-        write_results(self.file, self.content)
-        report(row)
+        of = lambda row: [row.get(name) for name in ("what", *IDENTITY, *self.here)]
+        self.rows = [old for old in self.rows if of(old) != of(row)] + [row]
+        write_results(self.file, self.rows)
+        say("  " + ", ".join(f"{name} {value}" for name, value in row.items())[:400])
 
-    def failed(self, about: dict[str, Any], error: Exception) -> None:
-        if self.toy:
-            raise error
-        self.add({**about, "error": f"{type(error).__name__}: {error}"[:300]})
+    @contextlib.contextmanager
+    def trying(self, about: dict[str, Any]) -> Iterator[None]:
+        """Makes what fails meanwhile a row of its own; a toy fails."""
+        try:
+            yield
+        except Exception as error:
+            if self.toy:
+                raise
+            self.add({**about, "error": f"{type(error).__name__}: {error}"[:300]})
 
     def once(self, name: str, make: Callable[[], dict[str, Any]]) -> None:
         """Adds a row that is not a time of a case, such as the device's own speed."""
-        identity = {"what": name}
-        if self.over or self.there(identity):
-            return
-        start = time.monotonic()
-        try:
-            self.add(identity | make() | {"took_seconds": time.monotonic() - start})
-        except Exception as error:
-            self.failed(identity, error)
+        if not (self.over or self.there({"what": name})):
+            with self.trying({"what": name}):
+                self.add({"what": name} | make())
 
 
-def measure(run: Run, title: str, makers: Sequence[Callable[[], list[Any]]], repeats: int) -> dict[str, Any]:
-    """Compiles and times the cases of a group; returns the programs by method and options."""
-    cases: list[Any] = []
+def compiling(lower: Callable[[], Any]) -> Callable[[], Any]:
+    """Traces here, as replaying patches modules, and compiles in a thread; the result, or an error, is asked
+    for later."""
+    try:
+        future = _POOL.submit(lower().compile)
+    except Exception as error:
+        future = concurrent.futures.Future()
+        future.set_exception(error)
+    return lambda: future.result(COMPILING)
+
+
+def measure(run: Run, title: str, makers: Makers) -> Callable[[], Any] | None:
+    """Compiles and times the cases of a group; returns the last of our programs."""
+    cases, last = [], None
     for make in makers:
-        try:
-            cases += [case for case in make() if not run.there(case.about)]
-        except Exception as error:
-            run.failed({"what": "making", "model": title}, error)
-    cases = [case for case in cases if not (isinstance(case, TorchCase) and case.cannot_run())]
+        with run.trying({"what": f"making {title}"}):
+            case = make()
+            if not run.there(case.about) and torch_cases.can_run(case):
+                cases.append(case)
     say(f"{title}: {len(cases)} rows, {max(0.0, run.end - time.monotonic()):.0f} s left")
-    programs = compiled(run, [case for case in cases if isinstance(case, Case)])
-    ready = {}
-    for number, case in enumerate(cases):
+    programs = {id(case): compiling(case.lowered) for case in cases if isinstance(case, Case)}
+    for case in cases:
         if run.over:
             say("out of time: the same command goes on")
             break
-        name = f"{case.about['method']}, {case.about['options']}"
-        try:
+        with run.trying(case.about):
             if isinstance(case, Case):
-                if (program := programs.get(id(case))) is None:
-                    continue
-                call = lambda program=program, case=case: jax.block_until_ready(program(*case.args))
-                facts = case.facts(call())
-                ready[name] = call
+                program, args = programs[id(case)](), case.real_args()
+                call = last = lambda program=program, args=args: jax.block_until_ready(program(*args))
             else:
-                call, facts = case.prepare(), {}
-                call()
-            row = timed(call, facts, case, repeats)
-        except Exception as error:
-            run.failed(case.about, error)
-            continue
-        run.add({**case.about, **row, **({} if run.toy else modelled_of(case.about))})
-        cases[number] = None  # its arguments need not stay
-    return ready
+                call = case.prepare()
+            facts = {"tokens": case.tokens} | case.facts(call())
+            run.add(case.about | timed(call, facts["tokens"]) | facts)
+    return last
 
 
-def compiled(run: Run, cases: Sequence[Case]) -> dict[int, Any]:
-    """Compiles the cases in threads side by side, within the time for that; returns programs by identity."""
-    if run.compiling > COMPILING and not run.toy:
-        say(f"  not compiled, as {COMPILING:.0f} s of compilation are over")
-        return {}
-    start, found = time.monotonic(), {}
-    with concurrent.futures.ThreadPoolExecutor(max(1, len(cases))) as pool:
-        waiting = {}
-        for case in cases:
-            try:
-                lowered = case.lowered()
-            except Exception as error:
-                run.failed(case.about, error)
-                continue
-            waiting[pool.submit(lowered.compile)] = case
-        for future in concurrent.futures.as_completed(waiting):
-            try:
-                found[id(waiting[future])] = future.result()
-            except Exception as error:
-                run.failed(waiting[future].about, error)
-    run.compiling += time.monotonic() - start
-    say(f"  {len(found)} programs compiled in {time.monotonic() - start:.0f} s; {run.compiling:.0f} s in all")
-    return found
-
-
-def timed(call: Callable[[], Any], facts: dict[str, Any], case: Any, repeats: int) -> dict[str, Any]:
-    """Returns median seconds per token of several runs behind one that was not timed."""
+def timed(call: Callable[[], Any], tokens: float) -> dict[str, Any]:
+    """Returns median seconds per token of several runs."""
     seconds: list[float] = []
-    while len(seconds) < repeats and sum(seconds) < SLOWEST:
+    while len(seconds) < REPEATS and sum(seconds) < SLOWEST:
         start = time.perf_counter()
         call()
-        seconds.append(time.perf_counter() - start)
-    tokens = facts.pop("tokens", case.tokens)
-    return {
-        "measured_seconds_per_token": statistics.median(seconds) / tokens,
-        "fastest": min(seconds) / tokens, "slowest": max(seconds) / tokens, "repeats": len(seconds),
-        "tokens": tokens, **facts,
-    }  # fmt: skip
+        seconds.append((time.perf_counter() - start) / tokens)
+    return {"seconds": statistics.median(seconds), "fastest": min(seconds), "slowest": max(seconds)}
 
 
-def report(row: dict[str, Any]) -> None:
-    name = ", ".join(str(row[key]) for key in ("model", "what", "dtype", "method", "options") if row.get(key))
-    if row.get("error"):
-        say(f"  {name}: failed: {row['error']}")
-    elif (seconds := row.get("measured_seconds_per_token")) is not None:
-        model = row.get("modelled_seconds_per_token")
-        beside = f"; modelled {1e3 * model:.2f}" if model else ""
-        say(f"  {name}, batch {row['batch']}: {1e3 * seconds:.3f} ms a token{beside}")
-    else:
-        told = {k: v for k, v in row.items() if k not in ("what", "device", "jax", "kernels")}
-        say(f"  {row['what']}: {json.dumps(told)[:400]}")
-
-
-def versions() -> dict[str, Any]:
-    """Names the machine, and what is installed on it."""
-    found = {"host": platform.machine(), "python": platform.python_version(), "devices": len(jax.devices())}
-    for package in ("jaxlib", "flax", "torch", "transformers", "jax-cuda13-plugin", "jax-cuda12-plugin"):
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            found[package] = None
-    return found
+def count(run: Run, makers: Makers) -> None:
+    """Compiles the cases of a group for an H100, and adds what their kernels come to."""
+    h100 = kernels.h100()
+    for case in (make() for make in makers):
+        if isinstance(case, Case) and not run.there(case.about):
+            with run.trying(case.about):
+                text = case.lowered(h100).compile().as_text()
+                found = kernels.count_launches(text, case.trips, case.shares)
+                run.add({
+                    **case.about, "seconds": found.seconds / case.tokens,
+                    "kernels": found.kernels / case.tokens, "host_reads": found.reads / case.tokens,
+                    "bytes": found.bytes / case.tokens, "share": found.shares(),
+                })  # fmt: skip
 
 
 def make_parser() -> Parser:
-    parser = Parser(__doc__, file=Path("gpu.json"), repeats=1)
+    parser = Parser(__doc__, file=Path("gpu.json"))
     parser.add_argument("--minutes", type=float, default=7.0, help="after which no further row begins (7)")
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--file", type=Path, default=FILE)
-    for name in ("table", "pages"):
+    parser.add_argument("--file", type=Path, help="that rows are added to (among results/)")
+    parser.add_argument("--only", nargs="+", choices=groups(Scale()), metavar="GROUP", help="by name")
+    for name in ("count", "table", "pages"):
         parser.add_argument(f"--{name}", action="store_true")
     return parser
 
 
 def main() -> None:
-    args = begin(make_parser(), quick=True)
-    scale = Scale(args.toy)
+    args = begin(make_parser(), quick="--count" not in sys.argv)  # counted are kernels of optimised programs
+    file = args.file or (COUNTED if args.count else MEASURED)
     if args.table:
-        print(table(args.file))
+        print(table(rows_of(file), rows_of(COUNTED)))
     elif args.pages:
-        for path, text in pages(args.file).items():
+        for path, text in pages(rows_of(file), rows_of(COUNTED)).items():
             path.write_text(text)
+    elif args.count:
+        run = Run(file, 1e9, args.toy, "NVIDIA H100, modelled")
+        for makers in chosen(args).values():
+            count(run, makers)
     else:
-        found = toy_accepted() if args.toy else json.loads(RECORDED.read_text())
-        run = Run(args.file, args.minutes, args.toy)
+        run = Run(file, args.minutes, args.toy, jax.devices()[0].device_kind)
         say(f"measuring on {run.here['device']} with jax {run.here['jax']}")
-        run.once("versions", versions)
-        run.once("device", lambda: gpu_checks.speeds(args.toy))
-        gpu_checks.does_it_run(run, args.toy)
-        for number, (title, makers) in enumerate(groups(scale, Accepted(found))):
-            if run.over:
-                break
-            ready = measure(run, title, makers, args.repeats)
-            both = next((call for name, call in ready.items() if name.startswith("self+chains")), None)
-            if number == 0 and both is not None:
-                run.once("profile", lambda both=both: gpu_profile.profile(both))
-        print(table(args.file))
+        if not args.only:
+            run.once("machine", lambda: machine() | torch_cases.versions())
+            run.once("device", lambda: gpu_checks.speeds(args.toy))
+            gpu_checks.does_it_run(run, compiling, args.toy)
+        for title, makers in chosen(args).items():
+            last = None if run.over else measure(run, title, makers)
+            if last is not None and not args.only:  # of the first group: both levels
+                run.once("profile", lambda last=last: gpu_checks.profile(last))
+        print(table(rows_of(file), rows_of(COUNTED)))
+
+
+def chosen(args: Any) -> dict[str, Makers]:
+    """Returns the groups that are asked for: without names, all but those for a CPU. A toy has of each kind
+    one or two; the largest are no other kind."""
+    every = groups(Scale(args.toy))
+    found = {name: every[name] for name in args.only or [n for n in every if args.toy or n not in ON_A_CPU]}
+    return {name: makers[-2:] for name, makers in found.items() if name != "MAR-H"} if args.toy else found
 
 
 if __name__ == "__main__":

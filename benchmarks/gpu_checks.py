@@ -1,14 +1,15 @@
-"""What gpu.py asks of a device before it times anything: how fast it is, and whether every method runs on it
-and gives what it gives on a CPU in the same process."""
+"""What gpu.py asks of a device besides the time of its cases: how fast it is, whether every method gives on
+it what it gives on a CPU in the same process, and where the time of one run goes."""
 
 from __future__ import annotations
 
-import concurrent.futures
+import collections
 import functools
 import math
 import statistics
-import time
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -20,48 +21,42 @@ import cspd_jax
 from cspd_jax import ChainSpeculation, DraftSpeculation, Plain, SelfSpeculation
 from cspd_jax.image import PaperCriterion, ReleasedRunner
 from cspd_jax.masked import generation as masked_generation
+from cspd_jax.measure import median_seconds
 from cspd_jax.text import generation as text_generation
 
 ALARM = 1e-4  # of each moment test: how often it rejects what is right
 
 
 def speeds(toy: bool) -> dict[str, float]:
-    """Gigabytes a second of a copy, read and written, and teraflops a second of matrix products."""
+    """Measures gigabytes a second of a copy, read and written, and teraflops a second of products."""
     numbers, side, times = (2**16, 128, 3) if toy else (2**29, 8192, 20)
 
     def seconds(function: Callable, *args: jax.Array) -> float:
         """Returns those of one call; the device has several to do at a time."""
         program = jax.jit(function)
-        jax.block_until_ready(program(*args))
-        found = []
-        for _ in range(3):
-            start = time.perf_counter()
-            jax.block_until_ready([program(*args) for _ in range(times)])
-            found.append((time.perf_counter() - start) / times)
-        return statistics.median(found)
+        return median_seconds({"": lambda: [program(*args) for _ in range(times)]}, 3)[""] / times
 
     x = jnp.ones(numbers, jnp.bfloat16)
     rows = {"copy_gigabytes_per_second": 4 * numbers / seconds(lambda x: -x, x) / 1e9}
-    for name, dtype, precision in (
-        ("bfloat16", "bfloat16", None), ("float32", "float32", None), ("full_float32", "float32", "highest")
-    ):  # fmt: skip
+    for dtype, precision in (("bfloat16", None), ("float32", None), ("float32", "highest")):
         a = jax.random.normal(jax.random.key(0), (side, side), jnp.float32).astype(dtype)
         product = functools.partial(jnp.matmul, precision=precision)
-        rows[f"{name}_teraflops_per_second"] = 2 * side**3 / seconds(product, a, a) / 1e12
+        name = f"{'full_' if precision else ''}{dtype}_teraflops_per_second"
+        rows[name] = 2 * side**3 / seconds(product, a, a) / 1e12
     return rows
 
 
 class Check(NamedTuple):
     """Holds a method on the embedded models.
 
-    function: pure, of `args`; returns tokens.
+    function: pure, of `args` of a seed; returns tokens.
     against: the exact method whose law it has, or None where the same is expected as on a CPU.
     """
 
     name: str
     function: Callable[..., jax.Array]
     args: Callable[[int], tuple]
-    against: str | None
+    against: str | None = None
 
     @property
     def about(self) -> dict[str, Any]:
@@ -70,33 +65,26 @@ class Check(NamedTuple):
 
 def image_checks(toy: bool) -> list[Check]:
     """Makes every method for images. What takes decisions at random is compared by its law."""
-    images, window = (4, 3) if toy else (16, 16)
-    chains, labels = ChainSpeculation((window,)), [i % 10 for i in range(images)]
-    draft = load("default-draft", toy)
-    ways: dict[str, tuple[str, Any, Any, str | None]] = {
-        "plain": ("default", Plain(), "plain", None),
-        "chains": ("default", Plain(), chains, "plain"),
-        "self": ("default", SelfSpeculation(4), "plain", "plain"),
-        "self+chains": ("default", SelfSpeculation(4), chains, "plain"),
-        "draft": ("default", DraftSpeculation(draft, gamma=4), "plain", "plain"),
-        "draft, paper's criterion": (
-            "default",
-            DraftSpeculation(draft, PaperCriterion(), 4),
-            "plain",
-            "itself",
-        ),
-        "released runner": ("default", ReleasedRunner(draft), "plain", "itself"),
-        "causal, plain": ("default-causal", Plain(), "plain", None),
-        "causal, chains": ("default-causal", Plain(), chains, "causal, plain"),
-    }
-    return [_image_check(name, labels, *way, toy) for name, way in ways.items()]
+    window, model, draft = 3 if toy else 16, load("default", toy), load("default-draft", toy)
+    chains, causal, alone = ChainSpeculation((window,)), load("default-causal", toy), Plain()
+    paper = DraftSpeculation(draft, PaperCriterion(), 4)
+    ways: list[tuple] = [
+        ("plain", model, alone, "plain", None),
+        ("chains", model, alone, chains, "plain"),
+        ("self", model, SelfSpeculation(4), "plain", "plain"),
+        ("self+chains", model, SelfSpeculation(4), chains, "plain"),
+        ("draft", model, DraftSpeculation(draft, gamma=4), "plain", "plain"),
+        ("draft, paper's criterion", model, paper, "plain", "draft, paper's criterion"),
+        ("released runner", model, ReleasedRunner(draft), "plain", "released runner"),
+        ("causal, plain", causal, alone, "plain", None),
+        ("causal, chains", causal, alone, chains, "causal, plain"),
+    ]
+    labels = [i % 10 for i in range(4 if toy else 16)]
+    return [_image_check(name, labels, *way) for name, *way in ways]
 
 
-def _image_check(
-    name: str, labels: list[int], model: str, method: Any, way: Any, against: str | None, toy: bool
-) -> Check:
-    target = load(model, toy)
-    asked = cspd_jax.Options(denoise=way, final_noise=name != "released runner")
+def _image_check(name: str, labels: list[int], target, method, denoise, against: str | None) -> Check:
+    asked = cspd_jax.Options(denoise=denoise, final_noise=name != "released runner")
     options = cspd_jax.image.resolve(target, method, asked, len(labels))
 
     def run(params, keys, labels):
@@ -113,78 +101,56 @@ def _image_check(
 def text_checks(toy: bool) -> list[Check]:
     """Makes greedy text and masked text, which are equal token for token."""
     count, prompts = (8, held_out_prompts(2, 16, toy)) if toy else (64, held_out_prompts(4, 64, toy))
-    target, small = load_text("text-default", toy), load_text("text-default-draft", toy)
+    target, model = load_text("text-default", toy), load_text("masked-default", toy)
     asked = cspd_jax.text.Options(rule="block", max_new_tokens=count, gamma=4, stop_ids=())
-    found = []
-    for name, drafter in (
-        ("text, plain", None),
-        ("text, draft", small),
-        ("text, look-up", cspd_jax.text.PromptLookup()),
-    ):
-        inputs = text_generation.prepare(None, target, prompts, drafter, asked)
-        found.append(Check(name, lambda i: text_generation.run(i).tokens, lambda seed, i=inputs: (i,), None))
-    model, places = load_text("masked-default", toy), cspd_jax.masked.Options(max_new_tokens=count)
-    ways = {"masked, stepwise": cspd_jax.masked.Stepwise(), "masked, ssd": cspd_jax.masked.SelfSpeculation(4)}
-    for name, way in ways.items():
-        inputs = masked_generation.prepare(None, model, prompts, way, places)
-        found.append(
-            Check(name, lambda i: masked_generation.run(i).tokens, lambda seed, i=inputs: (i,), None)
-        )
-    return found
+    places = cspd_jax.masked.Options(max_new_tokens=count)
+    small, masked = load_text("text-default-draft", toy), cspd_jax.masked
+
+    def check(name: str, module: Any, *given: Any) -> Check:
+        inputs = module.prepare(None, given[0], prompts, *given[1:])
+        return Check(name, lambda inputs: module.run(inputs).tokens, lambda seed: (inputs,))
+
+    return [
+        check("text, plain", text_generation, target, None, asked),
+        check("text, draft", text_generation, target, small, asked),
+        check("text, look-up", text_generation, target, cspd_jax.text.PromptLookup(), asked),
+        check("masked, stepwise", masked_generation, model, masked.Stepwise(), places),
+        check("masked, ssd", masked_generation, model, masked.SelfSpeculation(4), places),
+    ]
 
 
-def does_it_run(run: Any, toy: bool) -> None:
+def does_it_run(run: Any, compiling: Callable, toy: bool) -> None:
     """Adds a row for every method: whether it runs, and whether it gives what it gives on a CPU."""
     devices = {"here": jax.devices()[0], "cpu": jax.devices("cpu")[-1]}
-    checks, programs, start = [], {}, time.monotonic()
+    checks: dict[str, Check] = {}
     for make in (image_checks, text_checks):
-        try:
-            checks += make(toy)
-        except Exception as error:
-            run.failed({"what": "making", "method": make.__name__}, error)
-    wanted = [check for check in checks if not run.there(check.about)]
-    if run.over or not wanted:
-        return
-    needed = {check.against for check in wanted}
-    with concurrent.futures.ThreadPoolExecutor(32) as pool, jax.default_matmul_precision("highest"):
-        for check in checks:
-            for where, device in devices.items():
-                if check not in wanted and not (check.name in needed and where == "cpu"):
-                    continue
-                try:
-                    args = jax.device_put(check.args(0), device)
-                    with jax.default_device(device):
-                        lowered = jax.jit(check.function).lower(*args)
-                    programs[check.name, where] = pool.submit(lowered.compile)
-                except Exception as error:
-                    run.failed(check.about, error)
-        concurrent.futures.wait(programs.values())
-    run.compiling += time.monotonic() - start
-    made: dict[tuple[str, str, int], np.ndarray] = {}
+        with run.trying({"what": f"making {make.__name__}"}):
+            checks |= {check.name: check for check in make(toy)}
+    wanted = [check for check in checks.values() if not run.there(check.about)]
 
-    def tokens(check: Check, where: str, seed: int) -> np.ndarray:
+    @functools.cache
+    def program(name: str, where: str) -> Callable[[], Any]:
+        check, device = checks[name], devices[where]
+        with jax.default_matmul_precision("highest"), jax.default_device(device):
+            return compiling(lambda: jax.jit(check.function).lower(*jax.device_put(check.args(0), device)))
+
+    def tokens(name: str, where: str, seed: int) -> np.ndarray:
         """Returns what the method makes there with a seed."""
-        if (found := made.get((check.name, where, seed))) is None:
-            program = programs[check.name, where].result()
-            args = jax.device_put(check.args(seed), devices[where])
-            found = made[check.name, where, seed] = np.asarray(program(*args))
-        return found
+        args = jax.device_put(checks[name].args(seed), devices[where])
+        return np.asarray(program(name, where)()(*args))
 
-    by_name = {check.name: check for check in checks}
+    for check in wanted:  # side by side
+        program(check.name, "here"), program(check.against or check.name, "cpu")
     for check in wanted:
         if run.over:
             return
-        if (check.name, "here") not in programs:
-            continue
-        try:
+        with run.trying(check.about):
+            here = tokens(check.name, "here", 0)
             if check.against is None:
-                verdict = alike(tokens(check, "here", 0), tokens(check, "cpu", 0))
+                verdict = alike(here, tokens(check.name, "cpu", 0))
             else:
-                other = check if check.against == "itself" else by_name[check.against]
-                verdict = same_moments(tokens(check, "here", 0), tokens(other, "cpu", 1))
+                verdict = same_moments(here, tokens(check.against, "cpu", 1))
             run.add(check.about | verdict)
-        except Exception as error:
-            run.failed(check.about, error)
 
 
 def alike(here: np.ndarray, cpu: np.ndarray) -> dict[str, Any]:
@@ -205,4 +171,31 @@ def same_moments(here: np.ndarray, cpu: np.ndarray) -> dict[str, Any]:
     return {
         "as_on_a_cpu": bool(min(1.0, 2 * least) > ALARM and np.all(np.isfinite(here))),
         "p_value": 2 * least,
+    }
+
+
+def profile(call: Callable[[], Any]) -> dict[str, Any]:
+    """Runs `call` once under jax.profiler: how long the device waits between kernels, and what is longest."""
+    with tempfile.TemporaryDirectory() as folder:
+        with jax.profiler.trace(folder):
+            call()
+        file = next(Path(folder).rglob("*.xplane.pb"))
+        planes = list(jax.profiler.ProfileData.from_file(str(file)).planes)
+    on_device = [plane for plane in planes if "GPU" in plane.name]
+    lines = [line for plane in on_device or planes for line in plane.lines]  # a CPU has no plane of its own
+    events = [event for line in lines if "Stream" in line.name or not on_device for event in line.events]
+    kernels = sorted((event.start_ns, event.duration_ns, event.name) for event in events)
+    end, gaps, by_name = 0.0, [], collections.defaultdict(list)
+    for start, duration, name in kernels:
+        gaps += [start - end] if 0 < end < start else []
+        end = max(end, start + duration)
+        by_name[name].append(duration)
+    longest = sorted(by_name.items(), key=lambda item: -sum(item[1]))[:10]
+    micro = lambda ns: round(ns / 1e3, 2)
+    return {
+        "kernels_run": len(kernels),
+        "in_kernels_us": micro(sum(duration for _, duration, _ in kernels)),
+        "between_kernels_us": micro(sum(gaps)),
+        "median_gap_us": micro(statistics.median(gaps or [0.0])),
+        "longest": [{"kernel": name[:80], "calls": len(d), "us": micro(sum(d))} for name, d in longest],
     }

@@ -1,8 +1,9 @@
 """The tables, figures and the formula of Continuous Speculative Decoding (arXiv 2411.11925), by name.
 
-    python benchmarks/paper.py table1 figure8 --out paper
-    python benchmarks/paper.py --all --out paper
     python benchmarks/paper.py --list
+    python benchmarks/paper.py table1 figure8 --out paper
+    python benchmarks/paper.py --out paper      # all of them
+    python benchmarks/paper.py table1 --steps ddim100 --gamma 3 8      # what docs/images.md shows
 
 Each item is FOLDER/NAME.json, NAME.md and NAME.png; one whose JSON is there is not made again. Every row says
 exact or lossy. The paper itself was not at hand: its tables are as public pages about it give them, and
@@ -22,17 +23,18 @@ from typing import Any, NamedTuple
 import numpy as np
 from charts import lines, marked
 from PIL import Image
-from toy import Parser, begin, load, several, write_results
-from ways import asked, machine, quality, timed
+from toy import Parser, begin, load, machine, timed_images, training_data, write_results
 
 from cspd_jax import hub
 from cspd_jax._utils.files import write_text, written_beside
 from cspd_jax.coupling.draft_length import speedup
+from cspd_jax.image import DraftSpeculation, PaperCriterion, Plain, ReleasedRunner, SelfSpeculation
 from cspd_jax.image.generation import Request
-from cspd_jax.image.pixels import to_images
+from cspd_jax.image.options import Options
+from cspd_jax.image.pixels import as_bytes, to_images
 from cspd_jax.keys import seed_key
 from cspd_jax.reports.pictures import acceptance_maps, picture, titled
-from cspd_jax.tools.evaluation import features, fid
+from cspd_jax.tools.evaluation import classifier, fid
 from cspd_jax.tools.evaluation.equality import FALSE_ALARM, TESTS, p_values
 
 # Of a target, draft and gamma: acceptance, and speed-up at batch 1, 8, 128, 256; acceptance
@@ -44,14 +46,22 @@ PREFILL, COST = (0.0, 0.05, 0.15), 0.38  # COST: of MAR-B as a share of MAR-H
 PAIR = ("MAR-H", "MAR-B")  # with the largest gain, which is quoted beside ours
 BESIDE = "paper (MAR-H, MAR-B)"
 
-PLAIN: dict[str, Any] = {"final_noise": True}
+_PAPER = PaperCriterion()
+METHODS: dict[str, Callable[..., Any]] = {
+    "plain": lambda draft: Plain(),
+    "self": lambda draft, **given: SelfSpeculation(**given),
+    "path": lambda draft, **given: DraftSpeculation(draft, **given),
+    "official": lambda draft, **given: ReleasedRunner(draft, **given),
+    "paper": lambda draft, criterion=_PAPER, **given: DraftSpeculation(draft, criterion, **given),
+}
+PLAIN: dict[str, Any] = {"method": "plain"}
 SELF_CHAINS: dict[str, Any] = {"method": "self", "denoise": "speculative"}
 OFFICIAL = "official: the released runner"
 PAPER = "paper: Algorithm 1"
 WAYS: dict[str, dict[str, Any]] = {
-    OFFICIAL: {"method": "cspd", "criterion": "official"},
-    PAPER: {"method": "cspd", "criterion": "paper"},
-    "path, by the draft model": {"method": "cspd"},
+    OFFICIAL: {"method": "official"},
+    PAPER: {"method": "paper"},
+    "path, by the draft model": {"method": "path"},
     "self": {"method": "self"},
 }
 ALONE = "draft model alone"
@@ -122,42 +132,42 @@ class Runs:
         """Returns what to give `generate`; image i is of class i modulo classes."""
         model = self.draft if alone else self.target
         labels = np.arange(images) % self.target.config.num_classes
-        method, options = asked(self.draft, way, **{"respacing": self.args.steps, **sampling})
-        if method.needs_final_noise is False:
-            options = dataclasses.replace(options, final_noise=False)
-        return Request(seed_key(self.args.seed + seed), model, labels, method, options)
+        given = dict(way)
+        denoise, make = given.pop("denoise", "plain"), METHODS[given.pop("method")]
+        method, sampling = make(self.draft, **given), {"respacing": self.args.steps, **sampling}
+        options = Options(denoise=denoise, final_noise=method.needs_final_noise is not False, **sampling)
+        return Request(seed_key(seed), model, labels, method, options)
 
     def __call__(
         self, way: dict[str, Any], images: int = FEW, seed: int = 0, alone=False, **sampling
     ) -> Made:
         """Makes images, or returns those made before; the shortest of several runs counts."""
         images = min(images, self.args.images or images)
-        key = json.dumps([way, images, seed, alone, sampling], sort_keys=True)
+        key = str([sorted(way.items(), key=str), images, seed, alone, sampling])
         if key not in self.kept:
             request = self.request(way, images, seed, alone, **sampling)
-            tokens, info, seconds = timed(request)
+            tokens, info, seconds = timed_images(request)
             times = [seconds]
             while not self.args.toy and sum(times) < 4 and len(times) < 6:
-                times.append(timed(request)[2])
+                times.append(timed_images(request)[2])
             verdict = "exact" if info.exact and not alone else "lossy"
             self.kept[key] = Made(tokens, request.labels, info, min(times) / images, verdict)
         return self.kept[key]
 
     def gammas(self, name: str) -> list[int]:
         """Returns the gammas of a way: those that draft anew after each rejection have the two smallest."""
-        few = WAYS[name].get("method") == "cspd" and name != OFFICIAL
-        return sorted(self.args.gamma)[: 2 if few else None]
+        few = WAYS[name]["method"] in ("path", "paper")
+        return self.args.gamma[: 2 if few else None]
 
     @property
     def least(self) -> int:
-        return min(self.args.gamma)
+        return self.args.gamma[0]
 
     @property
     def middle(self) -> int:
-        return sorted(self.args.gamma)[min(1, len(self.args.gamma) - 1)]
+        return self.args.gamma[:2][-1]
 
     def pixels(self, made: Made) -> np.ndarray:
-        """Decodes images."""
         return to_images(self.target, made.tokens, self.vae)
 
 
@@ -184,26 +194,22 @@ def _timed(run: Runs, batch: int) -> list[tuple[str, int | None, Made]]:
     return [*found, ("self, with chains", run.middle, run({**SELF_CHAINS, "gamma": run.middle}, batch))]
 
 
-def _backbone(made: Made) -> int:
-    return int(made.info.calls["backbone"].sequential)
-
-
 @item("table1", "Speed and acceptance by gamma and batch")
 def table1(run: Runs) -> Item:
     rows: list[Sequence[Any]] = []
-    charts = []
+    charts, backbones = [], lambda made: made.info.calls["backbone"].sequential
     for batch in run.args.batch:
         plain = run(PLAIN, batch)
         ratios: dict[str, list[float | None]] = {}
         for name, gamma, made in _timed(run, batch):
-            backbone = _backbone(plain) / _backbone(made)
+            backbone = float(backbones(plain) / backbones(made))
             faster = plain.seconds / made.seconds
             rows.append((name, made.verdict, gamma, batch, made.acceptance, _published(name, gamma),
                          made.calls, plain.calls / made.calls, backbone, made.seconds, faster,
                          _published(name, gamma, batch)))  # fmt: skip
             if name in WAYS:
                 ratios.setdefault(f"{name} ({made.verdict})", []).append(faster)
-        names = [str(gamma) for gamma in sorted(run.args.gamma)]
+        names = [str(gamma) for gamma in run.args.gamma]
         charts.append(("", lines(ratios, f"seconds, plain / way, batch {batch}", "gamma", names)))
     columns = ("way", "exact or lossy", "gamma", "batch", "acceptance", f"acceptance, {BESIDE}",
                "calls in sequence", "fewer calls", "fewer calls of the target's backbone",
@@ -213,11 +219,21 @@ def table1(run: Runs) -> Item:
     return [Table("Ours", columns, rows), Table("The paper's", names, theirs)], titled(charts)
 
 
+def quality(target: Any, images: np.ndarray, labels: np.ndarray, toy: bool) -> tuple[float | None, ...]:
+    """Returns the share of the right class, and the distance to held-out images, by a classifier of ours."""
+    if "training" not in target.metadata.get("extra", {}):
+        return None, None
+    source, small = training_data(target), classifier.ClassifierConfig(steps=2, batch=4, width=8, features=8)
+    classify = classifier.train(source, small if toy else classifier.ClassifierConfig())
+    held_out = as_bytes(source.batch(0, len(images), seed=0, split="held-out").images)
+    (seen, ours), (_, theirs) = classify(images), classify(held_out)
+    return float(np.mean(seen == labels)), fid.frechet_distance(ours, theirs)
+
+
 @item("table2", "Quality, and whether images have the target's distribution")
 def table2(run: Runs) -> Item:
     rows: list[Sequence[Any]] = []
     pages: list[tuple[str, Image.Image]] = []
-    network = features.load_network(run.args.inception) if run.args.inception else None
     flat = lambda made: made.tokens.reshape(len(made.tokens), -1)
     ways = {"plain (control)": PLAIN, **{n: {**w, "gamma": run.least} for n, w in WAYS.items()}, ALONE: PLAIN}
     for cfg, images in ((1.0, 100), (3.0, 50)):
@@ -225,19 +241,14 @@ def table2(run: Runs) -> Item:
         for number, (name, way) in enumerate(ways.items()):
             made = run(way, images, 1001 + number, alone=name == ALONE, cfg=cfg)
             p = p_values(flat(made), flat(reference), made.labels)
-            scores = None, None
             pixels = run.pixels(made)
-            if network is not None:
-                of = features.ImageSet(Path(name), len(pixels), pixels.shape[1:], pixels.__iter__)
-                report, _ = fid.evaluate(of, run.args.against, network)
-                scores = report.get("fid"), report["inception_score"]
             refuted = "yes" if min(p[test] for test in TESTS) <= FALSE_ALARM else "no"
             rows.append((name, made.verdict, cfg, len(pixels), *quality(run.target, pixels, made.labels,
-                         run.args.toy), *(p[test] for test in TESTS), refuted, *scores))  # fmt: skip
+                         run.args.toy), *(p[test] for test in TESTS), refuted))  # fmt: skip
         pages.append((f"guidance {cfg:g}", picture(run.pixels(reference)[:FEW], columns=FEW)))
     tests = [f"p, {test}" for test in TESTS]
     columns = ["way", "exact or lossy", "guidance", "images", "right class", "Fréchet, own features", *tests,
-               "refuted", "FID", "IS"]  # fmt: skip
+               "refuted"]  # fmt: skip
     names = ["", "FID, no guidance", "IS, no guidance", "FID, guidance", "IS, guidance"]
     return [Table("Ours", columns, rows), Table("The paper's", names, QUOTED["table2"])], titled(pages)
 
@@ -246,9 +257,10 @@ def table2(run: Runs) -> Item:
 def table3(run: Runs) -> Item:
     rows, series = [], {}
     paper = TABLE3_AND_4.get((*PAIR, run.least), (None, None))[:2]
-    for name, more in ((PAPER, {}), ("paper, inner temperature 42", {"inner_temperature": 42.0})):
-        way = {**WAYS[PAPER], "gamma": run.least, **more}
-        off, on = run({**way, "align": False}), run(way)
+    for name, criterion in ((PAPER, _PAPER), ("paper, inner temperature 42",
+                            PaperCriterion(inner_temperature=42.0))):  # fmt: skip
+        ways = (dataclasses.replace(criterion, align=align) for align in (False, True))
+        off, on = (run({**WAYS[PAPER], "gamma": run.least, "criterion": way}) for way in ways)
         rows.append((name, on.verdict, run.least, off.acceptance, off.error, on.acceptance, on.error, *paper))
         series[f"{name} ({on.verdict})"] = [off.acceptance, on.acceptance]
     columns = ["way", "exact or lossy", "gamma", "own noise", "standard error", "shared noise",
@@ -316,7 +328,7 @@ def figure8(run: Runs) -> Item:
         each = float(np.mean(made.info.made / made.info.rounds))
         rows.append((name, made.verdict, gamma, made.acceptance, made.error, each, _published(name, gamma)))
         series.setdefault(f"{name} ({made.verdict})", []).append(made.acceptance)
-    gammas = sorted(run.args.gamma)
+    gammas = run.args.gamma
     series[BESIDE] = [_published(PAPER, gamma) for gamma in gammas]
     columns = ["way", "exact or lossy", "gamma", "acceptance", "standard error", "tokens a round",
                f"{BESIDE}, its table 1"]  # fmt: skip
@@ -398,7 +410,7 @@ def equation35(run: Runs) -> Item:
         for name, gamma, made in _timed(run, batch):
             if name not in WAYS or made.acceptance is None:
                 continue
-            cost = alone.seconds / plain.seconds if "method" in WAYS[name] and name != "self" else 0.0
+            cost = alone.seconds / plain.seconds if name != "self" else 0.0
             steps = alone.calls / plain.calls if cost else 0.0
             alpha, ratio = made.acceptance, plain.calls / made.calls
             predicted = [float(speedup(alpha, gamma, c)) for c in (steps, cost)]
@@ -407,7 +419,7 @@ def equation35(run: Runs) -> Item:
                          plain.seconds / made.seconds, one_pass))  # fmt: skip
             series.setdefault(f"{name}, measured", []).append(ratio)
             series.setdefault(f"{name}, Eq. 35", []).append(predicted[0])
-        names = [str(gamma) for gamma in sorted(run.args.gamma)]
+        names = [str(gamma) for gamma in run.args.gamma]
         charts.append(("", lines(series, f"speed-up in calls, batch {batch}", "gamma", names)))
     columns = ["way", "exact or lossy", "gamma", "batch", "alpha", "c in seconds", "calls: Eq. 35",
                "calls: measured", "seconds: Eq. 35", "seconds: measured", "1 / (c + 1 / gamma)"]  # fmt: skip
@@ -434,37 +446,31 @@ def write(name: str, run: Runs, folder: Path) -> None:
 
 
 def make_parser() -> Parser:
-    small = {"images": 2, "batch": "2", "gamma": "2", "steps": "ddim5", "out": Path("paper")}
+    small = {"images": 2, "batch": [2], "gamma": [2], "steps": "ddim5", "out": Path("paper")}
     parser = Parser(__doc__, **small)
-    parser.add_argument("names", nargs="*", metavar="NAME", help="items (--list)")
-    parser.add_argument("--all", action="store_true", help="all items")
+    parser.add_argument(
+        "names", nargs="*", choices=[*ITEMS, "all"], default="all", metavar="NAME", help="(all)"
+    )
     parser.add_argument("--list", action="store_true", help="name the items, and make none")
     parser.add_argument("--out", type=Path, default=Path("paper"), metavar="FOLDER", help="(paper)")
     parser.add_argument("--target", default="default", help="a name or folder (default)")
     parser.add_argument("--draft", default="default-draft", help="the smaller model (default-draft)")
     parser.add_argument("--vae", help="decodes latents: kl16, or a folder")
     parser.add_argument("--images", type=int, help="at most so many in a row")
-    parser.add_argument("--batch", type=several(int), default="1,8", help="of table 1 (1,8)")
-    parser.add_argument("--gamma", type=several(int), default="4,8,32", help="(4,8,32)")
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 8], help="of table 1 (1 8)")
+    parser.add_argument("--gamma", type=int, nargs="+", default=[4, 8, 32], help="(4 8 32)")
     parser.add_argument("--steps", help=f"denoising steps (the model's own; embedded: {EMBEDDED_STEPS})")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--inception", help="weights, for FID in table 2")
-    parser.add_argument("--against", help="images or statistics that FID compares with")
     return parser
 
 
 def main() -> None:
-    parser = make_parser()
-    args = begin(parser)
+    args = begin(make_parser())
     if args.list:
         print("\n".join(f"{name:<12} {title}" for name, (title, _) in ITEMS.items()))
         return
-    if unknown := set(args.names) - set(ITEMS):
-        parser.error(f"{unknown.pop()!r} is unknown; there are {', '.join(ITEMS)}")
-    names = list(ITEMS) if args.all else args.names or (["table3", "figure9"] if args.toy else [])
-    if not names:
-        parser.error("name items (--list), or ask for --all")
+    names = args.names if "all" not in args.names else ["table3", "figure9"] if args.toy else list(ITEMS)
     args.steps = args.steps or (EMBEDDED_STEPS if args.target in hub.DEFAULTS else None)
+    args.gamma.sort()
     args.out.mkdir(parents=True, exist_ok=True)
     vae = None if args.vae is None else hub.load(args.vae)
     run = Runs(args, load(args.target, args.toy), load(args.draft, args.toy), vae)

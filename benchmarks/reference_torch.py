@@ -8,6 +8,7 @@ included), every AR step draws its noise as it goes. Module names are those of t
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -189,39 +190,29 @@ class MAR(nn.Module):
         schedule: Schedule,
         *,
         num_iter: int,
+        orders: np.ndarray,
+        noise: np.ndarray,
         cfg: float = 1.0,
         temperature: float = 1.0,
-        orders: np.ndarray | None = None,
-        noise: np.ndarray | None = None,
     ) -> Tensor:
         """Makes a batch of images, tokens [B, L, d], with linear guidance.
 
+        orders: [B, L]
         noise: [T + 1, B, L, d] by position.
         """
-        c = self.config
-        batch, length = labels.shape[0], c.seq_len
-        if orders is None:
-            orders = np.stack([np.random.permutation(length) for _ in range(batch)])
+        batch, length, halves = labels.shape[0], self.config.seq_len, 1 + (cfg != 1.0)
         orders = torch.as_tensor(np.ascontiguousarray(orders))
-        tokens = torch.zeros(batch, length, c.token_dim)
-        mask = torch.ones(batch, length)
-        lengths = mask_lengths(length, num_iter)
-        for step, masked in enumerate(lengths):
-            embedding = self.class_emb(labels)
-            double = cfg != 1.0
-            if double:
-                embedding = torch.cat([embedding, self.fake_latent.expand(batch, -1)])
-            z = self.context(tokens.repeat(1 + double, 1, 1), mask.repeat(1 + double, 1), embedding)
+        tokens, mask = torch.zeros(batch, length, self.config.token_dim), torch.ones(batch, length)
+        embedding = torch.cat([self.class_emb(labels), self.fake_latent.expand(batch, -1)])[: halves * batch]
+        for step, masked in enumerate(mask_lengths(length, num_iter)):
+            z = self.context(tokens.repeat(halves, 1, 1), mask.repeat(halves, 1), embedding)
             after = torch.zeros_like(mask).scatter(1, orders[:, :masked], 1.0)
             predicted = mask > 0.5 if step == num_iter - 1 else (mask > 0.5) & (after < 0.5)
-            mask = after
-            z = z[predicted.repeat(1 + double, 1)]
-            here = None if noise is None else torch.as_tensor(noise)[:, predicted]
+            mask, z = after, z[predicted.repeat(halves, 1)]
             scale = 1 + (cfg - 1) * (length - masked) / length
             if len(z):
-                tokens[predicted] = self.diffloss.sample(
-                    z, schedule, here, temperature, scale if double else 1.0
-                )
+                here = torch.as_tensor(noise)[:, predicted]
+                tokens[predicted] = self.diffloss.sample(z, schedule, here, temperature, scale)
         return tokens
 
 
@@ -242,13 +233,7 @@ def to_jax(model: MAR) -> dict:
     """Returns the same weights as our parameters, through the converter's own table."""
     from cspd_jax.converters import mar
 
-    return mar.FORMAT.convert(model.config, {k: _Whole(v) for k, v in model.state_dict().items()})
+    def whole(array: np.ndarray) -> SimpleNamespace:
+        return SimpleNamespace(array=array, shape=array.shape, dtype=array.dtype, numpy=lambda: array)
 
-
-class _Whole:
-    def __init__(self, tensor: Tensor):
-        self.array = tensor.numpy()
-        self.shape, self.dtype = self.array.shape, self.array.dtype
-
-    def numpy(self) -> np.ndarray:
-        return self.array
+    return mar.FORMAT.convert(model.config, {k: whole(v.numpy()) for k, v in model.state_dict().items()})

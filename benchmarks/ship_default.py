@@ -13,8 +13,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-import toy
-from toy import Parser, begin
+from toy import Parser, begin, load
 
 import cspd_jax
 from cspd_jax import hub, weights
@@ -40,8 +39,9 @@ def make_parser() -> Parser:
 
 def main() -> None:
     args = begin(make_parser())
-    if args.toy:
-        write_toy(args.model)
+    if args.toy:  # what a training run would have left there
+        toy = load("default")
+        weights.save(args.model, "mar", toy.config, toy.params, extra=toy.metadata["extra"])
     loaded = weights.load(args.model, "bfloat16")
     place = args.into / args.name
     place.parent.mkdir(exist_ok=True, parents=True)
@@ -52,22 +52,12 @@ def main() -> None:
         metadata["extra"] = {**metadata["extra"], "sampling": asked}
     weights.save(place, loaded.kind, loaded.config, loaded.params, **metadata)
     if loaded.kind in IMAGE_KINDS:
-        write_gains(place, Options(**asked))
+        model = hub.load(place)
+        options = settle(model, Plain(), Options(**asked))
+        gains = place / calibration.FOLDER / calibration.file_name(options)
+        calibration.write(gains, calibration.measure(model, options))
     size = sum(f.stat().st_size for f in place.rglob("*") if f.is_file())
     print(f"{place}: {size / 1e6:.2f} MB")
-
-
-def write_toy(folder: Path) -> None:
-    """Writes what a training run of images would have left there."""
-    model = toy.load("default")
-    weights.save(folder, "mar", model.config, model.params, extra=model.metadata["extra"])
-
-
-def write_gains(place: Path, settings: Options) -> None:
-    model = hub.load(place)
-    options = settle(model, Plain(), settings)
-    found = calibration.measure(model, options)
-    calibration.write(place / calibration.FOLDER / calibration.file_name(options), found)
 
 
 if __name__ == "__main__":

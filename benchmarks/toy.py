@@ -10,16 +10,13 @@ unless a file is named.
 from __future__ import annotations
 
 import argparse
-import atexit
 import dataclasses
 import functools
 import json
 import os
-import shutil
-import statistics
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+import time
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +25,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax import hub, models, weights
+from cspd_jax._utils.compilation import compile_seconds
 from cspd_jax._utils.files import write_text
-from cspd_jax.measure import seconds_in_turns
+from cspd_jax.image.generation import Request, generate
+from cspd_jax.info import Info
 from cspd_jax.networks import lm
 from cspd_jax.networks.lm_config import LMConfig
 from cspd_jax.networks.registry import kind_name, kind_of
+from cspd_jax.reports.report import device, versions
 from cspd_jax.tokenizers import ByteTokenizer
+from cspd_jax.training.config import data_from_json
 from cspd_jax.training.data.text import documents
 
 STEPS = 5
@@ -83,57 +84,34 @@ def begin(parser: Parser, quick: bool = True) -> argparse.Namespace:
     return args
 
 
-def several(kind: Callable[[str], Any], mark: str = ",") -> Callable[[str], list[Any]]:
-    """Returns the type of an argument that lists values between marks."""
-    return lambda text: [kind(part.strip()) for part in text.split(mark)]
-
-
-def among(names: Iterable[str], mark: str = ";") -> Callable[[str], list[str]]:
-    """Returns the type of an argument that lists some of these names, between marks."""
-    known = list(names)
-
-    def read(text: str) -> list[str]:
-        given = [part.strip() for part in text.split(mark)]
-        if unknown := [part for part in given if part not in known]:
-            raise argparse.ArgumentTypeError(f"{unknown[0]!r} is unknown; there are {f'{mark} '.join(known)}")
-        return given
-
-    return read
-
-
 def say(line: str) -> None:
     """Prints what happens, on standard error."""
     print(line, file=sys.stderr, flush=True)
 
 
-def left_out(what: str, why: str) -> None:
-    """Says that a part is not run."""
-    say(f"left out: {what} ({why})")
+def results(file: Path | None) -> Any:
+    """Returns what a file holds; an empty list without one."""
+    return json.loads(file.read_text()) if file is not None and file.exists() else []
 
 
-def median_seconds(calls: Mapping[str, Callable[[], Any]], repeats: int) -> dict[str, float]:
-    """Returns the median time of each call, measured in turns after a run that compiles."""
-    for call in calls.values():
-        jax.block_until_ready(call())
-    return {name: statistics.median(found) for name, found in seconds_in_turns(calls, repeats).items()}
+def write_results(file: Path | None, found: Any) -> None:
+    """Writes results, if a file is named; a run that is cut off leaves a whole one."""
+    if file is not None:
+        write_text(file, json.dumps(found, indent=1) + "\n")
 
 
-def results(file: Path, what: str) -> dict[str, Any]:
-    """Returns what a file holds, an object with a list of that name; an empty list if there is no file."""
-    return json.loads(file.read_text()) if file.exists() else {what: []}
+def machine() -> dict[str, Any]:
+    """Names what seconds were measured on."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if os.path.exists("/proc/cpuinfo") else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return {**device(), "versions": versions(), "processor": [*names, ""][0], "cores": os.cpu_count()}
 
 
-def write_results(file: Path, found: Any) -> None:
-    """Writes results; a run that is cut off leaves a whole file."""
-    write_text(file, json.dumps(found, indent=1) + "\n")
+_SCRATCH = tempfile.TemporaryDirectory(prefix="toy-")  # ends with the process
 
 
-@functools.cache
 def scratch() -> Path:
-    """Returns a folder that ends with the process."""
-    folder = Path(tempfile.mkdtemp(prefix="toy-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return folder
+    return Path(_SCRATCH.name)
 
 
 def load(name: str, toy: bool = True) -> models.ImageModel:
@@ -183,11 +161,6 @@ def random_params(config: Any, apart: float = 0.0) -> Any:
     return jax.tree.map(lambda shape: jnp.asarray(drawn(shape)), module.abstract_params(config))
 
 
-def sizes(presets: dict[str, Any], name: str, toy: bool) -> Any:
-    """Returns a published model's configuration, or a tiny one of its kind."""
-    return narrow(presets[name]) if toy else presets[name]
-
-
 def held_out_prompts(count: int, length: int, toy: bool) -> list[list[int]]:
     """Returns the beginnings of held-out texts that are several times as long, as the shipped models' ids.
 
@@ -200,3 +173,17 @@ def held_out_prompts(count: int, length: int, toy: bool) -> list[list[int]]:
         texts = [document.text for document in documents() if document.held_out]
     texts = [text for text in texts if len(text.encode()) > 4 * length]
     return [ByteTokenizer().encode(text)[:length] for text in texts[:count]]
+
+
+def timed_images(request: Request) -> tuple[np.ndarray, Info, float]:
+    """Returns tokens, what happened, and the seconds of the run without tracing and compiling."""
+    compiled, start = compile_seconds(), time.perf_counter()
+    made, info = generate(*request)
+    tokens = np.asarray(made)
+    seconds = time.perf_counter() - start - (compile_seconds() - compiled)
+    return tokens, info, max(seconds, 0.0)
+
+
+def training_data(model: models.ImageModel) -> Any:
+    """Returns the data set that a model was trained on."""
+    return data_from_json(model.metadata["extra"]["training"])

@@ -1,10 +1,10 @@
-"""What is measured on a GPU: how it is read, replayed and put onto the pages. That all of it runs is a row of
-test_benchmarks.py."""
+"""What is measured on a GPU and counted without one: how it is replayed, and put onto the pages."""
 
-import json
 import types
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -14,54 +14,62 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 @pytest.fixture
 def gpu(monkeypatch):
     monkeypatch.syspath_prepend(BENCHMARKS)
-    import gpu_cases
+    import cases
     import gpu_checks
-    import gpu_pages
-    import gpu_profile
+    import kernels
+    import pages
 
-    return types.SimpleNamespace(cases=gpu_cases, checks=gpu_checks, pages=gpu_pages, profile=gpu_profile)
+    return types.SimpleNamespace(cases=cases, checks=gpu_checks, pages=pages, kernels=kernels)
 
 
-def test_the_pages_say_what_was_measured(gpu):
+def test_the_pages_say_what_was_measured_and_counted(gpu):
     """README.md and docs/benchmarks.md are as `gpu.py --pages` writes them."""
-    for path, text in gpu.pages.pages(BENCHMARKS / "results" / "gpu.json").items():
+    measured, counted = gpu.pages.rows_of(gpu.pages.MEASURED), gpu.pages.rows_of(gpu.pages.COUNTED)
+    for path, text in gpu.pages.pages(measured, counted).items():
         assert path.read_text() == text, path
 
 
-def test_what_is_measured_takes_the_place_of_what_is_modelled(gpu, tmp_path):
-    row = {
-        "model": "mar-base", "what": "token", "batch": 1, "guided": False, "dtype": "bfloat16",
-        "precision": None, "method": "plain", "options": "", "respacing": "ddim100", "num_iter": 256,
-        "device": "NVIDIA H200", "jax": "0.11.2", "measured_seconds_per_token": 0.004,
-    }  # fmt: skip
-    both = {"method": "self+chains", "options": "gamma 8, M 32", "measured_seconds_per_token": 0.008}
-    assert gpu.pages.modelled_of(row)["modelled_seconds_per_token"] > 0
-    assert gpu.pages.modelled_of(row | {"batch": 3}) == {}
-    file = tmp_path / "gpu.json"
-    assert gpu.pages.faster(file, "chains, M 32").endswith("x faster (H100), modelled")
-    file.write_text(json.dumps({"rows": [row, row | both, row | {"error": "failed"}]}))
-    assert gpu.pages.faster(file, "self+chains, gamma 8, M 32") == "2.0x **slower** (H200), measured"
-    assert gpu.pages.table(file).count("| mar-base") == 2
+def test_what_is_measured_takes_the_place_of_what_is_modelled(gpu):
+    row = gpu.cases.about("mar-base", "plain") | {"device": "NVIDIA H200", "jax": "0.11.2", "seconds": 0.004}
+    both = row | {"method": "self+chains", "options": "gamma 8, M 32", "seconds": 0.008}
+    counted = gpu.pages.rows_of(gpu.pages.COUNTED)
+    assert gpu.pages.faster([], counted, "chains, M 32").endswith("x faster (H100), modelled")
+    said = gpu.pages.faster([row, both], counted, "self+chains, gamma 8, M 32")
+    assert said == "2.0x **slower** (H200), measured"
+    lines = gpu.pages.table([row, both], counted).splitlines()
+    modelled = next(r["seconds"] for r in counted if r["model"] == "mar-base" and r["method"] == "plain")
+    assert (
+        lines[2] == f"| mar-base, bfloat16 | plain | 4.00 | 1.0x | {1e3 * modelled:.2f} |" and len(lines) == 4
+    )
 
 
-def test_chains_are_replayed_as_they_were_recorded(gpu):
-    """Of 6 steps: one chain keeps 2 and then 0 of its drafts, and so on; the other one everything."""
+def test_what_is_replayed_is_counted(gpu):
+    """Of 6 steps, one chain keeps 2 and then 0 of its drafts, and so on; the other one everything. Of two
+    images, with 5 steps, one makes 2 tokens and then 1, the other one 1 and then 3."""
     kept = np.array([[0, 0], [0, 0], [1, 0], [0, 0], [0, 0], [2, 5]])
     assert gpu.cases.calls_of(kept).tolist() == [3, 1]
-    found = {"chains": {"m, M 3": kept.tolist()}, "rounds": {"4": [[7, 0], [3, 1]]}}
-    accepted = gpu.cases.Accepted(found)
-    assert accepted.chains("m", 3, 4).shape == (6, 4)
-    assert accepted.blocks(4, 3).tolist() == [[7, 0], [3, 1], [7, 0]]
+    assert gpu.cases.chains_of(kept, 4).shape == (6, 4)
+    assert gpu.cases.rounds_of(np.array([[7, 0, 0], [3, 14, 0]]), 5, 3) == (2, 3.5)
 
 
-def test_what_is_replayed_is_recorded(gpu):
-    """A call keeps no more drafts than steps are left, a round no more transitions than gamma tokens have."""
-    found = json.loads(gpu.cases.RECORDED.read_text())
-    for kept in found["chains"].values():
-        assert np.all(np.array(kept) <= np.arange(len(kept))[:, None])
-    for gamma, kept in found["rounds"].items():
-        assert np.max(kept) <= 100 * int(gamma)
-    assert 0 < found["text"] < 1
+def test_programs_accept_what_is_replayed(gpu):
+    """A run makes the tokens that its row is divided by."""
+    case = gpu.cases.image_case("mar-base", gpu.cases.Scale(toy=True), 16, 4, batch=2)
+    _, made = jax.jit(case.function)(*case.real_args())
+    assert np.mean(made) == case.tokens
+
+
+def test_kernels_of_loops_are_added_up(gpu):
+    """A loop of 3 trips that the compiler knows, in one that ends when the data say so."""
+
+    def run(x):
+        inner = lambda x: jax.lax.fori_loop(0, 3, lambda i, x: jnp.sin(x), x)
+        return jax.lax.while_loop(lambda x: jnp.sum(x) > 1, inner, x)
+
+    text = jax.jit(run).lower(jnp.ones(8)).compile().as_text()
+    few, many = (gpu.kernels.count_launches(text, [trips], {}) for trips in (1.0, 5.0))
+    assert (few.reads, many.reads) == (2, 6)
+    assert many.kernels - few.kernels >= 4 * 3
 
 
 def test_what_differs_from_a_cpu_is_seen(gpu):
