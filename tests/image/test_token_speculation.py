@@ -1,7 +1,6 @@
 """Speculation over AR steps: the joint law of all tokens, against closed forms; and what it reports."""
 
 import dataclasses
-from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +14,6 @@ from scipy.stats import chi2, norm
 from cspd_jax.coupling import block
 from cspd_jax.image import paper, rounds, sampler
 from cspd_jax.image.chain import ChainSpeculation
-from cspd_jax.image.counts import no_work
 from cspd_jax.image.options import Options
 from cspd_jax.image.order import guidance_scale, random_order, reveal_groups
 from cspd_jax.image.rounds import (
@@ -177,13 +175,6 @@ def test_a_draft_like_the_target_is_always_accepted():
     assert np.all(found.counts.rounds == 3)  # one token from the target, then 3 + 1 and 1
 
 
-@pytest.mark.slow
-def test_a_hopeless_draft_costs_nothing_but_time():
-    noise, found = noise_of(rounds.sample, speculation=ahead(gamma=2), draft=LinearTokens(offset=9.0))
-    assert np.all(found.marks <= 0) and np.all(found.counts.rounds >= MODEL.seq_len)
-    assert p_value(noise) > FALSE_ALARM
-
-
 def is_refuted(**options):
     def afresh(*arguments, **options):
         return rounds.sample.__wrapped__(*arguments, **options)
@@ -317,36 +308,10 @@ def test_negative_controls(name, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["everything kept", "the prefix one too long"])
-def test_negative_controls_with_a_draft(name, monkeypatch):
-    WRONG[name](monkeypatch)
-    assert is_refuted(speculation=ahead(gamma=3), draft=NEAR)
-
-
-@pytest.mark.slow
 def test_everything_accepted_by_the_papers_test_is_refuted(monkeypatch):
     """Its residual is tested with the couplings: it is of the last transition, a small part of a token."""
     monkeypatch.setattr(paper, "log_acceptance_of_ratio", jnp.zeros_like)
     assert is_refuted(speculation=ahead(gamma=3, **SIGMA_ONE), draft=NEAR)
-
-
-@pytest.mark.slow
-def test_dropped_drafts_may_decide_how_many_come_next(monkeypatch):
-    """Nothing random is used twice, so whatever is known may."""
-
-    def adapt(inputs, state):
-        group = jnp.minimum(state.group + 2, inputs.groups)
-        place = jnp.minimum(inputs.start[group], inputs.length - 1)[:, None]
-        mark = jnp.take_along_axis(state.marks, place, 1)[:, 0]
-        return state._replace(num_drafts=jnp.where(mark < 0, 1, inputs.speculation.gamma))
-
-    def note_all(inputs, state, drafted, prefix):
-        return right(inputs, state, drafted, prefix._replace(tested=drafted.to_test))
-
-    right = rounds.accept
-    monkeypatch.setattr(rounds, "accept", note_all)
-    monkeypatch.setattr(rounds, "choose_num_drafts", adapt)
-    assert not is_refuted(speculation=ahead(gamma=4))
 
 
 def test_a_limit_of_tries_is_counted():
@@ -378,23 +343,6 @@ def test_lossy_modes_are_told_apart(name):
     assert is_refuted(speculation=LOSSY[name], draft=NEAR)
 
 
-def test_an_image_drafts_by_its_own_acceptance():
-    """8 of 10 to begin with, then its own counts; the two tokens of a group pass together."""
-    tested = np.arange(6) < np.array([[0], [6], [6]])
-    accepted = tested & [[False], [True], [False]]
-    marks = np.where(tested, np.where(accepted, 1, -1), 0)
-    state = SimpleNamespace(marks=marks, num_drafts=np.zeros(3, np.int32))
-    state._replace = lambda num_drafts: num_drafts
-    inputs = SimpleNamespace(speculation=ahead(gamma=8, draft_cost=0.1), length=6, groups=3)
-    rates = np.array([8 / 10, 14 / 16, 8 / 16]) ** 2
-    speedup = lambda gamma, a: (1 - a ** (gamma + 1)) / (1 - a) / (1 + 0.1 * gamma)
-    best = [max(range(1, 9), key=lambda gamma, a=a: speedup(gamma, a)) for a in rates]
-    assert len(set(best)) == 3
-    np.testing.assert_array_equal(rounds.choose_num_drafts(inputs, state), best)
-    inputs.speculation = ahead(gamma=8)
-    np.testing.assert_array_equal(rounds.choose_num_drafts(inputs, state), 8)
-
-
 def test_sigma_of_the_paper():
     """Its logarithm, for a draft with log variances lower by known amounts; the last one does not count."""
     narrow = LinearTokens(narrower=0.2)
@@ -417,39 +365,3 @@ def test_sigma_of_the_paper():
     expected = -0.5 * MODEL.token_dim * np.sum(np.asarray(lower)[1:])
     found = log_sigma(inputs, state).log_sigma
     np.testing.assert_allclose(found, np.broadcast_to(expected, found.shape), rtol=1e-4)
-
-
-@pytest.mark.parametrize("align", [True, False])
-def test_draft_and_target_share_noise_only_as_the_paper_does(align, monkeypatch):
-    """x_T and, without speculation along the chains, their noise; nothing of speculated windows."""
-    options = ahead(gamma=2, align=align, **SIGMA_ONE)
-    how = Options(num_iter=6, respacing=MODEL.spec, final_noise=True)
-    arguments = MODEL, None, row_keys(jax.random.key(3), 2), jnp.zeros(2, jnp.int32), how
-    asked = []
-
-    def drawn(inputs, bound, request):
-        asked.append(request)
-        return None, no_work(2)
-
-    monkeypatch.setattr(paper, "draw_paths", drawn)
-
-    @jax.jit
-    def run():
-        inputs, state = rounds.begin(*arguments, speculation=options, draft=rounds.Draft(NEAR))
-        paper.aligned_chains(options.criterion, inputs, drafted_groups(inputs, state, 1)[0])
-        keys = options.criterion.draft_keys(inputs, state), asked[0].keys, asked[0].window_keys
-        return jax.tree.map(jax.random.key_data, keys)
-
-    of_draft, shared, of_windows = jax.device_get(run())
-    assert np.array_equal(shared, of_draft) == align
-    assert not np.array_equal(of_windows, of_draft)
-
-
-@pytest.mark.slow
-def test_draws_truncated_in_the_chains_of_a_draft_are_counted():
-    """Such a draft does not have the law it is verified by; the target's chains have a count of their own."""
-    keys, labels = row_keys(jax.random.key(3), 4), jnp.zeros(4, jnp.int32)
-    how = Options(num_iter=6, respacing=MODEL.spec, final_noise=True, denoise=ChainSpeculation((4,)))
-    options = {"speculation": ahead(gamma=2), "draft": rounds.Draft(LinearTokens(pull=1e38))}
-    found = rounds.sample(MODEL, None, keys, labels, how, **options)
-    assert found.counts.draft.truncated.sum() > 0 and not found.counts.target.truncated.any()

@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from masked_models import CONFIGS, LLADA, MASK, V, params_of
+from masked_models import LLADA, V, params_of
 
-from cspd_jax.masked import Options, Prompts, Schedule, SelfSpeculation, Stepwise, generate
+from cspd_jax.masked import Options, SelfSpeculation, generate
 from cspd_jax.networks.lm import LM
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -40,35 +40,3 @@ def test_least_passes(cached):
         _, info = generate(None, model, [[1, 1]], SelfSpeculation(gamma), options)
         assert info.sequential == least_passes(places, block, gamma, cached)
         assert info.acceptance == (None if places == 1 else 1)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("places, block, steps", [(8, 8, 4), (16, 8, 4), (11, 4, 3)])
-@pytest.mark.parametrize("family", CONFIGS)
-def test_a_schedule_fills_every_place(family, places, block, steps):
-    options = Options(max_new_tokens=places, block=block)
-    model = LM(CONFIGS[family], jnp.float64), params_of(CONFIGS[family], 0)
-    tokens, info = generate(None, model, [[1, 2], [4]], Schedule(steps), options)
-    assert info.sequential == steps and np.all(np.asarray(tokens) < MASK)
-
-
-@pytest.mark.slow
-def test_inside_a_jitted_function():
-    """With traced parameters, prompts and numbers; the text is that of stepwise decoding."""
-    network, params = LM(LLADA, jnp.float64), params_of(LLADA, 0)
-
-    @jax.jit
-    def run(key, params, prompts, gamma, temperature):
-        model = network, params
-        options = Options(max_new_tokens=9, block=3, temperature=temperature)
-        return generate(key, model, prompts, SelfSpeculation(gamma, max_gamma=3), options)
-
-    prompts = Prompts(np.array([[1, 2, 3], [4, 0, 0]]), np.array([3, 1]))
-    tokens, info = run(jax.random.key(1), params, prompts, 3, 0.7)
-    expected, reference = generate(
-        jax.random.key(1), (network, params), [[1, 2, 3], [4]], Stepwise(),
-        Options(max_new_tokens=9, block=3, temperature=0.7),
-    )  # fmt: skip
-    np.testing.assert_array_equal(tokens, expected)
-    np.testing.assert_array_equal(info.trace.steps, reference.trace.steps)
-    assert info.sequential < reference.sequential == 9

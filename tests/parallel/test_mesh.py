@@ -5,22 +5,17 @@ from __future__ import annotations
 import json
 import os
 import pathlib
-import re
 import subprocess
 import sys
 
-import jax
 import mesh_cases
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
-from cspd_jax import parallel
-from cspd_jax.check import UserError
 from cspd_jax.parallel import partition
 
 HERE = pathlib.Path(__file__).parents[1]
-COLLECTIVE = r" (all-reduce|all-gather|all-to-all|reduce-scatter|collective-permute)(?:-start)?\("
 QUICK = {"data=2,model=2": ("chains", "sampled text")}
 
 
@@ -38,28 +33,6 @@ def on_meshes(folder, cases, dump=False):
     }
     subprocess.run(command, check=True, timeout=1800, env={**os.environ, **environment})
     return json.loads(out.read_text())
-
-
-def messages_between_groups(program: str, devices: int) -> int:
-    """Collectives of a compiled program that involve more than one group of so many devices, but for those
-    that join the results: they come after all loops."""
-    count = 0
-    for line in program.split("\nENTRY")[0].splitlines():
-        if (found := re.search(COLLECTIVE, line)) is None:
-            continue
-        listed = re.search(r"(?:replica_groups|source_target_pairs)=(\{\{.*?\}\}|\[\S+)", line)
-        groups = _groups(listed.group(1)) if listed else [[0, devices]]
-        between = any(len({n // devices for n in group}) > 1 for group in groups)
-        count += between or found.group(1) == "collective-permute"  # of which each is one for all devices
-    return count
-
-
-def _groups(text):
-    """{{0,1},{2,3}}, or [2,2]<=[4] for the numbers from 0 on, row by row."""
-    if text.startswith("{"):
-        return [[int(n) for n in part.split(",")] for part in re.findall(r"\{([\d,]+)\}", text)]
-    rows, size, count = re.fullmatch(r"\[(\d+),(\d+)\]<=\[(\d+)\],?", text).groups()
-    return np.arange(int(count)).reshape(int(rows), int(size)).tolist()
 
 
 def check(results, cases):
@@ -85,18 +58,6 @@ def quick(folder):
 @pytest.mark.slow
 def test_same_tokens_on_a_mesh(quick):
     check(quick, QUICK)
-
-
-@pytest.mark.slow
-def test_no_message_passes_between_groups(quick, folder):
-    """Groups make different numbers of calls: a message between them would never be answered."""
-    programs = [path.read_text() for path in folder.glob("*.cpu_after_optimizations.txt")]
-    of_mesh = [program for program in programs if "num_partitions=4" in program]
-    assert len(of_mesh) == 2
-    for program in of_mesh:
-        assert re.search(COLLECTIVE, program)
-        assert messages_between_groups(program, 2) == 0
-        assert messages_between_groups(program, 1) > 0  # as if every device were a group
 
 
 @pytest.mark.slow
@@ -159,8 +120,3 @@ def test_heads_are_cut_only_if_their_number_can_be():
     config = mesh_cases.text_models.CONFIG  # two heads of keys
     assert partition("attention/k/kernel", (16, 8), 2, config) == PartitionSpec(None, "model")
     assert partition("attention/k/kernel", (16, 8), 4, config) == PartitionSpec("model")
-
-
-def test_a_mesh_of_other_devices():
-    with pytest.raises(UserError, match=f"of 4096 devices, but there are {len(jax.devices())}"):
-        parallel.make_mesh("data=4096")

@@ -4,10 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import text_models
 
-from cspd_jax.sampling import Sampling, noise_at
-from cspd_jax.text import DraftRequest, ModelDrafter, PromptLookup, Prompts
+from cspd_jax.sampling import Sampling
+from cspd_jax.text import DraftRequest, PromptLookup, Prompts
 
 MAX_LEN, MOST = 24, 6
 
@@ -51,45 +50,3 @@ def test_prompt_lookup(longest, shortest):
         np.testing.assert_array_equal(drafts.tokens[row, : len(expected)], expected)
         without += count[row] > 0 and not expected
     assert 10 < without < 400
-
-
-@pytest.mark.slow
-def test_drafts_of_a_model_follow_its_distributions():
-    """Sampled with the noise of each position, up to a stop id or where no token is probable."""
-    lm = text_models.model(11, padding=3, dtype=jnp.float32)
-    params, limit, stop = text_models.params(lm), 0.4, 4
-    sampling = Sampling(jnp.float32(1.2), jnp.int32(9), None)
-    prompts, length = text_models.prompts(32, 8)
-    tokens = np.pad(prompts, ((0, 0), (0, MAX_LEN - 8)), constant_values=3)
-    count, keys = np.arange(32) % (MOST + 1), jax.random.split(jax.random.key(0), 32)
-    drafter = ModelDrafter(lm)
-
-    @jax.jit
-    def run(tokens, length, count, keys):
-        cache = drafter.begin(params, Prompts(jnp.asarray(tokens[:, :8]), length), MAX_LEN)
-        given = {"keys": keys, "sampling": sampling, "stop_ids": jnp.array([stop]), "confidence": limit}
-        return drafter.draft(params, cache, request(tokens, length, count, needs_log_q=True, **given))[0]
-
-    drafts = jax.tree.map(np.asarray, run(np.maximum(tokens, 0), length, count, keys))
-    after = length[:, None] + np.arange(MOST)
-    noise = np.asarray(noise_at(keys, jnp.asarray(after), 11, jnp.float32))
-    rows = np.arange(32)
-    texts = np.where(np.arange(MAX_LEN) < length[:, None], tokens, 0)
-    texts[rows[:, None], after] = drafts.tokens
-    logits = text_models.logits(lm, params, texts)[rows[:, None], after - 1]
-    ended_early = 0
-    for row in rows:
-        for i in range(drafts.count[row]):
-            probs = text_models.probabilities(logits[row, i], 1.2, 9)
-            np.testing.assert_allclose(np.exp(drafts.log_q[row, i]), probs, atol=1e-5)
-            drawn = drafts.tokens[row, i]
-            with np.errstate(divide="ignore"):
-                assert drawn == np.argmax(np.log(probs) + noise[row, i])
-            assert probs.max() >= limit
-            last = i + 1 == drafts.count[row]
-            after = text_models.probabilities(logits[row, i + 1], 1.2, 9) if i + 1 < count[row] else probs
-            assert last == (drawn == stop or after.max() < limit or i + 1 == count[row])
-            ended_early += last and i + 1 < count[row]
-        assert drafts.count[row] <= count[row] and not drafts.tokens[row, count[row] :].any()
-    assert ended_early > 5 and np.any((drafts.count == count) & (count > 2))
-    assert drafts.passes == drafts.count.max()

@@ -164,20 +164,6 @@ def test_rows_end_where_they_must(kind):
             assert not np.any(tokens[row, end:]) and not np.any(info.trace.marks[row, end:])
 
 
-@pytest.mark.slow
-def test_each_row_adapts_to_its_own_acceptance():
-    """Where drafts are right the longest ones pay off; where they are wrong, short ones."""
-    prompts = text_models.prompts(8, LONGEST)
-    options = {"gamma": MAX_GAMMA, "confidence": 0.0}
-    right, wrong, free = (
-        generate(prompts, kind, draft_cost=cost, **options).info
-        for kind, cost in (("same", 0.15), ("far", 0.15), ("far", 0.0))
-    )
-    assert right.trace.drafted.min() >= NEW - 4 and right.rounds.max() <= 4
-    assert wrong.acceptance < 0.5
-    assert wrong.trace.drafted.sum() < 0.6 * free.trace.drafted.sum()
-
-
 def test_nothing_is_drafted_without_confidence():
     prompts = text_models.prompts(8, LONGEST)
     options = {"gamma": MAX_GAMMA, "draft_cost": 0.0}
@@ -185,21 +171,3 @@ def test_nothing_is_drafted_without_confidence():
         generate(prompts, "near", confidence=limit, **options).info for limit in (0.0, 0.6, 1.0)
     )
     assert whole.trace.drafted.sum() > some.trace.drafted.sum() > none.trace.drafted.sum() == 0
-
-
-@pytest.mark.slow
-def test_inside_a_jitted_function():
-    """With traced parameters, prompts and numbers; the Info comes out as arrays."""
-    prompts, plain = expected(4, 0)
-    lm, params = target()
-
-    @jax.jit
-    def run(params, prompts, new, gamma, temperature, key):
-        options = Options(
-            temperature=temperature, max_new_tokens=new, gamma=gamma, max_len=LONGEST + NEW, max_gamma=4
-        )
-        return text.generate(key, (lm, params), prompts, text.PromptLookup(shortest=1), options)
-
-    tokens, info = run(params, prompts, NEW, 3, 0.0, keys(4))
-    np.testing.assert_array_equal(tokens, plain)
-    np.testing.assert_array_equal(info.made, NEW)
