@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 from laws import FALSE_ALARM
-from test_shortcuts import noise_of
+from test_lossy import noise_of
 from test_token_speculation import p_value
 
 from cspd_jax.image import Plain, SelfSpeculation, Spread

@@ -1,6 +1,6 @@
 """Drafts of a head that reads its target's states: what it is given, and that texts stay the target's.
 
-The rules with this drafter are tested in `test_text_distribution` and `test_protocol_text`.
+The rules with this drafter are tested in `test_rules` and `test_protocol_text`.
 """
 
 import dataclasses

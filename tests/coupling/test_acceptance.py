@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy.stats import norm
-from test_coupling_gaussian import at, couple, gaussian, run, wave
+from test_gaussian import at, couple, gaussian, run, wave
 
 from cspd_jax.coupling.acceptance import (
     accepts,

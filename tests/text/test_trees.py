@@ -1,7 +1,7 @@
 """Trees of drafts: greedy texts token by token, and the joint distribution of sampled ones.
 
 N = 20 000 rows with one prompt, three tokens each; false-alarm rate of every sampled test at most 1e-4 (see
-`laws`). The rule alone is enumerated in test_coupling_siblings.py.
+`laws`). The rule alone is enumerated in test_siblings.py.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 import pytest
 from laws import FALSE_ALARM, counts_p_value
-from test_coupling_categorical import logs
+from test_categorical import logs
 
 from cspd_jax.coupling.siblings import couple_siblings, sibling_distributions
 

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 from laws import FALSE_ALARM, counts_p_value
-from test_coupling_categorical import LANES, counts, logs
+from test_categorical import LANES, counts, logs
 
 from cspd_jax.coupling.categorical import block_distributions, verify_block
 
