@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import samplers
 import tiny
 
 import cspd_jax
@@ -108,3 +110,20 @@ def test_published_weights(folder, monkeypatch):
     monkeypatch.setattr(table, "_patch_size", lambda dim: 1)
     model = cspd_jax.load("mar-base")
     assert model.config.seq_len == 16 and model.metadata["source"] == "someone/mar@abc/mar-base.safetensors"
+
+
+@pytest.mark.parametrize("name", ["plain, chains", pytest.param("self", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("progress", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_batches_are_the_same_images(name, progress, capsys):
+    """Six images four by four; the last batch is filled up by its last image. In one call per batch, or in
+    some where somebody watches."""
+    keys, model, labels, method, options = samplers.IMAGE[name].request(0)
+    batched, info = cspd_jax.generate(keys, model, labels, method, options, rows=4, progress=progress)
+    assert ("6 images" in capsys.readouterr().err) == progress
+    for first, size in ((0, 4), (4, 2)):
+        rows = np.minimum(first + np.arange(4), 5)
+        alone, of_alone = cspd_jax.generate(keys[rows], model, labels[rows], method, options)
+        own = slice(first, first + size)
+        chex.assert_trees_all_close(np.asarray(batched[own]), np.asarray(alone[:size]), atol=1e-5)
+        for field in ("accepted", "tested", "rounds", "made"):
+            assert np.all(getattr(info, field)[own] == getattr(of_alone, field)[:size])

@@ -3,10 +3,12 @@
 import dataclasses
 import functools
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 from golden_cases import fixture
+from linear_tokens import LinearTokens
 
 from cspd_jax.image import sampler
 from cspd_jax.image.bound import BoundModel
@@ -58,3 +60,34 @@ def test_halves_of_guidance_have_first_tokens_of_their_own():
     segment = sampler.Segment(4, 1, "ddim8")
     z = jax.jit(lambda first: sampler.group_context(bound, segment, state, first)[0])(jnp.int32(1))
     np.testing.assert_array_equal(np.ravel(z), [5, 5, 7, 8])
+
+
+class Cached(LinearTokens):
+    """The same model with a cache: the sum of the tokens before each index of the reveal order. A cache that
+    is not handed on from the first group makes the context NaN."""
+
+    def init_cache(self, params, reveal, class_embedding):
+        return jnp.full((len(reveal), self.seq_len + 1, self.token_dim), jnp.nan)
+
+    def extend(self, params, cache, tokens, reveal, n_known, class_embedding, rows, *, bucket):
+        sums = jnp.cumsum(tokens, axis=1)
+        fresh = jnp.concatenate([jnp.zeros_like(sums[:, :1]), sums], axis=1)
+        begun = (n_known == 0)[:, None, None] | ~jnp.isnan(cache[:, :1])
+        index = jnp.arange(self.seq_len + 1)
+        cache = jnp.where((index <= n_known[:, None])[..., None] & begun, fresh, cache)
+        total = jnp.take_along_axis(cache, n_known[:, None, None], axis=1)[:, 0]
+        z = class_embedding * (self.offset + self.pull * total / jnp.maximum(n_known, 1)[:, None])
+        return jnp.broadcast_to(z[:, None], (*rows.shape, self.token_dim)), cache
+
+    def context(self, *args, **kwargs):
+        raise AssertionError("a model with a cache is asked through extend")
+
+
+def test_a_model_with_a_cache_of_its_context():
+    options = Options(num_iter=4, respacing="ddim10", guided=True, cfg=1.5, prefix_buckets=2)
+    arguments = (None, KEYS[:3], jnp.zeros(3, jnp.int32), options)
+    expected = sampler.sample(LinearTokens(), *arguments).tokens
+    found = sampler.sample(Cached(), *arguments).tokens
+    chex.assert_trees_all_close(found, expected, atol=1e-5)
+    *_, (_, out) = sampler.stream(Cached(), *arguments)
+    chex.assert_trees_all_close(out.tokens, expected, atol=1e-5)

@@ -38,6 +38,9 @@ def drafter(kind):
     lm, params = target()
     if kind == "lookup":
         return text.PromptLookup(shortest=1)
+    if kind == "head":  # which knows no id but these
+        head = text_models.head(lm, params, [9, 3, 5, 1, 7, 2, 10, 0])
+        return text.draft_from_states(head, (lm, params), confidence=0)
     if kind == "other":  # has two ids fewer, and is padded in another way
         lm = text_models.model(9, padding=5)
     distance = {"same": 0.0, "near": 0.25, "far": 1.0, "other": None}[kind]
@@ -71,7 +74,10 @@ def expected(batch, seed):
         ("near", 1),
         ("lookup", 7),
         (None, 4),
-        *(pytest.param(*c, marks=pytest.mark.slow) for c in (("near", 8), ("other", 3), ("lookup", 2))),
+        *(
+            pytest.param(*c, marks=pytest.mark.slow)
+            for c in (("near", 8), ("other", 3), ("lookup", 2), ("head", 4))
+        ),
     ],
 )
 def test_greedy_is_plain_greedy(kind, batch):
@@ -115,7 +121,7 @@ def test_plain_sampling_draws_with_the_noise_of_each_position():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["near", pytest.param("other", marks=pytest.mark.slow), "lookup"])
+@pytest.mark.parametrize("kind", ["near", "other", "lookup", "head"])
 def test_match_is_plain_sampling(kind):
     """Token by token, 160 prompts for each drafter, every gamma."""
     for seed in range(20):

@@ -22,9 +22,10 @@ LOGITS = 3 * np.random.default_rng(0).standard_normal((4, 3, 50)).astype(np.floa
 of_logits = jax.jit(log_probs)
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.3, 1.0, 2.5])
-@pytest.mark.parametrize("top_k", [None, 1, 7, 99])
-@pytest.mark.parametrize("top_p", [None, 1e-6, 0.6, 0.97, 1.0])
+@pytest.mark.parametrize(
+    "temperature, top_k, top_p",
+    [(0.0, None, None), (0.3, 7, None), (1.0, None, 0.6), (2.5, 7, 0.97), (1.0, 99, 1e-6)],
+)
 @pytest.mark.parametrize("wide", [False, True])
 def test_temperature_then_top_k_then_top_p(temperature, top_k, top_p, wide):
     number = lambda x: None if x is None else jnp.asarray(x)
